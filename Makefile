@@ -1,0 +1,179 @@
+# The two commands of the README, demo and test, and what development needs: `make help`.
+#
+# On Linux with Python 3.10 or newer and its venv module, make and g++, everything else is set up
+# in .venv, once; nvcc and a GPU are used where they are found.
+#
+#   PYTHON=/path/to/python   the interpreter that .venv is made with
+#   VENV=/path               another folder than .venv
+#   VENV= PYTHON=python3     no virtual environment: that Python as it stands, for machines prepared
+#                            by hand or without a network. Nothing is installed into it except
+#                            diglot, and that only if it is not there yet: a wheel installed before
+#                            is what demo, tests and benchmarks then use.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+
+PYTHON ?=
+VENV ?= .venv
+
+ifeq ($(strip $(VENV)),)
+RUN := $(or $(strip $(PYTHON)),python3)
+STATE := build/stamps/$(subst /,_,$(RUN))
+DIGLOT := $(RUN) -m diglot.cli
+CLANG_FORMAT := clang-format
+else
+RUN := $(VENV)/bin/python
+STATE := $(VENV)/stamps
+DIGLOT := $(VENV)/bin/diglot
+CLANG_FORMAT := $(VENV)/bin/clang-format
+endif
+
+NATIVE := $(shell find csrc -name '*.cu' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.h')
+CXX_FILES := $(NATIVE) $(shell find examples -name '*.cu')
+
+.PHONY: help demo test test-quick gpu-test bench wheel lint format setup clean distclean FORCE
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
+
+# --- what is run ---------------------------------------------------------------------------------
+
+demo: setup ## compare gelu and add on real activations, on every backend that runs; draw pictures
+	@mkdir -p out
+	@for op in gelu add; do \
+	  $(DIGLOT) compare $$op --input examples/activations.safetensors \
+	    --plot out/$$op.png --save out/$$op.json --force; \
+	done
+	@echo "pictures: $(CURDIR)/out/gelu.png $(CURDIR)/out/add.png"
+
+test: lint setup ## lint, then every test that can run here
+	$(RUN) -m pytest
+
+test-quick: setup ## the tests that are not slow, without lint
+	$(RUN) -m pytest -m "not slow"
+
+gpu-test: setup ## all kernels' tests on this machine's GPU; writes bench/results/<gpu>/tests.json
+	$(RUN) -m pytest -m "gpu or not slow" --evidence
+
+bench: setup ## measure; writes bench/results/<gpu>/<op>.json
+	$(RUN) bench/run.py
+
+# Built from a copy: what earlier builds left in the tree does not get into the wheel.
+wheel: $(STATE)/requirements ## build dist/diglot-*.whl
+	@copy=$$(mktemp -d); trap 'rm -rf "$$copy"' EXIT; \
+	tar -c --exclude=__pycache__ --exclude='*.so' LICENSE README.md pyproject.toml setup.py \
+	  csrc python triton_ops | tar -x -C "$$copy"; \
+	mkdir -p build; rm -rf dist; \
+	$(RUN) -m pip wheel -v --no-build-isolation --no-deps -w dist "$$copy" >build/wheel.log 2>&1 \
+	  || { tail -n 40 build/wheel.log; exit 1; }; \
+	sed -n 's/^ *\(warning: no CUDA compiler.*\)/\1/p' build/wheel.log; \
+	ls -l dist/*.whl
+
+lint: $(STATE)/requirements ## ruff, clang-format and mypy; nothing is changed
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check .
+	$(CLANG_FORMAT) --dry-run -Werror $(CXX_FILES)
+	$(RUN) -m mypy
+
+format: $(STATE)/requirements ## format Python and C++ in place
+	$(RUN) -m ruff check --fix-only --quiet .
+	$(RUN) -m ruff format .
+	$(CLANG_FORMAT) -i $(CXX_FILES)
+
+clean: ## remove what was built
+	rm -rf build dist out *.egg-info python/diglot/*.so .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .hypothesis tests/.hypothesis
+	$(if $(strip $(VENV)),rm -f $(STATE)/extension $(STATE)/package)
+
+distclean: clean ## remove .venv too
+	$(if $(strip $(VENV)),rm -rf $(VENV))
+
+# --- set-up, each step by a stamp ----------------------------------------------------------------
+
+setup: $(STATE)/extension $(STATE)/package
+
+ifneq ($(strip $(VENV)),)
+
+# Says in one line what is missing; otherwise leaves the interpreter's name in $$python.
+define find_python
+missing=; python=; \
+[ "$$(uname -s)" = Linux ] || missing="$$missing; Linux"; \
+command -v g++ >/dev/null || missing="$$missing; g++ (a C++ compiler)"; \
+for candidate in $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11 python3.10); do \
+  if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then \
+    python=$$candidate; break; \
+  fi; \
+done; \
+if [ -z "$$python" ]; then \
+  missing="$$missing; Python 3.10 or newer$(if $(PYTHON), ($(PYTHON) is not))"; \
+else \
+  "$$python" -c 'import ensurepip, venv' 2>/dev/null \
+    || missing="$$missing; the venv module of $$python (on Debian: python3-venv)"; \
+  if command -v nvcc >/dev/null || [ -n "$${CUDA_HOME:-}" ]; then \
+    "$$python" -c 'import sys, sysconfig, pathlib; \
+	  sys.exit(not pathlib.Path(sysconfig.get_path("include"), "Python.h").exists())' \
+      || missing="$$missing; the C headers of $$python (on Debian: python3-dev)"; \
+  fi; \
+fi; \
+if [ -n "$$missing" ]; then echo "diglot: missing on this machine: $${missing#; }" >&2; exit 1; fi
+endef
+
+$(STATE)/requirements: requirements-dev.txt
+	@$(find_python); \
+	echo "setting up $(VENV) with $$("$$python" --version), once ..."; \
+	"$$python" -m venv $(VENV)
+	@$(RUN) -m pip install -q -q --disable-pip-version-check -r requirements-dev.txt
+	@mkdir -p $(STATE); touch $@
+
+else
+
+$(STATE)/requirements:
+	@$(RUN) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null \
+	  || { echo "diglot: missing on this machine: Python 3.10 or newer ($(RUN) is not)" >&2; exit 1; }
+	@$(RUN) -c 'import torch' 2>/dev/null \
+	  || { echo "diglot: $(RUN) has no PyTorch, and with VENV= nothing is installed" >&2; exit 1; }
+	@mkdir -p $(STATE); touch $@
+
+endif
+
+# Without a virtual environment: exits, with the stamp touched, if this Python's diglot
+# compares so; the current folder does not count.
+ifneq ($(strip $(VENV)),)
+leave_if_found =
+else
+define leave_if_found
+found=$$($(RUN) -c 'import importlib.util as u, sys; sys.path.pop(0); \
+  spec = u.find_spec("diglot"); print(spec.origin if spec else "")'); \
+if [[ -n "$$found" && "$$found" $(1) ]]; then touch $@; exit; fi;
+endef
+endif
+
+# pip would build the extension anew, in a folder of its own, each time: it is kept from finding
+# nvcc. The next rule builds the extension, in build/, where the next build finds its objects.
+$(STATE)/package: $(STATE)/requirements setup.py pyproject.toml
+	@$(call leave_if_found,== *) \
+	python=$$($(RUN) -c 'import sys; print(sys.executable)'); \
+	env -u CUDA_HOME -u CUDA_PATH -u DIGLOT_REQUIRE_CUDA PATH= "$$python" -m pip install -q \
+	  --disable-pip-version-check --no-build-isolation --no-deps --editable .
+	@touch $@
+
+# What the extension is built with and for; the file changes when that does.
+$(STATE)/toolkit: FORCE
+	@mkdir -p $(STATE); \
+	echo "$${CUDA_HOME:-} $${CUDA_PATH:-} $$(command -v nvcc || true) $${TORCH_CUDA_ARCH_LIST:-}" \
+	  >$@.new; \
+	if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
+
+# Where PyTorch is a CPU build, its build rules do not know which headers a .cu file includes: a
+# changed header removes the objects. A changed flag is seen only if the build is forced.
+$(STATE)/extension: $(STATE)/package $(STATE)/toolkit setup.py $(NATIVE)
+	@$(call leave_if_found,!= "$(CURDIR)"/*) \
+	$(if $(filter %.h %.cuh,$?),find build -path '*/csrc/ops/*.o' -delete 2>/dev/null || true;) \
+	echo "building the CUDA extension (about a minute the first time) ..."; \
+	mkdir -p build; \
+	$(RUN) setup.py build_ext --inplace $(if $(filter setup.py %/toolkit,$?),--force) \
+	  >build/extension.log 2>&1 || { tail -n 40 build/extension.log; exit 1; }; \
+	sed -n 's/^ *\(warning: no CUDA compiler.*\)/\1/p' build/extension.log
+	@touch $@

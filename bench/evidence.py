@@ -1,0 +1,95 @@
+"""What a result was measured on: a hash of the sources, versions, the commit, the GPU.
+
+Both the tests (`tests/conftest.py`) and the benchmarks write these beside their results, so that a
+result can be told to be of this tree or of an older one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "bench/results"
+# What decides the outcome of a test or a measurement of the kernels.
+SOURCES = ("csrc", "python", "setup.py", "tests", "triton_ops")
+IGNORED_SUFFIXES = (".pyc", ".pyo", ".so", ".orig", ".rej")
+
+
+def source_files(root: Path = ROOT) -> list[Path]:
+    """The files that `source_hash` covers, in its order."""
+    found = []
+    for name in SOURCES:
+        top = root / name
+        for path in [top] if top.is_file() else top.rglob("*"):
+            parts = path.relative_to(root).parts
+            if any(p.startswith(".") or p == "__pycache__" or p.endswith("-info") for p in parts):
+                continue
+            if path.is_file() and path.suffix not in IGNORED_SUFFIXES:
+                found.append(path)
+    return sorted(found, key=lambda path: path.relative_to(root).as_posix())
+
+
+def source_hash(root: Path = ROOT) -> str:
+    """A hash of the sources below `root`: of each file's path and bytes."""
+    total = hashlib.sha256()
+    for path in source_files(root):
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+        total.update(f"{path.relative_to(root).as_posix()} {content}\n".encode())
+    return total.hexdigest()[:16]
+
+
+def commit(root: Path = ROOT) -> str:
+    """The commit: DIGLOT_COMMIT where it is set, what git says otherwise, or "unknown".
+
+    The variable is for machines that hold the tree without its history.
+    """
+    if os.environ.get("DIGLOT_COMMIT"):
+        return os.environ["DIGLOT_COMMIT"]
+    command = ["git", "-C", str(root), "describe", "--always", "--abbrev=12", "--dirty"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return answer.stdout.strip()
+
+
+def gpu_short_name(name: str) -> str:
+    """The folder of a GPU's results: "NVIDIA H200" gives "h200"."""
+    words = re.sub(r"[^a-z0-9]+", " ", name.lower()).split()
+    left_out = {"nvidia", "geforce", "tesla", "quadro", "gpu"}
+    return "-".join(word for word in words if word not in left_out) or "unknown"
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of what ran: Python, torch, Triton, diglot, CUDA (PyTorch's) and the driver."""
+    import torch
+
+    def installed(package: str) -> str | None:
+        try:
+            return metadata.version(package)
+        except metadata.PackageNotFoundError:
+            return None
+
+    return {
+        "python": platform.python_version(),
+        "torch": str(torch.__version__),
+        "triton": installed("triton"),
+        "diglot": installed("diglot"),
+        "cuda": torch.version.cuda,
+        "driver": _driver_version(),
+    }
+
+
+def _driver_version() -> str | None:
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return answer.stdout.splitlines()[0].strip() if answer.stdout else None

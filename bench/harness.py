@@ -1,0 +1,234 @@
+"""One harness for every op: ceilings first, then all providers interleaved, nothing unverified.
+
+`bench/<op>.py` describes an op as data: its cases, its providers and its bars. A provider is a way
+of computing a case: a function from the case and its tensors to a call that returns the result.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.evidence import RESULTS, commit, gpu_short_name, source_hash, versions
+from diglot.tools import measure
+from diglot.tools.accuracy import measure_error
+from diglot.tools.specs import Expected
+
+SCHEMA = 1
+# A peer's result has no speed unless it is right to within this many ulp, everywhere that the
+# exact result is large enough not to be a matter of cancellation; ours are judged by the tolerance.
+OURS = ("cuda", "triton")
+
+Tensors = tuple[torch.Tensor, ...]
+Call = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing to compute.
+
+    Attributes:
+        direction: "forward" or "backward".
+        dtype: of every tensor.
+        shape: of every tensor.
+        options: the op's options.
+        timer: "device" (cold cache), "graph" (in a CUDA graph) or "host" (cost of the call).
+    """
+
+    direction: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    options: dict[str, Any] = field(default_factory=dict)
+    timer: str = "device"
+
+
+@dataclass(frozen=True)
+class Bar:
+    """What a case must reach.
+
+    Attributes:
+        name: what is said of it in tables.
+        applies: whether it speaks of a row.
+        value: the number of a row, from it and the rows of the same case by provider.
+        bound: the number that it must reach.
+        at_least: whether the bound is a floor, not a ceiling.
+    """
+
+    name: str
+    applies: Callable[[dict[str, Any]], bool]
+    value: Callable[[dict[str, Any], dict[str, dict[str, Any]]], float]
+    bound: Callable[[dict[str, Any]], float]
+    at_least: bool = True
+
+
+@dataclass
+class Benchmark:
+    """An op's benchmark, as data."""
+
+    op: str
+    cases: list[Case]
+    inputs: Callable[[Case], Tensors]
+    expected: Callable[[Case, Tensors], Expected]
+    bytes_moved: Callable[[Case, Tensors], int]
+    bars: list[Bar]
+    providers: dict[str, Callable[[Case, Tensors], Call | None]] = field(default_factory=dict)
+
+    def provider(self, name: str) -> Callable[[Callable], Callable]:
+        """Decorator: a way of computing a case; None where it cannot."""
+
+        def add(function: Callable[[Case, Tensors], Call | None]) -> Callable:
+            self.providers[name] = function
+            return function
+
+        return add
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _verify(benchmark: Benchmark, case: Case, tensors: Tensors, call: Call) -> dict[str, Any]:
+    result = call()
+    error = measure_error(result, benchmark.expected(case, tensors))
+    return {
+        "worst_ulp": error.worst_ulp,
+        "worst_absolute": error.worst_absolute,
+        "failing": error.failing,
+    }
+
+
+def _run_case(benchmark: Benchmark, case: Case) -> list[dict[str, Any]]:
+    tensors = benchmark.inputs(case)
+    moved = benchmark.bytes_moved(case, tensors)
+    calls: dict[str, Call] = {}
+    rows: dict[str, dict[str, Any]] = {}
+    for name, provider in benchmark.providers.items():
+        call = provider(case, tensors)
+        if call is None:
+            continue
+        row = {
+            "op": benchmark.op,
+            "provider": name,
+            "direction": case.direction,
+            "dtype": _dtype_name(case.dtype),
+            "shape": list(case.shape),
+            "options": case.options,
+            "timer": case.timer,
+            "bytes": moved,
+            **_verify(benchmark, case, tensors, call),
+        }
+        rows[name] = row
+        # A wrong result of ours has no speed. Peers are timed whatever their tail is worth, and
+        # their error stands beside it.
+        row["verified"] = row["failing"] == 0 if name in OURS else row["worst_absolute"] < 0.1
+        if row["verified"]:
+            calls[name] = call
+        torch.cuda.empty_cache()
+    if case.timer == "device":
+        calls["copy"] = measure.copy_ceiling(moved, case.dtype, "cuda")
+        timings = measure.interleaved(calls, budget_ms=60)
+    elif case.timer == "graph":
+        timings = measure.graphed(calls)
+    else:
+        timings = measure.host(calls)
+    ceiling = timings.pop("copy", None)
+    for name, timing in timings.items():
+        row = rows[name]
+        row |= {
+            "time_us": timing.median_us,
+            "p20_us": timing.p20_us,
+            "p80_us": timing.p80_us,
+            "samples": timing.samples,
+        }
+        if ceiling is not None:
+            row["tb_per_s"] = moved / timing.median_us / 1e6
+            row["copy_tb_per_s"] = moved / ceiling.median_us / 1e6
+            row["share_of_copy"] = ceiling.median_us / timing.median_us
+        if "torch" in timings:
+            row["speed_over_torch"] = timings["torch"].median_us / timing.median_us
+    return list(rows.values())
+
+
+def _judge(benchmark: Benchmark, rows: list[dict[str, Any]]) -> None:
+    def case_of(row: dict[str, Any]) -> tuple[Any, ...]:
+        keys = ("direction", "dtype", "shape", "options", "timer")
+        return tuple(json.dumps(row[key], sort_keys=True) for key in keys)
+
+    cases: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        cases.setdefault(case_of(row), {})[row["provider"]] = row
+    for row in rows:
+        row["bars"] = []
+        if row["provider"] not in OURS:
+            continue
+        for bar in benchmark.bars:
+            if bar.applies(row):
+                bound = bar.bound(row)
+                value = bar.value(row, cases[case_of(row)]) if row["verified"] else None
+                met = value is not None and (value >= bound if bar.at_least else value <= bound)
+                row["bars"].append({"name": bar.name, "value": value, "bound": bound, "met": met})
+
+
+def run(benchmark: Benchmark, folder: Path | None = None) -> Path:
+    """Runs a benchmark and writes its results.
+
+    Args:
+        benchmark: what to run.
+        folder: where to write; by default bench/results/<gpu>.
+
+    Returns:
+        The file written.
+    """
+    gpu = torch.cuda.get_device_name()
+    rows = []
+    for i, case in enumerate(benchmark.cases):
+        print(
+            f"{benchmark.op} {i + 1}/{len(benchmark.cases)}: {case.direction} "
+            f"{_dtype_name(case.dtype)} {'x'.join(map(str, case.shape))} {case.options} "
+            f"[{case.timer}]",
+            flush=True,
+        )
+        rows += _run_case(benchmark, case)
+        torch.cuda.empty_cache()
+    _judge(benchmark, rows)
+    report = {
+        "schema": SCHEMA,
+        "op": benchmark.op,
+        "gpu": gpu,
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "commit": commit(),
+        "sources": source_hash(),
+        "versions": versions(),
+        "rows": rows,
+    }
+    folder = folder or RESULTS / gpu_short_name(gpu)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{benchmark.op}.json"
+    path.write_text(json.dumps(report, indent=1) + "\n")
+    return path
+
+
+def share_of_copy(row: dict[str, Any], _: dict[str, dict[str, Any]]) -> float:
+    """Speed as a share of the copy ceiling."""
+    return row["share_of_copy"]
+
+
+def speed_over_torch(row: dict[str, Any], _: dict[str, dict[str, Any]]) -> float:
+    """Speed as a multiple of PyTorch's."""
+    return row["speed_over_torch"]
+
+
+def time_over_torch(row: dict[str, Any], rows: dict[str, dict[str, Any]]) -> float:
+    """Time as a multiple of PyTorch's."""
+    return row["time_us"] / rows["torch"]["time_us"]
+
+
+def microseconds_over_torch(row: dict[str, Any], rows: dict[str, dict[str, Any]]) -> float:
+    """Time beyond PyTorch's, in microseconds."""
+    return row["time_us"] - rows["torch"]["time_us"]

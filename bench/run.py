@@ -1,0 +1,33 @@
+"""Runs every benchmark, or those named, and regenerates the tables: `make bench`."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+OPS = ("add", "gelu")
+
+
+def main(names: list[str]) -> None:
+    """Benchmarks the ops named; all of them by default."""
+    import torch
+
+    from bench import tables
+    from bench.harness import run
+
+    if not torch.cuda.is_available():
+        raise SystemExit("error: PyTorch finds no CUDA GPU; benchmarks time kernels on one")
+    unknown = [name for name in names if name not in OPS]
+    if unknown:
+        raise SystemExit(f"error: no benchmark {unknown[0]!r}; there are {', '.join(OPS)}")
+    for name in names or OPS:
+        path = run(importlib.import_module(f"bench.{name}").benchmark)
+        print(tables.markdown([path]))
+        print(f"written: {path}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

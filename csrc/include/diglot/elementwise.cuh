@@ -1,0 +1,93 @@
+// The two ways an elementwise kernel walks its arrays: flat, when all of them lie in memory in the
+// same dense order, and strided otherwise. Twin of triton_ops/lib/elementwise.py.
+#pragma once
+
+#include "diglot/strides.cuh"
+#include "diglot/vector_access.cuh"
+
+namespace diglot {
+
+constexpr int kElementwiseThreads = 128;
+// Elements that each thread of a strided kernel has in flight per array.
+constexpr int kStridedElements = 4;
+
+// How a thread of a flat kernel works: so many accesses per array, of so many elements each.
+template <int kAccesses_, int kElements_>
+struct FlatShape {
+  static constexpr int kAccesses = kAccesses_;
+  static constexpr int kElements = kElements_;
+};
+
+// output[i] = function(inputs[i]...) for i < n, in accesses of Shape::kElements, of which
+// Shape::kAccesses per thread and array are in flight at once.
+//
+// The first `head` elements bring every array to a multiple of an access's size (the launcher makes
+// sure that one head serves them all). They and the tail are done one by one by the first block,
+// which costs its threads at most two scalar accesses.
+template <typename Shape, typename T, typename Function, typename... Inputs>
+DIGLOT_DEVICE void flat_map(int64_t n, int head, Function function, T* output,
+                            const Inputs*... inputs) {
+  constexpr int kAccesses = Shape::kAccesses;
+  constexpr int kElements = Shape::kElements;
+  constexpr int kBlockVectors = kElementwiseThreads * kAccesses;
+  const int64_t vectors = (n - head) / kElements;
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * kBlockVectors + threadIdx.x;
+  const bool whole_block = first - threadIdx.x + kBlockVectors <= vectors;
+
+  using Access = Vector<T, kElements>;
+  struct Accesses {
+    Access values[kAccesses];
+    DIGLOT_DEVICE Access& operator[](int i) { return values[i]; }
+    DIGLOT_DEVICE const Access& operator[](int i) const { return values[i]; }
+  };
+
+  // Every load is issued before the first use, so that their latencies overlap.
+  const auto load = [&](const T* input) {
+    Accesses loaded;
+    DIGLOT_UNROLL
+    for (int a = 0; a < kAccesses; ++a) {
+      const int64_t vector = first + a * kElementwiseThreads;
+      if (whole_block || vector < vectors) {
+        loaded[a] = load_vector<T, kElements>(input + head + vector * kElements);
+      }
+    }
+    return loaded;
+  };
+  const auto store = [&](const auto&... loaded) {
+    DIGLOT_UNROLL
+    for (int a = 0; a < kAccesses; ++a) {
+      Access result;
+      DIGLOT_UNROLL
+      for (int i = 0; i < kElements; ++i) result[i] = function(loaded[a][i]...);
+      const int64_t vector = first + a * kElementwiseThreads;
+      if (whole_block || vector < vectors) {
+        store_vector(output + head + vector * kElements, result);
+      }
+    }
+  };
+  store(load(inputs)...);
+
+  if (kElements > 1 && blockIdx.x == 0) {
+    const int64_t tail = head + vectors * kElements;
+    if (threadIdx.x < head) output[threadIdx.x] = function(inputs[threadIdx.x]...);
+    if (threadIdx.x < n - tail) {
+      output[tail + threadIdx.x] = function(inputs[tail + threadIdx.x]...);
+    }
+  }
+}
+
+// Calls function(offsets) for every element index below n, with the offsets of the element in each
+// array of `strides`. Neighbouring threads take neighbouring elements.
+template <int kArrays, typename Index, typename Function>
+DIGLOT_DEVICE void strided_for_each(int64_t n, const Strides<kArrays, Index>& strides,
+                                    Function function) {
+  const int64_t first =
+      static_cast<int64_t>(blockIdx.x) * (kElementwiseThreads * kStridedElements) + threadIdx.x;
+  DIGLOT_UNROLL
+  for (int e = 0; e < kStridedElements; ++e) {
+    const int64_t linear = first + e * kElementwiseThreads;
+    if (linear < n) function(strides.offsets(static_cast<Index>(linear)));
+  }
+}
+
+}  // namespace diglot

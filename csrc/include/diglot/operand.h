@@ -1,0 +1,139 @@
+// A tensor as a launcher sees it, and the common layout of several of them. Host code, knows
+// nothing of PyTorch. Twin of triton_ops/layout.py.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <initializer_list>
+#include <stdexcept>
+#include <utility>
+
+#include "diglot/strides.cuh"
+#include "diglot/types.cuh"
+
+namespace diglot {
+
+constexpr int kMaxTensorRank = 64;
+
+struct Operand {
+  void* data = nullptr;
+  DType dtype = DType::kFloat32;
+  int device = -1;
+  int64_t numel = 0;
+  int rank = 0;
+  int64_t sizes[kMaxTensorRank];
+  int64_t strides[kMaxTensorRank];
+
+  template <typename T>
+  T* as() const {
+    return static_cast<T*>(data);
+  }
+};
+
+// The layout of kArrays operands broadcast to the shape of the first: size-1 dimensions dropped,
+// dimensions ordered by the first operand's strides (fastest first), and neighbours merged wherever
+// all arrays step through both as through one.
+template <int kArrays>
+struct Layout {
+  int64_t numel = 1;
+  int rank = 0;
+  int64_t sizes[kMaxTensorRank];
+  int64_t strides[kMaxTensorRank][kArrays];
+
+  explicit Layout(const Operand* const (&operands)[kArrays]) {
+    const Operand& shape = *operands[0];
+    for (int d = 0; d < shape.rank; ++d) {
+      const int64_t size = shape.sizes[d];
+      numel *= size;
+      if (size == 1) continue;
+      sizes[rank] = size;
+      for (int a = 0; a < kArrays; ++a) strides[rank][a] = stride_at(*operands[a], shape, d);
+      ++rank;
+    }
+    sort_by_first_array();
+    merge();
+  }
+
+  bool is_flat() const {
+    if (rank > 1) return false;
+    for (int a = 0; a < kArrays; ++a) {
+      if (rank == 1 && strides[0][a] != 1) return false;
+    }
+    return true;
+  }
+
+  // Whether every linear index and every offset fits 31 bits.
+  bool is_narrow() const {
+    if (numel >= (int64_t{1} << 31)) return false;
+    for (int a = 0; a < kArrays; ++a) {
+      int64_t extent = 0;
+      for (int d = 0; d < rank; ++d) extent += (sizes[d] - 1) * strides[d][a];
+      if (extent >= (int64_t{1} << 31)) return false;
+    }
+    return true;
+  }
+
+  template <typename Index>
+  Strides<kArrays, Index> device_strides() const {
+    if (rank > kMaxRank) throw std::invalid_argument("more dimensions than a kernel takes");
+    Strides<kArrays, Index> result;
+    result.rank = rank;
+    for (int d = 0; d < rank; ++d) {
+      const int64_t size =
+          std::max<int64_t>(sizes[d], 1);  // an empty dimension is never divided by
+      result.sizes[d] = typename Strides<kArrays, Index>::Divisor(static_cast<Index>(size));
+      for (int a = 0; a < kArrays; ++a) {
+        result.strides[d][a] = static_cast<Index>(strides[d][a]);
+      }
+    }
+    return result;
+  }
+
+ private:
+  // Stride along dimension d of `shape`, 0 where the operand is broadcast.
+  static int64_t stride_at(const Operand& operand, const Operand& shape, int d) {
+    const int own = d - (shape.rank - operand.rank);
+    if (own < 0 || operand.sizes[own] == 1) return 0;
+    return operand.strides[own];
+  }
+
+  void sort_by_first_array() {
+    // Row-major order is nearly right for most tensors; insertion sort is stable and keeps it.
+    for (int d = 0; d < rank / 2; ++d) swap(d, rank - 1 - d);
+    for (int i = 1; i < rank; ++i) {
+      for (int j = i; j > 0 && strides[j][0] < strides[j - 1][0]; --j) swap(j, j - 1);
+    }
+  }
+
+  void merge() {
+    int kept = 0;
+    for (int d = 1; d < rank; ++d) {
+      bool mergeable = true;
+      for (int a = 0; a < kArrays; ++a) {
+        mergeable &= strides[d][a] == strides[kept][a] * sizes[kept];
+      }
+      if (mergeable) {
+        sizes[kept] *= sizes[d];
+      } else {
+        ++kept;
+        sizes[kept] = sizes[d];
+        for (int a = 0; a < kArrays; ++a) strides[kept][a] = strides[d][a];
+      }
+    }
+    if (rank > 0) rank = kept + 1;
+  }
+
+  void swap(int i, int j) {
+    std::swap(sizes[i], sizes[j]);
+    for (int a = 0; a < kArrays; ++a) std::swap(strides[i][a], strides[j][a]);
+  }
+};
+
+// Whether all of the operands have the type of the first.
+template <int kArrays>
+bool have_one_dtype(const Operand* const (&operands)[kArrays]) {
+  return std::all_of(operands, operands + kArrays,
+                     [&](const Operand* operand) { return operand->dtype == operands[0]->dtype; });
+}
+
+}  // namespace diglot

@@ -1,0 +1,27 @@
+// What the device library needs of its compiler, in one place: function qualifiers and vendor
+// headers. A kernel includes this instead of CUDA's own headers, so that the same source can also
+// be given to a host compiler.
+#pragma once
+
+#include <cstdint>
+
+#if defined(__CUDACC__) || defined(USE_CUDA)
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+#endif
+
+#if defined(__CUDACC__)
+#define DIGLOT_DEVICE __device__ __forceinline__
+#define DIGLOT_HOST_DEVICE __host__ __device__ __forceinline__
+#else
+#define DIGLOT_DEVICE inline
+#define DIGLOT_HOST_DEVICE inline
+#endif
+
+// Unrolls the loop that follows, where the compiler knows how.
+#if defined(__CUDACC__)
+#define DIGLOT_UNROLL _Pragma("unroll")
+#else
+#define DIGLOT_UNROLL
+#endif

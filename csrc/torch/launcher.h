@@ -1,0 +1,146 @@
+// One launcher, two ways in: as an operator of torch.library (what compiled graphs call) and as a
+// function of the Python module (what eager code calls, without the dispatcher's cost).
+//
+//   void gelu_forward(Stream stream, const Operand& input, std::string_view approximate,
+//                     const Operand& out);
+//   DIGLOT_LAUNCHER(gelu_forward, "(Tensor input, str approximate, Tensor(a!) out) -> ()")
+//
+// A launcher runs with its output's device current. Only this folder includes PyTorch's headers.
+#pragma once
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <deque>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <vector>
+
+#include "diglot/launch.cuh"
+#include "diglot/operand.h"
+
+namespace diglot {
+
+using Stream = cudaStream_t;
+
+// A Python number, exact in whichever of the two kinds the launcher computes in.
+struct Number {
+  double real = 0;
+  int64_t integer = 0;
+
+  template <typename Compute>
+  Compute as() const {
+    if constexpr (std::is_floating_point_v<Compute>) {
+      return static_cast<Compute>(real);
+    } else {
+      return static_cast<Compute>(integer);
+    }
+  }
+};
+
+namespace torch_binding {
+
+// PyTorch's current stream on `device`.
+Stream current_stream(int device);
+
+// Reads a launcher's arguments off an operator's stack.
+class StackReader {
+ public:
+  explicit StackReader(StableIValue* stack) : stack_(stack) {}
+  template <typename T>
+  T read();
+  int device() const { return device_; }
+
+ private:
+  const Operand& read_tensor(torch::stable::Tensor tensor);
+
+  StableIValue* stack_;
+  std::deque<torch::stable::Tensor> tensors_;
+  std::deque<Operand> operands_;
+  std::deque<std::string> strings_;
+  int device_ = -1;
+};
+
+// Reads a launcher's arguments off a Python call. Tensors are plain ones, already validated.
+class PythonReader {
+ public:
+  explicit PythonReader(PyObject* const* arguments) : arguments_(arguments) {}
+  template <typename T>
+  T read();
+  int device() const { return device_; }
+  // Fills in sizes and strides, once all arguments are read: it is then known whether every tensor
+  // is contiguous with one element count, in which case one dimension describes them all.
+  void describe();
+
+ private:
+  static constexpr int kMaxTensors = 8;
+  const Operand& read_tensor(PyObject* tensor);
+
+  PyObject* const* arguments_;
+  PyObject* tensors_[kMaxTensors];
+  Operand operands_[kMaxTensors];
+  int count_ = 0;
+  bool all_contiguous_ = true;
+  int device_ = -1;
+};
+
+template <typename Reader, typename... Parameters>
+void call_launcher(void (*launcher)(Stream, Parameters...), Reader& reader) {
+  // Braces order the reads from left to right.
+  std::tuple<Parameters...> arguments{reader.template read<Parameters>()...};
+  if constexpr (std::is_same_v<Reader, PythonReader>) reader.describe();
+  DeviceGuard guard(reader.device());
+  const Stream stream = current_stream(reader.device());
+  std::apply([&](auto&&... argument) { launcher(stream, argument...); }, arguments);
+}
+
+// A launcher's entry in the Python module.
+struct PythonFunction {
+  const char* name;
+  PyObject* (*function)(PyObject*, PyObject* const*, Py_ssize_t);
+};
+std::vector<PythonFunction>& python_functions();
+
+PyObject* raise_current_exception();
+
+template <auto kLauncher>
+struct Entry;
+template <typename... Parameters, void (*kLauncher)(Stream, Parameters...)>
+struct Entry<kLauncher> {
+  static void from_stack(StableIValue* stack, uint64_t, uint64_t) {
+    StackReader reader(stack);
+    call_launcher(kLauncher, reader);
+  }
+  static PyObject* from_python(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+    if (count != sizeof...(Parameters)) {
+      PyErr_Format(PyExc_TypeError, "expected %d arguments, got %d",
+                   static_cast<int>(sizeof...(Parameters)), static_cast<int>(count));
+      return nullptr;
+    }
+    try {
+      PythonReader reader(arguments);
+      call_launcher(kLauncher, reader);
+    } catch (...) {
+      return raise_current_exception();
+    }
+    Py_RETURN_NONE;
+  }
+};
+
+}  // namespace torch_binding
+}  // namespace diglot
+
+#define DIGLOT_LAUNCHER(NAME, SCHEMA)                                    \
+  STABLE_TORCH_LIBRARY_FRAGMENT(diglot_cuda, m) { m.def(#NAME SCHEMA); } \
+  STABLE_TORCH_LIBRARY_IMPL(diglot_cuda, CUDA, m) {                      \
+    m.impl(#NAME, &diglot::torch_binding::Entry<NAME>::from_stack);      \
+  }                                                                      \
+  static const bool NAME##_registered = [] {                             \
+    diglot::torch_binding::python_functions().push_back(                 \
+        {#NAME, &diglot::torch_binding::Entry<NAME>::from_python});      \
+    return true;                                                         \
+  }();

@@ -1,0 +1,76 @@
+// The Python module diglot._C: every launcher as a function, and what the build is.
+#include "torch/launcher.h"
+
+#ifndef DIGLOT_ARCHITECTURES
+#define DIGLOT_ARCHITECTURES ""
+#endif
+#ifndef DIGLOT_BUILT_WITH_TORCH
+#define DIGLOT_BUILT_WITH_TORCH ""
+#endif
+
+namespace diglot {
+// Defined beside a kernel, where the device compiler sees it: cudaSuccess if this library holds
+// code that the current device can run.
+cudaError_t probe_device();
+}  // namespace diglot
+
+namespace {
+
+using diglot::torch_binding::raise_current_exception;
+
+// check_device(index) raises RuntimeError, with CUDA's own words, if kernels cannot run there.
+PyObject* check_device(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  if (count != 1) {
+    PyErr_SetString(PyExc_TypeError, "check_device takes a device index");
+    return nullptr;
+  }
+  const long device = PyLong_AsLong(arguments[0]);
+  if (device == -1 && PyErr_Occurred()) return nullptr;
+  try {
+    int driver = 0;
+    diglot::check(cudaDriverGetVersion(&driver), "cudaDriverGetVersion");
+    diglot::DeviceGuard guard(static_cast<int>(device));
+    diglot::check(diglot::probe_device(), "loading a kernel");
+  } catch (...) {
+    return raise_current_exception();
+  }
+  Py_RETURN_NONE;
+}
+
+PyObject* driver_version(PyObject*, PyObject*) {
+  int driver = 0;
+  // 0 without a driver, as the call itself reports.
+  if (cudaDriverGetVersion(&driver) != cudaSuccess) driver = 0;
+  return PyLong_FromLong(driver);
+}
+
+PyObject* last_variant(PyObject*, PyObject*) {
+  return PyUnicode_FromString(diglot::last_variant());
+}
+
+PyMethodDef definition(const char* name,
+                       PyObject* (*function)(PyObject*, PyObject* const*, Py_ssize_t)) {
+  return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function)),
+          METH_FASTCALL, nullptr};
+}
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit__C() {
+  static std::vector<PyMethodDef> methods;
+  for (const auto& [name, function] : diglot::torch_binding::python_functions()) {
+    methods.push_back(definition(name, function));
+  }
+  methods.push_back(definition("check_device", check_device));
+  methods.push_back({"driver_version", driver_version, METH_NOARGS, nullptr});
+  methods.push_back({"last_variant", last_variant, METH_NOARGS, nullptr});
+  methods.push_back({nullptr, nullptr, 0, nullptr});
+
+  static PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, methods.data()};
+  PyObject* result = PyModule_Create(&module);
+  if (result == nullptr) return nullptr;
+  PyModule_AddStringConstant(result, "architectures", DIGLOT_ARCHITECTURES);
+  PyModule_AddStringConstant(result, "built_with_torch", DIGLOT_BUILT_WITH_TORCH);
+  PyModule_AddIntConstant(result, "cuda_version", CUDART_VERSION);
+  return result;
+}

@@ -1,0 +1,68 @@
+"""diglot: PyTorch ops written twice by hand, in CUDA C++ and in Triton, behind one function.
+
+    y = diglot.gelu(x, backend="cuda")
+    z = diglot.gelu(x, backend="triton")
+
+Importing this package never initialises CUDA, and works without a GPU, without the CUDA extension
+and without Triton: `diglot.explain("gelu")` says what can run here and why the rest cannot.
+"""
+
+from __future__ import annotations
+
+import os as _os
+from importlib import metadata as _metadata
+from pathlib import Path as _Path
+from typing import Any
+
+if _os.environ.get("DIGLOT_INTERPRET") == "1":
+    # Triton reads its own variable when a kernel is defined.
+    _os.environ.setdefault("TRITON_INTERPRET", "1")
+
+from diglot import nn
+from diglot.backends import (
+    BackendUnavailable,
+    Explanation,
+    LastRun,
+    available_backends,
+    explain,
+    last_run,
+    record_runs,
+    use_backend,
+)
+from diglot.ops import add, gelu
+
+__version__ = _metadata.version("diglot")
+
+__all__ = [
+    "BackendUnavailable",
+    "Explanation",
+    "LastRun",
+    "add",
+    "available_backends",
+    "compare",
+    "explain",
+    "gelu",
+    "get_include",
+    "last_run",
+    "nn",
+    "record_runs",
+    "use_backend",
+]
+
+
+def get_include() -> str:
+    """The folder to give a compiler as -I, so that `#include "diglot/gelu.cuh"` is found."""
+    here = _Path(__file__).parent
+    for folder in (here / "include", here.parents[1] / "csrc/include"):  # installed, or editable
+        if (folder / "diglot").is_dir():
+            return str(folder)
+    raise RuntimeError("diglot was installed without its headers")
+
+
+def __getattr__(name: str) -> Any:
+    # The tools need more than torch: imported when used.
+    if name == "compare":
+        from diglot.tools.compare import compare
+
+        return compare
+    raise AttributeError(f"module 'diglot' has no attribute {name!r}")

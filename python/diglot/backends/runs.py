@@ -1,0 +1,119 @@
+"""Running a launcher, and the record of what ran."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diglot.backends.registry import BACKENDS, is_interpreted, load_extension
+
+
+@dataclass(frozen=True)
+class LastRun:
+    """What ran: an op's launcher, on a backend, by a kernel variant.
+
+    Attributes:
+        op: the op's name, such as "gelu".
+        launcher: the direction, such as "gelu_forward".
+        backend: "cuda", "triton" or "torch".
+        variant: the kernel variant that the launcher chose.
+        interpreted: whether an interpreter ran it, not a GPU.
+    """
+
+    op: str
+    launcher: str
+    backend: str
+    variant: str
+    interpreted: bool
+
+
+CPU = torch.device("cpu")
+
+
+class _Thread(threading.local):
+    last: tuple[str, str, str, str | None] | None = None
+
+
+_thread = _Thread()
+_launchers: dict[tuple[str, str], Callable[..., str | None]] = {}
+_recordings: list[list[LastRun]] = []
+
+
+def _load(backend: str, op: str, name: str) -> Callable[..., str | None]:
+    launcher = getattr(BACKENDS[backend].module(op), name)
+    _launchers[backend, name] = launcher
+    return launcher
+
+
+def run(backend: str, op: str, name: str, *arguments: Any) -> None:
+    """Calls launcher `name` of `op`. The last argument is the output.
+
+    Tensors that are being traced go to the launcher's operator instead of its function, where the
+    two differ (`cuda`), so that a compiled graph holds a call of it.
+    """
+    out = arguments[-1]
+    if type(out) is not Tensor:
+        _run_traced(backend, op, name, arguments)
+        return
+    launcher = _launchers.get((backend, name)) or _load(backend, op, name)
+    variant = launcher(*arguments)
+    _thread.last = (op, name, backend, variant)
+    if _recordings:
+        record = last_run()
+        assert record is not None
+        for recording in _recordings:
+            recording.append(record)
+
+
+def _run_traced(backend: str, op: str, name: str, arguments: tuple[Any, ...]) -> None:
+    if backend != "cuda":
+        (_launchers.get((backend, name)) or _load(backend, op, name))(*arguments)
+        return
+    flattened: list[Any] = []
+    for argument in arguments:
+        # Schemas have no exact number: one travels as a float and as an integer.
+        if isinstance(argument, int):
+            flattened += [float(argument), wrap_to_64_bits(argument)]
+        elif isinstance(argument, float):
+            flattened += [argument, 0]
+        else:
+            flattened.append(argument)
+    getattr(torch.ops.diglot_cuda, name)(*flattened)
+
+
+def wrap_to_64_bits(value: int) -> int:
+    """The two's complement 64-bit integer congruent to `value`."""
+    return (int(value) + 2**63) % 2**64 - 2**63
+
+
+def last_run() -> LastRun | None:
+    """What ran last on this thread in eager mode; None if nothing has.
+
+    Compiled graphs call kernels without passing here, and autograd runs backward passes of CUDA
+    tensors on threads of its own: `record_runs` sees those.
+    """
+    if _thread.last is None:
+        return None
+    op, name, backend, variant = _thread.last
+    if variant is None:
+        module, _ = load_extension()
+        variant = module.last_variant() if module is not None else ""
+    # An interpreted backend takes no other tensors than interpreted ones.
+    return LastRun(op, name, backend, variant, is_interpreted(backend, CPU))
+
+
+@contextmanager
+def record_runs() -> Iterator[list[LastRun]]:
+    """Context manager: a list that every run, on any thread, is appended to."""
+    recording: list[LastRun] = []
+    _recordings.append(recording)
+    try:
+        yield recording
+    finally:
+        _recordings.remove(recording)

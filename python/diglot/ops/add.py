@@ -1,0 +1,291 @@
+"""Addition with broadcasting and type promotion: the contract of the op."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch._prims_common import compute_elementwise_output_strides
+
+from diglot.backends.runs import run, wrap_to_64_bits
+from diglot.backends.selection import choose
+from diglot.ops.checks import check_dtype, check_tensor
+from diglot.ops.operator import Operator, is_direct
+
+Number = bool | int | float
+
+DTYPES = (
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.float64,
+    torch.int8,
+    torch.uint8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.bool,
+)
+
+# A sum over broadcast dimensions is split until this many blocks share it, with at least this many
+# elements each. Constants, so that the order of a sum depends on shapes alone.
+SUM_BLOCKS = 1056
+SUM_ELEMENTS_PER_SPLIT = 512
+SUM_KEPT_PER_BLOCK = 32
+
+
+def add(
+    input: torch.Tensor,
+    other: torch.Tensor | Number,
+    *,
+    alpha: Number = 1,
+    backend: str | None = None,
+) -> torch.Tensor:
+    r"""input + alpha · other, as `torch.add`.
+
+    Floating sums are computed with one rounding in float32 (float64 for float64), and rounded to
+    the result's type. Integers wrap; bool is `or`.
+
+    Args:
+        input: tensor of any shape and strides; a floating-point (up to 64 bits), integer (signed,
+            or uint8) or bool dtype.
+        other: tensor that broadcasts with `input`, or a number.
+        alpha: factor of `other`; an integer for integer results, True or False for bool ones.
+        backend: "cuda", "triton", "torch" or "auto"; by default what `use_backend`, the variable
+            DIGLOT_BACKEND or "auto" say.
+
+    Returns:
+        A tensor of the broadcast shape and the promoted dtype (`torch.result_type`), in the memory
+        format that `torch.add` gives. Differentiable; gradients are summed over broadcast
+        dimensions on the same backend, in an order that depends on the shapes alone.
+
+    Raises:
+        TypeError: not a tensor or number, an unsupported dtype, or an `alpha` of the wrong kind.
+        ValueError: shapes that do not broadcast, tensors on different devices (a 0-d CPU tensor
+            goes with any), or an unknown `backend`.
+        diglot.BackendUnavailable: the backend asked for cannot run on the tensors' device.
+    """
+    check_tensor("add", "input", input)
+    if isinstance(other, torch.Tensor):
+        check_tensor("add", "other", other)
+        if input.device != other.device:
+            input, other = _on_one_device(input, other)
+        dtype = input.dtype if input.dtype == other.dtype else torch.result_type(input, other)
+        _check_dtypes(dtype, input, other)
+        if input.shape != other.shape:
+            _check_shapes(input, other)
+        factor = _check_number("alpha", alpha, dtype)
+        chosen = choose("add", input.device, backend)
+        if is_direct(input, other):
+            differentiable = input.requires_grad or other.requires_grad
+            return _add.direct(differentiable, input, other, factor, chosen)
+        return _add.indirect(input, other, factor, chosen)
+    if not isinstance(other, (bool, int, float, torch.SymInt, torch.SymFloat)):
+        raise TypeError(
+            f"add: other must be a torch.Tensor or a number, not {type(other).__name__}"
+        )
+    dtype = torch.result_type(input, other)
+    _check_dtypes(dtype, input)
+    if dtype != input.dtype:
+        input = input.to(dtype)  # a number of a higher category than the tensor: torch converts too
+    number = _check_number("alpha", alpha, dtype) * _check_number("other", other, dtype)
+    if dtype == torch.bool:
+        number = bool(number)
+    elif isinstance(number, int):
+        number = wrap_to_64_bits(number)
+    chosen = choose("add", input.device, backend)
+    return _add(input.requires_grad, input, None, number, chosen)
+
+
+def _on_one_device(input: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    if other.dim() == 0 and other.device.type == "cpu":
+        return input, other.to(input.device)
+    if input.dim() == 0 and input.device.type == "cpu":
+        return input.to(other.device), other
+    raise ValueError(
+        f"add: input and other must be on one device, not on {input.device} and {other.device}"
+    )
+
+
+def _check_dtypes(result: torch.dtype, *tensors: torch.Tensor) -> None:
+    for name, tensor in zip(("input", "other"), tensors, strict=False):
+        if tensor.dtype not in DTYPES:
+            check_dtype("add", name, tensor, DTYPES)
+    if result not in DTYPES:
+        raise TypeError(f"add: no kernel for a result of dtype {result}")
+
+
+def _check_shapes(input: torch.Tensor, other: torch.Tensor) -> None:
+    for a, b in zip(reversed(input.shape), reversed(other.shape), strict=False):
+        if a != b and a != 1 and b != 1:
+            raise ValueError(
+                f"add: the shapes of input and other do not broadcast: {tuple(input.shape)} and "
+                f"{tuple(other.shape)}"
+            )
+
+
+def _check_number(name: str, value: Any, result: torch.dtype) -> Any:
+    if not isinstance(value, (bool, int, float, torch.SymInt, torch.SymFloat)):
+        raise TypeError(f"add: {name} must be a real number, not {type(value).__name__}")
+    if result.is_floating_point:
+        return value
+    if isinstance(value, (float, torch.SymFloat)):
+        raise TypeError(f"add: {name} must be an integer where the result is {result}, not a float")
+    if name == "alpha" and isinstance(value, bool) and result != torch.bool:
+        raise TypeError(f"add: {name} must be a number where the result is {result}, not a bool")
+    return bool(value) if result == torch.bool else value
+
+
+def _out(input: torch.Tensor, other: torch.Tensor | None) -> torch.Tensor:
+    """An output in the memory format that torch.add gives."""
+    if other is None:
+        return torch.empty_like(input)
+    if input.dtype == other.dtype and input.shape == other.shape:
+        if input.is_contiguous() and other.is_contiguous():
+            return torch.empty_like(input)
+    shape = torch.broadcast_shapes(input.shape, other.shape)
+    strides = compute_elementwise_output_strides(input.expand(shape), other.expand(shape))
+    dtype = torch.result_type(input, other)
+    return torch.empty_strided(shape, strides, dtype=dtype, device=input.device)
+
+
+def _forward(
+    input: torch.Tensor, other: torch.Tensor | None, alpha: Number, backend: str
+) -> torch.Tensor:
+    out = _out(input, other)
+    run(backend, "add", "add_forward", input, other, alpha, out)
+    return out
+
+
+def _fake(
+    input: torch.Tensor, other: torch.Tensor | None, alpha: Number, backend: str
+) -> torch.Tensor:
+    return _out(input, other)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    input, other, ctx.alpha, ctx.backend = inputs
+    # Shapes and dtypes are all that the gradients need: nothing keeps the inputs alive.
+    ctx.input = (input.shape, input.dtype)
+    ctx.other = None if other is None else (other.shape, other.dtype)
+    ctx.output = (output.shape, output.dtype)
+
+
+def _gradients(ctx: Any, grad_output: torch.Tensor) -> tuple[Any, Any]:
+    grad_input = grad_other = None
+    if ctx.needs_input_grad[0]:
+        shape, dtype = ctx.input
+        grad_input = _unbroadcast(grad_output, shape, dtype, 1, ctx.backend)
+    if ctx.other is not None and ctx.needs_input_grad[1]:
+        shape, dtype = ctx.other
+        grad_other = _unbroadcast(grad_output, shape, dtype, ctx.alpha, ctx.backend)
+    return grad_input, grad_other
+
+
+def _tangent(ctx: Any, of_input: Any, of_other: Any = None) -> torch.Tensor:
+    shape, dtype = ctx.output
+    if of_other is None:
+        return of_input.to(dtype).expand(shape)
+    if of_input is None:
+        of_input = torch.zeros((), dtype=dtype, device=of_other.device).expand(shape)
+    return add(of_input, of_other, alpha=ctx.alpha, backend=ctx.backend)
+
+
+def _batch(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
+    input, other, alpha, backend = args
+    if other is None:
+        dim = in_dims[0]
+        return _add(input.requires_grad, input, None, alpha, backend), dim
+    dims = (in_dims[0], in_dims[1])
+    # The batch goes first, and the operands' own dimensions are aligned on the right.
+    ranks = [t.dim() - (d is not None) for t, d in zip((input, other), dims, strict=True)]
+    aligned = []
+    for tensor, dim, rank in zip((input, other), dims, ranks, strict=True):
+        if dim is not None:
+            missing = (1,) * (max(ranks) - rank)
+            tensor = tensor.movedim(dim, 0)
+            tensor = tensor.reshape(tensor.shape[0], *missing, *tensor.shape[1:])
+        aligned.append(tensor)
+    return add(*aligned, alpha=alpha, backend=backend), 0
+
+
+def _unbroadcast(
+    grad_output: torch.Tensor, shape: torch.Size, dtype: torch.dtype, alpha: Number, backend: str
+) -> torch.Tensor:
+    """alpha · grad_output, summed to `shape` and rounded to `dtype`."""
+    if alpha == 1 and grad_output.shape == shape and grad_output.dtype == dtype:
+        return grad_output
+    return _add_backward(grad_output.requires_grad, grad_output, list(shape), dtype, alpha, backend)
+
+
+def _sum_splits(grad_output: torch.Tensor, shape: list[int]) -> int:
+    """Into how many parts the sum over broadcast dimensions is split."""
+    kept = math.prod(shape)
+    reduced = grad_output.numel() // max(kept, 1)
+    blocks = max(1, -(-kept // SUM_KEPT_PER_BLOCK))
+    return max(1, min(SUM_BLOCKS // blocks, reduced // SUM_ELEMENTS_PER_SPLIT))
+
+
+def _backward(
+    grad_output: torch.Tensor, shape: list[int], dtype: torch.dtype, alpha: Number, backend: str
+) -> torch.Tensor:
+    out = torch.empty(shape, dtype=dtype, device=grad_output.device)
+    workspace = None
+    splits = _sum_splits(grad_output, shape)
+    if splits > 1:
+        compute = torch.float64 if grad_output.dtype == torch.float64 else torch.float32
+        workspace = out.new_empty((splits, out.numel()), dtype=compute)
+    run(backend, "add", "add_backward", grad_output, alpha, workspace, out)
+    return out
+
+
+def _fake_backward(
+    grad_output: torch.Tensor, shape: list[int], dtype: torch.dtype, alpha: Number, backend: str
+) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device=grad_output.device)
+
+
+def _save_backward(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    grad_output, ctx.shape, ctx.out_dtype, ctx.alpha, ctx.backend = inputs
+    ctx.grad_output = (grad_output.shape, grad_output.dtype)
+
+
+def _gradient_of_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor]:
+    shape, dtype = ctx.grad_output
+    return (_unbroadcast(grad.expand(shape), shape, dtype, ctx.alpha, ctx.backend),)
+
+
+def _tangent_of_backward(ctx: Any, tangent: torch.Tensor) -> torch.Tensor:
+    return _unbroadcast(tangent, ctx.shape, ctx.out_dtype, ctx.alpha, ctx.backend)
+
+
+def _batch_backward(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
+    grad_output, shape, dtype, alpha, backend = args
+    grad_output = grad_output.movedim(in_dims[0], 0)
+    own = [1] * (grad_output.dim() - 1 - len(shape)) + list(shape)
+    result = _unbroadcast(grad_output, torch.Size([info.batch_size, *own]), dtype, alpha, backend)
+    return result.reshape(info.batch_size, *shape), 0
+
+
+_add = Operator(
+    "add(Tensor input, Tensor? other, Scalar alpha, str backend) -> Tensor",
+    forward=_forward,
+    fake=_fake,
+    setup_context=_save,
+    backward=_gradients,
+    jvp=_tangent,
+    vmap=_batch,
+    tensors=2,
+)
+_add_backward = Operator(
+    "add_backward(Tensor grad_output, SymInt[] shape, ScalarType dtype, Scalar alpha, str backend)"
+    " -> Tensor",
+    forward=_backward,
+    fake=_fake_backward,
+    setup_context=_save_backward,
+    backward=_gradient_of_backward,
+    jvp=_tangent_of_backward,
+    vmap=_batch_backward,
+    tensors=1,
+)

@@ -1,0 +1,1 @@
+"""What is built on the ops: compare, inspect, measure, plot."""

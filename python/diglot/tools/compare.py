@@ -1,0 +1,458 @@
+"""One op on every backend that can run, on the user's data: which is right, and which is fast."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import platform
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from diglot.backends import explain, record_runs
+from diglot.backends.registry import BACKENDS, is_interpreted
+from diglot.tools.accuracy import (
+    Agreement,
+    Error,
+    Profile,
+    ProfileBuilder,
+    measure_agreement,
+    measure_error,
+)
+from diglot.tools.resources import (
+    DEFAULT_ARCHITECTURE,
+    LANGUAGES,
+    Call,
+    KernelResources,
+    Kernels,
+    ResourcesUnavailable,
+    TensorLike,
+    check_architecture,
+    kernels_of_calls,
+)
+from diglot.tools.specs import Expected, OpSpec, find_spec
+
+SCHEMA = "diglot.comparison"
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How fast a backend was.
+
+    Attributes:
+        median_us: median device time of a call, in microseconds.
+        p20_us: 20th percentile.
+        p80_us: 80th percentile.
+        gb_per_s: bandwidth by the median: each input once, each output once, in 10^9 bytes/s.
+        of_ceiling: the bandwidth over the copy ceiling's; None for the ceiling itself.
+    """
+
+    median_us: float
+    p20_us: float
+    p80_us: float
+    gb_per_s: float
+    of_ceiling: float | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One backend's part in a comparison.
+
+    Attributes:
+        backend: "cuda", "triton" or "torch".
+        reason: why it did not run; None if it did.
+        interpreted: whether an interpreter ran it (or would have).
+        variants: the kernel variants that ran, in order; empty where no kernel was needed.
+        error: the worst error against the oracle; None if it did not run.
+        errors: the error of each result, where there are several.
+        profile: error in ulps by the value of the first input.
+        speed: None unless timed on a GPU.
+        kernels: the compiled kernels that run on a GPU of the comparison's architecture.
+        kernels_reason: why there are none.
+    """
+
+    backend: str
+    reason: str | None
+    interpreted: bool
+    variants: tuple[str, ...]
+    error: Error | None
+    errors: tuple[Error, ...]
+    profile: Profile | None
+    speed: Speed | None
+    kernels: tuple[KernelResources, ...]
+    kernels_reason: str | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What `compare` found. Printed, it is a table.
+
+    Attributes:
+        op: the op's name.
+        direction: "forward" or "backward".
+        options: the op's keyword options that were given.
+        inputs: dtype, shape and strides of each input, or a number.
+        device: name of the device.
+        architecture: what the rows' kernels are compiled for.
+        bytes: what the direction must move: each input once, each output once.
+        rows: one `Row` per backend.
+        agreement: one `Agreement` per pair of backends that ran, the two kernels first.
+        ceiling: speed of a device copy of as many bytes in the same run; None if nothing was timed.
+        versions: of diglot, torch, Triton and Python.
+    """
+
+    op: str
+    direction: str
+    options: dict[str, Any]
+    inputs: tuple[TensorLike | float, ...]
+    device: str
+    architecture: str
+    bytes: int
+    rows: tuple[Row, ...]
+    agreement: tuple[Agreement, ...]
+    ceiling: Speed | None
+    versions: dict[str, str]
+
+    def row(self, backend: str) -> Row:
+        """The row of a backend.
+
+        Raises:
+            KeyError: it was not compared.
+        """
+        for row in self.rows:
+            if row.backend == backend:
+                return row
+        raise KeyError(backend)
+
+    def __str__(self) -> str:
+        from diglot.tools.table import plain
+
+        return plain(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, in types that JSON has; numbers that it lacks are strings ("inf", "nan")."""
+        return _for_json({"schema": SCHEMA, "schema_version": SCHEMA_VERSION, **asdict(self)})
+
+    def save(self, path: str | Path, force: bool = False) -> None:
+        """Writes `to_dict()` as JSON.
+
+        Raises:
+            ValueError: the file exists and `force` is not set, or it cannot be written.
+        """
+        check_writable(path, force)
+        text = json.dumps(self.to_dict(), indent=2, allow_nan=False)
+        Path(path).write_text(text + "\n", encoding="utf-8")
+
+    def plot(self, path: str | Path, force: bool = False) -> None:
+        """Draws error against x for each backend, and bandwidth where it was timed, as a picture.
+
+        Raises:
+            ValueError: the file exists and `force` is not set, or it cannot be written.
+            ImportError: matplotlib is not installed.
+        """
+        from diglot.tools.plots import plot
+
+        check_writable(path, force)
+        plot(self, Path(path))
+
+
+def check_writable(path: str | Path, force: bool) -> None:
+    """Raises ValueError unless a file may be written: overwriting takes `force`."""
+    path = Path(path)
+    if path.is_dir():
+        raise ValueError(f"{path} is a folder, not a file to write")
+    if path.exists() and not force:
+        raise ValueError(f"{path} exists and is not overwritten without force (--force)")
+    if not path.absolute().parent.is_dir():
+        raise ValueError(f"{path} cannot be written: there is no folder {path.absolute().parent}")
+
+
+def _for_json(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _for_json(of) for key, of in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_for_json(of) for of in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+class _Case:
+    """The call that is compared: how to make it on a backend, and what must come out."""
+
+    def __init__(
+        self,
+        spec: OpSpec,
+        inputs: tuple[Any, ...],
+        options: dict[str, Any],
+        backward: bool,
+        seed: int,
+    ) -> None:
+        self.spec, self.options, self.backward = spec, options, backward
+        self.inputs = tuple(i.detach() if isinstance(i, torch.Tensor) else i for i in inputs)
+        self.tensors = tuple(i for i in self.inputs if isinstance(i, torch.Tensor))
+        self.device = self.tensors[0].device
+        # The op's own checks, which need no data and do not depend on the backend.
+        like = spec.function(
+            *(i.to("meta") if isinstance(i, torch.Tensor) else i for i in self.inputs), **options
+        )
+        self.expected: dict[str, Expected]
+        if not backward:
+            self.expected = {"output": spec.forward(*self.inputs, **options)}
+            self.bytes = spec.forward_bytes(self.tensors, like)
+            return
+        self.leaves = {
+            name: i
+            for name, i in zip(spec.inputs, self.inputs, strict=False)
+            if isinstance(i, torch.Tensor) and i.is_floating_point()
+        }
+        if not self.leaves:
+            raise ValueError(f"{spec.name}: backward needs a floating-point input")
+        generator = torch.Generator(self.device).manual_seed(seed)
+        self.grad_output = torch.empty_strided(
+            like.shape, like.stride(), dtype=like.dtype, device=self.device
+        ).normal_(generator=generator)
+        expected = spec.backward(self.grad_output, *self.inputs, **options)
+        self.expected = {f"grad_{name}": expected[name] for name in self.leaves}
+        self.bytes = spec.backward_bytes(self.grad_output, *self.inputs, **options)
+
+    def prepare(self, backend: str) -> Callable[[], dict[str, torch.Tensor]]:
+        """A function that does the direction once, and only that."""
+        if not self.backward:
+            return lambda: {"output": self._call(self.inputs, backend)}
+        leaves = {name: leaf.detach().requires_grad_() for name, leaf in self.leaves.items()}
+        inputs = [
+            leaves.get(name, given)
+            for name, given in zip(self.spec.inputs, self.inputs, strict=False)
+        ]
+        output = self._call(inputs, backend)
+
+        def differentiate() -> dict[str, torch.Tensor]:
+            gradients = torch.autograd.grad(
+                output, list(leaves.values()), self.grad_output, retain_graph=True
+            )
+            return {f"grad_{name}": g for name, g in zip(leaves, gradients, strict=True)}
+
+        return differentiate
+
+    def _call(self, inputs: Sequence[Any], backend: str) -> torch.Tensor:
+        return self.spec.function(*inputs, backend=backend, **self.options)
+
+    def call(self) -> Call:
+        """The call without its data."""
+        inputs = tuple(TensorLike.of(i) if isinstance(i, torch.Tensor) else i for i in self.inputs)
+        return Call(self.spec.name, inputs, self.options, self.backward)
+
+
+@dataclass
+class _Ran:
+    function: Callable[[], dict[str, torch.Tensor]] | None = None
+    results: dict[str, torch.Tensor] | None = None
+    variants: tuple[str, ...] = ()
+    reason: str | None = None
+    errors: tuple[Error, ...] = ()
+    profile: Profile | None = None
+
+
+def _check_arguments(
+    spec: OpSpec, inputs: tuple[Any, ...], backends: Sequence[str] | None, options: dict[str, Any]
+) -> tuple[str, ...]:
+    if len(inputs) != len(spec.inputs):
+        raise ValueError(
+            f"{spec.name} takes {len(spec.inputs)} inputs ({', '.join(spec.inputs)}), "
+            f"not {len(inputs)}"
+        )
+    if not isinstance(inputs[0], torch.Tensor):
+        raise TypeError(f"{spec.name}: {spec.inputs[0]} must be a tensor")
+    spec.check_options(options)
+    chosen = tuple(BACKENDS) if backends is None else tuple(backends)
+    for name in chosen:
+        if name not in BACKENDS:
+            raise ValueError(f"backends must be of {', '.join(BACKENDS)}, not {name!r}")
+    return chosen
+
+
+def compare(
+    op: str | Callable[..., torch.Tensor],
+    *inputs: Any,
+    backward: bool = False,
+    backends: Sequence[str] | None = None,
+    arch: str = DEFAULT_ARCHITECTURE,
+    timed: bool = True,
+    resources: bool = True,
+    seed: int = 0,
+    progress: Callable[[str], None] | None = None,
+    **options: Any,
+) -> Comparison:
+    """Runs one op on every backend that can run it, and judges the results.
+
+    Args:
+        op: the op's name, or the op (`diglot.gelu`).
+        inputs: what it takes: tensors of any strides, on one device.
+        backward: compare the gradients of the inputs instead of the output. The output's gradient
+            is random and normal, drawn with `seed`.
+        backends: of "cuda", "triton" and "torch"; all by default.
+        arch: architecture for which compiled kernels are looked at, such as "sm_90".
+        timed: whether to time; only on a GPU, and never an interpreter.
+        resources: whether to look at the compiled kernels, which takes seconds.
+        seed: of the output's gradient.
+        progress: is told what happens next.
+        options: the op's keyword options, such as `approximate="tanh"`.
+
+    Returns:
+        A `Comparison`. A backend that cannot run has a row that says why.
+
+    Raises:
+        ValueError: an unknown op, option, backend or architecture, or bad inputs.
+        TypeError: inputs that the op does not take.
+    """
+    spec = find_spec(op)
+    chosen = _check_arguments(spec, inputs, backends, options)
+    check_architecture(arch)
+    tell = progress or (lambda _: None)
+    case = _Case(spec, inputs, options, backward, seed)
+    scope = torch.cuda.device(case.device) if case.device.type == "cuda" else nullcontext()
+    with scope, torch.set_grad_enabled(backward):
+        ran = {name: _run(case, name, tell) for name in chosen}
+        for name, of in ran.items():
+            tell(f"measuring the error of {name}")
+            _judge(case, of)
+        tell("comparing the results with each other")
+        agreement = _agree(ran)
+        for of in ran.values():
+            of.results = None
+        speeds: dict[str, Speed] = {}
+        if timed and case.device.type == "cuda" and case.bytes > 0:
+            tell("timing")
+            speeds = _time(case, ran)
+    kernels: dict[str, Kernels] = {}
+    languages = [language for language in LANGUAGES if language in chosen]
+    if resources and languages:
+        tell(f"looking at the kernels compiled for {arch}")
+        kernels = _look_at_kernels(case, arch, languages)
+    rows = tuple(
+        _row(name, of, case, speeds.get(name), kernels.get(name, Kernels()))
+        for name, of in ran.items()
+    )
+    return Comparison(
+        op=spec.name,
+        direction="backward" if backward else "forward",
+        options=dict(options),
+        inputs=case.call().inputs,
+        device=_device_name(case.device),
+        architecture=arch,
+        bytes=case.bytes,
+        rows=rows,
+        agreement=agreement,
+        ceiling=speeds.get("copy"),
+        versions=_versions(),
+    )
+
+
+def _run(case: _Case, backend: str, tell: Callable[[str], None]) -> _Ran:
+    reason = explain(case.spec.name, case.device).reasons[backend]
+    if reason is not None:
+        return _Ran(reason=reason)
+    interpreted = is_interpreted(backend, case.device)
+    tell(f"{'interpreting' if interpreted else 'running'} {backend}")
+    try:
+        function = case.prepare(backend)
+        with record_runs() as runs:
+            results = function()
+        if case.device.type == "cuda":
+            torch.cuda.synchronize(case.device)
+    except Exception as error:  # one backend's failure is a finding about it, not the end
+        lines = str(error).strip().splitlines() or [""]
+        return _Ran(reason=f"failed: {type(error).__name__}: {lines[0]}")
+    variants = tuple(run.variant for run in runs if run.backend == backend)
+    return _Ran(function, results, variants)
+
+
+def _judge(case: _Case, ran: _Ran) -> None:
+    if ran.results is None:
+        return
+    errors: list[Error] = []
+    for name, result in ran.results.items():
+        expected = case.expected[name]
+        builder = None
+        if not errors and result.is_floating_point() and expected.shown:
+            builder = ProfileBuilder(next(iter(expected.shown.values())))
+        errors.append(measure_error(result, expected, output=name, profile=builder))
+        if builder is not None and result.numel():
+            ran.profile = builder.profile()
+    ran.errors = tuple(errors)
+
+
+def _agree(ran: dict[str, _Ran]) -> tuple[Agreement, ...]:
+    results = [(name, of.results) for name, of in ran.items() if of.results is not None]
+    return tuple(
+        measure_agreement((a, of_a), (b, of_b))
+        for (a, of_a), (b, of_b) in itertools.combinations(results, 2)
+    )
+
+
+def _time(case: _Case, ran: dict[str, _Ran]) -> dict[str, Speed]:
+    from diglot.tools import measure
+
+    functions: dict[str, Callable[[], object]] = {
+        "copy": measure.copy_ceiling(case.bytes, case.tensors[0].dtype, case.device)
+    }
+    functions |= {name: of.function for name, of in ran.items() if of.function is not None}
+    timings = measure.interleaved(functions)
+    copy_us = timings["copy"].median_us
+    return {
+        name: Speed(
+            median_us=timing.median_us,
+            p20_us=timing.p20_us,
+            p80_us=timing.p80_us,
+            gb_per_s=case.bytes / timing.median_us / 1e3,
+            of_ceiling=None if name == "copy" else copy_us / timing.median_us,
+        )
+        for name, timing in timings.items()
+    }
+
+
+def _look_at_kernels(case: _Case, arch: str, languages: list[str]) -> dict[str, Kernels]:
+    try:
+        return kernels_of_calls([case.call()], arch, languages)[0]
+    except ResourcesUnavailable as error:
+        return {language: Kernels(reason=str(error)) for language in languages}
+
+
+def _row(backend: str, ran: _Ran, case: _Case, speed: Speed | None, kernels: Kernels) -> Row:
+    return Row(
+        backend=backend,
+        reason=ran.reason,
+        interpreted=is_interpreted(backend, case.device),
+        variants=ran.variants,
+        error=max(ran.errors, key=lambda e: (e.worst_ulp, e.failing), default=None),
+        errors=ran.errors,
+        profile=ran.profile,
+        speed=speed,
+        kernels=kernels.kernels,
+        kernels_reason=kernels.reason,
+    )
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return "CPU"
+
+
+def _versions() -> dict[str, str]:
+    from importlib import metadata
+
+    versions = {"python": platform.python_version(), "torch": torch.__version__}
+    for package in ("diglot", "triton"):
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return versions

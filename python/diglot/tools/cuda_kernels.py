@@ -1,0 +1,132 @@
+"""Which CUDA kernel a launcher would start, told from its arguments and without a GPU.
+
+Twin of csrc/include/diglot/elementwise_launch.h and of the launchers in csrc/ops: a GPU test
+compares what is told here with the variant that ran.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from diglot.triton_ops.elementwise_launch import common_head
+from diglot.triton_ops.layout import NARROW_LIMIT, Layout, compute_layout, layout_of, split_layout
+
+ACCESS_BYTES = 16
+THREADS = 256  # kElementwiseThreads
+SMALL_VECTORS = 4 * 132 * THREADS  # kSmallVectors
+MANY_ACCESSES = 4  # kManyAccesses
+
+TYPES = {
+    torch.bool: "bool",
+    torch.uint8: "unsigned char",
+    torch.int8: "signed char",
+    torch.int16: "short",
+    torch.int32: "int",
+    torch.int64: "long",
+    torch.float16: "__half",
+    torch.bfloat16: "__nv_bfloat16",
+    torch.float32: "float",
+    torch.float64: "double",
+}
+APPROXIMATIONS = {"none": "(Approximate)0", "tanh": "(Approximate)1"}
+
+
+def _index(layout: Layout) -> str:
+    return "unsigned int" if layout.is_narrow else "long"
+
+
+def _elementwise(
+    tensors: tuple[torch.Tensor, ...], flat: str, strided: str, arguments: str
+) -> list[str]:
+    """The kernel of elementwise_launch; the last tensor is the output."""
+    *inputs, out = tensors
+    n, size = out.numel(), out.element_size()
+    if n == 0:
+        return []
+    layout = layout_of(out, *inputs)
+    one_dtype = all(t.dtype == out.dtype for t in inputs)
+    head = common_head((out, *inputs)) if one_dtype and layout.is_flat else -1
+    if 0 <= head <= n:
+        vectors = (n - head) // (ACCESS_BYTES // size)
+        accesses = 1 if vectors < SMALL_VECTORS else MANY_ACCESSES
+        return [f"{flat}<{arguments}, {accesses}>"]
+    return [f"{strided}<{arguments}, {_index(layout)}>"]
+
+
+def _gelu_forward(input: torch.Tensor, approximate: str, out: torch.Tensor) -> list[str]:
+    arguments = f"{TYPES[out.dtype]}, {APPROXIMATIONS[approximate]}"
+    return _elementwise((input, out), "gelu_forward_flat", "gelu_forward_strided", arguments)
+
+
+def _gelu_backward(
+    grad_output: torch.Tensor, input: torch.Tensor, approximate: str, out: torch.Tensor
+) -> list[str]:
+    arguments = f"{TYPES[out.dtype]}, {APPROXIMATIONS[approximate]}"
+    return _elementwise(
+        (grad_output, input, out), "gelu_backward_flat", "gelu_backward_strided", arguments
+    )
+
+
+def _add_forward(
+    input: torch.Tensor, other: torch.Tensor | None, alpha: float, out: torch.Tensor
+) -> list[str]:
+    kind = TYPES[out.dtype]
+    if other is None:
+        return _elementwise((input, out), "add_number_flat", "add_number_mixed", kind)
+    mixed = not input.dtype == other.dtype == out.dtype
+    strided = "add_forward_mixed" if mixed else "add_forward_strided"
+    return _elementwise((input, other, out), "add_forward_flat", strided, kind)
+
+
+def _add_backward(
+    grad_output: torch.Tensor, alpha: float, workspace: torch.Tensor | None, out: torch.Tensor
+) -> list[str]:
+    if out.numel() == 0:
+        return []
+    kind = TYPES[grad_output.dtype]
+    if grad_output.numel() == out.numel():
+        return _elementwise((grad_output, out), "add_backward_flat", "add_backward_strided", kind)
+    kept, reduced = split_layout(grad_output, out)
+    if workspace is None:
+        return [_sum(kind, kept, reduced)]
+    rows = compute_layout(((workspace.shape[0],),), ((kept.numel,),))
+    steps = [1]
+    for size in kept.sizes:
+        steps.append(steps[-1] * size)
+    pairs = list(zip(kept.strides, steps[:-1], strict=True))
+    to_workspace = kept.with_strides([(of[0], step) for of, step in pairs])
+    from_workspace = kept.with_strides([(step, of[1]) for of, step in pairs])
+    return [
+        _sum(kind, to_workspace, reduced),
+        _sum(TYPES[workspace.dtype], from_workspace, rows),
+    ]
+
+
+def _sum(kind: str, kept: Layout, reduced: Layout) -> str:
+    reduced_is_fastest = bool(reduced.strides) and (
+        not kept.strides or reduced.strides[0][0] < kept.strides[0][0]
+    )
+    narrow = kept.numel * reduced.numel < NARROW_LIMIT and kept.is_narrow and reduced.is_narrow
+    index, lanes = ("unsigned int" if narrow else "long"), (1 if reduced_is_fastest else 32)
+    return f"add_backward_sum<{kind}, {index}, {lanes}>"
+
+
+# By launcher: from its arguments, the names of the kernels that it starts, in order.
+KERNELS: dict[str, Callable[..., list[str]]] = {
+    "add_backward": _add_backward,
+    "add_forward": _add_forward,
+    "gelu_backward": _gelu_backward,
+    "gelu_forward": _gelu_forward,
+}
+
+
+def kernel_names(launcher: str, *arguments: Any) -> list[str]:
+    """Names of the kernels that a launcher starts, as `diglot.tools.resources` names them.
+
+    Raises:
+        KeyError: nothing is known of the launcher.
+    """
+    return KERNELS[launcher](*arguments)

@@ -1,0 +1,258 @@
+"""The tools' data: tensors from files, or random ones.
+
+Every failure is a ValueError that names the argument and what is allowed.
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from diglot.tools.specs import OpSpec
+
+SUFFIXES = (".npy", ".safetensors", ".pt", ".pth")
+
+DTYPES = {
+    "float32": torch.float32,
+    "fp32": torch.float32,
+    "float16": torch.float16,
+    "fp16": torch.float16,
+    "half": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "bf16": torch.bfloat16,
+    "float64": torch.float64,
+    "fp64": torch.float64,
+    "double": torch.float64,
+    "int8": torch.int8,
+    "uint8": torch.uint8,
+    "int16": torch.int16,
+    "int32": torch.int32,
+    "int64": torch.int64,
+    "bool": torch.bool,
+}
+
+
+@dataclass(frozen=True)
+class TensorFile:
+    """What a file holds.
+
+    Attributes:
+        tensors: by name; the one of a file that names none has the name "".
+        metadata: of a safetensors file; `diglot.<op>` names an op's default tensors.
+    """
+
+    tensors: dict[str, torch.Tensor]
+    metadata: dict[str, str] = field(default_factory=dict)
+
+
+def parse_dtype(name: str) -> torch.dtype:
+    """The dtype of a name such as "bf16" or "float32".
+
+    Raises:
+        ValueError: there is no such dtype.
+    """
+    if name not in DTYPES:
+        raise ValueError(f"--dtype must be one of {', '.join(DTYPES)}, not {name!r}")
+    return DTYPES[name]
+
+
+def parse_shape(text: str) -> tuple[int, ...]:
+    """The sizes in a text such as "8192x8192".
+
+    Raises:
+        ValueError: it is no such text.
+    """
+    if not re.fullmatch(r"\d+(x\d+)*", text):
+        raise ValueError(f"--shape must be sizes joined by x, such as 8192x8192, not {text!r}")
+    return tuple(int(size) for size in text.split("x"))
+
+
+def read_file(path: Path) -> TensorFile:
+    """Reads a file of tensors, by its suffix.
+
+    Raises:
+        ValueError: it is missing, holds something else than tensors, or needs a package that is not
+            installed.
+    """
+    if not path.exists():
+        raise ValueError(f"--input: there is no file {path}")
+    if not path.is_file():
+        raise ValueError(f"--input: {path} is not a file")
+    suffix = path.suffix.lower()
+    if suffix not in SUFFIXES:
+        raise ValueError(f"--input: {path} must end in one of {', '.join(SUFFIXES)}")
+    read = {".npy": _read_npy, ".safetensors": _read_safetensors}.get(suffix, _read_pt)
+    try:
+        return read(path)
+    except OSError as error:
+        raise ValueError(f"--input: {path} cannot be read: {error.strerror or error}") from error
+
+
+def _read_npy(path: Path) -> TensorFile:
+    try:
+        import numpy as np
+    except ImportError as error:
+        raise ValueError('--input: .npy files need numpy: pip install "diglot[tools]"') from error
+    try:
+        array = np.load(path, allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        if "allow_pickle" in str(error) or "pickled" in str(error):
+            raise ValueError(
+                f"--input: {path} is or holds a pickle, which is not loaded, because that would "
+                "run what it says; save plain numbers"
+            ) from error
+        raise ValueError(f"--input: {path} is not a .npy file: {error}") from error
+    if not isinstance(array, np.ndarray):
+        raise ValueError(f"--input: {path} is not a .npy file of one array")
+    try:
+        array = array.astype(array.dtype.newbyteorder("="), copy=False)
+        return TensorFile({"": torch.from_numpy(array)})
+    except TypeError as error:
+        raise ValueError(
+            f"--input: {path} has NumPy's dtype {array.dtype}, which no tensor has"
+        ) from error
+
+
+def _read_safetensors(path: Path) -> TensorFile:
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ImportError as error:
+        raise ValueError(
+            '--input: .safetensors files need safetensors: pip install "diglot[tools]"'
+        ) from error
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return TensorFile(tensors, file.metadata() or {})
+    except SafetensorError as error:
+        raise ValueError(f"--input: {path} is not a safetensors file: {error}") from error
+
+
+def _read_pt(path: Path) -> TensorFile:
+    try:
+        with warnings.catch_warnings():  # about what is refused below
+            warnings.simplefilter("ignore")
+            loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except OSError:
+        raise
+    except Exception as error:  # what a broken file makes the unpickler raise can be anything
+        first = str(error).strip().splitlines()[:1]
+        if isinstance(error, pickle.UnpicklingError) and "nsupported" in str(error):
+            raise ValueError(
+                f"--input: {path} holds other objects than tensors, which are not loaded, because "
+                "that would run what they say; save a tensor or a dict of tensors"
+            ) from error
+        reason = f": {first[0]}" if first and isinstance(error, RuntimeError) else ""
+        raise ValueError(
+            f"--input: {path} is not a file that torch.save made of tensors{reason}"
+        ) from error
+    if isinstance(loaded, torch.Tensor):
+        return TensorFile({"": loaded.detach()})
+    if isinstance(loaded, dict):
+        tensors = {str(k): v.detach() for k, v in loaded.items() if isinstance(v, torch.Tensor)}
+        if tensors:
+            return TensorFile(tensors)
+    raise ValueError(
+        f"--input: {path} must hold a tensor or a dict of tensors, not {type(loaded).__name__}"
+    )
+
+
+def pick(spec: OpSpec, file: TensorFile, names: Sequence[str], source: str) -> list[str]:
+    """Names of the tensors that an op is to take from a file.
+
+    Those given; else those that the file's metadata says; else the first ones.
+
+    Raises:
+        ValueError: a name that the file lacks, or too few or too many.
+    """
+    needed, known = len(spec.inputs), list(file.tensors)
+    listed = ", ".join(known) if known != [""] else "one without a name"
+    if names:
+        chosen = list(names)
+        if len(chosen) != needed:
+            raise ValueError(
+                f"--tensor must be given {needed} time{'s'[: needed > 1]} for {spec.name} "
+                f"({', '.join(spec.inputs)}), not {len(chosen)}"
+            )
+    elif f"diglot.{spec.name}" in file.metadata:
+        chosen = file.metadata[f"diglot.{spec.name}"].split(",")
+    else:
+        chosen = known[:needed]
+    for name in chosen:
+        if name not in file.tensors:
+            raise ValueError(f"--tensor: {source} has no tensor {name!r}; it has {listed}")
+    if len(chosen) != needed:
+        raise ValueError(
+            f"--input: {spec.name} takes {needed} tensors ({', '.join(spec.inputs)}), and {source} "
+            f"has {len(chosen)}: {listed}"
+        )
+    return chosen
+
+
+def load(
+    spec: OpSpec,
+    path: str | Path | None = None,
+    *,
+    tensors: Sequence[str] = (),
+    shape: tuple[int, ...] | None = None,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+) -> list[torch.Tensor]:
+    """An op's inputs, from a file or random and normal.
+
+    Args:
+        spec: the op's record.
+        path: a .npy, .safetensors or .pt file.
+        tensors: names of the tensors to take from it, one per input.
+        shape: instead of a file, draw data of this shape, with `seed`.
+        dtype: dtype to convert to; by default the file's, or float32.
+        device: where the tensors are wanted.
+        seed: of random data.
+
+    Raises:
+        ValueError: what is wrong, naming the argument of the command line.
+    """
+    if (path is None) == (shape is None):
+        raise ValueError("exactly one of --input FILE and --shape SIZES must be given")
+    if dtype is not None and spec.floating_only and not dtype.is_floating_point:
+        raise ValueError(f"--dtype must be floating-point for {spec.name}, not {dtype}")
+    if shape is not None:
+        if tensors:
+            raise ValueError("--tensor names tensors of --input, and --shape draws random ones")
+        return _random(len(spec.inputs), shape, dtype or torch.float32, device, seed)
+    assert path is not None
+    path = Path(path)
+    file = read_file(path)
+    loaded = []
+    for name in pick(spec, file, tensors, str(path)):
+        tensor = file.tensors[name]
+        if dtype is None and spec.floating_only and not tensor.is_floating_point():
+            which = f"tensor {name!r} of {path}" if name else str(path)
+            raise ValueError(
+                f"--input: {spec.name} takes floating-point data, and {which} has dtype "
+                f"{tensor.dtype}; --dtype float32 would convert it"
+            )
+        loaded.append(tensor.to(device=device, dtype=dtype or tensor.dtype))
+    return loaded
+
+
+def _random(
+    count: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str, seed: int
+) -> list[torch.Tensor]:
+    generator = torch.Generator(device).manual_seed(seed)
+    drawn = []
+    for _ in range(count):
+        if dtype.is_floating_point:
+            tensor = torch.empty(shape, dtype=dtype, device=device).normal_(generator=generator)
+        else:
+            high = 2 if dtype == torch.bool else 100
+            tensor = torch.randint(0, high, shape, generator=generator, device=device).to(dtype)
+        drawn.append(tensor)
+    return drawn

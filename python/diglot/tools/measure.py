@@ -1,0 +1,149 @@
+"""Timing on a GPU: interleaved, with a cold L2 cache, medians with spread.
+
+Everything that is to be compared is timed in one process, in turns, because clocks drift by more
+than most differences. Between two calls the L2 cache is overwritten.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+Function = Callable[[], object]
+
+GRAPH_CALLS = 20
+HOST_CALLS = 100
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Times of one function.
+
+    Attributes:
+        median_us: median, in microseconds.
+        p20_us: 20th percentile.
+        p80_us: 80th percentile.
+        samples: how many times it was measured.
+    """
+
+    median_us: float
+    p20_us: float
+    p80_us: float
+    samples: int
+
+    @staticmethod
+    def of(times_us: list[float]) -> Timing:
+        """Summarises times in microseconds."""
+        fifths = statistics.quantiles(times_us, n=5, method="inclusive")
+        return Timing(statistics.median(times_us), fifths[0], fifths[3], len(times_us))
+
+
+def copy_ceiling(total_bytes: int, dtype: torch.dtype, device: torch.device | str) -> Function:
+    """A device copy that moves `total_bytes`, read and written together, of random data."""
+    elements = max(1, total_bytes // 2 // dtype.itemsize)
+    if dtype.is_floating_point:
+        source = torch.empty(elements, dtype=dtype, device=device).normal_()
+    else:
+        source = torch.randint(0, 2, (elements,), device=device).to(dtype)
+    target = torch.empty_like(source)
+    return lambda: target.copy_(source)
+
+
+def _flush_buffer() -> torch.Tensor:
+    l2_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
+    return torch.empty(max(2 * l2_bytes, 1 << 28), dtype=torch.uint8, device="cuda")
+
+
+def _timed_once(function: Function, buffer: torch.Tensor) -> float:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    buffer.zero_()
+    start.record()
+    function()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) * 1e3
+
+
+def interleaved(functions: Mapping[str, Function], *, budget_ms: float = 200) -> dict[str, Timing]:
+    """Device times of functions that enqueue work on the current stream, taken in turns.
+
+    Args:
+        functions: what to time, by name. Called a few times first, so that compilation and
+            allocation are over.
+        budget_ms: device time to spend on each, about; at least 10 samples are taken.
+
+    Returns:
+        A `Timing` per name.
+    """
+    buffer = _flush_buffer()
+    for function in functions.values():
+        for _ in range(3):
+            function()
+    torch.cuda.synchronize()
+    flush_us = _timed_once(buffer.zero_, buffer)
+    probes = {name: _timed_once(function, buffer) for name, function in functions.items()}
+    longest = max(probes.values()) + flush_us
+    rounds = int(min(200, max(10, budget_ms * 1e3 / longest)))
+    events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {n: [] for n in functions}
+    for _ in range(rounds):
+        for name, function in functions.items():
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            # The flush also keeps the GPU busy while the host prepares the call, so that host time
+            # does not show.
+            buffer.zero_()
+            start.record()
+            function()
+            end.record()
+            events[name].append((start, end))
+    torch.cuda.synchronize()
+    return {
+        name: Timing.of([start.elapsed_time(end) * 1e3 for start, end in pairs])
+        for name, pairs in events.items()
+    }
+
+
+def graphed(functions: Mapping[str, Function], *, rounds: int = 50) -> dict[str, Timing]:
+    """Device time per call of functions captured in a CUDA graph, taken in turns; warm caches."""
+    graphs = {}
+    for name, function in functions.items():
+        function()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(GRAPH_CALLS):
+                function()
+        graphs[name] = graph
+    times: dict[str, list[float]] = {name: [] for name in functions}
+    for graph in graphs.values():
+        graph.replay()
+    torch.cuda.synchronize()
+    for _ in range(rounds):
+        for name, graph in graphs.items():
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            times[name].append(start.elapsed_time(end) * 1e3 / GRAPH_CALLS)
+    return {name: Timing.of(of) for name, of in times.items()}
+
+
+def host(functions: Mapping[str, Function], *, rounds: int = 40) -> dict[str, Timing]:
+    """Host time per call, taken in turns, with the device's queue never full."""
+    for function in functions.values():
+        for _ in range(HOST_CALLS):
+            function()
+    times: dict[str, list[float]] = {name: [] for name in functions}
+    for _ in range(rounds):
+        for name, function in functions.items():
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            for _ in range(HOST_CALLS):
+                function()
+            times[name].append((time.perf_counter() - begin) * 1e6 / HOST_CALLS)
+    torch.cuda.synchronize()
+    return {name: Timing.of(of) for name, of in times.items()}

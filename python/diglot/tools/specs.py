@@ -1,0 +1,114 @@
+"""What the tools know of an op: a record, which stands beside the op's oracle.
+
+`diglot.reference.<op>.SPEC` is the record of `diglot.<op>`; nothing else in the tools names an op.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The right values of one result, computed piece by piece.
+
+    Attributes:
+        function: from pieces of `tensors` to the values: float64 for floating results, the result's
+            own dtype for others.
+        tensors: what `function` takes, each broadcasting to the result's shape.
+        shown: by name, the tensors of which a report tells the value where an error is worst.
+        dtype: dtype that the result is rounded to.
+        allowance: what an error may be beyond its ulps, broadcasting to the result's shape: for a
+            sum, the rounding of its partial sums. None: nothing.
+    """
+
+    function: Callable[..., torch.Tensor]
+    tensors: tuple[torch.Tensor, ...]
+    shown: Mapping[str, torch.Tensor]
+    dtype: torch.dtype
+    allowance: torch.Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Option:
+    """A keyword option of an op: its default, and the values that it can have (None: numbers)."""
+
+    default: Any
+    allowed: tuple[Any, ...] | None = None
+
+
+@dataclass(frozen=True)
+class OpSpec:
+    """One op, as the tools see it.
+
+    Attributes:
+        name: the op's name; its function is `diglot.<name>`, and the launchers of its two
+            directions are `<name>_forward` and `<name>_backward`.
+        inputs: names of the inputs, in order.
+        options: the keyword options, by name.
+        floating_only: whether the inputs must be floating-point.
+        forward: from the inputs and options, what the output must be.
+        backward: from the output's gradient, the inputs and options, what the gradients of the
+            inputs must be, by the names of the inputs.
+        backward_bytes: from the same, the bytes that the backward pass must move: each array that
+            it reads once, each that it writes once.
+    """
+
+    name: str
+    inputs: tuple[str, ...]
+    forward: Callable[..., Expected]
+    backward: Callable[..., dict[str, Expected]]
+    backward_bytes: Callable[..., int]
+    options: Mapping[str, Option] = field(default_factory=dict)
+    floating_only: bool = False
+
+    @property
+    def function(self) -> Callable[..., torch.Tensor]:
+        """The op: `diglot.<name>`."""
+        return getattr(importlib.import_module("diglot.ops"), self.name)
+
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        """Raises ValueError if an option is unknown, or its value is not an allowed one."""
+        for name, value in options.items():
+            if name not in self.options:
+                known = ", ".join(self.options) or "none"
+                raise ValueError(f"{self.name} has no option {name!r}; its options: {known}")
+            allowed = self.options[name].allowed
+            if allowed is not None and value not in allowed:
+                names = " or ".join(repr(v) for v in allowed)
+                raise ValueError(f"{self.name}: {name} must be {names}, not {value!r}")
+
+    def forward_bytes(self, inputs: tuple[Any, ...], output: torch.Tensor) -> int:
+        """The bytes of a forward pass: each input once, each output once."""
+        return sum(nbytes(t) for t in (*inputs, output) if isinstance(t, torch.Tensor))
+
+
+def nbytes(tensor: torch.Tensor) -> int:
+    """Bytes of a tensor's elements."""
+    return tensor.numel() * tensor.element_size()
+
+
+@functools.cache
+def op_names() -> tuple[str, ...]:
+    """Names of all ops."""
+    package = importlib.import_module("diglot.reference")
+    return tuple(sorted(module.name for module in pkgutil.iter_modules(package.__path__)))
+
+
+def find_spec(op: str | Callable[..., Any]) -> OpSpec:
+    """The record of an op, given by name or as its function.
+
+    Raises:
+        ValueError: there is no such op.
+    """
+    name = op if isinstance(op, str) else getattr(op, "__name__", repr(op))
+    if name not in op_names():
+        raise ValueError(f"op must be one of {', '.join(op_names())}, not {name!r}")
+    return importlib.import_module(f"diglot.reference.{name}").SPEC

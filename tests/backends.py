@@ -1,0 +1,73 @@
+"""The backends that tests run, in one parametrisation, and how results are judged."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+# On a machine with a GPU all three run on it. Without one, Triton's kernels are interpreted, and
+# the tests of CUDA's are deselected (they are marked `gpu`).
+CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
+KERNELS = [CUDA, "triton"]
+BACKENDS = [*KERNELS, "torch"]
+
+FLOATING = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
+
+# Greatest error against the float64 oracle, in ulp of the result's dtype, where that is normal, and
+# in units of the least normal number below it: against the rounded oracle in 16 bits, against the
+# oracle itself in 32. In 64 bits the oracle is no better than what it judges: its argument's
+# rounding is worth a few hundred ulp in the far tail.
+ULP = {torch.float32: 2.0, torch.float16: 1.0, torch.bfloat16: 1.0, torch.float64: 512.0}
+
+
+def spacing(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """One ulp of `dtype` at each float64 value; that of the least normal number below it."""
+    info = torch.finfo(dtype)
+    magnitude = values.abs().clamp(min=info.tiny, max=info.max)
+    _, exponent = torch.frexp(magnitude)
+    return torch.ldexp(torch.full_like(magnitude, info.eps), exponent - 1)
+
+
+def ulp_error(result: torch.Tensor, oracle: torch.Tensor) -> torch.Tensor:
+    """Error of each element in ulp; 0 where both are NaN or the same infinity, inf if only one."""
+    dtype = result.dtype
+    result, oracle = result.detach().cpu().double(), oracle.detach().cpu().double()
+    target = oracle.to(dtype).double()
+    if dtype in (torch.float32, torch.float64):
+        target = torch.where(target.isfinite(), oracle, target)
+    tiny = torch.finfo(dtype).tiny
+    unit = torch.where(oracle.abs() < tiny, tiny, spacing(oracle, dtype))
+    error = (result - target).abs() / unit
+    same = (result == target) | (result.isnan() & target.isnan())
+    return torch.where(same, 0.0, torch.where(error.isnan(), torch.inf, error))
+
+
+def assert_close(
+    result: torch.Tensor, oracle: torch.Tensor, ulp: float, x: torch.Tensor | None = None
+) -> None:
+    """Asserts that no element is further than `ulp` from the oracle; names the worst."""
+    assert result.shape == oracle.shape
+    if result.numel() == 0:
+        return
+    error = ulp_error(result, oracle).reshape(-1)
+    worst = int(error.argmax())
+    share = (error > ulp).double().mean().item()
+    at = "" if x is None else f", x = {x.reshape(-1)[worst].item()!r}"
+    assert error[worst] <= ulp, (
+        f"{error[worst].item():.3g} ulp at flat index {worst}{at}: "
+        f"{result.reshape(-1)[worst].item()!r} instead of "
+        f"{oracle.reshape(-1)[worst].item()!r}; {share:.2%} of the elements fail {ulp} ulp"
+    )
+
+
+def every_value(dtype: torch.dtype) -> torch.Tensor:
+    """All 65536 values of a 16-bit floating type."""
+    return torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
+
+
+def steps(tensor: torch.Tensor) -> list[int]:
+    """The strides that matter: those of dimensions with more than one element."""
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    return [stride for size, stride in pairs if size > 1] if tensor.numel() else []

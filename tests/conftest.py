@@ -1,0 +1,131 @@
+"""What every test relies on: the interpreter where there is no GPU, and the record of a GPU run."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import settings
+
+from bench.evidence import RESULTS, commit, gpu_short_name, source_hash, versions
+
+HAS_GPU = torch.cuda.is_available()
+if not HAS_GPU:
+    # Before anything imports diglot or defines a Triton kernel: both look once.
+    os.environ.setdefault("DIGLOT_INTERPRET", "1")
+if os.environ.get("DIGLOT_INTERPRET") == "1":
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+pytest.register_assert_rewrite("backends")
+
+# A first call compiles, so that no deadline would hold. CI draws the same examples every time.
+settings.register_profile("diglot", deadline=None, print_blob=True)
+settings.register_profile("ci", parent=settings.get_profile("diglot"), derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "diglot")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--evidence",
+        action="store_true",
+        help="on a machine with a GPU: write the outcome to bench/results/<gpu>/tests.json",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--evidence") and not HAS_GPU:
+        raise pytest.UsageError("--evidence: PyTorch finds no CUDA GPU")
+    config.pluginmanager.register(_Record(), "diglot-record")
+
+
+class _Record:
+    """Deselects tests that need a GPU where there is none; keeps count; reports at the end."""
+
+    def __init__(self) -> None:
+        self.deselected = 0
+        self.outcomes: Counter[str] = Counter()
+        self.failures: list[str] = []
+        self.skip_reasons: Counter[str] = Counter()
+        self.sources = source_hash()
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
+        if HAS_GPU:
+            return
+        needing = [item for item in items if item.get_closest_marker("gpu")]
+        self.deselected = len(needing)
+        if needing:
+            config.hook.pytest_deselected(items=needing)
+            items[:] = [item for item in items if not item.get_closest_marker("gpu")]
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        # A test has one outcome: that of its call, unless it ended before or broke afterwards.
+        if report.when == "call" or report.outcome != "passed":
+            self.outcomes[report.outcome] += 1
+        if report.failed:
+            self.failures.append(report.nodeid)
+        if report.skipped:
+            if isinstance(report.longrepr, tuple):
+                reason = report.longrepr[2].removeprefix("Skipped: ")
+            else:
+                reason = str(getattr(report, "wasxfail", "")) or "expected to fail"
+            self.skip_reasons[reason] += 1
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self.outcomes["failed"] += 1
+            self.failures.append(report.nodeid)
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if not session.config.getoption("--evidence"):
+            return
+        device = torch.cuda.get_device_name()
+        path = RESULTS / gpu_short_name(device) / "tests.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # The hash is the one taken at the start: a tree edited meanwhile was not what was tested.
+        record: dict[str, Any] = {
+            "gpu": device,
+            "gpus": torch.cuda.device_count(),
+            "passed": self.outcomes["passed"],
+            "failed": self.outcomes["failed"],
+            "skipped": self.outcomes["skipped"],
+            "failures": sorted(set(self.failures)),
+            "skip_reasons": dict(sorted(self.skip_reasons.items())),
+            "selection": session.config.getoption("-m"),
+            "versions": versions(),
+            "commit": commit(),
+            "sources": self.sources,
+        }
+        path.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        terminalreporter.ensure_newline()
+        if not HAS_GPU:
+            terminalreporter.write_line(
+                f"GPU tests: {self.deselected} deselected, no GPU here (make gpu-test runs them)"
+            )
+        for line in last_results(RESULTS, self.sources):
+            terminalreporter.write_line(line)
+
+
+def last_results(results: Path, sources: str) -> list[str]:
+    """A line for each GPU with a recorded run: its outcome, and whether it is of these sources."""
+    lines = []
+    for path in sorted(results.glob("*/tests.json")):
+        name = path.parent.name
+        try:
+            run = json.loads(path.read_text())
+            outcome = ", ".join(f"{run[key]} {key}" for key in ("passed", "failed", "skipped"))
+            is_same = run["sources"] == sources
+            state = "of these sources" if is_same else "STALE: the sources have changed since"
+            lines.append(f"last run on {name}: {outcome}, commit {run['commit']}; {state}")
+        except (ValueError, KeyError, OSError) as error:
+            lines.append(f"last run on {name}: {path.name} cannot be read ({error!r})")
+    return lines or ["last run on a GPU: none is recorded in bench/results"]

@@ -1,0 +1,288 @@
+"""add: values, broadcasting, promotion, layouts, gradients, memory, errors."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from backends import BACKENDS, DEVICE, FLOATING, KERNELS, ULP, assert_close, steps
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import diglot
+from diglot.ops.add import DTYPES
+from diglot.reference.add import add_oracle
+
+INTEGERS = [dtype for dtype in DTYPES if not dtype.is_floating_point and dtype != torch.bool]
+
+
+def draw(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    if dtype.is_floating_point:
+        return torch.randn(shape, dtype=torch.float64).to(DEVICE, dtype)
+    if dtype == torch.bool:
+        return torch.rand(shape, device=DEVICE) > 0.5
+    info = torch.iinfo(dtype)
+    return torch.randint(info.min, info.max, shape, dtype=dtype, device=DEVICE)
+
+
+def check(result: torch.Tensor, expected: torch.Tensor) -> None:
+    assert (result.dtype, result.shape, result.device) == (
+        expected.dtype,
+        expected.shape,
+        expected.device,
+    )
+    assert steps(result) == steps(expected)
+    torch.testing.assert_close(result, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_bit_equal_to_torch(backend, dtype):
+    for shape in [(), (0,), (1,), (1025,), (64, 65)]:
+        x, y = draw(shape, dtype), draw(shape, dtype)
+        check(diglot.add(x, y, backend=backend), torch.add(x, y))
+        assert diglot.last_run().backend == backend
+
+
+@pytest.mark.parametrize("dtype", INTEGERS, ids=str)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_integers_wrap(backend, dtype):
+    x, y = draw((999,), dtype), draw((999,), dtype)
+    for alpha in (3, -7, 2**31 + 5 if dtype == torch.int64 else 11):
+        check(diglot.add(x, y, alpha=alpha, backend=backend), torch.add(x, y, alpha=alpha))
+    number = 2**62 + 3 if dtype == torch.int64 else 100
+    check(diglot.add(x, number, backend=backend), torch.add(x, number))
+
+
+@pytest.mark.parametrize("dtype", FLOATING, ids=str)
+@pytest.mark.parametrize("backend", KERNELS)
+def test_alpha_is_fused(backend, dtype):
+    """input + alpha · other is rounded once, where torch on a CPU rounds the product too."""
+    x, y = draw((4000,), dtype), draw((4000,), dtype)
+    for alpha in (2.5, -1.0, 0.1, 0):
+        result = diglot.add(x, y, alpha=alpha, backend=backend)
+        # Where the sum cancels, one ulp of a term is many of the sum: judged by the larger term.
+        oracle = add_oracle(x, y, alpha)
+        keep = oracle.abs() > 0.05 * x.double().abs()
+        assert_close(result[keep], oracle[keep], max(ULP[dtype], 1), x[keep])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_special_values(backend):
+    x = torch.tensor([math.nan, math.inf, -math.inf, math.inf, 3e38, 0.0], device=DEVICE)
+    y = torch.tensor([1.0, 1.0, 1.0, -math.inf, 3e38, -0.0], device=DEVICE)
+    check(diglot.add(x, y, backend=backend), torch.add(x, y))
+
+
+PROMOTIONS = [
+    (torch.float32, torch.bfloat16),
+    (torch.bfloat16, torch.float16),
+    (torch.float16, torch.float64),
+    (torch.int32, torch.float16),
+    (torch.uint8, torch.int8),
+    (torch.bool, torch.int64),
+    (torch.int64, torch.float32),
+    (torch.bool, torch.bfloat16),
+]
+
+
+@pytest.mark.parametrize(("first", "second"), PROMOTIONS, ids=str)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_type_promotion(backend, first, second):
+    x, y = draw((40, 30), first), draw((40, 30), second)
+    check(diglot.add(x, y, backend=backend), torch.add(x, y))
+    check(diglot.add(y, x[:, :1], backend=backend), torch.add(y, x[:, :1]))
+    scalar = draw((), second)
+    check(diglot.add(x, scalar, backend=backend), torch.add(x, scalar))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_numbers(backend):
+    for dtype in (torch.float32, torch.float64, torch.int16, torch.bool):
+        x = draw((50,), dtype)
+        for number in (2, -1.5, True, 0):
+            result = diglot.add(x, number, backend=backend)
+            expected = torch.add(x, number)
+            assert result.dtype == expected.dtype
+            torch.testing.assert_close(result, expected)
+    x = draw((50,), torch.float64)
+    check(diglot.add(x, 0.1, alpha=3, backend=backend), torch.add(x, 3 * 0.1))
+    # A 0-d tensor on the CPU goes with any device.
+    check(diglot.add(x, torch.tensor(2.0), backend=backend), torch.add(x, torch.tensor(2.0)))
+
+
+BROADCASTS = [
+    ((8, 1), (1, 9)),
+    ((5, 1, 7), (6, 1)),
+    ((3,), (4, 2, 3)),
+    ((2, 3, 4, 5), (3, 1, 1)),
+    ((), (4, 4)),
+    ((0, 3), (1, 3)),
+    ((4, 1, 3, 1, 2, 1), (1, 5, 1, 2, 1, 3)),
+]
+
+
+@pytest.mark.parametrize(("first", "second"), BROADCASTS, ids=str)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_broadcasting(backend, first, second):
+    x, y = draw(first, torch.float32), draw(second, torch.float32)
+    check(diglot.add(x, y, backend=backend), torch.add(x, y))
+    own = [t.clone().requires_grad_() for t in (x, y)]
+    theirs = [t.clone().requires_grad_() for t in (x, y)]
+    out = diglot.add(*own, alpha=0.5, backend=backend)
+    grad = torch.randn_like(out)
+    with diglot.record_runs() as runs:
+        out.backward(grad)
+    assert all(run.backend == backend for run in runs)
+    torch.add(*theirs, alpha=0.5).backward(grad)
+    for a, b in zip(own, theirs, strict=True):
+        torch.testing.assert_close(a.grad, b.grad)
+
+
+LAYOUTS = {
+    "both transposed": lambda x, y: (x.t(), y.t()),
+    "one transposed": lambda x, y: (x.t(), y),
+    "columns": lambda x, y: (x[:, ::2], y[:, ::2]),
+    "channels last": lambda x, y: tuple(
+        t.reshape(4, 4, 16, 16).to(memory_format=torch.channels_last) for t in (x, y)
+    ),
+    "channels last and bias": lambda x, y: (
+        x.reshape(4, 4, 16, 16).to(memory_format=torch.channels_last),
+        y[0, :4].reshape(4, 1, 1),
+    ),
+    "expanded": lambda x, y: (x[:1].expand(64, 64), y),
+    "offset": lambda x, y: (x.reshape(-1)[1:], y.reshape(-1)[1:]),
+    "offset differently": lambda x, y: (x.reshape(-1)[1:-1], y.reshape(-1)[2:]),
+    "overlapping": lambda x, y: (x.reshape(-1).as_strided((60, 60), (1, 1)), y[:60, :60]),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8], ids=str)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_layouts(backend, layout, dtype):
+    x, y = LAYOUTS[layout](draw((64, 64), dtype), draw((64, 64), dtype))
+    check(diglot.add(x, y, backend=backend), torch.add(x, y))
+
+
+@settings(max_examples=30)
+@given(data=st.data())
+@pytest.mark.parametrize("backend", KERNELS)
+def test_any_operands(backend, data):
+    rank = data.draw(st.integers(0, 5))
+    shape = [data.draw(st.integers(1, 5)) for _ in range(rank)]
+    operands = []
+    for _ in range(2):
+        own = [data.draw(st.sampled_from([size, size, 1])) for size in shape]
+        x = draw(tuple(2 * size for size in own), data.draw(st.sampled_from(DTYPES)))
+        x = x[tuple(slice(None, size) for size in own)]
+        order = data.draw(st.permutations(range(rank)))
+        x = x.permute(order).contiguous().permute([order.index(d) for d in range(rank)])
+        operands.append(x[(0,) * data.draw(st.integers(0, rank))] if rank else x)
+    check(diglot.add(*operands, backend=backend), torch.add(*operands))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("shape", [(), (1,), (7, 1), (1, 300), (300,), (1, 1)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_sum_of_gradients(backend, shape, dtype):
+    """The reductions that the gradients of broadcast operands are, against float64."""
+    for big in [(7, 300), (3, 7, 300)]:
+        x = torch.zeros(big, device=DEVICE, dtype=dtype)
+        y = torch.zeros(shape, device=DEVICE, dtype=dtype, requires_grad=True)
+        grad = (torch.rand(big, device=DEVICE) + 0.5).to(dtype)
+        diglot.add(x, y, alpha=2, backend=backend).backward(grad)
+        oracle = 2 * grad.double().sum_to_size(shape)
+        assert y.grad.dtype == dtype
+        terms = math.prod(big) / max(1, math.prod(shape))
+        assert_close(y.grad, oracle, max(2, math.sqrt(terms)) if dtype == torch.float32 else 1)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_long_sums(backend):
+    """Sums long enough to be split, over dimensions before, after and around the kept ones."""
+    grad = torch.rand(600, 3, 130, device=DEVICE)
+    for shape in [(3, 130), (600, 1, 1), (1, 3, 1), (600, 1, 130), ()]:
+        y = torch.zeros(shape, device=DEVICE, requires_grad=True)
+        x = torch.zeros(grad.shape, device=DEVICE)
+        diglot.add(x, y, backend=backend).backward(grad)
+        torch.testing.assert_close(
+            y.grad, grad.double().sum_to_size(shape).float(), rtol=3e-6, atol=0
+        )
+        first = y.grad.clone()
+        y.grad = None
+        diglot.add(x, y, backend=backend).backward(grad)
+        assert torch.equal(y.grad, first)  # the order of the sum is fixed
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradcheck(backend):
+    x = torch.randn(3, 1, 2, device=DEVICE, dtype=torch.float64, requires_grad=True)
+    y = torch.randn(4, 1, device=DEVICE, dtype=torch.float64, requires_grad=True)
+    function = lambda a, b: diglot.add(a, b, alpha=1.5, backend=backend)  # noqa: E731
+    torch.autograd.gradcheck(function, (x, y), check_forward_ad=True, check_batched_grad=True)
+    torch.autograd.gradgradcheck(function, (x, y))
+
+
+def test_gradient_of_equal_shapes_is_no_copy():
+    x, y = (torch.ones(4, device=DEVICE, requires_grad=True) for _ in range(2))
+    with diglot.record_runs() as runs:
+        out = diglot.add(x, y, backend="torch")
+        out.sum().backward()
+    assert [run.launcher for run in runs] == ["add_forward"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradients_of_mixed_types(backend):
+    x = torch.randn(20, 30, device=DEVICE, dtype=torch.bfloat16, requires_grad=True)
+    y = torch.randn(30, device=DEVICE, requires_grad=True)
+    diglot.add(x, y, alpha=3, backend=backend).sum().backward()
+    assert x.grad.dtype == torch.bfloat16
+    assert torch.equal(x.grad, torch.ones_like(x))
+    torch.testing.assert_close(y.grad, torch.full_like(y, 60))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: diglot.add(1, torch.ones(2)), TypeError, "input must be a torch.Tensor, not int"),
+        (
+            lambda: diglot.add(torch.ones(2), "x"),
+            TypeError,
+            "other must be a torch.Tensor or a num",
+        ),
+        (lambda: diglot.add(torch.ones(2), None), TypeError, "not NoneType"),
+        (lambda: diglot.add(torch.ones(2), 1j), TypeError, "not complex"),
+        (
+            lambda: diglot.add(torch.ones(2, 3), torch.ones(4)),
+            ValueError,
+            r"do not broadcast: \(2, 3\) and \(4,\)",
+        ),
+        (
+            lambda: diglot.add(torch.ones(2).int(), torch.ones(2).int(), alpha=0.5),
+            TypeError,
+            "alpha must be an integer where the result is torch.int32, not a float",
+        ),
+        (
+            lambda: diglot.add(torch.ones(2).int(), torch.ones(2).int(), alpha=True),
+            TypeError,
+            "alpha must be a number where the result is torch.int32, not a bool",
+        ),
+        (lambda: diglot.add(torch.ones(2), torch.ones(2), alpha="2"), TypeError, "alpha must be a"),
+        (
+            lambda: diglot.add(torch.ones(2).to(torch.complex64), 1),
+            TypeError,
+            "input must have one of the dtypes",
+        ),
+        (
+            lambda: diglot.add(torch.ones(2), torch.ones(2, device="meta")),
+            ValueError,
+            "must be on one device, not on cpu and meta",
+        ),
+        (lambda: diglot.add(torch.ones(2), 1, backend="x"), ValueError, "backend must be one of"),
+    ],
+)
+def test_bad_arguments(call, error, message):
+    with pytest.raises(error, match=message):
+        call()

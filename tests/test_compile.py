@@ -1,0 +1,135 @@
+"""torch.compile: whole graphs, every way of switching, both kinds of backend."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch._dynamo.backends.common import aot_autograd
+from functorch.compile import make_boxed_func
+from backends import CUDA, DEVICE
+
+import diglot
+from diglot.backends import selection
+
+pytestmark = pytest.mark.slow
+
+# Inductor calls Triton's compiler on what a Triton backend launches, which needs a GPU; the rest of
+# the path (Dynamo, AOTAutograd, functionalisation) does not.
+COMPILERS = ["aot_eager", pytest.param("inductor", marks=pytest.mark.gpu)]
+TRITON = pytest.param("triton", marks=pytest.mark.gpu)
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo():
+    torch._dynamo.reset()
+
+
+def block(x, y, backend=None):
+    return diglot.add(diglot.gelu(x * 2, "tanh", backend=backend), y, alpha=2, backend=backend)
+
+
+def expected(x, y):
+    return F.gelu(x * 2, approximate="tanh") + 2 * y
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+@pytest.mark.parametrize("backend", [CUDA, TRITON, "torch"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_forward_and_backward(backend, compiler, dynamic):
+    compiled = torch.compile(block, fullgraph=True, backend=compiler, dynamic=dynamic)
+    for rows in (16, 24):
+        x = torch.randn(rows, 32, device=DEVICE, requires_grad=True)
+        y = torch.randn(32, device=DEVICE, requires_grad=True)
+        own = compiled(x, y, backend)
+        torch.testing.assert_close(own, expected(x, y))
+        grads = torch.autograd.grad(own.square().sum(), (x, y))
+        wanted = torch.autograd.grad(expected(x, y).square().sum(), (x, y))
+        torch.testing.assert_close(grads, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+def test_every_way_of_switching_recompiles(compiler, monkeypatch):
+    names = ["torch", "triton", "cuda"] if DEVICE == "cuda" else ["torch"]
+    counter = torch._dynamo.testing.CompileCounterWithBackend(compiler)
+
+    @torch.compile(fullgraph=True, backend=counter)
+    def by_scope(x):
+        return diglot.gelu(x)
+
+    x = torch.randn(64, device=DEVICE)
+    for name in names:
+        with diglot.use_backend(name):
+            torch.testing.assert_close(by_scope(x), F.gelu(x))
+    assert counter.frame_count == len(names)
+    for name in names:
+        monkeypatch.setattr(selection, "_environment", name)
+        torch.testing.assert_close(by_scope(x), F.gelu(x))
+    assert counter.frame_count >= len(names) + (1 if len(names) > 1 else 0)
+
+    @torch.compile(fullgraph=True, backend=compiler)
+    def scope_inside(x):
+        with diglot.use_backend("torch"):
+            return diglot.gelu(x)
+
+    torch.testing.assert_close(scope_inside(x), F.gelu(x))
+    assert selection._scope.backend is None
+
+
+def graph_of(function, *arguments):
+    """The operators of the compiled forward graph."""
+    seen = []
+
+    def collect(module, inputs):
+        seen.extend(str(node.target) for node in module.graph.nodes if node.op == "call_function")
+        return make_boxed_func(module.forward)
+
+    compiler = aot_autograd(fw_compiler=collect, inference_compiler=collect)
+    torch.compile(function, fullgraph=True, backend=compiler)(*arguments)
+    return seen
+
+
+def test_torch_is_traced_inline():
+    x = torch.randn(8, device=DEVICE)
+    with diglot.use_backend("torch"):
+        seen = graph_of(lambda t: diglot.gelu(t), x)
+    assert any("aten.gelu" in target for target in seen)
+    assert not any("diglot" in target for target in seen)
+
+
+@pytest.mark.gpu
+def test_kernels_are_seen_by_the_compiler():
+    x = torch.randn(8, device=DEVICE)
+    with diglot.use_backend("cuda"):
+        seen = graph_of(lambda t: diglot.gelu(t), x)
+    assert any("auto_functionalized" in target for target in seen)
+    with diglot.use_backend("triton"):
+        seen = graph_of(lambda t: diglot.gelu(t), x)
+    assert any("triton_kernel_wrapper" in target for target in seen)
+
+
+def test_module_compiles():
+    module = torch.nn.Sequential(torch.nn.Linear(8, 8), diglot.nn.GELU(backend="torch")).to(DEVICE)
+    x = torch.randn(3, 8, device=DEVICE)
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x), module(x))
+
+
+def test_export():
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return diglot.gelu(x, backend="torch")
+
+    x = torch.randn(4, device=DEVICE)
+    program = torch.export.export(Model(), (x,))
+    torch.testing.assert_close(program.module()(x), F.gelu(x))
+
+
+def test_unavailable_backend_while_compiling():
+    if DEVICE == "cuda":
+        pytest.skip("every backend can run here")
+    compiled = torch.compile(
+        lambda x: diglot.gelu(x, backend="cuda"), fullgraph=True, backend="aot_eager"
+    )
+    with pytest.raises(Exception, match="backend 'cuda' cannot run"):
+        compiled(torch.randn(3))

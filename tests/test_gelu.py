@@ -1,0 +1,265 @@
+"""gelu: values against the float64 oracle, special values, layouts, gradients, errors."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from backends import BACKENDS, DEVICE, FLOATING, KERNELS, ULP, assert_close, every_value, steps
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import diglot
+from diglot.reference.gelu import (
+    gelu_derivative_oracle,
+    gelu_oracle,
+    gelu_second_derivative,
+)
+
+FORMS = ["none", "tanh"]
+
+
+def gradient(x: torch.Tensor, grad: torch.Tensor, approximate: str, backend: str) -> torch.Tensor:
+    x = x.detach().requires_grad_()
+    with diglot.record_runs() as runs:
+        diglot.gelu(x, approximate, backend=backend).backward(grad)
+    assert [run.backend for run in runs] == [backend, backend]
+    assert [run.launcher for run in runs] == ["gelu_forward", "gelu_backward"]
+    return x.grad
+
+
+@pytest.mark.parametrize("approximate", FORMS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("backend", KERNELS)
+def test_every_16_bit_value(backend, dtype, approximate):
+    x = every_value(dtype).to(DEVICE)
+    finite = x.isfinite()
+    result = diglot.gelu(x, approximate, backend=backend)
+    assert diglot.last_run().backend == backend
+    assert_close(result[finite], gelu_oracle(x[finite], approximate), ULP[dtype], x[finite])
+    result = gradient(x, torch.ones_like(x), approximate, backend)
+    oracle = gelu_derivative_oracle(x[finite], approximate)
+    assert_close(result[finite], oracle, ULP[dtype], x[finite])
+
+
+@pytest.mark.parametrize("approximate", FORMS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("backend", KERNELS)
+def test_wide_values(backend, dtype, approximate):
+    generator = torch.Generator().manual_seed(1)
+    normal = torch.randn(40_000, generator=generator, dtype=torch.float64) * 2
+    tail = torch.linspace(-14, -2, 40_000, dtype=torch.float64)
+    root = torch.linspace(-0.76, -0.74, 20_000, dtype=torch.float64)
+    large = torch.tensor([0.0, -0.0, 1e-30, -1e-30, 1e4, -1e4, 1e30, -1e30], dtype=torch.float64)
+    x = torch.cat([normal, tail, root, large]).to(DEVICE, dtype)
+    result = diglot.gelu(x, approximate, backend=backend)
+    assert_close(result, gelu_oracle(x, approximate), ULP[dtype], x)
+    result = gradient(x, torch.ones_like(x), approximate, backend)
+    oracle = gelu_derivative_oracle(x, approximate)
+    if dtype == torch.float32:
+        assert_close(result, oracle, ULP[dtype], x)
+    else:  # the oracle itself cancels next to the derivative's root
+        torch.testing.assert_close(result, oracle, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("approximate", FORMS)
+@pytest.mark.parametrize("backend", KERNELS)
+def test_gradients_are_multiplied_in(backend, approximate):
+    """grad · gelu'(x) within 2 ulp, also where gelu'(x) alone is too small for float32."""
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(100_000, generator=generator) * 3
+    x[:2000] = torch.linspace(-13.5, -10, 2000)
+    grad = torch.randn(100_000, generator=generator) * 4
+    oracle = grad.double() * gelu_derivative_oracle(x, approximate)
+    result = gradient(x.to(DEVICE), grad.to(DEVICE), approximate, backend)
+    keep = (oracle.abs() > 2e-38) | (x > -10.2)
+    assert_close(result.cpu()[keep], oracle[keep], ULP[torch.float32], x[keep])
+
+
+@pytest.mark.parametrize("approximate", FORMS)
+@pytest.mark.parametrize("backend", KERNELS)
+def test_textbook_formula_would_fail(backend, approximate):
+    """The tail is what the tolerance is about: x/2·(1 + erf or tanh) in float32 is far outside."""
+    x = torch.linspace(-5.4, -4.5, 1000)
+    inner = x / math.sqrt(2) if approximate == "none" else 0.79788456 * (x + 0.044715 * x**3)
+    outer = torch.erf(inner) if approximate == "none" else torch.tanh(inner)
+    with pytest.raises(AssertionError, match="ulp at flat index"):
+        assert_close(0.5 * x * (1 + outer), gelu_oracle(x, approximate), ULP[torch.float32], x)
+    result = diglot.gelu(x.to(DEVICE), approximate, backend=backend)
+    assert_close(result, gelu_oracle(x, approximate), ULP[torch.float32], x)
+
+
+@pytest.mark.parametrize("approximate", FORMS)
+@pytest.mark.parametrize("dtype", FLOATING)
+@pytest.mark.parametrize("backend", KERNELS)
+def test_special_values(backend, dtype, approximate):
+    x = torch.tensor([math.nan, math.inf, 20.0, 1e4, -1e4, 10.07], device=DEVICE).to(dtype)
+    result = diglot.gelu(x, approximate, backend=backend)
+    assert result[0].isnan()
+    assert torch.equal(result[1:4], x[1:4])
+    assert result[4] == 0
+    assert result[5].isfinite()
+    # (e^2a - 1) / (e^2a + 1), the textbook tanh, is NaN from here on.
+    assert torch.equal(result[2], x[2])
+    minus_infinity = torch.tensor([-math.inf], device=DEVICE, dtype=dtype)
+    assert diglot.gelu(minus_infinity, approximate, backend=backend).isnan().all()
+    assert F.gelu(minus_infinity, approximate=approximate).isnan().all()
+    derivative = gradient(x, torch.ones_like(x), approximate, backend)
+    assert derivative[0].isnan()
+    assert torch.equal(derivative[2:5], torch.tensor([1, 1, 0], device=DEVICE, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", FLOATING)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_against_torch(backend, dtype):
+    x = torch.randn(3, 1000, device=DEVICE).to(dtype)
+    for approximate in FORMS:
+        wide = x if dtype == torch.float64 else x.float()
+        expected = F.gelu(wide, approximate=approximate).to(dtype)
+        torch.testing.assert_close(diglot.gelu(x, approximate, backend=backend), expected)
+
+
+@pytest.mark.parametrize("backend", [CUDA for CUDA in KERNELS if CUDA != "triton"])
+def test_backends_agree(backend):
+    """Both kernels do the same arithmetic: in float32 only the reciprocals differ."""
+    x = torch.randn(100_000, device=DEVICE) * 3
+    for approximate in FORMS:
+        ours = diglot.gelu(x, approximate, backend=backend)
+        twin = diglot.gelu(x, approximate, backend="triton")
+        assert_close(ours, twin.double(), 1.0, x)
+
+
+SHAPES = [(), (0,), (3, 0, 2), (1,), (7,), (1023,), (1024,), (1025,), (33, 65), (2, 3, 4, 5)]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_shapes(backend, shape):
+    x = torch.randn(shape, device=DEVICE)
+    result = diglot.gelu(x, backend=backend)
+    assert result.shape == x.shape
+    torch.testing.assert_close(result, F.gelu(x))
+
+
+LAYOUTS = {
+    "transposed": lambda x: x.t(),
+    "channels last": lambda x: x.reshape(4, 8, 8, 16).to(memory_format=torch.channels_last),
+    "columns": lambda x: x[:, ::2],
+    "inner slice": lambda x: x[:, 3:37],
+    "expanded": lambda x: x[:, :1].expand(-1, 9),
+    "offset": lambda x: x.reshape(-1)[1:],
+    "flipped dims": lambda x: x.reshape(4, 8, 8, 16).permute(2, 0, 3, 1),
+    "negative bit": lambda x: torch.complex(x, x).conj().imag,
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_layouts(backend, layout):
+    x = LAYOUTS[layout](torch.randn(64, 64, device=DEVICE))
+    result = diglot.gelu(x, "tanh", backend=backend)
+    expected = F.gelu(x, approximate="tanh")
+    assert result.stride() == expected.stride()
+    torch.testing.assert_close(result, expected)
+    grad = LAYOUTS[layout](torch.randn(64, 64, device=DEVICE))
+    own, theirs = (x.detach().clone(memory_format=torch.preserve_format) for _ in range(2))
+    own.requires_grad_(), theirs.requires_grad_()
+    diglot.gelu(own, "tanh", backend=backend).backward(grad)
+    F.gelu(theirs, approximate="tanh").backward(grad)
+    torch.testing.assert_close(own.grad, theirs.grad)
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+def test_dense_layouts_run_flat(backend):
+    x = torch.randn(2, 8, 16, 16, device=DEVICE).to(memory_format=torch.channels_last)
+    diglot.gelu(x, backend=backend)
+    assert diglot.last_run().variant.startswith("flat")
+    diglot.gelu(x[:, :, ::2], backend=backend)
+    assert diglot.last_run().variant.startswith("strided")
+
+
+@settings(max_examples=25)
+@given(data=st.data())
+@pytest.mark.parametrize("backend", KERNELS)
+def test_any_shape_and_stride(backend, data):
+    rank = data.draw(st.integers(0, 5), label="rank")
+    sizes = [data.draw(st.integers(1, 6)) for _ in range(rank)]
+    x = torch.randn([2 * size for size in sizes], device=DEVICE)
+    x = x[tuple(slice(None, None, data.draw(st.sampled_from([1, 2]))) for _ in sizes)]
+    x = x.permute(data.draw(st.permutations(range(rank))))
+    dtype = data.draw(st.sampled_from(FLOATING))
+    x = x.to(dtype)
+    approximate = data.draw(st.sampled_from(FORMS))
+    result = diglot.gelu(x, approximate, backend=backend)
+    assert steps(result) == steps(F.gelu(x))
+    assert_close(result, gelu_oracle(x, approximate), ULP[dtype], x)
+
+
+@pytest.mark.parametrize("approximate", FORMS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradcheck(backend, approximate):
+    x = torch.randn(3, 5, device=DEVICE, dtype=torch.float64, requires_grad=True)
+    function = lambda t: diglot.gelu(t, approximate, backend=backend)  # noqa: E731
+    torch.autograd.gradcheck(function, (x,))
+    torch.autograd.gradgradcheck(function, (x,))
+    torch.autograd.gradcheck(function, (x,), check_forward_ad=True, check_batched_grad=True)
+
+
+@pytest.mark.parametrize("approximate", FORMS)
+def test_second_derivative(approximate):
+    x = torch.linspace(-4, 4, 101, dtype=torch.float64, requires_grad=True)
+    (first,) = torch.autograd.grad(gelu_oracle(x, approximate).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), x)
+    torch.testing.assert_close(gelu_second_derivative(x, approximate), second)
+
+
+def test_oracle_in_the_tail():
+    """Against values computed with 40 digits (mpmath: x · ncdf(x))."""
+    x = torch.tensor([-1.0, -5.0, -10.0, -13.0], dtype=torch.float64)
+    exact = torch.tensor(
+        [
+            -0.15865525393145705142,
+            -1.4332578593959695584e-06,
+            -7.6198530241605260660e-23,
+            -7.9523137194148435870e-38,
+        ],
+        dtype=torch.float64,
+    )
+    torch.testing.assert_close(gelu_oracle(x), exact, rtol=1e-12, atol=0)
+
+
+def test_module():
+    module = diglot.nn.GELU("tanh", backend="torch")
+    assert repr(module) == "GELU(approximate='tanh', backend='torch')"
+    x = torch.randn(10, device=DEVICE)
+    torch.testing.assert_close(module(x), F.gelu(x, approximate="tanh"))
+    assert not list(module.parameters())
+    with pytest.raises(ValueError, match="approximate must be 'none' or 'tanh'"):
+        diglot.nn.GELU("relu")
+    with pytest.raises(ValueError, match="backend must be one of"):
+        diglot.nn.GELU(backend="opencl")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (([1.0, 2.0],), TypeError, "input must be a torch.Tensor, not list"),
+        ((torch.arange(3),), TypeError, "input must have one of the dtypes float32.*not int64"),
+        ((torch.ones(2).to(torch.complex64),), TypeError, "not complex64"),
+        ((torch.ones(2).to_sparse(),), TypeError, "input must be a dense tensor"),
+        ((torch.ones(2), "erf"), ValueError, "approximate must be 'none' or 'tanh', not 'erf'"),
+        ((torch.ones(2), None), ValueError, "approximate must be 'none' or 'tanh', not None"),
+    ],
+)
+def test_bad_arguments(arguments, error, message):
+    with pytest.raises(error, match=message):
+        diglot.gelu(*arguments)
+
+
+def test_unknown_backend():
+    with pytest.raises(
+        ValueError, match="backend must be one of 'cuda', 'triton', 'torch', 'auto'"
+    ):
+        diglot.gelu(torch.ones(2), backend="opencl")

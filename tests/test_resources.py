@@ -1,0 +1,277 @@
+"""Compiled kernels of both languages: no spills, wide accesses, and the right one looked at."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import re
+
+import pytest
+import torch
+
+from diglot.tools import resources
+from diglot.tools.resources import (
+    Call,
+    KernelResources,
+    ResourcesUnavailable,
+    TensorLike,
+    cuda_kernel_names,
+    cuda_kernels,
+    kernels_of_calls,
+)
+
+ARCHITECTURES = ["sm_80", "sm_90"]
+FLOATING = ["float32", "float16", "bfloat16", "float64"]
+OTHERS = ["int8", "uint8", "int16", "int32", "int64", "bool"]
+SIZES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "int8": 1, "uint8": 1, "bool": 1}
+TYPES = {"__half": 2, "__nv_bfloat16": 2, "short": 2, "float": 4, "int": 4, "double": 8, "long": 8}
+
+
+def missing_extension():
+    try:
+        resources.library_path()
+        resources.find_cuobjdump()
+    except ResourcesUnavailable as error:
+        return str(error)
+    return None
+
+
+needs_extension = pytest.mark.skipif(
+    missing_extension() is not None, reason=str(missing_extension())
+)
+
+
+def like(dtype, *shape, stride=None, misalignment=0):
+    stride = stride or torch.empty(shape, device="meta").stride()
+    return TensorLike(dtype, shape, tuple(stride), misalignment)
+
+
+SASS = """
+		Function : _Z3foov
+        /*0000*/  @P0 LDG.E.128.CONSTANT R4, desc[UR10][R14.64] ;
+        /*0010*/      LDG.E.U16 R4, desc[UR10][R14.64] ;
+        /*0020*/      LDG.E R4, desc[UR10][R14.64] ;
+        /*0030*/      STG.E.64 desc[UR10][R8.64+0x4], R5 ;
+        /*0040*/      STL.64 [R1], R4 ;
+        /*0050*/      STL [R1+0x8], R4 ;
+        /*0060*/      LDS.128 R4, [R1] ;
+        /*0070*/      LDL.LU R4, [R1+0x8] ;
+		Function : bar
+        /*0000*/      EXIT ;
+"""
+
+
+def test_sass_is_read():
+    found = resources._read_sass(SASS)
+    assert found["_Z3foov"] == {
+        "load_bytes": 16,
+        "store_bytes": 8,
+        "loads": ((16, 1), (4, 1), (2, 1)),
+        "stores": ((8, 1),),
+        "spill_bytes": 12,
+    }
+    assert found["bar"]["load_bytes"] is None and found["bar"]["spill_bytes"] == 0
+
+
+def test_symbols_are_read():
+    symbol = "_ZN6diglot17gelu_forward_flatIfLNS_11ApproximateE0ELi1EEEvliPKT_PS2_"
+    assert resources.demangle(symbol) == "gelu_forward_flat<float, (Approximate)0, 1>"
+    assert resources.demangle("add_forward_flat") == "add_forward_flat"
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [("sm_80", "sm_80"), ("sm_86", "sm_80"), ("sm_90", "sm_90a"), ("sm_90a", "sm_90a")],
+)
+def test_architectures(asked, found, monkeypatch):
+    monkeypatch.setattr(resources, "library_architectures", lambda: ("sm_80", "sm_90a"))
+    assert resources.code_that_runs(asked) == found
+
+
+def test_architectures_without_code(monkeypatch):
+    monkeypatch.setattr(resources, "library_architectures", lambda: ("sm_80", "sm_90a"))
+    with pytest.raises(
+        ResourcesUnavailable, match="machine code for sm_80, sm_90a, not for sm_100"
+    ):
+        resources.code_that_runs("sm_100")
+    with pytest.raises(ValueError, match="arch must be like 'sm_90'"):
+        resources.code_that_runs("90")
+
+
+@needs_extension
+def test_unknown_kernel():
+    with pytest.raises(KeyError, match="has no kernel nothing<float>"):
+        cuda_kernels("sm_90", ["nothing<float>"])
+
+
+@needs_extension
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_every_cuda_kernel_is_listed(architecture):
+    names = cuda_kernel_names(architecture)
+    kinds = {name.partition("<")[0] for name in names}
+    assert {"gelu_forward_flat", "gelu_backward_strided", "add_forward_flat"} <= kinds
+    assert len(names) > 100
+
+
+def accesses_of_flat_kernel(kernel: KernelResources, element: int) -> list[str]:
+    """What is wrong with a flat kernel's accesses: 16 bytes each but for the head and the tail."""
+    wrong = []
+    inputs = 2 if re.match(r"add_forward|gelu_backward", kernel.name) else 1
+    for what, found, arrays in (("load", kernel.loads, inputs), ("store", kernel.stores, 1)):
+        if kernel_widest := dict(found).get(16, 0):
+            others = {width: count for width, count in found if width not in (16, element)}
+            if others:
+                wrong.append(f"{what}s of {others}")
+            if dict(found).get(element, 0) > 2 * arrays:
+                wrong.append(f"{dict(found)[element]} {what}s of one element, {kernel_widest} wide")
+        else:
+            wrong.append(f"no 16-byte {what}")
+    return wrong
+
+
+@needs_extension
+@pytest.mark.parametrize(
+    ("architecture", "types"),
+    [
+        ("sm_90", "float|__nv_bfloat16"),
+        *(pytest.param(a, ".*", marks=pytest.mark.slow) for a in ARCHITECTURES),
+    ],
+)
+def test_flat_cuda_kernels_access_16_bytes(architecture, types):
+    flat = re.compile(rf"\w+_flat<({types}),")
+    names = [name for name in cuda_kernel_names(architecture) if flat.match(name)]
+    assert names
+    wrong = {}
+    for name, kernel in cuda_kernels(architecture, names).items():
+        kind = name.partition("<")[2].partition(",")[0]
+        faults = accesses_of_flat_kernel(kernel, TYPES.get(kind, 1))
+        if kernel.spill_bytes or kernel.stack_bytes:
+            faults.append(f"{kernel.spill_bytes} bytes of local memory")
+        if faults:
+            wrong[name] = faults
+    listed = "\n".join(f"{name}: {', '.join(faults)}" for name, faults in wrong.items())
+    assert not wrong, f"{len(wrong)} of {len(names)} flat kernels:\n{listed}"
+
+
+@needs_extension
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_no_cuda_kernel_spills(architecture):
+    kernels = cuda_kernels(architecture)
+    assert set(kernels) == set(cuda_kernel_names(architecture))
+    assert not {n: k.spill_bytes for n, k in kernels.items() if k.spill_bytes or k.stack_bytes}
+    assert all(k.registers > 0 for k in kernels.values())
+
+
+def calls_of(dtype: str, elements: int = 1 << 22) -> dict[str, Call]:
+    """A call for every kernel of a dtype, by what is asked of its accesses."""
+    flat = like(dtype, elements)
+    misaligned = like(dtype, elements, misalignment=1)
+    strided = like(dtype, 1024, 256, stride=(512, 2))
+    calls = {
+        "add flat": Call("add", (flat, flat), {}),
+        "add misaligned": Call("add", (misaligned, misaligned), {}),
+        "add number flat": Call("add", (flat, 2), {}),
+        "add strided": Call("add", (strided, strided), {}),
+        "add broadcast": Call("add", (like(dtype, 1024, 256), like(dtype, 256)), {}),
+    }
+    if dtype not in FLOATING:
+        return calls
+    calls |= {
+        "add backward flat": Call("add", (flat, flat), {"alpha": 2}, True),
+        "add backward sum": Call("add", (like(dtype, 4096, 64), like(dtype, 64)), {}, True),
+        "add backward row": Call("add", (like(dtype, 64, 4096), like(dtype, 64, 1)), {}, True),
+    }
+    for form, backward in itertools.product(("none", "tanh"), (False, True)):
+        name = f"gelu {form} {'backward' if backward else 'forward'}"
+        options = {"approximate": form}
+        calls[f"{name} flat"] = Call("gelu", (flat,), options, backward)
+        calls[f"{name} strided"] = Call("gelu", (strided,), options, backward)
+    return calls
+
+
+@functools.cache
+def looked_at(dtype: str, elements: int, architecture: str, wanted: str, language: str):
+    calls = {n: c for n, c in calls_of(dtype, elements).items() if re.search(wanted, n)}
+    answers = kernels_of_calls(list(calls.values()), architecture, [language])
+    return {n: answer[language] for n, answer in zip(calls, answers, strict=True)}
+
+
+def check(found, language):
+    """Asserts what holds for every kernel."""
+    for name, answer in found.items():
+        assert answer.reason is None, f"{name}: {answer.reason}"
+        assert answer.kernels, name
+        for kernel in answer.kernels:
+            assert kernel.registers > 0 and kernel.load_bytes and kernel.store_bytes
+            assert kernel.spill_bytes == 0, f"{name}: {kernel}"
+            if language == "triton" and "flat" in name:
+                assert (kernel.load_bytes, kernel.store_bytes) == (16, 16), f"{name}: {kernel}"
+
+
+@needs_extension
+@pytest.mark.parametrize("elements", [1000, 1 << 22])
+def test_the_cuda_kernel_of_a_call(elements):
+    found = looked_at("bfloat16", elements, "sm_90", "", "cuda")
+    check(found, "cuda")
+    accesses = 1 if elements == 1000 else 4
+    names = {call: [kernel.name for kernel in of.kernels] for call, of in found.items()}
+    bf16 = "__nv_bfloat16"
+    assert names["add flat"] == [f"add_forward_flat<{bf16}, {accesses}>"]
+    # The output is aligned, so that no head aligns all three.
+    assert names["add misaligned"] == [f"add_forward_strided<{bf16}, unsigned int>"]
+    assert names["add number flat"] == [f"add_number_flat<{bf16}, {accesses}>"]
+    assert names["add broadcast"] == [f"add_forward_strided<{bf16}, unsigned int>"]
+    assert names["add backward sum"][0] == f"add_backward_sum<{bf16}, unsigned int, 32>"
+    assert names["add backward row"] == [
+        f"add_backward_sum<{bf16}, unsigned int, 1>",
+        "add_backward_sum<float, unsigned int, 32>",
+    ]
+    form = "(Approximate)1"
+    assert names["gelu tanh backward flat"] == [f"gelu_backward_flat<{bf16}, {form}, {accesses}>"]
+    assert names["gelu tanh forward strided"] == [
+        f"gelu_forward_strided<{bf16}, {form}, unsigned int>"
+    ]
+    assert found["gelu none forward flat"].kernels[0].architecture == "sm_90a"
+
+
+@pytest.mark.parametrize("elements", [1000, 1 << 22])
+def test_triton_kernels_of_one_dtype(elements):
+    pytest.importorskip("triton")
+    wanted = "add|none" if elements == 1000 else "flat"
+    found = looked_at("bfloat16", elements, "sm_90", wanted, "triton")
+    check(found, "triton")
+    for call, of in found.items():
+        for kernel in of.kernels:
+            assert kernel.name.startswith(call.partition(" ")[0])
+            assert kernel.architecture.startswith("sm_90")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("dtype", [*FLOATING, *OTHERS])
+def test_every_triton_kernel_compiles(dtype, architecture):
+    pytest.importorskip("triton")
+    check(looked_at(dtype, 1 << 22, architecture, "", "triton"), "triton")
+
+
+def test_failures_are_reasons():
+    """A call that cannot be made tells why; the others are answered."""
+    pytest.importorskip("triton")
+    bad = Call("add", (like("float32", 3), like("float32", 4)), {})
+    good = Call("add", (like("float32", 2, 64), like("float32", 64)), {})
+    first, second = kernels_of_calls([bad, good], "sm_90", ["triton"])
+    assert "do not broadcast" in first["triton"].reason and not first["triton"].kernels
+    assert second["triton"].reason is None and second["triton"].kernels
+
+
+def test_likeness_of_a_tensor():
+    base = torch.empty(64, dtype=torch.bfloat16)
+    view = base[3:63].view(6, 10)[:, ::2]
+    of = TensorLike.of(view)
+    assert of == TensorLike("bfloat16", (6, 5), (10, 2), 3)
+    again = of.tensor()
+    assert (again.shape, again.stride(), again.dtype) == (view.shape, view.stride(), view.dtype)
+    assert again.data_ptr() % 16 == view.data_ptr() % 16
+    assert dataclasses.replace(of, shape=(0, 5)).tensor().numel() == 0

@@ -1,0 +1,153 @@
+"""How a backend is chosen, and why one is refused."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+from backends import DEVICE
+
+import diglot
+from diglot.backends import selection
+
+X = torch.ones(4, device=DEVICE)
+
+
+def backend_of(**arguments) -> str:
+    diglot.gelu(X, **arguments)
+    return diglot.last_run().backend
+
+
+def run_python(code: str, **environment: str) -> subprocess.CompletedProcess:
+    variables = {k: v for k, v in os.environ.items() if not k.startswith(("DIGLOT_", "TRITON_"))}
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**variables, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_precedence(monkeypatch):
+    monkeypatch.setattr(selection, "_environment", "torch")
+    assert backend_of() == "torch"
+    with diglot.use_backend("triton"):
+        assert backend_of() == "triton"
+        assert backend_of(backend="torch") == "torch"
+        with diglot.use_backend("torch"):
+            assert backend_of() == "torch"
+        assert backend_of() == "triton"
+    assert backend_of() == "torch"
+
+
+def test_scope_ends_with_an_error():
+    with pytest.raises(KeyError), diglot.use_backend("triton"):
+        raise KeyError
+    assert selection._scope.backend is None
+
+
+def test_scope_is_per_thread():
+    seen = []
+    with diglot.use_backend("triton"):
+        thread = threading.Thread(target=lambda: seen.append(selection._scope.backend))
+        thread.start()
+        thread.join()
+    assert seen == [None]
+
+
+def test_a_scope_object_can_be_reused():
+    scope = diglot.use_backend("triton")
+    with scope, scope:
+        assert backend_of() == "triton"
+    assert selection._scope.backend is None
+
+
+def test_backward_follows_forward():
+    x = torch.ones(4, device=DEVICE, requires_grad=True)
+    with diglot.record_runs() as runs:
+        with diglot.use_backend("triton"):
+            y = diglot.gelu(x)
+        with diglot.use_backend("torch"):
+            y.sum().backward()
+    assert [run.backend for run in runs] == ["triton", "triton"]
+
+
+def test_auto_never_interprets():
+    if DEVICE == "cpu":
+        assert backend_of() == "torch"
+        assert diglot.explain("gelu", X).notes["triton"].startswith("interpreted")
+    else:
+        assert backend_of() == "cuda"
+
+
+def test_explain():
+    explanation = diglot.explain(diglot.gelu, torch.device("cpu"))
+    assert explanation.op == "gelu"
+    assert set(explanation.reasons) == {"cuda", "triton", "torch"}
+    assert explanation.reasons["torch"] is None
+    assert explanation.reasons["cuda"]
+    text = str(explanation)
+    assert "-> torch: can run" in text or DEVICE == "cuda"
+    assert "cuda: cannot run: " in text
+
+
+def test_unavailable_backend_names_every_reason():
+    with pytest.raises(diglot.BackendUnavailable) as caught:
+        diglot.gelu(torch.ones(2), backend="cuda")
+    message = str(caught.value)
+    assert "gelu: backend 'cuda' cannot run" in message
+    assert "cuda: cannot run: " in message
+    assert "torch: can run" in message
+
+
+def test_available_backends():
+    assert "torch" in diglot.available_backends("cpu")
+    assert "cuda" not in diglot.available_backends("cpu")
+    assert diglot.available_backends()[-1] == "torch"
+
+
+def test_meta_tensors_take_any_backend():
+    for backend in ("cuda", "triton", "torch", "auto"):
+        y = diglot.gelu(torch.ones(3, 4, device="meta"), backend=backend)
+        assert y.shape == (3, 4)
+        assert y.device.type == "meta"
+
+
+def test_environment_variable():
+    code = "import torch, diglot; diglot.gelu(torch.ones(2)); print(diglot.last_run().backend)"
+    assert run_python(code, DIGLOT_BACKEND="torch").stdout.strip() == "torch"
+    result = run_python(code, DIGLOT_BACKEND="opencl")
+    assert "DIGLOT_BACKEND must be one of" in result.stderr
+
+
+def test_triton_without_the_variable_names_it():
+    code = "import torch, diglot; diglot.gelu(torch.ones(2), backend='triton')"
+    result = run_python(code)
+    assert result.returncode != 0
+    assert "DIGLOT_INTERPRET=1" in result.stderr
+    assert run_python(code, DIGLOT_INTERPRET="1").returncode == 0
+
+
+def test_import_loads_no_backend():
+    code = (
+        "import sys, torch, diglot\n"
+        "assert not torch.cuda.is_initialized()\n"
+        "assert 'diglot.triton_ops' not in sys.modules and 'diglot._C' not in sys.modules\n"
+    )
+    result = run_python(code)
+    assert result.returncode == 0, result.stderr
+
+
+def test_last_run_is_per_thread():
+    diglot.gelu(X, backend="torch")
+    seen = []
+    thread = threading.Thread(target=lambda: seen.append(diglot.last_run()))
+    thread.start()
+    thread.join()
+    assert seen == [None]
+    assert diglot.last_run().op == "gelu"

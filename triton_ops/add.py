@@ -1,0 +1,273 @@
+"""input + alpha * other, and its gradients: kernels and launchers. Twin of csrc/ops/add.cu."""
+
+import math
+
+import triton
+import triton.language as tl
+
+from diglot.triton_ops.elementwise_launch import elementwise_launch
+from diglot.triton_ops.launch import launch, number_halves
+from diglot.triton_ops.layout import (
+    NARROW_LIMIT,
+    compute_layout,
+    split_layout,
+    strided_arguments,
+)
+from diglot.triton_ops.lib.elementwise import (
+    flat_start,
+    shifted,
+    strided_index,
+    strided_offset,
+)
+from diglot.triton_ops.lib.math import fma
+from diglot.triton_ops.lib.types import compute_type, convert, number
+
+HEAD = tl.constexpr(16)  # more elements than any array is away from a 16-byte boundary
+
+
+@triton.jit
+def add(input, other, alpha_high, alpha_low, OUT: tl.constexpr):
+    """input + alpha * other with one rounding, computed in the type that OUT is computed in.
+
+    Without a second array, `other` is one. On bool, `or` and `and`.
+    """
+    COMPUTE: tl.constexpr = compute_type(OUT)
+    factor = tl.full(input.shape, 0, COMPUTE) + number(alpha_high, alpha_low, COMPUTE)
+    a = convert(input, OUT).to(COMPUTE)
+    if other is None:
+        b = tl.full(input.shape, 1, COMPUTE)
+    else:
+        b = convert(other, OUT).to(COMPUTE)
+    if OUT == tl.int1:
+        result = a | (b & (factor != 0))
+    elif COMPUTE.is_floating():
+        result = fma(factor, b, a)
+    else:
+        result = a + factor * b
+    return convert(result, OUT)
+
+
+@triton.jit
+def load_given(pointer, offsets):
+    """The elements, or None for an array that is not given."""
+    values = None
+    if pointer is not None:
+        values = tl.load(pointer + offsets)
+    return values
+
+
+@triton.jit
+def load_masked(pointer, offsets, mask):
+    """The elements under the mask, or None for an array that is not given."""
+    values = None
+    if pointer is not None:
+        values = tl.load(pointer + offsets, mask=mask)
+    return values
+
+
+@triton.jit
+def add_forward_flat(
+    input, other, output, n, head, alpha_high, alpha_low, ALIGNED: tl.constexpr, BLOCK: tl.constexpr
+):
+    OUT: tl.constexpr = output.dtype.element_ty
+    start = flat_start(head, BLOCK)
+    index = tl.arange(0, BLOCK)
+    a_pointer = shifted(input, start, ALIGNED)
+    b_pointer = shifted(other, start, ALIGNED)
+    out_pointer = shifted(output, start, ALIGNED)
+    if start + BLOCK <= n:
+        a = tl.load(a_pointer + index)
+        tl.store(out_pointer + index, add(a, load_given(b_pointer, index), alpha_high, alpha_low, OUT))
+    else:
+        mask = index < n - start
+        a = tl.load(a_pointer + index, mask=mask)
+        masked_sum = add(a, load_masked(b_pointer, index, mask), alpha_high, alpha_low, OUT)
+        tl.store(out_pointer + index, masked_sum, mask=mask)
+    if (tl.program_id(0) == 0) & (head > 0):
+        at = tl.arange(0, HEAD)
+        head_a = tl.load(input + at, mask=at < head)
+        head_sum = add(head_a, load_masked(other, at, at < head), alpha_high, alpha_low, OUT)
+        tl.store(output + at, head_sum, mask=at < head)
+
+
+@triton.jit
+def add_forward_strided(
+    input, other, output, n,
+    size0, size1, size2, size3, size4, size5, size6, size7,
+    out0, out1, out2, out3, out4, out5, out6, out7,
+    in0, in1, in2, in3, in4, in5, in6, in7,
+    other0, other1, other2, other3, other4, other5, other6, other7,
+    alpha_high, alpha_low,
+    RANK: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    OUT: tl.constexpr = output.dtype.element_ty
+    sizes = (size0, size1, size2, size3, size4, size5, size6, size7)
+    index, mask = strided_index(n, BLOCK, WIDE)
+    out_strides = (out0, out1, out2, out3, out4, out5, out6, out7)
+    out_at = strided_offset(index, sizes, out_strides, RANK, WIDE)
+    in_strides = (in0, in1, in2, in3, in4, in5, in6, in7)
+    in_at = strided_offset(index, sizes, in_strides, RANK, WIDE)
+    other_strides = (other0, other1, other2, other3, other4, other5, other6, other7)
+    other_at = strided_offset(index, sizes, other_strides, RANK, WIDE)
+    a = tl.load(input + in_at, mask=mask)
+    b = load_masked(other, other_at, mask)
+    tl.store(output + out_at, add(a, b, alpha_high, alpha_low, OUT), mask=mask)
+
+
+@triton.jit
+def add_backward_flat(
+    grad_output, grad_input, n, head, alpha_high, alpha_low, ALIGNED: tl.constexpr, BLOCK: tl.constexpr
+):
+    OUT: tl.constexpr = grad_input.dtype.element_ty
+    start = flat_start(head, BLOCK)
+    index = tl.arange(0, BLOCK)
+    in_pointer = shifted(grad_output, start, ALIGNED)
+    out_pointer = shifted(grad_input, start, ALIGNED)
+    if start + BLOCK <= n:
+        tl.store(out_pointer + index, scale(tl.load(in_pointer + index), alpha_high, alpha_low, OUT))
+    else:
+        mask = index < n - start
+        gradient = tl.load(in_pointer + index, mask=mask)
+        tl.store(out_pointer + index, scale(gradient, alpha_high, alpha_low, OUT), mask=mask)
+    if (tl.program_id(0) == 0) & (head > 0):
+        at = tl.arange(0, HEAD)
+        head_gradient = tl.load(grad_output + at, mask=at < head)
+        tl.store(grad_input + at, scale(head_gradient, alpha_high, alpha_low, OUT), mask=at < head)
+
+
+@triton.jit
+def scale(gradient, alpha_high, alpha_low, OUT: tl.constexpr):
+    """alpha * gradient, computed in the type that the gradient is computed in."""
+    COMPUTE: tl.constexpr = compute_type(gradient.dtype)
+    return convert(number(alpha_high, alpha_low, COMPUTE) * gradient.to(COMPUTE), OUT)
+
+
+@triton.jit
+def add_backward_strided(
+    grad_output, grad_input, n,
+    size0, size1, size2, size3, size4, size5, size6, size7,
+    out0, out1, out2, out3, out4, out5, out6, out7,
+    in0, in1, in2, in3, in4, in5, in6, in7,
+    alpha_high, alpha_low,
+    RANK: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    OUT: tl.constexpr = grad_input.dtype.element_ty
+    sizes = (size0, size1, size2, size3, size4, size5, size6, size7)
+    index, mask = strided_index(n, BLOCK, WIDE)
+    out_strides = (out0, out1, out2, out3, out4, out5, out6, out7)
+    out_at = strided_offset(index, sizes, out_strides, RANK, WIDE)
+    in_strides = (in0, in1, in2, in3, in4, in5, in6, in7)
+    in_at = strided_offset(index, sizes, in_strides, RANK, WIDE)
+    gradient = tl.load(grad_output + in_at, mask=mask)
+    tl.store(grad_input + out_at, scale(gradient, alpha_high, alpha_low, OUT), mask=mask)
+
+
+@triton.jit
+def add_backward_sum(
+    grad_output, output, kept, reduced, splits, output_split_stride,
+    size0, size1, size2, size3, size4, size5, size6, size7,
+    in0, in1, in2, in3, in4, in5, in6, in7,
+    out0, out1, out2, out3, out4, out5, out6, out7,
+    rsize0, rsize1, rsize2, rsize3, rsize4, rsize5, rsize6, rsize7,
+    r0, r1, r2, r3, r4, r5, r6, r7,
+    alpha_high, alpha_low,
+    RANK: tl.constexpr, REDUCED_RANK: tl.constexpr, WIDE: tl.constexpr,
+    KEPT_BLOCK: tl.constexpr, REDUCED_BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Sums grad_output over the dimensions along which an operand was broadcast.
+
+    A program takes KEPT_BLOCK kept elements and one split of the reduced ones, REDUCED_BLOCK at a
+    time. With several splits, `output` is a workspace of one row per split, and a second launch
+    sums the rows. The order of the sum depends on the shapes alone.
+    """
+    OUT: tl.constexpr = output.dtype.element_ty
+    COMPUTE: tl.constexpr = compute_type(grad_output.dtype.element_ty)
+    INDEX: tl.constexpr = tl.int64 if WIDE else tl.int32
+    tiles = tl.cdiv(kept, KEPT_BLOCK)
+    program = tl.program_id(0).to(tl.int64)
+    split = program // tiles
+    element = (program % tiles * KEPT_BLOCK + tl.arange(0, KEPT_BLOCK)).to(INDEX)
+    rows_per_split = tl.cdiv(reduced, splits)
+    begin = split * rows_per_split
+    end = tl.minimum(begin + rows_per_split, reduced)
+
+    sizes = (size0, size1, size2, size3, size4, size5, size6, size7)
+    in_strides = (in0, in1, in2, in3, in4, in5, in6, in7)
+    out_strides = (out0, out1, out2, out3, out4, out5, out6, out7)
+    reduced_sizes = (rsize0, rsize1, rsize2, rsize3, rsize4, rsize5, rsize6, rsize7)
+    reduced_strides = (r0, r1, r2, r3, r4, r5, r6, r7)
+    in_at = strided_offset(element, sizes, in_strides, RANK, WIDE)
+    out_at = strided_offset(element, sizes, out_strides, RANK, WIDE)
+    is_kept = element < kept
+    partial = tl.zeros((REDUCED_BLOCK, KEPT_BLOCK), COMPUTE)
+    for first in range(begin, end, REDUCED_BLOCK):
+        row = first + tl.arange(0, REDUCED_BLOCK).to(tl.int64)
+        row_at = strided_offset(row.to(INDEX), reduced_sizes, reduced_strides, REDUCED_RANK, WIDE)
+        mask = (row < end)[:, None] & is_kept[None, :]
+        loaded = tl.load(grad_output + (row_at[:, None] + in_at[None, :]), mask=mask, other=0)
+        partial += loaded.to(COMPUTE)
+    total = number(alpha_high, alpha_low, COMPUTE) * tl.sum(partial, axis=0)
+    tl.store(output + split * output_split_stride + out_at, convert(total, OUT), mask=is_kept)
+
+
+def add_forward(input, other, alpha, out):
+    """out = input + alpha * other; without a second tensor, `other` is one."""
+    return elementwise_launch(
+        add_forward_flat,
+        add_forward_strided,
+        (input, other, out),
+        number_halves(alpha, out.dtype),
+        (),
+    )
+
+
+def add_backward(grad_output, alpha, workspace, out):
+    """out = alpha * grad_output, summed over the dimensions that `out` lacks or has of size one."""
+    if out.numel() == 0:
+        return "nothing to do"
+    halves = number_halves(alpha, grad_output.dtype)
+    if grad_output.numel() == out.numel():
+        return elementwise_launch(
+            add_backward_flat, add_backward_strided, (grad_output, out), halves, ()
+        )
+    kept, reduced = split_layout(grad_output, out)
+    if workspace is None:
+        launch_sum(grad_output, out, kept, reduced, 1, 0, halves)
+        return "sum"
+    # The partial sums lie in the order of the kept elements: one row of them per split.
+    splits = workspace.shape[0]
+    steps = [math.prod(kept.sizes[:d]) for d in range(len(kept.sizes))]
+    to_workspace = kept.with_strides([(s[0], t) for s, t in zip(kept.strides, steps, strict=True)])
+    from_workspace = kept.with_strides(
+        [(t, s[1]) for s, t in zip(kept.strides, steps, strict=True)]
+    )
+    rows = compute_layout(((splits,),), ((kept.numel,),))
+    one = number_halves(1, grad_output.dtype)
+    launch_sum(grad_output, workspace, to_workspace, reduced, splits, kept.numel, one)
+    launch_sum(workspace, out, from_workspace, rows, 1, 0, halves)
+    return "sum, split"
+
+
+def launch_sum(source, target, kept, reduced, splits, split_stride, halves):
+    """One pass of add_backward_sum."""
+    reduced_is_fastest = bool(reduced.strides) and (
+        not kept.strides or reduced.strides[0][0] < kept.strides[0][0]
+    )
+    kept_block, reduced_block = (1, 2048) if reduced_is_fastest else (64, 32)
+    wide = not (kept.numel * reduced.numel < NARROW_LIMIT and kept.is_narrow and reduced.is_narrow)
+    launch(
+        add_backward_sum,
+        -(-kept.numel // kept_block) * splits,
+        (source, target),
+        (
+            kept.numel,
+            reduced.numel,
+            splits,
+            split_stride,
+            *strided_arguments(kept, arrays=2),
+            *strided_arguments(reduced, arrays=1),
+            *halves,
+        ),
+        (len(kept.sizes), len(reduced.sizes), wide, kept_block, reduced_block),
+        4,
+    )

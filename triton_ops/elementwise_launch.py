@@ -1,0 +1,96 @@
+"""Host side of an elementwise kernel: chooses between the flat and the strided variant.
+
+Twin of csrc/include/diglot/elementwise_launch.h.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from diglot.triton_ops.launch import launch
+from diglot.triton_ops.layout import Layout, layout_of, strided_arguments
+
+ACCESS_BYTES = 16
+STRIDED_BLOCK, STRIDED_WARPS = 1024, 4
+# Up to this many elements a launch is bound by latency, and a thread takes two; beyond, a thread of
+# a flat kernel makes two 16-byte accesses to each array. Measured on an H200: with more, registers
+# cost more than loads in flight gain.
+TINY_ELEMENTS = 1 << 17
+FLAT_WARPS = 4
+FLAT_BYTES = FLAT_WARPS * 32 * 2 * ACCESS_BYTES
+
+
+def common_head(tensors: tuple[torch.Tensor, ...]) -> int:
+    """Elements to step over until all tensors are multiples of 16 bytes; -1 if they never are."""
+    size = tensors[0].element_size()
+    heads = {(-tensor.data_ptr() % ACCESS_BYTES) / size for tensor in tensors}
+    head = heads.pop()
+    return int(head) if not heads and head == int(head) else -1
+
+
+def _is_one_run(tensors: tuple[torch.Tensor, ...]) -> bool:
+    first = tensors[0]
+    return all(t.numel() == first.numel() and t.is_contiguous() for t in tensors)
+
+
+def flat_block(n: int, element_size: int) -> tuple[int, int]:
+    """Elements and warps of a program of a flat kernel."""
+    return (256 if n <= TINY_ELEMENTS else FLAT_BYTES // element_size), FLAT_WARPS
+
+
+def elementwise_launch(
+    flat: Any,
+    strided: Any,
+    tensors: tuple[torch.Tensor | None, ...],
+    numbers: tuple[int, ...],
+    constants: tuple[Any, ...],
+) -> str:
+    """Launches `flat` or `strided`, and says which.
+
+    Args:
+        flat: kernel of (pointers, n, head, numbers, constants, ALIGNED, BLOCK).
+        strided: kernel of (pointers, n, sizes, strides of the output, strides of each input,
+            numbers, constants, RANK, WIDE, BLOCK).
+        tensors: the inputs (None: one that is not given), then the output.
+        numbers: 64-bit arguments of the kernels.
+        constants: compile-time arguments of the kernels.
+    """
+    out = tensors[-1]
+    given = tuple([tensor for tensor in tensors if tensor is not None])
+    dtype, n = out.dtype, out.numel()
+    one_dtype = all([tensor.dtype == dtype for tensor in given])
+    layout: Layout | None = None
+    if not (one_dtype and _is_one_run(given)):
+        layout = layout_of(out, *given[:-1])
+    if n == 0:
+        return "nothing to do"
+    if one_dtype and (layout is None or layout.is_flat):
+        traced = type(out) is not torch.Tensor
+        # Addresses of traced tensors are unknown; the compiler that traces them knows alignments.
+        head = -1 if traced else common_head(given)
+        is_aligned = 0 <= head <= n
+        head = head if is_aligned else 0
+        elements, warps = flat_block(n, out.element_size())
+        programs = max(1, -(-(n - head) // elements))
+        launch(
+            flat,
+            programs,
+            tensors,
+            (n, head, *numbers),
+            (*constants, is_aligned, elements),
+            warps,
+        )
+        return f"flat, blocks of {elements}{'' if is_aligned or traced else ', unaligned'}"
+    assert layout is not None
+    wide = not layout.is_narrow
+    launch(
+        strided,
+        -(-n // STRIDED_BLOCK),
+        tensors,
+        (n, *strided_arguments(layout, len(tensors)), *numbers),
+        (*constants, len(layout.sizes), wide, STRIDED_BLOCK),
+        STRIDED_WARPS,
+    )
+    return f"strided, {64 if wide else 32}-bit offsets"

@@ -1,0 +1,126 @@
+"""The common layout of several tensors. Twin of csrc/include/diglot/operand.h."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+
+MAX_RANK = 8  # dimensions that a strided kernel takes
+NARROW_LIMIT = 2**31
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the elements of several arrays of one shape lie.
+
+    Size-1 dimensions are dropped, dimensions are ordered by the first array's strides (fastest
+    first), and neighbours are merged wherever all arrays step through both as through one.
+
+    Attributes:
+        numel: number of elements.
+        sizes: of each dimension.
+        strides: for each dimension, the stride of each array; 0 where it is broadcast.
+    """
+
+    numel: int
+    sizes: tuple[int, ...]
+    strides: tuple[tuple[int, ...], ...]
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether every array is one dense run of elements, in the same order."""
+        return len(self.sizes) <= 1 and all(s == 1 for of in self.strides for s in of)
+
+    @property
+    def is_narrow(self) -> bool:
+        """Whether every linear index and every offset fits 31 bits."""
+        if self.numel >= NARROW_LIMIT:
+            return False
+        extents = [
+            sum((size - 1) * of[a] for size, of in zip(self.sizes, self.strides, strict=True))
+            for a in range(len(self.strides[0]) if self.strides else 0)
+        ]
+        return all(extent < NARROW_LIMIT for extent in extents)
+
+    def with_strides(self, strides: Iterable[tuple[int, ...]]) -> Layout:
+        """The same dimensions in arrays of other strides."""
+        return Layout(self.numel, self.sizes, tuple(strides))
+
+
+def layout_of(*tensors: torch.Tensor) -> Layout:
+    """The layout of tensors broadcast to the shape of the first."""
+    shapes = tuple(tuple(t.shape) for t in tensors)
+    strides = tuple(t.stride() for t in tensors)
+    if type(tensors[0]) is torch.Tensor:
+        return _cached(shapes, strides)
+    return compute_layout(shapes, strides)  # sizes may be symbols, which do not hash
+
+
+def compute_layout(
+    shapes: tuple[tuple[int, ...], ...], strides: tuple[tuple[int, ...], ...]
+) -> Layout:
+    """The layout of arrays of these shapes and strides, broadcast to the first shape."""
+    shape = shapes[0]
+    dimensions = []
+    for d, size in enumerate(shape):
+        if size == 1:
+            continue
+        steps = []
+        for own_shape, own_strides in zip(shapes, strides, strict=True):
+            own = d - (len(shape) - len(own_shape))
+            steps.append(0 if own < 0 or own_shape[own] == 1 else own_strides[own])
+        dimensions.append((size, tuple(steps)))
+    numel = 1
+    for size in shape:
+        numel = numel * size
+    dimensions.reverse()
+    dimensions.sort(key=lambda dimension: dimension[1][0])
+    merged: list[tuple[int, tuple[int, ...]]] = []
+    for size, steps in dimensions:
+        if merged:
+            inner_size, inner = merged[-1]
+            if all(step == i * inner_size for step, i in zip(steps, inner, strict=True)):
+                merged[-1] = (inner_size * size, inner)
+                continue
+        merged.append((size, steps))
+    if len(merged) > MAX_RANK:
+        raise ValueError(f"more dimensions than a kernel takes ({MAX_RANK})")
+    return Layout(numel, tuple(m[0] for m in merged), tuple(m[1] for m in merged))
+
+
+_cached = functools.lru_cache(maxsize=4096)(compute_layout)
+
+
+def split_layout(tensor: torch.Tensor, kept: torch.Tensor) -> tuple[Layout, Layout]:
+    """The dimensions of `tensor` that `kept` has, in both arrays, and those it lacks or has as one.
+
+    `kept` has no more dimensions than `tensor`; they are aligned on the right.
+    """
+    missing = tensor.dim() - kept.dim()
+    own_shape = (1,) * missing + tuple(kept.shape)
+    own_strides = (0,) * missing + kept.stride()
+    same = [d for d, size in enumerate(tensor.shape) if own_shape[d] == size]
+    other = [d for d, size in enumerate(tensor.shape) if own_shape[d] != size]
+    shape, strides = tuple(tensor.shape), tensor.stride()
+    sizes = tuple(shape[d] for d in same)
+    of_both = (tuple(strides[d] for d in same), tuple(own_strides[d] for d in same))
+    return (
+        compute_layout((sizes, sizes), of_both),
+        compute_layout((tuple(shape[d] for d in other),), (tuple(strides[d] for d in other),)),
+    )
+
+
+def strided_arguments(layout: Layout, arrays: int) -> tuple[int, ...]:
+    """A strided kernel's sizes, then each of its arrays' strides, padded to MAX_RANK.
+
+    A kernel that can do without one of its arrays still takes strides for it: zeros.
+    """
+    missing = MAX_RANK - len(layout.sizes)
+    arguments = [*layout.sizes, *([1] * missing)]
+    for a in range(arrays):
+        given = bool(layout.strides) and a < len(layout.strides[0])
+        arguments += [of[a] if given else 0 for of in layout.strides] + [0] * missing
+    return tuple(arguments)

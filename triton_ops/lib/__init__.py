@@ -1,0 +1,1 @@
+"""Device library in Triton: the twins, function for function, of the headers in diglot/include."""

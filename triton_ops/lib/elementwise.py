@@ -1,0 +1,61 @@
+"""How an elementwise kernel walks its arrays: flat or strided.
+
+Twin of csrc/include/diglot/elementwise.cuh and strides.cuh.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def flat_start(head, BLOCK: tl.constexpr):
+    """Index of the first element of this program: `head`, then BLOCK elements each."""
+    return tl.program_id(0).to(tl.int64) * BLOCK + head
+
+
+@triton.jit
+def shifted(pointer, offset, ALIGNED: tl.constexpr):
+    """pointer + offset, with the promise that it is a multiple of 16 bytes if ALIGNED.
+
+    The sum is made here because a hint on a function's own parameter is lost when it is inlined.
+    An array that is not given (None) stays so.
+    """
+    result = None
+    if pointer is not None:
+        result = pointer + offset
+        if ALIGNED:
+            result = tl.multiple_of(result, 16)
+    return result
+
+
+@triton.jit
+def strided_index(n, BLOCK: tl.constexpr, WIDE: tl.constexpr):
+    """Linear indices of this program's elements, and which of them are below n."""
+    if WIDE:
+        index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK).to(tl.int64)
+    else:
+        index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    return index, index < n
+
+
+@triton.jit
+def strided_offset(index, sizes, strides, RANK: tl.constexpr, WIDE: tl.constexpr):
+    """Offsets of the elements with linear indices `index` in an array of these strides.
+
+    Dimension 0 varies fastest.
+    """
+    offset = tl.zeros_like(index)
+    rest = index
+    for d in tl.static_range(RANK):
+        stride = sizes[d] * 0 + strides[d]
+        size = sizes[d]
+        if not WIDE:
+            stride = stride.to(tl.int32)
+            size = size.to(tl.int32)
+        if d + 1 < RANK:
+            quotient = rest // size
+            offset += (rest - quotient * size) * stride
+            rest = quotient
+        else:
+            offset += rest * stride
+    return offset

@@ -1,0 +1,52 @@
+"""Rounding on the way to memory. Twin of csrc/include/diglot/types.cuh."""
+
+import os
+
+import triton
+import triton.language as tl
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@triton.constexpr_function
+def compute_type(dtype):
+    """The type that arithmetic on `dtype` is done in."""
+    if dtype in (tl.float16, tl.bfloat16, tl.float32):
+        return tl.float32
+    if dtype in (tl.float64, tl.int64):
+        return dtype
+    return tl.int32
+
+
+if INTERPRETED:
+
+    @triton.jit
+    def convert(value, dtype: tl.constexpr):
+        """value rounded to dtype, to nearest even.
+
+        The interpreter truncates float32 to bfloat16, so the rounding is done on the bits first.
+        """
+        if dtype == tl.bfloat16 and value.dtype != tl.bfloat16:
+            wide = value.to(tl.float32)
+            bits = wide.to(tl.uint32, bitcast=True)
+            rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+            value = tl.where(wide == wide, rounded.to(tl.float32, bitcast=True), wide)
+        return value.to(dtype)
+
+else:
+
+    @triton.jit
+    def convert(value, dtype: tl.constexpr):
+        """value rounded to dtype, to nearest even."""
+        return value.to(dtype)
+
+
+@triton.jit
+def number(high, low, dtype: tl.constexpr):
+    """A number that travelled as two 32-bit halves, in the type that is computed in."""
+    bits = (tl.full((), high, tl.int64) << 32) | (tl.full((), low, tl.int64) & 0xFFFFFFFF)
+    if dtype.is_floating():
+        value = bits.to(tl.float64, bitcast=True).to(dtype)
+    else:
+        value = bits.to(dtype)
+    return value
