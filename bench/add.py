@@ -11,9 +11,7 @@ from bench.harness import (
     Call,
     Case,
     Tensors,
-    microseconds_over_torch,
     speed_over_torch,
-    time_over_torch,
 )
 from diglot.reference.add import SPEC
 from diglot.tools.specs import Expected, nbytes
@@ -72,20 +70,6 @@ benchmark = Benchmark(
             ),
             speed_over_torch,
             lambda row: 0.98,
-        ),
-        Bar(
-            "time over torch in a graph",
-            lambda row: row["timer"] == "graph",
-            time_over_torch,
-            lambda row: 1.05,
-            at_least=False,
-        ),
-        Bar(
-            "host µs over torch",
-            lambda row: row["timer"] == "host",
-            microseconds_over_torch,
-            lambda row: {"cuda": 3.0, "triton": 10.0}[row["provider"]],
-            at_least=False,
         ),
     ],
 )

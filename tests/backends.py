@@ -13,6 +13,11 @@ CUDA = pytest.param("cuda", marks=pytest.mark.gpu)
 KERNELS = [CUDA, "triton"]
 BACKENDS = [*KERNELS, "torch"]
 
+# For tests that take long where Triton's kernels are interpreted, and only there.
+slow_interpreted = [pytest.mark.slow] if DEVICE == "cpu" else []
+SLOW_TRITON = pytest.param("triton", marks=slow_interpreted)
+SLOW_BACKENDS = [CUDA, SLOW_TRITON, "torch"]
+
 FLOATING = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 
 # Greatest error against the float64 oracle, in ulp of the result's dtype, where that is normal, and

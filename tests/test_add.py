@@ -6,7 +6,16 @@ import math
 
 import pytest
 import torch
-from backends import BACKENDS, DEVICE, FLOATING, KERNELS, ULP, assert_close, steps
+from backends import (
+    BACKENDS,
+    DEVICE,
+    FLOATING,
+    KERNELS,
+    SLOW_BACKENDS,
+    ULP,
+    assert_close,
+    steps,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -180,7 +189,11 @@ def test_any_operands(backend, data):
         order = data.draw(st.permutations(range(rank)))
         x = x.permute(order).contiguous().permute([order.index(d) for d in range(rank)])
         operands.append(x[(0,) * data.draw(st.integers(0, rank))] if rank else x)
-    check(diglot.add(*operands, backend=backend), torch.add(*operands))
+    # Strides of dimensions whose order is ambiguous (some operand has size one there) are PyTorch's
+    # own business: test_layouts holds the others to them.
+    result, expected = diglot.add(*operands, backend=backend), torch.add(*operands)
+    assert (result.dtype, result.shape) == (expected.dtype, expected.shape)
+    torch.testing.assert_close(result, expected, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -202,8 +215,9 @@ def test_sum_of_gradients(backend, shape, dtype):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_long_sums(backend):
     """Sums long enough to be split, over dimensions before, after and around the kept ones."""
-    grad = torch.rand(600, 3, 130, device=DEVICE)
-    for shape in [(3, 130), (600, 1, 1), (1, 3, 1), (600, 1, 130), ()]:
+    rows = 600 if DEVICE == "cuda" else 40  # interpreted, every split takes its time
+    grad = torch.rand(rows, 3, 130, device=DEVICE)
+    for shape in [(3, 130), (rows, 1, 1), (1, 3, 1), (rows, 1, 130), ()]:
         y = torch.zeros(shape, device=DEVICE, requires_grad=True)
         x = torch.zeros(grad.shape, device=DEVICE)
         diglot.add(x, y, backend=backend).backward(grad)
@@ -216,7 +230,7 @@ def test_long_sums(backend):
         assert torch.equal(y.grad, first)  # the order of the sum is fixed
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", SLOW_BACKENDS)
 def test_gradcheck(backend):
     x = torch.randn(3, 1, 2, device=DEVICE, dtype=torch.float64, requires_grad=True)
     y = torch.randn(4, 1, device=DEVICE, dtype=torch.float64, requires_grad=True)

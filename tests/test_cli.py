@@ -98,7 +98,8 @@ class Attack:
 def test_table_and_report(files):
     save = files / "report.json"
     result = run(
-        "compare", "gelu", "--input", files / "a.npy", "--approximate", "tanh", "--save", save
+        *("compare", "gelu", "--input", files / "a.npy", "--approximate", "tanh"),
+        *("--device", "cpu", "--save", save),
     )
     assert result.exit_code == 0, result.output
     out = result.stdout

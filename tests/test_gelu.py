@@ -7,7 +7,17 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from backends import BACKENDS, DEVICE, FLOATING, KERNELS, ULP, assert_close, every_value, steps
+from backends import (
+    BACKENDS,
+    DEVICE,
+    FLOATING,
+    KERNELS,
+    SLOW_BACKENDS,
+    ULP,
+    assert_close,
+    every_value,
+    steps,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -198,7 +208,7 @@ def test_any_shape_and_stride(backend, data):
 
 
 @pytest.mark.parametrize("approximate", FORMS)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", SLOW_BACKENDS)
 def test_gradcheck(backend, approximate):
     x = torch.randn(3, 5, device=DEVICE, dtype=torch.float64, requires_grad=True)
     function = lambda t: diglot.gelu(t, approximate, backend=backend)  # noqa: E731

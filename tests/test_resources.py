@@ -22,9 +22,12 @@ from diglot.tools.resources import (
 )
 
 ARCHITECTURES = ["sm_80", "sm_90"]
+# Elements of calls to either side of the limit below which kernels are made for latency.
+SMALL, LARGE = 1000, 1 << 20
 FLOATING = ["float32", "float16", "bfloat16", "float64"]
 OTHERS = ["int8", "uint8", "int16", "int32", "int64", "bool"]
 SIZES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "int8": 1, "uint8": 1, "bool": 1}
+TINY = "FlatShape<1, 1> >"
 TYPES = {"__half": 2, "__nv_bfloat16": 2, "short": 2, "float": 4, "int": 4, "double": 8, "long": 8}
 
 
@@ -75,8 +78,9 @@ def test_sass_is_read():
 
 
 def test_symbols_are_read():
-    symbol = "_ZN6diglot17gelu_forward_flatIfLNS_11ApproximateE0ELi1EEEvliPKT_PS2_"
-    assert resources.demangle(symbol) == "gelu_forward_flat<float, (Approximate)0, 1>"
+    symbol = "_ZN6diglot16add_forward_flatIfNS_9FlatShapeILi4ELi4EEEEEvliPKT_S5_"
+    symbol += "NS_7ComputeIS3_E4typeEPS3_"
+    assert resources.demangle(symbol) == "add_forward_flat<float, FlatShape<4, 4> >"
     assert resources.demangle("add_forward_flat") == "add_forward_flat"
 
 
@@ -115,7 +119,13 @@ def test_every_cuda_kernel_is_listed(architecture):
 
 
 def accesses_of_flat_kernel(kernel: KernelResources, element: int) -> list[str]:
-    """What is wrong with a flat kernel's accesses: 16 bytes each but for the head and the tail."""
+    """What is wrong with a flat kernel's accesses: 16 bytes each but for the head and the tail.
+
+    A kernel for tiny calls takes one element per thread, and so in every access.
+    """
+    if kernel.name.endswith(TINY):
+        widths = {width for width, _ in (*kernel.loads, *kernel.stores)}
+        return [] if widths == {element} else [f"accesses of {widths} bytes"]
     wrong = []
     inputs = 2 if re.match(r"add_forward|gelu_backward", kernel.name) else 1
     for what, found, arrays in (("load", kernel.loads, inputs), ("store", kernel.stores, 1)):
@@ -131,19 +141,12 @@ def accesses_of_flat_kernel(kernel: KernelResources, element: int) -> list[str]:
 
 
 @needs_extension
-@pytest.mark.parametrize(
-    ("architecture", "types"),
-    [
-        ("sm_90", "float|__nv_bfloat16"),
-        *(pytest.param(a, ".*", marks=pytest.mark.slow) for a in ARCHITECTURES),
-    ],
-)
-def test_flat_cuda_kernels_access_16_bytes(architecture, types):
-    flat = re.compile(rf"\w+_flat<({types}),")
-    names = [name for name in cuda_kernel_names(architecture) if flat.match(name)]
-    assert names
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_flat_cuda_kernels_access_16_bytes(architecture):
+    flat = {n: k for n, k in cuda_kernels(architecture).items() if "_flat<" in n}
+    assert {name.rpartition("Flat")[2] for name in flat} >= {"Shape<1, 1> >", "Shape<4, 4> >"}
     wrong = {}
-    for name, kernel in cuda_kernels(architecture, names).items():
+    for name, kernel in flat.items():
         kind = name.partition("<")[2].partition(",")[0]
         faults = accesses_of_flat_kernel(kernel, TYPES.get(kind, 1))
         if kernel.spill_bytes or kernel.stack_bytes:
@@ -151,11 +154,10 @@ def test_flat_cuda_kernels_access_16_bytes(architecture, types):
         if faults:
             wrong[name] = faults
     listed = "\n".join(f"{name}: {', '.join(faults)}" for name, faults in wrong.items())
-    assert not wrong, f"{len(wrong)} of {len(names)} flat kernels:\n{listed}"
+    assert not wrong, f"{len(wrong)} of {len(flat)} flat kernels:\n{listed}"
 
 
 @needs_extension
-@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_no_cuda_kernel_spills(architecture):
     kernels = cuda_kernels(architecture)
@@ -164,7 +166,7 @@ def test_no_cuda_kernel_spills(architecture):
     assert all(k.registers > 0 for k in kernels.values())
 
 
-def calls_of(dtype: str, elements: int = 1 << 22) -> dict[str, Call]:
+def calls_of(dtype: str, elements: int = LARGE) -> dict[str, Call]:
     """A call for every kernel of a dtype, by what is asked of its accesses."""
     flat = like(dtype, elements)
     misaligned = like(dtype, elements, misalignment=1)
@@ -198,30 +200,35 @@ def looked_at(dtype: str, elements: int, architecture: str, wanted: str, languag
     return {n: answer[language] for n, answer in zip(calls, answers, strict=True)}
 
 
-def check(found, language):
-    """Asserts what holds for every kernel."""
+def check(found, elements, language):
+    """Asserts what holds for every kernel; `elements`: of the flat calls."""
     for name, answer in found.items():
         assert answer.reason is None, f"{name}: {answer.reason}"
         assert answer.kernels, name
         for kernel in answer.kernels:
             assert kernel.registers > 0 and kernel.load_bytes and kernel.store_bytes
             assert kernel.spill_bytes == 0, f"{name}: {kernel}"
-            if language == "triton" and "flat" in name:
+            if language == "triton" and "flat" in name and elements == LARGE:
                 assert (kernel.load_bytes, kernel.store_bytes) == (16, 16), f"{name}: {kernel}"
 
 
 @needs_extension
-@pytest.mark.parametrize("elements", [1000, 1 << 22])
-def test_the_cuda_kernel_of_a_call(elements):
+@pytest.mark.parametrize(
+    ("elements", "accesses"), [(SMALL, "1, 1"), (LARGE, "1, 8"), (1 << 22, "2, 8")]
+)
+def test_the_cuda_kernel_of_a_call(elements, accesses):
     found = looked_at("bfloat16", elements, "sm_90", "", "cuda")
-    check(found, "cuda")
-    accesses = 1 if elements == 1000 else 4
+    check(found, elements, "cuda")
+    shape = f"FlatShape<{accesses}>"
     names = {call: [kernel.name for kernel in of.kernels] for call, of in found.items()}
     bf16 = "__nv_bfloat16"
-    assert names["add flat"] == [f"add_forward_flat<{bf16}, {accesses}>"]
-    # The output is aligned, so that no head aligns all three.
-    assert names["add misaligned"] == [f"add_forward_strided<{bf16}, unsigned int>"]
-    assert names["add number flat"] == [f"add_number_flat<{bf16}, {accesses}>"]
+    assert names["add flat"] == [f"add_forward_flat<{bf16}, {shape} >"]
+    # The output is aligned, so that no head aligns all three; one element needs no alignment.
+    misaligned = (
+        f"flat<{bf16}, {shape} >" if elements == SMALL else f"strided<{bf16}, unsigned int>"
+    )
+    assert names["add misaligned"] == [f"add_forward_{misaligned}"]
+    assert names["add number flat"] == [f"add_number_flat<{bf16}, {shape} >"]
     assert names["add broadcast"] == [f"add_forward_strided<{bf16}, unsigned int>"]
     assert names["add backward sum"][0] == f"add_backward_sum<{bf16}, unsigned int, 32>"
     assert names["add backward row"] == [
@@ -229,19 +236,19 @@ def test_the_cuda_kernel_of_a_call(elements):
         "add_backward_sum<float, unsigned int, 32>",
     ]
     form = "(Approximate)1"
-    assert names["gelu tanh backward flat"] == [f"gelu_backward_flat<{bf16}, {form}, {accesses}>"]
+    assert names["gelu tanh backward flat"] == [f"gelu_backward_flat<{bf16}, {form}, {shape} >"]
     assert names["gelu tanh forward strided"] == [
         f"gelu_forward_strided<{bf16}, {form}, unsigned int>"
     ]
     assert found["gelu none forward flat"].kernels[0].architecture == "sm_90a"
 
 
-@pytest.mark.parametrize("elements", [1000, 1 << 22])
+@pytest.mark.parametrize("elements", [SMALL, LARGE])
 def test_triton_kernels_of_one_dtype(elements):
     pytest.importorskip("triton")
-    wanted = "add|none" if elements == 1000 else "flat"
+    wanted = "add|none" if elements == SMALL else "flat"
     found = looked_at("bfloat16", elements, "sm_90", wanted, "triton")
-    check(found, "triton")
+    check(found, elements, "triton")
     for call, of in found.items():
         for kernel in of.kernels:
             assert kernel.name.startswith(call.partition(" ")[0])
@@ -250,10 +257,13 @@ def test_triton_kernels_of_one_dtype(elements):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("dtype", [*FLOATING, *OTHERS])
-def test_every_triton_kernel_compiles(dtype, architecture):
+@pytest.mark.parametrize("dtypes", [[dtype] for dtype in FLOATING] + [OTHERS], ids=" ".join)
+def test_every_triton_kernel_compiles(dtypes, architecture):
     pytest.importorskip("triton")
-    check(looked_at(dtype, 1 << 22, architecture, "", "triton"), "triton")
+    calls = {f"{d} {n}": c for d in dtypes for n, c in calls_of(d).items()}
+    answers = kernels_of_calls(list(calls.values()), architecture, ["triton"])
+    found = {n: answer["triton"] for n, answer in zip(calls, answers, strict=True)}
+    check(found, LARGE, "triton")
 
 
 def test_failures_are_reasons():

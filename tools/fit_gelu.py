@@ -18,8 +18,8 @@ erf form      h(t) = exp(t^2/2) Phi(-t), the scaled lower tail, is fitted as s H
               polynomials in a variable that a reciprocal of 1 + p t gives
 tanh form     z(t) = 2 sqrt(2/pi) (t + 0.044715 t^3), E = exp(-z);
               gelu'(-t) = E (1 + E - t z'(t)) / (1 + E)^2, whose only root is ROOT_TANH, is fitted
-              as r Q(r) for t < 1.5, r proportional to ROOT_TANH - t, and beyond with the help of
-              C(E) = (1 + E)^-2 - 1, E times a polynomial in E
+              as r Q(r) for t < 1.2 (1.5 in fp64), r proportional to ROOT_TANH - t, and beyond with
+              the help of C(E) = (1 + E)^-2 - 1, E times a polynomial in E
 both forms    W(f) = (2^f - 1 - l f) / f^2 on [-1/2, 1/2], l = log(2) in the working format
 
 Where 1 is subtracted from a target, the evaluation adds it exactly, and the rest is rounded less.
@@ -261,9 +261,9 @@ def fit_float():
     print("float 4 r of the tanh form:", [mp.nstr(v, 9) for v in root])
     scale = root[1] / 4
     q = target_q(scale)
-    table = fit(less_one(q), relative(q), lambda t: scale * (ROOT_TANH - t), 11, (0, 1.5), 24)
+    table = fit(less_one(q), relative(q), lambda t: scale * (ROOT_TANH - t), 9, (0, 1.2), 24)
     show("float Q - 1, in r", *table, 24)
-    show("float C", *fit(target_c, lambda e: e, identity, 4, (0, 0.0725), 24), 24)
+    show("float C", *fit(target_c, lambda e: e, identity, 5, (0, 0.14), 24), 24)
     # Uneven ends: on a symmetric grid the powers are equal in pairs and the systems singular.
     table = fit(target_w, lambda f: f**2 / 2**f, identity, 4, (-0.5, 0.501), 24)
     show("float W", *table, 24)

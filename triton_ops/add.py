@@ -77,7 +77,9 @@ def add_forward_flat(
     out_pointer = shifted(output, start, ALIGNED)
     if start + BLOCK <= n:
         a = tl.load(a_pointer + index)
-        tl.store(out_pointer + index, add(a, load_given(b_pointer, index), alpha_high, alpha_low, OUT))
+        tl.store(
+            out_pointer + index, add(a, load_given(b_pointer, index), alpha_high, alpha_low, OUT)
+        )
     else:
         mask = index < n - start
         a = tl.load(a_pointer + index, mask=mask)
@@ -116,7 +118,14 @@ def add_forward_strided(
 
 @triton.jit
 def add_backward_flat(
-    grad_output, grad_input, n, head, alpha_high, alpha_low, ALIGNED: tl.constexpr, BLOCK: tl.constexpr
+    grad_output,
+    grad_input,
+    n,
+    head,
+    alpha_high,
+    alpha_low,
+    ALIGNED: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     OUT: tl.constexpr = grad_input.dtype.element_ty
     start = flat_start(head, BLOCK)
@@ -124,7 +133,9 @@ def add_backward_flat(
     in_pointer = shifted(grad_output, start, ALIGNED)
     out_pointer = shifted(grad_input, start, ALIGNED)
     if start + BLOCK <= n:
-        tl.store(out_pointer + index, scale(tl.load(in_pointer + index), alpha_high, alpha_low, OUT))
+        tl.store(
+            out_pointer + index, scale(tl.load(in_pointer + index), alpha_high, alpha_low, OUT)
+        )
     else:
         mask = index < n - start
         gradient = tl.load(in_pointer + index, mask=mask)

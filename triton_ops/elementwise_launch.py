@@ -5,6 +5,7 @@ Twin of csrc/include/diglot/elementwise_launch.h.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -30,9 +31,9 @@ def common_head(tensors: tuple[torch.Tensor, ...]) -> int:
     return int(head) if not heads and head == int(head) else -1
 
 
-def _is_one_run(tensors: tuple[torch.Tensor, ...]) -> bool:
-    first = tensors[0]
-    return all(t.numel() == first.numel() and t.is_contiguous() for t in tensors)
+@functools.cache
+def _flat_variant(elements: int, is_aligned: bool) -> str:
+    return f"flat, blocks of {elements}{', 16-byte accesses' if is_aligned else ''}"
 
 
 def flat_block(n: int, element_size: int) -> tuple[int, int]:
@@ -58,31 +59,34 @@ def elementwise_launch(
         constants: compile-time arguments of the kernels.
     """
     out = tensors[-1]
-    given = tuple([tensor for tensor in tensors if tensor is not None])
     dtype, n = out.dtype, out.numel()
-    one_dtype = all([tensor.dtype == dtype for tensor in given])
+    one_dtype, one_run = True, True
+    for tensor in tensors:
+        if tensor is not None:
+            one_dtype = one_dtype and tensor.dtype == dtype
+            one_run = one_run and tensor.numel() == n and tensor.is_contiguous()
     layout: Layout | None = None
-    if not (one_dtype and _is_one_run(given)):
-        layout = layout_of(out, *given[:-1])
+    if not (one_dtype and one_run):
+        layout = layout_of(out, *[t for t in tensors[:-1] if t is not None])
     if n == 0:
         return "nothing to do"
     if one_dtype and (layout is None or layout.is_flat):
-        traced = type(out) is not torch.Tensor
-        # Addresses of traced tensors are unknown; the compiler that traces them knows alignments.
-        head = -1 if traced else common_head(given)
-        is_aligned = 0 <= head <= n
-        head = head if is_aligned else 0
         elements, warps = flat_block(n, out.element_size())
-        programs = max(1, -(-(n - head) // elements))
+        # Addresses of traced tensors are unknown; the compiler that traces them knows alignments.
+        head = -1
+        if n > TINY_ELEMENTS and type(out) is torch.Tensor:
+            head = common_head(tuple(t for t in tensors if t is not None))
+        is_aligned = head >= 0
+        head = max(head, 0)
         launch(
             flat,
-            programs,
+            -(-(n - head) // elements),
             tensors,
             (n, head, *numbers),
             (*constants, is_aligned, elements),
             warps,
         )
-        return f"flat, blocks of {elements}{'' if is_aligned or traced else ', unaligned'}"
+        return _flat_variant(elements, is_aligned)
     assert layout is not None
     wide = not layout.is_narrow
     launch(

@@ -22,6 +22,8 @@ import triton
 from triton import knobs
 from triton.compiler import ASTSource
 
+from diglot.triton_ops.lib.types import INTERPRETED
+
 # Names of Triton's types for the elements that pointers point to.
 TYPE_NAMES = {
     torch.bool: "i1",
@@ -95,7 +97,7 @@ def launch(
         dtypes = tuple(None if t is None else t.dtype for t in tensors)
         made = Specialization(kernel, dtypes, len(integers), constants, num_warps)
         _recordings[-1].append(made)
-    elif knobs.runtime.interpret:
+    elif INTERPRETED:
         kernel[(programs,)](*tensors, *integers, *constants)
     elif kind is not torch.Tensor:
         wrapped = torch.library.wrap_triton(kernel)
@@ -113,12 +115,12 @@ def _launch_handle(
     num_warps: int,
 ) -> None:
     device = tensors[-1].get_device()
-    dtypes = tuple([None if t is None else t.dtype for t in tensors])
-    key = (kernel.fn, device, dtypes, constants, num_warps)
     if device != torch._C._cuda_getDevice():
         with torch.cuda.device(device):
             _launch_handle(kernel, programs, tensors, integers, constants, num_warps)
         return
+    dtypes = tuple([None if t is None else t.dtype for t in tensors])
+    key = (kernel.fn, device, dtypes, constants, num_warps)  # a JITFunction hashes its source
     handle = _handles.get(key)
     if handle is None:
         made = Specialization(kernel, dtypes, len(integers), constants, num_warps)
@@ -126,25 +128,20 @@ def _launch_handle(
     stream = torch._C._cuda_getCurrentRawStream(device)
     # Addresses instead of tensors: Triton's launcher would ask the driver about each.
     pointers = [None if t is None else t.data_ptr() for t in tensors]
-    enter, leave = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
-    metadata = None
-    if enter is not None:
-        metadata = handle.launch_metadata(
-            (programs, 1, 1), stream, *pointers, *integers, *constants
-        )
+    arguments = (*pointers, *integers, *constants)
+    hooks = knobs.runtime
+    enter, leave = hooks.launch_enter_hook, hooks.launch_exit_hook
+    grid = (programs, 1, 1)
+    metadata = None if enter is None else handle.launch_metadata(grid, stream, *arguments)
     handle.run(
-        programs,
-        1,
-        1,
+        *grid,
         stream,
         handle.function,
         handle.packed_metadata,
         metadata,
         enter,
         leave,
-        *pointers,
-        *integers,
-        *constants,
+        *arguments,
     )
 
 

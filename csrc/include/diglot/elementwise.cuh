@@ -32,40 +32,44 @@ DIGLOT_DEVICE void flat_map(int64_t n, int head, Function function, T* output,
   constexpr int kBlockVectors = kElementwiseThreads * kAccesses;
   const int64_t vectors = (n - head) / kElements;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kBlockVectors + threadIdx.x;
-  const bool whole_block = first - threadIdx.x + kBlockVectors <= vectors;
-
   using Access = Vector<T, kElements>;
-  struct Accesses {
-    Access values[kAccesses];
-    DIGLOT_DEVICE Access& operator[](int i) { return values[i]; }
-    DIGLOT_DEVICE const Access& operator[](int i) const { return values[i]; }
-  };
 
-  // Every load is issued before the first use, so that their latencies overlap.
-  const auto load = [&](const T* input) {
-    Accesses loaded;
-    DIGLOT_UNROLL
-    for (int a = 0; a < kAccesses; ++a) {
-      const int64_t vector = first + a * kElementwiseThreads;
-      if (whole_block || vector < vectors) {
-        loaded[a] = load_vector<T, kElements>(input + head + vector * kElements);
-      }
-    }
-    return loaded;
-  };
-  const auto store = [&](const auto&... loaded) {
-    DIGLOT_UNROLL
-    for (int a = 0; a < kAccesses; ++a) {
-      Access result;
+  if (first - threadIdx.x + kBlockVectors <= vectors) {
+    // A whole block. Every load is issued before the first use, so that their latencies overlap.
+    struct Accesses {
+      Access values[kAccesses];
+    };
+    const auto load = [&](const T* input) {
+      Accesses loaded;
       DIGLOT_UNROLL
-      for (int i = 0; i < kElements; ++i) result[i] = function(loaded[a][i]...);
-      const int64_t vector = first + a * kElementwiseThreads;
-      if (whole_block || vector < vectors) {
+      for (int a = 0; a < kAccesses; ++a) {
+        const int64_t vector = first + a * kElementwiseThreads;
+        loaded.values[a] = load_vector<T, kElements>(input + head + vector * kElements);
+      }
+      return loaded;
+    };
+    const auto store = [&](const auto&... loaded) {
+      DIGLOT_UNROLL
+      for (int a = 0; a < kAccesses; ++a) {
+        Access result;
+        DIGLOT_UNROLL
+        for (int i = 0; i < kElements; ++i) result[i] = function(loaded.values[a][i]...);
+        const int64_t vector = first + a * kElementwiseThreads;
         store_vector(output + head + vector * kElements, result);
       }
+    };
+    store(load(inputs)...);
+  } else {
+    for (int64_t vector = first; vector < vectors; vector += kElementwiseThreads) {
+      const auto store = [&](const auto&... loaded) {
+        Access result;
+        DIGLOT_UNROLL
+        for (int i = 0; i < kElements; ++i) result[i] = function(loaded[i]...);
+        store_vector(output + head + vector * kElements, result);
+      };
+      store(load_vector<T, kElements>(inputs + head + vector * kElements)...);
     }
-  };
-  store(load(inputs)...);
+  }
 
   if (kElements > 1 && blockIdx.x == 0) {
     const int64_t tail = head + vectors * kElements;

@@ -42,15 +42,19 @@ def gelu(
         ValueError: an unknown `approximate` or `backend`.
         diglot.BackendUnavailable: the backend asked for cannot run on the tensor's device.
     """
-    check_tensor("gelu", "input", input)
+    # The checks that pass are inline: a call costs a tenth of a microsecond.
+    if not isinstance(input, torch.Tensor) or input.layout is not torch.strided:
+        check_tensor("gelu", "input", input)
     if input.dtype not in DTYPES:
         check_dtype("gelu", "input", input, DTYPES)
     if approximate not in APPROXIMATIONS:
         raise ValueError(f"gelu: approximate must be 'none' or 'tanh', not {approximate!r}")
     chosen = choose("gelu", input.device, backend)
-    if is_direct(input):
-        return _gelu.direct(input.requires_grad, input, approximate, chosen)
-    return _gelu.indirect(input, approximate, chosen)
+    if not is_direct(input):
+        return _gelu.indirect(input, approximate, chosen)
+    if input.requires_grad and torch.is_grad_enabled():
+        return _gelu.recorded(input, approximate, chosen)
+    return _forward(input, approximate, chosen)
 
 
 def _forward(input: torch.Tensor, approximate: str, backend: str) -> torch.Tensor:

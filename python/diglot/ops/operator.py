@@ -135,11 +135,13 @@ class Operator:
 
         # The context is filled in forward: PyTorch binds arguments by signature otherwise, which
         # costs as much as the launch.
-        self._direct: Any = type(
+        direct: Any = type(
             name,
             (torch.autograd.Function,),
             {"forward": staticmethod(direct_forward), "backward": staticmethod(all_gradients)},
         )
+        # Calls it directly, recorded for differentiation.
+        self.recorded: Callable[..., torch.Tensor] = direct.apply
         self._transformable: Any = type(
             name,
             (torch.autograd.Function,),
@@ -166,7 +168,7 @@ class Operator:
     def direct(self, differentiable: bool, *args: Any) -> torch.Tensor:
         """Calls it where `is_direct` has said that the dispatcher may be skipped."""
         if differentiable and torch.is_grad_enabled():
-            return self._direct.apply(*args)
+            return self.recorded(*args)
         return self.forward(*args)
 
     def indirect(self, *args: Any) -> torch.Tensor:

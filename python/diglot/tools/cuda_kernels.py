@@ -15,9 +15,10 @@ from diglot.triton_ops.elementwise_launch import common_head
 from diglot.triton_ops.layout import NARROW_LIMIT, Layout, compute_layout, layout_of, split_layout
 
 ACCESS_BYTES = 16
-THREADS = 256  # kElementwiseThreads
-SMALL_VECTORS = 4 * 132 * THREADS  # kSmallVectors
-MANY_ACCESSES = 4  # kManyAccesses
+TINY_ELEMENTS = 1 << 17  # kTinyElements
+SMALL_VECTORS = 8 * 132 * 128  # kSmallVectors
+# By the elements of a 16-byte access: a LargeShape's accesses per thread.
+LARGE_ACCESSES = {2: 4, 4: 4, 8: 2, 16: 1}
 
 TYPES = {
     torch.bool: "bool",
@@ -48,12 +49,16 @@ def _elementwise(
         return []
     layout = layout_of(out, *inputs)
     one_dtype = all(t.dtype == out.dtype for t in inputs)
-    head = common_head((out, *inputs)) if one_dtype and layout.is_flat else -1
-    if 0 <= head <= n:
-        vectors = (n - head) // (ACCESS_BYTES // size)
-        accesses = 1 if vectors < SMALL_VECTORS else MANY_ACCESSES
-        return [f"{flat}<{arguments}, {accesses}>"]
-    return [f"{strided}<{arguments}, {_index(layout)}>"]
+    is_flat = one_dtype and layout.is_flat
+    head = common_head((out, *inputs)) if is_flat else -1
+    elements = ACCESS_BYTES // size
+    if is_flat and n <= TINY_ELEMENTS:
+        accesses, elements = 1, 1
+    elif head >= 0:
+        accesses = 1 if (n - head) // elements < SMALL_VECTORS else LARGE_ACCESSES[elements]
+    else:
+        return [f"{strided}<{arguments}, {_index(layout)}>"]
+    return [f"{flat}<{arguments}, FlatShape<{accesses}, {elements}> >"]
 
 
 def _gelu_forward(input: torch.Tensor, approximate: str, out: torch.Tensor) -> list[str]:

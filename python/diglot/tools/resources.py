@@ -264,7 +264,7 @@ def cuda_kernels(
 
     Args:
         architecture: the GPU's; what is read is the code that it runs.
-        names: only these, such as "gelu_forward_flat<float, (Approximate)0, 4>"; by default all,
+        names: only these, such as "add_forward_flat<float, FlatShape<4, 4> >"; by default all,
             which takes seconds.
 
     Raises:
