@@ -141,7 +141,7 @@ def accesses_of_flat_kernel(kernel: KernelResources, element: int) -> list[str]:
 
 
 @needs_extension
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", [pytest.param("sm_80", marks=pytest.mark.slow), "sm_90"])
 def test_flat_cuda_kernels_access_16_bytes(architecture):
     flat = {n: k for n, k in cuda_kernels(architecture).items() if "_flat<" in n}
     assert {name.rpartition("Flat")[2] for name in flat} >= {"Shape<1, 1> >", "Shape<4, 4> >"}
@@ -217,30 +217,33 @@ def check(found, elements, language):
     ("elements", "accesses"), [(SMALL, "1, 1"), (LARGE, "1, 8"), (1 << 22, "2, 8")]
 )
 def test_the_cuda_kernel_of_a_call(elements, accesses):
-    found = looked_at("bfloat16", elements, "sm_90", "", "cuda")
+    wanted = "" if elements == LARGE else "add (flat|misaligned)|tanh backward flat"
+    found = looked_at("bfloat16", elements, "sm_90", wanted, "cuda")
     check(found, elements, "cuda")
     shape = f"FlatShape<{accesses}>"
-    names = {call: [kernel.name for kernel in of.kernels] for call, of in found.items()}
-    bf16 = "__nv_bfloat16"
-    assert names["add flat"] == [f"add_forward_flat<{bf16}, {shape} >"]
+    bf16, form = "__nv_bfloat16", "(Approximate)1"
+    flat, strided = f"FlatShape<{accesses}> >", "unsigned int>"
     # The output is aligned, so that no head aligns all three; one element needs no alignment.
-    misaligned = (
-        f"flat<{bf16}, {shape} >" if elements == SMALL else f"strided<{bf16}, unsigned int>"
-    )
-    assert names["add misaligned"] == [f"add_forward_{misaligned}"]
-    assert names["add number flat"] == [f"add_number_flat<{bf16}, {shape} >"]
-    assert names["add broadcast"] == [f"add_forward_strided<{bf16}, unsigned int>"]
-    assert names["add backward sum"][0] == f"add_backward_sum<{bf16}, unsigned int, 32>"
-    assert names["add backward row"] == [
-        f"add_backward_sum<{bf16}, unsigned int, 1>",
-        "add_backward_sum<float, unsigned int, 32>",
-    ]
-    form = "(Approximate)1"
-    assert names["gelu tanh backward flat"] == [f"gelu_backward_flat<{bf16}, {form}, {shape} >"]
-    assert names["gelu tanh forward strided"] == [
-        f"gelu_forward_strided<{bf16}, {form}, unsigned int>"
-    ]
-    assert found["gelu none forward flat"].kernels[0].architecture == "sm_90a"
+    misaligned = f"flat<{bf16}, {flat}" if elements == SMALL else f"strided<{bf16}, {strided}"
+    expected = {
+        "add flat": [f"add_forward_flat<{bf16}, {flat}"],
+        "add misaligned": [f"add_forward_{misaligned}"],
+        "add number flat": [f"add_number_flat<{bf16}, {flat}"],
+        "add broadcast": [f"add_forward_strided<{bf16}, {strided}"],
+        "add backward row": [
+            f"add_backward_sum<{bf16}, unsigned int, 1>",
+            "add_backward_sum<float, unsigned int, 32>",
+        ],
+        "gelu tanh backward flat": [f"gelu_backward_flat<{bf16}, {form}, {flat}"],
+        "gelu tanh forward strided": [f"gelu_forward_strided<{bf16}, {form}, {strided}"],
+    }
+    names = {call: [kernel.name for kernel in of.kernels] for call, of in found.items()}
+    for call in names.keys() & expected.keys():
+        assert names[call] == expected[call]
+    if wanted == "":
+        assert names.keys() > expected.keys()
+        assert names["add backward sum"][0] == f"add_backward_sum<{bf16}, unsigned int, 32>"
+    assert found["add flat"].kernels[0].architecture == "sm_90a"
 
 
 @pytest.mark.parametrize("elements", [SMALL, LARGE])
