@@ -268,6 +268,7 @@ def test_info():
     assert any(line.startswith("  cuda    cannot run: ") for line in lines)
 
 
+@pytest.mark.slow
 def test_no_variable_is_needed(tmp_path):
     """Where there is no GPU, the command interprets by itself, and says so."""
     if torch.cuda.is_available():

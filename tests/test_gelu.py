@@ -16,6 +16,7 @@ from backends import (
     ULP,
     assert_close,
     every_value,
+    slow_interpreted,
     steps,
 )
 from hypothesis import given, settings
@@ -42,7 +43,9 @@ def gradient(x: torch.Tensor, grad: torch.Tensor, approximate: str, backend: str
 
 
 @pytest.mark.parametrize("approximate", FORMS)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    "dtype", [pytest.param(torch.float16, marks=slow_interpreted), torch.bfloat16]
+)
 @pytest.mark.parametrize("backend", KERNELS)
 def test_every_16_bit_value(backend, dtype, approximate):
     x = every_value(dtype).to(DEVICE)

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 README = Path(__file__).parent.parent / "README.md"
 
 
@@ -17,6 +19,7 @@ def python_blocks(text: str) -> list[tuple[int, str]]:
     return [(text.count("\n", 0, block.start(1)) + 1, block.group(1)) for block in blocks]
 
 
+@pytest.mark.slow
 def test_snippets_run(tmp_path):
     blocks = python_blocks(README.read_text())
     assert len(blocks) >= 3

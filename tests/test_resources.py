@@ -21,7 +21,7 @@ from diglot.tools.resources import (
     kernels_of_calls,
 )
 
-ARCHITECTURES = ["sm_80", "sm_90"]
+ARCHITECTURES = [pytest.param("sm_80", marks=pytest.mark.slow), "sm_90"]
 # Elements of calls to either side of the limit below which kernels are made for latency.
 SMALL, LARGE = 1000, 1 << 20
 FLOATING = ["float32", "float16", "bfloat16", "float64"]
@@ -141,7 +141,7 @@ def accesses_of_flat_kernel(kernel: KernelResources, element: int) -> list[str]:
 
 
 @needs_extension
-@pytest.mark.parametrize("architecture", [pytest.param("sm_80", marks=pytest.mark.slow), "sm_90"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_flat_cuda_kernels_access_16_bytes(architecture):
     flat = {n: k for n, k in cuda_kernels(architecture).items() if "_flat<" in n}
     assert {name.rpartition("Flat")[2] for name in flat} >= {"Shape<1, 1> >", "Shape<4, 4> >"}
@@ -220,7 +220,6 @@ def test_the_cuda_kernel_of_a_call(elements, accesses):
     wanted = "" if elements == LARGE else "add (flat|misaligned)|tanh backward flat"
     found = looked_at("bfloat16", elements, "sm_90", wanted, "cuda")
     check(found, elements, "cuda")
-    shape = f"FlatShape<{accesses}>"
     bf16, form = "__nv_bfloat16", "(Approximate)1"
     flat, strided = f"FlatShape<{accesses}> >", "unsigned int>"
     # The output is aligned, so that no head aligns all three; one element needs no alignment.
@@ -249,7 +248,7 @@ def test_the_cuda_kernel_of_a_call(elements, accesses):
 @pytest.mark.parametrize("elements", [SMALL, LARGE])
 def test_triton_kernels_of_one_dtype(elements):
     pytest.importorskip("triton")
-    wanted = "add|none" if elements == SMALL else "flat"
+    wanted = "add (flat|strided)|add backward|none forward" if elements == SMALL else "flat"
     found = looked_at("bfloat16", elements, "sm_90", wanted, "triton")
     check(found, elements, "triton")
     for call, of in found.items():

@@ -38,7 +38,9 @@ def _flat_variant(elements: int, is_aligned: bool) -> str:
 
 def flat_block(n: int, element_size: int) -> tuple[int, int]:
     """Elements and warps of a program of a flat kernel."""
-    return (256 if n <= TINY_ELEMENTS else FLAT_BYTES // element_size), FLAT_WARPS
+    # float64 arithmetic takes so many registers that with two accesses a thread some spill.
+    accesses_bytes = FLAT_BYTES // 2 if element_size == 8 else FLAT_BYTES
+    return (256 if n <= TINY_ELEMENTS else accesses_bytes // element_size), FLAT_WARPS
 
 
 def elementwise_launch(

@@ -177,7 +177,7 @@ def record_launches() -> Iterator[list[Specialization]]:
     try:
         yield recording
     finally:
-        _recordings.remove(recording)
+        _recordings[:] = [other for other in _recordings if other is not recording]
 
 
 @functools.lru_cache(maxsize=1024)

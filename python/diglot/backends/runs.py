@@ -116,4 +116,4 @@ def record_runs() -> Iterator[list[LastRun]]:
     try:
         yield recording
     finally:
-        _recordings.remove(recording)
+        _recordings[:] = [other for other in _recordings if other is not recording]

@@ -106,7 +106,7 @@ def _gradients_of_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, 
     second = gelu_second_derivative(input, ctx.approximate)
     return (
         _call_backward(grad, input, ctx.approximate, ctx.backend),
-        (grad * grad_output * second).to(input.dtype),
+        (second * grad * grad_output).to(input.dtype),
     )
 
 
@@ -118,7 +118,7 @@ def _tangent_of_backward(ctx: Any, *tangents: torch.Tensor | None) -> torch.Tens
         result = _call_backward(of_grad_output, input, ctx.approximate, ctx.backend)
     if of_input is not None:
         second = gelu_second_derivative(input, ctx.approximate)
-        result = result + (of_input * grad_output * second).to(input.dtype)
+        result = result + (second * of_input * grad_output).to(input.dtype)
     return result
 
 
