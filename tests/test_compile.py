@@ -111,6 +111,22 @@ def test_kernels_are_seen_by_the_compiler():
     assert any("triton_kernel_wrapper" in target for target in seen), seen
 
 
+@pytest.mark.parametrize("compiler", COMPILERS)
+@pytest.mark.parametrize("backend", [CUDA, TRITON, "torch"])
+def test_numbers_and_mixed_types(backend, compiler):
+    function = torch.compile(
+        lambda a, b, alpha: diglot.add(
+            diglot.add(a, 2.5, backend=backend), b, alpha=alpha, backend=backend
+        ),
+        fullgraph=True,
+        backend=compiler,
+    )
+    x = torch.randn(8, 16, device=DEVICE)
+    y = torch.randn(16, device=DEVICE, dtype=torch.float16)
+    for alpha in (1.5, 2.5, -0.5):
+        torch.testing.assert_close(function(x, y, alpha), x + 2.5 + alpha * y.float())
+
+
 def test_module_compiles():
     module = torch.nn.Sequential(torch.nn.Linear(8, 8), diglot.nn.GELU(backend="torch")).to(DEVICE)
     x = torch.randn(3, 8, device=DEVICE)

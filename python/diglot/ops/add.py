@@ -6,7 +6,12 @@ import math
 from typing import Any
 
 import torch
-from torch._prims_common import compute_elementwise_output_strides
+from torch._prims_common import (
+    ELEMENTWISE_TYPE_PROMOTION_KIND,
+    compute_elementwise_output_strides,
+    elementwise_dtypes,
+)
+from torch.compiler import is_compiling
 
 from diglot.backends.runs import run, wrap_to_64_bits
 from diglot.backends.selection import choose
@@ -71,7 +76,7 @@ def add(
         check_tensor("add", "other", other)
         if input.device != other.device:
             input, other = _on_one_device(input, other)
-        dtype = input.dtype if input.dtype == other.dtype else torch.result_type(input, other)
+        dtype = input.dtype if input.dtype == other.dtype else _result_type(input, other)
         _check_dtypes(dtype, input, other)
         if input.shape != other.shape:
             _check_shapes(input, other)
@@ -85,7 +90,7 @@ def add(
         raise TypeError(
             f"add: other must be a torch.Tensor or a number, not {type(other).__name__}"
         )
-    dtype = torch.result_type(input, other)
+    dtype = _result_type(input, other)
     _check_dtypes(dtype, input)
     if dtype != input.dtype:
         input = input.to(dtype)  # a number of a higher category than the tensor: torch converts too
@@ -96,6 +101,23 @@ def add(
         number = wrap_to_64_bits(number)
     chosen = choose("add", input.device, backend)
     return _add(input.requires_grad, input, None, number, chosen)
+
+
+def _result_type(input: torch.Tensor, other: Any) -> torch.dtype:
+    if not is_compiling():
+        return torch.result_type(input, other)
+    # torch.result_type returns no tensor, which Dynamo does not trace; this is plain Python.
+    _, dtype = elementwise_dtypes(
+        input, other, type_promotion_kind=ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT
+    )
+    return dtype
+
+
+def _fixed(number: Any) -> Any:
+    """A number that a launch can take: a symbol of a graph being compiled becomes its value."""
+    if isinstance(number, torch.SymInt):
+        return int(number)
+    return float(number) if isinstance(number, torch.SymFloat) else number
 
 
 def _on_one_device(input: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -154,7 +176,7 @@ def _forward(
     input: torch.Tensor, other: torch.Tensor | None, alpha: Number, backend: str
 ) -> torch.Tensor:
     out = _out(input, other)
-    run(backend, "add", "add_forward", input, other, alpha, out)
+    run(backend, "add", "add_forward", input, other, _fixed(alpha), out)
     return out
 
 
@@ -236,7 +258,7 @@ def _backward(
     if splits > 1:
         compute = torch.float64 if grad_output.dtype == torch.float64 else torch.float32
         workspace = out.new_empty((splits, out.numel()), dtype=compute)
-    run(backend, "add", "add_backward", grad_output, alpha, workspace, out)
+    run(backend, "add", "add_backward", grad_output, _fixed(alpha), workspace, out)
     return out
 
 
