@@ -215,7 +215,9 @@ def add_backward_sum(
         row = first + tl.arange(0, REDUCED_BLOCK).to(tl.int64)
         row_at = strided_offset(row.to(INDEX), reduced_sizes, reduced_strides, REDUCED_RANK, WIDE)
         mask = (row < end)[:, None] & is_kept[None, :]
-        loaded = tl.load(grad_output + (row_at[:, None] + in_at[None, :]), mask=mask, other=0)
+        # In 64 bits: two offsets that fit 31 bits may not when added.
+        at = row_at.to(tl.int64)[:, None] + in_at[None, :]
+        loaded = tl.load(grad_output + at, mask=mask, other=0)
         partial += loaded.to(COMPUTE)
     total = number(alpha_high, alpha_low, COMPUTE) * tl.sum(partial, axis=0)
     tl.store(output + split * output_split_stride + out_at, convert(total, OUT), mask=is_kept)
