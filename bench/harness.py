@@ -21,9 +21,11 @@ from diglot.tools.accuracy import measure_error
 from diglot.tools.specs import Expected
 
 SCHEMA = 1
-# A peer's result has no speed unless it is right to within this many ulp, everywhere that the
-# exact result is large enough not to be a matter of cancellation; ours are judged by the tolerance.
+# Ours have no speed unless every element is within the tolerance. Peers round as they please (a sum
+# of 16384 terms in bfloat16 is off by half): they are only held to an absolute error, which tells a
+# wrong kernel from an inaccurate one, and their worst error is written beside their time.
 OURS = ("cuda", "triton")
+PEER_ABSOLUTE_ERROR = 1.0
 
 Tensors = tuple[torch.Tensor, ...]
 Call = Callable[[], Any]
@@ -126,7 +128,9 @@ def _run_case(benchmark: Benchmark, case: Case) -> list[dict[str, Any]]:
         rows[name] = row
         # A wrong result of ours has no speed. Peers are timed whatever their tail is worth, and
         # their error stands beside it.
-        row["verified"] = row["failing"] == 0 if name in OURS else row["worst_absolute"] < 1
+        row["verified"] = (
+            row["failing"] == 0 if name in OURS else row["worst_absolute"] < PEER_ABSOLUTE_ERROR
+        )
         if row["verified"]:
             calls[name] = call
         torch.cuda.empty_cache()
