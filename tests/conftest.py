@@ -84,7 +84,8 @@ class _Record:
             self.failures.append(report.nodeid)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if not session.config.getoption("--evidence"):
+        # With pytest-xdist, reports of all workers reach the controller, and it alone writes.
+        if not session.config.getoption("--evidence") or hasattr(session.config, "workerinput"):
             return
         device = torch.cuda.get_device_name()
         path = RESULTS / gpu_short_name(device) / "tests.json"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import pytest
 import torch
@@ -300,3 +301,12 @@ def test_gradients_of_mixed_types(backend):
 def test_bad_arguments(call, error, message):
     with pytest.raises(error, match=message):
         call()
+
+
+def test_type_promotion_while_compiling(monkeypatch):
+    module = sys.modules["diglot.ops.add"]
+    monkeypatch.setattr(module, "is_compiling", lambda: True)
+    tensors = [torch.zeros(shape, dtype=dtype) for dtype in module.DTYPES for shape in ((), (2,))]
+    for input in tensors:
+        for other in [True, 3, 2.5, *tensors]:
+            assert module._result_type(input, other) == torch.result_type(input, other)

@@ -26,7 +26,9 @@ class BackendUnavailable(RuntimeError):
 
 
 class _Scope(threading.local):
-    backend: str | None = None
+    # Not an attribute of the class: Dynamo (PyTorch 2.11) would take that for the thread's own.
+    def __init__(self) -> None:
+        self.backend: str | None = None
 
 
 # Plain attributes of a module's objects, so that torch.compile guards them.
