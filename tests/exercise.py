@@ -1,0 +1,70 @@
+"""Small calls of every kernel variant: what compute-sanitizer watches.
+
+compute-sanitizer --tool memcheck python tests/exercise.py cuda all
+"""
+
+from __future__ import annotations
+
+import sys
+
+import torch
+import triton
+import triton.language as tl
+
+import diglot
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float64)
+
+
+def maps(backend: str) -> None:
+    """Sizes and offsets such that whole blocks, heads, tails and masks all occur."""
+    for dtype in DTYPES:
+        for size in (1, 7, 4099, (1 << 17) + 5, (1 << 21) + 3):
+            buffer = torch.randn(size + 3, device="cuda").to(dtype)
+            for x in (buffer[:size], buffer[3:], buffer[::3]):
+                x = x.detach().requires_grad_()
+                y = diglot.gelu(x, "tanh", backend=backend)
+                z = diglot.add(y, x, alpha=2, backend=backend)
+                diglot.add(z, 2.5, backend=backend).sum().backward()
+    whole = torch.randint(0, 100, (999,), device="cuda")
+    diglot.add(whole, whole[:1].to(torch.int8), backend=backend)
+
+
+def sums(backend: str) -> None:
+    """The same for broadcast operands and the sums of their gradients."""
+    for dtype in DTYPES:
+        for rows, columns in ((3, 5), (1000, 64), (65, 4099), (4099, 65), (70000, 3)):
+            wide = torch.randn(rows, columns + 1, device="cuda").to(dtype)
+            for x in (wide, wide[:, 1:], wide.T):
+                for shape in (x.shape[1:], (x.shape[0], 1), ()):
+                    row = torch.randn(shape, device="cuda").to(dtype).requires_grad_()
+                    diglot.add(x, row, backend=backend).sum().backward()
+
+
+def exercise(backend: str, what: str) -> list[str]:
+    """Runs them; returns the names of the launchers and variants that ran."""
+    with diglot.record_runs() as runs:
+        if what == "all":
+            maps(backend)
+        sums(backend)
+    torch.cuda.synchronize()
+    return sorted({f"{run.launcher}: {run.variant}" for run in runs})
+
+
+@triton.jit
+def add_planted(pointer):
+    tl.store(pointer + 1024, 1.0)
+
+
+def plant() -> None:
+    """A write beyond the end of a tensor, to see that it would be found."""
+    add_planted[(1,)](torch.empty(1024, device="cuda"))
+    torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    backend, what = sys.argv[1:]
+    if what == "planted":
+        plant()
+    else:
+        print("\n".join(exercise(backend, what)))

@@ -1,0 +1,138 @@
+"""What a call allocates, and tensors of more than 2^31 elements or bytes."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from backends import KERNELS
+
+import diglot
+
+pytestmark = pytest.mark.gpu
+
+LAYOUTS = {
+    "contiguous": lambda x: x,
+    "channels last": lambda x: x.to(memory_format=torch.channels_last),
+    "permuted": lambda x: x.permute(3, 0, 2, 1),
+    "offset": lambda x: x.view(-1)[1:],
+    # Not dense: through the strided kernel, whose result is contiguous.
+    "sliced": lambda x: x[..., : x.shape[-1] // 2],
+    "every other": lambda x: x[..., ::2],
+}
+OPS = {
+    "gelu": lambda backend: functools.partial(diglot.gelu, backend=backend),
+    "add": lambda backend: lambda x: diglot.add(x, x, alpha=2, backend=backend),
+    "add a number": lambda backend: lambda x: diglot.add(x, 2.5, backend=backend),
+}
+
+
+def peak_bytes(function, *arguments):
+    """Bytes allocated at the peak of a call, beyond those before it."""
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    result = function(*arguments)
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before, result
+
+
+def allocated(tensor):
+    """What the allocator takes for a tensor of this size."""
+    return -(-tensor.numel() * tensor.element_size() // 512) * 512
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("backend", KERNELS)
+def test_nothing_but_the_result_is_allocated(backend, layout, op):
+    x = LAYOUTS[layout](torch.randn(4, 64, 32, 96, device="cuda"))
+    function = OPS[op](backend)
+    function(x)  # Triton's first call allocates to compile and load
+    peak, result = peak_bytes(function, x)
+    assert peak == allocated(result)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("backend", KERNELS)
+def test_nothing_but_gradients_is_allocated(backend, layout):
+    x = LAYOUTS[layout](torch.randn(4, 64, 32, 96, device="cuda")).detach().requires_grad_()
+
+    def backward():
+        y = diglot.gelu(x, backend=backend)
+        grad = torch.ones_like(y)
+        (of_input,) = torch.autograd.grad(y, x, grad)
+        return y, grad, of_input
+
+    backward()
+    peak, results = peak_bytes(backward)
+    assert peak == sum(allocated(result) for result in results)
+
+
+def chunks(count, size=1 << 28):
+    """Slices of a dimension of `count` elements."""
+    return [slice(first, min(first + size, count)) for first in range(0, count, size)]
+
+
+BEYOND = 2**31 + 4099
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+def test_gelu_of_more_than_2_31_elements(backend):
+    x = torch.empty(BEYOND, dtype=torch.bfloat16, device="cuda").normal_()
+    y = diglot.gelu(x, backend=backend)
+    for part in chunks(BEYOND):
+        torch.testing.assert_close(y[part], F.gelu(x[part].float()).bfloat16())
+    grad = y
+    del y
+    gradient = torch.ops.diglot.gelu_backward(grad, x, "tanh", backend)
+    for part in chunks(BEYOND):
+        expected = torch.ops.aten.gelu_backward(
+            grad[part].float(), x[part].float(), approximate="tanh"
+        )
+        torch.testing.assert_close(gradient[part], expected.bfloat16())
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+def test_strided_add_beyond_2_31_elements(backend):
+    wide = torch.randint(-128, 128, (2**16 + 1, 2**16), dtype=torch.int8, device="cuda")
+    narrow = wide[:, : 2**15 + 16]  # 2^31 elements and more, at offsets beyond 2^32
+    row = torch.randint(-128, 128, (narrow.shape[1],), dtype=torch.int8, device="cuda")
+    y = diglot.add(narrow, row, backend=backend)
+    assert y.numel() > 2**31
+    for part in chunks(len(narrow), 2**13):
+        assert torch.equal(y[part], narrow[part] + row)
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+def test_few_elements_at_offsets_beyond_2_31(backend):
+    base = torch.zeros(2**32, dtype=torch.int8, device="cuda").view(2**16, 2**16)
+    few = base[::255, ::257]
+    few.random_(-128, 128)
+    assert few.numel() < 2**31 < few.stride(0) * len(few)
+    assert torch.equal(diglot.add(few, few, backend=backend), few + few)
+
+
+@pytest.mark.parametrize(
+    "shape, to", [((BEYOND,), ()), ((2**16 + 1, 2**15), (2**15,)), ((2**15, 2**16 + 1), (2**15, 1))]
+)
+@pytest.mark.parametrize("backend", KERNELS)
+def test_gradient_sum_of_more_than_2_31_elements(backend, shape, to):
+    # Whole numbers, so that the sum is exact in any order.
+    grad = torch.randint(-2, 3, shape, dtype=torch.int8, device="cuda").bfloat16()
+    own = torch.ops.diglot.add_backward(grad, list(to), torch.float32, 1, backend)
+    if to == ():
+        expected = sum(grad[part].sum(dtype=torch.float64) for part in chunks(len(grad)))
+    else:
+        dim = 0 if len(to) == 1 else 1
+        expected = grad.sum(dim, keepdim=dim == 1, dtype=torch.float32)
+    assert torch.equal(own, expected.float())
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+def test_gradient_sums_of_more_than_2_31_groups(backend):
+    grad = torch.randint(-2, 3, (2**31 + 5, 2), dtype=torch.int8, device="cuda").half()
+    own = torch.ops.diglot.add_backward(grad, [2**31 + 5, 1], torch.float16, 1, backend)
+    assert torch.equal(own.view(-1), grad[:, 0] + grad[:, 1])
