@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 import re
@@ -15,6 +16,7 @@ from diglot.backends import runs
 from diglot.tools import accuracy, inputs
 from diglot.tools import compare as comparing
 from diglot.tools.accuracy import ProfileBuilder, measure_agreement, measure_error, pieces, ulp_of
+from diglot.tools.resources import Call, kernels_of_calls
 from diglot.tools.specs import Expected, find_spec
 
 FLOATING = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
@@ -336,34 +338,48 @@ def test_on_a_gpu(dtype, backward):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("backward", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_kernel_looked_at_is_the_one_that_ran(dtype, backward):
-    """What tools/cuda_kernels.py says without a GPU, against what the launcher says on one."""
-    base = torch.randn(5000, 1000, device="cuda").to(dtype)
-    cases = {
-        "gelu": [(base,), (base[:3],), (base.view(-1)[1:],), (base[:, ::2],)],
-        "add": [
-            (base, base),
-            (base, base[0]),
-            (base, base[:, :1]),
-            (base[:3], base.view(-1)[1:3001].view(3, 1000)),
-            (base[:150], base[150:300]),
-            (base[:150], base.view(-1)[1:150001].view(150, 1000)),
-        ],
-    }
-    for op, of_op in cases.items():
-        options = {"alpha": 2} if op == "add" else {}
-        for tensors in of_op:
+def test_the_kernel_looked_at_is_the_one_that_ran():
+    """What launchers record without a GPU, of calls without data, against what ran on one.
+
+    All calls are asked about at once: each question is another process, which takes seconds.
+    """
+    calls, ran = [], []
+    for dtype, backward in itertools.product((torch.float32, torch.bfloat16), (False, True)):
+        base = torch.randn(5000, 1000, device="cuda").to(dtype)
+        cases = {
+            "gelu": [(base,), (base[:3],), (base.view(-1)[1:],), (base[:, ::2],)],
+            "add": [
+                (base, base),
+                (base, base[0]),
+                (base, base[:, :1]),
+                (base[:3], base.view(-1)[1:3001].view(3, 1000)),
+                (base[:150], base[150:300]),
+                (base[:150], base.view(-1)[1:150001].view(150, 1000)),
+            ],
+        }
+        for op, tensors in [(op, case) for op, of_op in cases.items() for case in of_op]:
+            options = {"alpha": 2} if op == "add" else {}
             result = diglot.compare(
-                op, *tensors, backward=backward, timed=False, backends=["cuda"], **options
+                op,
+                *tensors,
+                backward=backward,
+                backends=["cuda"],
+                timed=False,
+                resources=False,
+                **options,
             )
             row = result.row("cuda")
-            assert row.reason is None and row.kernels_reason is None, str(result)
-            names = [kernel.name for kernel in row.kernels]
+            assert row.reason is None, str(result)
+            calls.append(Call(op, result.inputs, options, backward))
             # A split sum is two kernels.
-            ran = [v.removesuffix(", split") for v in row.variants for _ in v.split(", split")]
-            assert [_variant(name) for name in names] == ran, (op, names)
+            ran.append(
+                [v.removesuffix(", split") for v in row.variants for _ in v.split(", split")]
+            )
+    answers = kernels_of_calls(calls, languages=["cuda"])
+    for call, answer, variants in zip(calls, answers, ran, strict=True):
+        assert answer["cuda"].reason is None, (call, answer)
+        names = [kernel.name for kernel in answer["cuda"].kernels]
+        assert [_variant(name) for name in names] == variants, (call, names)
 
 
 def _variant(name):

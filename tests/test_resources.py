@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import itertools
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -103,6 +104,32 @@ def test_architectures_without_code(monkeypatch):
         resources.code_that_runs("90")
 
 
+def test_older_tools_tell_architectures_too(monkeypatch):
+    """cuobjdump 12.8 lists code for sm_90a as a file named sm_90."""
+    usage = " Function _Z1av:\n  REG:8 STACK:0 SHARED:16 LOCAL:0\n"
+    text = f"""
+Fatbin elf code:
+================
+arch = sm_80
+code version = [1,8]
+
+Resource usage:
+{usage}
+Fatbin elf code:
+================
+arch = sm_90a
+
+Resource usage:
+{usage}
+Fatbin ptx code:
+================
+arch = sm_90
+"""
+    monkeypatch.setattr(resources, "_dump", lambda *arguments: text)
+    found = resources._usage_in("library", -1)
+    assert found == {name: [("_Z1av", "8", "0", "16")] for name in ("sm_80", "sm_90a")}
+
+
 @needs_extension
 def test_unknown_kernel():
     with pytest.raises(KeyError, match="has no kernel nothing<float>"):
@@ -164,6 +191,53 @@ def test_no_cuda_kernel_spills(architecture):
     assert set(kernels) == set(cuda_kernel_names(architecture))
     assert not {n: k.spill_bytes for n, k in kernels.items() if k.spill_bytes or k.stack_bytes}
     assert all(k.registers > 0 for k in kernels.values())
+
+
+@needs_extension
+def test_launches_are_recorded():
+    """Nothing is launched, on no device, and a kernel's name is that of its symbol."""
+    from diglot import _C
+
+    x, out = torch.empty(1 << 20, 3), torch.zeros(1 << 20, 3)
+    (flat,) = _C.record(lambda: _C.gelu_forward(x, "none", out))
+    (strided,) = _C.record(lambda: _C.gelu_forward(x[:, ::2], "none", out[:, ::2]))
+    assert _C.last_variant() == "strided, 32-bit offsets" and not out.any()
+    names = [resources.short_name(kernel) for kernel, *_ in (flat, strided)]
+    assert names == [
+        "gelu_forward_flat<float, (Approximate)0, FlatShape<4, 4> >",
+        "gelu_forward_strided<float, (Approximate)0, unsigned int>",
+    ]
+    assert set(names) <= set(cuda_kernel_names())
+    assert flat[1:] == ((3 * 2**20 // (128 * 16), 1, 1), (128, 1, 1))
+    meta = torch.empty(5, 1, device="meta")
+    grad, row = torch.empty(5, 2**20, device="meta"), torch.empty(300, 5, device="meta")
+    split = _C.record(lambda: _C.add_backward(grad, 1, row, meta))
+    assert [(len(grid), grid[1]) for _, grid, _ in split] == [(3, 300), (3, 1)]
+
+
+@needs_extension
+def test_recording_ends():
+    """After an error too; a recording inside another keeps its launches, and so does a thread."""
+    from diglot import _C
+
+    def launch():
+        _C.gelu_forward(torch.empty(3), "none", torch.empty(3))
+
+    def nest():
+        launch()
+        with ThreadPoolExecutor(1) as pool:
+            assert len(pool.submit(_C.record, launch).result()) == 1
+        assert len(_C.record(launch)) == 1
+        with pytest.raises(ZeroDivisionError):
+            _C.record(lambda: 1 / 0)
+        launch()
+
+    assert len(_C.record(nest)) == 2
+    assert _C.record(lambda: None) == []
+    with pytest.raises(ValueError, match="approximate must be"):
+        _C.record(lambda: _C.gelu_forward(torch.empty(3), "erf", torch.empty(3)))
+    with pytest.raises(TypeError):
+        _C.record(3)
 
 
 def calls_of(dtype: str, elements: int = LARGE) -> dict[str, Call]:

@@ -93,9 +93,12 @@ void call_launcher(void (*launcher)(Stream, Parameters...), Reader& reader) {
   // Braces order the reads from left to right.
   std::tuple<Parameters...> arguments{reader.template read<Parameters>()...};
   if constexpr (std::is_same_v<Reader, PythonReader>) reader.describe();
+  const auto run = [&](Stream stream) {
+    std::apply([&](auto&&... argument) { launcher(stream, argument...); }, arguments);
+  };
+  if (Recording::innermost() != nullptr) return run(nullptr);  // there may be no device
   DeviceGuard guard(reader.device());
-  const Stream stream = current_stream(reader.device());
-  std::apply([&](auto&&... argument) { launcher(stream, argument...); }, arguments);
+  run(current_stream(reader.device()));
 }
 
 // A launcher's entry in the Python module.

@@ -48,6 +48,28 @@ PyObject* last_variant(PyObject*, PyObject*) {
   return PyUnicode_FromString(diglot::last_variant());
 }
 
+// record(function) calls function() and returns what launchers called in it, on this thread, would
+// start: tuples of a kernel's demangled name, its grid and its block. Nothing is started, so
+// tensors may be on any device.
+PyObject* record(PyObject*, PyObject* function) {
+  diglot::Recording recording;
+  PyObject* const result = PyObject_CallNoArgs(function);
+  if (result == nullptr) return nullptr;
+  Py_DECREF(result);
+  PyObject* const list = PyList_New(0);
+  for (const auto& [kernel, grid, block] : recording.launches) {
+    PyObject* const entry = Py_BuildValue("(s(III)(III))", kernel.c_str(), grid.x, grid.y, grid.z,
+                                          block.x, block.y, block.z);
+    if (list == nullptr || entry == nullptr || PyList_Append(list, entry) != 0) {
+      Py_XDECREF(entry);
+      Py_XDECREF(list);
+      return nullptr;
+    }
+    Py_DECREF(entry);
+  }
+  return list;
+}
+
 PyMethodDef definition(const char* name,
                        PyObject* (*function)(PyObject*, PyObject* const*, Py_ssize_t)) {
   return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function)),
@@ -64,6 +86,7 @@ PyMODINIT_FUNC PyInit__C() {
   methods.push_back(definition("check_device", check_device));
   methods.push_back({"driver_version", driver_version, METH_NOARGS, nullptr});
   methods.push_back({"last_variant", last_variant, METH_NOARGS, nullptr});
+  methods.push_back({"record", record, METH_O, nullptr});
   methods.push_back({nullptr, nullptr, 0, nullptr});
 
   static PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, methods.data()};

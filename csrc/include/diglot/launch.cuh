@@ -2,10 +2,16 @@
 // every kernel is started.
 #pragma once
 
+#include <cxxabi.h>
+
 #include <atomic>
+#include <cstdlib>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <tuple>
+#include <typeinfo>
+#include <vector>
 
 #include "diglot/platform.cuh"
 
@@ -50,10 +56,60 @@ inline void load_kernel(const void* kernel) {
   check(status, "loading a kernel");
 }
 
+// A launch that was recorded instead of made.
+struct RecordedLaunch {
+  std::string
+      kernel;  // as its symbol reads once demangled, such as "void diglot::scale<float>(int)"
+  dim3 grid;
+  dim3 block;
+};
+
+// While one lives, launch<kernel> on its thread starts nothing and calls nothing of the CUDA
+// runtime: what it would start is listed here. Twin of record_launches in triton_ops/launch.py.
+class Recording {
+ public:
+  Recording() : outer_(innermost()) { innermost() = this; }
+  ~Recording() { innermost() = outer_; }
+  Recording(const Recording&) = delete;
+  Recording& operator=(const Recording&) = delete;
+
+  // The one that lists this thread's launches; null where they are made.
+  static Recording*& innermost() {
+    static thread_local Recording* recording = nullptr;
+    return recording;
+  }
+
+  std::vector<RecordedLaunch> launches;
+
+ private:
+  Recording* outer_;
+};
+
+// Its type's name holds that of the kernel.
+template <auto kKernel>
+struct KernelTag {};
+
+// The demangled name of a KernelTag's kernel. The host's symbol of a kernel would say no more: it
+// is of internal linkage, and so mangled otherwise than the device's.
+inline std::string kernel_name(const std::type_info& tag) {
+  const std::unique_ptr<char, void (*)(void*)> text(
+      abi::__cxa_demangle(tag.name(), nullptr, nullptr, nullptr), std::free);
+  if (text == nullptr) return tag.name();
+  // "diglot::KernelTag<&(void diglot::scale<float>(int))>"; without the brackets if no template.
+  std::string name(text.get());
+  name = name.substr(name.find('&') + 1);
+  name.pop_back();
+  return name.front() == '(' ? name.substr(1, name.size() - 2) : name;
+}
+
 // Starts kKernel on `stream` of the current device. Arguments convert to the kernel's own types.
 template <auto kKernel, typename... Parameters, typename... Arguments>
 void launch_as(void (*)(Parameters...), dim3 grid, dim3 block, cudaStream_t stream,
                const Arguments&... arguments) {
+  if (Recording* const recording = Recording::innermost()) {
+    recording->launches.push_back({kernel_name(typeid(KernelTag<kKernel>)), grid, block});
+    return;
+  }
   static std::atomic<uint64_t> loaded{0};  // one bit per device
   int device = 0;
   check(cudaGetDevice(&device), "cudaGetDevice");

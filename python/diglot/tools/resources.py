@@ -115,9 +115,14 @@ def demangle(symbol: str) -> str:
         return symbol
     text = ctypes.string_at(address).decode()
     ctypes.CDLL(None).free(ctypes.c_void_p(address))
-    # "void diglot::name<T, (diglot::E)1>(parameters)": the parameters follow from the rest.
-    found = re.match(r"(?:void )?(?:diglot::)?(\w+(?:<.*?>)?)\(", text.replace("diglot::", ""))
-    return found.group(1) if found else text
+    return short_name(text)
+
+
+def short_name(signature: str) -> str:
+    """`name<T, (E)1>` of `void diglot::name<T, (diglot::E)1>(parameters)`."""
+    # The parameters follow from the rest.
+    found = re.match(r"(?:void )?(\w+(?:<.*?>)?)(?:\(|$)", signature.replace("diglot::", ""))
+    return found.group(1) if found else signature
 
 
 # Global and generic accesses, by the width in their suffixes: LDG.E.128.CONSTANT, STG.E.U16, ...
@@ -159,21 +164,14 @@ def _read_sass(text: str) -> dict[str, dict[str, Any]]:
 _USAGE = re.compile(r"^\s*Function (\S+):\s*\n\s*REG:(\d+) STACK:(\d+) SHARED:(\d+)", re.MULTILINE)
 
 
-def _read_kernels(path: Path, architecture: str, wanted: Iterable[str] | None) -> dict[str, Any]:
-    """Kernels of a library or cubin by symbol; `wanted`: demangled names, None for all."""
-    of = ("-arch", architecture)
-    usage = _USAGE.findall(_dump("--dump-resource-usage", *of, str(path)))
-    names = {symbol: demangle(symbol) for symbol, *_ in usage}
-    if wanted is not None:
-        chosen = set(wanted)
-        usage = [entry for entry in usage if names[entry[0]] in chosen]
-        if not usage:
-            return {}
-    only = ("-fun", ",".join(symbol for symbol, *_ in usage)) if wanted is not None else ()
-    code = _read_sass(_dump("-sass", *of, *only, str(path)))
-    return {
-        names[symbol]: KernelResources(
-            name=names[symbol],
+def _join(
+    usage: Iterable[tuple[str, ...]], sass: str, architecture: str
+) -> dict[str, KernelResources]:
+    """Kernels by name, of the two things that cuobjdump tells of them."""
+    code = _read_sass(sass)
+    kernels = [
+        KernelResources(
+            name=demangle(symbol),
             architecture=architecture,
             registers=int(registers),
             stack_bytes=int(stack),
@@ -181,7 +179,8 @@ def _read_kernels(path: Path, architecture: str, wanted: Iterable[str] | None) -
             **code[symbol],
         )
         for symbol, registers, stack, shared in usage
-    }
+    ]
+    return {kernel.name: kernel for kernel in kernels}
 
 
 def library_path() -> Path:
@@ -196,19 +195,30 @@ def library_path() -> Path:
     return Path(spec.origin)
 
 
-def _architectures_in(path: Path) -> tuple[str, ...]:
-    return tuple(sorted(set(re.findall(r"\.(sm_\w+)\.cubin", _dump("--list-elf", str(path))))))
-
-
 @functools.lru_cache(maxsize=1)
-def _architectures(path: Path, modified: int) -> tuple[str, ...]:
-    return _architectures_in(path)
+def _usage_in(path: Path, modified: int) -> dict[str, list[tuple[str, ...]]]:
+    """By architecture, what `_USAGE` finds.
+
+    The architectures are those that the library's own headers tell: in a list of what it holds,
+    older versions of cuobjdump name sm_90a as sm_90.
+    """
+    text = _dump("--dump-resource-usage", str(path))
+    _, *parts = re.split(r"^arch = (\w+)$", text, flags=re.MULTILINE)
+    found: dict[str, list[tuple[str, ...]]] = {}
+    for architecture, part in zip(parts[::2], parts[1::2], strict=True):
+        if kernels := _USAGE.findall(part):  # PTX has none
+            found.setdefault(architecture, []).extend(kernels)
+    return found
+
+
+def _library_usage() -> dict[str, list[tuple[str, ...]]]:
+    path = library_path()
+    return _usage_in(path, path.stat().st_mtime_ns)
 
 
 def library_architectures() -> tuple[str, ...]:
     """What the CUDA extension holds machine code for, such as ("sm_80", "sm_90a")."""
-    path = library_path()
-    return _architectures(path, path.stat().st_mtime_ns)
+    return tuple(sorted(_library_usage()))
 
 
 def check_architecture(architecture: str) -> int:
@@ -254,7 +264,13 @@ def code_that_runs(architecture: str) -> str:
 def _library_kernels(
     path: Path, modified: int, architecture: str, wanted: tuple[str, ...] | None
 ) -> dict[str, KernelResources]:
-    return _read_kernels(path, architecture, wanted)
+    usage, only = _usage_in(path, modified)[architecture], []
+    if wanted is not None:
+        usage = [entry for entry in usage if demangle(entry[0]) in wanted]
+        only = ["-fun", ",".join(symbol for symbol, *_ in usage)]
+    if not usage:
+        return {}
+    return _join(usage, _dump("-sass", "-arch", architecture, *only, str(path)), architecture)
 
 
 def cuda_kernels(
@@ -281,13 +297,10 @@ def cuda_kernels(
     return found
 
 
-@functools.cache
 def cuda_kernel_names(architecture: str = DEFAULT_ARCHITECTURE) -> tuple[str, ...]:
     """Names of all of the CUDA extension's kernels, without reading their code."""
-    text = _dump(
-        "--dump-resource-usage", "-arch", code_that_runs(architecture), str(library_path())
-    )
-    return tuple(sorted(demangle(symbol) for symbol, *_ in _USAGE.findall(text)))
+    usage = _library_usage()[code_that_runs(architecture)]
+    return tuple(sorted(demangle(symbol) for symbol, *_ in usage))
 
 
 def compile_triton(
@@ -314,8 +327,10 @@ def compile_triton(
             compiled = specialization.compile(target)
             cubin = Path(folder) / "kernel.cubin"
             cubin.write_bytes(compiled.asm["cubin"])
-            (code,) = _architectures_in(cubin)
-            (kernel,) = _read_kernels(cubin, code, None).values()
+            usage = _USAGE.findall(_dump("--dump-resource-usage", str(cubin)))
+            sass = _dump("-sass", str(cubin))
+            (code,) = re.findall(r"^\s*code for (sm_\w+)$", sass, re.MULTILINE)
+            (kernel,) = _join(usage, sass, code).values()
             # All of a Triton kernel's shared memory is dynamic: the cubin does not tell its size.
             found.append(replace(kernel, shared_bytes=int(compiled.metadata.shared)))
     return found
@@ -410,7 +425,7 @@ def kernels_of_calls(
     leave_out = {"DIGLOT_INTERPRET", "TRITON_INTERPRET", "DIGLOT_BACKEND"}
     environment = {name: value for name, value in os.environ.items() if name not in leave_out}
     done = subprocess.run(
-        [sys.executable, "-m", "diglot.tools.triton_resources"],
+        [sys.executable, "-m", "diglot.tools.recording"],
         input=json.dumps(request),
         env=environment,
         capture_output=True,
