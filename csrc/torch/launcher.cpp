@@ -70,24 +70,11 @@ int64_t call_for_integer(PyObject* tensor, PyObject* method) {
   return value;
 }
 
-// torch.dtype objects are singletons, so identity decides.
+// torch.dtype objects are singletons, so identity decides. Found once, when the module is imported.
+std::vector<std::pair<PyObject*, DType>> known_dtypes;
+
 DType dtype_of(PyObject* dtype) {
-  static const std::vector<std::pair<PyObject*, DType>> known = [] {
-    const Object torch(PyImport_ImportModule("torch"));
-    std::vector<std::pair<PyObject*, DType>> found;
-    const std::pair<const char*, DType> list[] = {
-        {"bfloat16", DType::kBFloat16}, {"float32", DType::kFloat32}, {"float16", DType::kFloat16},
-        {"float64", DType::kFloat64},   {"bool", DType::kBool},       {"uint8", DType::kUInt8},
-        {"int8", DType::kInt8},         {"int16", DType::kInt16},     {"int32", DType::kInt32},
-        {"int64", DType::kInt64}};
-    for (const auto& [name, code] : list) {
-      PyObject* object = PyObject_GetAttrString(torch.get(), name);
-      if (object == nullptr) throw PythonError{};
-      found.emplace_back(object, code);
-    }
-    return found;
-  }();
-  for (const auto& [object, code] : known) {
+  for (const auto& [object, code] : known_dtypes) {
     if (object == dtype) return code;
   }
   throw std::invalid_argument("this element type has no CUDA kernel");
@@ -113,6 +100,23 @@ Stream current_stream(int device) {
   }
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &stream));
   return static_cast<Stream>(stream);
+}
+
+bool find_dtypes() {
+  constexpr std::pair<const char*, DType> kNames[] = {
+      {"bfloat16", DType::kBFloat16}, {"float32", DType::kFloat32}, {"float16", DType::kFloat16},
+      {"float64", DType::kFloat64},   {"bool", DType::kBool},       {"uint8", DType::kUInt8},
+      {"int8", DType::kInt8},         {"int16", DType::kInt16},     {"int32", DType::kInt32},
+      {"int64", DType::kInt64}};
+  PyObject* const torch = PyImport_ImportModule("torch");
+  if (torch == nullptr) return false;
+  for (const auto& [name, code] : kNames) {
+    PyObject* const object = PyObject_GetAttrString(torch, name);  // kept for ever
+    if (object == nullptr) break;
+    known_dtypes.emplace_back(object, code);
+  }
+  Py_DECREF(torch);
+  return known_dtypes.size() == std::size(kNames);
 }
 
 std::vector<PythonFunction>& python_functions() {

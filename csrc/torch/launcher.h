@@ -10,6 +10,7 @@
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/tensor.h>
 
@@ -46,6 +47,33 @@ namespace torch_binding {
 
 // PyTorch's current stream on `device`.
 Stream current_stream(int device);
+
+// Makes `device` current for a scope. Going back is PyTorch's business, which alone knows whether
+// the device left has a context yet: setting it by the CUDA runtime would make one.
+class DeviceGuard {
+ public:
+  explicit DeviceGuard(int device) {
+    int current = 0;
+    check(cudaGetDevice(&current), "cudaGetDevice");
+    if (current != device) guard_.emplace(device);
+  }
+
+ private:
+  std::optional<torch::stable::accelerator::DeviceGuard> guard_;
+};
+
+// Lets other Python threads run for a scope: a launch waits when the GPU's queue is full.
+class WithoutGil {
+ public:
+  WithoutGil() : state_(PyEval_SaveThread()) {}
+  ~WithoutGil() { PyEval_RestoreThread(state_); }
+  WithoutGil(const WithoutGil&) = delete;
+  WithoutGil& operator=(const WithoutGil&) = delete;
+
+ private:
+  PyThreadState* state_;
+};
+struct Nothing {};
 
 // Reads a launcher's arguments off an operator's stack.
 class StackReader {
@@ -97,6 +125,8 @@ void call_launcher(void (*launcher)(Stream, Parameters...), Reader& reader) {
     std::apply([&](auto&&... argument) { launcher(stream, argument...); }, arguments);
   };
   if (Recording::innermost() != nullptr) return run(nullptr);  // there may be no device
+  [[maybe_unused]] std::conditional_t<std::is_same_v<Reader, PythonReader>, WithoutGil, Nothing>
+      gil;
   DeviceGuard guard(reader.device());
   run(current_stream(reader.device()));
 }
@@ -107,6 +137,10 @@ struct PythonFunction {
   PyObject* (*function)(PyObject*, PyObject* const*, Py_ssize_t);
 };
 std::vector<PythonFunction>& python_functions();
+
+// Looks up the dtype objects that Python calls are read with; false, with a Python error set, if
+// that fails.
+bool find_dtypes();
 
 PyObject* raise_current_exception();
 

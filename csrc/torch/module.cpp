@@ -29,7 +29,7 @@ PyObject* check_device(PyObject*, PyObject* const* arguments, Py_ssize_t count) 
   try {
     int driver = 0;
     diglot::check(cudaDriverGetVersion(&driver), "cudaDriverGetVersion");
-    diglot::DeviceGuard guard(static_cast<int>(device));
+    diglot::torch_binding::DeviceGuard guard(static_cast<int>(device));
     diglot::check(diglot::probe_device(), "loading a kernel");
   } catch (...) {
     return raise_current_exception();
@@ -79,6 +79,7 @@ PyMethodDef definition(const char* name,
 }  // namespace
 
 PyMODINIT_FUNC PyInit__C() {
+  if (!diglot::torch_binding::find_dtypes()) return nullptr;
   static std::vector<PyMethodDef> methods;
   for (const auto& [name, function] : diglot::torch_binding::python_functions()) {
     methods.push_back(definition(name, function));

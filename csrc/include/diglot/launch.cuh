@@ -1,5 +1,4 @@
-// Host side of a launch: error checks, the current device, and the one function through which
-// every kernel is started.
+// Host side of a launch: error checks, and the one function through which every kernel is started.
 #pragma once
 
 #include <cxxabi.h>
@@ -23,27 +22,6 @@ inline void check(cudaError_t status, const char* what) {
                              cudaGetErrorName(status) + ")");
   }
 }
-
-// Makes `device` current for a scope.
-class DeviceGuard {
- public:
-  explicit DeviceGuard(int device) {
-    check(cudaGetDevice(&previous_), "cudaGetDevice");
-    if (previous_ != device) {
-      check(cudaSetDevice(device), "cudaSetDevice");
-      changed_ = true;
-    }
-  }
-  ~DeviceGuard() {
-    if (changed_) cudaSetDevice(previous_);
-  }
-  DeviceGuard(const DeviceGuard&) = delete;
-  DeviceGuard& operator=(const DeviceGuard&) = delete;
-
- private:
-  int previous_ = 0;
-  bool changed_ = false;
-};
 
 // Loads a kernel's code on the current device. Code is loaded lazily, and loading is not allowed in
 // a stream capture, so the first call inside a capture relaxes the thread's capture mode for it.
