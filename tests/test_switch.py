@@ -125,6 +125,33 @@ def test_environment_variable():
     assert "DIGLOT_BACKEND must be one of" in result.stderr
 
 
+@pytest.mark.parametrize("value", ["", " "])
+def test_empty_environment_variable_is_as_if_unset(value):
+    code = "from diglot.backends import selection; print(selection._environment)"
+    assert run_python(code, DIGLOT_BACKEND=value).stdout.strip() == "auto"
+
+
+def test_environment_variable_may_be_padded():
+    code = "import torch, diglot; diglot.gelu(torch.ones(2)); print(diglot.last_run().backend)"
+    assert run_python(code, DIGLOT_BACKEND=" torch ").stdout.strip() == "torch"
+
+
+@pytest.mark.parametrize("name", ["", " ", "opencl", 0, False, ["cuda"]], ids=repr)
+def test_what_names_no_backend_is_refused(name):
+    """Only None, the argument not given, stands for the default."""
+    message = "backend must be one of 'cuda', 'triton', 'torch', 'auto', not "
+    calls = [
+        lambda: diglot.gelu(X, backend=name),
+        lambda: diglot.add(X, X, backend=name),
+        lambda: diglot.add(X, 2, backend=name),
+        lambda: diglot.use_backend(name),
+        lambda: diglot.nn.GELU(backend=name),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
 def test_triton_without_the_variable_names_it():
     code = "import torch, diglot; diglot.gelu(torch.ones(2), backend='triton')"
     result = run_python(code)

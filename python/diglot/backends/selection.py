@@ -31,13 +31,13 @@ class _Scope(threading.local):
 
 # Plain attributes of a module's objects, so that torch.compile guards them.
 _scope = _Scope()
-_environment = os.environ.get("DIGLOT_BACKEND") or AUTO
+_environment = os.environ.get("DIGLOT_BACKEND", "").strip() or AUTO
 _chosen: dict[tuple[str, str, torch.device], str] = {}
 
 
 def check_name(backend: str, source: str = "backend") -> None:
     """Raises ValueError unless `backend` names a backend or is "auto"."""
-    if backend != AUTO and backend not in BACKENDS:
+    if not isinstance(backend, str) or (backend != AUTO and backend not in BACKENDS):
         allowed = ", ".join(repr(name) for name in (*BACKENDS, AUTO))
         raise ValueError(f"{source} must be one of {allowed}, not {backend!r}")
 
@@ -77,10 +77,13 @@ def choose(op: str, device: torch.device, backend: str | None) -> str:
         ValueError: an unknown name.
         BackendUnavailable: the backend asked for cannot run there.
     """
-    name = backend or _scope.backend or _environment
+    name = backend if backend is not None else _scope.backend or _environment
     if is_compiling():
         return _resolve(op, device, name)
-    chosen = _chosen.get((name, op, device))
+    try:
+        chosen = _chosen.get((name, op, device))
+    except TypeError:  # a list, say, has no hash
+        chosen = None
     if chosen is None:
         chosen = _chosen[name, op, device] = _resolve(op, device, name)
     return chosen
