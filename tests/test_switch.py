@@ -91,9 +91,24 @@ def test_explain():
     assert set(explanation.reasons) == {"cuda", "triton", "torch"}
     assert explanation.reasons["torch"] is None
     assert explanation.reasons["cuda"]
+    assert explanation.chosen == "torch"
     text = str(explanation)
-    assert "-> torch: can run" in text or DEVICE == "cuda"
-    assert "cuda: cannot run: " in text
+    assert "-> torch: can run" in text
+    assert "   cuda: cannot run: " in text
+
+
+@pytest.mark.parametrize("name", ["auto", "cuda", "triton", "torch"])
+@pytest.mark.parametrize("device", ["cpu", "meta", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_explain_and_the_choice_agree(device, name):
+    with diglot.use_backend(name):
+        explanation = diglot.explain("gelu", device)
+    try:
+        chosen = selection.choose("gelu", torch.device(device), name)
+    except diglot.BackendUnavailable:
+        chosen = None
+    assert explanation.chosen == chosen
+    can_run = tuple(b for b, reason in explanation.reasons.items() if reason is None)
+    assert diglot.available_backends(device) == can_run
 
 
 def test_unavailable_backend_names_every_reason():

@@ -92,19 +92,31 @@ def choose(op: str, device: torch.device, backend: str | None) -> str:
 @torch.compiler.assume_constant_result
 def _resolve(op: str, device: torch.device, name: str) -> str:
     check_name(name, "DIGLOT_BACKEND" if name == _environment else "backend")
-    if device.type == "meta":  # nothing will run
-        return "torch" if name == AUTO else name
-    if name == AUTO:
-        return next(b for b in ORDER.get(op, DEFAULT_ORDER) if _auto_refusal(b, device) is None)
-    if BACKENDS[name].refusal(device) is not None:
+    chosen = _choice(op, device, name)
+    if chosen is None:
         raise BackendUnavailable(f"{op}: backend {name!r} cannot run.\n{explain(op, device)}")
-    return name
+    return chosen
+
+
+def _choice(op: str, device: torch.device, name: str) -> str | None:
+    """The backend that `name` stands for there, or None if it cannot run."""
+    if name != AUTO:
+        return name if _refusal(name, device) is None else None
+    if device.type == "meta":
+        return "torch"
+    return next(b for b in ORDER.get(op, DEFAULT_ORDER) if _auto_refusal(b, device) is None)
+
+
+def _refusal(backend: str, device: torch.device) -> str | None:
+    if device.type == "meta":  # nothing will run
+        return None
+    return BACKENDS[backend].refusal(device)
 
 
 def _auto_refusal(backend: str, device: torch.device) -> str | None:
     if is_interpreted(backend, device):
         return "it would be interpreted, which 'auto' never chooses"
-    return BACKENDS[backend].refusal(device)
+    return _refusal(backend, device)
 
 
 @dataclass(frozen=True)
@@ -157,20 +169,15 @@ def explain(op: str | Any, input: torch.Tensor | torch.device | str | None = Non
     device = _device_of(input)
     wanted = _scope.backend or _environment
     check_name(wanted, "DIGLOT_BACKEND")
-    reasons = {name: backend.refusal(device) for name, backend in BACKENDS.items()}
-    if device.type == "meta":
-        reasons = dict.fromkeys(BACKENDS)
+    reasons = {backend: _refusal(backend, device) for backend in BACKENDS}
     notes = {
         backend: "interpreted; never chosen by 'auto'"
         for backend in BACKENDS
         if is_interpreted(backend, device)
     }
-    if wanted == AUTO:
-        order = ORDER.get(name, DEFAULT_ORDER)
-        chosen: str | None = next(b for b in order if reasons[b] is None and b not in notes)
-    else:
-        chosen = wanted if reasons[wanted] is None else None
-    return Explanation(name, device, chosen, reasons, notes)
+    if device.type == "meta":
+        notes = dict.fromkeys(BACKENDS, "on meta tensors nothing runs")
+    return Explanation(name, device, _choice(name, device, wanted), reasons, notes)
 
 
 def available_backends(device: torch.device | str | None = None) -> tuple[str, ...]:
@@ -180,4 +187,4 @@ def available_backends(device: torch.device | str | None = None) -> tuple[str, .
         device: the device; the first GPU if there is one, else the CPU, by default.
     """
     where = _device_of(device)
-    return tuple(name for name, backend in BACKENDS.items() if backend.refusal(where) is None)
+    return tuple(backend for backend in BACKENDS if _refusal(backend, where) is None)
