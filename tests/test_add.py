@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from backends import (
@@ -119,6 +120,57 @@ def test_numbers(backend):
     check(diglot.add(x, 0.1, alpha=3, backend=backend), torch.add(x, 3 * 0.1))
     # A 0-d tensor on the CPU goes with any device.
     check(diglot.add(x, torch.tensor(2.0), backend=backend), torch.add(x, torch.tensor(2.0)))
+
+
+ALPHAS = [
+    *(0, 1, -1, 2, 100, 127, -128, 128, -129, 255, 256, -255, -256, 300, 2**31, -(2**31) - 1),
+    *(2**63 - 1, -(2**63), 2**63, 2**64 - 1, 2**64, 2**70, -(2**70), True, False),
+    *(2.0, 0.1, -1.5, 3e38, 1e39, -1e39, 1e300, math.inf, -math.inf, math.nan),
+    *(np.float64(2.5), np.float32(2.5), np.float16(2.5), np.int64(2), np.int8(2), np.uint64(2)),
+    *(torch.tensor(2), torch.tensor(2.5), torch.tensor(True)),
+    *(torch.tensor([2]), torch.tensor(2.5, requires_grad=True), np.array(2), 1j, "2", None),
+]
+
+
+@pytest.mark.parametrize("alpha", ALPHAS, ids=repr)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_alpha_is_taken_or_refused_as_by_torch(backend, alpha):
+    """The same ones are taken, by every backend, for a tensor and for a number as `other`."""
+    for dtype in DTYPES:
+        x = torch.ones(3, device=DEVICE).to(dtype)
+        for other in (x, True if dtype == torch.bool else 1):
+            try:  # on the CPU: on a GPU, torch takes for float16 what only float32 holds
+                on_cpu = [t.cpu() if isinstance(t, torch.Tensor) else t for t in (x, other)]
+                expected = torch.add(*on_cpu, alpha=alpha).to(DEVICE)
+            except (TypeError, RuntimeError, OverflowError):
+                with pytest.raises((TypeError, ValueError), match="add: alpha must be"):
+                    diglot.add(x, other, alpha=alpha, backend=backend)
+            else:
+                check(diglot.add(x, other, alpha=alpha, backend=backend), expected)
+
+
+OTHERS = [
+    *(0, -1, 100, 127, -129, 300, -300, 2**62 + 1, 2**63 - 1, -(2**63), 2**63, 2**64 - 1),
+    *(True, 0.125, 1e39, math.nan, -math.inf),
+    *(np.float64(2.5), np.float32(2.5), np.int64(2), np.uint64(2)),
+]
+
+
+@pytest.mark.parametrize("other", OTHERS, ids=repr)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_numbers_as_by_torch(backend, other):
+    for dtype in DTYPES:
+        if dtype == torch.bool and other in (2**63, 2**64 - 1):
+            continue  # torch takes them for uint64, to which it promotes nothing
+        x = draw((20,), dtype)
+        check(diglot.add(x, other, backend=backend), torch.add(x, other))
+
+
+def test_number_is_not_wrapped_for_floating_results():
+    x = torch.ones(2, device=DEVICE)
+    for backend in ("torch", "triton"):
+        assert diglot.add(x, 2**62, alpha=4, backend=backend)[0] == 2.0**64
+        assert diglot.add(x, 2**63, backend=backend)[0] == 2.0**63
 
 
 BROADCASTS = [
@@ -284,6 +336,12 @@ def test_gradients_of_mixed_types(backend):
             "alpha must be a number where the result is torch.int32, not a bool",
         ),
         (lambda: diglot.add(torch.ones(2), torch.ones(2), alpha="2"), TypeError, "alpha must be a"),
+        (
+            lambda: diglot.add(torch.ones(2).char(), torch.ones(2).char(), alpha=300),
+            ValueError,
+            "alpha must be from -128 to 127 where the result is torch.int8, not 300",
+        ),
+        (lambda: diglot.add(torch.ones(2), 2**70), ValueError, "other must be an integer of at mo"),
         (
             lambda: diglot.add(torch.ones(2).to(torch.complex64), 1),
             TypeError,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 import torch
@@ -33,6 +34,18 @@ DTYPES = (
     torch.bool,
 )
 
+# Least and greatest `alpha` for each type of result: what torch.add on a CPU converts without an
+# overflow error. It lets a negative number wrap in uint8, and any number is true or false.
+ALPHA_RANGES: dict[torch.dtype, tuple[float, float]] = {
+    dtype: (-torch.finfo(dtype).max, torch.finfo(dtype).max)
+    if dtype.is_floating_point
+    else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+    for dtype in DTYPES
+    if dtype != torch.bool
+}
+ALPHA_RANGES[torch.uint8] = (-255, 255)
+ALPHA_RANGES[torch.bool] = (-(2**63), 2**64 - 1)
+
 # A sum over broadcast dimensions is split until this many blocks share it, with at least this many
 # elements each. Constants, so that the order of a sum depends on shapes alone.
 SUM_BLOCKS = 1056
@@ -55,8 +68,10 @@ def add(
     Args:
         input: tensor of any shape and strides; a floating-point (up to 64 bits), integer (signed,
             or uint8) or bool dtype.
-        other: tensor that broadcasts with `input`, or a number.
-        alpha: factor of `other`; an integer for integer results, True or False for bool ones.
+        other: tensor that broadcasts with `input`, or a number, NumPy's scalars included.
+        alpha: factor of `other`, in the result's range (for uint8, from -255): a real number,
+            infinities and NaN included, for floating results; an integer for integer ones; True,
+            False or an integer for bool ones.
         backend: "cuda", "triton", "torch" or "auto"; by default what `use_backend`, the variable
             DIGLOT_BACKEND or "auto" say.
 
@@ -68,7 +83,7 @@ def add(
     Raises:
         TypeError: not a tensor or number, an unsupported dtype, or an `alpha` of the wrong kind.
         ValueError: shapes that do not broadcast, tensors on different devices (a 0-d CPU tensor
-            goes with any), or an unknown `backend`.
+            goes with any), a number out of range, or an unknown `backend`.
         diglot.BackendUnavailable: the backend asked for cannot run on the tensors' device.
     """
     check_tensor("add", "input", input)
@@ -80,24 +95,22 @@ def add(
         _check_dtypes(dtype, input, other)
         if input.shape != other.shape:
             _check_shapes(input, other)
-        factor = _check_number("alpha", alpha, dtype)
+        # The default passes every check.
+        factor = alpha if type(alpha) is int and alpha == 1 else _check_alpha(alpha, dtype)
         chosen = choose("add", input.device, backend)
         if is_direct(input, other):
             differentiable = input.requires_grad or other.requires_grad
             return _add.direct(differentiable, input, other, factor, chosen)
         return _add.indirect(input, other, factor, chosen)
-    if not isinstance(other, (bool, int, float, torch.SymInt, torch.SymFloat)):
-        raise TypeError(
-            f"add: other must be a torch.Tensor or a number, not {type(other).__name__}"
-        )
+    other = _check_number("other", other, "a torch.Tensor or a number")
     dtype = _result_type(input, other)
     _check_dtypes(dtype, input)
     if dtype != input.dtype:
         input = input.to(dtype)  # a number of a higher category than the tensor: torch converts too
-    number = _check_number("alpha", alpha, dtype) * _check_number("other", other, dtype)
+    number = _check_alpha(alpha, dtype) * other
     if dtype == torch.bool:
         number = bool(number)
-    elif isinstance(number, int):
+    elif not dtype.is_floating_point:
         number = wrap_to_64_bits(number)
     chosen = choose("add", input.device, backend)
     return _add(input.requires_grad, input, None, number, chosen)
@@ -147,16 +160,45 @@ def _check_shapes(input: torch.Tensor, other: torch.Tensor) -> None:
             )
 
 
-def _check_number(name: str, value: Any, result: torch.dtype) -> Any:
+def _check_number(name: str, value: Any, kinds: str = "a real number") -> Any:
+    """`value` as a Python number (or a symbol for one)."""
+    if type(value) not in (bool, int, float):
+        value = _held_number(value)
     if not isinstance(value, (bool, int, float, torch.SymInt, torch.SymFloat)):
-        raise TypeError(f"add: {name} must be a real number, not {type(value).__name__}")
+        raise TypeError(f"add: {name} must be {kinds}, not {type(value).__name__}")
+    if isinstance(value, (int, torch.SymInt)) and not -(2**63) <= value < 2**64:
+        raise ValueError(f"add: {name} must be an integer of at most 64 bits, not {value}")
+    return value
+
+
+def _held_number(value: Any) -> Any:
+    """The Python number in a NumPy scalar or in a 0-d tensor that wants no gradient."""
+    if isinstance(value, torch.Tensor):
+        is_number = value.dim() == 0 and not value.requires_grad
+    else:
+        numpy = sys.modules.get("numpy")
+        is_number = numpy is not None and isinstance(value, numpy.generic)
+    return value.item() if is_number else value
+
+
+def _check_alpha(alpha: Any, result: torch.dtype) -> Any:
+    """`alpha` as a Python number that torch.add takes for this type of result, or an error."""
+    alpha = _check_number("alpha", alpha)
+    if isinstance(alpha, bool):
+        if result != torch.bool:
+            raise TypeError(f"add: alpha must be a number where the result is {result}, not a bool")
+        return alpha
+    if not result.is_floating_point and isinstance(alpha, (float, torch.SymFloat)):
+        raise TypeError(f"add: alpha must be an integer where the result is {result}, not a float")
+    least, greatest = ALPHA_RANGES[result]
+    if (alpha < least or alpha > greatest) and not math.isinf(alpha):
+        raise ValueError(
+            f"add: alpha must be from {least} to {greatest} where the result is {result}, "
+            f"not {alpha}"
+        )
     if result.is_floating_point:
-        return value
-    if isinstance(value, (float, torch.SymFloat)):
-        raise TypeError(f"add: {name} must be an integer where the result is {result}, not a float")
-    if name == "alpha" and isinstance(value, bool) and result != torch.bool:
-        raise TypeError(f"add: {name} must be a number where the result is {result}, not a bool")
-    return bool(value) if result == torch.bool else value
+        return float(alpha)
+    return bool(alpha) if result == torch.bool else alpha
 
 
 def _out(input: torch.Tensor, other: torch.Tensor | None) -> torch.Tensor:
