@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import diglot
-from diglot.ops.add import DTYPES
+from diglot.ops.add import DTYPES, _add_across_devices
 from diglot.reference.add import add_oracle
 
 INTEGERS = [dtype for dtype in DTYPES if not dtype.is_floating_point and dtype != torch.bool]
@@ -171,6 +172,92 @@ def test_number_is_not_wrapped_for_floating_results():
     for backend in ("torch", "triton"):
         assert diglot.add(x, 2**62, alpha=4, backend=backend)[0] == 2.0**64
         assert diglot.add(x, 2**63, backend=backend)[0] == 2.0**63
+
+
+HOST_SCALARS = [
+    (torch.float32, torch.tensor(2.5)),
+    (torch.float16, torch.tensor(0.1, dtype=torch.float64)),
+    (torch.float32, torch.tensor(7)),
+    (torch.int8, torch.tensor(300)),
+    (torch.int8, torch.tensor(2.5, dtype=torch.float64)),
+    (torch.uint8, torch.tensor(-1, dtype=torch.int64)),
+    (torch.bool, torch.tensor(2**40)),
+    (torch.bool, torch.tensor(True)),
+    (torch.int64, torch.tensor(2**62 + 1)),
+    (torch.bfloat16, torch.complex(torch.ones(()), torch.ones(())).conj().imag),
+]
+
+
+@pytest.mark.parametrize("alpha", [1, 2, -1])
+@pytest.mark.parametrize(("dtype", "scalar"), HOST_SCALARS, ids=repr)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_host_scalars(backend, dtype, scalar, alpha):
+    """In either place; the function is called by itself, so that it is tested without a GPU."""
+    if dtype in (torch.bool, torch.uint8) and alpha == -1:
+        alpha = 1
+    for tensor in (draw((30,), dtype), draw((3, 4), dtype).t(), draw((), dtype)):
+        on_cpu = tensor.cpu()
+        for operands, expected in [
+            ((tensor, scalar), torch.add(on_cpu, scalar, alpha=alpha)),
+            ((scalar, tensor), torch.add(scalar, on_cpu, alpha=alpha)),
+        ]:
+            result = _add_across_devices(*operands, alpha, backend)
+            assert result.stride() == expected.stride()
+            assert (result.dtype, result.device) == (expected.dtype, tensor.device)
+            # torch on a CPU rounds float16 sums of numbers, and products by alpha, in between.
+            torch.testing.assert_close(result.cpu(), expected)
+
+
+def test_host_scalar_reaches_the_kernel_as_a_number(monkeypatch):
+    seen = []
+    module = sys.modules["diglot.ops.add"]  # diglot.ops.add names the function
+    monkeypatch.setattr(module, "run", lambda *arguments: seen.append(arguments[4:6]))
+    x, scalar = draw((5,), torch.float32), torch.tensor(2.5)
+    _add_across_devices(x, scalar, 3, "torch")
+    _add_across_devices(scalar, x, 1, "torch")
+    with torch.no_grad():
+        _add_across_devices(x, scalar.requires_grad_(), 1, "torch")
+    assert seen == [(None, 7.5), (None, 2.5), (None, 2.5)]
+
+
+def test_gradient_of_a_host_scalar():
+    x = torch.randn(5, device=DEVICE, requires_grad=True)
+    for order in (1, -1):
+        scalar = torch.tensor(2.0, requires_grad=True)
+        result = _add_across_devices(*(x, scalar)[::order], 3, "torch")
+        of_x, of_scalar = torch.autograd.grad(result.sum(), (x, scalar))
+        factors = (1, 3)[::order]
+        assert torch.equal(of_x, torch.full_like(x, factors[0]))
+        assert of_scalar == 5 * factors[1]
+        assert of_scalar.device.type == "cpu"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("alpha", [1, 3])
+@pytest.mark.parametrize("backend", ["cuda", "triton", "torch"])
+def test_host_scalars_in_a_capture(backend, alpha):
+    x, scalar = torch.randn(100, device="cuda"), torch.tensor(2.5)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        first = diglot.add(x, scalar, alpha=alpha, backend=backend)
+        second = diglot.add(scalar, x, alpha=alpha, backend=backend)
+    x.copy_(torch.randn(100, device="cuda"))
+    graph.replay()
+    torch.testing.assert_close(first, torch.add(x, scalar, alpha=alpha))
+    torch.testing.assert_close(second, torch.add(scalar, x, alpha=alpha))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", ["cuda", "triton"])
+def test_host_scalars_do_not_synchronise(backend):
+    x, scalar = torch.randn(100, device="cuda"), torch.tensor(2.5)
+    diglot.add(x, 1.0, backend=backend)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        diglot.add(x, scalar, backend=backend)
+        diglot.add(scalar, x, backend=backend)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
 
 
 BROADCASTS = [

@@ -63,12 +63,15 @@ def add(
     r"""input + alpha · other, as `torch.add`.
 
     Floating sums are computed with one rounding in float32 (float64 for float64), and rounded to
-    the result's type. Integers wrap; bool is `or`.
+    the result's type; of a number, alpha · other is computed first, in float64. Integers wrap;
+    bool is `or`.
 
     Args:
         input: tensor of any shape and strides; a floating-point (up to 64 bits), integer (signed,
             or uint8) or bool dtype.
-        other: tensor that broadcasts with `input`, or a number, NumPy's scalars included.
+        other: tensor that broadcasts with `input`, or a number, NumPy's scalars included. A 0-d
+            tensor on the CPU, in either place, goes with a tensor on any device, and is read when
+            the call is made: a CUDA graph repeats the value that it had.
         alpha: factor of `other`, in the result's range (for uint8, from -255): a real number,
             infinities and NaN included, for floating results; an integer for integer ones; True,
             False or an integer for bool ones.
@@ -82,15 +85,15 @@ def add(
 
     Raises:
         TypeError: not a tensor or number, an unsupported dtype, or an `alpha` of the wrong kind.
-        ValueError: shapes that do not broadcast, tensors on different devices (a 0-d CPU tensor
-            goes with any), a number out of range, or an unknown `backend`.
+        ValueError: shapes that do not broadcast, tensors on different devices, a number out of
+            range, or an unknown `backend`.
         diglot.BackendUnavailable: the backend asked for cannot run on the tensors' device.
     """
     check_tensor("add", "input", input)
     if isinstance(other, torch.Tensor):
         check_tensor("add", "other", other)
         if input.device != other.device:
-            input, other = _on_one_device(input, other)
+            return _add_across_devices(input, other, alpha, backend)
         dtype = input.dtype if input.dtype == other.dtype else _result_type(input, other)
         _check_dtypes(dtype, input, other)
         if input.shape != other.shape:
@@ -102,8 +105,14 @@ def add(
             differentiable = input.requires_grad or other.requires_grad
             return _add.direct(differentiable, input, other, factor, chosen)
         return _add.indirect(input, other, factor, chosen)
-    other = _check_number("other", other, "a torch.Tensor or a number")
-    dtype = _result_type(input, other)
+    number = _check_number("other", other, "a torch.Tensor or a number")
+    return _add_number(input, number, alpha, _result_type(input, number), backend)
+
+
+def _add_number(
+    input: torch.Tensor, other: Number, alpha: Number, dtype: torch.dtype, backend: str | None
+) -> torch.Tensor:
+    """input + alpha · other of type `dtype`, to which `input` and the number have promoted."""
     _check_dtypes(dtype, input)
     if dtype != input.dtype:
         input = input.to(dtype)  # a number of a higher category than the tensor: torch converts too
@@ -114,6 +123,38 @@ def add(
         number = wrap_to_64_bits(number)
     chosen = choose("add", input.device, backend)
     return _add(input.requires_grad, input, None, number, chosen)
+
+
+def _add_across_devices(
+    input: torch.Tensor, other: torch.Tensor, alpha: Number, backend: str | None
+) -> torch.Tensor:
+    """The sum of a 0-d CPU tensor, in either place, and a tensor that is elsewhere.
+
+    The value is read here where nobody else needs to see the tensor: a copy to the device would
+    wait for it, which is an error while a CUDA graph is being captured.
+    """
+    tensor, scalar = (input, other) if _is_host_scalar(other) else (other, input)
+    if not _is_host_scalar(scalar):
+        raise ValueError(
+            f"add: input and other must be on one device, not on {input.device} and {other.device}"
+        )
+    if not is_direct(input, other) or (scalar.requires_grad and torch.is_grad_enabled()):
+        moved = scalar.to(tensor.device)
+        operands = (tensor, moved) if scalar is other else (moved, tensor)
+        return add(*operands, alpha=alpha, backend=backend)
+    dtype = _result_type(input, other)
+    _check_dtypes(dtype, input, other)
+    value = scalar.to(dtype).item()
+    if scalar is other:
+        return _add_number(tensor, value, alpha, dtype, backend)
+    if _check_alpha(alpha, dtype) == 1:
+        return _add_number(tensor, value, 1, dtype, backend)
+    filled = torch.full((), value, dtype=dtype, device=tensor.device)  # a kernel, not a copy
+    return add(filled, tensor, alpha=alpha, backend=backend)
+
+
+def _is_host_scalar(tensor: torch.Tensor) -> bool:
+    return tensor.dim() == 0 and tensor.device.type == "cpu"
 
 
 def _result_type(input: torch.Tensor, other: Any) -> torch.dtype:
@@ -131,16 +172,6 @@ def _fixed(number: Any) -> Any:
     if isinstance(number, torch.SymInt):
         return int(number)
     return float(number) if isinstance(number, torch.SymFloat) else number
-
-
-def _on_one_device(input: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    if other.dim() == 0 and other.device.type == "cpu":
-        return input, other.to(input.device)
-    if input.dim() == 0 and input.device.type == "cpu":
-        return input.to(other.device), other
-    raise ValueError(
-        f"add: input and other must be on one device, not on {input.device} and {other.device}"
-    )
 
 
 def _check_dtypes(result: torch.dtype, *tensors: torch.Tensor) -> None:
