@@ -292,12 +292,18 @@ def _batch(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
     if other is None:
         dim = in_dims[0]
         return _add(input.requires_grad, input, None, alpha, backend), dim
-    dims = (in_dims[0], in_dims[1])
-    # The batch goes first, and the operands' own dimensions are aligned on the right.
-    ranks = [t.dim() - (d is not None) for t, d in zip((input, other), dims, strict=True)]
+    operands = tuple(zip((input, other), in_dims[:2], strict=True))
+    ranks = [tensor.dim() - (dim is not None) for tensor, dim in operands]
+    # Types promote by the operands' own ranks: those of rank 0 count less than others. With the
+    # batch as a dimension they would not, so that they are converted first.
+    dtype = torch.result_type(
+        *(t.new_empty(()) if rank == 0 else t for (t, _), rank in zip(operands, ranks, strict=True))
+    )
     aligned = []
-    for tensor, dim, rank in zip((input, other), dims, ranks, strict=True):
-        if dim is not None:
+    for (tensor, dim), rank in zip(operands, ranks, strict=True):
+        if rank == 0:
+            tensor = tensor.to(dtype)
+        if dim is not None:  # the batch goes first, and the own dimensions end where the others do
             missing = (1,) * (max(ranks) - rank)
             tensor = tensor.movedim(dim, 0)
             tensor = tensor.reshape(tensor.shape[0], *missing, *tensor.shape[1:])
