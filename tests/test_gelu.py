@@ -229,6 +229,55 @@ def test_second_derivative(approximate):
     torch.testing.assert_close(gelu_second_derivative(x, approximate), second)
 
 
+@pytest.mark.parametrize("approximate", FORMS)
+def test_second_derivative_in_the_tail(approximate):
+    """In float32 against float64, to the accuracy of the exponent: nothing cancels."""
+    x = torch.linspace(-9, 9, 2001)
+    own = gelu_second_derivative(x, approximate).double()
+    exact = gelu_second_derivative(x.double(), approximate)
+    torch.testing.assert_close(own, exact, rtol=2e-4, atol=1e-7)
+    beyond = x.abs() > 3  # no root of the second derivative is there
+    torch.testing.assert_close(own[beyond], exact[beyond], rtol=2e-4, atol=1e-37)
+
+
+@pytest.mark.parametrize("approximate", FORMS)
+@pytest.mark.parametrize("dtype", FLOATING, ids=str)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_later_derivatives_are_zero_far_out(backend, dtype, approximate):
+    """From where their exponential is zero up to the greatest number, on both sides."""
+    info = torch.finfo(dtype)
+    powers = torch.linspace(6, math.log2(info.max), 100, dtype=torch.float64)[:-1].exp2()
+    large = torch.cat([powers, torch.tensor([info.max], dtype=torch.float64)])
+    x = torch.cat([large, -large]).to(DEVICE, dtype).requires_grad_()
+    (first,) = torch.autograd.grad(
+        diglot.gelu(x, approximate, backend=backend).sum(), x, create_graph=True
+    )
+    (second,) = torch.autograd.grad(first.sum(), x, create_graph=True)
+    assert (second == 0).all()
+    (third,) = torch.autograd.grad(second.sum(), x)
+    assert (third == 0).all()
+    if backend == "torch":  # PyTorch's own first derivative of the tanh form is NaN far out
+        return
+    assert torch.equal(first, (x > 0).to(dtype))
+    _, tangent = torch.func.jvp(
+        torch.func.grad(lambda t: diglot.gelu(t, approximate, backend=backend).sum()),
+        (x.detach(),),
+        (torch.ones_like(x),),
+    )
+    assert (tangent == 0).all()
+
+
+@pytest.mark.parametrize("approximate", FORMS)
+@pytest.mark.parametrize("dtype", FLOATING, ids=str)
+def test_second_derivative_of_special_values(dtype, approximate):
+    x = torch.tensor([math.nan, math.inf, -math.inf], dtype=dtype)
+    second = gelu_second_derivative(x.requires_grad_(), approximate)
+    (third,) = torch.autograd.grad(second.sum(), x)
+    for derivative in (second, third):
+        assert derivative[0].isnan()
+        assert (derivative[1:] == 0).all()
+
+
 def test_oracle_in_the_tail():
     """Against values computed with 40 digits (mpmath: x · ncdf(x))."""
     x = torch.tensor([-1.0, -5.0, -10.0, -13.0], dtype=torch.float64)

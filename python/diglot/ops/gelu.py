@@ -34,8 +34,10 @@ def gelu(
             DIGLOT_BACKEND or "auto" say.
 
     Returns:
-        A tensor of the shape, dtype and memory format of `input`. Differentiable twice and more;
-        the first derivative runs on the same backend, the second and later ones are PyTorch's.
+        A tensor of the shape, dtype and memory format of `input`. NaN gives NaN, as do -inf and the
+        first derivative at both infinities, in PyTorch too. Differentiable twice and more; the
+        first derivative runs on the same backend, the second and later ones are made of PyTorch's
+        operators, finite for every finite number, and 0 at the infinities.
 
     Raises:
         TypeError: `input` is not a dense floating-point tensor.
