@@ -282,7 +282,9 @@ def test_broadcasting(backend, first, second):
     grad = torch.randn_like(out)
     with diglot.record_runs() as runs:
         out.backward(grad)
-    assert all(run.backend == backend for run in runs)
+    # The gradient of an operand of the result's shape is passed on, unless alpha multiplies it.
+    launched = 1 + (x.shape != out.shape)
+    assert [(run.launcher, run.backend) for run in runs] == [("add_backward", backend)] * launched
     torch.add(*theirs, alpha=0.5).backward(grad)
     for a, b in zip(own, theirs, strict=True):
         torch.testing.assert_close(a.grad, b.grad)
@@ -378,12 +380,42 @@ def test_gradcheck(backend):
     torch.autograd.gradgradcheck(function, (x, y))
 
 
-def test_gradient_of_equal_shapes_is_no_copy():
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradient_of_equal_shapes_is_no_copy(backend):
     x, y = (torch.ones(4, device=DEVICE, requires_grad=True) for _ in range(2))
+    out = diglot.add(x, y, backend=backend)
+    grad = torch.randn_like(out)
     with diglot.record_runs() as runs:
-        out = diglot.add(x, y, backend="torch")
-        out.sum().backward()
-    assert [run.launcher for run in runs] == ["add_forward"]
+        of_x, of_y = torch.autograd.grad(out, (x, y), grad)
+    assert runs == []
+    assert of_x.data_ptr() == of_y.data_ptr() == grad.data_ptr()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_layouts_of_gradients(backend, layout):
+    """The gradient of `other`, multiplied by alpha and summed where need be, of any strides."""
+    grad, _ = LAYOUTS[layout](draw((64, 64), torch.float32), draw((64, 64), torch.float32))
+    x = torch.zeros(grad.shape, device=DEVICE)
+    for shape in (grad.shape, grad.shape[1:], (*grad.shape[:-1], 1)):
+        y = torch.zeros(shape, device=DEVICE, requires_grad=True)
+        out = diglot.add(x, y, alpha=-3, backend=backend)
+        (own,) = torch.autograd.grad(out, y, grad)
+        torch.testing.assert_close(own, -3 * grad.sum_to_size(shape), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_bytes_but_the_result(backend, layout):
+    x, y = LAYOUTS[layout](*(torch.randn(64, 64, device="cuda") for _ in range(2)))
+    diglot.add(x, y, backend=backend)
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    result = diglot.add(x, y, backend=backend)
+    kept = torch.cuda.memory_allocated() - before
+    assert result.numel() * 4 <= kept < result.numel() * 4 + 512  # what the allocator rounds to
+    assert torch.cuda.max_memory_allocated() - before == kept
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import pytest
 import torch
@@ -185,6 +186,36 @@ def test_layouts(backend, layout):
     torch.testing.assert_close(own.grad, theirs.grad)
 
 
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "negative bit"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_launchers_get_the_tensors_themselves(backend, layout, monkeypatch):
+    """No layout is copied on the way to a kernel."""
+    seen = []
+    module = sys.modules["diglot.ops.gelu"]  # diglot.ops.gelu names the function
+    monkeypatch.setattr(module, "run", lambda *arguments: seen.append(arguments[3:]))
+    x = LAYOUTS[layout](torch.randn(64, 64, device=DEVICE))
+    grad = LAYOUTS[layout](torch.randn(64, 64, device=DEVICE))
+    own = x.detach().requires_grad_()
+    diglot.gelu(own, backend=backend).backward(grad)
+    forward, backward = seen
+    places = [(t.data_ptr(), t.stride()) for t in (forward[0], *backward[:2])]
+    assert places == [(t.data_ptr(), t.stride()) for t in (x, grad, x)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "negative bit"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_bytes_but_the_result(backend, layout):
+    x = LAYOUTS[layout](torch.randn(64, 64, device="cuda"))
+    diglot.gelu(x, backend=backend)
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    result = diglot.gelu(x, backend=backend)
+    kept = torch.cuda.memory_allocated() - before
+    assert result.numel() * 4 <= kept < result.numel() * 4 + 512  # what the allocator rounds to
+    assert torch.cuda.max_memory_allocated() - before == kept
+
+
 @pytest.mark.parametrize("backend", KERNELS)
 def test_dense_layouts_run_flat(backend):
     x = torch.randn(2, 8, 16, 16, device=DEVICE).to(memory_format=torch.channels_last)
@@ -209,6 +240,18 @@ def test_any_shape_and_stride(backend, data):
     result = diglot.gelu(x, approximate, backend=backend)
     assert steps(result) == steps(F.gelu(x))
     assert_close(result, gelu_oracle(x, approximate), ULP[dtype], x)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_limit_of_dimensions(backend):
+    """Eight that do not merge, as documented; PyTorch's own op takes more."""
+    x = torch.randn([3] * 9, device=DEVICE)[(slice(None, None, 2),) * 9]
+    torch.testing.assert_close(diglot.gelu(x[0], backend=backend), F.gelu(x[0]))
+    if backend == "torch":
+        torch.testing.assert_close(diglot.gelu(x, backend=backend), F.gelu(x))
+    else:
+        with pytest.raises(ValueError, match="more dimensions than a kernel takes"):
+            diglot.gelu(x, backend=backend)
 
 
 @pytest.mark.parametrize("approximate", FORMS)

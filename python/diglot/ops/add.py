@@ -47,7 +47,8 @@ ALPHA_RANGES[torch.uint8] = (-255, 255)
 ALPHA_RANGES[torch.bool] = (-(2**63), 2**64 - 1)
 
 # A sum over broadcast dimensions is split until this many blocks share it, with at least this many
-# elements each. Constants, so that the order of a sum depends on shapes alone.
+# elements each. Constants, so that the order of a sum depends on shapes and strides alone, and not
+# on the GPU.
 SUM_BLOCKS = 1056
 SUM_ELEMENTS_PER_SPLIT = 512
 SUM_KEPT_PER_BLOCK = 32
@@ -67,8 +68,9 @@ def add(
     bool is `or`.
 
     Args:
-        input: tensor of any shape and strides; a floating-point (up to 64 bits), integer (signed,
-            or uint8) or bool dtype.
+        input: tensor of any strides; a floating-point (up to 64 bits), integer (signed, or uint8)
+            or bool dtype. Of any shape on "torch"; "cuda" and "triton" take at most 8 dimensions
+            after those are merged that all tensors step through alike.
         other: tensor that broadcasts with `input`, or a number, NumPy's scalars included. A 0-d
             tensor on the CPU, in either place, goes with a tensor on any device, and is read when
             the call is made: a CUDA graph repeats the value that it had.
@@ -81,12 +83,13 @@ def add(
     Returns:
         A tensor of the broadcast shape and the promoted dtype (`torch.result_type`), in the memory
         format that `torch.add` gives. Differentiable; gradients are summed over broadcast
-        dimensions on the same backend, in an order that depends on the shapes alone.
+        dimensions on the same backend. "cuda" and "triton" sum in an order that depends on shapes
+        and strides alone, "torch" as PyTorch does.
 
     Raises:
         TypeError: not a tensor or number, an unsupported dtype, or an `alpha` of the wrong kind.
         ValueError: shapes that do not broadcast, tensors on different devices, a number out of
-            range, or an unknown `backend`.
+            range, an unknown `backend`, or more dimensions than it takes.
         diglot.BackendUnavailable: the backend asked for cannot run on the tensors' device.
     """
     check_tensor("add", "input", input)
