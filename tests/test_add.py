@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 
+import numpy as np
 import pytest
 import torch
 from backends import (
@@ -21,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import diglot
-from diglot.ops.add import DTYPES
+from diglot.ops.add import DTYPES, _add_across_devices
 from diglot.reference.add import add_oracle
 
 INTEGERS = [dtype for dtype in DTYPES if not dtype.is_floating_point and dtype != torch.bool]
@@ -122,6 +123,143 @@ def test_numbers(backend):
     check(diglot.add(x, torch.tensor(2.0), backend=backend), torch.add(x, torch.tensor(2.0)))
 
 
+ALPHAS = [
+    *(0, 1, -1, 2, 100, 127, -128, 128, -129, 255, 256, -255, -256, 300, 2**31, -(2**31) - 1),
+    *(2**63 - 1, -(2**63), 2**63, 2**64 - 1, 2**64, 2**70, -(2**70), True, False),
+    *(2.0, 0.1, -1.5, 3e38, 1e39, -1e39, 1e300, math.inf, -math.inf, math.nan),
+    *(np.float64(2.5), np.float32(2.5), np.float16(2.5), np.int64(2), np.int8(2), np.uint64(2)),
+    *(torch.tensor(2), torch.tensor(2.5), torch.tensor(True)),
+    *(torch.tensor([2]), torch.tensor(2.5, requires_grad=True), np.array(2), 1j, "2", None),
+]
+
+
+@pytest.mark.parametrize("alpha", ALPHAS, ids=repr)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_alpha_is_taken_or_refused_as_by_torch(backend, alpha):
+    """The same ones are taken, by every backend, for a tensor and for a number as `other`."""
+    for dtype in DTYPES:
+        x = torch.ones(3, device=DEVICE).to(dtype)
+        for other in (x, True if dtype == torch.bool else 1):
+            try:  # on the CPU: on a GPU, torch takes for float16 what only float32 holds
+                on_cpu = [t.cpu() if isinstance(t, torch.Tensor) else t for t in (x, other)]
+                expected = torch.add(*on_cpu, alpha=alpha).to(DEVICE)
+            except (TypeError, RuntimeError, OverflowError):
+                with pytest.raises((TypeError, ValueError), match="add: alpha must be"):
+                    diglot.add(x, other, alpha=alpha, backend=backend)
+            else:
+                check(diglot.add(x, other, alpha=alpha, backend=backend), expected)
+
+
+OTHERS = [
+    *(0, -1, 100, 127, -129, 300, -300, 2**62 + 1, 2**63 - 1, -(2**63), 2**63, 2**64 - 1),
+    *(True, 0.125, 1e39, math.nan, -math.inf),
+    *(np.float64(2.5), np.float32(2.5), np.int64(2), np.uint64(2)),
+]
+
+
+@pytest.mark.parametrize("other", OTHERS, ids=repr)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_numbers_as_by_torch(backend, other):
+    for dtype in DTYPES:
+        if dtype == torch.bool and other in (2**63, 2**64 - 1):
+            continue  # torch takes them for uint64, to which it promotes nothing
+        x = draw((20,), dtype)
+        check(diglot.add(x, other, backend=backend), torch.add(x, other))
+
+
+def test_number_is_not_wrapped_for_floating_results():
+    x = torch.ones(2, device=DEVICE)
+    for backend in ("torch", "triton"):
+        assert diglot.add(x, 2**62, alpha=4, backend=backend)[0] == 2.0**64
+        assert diglot.add(x, 2**63, backend=backend)[0] == 2.0**63
+
+
+HOST_SCALARS = [
+    (torch.float32, torch.tensor(2.5)),
+    (torch.float16, torch.tensor(0.1, dtype=torch.float64)),
+    (torch.float32, torch.tensor(7)),
+    (torch.int8, torch.tensor(300)),
+    (torch.int8, torch.tensor(2.5, dtype=torch.float64)),
+    (torch.uint8, torch.tensor(-1, dtype=torch.int64)),
+    (torch.bool, torch.tensor(2**40)),
+    (torch.bool, torch.tensor(True)),
+    (torch.int64, torch.tensor(2**62 + 1)),
+    (torch.bfloat16, torch.complex(torch.ones(()), torch.ones(())).conj().imag),
+]
+
+
+@pytest.mark.parametrize("alpha", [1, 2, -1])
+@pytest.mark.parametrize(("dtype", "scalar"), HOST_SCALARS, ids=repr)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_host_scalars(backend, dtype, scalar, alpha):
+    """In either place; the function is called by itself, so that it is tested without a GPU."""
+    if dtype in (torch.bool, torch.uint8) and alpha == -1:
+        alpha = 1
+    for tensor in (draw((30,), dtype), draw((3, 4), dtype).t(), draw((), dtype)):
+        on_cpu = tensor.cpu()
+        for operands, expected in [
+            ((tensor, scalar), torch.add(on_cpu, scalar, alpha=alpha)),
+            ((scalar, tensor), torch.add(scalar, on_cpu, alpha=alpha)),
+        ]:
+            result = _add_across_devices(*operands, alpha, backend)
+            assert result.stride() == expected.stride()
+            assert (result.dtype, result.device) == (expected.dtype, tensor.device)
+            # torch on a CPU rounds float16 sums of numbers, and products by alpha, in between.
+            torch.testing.assert_close(result.cpu(), expected)
+
+
+def test_host_scalar_reaches_the_kernel_as_a_number(monkeypatch):
+    seen = []
+    module = sys.modules["diglot.ops.add"]  # diglot.ops.add names the function
+    monkeypatch.setattr(module, "run", lambda *arguments: seen.append(arguments[4:6]))
+    x, scalar = draw((5,), torch.float32), torch.tensor(2.5)
+    _add_across_devices(x, scalar, 3, "torch")
+    _add_across_devices(scalar, x, 1, "torch")
+    with torch.no_grad():
+        _add_across_devices(x, scalar.requires_grad_(), 1, "torch")
+    assert seen == [(None, 7.5), (None, 2.5), (None, 2.5)]
+
+
+def test_gradient_of_a_host_scalar():
+    x = torch.randn(5, device=DEVICE, requires_grad=True)
+    for order in (1, -1):
+        scalar = torch.tensor(2.0, requires_grad=True)
+        result = _add_across_devices(*(x, scalar)[::order], 3, "torch")
+        of_x, of_scalar = torch.autograd.grad(result.sum(), (x, scalar))
+        factors = (1, 3)[::order]
+        assert torch.equal(of_x, torch.full_like(x, factors[0]))
+        assert of_scalar == 5 * factors[1]
+        assert of_scalar.device.type == "cpu"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("alpha", [1, 3])
+@pytest.mark.parametrize("backend", ["cuda", "triton", "torch"])
+def test_host_scalars_in_a_capture(backend, alpha):
+    x, scalar = torch.randn(100, device="cuda"), torch.tensor(2.5)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        first = diglot.add(x, scalar, alpha=alpha, backend=backend)
+        second = diglot.add(scalar, x, alpha=alpha, backend=backend)
+    x.copy_(torch.randn(100, device="cuda"))
+    graph.replay()
+    torch.testing.assert_close(first, torch.add(x, scalar, alpha=alpha))
+    torch.testing.assert_close(second, torch.add(scalar, x, alpha=alpha))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", ["cuda", "triton"])
+def test_host_scalars_do_not_synchronise(backend):
+    x, scalar = torch.randn(100, device="cuda"), torch.tensor(2.5)
+    diglot.add(x, 1.0, backend=backend)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        diglot.add(x, scalar, backend=backend)
+        diglot.add(scalar, x, backend=backend)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
 BROADCASTS = [
     ((8, 1), (1, 9)),
     ((5, 1, 7), (6, 1)),
@@ -144,7 +282,9 @@ def test_broadcasting(backend, first, second):
     grad = torch.randn_like(out)
     with diglot.record_runs() as runs:
         out.backward(grad)
-    assert all(run.backend == backend for run in runs)
+    # The gradient of an operand of the result's shape is passed on, unless alpha multiplies it.
+    launched = 1 + (x.shape != out.shape)
+    assert [(run.launcher, run.backend) for run in runs] == [("add_backward", backend)] * launched
     torch.add(*theirs, alpha=0.5).backward(grad)
     for a, b in zip(own, theirs, strict=True):
         torch.testing.assert_close(a.grad, b.grad)
@@ -240,12 +380,42 @@ def test_gradcheck(backend):
     torch.autograd.gradgradcheck(function, (x, y))
 
 
-def test_gradient_of_equal_shapes_is_no_copy():
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradient_of_equal_shapes_is_no_copy(backend):
     x, y = (torch.ones(4, device=DEVICE, requires_grad=True) for _ in range(2))
+    out = diglot.add(x, y, backend=backend)
+    grad = torch.randn_like(out)
     with diglot.record_runs() as runs:
-        out = diglot.add(x, y, backend="torch")
-        out.sum().backward()
-    assert [run.launcher for run in runs] == ["add_forward"]
+        of_x, of_y = torch.autograd.grad(out, (x, y), grad)
+    assert runs == []
+    assert of_x.data_ptr() == of_y.data_ptr() == grad.data_ptr()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_layouts_of_gradients(backend, layout):
+    """The gradient of `other`, multiplied by alpha and summed where need be, of any strides."""
+    grad, _ = LAYOUTS[layout](draw((64, 64), torch.float32), draw((64, 64), torch.float32))
+    x = torch.zeros(grad.shape, device=DEVICE)
+    for shape in (grad.shape, grad.shape[1:], (*grad.shape[:-1], 1)):
+        y = torch.zeros(shape, device=DEVICE, requires_grad=True)
+        out = diglot.add(x, y, alpha=-3, backend=backend)
+        (own,) = torch.autograd.grad(out, y, grad)
+        torch.testing.assert_close(own, -3 * grad.sum_to_size(shape), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_bytes_but_the_result(backend, layout):
+    x, y = LAYOUTS[layout](*(torch.randn(64, 64, device="cuda") for _ in range(2)))
+    diglot.add(x, y, backend=backend)
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    result = diglot.add(x, y, backend=backend)
+    kept = torch.cuda.memory_allocated() - before
+    assert result.numel() * 4 <= kept < result.numel() * 4 + 512  # what the allocator rounds to
+    assert torch.cuda.max_memory_allocated() - before == kept
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -285,6 +455,12 @@ def test_gradients_of_mixed_types(backend):
             "alpha must be a number where the result is torch.int32, not a bool",
         ),
         (lambda: diglot.add(torch.ones(2), torch.ones(2), alpha="2"), TypeError, "alpha must be a"),
+        (
+            lambda: diglot.add(torch.ones(2).char(), torch.ones(2).char(), alpha=300),
+            ValueError,
+            "alpha must be from -128 to 127 where the result is torch.int8, not 300",
+        ),
+        (lambda: diglot.add(torch.ones(2), 2**70), ValueError, "other must be an integer of at mo"),
         (
             lambda: diglot.add(torch.ones(2).to(torch.complex64), 1),
             TypeError,

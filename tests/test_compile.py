@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from backends import CUDA, DEVICE
+from backends import BACKENDS, DEVICE
 from functorch.compile import aot_module_simplified, make_boxed_func
 
 import diglot
@@ -14,9 +14,10 @@ from diglot.backends import selection
 pytestmark = pytest.mark.slow
 
 # Inductor calls Triton's compiler on what a Triton backend launches, which needs a GPU; the rest of
-# the path (Dynamo, AOTAutograd, functionalisation) does not.
+# the path (Dynamo, AOTAutograd, functionalisation) does not. Where kernels are interpreted, the
+# graph has the operators instead.
 COMPILERS = ["aot_eager", pytest.param("inductor", marks=pytest.mark.gpu)]
-TRITON = pytest.param("triton", marks=pytest.mark.gpu)
+NAMES = ["torch", "triton", "cuda"] if DEVICE == "cuda" else ["torch", "triton"]
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +34,7 @@ def expected(x, y):
 
 
 @pytest.mark.parametrize("compiler", COMPILERS)
-@pytest.mark.parametrize("backend", [CUDA, TRITON, "torch"])
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_forward_and_backward(backend, compiler, dynamic):
     compiled = torch.compile(block, fullgraph=True, backend=compiler, dynamic=dynamic)
@@ -49,22 +50,40 @@ def test_forward_and_backward(backend, compiler, dynamic):
 
 @pytest.mark.parametrize("compiler", COMPILERS)
 def test_every_way_of_switching_recompiles(compiler, monkeypatch):
-    names = ["torch", "triton", "cuda"] if DEVICE == "cuda" else ["torch"]
     counter = torch._dynamo.testing.CompileCounterWithBackend(compiler)
+    x = torch.randn(64, device=DEVICE)
 
     @torch.compile(fullgraph=True, backend=counter)
-    def by_scope(x):
+    def default(x):
         return diglot.gelu(x)
 
-    x = torch.randn(64, device=DEVICE)
-    for name in names:
+    @torch.compile(fullgraph=True, backend=counter)
+    def by_argument(x, backend):
+        return diglot.gelu(x, backend=backend)
+
+    def backend_in_last_graph():
+        """The chosen backend, as the operator in Dynamo's graph has it."""
+        (call,) = (n for n in counter.graphs[-1].graph.nodes if "diglot.gelu" in str(n.target))
+        return call.args[-1]
+
+    def by_scope(name):
         with diglot.use_backend(name):
-            torch.testing.assert_close(by_scope(x), F.gelu(x))
-    assert counter.frame_count == len(names)
-    for name in names:
+            return default(x)
+
+    def by_variable(name):
         monkeypatch.setattr(selection, "_environment", name)
-        torch.testing.assert_close(by_scope(x), F.gelu(x))
-    assert counter.frame_count >= len(names) + (1 if len(names) > 1 else 0)
+        return default(x)
+
+    compiled = 0
+    for call in (by_scope, by_variable, lambda name: by_argument(x, name)):
+        for name in NAMES:
+            torch.testing.assert_close(call(name), F.gelu(x))
+            compiled += 1
+            assert counter.frame_count == compiled, (call, name)
+            assert backend_in_last_graph() == name
+        for name in NAMES:  # what has been compiled is found again
+            torch.testing.assert_close(call(name), F.gelu(x))
+        assert counter.frame_count == compiled
 
     @torch.compile(fullgraph=True, backend=compiler)
     def scope_inside(x):
@@ -112,7 +131,7 @@ def test_kernels_are_seen_by_the_compiler():
 
 
 @pytest.mark.parametrize("compiler", COMPILERS)
-@pytest.mark.parametrize("backend", [CUDA, TRITON, "torch"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_numbers_and_mixed_types(backend, compiler):
     function = torch.compile(
         lambda a, b, alpha: diglot.add(
@@ -144,9 +163,24 @@ def test_export():
     torch.testing.assert_close(program.module()(x), F.gelu(x))
 
 
+@pytest.mark.skipif(DEVICE == "cuda", reason="kernels are compiled here, not interpreted")
+def test_interpreted_kernels_stay_operators():
+    """No compiler sees into the interpreter: the graph calls the operator."""
+    x = torch.randn(8)
+    with diglot.use_backend("triton"):
+        seen = graph_of(lambda t: diglot.gelu(t), x)
+        assert "diglot.gelu.default" in seen, seen
+        with diglot.record_runs() as runs:
+            y = torch.compile(diglot.gelu, fullgraph=True, backend="aot_eager")(x.requires_grad_())
+            y.sum().backward()
+    assert [(run.launcher, run.backend) for run in runs] == [
+        ("gelu_forward", "triton"),
+        ("gelu_backward", "triton"),
+    ]
+
+
 def test_unavailable_backend_while_compiling():
-    if DEVICE == "cuda":
-        pytest.skip("every backend can run here")
+    # A CPU tensor, which CUDA's kernels take on no machine.
     compiled = torch.compile(
         lambda x: diglot.gelu(x, backend="cuda"), fullgraph=True, backend="aot_eager"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import pytest
 import torch
@@ -185,6 +186,36 @@ def test_layouts(backend, layout):
     torch.testing.assert_close(own.grad, theirs.grad)
 
 
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "negative bit"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_launchers_get_the_tensors_themselves(backend, layout, monkeypatch):
+    """No layout is copied on the way to a kernel."""
+    seen = []
+    module = sys.modules["diglot.ops.gelu"]  # diglot.ops.gelu names the function
+    monkeypatch.setattr(module, "run", lambda *arguments: seen.append(arguments[3:]))
+    x = LAYOUTS[layout](torch.randn(64, 64, device=DEVICE))
+    grad = LAYOUTS[layout](torch.randn(64, 64, device=DEVICE))
+    own = x.detach().requires_grad_()
+    diglot.gelu(own, backend=backend).backward(grad)
+    forward, backward = seen
+    places = [(t.data_ptr(), t.stride()) for t in (forward[0], *backward[:2])]
+    assert places == [(t.data_ptr(), t.stride()) for t in (x, grad, x)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "negative bit"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_bytes_but_the_result(backend, layout):
+    x = LAYOUTS[layout](torch.randn(64, 64, device="cuda"))
+    diglot.gelu(x, backend=backend)
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    result = diglot.gelu(x, backend=backend)
+    kept = torch.cuda.memory_allocated() - before
+    assert result.numel() * 4 <= kept < result.numel() * 4 + 512  # what the allocator rounds to
+    assert torch.cuda.max_memory_allocated() - before == kept
+
+
 @pytest.mark.parametrize("backend", KERNELS)
 def test_dense_layouts_run_flat(backend):
     x = torch.randn(2, 8, 16, 16, device=DEVICE).to(memory_format=torch.channels_last)
@@ -211,6 +242,18 @@ def test_any_shape_and_stride(backend, data):
     assert_close(result, gelu_oracle(x, approximate), ULP[dtype], x)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_limit_of_dimensions(backend):
+    """Eight that do not merge, as documented; PyTorch's own op takes more."""
+    x = torch.randn([3] * 9, device=DEVICE)[(slice(None, None, 2),) * 9]
+    torch.testing.assert_close(diglot.gelu(x[0], backend=backend), F.gelu(x[0]))
+    if backend == "torch":
+        torch.testing.assert_close(diglot.gelu(x, backend=backend), F.gelu(x))
+    else:
+        with pytest.raises(ValueError, match="more dimensions than a kernel takes"):
+            diglot.gelu(x, backend=backend)
+
+
 @pytest.mark.parametrize("approximate", FORMS)
 @pytest.mark.parametrize("backend", SLOW_BACKENDS)
 def test_gradcheck(backend, approximate):
@@ -227,6 +270,55 @@ def test_second_derivative(approximate):
     (first,) = torch.autograd.grad(gelu_oracle(x, approximate).sum(), x, create_graph=True)
     (second,) = torch.autograd.grad(first.sum(), x)
     torch.testing.assert_close(gelu_second_derivative(x, approximate), second)
+
+
+@pytest.mark.parametrize("approximate", FORMS)
+def test_second_derivative_in_the_tail(approximate):
+    """In float32 against float64, to the accuracy of the exponent: nothing cancels."""
+    x = torch.linspace(-9, 9, 2001)
+    own = gelu_second_derivative(x, approximate).double()
+    exact = gelu_second_derivative(x.double(), approximate)
+    torch.testing.assert_close(own, exact, rtol=2e-4, atol=1e-7)
+    beyond = x.abs() > 3  # no root of the second derivative is there
+    torch.testing.assert_close(own[beyond], exact[beyond], rtol=2e-4, atol=1e-37)
+
+
+@pytest.mark.parametrize("approximate", FORMS)
+@pytest.mark.parametrize("dtype", FLOATING, ids=str)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_later_derivatives_are_zero_far_out(backend, dtype, approximate):
+    """From where their exponential is zero up to the greatest number, on both sides."""
+    info = torch.finfo(dtype)
+    powers = torch.linspace(6, math.log2(info.max), 100, dtype=torch.float64)[:-1].exp2()
+    large = torch.cat([powers, torch.tensor([info.max], dtype=torch.float64)])
+    x = torch.cat([large, -large]).to(DEVICE, dtype).requires_grad_()
+    (first,) = torch.autograd.grad(
+        diglot.gelu(x, approximate, backend=backend).sum(), x, create_graph=True
+    )
+    (second,) = torch.autograd.grad(first.sum(), x, create_graph=True)
+    assert (second == 0).all()
+    (third,) = torch.autograd.grad(second.sum(), x)
+    assert (third == 0).all()
+    if backend == "torch":  # PyTorch's own first derivative of the tanh form is NaN far out
+        return
+    assert torch.equal(first, (x > 0).to(dtype))
+    _, tangent = torch.func.jvp(
+        torch.func.grad(lambda t: diglot.gelu(t, approximate, backend=backend).sum()),
+        (x.detach(),),
+        (torch.ones_like(x),),
+    )
+    assert (tangent == 0).all()
+
+
+@pytest.mark.parametrize("approximate", FORMS)
+@pytest.mark.parametrize("dtype", FLOATING, ids=str)
+def test_second_derivative_of_special_values(dtype, approximate):
+    x = torch.tensor([math.nan, math.inf, -math.inf], dtype=dtype)
+    second = gelu_second_derivative(x.requires_grad_(), approximate)
+    (third,) = torch.autograd.grad(second.sum(), x)
+    for derivative in (second, third):
+        assert derivative[0].isnan()
+        assert (derivative[1:] == 0).all()
 
 
 def test_oracle_in_the_tail():

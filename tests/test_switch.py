@@ -91,9 +91,24 @@ def test_explain():
     assert set(explanation.reasons) == {"cuda", "triton", "torch"}
     assert explanation.reasons["torch"] is None
     assert explanation.reasons["cuda"]
+    assert explanation.chosen == "torch"
     text = str(explanation)
-    assert "-> torch: can run" in text or DEVICE == "cuda"
-    assert "cuda: cannot run: " in text
+    assert "-> torch: can run" in text
+    assert "   cuda: cannot run: " in text
+
+
+@pytest.mark.parametrize("name", ["auto", "cuda", "triton", "torch"])
+@pytest.mark.parametrize("device", ["cpu", "meta", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_explain_and_the_choice_agree(device, name):
+    with diglot.use_backend(name):
+        explanation = diglot.explain("gelu", device)
+    try:
+        chosen = selection.choose("gelu", torch.device(device), name)
+    except diglot.BackendUnavailable:
+        chosen = None
+    assert explanation.chosen == chosen
+    can_run = tuple(b for b, reason in explanation.reasons.items() if reason is None)
+    assert diglot.available_backends(device) == can_run
 
 
 def test_unavailable_backend_names_every_reason():
@@ -123,6 +138,33 @@ def test_environment_variable():
     assert run_python(code, DIGLOT_BACKEND="torch").stdout.strip() == "torch"
     result = run_python(code, DIGLOT_BACKEND="opencl")
     assert "DIGLOT_BACKEND must be one of" in result.stderr
+
+
+@pytest.mark.parametrize("value", ["", " "])
+def test_empty_environment_variable_is_as_if_unset(value):
+    code = "from diglot.backends import selection; print(selection._environment)"
+    assert run_python(code, DIGLOT_BACKEND=value).stdout.strip() == "auto"
+
+
+def test_environment_variable_may_be_padded():
+    code = "import torch, diglot; diglot.gelu(torch.ones(2)); print(diglot.last_run().backend)"
+    assert run_python(code, DIGLOT_BACKEND=" torch ").stdout.strip() == "torch"
+
+
+@pytest.mark.parametrize("name", ["", " ", "opencl", 0, False, ["cuda"]], ids=repr)
+def test_what_names_no_backend_is_refused(name):
+    """Only None, the argument not given, stands for the default."""
+    message = "backend must be one of 'cuda', 'triton', 'torch', 'auto', not "
+    calls = [
+        lambda: diglot.gelu(X, backend=name),
+        lambda: diglot.add(X, X, backend=name),
+        lambda: diglot.add(X, 2, backend=name),
+        lambda: diglot.use_backend(name),
+        lambda: diglot.nn.GELU(backend=name),
+    ]
+    for call in calls:
+        with pytest.raises(ValueError, match=message):
+            call()
 
 
 def test_triton_without_the_variable_names_it():

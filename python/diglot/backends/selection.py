@@ -33,13 +33,13 @@ class _Scope(threading.local):
 
 # Plain attributes of a module's objects, so that torch.compile guards them.
 _scope = _Scope()
-_environment = os.environ.get("DIGLOT_BACKEND") or AUTO
+_environment = os.environ.get("DIGLOT_BACKEND", "").strip() or AUTO
 _chosen: dict[tuple[str, str, torch.device], str] = {}
 
 
 def check_name(backend: str, source: str = "backend") -> None:
     """Raises ValueError unless `backend` names a backend or is "auto"."""
-    if backend != AUTO and backend not in BACKENDS:
+    if not isinstance(backend, str) or (backend != AUTO and backend not in BACKENDS):
         allowed = ", ".join(repr(name) for name in (*BACKENDS, AUTO))
         raise ValueError(f"{source} must be one of {allowed}, not {backend!r}")
 
@@ -79,10 +79,13 @@ def choose(op: str, device: torch.device, backend: str | None) -> str:
         ValueError: an unknown name.
         BackendUnavailable: the backend asked for cannot run there.
     """
-    name = backend or _scope.backend or _environment
+    name = backend if backend is not None else _scope.backend or _environment
     if is_compiling():
         return _resolve(op, device, name)
-    chosen = _chosen.get((name, op, device))
+    try:
+        chosen = _chosen.get((name, op, device))
+    except TypeError:  # a list, say, has no hash
+        chosen = None
     if chosen is None:
         chosen = _chosen[name, op, device] = _resolve(op, device, name)
     return chosen
@@ -91,19 +94,31 @@ def choose(op: str, device: torch.device, backend: str | None) -> str:
 @torch.compiler.assume_constant_result
 def _resolve(op: str, device: torch.device, name: str) -> str:
     check_name(name, "DIGLOT_BACKEND" if name == _environment else "backend")
-    if device.type == "meta":  # nothing will run
-        return "torch" if name == AUTO else name
-    if name == AUTO:
-        return next(b for b in ORDER.get(op, DEFAULT_ORDER) if _auto_refusal(b, device) is None)
-    if BACKENDS[name].refusal(device) is not None:
+    chosen = _choice(op, device, name)
+    if chosen is None:
         raise BackendUnavailable(f"{op}: backend {name!r} cannot run.\n{explain(op, device)}")
-    return name
+    return chosen
+
+
+def _choice(op: str, device: torch.device, name: str) -> str | None:
+    """The backend that `name` stands for there, or None if it cannot run."""
+    if name != AUTO:
+        return name if _refusal(name, device) is None else None
+    if device.type == "meta":
+        return "torch"
+    return next(b for b in ORDER.get(op, DEFAULT_ORDER) if _auto_refusal(b, device) is None)
+
+
+def _refusal(backend: str, device: torch.device) -> str | None:
+    if device.type == "meta":  # nothing will run
+        return None
+    return BACKENDS[backend].refusal(device)
 
 
 def _auto_refusal(backend: str, device: torch.device) -> str | None:
     if is_interpreted(backend, device):
         return "it would be interpreted, which 'auto' never chooses"
-    return BACKENDS[backend].refusal(device)
+    return _refusal(backend, device)
 
 
 @dataclass(frozen=True)
@@ -156,20 +171,15 @@ def explain(op: str | Any, input: torch.Tensor | torch.device | str | None = Non
     device = _device_of(input)
     wanted = _scope.backend or _environment
     check_name(wanted, "DIGLOT_BACKEND")
-    reasons = {name: backend.refusal(device) for name, backend in BACKENDS.items()}
-    if device.type == "meta":
-        reasons = dict.fromkeys(BACKENDS)
+    reasons = {backend: _refusal(backend, device) for backend in BACKENDS}
     notes = {
         backend: "interpreted; never chosen by 'auto'"
         for backend in BACKENDS
         if is_interpreted(backend, device)
     }
-    if wanted == AUTO:
-        order = ORDER.get(name, DEFAULT_ORDER)
-        chosen: str | None = next(b for b in order if reasons[b] is None and b not in notes)
-    else:
-        chosen = wanted if reasons[wanted] is None else None
-    return Explanation(name, device, chosen, reasons, notes)
+    if device.type == "meta":
+        notes = dict.fromkeys(BACKENDS, "on meta tensors nothing runs")
+    return Explanation(name, device, _choice(name, device, wanted), reasons, notes)
 
 
 def available_backends(device: torch.device | str | None = None) -> tuple[str, ...]:
@@ -179,4 +189,4 @@ def available_backends(device: torch.device | str | None = None) -> tuple[str, .
         device: the device; the first GPU if there is one, else the CPU, by default.
     """
     where = _device_of(device)
-    return tuple(name for name, backend in BACKENDS.items() if backend.refusal(where) is None)
+    return tuple(backend for backend in BACKENDS if _refusal(backend, where) is None)

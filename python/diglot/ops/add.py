@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 import torch
@@ -29,8 +30,21 @@ DTYPES = (
     torch.bool,
 )
 
+# Least and greatest `alpha` for each type of result: what torch.add on a CPU converts without an
+# overflow error. It lets a negative number wrap in uint8, and any number is true or false.
+ALPHA_RANGES: dict[torch.dtype, tuple[float, float]] = {
+    dtype: (-torch.finfo(dtype).max, torch.finfo(dtype).max)
+    if dtype.is_floating_point
+    else (torch.iinfo(dtype).min, torch.iinfo(dtype).max)
+    for dtype in DTYPES
+    if dtype != torch.bool
+}
+ALPHA_RANGES[torch.uint8] = (-255, 255)
+ALPHA_RANGES[torch.bool] = (-(2**63), 2**64 - 1)
+
 # A sum over broadcast dimensions is split until this many blocks share it, with at least this many
-# elements each. Constants, so that the order of a sum depends on shapes alone.
+# elements each. Constants, so that the order of a sum depends on shapes and strides alone, and not
+# on the GPU.
 SUM_BLOCKS = 1056
 SUM_ELEMENTS_PER_SPLIT = 512
 SUM_KEPT_PER_BLOCK = 32
@@ -46,57 +60,100 @@ def add(
     r"""input + alpha · other, as `torch.add`.
 
     Floating sums are computed with one rounding in float32 (float64 for float64), and rounded to
-    the result's type. Integers wrap; bool is `or`.
+    the result's type; of a number, alpha · other is computed first, in float64. Integers wrap;
+    bool is `or`.
 
     Args:
-        input: tensor of any shape and strides; a floating-point (up to 64 bits), integer (signed,
-            or uint8) or bool dtype.
-        other: tensor that broadcasts with `input`, or a number.
-        alpha: factor of `other`; an integer for integer results, True or False for bool ones.
+        input: tensor of any strides; a floating-point (up to 64 bits), integer (signed, or uint8)
+            or bool dtype. Of any shape on "torch"; "cuda" and "triton" take at most 8 dimensions
+            after those are merged that all tensors step through alike.
+        other: tensor that broadcasts with `input`, or a number, NumPy's scalars included. A 0-d
+            tensor on the CPU, in either place, goes with a tensor on any device, and is read when
+            the call is made: a CUDA graph repeats the value that it had.
+        alpha: factor of `other`, in the result's range (for uint8, from -255): a real number,
+            infinities and NaN included, for floating results; an integer for integer ones; True,
+            False or an integer for bool ones.
         backend: "cuda", "triton", "torch" or "auto"; by default what `use_backend`, the variable
             DIGLOT_BACKEND or "auto" say.
 
     Returns:
         A tensor of the broadcast shape and the promoted dtype (`torch.result_type`), in the memory
         format that `torch.add` gives. Differentiable; gradients are summed over broadcast
-        dimensions on the same backend, in an order that depends on the shapes alone.
+        dimensions on the same backend. "cuda" and "triton" sum in an order that depends on shapes
+        and strides alone, "torch" as PyTorch does.
 
     Raises:
         TypeError: not a tensor or number, an unsupported dtype, or an `alpha` of the wrong kind.
-        ValueError: shapes that do not broadcast, tensors on different devices (a 0-d CPU tensor
-            goes with any), or an unknown `backend`.
+        ValueError: shapes that do not broadcast, tensors on different devices, a number out of
+            range, an unknown `backend`, or more dimensions than it takes.
         diglot.BackendUnavailable: the backend asked for cannot run on the tensors' device.
     """
     check_tensor("add", "input", input)
     if isinstance(other, torch.Tensor):
         check_tensor("add", "other", other)
         if input.device != other.device:
-            input, other = _on_one_device(input, other)
+            return _add_across_devices(input, other, alpha, backend)
         dtype = input.dtype if input.dtype == other.dtype else _result_type(input, other)
         _check_dtypes(dtype, input, other)
         if input.shape != other.shape:
             _check_shapes(input, other)
-        factor = _check_number("alpha", alpha, dtype)
+        # The default passes every check.
+        factor = alpha if type(alpha) is int and alpha == 1 else _check_alpha(alpha, dtype)
         chosen = choose("add", input.device, backend)
         if is_direct(input, other):
             differentiable = input.requires_grad or other.requires_grad
             return _add.direct(differentiable, input, other, factor, chosen)
         return _add.indirect(input, other, factor, chosen)
-    if not isinstance(other, (bool, int, float, torch.SymInt, torch.SymFloat)):
-        raise TypeError(
-            f"add: other must be a torch.Tensor or a number, not {type(other).__name__}"
-        )
-    dtype = _result_type(input, other)
+    number = _check_number("other", other, "a torch.Tensor or a number")
+    return _add_number(input, number, alpha, _result_type(input, number), backend)
+
+
+def _add_number(
+    input: torch.Tensor, other: Number, alpha: Number, dtype: torch.dtype, backend: str | None
+) -> torch.Tensor:
+    """input + alpha · other of type `dtype`, to which `input` and the number have promoted."""
     _check_dtypes(dtype, input)
     if dtype != input.dtype:
         input = input.to(dtype)  # a number of a higher category than the tensor: torch converts too
-    number = _check_number("alpha", alpha, dtype) * _check_number("other", other, dtype)
+    number = _check_alpha(alpha, dtype) * other
     if dtype == torch.bool:
         number = bool(number)
-    elif isinstance(number, int):
+    elif not dtype.is_floating_point:
         number = wrap_to_64_bits(number)
     chosen = choose("add", input.device, backend)
     return _add(input.requires_grad, input, None, number, chosen)
+
+
+def _add_across_devices(
+    input: torch.Tensor, other: torch.Tensor, alpha: Number, backend: str | None
+) -> torch.Tensor:
+    """The sum of a 0-d CPU tensor, in either place, and a tensor that is elsewhere.
+
+    The value is read here where nobody else needs to see the tensor: a copy to the device would
+    wait for it, which is an error while a CUDA graph is being captured.
+    """
+    tensor, scalar = (input, other) if _is_host_scalar(other) else (other, input)
+    if not _is_host_scalar(scalar):
+        raise ValueError(
+            f"add: input and other must be on one device, not on {input.device} and {other.device}"
+        )
+    if not is_direct(input, other) or (scalar.requires_grad and torch.is_grad_enabled()):
+        moved = scalar.to(tensor.device)
+        operands = (tensor, moved) if scalar is other else (moved, tensor)
+        return add(*operands, alpha=alpha, backend=backend)
+    dtype = _result_type(input, other)
+    _check_dtypes(dtype, input, other)
+    value = scalar.to(dtype).item()
+    if scalar is other:
+        return _add_number(tensor, value, alpha, dtype, backend)
+    if _check_alpha(alpha, dtype) == 1:
+        return _add_number(tensor, value, 1, dtype, backend)
+    filled = torch.full((), value, dtype=dtype, device=tensor.device)  # a kernel, not a copy
+    return add(filled, tensor, alpha=alpha, backend=backend)
+
+
+def _is_host_scalar(tensor: torch.Tensor) -> bool:
+    return tensor.dim() == 0 and tensor.device.type == "cpu"
 
 
 def _result_type(input: torch.Tensor, other: Any) -> torch.dtype:
@@ -134,16 +191,6 @@ def _fixed(number: Any) -> Any:
     return float(number) if isinstance(number, torch.SymFloat) else number
 
 
-def _on_one_device(input: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    if other.dim() == 0 and other.device.type == "cpu":
-        return input, other.to(input.device)
-    if input.dim() == 0 and input.device.type == "cpu":
-        return input.to(other.device), other
-    raise ValueError(
-        f"add: input and other must be on one device, not on {input.device} and {other.device}"
-    )
-
-
 def _check_dtypes(result: torch.dtype, *tensors: torch.Tensor) -> None:
     for name, tensor in zip(("input", "other"), tensors, strict=False):
         if tensor.dtype not in DTYPES:
@@ -161,16 +208,45 @@ def _check_shapes(input: torch.Tensor, other: torch.Tensor) -> None:
             )
 
 
-def _check_number(name: str, value: Any, result: torch.dtype) -> Any:
+def _check_number(name: str, value: Any, kinds: str = "a real number") -> Any:
+    """`value` as a Python number (or a symbol for one)."""
+    if type(value) not in (bool, int, float):
+        value = _held_number(value)
     if not isinstance(value, (bool, int, float, torch.SymInt, torch.SymFloat)):
-        raise TypeError(f"add: {name} must be a real number, not {type(value).__name__}")
+        raise TypeError(f"add: {name} must be {kinds}, not {type(value).__name__}")
+    if isinstance(value, (int, torch.SymInt)) and not -(2**63) <= value < 2**64:
+        raise ValueError(f"add: {name} must be an integer of at most 64 bits, not {value}")
+    return value
+
+
+def _held_number(value: Any) -> Any:
+    """The Python number in a NumPy scalar or in a 0-d tensor that wants no gradient."""
+    if isinstance(value, torch.Tensor):
+        is_number = value.dim() == 0 and not value.requires_grad
+    else:
+        numpy = sys.modules.get("numpy")
+        is_number = numpy is not None and isinstance(value, numpy.generic)
+    return value.item() if is_number else value
+
+
+def _check_alpha(alpha: Any, result: torch.dtype) -> Any:
+    """`alpha` as a Python number that torch.add takes for this type of result, or an error."""
+    alpha = _check_number("alpha", alpha)
+    if isinstance(alpha, bool):
+        if result != torch.bool:
+            raise TypeError(f"add: alpha must be a number where the result is {result}, not a bool")
+        return alpha
+    if not result.is_floating_point and isinstance(alpha, (float, torch.SymFloat)):
+        raise TypeError(f"add: alpha must be an integer where the result is {result}, not a float")
+    least, greatest = ALPHA_RANGES[result]
+    if (alpha < least or alpha > greatest) and not math.isinf(alpha):
+        raise ValueError(
+            f"add: alpha must be from {least} to {greatest} where the result is {result}, "
+            f"not {alpha}"
+        )
     if result.is_floating_point:
-        return value
-    if isinstance(value, (float, torch.SymFloat)):
-        raise TypeError(f"add: {name} must be an integer where the result is {result}, not a float")
-    if name == "alpha" and isinstance(value, bool) and result != torch.bool:
-        raise TypeError(f"add: {name} must be a number where the result is {result}, not a bool")
-    return bool(value) if result == torch.bool else value
+        return float(alpha)
+    return bool(alpha) if result == torch.bool else alpha
 
 
 def _out(input: torch.Tensor, other: torch.Tensor | None) -> torch.Tensor:
@@ -233,12 +309,18 @@ def _batch(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
     if other is None:
         dim = in_dims[0]
         return _add(input.requires_grad, input, None, alpha, backend), dim
-    dims = (in_dims[0], in_dims[1])
-    # The batch goes first, and the operands' own dimensions are aligned on the right.
-    ranks = [t.dim() - (d is not None) for t, d in zip((input, other), dims, strict=True)]
+    operands = tuple(zip((input, other), in_dims[:2], strict=True))
+    ranks = [tensor.dim() - (dim is not None) for tensor, dim in operands]
+    # Types promote by the operands' own ranks: those of rank 0 count less than others. With the
+    # batch as a dimension they would not, so that they are converted first.
+    dtype = torch.result_type(
+        *(t.new_empty(()) if rank == 0 else t for (t, _), rank in zip(operands, ranks, strict=True))
+    )
     aligned = []
-    for tensor, dim, rank in zip((input, other), dims, ranks, strict=True):
-        if dim is not None:
+    for (tensor, dim), rank in zip(operands, ranks, strict=True):
+        if rank == 0:
+            tensor = tensor.to(dtype)
+        if dim is not None:  # the batch goes first, and the own dimensions end where the others do
             missing = (1,) * (max(ranks) - rank)
             tensor = tensor.movedim(dim, 0)
             tensor = tensor.reshape(tensor.shape[0], *missing, *tensor.shape[1:])

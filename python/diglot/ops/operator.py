@@ -28,6 +28,8 @@ from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 from torch.nn import Parameter
 
+from diglot.backends.registry import is_interpreted
+
 # Dispatch keys of a tensor whose memory is simply what it seems: no subclass, no wrapper of a
 # transform, no negative bit, no zeros without memory.
 _PLAIN_KEYS = frozenset(
@@ -116,10 +118,13 @@ class Operator:
         self.dispatched = getattr(torch.ops.diglot, name).default
 
         # Under functionalization, that is in a graph that is being compiled, the operator is what
-        # its forward does: an allocation and a launch, which the compiler can see into.
+        # its forward does: an allocation and a launch, which the compiler can see into. No compiler
+        # sees into an interpreter: there it remains one operator.
         def decompose(
             mode: Any, operator: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
         ) -> Any:
+            if is_interpreted(args[-1], args[0].device):
+                return mode.__torch_dispatch__(operator, types, args, kwargs)
             with mode:
                 return forward(*args, **kwargs)
 

@@ -47,15 +47,22 @@ def gelu_derivative_oracle(input: torch.Tensor, approximate: str = "none") -> to
 
 
 def gelu_second_derivative(input: torch.Tensor, approximate: str) -> torch.Tensor:
-    """gelu''(input), in float32 or wider and differentiable to any order."""
+    """gelu''(input), in float32 or wider and differentiable to any order.
+
+    Finite everywhere; 0, its limit, at infinities, where PyTorch's is NaN. NaN stays NaN.
+    """
     x = input if input.dtype == torch.float64 else input.float()
+    # Beyond 40 the exponential is zero even in float64, and its factor must not overflow.
+    x = torch.where(x.abs() > 40, 40, x)
     if approximate == "none":
         return _normal_density(x) * (2 - x * x)
-    # With t = tanh(u): d/dx [(1 + t)/2 + x/2·(1 - t²)·u'].
-    t = torch.tanh(_tanh_argument(x))
+    # With t = tanh(u): d/dx [(1 + t)/2 + x/2·(1 - t²)·u'], where 1 - t² = 4·σ(2u)·σ(-2u) does not
+    # cancel.
+    argument = 2 * _tanh_argument(x)
+    upper, lower = torch.sigmoid(argument), torch.sigmoid(-argument)
     slope = _tanh_argument_slope(x)
     curvature = math.sqrt(2 / math.pi) * 6 * KAPPA * x
-    return (1 - t * t) * (slope + 0.5 * x * (curvature - 2 * t * slope * slope))
+    return 4 * upper * lower * (slope + x * (curvature / 2 - (upper - lower) * slope * slope))
 
 
 def _normal_density(x: torch.Tensor) -> torch.Tensor:
