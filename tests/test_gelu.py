@@ -355,6 +355,7 @@ def test_module():
         ((torch.arange(3),), TypeError, "input must have one of the dtypes float32.*not int64"),
         ((torch.ones(2).to(torch.complex64),), TypeError, "not complex64"),
         ((torch.ones(2).to_sparse(),), TypeError, "input must be a dense tensor"),
+        ((torch.nested.nested_tensor([torch.ones(2)]),), TypeError, "not a nested one"),
         ((torch.ones(2), "erf"), ValueError, "approximate must be 'none' or 'tanh', not 'erf'"),
         ((torch.ones(2), None), ValueError, "approximate must be 'none' or 'tanh', not None"),
     ],

@@ -15,6 +15,8 @@ def check_tensor(op: str, name: str, value: Any) -> None:
         raise TypeError(
             f"{op}: {name} must be a dense tensor (layout torch.strided), not {value.layout}"
         )
+    if value.is_nested:
+        raise TypeError(f"{op}: {name} must be a dense tensor, not a nested one")
 
 
 def check_dtype(op: str, name: str, tensor: torch.Tensor, allowed: tuple[torch.dtype, ...]) -> None:

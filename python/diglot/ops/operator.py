@@ -46,7 +46,10 @@ def _judge_keys(keyset: Any) -> bool:
 
 
 def is_direct(*tensors: torch.Tensor) -> bool:
-    """Whether a call on these tensors may skip the dispatcher: nobody else would see it there."""
+    """Whether a call on these tensors may skip the dispatcher: nobody else would see it there.
+
+    If so, they are dense tensors of PyTorch's own class.
+    """
     if (
         is_compiling()
         or dispatch_mode_count()
