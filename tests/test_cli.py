@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
 import pickle
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +53,12 @@ def fails(*arguments):
     return lines[0]
 
 
+def npy_header(elements: int) -> bytes:
+    """A .npy file of so many elements, without them."""
+    head = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({elements},), }}\n".encode()
+    return b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head
+
+
 @pytest.fixture
 def files(tmp_path):
     """A folder of input files, good and bad."""
@@ -63,6 +71,13 @@ def files(tmp_path):
     torch.save(a, tmp_path / "one.pt")
     torch.save({"a": a, "b": b, "epoch": 3}, tmp_path / "two.pt")
     torch.save({"epoch": 3}, tmp_path / "none.pt")
+    torch.save(a.to_sparse(), tmp_path / "sparse.pt")
+    torch.save(a.to("meta"), tmp_path / "meta.pt")
+    np.save(tmp_path / "complex.npy", a.numpy().astype(np.complex64))
+    (tmp_path / "header.npy").write_bytes(b"\x93NUMPY\x01\x00\x04\x00(((\n")
+    (tmp_path / "huge.npy").write_bytes(npy_header(10**15))
+    (tmp_path / "overflow.npy").write_bytes(npy_header(10**30))
+    safetensors.save_file({}, tmp_path / "none.safetensors")
     torch.save({"a": a, "module": torch.nn.GELU()}, tmp_path / "module.pt")
     (tmp_path / "pickle.pt").write_bytes(pickle.dumps(Attack()))
     (tmp_path / "pickle.npy").write_bytes(pickle.dumps(Attack()))
@@ -194,6 +209,15 @@ def test_default_tensors(op, file, names, files):
         ("gelu --input module.pt", "holds other objects than tensors, which are not loaded"),
         ("gelu --input none.pt", "must hold a tensor or a dict of tensors, not dict"),
         ("gelu --input text.npy", "dtype <U1, which no tensor has"),
+        ("gelu --input complex.npy", "ops take real numbers, and complex.npy has dtype"),
+        ("gelu --input complex.npy --dtype fp16", "ops take real numbers, and complex.npy has"),
+        ("add --input complex.npy", "add takes 2 tensors (input, other), and complex.npy has 1"),
+        ("gelu --input sparse.pt", "--input: ops take dense tensors of plain numbers"),
+        ("gelu --input meta.pt", "plain numbers, and meta.pt is without data"),
+        ("gelu --input header.npy", "header.npy is not a .npy file"),
+        ("gelu --input overflow.npy", "overflow.npy is not a .npy file"),
+        ("gelu --input huge.npy", "--input: out of memory: Unable to allocate 3.55 PiB"),
+        ("gelu --input none.safetensors", "takes 1 tensors (input), and none.safetensors has 0"),
         ("gelu --input integers.npy", "takes floating-point data, and integers.npy has dtype"),
         ("gelu --input three.safetensors --tensor q", "has no tensor 'q'; it has x, y, z"),
         ("gelu --input a.npy --tensor q", "has no tensor 'q'; it has one without a name"),
@@ -203,21 +227,39 @@ def test_default_tensors(op, file, names, files):
         ("gelu", "exactly one of --input FILE and --shape SIZES must be given"),
         ("gelu --input a.npy --shape 3", "exactly one of --input FILE and --shape SIZES"),
         ("gelu --shape 3x", "--shape must be sizes joined by x, such as 8192x8192, not '3x'"),
+        ("gelu --shape ٣", "--shape must be sizes joined by x"),
+        ("gelu --shape 99999999x999999", "--shape: out of memory: can't allocate memory"),
+        ("gelu --shape 9999999999x9999999999", "--shape must have fewer than 2^60 elements"),
+        ("gelu --shape 0x99999999999999999999", "--shape must have fewer than 2^60 elements"),
+        (f"gelu --shape {'9' * 5000}", "--shape must have fewer than 2^60 elements"),
         ("gelu --shape 3 --tensor x", "--tensor names tensors of --input"),
         ("gelu --shape 3 --dtype fp8", "--dtype must be one of float32, fp32"),
         ("gelu --shape 3 --dtype int8", "--dtype must be floating-point for gelu"),
         ("gelu --shape 3 --approximate erf", "approximate must be 'none' or 'tanh', not 'erf'"),
         ("gelu --shape 3 --alpha 2", "gelu has no option 'alpha'; its options: approximate"),
         ("add --shape 3 --alpha two", "--alpha must be a number, not 'two'"),
+        (f"add --shape 3 --alpha {10**26}", "--alpha must fit 64 bits if it is an integer"),
+        ("add --shape 3 --alpha 1e400", "--alpha must fit a float64, unlike 1e400"),
+        (f"add --shape 3 --alpha {'9' * 5000}", "--alpha must fit a float64"),
         ("add --shape 3 --dtype int32 --alpha 0.5", "alpha must be an integer"),
         ("add --shape 3 --dtype int32 --backward", "backward needs a floating-point input"),
         ("gelu --shape 3 --device tpu", "--device must be cpu, cuda or cuda:N, not 'tpu'"),
         ("gelu --shape 3 --device cuda:99", "--device: there is no cuda:99 here"),
         ("gelu --shape 3 --arch hopper", "arch must be like 'sm_90', not 'hopper'"),
         ("gelu --shape 3 --seed x", "Invalid value for '--seed'"),
+        (
+            "gelu --shape 3 --seed -1",
+            "Invalid value for '--seed': -1 is not in the range 0<=x<=184",
+        ),
+        (f"gelu --shape 3 --seed {2**64}", "Invalid value for '--seed'"),
         ("gelu --shape 3 --nonsense", "No such option"),
         ("gelu --shape 3 --plot picture.txt", "must end in one of .png, .svg, .pdf"),
-        ("gelu --shape 3 --save no/report.json", "there is no folder"),
+        ("gelu --shape 3 --save no/report.json", "--save: no/report.json cannot be written: there"),
+        ("gelu --shape 3 --save folder.pt --force", "--save: folder.pt is a folder, not a file"),
+        ("gelu --shape 3 --save a.npy/report.json", "there is no folder"),
+        ("gelu --shape 3 --save x.png --plot ./x.png", "--plot must name another file than --save"),
+        ("gelu --shape 3 --save x.png --plot x.png --force", "--plot must name another file than"),
+        ("gelu --input a.npy --save a.npy --force", "--save must name another file than --input"),
         ("nothing --shape 3", "op must be one of add, gelu, not 'nothing'"),
         ("", "Missing argument 'OP'"),
     ],
@@ -225,6 +267,112 @@ def test_default_tensors(op, file, names, files):
 def test_mistakes_are_one_line(arguments, message, files, monkeypatch):
     monkeypatch.chdir(files)
     assert message in fails("compare", *arguments.split())
+
+
+@pytest.mark.parametrize("name", ["zero", "nan", "infinite"])
+@pytest.mark.parametrize("backward", [(), ("--backward",)])
+def test_data_of_little_use(name, backward, tmp_path):
+    """No elements, or none that is a number: a report and a picture all the same."""
+    pytest.importorskip("matplotlib")
+    data = {"zero": np.zeros((0, 4)), "nan": np.full(6, np.nan), "infinite": np.full(6, np.inf)}
+    np.save(tmp_path / "data.npy", data[name].astype(np.float32))
+    targets = [tmp_path / "report.json", tmp_path / "picture.png"]
+    result = run(
+        *("compare", "gelu", "--input", tmp_path / "data.npy", *backward),
+        *("--save", targets[0], "--plot", targets[1]),
+    )
+    assert result.exit_code == 0, result.output
+    assert all(target.stat().st_size for target in targets)
+
+
+def test_a_file_that_cannot_be_read(files, monkeypatch):
+    def refuse(path):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(inputs, "_read_npy", refuse)
+    message = fails("compare", "gelu", "--input", files / "a.npy")
+    assert "--input: " in message and "a.npy cannot be read: Permission denied" in message
+    monkeypatch.setattr(Path, "exists", refuse)  # of a folder that may not be entered
+    assert "cannot be read: Permission denied" in fails("compare", "gelu", "--input", "x/a.npy")
+
+
+def test_a_folder_that_cannot_be_written(tmp_path, monkeypatch):
+    """It is refused before anything is computed; what fails later is one line too."""
+    from diglot.tools import compare
+
+    arguments = ("compare", "gelu", "--shape", "3", "--device", "cpu")
+    assert (
+        "/dev/full cannot be written: No space left"
+        in run(*arguments, "--save", "/dev/full", "--force").stderr
+    )
+    monkeypatch.setattr(compare, "compare", None)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    for option in ("--save", "--plot"):
+        message = fails(*arguments, option, tmp_path / "report.png")
+        assert f"{option}: " in message and "cannot be written: Permission denied" in message
+
+
+@pytest.mark.parametrize("kind", [MemoryError, torch.OutOfMemoryError])
+def test_memory_that_runs_out(kind, monkeypatch):
+    from diglot.tools import compare
+
+    def fail(*arguments, **options):
+        raise kind("tried to allocate\n1 TiB")
+
+    monkeypatch.setattr(compare, "compare", fail)
+    message = fails("compare", "gelu", "--shape", "3", "--device", "cpu")
+    assert message == "error: out of memory: tried to allocate 1 TiB"
+
+
+def test_other_errors_are_not_hidden(monkeypatch):
+    from diglot.tools import compare
+
+    def fail(*arguments, **options):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(compare, "compare", fail)
+    result = run("compare", "gelu", "--shape", "3", "--device", "cpu")
+    assert isinstance(result.exception, RuntimeError)
+
+
+def start(*arguments) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "diglot.cli", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "DIGLOT_INTERPRET": "1"},
+    )
+
+
+@pytest.mark.slow
+def test_output_that_nobody_reads():
+    process = start("info")
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    assert process.wait() == 1
+
+
+def test_output_without_unicode(monkeypatch):
+    """Where the encoding of standard output has no µ or –, something stands in their place."""
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, "ascii"))
+    monkeypatch.setattr(sys, "argv", ["diglot", "compare", "gelu", "--shape", "3"])
+    monkeypatch.setenv("DIGLOT_INTERPRET", "1")
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    sys.stdout.flush()
+    assert end.value.code == 0 and b"aten" in written.getvalue() and b"?" in written.getvalue()
+
+
+@pytest.mark.slow
+def test_interrupt():
+    """Ctrl-C ends a command in one line."""
+    process = start("compare", "gelu", "--shape", "3000x1000", "--device", "cpu")
+    assert "interpreted" in process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    out, error = process.communicate()
+    assert (out, error.split(), process.returncode) == ("", ["Aborted!"], 1)
 
 
 def test_unknown_command():

@@ -352,6 +352,14 @@ def test_failures_are_reasons():
     assert second["triton"].reason is None and second["triton"].kernels
 
 
+def test_architectures_that_no_compiler_knows():
+    """LLVM says so on standard output, and where the answers are read only answers may be."""
+    pytest.importorskip("triton")
+    (answer,) = kernels_of_calls([Call("gelu", (like("float32", 3),), {})], "sm_999")
+    assert "not for sm_999" in answer["cuda"].reason or missing_extension()
+    assert answer["triton"].reason and not answer["triton"].kernels
+
+
 def test_likeness_of_a_tensor():
     base = torch.empty(64, dtype=torch.bfloat16)
     view = base[3:63].view(6, 10)[:, ::2]

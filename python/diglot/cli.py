@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import math
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -35,18 +38,21 @@ class Failure(click.ClickException):
 @contextmanager
 def _one_line_errors() -> Iterator[None]:
     """Turns what users can cause into one line."""
-    import torch
-
     from diglot.backends import BackendUnavailable
+    from diglot.tools.inputs import is_out_of_memory, tell_out_of_memory
 
     try:
         yield
+    except BrokenPipeError:  # who read the output has gone: click ends in silence
+        raise
     except ImportError as error:
         raise Failure(str(error)) from error
     except (ValueError, TypeError, BackendUnavailable, OSError) as error:
         raise Failure(" ".join(str(error).split())) from error
-    except torch.OutOfMemoryError as error:
-        raise Failure(f"out of memory: {' '.join(str(error).split())}") from error
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise Failure(tell_out_of_memory(error)) from error
 
 
 class _Group(click.Group):
@@ -109,7 +115,14 @@ def info() -> None:
 )
 @click.option("--shape", metavar="SIZES", help="Random normal data of this shape, as 8192x8192.")
 @click.option("--dtype", metavar="DTYPE", help="Convert to this dtype, as bf16 or float32.")
-@click.option("--seed", default=0, show_default=True, help="Of random data.")
+@click.option(
+    "--seed",
+    default=0,
+    show_default=True,
+    type=click.IntRange(0, 2**64 - 1),
+    metavar="NUMBER",
+    help="Of random data.",
+)
 @click.option("--approximate", metavar="FORM", help="gelu: none or tanh.")
 @click.option("--alpha", metavar="NUMBER", help="add: the factor of the second input.")
 @click.option("--backward", is_flag=True, help="Compare gradients instead of the output.")
@@ -136,14 +149,37 @@ def compare(op: str, **arguments: Any) -> None:
 def _number(text: str) -> bool | int | float:
     if text in ("True", "False"):
         return text == "True"
+    number: int | float
     try:
-        return int(text)
+        number = int(text)
     except ValueError:
-        pass
-    try:
-        return float(text)
-    except ValueError:
-        raise ValueError(f"--alpha must be a number, not {text!r}") from None
+        try:
+            number = float(text)
+        except ValueError:
+            raise ValueError(f"--alpha must be a number, not {text!r}") from None
+        if math.isinf(number) and "inf" not in text.lower():
+            raise ValueError(f"--alpha must fit a float64, unlike {text}") from None
+    if isinstance(number, int) and not -(2**63) <= number < 2**63:
+        raise ValueError(f"--alpha must fit 64 bits if it is an integer, unlike {text}")
+    return number
+
+
+def _check_files(path: str | None, save: str | None, plot: str | None, force: bool) -> None:
+    """Refuses to write where nothing can or may be written, or over another of these files."""
+    from diglot.tools.compare import check_writable
+
+    options: dict[str, str] = {}
+    for option, name in (("--input", path), ("--save", save), ("--plot", plot)):
+        if name is None:
+            continue
+        if option != "--input":
+            try:
+                check_writable(name, force)
+            except ValueError as error:
+                raise ValueError(f"{option}: {error}") from error
+        other = options.setdefault(os.path.realpath(name), option)
+        if other != option:
+            raise ValueError(f"{option} must name another file than {other}, and both are {name}")
 
 
 def _options(approximate: str | None, alpha: str | None) -> dict[str, Any]:
@@ -203,9 +239,7 @@ def _compare(
     options = _options(approximate, alpha)
     spec.check_options(options)
     where = _device(device)
-    for target in (save, plot):
-        if target is not None:
-            comparing.check_writable(target, force)
+    _check_files(path, save, plot, force)
     if plot is not None:
         from diglot.tools.plots import check_plot
 
@@ -304,11 +338,20 @@ def _interpret_without_gpu() -> None:
     if "DIGLOT_INTERPRET" in os.environ or torch.cuda.is_available():
         return
     os.environ["DIGLOT_INTERPRET"] = "1"
-    os.execv(sys.executable, [sys.executable, "-m", "diglot.cli", *sys.argv[1:]])
+    # Until `main` is reached, which takes seconds, Ctrl-C ends the process without a traceback.
+    start = (
+        "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL); "
+        "from diglot.cli import main; main()"
+    )
+    os.execv(sys.executable, [sys.executable, "-c", start, *sys.argv[1:]])
 
 
 def main() -> None:
     """Entry point of `diglot`."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # where the encoding has no µ or –
     if sys.argv[1:2] == ["compare"] and not {"-h", "--help"} & set(sys.argv):
         _interpret_without_gpu()
     app(prog_name="diglot")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import math
+import os
 import platform
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -147,7 +149,8 @@ class Comparison:
         """
         check_writable(path, force)
         text = json.dumps(self.to_dict(), indent=2, allow_nan=False)
-        Path(path).write_text(text + "\n", encoding="utf-8")
+        with _writing(path):
+            Path(path).write_text(text + "\n", encoding="utf-8")
 
     def plot(self, path: str | Path, force: bool = False) -> None:
         """Draws error against x for each backend, and bandwidth where it was timed, as a picture.
@@ -159,18 +162,31 @@ class Comparison:
         from diglot.tools.plots import plot
 
         check_writable(path, force)
-        plot(self, Path(path))
+        with _writing(path):
+            plot(self, Path(path))
 
 
 def check_writable(path: str | Path, force: bool) -> None:
     """Raises ValueError unless a file may be written: overwriting takes `force`."""
     path = Path(path)
-    if path.is_dir():
-        raise ValueError(f"{path} is a folder, not a file to write")
-    if path.exists() and not force:
-        raise ValueError(f"{path} exists and is not overwritten without force (--force)")
-    if not path.absolute().parent.is_dir():
-        raise ValueError(f"{path} cannot be written: there is no folder {path.absolute().parent}")
+    folder = path.absolute().parent
+    with _writing(path):
+        if path.is_dir():
+            raise ValueError(f"{path} is a folder, not a file to write")
+        if path.exists() and not force:
+            raise ValueError(f"{path} exists and is not overwritten without force (--force)")
+        if not folder.is_dir():
+            raise ValueError(f"{path} cannot be written: there is no folder {folder}")
+        if not os.access(path if path.exists() else folder, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+@contextmanager
+def _writing(path: str | Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def _for_json(value: Any) -> Any:

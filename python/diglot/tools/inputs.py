@@ -5,10 +5,12 @@ Every failure is a ValueError that names the argument and what is allowed.
 
 from __future__ import annotations
 
+import math
 import pickle
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,6 +19,8 @@ import torch
 from diglot.tools.specs import OpSpec
 
 SUFFIXES = (".npy", ".safetensors", ".pt", ".pth")
+
+TOO_MANY_ELEMENTS = 2**60  # their bytes, 8 for each, would overflow
 
 DTYPES = {
     "float32": torch.float32,
@@ -68,9 +72,34 @@ def parse_shape(text: str) -> tuple[int, ...]:
     Raises:
         ValueError: it is no such text.
     """
-    if not re.fullmatch(r"\d+(x\d+)*", text):
+    if not re.fullmatch(r"[0-9]+(x[0-9]+)*", text):
         raise ValueError(f"--shape must be sizes joined by x, such as 8192x8192, not {text!r}")
-    return tuple(int(size) for size in text.split("x"))
+    sizes = text.split("x")
+    # Long ones are not even converted: Python refuses thousands of digits in words of its own.
+    if max(map(len, sizes)) > 19 or math.prod(max(int(s), 1) for s in sizes) >= TOO_MANY_ELEMENTS:
+        raise ValueError(f"--shape must have fewer than 2^60 elements, unlike {text}")
+    return tuple(int(size) for size in sizes)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out, on any device: PyTorch has no type for the CPU's."""
+    kinds = (MemoryError, torch.OutOfMemoryError)
+    return isinstance(error, kinds) or "DefaultCPUAllocator: " in str(error)
+
+
+def tell_out_of_memory(error: BaseException) -> str:
+    """One line about it."""
+    return f"out of memory: {' '.join(str(error).split()).rpartition('DefaultCPUAllocator: ')[2]}"
+
+
+@contextmanager
+def _memory_for(argument: str) -> Iterator[None]:
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise ValueError(f"{argument}: {tell_out_of_memory(error)}") from error
 
 
 def read_file(path: Path) -> TensorFile:
@@ -80,15 +109,15 @@ def read_file(path: Path) -> TensorFile:
         ValueError: it is missing, holds something else than tensors, or needs a package that is not
             installed.
     """
-    if not path.exists():
-        raise ValueError(f"--input: there is no file {path}")
-    if not path.is_file():
-        raise ValueError(f"--input: {path} is not a file")
-    suffix = path.suffix.lower()
-    if suffix not in SUFFIXES:
-        raise ValueError(f"--input: {path} must end in one of {', '.join(SUFFIXES)}")
-    read = {".npy": _read_npy, ".safetensors": _read_safetensors}.get(suffix, _read_pt)
     try:
+        if not path.exists():
+            raise ValueError(f"--input: there is no file {path}")
+        if not path.is_file():
+            raise ValueError(f"--input: {path} is not a file")
+        suffix = path.suffix.lower()
+        if suffix not in SUFFIXES:
+            raise ValueError(f"--input: {path} must end in one of {', '.join(SUFFIXES)}")
+        read = {".npy": _read_npy, ".safetensors": _read_safetensors}.get(suffix, _read_pt)
         return read(path)
     except OSError as error:
         raise ValueError(f"--input: {path} cannot be read: {error.strerror or error}") from error
@@ -101,7 +130,9 @@ def _read_npy(path: Path) -> TensorFile:
         raise ValueError('--input: .npy files need numpy: pip install "diglot[tools]"') from error
     try:
         array = np.load(path, allow_pickle=False)
-    except (ValueError, EOFError) as error:
+    except (OSError, MemoryError):
+        raise
+    except Exception as error:  # what a broken header makes NumPy raise can be anything
         if "allow_pickle" in str(error) or "pickled" in str(error):
             raise ValueError(
                 f"--input: {path} is or holds a pickle, which is not loaded, because that would "
@@ -139,9 +170,9 @@ def _read_pt(path: Path) -> TensorFile:
         with warnings.catch_warnings():  # about what is refused below
             warnings.simplefilter("ignore")
             loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except OSError:
-        raise
     except Exception as error:  # what a broken file makes the unpickler raise can be anything
+        if isinstance(error, OSError) or is_out_of_memory(error):
+            raise
         first = str(error).strip().splitlines()[:1]
         if isinstance(error, pickle.UnpicklingError) and "nsupported" in str(error):
             raise ValueError(
@@ -190,7 +221,7 @@ def pick(spec: OpSpec, file: TensorFile, names: Sequence[str], source: str) -> l
     if len(chosen) != needed:
         raise ValueError(
             f"--input: {spec.name} takes {needed} tensors ({', '.join(spec.inputs)}), and {source} "
-            f"has {len(chosen)}: {listed}"
+            f"has {len(chosen)}{': ' if listed else ''}{listed}"
         )
     return chosen
 
@@ -226,21 +257,36 @@ def load(
     if shape is not None:
         if tensors:
             raise ValueError("--tensor names tensors of --input, and --shape draws random ones")
-        return _random(len(spec.inputs), shape, dtype or torch.float32, device, seed)
+        with _memory_for("--shape"):
+            return _random(len(spec.inputs), shape, dtype or torch.float32, device, seed)
     assert path is not None
     path = Path(path)
-    file = read_file(path)
-    loaded = []
-    for name in pick(spec, file, tensors, str(path)):
-        tensor = file.tensors[name]
-        if dtype is None and spec.floating_only and not tensor.is_floating_point():
+    with _memory_for("--input"):
+        file = read_file(path)
+        loaded = []
+        for name in pick(spec, file, tensors, str(path)):
+            tensor = file.tensors[name]
             which = f"tensor {name!r} of {path}" if name else str(path)
-            raise ValueError(
-                f"--input: {spec.name} takes floating-point data, and {which} has dtype "
-                f"{tensor.dtype}; --dtype float32 would convert it"
-            )
-        loaded.append(tensor.to(device=device, dtype=dtype or tensor.dtype))
+            _check(spec, tensor, which, dtype)
+            loaded.append(tensor.to(device=device, dtype=dtype or tensor.dtype))
     return loaded
+
+
+def _check(spec: OpSpec, tensor: torch.Tensor, which: str, dtype: torch.dtype | None) -> None:
+    """Refuses a tensor of a file that is no input of an op, nor can be made one by `dtype`."""
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+        kind = "without data" if tensor.is_meta else f"{tensor.layout}, {tensor.dtype}"
+        raise ValueError(f"--input: ops take dense tensors of plain numbers, and {which} is {kind}")
+    if tensor.is_complex():
+        raise ValueError(
+            f"--input: ops take real numbers, and {which} has dtype {tensor.dtype}; save its real "
+            "and its imaginary part as tensors of their own (--dtype would drop the latter)"
+        )
+    if dtype is None and spec.floating_only and not tensor.is_floating_point():
+        raise ValueError(
+            f"--input: {spec.name} takes floating-point data, and {which} has dtype "
+            f"{tensor.dtype}; --dtype float32 would convert it"
+        )
 
 
 def _random(

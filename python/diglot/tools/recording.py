@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -102,6 +103,9 @@ def _answers(calls: list[Call], language: str, architecture: str) -> list[Kernel
 
 def main() -> None:
     """Answers the request on standard input."""
+    # Compilers print to standard output what they think of an architecture: to errors with it.
+    output = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     request = json.load(sys.stdin)
     _let_in_every_backend()
     calls = []
@@ -121,7 +125,8 @@ def main() -> None:
         {language: dataclasses.asdict(of[i]) for language, of in of_languages.items()}
         for i in range(len(calls))
     ]
-    json.dump(answers, sys.stdout)
+    with output:
+        json.dump(answers, output)
 
 
 if __name__ == "__main__":
