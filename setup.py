@@ -6,6 +6,7 @@ serves every later version of either. What it is built for is read from the envi
 CUDA_HOME             the CUDA toolkit (default: that of the nvcc on PATH or of pip's packages)
 TORCH_CUDA_ARCH_LIST  architectures, such as "8.0 9.0a 9.0+PTX" (the default)
 DIGLOT_REQUIRE_CUDA   1: fail where no nvcc is found, instead of building without the CUDA backend
+DIGLOT_SKIP_CUDA      1: build without the CUDA backend, even where nvcc is found
 """
 
 from __future__ import annotations
@@ -62,9 +63,11 @@ def code_generation_flags(architectures: str) -> list[str]:
 
 
 def extension_arguments() -> dict[str, object]:
-    toolkit = find_toolkit()
+    skip = os.environ.get("DIGLOT_SKIP_CUDA") == "1"
+    toolkit = None if skip else find_toolkit()
     if toolkit is None:
-        message = "no CUDA compiler (nvcc) found: diglot is built without its CUDA backend"
+        reason = "DIGLOT_SKIP_CUDA=1" if skip else "no CUDA compiler (nvcc) found"
+        message = f"{reason}: diglot is built without its CUDA backend"
         if os.environ.get("DIGLOT_REQUIRE_CUDA") == "1":
             raise SystemExit(f"error: {message}, and DIGLOT_REQUIRE_CUDA=1 forbids that")
         print(f"warning: {message}", file=sys.stderr)
@@ -72,6 +75,23 @@ def extension_arguments() -> dict[str, object]:
 
     import torch
     from torch.utils import cpp_extension
+
+    class BuildExtension(cpp_extension.BuildExtension):  # type: ignore[misc]
+        """Rebuilds what changed: a source, a header, a flag."""
+
+        def finalize_options(self) -> None:
+            super().finalize_options()
+            self.force = True  # ninja knows better than setuptools what is up to date
+
+        def build_extensions(self) -> None:
+            # But the rules that a CPU-only PyTorch writes do not say what a .cu file includes.
+            for extension in self.extensions:
+                changed = max(Path(header).stat().st_mtime for header in extension.depends)
+                for source in extension.sources:
+                    made = Path(self.build_temp, source).with_suffix(".o")
+                    if source.endswith(".cu") and made.exists() and made.stat().st_mtime < changed:
+                        made.unlink()
+            super().build_extensions()
 
     # A CPU-only PyTorch leaves this None even where a toolkit is installed.
     os.environ["CUDA_HOME"] = cpp_extension.CUDA_HOME = str(toolkit)
@@ -109,7 +129,7 @@ def extension_arguments() -> dict[str, object]:
     )
     return {
         "ext_modules": [extension],
-        "cmdclass": {"build_ext": cpp_extension.BuildExtension},
+        "cmdclass": {"build_ext": BuildExtension},
         "options": {"bdist_wheel": {"py_limited_api": "cp310"}},
     }
 

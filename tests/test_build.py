@@ -1,7 +1,8 @@
-"""The package builds without a CUDA compiler, and says so."""
+"""The package builds without a CUDA compiler, and says so; with one, what changed is rebuilt."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import subprocess
@@ -119,6 +120,73 @@ def test_installed_without_nvcc(wheel, tmp_path):
     )
     answer = subprocess.run([python, "-c", code], capture_output=True, text=True, cwd=tmp_path)
     assert answer.returncode == 0, answer.stderr
+
+
+def set_up(folder: Path, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "setup.py", *command],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env={**os.environ, **variables},
+    )
+
+
+def test_cuda_can_be_left_out(sources):
+    """Where nvcc is, too."""
+    answer = set_up(sources, "--name", DIGLOT_SKIP_CUDA="1", DIGLOT_REQUIRE_CUDA="")
+    assert answer.returncode == 0
+    assert "DIGLOT_SKIP_CUDA=1: diglot is built without its CUDA backend" in answer.stderr
+    answer = set_up(sources, "--name", DIGLOT_SKIP_CUDA="1", DIGLOT_REQUIRE_CUDA="1")
+    assert answer.returncode != 0
+    assert "DIGLOT_REQUIRE_CUDA=1 forbids that" in answer.stderr
+
+
+def test_changes_are_rebuilt(tmp_path):
+    """A header that a .cu file includes, and a flag; and nothing if nothing changed."""
+    module = "#include <Python.h>\nPyMODINIT_FUNC PyInit__C() { return nullptr; }\n"
+    files = {
+        "csrc/include/diglot/value.cuh": "#define VALUE 1\n",
+        "csrc/ops/value.cu": '#include "diglot/value.cuh"\n'
+        'extern "C" __attribute__((visibility("default"))) int value() { return VALUE; }\n'
+        'extern "C" __attribute__((visibility("default"))) const char* built_for() {\n'
+        "  return DIGLOT_ARCHITECTURES;\n}\n",
+        "csrc/torch/module.cpp": module,
+        "python/diglot/__init__.py": "",
+        "LICENSE": "",
+        "README.md": "",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    for name in ("setup.py", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+
+    def build(architecture: str) -> tuple[int, str, list[int]]:
+        answer = set_up(tmp_path, "build_ext", "--inplace", TORCH_CUDA_ARCH_LIST=architecture)
+        if "no CUDA compiler (nvcc) found" in answer.stderr:
+            pytest.skip("no nvcc here")
+        assert answer.returncode == 0, answer.stdout + answer.stderr
+        (built,) = tmp_path.glob("python/diglot/*.so")
+        # A library is loaded once for each name.
+        library = ctypes.CDLL(str(built.rename(tmp_path / f"{len(list(tmp_path.iterdir()))}.so")))
+        library.built_for.restype = ctypes.c_char_p
+        objects = sorted(tmp_path.glob("build/**/*.o"))
+        assert [path.name for path in objects] == ["value.o", "module.o"]
+        return (
+            library.value(),
+            library.built_for().decode(),
+            [path.stat().st_mtime_ns for path in objects],
+        )
+
+    value, built_for, first = build("8.0")
+    assert (value, built_for) == (1, "8.0")
+    assert build("8.0") == (1, "8.0", first)
+    (tmp_path / "csrc/include/diglot/value.cuh").write_text("#define VALUE 2\n")
+    value, built_for, second = build("8.0")
+    assert (value, built_for) == (2, "8.0")
+    assert second[0] > first[0] and second[1] == first[1]
+    assert build("9.0")[:2] == (2, "9.0")
 
 
 def test_required_cuda_is_an_error(wheel, sources, tmp_path):

@@ -39,7 +39,10 @@ def load_extension() -> tuple[ModuleType | None, str]:
     try:
         return importlib.import_module("diglot._C"), ""
     except ModuleNotFoundError:
-        return None, "diglot was installed without its CUDA extension (no nvcc at installation)"
+        return (
+            None,
+            "diglot was installed without its CUDA extension (no nvcc, or DIGLOT_SKIP_CUDA=1)",
+        )
     except ImportError as error:
         return None, f"the CUDA extension does not load: {error}"
 
