@@ -48,11 +48,14 @@ demo: setup ## compare gelu and add on real activations, on every backend that r
 	done
 	@echo "pictures: $(CURDIR)/out/gelu.png $(CURDIR)/out/add.png"
 
+# A worker for each core, where pytest-xdist is installed and there is no GPU.
+WORKERS = $$($(RUN) -c 'import xdist; print("-n auto --dist worksteal")' 2>/dev/null || true)
+
 test: lint setup ## lint, then every test that can run here
-	$(RUN) -m pytest
+	$(RUN) -m pytest $(WORKERS)
 
 test-quick: setup ## the tests that are not slow, without lint
-	$(RUN) -m pytest -m "not slow"
+	$(RUN) -m pytest $(WORKERS) -m "not slow"
 
 gpu-test: setup ## all kernels' tests on this machine's GPU; writes bench/results/<gpu>/tests.json
 	$(RUN) -m pytest -m "gpu or not slow" --evidence

@@ -21,6 +21,9 @@ if not HAS_GPU:
 if os.environ.get("DIGLOT_INTERPRET") == "1":
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+if "PYTEST_XDIST_WORKER" in os.environ:
+    torch.set_num_threads(1)  # each worker has a core, and its neighbours need theirs
+
 pytest.register_assert_rewrite("backends")
 
 # A first call compiles, so that no deadline would hold. CI draws the same examples every time.
@@ -41,6 +44,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("--evidence") and not HAS_GPU:
         raise pytest.UsageError("--evidence: PyTorch finds no CUDA GPU")
     config.pluginmanager.register(_Record(), "diglot-record")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Workers of `-n auto`: none on a GPU, whose memory tests count and fill."""
+    return 0 if HAS_GPU else min(len(os.sched_getaffinity(0)), 4)
 
 
 class _Record:
@@ -83,7 +92,14 @@ class _Record:
             self.outcomes["failed"] += 1
             self.failures.append(report.nodeid)
 
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Where workers collect, the controller has deselected nothing: each tells the same."""
+        self.deselected = getattr(node, "workeroutput", {}).get("deselected", self.deselected)
+
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        if hasattr(session.config, "workeroutput"):
+            session.config.workeroutput["deselected"] = self.deselected
         # With pytest-xdist, reports of all workers reach the controller, and it alone writes.
         if not session.config.getoption("--evidence") or hasattr(session.config, "workerinput"):
             return

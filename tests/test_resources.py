@@ -15,6 +15,7 @@ from diglot.tools import resources
 from diglot.tools.resources import (
     Call,
     KernelResources,
+    Kernels,
     ResourcesUnavailable,
     TensorLike,
     cuda_kernel_names,
@@ -267,11 +268,28 @@ def calls_of(dtype: str, elements: int = LARGE) -> dict[str, Call]:
     return calls
 
 
+# By language and elements of a flat call: which calls the tests that are not slow look at.
+WANTED = {
+    "cuda": dict.fromkeys((SMALL, 1 << 22), "add (flat|misaligned)|tanh backward flat")
+    | {LARGE: ""},
+    "triton": {SMALL: "add (flat|strided)|add backward|none forward", LARGE: "flat"},
+}
+
+
 @functools.cache
-def looked_at(dtype: str, elements: int, architecture: str, wanted: str, language: str):
-    calls = {n: c for n, c in calls_of(dtype, elements).items() if re.search(wanted, n)}
-    answers = kernels_of_calls(list(calls.values()), architecture, [language])
-    return {n: answer[language] for n, answer in zip(calls, answers, strict=True)}
+def looked_at(language: str) -> dict[int, dict[str, Kernels]]:
+    """By elements and name of the call: all in bfloat16 for sm_90, all of one process."""
+    calls = [
+        (elements, name, call)
+        for elements, wanted in WANTED[language].items()
+        for name, call in calls_of("bfloat16", elements).items()
+        if re.search(wanted, name)
+    ]
+    answers = kernels_of_calls([call for *_, call in calls], "sm_90", [language])
+    found: dict[int, dict[str, Kernels]] = {elements: {} for elements in WANTED[language]}
+    for (elements, name, _), answer in zip(calls, answers, strict=True):
+        found[elements][name] = answer[language]
+    return found
 
 
 def check(found, elements, language):
@@ -291,8 +309,7 @@ def check(found, elements, language):
     ("elements", "accesses"), [(SMALL, "1, 1"), (LARGE, "1, 8"), (1 << 22, "2, 8")]
 )
 def test_the_cuda_kernel_of_a_call(elements, accesses):
-    wanted = "" if elements == LARGE else "add (flat|misaligned)|tanh backward flat"
-    found = looked_at("bfloat16", elements, "sm_90", wanted, "cuda")
+    found = looked_at("cuda")[elements]
     check(found, elements, "cuda")
     bf16, form = "__nv_bfloat16", "(Approximate)1"
     flat, strided = f"FlatShape<{accesses}> >", "unsigned int>"
@@ -313,7 +330,7 @@ def test_the_cuda_kernel_of_a_call(elements, accesses):
     names = {call: [kernel.name for kernel in of.kernels] for call, of in found.items()}
     for call in names.keys() & expected.keys():
         assert names[call] == expected[call]
-    if wanted == "":
+    if elements == LARGE:
         assert names.keys() > expected.keys()
         assert names["add backward sum"][0] == f"add_backward_sum<{bf16}, unsigned int, 32>"
     assert found["add flat"].kernels[0].architecture == "sm_90a"
@@ -322,8 +339,7 @@ def test_the_cuda_kernel_of_a_call(elements, accesses):
 @pytest.mark.parametrize("elements", [SMALL, LARGE])
 def test_triton_kernels_of_one_dtype(elements):
     pytest.importorskip("triton")
-    wanted = "add (flat|strided)|add backward|none forward" if elements == SMALL else "flat"
-    found = looked_at("bfloat16", elements, "sm_90", wanted, "triton")
+    found = looked_at("triton")[elements]
     check(found, elements, "triton")
     for call, of in found.items():
         for kernel in of.kernels:
@@ -333,8 +349,9 @@ def test_triton_kernels_of_one_dtype(elements):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("dtypes", [[dtype] for dtype in FLOATING] + [OTHERS], ids=" ".join)
+@pytest.mark.parametrize("dtypes", [FLOATING[:2], FLOATING[2:] + OTHERS], ids=" ".join)
 def test_every_triton_kernel_compiles(dtypes, architecture):
+    """Few processes, each for many kernels: to start one takes as long as to compile five."""
     pytest.importorskip("triton")
     calls = {f"{d} {n}": c for d in dtypes for n, c in calls_of(d).items()}
     answers = kernels_of_calls(list(calls.values()), architecture, ["triton"])
