@@ -141,6 +141,11 @@ class Operator:
         def all_tangents(ctx: Any, *tangents: Any) -> torch.Tensor:
             return jvp(ctx, *tangents[:tensors])
 
+        # Below the transforms the dispatcher still has work: a tangent may have a negative bit, or
+        # be zeros without memory, which no launcher knows.
+        def dispatched_forward(*args: Any) -> torch.Tensor:
+            return self.dispatched(*args)
+
         # The context is filled in forward: PyTorch binds arguments by signature otherwise, which
         # costs as much as the launch.
         direct: Any = type(
@@ -154,7 +159,7 @@ class Operator:
             name,
             (torch.autograd.Function,),
             {
-                "forward": staticmethod(forward),
+                "forward": staticmethod(dispatched_forward),
                 "setup_context": staticmethod(setup_context),
                 "backward": staticmethod(all_gradients),
                 "jvp": staticmethod(all_tangents),

@@ -1,0 +1,258 @@
+"""add and gelu against PyTorch's own, on operands of every kind, in every mode."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from backends import BACKENDS, DEVICE, FLOATING
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.autograd import forward_ad
+
+import diglot
+from diglot.ops.add import DTYPES
+
+
+class Subclass(torch.Tensor):
+    pass
+
+
+def draw(shape: list[int], dtype: torch.dtype) -> torch.Tensor:
+    if dtype.is_floating_point:
+        return torch.randn(shape, device=DEVICE).to(dtype)
+    return torch.randint(0, 2 if dtype == torch.bool else 100, shape, device=DEVICE).to(dtype)
+
+
+def sliced(shape: list[int], dtype: torch.dtype) -> torch.Tensor:
+    return draw([2 * size + 1 for size in shape], dtype)[
+        tuple(slice(1, 2 * size + 1, 2) for size in shape)
+    ]
+
+
+def expanded(shape: list[int], dtype: torch.dtype) -> torch.Tensor:
+    return draw([1 if d % 2 else size for d, size in enumerate(shape)], dtype).expand(shape)
+
+
+def overlapping(shape: list[int], dtype: torch.dtype) -> torch.Tensor:
+    strides = range(1, len(shape) + 1)
+    memory = 1 + sum(max(size - 1, 0) * s for size, s in zip(shape, strides, strict=True))
+    return draw([memory], dtype).as_strided(shape, tuple(strides))
+
+
+def odd_strides(shape: list[int], dtype: torch.dtype) -> torch.Tensor:
+    x = draw(shape, dtype)
+    strides = [77 if size == 1 else s for size, s in zip(shape, x.stride(), strict=True)]
+    return x.as_strided(shape, strides)
+
+
+def negative_bit(shape: list[int], dtype: torch.dtype) -> torch.Tensor:
+    if dtype not in (torch.float32, torch.float64):
+        return draw(shape, dtype)
+    x = torch.complex(draw(shape, dtype), draw(shape, dtype)).conj().imag
+    assert x.is_neg()
+    return x
+
+
+def zeros_without_memory(shape: list[int], dtype: torch.dtype) -> torch.Tensor:
+    if not dtype.is_floating_point:  # torch.add of one and a float would be of type float64
+        return draw(shape, dtype)
+    return torch._efficientzerotensor(shape, dtype=dtype, device=DEVICE)
+
+
+def of_inference(shape: list[int], dtype: torch.dtype) -> torch.Tensor:
+    with torch.inference_mode():
+        return draw(shape, dtype)
+
+
+KINDS: dict[str, Callable[[list[int], torch.dtype], torch.Tensor]] = {
+    "dense": draw,
+    "transposed": lambda shape, dtype: draw(shape[::-1], dtype).permute(
+        tuple(range(len(shape)))[::-1]
+    ),
+    "sliced": sliced,
+    "expanded": expanded,
+    "overlapping": overlapping,
+    "odd strides": odd_strides,
+    "negative bit": negative_bit,
+    "zeros without memory": zeros_without_memory,
+    "subclass": lambda shape, dtype: draw(shape, dtype).as_subclass(Subclass),
+    "inference": of_inference,
+}
+MODES: dict[str, Callable[[], Any]] = {
+    "grad": nullcontext,
+    "no grad": torch.no_grad,
+    "inference": torch.inference_mode,
+}
+
+
+def operands(
+    data: st.DataObject, count: int, dtypes: Any, kinds: Any = tuple(KINDS)
+) -> list[torch.Tensor]:
+    """Tensors that broadcast with each other; some want a gradient, as leaves or not."""
+    shape = data.draw(st.lists(st.sampled_from([0, 1, 1, 2, 3, 5]), max_size=4), label="shape")
+    made = []
+    for i in range(count):
+        own = list(shape)
+        if count > 1:
+            own = [data.draw(st.sampled_from([size, size, 1])) for size in own]
+            own = own[data.draw(st.sampled_from([0, 0, 1])) :]
+            own = data.draw(st.sampled_from([own, own, []]))
+        dtype = data.draw(st.sampled_from(dtypes), label=f"dtype {i}")
+        kind = data.draw(st.sampled_from(kinds), label=f"kind {i}")
+        x = KINDS[kind](own, dtype)
+        if dtype.is_floating_point and kind != "inference":
+            history = data.draw(st.sampled_from(["none", "leaf", "not a leaf"]), label=f"grad {i}")
+            if history != "none":
+                x = x.requires_grad_()
+            if history == "not a leaf":
+                x = x * 1
+        made.append(x)
+    return made
+
+
+def close(own: torch.Tensor | None, expected: torch.Tensor | None) -> None:
+    if own is None or expected is None:
+        assert own is expected
+        return
+    assert (own.dtype, own.shape, own.requires_grad, own.is_inference()) == (
+        expected.dtype,
+        expected.shape,
+        expected.requires_grad,
+        expected.is_inference(),
+    )
+    # Kernels round a product and its sum once, PyTorch's CPU kernels each.
+    atol = 64 * torch.finfo(own.dtype).eps if own.dtype.is_floating_point else 0
+    own, expected = (t.as_subclass(torch.Tensor).detach() for t in (own, expected))
+    torch.testing.assert_close(own, expected, rtol=2 * atol, atol=atol)
+
+
+def compare(
+    own: Callable[..., torch.Tensor],
+    theirs: Callable[..., torch.Tensor],
+    inputs: list[torch.Tensor],
+    mode: str,
+) -> None:
+    """Values, types, flags and gradients of two functions."""
+    with MODES[mode]():
+        result, expected = own(*inputs), theirs(*inputs)
+    close(result, expected)
+    if not expected.requires_grad:
+        return
+    wanted = [x for x in inputs if x.requires_grad]
+    grad = torch.randn(expected.shape, device=DEVICE).to(expected.dtype)
+    both = (torch.autograd.grad(y, wanted, grad) for y in (result, expected))
+    for a, b in zip(*both, strict=True):
+        close(a, b)
+
+
+@settings(max_examples=40)
+@given(data=st.data())
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_add(backend, data):
+    x, y = operands(data, 2, DTYPES)
+    alpha = data.draw(st.sampled_from([1, 1, 2, True if torch.bool in (x.dtype, y.dtype) else 3]))
+    if alpha is True and torch.result_type(x, y) != torch.bool:
+        alpha = 1
+    compare(
+        lambda a, b: diglot.add(a, b, alpha=alpha, backend=backend),
+        lambda a, b: torch.add(a, b, alpha=alpha),
+        [x, y],
+        data.draw(st.sampled_from(list(MODES))),
+    )
+
+
+@settings(max_examples=20)
+@given(data=st.data())
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_add_of_a_number(backend, data):
+    x = operands(data, 1, DTYPES)
+    number = data.draw(st.sampled_from([2, -3, 0, 1.5, True, 2**40]))
+    compare(
+        lambda a: diglot.add(a, number, backend=backend),
+        lambda a: torch.add(a, number),
+        x,
+        data.draw(st.sampled_from(list(MODES))),
+    )
+
+
+@settings(max_examples=40)
+@given(data=st.data())
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gelu(backend, data):
+    x = operands(data, 1, FLOATING)
+    approximate = data.draw(st.sampled_from(["none", "tanh"]))
+    compare(
+        lambda a: diglot.gelu(a, approximate, backend=backend),
+        lambda a: F.gelu(a, approximate=approximate),
+        x,
+        data.draw(st.sampled_from(list(MODES))),
+    )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_negative_bits_are_seen_below_transforms(backend):
+    """Launchers take memory for what it holds: the dispatcher makes plain tensors first."""
+    x = negative_bit([4, 3], torch.float32)
+    y = torch.randn(4, 3, device=DEVICE)
+    for own, theirs in [
+        (
+            lambda a: diglot.add(a, y, alpha=2, backend=backend),
+            lambda a: torch.add(a, y, alpha=2),
+        ),
+        (lambda a: diglot.add(y, a, backend=backend), lambda a: torch.add(y, a)),
+        (lambda a: diglot.gelu(a, backend=backend), F.gelu),
+    ]:
+        for transformed in (
+            lambda f: torch.func.jvp(f, (x,), (x,)),
+            lambda f: torch.func.vjp(f, y)[1](x),
+            lambda f: torch.func.vjp(f, x)[:1],
+        ):
+            for a, b in zip(transformed(own), transformed(theirs), strict=True):
+                close(a, b)
+
+
+TANGENTS = ["none", "dense", "zeros without memory", "expanded"]
+
+
+@settings(max_examples=10)
+@given(data=st.data())
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_tangents(backend, data):
+    """Forward-mode differentiation, also of tangents that are zeros without memory."""
+    # PyTorch makes no dual tensor where elements share memory, and drops inference tensors'.
+    kinds = ["dense", "transposed", "sliced", "odd strides", "negative bit", "subclass"]
+    x, y = (t.detach() for t in operands(data, 2, FLOATING, kinds))
+    tangent_kinds = [data.draw(st.sampled_from(TANGENTS)) for _ in range(2)]
+    functions = [
+        (
+            lambda a, b: diglot.gelu(diglot.add(a, b, alpha=2, backend=backend), backend=backend),
+            lambda a, b: F.gelu(torch.add(a, b, alpha=2)),
+        ),
+        (
+            lambda a, b: diglot.gelu(a, "tanh", backend=backend),
+            lambda a, b: F.gelu(a, approximate="tanh"),
+        ),
+    ]
+    tangents = [
+        None if kind == "none" else KINDS[kind](list(t.shape), t.dtype)
+        for t, kind in zip((x, y), tangent_kinds, strict=True)
+    ]
+    for own, theirs in functions:
+        results = []
+        for function in (own, theirs):
+            with forward_ad.dual_level():
+                duals = [
+                    t if tangent is None else forward_ad.make_dual(t, tangent)
+                    for t, tangent in zip((x, y), tangents, strict=True)
+                ]
+                results.append(forward_ad.unpack_dual(function(*duals)))
+        close(results[0].primal, results[1].primal)
+        if results[1].tangent is None:
+            assert results[0].tangent is None
+        else:
+            close(results[0].tangent, results[1].tangent)
