@@ -175,6 +175,35 @@ def test_layouts(backend, layout, dtype):
     check(diglot.add(x, y, backend=backend), torch.add(x, y))
 
 
+MANY = {
+    "permuted against": ((2, 3) * 5, (3, 0, 7, 2, 9, 4, 1, 6, 5, 8)),
+    "reversed": ((2,) * 12, tuple(reversed(range(12)))),
+    "broadcast": ((2, 1, 3, 1, 2, 1, 2, 1, 2, 1), tuple(range(10))),
+}
+
+
+@pytest.mark.parametrize("case", MANY)
+@pytest.mark.parametrize(("first", "second"), [("float32", "float32"), ("int16", "bfloat16")])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_more_dimensions_than_a_kernel_takes(backend, first, second, case):
+    """Dimensions that do not merge, and gradients that are summed over as many."""
+    shape, order = MANY[case]
+    full = [max(size, 2) for size in shape]
+    x = draw(tuple(full), getattr(torch, first))
+    y = draw(shape, getattr(torch, second)).permute(order)
+    y = y.contiguous().permute([order.index(d) for d in range(len(order))])
+    check(diglot.add(x, y, backend=backend), torch.add(x, y))
+    if first != "float32":
+        return
+    for kept in (shape, [1] * len(shape), [size if d % 2 else 1 for d, size in enumerate(full)]):
+        y = torch.zeros(kept, device=DEVICE, requires_grad=True)
+        grad = torch.randn(full, device=DEVICE).permute(order).contiguous()
+        grad = grad.permute([order.index(d) for d in range(len(order))])
+        diglot.add(x, y, alpha=2, backend=backend).backward(grad)
+        expected = 2 * grad.double().sum_to_size(kept)
+        torch.testing.assert_close(y.grad.double(), expected, rtol=1e-5, atol=1e-4)
+
+
 @settings(max_examples=30)
 @given(data=st.data())
 @pytest.mark.parametrize("backend", KERNELS)

@@ -185,6 +185,18 @@ def test_layouts(backend, layout):
     torch.testing.assert_close(own.grad, theirs.grad)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_more_dimensions_than_a_kernel_takes(backend):
+    x = torch.randn((3,) * 10, device=DEVICE)[(slice(2),) * 10]
+    x = x.permute([5, 0, 3, 8, 1, 2, 7, 4, 9, 6])
+    grad = torch.randn(x.shape, device=DEVICE)
+    result = gradient(x, grad, "tanh", backend)
+    torch.testing.assert_close(result, gradient(x, grad, "tanh", "torch"))
+    result = diglot.gelu(x, "tanh", backend=backend)
+    assert result.stride() == F.gelu(x).stride()
+    torch.testing.assert_close(result, F.gelu(x, approximate="tanh"))
+
+
 @pytest.mark.parametrize("backend", KERNELS)
 def test_dense_layouts_run_flat(backend):
     x = torch.randn(2, 8, 16, 16, device=DEVICE).to(memory_format=torch.channels_last)

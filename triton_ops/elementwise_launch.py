@@ -54,8 +54,8 @@ def elementwise_launch(
 
     Args:
         flat: kernel of (pointers, n, head, numbers, constants, ALIGNED, BLOCK).
-        strided: kernel of (pointers, n, sizes, strides of the output, strides of each input,
-            numbers, constants, RANK, WIDE, BLOCK).
+        strided: kernel of (pointers, n, sizes, first offset and strides of the output, then of
+            each input, numbers, constants, RANK, WIDE, BLOCK).
         tensors: the inputs (None: one that is not given), then the output.
         numbers: 64-bit arguments of the kernels.
         constants: compile-time arguments of the kernels.
@@ -91,12 +91,13 @@ def elementwise_launch(
         return _flat_variant(elements, is_aligned)
     assert layout is not None
     wide = not layout.is_narrow
-    launch(
-        strided,
-        -(-n // STRIDED_BLOCK),
-        tensors,
-        (n, *strided_arguments(layout, len(tensors)), *numbers),
-        (*constants, len(layout.sizes), wide, STRIDED_BLOCK),
-        STRIDED_WARPS,
-    )
+    for slice, start in layout.slices():
+        launch(
+            strided,
+            -(-slice.numel // STRIDED_BLOCK),
+            tensors,
+            (slice.numel, *strided_arguments(slice, start, len(tensors)), *numbers),
+            (*constants, len(slice.sizes), wide, STRIDED_BLOCK),
+            STRIDED_WARPS,
+        )
     return f"strided, {64 if wide else 32}-bit offsets"

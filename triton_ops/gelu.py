@@ -63,17 +63,17 @@ def gelu_forward_flat(
 def gelu_forward_strided(
     input, output, n,
     size0, size1, size2, size3, size4, size5, size6, size7,
-    out0, out1, out2, out3, out4, out5, out6, out7,
-    in0, in1, in2, in3, in4, in5, in6, in7,
+    out_start, out0, out1, out2, out3, out4, out5, out6, out7,
+    in_start, in0, in1, in2, in3, in4, in5, in6, in7,
     APPROXIMATE: tl.constexpr, RANK: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     OUT: tl.constexpr = output.dtype.element_ty
     sizes = (size0, size1, size2, size3, size4, size5, size6, size7)
     index, mask = strided_index(n, BLOCK, WIDE)
     out_strides = (out0, out1, out2, out3, out4, out5, out6, out7)
-    out_at = strided_offset(index, sizes, out_strides, RANK, WIDE)
+    out_at = strided_offset(index, sizes, out_start, out_strides, RANK, WIDE)
     in_strides = (in0, in1, in2, in3, in4, in5, in6, in7)
-    in_at = strided_offset(index, sizes, in_strides, RANK, WIDE)
+    in_at = strided_offset(index, sizes, in_start, in_strides, RANK, WIDE)
     x = tl.load(input + in_at, mask=mask)
     tl.store(output + out_at, forward(x, OUT, APPROXIMATE), mask=mask)
 
@@ -109,20 +109,20 @@ def gelu_backward_flat(
 def gelu_backward_strided(
     grad_output, input, grad_input, n,
     size0, size1, size2, size3, size4, size5, size6, size7,
-    out0, out1, out2, out3, out4, out5, out6, out7,
-    grad0, grad1, grad2, grad3, grad4, grad5, grad6, grad7,
-    in0, in1, in2, in3, in4, in5, in6, in7,
+    out_start, out0, out1, out2, out3, out4, out5, out6, out7,
+    grad_start, grad0, grad1, grad2, grad3, grad4, grad5, grad6, grad7,
+    in_start, in0, in1, in2, in3, in4, in5, in6, in7,
     APPROXIMATE: tl.constexpr, RANK: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     OUT: tl.constexpr = grad_input.dtype.element_ty
     sizes = (size0, size1, size2, size3, size4, size5, size6, size7)
     index, mask = strided_index(n, BLOCK, WIDE)
     out_strides = (out0, out1, out2, out3, out4, out5, out6, out7)
-    out_at = strided_offset(index, sizes, out_strides, RANK, WIDE)
+    out_at = strided_offset(index, sizes, out_start, out_strides, RANK, WIDE)
     grad_strides = (grad0, grad1, grad2, grad3, grad4, grad5, grad6, grad7)
-    grad_at = strided_offset(index, sizes, grad_strides, RANK, WIDE)
+    grad_at = strided_offset(index, sizes, grad_start, grad_strides, RANK, WIDE)
     in_strides = (in0, in1, in2, in3, in4, in5, in6, in7)
-    in_at = strided_offset(index, sizes, in_strides, RANK, WIDE)
+    in_at = strided_offset(index, sizes, in_start, in_strides, RANK, WIDE)
     gradient = tl.load(grad_output + grad_at, mask=mask)
     x = tl.load(input + in_at, mask=mask)
     tl.store(grad_input + out_at, backward(gradient, x, OUT, APPROXIMATE), mask=mask)

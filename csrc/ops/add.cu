@@ -222,10 +222,12 @@ void launch_sum(Stream stream, const Layout<2>& kept, const Layout<1>& reduced, 
   const auto run = [&](auto lanes, auto index) {
     using Index = decltype(index);
     constexpr int kLanes = decltype(lanes)::value;
-    launch<add_backward_sum<T, Index, kLanes>>(
-        dim3(blocks_for(kept.numel, kLanes), static_cast<unsigned>(splits)), kSumThreads, stream,
-        kept.numel, reduced.numel, kept.device_strides<Index>(), reduced.device_strides<Index>(),
-        static_cast<const T*>(grad), alpha, out.data, out.dtype, split_stride);
+    kept.for_each_slice<Index>([&](int64_t elements, const auto& kept_strides) {
+      launch<add_backward_sum<T, Index, kLanes>>(
+          dim3(blocks_for(elements, kLanes), static_cast<unsigned>(splits)), kSumThreads, stream,
+          elements, reduced.numel, kept_strides, reduced.device_strides<Index>(),
+          static_cast<const T*>(grad), alpha, out.data, out.dtype, split_stride);
+    });
   };
   const auto with_lanes = [&](auto lanes) {
     if (kept.numel * reduced.numel < (int64_t{1} << 31) && kept.is_narrow() &&

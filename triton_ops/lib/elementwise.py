@@ -39,19 +39,17 @@ def strided_index(n, BLOCK: tl.constexpr, WIDE: tl.constexpr):
 
 
 @triton.jit
-def strided_offset(index, sizes, strides, RANK: tl.constexpr, WIDE: tl.constexpr):
+def strided_offset(index, sizes, start, strides, RANK: tl.constexpr, WIDE: tl.constexpr):
     """Offsets of the elements with linear indices `index` in an array of these strides.
 
-    Dimension 0 varies fastest.
+    Dimension 0 varies fastest; `start` is the offset of the first element.
     """
-    offset = tl.zeros_like(index)
+    INDEX: tl.constexpr = tl.int64 if WIDE else tl.int32
+    offset = tl.full(index.shape, start, INDEX)
     rest = index
     for d in tl.static_range(RANK):
-        stride = sizes[d] * 0 + strides[d]
-        size = sizes[d]
-        if not WIDE:
-            stride = stride.to(tl.int32)
-            size = size.to(tl.int32)
+        stride = tl.full((), strides[d], INDEX)
+        size = tl.full((), sizes[d], INDEX)
         if d + 1 < RANK:
             quotient = rest // size
             offset += (rest - quotient * size) * stride

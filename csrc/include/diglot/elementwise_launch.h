@@ -52,8 +52,9 @@ template <typename Strides>
 using index_of = typename IndexOf<std::decay_t<Strides>>::type;
 
 // Runs flat(shape, blocks, n, head) if all operands are of type T and lie in memory in the same
-// dense order, and strided(blocks, n, strides) otherwise. The first operand is the output, whose
-// type T is. `shape` is a FlatShape, `strides` a Strides of either index type.
+// dense order, and strided(blocks, n, strides) for each slice of the layout otherwise. The first
+// operand is the output, whose type T is. `shape` is a FlatShape, `strides` a Strides of either
+// index type.
 template <typename T, int kArrays, typename Flat, typename Strided>
 void elementwise_launch(const Operand* const (&operands)[kArrays], Flat flat, Strided strided) {
   const Layout<kArrays> layout(operands);
@@ -75,13 +76,15 @@ void elementwise_launch(const Operand* const (&operands)[kArrays], Flat flat, St
       flat(LargeShape<T>{}, blocks_for(vectors, kBlockVectors), n, head);
     }
   } else {
-    const auto blocks = blocks_for(n, kElementwiseThreads * kStridedElements);
+    const auto launch_slice = [&](int64_t elements, const auto& strides) {
+      strided(blocks_for(elements, kElementwiseThreads * kStridedElements), elements, strides);
+    };
     if (layout.is_narrow()) {
       last_variant() = "strided, 32-bit offsets";
-      strided(blocks, n, layout.template device_strides<uint32_t>());
+      layout.template for_each_slice<uint32_t>(launch_slice);
     } else {
       last_variant() = "strided, 64-bit offsets";
-      strided(blocks, n, layout.template device_strides<int64_t>());
+      layout.template for_each_slice<int64_t>(launch_slice);
     }
   }
 }

@@ -73,6 +73,36 @@ struct Layout {
     return true;
   }
 
+  // Calls function(n, strides) for each slice of at most kMaxRank dimensions, of n elements: once
+  // for most layouts. For others it walks the smallest dimensions here, so that the calls are as
+  // few as can be; the fastest stays in every slice.
+  template <typename Index, typename Function>
+  void for_each_slice(Function function) const {
+    Layout slice = *this;
+    Layout walked = *this;
+    walked.rank = 0;
+    while (slice.rank > kMaxRank) {
+      const int smallest = static_cast<int>(
+          std::min_element(slice.sizes + 1, slice.sizes + slice.rank) - slice.sizes);
+      slice.move_dimension(smallest, walked);
+    }
+    slice.numel = 1;
+    for (int d = 0; d < slice.rank; ++d) slice.numel *= slice.sizes[d];
+    Strides<kArrays, Index> strides = slice.template device_strides<Index>();
+    for (int64_t first = 0; first < numel; first += slice.numel) {
+      int64_t rest = first / slice.numel;
+      strides.start = {};
+      for (int d = 0; d < walked.rank; ++d) {
+        const int64_t coordinate = rest % walked.sizes[d];
+        rest /= walked.sizes[d];
+        for (int a = 0; a < kArrays; ++a) {
+          strides.start.of[a] += static_cast<Index>(coordinate * walked.strides[d][a]);
+        }
+      }
+      function(slice.numel, strides);
+    }
+  }
+
   template <typename Index>
   Strides<kArrays, Index> device_strides() const {
     if (rank > kMaxRank) throw std::invalid_argument("more dimensions than a kernel takes");
@@ -95,6 +125,15 @@ struct Layout {
     const int own = d - (shape.rank - operand.rank);
     if (own < 0 || operand.sizes[own] == 1) return 0;
     return operand.strides[own];
+  }
+
+  void move_dimension(int d, Layout& to) {
+    to.sizes[to.rank] = sizes[d];
+    std::copy_n(strides[d], kArrays, to.strides[to.rank++]);
+    for (--rank; d < rank; ++d) {
+      sizes[d] = sizes[d + 1];
+      std::copy_n(strides[d + 1], kArrays, strides[d]);
+    }
   }
 
   void sort_by_first_array() {
