@@ -175,6 +175,35 @@ def test_layouts(backend, layout, dtype):
     check(diglot.add(x, y, backend=backend), torch.add(x, y))
 
 
+BIASES = {
+    "bias": ((40, 64), lambda y: y[0], True),
+    "column": ((40, 64), lambda y: y[:, :1], True),
+    "column of three": ((3, 40, 64), lambda y: y[:, :1].unsqueeze(1)[:3], True),
+    "plane": ((3, 40, 64), lambda y: y, True),
+    "misaligned": ((39, 64), lambda y: y.reshape(-1)[1:65], False),
+    "odd": ((40, 63), lambda y: y[0, :63], False),
+    "misaligned column": ((39, 64), lambda y: y.reshape(-1)[1:][:39].reshape(39, 1), True),
+}
+
+
+@pytest.mark.parametrize("case", BIASES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("backend", KERNELS)
+def test_broadcasting_in_16_byte_accesses(backend, dtype, case):
+    shape, of, whole = BIASES[case]
+    x, y = draw(shape, dtype), of(draw((40, 64), dtype))
+    check(diglot.add(x, y, backend=backend), torch.add(x, y))
+    assert ("16-byte" in diglot.last_run().variant) == whole
+    check(diglot.add(y, x, backend=backend), torch.add(y, x))
+    rows = draw((8, 2 * shape[-1]), dtype)[:, : shape[-1]]
+    check(diglot.add(rows, 3, backend=backend), torch.add(rows, 3))
+    if dtype.is_floating_point:
+        z = torch.zeros_like(x).requires_grad_()
+        grad = draw((*shape[:-1], 128), dtype)[..., : shape[-1]]
+        diglot.add(x, z, alpha=2, backend=backend).backward(grad)
+        assert torch.equal(z.grad, 2 * grad)
+
+
 MANY = {
     "permuted against": ((2, 3) * 5, (3, 0, 7, 2, 9, 4, 1, 6, 5, 8)),
     "reversed": ((2,) * 12, tuple(reversed(range(12)))),

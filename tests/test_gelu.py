@@ -206,6 +206,30 @@ def test_dense_layouts_run_flat(backend):
     assert diglot.last_run().variant.startswith("strided")
 
 
+VECTORS = {
+    "columns of a wider one": lambda x: x[:, :32],
+    "rows apart": lambda x: x.reshape(4, 16, 64)[:, :5],
+    "misaligned": lambda x: x.reshape(-1)[1:4001].reshape(50, 80)[:, :32],
+    "odd rows": lambda x: x[:, :33],
+    "odd steps": lambda x: x.reshape(-1)[:3900].reshape(60, 65)[:, :64],
+}
+
+
+@pytest.mark.parametrize("layout", VECTORS)
+@pytest.mark.parametrize("dtype", FLOATING, ids=str)
+@pytest.mark.parametrize("backend", KERNELS)
+def test_rows_in_16_byte_accesses(backend, dtype, layout):
+    """Rows that are not dense are read in vectors where their length and place cut none."""
+    x = VECTORS[layout](torch.randn(64, 64, device=DEVICE).to(dtype))
+    result = diglot.gelu(x, backend=backend)
+    assert_close(result, gelu_oracle(x), ULP[dtype], x)
+    whole = layout in ("columns of a wider one", "rows apart")
+    assert ("16-byte" in diglot.last_run().variant) == whole
+    grad = VECTORS[layout](torch.randn(64, 64, device=DEVICE).to(dtype))
+    dense = gradient(x.contiguous(), grad.contiguous(), "none", backend)
+    assert torch.equal(gradient(x, grad, "none", backend), dense)
+
+
 @settings(max_examples=25)
 @given(data=st.data())
 @pytest.mark.parametrize("backend", KERNELS)

@@ -17,7 +17,9 @@ from diglot.triton_ops.lib.elementwise import (
     flat_start,
     shifted,
     strided_index,
+    strided_load,
     strided_offset,
+    strided_store,
 )
 from diglot.triton_ops.lib.math import fma
 from diglot.triton_ops.lib.types import compute_type, convert, number
@@ -100,20 +102,22 @@ def add_forward_strided(
     in_start, in0, in1, in2, in3, in4, in5, in6, in7,
     other_start, other0, other1, other2, other3, other4, other5, other6, other7,
     alpha_high, alpha_low,
-    RANK: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    RANK: tl.constexpr, WIDE: tl.constexpr, VECTOR: tl.constexpr, BROADCAST: tl.constexpr,
+    ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     OUT: tl.constexpr = output.dtype.element_ty
     sizes = (size0, size1, size2, size3, size4, size5, size6, size7)
-    index, mask = strided_index(n, BLOCK, WIDE)
+    index, mask = strided_index(n, BLOCK // VECTOR, WIDE)
     out_strides = (out0, out1, out2, out3, out4, out5, out6, out7)
     out_at = strided_offset(index, sizes, out_start, out_strides, RANK, WIDE)
     in_strides = (in0, in1, in2, in3, in4, in5, in6, in7)
     in_at = strided_offset(index, sizes, in_start, in_strides, RANK, WIDE)
     other_strides = (other0, other1, other2, other3, other4, other5, other6, other7)
     other_at = strided_offset(index, sizes, other_start, other_strides, RANK, WIDE)
-    a = tl.load(input + in_at, mask=mask)
-    b = load_masked(other, other_at, mask)
-    tl.store(output + out_at, add(a, b, alpha_high, alpha_low, OUT), mask=mask)
+    a = strided_load(input, in_at, mask, VECTOR, BROADCAST & 1, ALIGNED)
+    b = strided_load(other, other_at, mask, VECTOR, BROADCAST & 2, ALIGNED)
+    total = add(a, b, alpha_high, alpha_low, OUT)
+    strided_store(output, out_at, total, mask, VECTOR, ALIGNED)
 
 
 @triton.jit
@@ -160,17 +164,19 @@ def add_backward_strided(
     out_start, out0, out1, out2, out3, out4, out5, out6, out7,
     in_start, in0, in1, in2, in3, in4, in5, in6, in7,
     alpha_high, alpha_low,
-    RANK: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    RANK: tl.constexpr, WIDE: tl.constexpr, VECTOR: tl.constexpr, BROADCAST: tl.constexpr,
+    ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     OUT: tl.constexpr = grad_input.dtype.element_ty
     sizes = (size0, size1, size2, size3, size4, size5, size6, size7)
-    index, mask = strided_index(n, BLOCK, WIDE)
+    index, mask = strided_index(n, BLOCK // VECTOR, WIDE)
     out_strides = (out0, out1, out2, out3, out4, out5, out6, out7)
     out_at = strided_offset(index, sizes, out_start, out_strides, RANK, WIDE)
     in_strides = (in0, in1, in2, in3, in4, in5, in6, in7)
     in_at = strided_offset(index, sizes, in_start, in_strides, RANK, WIDE)
-    gradient = tl.load(grad_output + in_at, mask=mask)
-    tl.store(grad_input + out_at, scale(gradient, alpha_high, alpha_low, OUT), mask=mask)
+    gradient = strided_load(grad_output, in_at, mask, VECTOR, BROADCAST & 1, ALIGNED)
+    result = scale(gradient, alpha_high, alpha_low, OUT)
+    strided_store(grad_input, out_at, result, mask, VECTOR, ALIGNED)
 
 
 @triton.jit

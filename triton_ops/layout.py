@@ -47,6 +47,28 @@ class Layout:
         ]
         return all(extent < NARROW_LIMIT for extent in extents)
 
+    def has_vectors(self, array: int, elements: int) -> bool:
+        """Whether an array consists of runs of so many neighbouring elements.
+
+        Each of them starts at a multiple of their number.
+        """
+        return (
+            bool(self.sizes)
+            and self.strides[0][array] == 1
+            and self.sizes[0] % elements == 0
+            and self.has_multiples(array, elements, 1)
+        )
+
+    def has_multiples(self, array: int, elements: int, first: int) -> bool:
+        """Whether an array's steps along the dimensions from `first` on are such multiples."""
+        return all(of[array] % elements == 0 for of in self.strides[first:])
+
+    def in_vectors(self, elements: int) -> Layout:
+        """The layout of the vectors of so many elements along the fastest dimension."""
+        sizes = (self.sizes[0] // elements, *self.sizes[1:])
+        fastest = tuple(stride * elements for stride in self.strides[0])
+        return Layout(self.numel // elements, sizes, (fastest, *self.strides[1:]))
+
     def with_strides(self, strides: Iterable[tuple[int, ...]]) -> Layout:
         """The same dimensions in arrays of other strides."""
         return Layout(self.numel, self.sizes, tuple(strides))

@@ -62,6 +62,29 @@ struct Layout {
     return true;
   }
 
+  // Whether an array consists of runs of so many neighbouring elements, each of them starting at a
+  // multiple of their number.
+  bool has_vectors(int array, int elements) const {
+    return rank > 0 && strides[0][array] == 1 && sizes[0] % elements == 0 &&
+           has_multiples(array, elements, 1);
+  }
+
+  // Whether an array's steps along the dimensions from `first` on are multiples of so many
+  // elements.
+  bool has_multiples(int array, int elements, int first) const {
+    return std::all_of(strides + first, strides + std::max(rank, first),
+                       [&](const auto& of) { return of[array] % elements == 0; });
+  }
+
+  // The layout of the vectors of so many elements along the fastest dimension.
+  Layout in_vectors(int elements) const {
+    Layout result = *this;
+    result.numel /= elements;
+    result.sizes[0] /= elements;
+    for (int64_t& stride : result.strides[0]) stride *= elements;
+    return result;
+  }
+
   // Whether every linear index and every offset fits 31 bits.
   bool is_narrow() const {
     if (numel >= (int64_t{1} << 31)) return false;

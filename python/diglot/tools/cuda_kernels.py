@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from diglot.triton_ops.elementwise_launch import common_head
+from diglot.triton_ops.elementwise_launch import access_elements, common_head
 from diglot.triton_ops.layout import NARROW_LIMIT, Layout, compute_layout, layout_of, split_layout
 
 ACCESS_BYTES = 16
@@ -39,9 +39,7 @@ def _index(layout: Layout) -> str:
     return "unsigned int" if layout.is_narrow else "long"
 
 
-def _elementwise(
-    tensors: tuple[torch.Tensor, ...], flat: str, strided: str, arguments: str
-) -> list[str]:
+def _elementwise(tensors: tuple[torch.Tensor, ...], kind: str, arguments: str) -> list[str]:
     """The kernel of elementwise_launch; the last tensor is the output."""
     *inputs, out = tensors
     n, size = out.numel(), out.element_size()
@@ -56,23 +54,29 @@ def _elementwise(
         accesses, elements = 1, 1
     elif head >= 0:
         accesses = 1 if (n - head) // elements < SMALL_VECTORS else LARGE_ACCESSES[elements]
+    elif not one_dtype:
+        return [f"{kind}_mixed<{arguments}, {_index(layout)}>"]
     else:
-        return [f"{strided}<{arguments}, {_index(layout)}>"]
-    return [f"{flat}<{arguments}, FlatShape<{accesses}, {elements}> >"]
+        shape = "FlatShape<4, 1>"
+        arrays = zip((out, *inputs), layout.strides[0], strict=True)
+        aligned = all(t.data_ptr() % ACCESS_BYTES == 0 for t, step in arrays if step != 0)
+        if aligned and access_elements(layout, out) == elements:
+            layout = layout.in_vectors(elements)
+            shape = f"FlatShape<{min(LARGE_ACCESSES[elements], 2)}, {elements}>"
+        return [f"{kind}_strided<{arguments}, {shape}, {_index(layout)}>"]
+    return [f"{kind}_flat<{arguments}, FlatShape<{accesses}, {elements}> >"]
 
 
 def _gelu_forward(input: torch.Tensor, approximate: str, out: torch.Tensor) -> list[str]:
     arguments = f"{TYPES[out.dtype]}, {APPROXIMATIONS[approximate]}"
-    return _elementwise((input, out), "gelu_forward_flat", "gelu_forward_strided", arguments)
+    return _elementwise((input, out), "gelu_forward", arguments)
 
 
 def _gelu_backward(
     grad_output: torch.Tensor, input: torch.Tensor, approximate: str, out: torch.Tensor
 ) -> list[str]:
     arguments = f"{TYPES[out.dtype]}, {APPROXIMATIONS[approximate]}"
-    return _elementwise(
-        (grad_output, input, out), "gelu_backward_flat", "gelu_backward_strided", arguments
-    )
+    return _elementwise((grad_output, input, out), "gelu_backward", arguments)
 
 
 def _add_forward(
@@ -80,10 +84,8 @@ def _add_forward(
 ) -> list[str]:
     kind = TYPES[out.dtype]
     if other is None:
-        return _elementwise((input, out), "add_number_flat", "add_number_mixed", kind)
-    mixed = not input.dtype == other.dtype == out.dtype
-    strided = "add_forward_mixed" if mixed else "add_forward_strided"
-    return _elementwise((input, other, out), "add_forward_flat", strided, kind)
+        return _elementwise((input, out), "add_number", kind)
+    return _elementwise((input, other, out), "add_forward", kind)
 
 
 def _add_backward(
@@ -93,7 +95,7 @@ def _add_backward(
         return []
     kind = TYPES[grad_output.dtype]
     if grad_output.numel() == out.numel():
-        return _elementwise((grad_output, out), "add_backward_flat", "add_backward_strided", kind)
+        return _elementwise((grad_output, out), "add_backward", kind)
     kept, reduced = split_layout(grad_output, out)
     if workspace is None:
         return [_sum(kind, kept, reduced)]
