@@ -316,6 +316,64 @@ def test_layouts(backend, layout, dtype):
     check(diglot.add(x, y, backend=backend), torch.add(x, y))
 
 
+BIASES = {
+    "bias": ((40, 64), lambda y: y[0], True),
+    "column": ((40, 64), lambda y: y[:, :1], True),
+    "column of three": ((3, 40, 64), lambda y: y[:, :1].unsqueeze(1)[:3], True),
+    "plane": ((3, 40, 64), lambda y: y, True),
+    "misaligned": ((39, 64), lambda y: y.reshape(-1)[1:65], False),
+    "odd": ((40, 63), lambda y: y[0, :63], False),
+    "misaligned column": ((39, 64), lambda y: y.reshape(-1)[1:][:39].reshape(39, 1), True),
+}
+
+
+@pytest.mark.parametrize("case", BIASES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("backend", KERNELS)
+def test_broadcasting_in_16_byte_accesses(backend, dtype, case):
+    shape, of, whole = BIASES[case]
+    x, y = draw(shape, dtype), of(draw((40, 64), dtype))
+    check(diglot.add(x, y, backend=backend), torch.add(x, y))
+    assert ("16-byte" in diglot.last_run().variant) == whole
+    check(diglot.add(y, x, backend=backend), torch.add(y, x))
+    rows = draw((8, 2 * shape[-1]), dtype)[:, : shape[-1]]
+    check(diglot.add(rows, 3, backend=backend), torch.add(rows, 3))
+    if dtype.is_floating_point:
+        z = torch.zeros_like(x).requires_grad_()
+        grad = draw((*shape[:-1], 128), dtype)[..., : shape[-1]]
+        diglot.add(x, z, alpha=2, backend=backend).backward(grad)
+        assert torch.equal(z.grad, 2 * grad)
+
+
+MANY = {
+    "permuted against": ((2, 3) * 5, (3, 0, 7, 2, 9, 4, 1, 6, 5, 8)),
+    "reversed": ((2,) * 12, tuple(reversed(range(12)))),
+    "broadcast": ((2, 1, 3, 1, 2, 1, 2, 1, 2, 1), tuple(range(10))),
+}
+
+
+@pytest.mark.parametrize("case", MANY)
+@pytest.mark.parametrize(("first", "second"), [("float32", "float32"), ("int16", "bfloat16")])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_more_dimensions_than_a_kernel_takes(backend, first, second, case):
+    """Dimensions that do not merge, and gradients that are summed over as many."""
+    shape, order = MANY[case]
+    full = [max(size, 2) for size in shape]
+    x = draw(tuple(full), getattr(torch, first))
+    y = draw(shape, getattr(torch, second)).permute(order)
+    y = y.contiguous().permute([order.index(d) for d in range(len(order))])
+    check(diglot.add(x, y, backend=backend), torch.add(x, y))
+    if first != "float32":
+        return
+    for kept in (shape, [1] * len(shape), [size if d % 2 else 1 for d, size in enumerate(full)]):
+        y = torch.zeros(kept, device=DEVICE, requires_grad=True)
+        grad = torch.randn(full, device=DEVICE).permute(order).contiguous()
+        grad = grad.permute([order.index(d) for d in range(len(order))])
+        diglot.add(x, y, alpha=2, backend=backend).backward(grad)
+        expected = 2 * grad.double().sum_to_size(kept)
+        torch.testing.assert_close(y.grad.double(), expected, rtol=1e-5, atol=1e-4)
+
+
 @settings(max_examples=30)
 @given(data=st.data())
 @pytest.mark.parametrize("backend", KERNELS)

@@ -386,9 +386,11 @@ def _variant(name):
     """What the launcher says of a kernel; in types of 4 and 2 bytes, every shape is another."""
     if "_sum<" in name:
         return "sum"
+    shape = re.findall(r"FlatShape<(\d+), (\d+)>", name)
+    accesses, elements = map(int, shape[0]) if shape else (1, 1)
     if "_flat<" not in name:
-        return f"strided, {64 if name.endswith(', long>') else 32}-bit offsets"
-    accesses, elements = map(int, re.findall(r"FlatShape<(\d), (\d)>", name)[0])
+        wide = "16-byte accesses, " if elements > 1 else ""
+        return f"strided, {wide}{64 if name.endswith(', long>') else 32}-bit offsets"
     if elements == 1:
         return "flat, 1 element per thread"
     return f"flat, {'1 access' if accesses == 1 else '16 elements'} per thread"

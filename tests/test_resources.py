@@ -187,6 +187,22 @@ def test_flat_cuda_kernels_access_16_bytes(architecture):
 
 @needs_extension
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_strided_cuda_kernels_access_16_bytes(architecture):
+    """Of those with vectors: one access per vector, or one of an element where it is repeated."""
+    strided = {n: k for n, k in cuda_kernels(architecture).items() if "_strided<" in n}
+    assert len(strided) > 100
+    for name, kernel in strided.items():
+        accesses, elements = map(int, re.search(r"FlatShape<(\d+), (\d+)>", name).groups())
+        size = TYPES.get(name.partition("<")[2].partition(",")[0], 1)
+        inputs = 2 if re.match(r"add_forward|gelu_backward", name) else 1
+        loads = {size: inputs * accesses, elements * size: inputs * accesses}
+        assert (dict(kernel.loads), dict(kernel.stores)) == (loads, {elements * size: accesses}), (
+            name
+        )
+
+
+@needs_extension
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_no_cuda_kernel_spills(architecture):
     kernels = cuda_kernels(architecture)
     assert set(kernels) == set(cuda_kernel_names(architecture))
@@ -246,12 +262,14 @@ def calls_of(dtype: str, elements: int = LARGE) -> dict[str, Call]:
     flat = like(dtype, elements)
     misaligned = like(dtype, elements, misalignment=1)
     strided = like(dtype, 1024, 256, stride=(512, 2))
+    rows = like(dtype, 1024, 256, stride=(512, 1))
     calls = {
         "add flat": Call("add", (flat, flat), {}),
         "add misaligned": Call("add", (misaligned, misaligned), {}),
         "add number flat": Call("add", (flat, 2), {}),
         "add strided": Call("add", (strided, strided), {}),
         "add broadcast": Call("add", (like(dtype, 1024, 256), like(dtype, 256)), {}),
+        "add rows": Call("add", (rows, like(dtype, 1024, 1)), {}),
     }
     if dtype not in FLOATING:
         return calls
@@ -265,6 +283,7 @@ def calls_of(dtype: str, elements: int = LARGE) -> dict[str, Call]:
         options = {"approximate": form}
         calls[f"{name} flat"] = Call("gelu", (flat,), options, backward)
         calls[f"{name} strided"] = Call("gelu", (strided,), options, backward)
+        calls[f"{name} rows"] = Call("gelu", (rows,), options, backward)
     return calls
 
 
@@ -300,7 +319,8 @@ def check(found, elements, language):
         for kernel in answer.kernels:
             assert kernel.registers > 0 and kernel.load_bytes and kernel.store_bytes
             assert kernel.spill_bytes == 0, f"{name}: {kernel}"
-            if language == "triton" and "flat" in name and elements == LARGE:
+            wide = "flat|rows|add broadcast" if elements == LARGE else "rows|add broadcast"
+            if language == "triton" and re.search(wide, name):
                 assert (kernel.load_bytes, kernel.store_bytes) == (16, 16), f"{name}: {kernel}"
 
 
@@ -312,14 +332,17 @@ def test_the_cuda_kernel_of_a_call(elements, accesses):
     found = looked_at("cuda")[elements]
     check(found, elements, "cuda")
     bf16, form = "__nv_bfloat16", "(Approximate)1"
-    flat, strided = f"FlatShape<{accesses}> >", "unsigned int>"
+    flat, strided = f"FlatShape<{accesses}> >", "FlatShape<4, 1>, unsigned int>"
     # The output is aligned, so that no head aligns all three; one element needs no alignment.
     misaligned = f"flat<{bf16}, {flat}" if elements == SMALL else f"strided<{bf16}, {strided}"
     expected = {
         "add flat": [f"add_forward_flat<{bf16}, {flat}"],
         "add misaligned": [f"add_forward_{misaligned}"],
         "add number flat": [f"add_number_flat<{bf16}, {flat}"],
-        "add broadcast": [f"add_forward_strided<{bf16}, {strided}"],
+        "add broadcast": [f"add_forward_strided<{bf16}, FlatShape<2, 8>, unsigned int>"],
+        "gelu none forward rows": [
+            f"gelu_forward_strided<{bf16}, (Approximate)0, FlatShape<2, 8>, unsigned int>"
+        ],
         "add backward row": [
             f"add_backward_sum<{bf16}, unsigned int, 1>",
             "add_backward_sum<float, unsigned int, 32>",

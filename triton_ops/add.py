@@ -17,7 +17,9 @@ from diglot.triton_ops.lib.elementwise import (
     flat_start,
     shifted,
     strided_index,
+    strided_load,
     strided_offset,
+    strided_store,
 )
 from diglot.triton_ops.lib.math import fma
 from diglot.triton_ops.lib.types import compute_type, convert, number
@@ -96,24 +98,26 @@ def add_forward_flat(
 def add_forward_strided(
     input, other, output, n,
     size0, size1, size2, size3, size4, size5, size6, size7,
-    out0, out1, out2, out3, out4, out5, out6, out7,
-    in0, in1, in2, in3, in4, in5, in6, in7,
-    other0, other1, other2, other3, other4, other5, other6, other7,
+    out_start, out0, out1, out2, out3, out4, out5, out6, out7,
+    in_start, in0, in1, in2, in3, in4, in5, in6, in7,
+    other_start, other0, other1, other2, other3, other4, other5, other6, other7,
     alpha_high, alpha_low,
-    RANK: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    RANK: tl.constexpr, WIDE: tl.constexpr, VECTOR: tl.constexpr, BROADCAST: tl.constexpr,
+    ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     OUT: tl.constexpr = output.dtype.element_ty
     sizes = (size0, size1, size2, size3, size4, size5, size6, size7)
-    index, mask = strided_index(n, BLOCK, WIDE)
+    index, mask = strided_index(n, BLOCK // VECTOR, WIDE)
     out_strides = (out0, out1, out2, out3, out4, out5, out6, out7)
-    out_at = strided_offset(index, sizes, out_strides, RANK, WIDE)
+    out_at = strided_offset(index, sizes, out_start, out_strides, RANK, WIDE)
     in_strides = (in0, in1, in2, in3, in4, in5, in6, in7)
-    in_at = strided_offset(index, sizes, in_strides, RANK, WIDE)
+    in_at = strided_offset(index, sizes, in_start, in_strides, RANK, WIDE)
     other_strides = (other0, other1, other2, other3, other4, other5, other6, other7)
-    other_at = strided_offset(index, sizes, other_strides, RANK, WIDE)
-    a = tl.load(input + in_at, mask=mask)
-    b = load_masked(other, other_at, mask)
-    tl.store(output + out_at, add(a, b, alpha_high, alpha_low, OUT), mask=mask)
+    other_at = strided_offset(index, sizes, other_start, other_strides, RANK, WIDE)
+    a = strided_load(input, in_at, mask, VECTOR, BROADCAST & 1, ALIGNED)
+    b = strided_load(other, other_at, mask, VECTOR, BROADCAST & 2, ALIGNED)
+    total = add(a, b, alpha_high, alpha_low, OUT)
+    strided_store(output, out_at, total, mask, VECTOR, ALIGNED)
 
 
 @triton.jit
@@ -157,30 +161,32 @@ def scale(gradient, alpha_high, alpha_low, OUT: tl.constexpr):
 def add_backward_strided(
     grad_output, grad_input, n,
     size0, size1, size2, size3, size4, size5, size6, size7,
-    out0, out1, out2, out3, out4, out5, out6, out7,
-    in0, in1, in2, in3, in4, in5, in6, in7,
+    out_start, out0, out1, out2, out3, out4, out5, out6, out7,
+    in_start, in0, in1, in2, in3, in4, in5, in6, in7,
     alpha_high, alpha_low,
-    RANK: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    RANK: tl.constexpr, WIDE: tl.constexpr, VECTOR: tl.constexpr, BROADCAST: tl.constexpr,
+    ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     OUT: tl.constexpr = grad_input.dtype.element_ty
     sizes = (size0, size1, size2, size3, size4, size5, size6, size7)
-    index, mask = strided_index(n, BLOCK, WIDE)
+    index, mask = strided_index(n, BLOCK // VECTOR, WIDE)
     out_strides = (out0, out1, out2, out3, out4, out5, out6, out7)
-    out_at = strided_offset(index, sizes, out_strides, RANK, WIDE)
+    out_at = strided_offset(index, sizes, out_start, out_strides, RANK, WIDE)
     in_strides = (in0, in1, in2, in3, in4, in5, in6, in7)
-    in_at = strided_offset(index, sizes, in_strides, RANK, WIDE)
-    gradient = tl.load(grad_output + in_at, mask=mask)
-    tl.store(grad_input + out_at, scale(gradient, alpha_high, alpha_low, OUT), mask=mask)
+    in_at = strided_offset(index, sizes, in_start, in_strides, RANK, WIDE)
+    gradient = strided_load(grad_output, in_at, mask, VECTOR, BROADCAST & 1, ALIGNED)
+    result = scale(gradient, alpha_high, alpha_low, OUT)
+    strided_store(grad_input, out_at, result, mask, VECTOR, ALIGNED)
 
 
 @triton.jit
 def add_backward_sum(
     grad_output, output, kept, reduced, splits, output_split_stride,
     size0, size1, size2, size3, size4, size5, size6, size7,
-    in0, in1, in2, in3, in4, in5, in6, in7,
-    out0, out1, out2, out3, out4, out5, out6, out7,
+    in_start, in0, in1, in2, in3, in4, in5, in6, in7,
+    out_start, out0, out1, out2, out3, out4, out5, out6, out7,
     rsize0, rsize1, rsize2, rsize3, rsize4, rsize5, rsize6, rsize7,
-    r0, r1, r2, r3, r4, r5, r6, r7,
+    r_start, r0, r1, r2, r3, r4, r5, r6, r7,
     alpha_high, alpha_low,
     RANK: tl.constexpr, REDUCED_RANK: tl.constexpr, WIDE: tl.constexpr,
     KEPT_BLOCK: tl.constexpr, REDUCED_BLOCK: tl.constexpr,
@@ -207,13 +213,15 @@ def add_backward_sum(
     out_strides = (out0, out1, out2, out3, out4, out5, out6, out7)
     reduced_sizes = (rsize0, rsize1, rsize2, rsize3, rsize4, rsize5, rsize6, rsize7)
     reduced_strides = (r0, r1, r2, r3, r4, r5, r6, r7)
-    in_at = strided_offset(element, sizes, in_strides, RANK, WIDE)
-    out_at = strided_offset(element, sizes, out_strides, RANK, WIDE)
+    in_at = strided_offset(element, sizes, in_start, in_strides, RANK, WIDE)
+    out_at = strided_offset(element, sizes, out_start, out_strides, RANK, WIDE)
     is_kept = element < kept
     partial = tl.zeros((REDUCED_BLOCK, KEPT_BLOCK), COMPUTE)
     for first in range(begin, end, REDUCED_BLOCK):
         row = first + tl.arange(0, REDUCED_BLOCK).to(tl.int64)
-        row_at = strided_offset(row.to(INDEX), reduced_sizes, reduced_strides, REDUCED_RANK, WIDE)
+        row_at = strided_offset(
+            row.to(INDEX), reduced_sizes, r_start, reduced_strides, REDUCED_RANK, WIDE
+        )
         mask = (row < end)[:, None] & is_kept[None, :]
         # In 64 bits: two offsets that fit 31 bits may not when added.
         at = row_at.to(tl.int64)[:, None] + in_at[None, :]
@@ -268,19 +276,20 @@ def launch_sum(source, target, kept, reduced, splits, split_stride, halves):
     )
     kept_block, reduced_block = (1, 2048) if reduced_is_fastest else (64, 32)
     wide = not (kept.numel * reduced.numel < NARROW_LIMIT and kept.is_narrow and reduced.is_narrow)
-    launch(
-        add_backward_sum,
-        -(-kept.numel // kept_block) * splits,
-        (source, target),
-        (
-            kept.numel,
-            reduced.numel,
-            splits,
-            split_stride,
-            *strided_arguments(kept, arrays=2),
-            *strided_arguments(reduced, arrays=1),
-            *halves,
-        ),
-        (len(kept.sizes), len(reduced.sizes), wide, kept_block, reduced_block),
-        4,
-    )
+    for slice, start in kept.slices():
+        launch(
+            add_backward_sum,
+            -(-slice.numel // kept_block) * splits,
+            (source, target),
+            (
+                slice.numel,
+                reduced.numel,
+                splits,
+                split_stride,
+                *strided_arguments(slice, start, arrays=2),
+                *strided_arguments(reduced, (0,), arrays=1),
+                *halves,
+            ),
+            (len(slice.sizes), len(reduced.sizes), wide, kept_block, reduced_block),
+            4,
+        )

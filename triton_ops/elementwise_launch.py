@@ -6,6 +6,7 @@ Twin of csrc/include/diglot/elementwise_launch.h.
 from __future__ import annotations
 
 import functools
+import itertools
 from typing import Any
 
 import torch
@@ -31,6 +32,26 @@ def common_head(tensors: tuple[torch.Tensor, ...]) -> int:
     return int(head) if not heads and head == int(head) else -1
 
 
+def access_elements(layout: Layout, out: torch.Tensor) -> int:
+    """Elements of an access that no array's rows cut: those of 16 bytes, or one."""
+    if type(out) is not torch.Tensor:
+        numbers = (*layout.sizes, *itertools.chain(*layout.strides))
+        if any(isinstance(number, torch.SymInt) for number in numbers):
+            return 1  # what divides a symbol would be one more thing to compile anew for
+    elements = ACCESS_BYTES // out.element_size()
+    if not layout.has_vectors(0, elements):
+        return 1
+    for array, stride in enumerate(layout.strides[0]):
+        if stride != 0 and not layout.has_vectors(array, elements):
+            return 1
+    return elements
+
+
+@functools.cache
+def _strided_variant(is_wide: bool, is_aligned: bool) -> str:
+    return f"strided, {'16-byte accesses, ' * is_aligned}{64 if is_wide else 32}-bit offsets"
+
+
 @functools.cache
 def _flat_variant(elements: int, is_aligned: bool) -> str:
     return f"flat, blocks of {elements}{', 16-byte accesses' if is_aligned else ''}"
@@ -38,9 +59,13 @@ def _flat_variant(elements: int, is_aligned: bool) -> str:
 
 def flat_block(n: int, element_size: int) -> tuple[int, int]:
     """Elements and warps of a program of a flat kernel."""
+    return (256 if n <= TINY_ELEMENTS else flat_bytes(element_size) // element_size), FLAT_WARPS
+
+
+def flat_bytes(element_size: int) -> int:
+    """Bytes of each array in a program of a kernel with 16-byte accesses."""
     # float64 arithmetic takes so many registers that with two accesses a thread some spill.
-    accesses_bytes = FLAT_BYTES // 2 if element_size == 8 else FLAT_BYTES
-    return (256 if n <= TINY_ELEMENTS else accesses_bytes // element_size), FLAT_WARPS
+    return FLAT_BYTES // 2 if element_size == 8 else FLAT_BYTES
 
 
 def elementwise_launch(
@@ -54,8 +79,10 @@ def elementwise_launch(
 
     Args:
         flat: kernel of (pointers, n, head, numbers, constants, ALIGNED, BLOCK).
-        strided: kernel of (pointers, n, sizes, strides of the output, strides of each input,
-            numbers, constants, RANK, WIDE, BLOCK).
+        strided: kernel of (pointers, n, sizes, first offset and strides of the output, then of
+            each input, numbers, constants, RANK, WIDE, VECTOR, BROADCAST, ALIGNED, BLOCK). n,
+            sizes and strides count accesses of VECTOR elements; bit i of BROADCAST says that
+            input i has one element per access.
         tensors: the inputs (None: one that is not given), then the output.
         numbers: 64-bit arguments of the kernels.
         constants: compile-time arguments of the kernels.
@@ -90,13 +117,27 @@ def elementwise_launch(
         )
         return _flat_variant(elements, is_aligned)
     assert layout is not None
+    vector = access_elements(layout, out) if one_dtype else 1
+    block, broadcast, is_aligned = STRIDED_BLOCK, 0, False
+    if vector > 1:
+        layout = layout.in_vectors(vector)
+        block = flat_bytes(out.element_size()) // out.element_size()
+        # Inputs with one element per access need no alignment.
+        given = [t for t in tensors[:-1] if t is not None]
+        repeated = [of == 0 for of in layout.strides[0][1:]]
+        broadcast = sum(1 << i for i, is_repeated in enumerate(repeated) if is_repeated)
+        is_aligned = type(out) is torch.Tensor and all(
+            is_repeated or tensor.data_ptr() % ACCESS_BYTES == 0
+            for tensor, is_repeated in zip((*given, out), (*repeated, False), strict=True)
+        )
     wide = not layout.is_narrow
-    launch(
-        strided,
-        -(-n // STRIDED_BLOCK),
-        tensors,
-        (n, *strided_arguments(layout, len(tensors)), *numbers),
-        (*constants, len(layout.sizes), wide, STRIDED_BLOCK),
-        STRIDED_WARPS,
-    )
-    return f"strided, {64 if wide else 32}-bit offsets"
+    for slice, start in layout.slices():
+        launch(
+            strided,
+            -(-slice.numel // (block // vector)),
+            tensors,
+            (slice.numel, *strided_arguments(slice, start, len(tensors)), *numbers),
+            (*constants, len(slice.sizes), wide, vector, broadcast, is_aligned, block),
+            STRIDED_WARPS,
+        )
+    return _strided_variant(wide, is_aligned)

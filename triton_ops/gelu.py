@@ -8,7 +8,9 @@ from diglot.triton_ops.lib.elementwise import (
     flat_start,
     shifted,
     strided_index,
+    strided_load,
     strided_offset,
+    strided_store,
 )
 from diglot.triton_ops.lib.gelu import gelu, gelu_gradient
 from diglot.triton_ops.lib.types import compute_type, convert
@@ -63,19 +65,20 @@ def gelu_forward_flat(
 def gelu_forward_strided(
     input, output, n,
     size0, size1, size2, size3, size4, size5, size6, size7,
-    out0, out1, out2, out3, out4, out5, out6, out7,
-    in0, in1, in2, in3, in4, in5, in6, in7,
-    APPROXIMATE: tl.constexpr, RANK: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    out_start, out0, out1, out2, out3, out4, out5, out6, out7,
+    in_start, in0, in1, in2, in3, in4, in5, in6, in7,
+    APPROXIMATE: tl.constexpr, RANK: tl.constexpr, WIDE: tl.constexpr, VECTOR: tl.constexpr,
+    BROADCAST: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     OUT: tl.constexpr = output.dtype.element_ty
     sizes = (size0, size1, size2, size3, size4, size5, size6, size7)
-    index, mask = strided_index(n, BLOCK, WIDE)
+    index, mask = strided_index(n, BLOCK // VECTOR, WIDE)
     out_strides = (out0, out1, out2, out3, out4, out5, out6, out7)
-    out_at = strided_offset(index, sizes, out_strides, RANK, WIDE)
+    out_at = strided_offset(index, sizes, out_start, out_strides, RANK, WIDE)
     in_strides = (in0, in1, in2, in3, in4, in5, in6, in7)
-    in_at = strided_offset(index, sizes, in_strides, RANK, WIDE)
-    x = tl.load(input + in_at, mask=mask)
-    tl.store(output + out_at, forward(x, OUT, APPROXIMATE), mask=mask)
+    in_at = strided_offset(index, sizes, in_start, in_strides, RANK, WIDE)
+    x = strided_load(input, in_at, mask, VECTOR, BROADCAST & 1, ALIGNED)
+    strided_store(output, out_at, forward(x, OUT, APPROXIMATE), mask, VECTOR, ALIGNED)
 
 
 @triton.jit
@@ -109,23 +112,25 @@ def gelu_backward_flat(
 def gelu_backward_strided(
     grad_output, input, grad_input, n,
     size0, size1, size2, size3, size4, size5, size6, size7,
-    out0, out1, out2, out3, out4, out5, out6, out7,
-    grad0, grad1, grad2, grad3, grad4, grad5, grad6, grad7,
-    in0, in1, in2, in3, in4, in5, in6, in7,
-    APPROXIMATE: tl.constexpr, RANK: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    out_start, out0, out1, out2, out3, out4, out5, out6, out7,
+    grad_start, grad0, grad1, grad2, grad3, grad4, grad5, grad6, grad7,
+    in_start, in0, in1, in2, in3, in4, in5, in6, in7,
+    APPROXIMATE: tl.constexpr, RANK: tl.constexpr, WIDE: tl.constexpr, VECTOR: tl.constexpr,
+    BROADCAST: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     OUT: tl.constexpr = grad_input.dtype.element_ty
     sizes = (size0, size1, size2, size3, size4, size5, size6, size7)
-    index, mask = strided_index(n, BLOCK, WIDE)
+    index, mask = strided_index(n, BLOCK // VECTOR, WIDE)
     out_strides = (out0, out1, out2, out3, out4, out5, out6, out7)
-    out_at = strided_offset(index, sizes, out_strides, RANK, WIDE)
+    out_at = strided_offset(index, sizes, out_start, out_strides, RANK, WIDE)
     grad_strides = (grad0, grad1, grad2, grad3, grad4, grad5, grad6, grad7)
-    grad_at = strided_offset(index, sizes, grad_strides, RANK, WIDE)
+    grad_at = strided_offset(index, sizes, grad_start, grad_strides, RANK, WIDE)
     in_strides = (in0, in1, in2, in3, in4, in5, in6, in7)
-    in_at = strided_offset(index, sizes, in_strides, RANK, WIDE)
-    gradient = tl.load(grad_output + grad_at, mask=mask)
-    x = tl.load(input + in_at, mask=mask)
-    tl.store(grad_input + out_at, backward(gradient, x, OUT, APPROXIMATE), mask=mask)
+    in_at = strided_offset(index, sizes, in_start, in_strides, RANK, WIDE)
+    gradient = strided_load(grad_output, grad_at, mask, VECTOR, BROADCAST & 1, ALIGNED)
+    x = strided_load(input, in_at, mask, VECTOR, BROADCAST & 2, ALIGNED)
+    result = backward(gradient, x, OUT, APPROXIMATE)
+    strided_store(grad_input, out_at, result, mask, VECTOR, ALIGNED)
 
 
 def gelu_forward(input, approximate, out):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+import itertools
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 
-MAX_RANK = 8  # dimensions that a strided kernel takes
+MAX_RANK = 8  # dimensions that a strided kernel takes; of more, a launch takes a slice
 NARROW_LIMIT = 2**31
 
 
@@ -45,9 +47,49 @@ class Layout:
         ]
         return all(extent < NARROW_LIMIT for extent in extents)
 
+    def has_vectors(self, array: int, elements: int) -> bool:
+        """Whether an array consists of runs of so many neighbouring elements.
+
+        Each of them starts at a multiple of their number.
+        """
+        return (
+            bool(self.sizes)
+            and self.strides[0][array] == 1
+            and self.sizes[0] % elements == 0
+            and self.has_multiples(array, elements, 1)
+        )
+
+    def has_multiples(self, array: int, elements: int, first: int) -> bool:
+        """Whether an array's steps along the dimensions from `first` on are such multiples."""
+        return all(of[array] % elements == 0 for of in self.strides[first:])
+
+    def in_vectors(self, elements: int) -> Layout:
+        """The layout of the vectors of so many elements along the fastest dimension."""
+        sizes = (self.sizes[0] // elements, *self.sizes[1:])
+        fastest = tuple(stride * elements for stride in self.strides[0])
+        return Layout(self.numel // elements, sizes, (fastest, *self.strides[1:]))
+
     def with_strides(self, strides: Iterable[tuple[int, ...]]) -> Layout:
         """The same dimensions in arrays of other strides."""
         return Layout(self.numel, self.sizes, tuple(strides))
+
+    def slices(self) -> Iterator[tuple[Layout, tuple[int, ...]]]:
+        """Slices of at most MAX_RANK dimensions, with the offset of each in every array.
+
+        One for most layouts. For others the smallest dimensions are walked here, so that the
+        slices are as few as can be; the fastest stays in every slice.
+        """
+        dimensions = list(zip(self.sizes, self.strides, strict=True))
+        walked = []
+        while len(dimensions) > MAX_RANK:
+            smallest = min(range(1, len(dimensions)), key=lambda d: dimensions[d][0])
+            walked.append(dimensions.pop(smallest))
+        sizes, strides = tuple(d[0] for d in dimensions), tuple(d[1] for d in dimensions)
+        slice = Layout(math.prod(sizes), sizes, strides) if walked else self
+        arrays = range(len(strides[0]) if strides else 0)
+        for at in itertools.product(*(range(size) for size, _ in walked)):
+            walk = [(c, of) for c, (_, of) in zip(at, walked, strict=True)]
+            yield slice, tuple(sum(c * of[a] for c, of in walk) for a in arrays)
 
 
 def layout_of(*tensors: torch.Tensor) -> Layout:
@@ -86,8 +128,6 @@ def compute_layout(
                 merged[-1] = (inner_size * size, inner)
                 continue
         merged.append((size, steps))
-    if len(merged) > MAX_RANK:
-        raise ValueError(f"more dimensions than a kernel takes ({MAX_RANK})")
     return Layout(numel, tuple(m[0] for m in merged), tuple(m[1] for m in merged))
 
 
@@ -113,14 +153,17 @@ def split_layout(tensor: torch.Tensor, kept: torch.Tensor) -> tuple[Layout, Layo
     )
 
 
-def strided_arguments(layout: Layout, arrays: int) -> tuple[int, ...]:
-    """A strided kernel's sizes, then each of its arrays' strides, padded to MAX_RANK.
+def strided_arguments(layout: Layout, start: tuple[int, ...], arrays: int) -> tuple[int, ...]:
+    """A strided kernel's sizes, then each of its arrays' first offset and strides, to MAX_RANK.
 
     A kernel that can do without one of its arrays still takes strides for it: zeros.
     """
+    if len(layout.sizes) > MAX_RANK:
+        raise ValueError(f"more dimensions than a kernel takes ({MAX_RANK})")
     missing = MAX_RANK - len(layout.sizes)
     arguments = [*layout.sizes, *([1] * missing)]
     for a in range(arrays):
-        given = bool(layout.strides) and a < len(layout.strides[0])
+        given = a < len(start)
+        arguments.append(start[a] if given else 0)
         arguments += [of[a] if given else 0 for of in layout.strides] + [0] * missing
     return tuple(arguments)

@@ -46,13 +46,18 @@ __global__ void __launch_bounds__(kElementwiseThreads)
   flat_map<Shape>(n, head, Add<T>{number}, output, input);
 }
 
-template <typename T, typename Index>
+template <typename T, typename Shape, typename Index>
 __global__ void __launch_bounds__(kElementwiseThreads)
     add_forward_strided(int64_t n, Strides<3, Index> strides, const T* input, const T* other,
                         compute_t<T> alpha, T* output) {
-  strided_for_each(n, strides, [&](const auto& at) {
-    output[at.of[0]] = Add<T>{alpha}(input[at.of[1]], other[at.of[2]]);
-  });
+  strided_map<Shape>(n, strides, Add<T>{alpha}, output, input, other);
+}
+
+template <typename T, typename Shape, typename Index>
+__global__ void __launch_bounds__(kElementwiseThreads)
+    add_number_strided(int64_t n, Strides<2, Index> strides, const T* input, compute_t<T> number,
+                       T* output) {
+  strided_map<Shape>(n, strides, Add<T>{number}, output, input);
 }
 
 // For inputs of other types than the output's: they are converted as they are loaded.
@@ -89,10 +94,18 @@ __global__ void __launch_bounds__(kElementwiseThreads)
   flat_map<Shape>(n, head, Scale<T>{alpha}, grad_input, grad_output);
 }
 
-template <typename T, typename Index>
+template <typename T, typename Shape, typename Index>
 __global__ void __launch_bounds__(kElementwiseThreads)
     add_backward_strided(int64_t n, Strides<2, Index> strides, const T* grad_output,
-                         compute_t<T> alpha, void* grad_input, DType grad_input_dtype) {
+                         compute_t<T> alpha, T* grad_input) {
+  strided_map<Shape>(n, strides, Scale<T>{alpha}, grad_input, grad_output);
+}
+
+// For a gradient of another type than that of the result.
+template <typename T, typename Index>
+__global__ void __launch_bounds__(kElementwiseThreads)
+    add_backward_mixed(int64_t n, Strides<2, Index> strides, const T* grad_output,
+                       compute_t<T> alpha, void* grad_input, DType grad_input_dtype) {
   strided_for_each(n, strides, [&](const auto& at) {
     store_as(grad_input, at.of[0], grad_input_dtype,
              alpha * convert<compute_t<T>>(grad_output[at.of[1]]));
@@ -169,10 +182,16 @@ void add_forward(Stream stream, const Operand& input, const Operand* other, Numb
             launch<add_number_flat<T, decltype(shape)>>(blocks, kElementwiseThreads, stream, n,
                                                         head, input.as<const T>(), factor, output);
           },
-          [&](unsigned blocks, int64_t n, const auto& strides) {
-            launch<add_number_mixed<T, index_of<decltype(strides)>>>(blocks, kElementwiseThreads,
-                                                                     stream, n, strides, input.data,
-                                                                     input.dtype, factor, output);
+          [&](auto shape, unsigned blocks, int64_t n, const auto& strides) {
+            using Index = index_of<decltype(strides)>;
+            if (have_one_dtype({&out, &input})) {
+              launch<add_number_strided<T, decltype(shape), Index>>(
+                  blocks, kElementwiseThreads, stream, n, strides, input.as<const T>(), factor,
+                  output);
+            } else {
+              launch<add_number_mixed<T, Index>>(blocks, kElementwiseThreads, stream, n, strides,
+                                                 input.data, input.dtype, factor, output);
+            }
           });
       return;
     }
@@ -183,12 +202,12 @@ void add_forward(Stream stream, const Operand& input, const Operand* other, Numb
                                                        input.as<const T>(), other->as<const T>(),
                                                        factor, output);
         },
-        [&](unsigned blocks, int64_t n, const auto& strides) {
+        [&](auto shape, unsigned blocks, int64_t n, const auto& strides) {
           using Index = index_of<decltype(strides)>;
           if (have_one_dtype({&out, &input, other})) {
-            launch<add_forward_strided<T, Index>>(blocks, kElementwiseThreads, stream, n, strides,
-                                                  input.as<const T>(), other->as<const T>(), factor,
-                                                  output);
+            launch<add_forward_strided<T, decltype(shape), Index>>(
+                blocks, kElementwiseThreads, stream, n, strides, input.as<const T>(),
+                other->as<const T>(), factor, output);
           } else {
             launch<add_forward_mixed<T, Index>>(blocks, kElementwiseThreads, stream, n, strides,
                                                 input.data, input.dtype, other->data, other->dtype,
@@ -222,10 +241,12 @@ void launch_sum(Stream stream, const Layout<2>& kept, const Layout<1>& reduced, 
   const auto run = [&](auto lanes, auto index) {
     using Index = decltype(index);
     constexpr int kLanes = decltype(lanes)::value;
-    launch<add_backward_sum<T, Index, kLanes>>(
-        dim3(blocks_for(kept.numel, kLanes), static_cast<unsigned>(splits)), kSumThreads, stream,
-        kept.numel, reduced.numel, kept.device_strides<Index>(), reduced.device_strides<Index>(),
-        static_cast<const T*>(grad), alpha, out.data, out.dtype, split_stride);
+    kept.for_each_slice<Index>([&](int64_t elements, const auto& kept_strides) {
+      launch<add_backward_sum<T, Index, kLanes>>(
+          dim3(blocks_for(elements, kLanes), static_cast<unsigned>(splits)), kSumThreads, stream,
+          elements, reduced.numel, kept_strides, reduced.device_strides<Index>(),
+          static_cast<const T*>(grad), alpha, out.data, out.dtype, split_stride);
+    });
   };
   const auto with_lanes = [&](auto lanes) {
     if (kept.numel * reduced.numel < (int64_t{1} << 31) && kept.is_narrow() &&
@@ -257,10 +278,17 @@ void add_backward(Stream stream, const Operand& grad_output, Number alpha, const
                                                           head, grad_output.as<const T>(), factor,
                                                           out.as<T>());
           },
-          [&](unsigned blocks, int64_t n, const auto& strides) {
-            launch<add_backward_strided<T, index_of<decltype(strides)>>>(
-                blocks, kElementwiseThreads, stream, n, strides, grad_output.as<const T>(), factor,
-                out.data, out.dtype);
+          [&](auto shape, unsigned blocks, int64_t n, const auto& strides) {
+            using Index = index_of<decltype(strides)>;
+            if (have_one_dtype({&out, &grad_output})) {
+              launch<add_backward_strided<T, decltype(shape), Index>>(
+                  blocks, kElementwiseThreads, stream, n, strides, grad_output.as<const T>(),
+                  factor, out.as<T>());
+            } else {
+              launch<add_backward_mixed<T, Index>>(blocks, kElementwiseThreads, stream, n, strides,
+                                                   grad_output.as<const T>(), factor, out.data,
+                                                   out.dtype);
+            }
           });
       return;
     }

@@ -39,12 +39,10 @@ __global__ void __launch_bounds__(kElementwiseThreads, kForwardBlocks<T>)
   flat_map<Shape>(n, head, GeluForward<T, kApproximate>{}, output, input);
 }
 
-template <typename T, Approximate kApproximate, typename Index>
+template <typename T, Approximate kApproximate, typename Shape, typename Index>
 __global__ void __launch_bounds__(kElementwiseThreads)
     gelu_forward_strided(int64_t n, Strides<2, Index> strides, const T* input, T* output) {
-  strided_for_each(n, strides, [&](const auto& at) {
-    output[at.of[0]] = GeluForward<T, kApproximate>{}(input[at.of[1]]);
-  });
+  strided_map<Shape>(n, strides, GeluForward<T, kApproximate>{}, output, input);
 }
 
 template <typename T, Approximate kApproximate, typename Shape>
@@ -53,13 +51,11 @@ __global__ void __launch_bounds__(kElementwiseThreads)
   flat_map<Shape>(n, head, GeluBackward<T, kApproximate>{}, grad_input, grad_output, input);
 }
 
-template <typename T, Approximate kApproximate, typename Index>
+template <typename T, Approximate kApproximate, typename Shape, typename Index>
 __global__ void __launch_bounds__(kElementwiseThreads)
     gelu_backward_strided(int64_t n, Strides<3, Index> strides, const T* grad_output,
                           const T* input, T* grad_input) {
-  strided_for_each(n, strides, [&](const auto& at) {
-    grad_input[at.of[0]] = GeluBackward<T, kApproximate>{}(grad_output[at.of[1]], input[at.of[2]]);
-  });
+  strided_map<Shape>(n, strides, GeluBackward<T, kApproximate>{}, grad_input, grad_output, input);
 }
 
 cudaError_t probe_device() {
@@ -99,9 +95,9 @@ void gelu_forward(Stream stream, const Operand& input, std::string_view approxim
           launch<gelu_forward_flat<T, kApproximate, decltype(shape)>>(
               blocks, kElementwiseThreads, stream, n, head, input.as<const T>(), out.as<T>());
         },
-        [&](unsigned blocks, int64_t n, const auto& strides) {
+        [&](auto shape, unsigned blocks, int64_t n, const auto& strides) {
           using Index = index_of<decltype(strides)>;
-          launch<gelu_forward_strided<T, kApproximate, Index>>(
+          launch<gelu_forward_strided<T, kApproximate, decltype(shape), Index>>(
               blocks, kElementwiseThreads, stream, n, strides, input.as<const T>(), out.as<T>());
         });
   });
@@ -119,9 +115,9 @@ void gelu_backward(Stream stream, const Operand& grad_output, const Operand& inp
               blocks, kElementwiseThreads, stream, n, head, grad_output.as<const T>(),
               input.as<const T>(), out.as<T>());
         },
-        [&](unsigned blocks, int64_t n, const auto& strides) {
+        [&](auto shape, unsigned blocks, int64_t n, const auto& strides) {
           using Index = index_of<decltype(strides)>;
-          launch<gelu_backward_strided<T, kApproximate, Index>>(
+          launch<gelu_backward_strided<T, kApproximate, decltype(shape), Index>>(
               blocks, kElementwiseThreads, stream, n, strides, grad_output.as<const T>(),
               input.as<const T>(), out.as<T>());
         });

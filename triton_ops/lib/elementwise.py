@@ -30,7 +30,7 @@ def shifted(pointer, offset, ALIGNED: tl.constexpr):
 
 @triton.jit
 def strided_index(n, BLOCK: tl.constexpr, WIDE: tl.constexpr):
-    """Linear indices of this program's elements, and which of them are below n."""
+    """Linear indices of this program's BLOCK accesses, and which of them are below n."""
     if WIDE:
         index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK).to(tl.int64)
     else:
@@ -39,19 +39,17 @@ def strided_index(n, BLOCK: tl.constexpr, WIDE: tl.constexpr):
 
 
 @triton.jit
-def strided_offset(index, sizes, strides, RANK: tl.constexpr, WIDE: tl.constexpr):
-    """Offsets of the elements with linear indices `index` in an array of these strides.
+def strided_offset(index, sizes, start, strides, RANK: tl.constexpr, WIDE: tl.constexpr):
+    """Offsets of the accesses with linear indices `index` in an array of these strides.
 
-    Dimension 0 varies fastest.
+    Dimension 0 varies fastest; `start` is the offset of the first access.
     """
-    offset = tl.zeros_like(index)
+    INDEX: tl.constexpr = tl.int64 if WIDE else tl.int32
+    offset = tl.full(index.shape, start, INDEX)
     rest = index
     for d in tl.static_range(RANK):
-        stride = sizes[d] * 0 + strides[d]
-        size = sizes[d]
-        if not WIDE:
-            stride = stride.to(tl.int32)
-            size = size.to(tl.int32)
+        stride = tl.full((), strides[d], INDEX)
+        size = tl.full((), sizes[d], INDEX)
         if d + 1 < RANK:
             quotient = rest // size
             offset += (rest - quotient * size) * stride
@@ -59,3 +57,39 @@ def strided_offset(index, sizes, strides, RANK: tl.constexpr, WIDE: tl.constexpr
         else:
             offset += rest * stride
     return offset
+
+
+@triton.jit
+def strided_pointers(pointer, at, VECTOR: tl.constexpr, ALIGNED: tl.constexpr):
+    """A tile of pointers: to the VECTOR elements from each offset on, one access per row.
+
+    With ALIGNED, the promise that every access starts at a multiple of 16 bytes.
+    """
+    first = pointer + at
+    if ALIGNED:
+        first = tl.multiple_of(first, 16)
+    return first[:, None] + tl.arange(0, VECTOR)[None, :]
+
+
+@triton.jit
+def strided_load(
+    pointer, at, mask, VECTOR: tl.constexpr, BROADCAST: tl.constexpr, ALIGNED: tl.constexpr
+):
+    """The tile of elements; with BROADCAST, an access has one element, repeated.
+
+    None for an array that is not given.
+    """
+    values = None
+    if pointer is not None:
+        if BROADCAST:
+            one = tl.load(pointer + at, mask=mask)
+            values = tl.broadcast_to(one[:, None], (at.shape[0], VECTOR))
+        else:
+            values = tl.load(strided_pointers(pointer, at, VECTOR, ALIGNED), mask=mask[:, None])
+    return values
+
+
+@triton.jit
+def strided_store(pointer, at, values, mask, VECTOR: tl.constexpr, ALIGNED: tl.constexpr):
+    """Stores the tile of elements."""
+    tl.store(strided_pointers(pointer, at, VECTOR, ALIGNED), values, mask=mask[:, None])

@@ -2,16 +2,18 @@
 // same dense order, and strided otherwise. Twin of triton_ops/lib/elementwise.py.
 #pragma once
 
+#include <utility>
+
 #include "diglot/strides.cuh"
 #include "diglot/vector_access.cuh"
 
 namespace diglot {
 
 constexpr int kElementwiseThreads = 128;
-// Elements that each thread of a strided kernel has in flight per array.
+// Elements that each thread has in flight per array where it accesses them one by one.
 constexpr int kStridedElements = 4;
 
-// How a thread of a flat kernel works: so many accesses per array, of so many elements each.
+// How a thread of a kernel works: so many accesses per array, of so many elements each.
 template <int kAccesses_, int kElements_>
 struct FlatShape {
   static constexpr int kAccesses = kAccesses_;
@@ -78,6 +80,56 @@ DIGLOT_DEVICE void flat_map(int64_t n, int head, Function function, T* output,
       output[tail + threadIdx.x] = function(inputs[tail + threadIdx.x]...);
     }
   }
+}
+
+// The same over strided arrays: `n` and `strides` count accesses, and each has its offsets computed
+// once for all of its elements. An array whose fastest stride is 0 has one element per access.
+template <typename Shape, typename T, typename Index, typename Function, typename... Inputs>
+DIGLOT_DEVICE void strided_map(int64_t n, const Strides<1 + sizeof...(Inputs), Index>& strides,
+                               Function function, T* output, const Inputs*... inputs) {
+  constexpr int kAccesses = Shape::kAccesses;
+  constexpr int kElements = Shape::kElements;
+  struct Accesses {
+    Vector<T, kElements> values[kAccesses];
+  };
+  const int64_t first =
+      static_cast<int64_t>(blockIdx.x) * (kElementwiseThreads * kAccesses) + threadIdx.x;
+  typename Strides<1 + sizeof...(Inputs), Index>::Offsets at[kAccesses];
+  DIGLOT_UNROLL
+  for (int a = 0; a < kAccesses; ++a) {
+    // Past the end the last is loaded again: loads without a condition are all in flight at once.
+    const int64_t linear = first + a * kElementwiseThreads;
+    at[a] = strides.offsets(static_cast<Index>(linear < n ? linear : n - 1));
+  }
+  const auto load = [&](int array, const T* input) {
+    Accesses loaded;
+    if (kElements == 1 || strides.strides[0][array] != 0) {
+      DIGLOT_UNROLL
+      for (int a = 0; a < kAccesses; ++a) {
+        loaded.values[a] = load_vector<T, kElements>(input + at[a].of[array]);
+      }
+    } else {
+      DIGLOT_UNROLL
+      for (int a = 0; a < kAccesses; ++a) {
+        const T value = input[at[a].of[array]];
+        DIGLOT_UNROLL
+        for (int i = 0; i < kElements; ++i) loaded.values[a][i] = value;
+      }
+    }
+    return loaded;
+  };
+  const auto store = [&](const auto&... loaded) {
+    DIGLOT_UNROLL
+    for (int a = 0; a < kAccesses; ++a) {
+      Vector<T, kElements> result;
+      DIGLOT_UNROLL
+      for (int i = 0; i < kElements; ++i) result[i] = function(loaded.values[a][i]...);
+      if (first + a * kElementwiseThreads < n) store_vector(output + at[a].of[0], result);
+    }
+  };
+  [&]<int... kInput>(std::integer_sequence<int, kInput...>) {
+    store(load(kInput + 1, inputs)...);
+  }(std::make_integer_sequence<int, sizeof...(Inputs)>{});
 }
 
 // Calls function(offsets) for every element index below n, with the offsets of the element in each

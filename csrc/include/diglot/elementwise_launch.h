@@ -26,6 +26,10 @@ using SmallShape = FlatShape<1, kVectorElements<T>>;
 template <typename T>
 using LargeShape =
     FlatShape<std::clamp(kElementsPerThread / kVectorElements<T>, 1, 4), kVectorElements<T>>;
+// A thread of a strided kernel keeps an offset per access and array: with more than two accesses,
+// registers run out in float64.
+template <typename T>
+using StridedShape = FlatShape<std::min(LargeShape<T>::kAccesses, 2), kVectorElements<T>>;
 
 // Elements to step over until all the pointers are multiples of 16 bytes; -1 if they never are at
 // the same time.
@@ -41,6 +45,19 @@ int common_head(const Operand* const (&operands)[kArrays]) {
   return head;
 }
 
+// Whether 16-byte accesses along the fastest dimension serve all operands: none of them is crossed
+// by the end of a row, and all are aligned, or of one element, where an operand is broadcast.
+template <typename T, int kArrays>
+bool take_vectors(const Operand* const (&operands)[kArrays], const Layout<kArrays>& layout) {
+  if (!have_one_dtype(operands) || !layout.has_vectors(0, kVectorElements<T>)) return false;
+  for (int a = 0; a < kArrays; ++a) {
+    const bool is_broadcast = layout.strides[0][a] == 0;
+    const bool is_aligned = reinterpret_cast<uintptr_t>(operands[a]->data) % kAccessBytes == 0;
+    if (!is_broadcast && !(is_aligned && layout.has_vectors(a, kVectorElements<T>))) return false;
+  }
+  return true;
+}
+
 // The index type of a Strides.
 template <typename Strides>
 struct IndexOf;
@@ -52,8 +69,9 @@ template <typename Strides>
 using index_of = typename IndexOf<std::decay_t<Strides>>::type;
 
 // Runs flat(shape, blocks, n, head) if all operands are of type T and lie in memory in the same
-// dense order, and strided(blocks, n, strides) otherwise. The first operand is the output, whose
-// type T is. `shape` is a FlatShape, `strides` a Strides of either index type.
+// dense order, and strided(shape, blocks, n, strides) for each slice of the layout otherwise, where
+// n counts accesses. The first operand is the output, whose type T is. `shape` is a FlatShape, of
+// one element per access where types differ; `strides` a Strides of either index type.
 template <typename T, int kArrays, typename Flat, typename Strided>
 void elementwise_launch(const Operand* const (&operands)[kArrays], Flat flat, Strided strided) {
   const Layout<kArrays> layout(operands);
@@ -75,13 +93,26 @@ void elementwise_launch(const Operand* const (&operands)[kArrays], Flat flat, St
       flat(LargeShape<T>{}, blocks_for(vectors, kBlockVectors), n, head);
     }
   } else {
-    const auto blocks = blocks_for(n, kElementwiseThreads * kStridedElements);
-    if (layout.is_narrow()) {
-      last_variant() = "strided, 32-bit offsets";
-      strided(blocks, n, layout.template device_strides<uint32_t>());
+    const auto run = [&](auto shape, const Layout<kArrays>& accesses, const char* narrow,
+                         const char* wide) {
+      const auto launch_slice = [&](int64_t slice, const auto& strides) {
+        constexpr int64_t kBlockAccesses = kElementwiseThreads * decltype(shape)::kAccesses;
+        strided(shape, blocks_for(slice, kBlockAccesses), slice, strides);
+      };
+      const bool is_narrow = accesses.is_narrow();
+      last_variant() = is_narrow ? narrow : wide;
+      if (is_narrow) {
+        accesses.template for_each_slice<uint32_t>(launch_slice);
+      } else {
+        accesses.template for_each_slice<int64_t>(launch_slice);
+      }
+    };
+    if (take_vectors<T>(operands, layout)) {
+      run(StridedShape<T>{}, layout.in_vectors(kVectorElements<T>),
+          "strided, 16-byte accesses, 32-bit offsets", "strided, 16-byte accesses, 64-bit offsets");
     } else {
-      last_variant() = "strided, 64-bit offsets";
-      strided(blocks, n, layout.template device_strides<int64_t>());
+      run(FlatShape<kStridedElements, 1>{}, layout, "strided, 32-bit offsets",
+          "strided, 64-bit offsets");
     }
   }
 }

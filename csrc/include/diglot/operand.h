@@ -62,6 +62,29 @@ struct Layout {
     return true;
   }
 
+  // Whether an array consists of runs of so many neighbouring elements, each of them starting at a
+  // multiple of their number.
+  bool has_vectors(int array, int elements) const {
+    return rank > 0 && strides[0][array] == 1 && sizes[0] % elements == 0 &&
+           has_multiples(array, elements, 1);
+  }
+
+  // Whether an array's steps along the dimensions from `first` on are multiples of so many
+  // elements.
+  bool has_multiples(int array, int elements, int first) const {
+    return std::all_of(strides + first, strides + std::max(rank, first),
+                       [&](const auto& of) { return of[array] % elements == 0; });
+  }
+
+  // The layout of the vectors of so many elements along the fastest dimension.
+  Layout in_vectors(int elements) const {
+    Layout result = *this;
+    result.numel /= elements;
+    result.sizes[0] /= elements;
+    for (int64_t& stride : result.strides[0]) stride *= elements;
+    return result;
+  }
+
   // Whether every linear index and every offset fits 31 bits.
   bool is_narrow() const {
     if (numel >= (int64_t{1} << 31)) return false;
@@ -71,6 +94,36 @@ struct Layout {
       if (extent >= (int64_t{1} << 31)) return false;
     }
     return true;
+  }
+
+  // Calls function(n, strides) for each slice of at most kMaxRank dimensions, of n elements: once
+  // for most layouts. For others it walks the smallest dimensions here, so that the calls are as
+  // few as can be; the fastest stays in every slice.
+  template <typename Index, typename Function>
+  void for_each_slice(Function function) const {
+    Layout slice = *this;
+    Layout walked = *this;
+    walked.rank = 0;
+    while (slice.rank > kMaxRank) {
+      const int smallest = static_cast<int>(
+          std::min_element(slice.sizes + 1, slice.sizes + slice.rank) - slice.sizes);
+      slice.move_dimension(smallest, walked);
+    }
+    slice.numel = 1;
+    for (int d = 0; d < slice.rank; ++d) slice.numel *= slice.sizes[d];
+    Strides<kArrays, Index> strides = slice.template device_strides<Index>();
+    for (int64_t first = 0; first < numel; first += slice.numel) {
+      int64_t rest = first / slice.numel;
+      strides.start = {};
+      for (int d = 0; d < walked.rank; ++d) {
+        const int64_t coordinate = rest % walked.sizes[d];
+        rest /= walked.sizes[d];
+        for (int a = 0; a < kArrays; ++a) {
+          strides.start.of[a] += static_cast<Index>(coordinate * walked.strides[d][a]);
+        }
+      }
+      function(slice.numel, strides);
+    }
   }
 
   template <typename Index>
@@ -95,6 +148,15 @@ struct Layout {
     const int own = d - (shape.rank - operand.rank);
     if (own < 0 || operand.sizes[own] == 1) return 0;
     return operand.strides[own];
+  }
+
+  void move_dimension(int d, Layout& to) {
+    to.sizes[to.rank] = sizes[d];
+    std::copy_n(strides[d], kArrays, to.strides[to.rank++]);
+    for (--rank; d < rank; ++d) {
+      sizes[d] = sizes[d + 1];
+      std::copy_n(strides[d + 1], kArrays, strides[d]);
+    }
   }
 
   void sort_by_first_array() {

@@ -5,7 +5,7 @@
 
 namespace diglot {
 
-constexpr int kMaxRank = 8;
+constexpr int kMaxRank = 8;  // of more dimensions, a launch takes a slice
 
 // Division of 32-bit unsigned integers by a divisor fixed at launch, by a multiplication and a
 // shift (Granlund and Montgomery, "Division by invariant integers using multiplication", 1994,
@@ -51,16 +51,17 @@ struct DivisorOf<uint32_t> {
 template <int kArrays, typename Index>
 struct Strides {
   using Divisor = typename DivisorOf<Index>::type;
-  int rank = 0;
-  Divisor sizes[kMaxRank];
-  Index strides[kMaxRank][kArrays];
-
   struct Offsets {
     Index of[kArrays];
   };
 
+  int rank = 0;
+  Divisor sizes[kMaxRank];
+  Index strides[kMaxRank][kArrays];
+  Offsets start{};  // of the first element
+
   DIGLOT_DEVICE Offsets offsets(Index linear) const {
-    Offsets result{};
+    Offsets result = start;
     DIGLOT_UNROLL
     for (int d = 0; d < kMaxRank; ++d) {
       if (d >= rank) break;

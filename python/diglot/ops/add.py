@@ -48,6 +48,8 @@ ALPHA_RANGES[torch.bool] = (-(2**63), 2**64 - 1)
 SUM_BLOCKS = 1056
 SUM_ELEMENTS_PER_SPLIT = 512
 SUM_KEPT_PER_BLOCK = 32
+# A kernel sums over this many dimensions at most (kMaxRank, MAX_RANK); over more, several do.
+SUM_DIMENSIONS = 8
 
 
 def add(
@@ -348,11 +350,20 @@ def _sum_splits(grad_output: torch.Tensor, shape: list[int]) -> int:
 def _backward(
     grad_output: torch.Tensor, shape: list[int], dtype: torch.dtype, alpha: Number, backend: str
 ) -> torch.Tensor:
+    compute = torch.float64 if grad_output.dtype == torch.float64 else torch.float32
+    missing = grad_output.dim() - len(shape)
+    sizes = [1] * missing + list(shape)
+    reduced = [d for d, size in enumerate(grad_output.shape) if size != sizes[d]]
+    if len(reduced) > SUM_DIMENSIONS:
+        between = list(grad_output.shape)
+        for d in reduced[-SUM_DIMENSIONS:]:
+            between[d] = 1
+        grad_output = _backward(grad_output, between, compute, 1, backend)
+        return _backward(grad_output, shape, dtype, alpha, backend)
     out = torch.empty(shape, dtype=dtype, device=grad_output.device)
     workspace = None
     splits = _sum_splits(grad_output, shape)
     if splits > 1:
-        compute = torch.float64 if grad_output.dtype == torch.float64 else torch.float32
         workspace = out.new_empty((splits, out.numel()), dtype=compute)
     run(backend, "add", "add_backward", grad_output, _fixed(alpha), workspace, out)
     return out
