@@ -66,9 +66,8 @@ def add(
     bool is `or`.
 
     Args:
-        input: tensor of any strides; a floating-point (up to 64 bits), integer (signed, or uint8)
-            or bool dtype. Of any shape on "torch"; "cuda" and "triton" take at most 8 dimensions
-            after those are merged that all tensors step through alike.
+        input: tensor of any shape and strides; a floating-point (up to 64 bits), integer (signed,
+            or uint8) or bool dtype.
         other: tensor that broadcasts with `input`, or a number, NumPy's scalars included. A 0-d
             tensor on the CPU, in either place, goes with a tensor on any device, and is read when
             the call is made: a CUDA graph repeats the value that it had.

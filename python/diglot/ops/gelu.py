@@ -28,9 +28,7 @@ def gelu(
     x/2·(1 + erf(x/√2)) loses by cancellation.
 
     Args:
-        input: tensor of any strides; float32, float16, bfloat16 or float64. Of any shape on
-            "torch"; "cuda" and "triton" take at most 8 dimensions after those are merged that all
-            tensors step through alike.
+        input: tensor of any shape and strides; float32, float16, bfloat16 or float64.
         approximate: "none" or "tanh".
         backend: "cuda", "triton", "torch" or "auto"; by default what `use_backend`, the variable
             DIGLOT_BACKEND or "auto" say.
@@ -43,7 +41,7 @@ def gelu(
 
     Raises:
         TypeError: `input` is not a dense floating-point tensor.
-        ValueError: an unknown `approximate` or `backend`, or more dimensions than it takes.
+        ValueError: an unknown `approximate` or `backend`.
         diglot.BackendUnavailable: the backend asked for cannot run on the tensor's device.
     """
     direct = is_direct(input)
