@@ -228,7 +228,7 @@ def test_default_tensors(op, file, names, files):
         ("gelu --input a.npy --shape 3", "exactly one of --input FILE and --shape SIZES"),
         ("gelu --shape 3x", "--shape must be sizes joined by x, such as 8192x8192, not '3x'"),
         ("gelu --shape ٣", "--shape must be sizes joined by x"),
-        ("gelu --shape 99999999x999999", "--shape: out of memory: can't allocate memory"),
+        ("gelu --shape 99999999x999999", "--shape: out of memory: "),
         ("gelu --shape 9999999999x9999999999", "--shape must have fewer than 2^60 elements"),
         ("gelu --shape 0x99999999999999999999", "--shape must have fewer than 2^60 elements"),
         (f"gelu --shape {'9' * 5000}", "--shape must have fewer than 2^60 elements"),

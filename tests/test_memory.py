@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 
 import pytest
 import torch
@@ -31,6 +32,7 @@ OPS = {
 
 def peak_bytes(function, *arguments):
     """Bytes allocated at the peak of a call, beyond those before it."""
+    gc.collect()  # what an earlier call left would be freed in this one
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()

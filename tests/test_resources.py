@@ -222,7 +222,7 @@ def test_launches_are_recorded():
     names = [resources.short_name(kernel) for kernel, *_ in (flat, strided)]
     assert names == [
         "gelu_forward_flat<float, (Approximate)0, FlatShape<4, 4> >",
-        "gelu_forward_strided<float, (Approximate)0, unsigned int>",
+        "gelu_forward_strided<float, (Approximate)0, FlatShape<4, 1>, unsigned int>",
     ]
     assert set(names) <= set(cuda_kernel_names())
     assert flat[1:] == ((3 * 2**20 // (128 * 16), 1, 1), (128, 1, 1))

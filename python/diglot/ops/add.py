@@ -86,7 +86,7 @@ def add(
     Raises:
         TypeError: not a tensor or number, an unsupported dtype, or an `alpha` of the wrong kind.
         ValueError: shapes that do not broadcast, tensors on different devices, a number out of
-            range, an unknown `backend`, or more dimensions than it takes.
+            range, or an unknown `backend`.
         diglot.BackendUnavailable: the backend asked for cannot run on the tensors' device.
     """
     check_tensor("add", "input", input)
