@@ -167,10 +167,11 @@ def test_numbers_as_by_torch(backend, other):
         check(diglot.add(x, other, backend=backend), torch.add(x, other))
 
 
-def test_number_is_not_wrapped_for_floating_results():
+def test_products_of_numbers_wrap_for_integer_results_alone():
     x = torch.ones(2, device=DEVICE)
     for backend in ("torch", "triton"):
         assert diglot.add(x, 2**62, alpha=4, backend=backend)[0] == 2.0**64
+        assert diglot.add(x.long(), 2**62, alpha=9, backend=backend)[0] == 2**62 + 1
         assert diglot.add(x, 2**63, backend=backend)[0] == 2.0**63
 
 

@@ -131,6 +131,8 @@ def test_meta_tensors_take_any_backend():
         y = diglot.gelu(torch.ones(3, 4, device="meta"), backend=backend)
         assert y.shape == (3, 4)
         assert y.device.type == "meta"
+    with pytest.raises(diglot.BackendUnavailable):  # what was chosen there holds there
+        diglot.gelu(torch.ones(3, 4), backend="cuda")
 
 
 def test_environment_variable():
