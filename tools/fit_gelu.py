@@ -1,6 +1,6 @@
 """Fits the polynomials of csrc/include/diglot/gelu.cuh and triton_ops/lib/gelu.py.
 
-Run ``python tools/fit_gelu.py`` (needs mpmath only; half a minute) to print every coefficient
+Run ``python tools/fit_gelu.py`` (needs mpmath only; about a minute) to print every coefficient
 table and split constant of the two files, with the error that each table reaches before the
 rounding of the evaluation itself.
 
@@ -18,8 +18,8 @@ erf form      h(t) = exp(t^2/2) Phi(-t), the scaled lower tail, is fitted as s H
               polynomials in a variable that a reciprocal of 1 + p t gives
 tanh form     z(t) = 2 sqrt(2/pi) (t + 0.044715 t^3), E = exp(-z);
               gelu'(-t) = E (1 + E - t z'(t)) / (1 + E)^2, whose only root is ROOT_TANH, is fitted
-              as r Q(r) for t < 1.2 (1.5 in fp64), r proportional to ROOT_TANH - t, and beyond with
-              the help of C(E) = (1 + E)^-2 - 1, E times a polynomial in E
+              as (ROOT_TANH - t) Q for t < 1.2 (1.5 in fp64), Q a polynomial in t or
+              ROOT_TANH - t, and beyond in fp32 as E (numerator) C(E), C near (1 + E)^-2
 both forms    W(f) = (2^f - 1 - l f) / f^2 on [-1/2, 1/2], l = log(2) in the working format
 
 Where 1 is subtracted from a target, the evaluation adds it exactly, and the rest is rounded less.
@@ -64,14 +64,15 @@ def target_g(scale):
     return lambda t: (scaled_tail(t) - C_NORMAL * t) / (ROOT_ERF - t) / scale
 
 
-def target_q(scale):
-    """For r = scale (ROOT_TANH - t)."""
+def for_rounded_exponent(target):
+    """The target where exp(-t^2/2) is 2^(-t^2 c) with log2(e)/2 rounded to a float c."""
+    change = round_to_bits(LOG2_E / 2, 24) * mp.log(2) - mp.mpf(1) / 2
+    return lambda t: target(t) * mp.exp(change * t * t)
 
-    def target(t):
-        e = mp.exp(-tanh_exponent(t))
-        return e * tanh_numerator(t) / (1 + e) ** 2 / (ROOT_TANH - t) / scale
 
-    return target
+def target_q(t):
+    e = mp.exp(-tanh_exponent(t))
+    return e * tanh_numerator(t) / (1 + e) ** 2 / (ROOT_TANH - t)
 
 
 def sensitivity(function, p):
@@ -83,8 +84,8 @@ def target_w(f):
     return (mp.expm1(f * mp.log(2)) - round_to_bits(mp.log(2), 24) * f) / f**2
 
 
-def target_c(e):
-    return mp.mpf(-2) if e == 0 else ((1 + e) ** -2 - 1) / e
+def twice(target):
+    return lambda t: 2 * target(t)
 
 
 def less_one(target):
@@ -198,24 +199,6 @@ def identity(t):
     return t
 
 
-def linear_root(root, low, high, bits=24):
-    """Floats a, b and e with a + e = b root, e as small as possible and a between low and high.
-
-    (a - b t) + e is then proportional to root - t, and e matters only next to the root. The choice
-    of a decides where a - b t is just above a power of 2 and its rounding error relatively large.
-    """
-    fixed_point = int(mp.nint(mp.ldexp(2 * root, 100)))
-    best = None
-    for head in range(int(low * 2**bits), int(high * 2**bits)):
-        numerator = head << 100
-        slope = (2 * numerator + fixed_point) // (2 * fixed_point)
-        distance = abs(slope * fixed_point - numerator)
-        if best is None or distance < best[0]:
-            best = (distance, head, slope)
-    a, b = mp.ldexp(best[1], -bits), mp.ldexp(best[2], 1 - bits)
-    return a, b, b * root - a
-
-
 def show(name, coefficients, error, bits):
     digits = 9 if bits == 24 else 17
     print(f"{name}  (error {mp.nstr(error, 3)} = 2^{mp.nstr(mp.log(error, 2), 4)})")
@@ -241,32 +224,73 @@ def fit_half():
 
 
 def fit_float():
-    h = target_h(2, round_to_bits(mp.mpf("2.3"), 24))
+    h = for_rounded_exponent(target_h(2, round_to_bits(mp.mpf("2.3"), 24)))
     v = quotient_variable(round_to_bits(mp.mpf("0.3"), 24))
     table = fit(less_one(h), relative(h), v, 10, (0, 13.5), 24)
     show("float H - 1, s = 1/(2 + 2.3 t), in t/(1 + 0.3 t) - 1", *table, 24)
 
     p = mp.mpf("0.25")
-    root = linear_root(ROOT_ERF, 0.752, 0.765)
-    print("float 2 r of the erf form:", [mp.nstr(v, 9) for v in root])
-    g = target_g(root[1] / 2)
+    g = for_rounded_exponent(target_g(mp.mpf("0.5")))
     s = reciprocal_variable(p, mp.mpf("0.625"))
     table = fit(less_one(g), relative(g), s, 9, (0, 13.7), 24)
     show("float G - 1, in s - 0.625, s = 1/(1 + 0.25 t)", *table, 24)
     # Multiplied by the error of s, this only needs a few percent.
-    table = fit(sensitivity(g, p), lambda t: 1, reciprocal_variable(p), 1, (0, 13.7), 24)
-    show("float slope of G, in s", *table, 24)
+    slope = sensitivity(g, p)
+    table = fit(lambda t: LOG2_E * slope(t), lambda t: 1, reciprocal_variable(p), 1, (0, 13.7), 24)
+    show("float slope of log2(G), in s", *table, 24)
 
-    root = linear_root(ROOT_TANH, 0.876, 0.884)
-    print("float 4 r of the tanh form:", [mp.nstr(v, 9) for v in root])
-    scale = root[1] / 4
-    q = target_q(scale)
-    table = fit(less_one(q), relative(q), lambda t: scale * (ROOT_TANH - t), 9, (0, 1.2), 24)
-    show("float Q - 1, in r", *table, 24)
-    show("float C", *fit(target_c, lambda e: e, identity, 5, (0, 0.14), 24), 24)
+    start = mp.mpf("1.2")
+    q, half = twice(target_q), mp.mpf("0.5")
+    table = fit(less_one(q), relative(q), lambda t: t - half, 9, (0, start), 24)
+    show("float 2 Q - 1, in t - 0.5", *table, 24)
+    fit_numerator(start)
     # Uneven ends: on a symmetric grid the powers are equal in pairs and the systems singular.
     table = fit(target_w, lambda f: f**2 / 2**f, identity, 4, (-0.5, 0.501), 24)
     show("float W", *table, 24)
+
+
+def fit_numerator(start):
+    """The tanh form's derivative in fp32 beyond its root, where it has the numerator
+
+    log2(e)/3 (1 + E - t z'(t)) = log2(e)/3 (1 + E) - t (slope - 2/3 linear),
+
+    slope = linear + cubic t^2 = z(t)/t log2(e), linear = BETA log2(e). There the two constants of
+    slope are their heads of 16 and 24 bits, and 2/3 linear is that of 16 less linear/3 rounded to
+    2^-18, which happens to be near: for t times what they leave out, a constant and a multiple of
+    E do, and the fit of C takes up some of the rest.
+    """
+    linear = BETA * LOG2_E
+    head = round_to_bits(linear, 16)
+    third = mp.ldexp(mp.nint(mp.ldexp(linear / 3, 18)), -18)
+    cubic_tail = linear * KAPPA - round_to_bits(linear * KAPPA, 24)
+    one = mp.ldexp(mp.nint(mp.ldexp(LOG2_E / 3, 16)), -16)
+
+    def left_out(t):
+        return -t * (linear / 3 - third + cubic_tail * t * t)
+
+    def e_of(t):
+        return mp.exp(-tanh_exponent(t))
+
+    nodes = [start * (mp.mpf(10) / start) ** (mp.mpf(i) / 400) for i in range(401)]
+    weights = [1 / abs(tanh_numerator(t)) for t in nodes]
+    (constant, multiple), _ = exchange(
+        [[w, w * e_of(t)] for w, t in zip(weights, nodes, strict=True)],
+        [w * left_out(t) for w, t in zip(weights, nodes, strict=True)],
+    )
+    rest = round_to_bits(LOG2_E / 3 - one + constant, 24)
+    factor = round_to_bits(LOG2_E / 3 + multiple, 24)
+    print("float numerator: 2/3 linear =", mp.nstr(head - third, 12))
+    print("    1, its rest and the factor of E:", *(mp.nstr(v, 9) for v in (one, rest, factor)))
+
+    def c(scaled):
+        e = mp.ldexp(scaled, -16)
+        t = mp.findroot(lambda t: tanh_exponent(t) + mp.log(e), mp.mpf(2))
+        numerator = LOG2_E / 3 * (tanh_numerator(t) - 1 - e) - left_out(t)
+        numerator += one + rest + factor * e
+        return tanh_numerator(t) / (1 + e) ** 2 / numerator / 2
+
+    table = fit(less_one(c), relative(c), identity, 6, (0, mp.ldexp(e_of(start), 16)), 24)
+    show("float C/2 - 1, in 2^16 E", *table, 24)
 
 
 def fit_double():
@@ -275,8 +299,7 @@ def fit_double():
     show("double H, in s = 1/(1 + 0.25 t)", *fit(h, relative(h), s, 20, (0, 39), 53), 53)
     g = target_g(1)
     show("double G, in s = 1/(1 + 0.25 t)", *fit(g, relative(g), s, 19, (0, 39), 53), 53)
-    q = target_q(1)
-    table = fit(q, relative(q), lambda t: ROOT_TANH - t, 19, (0, 1.5), 53)
+    table = fit(target_q, relative(target_q), lambda t: ROOT_TANH - t, 19, (0, 1.5), 53)
     show("double Q, in ROOT_TANH - t", *table, 53)
 
 

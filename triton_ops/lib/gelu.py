@@ -55,20 +55,20 @@ _G_HALF = tl.constexpr((
     0.398499101, 0.125839457, 0.0638402477, 0.119551748, -0.0426508412,
 ))
 _H_FLOAT = tl.constexpr((
-    0.122753382, -0.0330858007, -0.0925081447, 0.0523289293, -0.0114387497, -3.44288201e-5,
-    0.000416268565, -2.72000761e-6, -1.82198874e-5, -6.78390961e-7, 7.61355352e-7,
+    0.122753359, -0.0330858268, -0.0925081149, 0.0523286983, -0.0114390757, -3.38006539e-5,
+    0.000416611903, -3.52658617e-6, -1.82161511e-5, -3.29360489e-7, 6.46043475e-7,
 ))
 _G_FLOAT = tl.constexpr((
-    -0.021508351, 0.554490983, 0.678601444, 0.614264369, 0.365418553, 0.0830179006, -0.0614120401,
-    -0.0439964682, 0.0116940206, 0.0145886093,
+    -0.0153814778, 0.557963371, 0.682849467, 0.61810571, 0.367702395, 0.0837095976, -0.061809022,
+    -0.0455233976, 0.0115241716, 0.0183944497,
 ))
-_Q0_FLOAT = tl.constexpr(0.477265537)
 _Q_FLOAT = tl.constexpr((
-    4.56525278, -0.638185024, -15.8140173, -7.91575432, 32.2001915,
-    29.4161148, -47.5835724, -55.8866615, 71.2213516,
+    0.0506959446, -0.71423918, -0.210017204, 0.233760282, 0.0233319253, -0.0474585071,
+    -0.000450011867, 0.00694869133, -0.000200621711, -0.000700996257,
 ))
 _C_FLOAT = tl.constexpr((
-    -1.99999976, 2.99996328, -3.99813128, 4.95734549, -5.50935841, 4.11424494,
+    0.0397207774, -3.17297236e-5, 7.26184723e-10, -1.47487799e-14, 2.75258669e-19, -4.32689773e-24,
+    3.85576953e-29,
 ))
 _H_DOUBLE = tl.constexpr((
     0.099735570096886883, 0.09973557030537368, 0.09350209175421495, 0.081035223090805991,
@@ -97,44 +97,46 @@ _Q_DOUBLE = tl.constexpr((
 
 
 @triton.jit
-def _normal_exponent(t, error, bias: tl.constexpr):
-    """exp(-t^2 / 2) (1 + error) as fraction and shifted, 2^(n + fraction) with |fraction| <= 1/2.
+def _normal_exponent(t, correction, bias: tl.constexpr):
+    """2^(-t^2 half_log2_e + correction) as fraction and shifted, 2^(n + fraction).
 
-    The integer n is left in the low bits of shifted, biased for power_of_two(). The rounding
-    errors of t^2 and of the constant would be scaled up by the exponent, to more than 10 ulp of
-    the result; the fused remainders keep both. The small terms are summed first.
+    |fraction| <= 1/2, and the integer n is left in the low bits of shifted, biased for
+    power_of_two(). The rounding error of t^2 would be scaled up by the exponent, to more than
+    10 ulp of the result; the fused remainder keeps it. That of the constant is left to the
+    polynomials H and G.
     """
     half_log2_e: tl.constexpr = 0.721347511
-    half_log2_e_tail: tl.constexpr = 9.62981517e-9
     square = t * t
     square_tail = fma(t, t, negate(square))
     shifted = fma(square, -half_log2_e, bias)
     head = fma(square, -half_log2_e, bias - shifted)
-    tail = fma(square, -half_log2_e_tail, error * 1.44269504)
-    tail = fma(square_tail, -half_log2_e, tail)
-    return head + tail, shifted
+    return head + fma(square_tail, -half_log2_e, correction), shifted
 
 
 @triton.jit
-def _tanh_exponent(t, bias: tl.constexpr):
-    """exp(-z(t)) of the tanh form, likewise.
+def _tanh_slope(t):
+    """t^2, and linear + cubic t^2 as head and tail: z(t) log2(e) / t but for the constants' tails.
 
-    The head of the linear constant is short enough for the subtraction of slope from it to be
-    exact.
+    linear is short enough for its difference from the head to be exact.
     """
     linear: tl.constexpr = 2.30218506
-    linear_tail: tl.constexpr = 2.31395497e-5
     cubic: tl.constexpr = 0.102943242
-    cubic_tail: tl.constexpr = -2.01619854e-9
     square = t * t
     square_tail = fma(t, t, negate(square))
-    slope = fma(square, cubic, linear)
-    slope_tail = fma(square, cubic_tail, linear_tail)
-    slope_tail = fma(square_tail, cubic, slope_tail)
-    slope_tail = fma(square, cubic, linear - slope) + slope_tail
+    head = fma(square, cubic, linear)
+    tail = fma(square_tail, cubic, fma(square, cubic, linear - head))
+    return square, head, tail
+
+
+@triton.jit
+def _tanh_exponent(t, square, slope, slope_tail, bias: tl.constexpr):
+    """exp(-z(t)) of the tanh form as fraction and shifted, from _tanh_slope(t)."""
+    linear_tail: tl.constexpr = 2.31395497e-5
+    cubic_tail: tl.constexpr = -2.01619854e-9
+    tail = fma(square, cubic_tail, linear_tail) + slope_tail
     shifted = fma(negate(t), slope, bias)
     head = fma(negate(t), slope, bias - shifted)
-    return fma(negate(t), slope_tail, head), shifted
+    return fma(negate(t), tail, head), shifted
 
 
 @triton.jit
@@ -244,7 +246,7 @@ def _erf_forward_float(x):
     denominator_tail = fma(t, 2.3, 2.0 - denominator)
     s = reciprocal_approximate(denominator)
     s_error = fma(negate(s), denominator_tail, fma(negate(s), denominator, 1.0))
-    fraction, shifted = _normal_exponent(t, s_error, _BIAS)
+    fraction, shifted = _normal_exponent(t, s_error * 1.44269504, _BIAS)
     v = fma(t, reciprocal_approximate(fma(t, 0.3, 1.0)), -1.0)
     correction = _exp2_product(fraction, horner(v, _H_FLOAT))
     scaled = tl.abs(clamped) * power_of_two(shifted)
@@ -261,7 +263,8 @@ def _tanh_forward_float(x):
     """
     clamped = minimum(x, 10.27)
     t = minimum(tl.abs(clamped), 10.27)
-    fraction, shifted = _tanh_exponent(t, _BIAS_SCALED)
+    square, slope, slope_tail = _tanh_slope(t)
+    fraction, shifted = _tanh_exponent(t, square, slope, slope_tail, _BIAS_SCALED)
     power = power_of_two(shifted)
     tail = _exp2_fraction(fraction) * power
     denominator = tail + 256.0
@@ -292,73 +295,65 @@ def _erf_derivative_float(x):
     """gelu'(-t) = exp(-t^2/2) r G(s), s = 1/(1 + 0.25 t), r = 0.5 (root - t) 2^-8.
 
     G is near 1: only G - 1 is computed. The error of s, compensated in the exponent, is weighed
-    by the slope of log G over log s; r is carried with its rounding error.
+    by the slope of log2(G) over log(s). r carries its rounding error.
     """
     t = minimum(tl.abs(x), 13.68)
     denominator = fma(t, 0.25, 1.0)
     denominator_tail = fma(t, 0.25, 1.0 - denominator)
     s = reciprocal_approximate(denominator)
     s_error = fma(negate(s), denominator_tail, fma(negate(s), denominator, 1.0))
-    g_error = s_error * fma(s, 1.29286, -0.34254)
+    g_error = s_error * fma(s, 1.86514688, -0.494155347)
     fraction, shifted = _normal_exponent(t, g_error, _BIAS_SCALED)
     correction = _exp2_product(fraction, horner(s - 0.625, _G_FLOAT))
-    # r as a sum of two floats: the product and the difference, each with its rounding error.
-    head: tl.constexpr = 0.756498933 * 0.001953125
-    tail: tl.constexpr = 3.20258503e-13 * 0.001953125
-    slope: tl.constexpr = 1.00626159 * 0.001953125
-    product = t * slope
-    product_tail = fma(t, slope, negate(product)) - tail
-    root = head - product
-    subtracted = root - head
-    root_tail = ((head - (root - subtracted)) - (product + subtracted)) - product_tail
-    return root, fma(x, 0.0, root_tail), correction, power_of_two(shifted)
+    scale: tl.constexpr = 0.001953125
+    root_head: tl.constexpr = 0.751791537 * 0.001953125
+    root_tail: tl.constexpr = -1.21144499e-8 * 0.001953125
+    root = fma(t, -scale, root_head)
+    back = root - root_head
+    rounding = (root_head - (root - back)) - fma(t, scale, back)
+    return root, fma(x, 0.0, rounding + root_tail), correction, power_of_two(shifted)
 
 
 @triton.jit
 def _tanh_derivative_float(x):
     """gelu'(-t) = E (1 + E - t z'(t)) / (1 + E)^2, E = exp(-z(t)).
 
-    Near the root, for t < 1.2, this is r Q(r), r = 0.29 (root - t), with Q near 1. Beyond, where
-    E < 0.14, the numerator is a sum of two floats, and 1/(1 + E)^2 is 1 + C(E).
+    Near the root, for t < 1.2, this is (root - t) Q(t). Beyond, the numerator is a sum of two
+    floats, and the rest is E C(E).
+
+    The numerator is taken times log2(e)/3, where z'(t) becomes slope - 2/3 linear, which is exact.
+    Its head is rounded to a multiple of 2^-17 for its tail to be exact too. What the constants'
+    tails would add is left to one_tail, factor and C.
     """
     t = minimum(tl.abs(x), 10.491)
-    root = fma(t, -1.16539669 * 0.25, 0.876916051 * 0.25)
-    root_tail: tl.constexpr = 7.02252375e-13 * 0.25
-    # The correction is small on both sides of the root only if the head is doubled on one.
-    is_low = t < 0.75
-    near_root = tl.where(is_low, root + root, root)
-    near_correction = fma(
-        tl.where(is_low, 0.5 * root, root),
-        horner(root, _Q_FLOAT),
-        tl.where(is_low, 0.5 * _Q0_FLOAT - 0.5, _Q0_FLOAT),
-    )
+    root = 0.752461433 - t
+    root_tail: tl.constexpr = -1.13396279e-8
+    near_correction = horner(t - 0.5, _Q_FLOAT)
 
-    fraction, shifted = _tanh_exponent(t, _BIAS_TWICE_SCALED)
-    power = power_of_two(shifted)
-    tail = (_exp2_fraction(fraction) * power) * 1.52587890625e-5
-    correction = _exp2_product(fraction, tail * horner(tail, _C_FLOAT))
-    # 2^-16 z'(t) and its product with |x|, each with its rounding error.
-    linear: tl.constexpr = 1.59576416 * 1.52587890625e-5
-    linear_tail: tl.constexpr = 4.96144958e-6 * 1.52587890625e-5
-    cubic: tl.constexpr = 0.214064449 * 1.52587890625e-5
-    square = t * t
-    square_tail = fma(t, t, negate(square))
-    slope = fma(square, cubic, linear)
-    slope_tail = fma(square, cubic, linear - slope) + fma(square_tail, cubic, linear_tail)
-    product = t * slope
-    product_tail = fma(t, slope_tail, fma(t, slope, negate(product)))
-    numerator = 1.52587890625e-5 - product
-    numerator_tail = (1.52587890625e-5 - (numerator + product)) + fma(
-        tail, 1.52587890625e-5, negate(product_tail)
-    )
+    square, slope, slope_tail = _tanh_slope(t)
+    fraction, exponent = _tanh_exponent(t, square, slope, slope_tail, _BIAS_TWICE_SCALED)
+    power = power_of_two(exponent)
+    tail = _exp2_fraction(fraction) * power
+    correction = _exp2_product(fraction, horner(tail, _C_FLOAT))
+    two_thirds: tl.constexpr = 1.53478241
+    one: tl.constexpr = 192.480895996  # 192 more, for the shift
+    one_tail: tl.constexpr = 2.20671473e-6 * 3.0517578125e-5
+    factor: tl.constexpr = 0.480898649 * 1.52587890625e-5
+    scale: tl.constexpr = 3.0517578125e-5
+    z_slope = slope - two_thirds
+    shifted = fma(negate(t), z_slope, one)
+    numerator = fma(shifted, scale, -192.0 * 3.0517578125e-5)
+    rest = fma(negate(t), z_slope, one - shifted)
+    rest = fma(tail, factor, fma(negate(t), slope_tail, rest))
+    numerator_tail = fma(rest, scale, one_tail)
 
     is_near = t < 1.2
     factor_tail = fma(x, 0.0, tl.where(is_near, root_tail, numerator_tail))
     return (
-        tl.where(is_near, near_root, numerator),
+        tl.where(is_near, root, numerator),
         factor_tail,
         tl.where(is_near, near_correction, correction),
-        tl.where(is_near, 1.0, power),
+        tl.where(is_near, 0.5, power),
     )
 
 
@@ -406,7 +401,7 @@ def _erf_derivative_double(x):
 
 @triton.jit
 def _tanh_derivative_double(x):
-    """As _tanh_derivative_float."""
+    """As _tanh_derivative_float, with the formula as it stands beyond t = 1.5."""
     t = minimum(tl.abs(x), 30.0)
     root = (0.75246142207101629 - t) + -3.6355605092076871e-17
     near_root = root * horner(root, _Q_DOUBLE)

@@ -55,38 +55,45 @@ constexpr float kBiasScaled = kRoundingShift + 135.0f;
 // In the tanh form's derivative z' adds eight more bits between exp(-z) and the result.
 constexpr float kBiasTwiceScaled = kRoundingShift + 143.0f;
 
-// exp(-t^2 / 2) (1 + error), for t where its n is in the range of power_of_two().
+// 2^(-t^2 kHalfLog2E + correction), for t where its n is in the range of power_of_two().
 //
-// The rounding errors of t^2 and of the constant would be scaled up by the exponent, to more than
-// 10 ulp of the result; the fused remainders keep both. The small terms are summed first.
-DIGLOT_DEVICE Exponent normal_exponent(float t, float error, float bias) {
+// The rounding error of t^2 would be scaled up by the exponent, to more than 10 ulp of the result;
+// the fused remainder keeps it. That of the constant is left to the polynomials H and G.
+DIGLOT_DEVICE Exponent normal_exponent(float t, float correction, float bias) {
   constexpr float kHalfLog2E = 0.721347511f;
-  constexpr float kHalfLog2ETail = 9.62981517e-9f;
   const float square = t * t;
   const float square_tail = fma(t, t, -square);
   const float shifted = fma(square, -kHalfLog2E, bias);
   const float head = fma(square, -kHalfLog2E, bias - shifted);
-  float tail = fma(square, -kHalfLog2ETail, error * 1.44269504f);
-  tail = fma(square_tail, -kHalfLog2E, tail);
-  return {head + tail, shifted};
+  return {head + fma(square_tail, -kHalfLog2E, correction), shifted};
 }
 
-// exp(-z(t)) of the tanh form, likewise. The head of the linear constant is short enough for the
-// subtraction of slope from it to be exact.
-DIGLOT_DEVICE Exponent tanh_exponent(float t, float bias) {
+// kLinear + kCubic t^2 as head + tail, which is z(t) log2(e) / t but for the tails of the two
+// constants. kLinear is short enough for its difference from the head to be exact.
+struct TanhSlope {
+  float square;
+  float head;
+  float tail;
+};
+
+DIGLOT_DEVICE TanhSlope tanh_slope(float t) {
   constexpr float kLinear = 2.30218506f;
-  constexpr float kLinearTail = 2.31395497e-5f;
   constexpr float kCubic = 0.102943242f;
-  constexpr float kCubicTail = -2.01619854e-9f;
   const float square = t * t;
   const float square_tail = fma(t, t, -square);
-  const float slope = fma(square, kCubic, kLinear);
-  float slope_tail = fma(square, kCubicTail, kLinearTail);
-  slope_tail = fma(square_tail, kCubic, slope_tail);
-  slope_tail = fma(square, kCubic, kLinear - slope) + slope_tail;
-  const float shifted = fma(-t, slope, bias);
-  const float head = fma(-t, slope, bias - shifted);
-  return {fma(-t, slope_tail, head), shifted};
+  const float head = fma(square, kCubic, kLinear);
+  const float tail = fma(square_tail, kCubic, fma(square, kCubic, kLinear - head));
+  return {square, head, tail};
+}
+
+// exp(-z(t)) of the tanh form.
+DIGLOT_DEVICE Exponent tanh_exponent(float t, const TanhSlope& slope, float bias) {
+  constexpr float kLinearTail = 2.31395497e-5f;
+  constexpr float kCubicTail = -2.01619854e-9f;
+  const float tail = fma(slope.square, kCubicTail, kLinearTail) + slope.tail;
+  const float shifted = fma(-t, slope.head, bias);
+  const float head = fma(-t, slope.head, bias - shifted);
+  return {fma(-t, tail, head), shifted};
 }
 
 constexpr float kLog2 = 0.693147182f;
@@ -181,19 +188,18 @@ DIGLOT_DEVICE float tanh_derivative_half(float x) {
 // denominator, joins the exponent. H is a polynomial in t/(1 + 0.3 t) - 1, on which errors of this
 // other reciprocal have little effect.
 DIGLOT_DEVICE float erf_forward_float(float x) {
-  constexpr float kH[] = {0.122753382f,    -0.0330858007f,  -0.0925081447f,  0.0523289293f,
-                          -0.0114387497f,  -3.44288201e-5f, 0.000416268565f, -2.72000761e-6f,
-                          -1.82198874e-5f, -6.78390961e-7f, 7.61355352e-7f};
+  constexpr float kH[] = {0.122753359f,    -0.0330858268f,  -0.0925081149f,  0.0523286983f,
+                          -0.0114390757f,  -3.38006539e-5f, 0.000416611903f, -3.52658617e-6f,
+                          -1.82161511e-5f, -3.29360489e-7f, 6.46043475e-7f};
   const float clamped = minimum(x, 13.26f);
   const float t = minimum(absolute(clamped), 13.26f);
   const float denominator = fma(t, 2.3f, 2.0f);
   const float denominator_tail = fma(t, 2.3f, 2.0f - denominator);
   const float s = reciprocal_approximate(denominator);
   const float s_error = fma(-s, denominator_tail, fma(-s, denominator, 1.0f));
-  const Exponent exponent = normal_exponent(t, s_error, kBias);
+  const Exponent exponent = normal_exponent(t, s_error * 1.44269504f, kBias);
   const float v = fma(t, reciprocal_approximate(fma(t, 0.3f, 1.0f)), -1.0f);
-  const float h = horner(v, kH);
-  const float correction = exp2_product(exponent.fraction, h);
+  const float correction = exp2_product(exponent.fraction, horner(v, kH));
   const float scaled = absolute(clamped) * power_of_two(exponent.shifted);
   const float leading = scaled * s;
   const float leading_tail = fma(scaled, s, -leading);
@@ -204,7 +210,7 @@ DIGLOT_DEVICE float erf_forward_float(float x) {
 DIGLOT_DEVICE float tanh_forward_float(float x) {
   const float clamped = minimum(x, 10.27f);
   const float t = minimum(absolute(clamped), 10.27f);
-  const Exponent exponent = tanh_exponent(t, kBiasScaled);
+  const Exponent exponent = tanh_exponent(t, tanh_slope(t), kBiasScaled);
   const float power = power_of_two(exponent.shifted);
   const float tail = exp2_fraction(exponent.fraction) * power;
   const float denominator = tail + 256.0f;
@@ -235,72 +241,69 @@ DIGLOT_DEVICE float gradient(float grad, float x, const Factors& lower) {
 }
 
 // gelu'(-t) = exp(-t^2/2) r G(s), s = 1/(1 + 0.25 t), r = 0.5 (root - t) 2^-8. G is near 1: only
-// G - 1 is computed. The error of s, compensated in the exponent, is weighed by the slope of log G
-// over log s; r is carried with its rounding error.
+// G - 1 is computed. The error of s, compensated in the exponent, is weighed by the slope of
+// log2(G) over log(s). r carries its rounding error.
 DIGLOT_DEVICE Factors erf_derivative_float(float x) {
-  constexpr float kG[] = {-0.021508351f, 0.554490983f,  0.678601444f,   0.614264369f,
-                          0.365418553f,  0.0830179006f, -0.0614120401f, -0.0439964682f,
-                          0.0116940206f, 0.0145886093f};
+  constexpr float kG[] = {-0.0153814778f, 0.557963371f,  0.682849467f,  0.61810571f,
+                          0.367702395f,   0.0837095976f, -0.061809022f, -0.0455233976f,
+                          0.0115241716f,  0.0183944497f};
   const float t = minimum(absolute(x), 13.68f);
   const float denominator = fma(t, 0.25f, 1.0f);
   const float denominator_tail = fma(t, 0.25f, 1.0f - denominator);
   const float s = reciprocal_approximate(denominator);
   const float s_error = fma(-s, denominator_tail, fma(-s, denominator, 1.0f));
-  const float g_error = s_error * fma(s, 1.29286f, -0.34254f);
+  const float g_error = s_error * fma(s, 1.86514688f, -0.494155347f);
   const Exponent exponent = normal_exponent(t, g_error, kBiasScaled);
   const float correction = exp2_product(exponent.fraction, horner(s - 0.625f, kG));
-  // r as a sum of two floats: the product and the difference, each with its rounding error.
-  constexpr float kHead = 0.756498933f * 0.001953125f;
-  constexpr float kTail = 3.20258503e-13f * 0.001953125f;
-  constexpr float kSlope = 1.00626159f * 0.001953125f;
-  const float product = t * kSlope;
-  const float product_tail = fma(t, kSlope, -product) - kTail;
-  const float root = kHead - product;
-  const float subtracted = root - kHead;
-  const float root_tail = ((kHead - (root - subtracted)) - (product + subtracted)) - product_tail;
+  constexpr float kScale = 0.001953125f;
+  constexpr float kRoot = 0.751791537f * kScale;
+  constexpr float kRootTail = -1.21144499e-8f * kScale;
+  const float root = fma(t, -kScale, kRoot);
+  const float back = root - kRoot;
+  const float rounding = (kRoot - (root - back)) - fma(t, kScale, back);
+  const float root_tail = rounding + kRootTail;
   return {root, fma(x, 0.0f, root_tail), correction, power_of_two(exponent.shifted)};
 }
 
 // gelu'(-t) = E (1 + E - t z'(t)) / (1 + E)^2, E = exp(-z(t)). Near the root, for t < 1.2, this is
-// r Q(r), r = 0.29 (root - t), with Q near 1. Beyond, where E < 0.14, the numerator is a sum of
-// two floats, and 1/(1 + E)^2 is 1 + C(E).
+// (root - t) Q(t). Beyond, the numerator is a sum of two floats, and the rest is E C(E).
+//
+// The numerator is taken times log2(e)/3, where z'(t) becomes slope - 2/3 kLinear, which is exact.
+// Its head is rounded to a multiple of 2^-17 for its tail to be exact too. What the constants'
+// tails would add is left to kOneTail, kFactor and C.
 DIGLOT_DEVICE Factors tanh_derivative_float(float x) {
-  constexpr float kQ0 = 0.477265537f;
-  constexpr float kQ[] = {4.56525278f, -0.638185024f, -15.8140173f, -7.91575432f, 32.2001915f,
-                          29.4161148f, -47.5835724f,  -55.8866615f, 71.2213516f};
-  constexpr float kC[] = {-1.99999976f, 2.99996328f,  -3.99813128f,
-                          4.95734549f,  -5.50935841f, 4.11424494f};
+  constexpr float kQ[] = {0.0506959446f,    -0.71423918f,    -0.210017204f,    0.233760282f,
+                          0.0233319253f,    -0.0474585071f,  -0.000450011867f, 0.00694869133f,
+                          -0.000200621711f, -0.000700996257f};
+  constexpr float kRoot = 0.752461433f;
+  constexpr float kRootTail = -1.13396279e-8f;
   const float t = minimum(absolute(x), 10.491f);
-  const float root = fma(t, -1.16539669f * 0.25f, 0.876916051f * 0.25f);
-  constexpr float kRootTail = 7.02252375e-13f * 0.25f;
-  // The correction is small on both sides of the root only if the head is doubled on one.
-  const bool is_low = t < 0.75f;
-  const float near_root = is_low ? root + root : root;
-  const float near_correction =
-      fma(is_low ? 0.5f * root : root, horner(root, kQ), is_low ? 0.5f * kQ0 - 0.5f : kQ0);
+  const float root = kRoot - t;
+  const float near_correction = horner(t - 0.5f, kQ);
 
-  const Exponent exponent = tanh_exponent(t, kBiasTwiceScaled);
+  constexpr float kC[] = {0.0397207774f,   -3.17297236e-5f,  7.26184723e-10f, -1.47487799e-14f,
+                          2.75258669e-19f, -4.32689773e-24f, 3.85576953e-29f};
+  const TanhSlope slope = tanh_slope(t);
+  const Exponent exponent = tanh_exponent(t, slope, kBiasTwiceScaled);
   const float power = power_of_two(exponent.shifted);
-  const float tail = (exp2_fraction(exponent.fraction) * power) * 1.52587890625e-5f;
-  const float correction = exp2_product(exponent.fraction, tail * horner(tail, kC));
-  // 2^-16 z'(t) and its product with |x|, each with its rounding error.
-  constexpr float kLinear = 1.59576416f * 1.52587890625e-5f;
-  constexpr float kLinearTail = 4.96144958e-6f * 1.52587890625e-5f;
-  constexpr float kCubic = 0.214064449f * 1.52587890625e-5f;
-  const float square = t * t;
-  const float square_tail = fma(t, t, -square);
-  const float slope = fma(square, kCubic, kLinear);
-  const float slope_tail =
-      fma(square, kCubic, kLinear - slope) + fma(square_tail, kCubic, kLinearTail);
-  const float product = t * slope;
-  const float product_tail = fma(t, slope_tail, fma(t, slope, -product));
-  const float numerator = 1.52587890625e-5f - product;
-  const float numerator_tail =
-      (1.52587890625e-5f - (numerator + product)) + fma(tail, 1.52587890625e-5f, -product_tail);
+  const float tail = exp2_fraction(exponent.fraction) * power;
+  const float correction = exp2_product(exponent.fraction, horner(tail, kC));
+  constexpr float kTwoThirds = 1.53478241f;
+  constexpr float kOne = 0.480895996f;
+  constexpr float kOneTail = 2.20671473e-6f;
+  constexpr float kFactor = 0.480898649f * 1.52587890625e-5f;
+  constexpr float kShift = 192.0f;
+  constexpr float kScale = 3.0517578125e-5f;
+  const float z_slope = slope.head - kTwoThirds;
+  const float shifted = fma(-t, z_slope, kShift + kOne);
+  const float numerator = fma(shifted, kScale, -kShift * kScale);
+  float rest = fma(-t, z_slope, (kShift + kOne) - shifted);
+  rest = fma(tail, kFactor, fma(-t, slope.tail, rest));
+  const float numerator_tail = fma(rest, kScale, kOneTail * kScale);
 
   const bool is_near = t < 1.2f;
-  return {is_near ? near_root : numerator, fma(x, 0.0f, is_near ? kRootTail : numerator_tail),
-          is_near ? near_correction : correction, is_near ? 1.0f : power};
+  return {is_near ? root : numerator, fma(x, 0.0f, is_near ? kRootTail : numerator_tail),
+          is_near ? near_correction : correction, is_near ? 0.5f : power};
 }
 
 // As erf_forward_half, with exp(-t^2/2) = exp(-t^2/4)^2, of which neither factor underflows too
@@ -354,7 +357,7 @@ DIGLOT_DEVICE double erf_derivative_double(double x) {
   return x < 0.0 ? lower : 1.0 - lower;
 }
 
-// As tanh_derivative_float.
+// As tanh_derivative_float, with the formula as it stands beyond t = 1.5.
 DIGLOT_DEVICE double tanh_derivative_double(double x) {
   constexpr double kQ[] = {0.43040009102485854,    0.38751844613578801,    -0.015782853521863212,
                            -0.1139444830808625,    -0.016619328342133838,  0.019682309456769242,
@@ -384,9 +387,10 @@ DIGLOT_DEVICE double tanh_derivative_double(double x) {
 
 }  // namespace gelu_detail
 
-// gelu(x). Greatest errors found, in ulp of the result, for results that are normal:
+// gelu(x). Greatest errors found, in ulp of the result, for results that are normal; in fp32 among
+// all floats from 2^-12 to 14, the reciprocal rounded correctly or 1 ulp off to either side:
 //   kHalf    1 ulp after rounding (erf: at 90 of 63488 fp16 and 1 bf16 inputs; tanh: 8 and 0)
-//   kFloat   1.85 ulp (erf), 1.80 ulp (tanh); 0.95 and 1.45 ulp for x > 0
+//   kFloat   1.93 ulp (erf), 1.82 ulp (tanh); 0.97 and 1.51 ulp for x > 0
 //   kDouble  1.3e-15 (erf) and 7e-16 (tanh), relative
 template <Approximate approximate, Precision precision>
 DIGLOT_DEVICE typename ComputeType<precision>::type gelu(typename ComputeType<precision>::type x) {
@@ -402,7 +406,7 @@ DIGLOT_DEVICE typename ComputeType<precision>::type gelu(typename ComputeType<pr
 
 // The derivative of gelu at x. Greatest errors found, as above:
 //   kHalf    1 ulp after rounding (erf: at 121 fp16 inputs, no bf16 input; tanh: 8 and 0)
-//   kFloat   1.75 ulp (erf), 1.82 ulp (tanh); 1.13 and 1.27 ulp for x > 0
+//   kFloat   1.88 ulp (erf), 1.87 ulp (tanh); 1.18 and 1.23 ulp for x > 0
 //   kDouble  8e-16 (erf) and 1.0e-15 (tanh), relative
 template <Approximate approximate, Precision precision>
 DIGLOT_DEVICE typename ComputeType<precision>::type gelu_derivative(
