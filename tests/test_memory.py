@@ -59,18 +59,14 @@ def test_nothing_but_the_result_is_allocated(backend, layout, op):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("backend", KERNELS)
-def test_nothing_but_gradients_is_allocated(backend, layout):
-    x = LAYOUTS[layout](torch.randn(4, 64, 32, 96, device="cuda")).detach().requires_grad_()
-
-    def backward():
-        y = diglot.gelu(x, backend=backend)
-        grad = torch.ones_like(y)
-        (of_input,) = torch.autograd.grad(y, x, grad)
-        return y, grad, of_input
-
-    backward()
-    peak, results = peak_bytes(backward)
-    assert peak == sum(allocated(result) for result in results)
+def test_nothing_but_the_gradient_is_allocated(backend, layout):
+    x = LAYOUTS[layout](torch.randn(4, 64, 32, 96, device="cuda"))
+    grad = LAYOUTS[layout](torch.randn(4, 64, 32, 96, device="cuda"))
+    # Not through autograd, whose threads keep tensors a little longer than the call.
+    backward = torch.ops.diglot.gelu_backward
+    backward(grad, x, "none", backend)
+    peak, result = peak_bytes(backward, grad, x, "none", backend)
+    assert peak == allocated(result)
 
 
 def chunks(count, size=1 << 28):
