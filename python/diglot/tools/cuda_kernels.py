@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from diglot.triton_ops.elementwise_launch import access_elements, common_head
-from diglot.triton_ops.layout import NARROW_LIMIT, Layout, compute_layout, layout_of, split_layout
+from diglot.triton_ops.layout import Layout, compute_layout, layout_of, split_layout
 
 ACCESS_BYTES = 16
 TINY_ELEMENTS = 1 << 17  # kTinyElements
@@ -98,7 +98,7 @@ def _add_backward(
         return _elementwise((grad_output, out), "add_backward", kind)
     kept, reduced = split_layout(grad_output, out)
     if workspace is None:
-        return [_sum(kind, kept, reduced)]
+        return [_sum(grad_output, kept, reduced)]
     rows = compute_layout(((workspace.shape[0],),), ((kept.numel,),))
     steps = [1]
     for size in kept.sizes:
@@ -107,18 +107,25 @@ def _add_backward(
     to_workspace = kept.with_strides([(of[0], step) for of, step in pairs])
     from_workspace = kept.with_strides([(step, of[1]) for of, step in pairs])
     return [
-        _sum(kind, to_workspace, reduced),
-        _sum(TYPES[workspace.dtype], from_workspace, rows),
+        _sum(grad_output, to_workspace, reduced),
+        _sum(workspace, from_workspace, rows),
     ]
 
 
-def _sum(kind: str, kept: Layout, reduced: Layout) -> str:
+def _sum(source: torch.Tensor, kept: Layout, reduced: Layout) -> str:
     reduced_is_fastest = bool(reduced.strides) and (
         not kept.strides or reduced.strides[0][0] < kept.strides[0][0]
     )
-    narrow = kept.numel * reduced.numel < NARROW_LIMIT and kept.is_narrow and reduced.is_narrow
-    index, lanes = ("unsigned int" if narrow else "long"), (1 if reduced_is_fastest else 32)
-    return f"add_backward_sum<{kind}, {index}, {lanes}>"
+    vector = ACCESS_BYTES // source.element_size()
+    of_kept = of_reduced = 1
+    if source.data_ptr() % ACCESS_BYTES == 0:
+        if reduced_is_fastest:
+            if reduced.has_vectors(0, vector) and kept.has_multiples(0, vector, 0):
+                reduced, of_reduced = reduced.in_vectors(vector), vector
+        elif kept.has_vectors(0, vector) and reduced.has_multiples(0, vector, 0):
+            kept, of_kept = kept.in_vectors(vector), vector
+    index = "unsigned int" if kept.is_narrow and reduced.is_narrow else "long"
+    return f"add_backward_sum<{TYPES[source.dtype]}, {index}, {of_kept}, {of_reduced}>"
 
 
 # By launcher: from its arguments, the names of the kernels that it starts, in order.
