@@ -276,7 +276,7 @@ def calls_of(dtype: str, elements: int = LARGE) -> dict[str, Call]:
     calls |= {
         "add backward flat": Call("add", (flat, flat), {"alpha": 2}, True),
         "add backward sum": Call("add", (like(dtype, 4096, 64), like(dtype, 64)), {}, True),
-        "add backward row": Call("add", (like(dtype, 64, 4096), like(dtype, 64, 1)), {}, True),
+        "add backward row": Call("add", (like(dtype, 64, 65536), like(dtype, 64, 1)), {}, True),
     }
     for form, backward in itertools.product(("none", "tanh"), (False, True)):
         name = f"gelu {form} {'backward' if backward else 'forward'}"
@@ -344,8 +344,8 @@ def test_the_cuda_kernel_of_a_call(elements, accesses):
             f"gelu_forward_strided<{bf16}, (Approximate)0, FlatShape<2, 8>, unsigned int>"
         ],
         "add backward row": [
-            f"add_backward_sum<{bf16}, unsigned int, 1>",
-            "add_backward_sum<float, unsigned int, 32>",
+            f"add_backward_sum<{bf16}, unsigned int, 1, 8>",
+            "add_backward_sum<float, unsigned int, 4, 1>",
         ],
         "gelu tanh backward flat": [f"gelu_backward_flat<{bf16}, {form}, {flat}"],
         "gelu tanh forward strided": [f"gelu_forward_strided<{bf16}, {form}, {strided}"],
@@ -355,7 +355,7 @@ def test_the_cuda_kernel_of_a_call(elements, accesses):
         assert names[call] == expected[call]
     if elements == LARGE:
         assert names.keys() > expected.keys()
-        assert names["add backward sum"][0] == f"add_backward_sum<{bf16}, unsigned int, 32>"
+        assert names["add backward sum"][0] == f"add_backward_sum<{bf16}, unsigned int, 8, 1>"
     assert found["add flat"].kernels[0].architecture == "sm_90a"
 
 

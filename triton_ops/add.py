@@ -2,13 +2,13 @@
 
 import math
 
+import torch
 import triton
 import triton.language as tl
 
-from diglot.triton_ops.elementwise_launch import elementwise_launch
+from diglot.triton_ops.elementwise_launch import ACCESS_BYTES, elementwise_launch
 from diglot.triton_ops.launch import launch, number_halves
 from diglot.triton_ops.layout import (
-    NARROW_LIMIT,
     compute_layout,
     split_layout,
     strided_arguments,
@@ -190,12 +190,14 @@ def add_backward_sum(
     alpha_high, alpha_low,
     RANK: tl.constexpr, REDUCED_RANK: tl.constexpr, WIDE: tl.constexpr,
     KEPT_BLOCK: tl.constexpr, REDUCED_BLOCK: tl.constexpr,
+    KEPT_VECTOR: tl.constexpr, REDUCED_VECTOR: tl.constexpr,
 ):  # fmt: skip
     """Sums grad_output over the dimensions along which an operand was broadcast.
 
     A program takes KEPT_BLOCK kept elements and one split of the reduced ones, REDUCED_BLOCK at a
-    time. With several splits, `output` is a workspace of one row per split, and a second launch
-    sums the rows. The order of the sum depends on the shapes alone.
+    time, in aligned accesses of KEPT_VECTOR or REDUCED_VECTOR elements. With several splits,
+    `output` is a workspace of one row per split, and a second launch sums the rows. The order of
+    the sum depends on shapes, strides and alignment alone.
     """
     OUT: tl.constexpr = output.dtype.element_ty
     COMPUTE: tl.constexpr = compute_type(grad_output.dtype.element_ty)
@@ -204,7 +206,7 @@ def add_backward_sum(
     program = tl.program_id(0).to(tl.int64)
     split = program // tiles
     element = (program % tiles * KEPT_BLOCK + tl.arange(0, KEPT_BLOCK)).to(INDEX)
-    rows_per_split = tl.cdiv(reduced, splits)
+    rows_per_split = tl.cdiv(reduced // REDUCED_VECTOR, splits) * REDUCED_VECTOR
     begin = split * rows_per_split
     end = tl.minimum(begin + rows_per_split, reduced)
 
@@ -222,13 +224,34 @@ def add_backward_sum(
         row_at = strided_offset(
             row.to(INDEX), reduced_sizes, r_start, reduced_strides, REDUCED_RANK, WIDE
         )
-        mask = (row < end)[:, None] & is_kept[None, :]
-        # In 64 bits: two offsets that fit 31 bits may not when added.
-        at = row_at.to(tl.int64)[:, None] + in_at[None, :]
-        loaded = tl.load(grad_output + at, mask=mask, other=0)
+        loaded = load_tile(
+            grad_output, row_at, row < end, in_at, is_kept, REDUCED_VECTOR, KEPT_VECTOR
+        )
         partial += loaded.to(COMPUTE)
     total = number(alpha_high, alpha_low, COMPUTE) * tl.sum(partial, axis=0)
     tl.store(output + split * output_split_stride + out_at, convert(total, OUT), mask=is_kept)
+
+
+@triton.jit
+def load_tile(
+    pointer, row_at, is_row, column_at, is_column, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """Elements at the sums of two offsets, zero outside.
+
+    Along one direction ROWS or COLUMNS of them are neighbours, from a multiple of 16 bytes on. The
+    sums and the hints on them are made here: a hint on a parameter is lost in inlining.
+    """
+    # In 64 bits: two offsets that fit 31 bits may not when added.
+    at = row_at.to(tl.int64)[:, None] + column_at[None, :]
+    mask = is_row[:, None] & is_column[None, :]
+    address = pointer + at
+    if ROWS > 1:
+        mask = tl.max_constancy(mask, (ROWS, 1))
+        address = tl.max_contiguous(tl.multiple_of(address, (16, 1)), (ROWS, 1))
+    if COLUMNS > 1:
+        mask = tl.max_constancy(mask, (1, COLUMNS))
+        address = tl.max_contiguous(tl.multiple_of(address, (1, 16)), (1, COLUMNS))
+    return tl.load(address, mask=mask, other=0)
 
 
 def add_forward(input, other, alpha, out):
@@ -269,13 +292,45 @@ def add_backward(grad_output, alpha, workspace, out):
     return "sum, split"
 
 
+SUM_BYTES = 8192  # of a tile: four 16-byte loads per thread, or at most 16 of one element
+SUM_WARPS = 4
+MOST_PROGRAMS = 2**31 - 1
+
+
+def power_of_two(n, most):
+    """The least power of two that is at least n, and at most `most`."""
+    result = 1
+    while result < n and result < most:
+        result *= 2
+    return result
+
+
 def launch_sum(source, target, kept, reduced, splits, split_stride, halves):
     """One pass of add_backward_sum."""
+    size = source.element_size()
+    vector = ACCESS_BYTES // size
     reduced_is_fastest = bool(reduced.strides) and (
         not kept.strides or reduced.strides[0][0] < kept.strides[0][0]
     )
-    kept_block, reduced_block = (1, 2048) if reduced_is_fastest else (64, 32)
-    wide = not (kept.numel * reduced.numel < NARROW_LIMIT and kept.is_narrow and reduced.is_narrow)
+    kept_vector = reduced_vector = 1
+    # Addresses of traced tensors are unknown.
+    if type(source) is torch.Tensor and source.data_ptr() % ACCESS_BYTES == 0:
+        if reduced_is_fastest:
+            if reduced.has_vectors(0, vector) and kept.has_multiples(0, vector, 0):
+                reduced_vector = vector
+        elif kept.has_vectors(0, vector) and reduced.has_multiples(0, vector, 0):
+            kept_vector = vector
+    elements = SUM_BYTES // (size if kept_vector * reduced_vector > 1 else max(size, 4))
+    # The tile extends along the fastest dimension until a warp reads neighbouring elements, or all.
+    if reduced_is_fastest:
+        reduced_block = max(power_of_two(reduced.numel // splits, elements), reduced_vector)
+        kept_block = power_of_two(kept.numel, elements // reduced_block)
+    else:
+        kept_block = power_of_two(kept.numel, 32 * vector)
+        reduced_block = elements // kept_block
+    while -(-kept.numel // kept_block) * splits > MOST_PROGRAMS:
+        kept_block *= 2
+    wide = not (kept.is_narrow and reduced.is_narrow)
     for slice, start in kept.slices():
         launch(
             add_backward_sum,
@@ -290,6 +345,14 @@ def launch_sum(source, target, kept, reduced, splits, split_stride, halves):
                 *strided_arguments(reduced, (0,), arrays=1),
                 *halves,
             ),
-            (len(slice.sizes), len(reduced.sizes), wide, kept_block, reduced_block),
-            4,
+            (
+                len(slice.sizes),
+                len(reduced.sizes),
+                wide,
+                kept_block,
+                reduced_block,
+                kept_vector,
+                reduced_vector,
+            ),
+            SUM_WARPS,
         )

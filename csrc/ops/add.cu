@@ -115,51 +115,78 @@ __global__ void __launch_bounds__(kElementwiseThreads)
 constexpr int kSumThreads = 256;
 constexpr int kSumLoads = 4;  // loads in flight per thread
 
+// How the threads of a block of add_backward_sum lie: `columns` along the kept elements, `rows`
+// along the reduced ones. Both are powers of two, and kSumThreads their product.
+struct SumShape {
+  int rows, columns;
+  int row_step, column_step;  // from a thread to the next row or column: 1 along the fastest
+};
+
 // Sums grad_output over the dimensions along which an operand was broadcast.
 //
-// A block is kLanes neighbouring kept elements wide and kSumThreads / kLanes reduced elements
-// high: 32 lanes where the fastest dimension is kept, one where it is reduced, so that either way a
-// warp reads neighbouring elements. blockIdx.y is the split of the reduced elements; with several
-// splits, `output` is a workspace of one row per split, and a second launch sums the rows. The
-// order of the sum depends on the shapes alone.
-template <typename T, typename Index, int kLanes>
+// `kept`, `reduced` and their strides count accesses: of kKept elements along the fastest dimension
+// where it is kept, of kReduced where it is reduced, of one otherwise. blockIdx.y is the split of
+// the reduced ones; with several splits, `output` is a workspace of one row per split, and a second
+// launch sums the rows. The order of the sum depends on shapes, strides and alignment alone.
+template <typename T, typename Index, int kKept, int kReduced>
 __global__ void __launch_bounds__(kSumThreads)
-    add_backward_sum(int64_t kept, int64_t reduced, Strides<2, Index> kept_strides,
+    add_backward_sum(SumShape shape, int64_t kept, int64_t reduced, Strides<2, Index> kept_strides,
                      Strides<1, Index> reduced_strides, const T* grad_output, compute_t<T> alpha,
-                     void* output, DType output_dtype, int64_t output_split_stride) {
+                     void* output, DType output_dtype, int64_t output_step,
+                     int64_t output_split_stride) {
   using Value = compute_t<T>;
-  constexpr int kRows = kSumThreads / kLanes;
-  const int lane = threadIdx.x % kLanes;
-  const int row = threadIdx.x / kLanes;
-  const int64_t element = static_cast<int64_t>(blockIdx.x) * kLanes + lane;
+  constexpr int kElements = kKept * kReduced;
+  const int row = threadIdx.x / shape.row_step % shape.rows;
+  const int column = threadIdx.x / shape.column_step % shape.columns;
+  const int64_t element = static_cast<int64_t>(blockIdx.x) * shape.columns + column;
   const int64_t rows_per_split = (reduced + gridDim.y - 1) / gridDim.y;
   const int64_t begin = blockIdx.y * rows_per_split;
   const int64_t end = begin + rows_per_split < reduced ? begin + rows_per_split : reduced;
 
-  const auto at = kept_strides.offsets(static_cast<Index>(element < kept ? element : 0));
-  Value partial[kSumLoads] = {};
-  if (element < kept) {
-    for (int64_t first = begin + row; first < end; first += kRows * kSumLoads) {
+  const auto at = kept_strides.offsets(static_cast<Index>(element < kept ? element : kept - 1));
+  Value partial[kElements] = {};
+  for (int64_t first = begin + row; first < end; first += shape.rows * kSumLoads) {
+    // Past the end the last is loaded again: loads without a condition are all in flight at once.
+    Vector<T, kElements> loaded[kSumLoads];
+    DIGLOT_UNROLL
+    for (int i = 0; i < kSumLoads; ++i) {
+      const int64_t r = first + i * shape.rows < end ? first + i * shape.rows : end - 1;
+      const Index offset = reduced_strides.offsets(static_cast<Index>(r)).of[0];
+      loaded[i] = load_vector<T, kElements>(grad_output + at.of[0] + offset);
+    }
+    DIGLOT_UNROLL
+    for (int i = 0; i < kSumLoads; ++i) {
+      const bool is_summed = first + i * shape.rows < end;
       DIGLOT_UNROLL
-      for (int i = 0; i < kSumLoads; ++i) {
-        const int64_t r = first + i * kRows;
-        if (r < end) {
-          const Index offset = reduced_strides.offsets(static_cast<Index>(r)).of[0];
-          partial[i] += convert<Value>(grad_output[at.of[0] + offset]);
-        }
+      for (int e = 0; e < kElements; ++e) {
+        partial[e] += is_summed ? convert<Value>(loaded[i][e]) : Value{0};
       }
     }
   }
-  __shared__ Value sums[kSumThreads];
-  sums[threadIdx.x] = (partial[0] + partial[1]) + (partial[2] + partial[3]);
+  DIGLOT_UNROLL
+  for (int half = kReduced / 2; half > 0; half /= 2) {
+    DIGLOT_UNROLL
+    for (int e = 0; e < half; ++e) partial[e] += partial[e + half];
+  }
+  __shared__ Value sums[kKept][kSumThreads];
+  DIGLOT_UNROLL
+  for (int e = 0; e < kKept; ++e) sums[e][threadIdx.x] = partial[e];
   __syncthreads();
-  for (int half = kRows / 2; half > 0; half /= 2) {
-    if (row < half) sums[threadIdx.x] += sums[threadIdx.x + half * kLanes];
+  for (int half = shape.rows / 2; half > 0; half /= 2) {
+    if (row < half) {
+      DIGLOT_UNROLL
+      for (int e = 0; e < kKept; ++e) {
+        sums[e][threadIdx.x] += sums[e][threadIdx.x + half * shape.row_step];
+      }
+    }
     __syncthreads();
   }
   if (row == 0 && element < kept) {
-    store_as(output, at.of[1] + blockIdx.y * output_split_stride, output_dtype,
-             alpha * sums[threadIdx.x]);
+    DIGLOT_UNROLL
+    for (int e = 0; e < kKept; ++e) {
+      store_as(output, at.of[1] + e * output_step + blockIdx.y * output_split_stride, output_dtype,
+               alpha * sums[e][threadIdx.x]);
+    }
   }
 }
 
@@ -233,33 +260,66 @@ Operand select_dimensions(const Operand& operand, const Operand& shape, bool kep
   return selected;
 }
 
+// The least power of two that is at least n, and at most `most`.
+int power_of_two(int64_t n, int most) {
+  int result = 1;
+  while (result < n && result < most) result *= 2;
+  return result;
+}
+
+// Threads along the fastest dimension until a warp reads neighbouring elements, or all that there
+// are; the others along the slower one.
+SumShape sum_shape(int64_t kept, int64_t reduced, int64_t splits, bool reduced_is_fastest) {
+  constexpr int64_t kMostBlocks = (int64_t{1} << 31) - 1;
+  int columns = power_of_two(kept, 32);
+  if (reduced_is_fastest) {
+    columns =
+        kSumThreads / power_of_two((reduced / splits + kSumLoads - 1) / kSumLoads, kSumThreads);
+  }
+  while ((kept + columns - 1) / columns > kMostBlocks && columns < kSumThreads) columns *= 2;
+  const int rows = kSumThreads / columns;
+  return {rows, columns, reduced_is_fastest ? 1 : columns, reduced_is_fastest ? rows : 1};
+}
+
 template <typename T>
 void launch_sum(Stream stream, const Layout<2>& kept, const Layout<1>& reduced, const void* grad,
                 int64_t splits, compute_t<T> alpha, const Operand& out, int64_t split_stride) {
+  constexpr int kVector = kVectorElements<T>;
   const bool reduced_is_fastest =
       reduced.rank > 0 && (kept.rank == 0 || reduced.strides[0][0] < kept.strides[0][0]);
-  const auto run = [&](auto lanes, auto index) {
+  const bool is_aligned = reinterpret_cast<uintptr_t>(grad) % kAccessBytes == 0;
+  const auto run = [&](auto kept_elements, auto reduced_elements, auto index,
+                       const Layout<2>& kept_accesses, const Layout<1>& reduced_accesses) {
     using Index = decltype(index);
-    constexpr int kLanes = decltype(lanes)::value;
-    kept.for_each_slice<Index>([&](int64_t elements, const auto& kept_strides) {
-      launch<add_backward_sum<T, Index, kLanes>>(
-          dim3(blocks_for(elements, kLanes), static_cast<unsigned>(splits)), kSumThreads, stream,
-          elements, reduced.numel, kept_strides, reduced.device_strides<Index>(),
-          static_cast<const T*>(grad), alpha, out.data, out.dtype, split_stride);
+    const SumShape shape =
+        sum_shape(kept_accesses.numel, reduced_accesses.numel, splits, reduced_is_fastest);
+    kept_accesses.template for_each_slice<Index>([&](int64_t elements, const auto& kept_strides) {
+      launch<add_backward_sum<T, Index, decltype(kept_elements)::value,
+                              decltype(reduced_elements)::value>>(
+          dim3(blocks_for(elements, shape.columns), static_cast<unsigned>(splits)), kSumThreads,
+          stream, shape, elements, reduced_accesses.numel, kept_strides,
+          reduced_accesses.template device_strides<Index>(), static_cast<const T*>(grad), alpha,
+          out.data, out.dtype, kept.rank > 0 ? kept.strides[0][1] : 0, split_stride);
     });
   };
-  const auto with_lanes = [&](auto lanes) {
-    if (kept.numel * reduced.numel < (int64_t{1} << 31) && kept.is_narrow() &&
-        reduced.is_narrow()) {
-      run(lanes, uint32_t{});
+  const auto with_index = [&](auto kept_elements, auto reduced_elements,
+                              const Layout<2>& kept_accesses, const Layout<1>& reduced_accesses) {
+    if (kept_accesses.is_narrow() && reduced_accesses.is_narrow()) {
+      run(kept_elements, reduced_elements, uint32_t{}, kept_accesses, reduced_accesses);
     } else {
-      run(lanes, int64_t{});
+      run(kept_elements, reduced_elements, int64_t{}, kept_accesses, reduced_accesses);
     }
   };
-  if (reduced_is_fastest) {
-    with_lanes(std::integral_constant<int, 1>{});
+  const std::integral_constant<int, 1> one;
+  const std::integral_constant<int, kVector> vector;
+  if (is_aligned && !reduced_is_fastest && kept.has_vectors(0, kVector) &&
+      reduced.has_multiples(0, kVector, 0)) {
+    with_index(vector, one, kept.in_vectors(kVector), reduced);
+  } else if (is_aligned && reduced_is_fastest && reduced.has_vectors(0, kVector) &&
+             kept.has_multiples(0, kVector, 0)) {
+    with_index(one, vector, kept, reduced.in_vectors(kVector));
   } else {
-    with_lanes(std::integral_constant<int, 32>{});
+    with_index(one, one, kept, reduced);
   }
 }
 

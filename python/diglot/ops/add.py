@@ -42,12 +42,13 @@ ALPHA_RANGES: dict[torch.dtype, tuple[float, float]] = {
 ALPHA_RANGES[torch.uint8] = (-255, 255)
 ALPHA_RANGES[torch.bool] = (-(2**63), 2**64 - 1)
 
-# A sum over broadcast dimensions is split until this many blocks share it, with at least this many
-# elements each. Constants, so that the order of a sum depends on shapes and strides alone, and not
-# on the GPU.
-SUM_BLOCKS = 1056
-SUM_ELEMENTS_PER_SPLIT = 512
-SUM_KEPT_PER_BLOCK = 32
+# A sum over broadcast dimensions is split until this many blocks share it, 16 for each of an H200's
+# 132 multiprocessors, with at least this many elements each. A block is one kept element wide where
+# a reduced dimension is the fastest, and a warp's 16-byte accesses otherwise. Constants, so that
+# the order of a sum depends on shapes, strides and alignment alone.
+SUM_BLOCKS = 16 * 132
+SUM_ELEMENTS_PER_BLOCK = 16384
+SUM_BYTES_OF_KEPT = 32 * 16
 # A kernel sums over this many dimensions at most (kMaxRank, MAX_RANK); over more, several do.
 SUM_DIMENSIONS = 8
 
@@ -80,8 +81,8 @@ def add(
     Returns:
         A tensor of the broadcast shape and the promoted dtype (`torch.result_type`), in the memory
         format that `torch.add` gives. Differentiable; gradients are summed over broadcast
-        dimensions on the same backend. "cuda" and "triton" sum in an order that depends on shapes
-        and strides alone, "torch" as PyTorch does.
+        dimensions on the same backend. "cuda" and "triton" sum in an order that depends on shapes,
+        strides and alignment alone, "torch" as PyTorch does.
 
     Raises:
         TypeError: not a tensor or number, an unsupported dtype, or an `alpha` of the wrong kind.
@@ -342,8 +343,15 @@ def _sum_splits(grad_output: torch.Tensor, shape: list[int]) -> int:
     """Into how many parts the sum over broadcast dimensions is split."""
     kept = math.prod(shape)
     reduced = grad_output.numel() // max(kept, 1)
-    blocks = max(1, -(-kept // SUM_KEPT_PER_BLOCK))
-    return max(1, min(SUM_BLOCKS // blocks, reduced // SUM_ELEMENTS_PER_SPLIT))
+    if reduced <= 1:
+        return 1
+    missing = grad_output.dim() - len(shape)
+    own = [1] * missing + list(shape)
+    steps = zip(grad_output.stride(), grad_output.shape, own, strict=True)
+    _, is_kept = min((stride, of_out == size) for stride, size, of_out in steps if size != 1)
+    width = min(kept, SUM_BYTES_OF_KEPT // grad_output.element_size()) if is_kept else 1
+    blocks = -(-kept // width)
+    return max(1, min(SUM_BLOCKS // blocks, reduced * width // SUM_ELEMENTS_PER_BLOCK))
 
 
 def _backward(
