@@ -146,6 +146,35 @@ def test_numbers_and_mixed_types(backend, compiler):
         torch.testing.assert_close(function(x, y, alpha), x + 2.5 + alpha * y.float())
 
 
+@pytest.mark.parametrize("compiler", COMPILERS)
+@pytest.mark.parametrize("backend", [CUDA, TRITON, "torch"])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_rows_and_many_dimensions(backend, compiler, dynamic):
+    """Layouts whose launches depend on more than the number of elements."""
+    function = torch.compile(
+        lambda a, b: diglot.add(a, b, alpha=2, backend=backend),
+        fullgraph=True,
+        backend=compiler,
+        dynamic=dynamic,
+    )
+    many = torch.randn((2, 3) * 5, device=DEVICE)
+    wide = torch.randn(40, 96, device=DEVICE)
+    order = (8, 3, 0, 5, 2, 7, 4, 9, 6, 1)
+    permuted = many.permute(order).contiguous().permute([order.index(d) for d in range(10)])
+    cases = [
+        (many, permuted),
+        (wide[:, :64], wide[:1, :64]),
+        (wide[:, :63], wide[:, :1]),
+    ]
+    for x, y in cases:
+        y = y.detach().requires_grad_()
+        own = function(x, y)
+        torch.testing.assert_close(own, x + 2 * y)
+        (grad,) = torch.autograd.grad(own.square().sum(), y)
+        (wanted,) = torch.autograd.grad((x + 2 * y).square().sum(), y)
+        torch.testing.assert_close(grad, wanted, rtol=1e-4, atol=1e-4)
+
+
 def test_module_compiles():
     module = torch.nn.Sequential(torch.nn.Linear(8, 8), diglot.nn.GELU(backend="torch")).to(DEVICE)
     x = torch.randn(3, 8, device=DEVICE)
