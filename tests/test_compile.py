@@ -147,7 +147,7 @@ def test_numbers_and_mixed_types(backend, compiler):
 
 
 @pytest.mark.parametrize("compiler", COMPILERS)
-@pytest.mark.parametrize("backend", [CUDA, TRITON, "torch"])
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_rows_and_many_dimensions(backend, compiler, dynamic):
     """Layouts whose launches depend on more than the number of elements."""
