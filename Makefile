@@ -48,17 +48,17 @@ demo: setup ## compare gelu and add on real activations, on every backend that r
 	done
 	@echo "pictures: $(CURDIR)/out/gelu.png $(CURDIR)/out/add.png"
 
-# A worker for each core, where pytest-xdist is installed and there is no GPU.
-WORKERS = $$($(RUN) -c 'import xdist; print("-n auto --dist worksteal")' 2>/dev/null || true)
+# Several workers, where pytest-xdist is installed. What fills a GPU's memory goes to one of them.
+workers = $$($(RUN) -c 'import xdist; print("-n auto --dist $(1)")' 2>/dev/null || true)
 
 test: lint setup ## lint, then every test that can run here
-	$(RUN) -m pytest $(WORKERS)
+	$(RUN) -m pytest $(call workers,worksteal)
 
 test-quick: setup ## the tests that are not slow, without lint
-	$(RUN) -m pytest $(WORKERS) -m "not slow"
+	$(RUN) -m pytest $(call workers,worksteal) -m "not slow"
 
-gpu-test: setup ## all kernels' tests on this machine's GPU; writes bench/results/<gpu>/tests.json
-	$(RUN) -m pytest -m "gpu or not slow" --evidence
+gpu-test: setup ## every test, on this machine's GPU; writes bench/results/<gpu>/tests.json
+	$(RUN) -m pytest $(call workers,loadgroup) --evidence
 
 bench: setup ## measure; writes bench/results/<gpu>/<op>.json
 	$(RUN) bench/run.py

@@ -75,8 +75,25 @@ def chunks(count, size=1 << 28):
 
 
 BEYOND = 2**31 + 4099
+LARGE_BYTES = 48 * 2**30
 
 
+@pytest.fixture
+def much_memory():
+    """For tests of large tensors: one after another, on a GPU that holds them."""
+    torch.cuda.empty_cache()
+    if torch.cuda.mem_get_info()[0] < LARGE_BYTES:
+        pytest.skip("less than 48 GiB of GPU memory are free")
+    yield
+    torch.cuda.empty_cache()
+
+
+def large_memory(test):
+    """Marks such a test."""
+    return pytest.mark.usefixtures("much_memory")(pytest.mark.xdist_group("memory")(test))
+
+
+@large_memory
 @pytest.mark.parametrize("backend", KERNELS)
 def test_gelu_of_more_than_2_31_elements(backend):
     x = torch.empty(BEYOND, dtype=torch.bfloat16, device="cuda").normal_()
@@ -93,6 +110,7 @@ def test_gelu_of_more_than_2_31_elements(backend):
         torch.testing.assert_close(gradient[part], expected.bfloat16())
 
 
+@large_memory
 @pytest.mark.parametrize("backend", KERNELS)
 def test_strided_add_beyond_2_31_elements(backend):
     wide = torch.randint(-128, 128, (2**16 + 1, 2**16), dtype=torch.int8, device="cuda")
@@ -104,6 +122,7 @@ def test_strided_add_beyond_2_31_elements(backend):
         assert torch.equal(y[part], narrow[part] + row)
 
 
+@large_memory
 @pytest.mark.parametrize("backend", KERNELS)
 def test_few_elements_at_offsets_beyond_2_31(backend):
     base = torch.zeros(2**32, dtype=torch.int8, device="cuda").view(2**16, 2**16)
@@ -113,6 +132,7 @@ def test_few_elements_at_offsets_beyond_2_31(backend):
     assert torch.equal(diglot.add(few, few, backend=backend), few + few)
 
 
+@large_memory
 @pytest.mark.parametrize(
     "shape, to", [((BEYOND,), ()), ((2**16 + 1, 2**15), (2**15,)), ((2**15, 2**16 + 1), (2**15, 1))]
 )
@@ -129,6 +149,7 @@ def test_gradient_sum_of_more_than_2_31_elements(backend, shape, to):
     assert torch.equal(own, expected.float())
 
 
+@large_memory
 @pytest.mark.parametrize("backend", KERNELS)
 def test_gradient_sums_of_more_than_2_31_groups(backend):
     grad = torch.randint(-2, 3, (2**31 + 5, 2), dtype=torch.int8, device="cuda").half()

@@ -170,7 +170,9 @@ def test_add(backend, data):
 @given(data=st.data())
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_add_of_a_number(backend, data):
-    x = operands(data, 1, DTYPES)
+    # Of zeros without memory and a number PyTorch makes float64 in some cases: not copied.
+    kinds = [kind for kind in KINDS if kind != "zeros without memory"]
+    x = operands(data, 1, DTYPES, kinds)
     number = data.draw(st.sampled_from([2, -3, 0, 1.5, True, 2**40]))
     compare(
         lambda a: diglot.add(a, number, backend=backend),
