@@ -1,16 +1,18 @@
-"""Builds diglot's CUDA extension, where a CUDA compiler is found.
+"""Builds diglot's CUDA extension, where a CUDA compiler is found, and the CUDA kernels for the
+host's interpreter.
 
-The extension targets PyTorch's stable ABI (2.10) and Python's limited API (3.10), so that one wheel
+Each targets PyTorch's stable ABI (2.10) and Python's limited API (3.10), so that one wheel
 serves every later version of either. What it is built for is read from the environment:
 
 CUDA_HOME             the CUDA toolkit (default: that of the nvcc on PATH or of pip's packages)
 TORCH_CUDA_ARCH_LIST  architectures, such as "8.0 9.0a 9.0+PTX" (the default)
 DIGLOT_REQUIRE_CUDA   1: fail where no nvcc is found, instead of building without the CUDA backend
-DIGLOT_SKIP_CUDA      1: build without the CUDA backend, even where nvcc is found
+DIGLOT_SKIP_CUDA      1: build without the CUDA kernels, for GPUs and for the host's interpreter
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -18,13 +20,17 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 from setuptools import setup
 
 ROOT = Path(__file__).parent
 DEFAULT_ARCHITECTURES = "8.0 9.0a 9.0+PTX"
-STABLE_ABI = "0x020a000000000000"  # PyTorch 2.10
-LIMITED_API = "0x030A0000"  # Python 3.10
+STABLE_ABI_DEFINITIONS = [
+    "-DTORCH_TARGET_VERSION=0x020a000000000000",  # PyTorch 2.10
+    "-DPy_LIMITED_API=0x030A0000",  # Python 3.10
+]
+INTERPRETER = "diglot._interpreter"
 
 
 def toolkit_of(nvcc: Path) -> Path | None:
@@ -62,7 +68,8 @@ def code_generation_flags(architectures: str) -> list[str]:
     return flags
 
 
-def extension_arguments() -> dict[str, object]:
+def cuda_extension() -> Any:
+    """The extension of the CUDA backend; None, with a reason printed, where it cannot be built."""
     skip = os.environ.get("DIGLOT_SKIP_CUDA") == "1"
     toolkit = None if skip else find_toolkit()
     if toolkit is None:
@@ -71,34 +78,16 @@ def extension_arguments() -> dict[str, object]:
         if os.environ.get("DIGLOT_REQUIRE_CUDA") == "1":
             raise SystemExit(f"error: {message}, and DIGLOT_REQUIRE_CUDA=1 forbids that")
         print(f"warning: {message}", file=sys.stderr)
-        return {}
+        return None
 
     import torch
     from torch.utils import cpp_extension
-
-    class BuildExtension(cpp_extension.BuildExtension):  # type: ignore[misc]
-        """Rebuilds what changed: a source, a header, a flag."""
-
-        def finalize_options(self) -> None:
-            super().finalize_options()
-            self.force = True  # ninja knows better than setuptools what is up to date
-
-        def build_extensions(self) -> None:
-            # But the rules that a CPU-only PyTorch writes do not say what a .cu file includes.
-            for extension in self.extensions:
-                changed = max(Path(header).stat().st_mtime for header in extension.depends)
-                for source in extension.sources:
-                    made = Path(self.build_temp, source).with_suffix(".o")
-                    if source.endswith(".cu") and made.exists() and made.stat().st_mtime < changed:
-                        made.unlink()
-            super().build_extensions()
 
     # A CPU-only PyTorch leaves this None even where a toolkit is installed.
     os.environ["CUDA_HOME"] = cpp_extension.CUDA_HOME = str(toolkit)
     architectures = os.environ.get("TORCH_CUDA_ARCH_LIST", DEFAULT_ARCHITECTURES)
     definitions = [
-        f"-DTORCH_TARGET_VERSION={STABLE_ABI}",
-        f"-DPy_LIMITED_API={LIMITED_API}",
+        *STABLE_ABI_DEFINITIONS,
         "-DUSE_CUDA",
         f'-DDIGLOT_ARCHITECTURES="{architectures}"',
         f'-DDIGLOT_BUILT_WITH_TORCH="{torch.__version__}"',
@@ -106,7 +95,7 @@ def extension_arguments() -> dict[str, object]:
     sources = sorted([*ROOT.glob("csrc/ops/*.cu"), *ROOT.glob("csrc/torch/*.cpp")])
     headers = sorted(ROOT.glob("csrc/**/*.h")) + sorted(ROOT.glob("csrc/**/*.cuh"))
     libraries = [str(toolkit / name) for name in ("lib64", "lib") if (toolkit / name).is_dir()]
-    extension = cpp_extension.CppExtension(
+    return cpp_extension.CppExtension(
         "diglot._C",
         [str(source.relative_to(ROOT)) for source in sources],
         depends=[str(header.relative_to(ROOT)) for header in headers],
@@ -127,11 +116,73 @@ def extension_arguments() -> dict[str, object]:
         extra_link_args=["-Wl,--no-as-needed", "-ltorch", "-Wl,--exclude-libs,ALL"],
         py_limited_api=True,
     )
+
+
+def extension_arguments() -> dict[str, object]:
+    """What setup() is told of the extensions, and how they are built."""
+    from setuptools import Extension
+    from torch.utils import cpp_extension
+
+    class BuildExtension(cpp_extension.BuildExtension):  # type: ignore[misc]
+        """Rebuilds what changed: a source, a header, a flag."""
+
+        def finalize_options(self) -> None:
+            super().finalize_options()
+            self.force = True  # ninja knows better than setuptools what is up to date
+
+        def build_extensions(self) -> None:
+            # But the rules that a CPU-only PyTorch writes do not say what a .cu file includes.
+            for extension in self.extensions:
+                if extension.name == INTERPRETER:
+                    continue
+                changed = max(Path(header).stat().st_mtime for header in extension.depends)
+                for source in extension.sources:
+                    made = Path(self.build_temp, source).with_suffix(".o")
+                    if source.endswith(".cu") and made.exists() and made.stat().st_mtime < changed:
+                        made.unlink()
+            every = self.extensions
+            self.extensions = [e for e in every if e.name != INTERPRETER]
+            if self.extensions:
+                super().build_extensions()
+            self.extensions = every
+            if INTERPRETER in [e.name for e in every]:
+                build_interpreter(Path(self.get_ext_fullpath(INTERPRETER)), Path(self.build_temp))
+
+    extensions = [cuda_extension()]
+    if os.environ.get("DIGLOT_SKIP_CUDA") != "1":
+        # Where it cannot be built, the build goes on.
+        extensions.append(Extension(INTERPRETER, [], py_limited_api=True, optional=True))
     return {
-        "ext_modules": [extension],
+        "ext_modules": [extension for extension in extensions if extension is not None],
         "cmdclass": {"build_ext": BuildExtension},
         "options": {"bdist_wheel": {"py_limited_api": "cp310"}},
     }
+
+
+def build_interpreter(output: Path, folder: Path) -> None:
+    """diglot._interpreter: the CUDA kernels for the host. Where that fails, the build goes on."""
+    from torch.utils import cpp_extension
+
+    specification = importlib.util.spec_from_file_location(
+        "build", ROOT / "csrc/interpreter/build.py"
+    )
+    assert specification is not None and specification.loader is not None
+    builder = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(builder)
+    includes = [*cpp_extension.include_paths(), sysconfig.get_path("include")]
+    libraries = cpp_extension.library_paths()
+    output.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        builder.build(
+            output,
+            sorted(ROOT.glob("csrc/ops/*.cu")),
+            folder / "interpreter",
+            sources=[ROOT / "csrc/interpreter/module.cpp", ROOT / "csrc/torch/launcher.cpp"],
+            flags=[*STABLE_ABI_DEFINITIONS, *(f"-isystem{path}" for path in includes)],
+            link_flags=[*(f"-L{path}" for path in libraries), "-Wl,--no-as-needed", "-ltorch"],
+        )
+    except (RuntimeError, OSError) as error:
+        print(f"warning: diglot is built without the CUDA interpreter: {error}", file=sys.stderr)
 
 
 setup(**extension_arguments())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from collections import Counter
@@ -19,6 +20,7 @@ if not HAS_GPU:
     # Before anything imports diglot or defines a Triton kernel: both look once.
     os.environ.setdefault("DIGLOT_INTERPRET", "1")
 if os.environ.get("DIGLOT_INTERPRET") == "1":
+    os.environ.setdefault("DIGLOT_INTERPRET_RACES", "1")
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -50,6 +52,18 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_xdist_auto_num_workers() -> int:
     """Workers of `-n auto`. On a GPU most of a test's time is its compilation on one core."""
     return min(len(os.sched_getaffinity(0)), 12 if HAS_GPU else 4)
+
+
+@pytest.fixture
+def refused_cuda(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A process in which CUDA's kernels cannot run; the reason."""
+    from diglot.backends import registry, selection
+
+    reason = "it is refused for this test"
+    refused = dataclasses.replace(registry.BACKENDS["cuda"], refusal=lambda device: reason)
+    monkeypatch.setitem(registry.BACKENDS, "cuda", refused)
+    monkeypatch.setattr(selection, "_chosen", {})
+    return reason
 
 
 class _Record:

@@ -109,8 +109,10 @@ def test_installed_without_nvcc(wheel, tmp_path):
         f"assert diglot.get_include().startswith({str(folder)!r}), diglot.get_include()\n"
         "x = torch.randn(5)\n"
         "torch.testing.assert_close(diglot.gelu(x), torch.nn.functional.gelu(x))\n"
-        "reason = diglot.explain('gelu', x).reasons['cuda']\n"
+        "reason = diglot.explain('gelu', 'cuda').reasons['cuda']\n"
         "assert 'without its CUDA extension' in reason, reason\n"
+        "reason = diglot.explain('gelu', x).reasons['cuda']\n"
+        "assert 'DIGLOT_INTERPRET=1' in reason, reason\n"
         "try:\n"
         "    diglot.gelu(x, backend='cuda')\n"
         "except diglot.BackendUnavailable as error:\n"
@@ -118,7 +120,10 @@ def test_installed_without_nvcc(wheel, tmp_path):
         "else:\n"
         "    raise AssertionError('the CUDA backend ran')\n"
     )
-    answer = subprocess.run([python, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    environment = {k: v for k, v in os.environ.items() if not k.endswith("_INTERPRET")}
+    answer = subprocess.run(
+        [python, "-c", code], capture_output=True, text=True, cwd=tmp_path, env=environment
+    )
     assert answer.returncode == 0, answer.stderr
 
 
@@ -153,6 +158,8 @@ def test_changes_are_rebuilt(tmp_path):
         "  return DIGLOT_ARCHITECTURES;\n}\n",
         "csrc/torch/module.cpp": module,
         "python/diglot/__init__.py": "",
+        # An interpreter that cannot be built: a warning, and the rest is.
+        "csrc/interpreter/build.py": "def build(*a, **k):\n    raise RuntimeError('no g++')\n",
         "LICENSE": "",
         "README.md": "",
     }
@@ -173,6 +180,7 @@ def test_changes_are_rebuilt(tmp_path):
         library.built_for.restype = ctypes.c_char_p
         objects = sorted(tmp_path.glob("build/**/*.o"))
         assert [path.name for path in objects] == ["value.o", "module.o"]
+        assert "without the CUDA interpreter: no g++" in answer.stderr
         return (
             library.value(),
             library.built_for().decode(),

@@ -208,8 +208,7 @@ def test_interpreted_kernels_stay_operators():
     ]
 
 
-def test_unavailable_backend_while_compiling():
-    # A CPU tensor, which CUDA's kernels take on no machine.
+def test_unavailable_backend_while_compiling(refused_cuda):
     compiled = torch.compile(
         lambda x: diglot.gelu(x, backend="cuda"), fullgraph=True, backend="aot_eager"
     )

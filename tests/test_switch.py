@@ -85,7 +85,7 @@ def test_auto_never_interprets():
         assert backend_of() == "cuda"
 
 
-def test_explain():
+def test_explain(refused_cuda):
     explanation = diglot.explain(diglot.gelu, torch.device("cpu"))
     assert explanation.op == "gelu"
     assert set(explanation.reasons) == {"cuda", "triton", "torch"}
@@ -111,22 +111,22 @@ def test_explain_and_the_choice_agree(device, name):
     assert diglot.available_backends(device) == can_run
 
 
-def test_unavailable_backend_names_every_reason():
+def test_unavailable_backend_names_every_reason(refused_cuda):
     with pytest.raises(diglot.BackendUnavailable) as caught:
         diglot.gelu(torch.ones(2), backend="cuda")
     message = str(caught.value)
     assert "gelu: backend 'cuda' cannot run" in message
-    assert "cuda: cannot run: " in message
+    assert f"cuda: cannot run: {refused_cuda}" in message
     assert "torch: can run" in message
 
 
-def test_available_backends():
+def test_available_backends(refused_cuda):
     assert "torch" in diglot.available_backends("cpu")
     assert "cuda" not in diglot.available_backends("cpu")
     assert diglot.available_backends()[-1] == "torch"
 
 
-def test_meta_tensors_take_any_backend():
+def test_meta_tensors_take_any_backend(refused_cuda):
     for backend in ("cuda", "triton", "torch", "auto"):
         y = diglot.gelu(torch.ones(3, 4, device="meta"), backend=backend)
         assert y.shape == (3, 4)

@@ -215,6 +215,22 @@ void PythonReader::describe() {
   }
 }
 
+#if defined(DIGLOT_INTERPRETER)
+std::vector<interpreter::Range> PythonReader::ranges() const {
+  std::vector<interpreter::Range> ranges;
+  for (int i = 0; i < count_; ++i) {
+    const Operand& operand = operands_[i];
+    int64_t elements = operand.numel > 0 ? 1 : 0;
+    for (int d = 0; d < operand.rank && elements > 0; ++d) {
+      elements += (operand.sizes[d] - 1) * operand.strides[d];
+    }
+    const char* const begin = operand.as<const char>();
+    ranges.push_back({begin, begin + elements * size_of(operand.dtype)});
+  }
+  return ranges;
+}
+#endif
+
 template <>
 const Operand& PythonReader::read<const Operand&>() {
   return read_tensor(*arguments_++);

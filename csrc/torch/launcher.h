@@ -48,6 +48,7 @@ namespace torch_binding {
 // PyTorch's current stream on `device`.
 Stream current_stream(int device);
 
+#if !defined(DIGLOT_INTERPRETER)
 // Makes `device` current for a scope. Going back is PyTorch's business, which alone knows whether
 // the device left has a context yet: setting it by the CUDA runtime would make one.
 class DeviceGuard {
@@ -61,6 +62,7 @@ class DeviceGuard {
  private:
   std::optional<torch::stable::accelerator::DeviceGuard> guard_;
 };
+#endif
 
 // Lets other Python threads run for a scope: a launch waits when the GPU's queue is full.
 class WithoutGil {
@@ -103,6 +105,10 @@ class PythonReader {
   // Fills in sizes and strides, once all arguments are read: it is then known whether every tensor
   // is contiguous with one element count, in which case one dimension describes them all.
   void describe();
+#if defined(DIGLOT_INTERPRETER)
+  // The memory of the tensors.
+  std::vector<interpreter::Range> ranges() const;
+#endif
 
  private:
   static constexpr int kMaxTensors = 8;
@@ -125,10 +131,17 @@ void call_launcher(void (*launcher)(Stream, Parameters...), Reader& reader) {
     std::apply([&](auto&&... argument) { launcher(stream, argument...); }, arguments);
   };
   if (Recording::innermost() != nullptr) return run(nullptr);  // there may be no device
+#if defined(DIGLOT_INTERPRETER)
+  // Tensors are in the host's memory, and a kernel may touch these and no other.
+  const interpreter::Arguments scope(reader.ranges());
+  const WithoutGil gil;
+  run(nullptr);
+#else
   [[maybe_unused]] std::conditional_t<std::is_same_v<Reader, PythonReader>, WithoutGil, Nothing>
       gil;
   DeviceGuard guard(reader.device());
   run(current_stream(reader.device()));
+#endif
 }
 
 // A launcher's entry in the Python module.
@@ -171,13 +184,21 @@ struct Entry<kLauncher> {
 }  // namespace torch_binding
 }  // namespace diglot
 
-#define DIGLOT_LAUNCHER(NAME, SCHEMA)                                    \
+#if defined(DIGLOT_INTERPRETER)
+// Compiled graphs do not see into the interpreter: there are no operators of its launchers.
+#define DIGLOT_OPERATOR(NAME, SCHEMA)
+#else
+#define DIGLOT_OPERATOR(NAME, SCHEMA)                                    \
   STABLE_TORCH_LIBRARY_FRAGMENT(diglot_cuda, m) { m.def(#NAME SCHEMA); } \
   STABLE_TORCH_LIBRARY_IMPL(diglot_cuda, CUDA, m) {                      \
     m.impl(#NAME, &diglot::torch_binding::Entry<NAME>::from_stack);      \
-  }                                                                      \
-  static const bool NAME##_registered = [] {                             \
-    diglot::torch_binding::python_functions().push_back(                 \
-        {#NAME, &diglot::torch_binding::Entry<NAME>::from_python});      \
-    return true;                                                         \
+  }
+#endif
+
+#define DIGLOT_LAUNCHER(NAME, SCHEMA)                               \
+  DIGLOT_OPERATOR(NAME, SCHEMA)                                     \
+  static const bool NAME##_registered = [] {                        \
+    diglot::torch_binding::python_functions().push_back(            \
+        {#NAME, &diglot::torch_binding::Entry<NAME>::from_python}); \
+    return true;                                                    \
   }();

@@ -23,6 +23,7 @@ inline void check(cudaError_t status, const char* what) {
   }
 }
 
+#if !defined(DIGLOT_INTERPRETER)
 // Loads a kernel's code on the current device. Code is loaded lazily, and loading is not allowed in
 // a stream capture, so the first call inside a capture relaxes the thread's capture mode for it.
 inline void load_kernel(const void* kernel) {
@@ -33,6 +34,7 @@ inline void load_kernel(const void* kernel) {
   check(cudaThreadExchangeStreamCaptureMode(&mode), "cudaThreadExchangeStreamCaptureMode");
   check(status, "loading a kernel");
 }
+#endif
 
 // A launch that was recorded instead of made.
 struct RecordedLaunch {
@@ -88,6 +90,13 @@ void launch_as(void (*)(Parameters...), dim3 grid, dim3 block, cudaStream_t stre
     recording->launches.push_back({kernel_name(typeid(KernelTag<kKernel>)), grid, block});
     return;
   }
+  std::tuple<Parameters...> values(static_cast<Parameters>(arguments)...);
+#if defined(DIGLOT_INTERPRETER)
+  interpreter::run({kernel_name(typeid(KernelTag<kKernel>)),
+                    {grid.x, grid.y, grid.z},
+                    {block.x, block.y, block.z}},
+                   [values] { std::apply(kKernel, values); });
+#else
   static std::atomic<uint64_t> loaded{0};  // one bit per device
   int device = 0;
   check(cudaGetDevice(&device), "cudaGetDevice");
@@ -96,7 +105,6 @@ void launch_as(void (*)(Parameters...), dim3 grid, dim3 block, cudaStream_t stre
     load_kernel(reinterpret_cast<const void*>(kKernel));
     loaded.fetch_or(bit, std::memory_order_relaxed);
   }
-  std::tuple<Parameters...> values(static_cast<Parameters>(arguments)...);
   std::apply(
       [&](auto&... value) {
         void* pointers[] = {static_cast<void*>(&value)...};
@@ -105,6 +113,7 @@ void launch_as(void (*)(Parameters...), dim3 grid, dim3 block, cudaStream_t stre
               "launching a kernel");
       },
       values);
+#endif
 }
 
 template <auto kKernel, typename... Arguments>

@@ -1,11 +1,12 @@
 // What the device library needs of its compiler, in one place: function qualifiers and vendor
 // headers. A kernel includes this instead of CUDA's own headers, so that the same source can also
-// be given to a host compiler.
+// be given to a host compiler: alone, for its arithmetic, or with DIGLOT_INTERPRETER defined, where
+// csrc/interpreter/include stands in for CUDA's headers.
 #pragma once
 
 #include <cstdint>
 
-#if defined(__CUDACC__) || defined(USE_CUDA)
+#if defined(__CUDACC__) || defined(USE_CUDA) || defined(DIGLOT_INTERPRETER)
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <cuda_runtime.h>

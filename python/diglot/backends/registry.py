@@ -48,6 +48,24 @@ def load_extension() -> tuple[ModuleType | None, str]:
 
 
 @functools.cache
+def load_interpreter() -> tuple[ModuleType | None, str]:
+    """The CUDA kernels compiled for the host, or why they did not load.
+
+    DIGLOT_INTERPRET_SEED is the seed of the order in which threads run; DIGLOT_INTERPRET_RACES=1
+    also looks for races in shared memory.
+    """
+    try:
+        module = importlib.import_module("diglot._interpreter")
+        seed = int(os.environ.get("DIGLOT_INTERPRET_SEED") or 0)
+        module.configure(seed, os.environ.get("DIGLOT_INTERPRET_RACES") == "1", 0)
+        return module, ""
+    except ModuleNotFoundError:
+        return None, "diglot was installed without its CUDA interpreter (no g++ at installation)"
+    except ImportError as error:
+        return None, f"the CUDA interpreter does not load: {error}"
+
+
+@functools.cache
 def load_triton() -> tuple[ModuleType | None, str]:
     """Triton, or why it does not import."""
     try:
@@ -56,8 +74,13 @@ def load_triton() -> tuple[ModuleType | None, str]:
         return None, f"Triton does not import: {error}"
 
 
+def cuda_module() -> tuple[ModuleType | None, str]:
+    """Where CUDA's launchers are in this process, or why there are none."""
+    return load_interpreter() if INTERPRET else load_extension()
+
+
 def _cuda_module(op: str) -> ModuleType:
-    module, reason = load_extension()
+    module, reason = cuda_module()
     if module is None:
         raise RuntimeError(reason)
     return module
@@ -78,13 +101,28 @@ def _gpu_refusal(device: torch.device) -> str | None:
     return None
 
 
+def _device_refusal(device: torch.device, interpreter: str) -> str | None:
+    """Why kernels that are interpreted, or are not, take no tensors of `device`."""
+    if INTERPRET:
+        if device.type == "cpu":
+            return None
+        return "DIGLOT_INTERPRET=1 is set, and interpreted kernels take CPU tensors"
+    if device.type == "cpu":
+        return (
+            "it takes CUDA tensors, and this one is on the CPU; with DIGLOT_INTERPRET=1 set before "
+            f"diglot is imported, {interpreter} interpreter runs it there"
+        )
+    return _gpu_refusal(device)
+
+
 def _cuda_refusal(device: torch.device) -> str | None:
-    module, reason = load_extension()
-    if module is None:
+    module, reason = cuda_module()
+    if module is None and device.type != "cpu":
         return reason
-    refusal = _gpu_refusal(device)
-    if refusal is not None:
-        return refusal
+    refusal = _device_refusal(device, "diglot's")
+    if refusal is not None or INTERPRET:
+        return refusal or reason or None
+    assert module is not None
     needed, found = module.cuda_version // 1000, module.driver_version() // 1000
     if found < needed:
         return (
@@ -102,16 +140,7 @@ def _triton_refusal(device: torch.device) -> str | None:
     module, reason = load_triton()
     if module is None:
         return reason
-    if device.type == "cpu":
-        if INTERPRET:
-            return None
-        return (
-            "it takes CUDA tensors, and this one is on the CPU; with DIGLOT_INTERPRET=1 set before "
-            "diglot is imported, Triton's interpreter runs it there"
-        )
-    if INTERPRET and device.type == "cuda":
-        return "DIGLOT_INTERPRET=1 is set, and interpreted kernels take CPU tensors"
-    return _gpu_refusal(device)
+    return _device_refusal(device, "Triton's")
 
 
 BACKENDS: dict[str, Backend] = {
@@ -134,4 +163,4 @@ BACKENDS: dict[str, Backend] = {
 
 def is_interpreted(backend: str, device: torch.device) -> bool:
     """Whether `backend` would run its kernels on tensors of `device` under an interpreter."""
-    return backend == "triton" and INTERPRET and device.type == "cpu"
+    return backend in ("cuda", "triton") and INTERPRET and device.type == "cpu"

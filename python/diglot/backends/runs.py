@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diglot.backends.registry import BACKENDS, is_interpreted, load_extension
+from diglot.backends.registry import BACKENDS, cuda_module, is_interpreted
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def last_run() -> LastRun | None:
         return None
     op, name, backend, variant = _thread.last
     if variant is None:
-        module, _ = load_extension()
+        module, _ = cuda_module()
         variant = module.last_variant() if module is not None else ""
     # An interpreted backend takes no other tensors than interpreted ones.
     return LastRun(op, name, backend, variant, is_interpreted(backend, CPU))

@@ -1,0 +1,293 @@
+#include "interpreter/block.h"
+
+#include <sched.h>
+
+#include <chrono>
+#include <cstring>
+#include <numeric>
+#include <utility>
+
+namespace diglot::interpreter {
+
+namespace {
+
+thread_local Block* running_block = nullptr;
+
+std::string text_of(const Index3& index) {
+  return "(" + std::to_string(index.x) + ", " + std::to_string(index.y) + ", " +
+         std::to_string(index.z) + ")";
+}
+
+std::string text_of(Place place) {
+  return place.file == nullptr ? "an unknown place"
+                               : std::string(place.file) + ":" + std::to_string(place.line);
+}
+
+Index3 index_of(unsigned linear, const Index3& size) {
+  return {linear % size.x, linear / size.x % size.y, linear / size.x / size.y};
+}
+
+// How long blocks that do nothing but wait are believed to wait for something.
+constexpr std::chrono::seconds kPatience{2};
+
+}  // namespace
+
+Block* current_block() { return running_block; }
+
+void Grid::fail(const std::string& what) {
+  const std::lock_guard lock(mutex);
+  if (failure.empty()) failure = launch.kernel + ": " + what;
+  is_over = true;
+}
+
+Block::Block(Grid& grid, Index3 index, std::uint64_t seed)
+    : grid_(grid),
+      index_(index),
+      random_((seed * 0x9e3779b97f4a7c15u) | 1),
+      threads_(grid.launch.block.x * grid.launch.block.y * grid.launch.block.z),
+      exchanges_((threads_.size() + kWarp - 1) / kWarp),
+      shared_(grid.launch.shared_bytes + 16),
+      races_(static_cast<int>(exchanges_.size())) {
+  for (std::size_t i = 0; i < threads_.size(); ++i) {
+    threads_[i].linear = static_cast<int>(i);
+    threads_[i].index = index_of(static_cast<unsigned>(i), grid.launch.block);
+  }
+  // A kernel that counts on zeros finds none. NaN, in every floating type.
+  std::memset(shared_.data(), 0xff, shared_.size());
+}
+
+Block::~Block() {
+  forget_shared();
+  for (Thread& thread : threads_) {
+    if (thread.stack != nullptr) give_back(std::move(thread.stack));
+  }
+}
+
+void Block::begin_thread() {
+  Block& block = *running_block;
+  block.grid_.kernel.call(block.grid_.kernel.parameters);
+  block.thread_->state = State::kDone;
+  block.suspend();
+}
+
+void Block::resume(Thread& thread) {
+  if (thread.state == State::kNew) {
+    thread.stack = take_stack();
+    thread.context = make_context(*thread.stack, &Block::begin_thread);
+    thread.state = State::kReady;
+  }
+  thread.polls = false;
+  thread_ = &thread;
+  switch_context(scheduler_, thread.context);
+  thread_ = nullptr;
+  if (thread.state == State::kDone) {
+    give_back(std::move(thread.stack));
+    ++done_;
+  }
+}
+
+void Block::suspend() { switch_context(thread_->context, scheduler_); }
+
+void Block::shuffle(std::vector<int>& order) {
+  for (std::size_t i = order.size(); i > 1; --i) {
+    random_ ^= random_ << 13, random_ ^= random_ >> 7, random_ ^= random_ << 17;  // xorshift64
+    std::swap(order[i - 1], order[random_ % i]);
+  }
+}
+
+void Block::run() {
+  running_block = this;
+  std::vector<int> order;
+  std::uint64_t seen = grid_.progress;
+  auto since = std::chrono::steady_clock::now();
+  const int count = static_cast<int>(threads_.size());
+  while (done_ < count && !grid_.is_over) {
+    order.clear();
+    for (const Thread& thread : threads_) {
+      if (thread.state == State::kNew || thread.state == State::kReady) {
+        order.push_back(thread.linear);
+      }
+    }
+    if (order.empty() && !release_barrier()) {
+      report_deadlock();
+      break;
+    }
+    shuffle(order);
+    bool all_poll = !order.empty();
+    for (const int linear : order) {
+      resume(threads_[linear]);
+      if (grid_.is_over) break;
+      all_poll &= threads_[linear].polls;
+    }
+    if (!all_poll) {
+      ++grid_.progress;
+      continue;
+    }
+    // Every thread that could run looked at memory and found nothing new.
+    if (grid_.progress != seen) {
+      seen = grid_.progress;
+      since = std::chrono::steady_clock::now();
+    } else if (std::chrono::steady_clock::now() - since > kPatience) {
+      report_deadlock();
+    }
+    sched_yield();
+  }
+  running_block = nullptr;
+}
+
+bool Block::release_barrier() {
+  if (waiting_ == 0 || waiting_ + done_ < static_cast<int>(threads_.size()) || done_ > 0) {
+    return false;
+  }
+  for (Thread& thread : threads_) {
+    thread.votes = votes_;
+    thread.state = State::kReady;
+  }
+  waiting_ = 0;
+  races_.block_barrier();
+  return true;
+}
+
+Votes Block::barrier(bool predicate, const char* what, Place place) {
+  for (const Thread& other : threads_) {
+    if (waiting_ == 0) break;
+    if (other.state != State::kAtBarrier) continue;
+    if (other.place == place) break;
+    fail(std::string(what) + " while thread " + text_of(other.index) + " waits in " +
+             other.waits_in + " at " + text_of(other.place) +
+             ": all threads of a block must reach the same barrier",
+         place);
+  }
+  if (waiting_++ == 0) votes_ = {0, true, false};
+  votes_.count += predicate;
+  votes_.all &= predicate;
+  votes_.any |= predicate;
+  Thread& thread = *thread_;
+  thread.state = State::kAtBarrier;
+  thread.waits_in = what;
+  thread.place = place;
+  suspend();
+  return thread.votes;
+}
+
+Lanes Block::exchange(std::uint32_t mask, std::uint64_t value, const char* what, Place place) {
+  Thread& thread = *thread_;
+  const std::uint32_t own = 1u << thread.lane();
+  if ((mask & own) == 0) {
+    fail(std::string(what) + " with a mask that lacks the calling lane " +
+             std::to_string(thread.lane()),
+         place);
+  }
+  const int first = thread.warp() * kWarp;
+  const int lanes = std::min<int>(kWarp, static_cast<int>(threads_.size()) - first);
+  if (lanes < kWarp && mask >> lanes != 0 && mask != 0xffffffffu) {
+    fail(std::string(what) + " with a mask that names lanes beyond the block's threads", place);
+  }
+  const std::uint32_t expected = lanes < kWarp ? mask & ((1u << lanes) - 1) : mask;
+
+  std::vector<Exchange>& pending = exchanges_[thread.warp()];
+  Exchange* exchange = nullptr;
+  for (Exchange& candidate : pending) {
+    if (candidate.lanes.mask == mask) exchange = &candidate;
+  }
+  if (exchange == nullptr) {
+    pending.emplace_back();
+    exchange = &pending.back();
+    exchange->lanes.mask = mask;
+    exchange->what = what;
+    exchange->place = place;
+  } else if (!(exchange->place == place)) {
+    fail(std::string(what) + " while other lanes of its mask wait in " + exchange->what + " at " +
+             text_of(exchange->place),
+         place);
+  }
+  exchange->lanes.of[thread.lane()] = value;
+  exchange->arrived |= own;
+  if (exchange->arrived != expected) {
+    thread.state = State::kAtWarp;
+    thread.waits_in = what;
+    thread.place = place;
+    suspend();
+    return thread.lanes;
+  }
+  // The last lane lets the others go.
+  Lanes result = exchange->lanes;
+  result.mask = expected;
+  for (int lane = 0; lane < lanes; ++lane) {
+    if ((expected >> lane & 1) == 0) continue;
+    Thread& other = threads_[first + lane];
+    other.lanes = result;
+    other.lanes.own = lane;
+    if (&other != &thread) other.state = State::kReady;
+  }
+  *exchange = pending.back();
+  pending.pop_back();
+  races_.warp_barrier(thread.warp());
+  return thread.lanes;
+}
+
+std::uint32_t Block::active_mask() const {
+  const int first = thread_->warp() * kWarp;
+  std::uint32_t mask = 0;
+  for (int lane = 0; lane < kWarp && first + lane < static_cast<int>(threads_.size()); ++lane) {
+    mask |= static_cast<std::uint32_t>(threads_[first + lane].state != State::kDone) << lane;
+  }
+  return mask;
+}
+
+void Block::poll(Place place) {
+  thread_->polls = true;
+  thread_->waits_in = "a loop that waits for memory";
+  thread_->place = place;
+  suspend();
+}
+
+std::string Block::name_of(const Thread& thread) const {
+  return "block " + text_of(index_) + ", thread " + text_of(thread.index);
+}
+
+void Block::report_deadlock() {
+  // Who waits where, one example for each place, and who has ended.
+  struct Group {
+    const Thread* example;
+    int count;
+  };
+  std::vector<Group> groups;
+  const Thread* ended = nullptr;
+  for (const Thread& thread : threads_) {
+    if (thread.state == State::kDone) {
+      if (ended == nullptr) ended = &thread;
+      continue;
+    }
+    bool found = false;
+    for (Group& group : groups) {
+      if (group.example->place == thread.place) {
+        ++group.count;
+        found = true;
+      }
+    }
+    if (!found) groups.push_back({&thread, 1});
+  }
+  std::string what = "block " + text_of(index_) + " cannot go on: ";
+  for (std::size_t i = 0; i < groups.size(); ++i) {
+    const Thread& example = *groups[i].example;
+    what += (i == 0 ? "" : "; ") + std::to_string(groups[i].count) + " of its " +
+            std::to_string(threads_.size()) + " threads, thread " + text_of(example.index) +
+            " for one, wait in " + example.waits_in + " at " + text_of(example.place);
+  }
+  if (ended != nullptr) {
+    what +=
+        "; " + std::to_string(done_) + " have ended, thread " + text_of(ended->index) + " for one";
+  }
+  grid_.fail(what);
+}
+
+void Block::fail(const std::string& what, Place place) { fail(what, text_of(place)); }
+
+void Block::fail(const std::string& what, const std::string& place) {
+  grid_.fail(name_of(*thread_) + ": " + what + ", at " + place);
+  // The stack is left as it is: kernels own nothing that needs an end.
+  for (;;) suspend();
+}
+
+}  // namespace diglot::interpreter

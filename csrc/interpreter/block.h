@@ -1,0 +1,127 @@
+// One block while it runs: its threads and what they wait for.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "interpreter/fiber.h"
+#include "interpreter/interpreter.h"
+#include "interpreter/races.h"
+
+namespace diglot::interpreter {
+
+// What all blocks of a launch share.
+struct Grid {
+  Grid(const Launch& launch, const Kernel& kernel, const std::vector<Range>* arguments)
+      : launch(launch), kernel(kernel), arguments(arguments) {}
+
+  const Launch& launch;
+  const Kernel& kernel;
+  const std::vector<Range>* arguments;
+  std::atomic<std::uint64_t> progress{0};  // grows with everything that a waiting thread may see
+  std::atomic<bool> is_over{false};        // a thread has failed
+  std::mutex mutex;
+  std::string failure;
+
+  void fail(const std::string& what);
+};
+
+enum class State { kNew, kReady, kAtBarrier, kAtWarp, kDone };
+
+struct Thread {
+  Index3 index;
+  int linear = 0;
+  State state = State::kNew;
+  bool polls = false;   // it last yielded in a loop that waits for memory
+  bool inside = false;  // it runs the interpreter's code, not the kernel's
+  Context context;
+  std::unique_ptr<Stack> stack;
+  const char* waits_in = "";
+  Place place;
+  Lanes lanes;  // what the last exchange gave
+  Votes votes;  // what the last barrier gave
+
+  int lane() const { return linear % kWarp; }
+  int warp() const { return linear / kWarp; }
+};
+
+class Block {
+ public:
+  Block(Grid& grid, Index3 index, std::uint64_t seed);
+  ~Block();
+
+  // Runs all threads to their end, or until the grid is over.
+  void run();
+
+  Votes barrier(bool predicate, const char* what, Place place);
+  Lanes exchange(std::uint32_t mask, std::uint64_t value, const char* what, Place place);
+  std::uint32_t active_mask() const;
+  void poll(Place place);
+  [[noreturn]] void fail(const std::string& what, Place place);
+  [[noreturn]] void fail(const std::string& what, const std::string& place);
+
+  Thread& thread() { return *thread_; }
+  Grid& grid() { return grid_; }
+  Races& races() { return races_; }
+  const Index3& index() const { return index_; }
+  const std::vector<char>& shared() const { return shared_; }
+  std::vector<char>& shared() { return shared_; }
+
+ private:
+  // Lanes of one mask that have arrived at an exchange.
+  struct Exchange {
+    Lanes lanes{};
+    std::uint32_t arrived = 0;
+    const char* what = "";
+    Place place;
+  };
+
+  static void begin_thread();
+  void resume(Thread& thread);
+  void suspend();
+  bool release_barrier();
+  void shuffle(std::vector<int>& order);
+  void report_deadlock();
+  std::string name_of(const Thread& thread) const;
+
+  Grid& grid_;
+  Index3 index_;
+  std::uint64_t random_;
+  std::vector<Thread> threads_;
+  std::vector<std::vector<Exchange>> exchanges_;  // by warp
+  std::vector<char> shared_;
+  Races races_;
+  Context scheduler_;
+  Thread* thread_ = nullptr;
+  int waiting_ = 0;  // at the barrier
+  int done_ = 0;
+  Votes votes_{};
+};
+
+// While one lives, the running thread's accesses are the interpreter's own. Needed because the
+// linker keeps one copy of an inline function, such as those of std::string: maybe a kernel's,
+// which reports what it touches.
+class Inside {
+ public:
+  explicit Inside(Thread& thread) : thread_(thread), before_(thread.inside) {
+    thread.inside = true;
+  }
+  ~Inside() { thread_.inside = before_; }
+  Inside(const Inside&) = delete;
+  Inside& operator=(const Inside&) = delete;
+
+ private:
+  Thread& thread_;
+  bool before_;
+};
+
+// Ends the static shared memory of a block: what it wrote counts as never written to the next one
+// on this OS thread.
+void forget_shared();
+
+// The block that this OS thread runs, while one of its threads does; null in host code.
+Block* current_block();
+
+}  // namespace diglot::interpreter

@@ -1,0 +1,146 @@
+#include "interpreter/fiber.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <mutex>
+#include <new>
+
+namespace diglot::interpreter {
+
+namespace {
+
+std::size_t page_bytes() {
+  static const auto bytes = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  return bytes;
+}
+
+struct Pool {
+  std::mutex mutex;
+  std::vector<std::unique_ptr<Stack>> stacks;
+};
+Pool& pool() {
+  static Pool& instance = *new Pool;  // never destroyed: threads may end after the process' statics
+  return instance;
+}
+
+}  // namespace
+
+Stack::Stack() {
+  const std::size_t guard = page_bytes();
+  void* const memory = mmap(nullptr, guard + kBytes, PROT_READ | PROT_WRITE,
+                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) throw std::bad_alloc();
+  mprotect(memory, guard, PROT_NONE);
+  begin_ = static_cast<char*>(memory) + guard;
+}
+
+Stack::~Stack() { munmap(begin_ - page_bytes(), page_bytes() + kBytes); }
+
+bool Stack::is_overflow(const void* address) const {
+  const char* const at = static_cast<const char*>(address);
+  return at < begin_ && at >= begin_ - page_bytes();
+}
+
+std::unique_ptr<Stack> take_stack() {
+  const std::lock_guard lock(pool().mutex);
+  if (pool().stacks.empty()) return std::make_unique<Stack>();
+  std::unique_ptr<Stack> stack = std::move(pool().stacks.back());
+  pool().stacks.pop_back();
+  return stack;
+}
+
+void give_back(std::unique_ptr<Stack> stack) {
+  const std::lock_guard lock(pool().mutex);
+  pool().stacks.push_back(std::move(stack));
+}
+
+// The registers that a called function must preserve are pushed, the stack pointer exchanged, and
+// the other side's popped: a new context's stack is laid out as if it had been suspended so.
+#if defined(__x86_64__)
+
+asm(R"(
+.text
+.globl diglot_switch_context
+.hidden diglot_switch_context
+.type diglot_switch_context, @function
+diglot_switch_context:
+  pushq %rbp
+  pushq %rbx
+  pushq %r12
+  pushq %r13
+  pushq %r14
+  pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15
+  popq %r14
+  popq %r13
+  popq %r12
+  popq %rbx
+  popq %rbp
+  ret
+.size diglot_switch_context, .-diglot_switch_context
+)");
+constexpr int kSavedWords = 6;  // below the return address
+constexpr int kReturnWord = kSavedWords;
+constexpr int kFrameWords = kSavedWords + 2;  // the entry's stack is as after a call
+
+#elif defined(__aarch64__)
+
+asm(R"(
+.text
+.globl diglot_switch_context
+.hidden diglot_switch_context
+.type diglot_switch_context, %function
+diglot_switch_context:
+  sub sp, sp, #160
+  stp x19, x20, [sp, #0]
+  stp x21, x22, [sp, #16]
+  stp x23, x24, [sp, #32]
+  stp x25, x26, [sp, #48]
+  stp x27, x28, [sp, #64]
+  stp x29, x30, [sp, #80]
+  stp d8, d9, [sp, #96]
+  stp d10, d11, [sp, #112]
+  stp d12, d13, [sp, #128]
+  stp d14, d15, [sp, #144]
+  mov x9, sp
+  str x9, [x0]
+  mov sp, x1
+  ldp x19, x20, [sp, #0]
+  ldp x21, x22, [sp, #16]
+  ldp x23, x24, [sp, #32]
+  ldp x25, x26, [sp, #48]
+  ldp x27, x28, [sp, #64]
+  ldp x29, x30, [sp, #80]
+  ldp d8, d9, [sp, #96]
+  ldp d10, d11, [sp, #112]
+  ldp d12, d13, [sp, #128]
+  ldp d14, d15, [sp, #144]
+  add sp, sp, #160
+  ret
+.size diglot_switch_context, .-diglot_switch_context
+)");
+constexpr int kReturnWord = 11;  // x30
+constexpr int kFrameWords = 20;
+
+#else
+#error "the interpreter switches stacks on x86-64 and 64-bit Arm only"
+#endif
+
+extern "C" void diglot_switch_context(void** from, void* to);
+
+Context make_context(const Stack& stack, void (*entry)()) {
+  auto* const frame = reinterpret_cast<std::uintptr_t*>(stack.end()) - kFrameWords;
+  for (int word = 0; word < kFrameWords; ++word) frame[word] = 0;
+  frame[kReturnWord] = reinterpret_cast<std::uintptr_t>(entry);
+  return {frame};
+}
+
+void switch_context(Context& from, const Context& to) {
+  diglot_switch_context(&from.stack_pointer, to.stack_pointer);
+}
+
+}  // namespace diglot::interpreter

@@ -1,0 +1,314 @@
+// Stands in for CUDA's header of this name where the host compiler compiles a kernel for the
+// interpreter: what kernels of this project use, and what a user's own are likely to.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <type_traits>
+
+#include "interpreter/interpreter.h"
+
+// --- qualifiers ----------------------------------------------------------------------------------
+
+#define __host__
+#define __device__
+#define __global__
+#define __forceinline__ inline
+#define __noinline__
+#define __launch_bounds__(...)
+#define __grid_constant__
+#define __constant__ static
+#define __align__(bytes) alignas(bytes)
+// One copy for each block: a block's threads are fibers of one OS thread.
+#define __shared__ static thread_local
+
+// --- types ---------------------------------------------------------------------------------------
+
+#define DIGLOT_VECTOR(NAME, TYPE)                                                         \
+  struct NAME##1 { TYPE x; };                                                             \
+  struct alignas(2 * sizeof(TYPE)) NAME##2 { TYPE x, y; };                                \
+  struct NAME##3 { TYPE x, y, z; };                                                       \
+  struct alignas(sizeof(TYPE) >= 4 ? 16 : 4 * sizeof(TYPE)) NAME##4 { TYPE x, y, z, w; }; \
+  inline NAME##1 make_##NAME##1(TYPE x) { return {x}; }                                   \
+  inline NAME##2 make_##NAME##2(TYPE x, TYPE y) { return {x, y}; }                        \
+  inline NAME##3 make_##NAME##3(TYPE x, TYPE y, TYPE z) { return {x, y, z}; }             \
+  inline NAME##4 make_##NAME##4(TYPE x, TYPE y, TYPE z, TYPE w) { return {x, y, z, w}; }
+DIGLOT_VECTOR(char, signed char)
+DIGLOT_VECTOR(uchar, unsigned char)
+DIGLOT_VECTOR(short, short)
+DIGLOT_VECTOR(ushort, unsigned short)
+DIGLOT_VECTOR(int, int)
+DIGLOT_VECTOR(uint, unsigned)
+DIGLOT_VECTOR(longlong, long long)
+DIGLOT_VECTOR(ulonglong, unsigned long long)
+DIGLOT_VECTOR(float, float)
+DIGLOT_VECTOR(double, double)
+#undef DIGLOT_VECTOR
+
+struct dim3 {
+  unsigned x, y, z;
+  constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+};
+
+constexpr int warpSize = 32;
+
+#define threadIdx (::diglot::interpreter::thread_index())
+#define blockIdx (::diglot::interpreter::block_index())
+#define blockDim (::diglot::interpreter::block_size())
+#define gridDim (::diglot::interpreter::grid_size())
+
+// --- the CUDA runtime, as far as launchers need it -----------------------------------------------
+
+using cudaStream_t = struct DiglotNoStream*;
+enum cudaError_t { cudaSuccess = 0 };
+struct cudaFuncAttributes {};
+inline const char* cudaGetErrorString(cudaError_t) { return "no error"; }
+inline const char* cudaGetErrorName(cudaError_t) { return "cudaSuccess"; }
+template <typename Kernel>
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes*, Kernel) {
+  return cudaSuccess;
+}
+
+// --- barriers, warps -----------------------------------------------------------------------------
+
+namespace diglot::interpreter {
+
+// A value of up to 8 bytes, and back.
+template <typename T>
+std::uint64_t to_bits(T value) {
+  static_assert(sizeof(T) <= 8, "a warp exchanges values of at most 8 bytes");
+  std::uint64_t bits = 0;
+  std::memcpy(&bits, &value, sizeof(value));
+  return bits;
+}
+template <typename T>
+T from_bits(std::uint64_t bits) {
+  T value;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+// A shuffle: source(lane) says whose value the calling lane gets.
+template <typename T, typename Source>
+T shuffle(unsigned mask, T value, const char* what, Place place, Source source) {
+  const Lanes lanes = warp_exchange(mask, to_bits(value), what, place);
+  const int from = source(lanes.own);
+  if ((lanes.mask >> from & 1) == 0) {
+    fail(std::string(what) + " from lane " + std::to_string(from) + ", which is not there", place);
+  }
+  return from_bits<T>(lanes.of[from]);
+}
+
+// The bounds of the group of `width` lanes that a lane is in.
+inline int group_begin(int lane, int width) { return lane & ~(width - 1); }
+
+template <typename T, typename Combine>
+T reduce_lanes(unsigned mask, T value, const char* what, Place place, Combine combine) {
+  const Lanes lanes = warp_exchange(mask, to_bits(value), what, place);
+  T result = value;
+  for (int lane = 0; lane < kWarp; ++lane) {
+    if (lane != lanes.own && (lanes.mask >> lane & 1)) {
+      result = combine(result, from_bits<T>(lanes.of[lane]));
+    }
+  }
+  return result;
+}
+
+}  // namespace diglot::interpreter
+
+#define DIGLOT_PLACE ::diglot::interpreter::Place place = ::diglot::interpreter::Place::here()
+
+inline void __syncthreads(DIGLOT_PLACE) {
+  diglot::interpreter::block_barrier(false, "__syncthreads()", place);
+}
+inline int __syncthreads_count(int predicate, DIGLOT_PLACE) {
+  return diglot::interpreter::block_barrier(predicate != 0, "__syncthreads_count()", place).count;
+}
+inline int __syncthreads_and(int predicate, DIGLOT_PLACE) {
+  return diglot::interpreter::block_barrier(predicate != 0, "__syncthreads_and()", place).all;
+}
+inline int __syncthreads_or(int predicate, DIGLOT_PLACE) {
+  return diglot::interpreter::block_barrier(predicate != 0, "__syncthreads_or()", place).any;
+}
+inline void __syncwarp(unsigned mask = 0xffffffffu, DIGLOT_PLACE) {
+  diglot::interpreter::warp_exchange(mask, 0, "__syncwarp()", place);
+}
+inline unsigned __activemask() { return diglot::interpreter::active_mask(); }
+
+template <typename T>
+T __shfl_sync(unsigned mask, T value, int source, int width = 32, DIGLOT_PLACE) {
+  return diglot::interpreter::shuffle(mask, value, "__shfl_sync()", place, [=](int lane) {
+    return diglot::interpreter::group_begin(lane, width) + (source & (width - 1));
+  });
+}
+template <typename T>
+T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32, DIGLOT_PLACE) {
+  return diglot::interpreter::shuffle(mask, value, "__shfl_up_sync()", place, [=](int lane) {
+    const int from = lane - static_cast<int>(delta);
+    return from < diglot::interpreter::group_begin(lane, width) ? lane : from;
+  });
+}
+template <typename T>
+T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32, DIGLOT_PLACE) {
+  return diglot::interpreter::shuffle(mask, value, "__shfl_down_sync()", place, [=](int lane) {
+    const int from = lane + static_cast<int>(delta);
+    return from >= diglot::interpreter::group_begin(lane, width) + width ? lane : from;
+  });
+}
+template <typename T>
+T __shfl_xor_sync(unsigned mask, T value, int lanes, int width = 32, DIGLOT_PLACE) {
+  return diglot::interpreter::shuffle(mask, value, "__shfl_xor_sync()", place, [=](int lane) {
+    const int from = lane ^ lanes;
+    return from >= diglot::interpreter::group_begin(lane, width) + width ? lane : from;
+  });
+}
+inline unsigned __ballot_sync(unsigned mask, int predicate, DIGLOT_PLACE) {
+  const auto lanes =
+      diglot::interpreter::warp_exchange(mask, predicate != 0, "__ballot_sync()", place);
+  unsigned result = 0;
+  for (int lane = 0; lane < warpSize; ++lane) {
+    if (lanes.mask >> lane & 1) result |= static_cast<unsigned>(lanes.of[lane]) << lane;
+  }
+  return result;
+}
+inline int __any_sync(unsigned mask, int predicate, DIGLOT_PLACE) {
+  return __ballot_sync(mask, predicate, place) != 0;
+}
+inline int __all_sync(unsigned mask, int predicate, DIGLOT_PLACE) {
+  return __ballot_sync(mask, !predicate, place) == 0;
+}
+template <typename T>
+T __reduce_add_sync(unsigned mask, T value, DIGLOT_PLACE) {
+  return diglot::interpreter::reduce_lanes(mask, value, "__reduce_add_sync()", place,
+                                           [](T a, T b) { return a + b; });
+}
+template <typename T>
+T __reduce_max_sync(unsigned mask, T value, DIGLOT_PLACE) {
+  return diglot::interpreter::reduce_lanes(mask, value, "__reduce_max_sync()", place,
+                                           [](T a, T b) { return a > b ? a : b; });
+}
+template <typename T>
+T __reduce_min_sync(unsigned mask, T value, DIGLOT_PLACE) {
+  return diglot::interpreter::reduce_lanes(mask, value, "__reduce_min_sync()", place,
+                                           [](T a, T b) { return a < b ? a : b; });
+}
+
+// --- atomics, fences -----------------------------------------------------------------------------
+
+namespace diglot::interpreter {
+
+// Reported as one atomic access, and not as what it is made of.
+template <typename T, typename Update>
+__attribute__((noinline, no_sanitize("thread"))) T atomic_update(T* address, Place place,
+                                                                 Update update) {
+  touch(address, sizeof(T), Access::kAtomic, place);
+  T old;
+  __atomic_load(address, &old, __ATOMIC_SEQ_CST);
+  for (;;) {
+    T desired = update(old);
+    if (__atomic_compare_exchange(address, &old, &desired, false, __ATOMIC_SEQ_CST,
+                                  __ATOMIC_SEQ_CST)) {
+      if (std::memcmp(&old, &desired, sizeof(T)) != 0) note_change();
+      return old;
+    }
+  }
+}
+
+}  // namespace diglot::interpreter
+
+// With CUDA's scopes: all are the widest here.
+#define DIGLOT_ATOMIC(NAME, EXPRESSION)                                          \
+  template <typename T>                                                          \
+  T NAME(T* address, std::common_type_t<T> value, DIGLOT_PLACE) {                \
+    return diglot::interpreter::atomic_update(                                   \
+        address, place, [=](T old) -> T { return static_cast<T>(EXPRESSION); }); \
+  }                                                                              \
+  template <typename T>                                                          \
+  T NAME##_block(T* address, std::common_type_t<T> value, DIGLOT_PLACE) {        \
+    return NAME(address, value, place);                                          \
+  }                                                                              \
+  template <typename T>                                                          \
+  T NAME##_system(T* address, std::common_type_t<T> value, DIGLOT_PLACE) {       \
+    return NAME(address, value, place);                                          \
+  }
+DIGLOT_ATOMIC(atomicAdd, old + value)
+DIGLOT_ATOMIC(atomicSub, old - value)
+DIGLOT_ATOMIC(atomicExch, (static_cast<void>(old), value))
+DIGLOT_ATOMIC(atomicMin, old < value ? old : value)
+DIGLOT_ATOMIC(atomicMax, old > value ? old : value)
+DIGLOT_ATOMIC(atomicAnd, old& value)
+DIGLOT_ATOMIC(atomicOr, old | value)
+DIGLOT_ATOMIC(atomicXor, old ^ value)
+DIGLOT_ATOMIC(atomicInc, old >= value ? 0 : old + 1)
+DIGLOT_ATOMIC(atomicDec, old == 0 || old > value ? value : old - 1)
+#undef DIGLOT_ATOMIC
+
+template <typename T>
+T atomicCAS(T* address, std::common_type_t<T> compare, std::common_type_t<T> value, DIGLOT_PLACE) {
+  return diglot::interpreter::atomic_update(
+      address, place, [=](T old) -> T { return old == compare ? value : old; });
+}
+
+inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+inline void __threadfence_block() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+inline void __threadfence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+inline void __nanosleep(unsigned, DIGLOT_PLACE) { diglot::interpreter::poll(place); }
+
+// --- arithmetic ----------------------------------------------------------------------------------
+
+inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
+inline double __fma_rn(double a, double b, double c) { return std::fma(a, b, c); }
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fdiv_rn(float a, float b) { return a / b; }
+inline float __frcp_rn(float x) { return 1.0f / x; }
+inline float __fsqrt_rn(float x) { return std::sqrt(x); }
+inline float rsqrtf(float x) { return static_cast<float>(1.0 / std::sqrt(static_cast<double>(x))); }
+// The fast functions are rounded correctly here: within their documented error, and so are others.
+inline float __expf(float x) { return static_cast<float>(std::exp(static_cast<double>(x))); }
+inline float __exp10f(float x) { return static_cast<float>(std::pow(10.0, x)); }
+inline float __logf(float x) { return static_cast<float>(std::log(static_cast<double>(x))); }
+inline float __log2f(float x) { return static_cast<float>(std::log2(static_cast<double>(x))); }
+inline float __log10f(float x) { return static_cast<float>(std::log10(static_cast<double>(x))); }
+inline float __powf(float x, float y) { return static_cast<float>(std::pow(double{x}, double{y})); }
+inline float __sinf(float x) { return static_cast<float>(std::sin(static_cast<double>(x))); }
+inline float __cosf(float x) { return static_cast<float>(std::cos(static_cast<double>(x))); }
+inline float __tanf(float x) { return static_cast<float>(std::tan(static_cast<double>(x))); }
+inline float __fdividef(float x, float y) { return x / y; }
+inline float __saturatef(float x) { return x > 0.0f ? (x < 1.0f ? x : 1.0f) : 0.0f; }
+
+inline int __float_as_int(float x) {
+  return diglot::interpreter::from_bits<int>(diglot::interpreter::to_bits(x));
+}
+inline unsigned __float_as_uint(float x) { return static_cast<unsigned>(__float_as_int(x)); }
+inline float __int_as_float(int x) {
+  return diglot::interpreter::from_bits<float>(diglot::interpreter::to_bits(x));
+}
+inline float __uint_as_float(unsigned x) { return __int_as_float(static_cast<int>(x)); }
+inline unsigned __umulhi(unsigned a, unsigned b) {
+  return static_cast<unsigned>(std::uint64_t{a} * b >> 32);
+}
+inline int __popc(unsigned x) { return __builtin_popcount(x); }
+inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
+inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(static_cast<unsigned>(x)); }
+inline int __clzll(long long x) {
+  return x == 0 ? 64 : __builtin_clzll(static_cast<unsigned long long>(x));
+}
+inline int __ffs(int x) { return __builtin_ffs(x); }
+inline int __ffsll(long long x) { return __builtin_ffsll(x); }
+
+template <typename T>
+T __ldg(const T* address) {
+  return *address;
+}
+template <typename T>
+T __ldcs(const T* address) {
+  return *address;
+}
+template <typename T>
+void __stcs(T* address, std::common_type_t<T> value) {
+  *address = value;
+}

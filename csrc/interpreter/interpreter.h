@@ -1,0 +1,131 @@
+// Runs CUDA kernels on the host. The threads of a block are fibers of one OS thread, so that a
+// barrier is a switch; blocks run on several OS threads. What kernels call is in include/, which
+// stands in for CUDA's own headers; docs/interpreter.md says what is modelled.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace diglot::interpreter {
+
+struct Index3 {
+  unsigned x = 1, y = 1, z = 1;
+};
+
+// A line of a kernel's source.
+struct Place {
+  const char* file = nullptr;
+  int line = 0;
+
+  static Place here(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+    return {file, line};
+  }
+  bool operator==(const Place& other) const { return line == other.line && file == other.file; }
+};
+
+// What a kernel did that no kernel may do. The message names kernel, block, thread and place.
+struct Fault : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+// Memory that a kernel may touch: [begin, end).
+struct Range {
+  const char* begin;
+  const char* end;
+};
+
+// While one lives, kernels started by this OS thread may touch these ranges; besides them their own
+// locals, parameters and constants, and shared memory. Without one, all memory is theirs.
+class Arguments {
+ public:
+  explicit Arguments(std::vector<Range> ranges);
+  ~Arguments();
+  Arguments(const Arguments&) = delete;
+  Arguments& operator=(const Arguments&) = delete;
+
+ private:
+  std::vector<Range> ranges_;
+  const std::vector<Range>* outer_;
+};
+
+struct Launch {
+  std::string kernel;  // its name, for messages
+  Index3 grid;
+  Index3 block;
+  std::size_t shared_bytes = 0;  // dynamic shared memory
+  bool is_cooperative = false;   // all blocks at once
+};
+
+// The device that is modelled: what an H200 allows.
+constexpr unsigned kMaxBlockThreads = 1024;
+constexpr std::size_t kMaxSharedBytes = 227 * 1024;
+constexpr unsigned kResidentBlocks = 64;  // at once, in a co-operative launch
+constexpr int kWarp = 32;
+
+// A kernel with its parameters, which it may read: call(parameters) is one thread's run.
+struct Kernel {
+  void (*call)(const void* parameters);
+  const void* parameters;
+  std::size_t bytes;
+};
+
+// Runs `kernel` once for every thread. Throws std::invalid_argument where CUDA would refuse the
+// launch, and Fault at the first fault, after which no thread runs on.
+void run(const Launch& launch, const Kernel& kernel);
+
+// The same for a function object that holds the parameters.
+template <typename Function>
+void run(const Launch& launch, const Function& function) {
+  run(launch, Kernel{[](const void* held) { (*static_cast<const Function*>(held))(); }, &function,
+                     sizeof(function)});
+}
+
+struct Options {
+  std::uint64_t seed = 0;    // of the order in which blocks, warps and threads run
+  bool finds_races = false;  // also watch who touches which byte of shared memory
+  unsigned os_threads = 0;   // 0: as many as the machine has
+};
+Options& options();
+
+// --- what include/ is made of: called by kernels -------------------------------------------------
+
+Index3 thread_index();
+Index3 block_index();
+Index3 block_size();
+Index3 grid_size();
+
+// Dynamic shared memory of the block.
+void* dynamic_shared();
+
+struct Votes {
+  int count;  // of threads whose predicate was true
+  bool all;
+  bool any;
+};
+Votes block_barrier(bool predicate, const char* what, Place place);
+
+// The 64-bit values that the lanes of a mask contributed.
+struct Lanes {
+  std::uint64_t of[kWarp];
+  std::uint32_t mask;
+  int own;
+};
+Lanes warp_exchange(std::uint32_t mask, std::uint64_t value, const char* what, Place place);
+std::uint32_t active_mask();
+
+// Memory has changed in a way that a waiting thread may see.
+void note_change();
+// One round of a loop that waits for memory to change: lets other threads and blocks run. It is a
+// fault if every thread does nothing but wait.
+void poll(Place place);
+
+enum class Access { kRead, kWrite, kAtomic };
+// An access that the compiler does not report by itself.
+void touch(const void* address, std::size_t bytes, Access access, Place place);
+
+[[noreturn]] void fail(const std::string& what, Place place);
+
+}  // namespace diglot::interpreter

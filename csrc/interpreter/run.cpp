@@ -1,0 +1,146 @@
+// Blocks on OS threads, and what a kernel may call.
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <thread>
+
+#include "interpreter/block.h"
+#include "interpreter/interpreter.h"
+#include "interpreter/overflow.h"
+
+namespace diglot::interpreter {
+
+namespace {
+
+// The ranges that launches of this OS thread may touch; null: no limit.
+thread_local const std::vector<Range>* arguments = nullptr;
+
+std::string text_of(const Index3& size) {
+  return "(" + std::to_string(size.x) + ", " + std::to_string(size.y) + ", " +
+         std::to_string(size.z) + ")";
+}
+
+// What CUDA refuses, in its words.
+void check(const Launch& launch) {
+  const auto refuse = [&](const std::string& why) {
+    throw std::invalid_argument("launching " + launch.kernel + ": " + why);
+  };
+  const auto& [kernel, grid, block, shared_bytes, is_cooperative] = launch;
+  if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.x > 0x7fffffff || grid.y > 65535 ||
+      grid.z > 65535) {
+    refuse("invalid configuration argument (cudaErrorInvalidConfiguration): a grid of " +
+           text_of(grid));
+  }
+  const std::uint64_t threads = std::uint64_t{block.x} * block.y * block.z;
+  if (threads == 0 || threads > kMaxBlockThreads || block.z > 64) {
+    refuse("invalid configuration argument (cudaErrorInvalidConfiguration): a block of " +
+           text_of(block) + " threads; a block has at most " + std::to_string(kMaxBlockThreads));
+  }
+  if (shared_bytes > kMaxSharedBytes) {
+    refuse("invalid argument (cudaErrorInvalidValue): " + std::to_string(shared_bytes) +
+           " bytes of dynamic shared memory; a block has at most " +
+           std::to_string(kMaxSharedBytes));
+  }
+  if (is_cooperative && std::uint64_t{grid.x} * grid.y * grid.z > kResidentBlocks) {
+    refuse("too many blocks in cooperative launch (cudaErrorCooperativeLaunchTooLarge): " +
+           text_of(grid) + "; " + std::to_string(kResidentBlocks) + " run at once");
+  }
+}
+
+}  // namespace
+
+Arguments::Arguments(std::vector<Range> ranges) : ranges_(std::move(ranges)), outer_(arguments) {
+  arguments = &ranges_;
+}
+
+Arguments::~Arguments() { arguments = outer_; }
+
+Options& options() {
+  static Options instance;
+  return instance;
+}
+
+void run(const Launch& launch, const Kernel& kernel) {
+  check(launch);
+  const Index3 size = launch.grid;
+  const std::uint64_t blocks = std::uint64_t{size.x} * size.y * size.z;
+  Grid grid(launch, kernel, arguments);
+
+  // A random order that needs no list: steps of a stride that has no divisor in common with the
+  // number of blocks.
+  const std::uint64_t seed = options().seed * 0x9e3779b97f4a7c15u + 0x2545f4914f6cdd1du;
+  std::uint64_t stride = seed % blocks | 1;
+  while (std::gcd(stride, blocks) != 1) stride += 2;
+  std::atomic<std::uint64_t> next{0};
+  const auto work = [&] {
+    const CatchOverflows scope;
+    for (std::uint64_t i; !grid.is_over && (i = next++) < blocks;) {
+      const std::uint64_t linear =
+          static_cast<std::uint64_t>((static_cast<unsigned __int128>(i) * stride + seed) % blocks);
+      const Index3 index{static_cast<unsigned>(linear % size.x),
+                         static_cast<unsigned>(linear / size.x % size.y),
+                         static_cast<unsigned>(linear / size.x / size.y)};
+      try {
+        Block(grid, index, seed + linear).run();
+      } catch (const std::exception& error) {  // out of memory, say
+        grid.fail(error.what());
+      }
+    }
+  };
+
+  const unsigned machine = std::max(1u, std::thread::hardware_concurrency());
+  std::uint64_t workers = options().os_threads > 0 ? options().os_threads : machine;
+  workers = launch.is_cooperative ? blocks : std::min(workers, blocks);
+  // Starting an OS thread takes as long as some hundred threads of a block.
+  constexpr std::uint64_t kFewThreads = 2048;
+  // Every thread of the blocks that run may need a stack, which takes two of the 65530 mappings
+  // that Linux gives a process by default.
+  constexpr std::uint64_t kMostStacks = 16384;
+  const std::uint64_t block_threads =
+      std::uint64_t{launch.block.x} * launch.block.y * launch.block.z;
+  if (!launch.is_cooperative) {
+    workers = std::min(workers, kMostStacks / block_threads);
+    if (blocks * block_threads < kFewThreads) workers = 1;
+  }
+  std::vector<std::thread> others;
+  for (std::uint64_t i = 1; i < workers; ++i) others.emplace_back(work);
+  work();
+  for (std::thread& other : others) other.join();
+  if (!grid.failure.empty()) throw Fault(grid.failure);
+}
+
+Index3 thread_index() { return current_block()->thread().index; }
+Index3 block_index() { return current_block()->index(); }
+Index3 block_size() { return current_block()->grid().launch.block; }
+Index3 grid_size() { return current_block()->grid().launch.grid; }
+
+void* dynamic_shared() {
+  const auto address = reinterpret_cast<std::uintptr_t>(current_block()->shared().data());
+  return reinterpret_cast<void*>((address + 15) / 16 * 16);
+}
+
+Votes block_barrier(bool predicate, const char* what, Place place) {
+  const Inside scope(current_block()->thread());
+  return current_block()->barrier(predicate, what, place);
+}
+
+Lanes warp_exchange(std::uint32_t mask, std::uint64_t value, const char* what, Place place) {
+  const Inside scope(current_block()->thread());
+  return current_block()->exchange(mask, value, what, place);
+}
+
+std::uint32_t active_mask() { return current_block()->active_mask(); }
+
+void note_change() { ++current_block()->grid().progress; }
+
+void poll(Place place) {
+  const Inside scope(current_block()->thread());
+  current_block()->poll(place);
+}
+
+void fail(const std::string& what, Place place) {
+  current_block()->thread().inside = true;
+  current_block()->fail(what, place);
+}
+
+}  // namespace diglot::interpreter

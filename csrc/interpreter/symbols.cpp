@@ -1,0 +1,57 @@
+#include "interpreter/symbols.h"
+
+#include <dlfcn.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstdio>
+
+namespace diglot::interpreter {
+
+namespace {
+
+// What addr2line says of an offset in a library; "" where there is no addr2line or no answer.
+std::string ask(const char* library, std::uintptr_t offset) {
+  int ends[2];
+  if (pipe(ends) != 0) return "";
+  char address[32];
+  std::snprintf(address, sizeof(address), "0x%zx", static_cast<std::size_t>(offset));
+  const pid_t child = fork();
+  if (child == 0) {
+    dup2(ends[1], 1);
+    close(ends[0]);
+    close(ends[1]);
+    execlp("addr2line", "addr2line", "-e", library, address, static_cast<char*>(nullptr));
+    _exit(127);
+  }
+  close(ends[1]);
+  std::string answer;
+  char buffer[512];
+  for (ssize_t got; child > 0 && (got = read(ends[0], buffer, sizeof(buffer))) > 0;) {
+    answer.append(buffer, static_cast<std::size_t>(got));
+  }
+  close(ends[0]);
+  if (child > 0) waitpid(child, nullptr, 0);
+  answer = answer.substr(0, answer.find('\n'));
+  answer = answer.substr(0, answer.find(" (discriminator"));
+  return answer.rfind("??", 0) == 0 ? "" : answer;
+}
+
+}  // namespace
+
+std::string source_line(const void* return_address) {
+  Dl_info info{};
+  if (dladdr(return_address, &info) == 0 || info.dli_fname == nullptr) return "an unknown place";
+  // The call lies before the address that it returns to.
+  const auto offset = reinterpret_cast<std::uintptr_t>(return_address) -
+                      reinterpret_cast<std::uintptr_t>(info.dli_fbase) - 1;
+  const std::string line = ask(info.dli_fname, offset);
+  if (!line.empty()) return line;
+  char text[64];
+  std::snprintf(text, sizeof(text), "offset 0x%zx (addr2line would name the line)",
+                static_cast<std::size_t>(offset));
+  return text;
+}
+
+}  // namespace diglot::interpreter

@@ -1,0 +1,157 @@
+"""The interpreter of CUDA kernels: each planted bug is found and named, right kernels run."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import diglot
+from diglot.backends.registry import INTERPRET
+
+ROOT = Path(__file__).parent.parent
+
+pytestmark = pytest.mark.skipif(not INTERPRET, reason="DIGLOT_INTERPRET is not set")
+
+BLOCKS, THREADS = 4, 256
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """run(kernel): what went wrong, or "", and the results of its blocks."""
+    where = ROOT / "csrc/interpreter/build.py"
+    specification = importlib.util.spec_from_file_location("build", where)
+    builder = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(builder)
+    folder = tmp_path_factory.mktemp("planted")
+    builder.build(folder / "planted.so", [ROOT / "tests/planted/kernels.cu"], folder)
+    library = ctypes.CDLL(str(folder / "planted.so"))
+    library.run.restype = ctypes.c_char_p
+
+    def run(kernel, *, blocks=BLOCKS, threads=THREADS, seed=0, races=True):
+        values = torch.arange(max(blocks, 1) * THREADS, dtype=torch.float32)
+        out = torch.full((max(blocks, 1),), -1.0)
+        message = library.run(
+            kernel.encode(),
+            ctypes.c_uint(blocks),
+            ctypes.c_uint(threads),
+            ctypes.c_void_p(values.data_ptr()),
+            ctypes.c_void_p(out.data_ptr()),
+            ctypes.c_int64(values.numel()),
+            ctypes.c_ulonglong(seed),
+            ctypes.c_int(races),
+        )
+        return message.decode(), out
+
+    return run
+
+
+SUMS = torch.arange(BLOCKS * THREADS, dtype=torch.float32).view(BLOCKS, THREADS).sum(1)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("kernel", ["sum_in_shared", "sum_by_shuffles"])
+def test_right_kernels_run(run, kernel, seed):
+    message, out = run(kernel, seed=seed)
+    assert message == ""
+    assert torch.equal(out, SUMS)
+
+
+def test_lanes_of_a_warp_are_ordered_by_its_barrier(run):
+    assert run("ordered_in_warp")[0] == ""
+
+
+# What the message must hold besides the kernel's name and the line of the source.
+PLANTED = {
+    # Which of the two is found first depends on the order of the threads.
+    "missing_barrier": ["shared memory is read that no thread of the block has written"],
+    "missing_barrier_in_loop": ["a race in shared memory", "with no barrier between"],
+    "race_in_shared": ["a race in shared memory: it writes what thread"],
+    "race_in_warp": ["shared memory"],
+    "divergent_barrier": ["__syncthreads() while thread", "must reach the same barrier"],
+    "missing_arrival": ["255 of its 256 threads", "wait in __syncthreads()", "1 have ended"],
+    "off_by_one_read": ["4 bytes out of bounds are read, 0 bytes after a tensor of 4096 bytes"],
+    "off_by_one_write": ["4 bytes out of bounds are written, 0 bytes after a tensor of 16 bytes"],
+    "misaligned_vector": ["a misaligned access", "no multiple of 16 bytes"],
+    "beyond_shared": ["index 256 out of bounds of an array of type 'float [256]'"],
+    "absent_lane": ["__shfl_sync() from lane 20, which is not there"],
+    "absent_lanes_of_mask": ["16 of its 256 threads", "wait in __shfl_down_sync()"],
+    "failed_assertion": ["assertion 'threadIdx.x != 3' failed", "thread (3, 0, 0)"],
+    "division_by_zero": ["an integer division by zero", "block (0, 0, 0), thread (0, 0, 0)"],
+    "wait_for_nobody": ["1 of its 256 threads", "wait in a loop that waits for memory"],
+}
+
+
+@pytest.mark.parametrize("kernel", PLANTED)
+def test_planted_bugs_are_named(run, kernel):
+    message, _ = run(kernel)
+    names = {"missing_barrier": "sum_in_shared", "missing_barrier_in_loop": "sum_in_shared"}
+    assert f"planted::{names.get(kernel, kernel)}" in message
+    assert "block (" in message
+    file = "vector_access.cuh:" if kernel == "misaligned_vector" else "planted/kernels.cu:"
+    assert file in message
+    for part in PLANTED[kernel]:
+        assert part in message, message
+    # The process lives, and runs the next kernel.
+    assert run("sum_in_shared")[0] == ""
+
+
+def test_stack_overflow(run):
+    message, _ = run("stack_overflow")
+    assert "planted::stack_overflow: block (" in message
+    assert "thread (9, 0, 0): its stack of 65536 bytes overflows" in message
+    assert run("sum_in_shared")[0] == ""
+
+
+def test_a_dropped_warp_is_a_wrong_sum(run):
+    message, out = run("dropped_warp")
+    assert message == ""
+    assert not torch.equal(out, SUMS)
+
+
+def test_order_is_shuffled_and_repeatable(run):
+    """The last of the threads that write one word wins: the order depends on the seed alone."""
+    results = [run("race_in_shared", seed=seed, races=False)[1].tolist() for seed in range(6)]
+    again = [run("race_in_shared", seed=seed, races=False)[1].tolist() for seed in range(6)]
+    assert results == again
+    assert len({tuple(result) for result in results}) > 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"blocks": 0}, "cudaErrorInvalidConfiguration"),
+        ({"threads": 0}, "cudaErrorInvalidConfiguration"),
+        ({"threads": 1025}, "a block has at most 1024"),
+    ],
+)
+def test_launches_that_cuda_refuses(run, arguments, message):
+    assert message in run("empty", **arguments)[0]
+
+
+def test_the_largest_block_runs(run):
+    assert run("empty", threads=1024)[0] == ""
+
+
+def test_speed(run):
+    """Bounds with room for a busy machine: measured, the first takes 0.2 s, the second 0.02 s."""
+    x = torch.randn(1 << 20)
+    diglot.gelu(x[:10], backend="cuda")
+    begin = time.perf_counter()
+    diglot.gelu(x, backend="cuda")
+    assert time.perf_counter() - begin < 1.0
+    run("sum_in_shared", blocks=64, races=False)
+    begin = time.perf_counter()
+    run("sum_in_shared", blocks=64, races=False)
+    assert time.perf_counter() - begin < 0.05
+
+
+def test_what_ran_is_interpreted():
+    diglot.gelu(torch.randn(5), backend="cuda")
+    run = diglot.last_run()
+    assert (run.backend, run.interpreted) == ("cuda", True)
+    assert diglot.explain("gelu", "cpu").chosen == "torch"
