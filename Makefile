@@ -170,9 +170,9 @@ $(STATE)/toolkit: FORCE
 
 $(STATE)/extension: $(STATE)/package $(STATE)/toolkit setup.py $(NATIVE)
 	@$(call leave_if_found,!= "$(CURDIR)"/*) \
-	echo "building the CUDA extension (about a minute the first time) ..."; \
+	echo "building the CUDA kernels, for GPUs and the interpreter (minutes the first time) ..."; \
 	mkdir -p build; \
 	$(RUN) setup.py build_ext --inplace >build/extension.log 2>&1 \
 	  || { tail -n 40 build/extension.log; exit 1; }; \
-	sed -n '/^warning: .* without its CUDA backend/p' build/extension.log
+	sed -n '/^warning: diglot is built without\|^warning: .* without its CUDA/p' build/extension.log
 	@touch $@

@@ -261,3 +261,22 @@ def test_key_verdicts_are_cached(monkeypatch):
     assert is_direct(x)
     monkeypatch.setattr(operator, "_judge_keys", lambda _: pytest.fail("judged again"))
     assert is_direct(x)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_registered_backward_operators_check_their_arguments(backend):
+    x = torch.ones(64, device=DEVICE)
+    for grad in (x[:3], x.bfloat16()):
+        with pytest.raises(ValueError, match="grad_output must have the shape and dtype of input"):
+            torch.ops.diglot.gelu_backward(grad, x, "none", backend)
+    grad = torch.ones(4, 6, device=DEVICE)
+    for shape in ([5], [2, 4, 6], [4, 2]):
+        with pytest.raises(ValueError, match="add_backward: "):
+            torch.ops.diglot.add_backward(grad, shape, grad.dtype, 1, backend)
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+def test_the_variant_of_an_empty_call(backend):
+    diglot.gelu(torch.ones(5, device=DEVICE), backend=backend)
+    diglot.add(torch.ones(0, device=DEVICE), 1, backend=backend)
+    assert diglot.last_run().variant == "nothing to do"

@@ -169,6 +169,7 @@ def accesses_of_flat_kernel(kernel: KernelResources, element: int) -> list[str]:
 
 
 @needs_extension
+@pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_flat_cuda_kernels_access_16_bytes(architecture):
     flat = {n: k for n, k in cuda_kernels(architecture).items() if "_flat<" in n}
@@ -392,6 +393,7 @@ def test_failures_are_reasons():
     assert second["triton"].reason is None and second["triton"].kernels
 
 
+@pytest.mark.slow
 def test_architectures_that_no_compiler_knows():
     """LLVM says so on standard output, and where the answers are read only answers may be."""
     pytest.importorskip("triton")

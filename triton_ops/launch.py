@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import functools
 import struct
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -76,7 +77,14 @@ class Specialization:
 
 
 _handles: dict[tuple[Any, ...], Any] = {}
-_recordings: list[list[Specialization]] = []
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.recordings: list[list[Specialization]] = []
+
+
+_thread = _Thread()
 
 
 def launch(
@@ -93,10 +101,10 @@ def launch(
     """
     out = tensors[-1]
     kind = type(out)
-    if _recordings:
+    if _thread.recordings:
         dtypes = tuple(None if t is None else t.dtype for t in tensors)
         made = Specialization(kernel, dtypes, len(integers), constants, num_warps)
-        _recordings[-1].append(made)
+        _thread.recordings[-1].append(made)
     elif INTERPRETED:
         kernel[(programs,)](*tensors, *integers, *constants)
     elif kind is not torch.Tensor:
@@ -175,13 +183,13 @@ def _relaxed_capture() -> Iterator[None]:
 
 @contextlib.contextmanager
 def record_launches() -> Iterator[list[Specialization]]:
-    """Context manager: launchers called in it run nothing; the list says what they would run."""
+    """Context manager: what launchers called in it, on this thread, would run; nothing runs."""
     recording: list[Specialization] = []
-    _recordings.append(recording)
+    _thread.recordings.append(recording)
     try:
         yield recording
     finally:
-        _recordings[:] = [other for other in _recordings if other is not recording]
+        _thread.recordings.pop()
 
 
 @functools.lru_cache(maxsize=1024)

@@ -325,7 +325,10 @@ void launch_sum(Stream stream, const Layout<2>& kept, const Layout<1>& reduced, 
 
 void add_backward(Stream stream, const Operand& grad_output, Number alpha, const Operand* workspace,
                   const Operand& out) {
-  if (out.numel == 0) return;
+  if (out.numel == 0) {
+    last_variant() = "nothing to do";
+    return;
+  }
   dispatch_floating(grad_output.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     using Value = compute_t<T>;

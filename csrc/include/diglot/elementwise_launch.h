@@ -76,7 +76,10 @@ template <typename T, int kArrays, typename Flat, typename Strided>
 void elementwise_launch(const Operand* const (&operands)[kArrays], Flat flat, Strided strided) {
   const Layout<kArrays> layout(operands);
   const int64_t n = layout.numel;
-  if (n == 0) return;
+  if (n == 0) {
+    last_variant() = "nothing to do";
+    return;
+  }
   const bool is_flat = have_one_dtype(operands) && layout.is_flat();
   const int head = is_flat ? common_head<T>(operands) : -1;
   if (is_flat && n <= kTinyElements) {

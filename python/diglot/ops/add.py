@@ -360,7 +360,14 @@ def _backward(
     compute = torch.float64 if grad_output.dtype == torch.float64 else torch.float32
     missing = grad_output.dim() - len(shape)
     sizes = [1] * missing + list(shape)
+    if missing < 0:
+        raise ValueError(f"add_backward: shape has more dimensions than grad_output: {list(shape)}")
     reduced = [d for d, size in enumerate(grad_output.shape) if size != sizes[d]]
+    if any(sizes[d] != 1 for d in reduced):
+        raise ValueError(
+            f"add_backward: {list(shape)} does not broadcast to {list(grad_output.shape)}, the "
+            "shape of grad_output"
+        )
     if len(reduced) > SUM_DIMENSIONS:
         between = list(grad_output.shape)
         for d in reduced[-SUM_DIMENSIONS:]:

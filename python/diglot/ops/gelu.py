@@ -69,6 +69,12 @@ def _forward(input: torch.Tensor, approximate: str, backend: str) -> torch.Tenso
 def _backward(
     grad_output: torch.Tensor, input: torch.Tensor, approximate: str, backend: str
 ) -> torch.Tensor:
+    if grad_output.shape != input.shape or grad_output.dtype != input.dtype:
+        raise ValueError(
+            "gelu_backward: grad_output must have the shape and dtype of input, "
+            f"{tuple(input.shape)} and {input.dtype}, not {tuple(grad_output.shape)} and "
+            f"{grad_output.dtype}"
+        )
     out = torch.empty_like(input)
     run(backend, "gelu", "gelu_backward", grad_output, input, approximate, out)
     return out
