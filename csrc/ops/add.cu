@@ -1,5 +1,7 @@
 // input + alpha * other, and its gradients: kernels, launchers, registration. Twin of
 // triton_ops/add.py.
+#include <stdexcept>
+
 #include "diglot/dispatch.h"
 #include "diglot/elementwise_launch.h"
 #include "diglot/math.cuh"
@@ -69,15 +71,6 @@ __global__ void __launch_bounds__(kElementwiseThreads)
     const auto a = load_as<T>(input, at.of[1], input_dtype);
     const auto b = load_as<T>(other, at.of[2], other_dtype);
     output[at.of[0]] = Add<T>{alpha}(a, b);
-  });
-}
-
-template <typename T, typename Index>
-__global__ void __launch_bounds__(kElementwiseThreads)
-    add_number_mixed(int64_t n, Strides<2, Index> strides, const void* input, DType input_dtype,
-                     compute_t<T> number, T* output) {
-  strided_for_each(n, strides, [&](const auto& at) {
-    output[at.of[0]] = Add<T>{number}(load_as<T>(input, at.of[1], input_dtype));
   });
 }
 
@@ -203,6 +196,9 @@ void add_forward(Stream stream, const Operand& input, const Operand* other, Numb
     const auto factor = alpha.as<compute_t<T>>();
     T* const output = out.as<T>();
     if (other == nullptr) {
+      if (input.dtype != out.dtype) {
+        throw std::invalid_argument("add_forward: without other, input must have the dtype of out");
+      }
       elementwise_launch<T>(
           {&out, &input},
           [&](auto shape, unsigned blocks, int64_t n, int head) {
@@ -211,14 +207,9 @@ void add_forward(Stream stream, const Operand& input, const Operand* other, Numb
           },
           [&](auto shape, unsigned blocks, int64_t n, const auto& strides) {
             using Index = index_of<decltype(strides)>;
-            if (have_one_dtype({&out, &input})) {
-              launch<add_number_strided<T, decltype(shape), Index>>(
-                  blocks, kElementwiseThreads, stream, n, strides, input.as<const T>(), factor,
-                  output);
-            } else {
-              launch<add_number_mixed<T, Index>>(blocks, kElementwiseThreads, stream, n, strides,
-                                                 input.data, input.dtype, factor, output);
-            }
+            launch<add_number_strided<T, decltype(shape), Index>>(
+                blocks, kElementwiseThreads, stream, n, strides, input.as<const T>(), factor,
+                output);
           });
       return;
     }

@@ -2,6 +2,7 @@
 // same dense order, and strided otherwise. Twin of triton_ops/lib/elementwise.py.
 #pragma once
 
+#include <type_traits>
 #include <utility>
 
 #include "diglot/strides.cuh"
@@ -19,6 +20,12 @@ struct FlatShape {
   static constexpr int kAccesses = kAccesses_;
   static constexpr int kElements = kElements_;
 };
+
+// Calls function with the arrays' numbers, as types: the output is 0, the inputs follow.
+template <typename Function, int... kInput>
+DIGLOT_DEVICE void number_inputs(Function function, std::integer_sequence<int, kInput...>) {
+  function(std::integral_constant<int, kInput + 1>{}...);
+}
 
 // output[i] = function(inputs[i]...) for i < n, in accesses of Shape::kElements, of which
 // Shape::kAccesses per thread and array are in flight at once.
@@ -127,9 +134,8 @@ DIGLOT_DEVICE void strided_map(int64_t n, const Strides<1 + sizeof...(Inputs), I
       if (first + a * kElementwiseThreads < n) store_vector(output + at[a].of[0], result);
     }
   };
-  [&]<int... kInput>(std::integer_sequence<int, kInput...>) {
-    store(load(kInput + 1, inputs)...);
-  }(std::make_integer_sequence<int, sizeof...(Inputs)>{});
+  number_inputs([&](auto... numbers) { store(load(decltype(numbers)::value, inputs)...); },
+                std::make_integer_sequence<int, sizeof...(Inputs)>{});
 }
 
 // Calls function(offsets) for every element index below n, with the offsets of the element in each
