@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import diglot
+from backends import assert_close
 from diglot.backends.registry import INTERPRET
 
 ROOT = Path(__file__).parent.parent
@@ -18,6 +19,19 @@ ROOT = Path(__file__).parent.parent
 pytestmark = pytest.mark.skipif(not INTERPRET, reason="DIGLOT_INTERPRET is not set")
 
 BLOCKS, THREADS = 4, 256
+
+
+class Options(ctypes.Structure):
+    """As in planted/kernels.cu."""
+
+    _fields_ = (
+        ("blocks", ctypes.c_uint),
+        ("threads", ctypes.c_uint),
+        ("shared_bytes", ctypes.c_ulonglong),
+        ("is_cooperative", ctypes.c_int),
+        ("seed", ctypes.c_ulonglong),
+        ("finds_races", ctypes.c_int),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -32,18 +46,26 @@ def run(tmp_path_factory):
     library = ctypes.CDLL(str(folder / "planted.so"))
     library.run.restype = ctypes.c_char_p
 
-    def run(kernel, *, blocks=BLOCKS, threads=THREADS, seed=0, races=True):
-        values = torch.arange(max(blocks, 1) * THREADS, dtype=torch.float32)
+    def run(
+        kernel,
+        *,
+        values=None,
+        blocks=BLOCKS,
+        threads=THREADS,
+        shared=0,
+        cooperative=False,
+        seed=0,
+        races=True,
+    ):
+        if values is None:
+            values = torch.arange(max(blocks, 1) * THREADS, dtype=torch.float32)
         out = torch.full((max(blocks, 1),), -1.0)
         message = library.run(
             kernel.encode(),
-            ctypes.c_uint(blocks),
-            ctypes.c_uint(threads),
+            ctypes.byref(Options(blocks, threads, shared, cooperative, seed, races)),
             ctypes.c_void_p(values.data_ptr()),
-            ctypes.c_void_p(out.data_ptr()),
             ctypes.c_int64(values.numel()),
-            ctypes.c_ulonglong(seed),
-            ctypes.c_int(races),
+            ctypes.c_void_p(out.data_ptr()),
         )
         return message.decode(), out
 
@@ -59,6 +81,90 @@ def test_right_kernels_run(run, kernel, seed):
     message, out = run(kernel, seed=seed)
     assert message == ""
     assert torch.equal(out, SUMS)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kernel", ["votes", "shuffles", "atomics"])
+def test_what_a_gpu_gives(run, kernel, seed):
+    """The kernels assert it."""
+    message, out = run(kernel, seed=seed)
+    assert message == ""
+    assert torch.equal(out, torch.ones(BLOCKS))
+
+
+def test_dynamic_shared_memory(run):
+    message, out = run("sum_in_dynamic", shared=4 * THREADS)
+    assert message == ""
+    assert torch.equal(out, SUMS)
+    message, _ = run("sum_in_dynamic", shared=4 * THREADS - 4)
+    assert "the block has 1020 bytes of dynamic shared memory" in message
+    assert "4 bytes out of bounds are written" in message
+
+
+EDGES = [0.0, 1.0, 65504.0, 65519.99, 65520.0, 3.3895314e38, 3.4e38, 2**-24, 2**-25, 1.5 * 2**-25]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_rounding_to_16_bits(run, dtype):
+    """To nearest even, subnormal numbers kept, as PyTorch does it."""
+    generator = torch.Generator().manual_seed(0)
+    random = torch.randint(-(2**31), 2**31, (3000,), generator=generator, dtype=torch.int64)
+    small = torch.randn(1000, generator=generator) * 2.0**-20
+    every = torch.arange(-(2**15), 2**15, 16, dtype=torch.int32).to(torch.int16).view(dtype).float()
+    step = every.nextafter(torch.tensor(torch.inf))
+    edges = torch.tensor([*EDGES, torch.inf, torch.nan])
+    values = torch.cat([random.to(torch.int32).view(torch.float32), small, every, step, edges])
+    halfway = (every[1:-1] + every[2:]) / 2  # ties, and NaN
+    values = torch.cat([values, -values, halfway])
+    kernel = "round_to_half" if dtype == torch.float16 else "round_to_bfloat16"
+    message, out = run(kernel, values=values, blocks=len(values), threads=1, races=False)
+    assert message == ""
+    torch.testing.assert_close(out, values.to(dtype).float(), rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(out.signbit() | out.isnan(), values.signbit() | out.isnan())
+
+
+# The errors that CUDA's programming guide documents, and where.
+FAST = {
+    "fast_exponential": (torch.linspace(-80, 80, 999), torch.exp, 2.0 + 1.173 * 80),
+    "fast_sine": (torch.linspace(-3.14, 3.14, 999), torch.sin, None),
+    "fast_quotient": (torch.linspace(1e-3, 1e3, 999), torch.reciprocal, 2.0),
+}
+
+
+@pytest.mark.parametrize("kernel", FAST)
+def test_fast_functions(run, kernel):
+    values, function, ulp = FAST[kernel]
+    message, out = run(kernel, values=values, blocks=len(values), threads=1, races=False)
+    assert message == ""
+    oracle = function(values.double())
+    if ulp is None:
+        assert (out - oracle).abs().max() <= 2**-21.41
+    else:
+        assert_close(out, oracle, ulp)
+
+
+def test_printf(run, capfd):
+    assert run("print", blocks=2)[0] == ""
+    ctypes.CDLL(None).fflush(None)
+    assert sorted(capfd.readouterr().out.splitlines()) == ["block 0 says 2", "block 1 says 2"]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_cooperative_launch_runs_all_blocks_at_once(run, seed):
+    message, out = run("wait_for_blocks", blocks=64, cooperative=True, seed=seed)
+    assert message == ""
+    assert out[0] == 63
+
+
+def test_other_launches_do_not(run):
+    message, _ = run("wait_for_blocks", blocks=64)
+    assert "wait in a loop that waits for memory" in message
+
+
+def test_lanes_are_scheduled_one_by_one(run):
+    message, out = run("wait_for_lane")
+    assert message == ""
+    assert torch.equal(out, torch.ones(BLOCKS))
 
 
 def test_lanes_of_a_warp_are_ordered_by_its_barrier(run):
@@ -82,6 +188,9 @@ PLANTED = {
     "absent_lanes_of_mask": ["16 of its 256 threads", "wait in __shfl_down_sync()"],
     "failed_assertion": ["assertion 'threadIdx.x != 3' failed", "thread (3, 0, 0)"],
     "division_by_zero": ["an integer division by zero", "block (0, 0, 0), thread (0, 0, 0)"],
+    "trap": ["__trap()", "thread (5, 0, 0)"],
+    "spin_on_atomic": ["1 of its 256 threads", "wait in a loop that waits for memory"],
+    "spin_on_volatile": ["256 of its 256 threads", "wait in a loop that waits for memory"],
     "wait_for_nobody": ["1 of its 256 threads", "wait in a loop that waits for memory"],
 }
 
@@ -127,6 +236,10 @@ def test_order_is_shuffled_and_repeatable(run):
         ({"blocks": 0}, "cudaErrorInvalidConfiguration"),
         ({"threads": 0}, "cudaErrorInvalidConfiguration"),
         ({"threads": 1025}, "a block has at most 1024"),
+        ({"shared": 227 * 1024 + 1}, "a block has at most 232448"),
+        ({"blocks": 65, "cooperative": True}, "64 blocks run at once"),
+        ({"blocks": 17, "threads": 1024, "cooperative": True}, "16 blocks run at once"),
+        ({"blocks": 9, "shared": 200 * 1024, "cooperative": True}, "8 blocks run at once"),
     ],
 )
 def test_launches_that_cuda_refuses(run, arguments, message):

@@ -18,11 +18,6 @@ std::string text_of(const Index3& index) {
          std::to_string(index.z) + ")";
 }
 
-std::string text_of(Place place) {
-  return place.file == nullptr ? "an unknown place"
-                               : std::string(place.file) + ":" + std::to_string(place.line);
-}
-
 Index3 index_of(unsigned linear, const Index3& size) {
   return {linear % size.x, linear / size.x % size.y, linear / size.x / size.y};
 }
@@ -46,18 +41,15 @@ Block::Block(Grid& grid, Index3 index, std::uint64_t seed)
       random_((seed * 0x9e3779b97f4a7c15u) | 1),
       threads_(grid.launch.block.x * grid.launch.block.y * grid.launch.block.z),
       exchanges_((threads_.size() + kWarp - 1) / kWarp),
-      shared_(grid.launch.shared_bytes + 16),
       races_(static_cast<int>(exchanges_.size())) {
   for (std::size_t i = 0; i < threads_.size(); ++i) {
     threads_[i].linear = static_cast<int>(i);
     threads_[i].index = index_of(static_cast<unsigned>(i), grid.launch.block);
   }
-  // A kernel that counts on zeros finds none. NaN, in every floating type.
-  std::memset(shared_.data(), 0xff, shared_.size());
+  clear_shared(grid.launch.shared_bytes);
 }
 
 Block::~Block() {
-  forget_shared();
   for (Thread& thread : threads_) {
     if (thread.stack != nullptr) give_back(std::move(thread.stack));
   }
@@ -152,11 +144,11 @@ Votes Block::barrier(bool predicate, const char* what, Place place) {
   for (const Thread& other : threads_) {
     if (waiting_ == 0) break;
     if (other.state != State::kAtBarrier) continue;
-    if (other.place == place) break;
+    if (other.site.place == place) break;
     fail(std::string(what) + " while thread " + text_of(other.index) + " waits in " +
-             other.waits_in + " at " + text_of(other.place) +
+             other.waits_in + " at " + other.site.text() +
              ": all threads of a block must reach the same barrier",
-         place);
+         {nullptr, place});
   }
   if (waiting_++ == 0) votes_ = {0, true, false};
   votes_.count += predicate;
@@ -165,7 +157,7 @@ Votes Block::barrier(bool predicate, const char* what, Place place) {
   Thread& thread = *thread_;
   thread.state = State::kAtBarrier;
   thread.waits_in = what;
-  thread.place = place;
+  thread.site = {nullptr, place};
   suspend();
   return thread.votes;
 }
@@ -176,12 +168,13 @@ Lanes Block::exchange(std::uint32_t mask, std::uint64_t value, const char* what,
   if ((mask & own) == 0) {
     fail(std::string(what) + " with a mask that lacks the calling lane " +
              std::to_string(thread.lane()),
-         place);
+         {nullptr, place});
   }
   const int first = thread.warp() * kWarp;
   const int lanes = std::min<int>(kWarp, static_cast<int>(threads_.size()) - first);
   if (lanes < kWarp && mask >> lanes != 0 && mask != 0xffffffffu) {
-    fail(std::string(what) + " with a mask that names lanes beyond the block's threads", place);
+    fail(std::string(what) + " with a mask that names lanes beyond the block's threads",
+         {nullptr, place});
   }
   const std::uint32_t expected = lanes < kWarp ? mask & ((1u << lanes) - 1) : mask;
 
@@ -198,15 +191,15 @@ Lanes Block::exchange(std::uint32_t mask, std::uint64_t value, const char* what,
     exchange->place = place;
   } else if (!(exchange->place == place)) {
     fail(std::string(what) + " while other lanes of its mask wait in " + exchange->what + " at " +
-             text_of(exchange->place),
-         place);
+             Site{nullptr, exchange->place}.text(),
+         {nullptr, place});
   }
   exchange->lanes.of[thread.lane()] = value;
   exchange->arrived |= own;
   if (exchange->arrived != expected) {
     thread.state = State::kAtWarp;
     thread.waits_in = what;
-    thread.place = place;
+    thread.site = {nullptr, place};
     suspend();
     return thread.lanes;
   }
@@ -235,11 +228,21 @@ std::uint32_t Block::active_mask() const {
   return mask;
 }
 
-void Block::poll(Place place) {
+void Block::poll(const Site& site) {
   thread_->polls = true;
   thread_->waits_in = "a loop that waits for memory";
-  thread_->place = place;
+  thread_->site = site;
   suspend();
+}
+
+void Block::look(const void* address, const Site& site) {
+  constexpr int kLooks = 64;  // more than a loop needs that looks once per turn for another reason
+  Thread& thread = *thread_;
+  if (thread.looks_at != address) {
+    thread.looks_at = address;
+    thread.looks = 0;
+  }
+  if (++thread.looks >= kLooks) poll(site);
 }
 
 std::string Block::name_of(const Thread& thread) const {
@@ -261,7 +264,7 @@ void Block::report_deadlock() {
     }
     bool found = false;
     for (Group& group : groups) {
-      if (group.example->place == thread.place) {
+      if (group.example->site == thread.site) {
         ++group.count;
         found = true;
       }
@@ -273,7 +276,7 @@ void Block::report_deadlock() {
     const Thread& example = *groups[i].example;
     what += (i == 0 ? "" : "; ") + std::to_string(groups[i].count) + " of its " +
             std::to_string(threads_.size()) + " threads, thread " + text_of(example.index) +
-            " for one, wait in " + example.waits_in + " at " + text_of(example.place);
+            " for one, wait in " + example.waits_in + " at " + example.site.text();
   }
   if (ended != nullptr) {
     what +=
@@ -282,10 +285,8 @@ void Block::report_deadlock() {
   grid_.fail(what);
 }
 
-void Block::fail(const std::string& what, Place place) { fail(what, text_of(place)); }
-
-void Block::fail(const std::string& what, const std::string& place) {
-  grid_.fail(name_of(*thread_) + ": " + what + ", at " + place);
+void Block::fail(const std::string& what, const Site& site) {
+  grid_.fail(name_of(*thread_) + ": " + what + ", at " + site.text());
   // The stack is left as it is: kernels own nothing that needs an end.
   for (;;) suspend();
 }

@@ -39,7 +39,9 @@ struct Thread {
   Context context;
   std::unique_ptr<Stack> stack;
   const char* waits_in = "";
-  Place place;
+  Site site;
+  const void* looks_at = nullptr;  // the word that it has looked at last, `looks` times in a row
+  int looks = 0;
   Lanes lanes;  // what the last exchange gave
   Votes votes;  // what the last barrier gave
 
@@ -58,16 +60,14 @@ class Block {
   Votes barrier(bool predicate, const char* what, Place place);
   Lanes exchange(std::uint32_t mask, std::uint64_t value, const char* what, Place place);
   std::uint32_t active_mask() const;
-  void poll(Place place);
-  [[noreturn]] void fail(const std::string& what, Place place);
-  [[noreturn]] void fail(const std::string& what, const std::string& place);
+  void poll(const Site& site);
+  void look(const void* address, const Site& site);
+  [[noreturn]] void fail(const std::string& what, const Site& site);
 
   Thread& thread() { return *thread_; }
   Grid& grid() { return grid_; }
   Races& races() { return races_; }
   const Index3& index() const { return index_; }
-  const std::vector<char>& shared() const { return shared_; }
-  std::vector<char>& shared() { return shared_; }
 
  private:
   // Lanes of one mask that have arrived at an exchange.
@@ -91,7 +91,6 @@ class Block {
   std::uint64_t random_;
   std::vector<Thread> threads_;
   std::vector<std::vector<Exchange>> exchanges_;  // by warp
-  std::vector<char> shared_;
   Races races_;
   Context scheduler_;
   Thread* thread_ = nullptr;
@@ -117,9 +116,8 @@ class Inside {
   bool before_;
 };
 
-// Ends the static shared memory of a block: what it wrote counts as never written to the next one
-// on this OS thread.
-void forget_shared();
+// Readies this OS thread's shared memory for a block: as if never written.
+void clear_shared(std::size_t dynamic_bytes);
 
 // The block that this OS thread runs, while one of its threads does; null in host code.
 Block* current_block();

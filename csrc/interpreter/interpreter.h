@@ -59,11 +59,16 @@ struct Launch {
   bool is_cooperative = false;   // all blocks at once
 };
 
-// The device that is modelled: what an H200 allows.
+// The device that is modelled: a small one with multiprocessors much like an H200's.
 constexpr unsigned kMaxBlockThreads = 1024;
-constexpr std::size_t kMaxSharedBytes = 227 * 1024;
-constexpr unsigned kResidentBlocks = 64;  // at once, in a co-operative launch
+constexpr std::size_t kMaxSharedBytes = 227 * 1024;  // of a block; a multiprocessor has as much
+constexpr unsigned kMultiprocessors = 8;
+constexpr unsigned kMultiprocessorThreads = 2048;
+constexpr unsigned kMultiprocessorBlocks = 8;
 constexpr int kWarp = 32;
+
+// Blocks that run at once, which is what a co-operative launch may have. 0 if not even one does.
+unsigned resident_blocks(std::uint64_t block_threads, std::size_t shared_bytes);
 
 // A kernel with its parameters, which it may read: call(parameters) is one thread's run.
 struct Kernel {
@@ -97,9 +102,6 @@ Index3 block_index();
 Index3 block_size();
 Index3 grid_size();
 
-// Dynamic shared memory of the block.
-void* dynamic_shared();
-
 struct Votes {
   int count;  // of threads whose predicate was true
   bool all;
@@ -121,6 +123,9 @@ void note_change();
 // One round of a loop that waits for memory to change: lets other threads and blocks run. It is a
 // fault if every thread does nothing but wait.
 void poll(Place place);
+// An atomic operation has found a word as it leaves it. Who does nothing else to one word over and
+// over polls.
+void look(const void* address, Place place);
 
 enum class Access { kRead, kWrite, kAtomic };
 // An access that the compiler does not report by itself.

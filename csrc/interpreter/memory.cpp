@@ -6,10 +6,15 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 
 #include "interpreter/block.h"
 #include "interpreter/interpreter.h"
 #include "interpreter/symbols.h"
+
+// Dynamic shared memory: kMaxSharedBytes, which build.py defines under this and under the names
+// that kernels give it.
+extern "C" __attribute__((visibility("hidden"))) thread_local char diglot_dynamic_shared[];
 
 namespace diglot::interpreter {
 
@@ -93,6 +98,10 @@ std::string beside(const std::vector<Range>& ranges, const char* begin, const ch
 
 const char* verb(Access access) { return access == Access::kRead ? "read" : "written"; }
 
+bool is_local(const Thread& thread, const void* address) {
+  return address >= thread.stack->begin() && address < thread.stack->end();
+}
+
 void check(const void* address, std::size_t bytes, Access access, const Site& site) {
   Block* const block = current_block();
   if (block == nullptr) return;  // host code
@@ -100,7 +109,8 @@ void check(const void* address, std::size_t bytes, Access access, const Site& si
   const char* const end = begin + bytes;
   Thread& thread = block->thread();
   if (thread.inside) return;
-  if (begin >= thread.stack->begin() && end <= thread.stack->end()) return;
+  if (is_local(thread, begin)) return;
+  if (access == Access::kWrite) thread.looks = 0;
   const std::vector<Range>* const ranges = block->grid().arguments;
   if (ranges != nullptr) {
     for (const Range& range : *ranges) {
@@ -110,35 +120,60 @@ void check(const void* address, std::size_t bytes, Access access, const Site& si
   const Kernel& kernel = block->grid().kernel;
   const char* const parameters = static_cast<const char*>(kernel.parameters);
   if (contains({parameters, parameters + kernel.bytes}, begin, end)) return;
-  const std::vector<char>& dynamic = block->shared();
-  const char* const dynamic_begin = static_cast<const char*>(dynamic_shared());
-  const Range dynamic_range{dynamic_begin, dynamic_begin + dynamic.size() - 16};
-  const bool is_static = contains(module().shared, begin, end);
-  if (is_static || contains(dynamic_range, begin, end)) {
+  if (contains(module().shared, begin, end)) {
     const Inside scope(thread);
-    if (is_static && access == Access::kWrite) note_written(module().shared, begin, end);
-    if (is_static && !is_written(module().shared, begin, end)) {
+    const Range dynamic{diglot_dynamic_shared,
+                        diglot_dynamic_shared + block->grid().launch.shared_bytes};
+    if (end > dynamic.end && begin < dynamic.begin + kMaxSharedBytes) {
+      block->fail(std::to_string(bytes) + " bytes out of bounds are " + verb(access) +
+                      ": the block has " + std::to_string(dynamic.end - dynamic.begin) +
+                      " bytes of dynamic shared memory",
+                  site);
+    }
+    if (access == Access::kWrite) note_written(module().shared, begin, end);
+    if (!is_written(module().shared, begin, end)) {
       block->fail(
           "shared memory is read that no thread of the block has written: a barrier is "
           "missing, or a writer",
-          site.text());
+          site);
     }
     if (!options().finds_races) return;
     const std::string race = block->races().note(thread, address, bytes, access, site);
     if (race.empty()) return;
-    block->fail(race, site.text());
+    block->fail(race, site);
   }
   if (contains(module().image, begin, end)) return;
   if (ranges == nullptr) return;
   thread.inside = true;
   block->fail(std::to_string(bytes) + " bytes out of bounds are " + verb(access) + ", " +
                   beside(*ranges, begin, end),
-              site.text());
+              site);
+}
+
+// A volatile access: reading is looking whether memory has changed, writing is changing it.
+void check_look(const void* address, std::size_t bytes, const Site& site) {
+  check(address, bytes, Access::kRead, site);
+  Block* const block = current_block();
+  if (block == nullptr) return;
+  Thread& thread = block->thread();
+  if (thread.inside || is_local(thread, address)) return;
+  const Inside scope(thread);
+  block->look(address, site);
+}
+
+void check_change(const void* address, std::size_t bytes, const Site& site) {
+  check(address, bytes, Access::kWrite, site);
+  Block* const block = current_block();
+  if (block != nullptr && !is_local(block->thread(), address)) note_change();
 }
 
 }  // namespace
 
-void forget_shared() { written().assign(written().size(), false); }
+void clear_shared(std::size_t dynamic_bytes) {
+  written().assign(written().size(), false);
+  // A kernel that counts on zeros finds none. NaN, in every floating type.
+  std::memset(diglot_dynamic_shared, 0xff, dynamic_bytes);
+}
 
 void touch(const void* address, std::size_t bytes, Access access, Place place) {
   check(address, bytes, access, {nullptr, place});
@@ -148,6 +183,8 @@ void touch(const void* address, std::size_t bytes, Access access, Place place) {
 
 using diglot::interpreter::Access;
 using diglot::interpreter::check;
+using diglot::interpreter::check_change;
+using diglot::interpreter::check_look;
 using diglot::interpreter::current_block;
 using diglot::interpreter::Place;
 
@@ -164,6 +201,18 @@ using diglot::interpreter::Place;
   }                                                                           \
   DIGLOT_HOOK __tsan_unaligned_write##BYTES(void* address) {                  \
     check(address, BYTES, Access::kWrite, {__builtin_return_address(0), {}}); \
+  }                                                                           \
+  DIGLOT_HOOK __tsan_volatile_read##BYTES(void* address) {                    \
+    check_look(address, BYTES, {__builtin_return_address(0), {}});            \
+  }                                                                           \
+  DIGLOT_HOOK __tsan_volatile_write##BYTES(void* address) {                   \
+    check_change(address, BYTES, {__builtin_return_address(0), {}});          \
+  }                                                                           \
+  DIGLOT_HOOK __tsan_unaligned_volatile_read##BYTES(void* address) {          \
+    check_look(address, BYTES, {__builtin_return_address(0), {}});            \
+  }                                                                           \
+  DIGLOT_HOOK __tsan_unaligned_volatile_write##BYTES(void* address) {         \
+    check_change(address, BYTES, {__builtin_return_address(0), {}});          \
   }
 DIGLOT_ACCESS(1)
 DIGLOT_ACCESS(2)
@@ -218,7 +267,7 @@ void enter() {
 
 [[noreturn]] void sanitizer_fault(const std::string& what, const SourceLocation& at) {
   if (current_block() != nullptr) {
-    current_block()->fail(what, Place{at.file, static_cast<int>(at.line)});
+    current_block()->fail(what, {nullptr, Place{at.file, static_cast<int>(at.line)}});
   }
   throw std::logic_error(what + ", at " + at.file + ":" + std::to_string(at.line));
 }
@@ -256,5 +305,5 @@ extern "C" __attribute__((visibility("hidden"), noreturn)) void __assert_fail(
     std::abort();
   }
   current_block()->fail(std::string("assertion '") + expression + "' failed",
-                        Place{file, static_cast<int>(line)});
+                        {nullptr, Place{file, static_cast<int>(line)}});
 }

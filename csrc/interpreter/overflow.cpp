@@ -18,7 +18,7 @@ struct sigaction previous_action;
 [[noreturn]] void report() {
   const Thread& thread = current_block()->thread();
   current_block()->fail("its stack of " + std::to_string(Stack::kBytes) + " bytes overflows",
-                        thread.place);
+                        thread.site);
 }
 
 void on_signal(int number, siginfo_t* info, void* context) {

@@ -7,7 +7,7 @@ namespace diglot::interpreter {
 
 std::string Site::text() const {
   if (place.file != nullptr) return std::string(place.file) + ":" + std::to_string(place.line);
-  return source_line(code);
+  return code == nullptr ? "an unknown place" : source_line(code);
 }
 
 bool Races::is_unordered(const Touch& touch, const Thread& thread) const {

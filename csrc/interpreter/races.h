@@ -15,6 +15,8 @@ struct Thread;
 struct Site {
   const void* code = nullptr;
   Place place;
+
+  bool operator==(const Site& other) const { return code == other.code && place == other.place; }
   std::string text() const;
 };
 

@@ -41,9 +41,11 @@ void check(const Launch& launch) {
            " bytes of dynamic shared memory; a block has at most " +
            std::to_string(kMaxSharedBytes));
   }
-  if (is_cooperative && std::uint64_t{grid.x} * grid.y * grid.z > kResidentBlocks) {
-    refuse("too many blocks in cooperative launch (cudaErrorCooperativeLaunchTooLarge): " +
-           text_of(grid) + "; " + std::to_string(kResidentBlocks) + " run at once");
+  const unsigned resident = resident_blocks(threads, shared_bytes);
+  if (is_cooperative && std::uint64_t{grid.x} * grid.y * grid.z > resident) {
+    refuse(
+        "too many blocks in cooperative launch (cudaErrorCooperativeLaunchTooLarge): a grid of " +
+        text_of(grid) + "; " + std::to_string(resident) + " blocks run at once");
   }
 }
 
@@ -54,6 +56,17 @@ Arguments::Arguments(std::vector<Range> ranges) : ranges_(std::move(ranges)), ou
 }
 
 Arguments::~Arguments() { arguments = outer_; }
+
+unsigned resident_blocks(std::uint64_t block_threads, std::size_t shared_bytes) {
+  if (block_threads == 0 || block_threads > kMaxBlockThreads || shared_bytes > kMaxSharedBytes) {
+    return 0;
+  }
+  const std::uint64_t whole_warps = (block_threads + kWarp - 1) / kWarp * kWarp;
+  std::uint64_t blocks =
+      std::min<std::uint64_t>(kMultiprocessorBlocks, kMultiprocessorThreads / whole_warps);
+  if (shared_bytes > 0) blocks = std::min<std::uint64_t>(blocks, kMaxSharedBytes / shared_bytes);
+  return static_cast<unsigned>(kMultiprocessors * blocks);
+}
 
 Options& options() {
   static Options instance;
@@ -95,7 +108,7 @@ void run(const Launch& launch, const Kernel& kernel) {
   constexpr std::uint64_t kFewThreads = 2048;
   // Every thread of the blocks that run may need a stack, which takes two of the 65530 mappings
   // that Linux gives a process by default.
-  constexpr std::uint64_t kMostStacks = 16384;
+  constexpr std::uint64_t kMostStacks = kMultiprocessors * kMultiprocessorThreads;
   const std::uint64_t block_threads =
       std::uint64_t{launch.block.x} * launch.block.y * launch.block.z;
   if (!launch.is_cooperative) {
@@ -114,11 +127,6 @@ Index3 block_index() { return current_block()->index(); }
 Index3 block_size() { return current_block()->grid().launch.block; }
 Index3 grid_size() { return current_block()->grid().launch.grid; }
 
-void* dynamic_shared() {
-  const auto address = reinterpret_cast<std::uintptr_t>(current_block()->shared().data());
-  return reinterpret_cast<void*>((address + 15) / 16 * 16);
-}
-
 Votes block_barrier(bool predicate, const char* what, Place place) {
   const Inside scope(current_block()->thread());
   return current_block()->barrier(predicate, what, place);
@@ -131,16 +139,24 @@ Lanes warp_exchange(std::uint32_t mask, std::uint64_t value, const char* what, P
 
 std::uint32_t active_mask() { return current_block()->active_mask(); }
 
-void note_change() { ++current_block()->grid().progress; }
+void note_change() {
+  current_block()->thread().looks = 0;
+  ++current_block()->grid().progress;
+}
 
 void poll(Place place) {
   const Inside scope(current_block()->thread());
-  current_block()->poll(place);
+  current_block()->poll({nullptr, place});
+}
+
+void look(const void* address, Place place) {
+  const Inside scope(current_block()->thread());
+  current_block()->look(address, {nullptr, place});
 }
 
 void fail(const std::string& what, Place place) {
   current_block()->thread().inside = true;
-  current_block()->fail(what, place);
+  current_block()->fail(what, {nullptr, place});
 }
 
 }  // namespace diglot::interpreter

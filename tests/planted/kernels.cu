@@ -1,5 +1,5 @@
-// Kernels with a bug each, and their right versions, for tests/test_interpreter.py. No PyTorch: the
-// test calls run() through ctypes.
+// Kernels with a bug each, their right versions, and kernels that assert what a GPU does, for
+// tests/test_interpreter.py. No PyTorch: the test calls run() through ctypes.
 #include <cassert>
 #include <cstring>
 #include <string>
@@ -135,62 +135,231 @@ __global__ void wait_for_nobody(const float* in, float* out) {
   __syncthreads();
 }
 
-__global__ void empty(const float*, float*) {}
-
-template <auto kKernel>
-void start(dim3 grid, dim3 block, const float* in, float* out) {
-  diglot::launch<kKernel>(grid, block, nullptr, in, out);
+// The same without __nanosleep.
+__global__ void spin_on_atomic(const float* in, float* out) {
+  if (threadIdx.x == 0) {
+    while (atomicAdd(out, 0.0f) != 12345.0f) {
+    }
+  }
+  __syncthreads();
 }
 
+__global__ void spin_on_volatile(const float* in, float* out) {
+  while (*static_cast<volatile float*>(out) != 12345.0f) {
+  }
+}
+
+// A lane waits for what another lane of its warp does later: right, since lanes are scheduled one
+// by one.
+__global__ void wait_for_lane(const float* in, float* out) {
+  if (threadIdx.x == 0) {
+    while (*static_cast<volatile float*>(out + blockIdx.x) != 12345.0f) {
+    }
+    out[blockIdx.x] = 1;
+  } else if (threadIdx.x == 1) {
+    *static_cast<volatile float*>(out + blockIdx.x) = 12345.0f;
+  }
+}
+
+// Every block waits for all others: right where they run at once. `out` must hold -1.
+__global__ void wait_for_blocks(const float* in, float* out) {
+  if (threadIdx.x == 0) {
+    atomicAdd(out, 1.0f);
+    while (atomicAdd(out, 0.0f) != static_cast<float>(gridDim.x) - 1) {
+    }
+  }
+  __syncthreads();
+}
+
+__global__ void sum_in_dynamic(const float* in, float* out) {
+  extern __shared__ float dynamic[];
+  dynamic[threadIdx.x] = in[blockIdx.x * kThreads + threadIdx.x];
+  __syncthreads();
+  for (int half = kThreads / 2; half > 0; half /= 2) {
+    if (threadIdx.x < half) dynamic[threadIdx.x] += dynamic[threadIdx.x + half];
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) out[blockIdx.x] = dynamic[0];
+}
+
+__global__ void trap(const float* in, float* out) {
+  if (threadIdx.x == 5) __trap();
+}
+
+__global__ void print(const float* in, float* out) {
+  if (threadIdx.x == 0) printf("block %u says %g\n", blockIdx.x, in[2]);
+}
+
+// The 256 threads see what 256 threads of a GPU see.
+__global__ void votes(const float* in, float* out) {
+  const int lane = threadIdx.x % 32;
+  const unsigned all = 0xffffffffu;
+  assert(__syncthreads_count(threadIdx.x % 3 == 0) == 86);
+  assert(__syncthreads_or(threadIdx.x == 200) != 0);
+  assert(__syncthreads_or(threadIdx.x == 256) == 0);
+  assert(__syncthreads_and(threadIdx.x < 256) != 0);
+  assert(__syncthreads_and(threadIdx.x < 255) == 0);
+  assert(__ballot_sync(all, lane % 4 == 1) == 0x22222222u);
+  assert(__any_sync(all, lane == 31) && !__any_sync(all, lane == 32));
+  assert(__all_sync(all, lane < 32) && !__all_sync(all, lane < 31));
+  assert(__reduce_add_sync(all, static_cast<unsigned>(lane)) == 496);
+  assert(__reduce_max_sync(all, -lane) == 0 && __reduce_min_sync(all, -lane) == -31);
+  if (lane < 8) {
+    assert(__ballot_sync(0xffu, 1) == 0xffu);
+    assert(__reduce_add_sync(0xffu, 1) == 8);
+  }
+  assert(__activemask() >> lane & 1);  // the others may be anywhere
+  if (threadIdx.x == 0) out[blockIdx.x] = 1;
+}
+
+__global__ void shuffles(const float* in, float* out) {
+  const int lane = threadIdx.x % 32;
+  const unsigned all = 0xffffffffu;
+  assert(__shfl_sync(all, lane, 5) == 5);
+  assert(__shfl_sync(all, lane, 37) == 5);  // modulo the width
+  assert(__shfl_sync(all, lane, 1, 8) == lane / 8 * 8 + 1);
+  assert(__shfl_up_sync(all, lane, 1) == (lane == 0 ? 0 : lane - 1));
+  assert(__shfl_up_sync(all, lane, 2, 16) == (lane % 16 < 2 ? lane : lane - 2));
+  assert(__shfl_down_sync(all, lane, 1) == (lane == 31 ? 31 : lane + 1));
+  assert(__shfl_down_sync(all, lane, 3, 8) == (lane % 8 > 4 ? lane : lane + 3));
+  assert(__shfl_xor_sync(all, lane, 1) == (lane ^ 1));
+  assert(__shfl_xor_sync(all, 0.5 * lane, 16) == 0.5 * (lane ^ 16));  // 8 bytes
+  if (threadIdx.x == 0) out[blockIdx.x] = 1;
+}
+
+__global__ void atomics(const float* in, float* out) {
+  __shared__ int sum, least, greatest, both, either, odd, last, wrapped, down, chosen;
+  __shared__ double total;
+  __shared__ unsigned long long wide;
+  const int i = static_cast<int>(threadIdx.x);
+  if (i == 0) {
+    sum = 0, least = 1000, greatest = -1000, both = -1, either = 0, odd = 0, last = -1;
+    wrapped = 0, down = 0, chosen = -1, total = 0, wide = 0;
+  }
+  __syncthreads();
+  atomicAdd(&sum, i);
+  atomicSub(&sum, 1);
+  atomicMin(&least, i);
+  atomicMax(&greatest, i);
+  atomicAnd(&both, ~(1 << i % 16));
+  atomicOr(&either, 1 << i % 16);
+  atomicXor(&odd, i);
+  atomicExch(&last, i);
+  atomicInc(reinterpret_cast<unsigned*>(&wrapped), 99u);
+  atomicDec(reinterpret_cast<unsigned*>(&down), 99u);
+  atomicCAS(&chosen, -1, i);
+  atomicAdd(&total, 0.5);
+  atomicAdd_block(&wide, 1ull << 40);
+  __syncthreads();
+  assert(sum == 255 * 128 - 256);
+  assert(least == 0 && greatest == 255);
+  assert(both == static_cast<int>(0xffff0000) && either == 0xffff && odd == 0);
+  assert(last >= 0 && last < 256 && chosen >= 0 && chosen < 256);
+  assert(wrapped == 256 % 100);
+  assert(down == 44);  // 0 to 99, then 255 steps down, each hundredth of them to 99 again
+  assert(total == 128.0 && wide == 256ull << 40);
+  if (i == 0) out[blockIdx.x] = 1;
+}
+
+// out[block] = in[block], rounded to 16 bits on the way.
+__global__ void round_to_half(const float* in, float* out) {
+  out[blockIdx.x] = __half2float(__float2half_rn(in[blockIdx.x]));
+}
+__global__ void round_to_bfloat16(const float* in, float* out) {
+  out[blockIdx.x] = __bfloat162float(__float2bfloat16_rn(in[blockIdx.x]));
+}
+
+__global__ void fast_exponential(const float* in, float* out) {
+  out[blockIdx.x] = __expf(in[blockIdx.x]);
+}
+__global__ void fast_sine(const float* in, float* out) { out[blockIdx.x] = __sinf(in[blockIdx.x]); }
+__global__ void fast_quotient(const float* in, float* out) {
+  out[blockIdx.x] = __fdividef(1.0f, in[blockIdx.x]);
+}
+
+__global__ void empty(const float*, float*) {}
+
+using Start = void (*)(const diglot::Launch& how, const float* in, float* out);
 struct Entry {
   const char* name;
-  void (*start)(dim3 grid, dim3 block, const float* in, float* out);
+  Start start;
 };
+
+template <auto kKernel>
+constexpr Start start = [](const diglot::Launch& how, const float* in, float* out) {
+  diglot::launch<kKernel>(how, nullptr, in, out);
+};
+
+#define PLANTED(KERNEL) {#KERNEL, start<KERNEL>}
 const Entry kKernels[] = {
     {"sum_in_shared", start<sum_in_shared<true, true>>},
     {"missing_barrier", start<sum_in_shared<false, true>>},
     {"missing_barrier_in_loop", start<sum_in_shared<true, false>>},
     {"sum_by_shuffles", start<sum_by_shuffles<8>>},
     {"dropped_warp", start<sum_by_shuffles<7>>},
-    {"divergent_barrier", start<divergent_barrier>},
-    {"missing_arrival", start<missing_arrival>},
-    {"off_by_one_read", start<off_by_one_read>},
-    {"off_by_one_write", start<off_by_one_write>},
-    {"misaligned_vector", start<misaligned_vector>},
-    {"beyond_shared", start<beyond_shared>},
-    {"race_in_shared", start<race_in_shared>},
     {"race_in_warp", start<race_in_warp<false>>},
     {"ordered_in_warp", start<race_in_warp<true>>},
-    {"absent_lane", start<absent_lane>},
-    {"absent_lanes_of_mask", start<absent_lanes_of_mask>},
-    {"failed_assertion", start<failed_assertion>},
-    {"division_by_zero", start<division_by_zero>},
-    {"stack_overflow", start<stack_overflow>},
-    {"wait_for_nobody", start<wait_for_nobody>},
-    {"empty", start<empty>},
+    PLANTED(divergent_barrier),
+    PLANTED(missing_arrival),
+    PLANTED(off_by_one_read),
+    PLANTED(off_by_one_write),
+    PLANTED(misaligned_vector),
+    PLANTED(beyond_shared),
+    PLANTED(race_in_shared),
+    PLANTED(absent_lane),
+    PLANTED(absent_lanes_of_mask),
+    PLANTED(failed_assertion),
+    PLANTED(division_by_zero),
+    PLANTED(stack_overflow),
+    PLANTED(wait_for_nobody),
+    PLANTED(spin_on_atomic),
+    PLANTED(spin_on_volatile),
+    PLANTED(wait_for_lane),
+    PLANTED(wait_for_blocks),
+    PLANTED(sum_in_dynamic),
+    PLANTED(trap),
+    PLANTED(print),
+    PLANTED(votes),
+    PLANTED(shuffles),
+    PLANTED(atomics),
+    PLANTED(round_to_half),
+    PLANTED(round_to_bfloat16),
+    PLANTED(fast_exponential),
+    PLANTED(fast_sine),
+    PLANTED(fast_quotient),
+    PLANTED(empty),
 };
+#undef PLANTED
 
 }  // namespace planted
 
+// How a kernel is run; the test's Options has the same fields.
+struct Options {
+  unsigned blocks, threads;
+  unsigned long long shared_bytes;
+  int is_cooperative;
+  unsigned long long seed;
+  int finds_races;
+};
+
 // Runs a kernel on `elements` values and one result for each block. Returns what went wrong, or "".
-extern "C" __attribute__((visibility("default"))) const char* run(const char* name, unsigned blocks,
-                                                                  unsigned threads, const float* in,
-                                                                  float* out, std::int64_t elements,
-                                                                  unsigned long long seed,
-                                                                  int finds_races) {
+extern "C" __attribute__((visibility("default"))) const char* run(
+    const char* name, const Options* options, const float* in, std::int64_t elements, float* out) {
   static thread_local std::string answer;
-  diglot::interpreter::options() = {seed, finds_races != 0, 0};
+  diglot::interpreter::options() = {options->seed, options->finds_races != 0, 0};
   const auto range = [](const float* begin, std::int64_t count) {
     return diglot::interpreter::Range{reinterpret_cast<const char*>(begin),
                                       reinterpret_cast<const char*>(begin + count)};
   };
-  const diglot::interpreter::Arguments scope({range(in, elements), range(out, blocks)});
+  const diglot::interpreter::Arguments scope({range(in, elements), range(out, options->blocks)});
   answer = "there is no such kernel";
   for (const planted::Entry& entry : planted::kKernels) {
     if (std::strcmp(entry.name, name) != 0) continue;
     answer.clear();
     try {
-      entry.start(blocks, threads, in, out);
+      entry.start(
+          {options->blocks, options->threads, options->shared_bytes, options->is_cooperative != 0},
+          in, out);
     } catch (const std::exception& error) {
       answer = error.what();
     }

@@ -34,6 +34,25 @@ inline void load_kernel(const void* kernel) {
   check(cudaThreadExchangeStreamCaptureMode(&mode), "cudaThreadExchangeStreamCaptureMode");
   check(status, "loading a kernel");
 }
+
+// More dynamic shared memory than every device has must be asked for beforehand.
+inline void allow_shared_bytes(const void* kernel, std::size_t bytes) {
+  constexpr std::size_t kAlwaysAllowed = 48 * 1024;
+  if (bytes <= kAlwaysAllowed) return;
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             static_cast<int>(bytes)),
+        "asking for dynamic shared memory");
+}
+
+// Functions of one type, where CUDA has overloads.
+inline cudaError_t start_plainly(const void* kernel, dim3 grid, dim3 block, void** arguments,
+                                 std::size_t shared_bytes, cudaStream_t stream) {
+  return cudaLaunchKernel(kernel, grid, block, arguments, shared_bytes, stream);
+}
+inline cudaError_t start_cooperatively(const void* kernel, dim3 grid, dim3 block, void** arguments,
+                                       std::size_t shared_bytes, cudaStream_t stream) {
+  return cudaLaunchCooperativeKernel(kernel, grid, block, arguments, shared_bytes, stream);
+}
 #endif
 
 // A launch that was recorded instead of made.
@@ -82,34 +101,65 @@ inline std::string kernel_name(const std::type_info& tag) {
   return name.front() == '(' ? name.substr(1, name.size() - 2) : name;
 }
 
+// What a kernel is started with, besides its arguments.
+struct Launch {
+  dim3 grid;
+  dim3 block;
+  std::size_t shared_bytes = 0;  // of dynamic shared memory
+  bool is_cooperative = false;   // all blocks at once, or an error: they may wait for each other
+};
+
+// Threads that wait for other blocks need all blocks of the grid to run at once: the greatest
+// number of blocks for which that holds on the current device. 0 if not even one fits.
+template <auto kKernel>
+int resident_blocks(int block_threads, std::size_t shared_bytes = 0) {
+#if defined(DIGLOT_INTERPRETER)
+  return static_cast<int>(interpreter::resident_blocks(block_threads, shared_bytes));
+#else
+  const void* const kernel = reinterpret_cast<const void*>(kKernel);
+  allow_shared_bytes(kernel, shared_bytes);
+  int device = 0, multiprocessors = 0, blocks = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device),
+        "counting multiprocessors");
+  check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, block_threads, shared_bytes),
+        "asking for a kernel's occupancy");
+  return multiprocessors * blocks;
+#endif
+}
+
 // Starts kKernel on `stream` of the current device. Arguments convert to the kernel's own types.
 template <auto kKernel, typename... Parameters, typename... Arguments>
-void launch_as(void (*)(Parameters...), dim3 grid, dim3 block, cudaStream_t stream,
+void launch_as(void (*)(Parameters...), const Launch& how, cudaStream_t stream,
                const Arguments&... arguments) {
   if (Recording* const recording = Recording::innermost()) {
-    recording->launches.push_back({kernel_name(typeid(KernelTag<kKernel>)), grid, block});
+    recording->launches.push_back({kernel_name(typeid(KernelTag<kKernel>)), how.grid, how.block});
     return;
   }
   std::tuple<Parameters...> values(static_cast<Parameters>(arguments)...);
 #if defined(DIGLOT_INTERPRETER)
   interpreter::run({kernel_name(typeid(KernelTag<kKernel>)),
-                    {grid.x, grid.y, grid.z},
-                    {block.x, block.y, block.z}},
+                    {how.grid.x, how.grid.y, how.grid.z},
+                    {how.block.x, how.block.y, how.block.z},
+                    how.shared_bytes,
+                    how.is_cooperative},
                    [values] { std::apply(kKernel, values); });
 #else
+  const void* const kernel = reinterpret_cast<const void*>(kKernel);
   static std::atomic<uint64_t> loaded{0};  // one bit per device
   int device = 0;
   check(cudaGetDevice(&device), "cudaGetDevice");
   const uint64_t bit = uint64_t{1} << (device % 64);
   if (!(loaded.load(std::memory_order_relaxed) & bit)) {
-    load_kernel(reinterpret_cast<const void*>(kKernel));
+    load_kernel(kernel);
     loaded.fetch_or(bit, std::memory_order_relaxed);
   }
+  allow_shared_bytes(kernel, how.shared_bytes);
   std::apply(
       [&](auto&... value) {
         void* pointers[] = {static_cast<void*>(&value)...};
-        check(cudaLaunchKernel(reinterpret_cast<const void*>(kKernel), grid, block, pointers, 0,
-                               stream),
+        const auto start = how.is_cooperative ? &start_cooperatively : &start_plainly;
+        check(start(kernel, how.grid, how.block, pointers, how.shared_bytes, stream),
               "launching a kernel");
       },
       values);
@@ -117,8 +167,13 @@ void launch_as(void (*)(Parameters...), dim3 grid, dim3 block, cudaStream_t stre
 }
 
 template <auto kKernel, typename... Arguments>
+void launch(const Launch& how, cudaStream_t stream, const Arguments&... arguments) {
+  launch_as<kKernel>(kKernel, how, stream, arguments...);
+}
+
+template <auto kKernel, typename... Arguments>
 void launch(dim3 grid, dim3 block, cudaStream_t stream, const Arguments&... arguments) {
-  launch_as<kKernel>(kKernel, grid, block, stream, arguments...);
+  launch_as<kKernel>(kKernel, Launch{grid, block}, stream, arguments...);
 }
 
 // The kernel variant that the last launcher on this thread chose, by name.

@@ -22,8 +22,9 @@
 #define __grid_constant__
 #define __constant__ static
 #define __align__(bytes) alignas(bytes)
-// One copy for each block: a block's threads are fibers of one OS thread.
-#define __shared__ static thread_local
+// One copy for each block: a block's threads are fibers of one OS thread. build.py defines the
+// arrays of dynamic shared memory, which kernels declare as extern.
+#define __shared__ thread_local
 
 // --- types ---------------------------------------------------------------------------------------
 
@@ -211,7 +212,11 @@ __attribute__((noinline, no_sanitize("thread"))) T atomic_update(T* address, Pla
     T desired = update(old);
     if (__atomic_compare_exchange(address, &old, &desired, false, __ATOMIC_SEQ_CST,
                                   __ATOMIC_SEQ_CST)) {
-      if (std::memcmp(&old, &desired, sizeof(T)) != 0) note_change();
+      if (std::memcmp(&old, &desired, sizeof(T)) != 0) {
+        note_change();
+      } else {
+        look(address, place);
+      }
       return old;
     }
   }
@@ -257,6 +262,8 @@ inline void __threadfence_block() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 inline void __threadfence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 inline void __nanosleep(unsigned, DIGLOT_PLACE) { diglot::interpreter::poll(place); }
 
+#define __trap() ::diglot::interpreter::fail("__trap()", ::diglot::interpreter::Place::here())
+
 // --- arithmetic ----------------------------------------------------------------------------------
 
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
@@ -299,6 +306,15 @@ inline int __clzll(long long x) {
 }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int __ffsll(long long x) { return __builtin_ffsll(x); }
+
+template <typename T, typename U>
+constexpr std::common_type_t<T, U> min(T a, U b) {
+  return a < b ? a : b;
+}
+template <typename T, typename U>
+constexpr std::common_type_t<T, U> max(T a, U b) {
+  return a > b ? a : b;
+}
 
 template <typename T>
 T __ldg(const T* address) {
