@@ -33,7 +33,8 @@ endif
 NATIVE := $(shell find csrc -name '*.cu' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.h')
 CXX_FILES := $(NATIVE) $(shell find examples -name '*.cu')
 
-.PHONY: help demo test test-quick gpu-test bench wheel lint format setup clean distclean FORCE
+.PHONY: help demo test test-quick test-sanitize gpu-test bench wheel lint format setup
+.PHONY: clean distclean FORCE
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -59,6 +60,19 @@ test-quick: setup ## the tests that are not slow, without lint
 
 gpu-test: setup ## every test, on this machine's GPU; writes bench/results/<gpu>/tests.json
 	$(RUN) -m pytest $(call workers,loadgroup) --evidence
+
+# Tests of CUDA kernels that compute, by a build of the interpreter of their own.
+sanitized = build/sanitized/_interpreter.abi3.so
+computing = $(patsubst csrc/ops/%.cu,tests/test_%*.py,$(wildcard csrc/ops/*.cu)) \
+  tests/test_edges.py tests/test_memory.py tests/test_operands.py tests/test_operator.py
+
+test-sanitize: setup ## CUDA kernels interpreted with AddressSanitizer and UBSan
+	@mkdir -p build/sanitized
+	$(RUN) csrc/interpreter/build.py $(sanitized) build/sanitized
+	runtimes="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)"; \
+	LD_PRELOAD="$$runtimes" ASAN_OPTIONS=detect_leaks=0 \
+	  DIGLOT_INTERPRET=1 DIGLOT_TEST_INTERPRETER=$(sanitized) \
+	  $(RUN) -m pytest tests/test_sanitizers.py $(computing) -k "cuda or sanitizers"
 
 bench: setup ## measure; writes bench/results/<gpu>/<op>.json
 	$(RUN) bench/run.py

@@ -20,17 +20,26 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from setuptools import setup
 
 ROOT = Path(__file__).parent
 DEFAULT_ARCHITECTURES = "8.0 9.0a 9.0+PTX"
-STABLE_ABI_DEFINITIONS = [
-    "-DTORCH_TARGET_VERSION=0x020a000000000000",  # PyTorch 2.10
-    "-DPy_LIMITED_API=0x030A0000",  # Python 3.10
-]
 INTERPRETER = "diglot._interpreter"
+
+
+def load_builder() -> ModuleType:
+    path = ROOT / "csrc/interpreter/build.py"
+    specification = importlib.util.spec_from_file_location("build", path)
+    assert specification is not None and specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+builder = load_builder()
 
 
 def toolkit_of(nvcc: Path) -> Path | None:
@@ -87,7 +96,7 @@ def cuda_extension() -> Any:
     os.environ["CUDA_HOME"] = cpp_extension.CUDA_HOME = str(toolkit)
     architectures = os.environ.get("TORCH_CUDA_ARCH_LIST", DEFAULT_ARCHITECTURES)
     definitions = [
-        *STABLE_ABI_DEFINITIONS,
+        *builder.STABLE_ABI_DEFINITIONS,
         "-DUSE_CUDA",
         f'-DDIGLOT_ARCHITECTURES="{architectures}"',
         f'-DDIGLOT_BUILT_WITH_TORCH="{torch.__version__}"',
@@ -161,26 +170,9 @@ def extension_arguments() -> dict[str, object]:
 
 def build_interpreter(output: Path, folder: Path) -> None:
     """diglot._interpreter: the CUDA kernels for the host. Where that fails, the build goes on."""
-    from torch.utils import cpp_extension
-
-    specification = importlib.util.spec_from_file_location(
-        "build", ROOT / "csrc/interpreter/build.py"
-    )
-    assert specification is not None and specification.loader is not None
-    builder = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(builder)
-    includes = [*cpp_extension.include_paths(), sysconfig.get_path("include")]
-    libraries = cpp_extension.library_paths()
     output.parent.mkdir(parents=True, exist_ok=True)
     try:
-        builder.build(
-            output,
-            sorted(ROOT.glob("csrc/ops/*.cu")),
-            folder / "interpreter",
-            sources=[ROOT / "csrc/interpreter/module.cpp", ROOT / "csrc/torch/launcher.cpp"],
-            flags=[*STABLE_ABI_DEFINITIONS, *(f"-isystem{path}" for path in includes)],
-            link_flags=[*(f"-L{path}" for path in libraries), "-Wl,--no-as-needed", "-ltorch"],
-        )
+        builder.build_extension(output, folder / "interpreter")
     except (RuntimeError, OSError) as error:
         print(f"warning: diglot is built without the CUDA interpreter: {error}", file=sys.stderr)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import json
 import os
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,13 @@ if not HAS_GPU:
 if os.environ.get("DIGLOT_INTERPRET") == "1":
     os.environ.setdefault("DIGLOT_INTERPRET_RACES", "1")
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+if "DIGLOT_TEST_INTERPRETER" in os.environ:
+    # Another build of the interpreter, such as that of make test-sanitize.
+    location = os.environ["DIGLOT_TEST_INTERPRETER"]
+    specification = importlib.util.spec_from_file_location("diglot._interpreter", location)
+    assert specification is not None and specification.loader is not None
+    sys.modules["diglot._interpreter"] = importlib.util.module_from_spec(specification)
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # each worker has a core, and its neighbours need theirs

@@ -3,47 +3,23 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import time
-from pathlib import Path
 
 import pytest
 import torch
+from backends import assert_close
+from planted.library import BLOCKS, THREADS, Options, build_planted
 
 import diglot
-from backends import assert_close
 from diglot.backends.registry import INTERPRET
 
-ROOT = Path(__file__).parent.parent
-
 pytestmark = pytest.mark.skipif(not INTERPRET, reason="DIGLOT_INTERPRET is not set")
-
-BLOCKS, THREADS = 4, 256
-
-
-class Options(ctypes.Structure):
-    """As in planted/kernels.cu."""
-
-    _fields_ = (
-        ("blocks", ctypes.c_uint),
-        ("threads", ctypes.c_uint),
-        ("shared_bytes", ctypes.c_ulonglong),
-        ("is_cooperative", ctypes.c_int),
-        ("seed", ctypes.c_ulonglong),
-        ("finds_races", ctypes.c_int),
-    )
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """run(kernel): what went wrong, or "", and the results of its blocks."""
-    where = ROOT / "csrc/interpreter/build.py"
-    specification = importlib.util.spec_from_file_location("build", where)
-    builder = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(builder)
-    folder = tmp_path_factory.mktemp("planted")
-    builder.build(folder / "planted.so", [ROOT / "tests/planted/kernels.cu"], folder)
-    library = ctypes.CDLL(str(folder / "planted.so"))
+    library = ctypes.CDLL(str(build_planted(tmp_path_factory.mktemp("planted"))))
     library.run.restype = ctypes.c_char_p
 
     def run(
@@ -56,13 +32,14 @@ def run(tmp_path_factory):
         cooperative=False,
         seed=0,
         races=True,
+        patience_ms=200,
     ):
         if values is None:
             values = torch.arange(max(blocks, 1) * THREADS, dtype=torch.float32)
         out = torch.full((max(blocks, 1),), -1.0)
         message = library.run(
             kernel.encode(),
-            ctypes.byref(Options(blocks, threads, shared, cooperative, seed, races)),
+            ctypes.byref(Options(blocks, threads, shared, cooperative, seed, races, patience_ms)),
             ctypes.c_void_p(values.data_ptr()),
             ctypes.c_int64(values.numel()),
             ctypes.c_void_p(out.data_ptr()),
@@ -151,7 +128,7 @@ def test_printf(run, capfd):
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_cooperative_launch_runs_all_blocks_at_once(run, seed):
-    message, out = run("wait_for_blocks", blocks=64, cooperative=True, seed=seed)
+    message, out = run("wait_for_blocks", blocks=64, cooperative=True, seed=seed, patience_ms=10000)
     assert message == ""
     assert out[0] == 63
 

@@ -22,9 +22,6 @@ Index3 index_of(unsigned linear, const Index3& size) {
   return {linear % size.x, linear / size.x % size.y, linear / size.x / size.y};
 }
 
-// How long blocks that do nothing but wait are believed to wait for something.
-constexpr std::chrono::seconds kPatience{2};
-
 }  // namespace
 
 Block* current_block() { return running_block; }
@@ -57,6 +54,7 @@ Block::~Block() {
 
 void Block::begin_thread() {
   Block& block = *running_block;
+  begin_context(block.scheduler_);
   block.grid_.kernel.call(block.grid_.kernel.parameters);
   block.thread_->state = State::kDone;
   block.suspend();
@@ -92,6 +90,7 @@ void Block::run() {
   std::vector<int> order;
   std::uint64_t seen = grid_.progress;
   auto since = std::chrono::steady_clock::now();
+  const std::chrono::milliseconds patience(options().patience_ms);
   const int count = static_cast<int>(threads_.size());
   while (done_ < count && !grid_.is_over) {
     order.clear();
@@ -119,7 +118,7 @@ void Block::run() {
     if (grid_.progress != seen) {
       seen = grid_.progress;
       since = std::chrono::steady_clock::now();
-    } else if (std::chrono::steady_clock::now() - since > kPatience) {
+    } else if (std::chrono::steady_clock::now() - since > patience) {
       report_deadlock();
     }
     sched_yield();

@@ -1,18 +1,18 @@
 """Compiles kernels for the interpreter, by the host's compiler: setup.py builds diglot's own so.
 
 Every source but a kernel's is compiled as usual. Kernels are instrumented: what the compiler then
-calls at every access is defined in memory.cpp. An array of dynamic shared memory is a thread-local
-variable that its kernel declares as extern: all of them are defined as one block of memory.
+calls at every access is defined in memory.cpp.
 
-    python build.py KERNEL.o ...    that definition in assembler, for the ninja file written here
+    python csrc/interpreter/build.py OUTPUT FOLDER    diglot's own, with AddressSanitizer and
+                                                      UndefinedBehaviorSanitizer
 """
 
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -23,7 +23,6 @@ KERNEL_FLAGS = [
     "-fno-sanitize-recover=all",
     "--param=tsan-instrument-func-entry-exit=0",
     "--param=tsan-distinguish-volatile=1",
-    "-fno-extern-tls-init",
     "-fstack-clash-protection",  # no frame steps over the page that guards a stack
 ]
 COMMON_FLAGS = [
@@ -35,7 +34,8 @@ COMMON_FLAGS = [
     "-ffp-contract=off",  # as nvcc is told: what is to be fused is written as fma
     "-DDIGLOT_INTERPRETER",
 ]
-MAX_SHARED_BYTES = 227 * 1024  # kMaxSharedBytes of interpreter.h
+# Instead: for everything, and by the compiler's own libraries.
+SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-O1"]
 RUNTIME = ["block", "fiber", "memory", "overflow", "races", "run", "symbols"]
 
 
@@ -47,6 +47,7 @@ def build(
     sources: Iterable[Path] = (),
     flags: Sequence[str] = (),
     link_flags: Sequence[str] = (),
+    sanitized: bool = False,
 ) -> None:
     """Builds a shared library from kernels, the interpreter, and other sources.
 
@@ -57,6 +58,8 @@ def build(
         sources: .cpp files, compiled as they are.
         flags: for the compiler, such as -I options.
         link_flags: for the linker.
+        sanitized: with AddressSanitizer and UndefinedBehaviorSanitizer in everything, instead of
+            the interpreter's own checks of a kernel's accesses. Their library must be preloaded.
 
     Raises:
         RuntimeError: a compiler's messages.
@@ -66,6 +69,9 @@ def build(
     kernels = [path.resolve() for path in kernels]
     others = [*(path.resolve() for path in sources), *(HERE / f"{name}.cpp" for name in RUNTIME)]
     folder.mkdir(parents=True, exist_ok=True)
+    kernel_flags = ["-fno-extern-tls-init", *([] if sanitized else KERNEL_FLAGS)]
+    if sanitized:
+        flags, link_flags = [*flags, *SANITIZERS], [*link_flags, *SANITIZERS]
     lines = [
         f"cxx = {os.environ.get('CXX', 'g++')}",
         f"flags = {' '.join([*COMMON_FLAGS, *includes, *flags])}",
@@ -74,7 +80,7 @@ def build(
         "  depfile = $out.d",
         "  deps = gcc",
         "rule define_shared",
-        f"  command = {sys.executable} {Path(__file__).resolve()} $in > $out",
+        f"  command = {sys.executable} {HERE / 'dynamic_shared.py'} $in > $out",
         "rule assemble",
         "  command = $cxx -c $in -o $out",
         "rule link",
@@ -84,9 +90,10 @@ def build(
     for path, target in zip([*kernels, *others], objects, strict=True):
         lines.append(f"build {target}: compile {path}")
         if path in kernels:
-            lines.append(f"  more = {' '.join(KERNEL_FLAGS)} -x c++")
+            lines.append(f"  more = {' '.join(kernel_flags)} -x c++")
     lines += [
-        f"build shared.s: define_shared {' '.join(objects[: len(kernels)])} | {Path(__file__)}",
+        f"build shared.s: define_shared {' '.join(objects[: len(kernels)])} | "
+        f"{HERE / 'dynamic_shared.py'}",
         "build shared.o: assemble shared.s",
         f"build {output.resolve()}: link {' '.join(objects)} shared.o",
         "",
@@ -98,20 +105,33 @@ def build(
         raise RuntimeError(f"compiling for the interpreter failed:\n{done.stdout}")
 
 
-def dynamic_shared(objects: Sequence[str]) -> str:
-    """Defines what kernels declare as `extern __shared__`: one address with many names."""
-    command = ["readelf", "--wide", "--symbols", *objects]
-    table = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    symbols = re.findall(r" TLS +(?:GLOBAL|WEAK) +\S+ +(\w+) (\S+)$", table, re.MULTILINE)
-    defined = {name for section, name in symbols if section != "UND"}
-    arrays = {name for section, name in symbols if section == "UND"} - defined
-    lines = ['.section .tbss, "awT", %nobits', ".balign 1024"]
-    for name in ["diglot_dynamic_shared", *sorted(arrays)]:
-        if not name.startswith(("_ZSt", "_ZNSt")):  # the standard library's own
-            lines += [f".globl {name}", f".hidden {name}", f"{name}:"]
-    lines += [f".zero {MAX_SHARED_BYTES}", '.section .note.GNU-stack, "", %progbits', ""]
-    return "\n".join(lines)
+# diglot's extensions target PyTorch's stable ABI (2.10) and Python's limited API (3.10).
+STABLE_ABI_DEFINITIONS = [
+    "-DTORCH_TARGET_VERSION=0x020a000000000000",
+    "-DPy_LIMITED_API=0x030A0000",
+]
+
+
+def build_extension(output: Path, folder: Path, *, sanitized: bool = False) -> None:
+    """Builds diglot._interpreter: every op's kernels. Arguments as of `build`."""
+    from torch.utils import cpp_extension
+
+    root = HERE.parent
+    includes = [*cpp_extension.include_paths(), sysconfig.get_path("include")]
+    build(
+        output,
+        sorted(root.glob("ops/*.cu")),
+        folder,
+        sources=[HERE / "module.cpp", root / "torch/launcher.cpp"],
+        flags=[*STABLE_ABI_DEFINITIONS, *(f"-isystem{path}" for path in includes)],
+        link_flags=[
+            *(f"-L{path}" for path in cpp_extension.library_paths()),
+            "-Wl,--no-as-needed",
+            "-ltorch",
+        ],
+        sanitized=sanitized,
+    )
 
 
 if __name__ == "__main__":
-    print(dynamic_shared(sys.argv[1:]))
+    build_extension(Path(sys.argv[1]), Path(sys.argv[2]), sanitized=True)

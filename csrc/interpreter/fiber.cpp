@@ -7,6 +7,11 @@
 #include <mutex>
 #include <new>
 
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#include <sanitizer/common_interface_defs.h>
+#endif
+
 namespace diglot::interpreter {
 
 namespace {
@@ -52,6 +57,9 @@ std::unique_ptr<Stack> take_stack() {
 }
 
 void give_back(std::unique_ptr<Stack> stack) {
+#if defined(__SANITIZE_ADDRESS__)
+  ASAN_UNPOISON_MEMORY_REGION(stack->begin(), Stack::kBytes);  // of frames that were never left
+#endif
   const std::lock_guard lock(pool().mutex);
   pool().stacks.push_back(std::move(stack));
 }
@@ -136,11 +144,30 @@ Context make_context(const Stack& stack, void (*entry)()) {
   auto* const frame = reinterpret_cast<std::uintptr_t*>(stack.end()) - kFrameWords;
   for (int word = 0; word < kFrameWords; ++word) frame[word] = 0;
   frame[kReturnWord] = reinterpret_cast<std::uintptr_t>(entry);
-  return {frame};
+  return {frame, stack.begin(), Stack::kBytes};
 }
+
+#if defined(__SANITIZE_ADDRESS__)
+
+void begin_context(Context& from) {
+  __sanitizer_finish_switch_fiber(nullptr, &from.stack_begin, &from.stack_bytes);
+}
+
+void switch_context(Context& from, const Context& to) {
+  void* frames = nullptr;
+  __sanitizer_start_switch_fiber(&frames, to.stack_begin, to.stack_bytes);
+  diglot_switch_context(&from.stack_pointer, to.stack_pointer);
+  __sanitizer_finish_switch_fiber(frames, nullptr, nullptr);
+}
+
+#else
+
+void begin_context(Context&) {}
 
 void switch_context(Context& from, const Context& to) {
   diglot_switch_context(&from.stack_pointer, to.stack_pointer);
 }
+
+#endif
 
 }  // namespace diglot::interpreter

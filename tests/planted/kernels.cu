@@ -340,13 +340,15 @@ struct Options {
   int is_cooperative;
   unsigned long long seed;
   int finds_races;
+  unsigned patience_ms;
 };
 
 // Runs a kernel on `elements` values and one result for each block. Returns what went wrong, or "".
 extern "C" __attribute__((visibility("default"))) const char* run(
     const char* name, const Options* options, const float* in, std::int64_t elements, float* out) {
   static thread_local std::string answer;
-  diglot::interpreter::options() = {options->seed, options->finds_races != 0, 0};
+  diglot::interpreter::options() = {options->seed, options->finds_races != 0, 0,
+                                    options->patience_ms};
   const auto range = [](const float* begin, std::int64_t count) {
     return diglot::interpreter::Range{reinterpret_cast<const char*>(begin),
                                       reinterpret_cast<const char*>(begin + count)};
