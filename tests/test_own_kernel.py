@@ -16,10 +16,14 @@ import torch
 from backends import DEVICE, ULP, assert_close
 
 import diglot
+import diglot.interpreter
 from diglot.reference.gelu import gelu_oracle
 
 EXAMPLE = Path(__file__).parent.parent / "examples/own_kernel"
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+
+# On a machine with a GPU PyTorch compiles it there, by nvcc; without one diglot.interpreter does.
+needs_compiler = pytest.mark.gpu if DEVICE == "cuda" else pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -58,13 +62,8 @@ def test_cuda_source_compiles(tmp_path):
     generated.write_text("#define C10_CUDA_BUILD_SHARED_LIBS\n")
     folders = [diglot.get_include(), *cpp_extension.include_paths()]
     folders += [sysconfig.get_path("include"), str(tmp_path)]
-    made = tmp_path / "geglu.o"
     command = [
         nvcc,
-        "-c",
-        str(EXAMPLE / "geglu.cu"),
-        "-o",
-        str(made),
         "-O3",
         "-fmad=false",
         "-std=c++20",
@@ -74,9 +73,12 @@ def test_cuda_source_compiles(tmp_path):
         *cpp_extension.COMMON_NVCC_FLAGS,
         *(f"-I{folder}" for folder in folders),
     ]
-    answer = subprocess.run(command, capture_output=True, text=True)
-    assert answer.returncode == 0, answer.stderr[-4000:]
-    assert made.stat().st_size > 0
+    for source in ("binding.cpp", "geglu.cu"):
+        made = tmp_path / f"{source}.o"
+        arguments = ["-c", str(EXAMPLE / source), "-o", str(made)]
+        answer = subprocess.run([*command, *arguments], capture_output=True, text=True)
+        assert answer.returncode == 0, answer.stderr[-4000:]
+        assert made.stat().st_size > 0
     spills = re.findall(r"(\d+) bytes spill stores", answer.stderr)
     assert len(spills) == len(DTYPES), answer.stderr[-4000:]
     assert set(spills) == {"0"}
@@ -132,27 +134,60 @@ def test_triton_errors(run_module):
         run_module.geglu_triton(x, x[1:])
 
 
-@pytest.mark.gpu
+@needs_compiler
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_cuda_kernel(run_module, dtype):
     check(run_module.geglu_cuda, dtype)
     assert run_module.load_cuda().__file__
 
 
-@pytest.mark.gpu
+@needs_compiler
 def test_cuda_errors(run_module):
-    x = torch.ones(4, device="cuda")
+    x = torch.ones(4, device=DEVICE)
     with pytest.raises(TypeError, match="must be float32"):
         run_module.geglu_cuda(x.int(), x.int())
     with pytest.raises(ValueError, match="one shape"):
         run_module.geglu_cuda(x, x[1:])
-    with pytest.raises(ValueError, match="CUDA device"):
-        run_module.geglu_cuda(x.cpu(), x.cpu())
+    elsewhere = "meta" if DEVICE == "cpu" else "cpu"
+    with pytest.raises(ValueError, match=f"one {DEVICE} device"):
+        run_module.geglu_cuda(x.to(elsewhere), x.to(elsewhere))
 
 
-@pytest.mark.gpu
+@needs_compiler
 def test_error_measure(run_module):
     """run.py reports what PyTorch's own kernels lose, so that its zero is not a blind one."""
-    x, y = torch.randn(2, 4096, device="cuda")
+    x, y = torch.randn(2, 4096, device=DEVICE)
     assert run_module.error_in_ulp(run_module.geglu_torch(x, y), x, y) > 0
     assert run_module.error_in_ulp(run_module.geglu_cuda(x, y), x, y) <= 2.5
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(DEVICE == "cuda", reason="with a GPU its kernels run on that")
+def test_the_interpreter_watches_a_users_kernel(tmp_path):
+    """It is told a wrong size, and its access beyond the end is found."""
+    for name in ("geglu.h", "geglu.cu", "binding.cpp"):
+        text = (EXAMPLE / name).read_text()
+        (tmp_path / name).write_text(text.replace("geglu_forward(type, x.numel(),", BEYOND))
+    sources = [tmp_path / "geglu.cu", tmp_path / "binding.cpp"]
+    module = diglot.interpreter.load("geglu_beyond", sources, build_directory=tmp_path / "build")
+    x = torch.ones(1000)
+    with pytest.raises(RuntimeError, match=r"geglu_kernel<float>.*out of bounds.*\n?.*\.cuh:\d+"):
+        module.geglu(x, x)
+
+
+BEYOND = "geglu_forward(type, x.numel() + 1,"
+
+
+@pytest.mark.parametrize(
+    ("sources", "error"),
+    [(["kernel.py"], ValueError), (["absent.cu"], FileNotFoundError)],
+)
+def test_sources_that_are_none(sources, error):
+    with pytest.raises(error, match=sources[0]):
+        diglot.interpreter.load("nothing", sources)
+
+
+def test_the_compilers_messages_are_told(tmp_path):
+    (tmp_path / "wrong.cu").write_text("int kernel( {")
+    with pytest.raises(RuntimeError, match=r"wrong\.cu:1"):
+        diglot.interpreter.load("wrong", [tmp_path / "wrong.cu"], build_directory=tmp_path)

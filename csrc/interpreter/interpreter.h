@@ -92,9 +92,11 @@ struct Options {
   std::uint64_t seed = 0;    // of the order in which blocks, warps and threads run
   bool finds_races = false;  // also watch who touches which byte of shared memory
   unsigned os_threads = 0;   // 0: as many as the machine has
-  unsigned patience_ms =
-      2000;  // how long blocks that do nothing but wait are believed to wait for something
+  // How long blocks that do nothing but wait are believed to wait for something.
+  unsigned patience_ms = 2000;
 };
+// At first what DIGLOT_INTERPRET_SEED and DIGLOT_INTERPRET_RACES say. Throws std::invalid_argument
+// for a seed that is no number.
 Options& options();
 
 // --- what include/ is made of: called by kernels -------------------------------------------------

@@ -1,5 +1,8 @@
 // Blocks on OS threads, and what a kernel may call.
 #include <algorithm>
+#include <cctype>
+#include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <numeric>
 #include <thread>
@@ -49,6 +52,24 @@ void check(const Launch& launch) {
   }
 }
 
+Options options_of_environment() {
+  Options result;
+  const char* const seed = std::getenv("DIGLOT_INTERPRET_SEED");
+  if (seed != nullptr && *seed != '\0') {
+    char* end = nullptr;
+    errno = 0;
+    result.seed = std::strtoull(seed, &end, 10);
+    if (errno != 0 || *end != '\0' || std::isdigit(static_cast<unsigned char>(*seed)) == 0) {
+      throw std::invalid_argument(
+          "DIGLOT_INTERPRET_SEED must be an integer from 0 to 2^64 - 1, not '" +
+          std::string(seed) + "'");
+    }
+  }
+  const char* const races = std::getenv("DIGLOT_INTERPRET_RACES");
+  result.finds_races = races != nullptr && std::strcmp(races, "1") == 0;
+  return result;
+}
+
 }  // namespace
 
 Arguments::Arguments(std::vector<Range> ranges) : ranges_(std::move(ranges)), outer_(arguments) {
@@ -69,7 +90,7 @@ unsigned resident_blocks(std::uint64_t block_threads, std::size_t shared_bytes) 
 }
 
 Options& options() {
-  static Options instance;
+  static Options instance = options_of_environment();
   return instance;
 }
 

@@ -47,27 +47,11 @@ def load_extension() -> tuple[ModuleType | None, str]:
         return None, f"the CUDA extension does not load: {error}"
 
 
-def _seed() -> int:
-    text = os.environ.get("DIGLOT_INTERPRET_SEED") or "0"
-    if not text.isdecimal() or int(text) >= 2**64:
-        raise ValueError(
-            f"DIGLOT_INTERPRET_SEED must be an integer from 0 to 2^64 - 1, not {text!r}"
-        )
-    return int(text)
-
-
 @functools.cache
 def load_interpreter() -> tuple[ModuleType | None, str]:
-    """The CUDA kernels compiled for the host, or why they did not load.
-
-    DIGLOT_INTERPRET_SEED is the seed of the order in which threads run; DIGLOT_INTERPRET_RACES=1
-    also looks for races in shared memory.
-    """
+    """The CUDA kernels compiled for the host, or why they did not load."""
     try:
-        module = importlib.import_module("diglot._interpreter")
-        seed = _seed()
-        module.configure(seed, os.environ.get("DIGLOT_INTERPRET_RACES") == "1", 0)
-        return module, ""
+        return importlib.import_module("diglot._interpreter"), ""
     except ModuleNotFoundError:
         return None, "diglot was installed without its CUDA interpreter (no g++ at installation)"
     except ImportError as error:
