@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +17,19 @@ HAS_CUDA = DEVICE == "cuda" or importlib.util.find_spec("diglot._interpreter") i
 CUDA = pytest.param("cuda", marks=[] if HAS_CUDA else [pytest.mark.gpu])
 KERNELS = [CUDA, "triton"]
 BACKENDS = [*KERNELS, "torch"]
+
+# Ops whose kernels the interpreters do not run, and why. All others' tests run in both of them.
+NOT_INTERPRETED: dict[str, str] = {}
+OPS = sorted(path.stem for path in (Path(__file__).parent.parent / "csrc/ops").glob("*.cu"))
+
+
+def interpreted_line() -> str:
+    """What the end of a run without a GPU says of the two interpreters."""
+    languages = "CUDA C++ and Triton" if HAS_CUDA else "Triton (CUDA's interpreter is not built)"
+    ops = ", ".join(op for op in OPS if op not in NOT_INTERPRETED)
+    exempt = "; ".join(f"{op} ({why})" for op, why in NOT_INTERPRETED.items()) or "none"
+    return f"kernels interpreted in {languages}: {ops}; exempt: {exempt}"
+
 
 # For tests that take long where Triton's kernels are interpreted, and only there.
 slow_interpreted = [pytest.mark.slow] if DEVICE == "cpu" else []

@@ -36,6 +36,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # each worker has a core, and its neighbours need theirs
 
 pytest.register_assert_rewrite("backends")
+from backends import interpreted_line  # noqa: E402
 
 # A first call compiles, so that no deadline would hold. CI draws the same examples every time.
 settings.register_profile("diglot", deadline=None, print_blob=True)
@@ -148,6 +149,7 @@ class _Record:
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         terminalreporter.ensure_newline()
         if not HAS_GPU:
+            terminalreporter.write_line(interpreted_line())
             terminalreporter.write_line(
                 f"GPU tests: {self.deselected} deselected, no GPU here (make gpu-test runs them)"
             )

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import subprocess
+import sys
 import time
 
 import pytest
 import torch
-from backends import assert_close
+from backends import NOT_INTERPRETED, OPS, assert_close
 from planted.library import BLOCKS, THREADS, Options, build_planted
 
 import diglot
-from diglot.backends.registry import INTERPRET
+from diglot.backends.registry import INTERPRET, load_interpreter
 
 pytestmark = pytest.mark.skipif(not INTERPRET, reason="DIGLOT_INTERPRET is not set")
 
@@ -245,3 +248,23 @@ def test_what_ran_is_interpreted():
     run = diglot.last_run()
     assert (run.backend, run.interpreted) == ("cuda", True)
     assert diglot.explain("gelu", "cpu").chosen == "torch"
+
+
+def test_every_op_is_interpreted_in_both_languages():
+    """Or is listed with a reason, and that is not forgotten there."""
+    launchers, _ = load_interpreter()
+    assert set(NOT_INTERPRETED) <= set(OPS)
+    for op in OPS:
+        reasons = diglot.explain(op, "cpu").reasons
+        both_run = reasons["cuda"] is None and reasons["triton"] is None
+        has_kernels = any(name.startswith(f"{op}_") for name in dir(launchers))
+        assert (both_run and has_kernels) == (op not in NOT_INTERPRETED), op
+
+
+def test_a_seed_that_is_none():
+    code = "import torch, diglot; diglot.add(torch.ones(3), 1, backend='cuda')"
+    environment = {**os.environ, "DIGLOT_INTERPRET_SEED": "-1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment
+    )
+    assert "ValueError: DIGLOT_INTERPRET_SEED must be an integer" in done.stderr
