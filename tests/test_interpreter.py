@@ -1,8 +1,7 @@
-"""The interpreter of CUDA kernels: each planted bug is found and named, right kernels run."""
+"""The interpreter of CUDA kernels: each planted bug is found and named."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import subprocess
 import sys
@@ -10,8 +9,8 @@ import time
 
 import pytest
 import torch
-from backends import NOT_INTERPRETED, OPS, assert_close
-from planted.library import BLOCKS, THREADS, Options, build_planted
+from backends import NOT_INTERPRETED, OPS
+from planted.library import THREADS, build_interpreted, runner
 
 import diglot
 from diglot.backends.registry import INTERPRET, load_interpreter
@@ -21,134 +20,7 @@ pytestmark = pytest.mark.skipif(not INTERPRET, reason="DIGLOT_INTERPRET is not s
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """run(kernel): what went wrong, or "", and the results of its blocks."""
-    library = ctypes.CDLL(str(build_planted(tmp_path_factory.mktemp("planted"))))
-    library.run.restype = ctypes.c_char_p
-
-    def run(
-        kernel,
-        *,
-        values=None,
-        blocks=BLOCKS,
-        threads=THREADS,
-        shared=0,
-        cooperative=False,
-        seed=0,
-        races=True,
-        patience_ms=200,
-    ):
-        if values is None:
-            values = torch.arange(max(blocks, 1) * THREADS, dtype=torch.float32)
-        out = torch.full((max(blocks, 1),), -1.0)
-        message = library.run(
-            kernel.encode(),
-            ctypes.byref(Options(blocks, threads, shared, cooperative, seed, races, patience_ms)),
-            ctypes.c_void_p(values.data_ptr()),
-            ctypes.c_int64(values.numel()),
-            ctypes.c_void_p(out.data_ptr()),
-        )
-        return message.decode(), out
-
-    return run
-
-
-SUMS = torch.arange(BLOCKS * THREADS, dtype=torch.float32).view(BLOCKS, THREADS).sum(1)
-
-
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("kernel", ["sum_in_shared", "sum_by_shuffles"])
-def test_right_kernels_run(run, kernel, seed):
-    message, out = run(kernel, seed=seed)
-    assert message == ""
-    assert torch.equal(out, SUMS)
-
-
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("kernel", ["votes", "shuffles", "atomics"])
-def test_what_a_gpu_gives(run, kernel, seed):
-    """The kernels assert it."""
-    message, out = run(kernel, seed=seed)
-    assert message == ""
-    assert torch.equal(out, torch.ones(BLOCKS))
-
-
-def test_dynamic_shared_memory(run):
-    message, out = run("sum_in_dynamic", shared=4 * THREADS)
-    assert message == ""
-    assert torch.equal(out, SUMS)
-    message, _ = run("sum_in_dynamic", shared=4 * THREADS - 4)
-    assert "the block has 1020 bytes of dynamic shared memory" in message
-    assert "4 bytes out of bounds are written" in message
-
-
-EDGES = [0.0, 1.0, 65504.0, 65519.99, 65520.0, 3.3895314e38, 3.4e38, 2**-24, 2**-25, 1.5 * 2**-25]
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_rounding_to_16_bits(run, dtype):
-    """To nearest even, subnormal numbers kept, as PyTorch does it."""
-    generator = torch.Generator().manual_seed(0)
-    random = torch.randint(-(2**31), 2**31, (3000,), generator=generator, dtype=torch.int64)
-    small = torch.randn(1000, generator=generator) * 2.0**-20
-    every = torch.arange(-(2**15), 2**15, 16, dtype=torch.int32).to(torch.int16).view(dtype).float()
-    step = every.nextafter(torch.tensor(torch.inf))
-    edges = torch.tensor([*EDGES, torch.inf, torch.nan])
-    values = torch.cat([random.to(torch.int32).view(torch.float32), small, every, step, edges])
-    halfway = (every[1:-1] + every[2:]) / 2  # ties, and NaN
-    values = torch.cat([values, -values, halfway])
-    kernel = "round_to_half" if dtype == torch.float16 else "round_to_bfloat16"
-    message, out = run(kernel, values=values, blocks=len(values), threads=1, races=False)
-    assert message == ""
-    torch.testing.assert_close(out, values.to(dtype).float(), rtol=0, atol=0, equal_nan=True)
-    assert torch.equal(out.signbit() | out.isnan(), values.signbit() | out.isnan())
-
-
-# The errors that CUDA's programming guide documents, and where.
-FAST = {
-    "fast_exponential": (torch.linspace(-80, 80, 999), torch.exp, 2.0 + 1.173 * 80),
-    "fast_sine": (torch.linspace(-3.14, 3.14, 999), torch.sin, None),
-    "fast_quotient": (torch.linspace(1e-3, 1e3, 999), torch.reciprocal, 2.0),
-}
-
-
-@pytest.mark.parametrize("kernel", FAST)
-def test_fast_functions(run, kernel):
-    values, function, ulp = FAST[kernel]
-    message, out = run(kernel, values=values, blocks=len(values), threads=1, races=False)
-    assert message == ""
-    oracle = function(values.double())
-    if ulp is None:
-        assert (out - oracle).abs().max() <= 2**-21.41
-    else:
-        assert_close(out, oracle, ulp)
-
-
-def test_printf(run, capfd):
-    assert run("print", blocks=2)[0] == ""
-    ctypes.CDLL(None).fflush(None)
-    assert sorted(capfd.readouterr().out.splitlines()) == ["block 0 says 2", "block 1 says 2"]
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_a_cooperative_launch_runs_all_blocks_at_once(run, seed):
-    message, out = run("wait_for_blocks", blocks=64, cooperative=True, seed=seed, patience_ms=10000)
-    assert message == ""
-    assert out[0] == 63
-
-
-def test_other_launches_do_not(run):
-    message, _ = run("wait_for_blocks", blocks=64)
-    assert "wait in a loop that waits for memory" in message
-
-
-def test_lanes_are_scheduled_one_by_one(run):
-    message, out = run("wait_for_lane")
-    assert message == ""
-    assert torch.equal(out, torch.ones(BLOCKS))
-
-
-def test_lanes_of_a_warp_are_ordered_by_its_barrier(run):
-    assert run("ordered_in_warp")[0] == ""
+    return runner(build_interpreted(tmp_path_factory.mktemp("planted")))
 
 
 # What the message must hold besides the kernel's name and the line of the source.
@@ -189,17 +61,22 @@ def test_planted_bugs_are_named(run, kernel):
     assert run("sum_in_shared")[0] == ""
 
 
+def test_beyond_dynamic_shared_memory(run):
+    message, _ = run("sum_in_dynamic", shared=4 * THREADS - 4)
+    assert "the block has 1020 bytes of dynamic shared memory" in message
+    assert "4 bytes out of bounds are written" in message
+
+
+def test_a_plain_launch_does_not_run_all_blocks_at_once(run):
+    message, _ = run("wait_for_blocks", blocks=64)
+    assert "wait in a loop that waits for memory" in message
+
+
 def test_stack_overflow(run):
     message, _ = run("stack_overflow")
     assert "planted::stack_overflow: block (" in message
     assert "thread (9, 0, 0): its stack of 65536 bytes overflows" in message
     assert run("sum_in_shared")[0] == ""
-
-
-def test_a_dropped_warp_is_a_wrong_sum(run):
-    message, out = run("dropped_warp")
-    assert message == ""
-    assert not torch.equal(out, SUMS)
 
 
 def test_order_is_shuffled_and_repeatable(run):

@@ -119,7 +119,7 @@ __global__ void division_by_zero(const float* in, float* out) {
   out[blockIdx.x] = in[kThreads / static_cast<int>(blockIdx.x + threadIdx.x)];
 }
 
-__noinline__ float descend(volatile float* out, int depth) {
+__device__ __noinline__ float descend(volatile float* out, int depth) {
   volatile float frame[512];
   frame[depth % 512] = out[0];
   return depth > 1000000 ? 0.0f : descend(out, depth + 1) + frame[0];
@@ -343,25 +343,55 @@ struct Options {
   unsigned patience_ms;
 };
 
+namespace {
+
+// Runs a kernel on arrays of the host, of which `out` has an element for each block.
+#if defined(DIGLOT_INTERPRETER)
+
+void run_entry(const planted::Entry& entry, const Options& options, const float* in,
+               std::int64_t elements, float* out) {
+  using diglot::interpreter::Range;
+  diglot::interpreter::options() = {options.seed, options.finds_races != 0, 0, options.patience_ms};
+  const auto range = [](const float* begin, std::int64_t count) {
+    return Range{reinterpret_cast<const char*>(begin),
+                 reinterpret_cast<const char*>(begin + count)};
+  };
+  const diglot::interpreter::Arguments scope({range(in, elements), range(out, options.blocks)});
+  entry.start({options.blocks, options.threads, options.shared_bytes, options.is_cooperative != 0},
+              in, out);
+}
+
+#else
+
+void run_entry(const planted::Entry& entry, const Options& options, const float* in,
+               std::int64_t elements, float* out) {
+  using diglot::check;
+  const std::size_t in_bytes = elements * sizeof(float), out_bytes = options.blocks * sizeof(float);
+  float *device_in = nullptr, *device_out = nullptr;
+  check(cudaMalloc(&device_in, in_bytes), "allocating");
+  check(cudaMalloc(&device_out, out_bytes), "allocating");
+  check(cudaMemcpy(device_in, in, in_bytes, cudaMemcpyHostToDevice), "copying");
+  check(cudaMemcpy(device_out, out, out_bytes, cudaMemcpyHostToDevice), "copying");
+  entry.start({options.blocks, options.threads, options.shared_bytes, options.is_cooperative != 0},
+              device_in, device_out);
+  check(cudaDeviceSynchronize(), "running");
+  check(cudaMemcpy(out, device_out, out_bytes, cudaMemcpyDeviceToHost), "copying");
+}
+
+#endif
+
+}  // namespace
+
 // Runs a kernel on `elements` values and one result for each block. Returns what went wrong, or "".
 extern "C" __attribute__((visibility("default"))) const char* run(
     const char* name, const Options* options, const float* in, std::int64_t elements, float* out) {
   static thread_local std::string answer;
-  diglot::interpreter::options() = {options->seed, options->finds_races != 0, 0,
-                                    options->patience_ms};
-  const auto range = [](const float* begin, std::int64_t count) {
-    return diglot::interpreter::Range{reinterpret_cast<const char*>(begin),
-                                      reinterpret_cast<const char*>(begin + count)};
-  };
-  const diglot::interpreter::Arguments scope({range(in, elements), range(out, options->blocks)});
   answer = "there is no such kernel";
   for (const planted::Entry& entry : planted::kKernels) {
     if (std::strcmp(entry.name, name) != 0) continue;
     answer.clear();
     try {
-      entry.start(
-          {options->blocks, options->threads, options->shared_bytes, options->is_cooperative != 0},
-          in, out);
+      run_entry(entry, *options, in, elements, out);
     } catch (const std::exception& error) {
       answer = error.what();
     }

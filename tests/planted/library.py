@@ -1,13 +1,30 @@
-"""Builds kernels.cu for the interpreter; what its one function takes."""
+"""Builds kernels.cu, for the interpreter or for this machine's GPU, and calls it.
+
+    python library.py LIBRARY KERNEL
+
+runs a kernel without PyTorch, on memory that is allocated for this alone, and prints what went
+wrong and the results: what memory checkers watch.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import importlib.util
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 ROOT = Path(__file__).parent.parent.parent
+KERNELS = ROOT / "tests/planted/kernels.cu"
 BLOCKS, THREADS = 4, 256
+
+Run = Callable[..., "tuple[str, torch.Tensor]"]
 
 
 class Options(ctypes.Structure):
@@ -24,12 +41,89 @@ class Options(ctypes.Structure):
     )
 
 
-def build_planted(folder: Path, *, sanitized: bool = False) -> Path:
+def build_interpreted(folder: Path, *, sanitized: bool = False) -> Path:
+    """For the interpreter."""
     where = ROOT / "csrc/interpreter/build.py"
     specification = importlib.util.spec_from_file_location("build", where)
     assert specification is not None and specification.loader is not None
     builder = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(builder)
     library = folder / "planted.so"
-    builder.build(library, [ROOT / "tests/planted/kernels.cu"], folder, sanitized=sanitized)
+    builder.build(library, [KERNELS], folder, sanitized=sanitized)
     return library
+
+
+def find_nvcc() -> str | None:
+    return shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
+
+
+def build_for_gpu(folder: Path) -> Path:
+    """For the GPU of this machine, by nvcc."""
+    import torch
+
+    nvcc = find_nvcc()
+    assert nvcc is not None
+    major, minor = torch.cuda.get_device_capability()
+    library = folder / "planted.so"
+    command = [nvcc, "-std=c++17", "-O2", "-lineinfo", "--expt-relaxed-constexpr", "-shared"]
+    command += [f"-arch=sm_{major}{minor}", "-Xcompiler=-fPIC,-fvisibility=hidden"]
+    command += [f"-I{ROOT / 'csrc/include'}", str(KERNELS), "-o", str(library)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return library
+
+
+def runner(path: Path) -> Run:
+    """run(kernel): what went wrong, or "", and the results of its blocks."""
+    import torch
+
+    library = ctypes.CDLL(str(path))
+    library.run.restype = ctypes.c_char_p
+
+    def run(
+        kernel: str,
+        *,
+        values: torch.Tensor | None = None,
+        blocks: int = BLOCKS,
+        threads: int = THREADS,
+        shared: int = 0,
+        cooperative: bool = False,
+        seed: int = 0,
+        races: bool = True,
+        patience_ms: int = 200,
+    ) -> tuple[str, torch.Tensor]:
+        if values is None:
+            values = torch.arange(max(blocks, 1) * THREADS, dtype=torch.float32)
+        out = torch.full((max(blocks, 1),), -1.0)
+        message = library.run(
+            kernel.encode(),
+            ctypes.byref(Options(blocks, threads, shared, cooperative, seed, races, patience_ms)),
+            ctypes.c_void_p(values.data_ptr()),
+            ctypes.c_int64(values.numel()),
+            ctypes.c_void_p(out.data_ptr()),
+        )
+        return message.decode(), out
+
+    return run
+
+
+def main(path: str, kernel: str) -> None:
+    library, libc = ctypes.CDLL(path), ctypes.CDLL(None)
+    library.run.restype = ctypes.c_char_p
+    libc.malloc.restype = ctypes.c_void_p
+    count = BLOCKS * THREADS
+    values = ctypes.cast(libc.malloc(4 * count), ctypes.POINTER(ctypes.c_float))
+    out = ctypes.cast(libc.malloc(4 * BLOCKS), ctypes.POINTER(ctypes.c_float))
+    for i in range(count):
+        values[i] = i
+    for i in range(BLOCKS):
+        out[i] = -1
+    options = Options(BLOCKS, THREADS, patience_ms=200)
+    message = library.run(
+        kernel.encode(), ctypes.byref(options), values, ctypes.c_int64(count), out
+    )
+    print(f"said: {message.decode()!r}; results:", *out[:BLOCKS])
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
