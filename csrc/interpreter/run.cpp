@@ -61,8 +61,8 @@ Options options_of_environment() {
     result.seed = std::strtoull(seed, &end, 10);
     if (errno != 0 || *end != '\0' || std::isdigit(static_cast<unsigned char>(*seed)) == 0) {
       throw std::invalid_argument(
-          "DIGLOT_INTERPRET_SEED must be an integer from 0 to 2^64 - 1, not '" +
-          std::string(seed) + "'");
+          "DIGLOT_INTERPRET_SEED must be an integer from 0 to 2^64 - 1, not '" + std::string(seed) +
+          "'");
     }
   }
   const char* const races = std::getenv("DIGLOT_INTERPRET_RACES");

@@ -38,10 +38,10 @@ template <typename T>
 void launch_geglu(int64_t n, const void* x, const void* y, void* out, void* stream) {
   constexpr int64_t kBlockElements =
       diglot::kElementwiseThreads * Shape<T>::kAccesses * Shape<T>::kElements;
-  diglot::launch<geglu_kernel<T>>(
-      diglot::blocks_for(n, kBlockElements), diglot::kElementwiseThreads,
-      static_cast<cudaStream_t>(stream), n, static_cast<const T*>(x), static_cast<const T*>(y),
-      static_cast<T*>(out));
+  diglot::launch<geglu_kernel<T>>(diglot::blocks_for(n, kBlockElements),
+                                  diglot::kElementwiseThreads, static_cast<cudaStream_t>(stream), n,
+                                  static_cast<const T*>(x), static_cast<const T*>(y),
+                                  static_cast<T*>(out));
 }
 
 }  // namespace
