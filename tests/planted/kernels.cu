@@ -24,6 +24,21 @@ __global__ void sum_in_shared(const float* in, float* out) {
   if (threadIdx.x == 0) out[blockIdx.x] = sums[0];
 }
 
+// out[row] = sum of the row's 1000 values.
+__global__ void sum_rows(const float* in, float* out) {
+  constexpr int kColumns = 1000;
+  __shared__ float sums[kThreads];
+  float own = 0;
+  for (int i = threadIdx.x; i < kColumns; i += kThreads) own += in[blockIdx.x * kColumns + i];
+  sums[threadIdx.x] = own;
+  __syncthreads();
+  for (int half = kThreads / 2; half > 0; half /= 2) {
+    if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
+    __syncthreads();
+  }
+  if (threadIdx.x == 0) out[blockIdx.x] = sums[0];
+}
+
 // The same by shuffles; kWarps warps' sums are added.
 template <int kWarps>
 __global__ void sum_by_shuffles(const float* in, float* out) {
@@ -299,6 +314,7 @@ const Entry kKernels[] = {
     {"dropped_warp", start<sum_by_shuffles<7>>},
     {"race_in_warp", start<race_in_warp<false>>},
     {"ordered_in_warp", start<race_in_warp<true>>},
+    PLANTED(sum_rows),
     PLANTED(divergent_barrier),
     PLANTED(missing_arrival),
     PLANTED(off_by_one_read),
