@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -9,7 +11,7 @@ import threading
 
 import pytest
 import torch
-from backends import DEVICE
+from backends import CUDA, DEVICE, KERNELS
 
 import diglot
 from diglot.backends import selection
@@ -22,27 +24,97 @@ def backend_of(**arguments) -> str:
     return diglot.last_run().backend
 
 
-def run_python(code: str, **environment: str) -> subprocess.CompletedProcess:
-    variables = {k: v for k, v in os.environ.items() if not k.startswith(("DIGLOT_", "TRITON_"))}
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env={**variables, **environment},
+# What is decided when diglot is imported takes a process for each case. They fork from one that has
+# imported what takes long: PyTorch, and its compiler, which imports Triton, unless that is still to
+# be told to interpret.
+IN_NEW_PROCESSES = """
+import json, os, sys, traceback
+import torch
+answers = []
+for code, variables in json.load(sys.stdin):
+    if "DIGLOT_INTERPRET" not in variables:
+        import torch._dynamo
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.environ.update(variables)
+        os.dup2(write, 1)
+        os.dup2(write, 2)
+        os.close(write)
+        status = 1
+        try:
+            exec(code, {})
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    os.close(write)
+    with os.fdopen(read) as output:
+        text = output.read().strip()
+    answers.append((os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), text))
+json.dump(answers, sys.stdout)
+"""
+
+RUN = "import torch, diglot; diglot.gelu(torch.ones(2)); print(diglot.last_run().backend)"
+SETTING = "from diglot.backends import selection; print(selection._environment)"
+IMPORT = """
+import sys, torch, diglot
+assert not torch.cuda.is_initialized()
+assert not {"diglot.triton_ops", "diglot._C", "diglot._interpreter"} & set(sys.modules)
+print("imported")
+"""
+CASES = {
+    **{
+        f"{name!r}, interpreted": (RUN, {"DIGLOT_BACKEND": name, "DIGLOT_INTERPRET": "1"})
+        for name in ("cuda", "triton")
+    },
+    **{
+        repr(name): (RUN, {"DIGLOT_BACKEND": name})
+        for name in ("torch", " torch ", "opencl", "cuda", "triton")
+    },
+    **{f"setting of {value!r}": (SETTING, {"DIGLOT_BACKEND": value}) for value in ("", " ")},
+    "import": (IMPORT, {}),
+}
+
+
+@pytest.fixture(scope="module")
+def new_processes() -> dict[str, tuple[int, str]]:
+    """By the case: exit status and output."""
+    left_out = ("DIGLOT_", "TRITON_")
+    done = subprocess.run(
+        [sys.executable, "-c", IN_NEW_PROCESSES],
+        input=json.dumps(list(CASES.values())),
+        env={name: value for name, value in os.environ.items() if not name.startswith(left_out)},
         capture_output=True,
         text=True,
         check=False,
     )
+    assert done.returncode == 0, done.stderr
+    return dict(zip(CASES, map(tuple, json.loads(done.stdout)), strict=True))
 
 
-def test_precedence(monkeypatch):
-    monkeypatch.setattr(selection, "_environment", "torch")
-    assert backend_of() == "torch"
-    with diglot.use_backend("triton"):
-        assert backend_of() == "triton"
-        assert backend_of(backend="torch") == "torch"
-        with diglot.use_backend("torch"):
-            assert backend_of() == "torch"
-        assert backend_of() == "triton"
-    assert backend_of() == "torch"
+@pytest.mark.parametrize(
+    ("by_variable", "by_scope", "by_argument"),
+    [
+        ("torch", "triton", "torch"),
+        pytest.param("triton", "torch", "cuda", marks=CUDA.marks),
+        pytest.param("cuda", "triton", "torch", marks=CUDA.marks),
+        pytest.param("torch", "cuda", "triton", marks=CUDA.marks),
+    ],
+)
+def test_precedence(by_variable, by_scope, by_argument, monkeypatch):
+    monkeypatch.setattr(selection, "_environment", by_variable)
+    assert backend_of() == by_variable
+    assert backend_of(backend=by_argument) == by_argument
+    with diglot.use_backend(by_scope):
+        assert backend_of() == by_scope
+        assert backend_of(backend=by_argument) == by_argument
+        with diglot.use_backend(by_argument):
+            assert backend_of() == by_argument
+        assert backend_of() == by_scope
+    assert backend_of() == by_variable
 
 
 def test_scope_ends_with_an_error():
@@ -67,20 +139,25 @@ def test_a_scope_object_can_be_reused():
     assert selection._scope.backend is None
 
 
-def test_backward_follows_forward():
+@pytest.mark.parametrize("backend", KERNELS)
+def test_backward_follows_forward(backend):
     x = torch.ones(4, device=DEVICE, requires_grad=True)
     with diglot.record_runs() as runs:
-        with diglot.use_backend("triton"):
-            y = diglot.gelu(x)
+        with diglot.use_backend(backend):
+            y = diglot.add(diglot.gelu(x), x, alpha=2)
         with diglot.use_backend("torch"):
             y.sum().backward()
-    assert [run.backend for run in runs] == ["triton", "triton"]
+    launchers = ["gelu_forward", "add_forward", "add_backward", "gelu_backward"]
+    assert sorted(run.launcher for run in runs) == sorted(launchers)
+    assert {run.backend for run in runs} == {backend}
 
 
 def test_auto_never_interprets():
     if DEVICE == "cpu":
-        assert backend_of() == "torch"
-        assert diglot.explain("gelu", X).notes["triton"].startswith("interpreted")
+        assert backend_of() == backend_of(backend="auto") == "torch"
+        notes = diglot.explain("gelu", X).notes
+        for backend in diglot.available_backends("cpu")[:-1]:
+            assert notes[backend].startswith("interpreted")
     else:
         assert backend_of() == "cuda"
 
@@ -135,22 +212,48 @@ def test_meta_tensors_take_any_backend(refused_cuda):
         diglot.gelu(torch.ones(3, 4), backend="cuda")
 
 
-def test_environment_variable():
-    code = "import torch, diglot; diglot.gelu(torch.ones(2)); print(diglot.last_run().backend)"
-    assert run_python(code, DIGLOT_BACKEND="torch").stdout.strip() == "torch"
-    result = run_python(code, DIGLOT_BACKEND="opencl")
-    assert "DIGLOT_BACKEND must be one of" in result.stderr
+@pytest.mark.parametrize("value", ["torch", " torch "])
+def test_environment_variable(new_processes, value):
+    """Spaces around a name do not count."""
+    assert new_processes[repr(value)] == (0, "torch")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(
+            "cuda",
+            marks=pytest.mark.skipif(
+                importlib.util.find_spec("diglot._interpreter") is None,
+                reason="the interpreter of CUDA kernels was not built",
+            ),
+        ),
+        "triton",
+    ],
+)
+def test_environment_variable_names_a_kernel(new_processes, name):
+    """On CPU tensors it takes an interpreter, and without it the error names the variable."""
+    assert new_processes[f"{name!r}, interpreted"] == (0, name)
+    status, output = new_processes[repr(name)]
+    assert status == 1
+    assert f"BackendUnavailable: gelu: backend '{name}' cannot run" in output
+    assert f"{name}: cannot run: it takes CUDA tensors, and this one is on the CPU" in output
+    assert "DIGLOT_INTERPRET=1" in output
+
+
+def test_environment_variable_that_names_no_backend(new_processes):
+    status, output = new_processes["'opencl'"]
+    assert status == 1
+    assert "ValueError: DIGLOT_BACKEND must be one of 'cuda', 'triton', 'torch', 'auto'" in output
 
 
 @pytest.mark.parametrize("value", ["", " "])
-def test_empty_environment_variable_is_as_if_unset(value):
-    code = "from diglot.backends import selection; print(selection._environment)"
-    assert run_python(code, DIGLOT_BACKEND=value).stdout.strip() == "auto"
+def test_empty_environment_variable_is_as_if_unset(new_processes, value):
+    assert new_processes[f"setting of {value!r}"] == (0, "auto")
 
 
-def test_environment_variable_may_be_padded():
-    code = "import torch, diglot; diglot.gelu(torch.ones(2)); print(diglot.last_run().backend)"
-    assert run_python(code, DIGLOT_BACKEND=" torch ").stdout.strip() == "torch"
+def test_import_loads_no_backend(new_processes):
+    assert new_processes["import"] == (0, "imported")
 
 
 @pytest.mark.parametrize("name", ["", " ", "opencl", 0, False, ["cuda"]], ids=repr)
@@ -167,24 +270,6 @@ def test_what_names_no_backend_is_refused(name):
     for call in calls:
         with pytest.raises(ValueError, match=message):
             call()
-
-
-def test_triton_without_the_variable_names_it():
-    code = "import torch, diglot; diglot.gelu(torch.ones(2), backend='triton')"
-    result = run_python(code)
-    assert result.returncode != 0
-    assert "DIGLOT_INTERPRET=1" in result.stderr
-    assert run_python(code, DIGLOT_INTERPRET="1").returncode == 0
-
-
-def test_import_loads_no_backend():
-    code = (
-        "import sys, torch, diglot\n"
-        "assert not torch.cuda.is_initialized()\n"
-        "assert 'diglot.triton_ops' not in sys.modules and 'diglot._C' not in sys.modules\n"
-    )
-    result = run_python(code)
-    assert result.returncode == 0, result.stderr
 
 
 def test_last_run_is_per_thread():
