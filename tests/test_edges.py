@@ -5,21 +5,44 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from backends import BACKENDS, DEVICE, KERNELS
+from backends import BACKENDS, CUDA, DEVICE, KERNELS, slow_interpreted
 
 import diglot
 from diglot.backends.registry import BACKENDS as REGISTRY
-
-# Around a block of 256 (the interpreted kernels') and around one of 16-byte accesses by hand.
-SIZES = [1, 7, 255, 256, 257, 1023, 2047, 2048, 2049, 2063]
+from diglot.backends.registry import cuda_module
 
 
 @pytest.fixture
 def no_array_is_tiny(monkeypatch):
-    """Small arrays run as large ones do: with 16-byte accesses, after a head."""
+    """In Triton, small arrays run as large ones do: with 16-byte accesses, after a head."""
     from diglot.triton_ops import elementwise_launch
 
     monkeypatch.setattr(elementwise_launch, "TINY_ELEMENTS", 16)  # no head is longer
+
+
+# CUDA's: kTinyElements and kSmallVectors of csrc/include/diglot/elementwise_launch.h.
+TINY_ELEMENTS, SMALL_VECTORS = 1 << 17, 8 * 132 * 128
+
+
+def sizes(backend: str, dtype: torch.dtype) -> list[int]:
+    """Around a block, and just above where CUDA's launcher takes 16-byte accesses."""
+    if backend == "triton":
+        block = 4096 // dtype.itemsize
+        return [1, 7, block - 1, block, block + 15]
+    return [1, 7, 127, 128, 129, TINY_ELEMENTS + 519]
+
+
+def expected_variant(backend: str, dtype: torch.dtype, n: int, is_aligned: bool) -> str:
+    """How the variant begins that runs where one head aligns every array, or none does."""
+    if backend == "triton":
+        ending = ", 16-byte accesses" if is_aligned and n > 16 else ""
+        return f"flat, blocks of {256 if n <= 16 else 4096 // dtype.itemsize}{ending}"
+    if n <= TINY_ELEMENTS:
+        return "flat, 1 element per thread"
+    if not is_aligned:
+        return "strided, 32-bit offsets"
+    is_large = n > SMALL_VECTORS * 16 // dtype.itemsize
+    return f"flat, {'16 elements' if is_large else '1 access'} per thread"
 
 
 def guarded(n: int, offset: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
@@ -28,34 +51,46 @@ def guarded(n: int, offset: int, dtype: torch.dtype) -> tuple[torch.Tensor, torc
     return memory[offset : offset + n], memory
 
 
+def check_edges(backend: str, dtype: torch.dtype, n: int, offset: int, own_offset: int) -> None:
+    """Runs the flat kernels of both ops on inputs, and into an output, so far into their memory."""
+    x, y = (torch.randn(n + offset, device=DEVICE).to(dtype)[offset:] for _ in range(2))
+    wide_x, wide_y = x.float().requires_grad_(), y.float()
+    gelu = F.gelu(wide_x, approximate="tanh")
+    (slope,) = torch.autograd.grad(gelu, wide_x, wide_y)
+    for name, inputs, expected in [
+        ("gelu_forward", (x, "tanh"), gelu.detach()),
+        ("gelu_backward", (y, x, "tanh"), slope),
+        ("add_forward", (x, y, 2), x.float() + 2 * y.float()),
+        ("add_forward", (x, None, 2), x.float() + 2),
+        ("add_backward", (y, 3, None), 3 * y.float()),
+    ]:
+        out, memory = guarded(n, own_offset, dtype)
+        launcher = getattr(REGISTRY[backend].module(name[: name.index("_")]), name)
+        variant = launcher(*inputs, out)
+        if backend == "cuda":
+            variant = cuda_module()[0].last_variant()
+        assert variant == expected_variant(backend, dtype, n, own_offset == offset), name
+        torch.testing.assert_close(out, expected.to(dtype), rtol=2e-2, atol=1e-3)
+        rest = torch.cat([memory[:own_offset], memory[own_offset + n :]])
+        assert (rest == 77).all(), (name, n, own_offset)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("offset", [0, 1, 3])
 @pytest.mark.parametrize("backend", KERNELS)
 def test_every_element_is_written_and_no_other(backend, offset, dtype, no_array_is_tiny):
-    """The flat kernels of both ops: aligned, behind a head, and not to be aligned together."""
-    for n in SIZES:
-        x, y = (
-            torch.randn(n + offset, device=DEVICE).to(dtype)[o : o + n] for o in (offset, offset)
-        )
-        wide_x, wide_y = x.float().requires_grad_(), y.float()
-        (slope,) = torch.autograd.grad(F.gelu(wide_x, approximate="tanh"), wide_x, wide_y)
-        for name, inputs, expected in [
-            ("gelu_forward", (x, "tanh"), F.gelu(x.float(), approximate="tanh")),
-            ("gelu_backward", (y, x, "tanh"), slope),
-            ("add_forward", (x, y, 2), x.float() + 2 * y.float()),
-            ("add_forward", (x, None, 2), x.float() + 2),
-            ("add_backward", (y, 3, None), 3 * y.float()),
-        ]:
-            for own_offset in (offset, offset + 1):
-                out, memory = guarded(n, own_offset, dtype)
-                launcher = getattr(REGISTRY[backend].module(name[: name.index("_")]), name)
-                variant = launcher(*inputs, out)
-                if backend == "triton":  # promised only where one head serves all arrays
-                    is_aligned = n > 16 and own_offset == offset
-                    assert ("16-byte" in variant) == is_aligned, (name, n, own_offset)
-                torch.testing.assert_close(out, expected.to(dtype), rtol=2e-2, atol=1e-3)
-                rest = torch.cat([memory[:own_offset], memory[own_offset + n :]])
-                assert (rest == 77).all(), (name, n, own_offset)
+    """Aligned, behind a head, and not to be aligned together."""
+    for n in sizes(backend, dtype):
+        check_edges(backend, dtype, n, offset, offset)
+        check_edges(backend, dtype, n, offset, offset + 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("offset", [0, 1, pytest.param(3, marks=slow_interpreted)])
+@pytest.mark.parametrize("backend", [CUDA])
+def test_edges_of_large_arrays(backend, offset, dtype):
+    """Where a thread makes several accesses, which in Triton those of the other test do."""
+    check_edges(backend, dtype, SMALL_VECTORS * 16 // dtype.itemsize + 519, offset, offset)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
