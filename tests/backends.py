@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from diglot.tools import resources
+
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 # On a machine with a GPU all three run on it. Without one, both languages' kernels are interpreted,
@@ -35,6 +37,19 @@ def interpreted_line() -> str:
 slow_interpreted = [pytest.mark.slow] if DEVICE == "cpu" else []
 SLOW_TRITON = pytest.param("triton", marks=slow_interpreted)
 SLOW_BACKENDS = [CUDA, SLOW_TRITON, "torch"]
+
+
+def why_no_code() -> str | None:
+    """Why the code of the CUDA extension cannot be read here."""
+    try:
+        resources.library_path()
+        resources.find_cuobjdump()
+    except resources.ResourcesUnavailable as error:
+        return str(error)
+    return None
+
+
+needs_extension = pytest.mark.skipif(why_no_code() is not None, reason=str(why_no_code()))
 
 FLOATING = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 

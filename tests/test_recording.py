@@ -1,0 +1,264 @@
+"""The kernels that a call would launch, made out without a GPU, in both languages."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import itertools
+import re
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from backends import needs_extension, why_no_code
+
+from diglot.tools import resources
+from diglot.tools.resources import (
+    LANGUAGES,
+    Call,
+    TensorLike,
+    cuda_kernel_names,
+    kernels_of_calls,
+)
+
+# Elements of calls to either side of the limits between which kernels are made for latency and for
+# bandwidth.
+SMALL, LARGE, LARGEST = 1000, 1 << 20, 1 << 22
+FLOATING = ["float32", "float16", "bfloat16", "float64"]
+OTHERS = ["int8", "uint8", "int16", "int32", "int64", "bool"]
+
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="Triton is not installed"
+)
+EACH_LANGUAGE = [
+    pytest.param("cuda", marks=needs_extension),
+    pytest.param("triton", marks=needs_triton),
+]
+
+
+@needs_extension
+def test_launches_are_recorded():
+    """Nothing is launched, on no device, and a kernel's name is that of its symbol."""
+    from diglot import _C
+
+    x, out = torch.empty(1 << 20, 3), torch.zeros(1 << 20, 3)
+    (flat,) = _C.record(lambda: _C.gelu_forward(x, "none", out))
+    (strided,) = _C.record(lambda: _C.gelu_forward(x[:, ::2], "none", out[:, ::2]))
+    assert _C.last_variant() == "strided, 32-bit offsets" and not out.any()
+    names = [resources.short_name(kernel) for kernel, *_ in (flat, strided)]
+    assert names == [
+        "gelu_forward_flat<float, (Approximate)0, FlatShape<4, 4> >",
+        "gelu_forward_strided<float, (Approximate)0, FlatShape<4, 1>, unsigned int>",
+    ]
+    assert set(names) <= set(cuda_kernel_names())
+    assert flat[1:] == ((3 * 2**20 // (128 * 16), 1, 1), (128, 1, 1))
+    meta = torch.empty(5, 1, device="meta")
+    grad, row = torch.empty(5, 2**20, device="meta"), torch.empty(300, 5, device="meta")
+    split = _C.record(lambda: _C.add_backward(grad, 1, row, meta))
+    assert [(len(grid), grid[1]) for _, grid, _ in split] == [(3, 300), (3, 1)]
+
+
+@needs_extension
+def test_recording_ends():
+    """After an error too; a recording inside another keeps its launches, and so does a thread."""
+    from diglot import _C
+
+    def launch():
+        _C.gelu_forward(torch.empty(3), "none", torch.empty(3))
+
+    def nest():
+        launch()
+        with ThreadPoolExecutor(1) as pool:
+            assert len(pool.submit(_C.record, launch).result()) == 1
+        assert len(_C.record(launch)) == 1
+        with pytest.raises(ZeroDivisionError):
+            _C.record(lambda: 1 / 0)
+        launch()
+
+    assert len(_C.record(nest)) == 2
+    assert _C.record(lambda: None) == []
+    with pytest.raises(ValueError, match="approximate must be"):
+        _C.record(lambda: _C.gelu_forward(torch.empty(3), "erf", torch.empty(3)))
+    with pytest.raises(TypeError):
+        _C.record(3)
+
+
+def like(dtype, *shape, stride=None, misalignment=0):
+    stride = stride or torch.empty(shape, device="meta").stride()
+    return TensorLike(dtype, shape, tuple(stride), misalignment)
+
+
+def calls_of(dtype: str, elements: int = LARGE) -> dict[str, Call]:
+    """A call for every kernel of a dtype, by what is asked of its accesses."""
+    flat = like(dtype, elements)
+    misaligned = like(dtype, elements, misalignment=1)
+    strided = like(dtype, 1024, 256, stride=(512, 2))
+    rows = like(dtype, 1024, 256, stride=(512, 1))
+    calls = {
+        "add flat": Call("add", (flat, flat), {}),
+        "add misaligned": Call("add", (misaligned, misaligned), {}),
+        "add number flat": Call("add", (flat, 2), {}),
+        "add strided": Call("add", (strided, strided), {}),
+        "add broadcast": Call("add", (like(dtype, 1024, 256), like(dtype, 256)), {}),
+        "add rows": Call("add", (rows, like(dtype, 1024, 1)), {}),
+    }
+    if dtype not in FLOATING:
+        return calls
+    calls |= {
+        "add backward flat": Call("add", (flat, flat), {"alpha": 2}, True),
+        "add backward sum": Call("add", (like(dtype, 4096, 64), like(dtype, 64)), {}, True),
+        "add backward row": Call("add", (like(dtype, 64, 65536), like(dtype, 64, 1)), {}, True),
+    }
+    for form, backward in itertools.product(("none", "tanh"), (False, True)):
+        name = f"gelu {form} {'backward' if backward else 'forward'}"
+        options = {"approximate": form}
+        calls[f"{name} flat"] = Call("gelu", (flat,), options, backward)
+        calls[f"{name} strided"] = Call("gelu", (strided,), options, backward)
+        calls[f"{name} rows"] = Call("gelu", (rows,), options, backward)
+    return calls
+
+
+# By elements of a flat call: the names of the calls that are looked at. The tests that are not slow
+# look at few, by one process: it takes seconds to start, and each kernel most of one.
+FEW = {SMALL: "add flat", LARGE: "add (flat|broadcast)|tanh backward flat"}
+MANY_OF_CUDA = {
+    SMALL: "add (flat|misaligned)|tanh backward flat",
+    LARGE: "",
+    LARGEST: "add (flat|misaligned)|tanh backward flat",
+}
+
+
+IMPOSSIBLE = Call("add", (like("float32", 3), like("float32", 4)), {})
+
+
+def look_at(wanted: dict[int, str], languages):
+    """By language, elements and name of the call: all in bfloat16 for sm_90, all of one process.
+
+    And by language what becomes of a call that cannot be made, asked about with them.
+    """
+    calls = {
+        (elements, name): call
+        for elements, names in wanted.items()
+        for name, call in calls_of("bfloat16", elements).items()
+        if re.search(names, name)
+    }
+    *answers, impossible = kernels_of_calls([*calls.values(), IMPOSSIBLE], "sm_90", languages)
+    found = {language: {elements: {} for elements in wanted} for language in languages}
+    for (elements, name), answer in zip(calls, answers, strict=True):
+        for language in languages:
+            found[language][elements][name] = answer[language]
+    return found, impossible
+
+
+@functools.cache
+def look_at_few():
+    return look_at(FEW, LANGUAGES)
+
+
+@functools.cache
+def look_at_many_of_cuda():
+    found, _ = look_at(MANY_OF_CUDA, ["cuda"])
+    return found["cuda"]
+
+
+def check(found, elements, language, architecture="sm_90"):
+    """Asserts what holds for every kernel; `elements`: of the flat calls."""
+    for name, answer in found.items():
+        assert answer.reason is None, f"{name}: {answer.reason}"
+        assert answer.kernels, name
+        for kernel in answer.kernels:
+            assert kernel.name.startswith(name.split()[0])
+            assert kernel.architecture.startswith(architecture)
+            assert kernel.registers > 0 and kernel.load_bytes and kernel.store_bytes
+            assert kernel.spill_bytes == 0, f"{name}: {kernel}"
+            wide = "flat|rows|add broadcast" if elements == LARGE else "rows|add broadcast"
+            if language == "triton" and re.search(wide, name):
+                assert (kernel.load_bytes, kernel.store_bytes) == (16, 16), f"{name}: {kernel}"
+
+
+def check_names(found, elements):
+    """Asserts which of CUDA's kernels the calls launch; returns whether every kind was there."""
+    bf16, form = "__nv_bfloat16", "(Approximate)1"
+    accesses = {SMALL: "1, 1", LARGE: "1, 8", LARGEST: "2, 8"}[elements]
+    flat, strided = f"FlatShape<{accesses}> >", "FlatShape<4, 1>, unsigned int>"
+    # The output is aligned, so that no head aligns all three; one element needs no alignment.
+    misaligned = f"flat<{bf16}, {flat}" if elements == SMALL else f"strided<{bf16}, {strided}"
+    expected = {
+        "add flat": [f"add_forward_flat<{bf16}, {flat}"],
+        "add misaligned": [f"add_forward_{misaligned}"],
+        "add number flat": [f"add_number_flat<{bf16}, {flat}"],
+        "add broadcast": [f"add_forward_strided<{bf16}, FlatShape<2, 8>, unsigned int>"],
+        "gelu none forward rows": [
+            f"gelu_forward_strided<{bf16}, (Approximate)0, FlatShape<2, 8>, unsigned int>"
+        ],
+        "add backward row": [
+            f"add_backward_sum<{bf16}, unsigned int, 1, 8>",
+            "add_backward_sum<float, unsigned int, 4, 1>",
+        ],
+        "add backward sum": [
+            f"add_backward_sum<{bf16}, unsigned int, 8, 1>",
+            "add_backward_sum<float, unsigned int, 4, 1>",
+        ],
+        "gelu tanh backward flat": [f"gelu_backward_flat<{bf16}, {form}, {flat}"],
+        "gelu tanh forward strided": [f"gelu_forward_strided<{bf16}, {form}, {strided}"],
+    }
+    names = {call: [kernel.name for kernel in of.kernels] for call, of in found.items()}
+    seen = names.keys() & expected.keys()
+    for call in seen:
+        assert names[call] == expected[call]
+    assert {kernel.architecture for of in found.values() for kernel in of.kernels} == {"sm_90a"}
+    return seen == expected.keys()
+
+
+@pytest.mark.parametrize("language", EACH_LANGUAGE)
+@pytest.mark.parametrize("elements", FEW)
+def test_kernels_of_few_calls(elements, language):
+    found = look_at_few()[0][language][elements]
+    check(found, elements, language)
+    if language == "cuda":
+        check_names(found, elements)
+
+
+@needs_extension
+@pytest.mark.slow
+@pytest.mark.parametrize("elements", MANY_OF_CUDA)
+def test_the_cuda_kernel_of_a_call(elements):
+    found = look_at_many_of_cuda()[elements]
+    check(found, elements, "cuda")
+    assert check_names(found, elements) == (elements == LARGE)
+
+
+@needs_triton
+@pytest.mark.slow
+def test_triton_kernels_of_small_calls():
+    found, _ = look_at({SMALL: "add (flat|strided)|add backward|none forward"}, ["triton"])
+    check(found["triton"][SMALL], SMALL, "triton")
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("dtypes", [FLOATING[:2], FLOATING[2:] + OTHERS], ids=" ".join)
+def test_every_triton_kernel_compiles(dtypes, architecture):
+    """Few processes, each for many kernels: to start one takes as long as to compile five."""
+    calls = {(d, n): c for d in dtypes for n, c in calls_of(d).items()}
+    answers = kernels_of_calls(list(calls.values()), architecture, ["triton"])
+    for dtype in dtypes:
+        found = {n: a["triton"] for (d, n), a in zip(calls, answers, strict=True) if d == dtype}
+        check(found, LARGE, "triton", architecture)
+
+
+@pytest.mark.parametrize("language", EACH_LANGUAGE)
+def test_failures_are_reasons(language):
+    """A call that cannot be made tells why; the others, asked about with it, are answered."""
+    answer = look_at_few()[1][language]
+    assert "do not broadcast" in answer.reason and not answer.kernels
+
+
+@pytest.mark.slow
+def test_architectures_that_no_compiler_knows():
+    """LLVM says so on standard output, and where the answers are read only answers may be."""
+    pytest.importorskip("triton")
+    (answer,) = kernels_of_calls([Call("gelu", (like("float32", 3),), {})], "sm_999")
+    assert "not for sm_999" in answer["cuda"].reason or why_no_code()
+    assert answer["triton"].reason and not answer["triton"].kernels
