@@ -34,7 +34,7 @@ def add(input, other, alpha_high, alpha_low, OUT: tl.constexpr):
     Without a second array, `other` is one. On bool, `or` and `and`.
     """
     COMPUTE: tl.constexpr = compute_type(OUT)
-    factor = tl.full(input.shape, 0, COMPUTE) + number(alpha_high, alpha_low, COMPUTE)
+    factor = tl.full(input.shape, number(alpha_high, alpha_low, COMPUTE), COMPUTE)
     a = convert(input, OUT).to(COMPUTE)
     if other is None:
         b = tl.full(input.shape, 1, COMPUTE)

@@ -192,11 +192,13 @@ def record_launches() -> Iterator[list[Specialization]]:
         _thread.recordings.pop()
 
 
-@functools.lru_cache(maxsize=1024)
-def _halves(kind: type, value: float) -> tuple[int, int]:
+def _pack_halves(kind: type, value: float) -> tuple[int, int]:
     if kind is float:
         return struct.unpack("<ii", struct.pack("<d", value))[::-1]
     return struct.unpack("<ii", struct.pack("<q", (int(value) + 2**63) % 2**64 - 2**63))[::-1]
+
+
+_halves = functools.lru_cache(maxsize=1024)(_pack_halves)
 
 
 def number_halves(value: float, dtype: torch.dtype) -> tuple[int, int]:
@@ -205,4 +207,6 @@ def number_halves(value: float, dtype: torch.dtype) -> tuple[int, int]:
     Kernels take every number so, because Triton passes a Python float as float32, and Inductor no
     integer constant beyond 32 bits.
     """
-    return _halves(float if dtype.is_floating_point else int, value)
+    kind = float if dtype.is_floating_point else int
+    # A cache takes 0.0 and -0.0 for one key.
+    return _halves(kind, value) if value != 0 else _pack_halves(kind, value)

@@ -53,7 +53,8 @@ if _INTERPRETED:
             tail = (product - (total - back)) + (c - back)
             low = _two_product_tail(a, b, product) + tail
             # Where a factor is huge or infinite the tail is NaN, and there it does not matter.
-            result = tl.where(low == low, total + low, total)
+            # Where it is zero, adding it would take a zero its sign.
+            result = tl.where(tl.abs(low) > 0, total + low, total)
         else:
             result = (a.to(tl.float64) * b.to(tl.float64) + c.to(tl.float64)).to(tl.float32)
         return result
