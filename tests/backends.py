@@ -100,6 +100,27 @@ def assert_close(
     )
 
 
+def assert_same(result: torch.Tensor, expected: torch.Tensor) -> None:
+    """Asserts that two tensors have the same values, NaN equal to NaN, dtype, device and layout."""
+    assert (result.dtype, result.shape, result.device) == (
+        expected.dtype,
+        expected.shape,
+        expected.device,
+    )
+    assert steps(result) == steps(expected)
+    torch.testing.assert_close(result, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def draw(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Random values of any dtype: normal, or of the whole range of integers."""
+    if dtype.is_floating_point:
+        return torch.randn(shape, dtype=torch.float64).to(DEVICE, dtype)
+    if dtype == torch.bool:
+        return torch.rand(shape, device=DEVICE) > 0.5
+    info = torch.iinfo(dtype)
+    return torch.randint(info.min, info.max, shape, dtype=dtype, device=DEVICE)
+
+
 def every_value(dtype: torch.dtype) -> torch.Tensor:
     """All 65536 values of a 16-bit floating type."""
     return torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)

@@ -8,7 +8,8 @@ import gc
 import pytest
 import torch
 import torch.nn.functional as F
-from backends import KERNELS
+from backends import BACKENDS, KERNELS
+from layouts import PAIRS
 
 import diglot
 
@@ -54,6 +55,16 @@ def test_nothing_but_the_result_is_allocated(backend, layout, op):
     function = OPS[op](backend)
     function(x)  # Triton's first call allocates to compile and load
     peak, result = peak_bytes(function, x)
+    assert peak == allocated(result)
+
+
+@pytest.mark.parametrize("layout", PAIRS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nothing_but_the_sum_is_allocated(backend, layout):
+    """Of operands of different layouts, too, of which none is made like the other."""
+    x, y = PAIRS[layout](*(torch.randn(64, 64, device="cuda") for _ in range(2)))
+    diglot.add(x, y, backend=backend)
+    peak, result = peak_bytes(lambda: diglot.add(x, y, backend=backend))
     assert peak == allocated(result)
 
 
