@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from backends import BACKENDS, DEVICE
+from backends import BACKENDS, DEVICE, HAS_CUDA, KERNELS
 from functorch.compile import aot_module_simplified, make_boxed_func
 
 import diglot
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 # the path (Dynamo, AOTAutograd, functionalisation) does not. Where kernels are interpreted, the
 # graph has the operators instead.
 COMPILERS = ["aot_eager", pytest.param("inductor", marks=pytest.mark.gpu)]
-NAMES = ["torch", "triton", "cuda"] if DEVICE == "cuda" else ["torch", "triton"]
+NAMES = ["torch", "triton", *(["cuda"] if HAS_CUDA else [])]
 
 
 @pytest.fixture(autouse=True)
@@ -193,19 +193,20 @@ def test_export():
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="kernels are compiled here, not interpreted")
-def test_interpreted_kernels_stay_operators():
+@pytest.mark.parametrize("backend", KERNELS)
+def test_interpreted_kernels_stay_operators(backend):
     """No compiler sees into the interpreter: the graph calls the operator."""
-    x = torch.randn(8)
-    with diglot.use_backend("triton"):
-        seen = graph_of(lambda t: diglot.gelu(t), x)
-        assert "diglot.gelu.default" in seen, seen
+    x, y = torch.randn(4, 8), torch.randn(8)
+    with diglot.use_backend(backend):
+        seen = graph_of(block, x, y)
+        assert {"diglot.gelu.default", "diglot.add.default"} <= set(seen), seen
+        compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
         with diglot.record_runs() as runs:
-            y = torch.compile(diglot.gelu, fullgraph=True, backend="aot_eager")(x.requires_grad_())
-            y.sum().backward()
-    assert [(run.launcher, run.backend) for run in runs] == [
-        ("gelu_forward", "triton"),
-        ("gelu_backward", "triton"),
-    ]
+            out = compiled(x.requires_grad_(), y.requires_grad_())
+            out.sum().backward()
+    assert [run.launcher for run in runs[:2]] == ["gelu_forward", "add_forward"]
+    assert sorted(run.launcher for run in runs[2:]) == ["add_backward", "gelu_backward"]
+    assert {run.backend for run in runs} == {backend}
 
 
 def test_unavailable_backend_while_compiling(refused_cuda):
