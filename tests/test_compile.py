@@ -11,8 +11,6 @@ from functorch.compile import aot_module_simplified, make_boxed_func
 import diglot
 from diglot.backends import selection
 
-pytestmark = pytest.mark.slow
-
 # Inductor calls Triton's compiler on what a Triton backend launches, which needs a GPU; the rest of
 # the path (Dynamo, AOTAutograd, functionalisation) does not. Where kernels are interpreted, the
 # graph has the operators instead.
@@ -35,7 +33,7 @@ def expected(x, y):
 
 @pytest.mark.parametrize("compiler", COMPILERS)
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_forward_and_backward(backend, compiler, dynamic):
     compiled = torch.compile(block, fullgraph=True, backend=compiler, dynamic=dynamic)
     for rows in (16, 24):
@@ -148,7 +146,7 @@ def test_numbers_and_mixed_types(backend, compiler):
 
 @pytest.mark.parametrize("compiler", COMPILERS)
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_rows_and_many_dimensions(backend, compiler, dynamic):
     """Layouts whose launches depend on more than the number of elements."""
     function = torch.compile(
