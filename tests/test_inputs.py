@@ -102,7 +102,7 @@ def test_default_tensors(op, file, names, files):
         ("gelu --input missing.npy", "--input: there is no file missing.npy"),
         ("gelu --input folder.pt", "folder.pt is not a file"),
         ("gelu --input a.txt", "must end in one of .npy, .safetensors, .pt"),
-        ("gelu --input junk.npy", "junk.npy is"),
+        ("gelu --input junk.npy", "junk.npy is or holds a pickle, which is not loaded"),
         ("gelu --input junk.pt", "junk.pt is not a file that torch.save made of tensors"),
         ("gelu --input junk.safetensors", "junk.safetensors is not a safetensors file"),
         ("gelu --input empty.npy", "empty.npy is not a .npy file"),
