@@ -17,8 +17,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import DispatchKey, _dispatch_keys
 from torch._C import _are_functorch_transforms_active as transforms_are_active
-from torch._C import _dispatch_keys
+from torch._C import _dispatch_tls_is_dispatch_key_excluded as is_excluded
 from torch._C import _get_tracing_state as tracing_state
 from torch._C import _len_torch_dispatch_stack as dispatch_mode_count
 from torch._C import _len_torch_function_stack as function_mode_count
@@ -187,5 +188,7 @@ class Operator:
     def indirect(self, *args: Any) -> torch.Tensor:
         """Calls it through the transforms that are active, or the dispatcher."""
         if not is_compiling() and (transforms_are_active() or forward_ad._current_level >= 0):
-            return self._transformable.apply(*args)
+            # The dispatcher has come here by itself where it is in a batching rule of the operator.
+            if not is_excluded(DispatchKey.FuncTorchBatched):
+                return self._transformable.apply(*args)
         return self.dispatched(*args)
