@@ -305,6 +305,18 @@ def test_gradient_of_equal_shapes_is_no_copy(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_only_the_gradient_that_is_wanted_is_computed(backend):
+    rows, columns = torch.ones(4, 1, device=DEVICE), torch.ones(5, device=DEVICE)
+    for wanted in (0, 1):
+        operands = [rows.clone(), columns.clone()]
+        operands[wanted].requires_grad_()
+        out = diglot.add(*operands, backend=backend)
+        with diglot.record_runs() as runs:
+            out.sum().backward()
+        assert [run.launcher for run in runs] == ["add_backward"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_gradients_of_mixed_types(backend):
     x = torch.randn(20, 30, device=DEVICE, dtype=torch.bfloat16, requires_grad=True)
     y = torch.randn(30, device=DEVICE, requires_grad=True)

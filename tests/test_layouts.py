@@ -128,6 +128,16 @@ def test_add_of_more_dimensions_than_a_kernel_takes(backend, first, second, case
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_sums_over_more_dimensions_than_a_kernel_takes(backend):
+    """Ten that do not merge."""
+    grad = torch.randn((3,) * 10, device=DEVICE)[(slice(None, None, 2),) * 10]
+    for kept in ((), (2,) + (1,) * 9, (1,) * 9 + (2,)):
+        own = torch.ops.diglot.add_backward(grad, list(kept), torch.float32, 2, backend)
+        expected = 2 * grad.double().sum_to_size(kept)
+        torch.testing.assert_close(own.double(), expected, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_gelu_of_more_dimensions_than_a_kernel_takes(backend):
     x = torch.randn((3,) * 10, device=DEVICE)[(slice(2),) * 10]
     x = x.permute([5, 0, 3, 8, 1, 2, 7, 4, 9, 6])

@@ -132,8 +132,24 @@ def test_meta_tensors_take_any_backend(refused_cuda):
         y = diglot.gelu(torch.ones(3, 4, device="meta"), backend=backend)
         assert y.shape == (3, 4)
         assert y.device.type == "meta"
+    assert selection.choose("gelu", torch.device("meta"), "auto") == "torch"
     with pytest.raises(diglot.BackendUnavailable):  # what was chosen there holds there
         diglot.gelu(torch.ones(3, 4), backend="cuda")
+
+
+def test_choices_are_kept_by_all_that_they_depend_on(monkeypatch):
+    monkeypatch.setattr(selection, "_chosen", {})
+    asked = []
+    monkeypatch.setattr(selection, "_choice", lambda *of: asked.append(of) or str(of))
+    choices = [
+        (op, torch.device(device), name)
+        for op in ("add", "gelu")
+        for device in ("cpu", "meta")
+        for name in ("auto", "torch")
+    ]
+    for _ in range(2):
+        assert [selection.choose(*of) for of in choices] == [str(of) for of in choices]
+    assert asked == choices
 
 
 @pytest.mark.parametrize("name", ["", " ", "opencl", 0, False, ["cuda"]], ids=repr)
