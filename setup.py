@@ -135,6 +135,8 @@ def extension_arguments() -> dict[str, object]:
     class BuildExtension(cpp_extension.BuildExtension):  # type: ignore[misc]
         """Rebuilds what changed: a source, a header, a flag."""
 
+        extensions: list[Extension]
+
         def finalize_options(self) -> None:
             super().finalize_options()
             self.force = True  # ninja knows better than setuptools what is up to date
