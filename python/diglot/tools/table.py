@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from diglot.tools.compare import Comparison, Row
+from diglot.tools.comparison import Comparison, Row
 from diglot.tools.resources import KernelResources, TensorLike
 
 NOTHING = "–"
