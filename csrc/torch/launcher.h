@@ -8,8 +8,6 @@
 // A launcher runs with its output's device current. Only this folder includes PyTorch's headers.
 #pragma once
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/tensor.h>
@@ -23,6 +21,7 @@
 
 #include "diglot/launch.cuh"
 #include "diglot/operand.h"
+#include "torch/python_abi.h"
 
 namespace diglot {
 
