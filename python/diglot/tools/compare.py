@@ -13,6 +13,7 @@ import torch
 
 from diglot.backends import explain, record_runs
 from diglot.backends.registry import BACKENDS, is_interpreted
+from diglot.tools import measure
 from diglot.tools.accuracy import (
     Agreement,
     Error,
@@ -151,7 +152,7 @@ def compare(
             is random and normal, drawn with `seed`.
         backends: of "cuda", "triton" and "torch"; all by default.
         arch: architecture for which compiled kernels are looked at, such as "sm_90".
-        timed: whether to time; only on a GPU, and never an interpreter.
+        timed: whether to time; only on a GPU, and never where kernels are interpreted.
         resources: whether to look at the compiled kernels, which takes seconds.
         seed: of the output's gradient.
         progress: is told what happens next.
@@ -180,7 +181,8 @@ def compare(
         for of in ran.values():
             of.results = None
         speeds: dict[str, Speed] = {}
-        if timed and case.device.type == "cuda" and case.bytes > 0:
+        untimed = _why_untimed(case) if timed else None
+        if timed and untimed is None:
             tell("timing")
             speeds = _time(case, ran)
     kernels: dict[str, Kernels] = {}
@@ -203,6 +205,7 @@ def compare(
         rows=rows,
         agreement=agreement,
         ceiling=speeds.get("copy"),
+        untimed=untimed,
         versions=_versions(),
     )
 
@@ -249,9 +252,16 @@ def _agree(ran: dict[str, _Ran]) -> tuple[Agreement, ...]:
     )
 
 
-def _time(case: _Case, ran: dict[str, _Ran]) -> dict[str, Speed]:
-    from diglot.tools import measure
+def _why_untimed(case: _Case) -> str | None:
+    reason = measure.why_not()
+    if reason is None and case.device.type != "cuda":
+        return "the tensors are on the CPU, and times are taken on a GPU"
+    if reason is None and case.bytes == 0:
+        return "there is nothing to move"
+    return reason
 
+
+def _time(case: _Case, ran: dict[str, _Ran]) -> dict[str, Speed]:
     functions: dict[str, Callable[[], object]] = {
         "copy": measure.copy_ceiling(case.bytes, case.tensors[0].dtype, case.device)
     }

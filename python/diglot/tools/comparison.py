@@ -78,6 +78,7 @@ class Comparison:
         rows: one `Row` per backend.
         agreement: one `Agreement` per pair of backends that ran, the two kernels first.
         ceiling: speed of a device copy of as many bytes in the same run; None if nothing was timed.
+        untimed: why nothing was timed; None if it was, or was not asked for.
         versions: of diglot, torch, Triton and Python.
     """
 
@@ -91,6 +92,7 @@ class Comparison:
     rows: tuple[Row, ...]
     agreement: tuple[Agreement, ...]
     ceiling: Speed | None
+    untimed: str | None
     versions: dict[str, str]
 
     def row(self, backend: str) -> Row:
