@@ -55,13 +55,13 @@ demo: setup ## compare gelu and add on real activations, on every backend that r
 # Several workers, where pytest-xdist is installed. What fills a GPU's memory goes to one of them.
 workers = $$($(RUN) -c 'import xdist; print("-n auto --dist $(1)")' 2>/dev/null || true)
 
-test: lint setup ## lint, then every test that can run here
+test: lint setup ## lint, then the tests; where there is no GPU, kernels are interpreted
 	$(RUN) -m pytest $(call workers,worksteal)
 
 test-quick: setup ## the tests that are not slow, without lint
 	$(RUN) -m pytest $(call workers,worksteal) -m "not slow"
 
-gpu-test: setup ## every test, on this machine's GPU; writes bench/results/<gpu>/tests.json
+gpu-test: setup ## the tests, on this machine's GPU; writes bench/results/<gpu>/tests.json
 	$(RUN) -m pytest $(call workers,loadgroup) --evidence
 
 # Tests of CUDA kernels that compute, by a build of the interpreter of their own.
