@@ -159,7 +159,8 @@ def test_changes_are_rebuilt(tmp_path):
         "csrc/torch/module.cpp": module,
         "python/diglot/__init__.py": "",
         # An interpreter that cannot be built: a warning, and the rest is.
-        "csrc/interpreter/build.py": "def build(*a, **k):\n    raise RuntimeError('no g++')\n",
+        "csrc/interpreter/build.py": "STABLE_ABI_DEFINITIONS = []\n"
+        "def build_extension(*a, **k):\n    raise RuntimeError('no g++')\n",
         "LICENSE": "",
         "README.md": "",
     }
