@@ -1,7 +1,7 @@
 # The two commands of the README, demo and test, and what development needs: `make help`.
 #
-# On Linux with Python 3.10 or newer and its venv module, make and g++, everything else is set up
-# in .venv, once; nvcc and a GPU are used where they are found.
+# On Linux with Python 3.10 or newer and its venv module, make and g++ (with a GPU also Python's C
+# headers), everything else is set up in .venv, once; nvcc and a GPU are used where they are found.
 #
 #   PYTHON=/path/to/python   the interpreter that .venv is made with
 #   VENV=/path               another folder than .venv
@@ -39,6 +39,9 @@ CXX_FILES := $(NATIVE) $(shell find examples tests -name '*.cu' -o -name '*.cpp'
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
 
+# What setup.py had to leave out, once each: pip runs it several times, and indents what it says.
+tell_left_out = sed -n 's/^ *\(warning: .*diglot is built without\)/\1/p' $(1) | awk '!said[$$0]++'
+
 # --- what is run ---------------------------------------------------------------------------------
 
 demo: setup ## compare gelu and add on real activations, on every backend that runs; draw pictures
@@ -52,13 +55,13 @@ demo: setup ## compare gelu and add on real activations, on every backend that r
 # Several workers, where pytest-xdist is installed. What fills a GPU's memory goes to one of them.
 workers = $$($(RUN) -c 'import xdist; print("-n auto --dist $(1)")' 2>/dev/null || true)
 
-test: lint setup ## lint, then every test that can run here
+test: lint setup ## lint, then the tests; where there is no GPU, kernels are interpreted
 	$(RUN) -m pytest $(call workers,worksteal)
 
 test-quick: setup ## the tests that are not slow, without lint
 	$(RUN) -m pytest $(call workers,worksteal) -m "not slow"
 
-gpu-test: setup ## every test, on this machine's GPU; writes bench/results/<gpu>/tests.json
+gpu-test: setup ## the tests, on this machine's GPU; writes bench/results/<gpu>/tests.json
 	$(RUN) -m pytest $(call workers,loadgroup) --evidence
 
 # Tests of CUDA kernels that compute, by a build of the interpreter of their own.
@@ -86,7 +89,7 @@ wheel: $(STATE)/requirements ## build dist/diglot-*.whl
 	mkdir -p build; rm -rf dist; \
 	$(RUN) -m pip wheel -v --no-build-isolation --no-deps -w dist "$$copy" >build/wheel.log 2>&1 \
 	  || { tail -n 40 build/wheel.log; exit 1; }; \
-	sed -n 's/^ *\(warning: .* without its CUDA backend\)/\1/p' build/wheel.log; \
+	$(call tell_left_out,build/wheel.log); \
 	ls -l dist/*.whl
 
 lint: $(STATE)/requirements ## ruff, clang-format and mypy; nothing is changed
@@ -114,7 +117,8 @@ setup: $(STATE)/extension $(STATE)/package
 
 ifneq ($(strip $(VENV)),)
 
-# Says in one line what is missing; otherwise leaves the interpreter's name in $$python.
+# Says in one line what is missing; otherwise leaves the interpreter's name in $$python. Python's C
+# headers are for Triton, which compiles with them what launches its kernels on a GPU.
 define find_python
 missing=; python=; \
 [ "$$(uname -s)" = Linux ] || missing="$$missing; Linux"; \
@@ -129,7 +133,7 @@ if [ -z "$$python" ]; then \
 else \
   "$$python" -c 'import ensurepip, venv' 2>/dev/null \
     || missing="$$missing; the venv module of $$python (on Debian: python3-venv)"; \
-  if command -v nvcc >/dev/null || [ -n "$${CUDA_HOME:-}" ]; then \
+  if [ -e /dev/nvidiactl ]; then \
     "$$python" -c 'import sys, sysconfig, pathlib; \
 	  sys.exit(not pathlib.Path(sysconfig.get_path("include"), "Python.h").exists())' \
       || missing="$$missing; the C headers of $$python (on Debian: python3-dev)"; \
@@ -183,11 +187,11 @@ $(STATE)/toolkit: FORCE
 	  "$${DIGLOT_SKIP_CUDA:-}" >$@.new; \
 	if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
 
-$(STATE)/extension: $(STATE)/package $(STATE)/toolkit setup.py $(NATIVE)
+$(STATE)/extension: $(STATE)/package $(STATE)/toolkit setup.py $(wildcard csrc/*/*.py) $(NATIVE)
 	@$(call leave_if_found,!= "$(CURDIR)"/*) \
 	echo "building the CUDA kernels, for GPUs and the interpreter (minutes the first time) ..."; \
 	mkdir -p build; \
 	$(RUN) setup.py build_ext --inplace >build/extension.log 2>&1 \
 	  || { tail -n 40 build/extension.log; exit 1; }; \
-	sed -n '/^warning: diglot is built without\|^warning: .* without its CUDA/p' build/extension.log
+	$(call tell_left_out,build/extension.log)
 	@touch $@

@@ -135,6 +135,8 @@ def extension_arguments() -> dict[str, object]:
     class BuildExtension(cpp_extension.BuildExtension):  # type: ignore[misc]
         """Rebuilds what changed: a source, a header, a flag."""
 
+        extensions: list[Extension]
+
         def finalize_options(self) -> None:
             super().finalize_options()
             self.force = True  # ninja knows better than setuptools what is up to date
@@ -174,7 +176,11 @@ def build_interpreter(output: Path, folder: Path) -> None:
     try:
         builder.build_extension(output, folder / "interpreter")
     except (RuntimeError, OSError) as error:
-        print(f"warning: diglot is built without the CUDA interpreter: {error}", file=sys.stderr)
+        lines = str(error).splitlines()
+        # In one line what matters of a compiler's messages, and below it all of them.
+        why = next((line for line in lines if re.search("error:|not found", line)), lines[0])
+        print(f"warning: diglot is built without the CUDA interpreter: {why}", file=sys.stderr)
+        print(*lines, sep="\n", file=sys.stderr)
 
 
 setup(**extension_arguments())

@@ -16,9 +16,27 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "bench/results"
-# What decides the outcome of a test or a measurement of the kernels.
-SOURCES = ("csrc", "python", "setup.py", "tests", "triton_ops")
-IGNORED_SUFFIXES = (".pyc", ".pyo", ".so", ".orig", ".rej")
+# What can change the outcome of a test or a measurement: the package; how it is built and run
+# (pyproject.toml has pytest's options too); the tests; the examples, which tests compile and read;
+# the benchmarks' cases and their harness. A file too many costs a run that was not needed; one too
+# few lets an old result pass for this tree's.
+#
+# Not documentation, nor the results, which would make each other stale: README.md holds tables of
+# them, although a test runs its snippets. Not requirements-dev.txt: what was installed stands
+# beside the hash (`versions`), and where there is a GPU it often comes from elsewhere.
+SOURCES = (
+    "Makefile",
+    "bench",
+    "csrc",
+    "examples",
+    "pyproject.toml",
+    "python",
+    "setup.py",
+    "tests",
+    "triton_ops",
+)
+IGNORED_FOLDERS = ("bench/results",)
+IGNORED_SUFFIXES = (".md", ".pyc", ".pyo", ".so", ".orig", ".rej")
 
 
 def source_files(root: Path = ROOT) -> list[Path]:
@@ -29,6 +47,8 @@ def source_files(root: Path = ROOT) -> list[Path]:
         for path in [top] if top.is_file() else top.rglob("*"):
             parts = path.relative_to(root).parts
             if any(p.startswith(".") or p == "__pycache__" or p.endswith("-info") for p in parts):
+                continue
+            if any(root / folder in path.parents for folder in IGNORED_FOLDERS):
                 continue
             if path.is_file() and path.suffix not in IGNORED_SUFFIXES:
                 found.append(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -134,12 +135,11 @@ def compiled(case: Case, tensors: Tensors) -> Call | None:
     if case.shape != BIG:
         return None
     approximate = case.options["approximate"]
-    if case.direction == "backward":
-        function = torch.compile(
-            lambda g, x: torch.ops.aten.gelu_backward(g, x, approximate=approximate), dynamic=False
-        )
-    else:
-        function = torch.compile(lambda x: F.gelu(x, approximate=approximate), dynamic=False)
+    directions: dict[str, Callable[..., torch.Tensor]] = {
+        "forward": lambda x: F.gelu(x, approximate=approximate),
+        "backward": lambda g, x: torch.ops.aten.gelu_backward(g, x, approximate=approximate),
+    }
+    function = torch.compile(directions[case.direction], dynamic=False)
     return lambda: function(*tensors)
 
 

@@ -188,7 +188,11 @@ def run(benchmark: Benchmark, folder: Path | None = None) -> Path:
 
     Returns:
         The file written.
+
+    Raises:
+        RuntimeError: kernels are interpreted, or there is no GPU.
     """
+    measure.check()
     gpu = torch.cuda.get_device_name()
     rows = []
     for i, case in enumerate(benchmark.cases):

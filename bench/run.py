@@ -13,13 +13,13 @@ OPS = ("add", "gelu")
 
 def main(names: list[str]) -> None:
     """Benchmarks the ops named; all of them by default."""
-    import torch
-
     from bench import tables
     from bench.harness import run
+    from diglot.tools import measure
 
-    if not torch.cuda.is_available():
-        raise SystemExit("error: PyTorch finds no CUDA GPU; benchmarks time kernels on one")
+    reason = measure.why_not()
+    if reason is not None:
+        raise SystemExit(f"error: {reason}")
     unknown = [name for name in names if name not in OPS]
     if unknown:
         raise SystemExit(f"error: no benchmark {unknown[0]!r}; there are {', '.join(OPS)}")

@@ -14,7 +14,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 # On a machine with a GPU all three run on it. Without one, both languages' kernels are interpreted,
 # and the tests of CUDA's are deselected, with those that need a GPU, where its interpreter was not
-# built (it needs g++ and Python's C headers).
+# built (it needs g++).
 HAS_CUDA = DEVICE == "cuda" or importlib.util.find_spec("diglot._interpreter") is not None
 CUDA = pytest.param("cuda", marks=[] if HAS_CUDA else [pytest.mark.gpu])
 KERNELS = [CUDA, "triton"]

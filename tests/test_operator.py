@@ -12,6 +12,7 @@ from backends import BACKENDS, DEVICE, KERNELS
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import diglot
+from diglot.backends import registry
 from diglot.ops import operator
 from diglot.ops.operator import is_direct
 
@@ -267,3 +268,38 @@ def test_the_variant_of_an_empty_call(backend):
     # A sum of nothing is a zero, which is written.
     assert torch.equal(backward(empty, [3], torch.float32, 1, backend), torch.zeros_like(x[:3]))
     assert diglot.last_run().variant == "sum"
+
+
+def test_a_compiled_graphs_call_leaves_the_last_variant_as_it_was():
+    """Its operator is called here as a graph calls it, on tensors that need no GPU: recorded."""
+    extension, reason = registry.load_extension()
+    if extension is None:
+        pytest.skip(reason)
+    small, large = torch.randn(100), torch.randn(2**20)
+    seen = []
+
+    def launch():
+        extension.gelu_forward(large, "none", torch.empty_like(large))
+        seen.append(extension.last_variant())
+        keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
+        operator = torch.ops.diglot_cuda.gelu_forward.default
+        operator.redispatch(keys, small, "none", torch.empty_like(small))
+        seen.append(extension.last_variant())
+        extension.gelu_forward(small, "none", torch.empty_like(small))
+        seen.append(extension.last_variant())
+
+    assert len(extension.record(launch)) == 3
+    assert seen[0] == seen[1] != seen[2]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", KERNELS)
+def test_last_run_is_the_last_in_eager_mode(backend):
+    x, other = torch.randn(2**20, device=DEVICE), torch.randn(8, device=DEVICE)
+    compiled = torch.compile(lambda t: diglot.add(t, t, backend=backend), fullgraph=True)
+    compiled(other)
+    diglot.gelu(x, backend=backend)
+    before = diglot.last_run()
+    compiled(other)
+    assert diglot.last_run() == before
+    assert (before.op, before.backend) == ("gelu", backend) and "flat" in before.variant

@@ -24,6 +24,9 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 # On a machine with a GPU PyTorch compiles it there, by nvcc; without one diglot.interpreter does.
 needs_compiler = pytest.mark.gpu if DEVICE == "cuda" else pytest.mark.slow
+# Its binding is pybind11's, unlike diglot's own.
+has_headers = Path(sysconfig.get_path("include"), "Python.h").exists()
+needs_headers = pytest.mark.skipif(not has_headers, reason="there are no C headers of Python")
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +53,7 @@ def check(function, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.slow
+@needs_headers
 def test_cuda_source_compiles(tmp_path):
     nvcc = shutil.which("nvcc")
     if nvcc is None:
@@ -135,6 +139,7 @@ def test_triton_errors(run_module):
 
 
 @needs_compiler
+@needs_headers
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_cuda_kernel(run_module, dtype):
     check(run_module.geglu_cuda, dtype)
@@ -142,6 +147,7 @@ def test_cuda_kernel(run_module, dtype):
 
 
 @needs_compiler
+@needs_headers
 def test_cuda_errors(run_module):
     x = torch.ones(4, device=DEVICE)
     with pytest.raises(TypeError, match="must be float32"):
@@ -154,6 +160,7 @@ def test_cuda_errors(run_module):
 
 
 @needs_compiler
+@needs_headers
 def test_error_measure(run_module):
     """run.py reports what PyTorch's own kernels lose, so that its zero is not a blind one."""
     x, y = torch.randn(2, 4096, device=DEVICE)
@@ -162,6 +169,7 @@ def test_error_measure(run_module):
 
 
 @pytest.mark.slow
+@needs_headers
 @pytest.mark.skipif(DEVICE == "cuda", reason="with a GPU its kernels run on that")
 def test_the_interpreter_watches_a_users_kernel(tmp_path):
     """It is told a wrong size, and its access beyond the end is found."""

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import functools
 import itertools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from diglot.triton_ops.launch import launch
-from diglot.triton_ops.layout import Layout, layout_of, strided_arguments
+# Relative, because mypy finds this folder under its name in the tree.
+from .launch import launch
+from .layout import Layout, layout_of, strided_arguments
+
+if TYPE_CHECKING:
+    from .launch import Tensors
 
 ACCESS_BYTES = 16
 STRIDED_BLOCK, STRIDED_WARPS = 1024, 4
@@ -71,7 +75,7 @@ def flat_bytes(element_size: int) -> int:
 def elementwise_launch(
     flat: Any,
     strided: Any,
-    tensors: tuple[torch.Tensor | None, ...],
+    tensors: Tensors,
     numbers: tuple[int, ...],
     constants: tuple[Any, ...],
 ) -> str:

@@ -16,7 +16,7 @@ import struct
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
@@ -24,6 +24,12 @@ from triton import knobs
 from triton.compiler import ASTSource
 
 from diglot.triton_ops.lib.types import INTERPRETED
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    # What a launch takes: the inputs, None where one is not given, and the output last.
+    Tensors = tuple[Unpack[tuple[torch.Tensor | None, ...]], torch.Tensor]
 
 # Names of Triton's types for the elements that pointers point to.
 TYPE_NAMES = {
@@ -90,15 +96,12 @@ _thread = _Thread()
 def launch(
     kernel: Any,
     programs: int,
-    tensors: tuple[torch.Tensor | None, ...],
+    tensors: Tensors,
     integers: tuple[int, ...],
     constants: tuple[Any, ...],
     num_warps: int,
 ) -> None:
-    """Starts `programs` programs of a kernel on the current stream of its tensors' device.
-
-    The last tensor is the output.
-    """
+    """Starts `programs` programs of a kernel on the current stream of its tensors' device."""
     out = tensors[-1]
     kind = type(out)
     if _thread.recordings:
@@ -117,7 +120,7 @@ def launch(
 def _launch_handle(
     kernel: Any,
     programs: int,
-    tensors: tuple[torch.Tensor | None, ...],
+    tensors: Tensors,
     integers: tuple[int, ...],
     constants: tuple[Any, ...],
     num_warps: int,

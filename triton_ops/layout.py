@@ -106,15 +106,15 @@ def compute_layout(
 ) -> Layout:
     """The layout of arrays of these shapes and strides, broadcast to the first shape."""
     shape = shapes[0]
-    dimensions = []
+    dimensions: list[tuple[int, tuple[int, ...]]] = []
     for d, size in enumerate(shape):
         if size == 1:
             continue
-        steps = []
+        of_arrays = []
         for own_shape, own_strides in zip(shapes, strides, strict=True):
             own = d - (len(shape) - len(own_shape))
-            steps.append(0 if own < 0 or own_shape[own] == 1 else own_strides[own])
-        dimensions.append((size, tuple(steps)))
+            of_arrays.append(0 if own < 0 or own_shape[own] == 1 else own_strides[own])
+        dimensions.append((size, tuple(of_arrays)))
     numel = 1
     for size in shape:
         numel = numel * size

@@ -8,8 +8,6 @@
 // A launcher runs with its output's device current. Only this folder includes PyTorch's headers.
 #pragma once
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/tensor.h>
@@ -23,6 +21,7 @@
 
 #include "diglot/launch.cuh"
 #include "diglot/operand.h"
+#include "torch/python_abi.h"
 
 namespace diglot {
 
@@ -157,11 +156,25 @@ bool find_dtypes();
 
 PyObject* raise_current_exception();
 
+// Python reads last_variant() after its own calls, when it is asked what ran: a compiled graph's
+// call in between, on the same thread, leaves it as it was.
+class KeptVariant {
+ public:
+  KeptVariant() = default;
+  ~KeptVariant() { last_variant() = before_; }
+  KeptVariant(const KeptVariant&) = delete;
+  KeptVariant& operator=(const KeptVariant&) = delete;
+
+ private:
+  const char* before_ = last_variant();
+};
+
 template <auto kLauncher>
 struct Entry;
 template <typename... Parameters, void (*kLauncher)(Stream, Parameters...)>
 struct Entry<kLauncher> {
   static void from_stack(StableIValue* stack, uint64_t, uint64_t) {
+    const KeptVariant kept;
     StackReader reader(stack);
     call_launcher(kLauncher, reader);
   }
@@ -171,10 +184,12 @@ struct Entry<kLauncher> {
                    static_cast<int>(sizeof...(Parameters)), static_cast<int>(count));
       return nullptr;
     }
+    const char* const before = last_variant();
     try {
       PythonReader reader(arguments);
       call_launcher(kLauncher, reader);
     } catch (...) {
+      last_variant() = before;  // a call that failed did not run
       return raise_current_exception();
     }
     Py_RETURN_NONE;

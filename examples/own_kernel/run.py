@@ -2,15 +2,16 @@
 
     python examples/own_kernel/run.py
 
-With a GPU it needs nvcc, ninja and a C++ compiler. Without one, or with DIGLOT_INTERPRET=1, both
-kernels are interpreted, which needs ninja and a C++ compiler. The kernels are geglu.cu and
-geglu_triton.py.
+With a GPU it needs nvcc, ninja, a C++ compiler and Python's C headers. Without one, or with
+DIGLOT_INTERPRET=1, both kernels are interpreted, and nvcc is not needed. The kernels are geglu.cu
+and geglu_triton.py.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -80,8 +81,11 @@ def error_in_ulp(result: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> floa
 
 
 def main() -> None:
+    from triton import knobs
     from triton.testing import do_bench
 
+    if knobs.runtime.interpret and not INTERPRETED:
+        sys.exit("TRITON_INTERPRET is set: nothing interpreted is timed; see DIGLOT_INTERPRET")
     device, size = ("cpu", 256) if INTERPRETED else ("cuda", 8192)
     print(f"gelu(x) * y on {size} x {size} elements: error against float64, time")
     for dtype in (torch.float32, torch.bfloat16):

@@ -166,7 +166,7 @@ def _number(text: str) -> bool | int | float:
 
 def _check_files(path: str | None, save: str | None, plot: str | None, force: bool) -> None:
     """Refuses to write where nothing can or may be written, or over another of these files."""
-    from diglot.tools.compare import check_writable
+    from diglot.tools.files import check_writable
 
     options: dict[str, str] = {}
     for option, name in (("--input", path), ("--save", save), ("--plot", plot)):

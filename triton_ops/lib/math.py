@@ -6,12 +6,10 @@ replaced by others that round alike (the reciprocal is rounded correctly there i
 1 ulp).
 """
 
-import os
-
 import triton
 import triton.language as tl
 
-_INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
+from diglot.triton_ops.lib.types import INTERPRETED
 
 # 1.5 * 2^23. Adding a float of magnitude below 2^22 rounds it to the nearest integer, which the
 # low bits of the sum then hold.
@@ -24,7 +22,7 @@ def constant(value: tl.constexpr, x):
     return tl.full([], value, x.dtype)
 
 
-if _INTERPRETED:
+if INTERPRETED:
 
     @triton.jit
     def _like(value, x):

@@ -1,11 +1,10 @@
 """Rounding on the way to memory. Twin of csrc/include/diglot/types.cuh."""
 
-import os
-
 import triton
 import triton.language as tl
+from triton import knobs
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+INTERPRETED = knobs.runtime.interpret  # what @triton.jit asks, too, when it meets a function
 
 
 @triton.constexpr_function

@@ -1,14 +1,15 @@
 """The backends: for each, where its launchers are and what keeps it from running.
 
 A launcher writes the result of one direction of one op into tensors that it is given. Every backend
-has the same launchers with the same argument lists: `diglot._C`, `diglot.triton_ops` and
-`diglot.reference` are three namespaces of them.
+has the same launchers with the same argument lists, in namespaces: `diglot._C`, or in its place the
+same kernels compiled for the host, `diglot._interpreter`; `diglot.triton_ops`; `diglot.reference`.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,6 +19,11 @@ import torch
 
 INTERPRET = os.environ.get("DIGLOT_INTERPRET") == "1"
 OLDEST_CAPABILITY = (8, 0)
+
+# Reasons.
+ON_CPU = "it takes CUDA tensors, and this one is on the CPU"
+NO_EXTENSION = "diglot was installed without its CUDA extension (no nvcc, or DIGLOT_SKIP_CUDA=1)"
+NO_INTERPRETER = "diglot was installed without its CUDA interpreter (no g++, or DIGLOT_SKIP_CUDA=1)"
 
 
 @dataclass(frozen=True)
@@ -39,10 +45,7 @@ def load_extension() -> tuple[ModuleType | None, str]:
     try:
         return importlib.import_module("diglot._C"), ""
     except ModuleNotFoundError:
-        return (
-            None,
-            "diglot was installed without its CUDA extension (no nvcc, or DIGLOT_SKIP_CUDA=1)",
-        )
+        return None, NO_EXTENSION
     except ImportError as error:
         return None, f"the CUDA extension does not load: {error}"
 
@@ -53,9 +56,14 @@ def load_interpreter() -> tuple[ModuleType | None, str]:
     try:
         return importlib.import_module("diglot._interpreter"), ""
     except ModuleNotFoundError:
-        return None, "diglot was installed without its CUDA interpreter (no g++ at installation)"
+        return None, NO_INTERPRETER
     except ImportError as error:
         return None, f"the CUDA interpreter does not load: {error}"
+
+
+def has_interpreter() -> bool:
+    """Whether the CUDA kernels were compiled for the host; nothing is loaded to tell."""
+    return importlib.util.find_spec("diglot._interpreter") is not None
 
 
 @functools.cache
@@ -65,6 +73,11 @@ def load_triton() -> tuple[ModuleType | None, str]:
         return importlib.import_module("triton"), ""
     except ImportError as error:
         return None, f"Triton does not import: {error}"
+
+
+def triton_interprets() -> bool:
+    """Whether Triton, which has a variable of its own, interprets the kernels of this process."""
+    return importlib.import_module("diglot.triton_ops.lib.types").INTERPRETED
 
 
 def cuda_module() -> tuple[ModuleType | None, str]:
@@ -94,28 +107,30 @@ def _gpu_refusal(device: torch.device) -> str | None:
     return None
 
 
-def _device_refusal(device: torch.device, interpreter: str) -> str | None:
-    """Why kernels that are interpreted, or are not, take no tensors of `device`."""
-    if INTERPRET:
-        if device.type == "cpu":
-            return None
-        return "DIGLOT_INTERPRET=1 is set, and interpreted kernels take CPU tensors"
+def _interpreted_refusal(device: torch.device) -> str | None:
     if device.type == "cpu":
-        return (
-            "it takes CUDA tensors, and this one is on the CPU; with DIGLOT_INTERPRET=1 set before "
-            f"diglot is imported, {interpreter} interpreter runs it there"
-        )
-    return _gpu_refusal(device)
+        return None
+    return "DIGLOT_INTERPRET=1 is set, and interpreted kernels take CPU tensors"
+
+
+def _could_interpret(interpreter: str) -> str:
+    return (
+        f"{ON_CPU}; with DIGLOT_INTERPRET=1 set before diglot is imported, {interpreter} "
+        "interpreter runs it there"
+    )
 
 
 def _cuda_refusal(device: torch.device) -> str | None:
-    module, reason = cuda_module()
-    if module is None and device.type != "cpu":
+    if INTERPRET:
+        return _interpreted_refusal(device) or load_interpreter()[1] or None
+    if device.type == "cpu":
+        return _could_interpret("diglot's") if has_interpreter() else f"{ON_CPU}; {NO_INTERPRETER}"
+    module, reason = load_extension()
+    if module is None:
         return reason
-    refusal = _device_refusal(device, "diglot's")
-    if refusal is not None or INTERPRET:
-        return refusal or reason or None
-    assert module is not None
+    refusal = _gpu_refusal(device)
+    if refusal is not None:
+        return refusal
     needed, found = module.cuda_version // 1000, module.driver_version() // 1000
     if found < needed:
         return (
@@ -133,7 +148,15 @@ def _triton_refusal(device: torch.device) -> str | None:
     module, reason = load_triton()
     if module is None:
         return reason
-    return _device_refusal(device, "Triton's")
+    if triton_interprets() != INTERPRET:
+        return (
+            f"TRITON_INTERPRET={os.environ.get('TRITON_INTERPRET', '')} contradicts "
+            f"DIGLOT_INTERPRET, which is {'1' if INTERPRET else 'not 1'}: leave the former unset, "
+            "and diglot sets it"
+        )
+    if INTERPRET:
+        return _interpreted_refusal(device)
+    return _could_interpret("Triton's") if device.type == "cpu" else _gpu_refusal(device)
 
 
 BACKENDS: dict[str, Backend] = {

@@ -95,13 +95,16 @@ def wrap_to_64_bits(value: int) -> int:
 def last_run() -> LastRun | None:
     """What ran last on this thread in eager mode; None if nothing has.
 
-    Compiled graphs call kernels without passing here, and autograd runs backward passes of CUDA
-    tensors on threads of its own: `record_runs` sees those.
+    Compiled graphs call kernels without passing here, and change nothing of it. Autograd runs
+    backward passes of CUDA tensors on threads of its own: `record_runs` sees those.
     """
     if _thread.last is None:
         return None
     op, name, backend, variant = _thread.last
     if variant is None:
+        # CUDA's launchers return no name, which would cost every call; the library keeps that of
+        # this thread's last call from Python, and neither a compiled graph's nor one that failed
+        # changes it.
         module, _ = cuda_module()
         variant = module.last_variant() if module is not None else ""
     # An interpreted backend takes no other tensors than interpreted ones.

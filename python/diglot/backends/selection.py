@@ -174,8 +174,8 @@ def explain(op: str | Any, input: torch.Tensor | torch.device | str | None = Non
     reasons = {backend: _refusal(backend, device) for backend in BACKENDS}
     notes = {
         backend: "interpreted; never chosen by 'auto'"
-        for backend in BACKENDS
-        if is_interpreted(backend, device)
+        for backend, reason in reasons.items()
+        if reason is None and is_interpreted(backend, device)
     }
     if device.type == "meta":
         notes = dict.fromkeys(BACKENDS, "on meta tensors nothing runs")

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import errno
 import itertools
-import json
-import math
-import os
 import platform
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from diglot.backends import explain, record_runs
 from diglot.backends.registry import BACKENDS, is_interpreted
+from diglot.tools import measure
 from diglot.tools.accuracy import (
     Agreement,
     Error,
@@ -26,11 +22,11 @@ from diglot.tools.accuracy import (
     measure_agreement,
     measure_error,
 )
+from diglot.tools.comparison import Comparison, Row, Speed
 from diglot.tools.resources import (
     DEFAULT_ARCHITECTURE,
     LANGUAGES,
     Call,
-    KernelResources,
     Kernels,
     ResourcesUnavailable,
     TensorLike,
@@ -38,165 +34,6 @@ from diglot.tools.resources import (
     kernels_of_calls,
 )
 from diglot.tools.specs import Expected, OpSpec, find_spec
-
-SCHEMA = "diglot.comparison"
-SCHEMA_VERSION = 1
-
-
-@dataclass(frozen=True)
-class Speed:
-    """How fast a backend was.
-
-    Attributes:
-        median_us: median device time of a call, in microseconds.
-        p20_us: 20th percentile.
-        p80_us: 80th percentile.
-        gb_per_s: bandwidth by the median: each input once, each output once, in 10^9 bytes/s.
-        of_ceiling: the bandwidth over the copy ceiling's; None for the ceiling itself.
-    """
-
-    median_us: float
-    p20_us: float
-    p80_us: float
-    gb_per_s: float
-    of_ceiling: float | None = None
-
-
-@dataclass(frozen=True)
-class Row:
-    """One backend's part in a comparison.
-
-    Attributes:
-        backend: "cuda", "triton" or "torch".
-        reason: why it did not run; None if it did.
-        interpreted: whether an interpreter ran it (or would have).
-        variants: the kernel variants that ran, in order; empty where no kernel was needed.
-        error: the worst error against the oracle; None if it did not run.
-        errors: the error of each result, where there are several.
-        profile: error in ulps by the value of the first input.
-        speed: None unless timed on a GPU.
-        kernels: the compiled kernels that run on a GPU of the comparison's architecture.
-        kernels_reason: why there are none.
-    """
-
-    backend: str
-    reason: str | None
-    interpreted: bool
-    variants: tuple[str, ...]
-    error: Error | None
-    errors: tuple[Error, ...]
-    profile: Profile | None
-    speed: Speed | None
-    kernels: tuple[KernelResources, ...]
-    kernels_reason: str | None
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """What `compare` found. Printed, it is a table.
-
-    Attributes:
-        op: the op's name.
-        direction: "forward" or "backward".
-        options: the op's keyword options that were given.
-        inputs: dtype, shape and strides of each input, or a number.
-        device: name of the device.
-        architecture: what the rows' kernels are compiled for.
-        bytes: what the direction must move: each input once, each output once.
-        rows: one `Row` per backend.
-        agreement: one `Agreement` per pair of backends that ran, the two kernels first.
-        ceiling: speed of a device copy of as many bytes in the same run; None if nothing was timed.
-        versions: of diglot, torch, Triton and Python.
-    """
-
-    op: str
-    direction: str
-    options: dict[str, Any]
-    inputs: tuple[TensorLike | float, ...]
-    device: str
-    architecture: str
-    bytes: int
-    rows: tuple[Row, ...]
-    agreement: tuple[Agreement, ...]
-    ceiling: Speed | None
-    versions: dict[str, str]
-
-    def row(self, backend: str) -> Row:
-        """The row of a backend.
-
-        Raises:
-            KeyError: it was not compared.
-        """
-        for row in self.rows:
-            if row.backend == backend:
-                return row
-        raise KeyError(backend)
-
-    def __str__(self) -> str:
-        from diglot.tools.table import plain
-
-        return plain(self)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything, in types that JSON has; numbers that it lacks are strings ("inf", "nan")."""
-        return _for_json({"schema": SCHEMA, "schema_version": SCHEMA_VERSION, **asdict(self)})
-
-    def save(self, path: str | Path, force: bool = False) -> None:
-        """Writes `to_dict()` as JSON.
-
-        Raises:
-            ValueError: the file exists and `force` is not set, or it cannot be written.
-        """
-        check_writable(path, force)
-        text = json.dumps(self.to_dict(), indent=2, allow_nan=False)
-        with _writing(path):
-            Path(path).write_text(text + "\n", encoding="utf-8")
-
-    def plot(self, path: str | Path, force: bool = False) -> None:
-        """Draws error against x for each backend, and bandwidth where it was timed, as a picture.
-
-        Raises:
-            ValueError: the file exists and `force` is not set, or it cannot be written.
-            ImportError: matplotlib is not installed.
-        """
-        from diglot.tools.plots import plot
-
-        check_writable(path, force)
-        with _writing(path):
-            plot(self, Path(path))
-
-
-def check_writable(path: str | Path, force: bool) -> None:
-    """Raises ValueError unless a file may be written: overwriting takes `force`."""
-    path = Path(path)
-    folder = path.absolute().parent
-    with _writing(path):
-        if path.is_dir():
-            raise ValueError(f"{path} is a folder, not a file to write")
-        if path.exists() and not force:
-            raise ValueError(f"{path} exists and is not overwritten without force (--force)")
-        if not folder.is_dir():
-            raise ValueError(f"{path} cannot be written: there is no folder {folder}")
-        if not os.access(path if path.exists() else folder, os.W_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-
-
-@contextmanager
-def _writing(path: str | Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise ValueError(f"{path} cannot be written: {error.strerror or error}") from error
-
-
-def _for_json(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _for_json(of) for key, of in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_for_json(of) for of in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
 
 
 class _Case:
@@ -315,7 +152,7 @@ def compare(
             is random and normal, drawn with `seed`.
         backends: of "cuda", "triton" and "torch"; all by default.
         arch: architecture for which compiled kernels are looked at, such as "sm_90".
-        timed: whether to time; only on a GPU, and never an interpreter.
+        timed: whether to time; only on a GPU, and never where kernels are interpreted.
         resources: whether to look at the compiled kernels, which takes seconds.
         seed: of the output's gradient.
         progress: is told what happens next.
@@ -344,7 +181,8 @@ def compare(
         for of in ran.values():
             of.results = None
         speeds: dict[str, Speed] = {}
-        if timed and case.device.type == "cuda" and case.bytes > 0:
+        untimed = _why_untimed(case) if timed else None
+        if timed and untimed is None:
             tell("timing")
             speeds = _time(case, ran)
     kernels: dict[str, Kernels] = {}
@@ -367,6 +205,7 @@ def compare(
         rows=rows,
         agreement=agreement,
         ceiling=speeds.get("copy"),
+        untimed=untimed,
         versions=_versions(),
     )
 
@@ -413,9 +252,16 @@ def _agree(ran: dict[str, _Ran]) -> tuple[Agreement, ...]:
     )
 
 
-def _time(case: _Case, ran: dict[str, _Ran]) -> dict[str, Speed]:
-    from diglot.tools import measure
+def _why_untimed(case: _Case) -> str | None:
+    reason = measure.why_not()
+    if reason is None and case.device.type != "cuda":
+        return "the tensors are on the CPU, and times are taken on a GPU"
+    if reason is None and case.bytes == 0:
+        return "there is nothing to move"
+    return reason
 
+
+def _time(case: _Case, ran: dict[str, _Ran]) -> dict[str, Speed]:
     functions: dict[str, Callable[[], object]] = {
         "copy": measure.copy_ceiling(case.bytes, case.tensors[0].dtype, case.device)
     }

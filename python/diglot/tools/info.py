@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from diglot.backends import explain
-from diglot.backends.registry import INTERPRET, load_extension, load_triton
+from diglot.backends.registry import INTERPRET, load_extension, load_interpreter, load_triton
 
 NOT_INSTALLED = "not installed"
 
@@ -26,6 +26,7 @@ class Info:
         driver: of NVIDIA's driver and the CUDA version that it supports.
         gpus: name, compute capability and memory of each GPU.
         extension: what the CUDA extension was built with and for; or why it does not load.
+        interpreter: "built" if the CUDA kernels are there for the host too; or why they are not.
         interpret: whether DIGLOT_INTERPRET=1 is set.
         backends: by device, then by backend: why it cannot run; None if it can.
         notes: by device, then by backend: a remark on one that can run.
@@ -35,6 +36,7 @@ class Info:
     driver: str
     gpus: tuple[str, ...]
     extension: dict[str, str]
+    interpreter: str
     interpret: bool
     backends: dict[str, dict[str, str | None]]
     notes: dict[str, dict[str, str]]
@@ -48,7 +50,8 @@ class Info:
             lines.append(f"{'GPUs' if number == 0 else '':{width}}{gpu}")
         lines += ["", "CUDA extension"]
         lines += [f"  {name:{width}}{value}" for name, value in self.extension.items()]
-        lines += ["", f"DIGLOT_INTERPRET  {'1' if self.interpret else 'not set'}"]
+        lines += ["", f"CUDA interpreter  {self.interpreter}"]
+        lines += [f"DIGLOT_INTERPRET  {'1' if self.interpret else 'not set'}"]
         for device, reasons in self.backends.items():
             lines += ["", f"backends on {device}"]
             for name, reason in reasons.items():
@@ -94,6 +97,11 @@ def _extension() -> dict[str, str]:
     }
 
 
+def _interpreter() -> str:
+    module, reason = load_interpreter()
+    return reason if module is None else "built"
+
+
 def _gpus() -> tuple[str, ...]:
     if not torch.cuda.is_available():
         return ()
@@ -127,6 +135,7 @@ def collect() -> Info:
         driver=_driver(),
         gpus=gpus,
         extension=_extension(),
+        interpreter=_interpreter(),
         interpret=INTERPRET,
         backends={device: of.reasons for device, of in explanations.items()},
         notes={device: of.notes for device, of in explanations.items()},

@@ -1,7 +1,8 @@
 """Timing on a GPU: interleaved, with a cold L2 cache, medians with spread.
 
 Everything that is to be compared is timed in one process, in turns, because clocks drift by more
-than most differences. Between two calls the L2 cache is overwritten.
+than most differences. Between two calls the L2 cache is overwritten. An interpreted run is never
+timed.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
+
+from diglot.backends.registry import INTERPRET, load_triton, triton_interprets
 
 Function = Callable[[], object]
 
@@ -40,6 +43,24 @@ class Timing:
         """Summarises times in microseconds."""
         fifths = statistics.quantiles(times_us, n=5, method="inclusive")
         return Timing(statistics.median(times_us), fifths[0], fifths[3], len(times_us))
+
+
+def why_not() -> str | None:
+    """Why nothing is timed in this process; None if it can be."""
+    if INTERPRET:
+        return "kernels are interpreted (DIGLOT_INTERPRET=1), and how fast says nothing of a GPU"
+    if load_triton()[0] is not None and triton_interprets():
+        return "kernels are interpreted (TRITON_INTERPRET), and how fast says nothing of a GPU"
+    if not torch.cuda.is_available():
+        return "PyTorch finds no CUDA GPU, and times are taken on one"
+    return None
+
+
+def check() -> None:
+    """Raises RuntimeError where nothing is timed."""
+    reason = why_not()
+    if reason is not None:
+        raise RuntimeError(f"not timed: {reason}")
 
 
 def copy_ceiling(total_bytes: int, dtype: torch.dtype, device: torch.device | str) -> Function:
@@ -78,7 +99,11 @@ def interleaved(functions: Mapping[str, Function], *, budget_ms: float = 200) ->
 
     Returns:
         A `Timing` per name.
+
+    Raises:
+        RuntimeError: kernels are interpreted, or there is no GPU. The other timers too.
     """
+    check()
     buffer = _flush_buffer()
     for function in functions.values():
         for _ in range(3):
@@ -108,6 +133,7 @@ def interleaved(functions: Mapping[str, Function], *, budget_ms: float = 200) ->
 
 def graphed(functions: Mapping[str, Function], *, rounds: int = 50) -> dict[str, Timing]:
     """Device time per call of functions captured in a CUDA graph, taken in turns; warm caches."""
+    check()
     graphs = {}
     for name, function in functions.items():
         function()
@@ -134,6 +160,7 @@ def graphed(functions: Mapping[str, Function], *, rounds: int = 50) -> dict[str,
 
 def host(functions: Mapping[str, Function], *, rounds: int = 40) -> dict[str, Timing]:
     """Host time per call, taken in turns, with the device's queue never full."""
+    check()
     for function in functions.values():
         for _ in range(HOST_CALLS):
             function()

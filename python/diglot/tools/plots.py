@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from diglot.tools.compare import Comparison, Row
+from diglot.tools.comparison import Comparison, Row
 from diglot.tools.resources import TensorLike
 from diglot.tools.table import NOTHING, number
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from diglot.tools.compare import Comparison, Row
+from diglot.tools.comparison import Comparison, Row
 from diglot.tools.resources import KernelResources, TensorLike
 
 NOTHING = "–"
@@ -122,6 +122,8 @@ def notes(comparison: Comparison) -> list[str]:
             f"copy ceiling, same run: {ceiling.gb_per_s:.0f} GB/s "
             f"({number(ceiling.median_us)} µs for {comparison.bytes:,} bytes)"
         )
+    if comparison.untimed is not None:
+        lines.append(f"not timed: {comparison.untimed}")
     for row in comparison.rows:
         if row.reason is not None:
             lines.append(f"{row.backend} did not run: {row.reason}")

@@ -1,0 +1,61 @@
+"""Two operands of different shapes: whether they broadcast, what to, and batched by torch.vmap."""
+
+from __future__ import annotations
+
+import torch
+from torch._prims_common import compute_elementwise_output_strides
+
+
+def check_broadcast(op: str, input: torch.Tensor, other: torch.Tensor) -> None:
+    """Raises ValueError unless the shapes of the operands broadcast."""
+    for a, b in zip(reversed(input.shape), reversed(other.shape), strict=False):
+        if a != b and a != 1 and b != 1:
+            raise ValueError(
+                f"{op}: the shapes of input and other do not broadcast: {tuple(input.shape)} and "
+                f"{tuple(other.shape)}"
+            )
+
+
+def empty_broadcast(input: torch.Tensor, other: torch.Tensor | None) -> torch.Tensor:
+    """An output of the shape, dtype and memory format that PyTorch's elementwise ops give.
+
+    Without a second tensor, the operand is a number that has promoted no further than `input`.
+    """
+    if other is None:
+        return torch.empty_like(input)
+    if input.dtype == other.dtype and input.shape == other.shape:
+        if input.is_contiguous() and other.is_contiguous():
+            return torch.empty_like(input)
+    shape = torch.broadcast_shapes(input.shape, other.shape)
+    strides = compute_elementwise_output_strides(input.expand(shape), other.expand(shape))
+    dtype = torch.result_type(input, other)
+    return torch.empty_strided(shape, strides, dtype=dtype, device=input.device)
+
+
+def align_batches(
+    operands: tuple[torch.Tensor, torch.Tensor], in_dims: tuple[int | None, int | None]
+) -> list[torch.Tensor]:
+    """Operands with the batch as their first dimension, or without one, that broadcast as before.
+
+    Args:
+        operands: what a batching rule is given, at least one of them batched.
+        in_dims: the dimension of each that is the batch, or None.
+    """
+    ranks = [t.dim() - (dim is not None) for t, dim in zip(operands, in_dims, strict=True)]
+    # Types promote by the operands' own ranks: those of rank 0 count less than others. With the
+    # batch as a dimension they would not, so that they are converted first.
+    input, other = (
+        tensor.new_empty(()) if rank == 0 else tensor
+        for tensor, rank in zip(operands, ranks, strict=True)
+    )
+    dtype = torch.result_type(input, other)
+    aligned = []
+    for tensor, dim, rank in zip(operands, in_dims, ranks, strict=True):
+        if rank == 0:
+            tensor = tensor.to(dtype)
+        if dim is not None:  # the batch goes first, and the own dimensions end where the others do
+            missing = (1,) * (max(ranks) - rank)
+            tensor = tensor.movedim(dim, 0)
+            tensor = tensor.reshape(tensor.shape[0], *missing, *tensor.shape[1:])
+        aligned.append(tensor)
+    return aligned

@@ -1,0 +1,98 @@
+"""What is said and refused where kernels are interpreted, or could be."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import diglot
+from diglot.backends import registry
+from diglot.tools import info, measure
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("is_built", [True, False])
+def test_an_interpreter_is_offered_where_there_is_one(is_built, monkeypatch):
+    monkeypatch.setattr(registry, "INTERPRET", False)
+    monkeypatch.setattr(registry, "has_interpreter", lambda: is_built)
+    reason = registry.BACKENDS["cuda"].refusal(CPU)
+    assert reason.startswith("it takes CUDA tensors, and this one is on the CPU; ")
+    assert ("DIGLOT_INTERPRET=1" in reason) == is_built
+    assert ("installed without its CUDA interpreter" in reason) != is_built
+
+
+def test_info_tells_of_the_interpreter(monkeypatch):
+    is_built = registry.has_interpreter()
+    assert (info.collect().interpreter == "built") == is_built
+    monkeypatch.setattr(info, "load_interpreter", lambda: (None, registry.NO_INTERPRETER))
+    assert f"CUDA interpreter  {registry.NO_INTERPRETER}" in str(info.collect())
+
+
+@pytest.mark.parametrize(("ours", "tritons"), [("1", "0"), ("0", "1"), ("", "true")])
+def test_variables_that_contradict_each_other(ours, tritons):
+    """Triton goes by its own: what would run is not what diglot says, so that nothing does."""
+    code = (
+        "import torch, diglot\n"
+        "print(diglot.explain('gelu', 'cpu').reasons['triton'])\n"
+        "diglot.gelu(torch.ones(2), backend='triton')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "DIGLOT_INTERPRET": ours, "TRITON_INTERPRET": tritons},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert f"TRITON_INTERPRET={tritons} contradicts DIGLOT_INTERPRET" in done.stdout, done.stderr
+    assert "BackendUnavailable" in done.stderr
+
+
+def no_work():
+    raise AssertionError("it was called")
+
+
+@pytest.mark.parametrize("timer", [measure.interleaved, measure.graphed, measure.host])
+@pytest.mark.parametrize(
+    ("ours", "tritons", "message"),
+    [
+        (True, True, "(DIGLOT_INTERPRET=1)"),
+        (False, True, "(TRITON_INTERPRET)"),
+        (False, False, "PyTorch finds no CUDA GPU"),
+    ],
+)
+def test_an_interpreted_run_is_not_timed(timer, ours, tritons, message, monkeypatch):
+    monkeypatch.setattr(measure, "INTERPRET", ours)
+    monkeypatch.setattr(measure, "triton_interprets", lambda: tritons)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: tritons)
+    with pytest.raises(RuntimeError, match=f"not timed: .*{re.escape(message)}"):
+        timer({"gelu": no_work})
+
+
+@pytest.mark.skipif(not registry.INTERPRET, reason="DIGLOT_INTERPRET is not set")
+def test_a_comparison_says_why_it_has_no_times():
+    compared = diglot.compare("gelu", torch.randn(5), resources=False)
+    assert compared.untimed.startswith("kernels are interpreted (DIGLOT_INTERPRET=1)")
+    assert compared.ceiling is None and all(row.speed is None for row in compared.rows)
+    assert "\nnot timed: kernels are interpreted" in str(compared)
+    unasked = diglot.compare("gelu", torch.randn(5), resources=False, timed=False)
+    assert unasked.untimed is None and "not timed" not in str(unasked)
+
+
+def test_benchmarks_refuse_an_interpreter():
+    done = subprocess.run(
+        [sys.executable, "bench/run.py", "gelu"],
+        cwd=Path(__file__).parent.parent,
+        env={**os.environ, "DIGLOT_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: kernels are interpreted (DIGLOT_INTERPRET=1)")
