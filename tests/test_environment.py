@@ -1,4 +1,4 @@
-"""What is decided at import: the backend that DIGLOT_BACKEND names, and what is not loaded."""
+"""What is decided at import, by variables; and what is not loaded then."""
 
 from __future__ import annotations
 
@@ -51,7 +51,20 @@ assert not torch.cuda.is_initialized()
 assert not {"diglot.triton_ops", "diglot._C", "diglot._interpreter"} & set(sys.modules)
 print("imported")
 """
+CONTRADICTION = """
+import torch, diglot
+print(diglot.explain("gelu", "cpu").reasons["triton"])
+diglot.gelu(torch.ones(2), backend="triton")
+"""
+CONTRADICTIONS = [("1", "0"), ("0", "1"), ("", "true")]
 CASES = {
+    **{
+        f"contradiction of {ours!r} and {tritons!r}": (
+            CONTRADICTION,
+            {"DIGLOT_INTERPRET": ours, "TRITON_INTERPRET": tritons},
+        )
+        for ours, tritons in CONTRADICTIONS
+    },
     **{
         f"{name!r}, interpreted": (RUN, {"DIGLOT_BACKEND": name, "DIGLOT_INTERPRET": "1"})
         for name in ("cuda", "triton")
@@ -119,6 +132,15 @@ def test_environment_variable_that_names_no_backend(new_processes):
 @pytest.mark.parametrize("value", ["", " "])
 def test_empty_environment_variable_is_as_if_unset(new_processes, value):
     assert new_processes[f"setting of {value!r}"] == (0, "auto")
+
+
+@pytest.mark.parametrize(("ours", "tritons"), CONTRADICTIONS)
+def test_variables_that_contradict_each_other(new_processes, ours, tritons):
+    """Triton goes by its own: what would run is not what diglot says, so that nothing does."""
+    status, output = new_processes[f"contradiction of {ours!r} and {tritons!r}"]
+    assert status == 1
+    assert output.startswith(f"TRITON_INTERPRET={tritons} contradicts DIGLOT_INTERPRET")
+    assert "BackendUnavailable" in output
 
 
 def test_import_loads_no_backend(new_processes):
