@@ -1,1 +1,1 @@
-"""Device library in Triton: the twins, function for function, of the headers in diglot/include."""
+"""Device library in Triton, the twin of the headers in diglot/include: mathematics by function."""
