@@ -44,12 +44,10 @@ struct PyModuleDef {
 
 extern PyObject _Py_NoneStruct;
 extern PyObject _Py_TrueStruct;
-extern PyObject _Py_FalseStruct;
 extern PyObject* PyExc_RuntimeError;
 extern PyObject* PyExc_TypeError;
 extern PyObject* PyExc_ValueError;
 
-int PyArg_ParseTuple(PyObject*, const char*, ...);
 PyObject* Py_BuildValue(const char*, ...);
 void Py_DecRef(PyObject*);
 void Py_IncRef(PyObject*);
@@ -90,7 +88,6 @@ constexpr int METH_FASTCALL = 0x80;
 
 #define Py_None (&_Py_NoneStruct)
 #define Py_True (&_Py_TrueStruct)
-#define Py_False (&_Py_FalseStruct)
 #define Py_RETURN_NONE return (Py_IncRef(Py_None), Py_None)
 #define PyMODINIT_FUNC extern "C" __attribute__((visibility("default"))) PyObject*
 #define PyModuleDef_HEAD_INIT {{1, nullptr}, nullptr, 0, nullptr}
