@@ -1,0 +1,87 @@
+"""Both languages' kernels on the same operands, against each other and against the oracle."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from backends import CUDA, DEVICE, FLOATING, ULP, spacing, ulp_error
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from operands import KINDS, operands
+
+from diglot.ops.add import DTYPES
+from diglot.tools.specs import Expected, find_spec, op_names
+
+# How far the two may be apart, in ulp: bit by bit the same where nothing is approximated.
+APART = {"add": 0.0}
+
+# These need more than a value: their tests are in test_operands.py.
+PLAIN_KINDS = [kind for kind in KINDS if kind not in ("zeros without memory", "inference")]
+
+
+def plain(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().as_subclass(torch.Tensor)
+
+
+def assert_expected(result: torch.Tensor, expected: Expected) -> None:
+    oracle = expected.function(*(plain(t) for t in expected.tensors)).expand(result.shape)
+    if not result.is_floating_point():
+        assert torch.equal(result, oracle.to(result.dtype))
+        return
+    error = ulp_error(result, oracle)
+    if expected.allowance is not None:
+        error -= (expected.allowance / spacing(oracle, result.dtype)).cpu()
+    assert (error <= ULP[result.dtype]).all(), error.max()
+
+
+def assert_twins(name: str, cuda: torch.Tensor, triton: torch.Tensor) -> None:
+    assert (cuda.dtype, cuda.shape, cuda.stride()) == (triton.dtype, triton.shape, triton.stride())
+    apart = APART.get(name, 1.0)
+    if apart == 0:
+        bits = [t.contiguous().view(-1).view(torch.uint8) for t in (cuda, triton)]
+        assert torch.equal(*bits)
+    elif cuda.dtype == torch.float64:  # its exponential is each language's own
+        torch.testing.assert_close(cuda, triton, rtol=1e-12, atol=1e-15)
+    elif cuda.numel() > 0:
+        assert ulp_error(cuda, triton.double()).max() <= apart
+
+
+@settings(max_examples=40)
+@given(data=st.data())
+@pytest.mark.parametrize("name", op_names())
+@pytest.mark.parametrize("first", [CUDA])
+def test_forward_and_backward(first, name, data):
+    spec = find_spec(name)
+    dtypes = FLOATING if spec.floating_only else DTYPES
+    inputs = [
+        plain(t) if kind == "plain" else t.detach()
+        for kind, t in zip(
+            data.draw(st.lists(st.sampled_from(["plain", "as it is"]), min_size=2, max_size=2)),
+            operands(data, len(spec.inputs), dtypes, PLAIN_KINDS),
+            strict=False,
+        )
+    ]
+    wanted = [t.requires_grad_() for t in inputs if t.is_floating_point()]
+    options = {
+        option: data.draw(st.sampled_from(given.allowed or (given.default, 2)), label=option)
+        for option, given in spec.options.items()
+    }
+    results = [spec.function(*inputs, **options, backend=b) for b in (first, "triton")]
+    cuda, triton = (plain(result) for result in results)
+    assert_twins(name, cuda, triton)
+    assert_expected(cuda, spec.forward(*map(plain, inputs), **options))
+    if not wanted:
+        return
+    grad = torch.randn(cuda.shape, device=DEVICE).to(cuda.dtype)
+    gradients = [torch.autograd.grad(result, wanted, grad) for result in results]
+    expected = spec.backward(grad, *map(plain, inputs), **options)
+    named = [n for n, t in zip(spec.inputs, inputs, strict=True) if t.is_floating_point()]
+    for argument, *pair in zip(named, *gradients, strict=True):
+        cuda, triton = (plain(gradient) for gradient in pair)
+        # Float64's oracle cancels next to a derivative's root, and is no better than the kernels.
+        if cuda.dtype != torch.float64:
+            assert_expected(cuda, expected[argument])
+        if expected[argument].allowance is None:
+            assert_twins(name, cuda, triton)
+        elif cuda.dtype != torch.float64:  # a sum, in an order of each language's own
+            assert_expected(triton, expected[argument])
