@@ -19,8 +19,8 @@ pytestmark = pytest.mark.skipif(not INTERPRET, reason="DIGLOT_INTERPRET is not s
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    return runner(build_interpreted(tmp_path_factory.mktemp("planted")))
+def run():
+    return runner(build_interpreted())
 
 
 # What the message must hold besides the kernel's name and the line of the source.
@@ -37,7 +37,14 @@ PLANTED = {
     "misaligned_vector": ["a misaligned access", "no multiple of 16 bytes"],
     "beyond_shared": ["index 256 out of bounds of an array of type 'float [256]'"],
     "absent_lane": ["__shfl_sync() from lane 20, which is not there"],
-    "absent_lanes_of_mask": ["16 of its 256 threads", "wait in __shfl_down_sync()"],
+    "absent_lanes_of_mask": ["__shfl_down_sync() from lane 16, which is not there"],
+    "beyond_shared_by_pointer": ["4 bytes out of bounds are written", "shared memory"],
+    "copy_beyond": ["20 bytes out of bounds are written, across the end of a tensor"],
+    "write_to_input": ["4 bytes of a tensor that may only be read are written", "(9, 0, 0)"],
+    "misaligned_atomic": ["a misaligned atomic operation"],
+    "null_pointer": ["a null pointer is used"],
+    "spin_in_vote": ["of its 256 threads", "wait in"],
+    "spin_in_barrier": ["of its 256 threads", "wait in"],
     "failed_assertion": ["assertion 'threadIdx.x != 3' failed", "thread (3, 0, 0)"],
     "division_by_zero": ["an integer division by zero", "block (0, 0, 0), thread (0, 0, 0)"],
     "trap": ["__trap()", "thread (5, 0, 0)"],
@@ -76,6 +83,7 @@ def test_stack_overflow(run):
     message, _ = run("stack_overflow")
     assert "planted::stack_overflow: block (" in message
     assert "thread (9, 0, 0): its stack of 65536 bytes overflows" in message
+    assert "planted/kernels.cu:" in message
     assert run("sum_in_shared")[0] == ""
 
 

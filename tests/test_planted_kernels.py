@@ -14,12 +14,11 @@ pytestmark = [] if HAS_CUDA else [pytest.mark.gpu]
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("planted")
     if DEVICE == "cpu":
-        return runner(build_interpreted(folder))
+        return runner(build_interpreted())
     if find_nvcc() is None:
         pytest.skip("no nvcc")
-    return runner(build_for_gpu(folder))
+    return runner(build_for_gpu(tmp_path_factory.mktemp("planted")))
 
 
 SUMS = torch.arange(BLOCKS * THREADS, dtype=torch.float32).view(BLOCKS, THREADS).sum(1)
@@ -34,10 +33,10 @@ def test_right_kernels_run(run, kernel, seed):
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("kernel", ["votes", "shuffles", "atomics"])
+@pytest.mark.parametrize("kernel", ["votes", "shuffles", "atomics", "wait_for_two_words", "forms"])
 def test_what_a_gpu_gives(run, kernel, seed):
     """The kernels assert it."""
-    message, out = run(kernel, seed=seed)
+    message, out = run(kernel, seed=seed, shared=64)
     assert message == ""
     assert torch.equal(out, torch.ones(BLOCKS))
 
@@ -94,6 +93,13 @@ def test_printf(run, capfd):
     assert run("print", blocks=2)[0] == ""
     ctypes.CDLL(None).fflush(None)
     assert sorted(capfd.readouterr().out.splitlines()) == ["block 0 says 2", "block 1 says 2"]
+
+
+def test_a_slow_block_is_waited_for(run):
+    """Longer than blocks that all do nothing but wait would be."""
+    message, out = run("wait_for_slow_block", blocks=16, threads=32, cooperative=True)
+    assert message == ""
+    assert out[0] == 15
 
 
 @pytest.mark.parametrize("seed", range(3))

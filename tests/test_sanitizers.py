@@ -18,11 +18,9 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
+def run():
     """run(kernel): the process that ran it."""
-    library = planted.library.build_interpreted(
-        tmp_path_factory.mktemp("sanitized"), sanitized=True
-    )
+    library = planted.library.build_interpreted(sanitized=True)
     # The first makes use of what the second defines.
     runtimes = [
         subprocess.run(

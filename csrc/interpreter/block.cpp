@@ -2,6 +2,7 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <numeric>
@@ -24,7 +25,9 @@ Index3 index_of(unsigned linear, const Index3& size) {
 
 }  // namespace
 
-Block* current_block() { return running_block; }
+Block* current_block() {
+  return running_block != nullptr && running_block->is_running() ? running_block : nullptr;
+}
 
 void Grid::fail(const std::string& what) {
   const std::lock_guard lock(mutex);
@@ -44,12 +47,21 @@ Block::Block(Grid& grid, Index3 index, std::uint64_t seed)
     threads_[i].index = index_of(static_cast<unsigned>(i), grid.launch.block);
   }
   clear_shared(grid.launch.shared_bytes);
+  busy_ = grid.launch.is_cooperative;  // which counts its blocks beforehand
+  set_busy(true);
 }
 
 Block::~Block() {
+  running_block = nullptr;
+  set_busy(false);
   for (Thread& thread : threads_) {
     if (thread.stack != nullptr) give_back(std::move(thread.stack));
   }
+}
+
+void Block::set_busy(bool busy) {
+  if (busy != busy_) grid_.busy += busy ? 1 : -1;
+  busy_ = busy;
 }
 
 void Block::begin_thread() {
@@ -66,13 +78,16 @@ void Block::resume(Thread& thread) {
     thread.context = make_context(*thread.stack, &Block::begin_thread);
     thread.state = State::kReady;
   }
-  thread.polls = false;
+  thread.turns = 0;
   thread_ = &thread;
   switch_context(scheduler_, thread.context);
   thread_ = nullptr;
-  if (thread.state == State::kDone) {
-    give_back(std::move(thread.stack));
-    ++done_;
+  if (thread.state != State::kDone) return;
+  give_back(std::move(thread.stack));
+  ++done_;
+  // Who has ended is waited for no longer.
+  for (std::size_t i = exchanges_[thread.warp()].size(); i > 0; --i) {
+    release_exchange(thread.warp(), i - 1);
   }
 }
 
@@ -86,11 +101,14 @@ void Block::shuffle(std::vector<int>& order) {
 }
 
 void Block::run() {
+  using Clock = std::chrono::steady_clock;
   running_block = this;
   std::vector<int> order;
   std::uint64_t seen = grid_.progress;
-  auto since = std::chrono::steady_clock::now();
+  const auto begin = Clock::now();
+  auto since = begin;
   const std::chrono::milliseconds patience(options().patience_ms);
+  const std::chrono::seconds limit(options().seconds);
   const int count = static_cast<int>(threads_.size());
   while (done_ < count && !grid_.is_over) {
     order.clear();
@@ -99,27 +117,31 @@ void Block::run() {
         order.push_back(thread.linear);
       }
     }
-    if (order.empty() && !release_barrier()) {
-      report_deadlock();
+    if (order.empty()) {
+      if (release_barrier()) continue;
+      grid_.fail(account_of_threads());
       break;
     }
     shuffle(order);
-    bool all_poll = !order.empty();
+    bool is_idle = true;
     for (const int linear : order) {
       resume(threads_[linear]);
       if (grid_.is_over) break;
-      all_poll &= threads_[linear].polls;
+      is_idle &= threads_[linear].is_idle();
     }
-    if (!all_poll) {
-      ++grid_.progress;
-      continue;
+    const auto now = Clock::now();
+    if (now - begin > limit) {
+      grid_.fail("after " + std::to_string(options().seconds) + " seconds " + account_of_threads());
     }
-    // Every thread that could run looked at memory and found nothing new.
-    if (grid_.progress != seen) {
+    set_busy(!is_idle);
+    if (!is_idle) continue;
+    // Every thread that could run has done nothing but look. If those of all other blocks that run
+    // do the same, nobody changes what they look at.
+    if (grid_.busy > 0 || grid_.progress != seen) {
       seen = grid_.progress;
-      since = std::chrono::steady_clock::now();
-    } else if (std::chrono::steady_clock::now() - since > patience) {
-      report_deadlock();
+      since = now;
+    } else if (now - since > patience) {
+      grid_.fail(account_of_threads());
     }
     sched_yield();
   }
@@ -163,6 +185,8 @@ Votes Block::barrier(bool predicate, const char* what, Place place) {
 
 Lanes Block::exchange(std::uint32_t mask, std::uint64_t value, const char* what, Place place) {
   Thread& thread = *thread_;
+  // Lanes may meet in it from different places: all others must agree on one.
+  const bool is_syncwarp = std::strcmp(what, "__syncwarp()") == 0;
   const std::uint32_t own = 1u << thread.lane();
   if ((mask & own) == 0) {
     fail(std::string(what) + " with a mask that lacks the calling lane " +
@@ -175,7 +199,6 @@ Lanes Block::exchange(std::uint32_t mask, std::uint64_t value, const char* what,
     fail(std::string(what) + " with a mask that names lanes beyond the block's threads",
          {nullptr, place});
   }
-  const std::uint32_t expected = lanes < kWarp ? mask & ((1u << lanes) - 1) : mask;
 
   std::vector<Exchange>& pending = exchanges_[thread.warp()];
   Exchange* exchange = nullptr;
@@ -188,34 +211,43 @@ Lanes Block::exchange(std::uint32_t mask, std::uint64_t value, const char* what,
     exchange->lanes.mask = mask;
     exchange->what = what;
     exchange->place = place;
-  } else if (!(exchange->place == place)) {
+  } else if (!(exchange->place == place) && !is_syncwarp) {
     fail(std::string(what) + " while other lanes of its mask wait in " + exchange->what + " at " +
              Site{nullptr, exchange->place}.text(),
          {nullptr, place});
   }
   exchange->lanes.of[thread.lane()] = value;
   exchange->arrived |= own;
-  if (exchange->arrived != expected) {
-    thread.state = State::kAtWarp;
-    thread.waits_in = what;
-    thread.site = {nullptr, place};
-    suspend();
-    return thread.lanes;
-  }
-  // The last lane lets the others go.
-  Lanes result = exchange->lanes;
-  result.mask = expected;
-  for (int lane = 0; lane < lanes; ++lane) {
-    if ((expected >> lane & 1) == 0) continue;
-    Thread& other = threads_[first + lane];
-    other.lanes = result;
-    other.lanes.own = lane;
-    if (&other != &thread) other.state = State::kReady;
-  }
-  *exchange = pending.back();
-  pending.pop_back();
-  races_.warp_barrier(thread.warp());
+  thread.state = State::kAtWarp;
+  thread.waits_in = what;
+  thread.site = {nullptr, place};
+  release_exchange(thread.warp(), exchange - pending.data());
+  if (thread.state == State::kAtWarp) suspend();
   return thread.lanes;
+}
+
+// Lets the lanes of an exchange go, if all of its mask have arrived or ended.
+void Block::release_exchange(std::size_t warp, std::size_t index) {
+  std::vector<Exchange>& pending = exchanges_[warp];
+  const Exchange exchange = pending[index];
+  const std::size_t first = warp * kWarp;
+  std::uint32_t expected = 0;
+  for (int lane = 0; lane < kWarp && first + lane < threads_.size(); ++lane) {
+    const bool is_there = threads_[first + lane].state != State::kDone;
+    expected |= static_cast<std::uint32_t>(is_there) << lane;
+  }
+  if (exchange.arrived != (exchange.lanes.mask & expected)) return;
+  for (int lane = 0; lane < kWarp; ++lane) {
+    if ((exchange.arrived >> lane & 1) == 0) continue;
+    Thread& thread = threads_[first + lane];
+    thread.lanes = exchange.lanes;
+    thread.lanes.mask = exchange.arrived;
+    thread.lanes.own = lane;
+    thread.state = State::kReady;
+  }
+  pending[index] = pending.back();
+  pending.pop_back();
+  races_.warp_barrier(static_cast<int>(warp));
 }
 
 std::uint32_t Block::active_mask() const {
@@ -228,27 +260,27 @@ std::uint32_t Block::active_mask() const {
 }
 
 void Block::poll(const Site& site) {
-  thread_->polls = true;
-  thread_->waits_in = "a loop that waits for memory";
-  thread_->site = site;
-  suspend();
+  thread_->looks = std::max(thread_->looks, Thread::kIdle);
+  look(site);
 }
 
-void Block::look(const void* address, const Site& site) {
-  constexpr int kLooks = 64;  // more than a loop needs that looks once per turn for another reason
+void Block::look(const Site& site) {
+  constexpr int kTurns = 256;
   Thread& thread = *thread_;
-  if (thread.looks_at != address) {
-    thread.looks_at = address;
-    thread.looks = 0;
-  }
-  if (++thread.looks >= kLooks) poll(site);
+  ++thread.turns;
+  if (thread.looks < Thread::kIdle) ++thread.looks;
+  // Who only looks lets others run, to change what it looks at; who does more, now and then.
+  if (!thread.is_idle() && thread.turns < kTurns) return;
+  thread.waits_in = "a loop that waits for memory";
+  thread.site = site;
+  suspend();
 }
 
 std::string Block::name_of(const Thread& thread) const {
   return "block " + text_of(index_) + ", thread " + text_of(thread.index);
 }
 
-void Block::report_deadlock() {
+std::string Block::account_of_threads() const {
   // Who waits where, one example for each place, and who has ended.
   struct Group {
     const Thread* example;
@@ -281,7 +313,7 @@ void Block::report_deadlock() {
     what +=
         "; " + std::to_string(done_) + " have ended, thread " + text_of(ended->index) + " for one";
   }
-  grid_.fail(what);
+  return what;
 }
 
 void Block::fail(const std::string& what, const Site& site) {

@@ -21,6 +21,7 @@ struct Grid {
   const Kernel& kernel;
   const std::vector<Range>* arguments;
   std::atomic<std::uint64_t> progress{0};  // grows with everything that a waiting thread may see
+  std::atomic<std::int64_t> busy{0};       // blocks of which a thread does more than wait
   std::atomic<bool> is_over{false};        // a thread has failed
   std::mutex mutex;
   std::string failure;
@@ -34,17 +35,19 @@ struct Thread {
   Index3 index;
   int linear = 0;
   State state = State::kNew;
-  bool polls = false;   // it last yielded in a loop that waits for memory
   bool inside = false;  // it runs the interpreter's code, not the kernel's
   Context context;
   std::unique_ptr<Stack> stack;
   const char* waits_in = "";
   Site site;
-  const void* looks_at = nullptr;  // the word that it has looked at last, `looks` times in a row
-  int looks = 0;
-  Lanes lanes;  // what the last exchange gave
-  Votes votes;  // what the last barrier gave
+  int looks = 0;  // at memory that others may change, since it changed any itself
+  int turns = 0;  // looks since it was resumed
+  Lanes lanes;    // what the last exchange gave
+  Votes votes;    // what the last barrier gave
 
+  // More looks than a thread needs that does not wait.
+  static constexpr int kIdle = 64;
+  bool is_idle() const { return looks >= kIdle; }
   int lane() const { return linear % kWarp; }
   int warp() const { return linear / kWarp; }
 };
@@ -61,9 +64,10 @@ class Block {
   Lanes exchange(std::uint32_t mask, std::uint64_t value, const char* what, Place place);
   std::uint32_t active_mask() const;
   void poll(const Site& site);
-  void look(const void* address, const Site& site);
+  void look(const Site& site);
   [[noreturn]] void fail(const std::string& what, const Site& site);
 
+  bool is_running() const { return thread_ != nullptr; }
   Thread& thread() { return *thread_; }
   Grid& grid() { return grid_; }
   Races& races() { return races_; }
@@ -82,8 +86,10 @@ class Block {
   void resume(Thread& thread);
   void suspend();
   bool release_barrier();
+  void release_exchange(std::size_t warp, std::size_t index);
+  void set_busy(bool busy);
   void shuffle(std::vector<int>& order);
-  void report_deadlock();
+  std::string account_of_threads() const;
   std::string name_of(const Thread& thread) const;
 
   Grid& grid_;
@@ -94,6 +100,7 @@ class Block {
   Races races_;
   Context scheduler_;
   Thread* thread_ = nullptr;
+  bool busy_ = false;
   int waiting_ = 0;  // at the barrier
   int done_ = 0;
   Votes votes_{};
@@ -119,7 +126,8 @@ class Inside {
 // Readies this OS thread's shared memory for a block: as if never written.
 void clear_shared(std::size_t dynamic_bytes);
 
-// The block that this OS thread runs, while one of its threads does; null in host code.
+// The block that this OS thread runs, while one of its threads does; null in host code and in the
+// interpreter's own.
 Block* current_block();
 
 }  // namespace diglot::interpreter

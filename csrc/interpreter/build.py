@@ -23,6 +23,7 @@ KERNEL_FLAGS = [
     "-fno-sanitize-recover=all",
     "--param=tsan-instrument-func-entry-exit=0",
     "--param=tsan-distinguish-volatile=1",
+    "-fno-optimize-sibling-calls",  # a call's return address is in the function that makes it
     "-fstack-clash-protection",  # no frame steps over the page that guards a stack
 ]
 COMMON_FLAGS = [
@@ -31,12 +32,25 @@ COMMON_FLAGS = [
     "-g1",  # lines, for messages
     "-fPIC",
     "-fvisibility=hidden",
+    "-fno-gnu-unique",  # what is merged into the runtime stays its own
     "-ffp-contract=off",  # as nvcc is told: what is to be fused is written as fma
+    "-fno-strict-aliasing",  # kernels read memory as other types, as nvcc lets them
     "-DDIGLOT_INTERPRETER",
 ]
 # Instead: for everything, and by the compiler's own libraries.
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-O1"]
-RUNTIME = ["block", "fiber", "memory", "overflow", "races", "run", "symbols"]
+RUNTIME = ["block", "fiber", "memory", "overflow", "races", "run", "symbols", "variables"]
+# Of the runtime's objects nothing else is seen outside: where a kernel's file and the runtime have
+# an inline function in common, such as those of std::vector, each keeps its own, since a kernel's
+# tells the runtime what it touches.
+INTERFACE = [
+    "_ZN6diglot11interpreter*",
+    "_ZNK6diglot11interpreter*",
+    "__tsan_*",
+    "__ubsan_*",
+    "__assert_fail",
+    "diglot_*",
+]
 
 
 def build(
@@ -66,19 +80,29 @@ def build(
     """
     root = HERE.parent
     includes = [f"-I{path}" for path in (root, root / "include", HERE / "include")]
-    kernels = [path.resolve() for path in kernels]
-    others = [*(path.resolve() for path in sources), *(HERE / f"{name}.cpp" for name in RUNTIME)]
     folder.mkdir(parents=True, exist_ok=True)
-    kernel_flags = ["-fno-extern-tls-init", *([] if sanitized else KERNEL_FLAGS)]
+    kernel_flags = ["-fno-extern-tls-init", "-x c++", *([] if sanitized else KERNEL_FLAGS)]
     if sanitized:
         flags, link_flags = [*flags, *SANITIZERS], [*link_flags, *SANITIZERS]
+    kernels = [path.resolve() for path in kernels]
+    # The compiler reports no access of these functions.
+    renames = " ".join(f"--redefine-sym {f}=diglot_{f}" for f in ("memcpy", "memmove", "memset"))
+    watch = "" if sanitized else f" && objcopy {renames} $out"
     lines = [
         f"cxx = {os.environ.get('CXX', 'g++')}",
-        f"flags = {' '.join([*COMMON_FLAGS, *includes, *flags])}",
+        f"flags = {' '.join([*COMMON_FLAGS, *includes, *flags])} {os.environ.get('CXXFLAGS', '')}",
         "rule compile",
-        "  command = $cxx -MMD -MF $out.d $flags $more -c $in -o $out",
+        "  command = $cxx -MMD -MF $out.d $flags -c $in -o $out",
         "  depfile = $out.d",
         "  deps = gcc",
+        "rule compile_kernel",
+        f"  command = $cxx -MMD -MF $out.d $flags {' '.join(kernel_flags)} -c $in -o $out{watch}",
+        "  depfile = $out.d",
+        "  deps = gcc",
+        "rule merge",
+        "  command = ld -r --force-group-allocation -o $out $in && objcopy --wildcard "
+        + " ".join(f"--keep-global-symbol='{name}'" for name in INTERFACE)
+        + " $out",
         "rule define_shared",
         f"  command = {sys.executable} {HERE / 'dynamic_shared.py'} $in > $out",
         "rule assemble",
@@ -86,16 +110,23 @@ def build(
         "rule link",
         f"  command = $cxx -shared $in -o $out {' '.join(link_flags)} -ldl -lpthread",
     ]
-    objects = [path.name.replace(".cpp", "") + ".o" for path in (*kernels, *others)]
-    for path, target in zip([*kernels, *others], objects, strict=True):
-        lines.append(f"build {target}: compile {path}")
-        if path in kernels:
-            lines.append(f"  more = {' '.join(kernel_flags)} -x c++")
+
+    def compile(paths: Iterable[Path], rule: str = "compile") -> str:
+        """Adds the rules of some sources; the names of their objects."""
+        objects = []
+        for path in paths:
+            objects.append(path.name.replace(".cpp", "") + ".o")
+            lines.append(f"build {objects[-1]}: {rule} {path}")
+        return " ".join(objects)
+
+    of_kernels = compile(kernels, "compile_kernel")
+    of_sources = compile(path.resolve() for path in sources)
+    of_runtime = compile(HERE / f"{name}.cpp" for name in RUNTIME)
     lines += [
-        f"build shared.s: define_shared {' '.join(objects[: len(kernels)])} | "
-        f"{HERE / 'dynamic_shared.py'}",
+        f"build runtime.o: merge {of_runtime}",
+        f"build shared.s: define_shared {of_kernels} | {HERE / 'dynamic_shared.py'}",
         "build shared.o: assemble shared.s",
-        f"build {output.resolve()}: link {' '.join(objects)} shared.o",
+        f"build {output.resolve()}: link {of_kernels} {of_sources} runtime.o shared.o",
         "",
     ]
     (folder / "build.ninja").write_text("\n".join(lines))

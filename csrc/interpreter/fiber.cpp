@@ -1,5 +1,6 @@
 #include "interpreter/fiber.h"
 
+#include <pthread.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -26,7 +27,13 @@ struct Pool {
   std::vector<std::unique_ptr<Stack>> stacks;
 };
 Pool& pool() {
-  static Pool& instance = *new Pool;  // never destroyed: threads may end after the process' statics
+  // Never destroyed: threads may end after the process' statics. A child of fork() finds it
+  // unlocked.
+  static Pool& instance = *[] {
+    pthread_atfork([] { pool().mutex.lock(); }, [] { pool().mutex.unlock(); },
+                   [] { pool().mutex.unlock(); });
+    return new Pool;
+  }();
   return instance;
 }
 
@@ -37,7 +44,10 @@ Stack::Stack() {
   void* const memory = mmap(nullptr, guard + kBytes, PROT_READ | PROT_WRITE,
                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) throw std::bad_alloc();
-  mprotect(memory, guard, PROT_NONE);
+  if (mprotect(memory, guard, PROT_NONE) != 0) {
+    munmap(memory, guard + kBytes);
+    throw std::bad_alloc();
+  }
   begin_ = static_cast<char*>(memory) + guard;
 }
 

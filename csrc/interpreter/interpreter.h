@@ -35,6 +35,7 @@ struct Fault : std::runtime_error {
 struct Range {
   const char* begin;
   const char* end;
+  bool is_writable = true;
 };
 
 // While one lives, kernels started by this OS thread may touch these ranges; besides them their own
@@ -94,9 +95,10 @@ struct Options {
   unsigned os_threads = 0;   // 0: as many as the machine has
   // How long blocks that do nothing but wait are believed to wait for something.
   unsigned patience_ms = 2000;
+  unsigned seconds = 300;  // after which a launch is taken to have no end
 };
-// At first what DIGLOT_INTERPRET_SEED and DIGLOT_INTERPRET_RACES say. Throws std::invalid_argument
-// for a seed that is no number.
+// At first what the variables DIGLOT_INTERPRET_SEED, _RACES, _THREADS and _SECONDS say. Throws
+// std::invalid_argument for a number that is none.
 Options& options();
 
 // --- what include/ is made of: called by kernels -------------------------------------------------
@@ -127,14 +129,16 @@ void note_change();
 // One round of a loop that waits for memory to change: lets other threads and blocks run. It is a
 // fault if every thread does nothing but wait.
 void poll(Place place);
-// An atomic operation has found a word as it leaves it. Who does nothing else to one word over and
-// over polls.
-void look(const void* address, Place place);
+// An atomic operation has looked at memory. Who does so over and over, and changes nothing, polls.
+void look(Place place);
+void fence();
 
 enum class Access { kRead, kWrite, kAtomic };
 // An access that the compiler does not report by itself.
 void touch(const void* address, std::size_t bytes, Access access, Place place);
 
-[[noreturn]] void fail(const std::string& what, Place place);
+// What is said is put together here, and not by the kernel's own code, which is watched.
+[[noreturn]] void fail(const char* what, Place place);
+[[noreturn]] void fail_absent_lane(const char* what, int lane, Place place);
 
 }  // namespace diglot::interpreter

@@ -11,6 +11,7 @@
 #include "interpreter/block.h"
 #include "interpreter/interpreter.h"
 #include "interpreter/symbols.h"
+#include "interpreter/variables.h"
 
 // Dynamic shared memory: kMaxSharedBytes, which build.py defines under this and under the names
 // that kernels give it.
@@ -25,6 +26,7 @@ namespace {
 struct Module {
   Range image{};
   Range shared{};
+  const std::vector<Variable>* variables = nullptr;  // of `shared`, if the library names them
 };
 
 int describe_module(dl_phdr_info* info, std::size_t, void* result) {
@@ -53,7 +55,11 @@ int describe_module(dl_phdr_info* info, std::size_t, void* result) {
 const Module& module() {
   static thread_local Module instance;
   // The thread-local segment comes into being with its first use.
-  if (instance.shared.begin == nullptr) dl_iterate_phdr(describe_module, &instance);
+  if (instance.shared.begin == nullptr) {
+    static const std::vector<Variable> variables = shared_variables();
+    dl_iterate_phdr(describe_module, &instance);
+    instance.variables = &variables;
+  }
   return instance;
 }
 
@@ -74,7 +80,8 @@ bool is_written(const Range& shared, const char* begin, const char* end) {
   const auto first = static_cast<std::size_t>(begin - shared.begin);
   const auto last = static_cast<std::size_t>(end - shared.begin);
   if (last > bytes.size()) return false;
-  return std::all_of(bytes.begin() + first, bytes.begin() + last, [](bool is) { return is; });
+  // Of a structure that is copied as a whole, nobody writes what lies between its members.
+  return std::any_of(bytes.begin() + first, bytes.begin() + last, [](bool is) { return is; });
 }
 
 bool contains(const Range& range, const char* begin, const char* end) {
@@ -102,9 +109,31 @@ bool is_local(const Thread& thread, const void* address) {
   return address >= thread.stack->begin() && address < thread.stack->end();
 }
 
+// What is wrong with an access to a block's static shared memory; "" if nothing.
+std::string fault_in_shared(const char* begin, const char* end, Access access, bool& is_tracked) {
+  const Module& own = module();
+  if (own.variables->empty()) return "";  // of a library without a symbol table
+  const auto offset = static_cast<std::size_t>(begin - own.shared.begin);
+  auto after = std::upper_bound(own.variables->begin(), own.variables->end(), offset,
+                                [](std::size_t at, const Variable& v) { return at < v.offset; });
+  const Variable* const variable = after == own.variables->begin() ? nullptr : &*--after;
+  if (variable != nullptr && offset < variable->offset + variable->bytes) {
+    is_tracked = variable->is_shared;
+    if (offset + (end - begin) <= variable->offset + variable->bytes) return "";
+  }
+  return std::to_string(end - begin) + " bytes out of bounds are " + verb(access) +
+         (variable == nullptr
+              ? ", before all shared memory"
+              : ", " +
+                    std::to_string(
+                        static_cast<std::ptrdiff_t>(offset) -
+                        static_cast<std::ptrdiff_t>(variable->offset + variable->bytes)) +
+                    " bytes after shared memory of " + std::to_string(variable->bytes) + " bytes");
+}
+
 void check(const void* address, std::size_t bytes, Access access, const Site& site) {
   Block* const block = current_block();
-  if (block == nullptr) return;  // host code
+  if (block == nullptr || bytes == 0) return;  // host code
   const char* const begin = static_cast<const char*>(address);
   const char* const end = begin + bytes;
   Thread& thread = block->thread();
@@ -113,8 +142,16 @@ void check(const void* address, std::size_t bytes, Access access, const Site& si
   if (access == Access::kWrite) thread.looks = 0;
   const std::vector<Range>* const ranges = block->grid().arguments;
   if (ranges != nullptr) {
+    bool is_read_only = false;
     for (const Range& range : *ranges) {
-      if (contains(range, begin, end)) return;
+      if (!contains(range, begin, end)) continue;
+      if (range.is_writable || access == Access::kRead) return;
+      is_read_only = true;
+    }
+    if (is_read_only) {
+      thread.inside = true;
+      block->fail(std::to_string(bytes) + " bytes of a tensor that may only be read are written",
+                  site);
     }
   }
   const Kernel& kernel = block->grid().kernel;
@@ -124,12 +161,19 @@ void check(const void* address, std::size_t bytes, Access access, const Site& si
     const Inside scope(thread);
     const Range dynamic{diglot_dynamic_shared,
                         diglot_dynamic_shared + block->grid().launch.shared_bytes};
-    if (end > dynamic.end && begin < dynamic.begin + kMaxSharedBytes) {
-      block->fail(std::to_string(bytes) + " bytes out of bounds are " + verb(access) +
-                      ": the block has " + std::to_string(dynamic.end - dynamic.begin) +
-                      " bytes of dynamic shared memory",
-                  site);
+    bool is_tracked = true;
+    if (begin >= dynamic.begin && begin < dynamic.begin + kMaxSharedBytes) {
+      if (end > dynamic.end) {
+        block->fail(std::to_string(bytes) + " bytes out of bounds are " + verb(access) +
+                        ": the block has " + std::to_string(dynamic.end - dynamic.begin) +
+                        " bytes of dynamic shared memory",
+                    site);
+      }
+    } else {
+      const std::string fault = fault_in_shared(begin, end, access, is_tracked);
+      if (!fault.empty()) block->fail(fault, site);
     }
+    if (!is_tracked) return;
     if (access == Access::kWrite) note_written(module().shared, begin, end);
     if (!is_written(module().shared, begin, end)) {
       block->fail(
@@ -143,6 +187,11 @@ void check(const void* address, std::size_t bytes, Access access, const Site& si
     block->fail(race, site);
   }
   if (contains(module().image, begin, end)) return;
+  constexpr std::uintptr_t kNullPage = 4096;
+  if (reinterpret_cast<std::uintptr_t>(address) < kNullPage) {
+    thread.inside = true;
+    block->fail("a null pointer is used", site);
+  }
   if (ranges == nullptr) return;
   thread.inside = true;
   block->fail(std::to_string(bytes) + " bytes out of bounds are " + verb(access) + ", " +
@@ -158,7 +207,7 @@ void check_look(const void* address, std::size_t bytes, const Site& site) {
   Thread& thread = block->thread();
   if (thread.inside || is_local(thread, address)) return;
   const Inside scope(thread);
-  block->look(address, site);
+  block->look(site);
 }
 
 void check_change(const void* address, std::size_t bytes, const Site& site) {
@@ -229,6 +278,72 @@ DIGLOT_HOOK __tsan_read_range(void* address, unsigned long bytes) {
 DIGLOT_HOOK __tsan_write_range(void* address, unsigned long bytes) {
   check(address, bytes, Access::kWrite, {__builtin_return_address(0), {}});
 }
+
+// build.py has kernels call these instead of the C library's.
+extern "C" __attribute__((visibility("hidden"))) void* diglot_memcpy(void* to, const void* from,
+                                                                     std::size_t bytes) {
+  const diglot::interpreter::Site site{__builtin_return_address(0), {}};
+  check(from, bytes, Access::kRead, site);
+  check(to, bytes, Access::kWrite, site);
+  return std::memcpy(to, from, bytes);
+}
+extern "C" __attribute__((visibility("hidden"))) void* diglot_memmove(void* to, const void* from,
+                                                                      std::size_t bytes) {
+  const diglot::interpreter::Site site{__builtin_return_address(0), {}};
+  check(from, bytes, Access::kRead, site);
+  check(to, bytes, Access::kWrite, site);
+  return std::memmove(to, from, bytes);
+}
+extern "C" __attribute__((visibility("hidden"))) void* diglot_memset(void* to, int value,
+                                                                     std::size_t bytes) {
+  check(to, bytes, Access::kWrite, {__builtin_return_address(0), {}});
+  return std::memset(to, value, bytes);
+}
+
+// What the compiler makes of std::atomic and its kin, in host code of a kernel's file.
+#define DIGLOT_UPDATE(BITS, TYPE, NAME)                                                     \
+  DIGLOT_HOOK_OF(TYPE) __tsan_atomic##BITS##_##NAME(volatile TYPE* word, TYPE value, int) { \
+    return __atomic_##NAME(word, value, __ATOMIC_SEQ_CST);                                  \
+  }
+#define DIGLOT_HOOK_OF(TYPE) extern "C" __attribute__((visibility("hidden"))) TYPE
+#define DIGLOT_ATOMIC(BITS)                                                                      \
+  using Bits##BITS = std::uint##BITS##_t;                                                        \
+  DIGLOT_HOOK_OF(Bits##BITS) __tsan_atomic##BITS##_load(const volatile Bits##BITS* word, int) {  \
+    return __atomic_load_n(word, __ATOMIC_SEQ_CST);                                              \
+  }                                                                                              \
+  DIGLOT_HOOK __tsan_atomic##BITS##_store(volatile Bits##BITS* word, Bits##BITS value, int) {    \
+    __atomic_store_n(word, value, __ATOMIC_SEQ_CST);                                             \
+  }                                                                                              \
+  DIGLOT_HOOK_OF(Bits##BITS)                                                                     \
+  __tsan_atomic##BITS##_exchange(volatile Bits##BITS* word, Bits##BITS value, int) {             \
+    return __atomic_exchange_n(word, value, __ATOMIC_SEQ_CST);                                   \
+  }                                                                                              \
+  DIGLOT_HOOK_OF(bool)                                                                           \
+  __tsan_atomic##BITS##_compare_exchange_strong(volatile Bits##BITS* word, Bits##BITS* expected, \
+                                                Bits##BITS value, int, int) {                    \
+    return __atomic_compare_exchange_n(word, expected, value, false, __ATOMIC_SEQ_CST,           \
+                                       __ATOMIC_SEQ_CST);                                        \
+  }                                                                                              \
+  DIGLOT_HOOK_OF(bool)                                                                           \
+  __tsan_atomic##BITS##_compare_exchange_weak(volatile Bits##BITS* word, Bits##BITS* expected,   \
+                                              Bits##BITS value, int, int) {                      \
+    return __atomic_compare_exchange_n(word, expected, value, false, __ATOMIC_SEQ_CST,           \
+                                       __ATOMIC_SEQ_CST);                                        \
+  }                                                                                              \
+  DIGLOT_UPDATE(BITS, Bits##BITS, fetch_add)                                                     \
+  DIGLOT_UPDATE(BITS, Bits##BITS, fetch_sub)                                                     \
+  DIGLOT_UPDATE(BITS, Bits##BITS, fetch_and)                                                     \
+  DIGLOT_UPDATE(BITS, Bits##BITS, fetch_or)                                                      \
+  DIGLOT_UPDATE(BITS, Bits##BITS, fetch_xor)
+DIGLOT_ATOMIC(8)
+DIGLOT_ATOMIC(16)
+DIGLOT_ATOMIC(32)
+DIGLOT_ATOMIC(64)
+#undef DIGLOT_ATOMIC
+#undef DIGLOT_UPDATE
+DIGLOT_HOOK __tsan_atomic_thread_fence(int) { diglot::interpreter::fence(); }
+DIGLOT_HOOK __tsan_atomic_signal_fence(int) {}
+
 DIGLOT_HOOK __tsan_vptr_update(void**, void*) {}
 DIGLOT_HOOK __tsan_vptr_read(void**) {}
 DIGLOT_HOOK __tsan_func_entry(void*) {}

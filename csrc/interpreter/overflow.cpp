@@ -15,10 +15,13 @@ namespace {
 constexpr std::size_t kSignalStackBytes = 64 * 1024;
 struct sigaction previous_action;
 
+// Where the stack ran out.
+thread_local const void* overflow_code = nullptr;
+
 [[noreturn]] void report() {
-  const Thread& thread = current_block()->thread();
+  current_block()->thread().inside = true;
   current_block()->fail("its stack of " + std::to_string(Stack::kBytes) + " bytes overflows",
-                        thread.site);
+                        {overflow_code, {}});
 }
 
 void on_signal(int number, siginfo_t* info, void* context) {
@@ -27,10 +30,13 @@ void on_signal(int number, siginfo_t* info, void* context) {
     // The thread goes on at the top of its stack, which nobody needs any more, in report().
     auto* const registers = static_cast<ucontext_t*>(context);
     const auto top = reinterpret_cast<std::uintptr_t>(block->thread().stack->end()) - 256;
+    // One further, as a return address is.
 #if defined(__x86_64__)
+    overflow_code = reinterpret_cast<const char*>(registers->uc_mcontext.gregs[REG_RIP]) + 1;
     registers->uc_mcontext.gregs[REG_RSP] = static_cast<greg_t>(top - 8);  // as after a call
     registers->uc_mcontext.gregs[REG_RIP] = reinterpret_cast<greg_t>(&report);
 #else
+    overflow_code = reinterpret_cast<const char*>(registers->uc_mcontext.pc) + 1;
     registers->uc_mcontext.sp = top;
     registers->uc_mcontext.pc = reinterpret_cast<std::uintptr_t>(&report);
 #endif
@@ -48,13 +54,20 @@ void on_signal(int number, siginfo_t* info, void* context) {
 }  // namespace
 
 CatchOverflows::CatchOverflows() {
-  static std::once_flag once;
-  std::call_once(once, [] {
-    struct sigaction action = {};
-    action.sa_sigaction = on_signal;
-    action.sa_flags = SA_SIGINFO | SA_ONSTACK;
-    sigaction(SIGSEGV, &action, &previous_action);
-  });
+  // Again if somebody has put another in its place since.
+  static std::mutex mutex;
+  {
+    const std::lock_guard lock(mutex);
+    struct sigaction installed = {};
+    sigaction(SIGSEGV, nullptr, &installed);
+    if ((installed.sa_flags & SA_SIGINFO) == 0 || installed.sa_sigaction != on_signal) {
+      previous_action = installed;
+      struct sigaction action = {};
+      action.sa_sigaction = on_signal;
+      action.sa_flags = SA_SIGINFO | SA_ONSTACK;
+      sigaction(SIGSEGV, &action, nullptr);
+    }
+  }
   stack_t current = {};
   sigaltstack(nullptr, &current);
   if ((current.ss_flags & SS_DISABLE) == 0) return;

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <numeric>
+#include <system_error>
 #include <thread>
 
 #include "interpreter/block.h"
@@ -52,23 +53,49 @@ void check(const Launch& launch) {
   }
 }
 
+// The number that a variable of the environment holds, if it is set.
+std::uint64_t number_of(const char* variable, std::uint64_t otherwise) {
+  const char* const text = std::getenv(variable);
+  if (text == nullptr || *text == '\0') return otherwise;
+  char* end = nullptr;
+  errno = 0;
+  const std::uint64_t number = std::strtoull(text, &end, 10);
+  if (errno != 0 || *end != '\0' || std::isdigit(static_cast<unsigned char>(*text)) == 0) {
+    throw std::invalid_argument(std::string(variable) +
+                                " must be an integer from 0 to 2^64 - 1, not '" + text + "'");
+  }
+  return number;
+}
+
 Options options_of_environment() {
   Options result;
-  const char* const seed = std::getenv("DIGLOT_INTERPRET_SEED");
-  if (seed != nullptr && *seed != '\0') {
-    char* end = nullptr;
-    errno = 0;
-    result.seed = std::strtoull(seed, &end, 10);
-    if (errno != 0 || *end != '\0' || std::isdigit(static_cast<unsigned char>(*seed)) == 0) {
-      throw std::invalid_argument(
-          "DIGLOT_INTERPRET_SEED must be an integer from 0 to 2^64 - 1, not '" + std::string(seed) +
-          "'");
-    }
-  }
-  const char* const races = std::getenv("DIGLOT_INTERPRET_RACES");
-  result.finds_races = races != nullptr && std::strcmp(races, "1") == 0;
+  result.seed = number_of("DIGLOT_INTERPRET_SEED", result.seed);
+  result.finds_races = number_of("DIGLOT_INTERPRET_RACES", 0) != 0;
+  result.os_threads = static_cast<unsigned>(number_of("DIGLOT_INTERPRET_THREADS", 0));
+  result.seconds = static_cast<unsigned>(number_of("DIGLOT_INTERPRET_SECONDS", result.seconds));
   return result;
 }
+
+// OS threads that end before this does.
+class Team {
+ public:
+  ~Team() {
+    for (std::thread& thread : threads_) thread.join();
+  }
+  // Whether there was another one to start.
+  template <typename Work>
+  bool start(const Work& work) {
+    try {
+      threads_.emplace_back(work);
+      return true;
+    } catch (const std::system_error&) {
+      return false;
+    }
+  }
+
+ private:
+  std::vector<std::thread> threads_;
+};
 
 }  // namespace
 
@@ -99,6 +126,7 @@ void run(const Launch& launch, const Kernel& kernel) {
   const Index3 size = launch.grid;
   const std::uint64_t blocks = std::uint64_t{size.x} * size.y * size.z;
   Grid grid(launch, kernel, arguments);
+  if (launch.is_cooperative) grid.busy = static_cast<std::int64_t>(blocks);
 
   // A random order that needs no list: steps of a stride that has no divisor in common with the
   // number of blocks.
@@ -136,10 +164,19 @@ void run(const Launch& launch, const Kernel& kernel) {
     workers = std::min(workers, kMostStacks / block_threads);
     if (blocks * block_threads < kFewThreads) workers = 1;
   }
-  std::vector<std::thread> others;
-  for (std::uint64_t i = 1; i < workers; ++i) others.emplace_back(work);
-  work();
-  for (std::thread& other : others) other.join();
+  {
+    Team others;
+    for (std::uint64_t i = 1; i < workers; ++i) {
+      if (others.start(work)) continue;
+      // Fewer do as well, unless blocks wait for each other.
+      if (launch.is_cooperative) {
+        grid.fail("the system starts no more than " + std::to_string(i) + " OS threads, and " +
+                  std::to_string(blocks) + " blocks are to run at once");
+      }
+      break;
+    }
+    work();
+  }
   if (!grid.failure.empty()) throw Fault(grid.failure);
 }
 
@@ -161,8 +198,10 @@ Lanes warp_exchange(std::uint32_t mask, std::uint64_t value, const char* what, P
 std::uint32_t active_mask() { return current_block()->active_mask(); }
 
 void note_change() {
-  current_block()->thread().looks = 0;
-  ++current_block()->grid().progress;
+  Block* const block = current_block();
+  if (block == nullptr) return;
+  block->thread().looks = 0;
+  ++block->grid().progress;
 }
 
 void poll(Place place) {
@@ -170,14 +209,25 @@ void poll(Place place) {
   current_block()->poll({nullptr, place});
 }
 
-void look(const void* address, Place place) {
-  const Inside scope(current_block()->thread());
-  current_block()->look(address, {nullptr, place});
+void look(Place place) {
+  Block* const block = current_block();
+  if (block == nullptr) return;
+  const Inside scope(block->thread());
+  block->look({nullptr, place});
 }
 
-void fail(const std::string& what, Place place) {
+void fence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+
+void fail(const char* what, Place place) {
   current_block()->thread().inside = true;
   current_block()->fail(what, {nullptr, place});
+}
+
+void fail_absent_lane(const char* what, int lane, Place place) {
+  current_block()->thread().inside = true;
+  current_block()->fail(
+      std::string(what) + " from lane " + std::to_string(lane) + ", which is not there",
+      {nullptr, place});
 }
 
 }  // namespace diglot::interpreter

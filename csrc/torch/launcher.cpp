@@ -193,6 +193,7 @@ const Operand& PythonReader::read_tensor(PyObject* tensor) {
   operand.dtype = dtype_of(dtype.get());
   const Object contiguous(PyObject_CallMethodObjArgs(tensor, names().is_contiguous, nullptr));
   all_contiguous_ &= contiguous.get() == Py_True;
+  slots_[count_] = slot_++;
   tensors_[count_++] = tensor;  // borrowed: the caller's arguments outlive the call
   return operand;
 }
@@ -216,16 +217,19 @@ void PythonReader::describe() {
 }
 
 #if defined(DIGLOT_INTERPRETER)
-std::vector<interpreter::Range> PythonReader::ranges() const {
+std::vector<interpreter::Range> PythonReader::ranges(std::string_view schema) const {
   std::vector<interpreter::Range> ranges;
   for (int i = 0; i < count_; ++i) {
     const Operand& operand = operands_[i];
+    std::size_t at = schema.find("Tensor");
+    for (int slot = 0; slot < slots_[i]; ++slot) at = schema.find("Tensor", at + 1);
+    const bool is_writable = schema.substr(at, sizeof("Tensor(a!)")).find('!') != schema.npos;
     int64_t elements = operand.numel > 0 ? 1 : 0;
     for (int d = 0; d < operand.rank && elements > 0; ++d) {
       elements += (operand.sizes[d] - 1) * operand.strides[d];
     }
     const char* const begin = operand.as<const char>();
-    ranges.push_back({begin, begin + elements * size_of(operand.dtype)});
+    ranges.push_back({begin, begin + elements * size_of(operand.dtype), is_writable});
   }
   return ranges;
 }
@@ -239,7 +243,9 @@ const Operand& PythonReader::read<const Operand&>() {
 template <>
 const Operand* PythonReader::read<const Operand*>() {
   PyObject* argument = *arguments_++;
-  return argument == Py_None ? nullptr : &read_tensor(argument);
+  if (argument != Py_None) return &read_tensor(argument);
+  ++slot_;
+  return nullptr;
 }
 
 template <>

@@ -105,8 +105,8 @@ class PythonReader {
   // is contiguous with one element count, in which case one dimension describes them all.
   void describe();
 #if defined(DIGLOT_INTERPRETER)
-  // The memory of the tensors.
-  std::vector<interpreter::Range> ranges() const;
+  // The memory of the tensors, of which the schema marks those that are written, as Tensor(a!).
+  std::vector<interpreter::Range> ranges(std::string_view schema) const;
 #endif
 
  private:
@@ -116,13 +116,16 @@ class PythonReader {
   PyObject* const* arguments_;
   PyObject* tensors_[kMaxTensors];
   Operand operands_[kMaxTensors];
+  int slots_[kMaxTensors];  // which of the schema's tensors each is: some may be left out
   int count_ = 0;
+  int slot_ = 0;
   bool all_contiguous_ = true;
   int device_ = -1;
 };
 
 template <typename Reader, typename... Parameters>
-void call_launcher(void (*launcher)(Stream, Parameters...), Reader& reader) {
+void call_launcher(void (*launcher)(Stream, Parameters...), Reader& reader,
+                   [[maybe_unused]] std::string_view schema = {}) {
   // Braces order the reads from left to right.
   std::tuple<Parameters...> arguments{reader.template read<Parameters>()...};
   if constexpr (std::is_same_v<Reader, PythonReader>) reader.describe();
@@ -132,7 +135,7 @@ void call_launcher(void (*launcher)(Stream, Parameters...), Reader& reader) {
   if (Recording::innermost() != nullptr) return run(nullptr);  // there may be no device
 #if defined(DIGLOT_INTERPRETER)
   // Tensors are in the host's memory, and a kernel may touch these and no other.
-  const interpreter::Arguments scope(reader.ranges());
+  const interpreter::Arguments scope(reader.ranges(schema));
   const WithoutGil gil;
   run(nullptr);
 #else
@@ -173,6 +176,8 @@ template <auto kLauncher>
 struct Entry;
 template <typename... Parameters, void (*kLauncher)(Stream, Parameters...)>
 struct Entry<kLauncher> {
+  inline static std::string_view schema;
+
   static void from_stack(StableIValue* stack, uint64_t, uint64_t) {
     const KeptVariant kept;
     StackReader reader(stack);
@@ -187,7 +192,7 @@ struct Entry<kLauncher> {
     const char* const before = last_variant();
     try {
       PythonReader reader(arguments);
-      call_launcher(kLauncher, reader);
+      call_launcher(kLauncher, reader, schema);
     } catch (...) {
       last_variant() = before;  // a call that failed did not run
       return raise_current_exception();
@@ -213,6 +218,7 @@ struct Entry<kLauncher> {
 #define DIGLOT_LAUNCHER(NAME, SCHEMA)                               \
   DIGLOT_OPERATOR(NAME, SCHEMA)                                     \
   static const bool NAME##_registered = [] {                        \
+    diglot::torch_binding::Entry<NAME>::schema = SCHEMA;            \
     diglot::torch_binding::python_functions().push_back(            \
         {#NAME, &diglot::torch_binding::Entry<NAME>::from_python}); \
     return true;                                                    \

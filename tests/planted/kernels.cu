@@ -1,8 +1,10 @@
 // Kernels with a bug each, their right versions, and kernels that assert what a GPU does, for
 // tests/test_interpreter.py. No PyTorch: the test calls run() through ctypes.
 #include <cassert>
+#include <cmath>
 #include <cstring>
 #include <string>
+#include <vector>
 
 #include "diglot/launch.cuh"
 #include "diglot/vector_access.cuh"
@@ -197,6 +199,120 @@ __global__ void sum_in_dynamic(const float* in, float* out) {
   if (threadIdx.x == 0) out[blockIdx.x] = dynamic[0];
 }
 
+__device__ __noinline__ void fill(float* values, int count) {
+  for (int i = 0; i < count; ++i) values[i] = 1;
+}
+__global__ void beyond_shared_by_pointer(const float* in, float* out) {
+  __shared__ float values[16];
+  if (threadIdx.x == 0) fill(values, 100000);
+  __syncthreads();
+  if (threadIdx.x == 0) out[blockIdx.x] = values[3];
+}
+
+__global__ void copy_beyond(const float* in, float* out) {
+  if (threadIdx.x == 0 && blockIdx.x == 0) memcpy(out, in, sizeof(float) * (gridDim.x + 1));
+}
+
+__global__ void write_to_input(const float* in, float* out) {
+  if (threadIdx.x == 9) const_cast<float*>(in)[blockIdx.x] = 0;
+}
+
+__global__ void misaligned_atomic(const float* in, float* out) {
+  if (threadIdx.x == 0) atomicAdd(reinterpret_cast<int*>(reinterpret_cast<char*>(out) + 2), 1);
+}
+
+__global__ void null_pointer(const float* in, float* out) {
+  const float* nothing = nullptr;
+  if (in[0] > 0) nothing = in;
+  if (threadIdx.x == 0) out[blockIdx.x] = nothing[blockIdx.x];
+}
+
+// A whole warp, and a whole block, look again and again.
+__global__ void spin_in_vote(const float* in, float* out) {
+  while (!__any_sync(0xffffffffu, *static_cast<volatile float*>(out) == 12345.0f)) {
+  }
+}
+__global__ void spin_in_barrier(const float* in, float* out) {
+  while (!__syncthreads_or(*static_cast<volatile float*>(out) == 12345.0f)) {
+  }
+}
+
+// Waits that end: for two words that other threads set, and one that counts its turns.
+__global__ void wait_for_two_words(const float* in, float* out) {
+  __shared__ int words[2], turns;
+  if (threadIdx.x == 0) words[0] = words[1] = turns = 0;
+  __syncthreads();
+  if (threadIdx.x < 32) {
+    while (atomicAdd(&words[0], 0) + atomicAdd(&words[1], 0) < 2) atomicAdd(&turns, 1);
+  } else if (threadIdx.x < 34) {
+    atomicExch(&words[threadIdx.x - 32], 1);
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) out[blockIdx.x] = 1;
+}
+
+// The first block comes long after the others wait for it.
+__global__ void wait_for_slow_block(const float* in, float* out) {
+  if (threadIdx.x != 0) return;
+  if (blockIdx.x == 0) {
+    float sum = 0;
+    for (int i = 0; i < 30000000; ++i) sum += in[i % 256];
+    out[1] = sum;
+  }
+  atomicAdd(out, 1.0f);
+  while (atomicAdd(out, 0.0f) < static_cast<float>(gridDim.x) - 1) {
+  }
+}
+
+// Structures that have a constructor, and that have holes.
+struct Constructed {
+  float a, b;
+  __device__ Constructed() {}
+};
+struct Padded {
+  char a;
+  long long b;
+};
+__constant__ float factors[2] = {0.5f, 2.0f};
+extern __shared__ __align__(16) unsigned char bytes[];
+
+// Forms of the language that kernels use.
+__global__ void forms(const float* in, float* out) {
+  __shared__ Constructed constructed[8];
+  __shared__ Padded padded[8];
+  __shared__ __align__(16) float aligned[8];
+  const uint3 thread = threadIdx;
+  const dim3 grid = gridDim;
+  const int lane = thread.x % 32;
+  if (thread.x < 8) {
+    constructed[lane].a = constructed[lane].b = static_cast<float>(lane);
+    padded[lane].a = 1, padded[lane].b = lane;
+    aligned[lane] = factors[lane % 2];
+    bytes[lane] = static_cast<unsigned char>(lane);
+  }
+  __threadfence_block();
+  __threadfence();
+  __threadfence_system();
+  __syncthreads();
+  const Constructed one = constructed[lane % 8];
+  const Padded other = padded[lane % 8];
+  assert(one.a == one.b && other.b == lane % 8 && aligned[lane % 8] == factors[lane % 2]);
+  assert(bytes[lane % 8] == lane % 8 && grid.x == gridDim.x && grid.y == 1);
+  assert(max(1.0f, NAN) == 1.0f && min(NAN, 2.0f) == 2.0f && max(1, 2) == 2);
+  assert(__brev(1u) == 0x80000000u && __mulhi(1 << 20, 1 << 20) == 256);
+  assert(__match_any_sync(0xffffffffu, lane / 4) == 0xfu << lane / 4 * 4);
+  assert(__reduce_or_sync(0xffffffffu, 1u << lane) == 0xffffffffu);
+  if (lane % 2 == 0) {  // one barrier from two places
+    __syncwarp();
+  } else {
+    __syncwarp();
+  }
+  if (thread.x == 0) out[blockIdx.x] = 1;
+  if (lane >= 20) return;
+  // Who has ended is not waited for.
+  assert(__ballot_sync(0xffffffffu, 1) == 0xfffffu || lane >= 20);
+}
+
 __global__ void trap(const float* in, float* out) {
   if (threadIdx.x == 5) __trap();
 }
@@ -315,6 +431,16 @@ const Entry kKernels[] = {
     {"race_in_warp", start<race_in_warp<false>>},
     {"ordered_in_warp", start<race_in_warp<true>>},
     PLANTED(sum_rows),
+    PLANTED(beyond_shared_by_pointer),
+    PLANTED(copy_beyond),
+    PLANTED(write_to_input),
+    PLANTED(misaligned_atomic),
+    PLANTED(null_pointer),
+    PLANTED(spin_in_vote),
+    PLANTED(spin_in_barrier),
+    PLANTED(wait_for_two_words),
+    PLANTED(wait_for_slow_block),
+    PLANTED(forms),
     PLANTED(divergent_barrier),
     PLANTED(missing_arrival),
     PLANTED(off_by_one_read),
@@ -368,11 +494,12 @@ void run_entry(const planted::Entry& entry, const Options& options, const float*
                std::int64_t elements, float* out) {
   using diglot::interpreter::Range;
   diglot::interpreter::options() = {options.seed, options.finds_races != 0, 0, options.patience_ms};
-  const auto range = [](const float* begin, std::int64_t count) {
-    return Range{reinterpret_cast<const char*>(begin),
-                 reinterpret_cast<const char*>(begin + count)};
+  const auto range = [](const float* begin, std::int64_t count, bool is_writable) {
+    return Range{reinterpret_cast<const char*>(begin), reinterpret_cast<const char*>(begin + count),
+                 is_writable};
   };
-  const diglot::interpreter::Arguments scope({range(in, elements), range(out, options.blocks)});
+  const diglot::interpreter::Arguments scope(
+      {range(in, elements, false), range(out, options.blocks, true)});
   entry.start({options.blocks, options.threads, options.shared_bytes, options.is_cooperative != 0},
               in, out);
 }
@@ -402,8 +529,11 @@ void run_entry(const planted::Entry& entry, const Options& options, const float*
 extern "C" __attribute__((visibility("default"))) const char* run(
     const char* name, const Options* options, const float* in, std::int64_t elements, float* out) {
   static thread_local std::string answer;
+  // Host code of a kernel's file may use what the interpreter uses too.
+  std::vector<int> tried;
   answer = "there is no such kernel";
   for (const planted::Entry& entry : planted::kKernels) {
+    tried.push_back(static_cast<int>(tried.size()));
     if (std::strcmp(entry.name, name) != 0) continue;
     answer.clear();
     try {

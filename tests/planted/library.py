@@ -9,6 +9,7 @@ wrong and the results: what memory checkers watch.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import importlib.util
 import shutil
 import subprocess
@@ -41,15 +42,19 @@ class Options(ctypes.Structure):
     )
 
 
-def build_interpreted(folder: Path, *, sanitized: bool = False) -> Path:
-    """For the interpreter."""
+def build_interpreted(*, sanitized: bool = False) -> Path:
+    """For the interpreter, once for all processes that run tests."""
     where = ROOT / "csrc/interpreter/build.py"
     specification = importlib.util.spec_from_file_location("build", where)
     assert specification is not None and specification.loader is not None
     builder = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(builder)
+    folder = ROOT / "build" / ("planted-sanitized" if sanitized else "planted")
+    folder.mkdir(parents=True, exist_ok=True)
     library = folder / "planted.so"
-    builder.build(library, [KERNELS], folder, sanitized=sanitized)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        builder.build(library, [KERNELS], folder, sanitized=sanitized)
     return library
 
 

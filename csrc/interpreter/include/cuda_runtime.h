@@ -20,8 +20,8 @@
 #define __noinline__
 #define __launch_bounds__(...)
 #define __grid_constant__
-#define __constant__ static
-#define __align__(bytes) alignas(bytes)
+#define __constant__
+#define __align__(bytes) __attribute__((aligned(bytes)))
 // One copy for each block: a block's threads are fibers of one OS thread. build.py defines the
 // arrays of dynamic shared memory, which kernels declare as extern.
 #define __shared__ thread_local
@@ -52,14 +52,21 @@ DIGLOT_VECTOR(double, double)
 struct dim3 {
   unsigned x, y, z;
   constexpr dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+  constexpr dim3(uint3 size) : x(size.x), y(size.y), z(size.z) {}
+  constexpr operator uint3() const { return {x, y, z}; }
 };
+
+namespace diglot::interpreter {
+inline uint3 to_uint3(Index3 index) { return {index.x, index.y, index.z}; }
+inline dim3 to_dim3(Index3 size) { return {size.x, size.y, size.z}; }
+}  // namespace diglot::interpreter
 
 constexpr int warpSize = 32;
 
-#define threadIdx (::diglot::interpreter::thread_index())
-#define blockIdx (::diglot::interpreter::block_index())
-#define blockDim (::diglot::interpreter::block_size())
-#define gridDim (::diglot::interpreter::grid_size())
+#define threadIdx (::diglot::interpreter::to_uint3(::diglot::interpreter::thread_index()))
+#define blockIdx (::diglot::interpreter::to_uint3(::diglot::interpreter::block_index()))
+#define blockDim (::diglot::interpreter::to_dim3(::diglot::interpreter::block_size()))
+#define gridDim (::diglot::interpreter::to_dim3(::diglot::interpreter::grid_size()))
 
 // --- the CUDA runtime, as far as launchers need it -----------------------------------------------
 
@@ -97,9 +104,7 @@ template <typename T, typename Source>
 T shuffle(unsigned mask, T value, const char* what, Place place, Source source) {
   const Lanes lanes = warp_exchange(mask, to_bits(value), what, place);
   const int from = source(lanes.own);
-  if ((lanes.mask >> from & 1) == 0) {
-    fail(std::string(what) + " from lane " + std::to_string(from) + ", which is not there", place);
-  }
+  if ((lanes.mask >> from & 1) == 0) fail_absent_lane(what, from, place);
   return from_bits<T>(lanes.of[from]);
 }
 
@@ -197,6 +202,26 @@ T __reduce_min_sync(unsigned mask, T value, DIGLOT_PLACE) {
                                            [](T a, T b) { return a < b ? a : b; });
 }
 
+#define DIGLOT_REDUCE(NAME, EXPRESSION)                                                          \
+  inline unsigned NAME(unsigned mask, unsigned value, DIGLOT_PLACE) {                            \
+    return diglot::interpreter::reduce_lanes(mask, value, #NAME "()", place,                     \
+                                             [](unsigned a, unsigned b) { return EXPRESSION; }); \
+  }
+DIGLOT_REDUCE(__reduce_and_sync, a& b)
+DIGLOT_REDUCE(__reduce_or_sync, a | b)
+DIGLOT_REDUCE(__reduce_xor_sync, a ^ b)
+#undef DIGLOT_REDUCE
+template <typename T>
+unsigned __match_any_sync(unsigned mask, T value, DIGLOT_PLACE) {
+  const auto bits = diglot::interpreter::to_bits(value);
+  const auto lanes = diglot::interpreter::warp_exchange(mask, bits, "__match_any_sync()", place);
+  unsigned result = 0;
+  for (int lane = 0; lane < warpSize; ++lane) {
+    if ((lanes.mask >> lane & 1) && lanes.of[lane] == bits) result |= 1u << lane;
+  }
+  return result;
+}
+
 // --- atomics, fences -----------------------------------------------------------------------------
 
 namespace diglot::interpreter {
@@ -206,6 +231,9 @@ template <typename T, typename Update>
 __attribute__((noinline, no_sanitize("thread"))) T atomic_update(T* address, Place place,
                                                                  Update update) {
   touch(address, sizeof(T), Access::kAtomic, place);
+  if (reinterpret_cast<std::uintptr_t>(address) % sizeof(T) != 0) {
+    fail("a misaligned atomic operation", place);
+  }
   T old;
   __atomic_load(address, &old, __ATOMIC_SEQ_CST);
   for (;;) {
@@ -214,9 +242,8 @@ __attribute__((noinline, no_sanitize("thread"))) T atomic_update(T* address, Pla
                                   __ATOMIC_SEQ_CST)) {
       if (std::memcmp(&old, &desired, sizeof(T)) != 0) {
         note_change();
-      } else {
-        look(address, place);
       }
+      look(place);
       return old;
     }
   }
@@ -257,9 +284,9 @@ T atomicCAS(T* address, std::common_type_t<T> compare, std::common_type_t<T> val
       address, place, [=](T old) -> T { return old == compare ? value : old; });
 }
 
-inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
-inline void __threadfence_block() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
-inline void __threadfence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+inline void __threadfence() { diglot::interpreter::fence(); }
+inline void __threadfence_block() { diglot::interpreter::fence(); }
+inline void __threadfence_system() { diglot::interpreter::fence(); }
 inline void __nanosleep(unsigned, DIGLOT_PLACE) { diglot::interpreter::poll(place); }
 
 #define __trap() ::diglot::interpreter::fail("__trap()", ::diglot::interpreter::Place::here())
@@ -273,6 +300,12 @@ inline float __fmul_rn(float a, float b) { return a * b; }
 inline float __fdiv_rn(float a, float b) { return a / b; }
 inline float __frcp_rn(float x) { return 1.0f / x; }
 inline float __fsqrt_rn(float x) { return std::sqrt(x); }
+inline float __fsub_rn(float a, float b) { return a - b; }
+inline double __dadd_rn(double a, double b) { return a + b; }
+inline double __dsub_rn(double a, double b) { return a - b; }
+inline double __dmul_rn(double a, double b) { return a * b; }
+inline double __ddiv_rn(double a, double b) { return a / b; }
+inline double rsqrt(double x) { return 1.0 / std::sqrt(x); }
 inline float rsqrtf(float x) { return static_cast<float>(1.0 / std::sqrt(static_cast<double>(x))); }
 // The fast functions are rounded correctly here: within their documented error, and so are others.
 inline float __expf(float x) { return static_cast<float>(std::exp(static_cast<double>(x))); }
@@ -298,6 +331,12 @@ inline float __uint_as_float(unsigned x) { return __int_as_float(static_cast<int
 inline unsigned __umulhi(unsigned a, unsigned b) {
   return static_cast<unsigned>(std::uint64_t{a} * b >> 32);
 }
+inline int __mulhi(int a, int b) { return static_cast<int>(std::int64_t{a} * b >> 32); }
+inline unsigned __brev(unsigned x) {
+  unsigned result = 0;
+  for (int bit = 0; bit < 32; ++bit) result |= (x >> bit & 1) << (31 - bit);
+  return result;
+}
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __popcll(unsigned long long x) { return __builtin_popcountll(x); }
 inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz(static_cast<unsigned>(x)); }
@@ -307,13 +346,24 @@ inline int __clzll(long long x) {
 inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int __ffsll(long long x) { return __builtin_ffsll(x); }
 
+// As CUDA's: of floating numbers the one that is not NaN.
 template <typename T, typename U>
-constexpr std::common_type_t<T, U> min(T a, U b) {
-  return a < b ? a : b;
+std::common_type_t<T, U> min(T a, U b) {
+  using Result = std::common_type_t<T, U>;
+  if constexpr (std::is_floating_point_v<Result>) {
+    return std::fmin(Result(a), Result(b));
+  } else {
+    return Result(a) < Result(b) ? Result(a) : Result(b);
+  }
 }
 template <typename T, typename U>
-constexpr std::common_type_t<T, U> max(T a, U b) {
-  return a > b ? a : b;
+std::common_type_t<T, U> max(T a, U b) {
+  using Result = std::common_type_t<T, U>;
+  if constexpr (std::is_floating_point_v<Result>) {
+    return std::fmax(Result(a), Result(b));
+  } else {
+    return Result(a) > Result(b) ? Result(a) : Result(b);
+  }
 }
 
 template <typename T>
@@ -323,6 +373,18 @@ T __ldg(const T* address) {
 template <typename T>
 T __ldcs(const T* address) {
   return *address;
+}
+template <typename T>
+T __ldcg(const T* address) {
+  return *address;
+}
+template <typename T>
+T __ldca(const T* address) {
+  return *address;
+}
+template <typename T>
+void __stcg(T* address, std::common_type_t<T> value) {
+  *address = value;
 }
 template <typename T>
 void __stcs(T* address, std::common_type_t<T> value) {
