@@ -37,9 +37,16 @@ PLANTED = {
     "misaligned_vector": ["a misaligned access", "no multiple of 16 bytes"],
     "beyond_shared": ["index 256 out of bounds of an array of type 'float [256]'"],
     "absent_lane": ["__shfl_sync() from lane 20, which is not there"],
+    "odd_width": ["__shfl_sync() of a width that is no power of two up to 32"],
     "absent_lanes_of_mask": ["__shfl_down_sync() from lane 16, which is not there"],
     "beyond_shared_by_pointer": ["4 bytes out of bounds are written", "shared memory"],
     "copy_beyond": ["20 bytes out of bounds are written, across the end of a tensor"],
+    "copy_constant_size_beyond": ["256 bytes out of bounds are written, across the end of a"],
+    "set_constant_size_beyond": ["256 bytes out of bounds are written, across the end of a"],
+    "copy_in_loop_beyond": ["bytes out of bounds are written, 0 bytes after a tensor of 16 bytes"],
+    "write_to_literal": ["1 bytes of a constant are written"],
+    "write_to_table": ["8 bytes of a constant are written"],
+    "copy_from_nowhere": ["memory is used that is not there, or that may only be read"],
     "write_to_input": ["4 bytes of a tensor that may only be read are written", "(9, 0, 0)"],
     "misaligned_atomic": ["a misaligned atomic operation"],
     "null_pointer": ["a null pointer is used"],
@@ -85,6 +92,17 @@ def test_stack_overflow(run):
     assert "thread (9, 0, 0): its stack of 65536 bytes overflows" in message
     assert "planted/kernels.cu:" in message
     assert run("sum_in_shared")[0] == ""
+
+
+def test_a_recursion_that_looks_is_no_wait(run):
+    assert "its stack of 65536 bytes overflows" in run("overflow_by_looks")[0]
+
+
+def test_a_thread_that_never_waits_is_ended(run):
+    message, _ = run("never_ends", seconds=1)
+    assert "planted::never_ends: block (" in message
+    assert "it has not ended after 1 seconds" in message
+    assert "planted/kernels.cu:" in message
 
 
 def test_order_is_shuffled_and_repeatable(run):

@@ -3,9 +3,7 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
-#include <numeric>
 #include <utility>
 
 namespace diglot::interpreter {
@@ -101,14 +99,11 @@ void Block::shuffle(std::vector<int>& order) {
 }
 
 void Block::run() {
-  using Clock = std::chrono::steady_clock;
   running_block = this;
   std::vector<int> order;
   std::uint64_t seen = grid_.progress;
-  const auto begin = Clock::now();
-  auto since = begin;
+  auto since = begin_;
   const std::chrono::milliseconds patience(options().patience_ms);
-  const std::chrono::seconds limit(options().seconds);
   const int count = static_cast<int>(threads_.size());
   while (done_ < count && !grid_.is_over) {
     order.clear();
@@ -129,12 +124,12 @@ void Block::run() {
       if (grid_.is_over) break;
       is_idle &= threads_[linear].is_idle();
     }
-    const auto now = Clock::now();
-    if (now - begin > limit) {
+    if (is_late()) {
       grid_.fail("after " + std::to_string(options().seconds) + " seconds " + account_of_threads());
     }
     set_busy(!is_idle);
     if (!is_idle) continue;
+    const auto now = Clock::now();
     // Every thread that could run has done nothing but look. If those of all other blocks that run
     // do the same, nobody changes what they look at.
     if (grid_.busy > 0 || grid_.progress != seen) {
@@ -146,6 +141,16 @@ void Block::run() {
     sched_yield();
   }
   running_block = nullptr;
+}
+
+bool Block::is_late() const {
+  return Clock::now() - begin_ > std::chrono::seconds(options().seconds);
+}
+
+void Block::check_time(const Site& site) {
+  while (grid_.is_over) suspend();
+  if (!is_late()) return;
+  fail("it has not ended after " + std::to_string(options().seconds) + " seconds", site);
 }
 
 bool Block::release_barrier() {
@@ -267,6 +272,11 @@ void Block::poll(const Site& site) {
 void Block::look(const Site& site) {
   constexpr int kTurns = 256;
   Thread& thread = *thread_;
+  const void* const frame = __builtin_frame_address(0);
+  if (thread.deepest == nullptr || frame < thread.deepest) {  // a recursion is no wait
+    thread.deepest = frame;
+    thread.looks = 0;
+  }
   ++thread.turns;
   if (thread.looks < Thread::kIdle) ++thread.looks;
   // Who only looks lets others run, to change what it looks at; who does more, now and then.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -35,15 +36,15 @@ struct Thread {
   Index3 index;
   int linear = 0;
   State state = State::kNew;
-  bool inside = false;  // it runs the interpreter's code, not the kernel's
   Context context;
   std::unique_ptr<Stack> stack;
   const char* waits_in = "";
   Site site;
-  int looks = 0;  // at memory that others may change, since it changed any itself
-  int turns = 0;  // looks since it was resumed
-  Lanes lanes;    // what the last exchange gave
-  Votes votes;    // what the last barrier gave
+  int looks = 0;                  // at memory that others may change, since it changed any itself
+  int turns = 0;                  // looks since it was resumed
+  const void* deepest = nullptr;  // frame that has looked
+  Lanes lanes;                    // what the last exchange gave
+  Votes votes;                    // what the last barrier gave
 
   // More looks than a thread needs that does not wait.
   static constexpr int kIdle = 64;
@@ -54,6 +55,8 @@ struct Thread {
 
 class Block {
  public:
+  using Clock = std::chrono::steady_clock;
+
   Block(Grid& grid, Index3 index, std::uint64_t seed);
   ~Block();
 
@@ -66,6 +69,11 @@ class Block {
   void poll(const Site& site);
   void look(const Site& site);
   [[noreturn]] void fail(const std::string& what, const Site& site);
+  // An access, which counts: a thread that never waits is ended now and then if it must be.
+  void tick(const Site& site) {
+    constexpr std::uint32_t kTicks = 1 << 16;
+    if (++ticks_ % kTicks == 0) check_time(site);
+  }
 
   bool is_running() const { return thread_ != nullptr; }
   Thread& thread() { return *thread_; }
@@ -88,6 +96,8 @@ class Block {
   bool release_barrier();
   void release_exchange(std::size_t warp, std::size_t index);
   void set_busy(bool busy);
+  bool is_late() const;
+  void check_time(const Site& site);
   void shuffle(std::vector<int>& order);
   std::string account_of_threads() const;
   std::string name_of(const Thread& thread) const;
@@ -95,6 +105,8 @@ class Block {
   Grid& grid_;
   Index3 index_;
   std::uint64_t random_;
+  const Clock::time_point begin_ = Clock::now();
+  std::uint32_t ticks_ = 0;
   std::vector<Thread> threads_;
   std::vector<std::vector<Exchange>> exchanges_;  // by warp
   Races races_;
@@ -104,23 +116,6 @@ class Block {
   int waiting_ = 0;  // at the barrier
   int done_ = 0;
   Votes votes_{};
-};
-
-// While one lives, the running thread's accesses are the interpreter's own. Needed because the
-// linker keeps one copy of an inline function, such as those of std::string: maybe a kernel's,
-// which reports what it touches.
-class Inside {
- public:
-  explicit Inside(Thread& thread) : thread_(thread), before_(thread.inside) {
-    thread.inside = true;
-  }
-  ~Inside() { thread_.inside = before_; }
-  Inside(const Inside&) = delete;
-  Inside& operator=(const Inside&) = delete;
-
- private:
-  Thread& thread_;
-  bool before_;
 };
 
 // Readies this OS thread's shared memory for a block: as if never written.

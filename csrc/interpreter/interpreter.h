@@ -95,7 +95,7 @@ struct Options {
   unsigned os_threads = 0;   // 0: as many as the machine has
   // How long blocks that do nothing but wait are believed to wait for something.
   unsigned patience_ms = 2000;
-  unsigned seconds = 300;  // after which a launch is taken to have no end
+  unsigned seconds = 300;  // after which a block is taken to have no end
 };
 // At first what the variables DIGLOT_INTERPRET_SEED, _RACES, _THREADS and _SECONDS say. Throws
 // std::invalid_argument for a number that is none.
@@ -139,6 +139,7 @@ void touch(const void* address, std::size_t bytes, Access access, Place place);
 
 // What is said is put together here, and not by the kernel's own code, which is watched.
 [[noreturn]] void fail(const char* what, Place place);
+[[noreturn]] void fail_width(const char* what, Place place);
 [[noreturn]] void fail_absent_lane(const char* what, int lane, Place place);
 
 }  // namespace diglot::interpreter

@@ -10,7 +10,6 @@
 
 #include "interpreter/block.h"
 #include "interpreter/interpreter.h"
-#include "interpreter/symbols.h"
 #include "interpreter/variables.h"
 
 // Dynamic shared memory: kMaxSharedBytes, which build.py defines under this and under the names
@@ -21,30 +20,51 @@ namespace diglot::interpreter {
 
 namespace {
 
+bool contains(const Range& range, const char* begin, const char* end) {
+  return begin >= range.begin && end <= range.end;
+}
+
+// The range that holds all of an access and admits it, or one that only holds it, or null.
+const Range* find(const std::vector<Range>& ranges, const char* begin, const char* end,
+                  Access access) {
+  const Range* found = nullptr;
+  for (const Range& range : ranges) {
+    if (!contains(range, begin, end)) continue;
+    if (range.is_writable || access == Access::kRead) return &range;
+    found = &range;
+  }
+  return found;
+}
+
 // This library's code and constants, and this OS thread's copy of its thread-local variables, which
 // is where `__shared__` puts arrays.
 struct Module {
-  Range image{};
+  std::vector<Range> image;  // by segment
   Range shared{};
   const std::vector<Variable>* variables = nullptr;  // of `shared`, if the library names them
 };
 
 int describe_module(dl_phdr_info* info, std::size_t, void* result) {
-  const auto own = reinterpret_cast<std::uintptr_t>(&describe_module);
-  Range image{reinterpret_cast<const char*>(UINTPTR_MAX), nullptr};
+  std::vector<Range> image;
+  Range relocated{};  // written by the loader, and by nobody else
   const ElfW(Phdr)* thread_local_segment = nullptr;
   for (int i = 0; i < info->dlpi_phnum; ++i) {
     const ElfW(Phdr) & segment = info->dlpi_phdr[i];
-    if (segment.p_type == PT_TLS) thread_local_segment = &segment;
-    if (segment.p_type != PT_LOAD) continue;
     const char* const begin = reinterpret_cast<const char*>(info->dlpi_addr + segment.p_vaddr);
-    image.begin = std::min(image.begin, begin);
-    image.end = std::max(image.end, begin + segment.p_memsz);
+    const Range range{begin, begin + segment.p_memsz, (segment.p_flags & PF_W) != 0};
+    if (segment.p_type == PT_TLS) thread_local_segment = &segment;
+    if (segment.p_type == PT_GNU_RELRO) relocated = range;
+    if (segment.p_type == PT_LOAD) image.push_back(range);
   }
-  const char* const address = reinterpret_cast<const char*>(own);
-  if (address < image.begin || address >= image.end) return 0;
+  const char* const own = reinterpret_cast<const char*>(&describe_module);
+  if (find(image, own, own + 1, Access::kRead) == nullptr) return 0;
   auto* const module = static_cast<Module*>(result);
-  module->image = image;
+  for (Range& range : image) {
+    if (contains(range, relocated.begin, relocated.end)) range.begin = relocated.end;
+  }
+  relocated.is_writable = false;
+  image.push_back(relocated);
+  module->image = std::move(image);
   if (thread_local_segment != nullptr && info->dlpi_tls_data != nullptr) {
     const char* const begin = static_cast<const char*>(info->dlpi_tls_data);
     module->shared = {begin, begin + thread_local_segment->p_memsz};
@@ -82,10 +102,6 @@ bool is_written(const Range& shared, const char* begin, const char* end) {
   if (last > bytes.size()) return false;
   // Of a structure that is copied as a whole, nobody writes what lies between its members.
   return std::any_of(bytes.begin() + first, bytes.begin() + last, [](bool is) { return is; });
-}
-
-bool contains(const Range& range, const char* begin, const char* end) {
-  return begin >= range.begin && end <= range.end;
 }
 
 // Where the nearest of the ranges lies, for a message.
@@ -136,29 +152,24 @@ void check(const void* address, std::size_t bytes, Access access, const Site& si
   if (block == nullptr || bytes == 0) return;  // host code
   const char* const begin = static_cast<const char*>(address);
   const char* const end = begin + bytes;
+  block->tick(site);
   Thread& thread = block->thread();
-  if (thread.inside) return;
   if (is_local(thread, begin)) return;
   if (access == Access::kWrite) thread.looks = 0;
+  const auto fail_read_only = [&](const char* of_what) {
+    block->fail(std::to_string(bytes) + " bytes of " + of_what + " are written", site);
+  };
   const std::vector<Range>* const ranges = block->grid().arguments;
   if (ranges != nullptr) {
-    bool is_read_only = false;
-    for (const Range& range : *ranges) {
-      if (!contains(range, begin, end)) continue;
-      if (range.is_writable || access == Access::kRead) return;
-      is_read_only = true;
-    }
-    if (is_read_only) {
-      thread.inside = true;
-      block->fail(std::to_string(bytes) + " bytes of a tensor that may only be read are written",
-                  site);
+    if (const Range* const range = find(*ranges, begin, end, access)) {
+      if (range->is_writable || access == Access::kRead) return;
+      fail_read_only("a tensor that may only be read");
     }
   }
   const Kernel& kernel = block->grid().kernel;
   const char* const parameters = static_cast<const char*>(kernel.parameters);
   if (contains({parameters, parameters + kernel.bytes}, begin, end)) return;
   if (contains(module().shared, begin, end)) {
-    const Inside scope(thread);
     const Range dynamic{diglot_dynamic_shared,
                         diglot_dynamic_shared + block->grid().launch.shared_bytes};
     bool is_tracked = true;
@@ -186,14 +197,15 @@ void check(const void* address, std::size_t bytes, Access access, const Site& si
     if (race.empty()) return;
     block->fail(race, site);
   }
-  if (contains(module().image, begin, end)) return;
+  if (const Range* const range = find(module().image, begin, end, access)) {
+    if (range->is_writable || access == Access::kRead) return;
+    fail_read_only("a constant");
+  }
   constexpr std::uintptr_t kNullPage = 4096;
   if (reinterpret_cast<std::uintptr_t>(address) < kNullPage) {
-    thread.inside = true;
     block->fail("a null pointer is used", site);
   }
   if (ranges == nullptr) return;
-  thread.inside = true;
   block->fail(std::to_string(bytes) + " bytes out of bounds are " + verb(access) + ", " +
                   beside(*ranges, begin, end),
               site);
@@ -203,11 +215,7 @@ void check(const void* address, std::size_t bytes, Access access, const Site& si
 void check_look(const void* address, std::size_t bytes, const Site& site) {
   check(address, bytes, Access::kRead, site);
   Block* const block = current_block();
-  if (block == nullptr) return;
-  Thread& thread = block->thread();
-  if (thread.inside || is_local(thread, address)) return;
-  const Inside scope(thread);
-  block->look(site);
+  if (block != nullptr && !is_local(block->thread(), address)) block->look(site);
 }
 
 void check_change(const void* address, std::size_t bytes, const Site& site) {
@@ -376,12 +384,6 @@ struct Overflow {
   const TypeDescriptor* type;
 };
 
-// To be called before anything else: what is said of a fault is put together by code that may be a
-// kernel's copy.
-void enter() {
-  if (current_block() != nullptr) current_block()->thread().inside = true;
-}
-
 [[noreturn]] void sanitizer_fault(const std::string& what, const SourceLocation& at) {
   if (current_block() != nullptr) {
     current_block()->fail(what, {nullptr, Place{at.file, static_cast<int>(at.line)}});
@@ -394,13 +396,11 @@ void enter() {
 #define DIGLOT_FINDING extern "C" __attribute__((visibility("hidden"), noreturn)) void
 
 DIGLOT_FINDING __ubsan_handle_out_of_bounds_abort(OutOfBounds* data, std::uintptr_t index) {
-  enter();
   sanitizer_fault("index " + std::to_string(static_cast<std::intptr_t>(index)) +
                       " out of bounds of an array of type " + data->array->name,
                   data->at);
 }
 DIGLOT_FINDING __ubsan_handle_type_mismatch_v1_abort(TypeMismatch* data, std::uintptr_t address) {
-  enter();
   if (address == 0) sanitizer_fault("a null pointer is used", data->at);
   sanitizer_fault("a misaligned access: address " + std::to_string(address) +
                       " is no multiple of " + std::to_string(1u << data->log_alignment) +
@@ -409,14 +409,12 @@ DIGLOT_FINDING __ubsan_handle_type_mismatch_v1_abort(TypeMismatch* data, std::ui
 }
 DIGLOT_FINDING __ubsan_handle_divrem_overflow_abort(Overflow* data, std::uintptr_t,
                                                     std::uintptr_t) {
-  enter();
   sanitizer_fault("an integer division by zero, or of the least integer by -1", data->at);
 }
 
 // `assert` of the C library.
 extern "C" __attribute__((visibility("hidden"), noreturn)) void __assert_fail(
     const char* expression, const char* file, unsigned line, const char* function) noexcept {
-  enter();
   if (current_block() == nullptr) {
     std::fprintf(stderr, "%s:%u: %s: assertion '%s' failed\n", file, line, function, expression);
     std::abort();

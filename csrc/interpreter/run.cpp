@@ -3,14 +3,13 @@
 #include <cctype>
 #include <cerrno>
 #include <cstdlib>
-#include <cstring>
 #include <numeric>
 #include <system_error>
 #include <thread>
 
 #include "interpreter/block.h"
 #include "interpreter/interpreter.h"
-#include "interpreter/overflow.h"
+#include "interpreter/signals.h"
 
 namespace diglot::interpreter {
 
@@ -135,7 +134,7 @@ void run(const Launch& launch, const Kernel& kernel) {
   while (std::gcd(stride, blocks) != 1) stride += 2;
   std::atomic<std::uint64_t> next{0};
   const auto work = [&] {
-    const CatchOverflows scope;
+    const CatchSignals scope;
     for (std::uint64_t i; !grid.is_over && (i = next++) < blocks;) {
       const std::uint64_t linear =
           static_cast<std::uint64_t>((static_cast<unsigned __int128>(i) * stride + seed) % blocks);
@@ -186,12 +185,10 @@ Index3 block_size() { return current_block()->grid().launch.block; }
 Index3 grid_size() { return current_block()->grid().launch.grid; }
 
 Votes block_barrier(bool predicate, const char* what, Place place) {
-  const Inside scope(current_block()->thread());
   return current_block()->barrier(predicate, what, place);
 }
 
 Lanes warp_exchange(std::uint32_t mask, std::uint64_t value, const char* what, Place place) {
-  const Inside scope(current_block()->thread());
   return current_block()->exchange(mask, value, what, place);
 }
 
@@ -204,27 +201,22 @@ void note_change() {
   ++block->grid().progress;
 }
 
-void poll(Place place) {
-  const Inside scope(current_block()->thread());
-  current_block()->poll({nullptr, place});
-}
+void poll(Place place) { current_block()->poll({nullptr, place}); }
 
 void look(Place place) {
-  Block* const block = current_block();
-  if (block == nullptr) return;
-  const Inside scope(block->thread());
-  block->look({nullptr, place});
+  if (Block* const block = current_block()) block->look({nullptr, place});
 }
 
 void fence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 
-void fail(const char* what, Place place) {
-  current_block()->thread().inside = true;
-  current_block()->fail(what, {nullptr, place});
+void fail(const char* what, Place place) { current_block()->fail(what, {nullptr, place}); }
+
+void fail_width(const char* what, Place place) {
+  current_block()->fail(std::string(what) + " of a width that is no power of two up to 32",
+                        {nullptr, place});
 }
 
 void fail_absent_lane(const char* what, int lane, Place place) {
-  current_block()->thread().inside = true;
   current_block()->fail(
       std::string(what) + " from lane " + std::to_string(lane) + ", which is not there",
       {nullptr, place});

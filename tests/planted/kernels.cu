@@ -12,6 +12,7 @@
 namespace planted {
 
 constexpr int kThreads = 256;
+__constant__ float factors[2] = {0.5f, 2.0f};
 
 // out[block] = sum of the block's 256 values, by halving in shared memory.
 template <bool kFirstBarrier, bool kLoopBarrier>
@@ -113,6 +114,11 @@ __global__ void race_in_warp(const float* in, float* out) {
   if (threadIdx.x == 0) out[blockIdx.x] = other;
 }
 
+__global__ void odd_width(const float* in, float* out) {
+  const float value = __shfl_sync(0xffffffffu, in[threadIdx.x], 1, 12);
+  if (threadIdx.x == 0) out[blockIdx.x] = value;
+}
+
 __global__ void absent_lane(const float* in, float* out) {
   if (threadIdx.x < 16) {
     const float value = __shfl_sync(0xffffu, in[threadIdx.x], 20);
@@ -143,6 +149,14 @@ __device__ __noinline__ float descend(volatile float* out, int depth) {
 }
 __global__ void stack_overflow(const float* in, float* out) {
   if (threadIdx.x == 9) out[blockIdx.x] = descend(out, 0);
+}
+
+// It does nothing but look, which is no wait.
+__device__ __noinline__ float look_deeper(volatile float* out) {
+  return out[0] > 0 ? 0.0f : look_deeper(out) + out[0];
+}
+__global__ void overflow_by_looks(const float* in, float* out) {
+  out[blockIdx.x] = look_deeper(out);
 }
 
 __global__ void wait_for_nobody(const float* in, float* out) {
@@ -188,6 +202,12 @@ __global__ void wait_for_blocks(const float* in, float* out) {
   __syncthreads();
 }
 
+__global__ void never_ends(const float* in, float* out) {
+  float value = 0;
+  for (unsigned i = threadIdx.x; value >= 0; ++i) value = in[i % 256];
+  out[blockIdx.x] = value;
+}
+
 __global__ void sum_in_dynamic(const float* in, float* out) {
   extern __shared__ float dynamic[];
   dynamic[threadIdx.x] = in[blockIdx.x * kThreads + threadIdx.x];
@@ -211,6 +231,37 @@ __global__ void beyond_shared_by_pointer(const float* in, float* out) {
 
 __global__ void copy_beyond(const float* in, float* out) {
   if (threadIdx.x == 0 && blockIdx.x == 0) memcpy(out, in, sizeof(float) * (gridDim.x + 1));
+}
+
+__global__ void copy_constant_size_beyond(const float* in, float* out) {
+  if (threadIdx.x == 0) memcpy(out, in, 256);
+}
+
+__global__ void set_constant_size_beyond(const float* in, float* out) {
+  if (threadIdx.x == 0) memset(out, 0, 256);
+}
+
+// The compiler knows loops that copy.
+__global__ void copy_in_loop_beyond(const float* in, float* out) {
+  if (threadIdx.x != 0) return;
+  for (int i = 0; i < 64; ++i) out[i] = in[i];
+}
+
+__global__ void write_to_literal(const float* in, float* out) {
+  const char* text = in[0] >= 0 ? "literal" : reinterpret_cast<const char*>(out);
+  const_cast<char*>(text)[threadIdx.x % 8] = 0;
+}
+
+// What the compiler copies in line, whatever it is told.
+__global__ void copy_from_nowhere(const float* in, float* out) {
+  if (threadIdx.x == 0) __builtin_memcpy(out, reinterpret_cast<const char*>(5000), 64);
+}
+
+// A pointer that the loader has to fill in.
+__constant__ const float* const table[] = {factors};
+__global__ void write_to_table(const float* in, float* out) {
+  const float* const* volatile names = table;
+  const_cast<const float**>(names)[0] = in;
 }
 
 __global__ void write_to_input(const float* in, float* out) {
@@ -273,7 +324,6 @@ struct Padded {
   char a;
   long long b;
 };
-__constant__ float factors[2] = {0.5f, 2.0f};
 extern __shared__ __align__(16) unsigned char bytes[];
 
 // Forms of the language that kernels use.
@@ -433,6 +483,12 @@ const Entry kKernels[] = {
     PLANTED(sum_rows),
     PLANTED(beyond_shared_by_pointer),
     PLANTED(copy_beyond),
+    PLANTED(copy_constant_size_beyond),
+    PLANTED(set_constant_size_beyond),
+    PLANTED(copy_in_loop_beyond),
+    PLANTED(write_to_literal),
+    PLANTED(write_to_table),
+    PLANTED(copy_from_nowhere),
     PLANTED(write_to_input),
     PLANTED(misaligned_atomic),
     PLANTED(null_pointer),
@@ -449,10 +505,13 @@ const Entry kKernels[] = {
     PLANTED(beyond_shared),
     PLANTED(race_in_shared),
     PLANTED(absent_lane),
+    PLANTED(odd_width),
     PLANTED(absent_lanes_of_mask),
     PLANTED(failed_assertion),
     PLANTED(division_by_zero),
     PLANTED(stack_overflow),
+    PLANTED(overflow_by_looks),
+    PLANTED(never_ends),
     PLANTED(wait_for_nobody),
     PLANTED(spin_on_atomic),
     PLANTED(spin_on_volatile),
@@ -482,7 +541,7 @@ struct Options {
   int is_cooperative;
   unsigned long long seed;
   int finds_races;
-  unsigned patience_ms;
+  unsigned patience_ms, seconds;
 };
 
 namespace {
@@ -493,7 +552,8 @@ namespace {
 void run_entry(const planted::Entry& entry, const Options& options, const float* in,
                std::int64_t elements, float* out) {
   using diglot::interpreter::Range;
-  diglot::interpreter::options() = {options.seed, options.finds_races != 0, 0, options.patience_ms};
+  diglot::interpreter::options() = {options.seed, options.finds_races != 0, 0, options.patience_ms,
+                                    options.seconds};
   const auto range = [](const float* begin, std::int64_t count, bool is_writable) {
     return Range{reinterpret_cast<const char*>(begin), reinterpret_cast<const char*>(begin + count),
                  is_writable};

@@ -39,6 +39,7 @@ class Options(ctypes.Structure):
         ("seed", ctypes.c_ulonglong),
         ("finds_races", ctypes.c_int),
         ("patience_ms", ctypes.c_uint),
+        ("seconds", ctypes.c_uint),
     )
 
 
@@ -96,13 +97,16 @@ def runner(path: Path) -> Run:
         seed: int = 0,
         races: bool = True,
         patience_ms: int = 200,
+        seconds: int = 300,
     ) -> tuple[str, torch.Tensor]:
         if values is None:
             values = torch.arange(max(blocks, 1) * THREADS, dtype=torch.float32)
         out = torch.full((max(blocks, 1),), -1.0)
         message = library.run(
             kernel.encode(),
-            ctypes.byref(Options(blocks, threads, shared, cooperative, seed, races, patience_ms)),
+            ctypes.byref(
+                Options(blocks, threads, shared, cooperative, seed, races, patience_ms, seconds)
+            ),
             ctypes.c_void_p(values.data_ptr()),
             ctypes.c_int64(values.numel()),
             ctypes.c_void_p(out.data_ptr()),
@@ -123,7 +127,7 @@ def main(path: str, kernel: str) -> None:
         values[i] = i
     for i in range(BLOCKS):
         out[i] = -1
-    options = Options(BLOCKS, THREADS, patience_ms=200)
+    options = Options(BLOCKS, THREADS, patience_ms=200, seconds=300)
     message = library.run(
         kernel.encode(), ctypes.byref(options), values, ctypes.c_int64(count), out
     )

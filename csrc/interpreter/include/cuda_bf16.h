@@ -16,6 +16,6 @@ inline __nv_bfloat16 __float2bfloat16(float x) { return __double2bfloat16(x); }
 inline float __bfloat162float(__nv_bfloat16 x) {
   const std::uint32_t bits = static_cast<std::uint32_t>(x.bits) << 16;
   float result;
-  std::memcpy(&result, &bits, sizeof(result));
+  __builtin_memcpy(&result, &bits, sizeof(result));
   return result;
 }

@@ -17,12 +17,12 @@ inline float __half2float(__half x) {
   std::uint32_t bits = (x.bits & 0x3ffu) << 13;
   if (exponent == 0) {  // bits 2^-24 of the significand's last place
     const float magnitude = static_cast<float>(x.bits & 0x3ffu) * 5.9604644775390625e-8f;
-    std::memcpy(&bits, &magnitude, sizeof(bits));
+    __builtin_memcpy(&bits, &magnitude, sizeof(bits));
   } else {
     bits |= exponent == 0x1f ? 0x7f800000u : (exponent + 112) << 23;
   }
   bits |= sign;
   float result;
-  std::memcpy(&result, &bits, sizeof(result));
+  __builtin_memcpy(&result, &bits, sizeof(result));
   return result;
 }

@@ -89,19 +89,20 @@ template <typename T>
 std::uint64_t to_bits(T value) {
   static_assert(sizeof(T) <= 8, "a warp exchanges values of at most 8 bytes");
   std::uint64_t bits = 0;
-  std::memcpy(&bits, &value, sizeof(value));
+  __builtin_memcpy(&bits, &value, sizeof(value));
   return bits;
 }
 template <typename T>
 T from_bits(std::uint64_t bits) {
   T value;
-  std::memcpy(&value, &bits, sizeof(value));
+  __builtin_memcpy(&value, &bits, sizeof(value));
   return value;
 }
 
 // A shuffle: source(lane) says whose value the calling lane gets.
 template <typename T, typename Source>
-T shuffle(unsigned mask, T value, const char* what, Place place, Source source) {
+T shuffle(unsigned mask, T value, int width, const char* what, Place place, Source source) {
+  if (width < 1 || width > kWarp || (width & (width - 1)) != 0) fail_width(what, place);
   const Lanes lanes = warp_exchange(mask, to_bits(value), what, place);
   const int from = source(lanes.own);
   if ((lanes.mask >> from & 1) == 0) fail_absent_lane(what, from, place);
@@ -146,30 +147,32 @@ inline unsigned __activemask() { return diglot::interpreter::active_mask(); }
 
 template <typename T>
 T __shfl_sync(unsigned mask, T value, int source, int width = 32, DIGLOT_PLACE) {
-  return diglot::interpreter::shuffle(mask, value, "__shfl_sync()", place, [=](int lane) {
+  return diglot::interpreter::shuffle(mask, value, width, "__shfl_sync()", place, [=](int lane) {
     return diglot::interpreter::group_begin(lane, width) + (source & (width - 1));
   });
 }
 template <typename T>
 T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32, DIGLOT_PLACE) {
-  return diglot::interpreter::shuffle(mask, value, "__shfl_up_sync()", place, [=](int lane) {
+  return diglot::interpreter::shuffle(mask, value, width, "__shfl_up_sync()", place, [=](int lane) {
     const int from = lane - static_cast<int>(delta);
     return from < diglot::interpreter::group_begin(lane, width) ? lane : from;
   });
 }
 template <typename T>
 T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32, DIGLOT_PLACE) {
-  return diglot::interpreter::shuffle(mask, value, "__shfl_down_sync()", place, [=](int lane) {
-    const int from = lane + static_cast<int>(delta);
-    return from >= diglot::interpreter::group_begin(lane, width) + width ? lane : from;
-  });
+  return diglot::interpreter::shuffle(
+      mask, value, width, "__shfl_down_sync()", place, [=](int lane) {
+        const int from = lane + static_cast<int>(delta);
+        return from >= diglot::interpreter::group_begin(lane, width) + width ? lane : from;
+      });
 }
 template <typename T>
 T __shfl_xor_sync(unsigned mask, T value, int lanes, int width = 32, DIGLOT_PLACE) {
-  return diglot::interpreter::shuffle(mask, value, "__shfl_xor_sync()", place, [=](int lane) {
-    const int from = lane ^ lanes;
-    return from >= diglot::interpreter::group_begin(lane, width) + width ? lane : from;
-  });
+  return diglot::interpreter::shuffle(
+      mask, value, width, "__shfl_xor_sync()", place, [=](int lane) {
+        const int from = lane ^ lanes;
+        return from >= diglot::interpreter::group_begin(lane, width) + width ? lane : from;
+      });
 }
 inline unsigned __ballot_sync(unsigned mask, int predicate, DIGLOT_PLACE) {
   const auto lanes =
@@ -366,27 +369,38 @@ std::common_type_t<T, U> max(T a, U b) {
   }
 }
 
-template <typename T>
-T __ldg(const T* address) {
-  return *address;
+// --- memory --------------------------------------------------------------------------------------
+
+#define DIGLOT_LOAD(NAME)    \
+  template <typename T>      \
+  T NAME(const T* address) { \
+    return *address;         \
+  }
+#define DIGLOT_STORE(NAME)                             \
+  template <typename T>                                \
+  void NAME(T* address, std::common_type_t<T> value) { \
+    *address = value;                                  \
+  }
+DIGLOT_LOAD(__ldg)
+DIGLOT_LOAD(__ldca)
+DIGLOT_LOAD(__ldcg)
+DIGLOT_LOAD(__ldcs)
+DIGLOT_STORE(__stcg)
+DIGLOT_STORE(__stcs)
+#undef DIGLOT_LOAD
+#undef DIGLOT_STORE
+
+// Copies of a few bytes, such as a number's, are one access, which the compiler reports. Of others
+// it knows nothing (build.py).
+template <typename To, typename From>
+inline __attribute__((always_inline)) void* memcpy(To* to, const From* from, std::size_t bytes,
+                                                   DIGLOT_PLACE) {
+  if (!__builtin_constant_p(bytes) || bytes > 16 || (bytes & (bytes - 1)) != 0) {
+    diglot::interpreter::touch(from, bytes, diglot::interpreter::Access::kRead, place);
+    diglot::interpreter::touch(to, bytes, diglot::interpreter::Access::kWrite, place);
+  }
+  return __builtin_memcpy(to, from, bytes);
 }
-template <typename T>
-T __ldcs(const T* address) {
-  return *address;
-}
-template <typename T>
-T __ldcg(const T* address) {
-  return *address;
-}
-template <typename T>
-T __ldca(const T* address) {
-  return *address;
-}
-template <typename T>
-void __stcg(T* address, std::common_type_t<T> value) {
-  *address = value;
-}
-template <typename T>
-void __stcs(T* address, std::common_type_t<T> value) {
-  *address = value;
+namespace std {
+using ::memcpy;
 }

@@ -12,7 +12,7 @@ namespace diglot::interpreter {
 template <int kSignificand, int kExponent>
 std::uint16_t round_to_16_bits(double value) {
   std::uint64_t bits;
-  std::memcpy(&bits, &value, sizeof(bits));
+  __builtin_memcpy(&bits, &value, sizeof(bits));
   const auto sign = static_cast<std::uint16_t>(bits >> 63 << 15);
   bits &= ~(std::uint64_t{1} << 63);
   constexpr std::uint64_t kInfinity = std::uint64_t{0x7ff} << 52;

@@ -1,5 +1,6 @@
-#include "interpreter/overflow.h"
+#include "interpreter/signals.h"
 
+#include <dlfcn.h>
 #include <signal.h>
 #include <ucontext.h>
 
@@ -15,31 +16,47 @@ namespace {
 constexpr std::size_t kSignalStackBytes = 64 * 1024;
 struct sigaction previous_action;
 
-// Where the stack ran out.
-thread_local const void* overflow_code = nullptr;
+// Where it happened, and whether the stack ran out.
+thread_local const void* code = nullptr;
+thread_local bool is_overflow = false;
 
 [[noreturn]] void report() {
-  current_block()->thread().inside = true;
-  current_block()->fail("its stack of " + std::to_string(Stack::kBytes) + " bytes overflows",
-                        {overflow_code, {}});
+  current_block()->fail(is_overflow
+                            ? "its stack of " + std::to_string(Stack::kBytes) + " bytes overflows"
+                            : "memory is used that is not there, or that may only be read",
+                        {code, {}});
+}
+
+// Whether it is this library's: elsewhere, locks may be held.
+bool is_own(const void* address) {
+#if defined(__SANITIZE_ADDRESS__)
+  return false;  // the sanitizer says more
+#else
+  Dl_info own{}, other{};
+  return dladdr(reinterpret_cast<const void*>(&report), &own) != 0 &&
+         dladdr(address, &other) != 0 && own.dli_fbase == other.dli_fbase;
+#endif
 }
 
 void on_signal(int number, siginfo_t* info, void* context) {
   Block* const block = current_block();
-  if (block != nullptr && block->thread().stack->is_overflow(info->si_addr)) {
-    // The thread goes on at the top of its stack, which nobody needs any more, in report().
-    auto* const registers = static_cast<ucontext_t*>(context);
-    const auto top = reinterpret_cast<std::uintptr_t>(block->thread().stack->end()) - 256;
-    // One further, as a return address is.
+  auto* const registers = static_cast<ucontext_t*>(context);
 #if defined(__x86_64__)
-    overflow_code = reinterpret_cast<const char*>(registers->uc_mcontext.gregs[REG_RIP]) + 1;
-    registers->uc_mcontext.gregs[REG_RSP] = static_cast<greg_t>(top - 8);  // as after a call
-    registers->uc_mcontext.gregs[REG_RIP] = reinterpret_cast<greg_t>(&report);
+  auto& counter = registers->uc_mcontext.gregs[REG_RIP];
+  auto& stack = registers->uc_mcontext.gregs[REG_RSP];
+  constexpr int kReturnBytes = 8;  // as after a call
 #else
-    overflow_code = reinterpret_cast<const char*>(registers->uc_mcontext.pc) + 1;
-    registers->uc_mcontext.sp = top;
-    registers->uc_mcontext.pc = reinterpret_cast<std::uintptr_t>(&report);
+  auto& counter = registers->uc_mcontext.pc;
+  auto& stack = registers->uc_mcontext.sp;
+  constexpr int kReturnBytes = 0;
 #endif
+  const char* const at = reinterpret_cast<const char*>(counter);
+  is_overflow = block != nullptr && block->thread().stack->is_overflow(info->si_addr);
+  if (is_overflow || (block != nullptr && is_own(at))) {
+    // The thread goes on at the top of its stack, which nobody needs any more, in report().
+    code = at + 1;  // as a return address is
+    stack = reinterpret_cast<std::uintptr_t>(block->thread().stack->end()) - 256 - kReturnBytes;
+    counter = reinterpret_cast<std::uintptr_t>(&report);
     return;
   }
   if (previous_action.sa_flags & SA_SIGINFO) {
@@ -53,7 +70,7 @@ void on_signal(int number, siginfo_t* info, void* context) {
 
 }  // namespace
 
-CatchOverflows::CatchOverflows() {
+CatchSignals::CatchSignals() {
   // Again if somebody has put another in its place since.
   static std::mutex mutex;
   {
@@ -78,7 +95,7 @@ CatchOverflows::CatchOverflows() {
   sigaltstack(&own, nullptr);
 }
 
-CatchOverflows::~CatchOverflows() {
+CatchSignals::~CatchSignals() {
   if (signal_stack_ == nullptr) return;
   stack_t none = {};
   none.ss_flags = SS_DISABLE;
