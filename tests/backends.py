@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,13 +17,19 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # and the tests of CUDA's are deselected, with those that need a GPU, where its interpreter was not
 # built (it needs g++).
 HAS_CUDA = DEVICE == "cuda" or importlib.util.find_spec("diglot._interpreter") is not None
-CUDA = pytest.param("cuda", marks=[] if HAS_CUDA else [pytest.mark.gpu])
+NEEDS_CUDA = [] if HAS_CUDA else [pytest.mark.gpu]
+CUDA = pytest.param("cuda", marks=NEEDS_CUDA)
 KERNELS = [CUDA, "triton"]
 BACKENDS = [*KERNELS, "torch"]
 
 # Ops whose kernels the interpreters do not run, and why. All others' tests run in both of them.
 NOT_INTERPRETED: dict[str, str] = {}
 OPS = sorted(path.stem for path in (Path(__file__).parent.parent / "csrc/ops").glob("*.cu"))
+
+
+def needs_cuda(test: Callable[..., None]) -> Callable[..., None]:
+    """Marks a test that runs CUDA's kernels, or compiles some for the interpreter."""
+    return test if HAS_CUDA else pytest.mark.gpu(test)
 
 
 def interpreted_line() -> str:
@@ -58,6 +65,10 @@ FLOATING = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 # oracle itself in 32. In 64 bits the oracle is no better than what it judges: its argument's
 # rounding is worth a few hundred ulp in the far tail.
 ULP = {torch.float32: 2.0, torch.float16: 1.0, torch.bfloat16: 1.0, torch.float64: 512.0}
+
+# How far the two languages' kernels may be apart, in ulp, where it is not 1: bit by bit the same
+# where nothing is approximated.
+APART = {"add": 0.0}
 
 
 def spacing(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

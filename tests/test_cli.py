@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from backends import needs_cuda
 from commands import fails, run
 
 from diglot import cli
@@ -280,6 +281,7 @@ def test_info():
 
 
 @pytest.mark.slow
+@needs_cuda
 def test_no_variable_is_needed(tmp_path):
     """Where there is no GPU, the command interprets by itself, and says so."""
     if torch.cuda.is_available():

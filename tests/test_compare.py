@@ -10,6 +10,7 @@ import re
 
 import pytest
 import torch
+from backends import needs_cuda
 
 import diglot
 from diglot.backends import runs
@@ -205,6 +206,7 @@ def test_integers_are_compared_exactly(dtype, monkeypatch):
     assert error.worst_ulp == (1 if dtype == torch.bool else 6)
 
 
+@needs_cuda
 @needs_interpreters
 @pytest.mark.parametrize("backward", [False, True])
 def test_rows_of_every_backend(backward):

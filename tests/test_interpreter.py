@@ -9,13 +9,16 @@ import time
 
 import pytest
 import torch
-from backends import NOT_INTERPRETED, OPS
+from backends import NEEDS_CUDA, NOT_INTERPRETED, OPS
 from planted.library import THREADS, build_interpreted, runner
 
 import diglot
 from diglot.backends.registry import INTERPRET, load_interpreter
 
-pytestmark = pytest.mark.skipif(not INTERPRET, reason="DIGLOT_INTERPRET is not set")
+pytestmark = [
+    *NEEDS_CUDA,
+    pytest.mark.skipif(not INTERPRET, reason="DIGLOT_INTERPRET is not set"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from backends import DEVICE, ULP, assert_close
+from backends import DEVICE, ULP, assert_close, needs_cuda
 
 import diglot
 import diglot.interpreter
@@ -139,6 +139,7 @@ def test_triton_errors(run_module):
 
 
 @needs_compiler
+@needs_cuda
 @needs_headers
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_cuda_kernel(run_module, dtype):
@@ -147,6 +148,7 @@ def test_cuda_kernel(run_module, dtype):
 
 
 @needs_compiler
+@needs_cuda
 @needs_headers
 def test_cuda_errors(run_module):
     x = torch.ones(4, device=DEVICE)
@@ -160,6 +162,7 @@ def test_cuda_errors(run_module):
 
 
 @needs_compiler
+@needs_cuda
 @needs_headers
 def test_error_measure(run_module):
     """run.py reports what PyTorch's own kernels lose, so that its zero is not a blind one."""
@@ -169,6 +172,7 @@ def test_error_measure(run_module):
 
 
 @pytest.mark.slow
+@needs_cuda
 @needs_headers
 @pytest.mark.skipif(DEVICE == "cuda", reason="with a GPU its kernels run on that")
 def test_the_interpreter_watches_a_users_kernel(tmp_path):
@@ -195,6 +199,7 @@ def test_sources_that_are_none(sources, error):
         diglot.interpreter.load("nothing", sources)
 
 
+@needs_cuda
 def test_the_compilers_messages_are_told(tmp_path):
     (tmp_path / "wrong.cu").write_text("int kernel( {")
     with pytest.raises(RuntimeError, match=r"wrong\.cu:1"):

@@ -6,10 +6,10 @@ import ctypes
 
 import pytest
 import torch
-from backends import DEVICE, HAS_CUDA, assert_close
+from backends import DEVICE, NEEDS_CUDA, assert_close
 from planted.library import BLOCKS, THREADS, build_for_gpu, build_interpreted, find_nvcc, runner
 
-pytestmark = [] if HAS_CUDA else [pytest.mark.gpu]
+pytestmark = NEEDS_CUDA
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,12 @@ import sys
 
 import planted.library
 import pytest
+from backends import NEEDS_CUDA
 
 from diglot.backends.registry import INTERPRET
 
 pytestmark = [
+    *NEEDS_CUDA,
     pytest.mark.slow,
     pytest.mark.skipif(not INTERPRET, reason="DIGLOT_INTERPRET is not set"),
 ]

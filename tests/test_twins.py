@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from backends import CUDA, DEVICE, FLOATING, ULP, spacing, ulp_error
+from backends import APART, CUDA, DEVICE, FLOATING, ULP, spacing, ulp_error
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from operands import KINDS, operands
 
 from diglot.ops.add import DTYPES
 from diglot.tools.specs import Expected, find_spec, op_names
-
-# How far the two may be apart, in ulp: bit by bit the same where nothing is approximated.
-APART = {"add": 0.0}
 
 # These need more than a value: their tests are in test_operands.py.
 PLAIN_KINDS = [kind for kind in KINDS if kind not in ("zeros without memory", "inference")]
