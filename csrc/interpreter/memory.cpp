@@ -21,7 +21,7 @@ namespace diglot::interpreter {
 namespace {
 
 bool contains(const Range& range, const char* begin, const char* end) {
-  return begin >= range.begin && end <= range.end;
+  return begin >= range.begin && end <= range.end && begin <= end;
 }
 
 // The range that holds all of an access and admits it, or one that only holds it, or null.
@@ -121,8 +121,9 @@ std::string beside(const std::vector<Range>& ranges, const char* begin, const ch
 
 const char* verb(Access access) { return access == Access::kRead ? "read" : "written"; }
 
-bool is_local(const Thread& thread, const void* address) {
-  return address >= thread.stack->begin() && address < thread.stack->end();
+bool is_local(const Thread& thread, const void* address, std::size_t bytes) {
+  const char* const begin = static_cast<const char*>(address);
+  return contains({thread.stack->begin(), thread.stack->end()}, begin, begin + bytes);
 }
 
 // What is wrong with an access to a block's static shared memory; "" if nothing.
@@ -137,14 +138,13 @@ std::string fault_in_shared(const char* begin, const char* end, Access access, b
     is_tracked = variable->is_shared;
     if (offset + (end - begin) <= variable->offset + variable->bytes) return "";
   }
-  return std::to_string(end - begin) + " bytes out of bounds are " + verb(access) +
-         (variable == nullptr
-              ? ", before all shared memory"
-              : ", " +
-                    std::to_string(
-                        static_cast<std::ptrdiff_t>(offset) -
-                        static_cast<std::ptrdiff_t>(variable->offset + variable->bytes)) +
-                    " bytes after shared memory of " + std::to_string(variable->bytes) + " bytes");
+  const std::string what = std::to_string(end - begin) + " bytes out of bounds are " + verb(access);
+  if (variable == nullptr) return what + ", before all shared memory";
+  const std::size_t after_last = variable->offset + variable->bytes;
+  return what +
+         (offset < after_last ? ", across the end of"
+                              : ", " + std::to_string(offset - after_last) + " bytes after") +
+         " shared memory of " + std::to_string(variable->bytes) + " bytes";
 }
 
 void check(const void* address, std::size_t bytes, Access access, const Site& site) {
@@ -154,7 +154,7 @@ void check(const void* address, std::size_t bytes, Access access, const Site& si
   const char* const end = begin + bytes;
   block->tick(site);
   Thread& thread = block->thread();
-  if (is_local(thread, begin)) return;
+  if (is_local(thread, address, bytes)) return;
   if (access == Access::kWrite) thread.looks = 0;
   const auto fail_read_only = [&](const char* of_what) {
     block->fail(std::to_string(bytes) + " bytes of " + of_what + " are written", site);
@@ -215,13 +215,13 @@ void check(const void* address, std::size_t bytes, Access access, const Site& si
 void check_look(const void* address, std::size_t bytes, const Site& site) {
   check(address, bytes, Access::kRead, site);
   Block* const block = current_block();
-  if (block != nullptr && !is_local(block->thread(), address)) block->look(site);
+  if (block != nullptr && !is_local(block->thread(), address, bytes)) block->look(site);
 }
 
 void check_change(const void* address, std::size_t bytes, const Site& site) {
   check(address, bytes, Access::kWrite, site);
   Block* const block = current_block();
-  if (block != nullptr && !is_local(block->thread(), address)) note_change();
+  if (block != nullptr && !is_local(block->thread(), address, bytes)) note_change();
 }
 
 }  // namespace

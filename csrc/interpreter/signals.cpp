@@ -14,17 +14,20 @@ namespace diglot::interpreter {
 namespace {
 
 constexpr std::size_t kSignalStackBytes = 64 * 1024;
-struct sigaction previous_action;
+constexpr int kSignals[] = {SIGSEGV, SIGFPE};
+struct sigaction previous_actions[2];
 
-// Where it happened, and whether the stack ran out.
+// Where it happened, and what.
 thread_local const void* code = nullptr;
-thread_local bool is_overflow = false;
+thread_local enum { kOverflow, kMemory, kDivision } kind;
 
 [[noreturn]] void report() {
-  current_block()->fail(is_overflow
-                            ? "its stack of " + std::to_string(Stack::kBytes) + " bytes overflows"
-                            : "memory is used that is not there, or that may only be read",
-                        {code, {}});
+  const std::string what[] = {
+      "its stack of " + std::to_string(Stack::kBytes) + " bytes overflows",
+      "memory is used that is not there, or that may only be read",
+      "an integer division by zero, or of the least integer by -1",
+  };
+  current_block()->fail(what[kind], {code, {}});
 }
 
 // Whether it is this library's: elsewhere, locks may be held.
@@ -51,14 +54,17 @@ void on_signal(int number, siginfo_t* info, void* context) {
   constexpr int kReturnBytes = 0;
 #endif
   const char* const at = reinterpret_cast<const char*>(counter);
-  is_overflow = block != nullptr && block->thread().stack->is_overflow(info->si_addr);
+  const bool is_overflow =
+      number == SIGSEGV && block != nullptr && block->thread().stack->is_overflow(info->si_addr);
   if (is_overflow || (block != nullptr && is_own(at))) {
+    kind = is_overflow ? kOverflow : number == SIGSEGV ? kMemory : kDivision;
     // The thread goes on at the top of its stack, which nobody needs any more, in report().
     code = at + 1;  // as a return address is
     stack = reinterpret_cast<std::uintptr_t>(block->thread().stack->end()) - 256 - kReturnBytes;
     counter = reinterpret_cast<std::uintptr_t>(&report);
     return;
   }
+  const struct sigaction& previous_action = previous_actions[number == SIGFPE];
   if (previous_action.sa_flags & SA_SIGINFO) {
     previous_action.sa_sigaction(number, info, context);
   } else if (previous_action.sa_handler != SIG_DFL && previous_action.sa_handler != SIG_IGN) {
@@ -75,14 +81,15 @@ CatchSignals::CatchSignals() {
   static std::mutex mutex;
   {
     const std::lock_guard lock(mutex);
-    struct sigaction installed = {};
-    sigaction(SIGSEGV, nullptr, &installed);
-    if ((installed.sa_flags & SA_SIGINFO) == 0 || installed.sa_sigaction != on_signal) {
-      previous_action = installed;
+    for (int i = 0; i < 2; ++i) {
+      struct sigaction installed = {};
+      sigaction(kSignals[i], nullptr, &installed);
+      if ((installed.sa_flags & SA_SIGINFO) != 0 && installed.sa_sigaction == on_signal) continue;
+      previous_actions[i] = installed;
       struct sigaction action = {};
       action.sa_sigaction = on_signal;
       action.sa_flags = SA_SIGINFO | SA_ONSTACK;
-      sigaction(SIGSEGV, &action, nullptr);
+      sigaction(kSignals[i], &action, nullptr);
     }
   }
   stack_t current = {};

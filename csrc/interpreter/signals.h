@@ -1,4 +1,5 @@
-// Turns signals that a kernel causes into faults: its stack overflows, or there is no such memory.
+// Turns signals that a kernel causes into faults: its stack overflows, there is no such memory, or
+// the least integer is divided by -1.
 #pragma once
 
 #include <memory>

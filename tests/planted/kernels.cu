@@ -237,6 +237,18 @@ __global__ void copy_constant_size_beyond(const float* in, float* out) {
   if (threadIdx.x == 0) memcpy(out, in, 256);
 }
 
+// The size wraps around.
+__global__ void copy_huge(const float* in, float* out) {
+  if (threadIdx.x == 0) memcpy(out, in, 0 - static_cast<size_t>(in[4]));
+}
+
+__global__ void set_shared_beyond(const float* in, float* out) {
+  __shared__ float values[16];
+  if (threadIdx.x == 0) memset(values, 0, sizeof(values) + 4);
+  __syncthreads();
+  out[blockIdx.x] = values[0];
+}
+
 __global__ void set_constant_size_beyond(const float* in, float* out) {
   if (threadIdx.x == 0) memset(out, 0, 256);
 }
@@ -363,6 +375,11 @@ __global__ void forms(const float* in, float* out) {
   assert(__ballot_sync(0xffffffffu, 1) == 0xfffffu || lane >= 20);
 }
 
+__global__ void least_by_minus_one(const float* in, float* out) {
+  const int least = -2147483647 - static_cast<int>(in[1]);
+  out[blockIdx.x] = static_cast<float>(least / (static_cast<int>(in[0]) - 1));
+}
+
 __global__ void trap(const float* in, float* out) {
   if (threadIdx.x == 5) __trap();
 }
@@ -404,6 +421,9 @@ __global__ void shuffles(const float* in, float* out) {
   assert(__shfl_down_sync(all, lane, 1) == (lane == 31 ? 31 : lane + 1));
   assert(__shfl_down_sync(all, lane, 3, 8) == (lane % 8 > 4 ? lane : lane + 3));
   assert(__shfl_xor_sync(all, lane, 1) == (lane ^ 1));
+  assert(__shfl_up_sync(all, lane, 33) == (lane == 0 ? 0 : lane - 1));  // of which 5 bits count
+  assert(__shfl_down_sync(all, lane, 0x80000001u) == (lane == 31 ? 31 : lane + 1));
+  assert(__shfl_xor_sync(all, lane, -31) == (lane ^ 1));
   assert(__shfl_xor_sync(all, 0.5 * lane, 16) == 0.5 * (lane ^ 16));  // 8 bytes
   if (threadIdx.x == 0) out[blockIdx.x] = 1;
 }
@@ -485,6 +505,9 @@ const Entry kKernels[] = {
     PLANTED(copy_beyond),
     PLANTED(copy_constant_size_beyond),
     PLANTED(set_constant_size_beyond),
+    PLANTED(set_shared_beyond),
+    PLANTED(copy_huge),
+    PLANTED(least_by_minus_one),
     PLANTED(copy_in_loop_beyond),
     PLANTED(write_to_literal),
     PLANTED(write_to_table),

@@ -154,7 +154,7 @@ T __shfl_sync(unsigned mask, T value, int source, int width = 32, DIGLOT_PLACE) 
 template <typename T>
 T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32, DIGLOT_PLACE) {
   return diglot::interpreter::shuffle(mask, value, width, "__shfl_up_sync()", place, [=](int lane) {
-    const int from = lane - static_cast<int>(delta);
+    const int from = lane - static_cast<int>(delta % 32);  // of which a GPU sees five bits
     return from < diglot::interpreter::group_begin(lane, width) ? lane : from;
   });
 }
@@ -162,7 +162,7 @@ template <typename T>
 T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32, DIGLOT_PLACE) {
   return diglot::interpreter::shuffle(
       mask, value, width, "__shfl_down_sync()", place, [=](int lane) {
-        const int from = lane + static_cast<int>(delta);
+        const int from = lane + static_cast<int>(delta % 32);
         return from >= diglot::interpreter::group_begin(lane, width) + width ? lane : from;
       });
 }
@@ -170,7 +170,7 @@ template <typename T>
 T __shfl_xor_sync(unsigned mask, T value, int lanes, int width = 32, DIGLOT_PLACE) {
   return diglot::interpreter::shuffle(
       mask, value, width, "__shfl_xor_sync()", place, [=](int lane) {
-        const int from = lane ^ lanes;
+        const int from = lane ^ (lanes & 31);
         return from >= diglot::interpreter::group_begin(lane, width) + width ? lane : from;
       });
 }
