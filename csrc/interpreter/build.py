@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import sysconfig
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -140,11 +139,8 @@ def build(
         raise RuntimeError(f"compiling for the interpreter failed:\n{done.stdout}")
 
 
-# diglot's extensions target PyTorch's stable ABI (2.10) and Python's limited API (3.10).
-STABLE_ABI_DEFINITIONS = [
-    "-DTORCH_TARGET_VERSION=0x020a000000000000",
-    "-DPy_LIMITED_API=0x030A0000",
-]
+# diglot's extensions target PyTorch's stable ABI (2.10); Python's is declared in python_abi.h.
+STABLE_ABI_DEFINITIONS = ["-DTORCH_TARGET_VERSION=0x020a000000000000"]
 
 
 def build_extension(output: Path, folder: Path, *, sanitized: bool = False) -> None:
@@ -152,13 +148,15 @@ def build_extension(output: Path, folder: Path, *, sanitized: bool = False) -> N
     from torch.utils import cpp_extension
 
     root = HERE.parent
-    includes = [*cpp_extension.include_paths(), sysconfig.get_path("include")]
     build(
         output,
         sorted(root.glob("ops/*.cu")),
         folder,
         sources=[HERE / "module.cpp", root / "torch/launcher.cpp"],
-        flags=[*STABLE_ABI_DEFINITIONS, *(f"-isystem{path}" for path in includes)],
+        flags=[
+            *STABLE_ABI_DEFINITIONS,
+            *(f"-isystem{path}" for path in cpp_extension.include_paths()),
+        ],
         link_flags=[
             *(f"-L{path}" for path in cpp_extension.library_paths()),
             "-Wl,--no-as-needed",

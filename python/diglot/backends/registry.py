@@ -39,26 +39,25 @@ class Backend:
     refusal: Callable[[torch.device], str | None]
 
 
+def _load(name: str, what: str, absent: str) -> tuple[ModuleType | None, str]:
+    try:
+        return importlib.import_module(name), ""
+    except ModuleNotFoundError:
+        return None, absent
+    except ImportError as error:
+        return None, f"the CUDA {what} does not load: {error}"
+
+
 @functools.cache
 def load_extension() -> tuple[ModuleType | None, str]:
     """The CUDA extension, or why it did not load."""
-    try:
-        return importlib.import_module("diglot._C"), ""
-    except ModuleNotFoundError:
-        return None, NO_EXTENSION
-    except ImportError as error:
-        return None, f"the CUDA extension does not load: {error}"
+    return _load("diglot._C", "extension", NO_EXTENSION)
 
 
 @functools.cache
 def load_interpreter() -> tuple[ModuleType | None, str]:
     """The CUDA kernels compiled for the host, or why they did not load."""
-    try:
-        return importlib.import_module("diglot._interpreter"), ""
-    except ModuleNotFoundError:
-        return None, NO_INTERPRETER
-    except ImportError as error:
-        return None, f"the CUDA interpreter does not load: {error}"
+    return _load("diglot._interpreter", "interpreter", NO_INTERPRETER)
 
 
 def has_interpreter() -> bool:
