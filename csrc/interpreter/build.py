@@ -26,7 +26,6 @@ KERNEL_FLAGS = [
     "--param=tsan-distinguish-volatile=1",
     *(f"-fno-builtin-{name}" for name in COPIES),
     "-U_FORTIFY_SOURCE",  # which has other names for them
-    "-fno-tree-loop-distribute-patterns",  # no loop becomes one of them
     "-fno-optimize-sibling-calls",  # a call's return address is in the function that makes it
     "-fstack-clash-protection",  # no frame steps over the page that guards a stack
 ]

@@ -253,12 +253,6 @@ __global__ void set_constant_size_beyond(const float* in, float* out) {
   if (threadIdx.x == 0) memset(out, 0, 256);
 }
 
-// The compiler knows loops that copy.
-__global__ void copy_in_loop_beyond(const float* in, float* out) {
-  if (threadIdx.x != 0) return;
-  for (int i = 0; i < 64; ++i) out[i] = in[i];
-}
-
 __global__ void write_to_literal(const float* in, float* out) {
   const char* text = in[0] >= 0 ? "literal" : reinterpret_cast<const char*>(out);
   const_cast<char*>(text)[threadIdx.x % 8] = 0;
@@ -508,7 +502,6 @@ const Entry kKernels[] = {
     PLANTED(set_shared_beyond),
     PLANTED(copy_huge),
     PLANTED(least_by_minus_one),
-    PLANTED(copy_in_loop_beyond),
     PLANTED(write_to_literal),
     PLANTED(write_to_table),
     PLANTED(copy_from_nowhere),
