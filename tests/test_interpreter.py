@@ -91,6 +91,12 @@ def test_a_plain_launch_does_not_run_all_blocks_at_once(run):
     assert "wait in a loop that waits for memory" in message
 
 
+def test_a_dropped_arrival_at_a_grid_barrier(run):
+    message, _ = run("drop_arrival", blocks=8, threads=64, cooperative=True)
+    assert "1 of its 64 threads, thread (0, 0, 0) for one, wait in a loop" in message
+    assert "grid_barrier.cuh:" in message
+
+
 def test_stack_overflow(run):
     message, _ = run("stack_overflow")
     assert "planted::stack_overflow: block (" in message

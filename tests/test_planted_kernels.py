@@ -123,3 +123,23 @@ def test_a_dropped_warp_is_a_wrong_sum(run):
     message, out = run("dropped_warp")
     assert message == ""
     assert not torch.equal(out, SUMS)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_grid_barrier(run, seed):
+    """One word serves launches of different grids, one after the other, without a reset."""
+    for blocks in (64, 7, 1, 33):
+        message, out = run("cross_grid_barriers", blocks=blocks, **COOPERATIVE, seed=seed)
+        assert message == ""
+        assert torch.equal(out, torch.zeros(blocks))
+
+
+COOPERATIVE = {"cooperative": True, "threads": 64, "races": False, "patience_ms": 10000}
+
+
+def test_a_grid_that_is_too_large(run):
+    message, out = run("cross_grid_barriers", blocks=100_000, **COOPERATIVE)
+    assert "cross_grid_barriers" in message
+    assert "100000" in message
+    assert "at once" in message
+    assert run("cross_grid_barriers", **COOPERATIVE)[0] == ""

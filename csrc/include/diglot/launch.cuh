@@ -128,6 +128,22 @@ int resident_blocks(int block_threads, std::size_t shared_bytes = 0) {
 #endif
 }
 
+#if !defined(DIGLOT_INTERPRETER)
+template <auto kKernel>
+[[noreturn]] void refuse_grid(const Launch& how) {
+  static_cast<void>(cudaGetLastError());  // it is told here
+  const unsigned threads = how.block.x * how.block.y * how.block.z;
+  const auto blocks = static_cast<uint64_t>(how.grid.x) * how.grid.y * how.grid.z;
+  throw std::invalid_argument(
+      "launching " + kernel_name(typeid(KernelTag<kKernel>)) +
+      ": its blocks wait for each other, " + std::to_string(blocks) +
+      " of them were asked for, and of " + std::to_string(threads) + " threads and " +
+      std::to_string(how.shared_bytes) + " bytes of dynamic shared memory this device runs " +
+      std::to_string(resident_blocks<kKernel>(static_cast<int>(threads), how.shared_bytes)) +
+      " at once");
+}
+#endif
+
 // Starts kKernel on `stream` of the current device. Arguments convert to the kernel's own types.
 template <auto kKernel, typename... Parameters, typename... Arguments>
 void launch_as(void (*)(Parameters...), const Launch& how, cudaStream_t stream,
@@ -159,8 +175,10 @@ void launch_as(void (*)(Parameters...), const Launch& how, cudaStream_t stream,
       [&](auto&... value) {
         void* pointers[] = {static_cast<void*>(&value)...};
         const auto start = how.is_cooperative ? &start_cooperatively : &start_plainly;
-        check(start(kernel, how.grid, how.block, pointers, how.shared_bytes, stream),
-              "launching a kernel");
+        const cudaError_t status =
+            start(kernel, how.grid, how.block, pointers, how.shared_bytes, stream);
+        if (status == cudaErrorCooperativeLaunchTooLarge) refuse_grid<kKernel>(how);
+        check(status, "launching a kernel");
       },
       values);
 #endif

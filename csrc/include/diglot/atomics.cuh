@@ -1,0 +1,49 @@
+// Operations on a 32-bit word that several blocks share, with the order that they give to other
+// memory: a release makes what its thread has seen or written before visible to whoever acquires
+// its value. PTX ISA, "Memory Consistency Model"; all at the scope of the GPU. The interpreter's
+// are sequentially consistent.
+#pragma once
+
+#include "diglot/platform.cuh"
+
+namespace diglot {
+
+// Adds, with the order of a release and of an acquire. Returns what was there before.
+DIGLOT_DEVICE uint32_t atomic_add_acquire_release(uint32_t* word, uint32_t value) {
+#if defined(__CUDA_ARCH__)
+  uint32_t before;
+  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(__cvta_generic_to_global(word)), "r"(value)
+               : "memory");
+  return before;
+#else
+  return atomicAdd(word, value);
+#endif
+}
+
+DIGLOT_DEVICE uint32_t load_acquire(const uint32_t* word) {
+#if defined(__CUDA_ARCH__)
+  uint32_t value;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
+               : "=r"(value)
+               : "l"(__cvta_generic_to_global(word))
+               : "memory");
+  return value;
+#else
+  return atomicAdd(const_cast<uint32_t*>(word), 0u);
+#endif
+}
+
+// Nanoseconds of a clock that all multiprocessors share. It ticks about once in a microsecond.
+DIGLOT_DEVICE uint64_t global_nanoseconds() {
+#if defined(__CUDA_ARCH__)
+  uint64_t now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  return now;
+#else
+  return 0;  // the interpreter finds by itself what waits for ever
+#endif
+}
+
+}  // namespace diglot
