@@ -138,7 +138,7 @@ COOPERATIVE = {"cooperative": True, "threads": 64, "races": False, "patience_ms"
 
 
 def test_a_grid_that_is_too_large(run):
-    message, out = run("cross_grid_barriers", blocks=100_000, **COOPERATIVE)
+    message, _ = run("cross_grid_barriers", blocks=100_000, **COOPERATIVE)
     assert "cross_grid_barriers" in message
     assert "100000" in message
     assert "at once" in message

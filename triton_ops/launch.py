@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
+import triton.language as tl
 from triton import knobs
 from triton.compiler import ASTSource
 
@@ -57,6 +58,7 @@ class Specialization:
         integers: how many integers follow.
         constants: values of the constants.
         num_warps: warps per program.
+        cooperative: whether programs wait for each other, so that all must run at once.
     """
 
     kernel: Any
@@ -64,6 +66,7 @@ class Specialization:
     integers: int
     constants: tuple[Any, ...]
     num_warps: int
+    cooperative: bool = False
 
     def source(self) -> ASTSource:
         """What Triton compiles: integers have 64 bits, and nothing is specialised on values."""
@@ -78,11 +81,20 @@ class Specialization:
     def compile(self, target: Any) -> Any:
         """Compiles for a target, on a GPU's machine or ahead of time."""
         # As nvcc is told: what is to be fused is written as fma, in both languages.
-        options = {"num_warps": self.num_warps, "enable_fp_fusion": False}
+        options = {
+            "num_warps": self.num_warps,
+            "enable_fp_fusion": False,
+            "launch_cooperative_grid": self.cooperative,
+        }
         return triton.compile(self.source(), target=target, options=options)
 
 
 _handles: dict[tuple[Any, ...], Any] = {}
+_occupancies: dict[tuple[Any, ...], tuple[int, int]] = {}
+
+ALL_PHASES = tl.constexpr(0)
+# Under the interpreter, which runs them one after the other, more would only take longer.
+INTERPRETED_PROGRAMS = 3
 
 
 class _Thread(threading.local):
@@ -102,41 +114,117 @@ def launch(
     num_warps: int,
 ) -> None:
     """Starts `programs` programs of a kernel on the current stream of its tensors' device."""
-    out = tensors[-1]
-    kind = type(out)
+    kind = type(tensors[-1])
     if _thread.recordings:
-        dtypes = tuple(None if t is None else t.dtype for t in tensors)
-        made = Specialization(kernel, dtypes, len(integers), constants, num_warps)
-        _thread.recordings[-1].append(made)
+        _record(kernel, tensors, integers, constants, num_warps)
     elif INTERPRETED:
         kernel[(programs,)](*tensors, *integers, *constants)
     elif kind is not torch.Tensor:
         wrapped = torch.library.wrap_triton(kernel)
         wrapped[(programs,)](*tensors, *integers, *constants, num_warps=num_warps)
     else:
-        _launch_handle(kernel, programs, tensors, integers, constants, num_warps)
+        with _on_device(tensors):
+            handle, _ = _find(kernel, tensors, integers, constants, num_warps)
+            _run(handle, programs, tensors, integers, constants)
 
 
-def _launch_handle(
+def launch_cooperatively(
     kernel: Any,
-    programs: int,
+    most: int,
+    per_multiprocessor: int | None,
     tensors: Tensors,
     integers: tuple[int, ...],
     constants: tuple[Any, ...],
     num_warps: int,
+    phases: int,
 ) -> None:
+    """Starts programs that run at once, so that they may wait for each other.
+
+    The kernel's last constant, which is added here, is ALL_PHASES, or the one phase to run, from 1
+    to `phases`: Triton's interpreter, in which no program waits for another, runs the phases as
+    launches one after the other.
+
+    Args:
+        most: how many programs at most; what work there is the kernel takes by `tl.num_programs`.
+        per_multiprocessor: how many of them at most on each; None: exactly `most` in all.
+        phases: between two phases there is a barrier.
+
+    Raises:
+        ValueError: exactly `most` were asked for, and they do not run at once.
+    """
+    if _thread.recordings:
+        every = (*constants, ALL_PHASES)
+        _record(kernel, tensors, integers, every, num_warps, cooperative=True)
+    elif INTERPRETED:
+        programs = most if per_multiprocessor is None else min(most, INTERPRETED_PROGRAMS)
+        for phase in range(1, phases + 1):
+            kernel[(programs,)](*tensors, *integers, *constants, phase)
+    else:
+        every = (*constants, ALL_PHASES)
+        with _on_device(tensors):
+            handle, key = _find(kernel, tensors, integers, every, num_warps, cooperative=True)
+            occupancy, multiprocessors = _occupancies.get(key) or _occupancy(handle, key)
+            fit = multiprocessors * occupancy
+            if per_multiprocessor is not None:
+                most = max(1, min(most, fit, multiprocessors * per_multiprocessor))
+            if most > fit:
+                raise ValueError(
+                    f"launching {kernel.fn.__name__}: its programs wait for each other, {most} of "
+                    f"them were asked for, and of {num_warps} warps and {handle.metadata.shared} "
+                    f"bytes of shared memory this device runs {fit} at once"
+                )
+            _run(handle, most, tensors, integers, every)
+
+
+def _record(
+    kernel: Any,
+    tensors: Tensors,
+    integers: tuple[int, ...],
+    constants: tuple[Any, ...],
+    num_warps: int,
+    cooperative: bool = False,
+) -> None:
+    dtypes = tuple(None if t is None else t.dtype for t in tensors)
+    made = Specialization(kernel, dtypes, len(integers), constants, num_warps, cooperative)
+    _thread.recordings[-1].append(made)
+
+
+_NOTHING = contextlib.nullcontext()
+
+
+def _on_device(tensors: Tensors) -> contextlib.AbstractContextManager[Any]:
+    """Makes the tensors' device current for a scope."""
     device = tensors[-1].get_device()
-    if device != torch._C._cuda_getDevice():
-        with torch.cuda.device(device):
-            _launch_handle(kernel, programs, tensors, integers, constants, num_warps)
-        return
+    return _NOTHING if device == torch._C._cuda_getDevice() else torch.cuda.device(device)
+
+
+def _find(
+    kernel: Any,
+    tensors: Tensors,
+    integers: tuple[int, ...],
+    constants: tuple[Any, ...],
+    num_warps: int,
+    cooperative: bool = False,
+) -> tuple[Any, tuple[Any, ...]]:
+    """The handle to a compiled kernel on the current device, and its key."""
     dtypes = tuple([None if t is None else t.dtype for t in tensors])
-    key = (kernel.fn, device, dtypes, constants, num_warps)  # a JITFunction hashes its source
+    # A JITFunction hashes its source.
+    key = (kernel.fn, tensors[-1].get_device(), dtypes, constants, num_warps, cooperative)
     handle = _handles.get(key)
     if handle is None:
-        made = Specialization(kernel, dtypes, len(integers), constants, num_warps)
+        made = Specialization(kernel, dtypes, len(integers), constants, num_warps, cooperative)
         handle = _handles[key] = _load(made)
-    stream = torch._C._cuda_getCurrentRawStream(device)
+    return handle, key
+
+
+def _run(
+    handle: Any,
+    programs: int,
+    tensors: Tensors,
+    integers: tuple[int, ...],
+    constants: tuple[Any, ...],
+) -> None:
+    stream = torch._C._cuda_getCurrentRawStream(tensors[-1].get_device())
     # Addresses instead of tensors: Triton's launcher would ask the driver about each.
     pointers = [None if t is None else t.data_ptr() for t in tensors]
     arguments = (*pointers, *integers, *constants)
@@ -158,6 +246,22 @@ def _launch_handle(
         leave,
         *arguments,
     )
+
+
+def _occupancy(handle: Any, key: tuple[Any, ...]) -> tuple[int, int]:
+    """How many programs a multiprocessor runs at once, and how many multiprocessors there are."""
+    blocks = ctypes.c_int()
+    status = _driver().cuOccupancyMaxActiveBlocksPerMultiprocessor(
+        ctypes.byref(blocks),
+        ctypes.c_void_p(handle.function),
+        32 * handle.metadata.num_warps,
+        ctypes.c_size_t(handle.metadata.shared),
+    )
+    if status != 0:
+        raise RuntimeError(f"asking for a kernel's occupancy: CUDA error {status}")
+    count = torch.cuda.get_device_properties(key[1]).multi_processor_count
+    _occupancies[key] = blocks.value, count
+    return _occupancies[key]
 
 
 def _load(specialization: Specialization) -> Any:

@@ -29,13 +29,14 @@ from diglot.backends import (
     record_runs,
     use_backend,
 )
-from diglot.ops import add, gelu
+from diglot.ops import GridBarrierCheck, add, gelu, grid_barrier_check
 
 __version__ = _metadata.version("diglot")
 
 __all__ = [
     "BackendUnavailable",
     "Explanation",
+    "GridBarrierCheck",
     "LastRun",
     "add",
     "available_backends",
@@ -43,6 +44,7 @@ __all__ = [
     "explain",
     "gelu",
     "get_include",
+    "grid_barrier_check",
     "last_run",
     "nn",
     "record_runs",

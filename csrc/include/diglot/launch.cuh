@@ -3,6 +3,7 @@
 
 #include <cxxabi.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <memory>
@@ -109,6 +110,19 @@ struct Launch {
   bool is_cooperative = false;   // all blocks at once, or an error: they may wait for each other
 };
 
+// Of the current device.
+inline int multiprocessors() {
+#if defined(DIGLOT_INTERPRETER)
+  return interpreter::kMultiprocessors;
+#else
+  int device = 0, count = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device),
+        "counting multiprocessors");
+  return count;
+#endif
+}
+
 // Threads that wait for other blocks need all blocks of the grid to run at once: the greatest
 // number of blocks for which that holds on the current device. 0 if not even one fits.
 template <auto kKernel>
@@ -118,13 +132,10 @@ int resident_blocks(int block_threads, std::size_t shared_bytes = 0) {
 #else
   const void* const kernel = reinterpret_cast<const void*>(kKernel);
   allow_shared_bytes(kernel, shared_bytes);
-  int device = 0, multiprocessors = 0, blocks = 0;
-  check(cudaGetDevice(&device), "cudaGetDevice");
-  check(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device),
-        "counting multiprocessors");
+  int blocks = 0;
   check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, block_threads, shared_bytes),
         "asking for a kernel's occupancy");
-  return multiprocessors * blocks;
+  return multiprocessors() * blocks;
 #endif
 }
 
@@ -192,6 +203,22 @@ void launch(const Launch& how, cudaStream_t stream, const Arguments&... argument
 template <auto kKernel, typename... Arguments>
 void launch(dim3 grid, dim3 block, cudaStream_t stream, const Arguments&... arguments) {
   launch_as<kKernel>(kKernel, Launch{grid, block}, stream, arguments...);
+}
+
+// Starts as many of `most` blocks, at most `per_multiprocessor` on each, as run at once, so that
+// they may wait for each other. The kernel takes what work there is by gridDim.x.
+template <auto kKernel, typename... Arguments>
+void launch_cooperatively(int64_t most, int per_multiprocessor, int block_threads,
+                          cudaStream_t stream, const Arguments&... arguments) {
+  int64_t blocks = 1;
+  if (Recording::innermost() == nullptr) {  // there may be no device
+    blocks =
+        std::min(resident_blocks<kKernel>(block_threads), per_multiprocessor * multiprocessors());
+  }
+  blocks = std::clamp<int64_t>(most, 1, std::max<int64_t>(blocks, 1));
+  Launch how{static_cast<unsigned>(blocks), static_cast<unsigned>(block_threads)};
+  how.is_cooperative = true;
+  launch<kKernel>(how, stream, arguments...);
 }
 
 // The kernel variant that the last launcher on this thread chose, by name.

@@ -2,5 +2,6 @@
 
 from diglot.ops.add import add
 from diglot.ops.gelu import gelu
+from diglot.ops.grid_barrier_check import GridBarrierCheck, grid_barrier_check
 
-__all__ = ["add", "gelu"]
+__all__ = ["GridBarrierCheck", "add", "gelu", "grid_barrier_check"]

@@ -88,6 +88,8 @@ class Operator:
         jvp: the output's tangent, from the context and the tangents of the tensor arguments.
         vmap: the batching rule, as in torch.library.register_vmap.
         tensors: how many arguments are tensors.
+        opaque: whether compilers are not to see into it: its launch depends on the stream, or on
+            whether it is captured, which a compiled graph does not know.
     """
 
     def __init__(
@@ -101,6 +103,7 @@ class Operator:
         jvp: Callable[..., torch.Tensor],
         vmap: Callable[..., Any],
         tensors: int,
+        opaque: bool = False,
     ) -> None:
         name = schema[: schema.index("(")]
         qualified = f"diglot::{name}"
@@ -127,7 +130,7 @@ class Operator:
         def decompose(
             mode: Any, operator: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
         ) -> Any:
-            if is_interpreted(args[-1], args[0].device):
+            if opaque or is_interpreted(args[-1], args[0].device):
                 return mode.__torch_dispatch__(operator, types, args, kwargs)
             with mode:
                 return forward(*args, **kwargs)

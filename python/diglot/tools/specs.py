@@ -97,9 +97,12 @@ def nbytes(tensor: torch.Tensor) -> int:
 
 @functools.cache
 def op_names() -> tuple[str, ...]:
-    """Names of all ops."""
+    """Names of all ops that have a record."""
     package = importlib.import_module("diglot.reference")
-    return tuple(sorted(module.name for module in pkgutil.iter_modules(package.__path__)))
+    names = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
+    return tuple(
+        n for n in names if hasattr(importlib.import_module(f"{package.__name__}.{n}"), "SPEC")
+    )
 
 
 def find_spec(op: str | Callable[..., Any]) -> OpSpec:

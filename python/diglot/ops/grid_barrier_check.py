@@ -1,0 +1,101 @@
+"""Grid barriers put to the test, and timed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from diglot.backends.runs import run
+from diglot.backends.selection import choose
+from diglot.ops.barrier_word import barrier_word
+
+WORDS = 8  # that a block writes in a phase
+BLOCKS_ON_CPU = 8
+
+
+class GridBarrierCheck(NamedTuple):
+    """What `grid_barrier_check` found.
+
+    Attributes:
+        mismatches: int32 of shape [phases], on the device: in each phase, how often a block read
+            anything else than what another had written before the barrier. All zero, or the barrier
+            is broken.
+        microseconds: of a barrier, on average over as many of them with nothing in between.
+    """
+
+    mismatches: torch.Tensor
+    microseconds: float
+
+
+def grid_barrier_check(
+    phases: int,
+    blocks: int | None = None,
+    *,
+    device: torch.device | str | None = None,
+    backend: str | None = None,
+) -> GridBarrierCheck:
+    """Checks and times the barrier across the blocks of a grid, on which other ops are built.
+
+    In one launch, in every phase each block writes 8 words, waits at the barrier, and reads what
+    all blocks wrote. A second launch has the barriers alone, and is timed; this call waits for it.
+
+    On the backend "torch", which has no barrier across blocks, a phase is a number of launches.
+
+    Args:
+        phases: how many; 0 or more.
+        blocks: of 256 threads; by default one on each multiprocessor, and 8 on the CPU.
+        device: the device; the current GPU if there is one, else the CPU, by default.
+        backend: as in `diglot.gelu`.
+
+    Raises:
+        ValueError: `phases` is negative; `blocks` is not positive, or more than run at once.
+        diglot.BackendUnavailable: the backend asked for cannot run on the device.
+        RuntimeError: a CUDA graph is being captured, in which nothing can be timed.
+    """
+    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if where.type == "cuda" and where.index is None:
+        where = torch.device("cuda", torch.cuda.current_device())
+    if phases < 0:
+        raise ValueError(f"grid_barrier_check: phases must not be negative, and is {phases}")
+    chosen = choose("grid_barrier_check", where, backend)
+    is_gpu = where.type == "cuda"
+    if blocks is None:
+        blocks = BLOCKS_ON_CPU
+        if is_gpu:
+            blocks = torch.cuda.get_device_properties(where).multi_processor_count
+    if blocks < 1:
+        raise ValueError(f"grid_barrier_check: blocks must be positive, and is {blocks}")
+    if is_gpu and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError("grid_barrier_check measures time, which a graph capture does not allow")
+    slots = torch.zeros((2, blocks, WORDS), dtype=torch.int32, device=where)
+    mismatches = torch.zeros(phases, dtype=torch.int32, device=where)
+    if phases == 0:
+        return GridBarrierCheck(mismatches, 0.0)
+    name = "grid_barrier_check"
+
+    def start(what: str) -> None:
+        run(chosen, name, name, barrier_word(where), slots, what, mismatches)
+
+    start("check")
+    start("barriers")  # loads the kernel that is timed
+    seconds = _seconds_on_gpu(where, start) if is_gpu else _seconds(start)
+    return GridBarrierCheck(mismatches, 1e6 * seconds / phases)
+
+
+def _seconds(start: Callable[[str], None]) -> float:
+    begin = time.perf_counter()
+    start("barriers")
+    return time.perf_counter() - begin
+
+
+def _seconds_on_gpu(device: torch.device, start: Callable[[str], None]) -> float:
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    with torch.cuda.device(device):
+        begin.record()
+        start("barriers")
+        end.record()
+        end.synchronize()
+    return begin.elapsed_time(end) / 1e3

@@ -1,0 +1,23 @@
+"""Phases between launches, each of which is a barrier across blocks: the launcher of the backend
+"torch", with which the grid barrier is compared.
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def grid_barrier_check(
+    word: torch.Tensor, slots: torch.Tensor, run: str, mismatches: torch.Tensor
+) -> str:
+    """Runs mismatches.numel() phases, each of them launches; `run`: "check" or "barriers"."""
+    words = slots[0].numel()
+    own = torch.arange(1, words + 1, device=slots.device).view_as(slots[0])
+    for phase in range(mismatches.numel()):
+        if run == "check":
+            expected = (own + phase * words).to(torch.int32)
+            slots[phase % 2] = expected
+            mismatches[phase] = (slots[phase % 2] != expected).sum()
+        else:
+            word.zero_()
+    return "launches"

@@ -1,0 +1,71 @@
+"""Phases between grid barriers, in each of which every program checks what all others wrote: kernel
+and launcher. Twin of csrc/ops/grid_barrier_check.cu.
+"""
+
+import triton
+import triton.language as tl
+
+from diglot.triton_ops.launch import ALL_PHASES, launch_cooperatively
+from diglot.triton_ops.lib import grid_barrier
+from diglot.triton_ops.lib.types import INTERPRETED
+
+CHECK_WARPS = 8
+CHECK_WORDS = tl.constexpr(8)  # that a program writes in a phase
+CHECK_BLOCK = tl.constexpr(256)
+
+
+@triton.jit
+def write_words(slots, phase):
+    """Writes this program's words of slots[phase % 2]."""
+    words = tl.num_programs(0) * CHECK_WORDS
+    own = tl.program_id(0) * CHECK_WORDS + tl.arange(0, CHECK_WORDS)
+    first = (phase * words + 1).to(tl.int32)
+    tl.store(slots + phase % 2 * words + own, first + own)
+
+
+@triton.jit
+def count_mismatches(slots, mismatches, phase):
+    """Counts the words of slots[phase % 2], of all programs, that are not those of this phase."""
+    words = tl.num_programs(0) * CHECK_WORDS
+    first = (phase * words + 1).to(tl.int32)
+    wrong = tl.zeros((CHECK_BLOCK,), tl.int32)
+    for start in range(0, words, CHECK_BLOCK):
+        i = start + tl.arange(0, CHECK_BLOCK)
+        found = tl.load(slots + phase % 2 * words + i, mask=i < words, other=0)
+        wrong += ((i < words) & (found != first + i)).to(tl.int32)
+    count = tl.sum(wrong)
+    if count != 0:
+        tl.atomic_add(mismatches + phase, count)
+
+
+@triton.jit
+def grid_barrier_phases(
+    word, slots, mismatches, first, phases, CHECKED: tl.constexpr, PHASE: tl.constexpr
+):
+    """One barrier per phase is enough: who writes to a slot again has passed the next one."""
+    for phase in range(first, first + phases):
+        if CHECKED and PHASE != 2:
+            write_words(slots, phase)
+        if PHASE == ALL_PHASES:
+            grid_barrier.sync(word)
+        if CHECKED and PHASE != 1:
+            count_mismatches(slots, mismatches, phase)
+
+
+def grid_barrier_check(word, slots, run, mismatches):
+    """Runs mismatches.numel() phases on slots.shape[1] programs; `run`: "check" or "barriers"."""
+    phases = mismatches.numel()
+    # Interpreted, the two halves of a phase are launches of their own.
+    step = 1 if INTERPRETED else max(phases, 1)
+    for first in range(0, phases, step):
+        launch_cooperatively(
+            grid_barrier_phases,
+            slots.shape[1],
+            None,
+            (word, slots, mismatches),
+            (first, step),
+            (run == "check",),
+            CHECK_WARPS,
+            phases=2,
+        )
+    return "grid barrier"
