@@ -35,7 +35,7 @@ def count_mismatches(slots, mismatches, phase):
         wrong += ((i < words) & (found != first + i)).to(tl.int32)
     count = tl.sum(wrong)
     if count != 0:
-        tl.atomic_add(mismatches + phase, count)
+        tl.atomic_add(mismatches + phase, count, sem="relaxed")
 
 
 @triton.jit
