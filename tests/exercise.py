@@ -41,12 +41,19 @@ def sums(backend: str) -> None:
                     diglot.add(x, row, backend=backend).sum().backward()
 
 
+def barriers(backend: str) -> None:
+    """Blocks that wait for each other, a few and as many as there are multiprocessors."""
+    for blocks in (1, 3, None):
+        assert not diglot.grid_barrier_check(5, blocks, backend=backend).mismatches.any()
+
+
 def exercise(backend: str, what: str) -> list[str]:
     """Runs them; returns the names of the launchers and variants that ran."""
     with diglot.record_runs() as runs:
         if what == "all":
             maps(backend)
         sums(backend)
+        barriers(backend)
     torch.cuda.synchronize()
     return sorted({f"{run.launcher}: {run.variant}" for run in runs})
 

@@ -174,7 +174,8 @@ def test_every_variant_is_exercised(backend):
     assert any("sum" in line for line in ran), ran
 
 
-# What each tool watches: shared memory is only in the sums, and watching it takes long.
+# What each tool watches: shared memory is only in the sums, and watching it takes long. Barriers
+# are watched by all of them.
 SANITIZERS = {"memcheck": "all", "racecheck": "sums", "synccheck": "sums"}
 
 
@@ -187,7 +188,7 @@ def sanitize(tool, *arguments):
         pytest.skip("compute-sanitizer is not installed")
     command = [sanitizer, "--tool", tool, "--error-exitcode", "17"]
     # PyTorch's own kernels are not what is tested.
-    for name in ("gelu_", "add_"):
+    for name in ("gelu_", "add_", "grid_barrier_"):
         command += ["--kernel-name", f"kernel_substring={name}"]
     script = Path(__file__).with_name("exercise.py")
     done = subprocess.run(
@@ -208,7 +209,7 @@ def sanitize(tool, *arguments):
 def test_compute_sanitizer_is_content(backend, tool):
     status, output = sanitize(tool, backend, SANITIZERS[tool])
     assert status == 0, output[-4000:]
-    assert "sum" in output  # the names of the variants that ran
+    assert "sum" in output and "grid barrier" in output  # the names of the variants that ran
 
 
 def test_compute_sanitizer_would_object():

@@ -40,20 +40,30 @@ def count_mismatches(slots, mismatches, phase):
 
 @triton.jit
 def grid_barrier_phases(
-    word, slots, mismatches, first, phases, CHECKED: tl.constexpr, PHASE: tl.constexpr
+    word,
+    slots,
+    mismatches,
+    first,
+    phases,
+    WRITES: tl.constexpr,
+    READS: tl.constexpr,
+    PHASE: tl.constexpr,
 ):
     """One barrier per phase is enough: who writes to a slot again has passed the next one."""
     for phase in range(first, first + phases):
-        if CHECKED and PHASE != 2:
+        if WRITES and PHASE != 2:
             write_words(slots, phase)
         if PHASE == ALL_PHASES:
             grid_barrier.sync(word)
-        if CHECKED and PHASE != 1:
+        if READS and PHASE != 1:
             count_mismatches(slots, mismatches, phase)
 
 
 def grid_barrier_check(word, slots, run, mismatches):
-    """Runs mismatches.numel() phases on slots.shape[1] programs; `run`: "check" or "barriers"."""
+    """Runs mismatches.numel() phases on slots.shape[1] programs.
+
+    `run` is what they do in a phase: "check", "read" without having written, or "wait" alone.
+    """
     phases = mismatches.numel()
     # Interpreted, the two halves of a phase are launches of their own.
     step = 1 if INTERPRETED else max(phases, 1)
@@ -64,7 +74,7 @@ def grid_barrier_check(word, slots, run, mismatches):
             None,
             (word, slots, mismatches),
             (first, step),
-            (run == "check",),
+            (run == "check", run != "wait"),
             CHECK_WARPS,
             phases=2,
         )

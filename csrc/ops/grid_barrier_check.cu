@@ -13,7 +13,7 @@ constexpr int kCheckWords = 8;  // that a block writes in a phase: one by each w
 // block counts the words, of all blocks, that are not those of this phase. One barrier per phase is
 // enough: who writes to a slot again has passed the next barrier, which nobody reaches before it
 // has read the slot.
-template <bool kChecked>
+template <bool kWrites, bool kReads>
 __global__ void __launch_bounds__(kCheckThreads)
     grid_barrier_phases(uint32_t* word, int64_t phases, uint32_t* slots, int32_t* mismatches) {
   GridBarrier barrier(word);
@@ -21,12 +21,12 @@ __global__ void __launch_bounds__(kCheckThreads)
   for (int64_t phase = 0; phase < phases; ++phase) {
     uint32_t* const slot = slots + phase % 2 * words;
     const uint32_t first = static_cast<uint32_t>(phase) * words + 1;
-    if (kChecked && threadIdx.x % 32 == 0) {
+    if (kWrites && threadIdx.x % 32 == 0) {
       const uint32_t own = blockIdx.x * kCheckWords + threadIdx.x / 32;
       slot[own] = first + own;
     }
     barrier.sync();
-    if (kChecked) {
+    if (kReads) {
       int wrong = 0;
       for (uint32_t i = threadIdx.x; i < words; i += kCheckThreads) wrong += slot[i] != first + i;
       if (wrong != 0) atomicAdd(mismatches + phase, wrong);
@@ -40,21 +40,24 @@ namespace {
 
 using namespace diglot;
 
+// `run` is what the blocks do in a phase: "check", "read" without having written, or "wait" alone.
 // `slots` is int32 [2, blocks, kCheckWords], `mismatches` int32 [phases], zeros. The grid is as
 // `slots` says: if it does not run at once, that is an error.
 void grid_barrier_check(Stream stream, const Operand& word, const Operand& slots,
                         std::string_view run, const Operand& mismatches) {
-  const auto start = [&](auto checked) {
+  const auto start = [&](auto writes, auto reads) {
     Launch how{static_cast<unsigned>(slots.numel / (2 * kCheckWords)), kCheckThreads};
     how.is_cooperative = true;
-    launch<grid_barrier_phases<decltype(checked)::value>>(how, stream, word.as<uint32_t>(),
-                                                          mismatches.numel, slots.as<uint32_t>(),
-                                                          mismatches.as<int32_t>());
+    launch<grid_barrier_phases<decltype(writes)::value, decltype(reads)::value>>(
+        how, stream, word.as<uint32_t>(), mismatches.numel, slots.as<uint32_t>(),
+        mismatches.as<int32_t>());
   };
   if (run == "check") {
-    start(std::true_type{});
+    start(std::true_type{}, std::true_type{});
+  } else if (run == "read") {
+    start(std::false_type{}, std::true_type{});
   } else {
-    start(std::false_type{});
+    start(std::false_type{}, std::false_type{});
   }
   last_variant() = "grid barrier";
 }

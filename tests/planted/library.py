@@ -14,7 +14,7 @@ import importlib.util
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,7 +63,7 @@ def find_nvcc() -> str | None:
     return shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
 
 
-def build_for_gpu(folder: Path) -> Path:
+def build_for_gpu(folder: Path, flags: Sequence[str] = ()) -> Path:
     """For the GPU of this machine, by nvcc."""
     import torch
 
@@ -73,7 +73,7 @@ def build_for_gpu(folder: Path) -> Path:
     library = folder / "planted.so"
     command = [nvcc, "-std=c++17", "-O2", "-lineinfo", "--expt-relaxed-constexpr", "-shared"]
     command += [f"-arch=sm_{major}{minor}", "-Xcompiler=-fPIC,-fvisibility=hidden"]
-    command += [f"-I{ROOT / 'csrc/include'}", str(KERNELS), "-o", str(library)]
+    command += [*flags, f"-I{ROOT / 'csrc/include'}", str(KERNELS), "-o", str(library)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return library

@@ -80,14 +80,14 @@ def grid_barrier_check(
         run(chosen, name, name, barrier_word(where), slots, what, mismatches)
 
     start("check")
-    start("barriers")  # loads the kernel that is timed
+    start("wait")  # loads the kernel that is timed
     seconds = _seconds_on_gpu(where, start) if is_gpu else _seconds(start)
     return GridBarrierCheck(mismatches, 1e6 * seconds / phases)
 
 
 def _seconds(start: Callable[[str], None]) -> float:
     begin = time.perf_counter()
-    start("barriers")
+    start("wait")
     return time.perf_counter() - begin
 
 
@@ -95,7 +95,7 @@ def _seconds_on_gpu(device: torch.device, start: Callable[[str], None]) -> float
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     with torch.cuda.device(device):
         begin.record()
-        start("barriers")
+        start("wait")
         end.record()
         end.synchronize()
     return begin.elapsed_time(end) / 1e3
