@@ -114,7 +114,8 @@ def launch(
     num_warps: int,
 ) -> None:
     """Starts `programs` programs of a kernel on the current stream of its tensors' device."""
-    kind = type(tensors[-1])
+    out = tensors[-1]
+    kind = type(out)
     if _thread.recordings:
         _record(kernel, tensors, integers, constants, num_warps)
     elif INTERPRETED:
@@ -122,10 +123,12 @@ def launch(
     elif kind is not torch.Tensor:
         wrapped = torch.library.wrap_triton(kernel)
         wrapped[(programs,)](*tensors, *integers, *constants, num_warps=num_warps)
+    elif out.get_device() != torch._C._cuda_getDevice():
+        with torch.cuda.device(out.get_device()):
+            launch(kernel, programs, tensors, integers, constants, num_warps)
     else:
-        with _on_device(tensors):
-            handle, _ = _find(kernel, tensors, integers, constants, num_warps)
-            _run(handle, programs, tensors, integers, constants)
+        handle, _ = _find(kernel, tensors, integers, constants, num_warps)
+        _run(handle, programs, tensors, integers, constants)
 
 
 def launch_cooperatively(
@@ -161,7 +164,7 @@ def launch_cooperatively(
             kernel[(programs,)](*tensors, *integers, *constants, phase)
     else:
         every = (*constants, ALL_PHASES)
-        with _on_device(tensors):
+        with torch.cuda.device(tensors[-1].get_device()):
             handle, key = _find(kernel, tensors, integers, every, num_warps, cooperative=True)
             occupancy, multiprocessors = _occupancies.get(key) or _occupancy(handle, key)
             fit = multiprocessors * occupancy
@@ -187,15 +190,6 @@ def _record(
     dtypes = tuple(None if t is None else t.dtype for t in tensors)
     made = Specialization(kernel, dtypes, len(integers), constants, num_warps, cooperative)
     _thread.recordings[-1].append(made)
-
-
-_NOTHING = contextlib.nullcontext()
-
-
-def _on_device(tensors: Tensors) -> contextlib.AbstractContextManager[Any]:
-    """Makes the tensors' device current for a scope."""
-    device = tensors[-1].get_device()
-    return _NOTHING if device == torch._C._cuda_getDevice() else torch.cuda.device(device)
 
 
 def _find(
