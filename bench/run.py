@@ -8,7 +8,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-OPS = ("add", "gelu")
+OPS = ("add", "gelu", "grid_barrier_check")
 
 
 def main(names: list[str]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
-PROVIDERS = ("cuda", "triton", "torch", "torch.compile", "formula")
+PROVIDERS = ("cuda", "triton", "grid.sync()", "torch", "torch.compile", "formula")
 
 
 def _cell(row: dict[str, Any] | None, text: str) -> str:
@@ -27,7 +27,10 @@ def _cell(row: dict[str, Any] | None, text: str) -> str:
 
 
 def _label(row: dict[str, Any]) -> str:
-    options = ", ".join({"none": "erf"}.get(value, str(value)) for value in row["options"].values())
+    options = ", ".join(
+        {"none": "erf"}.get(value, value) if isinstance(value, str) else f"{name} {value}"
+        for name, value in row["options"].items()
+    )
     shape = "×".join(map(str, row["shape"]))
     name = f"{row['op']} {options}".strip()
     return f"{name} {row['direction']}, {shape}, {row['dtype']}"

@@ -28,6 +28,13 @@ def blocks_at_once():
     return torch.cuda.get_device_properties(0).multi_processor_count
 
 
+def start(backend, slots, mismatches, what="check", barrier="diglot"):
+    word = barrier_word(slots.device)
+    name = "grid_barrier_check"
+    run(backend, name, name, word, slots, barrier, what, mismatches)
+    return word
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_every_block_sees_what_others_wrote(backend):
     for blocks in (None, 1, 5, 2):  # one word serves all of them, without a reset
@@ -45,8 +52,7 @@ def test_it_counts_what_is_not_there(backend):
     """A barrier that let a block through too early would be seen."""
     slots = torch.zeros((2, 3, 8), dtype=torch.int32, device=DEVICE)
     mismatches = torch.zeros(4, dtype=torch.int32, device=DEVICE)
-    arguments = (barrier_word(slots.device), slots)
-    run(backend, "grid_barrier_check", "grid_barrier_check", *arguments, "read", mismatches)
+    start(backend, slots, mismatches, "read")
     assert (mismatches == 3 * 3 * 8).all()
 
 
@@ -127,12 +133,6 @@ def test_a_million_barriers(backend, competing):
     assert not found.mismatches.any()
 
 
-def start(backend, slots, mismatches, what="check"):
-    word = barrier_word(slots.device)
-    run(backend, "grid_barrier_check", "grid_barrier_check", word, slots, what, mismatches)
-    return word
-
-
 def buffers(blocks, phases=2000):
     slots = torch.zeros((2, blocks, 8), dtype=torch.int32, device="cuda")
     return slots, torch.zeros(phases, dtype=torch.int32, device="cuda")
@@ -181,6 +181,12 @@ def test_graphs(backend):
     torch.cuda.synchronize()
     assert not mismatches.any()
     assert not any(own.any() for _, own, _ in graphs)
+
+
+def test_there_is_no_other_barrier_in_triton():
+    slots = torch.zeros((2, 3, 8), dtype=torch.int32, device=DEVICE)
+    with pytest.raises(ValueError, match=r"Triton has no grid\.sync"):
+        start("triton", slots, slots[0, 0], barrier="grid.sync")
 
 
 @gpu

@@ -59,11 +59,14 @@ def grid_barrier_phases(
             count_mismatches(slots, mismatches, phase)
 
 
-def grid_barrier_check(word, slots, run, mismatches):
+def grid_barrier_check(word, slots, barrier, run, mismatches):
     """Runs mismatches.numel() phases on slots.shape[1] programs.
 
-    `run` is what they do in a phase: "check", "read" without having written, or "wait" alone.
+    `barrier` is "diglot": there is no other. `run` is what they do in a phase: "check", "read"
+    without having written, or "wait" alone.
     """
+    if barrier != "diglot":
+        raise ValueError(f"grid_barrier_check: Triton has no {barrier}()")
     phases = mismatches.numel()
     # Interpreted, the two halves of a phase are launches of their own.
     step = 1 if INTERPRETED else max(phases, 1)

@@ -1,10 +1,23 @@
 // Phases between grid barriers, in each of which every block checks what all others wrote: kernels,
 // launcher, registration. Twin of triton_ops/grid_barrier_check.py.
+#include "diglot/dispatch.h"
 #include "diglot/grid_barrier.cuh"
 #include "diglot/operand.h"
 #include "torch/launcher.h"
 
+#if !defined(DIGLOT_INTERPRETER)
+#include <cooperative_groups.h>
+#endif
+
 namespace diglot {
+
+#if !defined(DIGLOT_INTERPRETER)
+// What GridBarrier is compared with.
+struct CooperativeGroups {
+  DIGLOT_DEVICE explicit CooperativeGroups(uint32_t*) {}
+  DIGLOT_DEVICE void sync() { cooperative_groups::this_grid().sync(); }
+};
+#endif
 
 constexpr int kCheckThreads = 256;
 constexpr int kCheckWords = 8;  // that a block writes in a phase: one by each warp
@@ -13,10 +26,10 @@ constexpr int kCheckWords = 8;  // that a block writes in a phase: one by each w
 // block counts the words, of all blocks, that are not those of this phase. One barrier per phase is
 // enough: who writes to a slot again has passed the next barrier, which nobody reaches before it
 // has read the slot.
-template <bool kWrites, bool kReads>
+template <typename Barrier, bool kWrites, bool kReads>
 __global__ void __launch_bounds__(kCheckThreads)
     grid_barrier_phases(uint32_t* word, int64_t phases, uint32_t* slots, int32_t* mismatches) {
-  GridBarrier barrier(word);
+  Barrier barrier(word);
   const uint32_t words = gridDim.x * kCheckWords;
   for (int64_t phase = 0; phase < phases; ++phase) {
     uint32_t* const slot = slots + phase % 2 * words;
@@ -40,29 +53,44 @@ namespace {
 
 using namespace diglot;
 
-// `run` is what the blocks do in a phase: "check", "read" without having written, or "wait" alone.
-// `slots` is int32 [2, blocks, kCheckWords], `mismatches` int32 [phases], zeros. The grid is as
-// `slots` says: if it does not run at once, that is an error.
+// `barrier` is "diglot", or "grid.sync" for that of co-operative groups; `run` is what the blocks
+// do in a phase: "check", "read" without having written, or "wait" alone. `slots` is int32 [2,
+// blocks, kCheckWords], `mismatches` int32 [phases], zeros. The grid is as `slots` says: if it does
+// not run at once, that is an error.
 void grid_barrier_check(Stream stream, const Operand& word, const Operand& slots,
-                        std::string_view run, const Operand& mismatches) {
-  const auto start = [&](auto writes, auto reads) {
+                        std::string_view barrier, std::string_view run, const Operand& mismatches) {
+  const auto start = [&](auto barrier, auto writes, auto reads) {
+    using Barrier = typename decltype(barrier)::type;
     Launch how{static_cast<unsigned>(slots.numel / (2 * kCheckWords)), kCheckThreads};
     how.is_cooperative = true;
-    launch<grid_barrier_phases<decltype(writes)::value, decltype(reads)::value>>(
+    launch<grid_barrier_phases<Barrier, decltype(writes)::value, decltype(reads)::value>>(
         how, stream, word.as<uint32_t>(), mismatches.numel, slots.as<uint32_t>(),
         mismatches.as<int32_t>());
   };
-  if (run == "check") {
-    start(std::true_type{}, std::true_type{});
-  } else if (run == "read") {
-    start(std::false_type{}, std::true_type{});
-  } else {
-    start(std::false_type{}, std::false_type{});
+  const auto start_with = [&](auto barrier) {
+    if (run == "check") {
+      start(barrier, std::true_type{}, std::true_type{});
+    } else if (run == "read") {
+      start(barrier, std::false_type{}, std::true_type{});
+    } else {
+      start(barrier, std::false_type{}, std::false_type{});
+    }
+  };
+  if (barrier == "diglot") {
+    start_with(Type<GridBarrier>{});
+    last_variant() = "grid barrier";
+    return;
   }
-  last_variant() = "grid barrier";
+#if defined(DIGLOT_INTERPRETER)
+  throw std::invalid_argument("grid_barrier_check: the interpreter has no grid.sync()");
+#else
+  start_with(Type<CooperativeGroups>{});
+  last_variant() = "grid.sync()";
+#endif
 }
 
 DIGLOT_LAUNCHER(grid_barrier_check,
-                "(Tensor(a!) word, Tensor(b!) slots, str run, Tensor(c!) mismatches) -> ()")
+                "(Tensor(a!) word, Tensor(b!) slots, str barrier, str run, Tensor(c!) mismatches) "
+                "-> ()")
 
 }  // namespace

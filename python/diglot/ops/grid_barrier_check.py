@@ -77,7 +77,7 @@ def grid_barrier_check(
     name = "grid_barrier_check"
 
     def start(what: str) -> None:
-        run(chosen, name, name, barrier_word(where), slots, what, mismatches)
+        run(chosen, name, name, barrier_word(where), slots, "diglot", what, mismatches)
 
     start("check")
     start("wait")  # loads the kernel that is timed

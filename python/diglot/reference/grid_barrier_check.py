@@ -8,9 +8,9 @@ import torch
 
 
 def grid_barrier_check(
-    word: torch.Tensor, slots: torch.Tensor, run: str, mismatches: torch.Tensor
+    word: torch.Tensor, slots: torch.Tensor, barrier: str, run: str, mismatches: torch.Tensor
 ) -> str:
-    """Runs mismatches.numel() phases, each of them launches; `run`: "check" or "wait"."""
+    """Runs mismatches.numel() phases, each of them launches; `run` is "check" or "wait"."""
     words = slots[0].numel()
     own = torch.arange(1, words + 1, device=slots.device).view_as(slots[0])
     for phase in range(mismatches.numel()):
