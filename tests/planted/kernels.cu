@@ -371,27 +371,27 @@ __global__ void forms(const float* in, float* out) {
 }
 
 // In each of 20 phases every block writes, waits for the others, and counts the words of theirs
-  // that are not of this phase: out[block] is their number. `dropped` is a block that leaves out
-  // its arrival in the last phase. The barrier's word is static: zero once, and never again.
-  __device__ uint32_t barrier_word = 0;
-  __device__ uint32_t written[2][1024];
-  template <unsigned kDropped>
-  __global__ void cross_grid_barriers(const float* in, float* out) {
-    diglot::GridBarrier barrier(&barrier_word);
-    int wrong = 0;
-    for (uint32_t phase = 1; phase <= 20; ++phase) {
-      uint32_t* const words = written[phase % 2];
-      if (threadIdx.x == 0) words[blockIdx.x] = phase + blockIdx.x;
-      if (phase == 20 && blockIdx.x == kDropped) break;
-      barrier.arrive();
-      barrier.wait();
-      for (uint32_t i = threadIdx.x; i < gridDim.x; i += blockDim.x) wrong += words[i] != phase + i;
-    }
-    wrong = __syncthreads_count(wrong);
-    if (threadIdx.x == 0) out[blockIdx.x] = static_cast<float>(wrong);
+// that are not of this phase: out[block] is their number. `dropped` is a block that leaves out
+// its arrival in the last phase. The barrier's word is static: zero once, and never again.
+__device__ uint32_t barrier_word = 0;
+__device__ uint32_t written[2][1024];
+template <unsigned kDropped>
+__global__ void cross_grid_barriers(const float* in, float* out) {
+  diglot::GridBarrier barrier(&barrier_word);
+  int wrong = 0;
+  for (uint32_t phase = 1; phase <= 20; ++phase) {
+    uint32_t* const words = written[phase % 2];
+    if (threadIdx.x == 0) words[blockIdx.x] = phase + blockIdx.x;
+    if (phase == 20 && blockIdx.x == kDropped) break;
+    barrier.arrive();
+    barrier.wait();
+    for (uint32_t i = threadIdx.x; i < gridDim.x; i += blockDim.x) wrong += words[i] != phase + i;
   }
+  wrong = __syncthreads_count(wrong);
+  if (threadIdx.x == 0) out[blockIdx.x] = static_cast<float>(wrong);
+}
 
-  __global__ void least_by_minus_one(const float* in, float* out) {
+__global__ void least_by_minus_one(const float* in, float* out) {
   const int least = -2147483647 - static_cast<int>(in[1]);
   out[blockIdx.x] = static_cast<float>(least / (static_cast<int>(in[0]) - 1));
 }
