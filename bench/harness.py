@@ -193,7 +193,6 @@ def run(benchmark: Benchmark, folder: Path | None = None) -> Path:
         RuntimeError: kernels are interpreted, or there is no GPU.
     """
     measure.check()
-    gpu = torch.cuda.get_device_name()
     rows = []
     for i, case in enumerate(benchmark.cases):
         print(
@@ -205,9 +204,15 @@ def run(benchmark: Benchmark, folder: Path | None = None) -> Path:
         rows += _run_case(benchmark, case)
         torch.cuda.empty_cache()
     _judge(benchmark, rows)
+    return write_report(benchmark.op, rows, folder)
+
+
+def write_report(op: str, rows: list[dict[str, Any]], folder: Path | None = None) -> Path:
+    """Writes rows, and what they were measured on, to <op>.json; returns the file."""
+    gpu = torch.cuda.get_device_name()
     report = {
         "schema": SCHEMA,
-        "op": benchmark.op,
+        "op": op,
         "gpu": gpu,
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         "commit": commit(),
@@ -217,7 +222,7 @@ def run(benchmark: Benchmark, folder: Path | None = None) -> Path:
     }
     folder = folder or RESULTS / gpu_short_name(gpu)
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{benchmark.op}.json"
+    path = folder / f"{op}.json"
     path.write_text(json.dumps(report, indent=1) + "\n")
     return path
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-OPS = ("add", "gelu", "grid_barrier_check")
+OPS = ("add", "gelu", "grid_barrier_check", "l2")
 
 
 def main(names: list[str]) -> None:
@@ -24,8 +24,10 @@ def main(names: list[str]) -> None:
     if unknown:
         raise SystemExit(f"error: no benchmark {unknown[0]!r}; there are {', '.join(OPS)}")
     for name in names or OPS:
-        path = run(importlib.import_module(f"bench.{name}").benchmark)
-        print(tables.markdown([path]))
+        module = importlib.import_module(f"bench.{name}")
+        # What is no op, and so no table of providers, measures by itself.
+        path = run(module.benchmark) if hasattr(module, "benchmark") else module.run()
+        print(tables.of_results([path]))
         print(f"written: {path}")
 
 

@@ -1,7 +1,7 @@
-"""The tables of README.md, from the committed results: `python bench/tables.py` writes them.
+"""The tables of README.md and docs/l2.md, from the committed results.
 
-Every figure is a row of bench/results/<gpu>/<op>.json; nothing is typed by hand. `--check` only
-says whether the README is what it would write.
+`python bench/tables.py` writes them. Every figure is a row of bench/results/<gpu>/<op>.json;
+nothing is typed by hand. `--check` only says whether the documents are what it would write.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-README = ROOT / "README.md"
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 PROVIDERS = ("cuda", "triton", "grid.sync()", "torch", "torch.compile", "formula")
 
@@ -99,24 +98,87 @@ def markdown(paths: list[Path]) -> str:
     return "\n".join(lines)
 
 
-def render(readme: str) -> str:
-    """README's text with its tables made anew."""
-    before, rest = readme.split(BEGIN)
-    _, after = rest.split(END)
+def _l2_cell(row: dict[str, Any], piece: str) -> str:
+    if "time_us" not in row:
+        return "wrong result"
+    whole = piece == "turn"
+    text = f"{row['time_us'] if whole else row['pieces_us'][piece]:.1f}"
+    if row["provider"] == "persist" and "speed" in row:
+        text += f" ({row['speed'] if whole else row['pieces_speed'][piece]:.2f})"
+    if whole:
+        text += "".join(" ✓" if bar["met"] else " ✗" for bar in row["bars"])
+    return text
+
+
+def _l2_table(title: str, rows: list[dict[str, Any]], piece: str) -> list[str]:
+    cells: dict[int, dict[float | None, str]] = {}
+    for row in rows:
+        options = row["options"]
+        cells.setdefault(options["hot_mb"], {})[options["hit_ratio"]] = _l2_cell(row, piece)
+    ratios = list(next(iter(cells.values())))
+    titles = ["none" if ratio is None else f"{ratio:g}" for ratio in ratios]
+    lines = [f"| {title} | {' | '.join(titles)} |", f"|---|{'---|' * len(ratios)}"]
+    for hot, texts in cells.items():
+        lines.append(f"| {hot} MB | {' | '.join(texts[ratio] for ratio in ratios)} |")
+    return [*lines, ""]
+
+
+# Workload, piece (or the whole turn), title.
+L2_TABLES = (
+    ("walks", "turn", "walks and a pass, µs"),
+    ("walks", "walks", "the walks of these"),
+    ("walks", "pass", "the pass of these"),
+    ("gathers", "turn", "gathers, µs"),
+)
+
+
+def l2_markdown(paths: list[Path]) -> str:
+    """The tables of result files of L2 persistence: a cell for each hot set and hit ratio."""
+    lines = []
+    for report in (json.loads(path.read_text()) for path in paths):
+        v = report["versions"]
+        lines += [
+            f"{report['gpu']}, driver {v['driver']}, torch {v['torch']}, Triton {v['triton']}, "
+            f"{report['date']}, commit {report['commit']}. A line for each size of the hot set, a "
+            "column for each hit ratio, the first without persistence. Medians of interleaved runs "
+            "in µs, with the speed against the first column in brackets; ✓ or ✗ says whether the "
+            "best cell meets the project's bar, 1.2. Results were checked in the same run.",
+            "",
+        ]
+        for workload, piece, title in L2_TABLES:
+            rows = [row for row in report["rows"] if row["workload"] == workload]
+            lines += _l2_table(title, rows, piece)
+    return "\n".join(lines)
+
+
+def of_results(paths: list[Path]) -> str:
+    """The tables of result files that are of one kind."""
+    return (l2_markdown if any(path.stem == "l2" for path in paths) else markdown)(paths)
+
+
+def render() -> dict[Path, str]:
+    """The documents' texts with their tables made anew."""
     found = sorted(ROOT.glob("bench/results/*/*.json"))
-    tables = markdown([path for path in found if path.name != "tests.json"])
-    return f"{before}{BEGIN}\n{tables}{END}{after}"
+    results = {
+        "README.md": [path for path in found if path.stem not in ("tests", "l2")],
+        "docs/l2.md": [path for path in found if path.stem == "l2"],
+    }
+    documents = {}
+    for name, paths in results.items():
+        before, rest = (ROOT / name).read_text().split(BEGIN)
+        _, after = rest.split(END)
+        tables = of_results(paths) if paths else markdown([])
+        documents[ROOT / name] = f"{before}{BEGIN}\n{tables}{END}{after}"
+    return documents
 
 
 def main() -> None:
-    """Writes the README's tables, or with --check says whether they are up to date."""
-    text = README.read_text()
-    made = render(text)
-    if "--check" in sys.argv[1:]:
-        raise SystemExit(
-            0 if made == text else "error: README.md's tables are not what the results say"
-        )
-    README.write_text(made)
+    """Writes the documents' tables, or with --check says whether they are up to date."""
+    for path, made in render().items():
+        if "--check" not in sys.argv[1:]:
+            path.write_text(made)
+        elif made != path.read_text():
+            raise SystemExit(f"error: the tables of {path.name} are not what the results say")
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ if _os.environ.get("DIGLOT_INTERPRET") == "1":
     # Triton reads its own variable when a kernel is defined.
     _os.environ.setdefault("TRITON_INTERPRET", "1")
 
-from diglot import nn
+from diglot import l2, nn
 from diglot.backends import (
     BackendUnavailable,
     Explanation,
@@ -45,6 +45,7 @@ __all__ = [
     "gelu",
     "get_include",
     "grid_barrier_check",
+    "l2",
     "last_run",
     "nn",
     "record_runs",
