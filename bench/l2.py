@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import triton
+import triton.language as tl
 
 from bench.evidence import ROOT
 from bench.harness import write_report
@@ -30,6 +32,7 @@ HOT_MB = (4, 8, 16, 24, 32, 48)
 HIT_RATIOS = (0.25, 0.5, 0.75, 1.0)
 PASS_MB, GATHERED_MB = 128, 512
 ROUNDS, TURNS = 10, 5
+ROWS = 128  # that a program gathers
 BAR = 1.2  # speed that the best cell of the walks and the pass together must reach
 
 
@@ -42,6 +45,15 @@ class Workload:
     pieces: dict[str, Callable[[], None]]
     spoil: Callable[[], object]
     is_right: Callable[[], bool]
+
+
+@triton.jit
+def gather_kernel(table, index, out, ROWS: tl.constexpr):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, 32)
+    at = tl.load(index + row)
+    values = tl.load(table + at[:, None] * 32 + column)
+    tl.store(out + row[:, None] * 32 + column, values)
 
 
 def walks(hot_mb: int) -> Workload:
@@ -73,7 +85,7 @@ def gathers(hot_mb: int) -> Workload:
         return all(torch.equal(found, content(row)) for found, row in parts)
 
     def gather() -> None:
-        torch.index_select(table, 0, index, out=out)
+        gather_kernel[(n // ROWS,)](table, index, out, ROWS)
 
     return Workload("gathers", table, {"gather": gather}, lambda: out.fill_(-1), is_right)
 
