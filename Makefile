@@ -31,7 +31,7 @@ CLANG_FORMAT := $(VENV)/bin/clang-format
 endif
 
 NATIVE := $(shell find csrc -name '*.cu' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.h')
-CXX_FILES := $(NATIVE) $(shell find examples tests -name '*.cu' -o -name '*.cpp' -o -name '*.h')
+CXX_FILES := $(NATIVE) $(shell find bench examples tests -name '*.cu' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.h')
 
 .PHONY: help demo test test-quick test-sanitize gpu-test bench wheel lint format setup
 .PHONY: clean distclean FORCE

@@ -48,7 +48,7 @@ class Workload:
 
 
 @triton.jit
-def gather_kernel(table, index, out, ROWS: tl.constexpr):
+def gather_kernel(table, index, out, ROWS: tl.constexpr):  # noqa: ANN001, ANN201
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, 32)
     at = tl.load(index + row)

@@ -1,4 +1,4 @@
-"""The tables of README.md and docs/l2.md, from the committed results.
+"""The tables of README.md and of pages in docs, from the committed results.
 
 `python bench/tables.py` writes them. Every figure is a row of bench/results/<gpu>/<op>.json;
 nothing is typed by hand. `--check` only says whether the documents are what it would write.
@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parent.parent
-BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from bench.barrier_tables import designs_table, use_table
+from bench.evidence import ROOT
+
 PROVIDERS = ("cuda", "triton", "grid.sync()", "torch", "torch.compile", "formula")
 
 
@@ -67,11 +71,11 @@ def _bars(rows: dict[str, dict[str, Any]]) -> str:
     return "; ".join(f"{name} {bound:g}" for name, bound in sorted(names)) or "–"
 
 
-def markdown(paths: list[Path]) -> str:
-    """The tables of result files."""
-    reports = [json.loads(path.read_text()) for path in paths]
-    if not reports:
-        return "No results are committed yet.\n"
+Reports = list[dict[str, Any]]
+
+
+def markdown(reports: Reports) -> str:
+    """The tables of results of the common harness."""
     first = reports[0]
     commits = ", ".join(sorted({report["commit"] for report in reports}))
     v = first["versions"]
@@ -132,10 +136,10 @@ L2_TABLES = (
 )
 
 
-def l2_markdown(paths: list[Path]) -> str:
-    """The tables of result files of L2 persistence: a cell for each hot set and hit ratio."""
+def l2_markdown(reports: Reports) -> str:
+    """The tables of results of L2 persistence: a cell for each hot set and hit ratio."""
     lines = []
-    for report in (json.loads(path.read_text()) for path in paths):
+    for report in reports:
         v = report["versions"]
         lines += [
             f"{report['gpu']}, driver {v['driver']}, torch {v['torch']}, Triton {v['triton']}, "
@@ -151,25 +155,53 @@ def l2_markdown(paths: list[Path]) -> str:
     return "\n".join(lines)
 
 
+def designs_markdown(reports: Reports) -> str:
+    """The tables of designs of a grid barrier."""
+    return "\n".join(map(designs_table, reports))
+
+
+def use_markdown(reports: Reports) -> str:
+    """The tables of one launch with a barrier beside two."""
+    return "\n".join(map(use_table, reports))
+
+
+# Of results that are not the common harness's: a page's place, by its mark, and what makes it.
+APART: dict[str, list[tuple[str, str, Callable[[Reports], str]]]] = {
+    "barrier_designs": [
+        ("docs/barriers.md", "designs", designs_markdown),
+        ("docs/barriers.md", "use", use_markdown),
+    ],
+    "l2": [("docs/l2.md", "bench", l2_markdown)],
+}
+
+
 def of_results(paths: list[Path]) -> str:
     """The tables of result files that are of one kind."""
-    return (l2_markdown if any(path.stem == "l2" for path in paths) else markdown)(paths)
+    reports = [json.loads(path.read_text()) for path in paths]
+    if not reports:
+        return "No results are committed yet.\n"
+    places = APART.get(paths[0].stem, [("README.md", "bench", markdown)])
+    return "\n".join(make(reports) for _, _, make in places)
 
 
 def render() -> dict[Path, str]:
     """The documents' texts with their tables made anew."""
     found = sorted(ROOT.glob("bench/results/*/*.json"))
-    results = {
-        "README.md": [path for path in found if path.stem not in ("tests", "l2")],
-        "docs/l2.md": [path for path in found if path.stem == "l2"],
-    }
-    documents = {}
-    for name, paths in results.items():
-        before, rest = (ROOT / name).read_text().split(BEGIN)
-        _, after = rest.split(END)
-        tables = of_results(paths) if paths else markdown([])
-        documents[ROOT / name] = f"{before}{BEGIN}\n{tables}{END}{after}"
-    return documents
+    texts: dict[Path, str] = {}
+
+    def put(document: str, mark: str, paths: list[Path], make: Callable[[Reports], str]) -> None:
+        path = ROOT / document
+        before, rest = texts.setdefault(path, path.read_text()).split(f"<!-- {mark}:begin -->")
+        _, after = rest.split(f"<!-- {mark}:end -->")
+        reports = [json.loads(p.read_text()) for p in paths]
+        tables = make(reports) if reports else "No results are committed yet.\n"
+        texts[path] = f"{before}<!-- {mark}:begin -->\n{tables}<!-- {mark}:end -->{after}"
+
+    put("README.md", "bench", [p for p in found if p.stem not in ("tests", *APART)], markdown)
+    for stem, places in APART.items():
+        for document, mark, make in places:
+            put(document, mark, [p for p in found if p.stem == stem], make)
+    return texts
 
 
 def main() -> None:

@@ -1,0 +1,102 @@
+"""The tables of docs/barriers.md, from what bench/barrier_designs printed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+DESIGNS = (
+    "diglot",
+    "grid.sync()",
+    "premature poll",
+    "all threads poll",
+    "flag apart",
+    "clusters of 2 first",
+    "clusters of 4 first",
+    "clusters of 8 first",
+    "text-book",
+    "launches",
+    "programmatic launches",
+)
+# Blocks vary at this many threads, and threads at one block per multiprocessor.
+THREADS = 256
+
+
+def _time(row: dict[str, Any] | None) -> str:
+    if row is None:
+        return "–"
+    if "time_us" not in row:
+        return "wrong result"
+    return "does not fit" if row["time_us"] is None else f"{row['time_us']:.2f}"
+
+
+def _rows(header: list[str], body: Iterable[list[str]]) -> list[str]:
+    lines = [header, ["---"] * len(header), *body]
+    return [f"| {' | '.join(cells)} |" for cells in lines]
+
+
+def _heading(report: dict[str, Any], kind: str) -> list[str]:
+    versions = report["versions"]
+    samples = sorted({row["samples"] for row in report["rows"] if row.get("samples")})
+    return [
+        f"{report['gpu']}, driver {versions['driver']}, CUDA {versions['cuda']}, {report['date']}, "
+        f"commit {report['commit']}. {kind}; medians of {'/'.join(map(str, samples))} interleaved "
+        "runs. Each was verified beforehand.",
+        "",
+    ]
+
+
+def designs_table(report: dict[str, Any]) -> str:
+    """Microseconds per barrier: a row for each design, a column for each grid."""
+    cells: dict[tuple[str, int, int], dict[str, Any]] = {}
+    for row in report["rows"]:
+        if row["part"] == "barrier":
+            options = row["options"]
+            cells[row["provider"], options["blocks"], options["threads"]] = row
+    one_each = report["multiprocessors"]
+    grids = sorted(
+        {(b, t) for _, b, t in cells if t == THREADS or b == one_each},
+        key=lambda grid: (grid[1] != THREADS, grid),
+    )
+    present = {provider for provider, _, _ in cells}
+    body = [
+        [name, *(_time(cells.get((name, *grid))) for grid in grids)]
+        for name in DESIGNS
+        if name in present
+    ]
+    header = ["µs per barrier, or launch", *(f"{blocks} × {threads}" for blocks, threads in grids)]
+    kind = "Columns are blocks × threads of a block"
+    return "\n".join([*_heading(report, kind), *_rows(header, body), ""])
+
+
+def _size(count: int) -> str:
+    for shift, unit in ((30, "GiB"), (20, "MiB")):
+        if count >= 1 << shift:
+            return f"{count >> shift} {unit}"
+    return f"{count >> 10} KiB"
+
+
+def _fastest(rows: Iterable[dict[str, Any]]) -> float | None:
+    return min((row["time_us"] for row in rows if row.get("time_us")), default=None)
+
+
+def use_table(report: dict[str, Any]) -> str:
+    """Microseconds to reduce an array and rewrite it: a row for each size."""
+    sizes: dict[int, dict[str, dict[str, Any]]] = {}
+    for row in report["rows"]:
+        if row["part"] == "use":
+            per = row["options"].get("blocks per multiprocessor")
+            name = row["provider"] if per is None else f"barrier, {per} per multiprocessor"
+            sizes.setdefault(row["options"]["bytes"], {})[name] = row
+    names = list(dict.fromkeys(name for rows in sizes.values() for name in rows))
+    body = []
+    for size, rows in sorted(sizes.items()):
+        one = _fastest(row for row in rows.values() if row["provider"] == "barrier")
+        ratios = []
+        for other in ("launches", "programmatic launches"):
+            two = _fastest([rows[other]]) if other in rows else None
+            ratios.append("–" if one is None or two is None else f"{two / one:.2f}")
+        body.append([_size(size), *(_time(rows.get(name)) for name in names), *ratios])
+    header = ["array, µs", *names, "launches over barrier", "programmatic over barrier"]
+    kind = "The ratios are to the fastest grid with a barrier, and above 1 where the barrier wins"
+    return "\n".join([*_heading(report, kind), *_rows(header, body), ""])
