@@ -24,6 +24,7 @@ import triton.language as tl
 from triton import knobs
 from triton.compiler import ASTSource
 
+from diglot.backends.driver import driver, relaxed_capture
 from diglot.triton_ops.lib.types import INTERPRETED
 
 if TYPE_CHECKING:
@@ -245,7 +246,7 @@ def _run(
 def _occupancy(handle: Any, key: tuple[Any, ...]) -> tuple[int, int]:
     """How many programs a multiprocessor runs at once, and how many multiprocessors there are."""
     blocks = ctypes.c_int()
-    status = _driver().cuOccupancyMaxActiveBlocksPerMultiprocessor(
+    status = driver().cuOccupancyMaxActiveBlocksPerMultiprocessor(
         ctypes.byref(blocks),
         ctypes.c_void_p(handle.function),
         32 * handle.metadata.num_warps,
@@ -261,25 +262,9 @@ def _occupancy(handle: Any, key: tuple[Any, ...]) -> tuple[int, int]:
 def _load(specialization: Specialization) -> Any:
     """Compiles for, and loads onto, the current device."""
     handle = specialization.compile(triton.runtime.driver.active.get_current_target())
-    with _relaxed_capture():
+    with relaxed_capture():
         handle._init_handles()
     return handle
-
-
-@functools.cache
-def _driver() -> ctypes.CDLL:
-    return ctypes.CDLL("libcuda.so.1")
-
-
-@contextlib.contextmanager
-def _relaxed_capture() -> Iterator[None]:
-    """Lets this thread load code while a stream is being captured, which is otherwise an error."""
-    mode = ctypes.c_int(2)  # CU_STREAM_CAPTURE_MODE_RELAXED
-    _driver().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
-    try:
-        yield
-    finally:
-        _driver().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
 
 
 @contextlib.contextmanager

@@ -175,6 +175,18 @@ std::string_view StackReader::read<std::string_view>() {
 }
 
 template <>
+bool StackReader::read<bool>() {
+  return torch::stable::detail::to<bool>(*stack_++);
+}
+
+template <>
+TensorList StackReader::read<TensorList>() {
+  // The list is the reader's to free; the tensors are the caller's, too.
+  torch::stable::detail::to<std::vector<torch::stable::Tensor>>(*stack_++);
+  return {};
+}
+
+template <>
 Number StackReader::read<Number>() {
   const double real = torch::stable::detail::to<double>(*stack_++);
   const int64_t integer = torch::stable::detail::to<int64_t>(*stack_++);
@@ -219,10 +231,9 @@ void PythonReader::describe() {
 #if defined(DIGLOT_INTERPRETER)
 std::vector<interpreter::Range> PythonReader::ranges(std::string_view schema) const {
   std::vector<interpreter::Range> ranges;
-  for (int i = 0; i < count_; ++i) {
-    const Operand& operand = operands_[i];
+  const auto add = [&](const Operand& operand, int slot) {
     std::size_t at = schema.find("Tensor");
-    for (int slot = 0; slot < slots_[i]; ++slot) at = schema.find("Tensor", at + 1);
+    for (int before = 0; before < slot; ++before) at = schema.find("Tensor", at + 1);
     const bool is_writable = schema.substr(at, sizeof("Tensor(a!)")).find('!') != schema.npos;
     int64_t elements = operand.numel > 0 ? 1 : 0;
     for (int d = 0; d < operand.rank && elements > 0; ++d) {
@@ -230,6 +241,17 @@ std::vector<interpreter::Range> PythonReader::ranges(std::string_view schema) co
     }
     const char* const begin = operand.as<const char>();
     ranges.push_back({begin, begin + elements * size_of(operand.dtype), is_writable});
+  };
+  for (int i = 0; i < count_; ++i) add(operands_[i], slots_[i]);
+  for (const auto& [list, slot] : lists_) {
+    const Py_ssize_t count = PyList_Size(list);
+    if (count < 0) throw PythonError{};
+    for (Py_ssize_t i = 0; i < count; ++i) {
+      PythonReader reader(nullptr);
+      reader.read_tensor(PyList_GetItem(list, i));
+      reader.describe();
+      add(reader.operands_[0], slot);
+    }
   }
   return ranges;
 }
@@ -254,6 +276,21 @@ std::string_view PythonReader::read<std::string_view>() {
   const char* text = PyUnicode_AsUTF8AndSize(*arguments_++, &size);
   if (text == nullptr) throw PythonError{};
   return {text, static_cast<size_t>(size)};
+}
+
+template <>
+bool PythonReader::read<bool>() {
+  return *arguments_++ == Py_True;
+}
+
+template <>
+TensorList PythonReader::read<TensorList>() {
+#if defined(DIGLOT_INTERPRETER)
+  lists_.emplace_back(*arguments_, slot_);
+#endif
+  ++arguments_;
+  ++slot_;
+  return {};
 }
 
 template <>

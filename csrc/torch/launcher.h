@@ -42,6 +42,10 @@ struct Number {
   }
 };
 
+// Tensors that a kernel reaches by addresses in a tensor of its own: a launcher only says with it
+// that they are used, and looks at none of them.
+struct TensorList {};
+
 namespace torch_binding {
 
 // PyTorch's current stream on `device`.
@@ -119,6 +123,9 @@ class PythonReader {
   int slots_[kMaxTensors];  // which of the schema's tensors each is: some may be left out
   int count_ = 0;
   int slot_ = 0;
+#if defined(DIGLOT_INTERPRETER)
+  std::vector<std::pair<PyObject*, int>> lists_;  // with their slots
+#endif
   bool all_contiguous_ = true;
   int device_ = -1;
 };

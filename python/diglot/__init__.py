@@ -29,7 +29,7 @@ from diglot.backends import (
     record_runs,
     use_backend,
 )
-from diglot.ops import GridBarrierCheck, add, gelu, grid_barrier_check
+from diglot.ops import GridBarrierCheck, add, clip_grad_norm_, gelu, grid_barrier_check
 
 __version__ = _metadata.version("diglot")
 
@@ -40,6 +40,7 @@ __all__ = [
     "LastRun",
     "add",
     "available_backends",
+    "clip_grad_norm_",
     "compare",
     "explain",
     "gelu",

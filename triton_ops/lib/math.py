@@ -117,6 +117,24 @@ def minimum(a, b):
 
 
 @triton.jit
+def maximum(a, b):
+    """The greater of a and b; NaN if either is."""
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def square_root(x):
+    """The square root, rounded correctly; Triton's own is approximate in fp32."""
+    return tl.sqrt_rn(x) if x.dtype == tl.float32 else tl.sqrt(x)
+
+
+@triton.jit
+def divide(a, b):
+    """a / b, rounded correctly; Triton's own is approximate in fp32."""
+    return tl.div_rn(a, b) if a.dtype == tl.float32 else a / b
+
+
+@triton.jit
 def relu(x):
     """max(x, 0). What it gives for NaN is not specified."""
     return tl.maximum(x, 0.0)

@@ -61,6 +61,36 @@ DIGLOT_HOST_DEVICE float minimum(float a, float b) {
 
 DIGLOT_HOST_DEVICE double minimum(double a, double b) { return (a < b || a != a) ? a : b; }
 
+// The greater of a and b; NaN if either is, unlike fmax.
+DIGLOT_HOST_DEVICE float maximum(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+#else
+  return (a > b || a != a) ? a : b;
+#endif
+}
+
+DIGLOT_HOST_DEVICE double maximum(double a, double b) { return (a > b || a != a) ? a : b; }
+
+// The square root, rounded correctly.
+DIGLOT_HOST_DEVICE float square_root(float x) {
+#if defined(__CUDA_ARCH__)
+  return __fsqrt_rn(x);
+#else
+  return std::sqrt(x);
+#endif
+}
+
+DIGLOT_HOST_DEVICE double square_root(double x) {
+#if defined(__CUDA_ARCH__)
+  return __dsqrt_rn(x);
+#else
+  return std::sqrt(x);
+#endif
+}
+
 // max(x, 0). What it gives for NaN is not specified.
 DIGLOT_HOST_DEVICE float relu(float x) {
 #if defined(__CUDA_ARCH__)

@@ -1,0 +1,64 @@
+// Many tensors in one launch: they are cut in chunks, and a table on the device says where each
+// lies. Twin of triton_ops/lib/chunks.py; python/diglot/ops/chunk_table.py makes the table.
+//
+// Every chunk begins at a multiple of 16 bytes or is shorter than that, so that whole accesses of
+// 16 bytes and, after them, fewer elements than one access has are all that there is to do.
+#pragma once
+
+#include <type_traits>
+
+#include "diglot/types.cuh"
+#include "diglot/vector_access.cuh"
+
+namespace diglot {
+
+struct Chunk {
+  void* data = nullptr;
+  int count = 0;  // of elements
+  DType dtype = DType::kFloat32;
+  bool is_repeated = false;  // the same memory is a chunk before this one, too
+};
+
+// Row `index` of a table of int64 [rows, 2]: an address, and from the low bits on 32 of the count,
+// 8 of the element type, 1 of is_repeated. An empty chunk where there is no such row.
+DIGLOT_DEVICE Chunk read_chunk(const int64_t* table, int64_t rows, int64_t index) {
+  if (index < 0 || index >= rows) return {};
+  const auto row = load_vector<int64_t, 2>(table + 2 * index);
+  return {reinterpret_cast<void*>(row[0]), static_cast<int>(row[1]),
+          static_cast<DType>(row[1] >> 32 & 0xff), (row[1] >> 40 & 1) != 0};
+}
+
+// Calls function(data), with the chunk's data as a pointer to its type: a floating one, and double
+// only where Compute is.
+template <typename Compute, typename Function>
+DIGLOT_DEVICE auto with_data(const Chunk& chunk, Function function) {
+  switch (chunk.dtype) {
+    case DType::kFloat16: return function(static_cast<float16*>(chunk.data));
+    case DType::kBFloat16: return function(static_cast<bfloat16*>(chunk.data));
+    case DType::kFloat64:
+      if constexpr (std::is_same_v<Compute, double>) {
+        return function(static_cast<double*>(chunk.data));
+      }
+    default: return function(static_cast<float*>(chunk.data));
+  }
+}
+
+// This thread's part of a chunk, by a block of kThreads: accesses(first, number) for accesses at
+// first, first + kThreads accesses, ..., as many as the type `number` says; element(address) for an
+// element of the tail. Of whole accesses kAccesses are taken at once, as long as there are so many.
+template <int kThreads, int kAccesses, typename T, typename Accesses, typename Element>
+DIGLOT_DEVICE void walk_chunk(T* data, int count, Accesses accesses, Element element) {
+  constexpr int kElements = kAccessBytes / sizeof(T);
+  const int vectors = count / kElements;
+  int vector = static_cast<int>(threadIdx.x);
+  for (; vector + (kAccesses - 1) * kThreads < vectors; vector += kAccesses * kThreads) {
+    accesses(data + vector * kElements, std::integral_constant<int, kAccesses>{});
+  }
+  for (; vector < vectors; vector += kThreads) {
+    accesses(data + vector * kElements, std::integral_constant<int, 1>{});
+  }
+  const int tail = vectors * kElements + static_cast<int>(threadIdx.x);
+  if (tail < count) element(data + tail);
+}
+
+}  // namespace diglot

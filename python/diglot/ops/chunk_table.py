@@ -1,0 +1,144 @@
+"""Tables of the chunks that many tensors are cut in, for kernels that take them all in one launch.
+
+A chunk begins at a multiple of 16 bytes, or is what precedes the first such address in a tensor.
+Where the cuts are depends on the tensors alone. csrc/include/diglot/chunks.cuh reads the table.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections import OrderedDict
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from diglot.backends.driver import relaxed_capture
+
+# DType of csrc/include/diglot/types.cuh.
+CODES = {torch.float16: 6, torch.bfloat16: 7, torch.float32: 8, torch.float64: 9}
+
+ACCESS_BYTES = 16
+# Of a chunk; so many at most that a block can look through the results of all, and with those many
+# or with small ones, all blocks of a grid have work for about as long.
+LEAST_CHUNK_BYTES = 1 << 14
+MOST_CHUNK_BYTES = 1 << 30
+MOST_CHUNKS = 1 << 14
+
+KEPT = 64  # tables besides those of captured launches
+
+
+class DenseTensors(NamedTuple):
+    """What a table is made of: tensors that fill their memory, on one device, one after another.
+
+    Attributes:
+        addresses: of the first elements.
+        sizes: numbers of elements.
+        dtypes: float16, bfloat16, float32 or float64.
+    """
+
+    addresses: tuple[int, ...]
+    sizes: tuple[int, ...]
+    dtypes: tuple[torch.dtype, ...]
+
+
+class ChunkTable(NamedTuple):
+    """A table.
+
+    Attributes:
+        rows: int64 [chunks, 2], on the tensors' device. A row is an address, and from the low bits
+            on 32 of the number of elements, 8 of the dtype's code, 1 that says whether the same
+            memory is a chunk before this one, too. Tensors without elements have no chunk.
+        dtype: what the tensors' dtypes promote to.
+    """
+
+    rows: torch.Tensor
+    dtype: torch.dtype
+
+
+_Key = tuple[torch.device, int, DenseTensors]
+_recent: OrderedDict[_Key, ChunkTable] = OrderedDict()
+_captured: dict[_Key, ChunkTable] = {}
+_lock = threading.Lock()
+
+
+def find_table(device: torch.device, tensors: DenseTensors) -> ChunkTable | None:
+    """The table of these tensors, if `make_table` has made it and it is still kept."""
+    key, is_captured = _key(device, tensors)
+    if is_captured:
+        return _captured.get(key)
+    with _lock:
+        table = _recent.get(key)
+        if table is not None:
+            _recent.move_to_end(key)
+    return table
+
+
+def make_table(device: torch.device, tensors: DenseTensors) -> ChunkTable:
+    """Makes the table of these tensors, and keeps it.
+
+    Nothing waits for the copy to the device, which is made on the current stream. Other streams
+    have tables of their own, so that none is read before it is there, or freed while it is read.
+
+    A captured launch has one that is never freed, since the graph holds its address. It is copied
+    at once, not by the graph: on a stream that is not captured, for which the host waits.
+
+    Raises:
+        ValueError: two tensors overlap, and are not the same.
+    """
+    key, is_captured = _key(device, tensors)
+    dtype = functools.reduce(torch.promote_types, set(tensors.dtypes))
+    rows = build_rows(tensors)
+    if is_captured:
+        with relaxed_capture(), torch.cuda.stream(torch.cuda.Stream(device)):
+            table = _captured[key] = ChunkTable(rows.to(device), dtype)
+        return table
+    if device.type == "cuda":
+        # PyTorch's allocator of pinned memory gives it to no one else before it has been read.
+        rows = rows.pin_memory().to(device, non_blocking=True)
+    table = ChunkTable(rows, dtype)
+    with _lock:
+        _recent[key] = table
+        if len(_recent) > KEPT:
+            _recent.popitem(last=False)
+    return table
+
+
+def _key(device: torch.device, tensors: DenseTensors) -> tuple[_Key, bool]:
+    """What a table is kept by, and whether it is for a captured launch."""
+    if device.type != "cuda":
+        return (device, 0, tensors), False
+    if torch.cuda.is_current_stream_capturing():
+        return (device, 0, tensors), True
+    return (device, torch._C._cuda_getCurrentRawStream(device.index), tensors), False
+
+
+def build_rows(tensors: DenseTensors) -> torch.Tensor:
+    """The rows of a table, on the CPU."""
+    columns = [
+        (address, size * dtype.itemsize, dtype.itemsize, CODES[dtype])
+        for address, size, dtype in zip(*tensors, strict=True)
+        if size > 0
+    ]
+    parts = np.array(columns, dtype=np.int64).reshape(-1, 4)
+    addresses, nbytes, itemsizes, codes = parts.T
+    distinct, firsts = np.unique(parts, axis=0, return_index=True)  # in the order of addresses
+    if (distinct[1:, 0] < distinct[:-1, 0] + distinct[:-1, 1]).any():
+        raise ValueError("some of the tensors overlap in memory, and are not the same")
+    is_repeated = np.ones_like(codes)
+    is_repeated[firsts] = 0
+
+    chunk = LEAST_CHUNK_BYTES
+    while nbytes.sum() > MOST_CHUNKS * chunk and chunk < MOST_CHUNK_BYTES:
+        chunk *= 2
+    heads = np.minimum(-addresses % ACCESS_BYTES, nbytes)
+    has_head = heads > 0
+    counts = has_head + -((heads - nbytes) // chunk)
+    owner = np.repeat(np.arange(len(parts)), counts)
+    # Chunk n of a tensor lies from n * chunk behind its head on, and the head itself is n = -1.
+    n = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts) - has_head[owner]
+    begins = np.maximum(heads[owner] + chunk * n, 0)
+    ends = np.minimum(heads[owner] + chunk * (n + 1), nbytes[owner])
+    packed = (ends - begins) // itemsizes[owner] | codes[owner] << 32 | is_repeated[owner] << 40
+    return torch.from_numpy(np.stack([addresses[owner] + begins, packed], axis=1))

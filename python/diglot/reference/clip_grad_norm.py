@@ -1,0 +1,53 @@
+"""The norm of many gradients and their scaling, in plain PyTorch: the launcher of the backend
+"torch", and the oracle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+EPSILON = 1e-6
+
+
+@torch.no_grad()
+def clip_grad_norm(
+    grads: Sequence[torch.Tensor],
+    table: torch.Tensor,
+    partials: torch.Tensor,
+    word: torch.Tensor,
+    max_norm: float,
+    norm_type: float,
+    error_if_nonfinite: bool,
+    blocks: int,
+    total: torch.Tensor,
+) -> str:
+    """Scales `grads` in place; their norm goes to `total`. The other tensors are not needed."""
+    # In float32 at least, as in the kernels: PyTorch's own function rounds every gradient's norm.
+    filled = [grad for grad in grads if grad.numel() > 0]
+    norms = [torch.linalg.vector_norm(g, norm_type, dtype=partials.dtype) for g in filled]
+    norm = partials.new_zeros(())
+    if norms:
+        norm = torch.linalg.vector_norm(torch.stack(norms), norm_type)
+    total.copy_(norm)
+    coefficient = torch.clamp(max_norm / (norm + EPSILON), max=1)
+    if error_if_nonfinite:
+        coefficient = torch.where(total.isfinite(), coefficient, 1)
+    distinct = {(grad.data_ptr(), grad.numel()): grad for grad in filled}
+    for grad in distinct.values():
+        grad.copy_(grad * coefficient.to(torch.promote_types(grad.dtype, torch.float32)))
+    return "aten"
+
+
+def clip_grad_norm_oracle(
+    grads: Sequence[torch.Tensor], max_norm: float, norm_type: float = 2.0
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """The norm and the scaled gradients, in float64."""
+    wide = [grad.double() for grad in grads]
+    every = torch.cat([grad.reshape(-1) for grad in wide])
+    norm = every.new_zeros(())
+    if every.numel() > 0:
+        norm = torch.linalg.vector_norm(every, norm_type)
+    coefficient = torch.clamp(max_norm / (norm + EPSILON), max=1)
+    return norm, [grad * coefficient for grad in wide]
