@@ -7,9 +7,10 @@ of computing a case: a function from the case and its tensors to a call that ret
 from __future__ import annotations
 
 import datetime
+import functools
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,15 @@ Call = Callable[[], Any]
 
 
 @dataclass(frozen=True)
+class ErrorOf:
+    """What a call's result is worth: as in `diglot.tools.accuracy.Error`."""
+
+    worst_ulp: float
+    worst_absolute: float
+    failing: float
+
+
+@dataclass(frozen=True)
 class Case:
     """One thing to compute.
 
@@ -40,7 +50,8 @@ class Case:
         dtype: of every tensor.
         shape: of every tensor.
         options: the op's options.
-        timer: "device" (cold cache), "graph" (in a CUDA graph) or "host" (cost of the call).
+        timer: "device" (cold cache), "captured" (the same of a call that is a CUDA graph), "graph"
+            (in a CUDA graph of many, warm) or "host" (cost of the call).
     """
 
     direction: str
@@ -71,14 +82,28 @@ class Bar:
 
 @dataclass
 class Benchmark:
-    """An op's benchmark, as data."""
+    """An op's benchmark, as data.
+
+    Attributes:
+        op: its name.
+        cases: what is computed.
+        inputs: the tensors of a case.
+        expected: the right values of what a call returns. None for an op in place.
+        bytes_moved: of a case: each input read once and each output written once.
+        bars: what is to be reached.
+        error: of an op in place: from a case, its tensors and a call to what the call made of them.
+        prepare: of an op in place: before each timed call, untimed.
+        providers: ways of computing a case.
+    """
 
     op: str
     cases: list[Case]
     inputs: Callable[[Case], Tensors]
-    expected: Callable[[Case, Tensors], Expected]
+    expected: Callable[[Case, Tensors], Expected] | None
     bytes_moved: Callable[[Case, Tensors], int]
     bars: list[Bar]
+    error: Callable[[Case, Tensors, Call], ErrorOf] | None = None
+    prepare: Callable[[Tensors], None] | None = None
     providers: dict[str, Callable[[Case, Tensors], Call | None]] = field(default_factory=dict)
 
     def provider(self, name: str) -> Callable[[Callable], Callable]:
@@ -96,8 +121,10 @@ def _dtype_name(dtype: torch.dtype) -> str:
 
 
 def _verify(benchmark: Benchmark, case: Case, tensors: Tensors, call: Call) -> dict[str, Any]:
-    result = call()
-    error = measure_error(result, benchmark.expected(case, tensors))
+    if benchmark.error is not None:
+        return asdict(benchmark.error(case, tensors, call))
+    assert benchmark.expected is not None
+    error = measure_error(call(), benchmark.expected(case, tensors))
     return {
         "worst_ulp": error.worst_ulp,
         "worst_absolute": error.worst_absolute,
@@ -134,9 +161,12 @@ def _run_case(benchmark: Benchmark, case: Case) -> list[dict[str, Any]]:
         if row["verified"]:
             calls[name] = call
         torch.cuda.empty_cache()
-    if case.timer == "device":
+    if case.timer in ("device", "captured"):
+        if case.timer == "captured":
+            calls = {name: measure.captured(call) for name, call in calls.items()}
         calls["copy"] = measure.copy_ceiling(moved, case.dtype, "cuda")
-        timings = measure.interleaved(calls, budget_ms=60)
+        prepare = functools.partial(benchmark.prepare, tensors) if benchmark.prepare else None
+        timings = measure.interleaved(calls, budget_ms=60, prepare=prepare)
     elif case.timer == "graph":
         timings = measure.graphed(calls)
     else:

@@ -95,6 +95,14 @@ def markdown(reports: Reports) -> str:
             return f"{row['tb_per_s']:.2f} ({row['share_of_copy']:.2f})"
 
         lines += [*_table("TB/s (share of copy)", device, speed, ("bar", _bars)), ""]
+    captured = _grouped(reports, "captured")
+    if captured:
+        title = "µs, one call as a CUDA graph (share of copy)"
+
+        def time(row: dict[str, Any]) -> str:
+            return f"{row['time_us']:.1f} ({row['share_of_copy']:.2f})"
+
+        lines += [*_table(title, captured, time, ("bar", _bars)), ""]
     for timer, title in (("graph", "µs per call in a CUDA graph"), ("host", "host µs per call")):
         cases = _grouped(reports, timer)
         if cases:

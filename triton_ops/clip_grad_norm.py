@@ -21,7 +21,6 @@ from diglot.triton_ops.lib.types import compute_type, convert, number
 
 CLIP_WARPS = 8
 CLIP_PROGRAMS = 4  # on a multiprocessor
-BLOCK_BYTES = tl.constexpr(16384)  # four 16-byte loads per thread
 PARTIALS_BLOCK = tl.constexpr(2048)
 
 # A norm as a fold over elements, from 0 on: what an element adds to it, how two folds make one, and
@@ -30,6 +29,12 @@ SUM = tl.constexpr(1)
 EUCLIDEAN = tl.constexpr(2)
 MAXIMUM = tl.constexpr(3)
 NORMS = {1.0: SUM.value, 2.0: EUCLIDEAN.value, math.inf: MAXIMUM.value}
+
+
+@triton.constexpr_function
+def block_elements(dtype):
+    """Elements at a time: as many as four programs on a multiprocessor have registers for."""
+    return 1024 if dtype == tl.float64 else 4096
 
 
 @triton.jit
@@ -72,7 +77,7 @@ def finish(fold, NORM: tl.constexpr):
 def fold_elements(address, count, NORM: tl.constexpr, DTYPE: tl.constexpr):
     """The fold of a chunk."""
     COMPUTE: tl.constexpr = compute_type(DTYPE)
-    BLOCK: tl.constexpr = BLOCK_BYTES // (DTYPE.primitive_bitwidth // 8)
+    BLOCK: tl.constexpr = block_elements(DTYPE)
     data, whole = whole_blocks(address, count, DTYPE, BLOCK)
     index = tl.arange(0, BLOCK)
     folds = tl.zeros((BLOCK,), COMPUTE)
@@ -89,7 +94,7 @@ def fold_elements(address, count, NORM: tl.constexpr, DTYPE: tl.constexpr):
 def scale_elements(address, count, coefficient, DTYPE: tl.constexpr):
     """Scales a chunk."""
     COMPUTE: tl.constexpr = compute_type(DTYPE)
-    BLOCK: tl.constexpr = BLOCK_BYTES // (DTYPE.primitive_bitwidth // 8)
+    BLOCK: tl.constexpr = block_elements(DTYPE)
     data, whole = whole_blocks(address, count, DTYPE, BLOCK)
     index = tl.arange(0, BLOCK)
     factor = coefficient.to(COMPUTE)

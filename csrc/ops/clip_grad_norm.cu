@@ -210,8 +210,7 @@ DIGLOT_DEVICE Value rounded_to(DType dtype, Value value) {
 template <typename Norm, typename Value>
 __global__ void __launch_bounds__(kClipThreads, kClipBlocks)
     clip_grad_norm_phases(const int64_t* table, int64_t chunks, Value* partials, uint32_t* word,
-                          Value max_norm, bool error_if_nonfinite, void* total,
-                          DType total_dtype) {
+                          Value max_norm, bool error_if_nonfinite, void* total, DType total_dtype) {
   fold_chunks<Norm>(table, chunks, partials);
   GridBarrier(word).sync();
   const Value norm = Norm::finish(fold_partials<Norm>(chunks, partials));

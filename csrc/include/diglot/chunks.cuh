@@ -32,6 +32,9 @@ DIGLOT_DEVICE Chunk read_chunk(const int64_t* table, int64_t rows, int64_t index
 // only where Compute is.
 template <typename Compute, typename Function>
 DIGLOT_DEVICE auto with_data(const Chunk& chunk, Function function) {
+#if defined(__CUDA_ARCH__)
+  __builtin_assume(__isGlobal(chunk.data));  // nothing else tells it of an address from memory
+#endif
   switch (chunk.dtype) {
     case DType::kFloat16: return function(static_cast<float16*>(chunk.data));
     case DType::kBFloat16: return function(static_cast<bfloat16*>(chunk.data));

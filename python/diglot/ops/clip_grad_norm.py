@@ -78,7 +78,8 @@ def clip_grad_norm_(
             warnings.warn(
                 f"{NAME}: `parameters` is an empty generator, nothing is clipped", stacklevel=2
             )
-    grads = [grad for parameter in parameters if (grad := parameter.grad) is not None]
+    found = [parameter.grad for parameter in parameters]
+    grads = [grad for grad in found if grad is not None]
     max_norm, norm_type = float(max_norm), float(norm_type)
     if not max_norm >= 0:
         raise ValueError(f"{NAME}: max_norm must be 0 or more, and is {max_norm}")
@@ -191,6 +192,7 @@ def _launch(
         raise RuntimeError(
             f"{NAME}: error_if_nonfinite waits for the GPU, which a graph capture does not allow"
         )
+    increment_version(grads)  # as any operator does that writes into its arguments
     computed = torch.float64 if dtype == torch.float64 else torch.float32
     partials = torch.empty(rows.shape[0], dtype=computed, device=device)
     total = torch.empty((), dtype=dtype, device=device)
@@ -208,7 +210,6 @@ def _launch(
         blocks,
         total,
     )
-    increment_version(grads)
     if error_if_nonfinite and not math.isfinite(total.item()):
         raise RuntimeError(
             f"{NAME}: the total norm of order {norm_type} of the gradients is {total.item()}, so "

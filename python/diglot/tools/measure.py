@@ -89,13 +89,16 @@ def _timed_once(function: Function, buffer: torch.Tensor) -> float:
     return start.elapsed_time(end) * 1e3
 
 
-def interleaved(functions: Mapping[str, Function], *, budget_ms: float = 200) -> dict[str, Timing]:
+def interleaved(
+    functions: Mapping[str, Function], *, budget_ms: float = 200, prepare: Function | None = None
+) -> dict[str, Timing]:
     """Device times of functions that enqueue work on the current stream, taken in turns.
 
     Args:
         functions: what to time, by name. Called a few times first, so that compilation and
             allocation are over.
         budget_ms: device time to spend on each, about; at least 10 samples are taken.
+        prepare: called before each call, untimed: undoes what a function in place has done.
 
     Returns:
         A `Timing` per name.
@@ -105,18 +108,24 @@ def interleaved(functions: Mapping[str, Function], *, budget_ms: float = 200) ->
     """
     check()
     buffer = _flush_buffer()
+    prepare = prepare or (lambda: None)
     for function in functions.values():
         for _ in range(3):
+            prepare()
             function()
     torch.cuda.synchronize()
     flush_us = _timed_once(buffer.zero_, buffer)
-    probes = {name: _timed_once(function, buffer) for name, function in functions.items()}
+    probes = {}
+    for name, function in functions.items():
+        prepare()
+        probes[name] = _timed_once(function, buffer)
     longest = max(probes.values()) + flush_us
     rounds = int(min(200, max(10, budget_ms * 1e3 / longest)))
     events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {n: [] for n in functions}
     for _ in range(rounds):
         for name, function in functions.items():
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            prepare()
             # The flush also keeps the GPU busy while the host prepares the call, so that host time
             # does not show.
             buffer.zero_()
@@ -129,6 +138,17 @@ def interleaved(functions: Mapping[str, Function], *, budget_ms: float = 200) ->
         name: Timing.of([start.elapsed_time(end) * 1e3 for start, end in pairs])
         for name, pairs in events.items()
     }
+
+
+def captured(function: Function) -> Function:
+    """A replay of one call that is captured in a CUDA graph: its device time without the host's."""
+    check()
+    function()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        function()
+    return graph.replay
 
 
 def graphed(functions: Mapping[str, Function], *, rounds: int = 50) -> dict[str, Timing]:
