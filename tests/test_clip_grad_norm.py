@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -414,6 +417,43 @@ def test_codes_are_those_of_the_kernels():
     for dtype, code in CODES.items():
         name = str(dtype).removeprefix("torch.")
         assert codes["k" + name] == code == getattr(chunks, name.upper()).value
+
+
+# --- compiled kernels: those of CUDA are looked at in test_resources.py ---------------------------
+
+COMPILED = """
+import sys, torch
+from diglot.tools.resources import compile_triton
+from diglot.triton_ops.clip_grad_norm import CLIP_WARPS as WARPS
+from diglot.triton_ops.clip_grad_norm import NORMS
+from diglot.triton_ops.clip_grad_norm import clip_grad_norm_phases as phases
+from diglot.triton_ops.launch import Specialization
+
+half, single, double, word = torch.bfloat16, torch.float32, torch.float64, torch.int32
+kernels = [
+    Specialization(phases, (torch.int64, value, word, total), 3, constants, WARPS, True)
+    for value, total in [(single, half), (single, single), (double, double)]
+    for constants in [(norm, True, 0) for norm in NORMS.values()]
+]
+for kernel in compile_triton(kernels, sys.argv[1]):
+    assert kernel.spill_bytes == kernel.stack_bytes == 0, kernel
+    assert kernel.load_bytes == kernel.store_bytes == 16, kernel
+    assert dict(kernel.loads)[16] >= 8 and dict(kernel.stores)[16] >= 8, kernel
+print("compiled", len(kernels))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
+def test_triton_kernels_do_not_spill(architecture):
+    environment = {k: v for k, v in os.environ.items() if "INTERPRET" not in k}
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILED, architecture],
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+    assert done.stdout == "compiled 9\n", done.stderr
 
 
 # --- what PyTorch expects of an operator ----------------------------------------------------------
