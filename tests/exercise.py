@@ -30,6 +30,18 @@ def maps(backend: str) -> None:
     diglot.add(whole, whole[:1].to(torch.int8), backend=backend)
 
 
+def clips(backend: str) -> None:
+    """Heads, whole chunks and tails, of several tensors; every norm."""
+    for norm_type in (1, 2, float("inf")):
+        for dtype in DTYPES:
+            parameters = []
+            for size, offset in ((1, 0), (7, 1), (100_003, 3), (300_000, 0)):
+                parameter = torch.zeros(size, device="cuda", dtype=dtype)
+                parameter.grad = torch.randn(size + offset, device="cuda").to(dtype)[offset:]
+                parameters.append(parameter)
+            diglot.clip_grad_norm_(parameters, 0.5, norm_type, backend=backend)
+
+
 def sums(backend: str) -> None:
     """The same for broadcast operands and the sums of their gradients."""
     for dtype in DTYPES:
@@ -52,6 +64,7 @@ def exercise(backend: str, what: str) -> list[str]:
     with diglot.record_runs() as runs:
         if what == "all":
             maps(backend)
+            clips(backend)
         sums(backend)
         barriers(backend)
     torch.cuda.synchronize()

@@ -459,12 +459,13 @@ def test_triton_kernels_do_not_spill(architecture):
 # --- what PyTorch expects of an operator ----------------------------------------------------------
 
 
+@pytest.mark.parametrize("compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_compiled(backend):
+def test_compiled(backend, compiler):
     layer = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 3)).to(DEVICE)
     x = torch.randn(5, 8, device=DEVICE)
 
-    @torch.compile(fullgraph=True, backend="aot_eager")
+    @torch.compile(fullgraph=True, backend=compiler)
     def clipped(max_norm):
         return diglot.clip_grad_norm_(layer.parameters(), max_norm, backend=backend)
 
@@ -543,6 +544,19 @@ def test_capture(backend, is_known):
         torch.testing.assert_close(total.double(), norm, rtol=1e-5, atol=0)
         for grad, expected in zip(grads, scaled, strict=True):
             torch.testing.assert_close(grad.double(), expected, rtol=1e-5, atol=1e-30)
+
+
+@pytest.mark.gpu
+def test_many_captures():
+    """More than PyTorch has streams: a table is never copied on the one that is captured."""
+    for size in range(1, 70):
+        grads = draw([size])
+        before = grads[0].double()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=torch.cuda.Stream()):
+            total = clip(grads, 0.0, backend="cuda")
+        graph.replay()
+        torch.testing.assert_close(total.double(), before.norm(), rtol=1e-6, atol=0)
 
 
 @pytest.mark.gpu

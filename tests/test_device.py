@@ -188,7 +188,7 @@ def sanitize(tool, *arguments):
         pytest.skip("compute-sanitizer is not installed")
     command = [sanitizer, "--tool", tool, "--error-exitcode", "17"]
     # PyTorch's own kernels are not what is tested.
-    for name in ("gelu_", "add_", "grid_barrier_"):
+    for name in ("gelu_", "add_", "clip_", "grid_barrier_"):
         command += ["--kernel-name", f"kernel_substring={name}"]
     script = Path(__file__).with_name("exercise.py")
     done = subprocess.run(

@@ -181,7 +181,7 @@ bool StackReader::read<bool>() {
 
 template <>
 TensorList StackReader::read<TensorList>() {
-  // The list is the reader's to free; the tensors are the caller's, too.
+  // Taken off the stack to be freed. The tensors live on: the caller has them, too.
   torch::stable::detail::to<std::vector<torch::stable::Tensor>>(*stack_++);
   return {};
 }

@@ -91,7 +91,7 @@ def make_table(device: torch.device, tensors: DenseTensors) -> ChunkTable:
     dtype = functools.reduce(torch.promote_types, set(tensors.dtypes))
     rows = build_rows(tensors)
     if is_captured:
-        with relaxed_capture(), torch.cuda.stream(torch.cuda.Stream(device)):
+        with relaxed_capture(), torch.cuda.stream(_stream_beside_captures(device)):
             table = _captured[key] = ChunkTable(rows.to(device), dtype)
         return table
     if device.type == "cuda":
@@ -103,6 +103,15 @@ def make_table(device: torch.device, tensors: DenseTensors) -> ChunkTable:
         if len(_recent) > KEPT:
             _recent.popitem(last=False)
     return table
+
+
+def _stream_beside_captures(device: torch.device) -> torch.cuda.Stream:
+    """One that is not captured: PyTorch has 32 streams, and gives them out in turns."""
+    while True:
+        stream = torch.cuda.Stream(device)
+        with torch.cuda.stream(stream):
+            if not torch.cuda.is_current_stream_capturing():
+                return stream
 
 
 def _key(device: torch.device, tensors: DenseTensors) -> tuple[_Key, bool]:
