@@ -11,7 +11,6 @@ import threading
 from collections import OrderedDict
 from typing import NamedTuple
 
-import numpy as np
 import torch
 
 from diglot.backends.driver import relaxed_capture
@@ -130,24 +129,29 @@ def build_rows(tensors: DenseTensors) -> torch.Tensor:
         for address, size, dtype in zip(*tensors, strict=True)
         if size > 0
     ]
-    parts = np.array(columns, dtype=np.int64).reshape(-1, 4)
-    addresses, nbytes, itemsizes, codes = parts.T
-    distinct, firsts = np.unique(parts, axis=0, return_index=True)  # in the order of addresses
-    if (distinct[1:, 0] < distinct[:-1, 0] + distinct[:-1, 1]).any():
-        raise ValueError("some of the tensors overlap in memory, and are not the same")
-    is_repeated = np.ones_like(codes)
-    is_repeated[firsts] = 0
+    firsts: dict[tuple[int, ...], int] = {}
+    for i, column in enumerate(columns):
+        firsts.setdefault(column, i)
+    ends = 0
+    for address, nbytes, _, _ in sorted(firsts):
+        if address < ends:
+            raise ValueError("some of the tensors overlap in memory, and are not the same")
+        ends = address + nbytes
 
+    parts = torch.tensor(columns, dtype=torch.int64).reshape(-1, 4)
+    addresses, sizes, itemsizes, codes = parts.T
     chunk = LEAST_CHUNK_BYTES
-    while nbytes.sum() > MOST_CHUNKS * chunk and chunk < MOST_CHUNK_BYTES:
+    while sizes.sum() > MOST_CHUNKS * chunk and chunk < MOST_CHUNK_BYTES:
         chunk *= 2
-    heads = np.minimum(-addresses % ACCESS_BYTES, nbytes)
-    has_head = heads > 0
-    counts = has_head + -((heads - nbytes) // chunk)
-    owner = np.repeat(np.arange(len(parts)), counts)
+    heads = torch.minimum(-addresses % ACCESS_BYTES, sizes)
+    has_head = (heads > 0).long()
+    counts = has_head + (sizes - heads + chunk - 1) // chunk
+    owner = torch.arange(len(parts)).repeat_interleave(counts)
     # Chunk n of a tensor lies from n * chunk behind its head on, and the head itself is n = -1.
-    n = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts) - has_head[owner]
-    begins = np.maximum(heads[owner] + chunk * n, 0)
-    ends = np.minimum(heads[owner] + chunk * (n + 1), nbytes[owner])
-    packed = (ends - begins) // itemsizes[owner] | codes[owner] << 32 | is_repeated[owner] << 40
-    return torch.from_numpy(np.stack([addresses[owner] + begins, packed], axis=1))
+    n = torch.arange(len(owner)) - (counts.cumsum(0) - counts + has_head)[owner]
+    begins = (heads[owner] + chunk * n).clamp(min=0)
+    last = torch.minimum(heads[owner] + chunk * (n + 1), sizes[owner])
+    repeated = [firsts[column] != i for i, column in enumerate(columns)]
+    is_repeated = torch.tensor(repeated, dtype=torch.int64)
+    packed = (last - begins) // itemsizes[owner] | codes[owner] << 32 | is_repeated[owner] << 40
+    return torch.stack([addresses[owner] + begins, packed], dim=1)
