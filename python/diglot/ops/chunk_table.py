@@ -138,7 +138,7 @@ def build_rows(tensors: DenseTensors) -> torch.Tensor:
             raise ValueError("some of the tensors overlap in memory, and are not the same")
         ends = address + nbytes
 
-    parts = torch.tensor(columns, dtype=torch.int64).reshape(-1, 4)
+    parts = torch.tensor(columns, dtype=torch.int64, device="cpu").reshape(-1, 4)
     addresses, sizes, itemsizes, codes = parts.T
     chunk = LEAST_CHUNK_BYTES
     while sizes.sum() > MOST_CHUNKS * chunk and chunk < MOST_CHUNK_BYTES:
@@ -146,12 +146,12 @@ def build_rows(tensors: DenseTensors) -> torch.Tensor:
     heads = torch.minimum(-addresses % ACCESS_BYTES, sizes)
     has_head = (heads > 0).long()
     counts = has_head + (sizes - heads + chunk - 1) // chunk
-    owner = torch.arange(len(parts)).repeat_interleave(counts)
+    owner = torch.arange(len(parts), device="cpu").repeat_interleave(counts)
     # Chunk n of a tensor lies from n * chunk behind its head on, and the head itself is n = -1.
-    n = torch.arange(len(owner)) - (counts.cumsum(0) - counts + has_head)[owner]
+    n = torch.arange(len(owner), device="cpu") - (counts.cumsum(0) - counts + has_head)[owner]
     begins = (heads[owner] + chunk * n).clamp(min=0)
     last = torch.minimum(heads[owner] + chunk * (n + 1), sizes[owner])
     repeated = [firsts[column] != i for i, column in enumerate(columns)]
-    is_repeated = torch.tensor(repeated, dtype=torch.int64)
+    is_repeated = torch.tensor(repeated, dtype=torch.int64, device="cpu")
     packed = (last - begins) // itemsizes[owner] | codes[owner] << 32 | is_repeated[owner] << 40
     return torch.stack([addresses[owner] + begins, packed], dim=1)
