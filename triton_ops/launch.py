@@ -94,6 +94,7 @@ _handles: dict[tuple[Any, ...], Any] = {}
 _occupancies: dict[tuple[Any, ...], tuple[int, int]] = {}
 
 ALL_PHASES = tl.constexpr(0)
+COOPERATIVE_LAUNCH = 95  # CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH
 # Under the interpreter, which runs them one after the other, more would only take longer.
 INTERPRETED_PROGRAMS = 3
 
@@ -245,7 +246,13 @@ def _run(
 
 def _occupancy(handle: Any, key: tuple[Any, ...]) -> tuple[int, int]:
     """How many programs a multiprocessor runs at once, and how many multiprocessors there are."""
-    blocks = ctypes.c_int()
+    blocks, is_cooperative = ctypes.c_int(), ctypes.c_int()
+    driver().cuDeviceGetAttribute(ctypes.byref(is_cooperative), COOPERATIVE_LAUNCH, key[1])
+    if not is_cooperative:
+        raise RuntimeError(
+            "this device launches no kernel co-operatively, so that programs could wait for each "
+            "other"
+        )
     status = driver().cuOccupancyMaxActiveBlocksPerMultiprocessor(
         ctypes.byref(blocks),
         ctypes.c_void_p(handle.function),

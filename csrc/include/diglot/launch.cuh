@@ -110,16 +110,22 @@ struct Launch {
   bool is_cooperative = false;   // all blocks at once, or an error: they may wait for each other
 };
 
+#if !defined(DIGLOT_INTERPRETER)
+// Of the current device.
+inline int device_attribute(cudaDeviceAttr attribute) {
+  int device = 0, value = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  check(cudaDeviceGetAttribute(&value, attribute, device), "asking for a device attribute");
+  return value;
+}
+#endif
+
 // Of the current device.
 inline int multiprocessors() {
 #if defined(DIGLOT_INTERPRETER)
   return interpreter::kMultiprocessors;
 #else
-  int device = 0, count = 0;
-  check(cudaGetDevice(&device), "cudaGetDevice");
-  check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device),
-        "counting multiprocessors");
-  return count;
+  return device_attribute(cudaDevAttrMultiProcessorCount);
 #endif
 }
 
@@ -130,6 +136,10 @@ int resident_blocks(int block_threads, std::size_t shared_bytes = 0) {
 #if defined(DIGLOT_INTERPRETER)
   return static_cast<int>(interpreter::resident_blocks(block_threads, shared_bytes));
 #else
+  if (device_attribute(cudaDevAttrCooperativeLaunch) == 0) {
+    throw std::runtime_error(
+        "this device launches no kernel co-operatively, so that blocks could wait for each other");
+  }
   const void* const kernel = reinterpret_cast<const void*>(kKernel);
   allow_shared_bytes(kernel, shared_bytes);
   int blocks = 0;

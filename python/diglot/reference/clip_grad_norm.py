@@ -36,7 +36,8 @@ def clip_grad_norm(
         coefficient = torch.where(total.isfinite(), coefficient, 1)
     distinct = {(grad.data_ptr(), grad.numel()): grad for grad in filled}
     for grad in distinct.values():
-        grad.copy_(grad * coefficient.to(torch.promote_types(grad.dtype, torch.float32)))
+        wide = torch.promote_types(grad.dtype, torch.float32)
+        grad.copy_(grad.to(wide) * coefficient.to(wide))
     return "aten"
 
 
