@@ -29,7 +29,15 @@ from diglot.backends import (
     record_runs,
     use_backend,
 )
-from diglot.ops import GridBarrierCheck, add, clip_grad_norm_, gelu, grid_barrier_check
+from diglot.ops import (
+    GridBarrierCheck,
+    add,
+    clip_grad_norm_,
+    gelu,
+    global_softmax,
+    grid_barrier_check,
+    standardize,
+)
 
 __version__ = _metadata.version("diglot")
 
@@ -45,11 +53,13 @@ __all__ = [
     "explain",
     "gelu",
     "get_include",
+    "global_softmax",
     "grid_barrier_check",
     "l2",
     "last_run",
     "nn",
     "record_runs",
+    "standardize",
     "use_backend",
 ]
 

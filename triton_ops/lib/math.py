@@ -147,6 +147,37 @@ def exp2_approximate(x):
 
 
 @triton.jit
+def exp_nonpositive(x):
+    """e^x for x <= 0, in fp32 within 3 ulp, with subnormal results flushed to zero, or in fp64.
+
+    exp2_approximate would multiply the rounding error of its argument by up to 126; it enters by
+    the exponential's slope.
+    """
+    log2_e: tl.constexpr = 1.44269502
+    log2_e_tail: tl.constexpr = 1.92596303e-8
+    ln2: tl.constexpr = 0.693147182
+    if x.dtype == tl.float64:
+        result = tl.exp(x)
+    else:
+        x = maximum(x, constant(-128.0, x))  # where the result is zero: the tail of -inf is NaN
+        exponent = x * log2_e
+        tail = fma(x, log2_e_tail, fma(x, log2_e, negate(exponent)))
+        head = exp2_approximate(exponent)
+        result = fma(head, tail * ln2, head)
+    return result
+
+
+@triton.jit
+def reciprocal_root(x):
+    """1 / sqrt(x), each of the two operations rounded to nearest."""
+    if x.dtype == tl.float64:
+        result = 1.0 / tl.sqrt(x)
+    else:
+        result = tl.div_rn(constant(1.0, x), tl.sqrt_rn(x))
+    return result
+
+
+@triton.jit
 def power_of_two(shifted):
     """2^(n - 127) for shifted = ROUNDING_SHIFT + n and an integer n from 0 to 254; 0 for n = 0.
 

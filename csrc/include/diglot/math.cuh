@@ -134,6 +134,39 @@ DIGLOT_HOST_DEVICE double exponential(double x) {
 #endif
 }
 
+constexpr float kLog2E = 1.44269502f;         // log2(e), rounded,
+constexpr float kLog2ETail = 1.92596303e-8f;  // and what that leaves
+constexpr float kLn2 = 0.693147182f;
+
+// e^x for x <= 0 within 3 ulp, with subnormal results flushed to zero. exp2_approximate would
+// multiply the rounding error of its argument by up to 126; it enters by the exponential's slope.
+DIGLOT_HOST_DEVICE float exp_nonpositive(float x) {
+  x = maximum(x, -128.0f);  // where the result is zero: the tail of -inf would be NaN
+  const float exponent = x * kLog2E;
+  const float tail = fma(x, kLog2ETail, fma(x, kLog2E, -exponent));
+  const float head = exp2_approximate(exponent);
+  return fma(head, tail * kLn2, head);
+}
+
+DIGLOT_HOST_DEVICE double exp_nonpositive(double x) { return exponential(x); }
+
+// 1 / sqrt(x), each of the two operations rounded to nearest.
+DIGLOT_HOST_DEVICE float reciprocal_root(float x) {
+#if defined(__CUDA_ARCH__)
+  return __frcp_rn(__fsqrt_rn(x));
+#else
+  return 1.0f / std::sqrt(x);
+#endif
+}
+
+DIGLOT_HOST_DEVICE double reciprocal_root(double x) {
+#if defined(__CUDA_ARCH__)
+  return __drcp_rn(__dsqrt_rn(x));
+#else
+  return 1.0 / std::sqrt(x);
+#endif
+}
+
 // 1.5 * 2^23. Adding a float of magnitude below 2^22 rounds it to the nearest integer, which the
 // low bits of the sum then hold.
 constexpr float kRoundingShift = 12582912.0f;

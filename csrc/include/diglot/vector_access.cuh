@@ -50,6 +50,27 @@ DIGLOT_DEVICE void store_vector(T* address, const Vector<T, kElements>& value) {
   *reinterpret_cast<Vector<T, kElements>*>(address) = value;
 }
 
+// An access as it is held: elements of 16 bits take a register each where the compiler knows them
+// one by one, and half of one so.
+template <typename T, int kElements>
+DIGLOT_DEVICE uint4 pack(const Vector<T, kElements>& value) {
+  static_assert(sizeof(value) == sizeof(uint4));
+  uint4 bits;
+  memcpy(&bits, &value, sizeof(bits));
+  return bits;
+}
+
+template <typename T>
+DIGLOT_DEVICE Vector<T> unpack(uint4 bits) {
+#if defined(__CUDA_ARCH__)
+  // The compiler does not know that the bits are the same, and unpacks them here, not earlier.
+  asm volatile("" : "+r"(bits.x), "+r"(bits.y), "+r"(bits.z), "+r"(bits.w));
+#endif
+  Vector<T> value;
+  memcpy(&value, &bits, sizeof(bits));
+  return value;
+}
+
 // Elements to step over until `address` is a multiple of 16 bytes.
 template <typename T>
 DIGLOT_HOST_DEVICE int elements_to_alignment(const T* address) {

@@ -3,6 +3,16 @@
 from diglot.ops.add import add
 from diglot.ops.clip_grad_norm import clip_grad_norm_
 from diglot.ops.gelu import gelu
+from diglot.ops.global_softmax import global_softmax
 from diglot.ops.grid_barrier_check import GridBarrierCheck, grid_barrier_check
+from diglot.ops.standardize import standardize
 
-__all__ = ["GridBarrierCheck", "add", "clip_grad_norm_", "gelu", "grid_barrier_check"]
+__all__ = [
+    "GridBarrierCheck",
+    "add",
+    "clip_grad_norm_",
+    "gelu",
+    "global_softmax",
+    "grid_barrier_check",
+    "standardize",
+]

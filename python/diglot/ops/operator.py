@@ -74,34 +74,44 @@ def is_direct(*tensors: torch.Tensor) -> bool:
     return True
 
 
+def _requires_grad(argument: Any) -> bool:
+    return isinstance(argument, Tensor) and argument.requires_grad
+
+
+def _without(shape: torch.Size, dim: int) -> list[int]:
+    return [size for d, size in enumerate(shape) if d != dim]
+
+
 class Operator:
     """One functional operator, `diglot::<name>`.
 
     Args:
         schema: its schema, such as "gelu(Tensor input, str approximate, str backend) -> Tensor".
-            Tensors come first and the backend, already chosen, last.
+            Tensors come first and the backend, already chosen, last. Of several outputs the first
+            is differentiable, and the others are what the backward pass needs of it.
         forward: computes it: allocates the output and runs a launcher. Traced under torch.compile.
         fake: the output's metadata, for fake and meta tensors.
         setup_context: saves what `backward` needs, as in torch.autograd.Function.
         backward: the gradients of the tensor arguments, from the context and the output's gradient;
             the arguments after them have none.
         jvp: the output's tangent, from the context and the tangents of the tensor arguments.
-        vmap: the batching rule, as in torch.library.register_vmap.
+        vmap: the batching rule, as in torch.library.register_vmap; by default a call for each
+            sample.
         tensors: how many arguments are tensors.
-        opaque: whether compilers are not to see into it: its launch depends on the stream, or on
-            whether it is captured, which a compiled graph does not know.
+        opaque: whether compilers are not to see into its kernels: their launch depends on the
+            stream, or on whether it is captured, which a compiled graph does not know.
     """
 
     def __init__(
         self,
         schema: str,
         *,
-        forward: Callable[..., torch.Tensor],
-        fake: Callable[..., torch.Tensor],
+        forward: Callable[..., Any],
+        fake: Callable[..., Any],
         setup_context: Callable[..., None],
         backward: Callable[..., tuple[Any, ...]],
         jvp: Callable[..., torch.Tensor],
-        vmap: Callable[..., Any],
+        vmap: Callable[..., Any] | None = None,
         tensors: int,
         opaque: bool = False,
     ) -> None:
@@ -111,8 +121,15 @@ class Operator:
         no_gradients = (None,) * (arguments - tensors)
         self.forward = forward
         self._tensors = tensors
+        self._fake = fake
+        vmap = vmap or self._one_by_one
 
-        def all_gradients(ctx: Any, grad_output: torch.Tensor) -> tuple[Any, ...]:
+        def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+            setup_context(ctx, inputs, output)
+            if isinstance(output, tuple):
+                ctx.mark_non_differentiable(*output[1:])
+
+        def all_gradients(ctx: Any, grad_output: torch.Tensor, *_: Any) -> tuple[Any, ...]:
             return (*backward(ctx, grad_output), *no_gradients)
 
         torch.library.define(
@@ -120,7 +137,7 @@ class Operator:
         )
         torch.library.impl(qualified, ("cpu", "cuda"), forward)
         torch.library.register_fake(qualified, fake)
-        torch.library.register_autograd(qualified, all_gradients, setup_context=setup_context)
+        torch.library.register_autograd(qualified, all_gradients, setup_context=save)
         torch.library.register_vmap(qualified, vmap)
         self.dispatched = getattr(torch.ops.diglot, name).default
 
@@ -130,24 +147,28 @@ class Operator:
         def decompose(
             mode: Any, operator: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
         ) -> Any:
-            if opaque or is_interpreted(args[-1], args[0].device):
+            is_opaque = opaque and args[-1] != "torch"
+            if is_opaque or is_interpreted(args[-1], args[0].device):
                 return mode.__torch_dispatch__(operator, types, args, kwargs)
             with mode:
                 return forward(*args, **kwargs)
 
         torch.library.register_torch_dispatch(qualified, FunctionalTensorMode, decompose)
 
-        def direct_forward(ctx: Any, *args: Any) -> torch.Tensor:
+        def direct_forward(ctx: Any, *args: Any) -> Any:
             output = forward(*args)
-            setup_context(ctx, args, output)
+            save(ctx, args, output)
             return output
 
-        def all_tangents(ctx: Any, *tangents: Any) -> torch.Tensor:
-            return jvp(ctx, *tangents[:tensors])
+        others = schema.count("Tensor", schema.index("->")) - 1
+
+        def all_tangents(ctx: Any, *tangents: Any) -> Any:
+            tangent = jvp(ctx, *tangents[:tensors])
+            return (tangent, *(None,) * others) if others else tangent
 
         # Below the transforms the dispatcher still has work: a tangent may have a negative bit, or
         # be zeros without memory, which no launcher knows.
-        def dispatched_forward(*args: Any) -> torch.Tensor:
+        def dispatched_forward(*args: Any) -> Any:
             return self.dispatched(*args)
 
         # The context is filled in forward: PyTorch binds arguments by signature otherwise, which
@@ -158,20 +179,44 @@ class Operator:
             {"forward": staticmethod(direct_forward), "backward": staticmethod(all_gradients)},
         )
         # Calls it directly, recorded for differentiation.
-        self.recorded: Callable[..., torch.Tensor] = direct.apply
+        self.recorded: Callable[..., Any] = direct.apply
         self._transformable: Any = type(
             name,
             (torch.autograd.Function,),
             {
                 "forward": staticmethod(dispatched_forward),
-                "setup_context": staticmethod(setup_context),
+                "setup_context": staticmethod(save),
                 "backward": staticmethod(all_gradients),
                 "jvp": staticmethod(all_tangents),
                 "vmap": staticmethod(vmap),
             },
         )
 
-    def __call__(self, differentiable: bool, *args: Any) -> torch.Tensor:
+    def _one_by_one(self, info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
+        """The batching rule of an operator whose kernels know no batches."""
+        samples = [
+            [a if d is None else a.select(d, i) for a, d in zip(args, in_dims, strict=True)]
+            for i in range(info.batch_size)
+        ]
+        if samples:
+            results = [self(any(map(_requires_grad, sample)), *sample) for sample in samples]
+        else:  # one that is not computed says of what shape none are
+            results = [
+                self._fake(
+                    *(
+                        a if d is None else a.new_empty(_without(a.shape, d))
+                        for a, d in zip(args, in_dims, strict=True)
+                    )
+                )
+            ]
+        is_single = isinstance(results[0], Tensor)
+        stacked = [
+            torch.stack(of)[: info.batch_size]
+            for of in zip(*([r] if is_single else r for r in results), strict=True)
+        ]
+        return (stacked[0], 0) if is_single else (tuple(stacked), (0,) * len(stacked))
+
+    def __call__(self, differentiable: bool, *args: Any) -> Any:
         """Calls the operator.
 
         Args:
@@ -182,13 +227,13 @@ class Operator:
             return self.direct(differentiable, *args)
         return self.indirect(*args)
 
-    def direct(self, differentiable: bool, *args: Any) -> torch.Tensor:
+    def direct(self, differentiable: bool, *args: Any) -> Any:
         """Calls it where `is_direct` has said that the dispatcher may be skipped."""
         if differentiable and torch.is_grad_enabled():
             return self.recorded(*args)
         return self.forward(*args)
 
-    def indirect(self, *args: Any) -> torch.Tensor:
+    def indirect(self, *args: Any) -> Any:
         """Calls it through the transforms that are active, or the dispatcher."""
         if not is_compiling() and (transforms_are_active() or forward_ad._current_level >= 0):
             # The dispatcher has come here by itself where it is in a batching rule of the operator.

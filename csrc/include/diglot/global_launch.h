@@ -1,0 +1,58 @@
+// Host side of a kernel that reduces whole arrays and then maps them: how they are cut, and the
+// launch. Twin of triton_ops/global_launch.py.
+#pragma once
+
+#include "diglot/global_reduce.cuh"
+#include "diglot/launch.cuh"
+#include "diglot/operand.h"
+
+namespace diglot {
+
+// Calls function(integral_constant<int, accesses>{}, chunks) for arrays of one number of elements,
+// of type T, or says that there is nothing to do. A thread holds at most kMost accesses to each;
+// there are no more chunks than `workspace` has room for, and so, maybe, several tiles in one.
+template <typename T, int kMost, int kArrays, typename Function>
+void cut_into_chunks(const Operand& workspace, const Operand* const (&operands)[kArrays],
+                     Function function) {
+  const int64_t n = operands[0]->numel;
+  if (n == 0) {
+    last_variant() = "nothing to do";
+    return;
+  }
+  bool is_aligned = true;
+  for (const Operand* operand : operands) {
+    is_aligned &= reinterpret_cast<uintptr_t>(operand->data) % kAccessBytes == 0;
+  }
+  const auto try_accesses = [&](auto accesses, const char* aligned, const char* unaligned) {
+    constexpr int kAccesses = decltype(accesses)::value;
+    if constexpr (kAccesses <= kMost) {
+      const auto quotient = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
+      const int64_t tiles = quotient(n, Tile<T, 1, kAccesses>::kSize);
+      if (tiles > kFewTiles && kAccesses < kMost) return false;
+      const int64_t chunk_tiles = quotient(tiles, workspace.numel / kMaxFields);
+      last_variant() = is_aligned ? aligned : unaligned;
+      function(accesses, Chunks{n, quotient(tiles, chunk_tiles), chunk_tiles, is_aligned});
+      return true;
+    }
+    return false;
+  };
+  try_accesses(std::integral_constant<int, 1>{}, "1 access per thread, 16 bytes each",
+               "1 access per thread, split into elements") ||
+      try_accesses(std::integral_constant<int, 2>{}, "2 accesses per thread, 16 bytes each",
+                   "2 accesses per thread, split into elements") ||
+      try_accesses(std::integral_constant<int, 4>{}, "4 accesses per thread, 16 bytes each",
+                   "4 accesses per thread, split into elements") ||
+      try_accesses(std::integral_constant<int, 8>{}, "8 accesses per thread, 16 bytes each",
+                   "8 accesses per thread, split into elements");
+}
+
+// Starts kKernel with a block for each chunk, or with fewer that run at once: `blocks` of them,
+// where that is not 0.
+template <auto kKernel, typename... Arguments>
+void launch_on_chunks(const Chunks& chunks, int64_t blocks, cudaStream_t stream,
+                      const Arguments&... arguments) {
+  const int64_t most = blocks > 0 ? std::min(blocks, chunks.count) : chunks.count;
+  launch_cooperatively<kKernel>(most, kGlobalBlocks, kGlobalThreads, stream, chunks, arguments...);
+}
+
+}  // namespace diglot

@@ -1,0 +1,136 @@
+// Reductions across the lanes of a warp and the threads of a block, of any state with any way of
+// combining two, in one fixed order; and the states: sums, maximum with a sum of exponentials,
+// moments. Twin of triton_ops/lib/reduce.py.
+//
+//   MaxSum<float> state = MaxSum<float>::none();
+//   for (...) state = combine(state, ...);
+//   state = block_reduce<kThreads>(state);  // every thread has it
+#pragma once
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "diglot/math.cuh"
+#include "diglot/types.cuh"
+
+namespace diglot {
+
+constexpr int kWarpLanes = 32;
+constexpr unsigned kAllLanes = 0xffffffffu;
+
+// kCount sums.
+template <typename Compute, int kCount>
+struct Sums {
+  Compute of[kCount];
+
+  DIGLOT_DEVICE static Sums none() { return {}; }
+};
+
+template <typename Compute, int kCount>
+DIGLOT_DEVICE Sums<Compute, kCount> combine(Sums<Compute, kCount> a,
+                                            const Sums<Compute, kCount>& b) {
+  DIGLOT_UNROLL
+  for (int i = 0; i < kCount; ++i) a.of[i] += b.of[i];
+  return a;
+}
+
+// e^x for x <= 0, as exactly as an element of type T can tell.
+template <typename T>
+DIGLOT_DEVICE compute_t<T> exp_nonpositive_for(compute_t<T> x) {
+  if constexpr (sizeof(T) == 2) {
+    return exp2_approximate(x * kLog2E);
+  } else {
+    return exp_nonpositive(x);
+  }
+}
+
+// The maximum of elements of type T, and the sum of e^(x - max). Sums of parts are brought to a
+// common maximum: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018,
+// arXiv:1805.02867. While no element is greater than -inf, the sum is of e^x, which is 0, or NaN.
+template <typename T>
+struct MaxSum {
+  compute_t<T> max;
+  compute_t<T> sum;
+
+  DIGLOT_DEVICE static MaxSum none() {
+    return {-std::numeric_limits<compute_t<T>>::infinity(), compute_t<T>(0)};
+  }
+  // What is subtracted before the exponential.
+  DIGLOT_DEVICE compute_t<T> shift() const { return max == none().max ? compute_t<T>(0) : max; }
+};
+
+template <typename T>
+DIGLOT_DEVICE MaxSum<T> combine(const MaxSum<T>& a, const MaxSum<T>& b) {
+  MaxSum<T> result{maximum(a.max, b.max), 0};
+  const compute_t<T> shift = result.shift();
+  result.sum =
+      a.sum * exp_nonpositive_for<T>(a.max - shift) + b.sum * exp_nonpositive_for<T>(b.max - shift);
+  return result;
+}
+
+// How many numbers, their mean, and the sum of the squares of their distances from it. Chan, Golub
+// and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances", 1979.
+template <typename Compute>
+struct Moments {
+  Compute count;
+  Compute mean;
+  Compute squares;
+
+  DIGLOT_DEVICE static Moments none() { return {0, 0, 0}; }
+};
+
+template <typename Compute>
+DIGLOT_DEVICE Moments<Compute> combine(const Moments<Compute>& a, const Moments<Compute>& b) {
+  const Compute count = a.count + b.count;
+  const Compute share = count == 0 ? Compute(0) : b.count / count;
+  const Compute distance = b.mean - a.mean;
+  // In this order a part that is empty adds nothing, however great the square of the distance is.
+  const Compute between = distance * (a.count * share) * distance;
+  return {count, fma(distance, share, a.mean), a.squares + b.squares + between};
+}
+
+// The state of a lane so many further on; one's own at the end of the warp.
+template <typename State>
+DIGLOT_DEVICE State shuffle_down(const State& state, int lanes) {
+  constexpr int kWords = sizeof(State) / sizeof(uint32_t);
+  uint32_t words[kWords];
+  memcpy(words, &state, sizeof(state));
+  DIGLOT_UNROLL
+  for (int i = 0; i < kWords; ++i) words[i] = __shfl_down_sync(kAllLanes, words[i], lanes);
+  State result;
+  memcpy(&result, words, sizeof(state));
+  return result;
+}
+
+// The first lane gets the states of `kLanes` lanes combined, pairwise.
+template <int kLanes = kWarpLanes, typename State>
+DIGLOT_DEVICE State warp_reduce(State state) {
+  DIGLOT_UNROLL
+  for (int lanes = kLanes / 2; lanes > 0; lanes /= 2) {
+    state = combine(state, shuffle_down(state, lanes));
+  }
+  return state;
+}
+
+// Every thread of a block of kThreads threads gets all their states combined: within each warp,
+// then across warps. All threads call it.
+template <int kThreads, typename State>
+DIGLOT_DEVICE State block_reduce(State state) {
+  constexpr int kWarps = kThreads / kWarpLanes;
+  static_assert(kWarps * kWarpLanes == kThreads && (kWarps & (kWarps - 1)) == 0);
+  __shared__ State states[kWarps + 1];
+  const int warp = threadIdx.x / kWarpLanes, lane = threadIdx.x % kWarpLanes;
+  state = warp_reduce(state);
+  if (lane == 0) states[warp] = state;
+  __syncthreads();
+  if (warp == 0) {
+    state = warp_reduce<kWarps>(states[lane % kWarps]);
+    if (lane == 0) states[kWarps] = state;
+  }
+  // Who calls it again has read the result before anyone writes to it: all warps come here first.
+  __syncthreads();
+  return states[kWarps];
+}
+
+}  // namespace diglot

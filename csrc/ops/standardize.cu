@@ -1,0 +1,133 @@
+// Standardization over all elements and its derivative: kernels, launchers, registration. Twin of
+// triton_ops/standardize.py.
+#include "diglot/dispatch.h"
+#include "diglot/global_launch.h"
+#include "torch/launcher.h"
+
+namespace diglot {
+
+template <typename T>
+struct StandardizeForward {
+  using State = Moments<compute_t<T>>;
+  using Compute = compute_t<T>;
+
+  Compute eps;
+  Compute* mean;
+  Compute* rstd;
+
+  template <typename Visit>
+  DIGLOT_DEVICE State reduce(Visit visit, int count) const {
+    Compute sum = 0, squares = 0;
+    visit([&](Compute x) { sum += x; });
+    const Compute own_mean = count == 0 ? Compute(0) : sum / static_cast<Compute>(count);
+    visit([&](Compute x) { squares = fma(x - own_mean, x - own_mean, squares); });
+    return {static_cast<Compute>(count), own_mean, squares};
+  }
+
+  DIGLOT_DEVICE auto map(const State& total) const {
+    const Compute center = total.mean;
+    const Compute factor = reciprocal_root(total.squares / total.count + eps);
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
+      *mean = center;
+      *rstd = factor;
+    }
+    return [=](Compute x) { return (x - center) * factor; };
+  }
+};
+
+// rstd (g - mean(g) - y mean(g y)), where y is the standardized input.
+template <typename T>
+struct StandardizeBackward {
+  using State = Sums<compute_t<T>, 2>;
+  using Compute = compute_t<T>;
+
+  Compute n;
+  Compute center;
+  Compute factor;
+
+  template <typename Visit>
+  DIGLOT_DEVICE State reduce(Visit visit, int) const {
+    State state = State::none();
+    visit([&](Compute grad, Compute x) {
+      state.of[0] += grad;
+      state.of[1] = fma(grad, (x - center) * factor, state.of[1]);
+    });
+    return state;
+  }
+
+  DIGLOT_DEVICE auto map(const State& total) const {
+    const Compute grad_mean = total.of[0] / n, slope = total.of[1] / n;
+    return [=, center = center, factor = factor](Compute grad, Compute x) {
+      return factor * fma((x - center) * factor, -slope, grad - grad_mean);
+    };
+  }
+};
+
+template <typename T, int kAccesses>
+__global__ void __launch_bounds__(kGlobalThreads, kGlobalBlocks)
+    standardize_forward_phases(Chunks chunks, uint32_t* word, Moments<compute_t<T>>* partials,
+                               const T* input, compute_t<T> eps, compute_t<T>* mean,
+                               compute_t<T>* rstd, T* output) {
+  reduce_then_map<kAccesses>(chunks, word, partials, StandardizeForward<T>{eps, mean, rstd}, output,
+                             Inputs<T, 1>{{input}});
+}
+
+template <typename T, int kAccesses>
+__global__ void __launch_bounds__(kGlobalThreads, kGlobalBlocks)
+    standardize_backward_phases(Chunks chunks, uint32_t* word, Sums<compute_t<T>, 2>* partials,
+                                const T* grad_output, const T* input, const compute_t<T>* mean,
+                                const compute_t<T>* rstd, T* grad_input) {
+  const StandardizeBackward<T> operation{static_cast<compute_t<T>>(chunks.n), *mean, *rstd};
+  reduce_then_map<kAccesses>(chunks, word, partials, operation, grad_input,
+                             Inputs<T, 2>{{grad_output, input}});
+}
+
+}  // namespace diglot
+
+namespace {
+
+using namespace diglot;
+
+// The arrays lie in memory in one dense order; `mean` and `rstd` have one element, of the type that
+// is computed in. `workspace` has room for the states of chunks, kMaxFields numbers each.
+void standardize_forward(Stream stream, const Operand& input, Number eps, const Operand& word,
+                         const Operand& workspace, Number blocks, const Operand& mean,
+                         const Operand& rstd, const Operand& out) {
+  dispatch_floating(out.dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    using Compute = compute_t<T>;
+    cut_into_chunks<T, kMostAccesses<T>>(
+        workspace, {&out, &input}, [&](auto accesses, const Chunks& chunks) {
+          launch_on_chunks<standardize_forward_phases<T, decltype(accesses)::value>>(
+              chunks, blocks.integer, stream, word.as<uint32_t>(), workspace.as<Moments<Compute>>(),
+              input.as<const T>(), eps.as<Compute>(), mean.as<Compute>(), rstd.as<Compute>(),
+              out.as<T>());
+        });
+  });
+}
+
+void standardize_backward(Stream stream, const Operand& grad_output, const Operand& input,
+                          const Operand& mean, const Operand& rstd, const Operand& word,
+                          const Operand& workspace, Number blocks, const Operand& out) {
+  dispatch_floating(out.dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    using Compute = compute_t<T>;
+    cut_into_chunks<T, 4>(
+        workspace, {&out, &grad_output, &input}, [&](auto accesses, const Chunks& chunks) {
+          launch_on_chunks<standardize_backward_phases<T, decltype(accesses)::value>>(
+              chunks, blocks.integer, stream, word.as<uint32_t>(), workspace.as<Sums<Compute, 2>>(),
+              grad_output.as<const T>(), input.as<const T>(), mean.as<const Compute>(),
+              rstd.as<const Compute>(), out.as<T>());
+        });
+  });
+}
+
+DIGLOT_LAUNCHER(standardize_forward,
+                "(Tensor input, float eps, int eps_integer, Tensor(a!) word, Tensor(b!) workspace, "
+                "float blocks, int blocks_integer, Tensor(c!) mean, Tensor(d!) rstd, "
+                "Tensor(e!) out) -> ()")
+DIGLOT_LAUNCHER(standardize_backward,
+                "(Tensor grad_output, Tensor input, Tensor mean, Tensor rstd, Tensor(a!) word, "
+                "Tensor(b!) workspace, float blocks, int blocks_integer, Tensor(c!) out) -> ()")
+
+}  // namespace

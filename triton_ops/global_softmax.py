@@ -1,0 +1,127 @@
+"""Softmax over all elements and its derivative: kernels and launchers. Twin of
+csrc/ops/global_softmax.cu.
+"""
+
+import triton
+import triton.language as tl
+
+from diglot.triton_ops.global_launch import launch_on_chunks
+from diglot.triton_ops.launch import ALL_PHASES
+from diglot.triton_ops.lib import grid_barrier
+from diglot.triton_ops.lib.global_reduce import (
+    load_states,
+    load_tile,
+    own_tiles,
+    store_state,
+    store_tile,
+    tile_start,
+)
+from diglot.triton_ops.lib.reduce import (
+    combine_all_max_sums,
+    combine_max_sum,
+    exp_nonpositive_for,
+    max_sum_of,
+)
+from diglot.triton_ops.lib.types import compute_type, convert
+
+NOTHING = tl.constexpr(-float("inf"))
+
+
+@triton.jit
+def forward(x, max, factor, T: tl.constexpr):
+    return convert(exp_nonpositive_for(x.to(compute_type(T)) - max, T) * factor, T)
+
+
+@triton.jit
+def backward(grad, y, total, T: tl.constexpr):
+    COMPUTE: tl.constexpr = compute_type(T)
+    return convert(y.to(COMPUTE) * (grad.to(COMPUTE) - total), T)
+
+
+@triton.jit
+def global_softmax_forward_phases(
+    input, word, workspace, output, n, chunks, chunk_tiles,
+    ALIGNED: tl.constexpr, BLOCK: tl.constexpr, FOLD: tl.constexpr, PHASE: tl.constexpr,
+):  # fmt: skip
+    T: tl.constexpr = output.dtype.element_ty
+    COMPUTE: tl.constexpr = compute_type(T)
+    own = own_tiles(chunks, chunk_tiles)
+    held = tl.full((BLOCK,), NOTHING, COMPUTE).to(T)
+    if PHASE != 2:
+        max = tl.full((), NOTHING, COMPUTE)
+        sum = tl.full((), 0.0, COMPUTE)
+        for i in range(own):
+            held = load_tile(input, tile_start(i, chunk_tiles, BLOCK), n, NOTHING, ALIGNED, BLOCK)
+            tile_max, tile_sum = max_sum_of(held.to(COMPUTE), T)
+            max, sum = combine_max_sum(max, sum, tile_max, tile_sum, T)
+            if (i + 1) % chunk_tiles == 0:
+                chunk = tl.program_id(0) + i // chunk_tiles * tl.num_programs(0)
+                store_state(workspace, chunk, 0, max)
+                store_state(workspace, chunk, 1, sum)
+                max = tl.full((), NOTHING, COMPUTE)
+                sum = tl.full((), 0.0, COMPUTE)
+    if PHASE == ALL_PHASES:
+        grid_barrier.sync(word)
+    if PHASE != 1:
+        maxima = load_states(workspace, chunks, 0, NOTHING, FOLD)
+        sums = load_states(workspace, chunks, 1, 0.0, FOLD)
+        # If nothing is greater than -inf, the result is NaN, as in PyTorch.
+        max, sum = combine_all_max_sums(maxima, sums, T)
+        factor = 1.0 / sum
+        for later in range(own):
+            start = tile_start(own - 1 - later, chunk_tiles, BLOCK)
+            if (later > 0) | (PHASE == 2):
+                held = load_tile(input, start, n, NOTHING, ALIGNED, BLOCK)
+            store_tile(output, start, n, forward(held, max, factor, T), ALIGNED, BLOCK)
+
+
+@triton.jit
+def global_softmax_backward_phases(
+    grad_output, output, word, workspace, grad_input, n, chunks, chunk_tiles,
+    ALIGNED: tl.constexpr, BLOCK: tl.constexpr, FOLD: tl.constexpr, PHASE: tl.constexpr,
+):  # fmt: skip
+    T: tl.constexpr = grad_input.dtype.element_ty
+    COMPUTE: tl.constexpr = compute_type(T)
+    own = own_tiles(chunks, chunk_tiles)
+    grad = tl.full((BLOCK,), 0.0, COMPUTE).to(T)
+    y = tl.full((BLOCK,), 0.0, COMPUTE).to(T)
+    if PHASE != 2:
+        sum = tl.full((), 0.0, COMPUTE)
+        for i in range(own):
+            start = tile_start(i, chunk_tiles, BLOCK)
+            grad = load_tile(grad_output, start, n, 0.0, ALIGNED, BLOCK)
+            y = load_tile(output, start, n, 0.0, ALIGNED, BLOCK)
+            sum += tl.sum(grad.to(COMPUTE) * y.to(COMPUTE))
+            if (i + 1) % chunk_tiles == 0:
+                chunk = tl.program_id(0) + i // chunk_tiles * tl.num_programs(0)
+                store_state(workspace, chunk, 0, sum)
+                sum = tl.full((), 0.0, COMPUTE)
+    if PHASE == ALL_PHASES:
+        grid_barrier.sync(word)
+    if PHASE != 1:
+        total = tl.sum(load_states(workspace, chunks, 0, 0.0, FOLD))
+        for later in range(own):
+            start = tile_start(own - 1 - later, chunk_tiles, BLOCK)
+            if (later > 0) | (PHASE == 2):
+                grad = load_tile(grad_output, start, n, 0.0, ALIGNED, BLOCK)
+                y = load_tile(output, start, n, 0.0, ALIGNED, BLOCK)
+            store_tile(grad_input, start, n, backward(grad, y, total, T), ALIGNED, BLOCK)
+
+
+def global_softmax_forward(input, word, workspace, blocks, out):
+    """out = softmax(input); both lie in memory in one dense order."""
+    return launch_on_chunks(
+        global_softmax_forward_phases, 1, 4, blocks, workspace, (input, word, workspace, out)
+    )
+
+
+def global_softmax_backward(grad_output, output, word, workspace, blocks, out):
+    """out = output * (grad_output - sum(grad_output * output)); all in one dense order."""
+    return launch_on_chunks(
+        global_softmax_backward_phases,
+        2,
+        2,
+        blocks,
+        workspace,
+        (grad_output, output, word, workspace, out),
+    )

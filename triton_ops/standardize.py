@@ -1,0 +1,149 @@
+"""Standardization over all elements and its derivative: kernels and launchers. Twin of
+csrc/ops/standardize.cu.
+"""
+
+import triton
+import triton.language as tl
+
+from diglot.triton_ops.global_launch import launch_on_chunks
+from diglot.triton_ops.launch import ALL_PHASES, number_halves
+from diglot.triton_ops.lib import grid_barrier
+from diglot.triton_ops.lib.global_reduce import (
+    load_states,
+    load_tile,
+    own_tiles,
+    store_state,
+    store_tile,
+    tile_start,
+)
+from diglot.triton_ops.lib.math import fma, negate, reciprocal_root
+from diglot.triton_ops.lib.reduce import combine_all_moments, combine_moments, moments_of
+from diglot.triton_ops.lib.types import compute_type, convert, number
+
+
+@triton.jit
+def forward(x, center, factor, T: tl.constexpr):
+    return convert((x.to(compute_type(T)) - center) * factor, T)
+
+
+@triton.jit
+def backward(grad, x, center, factor, grad_mean, slope, T: tl.constexpr):
+    COMPUTE: tl.constexpr = compute_type(T)
+    y = (x.to(COMPUTE) - center) * factor
+    return convert(factor * fma(y, negate(slope), grad.to(COMPUTE) - grad_mean), T)
+
+
+@triton.jit
+def standardize_forward_phases(
+    input, word, workspace, mean, rstd, output, n, chunks, chunk_tiles, eps_high, eps_low,
+    ALIGNED: tl.constexpr, BLOCK: tl.constexpr, FOLD: tl.constexpr, PHASE: tl.constexpr,
+):  # fmt: skip
+    T: tl.constexpr = output.dtype.element_ty
+    COMPUTE: tl.constexpr = compute_type(T)
+    own = own_tiles(chunks, chunk_tiles)
+    held = tl.full((BLOCK,), 0.0, COMPUTE).to(T)
+    if PHASE != 2:
+        count = tl.full((), 0.0, COMPUTE)
+        center = tl.full((), 0.0, COMPUTE)
+        squares = tl.full((), 0.0, COMPUTE)
+        for i in range(own):
+            start = tile_start(i, chunk_tiles, BLOCK)
+            held = load_tile(input, start, n, 0.0, ALIGNED, BLOCK)
+            tile_count = tl.minimum(tl.maximum(n - start, 0), BLOCK).to(COMPUTE)
+            mask = tl.arange(0, BLOCK) < n - start
+            tile_center, tile_squares = moments_of(held.to(COMPUTE), mask, tile_count)
+            count, center, squares = combine_moments(
+                count, center, squares, tile_count, tile_center, tile_squares
+            )
+            if (i + 1) % chunk_tiles == 0:
+                chunk = tl.program_id(0) + i // chunk_tiles * tl.num_programs(0)
+                store_state(workspace, chunk, 0, count)
+                store_state(workspace, chunk, 1, center)
+                store_state(workspace, chunk, 2, squares)
+                count = tl.full((), 0.0, COMPUTE)
+                center = tl.full((), 0.0, COMPUTE)
+                squares = tl.full((), 0.0, COMPUTE)
+    if PHASE == ALL_PHASES:
+        grid_barrier.sync(word)
+    if PHASE != 1:
+        count, center, squares = combine_all_moments(
+            load_states(workspace, chunks, 0, 0.0, FOLD),
+            load_states(workspace, chunks, 1, 0.0, FOLD),
+            load_states(workspace, chunks, 2, 0.0, FOLD),
+        )
+        factor = reciprocal_root(squares / count + number(eps_high, eps_low, COMPUTE))
+        if tl.program_id(0) == 0:
+            tl.store(mean, center)
+            tl.store(rstd, factor)
+        for later in range(own):
+            start = tile_start(own - 1 - later, chunk_tiles, BLOCK)
+            if (later > 0) | (PHASE == 2):
+                held = load_tile(input, start, n, 0.0, ALIGNED, BLOCK)
+            store_tile(output, start, n, forward(held, center, factor, T), ALIGNED, BLOCK)
+
+
+@triton.jit
+def standardize_backward_phases(
+    grad_output, input, mean, rstd, word, workspace, grad_input, n, chunks, chunk_tiles,
+    ALIGNED: tl.constexpr, BLOCK: tl.constexpr, FOLD: tl.constexpr, PHASE: tl.constexpr,
+):  # fmt: skip
+    T: tl.constexpr = grad_input.dtype.element_ty
+    COMPUTE: tl.constexpr = compute_type(T)
+    own = own_tiles(chunks, chunk_tiles)
+    center = tl.load(mean)
+    factor = tl.load(rstd)
+    grad = tl.full((BLOCK,), 0.0, COMPUTE).to(T)
+    x = tl.full((BLOCK,), 0.0, COMPUTE).to(T)
+    if PHASE != 2:
+        sum = tl.full((), 0.0, COMPUTE)
+        product = tl.full((), 0.0, COMPUTE)
+        for i in range(own):
+            start = tile_start(i, chunk_tiles, BLOCK)
+            grad = load_tile(grad_output, start, n, 0.0, ALIGNED, BLOCK)
+            x = load_tile(input, start, n, 0.0, ALIGNED, BLOCK)
+            wide = grad.to(COMPUTE)
+            sum += tl.sum(wide)
+            product += tl.sum(wide * ((x.to(COMPUTE) - center) * factor))
+            if (i + 1) % chunk_tiles == 0:
+                chunk = tl.program_id(0) + i // chunk_tiles * tl.num_programs(0)
+                store_state(workspace, chunk, 0, sum)
+                store_state(workspace, chunk, 1, product)
+                sum = tl.full((), 0.0, COMPUTE)
+                product = tl.full((), 0.0, COMPUTE)
+    if PHASE == ALL_PHASES:
+        grid_barrier.sync(word)
+    if PHASE != 1:
+        grad_mean = tl.sum(load_states(workspace, chunks, 0, 0.0, FOLD)) / n.to(COMPUTE)
+        slope = tl.sum(load_states(workspace, chunks, 1, 0.0, FOLD)) / n.to(COMPUTE)
+        for later in range(own):
+            start = tile_start(own - 1 - later, chunk_tiles, BLOCK)
+            if (later > 0) | (PHASE == 2):
+                grad = load_tile(grad_output, start, n, 0.0, ALIGNED, BLOCK)
+                x = load_tile(input, start, n, 0.0, ALIGNED, BLOCK)
+            result = backward(grad, x, center, factor, grad_mean, slope, T)
+            store_tile(grad_input, start, n, result, ALIGNED, BLOCK)
+
+
+def standardize_forward(input, eps, word, workspace, blocks, mean, rstd, out):
+    """out = (input - mean) * rstd, and the two; input and out lie in one dense order."""
+    return launch_on_chunks(
+        standardize_forward_phases,
+        1,
+        4,
+        blocks,
+        workspace,
+        (input, word, workspace, mean, rstd, out),
+        number_halves(eps, out.dtype),
+    )
+
+
+def standardize_backward(grad_output, input, mean, rstd, word, workspace, blocks, out):
+    """The gradient of the input, from the forward's mean and rstd; all in one dense order."""
+    return launch_on_chunks(
+        standardize_backward_phases,
+        2,
+        2,
+        blocks,
+        workspace,
+        (grad_output, input, mean, rstd, word, workspace, out),
+    )
