@@ -8,7 +8,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-OPS = ("add", "clip_grad_norm", "gelu", "grid_barrier_check", "l2")
+OPS = (
+    "add",
+    "clip_grad_norm",
+    "gelu",
+    "global_softmax",
+    "grid_barrier_check",
+    "l2",
+    "standardize",
+)
 
 
 def main(names: list[str]) -> None:

@@ -59,13 +59,29 @@ def barriers(backend: str) -> None:
         assert not diglot.grid_barrier_check(5, blocks, backend=backend).mismatches.any()
 
 
+# Every number of accesses, cut short or not.
+WHOLE = (1, 4099, 1 << 17, (1 << 19) + 5, (1 << 21) + 3, 1 << 23)
+
+
+def whole(backend: str, sizes: tuple[int, ...]) -> None:
+    """Ops that reduce whole arrays, aligned or not."""
+    for dtype in DTYPES:
+        for size in sizes:
+            buffer = torch.randn(size + 3, device="cuda").to(dtype)
+            for x in (buffer[:size], buffer[3:]):
+                x = x.detach().requires_grad_()
+                diglot.global_softmax(x, backend=backend).sum().backward()
+                diglot.standardize(x, backend=backend).sum().backward()
+
+
 def exercise(backend: str, what: str) -> list[str]:
     """Runs them; returns the names of the launchers and variants that ran."""
     with diglot.record_runs() as runs:
         if what == "all":
             maps(backend)
-            clips(backend)
         sums(backend)
+        clips(backend)
+        whole(backend, WHOLE if what == "all" else WHOLE[:4])
         barriers(backend)
     torch.cuda.synchronize()
     return sorted({f"{run.launcher}: {run.variant}" for run in runs})

@@ -140,7 +140,10 @@ def test_nothing_is_overwritten(tmp_path, monkeypatch):
         ("gelu --shape 3 --save x.png --plot ./x.png", "--plot must name another file than --save"),
         ("gelu --shape 3 --save x.png --plot x.png --force", "--plot must name another file than"),
         ("gelu --input a.npy --save a.npy --force", "--save must name another file than --input"),
-        ("nothing --shape 3", "op must be one of add, gelu, not 'nothing'"),
+        (
+            "nothing --shape 3",
+            "op must be one of add, gelu, global_softmax, standardize, not",
+        ),
         ("", "Missing argument 'OP'"),
     ],
 )

@@ -123,6 +123,26 @@ def test_gelu_of_more_than_2_31_elements(backend):
 
 @large_memory
 @pytest.mark.parametrize("backend", KERNELS)
+def test_reductions_of_more_than_2_31_elements(backend):
+    x = torch.zeros(BEYOND, dtype=torch.bfloat16, device="cuda")
+    ends = torch.tensor([0, 5, BEYOND // 2, BEYOND - 1], device="cuda")
+    x[ends] = torch.tensor([30.0, 31, 32, 31.5], device="cuda", dtype=x.dtype)
+    y = diglot.global_softmax(x, backend=backend)
+    expected = torch.softmax(x[ends].double(), 0)  # of the others, 2^31 e^-32 is 3e-5 of the sum
+    torch.testing.assert_close(y[ends].double(), expected, rtol=1e-2, atol=0)
+    del y
+    x.normal_(3, 2)
+    for part in chunks(BEYOND)[::4]:
+        torch.testing.assert_close(
+            diglot.standardize(x, backend=backend)[part],
+            ((x[part].float() - 3) / 2).bfloat16(),
+            rtol=2e-2,
+            atol=2e-2,
+        )
+
+
+@large_memory
+@pytest.mark.parametrize("backend", KERNELS)
 def test_strided_add_beyond_2_31_elements(backend):
     wide = torch.randint(-128, 128, (2**16 + 1, 2**16), dtype=torch.int8, device="cuda")
     narrow = wide[:, : 2**15 + 16]  # 2^31 elements and more, at offsets beyond 2^32

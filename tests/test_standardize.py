@@ -58,7 +58,7 @@ def test_bad_eps():
 @pytest.mark.parametrize("offset", [100.0, 1e4, -3e5], ids=str)
 @pytest.mark.parametrize("backend", KERNELS)
 def test_nothing_cancels(backend, offset):
-    """Where mean(x^2) - mean(x)^2 has no digit left, the variance is right to the mean's rounding."""
+    """Where mean(x^2) - mean(x)^2 has no digit left: right to the mean's rounding."""
     x = torch.randn(30_000, device=DEVICE) + offset
     result = diglot.standardize(x, backend=backend)
     error = measure_error(result, SPEC.forward(x))

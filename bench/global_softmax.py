@@ -1,0 +1,35 @@
+"""global_softmax: what is called, and what it is compared with."""
+
+from __future__ import annotations
+
+import torch
+
+import diglot
+from bench.global_reduce import benchmark_of
+
+
+def _formula(x: torch.Tensor) -> torch.Tensor:
+    e = torch.exp(x.float() - x.max())
+    return (e / e.sum()).to(x.dtype)
+
+
+def _gradient(grad: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    wide = grad.float()
+    return (y * (wide - (wide * y).sum())).to(grad.dtype)
+
+
+benchmark = benchmark_of(
+    "global_softmax",
+    ours={
+        "forward": lambda backend, x: diglot.global_softmax(x, backend=backend),
+        "backward": lambda backend, grad, y: torch.ops.diglot.global_softmax_backward(
+            grad, y, backend
+        ),
+    },
+    eager={
+        "forward": lambda x: torch.softmax(x, 0),
+        "backward": lambda grad, y: torch.ops.aten._softmax_backward_data(grad, y, 0, y.dtype),
+    },
+    formulas={"forward": _formula, "backward": _gradient},
+    saved=lambda x: (torch.softmax(x, 0),),
+)

@@ -1,0 +1,51 @@
+"""standardize: what is called, and what it is compared with."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+import diglot
+from bench.global_reduce import benchmark_of
+from diglot.reference.standardize import EPS
+
+
+def _formula(x: torch.Tensor) -> torch.Tensor:
+    variance, mean = torch.var_mean(x.float(), correction=0)
+    return ((x - mean) * torch.rsqrt(variance + EPS)).to(x.dtype)
+
+
+def _gradient(
+    grad: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor
+) -> torch.Tensor:
+    g, y = grad.float(), (x - mean) * rstd
+    return (rstd * (g - g.mean() - y * (g * y).mean())).to(grad.dtype)
+
+
+def _saved(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    variance, mean = torch.var_mean(x.float(), correction=0)
+    return x, mean, torch.rsqrt(variance + EPS)
+
+
+def _eager_gradient(
+    grad: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor
+) -> torch.Tensor:
+    mask = [True, False, False]
+    statistics = mean.view(1), rstd.view(1)
+    return torch.ops.aten.native_layer_norm_backward(
+        grad, x, x.shape, *statistics, None, None, mask
+    )[0]
+
+
+benchmark = benchmark_of(
+    "standardize",
+    ours={
+        "forward": lambda backend, x: diglot.standardize(x, EPS, backend=backend),
+        "backward": lambda backend, *tensors: torch.ops.diglot.standardize_backward(
+            *tensors, EPS, backend
+        ),
+    },
+    eager={"forward": lambda x: F.layer_norm(x, x.shape, eps=EPS), "backward": _eager_gradient},
+    formulas={"forward": _formula, "backward": _gradient},
+    saved=_saved,
+)
