@@ -18,7 +18,11 @@ if TYPE_CHECKING:
 ACCESS_BYTES = 16
 GLOBAL_WARPS = 16
 GLOBAL_PROGRAMS = 2  # on a multiprocessor
+GLOBAL_REGISTERS = 64  # of a thread, with which so many fit
 FEW_TILES, MAX_FIELDS = 256, 3
+# A thread holds so many elements at most, in fp32 once they are computed with: with more, it would
+# spill.
+MOST_HELD = 16
 FEW_FOLDED = 256  # states that are combined at once, where there are no more
 
 
@@ -26,6 +30,7 @@ def cut_into_chunks(
     n: int, element_size: int, most_accesses: int, room: int
 ) -> tuple[int, int, int]:
     """Elements of a tile, chunks (at most `room`), and tiles of a chunk, for n elements."""
+    most_accesses = min(most_accesses, MOST_HELD * element_size // ACCESS_BYTES)
     accesses = 1
     while True:
         tile = GLOBAL_WARPS * 32 * accesses * ACCESS_BYTES // element_size
@@ -77,5 +82,6 @@ def launch_on_chunks(
         (is_aligned, tile, fold),
         GLOBAL_WARPS,
         phases=2,
+        max_registers=GLOBAL_REGISTERS,
     )
     return f"tiles of {tile}{', 16-byte accesses' if is_aligned else ''}"

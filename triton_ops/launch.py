@@ -60,6 +60,7 @@ class Specialization:
         constants: values of the constants.
         num_warps: warps per program.
         cooperative: whether programs wait for each other, so that all must run at once.
+        max_registers: of a thread; None: as many as the compiler likes.
     """
 
     kernel: Any
@@ -68,6 +69,7 @@ class Specialization:
     constants: tuple[Any, ...]
     num_warps: int
     cooperative: bool = False
+    max_registers: int | None = None
 
     def source(self) -> ASTSource:
         """What Triton compiles: integers have 64 bits, and nothing is specialised on values."""
@@ -86,6 +88,7 @@ class Specialization:
             "num_warps": self.num_warps,
             "enable_fp_fusion": False,
             "launch_cooperative_grid": self.cooperative,
+            "maxnreg": self.max_registers,
         }
         return triton.compile(self.source(), target=target, options=options)
 
@@ -142,6 +145,7 @@ def launch_cooperatively(
     constants: tuple[Any, ...],
     num_warps: int,
     phases: int,
+    max_registers: int | None = None,
 ) -> None:
     """Starts programs that run at once, so that they may wait for each other.
 
@@ -153,13 +157,14 @@ def launch_cooperatively(
         most: how many programs at most; what work there is the kernel takes by `tl.num_programs`.
         per_multiprocessor: how many of them at most on each; None: exactly `most` in all.
         phases: between two phases there is a barrier.
+        max_registers: of a thread, so that more programs fit; None: as many as the compiler likes.
 
     Raises:
         ValueError: exactly `most` were asked for, and they do not run at once.
     """
     if _thread.recordings:
         every = (*constants, ALL_PHASES)
-        _record(kernel, tensors, integers, every, num_warps, cooperative=True)
+        _record(kernel, tensors, integers, every, num_warps, True, max_registers)
     elif INTERPRETED:
         programs = most if per_multiprocessor is None else min(most, INTERPRETED_PROGRAMS)
         for phase in range(1, phases + 1):
@@ -167,7 +172,7 @@ def launch_cooperatively(
     else:
         every = (*constants, ALL_PHASES)
         with torch.cuda.device(tensors[-1].get_device()):
-            handle, key = _find(kernel, tensors, integers, every, num_warps, cooperative=True)
+            handle, key = _find(kernel, tensors, integers, every, num_warps, True, max_registers)
             occupancy, multiprocessors = _occupancies.get(key) or _occupancy(handle, key)
             fit = multiprocessors * occupancy
             if per_multiprocessor is not None:
@@ -187,10 +192,10 @@ def _record(
     integers: tuple[int, ...],
     constants: tuple[Any, ...],
     num_warps: int,
-    cooperative: bool = False,
+    *how: Any,
 ) -> None:
     dtypes = tuple(None if t is None else t.dtype for t in tensors)
-    made = Specialization(kernel, dtypes, len(integers), constants, num_warps, cooperative)
+    made = Specialization(kernel, dtypes, len(integers), constants, num_warps, *how)
     _thread.recordings[-1].append(made)
 
 
@@ -200,15 +205,18 @@ def _find(
     integers: tuple[int, ...],
     constants: tuple[Any, ...],
     num_warps: int,
-    cooperative: bool = False,
+    *how: Any,
 ) -> tuple[Any, tuple[Any, ...]]:
-    """The handle to a compiled kernel on the current device, and its key."""
+    """The handle to a compiled kernel on the current device, and its key.
+
+    `how` are the rest of a Specialization's fields.
+    """
     dtypes = tuple([None if t is None else t.dtype for t in tensors])
     # A JITFunction hashes its source.
-    key = (kernel.fn, tensors[-1].get_device(), dtypes, constants, num_warps, cooperative)
+    key = (kernel.fn, tensors[-1].get_device(), dtypes, constants, num_warps, how)
     handle = _handles.get(key)
     if handle is None:
-        made = Specialization(kernel, dtypes, len(integers), constants, num_warps, cooperative)
+        made = Specialization(kernel, dtypes, len(integers), constants, num_warps, *how)
         handle = _handles[key] = _load(made)
     return handle, key
 
