@@ -17,7 +17,7 @@ from diglot.tools.specs import Expected, find_spec, nbytes
 
 DTYPES = (torch.float32, torch.bfloat16)
 MEGABYTES = (1, 8, 32)
-BIG = 256
+MIDDLE, BIG = 8, 256
 
 Function = Callable[..., torch.Tensor]
 
@@ -70,9 +70,12 @@ def benchmark_of(
         op=op,
         cases=[
             Case(direction, dtype, ((megabytes << 20) // dtype.itemsize,), timer=timer)
-            for megabytes in (*MEGABYTES, BIG)
-            for timer in (("device",) if megabytes == BIG else ("graph", "device"))
-            for direction in ("forward", "backward")
+            for direction, sizes, timer in (
+                ("forward", MEGABYTES, "graph"),
+                ("backward", (MIDDLE,), "graph"),
+                ("forward", (BIG,), "device"),
+            )
+            for megabytes in sizes
             for dtype in DTYPES
         ],
         inputs=inputs,

@@ -93,6 +93,8 @@ import torch, diglot
 x = torch.linspace(-5, 5, 1001, device="cuda")
 row = torch.ones((), device="cuda")
 grad = torch.ones_like(x)
+parameter = torch.zeros_like(x)
+parameter.grad = torch.ones_like(x)
 graph = torch.cuda.CUDAGraph()
 torch.cuda.synchronize()
 with torch.cuda.graph(graph):
@@ -100,11 +102,17 @@ with torch.cuda.graph(graph):
     y = diglot.add(diglot.gelu(x, backend={backend!r}), row, backend={backend!r})
     dx = torch.ops.diglot.gelu_backward(grad, x, "none", {backend!r})
     total = torch.ops.diglot.add_backward(grad, [], grad.dtype, 2, {backend!r})
+    # These wait for each other's blocks.
+    probabilities = diglot.global_softmax(x, backend={backend!r})
+    norm = diglot.clip_grad_norm_([parameter], 1.0, backend={backend!r})
 x.mul_(-0.5)
 graph.replay()
 torch.testing.assert_close(y, torch.nn.functional.gelu(x) + 1)
 torch.testing.assert_close(dx, torch.ops.aten.gelu_backward(grad, x))
 assert total.item() == 2002
+torch.testing.assert_close(probabilities, torch.softmax(x, 0))
+torch.testing.assert_close(norm.item(), 1001**0.5)
+torch.testing.assert_close(parameter.grad, torch.full_like(x, 1001**-0.5))
 print("replayed")
 """
 
@@ -179,7 +187,7 @@ def test_every_variant_is_exercised(backend):
     assert any("sum" in line for line in ran), ran
 
 
-# What each tool watches: everything, or, as that takes long, kernels with shared memory or barriers.
+# What each tool watches: everything, or, as that takes long, what has shared memory or barriers.
 SANITIZERS = {"memcheck": "all", "racecheck": "shared", "synccheck": "shared"}
 
 

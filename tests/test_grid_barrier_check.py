@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 import torch
@@ -63,6 +66,11 @@ def test_no_phases(backend):
     assert found.microseconds == 0
 
 
+def test_other_devices():
+    with pytest.raises(ValueError, match="device must be a CUDA device or the CPU, not meta"):
+        diglot.grid_barrier_check(3, device="meta")
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_bad_arguments(backend):
     with pytest.raises(ValueError, match="phases must not be negative, and is -1"):
@@ -81,12 +89,17 @@ def test_a_grid_that_is_too_big(backend):
     assert not diglot.grid_barrier_check(3, 2, backend=backend).mismatches.any()
 
 
+def most_at_once(backend):
+    """The number of blocks that an error speaks of."""
+    with pytest.raises(ValueError, match="at once") as refused:
+        diglot.grid_barrier_check(3, 100_000, backend=backend)
+    return int(str(refused.value).split()[-3])
+
+
 @gpu
 @pytest.mark.parametrize("backend", KERNELS)
 def test_as_many_blocks_as_run_at_once(backend):
-    with pytest.raises(ValueError, match="at once") as refused:
-        diglot.grid_barrier_check(3, 100_000, backend=backend)
-    most = int(str(refused.value).split()[-3])
+    most = most_at_once(backend)
     assert most % blocks_at_once() == 0
     assert not diglot.grid_barrier_check(1000, most, backend=backend).mismatches.any()
     with pytest.raises(ValueError, match="at once"):
@@ -104,19 +117,37 @@ def test_a_bare_barrier_under_triton_interpreter():
         bare_barrier[(2,)](torch.zeros(1, dtype=torch.int32))
 
 
-class Competition:
-    """Keeps a GPU's other streams busy with short and long kernels, for as long as it lives."""
+class Competition(threading.Thread):
+    """Keeps two other streams busy with short and long kernels while its scope lasts."""
 
     def __init__(self):
-        self.matrix = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
-        self.streams = [torch.cuda.Stream() for _ in range(2)]
+        super().__init__()
+        self.rounds = 0
+        self.is_over = threading.Event()
 
-    def work(self):
-        for stream in self.streams:
-            with torch.cuda.stream(stream):
-                for _ in range(400):
-                    self.matrix @ self.matrix
-                    self.matrix[0] + 1
+    def __enter__(self):
+        self.start()
+        while self.rounds == 0:
+            time.sleep(0.001)
+        return self
+
+    def __exit__(self, *error):
+        self.is_over.set()
+        self.join()
+
+    def run(self):
+        matrix = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
+        streams = [torch.cuda.Stream() for _ in range(2)]
+        torch.cuda.synchronize()
+        while not self.is_over.is_set():
+            for stream in streams:
+                with torch.cuda.stream(stream):
+                    for _ in range(20):
+                        matrix @ matrix
+                        matrix[0] + 1
+            for stream in streams:
+                stream.synchronize()
+            self.rounds += 1
 
 
 @gpu
@@ -125,10 +156,10 @@ class Competition:
 @pytest.mark.parametrize("backend", KERNELS)
 def test_a_million_barriers(backend, competing):
     diglot.grid_barrier_check(1, backend=backend)
-    if competing:
-        competition = Competition()
-        competition.work()
-    found = diglot.grid_barrier_check(1_000_000, backend=backend)
+    with Competition() if competing else contextlib.nullcontext() as competition:
+        before = competition.rounds if competing else 0
+        found = diglot.grid_barrier_check(1_000_000, backend=backend)
+        assert not competing or competition.rounds > before + 10
     assert found.mismatches.shape == (1_000_000,)
     assert not found.mismatches.any()
 
@@ -141,13 +172,14 @@ def buffers(blocks, phases=2000):
 @gpu
 @pytest.mark.parametrize("backend", KERNELS)
 def test_two_streams_at_once(backend):
-    """Each could fill the GPU by itself. They neither share a word nor wait for each other."""
+    """Each fills the GPU by itself. They neither share a word nor wait for each other."""
+    most = most_at_once(backend)
     streams = [torch.cuda.Stream() for _ in range(2)]
     of_streams, words = [], set()
     for _ in range(20):
         for stream in streams:
             with torch.cuda.stream(stream):
-                slots, mismatches = buffers(2 * blocks_at_once())
+                slots, mismatches = buffers(most)
                 words.add(start(backend, slots, mismatches).data_ptr())
                 of_streams.append(mismatches)
     torch.cuda.synchronize()

@@ -280,7 +280,7 @@ std::string_view PythonReader::read<std::string_view>() {
 
 template <>
 bool PythonReader::read<bool>() {
-  return *arguments_++ == Py_True;
+  return *arguments_++ == Py_True;  // contracts pass no other true object
 }
 
 template <>

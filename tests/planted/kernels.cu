@@ -381,7 +381,8 @@ __global__ void cross_grid_barriers(const float* in, float* out) {
   int wrong = 0;
   for (uint32_t phase = 1; phase <= 20; ++phase) {
     uint32_t* const words = written[phase % 2];
-    if (threadIdx.x == 0) words[blockIdx.x] = phase + blockIdx.x;
+    // Not the thread that arrives: the barrier answers for the whole block.
+    if (threadIdx.x == blockDim.x - 1) words[blockIdx.x] = phase + blockIdx.x;
     if (phase == 20 && blockIdx.x == kDropped) break;
     barrier.arrive();
     barrier.wait();

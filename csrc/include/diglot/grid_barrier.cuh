@@ -20,10 +20,11 @@
 // the release by its first thread, which is cumulative: it releases what its thread has observed.
 // The additions of all blocks to one word form a release sequence, so that the thread which reads
 // the flipped bit with an acquire synchronizes with all of them, and its block's second
-// __syncthreads() passes that on. Three kinds of loads are outside this order, and must not read
+// __syncthreads() passes that on. Some loads are outside this order, and must not read
 // after the barrier what was written before it in the same kernel: __ldg() and loads that the
 // compiler makes so because the pointer is `const __restrict__` (ld.global.nc reads caches that are
-// not kept coherent within a kernel), textures, and asynchronous copies begun before it.
+// not kept coherent within a kernel), textures and surfaces, and asynchronous copies begun before
+// it.
 //
 // Why it is fast. A block polls only after its own addition has answered. Polls and additions of
 // one word are served one after the other; polls that are sent along with the addition, as a

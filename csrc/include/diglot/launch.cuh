@@ -36,6 +36,18 @@ inline void load_kernel(const void* kernel) {
   check(status, "loading a kernel");
 }
 
+// The same, once for each device.
+template <auto kKernel>
+void ensure_loaded() {
+  static std::atomic<uint64_t> loaded{0};  // one bit per device
+  int device = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  const uint64_t bit = uint64_t{1} << (device % 64);
+  if (loaded.load(std::memory_order_relaxed) & bit) return;
+  load_kernel(reinterpret_cast<const void*>(kKernel));
+  loaded.fetch_or(bit, std::memory_order_relaxed);
+}
+
 // More dynamic shared memory than every device has must be asked for beforehand.
 inline void allow_shared_bytes(const void* kernel, std::size_t bytes) {
   constexpr std::size_t kAlwaysAllowed = 48 * 1024;
@@ -140,6 +152,7 @@ int resident_blocks(int block_threads, std::size_t shared_bytes = 0) {
     throw std::runtime_error(
         "this device launches no kernel co-operatively, so that blocks could wait for each other");
   }
+  ensure_loaded<kKernel>();
   const void* const kernel = reinterpret_cast<const void*>(kKernel);
   allow_shared_bytes(kernel, shared_bytes);
   int blocks = 0;
@@ -182,15 +195,8 @@ void launch_as(void (*)(Parameters...), const Launch& how, cudaStream_t stream,
                     how.is_cooperative},
                    [values] { std::apply(kKernel, values); });
 #else
+  ensure_loaded<kKernel>();
   const void* const kernel = reinterpret_cast<const void*>(kKernel);
-  static std::atomic<uint64_t> loaded{0};  // one bit per device
-  int device = 0;
-  check(cudaGetDevice(&device), "cudaGetDevice");
-  const uint64_t bit = uint64_t{1} << (device % 64);
-  if (!(loaded.load(std::memory_order_relaxed) & bit)) {
-    load_kernel(kernel);
-    loaded.fetch_or(bit, std::memory_order_relaxed);
-  }
   allow_shared_bytes(kernel, how.shared_bytes);
   std::apply(
       [&](auto&... value) {

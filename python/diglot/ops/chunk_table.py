@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 
 from diglot.backends.driver import relaxed_capture
+from diglot.ops.barrier_word import is_captured
 
 # DType of csrc/include/diglot/types.cuh.
 CODES = {torch.float16: 6, torch.bfloat16: 7, torch.float32: 8, torch.float64: 9}
@@ -64,8 +65,8 @@ _lock = threading.Lock()
 
 def find_table(device: torch.device, tensors: DenseTensors) -> ChunkTable | None:
     """The table of these tensors, if `make_table` has made it and it is still kept."""
-    key, is_captured = _key(device, tensors)
-    if is_captured:
+    key, in_graph = _key(device, tensors)
+    if in_graph:
         return _captured.get(key)
     with _lock:
         table = _recent.get(key)
@@ -91,8 +92,9 @@ def make_table(device: torch.device, tensors: DenseTensors) -> ChunkTable:
     rows = build_rows(tensors)
     if is_captured:
         with relaxed_capture(), torch.cuda.stream(_stream_beside_captures(device)):
-            table = _captured[key] = ChunkTable(rows.to(device), dtype)
-        return table
+            table = ChunkTable(rows.to(device), dtype)
+        with _lock:
+            return _captured.setdefault(key, table)
     if device.type == "cuda":
         # PyTorch's allocator of pinned memory gives it to no one else before it has been read.
         rows = rows.pin_memory().to(device, non_blocking=True)
@@ -117,7 +119,7 @@ def _key(device: torch.device, tensors: DenseTensors) -> tuple[_Key, bool]:
     """What a table is kept by, and whether it is for a captured launch."""
     if device.type != "cuda":
         return (device, 0, tensors), False
-    if torch.cuda.is_current_stream_capturing():
+    if is_captured(device):
         return (device, 0, tensors), True
     return (device, torch._C._cuda_getCurrentRawStream(device.index), tensors), False
 

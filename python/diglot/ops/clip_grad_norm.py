@@ -11,10 +11,11 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
+from torch.compiler import is_compiling
 
 from diglot.backends.runs import run
 from diglot.backends.selection import choose
-from diglot.ops.barrier_word import barrier_word
+from diglot.ops.barrier_word import barrier_word, is_captured
 from diglot.ops.checks import check_dtype, check_tensor
 from diglot.ops.chunk_table import ChunkTable, DenseTensors, find_table, make_table
 from diglot.ops.operator import is_direct
@@ -40,12 +41,13 @@ def clip_grad_norm_(
     launch, and waits for nothing; gradients that fit the L2 cache are read from memory once. The
     result depends on the gradients, and on the alignment of each, alone: not on the GPU's size.
 
-    Computed in float32, or in float64 if a gradient is float64, and rounded once. PyTorch rounds
-    the norm of every gradient, the total and the factor to the gradients' dtype, and is less
-    accurate in 16 bits. Where the factor is 1 nothing is written.
+    Parts of a gradient are summed in float32 (float64 for float64), the parts in float64 if any
+    gradient is float64, and the result is rounded once. PyTorch rounds the norm of every gradient,
+    the total and the factor to the gradients' dtype, and is less accurate in 16 bits. Where the
+    factor is 1 the kernel writes nothing.
 
     A gradient that comes twice counts twice, as in PyTorch, and is scaled once. Gradients with gaps
-    in memory are copied and copied back.
+    in memory are copied and copied back; they must not share elements with others.
 
     Args:
         parameters: tensors, or one, of any shapes, whose `grad`, where it is not None, is float32,
@@ -53,8 +55,8 @@ def clip_grad_norm_(
         max_norm: the greatest norm allowed; 0 or more.
         norm_type: 1, 2 or infinity (`math.inf` or "inf").
         error_if_nonfinite: raise an error if the norm is infinite or NaN, for which this call waits
-            for the GPU. Otherwise an infinite norm makes the gradients zero, those that are
-            infinite and all, if the norm is NaN, NaN.
+            for the GPU. Otherwise they are scaled by what the formula gives: zero for an infinite
+            norm, which makes infinite elements NaN, and NaN for NaN.
         backend: as in `diglot.gelu`.
 
     Returns:
@@ -63,7 +65,7 @@ def clip_grad_norm_(
 
     Raises:
         TypeError: a gradient is sparse, nested or a DTensor, or neither of the dtypes above.
-        ValueError: gradients on several devices; gradients that overlap in memory in part;
+        ValueError: gradients on several devices; gradients without gaps that overlap in part;
             `max_norm` is negative or NaN; another `norm_type`.
         RuntimeError: the norm is not finite and `error_if_nonfinite` is set: no gradient is
             changed; or it is set while a CUDA graph is captured.
@@ -81,6 +83,7 @@ def clip_grad_norm_(
     found = [parameter.grad for parameter in parameters]
     grads = [grad for grad in found if grad is not None]
     max_norm, norm_type = float(max_norm), float(norm_type)
+    error_if_nonfinite = bool(error_if_nonfinite)
     if not max_norm >= 0:
         raise ValueError(f"{NAME}: max_norm must be 0 or more, and is {max_norm}")
     if norm_type not in NORM_TYPES:
@@ -114,6 +117,10 @@ def _check(grads: Sequence[Tensor]) -> None:
             )
         check_tensor(NAME, "a gradient", grad)
         check_dtype(NAME, "a gradient", grad, DTYPES)
+        if not is_compiling() and grad.is_inference() and not torch.is_inference_mode_enabled():
+            raise RuntimeError(
+                f"{NAME}: a gradient is an inference tensor, which only inference mode may change"
+            )
     devices = sorted({str(grad.device) for grad in grads})
     if len(devices) > 1:
         raise ValueError(
@@ -188,7 +195,7 @@ def _launch(
 ) -> Tensor:
     rows, dtype = table
     device = rows.device
-    if error_if_nonfinite and device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+    if error_if_nonfinite and is_captured(device):
         raise RuntimeError(
             f"{NAME}: error_if_nonfinite waits for the GPU, which a graph capture does not allow"
         )
@@ -231,7 +238,8 @@ torch.library.define(
     "diglot::clip_grad_norm_",
     "(Tensor(a!)[] grads, float max_norm, float norm_type, bool error_if_nonfinite, str backend) "
     "-> Tensor",
-    tags=[torch.Tag.pt2_compliant_tag],
+    # In a compiler's graph the barrier's word and the table would lie in the graph's own memory.
+    tags=[torch.Tag.pt2_compliant_tag, torch.Tag.cudagraph_unsafe],
 )
 torch.library.impl("diglot::clip_grad_norm_", ("cpu", "cuda"), _clip)
 torch.library.register_fake("diglot::clip_grad_norm_", _fake)

@@ -10,7 +10,7 @@ import torch
 
 from diglot.backends.runs import run
 from diglot.backends.selection import choose
-from diglot.ops.barrier_word import barrier_word
+from diglot.ops.barrier_word import barrier_word, is_captured
 
 WORDS = 8  # that a block writes in a phase
 BLOCKS_ON_CPU = 8
@@ -51,11 +51,18 @@ def grid_barrier_check(
         backend: as in `diglot.gelu`.
 
     Raises:
-        ValueError: `phases` is negative; `blocks` is not positive, or more than run at once.
+        ValueError: `phases` is negative; `blocks` is not positive, or more than run at once;
+            another kind of device.
         diglot.BackendUnavailable: the backend asked for cannot run on the device.
         RuntimeError: a CUDA graph is being captured, in which nothing can be timed.
     """
-    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    where = torch.device(device)
+    if where.type not in ("cpu", "cuda"):
+        raise ValueError(
+            f"grid_barrier_check: device must be a CUDA device or the CPU, not {where}"
+        )
     if where.type == "cuda" and where.index is None:
         where = torch.device("cuda", torch.cuda.current_device())
     if phases < 0:
@@ -68,7 +75,7 @@ def grid_barrier_check(
             blocks = torch.cuda.get_device_properties(where).multi_processor_count
     if blocks < 1:
         raise ValueError(f"grid_barrier_check: blocks must be positive, and is {blocks}")
-    if is_gpu and torch.cuda.is_current_stream_capturing():
+    if is_captured(where):
         raise RuntimeError("grid_barrier_check measures time, which a graph capture does not allow")
     slots = torch.zeros((2, blocks, WORDS), dtype=torch.int32, device=where)
     mismatches = torch.zeros(phases, dtype=torch.int32, device=where)

@@ -132,9 +132,10 @@ class Operator:
         def all_gradients(ctx: Any, grad_output: torch.Tensor, *_: Any) -> tuple[Any, ...]:
             return (*backward(ctx, grad_output), *no_gradients)
 
-        torch.library.define(
-            qualified, schema[schema.index("(") :], tags=[torch.Tag.pt2_compliant_tag]
-        )
+        tags = [torch.Tag.pt2_compliant_tag]
+        if opaque:  # what it keeps between calls must not lie in the memory of a compiler's graph
+            tags.append(torch.Tag.cudagraph_unsafe)
+        torch.library.define(qualified, schema[schema.index("(") :], tags=tags)
         torch.library.impl(qualified, ("cpu", "cuda"), forward)
         torch.library.register_fake(qualified, fake)
         torch.library.register_autograd(qualified, all_gradients, setup_context=save)

@@ -26,7 +26,12 @@ def clip_grad_norm(
     """Scales `grads` in place; their norm goes to `total`. The other tensors are not needed."""
     # In float32 at least, as in the kernels: PyTorch's own function rounds every gradient's norm.
     filled = [grad for grad in grads if grad.numel() > 0]
-    norms = [torch.linalg.vector_norm(g, norm_type, dtype=partials.dtype) for g in filled]
+    norms = [
+        torch.linalg.vector_norm(
+            g, norm_type, dtype=torch.promote_types(g.dtype, torch.float32)
+        ).to(partials.dtype)
+        for g in filled
+    ]
     norm = partials.new_zeros(())
     if norms:
         norm = torch.linalg.vector_norm(torch.stack(norms), norm_type)
