@@ -177,6 +177,23 @@ def test_strided_cuda_kernels_access_16_bytes(architecture):
 @needs_extension
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_kernels_of_whole_arrays_access_16_bytes(architecture):
+    """Each access before the barrier, of a whole tile and of one cut short, and again behind it."""
+    whole = {n: k for n, k in cuda_kernels(architecture).items() if "_phases<" in n}
+    whole = {n: k for n, k in whole.items() if not n.startswith("grid_barrier")}
+    assert len(whole) == 2 * (5 + 3 * 4 + 4 * 4)
+    for name, kernel in whole.items():
+        accesses = int(re.search(r", (\d+)>", name)[1])
+        arrays = 2 if "backward" in name else 1
+        loads, stores = dict(kernel.loads).get(16, 0), dict(kernel.stores).get(16, 0)
+        assert loads >= 2 * arrays * accesses and stores >= accesses, name
+        assert not kernel.spill_bytes and not kernel.stack_bytes, name
+        assert kernel.registers <= 128, name  # two blocks of 256 threads on a multiprocessor
+
+
+@needs_extension
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_no_cuda_kernel_spills(architecture):
     kernels = cuda_kernels(architecture)
     assert set(kernels) == set(cuda_kernel_names(architecture))

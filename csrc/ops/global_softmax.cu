@@ -74,12 +74,11 @@ void global_softmax_forward(Stream stream, const Operand& input, const Operand& 
                             const Operand& workspace, Number blocks, const Operand& out) {
   dispatch_floating(out.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    cut_into_chunks<T, kMostAccesses<T>>(
-        workspace, {&out, &input}, [&](auto accesses, const Chunks& chunks) {
-          launch_on_chunks<global_softmax_forward_phases<T, decltype(accesses)::value>>(
-              chunks, blocks.integer, stream, word.as<uint32_t>(), workspace.as<MaxSum<T>>(),
-              input.as<const T>(), out.as<T>());
-        });
+    cut_into_chunks<T>(workspace, {&out, &input}, [&](auto accesses, const Chunks& chunks) {
+      launch_on_chunks<global_softmax_forward_phases<T, decltype(accesses)::value>>(
+          chunks, blocks.integer, stream, word.as<uint32_t>(), workspace.as<MaxSum<T>>(),
+          input.as<const T>(), out.as<T>());
+    });
   });
 }
 
@@ -88,7 +87,7 @@ void global_softmax_backward(Stream stream, const Operand& grad_output, const Op
                              const Operand& out) {
   dispatch_floating(out.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    cut_into_chunks<T, 4>(
+    cut_into_chunks<T>(
         workspace, {&out, &grad_output, &output}, [&](auto accesses, const Chunks& chunks) {
           launch_on_chunks<global_softmax_backward_phases<T, decltype(accesses)::value>>(
               chunks, blocks.integer, stream, word.as<uint32_t>(),

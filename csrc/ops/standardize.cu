@@ -96,13 +96,12 @@ void standardize_forward(Stream stream, const Operand& input, Number eps, const 
   dispatch_floating(out.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     using Compute = compute_t<T>;
-    cut_into_chunks<T, kMostAccesses<T>>(
-        workspace, {&out, &input}, [&](auto accesses, const Chunks& chunks) {
-          launch_on_chunks<standardize_forward_phases<T, decltype(accesses)::value>>(
-              chunks, blocks.integer, stream, word.as<uint32_t>(), workspace.as<Moments<Compute>>(),
-              input.as<const T>(), eps.as<Compute>(), mean.as<Compute>(), rstd.as<Compute>(),
-              out.as<T>());
-        });
+    cut_into_chunks<T>(workspace, {&out, &input}, [&](auto accesses, const Chunks& chunks) {
+      launch_on_chunks<standardize_forward_phases<T, decltype(accesses)::value>>(
+          chunks, blocks.integer, stream, word.as<uint32_t>(), workspace.as<Moments<Compute>>(),
+          input.as<const T>(), eps.as<Compute>(), mean.as<Compute>(), rstd.as<Compute>(),
+          out.as<T>());
+    });
   });
 }
 
@@ -112,7 +111,7 @@ void standardize_backward(Stream stream, const Operand& grad_output, const Opera
   dispatch_floating(out.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     using Compute = compute_t<T>;
-    cut_into_chunks<T, 4>(
+    cut_into_chunks<T>(
         workspace, {&out, &grad_output, &input}, [&](auto accesses, const Chunks& chunks) {
           launch_on_chunks<standardize_backward_phases<T, decltype(accesses)::value>>(
               chunks, blocks.integer, stream, word.as<uint32_t>(), workspace.as<Sums<Compute, 2>>(),

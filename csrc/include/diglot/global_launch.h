@@ -9,11 +9,12 @@
 namespace diglot {
 
 // Calls function(integral_constant<int, accesses>{}, chunks) for arrays of one number of elements,
-// of type T, or says that there is nothing to do. A thread holds at most kMost accesses to each;
-// there are no more chunks than `workspace` has room for, and so, maybe, several tiles in one.
-template <typename T, int kMost, int kArrays, typename Function>
+// of type T, the output first, or says that there is nothing to do. There are no more chunks than
+// `workspace` has room for, and so, maybe, several tiles in one.
+template <typename T, int kArrays, typename Function>
 void cut_into_chunks(const Operand& workspace, const Operand* const (&operands)[kArrays],
                      Function function) {
+  constexpr int kMost = kMostAccesses<T, kArrays - 1>;
   const int64_t n = operands[0]->numel;
   if (n == 0) {
     last_variant() = "nothing to do";
@@ -31,7 +32,8 @@ void cut_into_chunks(const Operand& workspace, const Operand* const (&operands)[
       if (tiles > kFewTiles && kAccesses < kMost) return false;
       const int64_t chunk_tiles = quotient(tiles, workspace.numel / kMaxFields);
       last_variant() = is_aligned ? aligned : unaligned;
-      function(accesses, Chunks{n, quotient(tiles, chunk_tiles), chunk_tiles, is_aligned});
+      function(accesses, Chunks{n, static_cast<int>(quotient(tiles, chunk_tiles)),
+                                static_cast<int>(chunk_tiles), is_aligned});
       return true;
     }
     return false;
@@ -43,7 +45,9 @@ void cut_into_chunks(const Operand& workspace, const Operand* const (&operands)[
       try_accesses(std::integral_constant<int, 4>{}, "4 accesses per thread, 16 bytes each",
                    "4 accesses per thread, split into elements") ||
       try_accesses(std::integral_constant<int, 8>{}, "8 accesses per thread, 16 bytes each",
-                   "8 accesses per thread, split into elements");
+                   "8 accesses per thread, split into elements") ||
+      try_accesses(std::integral_constant<int, 16>{}, "16 accesses per thread, 16 bytes each",
+                   "16 accesses per thread, split into elements");
 }
 
 // Starts kKernel with a block for each chunk, or with fewer that run at once: `blocks` of them,
@@ -51,7 +55,7 @@ void cut_into_chunks(const Operand& workspace, const Operand* const (&operands)[
 template <auto kKernel, typename... Arguments>
 void launch_on_chunks(const Chunks& chunks, int64_t blocks, cudaStream_t stream,
                       const Arguments&... arguments) {
-  const int64_t most = blocks > 0 ? std::min(blocks, chunks.count) : chunks.count;
+  const int64_t most = blocks > 0 ? std::min<int64_t>(blocks, chunks.count) : chunks.count;
   launch_cooperatively<kKernel>(most, kGlobalBlocks, kGlobalThreads, stream, chunks, arguments...);
 }
 

@@ -16,17 +16,20 @@
 
 namespace diglot {
 
-constexpr int kGlobalThreads = 512;
-// On a multiprocessor: their registers are limited to 64 for that.
+// Few threads with many registers hold more than many with few: what a thread needs beside the
+// elements that it holds is the same.
+constexpr int kGlobalThreads = 256;
+// On a multiprocessor: a thread has 128 registers.
 constexpr int kGlobalBlocks = 2;
-// A block's tile is one, two, four or eight 16-byte accesses by each of its threads, the fewest
-// with which there are no more tiles than this: on an H200, of 132 multiprocessors, each block then
-// has at most one, and holds it.
+// A block's tile is one, two, four, eight or sixteen 16-byte accesses by each of its threads, the
+// fewest with which there are no more tiles than this: on an H200, of 132 multiprocessors, each
+// block then has at most one, and holds it.
 constexpr int64_t kFewTiles = 256;
-// Of one array a thread holds so many accesses at most; with more of the other types' elements, and
-// their arithmetic, 64 registers would not be enough. Of two arrays, four of each.
-template <typename T>
-constexpr int kMostAccesses = sizeof(T) == 4 ? 8 : 4;
+// To each of kInputs arrays a thread makes so many at most: what it holds of them, and where there
+// is one array, more elements in an access and the arithmetic of other types than float, together
+// must fit in its registers.
+template <typename T, int kInputs>
+constexpr int kMostAccesses = kInputs == 1 && sizeof(T) == 4 ? 16 : 8;
 // The numbers of a state, at most.
 constexpr int kMaxFields = 3;
 
@@ -34,8 +37,8 @@ constexpr int kMaxFields = 3;
 // the last chunk have tiles of nothing.
 struct Chunks {
   int64_t n;
-  int64_t count;
-  int64_t tiles;
+  int count;
+  int tiles;
   bool is_aligned;  // every array starts at a multiple of 16 bytes
 };
 
@@ -49,19 +52,25 @@ template <typename T, int kInputs, int kAccesses>
 class Tile {
  public:
   static constexpr int kElements = kAccessBytes / sizeof(T);
-  static constexpr int kSize = kGlobalThreads * kAccesses * kElements;
+  static constexpr int kRow = kGlobalThreads * kElements;
+  static constexpr int kSize = kAccesses * kRow;
 
-  DIGLOT_DEVICE void load(const Chunks& chunks, const Inputs<T, kInputs>& inputs, int64_t tile) {
-    start_ = tile * kSize;
-    const int64_t left = chunks.n - start_;
+  DIGLOT_DEVICE explicit Tile(const Chunks& chunks) : chunks_(chunks) {}
+
+  DIGLOT_DEVICE void load(const Inputs<T, kInputs>& inputs, int tile) {
+    tile_ = tile;
+    const int64_t left = chunks_.n - start();
     left_ = left < 0 ? 0 : left < kSize ? static_cast<int>(left) : kSize;
-    is_aligned_ = chunks.is_aligned;
-    if (has_vectors()) {
-      for_each_access([&](int k, int a) {
-        held_[k][a] = *reinterpret_cast<const uint4*>(inputs.of[k] + start_ + at(a));
-      });
+    const auto load_access = [&](int k, int a) {
+      return *reinterpret_cast<const uint4*>(inputs.of[k] + start() + at(a));
+    };
+    // Of a whole tile, all loads are in flight at once.
+    if (has_row(kAccesses - 1)) {
+      for_each_access([&](int k, int a) { held_[k][a] = load_access(k, a); });
     } else {
-      for_each_access([&](int k, int a) { held_[k][a] = load_split(inputs.of[k] + start_, a); });
+      for_each_access([&](int k, int a) {
+        held_[k][a] = has_row(a) ? load_access(k, a) : load_split(inputs.of[k] + start(), a);
+      });
     }
   }
 
@@ -84,7 +93,7 @@ class Tile {
   // output = map(inputs...).
   template <typename Map>
   DIGLOT_DEVICE void store(const Map& map, T* output) const {
-    output += start_;
+    output += start();
     DIGLOT_UNROLL
     for (int a = 0; a < kAccesses; ++a) {
       const Accesses accesses = accesses_at(a);
@@ -93,7 +102,7 @@ class Tile {
       for (int i = 0; i < kElements; ++i) {
         result[i] = convert<T>(call(map, accesses, i, std::make_integer_sequence<int, kInputs>{}));
       }
-      if (has_vectors()) {
+      if (has_row(a)) {
         store_vector(output + at(a), result);
       } else {
         store_split(output, a, result);
@@ -102,10 +111,12 @@ class Tile {
   }
 
  private:
+  DIGLOT_DEVICE int64_t start() const { return int64_t{tile_} * kSize; }
   DIGLOT_DEVICE static int at(int a) {
     return (a * kGlobalThreads + static_cast<int>(threadIdx.x)) * kElements;
   }
-  DIGLOT_DEVICE bool has_vectors() const { return is_aligned_ && left_ == kSize; }
+  // Whether the block's accesses of this number are whole, and of 16 bytes.
+  DIGLOT_DEVICE bool has_row(int a) const { return chunks_.is_aligned && left_ >= (a + 1) * kRow; }
 
   template <typename Function>
   DIGLOT_DEVICE static void for_each_access(Function function) {
@@ -116,9 +127,11 @@ class Tile {
     }
   }
 
-  // Where arrays are not aligned, or end, a block's accesses are split into elements. They go
-  // through shared memory, so that neighbouring threads access neighbours. All threads call these.
+  // Where arrays are not aligned, or end, a row of a block's accesses is split into elements. They
+  // go through shared memory, so that neighbouring threads access neighbours. All threads call
+  // these.
   DIGLOT_DEVICE uint4 load_split(const T* input, int a) const {
+    if (left_ <= a * kRow) return {};
     Vector<T>* const row = shared_row();
     __syncthreads();
     for (int i = threadIdx.x; i < kRow; i += kGlobalThreads) {
@@ -129,16 +142,17 @@ class Tile {
     return pack(row[threadIdx.x]);
   }
   DIGLOT_DEVICE void store_split(T* output, int a, const Vector<T>& values) const {
+    if (left_ <= a * kRow) return;
     Vector<T>* const row = shared_row();
     __syncthreads();
     row[threadIdx.x] = values;
     __syncthreads();
+    DIGLOT_NO_UNROLL
     for (int i = threadIdx.x; i < kRow; i += kGlobalThreads) {
       const int at = a * kRow + i;
       if (at < left_) output[at] = row[i / kElements][i % kElements];
     }
   }
-  static constexpr int kRow = kGlobalThreads * kElements;
   DIGLOT_DEVICE static Vector<T>* shared_row() {
     __shared__ Vector<T> row[kGlobalThreads];
     return row;
@@ -178,9 +192,10 @@ class Tile {
   }
 
   uint4 held_[kInputs][kAccesses];
-  int64_t start_ = 0;
+  // In registers, of which there are few, what is not among the kernel's arguments.
+  const Chunks& chunks_;
+  int tile_ = 0;
   int left_ = 0;  // elements of the tile that are there
-  bool is_aligned_ = false;
 };
 
 // output = operation.map(total)(inputs...), where total is the state of all elements. `partials`
@@ -191,13 +206,13 @@ DIGLOT_DEVICE void reduce_then_map(const Chunks& chunks, uint32_t* word,
                                    T* output, const Inputs<T, kInputs>& inputs) {
   using State = typename Operation::State;
   GridBarrier barrier(word);
-  Tile<T, kInputs, kAccesses> held;
+  Tile<T, kInputs, kAccesses> held(chunks);
 
-  int64_t own = 0;  // tiles
-  for (int64_t chunk = blockIdx.x; chunk < chunks.count; chunk += gridDim.x) {
+  int own = 0;  // tiles
+  for (int chunk = static_cast<int>(blockIdx.x); chunk < chunks.count; chunk += gridDim.x) {
     State state = State::none();
-    for (int64_t tile = 0; tile < chunks.tiles; ++tile) {
-      held.load(chunks, inputs, chunk * chunks.tiles + tile);
+    for (int tile = 0; tile < chunks.tiles; ++tile) {
+      held.load(inputs, chunk * chunks.tiles + tile);
       state = combine(state, held.reduce(operation));
     }
     state = block_reduce<kGlobalThreads>(state);
@@ -208,16 +223,16 @@ DIGLOT_DEVICE void reduce_then_map(const Chunks& chunks, uint32_t* word,
   barrier.sync();
 
   State total = State::none();
-  for (int64_t chunk = threadIdx.x; chunk < chunks.count; chunk += kGlobalThreads) {
+  for (int chunk = static_cast<int>(threadIdx.x); chunk < chunks.count; chunk += kGlobalThreads) {
     total = combine(total, partials[chunk]);
   }
   const auto map = operation.map(block_reduce<kGlobalThreads>(total));
 
   if (own == 0) return;
   held.store(map, output);
-  for (int64_t i = own - 2; i >= 0; --i) {
-    const int64_t chunk = blockIdx.x + i / chunks.tiles * gridDim.x;
-    held.load(chunks, inputs, chunk * chunks.tiles + i % chunks.tiles);
+  for (int i = own - 2; i >= 0; --i) {
+    const int chunk = static_cast<int>(blockIdx.x + i / chunks.tiles * gridDim.x);
+    held.load(inputs, chunk * chunks.tiles + i % chunks.tiles);
     held.store(map, output);
   }
 }

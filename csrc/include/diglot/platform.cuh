@@ -20,9 +20,11 @@
 #define DIGLOT_HOST_DEVICE inline
 #endif
 
-// Unrolls the loop that follows, where the compiler knows how.
+// Unrolls the loop that follows, or leaves it as it is, where the compiler knows how.
 #if defined(__CUDACC__)
 #define DIGLOT_UNROLL _Pragma("unroll")
+#define DIGLOT_NO_UNROLL _Pragma("unroll 1")
 #else
 #define DIGLOT_UNROLL
+#define DIGLOT_NO_UNROLL
 #endif
