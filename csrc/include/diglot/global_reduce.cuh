@@ -2,10 +2,11 @@
 // a grid barrier lies in between. Twin of triton_ops/lib/global_reduce.py.
 //
 // Memory is cut into chunks, by the number of elements, their type and how many states there is
-// by one block, in an order of its own, and after the barrier every block combines the states of
-// all chunks in one order: no bit of a result depends on how many blocks there are, or on which of
-// them took which chunk. What a block has read last it still holds in registers after the barrier;
-// the rest it reads again, the latest first, of which L2 has the most.
+// room for. Each chunk is reduced by one block, in an order of its own, and after the barrier every
+// block combines the states of all chunks in one order: no bit of a result depends on how many
+// blocks there are, or on which of them took which chunk. What a block has read last it still holds
+// in registers after the barrier; the rest it reads again, the latest first, of which L2 has the
+// most.
 #pragma once
 
 #include <utility>
