@@ -1,8 +1,8 @@
 """L2 persistence: two workloads, over sizes of the hot set and hit ratios.
 
 One waits for its loads, and gains: the example's walks on a graph, in turns with passes over a
-large array. The other has all the loads under way that the memory can answer, and gains nothing:
-rows of a table gathered into a large array, which pushes the table out by itself.
+large array. The other has many loads under way, and gains nothing: rows of a table gathered into a
+large array, which pushes the table out by itself.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
 
 from bench.evidence import ROOT
 from bench.harness import write_report
@@ -32,7 +30,6 @@ HOT_MB = (4, 8, 16, 24, 32, 48)
 HIT_RATIOS = (0.25, 0.5, 0.75, 1.0)
 PASS_MB, GATHERED_MB = 128, 512
 ROUNDS, TURNS = 10, 5
-ROWS = 128  # that a program gathers
 BAR = 1.2  # speed that the best cell of the walks and the pass together must reach
 
 
@@ -45,15 +42,6 @@ class Workload:
     pieces: dict[str, Callable[[], None]]
     spoil: Callable[[], object]
     is_right: Callable[[], bool]
-
-
-@triton.jit
-def gather_kernel(table, index, out, ROWS: tl.constexpr):  # noqa: ANN001, ANN201
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    column = tl.arange(0, 32)
-    at = tl.load(index + row)
-    values = tl.load(table + at[:, None] * 32 + column)
-    tl.store(out + row[:, None] * 32 + column, values)
 
 
 def walks(hot_mb: int) -> Workload:
@@ -85,7 +73,7 @@ def gathers(hot_mb: int) -> Workload:
         return all(torch.equal(found, content(row)) for found, row in parts)
 
     def gather() -> None:
-        gather_kernel[(n // ROWS,)](table, index, out, ROWS)
+        torch.index_select(table, 0, index, out=out)
 
     return Workload("gathers", table, {"gather": gather}, lambda: out.fill_(-1), is_right)
 

@@ -86,12 +86,12 @@ def markdown(reports: Reports) -> str:
     v = first["versions"]
     lines = [
         f"{first['gpu']}, driver {v['driver']}, torch {v['torch']}, Triton {v['triton']}, "
-        f"{first['date']}, commit {commits}. Medians of interleaved runs with a cold L2 cache; "
-        "bytes count each input and each output once; the number in brackets is the share of a "
-        "device copy of as many bytes in the same run. ✗ marks a figure that misses the project's "
-        "own bar, the last column (of two, cuda's and triton's). In the same "
-        "run every element of ours was checked against float64 to the tolerance of its type, and "
-        "the peers' only to an absolute error of 1.",
+        f"{first['date']}, commit {commits}. Medians of interleaved runs, with a cold L2 cache "
+        "where there is a share; bytes count each input and each output once; the number in "
+        "brackets is the share of a device copy of as many bytes in the same run. ✗ marks a figure "
+        "that misses the project's own bar, the last column (of two, cuda's and triton's). In the "
+        "same run every element of ours was checked against float64 to the tolerance of its type, "
+        "and the peers' only to an absolute error of 1.",
         "",
     ]
     device = _grouped(reports, "device")
