@@ -179,8 +179,8 @@ def test_strided_cuda_kernels_access_16_bytes(architecture):
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_kernels_of_whole_arrays_access_16_bytes(architecture):
     """Each access before the barrier, of a whole tile and of one cut short, and again behind it."""
-    whole = {n: k for n, k in cuda_kernels(architecture).items() if "_phases<" in n}
-    whole = {n: k for n, k in whole.items() if not n.startswith("grid_barrier")}
+    ops = ("global_softmax_", "standardize_")
+    whole = {n: k for n, k in cuda_kernels(architecture).items() if n.startswith(ops)}
     assert len(whole) == 2 * (5 + 3 * 4 + 4 * 4)
     for name, kernel in whole.items():
         accesses = int(re.search(r", (\d+)>", name)[1])

@@ -372,12 +372,13 @@ __global__ void forms(const float* in, float* out) {
 
 // In each of 20 phases every block writes, waits for the others, and counts the words of theirs
 // that are not of this phase: out[block] is their number. `dropped` is a block that leaves out
-// its arrival in the last phase. The barrier's word is static: zero once, and never again.
-__device__ uint32_t barrier_word = 0;
+// its arrival in the last phase. The barrier's word is static: zero once, and never again; a
+// dropped arrival leaves its own unfit for use.
+__device__ uint32_t barrier_words[2] = {0, 0};
 __device__ uint32_t written[2][1024];
 template <unsigned kDropped>
 __global__ void cross_grid_barriers(const float* in, float* out) {
-  diglot::GridBarrier barrier(&barrier_word);
+  diglot::GridBarrier barrier(&barrier_words[kDropped == ~0u ? 0 : 1]);
   int wrong = 0;
   for (uint32_t phase = 1; phase <= 20; ++phase) {
     uint32_t* const words = written[phase % 2];
