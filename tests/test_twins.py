@@ -34,14 +34,14 @@ def assert_expected(result: torch.Tensor, expected: Expected) -> None:
 def assert_twins(name: str, cuda: torch.Tensor, triton: torch.Tensor) -> None:
     assert (cuda.dtype, cuda.shape, cuda.stride()) == (triton.dtype, triton.shape, triton.stride())
     apart = APART.get(name, 1.0)
-    if apart is None:
+    if apart is None or cuda.numel() == 0:
         return
     if apart == 0:
         bits = [t.contiguous().view(-1).view(torch.uint8) for t in (cuda, triton)]
         assert torch.equal(*bits)
     elif cuda.dtype == torch.float64:  # its exponential is each language's own
         torch.testing.assert_close(cuda, triton, rtol=1e-12, atol=1e-15)
-    elif cuda.numel() > 0:
+    else:
         assert ulp_error(cuda, triton.double()).max() <= apart
 
 
