@@ -12,8 +12,8 @@ from operands import KINDS, operands
 from diglot.ops.add import DTYPES
 from diglot.tools.specs import Expected, find_spec, op_names
 
-# These need more than a value: their tests are in test_operands.py.
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+# These need more than a value: their tests are in test_operands.py.
 PLAIN_KINDS = [kind for kind in KINDS if kind not in ("zeros without memory", "inference")]
 
 
@@ -38,7 +38,7 @@ def assert_twins(name: str, cuda: torch.Tensor, triton: torch.Tensor) -> None:
     if apart is None:
         return
     if apart == 0:
-        # Of one width, because another one asks for strides of 1 even where nothing is stepped over.
+        # Of one width: another asks for a stride of 1 even where nothing is stepped over.
         assert torch.equal(*(t.view(BITS[t.element_size()]) for t in (cuda, triton)))
     elif cuda.dtype == torch.float64:  # its exponential is each language's own
         torch.testing.assert_close(cuda, triton, rtol=1e-12, atol=1e-15)
