@@ -11,18 +11,19 @@ import triton
 
 # Relative, because mypy finds this folder under its name in the tree.
 from .launch import launch_cooperatively
+from .lib.global_reduce import THREADS
 
 if TYPE_CHECKING:
     from .launch import Tensors
 
 ACCESS_BYTES = 16
-GLOBAL_WARPS = 16
+GLOBAL_WARPS = THREADS.value // 32
 GLOBAL_PROGRAMS = 2  # on a multiprocessor
-GLOBAL_REGISTERS = 64  # of a thread, with which so many fit
+GLOBAL_REGISTERS = 128  # of a thread, with which so many fit
 FEW_TILES, MAX_FIELDS = 256, 3
 # A thread holds so many elements at most, in fp32 once they are computed with: with more, it would
 # spill.
-MOST_HELD = 16
+MOST_HELD = 32
 FEW_FOLDED = 256  # states that are combined at once, where there are no more
 
 
@@ -33,7 +34,7 @@ def cut_into_chunks(
     most_accesses = min(most_accesses, MOST_HELD * element_size // ACCESS_BYTES)
     accesses = 1
     while True:
-        tile = GLOBAL_WARPS * 32 * accesses * ACCESS_BYTES // element_size
+        tile = THREADS.value * accesses * ACCESS_BYTES // element_size
         tiles = -(-n // tile)
         if tiles <= FEW_TILES or accesses == most_accesses:
             break

@@ -9,6 +9,8 @@ from diglot.triton_ops.global_launch import launch_on_chunks
 from diglot.triton_ops.launch import ALL_PHASES
 from diglot.triton_ops.lib import grid_barrier
 from diglot.triton_ops.lib.global_reduce import (
+    THREADS,
+    by_thread,
     load_states,
     load_tile,
     own_tiles,
@@ -21,6 +23,7 @@ from diglot.triton_ops.lib.reduce import (
     combine_max_sum,
     exp_nonpositive_for,
     max_sum_of,
+    thread_sums,
 )
 from diglot.triton_ops.lib.types import compute_type, convert
 
@@ -48,18 +51,19 @@ def global_softmax_forward_phases(
     own = own_tiles(chunks, chunk_tiles)
     held = tl.full((BLOCK,), NOTHING, COMPUTE).to(T)
     if PHASE != 2:
-        max = tl.full((), NOTHING, COMPUTE)
-        sum = tl.full((), 0.0, COMPUTE)
+        maxima = tl.full((THREADS,), NOTHING, COMPUTE)
+        sums = tl.full((THREADS,), 0.0, COMPUTE)
         for i in range(own):
             held = load_tile(input, tile_start(i, chunk_tiles, BLOCK), n, NOTHING, ALIGNED, BLOCK)
-            tile_max, tile_sum = max_sum_of(held.to(COMPUTE), T)
-            max, sum = combine_max_sum(max, sum, tile_max, tile_sum, T)
+            tile_maxima, tile_sums = max_sum_of(by_thread(held, T, BLOCK).to(COMPUTE), T)
+            maxima, sums = combine_max_sum(maxima, sums, tile_maxima, tile_sums, T)
             if (i + 1) % chunk_tiles == 0:
                 chunk = tl.program_id(0) + i // chunk_tiles * tl.num_programs(0)
+                max, sum = combine_all_max_sums(maxima, sums, T)
                 store_state(workspace, chunk, 0, max)
                 store_state(workspace, chunk, 1, sum)
-                max = tl.full((), NOTHING, COMPUTE)
-                sum = tl.full((), 0.0, COMPUTE)
+                maxima = tl.full((THREADS,), NOTHING, COMPUTE)
+                sums = tl.full((THREADS,), 0.0, COMPUTE)
     if PHASE == ALL_PHASES:
         grid_barrier.sync(word)
     if PHASE != 1:
@@ -86,16 +90,18 @@ def global_softmax_backward_phases(
     grad = tl.full((BLOCK,), 0.0, COMPUTE).to(T)
     y = tl.full((BLOCK,), 0.0, COMPUTE).to(T)
     if PHASE != 2:
-        sum = tl.full((), 0.0, COMPUTE)
+        sums = tl.full((THREADS,), 0.0, COMPUTE)
         for i in range(own):
             start = tile_start(i, chunk_tiles, BLOCK)
             grad = load_tile(grad_output, start, n, 0.0, ALIGNED, BLOCK)
             y = load_tile(output, start, n, 0.0, ALIGNED, BLOCK)
-            sum += tl.sum(grad.to(COMPUTE) * y.to(COMPUTE))
+            sums += thread_sums(
+                by_thread(grad, T, BLOCK).to(COMPUTE) * by_thread(y, T, BLOCK).to(COMPUTE)
+            )
             if (i + 1) % chunk_tiles == 0:
                 chunk = tl.program_id(0) + i // chunk_tiles * tl.num_programs(0)
-                store_state(workspace, chunk, 0, sum)
-                sum = tl.full((), 0.0, COMPUTE)
+                store_state(workspace, chunk, 0, tl.sum(sums))
+                sums = tl.full((THREADS,), 0.0, COMPUTE)
     if PHASE == ALL_PHASES:
         grid_barrier.sync(word)
     if PHASE != 1:
@@ -111,7 +117,7 @@ def global_softmax_backward_phases(
 def global_softmax_forward(input, word, workspace, blocks, out):
     """out = softmax(input); both lie in memory in one dense order."""
     return launch_on_chunks(
-        global_softmax_forward_phases, 1, 4, blocks, workspace, (input, word, workspace, out)
+        global_softmax_forward_phases, 1, 8, blocks, workspace, (input, word, workspace, out)
     )
 
 
@@ -120,7 +126,7 @@ def global_softmax_backward(grad_output, output, word, workspace, blocks, out):
     return launch_on_chunks(
         global_softmax_backward_phases,
         2,
-        2,
+        4,
         blocks,
         workspace,
         (grad_output, output, word, workspace, out),

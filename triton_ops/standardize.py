@@ -9,6 +9,8 @@ from diglot.triton_ops.global_launch import launch_on_chunks
 from diglot.triton_ops.launch import ALL_PHASES, number_halves
 from diglot.triton_ops.lib import grid_barrier
 from diglot.triton_ops.lib.global_reduce import (
+    THREADS,
+    by_thread,
     load_states,
     load_tile,
     own_tiles,
@@ -17,7 +19,12 @@ from diglot.triton_ops.lib.global_reduce import (
     tile_start,
 )
 from diglot.triton_ops.lib.math import fma, negate, reciprocal_root
-from diglot.triton_ops.lib.reduce import combine_all_moments, combine_moments, moments_of
+from diglot.triton_ops.lib.reduce import (
+    combine_all_moments,
+    combine_moments,
+    moments_of,
+    thread_sums,
+)
 from diglot.triton_ops.lib.types import compute_type, convert, number
 
 
@@ -43,35 +50,38 @@ def standardize_forward_phases(
     own = own_tiles(chunks, chunk_tiles)
     held = tl.full((BLOCK,), 0.0, COMPUTE).to(T)
     if PHASE != 2:
-        count = tl.full((), 0.0, COMPUTE)
-        center = tl.full((), 0.0, COMPUTE)
-        squares = tl.full((), 0.0, COMPUTE)
+        counts = tl.full((THREADS,), 0.0, COMPUTE)
+        centers = tl.full((THREADS,), 0.0, COMPUTE)
+        squares = tl.full((THREADS,), 0.0, COMPUTE)
         for i in range(own):
             start = tile_start(i, chunk_tiles, BLOCK)
             held = load_tile(input, start, n, 0.0, ALIGNED, BLOCK)
-            tile_count = tl.minimum(tl.maximum(n - start, 0), BLOCK).to(COMPUTE)
-            mask = tl.arange(0, BLOCK) < n - start
-            tile_center, tile_squares = moments_of(held.to(COMPUTE), mask, tile_count)
-            count, center, squares = combine_moments(
-                count, center, squares, tile_count, tile_center, tile_squares
+            x = by_thread(held, T, BLOCK).to(COMPUTE)
+            tile_counts, tile_centers, tile_squares = moments_of(x, n - start)
+            counts, centers, squares = combine_moments(
+                counts, centers, squares, tile_counts, tile_centers, tile_squares
             )
             if (i + 1) % chunk_tiles == 0:
                 chunk = tl.program_id(0) + i // chunk_tiles * tl.num_programs(0)
+                count = tl.sum(counts)
+                center, total = combine_all_moments(counts, centers, squares, count)
                 store_state(workspace, chunk, 0, count)
                 store_state(workspace, chunk, 1, center)
-                store_state(workspace, chunk, 2, squares)
-                count = tl.full((), 0.0, COMPUTE)
-                center = tl.full((), 0.0, COMPUTE)
-                squares = tl.full((), 0.0, COMPUTE)
+                store_state(workspace, chunk, 2, total)
+                counts = tl.full((THREADS,), 0.0, COMPUTE)
+                centers = tl.full((THREADS,), 0.0, COMPUTE)
+                squares = tl.full((THREADS,), 0.0, COMPUTE)
     if PHASE == ALL_PHASES:
         grid_barrier.sync(word)
     if PHASE != 1:
-        count, center, squares = combine_all_moments(
+        count = n.to(COMPUTE)
+        center, total = combine_all_moments(
             load_states(workspace, chunks, 0, 0.0, FOLD),
             load_states(workspace, chunks, 1, 0.0, FOLD),
             load_states(workspace, chunks, 2, 0.0, FOLD),
+            count,
         )
-        factor = reciprocal_root(squares / count + number(eps_high, eps_low, COMPUTE))
+        factor = reciprocal_root(total / count + number(eps_high, eps_low, COMPUTE))
         if tl.program_id(0) == 0:
             tl.store(mean, center)
             tl.store(rstd, factor)
@@ -95,21 +105,21 @@ def standardize_backward_phases(
     grad = tl.full((BLOCK,), 0.0, COMPUTE).to(T)
     x = tl.full((BLOCK,), 0.0, COMPUTE).to(T)
     if PHASE != 2:
-        sum = tl.full((), 0.0, COMPUTE)
-        product = tl.full((), 0.0, COMPUTE)
+        sums = tl.full((THREADS,), 0.0, COMPUTE)
+        products = tl.full((THREADS,), 0.0, COMPUTE)
         for i in range(own):
             start = tile_start(i, chunk_tiles, BLOCK)
             grad = load_tile(grad_output, start, n, 0.0, ALIGNED, BLOCK)
             x = load_tile(input, start, n, 0.0, ALIGNED, BLOCK)
-            wide = grad.to(COMPUTE)
-            sum += tl.sum(wide)
-            product += tl.sum(wide * ((x.to(COMPUTE) - center) * factor))
+            wide = by_thread(grad, T, BLOCK).to(COMPUTE)
+            sums += thread_sums(wide)
+            products += thread_sums(wide * ((by_thread(x, T, BLOCK).to(COMPUTE) - center) * factor))
             if (i + 1) % chunk_tiles == 0:
                 chunk = tl.program_id(0) + i // chunk_tiles * tl.num_programs(0)
-                store_state(workspace, chunk, 0, sum)
-                store_state(workspace, chunk, 1, product)
-                sum = tl.full((), 0.0, COMPUTE)
-                product = tl.full((), 0.0, COMPUTE)
+                store_state(workspace, chunk, 0, tl.sum(sums))
+                store_state(workspace, chunk, 1, tl.sum(products))
+                sums = tl.full((THREADS,), 0.0, COMPUTE)
+                products = tl.full((THREADS,), 0.0, COMPUTE)
     if PHASE == ALL_PHASES:
         grid_barrier.sync(word)
     if PHASE != 1:
@@ -129,7 +139,7 @@ def standardize_forward(input, eps, word, workspace, blocks, mean, rstd, out):
     return launch_on_chunks(
         standardize_forward_phases,
         1,
-        4,
+        8,
         blocks,
         workspace,
         (input, word, workspace, mean, rstd, out),
@@ -142,7 +152,7 @@ def standardize_backward(grad_output, input, mean, rstd, word, workspace, blocks
     return launch_on_chunks(
         standardize_backward_phases,
         2,
-        2,
+        4,
         blocks,
         workspace,
         (grad_output, input, mean, rstd, word, workspace, out),

@@ -255,7 +255,7 @@ void clip_grad_norm(Stream stream, TensorList, const Operand& table, const Opera
   dispatch_norm(norm_type.real, total.dtype, [&](auto norm, auto value) {
     using Value = decltype(value);
     launch_cooperatively<clip_grad_norm_phases<decltype(norm), Value>>(
-        blocks.integer > 0 ? blocks.integer : chunks, kClipBlocks, kClipThreads, stream,
+        blocks.integer > 0 ? blocks.integer : chunks, kClipBlocks, kClipThreads, 0, stream,
         table.as<const int64_t>(), chunks, partials.as<Value>(), word.as<uint32_t>(),
         max_norm.as<Value>(), error_if_nonfinite, total.data, total.dtype);
   });

@@ -8,6 +8,7 @@ import triton.language as tl
 
 from .elementwise import shifted
 
+THREADS = tl.constexpr(256)  # of a program
 MAX_FIELDS = tl.constexpr(3)  # the numbers of a state, at most
 
 
@@ -36,6 +37,15 @@ def load_tile(input, start, n, OTHER: tl.constexpr, ALIGNED: tl.constexpr, BLOCK
     else:
         x = tl.load(pointer + index, mask=index < n - start, other=OTHER)
     return x
+
+
+@triton.jit
+def by_thread(tile, T: tl.constexpr, BLOCK: tl.constexpr):
+    """A tile as (accesses, threads, elements of type T of an access): a reduction over all but
+    the threads is one in registers.
+    """
+    access: tl.constexpr = 128 // T.primitive_bitwidth
+    return tl.reshape(tile, (BLOCK // (THREADS * access), THREADS, access))
 
 
 @triton.jit

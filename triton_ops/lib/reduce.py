@@ -1,7 +1,8 @@
 """States of reductions, and how two of them are combined. Twin of csrc/include/diglot/reduce.cuh.
 
-A program's own elements are reduced by `tl.max` and `tl.sum`, which Triton orders as a kernel's
-layout has it, the same way in every program.
+The states of threads are blocks of one element for each thread, and combined element by element.
+`combine_all_...` combine those of a whole block in one step, in the order that Triton gives
+`tl.max` and `tl.sum`: as the kernel's layout has it, the same in every program.
 """
 
 import triton
@@ -29,13 +30,19 @@ def shift_of(max):
 
 
 @triton.jit
+def thread_sums(x):
+    """Of a tile of elements (accesses, threads, elements of an access), each thread's sum."""
+    return tl.sum(tl.sum(x, 2), 0)
+
+
+@triton.jit
 def max_sum_of(x, T: tl.constexpr):
-    """The maximum of a block of elements of type T, and the sum of e^(x - max).
+    """The maximum of each thread's elements, of type T, and the sum of e^(x - max).
 
     Elements that are not there are -inf.
     """
-    max = tl.max(x)
-    return max, tl.sum(exp_nonpositive_for(x - shift_of(max), T))
+    max = tl.max(tl.max(x, 2), 0)
+    return max, thread_sums(exp_nonpositive_for(x - shift_of(max)[None, :, None], T))
 
 
 @triton.jit
@@ -60,11 +67,27 @@ def share_of(part, whole):
 
 
 @triton.jit
-def moments_of(x, mask, count):
-    """The mean of `count` elements, those in `mask`, and the sum of their squared distances."""
-    mean = share_of(tl.sum(tl.where(mask, x, 0.0)), count)
-    distance = tl.where(mask, x - mean, 0.0)
-    return mean, tl.sum(distance * distance)
+def moments_of(x, left):
+    """How many elements each thread has, their mean, and the sum of their squared distances.
+
+    The first `left` elements of the tile are there.
+    """
+    ACCESSES: tl.constexpr = x.shape[0]
+    THREADS: tl.constexpr = x.shape[1]
+    ACCESS: tl.constexpr = x.shape[2]
+    EACH: tl.constexpr = ACCESSES * ACCESS
+    if left >= EACH * THREADS:
+        count = tl.full((THREADS,), EACH, x.dtype)
+        mean = thread_sums(x) * (1 / EACH)  # of a power of two
+        distance = x - mean[None, :, None]
+    else:
+        row, thread = tl.arange(0, ACCESSES)[:, None], tl.arange(0, THREADS)[None, :]
+        there = left - (row * THREADS + thread) * ACCESS
+        count = tl.sum(tl.minimum(tl.maximum(there, 0), ACCESS).to(x.dtype), 0)
+        mask = tl.arange(0, ACCESS)[None, None, :] < there[:, :, None]
+        mean = share_of(thread_sums(tl.where(mask, x, 0.0)), count)
+        distance = tl.where(mask, x - mean[None, :, None], 0.0)
+    return count, mean, thread_sums(distance * distance)
 
 
 @triton.jit
@@ -78,9 +101,11 @@ def combine_moments(count_a, mean_a, squares_a, count_b, mean_b, squares_b):
 
 
 @triton.jit
-def combine_all_moments(counts, means, squares):
-    """Of a block of states, in one step. Those that are not there are zeros."""
-    count = tl.sum(counts)
+def combine_all_moments(counts, means, squares, count):
+    """The mean and squares of a block of states, in one step; `count` is the sum of their counts.
+
+    Those that are not there are zeros.
+    """
     mean = tl.sum(share_of(counts, count) * means)
     distance = tl.where(counts == 0, 0.0, means - mean)
-    return count, mean, tl.sum(squares) + tl.sum(distance * counts * distance)
+    return mean, tl.sum(squares + distance * counts * distance)

@@ -8,6 +8,15 @@
 
 namespace diglot {
 
+// Where blocks have several of these tiles: the bytes of shared memory for as many as there is
+// room.
+inline int parking_bytes(int64_t tiles, int tile_bytes) {
+  if (Recording::innermost() != nullptr) return 0;  // there may be no device
+  if (tiles <= int64_t{kGlobalBlocks} * multiprocessors()) return 0;
+  const int room = multiprocessor_shared_bytes() / kGlobalBlocks - kGlobalOtherBytes;
+  return std::max(0, room / tile_bytes * tile_bytes);
+}
+
 // Calls function(integral_constant<int, accesses>{}, chunks) for arrays of one number of elements,
 // of type T, the output first, or says that there is nothing to do. There are no more chunks than
 // `workspace` has room for, and so, maybe, several tiles in one.
@@ -32,8 +41,10 @@ void cut_into_chunks(const Operand& workspace, const Operand* const (&operands)[
       if (tiles > kFewTiles && kAccesses < kMost) return false;
       const int64_t chunk_tiles = quotient(tiles, workspace.numel / kMaxFields);
       last_variant() = is_aligned ? aligned : unaligned;
-      function(accesses, Chunks{n, static_cast<int>(quotient(tiles, chunk_tiles)),
-                                static_cast<int>(chunk_tiles), is_aligned});
+      function(
+          accesses,
+          Chunks{n, static_cast<int>(quotient(tiles, chunk_tiles)), static_cast<int>(chunk_tiles),
+                 parking_bytes(tiles, Tile<T, kArrays - 1, kAccesses>::kBytes), is_aligned});
       return true;
     }
     return false;
@@ -56,7 +67,8 @@ template <auto kKernel, typename... Arguments>
 void launch_on_chunks(const Chunks& chunks, int64_t blocks, cudaStream_t stream,
                       const Arguments&... arguments) {
   const int64_t most = blocks > 0 ? std::min<int64_t>(blocks, chunks.count) : chunks.count;
-  launch_cooperatively<kKernel>(most, kGlobalBlocks, kGlobalThreads, stream, chunks, arguments...);
+  launch_cooperatively<kKernel>(most, kGlobalBlocks, kGlobalThreads, chunks.parking_bytes, stream,
+                                chunks, arguments...);
 }
 
 }  // namespace diglot

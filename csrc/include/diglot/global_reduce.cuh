@@ -5,8 +5,8 @@
 // room for. Each chunk is reduced by one block, in an order of its own, and after the barrier every
 // block combines the states of all chunks in one order: no bit of a result depends on how many
 // blocks there are, or on which of them took which chunk. What a block has read last it still holds
-// in registers after the barrier; the rest it reads again, the latest first, of which L2 has the
-// most.
+// in registers after the barrier, and what it read before that in shared memory; the rest it reads
+// again, the latest first, of which L2 has the most.
 #pragma once
 
 #include <utility>
@@ -31,6 +31,8 @@ constexpr int64_t kFewTiles = 256;
 // must fit in its registers.
 template <typename T, int kInputs>
 constexpr int kMostAccesses = kInputs == 1 && sizeof(T) == 4 ? 16 : 8;
+// Of shared memory, what a block takes for other things, and the device beside it, at most.
+constexpr int kGlobalOtherBytes = 6 * 1024;
 // The numbers of a state, at most.
 constexpr int kMaxFields = 3;
 
@@ -40,7 +42,8 @@ struct Chunks {
   int64_t n;
   int count;
   int tiles;
-  bool is_aligned;  // every array starts at a multiple of 16 bytes
+  int parking_bytes;  // of shared memory, in which a block keeps tiles beside the last
+  bool is_aligned;    // every array starts at a multiple of 16 bytes
 };
 
 template <typename T, int kInputs>
@@ -55,13 +58,12 @@ class Tile {
   static constexpr int kElements = kAccessBytes / sizeof(T);
   static constexpr int kRow = kGlobalThreads * kElements;
   static constexpr int kSize = kAccesses * kRow;
+  static constexpr int kBytes = kInputs * kAccesses * kGlobalThreads * kAccessBytes;
 
   DIGLOT_DEVICE explicit Tile(const Chunks& chunks) : chunks_(chunks) {}
 
   DIGLOT_DEVICE void load(const Inputs<T, kInputs>& inputs, int tile) {
-    tile_ = tile;
-    const int64_t left = chunks_.n - start();
-    left_ = left < 0 ? 0 : left < kSize ? static_cast<int>(left) : kSize;
+    go_to(tile);
     const auto load_access = [&](int k, int a) {
       return *reinterpret_cast<const uint4*>(inputs.of[k] + start() + at(a));
     };
@@ -73,6 +75,16 @@ class Tile {
         held_[k][a] = has_row(a) ? load_access(k, a) : load_split(inputs.of[k] + start(), a);
       });
     }
+  }
+
+  // To a place in shared memory, and from there, where it is the tile of this number. A thread has
+  // parts of its own.
+  DIGLOT_DEVICE void park(int place) const {
+    for_each_access([&](int k, int a) { *parked(place, k, a) = held_[k][a]; });
+  }
+  DIGLOT_DEVICE void take(int place, int tile) {
+    go_to(tile);
+    for_each_access([&](int k, int a) { held_[k][a] = *parked(place, k, a); });
   }
 
   // State = operation.reduce(visit, count): visit(function) calls function with each of the
@@ -113,6 +125,11 @@ class Tile {
 
  private:
   DIGLOT_DEVICE int64_t start() const { return int64_t{tile_} * kSize; }
+  DIGLOT_DEVICE void go_to(int tile) {
+    tile_ = tile;
+    const int64_t left = chunks_.n - start();
+    left_ = left < 0 ? 0 : left < kSize ? static_cast<int>(left) : kSize;
+  }
   DIGLOT_DEVICE static int at(int a) {
     return (a * kGlobalThreads + static_cast<int>(threadIdx.x)) * kElements;
   }
@@ -157,6 +174,11 @@ class Tile {
   DIGLOT_DEVICE static Vector<T>* shared_row() {
     __shared__ Vector<T> row[kGlobalThreads];
     return row;
+  }
+
+  DIGLOT_DEVICE static uint4* parked(int place, int k, int a) {
+    extern __shared__ uint4 parked_accesses[];
+    return parked_accesses + ((place * kInputs + k) * kAccesses + a) * kGlobalThreads + threadIdx.x;
   }
 
   // Elements of an access that are there.
@@ -209,16 +231,22 @@ DIGLOT_DEVICE void reduce_then_map(const Chunks& chunks, uint32_t* word,
   GridBarrier barrier(word);
   Tile<T, kInputs, kAccesses> held(chunks);
 
-  int own = 0;  // tiles
-  for (int chunk = static_cast<int>(blockIdx.x); chunk < chunks.count; chunk += gridDim.x) {
+  // Tiles of this block, and how many of them have been read.
+  const int blocks = static_cast<int>(gridDim.x), block = static_cast<int>(blockIdx.x);
+  const int own = (chunks.count - block + blocks - 1) / blocks * chunks.tiles;
+  int read = 0;
+  const int places = chunks.parking_bytes / decltype(held)::kBytes;
+  for (int chunk = block; chunk < chunks.count; chunk += blocks) {
     State state = State::none();
     for (int tile = 0; tile < chunks.tiles; ++tile) {
       held.load(inputs, chunk * chunks.tiles + tile);
+      ++read;
+      // Of the latest tiles, the last is not parked.
+      if (read < own && own - 1 - read < places) held.park(own - 1 - read);
       state = combine(state, held.reduce(operation));
     }
     state = block_reduce<kGlobalThreads>(state);
     if (threadIdx.x == 0) partials[chunk] = state;
-    own += chunks.tiles;
   }
 
   barrier.sync();
@@ -231,9 +259,14 @@ DIGLOT_DEVICE void reduce_then_map(const Chunks& chunks, uint32_t* word,
 
   if (own == 0) return;
   held.store(map, output);
-  for (int i = own - 2; i >= 0; --i) {
-    const int chunk = static_cast<int>(blockIdx.x + i / chunks.tiles * gridDim.x);
-    held.load(inputs, chunk * chunks.tiles + i % chunks.tiles);
+  for (int later = 0; later < own - 1; ++later) {
+    const int i = own - 2 - later;
+    const int tile = (block + i / chunks.tiles * blocks) * chunks.tiles + i % chunks.tiles;
+    if (later < places) {
+      held.take(later, tile);
+    } else {
+      held.load(inputs, tile);
+    }
     held.store(map, output);
   }
 }

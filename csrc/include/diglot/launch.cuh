@@ -141,6 +141,15 @@ inline int multiprocessors() {
 #endif
 }
 
+// Of shared memory, on each multiprocessor of the current device.
+inline int multiprocessor_shared_bytes() {
+#if defined(DIGLOT_INTERPRETER)
+  return static_cast<int>(interpreter::kMaxSharedBytes);
+#else
+  return device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
+#endif
+}
+
 // Threads that wait for other blocks need all blocks of the grid to run at once: the greatest
 // number of blocks for which that holds on the current device. 0 if not even one fits.
 template <auto kKernel>
@@ -225,14 +234,16 @@ void launch(dim3 grid, dim3 block, cudaStream_t stream, const Arguments&... argu
 // they may wait for each other. The kernel takes what work there is by gridDim.x.
 template <auto kKernel, typename... Arguments>
 void launch_cooperatively(int64_t most, int per_multiprocessor, int block_threads,
-                          cudaStream_t stream, const Arguments&... arguments) {
+                          std::size_t shared_bytes, cudaStream_t stream,
+                          const Arguments&... arguments) {
   int64_t blocks = 1;
   if (Recording::innermost() == nullptr) {  // there may be no device
-    blocks =
-        std::min(resident_blocks<kKernel>(block_threads), per_multiprocessor * multiprocessors());
+    blocks = std::min(resident_blocks<kKernel>(block_threads, shared_bytes),
+                      per_multiprocessor * multiprocessors());
   }
   blocks = std::clamp<int64_t>(most, 1, std::max<int64_t>(blocks, 1));
   Launch how{static_cast<unsigned>(blocks), static_cast<unsigned>(block_threads)};
+  how.shared_bytes = shared_bytes;
   how.is_cooperative = true;
   launch<kKernel>(how, stream, arguments...);
 }

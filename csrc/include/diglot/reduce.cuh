@@ -83,7 +83,8 @@ struct Moments {
 template <typename Compute>
 DIGLOT_DEVICE Moments<Compute> combine(const Moments<Compute>& a, const Moments<Compute>& b) {
   const Compute count = a.count + b.count;
-  const Compute share = count == 0 ? Compute(0) : b.count / count;
+  // Mostly parts are alike, or both nothing, and a division takes long.
+  const Compute share = a.count == b.count ? Compute(0.5) : b.count / count;
   const Compute distance = b.mean - a.mean;
   // In this order a part that is empty adds nothing, however great the square of the distance is.
   const Compute between = distance * (a.count * share) * distance;

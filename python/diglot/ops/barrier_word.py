@@ -2,36 +2,37 @@
 
 from __future__ import annotations
 
+import threading
+
 import torch
 
+from diglot.backends.capture import beside_captures, is_captured
+
+WORDS = 1024  # of captured launches, that are allocated at once
+
 _words: dict[tuple[int, int], torch.Tensor] = {}
-
-
-def is_captured(device: torch.device) -> bool:
-    """Whether what is launched on the device's current stream goes to a CUDA graph."""
-    if device.type != "cuda":
-        return False
-    if device.index is None or device.index == torch.cuda.current_device():
-        return torch.cuda.is_current_stream_capturing()
-    with torch.cuda.device(device):
-        return torch.cuda.is_current_stream_capturing()
+_spare: dict[int, list[torch.Tensor]] = {}
+_lock = threading.Lock()
 
 
 def barrier_word(device: torch.device) -> torch.Tensor:
     """A word, int32 of shape [1], for the barriers of one launch on the device's current stream.
 
     No two running kernels may share one. Launches on one stream run one after the other, and a
-    barrier leaves the word as the next one wants it: they share a word, that is zeroed once. A
-    launch that is captured in a CUDA graph has a word of its own, zeroed inside the graph: its
-    replays may be on any stream. On the CPU, whose threads may interpret kernels at once, so has
-    every launch.
+    barrier leaves the word as the next one wants it: they share a word, that is zeroed once. So
+    does a launch that is captured in a CUDA graph, with its own replays, which run one after the
+    other too: it has a word of its own, that is zeroed before the graph first runs, and is never
+    given to another. (To zero it in the graph would take a node of its own, before each launch.)
+    On the CPU, whose threads may interpret kernels at once, every launch has one.
 
     Streams are told apart by their handles: one that is destroyed while its kernel runs must not be
     followed by another at once.
     """
-    if device.type != "cuda" or is_captured(device):
+    if device.type != "cuda":
         return torch.zeros(1, dtype=torch.int32, device=device)
     index = torch.cuda.current_device() if device.index is None else device.index
+    if is_captured(device):
+        return _word_of_capture(index)
     key = (index, torch._C._cuda_getCurrentRawStream(index))
     word = _words.get(key)
     if word is None:
@@ -39,3 +40,14 @@ def barrier_word(device: torch.device) -> torch.Tensor:
         with torch.inference_mode(False):
             word = _words.setdefault(key, torch.zeros(1, dtype=torch.int32, device=device))
     return word
+
+
+def _word_of_capture(index: int) -> torch.Tensor:
+    with _lock:
+        spare = _spare.setdefault(index, [])
+        if not spare:
+            device = torch.device("cuda", index)
+            with torch.inference_mode(False), beside_captures(device):
+                words = torch.zeros(WORDS, dtype=torch.int32, device=device)
+            spare.extend(words.split(1))
+        return spare.pop()

@@ -13,8 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from diglot.backends.driver import relaxed_capture
-from diglot.ops.barrier_word import is_captured
+from diglot.backends.capture import beside_captures, is_captured
 
 # DType of csrc/include/diglot/types.cuh.
 CODES = {torch.float16: 6, torch.bfloat16: 7, torch.float32: 8, torch.float64: 9}
@@ -91,7 +90,7 @@ def make_table(device: torch.device, tensors: DenseTensors) -> ChunkTable:
     dtype = functools.reduce(torch.promote_types, set(tensors.dtypes))
     rows = build_rows(tensors)
     if is_captured:
-        with relaxed_capture(), torch.cuda.stream(_stream_beside_captures(device)):
+        with beside_captures(device):
             table = ChunkTable(rows.to(device), dtype)
         with _lock:
             return _captured.setdefault(key, table)
@@ -104,15 +103,6 @@ def make_table(device: torch.device, tensors: DenseTensors) -> ChunkTable:
         if len(_recent) > KEPT:
             _recent.popitem(last=False)
     return table
-
-
-def _stream_beside_captures(device: torch.device) -> torch.cuda.Stream:
-    """One that is not captured: PyTorch has 32 streams, and gives them out in turns."""
-    while True:
-        stream = torch.cuda.Stream(device)
-        with torch.cuda.stream(stream):
-            if not torch.cuda.is_current_stream_capturing():
-                return stream
 
 
 def _key(device: torch.device, tensors: DenseTensors) -> tuple[_Key, bool]:

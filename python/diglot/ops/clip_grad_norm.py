@@ -13,9 +13,10 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 from torch.compiler import is_compiling
 
+from diglot.backends.capture import is_captured
 from diglot.backends.runs import run
 from diglot.backends.selection import choose
-from diglot.ops.barrier_word import barrier_word, is_captured
+from diglot.ops.barrier_word import barrier_word
 from diglot.ops.checks import check_dtype, check_tensor
 from diglot.ops.chunk_table import ChunkTable, DenseTensors, find_table, make_table
 from diglot.ops.operator import is_direct

@@ -8,9 +8,10 @@ from typing import NamedTuple
 
 import torch
 
+from diglot.backends.capture import is_captured
 from diglot.backends.runs import run
 from diglot.backends.selection import choose
-from diglot.ops.barrier_word import barrier_word, is_captured
+from diglot.ops.barrier_word import barrier_word
 
 WORDS = 8  # that a block writes in a phase
 BLOCKS_ON_CPU = 8
