@@ -237,8 +237,13 @@ def run(benchmark: Benchmark, folder: Path | None = None) -> Path:
     return write_report(benchmark.op, rows, folder)
 
 
-def write_report(op: str, rows: list[dict[str, Any]], folder: Path | None = None) -> Path:
-    """Writes rows, and what they were measured on, to <op>.json; returns the file."""
+def write_report(
+    op: str, rows: list[dict[str, Any]], folder: Path | None = None, **facts: Any
+) -> Path:
+    """Writes rows, and what they were measured on, to <op>.json; returns the file.
+
+    `facts` are what else is known of the GPU, by name.
+    """
     gpu = torch.cuda.get_device_name()
     report = {
         "schema": SCHEMA,
@@ -248,6 +253,7 @@ def write_report(op: str, rows: list[dict[str, Any]], folder: Path | None = None
         "commit": commit(),
         "sources": source_hash(),
         "versions": versions(),
+        **facts,
         "rows": rows,
     }
     folder = folder or RESULTS / gpu_short_name(gpu)

@@ -151,8 +151,11 @@ def captured(function: Function) -> Function:
     return graph.replay
 
 
-def graphed(functions: Mapping[str, Function], *, rounds: int = 50) -> dict[str, Timing]:
-    """Device time per call of functions captured in a CUDA graph, taken in turns; warm caches."""
+def graphed(functions: Mapping[str, Function], *, budget_ms: float = 500) -> dict[str, Timing]:
+    """Device time per call of functions captured in a CUDA graph, taken in turns; warm caches.
+
+    On each is spent about `budget_ms` of device time, in 10 to 50 samples.
+    """
     check()
     graphs = {}
     for name, function in functions.items():
@@ -163,18 +166,24 @@ def graphed(functions: Mapping[str, Function], *, rounds: int = 50) -> dict[str,
             for _ in range(GRAPH_CALLS):
                 function()
         graphs[name] = graph
-    times: dict[str, list[float]] = {name: [] for name in functions}
-    for graph in graphs.values():
+
+    def replay_us(graph: torch.cuda.CUDAGraph) -> float:
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
         graph.replay()
-    torch.cuda.synchronize()
-    for _ in range(rounds):
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) * 1e3
+
+    times: dict[str, list[float]] = {name: [] for name in functions}
+    samples = {
+        name: int(min(50, max(10, budget_ms * 1e3 / replay_us(graph))))
+        for name, graph in graphs.items()
+    }
+    for turn in range(max(samples.values())):
         for name, graph in graphs.items():
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            times[name].append(start.elapsed_time(end) * 1e3 / GRAPH_CALLS)
+            if turn < samples[name]:
+                times[name].append(replay_us(graph) / GRAPH_CALLS)
     return {name: Timing.of(of) for name, of in times.items()}
 
 
