@@ -1,75 +1,25 @@
-"""clip_grad_norm_: norms, scaling, tables of chunks, the arguments it refuses, graphs, streams."""
+"""clip_grad_norm_: norms, scaling, what it refuses, and what PyTorch expects of an operator."""
 
 from __future__ import annotations
 
-import itertools
 import math
 import os
-import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 from backends import BACKENDS, DEVICE, FLOATING, KERNELS, SLOW_BACKENDS
-from hypothesis import given
-from hypothesis import strategies as st
+from clipping import check, clip, copies, draw, with_grads
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import diglot
 from diglot.ops import chunk_table
 from diglot.ops import clip_grad_norm as op
-from diglot.ops.chunk_table import CODES, DenseTensors, build_rows
 from diglot.reference.clip_grad_norm import clip_grad_norm_oracle
 
 NORM_TYPES = [1.0, 2.0, math.inf]
 CHUNK = 16384  # bytes, of tensors as small as these
-
-
-def with_grads(grads):
-    """Tensors that have these gradients."""
-    parameters = []
-    for grad in grads:
-        parameter = torch.zeros_like(grad)
-        parameter.grad = grad
-        parameters.append(parameter)
-    return parameters
-
-
-def clip(grads, *arguments, **options):
-    return diglot.clip_grad_norm_(with_grads(grads), *arguments, **options)
-
-
-def draw(sizes, dtype=torch.float32):
-    return [torch.randn(size, dtype=torch.float64).to(DEVICE, dtype) for size in sizes]
-
-
-def copies(grads):
-    return [grad.clone() for grad in grads]
-
-
-def check(backend, grads, max_norm, norm_type=2.0):
-    """Clips gradients, and judges the norm and them by the oracle."""
-    norm, scaled = clip_grad_norm_oracle(grads, max_norm, norm_type)
-    total = clip(grads, max_norm, norm_type, backend=backend)
-    assert diglot.last_run().backend == backend
-    wide = torch.float64 in [grad.dtype for grad in grads]
-    assert (total.shape, total.device) == ((), grads[0].device)
-
-    def judge(result, oracle, is_wide):
-        eps = torch.finfo(result.dtype).eps
-        error = 1e-13 if is_wide else 2e-6
-        tiny = torch.finfo(result.dtype).tiny
-        torch.testing.assert_close(
-            result.double(), oracle, rtol=eps / 2 + error, atol=tiny, equal_nan=True
-        )
-
-    judge(total, norm, wide and len({grad.dtype for grad in grads}) == 1)
-    for grad, oracle in zip(grads, scaled, strict=True):
-        judge(grad, oracle, grad.dtype == torch.float64 and len({g.dtype for g in grads}) == 1)
-    return total
-
 
 SIZES = [5, 9001, (), (30, 40), 0, 4096, 4095, 1]
 
@@ -317,108 +267,6 @@ def test_distributed_tensors_are_refused(monkeypatch):
         diglot.clip_grad_norm_(parameter, 1.0)
 
 
-# --- tables --------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def built(monkeypatch):
-    """The tables that are built, in order; none are kept from before."""
-    tables = []
-
-    def build(tensors):
-        tables.append(tensors)
-        return build_rows(tensors)
-
-    monkeypatch.setattr(chunk_table, "build_rows", build)
-    chunk_table._recent.clear()
-    return tables
-
-
-def test_a_table_is_kept(built):
-    grads = draw([5000, 300])
-    for _ in range(3):
-        check("torch", grads, 0.5)
-    assert len(built) == 1
-    # Another address, size or type is another table.
-    for other in ([grads[0], grads[1].clone()], [grads[0], grads[1][:299]], [grads[0]]):
-        check("torch", other, 0.5)
-    grads[1].fill_(1)
-    check("torch", [grads[0], grads[1].view(torch.bfloat16)], 0.5)
-    assert len(built) == 5
-    check("torch", grads, 0.5)
-    # A gradient with a gap is another, wherever it lies.
-    memory = torch.randn(600, device=DEVICE)
-    check("torch", [memory[:300]], 0.5)
-    check("torch", [memory[::2]], 0.5)
-    assert len(built) == 7
-
-
-def test_tables_are_not_kept_for_ever(built):
-    memory = torch.randn(1000, device=DEVICE)
-    for size in range(1, chunk_table.KEPT + 10):
-        clip([memory[:size]], 1.0, backend="torch")
-    assert len(chunk_table._recent) == chunk_table.KEPT
-    count = len(built)
-    clip([memory[:20]], 1.0, backend="torch")
-    assert len(built) == count
-    clip([memory[:1]], 1.0, backend="torch")
-    assert len(built) == count + 1
-
-
-def unpack(rows):
-    """Of each row: address, number of elements, code, whether it is a repeated one."""
-    return [(a, p & 0xFFFFFFFF, p >> 32 & 0xFF, p >> 40) for a, p in rows.tolist()]
-
-
-SIZE = st.one_of(st.integers(0, 40), st.integers(8000, 8400), st.integers(0, 100_000))
-
-
-@given(
-    parts=st.lists(st.tuples(SIZE, st.integers(0, 20), st.sampled_from(FLOATING)), max_size=6),
-    repeated=st.booleans(),
-)
-def test_chunks_are_what_the_tensors_are(parts, repeated):
-    tensors, address = [], 1 << 20
-    for size, gap, dtype in parts:
-        address += gap * dtype.itemsize + -address % dtype.itemsize
-        tensors.append((address, size, dtype))
-        address += size * dtype.itemsize
-    rows = unpack(build_rows(DenseTensors(*zip(*tensors * (1 + repeated), strict=True))
-                             if tensors else DenseTensors((), (), ())))  # fmt: skip
-    filled = [t for t in tensors if t[1] > 0]
-    position = 0
-    for index, (begin, size, dtype) in enumerate(filled * (1 + repeated)):
-        at, end = begin, begin + size * dtype.itemsize
-        while at < end:
-            address, count, code, is_repeated = rows[position]
-            assert (address, code, is_repeated) == (at, CODES[dtype], index >= len(filled))
-            nbytes = count * dtype.itemsize
-            assert 0 < nbytes <= CHUNK and (at % 16 == 0 or nbytes < 16)
-            at += nbytes
-            position += 1
-        assert at == end
-    assert position == len(rows)
-
-
-def test_large_tensors_have_large_chunks():
-    sizes = (123, 3 * 2**30, 2**29)
-    starts = (0, *itertools.accumulate(4 * size for size in sizes[:-1]))
-    rows = build_rows(DenseTensors(starts, sizes, (torch.float32,) * 3))
-    assert chunk_table.MOST_CHUNKS / 2 < len(rows) <= chunk_table.MOST_CHUNKS + 3
-    assert (rows[:, 1] & 0xFFFFFFFF).sum() == sum(sizes)
-
-
-def test_codes_are_those_of_the_kernels():
-    from diglot.triton_ops.lib import chunks
-
-    text = (Path(diglot.get_include()) / "diglot/types.cuh").read_text()
-    names = re.search(r"enum class DType : int32_t \{(.*?)\}", text, re.DOTALL)[1].split(",")
-    codes = {name.strip().lower(): code for code, name in enumerate(names) if name.strip()}
-    for dtype, code in CODES.items():
-        name = str(dtype).removeprefix("torch.")
-        assert codes["k" + name] == code == getattr(chunks, name.upper()).value
-
-
 # --- compiled kernels: those of CUDA are looked at in test_resources.py ---------------------------
 
 COMPILED = """
@@ -515,124 +363,3 @@ def test_autograd_sees_the_write(backend):
     total = diglot.clip_grad_norm_(w, 1e-3, backend=backend)
     assert w.grad.requires_grad and not total.requires_grad
     assert w.grad._version > version
-
-
-# --- on a GPU ------------------------------------------------------------------------------------
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("is_known", [False, True], ids=["new table", "known table"])
-@pytest.mark.parametrize("backend", KERNELS)
-def test_capture(backend, is_known):
-    grads = draw([5000, 300, 1_000_003])
-    originals = copies(grads)
-    if is_known:
-        clip(grads, 1.0, backend=backend)
-    graph = torch.cuda.CUDAGraph()
-    torch.cuda.synchronize()
-    with torch.cuda.graph(graph):
-        total = clip(grads, 1.0, backend=backend)
-    # Were the table recent alone, it would be gone now, and its memory another's.
-    memory = torch.randn(1000, device="cuda")
-    for size in range(1, chunk_table.KEPT + 10):
-        clip([memory[:size]], 1.0, backend=backend)
-    for factor in (1.0, 3.0, 0.5):
-        for grad, original in zip(grads, originals, strict=True):
-            torch.mul(original, factor, out=grad)
-        norm, scaled = clip_grad_norm_oracle(grads, 1.0)
-        graph.replay()
-        torch.testing.assert_close(total.double(), norm, rtol=1e-5, atol=0)
-        for grad, expected in zip(grads, scaled, strict=True):
-            torch.testing.assert_close(grad.double(), expected, rtol=1e-5, atol=1e-30)
-
-
-@pytest.mark.gpu
-def test_many_captures():
-    """More than PyTorch has streams: a table is never copied on the one that is captured."""
-    for size in range(1, 70):
-        grads = draw([size])
-        before = grads[0].double()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=torch.cuda.Stream()):
-            total = clip(grads, 0.0, backend="cuda")
-        graph.replay()
-        torch.testing.assert_close(total.double(), before.norm(), rtol=1e-6, atol=0)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("backend", KERNELS)
-def test_a_graph_holds_one_kernel(backend):
-    """And no copy of a table, since the host has long changed what it would read; nor a memset."""
-    grads = draw([5000, 300])
-    parameters = with_grads(grads)
-    diglot.clip_grad_norm_(parameters, 1.0, backend=backend)
-    graph = torch.cuda.CUDAGraph(keep_graph=True)
-    with torch.cuda.graph(graph):
-        diglot.clip_grad_norm_(parameters, 1.0, backend=backend)
-    runtime = pytest.importorskip("cuda.bindings.runtime")
-    _, _, count = runtime.cudaGraphGetNodes(graph.raw_cuda_graph())
-    assert count == 1
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("backend", KERNELS)
-def test_capture_refuses_to_wait(backend):
-    grads = draw([5000])
-    graph = torch.cuda.CUDAGraph()
-    with (
-        pytest.raises(RuntimeError, match="which a graph capture does not allow"),
-        torch.cuda.graph(graph),
-    ):
-        clip(grads, 1.0, error_if_nonfinite=True, backend=backend)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("backend", KERNELS)
-def test_two_streams(backend):
-    """The same gradients on another stream: their table is not read before it is there."""
-    grads = draw([5000, 1_000_003])
-    clip(grads, 1.0, backend=backend)  # loads the kernel
-    side = torch.cuda.Stream()
-    for _ in range(20):
-        chunk_table._recent.clear()
-        with torch.no_grad():
-            for grad in grads:
-                grad.normal_()
-        originals = copies(grads)
-        torch.cuda.synchronize()
-        torch.cuda._sleep(20_000_000)
-        first = clip(grads, 1.0, backend=backend)
-        with torch.cuda.stream(side):
-            other = copies(originals)
-            second = clip(other, 1.0, backend=backend)
-            third = clip(originals, 1.0, backend=backend)
-        torch.cuda.synchronize()
-        assert first == second == third
-        assert all(map(torch.equal, grads, other))
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("backend", KERNELS)
-def test_nothing_waits(backend):
-    grads = draw([5000, 300])
-    clip(grads, 1.0, backend=backend)  # loads the kernel
-    others = [grads, copies(grads), [grads[0][::2]]]
-    torch.cuda.synchronize()
-    torch.cuda._sleep(400_000_000)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        for other in others:
-            clip(other, 1.0, backend=backend)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert not torch.cuda.current_stream().query()
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
-@pytest.mark.parametrize("backend", KERNELS)
-def test_several_gpus(backend):
-    for device in ("cuda:1", "cuda:0"):
-        check(backend, [grad.to(device) for grad in draw([5000, 300])], 1.0)
-    with pytest.raises(ValueError, match="not on cuda:0 and cuda:1"):
-        clip([torch.ones(3, device="cuda:0"), torch.ones(3, device="cuda:1")], 1.0)
