@@ -63,10 +63,14 @@ def barriers(backend: str) -> None:
 WHOLE = (1, 4099, 1 << 17, (1 << 19) + 5, (1 << 21) + 3, 1 << 23)
 
 
+# Of float64, so many that blocks have several tiles.
+PARKED = 1_200_003
+
+
 def whole(backend: str, sizes: tuple[int, ...]) -> None:
     """Ops that reduce whole arrays, aligned or not."""
     for dtype in DTYPES:
-        for size in sizes:
+        for size in (*sizes, PARKED) if dtype == torch.float64 else sizes:
             buffer = torch.randn(size + 3, device="cuda").to(dtype)
             for x in (buffer[:size], buffer[3:]):
                 x = x.detach().requires_grad_()

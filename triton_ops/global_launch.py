@@ -21,9 +21,9 @@ GLOBAL_WARPS = THREADS.value // 32
 GLOBAL_PROGRAMS = 2  # on a multiprocessor
 GLOBAL_REGISTERS = 128  # of a thread, with which so many fit
 FEW_TILES, MAX_FIELDS = 256, 3
-# A thread holds so many elements at most, in fp32 once they are computed with: with more, it would
-# spill.
-MOST_HELD = 32
+# By the bytes of an element: with more, threads would spill.
+MOST_HELD = {2: 32, 4: 32, 8: 8}  # elements of a tile, by each thread
+MOST_FOLDED = {2: 4096, 4: 4096, 8: 2048}  # states that a program combines at once
 FEW_FOLDED = 256  # states that are combined at once, where there are no more
 
 
@@ -31,7 +31,7 @@ def cut_into_chunks(
     n: int, element_size: int, most_accesses: int, room: int
 ) -> tuple[int, int, int]:
     """Elements of a tile, chunks (at most `room`), and tiles of a chunk, for n elements."""
-    most_accesses = min(most_accesses, MOST_HELD * element_size // ACCESS_BYTES)
+    most_accesses = min(most_accesses, MOST_HELD[element_size] * element_size // ACCESS_BYTES)
     accesses = 1
     while True:
         tile = THREADS.value * accesses * ACCESS_BYTES // element_size
@@ -67,7 +67,7 @@ def launch_on_chunks(
     n = out.numel()
     if n == 0:
         return "nothing to do"
-    room = workspace.numel() // MAX_FIELDS
+    room = min(workspace.numel() // MAX_FIELDS, MOST_FOLDED[out.element_size()])
     tile, chunks, chunk_tiles = cut_into_chunks(n, out.element_size(), most_accesses, room)
     is_aligned = all(
         tensor is not None and tensor.data_ptr() % ACCESS_BYTES == 0

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
 from collections.abc import Iterator
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
-from diglot.backends.driver import relaxed_capture
+from diglot.backends.driver import driver, relaxed_capture
+
+NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 
 
 def is_captured(device: torch.device) -> bool:
@@ -21,20 +26,29 @@ def is_captured(device: torch.device) -> bool:
 
 
 @contextlib.contextmanager
+def ordinary_tensors() -> Iterator[None]:
+    """Tensors made in this context may be kept: no mode that is entered has a part in them."""
+    with torch.inference_mode(False), _disable_current_modes():
+        yield
+
+
+@contextlib.contextmanager
 def beside_captures(device: torch.device) -> Iterator[None]:
     """What is enqueued in this context is done when it ends, and by no graph.
 
     Memory that is allocated in it lives as long as its tensors, whatever becomes of a graph.
     """
-    with relaxed_capture(), torch.cuda.stream(_uncaptured_stream(device)):
+    with relaxed_capture(), torch.cuda.stream(_own_stream(device)):
         yield
         torch.cuda.current_stream(device).synchronize()
 
 
-def _uncaptured_stream(device: torch.device) -> torch.cuda.Stream:
-    """PyTorch has 32 streams, and gives them out in turns."""
-    while True:
-        stream = torch.cuda.Stream(device)
-        with torch.cuda.stream(stream):
-            if not torch.cuda.is_current_stream_capturing():
-                return stream
+@functools.cache
+def _own_stream(device: torch.device) -> torch.cuda.Stream:
+    """None of PyTorch's, which it gives out in turns: they may be captured, or busy."""
+    stream = ctypes.c_void_p()
+    with torch.cuda.device(device):
+        status = driver().cuStreamCreate(ctypes.byref(stream), NON_BLOCKING)
+    if status != 0:
+        raise RuntimeError(f"making a stream: CUDA error {status}")
+    return torch.cuda.ExternalStream(stream.value, device)

@@ -6,12 +6,15 @@ import threading
 
 import torch
 
-from diglot.backends.capture import beside_captures, is_captured
+from diglot.backends.capture import beside_captures, is_captured, ordinary_tensors
 
 WORDS = 1024  # of captured launches, that are allocated at once
+PER_THREAD_STREAM = 2  # cudaStreamPerThread: each thread's own, though of one handle
 
-_words: dict[tuple[int, int], torch.Tensor] = {}
+_words: dict[tuple[int, int, int], torch.Tensor] = {}
 _spare: dict[int, list[torch.Tensor]] = {}
+# Graphs hold addresses, not tensors: what words of captured launches lie in is never freed.
+_captured: list[torch.Tensor] = []
 _lock = threading.Lock()
 
 
@@ -33,11 +36,12 @@ def barrier_word(device: torch.device) -> torch.Tensor:
     index = torch.cuda.current_device() if device.index is None else device.index
     if is_captured(device):
         return _word_of_capture(index)
-    key = (index, torch._C._cuda_getCurrentRawStream(index))
+    stream = torch._C._cuda_getCurrentRawStream(index)
+    key = (index, stream, threading.get_ident() if stream == PER_THREAD_STREAM else 0)
     word = _words.get(key)
     if word is None:
         # Made on the stream that uses it, so that the zeros are there before its first launch.
-        with torch.inference_mode(False):
+        with ordinary_tensors():
             word = _words.setdefault(key, torch.zeros(1, dtype=torch.int32, device=device))
     return word
 
@@ -47,7 +51,8 @@ def _word_of_capture(index: int) -> torch.Tensor:
         spare = _spare.setdefault(index, [])
         if not spare:
             device = torch.device("cuda", index)
-            with torch.inference_mode(False), beside_captures(device):
+            with ordinary_tensors(), beside_captures(device):
                 words = torch.zeros(WORDS, dtype=torch.int32, device=device)
-            spare.extend(words.split(1))
+                _captured.append(words)
+                spare.extend(words.split(1))
         return spare.pop()
