@@ -100,7 +100,7 @@ def elementwise_launch(
     """
     out = tensors[-1]
     dtype, n = out.dtype, out.numel()
-    pointers: Tensors = (*common, *tensors[:-1], out)
+    pointers: Tensors = (*common, *tensors)  # type: ignore[assignment]  # the output is last
     one_dtype, one_run = True, True
     for tensor in tensors:
         if tensor is not None:

@@ -113,10 +113,15 @@ class _InPlace(torch.autograd.Function):
 def _in_place(
     direct: bool, input: torch.Tensor, seed: torch.Tensor, p: float, backend: str
 ) -> torch.Tensor:
-    if direct and not input.is_inference() and torch._debug_has_internal_overlap(input) != OVERLAPS:
+    if direct and input.is_inference() and not torch.is_inference_mode_enabled():
+        raise RuntimeError(
+            "dropout: input is an inference tensor, which only inference mode may change in place"
+        )
+    if direct and torch._debug_has_internal_overlap(input) != OVERLAPS:
         if not input.requires_grad or not torch.is_grad_enabled():
             _launch("dropout_forward", input, seed, 0, p, backend, input)
-            increment_version(input)
+            if not input.is_inference():
+                increment_version(input)
             return input
         if not input.is_leaf and not input._is_view():
             return _InPlace.apply(input, seed, p, backend)

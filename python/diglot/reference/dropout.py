@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from diglot.backends.runs import wrap_to_64_bits
 from diglot.reference.philox import philox_4x32, random_bits, split
 from diglot.tools.specs import Expected, OpSpec, Option, nbytes
 
@@ -54,7 +55,8 @@ def philox_words(rows: torch.Tensor, out: torch.Tensor) -> str:
 def dropout_mask(shape: torch.Size, p: float, seed: int, device: torch.device) -> torch.Tensor:
     """Which elements of a tensor are kept: bool."""
     threshold, scale = threshold_and_scale(p)
-    bits = random_bits(torch.full((), seed, device=device), 0, shape.numel()).view(shape)
+    drawn = torch.full((), wrap_to_64_bits(seed), device=device)
+    bits = random_bits(drawn, 0, shape.numel()).view(shape)
     return (bits >= threshold) & (scale > 0)
 
 
