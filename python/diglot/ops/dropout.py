@@ -16,6 +16,8 @@ from diglot.ops.random_seed import check_source, seed_tensor
 from diglot.reference.dropout import threshold_and_scale
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+# Over Philox in PyTorch's operators, Inductor (PyTorch 2.13) takes time exponential in its rounds.
+INLINED = False
 OVERLAPS = 1  # what PyTorch says of a tensor of which several elements are one, as an expanded one
 
 
@@ -190,6 +192,7 @@ _dropout = Operator(
     backward=_gradient,
     jvp=_tangent,
     tensors=2,
+    inlined=INLINED,
 )
 _dropout_backward = Operator(
     "dropout_backward(Tensor grad_output, Tensor seed, int offset, float p, str backend) -> Tensor",
@@ -199,4 +202,5 @@ _dropout_backward = Operator(
     backward=_gradient,
     jvp=_tangent,
     tensors=2,
+    inlined=INLINED,
 )
