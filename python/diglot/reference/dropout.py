@@ -62,7 +62,7 @@ def dropout_mask(shape: torch.Size, p: float, seed: int, device: torch.device) -
 
 def dropout_oracle(input: torch.Tensor, p: float, mask: torch.Tensor) -> torch.Tensor:
     """input / (1 - p) in float64 where `mask`, and zero elsewhere, unless it is not finite."""
-    return input.double() * torch.where(mask, 1 / (1 - p) if p < 1 else 0.0, 0.0)
+    return input.double() * (mask.double() * (1 / (1 - p) if p < 1 else 0.0))
 
 
 SEED = 0  # of what the tools compare: all backends drop the same elements
