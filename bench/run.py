@@ -11,6 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 OPS = (
     "add",
     "clip_grad_norm",
+    "dropout",
     "gelu",
     "global_softmax",
     "grid_barrier_check",

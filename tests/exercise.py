@@ -25,6 +25,7 @@ def maps(backend: str) -> None:
                 x = x.detach().requires_grad_()
                 y = diglot.gelu(x, "tanh", backend=backend)
                 z = diglot.add(y, x, alpha=2, backend=backend)
+                z = diglot.dropout(z, 0.1, backend=backend)
                 diglot.add(z, 2.5, backend=backend).sum().backward()
     whole = torch.randint(0, 100, (999,), device="cuda")
     diglot.add(whole, whole[:1].to(torch.int8), backend=backend)

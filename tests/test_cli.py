@@ -123,6 +123,8 @@ def test_nothing_is_overwritten(tmp_path, monkeypatch):
         (f"add --shape 3 --alpha {'9' * 5000}", "--alpha must fit a float64"),
         ("add --shape 3 --dtype int32 --alpha 0.5", "alpha must be an integer"),
         ("add --shape 3 --dtype int32 --backward", "backward needs a floating-point input"),
+        ("dropout --shape 3 --p x", "--p must be a number, not 'x'"),
+        ("dropout --shape 3 --p 1.5", "p must be from 0 to 1, not 1.5"),
         ("gelu --shape 3 --device tpu", "--device must be cpu, cuda or cuda:N, not 'tpu'"),
         ("gelu --shape 3 --device cuda:99", "--device: there is no cuda:99 here"),
         ("gelu --shape 3 --arch hopper", "arch must be like 'sm_90', not 'hopper'"),
@@ -142,7 +144,7 @@ def test_nothing_is_overwritten(tmp_path, monkeypatch):
         ("gelu --input a.npy --save a.npy --force", "--save must name another file than --input"),
         (
             "nothing --shape 3",
-            "op must be one of add, gelu, global_softmax, standardize, not",
+            "op must be one of add, dropout, gelu, global_softmax, standardize, not",
         ),
         ("", "Missing argument 'OP'"),
     ],

@@ -249,7 +249,7 @@ def test_failure_of_one_backend_is_a_finding(monkeypatch):
         (
             ("nothing", torch.ones(2)),
             {},
-            "op must be one of add, gelu, .*, not 'nothing'",
+            "op must be one of add, dropout, gelu, .*, not 'nothing'",
         ),
         (("gelu",), {}, "gelu takes 1 inputs"),
         (("add", torch.ones(2)), {}, r"takes 2 inputs \(input, other\), not 1"),
@@ -411,3 +411,14 @@ def _variant(name):
     if elements == 1:
         return "flat, 1 element per thread"
     return f"flat, {'1 access' if accesses == 1 else '16 elements'} per thread"
+
+
+@needs_interpreters
+@pytest.mark.parametrize("backward", [False, True])
+def test_backends_drop_the_same_elements(backward):
+    comparison = diglot.compare(
+        diglot.dropout, sample(7, 33), p=0.3, backward=backward, resources=False, timed=False
+    )
+    assert [row.reason for row in comparison.rows] == [None] * 3
+    assert all(of.bit_equal == 1 for of in comparison.agreement)
+    assert all(error.failing == 0 for row in comparison.rows for error in row.errors)

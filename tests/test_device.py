@@ -177,10 +177,13 @@ def test_no_context_is_made_on_other_devices(backend):
     assert done.stdout == "[False, True]\n", done.stderr
 
 
+DROPOUT = ("dropout_forward", "dropout_backward")
+
+
 @pytest.mark.parametrize("backend", KERNELS)
 def test_every_variant_is_exercised(backend):
     ran = exercise(backend, "all")
-    for launcher in ("gelu_forward", "gelu_backward", "add_forward", "add_backward"):
+    for launcher in ("gelu_forward", "gelu_backward", "add_forward", "add_backward", *DROPOUT):
         variants = [line for line in ran if line.startswith(launcher)]
         assert any("flat" in line for line in variants), ran
         assert any("strided" in line for line in variants), ran
@@ -200,7 +203,8 @@ def sanitize(tool, *arguments):
         pytest.skip("compute-sanitizer is not installed")
     command = [sanitizer, "--tool", tool, "--error-exitcode", "17"]
     # PyTorch's own kernels are not what is tested.
-    for name in ("gelu_", "add_", "clip_", "global_softmax_", "standardize_", "grid_barrier_"):
+    ours = ("gelu_", "add_", "dropout_", "clip_", "global_softmax_", "standardize_")
+    for name in (*ours, "grid_barrier_"):
         command += ["--kernel-name", f"kernel_substring={name}"]
     script = Path(__file__).with_name("exercise.py")
     done = subprocess.run(

@@ -12,6 +12,7 @@ from backends import BACKENDS, KERNELS
 from layouts import PAIRS
 
 import diglot
+from diglot.reference.philox import random_bits
 
 pytestmark = pytest.mark.gpu
 
@@ -28,6 +29,9 @@ OPS = {
     "gelu": lambda backend: functools.partial(diglot.gelu, backend=backend),
     "add": lambda backend: lambda x: diglot.add(x, x, alpha=2, backend=backend),
     "add a number": lambda backend: lambda x: diglot.add(x, 2.5, backend=backend),
+    "dropout": lambda backend: functools.partial(
+        diglot.dropout, seed=torch.zeros((), dtype=torch.int64, device="cuda"), backend=backend
+    ),
 }
 
 
@@ -119,6 +123,31 @@ def test_gelu_of_more_than_2_31_elements(backend):
             grad[part].float(), x[part].float(), approximate="tanh"
         )
         torch.testing.assert_close(gradient[part], expected.bfloat16())
+
+
+@large_memory
+@pytest.mark.parametrize("backend", KERNELS)
+def test_dropout_of_more_than_2_32_elements(backend):
+    """Indices and offsets beyond 32 bits; and of a layout that is not flat."""
+    n = 2**32 + 4096 + 3
+    x = torch.ones(n, dtype=torch.bfloat16, device="cuda")
+    seed = torch.full((), 5, device="cuda")
+    ends = [slice(0, 2**20), slice(2**31 - 512, 2**31 + 512), slice(2**32 - 512, n)]
+
+    def wanted(at, start=0):
+        bits = random_bits(seed, (start + at.start) // 4, at.stop - at.start)
+        return (bits >= 2**31).bfloat16() * 2
+
+    for name in ("dropout", "dropout_backward"):
+        y = getattr(torch.ops.diglot, name)(x, seed, 2**30, 0.5, backend)
+        for at in ends:
+            assert torch.equal(y[at], wanted(at, start=2**32))
+        del y
+    wide = x[: 2**32].view(2**16, 2**16)[:, : 2**15 + 16]
+    y = diglot.dropout(wide, 0.5, seed=seed, backend=backend).view(-1)
+    assert "64-bit" in diglot.last_run().variant
+    for at in (slice(0, 2**20), slice(2**31 - 512, 2**31 + 512), slice(y.numel() - 512, y.numel())):
+        assert torch.equal(y[at], wanted(at))
 
 
 @large_memory

@@ -63,7 +63,9 @@ def test_forward_and_backward(first, name, data):
     ]
     wanted = [t.requires_grad_() for t in inputs if t.is_floating_point()]
     options = {
-        option: data.draw(st.sampled_from(given.allowed or (given.default, 2)), label=option)
+        option: data.draw(
+            st.sampled_from(given.allowed or (given.default, given.another)), label=option
+        )
         for option, given in spec.options.items()
     }
     results = [spec.function(*inputs, **options, backend=b) for b in (first, "triton")]

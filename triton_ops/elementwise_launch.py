@@ -78,6 +78,9 @@ def elementwise_launch(
     tensors: Tensors,
     numbers: tuple[int, ...],
     constants: tuple[Any, ...],
+    *,
+    common: tuple[torch.Tensor, ...] = (),
+    indexed: bool = False,
 ) -> str:
     """Launches `flat` or `strided`, and says which.
 
@@ -88,11 +91,16 @@ def elementwise_launch(
             sizes and strides count accesses of VECTOR elements; bit i of BROADCAST says that
             input i has one element per access.
         tensors: the inputs (None: one that is not given), then the output.
+        common: tensors of which every program takes the whole; their pointers come first.
+        indexed: whether what the kernels do depends on the elements' row-major indices. The strided
+            one gets their strides after those of the inputs. There is no head then, which would
+            shift every access: one starts at a multiple of its elements.
         numbers: 64-bit arguments of the kernels.
         constants: compile-time arguments of the kernels.
     """
     out = tensors[-1]
     dtype, n = out.dtype, out.numel()
+    pointers: Tensors = (*common, *tensors)  # type: ignore[assignment]  # the output is last
     one_dtype, one_run = True, True
     for tensor in tensors:
         if tensor is not None:
@@ -100,7 +108,7 @@ def elementwise_launch(
             one_run = one_run and tensor.numel() == n and tensor.is_contiguous()
     layout: Layout | None = None
     if not (one_dtype and one_run):
-        layout = layout_of(out, *[t for t in tensors[:-1] if t is not None])
+        layout = layout_of(out, *[t for t in tensors[:-1] if t is not None], indexed=indexed)
     if n == 0:
         return "nothing to do"
     if one_dtype and (layout is None or layout.is_flat):
@@ -109,12 +117,14 @@ def elementwise_launch(
         head = -1
         if n > TINY_ELEMENTS and type(out) is torch.Tensor:
             head = common_head(tuple(t for t in tensors if t is not None))
+            if indexed and head > 0:
+                head = -1
         is_aligned = head >= 0
         head = max(head, 0)
         launch(
             flat,
             -(-(n - head) // elements),
-            tensors,
+            pointers,
             (n, head, *numbers),
             (*constants, is_aligned, elements),
             warps,
@@ -128,7 +138,7 @@ def elementwise_launch(
         block = flat_bytes(out.element_size()) // out.element_size()
         # Inputs with one element per access need no alignment.
         given = [t for t in tensors[:-1] if t is not None]
-        repeated = [of == 0 for of in layout.strides[0][1:]]
+        repeated = [of == 0 for of in layout.strides[0][1 : 1 + len(given)]]
         broadcast = sum(1 << i for i, is_repeated in enumerate(repeated) if is_repeated)
         is_aligned = type(out) is torch.Tensor and all(
             is_repeated or tensor.data_ptr() % ACCESS_BYTES == 0
@@ -139,8 +149,8 @@ def elementwise_launch(
         launch(
             strided,
             -(-slice.numel // (block // vector)),
-            tensors,
-            (slice.numel, *strided_arguments(slice, start, len(tensors)), *numbers),
+            pointers,
+            (slice.numel, *strided_arguments(slice, start, len(tensors) + indexed), *numbers),
             (*constants, len(slice.sizes), wide, vector, broadcast, is_aligned, block),
             STRIDED_WARPS,
         )

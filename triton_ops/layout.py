@@ -92,10 +92,15 @@ class Layout:
             yield slice, tuple(sum(c * of[a] for c, of in walk) for a in arrays)
 
 
-def layout_of(*tensors: torch.Tensor) -> Layout:
-    """The layout of tensors broadcast to the shape of the first."""
+def layout_of(*tensors: torch.Tensor, indexed: bool = False) -> Layout:
+    """The layout of tensors broadcast to the shape of the first.
+
+    With `indexed`, the last array is that of the row-major indices of the first tensor's elements.
+    """
     shapes = tuple(tuple(t.shape) for t in tensors)
     strides = tuple(t.stride() for t in tensors)
+    if indexed:
+        shapes, strides = (*shapes, shapes[0]), (*strides, row_major_strides(shapes[0]))
     if type(tensors[0]) is torch.Tensor:
         return _cached(shapes, strides)
     return compute_layout(shapes, strides)  # sizes may be symbols, which do not hash
@@ -129,6 +134,16 @@ def compute_layout(
                 continue
         merged.append((size, steps))
     return Layout(numel, tuple(m[0] for m in merged), tuple(m[1] for m in merged))
+
+
+def row_major_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Of the row-major indices of a shape's elements, as an array."""
+    strides = []
+    stride = 1
+    for size in reversed(shape):
+        strides.append(stride)
+        stride = stride * size
+    return tuple(reversed(strides))
 
 
 _cached = functools.lru_cache(maxsize=4096)(compute_layout)

@@ -125,6 +125,7 @@ def info() -> None:
 )
 @click.option("--approximate", metavar="FORM", help="gelu: none or tanh.")
 @click.option("--alpha", metavar="NUMBER", help="add: the factor of the second input.")
+@click.option("--p", metavar="NUMBER", help="dropout: the probability of an element to be zeroed.")
 @click.option("--backward", is_flag=True, help="Compare gradients instead of the output.")
 @click.option("--device", metavar="DEVICE", help="cpu, cuda, cuda:1. Default: a GPU if any.")
 @click.option(
@@ -137,7 +138,7 @@ def info() -> None:
 )
 @click.option("--force", is_flag=True, help="Overwrite files.")
 def compare(op: str, **arguments: Any) -> None:
-    """Run OP (add, gelu) on every backend that can run it, and judge the results.
+    """Run OP, such as gelu, on every backend that can run it, and judge the results.
 
     Each backend's output is compared with a float64 oracle and with the others' outputs. On a GPU
     each is timed against a device copy. For both languages the compiled kernel is looked at.
@@ -146,7 +147,7 @@ def compare(op: str, **arguments: Any) -> None:
         _compare(op, **arguments)
 
 
-def _number(text: str) -> bool | int | float:
+def _number(option: str, text: str) -> bool | int | float:
     if text in ("True", "False"):
         return text == "True"
     number: int | float
@@ -156,11 +157,11 @@ def _number(text: str) -> bool | int | float:
         try:
             number = float(text)
         except ValueError:
-            raise ValueError(f"--alpha must be a number, not {text!r}") from None
+            raise ValueError(f"{option} must be a number, not {text!r}") from None
         if math.isinf(number) and "inf" not in text.lower():
-            raise ValueError(f"--alpha must fit a float64, unlike {text}") from None
+            raise ValueError(f"{option} must fit a float64, unlike {text}") from None
     if isinstance(number, int) and not -(2**63) <= number < 2**63:
-        raise ValueError(f"--alpha must fit 64 bits if it is an integer, unlike {text}")
+        raise ValueError(f"{option} must fit 64 bits if it is an integer, unlike {text}")
     return number
 
 
@@ -182,12 +183,14 @@ def _check_files(path: str | None, save: str | None, plot: str | None, force: bo
             raise ValueError(f"{option} must name another file than {other}, and both are {name}")
 
 
-def _options(approximate: str | None, alpha: str | None) -> dict[str, Any]:
+def _options(approximate: str | None, alpha: str | None, p: str | None) -> dict[str, Any]:
     options: dict[str, Any] = {}
     if approximate is not None:
         options["approximate"] = approximate
     if alpha is not None:
-        options["alpha"] = _number(alpha)
+        options["alpha"] = _number("--alpha", alpha)
+    if p is not None:
+        options["p"] = _number("--p", p)
     return options
 
 
@@ -221,6 +224,7 @@ def _compare(
     seed: int,
     approximate: str | None,
     alpha: str | None,
+    p: str | None,
     backward: bool,
     device: str | None,
     arch: str,
@@ -236,7 +240,7 @@ def _compare(
 
     # Everything that can be known to be wrong is told before anything is computed.
     spec = find_spec(op)
-    options = _options(approximate, alpha)
+    options = _options(approximate, alpha, p)
     spec.check_options(options)
     where = _device(device)
     _check_files(path, save, plot, force)

@@ -27,6 +27,35 @@ DIGLOT_DEVICE void number_inputs(Function function, std::integer_sequence<int, k
   function(std::integral_constant<int, kInput + 1>{}...);
 }
 
+// Whether a function takes whole accesses, after the row-major index of their first element,
+// because what it does depends on where an element stands: function(index, accesses...).
+template <typename Function, typename... Accesses>
+constexpr bool kTakesIndex = std::is_invocable_v<const Function&, int64_t, const Accesses&...>;
+
+// What a function makes of an access to each input. All other functions than those take the
+// elements one by one: function(elements...).
+template <typename T, int kElements, typename Function, typename... Accesses>
+DIGLOT_DEVICE Vector<T, kElements> map_access(const Function& function,
+                                              [[maybe_unused]] int64_t index,
+                                              const Accesses&... loaded) {
+  if constexpr (kTakesIndex<Function, Accesses...>) {
+    return function(index, loaded...);
+  } else {
+    Vector<T, kElements> result;
+    DIGLOT_UNROLL
+    for (int i = 0; i < kElements; ++i) result[i] = function(loaded[i]...);
+    return result;
+  }
+}
+
+// Loads that were written before this are issued before what follows, although what follows could
+// do without them for long: the compiler would rather have their registers free meanwhile.
+DIGLOT_DEVICE void keep_loads_first() {
+#if defined(__CUDA_ARCH__)
+  asm volatile("" ::: "memory");
+#endif
+}
+
 // output[i] = function(inputs[i]...) for i < n, in accesses of Shape::kElements, of which
 // Shape::kAccesses per thread and array are in flight at once.
 //
@@ -58,50 +87,53 @@ DIGLOT_DEVICE void flat_map(int64_t n, int head, Function function, T* output,
       return loaded;
     };
     const auto store = [&](const auto&... loaded) {
+      if constexpr (kTakesIndex<Function, decltype(loaded.values[0])...>) keep_loads_first();
       DIGLOT_UNROLL
       for (int a = 0; a < kAccesses; ++a) {
-        Access result;
-        DIGLOT_UNROLL
-        for (int i = 0; i < kElements; ++i) result[i] = function(loaded.values[a][i]...);
-        const int64_t vector = first + a * kElementwiseThreads;
-        store_vector(output + head + vector * kElements, result);
+        const int64_t index = head + (first + a * kElementwiseThreads) * kElements;
+        store_vector(output + index,
+                     map_access<T, kElements>(function, index, loaded.values[a]...));
       }
     };
     store(load(inputs)...);
   } else {
     for (int64_t vector = first; vector < vectors; vector += kElementwiseThreads) {
-      const auto store = [&](const auto&... loaded) {
-        Access result;
-        DIGLOT_UNROLL
-        for (int i = 0; i < kElements; ++i) result[i] = function(loaded[i]...);
-        store_vector(output + head + vector * kElements, result);
-      };
-      store(load_vector<T, kElements>(inputs + head + vector * kElements)...);
+      const int64_t index = head + vector * kElements;
+      store_vector(
+          output + index,
+          map_access<T, kElements>(function, index, load_vector<T, kElements>(inputs + index)...));
     }
   }
 
   if (kElements > 1 && blockIdx.x == 0) {
     const int64_t tail = head + vectors * kElements;
-    if (threadIdx.x < head) output[threadIdx.x] = function(inputs[threadIdx.x]...);
-    if (threadIdx.x < n - tail) {
-      output[tail + threadIdx.x] = function(inputs[tail + threadIdx.x]...);
-    }
+    const auto map_one = [&](int64_t i) {
+      store_vector(output + i, map_access<T, 1>(function, i, load_vector<T, 1>(inputs + i)...));
+    };
+    // What takes an index takes no head, which would shift every access: see index_operand.
+    constexpr bool kHasHead = !kTakesIndex<Function, Vector<Inputs, 1>...>;
+    if (kHasHead && threadIdx.x < head) map_one(threadIdx.x);
+    if (threadIdx.x < n - tail) map_one(tail + threadIdx.x);
   }
 }
 
 // The same over strided arrays: `n` and `strides` count accesses, and each has its offsets computed
-// once for all of its elements. An array whose fastest stride is 0 has one element per access.
-template <typename Shape, typename T, typename Index, typename Function, typename... Inputs>
-DIGLOT_DEVICE void strided_map(int64_t n, const Strides<1 + sizeof...(Inputs), Index>& strides,
-                               Function function, T* output, const Inputs*... inputs) {
+// once for all of its elements. An array whose fastest stride is 0 has one element per access. For
+// a function that takes an index, the last array of `strides` is that of the row-major indices.
+template <typename Shape, typename T, int kArrays, typename Index, typename Function,
+          typename... Inputs>
+DIGLOT_DEVICE void strided_map(int64_t n, const Strides<kArrays, Index>& strides, Function function,
+                               T* output, const Inputs*... inputs) {
   constexpr int kAccesses = Shape::kAccesses;
   constexpr int kElements = Shape::kElements;
+  constexpr bool kIsIndexed = kTakesIndex<Function, Vector<Inputs, kElements>...>;
+  static_assert(kArrays == 1 + sizeof...(Inputs) + kIsIndexed);
   struct Accesses {
     Vector<T, kElements> values[kAccesses];
   };
   const int64_t first =
       static_cast<int64_t>(blockIdx.x) * (kElementwiseThreads * kAccesses) + threadIdx.x;
-  typename Strides<1 + sizeof...(Inputs), Index>::Offsets at[kAccesses];
+  typename Strides<kArrays, Index>::Offsets at[kAccesses];
   DIGLOT_UNROLL
   for (int a = 0; a < kAccesses; ++a) {
     // Past the end the last is loaded again: loads without a condition are all in flight at once.
@@ -126,11 +158,11 @@ DIGLOT_DEVICE void strided_map(int64_t n, const Strides<1 + sizeof...(Inputs), I
     return loaded;
   };
   const auto store = [&](const auto&... loaded) {
+    if constexpr (kIsIndexed) keep_loads_first();
     DIGLOT_UNROLL
     for (int a = 0; a < kAccesses; ++a) {
-      Vector<T, kElements> result;
-      DIGLOT_UNROLL
-      for (int i = 0; i < kElements; ++i) result[i] = function(loaded.values[a][i]...);
+      const int64_t index = kIsIndexed ? at[a].of[kArrays - 1] : 0;
+      const auto result = map_access<T, kElements>(function, index, loaded.values[a]...);
       if (first + a * kElementwiseThreads < n) store_vector(output + at[a].of[0], result);
     }
   };

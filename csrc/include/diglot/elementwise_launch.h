@@ -58,6 +58,20 @@ bool take_vectors(const Operand* const (&operands)[kArrays], const Layout<kArray
   return true;
 }
 
+// The row-major indices of an operand's elements, as one more operand of the layout, in which a
+// kernel finds them: the last one, for a function that takes an index. Without memory, at address
+// zero, it lets no array begin with a head: an access starts at a multiple of its elements.
+inline Operand index_operand(const Operand& operand) {
+  Operand index = operand;
+  index.data = nullptr;
+  int64_t stride = 1;
+  for (int d = operand.rank - 1; d >= 0; --d) {
+    index.strides[d] = stride;
+    stride *= operand.sizes[d];
+  }
+  return index;
+}
+
 // The index type of a Strides.
 template <typename Strides>
 struct IndexOf;

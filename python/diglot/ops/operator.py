@@ -100,6 +100,7 @@ class Operator:
         tensors: how many arguments are tensors.
         opaque: whether compilers are not to see into its kernels: their launch depends on the
             stream, or on whether it is captured, which a compiled graph does not know.
+        inlined: whether compilers see what the backend "torch" does, so that they can fuse it.
     """
 
     def __init__(
@@ -114,6 +115,7 @@ class Operator:
         vmap: Callable[..., Any] | None = None,
         tensors: int,
         opaque: bool = False,
+        inlined: bool = True,
     ) -> None:
         name = schema[: schema.index("(")]
         qualified = f"diglot::{name}"
@@ -148,7 +150,7 @@ class Operator:
         def decompose(
             mode: Any, operator: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
         ) -> Any:
-            is_opaque = opaque and args[-1] != "torch"
+            is_opaque = not inlined if args[-1] == "torch" else opaque
             if is_opaque or is_interpreted(args[-1], args[0].device):
                 return mode.__torch_dispatch__(operator, types, args, kwargs)
             with mode:

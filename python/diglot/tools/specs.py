@@ -38,10 +38,17 @@ class Expected:
 
 @dataclass(frozen=True)
 class Option:
-    """A keyword option of an op: its default, and the values that it can have (None: numbers)."""
+    """A keyword option of an op.
+
+    Attributes:
+        default: its value where none is given.
+        allowed: the values that it can have; None: numbers.
+        another: of numbers, one beside the default.
+    """
 
     default: Any
     allowed: tuple[Any, ...] | None = None
+    another: Any = 2
 
 
 @dataclass(frozen=True)
@@ -53,6 +60,7 @@ class OpSpec:
             directions are `<name>_forward` and `<name>_backward`.
         inputs: names of the inputs, in order.
         options: the keyword options, by name.
+        constants: keyword arguments that the tools always give, by name.
         floating_only: whether the inputs must be floating-point.
         forward: from the inputs and options, what the output must be.
         backward: from the output's gradient, the inputs and options, what the gradients of the
@@ -67,12 +75,14 @@ class OpSpec:
     backward: Callable[..., dict[str, Expected]]
     backward_bytes: Callable[..., int]
     options: Mapping[str, Option] = field(default_factory=dict)
+    constants: Mapping[str, Any] = field(default_factory=dict)
     floating_only: bool = False
 
     @property
     def function(self) -> Callable[..., torch.Tensor]:
-        """The op: `diglot.<name>`."""
-        return getattr(importlib.import_module("diglot.ops"), self.name)
+        """The op: `diglot.<name>`, with its constants."""
+        function = getattr(importlib.import_module("diglot.ops"), self.name)
+        return functools.partial(function, **self.constants) if self.constants else function
 
     def check_options(self, options: Mapping[str, Any]) -> None:
         """Raises ValueError if an option is unknown, or its value is not an allowed one."""

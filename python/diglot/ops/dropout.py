@@ -1,0 +1,206 @@
+"""Dropout: the contract of the op."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd.graph import increment_version
+
+from diglot.backends.runs import run
+from diglot.backends.selection import choose
+from diglot.ops.checks import check_dtype, check_tensor
+from diglot.ops.numbers import check_number, fixed
+from diglot.ops.operator import Operator, is_direct
+from diglot.ops.random_seed import check_source, seed_tensor
+from diglot.reference.dropout import threshold_and_scale
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+# Over Philox in PyTorch's operators, Inductor (PyTorch 2.13) takes time exponential in its rounds.
+INLINED = False
+OVERLAPS = 1  # what PyTorch says of a tensor of which several elements are one, as an expanded one
+
+
+def dropout(
+    input: torch.Tensor,
+    p: float = 0.5,
+    training: bool = True,
+    inplace: bool = False,
+    *,
+    generator: torch.Generator | None = None,
+    seed: int | torch.Tensor | None = None,
+    backend: str | None = None,
+) -> torch.Tensor:
+    r"""Zeroes elements with probability p and scales the rest, as `torch.nn.functional.dropout`.
+
+    In training each element is multiplied by 0 with probability p, and by 1 / (1 - p) otherwise
+    (Srivastava et al., "Dropout: a simple way to prevent neural networks from overfitting", 2014);
+    otherwise, or with p = 0, `input` itself is the result. The factor is rounded to float32
+    (float64 for float64), the product is computed in that type and rounded once.
+
+    The mask is a function of the seed and of an element's row-major index alone: the same on every
+    backend, for every dtype and for all strides, bit by bit. The element of index i is kept if word
+    i % 4 of Philox-4x32-10 of the counter i / 4, as a share of 2^32, is at least p (philox.cuh has
+    the layout). Nothing but the seed is stored for the backward pass, which makes the mask anew.
+
+    Args:
+        input: tensor of any shape and strides; float32, float16, bfloat16 or float64.
+        p: from 0 to 1. The share of elements dropped is p rounded up to a multiple of 2^-32.
+        training: whether to drop anything.
+        inplace: whether the result is written over `input`, and is it.
+        generator: what draws the seed, on `input`'s device; PyTorch's own by default, which
+            `torch.manual_seed` seeds. A kernel draws it: nothing waits, and a CUDA graph has
+            another mask in every replay.
+        seed: the seed instead of a drawn one: an integer of at most 64 bits, or an int64 tensor of
+            one element on `input`'s device, which a CUDA graph reads anew in every replay.
+        backend: as in `diglot.gelu`.
+
+    Returns:
+        A tensor of the shape, dtype and memory format of `input`, or `input`. NaN and infinities
+        that are dropped become NaN, as in PyTorch. Differentiable any number of times, on the same
+        backend. Under vmap, a launch for each sample: `randomness` decides whether their masks
+        differ.
+
+    Raises:
+        TypeError: `input` is not a dense floating-point tensor; `p` is no number, or `generator`
+            or `seed` of another type.
+        ValueError: `p` is outside [0, 1] or NaN; `generator` or `seed` is of another device, or
+            both are given; a seed of more than 64 bits or several elements; an unknown `backend`.
+        RuntimeError: `inplace`, where PyTorch lets no tensor be changed: a leaf that requires grad,
+            an expanded tensor.
+        diglot.BackendUnavailable: the backend asked for cannot run on the tensor's device.
+    """
+    direct = is_direct(input)
+    if not direct:
+        check_tensor("dropout", "input", input)
+    # The other checks are inline while they pass: a call costs a tenth of a microsecond.
+    if input.dtype not in DTYPES:
+        check_dtype("dropout", "input", input, DTYPES)
+    if type(p) is not float:
+        p = float(fixed(check_number("dropout", "p", p)))
+    if not 0 <= p <= 1:
+        raise ValueError(f"dropout: p must be from 0 to 1, not {p}")
+    if generator is not None or seed is not None:
+        check_source("dropout", input.device, generator, seed)
+    chosen = choose("dropout", input.device, backend)
+    if not training or p == 0:
+        return input
+    drawn = seed_tensor(input.device, generator, seed)
+    if drawn is seed:
+        direct = direct and is_direct(drawn)
+    if inplace:
+        return _in_place(direct, input, drawn, p, chosen)
+    if not direct:
+        return _dropout.indirect(input, drawn, 0, p, chosen)
+    return _dropout.direct(input.requires_grad, input, drawn, 0, p, chosen)
+
+
+class _InPlace(torch.autograd.Function):
+    """Dropout over its input, which is neither a leaf nor a view, recorded for differentiation."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, input: torch.Tensor, seed: torch.Tensor, p: float, backend: str
+    ) -> torch.Tensor:
+        _save(ctx, (input, seed, 0, p, backend), input)
+        _launch("dropout_forward", input, seed, 0, p, backend, input)
+        ctx.mark_dirty(input)
+        return input
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        return _again(ctx, grad_output), None, None, None
+
+
+def _in_place(
+    direct: bool, input: torch.Tensor, seed: torch.Tensor, p: float, backend: str
+) -> torch.Tensor:
+    if direct and input.is_inference() and not torch.is_inference_mode_enabled():
+        raise RuntimeError(
+            "dropout: input is an inference tensor, which only inference mode may change in place"
+        )
+    if direct and torch._debug_has_internal_overlap(input) != OVERLAPS:
+        if not input.requires_grad or not torch.is_grad_enabled():
+            _launch("dropout_forward", input, seed, 0, p, backend, input)
+            if not input.is_inference():
+                increment_version(input)
+            return input
+        if not input.is_leaf and not input._is_view():
+            return _InPlace.apply(input, seed, p, backend)
+    # PyTorch's own copy knows which tensors may not be changed, and how to record that one was.
+    return input.copy_(_dropout(input.requires_grad, input, seed, 0, p, backend))
+
+
+def _launch(
+    name: str,
+    input: torch.Tensor,
+    seed: torch.Tensor,
+    offset: int,
+    p: float,
+    backend: str,
+    out: torch.Tensor,
+) -> None:
+    threshold, scale = threshold_and_scale(fixed(p))
+    run(backend, "dropout", name, input, seed, fixed(offset), threshold, scale, out)
+
+
+def _forward(
+    input: torch.Tensor, seed: torch.Tensor, offset: int, p: float, backend: str
+) -> torch.Tensor:
+    out = torch.empty_like(input)
+    _launch("dropout_forward", input, seed, offset, p, backend, out)
+    return out
+
+
+def _backward(
+    grad_output: torch.Tensor, seed: torch.Tensor, offset: int, p: float, backend: str
+) -> torch.Tensor:
+    out = torch.empty_like(grad_output)
+    _launch("dropout_backward", grad_output, seed, offset, p, backend, out)
+    return out
+
+
+def _like_first(first: torch.Tensor, *_: Any) -> torch.Tensor:
+    return torch.empty_like(first)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    _, seed, ctx.offset, ctx.p, ctx.backend = inputs
+    ctx.save_for_backward(seed)
+    ctx.save_for_forward(seed)
+
+
+def _again(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+    """The same mask of another tensor: a linear function is its own derivative."""
+    (seed,) = ctx.saved_tensors
+    return _dropout_backward(tensor.requires_grad, tensor, seed, ctx.offset, ctx.p, ctx.backend)
+
+
+def _gradient(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor, None]:
+    return _again(ctx, grad_output), None
+
+
+def _tangent(ctx: Any, tangent: torch.Tensor, _: None) -> torch.Tensor:
+    return _again(ctx, tangent)
+
+
+_dropout = Operator(
+    "dropout(Tensor input, Tensor seed, int offset, float p, str backend) -> Tensor",
+    forward=_forward,
+    fake=_like_first,
+    setup_context=_save,
+    backward=_gradient,
+    jvp=_tangent,
+    tensors=2,
+    inlined=INLINED,
+)
+_dropout_backward = Operator(
+    "dropout_backward(Tensor grad_output, Tensor seed, int offset, float p, str backend) -> Tensor",
+    forward=_backward,
+    fake=_like_first,
+    setup_context=_save,
+    backward=_gradient,
+    jvp=_tangent,
+    tensors=2,
+    inlined=INLINED,
+)
