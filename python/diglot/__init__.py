@@ -36,6 +36,7 @@ from diglot.ops import (
     gelu,
     global_softmax,
     grid_barrier_check,
+    softmax,
     standardize,
 )
 
@@ -59,6 +60,7 @@ __all__ = [
     "last_run",
     "nn",
     "record_runs",
+    "softmax",
     "standardize",
     "use_backend",
 ]

@@ -5,6 +5,7 @@ from diglot.ops.clip_grad_norm import clip_grad_norm_
 from diglot.ops.gelu import gelu
 from diglot.ops.global_softmax import global_softmax
 from diglot.ops.grid_barrier_check import GridBarrierCheck, grid_barrier_check
+from diglot.ops.softmax import softmax
 from diglot.ops.standardize import standardize
 
 __all__ = [
@@ -14,5 +15,6 @@ __all__ = [
     "gelu",
     "global_softmax",
     "grid_barrier_check",
+    "softmax",
     "standardize",
 ]
