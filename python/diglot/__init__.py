@@ -36,6 +36,7 @@ from diglot.ops import (
     gelu,
     global_softmax,
     grid_barrier_check,
+    log_softmax,
     softmax,
     standardize,
 )
@@ -58,6 +59,7 @@ __all__ = [
     "grid_barrier_check",
     "l2",
     "last_run",
+    "log_softmax",
     "nn",
     "record_runs",
     "softmax",

@@ -62,6 +62,15 @@ struct MaxSum {
   DIGLOT_DEVICE static MaxSum none() {
     return {-std::numeric_limits<compute_t<T>>::infinity(), compute_t<T>(0)};
   }
+  // Of the elements that visit(function) calls function with, always the same.
+  template <typename Visit>
+  DIGLOT_DEVICE static MaxSum of(Visit visit) {
+    MaxSum state = none();
+    visit([&](compute_t<T> x) { state.max = maximum(state.max, x); });
+    const compute_t<T> shift = state.shift();
+    visit([&](compute_t<T> x) { state.sum += exp_nonpositive_for<T>(x - shift); });
+    return state;
+  }
   // What is subtracted before the exponential.
   DIGLOT_DEVICE compute_t<T> shift() const { return max == none().max ? compute_t<T>(0) : max; }
 };

@@ -5,6 +5,7 @@ from diglot.ops.clip_grad_norm import clip_grad_norm_
 from diglot.ops.gelu import gelu
 from diglot.ops.global_softmax import global_softmax
 from diglot.ops.grid_barrier_check import GridBarrierCheck, grid_barrier_check
+from diglot.ops.log_softmax import log_softmax
 from diglot.ops.softmax import softmax
 from diglot.ops.standardize import standardize
 
@@ -15,6 +16,7 @@ __all__ = [
     "gelu",
     "global_softmax",
     "grid_barrier_check",
+    "log_softmax",
     "softmax",
     "standardize",
 ]

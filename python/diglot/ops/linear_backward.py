@@ -74,9 +74,7 @@ class LinearBackward:
         def tangent_of(ctx: Any, *directions: torch.Tensor) -> torch.Tensor:
             return tangent(directions[0], *ctx.saved_tensors, *ctx.rest, ctx.backend)
 
-        def gradients_of_backward(
-            ctx: Any, grad: torch.Tensor
-        ) -> tuple[torch.Tensor | None, ...]:
+        def gradients_of_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
             grad_output, *kept = ctx.saved_tensors
             return (
                 tangent(grad, *kept, *ctx.rest, ctx.backend).to(grad_output.dtype),

@@ -140,9 +140,7 @@ class SoftmaxOperators:
     ) -> Any:
         batch = in_dims[0]
         if input.dim() == 1:  # of numbers, each a row of its own
-            result = self._pair.forward(
-                input.requires_grad, input.unsqueeze(1), 1, dtype, backend
-            )
+            result = self._pair.forward(input.requires_grad, input.unsqueeze(1), 1, dtype, backend)
             return result.squeeze(1), 0
         dim %= input.dim() - 1
         dim += dim >= batch
