@@ -124,6 +124,7 @@ def info() -> None:
     help="Of random data.",
 )
 @click.option("--approximate", metavar="FORM", help="gelu: none or tanh.")
+@click.option("--dim", metavar="NUMBER", help="softmax, log_softmax: the dimension.")
 @click.option("--alpha", metavar="NUMBER", help="add: the factor of the second input.")
 @click.option("--backward", is_flag=True, help="Compare gradients instead of the output.")
 @click.option("--device", metavar="DEVICE", help="cpu, cuda, cuda:1. Default: a GPU if any.")
@@ -182,10 +183,15 @@ def _check_files(path: str | None, save: str | None, plot: str | None, force: bo
             raise ValueError(f"{option} must name another file than {other}, and both are {name}")
 
 
-def _options(approximate: str | None, alpha: str | None) -> dict[str, Any]:
+def _options(approximate: str | None, dim: str | None, alpha: str | None) -> dict[str, Any]:
     options: dict[str, Any] = {}
     if approximate is not None:
         options["approximate"] = approximate
+    if dim is not None:
+        try:
+            options["dim"] = int(dim)
+        except ValueError:
+            raise ValueError(f"--dim must be an integer, not {dim!r}") from None
     if alpha is not None:
         options["alpha"] = _number(alpha)
     return options
@@ -220,6 +226,7 @@ def _compare(
     dtype: str | None,
     seed: int,
     approximate: str | None,
+    dim: str | None,
     alpha: str | None,
     backward: bool,
     device: str | None,
@@ -236,7 +243,7 @@ def _compare(
 
     # Everything that can be known to be wrong is told before anything is computed.
     spec = find_spec(op)
-    options = _options(approximate, alpha)
+    options = _options(approximate, dim, alpha)
     spec.check_options(options)
     where = _device(device)
     _check_files(path, save, plot, force)

@@ -155,15 +155,17 @@ Launch share_out(Rows<kArrays>& rows) {
   }
   const int64_t size = int64_t{Shape::kThreads >> rows.log_side} * Shape::kAccesses * kAlong;
   const int64_t tiles = quotient(rows.n, size);
-  rows.tiles = static_cast<int>(tiles);
   const int tile_bytes = RowTiles<Shape, I, kInputs, kArrays>::kBytes;
   int room = 0;
   if (tiles > 1 && Recording::innermost() == nullptr) {  // otherwise there may be no device
-    const int static_bytes = kIsColumns ? kColumnsBytes : 0;
-    room = multiprocessor_shared_bytes() - kRowOtherBytes - static_bytes;
+    room = multiprocessor_shared_bytes() - kRowOtherBytes - (kIsColumns ? kColumnsBytes : 0);
+    const int most = max_cluster_blocks();
+    while (rows.blocks < most && rows.blocks * (1 + kFewPlaces) < tiles) rows.blocks *= 2;
   }
-  rows.places = static_cast<int>(std::min<int64_t>(room / tile_bytes, rows.tiles - 1));
+  rows.tiles = static_cast<int>(quotient(tiles, rows.blocks));
+  rows.places = std::min(room / tile_bytes, rows.tiles - 1);
   how.grid = static_cast<unsigned>(quotient(rows.count, int64_t{1} << rows.log_side) * rows.blocks);
+  how.cluster_blocks = static_cast<unsigned>(rows.blocks);
   how.shared_bytes = static_cast<std::size_t>(rows.places) * tile_bytes;
   last_variant() = rows.places < rows.tiles - 1 ? kNames.again
                    : rows.blocks > 1            ? kNames.in_cluster

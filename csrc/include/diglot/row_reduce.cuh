@@ -26,6 +26,7 @@
 
 #include <utility>
 
+#include "diglot/cluster.cuh"
 #include "diglot/reduce.cuh"
 #include "diglot/strides.cuh"
 #include "diglot/vector_access.cuh"
@@ -41,7 +42,7 @@ struct Rows {
   int64_t steps[kArrays];            // from an element of a row to the next
   int log_side;  // log2 of the threads that have a row, if lanes do; of the accesses side by side
                  // that a block has, if they are columns
-  int blocks;    // that have a row together
+  int blocks;    // that have a row together, as a cluster: a power of two
   int tiles;     // that each of them has of it
   int places;    // for tiles in shared memory
 };
@@ -179,6 +180,12 @@ class RowTiles {
       } else {
         *kept(place, k, a) = read(tile, k, a);
       }
+    });
+  }
+  // A tile that is loaded once registers are free: it is in flight with those that are fetched.
+  DIGLOT_DEVICE void announce(const Tile& tile) const {
+    for_each_access([&](int k, int a) {
+      if (Shape::kIsWide && is_there(tile, a, 0)) prefetch(address(tile, k, a, 0));
     });
   }
   DIGLOT_DEVICE void take(const Tile& tile, int place) {
@@ -346,10 +353,10 @@ class RowTiles {
 };
 
 // Every thread of a block gets the states combined of all threads of its rows: columns side by
-// side, each with its own.
+// side, each with its own. `shared` has room for those of all threads.
 template <int kThreads, typename State, int kRows>
-DIGLOT_DEVICE void columns_reduce(RowsOf<State, kRows>& states, int log_side) {
-  __shared__ State shared[kRows][kThreads];
+DIGLOT_DEVICE void columns_reduce(RowsOf<State, kRows>& states, State (&shared)[kRows][kThreads],
+                                  int log_side) {
   const int side = 1 << log_side, thread = static_cast<int>(threadIdx.x);
   if (side == kThreads) return;
   for (int apart = kWarpLanes / 2; apart >= side; apart /= 2) {
@@ -373,6 +380,33 @@ DIGLOT_DEVICE void columns_reduce(RowsOf<State, kRows>& states, int log_side) {
       states.of[row] = combine(states.of[row], shared[row][other * side + column]);
     }
   }
+  __syncthreads();
+}
+
+// The same for the blocks of a cluster, once those of each have their states. No block may end
+// until all have arrived at the cluster's barrier once more.
+template <int kThreads, typename State, int kRows>
+DIGLOT_DEVICE void cluster_reduce(RowsOf<State, kRows>& states, State (&shared)[kRows][kThreads],
+                                  int log_side, int blocks) {
+  const int thread = static_cast<int>(threadIdx.x), column = thread & ((1 << log_side) - 1);
+  if (thread == column) {
+    DIGLOT_UNROLL
+    for (int row = 0; row < kRows; ++row) shared[row][column] = states.of[row];
+  }
+  cluster_sync();
+  DIGLOT_UNROLL
+  for (int row = 0; row < kRows; ++row) {
+    const State* const own = &shared[row][column];
+    if constexpr (kThreads == 1) {  // one row: each lane reads one of the blocks' states
+      states.of[row] = lanes_reduce(*at_rank(own, thread & (blocks - 1)), blocks);
+    } else {
+      states.of[row] = *at_rank(own, 0);
+      for (int block = 1; block < blocks; ++block) {
+        states.of[row] = combine(states.of[row], *at_rank(own, block));
+      }
+    }
+  }
+  cluster_arrive();
 }
 
 template <typename Operations, typename States, int... kRow>
@@ -392,6 +426,7 @@ DIGLOT_DEVICE void reduce_then_map_rows(const Rows<kArrays>& rows, const Operati
   const RowPlace<Shape> place(rows);
   Tiles held(rows, place, inputs);
   const auto operations = held.of_rows(operation);
+  using State = typename decltype(held.none(operations))::Type;
   // Of the tiles of its part of a row a block keeps the first in registers, the next in shared
   // memory; those beyond are read again.
   const int tiles = Shape::kIsTiled ? rows.tiles : 1;
@@ -408,6 +443,7 @@ DIGLOT_DEVICE void reduce_then_map_rows(const Rows<kArrays>& rows, const Operati
   };
 
   for (int t = 1; t < kept; ++t) held.fetch(held.tile(first + t), t - 1);
+  if (kept > 1) held.announce(held.tile(first));
   auto states = held.none(operations);
   for (int t = tiles - 1; t >= 0; --t) {
     if (t > 0 && t == kept - 1) wait_for_copies();
@@ -418,10 +454,18 @@ DIGLOT_DEVICE void reduce_then_map_rows(const Rows<kArrays>& rows, const Operati
 
   if constexpr (Shape::kTeam == Team::kLanes) {
     states.of[0] = lanes_reduce(states.of[0], place.threads);
-  } else if constexpr (Shape::kTeam == Team::kBlock) {
-    states.of[0] = block_reduce<Shape::kThreads>(states.of[0]);
   } else {
-    columns_reduce<Shape::kThreads>(states, rows.log_side);
+    // Of as many rows side by side as there can be.
+    constexpr int kSide = Shape::kTeam == Team::kColumns ? Shape::kThreads : 1;
+    __shared__ State shared[Tiles::kRows][kSide];
+    if constexpr (Shape::kTeam == Team::kColumns) {
+      columns_reduce(states, shared, rows.log_side);
+    } else {
+      states.of[0] = block_reduce<Shape::kThreads>(states.of[0]);
+    }
+    if constexpr (Shape::kIsTiled) {
+      if (rows.blocks > 1) cluster_reduce(states, shared, rows.log_side, rows.blocks);
+    }
   }
 
   const auto maps = maps_of(operations, states, numbers);
@@ -429,6 +473,9 @@ DIGLOT_DEVICE void reduce_then_map_rows(const Rows<kArrays>& rows, const Operati
   for (int t = 0; t < tiles; ++t) {
     const auto tile = t == 0 ? held.tile(first) : bring(t);
     held.store(maps, tile, output);
+  }
+  if constexpr (Shape::kIsTiled) {
+    if (rows.blocks > 1) cluster_wait();
   }
 }
 

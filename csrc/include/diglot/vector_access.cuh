@@ -119,6 +119,13 @@ DIGLOT_DEVICE void wait_for_copies() {
 #endif
 }
 
+// Has a line of memory brought to the L2 cache, for a load that follows.
+DIGLOT_DEVICE void prefetch(const void* global) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("prefetch.global.L2 [%0];" : : "l"(__cvta_generic_to_global(global)));
+#endif
+}
+
 // Elements to step over until `address` is a multiple of 16 bytes.
 template <typename T>
 DIGLOT_HOST_DEVICE int elements_to_alignment(const T* address) {
