@@ -16,6 +16,8 @@ OPS = (
     "global_softmax",
     "grid_barrier_check",
     "l2",
+    "log_softmax",
+    "softmax",
     "standardize",
 )
 

@@ -69,7 +69,14 @@ ULP = {torch.float32: 2.0, torch.float16: 1.0, torch.bfloat16: 1.0, torch.float6
 # How far the two languages' kernels may be apart, in ulp, where it is not 1: bit by bit the same
 # where nothing is approximated. Sums over everything are in an order of each language's own: both
 # are held to the oracle instead.
-APART = {"add": 0.0, "dropout": 0.0, "global_softmax": None, "standardize": None}
+APART = {
+    "add": 0.0,
+    "dropout": 0.0,
+    "global_softmax": None,
+    "log_softmax": None,
+    "softmax": None,
+    "standardize": None,
+}
 
 
 def spacing(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -79,11 +79,37 @@ def whole(backend: str, sizes: tuple[int, ...]) -> None:
                 diglot.standardize(x, backend=backend).sum().backward()
 
 
+def rows(backend: str) -> None:
+    """Rows of every length, in lanes, blocks and clusters, as columns, and element by element."""
+    for dtype in (*DTYPES, torch.float16):
+        for shape, dim in (
+            ((5, 7), 1),
+            ((300, 128), 1),
+            ((70, 1000), 1),
+            ((33, 4099), 1),
+            ((9, 8192), 1),
+            ((7, 40_000), 1),
+            ((3, 300_000), 1),
+            ((3, 300_001), 1),
+            ((70, 96), 0),
+            ((5, 19, 33), 1),
+            ((9000, 72), 0),
+            ((20_000, 37), 0),
+        ):
+            x = torch.randn(shape, device="cuda").to(dtype).requires_grad_()
+            for function in (diglot.softmax, diglot.log_softmax):
+                function(x, dim, backend=backend).sum().backward()
+                function(x[..., 1:], dim, backend=backend)
+            if dtype in (torch.bfloat16, torch.float16):
+                diglot.softmax(x, dim, torch.float32, backend=backend).sum().backward()
+
+
 def exercise(backend: str, what: str) -> list[str]:
     """Runs them; returns the names of the launchers and variants that ran."""
     with diglot.record_runs() as runs:
         if what == "all":
             maps(backend)
+            rows(backend)
         sums(backend)
         clips(backend)
         whole(backend, WHOLE if what == "all" else WHOLE[:4])

@@ -144,7 +144,8 @@ def test_nothing_is_overwritten(tmp_path, monkeypatch):
         ("gelu --input a.npy --save a.npy --force", "--save must name another file than --input"),
         (
             "nothing --shape 3",
-            "op must be one of add, dropout, gelu, global_softmax, standardize, not",
+            "op must be one of add, dropout, gelu, global_softmax, log_softmax, softmax, "
+            "standardize, not",
         ),
         ("", "Missing argument 'OP'"),
     ],

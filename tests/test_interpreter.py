@@ -126,12 +126,27 @@ def test_order_is_shuffled_and_repeatable(run):
 
 
 @pytest.mark.parametrize(
+    ("kernel", "message"),
+    [
+        ("cluster_without_a_block", "wait in a loop that waits for memory"),
+        ("beyond_cluster", "the shared memory of block 2 of a cluster of 2"),
+    ],
+)
+def test_faults_in_a_cluster(run, kernel, message):
+    said, _ = run(kernel, cluster=2)
+    assert "planted::sum_in_cluster" in said and message in said, said
+    assert run("sum_in_cluster", cluster=2)[0] == ""
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"blocks": 0}, "cudaErrorInvalidConfiguration"),
         ({"threads": 0}, "cudaErrorInvalidConfiguration"),
         ({"threads": 1025}, "a block has at most 1024"),
         ({"shared": 227 * 1024 + 1}, "a block has at most 232448"),
+        ({"blocks": 6, "cluster": 4}, "clusters of 4 blocks in a grid of (6, 1, 1)"),
+        ({"blocks": 32, "cluster": 16}, "a cluster has at most 8"),
         ({"blocks": 65, "cooperative": True}, "64 blocks run at once"),
         ({"blocks": 17, "threads": 1024, "cooperative": True}, "16 blocks run at once"),
         ({"blocks": 9, "shared": 200 * 1024, "cooperative": True}, "8 blocks run at once"),

@@ -25,6 +25,7 @@ LAYOUTS = {
     "sliced": lambda x: x[..., : x.shape[-1] // 2],
     "every other": lambda x: x[..., ::2],
 }
+ROWS = {f"{op} along {dim}": (op, dim) for op in ("softmax", "log_softmax") for dim in range(4)}
 OPS = {
     "gelu": lambda backend: functools.partial(diglot.gelu, backend=backend),
     "add": lambda backend: lambda x: diglot.add(x, x, alpha=2, backend=backend),
@@ -60,6 +61,24 @@ def test_nothing_but_the_result_is_allocated(backend, layout, op):
     function(x)  # Triton's first call allocates to compile and load
     peak, result = peak_bytes(function, x)
     assert peak == allocated(result)
+
+
+@pytest.mark.parametrize("what", ROWS)
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "offset"])
+@pytest.mark.parametrize("backend", KERNELS)
+def test_nothing_is_transposed(backend, layout, what):
+    """Of rows along any dimension, forward and backward, and of a wider result."""
+    op, dim = ROWS[what]
+    own, backward = getattr(diglot, op), getattr(torch.ops.diglot, f"{op}_backward")
+    for dtype, wide in ((torch.float32, torch.float32), (torch.bfloat16, torch.float32)):
+        x = LAYOUTS[layout](torch.randn(4, 64, 32, 96, device="cuda").to(dtype))
+        own(x, dim, wide, backend=backend)
+        peak, result = peak_bytes(functools.partial(own, backend=backend), x, dim, wide)
+        assert peak == allocated(result)
+        grad = LAYOUTS[layout](torch.randn(4, 64, 32, 96, device="cuda"))
+        backward(grad, result, dim, dtype, backend)
+        peak, gradient = peak_bytes(backward, grad, result, dim, dtype, backend)
+        assert peak == allocated(gradient)
 
 
 @pytest.mark.parametrize("layout", PAIRS)
@@ -168,6 +187,23 @@ def test_reductions_of_more_than_2_31_elements(backend):
             rtol=2e-2,
             atol=2e-2,
         )
+
+
+@large_memory
+@pytest.mark.parametrize("backend", KERNELS)
+def test_rows_of_more_than_2_31_elements(backend):
+    """Together, and one that is as long; along it and across."""
+    x = torch.empty(BEYOND, dtype=torch.bfloat16, device="cuda").normal_()
+    for rows in (x[: 2**31].view(2**21, 2**10), x[: 2**31].view(2**10, 2**21)):
+        for dim in (0, 1):
+            y = diglot.softmax(rows, dim, backend=backend)
+            for first in (0, rows.shape[1 - dim] - 3):
+                few, got = (t.narrow(1 - dim, first, 3) for t in (rows, y))
+                torch.testing.assert_close(got, torch.softmax(few.float(), dim).bfloat16())
+    del y
+    y = diglot.softmax(x, 0, backend=backend)
+    total = sum(y[part].sum(dtype=torch.float64) for part in chunks(BEYOND))
+    assert abs(total.item() - 1) < 1e-2
 
 
 @large_memory

@@ -41,6 +41,14 @@ def test_what_a_gpu_gives(run, kernel, seed):
     assert torch.equal(out, torch.ones(BLOCKS))
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_blocks_of_a_cluster_read_each_other(run, seed):
+    message, out = run("sum_in_cluster", blocks=8, cluster=2, seed=seed)
+    assert message == ""
+    values = torch.arange(8 * THREADS, dtype=torch.float32).view(4, 2 * THREADS)
+    assert torch.equal(out, values.sum(1).repeat_interleave(2))
+
+
 def test_dynamic_shared_memory(run):
     message, out = run("sum_in_dynamic", shared=4 * THREADS)
     assert message == ""

@@ -62,9 +62,13 @@ def test_forward_and_backward(first, name, data):
         )
     ]
     wanted = [t.requires_grad_() for t in inputs if t.is_floating_point()]
+    rank = max(inputs[0].dim(), 1)
     options = {
         option: data.draw(
-            st.sampled_from(given.allowed or (given.default, given.another)), label=option
+            st.integers(-rank, rank - 1)
+            if option == "dim"
+            else st.sampled_from(given.allowed or (given.default, given.another)),
+            label=option,
         )
         for option, given in spec.options.items()
     }

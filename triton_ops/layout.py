@@ -73,15 +73,15 @@ class Layout:
         """The same dimensions in arrays of other strides."""
         return Layout(self.numel, self.sizes, tuple(strides))
 
-    def slices(self) -> Iterator[tuple[Layout, tuple[int, ...]]]:
-        """Slices of at most MAX_RANK dimensions, with the offset of each in every array.
+    def slices(self, max_rank: int = MAX_RANK) -> Iterator[tuple[Layout, tuple[int, ...]]]:
+        """Slices of at most `max_rank` dimensions, with the offset of each in every array.
 
         One for most layouts. For others the smallest dimensions are walked here, so that the
         slices are as few as can be; the fastest stays in every slice.
         """
         dimensions = list(zip(self.sizes, self.strides, strict=True))
         walked = []
-        while len(dimensions) > MAX_RANK:
+        while len(dimensions) > max_rank:
             smallest = min(range(1, len(dimensions)), key=lambda d: dimensions[d][0])
             walked.append(dimensions.pop(smallest))
         sizes, strides = tuple(d[0] for d in dimensions), tuple(d[1] for d in dimensions)

@@ -45,6 +45,7 @@ Block::Block(Grid& grid, Index3 index, std::uint64_t seed)
     threads_[i].index = index_of(static_cast<unsigned>(i), grid.launch.block);
   }
   clear_shared(grid.launch.shared_bytes);
+  if (grid.launch.cluster_blocks > 1) grid.cluster.shared[rank()] = shared_begin();
   busy_ = grid.launch.is_cooperative;  // which counts its blocks beforehand
   set_busy(true);
 }
@@ -186,6 +187,22 @@ Votes Block::barrier(bool predicate, const char* what, Place place) {
   thread.site = {nullptr, place};
   suspend();
   return thread.votes;
+}
+
+void Block::cluster_barrier(Place place) {
+  Cluster& cluster = grid_.cluster;
+  barrier(false, "the cluster's barrier", place);
+  if (thread_->linear == 0 && grid_.launch.cluster_blocks > 1) {
+    const unsigned generation = cluster.generation;
+    if (++cluster.arrived == grid_.launch.cluster_blocks) {
+      cluster.arrived = 0;
+      ++cluster.generation;
+      ++grid_.progress;
+    } else {
+      while (cluster.generation == generation) poll({nullptr, place});
+    }
+  }
+  barrier(false, "the cluster's barrier", place);
 }
 
 Lanes Block::exchange(std::uint32_t mask, std::uint64_t value, const char* what, Place place) {

@@ -13,6 +13,14 @@
 
 namespace diglot::interpreter {
 
+// What blocks share that run as a cluster, one cluster after the other.
+struct Cluster {
+  std::atomic<unsigned> arrived{0};
+  std::atomic<unsigned> generation{0};                      // of the barrier
+  std::atomic<unsigned> ended{0};                           // blocks, of all clusters
+  std::atomic<const char*> shared[kMaxClusterBlocks] = {};  // where each has its shared memory
+};
+
 // What all blocks of a launch share.
 struct Grid {
   Grid(const Launch& launch, const Kernel& kernel, const std::vector<Range>* arguments)
@@ -24,6 +32,7 @@ struct Grid {
   std::atomic<std::uint64_t> progress{0};  // grows with everything that a waiting thread may see
   std::atomic<std::int64_t> busy{0};       // blocks of which a thread does more than wait
   std::atomic<bool> is_over{false};        // a thread has failed
+  Cluster cluster;
   std::mutex mutex;
   std::string failure;
 
@@ -64,6 +73,7 @@ class Block {
   void run();
 
   Votes barrier(bool predicate, const char* what, Place place);
+  void cluster_barrier(Place place);
   Lanes exchange(std::uint32_t mask, std::uint64_t value, const char* what, Place place);
   std::uint32_t active_mask() const;
   void poll(const Site& site);
@@ -80,6 +90,8 @@ class Block {
   Grid& grid() { return grid_; }
   Races& races() { return races_; }
   const Index3& index() const { return index_; }
+  // In its cluster.
+  unsigned rank() const { return index_.x % grid_.launch.cluster_blocks; }
 
  private:
   // Lanes of one mask that have arrived at an exchange.
@@ -120,6 +132,8 @@ class Block {
 
 // Readies this OS thread's shared memory for a block: as if never written.
 void clear_shared(std::size_t dynamic_bytes);
+// Where it begins.
+const char* shared_begin();
 
 // The block that this OS thread runs, while one of its threads does; null in host code and in the
 // interpreter's own.

@@ -58,6 +58,7 @@ struct Launch {
   Index3 block;
   std::size_t shared_bytes = 0;  // dynamic shared memory
   bool is_cooperative = false;   // all blocks at once
+  unsigned cluster_blocks = 1;   // neighbours of a cluster, which run at once
 };
 
 // The device that is modelled: a small one with multiprocessors much like an H200's.
@@ -66,6 +67,7 @@ constexpr std::size_t kMaxSharedBytes = 227 * 1024;  // of a block; a multiproce
 constexpr unsigned kMultiprocessors = 8;
 constexpr unsigned kMultiprocessorThreads = 2048;
 constexpr unsigned kMultiprocessorBlocks = 8;
+constexpr unsigned kMaxClusterBlocks = 8;
 constexpr int kWarp = 32;
 
 // Blocks that run at once, which is what a co-operative launch may have. 0 if not even one does.
@@ -107,6 +109,11 @@ Index3 thread_index();
 Index3 block_index();
 Index3 block_size();
 Index3 grid_size();
+
+// Returns when all threads of all blocks of the cluster have called it.
+void cluster_barrier(Place place);
+// The address in another block's shared memory, by its rank in the cluster.
+const void* shared_of_rank(const void* shared, int rank, Place place);
 
 struct Votes {
   int count;  // of threads whose predicate was true

@@ -197,6 +197,28 @@ void check(const void* address, std::size_t bytes, Access access, const Site& si
     if (race.empty()) return;
     block->fail(race, site);
   }
+  // Of other blocks of the cluster only the bounds are known.
+  if (block->grid().launch.cluster_blocks > 1) {
+    const Range own = module().shared;
+    for (const auto& other : block->grid().cluster.shared) {
+      const char* const there = other;
+      if (there == nullptr || !contains({there, there + (own.end - own.begin)}, begin, end))
+        continue;
+      const char* const here = own.begin + (begin - there);
+      const bool is_dynamic =
+          here >= diglot_dynamic_shared && here < diglot_dynamic_shared + kMaxSharedBytes;
+      bool is_tracked = true;
+      if (is_dynamic && here + bytes > diglot_dynamic_shared + block->grid().launch.shared_bytes) {
+        block->fail(std::to_string(bytes) + " bytes out of bounds are " + verb(access) +
+                        " in the dynamic shared memory of another block",
+                    site);
+      }
+      const std::string fault =
+          is_dynamic ? "" : fault_in_shared(here, here + bytes, access, is_tracked);
+      if (!fault.empty()) block->fail(fault + ", of another block", site);
+      return;
+    }
+  }
   if (const Range* const range = find(module().image, begin, end, access)) {
     if (range->is_writable || access == Access::kRead) return;
     fail_read_only("a constant");
@@ -231,6 +253,8 @@ void clear_shared(std::size_t dynamic_bytes) {
   // A kernel that counts on zeros finds none. NaN, in every floating type.
   std::memset(diglot_dynamic_shared, 0xff, dynamic_bytes);
 }
+
+const char* shared_begin() { return module().shared.begin; }
 
 void touch(const void* address, std::size_t bytes, Access access, Place place) {
 #if !defined(__SANITIZE_ADDRESS__)  // there, only these accesses would be known

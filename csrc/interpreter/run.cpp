@@ -28,7 +28,7 @@ void check(const Launch& launch) {
   const auto refuse = [&](const std::string& why) {
     throw std::invalid_argument("launching " + launch.kernel + ": " + why);
   };
-  const auto& [kernel, grid, block, shared_bytes, is_cooperative] = launch;
+  const auto& [kernel, grid, block, shared_bytes, is_cooperative, cluster_blocks] = launch;
   if (grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.x > 0x7fffffff || grid.y > 65535 ||
       grid.z > 65535) {
     refuse("invalid configuration argument (cudaErrorInvalidConfiguration): a grid of " +
@@ -43,6 +43,11 @@ void check(const Launch& launch) {
     refuse("invalid argument (cudaErrorInvalidValue): " + std::to_string(shared_bytes) +
            " bytes of dynamic shared memory; a block has at most " +
            std::to_string(kMaxSharedBytes));
+  }
+  if (cluster_blocks == 0 || cluster_blocks > kMaxClusterBlocks || grid.x % cluster_blocks != 0) {
+    refuse("invalid cluster size (cudaErrorInvalidClusterSize): clusters of " +
+           std::to_string(cluster_blocks) + " blocks in a grid of " + text_of(grid) +
+           "; a cluster has at most " + std::to_string(kMaxClusterBlocks));
   }
   const unsigned resident = resident_blocks(threads, shared_bytes);
   if (is_cooperative && std::uint64_t{grid.x} * grid.y * grid.z > resident) {
@@ -127,17 +132,25 @@ void run(const Launch& launch, const Kernel& kernel) {
   Grid grid(launch, kernel, arguments);
   if (launch.is_cooperative) grid.busy = static_cast<std::int64_t>(blocks);
 
-  // A random order that needs no list: steps of a stride that has no divisor in common with the
-  // number of blocks.
+  // A random order of clusters that needs no list: steps of a stride that has no divisor in common
+  // with their number.
+  const std::uint64_t together = launch.cluster_blocks, clusters = blocks / together;
   const std::uint64_t seed = options().seed * 0x9e3779b97f4a7c15u + 0x2545f4914f6cdd1du;
-  std::uint64_t stride = seed % blocks | 1;
-  while (std::gcd(stride, blocks) != 1) stride += 2;
+  std::uint64_t stride = seed % clusters | 1;
+  while (std::gcd(stride, clusters) != 1) stride += 2;
   std::atomic<std::uint64_t> next{0};
   const auto work = [&] {
     const CatchSignals scope;
     for (std::uint64_t i; !grid.is_over && (i = next++) < blocks;) {
-      const std::uint64_t linear =
-          static_cast<std::uint64_t>((static_cast<unsigned __int128>(i) * stride + seed) % blocks);
+      // Blocks of a cluster are taken one after the other, each by an OS thread of its own: when
+      // one is taken, all of the clusters before have ended.
+      const std::uint64_t cluster = i / together;
+      const std::uint64_t place = static_cast<std::uint64_t>(
+          (static_cast<unsigned __int128>(cluster) * stride + seed) % clusters);
+      const std::uint64_t linear = place * together + i % together;
+      while (together > 1 && grid.cluster.ended < cluster * together && !grid.is_over) {
+        std::this_thread::yield();
+      }
       const Index3 index{static_cast<unsigned>(linear % size.x),
                          static_cast<unsigned>(linear / size.x % size.y),
                          static_cast<unsigned>(linear / size.x / size.y)};
@@ -146,6 +159,7 @@ void run(const Launch& launch, const Kernel& kernel) {
       } catch (const std::exception& error) {  // out of memory, say
         grid.fail(error.what());
       }
+      ++grid.cluster.ended;
     }
   };
 
@@ -162,13 +176,14 @@ void run(const Launch& launch, const Kernel& kernel) {
   if (!launch.is_cooperative) {
     workers = std::min(workers, kMostStacks / block_threads);
     if (blocks * block_threads < kFewThreads) workers = 1;
+    if (together > 1) workers = together;
   }
   {
     Team others;
     for (std::uint64_t i = 1; i < workers; ++i) {
       if (others.start(work)) continue;
       // Fewer do as well, unless blocks wait for each other.
-      if (launch.is_cooperative) {
+      if (launch.is_cooperative || together > 1) {
         grid.fail("the system starts no more than " + std::to_string(i) + " OS threads, and " +
                   std::to_string(blocks) + " blocks are to run at once");
       }
@@ -186,6 +201,24 @@ Index3 grid_size() { return current_block()->grid().launch.grid; }
 
 Votes block_barrier(bool predicate, const char* what, Place place) {
   return current_block()->barrier(predicate, what, place);
+}
+
+void cluster_barrier(Place place) { current_block()->cluster_barrier(place); }
+
+const void* shared_of_rank(const void* shared, int rank, Place place) {
+  Block& block = *current_block();
+  const auto& of = block.grid().cluster.shared;
+  if (rank < 0 || static_cast<unsigned>(rank) >= block.grid().launch.cluster_blocks) {
+    block.fail("the shared memory of block " + std::to_string(rank) + " of a cluster of " +
+                   std::to_string(block.grid().launch.cluster_blocks),
+               {nullptr, place});
+  }
+  if (of[rank] == nullptr) {
+    block.fail(
+        "the shared memory of a block that may not run yet: the cluster's barrier is missing",
+        {nullptr, place});
+  }
+  return of[rank] + (static_cast<const char*>(shared) - shared_begin());
 }
 
 Lanes warp_exchange(std::uint32_t mask, std::uint64_t value, const char* what, Place place) {

@@ -13,11 +13,7 @@ struct SoftmaxForward {
 
   template <typename Visit>
   DIGLOT_DEVICE State reduce(Visit visit, int) const {
-    State state = State::none();
-    visit([&](Compute x) { state.max = maximum(state.max, x); });
-    const Compute shift = state.shift();
-    visit([&](Compute x) { state.sum += exp_nonpositive_for<T>(x - shift); });
-    return state;
+    return State::of(visit);
   }
 
   // If nothing is greater than -inf, this is NaN, as in PyTorch.

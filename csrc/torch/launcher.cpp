@@ -193,6 +193,11 @@ Number StackReader::read<Number>() {
   return {real, integer};
 }
 
+template <>
+Dim StackReader::read<Dim>() {
+  return {read<Number>().integer};
+}
+
 const Operand& PythonReader::read_tensor(PyObject* tensor) {
   if (count_ == kMaxTensors) throw std::invalid_argument("a launcher of too many tensors");
   Operand& operand = operands_[count_];
@@ -204,14 +209,14 @@ const Operand& PythonReader::read_tensor(PyObject* tensor) {
   const Object dtype(PyObject_GetAttr(tensor, names().dtype));
   operand.dtype = dtype_of(dtype.get());
   const Object contiguous(PyObject_CallMethodObjArgs(tensor, names().is_contiguous, nullptr));
-  all_contiguous_ &= contiguous.get() == Py_True;
+  is_shape_needless_ &= contiguous.get() == Py_True;
   slots_[count_] = slot_++;
   tensors_[count_++] = tensor;  // borrowed: the caller's arguments outlive the call
   return operand;
 }
 
 void PythonReader::describe() {
-  bool one_dimension = all_contiguous_;
+  bool one_dimension = is_shape_needless_;
   for (int i = 1; i < count_; ++i) one_dimension &= operands_[i].numel == operands_[0].numel;
   for (int i = 0; i < count_; ++i) {
     Operand& operand = operands_[i];
@@ -306,6 +311,12 @@ Number PythonReader::read<Number>() {
   }
   if (PyErr_Occurred()) throw PythonError{};
   return number;
+}
+
+template <>
+Dim PythonReader::read<Dim>() {
+  is_shape_needless_ = false;
+  return {read<Number>().integer};
 }
 
 }  // namespace diglot::torch_binding

@@ -106,7 +106,8 @@ class PythonReader {
   T read();
   int device() const { return device_; }
   // Fills in sizes and strides, once all arguments are read: it is then known whether every tensor
-  // is contiguous with one element count, in which case one dimension describes them all.
+  // is contiguous with one element count, in which case one dimension describes them all, unless
+  // the launcher takes a Dim.
   void describe();
 #if defined(DIGLOT_INTERPRETER)
   // The memory of the tensors, of which the schema marks those that are written, as Tensor(a!).
@@ -126,7 +127,7 @@ class PythonReader {
 #if defined(DIGLOT_INTERPRETER)
   std::vector<std::pair<PyObject*, int>> lists_;  // with their slots
 #endif
-  bool all_contiguous_ = true;
+  bool is_shape_needless_ = true;  // while all tensors are contiguous
   int device_ = -1;
 };
 

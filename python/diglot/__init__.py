@@ -37,6 +37,8 @@ from diglot.ops import (
     gelu,
     global_softmax,
     grid_barrier_check,
+    log_softmax,
+    softmax,
     standardize,
 )
 
@@ -59,8 +61,10 @@ __all__ = [
     "grid_barrier_check",
     "l2",
     "last_run",
+    "log_softmax",
     "nn",
     "record_runs",
+    "softmax",
     "standardize",
     "use_backend",
 ]

@@ -124,6 +124,7 @@ def info() -> None:
     help="Of random data.",
 )
 @click.option("--approximate", metavar="FORM", help="gelu: none or tanh.")
+@click.option("--dim", metavar="NUMBER", help="softmax, log_softmax: the dimension.")
 @click.option("--alpha", metavar="NUMBER", help="add: the factor of the second input.")
 @click.option("--p", metavar="NUMBER", help="dropout: the probability of an element to be zeroed.")
 @click.option("--backward", is_flag=True, help="Compare gradients instead of the output.")
@@ -183,10 +184,17 @@ def _check_files(path: str | None, save: str | None, plot: str | None, force: bo
             raise ValueError(f"{option} must name another file than {other}, and both are {name}")
 
 
-def _options(approximate: str | None, alpha: str | None, p: str | None) -> dict[str, Any]:
+def _options(
+    approximate: str | None, dim: str | None, alpha: str | None, p: str | None
+) -> dict[str, Any]:
     options: dict[str, Any] = {}
     if approximate is not None:
         options["approximate"] = approximate
+    if dim is not None:
+        try:
+            options["dim"] = int(dim)
+        except ValueError:
+            raise ValueError(f"--dim must be an integer, not {dim!r}") from None
     if alpha is not None:
         options["alpha"] = _number("--alpha", alpha)
     if p is not None:
@@ -223,6 +231,7 @@ def _compare(
     dtype: str | None,
     seed: int,
     approximate: str | None,
+    dim: str | None,
     alpha: str | None,
     p: str | None,
     backward: bool,
@@ -240,7 +249,7 @@ def _compare(
 
     # Everything that can be known to be wrong is told before anything is computed.
     spec = find_spec(op)
-    options = _options(approximate, alpha, p)
+    options = _options(approximate, dim, alpha, p)
     spec.check_options(options)
     where = _device(device)
     _check_files(path, save, plot, force)

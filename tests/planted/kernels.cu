@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "diglot/cluster.cuh"
 #include "diglot/grid_barrier.cuh"
 #include "diglot/launch.cuh"
 #include "diglot/vector_access.cuh"
@@ -496,6 +497,30 @@ __global__ void fast_quotient(const float* in, float* out) {
   out[blockIdx.x] = __fdividef(1.0f, in[blockIdx.x]);
 }
 
+// What is wrong with a kernel in which the blocks of a cluster read each other's shared memory.
+enum class InCluster { kNothing, kBlockMissing, kNoSuchBlock };
+
+// out[block] = the sum of what all blocks of the cluster have of `in`, by way of shared memory.
+template <InCluster kFault>
+__global__ void sum_in_cluster(const float* in, float* out) {
+  constexpr int kBlocks = 2;
+  __shared__ float values[256];
+  const int i = static_cast<int>(threadIdx.x), rank = static_cast<int>(blockIdx.x) % kBlocks;
+  values[i] = in[blockIdx.x * blockDim.x + i];
+  if (kFault == InCluster::kBlockMissing && rank == 1) return;
+  diglot::cluster_sync();
+  if (i == 0) {
+    float sum = 0;
+    for (int other = 0; other < kBlocks; ++other) {
+      const int block = other + (kFault == InCluster::kNoSuchBlock);
+      const float* const theirs = diglot::at_rank(values, block);
+      for (int j = 0; j < 256; ++j) sum += theirs[j];
+    }
+    out[blockIdx.x] = sum;
+  }
+  diglot::cluster_sync();  // before a block ends
+}
+
 __global__ void empty(const float*, float*) {}
 
 using Start = void (*)(const diglot::Launch& how, const float* in, float* out);
@@ -518,6 +543,9 @@ const Entry kKernels[] = {
     {"dropped_warp", start<sum_by_shuffles<7>>},
     {"race_in_warp", start<race_in_warp<false>>},
     {"ordered_in_warp", start<race_in_warp<true>>},
+    {"sum_in_cluster", start<sum_in_cluster<InCluster::kNothing>>},
+    {"cluster_without_a_block", start<sum_in_cluster<InCluster::kBlockMissing>>},
+    {"beyond_cluster", start<sum_in_cluster<InCluster::kNoSuchBlock>>},
     PLANTED(sum_rows),
     PLANTED(beyond_shared_by_pointer),
     PLANTED(copy_beyond),
@@ -584,6 +612,7 @@ struct Options {
   unsigned long long seed;
   int finds_races;
   unsigned patience_ms, seconds;
+  unsigned cluster_blocks;
 };
 
 namespace {
@@ -602,7 +631,8 @@ void run_entry(const planted::Entry& entry, const Options& options, const float*
   };
   const diglot::interpreter::Arguments scope(
       {range(in, elements, false), range(out, options.blocks, true)});
-  entry.start({options.blocks, options.threads, options.shared_bytes, options.is_cooperative != 0},
+  entry.start({options.blocks, options.threads, options.shared_bytes, options.is_cooperative != 0,
+               options.cluster_blocks},
               in, out);
 }
 
@@ -617,7 +647,8 @@ void run_entry(const planted::Entry& entry, const Options& options, const float*
   check(cudaMalloc(&device_out, out_bytes), "allocating");
   check(cudaMemcpy(device_in, in, in_bytes, cudaMemcpyHostToDevice), "copying");
   check(cudaMemcpy(device_out, out, out_bytes, cudaMemcpyHostToDevice), "copying");
-  entry.start({options.blocks, options.threads, options.shared_bytes, options.is_cooperative != 0},
+  entry.start({options.blocks, options.threads, options.shared_bytes, options.is_cooperative != 0,
+               options.cluster_blocks},
               device_in, device_out);
   check(cudaDeviceSynchronize(), "running");
   check(cudaMemcpy(out, device_out, out_bytes, cudaMemcpyDeviceToHost), "copying");

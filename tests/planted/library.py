@@ -40,6 +40,7 @@ class Options(ctypes.Structure):
         ("finds_races", ctypes.c_int),
         ("patience_ms", ctypes.c_uint),
         ("seconds", ctypes.c_uint),
+        ("cluster", ctypes.c_uint),
     )
 
 
@@ -98,6 +99,7 @@ def runner(path: Path) -> Run:
         races: bool = True,
         patience_ms: int = 200,
         seconds: int = 300,
+        cluster: int = 1,
     ) -> tuple[str, torch.Tensor]:
         if values is None:
             values = torch.arange(max(blocks, 1) * THREADS, dtype=torch.float32)
@@ -105,7 +107,17 @@ def runner(path: Path) -> Run:
         message = library.run(
             kernel.encode(),
             ctypes.byref(
-                Options(blocks, threads, shared, cooperative, seed, races, patience_ms, seconds)
+                Options(
+                    blocks,
+                    threads,
+                    shared,
+                    cooperative,
+                    seed,
+                    races,
+                    patience_ms,
+                    seconds,
+                    cluster,
+                )
             ),
             ctypes.c_void_p(values.data_ptr()),
             ctypes.c_int64(values.numel()),
@@ -127,7 +139,7 @@ def main(path: str, kernel: str) -> None:
         values[i] = i
     for i in range(BLOCKS):
         out[i] = -1
-    options = Options(BLOCKS, THREADS, patience_ms=200, seconds=300)
+    options = Options(BLOCKS, THREADS, patience_ms=200, seconds=300, cluster=1)
     message = library.run(
         kernel.encode(), ctypes.byref(options), values, ctypes.c_int64(count), out
     )

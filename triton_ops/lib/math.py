@@ -168,6 +168,12 @@ def exp_nonpositive(x):
 
 
 @triton.jit
+def logarithm(x):
+    """The natural logarithm within 1 ulp."""
+    return tl.log(x)
+
+
+@triton.jit
 def reciprocal_root(x):
     """1 / sqrt(x), each of the two operations rounded to nearest."""
     if x.dtype == tl.float64:

@@ -11,6 +11,65 @@ import triton.language as tl
 from .math import exp2_approximate, exp_nonpositive, fma, maximum
 
 LOG2_E = tl.constexpr(1.44269502)
+BY_THREAD = tl.constexpr(-1)  # the axes of a tile but for its second, that of the threads
+
+
+@triton.jit
+def sum_along(x, AXIS: tl.constexpr):
+    """The sums along an axis, or by thread; the axes stay."""
+    if AXIS == BY_THREAD:
+        result = tl.sum(tl.sum(x, 2, keep_dims=True), 0, keep_dims=True)
+    else:
+        result = tl.sum(x, AXIS, keep_dims=True)
+    return result
+
+
+@triton.jit
+def max_along(x, AXIS: tl.constexpr):
+    """The maxima along an axis, or by thread; the axes stay. What a NaN does is not specified."""
+    if AXIS == BY_THREAD:
+        result = tl.max(tl.max(x, 2, keep_dims=True), 0, keep_dims=True)
+    else:
+        result = tl.max(x, AXIS, keep_dims=True)
+    return result
+
+
+@triton.jit
+def sums_none(zeros, T: tl.constexpr):
+    """A state of one sum, for row_reduce.py, as are the next ones."""
+    return (zeros,)
+
+
+@triton.jit
+def sums_combine(a, b, T: tl.constexpr):
+    return (a[0] + b[0],)
+
+
+@triton.jit
+def sums_fold(states, T: tl.constexpr):
+    return (tl.sum(states[0]),)
+
+
+@triton.jit
+def max_sum_along(x, AXIS: tl.constexpr, T: tl.constexpr):
+    """The maxima of elements of type T, and the sums of e^(x - max). What is not there is -inf."""
+    max = max_along(x, AXIS)
+    return max, sum_along(exp_nonpositive_for(x - shift_of(max), T), AXIS)
+
+
+@triton.jit
+def max_sum_none(zeros, T: tl.constexpr):
+    return zeros - float("inf"), zeros
+
+
+@triton.jit
+def max_sum_combine(a, b, T: tl.constexpr):
+    return combine_max_sum(a[0], a[1], b[0], b[1], T)
+
+
+@triton.jit
+def max_sum_fold(states, T: tl.constexpr):
+    return combine_all_max_sums(states[0], states[1], T)
 
 
 @triton.jit

@@ -24,6 +24,19 @@ void dispatch_floating(DType dtype, Function function) {
   }
 }
 
+// Calls function(Type<I>{}, Type<O>{}) with the floating types of the two: the same, or a wider one
+// of float32.
+template <typename Function>
+void dispatch_widening(DType narrow, DType wide, Function function) {
+  dispatch_floating(narrow, [&](auto type) {
+    if (wide == narrow) return function(type, type);
+    if constexpr (sizeof(typename decltype(type)::type) == 2) {
+      if (wide == DType::kFloat32) return function(type, Type<float>{});
+    }
+    throw std::invalid_argument("expected tensors of one type, or of float32 and a narrower one");
+  });
+}
+
 // Calls function(Type<T>{}) with the T of `dtype`.
 template <typename Function>
 void dispatch_all(DType dtype, Function function) {

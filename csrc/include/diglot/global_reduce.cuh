@@ -46,11 +46,6 @@ struct Chunks {
   bool is_aligned;    // every array starts at a multiple of 16 bytes
 };
 
-template <typename T, int kInputs>
-struct Inputs {
-  const T* of[kInputs];
-};
-
 // A thread's part of a tile: whole accesses, kGlobalThreads of them apart.
 template <typename T, int kInputs, int kAccesses>
 class Tile {

@@ -62,6 +62,21 @@ inline cudaError_t start_plainly(const void* kernel, dim3 grid, dim3 block, void
                                  std::size_t shared_bytes, cudaStream_t stream) {
   return cudaLaunchKernel(kernel, grid, block, arguments, shared_bytes, stream);
 }
+inline cudaError_t start_clusters(const void* kernel, dim3 grid, dim3 block, unsigned blocks,
+                                  void** arguments, std::size_t shared_bytes, cudaStream_t stream) {
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = blocks;
+  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  return cudaLaunchKernelExC(&config, kernel, arguments);
+}
 inline cudaError_t start_cooperatively(const void* kernel, dim3 grid, dim3 block, void** arguments,
                                        std::size_t shared_bytes, cudaStream_t stream) {
   return cudaLaunchCooperativeKernel(kernel, grid, block, arguments, shared_bytes, stream);
@@ -120,6 +135,7 @@ struct Launch {
   dim3 block;
   std::size_t shared_bytes = 0;  // of dynamic shared memory
   bool is_cooperative = false;   // all blocks at once, or an error: they may wait for each other
+  unsigned cluster_blocks = 1;   // neighbours in x that run at once as a cluster (cluster.cuh)
 };
 
 #if !defined(DIGLOT_INTERPRETER)
@@ -147,6 +163,16 @@ inline int multiprocessor_shared_bytes() {
   return static_cast<int>(interpreter::kMaxSharedBytes);
 #else
   return device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
+#endif
+}
+
+// Blocks that a cluster may have on the current device, and on every device that has clusters.
+inline int max_cluster_blocks() {
+  constexpr int kPortable = 8;
+#if defined(DIGLOT_INTERPRETER)
+  return kPortable;
+#else
+  return device_attribute(cudaDevAttrClusterLaunch) != 0 ? kPortable : 1;
 #endif
 }
 
@@ -201,7 +227,8 @@ void launch_as(void (*)(Parameters...), const Launch& how, cudaStream_t stream,
                     {how.grid.x, how.grid.y, how.grid.z},
                     {how.block.x, how.block.y, how.block.z},
                     how.shared_bytes,
-                    how.is_cooperative},
+                    how.is_cooperative,
+                    how.cluster_blocks},
                    [values] { std::apply(kKernel, values); });
 #else
   ensure_loaded<kKernel>();
@@ -212,7 +239,10 @@ void launch_as(void (*)(Parameters...), const Launch& how, cudaStream_t stream,
         void* pointers[] = {static_cast<void*>(&value)...};
         const auto start = how.is_cooperative ? &start_cooperatively : &start_plainly;
         const cudaError_t status =
-            start(kernel, how.grid, how.block, pointers, how.shared_bytes, stream);
+            how.cluster_blocks > 1
+                ? start_clusters(kernel, how.grid, how.block, how.cluster_blocks, pointers,
+                                 how.shared_bytes, stream)
+                : start(kernel, how.grid, how.block, pointers, how.shared_bytes, stream);
         if (status == cudaErrorCooperativeLaunchTooLarge) refuse_grid<kKernel>(how);
         check(status, "launching a kernel");
       },

@@ -134,6 +134,23 @@ DIGLOT_HOST_DEVICE double exponential(double x) {
 #endif
 }
 
+// The natural logarithm within 1 ulp.
+DIGLOT_HOST_DEVICE float logarithm(float x) {
+#if defined(__CUDA_ARCH__)
+  return ::logf(x);
+#else
+  return std::log(x);
+#endif
+}
+
+DIGLOT_HOST_DEVICE double logarithm(double x) {
+#if defined(__CUDA_ARCH__)
+  return ::log(x);
+#else
+  return std::log(x);
+#endif
+}
+
 constexpr float kLog2E = 1.44269502f;         // log2(e), rounded,
 constexpr float kLog2ETail = 1.92596303e-8f;  // and what that leaves
 constexpr float kLn2 = 0.693147182f;

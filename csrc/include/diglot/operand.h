@@ -30,6 +30,12 @@ struct Operand {
   }
 };
 
+// The number of a dimension of operands, from 0. A launcher that takes one is told their shapes,
+// which are left out otherwise where all lie in memory in one order.
+struct Dim {
+  int64_t number = 0;
+};
+
 // The layout of kArrays operands broadcast to the shape of the first: size-1 dimensions dropped,
 // dimensions ordered by the first operand's strides (fastest first), and neighbours merged wherever
 // all arrays step through both as through one.

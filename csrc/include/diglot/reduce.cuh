@@ -19,6 +19,12 @@ namespace diglot {
 constexpr int kWarpLanes = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
 
+// Arrays that are reduced together.
+template <typename T, int kInputs>
+struct Inputs {
+  const T* of[kInputs];
+};
+
 // kCount sums.
 template <typename Compute, int kCount>
 struct Sums {
@@ -56,6 +62,15 @@ struct MaxSum {
   DIGLOT_DEVICE static MaxSum none() {
     return {-std::numeric_limits<compute_t<T>>::infinity(), compute_t<T>(0)};
   }
+  // Of the elements that visit(function) calls function with, always the same.
+  template <typename Visit>
+  DIGLOT_DEVICE static MaxSum of(Visit visit) {
+    MaxSum state = none();
+    visit([&](compute_t<T> x) { state.max = maximum(state.max, x); });
+    const compute_t<T> shift = state.shift();
+    visit([&](compute_t<T> x) { state.sum += exp_nonpositive_for<T>(x - shift); });
+    return state;
+  }
   // What is subtracted before the exponential.
   DIGLOT_DEVICE compute_t<T> shift() const { return max == none().max ? compute_t<T>(0) : max; }
 };
@@ -91,17 +106,30 @@ DIGLOT_DEVICE Moments<Compute> combine(const Moments<Compute>& a, const Moments<
   return {count, fma(distance, share, a.mean), a.squares + b.squares + between};
 }
 
-// The state of a lane so many further on; one's own at the end of the warp.
-template <typename State>
-DIGLOT_DEVICE State shuffle_down(const State& state, int lanes) {
+// A state of which each word goes through a shuffle of words.
+template <typename State, typename Shuffle>
+DIGLOT_DEVICE State shuffle_words(const State& state, Shuffle shuffle) {
   constexpr int kWords = sizeof(State) / sizeof(uint32_t);
   uint32_t words[kWords];
   memcpy(words, &state, sizeof(state));
   DIGLOT_UNROLL
-  for (int i = 0; i < kWords; ++i) words[i] = __shfl_down_sync(kAllLanes, words[i], lanes);
+  for (int i = 0; i < kWords; ++i) words[i] = shuffle(words[i]);
   State result;
   memcpy(&result, words, sizeof(state));
   return result;
+}
+
+// The state of a lane so many further on; one's own at the end of the warp.
+template <typename State>
+DIGLOT_DEVICE State shuffle_down(const State& state, int lanes) {
+  return shuffle_words(state,
+                       [=](uint32_t word) { return __shfl_down_sync(kAllLanes, word, lanes); });
+}
+
+// The state of the lane of this number.
+template <typename State>
+DIGLOT_DEVICE State shuffle_from(const State& state, int lane) {
+  return shuffle_words(state, [=](uint32_t word) { return __shfl_sync(kAllLanes, word, lane); });
 }
 
 // The first lane gets the states of `kLanes` lanes combined, pairwise.
@@ -112,6 +140,16 @@ DIGLOT_DEVICE State warp_reduce(State state) {
     state = combine(state, shuffle_down(state, lanes));
   }
   return state;
+}
+
+// Each lane gets the states combined of its group of `lanes` neighbours, a power of two.
+template <typename State>
+DIGLOT_DEVICE State lanes_reduce(State state, int lanes) {
+  const int first = static_cast<int>(threadIdx.x) % kWarpLanes & ~(lanes - 1);
+  for (int apart = lanes / 2; apart > 0; apart /= 2) {
+    state = combine(state, shuffle_down(state, apart));
+  }
+  return shuffle_from(state, first);
 }
 
 // Every thread of a block of kThreads threads gets all their states combined: within each warp,

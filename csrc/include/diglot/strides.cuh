@@ -65,15 +65,27 @@ struct Strides {
     DIGLOT_UNROLL
     for (int d = 0; d < kMaxRank; ++d) {
       if (d >= rank) break;
-      // The last dimension's coordinate is what is left: no division.
-      const Index rest = d + 1 < rank ? sizes[d].quotient(linear) : 0;
-      const Index coordinate =
-          d + 1 < rank ? linear - rest * static_cast<Index>(sizes[d].divisor) : linear;
-      DIGLOT_UNROLL
-      for (int a = 0; a < kArrays; ++a) result.of[a] += coordinate * strides[d][a];
-      linear = rest;
+      step_dimension(d, linear, result);
     }
     return result;
+  }
+  // The same with less code, where it is done once.
+  DIGLOT_DEVICE Offsets offsets_by_loop(Index linear) const {
+    Offsets result = start;
+    DIGLOT_NO_UNROLL
+    for (int d = 0; d < rank; ++d) step_dimension(d, linear, result);
+    return result;
+  }
+
+ private:
+  DIGLOT_DEVICE void step_dimension(int d, Index& linear, Offsets& result) const {
+    // The last dimension's coordinate is what is left: no division.
+    const Index rest = d + 1 < rank ? sizes[d].quotient(linear) : 0;
+    const Index coordinate =
+        d + 1 < rank ? linear - rest * static_cast<Index>(sizes[d].divisor) : linear;
+    DIGLOT_UNROLL
+    for (int a = 0; a < kArrays; ++a) result.of[a] += coordinate * strides[d][a];
+    linear = rest;
   }
 };
 

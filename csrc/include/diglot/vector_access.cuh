@@ -47,7 +47,19 @@ DIGLOT_DEVICE void store_vector(T* address, const Vector<T, kElements>& value) {
     return;
   }
 #endif
-  *reinterpret_cast<Vector<T, kElements>*>(address) = value;
+  if constexpr (sizeof(value) > kAccessBytes) {
+    // Wider elements than those of the access that they come of.
+    constexpr int kPart = kAccessBytes / sizeof(T);
+    DIGLOT_UNROLL
+    for (int first = 0; first < kElements; first += kPart) {
+      Vector<T, kPart> part;
+      DIGLOT_UNROLL
+      for (int i = 0; i < kPart; ++i) part[i] = value[first + i];
+      store_vector(address + first, part);
+    }
+  } else {
+    *reinterpret_cast<Vector<T, kElements>*>(address) = value;
+  }
 }
 
 // An access as it is held: elements of 16 bits take a register each where the compiler knows them
@@ -69,6 +81,49 @@ DIGLOT_DEVICE Vector<T> unpack(uint4 bits) {
   Vector<T> value;
   memcpy(&value, &bits, sizeof(bits));
   return value;
+}
+
+// What an access is held as: packed, if it has 16 bytes.
+template <typename T, int kElements, bool kIsPacked = kElements * sizeof(T) == kAccessBytes>
+struct Held {
+  uint4 bits;
+
+  DIGLOT_DEVICE static Held of(const Vector<T, kElements>& value) { return {pack(value)}; }
+  DIGLOT_DEVICE Vector<T, kElements> get() const { return unpack<T>(bits); }
+};
+template <typename T, int kElements>
+struct Held<T, kElements, false> {
+  Vector<T, kElements> value;
+
+  DIGLOT_DEVICE static Held of(const Vector<T, kElements>& value) { return {value}; }
+  DIGLOT_DEVICE Vector<T, kElements> get() const { return value; }
+};
+
+// Copies 16 bytes from global to shared memory, of which none is in a register meanwhile. The
+// thread sees them once wait_for_copies has returned.
+DIGLOT_DEVICE void copy_async(uint4* shared, const void* global) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
+               :
+               : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(shared))),
+                 "l"(__cvta_generic_to_global(global))
+               : "memory");
+#else
+  *shared = *static_cast<const uint4*>(global);
+#endif
+}
+
+DIGLOT_DEVICE void wait_for_copies() {
+#if defined(__CUDA_ARCH__)
+  asm volatile("cp.async.wait_all;" : : : "memory");
+#endif
+}
+
+// Has a line of memory brought to the L2 cache, for a load that follows.
+DIGLOT_DEVICE void prefetch(const void* global) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("prefetch.global.L2 [%0];" : : "l"(__cvta_generic_to_global(global)));
+#endif
 }
 
 // Elements to step over until `address` is a multiple of 16 bytes.

@@ -6,6 +6,8 @@ from diglot.ops.dropout import dropout
 from diglot.ops.gelu import gelu
 from diglot.ops.global_softmax import global_softmax
 from diglot.ops.grid_barrier_check import GridBarrierCheck, grid_barrier_check
+from diglot.ops.log_softmax import log_softmax
+from diglot.ops.softmax import softmax
 from diglot.ops.standardize import standardize
 
 __all__ = [
@@ -16,5 +18,7 @@ __all__ = [
     "gelu",
     "global_softmax",
     "grid_barrier_check",
+    "log_softmax",
+    "softmax",
     "standardize",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -25,3 +26,23 @@ def check_dtype(op: str, name: str, tensor: torch.Tensor, allowed: tuple[torch.d
         names = ", ".join(str(dtype).removeprefix("torch.") for dtype in allowed)
         found = str(tensor.dtype).removeprefix("torch.")
         raise TypeError(f"{op}: {name} must have one of the dtypes {names}, not {found}")
+
+
+def check_dim(op: str, dim: Any, tensor: torch.Tensor) -> int:
+    """The number from 0 of a dimension; 0 and -1 are those of a tensor without any.
+
+    Raises:
+        TypeError: it is no integer.
+        IndexError: the tensor has no such dimension.
+    """
+    rank = tensor.dim() or 1
+    if type(dim) is not int:
+        if isinstance(dim, bool) or not hasattr(dim, "__index__"):
+            raise TypeError(f"{op}: dim must be an integer, not {type(dim).__name__}")
+        dim = operator.index(dim)
+    if not -rank <= dim < rank:
+        raise IndexError(
+            f"{op}: dim must be from {-rank} to {rank - 1} for a tensor of {tensor.dim()} "
+            f"dimensions, not {dim}"
+        )
+    return dim + rank if dim < 0 else dim

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import torch
 
+from diglot.reference.compute_eps import compute_eps
 from diglot.reference.memory_order import in_memory_order
 from diglot.tools.specs import Expected, OpSpec, nbytes
 
@@ -71,13 +72,6 @@ def global_softmax_oracle(input: torch.Tensor) -> torch.Tensor:
     return ((input.double() - top) - log_sum).exp()
 
 
-def _eps(dtype: torch.dtype) -> float:
-    """Of the type that is computed in; in float64 the oracle's own sums are no better."""
-    if dtype == torch.float64:
-        return 16 * torch.finfo(torch.float64).eps
-    return torch.finfo(torch.float32).eps
-
-
 def _expected(input: torch.Tensor) -> Expected:
     top, log_sum = _max_and_log_sum(input)
 
@@ -86,7 +80,7 @@ def _expected(input: torch.Tensor) -> Expected:
 
     # The rounding of x - max, which the exponential multiplies by its size, and of the sum.
     below = (input.detach().double() - top).clamp(min=-200)
-    allowance = _eps(input.dtype) * (2 - below) * value(input.detach(), top, log_sum)
+    allowance = compute_eps(input.dtype) * (2 - below) * value(input.detach(), top, log_sum)
     tensors = (input, top, log_sum)
     return Expected(value, tensors, {"input": input}, input.dtype, allowance.nan_to_num(0.0))
 
@@ -102,7 +96,7 @@ def _expected_gradients(grad_output: torch.Tensor, input: torch.Tensor) -> dict[
     eps = torch.finfo(input.dtype).eps
     x = input.detach().double()
     below = (x - x.max()).clamp(min=-200) if x.numel() else x
-    relative = eps + _eps(input.dtype) * (4 - below)
+    relative = eps + compute_eps(input.dtype) * (4 - below)
     tiny = torch.finfo(input.dtype).tiny
     worst = relative.max() if x.numel() else 0.0
     lost = tiny * grad.abs().sum()  # outputs below the least normal number

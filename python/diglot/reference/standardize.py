@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import torch
 
+from diglot.reference.compute_eps import compute_eps
 from diglot.tools.specs import Expected, OpSpec, Option, nbytes
 
 EPS = 1e-5
@@ -90,13 +91,6 @@ def standardize_oracle(input: torch.Tensor, eps: float = EPS) -> torch.Tensor:
     return (input.double() - mean) * rstd
 
 
-def _eps(dtype: torch.dtype) -> float:
-    """Of the type that is computed in; in float64 the oracle's own sums are no better."""
-    if dtype == torch.float64:
-        return 16 * torch.finfo(torch.float64).eps
-    return torch.finfo(torch.float32).eps
-
-
 def _expected(input: torch.Tensor, eps: float = EPS) -> Expected:
     mean, rstd = _statistics(input, eps)
 
@@ -105,7 +99,7 @@ def _expected(input: torch.Tensor, eps: float = EPS) -> Expected:
 
     # The rounding of the mean, and the relative errors of it and of the root.
     y = value(input.detach(), mean, rstd)
-    allowance = 4 * _eps(input.dtype) * ((mean * rstd).abs() + y.abs() + 1)
+    allowance = 4 * compute_eps(input.dtype) * ((mean * rstd).abs() + y.abs() + 1)
     tensors = (input, mean, rstd)
     return Expected(value, tensors, {"input": input}, input.dtype, allowance.nan_to_num(0.0))
 
@@ -124,7 +118,7 @@ def _expected_gradients(
 
     offset = (mean * rstd).abs() + 1
     size = g.abs() + g.abs().sum() / n + (y.abs() + offset) * ((g * y).abs().sum() / n)
-    allowance = 8 * _eps(input.dtype) * rstd * offset * size
+    allowance = 8 * compute_eps(input.dtype) * rstd * offset * size
     shown = {"input": input, "grad_output": grad_output}
     tensors = (grad_output, input, mean, rstd, grad_mean, slope)
     return {"input": Expected(value, tensors, shown, input.dtype, allowance.nan_to_num(0.0))}

@@ -1,0 +1,215 @@
+"""What the benchmarks of row-wise ops share: shapes, providers, bars.
+
+A row is read once, and its kernel is bound by memory: on an otherwise idle GPU the question is what
+share of a copy's speed it reaches, and how it compares with the best kernel of the same language.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from bench.harness import Bar, Benchmark, Call, Case, Tensors, share_of_copy, time_over_torch
+from diglot.tools.specs import Expected, find_spec, nbytes
+
+BF16, FP32 = torch.bfloat16, torch.float32
+SHORT = (32768, 1024)
+SHAPES = (
+    (SHORT, BF16),
+    ((32768, 4096), BF16),
+    ((32768, 16384), BF16),
+    ((8192, 65536), BF16),
+    ((4096, 262144), BF16),
+    ((32768, 4096), FP32),
+    ((32768, 16384), FP32),
+    ((4096, 262144), FP32),
+)
+FEW = ((1, 4096), (8, 4096))  # in a CUDA graph
+LONG = 4096  # rows of which the bars of long rows are
+# What is compiled by Triton, and what is CUDA C++ or CUTLASS.
+PEERS = {"triton": ("torch.compile", "liger"), "cuda": ("torch", "quack")}
+
+Row = dict[str, Any]
+Rows = dict[str, Row]
+Function = Callable[..., torch.Tensor]
+
+
+def over_best_peer(row: Row, rows: Rows) -> float:
+    """Speed as a multiple of that of the best peer of the same language."""
+    times = [rows[p]["time_us"] for p in PEERS[row["provider"]] if "time_us" in rows.get(p, {})]
+    return min(times, default=math.inf) / row["time_us"]
+
+
+def _is_row(row: Row) -> bool:
+    return row["timer"] == "device" and "dim" not in row["options"]
+
+
+def _bound(row: Row) -> float | None:
+    """The share of the copy ceiling that a row must reach; None: a multiple of a peer's speed."""
+    n, backward = row["shape"][-1], row["direction"] == "backward"
+    if tuple(row["shape"]) == SHORT:
+        return 0.70 if backward else 0.87
+    if row["provider"] == "cuda":
+        return 0.95 if not backward else 0.92 if n <= 65536 else 0.85
+    if n <= 16384:
+        return 0.88 if backward else 0.95
+    return None
+
+
+def _needed(row: Row) -> float:
+    bound = _bound(row)
+    assert bound is not None
+    return bound
+
+
+BARS = [
+    Bar(
+        "share of the copy ceiling",
+        lambda row: _is_row(row) and _bound(row) is not None,
+        share_of_copy,
+        _needed,
+    ),
+    Bar(
+        "share of the copy ceiling along dimension 0",
+        lambda row: row["timer"] == "device" and row["options"].get("dim") == 0,
+        share_of_copy,
+        lambda row: 0.85,
+    ),
+    Bar(
+        "speed over the best peer of the language",
+        lambda row: _is_row(row),
+        over_best_peer,
+        lambda row: 1.15 if _bound(row) is None else 0.97,
+    ),
+    Bar(
+        "time over torch's in a graph",
+        lambda row: row["timer"] == "graph",
+        time_over_torch,
+        lambda row: 1.0,
+        at_least=False,
+    ),
+]
+
+
+def cases(extra: Sequence[Case] = ()) -> list[Case]:
+    """Every shape in both directions, few rows in a graph, and others."""
+    return [
+        *(
+            Case(direction, dtype, shape)
+            for shape, dtype in SHAPES
+            for direction in ("forward", "backward")
+        ),
+        *extra,
+        *(Case("forward", dtype, shape, timer="graph") for shape in FEW for dtype in (BF16, FP32)),
+    ]
+
+
+def inputs(case: Case) -> Tensors:
+    """The input; of a backward pass, the output's gradient and the input."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    count = 2 if case.direction == "backward" else 1
+    return tuple(
+        torch.randn(case.shape, generator=generator, device="cuda", dtype=case.dtype)
+        for _ in range(count)
+    )
+
+
+def bytes_moved(case: Case, tensors: Tensors) -> int:
+    """Each input once, the output once."""
+    return sum(map(nbytes, tensors)) + nbytes(tensors[0])
+
+
+def optional(module: str, name: str) -> Any:
+    """Something of a peer's package; None where that is not installed, or has it no more."""
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError):
+        return None
+
+
+def benchmark_of(
+    op: str,
+    ours: dict[str, Callable[..., Any]],
+    eager: dict[str, Function],
+    formulas: dict[str, Function],
+    saved: Callable[[torch.Tensor, int], torch.Tensor],
+    peers: dict[str, dict[str, Function]],
+) -> Benchmark:
+    """The benchmark of softmax or of its logarithm.
+
+    Functions are given for the directions "forward" and "backward"; they take tensors and the
+    dimension.
+
+    Args:
+        op: the op's name.
+        ours: from a backend, tensors and the dimension, the result.
+        eager: PyTorch's own op.
+        formulas: the definition written out.
+        saved: from the input and the dimension, what the backward pass takes beside the gradient.
+        peers: functions of packages that are installed, of rows, by the package's name.
+    """
+    spec = find_spec(op)
+
+    def expected(case: Case, tensors: Tensors) -> Expected:
+        if case.direction == "backward":
+            return spec.backward(*tensors, **case.options)["input"]
+        return spec.forward(*tensors, **case.options)
+
+    def call(function: Function, case: Case, tensors: Tensors) -> Call:
+        dim = case.options.get("dim", -1)
+        if case.direction == "backward":
+            tensors = (tensors[0], saved(tensors[1], dim))
+        return lambda: function(*tensors, dim)
+
+    made = Benchmark(
+        op=op,
+        cases=cases(
+            [
+                Case(direction, BF16, (8192, 8192), {"dim": 0})
+                for direction in ("forward", "backward")
+            ]
+        ),
+        inputs=inputs,
+        expected=expected,
+        bytes_moved=bytes_moved,
+        bars=BARS,
+    )
+
+    for backend in ("cuda", "triton"):
+
+        @made.provider(backend)
+        def own(case: Case, tensors: Tensors, backend: str = backend) -> Call:
+            return call(functools.partial(ours[case.direction], backend), case, tensors)
+
+    @made.provider("torch")
+    def torch_eager(case: Case, tensors: Tensors) -> Call:
+        return call(eager[case.direction], case, tensors)
+
+    @made.provider("torch.compile")
+    def compiled(case: Case, tensors: Tensors) -> Call:
+        torch._dynamo.reset()  # each case is compiled for its shape alone
+        return call(torch.compile(formulas[case.direction], dynamic=False), case, tensors)
+
+    for name, functions in peers.items():
+
+        @made.provider(name)
+        def peer(
+            case: Case, tensors: Tensors, functions: dict[str, Function] = functions
+        ) -> Call | None:
+            # Liger reads rows of 65536 elements at most in one piece, and QuACK the last dimension.
+            if case.options or case.direction not in functions:
+                return None
+            try:
+                made_call = call(functions[case.direction], case, tensors)
+                made_call()
+            except Exception as error:  # whatever a peer raises at what it does not take
+                print(f"  {case.direction} not by a peer: {type(error).__name__}")
+                return None
+            return made_call
+
+    return made

@@ -1,0 +1,239 @@
+// Host side of a kernel that reduces rows and then maps them: how rows lie in the arrays, which
+// variant runs, and its grid. Twin of triton_ops/row_launch.py.
+#pragma once
+
+#include "diglot/launch.cuh"
+#include "diglot/operand.h"
+#include "diglot/row_reduce.cuh"
+
+namespace diglot {
+
+template <int kAccesses, bool kIsWide = true>
+using LaneRows = RowShape<Team::kLanes, kIsWide, 128, kAccesses, false>;
+template <int kThreads, int kAccesses>
+using BlockRows = RowShape<Team::kBlock, true, kThreads, kAccesses, false>;
+template <int kAccesses, bool kIsWide = true>
+using TiledRows = RowShape<Team::kBlock, kIsWide, 256, kAccesses, true>;
+template <int kAccesses, bool kIsWide = true>
+using TiledColumns = RowShape<Team::kColumns, kIsWide, 256, kAccesses, true>;
+
+// Variants, the first of which that holds a row in registers runs it, or else the last, in tiles.
+template <typename... Shapes>
+struct ShapeList {};
+
+// Element types where speed matters most have more of them. Of kInputs arrays a thread holds so
+// many accesses that they fit in 32 registers; double's arithmetic takes more.
+template <typename I, typename O, int kInputs>
+struct RowShapes {
+  static constexpr int kMost = sizeof(I) == 8 ? 2 : 8 / kInputs;
+  using Wide = std::conditional_t<
+      std::is_same_v<I, O> && sizeof(I) <= 4,
+      ShapeList<LaneRows<1>, LaneRows<4>, BlockRows<128, 4>, BlockRows<256, 4>, TiledRows<kMost>>,
+      ShapeList<LaneRows<2>, TiledRows<kMost>>>;
+  using Narrow = ShapeList<LaneRows<1, false>, TiledRows<2, false>>;
+  using WideColumns = ShapeList<TiledColumns<kMost>>;
+  using NarrowColumns = ShapeList<TiledColumns<8, false>>;
+};
+
+// Tiles of a row that a block keeps in shared memory at most where more blocks could share the row;
+// with so many, two blocks fit on a multiprocessor of an H200.
+constexpr int kFewPlaces = 3;
+// Of shared memory, what a block takes for other things, and the device beside it, at most.
+constexpr int kRowOtherBytes = 2 * 1024;
+constexpr int kColumnsBytes = 24 * 1024;  // of columns_reduce
+// Neighbouring accesses that a block of columns makes at least, so that lines of memory are read
+// whole: 128 bytes, or 32 elements.
+template <bool kIsWide>
+constexpr int kColumnsAside = kIsWide ? 8 : 32;
+
+// Rows along one dimension of kArrays arrays of one shape, the output first. Those that follow the
+// inputs have size 1 there.
+template <int kArrays>
+struct RowLayout {
+  int64_t n = 1;
+  int64_t steps[kArrays] = {};
+  Layout<kArrays> outer;
+
+  RowLayout(const Operand* const (&operands)[kArrays], int dim)
+      : outer(without(operands, dim, *this)) {}
+
+  // Whether rows consist of 16-byte accesses, of as many elements as one of the input's type has.
+  bool is_wide(int elements, int arrays) const {
+    if (n % elements != 0) return false;
+    for (int a = 0; a < arrays; ++a) {
+      if (steps[a] != 1 || !outer.has_multiples(a, elements, 0)) return false;
+    }
+    return true;
+  }
+  // Whether accesses side by side do.
+  bool has_wide_columns(int elements, int arrays) const {
+    for (int a = 0; a < arrays; ++a) {
+      if (!outer.has_vectors(a, elements) || steps[a] % elements != 0) return false;
+    }
+    return true;
+  }
+  // Whether neighbours along the dimension are further apart than those of another.
+  bool is_columns() const { return outer.rank > 0 && n > 1 && outer.strides[0][0] < steps[0]; }
+
+ private:
+  struct Views {
+    Operand operands[kArrays];
+    const Operand* pointers[kArrays];
+  };
+  static Layout<kArrays> without(const Operand* const (&operands)[kArrays], int dim,
+                                 RowLayout& row) {
+    Views views;
+    for (int a = 0; a < kArrays; ++a) {
+      Operand& view = views.operands[a] = *operands[a];
+      views.pointers[a] = &view;
+      if (view.rank == 0) continue;
+      const int64_t size = view.sizes[dim];
+      if (a == 0) row.n = size;
+      row.steps[a] = size == 1 ? (row.n == 1) : view.strides[dim];
+      --view.rank;
+      for (int d = dim; d < view.rank; ++d) {
+        view.sizes[d] = view.sizes[d + 1];
+        view.strides[d] = view.strides[d + 1];
+      }
+    }
+    return Layout<kArrays>(views.pointers);
+  }
+};
+
+struct VariantNames {
+  const char* in_lanes;
+  const char* in_registers;
+  const char* in_shared;
+  const char* in_cluster;
+  const char* again;
+};
+template <bool kIsColumns, bool kIsWide>
+constexpr VariantNames kVariantNames =
+    kIsColumns
+        ? (kIsWide ? VariantNames{"", "columns in registers, 16-byte accesses",
+                                  "columns in shared memory, 16-byte accesses",
+                                  "columns across a cluster, 16-byte accesses",
+                                  "columns read twice, 16-byte accesses"}
+                   : VariantNames{"", "columns in registers", "columns in shared memory",
+                                  "columns across a cluster", "columns read twice"})
+        : (kIsWide ? VariantNames{"rows in lanes, 16-byte accesses",
+                                  "a row in registers, 16-byte accesses",
+                                  "a row in shared memory, 16-byte accesses",
+                                  "a row across a cluster, 16-byte accesses",
+                                  "a row read twice, 16-byte accesses"}
+                   : VariantNames{"rows in lanes", "a row in registers", "a row in shared memory",
+                                  "a row across a cluster", "a row read twice"});
+
+inline int log2_ceiling(int64_t n) {
+  int result = 0;
+  while ((int64_t{1} << result) < n) ++result;
+  return result;
+}
+
+// How a shape shares out rows, and what it is launched with.
+template <typename Shape, typename I, int kInputs, int kArrays>
+Launch share_out(Rows<kArrays>& rows) {
+  constexpr int kAlong = Shape::template kAlong<I>;
+  constexpr bool kIsColumns = Shape::kTeam == Team::kColumns;
+  constexpr const VariantNames& kNames = kVariantNames<kIsColumns, Shape::kIsWide>;
+  const auto quotient = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
+  Launch how{{}, Shape::kThreads};
+  rows.log_side = 0, rows.blocks = 1, rows.tiles = 1, rows.places = 0;
+  if constexpr (Shape::kTeam == Team::kLanes) {
+    rows.log_side = log2_ceiling(quotient(rows.n, Shape::kAccesses * kAlong));
+    how.grid = blocks_for(rows.count, Shape::kThreads >> rows.log_side);
+    last_variant() = kNames.in_lanes;
+    return how;
+  }
+  if (kIsColumns) {
+    // No wider than there are columns, no narrower than memory likes, else so that rows fit.
+    constexpr int kLeast = kColumnsAside<Shape::kIsWide>;
+    const int64_t widest = int64_t{Shape::kThreads} * Shape::kAccesses / rows.n;
+    rows.log_side = std::min(log2_ceiling(std::clamp<int64_t>(widest + 1, kLeast + 1, 512)) - 1,
+                             log2_ceiling(rows.count));
+    rows.log_side = std::min(rows.log_side, log2_ceiling(Shape::kThreads));
+  }
+  const int64_t size = int64_t{Shape::kThreads >> rows.log_side} * Shape::kAccesses * kAlong;
+  const int64_t tiles = quotient(rows.n, size);
+  const int tile_bytes = RowTiles<Shape, I, kInputs, kArrays>::kBytes;
+  int room = 0;
+  if (tiles > 1 && Recording::innermost() == nullptr) {  // otherwise there may be no device
+    room = multiprocessor_shared_bytes() - kRowOtherBytes - (kIsColumns ? kColumnsBytes : 0);
+    const int most = max_cluster_blocks();
+    while (rows.blocks < most && rows.blocks * (1 + kFewPlaces) < tiles) rows.blocks *= 2;
+  }
+  rows.tiles = static_cast<int>(quotient(tiles, rows.blocks));
+  rows.places = std::min(room / tile_bytes, rows.tiles - 1);
+  how.grid = static_cast<unsigned>(quotient(rows.count, int64_t{1} << rows.log_side) * rows.blocks);
+  how.cluster_blocks = static_cast<unsigned>(rows.blocks);
+  how.shared_bytes = static_cast<std::size_t>(rows.places) * tile_bytes;
+  last_variant() = rows.places < rows.tiles - 1 ? kNames.again
+                   : rows.blocks > 1            ? kNames.in_cluster
+                   : rows.places > 0            ? kNames.in_shared
+                                                : kNames.in_registers;
+  return how;
+}
+
+// Whether a row of n elements fits in the registers of those who have it.
+template <typename Shape, typename I>
+bool holds(int64_t n) {
+  const int threads = Shape::kTeam == Team::kLanes ? kWarpLanes : Shape::kThreads;
+  return n <= int64_t{threads} * Shape::kAccesses * Shape::template kAlong<I>;
+}
+
+// Runs function(shape, rows, how) for each slice of the arrays of `layout`, whose other dimensions
+// are `outer`, by the first shape that holds a row, or else by the last.
+template <typename I, int kInputs, int kArrays, typename Function, typename... Shapes>
+void run_rows(const RowLayout<kArrays>& layout, const Layout<kArrays>& outer, ShapeList<Shapes...>,
+              Function function) {
+  outer.template for_each_slice<int64_t>([&](int64_t count, const auto& starts) {
+    Rows<kArrays> rows;
+    rows.n = layout.n, rows.count = count, rows.starts = starts;
+    std::copy_n(layout.steps, kArrays, rows.steps);
+    int left = sizeof...(Shapes);
+    const auto attempt = [&](auto shape) {
+      using Shape = decltype(shape);
+      if (--left > 0 && !holds<Shape, I>(rows.n)) return false;
+      const Launch how = share_out<Shape, I, kInputs>(rows);
+      function(shape, rows, how);
+      return true;
+    };
+    static_cast<void>((attempt(Shapes{}) || ...));
+  });
+}
+
+// Calls function(shape, rows, how) for arrays of type I, but for the output, of type O, which is
+// the first, and those that follow the kInputs inputs; more than once where the arrays have more
+// dimensions than a kernel takes.
+template <typename I, typename O, int kInputs, int kArrays, typename Function>
+void launch_rows(const Operand* const (&operands)[kArrays], Dim dim, Function function) {
+  if (operands[0]->numel == 0) {
+    last_variant() = "nothing to do";
+    return;
+  }
+  using Shapes = RowShapes<I, O, kInputs>;
+  constexpr int kElements = kAccessBytes / static_cast<int>(sizeof(I));
+  constexpr int kCut = kInputs + 1;  // arrays of whole rows
+  const RowLayout<kArrays> layout(operands, static_cast<int>(dim.number));
+  bool is_aligned = true;
+  for (int a = 0; a < kCut; ++a) {
+    const int bytes = std::min(kAccessBytes, kElements * size_of(operands[a]->dtype));
+    is_aligned &= reinterpret_cast<uintptr_t>(operands[a]->data) % bytes == 0;
+  }
+  const auto run = [&](const Layout<kArrays>& outer, auto shapes) {
+    run_rows<I, kInputs>(layout, outer, shapes, function);
+  };
+  if (!layout.is_columns()) {
+    if (is_aligned && layout.is_wide(kElements, kCut)) {
+      run(layout.outer, typename Shapes::Wide{});
+    } else {
+      run(layout.outer, typename Shapes::Narrow{});
+    }
+  } else if (is_aligned && layout.has_wide_columns(kElements, kCut)) {
+    run(layout.outer.in_vectors(kElements), typename Shapes::WideColumns{});
+  } else {
+    run(layout.outer, typename Shapes::NarrowColumns{});
+  }
+}
+
+}  // namespace diglot

@@ -1,0 +1,482 @@
+// Rows of arrays, each reduced to one state and then mapped by it: softmax, norms and their kin,
+// forward and backward. Twin of triton_ops/lib/row_reduce.py.
+//
+// An operation says how a thread's elements of a row are reduced, and what function the state of
+// the whole row makes of every element:
+//
+//   struct Operation {
+//     using State = ...;  // with none() and combine() of reduce.cuh
+//     // What it is for one row, with its offsets in arrays that follow the inputs, of one element
+//     // for a row; of all threads of the row, one leads.
+//     Operation of_row(const int64_t* offsets, bool leads) const;
+//     // visit(function) calls function with each of the thread's `count` elements, one argument
+//     // per input, always in the same order.
+//     template <typename Visit> State reduce(Visit visit, int count) const;
+//     auto map(const State& total) const;  // -> function(x...)
+//   };
+//
+// A row is read once, and held by the threads that have it: in registers, and, beyond what these
+// hold, in shared memory, to which it is copied past the registers, so that a long row is in flight
+// all at once. What no block of a cluster can hold is read again, the rest not.
+//
+// A row is any dimension of a strided array. Where its elements are neighbours, so are those of
+// neighbouring threads; where those of neighbouring rows are, a block takes several rows side by
+// side, as columns. Nothing is transposed or copied.
+#pragma once
+
+#include <utility>
+
+#include "diglot/cluster.cuh"
+#include "diglot/reduce.cuh"
+#include "diglot/strides.cuh"
+#include "diglot/vector_access.cuh"
+
+namespace diglot {
+
+// kArrays arrays of rows, the output first, and how they are shared out.
+template <int kArrays>
+struct Rows {
+  int64_t n;                         // elements of a row
+  int64_t count;                     // rows; of columns: accesses side by side
+  Strides<kArrays, int64_t> starts;  // of rows
+  int64_t steps[kArrays];            // from an element of a row to the next
+  int log_side;  // log2 of the threads that have a row, if lanes do; of the accesses side by side
+                 // that a block has, if they are columns
+  int blocks;    // that have a row together, as a cluster: a power of two
+  int tiles;     // that each of them has of it
+  int places;    // for tiles in shared memory
+};
+
+// Who has a row: lanes of a warp; a block; or a block that has others beside it, as columns.
+enum class Team { kLanes, kBlock, kColumns };
+
+// A kernel variant: of a row, a thread holds so many accesses in registers. They have 16 bytes
+// where kIsWide; otherwise a row is accessed element by element, neighbours by neighbouring
+// threads. A row may be of several such tiles where kIsTiled.
+template <Team kTeam_, bool kIsWide_, int kThreads_, int kAccesses_, bool kIsTiled_>
+struct RowShape {
+  static constexpr Team kTeam = kTeam_;
+  static constexpr bool kIsWide = kIsWide_;
+  static constexpr int kThreads = kThreads_;
+  static constexpr int kAccesses = kAccesses_;
+  static constexpr bool kIsTiled = kIsTiled_;
+  // That must fit on a multiprocessor; asked for more, the compiler would spend more registers.
+  static constexpr int kBlocks = kTeam == Team::kColumns ? 2 : 1;
+  // Of an access, and of those the ones in a row.
+  template <typename T>
+  static constexpr int kElements =
+      kTeam == Team::kColumns && !kIsWide ? 1 : kAccessBytes / static_cast<int>(sizeof(T));
+  template <typename T>
+  static constexpr int kAlong = kTeam == Team::kColumns ? 1 : kElements<T>;
+  // Rows that a thread has a part of.
+  template <typename T>
+  static constexpr int kRows = kElements<T> / kAlong<T>;
+};
+
+// Something of each of a thread's rows.
+template <typename T, int kRows>
+struct RowsOf {
+  using Type = T;
+  T of[kRows];
+};
+
+template <typename State, int kRows>
+DIGLOT_DEVICE RowsOf<State, kRows> combine(RowsOf<State, kRows> a, const RowsOf<State, kRows>& b) {
+  DIGLOT_UNROLL
+  for (int row = 0; row < kRows; ++row) a.of[row] = combine(a.of[row], b.of[row]);
+  return a;
+}
+
+// This thread's place: its row (of columns, the first, in accesses), how many threads of a block
+// have that row, and which of them it is; likewise of blocks.
+template <typename Shape>
+struct RowPlace {
+  int64_t row;
+  int threads;
+  int thread;
+  int block;
+
+  template <int kArrays>
+  DIGLOT_DEVICE explicit RowPlace(const Rows<kArrays>& rows) {
+    const int own = static_cast<int>(threadIdx.x), side = 1 << rows.log_side;
+    const int64_t number = blockIdx.x;
+    if constexpr (Shape::kTeam == Team::kLanes) {
+      row = (number * Shape::kThreads + own) >> rows.log_side;
+      threads = side, thread = own & (side - 1), block = 0;
+    } else {
+      const int64_t group = number / rows.blocks;
+      block = static_cast<int>(number % rows.blocks);
+      if constexpr (Shape::kTeam == Team::kBlock) {
+        row = group;
+        threads = Shape::kThreads, thread = own;
+      } else {
+        row = (group << rows.log_side) + (own & (side - 1));
+        threads = Shape::kThreads >> rows.log_side, thread = own >> rows.log_side;
+      }
+    }
+  }
+};
+
+// A thread's part of a row, in tiles of as many accesses as it holds in registers; the tiles of a
+// row are whole but for the last.
+template <typename Shape, typename I, int kInputs, int kArrays>
+class RowTiles {
+ public:
+  static constexpr int kElements = Shape::template kElements<I>;
+  static constexpr int kAlong = Shape::template kAlong<I>;
+  static constexpr int kRows = Shape::template kRows<I>;
+  static constexpr int kAccesses = Shape::kAccesses;
+  using Access = Vector<I, kElements>;
+  using HeldAccess = Held<I, kElements>;
+  // Of a tile in shared memory.
+  static constexpr int kBytes = kInputs * kAccesses * Shape::kThreads * sizeof(HeldAccess);
+
+  DIGLOT_DEVICE RowTiles(const Rows<kArrays>& rows, const RowPlace<Shape>& place,
+                         const Inputs<I, kInputs>& inputs)
+      : place_(place), n_(place.row < rows.count ? rows.n : 0), rows_(rows) {
+    // Where there is no row, nothing is read: any address will do.
+    starts_ = rows.starts.offsets_by_loop(place.row < rows.count ? place.row : 0);
+    DIGLOT_UNROLL
+    for (int k = 0; k < kInputs; ++k) inputs_[k] = inputs.of[k] + starts_.of[k + 1];
+  }
+
+  // What an operation is for each of the thread's rows.
+  template <typename Operation>
+  DIGLOT_DEVICE auto of_rows(const Operation& operation) const {
+    return of_rows(operation, std::make_integer_sequence<int, kRows>{});
+  }
+
+  // The states of nothing.
+  template <typename Operations>
+  DIGLOT_DEVICE static auto none(const Operations&) {
+    RowsOf<typename Operations::Type::State, kRows> states;
+    DIGLOT_UNROLL
+    for (int row = 0; row < kRows; ++row) states.of[row] = Operations::Type::State::none();
+    return states;
+  }
+
+  // What is at a number.
+  struct Tile {
+    int64_t first;  // of its elements
+    int left;       // elements that are there, of all threads
+  };
+  DIGLOT_DEVICE Tile tile(int number) const {
+    const int size = place_.threads * (kAccesses * kAlong);
+    const int64_t first = int64_t{number} * size;
+    const int64_t left = n_ - first;
+    return {first, left < 0 ? 0 : left < size ? static_cast<int>(left) : size};
+  }
+
+  // Into registers.
+  DIGLOT_DEVICE void load(const Tile& tile) {
+    for_each_access([&](int k, int a) { held_[k][a] = read(tile, k, a); });
+  }
+  // To a place in shared memory, and from there, behind wait_for_copies, into registers. A thread
+  // has parts of its own.
+  DIGLOT_DEVICE void fetch(const Tile& tile, int place) const {
+    for_each_access([&](int k, int a) {
+      if constexpr (Shape::kIsWide) {
+        if (is_there(tile, a, 0)) copy_async(&kept(place, k, a)->bits, address(tile, k, a, 0));
+      } else {
+        *kept(place, k, a) = read(tile, k, a);
+      }
+    });
+  }
+  // A tile that is loaded once registers are free: it is in flight with those that are fetched.
+  DIGLOT_DEVICE void announce(const Tile& tile) const {
+    for_each_access([&](int k, int a) {
+      if (Shape::kIsWide && is_there(tile, a, 0)) prefetch(address(tile, k, a, 0));
+    });
+  }
+  DIGLOT_DEVICE void take(const Tile& tile, int place) {
+    for_each_access([&](int k, int a) {
+      held_[k][a] = is_there(tile, a, 0) ? *kept(place, k, a) : HeldAccess{};
+    });
+  }
+
+  // The states of the thread's rows, of what it holds in registers.
+  template <typename Operations>
+  DIGLOT_DEVICE auto reduce(const Operations& operations, const Tile& tile) const {
+    RowsOf<typename Operations::Type::State, kRows> states;
+    int count = 0;
+    DIGLOT_UNROLL
+    for (int a = 0; a < kAccesses; ++a) {
+      DIGLOT_UNROLL
+      for (int i = 0; i < kAlong; ++i) count += is_there(tile, a, i);
+    }
+    DIGLOT_UNROLL
+    for (int row = 0; row < kRows; ++row) {
+      const auto visit = [&](auto function) {
+        DIGLOT_UNROLL
+        for (int a = 0; a < kAccesses; ++a) {
+          visit_access(function, tile, a, row);
+        }
+      };
+      states.of[row] = operations.of[row].reduce(visit, count);
+    }
+    return states;
+  }
+
+  // output = map(inputs...), where maps.of[row] is the map of each of the thread's rows.
+  template <typename Maps, typename O>
+  DIGLOT_DEVICE void store(const Maps& maps, const Tile& tile, O* output) const {
+    O* const to = output + starts_.of[0] + offset(tile, 0);
+    DIGLOT_UNROLL
+    for (int a = 0; a < kAccesses; ++a) {
+      if (Shape::kIsWide && !is_there(tile, a, 0)) continue;
+      const Accesses accesses = accesses_at(a);
+      Vector<O, kElements> result;
+      DIGLOT_UNROLL
+      for (int i = 0; i < kElements; ++i) {
+        result[i] = convert<O>(call(maps.of[i / kAlong], accesses, i));
+      }
+      if constexpr (Shape::kIsWide) {
+        store_vector(to + step(a, 0, 0), result);
+      } else {
+        DIGLOT_UNROLL
+        for (int i = 0; i < kElements; ++i) {
+          if (is_there(tile, a, i)) to[step(a, i, 0)] = result[i];
+        }
+      }
+    }
+  }
+
+ private:
+  static constexpr bool kHasSteps = Shape::kTeam == Team::kColumns || !Shape::kIsWide;
+
+  // The number of an element among those of a tile: the first of this thread, and from there on.
+  DIGLOT_DEVICE int first_element() const { return place_.thread * (Shape::kIsWide ? kAlong : 1); }
+  DIGLOT_DEVICE int elements_to(int a, int i) const {
+    if constexpr (Shape::kIsWide) return a * place_.threads * kAlong + i % kAlong;
+    return (a * kAlong + i % kAlong) * place_.threads;
+  }
+  DIGLOT_DEVICE bool is_there(const Tile& tile, int a, int i) const {
+    return first_element() + elements_to(a, Shape::kIsWide ? 0 : i) < tile.left;
+  }
+  // The same in memory, of one of the arrays.
+  DIGLOT_DEVICE int64_t offset(const Tile& tile, int array) const {
+    return (tile.first + first_element()) * (kHasSteps ? rows_.steps[array] : 1);
+  }
+  DIGLOT_DEVICE int64_t step(int a, int i, int array) const {
+    if constexpr (kHasSteps) return elements_to(a, i) * rows_.steps[array];
+    return elements_to(a, i);
+  }
+  DIGLOT_DEVICE const I* address(const Tile& tile, int k, int a, int i) const {
+    return inputs_[k] + offset(tile, k + 1) + step(a, i, k + 1);
+  }
+
+  DIGLOT_DEVICE HeldAccess read(const Tile& tile, int k, int a) const {
+    if constexpr (Shape::kIsWide) {
+      return is_there(tile, a, 0) ? HeldAccess{load_bits(address(tile, k, a, 0))} : HeldAccess{};
+    } else {
+      Access access;
+      DIGLOT_UNROLL
+      for (int i = 0; i < kElements; ++i) {
+        access[i] = is_there(tile, a, i) ? *address(tile, k, a, i) : I{};
+      }
+      return HeldAccess::of(access);
+    }
+  }
+  DIGLOT_DEVICE static uint4 load_bits(const I* address) {
+    return *reinterpret_cast<const uint4*>(address);
+  }
+  DIGLOT_DEVICE static HeldAccess* kept(int place, int k, int a) {
+    extern __shared__ uint4 kept_accesses[];
+    return reinterpret_cast<HeldAccess*>(kept_accesses) +
+           ((place * kInputs + k) * kAccesses + a) * Shape::kThreads + threadIdx.x;
+  }
+
+  template <typename Function>
+  DIGLOT_DEVICE static void for_each_access(Function function) {
+    DIGLOT_UNROLL
+    for (int k = 0; k < kInputs; ++k) {
+      DIGLOT_UNROLL
+      for (int a = 0; a < kAccesses; ++a) function(k, a);
+    }
+  }
+
+  // One of each input.
+  struct Accesses {
+    Access of[kInputs];
+  };
+  DIGLOT_DEVICE Accesses accesses_at(int a) const {
+    Accesses accesses;
+    DIGLOT_UNROLL
+    for (int k = 0; k < kInputs; ++k) accesses.of[k] = held_[k][a].get();
+    return accesses;
+  }
+  template <typename Function>
+  DIGLOT_DEVICE static auto call(const Function& function, const Accesses& accesses, int i) {
+    return call(function, accesses, i, std::make_integer_sequence<int, kInputs>{});
+  }
+  template <typename Function, int... kInput>
+  DIGLOT_DEVICE static auto call(const Function& function, const Accesses& accesses, int i,
+                                 std::integer_sequence<int, kInput...>) {
+    return function(convert<compute_t<I>>(accesses.of[kInput][i])...);
+  }
+  template <typename Function>
+  DIGLOT_DEVICE void visit_access(Function& function, const Tile& tile, int a, int row) const {
+    if (Shape::kIsWide && !is_there(tile, a, 0)) return;
+    const Accesses accesses = accesses_at(a);
+    DIGLOT_UNROLL
+    for (int i = row * kAlong; i < (row + 1) * kAlong; ++i) {
+      if (Shape::kIsWide || is_there(tile, a, i)) call(function, accesses, i);
+    }
+  }
+
+  template <typename Operation, int... kRow>
+  DIGLOT_DEVICE auto of_rows(const Operation& operation,
+                             std::integer_sequence<int, kRow...>) const {
+    return RowsOf<decltype(of_row(operation, 0)), kRows>{{of_row(operation, kRow)...}};
+  }
+  template <typename Operation>
+  DIGLOT_DEVICE auto of_row(const Operation& operation, int row) const {
+    constexpr int kMore = kArrays - 1 - kInputs;
+    int64_t offsets[kMore + 1];  // no array is empty
+    DIGLOT_UNROLL
+    for (int more = 0; more < kMore; ++more) {
+      const int array = kInputs + 1 + more;
+      offsets[more] = starts_.of[array];
+      // Rows side by side are neighbours, of which the strides count accesses.
+      if (kRows > 1) offsets[more] += row * (rows_.starts.strides[0][array] / kRows);
+    }
+    return operation.of_row(offsets, n_ > 0 && place_.thread == 0 && place_.block == 0);
+  }
+
+  HeldAccess held_[kInputs][kAccesses];
+  const I* inputs_[kInputs];
+  typename Strides<kArrays, int64_t>::Offsets starts_;
+  const RowPlace<Shape>& place_;
+  int64_t n_;
+  // In registers, of which there are few, what is not among the kernel's arguments.
+  const Rows<kArrays>& rows_;
+};
+
+// Every thread of a block gets the states combined of all threads of its rows: columns side by
+// side, each with its own. `shared` has room for those of all threads.
+template <int kThreads, typename State, int kRows>
+DIGLOT_DEVICE void columns_reduce(RowsOf<State, kRows>& states, State (&shared)[kRows][kThreads],
+                                  int log_side) {
+  const int side = 1 << log_side, thread = static_cast<int>(threadIdx.x);
+  if (side == kThreads) return;
+  for (int apart = kWarpLanes / 2; apart >= side; apart /= 2) {
+    DIGLOT_UNROLL
+    for (int row = 0; row < kRows; ++row) {
+      states.of[row] = combine(states.of[row], shuffle_down(states.of[row], apart));
+    }
+  }
+  // The first threads write: of each warp, or of each turn of the columns if that is longer.
+  const int turn = side < kWarpLanes ? kWarpLanes : side, column = thread & (side - 1);
+  const int group = thread / turn, groups = kThreads / turn;
+  if (thread % turn < side) {
+    DIGLOT_UNROLL
+    for (int row = 0; row < kRows; ++row) shared[row][group * side + column] = states.of[row];
+  }
+  __syncthreads();
+  DIGLOT_UNROLL
+  for (int row = 0; row < kRows; ++row) {
+    states.of[row] = shared[row][column];
+    for (int other = 1; other < groups; ++other) {
+      states.of[row] = combine(states.of[row], shared[row][other * side + column]);
+    }
+  }
+  __syncthreads();
+}
+
+// The same for the blocks of a cluster, once those of each have their states. No block may end
+// until all have arrived at the cluster's barrier once more.
+template <int kThreads, typename State, int kRows>
+DIGLOT_DEVICE void cluster_reduce(RowsOf<State, kRows>& states, State (&shared)[kRows][kThreads],
+                                  int log_side, int blocks) {
+  const int thread = static_cast<int>(threadIdx.x), column = thread & ((1 << log_side) - 1);
+  if (thread == column) {
+    DIGLOT_UNROLL
+    for (int row = 0; row < kRows; ++row) shared[row][column] = states.of[row];
+  }
+  cluster_sync();
+  DIGLOT_UNROLL
+  for (int row = 0; row < kRows; ++row) {
+    const State* const own = &shared[row][column];
+    if constexpr (kThreads == 1) {  // one row: each lane reads one of the blocks' states
+      states.of[row] = lanes_reduce(*at_rank(own, thread & (blocks - 1)), blocks);
+    } else {
+      states.of[row] = *at_rank(own, 0);
+      for (int block = 1; block < blocks; ++block) {
+        states.of[row] = combine(states.of[row], *at_rank(own, block));
+      }
+    }
+  }
+  cluster_arrive();
+}
+
+template <typename Operations, typename States, int... kRow>
+DIGLOT_DEVICE auto maps_of(const Operations& operations, const States& states,
+                           std::integer_sequence<int, kRow...>) {
+  using Map = decltype(operations.of[0].map(states.of[0]));
+  return RowsOf<Map, sizeof...(kRow)>{{operations.of[kRow].map(states.of[kRow])...}};
+}
+
+// output = operation.map(total)(inputs...) row by row, where total is the state of all of a row's
+// elements. Every thread calls it.
+template <typename Shape, typename Operation, typename I, int kInputs, int kArrays, typename O>
+DIGLOT_DEVICE void reduce_then_map_rows(const Rows<kArrays>& rows, const Operation& operation,
+                                        const Inputs<I, kInputs>& inputs, O* output) {
+  using Tiles = RowTiles<Shape, I, kInputs, kArrays>;
+  const auto numbers = std::make_integer_sequence<int, Tiles::kRows>{};
+  const RowPlace<Shape> place(rows);
+  Tiles held(rows, place, inputs);
+  const auto operations = held.of_rows(operation);
+  using State = typename decltype(held.none(operations))::Type;
+  // Of the tiles of its part of a row a block keeps the first in registers, the next in shared
+  // memory; those beyond are read again.
+  const int tiles = Shape::kIsTiled ? rows.tiles : 1;
+  const int kept = 1 + (rows.places < tiles - 1 ? rows.places : tiles - 1);
+  const int first = place.block * tiles;
+  const auto bring = [&](int t) {
+    const auto tile = held.tile(first + t);
+    if (t > 0 && t < kept) {
+      held.take(tile, t - 1);
+    } else {
+      held.load(tile);
+    }
+    return tile;
+  };
+
+  for (int t = 1; t < kept; ++t) held.fetch(held.tile(first + t), t - 1);
+  if (kept > 1) held.announce(held.tile(first));
+  auto states = held.none(operations);
+  for (int t = tiles - 1; t >= 0; --t) {
+    if (t > 0 && t == kept - 1) wait_for_copies();
+    const auto tile = bring(t);
+    const auto more = held.reduce(operations, tile);
+    states = tiles > 1 ? combine(states, more) : more;
+  }
+
+  if constexpr (Shape::kTeam == Team::kLanes) {
+    states.of[0] = lanes_reduce(states.of[0], place.threads);
+  } else {
+    // Of as many rows side by side as there can be.
+    constexpr int kSide = Shape::kTeam == Team::kColumns ? Shape::kThreads : 1;
+    __shared__ State shared[Tiles::kRows][kSide];
+    if constexpr (Shape::kTeam == Team::kColumns) {
+      columns_reduce(states, shared, rows.log_side);
+    } else {
+      states.of[0] = block_reduce<Shape::kThreads>(states.of[0]);
+    }
+    if constexpr (Shape::kIsTiled) {
+      if (rows.blocks > 1) cluster_reduce(states, shared, rows.log_side, rows.blocks);
+    }
+  }
+
+  const auto maps = maps_of(operations, states, numbers);
+  DIGLOT_NO_UNROLL
+  for (int t = 0; t < tiles; ++t) {
+    const auto tile = t == 0 ? held.tile(first) : bring(t);
+    held.store(maps, tile, output);
+  }
+  if constexpr (Shape::kIsTiled) {
+    if (rows.blocks > 1) cluster_wait();
+  }
+}
+
+}  // namespace diglot

@@ -1,0 +1,99 @@
+// The logarithm of softmax of rows and its derivative: kernels, launchers, registration. Twin of
+// triton_ops/log_softmax.py.
+#include "diglot/dispatch.h"
+#include "diglot/row_launch.h"
+#include "torch/launcher.h"
+
+namespace diglot {
+
+// T: the output's type, for which exponentials are computed.
+template <typename T>
+struct LogSoftmaxRow {
+  using State = MaxSum<T>;
+  using Compute = compute_t<T>;
+
+  DIGLOT_DEVICE LogSoftmaxRow of_row(const int64_t*, bool) const { return {}; }
+
+  template <typename Visit>
+  DIGLOT_DEVICE State reduce(Visit visit, int) const {
+    return State::of(visit);
+  }
+
+  DIGLOT_DEVICE auto map(const State& total) const {
+    const Compute max = total.max, log_sum = logarithm(total.sum);
+    return [=](Compute x) { return x - max - log_sum; };
+  }
+};
+
+// g - e^y sum(g).
+template <typename T>
+struct LogSoftmaxRowGradient {
+  using State = Sums<compute_t<T>, 1>;
+  using Compute = compute_t<T>;
+
+  DIGLOT_DEVICE LogSoftmaxRowGradient of_row(const int64_t*, bool) const { return {}; }
+
+  template <typename Visit>
+  DIGLOT_DEVICE State reduce(Visit visit, int) const {
+    State state = State::none();
+    visit([&](Compute grad, Compute) { state.of[0] += grad; });
+    return state;
+  }
+
+  DIGLOT_DEVICE auto map(const State& total) const {
+    const Compute sum = total.of[0];
+    return [=](Compute grad, Compute y) { return fma(-exp_nonpositive_for<T>(y), sum, grad); };
+  }
+};
+
+template <typename Shape, typename I, typename O>
+__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
+    log_softmax_forward_rows(Rows<2> rows, Inputs<I, 1> inputs, O* output) {
+  reduce_then_map_rows<Shape>(rows, LogSoftmaxRow<O>{}, inputs, output);
+}
+
+template <typename Shape, typename I, typename O>
+__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
+    log_softmax_backward_rows(Rows<3> rows, Inputs<I, 2> inputs, O* grad_input) {
+  reduce_then_map_rows<Shape>(rows, LogSoftmaxRowGradient<I>{}, inputs, grad_input);
+}
+
+}  // namespace diglot
+
+namespace {
+
+using namespace diglot;
+
+// The output has the input's type, or is of float32 where that is float16 or bfloat16.
+void log_softmax_forward(Stream stream, const Operand& input, Dim dim, const Operand& out) {
+  dispatch_widening(input.dtype, out.dtype, [&](auto of_input, auto of_output) {
+    using I = typename decltype(of_input)::type;
+    using O = typename decltype(of_output)::type;
+    launch_rows<I, O, 1>({&out, &input}, dim, [&](auto shape, const auto& rows, Launch how) {
+      launch<log_softmax_forward_rows<decltype(shape), I, O>>(
+          how, stream, rows, Inputs<I, 1>{{input.as<const I>()}}, out.as<O>());
+    });
+  });
+}
+
+void log_softmax_backward(Stream stream, const Operand& grad_output, const Operand& output, Dim dim,
+                          const Operand& out) {
+  dispatch_widening(out.dtype, output.dtype, [&](auto of_output, auto of_input) {
+    using I = typename decltype(of_input)::type;
+    using O = typename decltype(of_output)::type;
+    launch_rows<I, O, 2>(
+        {&out, &grad_output, &output}, dim, [&](auto shape, const auto& rows, Launch how) {
+          launch<log_softmax_backward_rows<decltype(shape), I, O>>(
+              how, stream, rows, Inputs<I, 2>{{grad_output.as<const I>(), output.as<const I>()}},
+              out.as<O>());
+        });
+  });
+}
+
+DIGLOT_LAUNCHER(log_softmax_forward,
+                "(Tensor input, float dim, int dim_integer, Tensor(a!) out) -> ()")
+DIGLOT_LAUNCHER(log_softmax_backward,
+                "(Tensor grad_output, Tensor output, float dim, int dim_integer, Tensor(a!) out) "
+                "-> ()")
+
+}  // namespace

@@ -1,0 +1,518 @@
+"""What softmax and log_softmax share: variants by the length of a row, layouts, derivatives."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from backends import BACKENDS, DEVICE, FLOATING, KERNELS
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from layouts import LAYOUTS, in_order
+
+import diglot
+from diglot.backends.registry import BACKENDS as REGISTRY
+from diglot.backends.registry import cuda_module
+from diglot.tools.accuracy import measure_error
+from diglot.tools.specs import find_spec
+
+OPS = ["softmax", "log_softmax"]
+LAUNCHERS = [f"{op}_{direction}" for op in OPS for direction in ("forward", "backward")]
+THEIRS: dict[str, Callable[..., torch.Tensor]] = {
+    "softmax": torch.softmax,
+    "log_softmax": torch.log_softmax,
+}
+
+# Shapes and dimensions, and the variants that run forward and backward: of CUDA without the words
+# about accesses, of Triton without the size of a block.
+LANES, REGISTERS = "rows in lanes", "a row in registers"
+SHARED, CLUSTER = "a row in shared memory", "a row across a cluster"
+COLUMNS, MANY = "columns in registers", "columns in shared memory"
+HELD, AGAIN, HELD_COLUMNS = "rows in registers", "a row read twice", "columns in registers"
+CASES = {
+    "one element": ((3, 1), 1, LANES, HELD),
+    "a few": ((70, 7), 1, LANES, HELD),
+    "lanes": ((9, 128), 1, LANES, HELD),
+    "a warp": ((5, 512), 1, LANES, HELD),
+    "a block": ((3, 2048), 1, REGISTERS, HELD),
+    "a block, not whole": ((2, 4092), 1, REGISTERS, HELD),
+    "shared memory": ((2, 9000), 1, SHARED, HELD),
+    "a cluster": ((2, 40_004), 1, CLUSTER, AGAIN),
+    "a cluster, not whole": ((1, 40_003), 1, CLUSTER, AGAIN),
+    "columns": ((19, 2, 64), 0, COLUMNS, HELD_COLUMNS),
+    "odd columns": ((5, 21, 13), 1, COLUMNS, HELD_COLUMNS),
+    "many columns": ((700, 36), 0, MANY, HELD_COLUMNS),
+    "a cluster of columns": ((5000, 20), 0, "columns across a cluster", "columns read twice"),
+    "a cluster of odd columns": ((9000, 3), 0, "columns across a cluster", "columns read twice"),
+}
+
+
+def tensors(shape: Any, dtype: torch.dtype, count: int = 2) -> list[torch.Tensor]:
+    return [torch.randn(shape, device=DEVICE).to(dtype) for _ in range(count)]
+
+
+def assert_right(op: str, result: torch.Tensor, x: torch.Tensor, dim: int) -> None:
+    error = measure_error(result.detach(), find_spec(op).forward(x.detach(), dim=dim))
+    assert error.failing == 0, error
+
+
+def assert_summed_in_line(op: str, result: torch.Tensor, x: torch.Tensor, dim: int) -> None:
+    """The same of columns in Triton's interpreter, which adds one row after the other."""
+    oracle = THEIRS[op](x.detach().double(), dim)
+    rounding = max(x.shape[dim], 128) * torch.finfo(torch.float32).eps / 8
+    torch.testing.assert_close(result.double(), oracle, rtol=rounding, atol=rounding * 1e-3)
+
+
+def assert_right_gradient(
+    op: str, result: torch.Tensor, grad: torch.Tensor, x: torch.Tensor, dim: int
+) -> None:
+    expected = find_spec(op).backward(grad, x.detach(), dim=dim)["input"]
+    error = measure_error(result, expected)
+    assert error.failing == 0, error
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("backend", KERNELS)
+def test_every_variant(backend, op, case):
+    """In float32; the record of what ran names it."""
+    shape, dim, cuda, triton = CASES[case]
+    x, grad = tensors(shape, torch.float32)
+    x.requires_grad_()
+    with diglot.record_runs() as runs:
+        result = getattr(diglot, op)(x, dim, backend=backend)
+        result.backward(grad)
+    assert [run.launcher for run in runs] == [f"{op}_forward", f"{op}_backward"]
+    if "column" in case and backend == "triton" and DEVICE == "cpu":
+        assert_summed_in_line(op, result, x, dim)
+    else:
+        assert_right(op, result, x, dim)
+    assert_right_gradient(op, x.grad, grad, x, dim)
+    forward = runs[0].variant
+    wide = shape[-1] % 4 == 0
+    assert forward.startswith(cuda if backend == "cuda" else triton), forward
+    assert ("16-byte accesses" in forward) == wide == ("16-byte" in runs[1].variant)
+
+
+@pytest.mark.parametrize("dtype", FLOATING, ids=str)
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("backend", KERNELS)
+def test_against_the_oracle(backend, op, dtype):
+    """To which PyTorch's own are not held: on a CPU they add up in the input's type."""
+    for shape, dim, scale, offset in (
+        ((40, 33), 1, 1, 0),
+        ((5, 1000), 1, 8, 0),
+        ((3, 5000), -1, 2, 30),
+        ((50, 7, 8), 1, 3, 0),
+        ((30_000,), 0, 4, -5),
+    ):
+        x = (torch.randn(shape, device=DEVICE) * scale + offset).to(dtype).requires_grad_()
+        grad = torch.randn(shape, device=DEVICE).to(dtype)
+        result = getattr(diglot, op)(x, dim, backend=backend)
+        result.backward(grad)
+        assert_right(op, result, x, dim)
+        assert_right_gradient(op, x.grad, grad, x, dim)
+
+
+def inputs_of(name: str, x: torch.Tensor, grad: torch.Tensor, dim: int) -> tuple[Any, ...]:
+    """A launcher's arguments but for the output."""
+    op = name[: name.rindex("_")]
+    if name.endswith("forward"):
+        return (x, dim)
+    y = torch.empty_like(x).copy_(THEIRS[op](x.double(), dim))
+    return (grad, y, dim)
+
+
+def launched(backend: str, name: str, inputs: tuple[Any, ...], out: torch.Tensor) -> str:
+    """Runs a launcher; the variant that ran."""
+    op = name[: name.rindex("_")]
+    variant = getattr(REGISTRY[backend].module(op), name)(*inputs, out)
+    return cuda_module()[0].last_variant() if backend == "cuda" else variant
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("name", LAUNCHERS)
+@pytest.mark.parametrize("backend", KERNELS)
+def test_every_element_is_written_and_no_other(backend, name, dtype):
+    """Rows whose beginnings are aligned or not, in outputs with guards around them."""
+    for rows, n in ((5, 64), (5, 61), (2, 1024), (3, 1021), (2, 4099)):
+        for offset, pitch in ((0, n), (1, n), (0, n + 3), (3, n + 16)):
+            x, grad = tensors((rows, n), dtype)
+            memory = torch.full((rows * pitch + 64,), 77.0, device=DEVICE).to(dtype)
+            out = memory[offset : offset + rows * pitch].view(rows, pitch)[:, :n]
+            inputs = inputs_of(name, x, grad, 1)
+            variant = launched(backend, name, inputs, out)
+            is_wide = not (n | pitch | offset) * dtype.itemsize % 16
+            assert ("16-byte" in variant) == is_wide, variant
+            expected = torch.empty_like(x)
+            launched("torch", name, inputs, expected)
+            rounding = 2 * torch.finfo(dtype).eps
+            torch.testing.assert_close(out, expected, rtol=max(rounding, 2e-5), atol=rounding)
+            out.fill_(77)
+            assert (memory == 77).all(), (n, offset, pitch)
+
+
+@pytest.mark.parametrize("name", LAUNCHERS)
+@pytest.mark.parametrize("backend", KERNELS)
+def test_inputs_that_are_not_aligned(backend, name):
+    """Of which one is enough."""
+    x, grad = tensors((5, 64), torch.float32)
+    shifted = torch.randn(5 * 64 + 1, device=DEVICE)[1:].view(5, 64)
+    out = torch.empty_like(x)
+    assert "16-byte" in launched(backend, name, inputs_of(name, x, grad, 1), out)
+    variant = launched(backend, name, inputs_of(name, shifted, shifted, 1), out)
+    assert "16-byte" not in variant
+    expected = torch.empty_like(x)
+    launched("torch", name, inputs_of(name, shifted, shifted, 1), expected)
+    torch.testing.assert_close(out, expected)
+
+
+@pytest.mark.parametrize("layout", [*LAYOUTS, "negative bit"])
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_layouts(backend, op, layout):
+    """Along every dimension, of the input, and of a gradient that need not have the input's."""
+    make = LAYOUTS.get(layout, lambda x: torch.complex(x, x).conj().imag)
+    x, grad = (make(t) for t in tensors((32, 32), torch.float32))
+    for dim in range(x.dim()):
+        for given_grad in (grad, grad.contiguous(), grad[..., :1].expand_as(grad)):
+            leaf = x.detach().requires_grad_()
+            result = getattr(diglot, op)(leaf, dim, backend=backend)
+            assert result.stride() == torch.empty_like(x).stride()
+            assert_right(op, result, x, dim)
+            (gradient,) = torch.autograd.grad(result, leaf, given_grad)
+            wide = x.detach().double().requires_grad_()
+            expected = torch.autograd.grad(THEIRS[op](wide, dim), wide, given_grad.double())
+            torch.testing.assert_close(gradient, expected[0].float(), rtol=1e-5, atol=3e-6)
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+def test_more_dimensions_than_a_kernel_takes(backend):
+    """Of each launch a slice."""
+    x = torch.randn((2, 3, 2, 3, 2, 2, 2, 2, 3, 2, 4), device=DEVICE)
+    x = in_order(x, [4, 1, 9, 0, 6, 2, 10, 5, 8, 3, 7])[:, 1:, :, :, :, :, :, :1]
+    for dim in (0, 4, 10):
+        result = diglot.softmax(x, dim, backend=backend)
+        assert_right("softmax", result, x, dim)
+
+
+@pytest.mark.parametrize(
+    "shape", [(), (0,), (3, 0, 2), (3, 0), (1,), (7,), (33, 65), (2, 3, 4, 5)], ids=str
+)
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_shapes(backend, op, shape):
+    for dim in range(-max(len(shape), 1), max(len(shape), 1)):
+        x = torch.randn(shape, device=DEVICE, requires_grad=True)
+        result = getattr(diglot, op)(x, dim, backend=backend)
+        expected = THEIRS[op](x, dim)
+        torch.testing.assert_close(result, expected)
+        grad = torch.randn_like(x)
+        torch.testing.assert_close(*(torch.autograd.grad(y, x, grad) for y in (result, expected)))
+
+
+INF, NAN = math.inf, math.nan
+
+
+@pytest.mark.parametrize(
+    "special", [[NAN], [INF], [INF, -INF], [-INF], [INF, NAN], [-INF, NAN], [INF, INF]], ids=str
+)
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_special_values(backend, op, special):
+    """In one row, at its ends, and alone; other rows go on as they are."""
+    for dtype in (torch.float32, torch.bfloat16):
+        for n in (len(special), 5, 300, 3000):
+            for at in {0, n - len(special)}:
+                (x,) = tensors((3, n), dtype, 1)
+                x[1, at : at + len(special)] = torch.tensor(special, device=DEVICE).to(dtype)
+                for values, dim in ((x, 1), (x.t().contiguous(), 0)):
+                    result = getattr(diglot, op)(values, dim, backend=backend)
+                    wide = THEIRS[op](values.double(), dim)
+                    torch.testing.assert_close(
+                        result.double(), wide, rtol=2e-2, atol=4e-2, equal_nan=True
+                    )
+
+
+@pytest.mark.parametrize("fill", [INF, -INF, NAN, 0.0, 3e38, -3e38], ids=str)
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_of_one_value(backend, op, fill):
+    for shape, dim in (((2, 5), 1), ((1, 9000), 1), ((900, 3), 0)):
+        x = torch.full(shape, fill, device=DEVICE)
+        result = getattr(diglot, op)(x, dim, backend=backend)
+        expected = THEIRS[op](x, dim)
+        torch.testing.assert_close(result, expected, rtol=1e-6, atol=1e-6, equal_nan=True)
+        assert math.isfinite(fill) or result.isnan().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("backend", KERNELS)
+def test_maxima_that_grow_and_fall(backend, op, dtype):
+    """The sum of each part is brought to the maximum of all: of threads, tiles and blocks."""
+    ramp = torch.linspace(-80, 80, 40_004, dtype=torch.float64)
+    for x in (ramp, ramp.flip(0), ramp.abs(), -ramp.abs(), ramp * 1e30, ramp + 1e4):
+        x = x.to(DEVICE, dtype)
+        assert_right(op, getattr(diglot, op)(x, 0, backend=backend), x, 0)
+    columns = ramp[::10].reshape(-1, 1).expand(-1, 8).contiguous().to(DEVICE, dtype)
+    assert_right(op, getattr(diglot, op)(columns, 0, backend=backend), columns, 0)
+
+
+@pytest.mark.parametrize("wide", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_dtype(backend, op, dtype, wide):
+    """As if the input were converted first, without a copy to float32; its gradient goes back."""
+    for shape, dim in (((5, 64), 1), ((3, 61), 1), ((9, 16), 0), ((2, 9000), 1), ((7, 5), 0)):
+        (x,) = tensors(shape, dtype, 1)
+        x.requires_grad_()
+        result = getattr(diglot, op)(x, dim, wide, backend=backend)
+        assert result.dtype == wide
+        assert_right(op, result, x.to(wide), dim)
+        grad = torch.randn_like(result)
+        (gradient,) = torch.autograd.grad(result, x, grad)
+        leaf = x.detach().double().requires_grad_()
+        (expected,) = torch.autograd.grad(THEIRS[op](leaf, dim), leaf, grad.double())
+        assert gradient.dtype == dtype
+        eps = torch.finfo(dtype).eps
+        torch.testing.assert_close(gradient.double(), expected, rtol=eps, atol=1e-6)
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_dtype_of_others(backend, op):
+    own = getattr(diglot, op)
+    x = torch.arange(12, device=DEVICE).view(3, 4)
+    for given_x in (x, x.to(torch.uint8), x > 5, x.double(), x.half()):
+        for dtype in FLOATING:
+            result = own(given_x, 1, dtype, backend=backend)
+            assert result.dtype == dtype
+            assert_right(op, result, given_x.to(dtype), 1)
+
+
+@settings(max_examples=30)
+@given(data=st.data())
+@pytest.mark.parametrize("backend", KERNELS)
+def test_properties(backend, data):
+    """Rows sum to one; what is added to a row changes nothing; the logarithm is the logarithm."""
+    shape = data.draw(st.lists(st.sampled_from([1, 2, 3, 5, 8, 16, 33]), min_size=1, max_size=3))
+    dim = data.draw(st.integers(-len(shape), len(shape) - 1))
+    order = data.draw(st.permutations(range(len(shape))))
+    x = in_order(torch.randint(-40, 40, shape, device=DEVICE).float() / 4, order)
+    probabilities = diglot.softmax(x, dim, backend=backend)
+    assert probabilities.stride() == torch.empty_like(x).stride()
+    total = probabilities.double().sum(dim)
+    torch.testing.assert_close(total, torch.ones_like(total), rtol=1e-6, atol=0)
+    # These sums are exact, so that every bit is the same.
+    assert torch.equal(diglot.softmax(x + 64, dim, backend=backend), probabilities)
+    logarithms = diglot.log_softmax(x, dim, backend=backend)
+    torch.testing.assert_close(logarithms.exp(), probabilities, rtol=1e-5, atol=1e-9)
+    # The gradient of a constant is none.
+    leaf = x.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(diglot.softmax(leaf, dim, backend=backend).sum(), leaf)
+    assert gradient.abs().max() < 1e-6
+
+
+@settings(max_examples=25)
+@given(data=st.data())
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("backend", KERNELS)
+def test_gradients_against_float64(backend, op, data):
+    shape = data.draw(st.lists(st.sampled_from([1, 2, 5, 8, 40]), min_size=1, max_size=3))
+    dim = data.draw(st.integers(0, len(shape) - 1))
+    dtype = data.draw(st.sampled_from(FLOATING))
+    x, grad = tensors(shape, dtype)
+    x.requires_grad_()
+    getattr(diglot, op)(x, dim, backend=backend).backward(grad)
+    if dtype != torch.float64:
+        assert_right_gradient(op, x.grad, grad, x, dim)
+    leaf = x.detach().double().requires_grad_()
+    (expected,) = torch.autograd.grad(THEIRS[op](leaf, dim), leaf, grad.double())
+    eps = 8 * torch.finfo(dtype).eps
+    torch.testing.assert_close(x.grad.double(), expected, rtol=eps, atol=eps * len(shape) * 4)
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("backend", KERNELS)
+def test_rows_do_not_know_of_each_other(backend, op):
+    """No bit of a row depends on how many there are, or on which it is."""
+    for shape in ((50, 96), (40, 61), (7, 3000), (3, 40_004)):
+        (x,) = tensors(shape, torch.float32, 1)
+        whole = getattr(diglot, op)(x, backend=backend)
+        for row in (0, shape[0] // 2, shape[0] - 1):
+            alone = getattr(diglot, op)(x[row : row + 1].clone(), backend=backend)
+            if backend == "cuda":
+                assert torch.equal(alone[0], whole[row])
+            else:  # how many rows a program has is another layout of its threads
+                torch.testing.assert_close(alone[0], whole[row], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_operator(backend, op):
+    x = torch.randn(3, 5, device=DEVICE, requires_grad=True)
+    grad = torch.randn(3, 5, device=DEVICE, requires_grad=True)
+    ops = torch.ops.diglot
+    torch.library.opcheck(getattr(ops, op).default, (x, 1, torch.float32, backend))
+    y = getattr(diglot, op)(x.detach(), backend="torch").requires_grad_()
+    arguments = (grad, y, 1, torch.float32, backend)
+    torch.library.opcheck(getattr(ops, f"{op}_backward").default, arguments)
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradcheck(backend, op):
+    x = torch.randn(2, 3, 2, device=DEVICE, dtype=torch.float64, requires_grad=True)
+    for dim in (1, 2):
+        function = lambda t, d=dim: getattr(diglot, op)(t, d, backend=backend)  # noqa: E731
+        torch.autograd.gradcheck(function, (x,), check_forward_ad=True, check_batched_grad=True)
+        torch.autograd.gradgradcheck(function, (x,), check_fwd_over_rev=True)
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_third_derivative(backend, op):
+    x = torch.randn(2, 4, device=DEVICE, dtype=torch.float64, requires_grad=True)
+    weights = [torch.randn(2, 4, device=DEVICE, dtype=torch.float64) for _ in range(4)]
+    results = []
+    for function in (lambda t: getattr(diglot, op)(t, 1, backend=backend), THEIRS[op]):
+        value = function(x) if function is not THEIRS[op] else THEIRS[op](x, 1)
+        for weight in weights:
+            (value,) = torch.autograd.grad((value * weight).sum(), x, create_graph=True)
+        results.append(value)
+    torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_transforms(backend, op):
+    """Batches go through one launch, along any dimension."""
+    func = torch.func
+    x = torch.randn(4, 5, 3, device=DEVICE)
+    for batch in range(3):
+        for dim in (-1, 0, 1):
+            own = lambda t, d=dim: getattr(diglot, op)(t, d, backend=backend)  # noqa: E731
+            with diglot.record_runs() as runs:
+                result = func.vmap(own, in_dims=batch)(x)
+            assert len(runs) == 1
+            expected = torch.stack([THEIRS[op](t, dim) for t in x.unbind(batch)])
+            torch.testing.assert_close(result, expected)
+    own = lambda t: getattr(diglot, op)(t, -1, backend=backend)  # noqa: E731
+    theirs = lambda t: THEIRS[op](t, -1)  # noqa: E731
+    numbers = torch.randn(6, device=DEVICE)
+    torch.testing.assert_close(func.vmap(own)(numbers), THEIRS[op](numbers[:, None], 1)[:, 0])
+    x = x[:, :, 0]
+
+    def loss(f):
+        return lambda t: (f(t) * torch.arange(5, device=DEVICE)).sum()
+
+    grads = func.vmap(func.grad(loss(own)))(x)
+    torch.testing.assert_close(grads, torch.stack([func.grad(loss(theirs))(t) for t in x]))
+    torch.testing.assert_close(*(func.jvp(f, (x,), (x.cos(),)) for f in (own, theirs)))
+    torch.testing.assert_close(*(func.jacrev(f)(x[0]) for f in (own, theirs)))
+    torch.testing.assert_close(*(func.jacfwd(f)(x[0]) for f in (own, theirs)))
+    pair = [func.hessian(loss(f))(x[0]) for f in (own, theirs)]
+    torch.testing.assert_close(*pair, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiled(backend, op, dynamic):
+    torch._dynamo.reset()
+
+    def block(x, dim):
+        return getattr(diglot, op)(x * 2, dim, backend=backend).sin()
+
+    compiled = torch.compile(block, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    for shape, dim in (((4, 8), 1), ((8, 4), 1), ((3, 5), 0), ((3, 4), 1)):
+        x = torch.randn(shape, device=DEVICE, requires_grad=True)
+        grad = torch.randn(shape, device=DEVICE)
+        y, theirs = compiled(x, dim), THEIRS[op](x * 2, dim).sin()
+        torch.testing.assert_close(y, theirs)
+        torch.testing.assert_close(*(torch.autograd.grad(t, x, grad) for t in (y, theirs)))
+    permuted = torch.randn(4, 6, device=DEVICE).t()
+    torch.testing.assert_close(compiled(permuted, 1), THEIRS[op](permuted * 2, 1).sin())
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_meta_and_fake(op):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    own = getattr(diglot, op)
+    x = torch.empty(4, 6).t()
+    with FakeTensorMode() as mode:
+        fake = own(mode.from_tensor(x), backend="torch")
+    assert (fake.shape, fake.stride(), fake.dtype) == (x.shape, x.stride(), x.dtype)
+    for dtype in (None, torch.float32, torch.bfloat16):
+        meta = own(x.to("meta", torch.bfloat16), 0, dtype, backend="torch")
+        wanted = dtype or torch.bfloat16
+        assert (meta.shape, meta.stride(), meta.dtype) == (x.shape, x.stride(), wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_autocast(backend, op, dtype):
+    """To float32, as PyTorch's on a GPU; not where a dtype is asked for."""
+    own = getattr(diglot, op)
+    x = torch.randn(30, 10, device=DEVICE).to(dtype).requires_grad_()
+    with torch.autocast(DEVICE, dtype=torch.bfloat16), diglot.record_runs() as runs:
+        result = own(x, backend=backend)
+        assert own(x, -1, dtype, backend=backend).dtype == dtype
+    assert len(runs) == 2
+    assert result.dtype == torch.float32
+    assert_right(op, result, x.float(), 1)
+    result.sum().backward()
+    assert x.grad.dtype == dtype
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (([1.0, 2.0],), TypeError, "input must be a torch.Tensor, not list"),
+        ((torch.arange(3),), TypeError, "input must have one of the dtypes float32.*not int64"),
+        ((torch.ones(2).to(torch.complex64),), TypeError, "not complex64"),
+        ((torch.ones(2).cfloat(), 0, torch.float32), TypeError, "not complex64"),
+        ((torch.ones(2).to_sparse(),), TypeError, "input must be a dense tensor"),
+        ((torch.ones(2), 1), IndexError, "dim must be from -1 to 0 for a tensor of 1 dimensions"),
+        ((torch.ones(2, 3), -3), IndexError, "dim must be from -2 to 1.*not -3"),
+        ((torch.ones(()), 1), IndexError, "dim must be from -1 to 0 for a tensor of 0 dimensions"),
+        ((torch.ones(2), 0.0), TypeError, "dim must be an integer, not float"),
+        ((torch.ones(2), None), TypeError, "dim must be an integer, not NoneType"),
+        ((torch.ones(2), 0, torch.int32), TypeError, "dtype must be None, float32.*torch.int32"),
+        ((torch.ones(2), 0, "float32"), TypeError, "dtype must be None, float32.*'float32'"),
+    ],
+)
+def test_bad_arguments(op, arguments, error, message):
+    with pytest.raises(error, match=f"{op}: .*{message}"):
+        getattr(diglot, op)(*arguments)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_bad_gradients(op):
+    backward = getattr(torch.ops.diglot, f"{op}_backward")
+    x = torch.ones(3, device=DEVICE)
+    for grad in (torch.ones(2, device=DEVICE), x.double()):
+        with pytest.raises(ValueError, match="grad_output must have the shape and dtype of"):
+            backward(grad, x, 0, x.dtype, "torch")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_modules(backend):
+    x = torch.randn(3, 4, 5, device=DEVICE)
+    for module, theirs in (
+        (diglot.nn.Softmax(1, backend=backend), torch.nn.Softmax(1)),
+        (diglot.nn.LogSoftmax(backend=backend), torch.nn.LogSoftmax(-1)),
+    ):
+        torch.testing.assert_close(module(x), theirs(x))
+        assert diglot.last_run().backend == backend
+        assert repr(module) == f"{type(theirs).__name__}(dim={module.dim}, backend={backend!r})"
+    with pytest.raises(ValueError, match="backend"):
+        diglot.nn.Softmax(backend="rocm")

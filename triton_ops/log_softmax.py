@@ -1,0 +1,93 @@
+"""The logarithm of softmax of rows and its derivative: kernels and launchers. Twin of
+csrc/ops/log_softmax.cu.
+"""
+
+import triton
+import triton.language as tl
+
+from diglot.triton_ops.lib.math import fma, logarithm, negate
+from diglot.triton_ops.lib.reduce import (
+    exp_nonpositive_for,
+    max_sum_along,
+    max_sum_combine,
+    max_sum_fold,
+    max_sum_none,
+    sum_along,
+    sums_combine,
+    sums_fold,
+    sums_none,
+)
+from diglot.triton_ops.lib.row_reduce import reduce_then_map_rows
+from diglot.triton_ops.lib.types import compute_type
+from diglot.triton_ops.row_launch import launch_rows
+
+NOTHING = tl.constexpr(-float("inf"))
+
+
+@triton.jit
+def reduce(values, AXIS: tl.constexpr, T: tl.constexpr):
+    return max_sum_along(values[0].to(compute_type(T)), AXIS, T)
+
+
+@triton.jit
+def map(states, values, T: tl.constexpr):
+    max, log_sum = states[0], logarithm(states[1])
+    return values[0].to(compute_type(T)) - max - log_sum
+
+
+@triton.jit
+def reduce_backward(values, AXIS: tl.constexpr, T: tl.constexpr):
+    return (sum_along(values[0].to(compute_type(T)), AXIS),)
+
+
+@triton.jit
+def map_backward(states, values, T: tl.constexpr):
+    """g - e^y sum(g)."""
+    COMPUTE: tl.constexpr = compute_type(T)
+    exponential = exp_nonpositive_for(values[1].to(COMPUTE), T)
+    return fma(negate(exponential), states[0], values[0].to(COMPUTE))
+
+
+@triton.jit
+def log_softmax_forward_rows(
+    input, output, n, count, size0, size1, size2,
+    out_start, out0, out1, out2, out_step,
+    in_start, in0, in1, in2, in_step,
+    KIND: tl.constexpr, RANK: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr,
+    ALIGNED: tl.constexpr, SIDE: tl.constexpr, BLOCK: tl.constexpr, THREADS: tl.constexpr,
+):  # fmt: skip
+    reduce_then_map_rows(
+        (input,), output, n, count, (size0, size1, size2), (out_start, in_start),
+        ((out0, out1, out2), (in0, in1, in2)), (out_step, in_step),
+        reduce, max_sum_combine, max_sum_none, max_sum_fold, map, NOTHING,
+        output.dtype.element_ty, KIND, RANK, STEPS, VECTOR, ALIGNED, SIDE, BLOCK, THREADS,
+    )  # fmt: skip
+
+
+@triton.jit
+def log_softmax_backward_rows(
+    grad_output, output, grad_input, n, count, size0, size1, size2,
+    out_start, out0, out1, out2, out_step,
+    grad_start, grad0, grad1, grad2, grad_step,
+    y_start, y0, y1, y2, y_step,
+    KIND: tl.constexpr, RANK: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr,
+    ALIGNED: tl.constexpr, SIDE: tl.constexpr, BLOCK: tl.constexpr, THREADS: tl.constexpr,
+):  # fmt: skip
+    reduce_then_map_rows(
+        (grad_output, output), grad_input, n, count, (size0, size1, size2),
+        (out_start, grad_start, y_start),
+        ((out0, out1, out2), (grad0, grad1, grad2), (y0, y1, y2)),
+        (out_step, grad_step, y_step),
+        reduce_backward, sums_combine, sums_none, sums_fold, map_backward, 0.0,
+        output.dtype.element_ty, KIND, RANK, STEPS, VECTOR, ALIGNED, SIDE, BLOCK, THREADS,
+    )  # fmt: skip
+
+
+def log_softmax_forward(input, dim, out):
+    """out = log_softmax(input) along a dimension; float32 of a narrower input, or of its dtype."""
+    return launch_rows(log_softmax_forward_rows, (input, out), dim)
+
+
+def log_softmax_backward(grad_output, output, dim, out):
+    """out = grad_output - exp(output) * sum(grad_output) along a dimension."""
+    return launch_rows(log_softmax_backward_rows, (grad_output, output, out), dim)

@@ -1,0 +1,163 @@
+"""Host side of a kernel that reduces rows and then maps them: how rows lie in the arrays, which
+variant runs, and its grid. Twin of csrc/include/diglot/row_launch.h.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+# Relative, because mypy finds this folder under its name in the tree.
+from .launch import launch
+from .layout import Layout, compute_layout
+from .lib.row_reduce import COLUMN_TILES, COLUMNS, ROWS, TILES
+
+if TYPE_CHECKING:
+    from .launch import Tensors
+
+ACCESS_BYTES = 16
+ROW_RANK = 3  # other dimensions that a kernel takes; of more, a launch takes a slice
+# Warps of a program that holds so many elements, or fewer: at most 32 a thread, which are of fp32
+# once they are computed with.
+HELD_WARPS = {1024: 1, 2048: 4, 4096: 8, 16384: 16, 32768: 32}
+# Of float64, and of several arrays together, a program holds fewer.
+MOST_HELD = {(1, False): 32768, (2, False): 16384, (1, True): 8192, (2, True): 4096}
+FEW_ELEMENTS = 1024  # that a program has at least, if need be in several rows
+TILE_WARPS = 8  # of a program that has a row in tiles
+# Elements of it, by the number of inputs and the bytes of an element: what is in flight is enough,
+# and no register is spilled.
+TILE_ELEMENTS = {(1, 2): 4096, (2, 2): 4096, (1, 4): 4096, (2, 4): 2048, (1, 8): 1024, (2, 8): 1024}
+COLUMN_ELEMENTS = TILE_ELEMENTS | {(1, 2): 8192}
+COLUMN_BYTES = 64  # of a row of memory that a program of columns reads, at least
+
+
+def _power_of_2(n: int) -> int:
+    """The least that is not below n. Of a symbol, a range is found out, and not the value."""
+    result = 1
+    while result < n:
+        result *= 2
+    return result
+
+
+def rows_of(tensors: tuple[torch.Tensor, ...], dim: int) -> tuple[int, tuple[int, ...], Layout]:
+    """Elements of a row along a dimension, the step to the next in each tensor, and the layout of
+    the other dimensions.
+    """
+    shape = tuple(tensors[0].shape)
+    strides = tuple(t.stride() for t in tensors)
+    if type(tensors[0]) is torch.Tensor:
+        return _cached(shape, strides, dim)
+    return _rows_of(shape, strides, dim)  # sizes may be symbols, which do not hash
+
+
+def _rows_of(
+    shape: tuple[int, ...], strides: tuple[tuple[int, ...], ...], dim: int
+) -> tuple[int, tuple[int, ...], Layout]:
+    if not shape:
+        return 1, (1,) * len(strides), compute_layout(((),) * len(strides), ((),) * len(strides))
+    n = shape[dim]
+    steps = tuple(1 if n == 1 else of[dim] for of in strides)
+    others = tuple((*of[:dim], *of[dim + 1 :]) for of in (shape, *strides))
+    return n, steps, compute_layout((others[0],) * len(strides), others[1:])
+
+
+_cached = functools.lru_cache(maxsize=4096)(_rows_of)
+
+
+def _is_symbolic(n: int, steps: tuple[int, ...], outer: Layout) -> bool:
+    numbers = (n, *steps, *outer.sizes, *itertools.chain(*outer.strides))
+    return any(isinstance(number, torch.SymInt) for number in numbers)
+
+
+@functools.cache
+def _variant(kind: int, block: int, is_aligned: bool) -> str:
+    what = {
+        ROWS.value: "rows in registers",
+        TILES.value: "a row read twice",
+        COLUMNS.value: "columns in registers",
+        COLUMN_TILES.value: "columns read twice",
+    }[kind]
+    return f"{what}, blocks of {block}{', 16-byte accesses' if is_aligned else ''}"
+
+
+def launch_rows(kernel: Any, tensors: Tensors, dim: int) -> str:
+    """Launches a kernel on the rows of tensors along a dimension, and says how.
+
+    Args:
+        kernel: of (pointers, n, count, three sizes, and for each array, the output first, its
+            start, three strides and step; KIND, RANK, STEPS, VECTOR, ALIGNED, SIDE, BLOCK,
+            THREADS), as `reduce_then_map_rows` takes them.
+        tensors: one input or two, then the output, of one shape.
+        dim: a dimension of them, from 0.
+    """
+    *given, out = tensors
+    inputs = [t for t in given if t is not None]
+    if out.numel() == 0:
+        return "nothing to do"
+    arrays = (out, *inputs)
+    n, steps, outer = rows_of(arrays, dim)
+    size = min(t.element_size() for t in arrays)
+    vector = ACCESS_BYTES // size
+    has_steps = any(step != 1 for step in steps)
+    is_column = bool(outer.sizes) and n > 1 and outer.strides[0][0] < steps[0]
+    every = range(len(arrays))
+    if _is_symbolic(n, steps, outer):
+        vector = 1  # what divides a symbol would be one more thing to compile anew for
+    elif is_column:
+        if not all(outer.has_vectors(a, vector) and steps[a] % vector == 0 for a in every):
+            vector = 1
+    elif has_steps or n % vector or not all(outer.has_multiples(a, vector, 0) for a in every):
+        vector = 1
+    # Addresses of traced tensors are unknown; the compiler that traces them knows alignments.
+    is_aligned = False
+    if vector > 1 and type(out) is torch.Tensor:
+        is_aligned = all(t.data_ptr() % ACCESS_BYTES == 0 for t in arrays)
+        vector = vector if is_aligned else 1
+    if is_column and vector > 1:
+        outer = outer.in_vectors(vector)
+    kind, side, block, warps = _share_out(n, outer.numel, size, vector, is_column, len(inputs))
+    for slice, start in outer.slices(ROW_RANK):
+        missing = (0,) * (ROW_RANK - len(slice.sizes))
+        integers = [
+            n // vector if not is_column else n,
+            slice.numel,
+            *slice.sizes,
+            *((1,) * len(missing)),
+        ]
+        for a in every:
+            integers += [
+                start[a] if start else 0,
+                *(of[a] for of in slice.strides),
+                *missing,
+                steps[a],
+            ]
+        launch(
+            kernel,
+            -(-slice.numel // side),
+            tensors,
+            tuple(integers),
+            (kind, len(slice.sizes), has_steps, vector, is_aligned, side, block, warps * 32),
+            warps,
+        )
+    return _variant(kind, block, is_aligned)
+
+
+def _share_out(
+    n: int, count: int, size: int, vector: int, is_column: bool, inputs: int
+) -> tuple[int, int, int, int]:
+    """Kind, rows or accesses side by side, elements of a row in a tile, and warps."""
+    most = MOST_HELD[inputs, size == 8]
+    tile = TILE_ELEMENTS[inputs, size]
+    if not is_column and n > most:
+        return TILES.value, 1, tile, TILE_WARPS
+    kind, side, access, block = ROWS.value, 1, 1, _power_of_2(n)
+    if is_column:
+        kind, side, access = COLUMNS.value, max(1, COLUMN_BYTES // (size * vector)), vector
+        if block * side * access > most:
+            kind, block = COLUMN_TILES.value, COLUMN_ELEMENTS[inputs, size] // (side * access)
+    while block * side * access < FEW_ELEMENTS and side < count:
+        side *= 2
+    return kind, side, block, next(w for e, w in HELD_WARPS.items() if block * side * access <= e)
