@@ -215,7 +215,7 @@ def test_kernels_of_rows_access_16_bytes(architecture):
     assert len(rows) > 100
     for name, kernel in rows.items():
         shape = re.search(r"RowShape<\(\w*Team\)(\d), (\w+), \d+, (\d+), (\w+)>, (.+)>$", name)
-        team, is_wide, accesses, is_tiled, types = shape.groups()
+        _, is_wide, accesses, _, types = shape.groups()
         loads, stores = dict(kernel.loads), dict(kernel.stores)
         arrays = 2 if "backward" in name else 1
         assert not kernel.spill_bytes and not kernel.stack_bytes, name
