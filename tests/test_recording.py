@@ -112,6 +112,20 @@ def calls_of(dtype: str, elements: int = LARGE) -> dict[str, Call]:
         calls[f"{name} flat"] = Call("gelu", (flat,), options, backward)
         calls[f"{name} strided"] = Call("gelu", (strided,), options, backward)
         calls[f"{name} rows"] = Call("gelu", (rows,), options, backward)
+    for op, backward in itertools.product(("softmax", "log_softmax"), (False, True)):
+        for n in (64, 1024, 4096, 16384):
+            name = f"{op} {'backward' if backward else 'forward'} rows of {n}"
+            calls[name] = Call(op, (like(dtype, 64, n),), {}, backward)
+        for n in (21, 700, 8192):
+            calls[name.replace("rows of", f"{n} columns of")] = Call(
+                op, (like(dtype, n, 512),), {"dim": 0}, backward
+            )
+        calls[name.replace("rows of", "odd row of")] = Call(
+            op, (like(dtype, 3, 999),), {}, backward
+        )
+        calls[name.replace("rows of", "long row of")] = Call(
+            op, (like(dtype, 2, 65536),), {}, backward
+        )
     return calls
 
 

@@ -209,17 +209,16 @@ def test_kernels_of_whole_arrays_access_16_bytes(architecture):
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_kernels_of_rows_access_16_bytes(architecture):
     """As many as a thread holds, of each array, and none that is narrower; or elements alone."""
-    rows = {
-        n: k for n, k in cuda_kernels(architecture).items() if "softmax_" in n and "_rows<" in n
-    }
+    rows = {n: k for n, k in cuda_kernels(architecture).items() if "_rows<RowShape" in n}
     assert len(rows) > 100
     for name, kernel in rows.items():
-        shape = re.search(r"RowShape<\(\w*Team\)(\d), (\w+), \d+, (\d+), (\w+)>, (.+)>$", name)
-        _, is_wide, accesses, _, types = shape.groups()
+        # Whether it is wide, how many accesses a thread holds, and the types.
+        shape = re.search(r"RowShape<[^,]+, (\w+), \d+, (\d+), \w+>, (.+)>$", name)
+        is_wide, accesses, types = shape.groups()
         loads, stores = dict(kernel.loads), dict(kernel.stores)
         arrays = 2 if "backward" in name else 1
         assert not kernel.spill_bytes and not kernel.stack_bytes, name
-        if is_wide in ("true", "1"):
+        if is_wide == "true":
             assert loads.get(16, 0) >= arrays * int(accesses), name
             assert max(stores) == (16 if "float, __" not in types else 8), name
         else:

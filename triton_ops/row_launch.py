@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 ACCESS_BYTES = 16
 ROW_RANK = 3  # other dimensions that a kernel takes; of more, a launch takes a slice
 # Warps of a program that holds so many elements, or fewer: at most 32 a thread, which are of fp32
-# once they are computed with.
+# once they are computed with. One of float64 counts as two.
 HELD_WARPS = {1024: 1, 2048: 4, 4096: 8, 16384: 16, 32768: 32}
 # Of float64, and of several arrays together, a program holds fewer.
 MOST_HELD = {(1, False): 32768, (2, False): 16384, (1, True): 8192, (2, True): 4096}
 FEW_ELEMENTS = 1024  # that a program has at least, if need be in several rows
-TILE_WARPS = 8  # of a program that has a row in tiles
+TILE_WARPS = 8  # of a program that has rows in tiles, at least
 # Elements of it, by the number of inputs and the bytes of an element: what is in flight is enough,
 # and no register is spilled.
-TILE_ELEMENTS = {(1, 2): 4096, (2, 2): 4096, (1, 4): 4096, (2, 4): 2048, (1, 8): 1024, (2, 8): 1024}
-COLUMN_ELEMENTS = TILE_ELEMENTS | {(1, 2): 8192}
+TILE_ELEMENTS = {(1, 2): 4096, (2, 2): 4096, (1, 4): 2048, (2, 4): 2048, (1, 8): 1024, (2, 8): 1024}
+COLUMN_ELEMENTS = TILE_ELEMENTS | {(1, 2): 8192, (2, 4): 1024}
 COLUMN_BYTES = 64  # of a row of memory that a program of columns reads, at least
 
 
@@ -160,4 +160,6 @@ def _share_out(
             kind, block = COLUMN_TILES.value, COLUMN_ELEMENTS[inputs, size] // (side * access)
     while block * side * access < FEW_ELEMENTS and side < count:
         side *= 2
-    return kind, side, block, next(w for e, w in HELD_WARPS.items() if block * side * access <= e)
+    held = block * side * access * (2 if size == 8 else 1)
+    warps = next(warps for most, warps in HELD_WARPS.items() if held <= most)
+    return kind, side, block, max(warps, TILE_WARPS) if kind == COLUMN_TILES.value else warps
