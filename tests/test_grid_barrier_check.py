@@ -279,3 +279,16 @@ def test_a_dropped_arrival_ends_in_cuda_checked_build(tmp_path):
     assert "grid barrier: block (" in said
     assert "has waited 10 s in phase 19; 3 of 4 blocks have arrived, the first of them too" in said
     assert "running: " in said  # CUDA's error
+
+
+def test_a_device_without_cooperative_launch(monkeypatch):
+    """What Triton's launch helper is told; CUDA's asks the runtime, which is not to be replaced."""
+    from diglot.triton_ops import launch
+
+    class Driver:
+        def cuDeviceGetAttribute(self, *arguments):
+            return 0  # the answer stays 0: no
+
+    monkeypatch.setattr(launch, "driver", Driver)
+    with pytest.raises(RuntimeError, match="launches no kernel co-operatively"):
+        launch._occupancy(None, (None, 0))
