@@ -146,6 +146,7 @@ def launch_cooperatively(
     num_warps: int,
     phases: int,
     max_registers: int | None = None,
+    together: int = 1,
 ) -> None:
     """Starts programs that run at once, so that they may wait for each other.
 
@@ -158,15 +159,18 @@ def launch_cooperatively(
         per_multiprocessor: how many of them at most on each; None: exactly `most` in all.
         phases: between two phases there is a barrier.
         max_registers: of a thread, so that more programs fit; None: as many as the compiler likes.
+        together: their number is a multiple of this; `most` is one.
 
     Raises:
-        ValueError: exactly `most` were asked for, and they do not run at once.
+        ValueError: exactly `most` were asked for, or `together`, and they do not run at once.
     """
     if _thread.recordings:
         every = (*constants, ALL_PHASES)
         _record(kernel, tensors, integers, every, num_warps, True, max_registers)
     elif INTERPRETED:
-        programs = most if per_multiprocessor is None else min(most, INTERPRETED_PROGRAMS)
+        programs = most
+        if per_multiprocessor is not None:
+            programs = min(most, max(1, INTERPRETED_PROGRAMS // together) * together)
         for phase in range(1, phases + 1):
             kernel[(programs,)](*tensors, *integers, *constants, phase)
     else:
@@ -176,7 +180,8 @@ def launch_cooperatively(
             occupancy, multiprocessors = _occupancies.get(key) or _occupancy(handle, key)
             fit = multiprocessors * occupancy
             if per_multiprocessor is not None:
-                most = max(1, min(most, fit, multiprocessors * per_multiprocessor))
+                room = min(fit, multiprocessors * per_multiprocessor)
+                most = max(1, min(most, room) // together) * together
             if most > fit:
                 raise ValueError(
                     f"launching {kernel.fn.__name__}: its programs wait for each other, {most} of "

@@ -1,0 +1,104 @@
+"""What programs that share a row tell each other: each the state of its part, to all.
+
+    publish(words, at, step, states)          the state of this program's part
+    collect(words, at, step, there, none)     those of all parts, as soon as they are there
+
+A state is a tuple of one to three floating-point numbers, or of tiles of numbers, one for each
+column. Each number is a word of memory, of an integer type of its size: zero at first, written
+once. That it is not zero says that it is there, and the value is in it, so that nothing has to be
+kept in order, and a wait ends after one trip to memory. A number that is zero is published as -0.
+
+All programs that share a row must run at once, as `launch_cooperatively` has it. Triton's
+interpreter runs one after another: there a launch publishes the states of all rows, and the next
+one collects them (`phases`).
+
+With DIGLOT_CHECKED=1 in the environment when this is imported, a program that has waited for ten
+seconds says so, and traps.
+"""
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import globaltimer
+
+from .grid_barrier import CHECKED, PATIENCE
+from .types import INTERPRETED
+
+
+@triton.jit
+def publish(words, at, step, states):
+    """Writes numbers to the words at `at`, and at distances of `step` those of further fields."""
+    WORD: tl.constexpr = words.dtype.element_ty
+    ZERO: tl.constexpr = -(2 ** (WORD.primitive_bitwidth - 1))  # the bits of -0
+    for field in tl.static_range(len(states)):
+        bits = states[field].to(WORD, bitcast=True)
+        index = at + field * step + tl.full(bits.shape, 0, tl.int64)
+        bits = tl.where(bits == 0, tl.full(bits.shape, ZERO, WORD), bits)
+        tl.atomic_xchg(words + index, bits, sem="relaxed", scope="gpu")
+
+
+@triton.jit
+def _look(words, at, there):
+    return tl.load(words + at, mask=there, other=1, volatile=True)
+
+
+@triton.jit
+def _waits_for(first, second, third):
+    """Whether a word has not been written yet: the same answer for all threads."""
+    written = (first != 0) & (second != 0) & (third != 0)
+    return tl.min(written.to(tl.int32)) == 0
+
+
+@triton.jit
+def collect(words, at, step, there, none):
+    """The numbers that the words at a tile `at` say, where `there`; elsewhere those of `none`.
+
+    The tile must have an element for each thread, or more: copies of one in several threads might
+    see different states of memory.
+    """
+    FIELDS: tl.constexpr = len(none)
+    first = _look(words, at, there)
+    second = _look(words, at + step, there) if FIELDS > 1 else first
+    third = _look(words, at + 2 * step, there) if FIELDS > 2 else first
+    if CHECKED:
+        begin = globaltimer()
+    while _waits_for(first, second, third):
+        go_on_waiting()
+        first = _look(words, at, there)
+        second = _look(words, at + step, there) if FIELDS > 1 else first
+        third = _look(words, at + 2 * step, there) if FIELDS > 2 else first
+        if CHECKED:
+            if globaltimer() - begin > PATIENCE:
+                give_up()
+    one = tl.where(there, first.to(none[0].dtype, bitcast=True), none[0])
+    return (one,) if FIELDS == 1 else _several(one, second, third, there, none)
+
+
+@triton.jit
+def _several(one, second, third, there, none):
+    two = tl.where(there, second.to(none[1].dtype, bitcast=True), none[1])
+    return (one, two) if len(none) == 2 else (
+        one, two, tl.where(there, third.to(none[2].dtype, bitcast=True), none[2])
+    )  # fmt: skip
+
+
+@triton.jit
+def go_on_waiting():
+    pass
+
+
+@triton.jit
+def give_up():
+    program = tl.program_id(0)
+    tl.device_print("row exchange: a program has waited 10 s for others of its row; it is", program)
+    tl.inline_asm_elementwise(
+        "trap; mov.b32 $0, $1;", "=r,r", [program], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+if INTERPRETED:
+
+    def go_on_waiting():
+        raise RuntimeError(
+            "a row's programs wait for each other: Triton's interpreter runs one after another; "
+            "run what publishes and what collects as launches of their own"
+        )
