@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import functools
 import struct
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -189,6 +190,28 @@ def launch_cooperatively(
                     f"bytes of shared memory this device runs {fit} at once"
                 )
             _run(handle, most, tensors, integers, every)
+
+
+def most_programs(tensor: torch.Tensor, per_multiprocessor: int) -> int:
+    """How many programs run at once on a tensor's device, so many on each multiprocessor; 0 where
+    none can be launched so that they wait for each other.
+
+    Where none runs, interpreted or recorded, as many as are asked for.
+    """
+    if INTERPRETED or _thread.recordings:
+        return sys.maxsize
+    multiprocessors = _multiprocessors(tensor.get_device())
+    return multiprocessors * per_multiprocessor
+
+
+@functools.cache
+def _multiprocessors(device: int) -> int:
+    """That programs can be launched on co-operatively."""
+    is_cooperative = ctypes.c_int()
+    driver().cuDeviceGetAttribute(ctypes.byref(is_cooperative), COOPERATIVE_LAUNCH, device)
+    if not is_cooperative:
+        return 0
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def _record(
