@@ -118,7 +118,7 @@ def launch_rows(
     *given, out = tensors
     if out.numel() == 0:
         return "nothing to do"
-    pointers: Tensors = (*given, *shared, *statistics, *held, out)
+    pointers: Any = (*given, *shared, *statistics, *held, out)
     arrays = (out, *(t for t in given if t is not None))
     n, steps, outer = rows_of(arrays, dim, statistics[0] if statistics else None)
     size = min([t.element_size() for t in arrays])
