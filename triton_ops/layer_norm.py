@@ -16,6 +16,7 @@ from diglot.triton_ops.lib.norm import (
     moments_none,
 )
 from diglot.triton_ops.lib.row_reduce import reduce_then_map_rows
+from diglot.triton_ops.norm_launch import launch_norm_backward
 from diglot.triton_ops.row_launch import launch_rows
 
 
@@ -58,4 +59,22 @@ def add_layer_norm_forward(input, residual, weight, bias, eps, mean, rstd, sum, 
         (mean, rstd),
         (sum,),
         number_halves(eps, mean.dtype),
+    )
+
+
+def layer_norm_backward(
+    grad_output, grad_sum, input, mean, rstd, weight, workspace, grad_weight, grad_bias, grad_input
+):
+    """grad_input = the gradient of the input, plus grad_sum; and those of weight and bias."""
+    return launch_norm_backward(
+        grad_output,
+        grad_sum,
+        input,
+        mean,
+        rstd,
+        weight,
+        workspace,
+        grad_weight,
+        grad_bias,
+        grad_input,
     )

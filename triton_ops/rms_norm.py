@@ -9,6 +9,7 @@ from diglot.triton_ops.launch import number_halves
 from diglot.triton_ops.lib.norm import add, rms_map, squares_along, squares_finish
 from diglot.triton_ops.lib.reduce import sums_combine, sums_fold, sums_none
 from diglot.triton_ops.lib.row_reduce import reduce_then_map_rows
+from diglot.triton_ops.norm_launch import launch_norm_backward
 from diglot.triton_ops.row_launch import launch_rows
 
 
@@ -51,4 +52,13 @@ def add_rms_norm_forward(input, residual, weight, eps, rstd, sum, out):
         (rstd,),
         (sum,),
         number_halves(eps, rstd.dtype),
+    )
+
+
+def rms_norm_backward(
+    grad_output, grad_sum, input, rstd, weight, workspace, grad_weight, grad_input
+):
+    """grad_input = the gradient of the input, plus grad_sum; and that of weight."""
+    return launch_norm_backward(
+        grad_output, grad_sum, input, None, rstd, weight, workspace, grad_weight, None, grad_input
     )
