@@ -377,8 +377,8 @@ def test_rows_do_not_know_of_each_other(backend, op):
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_operator(backend, op):
-    """`opcheck` takes gradients of |sum of the output|: of a backward pass from rows that sum to one
-    that is |0|, of which the sign is chance.
+    """`opcheck` takes the gradients of |sum of the output|: if rows sum to one, the backward pass is
+    of sum 0, and its sign is chance.
     """
     x = torch.randn(3, 5, device=DEVICE, requires_grad=True)
     grad = torch.randn(3, 5, device=DEVICE, requires_grad=True)

@@ -16,6 +16,8 @@ from .layout import Layout, compute_layout
 from .lib.row_reduce import COLUMN_TILES, COLUMNS, ROWS, SHARED_COLUMNS, SHARED_ROWS, TILES
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from .launch import Tensors
 
 ACCESS_BYTES = 16
@@ -50,12 +52,19 @@ def _power_of_2(n: int) -> int:
     return result
 
 
-def rows_of(tensors: tuple[torch.Tensor, ...], dim: int) -> tuple[int, tuple[int, ...], Layout]:
+def rows_of(
+    tensors: tuple[torch.Tensor, ...], dim: int, statistic: torch.Tensor | None = None
+) -> tuple[int, tuple[int, ...], Layout]:
     """Elements of a row along a dimension, the step to the next in each tensor, and the layout of
     the other dimensions.
+
+    `statistic` lacks the dimension, and is the last array.
     """
     shape = tuple(tensors[0].shape)
-    strides = tuple(t.stride() for t in tensors)
+    strides = tuple([t.stride() for t in tensors])
+    if statistic is not None:
+        of = statistic.stride()
+        strides = (*strides, (*of[:dim], 0, *of[dim:]))
     if type(tensors[0]) is torch.Tensor:
         return _cached(shape, strides, dim)
     return _rows_of(shape, strides, dim)  # sizes may be symbols, which do not hash
@@ -124,28 +133,43 @@ def _variant(kind: int, block: int, is_aligned: bool) -> str:
     return f"{what}, blocks of {block}{', 16-byte accesses' if is_aligned else ''}"
 
 
-def launch_rows(kernel: Any, tensors: Tensors, dim: int, words: torch.Tensor | None) -> str:
+def launch_rows(
+    kernel: Any,
+    tensors: Tensors,
+    dim: int,
+    words: torch.Tensor | None = None,
+    shared: tuple[torch.Tensor | None, ...] = (),
+    statistics: tuple[torch.Tensor, ...] = (),
+    held: tuple[torch.Tensor | None, ...] = (),
+    numbers: tuple[int, ...] = (),
+) -> str:
     """Launches a kernel on the rows of tensors along a dimension, and says how.
 
     Args:
-        kernel: of (pointers: the inputs, words, the output; n, count, three sizes, and for each
-            array, the output first, its start, three strides and step; KIND, RANK, STEPS, VECTOR,
-            ALIGNED, SIDE, BLOCK, THREADS, SHARES, PHASE), as `reduce_then_map_rows` takes them.
-        tensors: one input or two, then the output, of one shape.
+        kernel: of (pointers: the inputs, shared, statistics, held, words, the output; n, count,
+            three sizes; for each array, the output first, then the inputs, its start, three strides
+            and step; for the statistics a start and three strides; numbers; KIND, RANK, STEPS,
+            VECTOR, ALIGNED, SIDE, BLOCK, THREADS, SHARES, EARLY, PHASE), as `reduce_then_map_rows`
+            takes them.
+        tensors: one input or two, then the output, of one shape. The second input may be None.
         dim: a dimension of them, from 0.
         words: as many zeros as `count_words` says; None: no rows are shared.
+        shared: arrays of one row without gaps, the same for every row.
+        statistics: arrays of one element for each row, all with the same strides.
+        held: a second output, which lies as the output does.
+        numbers: 64-bit arguments.
     """
     *given, out = tensors
-    inputs = [t for t in given if t is not None]
     if out.numel() == 0:
         return "nothing to do"
-    arrays = (out, *inputs)
-    n, steps, outer = rows_of(arrays, dim)
-    size = min(t.element_size() for t in arrays)
+    pointers: Any = (*given, *shared, *statistics, *held, words, out)
+    arrays = (out, *(t for t in given if t is not None))
+    n, steps, outer = rows_of(arrays, dim, statistics[0] if statistics else None)
+    size = min([t.element_size() for t in arrays])
     vector = ACCESS_BYTES // size
-    has_steps = any(step != 1 for step in steps)
-    is_column = _is_column(n, steps, outer)
     every = range(len(arrays))
+    has_steps = any([steps[a] != 1 for a in every])
+    is_column = _is_column(n, steps, outer)
     if _is_symbolic(n, steps, outer):
         vector = 1  # what divides a symbol would be one more thing to compile anew for
     elif is_column:
@@ -156,19 +180,24 @@ def launch_rows(kernel: Any, tensors: Tensors, dim: int, words: torch.Tensor | N
     # Addresses of traced tensors are unknown; the compiler that traces them knows alignments.
     is_aligned = False
     if vector > 1 and type(out) is torch.Tensor:
-        is_aligned = all(t.data_ptr() % ACCESS_BYTES == 0 for t in arrays)
+        whole = (*arrays, *(t for t in (*shared, *held) if t is not None))
+        is_aligned = all([t.data_ptr() % ACCESS_BYTES == 0 for t in whole])
         vector = vector if is_aligned else 1
     if is_column and vector > 1:
         outer = outer.in_vectors(vector)
-    shares, held = 1, 0
+    shares, part = 1, 0
     if words is not None:
-        shares, held = _shares(n, size, is_column, most_programs(out, SHARED[is_column][2]))
+        shares, part = _shares(n, size, is_column, most_programs(out, SHARED[is_column][2]))
     if shares > 1:
         kind = (SHARED_COLUMNS if is_column else SHARED_ROWS).value
         side = COLUMN_BYTES // (size * vector) if is_column else 1
-        block, warps, per = held, *SHARED[is_column][1:]
+        block, warps, per = part, *SHARED[is_column][1:]
     else:
-        kind, side, block, warps = _share_out(n, outer.numel, size, vector, is_column, len(inputs))
+        kind, side, block, warps = _share_out(
+            n, outer.numel, size, vector, is_column, len(arrays) - 1
+        )
+    # Where an input is not given, a kernel takes strides for it all the same.
+    places = [0, *_places(given)]
     for slice, start in outer.slices(ROW_RANK):
         missing = (0,) * (ROW_RANK - len(slice.sizes))
         integers = [
@@ -177,25 +206,28 @@ def launch_rows(kernel: Any, tensors: Tensors, dim: int, words: torch.Tensor | N
             *slice.sizes,
             *((1,) * len(missing)),
         ]
-        for a in every:
+        for a in places:
             integers += [
                 start[a] if start else 0,
                 *(of[a] for of in slice.strides),
                 *missing,
                 steps[a],
             ]
+        if statistics:
+            integers += [start[-1] if start else 0, *(of[-1] for of in slice.strides), *missing]
+        integers += numbers
         shape = (len(slice.sizes), has_steps, vector, is_aligned, side, block, warps * 32)
         programs = -(-slice.numel // side)
         if shares == 1:
             constants = (kind, *shape, 1, False, ALL_PHASES.value)
-            launch(kernel, programs, (*given, words, out), tuple(integers), constants, warps)
+            launch(kernel, programs, pointers, tuple(integers), constants, warps)
         else:
             aside = side * vector if is_column else 1
             launch_cooperatively(
                 kernel,
                 programs * shares,
                 per,
-                (*given, words, out),
+                pointers,
                 tuple(integers),
                 (kind, *shape, _power_of_2(max(shares, warps * 32 // aside)), EARLY),
                 warps,
@@ -204,6 +236,14 @@ def launch_rows(kernel: Any, tensors: Tensors, dim: int, words: torch.Tensor | N
                 together=shares,
             )
     return _variant(kind, block, is_aligned)
+
+
+def _places(given: list[torch.Tensor | None]) -> Iterator[int]:
+    """The numbers of the inputs among the arrays that are there; of one that is not, any."""
+    place = 0
+    for tensor in given:
+        place += tensor is not None
+        yield place
 
 
 def _share_out(
