@@ -40,7 +40,7 @@ def layer_norm_forward_rows(
         (out_step, in_step, residual_step),
         moments_along, moments_combine, moments_none, moments_fold, layer_map, 0.0,
         output.dtype.element_ty, KIND, RANK, STEPS, VECTOR, ALIGNED, SIDE, BLOCK, THREADS,
-        SHARES, EARLY, PHASE, sum, (weight, bias), (mean, rstd), (eps_high, eps_low),
+        SHARES, EARLY, PHASE, sum, weight, bias, (mean, rstd), (eps_high, eps_low),
         add if ADDS else None, moments_finish,
     )  # fmt: skip
 

@@ -33,7 +33,7 @@ def rms_norm_forward_rows(
         (out_step, in_step, residual_step),
         squares_along, sums_combine, sums_none, sums_fold, rms_map, 0.0,
         output.dtype.element_ty, KIND, RANK, STEPS, VECTOR, ALIGNED, SIDE, BLOCK, THREADS,
-        SHARES, EARLY, PHASE, sum, (weight, None), (rstd,), (eps_high, eps_low),
+        SHARES, EARLY, PHASE, sum, weight, None, (rstd,), (eps_high, eps_low),
         add if ADDS else None, squares_finish,
     )  # fmt: skip
 
