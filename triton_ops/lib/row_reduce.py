@@ -168,7 +168,7 @@ def map_tile(
     if second is not None:
         at = tile_pointers(second, start, step, index, COLUMN, STEPS, VECTOR, ALIGNED)
         tl.store(at, values[0], mask=mask)
-    every = values if len(shared) == 0 else (
+    every = values if shared is None else (
         values[0],
         load_shared(shared[0], index, n, ALIGNED),
         load_shared(shared[1], index, n, ALIGNED),
@@ -303,7 +303,7 @@ def reduce_then_map_rows(
     RANK: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
     SIDE: tl.constexpr, BLOCK: tl.constexpr, THREADS: tl.constexpr,
     SHARES: tl.constexpr, EARLY: tl.constexpr, PHASE: tl.constexpr,
-    second=None, shared=(), statistics=(), numbers=(),
+    second=None, shared=None, statistics=None, numbers=None,
     HOLD: tl.constexpr = None, FINISH: tl.constexpr = None,
 ):  # fmt: skip
     """output = map(states, inputs), where the states are those of whole rows.
