@@ -26,14 +26,17 @@ from .types import INTERPRETED
 
 @triton.jit
 def publish(words, at, step, states):
-    """Writes numbers to the words at `at`, and at distances of `step` those of further fields."""
+    """Writes numbers to the words at `at`, and at distances of `step` those of further fields.
+
+    A part of `at` that all threads share is better added to `words`: it takes fewer registers.
+    """
     WORD: tl.constexpr = words.dtype.element_ty
     ZERO: tl.constexpr = -(2 ** (WORD.primitive_bitwidth - 1))  # the bits of -0
     for field in tl.static_range(len(states)):
         bits = states[field].to(WORD, bitcast=True)
-        index = at + field * step + tl.full(bits.shape, 0, tl.int64)
         bits = tl.where(bits == 0, tl.full(bits.shape, ZERO, WORD), bits)
-        tl.atomic_xchg(words + index, bits, sem="relaxed", scope="gpu")
+        place = words + field * step + (at + tl.full(bits.shape, 0, tl.int32))
+        tl.atomic_xchg(place, bits, sem="relaxed", scope="gpu")
 
 
 @triton.jit
@@ -69,20 +72,20 @@ def collect(words, at, step, there, none):
             first = _look(words, at, there)
         result = (_numbers(first, there, none[0]),)
     elif FIELDS == 2:
-        second = _look(words, at + step, there)
+        second = _look(words + step, at, there)
         while _lacks((first != 0) & (second != 0)):
             go_on_waiting(begin)
             first = _look(words, at, there)
-            second = _look(words, at + step, there)
+            second = _look(words + step, at, there)
         result = (_numbers(first, there, none[0]), _numbers(second, there, none[1]))
     else:
-        second = _look(words, at + step, there)
-        third = _look(words, at + 2 * step, there)
+        second = _look(words + step, at, there)
+        third = _look(words + 2 * step, at, there)
         while _lacks((first != 0) & (second != 0) & (third != 0)):
             go_on_waiting(begin)
             first = _look(words, at, there)
-            second = _look(words, at + step, there)
-            third = _look(words, at + 2 * step, there)
+            second = _look(words + step, at, there)
+            third = _look(words + 2 * step, at, there)
         result = (
             _numbers(first, there, none[0]),
             _numbers(second, there, none[1]),

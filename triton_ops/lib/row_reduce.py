@@ -256,7 +256,7 @@ def share_rows(
     groups = tl.num_programs(0) // programs
     index = share * BLOCK + tl.arange(0, BLOCK)
     left = tl.minimum(n - share * BLOCK, BLOCK)
-    every = tl.arange(0, SHARES).to(tl.int64)
+    every = tl.arange(0, SHARES)
     if COLUMN:
         column = tl.arange(0, WIDTH)[None, :]
         own, all = share * WIDTH + column, (every * WIDTH)[:, None] + column
@@ -280,9 +280,9 @@ def share_rows(
         there = row < count
         mask = tile_mask(index, n, there, COLUMN)
         states = REDUCE(values, mask, left, 0 if COLUMN else 1, T)
-        first = tile * (programs * len(states) * WIDTH)
+        own_words = words + tile * (programs * len(states) * WIDTH)
         if PHASE != 2:
-            publish(words, first + own, programs * WIDTH, states)
+            publish(own_words, own, programs * WIDTH, states)
         if EARLY:
             ahead = load_part(
                 inputs, tile + groups, n, count, sizes, starts, strides, steps, index, OTHER, HOLD,
@@ -290,7 +290,7 @@ def share_rows(
             )  # fmt: skip
         if PHASE != 1:
             nothing = NONE(tl.full(is_share.shape, 0.0, COMPUTE), T)
-            parts = collect(words, first + all, programs * WIDTH, is_share, nothing)
+            parts = collect(own_words, all, programs * WIDTH, is_share, nothing)
             whole = FOLD(parts, 0 if COLUMN else ALL, T)
             results = finish_rows(
                 whole, statistics, row, there & (share == 0), n, sizes, starts[-1], strides[-1],
