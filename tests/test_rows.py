@@ -377,7 +377,7 @@ def test_rows_do_not_know_of_each_other(backend, op):
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_operator(backend, op):
-    """`opcheck` takes the gradients of |sum of the output|: if rows sum to one, the backward pass is
+    """`opcheck` takes the gradient of |sum of the output|: if rows sum to one, the backward pass is
     of sum 0, and its sign is chance.
     """
     x = torch.randn(3, 5, device=DEVICE, requires_grad=True)

@@ -26,14 +26,17 @@ from .types import INTERPRETED
 
 @triton.jit
 def publish(words, at, step, states):
-    """Writes numbers to the words at `at`, and at distances of `step` those of further fields."""
+    """Writes numbers to the words at `at`, and at distances of `step` those of further fields.
+
+    A part of `at` that all threads share is better added to `words`: it takes fewer registers.
+    """
     WORD: tl.constexpr = words.dtype.element_ty
     ZERO: tl.constexpr = -(2 ** (WORD.primitive_bitwidth - 1))  # the bits of -0
     for field in tl.static_range(len(states)):
         bits = states[field].to(WORD, bitcast=True)
-        index = at + field * step + tl.full(bits.shape, 0, tl.int64)
         bits = tl.where(bits == 0, tl.full(bits.shape, ZERO, WORD), bits)
-        tl.atomic_xchg(words + index, bits, sem="relaxed", scope="gpu")
+        place = words + field * step + (at + tl.full(bits.shape, 0, tl.int32))
+        tl.atomic_xchg(place, bits, sem="relaxed", scope="gpu")
 
 
 @triton.jit
@@ -42,10 +45,14 @@ def _look(words, at, there):
 
 
 @triton.jit
-def _waits_for(first, second, third):
+def _lacks(written):
     """Whether a word has not been written yet: the same answer for all threads."""
-    written = (first != 0) & (second != 0) & (third != 0)
     return tl.min(written.to(tl.int32)) == 0
+
+
+@triton.jit
+def _numbers(bits, there, none):
+    return tl.where(there, bits.to(none.dtype, bitcast=True), none)
 
 
 @triton.jit
@@ -56,34 +63,47 @@ def collect(words, at, step, there, none):
     see different states of memory.
     """
     FIELDS: tl.constexpr = len(none)
+    begin = started()
+    # A loop for each number of fields: Triton's compiler fails over variables that one only passes.
     first = _look(words, at, there)
-    second = _look(words, at + step, there) if FIELDS > 1 else first
-    third = _look(words, at + 2 * step, there) if FIELDS > 2 else first
+    if FIELDS == 1:
+        while _lacks(first != 0):
+            go_on_waiting(begin)
+            first = _look(words, at, there)
+        result = (_numbers(first, there, none[0]),)
+    elif FIELDS == 2:
+        second = _look(words + step, at, there)
+        while _lacks((first != 0) & (second != 0)):
+            go_on_waiting(begin)
+            first = _look(words, at, there)
+            second = _look(words + step, at, there)
+        result = (_numbers(first, there, none[0]), _numbers(second, there, none[1]))
+    else:
+        second = _look(words + step, at, there)
+        third = _look(words + 2 * step, at, there)
+        while _lacks((first != 0) & (second != 0) & (third != 0)):
+            go_on_waiting(begin)
+            first = _look(words, at, there)
+            second = _look(words + step, at, there)
+            third = _look(words + 2 * step, at, there)
+        result = (
+            _numbers(first, there, none[0]),
+            _numbers(second, there, none[1]),
+            _numbers(third, there, none[2]),
+        )
+    return result
+
+
+@triton.jit
+def started():
+    return globaltimer() if CHECKED else 0
+
+
+@triton.jit
+def go_on_waiting(begin):
     if CHECKED:
-        begin = globaltimer()
-    while _waits_for(first, second, third):
-        go_on_waiting()
-        first = _look(words, at, there)
-        second = _look(words, at + step, there) if FIELDS > 1 else first
-        third = _look(words, at + 2 * step, there) if FIELDS > 2 else first
-        if CHECKED:
-            if globaltimer() - begin > PATIENCE:
-                give_up()
-    one = tl.where(there, first.to(none[0].dtype, bitcast=True), none[0])
-    return (one,) if FIELDS == 1 else _several(one, second, third, there, none)
-
-
-@triton.jit
-def _several(one, second, third, there, none):
-    two = tl.where(there, second.to(none[1].dtype, bitcast=True), none[1])
-    return (one, two) if len(none) == 2 else (
-        one, two, tl.where(there, third.to(none[2].dtype, bitcast=True), none[2])
-    )  # fmt: skip
-
-
-@triton.jit
-def go_on_waiting():
-    pass
+        if globaltimer() - begin > PATIENCE:
+            give_up()
 
 
 @triton.jit
@@ -97,7 +117,10 @@ def give_up():
 
 if INTERPRETED:
 
-    def go_on_waiting():
+    def started():
+        return 0
+
+    def go_on_waiting(begin):
         raise RuntimeError(
             "a row's programs wait for each other: Triton's interpreter runs one after another; "
             "run what publishes and what collects as launches of their own"

@@ -21,9 +21,9 @@ map(states, values, weight, bias, T) gets a tile of each that is given. Then the
                               written to arrays that have one element for each row
 
 Rows are the second dimension of a tile (rows, elements), or, as columns, the first of one
-(elements, accesses side by side, elements of an access). A row is held in registers by one program
-while it fits. Triton has no memory in which a program could keep more of it: a longer row is shared
-by programs that run at once, each of which holds a part and tells the others its state
+(elements, columns), whose columns are those of whole accesses. A row is held in registers by one
+program while it fits. Triton has no memory in which a program could keep more of it: a longer row
+is shared by programs that run at once, each of which holds a part and tells the others its state
 (row_exchange.py); or, where programs cannot wait for each other, it is read twice, in tiles, whose
 states are combined by threads (reduce.py), and across them at last.
 """
@@ -48,6 +48,16 @@ STAGES = tl.constexpr(3)  # tiles in flight, where there is a loop
 
 
 @triton.jit
+def side_by_side(tile, SIDE: tl.constexpr, VECTOR: tl.constexpr, COLUMN: tl.constexpr):
+    """The numbers of a tile's rows; of its columns, those of the accesses that they belong to."""
+    if COLUMN:
+        result = tile * SIDE + tl.arange(0, SIDE * VECTOR) // VECTOR
+    else:
+        result = tile * SIDE + tl.arange(0, SIDE)
+    return result
+
+
+@triton.jit
 def tile_pointers(
     pointer, starts, step, index,
     COLUMN: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
@@ -55,10 +65,11 @@ def tile_pointers(
     """Pointers to the elements with numbers `index` of the rows that begin at `starts`."""
     first = pointer + starts
     if COLUMN:
-        pointers = first[None, :] + (index * step)[:, None]
+        first += tl.arange(0, starts.shape[0]) % VECTOR
+        result = first[None, :] + (index * step)[:, None]
+        result = tl.max_contiguous(result, [1, VECTOR])
         if ALIGNED:
-            pointers = tl.multiple_of(pointers, [16, 16])
-        result = pointers[:, :, None] + tl.arange(0, VECTOR)[None, None, :]
+            result = tl.multiple_of(result, [1, 16])
     else:
         if ALIGNED:
             first = tl.multiple_of(first, 16)
@@ -73,7 +84,7 @@ def tile_pointers(
 def tile_mask(index, n, there, COLUMN: tl.constexpr):
     """Which elements of a tile are there: those below n of rows that are."""
     if COLUMN:
-        mask = (index < n)[:, None, None] & there[None, :, None]
+        mask = (index < n)[:, None] & there[None, :]
     else:
         mask = (index < n)[None, :] & there[:, None]
     return mask
@@ -208,7 +219,7 @@ def load_part(
     STEPS: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr, SIDE: tl.constexpr,
 ):  # fmt: skip
     """A part of the rows, or columns, of one tile."""
-    row = tl.full((), tile, tl.int64) * SIDE + tl.arange(0, SIDE)
+    row = side_by_side(tl.full((), tile, tl.int64), SIDE, VECTOR, COLUMN)
     at = strided_offset(row, sizes, starts[1], strides[1], RANK, True)
     firsts = (at, at) if len(inputs) == 1 else (
         at, at, strided_offset(row, sizes, starts[2], strides[2], RANK, True)
@@ -244,11 +255,11 @@ def share_rows(
     groups = tl.num_programs(0) // programs
     index = share * BLOCK + tl.arange(0, BLOCK)
     left = tl.minimum(n - share * BLOCK, BLOCK)
-    every = tl.arange(0, SHARES).to(tl.int64)
+    every = tl.arange(0, SHARES)
     if COLUMN:
-        column = (tl.arange(0, SIDE) * VECTOR)[:, None] + tl.arange(0, VECTOR)[None, :]
-        own, all = share * WIDTH + column[None], (every * WIDTH)[:, None, None] + column[None]
-        is_share = (every < programs)[:, None, None] & (column[None] >= 0)
+        column = tl.arange(0, WIDTH)[None, :]
+        own, all = share * WIDTH + column, (every * WIDTH)[:, None] + column
+        is_share = (every < programs)[:, None] & (column >= 0)
     else:
         own, all, is_share = share, every[None, :], (every < programs)[None, :]
     if EARLY:
@@ -264,13 +275,13 @@ def share_rows(
                 inputs, tile, n, count, sizes, starts, strides, steps, index, OTHER, HOLD, T,
                 COLUMN, RANK, STEPS, VECTOR, ALIGNED, SIDE,
             )  # fmt: skip
-        row = tl.full((), tile, tl.int64) * SIDE + tl.arange(0, SIDE)
+        row = side_by_side(tl.full((), tile, tl.int64), SIDE, VECTOR, COLUMN)
         there = row < count
         mask = tile_mask(index, n, there, COLUMN)
         states = REDUCE(values, mask, left, 0 if COLUMN else 1, T)
-        first = tile * (programs * len(states) * WIDTH)
+        own_words = words + tile * (programs * len(states) * WIDTH)
         if PHASE != 2:
-            publish(words, first + own, programs * WIDTH, states)
+            publish(own_words, own, programs * WIDTH, states)
         if EARLY:
             ahead = load_part(
                 inputs, tile + groups, n, count, sizes, starts, strides, steps, index, OTHER, HOLD,
@@ -278,7 +289,7 @@ def share_rows(
             )  # fmt: skip
         if PHASE != 1:
             nothing = NONE(tl.full(is_share.shape, 0.0, COMPUTE), T)
-            parts = collect(words, first + all, programs * WIDTH, is_share, nothing)
+            parts = collect(own_words, all, programs * WIDTH, is_share, nothing)
             whole = FOLD(parts, 0 if COLUMN else ALL, T)
             results = finish_rows(
                 whole, statistics, row, there & (share == 0), n, sizes, starts[-1], strides[-1],
@@ -303,7 +314,7 @@ def reduce_then_map_rows(
     RANK: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
     SIDE: tl.constexpr, BLOCK: tl.constexpr, THREADS: tl.constexpr,
     SHARES: tl.constexpr, EARLY: tl.constexpr, PHASE: tl.constexpr,
-    second=None, weight=None, bias=None, statistics=(), numbers=(),
+    second=None, weight=None, bias=None, statistics=None, numbers=None,
     HOLD: tl.constexpr = None, FINISH: tl.constexpr = None,
 ):  # fmt: skip
     """output = map(states, inputs), where the states are those of whole rows.
@@ -335,7 +346,7 @@ def reduce_then_map_rows(
     """
     COMPUTE: tl.constexpr = compute_type(T)
     COLUMN: tl.constexpr = (KIND == COLUMNS) | (KIND == COLUMN_TILES) | (KIND == SHARED_COLUMNS)
-    row = tl.program_id(0).to(tl.int64) * SIDE + tl.arange(0, SIDE)
+    row = side_by_side(tl.program_id(0).to(tl.int64), SIDE, VECTOR, COLUMN)
     there = row < count
     out_at = strided_offset(row, sizes, starts[0], strides[0], RANK, True)
     in_at = strided_offset(row, sizes, starts[1], strides[1], RANK, True)
@@ -369,7 +380,7 @@ def reduce_then_map_rows(
         )  # fmt: skip
     else:
         if COLUMN:
-            states = NONE(tl.full((1, SIDE, VECTOR), 0.0, COMPUTE), T)
+            states = NONE(tl.full((1, SIDE * VECTOR), 0.0, COMPUTE), T)
         else:
             states = NONE(tl.full((1, THREADS, 1), 0.0, COMPUTE), T)
         # What is read here is read again, and is to stay in the L2 cache until then.
