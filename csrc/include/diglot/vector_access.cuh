@@ -119,6 +119,25 @@ DIGLOT_DEVICE void wait_for_copies() {
 #endif
 }
 
+// The copies that a thread has begun since it last called this are one group of its own.
+DIGLOT_DEVICE void group_copies() {
+#if defined(__CUDA_ARCH__)
+  asm volatile("cp.async.commit_group;" : : : "memory");
+#endif
+}
+
+// Waits until of the thread's groups at most the latest `newer`, 0 to 3, are under way.
+DIGLOT_DEVICE void wait_for_copies_before(int newer) {
+#if defined(__CUDA_ARCH__)
+  switch (newer) {  // the instruction takes no register
+    case 0: asm volatile("cp.async.wait_group 0;" : : : "memory"); break;
+    case 1: asm volatile("cp.async.wait_group 1;" : : : "memory"); break;
+    case 2: asm volatile("cp.async.wait_group 2;" : : : "memory"); break;
+    default: asm volatile("cp.async.wait_group 3;" : : : "memory");
+  }
+#endif
+}
+
 // Has a line of memory brought to the L2 cache, for a load that follows.
 DIGLOT_DEVICE void prefetch(const void* global) {
 #if defined(__CUDA_ARCH__)
