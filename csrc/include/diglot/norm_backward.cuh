@@ -23,6 +23,7 @@
 namespace diglot {
 
 constexpr int kNormThreads = 512;  // of a multiprocessor: sums take many registers
+constexpr int kNormMostClusterBlocks = 16;
 
 // A kernel variant: a thread has so many accesses of a row, of 16 bytes where kIsWide, otherwise as
 // many elements one by one, neighbours by neighbouring threads.
@@ -53,6 +54,14 @@ struct NormRows {
   int log_team;  // log2 of the threads of a block that have a row
   int stages;    // rows of a team that are in shared memory, or under way there
   bool goes_on;  // from what a launch before has added up
+
+  DIGLOT_DEVICE auto offsets(int64_t row) const {
+    if (starts.rank > 1) return starts.offsets_by_loop(row);
+    auto result = starts.start;
+    DIGLOT_UNROLL
+    for (int a = 0; a < kNormArrays; ++a) result.of[a] += row * starts.strides[0][a];
+    return result;
+  }
 };
 
 template <typename T>
@@ -64,45 +73,60 @@ struct NormGradients {
   const T* grad_sum;  // or null
   const Compute* mean;
   const Compute* rstd;
-  const void* weight;  // or null
-  DType weight_dtype;
+  const void* weight;    // or null
+  bool has_wide_weight;  // of the type that is computed in, not of T
   Compute* weight_sums;  // of the groups, one after the other; or null
   Compute* bias_sums;    // likewise
   T* grad_input;
+
+  // Calls function(weight_at), where weight_at(column) is the weight of a column.
+  template <typename Function>
+  DIGLOT_DEVICE void with_weights(Function function) const {
+    const void* const data = weight;
+    if (weight == nullptr) {
+      function([](int64_t) { return Compute(1); });
+    } else if (has_wide_weight) {
+      function([=](int64_t column) { return static_cast<const Compute*>(data)[column]; });
+    } else {
+      function(
+          [=](int64_t column) { return convert<Compute>(static_cast<const T*>(data)[column]); });
+    }
+  }
 };
 
 // The sums over a row that its derivative takes: of h x', and of h, if it is centred.
 template <typename Compute, bool kIsCentered>
 using NormSums = Sums<Compute, kIsCentered ? 2 : 1>;
 
-// A row's statistics.
+// A row's statistics, for x' = x factor + shift.
 template <typename Compute, bool kIsCentered>
 struct NormRow {
-  Compute center, factor;
+  Compute factor, shift;
 
   template <typename T>
   DIGLOT_DEVICE static NormRow load(const NormGradients<T>& arrays, int64_t at) {
-    return {kIsCentered ? arrays.mean[at] : Compute(0), arrays.rstd[at]};
+    return {arrays.rstd[at], kIsCentered ? arrays.mean[at] : Compute(0)};
   }
+  DIGLOT_DEVICE NormRow ready() const { return {factor, -shift * factor}; }
+
   DIGLOT_DEVICE Compute normalized(Compute x) const {
-    if constexpr (kIsCentered) x -= center;
-    return x * factor;
+    return kIsCentered ? fma(x, factor, shift) : x * factor;
   }
-  // The derivative of an element, by the row's means.
-  DIGLOT_DEVICE Compute gradient(Compute grad, Compute weight, Compute x,
-                                 const NormSums<Compute, kIsCentered>& means) const {
-    Compute inner = grad * weight;
-    if constexpr (kIsCentered) inner = fma(grad, weight, -means.of[1]);
-    return factor * fma(normalized(x), -means.of[0], inner);
+  // The derivative of an element.
+  struct Map {
+    Compute factor, slope, offset;
+
+    DIGLOT_DEVICE Compute operator()(Compute grad, Compute weight, Compute x) const {
+      return fma(grad * weight, factor, kIsCentered ? fma(x, slope, offset) : x * slope);
+    }
+  };
+  DIGLOT_DEVICE Map map(const NormSums<Compute, kIsCentered>& sums, Compute share) const {
+    const Compute mean = sums.of[0] * share * factor;
+    Map result{factor, -mean * factor, 0};
+    if constexpr (kIsCentered) result.offset = -fma(mean, shift, sums.of[1] * share * factor);
+    return result;
   }
 };
-
-template <typename Compute, int kCount>
-DIGLOT_DEVICE Sums<Compute, kCount> scaled(Sums<Compute, kCount> sums, Compute factor) {
-  DIGLOT_UNROLL
-  for (int i = 0; i < kCount; ++i) sums.of[i] *= factor;
-  return sums;
-}
 
 // A thread's part of the rows of its group.
 template <typename Shape, typename T, bool kIsCentered>
@@ -117,13 +141,22 @@ class NormPart {
 
   DIGLOT_DEVICE NormPart(const NormRows& rows, const NormGradients<T>& arrays)
       : rows_(rows), arrays_(arrays) {
-    const int thread = static_cast<int>(threadIdx.x);
-    threads_ = static_cast<int>(blockDim.x);
-    member_ = thread & (team() - 1);
+    const int thread = static_cast<int>(threadIdx.x), team = 1 << rows.log_team;
+    constexpr int kAlong = Shape::kIsWide ? kElements : 1;
+    member_ = thread & (team - 1);
     group_ = static_cast<int>(blockIdx.x) / rows.blocks;
-    block_ = static_cast<int>(blockIdx.x) % rows.blocks;
-    const int64_t left = rows.n - first_column();
+    first_column_ = static_cast<int>(blockIdx.x) % rows.blocks * int64_t{rows.share};
+    const int64_t left = rows.n - first_column_;
     share_ = left < rows.share ? static_cast<int>(left) : rows.share;
+    own_column_ = first_column_ + member_ * kAlong;
+    const int step = team * kAlong;
+    step_ = static_cast<uint32_t>(step * sizeof(T));
+    count_ = (share_ - member_ * kAlong + step - 1) / step;
+    // A warp's accesses are neighbours, so that a thread finds all of its by the first.
+    const int warp = thread / kWarpLanes, lane = thread % kWarpLanes;
+    weights_ =
+        shared() + member_ / kWarpLanes * (kAccesses * kParts * kWarpLanes) + member_ % kWarpLanes;
+    stages_ = behind_weights() + warp * (rows.stages * kStage) + lane;
   }
 
   // Of the teams of a block: the row that the first begins with, and the number of this one. From
@@ -134,38 +167,54 @@ class NormPart {
 
   DIGLOT_DEVICE Row statistics(int64_t row) const {
     if (row >= rows_.count) return {};
-    return Row::load(arrays_, rows_.starts.offsets_by_loop(row).of[kStatistics]);
+    return Row::load(arrays_, rows_.offsets(row).of[kStatistics]);
+  }
+
+  // Zeros where nothing will be brought.
+  DIGLOT_DEVICE void clear() const {
+    for (int stage = 0; stage < rows_.stages; ++stage) {
+      DIGLOT_UNROLL
+      for (int a = 0; a < kAccesses; ++a) {
+        if (Shape::kIsWide && is_there(a, 0)) continue;
+        *staged(stage, a, 0) = *staged(stage, a, 1) = uint4{};
+      }
+    }
+    DIGLOT_UNROLL
+    for (int i = 0; i < kAccesses * kParts; ++i) weights_[i * kWarpLanes] = uint4{};
+    __syncthreads();
   }
 
   // Has the thread's part of a row brought to a stage of shared memory: it is there once
   // wait_for_copies_before says so.
   DIGLOT_DEVICE void fetch(int64_t row, int stage) const {
     if (row < rows_.count) {
-      const auto starts = rows_.starts.offsets_by_loop(row);
+      const Sources from = sources(row);
       DIGLOT_UNROLL
-      for (int a = 0; a < kAccesses; ++a) fetch_access(starts, stage, a);
+      for (int a = 0; a < kAccesses; ++a) fetch_access(from, stage, a);
     }
     group_copies();
   }
 
   // The weights, as they are computed with, into shared memory.
   DIGLOT_DEVICE void fetch_weights() const {
-    if (static_cast<int>(threadIdx.x) < team()) {
-      DIGLOT_UNROLL
-      for (int a = 0; a < kAccesses; ++a) {
-        Vector<Compute, kElements> weights;
+    constexpr int kLoads = 8;  // in flight
+    const int threads = static_cast<int>(blockDim.x);
+    const auto fetch_all = [&](auto weight_at) {
+      for (int first = static_cast<int>(threadIdx.x); first < share_; first += kLoads * threads) {
+        Compute loaded[kLoads];
         DIGLOT_UNROLL
-        for (int i = 0; i < kElements; ++i) {
-          weights[i] = Compute(1);
-          if (arrays_.weight != nullptr && is_there(a, i)) {
-            weights[i] = load_as<Compute>(arrays_.weight, first_column() + column(a, i),
-                                          arrays_.weight_dtype);
-          }
+        for (int load = 0; load < kLoads; ++load) {
+          const int at = first + load * threads;
+          loaded[load] = at < share_ ? weight_at(first_column_ + at) : Compute(0);
         }
         DIGLOT_UNROLL
-        for (int part = 0; part < kParts; ++part) *weights_at(a, part) = part_of(weights, part);
+        for (int load = 0; load < kLoads; ++load) {
+          const int at = first + load * threads;
+          if (at < share_) *kept_weight(at) = loaded[load];
+        }
       }
-    }
+    };
+    arrays_.with_weights(fetch_all);
     __syncthreads();
   }
 
@@ -189,32 +238,37 @@ class NormPart {
 
   // The derivatives of the thread's part of a row, for whose place in shared memory another one is
   // fetched then.
-  DIGLOT_DEVICE void store(int64_t at, const Row& row, const RowSums& means, int stage,
+  DIGLOT_DEVICE void store(int64_t row, const typename Row::Map& map, int stage,
                            int64_t next) const {
-    const auto starts = rows_.starts.offsets_by_loop(at);
-    const auto next_starts = rows_.starts.offsets_by_loop(next < rows_.count ? next : at);
+    const auto starts = rows_.offsets(row);
+    const bool has_next = next < rows_.count;
+    const Sources from = sources(has_next ? next : row);
+    T* const to = as_it_is(arrays_.grad_input + starts.of[kGradInput] + own_column_);
     DIGLOT_UNROLL
     for (int a = 0; a < kAccesses; ++a) {
-      Vector<T, kElements> more = {};
-      if (arrays_.grad_sum != nullptr) {
-        more = read(arrays_.grad_sum + starts.of[kGradSum], a);
-      }
-      Vector<T, kElements> result;
+      Compute values[kElements];
       visit(stage, a, [&](int i, Compute grad, Compute x, Compute weight) {
-        Compute value = row.gradient(grad, weight, x, means);
-        if (arrays_.grad_sum != nullptr) value += convert<Compute>(more[i]);
-        result[i] = convert<T>(value);
+        values[i] = map(grad, weight, x);
       });
-      T* const to = arrays_.grad_input + starts.of[kGradInput] + first_column();
+      if (arrays_.grad_sum != nullptr && is_there(a, 0)) {
+        const auto more = read(arrays_.grad_sum + starts.of[kGradSum] + own_column_, a);
+        DIGLOT_UNROLL
+        for (int i = 0; i < kElements; ++i) values[i] += convert<Compute>(more[i]);
+      }
       if constexpr (Shape::kIsWide) {
-        if (is_there(a, 0)) store_vector(to + column(a, 0), result);
+        if (is_there(a, 0)) {
+          Vector<T, kElements> result;
+          DIGLOT_UNROLL
+          for (int i = 0; i < kElements; ++i) result[i] = convert<T>(values[i]);
+          store_vector(at(to, a), result);
+        }
       } else {
         DIGLOT_UNROLL
         for (int i = 0; i < kElements; ++i) {
-          if (is_there(a, i)) to[column(a, i)] = result[i];
+          if (is_there(a, i)) *at(to, a, i) = convert<T>(values[i]);
         }
       }
-      if (next < rows_.count) fetch_access(next_starts, stage, a);
+      if (has_next) fetch_access(from, stage, a);
     }
     group_copies();
   }
@@ -227,45 +281,68 @@ class NormPart {
   }
 
  private:
+  static constexpr int kParts = kElements * sizeof(Compute) / kAccessBytes;  // an access' weights
+  static constexpr int kStage = 2 * kAccesses * kWarpLanes;                  // accesses of a warp
+
   DIGLOT_DEVICE int team() const { return 1 << rows_.log_team; }
-  DIGLOT_DEVICE int teams() const { return threads_ >> rows_.log_team; }
-  DIGLOT_DEVICE int64_t first_column() const { return int64_t{block_} * rows_.share; }
-  // Of the elements of a row that the block has, the number of one of this thread's.
-  DIGLOT_DEVICE int column(int a, int i) const { return column_of(a, i, member_); }
-  DIGLOT_DEVICE int column_of(int a, int i, int member) const {
-    if constexpr (Shape::kIsWide) return ((a << rows_.log_team) + member) * kElements + i;
-    return ((a * kElements + i) << rows_.log_team) + member;
+  DIGLOT_DEVICE int teams() const { return static_cast<int>(blockDim.x) >> rows_.log_team; }
+
+  // Of the elements of a row that the block has, each is one of these of a thread of a team.
+  struct Place {
+    int access, i, member;
+  };
+  DIGLOT_DEVICE Place place_of(int element) const {
+    if constexpr (Shape::kIsWide) {
+      const int access = element / kElements;
+      return {access >> rows_.log_team, element % kElements, access & (team() - 1)};
+    }
+    const int turn = element >> rows_.log_team;
+    return {turn / kElements, turn % kElements, element & (team() - 1)};
   }
   DIGLOT_DEVICE bool is_there(int a, int i) const {
-    return column(a, Shape::kIsWide ? 0 : i) < share_;
+    return (Shape::kIsWide ? a : a * kElements + i) < count_;
   }
 
-  DIGLOT_DEVICE Vector<T, kElements> read(const T* row, int a) const {
-    const T* const from = row + first_column();
-    Vector<T, kElements> access = {};
+  // Where the thread's part of a row begins.
+  struct Sources {
+    const T* grad_output;
+    const T* input;
+    const T* grad_sum;
+  };
+  DIGLOT_DEVICE Sources sources(int64_t row) const {
+    const auto starts = rows_.offsets(row);
+    return {as_it_is(arrays_.grad_output + starts.of[kGradOutput] + own_column_),
+            as_it_is(arrays_.input + starts.of[kInput] + own_column_),
+            arrays_.grad_sum + starts.of[kGradSum] + own_column_};
+  }
+  // Of an access, or of an element that is accessed alone.
+  template <typename U>
+  DIGLOT_DEVICE U* at(U* part, int a, int i = 0) const {
+    const uint32_t offset = (Shape::kIsWide ? a : a * kElements + i) * step_;
+    using Byte = std::conditional_t<std::is_const_v<U>, const char, char>;
+    return reinterpret_cast<U*>(reinterpret_cast<Byte*>(part) + offset);
+  }
+  DIGLOT_DEVICE void fetch_access(const Sources& from, int stage, int a) const {
     if constexpr (Shape::kIsWide) {
-      if (is_there(a, 0)) access = load_vector<T, kElements>(from + column(a, 0));
+      if (!is_there(a, 0)) return;
+      copy_async(staged(stage, a, 0), at(from.grad_output, a));
+      copy_async(staged(stage, a, 1), at(from.input, a));
+      if (arrays_.grad_sum != nullptr) prefetch(at(from.grad_sum, a));
     } else {
+      *staged(stage, a, 0) = pack(read(from.grad_output, a));
+      *staged(stage, a, 1) = pack(read(from.input, a));
+    }
+  }
+  DIGLOT_DEVICE Vector<T, kElements> read(const T* from, int a) const {
+    if constexpr (Shape::kIsWide) {
+      return load_vector<T, kElements>(at(from, a));
+    } else {
+      Vector<T, kElements> access;
       DIGLOT_UNROLL
       for (int i = 0; i < kElements; ++i) {
-        if (is_there(a, i)) access[i] = from[column(a, i)];
+        access[i] = is_there(a, i) ? *at(from, a, i) : T{};
       }
-    }
-    return access;
-  }
-  template <typename Offsets>
-  DIGLOT_DEVICE void fetch_access(const Offsets& starts, int stage, int a) const {
-    fetch_access(arrays_.grad_output + starts.of[kGradOutput], staged(stage, a, 0), a);
-    fetch_access(arrays_.input + starts.of[kInput], staged(stage, a, 1), a);
-    if (Shape::kIsWide && arrays_.grad_sum != nullptr && is_there(a, 0)) {
-      prefetch(arrays_.grad_sum + starts.of[kGradSum] + first_column() + column(a, 0));
-    }
-  }
-  DIGLOT_DEVICE void fetch_access(const T* row, uint4* to, int a) const {
-    if constexpr (Shape::kIsWide) {
-      if (is_there(a, 0)) copy_async(to, row + first_column() + column(a, 0));
-    } else {
-      *to = pack(read(row, a));
+      return access;
     }
   }
 
@@ -274,142 +351,161 @@ class NormPart {
     extern __shared__ uint4 staged_accesses[];
     return staged_accesses;
   }
-  static constexpr int kParts =
-      kElements * sizeof(Compute) / kAccessBytes;  // of an access' weights
+  DIGLOT_DEVICE uint4* behind_weights() const {
+    return shared() + kAccesses * kParts * (team() < kWarpLanes ? kWarpLanes : team());
+  }
   DIGLOT_DEVICE uint4* staged(int stage, int a, int array) const {
-    return shared() + kAccesses * kParts * team() +
-           ((stage * kAccesses + a) * 2 + array) * threads_ + threadIdx.x;
+    return stages_ + stage * kStage + (2 * a + array) * kWarpLanes;
   }
-  DIGLOT_DEVICE uint4* weights_at(int a, int part) const {
-    return shared() + ((a * kParts + part) << rows_.log_team) + member_;
-  }
-  DIGLOT_DEVICE static uint4 part_of(const Vector<Compute, kElements>& values, int part) {
-    Vector<Compute> result;
-    DIGLOT_UNROLL
-    for (int j = 0; j < kElements / kParts; ++j)
-      result[j] = values[part * (kElements / kParts) + j];
-    return pack(result);
+  DIGLOT_DEVICE Compute* kept_weight(int element) const {
+    constexpr int kOfPart = kElements / kParts;
+    const Place place = place_of(element);
+    uint4* const part = shared() + place.member % kWarpLanes +
+                        (place.member / kWarpLanes * (kAccesses * kParts) + place.access * kParts +
+                         place.i / kOfPart) *
+                            kWarpLanes;
+    return reinterpret_cast<Compute*>(part) + place.i % kOfPart;
   }
 
-  // function(i, grad, x, weight) for the elements of an access that are there.
+  // function(i, grad, x, weight) for the elements of an access, zeros if they are not there.
   template <typename Function>
   DIGLOT_DEVICE void visit(int stage, int a, Function function) const {
-    if (Shape::kIsWide && !is_there(a, 0)) return;
-    const auto grads = unpack<T>(*staged(stage, a, 0)), inputs = unpack<T>(*staged(stage, a, 1));
+    const auto grads = unpack_computed<T>(*staged(stage, a, 0));
+    const auto inputs = unpack_computed<T>(*staged(stage, a, 1));
     DIGLOT_UNROLL
     for (int part = 0; part < kParts; ++part) {
-      const auto weight = unpack<Compute>(*weights_at(a, part));
+      const auto weight = unpack_computed<Compute>(weights_[(a * kParts + part) * kWarpLanes]);
       DIGLOT_UNROLL
       for (int j = 0; j < kElements / kParts; ++j) {
         const int i = part * (kElements / kParts) + j;
-        if (Shape::kIsWide || is_there(a, i)) {
-          function(i, convert<Compute>(grads[i]), convert<Compute>(inputs[i]), weight[j]);
-        }
+        function(i, grads[i], inputs[i], weight[j]);
       }
     }
   }
 
   DIGLOT_DEVICE void store_sums(Compute (&sums)[kColumns], Compute* output) const {
     if (output == nullptr) return;
-    output += group_ * rows_.n + first_column();
     // Of lanes that have the same columns, the first ones get the sums of all.
-    for (int apart = team(); apart < kWarpLanes; apart *= 2) {
+    const int team = this->team(), thread = static_cast<int>(threadIdx.x);
+    const int threads = static_cast<int>(blockDim.x);
+    for (int apart = team; apart < kWarpLanes; apart *= 2) {
       DIGLOT_UNROLL
       for (int k = 0; k < kColumns; ++k) {
         sums[k] += __shfl_xor_sync(kAllLanes, sums[k], apart);
       }
     }
-    const int team = this->team();
-    const int side = team < kWarpLanes ? kWarpLanes : team;  // threads that write once
-    const int parts = threads_ / side;
-    if (parts == 1) {
+    // Those of the block, in place of its stages.
+    const int side = team < kWarpLanes ? kWarpLanes : team, parts = threads / side;
+    Compute* const kept = reinterpret_cast<Compute*>(behind_weights());
+    __syncthreads();
+    if (thread % side < team) {
       DIGLOT_UNROLL
       for (int k = 0; k < kColumns; ++k) {
-        const int a = k / kElements, i = k % kElements;
-        if (static_cast<int>(threadIdx.x) < team && is_there(a, i))
-          add(output, column(a, i), sums[k]);
+        kept[(k * parts + thread / side) * team + member_] = sums[k];
       }
-      return;
-    }
-    Compute* const kept = reinterpret_cast<Compute*>(shared() + kAccesses * kParts * team);
-    const int part = static_cast<int>(threadIdx.x) / side;
-    __syncthreads();
-    if (static_cast<int>(threadIdx.x) % side < team) {
-      DIGLOT_UNROLL
-      for (int k = 0; k < kColumns; ++k) kept[(k * parts + part) * team + member_] = sums[k];
     }
     __syncthreads();
-    for (int at = static_cast<int>(threadIdx.x); at < kColumns * team; at += threads_) {
-      const int k = at >> rows_.log_team, member = at & (team - 1);
-      const int to = column_of(k / kElements, k % kElements, member);
-      if (to >= share_) continue;
-      Compute sum = 0;
-      for (int p = 0; p < parts; ++p) sum += kept[(k * parts + p) * team + member];
-      add(output, to, sum);
+    output += group_ * rows_.n + first_column_;
+    for (int at = thread; at < share_; at += threads) {
+      const Place place = place_of(at);
+      const int k = place.access * kElements + place.i;
+      Compute sum = rows_.goes_on ? output[at] : Compute(0);
+      for (int part = 0; part < parts; ++part)
+        sum += kept[(k * parts + part) * team + place.member];
+      output[at] = sum;
     }
-  }
-  DIGLOT_DEVICE void add(Compute* output, int at, Compute sum) const {
-    output[at] = rows_.goes_on ? output[at] + sum : sum;
   }
 
   const NormRows& rows_;
   const NormGradients<T>& arrays_;
-  int threads_, member_, group_, block_;
-  int share_;  // of a row's elements, the block's
+  int member_, group_;    // of the team; of the groups
+  int64_t first_column_;  // that the block has,
+  int64_t own_column_;    // and this thread
+  int share_;             // of a row's elements, the block's
+  uint32_t step_;         // bytes from an access to the thread's next one, or from an element
+  int count_;             // of them
+  uint4* weights_;
+  uint4* stages_;
   Compute weight_sums_[kColumns] = {};
   Compute bias_sums_[kIsCentered ? kColumns : 1] = {};
 };
 
-// Every thread of a team gets the sums of all its threads; of several blocks, if they have a row
-// together. All threads call it, by turns with 0 and 1, so that who is late still reads what was
-// before: every barrier lies between a turn and the one after the next.
+// Adds up states over teams, time after time.
 template <typename State>
-DIGLOT_DEVICE State team_sum(State state, const NormRows& rows, int turn) {
-  constexpr int kMostWarps = kNormThreads / kWarpLanes;
-  __shared__ State of_warps[2][kMostWarps];
-  __shared__ State of_block[2];
-  const int team = 1 << rows.log_team;
-  state = lanes_sum(state, team < kWarpLanes ? team : kWarpLanes);
-  if (team <= kWarpLanes) return state;
-  const int warp = threadIdx.x / kWarpLanes, lane = threadIdx.x % kWarpLanes;
-  const int warps = team / kWarpLanes;
-  if (lane == 0) of_warps[turn][warp] = state;
-  __syncthreads();
-  state = lanes_sum(of_warps[turn][(warp & -warps) + (lane & (warps - 1))], warps);
-  if (rows.blocks == 1) return state;
-  if (threadIdx.x == 0) of_block[turn] = state;
-  cluster_sync();
-  return lanes_sum(*at_rank(&of_block[turn], lane & (rows.blocks - 1)), rows.blocks);
-}
+class TeamSum {
+ public:
+  // All threads call it, of all blocks.
+  DIGLOT_DEVICE explicit TeamSum(const NormRows& rows) : rows_(rows) {
+    if (rows.blocks > 1) shared().messages.open();
+  }
+
+  // Every thread of a team gets the sums of all its threads, those of other blocks too where they
+  // have a row together. All threads call it. What is shared is used by turns: who is late may
+  // still read what was there before, and a barrier lies between that and the turn after the next.
+  DIGLOT_DEVICE State operator()(State state) {
+    const int team = 1 << rows_.log_team;
+    state = lanes_sum(state, team < kWarpLanes ? team : kWarpLanes);
+    if (team <= kWarpLanes) return state;
+    const int warp = threadIdx.x / kWarpLanes, lane = threadIdx.x % kWarpLanes;
+    const int warps = team / kWarpLanes;
+    State(&of_warps)[kMostWarps] = shared().of_warps[number_ % 2];
+    if (lane == 0) of_warps[warp] = state;
+    __syncthreads();
+    state = lanes_sum(of_warps[(warp & -warps) + (lane & (warps - 1))], warps);
+    if (rows_.blocks > 1) {
+      auto& messages = shared().messages;
+      messages.exchange(state, static_cast<int>(blockIdx.x) % rows_.blocks, rows_.blocks, number_);
+      state = lanes_sum(messages.received(lane & (rows_.blocks - 1), number_), rows_.blocks);
+    }
+    ++number_;
+    return state;
+  }
+
+ private:
+  static constexpr int kMostWarps = kNormThreads / kWarpLanes;
+  struct Shared {
+    State of_warps[2][kMostWarps];
+    ClusterMessages<State, kNormMostClusterBlocks> messages;
+  };
+  DIGLOT_DEVICE static Shared& shared() {
+    __shared__ Shared shared;
+    return shared;
+  }
+
+  const NormRows& rows_;
+  unsigned number_ = 0;
+};
 
 template <typename Shape, typename T, bool kIsCentered>
 DIGLOT_DEVICE void norm_backward(const NormRows& rows, const NormGradients<T>& arrays) {
   using Compute = compute_t<T>;
+  using RowSums = NormSums<Compute, kIsCentered>;
   NormPart<Shape, T, kIsCentered> part(rows, arrays);
+  part.clear();
   const int64_t step = part.step();
   int64_t first = part.first_row();
   int64_t row = first + part.number();
   for (int stage = 0; stage < rows.stages; ++stage) part.fetch(row + stage * step, stage);
   auto next = part.statistics(row);
   part.fetch_weights();
+  TeamSum<RowSums> team_sum(rows);
 
   const Compute share = Compute(1) / static_cast<Compute>(rows.n);
-  int stage = 0, turn = 0;
+  int stage = 0;
   DIGLOT_NO_UNROLL
   for (; first < rows.count; first += step, row += step) {  // as often for all teams of a block
-    const auto statistics = next;
+    const auto statistics = next.ready();
     next = part.statistics(row + step);
     wait_for_copies_before(rows.stages - 1);
-    auto sums = NormSums<Compute, kIsCentered>::none();
+    RowSums sums = RowSums::none();
     if (row < rows.count) sums = part.reduce(statistics, stage);
-    const auto means = scaled(team_sum(sums, rows, turn), share);
+    sums = team_sum(sums);
     if (row < rows.count) {
-      part.store(row, statistics, means, stage, row + rows.stages * step);
+      part.store(row, statistics.map(sums, share), stage, row + rows.stages * step);
     } else {
       group_copies();
     }
     stage = stage + 1 == rows.stages ? 0 : stage + 1;
-    turn ^= 1;
   }
   part.finish();
   if (rows.blocks > 1) cluster_sync();  // others may still read this block's sums
@@ -417,8 +513,9 @@ DIGLOT_DEVICE void norm_backward(const NormRows& rows, const NormGradients<T>& a
 
 // The same where no team holds a row: it is read twice, by a block, and what its group has added up
 // is in memory.
-template <int kThreads, typename T, bool kIsCentered>
-DIGLOT_DEVICE void norm_backward_again(const NormRows& rows, const NormGradients<T>& arrays) {
+template <int kThreads, bool kIsCentered, typename T, typename Weight>
+DIGLOT_DEVICE void norm_backward_again(const NormRows& rows, const NormGradients<T>& arrays,
+                                       Weight weight_at) {
   using Compute = compute_t<T>;
   using Row = NormRow<Compute, kIsCentered>;
   using RowSums = NormSums<Compute, kIsCentered>;
@@ -427,10 +524,6 @@ DIGLOT_DEVICE void norm_backward_again(const NormRows& rows, const NormGradients
       arrays.weight_sums == nullptr ? nullptr : arrays.weight_sums + blockIdx.x * rows.n;
   Compute* const bias_sums =
       arrays.bias_sums == nullptr ? nullptr : arrays.bias_sums + blockIdx.x * rows.n;
-  const auto weight_at = [&](int64_t column) {
-    return arrays.weight == nullptr ? Compute(1)
-                                    : load_as<Compute>(arrays.weight, column, arrays.weight_dtype);
-  };
   if (!rows.goes_on) {
     for (int64_t column = thread; column < rows.n; column += kThreads) {
       if (weight_sums != nullptr) weight_sums[column] = Compute(0);
@@ -439,8 +532,8 @@ DIGLOT_DEVICE void norm_backward_again(const NormRows& rows, const NormGradients
   }
   const Compute share = Compute(1) / static_cast<Compute>(rows.n);
   for (int64_t at = blockIdx.x; at < rows.count; at += rows.groups) {
-    const auto starts = rows.starts.offsets_by_loop(at);
-    const Row row = Row::load(arrays, starts.of[kStatistics]);
+    const auto starts = rows.offsets(at);
+    const Row row = Row::load(arrays, starts.of[kStatistics]).ready();
     const T* const grads = arrays.grad_output + starts.of[kGradOutput];
     const T* const inputs = arrays.input + starts.of[kInput];
     RowSums sums = RowSums::none();
@@ -453,16 +546,22 @@ DIGLOT_DEVICE void norm_backward_again(const NormRows& rows, const NormGradients
       if (weight_sums != nullptr) weight_sums[column] = fma(grad, normalized, weight_sums[column]);
       if (bias_sums != nullptr) bias_sums[column] += grad;
     }
-    const RowSums means = scaled(block_reduce<kThreads>(sums), share);
+    const auto map = row.map(block_reduce<kThreads>(sums), share);
     for (int64_t column = thread; column < rows.n; column += kThreads) {
-      Compute value = row.gradient(convert<Compute>(grads[column]), weight_at(column),
-                                   convert<Compute>(inputs[column]), means);
+      Compute value =
+          map(convert<Compute>(grads[column]), weight_at(column), convert<Compute>(inputs[column]));
       if (arrays.grad_sum != nullptr) {
         value += convert<Compute>(arrays.grad_sum[starts.of[kGradSum] + column]);
       }
       arrays.grad_input[starts.of[kGradInput] + column] = convert<T>(value);
     }
   }
+}
+
+template <int kThreads, typename T, bool kIsCentered>
+DIGLOT_DEVICE void norm_backward_again(const NormRows& rows, const NormGradients<T>& arrays) {
+  arrays.with_weights(
+      [&](auto weight_at) { norm_backward_again<kThreads, kIsCentered>(rows, arrays, weight_at); });
 }
 
 // How the threads of a block of norm_backward_sum lie: so many accesses side by side, and, one

@@ -14,7 +14,6 @@ using NormWide = NormShape<4, true>;
 using NormNarrow = NormShape<2, false>;
 
 constexpr int kNormMostStages = 4;
-constexpr int kNormMostClusterBlocks = 16;
 // Of shared memory, what a block takes for other things, and the device beside it, at most.
 constexpr int kNormOtherBytes = 2 * 1024;
 // Groups of rows where there is nothing to add up, so that their number is of no consequence.
@@ -72,7 +71,7 @@ std::optional<Launch> share_out_norm(NormRows& rows) {
   Launch how{static_cast<unsigned>(rows.groups * rows.blocks), static_cast<unsigned>(threads)};
   how.cluster_blocks = static_cast<unsigned>(rows.blocks);
   rows.stages = 1;
-  const int weight_bytes = Shape::template kWeightBytes<T> * team;
+  const int weight_bytes = Shape::template kWeightBytes<T> * std::max(team, kWarpLanes);
   const int stage_bytes = Shape::kStageBytes * threads;
   if (Recording::innermost() == nullptr) {  // otherwise there may be no device
     const int residents = kNormThreads / threads;
@@ -99,7 +98,7 @@ void launch_norm_backward(Stream stream, const NormOperands& operands) {
   arrays.rstd = operands.rstd.as<const Compute>();
   if (operands.weight != nullptr) {
     arrays.weight = operands.weight->data;
-    arrays.weight_dtype = operands.weight->dtype;
+    arrays.has_wide_weight = operands.weight->dtype != operands.grad_input.dtype;
   }
   arrays.grad_input = operands.grad_input.as<T>();
 

@@ -162,8 +162,9 @@ DIGLOT_DEVICE State lanes_reduce(State state, int lanes) {
 // The same, sooner, where combine(a, b) is combine(b, a) to the last bit, as it is for sums.
 template <typename State>
 DIGLOT_DEVICE State lanes_sum(State state, int lanes) {
-  for (int apart = 1; apart < lanes; apart *= 2) {
-    state = combine(state, shuffle_across(state, apart));
+  DIGLOT_UNROLL
+  for (int apart = 1; apart < kWarpLanes; apart *= 2) {
+    if (apart < lanes) state = combine(state, shuffle_across(state, apart));
   }
   return state;
 }
