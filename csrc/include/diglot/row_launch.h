@@ -155,7 +155,7 @@ Launch share_out(Rows<kArrays>& rows) {
   }
   const int64_t size = int64_t{Shape::kThreads >> rows.log_side} * Shape::kAccesses * kAlong;
   const int64_t tiles = quotient(rows.n, size);
-  const int tile_bytes = RowTiles<Shape, I, kInputs, kArrays>::kBytes;
+  const int tile_bytes = Shape::template kTileBytes<I, kInputs>;
   int room = 0;
   if (tiles > 1 && Recording::innermost() == nullptr) {  // otherwise there may be no device
     room = multiprocessor_shared_bytes() - kRowOtherBytes - (kIsColumns ? kColumnsBytes : 0);

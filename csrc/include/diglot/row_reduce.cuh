@@ -6,6 +6,10 @@
 //
 //   struct Operation {
 //     using State = ...;  // with none() and combine() of reduce.cuh
+//     // Elements that are not there are visited as this, if that changes no state: a branch for
+//     // each access would cost as much as they do. Otherwise they are not visited.
+//     static constexpr bool kVisitsAbsent = ...;
+//     static constexpr float kAbsent = ...;
 //     // What it is for one row, with its offsets in arrays that follow the inputs, of one element
 //     // for a row; of all threads of the row, one leads.
 //     Operation of_row(const int64_t* offsets, bool leads) const;
@@ -60,8 +64,8 @@ struct RowShape {
   static constexpr int kThreads = kThreads_;
   static constexpr int kAccesses = kAccesses_;
   static constexpr bool kIsTiled = kIsTiled_;
-  // That must fit on a multiprocessor; asked for more, the compiler would spend more registers.
-  static constexpr int kBlocks = kTeam == Team::kColumns ? 2 : 1;
+  // That must fit on a multiprocessor, so that while one stores others load.
+  static constexpr int kBlocks = kTeam == Team::kColumns || !kIsWide ? 2 : kIsTiled ? 3 : 1;
   // Of an access, and of those the ones in a row.
   template <typename T>
   static constexpr int kElements =
@@ -71,12 +75,15 @@ struct RowShape {
   // Rows that a thread has a part of.
   template <typename T>
   static constexpr int kRows = kElements<T> / kAlong<T>;
+  // What a tile of so many arrays takes in shared memory.
+  template <typename T, int kInputs>
+  static constexpr int kTileBytes =
+      kInputs * kAccesses * kThreads * static_cast<int>(sizeof(Held<T, kElements<T>>));
 };
 
 // Something of each of a thread's rows.
 template <typename T, int kRows>
 struct RowsOf {
-  using Type = T;
   T of[kRows];
 };
 
@@ -99,13 +106,13 @@ struct RowPlace {
   template <int kArrays>
   DIGLOT_DEVICE explicit RowPlace(const Rows<kArrays>& rows) {
     const int own = static_cast<int>(threadIdx.x), side = 1 << rows.log_side;
-    const int64_t number = blockIdx.x;
     if constexpr (Shape::kTeam == Team::kLanes) {
-      row = (number * Shape::kThreads + own) >> rows.log_side;
+      row = (int64_t{blockIdx.x} * Shape::kThreads + own) >> rows.log_side;
       threads = side, thread = own & (side - 1), block = 0;
     } else {
-      const int64_t group = number / rows.blocks;
-      block = static_cast<int>(number % rows.blocks);
+      const uint32_t blocks = Shape::kIsTiled ? rows.blocks : 1;
+      const int64_t group = blockIdx.x / blocks;
+      block = static_cast<int>(blockIdx.x % blocks);
       if constexpr (Shape::kTeam == Team::kBlock) {
         row = group;
         threads = Shape::kThreads, thread = own;
@@ -119,7 +126,7 @@ struct RowPlace {
 
 // A thread's part of a row, in tiles of as many accesses as it holds in registers; the tiles of a
 // row are whole but for the last.
-template <typename Shape, typename I, int kInputs, int kArrays>
+template <typename Shape, typename Operation, typename I, int kInputs, int kArrays>
 class RowTiles {
  public:
   static constexpr int kElements = Shape::template kElements<I>;
@@ -128,8 +135,6 @@ class RowTiles {
   static constexpr int kAccesses = Shape::kAccesses;
   using Access = Vector<I, kElements>;
   using HeldAccess = Held<I, kElements>;
-  // Of a tile in shared memory.
-  static constexpr int kBytes = kInputs * kAccesses * Shape::kThreads * sizeof(HeldAccess);
 
   DIGLOT_DEVICE RowTiles(const Rows<kArrays>& rows, const RowPlace<Shape>& place,
                          const Inputs<I, kInputs>& inputs)
@@ -141,17 +146,16 @@ class RowTiles {
   }
 
   // What an operation is for each of the thread's rows.
-  template <typename Operation>
   DIGLOT_DEVICE auto of_rows(const Operation& operation) const {
     return of_rows(operation, std::make_integer_sequence<int, kRows>{});
   }
 
   // The states of nothing.
-  template <typename Operations>
-  DIGLOT_DEVICE static auto none(const Operations&) {
-    RowsOf<typename Operations::Type::State, kRows> states;
+  using State = typename Operation::State;
+  DIGLOT_DEVICE static RowsOf<State, kRows> none() {
+    RowsOf<State, kRows> states;
     DIGLOT_UNROLL
-    for (int row = 0; row < kRows; ++row) states.of[row] = Operations::Type::State::none();
+    for (int row = 0; row < kRows; ++row) states.of[row] = State::none();
     return states;
   }
 
@@ -189,15 +193,14 @@ class RowTiles {
     });
   }
   DIGLOT_DEVICE void take(const Tile& tile, int place) {
-    for_each_access([&](int k, int a) {
-      held_[k][a] = is_there(tile, a, 0) ? *kept(place, k, a) : HeldAccess{};
-    });
+    for_each_access(
+        [&](int k, int a) { held_[k][a] = is_there(tile, a, 0) ? *kept(place, k, a) : absent(); });
   }
 
   // The states of the thread's rows, of what it holds in registers.
-  template <typename Operations>
-  DIGLOT_DEVICE auto reduce(const Operations& operations, const Tile& tile) const {
-    RowsOf<typename Operations::Type::State, kRows> states;
+  DIGLOT_DEVICE RowsOf<State, kRows> reduce(const RowsOf<Operation, kRows>& operations,
+                                            const Tile& tile) const {
+    RowsOf<State, kRows> states;
     int count = 0;
     DIGLOT_UNROLL
     for (int a = 0; a < kAccesses; ++a) {
@@ -223,7 +226,6 @@ class RowTiles {
     O* const to = output + starts_.of[0] + offset(tile, 0);
     DIGLOT_UNROLL
     for (int a = 0; a < kAccesses; ++a) {
-      if (Shape::kIsWide && !is_there(tile, a, 0)) continue;
       const Accesses accesses = accesses_at(a);
       Vector<O, kElements> result;
       DIGLOT_UNROLL
@@ -231,7 +233,7 @@ class RowTiles {
         result[i] = convert<O>(call(maps.of[i / kAlong], accesses, i));
       }
       if constexpr (Shape::kIsWide) {
-        store_vector(to + step(a, 0, 0), result);
+        if (is_there(tile, a, 0)) store_vector(to + step(a, 0, 0), result);
       } else {
         DIGLOT_UNROLL
         for (int i = 0; i < kElements; ++i) {
@@ -267,15 +269,21 @@ class RowTiles {
 
   DIGLOT_DEVICE HeldAccess read(const Tile& tile, int k, int a) const {
     if constexpr (Shape::kIsWide) {
-      return is_there(tile, a, 0) ? HeldAccess{load_bits(address(tile, k, a, 0))} : HeldAccess{};
+      return is_there(tile, a, 0) ? HeldAccess{load_bits(address(tile, k, a, 0))} : absent();
     } else {
       Access access;
       DIGLOT_UNROLL
       for (int i = 0; i < kElements; ++i) {
-        access[i] = is_there(tile, a, i) ? *address(tile, k, a, i) : I{};
+        access[i] = is_there(tile, a, i) ? *address(tile, k, a, i) : convert<I>(Operation::kAbsent);
       }
       return HeldAccess::of(access);
     }
+  }
+  DIGLOT_DEVICE static HeldAccess absent() {
+    Access access;
+    DIGLOT_UNROLL
+    for (int i = 0; i < kElements; ++i) access[i] = convert<I>(Operation::kAbsent);
+    return HeldAccess::of(access);
   }
   DIGLOT_DEVICE static uint4 load_bits(const I* address) {
     return *reinterpret_cast<const uint4*>(address);
@@ -316,21 +324,21 @@ class RowTiles {
   }
   template <typename Function>
   DIGLOT_DEVICE void visit_access(Function& function, const Tile& tile, int a, int row) const {
-    if (Shape::kIsWide && !is_there(tile, a, 0)) return;
+    constexpr bool kVisitsAll = Operation::kVisitsAbsent;
+    if (Shape::kIsWide && !kVisitsAll && !is_there(tile, a, 0)) return;
     const Accesses accesses = accesses_at(a);
     DIGLOT_UNROLL
     for (int i = row * kAlong; i < (row + 1) * kAlong; ++i) {
-      if (Shape::kIsWide || is_there(tile, a, i)) call(function, accesses, i);
+      if (Shape::kIsWide || kVisitsAll || is_there(tile, a, i)) call(function, accesses, i);
     }
   }
 
-  template <typename Operation, int... kRow>
+  template <int... kRow>
   DIGLOT_DEVICE auto of_rows(const Operation& operation,
                              std::integer_sequence<int, kRow...>) const {
-    return RowsOf<decltype(of_row(operation, 0)), kRows>{{of_row(operation, kRow)...}};
+    return RowsOf<Operation, kRows>{{of_row(operation, kRow)...}};
   }
-  template <typename Operation>
-  DIGLOT_DEVICE auto of_row(const Operation& operation, int row) const {
+  DIGLOT_DEVICE Operation of_row(const Operation& operation, int row) const {
     constexpr int kMore = kArrays - 1 - kInputs;
     int64_t offsets[kMore + 1];  // no array is empty
     DIGLOT_UNROLL
@@ -421,16 +429,15 @@ DIGLOT_DEVICE auto maps_of(const Operations& operations, const States& states,
 template <typename Shape, typename Operation, typename I, int kInputs, int kArrays, typename O>
 DIGLOT_DEVICE void reduce_then_map_rows(const Rows<kArrays>& rows, const Operation& operation,
                                         const Inputs<I, kInputs>& inputs, O* output) {
-  using Tiles = RowTiles<Shape, I, kInputs, kArrays>;
+  using Tiles = RowTiles<Shape, Operation, I, kInputs, kArrays>;
   const auto numbers = std::make_integer_sequence<int, Tiles::kRows>{};
   const RowPlace<Shape> place(rows);
   Tiles held(rows, place, inputs);
   const auto operations = held.of_rows(operation);
-  using State = typename decltype(held.none(operations))::Type;
   // Of the tiles of its part of a row a block keeps the first in registers, the next in shared
   // memory; those beyond are read again.
   const int tiles = Shape::kIsTiled ? rows.tiles : 1;
-  const int kept = 1 + (rows.places < tiles - 1 ? rows.places : tiles - 1);
+  const int kept = Shape::kIsTiled ? 1 + rows.places : 1;
   const int first = place.block * tiles;
   const auto bring = [&](int t) {
     const auto tile = held.tile(first + t);
@@ -444,7 +451,7 @@ DIGLOT_DEVICE void reduce_then_map_rows(const Rows<kArrays>& rows, const Operati
 
   for (int t = 1; t < kept; ++t) held.fetch(held.tile(first + t), t - 1);
   if (kept > 1) held.announce(held.tile(first));
-  auto states = held.none(operations);
+  auto states = held.none();
   for (int t = tiles - 1; t >= 0; --t) {
     if (t > 0 && t == kept - 1) wait_for_copies();
     const auto tile = bring(t);
@@ -457,7 +464,7 @@ DIGLOT_DEVICE void reduce_then_map_rows(const Rows<kArrays>& rows, const Operati
   } else {
     // Of as many rows side by side as there can be.
     constexpr int kSide = Shape::kTeam == Team::kColumns ? Shape::kThreads : 1;
-    __shared__ State shared[Tiles::kRows][kSide];
+    __shared__ typename Operation::State shared[Tiles::kRows][kSide];
     if constexpr (Shape::kTeam == Team::kColumns) {
       columns_reduce(states, shared, rows.log_side);
     } else {
