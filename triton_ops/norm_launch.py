@@ -187,18 +187,21 @@ def launch_norm_backward(
         elif words is not None and len(slices) == 1:
             held, warps, stages, per = SHARED[size]
             shares = -(-n // held)
-            groups = launch_cooperatively(
-                norm_backward_rows,
-                room * shares,
-                per,
-                (*before, words, grad_input),
-                tuple(integers),
-                (*constants, 1, held, True, stages, _power_of_2(shares)),
-                warps,
-                phases=2,
-                max_registers=REGISTERS // (per * warps * 32) // 8 * 8,
-                together=shares,
-            ) // shares
+            groups = (
+                launch_cooperatively(
+                    norm_backward_rows,
+                    room * shares,
+                    per,
+                    (*before, words, grad_input),
+                    tuple(integers),
+                    (*constants, 1, held, True, stages, _power_of_2(shares)),
+                    warps,
+                    phases=2,
+                    max_registers=REGISTERS // (per * warps * 32) // 8 * 8,
+                    together=shares,
+                )
+                // shares
+            )
             name = f"a row shared by programs, blocks of {held}"
         else:
             groups = room

@@ -94,15 +94,6 @@ def store_sums(
 
 
 @triton.jit
-def load_statistics(
-    mean, rstd, row, there, sizes, starts, strides, RANK: tl.constexpr
-):
-    """The mean, None if there is none, and rstd, of rows."""
-    at = strided_offset(row, sizes, starts[4], strides[4], RANK, True)
-    return load_statistic(mean, at, there), load_statistic(rstd, at, there)
-
-
-@triton.jit
 def store_gradient(
     grad_input, more, y, h, factor, mean_h, mean_hy, row, index, mask, sizes, start, strides,
     T: tl.constexpr, RANK: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
@@ -176,7 +167,9 @@ def walk_rows(
         grad = load_rows(
             grad_output, row, index, mask, sizes, starts[1], strides[1], RANK, VECTOR, ALIGNED
         )
-        center, factor = load_statistics(mean, rstd, row, there, sizes, starts, strides, RANK)
+        at = strided_offset(row, sizes, starts[4], strides[4], RANK, True)
+        center = load_statistic(mean, at, there)
+        factor = load_statistic(rstd, at, there)
         y = normalized(x.to(COMPUTE), center, factor)
         h = scaled(grad.to(COMPUTE), scale)
         sum_h, sum_hy = sums_of_rows(h, h * y)
@@ -238,7 +231,9 @@ def walk_rows_in_tiles(
     for one in range(group, count, tl.num_programs(0)):
         row = one + tl.arange(0, 1)
         there = row < count
-        center, factor = load_statistics(mean, rstd, row, there, sizes, starts, strides, RANK)
+        at = strided_offset(row, sizes, starts[4], strides[4], RANK, True)
+        center = load_statistic(mean, at, there)
+        factor = load_statistic(rstd, at, there)
         sums_h = tl.full((1, THREADS, 1), 0.0, COMPUTE)
         sums_hy = tl.full((1, THREADS, 1), 0.0, COMPUTE)
         for first in range(0, n, BLOCK):
