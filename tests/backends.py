@@ -73,7 +73,9 @@ APART = {
     "add": 0.0,
     "dropout": 0.0,
     "global_softmax": None,
+    "layer_norm": None,
     "log_softmax": None,
+    "rms_norm": None,
     "softmax": None,
     "standardize": None,
 }

@@ -12,6 +12,7 @@ from operands import KINDS, operands
 from diglot.ops.add import DTYPES
 from diglot.tools.specs import Expected, find_spec, op_names
 
+F32 = torch.float32
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 # These need more than a value: their tests are in test_operands.py.
 PLAIN_KINDS = [kind for kind in KINDS if kind not in ("zeros without memory", "inference")]
@@ -53,13 +54,15 @@ def assert_twins(name: str, cuda: torch.Tensor, triton: torch.Tensor) -> None:
 def test_forward_and_backward(first, name, data):
     spec = find_spec(name)
     dtypes = FLOATING if spec.floating_only else DTYPES
+    made = operands(data, 1 if spec.shapes else len(spec.inputs), dtypes, PLAIN_KINDS)
+    if spec.shapes:  # the others' shapes are what follows from the first one's
+        made[0] = made[0] if made[0].dim() else made[0].reshape(1)
+        dtype = data.draw(st.sampled_from([made[0].dtype, torch.promote_types(made[0].dtype, F32)]))
+        made += [torch.randn(s, device=DEVICE).to(dtype) for s in spec.shapes(made[0].shape)[1:]]
+    plains = st.lists(st.sampled_from([True, False]), min_size=len(made), max_size=len(made))
     inputs = [
-        plain(t) if kind == "plain" else t.detach()
-        for kind, t in zip(
-            data.draw(st.lists(st.sampled_from(["plain", "as it is"]), min_size=2, max_size=2)),
-            operands(data, len(spec.inputs), dtypes, PLAIN_KINDS),
-            strict=False,
-        )
+        plain(t) if is_plain else t.detach()
+        for is_plain, t in zip(data.draw(plains), made, strict=True)
     ]
     wanted = [t.requires_grad_() for t in inputs if t.is_floating_point()]
     rank = max(inputs[0].dim(), 1)
