@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from operands import KINDS, operands
 
 from diglot.ops.add import DTYPES
-from diglot.tools.specs import Expected, find_spec, op_names
+from diglot.tools.specs import Expected, as_tuple, find_spec, op_names
 
 F32 = torch.float32
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -58,7 +58,9 @@ def test_forward_and_backward(first, name, data):
     if spec.shapes:  # the others' shapes are what follows from the first one's
         made[0] = made[0] if made[0].dim() else made[0].reshape(1)
         dtype = data.draw(st.sampled_from([made[0].dtype, torch.promote_types(made[0].dtype, F32)]))
-        made += [torch.randn(s, device=DEVICE).to(dtype) for s in spec.shapes(made[0].shape)[1:]]
+        for name, shape in list(zip(spec.inputs, spec.shapes(made[0].shape), strict=True))[1:]:
+            own = made[0].dtype if name == "residual" else dtype
+            made.append(torch.randn(shape, device=DEVICE).to(own))
     plains = st.lists(st.sampled_from([True, False]), min_size=len(made), max_size=len(made))
     inputs = [
         plain(t) if is_plain else t.detach()
@@ -76,15 +78,17 @@ def test_forward_and_backward(first, name, data):
         for option, given in spec.options.items()
     }
     results = [spec.function(*inputs, **options, backend=b) for b in (first, "triton")]
-    cuda, triton = (plain(result) for result in results)
-    assert_twins(name, cuda, triton)
-    for result in (cuda, triton):
-        assert_expected(result, spec.forward(*map(plain, inputs), **options))
+    outputs = [as_tuple(result) for result in results]
+    rights = spec.expected(*map(plain, inputs), **options).values()
+    for cuda, triton, right in zip(*outputs, rights, strict=True):
+        assert_twins(name, plain(cuda), plain(triton))
+        assert_expected(plain(cuda), right)
+        assert_expected(plain(triton), right)
     if not wanted:
         return
-    grad = torch.randn(cuda.shape, device=DEVICE).to(cuda.dtype)
-    gradients = [torch.autograd.grad(result, wanted, grad) for result in results]
-    expected = spec.backward(grad, *map(plain, inputs), **options)
+    grads = [torch.randn(out.shape, device=DEVICE).to(out.dtype) for out in outputs[0]]
+    gradients = [torch.autograd.grad(of, wanted, grads) for of in outputs]
+    expected = spec.backward(*grads, *map(plain, inputs), **options)
     named = [n for n, t in zip(spec.inputs, inputs, strict=True) if t.is_floating_point()]
     for argument, *pair in zip(named, *gradients, strict=True):
         cuda, triton = (plain(gradient) for gradient in pair)
