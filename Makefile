@@ -68,7 +68,7 @@ gpu-test: setup ## the tests, on this machine's GPU; writes bench/results/<gpu>/
 sanitized = build/sanitized/_interpreter.abi3.so
 computing = $(patsubst csrc/ops/%.cu,tests/test_%*.py,$(wildcard csrc/ops/*.cu)) \
   tests/test_edges.py tests/test_global_reduce.py tests/test_gradient_sums.py \
-  tests/test_layouts.py tests/test_memory.py tests/test_rows.py \
+  tests/test_layouts.py tests/test_memory.py tests/test_norms.py tests/test_rows.py \
   tests/test_operands.py tests/test_operator.py tests/test_transforms.py
 
 test-sanitize: setup ## CUDA kernels interpreted with AddressSanitizer and UBSan
