@@ -58,8 +58,8 @@ def test_forward_and_backward(first, name, data):
     if spec.shapes:  # the others' shapes are what follows from the first one's
         made[0] = made[0] if made[0].dim() else made[0].reshape(1)
         dtype = data.draw(st.sampled_from([made[0].dtype, torch.promote_types(made[0].dtype, F32)]))
-        for name, shape in list(zip(spec.inputs, spec.shapes(made[0].shape), strict=True))[1:]:
-            own = made[0].dtype if name == "residual" else dtype
+        for which, shape in list(zip(spec.inputs, spec.shapes(made[0].shape), strict=True))[1:]:
+            own = made[0].dtype if which == "residual" else dtype
             made.append(torch.randn(shape, device=DEVICE).to(own))
     plains = st.lists(st.sampled_from([True, False]), min_size=len(made), max_size=len(made))
     inputs = [

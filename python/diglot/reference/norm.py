@@ -119,7 +119,7 @@ class Exact:
     ) -> None:
         self.input, self.rank, self.centered = input.detach(), input.dim() - dims, centered
         self.row = input.shape[self.rank :]
-        n = max(math.prod(self.row), 1)
+        n = math.prod(self.row)
         self.rows = self.input.reshape(-1, n) if input.numel() else input.new_empty((0, n))
         self.weight, self.bias = (None if p is None else p.detach() for p in (weight, bias))
         self.unit = compute_eps(input.dtype)
@@ -193,7 +193,7 @@ class Exact:
 
     def _pieces(self) -> Iterator[slice]:
         count, n = self.rows.shape
-        step = max(PIECE_ELEMENTS // n, 1)
+        step = max(PIECE_ELEMENTS // max(n, 1), 1)
         return (slice(i, i + step) for i in range(0, count, step))
 
     def _per_row(self) -> torch.Tensor:
