@@ -25,7 +25,7 @@ from .types import INTERPRETED
 
 
 @triton.jit
-def publish(words, at, step, states):
+def publish(words, at, step, states, mask=None):
     """Writes numbers to the words at `at`, and at distances of `step` those of further fields.
 
     A part of `at` that all threads share is better added to `words`: it takes fewer registers.
@@ -36,7 +36,7 @@ def publish(words, at, step, states):
         bits = states[field].to(WORD, bitcast=True)
         bits = tl.where(bits == 0, tl.full(bits.shape, ZERO, WORD), bits)
         place = words + field * step + (at + tl.full(bits.shape, 0, tl.int32))
-        tl.atomic_xchg(place, bits, sem="relaxed", scope="gpu")
+        tl.atomic_xchg(place, bits, mask=mask, sem="relaxed", scope="gpu")
 
 
 @triton.jit
