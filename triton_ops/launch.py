@@ -154,7 +154,7 @@ def launch_cooperatively(
     phases: int,
     max_registers: int | None = None,
     together: int = 1,
-) -> None:
+) -> int:
     """Starts programs that run at once, so that they may wait for each other.
 
     The kernel's last constant, which is added here, is ALL_PHASES, or the one phase to run, from 1
@@ -168,12 +168,16 @@ def launch_cooperatively(
         max_registers: of a thread, so that more programs fit; None: as many as the compiler likes.
         together: their number is a multiple of this; `most` is one.
 
+    Returns:
+        How many programs.
+
     Raises:
         ValueError: exactly `most` were asked for, or `together`, and they do not run at once.
     """
     if _thread.recordings:
         every = (*constants, ALL_PHASES)
         _record(kernel, tensors, integers, every, num_warps, True, max_registers)
+        programs = most
     elif INTERPRETED:
         programs = most
         if per_multiprocessor is not None:
@@ -196,6 +200,8 @@ def launch_cooperatively(
                     f"bytes of shared memory this device runs {fit} at once"
                 )
             _run(handle, most, tensors, integers, every)
+            programs = most
+    return programs
 
 
 def most_programs(tensor: torch.Tensor, per_multiprocessor: int) -> int:

@@ -40,23 +40,23 @@ def layer_norm_forward_rows(
         (out_step, in_step, residual_step),
         moments_along, moments_combine, moments_none, moments_fold, layer_map, 0.0,
         output.dtype.element_ty, KIND, RANK, STEPS, VECTOR, ALIGNED, SIDE, BLOCK, THREADS,
-        SHARES, EARLY, PHASE, sum, (weight, bias), (mean, rstd), (eps_high, eps_low),
+        SHARES, EARLY, PHASE, sum, weight, bias, (mean, rstd), (eps_high, eps_low),
         add if ADDS else None, moments_finish,
     )  # fmt: skip
 
 
-def layer_norm_forward(input, weight, bias, eps, mean, rstd, out):
+def layer_norm_forward(input, weight, bias, eps, words, mean, rstd, out):
     """out = (input - mean) * rstd * weight + bias of rows, the last dimension, and the two."""
-    return add_layer_norm_forward(input, None, weight, bias, eps, mean, rstd, None, out)
+    return add_layer_norm_forward(input, None, weight, bias, eps, words, mean, rstd, None, out)
 
 
-def add_layer_norm_forward(input, residual, weight, bias, eps, mean, rstd, sum, out):
+def add_layer_norm_forward(input, residual, weight, bias, eps, words, mean, rstd, sum, out):
     """The same of sum = input + residual, rounded to their dtype, and that sum."""
     return launch_rows(
         layer_norm_forward_rows,
         (input, residual, out),
         out.dim() - 1,
-        None,
+        words,
         (weight, bias),
         (mean, rstd),
         (sum,),
@@ -65,7 +65,17 @@ def add_layer_norm_forward(input, residual, weight, bias, eps, mean, rstd, sum, 
 
 
 def layer_norm_backward(
-    grad_output, grad_sum, input, mean, rstd, weight, workspace, grad_weight, grad_bias, grad_input
+    grad_output,
+    grad_sum,
+    input,
+    mean,
+    rstd,
+    weight,
+    workspace,
+    words,
+    grad_weight,
+    grad_bias,
+    grad_input,
 ):
     """grad_input = the gradient of the input, plus grad_sum; and those of weight and bias."""
     return launch_norm_backward(
@@ -76,6 +86,7 @@ def layer_norm_backward(
         rstd,
         weight,
         workspace,
+        words,
         grad_weight,
         grad_bias,
         grad_input,

@@ -33,23 +33,23 @@ def rms_norm_forward_rows(
         (out_step, in_step, residual_step),
         squares_along, sums_combine, sums_none, sums_fold, rms_map, 0.0,
         output.dtype.element_ty, KIND, RANK, STEPS, VECTOR, ALIGNED, SIDE, BLOCK, THREADS,
-        SHARES, EARLY, PHASE, sum, (weight, None), (rstd,), (eps_high, eps_low),
+        SHARES, EARLY, PHASE, sum, weight, None, (rstd,), (eps_high, eps_low),
         add if ADDS else None, squares_finish,
     )  # fmt: skip
 
 
-def rms_norm_forward(input, weight, eps, rstd, out):
+def rms_norm_forward(input, weight, eps, words, rstd, out):
     """out = input * rstd * weight of rows, the last dimension, and rstd."""
-    return add_rms_norm_forward(input, None, weight, eps, rstd, None, out)
+    return add_rms_norm_forward(input, None, weight, eps, words, rstd, None, out)
 
 
-def add_rms_norm_forward(input, residual, weight, eps, rstd, sum, out):
+def add_rms_norm_forward(input, residual, weight, eps, words, rstd, sum, out):
     """The same of sum = input + residual, rounded to their dtype, and that sum."""
     return launch_rows(
         rms_norm_forward_rows,
         (input, residual, out),
         out.dim() - 1,
-        None,
+        words,
         (weight,),
         (rstd,),
         (sum,),
@@ -58,9 +58,19 @@ def add_rms_norm_forward(input, residual, weight, eps, rstd, sum, out):
 
 
 def rms_norm_backward(
-    grad_output, grad_sum, input, rstd, weight, workspace, grad_weight, grad_input
+    grad_output, grad_sum, input, rstd, weight, workspace, words, grad_weight, grad_input
 ):
     """grad_input = the gradient of the input, plus grad_sum; and that of weight."""
     return launch_norm_backward(
-        grad_output, grad_sum, input, None, rstd, weight, workspace, grad_weight, None, grad_input
+        grad_output,
+        grad_sum,
+        input,
+        None,
+        rstd,
+        weight,
+        workspace,
+        words,
+        grad_weight,
+        None,
+        grad_input,
     )

@@ -12,6 +12,9 @@ struct LogSoftmaxRow {
   using State = MaxSum<T>;
   using Compute = compute_t<T>;
 
+  static constexpr bool kVisitsAbsent = true;
+  static constexpr float kAbsent = -std::numeric_limits<float>::infinity();
+
   DIGLOT_DEVICE LogSoftmaxRow of_row(const int64_t*, bool) const { return {}; }
 
   template <typename Visit>
@@ -30,6 +33,9 @@ template <typename T>
 struct LogSoftmaxRowGradient {
   using State = Sums<compute_t<T>, 1>;
   using Compute = compute_t<T>;
+
+  static constexpr bool kVisitsAbsent = true;
+  static constexpr float kAbsent = 0;
 
   DIGLOT_DEVICE LogSoftmaxRowGradient of_row(const int64_t*, bool) const { return {}; }
 

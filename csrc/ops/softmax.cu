@@ -12,6 +12,9 @@ struct SoftmaxRow {
   using State = MaxSum<T>;
   using Compute = compute_t<T>;
 
+  static constexpr bool kVisitsAbsent = true;
+  static constexpr float kAbsent = -std::numeric_limits<float>::infinity();
+
   DIGLOT_DEVICE SoftmaxRow of_row(const int64_t*, bool) const { return {}; }
 
   template <typename Visit>
@@ -31,6 +34,9 @@ template <typename T>
 struct SoftmaxRowGradient {
   using State = Sums<compute_t<T>, 1>;
   using Compute = compute_t<T>;
+
+  static constexpr bool kVisitsAbsent = true;
+  static constexpr float kAbsent = 0;
 
   DIGLOT_DEVICE SoftmaxRowGradient of_row(const int64_t*, bool) const { return {}; }
 

@@ -76,9 +76,9 @@ def moments_finish(states, n, numbers, T: tl.constexpr):
 
 
 @triton.jit
-def layer_map(states, values, T: tl.constexpr):
+def layer_map(states, values, weight, bias, T: tl.constexpr):
     y = (values[0].to(compute_type(T)) - states[0]) * states[1]
-    return scale(y, values[1], values[2])
+    return scale(y, weight, bias)
 
 
 @triton.jit
@@ -96,8 +96,8 @@ def squares_finish(states, n, numbers, T: tl.constexpr):
 
 
 @triton.jit
-def rms_map(states, values, T: tl.constexpr):
-    return scale(values[0].to(compute_type(T)) * states[0], values[1], None)
+def rms_map(states, values, weight, bias, T: tl.constexpr):
+    return scale(values[0].to(compute_type(T)) * states[0], weight, bias)
 
 
 @triton.jit

@@ -94,6 +94,60 @@ def collect(words, at, step, there, none):
 
 
 @triton.jit
+def await_pair(words, at, step, there, T: tl.constexpr):
+    """Two fields of numbers of type T that the words at `at` say, as soon as each is there; where
+    not `there`, zeros.
+
+    Each thread waits for its own, so that this may stand in a loop whose loads are in flight, in
+    which Triton pipelines nothing beside a loop; and copies of a word may be in several threads.
+    """
+    first = (words + at).to(tl.int64, bitcast=True)
+    second = (words + step + at).to(tl.int64, bitcast=True)
+    WORD: tl.constexpr = words.dtype.element_ty
+    if WORD.primitive_bitwidth == 32:
+        a, b = tl.inline_asm_elementwise(
+            """{
+            .reg .pred p, q;
+            mov.b32 $0, 0;
+            mov.b32 $1, 0;
+            setp.eq.s32 p, $4, 0;
+            @p bra there;
+            again:
+            ld.relaxed.gpu.global.b32 $0, [$2];
+            ld.relaxed.gpu.global.b32 $1, [$3];
+            setp.eq.s32 p, $0, 0;
+            setp.eq.s32 q, $1, 0;
+            or.pred p, p, q;
+            @p bra again;
+            there:
+            }""",
+            "=&r,=&r,l,l,r", [first, second, there.to(tl.int32)],
+            dtype=(tl.int32, tl.int32), is_pure=False, pack=1,
+        )  # fmt: skip
+    else:
+        a, b = tl.inline_asm_elementwise(
+            """{
+            .reg .pred p, q;
+            mov.b64 $0, 0;
+            mov.b64 $1, 0;
+            setp.eq.s32 p, $4, 0;
+            @p bra there;
+            again:
+            ld.relaxed.gpu.global.b64 $0, [$2];
+            ld.relaxed.gpu.global.b64 $1, [$3];
+            setp.eq.s64 p, $0, 0;
+            setp.eq.s64 q, $1, 0;
+            or.pred p, p, q;
+            @p bra again;
+            there:
+            }""",
+            "=&l,=&l,l,l,r", [first, second, there.to(tl.int32)],
+            dtype=(tl.int64, tl.int64), is_pure=False, pack=1,
+        )  # fmt: skip
+    return a.to(T, bitcast=True), b.to(T, bitcast=True)
+
+
+@triton.jit
 def started():
     return globaltimer() if CHECKED else 0
 
@@ -115,6 +169,12 @@ def give_up():
 
 
 if INTERPRETED:
+
+    @triton.jit
+    def await_pair(words, at, step, there, T: tl.constexpr):
+        first = tl.load(words + at, mask=there, other=0)
+        second = tl.load(words + step + at, mask=there, other=0)
+        return first.to(T, bitcast=True), second.to(T, bitcast=True)
 
     def started():
         return 0

@@ -11,20 +11,19 @@ states are tuples:
     fold(states, AXIS, T)     of a tile of states: along an axis, which stays, or ALL: of scalars
     map(states, values, T)    the output's tile, in the type that is computed in
 
-An operation along rows, not columns, may have more:
+An operation along rows, not columns, may also have a weight and a bias, the same for every row:
+map(states, values, weight, bias, T) gets a tile of each that is given. Then there are
 
     hold(values, T)           the one tile that is held of the inputs' tiles, instead of them; it is
-                              a second output
+                              a second output; or there is none
     finish(states, n, numbers, T)
                               of the states of whole rows of n elements: what is mapped with, and
                               written to arrays that have one element for each row
 
-and arrays that are the same for every row, whose tiles follow the held ones in `map`.
-
 Rows are the second dimension of a tile (rows, elements), or, as columns, the first of one
-(elements, columns), whose columns are those of whole accesses. A row is held in registers by one program
-while it fits. Triton has no memory in which a program could keep more of it: a longer row is shared
-by programs that run at once, each of which holds a part and tells the others its state
+(elements, columns), whose columns are those of whole accesses. A row is held in registers by one
+program while it fits. Triton has no memory in which a program could keep more of it: a longer row
+is shared by programs that run at once, each of which holds a part and tells the others its state
 (row_exchange.py); or, where programs cannot wait for each other, it is read twice, in tiles, whose
 states are combined by threads (reduce.py), and across them at last.
 """
@@ -127,12 +126,11 @@ def load_shared(pointer, index, n, ALIGNED: tl.constexpr):
 
 @triton.jit
 def store_statistic(pointer, value, at, there):
-    """Stores one element for each row to an array, if it is given."""
-    if pointer is not None:
-        if len(value.shape) == 0:
-            tl.store(pointer + at, tl.broadcast_to(value, at.shape), mask=there)
-        else:
-            tl.store((pointer + at)[:, None], value, mask=there[:, None])
+    """Stores one element for each row to an array."""
+    if len(value.shape) == 0:
+        tl.store(pointer + at, tl.broadcast_to(value, at.shape), mask=there)
+    else:
+        tl.store((pointer + at)[:, None], value, mask=there[:, None])
 
 
 @triton.jit
@@ -170,8 +168,8 @@ def all_opaque(values):
 
 @triton.jit
 def map_tile(
-    output, second, shared, values, states, start, step, index, mask, n,
-    MAP: tl.constexpr, T: tl.constexpr,
+    output, second, weight, bias, values, states, start, step, index, mask, n,
+    MAP: tl.constexpr, FINISH: tl.constexpr, T: tl.constexpr,
     COLUMN: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """Stores a tile of the output, and of the second one, which is what is held."""
@@ -179,13 +177,14 @@ def map_tile(
     if second is not None:
         at = tile_pointers(second, start, step, index, COLUMN, STEPS, VECTOR, ALIGNED)
         tl.store(at, values[0], mask=mask)
-    every = values if shared is None else (
-        values[0],
-        load_shared(shared[0], index, n, ALIGNED),
-        load_shared(shared[1], index, n, ALIGNED),
-    )  # fmt: skip
+    if FINISH is None:
+        result = MAP(states, values, T)
+    else:
+        weight = load_shared(weight, index, n, ALIGNED)
+        bias = load_shared(bias, index, n, ALIGNED)
+        result = MAP(states, values, weight, bias, T)
     at = tile_pointers(output, start, step, index, COLUMN, STEPS, VECTOR, ALIGNED)
-    tl.store(at, convert(MAP(states, every, T), output.dtype.element_ty), mask=mask)
+    tl.store(at, convert(result, output.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -258,7 +257,7 @@ def fetch_part(
 @triton.jit
 def share_rows(
     inputs, words, output, n, count, sizes, starts, strides, steps,
-    second, shared, statistics, numbers,
+    second, weight, bias, statistics, numbers,
     REDUCE: tl.constexpr, NONE: tl.constexpr, FOLD: tl.constexpr, MAP: tl.constexpr,
     HOLD: tl.constexpr, FINISH: tl.constexpr,
     OTHER: tl.constexpr, T: tl.constexpr, COLUMN: tl.constexpr,
@@ -319,7 +318,8 @@ def share_rows(
                 at = tile_pointers(output, out_at, steps[0], index, COLUMN, STEPS, VECTOR, ALIGNED)
                 values = anchored(values, at, n)
             map_tile(
-                output, second, shared, values, results, out_at, steps[0], index, mask, n, MAP, T,
+                output, second, weight, bias, values, results, out_at, steps[0], index, mask, n,
+                MAP, FINISH, T,
                 COLUMN, STEPS, VECTOR, ALIGNED,
             )  # fmt: skip
 
@@ -332,7 +332,7 @@ def reduce_then_map_rows(
     RANK: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
     SIDE: tl.constexpr, BLOCK: tl.constexpr, THREADS: tl.constexpr,
     SHARES: tl.constexpr, EARLY: tl.constexpr, PHASE: tl.constexpr,
-    second=None, shared=None, statistics=None, numbers=None,
+    second=None, weight=None, bias=None, statistics=None, numbers=None,
     HOLD: tl.constexpr = None, FINISH: tl.constexpr = None,
 ):  # fmt: skip
     """output = map(states, inputs), where the states are those of whole rows.
@@ -358,8 +358,8 @@ def reduce_then_map_rows(
             program, not less than its threads.
         PHASE: of these, 1 or 2, or all.
         second: an array that lies as the output does, for what is held; or None.
-        shared: none or two arrays of n elements without gaps, of which each may be None.
-        statistics: arrays of one element for each row, of which each may be None.
+        weight, bias: arrays of n elements without gaps; or None.
+        statistics: arrays of one element for each row.
         numbers: arguments of `finish`.
     """
     COMPUTE: tl.constexpr = compute_type(T)
@@ -377,7 +377,7 @@ def reduce_then_map_rows(
     if (KIND == SHARED_ROWS) | (KIND == SHARED_COLUMNS):
         share_rows(
             inputs, words, output, n, count, sizes, starts, strides, steps,
-            second, shared, statistics, numbers, REDUCE, NONE, FOLD, MAP, HOLD, FINISH,
+            second, weight, bias, statistics, numbers, REDUCE, NONE, FOLD, MAP, HOLD, FINISH,
             OTHER, T, KIND == SHARED_COLUMNS, RANK, STEPS, VECTOR, ALIGNED, SIDE, BLOCK,
             SHARES, EARLY, PHASE,
         )  # fmt: skip
@@ -392,7 +392,8 @@ def reduce_then_map_rows(
             FINISH, T, RANK,
         )  # fmt: skip
         map_tile(
-            output, second, shared, values, results, out_at, steps[0], index, mask, n, MAP, T,
+            output, second, weight, bias, values, results, out_at, steps[0], index, mask, n,
+                MAP, FINISH, T,
             COLUMN, STEPS, VECTOR, ALIGNED,
         )  # fmt: skip
     else:
@@ -427,6 +428,6 @@ def reduce_then_map_rows(
                 COLUMN, STEPS, VECTOR, ALIGNED,
             )  # fmt: skip
             map_tile(
-                output, second, shared, values, results, out_at, steps[0], first + index, mask, n,
-                MAP, T, COLUMN, STEPS, VECTOR, ALIGNED,
+                output, second, weight, bias, values, results, out_at, steps[0], first + index, mask, n,
+                MAP, FINISH, T, COLUMN, STEPS, VECTOR, ALIGNED,
             )  # fmt: skip

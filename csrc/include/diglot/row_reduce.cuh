@@ -6,6 +6,10 @@
 //
 //   struct Operation {
 //     using State = ...;  // with none() and combine() of reduce.cuh
+//     // Elements that are not there are visited as this, if that changes no state: a branch for
+//     // each access would cost as much as they do. Otherwise they are not visited.
+//     static constexpr bool kVisitsAbsent = ...;
+//     static constexpr float kAbsent = ...;
 //     // What it is for one row, with its offsets in arrays that follow the inputs, of one element
 //     // for a row; of all threads of the row, one leads.
 //     Operation of_row(const int64_t* offsets, bool leads) const;
@@ -13,7 +17,15 @@
 //     // per input, always in the same order.
 //     template <typename Visit> State reduce(Visit visit, int count) const;
 //     auto map(const State& total) const;  // -> function(x...)
+//
+//     // It may have two inputs, of whose elements it holds what they make together, and has it
+//     // stored, where the output's elements are.
+//     static I join(I x, I y);
+//     I* joined;
 //   };
+//
+// A map that has something of its own for each element of a row is none of elements alone:
+// map.at<kCount>(first) gives function(i, x...) for the elements first + i, i < kCount.
 //
 // A row is read once, and held by the threads that have it: in registers, and, beyond what these
 // hold, in shared memory, to which it is copied past the registers, so that a long row is in flight
@@ -24,6 +36,7 @@
 // side, as columns. Nothing is transposed or copied.
 #pragma once
 
+#include <type_traits>
 #include <utility>
 
 #include "diglot/cluster.cuh"
@@ -60,8 +73,8 @@ struct RowShape {
   static constexpr int kThreads = kThreads_;
   static constexpr int kAccesses = kAccesses_;
   static constexpr bool kIsTiled = kIsTiled_;
-  // That must fit on a multiprocessor; asked for more, the compiler would spend more registers.
-  static constexpr int kBlocks = kTeam == Team::kColumns ? 2 : 1;
+  // That must fit on a multiprocessor, so that while one stores others load.
+  static constexpr int kBlocks = kTeam == Team::kColumns || !kIsWide ? 2 : kIsTiled ? 3 : 1;
   // Of an access, and of those the ones in a row.
   template <typename T>
   static constexpr int kElements =
@@ -71,12 +84,15 @@ struct RowShape {
   // Rows that a thread has a part of.
   template <typename T>
   static constexpr int kRows = kElements<T> / kAlong<T>;
+  // What a tile of so many arrays takes in shared memory.
+  template <typename T, int kInputs>
+  static constexpr int kTileBytes =
+      kInputs * kAccesses * kThreads * static_cast<int>(sizeof(Held<T, kElements<T>>));
 };
 
 // Something of each of a thread's rows.
 template <typename T, int kRows>
 struct RowsOf {
-  using Type = T;
   T of[kRows];
 };
 
@@ -86,6 +102,17 @@ DIGLOT_DEVICE RowsOf<State, kRows> combine(RowsOf<State, kRows> a, const RowsOf<
   for (int row = 0; row < kRows; ++row) a.of[row] = combine(a.of[row], b.of[row]);
   return a;
 }
+
+// Whether an operation makes one array of its inputs, and whether a map is of elements' places.
+template <typename Operation, typename = void>
+constexpr bool kJoins = false;
+template <typename Operation>
+constexpr bool kJoins<Operation, std::void_t<decltype(&Operation::join)>> = true;
+template <typename Map, typename = void>
+constexpr bool kIsOfPlaces = false;
+template <typename Map>
+constexpr bool
+    kIsOfPlaces<Map, std::void_t<decltype(std::declval<const Map&>().template at<1>(0))>> = true;
 
 // This thread's place: its row (of columns, the first, in accesses), how many threads of a block
 // have that row, and which of them it is; likewise of blocks.
@@ -99,13 +126,13 @@ struct RowPlace {
   template <int kArrays>
   DIGLOT_DEVICE explicit RowPlace(const Rows<kArrays>& rows) {
     const int own = static_cast<int>(threadIdx.x), side = 1 << rows.log_side;
-    const int64_t number = blockIdx.x;
     if constexpr (Shape::kTeam == Team::kLanes) {
-      row = (number * Shape::kThreads + own) >> rows.log_side;
+      row = (int64_t{blockIdx.x} * Shape::kThreads + own) >> rows.log_side;
       threads = side, thread = own & (side - 1), block = 0;
     } else {
-      const int64_t group = number / rows.blocks;
-      block = static_cast<int>(number % rows.blocks);
+      const uint32_t blocks = Shape::kIsTiled ? rows.blocks : 1;
+      const int64_t group = blockIdx.x / blocks;
+      block = static_cast<int>(blockIdx.x % blocks);
       if constexpr (Shape::kTeam == Team::kBlock) {
         row = group;
         threads = Shape::kThreads, thread = own;
@@ -119,17 +146,16 @@ struct RowPlace {
 
 // A thread's part of a row, in tiles of as many accesses as it holds in registers; the tiles of a
 // row are whole but for the last.
-template <typename Shape, typename I, int kInputs, int kArrays>
+template <typename Shape, typename Operation, typename I, int kInputs, int kArrays>
 class RowTiles {
  public:
   static constexpr int kElements = Shape::template kElements<I>;
   static constexpr int kAlong = Shape::template kAlong<I>;
   static constexpr int kRows = Shape::template kRows<I>;
   static constexpr int kAccesses = Shape::kAccesses;
+  static constexpr int kHeld = kJoins<Operation> ? 1 : kInputs;  // of a row's arrays
   using Access = Vector<I, kElements>;
   using HeldAccess = Held<I, kElements>;
-  // Of a tile in shared memory.
-  static constexpr int kBytes = kInputs * kAccesses * Shape::kThreads * sizeof(HeldAccess);
 
   DIGLOT_DEVICE RowTiles(const Rows<kArrays>& rows, const RowPlace<Shape>& place,
                          const Inputs<I, kInputs>& inputs)
@@ -141,17 +167,16 @@ class RowTiles {
   }
 
   // What an operation is for each of the thread's rows.
-  template <typename Operation>
   DIGLOT_DEVICE auto of_rows(const Operation& operation) const {
     return of_rows(operation, std::make_integer_sequence<int, kRows>{});
   }
 
   // The states of nothing.
-  template <typename Operations>
-  DIGLOT_DEVICE static auto none(const Operations&) {
-    RowsOf<typename Operations::Type::State, kRows> states;
+  using State = typename Operation::State;
+  DIGLOT_DEVICE static RowsOf<State, kRows> none() {
+    RowsOf<State, kRows> states;
     DIGLOT_UNROLL
-    for (int row = 0; row < kRows; ++row) states.of[row] = Operations::Type::State::none();
+    for (int row = 0; row < kRows; ++row) states.of[row] = State::none();
     return states;
   }
 
@@ -169,7 +194,7 @@ class RowTiles {
 
   // Into registers.
   DIGLOT_DEVICE void load(const Tile& tile) {
-    for_each_access([&](int k, int a) { held_[k][a] = read(tile, k, a); });
+    hold([&](int k, int a) { return read(tile, k, a); });
   }
   // To a place in shared memory, and from there, behind wait_for_copies, into registers. A thread
   // has parts of its own.
@@ -189,15 +214,13 @@ class RowTiles {
     });
   }
   DIGLOT_DEVICE void take(const Tile& tile, int place) {
-    for_each_access([&](int k, int a) {
-      held_[k][a] = is_there(tile, a, 0) ? *kept(place, k, a) : HeldAccess{};
-    });
+    hold([&](int k, int a) { return is_there(tile, a, 0) ? *kept(place, k, a) : absent(); });
   }
 
   // The states of the thread's rows, of what it holds in registers.
-  template <typename Operations>
-  DIGLOT_DEVICE auto reduce(const Operations& operations, const Tile& tile) const {
-    RowsOf<typename Operations::Type::State, kRows> states;
+  DIGLOT_DEVICE RowsOf<State, kRows> reduce(const RowsOf<Operation, kRows>& operations,
+                                            const Tile& tile) const {
+    RowsOf<State, kRows> states;
     int count = 0;
     DIGLOT_UNROLL
     for (int a = 0; a < kAccesses; ++a) {
@@ -220,25 +243,40 @@ class RowTiles {
   // output = map(inputs...), where maps.of[row] is the map of each of the thread's rows.
   template <typename Maps, typename O>
   DIGLOT_DEVICE void store(const Maps& maps, const Tile& tile, O* output) const {
+    constexpr bool kPlaces = kIsOfPlaces<std::decay_t<decltype(maps.of[0])>>;
+    constexpr int kAtOnce = Shape::kIsWide ? kElements : 1;
     O* const to = output + starts_.of[0] + offset(tile, 0);
     DIGLOT_UNROLL
     for (int a = 0; a < kAccesses; ++a) {
-      if (Shape::kIsWide && !is_there(tile, a, 0)) continue;
       const Accesses accesses = accesses_at(a);
       Vector<O, kElements> result;
       DIGLOT_UNROLL
-      for (int i = 0; i < kElements; ++i) {
-        result[i] = convert<O>(call(maps.of[i / kAlong], accesses, i));
-      }
-      if constexpr (Shape::kIsWide) {
-        store_vector(to + step(a, 0, 0), result);
-      } else {
-        DIGLOT_UNROLL
-        for (int i = 0; i < kElements; ++i) {
-          if (is_there(tile, a, i)) to[step(a, i, 0)] = result[i];
+      for (int i = 0; i < kElements; i += kAtOnce) {
+        const auto& map = maps.of[i / kAlong];
+        const auto convert_all = [&](auto function) {
+          DIGLOT_UNROLL
+          for (int j = 0; j < kAtOnce; ++j) result[i + j] = convert<O>(function(j));
+        };
+        if constexpr (kPlaces) {
+          // Of the first element where there is none, so that no branch is needed.
+          const int64_t place = tile.first + first_element() + elements_to(a, i);
+          const auto function = map.template at<kAtOnce>(is_there(tile, a, i) ? place : 0);
+          convert_all([&](int j) {
+            return call([&](auto... x) { return function(j, x...); }, accesses, i + j);
+          });
+        } else {
+          convert_all([&](int j) { return call(maps.of[(i + j) / kAlong], accesses, i + j); });
         }
       }
+      store_access(to, tile, a, result);
     }
+  }
+
+  // What the inputs make together, where the output's elements are.
+  DIGLOT_DEVICE void store_joined(const Tile& tile, I* output) const {
+    I* const to = output + starts_.of[0] + offset(tile, 0);
+    DIGLOT_UNROLL
+    for (int a = 0; a < kAccesses; ++a) store_access(to, tile, a, held_[0][a].get());
   }
 
  private:
@@ -265,17 +303,56 @@ class RowTiles {
     return inputs_[k] + offset(tile, k + 1) + step(a, i, k + 1);
   }
 
+  template <typename O>
+  DIGLOT_DEVICE void store_access(O* to, const Tile& tile, int a,
+                                  const Vector<O, kElements>& access) const {
+    if constexpr (Shape::kIsWide) {
+      if (is_there(tile, a, 0)) store_vector(to + step(a, 0, 0), access);
+    } else {
+      DIGLOT_UNROLL
+      for (int i = 0; i < kElements; ++i) {
+        if (is_there(tile, a, i)) to[step(a, i, 0)] = access[i];
+      }
+    }
+  }
+
+  // What read(k, a) gives of each input.
+  template <typename Read>
+  DIGLOT_DEVICE void hold(Read read) {
+    if constexpr (kJoins<Operation>) {
+      static_assert(kInputs == 2);
+      HeldAccess of_inputs[kInputs][kAccesses];
+      for_each_access([&](int k, int a) { of_inputs[k][a] = read(k, a); });
+      DIGLOT_UNROLL
+      for (int a = 0; a < kAccesses; ++a) {
+        const Access x = of_inputs[0][a].get(), y = of_inputs[1][a].get();
+        Access joined;
+        DIGLOT_UNROLL
+        for (int i = 0; i < kElements; ++i) joined[i] = Operation::join(x[i], y[i]);
+        held_[0][a] = HeldAccess::of(joined);
+      }
+    } else {
+      for_each_access([&](int k, int a) { held_[k][a] = read(k, a); });
+    }
+  }
+
   DIGLOT_DEVICE HeldAccess read(const Tile& tile, int k, int a) const {
     if constexpr (Shape::kIsWide) {
-      return is_there(tile, a, 0) ? HeldAccess{load_bits(address(tile, k, a, 0))} : HeldAccess{};
+      return is_there(tile, a, 0) ? HeldAccess{load_bits(address(tile, k, a, 0))} : absent();
     } else {
       Access access;
       DIGLOT_UNROLL
       for (int i = 0; i < kElements; ++i) {
-        access[i] = is_there(tile, a, i) ? *address(tile, k, a, i) : I{};
+        access[i] = is_there(tile, a, i) ? *address(tile, k, a, i) : convert<I>(Operation::kAbsent);
       }
       return HeldAccess::of(access);
     }
+  }
+  DIGLOT_DEVICE static HeldAccess absent() {
+    Access access;
+    DIGLOT_UNROLL
+    for (int i = 0; i < kElements; ++i) access[i] = convert<I>(Operation::kAbsent);
+    return HeldAccess::of(access);
   }
   DIGLOT_DEVICE static uint4 load_bits(const I* address) {
     return *reinterpret_cast<const uint4*>(address);
@@ -295,19 +372,19 @@ class RowTiles {
     }
   }
 
-  // One of each input.
+  // One of each array that is held.
   struct Accesses {
-    Access of[kInputs];
+    Access of[kHeld];
   };
   DIGLOT_DEVICE Accesses accesses_at(int a) const {
     Accesses accesses;
     DIGLOT_UNROLL
-    for (int k = 0; k < kInputs; ++k) accesses.of[k] = held_[k][a].get();
+    for (int k = 0; k < kHeld; ++k) accesses.of[k] = held_[k][a].get();
     return accesses;
   }
   template <typename Function>
   DIGLOT_DEVICE static auto call(const Function& function, const Accesses& accesses, int i) {
-    return call(function, accesses, i, std::make_integer_sequence<int, kInputs>{});
+    return call(function, accesses, i, std::make_integer_sequence<int, kHeld>{});
   }
   template <typename Function, int... kInput>
   DIGLOT_DEVICE static auto call(const Function& function, const Accesses& accesses, int i,
@@ -316,21 +393,21 @@ class RowTiles {
   }
   template <typename Function>
   DIGLOT_DEVICE void visit_access(Function& function, const Tile& tile, int a, int row) const {
-    if (Shape::kIsWide && !is_there(tile, a, 0)) return;
+    constexpr bool kVisitsAll = Operation::kVisitsAbsent;
+    if (Shape::kIsWide && !kVisitsAll && !is_there(tile, a, 0)) return;
     const Accesses accesses = accesses_at(a);
     DIGLOT_UNROLL
     for (int i = row * kAlong; i < (row + 1) * kAlong; ++i) {
-      if (Shape::kIsWide || is_there(tile, a, i)) call(function, accesses, i);
+      if (Shape::kIsWide || kVisitsAll || is_there(tile, a, i)) call(function, accesses, i);
     }
   }
 
-  template <typename Operation, int... kRow>
+  template <int... kRow>
   DIGLOT_DEVICE auto of_rows(const Operation& operation,
                              std::integer_sequence<int, kRow...>) const {
-    return RowsOf<decltype(of_row(operation, 0)), kRows>{{of_row(operation, kRow)...}};
+    return RowsOf<Operation, kRows>{{of_row(operation, kRow)...}};
   }
-  template <typename Operation>
-  DIGLOT_DEVICE auto of_row(const Operation& operation, int row) const {
+  DIGLOT_DEVICE Operation of_row(const Operation& operation, int row) const {
     constexpr int kMore = kArrays - 1 - kInputs;
     int64_t offsets[kMore + 1];  // no array is empty
     DIGLOT_UNROLL
@@ -343,7 +420,7 @@ class RowTiles {
     return operation.of_row(offsets, n_ > 0 && place_.thread == 0 && place_.block == 0);
   }
 
-  HeldAccess held_[kInputs][kAccesses];
+  HeldAccess held_[kHeld][kAccesses];
   const I* inputs_[kInputs];
   typename Strides<kArrays, int64_t>::Offsets starts_;
   const RowPlace<Shape>& place_;
@@ -421,16 +498,15 @@ DIGLOT_DEVICE auto maps_of(const Operations& operations, const States& states,
 template <typename Shape, typename Operation, typename I, int kInputs, int kArrays, typename O>
 DIGLOT_DEVICE void reduce_then_map_rows(const Rows<kArrays>& rows, const Operation& operation,
                                         const Inputs<I, kInputs>& inputs, O* output) {
-  using Tiles = RowTiles<Shape, I, kInputs, kArrays>;
+  using Tiles = RowTiles<Shape, Operation, I, kInputs, kArrays>;
   const auto numbers = std::make_integer_sequence<int, Tiles::kRows>{};
   const RowPlace<Shape> place(rows);
   Tiles held(rows, place, inputs);
   const auto operations = held.of_rows(operation);
-  using State = typename decltype(held.none(operations))::Type;
   // Of the tiles of its part of a row a block keeps the first in registers, the next in shared
   // memory; those beyond are read again.
   const int tiles = Shape::kIsTiled ? rows.tiles : 1;
-  const int kept = 1 + (rows.places < tiles - 1 ? rows.places : tiles - 1);
+  const int kept = Shape::kIsTiled ? 1 + rows.places : 1;
   const int first = place.block * tiles;
   const auto bring = [&](int t) {
     const auto tile = held.tile(first + t);
@@ -444,10 +520,11 @@ DIGLOT_DEVICE void reduce_then_map_rows(const Rows<kArrays>& rows, const Operati
 
   for (int t = 1; t < kept; ++t) held.fetch(held.tile(first + t), t - 1);
   if (kept > 1) held.announce(held.tile(first));
-  auto states = held.none(operations);
+  auto states = held.none();
   for (int t = tiles - 1; t >= 0; --t) {
     if (t > 0 && t == kept - 1) wait_for_copies();
     const auto tile = bring(t);
+    if constexpr (kJoins<Operation>) held.store_joined(tile, operation.joined);
     const auto more = held.reduce(operations, tile);
     states = tiles > 1 ? combine(states, more) : more;
   }
@@ -457,7 +534,7 @@ DIGLOT_DEVICE void reduce_then_map_rows(const Rows<kArrays>& rows, const Operati
   } else {
     // Of as many rows side by side as there can be.
     constexpr int kSide = Shape::kTeam == Team::kColumns ? Shape::kThreads : 1;
-    __shared__ State shared[Tiles::kRows][kSide];
+    __shared__ typename Operation::State shared[Tiles::kRows][kSide];
     if constexpr (Shape::kTeam == Team::kColumns) {
       columns_reduce(states, shared, rows.log_side);
     } else {

@@ -21,8 +21,12 @@ def row_words(
         return None
     from diglot.triton_ops.row_launch import count_words
 
-    count = count_words((out, *inputs), dim)
+    return words_of(count_words((out, *inputs), dim), out)
+
+
+def words_of(count: int, like: torch.Tensor) -> torch.Tensor | None:
+    """So many zeros, of the size of what is computed in for a dtype; of none, None."""
     if count == 0:
         return None
-    wide = out.dtype == torch.float64
-    return torch.zeros(count, dtype=torch.int64 if wide else torch.int32, device=out.device)
+    wide = like.dtype == torch.float64
+    return torch.zeros(count, dtype=torch.int64 if wide else torch.int32, device=like.device)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
-from diglot.reference.norm import oracle, wide
+from diglot.reference.norm import Exact, norm_bytes, oracle, wide
+from diglot.tools.specs import Expected, OpSpec, Option
 
 
 def default_eps(dtype: torch.dtype) -> float:
@@ -55,3 +59,40 @@ def rms_norm_oracle(
     """The RMS norm of the last dimension, in float64."""
     eps = default_eps(input.dtype) if eps is None else eps
     return oracle(input, weight, None, eps, centered=False)
+
+
+def _call(
+    function: Callable[..., torch.Tensor],
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    **options: Any,
+) -> torch.Tensor:
+    return function(input, weight.shape, weight, **options)
+
+
+def _exact(input: torch.Tensor, weight: torch.Tensor, eps: float | None = None) -> Exact:
+    eps = default_eps(input.dtype) if eps is None else eps
+    return Exact(input, weight, None, weight.dim(), eps, centered=False)
+
+
+def _expected(*tensors: Any, **options: Any) -> Expected:
+    return _exact(*tensors, **options).output()
+
+
+def _expected_gradients(
+    grad_output: torch.Tensor, *tensors: Any, **options: Any
+) -> dict[str, Expected]:
+    return _exact(*tensors, **options).gradients(grad_output)
+
+
+SPEC = OpSpec(
+    name="rms_norm",
+    inputs=("input", "weight"),
+    options={"eps": Option(None, another=1e-3)},
+    floating_only=True,
+    forward=_expected,
+    backward=_expected_gradients,
+    backward_bytes=norm_bytes,
+    call=_call,
+    shapes=lambda shape: (shape, shape[-1:]),
+)

@@ -1,0 +1,91 @@
+// Layer norm and its derivatives: kernels, launchers, registration. Twin of
+// triton_ops/layer_norm.py.
+#include "diglot/dispatch.h"
+#include "diglot/norm_backward_launch.h"
+#include "diglot/norm_launch.h"
+#include "torch/launcher.h"
+
+namespace diglot {
+
+template <typename Shape, typename T, typename W>
+__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
+    layer_norm_forward_rows(Rows<3> rows, Inputs<T, 1> inputs, NormForward<T, W, true> operation,
+                            T* output) {
+  reduce_then_map_rows<Shape>(rows, operation, inputs, output);
+}
+
+template <typename Shape, typename T>
+__global__ void __launch_bounds__(kNormThreads)
+    layer_norm_backward_rows(NormRows rows, NormGradients<T> arrays) {
+  norm_backward<Shape, T, true>(rows, arrays);
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kNormThreads)
+    layer_norm_backward_again(NormRows rows, NormGradients<T> arrays) {
+  norm_backward_again<kNormThreads, T, true>(rows, arrays);
+}
+
+template <int kElements, typename Compute>
+__global__ void __launch_bounds__(kNormSumThreads)
+    layer_norm_backward_sum(int64_t n, int groups, int side, const Compute* sums,
+                            NormSumOutputs outputs, DType dtype) {
+  norm_backward_sum<kElements>(n, groups, side, sums, outputs, dtype);
+}
+
+}  // namespace diglot
+
+namespace {
+
+using namespace diglot;
+
+void layer_norm_forward(Stream stream, const Operand& input, const Operand* weight,
+                        const Operand* bias, Number eps, const Operand& mean, const Operand& rstd,
+                        const Operand& out) {
+  dispatch_floating(out.dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    launch_norm_forward<true, false, T>(
+        {input, nullptr, weight, bias, &mean, rstd, nullptr, out}, eps,
+        [&](auto shape, const auto& rows, Launch how, const auto& inputs, const auto& operation) {
+          using W = typename std::decay_t<decltype(operation)>::Parameter;
+          launch<layer_norm_forward_rows<decltype(shape), T, W>>(how, stream, rows, inputs,
+                                                                 operation, out.as<T>());
+        });
+  });
+}
+
+template <typename T>
+struct LayerNormBackward {
+  template <typename Shape>
+  static constexpr auto rows() {
+    return &layer_norm_backward_rows<Shape, T>;
+  }
+  static constexpr auto again() { return &layer_norm_backward_again<T>; }
+  template <int kElements>
+  static constexpr auto sum() {
+    return &layer_norm_backward_sum<kElements, compute_t<T>>;
+  }
+};
+
+void layer_norm_backward(Stream stream, const Operand& grad_output, const Operand* grad_sum,
+                         const Operand& input, const Operand& mean, const Operand& rstd,
+                         const Operand* weight, const Operand* workspace,
+                         const Operand* grad_weight, const Operand* grad_bias,
+                         const Operand& grad_input) {
+  dispatch_floating(grad_input.dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    launch_norm_backward<T, LayerNormBackward<T>>(
+        stream, {grad_output, grad_sum, input, &mean, rstd, weight, workspace, grad_weight,
+                 grad_bias, grad_input});
+  });
+}
+
+DIGLOT_LAUNCHER(layer_norm_forward,
+                "(Tensor input, Tensor? weight, Tensor? bias, float eps, int eps_integer, "
+                "Tensor(a!) mean, Tensor(b!) rstd, Tensor(c!) out) -> ()")
+DIGLOT_LAUNCHER(layer_norm_backward,
+                "(Tensor grad_output, Tensor? grad_sum, Tensor input, Tensor mean, Tensor rstd, "
+                "Tensor? weight, Tensor(a!)? workspace, Tensor(b!)? grad_weight, "
+                "Tensor(c!)? grad_bias, Tensor(d!) grad_input) -> ()")
+
+}  // namespace
