@@ -232,7 +232,12 @@ def launch_rows(
                 per,
                 pointers,
                 tuple(integers),
-                (kind, *shape, _power_of_2(max(shares, warps * 32 // aside)), EARLY),
+                (
+                    kind,
+                    *shape,
+                    _power_of_2(max(shares, warps * 32 // aside) if is_column else shares),
+                    EARLY,
+                ),
                 warps,
                 phases=2,
                 max_registers=REGISTERS // (per * warps * 32) // 8 * 8,

@@ -16,7 +16,7 @@ import triton.language as tl
 from .elementwise import strided_offset
 from .math import fma, negate
 from .reduce import BY_THREAD, sum_along
-from .row_exchange import await_pair, publish
+from .row_exchange import await_words, publish
 from .row_reduce import by_thread, load_shared, tile_mask, tile_pointers
 from .types import compute_type, convert, opaque
 
@@ -199,7 +199,10 @@ def walk_rows(
             if PHASE != 2:
                 lines = tl.arange(0, SIDE)[:, None] * (programs * 2)
                 publish(
-                    words + first * (programs * 2), lines + share, programs, (sum_h, sum_hy),
+                    words + first * (programs * 2),
+                    lines + share,
+                    programs,
+                    (sum_h, sum_hy),
                     there[:, None],
                 )
             if LATE != 0:
@@ -217,16 +220,25 @@ def walk_rows(
                         input, row, index, mask, sizes, starts[3], strides[3], RANK, VECTOR, ALIGNED
                     )
                     grad = load_rows(
-                        grad_output, row, index, mask, sizes, starts[1], strides[1], RANK, VECTOR,
+                        grad_output,
+                        row,
+                        index,
+                        mask,
+                        sizes,
+                        starts[1],
+                        strides[1],
+                        RANK,
+                        VECTOR,
                         ALIGNED,
                     )
             if PHASE != 1:
                 begin = first - step if LATE != 0 else first
                 has = (begin >= group * SIDE) & (begin + line < count)
-                parts_h, parts_hy = await_pair(
+                nothing = tl.full(line.shape, 0.0, COMPUTE)
+                parts_h, parts_hy = await_words(
                     words + begin * (programs * 2), line * (programs * 2) + of, programs,
-                    (of < programs) & has, COMPUTE,
-                )
+                    (of < programs) & has, (nothing, nothing),
+                )  # fmt: skip
                 sum_h = sums_of_lines(parts_h, line, SIDE)
                 sum_hy = sums_of_lines(parts_hy, line, SIDE)
         if PHASE != 1:

@@ -93,58 +93,69 @@ def collect(words, at, step, there, none):
         )
 
 
-@triton.jit
-def await_pair(words, at, step, there, T: tl.constexpr):
-    """Two fields of numbers of type T that the words at `at` say, as soon as each is there; where
-    not `there`, zeros.
+@triton.constexpr_function
+def _waiting(fields, bits):
+    """PTX: reads so many words until none is zero, unless the last operand is."""
+    outputs = [f"${i}" for i in range(fields)]
+    lines = [
+        ".reg .pred absent, other;",
+        *(f"mov.b{bits} {to}, 0;" for to in outputs),
+        f"setp.eq.s32 absent, ${2 * fields}, 0;",
+        "@absent bra there;",
+        "again:",
+        *(f"ld.relaxed.gpu.global.b{bits} {to}, [${fields + i}];" for i, to in enumerate(outputs)),
+        f"setp.eq.s{bits} absent, {outputs[0]}, 0;",
+    ]
+    for to in outputs[1:]:
+        lines += [f"setp.eq.s{bits} other, {to}, 0;", "or.pred absent, absent, other;"]
+    lines += ["@absent bra again;", "there:"]
+    return "{" + " ".join(lines) + "}"
 
-    Each thread waits for its own, so that this may stand in a loop whose loads are in flight, in
-    which Triton pipelines nothing beside a loop; and copies of a word may be in several threads.
+
+@triton.constexpr_function
+def _operands(fields, bits):
+    register = "r" if bits == 32 else "l"
+    return ",".join([f"=&{register}"] * fields + ["l"] * fields + ["r"])
+
+
+@triton.jit
+def await_words(words, at, step, there, none):
+    """The numbers that the words at a tile `at` say, as `collect`, which Triton pipelines no loop
+    around, since it is one: here each thread waits for its own words, in a loop that Triton does
+    not see.
     """
-    first = (words + at).to(tl.int64, bitcast=True)
-    second = (words + step + at).to(tl.int64, bitcast=True)
-    WORD: tl.constexpr = words.dtype.element_ty
-    if WORD.primitive_bitwidth == 32:
+    FIELDS: tl.constexpr = len(none)
+    BITS: tl.constexpr = words.dtype.element_ty.primitive_bitwidth
+    asm: tl.constexpr = _waiting(FIELDS, BITS)
+    operands: tl.constexpr = _operands(FIELDS, BITS)
+    first = (words + at).to(tl.int64)
+    asked = there.to(tl.int32)
+    if FIELDS == 1:
+        a = tl.inline_asm_elementwise(
+            asm, operands, [first, asked], dtype=words.dtype.element_ty, is_pure=False, pack=1
+        )
+        result = (_numbers(a, there, none[0]),)
+    elif FIELDS == 2:
+        second = (words + step + at).to(tl.int64)
         a, b = tl.inline_asm_elementwise(
-            """{
-            .reg .pred p, q;
-            mov.b32 $0, 0;
-            mov.b32 $1, 0;
-            setp.eq.s32 p, $4, 0;
-            @p bra there;
-            again:
-            ld.relaxed.gpu.global.b32 $0, [$2];
-            ld.relaxed.gpu.global.b32 $1, [$3];
-            setp.eq.s32 p, $0, 0;
-            setp.eq.s32 q, $1, 0;
-            or.pred p, p, q;
-            @p bra again;
-            there:
-            }""",
-            "=&r,=&r,l,l,r", [first, second, there.to(tl.int32)],
-            dtype=(tl.int32, tl.int32), is_pure=False, pack=1,
+            asm, operands, [first, second, asked],
+            dtype=(words.dtype.element_ty, words.dtype.element_ty), is_pure=False, pack=1,
         )  # fmt: skip
+        result = (_numbers(a, there, none[0]), _numbers(b, there, none[1]))
     else:
-        a, b = tl.inline_asm_elementwise(
-            """{
-            .reg .pred p, q;
-            mov.b64 $0, 0;
-            mov.b64 $1, 0;
-            setp.eq.s32 p, $4, 0;
-            @p bra there;
-            again:
-            ld.relaxed.gpu.global.b64 $0, [$2];
-            ld.relaxed.gpu.global.b64 $1, [$3];
-            setp.eq.s64 p, $0, 0;
-            setp.eq.s64 q, $1, 0;
-            or.pred p, p, q;
-            @p bra again;
-            there:
-            }""",
-            "=&l,=&l,l,l,r", [first, second, there.to(tl.int32)],
-            dtype=(tl.int64, tl.int64), is_pure=False, pack=1,
+        second = (words + step + at).to(tl.int64)
+        third = (words + 2 * step + at).to(tl.int64)
+        a, b, c = tl.inline_asm_elementwise(
+            asm, operands, [first, second, third, asked],
+            dtype=(words.dtype.element_ty, words.dtype.element_ty, words.dtype.element_ty),
+            is_pure=False, pack=1,
         )  # fmt: skip
-    return a.to(T, bitcast=True), b.to(T, bitcast=True)
+        result = (
+            _numbers(a, there, none[0]),
+            _numbers(b, there, none[1]),
+            _numbers(c, there, none[2]),
+        )
+    return result
 
 
 @triton.jit
@@ -171,10 +182,8 @@ def give_up():
 if INTERPRETED:
 
     @triton.jit
-    def await_pair(words, at, step, there, T: tl.constexpr):
-        first = tl.load(words + at, mask=there, other=0)
-        second = tl.load(words + step + at, mask=there, other=0)
-        return first.to(T, bitcast=True), second.to(T, bitcast=True)
+    def await_words(words, at, step, there, none):
+        return collect(words, at, step, there, none)
 
     def started():
         return 0

@@ -33,7 +33,7 @@ import triton.language as tl
 
 from .elementwise import strided_offset
 from .reduce import ALL, BY_THREAD
-from .row_exchange import collect, publish
+from .row_exchange import await_words, collect, publish
 from .types import compute_type, convert, opaque, prefetch
 
 ROWS, TILES, COLUMNS, COLUMN_TILES, SHARED_ROWS, SHARED_COLUMNS = (
@@ -45,6 +45,7 @@ ROWS, TILES, COLUMNS, COLUMN_TILES, SHARED_ROWS, SHARED_COLUMNS = (
     tl.constexpr(5),
 )
 STAGES = tl.constexpr(3)  # tiles in flight, where there is a loop
+SHARED_STAGES = tl.constexpr(3)  # parts of rows in flight, where programs share them
 
 
 @triton.jit
@@ -167,8 +168,16 @@ def all_opaque(values):
 
 
 @triton.jit
+def opaque_tile(tile):
+    result = None
+    if tile is not None:
+        result = opaque(tile)
+    return result
+
+
+@triton.jit
 def map_tile(
-    output, second, weight, bias, values, states, start, step, index, mask, n,
+    output, second, weight, bias, values, states, start, step, index, mask,
     MAP: tl.constexpr, FINISH: tl.constexpr, T: tl.constexpr,
     COLUMN: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
@@ -180,8 +189,6 @@ def map_tile(
     if FINISH is None:
         result = MAP(states, values, T)
     else:
-        weight = load_shared(weight, index, n, ALIGNED)
-        bias = load_shared(bias, index, n, ALIGNED)
         result = MAP(states, values, weight, bias, T)
     at = tile_pointers(output, start, step, index, COLUMN, STEPS, VECTOR, ALIGNED)
     tl.store(at, convert(result, output.dtype.element_ty), mask=mask)
@@ -285,8 +292,13 @@ def share_rows(
         own, all = share * WIDTH + column, (every * WIDTH)[:, None] + column
         is_share = (every < programs)[:, None] & (column >= 0)
     else:
-        own, all, is_share = share, every[None, :], (every < programs)[None, :]
-    for tile in range(group, (count + SIDE - 1) // SIDE, groups):
+        own, all, is_share = share, every, every < programs
+    # A program has the same part of every row.
+    weight = load_shared(weight, index, n, ALIGNED)
+    bias = load_shared(bias, index, n, ALIGNED)
+    for tile in tl.range(
+        group, (count + SIDE - 1) // SIDE, groups, num_stages=1 if COLUMN else SHARED_STAGES
+    ):
         values = load_part(
             inputs, tile, n, count, sizes, starts, strides, steps, index, OTHER, HOLD, T,
             COLUMN, RANK, STEPS, VECTOR, ALIGNED, SIDE,
@@ -307,7 +319,10 @@ def share_rows(
             publish(own_words, own, programs * WIDTH, states)
         if PHASE != 1:
             nothing = NONE(tl.full(is_share.shape, 0.0, COMPUTE), T)
-            parts = collect(own_words, all, programs * WIDTH, is_share, nothing)
+            if COLUMN:
+                parts = collect(own_words, all, programs * WIDTH, is_share, nothing)
+            else:
+                parts = await_words(own_words, all, programs * WIDTH, is_share, nothing)
             whole = FOLD(parts, 0 if COLUMN else ALL, T)
             results = finish_rows(
                 whole, statistics, row, there & (share == 0), n, sizes, starts[-1], strides[-1],
@@ -318,9 +333,8 @@ def share_rows(
                 at = tile_pointers(output, out_at, steps[0], index, COLUMN, STEPS, VECTOR, ALIGNED)
                 values = anchored(values, at, n)
             map_tile(
-                output, second, weight, bias, values, results, out_at, steps[0], index, mask, n,
-                MAP, FINISH, T,
-                COLUMN, STEPS, VECTOR, ALIGNED,
+                output, second, opaque_tile(weight), opaque_tile(bias), values, results, out_at,
+                steps[0], index, mask, MAP, FINISH, T, COLUMN, STEPS, VECTOR, ALIGNED,
             )  # fmt: skip
 
 
@@ -392,9 +406,9 @@ def reduce_then_map_rows(
             FINISH, T, RANK,
         )  # fmt: skip
         map_tile(
-            output, second, weight, bias, values, results, out_at, steps[0], index, mask, n,
-                MAP, FINISH, T,
-            COLUMN, STEPS, VECTOR, ALIGNED,
+            output, second, load_shared(weight, index, n, ALIGNED),
+            load_shared(bias, index, n, ALIGNED), values, results, out_at, steps[0], index, mask,
+            MAP, FINISH, T, COLUMN, STEPS, VECTOR, ALIGNED,
         )  # fmt: skip
     else:
         if COLUMN:
@@ -428,6 +442,7 @@ def reduce_then_map_rows(
                 COLUMN, STEPS, VECTOR, ALIGNED,
             )  # fmt: skip
             map_tile(
-                output, second, weight, bias, values, results, out_at, steps[0], first + index, mask, n,
-                MAP, FINISH, T, COLUMN, STEPS, VECTOR, ALIGNED,
+                output, second, load_shared(weight, first + index, n, ALIGNED),
+                load_shared(bias, first + index, n, ALIGNED), values, results, out_at, steps[0],
+                first + index, mask, MAP, FINISH, T, COLUMN, STEPS, VECTOR, ALIGNED,
             )  # fmt: skip
