@@ -16,7 +16,7 @@ import triton.language as tl
 from .elementwise import strided_offset
 from .math import fma, negate
 from .reduce import BY_THREAD, sum_along
-from .row_exchange import await_pair, publish
+from .row_exchange import collect, publish
 from .row_reduce import by_thread, load_shared, tile_mask, tile_pointers
 from .types import compute_type, convert, opaque
 
@@ -152,6 +152,8 @@ def walk_rows(
         walkers = tl.num_programs(0) // programs
         index = share * BLOCK + tl.arange(0, BLOCK)
         every = tl.arange(0, SHARES)
+        is_share = every < programs
+        every = tl.minimum(every, programs - 1)
     else:
         group = program
         walkers = tl.num_programs(0)
@@ -178,7 +180,8 @@ def walk_rows(
             if PHASE != 2:
                 publish(own, share, programs, (sum_h, sum_hy))
             if PHASE != 1:
-                parts_h, parts_hy = await_pair(own, every, programs, every < programs, COMPUTE)
+                nothing = tl.full((SHARES,), 0.0, COMPUTE)
+                parts_h, parts_hy = collect(own, every, programs, is_share, (nothing, nothing))
                 sum_h, sum_hy = tl.sum(parts_h), tl.sum(parts_hy)
         if PHASE != 1:
             # Narrow types are converted again, rather than kept wide until here.
