@@ -111,7 +111,9 @@ def count_words(arrays: tuple[torch.Tensor, ...], dim: int) -> int:
         n, size, len(arrays) - 1, is_column, most_programs(arrays[0], SHARED[is_column][2])
     )
     aside = COLUMN_BYTES // size if is_column else 1
-    return -(-outer.numel // aside) * aside * shares * STATE_FIELDS if shares > 1 else 0
+    if shares == 1:
+        return 0
+    return -(-outer.numel // aside) * aside * shares * STATE_FIELDS
 
 
 def _is_column(n: int, steps: tuple[int, ...], outer: Layout) -> bool:
@@ -190,7 +192,9 @@ def launch_rows(
         outer = outer.in_vectors(vector)
     shares, part = 1, 0
     if words is not None:
-        shares, part = _shares(n, size, len(arrays) - 1, is_column, most_programs(out, SHARED[is_column][2]))
+        shares, part = _shares(
+            n, size, len(arrays) - 1, is_column, most_programs(out, SHARED[is_column][2])
+        )
     if shares > 1:
         kind = (SHARED_COLUMNS if is_column else SHARED_ROWS).value
         side = COLUMN_BYTES // (size * vector) if is_column else 1
@@ -232,7 +236,11 @@ def launch_rows(
                 per,
                 pointers,
                 tuple(integers),
-                (kind, *shape, _power_of_2(shares)),
+                (
+                    kind,
+                    *shape,
+                    _power_of_2(max(shares, warps * 32 // (side * vector) if is_column else 1)),
+                ),
                 warps,
                 phases=2,
                 max_registers=REGISTERS // (per * warps * 32) // 8 * 8,

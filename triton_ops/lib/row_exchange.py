@@ -18,6 +18,7 @@ seconds says so, and traps.
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import globaltimer
 
 from .grid_barrier import CHECKED, PATIENCE
 from .types import INTERPRETED
@@ -125,6 +126,53 @@ def collect(words, at, step, there, none, PACK: tl.constexpr = 1):
 
 
 @triton.jit
+def _lacks(written):
+    """Whether a word has not been written yet: the same answer for all threads."""
+    return tl.min(written.to(tl.int32)) == 0
+
+
+@triton.jit
+def _look(words, at):
+    return tl.load(words + at, volatile=True)
+
+
+@triton.jit
+def collect_tile(words, at, step, there, none):
+    """The same of a tile of many words, which are loaded side by side and waited for together.
+
+    It must have an element for each thread, or more: copies of one might differ. Of one or two
+    fields. (PTX of one's own would be in the layout that what follows has, and run several times.)
+    """
+    begin = _now()
+    # A loop for each number of fields: Triton's compiler fails over variables that one only passes.
+    first = _look(words, at)
+    if len(none) == 1:
+        while _lacks(first != 0):
+            _go_on(begin)
+            first = _look(words, at)
+        return (_number(first, there, none[0]),)
+    else:
+        second = _look(words + step, at)
+        while _lacks((first != 0) & (second != 0)):
+            _go_on(begin)
+            first = _look(words, at)
+            second = _look(words + step, at)
+        return _number(first, there, none[0]), _number(second, there, none[1])
+
+
+@triton.jit
+def _now():
+    return globaltimer() if CHECKED else 0
+
+
+@triton.jit
+def _go_on(begin):
+    if CHECKED:
+        if globaltimer() - begin > PATIENCE:
+            give_up()
+
+
+@triton.jit
 def give_up():
     program = tl.program_id(0)
     tl.device_print("row exchange: a program has waited 10 s for others of its row; it is", program)
@@ -142,6 +190,12 @@ if INTERPRETED:
             (first, tl.load(words + step + at)) if FIELDS == 2 else
             (first, tl.load(words + step + at), tl.load(words + 2 * step + at))
         )  # fmt: skip
+
+    def _now():
+        return 0
+
+    def _go_on(begin):
+        give_up()
 
     def give_up():
         raise RuntimeError(

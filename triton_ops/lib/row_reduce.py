@@ -33,7 +33,7 @@ import triton.language as tl
 
 from .elementwise import strided_offset
 from .reduce import ALL, BY_THREAD
-from .row_exchange import collect, publish
+from .row_exchange import collect, collect_tile, publish
 from .types import compute_type, convert, opaque
 
 ROWS, TILES, COLUMNS, COLUMN_TILES, SHARED_ROWS, SHARED_COLUMNS = (
@@ -66,7 +66,7 @@ def tile_pointers(
     first = pointer + starts
     if COLUMN:
         first += tl.arange(0, starts.shape[0]) % VECTOR
-        result = first[None, :] + (index * step)[:, None]
+        result = first[None, :] + (index * tl.full((), step, index.dtype))[:, None]
         result = tl.max_contiguous(result, [1, VECTOR])
         if ALIGNED:
             result = tl.multiple_of(result, [1, 16])
@@ -74,7 +74,7 @@ def tile_pointers(
         if ALIGNED:
             first = tl.multiple_of(first, 16)
         if STEPS:
-            result = first[:, None] + (index * step)[None, :]
+            result = first[:, None] + (index.to(tl.int64) * step)[None, :]
         else:
             result = first[:, None] + index[None, :]
     return result
@@ -209,7 +209,9 @@ def kept(values, at, n):
     follows is in their layout, instead of that of the few states.
     """
     never = tl.full(at.shape, n < 0, tl.int1)
-    first = tl.load(at.to(tl.pointer_type(values[0].dtype), bitcast=True), mask=never, other=values[0])
+    first = tl.load(
+        at.to(tl.pointer_type(values[0].dtype), bitcast=True), mask=never, other=values[0]
+    )
     return (first,) if len(values) == 1 else (
         first,
         tl.load(at.to(tl.pointer_type(values[1].dtype), bitcast=True), mask=never, other=values[1]),
@@ -242,7 +244,6 @@ def share_rows(
     """
     COMPUTE: tl.constexpr = compute_type(T)
     WIDTH: tl.constexpr = SIDE * VECTOR if COLUMN else 1
-    PACK: tl.constexpr = max(1, SHARES * WIDTH // THREADS)
     program = tl.program_id(0).to(tl.int64)
     programs = (n + BLOCK - 1) // BLOCK  # of a group
     group, share = program // programs, program % programs
@@ -250,17 +251,18 @@ def share_rows(
     part = share * BLOCK
     left = tl.minimum(n - part, BLOCK)
     # What all threads share is added to where rows begin: it takes no registers for each access.
-    index = tl.arange(0, BLOCK).to(tl.int64)
+    index = tl.arange(0, BLOCK)
     weight = None if weight is None else weight + part
     bias = None if bias is None else bias + part
     every = tl.arange(0, SHARES)
-    is_share, every = every < programs, tl.minimum(every, programs - 1)
+    is_share, every = every < programs, tl.minimum(every, programs.to(tl.int32) - 1)
     if COLUMN:
         column = tl.arange(0, WIDTH)[None, :]
         own, all = share * WIDTH + column, (every * WIDTH)[:, None] + column
         is_share = is_share[:, None] & (column >= 0)
     else:
         own, all, is_share = share, every[None, :], is_share[None, :]
+    step = programs * WIDTH
     for tile in range(group, (count + SIDE - 1) // SIDE, groups):
         row = side_by_side(tl.full((), tile, tl.int64), SIDE, VECTOR, COLUMN)
         there = row < count
@@ -273,13 +275,21 @@ def share_rows(
             inputs, firsts, steps, index, mask, OTHER, "", HOLD, T, COLUMN, STEPS, VECTOR, ALIGNED
         )
         states = REDUCE(values, mask, left, 0 if COLUMN else 1, T)
-        own_words = words + tile * (programs * len(states) * WIDTH)
+        own_words = words + tile * (len(states) * step)
+        if COLUMN:
+            own_words = tl.multiple_of(own_words, 16)
         if PHASE != 2:
-            publish(own_words, own, programs * WIDTH, states)
+            publish(own_words, own, step, states)
         if PHASE != 1:
             nothing = NONE(tl.full(is_share.shape, 0.0, COMPUTE), T)
-            parts = collect(own_words, all, programs * WIDTH, is_share, nothing, PACK)
-            whole = FOLD(parts, 0 if COLUMN else ALL, T)
+            if COLUMN:
+                whole = FOLD(collect_tile(own_words, all, step, is_share, nothing), 0, T)
+            else:
+                whole = FOLD(
+                    collect(own_words, all, step, is_share, nothing, max(1, SHARES // THREADS)),
+                    ALL,
+                    T,
+                )
             results = finish_rows(
                 whole, statistics, row, there & (share == 0), n, sizes, starts[-1], strides[-1],
                 numbers, FINISH, T, RANK,
