@@ -23,10 +23,13 @@ from triton.language.extra.cuda import globaltimer
 from .grid_barrier import CHECKED, PATIENCE
 from .types import INTERPRETED
 
+MAY_LACK = tl.constexpr(CHECKED.value or INTERPRETED)  # words that are waited for
+
 
 @triton.jit
 def publish(words, at, step, states, mask=None):
-    """Writes numbers to the words at `at`, and at distances of `step` those of further fields.
+    """Writes numbers to the words at `at`, and at distances of `step` those of further fields; with
+    a mask, to some of them.
 
     A part of `at` that all threads share is better added to `words`: it takes fewer registers.
     """
@@ -39,9 +42,88 @@ def publish(words, at, step, states, mask=None):
         tl.atomic_xchg(place, bits, mask=mask, sem="relaxed", scope="gpu")
 
 
+@triton.constexpr_function
+def _waiting(fields, pack, bits):
+    """PTX that loads so many words, until none of them is zero, or that took too long."""
+    results = [f"${i}" for i in range(fields * pack)]
+    pointers = [f"${i}" for i in range(fields * pack, 2 * fields * pack)]
+    lines = [".reg .pred some, none;", ".reg .b64 now, end;"]
+    if CHECKED.value:
+        lines += ["mov.u64 end, %globaltimer;", f"add.u64 end, end, {PATIENCE.value};"]
+    lines += ["again:"]
+    for result, pointer in zip(results, pointers, strict=True):
+        lines += [f"ld.relaxed.gpu.global.b{bits} {result}, [{pointer}];"]
+    lines += ["setp.ne.s32 some, 0, 0;"]
+    for result in results:
+        lines += [f"setp.eq.s{bits} none, {result}, 0;", "or.pred some, some, none;"]
+    if CHECKED.value:
+        lines += ["mov.u64 now, %globaltimer;", "setp.gt.u64 none, now, end;", "@none bra enough;"]
+    lines += ["@some bra again;", "enough:"]
+    return "{" + " ".join(lines) + "}"
+
+
+@triton.constexpr_function
+def _operands(fields, pack, bits):
+    register = "l" if bits == 64 else "r"
+    many = fields * pack
+    return ",".join([f"=&{register}"] * many + ["l"] * many)
+
+
+@triton.constexpr_function
+def _types(word, fields):
+    return (word,) * fields
+
+
 @triton.jit
-def _look(words, at, there):
-    return tl.load(words + at, mask=there, other=1, volatile=True)
+def _address(words, at):
+    return (words + at).to(tl.int64, bitcast=True)
+
+
+@triton.jit
+def _wait(words, at, step, FIELDS: tl.constexpr, PACK: tl.constexpr):
+    """The bits of words, as a tuple of fields."""
+    WORD: tl.constexpr = words.dtype.element_ty
+    first, second, third = _address(words, at), words + step, words + 2 * step
+    addresses = (first,) if FIELDS == 1 else (
+        (first, _address(second, at)) if FIELDS == 2 else
+        (first, _address(second, at), _address(third, at))
+    )  # fmt: skip
+    bits = tl.inline_asm_elementwise(
+        _waiting(FIELDS, PACK, WORD.primitive_bitwidth),
+        _operands(FIELDS, PACK, WORD.primitive_bitwidth),
+        addresses, dtype=_types(WORD, FIELDS), is_pure=False, pack=PACK,
+    )  # fmt: skip
+    return bits
+
+
+@triton.jit
+def _number(bits, there, none):
+    if MAY_LACK:
+        if tl.min((bits != 0).to(tl.int32)) == 0:
+            give_up()
+    return tl.where(there, bits.to(none.dtype, bitcast=True), none)
+
+
+@triton.jit
+def collect(words, at, step, there, none, PACK: tl.constexpr = 1):
+    """The numbers that the words at a tile `at` say, where `there`; elsewhere those of `none`.
+
+    Each thread waits for those that it has, so that no barrier is passed, and that this may stand
+    in a loop that is pipelined, which one of Triton's may not. Copies of a tile in several threads
+    are equal, since words are written once.
+
+    Args:
+        at: of words that are going to be written, also where not `there`.
+        PACK: how many elements of the tile, of which each thread must have as many or a multiple,
+            a thread waits for at once.
+    """
+    FIELDS: tl.constexpr = len(none)
+    bits = _wait(words, at, step, FIELDS, PACK)
+    first = _number(bits[0], there, none[0])
+    return (first,) if FIELDS == 1 else (
+        (first, _number(bits[1], there, none[1])) if FIELDS == 2 else
+        (first, _number(bits[1], there, none[1]), _number(bits[2], there, none[2]))
+    )  # fmt: skip
 
 
 @triton.jit
@@ -51,120 +133,41 @@ def _lacks(written):
 
 
 @triton.jit
-def _numbers(bits, there, none):
-    return tl.where(there, bits.to(none.dtype, bitcast=True), none)
+def _look(words, at):
+    return tl.load(words + at, volatile=True)
 
 
 @triton.jit
-def collect(words, at, step, there, none):
-    """The numbers that the words at a tile `at` say, where `there`; elsewhere those of `none`.
+def collect_tile(words, at, step, there, none):
+    """The same of a tile of many words, which are loaded side by side and waited for together.
 
-    The tile must have an element for each thread, or more: copies of one in several threads might
-    see different states of memory.
+    It must have an element for each thread, or more: copies of one might differ. Of one or two
+    fields. (PTX of one's own would be in the layout that what follows has, and run several times.)
     """
-    FIELDS: tl.constexpr = len(none)
-    begin = started()
+    begin = _now()
     # A loop for each number of fields: Triton's compiler fails over variables that one only passes.
-    first = _look(words, at, there)
-    if FIELDS == 1:
+    first = _look(words, at)
+    if len(none) == 1:
         while _lacks(first != 0):
-            go_on_waiting(begin)
-            first = _look(words, at, there)
-        return (_numbers(first, there, none[0]),)
-    elif FIELDS == 2:
-        second = _look(words + step, at, there)
+            _go_on(begin)
+            first = _look(words, at)
+        return (_number(first, there, none[0]),)
+    else:
+        second = _look(words + step, at)
         while _lacks((first != 0) & (second != 0)):
-            go_on_waiting(begin)
-            first = _look(words, at, there)
-            second = _look(words + step, at, there)
-        return _numbers(first, there, none[0]), _numbers(second, there, none[1])
-    else:
-        second = _look(words + step, at, there)
-        third = _look(words + 2 * step, at, there)
-        while _lacks((first != 0) & (second != 0) & (third != 0)):
-            go_on_waiting(begin)
-            first = _look(words, at, there)
-            second = _look(words + step, at, there)
-            third = _look(words + 2 * step, at, there)
-        return (
-            _numbers(first, there, none[0]),
-            _numbers(second, there, none[1]),
-            _numbers(third, there, none[2]),
-        )
-
-
-@triton.constexpr_function
-def _waiting(fields, bits):
-    """PTX: reads so many words until none is zero, unless the last operand is."""
-    outputs = [f"${i}" for i in range(fields)]
-    lines = [
-        ".reg .pred absent, other;",
-        *(f"mov.b{bits} {to}, 0;" for to in outputs),
-        f"setp.eq.s32 absent, ${2 * fields}, 0;",
-        "@absent bra there;",
-        "again:",
-        *(f"ld.relaxed.gpu.global.b{bits} {to}, [${fields + i}];" for i, to in enumerate(outputs)),
-        f"setp.eq.s{bits} absent, {outputs[0]}, 0;",
-    ]
-    for to in outputs[1:]:
-        lines += [f"setp.eq.s{bits} other, {to}, 0;", "or.pred absent, absent, other;"]
-    lines += ["@absent bra again;", "there:"]
-    return "{" + " ".join(lines) + "}"
-
-
-@triton.constexpr_function
-def _operands(fields, bits):
-    register = "r" if bits == 32 else "l"
-    return ",".join([f"=&{register}"] * fields + ["l"] * fields + ["r"])
+            _go_on(begin)
+            first = _look(words, at)
+            second = _look(words + step, at)
+        return _number(first, there, none[0]), _number(second, there, none[1])
 
 
 @triton.jit
-def await_words(words, at, step, there, none):
-    """The numbers that the words at a tile `at` say, as `collect`, which Triton pipelines no loop
-    around, since it is one: here each thread waits for its own words, in a loop that Triton does
-    not see.
-    """
-    FIELDS: tl.constexpr = len(none)
-    BITS: tl.constexpr = words.dtype.element_ty.primitive_bitwidth
-    asm: tl.constexpr = _waiting(FIELDS, BITS)
-    operands: tl.constexpr = _operands(FIELDS, BITS)
-    first = (words + at).to(tl.int64)
-    asked = there.to(tl.int32)
-    if FIELDS == 1:
-        a = tl.inline_asm_elementwise(
-            asm, operands, [first, asked], dtype=words.dtype.element_ty, is_pure=False, pack=1
-        )
-        result = (_numbers(a, there, none[0]),)
-    elif FIELDS == 2:
-        second = (words + step + at).to(tl.int64)
-        a, b = tl.inline_asm_elementwise(
-            asm, operands, [first, second, asked],
-            dtype=(words.dtype.element_ty, words.dtype.element_ty), is_pure=False, pack=1,
-        )  # fmt: skip
-        result = (_numbers(a, there, none[0]), _numbers(b, there, none[1]))
-    else:
-        second = (words + step + at).to(tl.int64)
-        third = (words + 2 * step + at).to(tl.int64)
-        a, b, c = tl.inline_asm_elementwise(
-            asm, operands, [first, second, third, asked],
-            dtype=(words.dtype.element_ty, words.dtype.element_ty, words.dtype.element_ty),
-            is_pure=False, pack=1,
-        )  # fmt: skip
-        result = (
-            _numbers(a, there, none[0]),
-            _numbers(b, there, none[1]),
-            _numbers(c, there, none[2]),
-        )
-    return result
-
-
-@triton.jit
-def started():
+def _now():
     return globaltimer() if CHECKED else 0
 
 
 @triton.jit
-def go_on_waiting(begin):
+def _go_on(begin):
     if CHECKED:
         if globaltimer() - begin > PATIENCE:
             give_up()
@@ -182,13 +185,20 @@ def give_up():
 if INTERPRETED:
 
     @triton.jit
-    def await_words(words, at, step, there, none):
-        return collect(words, at, step, there, none)
+    def _wait(words, at, step, FIELDS: tl.constexpr, PACK: tl.constexpr):
+        first = tl.load(words + at)
+        return (first,) if FIELDS == 1 else (
+            (first, tl.load(words + step + at)) if FIELDS == 2 else
+            (first, tl.load(words + step + at), tl.load(words + 2 * step + at))
+        )  # fmt: skip
 
-    def started():
+    def _now():
         return 0
 
-    def go_on_waiting(begin):
+    def _go_on(begin):
+        give_up()
+
+    def give_up():
         raise RuntimeError(
             "a row's programs wait for each other: Triton's interpreter runs one after another; "
             "run what publishes and what collects as launches of their own"
