@@ -29,7 +29,7 @@ def layer_norm_forward_rows(
     mean_start, mean0, mean1, mean2, eps_high, eps_low,
     KIND: tl.constexpr, RANK: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr,
     ALIGNED: tl.constexpr, SIDE: tl.constexpr, BLOCK: tl.constexpr, THREADS: tl.constexpr,
-    SHARES: tl.constexpr, EARLY: tl.constexpr, PHASE: tl.constexpr,
+    SHARES: tl.constexpr, PHASE: tl.constexpr,
 ):  # fmt: skip
     ADDS: tl.constexpr = residual is not None
     reduce_then_map_rows(
@@ -40,7 +40,7 @@ def layer_norm_forward_rows(
         (out_step, in_step, residual_step),
         moments_along, moments_combine, moments_none, moments_fold, layer_map, 0.0,
         output.dtype.element_ty, KIND, RANK, STEPS, VECTOR, ALIGNED, SIDE, BLOCK, THREADS,
-        SHARES, EARLY, PHASE, sum, weight, bias, (mean, rstd), (eps_high, eps_low),
+        SHARES, PHASE, sum, weight, bias, (mean, rstd), (eps_high, eps_low),
         add if ADDS else None, moments_finish,
     )  # fmt: skip
 

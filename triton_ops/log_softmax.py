@@ -26,7 +26,7 @@ NOTHING = tl.constexpr(-float("inf"))
 
 @triton.jit
 def reduce(values, mask, left, AXIS: tl.constexpr, T: tl.constexpr):
-    return max_sum_along(values[0].to(compute_type(T)), AXIS, T)
+    return max_sum_along(values[0], AXIS, T)
 
 
 @triton.jit
@@ -55,14 +55,14 @@ def log_softmax_forward_rows(
     in_start, in0, in1, in2, in_step,
     KIND: tl.constexpr, RANK: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr,
     ALIGNED: tl.constexpr, SIDE: tl.constexpr, BLOCK: tl.constexpr, THREADS: tl.constexpr,
-    SHARES: tl.constexpr, EARLY: tl.constexpr, PHASE: tl.constexpr,
+    SHARES: tl.constexpr, PHASE: tl.constexpr,
 ):  # fmt: skip
     reduce_then_map_rows(
         (input,), words, output, n, count, (size0, size1, size2), (out_start, in_start),
         ((out0, out1, out2), (in0, in1, in2)), (out_step, in_step),
         reduce, max_sum_combine, max_sum_none, max_sum_fold, map, NOTHING,
         output.dtype.element_ty, KIND, RANK, STEPS, VECTOR, ALIGNED, SIDE, BLOCK, THREADS,
-        SHARES, EARLY, PHASE,
+        SHARES, PHASE,
     )  # fmt: skip
 
 
@@ -74,7 +74,7 @@ def log_softmax_backward_rows(
     y_start, y0, y1, y2, y_step,
     KIND: tl.constexpr, RANK: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr,
     ALIGNED: tl.constexpr, SIDE: tl.constexpr, BLOCK: tl.constexpr, THREADS: tl.constexpr,
-    SHARES: tl.constexpr, EARLY: tl.constexpr, PHASE: tl.constexpr,
+    SHARES: tl.constexpr, PHASE: tl.constexpr,
 ):  # fmt: skip
     reduce_then_map_rows(
         (grad_output, output), words, grad_input, n, count, (size0, size1, size2),
@@ -83,7 +83,7 @@ def log_softmax_backward_rows(
         (out_step, grad_step, y_step),
         reduce_backward, sums_combine, sums_none, sums_fold, map_backward, 0.0,
         output.dtype.element_ty, KIND, RANK, STEPS, VECTOR, ALIGNED, SIDE, BLOCK, THREADS,
-        SHARES, EARLY, PHASE,
+        SHARES, PHASE,
     )  # fmt: skip
 
 

@@ -42,8 +42,9 @@ ALONE = {
     4: {2048: Share(4096, 8, 2, 264), 4096: Share(4096, 16, 3, 132), 8192: Share(8192, 16, 2, 132)},
     8: {1024: Share(1024, 8, 2, 264), 2048: Share(2048, 16, 2, 132)},
 }
-# Longer rows are shared: what one program has, and how many of them run on a multiprocessor.
-SHARED = {2: (4096, 8, 3, 2), 4: (4096, 16, 3, 1), 8: (2048, 16, 2, 1)}
+# Longer rows are shared, several at a time, which makes the wait for each other shorter for each:
+# elements of a row that one program has, rows, warps, stages, and programs on a multiprocessor.
+SHARED = {2: (4096, 1, 8, 3, 2, 2), 4: (4096, 1, 16, 3, 1, 2), 8: (2048, 1, 16, 2, 1, 2)}
 TILES = {2: 4096, 4: 2048, 8: 1024}
 TILE_WARPS = 8
 
@@ -59,7 +60,8 @@ def norm_backward_rows(
     rstd_start, rstd0, rstd1, rstd2,
     WEIGHT: tl.constexpr, BIAS: tl.constexpr, LATER: tl.constexpr, RANK: tl.constexpr,
     VECTOR: tl.constexpr, ALIGNED: tl.constexpr, SIDE: tl.constexpr, BLOCK: tl.constexpr,
-    KEEP: tl.constexpr, STAGES: tl.constexpr, SHARES: tl.constexpr, PHASE: tl.constexpr,
+    KEEP: tl.constexpr, STAGES: tl.constexpr, SHARES: tl.constexpr, LATE: tl.constexpr,
+    PHASE: tl.constexpr,
 ):  # fmt: skip
     walk_rows(
         grad_output, grad_sum, input, mean, rstd, weight, workspace, words, grad_input,
@@ -67,7 +69,8 @@ def norm_backward_rows(
         (out_start, grad_start, sum_start, in_start, rstd_start),
         ((out0, out1, out2), (grad0, grad1, grad2), (sum0, sum1, sum2), (in0, in1, in2),
          (rstd0, rstd1, rstd2)),
-        WEIGHT, BIAS, LATER, RANK, VECTOR, ALIGNED, SIDE, BLOCK, KEEP, STAGES, SHARES, PHASE,
+        WEIGHT, BIAS, LATER, RANK, VECTOR, ALIGNED, SIDE, BLOCK, KEEP, STAGES, SHARES, LATE,
+        PHASE,
     )  # fmt: skip
 
 
@@ -116,9 +119,10 @@ def count_words(input: torch.Tensor) -> int:
     n, size = input.shape[-1], input.element_size()
     if _alone(n, size) is not None:
         return 0
-    held, _, _, per = SHARED[size]
+    held, side, _, _, per, _ = SHARED[size]
     shares = -(-n // held)
-    return input.numel() // n * shares * 2 if shares <= most_programs(input, per) else 0
+    rows = -(-(input.numel() // n) // side) * side
+    return rows * shares * 2 if shares <= most_programs(input, per) else 0
 
 
 def launch_norm_backward(
@@ -180,12 +184,12 @@ def launch_norm_backward(
                 groups,
                 (*before, None, grad_input),
                 tuple(integers),
-                (*constants, side, block, keep, how.stages, 1, ALL_PHASES.value),
+                (*constants, side, block, keep, how.stages, 1, 0, ALL_PHASES.value),
                 how.warps,
             )
             name = f"rows in registers, blocks of {block}"
         elif words is not None and len(slices) == 1:
-            held, warps, stages, per = SHARED[size]
+            held, side, warps, stages, per, late = SHARED[size]
             shares = -(-n // held)
             groups = (
                 launch_cooperatively(
@@ -194,7 +198,7 @@ def launch_norm_backward(
                     per,
                     (*before, words, grad_input),
                     tuple(integers),
-                    (*constants, 1, held, True, stages, _power_of_2(shares)),
+                    (*constants, side, held, side == 1, stages, _power_of_2(shares), late),
                     warps,
                     phases=2,
                     max_registers=REGISTERS // (per * warps * 32) // 8 * 8,

@@ -22,7 +22,7 @@ def rms_norm_forward_rows(
     rstd_start, rstd0, rstd1, rstd2, eps_high, eps_low,
     KIND: tl.constexpr, RANK: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr,
     ALIGNED: tl.constexpr, SIDE: tl.constexpr, BLOCK: tl.constexpr, THREADS: tl.constexpr,
-    SHARES: tl.constexpr, EARLY: tl.constexpr, PHASE: tl.constexpr,
+    SHARES: tl.constexpr, PHASE: tl.constexpr,
 ):  # fmt: skip
     ADDS: tl.constexpr = residual is not None
     reduce_then_map_rows(
@@ -33,7 +33,7 @@ def rms_norm_forward_rows(
         (out_step, in_step, residual_step),
         squares_along, sums_combine, sums_none, sums_fold, rms_map, 0.0,
         output.dtype.element_ty, KIND, RANK, STEPS, VECTOR, ALIGNED, SIDE, BLOCK, THREADS,
-        SHARES, EARLY, PHASE, sum, weight, None, (rstd,), (eps_high, eps_low),
+        SHARES, PHASE, sum, weight, None, (rstd,), (eps_high, eps_low),
         add if ADDS else None, squares_finish,
     )  # fmt: skip
 

@@ -25,6 +25,8 @@ ROW_RANK = 3  # other dimensions that a kernel takes; of more, a launch takes a 
 # Warps of a program that holds so many elements, or fewer: at most 32 a thread, which are of fp32
 # once they are computed with. One of float64 counts as two.
 HELD_WARPS = {1024: 1, 2048: 4, 4096: 8, 16384: 16, 32768: 32}
+# Registers of a thread, where more programs run at once with fewer.
+HELD_REGISTERS: dict[int, int] = {}
 # Of float64, and of several arrays together, a program holds fewer.
 MOST_HELD = {(1, False): 32768, (2, False): 16384, (1, True): 8192, (2, True): 4096}
 FEW_ELEMENTS = 1024  # that a program has at least, if need be in several rows
@@ -34,10 +36,9 @@ TILE_WARPS = 8  # of a program that has rows in tiles, at least
 TILE_ELEMENTS = {(1, 2): 4096, (2, 2): 4096, (1, 4): 2048, (2, 4): 2048, (1, 8): 1024, (2, 8): 1024}
 COLUMN_ELEMENTS = TILE_ELEMENTS | {(1, 2): 8192, (2, 4): 1024}
 COLUMN_BYTES = 64  # of a row of memory that a program of columns reads, at least
-# Programs that share a row, or columns: bytes of each array that one holds, its warps, and how many
+# Programs that share a row, or columns: bytes of the inputs that one holds, its warps, and how many
 # of them run on a multiprocessor, with as many registers as that leaves.
-SHARED = {False: (16384, 8, 4), True: (16384, 8, 4)}
-EARLY = False
+SHARED = {False: (32768, 4, 4), True: (65536, 8, 2)}
 REGISTERS = 65536  # of a multiprocessor
 # Rows are shared if they have more bytes, and columns if a program's have, of one array.
 ALONE_BYTES = {False: 32768, True: 32768}
@@ -84,7 +85,7 @@ def _rows_of(
 _cached = functools.lru_cache(maxsize=4096)(_rows_of)
 
 
-def _shares(n: int, size: int, is_column: bool, room: int) -> tuple[int, int]:
+def _shares(n: int, size: int, inputs: int, is_column: bool, room: int) -> tuple[int, int]:
     """How many programs share a row, or columns, and elements of a row that each holds.
 
     One: they are not shared. `room`: programs that run at once.
@@ -92,7 +93,7 @@ def _shares(n: int, size: int, is_column: bool, room: int) -> tuple[int, int]:
     aside = COLUMN_BYTES // size if is_column else 1
     if n * aside * size <= ALONE_BYTES[is_column]:
         return 1, 0
-    held = SHARED[is_column][0] // (size * aside)
+    held = SHARED[is_column][0] // (inputs * size * aside)
     shares = -(-n // held)
     return (shares, held) if shares <= room else (1, 0)
 
@@ -106,9 +107,13 @@ def count_words(arrays: tuple[torch.Tensor, ...], dim: int) -> int:
         return 0
     size = min(t.element_size() for t in arrays)
     is_column = _is_column(n, steps, outer)
-    shares, _ = _shares(n, size, is_column, most_programs(arrays[0], SHARED[is_column][2]))
+    shares, _ = _shares(
+        n, size, len(arrays) - 1, is_column, most_programs(arrays[0], SHARED[is_column][2])
+    )
     aside = COLUMN_BYTES // size if is_column else 1
-    return -(-outer.numel // aside) * aside * shares * STATE_FIELDS if shares > 1 else 0
+    if shares == 1:
+        return 0
+    return -(-outer.numel // aside) * aside * shares * STATE_FIELDS
 
 
 def _is_column(n: int, steps: tuple[int, ...], outer: Layout) -> bool:
@@ -149,7 +154,7 @@ def launch_rows(
         kernel: of (pointers: the inputs, shared, statistics, held, words, the output; n, count,
             three sizes; for each array, the output first, then the inputs, its start, three strides
             and step; for the statistics a start and three strides; numbers; KIND, RANK, STEPS,
-            VECTOR, ALIGNED, SIDE, BLOCK, THREADS, SHARES, EARLY, PHASE), as `reduce_then_map_rows`
+            VECTOR, ALIGNED, SIDE, BLOCK, THREADS, SHARES, PHASE), as `reduce_then_map_rows`
             takes them.
         tensors: one input or two, then the output, of one shape. The second input may be None.
         dim: a dimension of them, from 0.
@@ -187,7 +192,9 @@ def launch_rows(
         outer = outer.in_vectors(vector)
     shares, part = 1, 0
     if words is not None:
-        shares, part = _shares(n, size, is_column, most_programs(out, SHARED[is_column][2]))
+        shares, part = _shares(
+            n, size, len(arrays) - 1, is_column, most_programs(out, SHARED[is_column][2])
+        )
     if shares > 1:
         kind = (SHARED_COLUMNS if is_column else SHARED_ROWS).value
         side = COLUMN_BYTES // (size * vector) if is_column else 1
@@ -219,17 +226,21 @@ def launch_rows(
         shape = (len(slice.sizes), has_steps, vector, is_aligned, side, block, warps * 32)
         programs = -(-slice.numel // side)
         if shares == 1:
-            constants = (kind, *shape, 1, False, ALL_PHASES.value)
-            launch(kernel, programs, pointers, tuple(integers), constants, warps)
+            constants = (kind, *shape, 1, ALL_PHASES.value)
+            registers = HELD_REGISTERS.get(block * side) if kind == ROWS.value else None
+            launch(kernel, programs, pointers, tuple(integers), constants, warps, registers)
         else:
-            aside = side * vector if is_column else 1
             launch_cooperatively(
                 kernel,
                 programs * shares,
                 per,
                 pointers,
                 tuple(integers),
-                (kind, *shape, _power_of_2(max(shares, warps * 32 // aside)), EARLY),
+                (
+                    kind,
+                    *shape,
+                    _power_of_2(max(shares, warps * 32 // (side * vector) if is_column else 1)),
+                ),
                 warps,
                 phases=2,
                 max_registers=REGISTERS // (per * warps * 32) // 8 * 8,

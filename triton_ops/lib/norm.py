@@ -11,7 +11,7 @@ from .reduce import (
     share_of,
     sum_along,
 )
-from .types import compute_type, convert, number
+from .types import compute_type, convert, number, opaque
 
 
 @triton.jit
@@ -45,7 +45,7 @@ def moments_along(values, mask, left, AXIS: tl.constexpr, T: tl.constexpr):
     else:
         counts = tl.full(sums.shape, left, x.dtype)
         means = divide(sums, counts)
-    distances = tl.where(mask, x - means, 0.0)
+    distances = tl.where(mask, opaque(values[0]).to(x.dtype) - means, 0.0)
     return counts, means, sum_along(distances * distances, AXIS)
 
 

@@ -16,7 +16,7 @@ import triton.language as tl
 from .elementwise import strided_offset
 from .math import fma, negate
 from .reduce import BY_THREAD, sum_along
-from .row_exchange import await_pair, publish
+from .row_exchange import await_words, publish
 from .row_reduce import by_thread, load_shared, tile_mask, tile_pointers
 from .types import compute_type, convert, opaque
 
@@ -63,6 +63,19 @@ def load_rows(
 def sums_of_rows(h, product):
     """Of each row: sum(h), sum(product), as columns."""
     return tl.sum(h, 1, keep_dims=True), tl.sum(product, 1, keep_dims=True)
+
+
+@triton.jit
+def sums_of_lines(parts, line, SIDE: tl.constexpr):
+    """As a column, the sums of the parts that belong to each line.
+
+    By scalars, so that the parts, which are few, need not lie like the tiles that are computed with.
+    """
+    sums = tl.full((SIDE, 1), 0.0, parts.dtype)
+    for row in tl.static_range(SIDE):
+        own = tl.sum(parts if SIDE == 1 else tl.where(line == row, parts, 0.0))
+        sums = tl.where(tl.arange(0, SIDE)[:, None] == row, own, sums)
+    return sums
 
 
 @triton.jit
@@ -121,13 +134,14 @@ def walk_rows(
     n, count, groups, sizes, starts, strides,
     WEIGHT: tl.constexpr, BIAS: tl.constexpr, LATER: tl.constexpr, RANK: tl.constexpr,
     VECTOR: tl.constexpr, ALIGNED: tl.constexpr, SIDE: tl.constexpr, BLOCK: tl.constexpr,
-    KEEP: tl.constexpr, STAGES: tl.constexpr, SHARES: tl.constexpr, PHASE: tl.constexpr,
+    KEEP: tl.constexpr, STAGES: tl.constexpr, SHARES: tl.constexpr, LATE: tl.constexpr,
+    PHASE: tl.constexpr,
 ):  # fmt: skip
     """A program's part of the backward pass: of the rows of a group, BLOCK elements of each.
 
     Args:
         words: for what programs that share rows tell each other, zeros, as row_exchange.py has
-            them, two for each program and row; or None.
+            them, two for each program and row, of rows up to a multiple of SIDE; or None.
         n: accesses of a row.
         count: rows.
         groups: that the workspace has room for; there are no more.
@@ -151,7 +165,9 @@ def walk_rows(
         group, share = program // programs, program % programs
         walkers = tl.num_programs(0) // programs
         index = share * BLOCK + tl.arange(0, BLOCK)
-        every = tl.arange(0, SHARES)
+        # Words of the rows at a time: of each, one field of all programs, then the other.
+        word = tl.arange(0, SIDE * SHARES)
+        line, of = word // SHARES, word % SHARES
     else:
         group = program
         walkers = tl.num_programs(0)
@@ -159,7 +175,13 @@ def walk_rows(
     scale = load_shared(weight, index, n, ALIGNED)
     by_weight = tl.full((SIDE if KEEP else 1, BLOCK), 0.0, COMPUTE)
     by_bias = by_weight
-    for first in tl.range(group * SIDE, count, walkers * SIDE, num_stages=STAGES):
+    step = walkers * SIDE
+    # Programs that share a row go on to the next one's sums before they ask for those of the others.
+    end = count + step if LATE != 0 else count
+    if LATE == 1:
+        x_before = tl.full((SIDE, BLOCK), 0.0, COMPUTE).to(T)
+        grad_before = x_before
+    for first in tl.range(group * SIDE, end, step, num_stages=STAGES):
         row = first + tl.arange(0, SIDE)
         there = row < count
         mask = tile_mask(index, n, there, False)
@@ -174,12 +196,51 @@ def walk_rows(
         h = scaled(grad.to(COMPUTE), scale)
         sum_h, sum_hy = sums_of_rows(h, h * y)
         if SHARES > 1:
-            own = words + first * (programs * 2)
             if PHASE != 2:
-                publish(own, share, programs, (sum_h, sum_hy))
+                lines = tl.arange(0, SIDE)[:, None] * (programs * 2)
+                publish(
+                    words + first * (programs * 2),
+                    lines + share,
+                    programs,
+                    (sum_h, sum_hy),
+                    there[:, None],
+                )
+            if LATE != 0:
+                row -= step
+                there = (row < count) & (row >= group * SIDE)
+                mask = tile_mask(index, n, there, False)
+                at = strided_offset(row, sizes, starts[4], strides[4], RANK, True)
+                center = load_statistic(mean, at, there)
+                factor = load_statistic(rstd, at, there)
+                if LATE == 1:
+                    x, x_before = x_before, x
+                    grad, grad_before = grad_before, grad
+                else:
+                    x = load_rows(
+                        input, row, index, mask, sizes, starts[3], strides[3], RANK, VECTOR, ALIGNED
+                    )
+                    grad = load_rows(
+                        grad_output,
+                        row,
+                        index,
+                        mask,
+                        sizes,
+                        starts[1],
+                        strides[1],
+                        RANK,
+                        VECTOR,
+                        ALIGNED,
+                    )
             if PHASE != 1:
-                parts_h, parts_hy = await_pair(own, every, programs, every < programs, COMPUTE)
-                sum_h, sum_hy = tl.sum(parts_h), tl.sum(parts_hy)
+                begin = first - step if LATE != 0 else first
+                has = (begin >= group * SIDE) & (begin + line < count)
+                nothing = tl.full(line.shape, 0.0, COMPUTE)
+                parts_h, parts_hy = await_words(
+                    words + begin * (programs * 2), line * (programs * 2) + of, programs,
+                    (of < programs) & has, (nothing, nothing),
+                )  # fmt: skip
+                sum_h = sums_of_lines(parts_h, line, SIDE)
+                sum_hy = sums_of_lines(parts_hy, line, SIDE)
         if PHASE != 1:
             # Narrow types are converted again, rather than kept wide until here.
             wide = opaque(grad).to(COMPUTE)

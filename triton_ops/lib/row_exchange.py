@@ -23,10 +23,13 @@ from triton.language.extra.cuda import globaltimer
 from .grid_barrier import CHECKED, PATIENCE
 from .types import INTERPRETED
 
+MAY_LACK = tl.constexpr(CHECKED.value or INTERPRETED)  # words that are waited for
+
 
 @triton.jit
-def publish(words, at, step, states):
-    """Writes numbers to the words at `at`, and at distances of `step` those of further fields.
+def publish(words, at, step, states, mask=None):
+    """Writes numbers to the words at `at`, and at distances of `step` those of further fields; with
+    a mask, to some of them.
 
     A part of `at` that all threads share is better added to `words`: it takes fewer registers.
     """
@@ -36,12 +39,91 @@ def publish(words, at, step, states):
         bits = states[field].to(WORD, bitcast=True)
         bits = tl.where(bits == 0, tl.full(bits.shape, ZERO, WORD), bits)
         place = words + field * step + (at + tl.full(bits.shape, 0, tl.int32))
-        tl.atomic_xchg(place, bits, sem="relaxed", scope="gpu")
+        tl.atomic_xchg(place, bits, mask=mask, sem="relaxed", scope="gpu")
+
+
+@triton.constexpr_function
+def _waiting(fields, pack, bits):
+    """PTX that loads so many words, until none of them is zero, or that took too long."""
+    results = [f"${i}" for i in range(fields * pack)]
+    pointers = [f"${i}" for i in range(fields * pack, 2 * fields * pack)]
+    lines = [".reg .pred some, none;", ".reg .b64 now, end;"]
+    if CHECKED.value:
+        lines += ["mov.u64 end, %globaltimer;", f"add.u64 end, end, {PATIENCE.value};"]
+    lines += ["again:"]
+    for result, pointer in zip(results, pointers, strict=True):
+        lines += [f"ld.relaxed.gpu.global.b{bits} {result}, [{pointer}];"]
+    lines += ["setp.ne.s32 some, 0, 0;"]
+    for result in results:
+        lines += [f"setp.eq.s{bits} none, {result}, 0;", "or.pred some, some, none;"]
+    if CHECKED.value:
+        lines += ["mov.u64 now, %globaltimer;", "setp.gt.u64 none, now, end;", "@none bra enough;"]
+    lines += ["@some bra again;", "enough:"]
+    return "{" + " ".join(lines) + "}"
+
+
+@triton.constexpr_function
+def _operands(fields, pack, bits):
+    register = "l" if bits == 64 else "r"
+    many = fields * pack
+    return ",".join([f"=&{register}"] * many + ["l"] * many)
+
+
+@triton.constexpr_function
+def _types(word, fields):
+    return (word,) * fields
 
 
 @triton.jit
-def _look(words, at, there):
-    return tl.load(words + at, mask=there, other=1, volatile=True)
+def _address(words, at):
+    return (words + at).to(tl.int64, bitcast=True)
+
+
+@triton.jit
+def _wait(words, at, step, FIELDS: tl.constexpr, PACK: tl.constexpr):
+    """The bits of words, as a tuple of fields."""
+    WORD: tl.constexpr = words.dtype.element_ty
+    first, second, third = _address(words, at), words + step, words + 2 * step
+    addresses = (first,) if FIELDS == 1 else (
+        (first, _address(second, at)) if FIELDS == 2 else
+        (first, _address(second, at), _address(third, at))
+    )  # fmt: skip
+    bits = tl.inline_asm_elementwise(
+        _waiting(FIELDS, PACK, WORD.primitive_bitwidth),
+        _operands(FIELDS, PACK, WORD.primitive_bitwidth),
+        addresses, dtype=_types(WORD, FIELDS), is_pure=False, pack=PACK,
+    )  # fmt: skip
+    return bits
+
+
+@triton.jit
+def _number(bits, there, none):
+    if MAY_LACK:
+        if tl.min((bits != 0).to(tl.int32)) == 0:
+            give_up()
+    return tl.where(there, bits.to(none.dtype, bitcast=True), none)
+
+
+@triton.jit
+def collect(words, at, step, there, none, PACK: tl.constexpr = 1):
+    """The numbers that the words at a tile `at` say, where `there`; elsewhere those of `none`.
+
+    Each thread waits for those that it has, so that no barrier is passed, and that this may stand
+    in a loop that is pipelined, which one of Triton's may not. Copies of a tile in several threads
+    are equal, since words are written once.
+
+    Args:
+        at: of words that are going to be written, also where not `there`.
+        PACK: how many elements of the tile, of which each thread must have as many or a multiple,
+            a thread waits for at once.
+    """
+    FIELDS: tl.constexpr = len(none)
+    bits = _wait(words, at, step, FIELDS, PACK)
+    first = _number(bits[0], there, none[0])
+    return (first,) if FIELDS == 1 else (
+        (first, _number(bits[1], there, none[1])) if FIELDS == 2 else
+        (first, _number(bits[1], there, none[1]), _number(bits[2], there, none[2]))
+    )  # fmt: skip
 
 
 @triton.jit
@@ -51,110 +133,41 @@ def _lacks(written):
 
 
 @triton.jit
-def _numbers(bits, there, none):
-    return tl.where(there, bits.to(none.dtype, bitcast=True), none)
+def _look(words, at):
+    return tl.load(words + at, volatile=True)
 
 
 @triton.jit
-def collect(words, at, step, there, none):
-    """The numbers that the words at a tile `at` say, where `there`; elsewhere those of `none`.
+def collect_tile(words, at, step, there, none):
+    """The same of a tile of many words, which are loaded side by side and waited for together.
 
-    The tile must have an element for each thread, or more: copies of one in several threads might
-    see different states of memory.
+    It must have an element for each thread, or more: copies of one might differ. Of one or two
+    fields. (PTX of one's own would be in the layout that what follows has, and run several times.)
     """
-    FIELDS: tl.constexpr = len(none)
-    begin = started()
+    begin = _now()
     # A loop for each number of fields: Triton's compiler fails over variables that one only passes.
-    first = _look(words, at, there)
-    if FIELDS == 1:
+    first = _look(words, at)
+    if len(none) == 1:
         while _lacks(first != 0):
-            go_on_waiting(begin)
-            first = _look(words, at, there)
-        result = (_numbers(first, there, none[0]),)
-    elif FIELDS == 2:
-        second = _look(words + step, at, there)
+            _go_on(begin)
+            first = _look(words, at)
+        return (_number(first, there, none[0]),)
+    else:
+        second = _look(words + step, at)
         while _lacks((first != 0) & (second != 0)):
-            go_on_waiting(begin)
-            first = _look(words, at, there)
-            second = _look(words + step, at, there)
-        result = (_numbers(first, there, none[0]), _numbers(second, there, none[1]))
-    else:
-        second = _look(words + step, at, there)
-        third = _look(words + 2 * step, at, there)
-        while _lacks((first != 0) & (second != 0) & (third != 0)):
-            go_on_waiting(begin)
-            first = _look(words, at, there)
-            second = _look(words + step, at, there)
-            third = _look(words + 2 * step, at, there)
-        result = (
-            _numbers(first, there, none[0]),
-            _numbers(second, there, none[1]),
-            _numbers(third, there, none[2]),
-        )
-    return result
+            _go_on(begin)
+            first = _look(words, at)
+            second = _look(words + step, at)
+        return _number(first, there, none[0]), _number(second, there, none[1])
 
 
 @triton.jit
-def await_pair(words, at, step, there, T: tl.constexpr):
-    """Two fields of numbers of type T that the words at `at` say, as soon as each is there; where
-    not `there`, zeros.
-
-    Each thread waits for its own, so that this may stand in a loop whose loads are in flight, in
-    which Triton pipelines nothing beside a loop; and copies of a word may be in several threads.
-    """
-    first = (words + at).to(tl.int64, bitcast=True)
-    second = (words + step + at).to(tl.int64, bitcast=True)
-    WORD: tl.constexpr = words.dtype.element_ty
-    if WORD.primitive_bitwidth == 32:
-        a, b = tl.inline_asm_elementwise(
-            """{
-            .reg .pred p, q;
-            mov.b32 $0, 0;
-            mov.b32 $1, 0;
-            setp.eq.s32 p, $4, 0;
-            @p bra there;
-            again:
-            ld.relaxed.gpu.global.b32 $0, [$2];
-            ld.relaxed.gpu.global.b32 $1, [$3];
-            setp.eq.s32 p, $0, 0;
-            setp.eq.s32 q, $1, 0;
-            or.pred p, p, q;
-            @p bra again;
-            there:
-            }""",
-            "=&r,=&r,l,l,r", [first, second, there.to(tl.int32)],
-            dtype=(tl.int32, tl.int32), is_pure=False, pack=1,
-        )  # fmt: skip
-    else:
-        a, b = tl.inline_asm_elementwise(
-            """{
-            .reg .pred p, q;
-            mov.b64 $0, 0;
-            mov.b64 $1, 0;
-            setp.eq.s32 p, $4, 0;
-            @p bra there;
-            again:
-            ld.relaxed.gpu.global.b64 $0, [$2];
-            ld.relaxed.gpu.global.b64 $1, [$3];
-            setp.eq.s64 p, $0, 0;
-            setp.eq.s64 q, $1, 0;
-            or.pred p, p, q;
-            @p bra again;
-            there:
-            }""",
-            "=&l,=&l,l,l,r", [first, second, there.to(tl.int32)],
-            dtype=(tl.int64, tl.int64), is_pure=False, pack=1,
-        )  # fmt: skip
-    return a.to(T, bitcast=True), b.to(T, bitcast=True)
-
-
-@triton.jit
-def started():
+def _now():
     return globaltimer() if CHECKED else 0
 
 
 @triton.jit
-def go_on_waiting(begin):
+def _go_on(begin):
     if CHECKED:
         if globaltimer() - begin > PATIENCE:
             give_up()
@@ -172,15 +185,20 @@ def give_up():
 if INTERPRETED:
 
     @triton.jit
-    def await_pair(words, at, step, there, T: tl.constexpr):
-        first = tl.load(words + at, mask=there, other=0)
-        second = tl.load(words + step + at, mask=there, other=0)
-        return first.to(T, bitcast=True), second.to(T, bitcast=True)
+    def _wait(words, at, step, FIELDS: tl.constexpr, PACK: tl.constexpr):
+        first = tl.load(words + at)
+        return (first,) if FIELDS == 1 else (
+            (first, tl.load(words + step + at)) if FIELDS == 2 else
+            (first, tl.load(words + step + at), tl.load(words + 2 * step + at))
+        )  # fmt: skip
 
-    def started():
+    def _now():
         return 0
 
-    def go_on_waiting(begin):
+    def _go_on(begin):
+        give_up()
+
+    def give_up():
         raise RuntimeError(
             "a row's programs wait for each other: Triton's interpreter runs one after another; "
             "run what publishes and what collects as launches of their own"

@@ -33,7 +33,7 @@ import triton.language as tl
 
 from .elementwise import strided_offset
 from .reduce import ALL, BY_THREAD
-from .row_exchange import collect, publish
+from .row_exchange import collect, collect_tile, publish
 from .types import compute_type, convert, opaque
 
 ROWS, TILES, COLUMNS, COLUMN_TILES, SHARED_ROWS, SHARED_COLUMNS = (
@@ -66,7 +66,7 @@ def tile_pointers(
     first = pointer + starts
     if COLUMN:
         first += tl.arange(0, starts.shape[0]) % VECTOR
-        result = first[None, :] + (index * step)[:, None]
+        result = first[None, :] + (index * tl.full((), step, index.dtype))[:, None]
         result = tl.max_contiguous(result, [1, VECTOR])
         if ALIGNED:
             result = tl.multiple_of(result, [1, 16])
@@ -74,7 +74,7 @@ def tile_pointers(
         if ALIGNED:
             first = tl.multiple_of(first, 16)
         if STEPS:
-            result = first[:, None] + (index * step)[None, :]
+            result = first[:, None] + (index.to(tl.int64) * step)[None, :]
         else:
             result = first[:, None] + index[None, :]
     return result
@@ -203,31 +203,26 @@ def finish_rows(
 
 
 @triton.jit
-def anchored(values, at, n):
-    """The same values: a load that never happens makes the compiler go on in their layout, and
-    bring the few states into it, instead of the values into that of the states.
+def kept(values, at, n):
+    """The same values, but the compiler does not know that: a load that never happens might change
+    them. So narrow ones are kept as they are, instead of as what they were converted to; and what
+    follows is in their layout, instead of that of the few states.
     """
-    at = at.to(tl.pointer_type(values[0].dtype), bitcast=True)
-    first = tl.load(at, mask=tl.full(at.shape, n < 0, tl.int1), other=values[0])
-    return (first,) if len(values) == 1 else (first, values[1])
+    never = tl.full(at.shape, n < 0, tl.int1)
+    first = tl.load(
+        at.to(tl.pointer_type(values[0].dtype), bitcast=True), mask=never, other=values[0]
+    )
+    return (first,) if len(values) == 1 else (
+        first,
+        tl.load(at.to(tl.pointer_type(values[1].dtype), bitcast=True), mask=never, other=values[1]),
+    )  # fmt: skip
 
 
 @triton.jit
-def load_part(
-    inputs, tile, n, count, sizes, starts, strides, steps, index, OTHER: tl.constexpr,
-    HOLD: tl.constexpr, T: tl.constexpr, COLUMN: tl.constexpr, RANK: tl.constexpr,
-    STEPS: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr, SIDE: tl.constexpr,
-):  # fmt: skip
-    """A part of the rows, or columns, of one tile."""
-    row = side_by_side(tl.full((), tile, tl.int64), SIDE, VECTOR, COLUMN)
-    at = strided_offset(row, sizes, starts[1], strides[1], RANK, True)
-    firsts = (at, at) if len(inputs) == 1 else (
-        at, at, strided_offset(row, sizes, starts[2], strides[2], RANK, True)
-    )  # fmt: skip
-    mask = tile_mask(index, n, row < count, COLUMN)
-    return load_held(
-        inputs, firsts, steps, index, mask, OTHER, "", HOLD, T, COLUMN, STEPS, VECTOR, ALIGNED
-    )
+def offsets(row, part, sizes, starts, strides, steps, A: tl.constexpr, RANK: tl.constexpr):
+    """Where the parts of rows begin in the A-th array, from their elements with number `part` on."""
+    start = starts[A] + part * steps[A]
+    return strided_offset(row, sizes, start, strides[A], RANK, True)
 
 
 @triton.jit
@@ -238,7 +233,7 @@ def share_rows(
     HOLD: tl.constexpr, FINISH: tl.constexpr,
     OTHER: tl.constexpr, T: tl.constexpr, COLUMN: tl.constexpr,
     RANK: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
-    SIDE: tl.constexpr, BLOCK: tl.constexpr, SHARES: tl.constexpr, EARLY: tl.constexpr,
+    SIDE: tl.constexpr, BLOCK: tl.constexpr, THREADS: tl.constexpr, SHARES: tl.constexpr,
     PHASE: tl.constexpr,
 ):  # fmt: skip
     """The programs of a group share rows, BLOCK elements of each for a program; the groups walk
@@ -253,56 +248,58 @@ def share_rows(
     programs = (n + BLOCK - 1) // BLOCK  # of a group
     group, share = program // programs, program % programs
     groups = tl.num_programs(0) // programs
-    index = share * BLOCK + tl.arange(0, BLOCK)
-    left = tl.minimum(n - share * BLOCK, BLOCK)
+    part = share * BLOCK
+    left = tl.minimum(n - part, BLOCK)
+    # What all threads share is added to where rows begin: it takes no registers for each access.
+    index = tl.arange(0, BLOCK)
+    weight = None if weight is None else weight + part
+    bias = None if bias is None else bias + part
     every = tl.arange(0, SHARES)
+    is_share, every = every < programs, tl.minimum(every, programs.to(tl.int32) - 1)
     if COLUMN:
         column = tl.arange(0, WIDTH)[None, :]
         own, all = share * WIDTH + column, (every * WIDTH)[:, None] + column
-        is_share = (every < programs)[:, None] & (column >= 0)
+        is_share = is_share[:, None] & (column >= 0)
     else:
-        own, all, is_share = share, every[None, :], (every < programs)[None, :]
-    if EARLY:
-        ahead = load_part(
-            inputs, group, n, count, sizes, starts, strides, steps, index, OTHER, HOLD, T,
-            COLUMN, RANK, STEPS, VECTOR, ALIGNED, SIDE,
-        )  # fmt: skip
+        own, all, is_share = share, every[None, :], is_share[None, :]
+    step = programs * WIDTH
     for tile in range(group, (count + SIDE - 1) // SIDE, groups):
-        if EARLY:
-            values = ahead
-        else:
-            values = load_part(
-                inputs, tile, n, count, sizes, starts, strides, steps, index, OTHER, HOLD, T,
-                COLUMN, RANK, STEPS, VECTOR, ALIGNED, SIDE,
-            )  # fmt: skip
         row = side_by_side(tl.full((), tile, tl.int64), SIDE, VECTOR, COLUMN)
         there = row < count
-        mask = tile_mask(index, n, there, COLUMN)
+        mask = tile_mask(index, left, there, COLUMN)
+        first = offsets(row, part, sizes, starts, strides, steps, 1, RANK)
+        firsts = (first, first) if len(inputs) == 1 else (
+            first, first, offsets(row, part, sizes, starts, strides, steps, 2, RANK)
+        )  # fmt: skip
+        values = load_held(
+            inputs, firsts, steps, index, mask, OTHER, "", HOLD, T, COLUMN, STEPS, VECTOR, ALIGNED
+        )
         states = REDUCE(values, mask, left, 0 if COLUMN else 1, T)
-        own_words = words + tile * (programs * len(states) * WIDTH)
+        own_words = words + tile * (len(states) * step)
+        if COLUMN:
+            own_words = tl.multiple_of(own_words, 16)
         if PHASE != 2:
-            publish(own_words, own, programs * WIDTH, states)
-        if EARLY:
-            ahead = load_part(
-                inputs, tile + groups, n, count, sizes, starts, strides, steps, index, OTHER, HOLD,
-                T, COLUMN, RANK, STEPS, VECTOR, ALIGNED, SIDE,
-            )  # fmt: skip
+            publish(own_words, own, step, states)
         if PHASE != 1:
             nothing = NONE(tl.full(is_share.shape, 0.0, COMPUTE), T)
-            parts = collect(own_words, all, programs * WIDTH, is_share, nothing)
-            whole = FOLD(parts, 0 if COLUMN else ALL, T)
+            if COLUMN:
+                whole = FOLD(collect_tile(own_words, all, step, is_share, nothing), 0, T)
+            else:
+                whole = FOLD(
+                    collect(own_words, all, step, is_share, nothing, max(1, SHARES // THREADS)),
+                    ALL,
+                    T,
+                )
             results = finish_rows(
                 whole, statistics, row, there & (share == 0), n, sizes, starts[-1], strides[-1],
                 numbers, FINISH, T, RANK,
             )  # fmt: skip
-            out_at = strided_offset(row, sizes, starts[0], strides[0], RANK, True)
-            if COLUMN:
-                at = tile_pointers(output, out_at, steps[0], index, COLUMN, STEPS, VECTOR, ALIGNED)
-                values = anchored(values, at, n)
+            out_at = offsets(row, part, sizes, starts, strides, steps, 0, RANK)
+            at = tile_pointers(output, out_at, steps[0], index, COLUMN, STEPS, VECTOR, ALIGNED)
+            values = kept(values, at, n)
             map_tile(
-                output, second, weight, bias, values, results, out_at, steps[0], index, mask, n,
-                MAP, FINISH, T,
-                COLUMN, STEPS, VECTOR, ALIGNED,
+                output, second, weight, bias, values, results, out_at, steps[0], index, mask, left,
+                MAP, FINISH, T, COLUMN, STEPS, VECTOR, ALIGNED,
             )  # fmt: skip
 
 
@@ -313,7 +310,7 @@ def reduce_then_map_rows(
     MAP: tl.constexpr, OTHER: tl.constexpr, T: tl.constexpr, KIND: tl.constexpr,
     RANK: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
     SIDE: tl.constexpr, BLOCK: tl.constexpr, THREADS: tl.constexpr,
-    SHARES: tl.constexpr, EARLY: tl.constexpr, PHASE: tl.constexpr,
+    SHARES: tl.constexpr, PHASE: tl.constexpr,
     second=None, weight=None, bias=None, statistics=None, numbers=None,
     HOLD: tl.constexpr = None, FINISH: tl.constexpr = None,
 ):  # fmt: skip
@@ -336,8 +333,7 @@ def reduce_then_map_rows(
         ALIGNED: whether all accesses are at multiples of 16 bytes.
         SIDE: rows of a program; of columns, accesses side by side.
         BLOCK: elements of a row in a tile.
-        SHARES: of programs that share a row, not less than there are; with the columns of a
-            program, not less than its threads.
+        SHARES: of programs that share a row, not less than there are.
         PHASE: of these, 1 or 2, or all.
         second: an array that lies as the output does, for what is held; or None.
         weight, bias: arrays of n elements without gaps; or None.
@@ -361,7 +357,7 @@ def reduce_then_map_rows(
             inputs, words, output, n, count, sizes, starts, strides, steps,
             second, weight, bias, statistics, numbers, REDUCE, NONE, FOLD, MAP, HOLD, FINISH,
             OTHER, T, KIND == SHARED_COLUMNS, RANK, STEPS, VECTOR, ALIGNED, SIDE, BLOCK,
-            SHARES, EARLY, PHASE,
+            THREADS, SHARES, PHASE,
         )  # fmt: skip
     elif (KIND == ROWS) | (KIND == COLUMNS):
         mask = tile_mask(index, n, there, COLUMN)

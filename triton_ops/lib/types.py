@@ -39,6 +39,7 @@ if INTERPRETED:
         """
         return values
 
+
 else:
 
     @triton.jit
