@@ -83,6 +83,20 @@ inline cudaError_t start_clusters(const void* kernel, dim3 grid, dim3 block, uns
   const auto config = cluster_config(grid, block, blocks, attribute, shared_bytes, stream);
   return cudaLaunchKernelExC(&config, kernel, arguments);
 }
+inline cudaError_t start_early(const void* kernel, dim3 grid, dim3 block, void** arguments,
+                               std::size_t shared_bytes, cudaStream_t stream) {
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  return cudaLaunchKernelExC(&config, kernel, arguments);
+}
 inline cudaError_t start_cooperatively(const void* kernel, dim3 grid, dim3 block, void** arguments,
                                        std::size_t shared_bytes, cudaStream_t stream) {
   return cudaLaunchCooperativeKernel(kernel, grid, block, arguments, shared_bytes, stream);
@@ -142,6 +156,7 @@ struct Launch {
   std::size_t shared_bytes = 0;  // of dynamic shared memory
   bool is_cooperative = false;   // all blocks at once, or an error: they may wait for each other
   unsigned cluster_blocks = 1;   // neighbours in x that run at once as a cluster (cluster.cuh)
+  bool begins_early = false;     // while the launch before it ends (next_launch.cuh)
 };
 
 #if !defined(DIGLOT_INTERPRETER)
@@ -171,6 +186,10 @@ inline int multiprocessor_shared_bytes() {
   return device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
 #endif
 }
+
+#if !defined(DIGLOT_INTERPRETER)
+inline bool can_begin_early() { return device_attribute(cudaDevAttrComputeCapabilityMajor) >= 9; }
+#endif
 
 // Blocks that a cluster may have on the current device, and on every device that has clusters.
 constexpr int kPortableClusterBlocks = 8;
@@ -274,7 +293,9 @@ void launch_as(void (*)(Parameters...), const Launch& how, cudaStream_t stream,
   std::apply(
       [&](auto&... value) {
         void* pointers[] = {static_cast<void*>(&value)...};
-        const auto start = how.is_cooperative ? &start_cooperatively : &start_plainly;
+        const auto start = how.is_cooperative                      ? &start_cooperatively
+                           : how.begins_early && can_begin_early() ? &start_early
+                                                                   : &start_plainly;
         const cudaError_t status =
             how.cluster_blocks > 1
                 ? start_clusters(kernel, how.grid, how.block, how.cluster_blocks, pointers,
