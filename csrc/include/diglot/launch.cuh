@@ -48,9 +48,10 @@ void ensure_loaded() {
   loaded.fetch_or(bit, std::memory_order_relaxed);
 }
 
-// More dynamic shared memory than every device has must be asked for beforehand.
+// More shared memory than every device has, of which a kernel may have some besides, must be asked
+// for beforehand.
 inline void allow_shared_bytes(const void* kernel, std::size_t bytes) {
-  constexpr std::size_t kAlwaysAllowed = 48 * 1024;
+  constexpr std::size_t kAlwaysAllowed = 16 * 1024;
   if (bytes <= kAlwaysAllowed) return;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              static_cast<int>(bytes)),

@@ -360,13 +360,15 @@ class RowTiles {
   const Rows<kArrays>& rows_;
 };
 
-// Every thread of a block gets the states combined of all threads of its rows: columns side by
-// side, each with its own. `shared` has room for those of all threads.
+// Every thread gets the states combined of all threads of its rows, columns side by side, of all
+// blocks that have them; each column is combined by one thread of a block. `shared` has room for
+// the states of all threads. No block may end until all have arrived at the cluster's barrier once
+// more.
 template <int kThreads, typename State, int kRows>
-DIGLOT_DEVICE void columns_reduce(RowsOf<State, kRows>& states, State (&shared)[kRows][kThreads],
-                                  int log_side) {
+DIGLOT_DEVICE void columns_reduce(RowsOf<State, kRows>& states, State (&shared)[kRows * kThreads],
+                                  int log_side, int blocks) {
   const int side = 1 << log_side, thread = static_cast<int>(threadIdx.x);
-  if (side == kThreads) return;
+  if (side == kThreads) return;  // and so one block: each thread has columns of its own
   for (int apart = kWarpLanes / 2; apart >= side; apart /= 2) {
     DIGLOT_UNROLL
     for (int row = 0; row < kRows; ++row) {
@@ -375,46 +377,49 @@ DIGLOT_DEVICE void columns_reduce(RowsOf<State, kRows>& states, State (&shared)[
   }
   // The first threads write: of each warp, or of each turn of the columns if that is longer.
   const int turn = side < kWarpLanes ? kWarpLanes : side, column = thread & (side - 1);
-  const int group = thread / turn, groups = kThreads / turn;
+  const int group = thread / turn, groups = kThreads / turn, columns = side * kRows;
   if (thread % turn < side) {
     DIGLOT_UNROLL
-    for (int row = 0; row < kRows; ++row) shared[row][group * side + column] = states.of[row];
-  }
-  __syncthreads();
-  DIGLOT_UNROLL
-  for (int row = 0; row < kRows; ++row) {
-    states.of[row] = shared[row][column];
-    for (int other = 1; other < groups; ++other) {
-      states.of[row] = combine(states.of[row], shared[row][other * side + column]);
+    for (int row = 0; row < kRows; ++row) {
+      shared[group * columns + row * side + column] = states.of[row];
     }
   }
   __syncthreads();
+  for (int own = thread; own < columns; own += kThreads) {
+    State state = shared[own];
+    for (int other = 1; other < groups; ++other) {
+      state = combine(state, shared[other * columns + own]);
+    }
+    shared[own] = state;
+  }
+  State* totals = shared;
+  if (blocks > 1) {
+    cluster_sync();
+    totals += columns;  // others still read what is before
+    for (int own = thread; own < columns; own += kThreads) {
+      State state = *at_rank(shared + own, 0);
+      for (int block = 1; block < blocks; ++block) {
+        state = combine(state, *at_rank(shared + own, block));
+      }
+      totals[own] = state;
+    }
+    cluster_arrive();
+  }
+  __syncthreads();
+  DIGLOT_UNROLL
+  for (int row = 0; row < kRows; ++row) states.of[row] = totals[row * side + column];
 }
 
-// The same for the blocks of a cluster, once those of each have their states. No block may end
-// until all have arrived at the cluster's barrier once more.
-template <int kThreads, typename State, int kRows>
-DIGLOT_DEVICE void cluster_reduce(RowsOf<State, kRows>& states, State (&shared)[kRows][kThreads],
-                                  int log_side, int blocks) {
-  const int thread = static_cast<int>(threadIdx.x), column = thread & ((1 << log_side) - 1);
-  if (thread == column) {
-    DIGLOT_UNROLL
-    for (int row = 0; row < kRows; ++row) shared[row][column] = states.of[row];
-  }
+// The same of blocks that have a row each, once every thread has the state of its block.
+template <typename State>
+DIGLOT_DEVICE State cluster_reduce(const State& state, State* shared, int blocks) {
+  if (threadIdx.x == 0) *shared = state;
   cluster_sync();
-  DIGLOT_UNROLL
-  for (int row = 0; row < kRows; ++row) {
-    const State* const own = &shared[row][column];
-    if constexpr (kThreads == 1) {  // one row: each lane reads one of the blocks' states
-      states.of[row] = lanes_reduce(*at_rank(own, thread & (blocks - 1)), blocks);
-    } else {
-      states.of[row] = *at_rank(own, 0);
-      for (int block = 1; block < blocks; ++block) {
-        states.of[row] = combine(states.of[row], *at_rank(own, block));
-      }
-    }
-  }
+  // Each lane reads one of the blocks' states.
+  const int rank = static_cast<int>(threadIdx.x) & (blocks - 1);
+  const State total = lanes_reduce(*at_rank(shared, rank), blocks);
   cluster_arrive();
+  return total;
 }
 
 template <typename Operations, typename States, int... kRow>
@@ -429,6 +434,7 @@ DIGLOT_DEVICE auto maps_of(const Operations& operations, const States& states,
 template <typename Shape, typename Operation, typename I, int kInputs, int kArrays, typename O>
 DIGLOT_DEVICE void reduce_then_map_rows(const Rows<kArrays>& rows, const Operation& operation,
                                         const Inputs<I, kInputs>& inputs, O* output) {
+  using State = typename Operation::State;
   using Tiles = RowTiles<Shape, Operation, I, kInputs, kArrays>;
   const auto numbers = std::make_integer_sequence<int, Tiles::kRows>{};
   const RowPlace<Shape> place(rows);
@@ -461,17 +467,14 @@ DIGLOT_DEVICE void reduce_then_map_rows(const Rows<kArrays>& rows, const Operati
 
   if constexpr (Shape::kTeam == Team::kLanes) {
     states.of[0] = lanes_reduce(states.of[0], place.threads);
+  } else if constexpr (Shape::kTeam == Team::kColumns) {
+    __shared__ State shared[Tiles::kRows * Shape::kThreads];
+    columns_reduce<Shape::kThreads>(states, shared, rows.log_side, rows.blocks);
   } else {
-    // Of as many rows side by side as there can be.
-    constexpr int kSide = Shape::kTeam == Team::kColumns ? Shape::kThreads : 1;
-    __shared__ typename Operation::State shared[Tiles::kRows][kSide];
-    if constexpr (Shape::kTeam == Team::kColumns) {
-      columns_reduce(states, shared, rows.log_side);
-    } else {
-      states.of[0] = block_reduce<Shape::kThreads>(states.of[0]);
-    }
+    states.of[0] = block_reduce<Shape::kThreads>(states.of[0]);
     if constexpr (Shape::kIsTiled) {
-      if (rows.blocks > 1) cluster_reduce(states, shared, rows.log_side, rows.blocks);
+      __shared__ State shared;
+      if (rows.blocks > 1) states.of[0] = cluster_reduce(states.of[0], &shared, rows.blocks);
     }
   }
 
