@@ -25,7 +25,7 @@ NOTHING = tl.constexpr(-float("inf"))
 
 
 @triton.jit
-def reduce(values, AXIS: tl.constexpr, T: tl.constexpr):
+def reduce(values, mask, left, AXIS: tl.constexpr, T: tl.constexpr):
     return max_sum_along(values[0].to(compute_type(T)), AXIS, T)
 
 
@@ -36,7 +36,7 @@ def map(states, values, T: tl.constexpr):
 
 
 @triton.jit
-def reduce_backward(values, AXIS: tl.constexpr, T: tl.constexpr):
+def reduce_backward(values, mask, left, AXIS: tl.constexpr, T: tl.constexpr):
     return (sum_along(values[0].to(compute_type(T)), AXIS),)
 
 

@@ -16,6 +16,8 @@ from .layout import Layout, compute_layout
 from .lib.row_reduce import COLUMN_TILES, COLUMNS, ROWS, TILES
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from .launch import Tensors
 
 ACCESS_BYTES = 16
@@ -42,12 +44,19 @@ def _power_of_2(n: int) -> int:
     return result
 
 
-def rows_of(tensors: tuple[torch.Tensor, ...], dim: int) -> tuple[int, tuple[int, ...], Layout]:
+def rows_of(
+    tensors: tuple[torch.Tensor, ...], dim: int, statistic: torch.Tensor | None = None
+) -> tuple[int, tuple[int, ...], Layout]:
     """Elements of a row along a dimension, the step to the next in each tensor, and the layout of
     the other dimensions.
+
+    `statistic` lacks the dimension, and is the last array.
     """
     shape = tuple(tensors[0].shape)
-    strides = tuple(t.stride() for t in tensors)
+    strides = tuple([t.stride() for t in tensors])
+    if statistic is not None:
+        of = statistic.stride()
+        strides = (*strides, (*of[:dim], 0, *of[dim:]))
     if type(tensors[0]) is torch.Tensor:
         return _cached(shape, strides, dim)
     return _rows_of(shape, strides, dim)  # sizes may be symbols, which do not hash
@@ -83,27 +92,40 @@ def _variant(kind: int, block: int, is_aligned: bool) -> str:
     return f"{what}, blocks of {block}{', 16-byte accesses' if is_aligned else ''}"
 
 
-def launch_rows(kernel: Any, tensors: Tensors, dim: int) -> str:
+def launch_rows(
+    kernel: Any,
+    tensors: Tensors,
+    dim: int,
+    shared: tuple[torch.Tensor | None, ...] = (),
+    statistics: tuple[torch.Tensor, ...] = (),
+    held: tuple[torch.Tensor | None, ...] = (),
+    numbers: tuple[int, ...] = (),
+) -> str:
     """Launches a kernel on the rows of tensors along a dimension, and says how.
 
     Args:
-        kernel: of (pointers, n, count, three sizes, and for each array, the output first, its
-            start, three strides and step; KIND, RANK, STEPS, VECTOR, ALIGNED, SIDE, BLOCK,
-            THREADS), as `reduce_then_map_rows` takes them.
-        tensors: one input or two, then the output, of one shape.
+        kernel: of (pointers: the inputs, shared, statistics, held, the output; n, count, three
+            sizes; for each array, the output first, then the inputs, its start, three strides and
+            step; for the statistics a start and three strides; numbers; KIND, RANK, STEPS, VECTOR,
+            ALIGNED, SIDE, BLOCK, THREADS), as `reduce_then_map_rows` takes them.
+        tensors: one input or two, then the output, of one shape. The second input may be None.
         dim: a dimension of them, from 0.
+        shared: arrays of one row without gaps, the same for every row.
+        statistics: arrays of one element for each row, all with the same strides.
+        held: a second output, which lies as the output does.
+        numbers: 64-bit arguments.
     """
     *given, out = tensors
-    inputs = [t for t in given if t is not None]
     if out.numel() == 0:
         return "nothing to do"
-    arrays = (out, *inputs)
-    n, steps, outer = rows_of(arrays, dim)
-    size = min(t.element_size() for t in arrays)
+    pointers: Any = (*given, *shared, *statistics, *held, out)
+    arrays = (out, *(t for t in given if t is not None))
+    n, steps, outer = rows_of(arrays, dim, statistics[0] if statistics else None)
+    size = min([t.element_size() for t in arrays])
     vector = ACCESS_BYTES // size
-    has_steps = any(step != 1 for step in steps)
-    is_column = bool(outer.sizes) and n > 1 and outer.strides[0][0] < steps[0]
     every = range(len(arrays))
+    has_steps = any([steps[a] != 1 for a in every])
+    is_column = bool(outer.sizes) and n > 1 and outer.strides[0][0] < steps[0]
     if _is_symbolic(n, steps, outer):
         vector = 1  # what divides a symbol would be one more thing to compile anew for
     elif is_column:
@@ -114,11 +136,14 @@ def launch_rows(kernel: Any, tensors: Tensors, dim: int) -> str:
     # Addresses of traced tensors are unknown; the compiler that traces them knows alignments.
     is_aligned = False
     if vector > 1 and type(out) is torch.Tensor:
-        is_aligned = all(t.data_ptr() % ACCESS_BYTES == 0 for t in arrays)
+        whole = (*arrays, *(t for t in (*shared, *held) if t is not None))
+        is_aligned = all([t.data_ptr() % ACCESS_BYTES == 0 for t in whole])
         vector = vector if is_aligned else 1
     if is_column and vector > 1:
         outer = outer.in_vectors(vector)
-    kind, side, block, warps = _share_out(n, outer.numel, size, vector, is_column, len(inputs))
+    kind, side, block, warps = _share_out(n, outer.numel, size, vector, is_column, len(arrays) - 1)
+    # Where an input is not given, a kernel takes strides for it all the same.
+    places = [0, *_places(given)]
     for slice, start in outer.slices(ROW_RANK):
         missing = (0,) * (ROW_RANK - len(slice.sizes))
         integers = [
@@ -127,22 +152,32 @@ def launch_rows(kernel: Any, tensors: Tensors, dim: int) -> str:
             *slice.sizes,
             *((1,) * len(missing)),
         ]
-        for a in every:
+        for a in places:
             integers += [
                 start[a] if start else 0,
                 *(of[a] for of in slice.strides),
                 *missing,
                 steps[a],
             ]
+        if statistics:
+            integers += [start[-1] if start else 0, *(of[-1] for of in slice.strides), *missing]
         launch(
             kernel,
             -(-slice.numel // side),
-            tensors,
-            tuple(integers),
+            pointers,
+            (*integers, *numbers),
             (kind, len(slice.sizes), has_steps, vector, is_aligned, side, block, warps * 32),
             warps,
         )
     return _variant(kind, block, is_aligned)
+
+
+def _places(given: list[torch.Tensor | None]) -> Iterator[int]:
+    """The numbers of the inputs among the arrays that are there; of one that is not, any."""
+    place = 0
+    for tensor in given:
+        place += tensor is not None
+        yield place
 
 
 def _share_out(

@@ -22,7 +22,7 @@ NOTHING = tl.constexpr(-float("inf"))
 
 
 @triton.jit
-def reduce(values, AXIS: tl.constexpr, T: tl.constexpr):
+def reduce(values, mask, left, AXIS: tl.constexpr, T: tl.constexpr):
     return max_sum_along(values[0].to(compute_type(T)), AXIS, T)
 
 
@@ -34,7 +34,7 @@ def map(states, values, T: tl.constexpr):
 
 
 @triton.jit
-def reduce_backward(values, AXIS: tl.constexpr, T: tl.constexpr):
+def reduce_backward(values, mask, left, AXIS: tl.constexpr, T: tl.constexpr):
     COMPUTE: tl.constexpr = compute_type(T)
     return (sum_along(values[0].to(COMPUTE) * values[1].to(COMPUTE), AXIS),)
 

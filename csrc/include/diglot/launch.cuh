@@ -63,9 +63,9 @@ inline cudaError_t start_plainly(const void* kernel, dim3 grid, dim3 block, void
                                  std::size_t shared_bytes, cudaStream_t stream) {
   return cudaLaunchKernel(kernel, grid, block, arguments, shared_bytes, stream);
 }
-inline cudaError_t start_clusters(const void* kernel, dim3 grid, dim3 block, unsigned blocks,
-                                  void** arguments, std::size_t shared_bytes, cudaStream_t stream) {
-  cudaLaunchAttribute attribute = {};
+inline cudaLaunchConfig_t cluster_config(dim3 grid, dim3 block, unsigned blocks,
+                                         cudaLaunchAttribute& attribute, std::size_t shared_bytes,
+                                         cudaStream_t stream) {
   attribute.id = cudaLaunchAttributeClusterDimension;
   attribute.val.clusterDim.x = blocks;
   attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
@@ -76,6 +76,12 @@ inline cudaError_t start_clusters(const void* kernel, dim3 grid, dim3 block, uns
   config.stream = stream;
   config.attrs = &attribute;
   config.numAttrs = 1;
+  return config;
+}
+inline cudaError_t start_clusters(const void* kernel, dim3 grid, dim3 block, unsigned blocks,
+                                  void** arguments, std::size_t shared_bytes, cudaStream_t stream) {
+  cudaLaunchAttribute attribute = {};
+  const auto config = cluster_config(grid, block, blocks, attribute, shared_bytes, stream);
   return cudaLaunchKernelExC(&config, kernel, arguments);
 }
 inline cudaError_t start_cooperatively(const void* kernel, dim3 grid, dim3 block, void** arguments,
@@ -168,12 +174,12 @@ inline int multiprocessor_shared_bytes() {
 }
 
 // Blocks that a cluster may have on the current device, and on every device that has clusters.
+constexpr int kPortableClusterBlocks = 8;
 inline int max_cluster_blocks() {
-  constexpr int kPortable = 8;
 #if defined(DIGLOT_INTERPRETER)
-  return kPortable;
+  return kPortableClusterBlocks;
 #else
-  return device_attribute(cudaDevAttrClusterLaunch) != 0 ? kPortable : 1;
+  return device_attribute(cudaDevAttrClusterLaunch) != 0 ? kPortableClusterBlocks : 1;
 #endif
 }
 
@@ -195,6 +201,36 @@ int resident_blocks(int block_threads, std::size_t shared_bytes = 0) {
   check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, block_threads, shared_bytes),
         "asking for a kernel's occupancy");
   return multiprocessors() * blocks;
+#endif
+}
+
+#if !defined(DIGLOT_INTERPRETER)
+// A cluster of more blocks than every device has must be asked for beforehand.
+inline void allow_cluster(const void* kernel, unsigned blocks) {
+  if (blocks <= kPortableClusterBlocks) return;
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
+        "asking for a large cluster");
+}
+#endif
+
+// Clusters of such a launch that run at once on the current device: 0 if not even one fits.
+template <auto kKernel>
+int resident_clusters(const Launch& how) {
+#if defined(DIGLOT_INTERPRETER)
+  return how.cluster_blocks <= interpreter::kMaxClusterBlocks ? 1 : 0;
+#else
+  if (device_attribute(cudaDevAttrClusterLaunch) == 0) return 0;
+  ensure_loaded<kKernel>();
+  const void* const kernel = reinterpret_cast<const void*>(kKernel);
+  allow_shared_bytes(kernel, how.shared_bytes);
+  allow_cluster(kernel, how.cluster_blocks);
+  cudaLaunchAttribute attribute = {};
+  cudaLaunchConfig_t config =
+      cluster_config(how.grid, how.block, how.cluster_blocks, attribute, how.shared_bytes, nullptr);
+  int clusters = 0;
+  check(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config),
+        "asking for the clusters that run at once");
+  return clusters;
 #endif
 }
 
@@ -235,6 +271,7 @@ void launch_as(void (*)(Parameters...), const Launch& how, cudaStream_t stream,
   ensure_loaded<kKernel>();
   const void* const kernel = reinterpret_cast<const void*>(kKernel);
   allow_shared_bytes(kernel, how.shared_bytes);
+  allow_cluster(kernel, how.cluster_blocks);
   std::apply(
       [&](auto&... value) {
         void* pointers[] = {static_cast<void*>(&value)...};

@@ -132,6 +132,13 @@ DIGLOT_DEVICE State shuffle_from(const State& state, int lane) {
   return shuffle_words(state, [=](uint32_t word) { return __shfl_sync(kAllLanes, word, lane); });
 }
 
+// The state of the lane whose number differs in the bits of `lanes`.
+template <typename State>
+DIGLOT_DEVICE State shuffle_across(const State& state, int lanes) {
+  return shuffle_words(state,
+                       [=](uint32_t word) { return __shfl_xor_sync(kAllLanes, word, lanes); });
+}
+
 // The first lane gets the states of `kLanes` lanes combined, pairwise.
 template <int kLanes = kWarpLanes, typename State>
 DIGLOT_DEVICE State warp_reduce(State state) {
@@ -150,6 +157,16 @@ DIGLOT_DEVICE State lanes_reduce(State state, int lanes) {
     state = combine(state, shuffle_down(state, apart));
   }
   return shuffle_from(state, first);
+}
+
+// The same, sooner, where combine(a, b) is combine(b, a) to the last bit, as it is for sums.
+template <typename State>
+DIGLOT_DEVICE State lanes_sum(State state, int lanes) {
+  DIGLOT_UNROLL
+  for (int apart = 1; apart < kWarpLanes; apart *= 2) {
+    if (apart < lanes) state = combine(state, shuffle_across(state, apart));
+  }
+  return state;
 }
 
 // Every thread of a block of kThreads threads gets all their states combined: within each warp,

@@ -3,8 +3,9 @@
 #pragma once
 
 #include <cstring>
+#include <type_traits>
 
-#include "diglot/platform.cuh"
+#include "diglot/types.cuh"
 
 namespace diglot {
 
@@ -83,6 +84,29 @@ DIGLOT_DEVICE Vector<T> unpack(uint4 bits) {
   return value;
 }
 
+// The elements of an access as they are computed with.
+template <typename T>
+DIGLOT_DEVICE auto unpack_computed(uint4 bits) {
+  constexpr int kElements = kAccessBytes / sizeof(T);
+  using Compute = compute_t<T>;
+  Vector<Compute, kElements> result;
+  if constexpr (std::is_same_v<T, bfloat16>) {
+    // The upper half of a float: one instruction each, whichever half of a word it is in.
+    const uint32_t words[] = {bits.x, bits.y, bits.z, bits.w};
+    DIGLOT_UNROLL
+    for (int i = 0; i < kElements; ++i) {
+      const uint32_t of_float = i % 2 == 0 ? words[i / 2] << 16 : words[i / 2] & 0xffff0000u;
+      memcpy(&result[i], &of_float, sizeof(of_float));
+    }
+  } else {
+    Vector<T> values;
+    memcpy(&values, &bits, sizeof(bits));
+    DIGLOT_UNROLL
+    for (int i = 0; i < kElements; ++i) result[i] = convert<Compute>(values[i]);
+  }
+  return result;
+}
+
 // What an access is held as: packed, if it has 16 bytes.
 template <typename T, int kElements, bool kIsPacked = kElements * sizeof(T) == kAccessBytes>
 struct Held {
@@ -98,6 +122,15 @@ struct Held<T, kElements, false> {
   DIGLOT_DEVICE static Held of(const Vector<T, kElements>& value) { return {value}; }
   DIGLOT_DEVICE Vector<T, kElements> get() const { return value; }
 };
+
+// An address that the compiler computes once, and not from its terms wherever it is used.
+template <typename T>
+DIGLOT_DEVICE T* as_it_is(T* address) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("" : "+l"(address));
+#endif
+  return address;
+}
 
 // Copies 16 bytes from global to shared memory, of which none is in a register meanwhile. The
 // thread sees them once wait_for_copies has returned.
@@ -116,6 +149,25 @@ DIGLOT_DEVICE void copy_async(uint4* shared, const void* global) {
 DIGLOT_DEVICE void wait_for_copies() {
 #if defined(__CUDA_ARCH__)
   asm volatile("cp.async.wait_all;" : : : "memory");
+#endif
+}
+
+// The copies that a thread has begun since it last called this are one group of its own.
+DIGLOT_DEVICE void group_copies() {
+#if defined(__CUDA_ARCH__)
+  asm volatile("cp.async.commit_group;" : : : "memory");
+#endif
+}
+
+// Waits until of the thread's groups at most the latest `newer`, 0 to 3, are under way.
+DIGLOT_DEVICE void wait_for_copies_before(int newer) {
+#if defined(__CUDA_ARCH__)
+  switch (newer) {  // the instruction takes no register
+    case 0: asm volatile("cp.async.wait_group 0;" : : : "memory"); break;
+    case 1: asm volatile("cp.async.wait_group 1;" : : : "memory"); break;
+    case 2: asm volatile("cp.async.wait_group 2;" : : : "memory"); break;
+    default: asm volatile("cp.async.wait_group 3;" : : : "memory");
+  }
 #endif
 }
 

@@ -1,24 +1,32 @@
 """The ops' contracts: public functions, validation, differentiation, registration."""
 
 from diglot.ops.add import add
+from diglot.ops.add_layer_norm import add_layer_norm
+from diglot.ops.add_rms_norm import add_rms_norm
 from diglot.ops.clip_grad_norm import clip_grad_norm_
 from diglot.ops.dropout import dropout
 from diglot.ops.gelu import gelu
 from diglot.ops.global_softmax import global_softmax
 from diglot.ops.grid_barrier_check import GridBarrierCheck, grid_barrier_check
+from diglot.ops.layer_norm import layer_norm
 from diglot.ops.log_softmax import log_softmax
+from diglot.ops.rms_norm import rms_norm
 from diglot.ops.softmax import softmax
 from diglot.ops.standardize import standardize
 
 __all__ = [
     "GridBarrierCheck",
     "add",
+    "add_layer_norm",
+    "add_rms_norm",
     "clip_grad_norm_",
     "dropout",
     "gelu",
     "global_softmax",
     "grid_barrier_check",
+    "layer_norm",
     "log_softmax",
+    "rms_norm",
     "softmax",
     "standardize",
 ]

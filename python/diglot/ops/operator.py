@@ -87,17 +87,20 @@ class Operator:
 
     Args:
         schema: its schema, such as "gelu(Tensor input, str approximate, str backend) -> Tensor".
-            Tensors come first and the backend, already chosen, last. Of several outputs the first
-            is differentiable, and the others are what the backward pass needs of it.
+            Tensors come first and the backend, already chosen, last.
         forward: computes it: allocates the output and runs a launcher. Traced under torch.compile.
         fake: the output's metadata, for fake and meta tensors.
         setup_context: saves what `backward` needs, as in torch.autograd.Function.
-        backward: the gradients of the tensor arguments, from the context and the output's gradient;
-            the arguments after them have none.
-        jvp: the output's tangent, from the context and the tangents of the tensor arguments.
+        backward: the gradients of the tensor arguments, from the context and the gradient of each
+            differentiable output; the arguments after them have none. Of an operator of several
+            outputs a gradient is None where there is none, but never all.
+        jvp: the differentiable outputs' tangents, a tuple of them if there are several, from the
+            context and the tangents of the tensor arguments.
         vmap: the batching rule, as in torch.library.register_vmap; by default a call for each
             sample.
         tensors: how many arguments are tensors.
+        differentiable: how many outputs, the first ones, are differentiable. The others are what
+            the backward pass needs of them.
         opaque: whether compilers are not to see into its kernels: their launch depends on the
             stream, or on whether it is captured, which a compiled graph does not know.
         inlined: whether compilers see what the backend "torch" does, so that they can fuse it.
@@ -111,9 +114,10 @@ class Operator:
         fake: Callable[..., Any],
         setup_context: Callable[..., None],
         backward: Callable[..., tuple[Any, ...]],
-        jvp: Callable[..., torch.Tensor],
+        jvp: Callable[..., Any],
         vmap: Callable[..., Any] | None = None,
         tensors: int,
+        differentiable: int = 1,
         opaque: bool = False,
         inlined: bool = True,
     ) -> None:
@@ -124,15 +128,19 @@ class Operator:
         self.forward = forward
         self._tensors = tensors
         self._fake = fake
-        vmap = vmap or self._one_by_one
+        vmap = vmap or self.one_by_one
 
         def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
             setup_context(ctx, inputs, output)
             if isinstance(output, tuple):
-                ctx.mark_non_differentiable(*output[1:])
+                ctx.mark_non_differentiable(*output[differentiable:])
+                ctx.set_materialize_grads(False)
 
-        def all_gradients(ctx: Any, grad_output: torch.Tensor, *_: Any) -> tuple[Any, ...]:
-            return (*backward(ctx, grad_output), *no_gradients)
+        def all_gradients(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+            grads = grads[:differentiable]
+            if all(grad is None for grad in grads):
+                return (None,) * arguments
+            return (*backward(ctx, *grads), *no_gradients)
 
         tags = [torch.Tag.pt2_compliant_tag]
         if opaque:  # what it keeps between calls must not lie in the memory of a compiler's graph
@@ -163,11 +171,13 @@ class Operator:
             save(ctx, args, output)
             return output
 
-        others = schema.count("Tensor", schema.index("->")) - 1
+        others = schema.count("Tensor", schema.index("->")) - differentiable
 
         def all_tangents(ctx: Any, *tangents: Any) -> Any:
-            tangent = jvp(ctx, *tangents[:tensors])
-            return (tangent, *(None,) * others) if others else tangent
+            made = jvp(ctx, *tangents[:tensors])
+            if differentiable == 1 and others:
+                made = (made,)
+            return (*made, *(None,) * others) if others else made
 
         # Below the transforms the dispatcher still has work: a tangent may have a negative bit, or
         # be zeros without memory, which no launcher knows.
@@ -195,7 +205,7 @@ class Operator:
             },
         )
 
-    def _one_by_one(self, info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
+    def one_by_one(self, info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
         """The batching rule of an operator whose kernels know no batches."""
         samples = [
             [a if d is None else a.select(d, i) for a, d in zip(args, in_dims, strict=True)]

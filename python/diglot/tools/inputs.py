@@ -258,7 +258,8 @@ def load(
         if tensors:
             raise ValueError("--tensor names tensors of --input, and --shape draws random ones")
         with _memory_for("--shape"):
-            return _random(len(spec.inputs), shape, dtype or torch.float32, device, seed)
+            shapes = spec.shapes(shape) if spec.shapes else [shape] * len(spec.inputs)
+            return _random(shapes, dtype or torch.float32, device, seed)
     assert path is not None
     path = Path(path)
     with _memory_for("--input"):
@@ -290,11 +291,11 @@ def _check(spec: OpSpec, tensor: torch.Tensor, which: str, dtype: torch.dtype | 
 
 
 def _random(
-    count: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device | str, seed: int
+    shapes: Sequence[tuple[int, ...]], dtype: torch.dtype, device: torch.device | str, seed: int
 ) -> list[torch.Tensor]:
     generator = torch.Generator(device).manual_seed(seed)
     drawn = []
-    for _ in range(count):
+    for shape in shapes:
         if dtype.is_floating_point:
             tensor = torch.empty(shape, dtype=dtype, device=device).normal_(generator=generator)
         else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import importlib
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,6 +67,9 @@ class OpSpec:
             inputs must be, by the names of the inputs.
         backward_bytes: from the same, the bytes that the backward pass must move: each array that
             it reads once, each that it writes once.
+        call: from the op's function, the inputs and keyword arguments, its result, where these are
+            not simply its arguments.
+        shapes: from the shape of the first input, that of each, where they differ.
     """
 
     name: str
@@ -77,11 +80,15 @@ class OpSpec:
     options: Mapping[str, Option] = field(default_factory=dict)
     constants: Mapping[str, Any] = field(default_factory=dict)
     floating_only: bool = False
+    call: Callable[..., torch.Tensor] | None = None
+    shapes: Callable[[tuple[int, ...]], Sequence[tuple[int, ...]]] | None = None
 
     @property
     def function(self) -> Callable[..., torch.Tensor]:
-        """The op: `diglot.<name>`, with its constants."""
+        """The op: `diglot.<name>`, with its constants, as a function of the inputs."""
         function = getattr(importlib.import_module("diglot.ops"), self.name)
+        if self.call is not None:
+            function = functools.partial(self.call, function)
         return functools.partial(function, **self.constants) if self.constants else function
 
     def check_options(self, options: Mapping[str, Any]) -> None:

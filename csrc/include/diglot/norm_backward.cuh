@@ -1,0 +1,618 @@
+// The derivatives of layer norm and RMS norm, of which one launch finds those of the input, and of
+// weight and bias what groups of rows add up to, and a second one adds up the groups. Twin of
+// triton_ops/lib/norm.py.
+//
+// With x' = (x - mean) rstd, h = g weight and means over a row of n elements,
+//
+//   grad_input = rstd (h - mean(h) - x' mean(h x')) + grad_sum,
+//   grad_weight = the sum of g x' over all rows,  grad_bias = that of g;
+//
+// RMS norm has no mean: x' = x rstd, and no mean(h).
+//
+// Few groups of threads walk over all rows, each over its own: a thread has the same columns of all
+// rows of its group, and adds up their derivatives in registers. The next rows are under way to
+// shared memory meanwhile, so that memory is never idle while a row's sums are found. A row belongs
+// to neighbouring threads of a block, its team, or to a cluster of blocks.
+#pragma once
+
+#include "diglot/cluster.cuh"
+#include "diglot/reduce.cuh"
+#include "diglot/strides.cuh"
+#include "diglot/vector_access.cuh"
+
+namespace diglot {
+
+constexpr int kNormThreads = 512;  // of a multiprocessor: sums take many registers
+constexpr int kNormMostClusterBlocks = 16;
+
+// A kernel variant: a thread has so many accesses of a row, of 16 bytes where kIsWide, otherwise as
+// many elements one by one, neighbours by neighbouring threads.
+template <int kAccesses_, bool kIsWide_>
+struct NormShape {
+  static constexpr int kAccesses = kAccesses_;
+  static constexpr bool kIsWide = kIsWide_;
+  template <typename T>
+  static constexpr int kElements = kAccessBytes / static_cast<int>(sizeof(T));
+  template <typename T>
+  static constexpr int kColumns = kAccesses * kElements<T>;         // of a thread
+  static constexpr int kStageBytes = 2 * kAccesses * kAccessBytes;  // of a thread: a row's part
+  template <typename T>
+  static constexpr int kWeightBytes = kColumns<T> * static_cast<int>(sizeof(compute_t<T>));
+};
+
+// Arrays of rows, in the order of their offsets.
+enum NormArray { kGradInput, kGradOutput, kInput, kGradSum, kStatistics, kNormArrays };
+
+// Rows, and how they are shared out.
+struct NormRows {
+  int64_t n;      // elements of a row
+  int64_t count;  // rows
+  Strides<kNormArrays, int64_t> starts;
+  int groups;    // of rows
+  int blocks;    // that have a row together, as a cluster: a power of two
+  int share;     // elements of a row that a block has, at most
+  int log_team;  // log2 of the threads of a block that have a row
+  int stages;    // rows of a team that are in shared memory, or under way there
+  bool goes_on;  // from what a launch before has added up
+
+  DIGLOT_DEVICE auto offsets(int64_t row) const {
+    if (starts.rank > 1) return starts.offsets_by_loop(row);
+    auto result = starts.start;
+    DIGLOT_UNROLL
+    for (int a = 0; a < kNormArrays; ++a) result.of[a] += row * starts.strides[0][a];
+    return result;
+  }
+};
+
+template <typename T>
+struct NormGradients {
+  using Compute = compute_t<T>;
+
+  const T* grad_output;
+  const T* input;
+  const T* grad_sum;  // or null
+  const Compute* mean;
+  const Compute* rstd;
+  const void* weight;    // or null
+  bool has_wide_weight;  // of the type that is computed in, not of T
+  Compute* weight_sums;  // of the groups, one after the other; or null
+  Compute* bias_sums;    // likewise
+  T* grad_input;
+
+  // Calls function(weight_at), where weight_at(column) is the weight of a column.
+  template <typename Function>
+  DIGLOT_DEVICE void with_weights(Function function) const {
+    const void* const data = weight;
+    if (weight == nullptr) {
+      function([](int64_t) { return Compute(1); });
+    } else if (has_wide_weight) {
+      function([=](int64_t column) { return static_cast<const Compute*>(data)[column]; });
+    } else {
+      function(
+          [=](int64_t column) { return convert<Compute>(static_cast<const T*>(data)[column]); });
+    }
+  }
+};
+
+// The sums over a row that its derivative takes: of h x', and of h, if it is centred.
+template <typename Compute, bool kIsCentered>
+using NormSums = Sums<Compute, kIsCentered ? 2 : 1>;
+
+// A row's statistics, for x' = x factor + shift.
+template <typename Compute, bool kIsCentered>
+struct NormRow {
+  Compute factor, shift;
+
+  template <typename T>
+  DIGLOT_DEVICE static NormRow load(const NormGradients<T>& arrays, int64_t at) {
+    return {arrays.rstd[at], kIsCentered ? arrays.mean[at] : Compute(0)};
+  }
+  DIGLOT_DEVICE NormRow ready() const { return {factor, -shift * factor}; }
+
+  DIGLOT_DEVICE Compute normalized(Compute x) const {
+    return kIsCentered ? fma(x, factor, shift) : x * factor;
+  }
+  // The derivative of an element.
+  struct Map {
+    Compute factor, slope, offset;
+
+    DIGLOT_DEVICE Compute operator()(Compute grad, Compute weight, Compute x) const {
+      return fma(grad * weight, factor, kIsCentered ? fma(x, slope, offset) : x * slope);
+    }
+  };
+  DIGLOT_DEVICE Map map(const NormSums<Compute, kIsCentered>& sums, Compute share) const {
+    const Compute mean = sums.of[0] * share * factor;
+    Map result{factor, -mean * factor, 0};
+    if constexpr (kIsCentered) result.offset = -fma(mean, shift, sums.of[1] * share * factor);
+    return result;
+  }
+};
+
+// A thread's part of the rows of its group.
+template <typename Shape, typename T, bool kIsCentered>
+class NormPart {
+ public:
+  using Compute = compute_t<T>;
+  using Row = NormRow<Compute, kIsCentered>;
+  using RowSums = NormSums<Compute, kIsCentered>;
+  static constexpr int kElements = Shape::template kElements<T>;
+  static constexpr int kAccesses = Shape::kAccesses;
+  static constexpr int kColumns = Shape::template kColumns<T>;
+
+  DIGLOT_DEVICE NormPart(const NormRows& rows, const NormGradients<T>& arrays)
+      : rows_(rows), arrays_(arrays) {
+    const int thread = static_cast<int>(threadIdx.x), team = 1 << rows.log_team;
+    constexpr int kAlong = Shape::kIsWide ? kElements : 1;
+    member_ = thread & (team - 1);
+    group_ = static_cast<int>(blockIdx.x) / rows.blocks;
+    first_column_ = static_cast<int>(blockIdx.x) % rows.blocks * int64_t{rows.share};
+    const int64_t left = rows.n - first_column_;
+    share_ = left < rows.share ? static_cast<int>(left) : rows.share;
+    own_column_ = first_column_ + member_ * kAlong;
+    const int step = team * kAlong;
+    step_ = static_cast<uint32_t>(step * sizeof(T));
+    count_ = (share_ - member_ * kAlong + step - 1) / step;
+    // A warp's accesses are neighbours, so that a thread finds all of its by the first.
+    const int warp = thread / kWarpLanes, lane = thread % kWarpLanes;
+    weights_ =
+        shared() + member_ / kWarpLanes * (kAccesses * kParts * kWarpLanes) + member_ % kWarpLanes;
+    stages_ = behind_weights() + warp * (rows.stages * kStage) + lane;
+  }
+
+  // Of the teams of a block: the row that the first begins with, and the number of this one. From
+  // one row to a team's next one.
+  DIGLOT_DEVICE int64_t first_row() const { return int64_t{group_} * teams(); }
+  DIGLOT_DEVICE int number() const { return static_cast<int>(threadIdx.x) >> rows_.log_team; }
+  DIGLOT_DEVICE int64_t step() const { return int64_t{rows_.groups} * teams(); }
+
+  DIGLOT_DEVICE Row statistics(int64_t row) const {
+    if (row >= rows_.count) return {};
+    return Row::load(arrays_, rows_.offsets(row).of[kStatistics]);
+  }
+
+  // Zeros where nothing will be brought.
+  DIGLOT_DEVICE void clear() const {
+    for (int stage = 0; stage < rows_.stages; ++stage) {
+      DIGLOT_UNROLL
+      for (int a = 0; a < kAccesses; ++a) {
+        if (Shape::kIsWide && is_there(a, 0)) continue;
+        *staged(stage, a, 0) = *staged(stage, a, 1) = uint4{};
+      }
+    }
+    DIGLOT_UNROLL
+    for (int i = 0; i < kAccesses * kParts; ++i) weights_[i * kWarpLanes] = uint4{};
+    __syncthreads();
+  }
+
+  // Has the thread's part of a row brought to a stage of shared memory: it is there once
+  // wait_for_copies_before says so.
+  DIGLOT_DEVICE void fetch(int64_t row, int stage) const {
+    if (row < rows_.count) {
+      const Sources from = sources(row);
+      DIGLOT_UNROLL
+      for (int a = 0; a < kAccesses; ++a) fetch_access(from, stage, a);
+    }
+    group_copies();
+  }
+
+  // The weights, as they are computed with, into shared memory.
+  DIGLOT_DEVICE void fetch_weights() const {
+    constexpr int kLoads = 8;  // in flight
+    const int threads = static_cast<int>(blockDim.x);
+    const auto fetch_all = [&](auto weight_at) {
+      for (int first = static_cast<int>(threadIdx.x); first < share_; first += kLoads * threads) {
+        Compute loaded[kLoads];
+        DIGLOT_UNROLL
+        for (int load = 0; load < kLoads; ++load) {
+          const int at = first + load * threads;
+          loaded[load] = at < share_ ? weight_at(first_column_ + at) : Compute(0);
+        }
+        DIGLOT_UNROLL
+        for (int load = 0; load < kLoads; ++load) {
+          const int at = first + load * threads;
+          if (at < share_) *kept_weight(at) = loaded[load];
+        }
+      }
+    };
+    arrays_.with_weights(fetch_all);
+    __syncthreads();
+  }
+
+  // The sums of the thread's part of a row, which is added to those of its columns.
+  DIGLOT_DEVICE RowSums reduce(const Row& row, int stage) {
+    RowSums sums = RowSums::none();
+    DIGLOT_UNROLL
+    for (int a = 0; a < kAccesses; ++a) {
+      visit(stage, a, [&](int i, Compute grad, Compute x, Compute weight) {
+        const Compute normalized = row.normalized(x), inner = grad * weight;
+        sums.of[0] = fma(inner, normalized, sums.of[0]);
+        weight_sums_[a * kElements + i] = fma(grad, normalized, weight_sums_[a * kElements + i]);
+        if constexpr (kIsCentered) {
+          sums.of[1] += inner;
+          bias_sums_[a * kElements + i] += grad;
+        }
+      });
+    }
+    return sums;
+  }
+
+  // The derivatives of the thread's part of a row, for whose place in shared memory another one is
+  // fetched then.
+  DIGLOT_DEVICE void store(int64_t row, const typename Row::Map& map, int stage,
+                           int64_t next) const {
+    const auto starts = rows_.offsets(row);
+    const bool has_next = next < rows_.count;
+    const Sources from = sources(has_next ? next : row);
+    T* const to = as_it_is(arrays_.grad_input + starts.of[kGradInput] + own_column_);
+    DIGLOT_UNROLL
+    for (int a = 0; a < kAccesses; ++a) {
+      Compute values[kElements];
+      visit(stage, a, [&](int i, Compute grad, Compute x, Compute weight) {
+        values[i] = map(grad, weight, x);
+      });
+      if (arrays_.grad_sum != nullptr && is_there(a, 0)) {
+        const auto more = read(arrays_.grad_sum + starts.of[kGradSum] + own_column_, a);
+        DIGLOT_UNROLL
+        for (int i = 0; i < kElements; ++i) values[i] += convert<Compute>(more[i]);
+      }
+      if constexpr (Shape::kIsWide) {
+        if (is_there(a, 0)) {
+          Vector<T, kElements> result;
+          DIGLOT_UNROLL
+          for (int i = 0; i < kElements; ++i) result[i] = convert<T>(values[i]);
+          store_vector(at(to, a), result);
+        }
+      } else {
+        DIGLOT_UNROLL
+        for (int i = 0; i < kElements; ++i) {
+          if (is_there(a, i)) *at(to, a, i) = convert<T>(values[i]);
+        }
+      }
+      if (has_next) fetch_access(from, stage, a);
+    }
+    group_copies();
+  }
+
+  // The group's sums over its rows of what its teams have added up. Stages are overwritten.
+  DIGLOT_DEVICE void finish() {
+    wait_for_copies();
+    store_sums(weight_sums_, arrays_.weight_sums);
+    if constexpr (kIsCentered) store_sums(bias_sums_, arrays_.bias_sums);
+  }
+
+ private:
+  static constexpr int kParts = kElements * sizeof(Compute) / kAccessBytes;  // an access' weights
+  static constexpr int kStage = 2 * kAccesses * kWarpLanes;                  // accesses of a warp
+
+  DIGLOT_DEVICE int team() const { return 1 << rows_.log_team; }
+  DIGLOT_DEVICE int teams() const { return static_cast<int>(blockDim.x) >> rows_.log_team; }
+
+  // Of the elements of a row that the block has, each is one of these of a thread of a team.
+  struct Place {
+    int access, i, member;
+  };
+  DIGLOT_DEVICE Place place_of(int element) const {
+    if constexpr (Shape::kIsWide) {
+      const int access = element / kElements;
+      return {access >> rows_.log_team, element % kElements, access & (team() - 1)};
+    }
+    const int turn = element >> rows_.log_team;
+    return {turn / kElements, turn % kElements, element & (team() - 1)};
+  }
+  DIGLOT_DEVICE bool is_there(int a, int i) const {
+    return (Shape::kIsWide ? a : a * kElements + i) < count_;
+  }
+
+  // Where the thread's part of a row begins.
+  struct Sources {
+    const T* grad_output;
+    const T* input;
+    const T* grad_sum;
+  };
+  DIGLOT_DEVICE Sources sources(int64_t row) const {
+    const auto starts = rows_.offsets(row);
+    return {as_it_is(arrays_.grad_output + starts.of[kGradOutput] + own_column_),
+            as_it_is(arrays_.input + starts.of[kInput] + own_column_),
+            arrays_.grad_sum + starts.of[kGradSum] + own_column_};
+  }
+  // Of an access, or of an element that is accessed alone.
+  template <typename U>
+  DIGLOT_DEVICE U* at(U* part, int a, int i = 0) const {
+    const uint32_t offset = (Shape::kIsWide ? a : a * kElements + i) * step_;
+    using Byte = std::conditional_t<std::is_const_v<U>, const char, char>;
+    return reinterpret_cast<U*>(reinterpret_cast<Byte*>(part) + offset);
+  }
+  DIGLOT_DEVICE void fetch_access(const Sources& from, int stage, int a) const {
+    if constexpr (Shape::kIsWide) {
+      if (!is_there(a, 0)) return;
+      copy_async(staged(stage, a, 0), at(from.grad_output, a));
+      copy_async(staged(stage, a, 1), at(from.input, a));
+      if (arrays_.grad_sum != nullptr) prefetch(at(from.grad_sum, a));
+    } else {
+      *staged(stage, a, 0) = pack(read(from.grad_output, a));
+      *staged(stage, a, 1) = pack(read(from.input, a));
+    }
+  }
+  DIGLOT_DEVICE Vector<T, kElements> read(const T* from, int a) const {
+    if constexpr (Shape::kIsWide) {
+      return load_vector<T, kElements>(at(from, a));
+    } else {
+      Vector<T, kElements> access;
+      DIGLOT_UNROLL
+      for (int i = 0; i < kElements; ++i) {
+        access[i] = is_there(a, i) ? *at(from, a, i) : T{};
+      }
+      return access;
+    }
+  }
+
+  // Shared memory: the weights, and the stages behind them, of which a thread has its own parts.
+  DIGLOT_DEVICE static uint4* shared() {
+    extern __shared__ uint4 staged_accesses[];
+    return staged_accesses;
+  }
+  DIGLOT_DEVICE uint4* behind_weights() const {
+    return shared() + kAccesses * kParts * (team() < kWarpLanes ? kWarpLanes : team());
+  }
+  DIGLOT_DEVICE uint4* staged(int stage, int a, int array) const {
+    return stages_ + stage * kStage + (2 * a + array) * kWarpLanes;
+  }
+  DIGLOT_DEVICE Compute* kept_weight(int element) const {
+    constexpr int kOfPart = kElements / kParts;
+    const Place place = place_of(element);
+    uint4* const part = shared() + place.member % kWarpLanes +
+                        (place.member / kWarpLanes * (kAccesses * kParts) + place.access * kParts +
+                         place.i / kOfPart) *
+                            kWarpLanes;
+    return reinterpret_cast<Compute*>(part) + place.i % kOfPart;
+  }
+
+  // function(i, grad, x, weight) for the elements of an access, zeros if they are not there.
+  template <typename Function>
+  DIGLOT_DEVICE void visit(int stage, int a, Function function) const {
+    const auto grads = unpack_computed<T>(*staged(stage, a, 0));
+    const auto inputs = unpack_computed<T>(*staged(stage, a, 1));
+    DIGLOT_UNROLL
+    for (int part = 0; part < kParts; ++part) {
+      const auto weight = unpack_computed<Compute>(weights_[(a * kParts + part) * kWarpLanes]);
+      DIGLOT_UNROLL
+      for (int j = 0; j < kElements / kParts; ++j) {
+        const int i = part * (kElements / kParts) + j;
+        function(i, grads[i], inputs[i], weight[j]);
+      }
+    }
+  }
+
+  DIGLOT_DEVICE void store_sums(Compute (&sums)[kColumns], Compute* output) const {
+    if (output == nullptr) return;
+    // Of lanes that have the same columns, the first ones get the sums of all.
+    const int team = this->team(), thread = static_cast<int>(threadIdx.x);
+    const int threads = static_cast<int>(blockDim.x);
+    for (int apart = team; apart < kWarpLanes; apart *= 2) {
+      DIGLOT_UNROLL
+      for (int k = 0; k < kColumns; ++k) {
+        sums[k] += __shfl_xor_sync(kAllLanes, sums[k], apart);
+      }
+    }
+    // Those of the block, in place of its stages.
+    const int side = team < kWarpLanes ? kWarpLanes : team, parts = threads / side;
+    Compute* const kept = reinterpret_cast<Compute*>(behind_weights());
+    __syncthreads();
+    if (thread % side < team) {
+      DIGLOT_UNROLL
+      for (int k = 0; k < kColumns; ++k) {
+        kept[(k * parts + thread / side) * team + member_] = sums[k];
+      }
+    }
+    __syncthreads();
+    output += group_ * rows_.n + first_column_;
+    for (int at = thread; at < share_; at += threads) {
+      const Place place = place_of(at);
+      const int k = place.access * kElements + place.i;
+      Compute sum = rows_.goes_on ? output[at] : Compute(0);
+      for (int part = 0; part < parts; ++part)
+        sum += kept[(k * parts + part) * team + place.member];
+      output[at] = sum;
+    }
+  }
+
+  const NormRows& rows_;
+  const NormGradients<T>& arrays_;
+  int member_, group_;    // of the team; of the groups
+  int64_t first_column_;  // that the block has,
+  int64_t own_column_;    // and this thread
+  int share_;             // of a row's elements, the block's
+  uint32_t step_;         // bytes from an access to the thread's next one, or from an element
+  int count_;             // of them
+  uint4* weights_;
+  uint4* stages_;
+  Compute weight_sums_[kColumns] = {};
+  Compute bias_sums_[kIsCentered ? kColumns : 1] = {};
+};
+
+// Adds up states over teams, time after time.
+template <typename State>
+class TeamSum {
+ public:
+  // All threads call it, of all blocks.
+  DIGLOT_DEVICE explicit TeamSum(const NormRows& rows) : rows_(rows) {
+    if (rows.blocks > 1) shared().messages.open();
+  }
+
+  // Every thread of a team gets the sums of all its threads, those of other blocks too where they
+  // have a row together. All threads call it. What is shared is used by turns: who is late may
+  // still read what was there before, and a barrier lies between that and the turn after the next.
+  DIGLOT_DEVICE State operator()(State state) {
+    const int team = 1 << rows_.log_team;
+    state = lanes_sum(state, team < kWarpLanes ? team : kWarpLanes);
+    if (team <= kWarpLanes) return state;
+    const int warp = threadIdx.x / kWarpLanes, lane = threadIdx.x % kWarpLanes;
+    const int warps = team / kWarpLanes;
+    State(&of_warps)[kMostWarps] = shared().of_warps[number_ % 2];
+    if (lane == 0) of_warps[warp] = state;
+    __syncthreads();
+    state = lanes_sum(of_warps[(warp & -warps) + (lane & (warps - 1))], warps);
+    if (rows_.blocks > 1) {
+      auto& messages = shared().messages;
+      messages.exchange(state, static_cast<int>(blockIdx.x) % rows_.blocks, rows_.blocks, number_);
+      state = lanes_sum(messages.received(lane & (rows_.blocks - 1), number_), rows_.blocks);
+    }
+    ++number_;
+    return state;
+  }
+
+ private:
+  static constexpr int kMostWarps = kNormThreads / kWarpLanes;
+  struct Shared {
+    State of_warps[2][kMostWarps];
+    ClusterMessages<State, kNormMostClusterBlocks> messages;
+  };
+  DIGLOT_DEVICE static Shared& shared() {
+    __shared__ Shared shared;
+    return shared;
+  }
+
+  const NormRows& rows_;
+  unsigned number_ = 0;
+};
+
+template <typename Shape, typename T, bool kIsCentered>
+DIGLOT_DEVICE void norm_backward(const NormRows& rows, const NormGradients<T>& arrays) {
+  using Compute = compute_t<T>;
+  using RowSums = NormSums<Compute, kIsCentered>;
+  NormPart<Shape, T, kIsCentered> part(rows, arrays);
+  part.clear();
+  const int64_t step = part.step();
+  int64_t first = part.first_row();
+  int64_t row = first + part.number();
+  for (int stage = 0; stage < rows.stages; ++stage) part.fetch(row + stage * step, stage);
+  auto next = part.statistics(row);
+  part.fetch_weights();
+  TeamSum<RowSums> team_sum(rows);
+
+  const Compute share = Compute(1) / static_cast<Compute>(rows.n);
+  int stage = 0;
+  DIGLOT_NO_UNROLL
+  for (; first < rows.count; first += step, row += step) {  // as often for all teams of a block
+    const auto statistics = next.ready();
+    next = part.statistics(row + step);
+    wait_for_copies_before(rows.stages - 1);
+    RowSums sums = RowSums::none();
+    if (row < rows.count) sums = part.reduce(statistics, stage);
+    sums = team_sum(sums);
+    if (row < rows.count) {
+      part.store(row, statistics.map(sums, share), stage, row + rows.stages * step);
+    } else {
+      group_copies();
+    }
+    stage = stage + 1 == rows.stages ? 0 : stage + 1;
+  }
+  part.finish();
+  if (rows.blocks > 1) cluster_sync();  // others may still read this block's sums
+}
+
+// The same where no team holds a row: it is read twice, by a block, and what its group has added up
+// is in memory.
+template <int kThreads, bool kIsCentered, typename T, typename Weight>
+DIGLOT_DEVICE void norm_backward_again(const NormRows& rows, const NormGradients<T>& arrays,
+                                       Weight weight_at) {
+  using Compute = compute_t<T>;
+  using Row = NormRow<Compute, kIsCentered>;
+  using RowSums = NormSums<Compute, kIsCentered>;
+  const int thread = static_cast<int>(threadIdx.x);
+  Compute* const weight_sums =
+      arrays.weight_sums == nullptr ? nullptr : arrays.weight_sums + blockIdx.x * rows.n;
+  Compute* const bias_sums =
+      arrays.bias_sums == nullptr ? nullptr : arrays.bias_sums + blockIdx.x * rows.n;
+  if (!rows.goes_on) {
+    for (int64_t column = thread; column < rows.n; column += kThreads) {
+      if (weight_sums != nullptr) weight_sums[column] = Compute(0);
+      if (bias_sums != nullptr) bias_sums[column] = Compute(0);
+    }
+  }
+  const Compute share = Compute(1) / static_cast<Compute>(rows.n);
+  for (int64_t at = blockIdx.x; at < rows.count; at += rows.groups) {
+    const auto starts = rows.offsets(at);
+    const Row row = Row::load(arrays, starts.of[kStatistics]).ready();
+    const T* const grads = arrays.grad_output + starts.of[kGradOutput];
+    const T* const inputs = arrays.input + starts.of[kInput];
+    RowSums sums = RowSums::none();
+    for (int64_t column = thread; column < rows.n; column += kThreads) {
+      const Compute grad = convert<Compute>(grads[column]);
+      const Compute normalized = row.normalized(convert<Compute>(inputs[column]));
+      const Compute inner = grad * weight_at(column);
+      sums.of[0] = fma(inner, normalized, sums.of[0]);
+      if constexpr (kIsCentered) sums.of[1] += inner;
+      if (weight_sums != nullptr) weight_sums[column] = fma(grad, normalized, weight_sums[column]);
+      if (bias_sums != nullptr) bias_sums[column] += grad;
+    }
+    const auto map = row.map(block_reduce<kThreads>(sums), share);
+    for (int64_t column = thread; column < rows.n; column += kThreads) {
+      Compute value =
+          map(convert<Compute>(grads[column]), weight_at(column), convert<Compute>(inputs[column]));
+      if (arrays.grad_sum != nullptr) {
+        value += convert<Compute>(arrays.grad_sum[starts.of[kGradSum] + column]);
+      }
+      arrays.grad_input[starts.of[kGradInput] + column] = convert<T>(value);
+    }
+  }
+}
+
+template <int kThreads, typename T, bool kIsCentered>
+DIGLOT_DEVICE void norm_backward_again(const NormRows& rows, const NormGradients<T>& arrays) {
+  arrays.with_weights(
+      [&](auto weight_at) { norm_backward_again<kThreads, kIsCentered>(rows, arrays, weight_at); });
+}
+
+// How the threads of a block of norm_backward_sum lie: so many accesses side by side, and, one
+// after the other, groups. Powers of two.
+constexpr int kNormSumThreads = 256;
+constexpr int kNormSumLoads = 4;  // in flight for each thread
+
+// Where the sums of a weight and of a bias go. Null: not asked for.
+struct NormSumOutputs {
+  void* of[2];
+};
+
+// output = the sum over groups, in order; blockIdx.y is the number of the field.
+template <int kElements, typename Compute>
+DIGLOT_DEVICE void norm_backward_sum(int64_t n, int groups, int side, const Compute* sums,
+                                     const NormSumOutputs& outputs, DType dtype) {
+  using Access = Vector<Compute, kElements>;
+  __shared__ Access shared[kNormSumThreads];
+  const int thread = static_cast<int>(threadIdx.x), deep = kNormSumThreads / side;
+  const int64_t first = (int64_t{blockIdx.x} * side + thread % side) * kElements;
+  Access total = {};
+  if (first < n) {
+    const Compute* const from = sums + int64_t{blockIdx.y} * groups * n + first;
+    for (int group = thread / side; group < groups; group += deep * kNormSumLoads) {
+      Access loaded[kNormSumLoads];
+      DIGLOT_UNROLL
+      for (int load = 0; load < kNormSumLoads; ++load) {
+        const int at = group + load * deep;
+        loaded[load] = at < groups ? load_vector<Compute, kElements>(from + at * n) : Access{};
+      }
+      DIGLOT_UNROLL
+      for (int load = 0; load < kNormSumLoads; ++load) {
+        DIGLOT_UNROLL
+        for (int i = 0; i < kElements; ++i) total[i] += loaded[load][i];
+      }
+    }
+  }
+  shared[thread] = total;
+  __syncthreads();
+  for (int half = kNormSumThreads / 2; half >= side; half /= 2) {
+    if (thread < half) {
+      DIGLOT_UNROLL
+      for (int i = 0; i < kElements; ++i) shared[thread][i] += shared[thread + half][i];
+    }
+    __syncthreads();
+  }
+  void* const output = blockIdx.y == 0 ? outputs.of[0] : outputs.of[1];
+  if (thread < side && first < n) {
+    DIGLOT_UNROLL
+    for (int i = 0; i < kElements; ++i) store_as(output, first + i, dtype, shared[thread][i]);
+  }
+}
+
+}  // namespace diglot

@@ -1,0 +1,185 @@
+// Host side of the norms' derivatives: who has a row, and the two launches. Twin of
+// triton_ops/norm_launch.py.
+#pragma once
+
+#include <optional>
+
+#include "diglot/launch.cuh"
+#include "diglot/norm_backward.cuh"
+#include "diglot/operand.h"
+
+namespace diglot {
+
+using NormWide = NormShape<4, true>;
+using NormNarrow = NormShape<2, false>;
+
+constexpr int kNormMostStages = 4;
+// Of shared memory, what a block takes for other things, and the device beside it, at most.
+constexpr int kNormOtherBytes = 2 * 1024;
+// Groups of rows where there is nothing to add up, so that their number is of no consequence.
+constexpr int kNormGroups = 264;
+
+struct NormOperands {
+  const Operand& grad_output;
+  const Operand* grad_sum;
+  const Operand& input;
+  const Operand* mean;
+  const Operand& rstd;
+  const Operand* weight;
+  const Operand* workspace;
+  const Operand* grad_weight;
+  const Operand* grad_bias;
+  const Operand& grad_input;
+};
+
+// An array of rows without the dimension that is normalized; a launcher is told one dimension alone
+// where rows have one element and all arrays lie in one order.
+inline Operand outer_dimensions(Operand operand, const Operand& statistics) {
+  operand.rank = std::min(operand.rank, statistics.rank);
+  return operand;
+}
+
+struct NormVariantNames {
+  const char* in_lanes;
+  const char* in_block;
+  const char* in_cluster;
+};
+template <bool kIsWide>
+constexpr NormVariantNames kNormVariantNames =
+    kIsWide ? NormVariantNames{"rows in lanes, 16-byte accesses",
+                               "a row in shared memory, 16-byte accesses",
+                               "a row across a cluster, 16-byte accesses"}
+            : NormVariantNames{"rows in lanes", "a row in shared memory", "a row across a cluster"};
+
+// How a shape shares out rows, and what it is launched with; nothing if it cannot.
+template <typename Shape, typename T>
+std::optional<Launch> share_out_norm(NormRows& rows) {
+  constexpr int kElements = Shape::template kElements<T>;
+  constexpr int kColumns = Shape::template kColumns<T>;
+  const auto quotient = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
+  constexpr int64_t kMost = kNormThreads * kColumns;  // of a row's elements, for a block
+  rows.blocks = 1;
+  while (rows.blocks < kNormMostClusterBlocks && rows.blocks * kMost < rows.n) rows.blocks *= 2;
+  const int64_t share = quotient(quotient(rows.n, rows.blocks), kElements) * kElements;
+  if (share > kMost) return {};
+  rows.share = static_cast<int>(share);
+  rows.log_team = 0;
+  while ((1 << rows.log_team) * kColumns < share) ++rows.log_team;
+  const int team = 1 << rows.log_team;
+  // Where they suffice, half as many as there can be, so that one of two blocks is always at work.
+  const int threads = std::max(team, kNormThreads / 2);
+  Launch how{static_cast<unsigned>(rows.groups * rows.blocks), static_cast<unsigned>(threads)};
+  how.cluster_blocks = static_cast<unsigned>(rows.blocks);
+  rows.stages = 1;
+  const int weight_bytes = Shape::template kWeightBytes<T> * std::max(team, kWarpLanes);
+  const int stage_bytes = Shape::kStageBytes * threads;
+  if (Recording::innermost() == nullptr) {  // otherwise there may be no device
+    const int residents = kNormThreads / threads;
+    const int room = multiprocessor_shared_bytes() / residents - kNormOtherBytes - weight_bytes;
+    rows.stages = std::min(room / stage_bytes, kNormMostStages);
+    if (rows.stages < 1) return {};
+  }
+  how.shared_bytes = static_cast<std::size_t>(weight_bytes + rows.stages * stage_bytes);
+  return how;
+}
+
+// Launches the kernel Kernels::rows<Shape>() or, if no shape holds a row, Kernels::again(), and,
+// where there is something to add up, Kernels::sum<elements>().
+template <typename T, typename Kernels>
+void launch_norm_backward(Stream stream, const NormOperands& operands) {
+  using Compute = compute_t<T>;
+  constexpr int kElements = kAccessBytes / static_cast<int>(sizeof(T));
+  const int64_t count = operands.rstd.numel;
+  NormGradients<T> arrays{};
+  arrays.grad_output = operands.grad_output.as<const T>();
+  arrays.input = operands.input.as<const T>();
+  if (operands.grad_sum != nullptr) arrays.grad_sum = operands.grad_sum->as<const T>();
+  if (operands.mean != nullptr) arrays.mean = operands.mean->as<const Compute>();
+  arrays.rstd = operands.rstd.as<const Compute>();
+  if (operands.weight != nullptr) {
+    arrays.weight = operands.weight->data;
+    arrays.has_wide_weight = operands.weight->dtype != operands.grad_input.dtype;
+  }
+  arrays.grad_input = operands.grad_input.as<T>();
+
+  NormRows rows{};
+  rows.n = count == 0 ? 1 : operands.grad_input.numel / count;
+  rows.groups = static_cast<int>(std::clamp<int64_t>(count, 1, kNormGroups));
+  // What is asked for of the derivatives that are sums over rows, weight first.
+  const Operand* asked[2] = {};
+  int fields = 0;
+  if (operands.workspace != nullptr) {
+    for (const Operand* gradient : {operands.grad_weight, operands.grad_bias}) {
+      if (gradient != nullptr) asked[fields++] = gradient;
+    }
+    rows.n = asked[0]->numel;
+    rows.groups = static_cast<int>(operands.workspace->numel / (fields * rows.n));
+    Compute* sums = operands.workspace->as<Compute>();
+    const int64_t field = rows.groups * rows.n;
+    if (operands.grad_weight != nullptr) arrays.weight_sums = sums, sums += field;
+    if (operands.grad_bias != nullptr) arrays.bias_sums = sums;
+  }
+
+  last_variant() = "nothing to do";
+  if (count > 0) {
+    const Operand views[] = {
+        outer_dimensions(operands.grad_input, operands.rstd),
+        outer_dimensions(operands.grad_output, operands.rstd),
+        outer_dimensions(operands.input, operands.rstd),
+        outer_dimensions(operands.grad_sum == nullptr ? operands.grad_input : *operands.grad_sum,
+                         operands.rstd),
+        operands.rstd};
+    const Layout<kNormArrays> layout({&views[0], &views[1], &views[2], &views[3], &views[4]});
+    bool is_wide = rows.n % kElements == 0;
+    for (int a = 0; a < kStatistics; ++a) {
+      is_wide &= reinterpret_cast<uintptr_t>(views[a].data) % kAccessBytes == 0 &&
+                 layout.has_multiples(a, kElements, 0);
+    }
+    layout.template for_each_slice<int64_t>([&](int64_t slice, const auto& starts) {
+      rows.count = slice, rows.starts = starts;
+      const auto attempt = [&](auto shape) {
+        using Shape = decltype(shape);
+        const std::optional<Launch> how = share_out_norm<Shape, T>(rows);
+        if (!how.has_value()) return false;
+        constexpr auto kKernel = Kernels::template rows<Shape>();
+        if (how->cluster_blocks > 1 && Recording::innermost() == nullptr &&
+            resident_clusters<kKernel>(*how) == 0) {
+          return false;
+        }
+        constexpr const NormVariantNames& kNames = kNormVariantNames<Shape::kIsWide>;
+        last_variant() = rows.blocks > 1                    ? kNames.in_cluster
+                         : 1 << rows.log_team <= kWarpLanes ? kNames.in_lanes
+                                                            : kNames.in_block;
+        launch<kKernel>(*how, stream, rows, arrays);
+        return true;
+      };
+      if (!(is_wide && attempt(NormWide{})) && !attempt(NormNarrow{})) {
+        last_variant() = "a row read twice";
+        launch<Kernels::again()>(Launch{static_cast<unsigned>(rows.groups), kNormThreads}, stream,
+                                 rows, arrays);
+      }
+      rows.goes_on = true;
+    });
+  }
+  if (fields == 0) return;
+  NormSumOutputs outputs{{asked[0]->data, fields > 1 ? asked[1]->data : nullptr}};
+  const int groups = count == 0 ? 0 : rows.groups;
+  const auto sum = [&](auto elements) {
+    constexpr int kTaken = decltype(elements)::value;
+    const int64_t accesses = rows.n / kTaken;
+    // As deep as there are groups to read, but a line of memory wide.
+    int side = 8;
+    while (side < kNormSumThreads && kNormSumThreads / side * kNormSumLoads > 2 * groups) side *= 2;
+    launch<Kernels::template sum<kTaken>()>(
+        dim3(blocks_for(accesses, side), static_cast<unsigned>(fields)), kNormSumThreads, stream,
+        rows.n, groups, side, operands.workspace->as<const Compute>(), outputs, asked[0]->dtype);
+  };
+  constexpr int kVector = kAccessBytes / static_cast<int>(sizeof(Compute));
+  if (rows.n % kVector == 0) {
+    sum(std::integral_constant<int, kVector>{});
+  } else {
+    sum(std::integral_constant<int, 1>{});
+  }
+}
+
+}  // namespace diglot

@@ -1,0 +1,46 @@
+"""Addition of a residual, and the layer norm of the sum: the contract of the op."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from diglot.ops.layer_norm import OPERATORS
+from diglot.reference.layer_norm import EPS
+
+
+def add_layer_norm(
+    input: torch.Tensor,
+    residual: torch.Tensor,
+    normalized_shape: int | Sequence[int],
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    eps: float = EPS,
+    *,
+    backend: str | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Adds a residual and normalizes the sum, in one launch.
+
+    The sum is input + residual, rounded to their dtype, and the output is
+    `diglot.layer_norm(sum, normalized_shape, weight, bias, eps)`.
+
+    Args:
+        input: as in `diglot.layer_norm`.
+        residual: tensor of the shape and dtype of `input`, of any strides.
+        normalized_shape: as in `diglot.layer_norm`, as are the others.
+        weight: scales the normalized sum.
+        bias: added to it.
+        eps: added to the variance.
+        backend: as in `diglot.gelu`.
+
+    Returns:
+        The output and the sum, both contiguous tensors of the shape and dtype of `input`; of a
+        float16 or bfloat16 input under autocast what the two ops return, of which the norm is of
+        float32. Differentiable as `diglot.layer_norm`, through both, in one launch.
+
+    Raises:
+        As `diglot.layer_norm`, and for a `residual` of another shape, dtype or device.
+    """
+    out, total, *_ = OPERATORS((input, residual), normalized_shape, (weight, bias), eps, backend)
+    return out, total

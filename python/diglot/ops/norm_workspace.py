@@ -1,0 +1,37 @@
+"""How the rows of a norm's backward pass are shared out, and the memory for what each share sums.
+
+The gradients of a weight and a bias are sums over all rows. Groups of threads each sum theirs into
+a slice of a workspace, and a second launch sums over the slices, in order: the result is
+deterministic and depends on shapes alone.
+"""
+
+from __future__ import annotations
+
+import torch
+
+# The greatest row length for which that many groups share the rows: two for each of an H200's 132
+# multiprocessors while one of them holds a row, then fewer, since several work on one row.
+# Constants, so that a result does not depend on the device.
+GROUPS = ((8192, 264), (16384, 132), (32768, 64), (65536, 32), (131072, 16))
+FEWEST_GROUPS = 8
+
+
+def groups_of(rows: int, n: int, element_size: int) -> int:
+    """How many groups share `rows` rows of `n` elements of so many bytes: at least one."""
+    groups = next((groups for length, groups in GROUPS if n <= length), FEWEST_GROUPS)
+    return max(1, min(groups, rows))
+
+
+def workspace_of(rows: torch.Tensor, fields: int, dtype: torch.dtype) -> torch.Tensor | None:
+    """Memory for the groups' sums of `fields` gradients: (fields, groups, n), of `dtype`.
+
+    Args:
+        rows: (*outer, n).
+        fields: how many gradients are sums over rows.
+        dtype: that sums are computed in.
+    """
+    if fields == 0:
+        return None
+    n = rows.shape[-1]
+    groups = groups_of(rows.numel() // n, n, rows.element_size())
+    return rows.new_empty((fields, groups, n), dtype=dtype)

@@ -1,0 +1,23 @@
+"""Addition and then layer norm in plain PyTorch: the launcher of the backend "torch"."""
+
+from __future__ import annotations
+
+import torch
+
+from diglot.reference.layer_norm import layer_norm_forward
+
+
+def add_layer_norm_forward(
+    input: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    sum: torch.Tensor,
+    out: torch.Tensor,
+) -> str:
+    """sum = input + residual, and its norm."""
+    sum.copy_(input + residual)
+    return layer_norm_forward(sum, weight, bias, eps, mean, rstd, out)

@@ -1,0 +1,21 @@
+"""Addition and then RMS norm in plain PyTorch: the launcher of the backend "torch"."""
+
+from __future__ import annotations
+
+import torch
+
+from diglot.reference.rms_norm import rms_norm_forward
+
+
+def add_rms_norm_forward(
+    input: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor | None,
+    eps: float,
+    rstd: torch.Tensor,
+    sum: torch.Tensor,
+    out: torch.Tensor,
+) -> str:
+    """sum = input + residual, and its norm."""
+    sum.copy_(input + residual)
+    return rms_norm_forward(sum, weight, eps, rstd, out)

@@ -1,0 +1,113 @@
+"""Layer norm in plain PyTorch: the launchers of the backend "torch", and the oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from diglot.reference.norm import Exact, norm_bytes, oracle, wide
+from diglot.tools.specs import Expected, OpSpec, Option
+
+EPS = 1e-5
+
+
+def _wide(tensor: torch.Tensor | None) -> torch.Tensor | None:
+    return None if tensor is None else wide(tensor)
+
+
+def layer_norm_forward(
+    input: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    out: torch.Tensor,
+) -> str:
+    """out = (input - mean) · rstd · weight + bias, and the two, by PyTorch's own op."""
+    arguments = (wide(input), input.shape[-1:], _wide(weight), _wide(bias), eps)
+    for result, made in zip((out, mean, rstd), torch.native_layer_norm(*arguments), strict=True):
+        result.copy_(made.view(result.shape))
+    return "aten"
+
+
+def layer_norm_backward(
+    grad_output: torch.Tensor,
+    grad_sum: torch.Tensor | None,
+    input: torch.Tensor,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    weight: torch.Tensor | None,
+    workspace: None,
+    grad_weight: torch.Tensor | None,
+    grad_bias: torch.Tensor | None,
+    grad_input: torch.Tensor,
+) -> str:
+    """The gradients, and grad_sum added to the input's, by PyTorch's own op."""
+    of_input, of_weight, of_bias = torch.ops.aten.native_layer_norm_backward(
+        wide(grad_output),
+        wide(input),
+        input.shape[-1:],
+        mean[..., None],
+        rstd[..., None],
+        _wide(weight),
+        _wide(grad_bias),  # of a bias it takes the shape and dtype alone
+        [True, grad_weight is not None, grad_bias is not None],
+    )
+    grad_input.copy_(of_input if grad_sum is None else of_input + grad_sum)
+    if grad_weight is not None:
+        grad_weight.copy_(of_weight)
+    if grad_bias is not None:
+        grad_bias.copy_(of_bias)
+    return "aten"
+
+
+def layer_norm_oracle(
+    input: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    eps: float = EPS,
+) -> torch.Tensor:
+    """The layer norm of the last dimension, in float64."""
+    return oracle(input, weight, bias, eps, centered=True)
+
+
+def _call(
+    function: Callable[..., torch.Tensor],
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    **options: Any,
+) -> torch.Tensor:
+    return function(input, weight.shape, weight, bias, **options)
+
+
+def _exact(
+    input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float = EPS
+) -> Exact:
+    return Exact(input, weight, bias, weight.dim(), eps, centered=True)
+
+
+def _expected(*tensors: Any, **options: Any) -> Expected:
+    return _exact(*tensors, **options).output()
+
+
+def _expected_gradients(
+    grad_output: torch.Tensor, *tensors: Any, **options: Any
+) -> dict[str, Expected]:
+    return _exact(*tensors, **options).gradients(grad_output)
+
+
+SPEC = OpSpec(
+    name="layer_norm",
+    inputs=("input", "weight", "bias"),
+    options={"eps": Option(EPS)},
+    floating_only=True,
+    forward=_expected,
+    backward=_expected_gradients,
+    backward_bytes=norm_bytes,
+    call=_call,
+    shapes=lambda shape: (shape, shape[-1:], shape[-1:]),
+)

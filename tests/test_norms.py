@@ -1,0 +1,647 @@
+"""What the norms share: rows of every length, layouts, parameters, derivatives."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from backends import BACKENDS, DEVICE, FLOATING, KERNELS, SLOW_BACKENDS
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from layouts import LAYOUTS
+from norms import FUSED, OPS, PARAMETERS, PLAIN, Norm, guarded, is_centered, launched, only_written
+
+import diglot
+from diglot.ops.norm_workspace import GROUPS, groups_of, workspace_of
+
+ROWS = [1, 2, 7, 8, 33, 127, 128, 256, 1000, 1024, 2048, 4096, 4099]
+LONG = [8192, 9001, 16384, 32768, 40_004, 65_536, 70_001, 131_072]
+
+
+def kernels_of(op: str) -> list[str]:
+    """The launchers of a forward and a backward pass."""
+    return [f"{op}_forward", f"{op.removeprefix('add_')}_backward"]
+
+
+@pytest.mark.parametrize("n", ROWS)
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("backend", KERNELS)
+def test_row_lengths(backend, op, n):
+    """In float32, against the oracle; the record names what ran."""
+    runs = Norm.draw(op, (3, n)).check(backend)
+    assert [run.launcher for run in runs] == kernels_of(op)
+    assert {run.backend for run in runs} == {backend} and all(run.variant for run in runs)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("n", [*LONG, 262_144, 300_001])
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("backend", KERNELS)
+def test_long_rows(backend, op, n, dtype):
+    Norm.draw(op, (2, n), dtype).check(backend)
+
+
+@pytest.mark.parametrize("dtype", FLOATING, ids=str)
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_against_the_oracle(backend, op, dtype):
+    """Rows that are wide, far from zero, or short; of float16 and bfloat16 too."""
+    for shape, scale, offset in (((9, 33), 1, 0), ((2, 5000), 2, 30), ((700, 8), 0.01, 0)):
+        norm = Norm.draw(op, shape, dtype)
+        for array in norm.arrays:
+            array.mul_(scale).add_(offset)
+        norm.check(backend)
+
+
+@pytest.mark.parametrize("parameters", PARAMETERS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_parameters(backend, op, dtype, parameters):
+    """Each there or not, of the input's dtype or of float32."""
+    for shape in ((6, 61), (3, 512)):
+        norm = Norm.draw(op, shape, dtype, parameters)
+        norm.check(backend)
+        for tensor, gradient in zip(norm.tensors, gradients_of(norm, backend), strict=True):
+            assert (gradient.shape, gradient.dtype) == (tensor.shape, tensor.dtype)
+
+
+def gradients_of(norm: Norm, backend: str) -> tuple[torch.Tensor, ...]:
+    return torch.autograd.grad(sum(r.sum() for r in norm(backend)), norm.tensors)
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_each_gradient_alone(backend, op):
+    """Only what is asked for is computed, and is as when all are."""
+    norm = Norm.draw(op, (5, 40)).require_grad()
+    grads = [torch.randn(5, 40, device=DEVICE) for _ in norm.arrays]
+    together = torch.autograd.grad(norm(backend), norm.tensors, grads)
+    for i, tensor in enumerate(norm.tensors):
+        for other in norm.tensors:
+            other.requires_grad_(other is tensor)
+        (alone,) = torch.autograd.grad(norm(backend), [tensor], grads)
+        torch.testing.assert_close(alone, together[i])
+
+
+@pytest.mark.parametrize("op", FUSED)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradient_of_one_output(backend, op):
+    """Of the sum alone nothing is computed, and the parameters have none."""
+    norm = Norm.draw(op, (5, 40)).require_grad()
+    grad = torch.randn(5, 40, device=DEVICE)
+    out, total = norm(backend)
+    with diglot.record_runs() as runs:
+        gradients = torch.autograd.grad(total, norm.tensors, grad, True, allow_unused=True)
+    assert not runs
+    assert all(torch.equal(g, grad) for g in gradients[:2])
+    assert gradients[2:] == (None,) * len(norm.parameters)
+    gradients = torch.autograd.grad(out, norm.tensors, grad)
+    norm.assert_right_gradients(gradients, grad)
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_several_dimensions(backend, op):
+    """Of a row, of what is around rows, or none around."""
+    for shape, dims in (((3, 2, 5, 7), 2), ((2, 3, 4, 8), 1), ((6, 8), 2), ((2, 1, 9, 1), 3)):
+        norm = Norm.draw(op, shape, torch.float32, "both", dims)
+        norm.check(backend)
+        transposed = norm.arrays[0].detach().transpose(0, -1).contiguous().transpose(0, -1)
+        Norm(op, [transposed, *norm.arrays[1:]], norm.parameters, dims).check(backend)
+
+
+@pytest.mark.parametrize("layout", [*LAYOUTS, "negative bit", "rows apart", "one column"])
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_layouts(backend, op, layout):
+    """Of the input, of a residual of another one, and of the gradients."""
+    makes = {
+        "negative bit": lambda x: torch.complex(x, x).conj().imag,
+        "rows apart": lambda x: x[::2, 1:-2],
+        "one column": lambda x: x[:, 5:6],
+    }
+    make = makes.get(layout) or LAYOUTS[layout]
+    x, residual, grad = (make(torch.randn(32, 32, device=DEVICE)) for _ in range(3))
+    for others in ((residual, grad), (residual.contiguous(), grad[..., :1].expand_as(grad))):
+        drawn = Norm.draw(op, x.shape)
+        arrays = [x, others[0]][: len(drawn.arrays)]
+        norm = Norm(op, [a.detach() for a in arrays], drawn.parameters).require_grad()
+        results = norm(backend)
+        norm.assert_right(results)
+        grads = [others[1]] * len(arrays)
+        gradients = torch.autograd.grad(results, norm.tensors, grads)
+        norm.assert_right_gradients(gradients, *grads)
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_parameters_of_any_layout(backend, op):
+    norm = Norm.draw(op, (4, 6, 8), dims=2)
+    wide = torch.randn(8, 12, device=DEVICE)
+    for layout in (wide.t()[::2], wide[:6, 2:10], wide[:1, :1].expand(6, 8)):
+        parameters = [layout.detach() for _ in norm.parameters]
+        Norm(op, [a.detach() for a in norm.arrays], parameters, 2).check(backend)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dims"), [((0,), 1), ((3, 0), 1), ((0, 3), 1), ((2, 0, 4), 2), ((1,), 1)], ids=str
+)
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_empty(backend, op, shape, dims):
+    """As torch: rows of nothing are nothing, and of no rows the gradients of parameters are 0."""
+    norm = Norm.draw(op, shape, dims=dims).require_grad()
+    pairs = [(results, norm.tensors) for results in (norm(backend), norm.theirs())]
+    for own, theirs in zip(*(results for results, _ in pairs), strict=True):
+        torch.testing.assert_close(own, theirs)
+    own, theirs = (torch.autograd.grad([r.sum() for r in rs], t) for rs, t in pairs)
+    for pair in zip(own, theirs, strict=True):
+        torch.testing.assert_close(*pair)
+
+
+INF, NAN = math.inf, math.nan
+
+
+@pytest.mark.parametrize("special", [[NAN], [INF], [-INF], [INF, -INF]], ids=str)
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_special_values(backend, op, special):
+    """In one row, at its ends; the others go on as they are."""
+    for n in (5, 300, 3000):
+        for at in (0, n - len(special)):
+            norm = Norm.draw(op, (3, n), parameters="none")
+            norm.arrays[-1][1, at : at + len(special)] = torch.tensor(special, device=DEVICE)
+            results, expected = norm(backend), norm.theirs(*(t.double() for t in norm.tensors))
+            for own, theirs in zip(results, expected, strict=True):
+                torch.testing.assert_close(
+                    own.double(), theirs, rtol=1e-5, atol=1e-5, equal_nan=True
+                )
+
+
+@pytest.mark.parametrize("fill", [0.0, 1.0, 1e-30, -1e4], ids=str)
+@pytest.mark.parametrize("op", PLAIN)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_of_one_value(backend, op, fill):
+    """Rows without a variance: their layer norm is the bias, and not NaN."""
+    for n in (1, 3, 512, 3000):
+        norm = Norm(op, [torch.full((2, n), fill, device=DEVICE)], [])
+        (result,) = norm(backend)
+        expected = 0.0 if is_centered(op) else fill / math.sqrt(fill * fill + norm.eps)
+        # Of the mean's own rounding eps makes this.
+        atol = abs(fill) * 2**-23 / math.sqrt(norm.eps) if is_centered(op) else 0
+        wanted = torch.full_like(result, expected)
+        torch.testing.assert_close(result, wanted, rtol=1e-6, atol=atol)
+
+
+@pytest.mark.parametrize("op", PLAIN)
+@pytest.mark.parametrize("backend", KERNELS)
+def test_rows_far_from_zero(backend, op):
+    """Their variance does not cancel: a sum of squares would leave nothing of it."""
+    for n in (64, 1000, 5000):
+        norm = Norm.draw(op, (3, n), parameters="none")
+        norm.arrays[0].add_(4096)
+        (result,) = norm(backend)
+        (wide,) = norm.theirs(norm.arrays[0].double())
+        torch.testing.assert_close(result.double(), wide, rtol=0, atol=4096 * 2**-22)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("backend", KERNELS)
+def test_every_element_is_written_and_no_other(backend, op, dtype):
+    """Rows whose beginnings are aligned or not, with guards around all that is written."""
+    compute = torch.promote_types(dtype, torch.float32)
+    for rows, n in ((5, 64), (5, 61), (2, 1024), (3, 1021)):
+        norm = Norm.draw(op, (rows, n), dtype)
+        expected = {}
+        for which, offset in (("torch", 0), (backend, 0), (backend, 1), (backend, 3)):
+            statistics = [guarded((rows,), compute) for _ in range(1 + is_centered(op))]
+            outs = [guarded((rows, n), dtype, offset) for _ in norm.arrays]
+            made = [*statistics, *reversed(outs)]
+            given = (*norm.arrays, *norm.parameters, norm.eps)
+            launched(which, f"{op}_forward", *given, *(out for out, _ in made))
+            compare_and_check_guards(made, expected, offset, dtype)
+
+
+def compare_and_check_guards(made, expected, offset, dtype):
+    for i, (out, memory) in enumerate(made):
+        wanted = expected.setdefault(i, out.clone())
+        rounding = 2 * torch.finfo(out.dtype).eps
+        torch.testing.assert_close(out, wanted, rtol=max(rounding, 2e-5), atol=max(rounding, 1e-5))
+        assert only_written(out, memory), (i, offset)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("op", PLAIN)
+@pytest.mark.parametrize("backend", KERNELS)
+def test_every_gradient_is_written_and_no_other(backend, op, dtype):
+    """With any number of groups, also more than there are rows; workspaces start as NaN."""
+    compute = torch.promote_types(dtype, torch.float32)
+    for rows, n, groups in ((5, 64, 1), (5, 61, 3), (2, 1024, 2), (7, 37, 9), (40, 8, 6)):
+        norm = Norm.draw(op, (rows, n), dtype)
+        fields = len(norm.parameters)
+        x, grad, more = (torch.randn(rows, n, device=DEVICE).to(dtype) for _ in range(3))
+        mean = x.mean(1, dtype=compute) if is_centered(op) else torch.zeros(rows, device=DEVICE)
+        square = (x.to(compute) - mean[:, None]).square().mean(1)
+        statistics = [mean.to(compute), torch.rsqrt(square + norm.eps)][-fields:]
+        for asked in ((True,) * fields, (False,) * fields, (False, True)[-fields:]):
+            expected = {}
+            for which, offset in (("torch", 0), (backend, 0), (backend, 1)):
+                workspace = torch.full((sum(asked), groups, n), NAN, dtype=compute, device=DEVICE)
+                made = [guarded((n,), dtype, offset) if is_asked else None for is_asked in asked]
+                made.append(guarded((rows, n), dtype, offset))
+                outs = [None if m is None else m[0] for m in made]
+                launched(
+                    which,
+                    f"{op}_backward",
+                    *(grad, more, x, *statistics, norm.parameters[0]),
+                    workspace if any(asked) and which != "torch" else None,
+                    *outs,
+                )
+                made = [m for m in made if m is not None]
+                compare_and_check_guards(made, expected, offset, dtype)
+
+
+@pytest.mark.parametrize("op", PLAIN)
+@pytest.mark.parametrize("backend", KERNELS)
+def test_groups_of_any_number(backend, op):
+    """Many rows to a group, groups without a row: what is summed is the same."""
+    rows, n = 50, 40
+    norm = Norm.draw(op, (rows, n))
+    x, grad = (torch.randn(rows, n, device=DEVICE) for _ in range(2))
+    ones = torch.ones(rows, device=DEVICE)
+    statistics = [0.1 * ones, 1.5 * ones][-len(norm.parameters) :]
+    results = []
+    for groups in (None, 1, 2, 7, 49, 50, 64):
+        outs = [torch.empty(n, device=DEVICE) for _ in statistics] + [torch.empty_like(x)]
+        arguments = [grad, None, x, *statistics, norm.parameters[0]]
+        if groups is None:
+            launched("torch", f"{op}_backward", *arguments, None, *outs)
+        else:
+            workspace = torch.full((len(statistics), groups, n), NAN, device=DEVICE)
+            launched(backend, f"{op}_backward", *arguments, workspace, *outs)
+        results.append(outs)
+        torch.testing.assert_close(outs, results[0], rtol=1e-5, atol=1e-5)
+
+
+def test_workspace():
+    """As many groups as the row's length says, and no more than rows."""
+    x = torch.empty(1000, 4096, device="meta", dtype=torch.bfloat16)
+    assert workspace_of(x, 0, torch.float32) is None
+    workspace = workspace_of(x, 2, torch.float32)
+    assert (workspace.shape, workspace.dtype) == (
+        (2, groups_of(1000, 4096, 2), 4096),
+        torch.float32,
+    )
+    for length, groups in GROUPS:
+        assert groups_of(10**6, length, 2) == groups > groups_of(10**6, length + 1, 2)
+        assert groups_of(3, length, 4) == 3
+    assert groups_of(1, 10, 4) == 1
+
+
+@pytest.mark.parametrize("op", PLAIN)
+@pytest.mark.parametrize("backend", KERNELS)
+def test_gradients_are_deterministic(backend, op):
+    """Every bit of them, again and again."""
+    shapes = [(40, 96), (3, 3000)]
+    if DEVICE == "cuda":
+        shapes += [(4096, 1024), (4097, 1000), (300, 65_536), (3000, 16_384), (100, 262_144)]
+    for shape in shapes:
+        for dtype in (torch.float32, torch.bfloat16):
+            norm = Norm.draw(op, shape, dtype).require_grad()
+            grad = torch.randn(shape, device=DEVICE).to(dtype)
+            first = None
+            for _ in range(2 if DEVICE == "cpu" else 5):
+                gradients = torch.autograd.grad(norm(backend), norm.tensors, grad)
+                first = first or gradients
+                assert all(torch.equal(*pair) for pair in zip(gradients, first, strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(32768, 1024), (5000, 4096), (1111, 16_384), (999, 65_537)])
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("backend", KERNELS)
+def test_many_rows(backend, op, shape, dtype):
+    """More than groups: sums over rows are right too."""
+    Norm.draw(op, shape, dtype).check(backend)
+
+
+@settings(max_examples=20)
+@given(data=st.data())
+@pytest.mark.parametrize("backend", KERNELS)
+def test_properties(backend, data):
+    """Mean 0 and variance 1; what a row is multiplied by, or has added, changes nothing."""
+    rows = data.draw(st.sampled_from([1, 2, 5]))
+    n = data.draw(st.sampled_from([2, 3, 8, 33, 64, 130, 257]))
+    # Integers times powers of two: these sums and products are exact.
+    x = torch.randint(-40, 40, (rows, n), device=DEVICE).float() + torch.arange(n, device=DEVICE)
+    scale = 2.0 ** data.draw(st.integers(-3, 3))
+    normal = diglot.layer_norm(x, n, eps=0.0, backend=backend)
+    assert normal.double().mean(1).abs().max() < 1e-5
+    torch.testing.assert_close(
+        normal.double().square().mean(1),
+        torch.ones(rows, device=DEVICE).double(),
+        rtol=1e-5,
+        atol=0,
+    )
+    moved = diglot.layer_norm(x * scale + 64 * scale, n, eps=0.0, backend=backend)
+    torch.testing.assert_close(moved, normal, rtol=1e-5, atol=2e-5)
+    rms = diglot.rms_norm(x, n, eps=0.0, backend=backend)
+    squares = rms.double().square().mean(1)
+    torch.testing.assert_close(squares, torch.ones_like(squares), rtol=1e-5, atol=0)
+    assert torch.equal(diglot.rms_norm(x * scale, n, eps=0.0, backend=backend), rms)
+    # An RMS norm of what has no mean is a layer norm.
+    centered = x - x.mean(1, True)
+    torch.testing.assert_close(
+        diglot.rms_norm(centered, n, eps=0.0, backend=backend), normal, rtol=1e-4, atol=1e-4
+    )
+
+
+@settings(max_examples=15)
+@given(data=st.data())
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("backend", KERNELS)
+def test_gradients_against_float64(backend, op, data):
+    """PyTorch's own, which the oracle's formulas are not."""
+    shape = data.draw(st.lists(st.sampled_from([1, 2, 5, 8, 40]), min_size=1, max_size=3))
+    dims = data.draw(st.integers(1, len(shape)))
+    dtype = data.draw(st.sampled_from(FLOATING))
+    parameters = data.draw(st.sampled_from(list(PARAMETERS)))
+    norm = Norm.draw(op, shape, dtype, parameters, dims, eps=0.1).require_grad()
+    grads = [torch.randn(shape, device=DEVICE).to(dtype) for _ in norm.arrays]
+    gradients = torch.autograd.grad(norm(backend), norm.tensors, grads)
+    leaves = [t.detach().double().requires_grad_() for t in norm.tensors]
+    if op in FUSED:  # the sum that was normalized is a rounded one
+        leaves[0] = (norm.arrays[0] + norm.arrays[1]).detach().double().requires_grad_()
+        leaves[1] = torch.zeros_like(leaves[0], requires_grad=True)
+    expected = torch.autograd.grad(norm.theirs(*leaves), leaves, [g.double() for g in grads])
+    for gradient, wanted in zip(gradients, expected, strict=True):
+        eps = 8 * torch.finfo(gradient.dtype).eps
+        size = max(wanted.abs().max().item(), 1.0)
+        torch.testing.assert_close(gradient.double(), wanted, rtol=eps, atol=eps * 4 * size)
+
+
+@pytest.mark.parametrize("op", PLAIN)
+@pytest.mark.parametrize("backend", KERNELS)
+def test_rows_do_not_know_of_each_other(backend, op):
+    """No bit of a row depends on how many there are, or on which it is."""
+    for shape in ((50, 96), (40, 61), (7, 3000)):
+        norm = Norm.draw(op, shape)
+        (whole,) = norm(backend)
+        for row in (0, shape[0] // 2, shape[0] - 1):
+            (alone,) = Norm(op, [norm.arrays[0][row : row + 1].clone()], norm.parameters)(backend)
+            if backend == "cuda":
+                assert torch.equal(alone[0], whole[row])
+            else:  # how many rows a program has is another layout of its threads
+                torch.testing.assert_close(alone[0], whole[row], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", FLOATING, ids=str)
+@pytest.mark.parametrize("op", FUSED)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_fused_is_the_composition(backend, op, dtype):
+    """Of the sum as it is rounded: by every bit in 16 bits, and nearly so in others."""
+    for shape in ((5, 64), (3, 61), (2, 1030)):
+        norm = Norm.draw(op, shape, dtype)
+        out, total = norm(backend)
+        assert torch.equal(total, norm.arrays[0] + norm.arrays[1])
+        plain = Norm(op.removeprefix("add_"), [total], norm.parameters, eps=norm.eps)
+        torch.testing.assert_close(out, plain(backend)[0], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_operator(backend, op):
+    ops, norm = torch.ops.diglot, Norm.draw(op, (3, 2, 5), dims=2).require_grad()
+    arguments = (*norm.arrays, *norm.parameters, 2, 1e-5, backend)
+    torch.library.opcheck(getattr(ops, op).default, arguments)
+    if op in PLAIN:
+        x, grad, more = (torch.randn(3, 2, 5, device=DEVICE, requires_grad=True) for _ in range(3))
+        statistics = [torch.rand(3, device=DEVICE) for _ in norm.parameters]
+        kind, backward = torch.float32, getattr(ops, f"{op}_backward").default
+        for given_more, *kinds in ((more, kind, kind), (None, None, kind), (None, kind, None)):
+            dtypes = kinds[-len(statistics) :]
+            arguments = (grad, given_more, x, *statistics, norm.parameters[0], *dtypes)
+            torch.library.opcheck(backward, (*arguments, 1e-5, backend))
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("backend", SLOW_BACKENDS)
+def test_gradcheck(backend, op):
+    norm = Norm.draw(op, (2, 3, 2), torch.float64, "both", 2, eps=1e-2).require_grad()
+    assert_gradients(norm, backend, forward_and_batched=True)
+    for parameters in ("none", "bias", "weight"):
+        norm = Norm.draw(op, (3, 4), torch.float64, parameters, eps=1e-2).require_grad()
+        assert_gradients(norm, backend, forward_and_batched=False)
+
+
+def assert_gradients(norm: Norm, backend: str, forward_and_batched: bool) -> None:
+    def function(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        given = iter(tensors)
+        arrays = [next(given) for _ in norm.arrays]
+        parameters = [None if p is None else next(given) for p in norm.parameters]
+        return Norm(norm.op, arrays, parameters, norm.dims, norm.eps)(backend)
+
+    checks = {"check_forward_ad": True, "check_batched_grad": True} if forward_and_batched else {}
+    torch.autograd.gradcheck(function, norm.tensors, **checks)
+    torch.autograd.gradgradcheck(function, norm.tensors, check_fwd_over_rev=forward_and_batched)
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_third_derivative(backend, op):
+    norm = Norm.draw(op, (2, 4), torch.float64, eps=0.1).require_grad()
+    weights = [torch.randn(2, 4, device=DEVICE, dtype=torch.float64) for _ in range(4)]
+    results = []
+    for values in (norm(backend), norm.written_out()):
+        value = sum(values)
+        for weight in weights[:3]:
+            tensor = norm.tensors[0]
+            (value,) = torch.autograd.grad((value * weight).sum(), tensor, create_graph=True)
+        results.append(
+            torch.autograd.grad((value * weights[3]).sum(), norm.tensors[: len(norm.arrays) + 1])
+        )
+    torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("op", PLAIN)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_transforms(backend, op):
+    """A batch of inputs goes through one launch; of weights, each through its own."""
+    func = torch.func
+    theirs = Norm.draw(op, (5, 6))
+
+    def own(x, *parameters):
+        return Norm(op, [x], list(parameters))(backend)[0]
+
+    def reference(x, *parameters):
+        return theirs.written_out(x, *parameters)[0]
+
+    parameters = theirs.parameters
+    x = torch.randn(4, 5, 6, device=DEVICE)
+    for batch, shape in ((0, (4, 5, 6)), (1, (4, 5, 6)), (2, (5, 6, 3)), (0, (7, 6))):
+        x = torch.randn(shape, device=DEVICE)
+        with diglot.record_runs() as runs:
+            result = func.vmap(lambda t: own(t, *parameters), in_dims=batch)(x)
+        assert len(runs) == 1
+        expected = torch.stack([reference(t, *parameters) for t in x.unbind(batch)])
+        torch.testing.assert_close(result, expected)
+    many = [torch.stack([p, 2 * p, p.cos()]) for p in parameters]
+    x = torch.randn(3, 5, 6, device=DEVICE)
+    torch.testing.assert_close(*(func.vmap(f)(x, *many) for f in (own, reference)))
+    torch.testing.assert_close(
+        *(func.vmap(f, in_dims=(None, *(0 for _ in many)))(x[0], *many) for f in (own, reference))
+    )
+
+    def loss(f):
+        return lambda *t: (f(*t) * torch.arange(6, device=DEVICE)).sum()
+
+    numbers = tuple(range(1 + len(parameters)))
+    for which in (0, numbers):
+        pair = [
+            func.vmap(func.grad(loss(f), which), in_dims=(0, *(None for _ in many)))(x, *parameters)
+            for f in (own, reference)
+        ]
+        torch.testing.assert_close(*pair)
+    given = (x[0], *parameters)
+    tangents = tuple(t.cos() for t in given)
+    torch.testing.assert_close(*(func.jvp(f, given, tangents) for f in (own, reference)))
+    row = (x[0, 0], *parameters)
+    torch.testing.assert_close(*(func.jacrev(f, numbers)(*row) for f in (own, reference)))
+    torch.testing.assert_close(*(func.jacfwd(f, numbers)(*row) for f in (own, reference)))
+    pair = [func.hessian(loss(f), numbers)(*row) for f in (own, reference)]
+    torch.testing.assert_close(*pair, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_compiled(backend, op, dynamic):
+    torch._dynamo.reset()
+
+    def block(norm_inputs, parameters):
+        norm = Norm(op, [t * 2 for t in norm_inputs], parameters)
+        return [t.sin() for t in norm(backend)]
+
+    compiled = torch.compile(block, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    for shape in ((4, 8), (3, 8), (5, 2, 6)):
+        norm = Norm.draw(op, shape).require_grad()
+        own = compiled(norm.arrays, norm.parameters)
+        doubled = [2 * t if i < len(norm.arrays) else t for i, t in enumerate(norm.tensors)]
+        theirs = [t.sin() for t in norm.theirs(*doubled)]
+        grads = [torch.randn(shape, device=DEVICE) for _ in own]
+        torch.testing.assert_close(own, theirs)
+        pair = [torch.autograd.grad(results, norm.tensors, grads) for results in (own, theirs)]
+        torch.testing.assert_close(*pair, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_meta_and_fake(op):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    norm = Norm.draw(op, (4, 6), torch.bfloat16)
+    with FakeTensorMode() as mode:
+        arrays = [mode.from_tensor(a).t().contiguous().t() for a in norm.arrays]
+        faked = [mode.from_tensor(p) for p in norm.parameters]
+        for fake in Norm(op, arrays, faked)("torch"):
+            assert (fake.shape, fake.stride(), fake.dtype) == ((4, 6), (6, 1), torch.bfloat16)
+    arrays, parameters = ([t.to("meta") for t in of] for of in (norm.arrays, norm.parameters))
+    for meta in Norm(op, arrays, parameters)("torch"):
+        assert (meta.shape, meta.dtype, meta.device.type) == ((4, 6), torch.bfloat16, "meta")
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_autocast(backend, op, dtype):
+    """The norm in float32, as PyTorch's on a GPU; the sum before it in what it is of."""
+    norm = Norm.draw(op, (30, 10), dtype, "float32 both").require_grad()
+    with torch.autocast(DEVICE, dtype=torch.bfloat16):
+        results = norm(backend)
+    assert results[0].dtype == torch.float32
+    total = sum(norm.arrays).detach() if op in FUSED else norm.arrays[0].detach()
+    if op in FUSED:
+        assert results[1].dtype == dtype
+    plain = Norm(op.removeprefix("add_"), [total.float()], norm.parameters)
+    plain.assert_right(results[:1])
+    results[0].sum().backward()
+    assert all(t.grad.dtype == t.dtype for t in norm.tensors)
+
+
+ONES = torch.ones(2, 3)
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (([1.0, 2.0], 2), TypeError, "input must be a torch.Tensor, not list"),
+        ((torch.arange(3), 3), TypeError, "input must have one of the dtypes float32.*not int64"),
+        ((ONES.to(torch.complex64), 3), TypeError, "not complex64"),
+        ((ONES.to_sparse(), 3), TypeError, "input must be a dense tensor"),
+        ((ONES, ()), ValueError, "normalized_shape must have at least one dimension"),
+        ((ONES, (2,)), ValueError, r"\(2, 3\) does not end with \(2,\)"),
+        ((ONES, 2), ValueError, r"\(2, 3\) does not end with \(2,\)"),
+        ((ONES, (1, 2, 3)), ValueError, "normalized_shape must be what the shape of input ends"),
+        ((torch.ones(()), (1,)), ValueError, r"\(\) does not end with \(1,\)"),
+        ((ONES, (3.0,)), TypeError, "normalized_shape must be .* integers, not of float"),
+        ((ONES, None), TypeError, "normalized_shape must be .* integers, not of NoneType"),
+        ((ONES, "3"), TypeError, "normalized_shape must be .* integers, not of str"),
+        ((ONES, 3, torch.ones(2)), ValueError, r"weight must have the shape .*\(3,\), not \(2,\)"),
+        ((ONES, 3, torch.ones(1, 3)), ValueError, "weight must have the shape"),
+        ((ONES, 3, 1.0), TypeError, "weight must be a torch.Tensor, not float"),
+        ((ONES, 3, torch.ones(3).double()), TypeError, "weight must have the dtype of input"),
+        ((ONES, 3, torch.ones(3).half()), TypeError, "weight must .* torch.float32, not .*float16"),
+        ((ONES.double(), 3, torch.ones(3)), TypeError, "weight must have the dtype of input"),
+        ((ONES.half(), 3, torch.ones(3).bfloat16()), TypeError, "float16 or float32, not"),
+        ((ONES, 3, torch.ones(3, device="meta")), ValueError, "weight must be on the device of"),
+    ],
+)
+def test_bad_arguments(op, arguments, error, message):
+    if op in FUSED:
+        arguments = (arguments[0], *arguments)
+    with pytest.raises(error, match=f"{op}: .*{message}"):
+        getattr(diglot, op)(*arguments)
+
+
+@pytest.mark.parametrize("op", ["layer_norm", "add_layer_norm"])
+def test_bad_bias(op):
+    x, arrays = torch.ones(2, 3).half(), 2 if op in FUSED else 1
+    function, given = getattr(diglot, op), [x] * arrays
+    with pytest.raises(ValueError, match=f"{op}: bias must have the shape"):
+        function(*given, 3, None, torch.ones(4).half())
+    with pytest.raises(TypeError, match=f"{op}: weight and bias must have one dtype"):
+        function(*given, 3, torch.ones(3).half(), torch.ones(3))
+    with pytest.raises(TypeError, match=f"{op}: eps must be a real number"):
+        function(*given, 3, eps="small")
+
+
+@pytest.mark.parametrize("op", FUSED)
+@pytest.mark.parametrize(
+    ("residual", "error", "message"),
+    [
+        (torch.ones(3), ValueError, "residual must have the shape of input"),
+        (torch.ones(2, 3).half(), TypeError, "residual must have the dtype of input"),
+        (torch.ones(2, 3, device="meta"), ValueError, "residual must have the device of input"),
+        (None, TypeError, "residual must be a torch.Tensor, not NoneType"),
+    ],
+)
+def test_bad_residual(op, residual, error, message):
+    with pytest.raises(error, match=f"{op}: {message}"):
+        getattr(diglot, op)(torch.ones(2, 3), residual, 3)
+
+
+@pytest.mark.parametrize("op", PLAIN)
+def test_bad_gradients(op):
+    backward = getattr(torch.ops.diglot, f"{op}_backward")
+    x, rows = torch.ones(2, 3, device=DEVICE), torch.ones(2, device=DEVICE)
+    rest = (*[rows] * (1 + is_centered(op)), None, *[None] * (1 + is_centered(op)), 1e-5, "torch")
+    for grad in (torch.ones(2, device=DEVICE), x.double()):
+        with pytest.raises(ValueError, match="grad_output must have the shape and dtype of"):
+            backward(grad, None, x, *rest)
+        with pytest.raises(ValueError, match="grad_sum must have the shape and dtype of"):
+            backward(x, grad, x, *rest)

@@ -1,0 +1,104 @@
+"""Norms of rows, as operations of row_reduce.py. Twin of csrc/include/diglot/norm.cuh."""
+
+import triton
+import triton.language as tl
+
+from .math import divide, fma, reciprocal_root
+from .reduce import (
+    BY_THREAD,
+    combine_all_moments,
+    combine_moments,
+    share_of,
+    sum_along,
+)
+from .types import compute_type, convert, number
+
+
+@triton.jit
+def add(values, T: tl.constexpr):
+    """input + residual, rounded to the type of both."""
+    COMPUTE: tl.constexpr = compute_type(T)
+    return convert(values[0].to(COMPUTE) + values[1].to(COMPUTE), T)
+
+
+@triton.jit
+def scale(y, weight, bias):
+    """y * weight + bias, of what is given of the two."""
+    if weight is not None:
+        if bias is not None:
+            y = fma(y, weight.to(y.dtype), bias.to(y.dtype))
+        else:
+            y = y * weight.to(y.dtype)
+    elif bias is not None:
+        y = y + bias.to(y.dtype)
+    return y
+
+
+@triton.jit
+def moments_along(values, mask, left, AXIS: tl.constexpr, T: tl.constexpr):
+    """How many elements there are, their mean, and the squares of their distances from it."""
+    x = values[0].to(compute_type(T))
+    sums = sum_along(x, AXIS)
+    if AXIS == BY_THREAD:
+        counts = sum_along(mask.to(x.dtype), AXIS)
+        means = share_of(sums, counts)
+    else:
+        counts = tl.full(sums.shape, left, x.dtype)
+        means = divide(sums, counts)
+    distances = tl.where(mask, x - means, 0.0)
+    return counts, means, sum_along(distances * distances, AXIS)
+
+
+@triton.jit
+def moments_none(zeros, T: tl.constexpr):
+    return zeros, zeros, zeros
+
+
+@triton.jit
+def moments_combine(a, b, T: tl.constexpr):
+    return combine_moments(a[0], a[1], a[2], b[0], b[1], b[2])
+
+
+@triton.jit
+def moments_fold(states, T: tl.constexpr):
+    count = tl.sum(states[0])
+    mean, squares = combine_all_moments(states[0], states[1], states[2], count)
+    return count, mean, squares
+
+
+@triton.jit
+def moments_finish(states, n, numbers, T: tl.constexpr):
+    """The mean, and 1 / sqrt(variance + eps)."""
+    COMPUTE: tl.constexpr = compute_type(T)
+    count = tl.full((), n, COMPUTE)
+    return states[1], rstd_of(states[2], count, number(numbers[0], numbers[1], COMPUTE))
+
+
+@triton.jit
+def layer_map(states, values, T: tl.constexpr):
+    y = (values[0].to(compute_type(T)) - states[0]) * states[1]
+    return scale(y, values[1], values[2])
+
+
+@triton.jit
+def squares_along(values, mask, left, AXIS: tl.constexpr, T: tl.constexpr):
+    x = values[0].to(compute_type(T))
+    return (sum_along(x * x, AXIS),)
+
+
+@triton.jit
+def squares_finish(states, n, numbers, T: tl.constexpr):
+    """1 / sqrt(mean square + eps)."""
+    COMPUTE: tl.constexpr = compute_type(T)
+    count = tl.full((), n, COMPUTE)
+    return (rstd_of(states[0], count, number(numbers[0], numbers[1], COMPUTE)),)
+
+
+@triton.jit
+def rms_map(states, values, T: tl.constexpr):
+    return scale(values[0].to(compute_type(T)) * states[0], values[1], None)
+
+
+@triton.jit
+def rstd_of(squares, count, eps):
+    return reciprocal_root(divide(squares, tl.broadcast_to(count, squares.shape)) + eps)
