@@ -10,13 +10,17 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 OPS = (
     "add",
+    "add_layer_norm",
+    "add_rms_norm",
     "clip_grad_norm",
     "dropout",
     "gelu",
     "global_softmax",
     "grid_barrier_check",
     "l2",
+    "layer_norm",
     "log_softmax",
+    "rms_norm",
     "softmax",
     "standardize",
 )

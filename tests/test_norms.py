@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -13,10 +14,22 @@ from layouts import LAYOUTS
 from norms import FUSED, OPS, PARAMETERS, PLAIN, Norm, guarded, is_centered, launched, only_written
 
 import diglot
-from diglot.ops.norm_workspace import GROUPS, groups_of, workspace_of
+from diglot.ops import norm_workspace
+from diglot.ops.norm_workspace import groups_of, workspace_of
 
-ROWS = [1, 2, 7, 8, 33, 127, 128, 256, 1000, 1024, 2048, 4096, 4099]
+ROWS = [1, 2, 7, 8, 127, 128, 256, 1000, 1024, 2048, 4096, 4099]
+FUSED_ROWS = [1, 8, 127, 1024, 4099]  # their kernels are the others', of which they are instances
 LONG = [8192, 9001, 16384, 32768, 40_004, 65_536, 70_001, 131_072]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def several_rows_to_a_group():
+    """Where kernels are interpreted, rows are few: each group would have one, and walk nowhere."""
+    with pytest.MonkeyPatch.context() as patch:
+        if DEVICE == "cpu":
+            patch.setattr(norm_workspace, "GROUPS", ((256, 3), (4096, 2)))
+            patch.setattr(norm_workspace, "FEWEST_GROUPS", 1)
+        yield
 
 
 def kernels_of(op: str) -> list[str]:
@@ -24,12 +37,14 @@ def kernels_of(op: str) -> list[str]:
     return [f"{op}_forward", f"{op.removeprefix('add_')}_backward"]
 
 
-@pytest.mark.parametrize("n", ROWS)
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(
+    ("op", "n"),
+    [*itertools.product(PLAIN, ROWS), *itertools.product(FUSED, FUSED_ROWS)],
+)
 @pytest.mark.parametrize("backend", KERNELS)
 def test_row_lengths(backend, op, n):
     """In float32, against the oracle; the record names what ran."""
-    runs = Norm.draw(op, (3, n)).check(backend)
+    runs = Norm.draw(op, (3 if n < 1000 else 2, n)).check(backend)
     assert [run.launcher for run in runs] == kernels_of(op)
     assert {run.backend for run in runs} == {backend} and all(run.variant for run in runs)
 
@@ -48,7 +63,7 @@ def test_long_rows(backend, op, n, dtype):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_against_the_oracle(backend, op, dtype):
     """Rows that are wide, far from zero, or short; of float16 and bfloat16 too."""
-    for shape, scale, offset in (((9, 33), 1, 0), ((2, 5000), 2, 30), ((700, 8), 0.01, 0)):
+    for shape, scale, offset in (((5, 33), 1, 0), ((2, 1500), 2, 30), ((9, 8), 0.01, 0)):
         norm = Norm.draw(op, shape, dtype)
         for array in norm.arrays:
             array.mul_(scale).add_(offset)
@@ -56,20 +71,12 @@ def test_against_the_oracle(backend, op, dtype):
 
 
 @pytest.mark.parametrize("parameters", PARAMETERS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_parameters(backend, op, dtype, parameters):
-    """Each there or not, of the input's dtype or of float32."""
-    for shape in ((6, 61), (3, 512)):
-        norm = Norm.draw(op, shape, dtype, parameters)
-        norm.check(backend)
-        for tensor, gradient in zip(norm.tensors, gradients_of(norm, backend), strict=True):
-            assert (gradient.shape, gradient.dtype) == (tensor.shape, tensor.dtype)
-
-
-def gradients_of(norm: Norm, backend: str) -> tuple[torch.Tensor, ...]:
-    return torch.autograd.grad(sum(r.sum() for r in norm(backend)), norm.tensors)
+def test_parameters(backend, op, parameters):
+    """Each there or not, of the input's dtype or of float32, as its gradient is."""
+    for shape in ((4, 61), (2, 512)):
+        Norm.draw(op, shape, torch.bfloat16, parameters).check(backend)
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -154,12 +161,12 @@ def test_parameters_of_any_layout(backend, op):
 def test_empty(backend, op, shape, dims):
     """As torch: rows of nothing are nothing, and of no rows the gradients of parameters are 0."""
     norm = Norm.draw(op, shape, dims=dims).require_grad()
-    pairs = [(results, norm.tensors) for results in (norm(backend), norm.theirs())]
-    for own, theirs in zip(*(results for results, _ in pairs), strict=True):
-        torch.testing.assert_close(own, theirs)
-    own, theirs = (torch.autograd.grad([r.sum() for r in rs], t) for rs, t in pairs)
-    for pair in zip(own, theirs, strict=True):
-        torch.testing.assert_close(*pair)
+    leaves = [t.detach().double().requires_grad_() for t in norm.tensors]
+    results, expected = norm(backend), norm.theirs(*leaves)
+    gradients = torch.autograd.grad([r.sum() for r in results], norm.tensors)
+    wanted = torch.autograd.grad([r.sum() for r in expected], leaves)
+    for own, theirs in zip((*results, *gradients), (*expected, *wanted), strict=True):
+        torch.testing.assert_close(own, theirs.float(), rtol=1e-5, atol=1e-4)
 
 
 INF, NAN = math.inf, math.nan
@@ -240,7 +247,7 @@ def compare_and_check_guards(made, expected, offset, dtype):
 def test_every_gradient_is_written_and_no_other(backend, op, dtype):
     """With any number of groups, also more than there are rows; workspaces start as NaN."""
     compute = torch.promote_types(dtype, torch.float32)
-    for rows, n, groups in ((5, 64, 1), (5, 61, 3), (2, 1024, 2), (7, 37, 9), (40, 8, 6)):
+    for rows, n, groups in ((5, 64, 1), (5, 61, 3), (2, 1024, 2), (3, 37, 5)):
         norm = Norm.draw(op, (rows, n), dtype)
         fields = len(norm.parameters)
         x, grad, more = (torch.randn(rows, n, device=DEVICE).to(dtype) for _ in range(3))
@@ -249,7 +256,7 @@ def test_every_gradient_is_written_and_no_other(backend, op, dtype):
         statistics = [mean.to(compute), torch.rsqrt(square + norm.eps)][-fields:]
         for asked in ((True,) * fields, (False,) * fields, (False, True)[-fields:]):
             expected = {}
-            for which, offset in (("torch", 0), (backend, 0), (backend, 1)):
+            for which, offset in (("torch", 0), (backend, 1)):
                 workspace = torch.full((sum(asked), groups, n), NAN, dtype=compute, device=DEVICE)
                 made = [guarded((n,), dtype, offset) if is_asked else None for is_asked in asked]
                 made.append(guarded((rows, n), dtype, offset))
@@ -292,21 +299,18 @@ def test_workspace():
     x = torch.empty(1000, 4096, device="meta", dtype=torch.bfloat16)
     assert workspace_of(x, 0, torch.float32) is None
     workspace = workspace_of(x, 2, torch.float32)
-    assert (workspace.shape, workspace.dtype) == (
-        (2, groups_of(1000, 4096, 2), 4096),
-        torch.float32,
-    )
-    for length, groups in GROUPS:
+    assert workspace.dtype == torch.float32
+    assert workspace.shape == (2, groups_of(1000, 4096, 2), 4096)
+    for length, groups in norm_workspace.GROUPS:
         assert groups_of(10**6, length, 2) == groups > groups_of(10**6, length + 1, 2)
-        assert groups_of(3, length, 4) == 3
-    assert groups_of(1, 10, 4) == 1
+        assert groups_of(1, length, 4) == 1
 
 
 @pytest.mark.parametrize("op", PLAIN)
 @pytest.mark.parametrize("backend", KERNELS)
 def test_gradients_are_deterministic(backend, op):
     """Every bit of them, again and again."""
-    shapes = [(40, 96), (3, 3000)]
+    shapes = [(9, 96)]
     if DEVICE == "cuda":
         shapes += [(4096, 1024), (4097, 1000), (300, 65_536), (3000, 16_384), (100, 262_144)]
     for shape in shapes:
@@ -361,13 +365,13 @@ def test_properties(backend, data):
     )
 
 
-@settings(max_examples=15)
+@settings(max_examples=12)
 @given(data=st.data())
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("backend", KERNELS)
 def test_gradients_against_float64(backend, op, data):
     """PyTorch's own, which the oracle's formulas are not."""
-    shape = data.draw(st.lists(st.sampled_from([1, 2, 5, 8, 40]), min_size=1, max_size=3))
+    shape = data.draw(st.lists(st.sampled_from([1, 2, 5, 8]), min_size=1, max_size=3))
     dims = data.draw(st.integers(1, len(shape)))
     dtype = data.draw(st.sampled_from(FLOATING))
     parameters = data.draw(st.sampled_from(list(PARAMETERS)))
@@ -423,7 +427,7 @@ def test_operator(backend, op):
         x, grad, more = (torch.randn(3, 2, 5, device=DEVICE, requires_grad=True) for _ in range(3))
         statistics = [torch.rand(3, device=DEVICE) for _ in norm.parameters]
         kind, backward = torch.float32, getattr(ops, f"{op}_backward").default
-        for given_more, *kinds in ((more, kind, kind), (None, None, kind), (None, kind, None)):
+        for given_more, *kinds in ((more, kind, kind), (None, kind, None)):
             dtypes = kinds[-len(statistics) :]
             arguments = (grad, given_more, x, *statistics, norm.parameters[0], *dtypes)
             torch.library.opcheck(backward, (*arguments, 1e-5, backend))
@@ -517,8 +521,9 @@ def test_transforms(backend, op):
     torch.testing.assert_close(*pair, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize(
+    ("op", "dynamic"), [("layer_norm", False), ("rms_norm", True), ("add_layer_norm", True)]
+)
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_compiled(backend, op, dynamic):
     torch._dynamo.reset()

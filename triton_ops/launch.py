@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import functools
 import struct
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -146,7 +147,8 @@ def launch_cooperatively(
     num_warps: int,
     phases: int,
     max_registers: int | None = None,
-) -> None:
+    together: int = 1,
+) -> int:
     """Starts programs that run at once, so that they may wait for each other.
 
     The kernel's last constant, which is added here, is ALL_PHASES, or the one phase to run, from 1
@@ -158,15 +160,22 @@ def launch_cooperatively(
         per_multiprocessor: how many of them at most on each; None: exactly `most` in all.
         phases: between two phases there is a barrier.
         max_registers: of a thread, so that more programs fit; None: as many as the compiler likes.
+        together: their number is a multiple of this; `most` is one.
+
+    Returns:
+        How many programs.
 
     Raises:
-        ValueError: exactly `most` were asked for, and they do not run at once.
+        ValueError: exactly `most` were asked for, or `together`, and they do not run at once.
     """
     if _thread.recordings:
         every = (*constants, ALL_PHASES)
         _record(kernel, tensors, integers, every, num_warps, True, max_registers)
+        programs = most
     elif INTERPRETED:
-        programs = most if per_multiprocessor is None else min(most, INTERPRETED_PROGRAMS)
+        programs = most
+        if per_multiprocessor is not None:
+            programs = min(most, max(1, INTERPRETED_PROGRAMS // together) * together)
         for phase in range(1, phases + 1):
             kernel[(programs,)](*tensors, *integers, *constants, phase)
     else:
@@ -176,7 +185,8 @@ def launch_cooperatively(
             occupancy, multiprocessors = _occupancies.get(key) or _occupancy(handle, key)
             fit = multiprocessors * occupancy
             if per_multiprocessor is not None:
-                most = max(1, min(most, fit, multiprocessors * per_multiprocessor))
+                room = min(fit, multiprocessors * per_multiprocessor)
+                most = max(1, min(most, room) // together) * together
             if most > fit:
                 raise ValueError(
                     f"launching {kernel.fn.__name__}: its programs wait for each other, {most} of "
@@ -184,6 +194,30 @@ def launch_cooperatively(
                     f"bytes of shared memory this device runs {fit} at once"
                 )
             _run(handle, most, tensors, integers, every)
+            programs = most
+    return programs
+
+
+def most_programs(tensor: torch.Tensor, per_multiprocessor: int) -> int:
+    """How many programs run at once on a tensor's device, so many on each multiprocessor; 0 where
+    none can be launched so that they wait for each other.
+
+    Where none runs, interpreted or recorded, as many as are asked for.
+    """
+    if INTERPRETED or _thread.recordings:
+        return sys.maxsize
+    multiprocessors = _multiprocessors(tensor.get_device())
+    return multiprocessors * per_multiprocessor
+
+
+@functools.cache
+def _multiprocessors(device: int) -> int:
+    """That programs can be launched on co-operatively."""
+    is_cooperative = ctypes.c_int()
+    driver().cuDeviceGetAttribute(ctypes.byref(is_cooperative), COOPERATIVE_LAUNCH, device)
+    if not is_cooperative:
+        return 0
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def _record(

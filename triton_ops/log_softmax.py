@@ -50,44 +50,48 @@ def map_backward(states, values, T: tl.constexpr):
 
 @triton.jit
 def log_softmax_forward_rows(
-    input, output, n, count, size0, size1, size2,
+    input, words, output, n, count, size0, size1, size2,
     out_start, out0, out1, out2, out_step,
     in_start, in0, in1, in2, in_step,
     KIND: tl.constexpr, RANK: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr,
     ALIGNED: tl.constexpr, SIDE: tl.constexpr, BLOCK: tl.constexpr, THREADS: tl.constexpr,
+    SHARES: tl.constexpr, EARLY: tl.constexpr, PHASE: tl.constexpr,
 ):  # fmt: skip
     reduce_then_map_rows(
-        (input,), output, n, count, (size0, size1, size2), (out_start, in_start),
+        (input,), words, output, n, count, (size0, size1, size2), (out_start, in_start),
         ((out0, out1, out2), (in0, in1, in2)), (out_step, in_step),
         reduce, max_sum_combine, max_sum_none, max_sum_fold, map, NOTHING,
         output.dtype.element_ty, KIND, RANK, STEPS, VECTOR, ALIGNED, SIDE, BLOCK, THREADS,
+        SHARES, EARLY, PHASE,
     )  # fmt: skip
 
 
 @triton.jit
 def log_softmax_backward_rows(
-    grad_output, output, grad_input, n, count, size0, size1, size2,
+    grad_output, output, words, grad_input, n, count, size0, size1, size2,
     out_start, out0, out1, out2, out_step,
     grad_start, grad0, grad1, grad2, grad_step,
     y_start, y0, y1, y2, y_step,
     KIND: tl.constexpr, RANK: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr,
     ALIGNED: tl.constexpr, SIDE: tl.constexpr, BLOCK: tl.constexpr, THREADS: tl.constexpr,
+    SHARES: tl.constexpr, EARLY: tl.constexpr, PHASE: tl.constexpr,
 ):  # fmt: skip
     reduce_then_map_rows(
-        (grad_output, output), grad_input, n, count, (size0, size1, size2),
+        (grad_output, output), words, grad_input, n, count, (size0, size1, size2),
         (out_start, grad_start, y_start),
         ((out0, out1, out2), (grad0, grad1, grad2), (y0, y1, y2)),
         (out_step, grad_step, y_step),
         reduce_backward, sums_combine, sums_none, sums_fold, map_backward, 0.0,
         output.dtype.element_ty, KIND, RANK, STEPS, VECTOR, ALIGNED, SIDE, BLOCK, THREADS,
+        SHARES, EARLY, PHASE,
     )  # fmt: skip
 
 
-def log_softmax_forward(input, dim, out):
+def log_softmax_forward(input, dim, words, out):
     """out = log_softmax(input) along a dimension; float32 of a narrower input, or of its dtype."""
-    return launch_rows(log_softmax_forward_rows, (input, out), dim)
+    return launch_rows(log_softmax_forward_rows, (input, out), dim, words)
 
 
-def log_softmax_backward(grad_output, output, dim, out):
+def log_softmax_backward(grad_output, output, dim, words, out):
     """out = grad_output - exp(output) * sum(grad_output) along a dimension."""
-    return launch_rows(log_softmax_backward_rows, (grad_output, output, out), dim)
+    return launch_rows(log_softmax_backward_rows, (grad_output, output, out), dim, words)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 # Relative, because mypy finds this folder under its name in the tree.
-from .launch import launch
+from .launch import ALL_PHASES, launch, launch_cooperatively, most_programs
 from .layout import Layout, compute_layout
-from .lib.row_reduce import COLUMN_TILES, COLUMNS, ROWS, TILES
+from .lib.row_reduce import COLUMN_TILES, COLUMNS, ROWS, SHARED_COLUMNS, SHARED_ROWS, TILES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,6 +34,14 @@ TILE_WARPS = 8  # of a program that has rows in tiles, at least
 TILE_ELEMENTS = {(1, 2): 4096, (2, 2): 4096, (1, 4): 2048, (2, 4): 2048, (1, 8): 1024, (2, 8): 1024}
 COLUMN_ELEMENTS = TILE_ELEMENTS | {(1, 2): 8192, (2, 4): 1024}
 COLUMN_BYTES = 64  # of a row of memory that a program of columns reads, at least
+# Programs that share a row, or columns: bytes of each array that one holds, its warps, and how many
+# of them run on a multiprocessor, with as many registers as that leaves.
+SHARED = {False: (16384, 8, 4), True: (16384, 8, 4)}
+EARLY = False
+REGISTERS = 65536  # of a multiprocessor
+# Rows are shared if they have more bytes, and columns if a program's have, of one array.
+ALONE_BYTES = {False: 32768, True: 32768}
+STATE_FIELDS = 3  # numbers of a state, at most
 
 
 def _power_of_2(n: int) -> int:
@@ -76,6 +84,37 @@ def _rows_of(
 _cached = functools.lru_cache(maxsize=4096)(_rows_of)
 
 
+def _shares(n: int, size: int, is_column: bool, room: int) -> tuple[int, int]:
+    """How many programs share a row, or columns, and elements of a row that each holds.
+
+    One: they are not shared. `room`: programs that run at once.
+    """
+    aside = COLUMN_BYTES // size if is_column else 1
+    if n * aside * size <= ALONE_BYTES[is_column]:
+        return 1, 0
+    held = SHARED[is_column][0] // (size * aside)
+    shares = -(-n // held)
+    return (shares, held) if shares <= room else (1, 0)
+
+
+def count_words(arrays: tuple[torch.Tensor, ...], dim: int) -> int:
+    """Words that a launch on arrays, the output first, takes for what programs tell each other of
+    the rows along a dimension that they share; 0 if none are shared, or programs cannot wait.
+    """
+    n, steps, outer = rows_of(arrays, dim)
+    if len(outer.sizes) > ROW_RANK or outer.numel == 0:
+        return 0
+    size = min(t.element_size() for t in arrays)
+    is_column = _is_column(n, steps, outer)
+    shares, _ = _shares(n, size, is_column, most_programs(arrays[0], SHARED[is_column][2]))
+    aside = COLUMN_BYTES // size if is_column else 1
+    return -(-outer.numel // aside) * aside * shares * STATE_FIELDS if shares > 1 else 0
+
+
+def _is_column(n: int, steps: tuple[int, ...], outer: Layout) -> bool:
+    return bool(outer.sizes) and n > 1 and outer.strides[0][0] < steps[0]
+
+
 def _is_symbolic(n: int, steps: tuple[int, ...], outer: Layout) -> bool:
     numbers = (n, *steps, *outer.sizes, *itertools.chain(*outer.strides))
     return any(isinstance(number, torch.SymInt) for number in numbers)
@@ -88,6 +127,8 @@ def _variant(kind: int, block: int, is_aligned: bool) -> str:
         TILES.value: "a row read twice",
         COLUMNS.value: "columns in registers",
         COLUMN_TILES.value: "columns read twice",
+        SHARED_ROWS.value: "a row shared by programs",
+        SHARED_COLUMNS.value: "columns shared by programs",
     }[kind]
     return f"{what}, blocks of {block}{', 16-byte accesses' if is_aligned else ''}"
 
@@ -96,6 +137,7 @@ def launch_rows(
     kernel: Any,
     tensors: Tensors,
     dim: int,
+    words: torch.Tensor | None = None,
     shared: tuple[torch.Tensor | None, ...] = (),
     statistics: tuple[torch.Tensor, ...] = (),
     held: tuple[torch.Tensor | None, ...] = (),
@@ -104,12 +146,14 @@ def launch_rows(
     """Launches a kernel on the rows of tensors along a dimension, and says how.
 
     Args:
-        kernel: of (pointers: the inputs, shared, statistics, held, the output; n, count, three
-            sizes; for each array, the output first, then the inputs, its start, three strides and
-            step; for the statistics a start and three strides; numbers; KIND, RANK, STEPS, VECTOR,
-            ALIGNED, SIDE, BLOCK, THREADS), as `reduce_then_map_rows` takes them.
+        kernel: of (pointers: the inputs, shared, statistics, held, words, the output; n, count,
+            three sizes; for each array, the output first, then the inputs, its start, three strides
+            and step; for the statistics a start and three strides; numbers; KIND, RANK, STEPS,
+            VECTOR, ALIGNED, SIDE, BLOCK, THREADS, SHARES, EARLY, PHASE), as `reduce_then_map_rows`
+            takes them.
         tensors: one input or two, then the output, of one shape. The second input may be None.
         dim: a dimension of them, from 0.
+        words: as many zeros as `count_words` says; None: no rows are shared.
         shared: arrays of one row without gaps, the same for every row.
         statistics: arrays of one element for each row, all with the same strides.
         held: a second output, which lies as the output does.
@@ -118,14 +162,14 @@ def launch_rows(
     *given, out = tensors
     if out.numel() == 0:
         return "nothing to do"
-    pointers: Any = (*given, *shared, *statistics, *held, out)
+    pointers: Any = (*given, *shared, *statistics, *held, words, out)
     arrays = (out, *(t for t in given if t is not None))
     n, steps, outer = rows_of(arrays, dim, statistics[0] if statistics else None)
     size = min([t.element_size() for t in arrays])
     vector = ACCESS_BYTES // size
     every = range(len(arrays))
     has_steps = any([steps[a] != 1 for a in every])
-    is_column = bool(outer.sizes) and n > 1 and outer.strides[0][0] < steps[0]
+    is_column = _is_column(n, steps, outer)
     if _is_symbolic(n, steps, outer):
         vector = 1  # what divides a symbol would be one more thing to compile anew for
     elif is_column:
@@ -141,7 +185,17 @@ def launch_rows(
         vector = vector if is_aligned else 1
     if is_column and vector > 1:
         outer = outer.in_vectors(vector)
-    kind, side, block, warps = _share_out(n, outer.numel, size, vector, is_column, len(arrays) - 1)
+    shares, part = 1, 0
+    if words is not None:
+        shares, part = _shares(n, size, is_column, most_programs(out, SHARED[is_column][2]))
+    if shares > 1:
+        kind = (SHARED_COLUMNS if is_column else SHARED_ROWS).value
+        side = COLUMN_BYTES // (size * vector) if is_column else 1
+        block, warps, per = part, *SHARED[is_column][1:]
+    else:
+        kind, side, block, warps = _share_out(
+            n, outer.numel, size, vector, is_column, len(arrays) - 1
+        )
     # Where an input is not given, a kernel takes strides for it all the same.
     places = [0, *_places(given)]
     for slice, start in outer.slices(ROW_RANK):
@@ -161,14 +215,26 @@ def launch_rows(
             ]
         if statistics:
             integers += [start[-1] if start else 0, *(of[-1] for of in slice.strides), *missing]
-        launch(
-            kernel,
-            -(-slice.numel // side),
-            pointers,
-            (*integers, *numbers),
-            (kind, len(slice.sizes), has_steps, vector, is_aligned, side, block, warps * 32),
-            warps,
-        )
+        integers += numbers
+        shape = (len(slice.sizes), has_steps, vector, is_aligned, side, block, warps * 32)
+        programs = -(-slice.numel // side)
+        if shares == 1:
+            constants = (kind, *shape, 1, False, ALL_PHASES.value)
+            launch(kernel, programs, pointers, tuple(integers), constants, warps)
+        else:
+            aside = side * vector if is_column else 1
+            launch_cooperatively(
+                kernel,
+                programs * shares,
+                per,
+                pointers,
+                tuple(integers),
+                (kind, *shape, _power_of_2(max(shares, warps * 32 // aside)), EARLY),
+                warps,
+                phases=2,
+                max_registers=REGISTERS // (per * warps * 32) // 8 * 8,
+                together=shares,
+            )
     return _variant(kind, block, is_aligned)
 
 

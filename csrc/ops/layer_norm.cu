@@ -2,9 +2,17 @@
 // triton_ops/layer_norm.py.
 #include "diglot/dispatch.h"
 #include "diglot/norm_backward_launch.h"
+#include "diglot/norm_launch.h"
 #include "torch/launcher.h"
 
 namespace diglot {
+
+template <typename Shape, typename T, typename W>
+__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
+    layer_norm_forward_rows(Rows<3> rows, Inputs<T, 1> inputs, NormForward<T, W, true> operation,
+                            T* output) {
+  reduce_then_map_rows<Shape>(rows, operation, inputs, output);
+}
 
 template <typename Shape, typename T>
 __global__ void __launch_bounds__(kNormThreads)
@@ -30,6 +38,21 @@ __global__ void __launch_bounds__(kNormSumThreads)
 namespace {
 
 using namespace diglot;
+
+void layer_norm_forward(Stream stream, const Operand& input, const Operand* weight,
+                        const Operand* bias, Number eps, const Operand& mean, const Operand& rstd,
+                        const Operand& out) {
+  dispatch_floating(out.dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    launch_norm_forward<true, false, T>(
+        {input, nullptr, weight, bias, &mean, rstd, nullptr, out}, eps,
+        [&](auto shape, const auto& rows, Launch how, const auto& inputs, const auto& operation) {
+          using W = typename std::decay_t<decltype(operation)>::Parameter;
+          return launch<layer_norm_forward_rows<decltype(shape), T, W>>(how, stream, rows, inputs,
+                                                                        operation, out.as<T>());
+        });
+  });
+}
 
 template <typename T>
 struct LayerNormBackward {
@@ -57,6 +80,9 @@ void layer_norm_backward(Stream stream, const Operand& grad_output, const Operan
   });
 }
 
+DIGLOT_LAUNCHER(layer_norm_forward,
+                "(Tensor input, Tensor? weight, Tensor? bias, float eps, int eps_integer, "
+                "Tensor(a!) mean, Tensor(b!) rstd, Tensor(c!) out) -> ()")
 DIGLOT_LAUNCHER(layer_norm_backward,
                 "(Tensor grad_output, Tensor? grad_sum, Tensor input, Tensor mean, Tensor rstd, "
                 "Tensor? weight, Tensor(a!)? workspace, Tensor(b!)? grad_weight, "

@@ -2,9 +2,17 @@
 // triton_ops/rms_norm.py.
 #include "diglot/dispatch.h"
 #include "diglot/norm_backward_launch.h"
+#include "diglot/norm_launch.h"
 #include "torch/launcher.h"
 
 namespace diglot {
+
+template <typename Shape, typename T, typename W>
+__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
+    rms_norm_forward_rows(Rows<3> rows, Inputs<T, 1> inputs, NormForward<T, W, false> operation,
+                          T* output) {
+  reduce_then_map_rows<Shape>(rows, operation, inputs, output);
+}
 
 template <typename Shape, typename T>
 __global__ void __launch_bounds__(kNormThreads)
@@ -31,6 +39,20 @@ namespace {
 
 using namespace diglot;
 
+void rms_norm_forward(Stream stream, const Operand& input, const Operand* weight, Number eps,
+                      const Operand& rstd, const Operand& out) {
+  dispatch_floating(out.dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    launch_norm_forward<false, false, T>(
+        {input, nullptr, weight, nullptr, nullptr, rstd, nullptr, out}, eps,
+        [&](auto shape, const auto& rows, Launch how, const auto& inputs, const auto& operation) {
+          using W = typename std::decay_t<decltype(operation)>::Parameter;
+          return launch<rms_norm_forward_rows<decltype(shape), T, W>>(how, stream, rows, inputs,
+                                                                      operation, out.as<T>());
+        });
+  });
+}
+
 template <typename T>
 struct RmsNormBackward {
   template <typename Shape>
@@ -56,6 +78,9 @@ void rms_norm_backward(Stream stream, const Operand& grad_output, const Operand*
   });
 }
 
+DIGLOT_LAUNCHER(rms_norm_forward,
+                "(Tensor input, Tensor? weight, float eps, int eps_integer, Tensor(a!) rstd, "
+                "Tensor(b!) out) -> ()")
 DIGLOT_LAUNCHER(rms_norm_backward,
                 "(Tensor grad_output, Tensor? grad_sum, Tensor input, Tensor rstd, "
                 "Tensor? weight, Tensor(a!)? workspace, Tensor(b!)? grad_weight, "

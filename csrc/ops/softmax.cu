@@ -71,8 +71,11 @@ namespace {
 
 using namespace diglot;
 
+// Words are for kernels that let the blocks of a row tell each other through memory: these do not.
+
 // The output has the input's type, or is of float32 where that is float16 or bfloat16.
-void softmax_forward(Stream stream, const Operand& input, Dim dim, const Operand& out) {
+void softmax_forward(Stream stream, const Operand& input, Dim dim, const Operand*,
+                     const Operand& out) {
   dispatch_widening(input.dtype, out.dtype, [&](auto of_input, auto of_output) {
     using I = typename decltype(of_input)::type;
     using O = typename decltype(of_output)::type;
@@ -84,7 +87,7 @@ void softmax_forward(Stream stream, const Operand& input, Dim dim, const Operand
 }
 
 void softmax_backward(Stream stream, const Operand& grad_output, const Operand& output, Dim dim,
-                      const Operand& out) {
+                      const Operand*, const Operand& out) {
   dispatch_widening(out.dtype, output.dtype, [&](auto of_output, auto of_input) {
     using I = typename decltype(of_input)::type;
     using O = typename decltype(of_output)::type;
@@ -97,9 +100,11 @@ void softmax_backward(Stream stream, const Operand& grad_output, const Operand& 
   });
 }
 
-DIGLOT_LAUNCHER(softmax_forward, "(Tensor input, float dim, int dim_integer, Tensor(a!) out) -> ()")
+DIGLOT_LAUNCHER(softmax_forward,
+                "(Tensor input, float dim, int dim_integer, Tensor? words, Tensor(a!) out) -> ()")
 DIGLOT_LAUNCHER(softmax_backward,
-                "(Tensor grad_output, Tensor output, float dim, int dim_integer, Tensor(a!) out) "
+                "(Tensor grad_output, Tensor output, float dim, int dim_integer, Tensor? words, "
+                "Tensor(a!) out) "
                 "-> ()")
 
 }  // namespace

@@ -60,7 +60,8 @@ def moments_combine(a, b, T: tl.constexpr):
 
 
 @triton.jit
-def moments_fold(states, T: tl.constexpr):
+def moments_fold(states, AXIS: tl.constexpr, T: tl.constexpr):
+    """Of all axes: norms are not of columns."""
     count = tl.sum(states[0])
     mean, squares = combine_all_moments(states[0], states[1], states[2], count)
     return count, mean, squares
@@ -75,9 +76,9 @@ def moments_finish(states, n, numbers, T: tl.constexpr):
 
 
 @triton.jit
-def layer_map(states, values, T: tl.constexpr):
+def layer_map(states, values, weight, bias, T: tl.constexpr):
     y = (values[0].to(compute_type(T)) - states[0]) * states[1]
-    return scale(y, values[1], values[2])
+    return scale(y, weight, bias)
 
 
 @triton.jit
@@ -95,8 +96,8 @@ def squares_finish(states, n, numbers, T: tl.constexpr):
 
 
 @triton.jit
-def rms_map(states, values, T: tl.constexpr):
-    return scale(values[0].to(compute_type(T)) * states[0], values[1], None)
+def rms_map(states, values, weight, bias, T: tl.constexpr):
+    return scale(values[0].to(compute_type(T)) * states[0], weight, bias)
 
 
 @triton.jit

@@ -15,8 +15,10 @@ import triton.language as tl
 
 from .elementwise import strided_offset
 from .math import fma, negate
-from .row_reduce import load_shared, tile_mask, tile_pointers
-from .types import compute_type, convert
+from .reduce import BY_THREAD, sum_along
+from .row_exchange import await_pair, publish
+from .row_reduce import by_thread, load_shared, tile_mask, tile_pointers
+from .types import compute_type, convert, opaque
 
 
 @triton.jit
@@ -58,64 +60,106 @@ def load_rows(
 
 
 @triton.jit
-def sum_rows(tile, SIDE: tl.constexpr):
-    return tile if SIDE == 1 else tl.sum(tile, 0, keep_dims=True)
+def sums_of_rows(h, product):
+    """Of each row: sum(h), sum(product), as columns."""
+    return tl.sum(h, 1, keep_dims=True), tl.sum(product, 1, keep_dims=True)
 
 
 @triton.jit
-def sums_pointers(workspace, FIELD: tl.constexpr, index, n, ALIGNED: tl.constexpr):
-    """Where this group's sums of a field are."""
-    group = FIELD * tl.num_programs(0) + tl.program_id(0).to(tl.int64)
-    at = (workspace + group * n + index)[None, :]
-    return tl.multiple_of(at, [16, 16]) if ALIGNED else at
+def over_rows(tile, KEEP: tl.constexpr):
+    """What is added of a tile to the sums over rows: its own sum, or itself, to be summed last."""
+    return tile if KEEP else tl.sum(tile, 0, keep_dims=True)
 
 
 @triton.jit
-def sums_before(at, index, n, LATER: tl.constexpr):
-    """What this group's sums begin with: nothing, or those of earlier launches."""
+def add_product(sums, a, b, KEEP: tl.constexpr):
+    """sums + a b, over rows."""
+    return fma(a, b, sums) if KEEP else sums + over_rows(a * b, KEEP)
+
+
+@triton.jit
+def store_sums(
+    workspace, FIELD: tl.constexpr, group, groups, index, n, sums,
+    LATER: tl.constexpr, ALIGNED: tl.constexpr,
+):  # fmt: skip
+    """Writes a group's sums of a field; added to those of earlier launches, if there were some."""
+    at = (workspace + (FIELD * groups + group) * n + index)[None, :]
+    if ALIGNED:
+        at = tl.multiple_of(at, [16, 16])
+    mask = (index < n)[None, :]
+    total = sums if sums.shape[0] == 1 else tl.sum(sums, 0, keep_dims=True)
     if LATER:
-        sums = tl.load(at, mask=(index < n)[None, :], other=0.0)
-    else:
-        sums = tl.full(at.shape, 0.0, at.dtype.element_ty)
-    return sums
+        total += tl.load(at, mask=mask, other=0.0)
+    tl.store(at, total, mask=mask)
 
 
 @triton.jit
-def norm_backward_in_groups(
-    grad_output, grad_sum, input, mean, rstd, weight, workspace, grad_input,
-    n, count, sizes, starts, strides,
+def store_gradient(
+    grad_input, more, y, h, factor, mean_h, mean_hy, row, index, mask, sizes, start, strides,
+    T: tl.constexpr, RANK: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
+):  # fmt: skip
+    result = gradient_of(y, h, factor, mean_h, mean_hy)
+    if more is not None:
+        result += more.to(result.dtype)
+    at = strided_offset(row, sizes, start, strides, RANK, True)
+    tl.store(
+        tile_pointers(grad_input, at, 1, index, False, False, VECTOR, ALIGNED),
+        convert(result, T),
+        mask=mask,
+    )
+
+
+@triton.jit
+def scaled(grad, scale):
+    """h."""
+    return grad if scale is None else grad * scale.to(grad.dtype)
+
+
+@triton.jit
+def walk_rows(
+    grad_output, grad_sum, input, mean, rstd, weight, workspace, words, grad_input,
+    n, count, groups, sizes, starts, strides,
     WEIGHT: tl.constexpr, BIAS: tl.constexpr, LATER: tl.constexpr, RANK: tl.constexpr,
     VECTOR: tl.constexpr, ALIGNED: tl.constexpr, SIDE: tl.constexpr, BLOCK: tl.constexpr,
-    STAGES: tl.constexpr,
+    KEEP: tl.constexpr, STAGES: tl.constexpr, SHARES: tl.constexpr, PHASE: tl.constexpr,
 ):  # fmt: skip
-    """A program's part of the backward pass, in which it holds whole rows.
+    """A program's part of the backward pass: of the rows of a group, BLOCK elements of each.
 
     Args:
+        words: for what programs that share rows tell each other, zeros, as row_exchange.py has
+            them, two for each program and row; or None.
         n: accesses of a row.
         count: rows.
+        groups: that the workspace has room for; there are no more.
         sizes: of the outer dimensions, the fastest first.
         starts, strides: of grad_input, grad_output, grad_sum, input, and the statistics.
         WEIGHT, BIAS: whether their gradients are asked for.
         LATER: whether the workspace has sums of an earlier launch.
         SIDE: rows at a time.
-        BLOCK: elements that a row has at most.
+        KEEP: whether each of them has its own sums until all are added up.
         STAGES: of loads in flight.
+        SHARES: of programs that share a row, not less than there are; 1: it is not shared.
+        PHASE: of what is before the words are written and what is after, 1 or 2, or all.
     """
     T: tl.constexpr = grad_input.dtype.element_ty
     COMPUTE: tl.constexpr = compute_type(T)
     n = n * VECTOR
-    group = tl.program_id(0).to(tl.int64)
-    groups = tl.num_programs(0)
-    index = tl.arange(0, BLOCK).to(tl.int64)
-    one = tl.full((), 1.0, COMPUTE) / tl.full((), n, COMPUTE)
+    part = tl.full((), 1.0, COMPUTE) / tl.full((), n, COMPUTE)
+    program = tl.program_id(0).to(tl.int64)
+    if SHARES > 1:
+        programs = (n + BLOCK - 1) // BLOCK  # of a group
+        group, share = program // programs, program % programs
+        walkers = tl.num_programs(0) // programs
+        index = share * BLOCK + tl.arange(0, BLOCK)
+        every = tl.arange(0, SHARES)
+    else:
+        group = program
+        walkers = tl.num_programs(0)
+        index = tl.arange(0, BLOCK).to(tl.int64)
     scale = load_shared(weight, index, n, ALIGNED)
-    if WEIGHT:
-        weight_at = sums_pointers(workspace, 0, index, n, ALIGNED)
-        by_weight = sums_before(weight_at, index, n, LATER)
-    if BIAS:
-        bias_at = sums_pointers(workspace, 1 if WEIGHT else 0, index, n, ALIGNED)
-        by_bias = sums_before(bias_at, index, n, LATER)
-    for first in tl.range(group * SIDE, count, groups * SIDE, num_stages=STAGES):
+    by_weight = tl.full((SIDE if KEEP else 1, BLOCK), 0.0, COMPUTE)
+    by_bias = by_weight
+    for first in tl.range(group * SIDE, count, walkers * SIDE, num_stages=STAGES):
         row = first + tl.arange(0, SIDE)
         there = row < count
         mask = tile_mask(index, n, there, False)
@@ -123,50 +167,130 @@ def norm_backward_in_groups(
         grad = load_rows(
             grad_output, row, index, mask, sizes, starts[1], strides[1], RANK, VECTOR, ALIGNED
         )
-        more = load_rows(
-            grad_sum, row, index, mask, sizes, starts[2], strides[2], RANK, VECTOR, ALIGNED
-        )
         at = strided_offset(row, sizes, starts[4], strides[4], RANK, True)
         center = load_statistic(mean, at, there)
         factor = load_statistic(rstd, at, there)
         y = normalized(x.to(COMPUTE), center, factor)
-        grad = grad.to(COMPUTE)
-        h = grad if scale is None else grad * scale.to(COMPUTE)
-        mean_h = None if mean is None else tl.sum(h, 1, keep_dims=True) * one
-        mean_hy = tl.sum(h * y, 1, keep_dims=True) * one
-        result = gradient_of(y, h, factor, mean_h, mean_hy)
-        if more is not None:
-            result += more.to(COMPUTE)
-        at = strided_offset(row, sizes, starts[0], strides[0], RANK, True)
-        tl.store(
-            tile_pointers(grad_input, at, 1, index, False, False, VECTOR, ALIGNED),
-            convert(result, T),
-            mask=mask,
-        )
-        if WEIGHT:
-            by_weight = (
-                fma(grad, y, by_weight) if SIDE == 1 else by_weight + sum_rows(grad * y, SIDE)
+        h = scaled(grad.to(COMPUTE), scale)
+        sum_h, sum_hy = sums_of_rows(h, h * y)
+        if SHARES > 1:
+            own = words + first * (programs * 2)
+            if PHASE != 2:
+                publish(own, share, programs, (sum_h, sum_hy))
+            if PHASE != 1:
+                parts_h, parts_hy = await_pair(own, every, programs, every < programs, COMPUTE)
+                sum_h, sum_hy = tl.sum(parts_h), tl.sum(parts_hy)
+        if PHASE != 1:
+            # Narrow types are converted again, rather than kept wide until here.
+            wide = opaque(grad).to(COMPUTE)
+            y = normalized(opaque(x).to(COMPUTE), center, factor)
+            if WEIGHT:
+                by_weight = add_product(by_weight, wide, y, KEEP)
+            if BIAS:
+                by_bias += over_rows(wide, KEEP)
+            more = load_rows(
+                grad_sum, row, index, mask, sizes, starts[2], strides[2], RANK, VECTOR, ALIGNED
             )
+            store_gradient(
+                grad_input, more, y, scaled(wide, scale), factor,
+                None if mean is None else sum_h * part, sum_hy * part,
+                row, index, mask, sizes, starts[0], strides[0], T, RANK, VECTOR, ALIGNED,
+            )  # fmt: skip
+    if PHASE != 1:
+        if WEIGHT:
+            store_sums(workspace, 0, group, groups, index, n, by_weight, LATER, ALIGNED)
         if BIAS:
-            by_bias += sum_rows(grad, SIDE)
-    if WEIGHT:
-        tl.store(weight_at, by_weight, mask=(index < n)[None, :])
-    if BIAS:
-        tl.store(bias_at, by_bias, mask=(index < n)[None, :])
+            field: tl.constexpr = 1 if WEIGHT else 0
+            store_sums(workspace, field, group, groups, index, n, by_bias, LATER, ALIGNED)
+
+
+@triton.jit
+def walk_rows_in_tiles(
+    grad_output, grad_sum, input, mean, rstd, weight, workspace, grad_input,
+    n, count, groups, sizes, starts, strides,
+    WEIGHT: tl.constexpr, BIAS: tl.constexpr, LATER: tl.constexpr, RANK: tl.constexpr,
+    VECTOR: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr, THREADS: tl.constexpr,
+):  # fmt: skip
+    """The same of rows that a program cannot hold, where programs cannot wait for each other: it
+    reads each twice, and adds to its group's sums in memory.
+    """
+    T: tl.constexpr = grad_input.dtype.element_ty
+    COMPUTE: tl.constexpr = compute_type(T)
+    n = n * VECTOR
+    part = tl.full((), 1.0, COMPUTE) / tl.full((), n, COMPUTE)
+    group = tl.program_id(0).to(tl.int64)
+    if not LATER:
+        for first in range(0, n, BLOCK):
+            index = first + tl.arange(0, BLOCK)
+            nothing = tl.full((1, BLOCK), 0.0, COMPUTE)
+            if WEIGHT:
+                store_sums(workspace, 0, group, groups, index, n, nothing, False, ALIGNED)
+            if BIAS:
+                field: tl.constexpr = 1 if WEIGHT else 0
+                store_sums(workspace, field, group, groups, index, n, nothing, False, ALIGNED)
+    for one in range(group, count, tl.num_programs(0)):
+        row = one + tl.arange(0, 1)
+        there = row < count
+        at = strided_offset(row, sizes, starts[4], strides[4], RANK, True)
+        center = load_statistic(mean, at, there)
+        factor = load_statistic(rstd, at, there)
+        sums_h = tl.full((1, THREADS, 1), 0.0, COMPUTE)
+        sums_hy = tl.full((1, THREADS, 1), 0.0, COMPUTE)
+        for first in range(0, n, BLOCK):
+            index = first + tl.arange(0, BLOCK)
+            mask = tile_mask(index, n, there, False)
+            x = load_rows(
+                input, row, index, mask, sizes, starts[3], strides[3], RANK, VECTOR, ALIGNED
+            )
+            grad = load_rows(
+                grad_output, row, index, mask, sizes, starts[1], strides[1], RANK, VECTOR, ALIGNED
+            )
+            y = normalized(x.to(COMPUTE), center, factor)
+            h = scaled(grad.to(COMPUTE), load_shared(weight, index, n, ALIGNED))
+            sums_h += sum_along(by_thread(h, VECTOR, THREADS), BY_THREAD)
+            sums_hy += sum_along(by_thread(h * y, VECTOR, THREADS), BY_THREAD)
+        mean_h, mean_hy = tl.sum(sums_h) * part, tl.sum(sums_hy) * part
+        for first in range(0, n, BLOCK):
+            index = first + tl.arange(0, BLOCK)
+            mask = tile_mask(index, n, there, False)
+            x = load_rows(
+                input, row, index, mask, sizes, starts[3], strides[3], RANK, VECTOR, ALIGNED
+            )
+            grad = load_rows(
+                grad_output, row, index, mask, sizes, starts[1], strides[1], RANK, VECTOR, ALIGNED
+            )
+            more = load_rows(
+                grad_sum, row, index, mask, sizes, starts[2], strides[2], RANK, VECTOR, ALIGNED
+            )
+            y = normalized(x.to(COMPUTE), center, factor)
+            wide = grad.to(COMPUTE)
+            if WEIGHT:
+                store_sums(workspace, 0, group, groups, index, n, wide * y, True, ALIGNED)
+            if BIAS:
+                field: tl.constexpr = 1 if WEIGHT else 0
+                store_sums(workspace, field, group, groups, index, n, wide, True, ALIGNED)
+            store_gradient(
+                grad_input, more, y, scaled(wide, load_shared(weight, index, n, ALIGNED)), factor,
+                None if mean is None else mean_h, mean_hy,
+                row, index, mask, sizes, starts[0], strides[0], T, RANK, VECTOR, ALIGNED,
+            )  # fmt: skip
 
 
 @triton.jit
 def sum_groups(
-    workspace, result, field, n, groups, column, ROWS: tl.constexpr, BLOCK: tl.constexpr
+    workspace, result, field, n, groups, room, column, ROWS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """result = the sums of a field over groups, in order, of BLOCK columns from `column` on."""
+    """result = the sums of a field over groups, in order, of BLOCK columns from `column` on.
+
+    The workspace has room for `room` groups.
+    """
     index = column + tl.arange(0, BLOCK)
     inside = index < n
     part = tl.arange(0, ROWS)
     sums = tl.full((ROWS, BLOCK), 0.0, workspace.dtype.element_ty)
     for first in tl.range(0, groups, ROWS):
         group = first + part
-        at = workspace + ((field * groups + group) * n)[:, None] + index[None, :]
+        at = workspace + ((field * room + group) * n)[:, None] + index[None, :]
         sums += tl.load(at, mask=(group < groups)[:, None] & inside[None, :], other=0.0)
     total = convert(tl.sum(sums, 0), result.dtype.element_ty)
     tl.store(result + index, total, mask=inside)

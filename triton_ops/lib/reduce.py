@@ -12,6 +12,7 @@ from .math import exp2_approximate, exp_nonpositive, fma, maximum
 
 LOG2_E = tl.constexpr(1.44269502)
 BY_THREAD = tl.constexpr(-1)  # the axes of a tile but for its second, that of the threads
+ALL = tl.constexpr(-2)  # all axes, of which none stays
 
 
 @triton.jit
@@ -19,6 +20,8 @@ def sum_along(x, AXIS: tl.constexpr):
     """The sums along an axis, or by thread; the axes stay."""
     if AXIS == BY_THREAD:
         result = tl.sum(tl.sum(x, 2, keep_dims=True), 0, keep_dims=True)
+    elif AXIS == ALL:
+        result = tl.sum(x)
     else:
         result = tl.sum(x, AXIS, keep_dims=True)
     return result
@@ -29,6 +32,8 @@ def max_along(x, AXIS: tl.constexpr):
     """The maxima along an axis, or by thread; the axes stay. What a NaN does is not specified."""
     if AXIS == BY_THREAD:
         result = tl.max(tl.max(x, 2, keep_dims=True), 0, keep_dims=True)
+    elif AXIS == ALL:
+        result = tl.max(x)
     else:
         result = tl.max(x, AXIS, keep_dims=True)
     return result
@@ -46,8 +51,8 @@ def sums_combine(a, b, T: tl.constexpr):
 
 
 @triton.jit
-def sums_fold(states, T: tl.constexpr):
-    return (tl.sum(states[0]),)
+def sums_fold(states, AXIS: tl.constexpr, T: tl.constexpr):
+    return (sum_along(states[0], AXIS),)
 
 
 @triton.jit
@@ -68,8 +73,10 @@ def max_sum_combine(a, b, T: tl.constexpr):
 
 
 @triton.jit
-def max_sum_fold(states, T: tl.constexpr):
-    return combine_all_max_sums(states[0], states[1], T)
+def max_sum_fold(states, AXIS: tl.constexpr, T: tl.constexpr):
+    max = max_along(states[0], AXIS)
+    scaled = states[1] * exp_nonpositive_for(states[0] - shift_of(max), T)
+    return max, sum_along(scaled, AXIS)
 
 
 @triton.jit

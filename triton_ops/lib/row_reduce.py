@@ -8,39 +8,53 @@ states are tuples:
                               `mask` says which elements are there, `left` how many of a row
     combine(a, b, T)          of two parts of the rows
     none(zeros, T)            of nothing, of the shape of `zeros`
-    fold(states, T)           of a whole tile of states: one state of scalars
+    fold(states, AXIS, T)     of a tile of states: along an axis, which stays, or ALL: of scalars
     map(states, values, T)    the output's tile, in the type that is computed in
 
-An operation along rows, not columns, may have more:
+An operation along rows, not columns, may also have a weight and a bias, the same for every row:
+map(states, values, weight, bias, T) gets a tile of each that is given. Then there are
 
     hold(values, T)           the one tile that is held of the inputs' tiles, instead of them; it is
-                              a second output
+                              a second output; or there is none
     finish(states, n, numbers, T)
                               of the states of whole rows of n elements: what is mapped with, and
                               written to arrays that have one element for each row
 
-and arrays that are the same for every row, whose tiles follow the held ones in `map`.
-
 Rows are the second dimension of a tile (rows, elements), or, as columns, the first of one
-(elements, accesses side by side, elements of an access). A row is held in registers by one program
-while it fits; Triton has no memory in which a program could keep more of it, so that a longer one
-is read twice, in tiles. Their states are combined by threads (reduce.py), and across them at last.
+(elements, columns), whose columns are those of whole accesses. A row is held in registers by one
+program while it fits. Triton has no memory in which a program could keep more of it: a longer row
+is shared by programs that run at once, each of which holds a part and tells the others its state
+(row_exchange.py); or, where programs cannot wait for each other, it is read twice, in tiles, whose
+states are combined by threads (reduce.py), and across them at last.
 """
 
 import triton
 import triton.language as tl
 
 from .elementwise import strided_offset
-from .reduce import BY_THREAD
-from .types import compute_type, convert
+from .reduce import ALL, BY_THREAD
+from .row_exchange import collect, publish
+from .types import compute_type, convert, opaque
 
-ROWS, TILES, COLUMNS, COLUMN_TILES = (
+ROWS, TILES, COLUMNS, COLUMN_TILES, SHARED_ROWS, SHARED_COLUMNS = (
     tl.constexpr(0),
     tl.constexpr(1),
     tl.constexpr(2),
     tl.constexpr(3),
+    tl.constexpr(4),
+    tl.constexpr(5),
 )
 STAGES = tl.constexpr(3)  # tiles in flight, where there is a loop
+
+
+@triton.jit
+def side_by_side(tile, SIDE: tl.constexpr, VECTOR: tl.constexpr, COLUMN: tl.constexpr):
+    """The numbers of a tile's rows; of its columns, those of the accesses that they belong to."""
+    if COLUMN:
+        result = tile * SIDE + tl.arange(0, SIDE * VECTOR) // VECTOR
+    else:
+        result = tile * SIDE + tl.arange(0, SIDE)
+    return result
 
 
 @triton.jit
@@ -51,10 +65,11 @@ def tile_pointers(
     """Pointers to the elements with numbers `index` of the rows that begin at `starts`."""
     first = pointer + starts
     if COLUMN:
-        pointers = first[None, :] + (index * step)[:, None]
+        first += tl.arange(0, starts.shape[0]) % VECTOR
+        result = first[None, :] + (index * step)[:, None]
+        result = tl.max_contiguous(result, [1, VECTOR])
         if ALIGNED:
-            pointers = tl.multiple_of(pointers, [16, 16])
-        result = pointers[:, :, None] + tl.arange(0, VECTOR)[None, None, :]
+            result = tl.multiple_of(result, [1, 16])
     else:
         if ALIGNED:
             first = tl.multiple_of(first, 16)
@@ -69,7 +84,7 @@ def tile_pointers(
 def tile_mask(index, n, there, COLUMN: tl.constexpr):
     """Which elements of a tile are there: those below n of rows that are."""
     if COLUMN:
-        mask = (index < n)[:, None, None] & there[None, :, None]
+        mask = (index < n)[:, None] & there[None, :]
     else:
         mask = (index < n)[None, :] & there[:, None]
     return mask
@@ -111,12 +126,11 @@ def load_shared(pointer, index, n, ALIGNED: tl.constexpr):
 
 @triton.jit
 def store_statistic(pointer, value, at, there):
-    """Stores one element for each row to an array, if it is given."""
-    if pointer is not None:
-        if len(value.shape) == 0:
-            tl.store(pointer + at, tl.broadcast_to(value, at.shape), mask=there)
-        else:
-            tl.store((pointer + at)[:, None], value, mask=there[:, None])
+    """Stores one element for each row to an array."""
+    if len(value.shape) == 0:
+        tl.store(pointer + at, tl.broadcast_to(value, at.shape), mask=there)
+    else:
+        tl.store((pointer + at)[:, None], value, mask=there[:, None])
 
 
 @triton.jit
@@ -148,22 +162,29 @@ def load_held(
 
 
 @triton.jit
+def all_opaque(values):
+    return (opaque(values[0]),) if len(values) == 1 else (opaque(values[0]), opaque(values[1]))
+
+
+@triton.jit
 def map_tile(
-    output, second, shared, values, states, start, step, index, mask, n,
-    MAP: tl.constexpr, T: tl.constexpr,
+    output, second, weight, bias, values, states, start, step, index, mask, n,
+    MAP: tl.constexpr, FINISH: tl.constexpr, T: tl.constexpr,
     COLUMN: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """Stores a tile of the output, and of the second one, which is what is held."""
+    values = all_opaque(values)
     if second is not None:
         at = tile_pointers(second, start, step, index, COLUMN, STEPS, VECTOR, ALIGNED)
         tl.store(at, values[0], mask=mask)
-    every = values if len(shared) == 0 else (
-        values[0],
-        load_shared(shared[0], index, n, ALIGNED),
-        load_shared(shared[1], index, n, ALIGNED),
-    )  # fmt: skip
+    if FINISH is None:
+        result = MAP(states, values, T)
+    else:
+        weight = load_shared(weight, index, n, ALIGNED)
+        bias = load_shared(bias, index, n, ALIGNED)
+        result = MAP(states, values, weight, bias, T)
     at = tile_pointers(output, start, step, index, COLUMN, STEPS, VECTOR, ALIGNED)
-    tl.store(at, convert(MAP(states, every, T), output.dtype.element_ty), mask=mask)
+    tl.store(at, convert(result, output.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -182,19 +203,125 @@ def finish_rows(
 
 
 @triton.jit
+def anchored(values, at, n):
+    """The same values: a load that never happens makes the compiler go on in their layout, and
+    bring the few states into it, instead of the values into that of the states.
+    """
+    at = at.to(tl.pointer_type(values[0].dtype), bitcast=True)
+    first = tl.load(at, mask=tl.full(at.shape, n < 0, tl.int1), other=values[0])
+    return (first,) if len(values) == 1 else (first, values[1])
+
+
+@triton.jit
+def load_part(
+    inputs, tile, n, count, sizes, starts, strides, steps, index, OTHER: tl.constexpr,
+    HOLD: tl.constexpr, T: tl.constexpr, COLUMN: tl.constexpr, RANK: tl.constexpr,
+    STEPS: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr, SIDE: tl.constexpr,
+):  # fmt: skip
+    """A part of the rows, or columns, of one tile."""
+    row = side_by_side(tl.full((), tile, tl.int64), SIDE, VECTOR, COLUMN)
+    at = strided_offset(row, sizes, starts[1], strides[1], RANK, True)
+    firsts = (at, at) if len(inputs) == 1 else (
+        at, at, strided_offset(row, sizes, starts[2], strides[2], RANK, True)
+    )  # fmt: skip
+    mask = tile_mask(index, n, row < count, COLUMN)
+    return load_held(
+        inputs, firsts, steps, index, mask, OTHER, "", HOLD, T, COLUMN, STEPS, VECTOR, ALIGNED
+    )
+
+
+@triton.jit
+def share_rows(
+    inputs, words, output, n, count, sizes, starts, strides, steps,
+    second, weight, bias, statistics, numbers,
+    REDUCE: tl.constexpr, NONE: tl.constexpr, FOLD: tl.constexpr, MAP: tl.constexpr,
+    HOLD: tl.constexpr, FINISH: tl.constexpr,
+    OTHER: tl.constexpr, T: tl.constexpr, COLUMN: tl.constexpr,
+    RANK: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
+    SIDE: tl.constexpr, BLOCK: tl.constexpr, SHARES: tl.constexpr, EARLY: tl.constexpr,
+    PHASE: tl.constexpr,
+):  # fmt: skip
+    """The programs of a group share rows, BLOCK elements of each for a program; the groups walk
+    them in turn.
+
+    A row's words are those of its first field, one for each program, then those of the next. Of
+    columns they are as many for each program as it has columns.
+    """
+    COMPUTE: tl.constexpr = compute_type(T)
+    WIDTH: tl.constexpr = SIDE * VECTOR if COLUMN else 1
+    program = tl.program_id(0).to(tl.int64)
+    programs = (n + BLOCK - 1) // BLOCK  # of a group
+    group, share = program // programs, program % programs
+    groups = tl.num_programs(0) // programs
+    index = share * BLOCK + tl.arange(0, BLOCK)
+    left = tl.minimum(n - share * BLOCK, BLOCK)
+    every = tl.arange(0, SHARES)
+    if COLUMN:
+        column = tl.arange(0, WIDTH)[None, :]
+        own, all = share * WIDTH + column, (every * WIDTH)[:, None] + column
+        is_share = (every < programs)[:, None] & (column >= 0)
+    else:
+        own, all, is_share = share, every[None, :], (every < programs)[None, :]
+    if EARLY:
+        ahead = load_part(
+            inputs, group, n, count, sizes, starts, strides, steps, index, OTHER, HOLD, T,
+            COLUMN, RANK, STEPS, VECTOR, ALIGNED, SIDE,
+        )  # fmt: skip
+    for tile in range(group, (count + SIDE - 1) // SIDE, groups):
+        if EARLY:
+            values = ahead
+        else:
+            values = load_part(
+                inputs, tile, n, count, sizes, starts, strides, steps, index, OTHER, HOLD, T,
+                COLUMN, RANK, STEPS, VECTOR, ALIGNED, SIDE,
+            )  # fmt: skip
+        row = side_by_side(tl.full((), tile, tl.int64), SIDE, VECTOR, COLUMN)
+        there = row < count
+        mask = tile_mask(index, n, there, COLUMN)
+        states = REDUCE(values, mask, left, 0 if COLUMN else 1, T)
+        own_words = words + tile * (programs * len(states) * WIDTH)
+        if PHASE != 2:
+            publish(own_words, own, programs * WIDTH, states)
+        if EARLY:
+            ahead = load_part(
+                inputs, tile + groups, n, count, sizes, starts, strides, steps, index, OTHER, HOLD,
+                T, COLUMN, RANK, STEPS, VECTOR, ALIGNED, SIDE,
+            )  # fmt: skip
+        if PHASE != 1:
+            nothing = NONE(tl.full(is_share.shape, 0.0, COMPUTE), T)
+            parts = collect(own_words, all, programs * WIDTH, is_share, nothing)
+            whole = FOLD(parts, 0 if COLUMN else ALL, T)
+            results = finish_rows(
+                whole, statistics, row, there & (share == 0), n, sizes, starts[-1], strides[-1],
+                numbers, FINISH, T, RANK,
+            )  # fmt: skip
+            out_at = strided_offset(row, sizes, starts[0], strides[0], RANK, True)
+            if COLUMN:
+                at = tile_pointers(output, out_at, steps[0], index, COLUMN, STEPS, VECTOR, ALIGNED)
+                values = anchored(values, at, n)
+            map_tile(
+                output, second, weight, bias, values, results, out_at, steps[0], index, mask, n,
+                MAP, FINISH, T,
+                COLUMN, STEPS, VECTOR, ALIGNED,
+            )  # fmt: skip
+
+
+@triton.jit
 def reduce_then_map_rows(
-    inputs, output, n, count, sizes, starts, strides, steps,
+    inputs, words, output, n, count, sizes, starts, strides, steps,
     REDUCE: tl.constexpr, COMBINE: tl.constexpr, NONE: tl.constexpr, FOLD: tl.constexpr,
     MAP: tl.constexpr, OTHER: tl.constexpr, T: tl.constexpr, KIND: tl.constexpr,
     RANK: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
     SIDE: tl.constexpr, BLOCK: tl.constexpr, THREADS: tl.constexpr,
-    second=None, shared=(), statistics=(), numbers=(),
+    SHARES: tl.constexpr, EARLY: tl.constexpr, PHASE: tl.constexpr,
+    second=None, weight=None, bias=None, statistics=None, numbers=None,
     HOLD: tl.constexpr = None, FINISH: tl.constexpr = None,
 ):  # fmt: skip
     """output = map(states, inputs), where the states are those of whole rows.
 
     Args:
         inputs: one array, or two.
+        words: of programs that share rows, zeros, as row_exchange.py has them; or None.
         n: accesses of a row; of columns, elements.
         count: rows; of columns, accesses side by side.
         sizes: of the other dimensions, the fastest first.
@@ -209,14 +336,17 @@ def reduce_then_map_rows(
         ALIGNED: whether all accesses are at multiples of 16 bytes.
         SIDE: rows of a program; of columns, accesses side by side.
         BLOCK: elements of a row in a tile.
+        SHARES: of programs that share a row, not less than there are; with the columns of a
+            program, not less than its threads.
+        PHASE: of these, 1 or 2, or all.
         second: an array that lies as the output does, for what is held; or None.
-        shared: none or two arrays of n elements without gaps, of which each may be None.
-        statistics: arrays of one element for each row, of which each may be None.
+        weight, bias: arrays of n elements without gaps; or None.
+        statistics: arrays of one element for each row.
         numbers: arguments of `finish`.
     """
     COMPUTE: tl.constexpr = compute_type(T)
-    COLUMN: tl.constexpr = (KIND == COLUMNS) | (KIND == COLUMN_TILES)
-    row = tl.program_id(0).to(tl.int64) * SIDE + tl.arange(0, SIDE)
+    COLUMN: tl.constexpr = (KIND == COLUMNS) | (KIND == COLUMN_TILES) | (KIND == SHARED_COLUMNS)
+    row = side_by_side(tl.program_id(0).to(tl.int64), SIDE, VECTOR, COLUMN)
     there = row < count
     out_at = strided_offset(row, sizes, starts[0], strides[0], RANK, True)
     in_at = strided_offset(row, sizes, starts[1], strides[1], RANK, True)
@@ -226,7 +356,14 @@ def reduce_then_map_rows(
     if not COLUMN:
         n = n * VECTOR  # a multiple, as the compiler sees: no access is cut by the end
     index = tl.arange(0, BLOCK).to(tl.int64)
-    if (KIND == ROWS) | (KIND == COLUMNS):
+    if (KIND == SHARED_ROWS) | (KIND == SHARED_COLUMNS):
+        share_rows(
+            inputs, words, output, n, count, sizes, starts, strides, steps,
+            second, weight, bias, statistics, numbers, REDUCE, NONE, FOLD, MAP, HOLD, FINISH,
+            OTHER, T, KIND == SHARED_COLUMNS, RANK, STEPS, VECTOR, ALIGNED, SIDE, BLOCK,
+            SHARES, EARLY, PHASE,
+        )  # fmt: skip
+    elif (KIND == ROWS) | (KIND == COLUMNS):
         mask = tile_mask(index, n, there, COLUMN)
         values = load_held(
             inputs, firsts, steps, index, mask, OTHER, "", HOLD, T, COLUMN, STEPS, VECTOR, ALIGNED
@@ -237,12 +374,13 @@ def reduce_then_map_rows(
             FINISH, T, RANK,
         )  # fmt: skip
         map_tile(
-            output, second, shared, values, results, out_at, steps[0], index, mask, n, MAP, T,
+            output, second, weight, bias, values, results, out_at, steps[0], index, mask, n,
+                MAP, FINISH, T,
             COLUMN, STEPS, VECTOR, ALIGNED,
         )  # fmt: skip
     else:
         if COLUMN:
-            states = NONE(tl.full((1, SIDE, VECTOR), 0.0, COMPUTE), T)
+            states = NONE(tl.full((1, SIDE * VECTOR), 0.0, COMPUTE), T)
         else:
             states = NONE(tl.full((1, THREADS, 1), 0.0, COMPUTE), T)
         # What is read here is read again, and is to stay in the L2 cache until then.
@@ -260,7 +398,7 @@ def reduce_then_map_rows(
                 mask = by_thread(mask, VECTOR, THREADS)
                 states = COMBINE(states, REDUCE(parts, mask, left, BY_THREAD, T), T)
         if not COLUMN:
-            states = FOLD(states, T)
+            states = FOLD(states, ALL, T)
         results = finish_rows(
             states, statistics, row, there, n, sizes, starts[-1], strides[-1], numbers,
             FINISH, T, RANK,
@@ -272,6 +410,6 @@ def reduce_then_map_rows(
                 COLUMN, STEPS, VECTOR, ALIGNED,
             )  # fmt: skip
             map_tile(
-                output, second, shared, values, results, out_at, steps[0], first + index, mask, n,
-                MAP, T, COLUMN, STEPS, VECTOR, ALIGNED,
+                output, second, weight, bias, values, results, out_at, steps[0], first + index, mask, n,
+                MAP, FINISH, T, COLUMN, STEPS, VECTOR, ALIGNED,
             )  # fmt: skip

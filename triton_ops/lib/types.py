@@ -32,12 +32,30 @@ if INTERPRETED:
             value = tl.where(wide == wide, rounded.to(tl.float32, bitcast=True), wide)
         return value.to(dtype)
 
+    @triton.jit
+    def opaque(values):
+        """The same values, of which the compiler does not know that: narrow ones stay so until they
+        are used again, instead of being kept as what they were converted to.
+        """
+        return values
+
 else:
 
     @triton.jit
     def convert(value, dtype: tl.constexpr):
         """value rounded to dtype, to nearest even."""
         return value.to(dtype)
+
+    @triton.jit
+    def opaque(values):
+        """The same values, of which the compiler does not know that: narrow ones stay so until they
+        are used again, instead of being kept as what they were converted to.
+        """
+        if values.dtype.primitive_bitwidth == 16:
+            values = tl.inline_asm_elementwise(
+                "mov.b32 $0, $1;", "=r,r", [values], dtype=values.dtype, is_pure=False, pack=2
+            )
+        return values
 
 
 @triton.jit

@@ -105,7 +105,7 @@ class ClusterMessages {
       asm volatile(
           "{\n"
           ".reg .pred here;\n"
-          "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 here, [%1], %2;\n"
+          "mbarrier.try_wait.parity.shared::cta.b64 here, [%1], %2;\n"
           "selp.u32 %0, 1, 0, here;\n"
           "}\n"
           : "=r"(is_here)

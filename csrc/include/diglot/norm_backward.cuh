@@ -454,7 +454,8 @@ class TeamSum {
     state = lanes_sum(of_warps[(warp & -warps) + (lane & (warps - 1))], warps);
     if (rows_.blocks > 1) {
       auto& messages = shared().messages;
-      messages.exchange(state, static_cast<int>(blockIdx.x) % rows_.blocks, rows_.blocks, number_);
+      messages.exchange(state, static_cast<int>(blockIdx.x) & (rows_.blocks - 1), rows_.blocks,
+                        number_);
       state = lanes_sum(messages.received(lane & (rows_.blocks - 1), number_), rows_.blocks);
     }
     ++number_;

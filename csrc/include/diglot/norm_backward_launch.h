@@ -86,7 +86,7 @@ std::optional<Launch> share_out_norm(NormRows& rows) {
 // Launches the kernel Kernels::rows<Shape>() or, if no shape holds a row, Kernels::again(), and,
 // where there is something to add up, Kernels::sum<elements>().
 template <typename T, typename Kernels>
-void launch_norm_backward(Stream stream, const NormOperands& operands) {
+void launch_norm_backward(cudaStream_t stream, const NormOperands& operands) {
   using Compute = compute_t<T>;
   constexpr int kElements = kAccessBytes / static_cast<int>(sizeof(T));
   const int64_t count = operands.rstd.numel;

@@ -36,6 +36,7 @@ struct RowShapes {
                 TiledRows<kMost>, WalkedRows<sizeof(I) == 4 ? 1024 : 512, kMost>, TiledRows<kMost>>,
       ShapeList<LaneRows<2>, TiledRows<kMost>>>;
   using Narrow = ShapeList<LaneRows<1, false>, TiledRows<2, false>>;
+  static constexpr bool kHasColumns = true;
   using WideColumns = ShapeList<TiledColumns<kInputs == 1 ? 256 : 512, kMost>>;
   using NarrowColumns = ShapeList<TiledColumns<256, 8, false>>;
 };
@@ -231,18 +232,19 @@ void run_rows(const RowLayout<kArrays>& layout, const Layout<kArrays>& outer, Sh
 
 // Calls function(shape, rows, how) for arrays of type I, but for the output, of type O, which is
 // the first, and those that follow the kInputs inputs; more than once where the arrays have more
-// dimensions than a kernel takes.
-template <typename I, typename O, int kInputs, int kArrays, typename Function>
-void launch_rows(const Operand* const (&operands)[kArrays], Dim dim, Function function) {
+// dimensions than a kernel takes. `is_aligned`: what else is accessed of rows lies at multiples of
+// 16 bytes.
+template <typename I, typename O, int kInputs, typename Shapes = RowShapes<I, O, kInputs>,
+          int kArrays, typename Function>
+void launch_rows(const Operand* const (&operands)[kArrays], Dim dim, Function function,
+                 bool is_aligned = true) {
   if (operands[0]->numel == 0) {
     last_variant() = "nothing to do";
     return;
   }
-  using Shapes = RowShapes<I, O, kInputs>;
   constexpr int kElements = kAccessBytes / static_cast<int>(sizeof(I));
   constexpr int kCut = kInputs + 1;  // arrays of whole rows
   const RowLayout<kArrays> layout(operands, static_cast<int>(dim.number));
-  bool is_aligned = true;
   for (int a = 0; a < kCut; ++a) {
     const int bytes = std::min(kAccessBytes, kElements * size_of(operands[a]->dtype));
     is_aligned &= reinterpret_cast<uintptr_t>(operands[a]->data) % bytes == 0;
@@ -250,16 +252,18 @@ void launch_rows(const Operand* const (&operands)[kArrays], Dim dim, Function fu
   const auto run = [&](const Layout<kArrays>& outer, auto shapes) {
     run_rows<I, kInputs>(layout, outer, shapes, function);
   };
-  if (!layout.is_columns()) {
+  if (!Shapes::kHasColumns || !layout.is_columns()) {
     if (is_aligned && layout.is_wide(kElements, kCut)) {
       run(layout.outer, typename Shapes::Wide{});
     } else {
       run(layout.outer, typename Shapes::Narrow{});
     }
-  } else if (is_aligned && layout.has_wide_columns(kElements, kCut)) {
-    run(layout.outer.in_vectors(kElements), typename Shapes::WideColumns{});
-  } else {
-    run(layout.outer, typename Shapes::NarrowColumns{});
+  } else if constexpr (Shapes::kHasColumns) {
+    if (is_aligned && layout.has_wide_columns(kElements, kCut)) {
+      run(layout.outer.in_vectors(kElements), typename Shapes::WideColumns{});
+    } else {
+      run(layout.outer, typename Shapes::NarrowColumns{});
+    }
   }
 }
 

@@ -17,7 +17,15 @@
 //     // per input, always in the same order.
 //     template <typename Visit> State reduce(Visit visit, int count) const;
 //     auto map(const State& total) const;  // -> function(x...)
+//
+//     // It may have two inputs, of whose elements it holds what they make together, and has it
+//     // stored, where the output's elements are.
+//     static I join(I x, I y);
+//     I* joined;
 //   };
+//
+// A map that has something of its own for each element of a row is none of elements alone:
+// map.at<kCount>(first) gives function(i, x...) for the elements first + i, i < kCount.
 //
 // A row is read once, and held by the threads that have it: in registers, and, beyond what these
 // hold, in shared memory, to which it is copied past the registers, so that a long row is in flight
@@ -28,6 +36,7 @@
 // side, as columns. Nothing is transposed or copied.
 #pragma once
 
+#include <type_traits>
 #include <utility>
 
 #include "diglot/cluster.cuh"
@@ -100,6 +109,17 @@ DIGLOT_DEVICE RowsOf<State, kRows> combine(RowsOf<State, kRows> a, const RowsOf<
   return a;
 }
 
+// Whether an operation makes one array of its inputs, and whether a map is of elements' places.
+template <typename Operation, typename = void>
+constexpr bool kJoins = false;
+template <typename Operation>
+constexpr bool kJoins<Operation, std::void_t<decltype(&Operation::join)>> = true;
+template <typename Map, typename = void>
+constexpr bool kIsOfPlaces = false;
+template <typename Map>
+constexpr bool
+    kIsOfPlaces<Map, std::void_t<decltype(std::declval<const Map&>().template at<1>(0))>> = true;
+
 // This thread's place: its row (of columns, the first, in accesses), how many threads of a block
 // have that row, and which of them it is; likewise of blocks.
 template <typename Shape>
@@ -146,6 +166,7 @@ class RowTiles {
   static constexpr int kAlong = Shape::template kAlong<I>;
   static constexpr int kRows = Shape::template kRows<I>;
   static constexpr int kAccesses = Shape::kAccesses;
+  static constexpr int kHeld = kJoins<Operation> ? 1 : kInputs;  // of a row's arrays
   using Access = Vector<I, kElements>;
   using HeldAccess = Held<I, kElements>;
 
@@ -191,7 +212,7 @@ class RowTiles {
 
   // Into registers.
   DIGLOT_DEVICE void load(const Tile& tile) {
-    for_each_access([&](int k, int a) { held_[k][a] = read(tile, k, a); });
+    hold([&](int k, int a) { return read(tile, k, a); });
   }
   // To a place in shared memory, and from there, behind wait_for_copies, into registers. A thread
   // has parts of its own.
@@ -211,8 +232,7 @@ class RowTiles {
     });
   }
   DIGLOT_DEVICE void take(const Tile& tile, int place) {
-    for_each_access(
-        [&](int k, int a) { held_[k][a] = is_there(tile, a, 0) ? *kept(place, k, a) : absent(); });
+    hold([&](int k, int a) { return is_there(tile, a, 0) ? *kept(place, k, a) : absent(); });
   }
 
   // The states of the thread's rows, of what it holds in registers.
@@ -241,24 +261,40 @@ class RowTiles {
   // output = map(inputs...), where maps.of[row] is the map of each of the thread's rows.
   template <typename Maps, typename O>
   DIGLOT_DEVICE void store(const Maps& maps, const Tile& tile, O* output) const {
+    constexpr bool kPlaces = kIsOfPlaces<std::decay_t<decltype(maps.of[0])>>;
+    constexpr int kAtOnce = Shape::kIsWide ? kElements : 1;
     O* const to = output + starts_.of[0] + offset(tile, 0);
     DIGLOT_UNROLL
     for (int a = 0; a < kAccesses; ++a) {
       const Accesses accesses = accesses_at(a);
       Vector<O, kElements> result;
       DIGLOT_UNROLL
-      for (int i = 0; i < kElements; ++i) {
-        result[i] = convert<O>(call(maps.of[i / kAlong], accesses, i));
-      }
-      if constexpr (Shape::kIsWide) {
-        if (is_there(tile, a, 0)) store_vector(to + step(a, 0, 0), result);
-      } else {
-        DIGLOT_UNROLL
-        for (int i = 0; i < kElements; ++i) {
-          if (is_there(tile, a, i)) to[step(a, i, 0)] = result[i];
+      for (int i = 0; i < kElements; i += kAtOnce) {
+        const auto& map = maps.of[i / kAlong];
+        const auto convert_all = [&](auto function) {
+          DIGLOT_UNROLL
+          for (int j = 0; j < kAtOnce; ++j) result[i + j] = convert<O>(function(j));
+        };
+        if constexpr (kPlaces) {
+          // Of the first element where there is none, so that no branch is needed.
+          const int64_t place = tile.first + first_element() + elements_to(a, i);
+          const auto function = map.template at<kAtOnce>(is_there(tile, a, i) ? place : 0);
+          convert_all([&](int j) {
+            return call([&](auto... x) { return function(j, x...); }, accesses, i + j);
+          });
+        } else {
+          convert_all([&](int j) { return call(maps.of[(i + j) / kAlong], accesses, i + j); });
         }
       }
+      store_access(to, tile, a, result);
     }
+  }
+
+  // What the inputs make together, where the output's elements are.
+  DIGLOT_DEVICE void store_joined(const Tile& tile, I* output) const {
+    I* const to = output + starts_.of[0] + offset(tile, 0);
+    DIGLOT_UNROLL
+    for (int a = 0; a < kAccesses; ++a) store_access(to, tile, a, held_[0][a].get());
   }
 
  private:
@@ -283,6 +319,39 @@ class RowTiles {
   }
   DIGLOT_DEVICE const I* address(const Tile& tile, int k, int a, int i) const {
     return inputs_[k] + offset(tile, k + 1) + step(a, i, k + 1);
+  }
+
+  template <typename O>
+  DIGLOT_DEVICE void store_access(O* to, const Tile& tile, int a,
+                                  const Vector<O, kElements>& access) const {
+    if constexpr (Shape::kIsWide) {
+      if (is_there(tile, a, 0)) store_vector(to + step(a, 0, 0), access);
+    } else {
+      DIGLOT_UNROLL
+      for (int i = 0; i < kElements; ++i) {
+        if (is_there(tile, a, i)) to[step(a, i, 0)] = access[i];
+      }
+    }
+  }
+
+  // What read(k, a) gives of each input.
+  template <typename Read>
+  DIGLOT_DEVICE void hold(Read read) {
+    if constexpr (kJoins<Operation>) {
+      static_assert(kInputs == 2);
+      HeldAccess of_inputs[kInputs][kAccesses];
+      for_each_access([&](int k, int a) { of_inputs[k][a] = read(k, a); });
+      DIGLOT_UNROLL
+      for (int a = 0; a < kAccesses; ++a) {
+        const Access x = of_inputs[0][a].get(), y = of_inputs[1][a].get();
+        Access joined;
+        DIGLOT_UNROLL
+        for (int i = 0; i < kElements; ++i) joined[i] = Operation::join(x[i], y[i]);
+        held_[0][a] = HeldAccess::of(joined);
+      }
+    } else {
+      for_each_access([&](int k, int a) { held_[k][a] = read(k, a); });
+    }
   }
 
   DIGLOT_DEVICE HeldAccess read(const Tile& tile, int k, int a) const {
@@ -321,19 +390,19 @@ class RowTiles {
     }
   }
 
-  // One of each input.
+  // One of each array that is held.
   struct Accesses {
-    Access of[kInputs];
+    Access of[kHeld];
   };
   DIGLOT_DEVICE Accesses accesses_at(int a) const {
     Accesses accesses;
     DIGLOT_UNROLL
-    for (int k = 0; k < kInputs; ++k) accesses.of[k] = held_[k][a].get();
+    for (int k = 0; k < kHeld; ++k) accesses.of[k] = held_[k][a].get();
     return accesses;
   }
   template <typename Function>
   DIGLOT_DEVICE static auto call(const Function& function, const Accesses& accesses, int i) {
-    return call(function, accesses, i, std::make_integer_sequence<int, kInputs>{});
+    return call(function, accesses, i, std::make_integer_sequence<int, kHeld>{});
   }
   template <typename Function, int... kInput>
   DIGLOT_DEVICE static auto call(const Function& function, const Accesses& accesses, int i,
@@ -369,7 +438,7 @@ class RowTiles {
     return operation.of_row(offsets, n_ > 0 && place_.thread == 0 && place_.block == 0);
   }
 
-  HeldAccess held_[kInputs][kAccesses];
+  HeldAccess held_[kHeld][kAccesses];
   const I* inputs_[kInputs];
   typename Strides<kArrays, int64_t>::Offsets starts_;
   RowPlace<Shape> place_;
@@ -475,6 +544,7 @@ DIGLOT_DEVICE void walk_over_rows(const Rows<kArrays>& rows, const Operation& op
       held.go_to({rows, row}, inputs);
       held.fetch(held.tile(block), 0);
     }
+    if constexpr (kJoins<Operation>) now.store_joined(tile, operation.joined);
     const auto operations = now.of_rows(operation);
     auto states = now.reduce(operations, tile);
     states.of[0] = block_reduce<Shape::kThreads>(states.of[0]);
@@ -519,6 +589,7 @@ DIGLOT_DEVICE void take_rows(const Rows<kArrays>& rows, const Operation& operati
   for (int t = tiles - 1; t >= 0; --t) {
     if (t > 0 && t == kept - 1) wait_for_copies();
     const auto tile = bring(t);
+    if constexpr (kJoins<Operation>) held.store_joined(tile, operation.joined);
     const auto more = held.reduce(operations, tile);
     states = tiles > 1 ? combine(states, more) : more;
   }

@@ -33,6 +33,16 @@ DIGLOT_DEVICE Vector<T, kElements> load_vector(const T* address) {
   return value;
 }
 
+// 16 bytes of what nobody writes while the kernel runs, so that a load may move past stores.
+template <typename T>
+DIGLOT_DEVICE uint4 load_constant(const T* address) {
+#if defined(__CUDA_ARCH__) || defined(DIGLOT_INTERPRETER)
+  return __ldg(reinterpret_cast<const uint4*>(address));
+#else
+  return *reinterpret_cast<const uint4*>(address);
+#endif
+}
+
 template <typename T, int kElements>
 DIGLOT_DEVICE void store_vector(T* address, const Vector<T, kElements>& value) {
 #if defined(__CUDA_ARCH__)

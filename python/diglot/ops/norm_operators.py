@@ -18,7 +18,7 @@ from diglot.ops.add import add
 from diglot.ops.autocast import autocast_to_float32
 from diglot.ops.checks import check_dtype, check_tensor
 from diglot.ops.global_memory import compute_dtype
-from diglot.ops.norm_workspace import workspace_of
+from diglot.ops.norm_workspace import backward_words, forward_words, workspace_of
 from diglot.ops.numbers import check_number, fixed
 from diglot.ops.operator import Operator, is_direct
 from diglot.reference.norm import Normalized, wide
@@ -124,7 +124,9 @@ class NormOperators:
             rows = [_as_rows(array, rank) for array in args[:arrays]]
             vectors = [_as_vector(parameter) for parameter in args[arrays:tensors]]
             written = [_as_rows(result, rank) for result in reversed(results[:arrays])]
-            run(backend, name, f"{name}_forward", *rows, *vectors, eps, *statistics, *written)
+            words = forward_words(backend, written[-1], *rows)
+            arguments = (*rows, *vectors, eps, *words, *statistics, *written)
+            run(backend, name, f"{name}_forward", *arguments)
             return results
 
         def save(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
@@ -237,6 +239,7 @@ class NormOperators:
                 *statistics,
                 vectors[0],
                 workspace,
+                *backward_words(backend, rows),
                 *vectors[1:],
                 _as_rows(grad_input, rank),
             )

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import torch
 
+from diglot.ops.row_words import row_words, words_of
+
 # The greatest row length for which that many groups share the rows: two for each of an H200's 132
 # multiprocessors while one of them holds a row, then fewer, since several work on one row.
 # Constants, so that a result does not depend on the device.
@@ -35,3 +37,21 @@ def workspace_of(rows: torch.Tensor, fields: int, dtype: torch.dtype) -> torch.T
     n = rows.shape[-1]
     groups = groups_of(rows.numel() // n, n, rows.element_size())
     return rows.new_empty((fields, groups, n), dtype=dtype)
+
+
+def forward_words(
+    backend: str, out: torch.Tensor, *inputs: torch.Tensor
+) -> tuple[torch.Tensor | None, ...]:
+    """The words that Triton's launchers take beside the others' arguments, as `row_words`."""
+    return (row_words(backend, out.dim() - 1, out, *inputs),) if backend == "triton" else ()
+
+
+def backward_words(backend: str, rows: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    """Likewise of the backward pass of rows (*outer, n)."""
+    if backend != "triton":
+        return ()
+    if type(rows) is not torch.Tensor:
+        return (None,)
+    from diglot.triton_ops.norm_launch import count_words
+
+    return (words_of(count_words(rows), rows),)

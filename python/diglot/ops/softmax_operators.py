@@ -12,6 +12,7 @@ from diglot.backends.selection import choose
 from diglot.ops.checks import check_dim, check_dtype, check_tensor
 from diglot.ops.linear_backward import LinearBackward, Tensors
 from diglot.ops.operator import is_direct
+from diglot.ops.row_words import row_words
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 HALVES = (torch.float16, torch.bfloat16)
@@ -49,7 +50,9 @@ class SoftmaxOperators:
             input: torch.Tensor, dim: int, dtype: torch.dtype, backend: str
         ) -> torch.Tensor:
             out = torch.empty_like(input, dtype=dtype)
-            run(backend, name, f"{name}_forward", input, check_dim(name, dim, input), out)
+            dim = check_dim(name, dim, input)
+            words = row_words(backend, dim, out, input)
+            run(backend, name, f"{name}_forward", input, dim, words, out)
             return out
 
         def backward(
@@ -67,7 +70,8 @@ class SoftmaxOperators:
                 )
             out = torch.empty_like(output, dtype=dtype)
             dim = check_dim(name, dim, output)
-            run(backend, name, f"{name}_backward", grad_output, output, dim, out)
+            words = row_words(backend, dim, out, grad_output, output)
+            run(backend, name, f"{name}_backward", grad_output, output, dim, words, out)
             return out
 
         def own_tangent(

@@ -11,7 +11,9 @@ from diglot.reference.softmax import max_and_log_sum
 from diglot.tools.specs import Expected, OpSpec, Option, nbytes
 
 
-def log_softmax_forward(input: torch.Tensor, dim: int, out: torch.Tensor) -> str:
+def log_softmax_forward(
+    input: torch.Tensor, dim: int, words: torch.Tensor | None, out: torch.Tensor
+) -> str:
     """out = log_softmax(input), by PyTorch's own op."""
     if out.numel() > 0:
         out.copy_(torch.ops.aten._log_softmax(input.to(out.dtype), dim, False))
@@ -19,7 +21,11 @@ def log_softmax_forward(input: torch.Tensor, dim: int, out: torch.Tensor) -> str
 
 
 def log_softmax_backward(
-    grad_output: torch.Tensor, output: torch.Tensor, dim: int, out: torch.Tensor
+    grad_output: torch.Tensor,
+    output: torch.Tensor,
+    dim: int,
+    words: torch.Tensor | None,
+    out: torch.Tensor,
 ) -> str:
     """out = grad_output - exp(output) · Σ grad_output, by PyTorch's own op."""
     if out.numel() > 0:

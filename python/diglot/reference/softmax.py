@@ -10,7 +10,9 @@ from diglot.reference.compute_eps import compute_eps
 from diglot.tools.specs import Expected, OpSpec, Option, nbytes
 
 
-def softmax_forward(input: torch.Tensor, dim: int, out: torch.Tensor) -> str:
+def softmax_forward(
+    input: torch.Tensor, dim: int, words: torch.Tensor | None, out: torch.Tensor
+) -> str:
     """out = softmax(input), by PyTorch's own op."""
     if out.numel() > 0:
         out.copy_(torch.ops.aten._softmax(input.to(out.dtype), dim, False))
@@ -18,7 +20,11 @@ def softmax_forward(input: torch.Tensor, dim: int, out: torch.Tensor) -> str:
 
 
 def softmax_backward(
-    grad_output: torch.Tensor, output: torch.Tensor, dim: int, out: torch.Tensor
+    grad_output: torch.Tensor,
+    output: torch.Tensor,
+    dim: int,
+    words: torch.Tensor | None,
+    out: torch.Tensor,
 ) -> str:
     """out = output · (grad_output - Σ grad_output · output), by PyTorch's own op."""
     if out.numel() > 0:

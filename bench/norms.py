@@ -1,0 +1,282 @@
+"""What the benchmarks of the norms share: tensors, providers, what is counted and checked.
+
+Shapes and bars are those of bench/rows.py. A backward pass is timed by its operator, with the
+gradients of the weight and the bias; of bytes, the weight and the bias and what is of a row are
+left out. Peers are called by the functions below their autograd functions.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+import diglot
+from bench.harness import Benchmark, Call, Case, ErrorOf, Tensors
+from bench.rows import BARS, cases
+from diglot.reference.norm import Exact
+from diglot.tools.accuracy import measure_error
+from diglot.tools.specs import Expected, nbytes
+
+EPS = 1e-5
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One of the four ops.
+
+    Attributes:
+        centered: whether it is the layer norm.
+        fused: whether a residual is added first.
+    """
+
+    centered: bool
+    fused: bool
+
+    @property
+    def plain(self) -> str:
+        return "layer_norm" if self.centered else "rms_norm"
+
+    @property
+    def op(self) -> str:
+        return f"add_{self.plain}" if self.fused else self.plain
+
+
+@dataclass(frozen=True)
+class Operands:
+    """The tensors of a case, by name, and of a backward pass what the forward one saved.
+
+    Attributes:
+        arrays: the input, and the residual if there is one; of a backward pass the gradient of the
+            output, that of the sum or None, and the input or the sum.
+        weight: (n,).
+        bias: (n,); None of an RMS norm.
+        mean: (rows,); of a backward pass of a layer norm.
+        rstd: (rows,); of a backward pass.
+    """
+
+    arrays: tuple[Any, ...]
+    weight: Any
+    bias: Any
+    mean: Any = None
+    rstd: Any = None
+
+    @property
+    def n(self) -> int:
+        return self.weight.numel()
+
+    @property
+    def parameters(self) -> list[torch.Tensor]:
+        return [p for p in (self.weight, self.bias) if p is not None]
+
+    @property
+    def statistics(self) -> list[torch.Tensor]:
+        return [s for s in (self.mean, self.rstd) if s is not None]
+
+
+# From operands to the outputs, or to the gradients of the input (or the sum) and the parameters.
+Function = Callable[[Operands], Any]
+
+
+def _operands(kind: Kind, case: Case, tensors: Tensors) -> Operands:
+    split = len(tensors) - 1 - kind.centered
+    arrays, (weight, bias) = tensors[:split], (*tensors[split:], None)[:2]
+    if case.direction == "forward":
+        return Operands(arrays, weight, bias)
+    grad, *sums, x = arrays
+    # Row by row in double precision, of which a few at a time take little memory.
+    exact = Exact(x, None, None, 1, EPS, kind.centered)
+    mean, rstd = (of.flatten().float() for of in (exact.mean, exact.rstd))
+    more = sums[0] if sums else None
+    return Operands((grad, more, x), weight, bias, mean if kind.centered else None, rstd)
+
+
+def _forward_formula(kind: Kind) -> Function:
+    """PyTorch's op, after an addition where there is one."""
+
+    def function(of: Operands) -> Any:
+        x = of.arrays[0] + of.arrays[1] if kind.fused else of.arrays[0]
+        if kind.centered:
+            out = F.layer_norm(x, (of.n,), of.weight, of.bias, EPS)
+        else:
+            out = F.rms_norm(x, (of.n,), of.weight, EPS)
+        return (out, x) if kind.fused else (out,)
+
+    return function
+
+
+def _backward_eager(kind: Kind) -> Function:
+    """PyTorch's operator, and an addition of the sum's gradient."""
+
+    def function(of: Operands) -> Any:
+        grad, more, x = of.arrays
+        rows = [s[:, None] for s in of.statistics]
+        if kind.centered:
+            made = torch.ops.aten.native_layer_norm_backward(
+                grad, x, [of.n], *rows, of.weight, of.bias, [True, True, True]
+            )
+        else:
+            made = torch.ops.aten._fused_rms_norm_backward(
+                grad, x, [of.n], *rows, of.weight, [True, True]
+            )
+        return made if more is None else (made[0] + more, *made[1:])
+
+    return function
+
+
+def _backward_formula(kind: Kind) -> Function:
+    """The definition written out, for a compiler."""
+
+    def function(of: Operands) -> Any:
+        grad, more, x = of.arrays
+        g, rstd = grad.float(), of.rstd[:, None]
+        y = (x.float() - of.mean[:, None] if kind.centered else x.float()) * rstd
+        h = g * of.weight.float()
+        inner = h - y * (h * y).mean(-1, True)
+        of_input = rstd * (inner - h.mean(-1, True) if kind.centered else inner)
+        if more is not None:
+            of_input = of_input + more.float()
+        sums = [(g * y).sum(0), g.sum(0)][: len(of.parameters)]
+        return of_input.to(x.dtype), *(s.to(of.weight.dtype) for s in sums)
+
+    return function
+
+
+def _ours(kind: Kind, direction: str, backend: str) -> Function:
+    if direction == "forward":
+        function = getattr(diglot, kind.op)
+
+        def forward(of: Operands) -> Any:
+            made = function(*of.arrays, of.n, *of.parameters, eps=EPS, backend=backend)
+            return made if kind.fused else (made,)
+
+        return forward
+    backward = getattr(torch.ops.diglot, f"{kind.plain}_backward")
+
+    def differentiate(of: Operands) -> Any:
+        dtypes = [p.dtype for p in of.parameters]
+        return backward(*of.arrays, *of.statistics, of.weight, *dtypes, EPS, backend)
+
+    return differentiate
+
+
+class _Judge:
+    """The error of calls; what is expected of a case is computed once.
+
+    The worst absolute error is that of the first result: a sum over all rows, rounded to 16 bits,
+    is off by more than peers are held to.
+    """
+
+    def __init__(self, kind: Kind) -> None:
+        self.kind = kind
+        self.tensors: Tensors | None = None
+        self.expected: list[Expected | None] = []
+
+    def __call__(self, case: Case, tensors: Tensors, call: Call) -> ErrorOf:
+        if tensors is not self.tensors:
+            self.expected = []
+            self.expected = self._expect(case, _operands(self.kind, case, tensors))
+            self.tensors = tensors
+        errors = [
+            measure_error(result.to(expected.dtype), expected)
+            for result, expected in zip(call(), self.expected, strict=False)
+            if expected is not None
+        ]
+        return ErrorOf(
+            max(e.worst_ulp for e in errors),
+            errors[0].worst_absolute,
+            max(e.failing for e in errors),
+        )
+
+    def _expect(self, case: Case, of: Operands) -> list[Expected | None]:
+        if case.direction == "backward":
+            grad, more, x = of.arrays
+            exact = Exact(x, of.weight, of.bias, 1, EPS, self.kind.centered)
+            return list(exact.gradients(grad, more).values())
+        x = of.arrays[0] + of.arrays[1] if self.kind.fused else of.arrays[0]
+        output = Exact(x, of.weight, of.bias, 1, EPS, self.kind.centered).output()
+        same = Expected(lambda x: x.double(), (x,), {}, x.dtype)
+        return [output, same] if self.kind.fused else [output]
+
+
+def benchmark_of(
+    centered: bool, fused: bool, peers: dict[str, dict[str, Function]] | None = None
+) -> Benchmark:
+    """The benchmark of one of the four ops.
+
+    Args:
+        centered: whether it is a layer norm.
+        fused: whether a residual is added first.
+        peers: for packages that are installed, by name, functions of the directions that they have,
+            and under "prepare" one that makes their operands, untimed.
+    """
+    kind = Kind(centered, fused)
+
+    def inputs(case: Case) -> Tensors:
+        generator = torch.Generator("cuda").manual_seed(0)
+        arrays = (2 if case.direction == "backward" else 1) + fused
+        row = case.shape[-1:]
+        shapes = [case.shape] * arrays + [row] * (1 + centered)
+        return tuple(
+            torch.randn(shape, generator=generator, device="cuda", dtype=case.dtype)
+            for shape in shapes
+        )
+
+    def bytes_moved(case: Case, tensors: Tensors) -> int:
+        """Each array that is read once, each that is written once."""
+        read = [t for t in tensors if t.dim() == 2]
+        written = 2 if fused and case.direction == "forward" else 1
+        return sum(map(nbytes, read)) + written * nbytes(tensors[0])
+
+    made = Benchmark(
+        op=kind.op,
+        cases=cases(),
+        inputs=inputs,
+        expected=None,
+        error=_Judge(kind),
+        bytes_moved=bytes_moved,
+        bars=BARS,
+    )
+
+    def call(function: Function, case: Case, tensors: Tensors) -> Call:
+        return functools.partial(function, _operands(kind, case, tensors))
+
+    for backend in ("cuda", "triton"):
+
+        @made.provider(backend)
+        def own(case: Case, tensors: Tensors, backend: str = backend) -> Call:
+            return call(_ours(kind, case.direction, backend), case, tensors)
+
+    @made.provider("torch")
+    def eager(case: Case, tensors: Tensors) -> Call:
+        of = {"forward": _forward_formula(kind), "backward": _backward_eager(kind)}
+        return call(of[case.direction], case, tensors)
+
+    @made.provider("torch.compile")
+    def compiled(case: Case, tensors: Tensors) -> Call:
+        torch._dynamo.reset()  # each case is compiled for its shape alone
+        of = {"forward": _forward_formula(kind), "backward": _backward_formula(kind)}
+        return call(torch.compile(of[case.direction], dynamic=False), case, tensors)
+
+    for name, functions in (peers or {}).items():
+
+        @made.provider(name)
+        def peer(
+            case: Case, tensors: Tensors, functions: dict[str, Function] = functions
+        ) -> Call | None:
+            if case.direction not in functions:
+                return None
+            of = functions.get("prepare", lambda of: of)(_operands(kind, case, tensors))
+            made_call = functools.partial(functions[case.direction], of)
+            try:
+                made_call()
+            except Exception as error:  # whatever a peer raises at what it does not take
+                print(f"  {case.direction} not by a peer: {type(error).__name__}")
+                return None
+            return made_call
+
+    return made

@@ -1,0 +1,43 @@
+// Layer norm of rows of a sum of two arrays: kernels, launchers, registration. Its derivative is
+// that of layer_norm.cu. Twin of triton_ops/add_layer_norm.py.
+#include "diglot/dispatch.h"
+#include "diglot/norm_launch.h"
+#include "torch/launcher.h"
+
+namespace diglot {
+
+template <typename Shape, typename T, typename W>
+__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
+    add_layer_norm_forward_rows(Rows<4> rows, Inputs<T, 2> inputs,
+                                AddNormForward<T, W, true> operation, T* output) {
+  reduce_then_map_rows<Shape>(rows, operation, inputs, output);
+}
+
+}  // namespace diglot
+
+namespace {
+
+using namespace diglot;
+
+void add_layer_norm_forward(Stream stream, const Operand& input, const Operand& residual,
+                            const Operand* weight, const Operand* bias, Number eps,
+                            const Operand& mean, const Operand& rstd, const Operand& sum,
+                            const Operand& out) {
+  dispatch_floating(out.dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    launch_norm_forward<true, true, T>(
+        {input, &residual, weight, bias, &mean, rstd, &sum, out}, eps,
+        [&](auto shape, const auto& rows, Launch how, const auto& inputs, const auto& operation) {
+          using W = typename std::decay_t<decltype(operation)>::Parameter;
+          return launch<add_layer_norm_forward_rows<decltype(shape), T, W>>(
+              how, stream, rows, inputs, operation, out.as<T>());
+        });
+  });
+}
+
+DIGLOT_LAUNCHER(
+    add_layer_norm_forward,
+    "(Tensor input, Tensor residual, Tensor? weight, Tensor? bias, float eps, int eps_integer, "
+    "Tensor(a!) mean, Tensor(b!) rstd, Tensor(c!) sum, Tensor(d!) out) -> ()")
+
+}  // namespace

@@ -1,0 +1,41 @@
+// RMS norm of rows of a sum of two arrays: kernels, launchers, registration. Its derivative is that
+// of rms_norm.cu. Twin of triton_ops/add_rms_norm.py.
+#include "diglot/dispatch.h"
+#include "diglot/norm_launch.h"
+#include "torch/launcher.h"
+
+namespace diglot {
+
+template <typename Shape, typename T, typename W>
+__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
+    add_rms_norm_forward_rows(Rows<4> rows, Inputs<T, 2> inputs,
+                              AddNormForward<T, W, false> operation, T* output) {
+  reduce_then_map_rows<Shape>(rows, operation, inputs, output);
+}
+
+}  // namespace diglot
+
+namespace {
+
+using namespace diglot;
+
+void add_rms_norm_forward(Stream stream, const Operand& input, const Operand& residual,
+                          const Operand* weight, Number eps, const Operand& rstd,
+                          const Operand& sum, const Operand& out) {
+  dispatch_floating(out.dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    launch_norm_forward<false, true, T>(
+        {input, &residual, weight, nullptr, nullptr, rstd, &sum, out}, eps,
+        [&](auto shape, const auto& rows, Launch how, const auto& inputs, const auto& operation) {
+          using W = typename std::decay_t<decltype(operation)>::Parameter;
+          return launch<add_rms_norm_forward_rows<decltype(shape), T, W>>(how, stream, rows, inputs,
+                                                                          operation, out.as<T>());
+        });
+  });
+}
+
+DIGLOT_LAUNCHER(add_rms_norm_forward,
+                "(Tensor input, Tensor residual, Tensor? weight, float eps, int eps_integer, "
+                "Tensor(a!) rstd, Tensor(b!) sum, Tensor(c!) out) -> ()")
+
+}  // namespace
