@@ -650,3 +650,28 @@ def test_bad_gradients(op):
             backward(grad, None, x, *rest)
         with pytest.raises(ValueError, match="grad_sum must have the shape and dtype of"):
             backward(x, grad, x, *rest)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_modules(backend):
+    """PyTorch's modules with another forward: parameters, states, what is printed."""
+    x = torch.randn(2, 3, 4, device=DEVICE)
+    own, theirs = diglot.nn, torch.nn
+    for kind, arguments, options in (
+        ("LayerNorm", (4,), {}),
+        ("LayerNorm", ((3, 4), 1e-3), {"bias": False}),
+        ("LayerNorm", (torch.Size([4]),), {"elementwise_affine": False}),
+        ("RMSNorm", ([3, 4],), {}),
+        ("RMSNorm", (4, 1e-3), {"elementwise_affine": False}),
+    ):
+        module = getattr(own, kind)(*arguments, **options, device=DEVICE, backend=backend)
+        reference = getattr(theirs, kind)(*arguments, **options, device=DEVICE)
+        assert isinstance(module, type(reference))
+        for parameter in reference.parameters():
+            torch.nn.init.normal_(parameter)
+        module.load_state_dict(reference.state_dict())
+        torch.testing.assert_close(module(x), reference(x))
+        assert diglot.last_run().backend == backend
+        assert repr(module) == f"{repr(reference)[:-1]}, backend={backend!r})"
+    with pytest.raises(ValueError, match="backend"):
+        diglot.nn.RMSNorm(4, backend="rocm")
