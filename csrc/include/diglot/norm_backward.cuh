@@ -179,8 +179,10 @@ class NormPart {
         *staged(stage, a, 0) = *staged(stage, a, 1) = uint4{};
       }
     }
-    DIGLOT_UNROLL
-    for (int i = 0; i < kAccesses * kParts; ++i) weights_[i * kWarpLanes] = uint4{};
+    if (number() == 0) {
+      DIGLOT_UNROLL
+      for (int i = 0; i < kAccesses * kParts; ++i) weights_[i * kWarpLanes] = uint4{};
+    }
     __syncthreads();
   }
 
