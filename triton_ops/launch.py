@@ -118,22 +118,28 @@ def launch(
     integers: tuple[int, ...],
     constants: tuple[Any, ...],
     num_warps: int,
+    max_registers: int | None = None,
 ) -> None:
-    """Starts `programs` programs of a kernel on the current stream of its tensors' device."""
+    """Starts `programs` programs of a kernel on the current stream of its tensors' device.
+
+    `max_registers`: of a thread, so that more programs run at once; None: as many as the compiler
+    likes.
+    """
     out = tensors[-1]
     kind = type(out)
     if _thread.recordings:
-        _record(kernel, tensors, integers, constants, num_warps)
+        _record(kernel, tensors, integers, constants, num_warps, False, max_registers)
     elif INTERPRETED:
         kernel[(programs,)](*tensors, *integers, *constants)
     elif kind is not torch.Tensor:
         wrapped = torch.library.wrap_triton(kernel)
-        wrapped[(programs,)](*tensors, *integers, *constants, num_warps=num_warps)
+        options: dict[str, int] = {} if max_registers is None else {"maxnreg": max_registers}
+        wrapped[(programs,)](*tensors, *integers, *constants, num_warps=num_warps, **options)
     elif out.get_device() != torch._C._cuda_getDevice():
         with torch.cuda.device(out.get_device()):
-            launch(kernel, programs, tensors, integers, constants, num_warps)
+            launch(kernel, programs, tensors, integers, constants, num_warps, max_registers)
     else:
-        handle, _ = _find(kernel, tensors, integers, constants, num_warps)
+        handle, _ = _find(kernel, tensors, integers, constants, num_warps, False, max_registers)
         _run(handle, programs, tensors, integers, constants)
 
 

@@ -26,7 +26,7 @@ NOTHING = tl.constexpr(-float("inf"))
 
 @triton.jit
 def reduce(values, mask, left, AXIS: tl.constexpr, T: tl.constexpr):
-    return max_sum_along(values[0].to(compute_type(T)), AXIS, T)
+    return max_sum_along(values[0], AXIS, T)
 
 
 @triton.jit

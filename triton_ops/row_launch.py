@@ -25,6 +25,8 @@ ROW_RANK = 3  # other dimensions that a kernel takes; of more, a launch takes a 
 # Warps of a program that holds so many elements, or fewer: at most 32 a thread, which are of fp32
 # once they are computed with. One of float64 counts as two.
 HELD_WARPS = {1024: 1, 2048: 4, 4096: 8, 16384: 16, 32768: 32}
+# Registers of a thread, where more programs run at once with fewer.
+HELD_REGISTERS: dict[int, int] = {}
 # Of float64, and of several arrays together, a program holds fewer.
 MOST_HELD = {(1, False): 32768, (2, False): 16384, (1, True): 8192, (2, True): 4096}
 FEW_ELEMENTS = 1024  # that a program has at least, if need be in several rows
@@ -37,7 +39,7 @@ COLUMN_BYTES = 64  # of a row of memory that a program of columns reads, at leas
 # Programs that share a row, or columns: bytes of each array that one holds, its warps, and how many
 # of them run on a multiprocessor, with as many registers as that leaves.
 SHARED = {False: (16384, 8, 4), True: (16384, 8, 4)}
-EARLY = False
+EARLY = 0
 REGISTERS = 65536  # of a multiprocessor
 # Rows are shared if they have more bytes, and columns if a program's have, of one array.
 ALONE_BYTES = {False: 32768, True: 32768}
@@ -219,8 +221,9 @@ def launch_rows(
         shape = (len(slice.sizes), has_steps, vector, is_aligned, side, block, warps * 32)
         programs = -(-slice.numel // side)
         if shares == 1:
-            constants = (kind, *shape, 1, False, ALL_PHASES.value)
-            launch(kernel, programs, pointers, tuple(integers), constants, warps)
+            constants = (kind, *shape, 1, 0, ALL_PHASES.value)
+            registers = HELD_REGISTERS.get(block * side) if kind == ROWS.value else None
+            launch(kernel, programs, pointers, tuple(integers), constants, warps, registers)
         else:
             aside = side * vector if is_column else 1
             launch_cooperatively(

@@ -11,7 +11,8 @@ namespace diglot {
 // for theirs others compute.
 template <typename Shape, typename T>
 constexpr int kLayerNormBlocks =
-    !Shape::kIsTiled && Shape::kIsWide && sizeof(T) <= 4 ? 1024 / Shape::kThreads : Shape::kBlocks;
+    Shape::kWalk == Walk::kOnce && Shape::kIsWide && sizeof(T) <= 4 ? 1024 / Shape::kThreads
+                                                                    : Shape::kBlocks;
 
 template <typename Shape, typename T, typename W>
 __global__ void __launch_bounds__(Shape::kThreads, kLayerNormBlocks<Shape, T>)
@@ -54,8 +55,8 @@ void layer_norm_forward(Stream stream, const Operand& input, const Operand* weig
         {input, nullptr, weight, bias, &mean, rstd, nullptr, out}, eps,
         [&](auto shape, const auto& rows, Launch how, const auto& inputs, const auto& operation) {
           using W = typename std::decay_t<decltype(operation)>::Parameter;
-          launch<layer_norm_forward_rows<decltype(shape), T, W>>(how, stream, rows, inputs,
-                                                                 operation, out.as<T>());
+          return launch<layer_norm_forward_rows<decltype(shape), T, W>>(how, stream, rows, inputs,
+                                                                        operation, out.as<T>());
         });
   });
 }

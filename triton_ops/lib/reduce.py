@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from .math import exp2_approximate, exp_nonpositive, fma, maximum
+from .types import compute_type, opaque
 
 LOG2_E = tl.constexpr(1.44269502)
 BY_THREAD = tl.constexpr(-1)  # the axes of a tile but for its second, that of the threads
@@ -58,8 +59,10 @@ def sums_fold(states, AXIS: tl.constexpr, T: tl.constexpr):
 @triton.jit
 def max_sum_along(x, AXIS: tl.constexpr, T: tl.constexpr):
     """The maxima of elements of type T, and the sums of e^(x - max). What is not there is -inf."""
-    max = max_along(x, AXIS)
-    return max, sum_along(exp_nonpositive_for(x - shift_of(max), T), AXIS)
+    COMPUTE: tl.constexpr = compute_type(T)
+    max = max_along(x.to(COMPUTE), AXIS)
+    # Converted anew, so that narrow elements take up no more registers than they need.
+    return max, sum_along(exp_nonpositive_for(opaque(x).to(COMPUTE) - shift_of(max), T), AXIS)
 
 
 @triton.jit

@@ -70,14 +70,14 @@ def collect(words, at, step, there, none):
         while _lacks(first != 0):
             go_on_waiting(begin)
             first = _look(words, at, there)
-        result = (_numbers(first, there, none[0]),)
+        return (_numbers(first, there, none[0]),)
     elif FIELDS == 2:
         second = _look(words + step, at, there)
         while _lacks((first != 0) & (second != 0)):
             go_on_waiting(begin)
             first = _look(words, at, there)
             second = _look(words + step, at, there)
-        result = (_numbers(first, there, none[0]), _numbers(second, there, none[1]))
+        return _numbers(first, there, none[0]), _numbers(second, there, none[1])
     else:
         second = _look(words + step, at, there)
         third = _look(words + 2 * step, at, there)
@@ -86,12 +86,11 @@ def collect(words, at, step, there, none):
             first = _look(words, at, there)
             second = _look(words + step, at, there)
             third = _look(words + 2 * step, at, there)
-        result = (
+        return (
             _numbers(first, there, none[0]),
             _numbers(second, there, none[1]),
             _numbers(third, there, none[2]),
         )
-    return result
 
 
 @triton.jit

@@ -34,7 +34,7 @@ import triton.language as tl
 from .elementwise import strided_offset
 from .reduce import ALL, BY_THREAD
 from .row_exchange import collect, publish
-from .types import compute_type, convert, opaque
+from .types import compute_type, convert, opaque, prefetch
 
 ROWS, TILES, COLUMNS, COLUMN_TILES, SHARED_ROWS, SHARED_COLUMNS = (
     tl.constexpr(0),
@@ -231,6 +231,30 @@ def load_part(
 
 
 @triton.jit
+def fetch_part(
+    input, tile, n, count, sizes, start, stride, step, share, COLUMN: tl.constexpr,
+    RANK: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr, SIDE: tl.constexpr,
+    BLOCK: tl.constexpr, LINE: tl.constexpr,
+):  # fmt: skip
+    """Asks for a part of the rows, or columns, of one tile to be brought into the L2 cache."""
+    EACH: tl.constexpr = LINE * 8 // input.dtype.element_ty.primitive_bitwidth  # elements of a line
+    if COLUMN:
+        WIDE: tl.constexpr = max(1, SIDE * VECTOR // EACH)
+        index = share * BLOCK + tl.arange(0, BLOCK)
+        access = tl.minimum(tile * SIDE + tl.arange(0, WIDE) * (EACH // VECTOR), count - 1)
+        first = input + strided_offset(access, sizes, start, stride, RANK, True)
+        at = first[None, :] + (tl.minimum(index, n - 1) * step)[:, None]
+        prefetch(at)
+    else:
+        if not STEPS:
+            index = share * BLOCK + tl.arange(0, BLOCK // EACH) * EACH
+            first = input + strided_offset(
+                tl.full((1,), tile, tl.int64), sizes, start, stride, RANK, True
+            )
+            prefetch(first + tl.minimum(index, n - 1))
+
+
+@triton.jit
 def share_rows(
     inputs, words, output, n, count, sizes, starts, strides, steps,
     second, weight, bias, statistics, numbers,
@@ -262,19 +286,18 @@ def share_rows(
         is_share = (every < programs)[:, None] & (column >= 0)
     else:
         own, all, is_share = share, every[None, :], (every < programs)[None, :]
-    if EARLY:
-        ahead = load_part(
-            inputs, group, n, count, sizes, starts, strides, steps, index, OTHER, HOLD, T,
+    for tile in range(group, (count + SIDE - 1) // SIDE, groups):
+        values = load_part(
+            inputs, tile, n, count, sizes, starts, strides, steps, index, OTHER, HOLD, T,
             COLUMN, RANK, STEPS, VECTOR, ALIGNED, SIDE,
         )  # fmt: skip
-    for tile in range(group, (count + SIDE - 1) // SIDE, groups):
-        if EARLY:
-            values = ahead
-        else:
-            values = load_part(
-                inputs, tile, n, count, sizes, starts, strides, steps, index, OTHER, HOLD, T,
-                COLUMN, RANK, STEPS, VECTOR, ALIGNED, SIDE,
-            )  # fmt: skip
+        if EARLY > 0:
+            if tile + groups < (count + SIDE - 1) // SIDE:
+                for a in tl.static_range(len(inputs)):
+                    fetch_part(
+                        inputs[a], tile + groups, n, count, sizes, starts[a + 1], strides[a + 1],
+                        steps[a + 1], share, COLUMN, RANK, STEPS, VECTOR, SIDE, BLOCK, EARLY,
+                    )  # fmt: skip
         row = side_by_side(tl.full((), tile, tl.int64), SIDE, VECTOR, COLUMN)
         there = row < count
         mask = tile_mask(index, n, there, COLUMN)
@@ -282,11 +305,6 @@ def share_rows(
         own_words = words + tile * (programs * len(states) * WIDTH)
         if PHASE != 2:
             publish(own_words, own, programs * WIDTH, states)
-        if EARLY:
-            ahead = load_part(
-                inputs, tile + groups, n, count, sizes, starts, strides, steps, index, OTHER, HOLD,
-                T, COLUMN, RANK, STEPS, VECTOR, ALIGNED, SIDE,
-            )  # fmt: skip
         if PHASE != 1:
             nothing = NONE(tl.full(is_share.shape, 0.0, COMPUTE), T)
             parts = collect(own_words, all, programs * WIDTH, is_share, nothing)

@@ -39,6 +39,11 @@ if INTERPRETED:
         """
         return values
 
+    @triton.jit
+    def prefetch(pointers):
+        """Asks for what they point to to be brought into the L2 cache, where nothing waits for it."""
+        pass
+
 else:
 
     @triton.jit
@@ -56,6 +61,18 @@ else:
                 "mov.b32 $0, $1;", "=r,r", [values], dtype=values.dtype, is_pure=False, pack=2
             )
         return values
+
+    @triton.jit
+    def prefetch(pointers):
+        """Asks for what they point to to be brought into the L2 cache, where nothing waits for it."""
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.b32 $0, 0;",
+            "=r,l",
+            [pointers.to(tl.int64, bitcast=True)],
+            dtype=tl.int32,
+            is_pure=False,
+            pack=1,
+        )
 
 
 @triton.jit
