@@ -14,6 +14,8 @@ from diglot.triton_ops.launch import ALL_PHASES, launch, launch_cooperatively, m
 from diglot.triton_ops.lib.norm_backward import sum_groups, walk_rows, walk_rows_in_tiles
 from diglot.triton_ops.row_launch import ACCESS_BYTES, ROW_RANK, _power_of_2, rows_of
 
+# Of the forward pass, for narrow elements: as HELD_WARPS.
+NORM_WARPS = {2: {1024: 1, 2048: 2, 4096: 4, 16384: 8, 32768: 16}}
 GROUPS = 264  # without a workspace, which says how many there are at most
 # Of the partial sums of a gradient: groups and columns of a tile, and warps.
 SUMMED_GROUPS, SUMMED_COLUMNS, SUMMING_WARPS = 64, 32, 8
@@ -171,8 +173,8 @@ def launch_norm_backward(
         integers = [n // vector, slice.numel, room, *slice.sizes, *((1,) * len(missing))]
         for a in (0, 1, 1 + (grad_sum is not None), len(arrays) - 1, len(arrays)):
             integers += [start[a] if start else 0, *(of[a] for of in slice.strides), *missing]
-        constants = (grad_weight is not None, grad_bias is not None, number > 0)
-        constants = (*constants, len(slice.sizes), vector, is_aligned)
+        asked = (grad_weight is not None, grad_bias is not None)
+        constants = (*asked, number > 0, len(slice.sizes), vector, is_aligned)
         before = (grad_output, grad_sum, input, mean, rstd, weight, workspace)
         if how is not None:
             block = _power_of_2(n)

@@ -147,6 +147,7 @@ def launch_rows(
     statistics: tuple[torch.Tensor, ...] = (),
     held: tuple[torch.Tensor | None, ...] = (),
     numbers: tuple[int, ...] = (),
+    held_warps: dict[int, int] | None = None,
 ) -> str:
     """Launches a kernel on the rows of tensors along a dimension, and says how.
 
@@ -163,6 +164,7 @@ def launch_rows(
         statistics: arrays of one element for each row, all with the same strides.
         held: a second output, which lies as the output does.
         numbers: 64-bit arguments.
+        held_warps: instead of HELD_WARPS.
     """
     *given, out = tensors
     if out.numel() == 0:
@@ -201,7 +203,13 @@ def launch_rows(
         block, warps, per = part, *SHARED[is_column][1:]
     else:
         kind, side, block, warps = _share_out(
-            n, outer.numel, size, vector, is_column, len(arrays) - 1
+            n,
+            outer.numel,
+            size,
+            vector,
+            is_column,
+            len(arrays) - 1,
+            HELD_WARPS if held_warps is None else held_warps,
         )
     # Where an input is not given, a kernel takes strides for it all the same.
     places = [0, *_places(given)]
@@ -258,7 +266,13 @@ def _places(given: list[torch.Tensor | None]) -> Iterator[int]:
 
 
 def _share_out(
-    n: int, count: int, size: int, vector: int, is_column: bool, inputs: int
+    n: int,
+    count: int,
+    size: int,
+    vector: int,
+    is_column: bool,
+    inputs: int,
+    held_warps: dict[int, int],
 ) -> tuple[int, int, int, int]:
     """Kind, rows or accesses side by side, elements of a row in a tile, and warps."""
     most = MOST_HELD[inputs, size == 8]
@@ -273,5 +287,5 @@ def _share_out(
     while block * side * access < FEW_ELEMENTS and side < count:
         side *= 2
     held = block * side * access * (2 if size == 8 else 1)
-    warps = next(warps for most, warps in HELD_WARPS.items() if held <= most)
+    warps = next(warps for most, warps in held_warps.items() if held <= most)
     return kind, side, block, max(warps, TILE_WARPS) if kind == COLUMN_TILES.value else warps

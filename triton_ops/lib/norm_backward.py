@@ -69,7 +69,7 @@ def sums_of_rows(h, product):
 def sums_of_lines(parts, line, SIDE: tl.constexpr):
     """As a column, the sums of the parts that belong to each line.
 
-    By scalars, so that the parts, which are few, need not lie like the tiles that are computed with.
+    By scalars, so that the parts, which are few, need not lie like the tiles computed with.
     """
     sums = tl.full((SIDE, 1), 0.0, parts.dtype)
     for row in tl.static_range(SIDE):
@@ -153,6 +153,8 @@ def walk_rows(
         KEEP: whether each of them has its own sums until all are added up.
         STAGES: of loads in flight.
         SHARES: of programs that share a row, not less than there are; 1: it is not shared.
+        LATE: whether they ask for a row's sums only when they have those of their next row: 0, at
+            once; 1, and keep the row until then; 2, and read it again, from the L2 cache.
         PHASE: of what is before the words are written and what is after, 1 or 2, or all.
     """
     T: tl.constexpr = grad_input.dtype.element_ty
@@ -176,7 +178,7 @@ def walk_rows(
     by_weight = tl.full((SIDE if KEEP else 1, BLOCK), 0.0, COMPUTE)
     by_bias = by_weight
     step = walkers * SIDE
-    # Programs that share a row go on to the next one's sums before they ask for those of the others.
+    # Programs that share a row may go on to the next one's sums before they ask for others' sums.
     end = tl.where(group * SIDE < count, count + step, count) if LATE != 0 else count
     if LATE == 1:
         x_before = tl.full((SIDE, BLOCK), 0.0, COMPUTE).to(T)
@@ -281,6 +283,7 @@ def walk_rows_in_tiles(
     n = n * VECTOR
     part = tl.full((), 1.0, COMPUTE) / tl.full((), n, COMPUTE)
     group = tl.program_id(0).to(tl.int64)
+    BIAS_FIELD: tl.constexpr = 1 if WEIGHT else 0
     if not LATER:
         for first in range(0, n, BLOCK):
             index = first + tl.arange(0, BLOCK)
@@ -288,8 +291,7 @@ def walk_rows_in_tiles(
             if WEIGHT:
                 store_sums(workspace, 0, group, groups, index, n, nothing, False, ALIGNED)
             if BIAS:
-                field: tl.constexpr = 1 if WEIGHT else 0
-                store_sums(workspace, field, group, groups, index, n, nothing, False, ALIGNED)
+                store_sums(workspace, BIAS_FIELD, group, groups, index, n, nothing, False, ALIGNED)
     for one in range(group, count, tl.num_programs(0)):
         row = one + tl.arange(0, 1)
         there = row < count
@@ -329,8 +331,7 @@ def walk_rows_in_tiles(
             if WEIGHT:
                 store_sums(workspace, 0, group, groups, index, n, wide * y, True, ALIGNED)
             if BIAS:
-                field: tl.constexpr = 1 if WEIGHT else 0
-                store_sums(workspace, field, group, groups, index, n, wide, True, ALIGNED)
+                store_sums(workspace, BIAS_FIELD, group, groups, index, n, wide, True, ALIGNED)
             store_gradient(
                 grad_input, more, y, scaled(wide, load_shared(weight, index, n, ALIGNED)), factor,
                 None if mean is None else mean_h, mean_hy,

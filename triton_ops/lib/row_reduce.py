@@ -406,6 +406,7 @@ def reduce_then_map_rows(
                 COLUMN, STEPS, VECTOR, ALIGNED,
             )  # fmt: skip
             map_tile(
-                output, second, weight, bias, values, results, out_at, steps[0], first + index, mask, n,
+                output, second, weight, bias, values, results, out_at, steps[0], first + index,
+                mask, n,
                 MAP, FINISH, T, COLUMN, STEPS, VECTOR, ALIGNED,
             )  # fmt: skip
