@@ -15,7 +15,7 @@ from norms import FUSED, OPS, PARAMETERS, PLAIN, Norm, guarded, is_centered, lau
 
 import diglot
 from diglot.ops import norm_workspace
-from diglot.ops.norm_workspace import groups_of, workspace_of
+from diglot.ops.norm_workspace import backward_words, forward_words, groups_of, workspace_of
 
 ROWS = [1, 2, 7, 8, 127, 128, 256, 1000, 1024, 2048, 4096, 4099]
 FUSED_ROWS = [1, 8, 127, 1024, 4099]  # their kernels are the others', of which they are instances
@@ -201,7 +201,8 @@ def test_every_element_is_written_and_no_other(backend, op, dtype):
             statistics = [guarded((rows,), compute) for _ in range(1 + is_centered(op))]
             outs = [guarded((rows, n), dtype, offset) for _ in norm.arrays]
             made = [*statistics, *reversed(outs)]
-            given = (*norm.arrays, *norm.parameters, norm.eps)
+            words = forward_words(which, outs[0][0], *norm.arrays)
+            given = (*norm.arrays, *norm.parameters, norm.eps, *words)
             launched(which, f"{op}_forward", *given, *(out for out, _ in made))
             compare_and_check_guards(made, expected, offset, dtype)
 
@@ -239,6 +240,7 @@ def test_every_gradient_is_written_and_no_other(backend, op, dtype):
                     f"{op}_backward",
                     *(grad, more, x, *statistics, norm.parameters[0]),
                     workspace if any(asked) and which != "torch" else None,
+                    *backward_words(which, x),
                     *outs,
                 )
                 made = [m for m in made if m is not None]
@@ -262,7 +264,8 @@ def test_groups_of_any_number(backend, op):
             launched("torch", f"{op}_backward", *arguments, None, *outs)
         else:
             workspace = torch.full((len(statistics), groups, n), NAN, device=DEVICE)
-            launched(backend, f"{op}_backward", *arguments, workspace, *outs)
+            words = backward_words(backend, x)
+            launched(backend, f"{op}_backward", *arguments, workspace, *words, *outs)
         results.append(outs)
         torch.testing.assert_close(outs, results[0], rtol=1e-5, atol=1e-5)
 
