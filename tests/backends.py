@@ -46,6 +46,11 @@ SLOW_TRITON = pytest.param("triton", marks=slow_interpreted)
 SLOW_BACKENDS = [CUDA, SLOW_TRITON, "torch"]
 
 
+def examples(count: int) -> int:
+    """How many of Hypothesis' examples a test draws: fewer where each is interpreted."""
+    return count if DEVICE == "cuda" else count // 3
+
+
 def why_no_code() -> str | None:
     """Why the code of the CUDA extension cannot be read here."""
     try:

@@ -16,6 +16,7 @@ from backends import (
     assert_close,
     assert_same,
     draw,
+    examples,
     steps,
 )
 from hypothesis import given, settings
@@ -222,7 +223,7 @@ def test_broadcasting_in_16_byte_accesses(backend, dtype, case):
         assert torch.equal(z.grad, 2 * grad)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(data=st.data())
 @pytest.mark.parametrize("backend", KERNELS)
 def test_any_shape_and_stride(backend, data):
@@ -241,7 +242,7 @@ def test_any_shape_and_stride(backend, data):
     assert_close(result, gelu_oracle(x, approximate), ULP[dtype], x)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(data=st.data())
 @pytest.mark.parametrize("backend", KERNELS)
 def test_any_operands(backend, data):

@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from backends import BACKENDS, DEVICE, FLOATING, KERNELS
+from backends import BACKENDS, DEVICE, FLOATING, KERNELS, examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from layouts import LAYOUTS
@@ -310,7 +310,7 @@ def test_many_rows(backend, op, shape, dtype):
     Norm.draw(op, shape, dtype).check(backend)
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(data=st.data())
 @pytest.mark.parametrize("backend", KERNELS)
 def test_properties(backend, data):
@@ -341,7 +341,7 @@ def test_properties(backend, data):
     )
 
 
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(data=st.data())
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("backend", KERNELS)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from backends import BACKENDS, DEVICE, FLOATING
+from backends import BACKENDS, DEVICE, FLOATING, examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from operands import KINDS, negative_bit, operands
@@ -64,7 +64,7 @@ def compare(
         close(a, b, expected.dtype)  # a gradient is summed in the result's type
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(data=st.data())
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_add(backend, data):
@@ -80,7 +80,7 @@ def test_add(backend, data):
     )
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(data=st.data())
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_add_of_a_number(backend, data):
@@ -96,7 +96,7 @@ def test_add_of_a_number(backend, data):
     )
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(data=st.data())
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_gelu(backend, data):
@@ -135,7 +135,7 @@ def test_negative_bits_are_seen_below_transforms(backend):
 TANGENTS = ["none", "dense", "zeros without memory", "expanded"]
 
 
-@settings(max_examples=10)
+@settings(max_examples=examples(10))
 @given(data=st.data())
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_tangents(backend, data):

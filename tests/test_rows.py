@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from backends import BACKENDS, DEVICE, FLOATING, KERNELS
+from backends import BACKENDS, DEVICE, FLOATING, KERNELS, examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from layouts import LAYOUTS, in_order
@@ -317,7 +317,7 @@ def test_dtype_of_others(backend, op):
             assert_right(op, result, given_x.to(dtype), 1)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(data=st.data())
 @pytest.mark.parametrize("backend", KERNELS)
 def test_properties(backend, data):
@@ -340,7 +340,7 @@ def test_properties(backend, data):
     assert gradient.abs().max() < 1e-6
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(data=st.data())
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("backend", KERNELS)

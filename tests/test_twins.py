@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from backends import APART, CUDA, DEVICE, FLOATING, ULP, spacing, ulp_error
+from backends import APART, CUDA, DEVICE, FLOATING, ULP, examples, spacing, ulp_error
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from operands import KINDS, operands
@@ -47,7 +47,7 @@ def assert_twins(name: str, cuda: torch.Tensor, triton: torch.Tensor) -> None:
         assert ulp_error(cuda, triton.double()).max() <= apart
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(data=st.data())
 @pytest.mark.parametrize("name", op_names())
 @pytest.mark.parametrize("first", [CUDA])
