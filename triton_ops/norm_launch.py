@@ -178,8 +178,10 @@ def launch_norm_backward(
         before = (grad_output, grad_sum, input, mean, rstd, weight, workspace)
         if how is not None:
             block = _power_of_2(n)
-            side = max(1, how.held // block)
-            keep = side == 1 or block < how.warps * 32 * vector
+            # Where a thread has columns of few rows at a time, each has its own sums.
+            has_few = block < how.warps * 32 * vector
+            side = max(1, how.held // block // (2 if has_few or not is_aligned else 1))
+            keep = side == 1 or has_few
             groups = min(room, how.groups)
             launch(
                 norm_backward_rows,
