@@ -46,7 +46,7 @@ ALONE = {
 }
 # Longer rows are shared, several at a time, which makes the wait for each other shorter for each:
 # elements of a row that one program has, rows, warps, stages, and programs on a multiprocessor.
-SHARED = {2: (4096, 1, 8, 3, 2, 2), 4: (4096, 1, 16, 3, 1, 2), 8: (2048, 1, 16, 2, 1, 2)}
+SHARED = {2: (4096, 1, 4, 3, 2, 0), 4: (4096, 1, 16, 3, 1, 0), 8: (2048, 1, 16, 2, 1, 0)}
 TILES = {2: 4096, 4: 2048, 8: 1024}
 TILE_WARPS = 8
 
