@@ -16,7 +16,7 @@ import triton.language as tl
 from .elementwise import strided_offset
 from .math import fma, negate
 from .reduce import BY_THREAD, sum_along
-from .row_exchange import await_words, publish
+from .row_exchange import collect, publish
 from .row_reduce import by_thread, load_shared, tile_mask, tile_pointers
 from .types import compute_type, convert, opaque
 
@@ -177,7 +177,7 @@ def walk_rows(
     by_bias = by_weight
     step = walkers * SIDE
     # Programs that share a row go on to the next one's sums before they ask for those of the others.
-    end = count + step if LATE != 0 else count
+    end = tl.where(group * SIDE < count, count + step, count) if LATE != 0 else count
     if LATE == 1:
         x_before = tl.full((SIDE, BLOCK), 0.0, COMPUTE).to(T)
         grad_before = x_before
@@ -203,7 +203,7 @@ def walk_rows(
                     lines + share,
                     programs,
                     (sum_h, sum_hy),
-                    there[:, None],
+                    tl.full((SIDE, 1), first < count, tl.int1),
                 )
             if LATE != 0:
                 row -= step
@@ -232,12 +232,13 @@ def walk_rows(
                         ALIGNED,
                     )
             if PHASE != 1:
-                begin = first - step if LATE != 0 else first
-                has = (begin >= group * SIDE) & (begin + line < count)
+                # At first there are none before, and what is not needed is waited for.
+                begin = tl.maximum(first - step, group * SIDE) if LATE != 0 else first
                 nothing = tl.full(line.shape, 0.0, COMPUTE)
-                parts_h, parts_hy = await_words(
-                    words + begin * (programs * 2), line * (programs * 2) + of, programs,
-                    (of < programs) & has, (nothing, nothing),
+                parts_h, parts_hy = collect(
+                    words + begin * (programs * 2),
+                    line * (programs * 2) + tl.minimum(of, programs.to(tl.int32) - 1), programs,
+                    of < programs, (nothing, nothing),
                 )  # fmt: skip
                 sum_h = sums_of_lines(parts_h, line, SIDE)
                 sum_hy = sums_of_lines(parts_hy, line, SIDE)
