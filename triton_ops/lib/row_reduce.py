@@ -208,19 +208,20 @@ def kept(values, at, n):
     them. So narrow ones are kept as they are, instead of as what they were converted to; and what
     follows is in their layout, instead of that of the few states.
     """
-    never = tl.full(at.shape, n < 0, tl.int1)
-    first = tl.load(
-        at.to(tl.pointer_type(values[0].dtype), bitcast=True), mask=never, other=values[0]
-    )
-    return (first,) if len(values) == 1 else (
-        first,
-        tl.load(at.to(tl.pointer_type(values[1].dtype), bitcast=True), mask=never, other=values[1]),
-    )  # fmt: skip
+    first = unless(n < 0, at, values[0])
+    return (first,) if len(values) == 1 else (first, unless(n < 0, at, values[1]))
+
+
+@triton.jit
+def unless(condition, at, values):
+    """The values; if a condition holds, what is at `at`."""
+    mask = tl.full(at.shape, condition, tl.int1)
+    return tl.load(at.to(tl.pointer_type(values.dtype), bitcast=True), mask=mask, other=values)
 
 
 @triton.jit
 def offsets(row, part, sizes, starts, strides, steps, A: tl.constexpr, RANK: tl.constexpr):
-    """Where the parts of rows begin in the A-th array, from their elements with number `part` on."""
+    """Where parts of rows, from their elements with number `part` on, begin in the A-th array."""
     start = starts[A] + part * steps[A]
     return strided_offset(row, sizes, start, strides[A], RANK, True)
 
@@ -407,6 +408,5 @@ def reduce_then_map_rows(
             )  # fmt: skip
             map_tile(
                 output, second, weight, bias, values, results, out_at, steps[0], first + index,
-                mask, n,
-                MAP, FINISH, T, COLUMN, STEPS, VECTOR, ALIGNED,
+                mask, n, MAP, FINISH, T, COLUMN, STEPS, VECTOR, ALIGNED,
             )  # fmt: skip
