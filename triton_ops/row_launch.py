@@ -210,14 +210,14 @@ def launch_rows(
     if is_column and vector > 1:
         outer = outer.in_vectors(vector)
     shares, part = 1, 0
-    shared = SHARED[is_column] if how is None else how.shared
+    sharing = SHARED[is_column] if how is None else how.shared
     if words is not None:
-        room = most_programs(out, shared[2])
+        room = most_programs(out, sharing[2])
         shares, part = _shares(n, size, len(arrays) - 1, is_column, room, how)
     if shares > 1:
         kind = (SHARED_COLUMNS if is_column else SHARED_ROWS).value
         side = COLUMN_BYTES // (size * vector) if is_column else 1
-        block, warps, per = part, *shared[1:]
+        block, (_, warps, per) = part, sharing
     else:
         kind, side, block, warps = _share_out(
             n, outer.numel, size, vector, is_column, len(arrays) - 1
@@ -248,9 +248,8 @@ def launch_rows(
             constants = (kind, *shape, 1, ALL_PHASES.value)
             registers = HELD_REGISTERS.get(block * side) if kind == ROWS.value else None
             if how is not None and kind == ROWS.value and size < 8:
-                warps, registers = next(
-                    of for most, of in how.warps.items() if block * side <= most
-                )
+                tile = block * side
+                warps, registers = next(of for most, of in how.warps.items() if tile <= most)
                 constants = (*constants[:7], warps * 32, *constants[8:])
             launch(kernel, programs, pointers, tuple(integers), constants, warps, registers)
         else:
