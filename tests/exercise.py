@@ -104,12 +104,35 @@ def rows(backend: str) -> None:
                 diglot.softmax(x, dim, torch.float32, backend=backend).sum().backward()
 
 
+def norms(backend: str) -> None:
+    """Rows of every length, with parameters and without, of the input and of a sum."""
+    for dtype in (*DTYPES, torch.float16):
+        for shape in ((5, 7), (700, 128), (70, 1000), (33, 4099), (300, 8192), (7, 40_000),
+                      (3, 300_000), (3, 300_001)):  # fmt: skip
+            x, residual = (torch.randn(shape, device="cuda").to(dtype) for _ in range(2))
+            x, n = x.requires_grad_(), shape[-1]
+            weight, bias = (torch.randn(n, device="cuda").to(dtype) for _ in range(2))
+            weight, bias = weight.requires_grad_(), bias.requires_grad_()
+            diglot.layer_norm(x, n, weight, bias, backend=backend).sum().backward()
+            diglot.rms_norm(x, n, weight, backend=backend).sum().backward()
+            for out, total in (
+                diglot.add_layer_norm(x, residual, n, weight, bias, backend=backend),
+                diglot.add_rms_norm(x, residual, n, weight, backend=backend),
+            ):
+                (out + total).sum().backward()
+            diglot.layer_norm(x[..., 1:], n - 1, backend=backend).sum().backward()
+            if dtype in (torch.bfloat16, torch.float16):
+                wide = weight.detach().float().requires_grad_()
+                diglot.rms_norm(x, n, wide, backend=backend).sum().backward()
+
+
 def exercise(backend: str, what: str) -> list[str]:
     """Runs them; returns the names of the launchers and variants that ran."""
     with diglot.record_runs() as runs:
         if what == "all":
             maps(backend)
             rows(backend)
+            norms(backend)
         sums(backend)
         clips(backend)
         whole(backend, WHOLE if what == "all" else WHOLE[:4])

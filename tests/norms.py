@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,6 +89,17 @@ class Norm:
         function = getattr(diglot, self.op)
         result = function(*self.arrays, self.row, **named, eps=self.eps, backend=backend)
         return result if isinstance(result, tuple) else (result,)
+
+    def call_on(self, backend: str) -> Callable[..., tuple[torch.Tensor, ...]]:
+        """The call as a function of `tensors`."""
+
+        def function(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            given = iter(tensors)
+            arrays = [next(given) for _ in self.arrays]
+            parameters = [None if p is None else next(given) for p in self.parameters]
+            return Norm(self.op, arrays, parameters, self.dims, self.eps)(backend)
+
+        return function
 
     def theirs(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The same by PyTorch's functions; `tensors` stand for the call's own, if any."""

@@ -38,23 +38,41 @@ def expected_step(x, row):
     return y, *torch.autograd.grad(y.square().sum(), (x, row))
 
 
+def row_step(x, row, backend):
+    """Norms of rows, one after the other, with the sums over rows in their gradients."""
+    y, total = diglot.add_layer_norm(x, row.expand_as(x), len(row), row, row, backend=backend)
+    y = diglot.softmax(diglot.rms_norm(y, len(row), row, 1e-5, backend=backend), backend=backend)
+    return y, *torch.autograd.grad((y * total).sum(), (x, row))
+
+
+def expected_row_step(x, row):
+    total = x + row
+    y = F.layer_norm(total, row.shape, row, row)
+    y = torch.softmax(F.rms_norm(y, row.shape, row, 1e-5), -1)
+    return y, *torch.autograd.grad((y * total).sum(), (x, row))
+
+
+STEPS = {step: expected_step, row_step: expected_row_step}
+
+
 def operands(device="cuda"):
     x = torch.randn(300, 512, device=device, requires_grad=True)
     return x, torch.randn(512, device=device, requires_grad=True)
 
 
-def check(results, x, row):
+def check(results, x, row, of=step):
     """By float64; where sums cancel, the error is that of what is added."""
     wide = (t.detach().double().requires_grad_() for t in (x, row))
-    for result, expected in zip(results, expected_step(*wide), strict=True):
+    for result, expected in zip(results, STEPS[of](*wide), strict=True):
         atol = 2e-5 * expected.abs().max().item()
         torch.testing.assert_close(result.double(), expected, rtol=1e-5, atol=atol)
 
 
+@pytest.mark.parametrize("of", STEPS)
 @pytest.mark.parametrize("backend", KERNELS)
-def test_work_goes_to_the_current_stream(backend):
+def test_work_goes_to_the_current_stream(backend, of):
     x, row = operands()
-    results = step(x, row, backend)  # compiled and loaded
+    results = of(x, row, backend)  # compiled and loaded
     torch.cuda.synchronize()
     side = torch.cuda.Stream()
     with torch.no_grad(), torch.cuda.stream(side):
@@ -63,24 +81,25 @@ def test_work_goes_to_the_current_stream(backend):
         x.copy_(torch.randn_like(x))
         row.copy_(torch.randn_like(row))
     with torch.cuda.stream(side):
-        results = step(x, row, backend)
+        results = of(x, row, backend)
     # And had it waited for the other stream, it would be over by now.
     assert not side.query()
     side.synchronize()
-    check(results, x, row)
+    check(results, x, row, of)
 
 
+@pytest.mark.parametrize("of", STEPS)
 @pytest.mark.parametrize("backend", KERNELS)
-def test_capture_and_replay(backend):
+def test_capture_and_replay(backend, of):
     x, row = operands()
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        step(x, row, backend)
+        of(x, row, backend)
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        results = step(x, row, backend)
+        results = of(x, row, backend)
     for seed in range(3):
         torch.manual_seed(seed)
         with torch.no_grad():
@@ -89,7 +108,7 @@ def test_capture_and_replay(backend):
         for result in results:
             result.detach().fill_(torch.nan)
         graph.replay()
-        check(results, x, row)
+        check(results, x, row, of)
 
 
 FIRST_CALL = """
@@ -106,6 +125,7 @@ with torch.cuda.graph(graph):
     y = diglot.add(diglot.gelu(x, backend={backend!r}), row, backend={backend!r})
     dx = torch.ops.diglot.gelu_backward(grad, x, "none", {backend!r})
     total = torch.ops.diglot.add_backward(grad, [], grad.dtype, 2, {backend!r})
+    normal = diglot.layer_norm(x, 1001, backend={backend!r})
     # These wait for each other's blocks.
     probabilities = diglot.global_softmax(x, backend={backend!r})
     norm = diglot.clip_grad_norm_([parameter], 1.0, backend={backend!r})
@@ -114,6 +134,7 @@ graph.replay()
 torch.testing.assert_close(y, torch.nn.functional.gelu(x) + 1)
 torch.testing.assert_close(dx, torch.ops.aten.gelu_backward(grad, x))
 assert total.item() == 2002
+torch.testing.assert_close(normal, torch.nn.functional.layer_norm(x, (1001,)))
 torch.testing.assert_close(probabilities, torch.softmax(x, 0))
 torch.testing.assert_close(norm.item(), 1001**0.5)
 torch.testing.assert_close(parameter.grad, torch.full_like(x, 1001**-0.5))
@@ -207,7 +228,7 @@ def sanitize(tool, *arguments):
         pytest.skip("compute-sanitizer is not installed")
     command = [sanitizer, "--tool", tool, "--error-exitcode", "17"]
     # PyTorch's own kernels are not what is tested.
-    ours = ("gelu_", "add_", "dropout_", "clip_", "softmax_", "standardize_", "grid_barrier_")
+    ours = ("gelu_", "add_", "dropout_", "clip_", "softmax_", "norm_", "standardize_", "grid_")
     for name in ours:
         command += ["--kernel-name", f"kernel_substring={name}"]
     script = Path(__file__).with_name("exercise.py")

@@ -10,8 +10,11 @@ import torch
 import torch.nn.functional as F
 from backends import BACKENDS, KERNELS
 from layouts import PAIRS
+from norms import FUSED, Norm
+from norms import OPS as OF_ROWS
 
 import diglot
+from diglot.ops.norm_workspace import workspace_of
 from diglot.reference.philox import random_bits
 
 pytestmark = pytest.mark.gpu
@@ -79,6 +82,31 @@ def test_nothing_is_transposed(backend, layout, what):
         backward(grad, result, dim, dtype, backend)
         peak, gradient = peak_bytes(backward, grad, result, dim, dtype, backend)
         assert peak == allocated(gradient)
+
+
+@pytest.mark.parametrize("op", OF_ROWS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("backend", KERNELS)
+def test_norms_allocate_their_results(backend, dtype, op):
+    """And what is of a row; the backward pass a workspace too, and nothing of the input's size."""
+    for make in (lambda x: x, lambda x: x[::2], lambda x: x.transpose(0, 1)):
+        norm = Norm.draw(op, (64, 32, 4096), dtype)
+        norm = Norm(op, [make(a) for a in norm.arrays], norm.parameters)
+        function = getattr(torch.ops.diglot, op)
+        arguments = (*norm.arrays, *norm.parameters, 1, 1e-5, backend)
+        function(*arguments)
+        peak, results = peak_bytes(function, *arguments)
+        assert peak == sum(map(allocated, results))
+        if op in FUSED:
+            continue
+        backward = getattr(torch.ops.diglot, f"{op}_backward")
+        grad, more = (torch.randn_like(norm.arrays[0]) for _ in range(2))
+        dtypes = [dtype] * len(norm.parameters)
+        arguments = (grad, more, *norm.arrays, *results[1:], norm.parameters[0], *dtypes)
+        backward(*arguments, 1e-5, backend)
+        peak, gradients = peak_bytes(backward, *arguments, 1e-5, backend)
+        workspace = workspace_of(norm.arrays[0], len(dtypes), torch.float32)
+        assert peak == sum(map(allocated, (*gradients, workspace)))
 
 
 @pytest.mark.parametrize("layout", PAIRS)
@@ -204,6 +232,34 @@ def test_rows_of_more_than_2_31_elements(backend):
     y = diglot.softmax(x, 0, backend=backend)
     total = sum(y[part].sum(dtype=torch.float64) for part in chunks(BEYOND))
     assert abs(total.item() - 1) < 1e-2
+
+
+@large_memory
+@pytest.mark.parametrize("shape", [(2**21 + 4, 2**10), (2**10 + 2, 2**21), (1, BEYOND)], ids=str)
+@pytest.mark.parametrize("backend", KERNELS)
+def test_norms_of_more_than_2_31_elements(backend, shape):
+    """Many rows, long ones, and one that is as long; forward and backward."""
+    x, grad = (torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_() for _ in range(2))
+    ops, (rows, n) = torch.ops.diglot, shape
+    y, mean, rstd = ops.layer_norm(x, None, None, 1, 1e-5, backend)
+    gradient, *_ = ops.layer_norm_backward(
+        grad, None, x, mean, rstd, None, None, None, 1e-5, backend
+    )
+    for row in {0, rows // 2, rows - 1}:
+        sums = torch.zeros(4, dtype=torch.float64, device="cuda")
+        for part in chunks(n, 2**26):
+            a, g = x[row, part].double(), grad[row, part].double()
+            sums += torch.stack([a.sum(), a.square().sum(), g.sum(), (g * a).sum()])
+        center, square, slope, product = (sums / n).tolist()
+        of_row = (square - center**2 + 1e-5) ** -0.5
+        assert abs(mean[row].item() - center) < 1e-5
+        assert abs(rstd[row].item() / of_row - 1) < 1e-5
+        product = (product - center * slope) * of_row
+        for part in (slice(0, 999), slice(n - 999, n)):
+            norm = (x[row, part].double() - center) * of_row
+            torch.testing.assert_close(y[row, part], norm.bfloat16())
+            wanted = of_row * (grad[row, part].double() - slope - norm * product)
+            torch.testing.assert_close(gradient[row, part], wanted.bfloat16())
 
 
 @large_memory

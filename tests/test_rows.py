@@ -40,7 +40,7 @@ CASES = {
     "a warp": ((5, 512), 1, LANES, HELD),
     "a block": ((3, 2048), 1, REGISTERS, HELD),
     "a block, not whole": ((2, 4092), 1, REGISTERS, HELD),
-    "shared memory": ((2, 8000), 1, SHARED, HELD),
+    "shared memory": ((2, 12_000), 1, SHARED, HELD),
     "a cluster": ((2, 40_004), 1, CLUSTER, SHARES),
     "a cluster, not whole": ((1, 40_003), 1, CLUSTER, SHARES),
     "columns": ((19, 2, 64), 0, COLUMNS, HELD_COLUMNS),

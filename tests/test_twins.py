@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from operands import KINDS, operands
 
 from diglot.ops.add import DTYPES
-from diglot.tools.specs import Expected, find_spec, op_names
+from diglot.tools.specs import Expected, as_tuple, find_spec, op_names
 
+F32 = torch.float32
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 # These need more than a value: their tests are in test_operands.py.
 PLAIN_KINDS = [kind for kind in KINDS if kind not in ("zeros without memory", "inference")]
@@ -53,13 +54,17 @@ def assert_twins(name: str, cuda: torch.Tensor, triton: torch.Tensor) -> None:
 def test_forward_and_backward(first, name, data):
     spec = find_spec(name)
     dtypes = FLOATING if spec.floating_only else DTYPES
+    made = operands(data, 1 if spec.shapes else len(spec.inputs), dtypes, PLAIN_KINDS)
+    if spec.shapes:  # the others' shapes are what follows from the first one's
+        made[0] = made[0] if made[0].dim() else made[0].reshape(1)
+        dtype = data.draw(st.sampled_from([made[0].dtype, torch.promote_types(made[0].dtype, F32)]))
+        for which, shape in list(zip(spec.inputs, spec.shapes(made[0].shape), strict=True))[1:]:
+            own = made[0].dtype if which == "residual" else dtype
+            made.append(torch.randn(shape, device=DEVICE).to(own))
+    plains = st.lists(st.sampled_from([True, False]), min_size=len(made), max_size=len(made))
     inputs = [
-        plain(t) if kind == "plain" else t.detach()
-        for kind, t in zip(
-            data.draw(st.lists(st.sampled_from(["plain", "as it is"]), min_size=2, max_size=2)),
-            operands(data, len(spec.inputs), dtypes, PLAIN_KINDS),
-            strict=False,
-        )
+        plain(t) if is_plain else t.detach()
+        for is_plain, t in zip(data.draw(plains), made, strict=True)
     ]
     wanted = [t.requires_grad_() for t in inputs if t.is_floating_point()]
     rank = max(inputs[0].dim(), 1)
@@ -73,15 +78,17 @@ def test_forward_and_backward(first, name, data):
         for option, given in spec.options.items()
     }
     results = [spec.function(*inputs, **options, backend=b) for b in (first, "triton")]
-    cuda, triton = (plain(result) for result in results)
-    assert_twins(name, cuda, triton)
-    for result in (cuda, triton):
-        assert_expected(result, spec.forward(*map(plain, inputs), **options))
+    outputs = [as_tuple(result) for result in results]
+    rights = spec.expected(*map(plain, inputs), **options).values()
+    for cuda, triton, right in zip(*outputs, rights, strict=True):
+        assert_twins(name, plain(cuda), plain(triton))
+        assert_expected(plain(cuda), right)
+        assert_expected(plain(triton), right)
     if not wanted:
         return
-    grad = torch.randn(cuda.shape, device=DEVICE).to(cuda.dtype)
-    gradients = [torch.autograd.grad(result, wanted, grad) for result in results]
-    expected = spec.backward(grad, *map(plain, inputs), **options)
+    grads = [torch.randn(out.shape, device=DEVICE).to(out.dtype) for out in outputs[0]]
+    gradients = [torch.autograd.grad(of, wanted, grads) for of in outputs]
+    expected = spec.backward(*grads, *map(plain, inputs), **options)
     named = [n for n, t in zip(spec.inputs, inputs, strict=True) if t.is_floating_point()]
     for argument, *pair in zip(named, *gradients, strict=True):
         cuda, triton = (plain(gradient) for gradient in pair)

@@ -29,8 +29,8 @@ void add_layer_norm_forward(Stream stream, const Operand& input, const Operand& 
         {input, &residual, weight, bias, &mean, rstd, &sum, out}, eps,
         [&](auto shape, const auto& rows, Launch how, const auto& inputs, const auto& operation) {
           using W = typename std::decay_t<decltype(operation)>::Parameter;
-          launch<add_layer_norm_forward_rows<decltype(shape), T, W>>(how, stream, rows, inputs,
-                                                                     operation, out.as<T>());
+          return launch<add_layer_norm_forward_rows<decltype(shape), T, W>>(
+              how, stream, rows, inputs, operation, out.as<T>());
         });
   });
 }

@@ -28,8 +28,8 @@ void add_rms_norm_forward(Stream stream, const Operand& input, const Operand& re
         {input, &residual, weight, nullptr, nullptr, rstd, &sum, out}, eps,
         [&](auto shape, const auto& rows, Launch how, const auto& inputs, const auto& operation) {
           using W = typename std::decay_t<decltype(operation)>::Parameter;
-          launch<add_rms_norm_forward_rows<decltype(shape), T, W>>(how, stream, rows, inputs,
-                                                                   operation, out.as<T>());
+          return launch<add_rms_norm_forward_rows<decltype(shape), T, W>>(how, stream, rows, inputs,
+                                                                          operation, out.as<T>());
         });
   });
 }

@@ -7,8 +7,15 @@
 
 namespace diglot {
 
+// Blocks that must fit on a multiprocessor: with a row in registers, so many that while some wait
+// for theirs others compute.
+template <typename Shape, typename T>
+constexpr int kLayerNormBlocks =
+    Shape::kWalk == Walk::kOnce && Shape::kIsWide && sizeof(T) <= 4 ? 1024 / Shape::kThreads
+                                                                    : Shape::kBlocks;
+
 template <typename Shape, typename T, typename W>
-__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
+__global__ void __launch_bounds__(Shape::kThreads, kLayerNormBlocks<Shape, T>)
     layer_norm_forward_rows(Rows<3> rows, Inputs<T, 1> inputs, NormForward<T, W, true> operation,
                             T* output) {
   reduce_then_map_rows<Shape>(rows, operation, inputs, output);
@@ -48,8 +55,8 @@ void layer_norm_forward(Stream stream, const Operand& input, const Operand* weig
         {input, nullptr, weight, bias, &mean, rstd, nullptr, out}, eps,
         [&](auto shape, const auto& rows, Launch how, const auto& inputs, const auto& operation) {
           using W = typename std::decay_t<decltype(operation)>::Parameter;
-          launch<layer_norm_forward_rows<decltype(shape), T, W>>(how, stream, rows, inputs,
-                                                                 operation, out.as<T>());
+          return launch<layer_norm_forward_rows<decltype(shape), T, W>>(how, stream, rows, inputs,
+                                                                        operation, out.as<T>());
         });
   });
 }

@@ -79,7 +79,7 @@ void log_softmax_forward(Stream stream, const Operand& input, Dim dim, const Ope
     using I = typename decltype(of_input)::type;
     using O = typename decltype(of_output)::type;
     launch_rows<I, O, 1>({&out, &input}, dim, [&](auto shape, const auto& rows, Launch how) {
-      launch<log_softmax_forward_rows<decltype(shape), I, O>>(
+      return launch<log_softmax_forward_rows<decltype(shape), I, O>>(
           how, stream, rows, Inputs<I, 1>{{input.as<const I>()}}, out.as<O>());
     });
   });
@@ -92,7 +92,7 @@ void log_softmax_backward(Stream stream, const Operand& grad_output, const Opera
     using O = typename decltype(of_output)::type;
     launch_rows<I, O, 2>(
         {&out, &grad_output, &output}, dim, [&](auto shape, const auto& rows, Launch how) {
-          launch<log_softmax_backward_rows<decltype(shape), I, O>>(
+          return launch<log_softmax_backward_rows<decltype(shape), I, O>>(
               how, stream, rows, Inputs<I, 2>{{grad_output.as<const I>(), output.as<const I>()}},
               out.as<O>());
         });

@@ -47,8 +47,8 @@ void rms_norm_forward(Stream stream, const Operand& input, const Operand* weight
         {input, nullptr, weight, nullptr, nullptr, rstd, nullptr, out}, eps,
         [&](auto shape, const auto& rows, Launch how, const auto& inputs, const auto& operation) {
           using W = typename std::decay_t<decltype(operation)>::Parameter;
-          launch<rms_norm_forward_rows<decltype(shape), T, W>>(how, stream, rows, inputs, operation,
-                                                               out.as<T>());
+          return launch<rms_norm_forward_rows<decltype(shape), T, W>>(how, stream, rows, inputs,
+                                                                      operation, out.as<T>());
         });
   });
 }

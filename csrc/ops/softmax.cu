@@ -80,7 +80,7 @@ void softmax_forward(Stream stream, const Operand& input, Dim dim, const Operand
     using I = typename decltype(of_input)::type;
     using O = typename decltype(of_output)::type;
     launch_rows<I, O, 1>({&out, &input}, dim, [&](auto shape, const auto& rows, Launch how) {
-      launch<softmax_forward_rows<decltype(shape), I, O>>(
+      return launch<softmax_forward_rows<decltype(shape), I, O>>(
           how, stream, rows, Inputs<I, 1>{{input.as<const I>()}}, out.as<O>());
     });
   });
@@ -93,7 +93,7 @@ void softmax_backward(Stream stream, const Operand& grad_output, const Operand& 
     using O = typename decltype(of_output)::type;
     launch_rows<I, O, 2>(
         {&out, &grad_output, &output}, dim, [&](auto shape, const auto& rows, Launch how) {
-          launch<softmax_backward_rows<decltype(shape), I, O>>(
+          return launch<softmax_backward_rows<decltype(shape), I, O>>(
               how, stream, rows, Inputs<I, 2>{{grad_output.as<const I>(), output.as<const I>()}},
               out.as<O>());
         });

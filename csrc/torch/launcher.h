@@ -115,7 +115,7 @@ class PythonReader {
 #endif
 
  private:
-  static constexpr int kMaxTensors = 8;
+  static constexpr int kMaxTensors = 10;
   const Operand& read_tensor(PyObject* tensor);
 
   PyObject* const* arguments_;

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from diglot.backends.selection import check_name
-from diglot.ops import dropout, gelu, log_softmax, softmax
+from diglot.ops import dropout, gelu, layer_norm, log_softmax, rms_norm, softmax
 from diglot.ops.gelu import APPROXIMATIONS
+from diglot.reference.layer_norm import EPS
 
 
 class _Module(torch.nn.Module):
@@ -14,12 +17,20 @@ class _Module(torch.nn.Module):
 
     def __init__(self, backend: str | None) -> None:
         super().__init__()
-        if backend is not None:
-            check_name(backend)
-        self.backend = backend
+        self.backend = _checked(backend)
 
     def _said_of_backend(self) -> str:
-        return "" if self.backend is None else f", backend={self.backend!r}"
+        return _said_of(self.backend)
+
+
+def _checked(backend: str | None) -> str | None:
+    if backend is not None:
+        check_name(backend)
+    return backend
+
+
+def _said_of(backend: str | None) -> str:
+    return "" if backend is None else f", backend={backend!r}"
 
 
 class GELU(_Module):
@@ -92,3 +103,75 @@ class Dropout(_Module):
 
     def extra_repr(self) -> str:
         return f"p={self.p}, inplace={self.inplace}{self._said_of_backend()}"
+
+
+class LayerNorm(torch.nn.LayerNorm):
+    """Applies `diglot.layer_norm` to the last dimensions: PyTorch's module with another forward.
+
+    Args:
+        normalized_shape: of a row.
+        eps: added to the variance.
+        elementwise_affine: whether there is a weight, of ones at first.
+        bias: whether there is a bias beside it, of zeros at first.
+        device: of both.
+        dtype: of both: the input's, or float32 beside one of 16 bits.
+        backend: as in `diglot.gelu`.
+    """
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float = EPS,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        backend: str | None = None,
+    ) -> None:
+        shape = _as_list(normalized_shape)
+        super().__init__(shape, eps, elementwise_affine, bias, device, dtype)
+        self.backend = _checked(backend)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        shape, backend = self.normalized_shape, self.backend
+        return layer_norm(input, shape, self.weight, self.bias, self.eps, backend=backend)
+
+    def extra_repr(self) -> str:
+        return super().extra_repr() + _said_of(self.backend)
+
+
+class RMSNorm(torch.nn.RMSNorm):
+    """Applies `diglot.rms_norm` to the last dimensions: PyTorch's module with another forward.
+
+    Args:
+        normalized_shape: of a row.
+        eps: added to the mean square; None as in `diglot.rms_norm`.
+        elementwise_affine: whether there is a weight, of ones at first.
+        device: of it.
+        dtype: of it: the input's, or float32 beside one of 16 bits.
+        backend: as in `diglot.gelu`.
+    """
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float | None = None,
+        elementwise_affine: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        backend: str | None = None,
+    ) -> None:
+        super().__init__(_as_list(normalized_shape), eps, elementwise_affine, device, dtype)
+        self.backend = _checked(backend)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return rms_norm(input, self.normalized_shape, self.weight, self.eps, backend=self.backend)
+
+    def extra_repr(self) -> str:
+        return super().extra_repr() + _said_of(self.backend)
+
+
+def _as_list(shape: int | Sequence[int]) -> list[int]:
+    return [shape] if isinstance(shape, int) else list(shape)

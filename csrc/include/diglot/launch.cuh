@@ -48,9 +48,10 @@ void ensure_loaded() {
   loaded.fetch_or(bit, std::memory_order_relaxed);
 }
 
-// More dynamic shared memory than every device has must be asked for beforehand.
+// More shared memory than every device has, of which a kernel may have some besides, must be asked
+// for beforehand.
 inline void allow_shared_bytes(const void* kernel, std::size_t bytes) {
-  constexpr std::size_t kAlwaysAllowed = 48 * 1024;
+  constexpr std::size_t kAlwaysAllowed = 16 * 1024;
   if (bytes <= kAlwaysAllowed) return;
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              static_cast<int>(bytes)),
@@ -81,6 +82,20 @@ inline cudaError_t start_clusters(const void* kernel, dim3 grid, dim3 block, uns
                                   void** arguments, std::size_t shared_bytes, cudaStream_t stream) {
   cudaLaunchAttribute attribute = {};
   const auto config = cluster_config(grid, block, blocks, attribute, shared_bytes, stream);
+  return cudaLaunchKernelExC(&config, kernel, arguments);
+}
+inline cudaError_t start_early(const void* kernel, dim3 grid, dim3 block, void** arguments,
+                               std::size_t shared_bytes, cudaStream_t stream) {
+  cudaLaunchAttribute attribute = {};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
   return cudaLaunchKernelExC(&config, kernel, arguments);
 }
 inline cudaError_t start_cooperatively(const void* kernel, dim3 grid, dim3 block, void** arguments,
@@ -142,6 +157,8 @@ struct Launch {
   std::size_t shared_bytes = 0;  // of dynamic shared memory
   bool is_cooperative = false;   // all blocks at once, or an error: they may wait for each other
   unsigned cluster_blocks = 1;   // neighbours in x that run at once as a cluster (cluster.cuh)
+  bool begins_early = false;     // while the launch before it ends (next_launch.cuh)
+  bool stays = false;            // only as many blocks as run at once, which take work in turns
 };
 
 #if !defined(DIGLOT_INTERPRETER)
@@ -171,6 +188,10 @@ inline int multiprocessor_shared_bytes() {
   return device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
 #endif
 }
+
+#if !defined(DIGLOT_INTERPRETER)
+inline bool can_begin_early() { return device_attribute(cudaDevAttrComputeCapabilityMajor) >= 9; }
+#endif
 
 // Blocks that a cluster may have on the current device, and on every device that has clusters.
 constexpr int kPortableClusterBlocks = 8;
@@ -250,12 +271,20 @@ template <auto kKernel>
 #endif
 
 // Starts kKernel on `stream` of the current device. Arguments convert to the kernel's own types.
+// False if nothing was started, because the device has no room for a cluster of that size.
 template <auto kKernel, typename... Parameters, typename... Arguments>
-void launch_as(void (*)(Parameters...), const Launch& how, cudaStream_t stream,
+bool launch_as(void (*)(Parameters...), Launch how, cudaStream_t stream,
                const Arguments&... arguments) {
   if (Recording* const recording = Recording::innermost()) {
     recording->launches.push_back({kernel_name(typeid(KernelTag<kKernel>)), how.grid, how.block});
-    return;
+    return true;
+  }
+  if (how.stays) {
+    const int at_once = how.cluster_blocks > 1
+                            ? resident_clusters<kKernel>(how) * static_cast<int>(how.cluster_blocks)
+                            : resident_blocks<kKernel>(how.block.x, how.shared_bytes);
+    if (at_once == 0) return false;
+    how.grid.x = std::min(how.grid.x, static_cast<unsigned>(at_once));
   }
   std::tuple<Parameters...> values(static_cast<Parameters>(arguments)...);
 #if defined(DIGLOT_INTERPRETER)
@@ -274,7 +303,9 @@ void launch_as(void (*)(Parameters...), const Launch& how, cudaStream_t stream,
   std::apply(
       [&](auto&... value) {
         void* pointers[] = {static_cast<void*>(&value)...};
-        const auto start = how.is_cooperative ? &start_cooperatively : &start_plainly;
+        const auto start = how.is_cooperative                      ? &start_cooperatively
+                           : how.begins_early && can_begin_early() ? &start_early
+                                                                   : &start_plainly;
         const cudaError_t status =
             how.cluster_blocks > 1
                 ? start_clusters(kernel, how.grid, how.block, how.cluster_blocks, pointers,
@@ -285,11 +316,12 @@ void launch_as(void (*)(Parameters...), const Launch& how, cudaStream_t stream,
       },
       values);
 #endif
+  return true;
 }
 
 template <auto kKernel, typename... Arguments>
-void launch(const Launch& how, cudaStream_t stream, const Arguments&... arguments) {
-  launch_as<kKernel>(kKernel, how, stream, arguments...);
+bool launch(const Launch& how, cudaStream_t stream, const Arguments&... arguments) {
+  return launch_as<kKernel>(kKernel, how, stream, arguments...);
 }
 
 template <auto kKernel, typename... Arguments>

@@ -16,6 +16,7 @@
 #pragma once
 
 #include "diglot/cluster.cuh"
+#include "diglot/next_launch.cuh"
 #include "diglot/reduce.cuh"
 #include "diglot/strides.cuh"
 #include "diglot/vector_access.cuh"
@@ -179,8 +180,10 @@ class NormPart {
         *staged(stage, a, 0) = *staged(stage, a, 1) = uint4{};
       }
     }
-    DIGLOT_UNROLL
-    for (int i = 0; i < kAccesses * kParts; ++i) weights_[i * kWarpLanes] = uint4{};
+    if (number() == 0) {
+      DIGLOT_UNROLL
+      for (int i = 0; i < kAccesses * kParts; ++i) weights_[i * kWarpLanes] = uint4{};
+    }
     __syncthreads();
   }
 
@@ -383,6 +386,13 @@ class NormPart {
     }
   }
 
+  DIGLOT_DEVICE static Vector<Compute, kElements> load_wide(const Compute* from) {
+    Vector<Compute, kElements> values;
+    DIGLOT_UNROLL
+    for (int i = 0; i < kElements; ++i) values[i] = from[i];
+    return values;
+  }
+
   DIGLOT_DEVICE void store_sums(Compute (&sums)[kColumns], Compute* output) const {
     if (output == nullptr) return;
     // Of lanes that have the same columns, the first ones get the sums of all.
@@ -394,8 +404,22 @@ class NormPart {
         sums[k] += __shfl_xor_sync(kAllLanes, sums[k], apart);
       }
     }
-    // Those of the block, in place of its stages.
     const int side = team < kWarpLanes ? kWarpLanes : team, parts = threads / side;
+    output += group_ * rows_.n;
+    if (parts == 1 && Shape::kIsWide) {
+      DIGLOT_UNROLL
+      for (int a = 0; a < kAccesses; ++a) {
+        if (!is_there(a, 0) || thread >= team) continue;
+        Compute* const to = output + own_column_ + a * kElements * team;
+        Vector<Compute, kElements> values = {};
+        if (rows_.goes_on) values = load_wide(to);
+        DIGLOT_UNROLL
+        for (int i = 0; i < kElements; ++i) values[i] += sums[a * kElements + i];
+        store_vector(to, values);
+      }
+      return;
+    }
+    // Those of the block, in place of its stages.
     Compute* const kept = reinterpret_cast<Compute*>(behind_weights());
     __syncthreads();
     if (thread % side < team) {
@@ -405,7 +429,7 @@ class NormPart {
       }
     }
     __syncthreads();
-    output += group_ * rows_.n + first_column_;
+    output += first_column_;
     for (int at = thread; at < share_; at += threads) {
       const Place place = place_of(at);
       const int k = place.access * kElements + place.i;
@@ -430,7 +454,7 @@ class NormPart {
   Compute bias_sums_[kIsCentered ? kColumns : 1] = {};
 };
 
-// Adds up states over teams, time after time.
+// Adds up states over teams, time after time. Teams of a block do not wait for each other.
 template <typename State>
 class TeamSum {
  public:
@@ -450,7 +474,7 @@ class TeamSum {
     const int warps = team / kWarpLanes;
     State(&of_warps)[kMostWarps] = shared().of_warps[number_ % 2];
     if (lane == 0) of_warps[warp] = state;
-    __syncthreads();
+    part_barrier(warp / warps, team);
     state = lanes_sum(of_warps[(warp & -warps) + (lane & (warps - 1))], warps);
     if (rows_.blocks > 1) {
       auto& messages = shared().messages;
@@ -490,6 +514,7 @@ DIGLOT_DEVICE void norm_backward(const NormRows& rows, const NormGradients<T>& a
   auto next = part.statistics(row);
   part.fetch_weights();
   TeamSum<RowSums> team_sum(rows);
+  let_next_launch_begin();
 
   const Compute share = Compute(1) / static_cast<Compute>(rows.n);
   int stage = 0;
@@ -568,7 +593,7 @@ DIGLOT_DEVICE void norm_backward_again(const NormRows& rows, const NormGradients
 // How the threads of a block of norm_backward_sum lie: so many accesses side by side, and, one
 // after the other, groups. Powers of two.
 constexpr int kNormSumThreads = 256;
-constexpr int kNormSumLoads = 4;  // in flight for each thread
+constexpr int kNormSumLoads = 8;  // in flight for each thread
 
 // Where the sums of a weight and of a bias go. Null: not asked for.
 struct NormSumOutputs {
@@ -581,6 +606,7 @@ DIGLOT_DEVICE void norm_backward_sum(int64_t n, int groups, int side, const Comp
                                      const NormSumOutputs& outputs, DType dtype) {
   using Access = Vector<Compute, kElements>;
   __shared__ Access shared[kNormSumThreads];
+  wait_for_launch_before();
   const int thread = static_cast<int>(threadIdx.x), deep = kNormSumThreads / side;
   const int64_t first = (int64_t{blockIdx.x} * side + thread % side) * kElements;
   Access total = {};

@@ -16,8 +16,10 @@ using NormNarrow = NormShape<2, false>;
 constexpr int kNormMostStages = 4;
 // Of shared memory, what a block takes for other things, and the device beside it, at most.
 constexpr int kNormOtherBytes = 2 * 1024;
-// Groups of rows where there is nothing to add up, so that their number is of no consequence.
-constexpr int kNormGroups = 264;
+// Groups of rows where there is nothing to add up, so that their number is of no consequence: one
+// for each multiprocessor of an H200, of which clusters of more than two blocks leave some idle.
+constexpr int kNormGroups = 132;
+constexpr int kNormClusteredGroups = 120;
 
 struct NormOperands {
   const Operand& grad_output;
@@ -66,16 +68,17 @@ std::optional<Launch> share_out_norm(NormRows& rows) {
   rows.log_team = 0;
   while ((1 << rows.log_team) * kColumns < share) ++rows.log_team;
   const int team = 1 << rows.log_team;
-  // Where they suffice, half as many as there can be, so that one of two blocks is always at work.
-  const int threads = std::max(team, kNormThreads / 2);
-  Launch how{static_cast<unsigned>(rows.groups * rows.blocks), static_cast<unsigned>(threads)};
+  if (rows.groups == 0) {
+    const int groups = (rows.blocks <= 2 ? kNormGroups : kNormClusteredGroups) / rows.blocks;
+    rows.groups = static_cast<int>(std::min<int64_t>(groups, rows.count));
+  }
+  Launch how{static_cast<unsigned>(rows.groups * rows.blocks), kNormThreads};
   how.cluster_blocks = static_cast<unsigned>(rows.blocks);
   rows.stages = 1;
   const int weight_bytes = Shape::template kWeightBytes<T> * std::max(team, kWarpLanes);
-  const int stage_bytes = Shape::kStageBytes * threads;
+  const int stage_bytes = Shape::kStageBytes * kNormThreads;
   if (Recording::innermost() == nullptr) {  // otherwise there may be no device
-    const int residents = kNormThreads / threads;
-    const int room = multiprocessor_shared_bytes() / residents - kNormOtherBytes - weight_bytes;
+    const int room = multiprocessor_shared_bytes() - kNormOtherBytes - weight_bytes;
     rows.stages = std::min(room / stage_bytes, kNormMostStages);
     if (rows.stages < 1) return {};
   }
@@ -86,7 +89,7 @@ std::optional<Launch> share_out_norm(NormRows& rows) {
 // Launches the kernel Kernels::rows<Shape>() or, if no shape holds a row, Kernels::again(), and,
 // where there is something to add up, Kernels::sum<elements>().
 template <typename T, typename Kernels>
-void launch_norm_backward(Stream stream, const NormOperands& operands) {
+void launch_norm_backward(cudaStream_t stream, const NormOperands& operands) {
   using Compute = compute_t<T>;
   constexpr int kElements = kAccessBytes / static_cast<int>(sizeof(T));
   const int64_t count = operands.rstd.numel;
@@ -104,7 +107,6 @@ void launch_norm_backward(Stream stream, const NormOperands& operands) {
 
   NormRows rows{};
   rows.n = count == 0 ? 1 : operands.grad_input.numel / count;
-  rows.groups = static_cast<int>(std::clamp<int64_t>(count, 1, kNormGroups));
   // What is asked for of the derivatives that are sums over rows, weight first.
   const Operand* asked[2] = {};
   int fields = 0;
@@ -155,6 +157,7 @@ void launch_norm_backward(Stream stream, const NormOperands& operands) {
       };
       if (!(is_wide && attempt(NormWide{})) && !attempt(NormNarrow{})) {
         last_variant() = "a row read twice";
+        if (rows.groups == 0) rows.groups = kNormGroups;
         launch<Kernels::again()>(Launch{static_cast<unsigned>(rows.groups), kNormThreads}, stream,
                                  rows, arrays);
       }
@@ -170,9 +173,11 @@ void launch_norm_backward(Stream stream, const NormOperands& operands) {
     // As deep as there are groups to read, but a line of memory wide.
     int side = 8;
     while (side < kNormSumThreads && kNormSumThreads / side * kNormSumLoads > 2 * groups) side *= 2;
-    launch<Kernels::template sum<kTaken>()>(
-        dim3(blocks_for(accesses, side), static_cast<unsigned>(fields)), kNormSumThreads, stream,
-        rows.n, groups, side, operands.workspace->as<const Compute>(), outputs, asked[0]->dtype);
+    Launch how{dim3(blocks_for(accesses, side), static_cast<unsigned>(fields)), kNormSumThreads};
+    how.begins_early = true;
+    launch<Kernels::template sum<kTaken>()>(how, stream, rows.n, groups, side,
+                                            operands.workspace->as<const Compute>(), outputs,
+                                            asked[0]->dtype);
   };
   constexpr int kVector = kAccessBytes / static_cast<int>(sizeof(Compute));
   if (rows.n % kVector == 0) {

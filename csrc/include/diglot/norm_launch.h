@@ -7,13 +7,14 @@
 namespace diglot {
 
 // Rows are the last dimension, whose elements are neighbours: there are no columns.
-template <typename T, typename W, int kInputs>
+template <typename T, int kInputs>
 struct NormShapes {
   static constexpr int kMost = sizeof(T) == 8 ? 2 : 8 / kInputs;
   using Wide = std::conditional_t<
-      std::is_same_v<T, W> && sizeof(T) <= 4,
-      ShapeList<LaneRows<4>, BlockRows<128, 4>, BlockRows<256, 4>, TiledRows<kMost>>,
-      ShapeList<LaneRows<sizeof(T) == 8 ? 2 : 4>, TiledRows<kMost>>>;
+      sizeof(T) <= 4,
+      ShapeList<LaneRows<4>, BlockRows<128, 4>, BlockRows<256, 4>, TiledRows<kMost>,
+                WalkedRows<sizeof(T) == 4 ? 1024 : 512, kMost>, TiledRows<kMost>>,
+      ShapeList<LaneRows<2>, TiledRows<kMost>>>;
   using Narrow = ShapeList<LaneRows<1, false>, TiledRows<2, false>>;
   static constexpr bool kHasColumns = false;
 };
@@ -78,9 +79,9 @@ void launch_norm_forward(const NormForwardOperands& operands, Eps eps, Function 
     const Dim dim{out.rank - 1};
     operation.n = static_cast<Compute>(out.sizes[dim.number]);
     const auto run = [&](auto shape, const auto& rows, Launch how) {
-      function(shape, rows, how, inputs, operation);
+      return function(shape, rows, how, inputs, operation);
     };
-    using Shapes = NormShapes<T, W, kInputs>;
+    using Shapes = NormShapes<T, kInputs>;
     if constexpr (kAdds) {
       operation.joined = operands.sum->as<T>();
       inputs.of[1] = operands.residual->as<const T>();

@@ -169,6 +169,16 @@ DIGLOT_DEVICE State lanes_sum(State state, int lanes) {
   return state;
 }
 
+// A barrier of so many neighbouring threads of a block, whole warps, of which this is the part of
+// this number, below 15; all parts come to as many. The interpreter's is one of the block.
+DIGLOT_DEVICE void part_barrier([[maybe_unused]] int number, [[maybe_unused]] int threads) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("bar.sync %0, %1;" : : "r"(number + 1), "r"(threads) : "memory");
+#else
+  __syncthreads();
+#endif
+}
+
 // Every thread of a block of kThreads threads gets all their states combined: within each warp,
 // then across warps. All threads call it.
 template <int kThreads, typename State>

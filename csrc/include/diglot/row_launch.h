@@ -9,33 +9,41 @@
 namespace diglot {
 
 template <int kAccesses, bool kIsWide = true>
-using LaneRows = RowShape<Team::kLanes, kIsWide, 128, kAccesses, false>;
+using LaneRows = RowShape<Team::kLanes, kIsWide, 128, kAccesses, Walk::kOnce>;
 template <int kThreads, int kAccesses>
-using BlockRows = RowShape<Team::kBlock, true, kThreads, kAccesses, false>;
+using BlockRows = RowShape<Team::kBlock, true, kThreads, kAccesses, Walk::kOnce>;
+template <int kThreads, int kAccesses>
+using WalkedRows = RowShape<Team::kBlock, true, kThreads, kAccesses, Walk::kOn>;
 template <int kAccesses, bool kIsWide = true>
-using TiledRows = RowShape<Team::kBlock, kIsWide, 256, kAccesses, true>;
-template <int kAccesses, bool kIsWide = true>
-using TiledColumns = RowShape<Team::kColumns, kIsWide, 256, kAccesses, true>;
+using TiledRows = RowShape<Team::kBlock, kIsWide, 256, kAccesses, Walk::kTiles>;
+template <int kThreads, int kAccesses, bool kIsWide = true>
+using TiledColumns = RowShape<Team::kColumns, kIsWide, kThreads, kAccesses, Walk::kTiles>;
 
 // Variants, the first of which that holds a row in registers runs it, or else the last, in tiles.
 template <typename... Shapes>
 struct ShapeList {};
 
 // Element types where speed matters most have more of them. Of kInputs arrays a thread holds so
-// many accesses that they fit in 32 registers; double's arithmetic takes more.
+// many accesses that they fit in 32 registers; double's arithmetic takes more. What is faster for
+// rows of which length was measured on an H200 (bench/softmax.py).
 template <typename I, typename O, int kInputs>
 struct RowShapes {
   static constexpr int kMost = sizeof(I) == 8 ? 2 : 8 / kInputs;
+  static constexpr int kOfLanes = sizeof(I) == 4 && kInputs == 1 ? 8 : 4;
   using Wide = std::conditional_t<
       std::is_same_v<I, O> && sizeof(I) <= 4,
-      ShapeList<LaneRows<1>, LaneRows<4>, BlockRows<128, 4>, BlockRows<256, 4>, TiledRows<kMost>>,
+      ShapeList<LaneRows<1>, LaneRows<kOfLanes>, BlockRows<128, 4>, BlockRows<256, 4>,
+                TiledRows<kMost>, WalkedRows<sizeof(I) == 4 ? 1024 : 512, kMost>, TiledRows<kMost>>,
       ShapeList<LaneRows<2>, TiledRows<kMost>>>;
   using Narrow = ShapeList<LaneRows<1, false>, TiledRows<2, false>>;
   static constexpr bool kHasColumns = true;
-  using WideColumns = ShapeList<TiledColumns<kMost>>;
-  using NarrowColumns = ShapeList<TiledColumns<8, false>>;
+  using WideColumns = ShapeList<TiledColumns<kInputs == 1 ? 256 : 512, kMost>>;
+  using NarrowColumns = ShapeList<TiledColumns<256, 8, false>>;
 };
 
+// Tiles of a row by one block, with which that is faster than to walk over rows.
+template <int kInputs>
+constexpr int kFewTiles = kInputs == 1 ? 4 : 2;
 // Tiles of a row that a block keeps in shared memory at most where more blocks could share the row;
 // with so many, two blocks fit on a multiprocessor of an H200.
 constexpr int kFewPlaces = 3;
@@ -131,6 +139,9 @@ inline int log2_ceiling(int64_t n) {
   return result;
 }
 
+// Groups of blocks that walk over rows, at most: more than any device runs at once.
+constexpr int64_t kMostWalkers = 1 << 16;
+
 // How a shape shares out rows, and what it is launched with.
 template <typename Shape, typename I, int kInputs, int kArrays>
 Launch share_out(Rows<kArrays>& rows) {
@@ -157,6 +168,17 @@ Launch share_out(Rows<kArrays>& rows) {
   const int64_t size = int64_t{Shape::kThreads >> rows.log_side} * Shape::kAccesses * kAlong;
   const int64_t tiles = quotient(rows.n, size);
   const int tile_bytes = Shape::template kTileBytes<I, kInputs>;
+  if constexpr (Shape::kWalk == Walk::kOn) {
+    while (rows.blocks < tiles) rows.blocks *= 2;
+    how.grid = static_cast<unsigned>(
+        std::min<int64_t>(quotient(rows.count, int64_t{1} << rows.log_side), kMostWalkers) *
+        rows.blocks);
+    how.cluster_blocks = static_cast<unsigned>(rows.blocks);
+    how.shared_bytes = static_cast<std::size_t>(tile_bytes);
+    how.stays = true;
+    last_variant() = rows.blocks > 1 ? kNames.in_cluster : kNames.in_registers;
+    return how;
+  }
   int room = 0;
   if (tiles > 1 && Recording::innermost() == nullptr) {  // otherwise there may be no device
     room = multiprocessor_shared_bytes() - kRowOtherBytes - (kIsColumns ? kColumnsBytes : 0);
@@ -175,15 +197,21 @@ Launch share_out(Rows<kArrays>& rows) {
   return how;
 }
 
-// Whether a row of n elements fits in the registers of those who have it.
-template <typename Shape, typename I>
+// Whether a row of n elements is one for this shape, where others are left.
+template <typename Shape, typename I, int kInputs>
 bool holds(int64_t n) {
   const int threads = Shape::kTeam == Team::kLanes ? kWarpLanes : Shape::kThreads;
-  return n <= int64_t{threads} * Shape::kAccesses * Shape::template kAlong<I>;
+  const int64_t tile = int64_t{threads} * Shape::kAccesses * Shape::template kAlong<I>;
+  switch (Shape::kWalk) {
+    case Walk::kOnce: return n <= tile;
+    case Walk::kOn: return n <= kMostWalkingBlocks * tile;
+    case Walk::kTiles: return n <= kFewTiles<kInputs> * tile;
+  }
 }
 
 // Runs function(shape, rows, how) for each slice of the arrays of `layout`, whose other dimensions
-// are `outer`, by the first shape that holds a row, or else by the last.
+// are `outer`, by the first shape that holds a row, and for which the function says that it was
+// launched, or else by the last.
 template <typename I, int kInputs, int kArrays, typename Function, typename... Shapes>
 void run_rows(const RowLayout<kArrays>& layout, const Layout<kArrays>& outer, ShapeList<Shapes...>,
               Function function) {
@@ -194,10 +222,9 @@ void run_rows(const RowLayout<kArrays>& layout, const Layout<kArrays>& outer, Sh
     int left = sizeof...(Shapes);
     const auto attempt = [&](auto shape) {
       using Shape = decltype(shape);
-      if (--left > 0 && !holds<Shape, I>(rows.n)) return false;
+      if (--left > 0 && !holds<Shape, I, kInputs>(rows.n)) return false;
       const Launch how = share_out<Shape, I, kInputs>(rows);
-      function(shape, rows, how);
-      return true;
+      return function(shape, rows, how);
     };
     static_cast<void>((attempt(Shapes{}) || ...));
   });

@@ -63,18 +63,24 @@ struct Rows {
 // Who has a row: lanes of a warp; a block; or a block that has others beside it, as columns.
 enum class Team { kLanes, kBlock, kColumns };
 
-// A kernel variant: of a row, a thread holds so many accesses in registers. They have 16 bytes
-// where kIsWide; otherwise a row is accessed element by element, neighbours by neighbouring
-// threads. A row may be of several such tiles where kIsTiled.
-template <Team kTeam_, bool kIsWide_, int kThreads_, int kAccesses_, bool kIsTiled_>
+// A block has one row, or as many as lanes have; or it stays, and walks from row to row, the next
+// one on its way to shared memory while it computes with the one before; or a row is of several
+// tiles. Rows of the last two may be across a cluster.
+enum class Walk { kOnce, kOn, kTiles };
+
+// A kernel variant: of a row, a thread holds so many accesses in registers: a tile. They have 16
+// bytes where kIsWide; otherwise a row is accessed element by element, neighbours by neighbouring
+// threads.
+template <Team kTeam_, bool kIsWide_, int kThreads_, int kAccesses_, Walk kWalk_>
 struct RowShape {
   static constexpr Team kTeam = kTeam_;
   static constexpr bool kIsWide = kIsWide_;
   static constexpr int kThreads = kThreads_;
   static constexpr int kAccesses = kAccesses_;
-  static constexpr bool kIsTiled = kIsTiled_;
+  static constexpr Walk kWalk = kWalk_;
+  static constexpr bool kIsTiled = kWalk == Walk::kTiles;
   // That must fit on a multiprocessor, so that while one stores others load.
-  static constexpr int kBlocks = kTeam == Team::kColumns || !kIsWide ? 2 : kIsTiled ? 3 : 1;
+  static constexpr int kBlocks = kThreads > 256 || kWalk == Walk::kOnce ? 1 : 2;
   // Of an access, and of those the ones in a row.
   template <typename T>
   static constexpr int kElements =
@@ -124,15 +130,17 @@ struct RowPlace {
   int block;
 
   template <int kArrays>
-  DIGLOT_DEVICE explicit RowPlace(const Rows<kArrays>& rows) {
+  DIGLOT_DEVICE explicit RowPlace(const Rows<kArrays>& rows)
+      : RowPlace(rows, blockIdx.x / blocks_of(rows)) {}
+  // Of the group of blocks, or of the block, of this number.
+  template <int kArrays>
+  DIGLOT_DEVICE RowPlace(const Rows<kArrays>& rows, int64_t group) {
     const int own = static_cast<int>(threadIdx.x), side = 1 << rows.log_side;
     if constexpr (Shape::kTeam == Team::kLanes) {
-      row = (int64_t{blockIdx.x} * Shape::kThreads + own) >> rows.log_side;
+      row = (group * Shape::kThreads + own) >> rows.log_side;
       threads = side, thread = own & (side - 1), block = 0;
     } else {
-      const uint32_t blocks = Shape::kIsTiled ? rows.blocks : 1;
-      const int64_t group = blockIdx.x / blocks;
-      block = static_cast<int>(blockIdx.x % blocks);
+      block = static_cast<int>(blockIdx.x % blocks_of(rows));
       if constexpr (Shape::kTeam == Team::kBlock) {
         row = group;
         threads = Shape::kThreads, thread = own;
@@ -141,6 +149,11 @@ struct RowPlace {
         threads = Shape::kThreads >> rows.log_side, thread = own >> rows.log_side;
       }
     }
+  }
+
+  template <int kArrays>
+  DIGLOT_DEVICE static uint32_t blocks_of(const Rows<kArrays>& rows) {
+    return Shape::kWalk == Walk::kOnce ? 1 : rows.blocks;
   }
 };
 
@@ -159,9 +172,14 @@ class RowTiles {
 
   DIGLOT_DEVICE RowTiles(const Rows<kArrays>& rows, const RowPlace<Shape>& place,
                          const Inputs<I, kInputs>& inputs)
-      : place_(place), n_(place.row < rows.count ? rows.n : 0), rows_(rows) {
+      : place_(place), rows_(rows) {
+    go_to(place, inputs);
+  }
+  DIGLOT_DEVICE void go_to(const RowPlace<Shape>& place, const Inputs<I, kInputs>& inputs) {
+    place_ = place;
+    n_ = place.row < rows_.count ? rows_.n : 0;
     // Where there is no row, nothing is read: any address will do.
-    starts_ = rows.starts.offsets_by_loop(place.row < rows.count ? place.row : 0);
+    starts_ = rows_.starts.offsets_by_loop(place.row < rows_.count ? place.row : 0);
     DIGLOT_UNROLL
     for (int k = 0; k < kInputs; ++k) inputs_[k] = inputs.of[k] + starts_.of[k + 1];
   }
@@ -423,19 +441,21 @@ class RowTiles {
   HeldAccess held_[kHeld][kAccesses];
   const I* inputs_[kInputs];
   typename Strides<kArrays, int64_t>::Offsets starts_;
-  const RowPlace<Shape>& place_;
+  RowPlace<Shape> place_;
   int64_t n_;
   // In registers, of which there are few, what is not among the kernel's arguments.
   const Rows<kArrays>& rows_;
 };
 
-// Every thread of a block gets the states combined of all threads of its rows: columns side by
-// side, each with its own. `shared` has room for those of all threads.
+// Every thread gets the states combined of all threads of its rows, columns side by side, of all
+// blocks that have them; each column is combined by one thread of a block. `shared` has room for
+// the states of all threads. No block may end until all have arrived at the cluster's barrier once
+// more.
 template <int kThreads, typename State, int kRows>
-DIGLOT_DEVICE void columns_reduce(RowsOf<State, kRows>& states, State (&shared)[kRows][kThreads],
-                                  int log_side) {
+DIGLOT_DEVICE void columns_reduce(RowsOf<State, kRows>& states, State (&shared)[kRows * kThreads],
+                                  int log_side, int blocks) {
   const int side = 1 << log_side, thread = static_cast<int>(threadIdx.x);
-  if (side == kThreads) return;
+  if (side == kThreads) return;  // and so one block: each thread has columns of its own
   for (int apart = kWarpLanes / 2; apart >= side; apart /= 2) {
     DIGLOT_UNROLL
     for (int row = 0; row < kRows; ++row) {
@@ -444,46 +464,49 @@ DIGLOT_DEVICE void columns_reduce(RowsOf<State, kRows>& states, State (&shared)[
   }
   // The first threads write: of each warp, or of each turn of the columns if that is longer.
   const int turn = side < kWarpLanes ? kWarpLanes : side, column = thread & (side - 1);
-  const int group = thread / turn, groups = kThreads / turn;
+  const int group = thread / turn, groups = kThreads / turn, columns = side * kRows;
   if (thread % turn < side) {
     DIGLOT_UNROLL
-    for (int row = 0; row < kRows; ++row) shared[row][group * side + column] = states.of[row];
-  }
-  __syncthreads();
-  DIGLOT_UNROLL
-  for (int row = 0; row < kRows; ++row) {
-    states.of[row] = shared[row][column];
-    for (int other = 1; other < groups; ++other) {
-      states.of[row] = combine(states.of[row], shared[row][other * side + column]);
+    for (int row = 0; row < kRows; ++row) {
+      shared[group * columns + row * side + column] = states.of[row];
     }
   }
   __syncthreads();
+  for (int own = thread; own < columns; own += kThreads) {
+    State state = shared[own];
+    for (int other = 1; other < groups; ++other) {
+      state = combine(state, shared[other * columns + own]);
+    }
+    shared[own] = state;
+  }
+  State* totals = shared;
+  if (blocks > 1) {
+    cluster_sync();
+    totals += columns;  // others still read what is before
+    for (int own = thread; own < columns; own += kThreads) {
+      State state = *at_rank(shared + own, 0);
+      for (int block = 1; block < blocks; ++block) {
+        state = combine(state, *at_rank(shared + own, block));
+      }
+      totals[own] = state;
+    }
+    cluster_arrive();
+  }
+  __syncthreads();
+  DIGLOT_UNROLL
+  for (int row = 0; row < kRows; ++row) states.of[row] = totals[row * side + column];
 }
 
-// The same for the blocks of a cluster, once those of each have their states. No block may end
-// until all have arrived at the cluster's barrier once more.
-template <int kThreads, typename State, int kRows>
-DIGLOT_DEVICE void cluster_reduce(RowsOf<State, kRows>& states, State (&shared)[kRows][kThreads],
-                                  int log_side, int blocks) {
-  const int thread = static_cast<int>(threadIdx.x), column = thread & ((1 << log_side) - 1);
-  if (thread == column) {
-    DIGLOT_UNROLL
-    for (int row = 0; row < kRows; ++row) shared[row][column] = states.of[row];
-  }
+// The same of blocks that have a row each, once every thread has the state of its block.
+template <typename State>
+DIGLOT_DEVICE State cluster_reduce(const State& state, State* shared, int blocks) {
+  if (threadIdx.x == 0) *shared = state;
   cluster_sync();
-  DIGLOT_UNROLL
-  for (int row = 0; row < kRows; ++row) {
-    const State* const own = &shared[row][column];
-    if constexpr (kThreads == 1) {  // one row: each lane reads one of the blocks' states
-      states.of[row] = lanes_reduce(*at_rank(own, thread & (blocks - 1)), blocks);
-    } else {
-      states.of[row] = *at_rank(own, 0);
-      for (int block = 1; block < blocks; ++block) {
-        states.of[row] = combine(states.of[row], *at_rank(own, block));
-      }
-    }
-  }
+  // Each lane reads one of the blocks' states.
+  const int rank = static_cast<int>(threadIdx.x) & (blocks - 1);
+  const State total = lanes_reduce(*at_rank(shared, rank), blocks);
   cluster_arrive();
+  return total;
 }
 
 template <typename Operations, typename States, int... kRow>
@@ -493,11 +516,53 @@ DIGLOT_DEVICE auto maps_of(const Operations& operations, const States& states,
   return RowsOf<Map, sizeof...(kRow)>{{operations.of[kRow].map(states.of[kRow])...}};
 }
 
-// output = operation.map(total)(inputs...) row by row, where total is the state of all of a row's
-// elements. Every thread calls it.
+// The blocks of a cluster for rows that are walked over, at most; more than every device has.
+constexpr int kMostWalkingBlocks = 16;
+
+// output = operation.map(total)(inputs...) by blocks that stay: each has one tile of a row in
+// registers, and that of the next row on its way to shared memory.
 template <typename Shape, typename Operation, typename I, int kInputs, int kArrays, typename O>
-DIGLOT_DEVICE void reduce_then_map_rows(const Rows<kArrays>& rows, const Operation& operation,
-                                        const Inputs<I, kInputs>& inputs, O* output) {
+DIGLOT_DEVICE void walk_over_rows(const Rows<kArrays>& rows, const Operation& operation,
+                                  const Inputs<I, kInputs>& inputs, O* output) {
+  static_assert(Shape::kTeam == Team::kBlock);
+  __shared__ ClusterMessages<typename Operation::State, kMostWalkingBlocks> messages;
+  const int blocks = rows.blocks;
+  if (blocks > 1) messages.open();
+
+  const int64_t at_once = gridDim.x / blocks;
+  int64_t row = blockIdx.x / blocks;
+  RowTiles<Shape, Operation, I, kInputs, kArrays> held(rows, {rows, row}, inputs);
+  const int block = static_cast<int>(blockIdx.x % blocks);
+  held.fetch(held.tile(block), 0);
+  for (unsigned number = 0; row < rows.count; ++number) {
+    wait_for_copies();
+    const auto tile = held.tile(block);
+    held.take(tile, 0);
+    const auto now = held;
+    row += at_once;
+    if (row < rows.count) {
+      held.go_to({rows, row}, inputs);
+      held.fetch(held.tile(block), 0);
+    }
+    if constexpr (kJoins<Operation>) now.store_joined(tile, operation.joined);
+    const auto operations = now.of_rows(operation);
+    auto states = now.reduce(operations, tile);
+    states.of[0] = block_reduce<Shape::kThreads>(states.of[0]);
+    if (blocks > 1) {
+      messages.exchange(states.of[0], block, blocks, number);
+      const int lane = static_cast<int>(threadIdx.x) & (blocks - 1);
+      states.of[0] = lanes_reduce(messages.received(lane, number), blocks);
+    }
+    const auto maps = maps_of(operations, states, std::make_integer_sequence<int, 1>{});
+    now.store(maps, tile, output);
+  }
+}
+
+// The same by blocks that have one row, or as many as lanes have.
+template <typename Shape, typename Operation, typename I, int kInputs, int kArrays, typename O>
+DIGLOT_DEVICE void take_rows(const Rows<kArrays>& rows, const Operation& operation,
+                             const Inputs<I, kInputs>& inputs, O* output) {
+  using State = typename Operation::State;
   using Tiles = RowTiles<Shape, Operation, I, kInputs, kArrays>;
   const auto numbers = std::make_integer_sequence<int, Tiles::kRows>{};
   const RowPlace<Shape> place(rows);
@@ -531,17 +596,14 @@ DIGLOT_DEVICE void reduce_then_map_rows(const Rows<kArrays>& rows, const Operati
 
   if constexpr (Shape::kTeam == Team::kLanes) {
     states.of[0] = lanes_reduce(states.of[0], place.threads);
+  } else if constexpr (Shape::kTeam == Team::kColumns) {
+    __shared__ State shared[Tiles::kRows * Shape::kThreads];
+    columns_reduce<Shape::kThreads>(states, shared, rows.log_side, rows.blocks);
   } else {
-    // Of as many rows side by side as there can be.
-    constexpr int kSide = Shape::kTeam == Team::kColumns ? Shape::kThreads : 1;
-    __shared__ typename Operation::State shared[Tiles::kRows][kSide];
-    if constexpr (Shape::kTeam == Team::kColumns) {
-      columns_reduce(states, shared, rows.log_side);
-    } else {
-      states.of[0] = block_reduce<Shape::kThreads>(states.of[0]);
-    }
+    states.of[0] = block_reduce<Shape::kThreads>(states.of[0]);
     if constexpr (Shape::kIsTiled) {
-      if (rows.blocks > 1) cluster_reduce(states, shared, rows.log_side, rows.blocks);
+      __shared__ State shared;
+      if (rows.blocks > 1) states.of[0] = cluster_reduce(states.of[0], &shared, rows.blocks);
     }
   }
 
@@ -553,6 +615,18 @@ DIGLOT_DEVICE void reduce_then_map_rows(const Rows<kArrays>& rows, const Operati
   }
   if constexpr (Shape::kIsTiled) {
     if (rows.blocks > 1) cluster_wait();
+  }
+}
+
+// output = operation.map(total)(inputs...) row by row, where total is the state of all of a row's
+// elements. Every thread calls it.
+template <typename Shape, typename Operation, typename I, int kInputs, int kArrays, typename O>
+DIGLOT_DEVICE void reduce_then_map_rows(const Rows<kArrays>& rows, const Operation& operation,
+                                        const Inputs<I, kInputs>& inputs, O* output) {
+  if constexpr (Shape::kWalk == Walk::kOn) {
+    walk_over_rows<Shape>(rows, operation, inputs, output);
+  } else {
+    take_rows<Shape>(rows, operation, inputs, output);
   }
 }
 

@@ -1,10 +1,12 @@
-"""Addition and then layer norm in plain PyTorch: the launcher of the backend "torch"."""
+"""Addition and then layer norm in plain PyTorch: the launcher of the backend "torch", and
+the record for the tools.
+"""
 
 from __future__ import annotations
 
 import torch
 
-from diglot.reference.layer_norm import layer_norm_forward
+from diglot.reference.layer_norm import layer_norm_forward, layer_norm_spec
 
 
 def add_layer_norm_forward(
@@ -21,3 +23,6 @@ def add_layer_norm_forward(
     """sum = input + residual, and its norm."""
     sum.copy_(input + residual)
     return layer_norm_forward(sum, weight, bias, eps, mean, rstd, out)
+
+
+SPEC = layer_norm_spec("add_layer_norm", fused=True)

@@ -1,10 +1,12 @@
-"""Addition and then RMS norm in plain PyTorch: the launcher of the backend "torch"."""
+"""Addition and then RMS norm in plain PyTorch: the launcher of the backend "torch", and
+the record for the tools.
+"""
 
 from __future__ import annotations
 
 import torch
 
-from diglot.reference.rms_norm import rms_norm_forward
+from diglot.reference.rms_norm import rms_norm_forward, rms_norm_spec
 
 
 def add_rms_norm_forward(
@@ -19,3 +21,6 @@ def add_rms_norm_forward(
     """sum = input + residual, and its norm."""
     sum.copy_(input + residual)
     return rms_norm_forward(sum, weight, eps, rstd, out)
+
+
+SPEC = rms_norm_spec("add_rms_norm", fused=True)

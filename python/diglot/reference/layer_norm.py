@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 
-from diglot.reference.norm import Exact, norm_bytes, oracle, wide
-from diglot.tools.specs import Expected, OpSpec, Option
+from diglot.reference.norm import norm_spec, oracle, wide
+from diglot.tools.specs import OpSpec, Option
 
 EPS = 1e-5
 
@@ -74,40 +71,9 @@ def layer_norm_oracle(
     return oracle(input, weight, bias, eps, centered=True)
 
 
-def _call(
-    function: Callable[..., torch.Tensor],
-    input: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor,
-    **options: Any,
-) -> torch.Tensor:
-    return function(input, weight.shape, weight, bias, **options)
+def layer_norm_spec(name: str, fused: bool) -> OpSpec:
+    """The record of the op, or of the one that adds a residual."""
+    return norm_spec(name, lambda dtype: EPS, Option(EPS), centered=True, fused=fused)
 
 
-def _exact(
-    input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float = EPS
-) -> Exact:
-    return Exact(input, weight, bias, weight.dim(), eps, centered=True)
-
-
-def _expected(*tensors: Any, **options: Any) -> Expected:
-    return _exact(*tensors, **options).output()
-
-
-def _expected_gradients(
-    grad_output: torch.Tensor, *tensors: Any, **options: Any
-) -> dict[str, Expected]:
-    return _exact(*tensors, **options).gradients(grad_output)
-
-
-SPEC = OpSpec(
-    name="layer_norm",
-    inputs=("input", "weight", "bias"),
-    options={"eps": Option(EPS)},
-    floating_only=True,
-    forward=_expected,
-    backward=_expected_gradients,
-    backward_bytes=norm_bytes,
-    call=_call,
-    shapes=lambda shape: (shape, shape[-1:], shape[-1:]),
-)
+SPEC = layer_norm_spec("layer_norm", fused=False)

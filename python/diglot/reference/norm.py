@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from diglot.reference.compute_eps import compute_eps
-from diglot.tools.specs import Expected, nbytes
+from diglot.tools.specs import Expected, OpSpec, Option, nbytes
 
 PIECE_ELEMENTS = 1 << 24  # of which a few float64 copies exist at a time
 
@@ -119,7 +119,7 @@ class Exact:
     ) -> None:
         self.input, self.rank, self.centered = input.detach(), input.dim() - dims, centered
         self.row = input.shape[self.rank :]
-        n = max(math.prod(self.row), 1)
+        n = math.prod(self.row)
         self.rows = self.input.reshape(-1, n) if input.numel() else input.new_empty((0, n))
         self.weight, self.bias = (None if p is None else p.detach() for p in (weight, bias))
         self.unit = compute_eps(input.dtype)
@@ -193,7 +193,7 @@ class Exact:
 
     def _pieces(self) -> Iterator[slice]:
         count, n = self.rows.shape
-        step = max(PIECE_ELEMENTS // n, 1)
+        step = max(PIECE_ELEMENTS // max(n, 1), 1)
         return (slice(i, i + step) for i in range(0, count, step))
 
     def _per_row(self) -> torch.Tensor:
@@ -238,10 +238,59 @@ class Exact:
         return Expected(value, tensors, shown or {"input": self.input}, self.input.dtype, allowance)
 
 
-def norm_bytes(
-    grad_output: torch.Tensor, input: torch.Tensor, *parameters: torch.Tensor, **_: Any
-) -> int:
-    """The bytes of a backward pass: two arrays read, one written, each parameter read or written
-    once or twice.
+def norm_spec(
+    name: str, default_eps: Callable[[torch.dtype], float], eps: Option, centered: bool, fused: bool
+) -> OpSpec:
+    """The record of a norm, for the tools: of the last dimension, with weight and bias.
+
+    Args:
+        name: of the op.
+        default_eps: what an eps of None stands for.
+        eps: the option.
+        centered: whether it is the layer norm.
+        fused: whether a residual is added first, and the sum returned too.
     """
-    return nbytes(grad_output) + 2 * nbytes(input) + 2 * sum(map(nbytes, parameters))
+    arrays = 1 + fused
+
+    def exact(*tensors: torch.Tensor, eps: float | None = eps.default) -> Exact:
+        input, weight, bias = tensors[0], tensors[arrays], (*tensors[arrays + 1 :], None)[0]
+        if fused:
+            input = input + tensors[1]
+        eps = default_eps(input.dtype) if eps is None else eps
+        return Exact(input, weight, bias, weight.dim(), eps, centered)
+
+    def forward(*tensors: torch.Tensor, **options: Any) -> Any:
+        output, sums = exact(*tensors, **options).output(), tensors[:arrays]
+        if not fused:
+            return output
+        shown = dict(zip(("input", "residual"), sums, strict=True))
+        dtype = tensors[0].dtype
+        return output, Expected(lambda x, y: x.double() + y.double(), sums, shown, dtype)
+
+    def backward(*given: torch.Tensor, **options: Any) -> dict[str, Expected]:
+        results = exact(*given[arrays:], **options).gradients(*given[:arrays])
+        return {**results, "residual": results["input"]}
+
+    def backward_bytes(*given: torch.Tensor, **_: Any) -> int:
+        # The gradients of the outputs, the input or the sum, and its gradient; of a weight the
+        # gradient too.
+        read = [*given[: arrays + 1], *given[2 * arrays :]]
+        return sum(map(nbytes, read)) + sum(map(nbytes, read[arrays:]))
+
+    def call(function: Callable[..., Any], *tensors: torch.Tensor, **options: Any) -> Any:
+        parameters = tensors[arrays:]
+        return function(*tensors[:arrays], parameters[0].shape, *parameters, **options)
+
+    parameters = ("weight", "bias")[: 1 + centered]
+    return OpSpec(
+        name=name,
+        inputs=("input", "residual")[:arrays] + parameters,
+        outputs=("output", "sum")[:arrays],
+        options={"eps": eps},
+        floating_only=True,
+        forward=forward,
+        backward=backward,
+        backward_bytes=backward_bytes,
+        call=call,
+        shapes=lambda shape: (*[shape] * arrays, *[shape[-1:]] * len(parameters)),
+    )

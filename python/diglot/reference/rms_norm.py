@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 
-from diglot.reference.norm import Exact, norm_bytes, oracle, wide
-from diglot.tools.specs import Expected, OpSpec, Option
+from diglot.reference.norm import norm_spec, oracle, wide
+from diglot.tools.specs import OpSpec, Option
 
 
 def default_eps(dtype: torch.dtype) -> float:
@@ -61,38 +58,10 @@ def rms_norm_oracle(
     return oracle(input, weight, None, eps, centered=False)
 
 
-def _call(
-    function: Callable[..., torch.Tensor],
-    input: torch.Tensor,
-    weight: torch.Tensor,
-    **options: Any,
-) -> torch.Tensor:
-    return function(input, weight.shape, weight, **options)
+def rms_norm_spec(name: str, fused: bool) -> OpSpec:
+    """The record of the op, or of the one that adds a residual."""
+    eps = Option(None, another=1e-3)
+    return norm_spec(name, default_eps, eps, centered=False, fused=fused)
 
 
-def _exact(input: torch.Tensor, weight: torch.Tensor, eps: float | None = None) -> Exact:
-    eps = default_eps(input.dtype) if eps is None else eps
-    return Exact(input, weight, None, weight.dim(), eps, centered=False)
-
-
-def _expected(*tensors: Any, **options: Any) -> Expected:
-    return _exact(*tensors, **options).output()
-
-
-def _expected_gradients(
-    grad_output: torch.Tensor, *tensors: Any, **options: Any
-) -> dict[str, Expected]:
-    return _exact(*tensors, **options).gradients(grad_output)
-
-
-SPEC = OpSpec(
-    name="rms_norm",
-    inputs=("input", "weight"),
-    options={"eps": Option(None, another=1e-3)},
-    floating_only=True,
-    forward=_expected,
-    backward=_expected_gradients,
-    backward_bytes=norm_bytes,
-    call=_call,
-    shapes=lambda shape: (shape, shape[-1:]),
-)
+SPEC = rms_norm_spec("rms_norm", fused=False)

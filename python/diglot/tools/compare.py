@@ -33,7 +33,7 @@ from diglot.tools.resources import (
     check_architecture,
     kernels_of_calls,
 )
-from diglot.tools.specs import Expected, OpSpec, find_spec
+from diglot.tools.specs import Expected, OpSpec, as_tuple, find_spec, nbytes
 
 
 class _Case:
@@ -52,13 +52,16 @@ class _Case:
         self.tensors = tuple(i for i in self.inputs if isinstance(i, torch.Tensor))
         self.device = self.tensors[0].device
         # The op's own checks, which need no data and do not depend on the backend.
-        like = spec.function(
-            *(i.to("meta") if isinstance(i, torch.Tensor) else i for i in self.inputs), **options
+        likes = as_tuple(
+            spec.function(
+                *(i.to("meta") if isinstance(i, torch.Tensor) else i for i in self.inputs),
+                **options,
+            )
         )
         self.expected: dict[str, Expected]
         if not backward:
-            self.expected = {"output": spec.forward(*self.inputs, **options)}
-            self.bytes = spec.forward_bytes(self.tensors, like)
+            self.expected = spec.expected(*self.inputs, **options)
+            self.bytes = sum(map(nbytes, (*self.tensors, *likes)))
             return
         self.leaves = {
             name: i
@@ -68,34 +71,38 @@ class _Case:
         if not self.leaves:
             raise ValueError(f"{spec.name}: backward needs a floating-point input")
         generator = torch.Generator(self.device).manual_seed(seed)
-        self.grad_output = torch.empty_strided(
-            like.shape, like.stride(), dtype=like.dtype, device=self.device
-        ).normal_(generator=generator)
-        expected = spec.backward(self.grad_output, *self.inputs, **options)
+        self.grads = [
+            torch.empty_strided(
+                like.shape, like.stride(), dtype=like.dtype, device=self.device
+            ).normal_(generator=generator)
+            for like in likes
+        ]
+        expected = spec.backward(*self.grads, *self.inputs, **options)
         self.expected = {f"grad_{name}": expected[name] for name in self.leaves}
-        self.bytes = spec.backward_bytes(self.grad_output, *self.inputs, **options)
+        self.bytes = spec.backward_bytes(*self.grads, *self.inputs, **options)
 
     def prepare(self, backend: str) -> Callable[[], dict[str, torch.Tensor]]:
         """A function that does the direction once, and only that."""
         if not self.backward:
-            return lambda: {"output": self._call(self.inputs, backend)}
+            return lambda: self._call(self.inputs, backend)
         leaves = {name: leaf.detach().requires_grad_() for name, leaf in self.leaves.items()}
         inputs = [
             leaves.get(name, given)
             for name, given in zip(self.spec.inputs, self.inputs, strict=False)
         ]
-        output = self._call(inputs, backend)
+        outputs = list(self._call(inputs, backend).values())
 
         def differentiate() -> dict[str, torch.Tensor]:
             gradients = torch.autograd.grad(
-                output, list(leaves.values()), self.grad_output, retain_graph=True
+                outputs, list(leaves.values()), self.grads, retain_graph=True
             )
             return {f"grad_{name}": g for name, g in zip(leaves, gradients, strict=True)}
 
         return differentiate
 
-    def _call(self, inputs: Sequence[Any], backend: str) -> torch.Tensor:
-        return self.spec.function(*inputs, backend=backend, **self.options)
+    def _call(self, inputs: Sequence[Any], backend: str) -> dict[str, torch.Tensor]:
+        results = self.spec.function(*inputs, backend=backend, **self.options)
+        return dict(zip(self.spec.outputs, as_tuple(results), strict=True))
 
     def call(self) -> Call:
         """The call without its data."""

@@ -26,7 +26,7 @@ from diglot.tools.resources import (
     cuda_kernels,
     short_name,
 )
-from diglot.tools.specs import find_spec
+from diglot.tools.specs import as_tuple, find_spec
 
 
 def _let_in_every_backend() -> None:
@@ -67,13 +67,13 @@ def _launches(call: Call, language: str) -> list[Any]:
     outputs: list[torch.Tensor] = []
 
     def forward() -> None:
-        outputs.append(spec.function(*inputs, backend=language, **call.options))
+        outputs.extend(as_tuple(spec.function(*inputs, backend=language, **call.options)))
 
     launches = record(forward)
     if not call.backward:
         return launches
-    (output,) = outputs
-    return record(lambda: torch.autograd.grad(output, leaves, torch.empty_like(output)))
+    grads = [torch.empty_like(output) for output in outputs]
+    return record(lambda: torch.autograd.grad(outputs, leaves, grads))
 
 
 def _try(function: Callable[..., Any], *arguments: Any) -> tuple[Any, str | None]:

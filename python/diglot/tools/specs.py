@@ -61,9 +61,11 @@ class OpSpec:
         inputs: names of the inputs, in order.
         options: the keyword options, by name.
         constants: keyword arguments that the tools always give, by name.
+        outputs: names of the outputs, in order.
         floating_only: whether the inputs must be floating-point.
-        forward: from the inputs and options, what the output must be.
-        backward: from the output's gradient, the inputs and options, what the gradients of the
+        forward: from the inputs and options, what the output must be: an `Expected`, or a tuple of
+            them where there are several outputs.
+        backward: from the outputs' gradients, the inputs and options, what the gradients of the
             inputs must be, by the names of the inputs.
         backward_bytes: from the same, the bytes that the backward pass must move: each array that
             it reads once, each that it writes once.
@@ -74,17 +76,18 @@ class OpSpec:
 
     name: str
     inputs: tuple[str, ...]
-    forward: Callable[..., Expected]
+    forward: Callable[..., Any]
     backward: Callable[..., dict[str, Expected]]
     backward_bytes: Callable[..., int]
     options: Mapping[str, Option] = field(default_factory=dict)
     constants: Mapping[str, Any] = field(default_factory=dict)
+    outputs: tuple[str, ...] = ("output",)
     floating_only: bool = False
-    call: Callable[..., torch.Tensor] | None = None
+    call: Callable[..., Any] | None = None
     shapes: Callable[[tuple[int, ...]], Sequence[tuple[int, ...]]] | None = None
 
     @property
-    def function(self) -> Callable[..., torch.Tensor]:
+    def function(self) -> Callable[..., Any]:
         """The op: `diglot.<name>`, with its constants, as a function of the inputs."""
         function = getattr(importlib.import_module("diglot.ops"), self.name)
         if self.call is not None:
@@ -102,9 +105,14 @@ class OpSpec:
                 names = " or ".join(repr(v) for v in allowed)
                 raise ValueError(f"{self.name}: {name} must be {names}, not {value!r}")
 
-    def forward_bytes(self, inputs: tuple[Any, ...], output: torch.Tensor) -> int:
-        """The bytes of a forward pass: each input once, each output once."""
-        return sum(nbytes(t) for t in (*inputs, output) if isinstance(t, torch.Tensor))
+    def expected(self, *inputs: Any, **options: Any) -> dict[str, Expected]:
+        """What each output must be, by its name."""
+        return dict(zip(self.outputs, as_tuple(self.forward(*inputs, **options)), strict=True))
+
+
+def as_tuple(results: Any) -> tuple[Any, ...]:
+    """Of one result or several."""
+    return results if isinstance(results, tuple) else (results,)
 
 
 def nbytes(tensor: torch.Tensor) -> int:
