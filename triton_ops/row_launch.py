@@ -25,8 +25,6 @@ ROW_RANK = 3  # other dimensions that a kernel takes; of more, a launch takes a 
 # Warps of a program that holds so many elements, or fewer: at most 32 a thread, which are of fp32
 # once they are computed with. One of float64 counts as two.
 HELD_WARPS = {1024: 1, 2048: 4, 4096: 8, 16384: 16, 32768: 32}
-# Registers of a thread, where more programs run at once with fewer.
-HELD_REGISTERS: dict[int, int] = {}
 # Of float64, and of several arrays together, a program holds fewer.
 MOST_HELD = {(1, False): 32768, (2, False): 16384, (1, True): 8192, (2, True): 4096}
 FEW_ELEMENTS = 1024  # that a program has at least, if need be in several rows
@@ -36,12 +34,13 @@ TILE_WARPS = 8  # of a program that has rows in tiles, at least
 TILE_ELEMENTS = {(1, 2): 4096, (2, 2): 4096, (1, 4): 2048, (2, 4): 2048, (1, 8): 1024, (2, 8): 1024}
 COLUMN_ELEMENTS = TILE_ELEMENTS | {(1, 2): 8192, (2, 4): 1024}
 COLUMN_BYTES = 64  # of a row of memory that a program of columns reads, at least
-# Programs that share a row, or columns: bytes of the inputs that one holds, its warps, and how many
-# of them run on a multiprocessor, with as many registers as that leaves.
-SHARED = {False: (32768, 4, 4), True: (65536, 8, 2)}
+# Programs that share a row, or columns: bytes of the inputs that one holds (of float64 half as
+# many), its warps, and how many of them run on a multiprocessor, with as many registers as that
+# leaves.
+SHARED = {False: (32768, 4, 4), True: (32768, 8, 2)}
 REGISTERS = 65536  # of a multiprocessor
-# Rows are shared if they have more bytes, and columns if a program's have, of one array.
-ALONE_BYTES = {False: 32768, True: 32768}
+# A row is shared if it has more elements, and columns if a program's have more bytes, of one array.
+ALONE_ELEMENTS, ALONE_BYTES = 16384, 32768
 STATE_FIELDS = 3  # numbers of a state, at most
 
 
@@ -107,9 +106,16 @@ def _shares(
     One: they are not shared. `room`: programs that run at once.
     """
     aside = COLUMN_BYTES // size if is_column else 1
-    if n * aside * size <= ALONE_BYTES[is_column] or (how is not None and n <= how.alone):
+    if how is not None:
+        is_alone = n <= how.alone or n * size <= ALONE_BYTES
+    elif is_column:
+        is_alone = n * aside * size <= ALONE_BYTES
+    else:
+        is_alone = n <= min(ALONE_ELEMENTS, MOST_HELD[inputs, size == 8])
+    if is_alone:
         return 1, 0
-    held = (SHARED[is_column] if how is None else how.shared)[0] // (inputs * size * aside)
+    bytes = SHARED[is_column][0] // (2 if size == 8 else 1) if how is None else how.shared[0]
+    held = bytes // (inputs * size * aside)
     shares = -(-n // held)
     return (shares, held) if shares <= room else (1, 0)
 
@@ -176,7 +182,8 @@ def launch_rows(
             takes them.
         tensors: one input or two, then the output, of one shape. The second input may be None.
         dim: a dimension of them, from 0.
-        words: as many zeros as `count_words` says; None: no rows are shared.
+        words: as many zeros as `count_words` says; None: no rows are shared. They are if accesses
+            are of 16 bytes.
         shared: arrays of one row without gaps, the same for every row.
         statistics: arrays of one element for each row, all with the same strides.
         held: a second output, which lies as the output does.
@@ -211,9 +218,12 @@ def launch_rows(
         outer = outer.in_vectors(vector)
     shares, part = 1, 0
     sharing = SHARED[is_column] if how is None else how.shared
-    if words is not None:
+    if words is not None and vector > 1:  # other parts would not fit the registers
         room = most_programs(out, sharing[2])
         shares, part = _shares(n, size, len(arrays) - 1, is_column, room, how)
+        rows = outer.numel * (vector if is_column else 1)
+        if rows * shares * STATE_FIELDS > words.numel():
+            shares = 1
     if shares > 1:
         kind = (SHARED_COLUMNS if is_column else SHARED_ROWS).value
         side = COLUMN_BYTES // (size * vector) if is_column else 1
@@ -246,7 +256,7 @@ def launch_rows(
         programs = -(-slice.numel // side)
         if shares == 1:
             constants = (kind, *shape, 1, ALL_PHASES.value)
-            registers = HELD_REGISTERS.get(block * side) if kind == ROWS.value else None
+            registers = None
             if how is not None and kind == ROWS.value and size < 8:
                 tile = block * side
                 warps, registers = next(of for most, of in how.warps.items() if tile <= most)
