@@ -161,6 +161,7 @@ def accesses_of_flat_kernel(kernel: KernelResources, element: int) -> list[str]:
 
 @needs_extension
 @pytest.mark.slow
+@pytest.mark.compiled
 def test_flat_cuda_kernels_access_16_bytes(architecture):
     flat = {n: k for n, k in cuda_kernels(architecture).items() if "_flat<" in n}
     assert {name.rpartition("Flat")[2] for name in flat} >= {"Shape<1, 1> >", "Shape<4, 4> >"}
@@ -178,6 +179,7 @@ def test_flat_cuda_kernels_access_16_bytes(architecture):
 
 @needs_extension
 @pytest.mark.slow
+@pytest.mark.compiled
 def test_strided_cuda_kernels_access_16_bytes(architecture):
     """Of those with vectors: one access per vector, or one of an element where it is repeated."""
     strided = {n: k for n, k in cuda_kernels(architecture).items() if "_strided<" in n}
@@ -195,6 +197,7 @@ def test_strided_cuda_kernels_access_16_bytes(architecture):
 
 @needs_extension
 @pytest.mark.slow
+@pytest.mark.compiled
 def test_kernels_of_whole_arrays_access_16_bytes(architecture):
     """Each access before the barrier, of a whole tile and of one cut short, and again behind it."""
     ops = ("global_softmax_", "standardize_")
@@ -211,6 +214,7 @@ def test_kernels_of_whole_arrays_access_16_bytes(architecture):
 
 @needs_extension
 @pytest.mark.slow
+@pytest.mark.compiled
 def test_kernels_of_rows_access_16_bytes(architecture):
     """As many as a thread holds, of each array, and none that is narrower; or elements alone."""
     rows = {n: k for n, k in cuda_kernels(architecture).items() if "_rows<RowShape" in n}
@@ -232,6 +236,7 @@ def test_kernels_of_rows_access_16_bytes(architecture):
 
 @needs_extension
 @pytest.mark.slow
+@pytest.mark.compiled
 def test_no_cuda_kernel_spills(architecture):
     kernels = cuda_kernels(architecture)
     assert set(kernels) == set(cuda_kernel_names(architecture))
