@@ -105,7 +105,7 @@ def test_norms_allocate_their_results(backend, dtype, op):
         arguments = (grad, more, *norm.arrays, *results[1:], norm.parameters[0], *dtypes)
         backward(*arguments, 1e-5, backend)
         peak, gradients = peak_bytes(backward, *arguments, 1e-5, backend)
-        workspace = workspace_of(norm.arrays[0], len(dtypes), torch.float32)
+        workspace = workspace_of(norm.arrays[0], len(dtypes), torch.float32, backend)
         assert peak == sum(map(allocated, (*gradients, workspace)))
 
 

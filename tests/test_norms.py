@@ -312,6 +312,12 @@ def test_workspace():
     for length, groups in norm_workspace.GROUPS:
         assert groups_of(10**6, length, 2) == groups > groups_of(10**6, length + 1, 2)
         assert groups_of(1, length, 4) == 1
+    for kibibytes, groups in norm_workspace.CUDA_GROUPS:
+        for size in (2, 4, 8):
+            assert groups_of(10**6, kibibytes * 1024 // size, size, "cuda") == groups
+            assert groups_of(10**6, kibibytes * 1024 // size + 1, size, "cuda") < groups or (
+                groups == norm_workspace.CUDA_GROUPS[-1][1]
+            )
 
 
 @pytest.mark.parametrize("op", PLAIN)

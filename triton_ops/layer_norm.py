@@ -16,7 +16,7 @@ from diglot.triton_ops.lib.norm import (
     moments_none,
 )
 from diglot.triton_ops.lib.row_reduce import reduce_then_map_rows
-from diglot.triton_ops.norm_launch import NORM_WARPS, launch_norm_backward
+from diglot.triton_ops.norm_launch import launch_norm_backward, row_share
 from diglot.triton_ops.row_launch import launch_rows
 
 
@@ -61,7 +61,7 @@ def add_layer_norm_forward(input, residual, weight, bias, eps, words, mean, rstd
         (mean, rstd),
         (sum,),
         number_halves(eps, mean.dtype),
-        NORM_WARPS.get(out.element_size()),
+        row_share(out.element_size(), residual is not None),
     )
 
 

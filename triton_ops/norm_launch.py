@@ -12,10 +12,24 @@ import triton.language as tl
 
 from diglot.triton_ops.launch import ALL_PHASES, launch, launch_cooperatively, most_programs
 from diglot.triton_ops.lib.norm_backward import sum_groups, walk_rows, walk_rows_in_tiles
-from diglot.triton_ops.row_launch import ACCESS_BYTES, ROW_RANK, _power_of_2, rows_of
+from diglot.triton_ops.row_launch import ACCESS_BYTES, ROW_RANK, RowShare, _power_of_2, rows_of
 
-# Of the forward pass, for narrow elements: as HELD_WARPS.
-NORM_WARPS = {2: {1024: 1, 2048: 2, 4096: 4, 16384: 8, 32768: 16}}
+# Of the forward pass, by the bytes of an element and whether there is a residual: warps, and
+# registers of a thread.
+NARROW = {1024: (1, None), 2048: (2, None), 8192: (4, None)}
+WIDE = {1024: (1, None), 2048: (4, None), 4096: (8, None)}
+FORWARD = {
+    (2, False): RowShare(16384, NARROW | {16384: (8, None), 32768: (32, None)}, (16384, 4, 4)),
+    (2, True): RowShare(16384, NARROW | {16384: (16, None), 32768: (32, None)}, (32768, 4, 3)),
+    (4, False): RowShare(
+        16384, WIDE | {8192: (16, None), 16384: (16, 64), 32768: (32, None)}, (16384, 4, 4)
+    ),
+    (4, True): RowShare(
+        16384, WIDE | {8192: (16, None), 16384: (32, None), 32768: (32, None)}, (32768, 8, 2)
+    ),
+    (8, False): RowShare(0, {}, (16384, 8, 2)),
+    (8, True): RowShare(0, {}, (32768, 8, 2)),
+}
 GROUPS = 264  # without a workspace, which says how many there are at most
 # Of the partial sums of a gradient: groups and columns of a tile, and warps.
 SUMMED_GROUPS, SUMMED_COLUMNS, SUMMING_WARPS = 64, 32, 8
@@ -44,9 +58,11 @@ ALONE = {
     4: {2048: Share(4096, 8, 2, 264), 4096: Share(4096, 16, 3, 132), 8192: Share(8192, 16, 2, 132)},
     8: {1024: Share(1024, 8, 2, 264), 2048: Share(2048, 16, 2, 132)},
 }
-# Longer rows are shared, several at a time, which makes the wait for each other shorter for each:
-# elements of a row that one program has, rows, warps, stages, and programs on a multiprocessor.
-SHARED = {2: (4096, 1, 8, 3, 2, 2), 4: (4096, 1, 16, 3, 1, 2), 8: (2048, 1, 16, 2, 1, 2)}
+# Longer rows are shared: elements of a row that one program has, rows at a time, warps, stages,
+# programs on a multiprocessor, and LATE of `walk_rows`. Of the longest, so that fewer wait.
+SHARED = {2: (4096, 1, 4, 3, 2, 1), 4: (2048, 1, 8, 3, 2, 1), 8: (2048, 1, 16, 2, 1, 0)}
+SHARED_LONG = {2: (8192, 1, 8, 3, 1, 1), 4: (4096, 1, 8, 3, 1, 1), 8: (2048, 1, 16, 2, 1, 0)}
+LONG = 131072
 TILES = {2: 4096, 4: 2048, 8: 1024}
 TILE_WARPS = 8
 
@@ -114,6 +130,15 @@ def _alone(n: int, size: int) -> Share | None:
     return next((share for most, share in ALONE[size].items() if n <= most), None)
 
 
+def _shared(n: int, size: int) -> tuple[int, int, int, int, int, int]:
+    return (SHARED if n < LONG else SHARED_LONG)[size]
+
+
+def row_share(size: int, has_residual: bool) -> RowShare:
+    """How rows of the forward pass are shared out."""
+    return FORWARD[size, has_residual]
+
+
 def count_words(input: torch.Tensor) -> int:
     """Words that `launch_norm_backward` takes for what programs tell each other; 0 if they share no
     rows, or cannot wait.
@@ -121,7 +146,7 @@ def count_words(input: torch.Tensor) -> int:
     n, size = input.shape[-1], input.element_size()
     if _alone(n, size) is not None:
         return 0
-    held, side, _, _, per, _ = SHARED[size]
+    held, side, _, _, per, _ = _shared(n, size)
     shares = -(-n // held)
     rows = -(-(input.numel() // n) // side) * side
     return rows * shares * 2 if shares <= most_programs(input, per) else 0
@@ -178,8 +203,10 @@ def launch_norm_backward(
         before = (grad_output, grad_sum, input, mean, rstd, weight, workspace)
         if how is not None:
             block = _power_of_2(n)
-            side = max(1, how.held // block)
-            keep = side == 1 or block < how.warps * 32 * vector
+            # Where a thread has columns of few rows at a time, each has its own sums.
+            has_few = block < how.warps * 32 * vector
+            side = max(1, how.held // block // (2 if has_few or not is_aligned else 1))
+            keep = side == 1 or has_few
             groups = min(room, how.groups)
             launch(
                 norm_backward_rows,
@@ -191,7 +218,7 @@ def launch_norm_backward(
             )
             name = f"rows in registers, blocks of {block}"
         elif words is not None and len(slices) == 1:
-            held, side, warps, stages, per, late = SHARED[size]
+            held, side, warps, stages, per, late = _shared(n, size)
             shares = -(-n // held)
             groups = (
                 launch_cooperatively(

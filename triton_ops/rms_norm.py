@@ -9,7 +9,7 @@ from diglot.triton_ops.launch import number_halves
 from diglot.triton_ops.lib.norm import add, rms_map, squares_along, squares_finish
 from diglot.triton_ops.lib.reduce import sums_combine, sums_fold, sums_none
 from diglot.triton_ops.lib.row_reduce import reduce_then_map_rows
-from diglot.triton_ops.norm_launch import NORM_WARPS, launch_norm_backward
+from diglot.triton_ops.norm_launch import launch_norm_backward, row_share
 from diglot.triton_ops.row_launch import launch_rows
 
 
@@ -54,7 +54,7 @@ def add_rms_norm_forward(input, residual, weight, eps, words, rstd, sum, out):
         (rstd,),
         (sum,),
         number_halves(eps, rstd.dtype),
-        NORM_WARPS.get(out.element_size()),
+        row_share(out.element_size(), residual is not None),
     )
 
 

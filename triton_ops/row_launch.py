@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -85,15 +85,31 @@ def _rows_of(
 _cached = functools.lru_cache(maxsize=4096)(_rows_of)
 
 
-def _shares(n: int, size: int, inputs: int, is_column: bool, room: int) -> tuple[int, int]:
+class RowShare(NamedTuple):
+    """How an operation that has a weight and statistics has its rows: others have fewer registers.
+
+    Attributes:
+        alone: elements of a row that one program holds at most.
+        warps: by elements that it holds at most, its warps, and registers of a thread, or None.
+        shared: as SHARED.
+    """
+
+    alone: int
+    warps: dict[int, tuple[int, int | None]]
+    shared: tuple[int, int, int]
+
+
+def _shares(
+    n: int, size: int, inputs: int, is_column: bool, room: int, how: RowShare | None = None
+) -> tuple[int, int]:
     """How many programs share a row, or columns, and elements of a row that each holds.
 
     One: they are not shared. `room`: programs that run at once.
     """
     aside = COLUMN_BYTES // size if is_column else 1
-    if n * aside * size <= ALONE_BYTES[is_column]:
+    if n * aside * size <= ALONE_BYTES[is_column] or (how is not None and n <= how.alone):
         return 1, 0
-    held = SHARED[is_column][0] // (inputs * size * aside)
+    held = (SHARED[is_column] if how is None else how.shared)[0] // (inputs * size * aside)
     shares = -(-n // held)
     return (shares, held) if shares <= room else (1, 0)
 
@@ -113,7 +129,8 @@ def count_words(arrays: tuple[torch.Tensor, ...], dim: int) -> int:
     aside = COLUMN_BYTES // size if is_column else 1
     if shares == 1:
         return 0
-    return -(-outer.numel // aside) * aside * shares * STATE_FIELDS
+    # As many again: of a row that has a weight, a program holds half as much.
+    return -(-outer.numel // aside) * aside * 2 * shares * STATE_FIELDS
 
 
 def _is_column(n: int, steps: tuple[int, ...], outer: Layout) -> bool:
@@ -147,7 +164,7 @@ def launch_rows(
     statistics: tuple[torch.Tensor, ...] = (),
     held: tuple[torch.Tensor | None, ...] = (),
     numbers: tuple[int, ...] = (),
-    held_warps: dict[int, int] | None = None,
+    how: RowShare | None = None,
 ) -> str:
     """Launches a kernel on the rows of tensors along a dimension, and says how.
 
@@ -164,7 +181,7 @@ def launch_rows(
         statistics: arrays of one element for each row, all with the same strides.
         held: a second output, which lies as the output does.
         numbers: 64-bit arguments.
-        held_warps: instead of HELD_WARPS.
+        how: instead of HELD_WARPS and SHARED.
     """
     *given, out = tensors
     if out.numel() == 0:
@@ -193,23 +210,17 @@ def launch_rows(
     if is_column and vector > 1:
         outer = outer.in_vectors(vector)
     shares, part = 1, 0
+    sharing = SHARED[is_column] if how is None else how.shared
     if words is not None:
-        shares, part = _shares(
-            n, size, len(arrays) - 1, is_column, most_programs(out, SHARED[is_column][2])
-        )
+        room = most_programs(out, sharing[2])
+        shares, part = _shares(n, size, len(arrays) - 1, is_column, room, how)
     if shares > 1:
         kind = (SHARED_COLUMNS if is_column else SHARED_ROWS).value
         side = COLUMN_BYTES // (size * vector) if is_column else 1
-        block, warps, per = part, *SHARED[is_column][1:]
+        block, (_, warps, per) = part, sharing
     else:
         kind, side, block, warps = _share_out(
-            n,
-            outer.numel,
-            size,
-            vector,
-            is_column,
-            len(arrays) - 1,
-            HELD_WARPS if held_warps is None else held_warps,
+            n, outer.numel, size, vector, is_column, len(arrays) - 1
         )
     # Where an input is not given, a kernel takes strides for it all the same.
     places = [0, *_places(given)]
@@ -236,6 +247,10 @@ def launch_rows(
         if shares == 1:
             constants = (kind, *shape, 1, ALL_PHASES.value)
             registers = HELD_REGISTERS.get(block * side) if kind == ROWS.value else None
+            if how is not None and kind == ROWS.value and size < 8:
+                tile = block * side
+                warps, registers = next(of for most, of in how.warps.items() if tile <= most)
+                constants = (*constants[:7], warps * 32, *constants[8:])
             launch(kernel, programs, pointers, tuple(integers), constants, warps, registers)
         else:
             launch_cooperatively(
@@ -272,7 +287,6 @@ def _share_out(
     vector: int,
     is_column: bool,
     inputs: int,
-    held_warps: dict[int, int],
 ) -> tuple[int, int, int, int]:
     """Kind, rows or accesses side by side, elements of a row in a tile, and warps."""
     most = MOST_HELD[inputs, size == 8]
@@ -287,5 +301,5 @@ def _share_out(
     while block * side * access < FEW_ELEMENTS and side < count:
         side *= 2
     held = block * side * access * (2 if size == 8 else 1)
-    warps = next(warps for most, warps in held_warps.items() if held <= most)
+    warps = next(warps for most, warps in HELD_WARPS.items() if held <= most)
     return kind, side, block, max(warps, TILE_WARPS) if kind == COLUMN_TILES.value else warps

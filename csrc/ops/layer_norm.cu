@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(Shape::kThreads, kLayerNormBlocks<Shape, T>)
 }
 
 template <typename Shape, typename T>
-__global__ void __launch_bounds__(kNormThreads)
+__global__ void __launch_bounds__(kNormThreads, 1)
     layer_norm_backward_rows(NormRows rows, NormGradients<T> arrays) {
   norm_backward<Shape, T, true>(rows, arrays);
 }

@@ -88,12 +88,11 @@ def _wait(words, at, step, FIELDS: tl.constexpr, PACK: tl.constexpr):
         (first, _address(second, at)) if FIELDS == 2 else
         (first, _address(second, at), _address(third, at))
     )  # fmt: skip
-    bits = tl.inline_asm_elementwise(
+    return tl.inline_asm_elementwise(
         _waiting(FIELDS, PACK, WORD.primitive_bitwidth),
         _operands(FIELDS, PACK, WORD.primitive_bitwidth),
         addresses, dtype=_types(WORD, FIELDS), is_pure=False, pack=PACK,
     )  # fmt: skip
-    return bits
 
 
 @triton.jit
@@ -152,7 +151,7 @@ def collect_tile(words, at, step, there, none):
             _go_on(begin)
             first = _look(words, at)
         return (_number(first, there, none[0]),)
-    else:
+    else:  # noqa: RET505 - Triton compiles what follows a `return`
         second = _look(words + step, at)
         while _lacks((first != 0) & (second != 0)):
             _go_on(begin)

@@ -167,8 +167,17 @@ def all_opaque(values):
 
 
 @triton.jit
+def opaque_tile(tile):
+    """The same, or None."""
+    result = None
+    if tile is not None:
+        result = opaque(tile)
+    return result
+
+
+@triton.jit
 def map_tile(
-    output, second, weight, bias, values, states, start, step, index, mask, n,
+    output, second, weight, bias, values, states, start, step, index, mask,
     MAP: tl.constexpr, FINISH: tl.constexpr, T: tl.constexpr,
     COLUMN: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
@@ -180,8 +189,6 @@ def map_tile(
     if FINISH is None:
         result = MAP(states, values, T)
     else:
-        weight = load_shared(weight, index, n, ALIGNED)
-        bias = load_shared(bias, index, n, ALIGNED)
         result = MAP(states, values, weight, bias, T)
     at = tile_pointers(output, start, step, index, COLUMN, STEPS, VECTOR, ALIGNED)
     tl.store(at, convert(result, output.dtype.element_ty), mask=mask)
@@ -208,19 +215,20 @@ def kept(values, at, n):
     them. So narrow ones are kept as they are, instead of as what they were converted to; and what
     follows is in their layout, instead of that of the few states.
     """
-    never = tl.full(at.shape, n < 0, tl.int1)
-    first = tl.load(
-        at.to(tl.pointer_type(values[0].dtype), bitcast=True), mask=never, other=values[0]
-    )
-    return (first,) if len(values) == 1 else (
-        first,
-        tl.load(at.to(tl.pointer_type(values[1].dtype), bitcast=True), mask=never, other=values[1]),
-    )  # fmt: skip
+    first = unless(n < 0, at, values[0])
+    return (first,) if len(values) == 1 else (first, unless(n < 0, at, values[1]))
+
+
+@triton.jit
+def unless(condition, at, values):
+    """The values; if a condition holds, what is at `at`."""
+    mask = tl.full(at.shape, condition, tl.int1)
+    return tl.load(at.to(tl.pointer_type(values.dtype), bitcast=True), mask=mask, other=values)
 
 
 @triton.jit
 def offsets(row, part, sizes, starts, strides, steps, A: tl.constexpr, RANK: tl.constexpr):
-    """Where the parts of rows begin in the A-th array, from their elements with number `part` on."""
+    """Where parts of rows, from their elements with number `part` on, begin in the A-th array."""
     start = starts[A] + part * steps[A]
     return strided_offset(row, sizes, start, strides[A], RANK, True)
 
@@ -263,7 +271,14 @@ def share_rows(
     else:
         own, all, is_share = share, every[None, :], is_share[None, :]
     step = programs * WIDTH
-    for tile in range(group, (count + SIDE - 1) // SIDE, groups):
+    # A weight and a bias, of which a program has one part, are kept; and where they are, loads of
+    # the next rows are on their way.
+    PIPELINED: tl.constexpr = FINISH is not None
+    weight = load_shared(weight, index, left, ALIGNED)
+    bias = load_shared(bias, index, left, ALIGNED)
+    for tile in tl.range(
+        group, (count + SIDE - 1) // SIDE, groups, num_stages=STAGES if PIPELINED else 1
+    ):
         row = side_by_side(tl.full((), tile, tl.int64), SIDE, VECTOR, COLUMN)
         there = row < count
         mask = tile_mask(index, left, there, COLUMN)
@@ -296,10 +311,11 @@ def share_rows(
             )  # fmt: skip
             out_at = offsets(row, part, sizes, starts, strides, steps, 0, RANK)
             at = tile_pointers(output, out_at, steps[0], index, COLUMN, STEPS, VECTOR, ALIGNED)
-            values = kept(values, at, n)
+            if not PIPELINED:
+                values = kept(values, at, n)
             map_tile(
-                output, second, weight, bias, values, results, out_at, steps[0], index, mask, left,
-                MAP, FINISH, T, COLUMN, STEPS, VECTOR, ALIGNED,
+                output, second, opaque_tile(weight), opaque_tile(bias), values, results, out_at,
+                steps[0], index, mask, MAP, FINISH, T, COLUMN, STEPS, VECTOR, ALIGNED,
             )  # fmt: skip
 
 
@@ -370,9 +386,9 @@ def reduce_then_map_rows(
             FINISH, T, RANK,
         )  # fmt: skip
         map_tile(
-            output, second, weight, bias, values, results, out_at, steps[0], index, mask, n,
-                MAP, FINISH, T,
-            COLUMN, STEPS, VECTOR, ALIGNED,
+            output, second, load_shared(weight, index, n, ALIGNED),
+            load_shared(bias, index, n, ALIGNED), values, results, out_at, steps[0], index, mask,
+            MAP, FINISH, T, COLUMN, STEPS, VECTOR, ALIGNED,
         )  # fmt: skip
     else:
         if COLUMN:
@@ -406,7 +422,7 @@ def reduce_then_map_rows(
                 COLUMN, STEPS, VECTOR, ALIGNED,
             )  # fmt: skip
             map_tile(
-                output, second, weight, bias, values, results, out_at, steps[0], first + index,
-                mask, n,
-                MAP, FINISH, T, COLUMN, STEPS, VECTOR, ALIGNED,
+                output, second, load_shared(weight, first + index, n, ALIGNED),
+                load_shared(bias, first + index, n, ALIGNED), values, results, out_at, steps[0],
+                first + index, mask, MAP, FINISH, T, COLUMN, STEPS, VECTOR, ALIGNED,
             )  # fmt: skip

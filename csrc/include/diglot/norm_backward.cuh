@@ -425,7 +425,7 @@ class NormPart {
     if (thread % side < team) {
       DIGLOT_UNROLL
       for (int k = 0; k < kColumns; ++k) {
-        kept[(k * parts + thread / side) * team + member_] = sums[k];
+        kept[at_of(thread / side * team + member_, k)] = sums[k];
       }
     }
     __syncthreads();
@@ -434,10 +434,14 @@ class NormPart {
       const Place place = place_of(at);
       const int k = place.access * kElements + place.i;
       Compute sum = rows_.goes_on ? output[at] : Compute(0);
-      for (int part = 0; part < parts; ++part)
-        sum += kept[(k * parts + part) * team + place.member];
+      for (int part = 0; part < parts; ++part) sum += kept[at_of(part * team + place.member, k)];
       output[at] = sum;
     }
+  }
+  // Where a thread's sum of a column is kept: turned from thread to thread, so that neither those
+  // of one column nor those of one thread share few banks.
+  DIGLOT_DEVICE static int at_of(int thread, int k) {
+    return thread * kColumns + ((k + 9 * thread) & (kColumns - 1));
   }
 
   const NormRows& rows_;

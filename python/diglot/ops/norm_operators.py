@@ -228,7 +228,7 @@ class NormOperators:
             workspace = None
             if backend != "torch":
                 fields = sum(gradient is not None for gradient in asked)
-                workspace = workspace_of(rows, fields, statistics[0].dtype)
+                workspace = workspace_of(rows, fields, statistics[0].dtype, backend)
             vectors = [_as_vector(vector) for vector in (args[tensors - 1], *asked)]
             run(
                 backend,

@@ -18,24 +18,37 @@ GROUPS = ((8192, 264), (16384, 132), (32768, 64), (65536, 32), (131072, 16))
 FEWEST_GROUPS = 8
 
 
-def groups_of(rows: int, n: int, element_size: int) -> int:
+# In CUDA C++ a multiprocessor's registers hold the sums of this many bytes of a row, and a longer
+# row is shared by a cluster: so many clusters run at once for each number of bytes, in kibibytes.
+CUDA_GROUPS = ((32, 132), (64, 66), (128, 30), (256, 15), (512, 7))
+FEWEST_CUDA_GROUPS = 32
+
+
+def groups_of(rows: int, n: int, element_size: int, backend: str = "") -> int:
     """How many groups share `rows` rows of `n` elements of so many bytes: at least one."""
-    groups = next((groups for length, groups in GROUPS if n <= length), FEWEST_GROUPS)
+    if backend == "cuda":
+        table, length, otherwise = CUDA_GROUPS, -(-n * element_size // 1024), FEWEST_CUDA_GROUPS
+    else:
+        table, length, otherwise = GROUPS, n, FEWEST_GROUPS
+    groups = next((groups for most, groups in table if length <= most), otherwise)
     return max(1, min(groups, rows))
 
 
-def workspace_of(rows: torch.Tensor, fields: int, dtype: torch.dtype) -> torch.Tensor | None:
+def workspace_of(
+    rows: torch.Tensor, fields: int, dtype: torch.dtype, backend: str = ""
+) -> torch.Tensor | None:
     """Memory for the groups' sums of `fields` gradients: (fields, groups, n), of `dtype`.
 
     Args:
         rows: (*outer, n).
         fields: how many gradients are sums over rows.
         dtype: that sums are computed in.
+        backend: that computes them.
     """
     if fields == 0:
         return None
     n = rows.shape[-1]
-    groups = groups_of(rows.numel() // n, n, rows.element_size())
+    groups = groups_of(rows.numel() // n, n, rows.element_size(), backend)
     return rows.new_empty((fields, groups, n), dtype=dtype)
 
 
