@@ -61,7 +61,7 @@ VARIANTS = {
         40_004: (CLUSTER, CLUSTER),
         70_001: (CLUSTER, "a row read twice"),
     },
-    "triton": {7: (HELD, HELD), 4099: (HELD, HELD), 40_004: (TOGETHER, TOGETHER)},
+    "triton": {7: (HELD, HELD), 4099: (HELD, HELD), 33_000: (TOGETHER, TOGETHER)},
 }
 
 
@@ -534,14 +534,14 @@ def test_transforms(backend, op):
 def test_compiled(backend, op, dynamic):
     torch._dynamo.reset()
 
-    def block(norm_inputs, parameters):
-        norm = Norm(op, [t * 2 for t in norm_inputs], parameters)
+    def block(norm_inputs, parameters, dims):
+        norm = Norm(op, [t * 2 for t in norm_inputs], parameters, dims)
         return [t.sin() for t in norm(backend)]
 
     compiled = torch.compile(block, fullgraph=True, backend="aot_eager", dynamic=dynamic)
-    for shape in ((4, 8), (3, 8), (5, 2, 6)):
-        norm = Norm.draw(op, shape).require_grad()
-        own = compiled(norm.arrays, norm.parameters)
+    for shape, dims in (((4, 8), 1), ((3, 8), 1), ((5, 2, 6), 2)):
+        norm = Norm.draw(op, shape, dims=dims).require_grad()
+        own = compiled(norm.arrays, norm.parameters, dims)
         doubled = [2 * t if i < len(norm.arrays) else t for i, t in enumerate(norm.tensors)]
         theirs = [t.sin() for t in norm.theirs(*doubled)]
         grads = [torch.randn(shape, device=DEVICE) for _ in own]
