@@ -501,7 +501,7 @@ def test_a_generator_of_another_device():
     x = torch.ones(4, device="cuda")
     with pytest.raises(ValueError, match="generator must be of input's device, cuda:0, not cpu"):
         diglot.dropout(x, generator=torch.Generator())
-    with pytest.raises(ValueError, match="generator must be of input's device, cpu, not cuda:0"):
+    with pytest.raises(ValueError, match="generator must be of input's device, cpu, not cuda"):
         diglot.dropout(x.cpu(), generator=torch.Generator("cuda"))
     with pytest.raises(ValueError, match="seed must be of input's device, cuda:0, not cpu"):
         diglot.dropout(x, seed=torch.tensor(3))

@@ -216,9 +216,9 @@ def launch_rows(
         vector = vector if is_aligned else 1
     if is_column and vector > 1:
         outer = outer.in_vectors(vector)
-    shares, part = 1, 0
-    sharing = SHARED[is_column] if how is None else how.shared
+    shares, part, sharing = 1, 0, (0, 0, 0)
     if words is not None and vector > 1:  # other parts would not fit the registers
+        sharing = SHARED[is_column] if how is None else how.shared
         room = most_programs(out, sharing[2])
         shares, part = _shares(n, size, len(arrays) - 1, is_column, room, how)
         rows = outer.numel * (vector if is_column else 1)
@@ -303,7 +303,8 @@ def _share_out(
     tile = TILE_ELEMENTS[inputs, size]
     if not is_column and n > most:
         return TILES.value, 1, tile, TILE_WARPS
-    kind, side, access, block = ROWS.value, 1, 1, _power_of_2(n)
+    # Of one element Triton 3.6 makes no 16-bit tile.
+    kind, side, access, block = ROWS.value, 1, 1, max(2, _power_of_2(n))
     if is_column:
         kind, side, access = COLUMNS.value, max(1, COLUMN_BYTES // (size * vector)), vector
         if block * side * access > most:
