@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(kNormThreads, 1)
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kNormThreads)
+__global__ void __launch_bounds__(kNormThreads, 1)
     rms_norm_backward_again(NormRows rows, NormGradients<T> arrays) {
   norm_backward_again<kNormThreads, T, false>(rows, arrays);
 }
