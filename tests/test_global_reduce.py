@@ -406,6 +406,7 @@ print("compiled", len(kernels))
 
 
 @pytest.mark.slow
+@pytest.mark.compiled
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
 def test_triton_kernels_do_not_spill(architecture):
     environment = {k: v for k, v in os.environ.items() if "INTERPRET" not in k}

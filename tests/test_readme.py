@@ -21,7 +21,6 @@ def python_blocks(text: str) -> list[tuple[int, str]]:
     return [(text.count("\n", 0, block.start(1)) + 1, block.group(1)) for block in blocks]
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not has_interpreter(), reason="its first snippet needs both interpreters")
 def test_snippets_run(tmp_path):
     blocks = python_blocks(README.read_text())

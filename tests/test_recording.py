@@ -247,9 +247,8 @@ def test_triton_kernels_of_small_calls():
 
 @needs_triton
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "architecture", ["sm_80", pytest.param("sm_90", marks=pytest.mark.compiled)]
-)
+@pytest.mark.compiled
+@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
 @pytest.mark.parametrize("dtypes", [FLOATING[:2], FLOATING[2:] + OTHERS], ids=" ".join)
 def test_every_triton_kernel_compiles(dtypes, architecture):
     """Few processes, each for many kernels: to start one takes as long as to compile five."""
