@@ -43,7 +43,7 @@ def test_rows_far_from_zero(backend):
         y, mean, rstd = torch.ops.diglot.layer_norm(x, None, None, 1, 1e-5, backend)
         variance, center = torch.var_mean(x.double(), 1, correction=0)
         torch.testing.assert_close(mean.double(), center, rtol=2e-7, atol=0)
-        torch.testing.assert_close(rstd.double(), variance.rsqrt(), rtol=1e-4, atol=0)
+        torch.testing.assert_close(rstd.double(), variance.rsqrt(), rtol=5e-4, atol=0)
         assert torch.equal(y, result)
 
 

@@ -29,6 +29,8 @@ def several_rows_to_a_group():
         if DEVICE == "cpu":
             patch.setattr(norm_workspace, "GROUPS", ((256, 3), (4096, 2)))
             patch.setattr(norm_workspace, "FEWEST_GROUPS", 1)
+            patch.setattr(norm_workspace, "CUDA_GROUPS", ((1, 3), (16, 2)))
+            patch.setattr(norm_workspace, "FEWEST_CUDA_GROUPS", 1)
         yield
 
 
@@ -314,6 +316,11 @@ def test_workspace():
     for length, groups in norm_workspace.GROUPS:
         assert groups_of(10**6, length, 2) == groups > groups_of(10**6, length + 1, 2)
         assert groups_of(1, length, 4) == 1
+    for kibibytes, groups in norm_workspace.CUDA_GROUPS:
+        n = 512 * kibibytes
+        assert groups_of(10**6, n, 2, "cuda") == groups != groups_of(10**6, n + 1, 2, "cuda")
+        assert groups_of(10**6, n // 2, 4, "cuda") == groups
+        assert groups_of(2, n, 2, "cuda") == min(groups, 2)
     for kibibytes, groups in norm_workspace.CUDA_GROUPS:
         for size in (2, 4, 8):
             assert groups_of(10**6, kibibytes * 1024 // size, size, "cuda") == groups

@@ -93,8 +93,11 @@ class NormOperators:
                 (autocast_to_float32(sums[0]),), normalized_shape, tuple(widened), eps, backend
             )
             return outputs if len(arrays) == 1 else (outputs[0], *sums)
-        if given:
-            parameters = _check_parameters(name, input, dims, parameters)
+        shape, device = input.shape[-dims:], input.device
+        for p in given:  # the checks are inline while they pass
+            if p.shape != shape or p.dtype is not input.dtype or p.device != device:
+                _check_parameters(name, input, shape, parameters)
+                break
         chosen = choose(name, input.device, backend)
         if not direct:
             return operator.indirect(*arrays, *parameters, dims, eps, chosen)
@@ -107,11 +110,12 @@ class NormOperators:
         tensors = arrays + self.fields
 
         def fake(*args: Any) -> Tensors:
-            input, dims = args[0], args[tensors]
-            outer = input.shape[: input.dim() - dims]
-            like = compute_dtype(input.dtype)
-            made = [_contiguous_like(input) for _ in range(arrays)]
-            return *made, *(input.new_empty(outer, dtype=like) for _ in range(self.fields))
+            input = args[0]
+            outer = input.shape[: input.dim() - args[tensors]]
+            rstd = input.new_empty(outer, dtype=compute_dtype(input.dtype))
+            statistics = (torch.empty_like(rstd), rstd) if self.centered else (rstd,)
+            out = _contiguous_like(input)
+            return (out, *statistics) if arrays == 1 else (out, _contiguous_like(out), *statistics)
 
         def forward(*args: Any) -> Tensors:
             results = fake(*args)
@@ -338,6 +342,8 @@ class NormOperators:
 
 
 def _contiguous_like(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.is_contiguous():
+        return torch.empty_like(tensor)
     return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 
@@ -345,10 +351,10 @@ def _as_rows(tensor: torch.Tensor, rank: int) -> torch.Tensor:
     """The dimensions from `rank` on as one, of unit stride: a view where there is one."""
     if tensor.dim() > rank + 1:
         tensor = tensor.flatten(rank)
-    if tensor.stride(-1) == 1:
+    if tensor.is_contiguous() or tensor.stride(-1) == 1:
         return tensor
     # Of a dimension of one element the stride says nothing, and may be anything.
-    return tensor.contiguous() if tensor.shape[-1] != 1 else tensor.select(-1, 0).unsqueeze(-1)
+    return tensor.contiguous() if tensor.shape[-1] != 1 else tensor
 
 
 def _as_vector(tensor: torch.Tensor | None) -> torch.Tensor | None:
@@ -379,12 +385,14 @@ def _check_shape(op: str, shape: Any, input: torch.Tensor) -> int:
         TypeError: `shape` is neither an integer nor a sequence of them.
         ValueError: it has none, or is not what the shape of `input` ends with.
     """
-    if type(shape) is not torch.Size:
-        if isinstance(shape, Sequence) and not isinstance(shape, str):
-            shape = tuple(shape)
-        else:
-            shape = (shape,)
+    if type(shape) is int:
+        shape = (shape,)
+    elif type(shape) is not torch.Size:
+        is_sequence = isinstance(shape, Sequence) and not isinstance(shape, str)
+        shape = tuple(shape) if is_sequence else (shape,)
         for size in shape:
+            if type(size) is int:
+                continue
             if isinstance(size, (bool, torch.Tensor)) or not hasattr(size, "__index__"):
                 raise TypeError(
                     f"{op}: normalized_shape must be an integer or a sequence of integers, not "
@@ -413,15 +421,14 @@ def _check_residual(op: str, input: torch.Tensor, residual: torch.Tensor) -> Non
 
 
 def _check_parameters(
-    op: str, input: torch.Tensor, dims: int, parameters: Sequence[Any]
-) -> tuple[Any, ...]:
-    """The parameters.
+    op: str, input: torch.Tensor, shape: torch.Size, parameters: Sequence[Any]
+) -> None:
+    """Checks weight and bias.
 
     Raises:
         TypeError: a dtype that is neither input's nor float32 beside a narrower one, or two.
         ValueError: another shape than a row's, or another device.
     """
-    shape = input.shape[-dims:]
     first = None
     for name, tensor in zip(("weight", "bias"), parameters, strict=False):
         if tensor is None:
@@ -448,4 +455,3 @@ def _check_parameters(
                 f"{op}: weight and bias must have one dtype, not {first.dtype} and {tensor.dtype}"
             )
         first = tensor
-    return tuple(parameters)
