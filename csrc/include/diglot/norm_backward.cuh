@@ -11,8 +11,9 @@
 //
 // Few groups of threads walk over all rows, each over its own: a thread has the same columns of all
 // rows of its group, and adds up their derivatives in registers. The next rows are under way to
-// shared memory meanwhile, so that memory is never idle while a row's sums are found. A row belongs
-// to neighbouring threads of a block, its team, or to a cluster of blocks.
+// shared memory meanwhile, so that memory is never idle while a row's sums are found: a thread
+// takes its part of a row from there at once, and has that of a later row brought to its place. A
+// row belongs to neighbouring threads of a block, its team, or to a cluster of blocks.
 #pragma once
 
 #include "diglot/cluster.cuh"
@@ -27,18 +28,19 @@ constexpr int kNormThreads = 512;  // of a multiprocessor: sums take many regist
 constexpr int kNormMostClusterBlocks = 16;
 
 // A kernel variant: a thread has so many accesses of a row, of 16 bytes where kIsWide, otherwise as
-// many elements one by one, neighbours by neighbouring threads.
-template <int kAccesses_, bool kIsWide_>
+// many elements one by one, neighbours by neighbouring threads. It holds a row in registers, as it
+// is computed with, from the row's sums to its derivatives where kHolds; otherwise it reads it
+// twice from shared memory.
+template <int kAccesses_, bool kIsWide_, bool kHolds_>
 struct NormShape {
   static constexpr int kAccesses = kAccesses_;
   static constexpr bool kIsWide = kIsWide_;
+  static constexpr bool kHolds = kHolds_;
   template <typename T>
   static constexpr int kElements = kAccessBytes / static_cast<int>(sizeof(T));
   template <typename T>
-  static constexpr int kColumns = kAccesses * kElements<T>;         // of a thread
-  static constexpr int kStageBytes = 2 * kAccesses * kAccessBytes;  // of a thread: a row's part
-  template <typename T>
-  static constexpr int kWeightBytes = kColumns<T> * static_cast<int>(sizeof(compute_t<T>));
+  static constexpr int kColumns = kAccesses * kElements<T>;    // of a thread
+  static constexpr int kPartBytes = kAccesses * kAccessBytes;  // of a thread, of an array's row
 };
 
 // Arrays of rows, in the order of their offsets.
@@ -54,13 +56,18 @@ struct NormRows {
   int share;     // elements of a row that a block has, at most
   int log_team;  // log2 of the threads of a block that have a row
   int stages;    // rows of a team that are in shared memory, or under way there
+  int arrays;    // of which there are parts there
   bool goes_on;  // from what a launch before has added up
 
+  static constexpr int64_t kNarrow = 0xffffffff;  // the multiplication by a row's number is cheap
+
   DIGLOT_DEVICE auto offsets(int64_t row) const {
-    if (starts.rank > 1) return starts.offsets_by_loop(row);
+    if (starts.rank > 1 || count > kNarrow) return starts.offsets_by_loop(row);
     auto result = starts.start;
     DIGLOT_UNROLL
-    for (int a = 0; a < kNormArrays; ++a) result.of[a] += row * starts.strides[0][a];
+    for (int a = 0; a < kNormArrays; ++a) {
+      result.of[a] += int64_t{static_cast<uint32_t>(row)} * starts.strides[0][a];
+    }
     return result;
   }
 };
@@ -75,22 +82,22 @@ struct NormGradients {
   const Compute* mean;
   const Compute* rstd;
   const void* weight;    // or null
-  bool has_wide_weight;  // of the type that is computed in, not of T
+  int weight_accesses;   // for the weights of an access: more than one where their type is wider,
+                         // that which is computed in
   Compute* weight_sums;  // of the groups, one after the other; or null
   Compute* bias_sums;    // likewise
   T* grad_input;
 
-  // Calls function(weight_at), where weight_at(column) is the weight of a column.
+  // Calls function(weight_at), where weight_at(column) is the weight of a column, of its type.
   template <typename Function>
   DIGLOT_DEVICE void with_weights(Function function) const {
     const void* const data = weight;
     if (weight == nullptr) {
-      function([](int64_t) { return Compute(1); });
-    } else if (has_wide_weight) {
-      function([=](int64_t column) { return static_cast<const Compute*>(data)[column]; });
+      function([](int64_t) { return convert<T>(Compute(1)); });
+    } else if (weight_accesses == 1) {
+      function([=](int64_t column) { return static_cast<const T*>(data)[column]; });
     } else {
-      function(
-          [=](int64_t column) { return convert<Compute>(static_cast<const T*>(data)[column]); });
+      function([=](int64_t column) { return static_cast<const Compute*>(data)[column]; });
     }
   }
 };
@@ -117,8 +124,9 @@ struct NormRow {
   struct Map {
     Compute factor, slope, offset;
 
-    DIGLOT_DEVICE Compute operator()(Compute grad, Compute weight, Compute x) const {
-      return fma(grad * weight, factor, kIsCentered ? fma(x, slope, offset) : x * slope);
+    // h is that of the output times the weight.
+    DIGLOT_DEVICE Compute operator()(Compute h, Compute x) const {
+      return fma(h, factor, kIsCentered ? fma(x, slope, offset) : x * slope);
     }
   };
   DIGLOT_DEVICE Map map(const NormSums<Compute, kIsCentered>& sums, Compute share) const {
@@ -139,32 +147,30 @@ class NormPart {
   static constexpr int kElements = Shape::template kElements<T>;
   static constexpr int kAccesses = Shape::kAccesses;
   static constexpr int kColumns = Shape::template kColumns<T>;
+  // What lies in a stage, one after the other.
+  enum { kInputs, kGrads, kAddends, kReadArrays };
 
   DIGLOT_DEVICE NormPart(const NormRows& rows, const NormGradients<T>& arrays)
       : rows_(rows), arrays_(arrays) {
-    const int thread = static_cast<int>(threadIdx.x), team = 1 << rows.log_team;
     constexpr int kAlong = Shape::kIsWide ? kElements : 1;
-    member_ = thread & (team - 1);
-    group_ = static_cast<int>(blockIdx.x) / rows.blocks;
-    first_column_ = static_cast<int>(blockIdx.x) % rows.blocks * int64_t{rows.share};
-    const int64_t left = rows.n - first_column_;
-    share_ = left < rows.share ? static_cast<int>(left) : rows.share;
-    own_column_ = first_column_ + member_ * kAlong;
-    const int step = team * kAlong;
+    own_column_ = first_column() + member() * kAlong;
+    const int step = team() * kAlong;
     step_ = static_cast<uint32_t>(step * sizeof(T));
-    count_ = (share_ - member_ * kAlong + step - 1) / step;
+    count_ = (share() - member() * kAlong + step - 1) / step;
     // A warp's accesses are neighbours, so that a thread finds all of its by the first.
-    const int warp = thread / kWarpLanes, lane = thread % kWarpLanes;
-    weights_ =
-        shared() + member_ / kWarpLanes * (kAccesses * kParts * kWarpLanes) + member_ % kWarpLanes;
-    stages_ = behind_weights() + warp * (rows.stages * kStage) + lane;
+    const int warp = static_cast<int>(threadIdx.x) / kWarpLanes;
+    const int lane = static_cast<int>(threadIdx.x) % kWarpLanes;
+    weights_ = shared() +
+               member() / kWarpLanes * (kAccesses * arrays.weight_accesses * kWarpLanes) +
+               member() % kWarpLanes;
+    stages_ = behind_weights() + warp * (rows.stages * rows.arrays * kPart) + lane;
   }
 
   // Of the teams of a block: the row that the first begins with, and the number of this one. From
   // one row to a team's next one.
-  DIGLOT_DEVICE int64_t first_row() const { return int64_t{group_} * teams(); }
+  DIGLOT_DEVICE int64_t first_row() const { return int64_t{group()} * teams(); }
   DIGLOT_DEVICE int number() const { return static_cast<int>(threadIdx.x) >> rows_.log_team; }
-  DIGLOT_DEVICE int64_t step() const { return int64_t{rows_.groups} * teams(); }
+  DIGLOT_DEVICE int step() const { return rows_.groups * teams(); }
 
   DIGLOT_DEVICE Row statistics(int64_t row) const {
     if (row >= rows_.count) return {};
@@ -177,43 +183,58 @@ class NormPart {
       DIGLOT_UNROLL
       for (int a = 0; a < kAccesses; ++a) {
         if (Shape::kIsWide && is_there(a, 0)) continue;
-        *staged(stage, a, 0) = *staged(stage, a, 1) = uint4{};
+        for (int array = 0; array < rows_.arrays; ++array) *staged(stage, a, array) = uint4{};
       }
     }
     if (number() == 0) {
-      DIGLOT_UNROLL
-      for (int i = 0; i < kAccesses * kParts; ++i) weights_[i * kWarpLanes] = uint4{};
+      for (int i = 0; i < kAccesses * arrays_.weight_accesses; ++i) {
+        weights_[i * kWarpLanes] = uint4{};
+      }
     }
     __syncthreads();
   }
 
-  // Has the thread's part of a row brought to a stage of shared memory: it is there once
-  // wait_for_copies_before says so.
+  // Has the thread's part of a row of the arrays from kFirst to kEnd brought to a stage of shared
+  // memory: it is there once wait_for_copies_before says so.
+  template <int kFirst, int kEnd>
   DIGLOT_DEVICE void fetch(int64_t row, int stage) const {
-    if (row < rows_.count) {
-      const Sources from = sources(row);
+    if (row >= rows_.count || (kFirst == kAddends && arrays_.grad_sum == nullptr)) return;
+    const auto starts = rows_.offsets(row);
+    const T* const arrays[] = {arrays_.input, arrays_.grad_output, arrays_.grad_sum};
+    const int64_t offsets[] = {starts.of[kInput], starts.of[kGradOutput], starts.of[kGradSum]};
+    DIGLOT_UNROLL
+    for (int array = kFirst; array < kEnd; ++array) {
+      if (array == kAddends && arrays_.grad_sum == nullptr) continue;
+      const T* const from = as_it_is(arrays[array] + offsets[array] + own_column_);
       DIGLOT_UNROLL
-      for (int a = 0; a < kAccesses; ++a) fetch_access(from, stage, a);
+      for (int a = 0; a < kAccesses; ++a) {
+        if constexpr (Shape::kIsWide) {
+          if (is_there(a, 0)) copy_async(staged(stage, a, array), at(from, a));
+        } else {
+          *staged(stage, a, array) = pack(read(from, a));
+        }
+      }
     }
-    group_copies();
   }
 
-  // The weights, as they are computed with, into shared memory.
+  // The weights into shared memory.
   DIGLOT_DEVICE void fetch_weights() const {
     constexpr int kLoads = 8;  // in flight
-    const int threads = static_cast<int>(blockDim.x);
+    const int threads = static_cast<int>(blockDim.x), share = this->share();
+    const int64_t first_column = this->first_column();
     const auto fetch_all = [&](auto weight_at) {
-      for (int first = static_cast<int>(threadIdx.x); first < share_; first += kLoads * threads) {
-        Compute loaded[kLoads];
+      using Weight = decltype(weight_at(0));
+      for (int first = static_cast<int>(threadIdx.x); first < share; first += kLoads * threads) {
+        Weight loaded[kLoads];
         DIGLOT_UNROLL
         for (int load = 0; load < kLoads; ++load) {
           const int at = first + load * threads;
-          loaded[load] = at < share_ ? weight_at(first_column_ + at) : Compute(0);
+          loaded[load] = at < share ? weight_at(first_column + at) : Weight{};
         }
         DIGLOT_UNROLL
         for (int load = 0; load < kLoads; ++load) {
           const int at = first + load * threads;
-          if (at < share_) *kept_weight(at) = loaded[load];
+          if (at < share) *kept_weight<Weight>(at) = loaded[load];
         }
       }
     };
@@ -221,42 +242,55 @@ class NormPart {
     __syncthreads();
   }
 
-  // The sums of the thread's part of a row, which is added to those of its columns.
-  DIGLOT_DEVICE RowSums reduce(const Row& row, int stage) {
+  // The thread's part of a row, if it is held.
+  struct Held {
+    Compute h[Shape::kHolds ? kColumns : 1];
+    Compute x[Shape::kHolds ? kColumns : 1];
+  };
+
+  // Its sums; it is added to those of its columns. If it is held, another one follows it to the
+  // stage.
+  DIGLOT_DEVICE RowSums reduce(const Row& row, Held& held, int stage, int64_t next) {
     RowSums sums = RowSums::none();
     DIGLOT_UNROLL
     for (int a = 0; a < kAccesses; ++a) {
       visit(stage, a, [&](int i, Compute grad, Compute x, Compute weight) {
-        const Compute normalized = row.normalized(x), inner = grad * weight;
-        sums.of[0] = fma(inner, normalized, sums.of[0]);
-        weight_sums_[a * kElements + i] = fma(grad, normalized, weight_sums_[a * kElements + i]);
+        const int k = a * kElements + i;
+        const Compute normalized = row.normalized(x), h = grad * weight;
+        sums.of[0] = fma(h, normalized, sums.of[0]);
+        weight_sums_[k] = fma(grad, normalized, weight_sums_[k]);
         if constexpr (kIsCentered) {
-          sums.of[1] += inner;
-          bias_sums_[a * kElements + i] += grad;
+          sums.of[1] += h;
+          bias_sums_[k] += grad;
         }
+        if constexpr (Shape::kHolds) held.h[k] = h, held.x[k] = x;
       });
     }
+    if constexpr (Shape::kHolds) fetch<0, kAddends>(next, stage);
     return sums;
   }
 
-  // The derivatives of the thread's part of a row, for whose place in shared memory another one is
-  // fetched then.
-  DIGLOT_DEVICE void store(int64_t row, const typename Row::Map& map, int stage,
+  // Its derivatives.
+  DIGLOT_DEVICE void store(int64_t row, const typename Row::Map& map, const Held& held, int stage,
                            int64_t next) const {
-    const auto starts = rows_.offsets(row);
-    const bool has_next = next < rows_.count;
-    const Sources from = sources(has_next ? next : row);
-    T* const to = as_it_is(arrays_.grad_input + starts.of[kGradInput] + own_column_);
+    T* const to = as_it_is(arrays_.grad_input + rows_.offsets(row).of[kGradInput] + own_column_);
     DIGLOT_UNROLL
     for (int a = 0; a < kAccesses; ++a) {
       Compute values[kElements];
-      visit(stage, a, [&](int i, Compute grad, Compute x, Compute weight) {
-        values[i] = map(grad, weight, x);
-      });
-      if (arrays_.grad_sum != nullptr && is_there(a, 0)) {
-        const auto more = read(arrays_.grad_sum + starts.of[kGradSum] + own_column_, a);
+      if constexpr (Shape::kHolds) {
         DIGLOT_UNROLL
-        for (int i = 0; i < kElements; ++i) values[i] += convert<Compute>(more[i]);
+        for (int i = 0; i < kElements; ++i) {
+          values[i] = map(held.h[a * kElements + i], held.x[a * kElements + i]);
+        }
+      } else {
+        visit(stage, a, [&](int i, Compute grad, Compute x, Compute weight) {
+          values[i] = map(grad * weight, x);
+        });
+      }
+      if (arrays_.grad_sum != nullptr) {
+        const auto more = unpack_computed<T>(*staged(stage, a, kAddends));
+        DIGLOT_UNROLL
+        for (int i = 0; i < kElements; ++i) values[i] += more[i];
       }
       if constexpr (Shape::kIsWide) {
         if (is_there(a, 0)) {
@@ -271,9 +305,8 @@ class NormPart {
           if (is_there(a, i)) *at(to, a, i) = convert<T>(values[i]);
         }
       }
-      if (has_next) fetch_access(from, stage, a);
     }
-    group_copies();
+    fetch<Shape::kHolds ? kAddends : 0, kReadArrays>(next, stage);
   }
 
   // The group's sums over its rows of what its teams have added up. Stages are overwritten.
@@ -284,10 +317,20 @@ class NormPart {
   }
 
  private:
-  static constexpr int kParts = kElements * sizeof(Compute) / kAccessBytes;  // an access' weights
-  static constexpr int kStage = 2 * kAccesses * kWarpLanes;                  // accesses of a warp
+  static constexpr int kPart = kAccesses * kWarpLanes;  // of an array's row: a warp's accesses
 
+  // Found anew where they are wanted, not held in registers.
   DIGLOT_DEVICE int team() const { return 1 << rows_.log_team; }
+  DIGLOT_DEVICE int member() const { return static_cast<int>(threadIdx.x) & (team() - 1); }
+  DIGLOT_DEVICE int group() const { return static_cast<int>(blockIdx.x) / rows_.blocks; }
+  // The columns that the block has.
+  DIGLOT_DEVICE int64_t first_column() const {
+    return static_cast<int>(blockIdx.x) % rows_.blocks * int64_t{rows_.share};
+  }
+  DIGLOT_DEVICE int share() const {
+    const int64_t left = rows_.n - first_column();
+    return left < rows_.share ? static_cast<int>(left) : rows_.share;
+  }
   DIGLOT_DEVICE int teams() const { return static_cast<int>(blockDim.x) >> rows_.log_team; }
 
   // Of the elements of a row that the block has, each is one of these of a thread of a team.
@@ -306,35 +349,12 @@ class NormPart {
     return (Shape::kIsWide ? a : a * kElements + i) < count_;
   }
 
-  // Where the thread's part of a row begins.
-  struct Sources {
-    const T* grad_output;
-    const T* input;
-    const T* grad_sum;
-  };
-  DIGLOT_DEVICE Sources sources(int64_t row) const {
-    const auto starts = rows_.offsets(row);
-    return {as_it_is(arrays_.grad_output + starts.of[kGradOutput] + own_column_),
-            as_it_is(arrays_.input + starts.of[kInput] + own_column_),
-            arrays_.grad_sum + starts.of[kGradSum] + own_column_};
-  }
   // Of an access, or of an element that is accessed alone.
   template <typename U>
   DIGLOT_DEVICE U* at(U* part, int a, int i = 0) const {
     const uint32_t offset = (Shape::kIsWide ? a : a * kElements + i) * step_;
     using Byte = std::conditional_t<std::is_const_v<U>, const char, char>;
     return reinterpret_cast<U*>(reinterpret_cast<Byte*>(part) + offset);
-  }
-  DIGLOT_DEVICE void fetch_access(const Sources& from, int stage, int a) const {
-    if constexpr (Shape::kIsWide) {
-      if (!is_there(a, 0)) return;
-      copy_async(staged(stage, a, 0), at(from.grad_output, a));
-      copy_async(staged(stage, a, 1), at(from.input, a));
-      if (arrays_.grad_sum != nullptr) prefetch(at(from.grad_sum, a));
-    } else {
-      *staged(stage, a, 0) = pack(read(from.grad_output, a));
-      *staged(stage, a, 1) = pack(read(from.input, a));
-    }
   }
   DIGLOT_DEVICE Vector<T, kElements> read(const T* from, int a) const {
     if constexpr (Shape::kIsWide) {
@@ -355,33 +375,43 @@ class NormPart {
     return staged_accesses;
   }
   DIGLOT_DEVICE uint4* behind_weights() const {
-    return shared() + kAccesses * kParts * (team() < kWarpLanes ? kWarpLanes : team());
+    const int lanes = team() < kWarpLanes ? kWarpLanes : team();
+    return shared() + kAccesses * arrays_.weight_accesses * lanes;
   }
   DIGLOT_DEVICE uint4* staged(int stage, int a, int array) const {
-    return stages_ + stage * kStage + (2 * a + array) * kWarpLanes;
+    return stages_ + (stage * rows_.arrays + array) * kPart + a * kWarpLanes;
   }
-  DIGLOT_DEVICE Compute* kept_weight(int element) const {
-    constexpr int kOfPart = kElements / kParts;
+  template <typename Weight>
+  DIGLOT_DEVICE Weight* kept_weight(int element) const {
+    constexpr int kAccessesEach = kElements * sizeof(Weight) / kAccessBytes;
+    constexpr int kOfAccess = kElements / kAccessesEach;
     const Place place = place_of(element);
-    uint4* const part = shared() + place.member % kWarpLanes +
-                        (place.member / kWarpLanes * (kAccesses * kParts) + place.access * kParts +
-                         place.i / kOfPart) *
-                            kWarpLanes;
-    return reinterpret_cast<Compute*>(part) + place.i % kOfPart;
+    uint4* const access = shared() + place.member % kWarpLanes +
+                          ((place.member / kWarpLanes * kAccesses + place.access) * kAccessesEach +
+                           place.i / kOfAccess) *
+                              kWarpLanes;
+    return reinterpret_cast<Weight*>(access) + place.i % kOfAccess;
   }
 
   // function(i, grad, x, weight) for the elements of an access, zeros if they are not there.
   template <typename Function>
   DIGLOT_DEVICE void visit(int stage, int a, Function function) const {
-    const auto grads = unpack_computed<T>(*staged(stage, a, 0));
-    const auto inputs = unpack_computed<T>(*staged(stage, a, 1));
-    DIGLOT_UNROLL
-    for (int part = 0; part < kParts; ++part) {
-      const auto weight = unpack_computed<Compute>(weights_[(a * kParts + part) * kWarpLanes]);
+    const auto inputs = unpack_computed<T>(*staged(stage, a, kInputs));
+    const auto grads = unpack_computed<T>(*staged(stage, a, kGrads));
+    const auto visit_part = [&](int first, const auto& weights, int count) {
       DIGLOT_UNROLL
-      for (int j = 0; j < kElements / kParts; ++j) {
-        const int i = part * (kElements / kParts) + j;
-        function(i, grads[i], inputs[i], weight[j]);
+      for (int i = 0; i < count; ++i)
+        function(first + i, grads[first + i], inputs[first + i], weights[i]);
+    };
+    if (sizeof(T) == sizeof(Compute) || arrays_.weight_accesses == 1) {
+      visit_part(0, unpack_computed<T>(weights_[a * kWarpLanes]), kElements);
+    } else {
+      constexpr int kParts = kElements * sizeof(Compute) / kAccessBytes;
+      DIGLOT_UNROLL
+      for (int part = 0; part < kParts; ++part) {
+        visit_part(part * (kElements / kParts),
+                   unpack_computed<Compute>(weights_[(a * kParts + part) * kWarpLanes]),
+                   kElements / kParts);
       }
     }
   }
@@ -405,7 +435,7 @@ class NormPart {
       }
     }
     const int side = team < kWarpLanes ? kWarpLanes : team, parts = threads / side;
-    output += group_ * rows_.n;
+    output += group() * rows_.n;
     if (parts == 1 && Shape::kIsWide) {
       DIGLOT_UNROLL
       for (int a = 0; a < kAccesses; ++a) {
@@ -425,12 +455,12 @@ class NormPart {
     if (thread % side < team) {
       DIGLOT_UNROLL
       for (int k = 0; k < kColumns; ++k) {
-        kept[at_of(thread / side * team + member_, k)] = sums[k];
+        kept[at_of(thread / side * team + member(), k)] = sums[k];
       }
     }
     __syncthreads();
-    output += first_column_;
-    for (int at = thread; at < share_; at += threads) {
+    output += first_column();
+    for (int at = thread, share = this->share(); at < share; at += threads) {
       const Place place = place_of(at);
       const int k = place.access * kElements + place.i;
       Compute sum = rows_.goes_on ? output[at] : Compute(0);
@@ -446,12 +476,9 @@ class NormPart {
 
   const NormRows& rows_;
   const NormGradients<T>& arrays_;
-  int member_, group_;    // of the team; of the groups
-  int64_t first_column_;  // that the block has,
-  int64_t own_column_;    // and this thread
-  int share_;             // of a row's elements, the block's
-  uint32_t step_;         // bytes from an access to the thread's next one, or from an element
-  int count_;             // of them
+  int64_t own_column_;  // the first
+  uint32_t step_;       // bytes from an access to the thread's next one, or from an element
+  int count_;           // of them
   uint4* weights_;
   uint4* stages_;
   Compute weight_sums_[kColumns] = {};
@@ -471,15 +498,19 @@ class TeamSum {
   // have a row together. All threads call it. What is shared is used by turns: who is late may
   // still read what was there before, and a barrier lies between that and the turn after the next.
   DIGLOT_DEVICE State operator()(State state) {
-    const int team = 1 << rows_.log_team;
-    state = lanes_sum(state, team < kWarpLanes ? team : kWarpLanes);
-    if (team <= kWarpLanes) return state;
+    constexpr int kLogLanes = 5;
+    if (rows_.log_team < kLogLanes) return lanes_sum(state, 1 << rows_.log_team);
+    state = lanes_sum<kWarpLanes>(state);
+    if (rows_.log_team == kLogLanes) return state;
     const int warp = threadIdx.x / kWarpLanes, lane = threadIdx.x % kWarpLanes;
-    const int warps = team / kWarpLanes;
+    const int warps = 1 << (rows_.log_team - kLogLanes), first = warp & -warps;
     State(&of_warps)[kMostWarps] = shared().of_warps[number_ % 2];
     if (lane == 0) of_warps[warp] = state;
-    part_barrier(warp / warps, team);
-    state = lanes_sum(of_warps[(warp & -warps) + (lane & (warps - 1))], warps);
+    part_barrier(first, warps * kWarpLanes);
+    const int other = lane % kMostWarps;
+    state = State::none();
+    if (other < warps) state = of_warps[first + other];
+    state = lanes_sum<kMostWarps>(state);
     if (rows_.blocks > 1) {
       auto& messages = shared().messages;
       messages.exchange(state, static_cast<int>(blockIdx.x) & (rows_.blocks - 1), rows_.blocks,
@@ -509,12 +540,15 @@ template <typename Shape, typename T, bool kIsCentered>
 DIGLOT_DEVICE void norm_backward(const NormRows& rows, const NormGradients<T>& arrays) {
   using Compute = compute_t<T>;
   using RowSums = NormSums<Compute, kIsCentered>;
-  NormPart<Shape, T, kIsCentered> part(rows, arrays);
+  using Part = NormPart<Shape, T, kIsCentered>;
+  Part part(rows, arrays);
   part.clear();
-  const int64_t step = part.step();
-  int64_t first = part.first_row();
-  int64_t row = first + part.number();
-  for (int stage = 0; stage < rows.stages; ++stage) part.fetch(row + stage * step, stage);
+  const int step = part.step();
+  int64_t row = part.first_row() + part.number();
+  for (int stage = 0; stage < rows.stages; ++stage) {
+    part.template fetch<0, Part::kReadArrays>(row + stage * step, stage);
+    group_copies();
+  }
   auto next = part.statistics(row);
   part.fetch_weights();
   TeamSum<RowSums> team_sum(rows);
@@ -523,18 +557,17 @@ DIGLOT_DEVICE void norm_backward(const NormRows& rows, const NormGradients<T>& a
   const Compute share = Compute(1) / static_cast<Compute>(rows.n);
   int stage = 0;
   DIGLOT_NO_UNROLL
-  for (; first < rows.count; first += step, row += step) {  // as often for all teams of a block
+  for (; row - part.number() < rows.count; row += step) {  // as often for all teams of a block
     const auto statistics = next.ready();
     next = part.statistics(row + step);
     wait_for_copies_before(rows.stages - 1);
+    const int64_t later = row + rows.stages * step;
+    typename Part::Held held;
     RowSums sums = RowSums::none();
-    if (row < rows.count) sums = part.reduce(statistics, stage);
+    if (row < rows.count) sums = part.reduce(statistics, held, stage, later);
     sums = team_sum(sums);
-    if (row < rows.count) {
-      part.store(row, statistics.map(sums, share), stage, row + rows.stages * step);
-    } else {
-      group_copies();
-    }
+    if (row < rows.count) part.store(row, statistics.map(sums, share), held, stage, later);
+    group_copies();
     stage = stage + 1 == rows.stages ? 0 : stage + 1;
   }
   part.finish();
@@ -570,7 +603,7 @@ DIGLOT_DEVICE void norm_backward_again(const NormRows& rows, const NormGradients
     for (int64_t column = thread; column < rows.n; column += kThreads) {
       const Compute grad = convert<Compute>(grads[column]);
       const Compute normalized = row.normalized(convert<Compute>(inputs[column]));
-      const Compute inner = grad * weight_at(column);
+      const Compute inner = grad * convert<Compute>(weight_at(column));
       sums.of[0] = fma(inner, normalized, sums.of[0]);
       if constexpr (kIsCentered) sums.of[1] += inner;
       if (weight_sums != nullptr) weight_sums[column] = fma(grad, normalized, weight_sums[column]);
@@ -578,8 +611,8 @@ DIGLOT_DEVICE void norm_backward_again(const NormRows& rows, const NormGradients
     }
     const auto map = row.map(block_reduce<kThreads>(sums), share);
     for (int64_t column = thread; column < rows.n; column += kThreads) {
-      Compute value =
-          map(convert<Compute>(grads[column]), weight_at(column), convert<Compute>(inputs[column]));
+      Compute value = map(convert<Compute>(grads[column]) * convert<Compute>(weight_at(column)),
+                          convert<Compute>(inputs[column]));
       if (arrays.grad_sum != nullptr) {
         value += convert<Compute>(arrays.grad_sum[starts.of[kGradSum] + column]);
       }

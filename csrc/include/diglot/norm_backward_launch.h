@@ -10,10 +10,20 @@
 
 namespace diglot {
 
-using NormWide = NormShape<4, true>;
-using NormNarrow = NormShape<2, false>;
+// Variants, by the type: one that holds a row, for rows of so many blocks, one for longer rows, and
+// one for elements one by one. What is faster was measured on an H200 (bench/layer_norm.py).
+template <typename T>
+struct NormBackwardShapes {
+  static constexpr bool kIsNarrowType = sizeof(T) == 2;
+  using Wide = NormShape<kIsNarrowType ? 2 : 4, true, true>;
+  static constexpr int kWideBlocks = kIsNarrowType ? 1 : kNormMostClusterBlocks;
+  using Long = NormShape<sizeof(T) == 4 ? 8 : 4, true, false>;
+  using Narrow = NormShape<2, false, false>;
+};
 
-constexpr int kNormMostStages = 4;
+// More do not help where a row is taken from its stage at once, and what is under way at once then
+// is unevenly shared by multiprocessors.
+constexpr int kNormMostStages = 2;
 // Of shared memory, what a block takes for other things, and the device beside it, at most.
 constexpr int kNormOtherBytes = 2 * 1024;
 // Groups of rows where there is nothing to add up, so that their number is of no consequence: one
@@ -53,15 +63,16 @@ constexpr NormVariantNames kNormVariantNames =
                                "a row across a cluster, 16-byte accesses"}
             : NormVariantNames{"rows in lanes", "a row in shared memory", "a row across a cluster"};
 
-// How a shape shares out rows, and what it is launched with; nothing if it cannot.
+// How a shape shares out rows, and what it is launched with; nothing if it cannot by so many blocks
+// for a row.
 template <typename Shape, typename T>
-std::optional<Launch> share_out_norm(NormRows& rows) {
+std::optional<Launch> share_out_norm(NormRows& rows, int weight_accesses, int most_blocks) {
   constexpr int kElements = Shape::template kElements<T>;
   constexpr int kColumns = Shape::template kColumns<T>;
   const auto quotient = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
   constexpr int64_t kMost = kNormThreads * kColumns;  // of a row's elements, for a block
   rows.blocks = 1;
-  while (rows.blocks < kNormMostClusterBlocks && rows.blocks * kMost < rows.n) rows.blocks *= 2;
+  while (rows.blocks < most_blocks && rows.blocks * kMost < rows.n) rows.blocks *= 2;
   const int64_t share = quotient(quotient(rows.n, rows.blocks), kElements) * kElements;
   if (share > kMost) return {};
   rows.share = static_cast<int>(share);
@@ -75,8 +86,8 @@ std::optional<Launch> share_out_norm(NormRows& rows) {
   Launch how{static_cast<unsigned>(rows.groups * rows.blocks), kNormThreads};
   how.cluster_blocks = static_cast<unsigned>(rows.blocks);
   rows.stages = 1;
-  const int weight_bytes = Shape::template kWeightBytes<T> * std::max(team, kWarpLanes);
-  const int stage_bytes = Shape::kStageBytes * kNormThreads;
+  const int weight_bytes = Shape::kPartBytes * weight_accesses * std::max(team, kWarpLanes);
+  const int stage_bytes = rows.arrays * Shape::kPartBytes * kNormThreads;
   if (Recording::innermost() == nullptr) {  // otherwise there may be no device
     const int room = multiprocessor_shared_bytes() - kNormOtherBytes - weight_bytes;
     rows.stages = std::min(room / stage_bytes, kNormMostStages);
@@ -91,6 +102,7 @@ std::optional<Launch> share_out_norm(NormRows& rows) {
 template <typename T, typename Kernels>
 void launch_norm_backward(cudaStream_t stream, const NormOperands& operands) {
   using Compute = compute_t<T>;
+  using Shapes = NormBackwardShapes<T>;
   constexpr int kElements = kAccessBytes / static_cast<int>(sizeof(T));
   const int64_t count = operands.rstd.numel;
   NormGradients<T> arrays{};
@@ -99,13 +111,17 @@ void launch_norm_backward(cudaStream_t stream, const NormOperands& operands) {
   if (operands.grad_sum != nullptr) arrays.grad_sum = operands.grad_sum->as<const T>();
   if (operands.mean != nullptr) arrays.mean = operands.mean->as<const Compute>();
   arrays.rstd = operands.rstd.as<const Compute>();
+  arrays.weight_accesses = 1;
   if (operands.weight != nullptr) {
     arrays.weight = operands.weight->data;
-    arrays.has_wide_weight = operands.weight->dtype != operands.grad_input.dtype;
+    if (operands.weight->dtype != operands.grad_input.dtype) {
+      arrays.weight_accesses = sizeof(Compute) / sizeof(T);
+    }
   }
   arrays.grad_input = operands.grad_input.as<T>();
 
   NormRows rows{};
+  rows.arrays = operands.grad_sum == nullptr ? 2 : 3;
   rows.n = count == 0 ? 1 : operands.grad_input.numel / count;
   // What is asked for of the derivatives that are sums over rows, weight first.
   const Operand* asked[2] = {};
@@ -139,9 +155,10 @@ void launch_norm_backward(cudaStream_t stream, const NormOperands& operands) {
     }
     layout.template for_each_slice<int64_t>([&](int64_t slice, const auto& starts) {
       rows.count = slice, rows.starts = starts;
-      const auto attempt = [&](auto shape) {
+      const auto attempt = [&](auto shape, int most_blocks) {
         using Shape = decltype(shape);
-        const std::optional<Launch> how = share_out_norm<Shape, T>(rows);
+        const std::optional<Launch> how =
+            share_out_norm<Shape, T>(rows, arrays.weight_accesses, most_blocks);
         if (!how.has_value()) return false;
         constexpr auto kKernel = Kernels::template rows<Shape>();
         if (how->cluster_blocks > 1 && Recording::innermost() == nullptr &&
@@ -155,7 +172,12 @@ void launch_norm_backward(cudaStream_t stream, const NormOperands& operands) {
         launch<kKernel>(*how, stream, rows, arrays);
         return true;
       };
-      if (!(is_wide && attempt(NormWide{})) && !attempt(NormNarrow{})) {
+      const auto attempt_wide = [&] {
+        return attempt(typename Shapes::Wide{}, Shapes::kWideBlocks) ||
+               attempt(typename Shapes::Long{}, kNormMostClusterBlocks);
+      };
+      if (!(is_wide && attempt_wide()) &&
+          !attempt(typename Shapes::Narrow{}, kNormMostClusterBlocks)) {
         last_variant() = "a row read twice";
         if (rows.groups == 0) rows.groups = kNormGroups;
         launch<Kernels::again()>(Launch{static_cast<unsigned>(rows.groups), kNormThreads}, stream,

@@ -169,6 +169,16 @@ DIGLOT_DEVICE State lanes_sum(State state, int lanes) {
   return state;
 }
 
+// The same of a number that is known to the compiler.
+template <int kLanes, typename State>
+DIGLOT_DEVICE State lanes_sum(State state) {
+  DIGLOT_UNROLL
+  for (int apart = 1; apart < kLanes; apart *= 2) {
+    state = combine(state, shuffle_across(state, apart));
+  }
+  return state;
+}
+
 // A barrier of so many neighbouring threads of a block, whole warps, of which this is the part of
 // this number, below 15; all parts come to as many. The interpreter's is one of the block.
 DIGLOT_DEVICE void part_barrier([[maybe_unused]] int number, [[maybe_unused]] int threads) {
