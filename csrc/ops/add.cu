@@ -107,8 +107,8 @@ __global__ void __launch_bounds__(kElementwiseThreads)
 
 constexpr int kSumThreads = 256;
 constexpr int kSumLoads = 4;  // loads in flight per thread
-// Blocks on a multiprocessor, at least. Of 64-bit offsets the compiler by itself, 0, would have more
-// of them than registers suffice for, and keep some in memory.
+// Blocks on a multiprocessor, at least. Of 64-bit offsets the compiler by itself, 0, would have
+// more of them than registers suffice for, and keep some in memory.
 template <typename Index>
 constexpr int kSumBlocks = sizeof(Index) == 8 ? 1 : 0;
 
