@@ -112,20 +112,20 @@ def calls_of(dtype: str, elements: int = LARGE) -> dict[str, Call]:
         calls[f"{name} flat"] = Call("gelu", (flat,), options, backward)
         calls[f"{name} strided"] = Call("gelu", (strided,), options, backward)
         calls[f"{name} rows"] = Call("gelu", (rows,), options, backward)
+    return calls
+
+
+def calls_of_rows(dtype: str) -> dict[str, Call]:
+    """The same of the kernels of rows: of every length, in every direction."""
+    calls = {}
     for op, backward in itertools.product(("softmax", "log_softmax"), (False, True)):
+        name = f"{op} {'backward' if backward else 'forward'}"
         for n in (64, 1024, 4096, 16384):
-            name = f"{op} {'backward' if backward else 'forward'} rows of {n}"
-            calls[name] = Call(op, (like(dtype, 64, n),), {}, backward)
+            calls[f"{name} rows of {n}"] = Call(op, (like(dtype, 64, n),), {}, backward)
         for n in (21, 700, 8192):
-            calls[name.replace("rows of", f"{n} columns of")] = Call(
-                op, (like(dtype, n, 512),), {"dim": 0}, backward
-            )
-        calls[name.replace("rows of", "odd row of")] = Call(
-            op, (like(dtype, 3, 999),), {}, backward
-        )
-        calls[name.replace("rows of", "long row of")] = Call(
-            op, (like(dtype, 2, 65536),), {}, backward
-        )
+            calls[f"{name} {n} columns"] = Call(op, (like(dtype, n, 512),), {"dim": 0}, backward)
+        calls[f"{name} odd row"] = Call(op, (like(dtype, 3, 999),), {}, backward)
+        calls[f"{name} long row"] = Call(op, (like(dtype, 2, 65536),), {}, backward)
     return calls
 
 
@@ -150,7 +150,7 @@ def look_at(wanted: dict[int, str], languages):
     calls = {
         (elements, name): call
         for elements, names in wanted.items()
-        for name, call in calls_of("bfloat16", elements).items()
+        for name, call in (calls_of("bfloat16", elements) | calls_of_rows("bfloat16")).items()
         if re.search(names, name)
     }
     *answers, impossible = kernels_of_calls([*calls.values(), IMPOSSIBLE], "sm_90", languages)
@@ -245,18 +245,39 @@ def test_triton_kernels_of_small_calls():
     check(found["triton"][SMALL], SMALL, "triton")
 
 
+def check_triton(calls, dtypes, architecture):
+    """Few processes, each for many kernels: to start one takes as long as to compile five."""
+    asked = {(d, n): c for d in dtypes for n, c in calls(d).items()}
+    answers = kernels_of_calls(list(asked.values()), architecture, ["triton"])
+    for dtype in dtypes:
+        found = {n: a["triton"] for (d, n), a in zip(asked, answers, strict=True) if d == dtype}
+        check(found, LARGE, "triton", architecture)
+
+
 @needs_triton
 @pytest.mark.slow
 @pytest.mark.compiled
 @pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
 @pytest.mark.parametrize("dtypes", [FLOATING[:2], FLOATING[2:] + OTHERS], ids=" ".join)
 def test_every_triton_kernel_compiles(dtypes, architecture):
-    """Few processes, each for many kernels: to start one takes as long as to compile five."""
-    calls = {(d, n): c for d in dtypes for n, c in calls_of(d).items()}
-    answers = kernels_of_calls(list(calls.values()), architecture, ["triton"])
-    for dtype in dtypes:
-        found = {n: a["triton"] for (d, n), a in zip(calls, answers, strict=True) if d == dtype}
-        check(found, LARGE, "triton", architecture)
+    check_triton(calls_of, dtypes, architecture)
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "target",
+    [
+        "sm_80 float32 float16",
+        "sm_80 bfloat16 float64",
+        # They take long: make test looks at those that matter most.
+        pytest.param("sm_90 float32 bfloat16", marks=pytest.mark.compiled),
+        "sm_90 float16 float64",
+    ],
+)
+def test_every_triton_kernel_of_rows_compiles(target):
+    architecture, *dtypes = target.split()
+    check_triton(calls_of_rows, dtypes, architecture)
 
 
 @pytest.mark.slow

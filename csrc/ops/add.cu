@@ -107,6 +107,10 @@ __global__ void __launch_bounds__(kElementwiseThreads)
 
 constexpr int kSumThreads = 256;
 constexpr int kSumLoads = 4;  // loads in flight per thread
+// Blocks on a multiprocessor, at least. Of 64-bit offsets the compiler by itself, 0, would have
+// more of them than registers suffice for, and keep some in memory.
+template <typename Index>
+constexpr int kSumBlocks = sizeof(Index) == 8 ? 1 : 0;
 
 // How the threads of a block of add_backward_sum lie: `columns` along the kept elements, `rows`
 // along the reduced ones. Both are powers of two, and kSumThreads their product.
@@ -122,7 +126,7 @@ struct SumShape {
 // the reduced ones; with several splits, `output` is a workspace of one row per split, and a second
 // launch sums the rows. The order of the sum depends on shapes, strides and alignment alone.
 template <typename T, typename Index, int kKept, int kReduced>
-__global__ void __launch_bounds__(kSumThreads)
+__global__ void __launch_bounds__(kSumThreads, kSumBlocks<Index>)
     add_backward_sum(SumShape shape, int64_t kept, int64_t reduced, Strides<2, Index> kept_strides,
                      Strides<1, Index> reduced_strides, const T* grad_output, compute_t<T> alpha,
                      void* output, DType output_dtype, int64_t output_step,

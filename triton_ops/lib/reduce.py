@@ -166,7 +166,9 @@ def combine_moments(count_a, mean_a, squares_a, count_b, mean_b, squares_b):
     distance = mean_b - mean_a
     # In this order a part that is empty adds nothing, however great the distance's square is.
     between = distance * (count_a * share) * distance
-    return count, fma(distance, share, mean_a), squares_a + squares_b + between
+    # A long row's parts come to `a` one by one. What is between is mostly far below its mean: added
+    # to so large a sum by itself, it would be rounded down more than up, always to the same side.
+    return count, fma(distance, share, mean_a), squares_a + (squares_b + between)
 
 
 @triton.jit

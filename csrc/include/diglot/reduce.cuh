@@ -103,7 +103,9 @@ DIGLOT_DEVICE Moments<Compute> combine(const Moments<Compute>& a, const Moments<
   const Compute distance = b.mean - a.mean;
   // In this order a part that is empty adds nothing, however great the square of the distance is.
   const Compute between = distance * (a.count * share) * distance;
-  return {count, fma(distance, share, a.mean), a.squares + b.squares + between};
+  // A long row's parts come to `a` one by one. What is between is mostly far below its mean: added
+  // to so large a sum by itself, it would be rounded down more than up, always to the same side.
+  return {count, fma(distance, share, a.mean), a.squares + (b.squares + between)};
 }
 
 // A state of which each word goes through a shuffle of words.
