@@ -17,7 +17,16 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from bench.barrier_tables import designs_table, use_table
 from bench.evidence import ROOT
 
-PROVIDERS = ("cuda", "triton", "grid.sync()", "torch", "torch.compile", "formula")
+PROVIDERS = (
+    "cuda",
+    "triton",
+    "grid.sync()",
+    "torch",
+    "torch.compile",
+    "liger",
+    "quack",
+    "formula",
+)
 
 
 def _cell(row: dict[str, Any] | None, text: str) -> str:
