@@ -21,7 +21,7 @@ RESULTS = ROOT / "bench/results"
 # the benchmarks' cases and their harness. A file too many costs a run that was not needed; one too
 # few lets an old result pass for this tree's.
 #
-# Not documentation, nor the results, which would make each other stale: README.md holds tables of
+# Not documentation, nor the results, which would make each other stale: documents hold tables of
 # them, although a test runs its snippets. Not requirements-dev.txt: what was installed stands
 # beside the hash (`versions`), and where there is a GPU it often comes from elsewhere.
 SOURCES = (

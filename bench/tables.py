@@ -58,17 +58,17 @@ def _grouped(reports: list[dict[str, Any]], timer: str) -> dict[str, dict[str, d
 
 
 def _table(
-    title: str, cases: dict[str, dict[str, dict[str, Any]]], text: Any, extra: tuple[str, Any]
+    title: str, cases: dict[str, dict[str, dict[str, Any]]], text: Any, with_bars: bool = True
 ) -> list[str]:
     shown = [p for p in PROVIDERS if any(p in rows for rows in cases.values())]
-    header = f"| {title} | {' | '.join(shown)} | {extra[0]} |"
-    lines = [header, f"|---|{'---|' * (len(shown) + 1)}"]
+    header = [title, *shown, *(["bar"] if with_bars else [])]
+    lines = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
     for label, rows in cases.items():
         cells = [
             _cell(rows.get(p), text(rows[p]) if "time_us" in rows.get(p, {}) else "") for p in shown
         ]
-        lines.append(f"| {label} | {' | '.join(cells)} | {extra[1](rows)} |")
-    return lines
+        lines.append(f"| {' | '.join([label, *cells, *([_bars(rows)] if with_bars else [])])} |")
+    return [*lines, ""]
 
 
 def _bars(rows: dict[str, dict[str, Any]]) -> str:
@@ -88,41 +88,72 @@ def _bars(rows: dict[str, dict[str, Any]]) -> str:
 Reports = list[dict[str, Any]]
 
 
-def markdown(reports: Reports) -> str:
-    """The tables of results of the common harness."""
+def _measured_on(reports: Reports) -> list[str]:
+    """By what and how, and what the signs mean."""
     first = reports[0]
     commits = ", ".join(sorted({report["commit"] for report in reports}))
     v = first["versions"]
-    lines = [
+    return [
         f"{first['gpu']}, driver {v['driver']}, torch {v['torch']}, Triton {v['triton']}, "
         f"{first['date']}, commit {commits}. Medians of interleaved runs, with a cold L2 cache "
         "where there is a share; bytes count each input and each output once; the number in "
         "brackets is the share of a device copy of as many bytes in the same run. ✗ marks a figure "
-        "that misses the project's own bar, the last column (of two, cuda's and triton's). In the "
-        "same run every element of ours was checked against float64 to the tolerance of its type, "
-        "and the peers' only to an absolute error of 1.",
+        "that misses the project's own bar. In the same run every element of ours was checked "
+        "against float64 to the tolerance of its type, and the peers' only to an absolute error "
+        "of 1.",
         "",
     ]
-    device = _grouped(reports, "device")
-    if device:
 
-        def speed(row: dict[str, Any]) -> str:
-            return f"{row['tb_per_s']:.2f} ({row['share_of_copy']:.2f})"
 
-        lines += [*_table("TB/s (share of copy)", device, speed, ("bar", _bars)), ""]
-    captured = _grouped(reports, "captured")
-    if captured:
-        title = "µs, one call as a CUDA graph (share of copy)"
+def _speed(row: dict[str, Any]) -> str:
+    return f"{row['tb_per_s']:.2f} ({row['share_of_copy']:.2f})"
 
-        def time(row: dict[str, Any]) -> str:
-            return f"{row['time_us']:.1f} ({row['share_of_copy']:.2f})"
 
-        lines += [*_table(title, captured, time, ("bar", _bars)), ""]
-    for timer, title in (("graph", "µs per call in a CUDA graph"), ("host", "host µs per call")):
-        cases = _grouped(reports, timer)
+SPEED = "TB/s (share of copy)"
+# Of the common harness's timers: a table's title, and the text of a row.
+TIMERS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
+    "device": (SPEED, _speed),
+    "captured": (
+        "µs, one call as a CUDA graph (share of copy)",
+        lambda row: f"{row['time_us']:.1f} ({row['share_of_copy']:.2f})",
+    ),
+    "graph": ("µs per call in a CUDA graph", lambda row: f"{row['time_us']:.2f}"),
+    "host": ("host µs per call", lambda row: f"{row['time_us']:.2f}"),
+}
+
+
+def of_op(report: dict[str, Any]) -> list[str]:
+    """The tables of an op's results of the common harness."""
+    lines = []
+    for timer, (title, text) in TIMERS.items():
+        cases = _grouped([report], timer)
         if cases:
-            lines += [*_table(title, cases, lambda r: f"{r['time_us']:.2f}", ("bar", _bars)), ""]
+            lines += _table(title, cases, text)
+    return lines
+
+
+def markdown(reports: Reports) -> str:
+    """The tables of results of the common harness, op by op."""
+    lines = _measured_on(reports)
+    lines[0] += " The last column says what the bar is (of two, cuda's and triton's)."
+    for report in reports:
+        lines += [f"## {report['op']}", "", *of_op(report)]
     return "\n".join(lines)
+
+
+# What README shows: sizes, and types.
+SHOWN = ([16384, 16384], [32768, 4096], [8192, 65536])
+SHOWN_TYPES = ("float32", "bfloat16")
+
+
+def summary(reports: Reports) -> str:
+    """A few of them."""
+    cases = {
+        label: rows
+        for label, rows in _grouped(reports, "device").items()
+        if all(row["shape"] in SHOWN and row["dtype"] in SHOWN_TYPES for row in rows.values())
+    }
+    return "\n".join([*_measured_on(reports), *_table(SPEED, cases, _speed, with_bars=False)])
 
 
 def _l2_cell(row: dict[str, Any], piece: str) -> str:
@@ -203,7 +234,7 @@ def of_results(paths: list[Path]) -> str:
     reports = [json.loads(path.read_text()) for path in paths]
     if not reports:
         return "No results are committed yet.\n"
-    places = APART.get(paths[0].stem, [("README.md", "bench", markdown)])
+    places = APART.get(paths[0].stem, [("docs/speed.md", "bench", markdown)])
     return "\n".join(make(reports) for _, _, make in places)
 
 
@@ -220,7 +251,9 @@ def render() -> dict[Path, str]:
         tables = make(reports) if reports else "No results are committed yet.\n"
         texts[path] = f"{before}<!-- {mark}:begin -->\n{tables}<!-- {mark}:end -->{after}"
 
-    put("README.md", "bench", [p for p in found if p.stem not in ("tests", *APART)], markdown)
+    common = [p for p in found if p.stem not in ("tests", *APART)]
+    put("README.md", "bench", common, summary)
+    put("docs/speed.md", "bench", common, markdown)
     for stem, places in APART.items():
         for document, mark, make in places:
             put(document, mark, [p for p in found if p.stem == stem], make)
