@@ -61,7 +61,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """Workers of `-n auto`. On a GPU most of a test's time is its compilation on one core."""
-    return min(len(os.sched_getaffinity(0)), 12 if HAS_GPU else 4)
+    return min(len(os.sched_getaffinity(0)), 16 if HAS_GPU else 4)
 
 
 @pytest.fixture

@@ -1,0 +1,144 @@
+"""Faults that are put into a copy of the kernels are found by the tests of their ops."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from backends import DEVICE
+
+from diglot.backends.registry import has_interpreter
+
+ROOT = Path(__file__).parent.parent
+
+
+class Fault(NamedTuple):
+    """A piece of source that another one takes the place of.
+
+    Attributes:
+        file: where it stands.
+        right: the piece.
+        wrong: the other.
+        op: whose kernels the tests run.
+        tests: the file of the tests.
+    """
+
+    file: str
+    right: str
+    wrong: str
+    op: str
+    tests: str
+
+
+# Maxima and sums of a row's parts that do not fit each other; a last element that is left out; a
+# counter of 32 bits; and, so that it is these that are found, none.
+FAULTS = {
+    ("cuda", "none"): Fault("csrc/include/diglot/reduce.cuh", "\n", "\n", "softmax", "test_rows"),
+    ("triton", "none"): Fault("triton_ops/lib/reduce.py", "\n", "\n", "softmax", "test_rows"),
+    ("cuda", "merge"): Fault(
+        "csrc/include/diglot/reduce.cuh",
+        "a.sum * exp_nonpositive_for<T>(a.max - shift) + b.sum",
+        "a.sum + b.sum",
+        "softmax",
+        "test_rows",
+    ),
+    ("triton", "merge"): Fault(
+        "triton_ops/lib/reduce.py",
+        "tl.sum(sums * exp_nonpositive_for(maxima - shift_of(max), T))",
+        "tl.sum(sums)",
+        "softmax",
+        "test_rows",
+    ),
+    ("cuda", "tail"): Fault(
+        "csrc/include/diglot/row_reduce.cuh",
+        "elements_to(a, Shape::kIsWide ? 0 : i) < tile.left",
+        "elements_to(a, Shape::kIsWide ? 0 : i) < tile.left - 1",
+        "softmax",
+        "test_rows",
+    ),
+    ("triton", "tail"): Fault(
+        "triton_ops/lib/row_reduce.py",
+        "mask = (index < n)[None, :] & there[:, None]",
+        "mask = (index < n - 1)[None, :] & there[:, None]",
+        "softmax",
+        "test_rows",
+    ),
+    ("cuda", "offset"): Fault(
+        "csrc/include/diglot/philox.cuh",
+        "= offset + ",
+        "= static_cast<uint32_t>(offset) + ",
+        "dropout",
+        "test_dropout",
+    ),
+    ("triton", "offset"): Fault(
+        "triton_ops/lib/philox.py",
+        "= offset + ",
+        "= offset.to(tl.uint32) + ",
+        "dropout",
+        "test_dropout",
+    ),
+}
+
+
+def copy_of_sources(folder: Path) -> dict[str, Path]:
+    """What is imported and compiled, by the names of its folders in the repository."""
+    left_out = shutil.ignore_patterns("*.so", "__pycache__")
+    places = {
+        "csrc": folder / "csrc",
+        "python/diglot": folder / "python/diglot",
+        "triton_ops": folder / "python/diglot/triton_ops",
+        "tests": folder / "tests",
+    }
+    for name, place in places.items():
+        shutil.copytree(ROOT / name, place, ignore=left_out, dirs_exist_ok=True)
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    return places
+
+
+def fails(folder: Path, fault: Fault, language: str) -> bool:
+    """Whether a test fails of those of the op, with the sources as they are in a folder."""
+    path = os.pathsep.join([str(folder / "python"), str(ROOT)])  # the latter for bench
+    environment = {**os.environ, "PYTHONPATH": path}
+    if language == "cuda":
+        kernels = folder / "csrc/ops"
+        for source in kernels.glob("*.cu"):
+            if source.stem != fault.op:
+                source.unlink()
+        library = folder / "_interpreter.abi3.so"
+        build = (
+            "import sys; from pathlib import Path; import build; "
+            f"build.build_extension(Path({str(library)!r}), Path({str(folder / 'build')!r}))"
+        )
+        subprocess.run([sys.executable, "-c", build], cwd=folder / "csrc/interpreter", check=True)
+        environment["DIGLOT_TEST_INTERPRETER"] = str(library)
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+    chosen = f"{language} and not log_softmax and not mutation"
+    done = subprocess.run(
+        [*command, "-k", chosen, f"tests/{fault.tests}.py"],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode in (0, 1), done.stdout[-3000:] + done.stderr[-3000:]
+    return done.returncode == 1
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(DEVICE == "cuda", reason="kernels are compiled here, not interpreted")
+@pytest.mark.skipif(not has_interpreter(), reason="it builds the interpreter of CUDA kernels")
+@pytest.mark.parametrize(("language", "fault"), FAULTS)
+def test_a_fault_is_found(tmp_path, language, fault):
+    what = FAULTS[language, fault]
+    places = copy_of_sources(tmp_path)
+    name = next(name for name in places if what.file.startswith(f"{name}/"))
+    path = places[name] / Path(what.file).relative_to(name)
+    text = path.read_text()
+    assert fault == "none" or text.count(what.right) == 1
+    path.write_text(text.replace(what.right, what.wrong))
+    assert fails(tmp_path, what, language) == (fault != "none")
