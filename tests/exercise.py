@@ -27,7 +27,7 @@ def maps(backend: str) -> None:
                 z = diglot.add(y, x, alpha=2, backend=backend)
                 z = diglot.dropout(z, 0.1, backend=backend)
                 # The gradient of a sum, one element for all, comes to this one and to dropout.
-                z = diglot.add(z, x, alpha=2, backend=backend)
+                z = diglot.add(z, diglot.dropout(x, 0.1, backend=backend), alpha=2, backend=backend)
                 diglot.add(z, 2.5, backend=backend).sum().backward()
     whole = torch.randint(0, 100, (999,), device="cuda")
     diglot.add(whole, whole[:1].to(torch.int8), backend=backend)
