@@ -25,6 +25,8 @@ ROW_RANK = 3  # other dimensions that a kernel takes; of more, a launch takes a 
 # Warps of a program that holds so many elements, or fewer: at most 32 a thread, which are of fp32
 # once they are computed with. One of float64 counts as two.
 HELD_WARPS = {1024: 1, 2048: 4, 4096: 8, 16384: 16, 32768: 32}
+# Of rows of one array of 16-bit elements, of which a register holds two.
+NARROW_WARPS = HELD_WARPS | {16384: 8}
 # Of float64, and of several arrays together, a program holds fewer.
 MOST_HELD = {(1, False): 32768, (2, False): 16384, (1, True): 8192, (2, True): 4096}
 FEW_ELEMENTS = 1024  # that a program has at least, if need be in several rows
@@ -37,7 +39,7 @@ COLUMN_BYTES = 64  # of a row of memory that a program of columns reads, at leas
 # Programs that share a row, or columns: bytes of the inputs that one holds (of float64 half as
 # many), its warps, and how many of them run on a multiprocessor, with as many registers as that
 # leaves.
-SHARED = {False: (32768, 4, 4), True: (32768, 8, 2)}
+SHARED = {False: (32768, 4, 4), True: (32768, 4, 3)}
 REGISTERS = 65536  # of a multiprocessor
 # A row is shared if it has more elements, and columns if a program's have more bytes, of one array.
 ALONE_ELEMENTS, ALONE_BYTES = 16384, 32768
@@ -312,5 +314,7 @@ def _share_out(
     while block * side * access < FEW_ELEMENTS and side < count:
         side *= 2
     held = block * side * access * (2 if size == 8 else 1)
-    warps = next(warps for most, warps in HELD_WARPS.items() if held <= most)
+    is_narrow = size == 2 and inputs == 1 and not is_column
+    table = NARROW_WARPS if is_narrow else HELD_WARPS
+    warps = next(warps for most, warps in table.items() if held <= most)
     return kind, side, block, max(warps, TILE_WARPS) if kind == COLUMN_TILES.value else warps
