@@ -61,7 +61,7 @@ def add_layer_norm_forward(input, residual, weight, bias, eps, words, mean, rstd
         (mean, rstd),
         (sum,),
         number_halves(eps, mean.dtype),
-        row_share(out.element_size(), residual is not None),
+        row_share(out.element_size(), residual is not None, has_mean=True),
     )
 
 

@@ -16,19 +16,19 @@ from diglot.triton_ops.row_launch import ACCESS_BYTES, ROW_RANK, RowShare, _powe
 
 # Of the forward pass, by the bytes of an element and whether there is a residual: warps, and
 # registers of a thread.
-NARROW = {1024: (1, None), 2048: (2, None), 8192: (4, None)}
-WIDE = {1024: (1, None), 2048: (4, None), 4096: (8, None)}
+NARROW = {2048: (2, None), 8192: (4, None)}
+WIDE = {1024: (1, None), 2048: (4, None), 8192: (16, None)}
 FORWARD = {
-    (2, False): RowShare(16384, NARROW | {16384: (8, None), 32768: (32, None)}, (16384, 4, 4)),
-    (2, True): RowShare(16384, NARROW | {16384: (16, None), 32768: (32, None)}, (32768, 4, 3)),
-    (4, False): RowShare(
-        16384, WIDE | {8192: (16, None), 16384: (16, 64), 32768: (32, None)}, (16384, 4, 4)
-    ),
-    (4, True): RowShare(
-        16384, WIDE | {8192: (16, None), 16384: (32, None), 32768: (32, None)}, (32768, 8, 2)
-    ),
+    (2, False): RowShare(16384, NARROW | {16384: (8, None), 32768: (32, None)}, (16384, 4, 3)),
+    (2, True): RowShare(16384, NARROW | {16384: (16, None), 32768: (32, None)}, (32768, 8, 2)),
+    (4, False): RowShare(16384, WIDE | {16384: (16, 64), 32768: (32, None)}, (16384, 4, 3)),
+    (4, True): RowShare(16384, WIDE | {16384: (32, None), 32768: (32, None)}, (32768, 8, 2)),
     (8, False): RowShare(0, {}, (16384, 8, 2)),
     (8, True): RowShare(0, {}, (32768, 8, 2)),
+}
+# An RMS norm needs fewer registers for a thread that has more.
+WITHOUT_MEAN = FORWARD | {
+    (4, False): RowShare(16384, WIDE | {16384: (8, 128), 32768: (32, None)}, (16384, 4, 3))
 }
 GROUPS = 264  # without a workspace, which says how many there are at most
 # Of the partial sums of a gradient: groups and columns of a tile, and warps.
@@ -134,9 +134,9 @@ def _shared(n: int, size: int) -> tuple[int, int, int, int, int, int]:
     return (SHARED if n < LONG else SHARED_LONG)[size]
 
 
-def row_share(size: int, has_residual: bool) -> RowShare:
+def row_share(size: int, has_residual: bool, has_mean: bool) -> RowShare:
     """How rows of the forward pass are shared out."""
-    return FORWARD[size, has_residual]
+    return (FORWARD if has_mean else WITHOUT_MEAN)[size, has_residual]
 
 
 def count_words(input: torch.Tensor) -> int:

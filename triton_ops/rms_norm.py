@@ -54,7 +54,7 @@ def add_rms_norm_forward(input, residual, weight, eps, words, rstd, sum, out):
         (rstd,),
         (sum,),
         number_halves(eps, rstd.dtype),
-        row_share(out.element_size(), residual is not None),
+        row_share(out.element_size(), residual is not None, has_mean=False),
     )
 
 

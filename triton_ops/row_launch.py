@@ -25,6 +25,8 @@ ROW_RANK = 3  # other dimensions that a kernel takes; of more, a launch takes a 
 # Warps of a program that holds so many elements, or fewer: at most 32 a thread, which are of fp32
 # once they are computed with. One of float64 counts as two.
 HELD_WARPS = {1024: 1, 2048: 4, 4096: 8, 16384: 16, 32768: 32}
+# Of rows of one array of 16-bit elements, of which a register holds two.
+NARROW_WARPS = HELD_WARPS | {16384: 8}
 # Of float64, and of several arrays together, a program holds fewer.
 MOST_HELD = {(1, False): 32768, (2, False): 16384, (1, True): 8192, (2, True): 4096}
 FEW_ELEMENTS = 1024  # that a program has at least, if need be in several rows
@@ -34,10 +36,10 @@ TILE_WARPS = 8  # of a program that has rows in tiles, at least
 TILE_ELEMENTS = {(1, 2): 4096, (2, 2): 4096, (1, 4): 2048, (2, 4): 2048, (1, 8): 1024, (2, 8): 1024}
 COLUMN_ELEMENTS = TILE_ELEMENTS | {(1, 2): 8192, (2, 4): 1024}
 COLUMN_BYTES = 64  # of a row of memory that a program of columns reads, at least
-# Programs that share a row, or columns: bytes of the inputs that one holds (of float64 half as
-# many), its warps, and how many of them run on a multiprocessor, with as many registers as that
-# leaves.
-SHARED = {False: (32768, 4, 4), True: (32768, 8, 2)}
+# Programs that share rows (0), or columns of so many other dimensions, or more: bytes of the inputs
+# that one holds (of float64 half as many), its warps, and how many of them run on a multiprocessor,
+# with as many registers as that leaves. Where several strides make an offset, it takes some.
+SHARED = {0: (32768, 4, 4), 1: (32768, 4, 3), 2: (32768, 8, 2)}
 REGISTERS = 65536  # of a multiprocessor
 # A row is shared if it has more elements, and columns if a program's have more bytes, of one array.
 ALONE_ELEMENTS, ALONE_BYTES = 16384, 32768
@@ -98,12 +100,22 @@ class RowShare(NamedTuple):
     shared: tuple[int, int, int]
 
 
+def _sharing(is_column: bool, outer: Layout) -> tuple[int, int, int]:
+    return SHARED[min(len(outer.sizes), max(SHARED)) if is_column else 0]
+
+
 def _shares(
-    n: int, size: int, inputs: int, is_column: bool, room: int, how: RowShare | None = None
+    n: int,
+    size: int,
+    inputs: int,
+    is_column: bool,
+    bytes: int,
+    room: int,
+    how: RowShare | None = None,
 ) -> tuple[int, int]:
     """How many programs share a row, or columns, and elements of a row that each holds.
 
-    One: they are not shared. `room`: programs that run at once.
+    One: they are not shared. `bytes` of the inputs fit one of them, and `room` run at once.
     """
     aside = COLUMN_BYTES // size if is_column else 1
     if how is not None:
@@ -114,7 +126,8 @@ def _shares(
         is_alone = n <= min(ALONE_ELEMENTS, MOST_HELD[inputs, size == 8])
     if is_alone:
         return 1, 0
-    bytes = SHARED[is_column][0] // (2 if size == 8 else 1) if how is None else how.shared[0]
+    if how is None and size == 8:
+        bytes //= 2
     held = bytes // (inputs * size * aside)
     shares = -(-n // held)
     return (shares, held) if shares <= room else (1, 0)
@@ -129,9 +142,8 @@ def count_words(arrays: tuple[torch.Tensor, ...], dim: int) -> int:
         return 0
     size = min(t.element_size() for t in arrays)
     is_column = _is_column(n, steps, outer)
-    shares, _ = _shares(
-        n, size, len(arrays) - 1, is_column, most_programs(arrays[0], SHARED[is_column][2])
-    )
+    bytes, _, per = _sharing(is_column, outer)
+    shares, _ = _shares(n, size, len(arrays) - 1, is_column, bytes, most_programs(arrays[0], per))
     aside = COLUMN_BYTES // size if is_column else 1
     if shares == 1:
         return 0
@@ -218,9 +230,9 @@ def launch_rows(
         outer = outer.in_vectors(vector)
     shares, part, sharing = 1, 0, (0, 0, 0)
     if words is not None and vector > 1:  # other parts would not fit the registers
-        sharing = SHARED[is_column] if how is None else how.shared
+        sharing = _sharing(is_column, outer) if how is None else how.shared
         room = most_programs(out, sharing[2])
-        shares, part = _shares(n, size, len(arrays) - 1, is_column, room, how)
+        shares, part = _shares(n, size, len(arrays) - 1, is_column, sharing[0], room, how)
         rows = outer.numel * (vector if is_column else 1)
         if rows * shares * STATE_FIELDS > words.numel():
             shares = 1
@@ -312,5 +324,7 @@ def _share_out(
     while block * side * access < FEW_ELEMENTS and side < count:
         side *= 2
     held = block * side * access * (2 if size == 8 else 1)
-    warps = next(warps for most, warps in HELD_WARPS.items() if held <= most)
+    is_narrow = size == 2 and inputs == 1 and not is_column
+    table = NARROW_WARPS if is_narrow else HELD_WARPS
+    warps = next(warps for most, warps in table.items() if held <= most)
     return kind, side, block, max(warps, TILE_WARPS) if kind == COLUMN_TILES.value else warps

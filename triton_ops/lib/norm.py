@@ -11,7 +11,7 @@ from .reduce import (
     share_of,
     sum_along,
 )
-from .types import compute_type, convert, number, opaque
+from .types import compute_type, convert, number, opaque, widen
 
 
 @triton.jit
@@ -37,7 +37,7 @@ def scale(y, weight, bias):
 @triton.jit
 def moments_along(values, mask, left, AXIS: tl.constexpr, T: tl.constexpr):
     """How many elements there are, their mean, and the squares of their distances from it."""
-    x = values[0].to(compute_type(T))
+    x = widen(values[0], compute_type(T))
     sums = sum_along(x, AXIS)
     if AXIS == BY_THREAD:
         counts = sum_along(mask.to(x.dtype), AXIS)
@@ -45,7 +45,7 @@ def moments_along(values, mask, left, AXIS: tl.constexpr, T: tl.constexpr):
     else:
         counts = tl.full(sums.shape, left, x.dtype)
         means = divide(sums, counts)
-    distances = tl.where(mask, opaque(values[0]).to(x.dtype) - means, 0.0)
+    distances = tl.where(mask, widen(opaque(values[0]), x.dtype) - means, 0.0)
     return counts, means, sum_along(distances * distances, AXIS)
 
 
@@ -77,13 +77,13 @@ def moments_finish(states, n, numbers, T: tl.constexpr):
 
 @triton.jit
 def layer_map(states, values, weight, bias, T: tl.constexpr):
-    y = (values[0].to(compute_type(T)) - states[0]) * states[1]
+    y = (widen(values[0], compute_type(T)) - states[0]) * states[1]
     return scale(y, weight, bias)
 
 
 @triton.jit
 def squares_along(values, mask, left, AXIS: tl.constexpr, T: tl.constexpr):
-    x = values[0].to(compute_type(T))
+    x = widen(values[0], compute_type(T))
     return (sum_along(x * x, AXIS),)
 
 
@@ -97,7 +97,7 @@ def squares_finish(states, n, numbers, T: tl.constexpr):
 
 @triton.jit
 def rms_map(states, values, weight, bias, T: tl.constexpr):
-    return scale(values[0].to(compute_type(T)) * states[0], weight, bias)
+    return scale(widen(values[0], compute_type(T)) * states[0], weight, bias)
 
 
 @triton.jit

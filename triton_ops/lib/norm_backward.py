@@ -17,8 +17,8 @@ from .elementwise import strided_offset
 from .math import fma, negate
 from .reduce import BY_THREAD, sum_along
 from .row_exchange import collect, publish
-from .row_reduce import by_thread, load_shared, tile_mask, tile_pointers
-from .types import compute_type, convert, opaque
+from .row_reduce import LOADS, by_thread, load_shared, tile_mask, tile_pointers
+from .types import compute_type, convert, opaque, widen
 
 
 @triton.jit
@@ -54,7 +54,7 @@ def load_rows(
         at = strided_offset(row, sizes, start, strides, RANK, True)
         tile = tl.load(
             tile_pointers(pointer, at, 1, index, False, False, VECTOR, ALIGNED),
-            mask=mask, other=0.0,
+            mask=mask, other=0.0, eviction_policy=LOADS,
         )  # fmt: skip
     return tile
 
@@ -125,7 +125,7 @@ def store_gradient(
 @triton.jit
 def scaled(grad, scale):
     """h."""
-    return grad if scale is None else grad * scale.to(grad.dtype)
+    return grad if scale is None else grad * widen(scale, grad.dtype)
 
 
 @triton.jit
@@ -194,8 +194,8 @@ def walk_rows(
         at = strided_offset(row, sizes, starts[4], strides[4], RANK, True)
         center = load_statistic(mean, at, there)
         factor = load_statistic(rstd, at, there)
-        y = normalized(x.to(COMPUTE), center, factor)
-        h = scaled(grad.to(COMPUTE), scale)
+        y = normalized(widen(x, COMPUTE), center, factor)
+        h = scaled(widen(grad, COMPUTE), scale)
         sum_h, sum_hy = sums_of_rows(h, h * y)
         if SHARES > 1:
             if PHASE != 2:
@@ -246,8 +246,8 @@ def walk_rows(
                 sum_hy = sums_of_lines(parts_hy, line, SIDE)
         if PHASE != 1:
             # Narrow types are converted again, rather than kept wide until here.
-            wide = opaque(grad).to(COMPUTE)
-            y = normalized(opaque(x).to(COMPUTE), center, factor)
+            wide = widen(opaque(grad), COMPUTE)
+            y = normalized(widen(opaque(x), COMPUTE), center, factor)
             if WEIGHT:
                 by_weight = add_product(by_weight, wide, y, KEEP)
             if BIAS:

@@ -39,6 +39,11 @@ if INTERPRETED:
         """
         return values
 
+    @triton.jit
+    def widen(values, dtype: tl.constexpr):
+        """Values of a floating-point type in another one that is not narrower."""
+        return values.to(dtype)
+
 
 else:
 
@@ -57,6 +62,26 @@ else:
                 "mov.b32 $0, $1;", "=r,r", [values], dtype=values.dtype, is_pure=False, pack=2
             )
         return values
+
+    @triton.jit
+    def widen(values, dtype: tl.constexpr):
+        """Values of a floating-point type in another one that is not narrower.
+
+        Two of bfloat16, in one register, become float32 by an instruction each; Triton would take
+        them apart first.
+        """
+        if values.dtype == tl.bfloat16 and dtype == tl.float32:
+            result = tl.inline_asm_elementwise(
+                "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;",
+                "=r,=r,r",
+                [values],
+                dtype=tl.float32,
+                is_pure=True,
+                pack=2,
+            )
+        else:
+            result = values.to(dtype)
+        return result
 
 
 @triton.jit
