@@ -7,15 +7,8 @@
 
 namespace diglot {
 
-// Blocks that must fit on a multiprocessor: with a row in registers, so many that while some wait
-// for theirs others compute.
-template <typename Shape, typename T>
-constexpr int kLayerNormBlocks =
-    Shape::kWalk == Walk::kOnce && Shape::kIsWide && sizeof(T) <= 4 ? 1024 / Shape::kThreads
-                                                                    : Shape::kBlocks;
-
 template <typename Shape, typename T, typename W>
-__global__ void __launch_bounds__(Shape::kThreads, kLayerNormBlocks<Shape, T>)
+__global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
     layer_norm_forward_rows(Rows<3> rows, Inputs<T, 1> inputs, NormForward<T, W, true> operation,
                             T* output) {
   reduce_then_map_rows<Shape>(rows, operation, inputs, output);

@@ -59,6 +59,12 @@ class ClusterMessages {
  public:
   // All threads of all blocks call it once, before the first exchange.
   DIGLOT_DEVICE void open() {
+    begin();
+    cluster_wait();
+  }
+  // The same in two steps: cluster_wait is to follow. It orders nothing but what it does itself,
+  // and so waits for no access to memory that is under way.
+  DIGLOT_DEVICE void begin() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     if (threadIdx.x == 0) {
       for (int turn = 0; turn < 2; ++turn) {
@@ -69,7 +75,7 @@ class ClusterMessages {
       }
       asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
     }
-    cluster_sync();
+    asm volatile("barrier.cluster.arrive.relaxed.aligned;" : : : "memory");
 #endif
   }
 

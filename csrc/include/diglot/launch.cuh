@@ -254,6 +254,13 @@ int resident_clusters(const Launch& how) {
 #endif
 }
 
+// Whether the current device runs clusters of that size: of up to eight blocks, if it has any.
+template <auto kKernel>
+bool has_room_for_cluster(const Launch& how) {
+  if (how.cluster_blocks <= static_cast<unsigned>(max_cluster_blocks())) return true;
+  return resident_clusters<kKernel>(how) > 0;
+}
+
 #if !defined(DIGLOT_INTERPRETER)
 template <auto kKernel>
 [[noreturn]] void refuse_grid(const Launch& how) {
@@ -285,6 +292,8 @@ bool launch_as(void (*)(Parameters...), Launch how, cudaStream_t stream,
                             : resident_blocks<kKernel>(how.block.x, how.shared_bytes);
     if (at_once == 0) return false;
     how.grid.x = std::min(how.grid.x, static_cast<unsigned>(at_once));
+  } else if (!has_room_for_cluster<kKernel>(how)) {
+    return false;
   }
   std::tuple<Parameters...> values(static_cast<Parameters>(arguments)...);
 #if defined(DIGLOT_INTERPRETER)

@@ -6,8 +6,9 @@
 
 namespace diglot {
 
-// Elements of a weight or a bias, as they are computed with; `otherwise` if there is none.
-template <int kCount, typename Compute, typename W>
+// Elements of a weight or a bias, in global or in shared memory, as they are computed with;
+// `otherwise` if there is none.
+template <int kCount, bool kIsNear, typename Compute, typename W>
 DIGLOT_DEVICE Vector<Compute, kCount> load_parameters(const W* parameters, int64_t first,
                                                       Compute otherwise) {
   Vector<Compute, kCount> result;
@@ -20,7 +21,9 @@ DIGLOT_DEVICE Vector<Compute, kCount> load_parameters(const W* parameters, int64
     constexpr int kElements = kAccessBytes / static_cast<int>(sizeof(W));
     DIGLOT_UNROLL
     for (int part = 0; part < kCount; part += kElements) {
-      const auto loaded = unpack_computed<W>(load_constant(parameters + first + part));
+      const W* const from = parameters + first + part;
+      const auto loaded =
+          unpack_computed<W>(kIsNear ? *reinterpret_cast<const uint4*>(from) : load_constant(from));
       DIGLOT_UNROLL
       for (int i = 0; i < kElements; ++i) result[part + i] = loaded[i];
     }
@@ -28,18 +31,29 @@ DIGLOT_DEVICE Vector<Compute, kCount> load_parameters(const W* parameters, int64
   return result;
 }
 
-// (x - center) * factor * weight + bias.
-template <typename Compute, typename W, bool kIsCentered>
-struct NormMap {
-  Compute center, factor;
+// Of the elements of rows; null if there are none.
+template <typename W>
+struct NormParameters {
   const W* weight;
   const W* bias;
+};
 
+// (x - center) * factor * weight + bias.
+template <typename Compute, typename W, bool kIsCentered, bool kIsNear_ = false>
+struct NormMap {
+  static constexpr bool kIsNear = kIsNear_;
+
+  Compute center, factor;
+  NormParameters<W> of;
+
+  DIGLOT_DEVICE auto near(const NormParameters<W>& brought) const {
+    return NormMap<Compute, W, kIsCentered, true>{center, factor, brought};
+  }
   template <int kCount>
   DIGLOT_DEVICE auto at(int64_t first) const {
-    const auto scale = load_parameters<kCount>(weight, first, Compute(1));
+    const auto scale = load_parameters<kCount, kIsNear>(of.weight, first, Compute(1));
     if constexpr (kIsCentered) {
-      const auto shift = load_parameters<kCount>(bias, first, Compute(0));
+      const auto shift = load_parameters<kCount, kIsNear>(of.bias, first, Compute(0));
       return [=, center = center, factor = factor](int i, Compute x) {
         return fma((x - center) * factor, scale[i], shift[i]);
       };
@@ -59,8 +73,11 @@ struct NormForward {
   static constexpr bool kVisitsAbsent = !kIsCentered;
   static constexpr float kAbsent = 0;
 
-  const W* weight;  // or null
-  const W* bias;    // or null
+  static constexpr bool kReducesTogether = kIsCentered;
+  using Brought = NormParameters<W>;
+  static constexpr int kBroughtBytes = (kIsCentered ? 2 : 1) * sizeof(W);
+
+  NormParameters<W> of;
   Compute eps;
   Compute n;
   Compute* mean;  // of rows; null if not centred
@@ -89,6 +106,22 @@ struct NormForward {
     }
   }
 
+  // Two sums take fewer instructions than means of parts that are combined.
+  template <typename Visit, typename Sum>
+  DIGLOT_DEVICE State reduce_together(Visit visit, int64_t count, Sum sum) const {
+    Compute own = 0, squares = 0;
+    visit([&](Compute x) { own += x; });
+    const Compute elements = static_cast<Compute>(count);
+    const Compute center = count == 0 ? Compute(0) : sum(own) / elements;
+    visit([&](Compute x) { squares = fma(x - center, x - center, squares); });
+    return {elements, center, sum(squares)};
+  }
+
+  template <typename Bring>
+  DIGLOT_DEVICE NormParameters<W> bring(Bring bring) const {
+    return {bring(of.weight), bring(of.bias)};
+  }
+
   DIGLOT_DEVICE NormMap<Compute, W, kIsCentered> map(const State& total) const {
     Compute center = 0, squares;
     if constexpr (kIsCentered) {
@@ -101,7 +134,7 @@ struct NormForward {
       if constexpr (kIsCentered) mean[row] = center;
       rstd[row] = factor;
     }
-    return {center, factor, weight, bias};
+    return {center, factor, of};
   }
 };
 

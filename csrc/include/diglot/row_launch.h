@@ -8,42 +8,55 @@
 
 namespace diglot {
 
-template <int kAccesses, bool kIsWide = true>
-using LaneRows = RowShape<Team::kLanes, kIsWide, 128, kAccesses, Walk::kOnce>;
+template <int kAccesses, bool kIsWide = true, int kBlocks = 1>
+using LaneRows = RowShape<Team::kLanes, kIsWide, 128, kAccesses, Walk::kOnce, kBlocks>;
+template <int kThreads, int kAccesses, int kBlocks = 1>
+using BlockRows = RowShape<Team::kBlock, true, kThreads, kAccesses, Walk::kOnce, kBlocks>;
+template <int kThreads, int kAccesses, int kBlocks>
+using ClusterRows = RowShape<Team::kCluster, true, kThreads, kAccesses, Walk::kOnce, kBlocks>;
 template <int kThreads, int kAccesses>
-using BlockRows = RowShape<Team::kBlock, true, kThreads, kAccesses, Walk::kOnce>;
-template <int kThreads, int kAccesses>
-using WalkedRows = RowShape<Team::kBlock, true, kThreads, kAccesses, Walk::kOn>;
+using WalkedRows = RowShape<Team::kCluster, true, kThreads, kAccesses, Walk::kOn>;
 template <int kAccesses, bool kIsWide = true>
-using TiledRows = RowShape<Team::kBlock, kIsWide, 256, kAccesses, Walk::kTiles>;
-template <int kThreads, int kAccesses, bool kIsWide = true>
-using TiledColumns = RowShape<Team::kColumns, kIsWide, kThreads, kAccesses, Walk::kTiles>;
+using TiledRows = RowShape<Team::kBlock, kIsWide, 256, kAccesses, Walk::kTiles, 2>;
+template <int kAccesses, bool kIsWide = true>
+using TiledColumns = RowShape<Team::kColumns, kIsWide, 256, kAccesses, Walk::kTiles, 2>;
 
 // Variants, the first of which that holds a row in registers runs it, or else the last, in tiles.
 template <typename... Shapes>
 struct ShapeList {};
 
-// Element types where speed matters most have more of them. Of kInputs arrays a thread holds so
+// Of rows that blocks of a cluster share each has 16384 elements, held by so many threads that
+// their registers have room for as many blocks as keep memory busy while some wait for each other.
+// Which these are was measured on an H200 (bench/softmax.py, bench/rms_norm.py).
+template <typename I, int kInputs>
+struct SharedRows {
+  static constexpr int kBytes = sizeof(I) * kInputs;  // that are held for each element
+  static constexpr int kAccesses = sizeof(I) == 2 && kInputs == 2 ? 4 : 8;
+  static constexpr int kThreads = 16384 * sizeof(I) / (kAccessBytes * kAccesses);
+  static constexpr int kBlocks = kBytes == 2 ? 3 : kBytes == 4 ? 2 : 1;
+  using Shape = ClusterRows<kThreads, kAccesses, kBlocks>;
+};
+
+// Element types where speed matters most have more variants. Of kInputs arrays a thread holds so
 // many accesses that they fit in 32 registers; double's arithmetic takes more. What is faster for
 // rows of which length was measured on an H200 (bench/softmax.py).
 template <typename I, typename O, int kInputs>
 struct RowShapes {
   static constexpr int kMost = sizeof(I) == 8 ? 2 : 8 / kInputs;
   static constexpr int kOfLanes = sizeof(I) == 4 && kInputs == 1 ? 8 : 4;
-  using Wide = std::conditional_t<
-      std::is_same_v<I, O> && sizeof(I) <= 4,
-      ShapeList<LaneRows<1>, LaneRows<kOfLanes>, BlockRows<128, 4>, BlockRows<256, 4>,
-                TiledRows<kMost>, WalkedRows<sizeof(I) == 4 ? 1024 : 512, kMost>, TiledRows<kMost>>,
-      ShapeList<LaneRows<2>, TiledRows<kMost>>>;
+  // float16 takes more registers on its way to float32: more threads hold as much.
+  using Shared = std::conditional_t<std::is_same_v<I, float16> && kInputs == 1,
+                                    ClusterRows<512, 4, 2>, typename SharedRows<I, kInputs>::Shape>;
+  using Many = ShapeList<LaneRows<1>, LaneRows<kOfLanes>, BlockRows<128, 4>, BlockRows<256, 4>,
+                         Shared, TiledRows<kMost>>;
+  using Few = ShapeList<LaneRows<2>, TiledRows<kMost>>;
+  using Wide = std::conditional_t<std::is_same_v<I, O> && sizeof(I) <= 4, Many, Few>;
   using Narrow = ShapeList<LaneRows<1, false>, TiledRows<2, false>>;
   static constexpr bool kHasColumns = true;
-  using WideColumns = ShapeList<TiledColumns<kInputs == 1 ? 256 : 512, kMost>>;
-  using NarrowColumns = ShapeList<TiledColumns<256, 8, false>>;
+  using WideColumns = ShapeList<TiledColumns<kMost>>;
+  using NarrowColumns = ShapeList<TiledColumns<8, false>>;
 };
 
-// Tiles of a row by one block, with which that is faster than to walk over rows.
-template <int kInputs>
-constexpr int kFewTiles = kInputs == 1 ? 4 : 2;
 // Tiles of a row that a block keeps in shared memory at most where more blocks could share the row;
 // with so many, two blocks fit on a multiprocessor of an H200.
 constexpr int kFewPlaces = 3;
@@ -142,15 +155,16 @@ inline int log2_ceiling(int64_t n) {
 // Groups of blocks that walk over rows, at most: more than any device runs at once.
 constexpr int64_t kMostWalkers = 1 << 16;
 
-// How a shape shares out rows, and what it is launched with.
+// How a shape shares out rows, to clusters of at most so many blocks if it has a choice, and what
+// it is launched with.
 template <typename Shape, typename I, int kInputs, int kArrays>
-Launch share_out(Rows<kArrays>& rows) {
+Launch share_out(Rows<kArrays>& rows, int most_blocks) {
   constexpr int kAlong = Shape::template kAlong<I>;
   constexpr bool kIsColumns = Shape::kTeam == Team::kColumns;
   constexpr const VariantNames& kNames = kVariantNames<kIsColumns, Shape::kIsWide>;
   const auto quotient = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
   Launch how{{}, Shape::kThreads};
-  rows.log_side = 0, rows.blocks = 1, rows.tiles = 1, rows.places = 0;
+  rows.log_side = 0, rows.log_blocks = 0, rows.tiles = 1, rows.places = 0;
   if constexpr (Shape::kTeam == Team::kLanes) {
     rows.log_side = log2_ceiling(quotient(rows.n, Shape::kAccesses * kAlong));
     how.grid = blocks_for(rows.count, Shape::kThreads >> rows.log_side);
@@ -168,45 +182,42 @@ Launch share_out(Rows<kArrays>& rows) {
   const int64_t size = int64_t{Shape::kThreads >> rows.log_side} * Shape::kAccesses * kAlong;
   const int64_t tiles = quotient(rows.n, size);
   const int tile_bytes = Shape::template kTileBytes<I, kInputs>;
-  if constexpr (Shape::kWalk == Walk::kOn) {
-    while (rows.blocks < tiles) rows.blocks *= 2;
-    how.grid = static_cast<unsigned>(
-        std::min<int64_t>(quotient(rows.count, int64_t{1} << rows.log_side), kMostWalkers) *
-        rows.blocks);
-    how.cluster_blocks = static_cast<unsigned>(rows.blocks);
-    how.shared_bytes = static_cast<std::size_t>(tile_bytes);
-    how.stays = true;
-    last_variant() = rows.blocks > 1 ? kNames.in_cluster : kNames.in_registers;
+  if constexpr (!Shape::kIsTiled) {
+    rows.log_blocks = log2_ceiling(tiles);
+    how.stays = Shape::kWalk == Walk::kOn;
+    const int64_t groups = how.stays ? std::min(rows.count, kMostWalkers) : rows.count;
+    how.grid = static_cast<unsigned>(groups * rows.blocks());
+    how.cluster_blocks = static_cast<unsigned>(rows.blocks());
+    how.shared_bytes = how.stays ? static_cast<std::size_t>(tile_bytes) : 0;
+    last_variant() = rows.blocks() > 1 ? kNames.in_cluster : kNames.in_registers;
     return how;
   }
   int room = 0;
   if (tiles > 1 && Recording::innermost() == nullptr) {  // otherwise there may be no device
     room = multiprocessor_shared_bytes() - kRowOtherBytes - (kIsColumns ? kColumnsBytes : 0);
-    const int most = max_cluster_blocks();
-    while (rows.blocks < most && rows.blocks * (1 + kFewPlaces) < tiles) rows.blocks *= 2;
+    while (rows.blocks() < most_blocks && rows.blocks() * (1 + kFewPlaces) < tiles) {
+      ++rows.log_blocks;
+    }
   }
-  rows.tiles = static_cast<int>(quotient(tiles, rows.blocks));
+  rows.tiles = static_cast<int>(quotient(tiles, rows.blocks()));
   rows.places = std::min(room / tile_bytes, rows.tiles - 1);
-  how.grid = static_cast<unsigned>(quotient(rows.count, int64_t{1} << rows.log_side) * rows.blocks);
-  how.cluster_blocks = static_cast<unsigned>(rows.blocks);
+  how.grid =
+      static_cast<unsigned>(quotient(rows.count, int64_t{1} << rows.log_side) * rows.blocks());
+  how.cluster_blocks = static_cast<unsigned>(rows.blocks());
   how.shared_bytes = static_cast<std::size_t>(rows.places) * tile_bytes;
   last_variant() = rows.places < rows.tiles - 1 ? kNames.again
-                   : rows.blocks > 1            ? kNames.in_cluster
+                   : rows.blocks() > 1          ? kNames.in_cluster
                    : rows.places > 0            ? kNames.in_shared
                                                 : kNames.in_registers;
   return how;
 }
 
 // Whether a row of n elements is one for this shape, where others are left.
-template <typename Shape, typename I, int kInputs>
+template <typename Shape, typename I>
 bool holds(int64_t n) {
   const int threads = Shape::kTeam == Team::kLanes ? kWarpLanes : Shape::kThreads;
   const int64_t tile = int64_t{threads} * Shape::kAccesses * Shape::template kAlong<I>;
-  switch (Shape::kWalk) {
-    case Walk::kOnce: return n <= tile;
-    case Walk::kOn: return n <= kMostWalkingBlocks * tile;
-    case Walk::kTiles: return n <= kFewTiles<kInputs> * tile;
-  }
+  return n <= (Shape::kTeam == Team::kCluster ? kMostClusterBlocks : 1) * tile;
 }
 
 // Runs function(shape, rows, how) for each slice of the arrays of `layout`, whose other dimensions
@@ -222,9 +233,14 @@ void run_rows(const RowLayout<kArrays>& layout, const Layout<kArrays>& outer, Sh
     int left = sizeof...(Shapes);
     const auto attempt = [&](auto shape) {
       using Shape = decltype(shape);
-      if (--left > 0 && !holds<Shape, I, kInputs>(rows.n)) return false;
-      const Launch how = share_out<Shape, I, kInputs>(rows);
-      return function(shape, rows, how);
+      if (--left > 0 && !holds<Shape, I>(rows.n)) return false;
+      // A device may have no room for the largest clusters, or for none.
+      for (int most : {kMostClusterBlocks, kPortableClusterBlocks, 1}) {
+        const Launch how = share_out<Shape, I, kInputs>(rows, most);
+        if (function(shape, rows, how)) return true;
+        if (how.cluster_blocks > static_cast<unsigned>(most)) return false;
+      }
+      return false;
     };
     static_cast<void>((attempt(Shapes{}) || ...));
   });

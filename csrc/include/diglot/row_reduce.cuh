@@ -22,14 +22,35 @@
 //     // stored, where the output's elements are.
 //     static I join(I x, I y);
 //     I* joined;
+//
+//     // Where registers hold a row it may be faster in another way. A block, or lanes, may find
+//     // the state of the `count` elements they have of it together: sum(x) adds up what each of
+//     // the threads has.
+//     static constexpr bool kReducesTogether = true;
+//     template <typename Visit, typename Sum>
+//     State reduce_together(Visit visit, int64_t count, Sum sum) const;
+//     // Or replace(function), called once, visits elements and has function(x) take the place of
+//     // each x, for a map that knows this thread's own state, too.
+//     template <typename Visit, typename Replace>
+//     State reduce_replacing(Visit visit, Replace replace) const;
+//     auto map_replaced(const State& own, const State& total) const;  // -> function(x)
+//
+//     // What maps read may be brought nearer, see below: so many bytes for each element.
+//     using Brought = ...;
+//     static constexpr int kBroughtBytes = ...;
+//     template <typename Bring> Brought bring(Bring bring) const;
 //   };
 //
 // A map that has something of its own for each element of a row is none of elements alone:
-// map.at<kCount>(first) gives function(i, x...) for the elements first + i, i < kCount.
+// map.at<kCount>(first) gives function(i, x...) for the elements first + i, i < kCount. If its
+// operation has bring(bring), which returns Brought, the arrays that it reads may be brought to
+// shared memory while a row is on its way: bring(array) is where, and map.near(brought) reads
+// there, from the first element on that the block has.
 //
-// A row is read once, and held by the threads that have it: in registers, and, beyond what these
-// hold, in shared memory, to which it is copied past the registers, so that a long row is in flight
-// all at once. What no block of a cluster can hold is read again, the rest not.
+// A row is read once, and held by the threads that have it: in registers, if need be of a cluster
+// of blocks, and, beyond what these hold, in shared memory, to which it is copied past the
+// registers, so that a long row is in flight all at once. What no block of a cluster can hold is
+// read again, the rest not.
 //
 // A row is any dimension of a strided array. Where its elements are neighbours, so are those of
 // neighbouring threads; where those of neighbouring rows are, a block takes several rows side by
@@ -53,25 +74,30 @@ struct Rows {
   int64_t count;                     // rows; of columns: accesses side by side
   Strides<kArrays, int64_t> starts;  // of rows
   int64_t steps[kArrays];            // from an element of a row to the next
-  int log_side;  // log2 of the threads that have a row, if lanes do; of the accesses side by side
-                 // that a block has, if they are columns
-  int blocks;    // that have a row together, as a cluster: a power of two
-  int tiles;     // that each of them has of it
-  int places;    // for tiles in shared memory
+  int log_side;    // log2 of the threads that have a row, if lanes do; of the accesses side by side
+                   // that a block has, if they are columns
+  int log_blocks;  // log2 of those that have a row together, as a cluster
+  int tiles;       // that each of them has of it
+  int places;      // for tiles in shared memory
+  bool brings = false;  // what the map reads to shared memory
+
+  DIGLOT_HOST_DEVICE int blocks() const { return 1 << log_blocks; }
 };
 
-// Who has a row: lanes of a warp; a block; or a block that has others beside it, as columns.
-enum class Team { kLanes, kBlock, kColumns };
+// Who has a row: lanes of a warp; a block; each block of a cluster a tile of it; or a block that
+// has others beside it, as columns.
+enum class Team { kLanes, kBlock, kCluster, kColumns };
 
 // A block has one row, or as many as lanes have; or it stays, and walks from row to row, the next
 // one on its way to shared memory while it computes with the one before; or a row is of several
-// tiles. Rows of the last two may be across a cluster.
+// tiles, perhaps for each block of a cluster.
 enum class Walk { kOnce, kOn, kTiles };
 
 // A kernel variant: of a row, a thread holds so many accesses in registers: a tile. They have 16
 // bytes where kIsWide; otherwise a row is accessed element by element, neighbours by neighbouring
-// threads.
-template <Team kTeam_, bool kIsWide_, int kThreads_, int kAccesses_, Walk kWalk_>
+// threads. kBlocks must fit on a multiprocessor, so that while some wait for their rows others
+// compute: the compiler uses no more registers than they have.
+template <Team kTeam_, bool kIsWide_, int kThreads_, int kAccesses_, Walk kWalk_, int kBlocks_ = 1>
 struct RowShape {
   static constexpr Team kTeam = kTeam_;
   static constexpr bool kIsWide = kIsWide_;
@@ -79,8 +105,7 @@ struct RowShape {
   static constexpr int kAccesses = kAccesses_;
   static constexpr Walk kWalk = kWalk_;
   static constexpr bool kIsTiled = kWalk == Walk::kTiles;
-  // That must fit on a multiprocessor, so that while one stores others load.
-  static constexpr int kBlocks = kThreads > 256 || kWalk == Walk::kOnce ? 1 : 2;
+  static constexpr int kBlocks = kBlocks_;
   // Of an access, and of those the ones in a row.
   template <typename T>
   static constexpr int kElements =
@@ -109,6 +134,9 @@ DIGLOT_DEVICE RowsOf<State, kRows> combine(RowsOf<State, kRows> a, const RowsOf<
   return a;
 }
 
+// The blocks of a cluster that has a row, at most; more than every device has.
+constexpr int kMostClusterBlocks = 16;
+
 // Whether an operation makes one array of its inputs, and whether a map is of elements' places.
 template <typename Operation, typename = void>
 constexpr bool kJoins = false;
@@ -119,6 +147,34 @@ constexpr bool kIsOfPlaces = false;
 template <typename Map>
 constexpr bool
     kIsOfPlaces<Map, std::void_t<decltype(std::declval<const Map&>().template at<1>(0))>> = true;
+// Whether it reduces together, replaces elements, brings something.
+template <typename Operation, typename = void>
+constexpr bool kReducesTogether = false;
+template <typename Operation>
+constexpr bool kReducesTogether<Operation, std::void_t<decltype(Operation::kReducesTogether)>> =
+    Operation::kReducesTogether;
+template <typename Operation, typename = void>
+constexpr bool kReplaces = false;
+template <typename Operation>
+constexpr bool kReplaces<Operation, std::void_t<decltype(&Operation::map_replaced)>> = true;
+template <typename Operation, typename = void>
+constexpr bool kBrings = false;
+template <typename Operation>
+constexpr bool kBrings<Operation, std::void_t<typename Operation::Brought>> = true;
+// Whether there may be room for what is brought by all blocks of a multiprocessor, of any device.
+template <typename Shape, typename Operation, typename I>
+constexpr bool may_bring() {
+  if constexpr (kBrings<Operation> && Shape::kTeam == Team::kCluster) {
+    constexpr int kElements = Shape::kThreads * Shape::kAccesses * Shape::template kElements<I>;
+    return Operation::kBroughtBytes * kElements * Shape::kBlocks < 228 * 1024;
+  } else {
+    return false;
+  }
+}
+template <typename Map, typename = void>
+constexpr bool kIsNear = false;
+template <typename Map>
+constexpr bool kIsNear<Map, std::void_t<decltype(Map::kIsNear)>> = Map::kIsNear;
 
 // This thread's place: its row (of columns, the first, in accesses), how many threads of a block
 // have that row, and which of them it is; likewise of blocks.
@@ -131,7 +187,7 @@ struct RowPlace {
 
   template <int kArrays>
   DIGLOT_DEVICE explicit RowPlace(const Rows<kArrays>& rows)
-      : RowPlace(rows, blockIdx.x / blocks_of(rows)) {}
+      : RowPlace(rows, blockIdx.x >> log_blocks_of(rows)) {}
   // Of the group of blocks, or of the block, of this number.
   template <int kArrays>
   DIGLOT_DEVICE RowPlace(const Rows<kArrays>& rows, int64_t group) {
@@ -140,20 +196,20 @@ struct RowPlace {
       row = (group * Shape::kThreads + own) >> rows.log_side;
       threads = side, thread = own & (side - 1), block = 0;
     } else {
-      block = static_cast<int>(blockIdx.x % blocks_of(rows));
-      if constexpr (Shape::kTeam == Team::kBlock) {
-        row = group;
-        threads = Shape::kThreads, thread = own;
-      } else {
+      block = static_cast<int>(blockIdx.x & ((1u << log_blocks_of(rows)) - 1));
+      if constexpr (Shape::kTeam == Team::kColumns) {
         row = (group << rows.log_side) + (own & (side - 1));
         threads = Shape::kThreads >> rows.log_side, thread = own >> rows.log_side;
+      } else {
+        row = group;
+        threads = Shape::kThreads, thread = own;
       }
     }
   }
 
   template <int kArrays>
-  DIGLOT_DEVICE static uint32_t blocks_of(const Rows<kArrays>& rows) {
-    return Shape::kWalk == Walk::kOnce ? 1 : rows.blocks;
+  DIGLOT_DEVICE static int log_blocks_of(const Rows<kArrays>& rows) {
+    return Shape::kTeam == Team::kCluster || Shape::kIsTiled ? rows.log_blocks : 0;
   }
 };
 
@@ -258,10 +314,95 @@ class RowTiles {
     return states;
   }
 
+  // Of the row's elements that the thread's block has, or its lanes: combined from what each thread
+  // has, or found together.
+  DIGLOT_DEVICE State combine_in_team(const State& state) const {
+    if constexpr (Shape::kTeam == Team::kLanes) {
+      return lanes_reduce(state, place_.threads);
+    } else {
+      return block_reduce<Shape::kThreads>(state);
+    }
+  }
+  DIGLOT_DEVICE State reduce_in_team(const Operation& operation, const Tile& tile) const {
+    if constexpr (kReducesTogether<Operation>) {
+      return reduce_together(operation, tile);
+    } else {
+      return combine_in_team(reduce({{operation}}, tile).of[0]);
+    }
+  }
+  DIGLOT_DEVICE State reduce_together(const Operation& operation, const Tile& tile) const {
+    const auto visit = [&](auto function) { visit_all(function, tile); };
+    if constexpr (Shape::kTeam == Team::kLanes) {
+      return operation.reduce_together(visit, n_, [&](auto x) {
+        return lanes_sum(Sums<decltype(x), 1>{{x}}, place_.threads).of[0];
+      });
+    } else {
+      return operation.reduce_together(visit, tile.left, [&](auto x) {
+        return block_reduce<Shape::kThreads>(Sums<decltype(x), 1>{{x}}).of[0];
+      });
+    }
+  }
+
+  // What an operation puts in the place of each element.
+  struct Replaced {
+    compute_t<I> of[kAccesses][kElements];
+  };
+  DIGLOT_DEVICE State reduce_replacing(const Operation& operation, const Tile& tile,
+                                       Replaced& replaced) const {
+    static_assert(Operation::kVisitsAbsent);
+    const auto visit = [&](auto function) { visit_all(function, tile); };
+    return operation.reduce_replacing(visit, [&](auto function) {
+      DIGLOT_UNROLL
+      for (int a = 0; a < kAccesses; ++a) {
+        const Accesses accesses = accesses_at(a);
+        DIGLOT_UNROLL
+        for (int i = 0; i < kElements; ++i) replaced.of[a][i] = call(function, accesses, i);
+      }
+    });
+  }
+  template <typename Map, typename O>
+  DIGLOT_DEVICE void store_replaced(const Map& map, const Replaced& replaced, const Tile& tile,
+                                    O* output) const {
+    O* const to = output + starts_.of[0] + offset(tile, 0);
+    DIGLOT_UNROLL
+    for (int a = 0; a < kAccesses; ++a) {
+      Vector<O, kElements> result;
+      DIGLOT_UNROLL
+      for (int i = 0; i < kElements; ++i) result[i] = convert<O>(map(replaced.of[a][i]));
+      store_access(to, tile, a, result);
+    }
+  }
+
+  // What the operation's maps need of each of the thread's elements of a tile, on its way to shared
+  // memory, so many bytes from its start on, if there is room; and, behind wait_for_copies, the map
+  // of it.
+  DIGLOT_DEVICE auto bring(const Operation& operation, const Tile& tile, int at) const {
+    if constexpr (may_bring<Shape, Operation, I>()) {
+      using Brought = typename Operation::Brought;
+      if (!rows_.brings) return Brought{};
+      return operation.bring([&](auto* array) { return bring_array(array, tile, at); });
+    } else {
+      return Nothing{};
+    }
+  }
+  template <typename Brought, typename O>
+  DIGLOT_DEVICE void store_by(const Operation& operation, const State& total,
+                              const Brought& brought, const Tile& tile, O* output) const {
+    const auto map = of_row(operation, 0).map(total);
+    if constexpr (!std::is_same_v<Brought, Nothing>) {
+      if (rows_.brings) {
+        const auto near = map.near(brought);
+        return store(RowsOf<std::decay_t<decltype(near)>, 1>{{near}}, tile, output);
+      }
+    }
+    store(RowsOf<std::decay_t<decltype(map)>, 1>{{map}}, tile, output);
+  }
+
   // output = map(inputs...), where maps.of[row] is the map of each of the thread's rows.
   template <typename Maps, typename O>
   DIGLOT_DEVICE void store(const Maps& maps, const Tile& tile, O* output) const {
-    constexpr bool kPlaces = kIsOfPlaces<std::decay_t<decltype(maps.of[0])>>;
+    using Map = std::decay_t<decltype(maps.of[0])>;
+    constexpr bool kPlaces = kIsOfPlaces<Map>;
     constexpr int kAtOnce = Shape::kIsWide ? kElements : 1;
     O* const to = output + starts_.of[0] + offset(tile, 0);
     DIGLOT_UNROLL
@@ -277,8 +418,10 @@ class RowTiles {
         };
         if constexpr (kPlaces) {
           // Of the first element where there is none, so that no branch is needed.
-          const int64_t place = tile.first + first_element() + elements_to(a, i);
-          const auto function = map.template at<kAtOnce>(is_there(tile, a, i) ? place : 0);
+          const int64_t place =
+              (kIsNear<Map> ? 0 : tile.first) + first_element() + elements_to(a, i);
+          const auto function =
+              map.template at<kAtOnce>(kIsNear<Map> || is_there(tile, a, i) ? place : 0);
           convert_all([&](int j) {
             return call([&](auto... x) { return function(j, x...); }, accesses, i + j);
           });
@@ -298,6 +441,7 @@ class RowTiles {
   }
 
  private:
+  struct Nothing {};
   static constexpr bool kHasSteps = Shape::kTeam == Team::kColumns || !Shape::kIsWide;
 
   // The number of an element among those of a tile: the first of this thread, and from there on.
@@ -332,6 +476,26 @@ class RowTiles {
         if (is_there(tile, a, i)) to[step(a, i, 0)] = access[i];
       }
     }
+  }
+
+  template <typename W>
+  DIGLOT_DEVICE const W* bring_array(const W* array, const Tile& tile, int& at) const {
+    if (array == nullptr) return nullptr;
+    constexpr int kPart = kAccessBytes / static_cast<int>(sizeof(W));
+    extern __shared__ uint4 kept_accesses[];
+    W* const to = reinterpret_cast<W*>(kept_accesses + at / kAccessBytes);
+    at += Shape::kThreads * kAccesses * kElements * static_cast<int>(sizeof(W));
+    DIGLOT_UNROLL
+    for (int a = 0; a < kAccesses; ++a) {
+      // The array's first ones where there are none, so that the map needs no branch.
+      const int first = first_element() + elements_to(a, 0);
+      const W* const from = array + (is_there(tile, a, 0) ? tile.first + first : 0);
+      DIGLOT_UNROLL
+      for (int i = 0; i < kElements; i += kPart) {
+        copy_async(reinterpret_cast<uint4*>(to + first + i), from + i);
+      }
+    }
+    return to;
   }
 
   // What read(k, a) gives of each input.
@@ -408,6 +572,12 @@ class RowTiles {
   DIGLOT_DEVICE static auto call(const Function& function, const Accesses& accesses, int i,
                                  std::integer_sequence<int, kInput...>) {
     return function(convert<compute_t<I>>(accesses.of[kInput][i])...);
+  }
+  template <typename Function>
+  DIGLOT_DEVICE void visit_all(Function& function, const Tile& tile) const {
+    static_assert(kRows == 1);
+    DIGLOT_UNROLL
+    for (int a = 0; a < kAccesses; ++a) visit_access(function, tile, a, 0);
   }
   template <typename Function>
   DIGLOT_DEVICE void visit_access(Function& function, const Tile& tile, int a, int row) const {
@@ -516,52 +686,103 @@ DIGLOT_DEVICE auto maps_of(const Operations& operations, const States& states,
   return RowsOf<Map, sizeof...(kRow)>{{operations.of[kRow].map(states.of[kRow])...}};
 }
 
-// The blocks of a cluster for rows that are walked over, at most; more than every device has.
-constexpr int kMostWalkingBlocks = 16;
+// What blocks of a cluster tell each other, a state for each row; of one block, nothing.
+template <typename State>
+class RowMessages {
+ public:
+  DIGLOT_DEVICE explicit RowMessages(int blocks) : blocks_(blocks) {}
 
-// output = operation.map(total)(inputs...) by blocks that stay: each has one tile of a row in
-// registers, and that of the next row on its way to shared memory.
+  // All threads of all blocks call it once, when their loads are under way.
+  DIGLOT_DEVICE void begin() {
+    if (blocks_ > 1) messages().begin();
+  }
+  // The state of the whole row, of the number that this is for this block.
+  DIGLOT_DEVICE State combine_with_others(const State& state, int block, unsigned number) {
+    if (blocks_ == 1) return state;
+    if (number == 0) cluster_wait();
+    messages().exchange(state, block, blocks_, number);
+    const int lane = static_cast<int>(threadIdx.x) & (blocks_ - 1);
+    return lanes_reduce(messages().received(lane, number), blocks_);
+  }
+
+ private:
+  using Messages = ClusterMessages<State, kMostClusterBlocks>;
+  DIGLOT_DEVICE static Messages& messages() {
+    __shared__ Messages messages;
+    return messages;
+  }
+
+  const int blocks_;
+};
+
+// output = operation.map(total)(inputs...) by threads that hold all that they have of a row in
+// registers: lanes, a block, or a cluster of blocks.
 template <typename Shape, typename Operation, typename I, int kInputs, int kArrays, typename O>
-DIGLOT_DEVICE void walk_over_rows(const Rows<kArrays>& rows, const Operation& operation,
-                                  const Inputs<I, kInputs>& inputs, O* output) {
-  static_assert(Shape::kTeam == Team::kBlock);
-  __shared__ ClusterMessages<typename Operation::State, kMostWalkingBlocks> messages;
-  const int blocks = rows.blocks;
-  if (blocks > 1) messages.open();
+DIGLOT_DEVICE void hold_rows(const Rows<kArrays>& rows, const Operation& operation,
+                             const Inputs<I, kInputs>& inputs, O* output) {
+  constexpr bool kIsShared = Shape::kTeam == Team::kCluster;
+  using State = typename Operation::State;
+  using Tiles = RowTiles<Shape, Operation, I, kInputs, kArrays>;
+  const RowPlace<Shape> place(rows);
+  Tiles held(rows, place, inputs);
+  const auto tile = held.tile(place.block);
+  held.load(tile);
+  [[maybe_unused]] const auto brought = held.bring(operation, tile, 0);
+  RowMessages<State> messages(kIsShared ? rows.blocks() : 1);
+  if constexpr (kIsShared) messages.begin();
+  if constexpr (kJoins<Operation>) held.store_joined(tile, operation.joined);
 
-  const int64_t at_once = gridDim.x / blocks;
-  int64_t row = blockIdx.x / blocks;
-  RowTiles<Shape, Operation, I, kInputs, kArrays> held(rows, {rows, row}, inputs);
-  const int block = static_cast<int>(blockIdx.x % blocks);
-  held.fetch(held.tile(block), 0);
-  for (unsigned number = 0; row < rows.count; ++number) {
+  if constexpr (kReplaces<Operation>) {
+    typename Tiles::Replaced replaced;
+    const State own = held.reduce_replacing(operation, tile, replaced);
+    State total = held.combine_in_team(own);
+    if constexpr (kIsShared) total = messages.combine_with_others(total, place.block, 0);
+    held.store_replaced(operation.map_replaced(own, total), replaced, tile, output);
+  } else {
+    State total = held.reduce_in_team(operation, tile);
+    if constexpr (kIsShared) total = messages.combine_with_others(total, place.block, 0);
     wait_for_copies();
-    const auto tile = held.tile(block);
-    held.take(tile, 0);
-    const auto now = held;
-    row += at_once;
-    if (row < rows.count) {
-      held.go_to({rows, row}, inputs);
-      held.fetch(held.tile(block), 0);
-    }
-    if constexpr (kJoins<Operation>) now.store_joined(tile, operation.joined);
-    const auto operations = now.of_rows(operation);
-    auto states = now.reduce(operations, tile);
-    states.of[0] = block_reduce<Shape::kThreads>(states.of[0]);
-    if (blocks > 1) {
-      messages.exchange(states.of[0], block, blocks, number);
-      const int lane = static_cast<int>(threadIdx.x) & (blocks - 1);
-      states.of[0] = lanes_reduce(messages.received(lane, number), blocks);
-    }
-    const auto maps = maps_of(operations, states, std::make_integer_sequence<int, 1>{});
-    now.store(maps, tile, output);
+    held.store_by(operation, total, brought, tile, output);
   }
 }
 
-// The same by blocks that have one row, or as many as lanes have.
+// The same by blocks that stay: each has one tile of a row in registers, and that of the next row
+// on its way to shared memory.
 template <typename Shape, typename Operation, typename I, int kInputs, int kArrays, typename O>
-DIGLOT_DEVICE void take_rows(const Rows<kArrays>& rows, const Operation& operation,
-                             const Inputs<I, kInputs>& inputs, O* output) {
+DIGLOT_DEVICE void walk_over_rows(const Rows<kArrays>& rows, const Operation& operation,
+                                  const Inputs<I, kInputs>& inputs, O* output) {
+  static_assert(Shape::kTeam == Team::kCluster);
+  using State = typename Operation::State;
+  using Tiles = RowTiles<Shape, Operation, I, kInputs, kArrays>;
+  const int64_t at_once = gridDim.x >> rows.log_blocks;
+  RowPlace<Shape> place(rows);
+  Tiles held(rows, place, inputs);
+  held.fetch(held.tile(place.block), 0);
+  const auto brought =
+      held.bring(operation, held.tile(place.block), Shape::template kTileBytes<I, kInputs>);
+  RowMessages<State> messages(rows.blocks());
+  messages.begin();
+  for (unsigned number = 0; place.row < rows.count; ++number) {
+    wait_for_copies();
+    const auto tile = held.tile(place.block);
+    held.take(tile, 0);
+    const auto now = held;
+    place.row += at_once;
+    if (place.row < rows.count) {
+      held.go_to(place, inputs);
+      held.fetch(held.tile(place.block), 0);
+    }
+    if constexpr (kJoins<Operation>) now.store_joined(tile, operation.joined);
+    const State total =
+        messages.combine_with_others(now.reduce_in_team(operation, tile), place.block, number);
+    now.store_by(operation, total, brought, tile, output);
+  }
+}
+
+// The same of rows of several tiles.
+template <typename Shape, typename Operation, typename I, int kInputs, int kArrays, typename O>
+DIGLOT_DEVICE void take_tiles(const Rows<kArrays>& rows, const Operation& operation,
+                              const Inputs<I, kInputs>& inputs, O* output) {
   using State = typename Operation::State;
   using Tiles = RowTiles<Shape, Operation, I, kInputs, kArrays>;
   const auto numbers = std::make_integer_sequence<int, Tiles::kRows>{};
@@ -570,8 +791,7 @@ DIGLOT_DEVICE void take_rows(const Rows<kArrays>& rows, const Operation& operati
   const auto operations = held.of_rows(operation);
   // Of the tiles of its part of a row a block keeps the first in registers, the next in shared
   // memory; those beyond are read again.
-  const int tiles = Shape::kIsTiled ? rows.tiles : 1;
-  const int kept = Shape::kIsTiled ? 1 + rows.places : 1;
+  const int tiles = rows.tiles, kept = 1 + rows.places;
   const int first = place.block * tiles;
   const auto bring = [&](int t) {
     const auto tile = held.tile(first + t);
@@ -594,17 +814,14 @@ DIGLOT_DEVICE void take_rows(const Rows<kArrays>& rows, const Operation& operati
     states = tiles > 1 ? combine(states, more) : more;
   }
 
-  if constexpr (Shape::kTeam == Team::kLanes) {
-    states.of[0] = lanes_reduce(states.of[0], place.threads);
-  } else if constexpr (Shape::kTeam == Team::kColumns) {
+  const int blocks = rows.blocks();
+  if constexpr (Shape::kTeam == Team::kColumns) {
     __shared__ State shared[Tiles::kRows * Shape::kThreads];
-    columns_reduce<Shape::kThreads>(states, shared, rows.log_side, rows.blocks);
+    columns_reduce<Shape::kThreads>(states, shared, rows.log_side, blocks);
   } else {
+    __shared__ State shared;
     states.of[0] = block_reduce<Shape::kThreads>(states.of[0]);
-    if constexpr (Shape::kIsTiled) {
-      __shared__ State shared;
-      if (rows.blocks > 1) states.of[0] = cluster_reduce(states.of[0], &shared, rows.blocks);
-    }
+    if (blocks > 1) states.of[0] = cluster_reduce(states.of[0], &shared, blocks);
   }
 
   const auto maps = maps_of(operations, states, numbers);
@@ -613,9 +830,7 @@ DIGLOT_DEVICE void take_rows(const Rows<kArrays>& rows, const Operation& operati
     const auto tile = t == 0 ? held.tile(first) : bring(t);
     held.store(maps, tile, output);
   }
-  if constexpr (Shape::kIsTiled) {
-    if (rows.blocks > 1) cluster_wait();
-  }
+  if (blocks > 1) cluster_wait();
 }
 
 // output = operation.map(total)(inputs...) row by row, where total is the state of all of a row's
@@ -623,10 +838,12 @@ DIGLOT_DEVICE void take_rows(const Rows<kArrays>& rows, const Operation& operati
 template <typename Shape, typename Operation, typename I, int kInputs, int kArrays, typename O>
 DIGLOT_DEVICE void reduce_then_map_rows(const Rows<kArrays>& rows, const Operation& operation,
                                         const Inputs<I, kInputs>& inputs, O* output) {
-  if constexpr (Shape::kWalk == Walk::kOn) {
+  if constexpr (Shape::kWalk == Walk::kOnce) {
+    hold_rows<Shape>(rows, operation, inputs, output);
+  } else if constexpr (Shape::kWalk == Walk::kOn) {
     walk_over_rows<Shape>(rows, operation, inputs, output);
   } else {
-    take_rows<Shape>(rows, operation, inputs, output);
+    take_tiles<Shape>(rows, operation, inputs, output);
   }
 }
 
