@@ -137,7 +137,7 @@ def markdown(reports: Reports) -> str:
     lines = _measured_on(reports)
     lines[0] += " The last column says what the bar is (of two, cuda's and triton's)."
     for report in reports:
-        lines += [f"## {report['op']}", "", *of_op(report)]
+        lines += [f"## {report['op']}", "", f"Commit {report['commit']}.", "", *of_op(report)]
     return "\n".join(lines)
 
 

@@ -70,7 +70,7 @@ else:
         Two of bfloat16, in one register, become float32 by an instruction each; Triton would take
         them apart first.
         """
-        if values.dtype == tl.bfloat16 and dtype == tl.float32:
+        if values.dtype == tl.bfloat16 and dtype == tl.float32 and values.numel > 1:
             result = tl.inline_asm_elementwise(
                 "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;",
                 "=r,=r,r",

@@ -159,6 +159,7 @@ struct Launch {
   unsigned cluster_blocks = 1;   // neighbours in x that run at once as a cluster (cluster.cuh)
   bool begins_early = false;     // while the launch before it ends (next_launch.cuh)
   bool stays = false;            // only as many blocks as run at once, which take work in turns
+  bool tries = false;  // not started where there is no room for its cluster: no error then
 };
 
 #if !defined(DIGLOT_INTERPRETER)
@@ -278,7 +279,7 @@ template <auto kKernel>
 #endif
 
 // Starts kKernel on `stream` of the current device. Arguments convert to the kernel's own types.
-// False if nothing was started, because the device has no room for a cluster of that size.
+// False if nothing was started: a launch that stays or tries, and the device has no room for it.
 template <auto kKernel, typename... Parameters, typename... Arguments>
 bool launch_as(void (*)(Parameters...), Launch how, cudaStream_t stream,
                const Arguments&... arguments) {
@@ -292,7 +293,7 @@ bool launch_as(void (*)(Parameters...), Launch how, cudaStream_t stream,
                             : resident_blocks<kKernel>(how.block.x, how.shared_bytes);
     if (at_once == 0) return false;
     how.grid.x = std::min(how.grid.x, static_cast<unsigned>(at_once));
-  } else if (!has_room_for_cluster<kKernel>(how)) {
+  } else if (how.tries && !has_room_for_cluster<kKernel>(how)) {
     return false;
   }
   std::tuple<Parameters...> values(static_cast<Parameters>(arguments)...);

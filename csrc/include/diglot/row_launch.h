@@ -164,6 +164,7 @@ Launch share_out(Rows<kArrays>& rows, int most_blocks) {
   constexpr const VariantNames& kNames = kVariantNames<kIsColumns, Shape::kIsWide>;
   const auto quotient = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
   Launch how{{}, Shape::kThreads};
+  how.tries = true;
   rows.log_side = 0, rows.log_blocks = 0, rows.tiles = 1, rows.places = 0;
   if constexpr (Shape::kTeam == Team::kLanes) {
     rows.log_side = log2_ceiling(quotient(rows.n, Shape::kAccesses * kAlong));
