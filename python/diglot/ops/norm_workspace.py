@@ -11,10 +11,12 @@ import torch
 
 from diglot.ops.row_words import row_words, words_of
 
+Table = tuple[tuple[int, int], ...]
+
 # The greatest row length for which that many groups share the rows: two for each of an H200's 132
 # multiprocessors while one of them holds a row, then fewer, since several work on one row.
 # Constants, so that a result does not depend on the device.
-GROUPS = ((8192, 264), (16384, 132), (32768, 64), (65536, 32), (131072, 16))
+GROUPS: Table = ((8192, 264), (16384, 132), (32768, 64), (65536, 32), (131072, 16))
 FEWEST_GROUPS = 8
 
 
@@ -22,7 +24,7 @@ FEWEST_GROUPS = 8
 # row is shared by a cluster: so many clusters run at once for each number of bytes, in kibibytes.
 # (Of the longest rows a fifth of them: what no cluster holds, as with an addend, a block reads
 # twice, of which there should be more.)
-CUDA_GROUPS = ((32, 132), (64, 66), (128, 30), (256, 15), (512, 7), (1024, 35))
+CUDA_GROUPS: Table = ((32, 132), (64, 66), (128, 30), (256, 15), (512, 7), (1024, 35))
 FEWEST_CUDA_GROUPS = 32
 
 
