@@ -8,6 +8,7 @@ CUDA_HOME             the CUDA toolkit (default: that of the nvcc on PATH or of 
 TORCH_CUDA_ARCH_LIST  architectures, such as "8.0 9.0a 9.0+PTX" (the default)
 DIGLOT_REQUIRE_CUDA   1: fail where no nvcc is found, instead of building without the CUDA backend
 DIGLOT_SKIP_CUDA      1: build without the CUDA kernels, for GPUs and for the host's interpreter
+DIGLOT_HOST_OPTIMIZATION  level for what launches kernels, 0 to 3 (the default); theirs is always 3
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ def cuda_extension() -> Any:
         extra_compile_args={
             "cxx": ["-O3", "-fvisibility=hidden", *definitions],
             "nvcc": [
-                "-O3",
+                f"-O{os.environ.get('DIGLOT_HOST_OPTIMIZATION', '3')}",
                 "--expt-relaxed-constexpr",
                 "-fmad=false",  # what is to be fused is written as fma, in both languages
                 "-Xcompiler=-fvisibility=hidden",

@@ -22,6 +22,9 @@ CUDA = pytest.param("cuda", marks=NEEDS_CUDA)
 KERNELS = [CUDA, "triton"]
 BACKENDS = [*KERNELS, "torch"]
 
+# What Triton's kernels are compiled for, to be looked into: for one of them by make test, too.
+ARCHITECTURES = ["sm_80", pytest.param("sm_90", marks=pytest.mark.compiled)]
+
 # Ops whose kernels the interpreters do not run, and why. All others' tests run in both of them.
 NOT_INTERPRETED: dict[str, str] = {}
 OPS = sorted(path.stem for path in (Path(__file__).parent.parent / "csrc/ops").glob("*.cu"))

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 import torch
-from backends import BACKENDS, DEVICE, FLOATING, KERNELS, SLOW_BACKENDS
+from backends import ARCHITECTURES, BACKENDS, DEVICE, FLOATING, KERNELS, SLOW_BACKENDS
 from clipping import check, clip, copies, draw, with_grads
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -292,8 +292,7 @@ print("compiled", len(kernels))
 
 
 @pytest.mark.slow
-@pytest.mark.compiled
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_triton_kernels_do_not_spill(architecture):
     environment = {k: v for k, v in os.environ.items() if "INTERPRET" not in k}
     done = subprocess.run(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from backends import BACKENDS, DEVICE, FLOATING, KERNELS, ulp_error
+from backends import ARCHITECTURES, BACKENDS, DEVICE, FLOATING, KERNELS, ulp_error
 from layouts import LAYOUTS
 
 import diglot
@@ -406,8 +406,7 @@ print("compiled", len(kernels))
 
 
 @pytest.mark.slow
-@pytest.mark.compiled
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_triton_kernels_do_not_spill(architecture):
     environment = {k: v for k, v in os.environ.items() if "INTERPRET" not in k}
     done = subprocess.run(

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from backends import needs_extension, why_no_code
+from backends import ARCHITECTURES, needs_extension, why_no_code
 
 from diglot.tools import resources
 from diglot.tools.resources import (
@@ -266,8 +266,7 @@ def check_triton(calls, dtypes, architecture):
 
 @needs_triton
 @pytest.mark.slow
-@pytest.mark.compiled
-@pytest.mark.parametrize("architecture", ["sm_80", "sm_90"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("dtypes", [FLOATING[:2], FLOATING[2:] + OTHERS], ids=" ".join)
 def test_every_triton_kernel_compiles(dtypes, architecture):
     check_triton(calls_of, dtypes, architecture)
