@@ -200,6 +200,7 @@ endif
 $(STATE)/toolkit: FORCE
 	@mkdir -p $(STATE); \
 	echo "$${CUDA_HOME:-} $${CUDA_PATH:-} $$(command -v nvcc || true) $${TORCH_CUDA_ARCH_LIST:-}" \
+	  "$${DIGLOT_HOST_OPTIMIZATION:-}" \
 	  "$${DIGLOT_SKIP_CUDA:-}" >$@.new; \
 	if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
 
