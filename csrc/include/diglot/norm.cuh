@@ -112,7 +112,8 @@ struct NormForward {
     Compute own = 0, squares = 0;
     visit([&](Compute x) { own += x; });
     const Compute elements = static_cast<Compute>(count);
-    const Compute center = count == 0 ? Compute(0) : sum(own) / elements;
+    const Compute all = sum(own);  // by all lanes, those that have no row too
+    const Compute center = count == 0 ? Compute(0) : all / elements;
     visit([&](Compute x) { squares = fma(x - center, x - center, squares); });
     return {elements, center, sum(squares)};
   }

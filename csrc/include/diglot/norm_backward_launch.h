@@ -25,7 +25,7 @@ struct NormBackwardShapes {
 // is unevenly shared by multiprocessors.
 constexpr int kNormMostStages = 2;
 // Of shared memory, what a block takes for other things, and the device beside it, at most.
-constexpr int kNormOtherBytes = 2 * 1024;
+constexpr int kNormOtherBytes = 2 * 1024 + 64;
 // Groups of rows where there is nothing to add up, so that their number is of no consequence: one
 // for each multiprocessor of an H200, of which clusters of more than two blocks leave some idle.
 constexpr int kNormGroups = 132;
@@ -157,6 +157,7 @@ void launch_norm_backward(cudaStream_t stream, const NormOperands& operands) {
       rows.count = slice, rows.starts = starts;
       const auto attempt = [&](auto shape, int most_blocks) {
         using Shape = decltype(shape);
+        if (operands.workspace == nullptr) rows.groups = 0;
         const std::optional<Launch> how =
             share_out_norm<Shape, T>(rows, arrays.weight_accesses, most_blocks);
         if (!how.has_value()) return false;
@@ -179,7 +180,7 @@ void launch_norm_backward(cudaStream_t stream, const NormOperands& operands) {
       if (!(is_wide && attempt_wide()) &&
           !attempt(typename Shapes::Narrow{}, kNormMostClusterBlocks)) {
         last_variant() = "a row read twice";
-        if (rows.groups == 0) rows.groups = kNormGroups;
+        if (operands.workspace == nullptr) rows.groups = kNormGroups;
         launch<Kernels::again()>(Launch{static_cast<unsigned>(rows.groups), kNormThreads}, stream,
                                  rows, arrays);
       }
