@@ -64,7 +64,7 @@ test-all: lint setup ## lint, then all tests
 test-quick: setup ## the tests that are not slow, and need no machine code, without lint
 	$(RUN) -m pytest $(call workers,worksteal) -m "not slow"
 
-# What looks into machine code, or builds, needs no GPU: make test or make test-all does it anywhere.
+# What builds, and what is marked compiled, needs no GPU: make test-all runs it anywhere.
 gpu-test: setup ## the tests, on this machine's GPU; writes bench/results/<gpu>/tests.json
 	$(RUN) -m pytest $(call workers,loadgroup) --evidence -m "not compiled" \
 	  --ignore=tests/test_build.py

@@ -30,14 +30,7 @@ struct LogSoftmaxRow {
   // Each element is converted to the type that is computed with once.
   template <typename Visit, typename Replace>
   DIGLOT_DEVICE State reduce_replacing(Visit visit, Replace replace) const {
-    State own = State::none();
-    visit([&](Compute x) { own.max = maximum(own.max, x); });
-    const Compute shift = own.shift();
-    replace([&](Compute x) {
-      own.sum += exp_nonpositive_for<T>(x - shift);
-      return x;
-    });
-    return own;
+    return State::of_replaced(visit, replace, [](Compute x, Compute) { return x; });
   }
   DIGLOT_DEVICE auto map_replaced(const State&, const State& total) const { return map(total); }
 };

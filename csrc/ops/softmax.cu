@@ -31,15 +31,7 @@ struct SoftmaxRow {
   // Each exponential is computed once, relative to the greatest element that the thread has.
   template <typename Visit, typename Replace>
   DIGLOT_DEVICE State reduce_replacing(Visit visit, Replace replace) const {
-    State own = State::none();
-    visit([&](Compute x) { own.max = maximum(own.max, x); });
-    const Compute shift = own.shift();
-    replace([&](Compute x) {
-      const Compute power = exp_nonpositive_for<T>(x - shift);
-      own.sum += power;
-      return power;
-    });
-    return own;
+    return State::of_replaced(visit, replace, [](Compute, Compute power) { return power; });
   }
   DIGLOT_DEVICE auto map_replaced(const State& own, const State& total) const {
     const Compute factor = exp_nonpositive_for<T>(own.max - total.max) / total.sum;

@@ -45,7 +45,7 @@ ROWS, TILES, COLUMNS, COLUMN_TILES, SHARED_ROWS, SHARED_COLUMNS = (
     tl.constexpr(5),
 )
 # What is read stays in the L2 cache longer than what is written, which so goes to memory all along:
-# with arrays beyond the cache 3 % faster on an H200. (What a pipeline loads is not told apart.)
+# faster with arrays beyond the cache. (What a pipeline loads is not told apart.)
 LOADS = tl.constexpr("evict_last")
 STAGES = tl.constexpr(3)  # tiles in flight, where there is a loop
 

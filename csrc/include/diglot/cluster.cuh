@@ -8,6 +8,9 @@
 
 namespace diglot {
 
+// Blocks of a cluster, at most: more than every device has.
+constexpr int kMostClusterBlocks = 16;
+
 // Arrives at the cluster's barrier, with what the thread has written to shared memory, and goes on.
 // All threads of all blocks of the cluster call it, and then cluster_wait.
 DIGLOT_DEVICE void cluster_arrive() {

@@ -1,6 +1,6 @@
 // The derivatives of layer norm and RMS norm, of which one launch finds those of the input, and of
 // weight and bias what groups of rows add up to, and a second one adds up the groups. Twin of
-// triton_ops/lib/norm.py.
+// triton_ops/lib/norm_backward.py.
 //
 // With x' = (x - mean) rstd, h = g weight and means over a row of n elements,
 //
@@ -11,9 +11,10 @@
 //
 // Few groups of threads walk over all rows, each over its own: a thread has the same columns of all
 // rows of its group, and adds up their derivatives in registers. The next rows are under way to
-// shared memory meanwhile, so that memory is never idle while a row's sums are found: a thread
-// takes its part of a row from there at once, and has that of a later row brought to its place. A
-// row belongs to neighbouring threads of a block, its team, or to a cluster of blocks.
+// shared memory meanwhile, so that memory is never idle while a row's sums are found. A thread that
+// holds its part of a row has that of a later row brought to its place at once, others when they
+// are done with it. A row belongs to neighbouring threads of a block, its team, or to a cluster of
+// blocks.
 #pragma once
 
 #include "diglot/cluster.cuh"
@@ -25,7 +26,6 @@
 namespace diglot {
 
 constexpr int kNormThreads = 512;  // of a multiprocessor: sums take many registers
-constexpr int kNormMostClusterBlocks = 16;
 
 // A kernel variant: a thread has so many accesses of a row, of 16 bytes where kIsWide, otherwise as
 // many elements one by one, neighbours by neighbouring threads. It holds a row in registers, as it
@@ -199,22 +199,9 @@ class NormPart {
   template <int kFirst, int kEnd>
   DIGLOT_DEVICE void fetch(int64_t row, int stage) const {
     if (row >= rows_.count || (kFirst == kAddends && arrays_.grad_sum == nullptr)) return;
-    const auto starts = rows_.offsets(row);
-    const T* const arrays[] = {arrays_.input, arrays_.grad_output, arrays_.grad_sum};
-    const int64_t offsets[] = {starts.of[kInput], starts.of[kGradOutput], starts.of[kGradSum]};
+    const Sources from = sources(row);
     DIGLOT_UNROLL
-    for (int array = kFirst; array < kEnd; ++array) {
-      if (array == kAddends && arrays_.grad_sum == nullptr) continue;
-      const T* const from = as_it_is(arrays[array] + offsets[array] + own_column_);
-      DIGLOT_UNROLL
-      for (int a = 0; a < kAccesses; ++a) {
-        if constexpr (Shape::kIsWide) {
-          if (is_there(a, 0)) copy_async(staged(stage, a, array), at(from, a));
-        } else {
-          *staged(stage, a, array) = pack(read(from, a));
-        }
-      }
-    }
+    for (int a = 0; a < kAccesses; ++a) fetch_access<kFirst, kEnd>(from, stage, a);
   }
 
   // The weights into shared memory.
@@ -274,6 +261,9 @@ class NormPart {
   DIGLOT_DEVICE void store(int64_t row, const typename Row::Map& map, const Held& held, int stage,
                            int64_t next) const {
     T* const to = as_it_is(arrays_.grad_input + rows_.offsets(row).of[kGradInput] + own_column_);
+    constexpr int kFirst = Shape::kHolds ? kAddends : 0;  // of what is still to be brought
+    const bool has_next = next < rows_.count;
+    const Sources from = sources(has_next ? next : row);
     DIGLOT_UNROLL
     for (int a = 0; a < kAccesses; ++a) {
       Compute values[kElements];
@@ -305,8 +295,8 @@ class NormPart {
           if (is_there(a, i)) *at(to, a, i) = convert<T>(values[i]);
         }
       }
+      if (has_next) fetch_access<kFirst, kReadArrays>(from, stage, a);
     }
-    fetch<Shape::kHolds ? kAddends : 0, kReadArrays>(next, stage);
   }
 
   // The group's sums over its rows of what its teams have added up. Stages are overwritten.
@@ -349,6 +339,28 @@ class NormPart {
     return (Shape::kIsWide ? a : a * kElements + i) < count_;
   }
 
+  // Where the thread's part of a row begins.
+  struct Sources {
+    const T* of[kReadArrays];
+  };
+  DIGLOT_DEVICE Sources sources(int64_t row) const {
+    const auto starts = rows_.offsets(row);
+    return {{as_it_is(arrays_.input + starts.of[kInput] + own_column_),
+             as_it_is(arrays_.grad_output + starts.of[kGradOutput] + own_column_),
+             as_it_is(arrays_.grad_sum + starts.of[kGradSum] + own_column_)}};
+  }
+  template <int kFirst, int kEnd>
+  DIGLOT_DEVICE void fetch_access(const Sources& from, int stage, int a) const {
+    DIGLOT_UNROLL
+    for (int array = kFirst; array < kEnd; ++array) {
+      if (array == kAddends && arrays_.grad_sum == nullptr) continue;
+      if constexpr (Shape::kIsWide) {
+        if (is_there(a, 0)) copy_async(staged(stage, a, array), at(from.of[array], a));
+      } else {
+        *staged(stage, a, array) = pack(read(from.of[array], a));
+      }
+    }
+  }
   // Of an access, or of an element that is accessed alone.
   template <typename U>
   DIGLOT_DEVICE U* at(U* part, int a, int i = 0) const {
@@ -525,7 +537,7 @@ class TeamSum {
   static constexpr int kMostWarps = kNormThreads / kWarpLanes;
   struct Shared {
     State of_warps[2][kMostWarps];
-    ClusterMessages<State, kNormMostClusterBlocks> messages;
+    ClusterMessages<State, kMostClusterBlocks> messages;
   };
   DIGLOT_DEVICE static Shared& shared() {
     __shared__ Shared shared;
@@ -571,7 +583,7 @@ DIGLOT_DEVICE void norm_backward(const NormRows& rows, const NormGradients<T>& a
     stage = stage + 1 == rows.stages ? 0 : stage + 1;
   }
   part.finish();
-  if (rows.blocks > 1) cluster_sync();  // others may still read this block's sums
+  if (rows.blocks > 1) cluster_sync();  // interpreted, others may still read what this block sent
 }
 
 // The same where no team holds a row: it is read twice, by a block, and what its group has added up

@@ -16,13 +16,12 @@ template <typename T>
 struct NormBackwardShapes {
   static constexpr bool kIsNarrowType = sizeof(T) == 2;
   using Wide = NormShape<kIsNarrowType ? 2 : 4, true, true>;
-  static constexpr int kWideBlocks = kIsNarrowType ? 1 : kNormMostClusterBlocks;
+  static constexpr int kWideBlocks = kIsNarrowType ? 1 : kMostClusterBlocks;
   using Long = NormShape<sizeof(T) == 4 ? 8 : 4, true, false>;
   using Narrow = NormShape<2, false, false>;
 };
 
-// More do not help where a row is taken from its stage at once, and what is under way at once then
-// is unevenly shared by multiprocessors.
+// More do not help: what is under way at once then is unevenly shared by multiprocessors.
 constexpr int kNormMostStages = 2;
 // Of shared memory, what a block takes for other things, and the device beside it, at most.
 constexpr int kNormOtherBytes = 2 * 1024 + 64;
@@ -175,10 +174,9 @@ void launch_norm_backward(cudaStream_t stream, const NormOperands& operands) {
       };
       const auto attempt_wide = [&] {
         return attempt(typename Shapes::Wide{}, Shapes::kWideBlocks) ||
-               attempt(typename Shapes::Long{}, kNormMostClusterBlocks);
+               attempt(typename Shapes::Long{}, kMostClusterBlocks);
       };
-      if (!(is_wide && attempt_wide()) &&
-          !attempt(typename Shapes::Narrow{}, kNormMostClusterBlocks)) {
+      if (!(is_wide && attempt_wide()) && !attempt(typename Shapes::Narrow{}, kMostClusterBlocks)) {
         last_variant() = "a row read twice";
         if (operands.workspace == nullptr) rows.groups = kNormGroups;
         launch<Kernels::again()>(Launch{static_cast<unsigned>(rows.groups), kNormThreads}, stream,

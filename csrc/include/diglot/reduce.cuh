@@ -71,6 +71,20 @@ struct MaxSum {
     visit([&](compute_t<T> x) { state.sum += exp_nonpositive_for<T>(x - shift); });
     return state;
   }
+  // The same where replace(function), called once, has function(x) take the place of each element
+  // x: keep(x, e^(x - max)).
+  template <typename Visit, typename Replace, typename Keep>
+  DIGLOT_DEVICE static MaxSum of_replaced(Visit visit, Replace replace, Keep keep) {
+    MaxSum state = none();
+    visit([&](compute_t<T> x) { state.max = maximum(state.max, x); });
+    const compute_t<T> shift = state.shift();
+    replace([&](compute_t<T> x) {
+      const compute_t<T> power = exp_nonpositive_for<T>(x - shift);
+      state.sum += power;
+      return keep(x, power);
+    });
+    return state;
+  }
   // What is subtracted before the exponential.
   DIGLOT_DEVICE compute_t<T> shift() const { return max == none().max ? compute_t<T>(0) : max; }
 };

@@ -134,9 +134,6 @@ DIGLOT_DEVICE RowsOf<State, kRows> combine(RowsOf<State, kRows> a, const RowsOf<
   return a;
 }
 
-// The blocks of a cluster that has a row, at most; more than every device has.
-constexpr int kMostClusterBlocks = 16;
-
 // Whether an operation makes one array of its inputs, and whether a map is of elements' places.
 template <typename Operation, typename = void>
 constexpr bool kJoins = false;
