@@ -86,9 +86,9 @@ def _draw_errors(axes: Any, comparison: Comparison) -> None:
     axes.set_title("Largest error against the fp64 oracle", loc="left", fontsize=11)
     axes.set_axisbelow(True)
     axes.grid(True, which="major", **GRID)
-    _hide_frame(axes)
+    hide_frame(axes)
     if not drawn:
-        _say(axes, "no floating-point result to judge")
+        say(axes, "no floating-point result to judge")
         return
     highest, far = 1.0, False
     for place, row in enumerate(drawn):
@@ -206,7 +206,7 @@ def _draw_speeds(axes: Any, comparison: Comparison, rows: list[Row]) -> None:
     axes.set_title("Bandwidth", loc="left", fontsize=11)
     axes.set_axisbelow(True)
     axes.grid(True, axis="y", **GRID)
-    _hide_frame(axes)
+    hide_frame(axes)
     top = ceiling.gb_per_s
     for place, row in enumerate(rows):
         speed = row.speed
@@ -249,12 +249,14 @@ def _draw_speeds(axes: Any, comparison: Comparison, rows: list[Row]) -> None:
     axes.set_xlabel("median; whiskers: 20th to 80th percentile")
 
 
-def _hide_frame(axes: Any) -> None:
+def hide_frame(axes: Any) -> None:
+    """Leaves a picture's lines on the left and below alone."""
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
 
 
-def _say(axes: Any, text: str) -> None:
+def say(axes: Any, text: str) -> None:
+    """Says in a picture why nothing is in it."""
     axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color="#555555")
     axes.set_xticks([])
     axes.set_yticks([])

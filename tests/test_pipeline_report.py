@@ -1,0 +1,226 @@
+"""PipelineReport: exact numbers of small timelines; its table, file, trace and picture."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+
+import pytest
+
+from diglot.pipeline.report import STAGES, PipelineReport
+
+NONE = (math.nan, math.nan)
+
+
+def chunk(**stages):
+    """The times of a chunk, in quarters of a second, which are exact."""
+    times = [t for stage in STAGES for t in stages.get(stage, NONE)]
+    return tuple(math.nan if math.isnan(t) else t / 4 for t in times)
+
+
+# Pinned memory, two slots. The copies in wait once, the kernel is short.
+PINNED = [
+    chunk(h2d=(0, 4), compute=(4, 5), d2h=(5, 9)),
+    chunk(h2d=(4, 8), compute=(8, 9), d2h=(9, 13)),
+    chunk(h2d=(9, 13), compute=(13, 14), d2h=(14, 18)),
+]
+STAGED = [
+    chunk(read=(0, 1), h2d=(1, 2), compute=(2, 3), d2h=(3, 4), write=(4, 6)),
+    chunk(read=(1, 2), h2d=(2, 3), compute=(3, 4), d2h=(4, 5), write=(6, 8)),
+]
+
+
+def report(timelines=(PINNED,), **changes):
+    values = {
+        "op": "gelu",
+        "backend": "cuda",
+        "engine": "native",
+        "devices": ("cuda:0",),
+        "rows": 300,
+        "chunk_rows": 100,
+        "chunks": 3,
+        "num_slots": 2,
+        "bytes_in": 9_000_000_000,
+        "bytes_out": 18_000_000_000,
+        "device_bytes": 18_000_000,
+        "seconds": 4.5,
+        "timelines": timelines,
+    }
+    return PipelineReport(**{**values, **changes})
+
+
+def test_rates():
+    of = report()
+    assert (of.gb_per_s_in, of.gb_per_s_out) == (2.0, 4.0)
+    assert of.share_of_duplex(5.0) == 0.8  # of the direction that has more to do
+    assert report(bytes_out=0).share_of_duplex(5.0) == 0.4
+
+
+def test_busy_and_stalls():
+    of = report()
+    assert of.busy == {"h2d": 3.0, "compute": 0.75, "d2h": 3.0}
+    assert of.stalls == {"h2d": 0.25, "compute": 1.75, "d2h": 0.25}
+    h2d = of.stages()["h2d"]
+    assert (h2d.chunks, h2d.begin, h2d.end, h2d.busy, h2d.stall) == (3, 0.0, 3.25, 3.0, 0.25)
+    assert list(report([STAGED]).busy) == list(STAGES)
+    assert report([STAGED]).stalls == dict.fromkeys(STAGES, 0.0)
+
+
+def test_speed_of_a_stage():
+    of = report()
+    assert of.stage_gb_per_s("h2d") == 3.0
+    assert of.stage_gb_per_s("d2h") == 6.0
+    assert of.stage_gb_per_s("compute") is None
+    assert of.stage_gb_per_s("read") == 0.0  # there was none
+
+
+@pytest.mark.parametrize(
+    ("intervals", "busy", "stall"),
+    [
+        ([(0, 4), (2, 3)], 1.0, 0.0),  # one within another
+        ([(0, 4), (3, 6)], 1.5, 0.0),  # one into another
+        ([(8, 9), (0, 4)], 1.25, 1.0),  # not in order
+        ([(3, 3)], 0.0, 0.0),
+        ([(0, 1), NONE, (2, 3)], 0.5, 0.25),
+    ],
+)
+def test_what_several_intervals_cover(intervals, busy, stall):
+    of = report([[chunk(compute=at) for at in intervals]])
+    assert of.busy == {"compute": busy}
+    assert of.stalls == {"compute": stall}
+
+
+def test_devices_add_up():
+    late = [tuple(t + 10 for t in of) for of in PINNED]
+    of = report([PINNED, late], devices=("cuda:0", "cuda:1"))
+    # What lies between the two is no stall: no device was idle in its turn.
+    assert of.busy == {"h2d": 6.0, "compute": 1.5, "d2h": 6.0}
+    assert of.stalls == {"h2d": 0.5, "compute": 3.5, "d2h": 0.5}
+    assert of.stages(1)["h2d"].begin == 10.0
+    assert of.stage_gb_per_s("h2d") == 1.5
+
+
+def test_nothing_was_done():
+    of = report([[]], rows=0, chunks=0, bytes_in=0, bytes_out=0, seconds=0.0)
+    assert (of.gb_per_s_in, of.gb_per_s_out, of.busy, of.stalls) == (0.0, 0.0, {}, {})
+    assert "0 rows" in str(of) and "0 bytes" in str(of)
+
+
+def test_table():
+    lines = str(report(notes=("no GPU",))).splitlines()
+    assert lines[0] == (
+        "gelu of 300 rows, 9 GB in and 18 GB out, on cuda:0 (backend cuda, native engine, 3 chunks "
+        "of 100 rows, 2 slots) in 4.5 s: 2 GB/s in, 4 GB/s out"
+    )
+    assert lines[1:4] == [
+        "18 MB of device memory",
+        "",
+        "stage    chunks  busy ms  of the run  stalls ms  ms per chunk  GB/s",
+    ]
+    assert [line.split() for line in lines[4:7]] == [
+        ["h2d", "3", "3000.00", "0.67", "250.00", "1000.000", "3.0"],
+        ["compute", "3", "750.00", "0.17", "1750.00", "250.000", "–"],
+        ["d2h", "3", "3000.00", "0.67", "250.00", "1000.000", "6.0"],
+    ]
+    assert lines[7:] == ["", "note: no GPU"]
+    assert len({len(line) for line in lines[3:7]}) == 1  # columns
+
+
+@pytest.mark.parametrize("timelines", [[PINNED], [STAGED, PINNED], [[]], []])
+def test_json_and_back(timelines):
+    of = report(timelines, notes=("é",), seconds=0.1 + 0.2)
+    text = of.to_json()
+    again = PipelineReport.from_json(text)
+    assert again == dataclasses.replace(of, timelines=timelines)
+    assert again.to_json() == text
+    assert "NaN" not in text
+
+
+def test_json_says_what_it_is():
+    values = json.loads(report().to_json())
+    assert (values["schema"], values["schema_version"]) == ("diglot.pipeline_report", 1)
+    assert values["times"][:4] == ["read begin", "read end", "h2d begin", "h2d end"]
+    assert values["timelines"][0][1] == [None, None, 1.0, 2.0, 2.0, 2.25, 2.25, 3.25, None, None]
+    assert values["stalls"] == {"h2d": 0.25, "compute": 1.75, "d2h": 0.25}
+    assert values == report().to_dict()
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", '{"schema": "diglot.comparison"}', "nonsense"])
+def test_other_files_are_refused(text):
+    with pytest.raises(ValueError):
+        PipelineReport.from_json(text)
+
+
+def test_save(tmp_path):
+    path = tmp_path / "report.json"
+    report().save(path)
+    assert PipelineReport.from_json(path.read_text()) == report([PINNED])
+    with pytest.raises(ValueError, match="is not overwritten without force"):
+        report().save(path)
+    report(op="add").save(path, force=True)
+    assert PipelineReport.from_json(path.read_text()).op == "add"
+
+
+def test_trace(tmp_path):
+    path = tmp_path / "trace.json"
+    report([STAGED, PINNED], devices=("cuda:0", "cuda:1")).trace(path)
+    events = json.loads(path.read_text())["traceEvents"]
+    names = [e["args"]["name"] for e in events if e["name"] == "process_name"]
+    assert names == ["cuda:0", "cuda:1"]
+    spans = {e["name"]: e for e in events if e["ph"] == "X" and e["pid"] == 1}
+    assert len(spans) == 9
+    found = spans["h2d 2"]
+    assert (found["ts"], found["dur"], found["args"]) == (2.25e6, 1e6, {"chunk": 2, "slot": 0})
+
+
+@pytest.mark.parametrize("timelines", [[PINNED], [STAGED, PINNED], [PINNED * 90], [[]], []])
+def test_picture(timelines, tmp_path):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "overlap.png"
+    of = report(timelines, devices=("cuda:0", "cuda:1")[: len(timelines)])
+    of.plot(path)
+    assert path.read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ValueError, match="is not overwritten without force"):
+        of.plot(path)
+    of.plot(path, force=True)
+
+
+def test_bars_of_the_picture(tmp_path, monkeypatch):
+    """One for each chunk and stage, in its slot's lane, from its begin to its end."""
+    pytest.importorskip("matplotlib")
+    from matplotlib.axes import Axes
+
+    bars = []
+    real = Axes.broken_barh
+
+    def note(self, spans, lane, **options):
+        bars.append((list(spans), lane[0] + lane[1] / 2))
+        return real(self, spans, lane, **options)
+
+    monkeypatch.setattr(Axes, "broken_barh", note)
+    report().plot(tmp_path / "overlap.svg")
+    close, whole = bars[:9], bars[9:]
+    # Slot 0 has lanes 0 to 2, with chunks 0 and 2; slot 1 the next three, with chunk 1.
+    assert {(span, round(lane, 3)) for (span,), lane in close} == {
+        ((0.0, 1000.0), 0),
+        ((2250.0, 1000.0), 0),
+        ((1000.0, 250.0), 1),
+        ((3250.0, 250.0), 1),
+        ((1250.0, 1000.0), 2),
+        ((3500.0, 1000.0), 2),
+        ((1000.0, 1000.0), 3.7),
+        ((2000.0, 250.0), 4.7),
+        ((2250.0, 1000.0), 5.7),
+    }
+    assert [spans for spans, _ in whole] == [
+        [(0.0, 1000.0), (1000.0, 1000.0), (2250.0, 1000.0)],
+        [(1000.0, 250.0), (2000.0, 250.0), (3250.0, 250.0)],
+        [(1250.0, 1000.0), (2250.0, 1000.0), (3500.0, 1000.0)],
+    ]
+
+
+def test_a_picture_of_no_known_kind(tmp_path):
+    pytest.importorskip("matplotlib")
+    with pytest.raises(ValueError, match="must end in one of"):
+        report().plot(tmp_path / "overlap.txt")
