@@ -129,12 +129,14 @@ def _draw_whole(axes: Any, report: PipelineReport, stages: list[str]) -> None:
             ticks.append(place)
             name = LANES[stage][0]
             names.append(f"{report.devices[device]}  {name}" if several and lane == 0 else name)
-            # Without edges, which would cover the bars of hundreds of chunks.
+            # Without edges, which would cover hundreds of bars, and not moved to whole pixels, by
+            # which narrower ones would vanish.
             axes.broken_barh(
                 [(1e3 * b, 1e3 * (e - b)) for _, (b, e) in intervals_of(timeline, stage)],
                 (place - LANE_HEIGHT / 2, LANE_HEIGHT),
                 facecolor=LANES[stage][1],
                 linewidth=0,
+                snap=False,
                 zorder=3,
             )
             if stage not in found:

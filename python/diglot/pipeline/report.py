@@ -260,9 +260,9 @@ class PipelineReport:
                 events.append({**about, "tid": lane, "name": "thread_name", "args": args})
                 for chunk, (begin, end) in found:
                     span = {"ts": 1e6 * begin, "dur": 1e6 * (end - begin)}
-                    args = {"chunk": chunk, "slot": chunk % self.num_slots}
-                    where = {"ph": "X", "pid": device, "tid": lane}
-                    events.append({"name": f"{stage} {chunk}", **where, **span, "args": args})
+                    where = {"ph": "X", "pid": device, "tid": lane, "name": f"{stage} {chunk}"}
+                    of = {"chunk": chunk, "slot": chunk % self.num_slots}
+                    events.append({**where, **span, "args": of})
         _write(path, json.dumps({"traceEvents": events}, indent=0) + "\n", force)
 
     def plot(self, path: str | Path, force: bool = False) -> None:
