@@ -45,6 +45,14 @@ from diglot.ops import (
     softmax,
     standardize,
 )
+from diglot.pipeline.pinned import pinned_cache
+from diglot.pipeline.stream import (
+    StreamError,
+    StreamInterrupted,
+    last_stream_report,
+    stream_map,
+    stream_reduce,
+)
 
 __version__ = _metadata.version("diglot")
 
@@ -53,6 +61,8 @@ __all__ = [
     "Explanation",
     "GridBarrierCheck",
     "LastRun",
+    "StreamError",
+    "StreamInterrupted",
     "add",
     "add_layer_norm",
     "add_rms_norm",
@@ -67,13 +77,17 @@ __all__ = [
     "grid_barrier_check",
     "l2",
     "last_run",
+    "last_stream_report",
     "layer_norm",
     "log_softmax",
     "nn",
+    "pinned_cache",
     "record_runs",
     "rms_norm",
     "softmax",
     "standardize",
+    "stream_map",
+    "stream_reduce",
     "use_backend",
 ]
 

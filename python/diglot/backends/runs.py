@@ -42,7 +42,8 @@ class _Thread(threading.local):
 
 _thread = _Thread()
 _launchers: dict[tuple[str, str], Callable[..., str | None]] = {}
-_recordings: list[list[LastRun]] = []
+# Called on the thread of each run, after it, with the run and the launcher's arguments.
+_observers: list[Callable[[LastRun, tuple[Any, ...]], None]] = []
 
 
 def _load(backend: str, op: str, name: str) -> Callable[..., str | None]:
@@ -64,11 +65,11 @@ def run(backend: str, op: str, name: str, *arguments: Any) -> None:
     launcher = _launchers.get((backend, name)) or _load(backend, op, name)
     variant = launcher(*arguments)
     _thread.last = (op, name, backend, variant)
-    if _recordings:
+    if _observers:
         record = last_run()
         assert record is not None
-        for recording in _recordings:
-            recording.append(record)
+        for observer in _observers:
+            observer(record, arguments)
 
 
 def _run_traced(backend: str, op: str, name: str, arguments: tuple[Any, ...]) -> None:
@@ -112,11 +113,18 @@ def last_run() -> LastRun | None:
 
 
 @contextmanager
+def observe_runs(observer: Callable[[LastRun, tuple[Any, ...]], None]) -> Iterator[None]:
+    """Context manager: a function is told of every run, on any thread, and its arguments."""
+    _observers.append(observer)
+    try:
+        yield
+    finally:
+        _observers[:] = [other for other in _observers if other is not observer]
+
+
+@contextmanager
 def record_runs() -> Iterator[list[LastRun]]:
     """Context manager: a list that every run, on any thread, is appended to."""
     recording: list[LastRun] = []
-    _recordings.append(recording)
-    try:
+    with observe_runs(lambda record, _: recording.append(record)):
         yield recording
-    finally:
-        _recordings[:] = [other for other in _recordings if other is not recording]

@@ -1,0 +1,205 @@
+"""Arrays in host memory, as the pipeline reads and writes them: by rows, along dimension 0.
+
+Pinned memory is copied from and to the device as it is. All other is staged through pinned buffers
+by several threads: what lies in ordinary memory is copied; what is a shared map of a file is read
+and written by file operations, so that its pages do not become the process's, a full disk is an
+error and not a signal, and the system reads ahead. (Pinning ordinary memory for the time of a call
+costs more than the copy: docs/pipeline.md.)
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import math
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+PIECE = 1 << 20  # bytes that are worth a thread's turn
+SMALLEST_FILE = 1 << 20  # less is copied from its map
+READ_AHEAD = 64 << 20
+
+
+@dataclass(frozen=True)
+class Mapping:
+    """Where memory is a map of a file."""
+
+    path: str
+    offset: int  # in the file
+    is_writable: bool
+
+
+def mapping_of(address: int, size: int) -> Mapping | None:
+    """The file that memory shows, if it shows one and nothing of its own; None otherwise."""
+    try:
+        lines = Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        # "7f0c-7f0d rw-s 00001000 fe:00 123   /a/path"
+        fields = line.split(maxsplit=5)
+        begin, end = (int(number, 16) for number in fields[0].split("-"))
+        if not begin <= address < end:
+            continue
+        permissions, path = fields[1], fields[5] if len(fields) > 5 else ""
+        is_shared = permissions[3] == "s"
+        if end < address + size or not path.startswith("/") or int(fields[4]) == 0:
+            return None
+        if not is_shared and "w" in permissions:  # it may have been written to, for itself
+            return None
+        try:
+            found = Path(path).stat()
+        except OSError:  # it was deleted, or is a name with a line's end in it
+            return None
+        major, minor = (int(number, 16) for number in fields[3].split(":"))
+        if found.st_ino != int(fields[4]) or found.st_dev != os.makedev(major, minor):
+            return None
+        offset = int(fields[2], 16) + address - begin
+        return Mapping(path, offset, is_shared and "w" in permissions)
+    return None
+
+
+class HostArray:
+    """A CPU tensor of rows.
+
+    Attributes:
+        tensor: all of it, (rows, *row_shape).
+        kind: "pinned", "memory", "file", or "strided" where a row does not lie in one piece.
+        row_bytes: of a row.
+        address: where it begins, if it lies in one piece.
+        mapping: the file, of kind "file".
+    """
+
+    def __init__(self, tensor: torch.Tensor, *, is_output: bool = False) -> None:
+        self.tensor = tensor
+        self.rows = tensor.shape[0]
+        self.row_shape = tuple(tensor.shape[1:])
+        self.row_bytes = math.prod(self.row_shape) * tensor.element_size()
+        self.address = tensor.data_ptr()
+        self.mapping: Mapping | None = None
+        self.file = -1
+        self.is_output = is_output
+        size = self.rows * self.row_bytes
+        self.kind = "memory"
+        if not tensor.is_contiguous():
+            self.kind = "strided"
+        elif size > 0 and torch.cuda.is_available() and tensor.is_pinned():
+            self.kind = "pinned"
+        elif size >= SMALLEST_FILE:
+            self.mapping = mapping_of(self.address, size)
+            if self.mapping is not None and (self.mapping.is_writable or not is_output):
+                self.kind = "file"
+
+    @property
+    def is_staged(self) -> bool:
+        """Whether it goes through pinned buffers."""
+        return self.kind != "pinned"
+
+    def open(self) -> None:
+        """Opens the file; without effect for other kinds."""
+        if self.kind == "file" and self.file < 0:
+            assert self.mapping is not None
+            how = os.O_RDWR if self.is_output else os.O_RDONLY
+            self.file = os.open(self.mapping.path, how | os.O_CLOEXEC)
+
+    def close(self) -> None:
+        """Closes it again."""
+        if self.file >= 0:
+            os.close(self.file)
+            self.file = -1
+
+    def part(self, begin: int, end: int) -> torch.Tensor:
+        """Some rows, where they are."""
+        return self.tensor[begin:end]
+
+    def read(self, begin: int, end: int, into: torch.Tensor, threads: Copiers) -> None:
+        """Copies rows to a buffer, (end - begin, *row_shape) and contiguous."""
+        if self.kind == "strided":
+            into.copy_(self.part(begin, end))
+            return
+        first, size = begin * self.row_bytes, (end - begin) * self.row_bytes
+        if self.kind == "file":
+            assert self.mapping is not None
+            at = self.mapping.offset + first
+            os.posix_fadvise(self.file, at + size, READ_AHEAD, os.POSIX_FADV_WILLNEED)
+            threads.each(size, lambda i, n: _read_file(self.file, at + i, into.data_ptr() + i, n))
+        else:
+            threads.copy(into.data_ptr(), self.address + first, size)
+
+    def write(self, begin: int, end: int, source: torch.Tensor, threads: Copiers) -> None:
+        """Copies a buffer's rows to their place."""
+        first, size = begin * self.row_bytes, (end - begin) * self.row_bytes
+        if self.kind == "strided":
+            self.part(begin, end).copy_(source)
+        elif self.kind == "file":
+            assert self.mapping is not None
+            at = self.mapping.offset + first
+            threads.each(
+                size, lambda i, n: _write_file(self.file, at + i, source.data_ptr() + i, n)
+            )
+        else:
+            threads.copy(self.address + first, source.data_ptr(), size)
+
+
+def _bytes_at(address: int, size: int) -> Any:
+    return (ctypes.c_char * size).from_address(address)
+
+
+def _read_file(file: int, offset: int, address: int, size: int) -> None:
+    done = 0
+    while done < size:
+        count = os.preadv(file, [_bytes_at(address + done, size - done)], offset + done)
+        if count == 0:
+            raise OSError(f"the file ends {size - done} bytes early: it was cut short")
+        done += count
+
+
+def _write_file(file: int, offset: int, address: int, size: int) -> None:
+    done = 0
+    while done < size:
+        done += os.pwritev(file, [_bytes_at(address + done, size - done)], offset + done)
+
+
+class Copiers:
+    """Threads that copy pieces of memory, without Python's lock while they do."""
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        self._pool = ThreadPoolExecutor(threads, "diglot-copy") if threads > 1 else None
+
+    def each(self, size: int, function: Any) -> None:
+        """Calls function(first, count) for pieces of so many bytes, and waits for all."""
+        pieces = max(1, min(self.threads, size // PIECE))
+        cuts = [size * i // pieces // 64 * 64 for i in range(pieces)] + [size]
+        spans = [(a, b - a) for a, b in itertools.pairwise(cuts) if b > a]
+        if self._pool is None or len(spans) < 2:
+            for span in spans:
+                function(*span)
+            return
+        rest = [self._pool.submit(function, *span) for span in spans[1:]]
+        try:
+            function(*spans[0])
+        finally:
+            errors = [future.exception() for future in rest]
+        for error in errors:
+            if error is not None:
+                raise error
+
+    def copy(self, to: int, source: int, size: int) -> None:
+        """Copies memory."""
+        self.each(size, lambda i, n: ctypes.memmove(to + i, source + i, n))
+
+    def close(self) -> None:
+        """Ends the threads."""
+        if self._pool is not None:
+            self._pool.shutdown()
+
+
+def default_copy_threads() -> int:
+    """Of each direction: half of the processor's, but no more than memory's bandwidth feeds."""
+    return max(1, min(8, len(os.sched_getaffinity(0)) // 2))

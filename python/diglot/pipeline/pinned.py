@@ -1,0 +1,127 @@
+"""Pinned host memory, kept between calls: pinning costs more than a copy.
+
+A buffer is anonymous memory that CUDA is told of (cudaHostRegister), in whole pages. PyTorch's own
+allocator would round each up to a power of two.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+
+import torch
+
+PAGES = 2 << 20  # huge ones, where the system has them
+DEFAULT_LIMIT = 1 << 30
+# Of a kept buffer at most so much of what was asked for is not used.
+MOST_WASTE = 0.25
+
+
+class Buffer:
+    """Host memory: pinned where there is a GPU.
+
+    Attributes:
+        bytes: its size.
+        tensor: all of it, as torch.uint8.
+    """
+
+    def __init__(self, size: int, pinned: bool) -> None:
+        self.bytes = max(-(-size // PAGES), 1) * PAGES
+        self._memory = mmap.mmap(-1, self.bytes)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            self._memory.madvise(mmap.MADV_HUGEPAGE)
+        self.tensor = torch.frombuffer(self._memory, dtype=torch.uint8)
+        self.address = self.tensor.data_ptr()
+        self._pinned = False
+        if pinned:
+            portable = 1  # for every device
+            status = torch.cuda.cudart().cudaHostRegister(self.address, self.bytes, portable)
+            if int(status) != 0:
+                raise RuntimeError(
+                    f"pinning {self.bytes} bytes of host memory failed: CUDA error {int(status)}"
+                )
+            self._pinned = True
+
+    def free(self) -> None:
+        """Gives the memory back; nothing may use it any more."""
+        if self._pinned:
+            torch.cuda.cudart().cudaHostUnregister(self.address)
+            self._pinned = False
+        del self.tensor
+
+    def __del__(self) -> None:
+        if getattr(self, "_pinned", False):
+            self.free()
+
+
+class PinnedCache:
+    """Pinned buffers that nobody uses now, for who asks next."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._free: list[Buffer] = []  # the one that was used last is last
+        self._limit = DEFAULT_LIMIT
+        self._used = 0
+
+    @property
+    def bytes(self) -> int:
+        """Kept now, in no one's use."""
+        with self._lock:
+            return sum(buffer.bytes for buffer in self._free)
+
+    @property
+    def bytes_in_use(self) -> int:
+        """Of the buffers that runs have now."""
+        with self._lock:
+            return self._used
+
+    def limit(self, bytes: int) -> None:
+        """Keeps at most so many bytes from now on, 1 GiB by default; 0: none.
+
+        Raises:
+            ValueError: it is negative.
+        """
+        if bytes < 0:
+            raise ValueError(f"pinned_cache.limit: bytes must not be negative, but is {bytes}")
+        with self._lock:
+            self._limit = bytes
+            self._shrink()
+
+    def clear(self) -> None:
+        """Gives all that is kept back to the system."""
+        with self._lock:
+            self._shrink(0)
+
+    def take(self, size: int) -> Buffer:
+        """A buffer of so many bytes or a few more; it is to be given back."""
+        pinned = torch.cuda.is_available()
+        with self._lock:
+            fitting = [
+                buffer
+                for buffer in self._free
+                if size <= buffer.bytes <= max(size * (1 + MOST_WASTE), size + PAGES)
+            ]
+            if fitting:
+                best = min(fitting, key=lambda buffer: buffer.bytes)
+                self._free.remove(best)
+                self._used += best.bytes
+                return best
+        buffer = Buffer(size, pinned)
+        with self._lock:
+            self._used += buffer.bytes
+        return buffer
+
+    def give_back(self, buffer: Buffer) -> None:
+        """Nothing reads or writes the buffer any more."""
+        with self._lock:
+            self._used -= buffer.bytes
+            self._free.append(buffer)
+            self._shrink()
+
+    def _shrink(self, limit: int | None = None) -> None:
+        most = self._limit if limit is None else limit
+        while sum(buffer.bytes for buffer in self._free) > most:
+            self._free.pop(0).free()
+
+
+pinned_cache = PinnedCache()

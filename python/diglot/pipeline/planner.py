@@ -1,0 +1,106 @@
+"""How rows are cut into chunks: a pure function of sizes, the same for every engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+MIB = 1 << 20
+# Of a chunk's largest array. Copies in both directions at once reach what the bus gives from about
+# 16 MiB on; a smaller chunk costs bandwidth, a larger one time before the first result.
+DEFAULT_CHUNK_BYTES = 16 * MIB
+SMALLEST_CHUNK_BYTES = 2 * MIB
+# Chunks that a run should have at least: the pipeline fills with the first and drains with the
+# last, while one direction of the bus is idle.
+FEWEST_CHUNKS = 24
+NUM_SLOTS = 3
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Chunks of rows, and the ring of slots that they pass through.
+
+    Attributes:
+        rows: of all arrays, along dimension 0.
+        chunk_rows: of every chunk but the last, which has the rest. At least one.
+        num_slots: chunks that are on the device at once.
+        in_row_bytes: of a row, for each input.
+        out_row_bytes: likewise of the outputs.
+    """
+
+    rows: int
+    chunk_rows: int
+    num_slots: int
+    in_row_bytes: tuple[int, ...]
+    out_row_bytes: tuple[int, ...]
+
+    @property
+    def chunks(self) -> int:
+        """How many chunks there are."""
+        return -(-self.rows // self.chunk_rows)
+
+    def rows_of(self, chunk: int) -> tuple[int, int]:
+        """The rows of a chunk: the first, and the one after the last."""
+        begin = chunk * self.chunk_rows
+        return begin, min(begin + self.chunk_rows, self.rows)
+
+    @property
+    def slots(self) -> int:
+        """The slots that are used: no more than there are chunks."""
+        return min(self.num_slots, self.chunks)
+
+    @property
+    def device_bytes(self) -> int:
+        """Of the slots' buffers on the device, at most."""
+        row = sum(self.in_row_bytes) + sum(self.out_row_bytes)
+        return self.slots * self.chunk_rows * row
+
+
+def plan(
+    rows: int,
+    in_row_bytes: Sequence[int],
+    out_row_bytes: Sequence[int],
+    chunk_bytes: int | None = None,
+    num_slots: int = NUM_SLOTS,
+) -> Plan:
+    """Cuts rows into chunks.
+
+    Args:
+        rows: how many there are.
+        in_row_bytes: of a row, for each input.
+        out_row_bytes: likewise of the outputs; empty where they are not known before.
+        chunk_bytes: of a chunk's largest array, at most. By default 16 MiB, less for small arrays,
+            so that there are chunks to overlap, and as much as one row needs.
+        num_slots: chunks that are on the device at once, 1 or more. With one nothing overlaps.
+
+    Raises:
+        ValueError: a number is out of range, or a row is larger than `chunk_bytes`.
+    """
+    if rows < 0:
+        raise ValueError(f"rows must not be negative, but is {rows}")
+    if num_slots < 1:
+        raise ValueError(f"num_slots must be at least 1, but is {num_slots}")
+    largest = max((*in_row_bytes, *out_row_bytes, 1))
+    if chunk_bytes is None:
+        share = rows * largest // FEWEST_CHUNKS
+        chunk_bytes = max(min(DEFAULT_CHUNK_BYTES, max(share, SMALLEST_CHUNK_BYTES)), largest)
+    elif chunk_bytes < 1:
+        raise ValueError(f"chunk_bytes must be positive, but is {chunk_bytes}")
+    elif chunk_bytes < largest:
+        raise ValueError(
+            f"a row has {largest} bytes, and a chunk takes {chunk_bytes}: rows are not cut, so "
+            f"chunk_bytes must be at least {largest}"
+        )
+    chunk_rows = max(1, min(chunk_bytes // largest, rows))
+    return Plan(rows, chunk_rows, num_slots, tuple(in_row_bytes), tuple(out_row_bytes))
+
+
+def split(rows: int, parts: int) -> list[tuple[int, int]]:
+    """Cuts rows into so many neighbouring shares, (begin, end), whose sizes differ by one at most.
+
+    Raises:
+        ValueError: `parts` is less than 1.
+    """
+    if parts < 1:
+        raise ValueError(f"parts must be at least 1, but is {parts}")
+    return [(rows * part // parts, rows * (part + 1) // parts) for part in range(parts)]

@@ -1,0 +1,192 @@
+"""Streams and events, as the ring asks for them: those of a GPU, or none, where each call is done
+at once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+import torch
+
+
+class Event(Protocol):
+    """A place in a stream's order of work."""
+
+    def synchronize(self) -> None:
+        """Waits, on the host, until the work before it is done."""
+
+    def seconds(self) -> float:
+        """When that was, since the run began."""
+
+
+class Stream(Protocol):
+    """Work in order."""
+
+    def wait(self, event: Event) -> None:
+        """What comes after this waits for the event."""
+
+    def run(self, function: Callable[[], Any]) -> Any:
+        """Has a function enqueue its work here."""
+
+    def record(self) -> Event:
+        """An event after what was enqueued so far."""
+
+    def synchronize(self) -> None:
+        """Waits, on the host, until all is done."""
+
+
+class Runtime(Protocol):
+    """A device's way of doing work in several streams.
+
+    Attributes:
+        h2d, compute, d2h: its streams.
+    """
+
+    h2d: Stream
+    compute: Stream
+    d2h: Stream
+
+    def now(self) -> float:
+        """Seconds since the run began."""
+
+    def scope(self) -> AbstractContextManager[Any]:
+        """What a thread is in while it uses the streams."""
+
+
+class GpuRuntime:
+    """A GPU's: non-blocking streams, which begin once the caller's stream is done.
+
+    Args:
+        device: the GPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        with torch.cuda.device(device):
+            caller = torch.cuda.current_stream()
+            streams = [GpuStream(self) for _ in range(3)]
+            for stream in streams:
+                stream.stream.wait_stream(caller)
+            self._origin = torch.cuda.Event(enable_timing=True)
+            self._origin.record(streams[0].stream)
+            self._origin.synchronize()
+        self.h2d: Stream
+        self.compute: Stream
+        self.d2h: Stream
+        self.h2d, self.compute, self.d2h = streams
+        self._began = time.perf_counter()
+
+    def now(self) -> float:
+        """Seconds since the run began."""
+        return time.perf_counter() - self._began
+
+    def since_origin(self, event: torch.cuda.Event) -> float:
+        """Of an event that has happened."""
+        return self._origin.elapsed_time(event) / 1e3
+
+    def scope(self) -> AbstractContextManager[Any]:
+        """The device is a thread's current one."""
+        return torch.cuda.device(self._device)
+
+
+class GpuStream:
+    """One of its streams."""
+
+    def __init__(self, runtime: GpuRuntime) -> None:
+        self._runtime = runtime
+        self.stream = torch.cuda.Stream()
+
+    def wait(self, event: Any) -> None:
+        """What comes after this waits for the event."""
+        self.stream.wait_event(event.event)
+
+    def run(self, function: Callable[[], Any]) -> Any:
+        """Has a function enqueue its work here."""
+        with torch.cuda.stream(self.stream):
+            return function()
+
+    def record(self) -> GpuEvent:
+        """An event after what was enqueued so far."""
+        # Who waits sleeps: the other threads copy meanwhile.
+        event = torch.cuda.Event(enable_timing=True, blocking=True)
+        event.record(self.stream)
+        return GpuEvent(self._runtime, event)
+
+    def synchronize(self) -> None:
+        """Waits, on the host, until all is done."""
+        self.stream.synchronize()
+
+
+class GpuEvent:
+    """One of its events."""
+
+    def __init__(self, runtime: GpuRuntime, event: torch.cuda.Event) -> None:
+        self._runtime = runtime
+        self.event = event
+
+    def synchronize(self) -> None:
+        """Waits, on the host, until the work before it is done."""
+        self.event.synchronize()
+
+    def seconds(self) -> float:
+        """When that was, since the run began."""
+        return self._runtime.since_origin(self.event)
+
+
+class HostRuntime:
+    """The CPU's: what is enqueued is done before the call returns."""
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter()
+        self.h2d: Stream = HostStream(self)
+        self.compute = self.d2h = self.h2d
+
+    def now(self) -> float:
+        """Seconds since the run began."""
+        return time.perf_counter() - self._began
+
+    def scope(self) -> AbstractContextManager[Any]:
+        """Nothing is to be set."""
+        return nullcontext()
+
+
+class HostStream:
+    """Its one stream."""
+
+    def __init__(self, runtime: HostRuntime) -> None:
+        self._runtime = runtime
+
+    def wait(self, event: Event) -> None:
+        """There is nothing to wait for."""
+
+    def run(self, function: Callable[[], Any]) -> Any:
+        """Does it."""
+        return function()
+
+    def record(self) -> HostEvent:
+        """An event that has happened."""
+        return HostEvent(self._runtime.now())
+
+    def synchronize(self) -> None:
+        """All is done."""
+
+
+class HostEvent:
+    """A time."""
+
+    def __init__(self, at: float) -> None:
+        self._at = at
+
+    def synchronize(self) -> None:
+        """It has happened."""
+
+    def seconds(self) -> float:
+        """When it did, since the run began."""
+        return self._at
+
+
+def runtime_of(device: torch.device) -> Runtime:
+    """That of a device, for one run."""
+    return GpuRuntime(device) if device.type == "cuda" else HostRuntime()
