@@ -1,26 +1,24 @@
 """Arrays in host memory, as the pipeline reads and writes them: by rows, along dimension 0.
 
 Pinned memory is copied from and to the device as it is. All other is staged through pinned buffers
-by several threads: what lies in ordinary memory is copied; what is a shared map of a file is read
-and written by file operations, so that its pages do not become the process's, a full disk is an
-error and not a signal, and the system reads ahead. (Pinning ordinary memory for the time of a call
+by several threads, each with a chunk of its own. What is a map of a file is read as a file, so that
+its pages do not become the process's and the system reads ahead; it is written through the map,
+whose pages are then left to the system. (Pinning ordinary memory for the time of a call
 costs more than the copy: docs/pipeline.md.)
 """
 
 from __future__ import annotations
 
 import ctypes
-import itertools
 import math
+import mmap
 import os
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-PIECE = 1 << 20  # bytes that are worth a thread's turn
 SMALLEST_FILE = 1 << 20  # less is copied from its map
 READ_AHEAD = 64 << 20
 
@@ -121,33 +119,30 @@ class HostArray:
         """Some rows, where they are."""
         return self.tensor[begin:end]
 
-    def read(self, begin: int, end: int, into: torch.Tensor, threads: Copiers) -> None:
+    def read(self, begin: int, end: int, into: torch.Tensor) -> None:
         """Copies rows to a buffer, (end - begin, *row_shape) and contiguous."""
+        first, size = begin * self.row_bytes, (end - begin) * self.row_bytes
         if self.kind == "strided":
             into.copy_(self.part(begin, end))
-            return
-        first, size = begin * self.row_bytes, (end - begin) * self.row_bytes
-        if self.kind == "file":
-            assert self.mapping is not None
-            at = self.mapping.offset + first
-            os.posix_fadvise(self.file, at + size, READ_AHEAD, os.POSIX_FADV_WILLNEED)
-            threads.each(size, lambda i, n: _read_file(self.file, at + i, into.data_ptr() + i, n))
-        else:
-            threads.copy(into.data_ptr(), self.address + first, size)
-
-    def write(self, begin: int, end: int, source: torch.Tensor, threads: Copiers) -> None:
-        """Copies a buffer's rows to their place."""
-        first, size = begin * self.row_bytes, (end - begin) * self.row_bytes
-        if self.kind == "strided":
-            self.part(begin, end).copy_(source)
         elif self.kind == "file":
             assert self.mapping is not None
             at = self.mapping.offset + first
-            threads.each(
-                size, lambda i, n: _write_file(self.file, at + i, source.data_ptr() + i, n)
-            )
+            os.posix_fadvise(self.file, at + size, READ_AHEAD, os.POSIX_FADV_WILLNEED)
+            _read_file(self.file, at, into.data_ptr(), size)
         else:
-            threads.copy(self.address + first, source.data_ptr(), size)
+            ctypes.memmove(into.data_ptr(), self.address + first, size)
+
+    def write(self, begin: int, end: int, source: torch.Tensor) -> None:
+        """Copies a buffer's rows to their place."""
+        first, size = begin * self.row_bytes, (end - begin) * self.row_bytes
+        if self.kind == "file":
+            # A file takes one write at a time, but its map as many as there are threads. Where the
+            # disk is full, this tells; what is written to the map would be a signal.
+            assert self.mapping is not None
+            os.posix_fallocate(self.file, self.mapping.offset + first, size)
+        ctypes.memmove(self.address + first, source.data_ptr(), size)
+        if self.kind == "file":
+            _leave_to_system(self.address + first, size)
 
 
 def _bytes_at(address: int, size: int) -> Any:
@@ -163,45 +158,15 @@ def _read_file(file: int, offset: int, address: int, size: int) -> None:
         done += count
 
 
-def _write_file(file: int, offset: int, address: int, size: int) -> None:
-    done = 0
-    while done < size:
-        done += os.pwritev(file, [_bytes_at(address + done, size - done)], offset + done)
+def _leave_to_system(address: int, size: int) -> None:
+    """Takes a file's pages out of the process's memory; the system writes them when it will."""
+    begin = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+    end = (address + size) // mmap.PAGESIZE * mmap.PAGESIZE
+    if end > begin:
+        _libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED)
 
 
-class Copiers:
-    """Threads that copy pieces of memory, without Python's lock while they do."""
-
-    def __init__(self, threads: int) -> None:
-        self.threads = threads
-        self._pool = ThreadPoolExecutor(threads, "diglot-copy") if threads > 1 else None
-
-    def each(self, size: int, function: Any) -> None:
-        """Calls function(first, count) for pieces of so many bytes, and waits for all."""
-        pieces = max(1, min(self.threads, size // PIECE))
-        cuts = [size * i // pieces // 64 * 64 for i in range(pieces)] + [size]
-        spans = [(a, b - a) for a, b in itertools.pairwise(cuts) if b > a]
-        if self._pool is None or len(spans) < 2:
-            for span in spans:
-                function(*span)
-            return
-        rest = [self._pool.submit(function, *span) for span in spans[1:]]
-        try:
-            function(*spans[0])
-        finally:
-            errors = [future.exception() for future in rest]
-        for error in errors:
-            if error is not None:
-                raise error
-
-    def copy(self, to: int, source: int, size: int) -> None:
-        """Copies memory."""
-        self.each(size, lambda i, n: ctypes.memmove(to + i, source + i, n))
-
-    def close(self) -> None:
-        """Ends the threads."""
-        if self._pool is not None:
-            self._pool.shutdown()
+_libc = ctypes.CDLL(None)
 
 
 def default_copy_threads() -> int:

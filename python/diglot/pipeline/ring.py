@@ -1,10 +1,11 @@
 """The ring: chunks pass through slots, copied in, computed and copied out at the same time. Twin of
 csrc/pipeline/ring.h, which does the same for diglot's own CUDA kernels without Python.
 
-One thread feeds chunks to three streams, of which each waits for the others by events alone; a
-second one takes results off the device and says which slots are free again. Either waits for the
-other by a condition. A slot has a buffer for each input on the device, and pinned buffers for what
-is staged (host.py); a chunk's result belongs to its slot until it is out.
+A slot has buffers on the device for a chunk of each input and output. One thread feeds chunks to
+three streams; which slot is free again, the streams tell each other by events, so that the host is
+never waited for. Host memory that is staged (host.py) passes through pinned buffers, of which there
+are more than slots: other threads fill and empty them, each with a chunk of its own, ahead of the
+feed and behind it. One more thread waits for results and says how far they are.
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ from __future__ import annotations
 import functools
 import math
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from diglot.pipeline.host import Copiers, HostArray, default_copy_threads
+from diglot.pipeline.host import HostArray, default_copy_threads
 from diglot.pipeline.pinned import Buffer, pinned_cache
 from diglot.pipeline.planner import Plan
 from diglot.pipeline.runtime import Event, Runtime, runtime_of
@@ -76,12 +79,12 @@ class Sink:
         make: from the first result, one tensor or several, to the arrays.
     """
 
-    def __init__(self, make: Callable[[tuple[torch.Tensor, ...]], Sequence[HostArray]]) -> None:
+    def __init__(self, make: Callable[[Sequence[torch.Tensor]], Sequence[HostArray]]) -> None:
         self._make = make
         self._lock = threading.Lock()
         self.arrays: list[HostArray] | None = None
 
-    def of(self, results: tuple[torch.Tensor, ...]) -> list[HostArray]:
+    def of(self, results: Sequence[torch.Tensor]) -> list[HostArray]:
         """The arrays; several devices may ask at once."""
         with self._lock:
             if self.arrays is None:
@@ -111,7 +114,8 @@ class Job:
         control: what it tells and is told.
         scope: what the thread that calls `fn` is in.
         copy_threads: for each direction.
-        runtime: streams and events; by default the device's own.
+        runtime: streams and events, from the device and whether who waits for an event sleeps; by
+            default the device's own.
         timeline: the times of the chunks that are done.
     """
 
@@ -125,43 +129,30 @@ class Job:
     fold: Callable[[tuple[torch.Tensor, ...]], None] | None = None
     scope: Callable[[], AbstractContextManager[Any]] = nullcontext
     copy_threads: int = field(default_factory=default_copy_threads)
-    runtime: Callable[[torch.device], Runtime] = runtime_of
+    runtime: Callable[[torch.device, bool], Runtime] = runtime_of
     timeline: list[Times] = field(default_factory=list)
 
 
-class Slot:
-    """What a chunk has while it is on its way."""
+class Passage:
+    """A chunk on its way, with the begin and end of what happens to it."""
 
-    def __init__(self, job: Job) -> None:
-        rows = job.plan.chunk_rows
-        self.buffers = [array.empty_chunk(rows, job.device) for array in job.inputs]
-        self.pinned_in: list[Buffer | None] = [
-            pinned_cache.take(rows * array.row_bytes) if array.is_staged else None
-            for array in job.inputs
-        ]
-        self.pinned_out: list[Buffer | None] = []
-        self.results: tuple[torch.Tensor, ...] = ()
+    def __init__(self, chunk: int, begin: int, end: int) -> None:
+        self.chunk, self.begin, self.end = chunk, begin, end
         self.read = self.write = NOT_THERE
-        self.loading: Event | None = None  # begin and end of each stage
+        self.loading: Event | None = None
         self.loaded: Event | None = None
         self.computing: Event | None = None
         self.computed: Event | None = None
         self.storing: Event | None = None
         self.stored: Event | None = None
+        self.results: tuple[torch.Tensor, ...] = ()  # that are folded
 
     def times(self) -> Times:
-        """Of the chunk whose stages are all done."""
-        pairs = [(self.loading, self.loaded), (self.computing, self.computed)]
-        pairs.append((self.storing, self.stored))
-        of_streams = [e.seconds() if e is not None else math.nan for pair in pairs for e in pair]
+        """Once all is done."""
+        events = [self.loading, self.loaded, self.computing, self.computed]
+        events += [self.storing, self.stored]
+        of_streams = [event.seconds() if event is not None else math.nan for event in events]
         return (*self.read, *of_streams, *self.write)
-
-    def give_back(self) -> None:
-        """Its pinned buffers."""
-        for buffer in (*self.pinned_in, *self.pinned_out):
-            if buffer is not None:
-                pinned_cache.give_back(buffer)
-        self.pinned_in = self.pinned_out = []
 
 
 class Ring:
@@ -174,16 +165,28 @@ class Ring:
     name = "python"
 
     def __init__(self, job: Job) -> None:
-        self.job = job
-        self.plan = job.plan
-        self.runtime = job.runtime(job.device)
-        self.slots: list[Slot] = []
-        self.reading, self.writing = Copiers(job.copy_threads), Copiers(job.copy_threads)
+        self.job, self.plan = job, job.plan
+        self.reads = any(array.is_staged for array in job.inputs)
+        # So many pinned buffers, and chunks at most that are fed but not out.
+        self.depth = self.plan.slots + job.copy_threads
+        self.runtime = job.runtime(job.device, self.reads)
+        self.fillers = ThreadPoolExecutor(job.copy_threads, "diglot-read")
+        self.emptiers = ThreadPoolExecutor(job.copy_threads, "diglot-write")
+        self.pinned: list[Buffer] = []  # all that were taken
+        self.pinned_in: list[list[Buffer | None]] = []
+        self.pinned_out: list[list[Buffer | None]] = []
+        self.inputs: list[list[torch.Tensor]] = []  # of each slot, on the device
+        self.outputs: list[list[torch.Tensor]] = []
+        # The last ones that were in each slot, and in each of the inputs' pinned buffers.
+        self.in_slot: list[Passage | None] = [None] * self.plan.slots
+        self.in_pinned: list[Passage | None] = [None] * self.depth
+        self.filling: deque[tuple[Passage, Future[list[torch.Tensor]]]] = deque()
+        self.fed: deque[Passage] = deque()  # and are not yet looked at
+        self.finished: dict[int, Passage] = {}
         self.changed = threading.Condition()
         self.handed = 0  # chunks that were fed
-        self.drained = 0  # chunks that are out
+        self.drained = 0  # chunks that are out, as are all before them
         self.fed_all = False  # none will follow
-        self.read_times = NOT_THERE  # of the chunk that is fed
         self.error: BaseException | None = None
         self.failed_chunk = 0
 
@@ -196,22 +199,25 @@ class Ring:
         drain = threading.Thread(target=self.guarded, args=(self.drain,), name="diglot-drain")
         try:
             with self.runtime.scope():
-                for _ in range(self.plan.slots):
-                    self.slots.append(Slot(self.job))
+                self.inputs = [
+                    [array.empty_chunk(self.plan.chunk_rows, self.job.device) for array in inputs]
+                    for inputs in [self.job.inputs] * self.plan.slots
+                ]
             drain.start()
             self.guarded(self.feed)
             drain.join()
         finally:
+            for threads in (self.fillers, self.emptiers):
+                threads.shutdown(cancel_futures=True)
             with self.runtime.scope():
                 for stream in (self.runtime.h2d, self.runtime.compute, self.runtime.d2h):
                     stream.synchronize()
-            for slot in self.slots:
-                slot.give_back()
-            self.reading.close()
-            self.writing.close()
+            for buffer in self.pinned:
+                pinned_cache.give_back(buffer)
         if self.error is not None:
             self.job.control.chunk = self.failed_chunk
-            raise self.error
+            error, self.error = self.error, None
+            raise error
 
     def guarded(self, work: Callable[[], None]) -> None:
         """Runs one of the two threads; an error in one ends the other."""
@@ -219,10 +225,14 @@ class Ring:
             with self.runtime.scope():
                 work()
         except BaseException as error:
-            with self.changed:
-                if self.error is None:
-                    self.error = error
-                self.changed.notify_all()
+            self.fail(error, self.job.control.chunk)
+
+    def fail(self, error: BaseException, chunk: int) -> None:
+        """Ends the run; the first error is the one that counts."""
+        with self.changed:
+            if self.error is None:
+                self.error, self.failed_chunk = error, chunk
+            self.changed.notify_all()
 
     def wait_for_drain(self, chunks: int) -> bool:
         """Waits until so many are out; False if they will not be: the run fails or is stopped."""
@@ -244,162 +254,212 @@ class Ring:
         """Enqueues chunk after chunk."""
         try:
             with self.job.scope(), torch.no_grad():
-                self.feed_all()
+                for chunk in range(self.plan.chunks):
+                    if self.job.control.is_stopped or self.error is not None:
+                        break
+                    self.job.control.chunk = chunk
+                    if not self.feed_one(chunk):
+                        break
         finally:
             with self.changed:
                 self.fed_all = True
                 self.changed.notify_all()
 
-    def feed_all(self) -> None:
-        """The same."""
-        runtime, plan, job = self.runtime, self.plan, self.job
-        for chunk in range(plan.chunks):
-            if job.control.is_stopped or self.error is not None:
-                break
-            self.failed_chunk = job.control.chunk = chunk
-            slot = self.slots[chunk % plan.slots]
-            begin, end = plan.rows_of(chunk)
-            parts = [buffer[: end - begin] for buffer in slot.buffers]
-            sources = self.read(slot, begin, end)
+    def feed_one(self, chunk: int) -> bool:
+        """Enqueues a chunk; False if the run ends before."""
+        runtime, slot = self.runtime, chunk % self.plan.slots
+        passage, sources = self.next_read(chunk)
+        rows = passage.end - passage.begin
+        before = self.in_slot[slot]
 
-            if slot.computed is not None:
-                runtime.h2d.wait(slot.computed)  # of the chunk before in the slot
-            loading = runtime.h2d.record()
-            runtime.h2d.run(functools.partial(copy_all, parts, sources))
-            loaded = runtime.h2d.record()
+        if before is not None and before.computed is not None:
+            runtime.h2d.wait(before.computed)  # it has read the slot's inputs
+        passage.loading = runtime.h2d.record()
+        parts = [buffer[:rows] for buffer in self.inputs[slot]]
+        runtime.h2d.copy(parts, sources)
+        passage.loaded = runtime.h2d.record()
 
-            # Its results, their pinned buffers and its events are free again.
-            if not self.wait_for_drain(chunk - plan.slots + 1):
-                break
-            slot.read = self.read_times
-            slot.loading, slot.loaded = loading, loaded
-            runtime.compute.wait(loaded)
-            slot.computing = runtime.compute.record()
-            slot.results = runtime.compute.run(functools.partial(self.compute, parts))
-            slot.computed = runtime.compute.record()
+        runtime.compute.wait(passage.loaded)
+        if before is not None and before.stored is not None:
+            runtime.compute.wait(before.stored)  # its outputs are copied
+        passage.computing = runtime.compute.record()
+        results = runtime.compute.run(functools.partial(self.compute, slot, parts))
+        passage.computed = runtime.compute.record()
 
-            self.store(slot, begin, end)
-            with self.changed:
-                self.handed = chunk + 1
-                self.changed.notify_all()
+        # Its pinned buffers are empty, and not too much is under way.
+        if not self.wait_for_drain(chunk - self.depth + 1):
+            return False
+        if self.job.sink is None:
+            passage.results = results
+        else:
+            outputs = self.outputs_of(slot, rows)
+            targets = self.targets(passage, self.job.sink.of(outputs))
+            runtime.d2h.wait(passage.computed)
+            passage.storing = runtime.d2h.record()
+            runtime.d2h.copy(targets, outputs)
+            passage.stored = runtime.d2h.record()
 
-    def read(self, slot: Slot, begin: int, end: int) -> list[torch.Tensor]:
-        """Where the chunk's rows are copied from: their place, or pinned buffers, now filled."""
-        self.read_times = NOT_THERE
-        if any(buffer is not None for buffer in slot.pinned_in):
-            if slot.loaded is not None:
-                slot.loaded.synchronize()  # of the chunk before: its buffers were copied from
+        self.in_slot[slot] = passage
+        with self.changed:
+            self.fed.append(passage)
+            self.handed = chunk + 1
+            self.changed.notify_all()
+        return True
+
+    def next_read(self, chunk: int) -> tuple[Passage, Sequence[torch.Tensor]]:
+        """A chunk, and where its rows are copied from: their place, or pinned buffers, full."""
+        if not self.reads:
+            passage = Passage(chunk, *self.plan.rows_of(chunk))
+            return passage, [self.rows_of(array, passage) for array in self.job.inputs]
+        # As far ahead as there are buffers, into each once what was there before is copied.
+        for ahead in range(chunk + len(self.filling), min(chunk + self.depth, self.plan.chunks)):
+            if len(self.pinned_in) <= ahead % self.depth:
+                self.pinned_in.append(self.take_pinned(self.job.inputs))
+            before = self.in_pinned[ahead % self.depth]
+            passage = Passage(ahead, *self.plan.rows_of(ahead))
+            self.filling.append((passage, self.fillers.submit(self.fill, passage, before)))
+        passage, filled = self.filling.popleft()
+        self.in_pinned[chunk % self.depth] = passage
+        return passage, filled.result()
+
+    def fill(self, passage: Passage, before: Passage | None) -> list[torch.Tensor]:
+        """Copies a chunk's rows to pinned buffers, those of the chunk before."""
+        with self.runtime.scope():
+            if before is not None:
+                assert before.loaded is not None
+                before.loaded.synchronize()
         began = self.runtime.now()
         sources = []
-        for array, buffer in zip(self.job.inputs, slot.pinned_in, strict=True):
-            first, last = self.job.first + begin, self.job.first + end
+        for array, buffer in zip(
+            self.job.inputs, self.pinned_in[passage.chunk % self.depth], strict=True
+        ):
             if buffer is None:
-                sources.append(array.part(first, last))
+                sources.append(self.rows_of(array, passage))
                 continue
-            into = view(buffer, end - begin, array)
-            array.read(first, last, into, self.reading)
+            into = view(buffer, passage.end - passage.begin, array)
+            array.read(self.job.first + passage.begin, self.job.first + passage.end, into)
             sources.append(into)
-            self.read_times = (began, self.runtime.now())
+        passage.read = (began, self.runtime.now())
         return sources
 
-    def compute(self, parts: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """Calls fn; what it returns is in no slot's buffers."""
+    def compute(self, slot: int, parts: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """Calls fn. Its results go to the slot's outputs: what it does with its own memory when it
+        is called again is its business.
+        """
         results = self.job.fn(*parts)
-        for other in self.slots:
-            for taken in other.results:
-                if any(same_memory(result, taken) for result in results):
-                    raise ValueError(
-                        "fn returned the same memory for two chunks, and the first is still being "
-                        "copied: return a new tensor"
-                    )
-        return tuple(
-            result.clone(memory_format=torch.contiguous_format)
-            if any(same_memory(result, b) for slot in self.slots for b in slot.buffers)
-            else result.contiguous()
-            for result in results
-        )
-
-    def store(self, slot: Slot, begin: int, end: int) -> None:
-        """Enqueues the copies of a chunk's results to where they go, or to pinned buffers."""
-        assert slot.computed is not None
-        runtime = self.runtime
-        runtime.d2h.wait(slot.computed)
-        if self.job.sink is None:  # they are small, and copied when they are there
-            slot.storing = slot.stored = None
-            return
-        arrays = self.job.sink.of(slot.results)
-        rows = end - begin
-        if not slot.pinned_out:
-            slot.pinned_out = [
-                pinned_cache.take(self.plan.chunk_rows * array.row_bytes)
-                if array.is_staged
-                else None
-                for array in arrays
+        if self.job.sink is None:
+            return results
+        if not self.outputs:
+            shapes = [(self.plan.chunk_rows, *result.shape[1:]) for result in results]
+            self.outputs = [
+                [r.new_empty(shape) for r, shape in zip(results, shapes, strict=True)]
+                for _ in self.inputs
             ]
-        first, last = self.job.first + begin, self.job.first + end
-        targets = [
-            array.part(first, last) if buffer is None else view(buffer, rows, array)
-            for array, buffer in zip(arrays, slot.pinned_out, strict=True)
+        outputs = self.outputs_of(slot, len(parts[0]))
+        if len(outputs) != len(results):
+            raise ValueError(f"fn returned {len(results)} tensors, and {len(outputs)} before")
+        for output, result in zip(outputs, results, strict=True):
+            if output.shape != result.shape or output.dtype != result.dtype:
+                raise ValueError(
+                    f"fn returned rows of {tuple(result.shape[1:])}, {result.dtype}, and before of "
+                    f"{tuple(output.shape[1:])}, {output.dtype}"
+                )
+            output.copy_(result)
+        return ()
+
+    def outputs_of(self, slot: int, rows: int) -> list[torch.Tensor]:
+        """Where the slot's results are, once there was one."""
+        return [output[:rows] for output in self.outputs[slot]]
+
+    def targets(self, passage: Passage, arrays: list[HostArray]) -> list[torch.Tensor]:
+        """Where a chunk's results are copied to: their place, or pinned buffers."""
+        if len(self.pinned_out) <= passage.chunk % self.depth:
+            self.pinned_out.append(self.take_pinned(arrays))
+        rows = passage.end - passage.begin
+        return [
+            self.rows_of(array, passage) if buffer is None else view(buffer, rows, array)
+            for array, buffer in zip(
+                arrays, self.pinned_out[passage.chunk % self.depth], strict=True
+            )
         ]
-        slot.storing = runtime.d2h.record()
-        runtime.d2h.run(functools.partial(copy_all, targets, slot.results))
-        slot.stored = runtime.d2h.record()
 
     def drain(self) -> None:
         """Takes chunk after chunk off the device."""
-        plan, job = self.plan, self.job
-        for chunk in range(plan.chunks):
+        for chunk in range(self.plan.chunks):
             if not self.wait_for_feed(chunk + 1):
                 break
-            slot = self.slots[chunk % plan.slots]
-            begin, end = plan.rows_of(chunk)
-            try:
-                self.take_out(slot, begin, end)
-            except BaseException:
-                self.failed_chunk = chunk
-                raise
-            job.timeline.append(slot.times())
-            slot.results = ()
-            job.control.valid_rows = end
-            with self.changed:
-                self.drained = chunk + 1
-                self.changed.notify_all()
-
-    def take_out(self, slot: Slot, begin: int, end: int) -> None:
-        """The results of the chunk in a slot, to where they go."""
-        job = self.job
-        slot.write = NOT_THERE
-        if job.fold is not None:
-            assert slot.computed is not None
-            slot.computed.synchronize()
-            began = self.runtime.now()
-            on_host = self.runtime.d2h.run(lambda: tuple(r.to("cpu") for r in slot.results))
-            job.fold(on_host)
-            slot.write = (began, self.runtime.now())
-            return
-        assert slot.stored is not None and job.sink is not None
-        slot.stored.synchronize()
-        began = self.runtime.now()
-        for array, buffer in zip(job.sink.arrays or (), slot.pinned_out, strict=True):
-            if buffer is None:
+            passage = self.fed.popleft()
+            if self.job.fold is not None:
+                self.fold(passage)
                 continue
-            source = view(buffer, end - begin, array)
-            array.write(job.first + begin, job.first + end, source, self.writing)
-            slot.write = (began, self.runtime.now())
+            assert passage.stored is not None
+            passage.stored.synchronize()
+            if any(self.pinned_out[chunk % self.depth]):
+                self.emptiers.submit(self.empty, passage)
+            else:
+                self.finish(passage)
+        self.emptiers.shutdown()
+
+    def fold(self, passage: Passage) -> None:
+        """Gives a chunk's results to who folds them."""
+        assert self.job.fold is not None and passage.computed is not None
+        passage.computed.synchronize()
+        began = self.runtime.now()
+        try:
+            self.job.fold(self.runtime.d2h.fetch(passage.results))
+        except BaseException as error:
+            self.fail(error, passage.chunk)
+            return
+        passage.write, passage.results = (began, self.runtime.now()), ()
+        self.finish(passage)
+
+    def empty(self, passage: Passage) -> None:
+        """Copies a chunk's results from pinned buffers to their place."""
+        assert self.job.sink is not None and self.job.sink.arrays is not None
+        began = self.runtime.now()
+        try:
+            for array, buffer in zip(
+                self.job.sink.arrays, self.pinned_out[passage.chunk % self.depth], strict=True
+            ):
+                if buffer is not None:
+                    source = view(buffer, passage.end - passage.begin, array)
+                    array.write(
+                        self.job.first + passage.begin, self.job.first + passage.end, source
+                    )
+        except BaseException as error:
+            self.fail(error, passage.chunk)
+            return
+        passage.write = (began, self.runtime.now())
+        self.finish(passage)
+
+    def finish(self, passage: Passage) -> None:
+        """A chunk is out; how far all are is told in order."""
+        with self.changed, self.runtime.scope():
+            self.finished[passage.chunk] = passage
+            while self.drained in self.finished:
+                passage = self.finished.pop(self.drained)
+                self.job.timeline.append(passage.times())
+                self.job.control.valid_rows = passage.end
+                self.drained += 1
+            self.changed.notify_all()
+
+    def take_pinned(self, arrays: Sequence[HostArray]) -> list[Buffer | None]:
+        """Buffers for a chunk of what is staged."""
+        taken: list[Buffer | None] = []
+        for array in arrays:
+            buffer = None
+            if array.is_staged:
+                buffer = pinned_cache.take(self.plan.chunk_rows * array.row_bytes)
+                self.pinned.append(buffer)
+            taken.append(buffer)
+        return taken
+
+    def rows_of(self, array: HostArray, passage: Passage) -> torch.Tensor:
+        """A chunk's rows, where they are."""
+        return array.part(self.job.first + passage.begin, self.job.first + passage.end)
 
 
 def view(buffer: Buffer, rows: int, array: HostArray) -> torch.Tensor:
     """The beginning of a buffer, as rows of an array."""
     used = buffer.tensor[: rows * array.row_bytes]
     return used.view(array.tensor.dtype).view((rows, *array.row_shape))
-
-
-def same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors are of one allocation."""
-    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr() and a.numel() > 0
-
-
-def copy_all(to: Sequence[torch.Tensor], source: Sequence[torch.Tensor]) -> None:
-    """Copies tensors, without waiting where that can be."""
-    for target, origin in zip(to, source, strict=True):
-        target.copy_(origin, non_blocking=True)

@@ -4,11 +4,13 @@ at once."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
+
+Tensors = Sequence[torch.Tensor]
 
 
 class Event(Protocol):
@@ -27,8 +29,14 @@ class Stream(Protocol):
     def wait(self, event: Event) -> None:
         """What comes after this waits for the event."""
 
+    def copy(self, to: Tensors, source: Tensors) -> None:
+        """Enqueues copies of tensors."""
+
     def run(self, function: Callable[[], Any]) -> Any:
-        """Has a function enqueue its work here."""
+        """Has a function enqueue its work here; returns what it returns."""
+
+    def fetch(self, tensors: Tensors) -> tuple[torch.Tensor, ...]:
+        """Tensors that are computed, on the CPU; waits for them."""
 
     def record(self) -> Event:
         """An event after what was enqueued so far."""
@@ -60,10 +68,11 @@ class GpuRuntime:
 
     Args:
         device: the GPU.
+        sleeps: whether a thread that waits for an event leaves its core to others.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, sleeps: bool) -> None:
+        self._device, self.sleeps = device, sleeps
         with torch.cuda.device(device):
             caller = torch.cuda.current_stream()
             streams = [GpuStream(self) for _ in range(3)]
@@ -102,15 +111,25 @@ class GpuStream:
         """What comes after this waits for the event."""
         self.stream.wait_event(event.event)
 
+    def copy(self, to: Tensors, source: Tensors) -> None:
+        """Enqueues copies of tensors."""
+        with torch.cuda.stream(self.stream):
+            for target, origin in zip(to, source, strict=True):
+                target.copy_(origin, non_blocking=True)
+
     def run(self, function: Callable[[], Any]) -> Any:
-        """Has a function enqueue its work here."""
+        """Has a function enqueue its work here; returns what it returns."""
         with torch.cuda.stream(self.stream):
             return function()
 
+    def fetch(self, tensors: Tensors) -> tuple[torch.Tensor, ...]:
+        """Tensors that are computed, on the CPU; waits for them."""
+        with torch.cuda.stream(self.stream):
+            return tuple(tensor.to("cpu") for tensor in tensors)
+
     def record(self) -> GpuEvent:
         """An event after what was enqueued so far."""
-        # Who waits sleeps: the other threads copy meanwhile.
-        event = torch.cuda.Event(enable_timing=True, blocking=True)
+        event = torch.cuda.Event(enable_timing=True, blocking=self._runtime.sleeps)
         event.record(self.stream)
         return GpuEvent(self._runtime, event)
 
@@ -162,9 +181,18 @@ class HostStream:
     def wait(self, event: Event) -> None:
         """There is nothing to wait for."""
 
+    def copy(self, to: Tensors, source: Tensors) -> None:
+        """Copies tensors."""
+        for target, origin in zip(to, source, strict=True):
+            target.copy_(origin)
+
     def run(self, function: Callable[[], Any]) -> Any:
-        """Does it."""
+        """Calls it."""
         return function()
+
+    def fetch(self, tensors: Tensors) -> tuple[torch.Tensor, ...]:
+        """They are there."""
+        return tuple(tensors)
 
     def record(self) -> HostEvent:
         """An event that has happened."""
@@ -188,6 +216,6 @@ class HostEvent:
         return self._at
 
 
-def runtime_of(device: torch.device) -> Runtime:
+def runtime_of(device: torch.device, sleeps: bool) -> Runtime:
     """That of a device, for one run."""
-    return GpuRuntime(device) if device.type == "cuda" else HostRuntime()
+    return GpuRuntime(device, sleeps) if device.type == "cuda" else HostRuntime()

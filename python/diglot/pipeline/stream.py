@@ -244,7 +244,7 @@ class _Stream:
             outs = [tensor_of(self.name, "out", one, writable=True) for one in given]
             check_outputs(self.name, self.rows, outs, self.inputs)
 
-        def make(results: Results) -> list[HostArray]:
+        def make(results: Sequence[torch.Tensor]) -> list[HostArray]:
             if outs is not None:
                 return fitting_arrays(self.name, outs, results)
             return [

@@ -1,0 +1,110 @@
+"""Streams whose work is done as late, and in as odd an order, as events allow.
+
+A GPU may do the work of its streams in any order that their events leave open, and mostly does it
+in the one that a test would want. These do it in a random one: a wait that is missing shows as
+wrong results, without a GPU.
+"""
+
+import math
+import random
+import threading
+import time
+
+from diglot.pipeline.runtime import HostRuntime
+
+
+class LazyRuntime(HostRuntime):
+    """Work is done when a host wait needs it, or by chance before."""
+
+    def __init__(self, seed):
+        super().__init__()
+        self.lock = threading.RLock()
+        self.random = random.Random(seed)
+        self.h2d, self.compute, self.d2h = (LazyStream(self) for _ in range(3))
+        # Most of the time all are late, or all but one.
+        self.eager = self.random.choice((None, self.h2d, self.compute, self.d2h))
+
+    def do_some(self):
+        """Steps of streams that nothing holds back, a random number of them."""
+        while self.eager is not None and self.eager.can_step():
+            self.eager.step()
+        for _ in range(self.random.choice((0,) * 20 + (1, 5))):
+            able = [s for s in (self.h2d, self.compute, self.d2h) if s.can_step()]
+            if not able:
+                return
+            self.random.choice(able).step()
+
+
+class LazyStream:
+    """A queue: functions, events to wait for, events to record."""
+
+    def __init__(self, runtime):
+        self.runtime, self.queue, self.ran = runtime, [], False
+
+    def can_step(self):
+        if not self.queue:
+            return False
+        kind, item = self.queue[0]
+        return kind != "wait" or item.done
+
+    def step(self):
+        kind, item = self.queue.pop(0)
+        if kind == "run":
+            item()
+        elif kind == "record":
+            item.happen()
+
+    def copy(self, to, source):
+        pairs = list(zip(to, source, strict=True))
+        self.add("run", lambda: [target.copy_(origin) for target, origin in pairs])
+
+    def run(self, function):
+        """Later; but for the first one, which says what results are like."""
+        if not self.ran:
+            self.ran = True
+            self.synchronize()
+            return function()
+        self.add("run", function)
+        return ()
+
+    def fetch(self, tensors):
+        return tuple(tensor.clone() for tensor in tensors)
+
+    def add(self, kind, item):
+        with self.runtime.lock:
+            self.queue.append((kind, item))
+            self.runtime.do_some()
+
+    def wait(self, event):
+        self.add("wait", event)
+
+    def record(self):
+        event = LazyEvent(self)
+        self.add("record", event)
+        return event
+
+    def synchronize(self):
+        self.record().synchronize()
+
+
+class LazyEvent:
+    def __init__(self, stream):
+        self.stream, self.done, self.at = stream, False, None
+
+    def happen(self):
+        self.done, self.at = True, self.stream.runtime.now()
+
+    def synchronize(self):
+        """Does just what this event needs, after the thread that feeds had its chance to go on."""
+        if threading.current_thread().name == "diglot-drain":
+            time.sleep(self.stream.runtime.random.choice((0, 1e-3)))
+        with self.stream.runtime.lock:
+            while not self.done:
+                kind, item = self.stream.queue[0]
+                if kind == "wait" and not item.done:
+                    item.synchronize()
+                else:
+                    self.stream.step()
+
+    def seconds(self):
+        return self.at if self.done else math.nan  # as of one that nobody waited for

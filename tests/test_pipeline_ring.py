@@ -1,0 +1,141 @@
+"""The ring that Python drives: any chunking gives what the whole gives, and each wait is needed."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from streams import LazyRuntime
+
+from diglot.pipeline.host import HostArray
+from diglot.pipeline.planner import plan
+from diglot.pipeline.ring import Job, Ring, Sink
+
+CPU = torch.device("cpu")
+
+
+def stream(fn, x, chunk_rows, num_slots, seed, ring=Ring):
+    """fn of x by a ring whose streams are as lazy as can be."""
+    row = x[0].numel() * x.element_size()
+    cut = plan(len(x), [row], [], chunk_rows * row, num_slots)
+    out = torch.full((len(x), *fn(x[:1]).shape[1:]), -7.0)
+    arrays = [HostArray(out, is_output=True)]
+    job = Job(CPU, cut, 0, [HostArray(x)], lambda *a: (fn(*a),), Sink(lambda _: arrays))
+    job.runtime, job.copy_threads = (lambda *_: LazyRuntime(seed)), 2
+    ring(job).run()
+    return out, job
+
+
+def double(x):
+    return x * 2 + 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.integers(1, 40),
+    chunk_rows=st.integers(1, 45),
+    num_slots=st.integers(1, 5),
+    seed=st.integers(0, 2**32),
+)
+def test_any_chunking_and_any_order_give_the_same(rows, chunk_rows, num_slots, seed):
+    x = torch.randn(rows, 3)
+    out, job = stream(double, x, chunk_rows, num_slots, seed)
+    assert torch.equal(out, double(x))
+    assert job.control.valid_rows == rows
+    assert len(job.timeline) == -(-rows // min(chunk_rows, rows))
+
+
+class NoWaitForCompute(Ring):
+    """A slot's input buffers are filled again while they may still be read."""
+
+    def run(self):
+        self.runtime.h2d.wait = lambda event: None
+        super().run()
+
+
+class NoWaitForCopy(Ring):
+    """Compute does not wait for its chunk."""
+
+    def run(self):
+        self.runtime.compute.wait = lambda event: None
+        super().run()
+
+
+class NoWaitForResults(Ring):
+    """Results are copied while they may still be computed."""
+
+    def run(self):
+        self.runtime.d2h.wait = lambda event: None
+        super().run()
+
+
+class NoWaitForPinned(Ring):
+    """Pinned buffers are filled again while they may still be copied from."""
+
+    def fill(self, passage, before):
+        return super().fill(passage, None)
+
+
+class NoWaitForOutputs(Ring):
+    """A slot's output buffers are computed anew while they may still be copied."""
+
+    def run(self):
+        wait = self.runtime.compute.wait
+
+        def wait_for_inputs(event):
+            if not any(passage and passage.stored is event for passage in self.in_slot):
+                wait(event)
+
+        self.runtime.compute.wait = wait_for_inputs
+        super().run()
+
+
+class NoWaitForStored(Ring):
+    """Results are taken out of pinned buffers before they are there."""
+
+    def drain(self):
+        for chunk in range(self.plan.chunks):
+            if self.wait_for_feed(chunk + 1):
+                self.empty(self.fed.popleft())
+
+
+class NoWaitForEmpty(Ring):
+    """Pinned buffers are copied to while they may still be emptied."""
+
+    def wait_for_drain(self, chunks):
+        return True
+
+
+class NoTail(Ring):
+    """The last rows are left out."""
+
+    def __init__(self, job):
+        super().__init__(job)
+        plan = job.plan
+        rows = plan.rows // plan.chunk_rows * plan.chunk_rows
+        self.plan = dataclasses.replace(plan, rows=rows)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        NoWaitForCompute,
+        NoWaitForCopy,
+        NoWaitForOutputs,
+        NoWaitForResults,
+        NoWaitForPinned,
+        NoWaitForStored,
+        NoWaitForEmpty,
+        NoTail,
+    ],
+)
+def test_every_wait_is_needed(fault):
+    x = torch.randn(31, 3)
+    wrong = 0
+    for seed in range(40):
+        assert torch.equal(stream(double, x, 2, 3, seed)[0], double(x))
+        wrong += not torch.equal(stream(double, x, 2, 3, seed, fault)[0], double(x))
+    assert wrong >= 4
