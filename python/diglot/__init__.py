@@ -45,14 +45,9 @@ from diglot.ops import (
     softmax,
     standardize,
 )
+from diglot.pipeline.errors import StreamError, StreamInterrupted
 from diglot.pipeline.pinned import pinned_cache
-from diglot.pipeline.stream import (
-    StreamError,
-    StreamInterrupted,
-    last_stream_report,
-    stream_map,
-    stream_reduce,
-)
+from diglot.pipeline.stream import last_stream_report, stream_map, stream_reduce
 
 __version__ = _metadata.version("diglot")
 

@@ -113,6 +113,10 @@ class HostArray:
             os.close(self.file)
             self.file = -1
 
+    def empty_chunk(self, rows: int, device: torch.device) -> torch.Tensor:
+        """A tensor of rows like these, with nothing in particular in it."""
+        return torch.empty((rows, *self.row_shape), dtype=self.tensor.dtype, device=device)
+
     def part(self, begin: int, end: int) -> torch.Tensor:
         """Some rows, where they are."""
         return self.tensor[begin:end]

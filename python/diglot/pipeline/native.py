@@ -7,6 +7,8 @@ That is found by watching the op on two chunks of different sizes.
 from __future__ import annotations
 
 import functools
+import inspect
+import itertools
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,10 +18,18 @@ import torch
 
 from diglot.backends.registry import cuda_module
 from diglot.backends.runs import LastRun, observe_runs
+from diglot.pipeline.host import HostArray
 from diglot.pipeline.pinned import Buffer, pinned_cache
-from diglot.pipeline.ring import Job, Times
+from diglot.pipeline.ring import Job
 
 CONSTANT = -1
+
+
+def is_random(fn: Any) -> bool:
+    """Whether an op draws random numbers, so that it is not the same for every chunk."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    return "generator" in inspect.signature(fn).parameters
 
 
 def op_of(fn: Any) -> str | None:
@@ -127,49 +137,38 @@ class NativeRing:
     Args:
         job: what is to be done. Its sink knows its arrays.
         call: the launch for a whole chunk, on the first slot's buffers.
-        buffers: of all slots, for each input and result.
+        buffers: for each slot, those of the inputs and results.
+
+    Attributes:
+        name: of the engine, for reports.
+        variant: the kernel variant that ran.
     """
+
+    name = "native"
 
     def __init__(self, job: Job, call: Call, buffers: list[list[torch.Tensor]]) -> None:
         self.job, self.call, self.buffers = job, call, buffers
         self.variant = ""
 
-    def run(self) -> list[Times]:
-        """Does all chunks, or as many as come before a stop or an error; returns their times."""
+    def run(self) -> None:
+        """Does all chunks, or as many as come before a stop or an error."""
         job, plan = self.job, self.job.plan
         assert job.sink is not None
-        arrays = [*job.inputs, *job.sink.of(self.call.results)]
         module, reason = cuda_module()
         if module is None:
             raise RuntimeError(reason)
-        taken: list[Buffer] = []
-        described = []
+        arrays = [*job.inputs, *job.sink.of(self.call.results)]
+        taken: list[list[Buffer]] = []
         try:
-            for number, array in enumerate(arrays):
-                array.open()
-                pinned: list[Buffer] = []
-                if array.is_staged:
-                    for _ in range(plan.slots):
-                        pinned.append(pinned_cache.take(plan.chunk_rows * array.row_bytes))
-                        taken.append(pinned[-1])
-                is_file = array.kind == "file"
-                begin = job.first * array.row_bytes
-                described.append(
-                    (
-                        number >= len(job.inputs),
-                        array.row_bytes,
-                        tuple(slot[number].data_ptr() for slot in self.buffers),
-                        tuple(buffer.address for buffer in pinned),
-                        int(is_file),
-                        array.file if is_file else array.address + begin,
-                        array.mapping.offset + begin if is_file and array.mapping else 0,
-                    )
-                )
+            for array in arrays:
+                taken.append([])
+                for _ in range(plan.slots if array.is_staged else 0):
+                    taken[-1].append(pinned_cache.take(plan.chunk_rows * array.row_bytes))
             self.variant, timeline = module.run_pipeline(
                 self.call.launcher,
                 self.call.arguments,
                 self.call.places,
-                tuple(described),
+                tuple(self.described(i, array, taken[i]) for i, array in enumerate(arrays)),
                 plan.rows,
                 plan.chunk_rows,
                 plan.slots,
@@ -177,7 +176,38 @@ class NativeRing:
                 job.copy_threads,
                 job.control.words.data_ptr(),
             )
+            job.timeline += timeline
         finally:
-            for buffer in taken:
+            for buffer in itertools.chain(*taken):
                 pinned_cache.give_back(buffer)
-        return list(timeline)
+
+    def described(self, number: int, array: HostArray, pinned: list[Buffer]) -> tuple[Any, ...]:
+        """An array as the library is told of it."""
+        first = self.job.first * array.row_bytes
+        is_file = array.kind == "file"
+        return (
+            array.is_output,
+            array.row_bytes,
+            tuple(slot[number].data_ptr() for slot in self.buffers),
+            tuple(buffer.address for buffer in pinned),
+            int(is_file),
+            array.file if is_file else array.address + first,
+            array.mapping.offset + first if array.mapping is not None else 0,
+        )
+
+
+def native_ring(job: Job, one: Call, constants: set[int]) -> NativeRing | None:
+    """The library's ring for a job, if fn does the launch on a chunk that it does on a row."""
+    if job.sink is None or any(array.kind == "strided" for array in job.inputs):
+        return None
+    rows = job.plan.chunk_rows
+    buffers = [
+        [array.empty_chunk(rows, job.device) for array in job.inputs] for _ in range(job.plan.slots)
+    ]
+    with job.scope(), torch.no_grad():
+        call = watch(job.fn, buffers[0], constants)
+    if call is None or not differ_in_rows_alone(one, call, (1, rows)):
+        return None
+    for slot in buffers:
+        slot += call.results if slot is buffers[0] else [torch.empty_like(r) for r in call.results]
+    return NativeRing(job, call, buffers)

@@ -90,6 +90,11 @@ class Sink:
                     array.open()
             return self.arrays
 
+    def close(self) -> None:
+        """Closes the files among them."""
+        for array in self.arrays or ():
+            array.close()
+
 
 @dataclass
 class Job:
@@ -107,6 +112,7 @@ class Job:
         scope: what the thread that calls `fn` is in.
         copy_threads: for each direction.
         runtime: streams and events; by default the device's own.
+        timeline: the times of the chunks that are done.
     """
 
     device: torch.device
@@ -116,10 +122,11 @@ class Job:
     fn: Callable[..., tuple[torch.Tensor, ...]]
     sink: Sink | None
     control: Control = field(default_factory=Control)
-    fold: Callable[[int, tuple[torch.Tensor, ...]], None] | None = None
+    fold: Callable[[tuple[torch.Tensor, ...]], None] | None = None
     scope: Callable[[], AbstractContextManager[Any]] = nullcontext
     copy_threads: int = field(default_factory=default_copy_threads)
     runtime: Callable[[torch.device], Runtime] = runtime_of
+    timeline: list[Times] = field(default_factory=list)
 
 
 class Slot:
@@ -127,10 +134,7 @@ class Slot:
 
     def __init__(self, job: Job) -> None:
         rows = job.plan.chunk_rows
-        self.buffers = [
-            torch.empty((rows, *array.row_shape), dtype=array.tensor.dtype, device=job.device)
-            for array in job.inputs
-        ]
+        self.buffers = [array.empty_chunk(rows, job.device) for array in job.inputs]
         self.pinned_in: list[Buffer | None] = [
             pinned_cache.take(rows * array.row_bytes) if array.is_staged else None
             for array in job.inputs
@@ -161,13 +165,18 @@ class Slot:
 
 
 class Ring:
-    """One run of a job."""
+    """One run of a job.
+
+    Attributes:
+        name: of the engine, for reports.
+    """
+
+    name = "python"
 
     def __init__(self, job: Job) -> None:
         self.job = job
         self.plan = job.plan
         self.runtime = job.runtime(job.device)
-        self.timeline: list[Times] = []
         self.slots: list[Slot] = []
         self.reading, self.writing = Copiers(job.copy_threads), Copiers(job.copy_threads)
         self.changed = threading.Condition()
@@ -178,8 +187,8 @@ class Ring:
         self.error: BaseException | None = None
         self.failed_chunk = 0
 
-    def run(self) -> list[Times]:
-        """Does all chunks, or as many as come before a stop or an error; returns their times.
+    def run(self) -> None:
+        """Does all chunks, or as many as come before a stop or an error.
 
         Raises:
             What `fn` or a copy raised. Streams are idle then, buffers given back.
@@ -203,7 +212,6 @@ class Ring:
         if self.error is not None:
             self.job.control.chunk = self.failed_chunk
             raise self.error
-        return self.timeline
 
     def guarded(self, work: Callable[[], None]) -> None:
         """Runs one of the two threads; an error in one ends the other."""
@@ -346,19 +354,19 @@ class Ring:
             slot = self.slots[chunk % plan.slots]
             begin, end = plan.rows_of(chunk)
             try:
-                self.take_out(slot, chunk, begin, end)
+                self.take_out(slot, begin, end)
             except BaseException:
                 self.failed_chunk = chunk
                 raise
-            self.timeline.append(slot.times())
+            job.timeline.append(slot.times())
             slot.results = ()
             job.control.valid_rows = end
             with self.changed:
                 self.drained = chunk + 1
                 self.changed.notify_all()
 
-    def take_out(self, slot: Slot, chunk: int, begin: int, end: int) -> None:
-        """A chunk's results, to where they go."""
+    def take_out(self, slot: Slot, begin: int, end: int) -> None:
+        """The results of the chunk in a slot, to where they go."""
         job = self.job
         slot.write = NOT_THERE
         if job.fold is not None:
@@ -366,7 +374,7 @@ class Ring:
             slot.computed.synchronize()
             began = self.runtime.now()
             on_host = self.runtime.d2h.run(lambda: tuple(r.to("cpu") for r in slot.results))
-            job.fold(chunk, on_host)
+            job.fold(on_host)
             slot.write = (began, self.runtime.now())
             return
         assert slot.stored is not None and job.sink is not None

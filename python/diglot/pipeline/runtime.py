@@ -141,7 +141,8 @@ class HostRuntime:
     def __init__(self) -> None:
         self._began = time.perf_counter()
         self.h2d: Stream = HostStream(self)
-        self.compute = self.d2h = self.h2d
+        self.compute: Stream = self.h2d
+        self.d2h: Stream = self.h2d
 
     def now(self) -> float:
         """Seconds since the run began."""

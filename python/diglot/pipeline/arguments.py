@@ -1,0 +1,138 @@
+"""What `stream_map` and `stream_reduce` are given: judged before work starts."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from diglot.backends.registry import INTERPRET
+from diglot.pipeline.host import HostArray
+
+
+def is_array(given: Any) -> bool:
+    """Whether it is one of NumPy's arrays; NumPy need not be there."""
+    return any(
+        kind.__module__ == "numpy" and kind.__name__ == "ndarray" for kind in type(given).__mro__
+    )
+
+
+def tensor_of(name: str, what: str, given: Any, writable: bool = False) -> torch.Tensor:
+    """An input or output as a CPU tensor that shares its memory."""
+    if isinstance(given, torch.Tensor):
+        tensor = given
+    elif is_array(given):
+        if writable and not given.flags.writeable:
+            raise ValueError(f"{name}: {what} is read-only")
+        if any(stride < 0 for stride in given.strides):
+            raise ValueError(f"{name}: {what} has a negative stride: copy it first")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that it is read-only: nobody writes to inputs
+            try:
+                tensor = torch.from_numpy(given)
+            except TypeError as error:
+                raise TypeError(
+                    f"{name}: {what} has a dtype that tensors lack, {given.dtype}"
+                ) from error
+    else:
+        raise TypeError(
+            f"{name}: {what} must be a CPU tensor or a NumPy array, not a {type(given).__name__}"
+        )
+    if tensor.device.type != "cpu":
+        raise ValueError(f"{name}: {what} must be in host memory, not on {tensor.device}")
+    if tensor.layout != torch.strided:
+        raise TypeError(f"{name}: {what} must be dense, not {tensor.layout}")
+    if tensor.dim() == 0:
+        raise ValueError(f"{name}: {what} has no dimension 0 to cut into chunks")
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise ValueError(
+            f"{name}: {what} requires grad, and nothing is differentiated here: detach it"
+        )
+    return tensor.detach()
+
+
+def find_devices(name: str, given: Sequence[Any] | None) -> list[torch.device]:
+    """Where chunks go."""
+    if given is None:
+        if INTERPRET or not torch.cuda.is_available():
+            return [torch.device("cpu")]
+        return [torch.device("cuda", torch.cuda.current_device())]
+    if isinstance(given, (str, int, torch.device)):
+        given = [given]
+    devices = []
+    for one in given:
+        device = torch.device("cuda", one) if isinstance(one, int) else torch.device(one)
+        if device.type == "cuda":
+            count = torch.cuda.device_count()
+            index = torch.cuda.current_device() if device.index is None else device.index
+            if index >= count:
+                raise ValueError(f"{name}: there is no {device}: GPUs found: {count}")
+            device = torch.device("cuda", index)
+        elif device.type != "cpu":
+            raise ValueError(f"{name}: devices are GPUs, or the CPU, not {device}")
+        devices.append(device)
+    if not devices:
+        raise ValueError(f"{name}: devices must name at least one")
+    if len(set(devices)) < len(devices):
+        raise ValueError(f"{name}: a device is named twice: {list(map(str, devices))}")
+    return devices
+
+
+def check_outputs(
+    name: str, rows: int, outs: Sequence[torch.Tensor], inputs: Sequence[HostArray]
+) -> None:
+    """Outputs have a row for each of the inputs', and memory of their own."""
+    arrays = [HostArray(tensor, is_output=True) for tensor in outs]
+    for i, array in enumerate(arrays):
+        what = "out" if len(outs) == 1 else f"out {i}"
+        if array.rows != rows:
+            raise ValueError(
+                f"{name}: {what} must have a row for each of the inputs' {rows}, not {array.rows}"
+            )
+        if array.kind == "strided":
+            raise ValueError(f"{name}: {what} must be contiguous")
+        for j, other in enumerate([*inputs, *arrays[:i]]):
+            if overlap(array, other):
+                which = f"input {j}" if j < len(inputs) else f"out {j - len(inputs)}"
+                raise ValueError(
+                    f"{name}: {what} shares memory with {which}: give it memory of its own"
+                )
+
+
+def fitting_arrays(
+    name: str, outs: Sequence[torch.Tensor], results: Sequence[torch.Tensor]
+) -> list[HostArray]:
+    """The arrays of outputs, which fit the results of a chunk."""
+    if len(outs) != len(results):
+        raise ValueError(f"{name}: fn returns {len(results)} tensors, and out has {len(outs)}")
+    for i, (tensor, result) in enumerate(zip(outs, results, strict=True)):
+        what = "out" if len(outs) == 1 else f"out {i}"
+        shape = (tensor.shape[0], *result.shape[1:])
+        if tuple(tensor.shape) != shape or tensor.dtype != result.dtype:
+            raise ValueError(
+                f"{name}: {what} must have the result's shape and dtype, {shape} and "
+                f"{result.dtype}, not {tuple(tensor.shape)} and {tensor.dtype}"
+            )
+    return [HostArray(tensor, is_output=True) for tensor in outs]
+
+
+def overlap(a: HostArray, b: HostArray) -> bool:
+    """Whether two arrays have memory, or a part of a file, in common."""
+    size_a, size_b = extent(a.tensor), extent(b.tensor)
+    if size_a == 0 or size_b == 0:
+        return False
+    if a.mapping is not None and b.mapping is not None and a.mapping.path == b.mapping.path:
+        first_a, first_b = a.mapping.offset, b.mapping.offset
+        if first_a < first_b + size_b and first_b < first_a + size_a:
+            return True
+    return a.address < b.address + size_b and b.address < a.address + size_a
+
+
+def extent(tensor: torch.Tensor) -> int:
+    """Bytes from a tensor's first element to its last."""
+    if tensor.numel() == 0:
+        return 0
+    last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size()

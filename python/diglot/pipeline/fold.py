@@ -1,0 +1,47 @@
+"""Partial results, folded in the order of their chunks, whichever device is faster."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+
+class Fold:
+    """What is folded so far.
+
+    Args:
+        combine: from what was folded and the next partial result to the same.
+        unpack: from a chunk's tensors to its partial result.
+    """
+
+    def __init__(
+        self,
+        combine: Callable[[Any, Any], Any],
+        unpack: Callable[[tuple[torch.Tensor, ...]], Any],
+    ) -> None:
+        self._combine, self._unpack = combine, unpack
+        self._lock = threading.Lock()
+        self._waiting: dict[int, list[Any]] = {}  # of later shares
+        self._folded: list[Any] = []  # none or one
+
+    def take(self, share: int, results: tuple[torch.Tensor, ...]) -> None:
+        """The next chunk's of a share."""
+        partial = self._unpack(results)
+        if share == 0:
+            self._add(partial)
+        else:
+            with self._lock:
+                self._waiting.setdefault(share, []).append(partial)
+
+    def _add(self, partial: Any) -> None:
+        self._folded = [self._combine(self._folded[0], partial) if self._folded else partial]
+
+    def result(self) -> Any:
+        """What all fold to, once all shares are done."""
+        for share in sorted(self._waiting):
+            for partial in self._waiting.pop(share):
+                self._add(partial)
+        return self._folded[0]

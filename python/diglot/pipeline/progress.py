@@ -1,0 +1,32 @@
+"""A bar that shows how far a run is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def progress_bar(is_shown: bool, name: str, rows: int, row_bytes: int) -> Iterator[Callable]:
+    """Context manager: a function that is told how many rows are done, and shows it with GB/s.
+
+    Raises:
+        ImportError: it is to be shown, and rich is not installed.
+    """
+    if not is_shown:
+        yield lambda done: None
+        return
+    try:
+        from rich import progress
+    except ImportError:
+        raise ImportError('progress needs rich: pip install "diglot[tools]"') from None
+    columns = (
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.DownloadColumn(),
+        progress.TransferSpeedColumn(),
+        progress.TimeRemainingColumn(),
+    )
+    with progress.Progress(*columns) as bar:
+        task = bar.add_task(name, total=rows * row_bytes)
+        yield lambda done: bar.update(task, completed=done * row_bytes)

@@ -1,0 +1,202 @@
+"""Several devices at work on one call: each does neighbouring chunks, on a thread of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import torch
+
+from diglot.pipeline.errors import StreamError, StreamInterrupted, tell
+from diglot.pipeline.planner import Plan, split
+from diglot.pipeline.ring import Job, Times
+
+SMALLER = 4  # so many times smaller are the chunks after one that the device had no memory for
+POLL = 0.02  # seconds between looks at what the devices do
+
+
+class Engine(Protocol):
+    """What drives a job's chunks."""
+
+    name: str
+
+    def run(self) -> None:
+        """Does them."""
+
+
+@dataclass
+class Share:
+    """What one device does.
+
+    Attributes:
+        number: of the share, from 0 on.
+        device: which.
+        begin, end: its rows.
+        plan: how they are cut.
+        chunk: the number of its first chunk, of all devices'.
+        jobs: what it did or does: one, or two if the first had too little memory.
+        timeline: of all its chunks.
+        engine: the name of what drives it.
+        error: what ended it.
+    """
+
+    number: int
+    device: torch.device
+    begin: int
+    end: int
+    plan: Plan
+    chunk: int
+    jobs: list[Job] = field(default_factory=list)
+    timeline: list[Times] = field(default_factory=list)
+    engine: str = "python"
+    error: BaseException | None = None
+
+    @property
+    def valid(self) -> tuple[int, int]:
+        """Its rows whose results are out."""
+        if not self.jobs:
+            return self.begin, self.begin
+        return self.begin, self.jobs[-1].first + self.jobs[-1].control.valid_rows
+
+    def error_of(self, name: str, valid: list[tuple[int, int]]) -> StreamError:
+        """What is raised of what ended it."""
+        job = self.jobs[-1]
+        begin, end = (job.first + row for row in job.plan.rows_of(job.control.chunk))
+        chunk = self.chunk + job.control.chunk + sum(len(of.timeline) for of in self.jobs[:-1])
+        return StreamError(
+            f"{name}: chunk {chunk} (rows {begin} to {end}) on {self.device}: "
+            f"{type(self.error).__name__}: {self.error}; rows of out that are valid: {tell(valid)}",
+            chunk,
+            valid,
+        )
+
+
+def shares_of(whole: Plan, devices: list[torch.device]) -> list[Share]:
+    """The devices' shares: whole chunks, so that chunks are the same ones for any devices."""
+    shares: list[Share] = []
+    for device, (first, last) in zip(devices, split(whole.chunks, len(devices)), strict=True):
+        if first < last:
+            begin, end = whole.rows_of(first)[0], whole.rows_of(last - 1)[1]
+            of_share = replace(whole, rows=end - begin)
+            shares.append(Share(len(shares), device, begin, end, of_share, first))
+    return shares
+
+
+class Run:
+    """All shares at once.
+
+    Args:
+        name: of the function that was called, for messages.
+        shares: what is to be done.
+        job_of: a share's job, from how its rows are cut and the first of them.
+        engine_of: what drives a job.
+        update: called now and then with how many rows are done.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        shares: list[Share],
+        job_of: Callable[[Share, Plan, int], Job],
+        engine_of: Callable[[Job], Engine],
+        update: Callable[[int], None],
+    ) -> None:
+        self.name, self.shares = name, shares
+        self.job_of, self.engine_of, self.update = job_of, engine_of, update
+        self.notes: list[str] = []
+        self.is_stopped = False
+        self.threads = [
+            threading.Thread(target=self.work, args=(share,), name=f"diglot-{share.device}")
+            for share in shares
+        ]
+
+    def __call__(self) -> None:
+        """Does them, and waits for every one.
+
+        Raises:
+            StreamError: one failed. All have ended then.
+            StreamInterrupted: on Ctrl-C; likewise.
+        """
+        try:
+            for thread in self.threads:
+                thread.start()
+            for thread in self.threads:
+                while thread.is_alive():
+                    thread.join(POLL)
+                    self.tell_progress()
+        except BaseException as error:
+            self.stop()
+            if isinstance(error, KeyboardInterrupt):
+                valid = self.valid()
+                raise StreamInterrupted(
+                    f"{self.name} was interrupted; rows of out that are valid: {tell(valid)}", valid
+                ) from error
+            raise
+        for share in self.shares:
+            if share.error is not None:
+                raise share.error_of(self.name, self.valid()) from share.error
+
+    def work(self, share: Share) -> None:
+        """A share, on its thread. Where the device has too little memory, once more by smaller
+        chunks.
+        """
+        plan, first = share.plan, share.begin
+        is_gpu = share.device.type == "cuda"
+        try:
+            with torch.cuda.device(share.device) if is_gpu else nullcontext():
+                while True:
+                    try:
+                        self.drive(share, plan, first)
+                        return
+                    except torch.OutOfMemoryError:
+                        if len(share.jobs) > 1 or plan.chunk_rows == 1:
+                            raise
+                    torch.cuda.empty_cache()
+                    first += share.jobs[-1].control.valid_rows
+                    rows = max(1, plan.chunk_rows // SMALLER)
+                    self.notes.append(
+                        f"{share.device} had no memory for chunks of {plan.chunk_rows} rows: from "
+                        f"row {first} on they had {rows}"
+                    )
+                    plan = replace(plan, rows=share.end - first, chunk_rows=rows)
+        except BaseException as error:
+            share.error = error
+            self.ask_to_stop()  # the others need not go on
+
+    def drive(self, share: Share, plan: Plan, first: int) -> None:
+        """A part of a share."""
+        job = self.job_of(share, plan, first)
+        share.jobs.append(job)
+        if self.is_stopped:
+            job.control.stop()
+        engine = self.engine_of(job)
+        share.engine = engine.name
+        try:
+            engine.run()
+        finally:
+            share.timeline += job.timeline
+
+    def ask_to_stop(self) -> None:
+        """Has all end when what is under way is done."""
+        self.is_stopped = True
+        for share in self.shares:
+            for job in list(share.jobs):
+                job.control.stop()
+
+    def stop(self) -> None:
+        """The same, and waits for it."""
+        self.ask_to_stop()
+        for thread in self.threads:
+            while thread.is_alive():
+                thread.join(POLL)
+
+    def valid(self) -> list[tuple[int, int]]:
+        """Rows whose results are out, of each share."""
+        return [share.valid for share in self.shares]
+
+    def tell_progress(self) -> None:
+        """To whom it was asked for."""
+        self.update(sum(end - begin for begin, end in self.valid()))
