@@ -27,6 +27,7 @@ OPS = (
     "rms_norm",
     "softmax",
     "standardize",
+    "stream_map",
 )
 
 

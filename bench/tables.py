@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from bench.barrier_tables import designs_table, use_table
 from bench.evidence import ROOT
+from bench.stream_tables import charts_markdown, stream_map_markdown
 
 PROVIDERS = (
     "cuda",
@@ -226,6 +227,10 @@ APART: dict[str, list[tuple[str, str, Callable[[Reports], str]]]] = {
         ("docs/barriers.md", "use", use_markdown),
     ],
     "l2": [("docs/l2.md", "bench", l2_markdown)],
+    "stream_map": [
+        ("docs/pipeline.md", "bench", stream_map_markdown),
+        ("docs/pipeline.md", "charts", charts_markdown),
+    ],
 }
 
 

@@ -1,4 +1,4 @@
-"""The command line: `diglot compare`, `diglot info`."""
+"""The command line: `diglot compare`, `diglot info`, `diglot stream`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import math
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 MISSING = 'error: the command line needs {}: pip install "diglot[tools]"'
@@ -148,6 +149,58 @@ def compare(op: str, **arguments: Any) -> None:
         _compare(op, **arguments)
 
 
+@app.command()
+@click.argument("op")
+@click.option(
+    "--input",
+    "paths",
+    metavar="FILE",
+    multiple=True,
+    required=True,
+    help="A .npy or .safetensors file; once per input.",
+)
+@click.option(
+    "--tensor",
+    "tensors",
+    metavar="NAME",
+    multiple=True,
+    help="Tensor of a .safetensors file; once per input.",
+)
+@click.option("--output", metavar="FILE", required=True, help="The .npy file to write.")
+@click.option("--approximate", metavar="FORM", help="gelu: none or tanh.")
+@click.option("--dim", metavar="NUMBER", help="softmax, log_softmax: the dimension.")
+@click.option("--alpha", metavar="NUMBER", help="add: the factor of the second input.")
+@click.option("--eps", metavar="NUMBER", help="layer_norm, rms_norm: added to the variance.")
+@click.option("--mean", metavar="NUMBER", help="gaussian_pdf: the mean.")
+@click.option("--std", metavar="NUMBER", help="gaussian_pdf: the standard deviation.")
+@click.option("--terms", metavar="NUMBER", help="gaussian_pdf: the number of densities averaged.")
+@click.option("--backend", metavar="NAME", help="cuda, triton, torch or auto.")
+@click.option(
+    "--chunk-bytes", metavar="SIZE", help="Of a chunk's largest array, as 16MiB (the default)."
+)
+@click.option(
+    "--num-slots",
+    default=3,
+    show_default=True,
+    type=click.IntRange(1, 64),
+    metavar="NUMBER",
+    help="Chunks on a device at once.",
+)
+@click.option("--devices", metavar="NUMBERS", help="GPUs to share the rows, as 0,1.")
+@click.option("--report", metavar="FILE", help="Write what was done when, in JSON.")
+@click.option("--plot", metavar="FILE", help="Draw it, as .png or .svg.")
+@click.option("--force", is_flag=True, help="Overwrite files.")
+def stream(op: str, **arguments: Any) -> None:
+    """Run OP, such as gelu, over arrays in files that may be larger than memory, chunk by chunk.
+
+    The files are mapped, not read as a whole. While a chunk is computed the next one is copied to
+    the device and the last one back. OP is one whose rows, along the first dimension, do not depend
+    on each other; layer_norm and rms_norm are over the last dimension, without weights.
+    """
+    with _one_line_errors():
+        _stream(op, **arguments)
+
+
 def _number(option: str, text: str) -> bool | int | float:
     if text in ("True", "False"):
         return text == "True"
@@ -166,19 +219,21 @@ def _number(option: str, text: str) -> bool | int | float:
     return number
 
 
-def _check_files(path: str | None, save: str | None, plot: str | None, force: bool) -> None:
-    """Refuses to write where nothing can or may be written, or over another of these files."""
+def _check_files(read: Iterable[str | None], written: dict[str, str | None], force: bool) -> None:
+    """Refuses to write where nothing can or may be written, or over another of these files.
+
+    `read` are the inputs' names, `written` those of what is to be written, by option.
+    """
     from diglot.tools.files import check_writable
 
-    options: dict[str, str] = {}
-    for option, name in (("--input", path), ("--save", save), ("--plot", plot)):
+    options = {os.path.realpath(name): "--input" for name in read if name is not None}
+    for option, name in written.items():
         if name is None:
             continue
-        if option != "--input":
-            try:
-                check_writable(name, force)
-            except ValueError as error:
-                raise ValueError(f"{option}: {error}") from error
+        try:
+            check_writable(name, force)
+        except ValueError as error:
+            raise ValueError(f"{option}: {error}") from error
         other = options.setdefault(os.path.realpath(name), option)
         if other != option:
             raise ValueError(f"{option} must name another file than {other}, and both are {name}")
@@ -200,6 +255,73 @@ def _options(
     if p is not None:
         options["p"] = _number("--p", p)
     return options
+
+
+def _stream(
+    op: str,
+    *,
+    paths: tuple[str, ...],
+    tensors: tuple[str, ...],
+    output: str,
+    backend: str | None,
+    chunk_bytes: str | None,
+    num_slots: int,
+    devices: str | None,
+    report: str | None,
+    plot: str | None,
+    force: bool,
+    **texts: str | None,
+) -> None:
+    import diglot
+    from diglot.tools import streaming
+
+    # Everything that can be known to be wrong is told before anything is computed.
+    known = streaming.find(op)
+    options: dict[str, Any] = {
+        name: text if known.options.get(name) else _number(f"--{name}", text)
+        for name, text in texts.items()
+        if text is not None
+    }
+    size = None if chunk_bytes is None else streaming.parse_bytes(chunk_bytes)
+    where = None if devices is None else streaming.parse_devices(devices)
+    _check_files(paths, {"--output": output, "--report": report, "--plot": plot}, force)
+    if Path(output).suffix.lower() != ".npy":
+        raise ValueError(f"--output: {output} must end in .npy")
+    if plot is not None:
+        from diglot.tools.plots import check_plot
+
+        check_plot(plot)
+    inputs = streaming.open_inputs(known.inputs, paths, tensors)
+    function = streaming.call(op, tuple(inputs[0].shape), options)
+    shape, dtype = streaming.result_like(function, inputs)
+    messages = _console(stderr=True)
+    with streaming.npy_file(output, shape, dtype, force) as out:
+        try:
+            diglot.stream_map(
+                function,
+                *inputs,
+                out=out,
+                chunk_bytes=size,
+                num_slots=num_slots,
+                devices=where,
+                backend=backend,
+                progress=messages.is_terminal,
+            )
+        except diglot.StreamError as error:
+            raise ValueError(f"{error}; {output} was not written") from error
+    done = diglot.last_stream_report()
+    assert done is not None
+    console = _console()
+    console.print(f"{done.summary()}.", markup=False, soft_wrap=True)
+    for note in done.notes:
+        console.print(f"{note}.", markup=False, soft_wrap=True)
+    messages.print(f"wrote {output}", markup=False)
+    if report is not None:
+        done.save(report, force)
+        messages.print(f"wrote {report}", markup=False)
+    if plot is not None:
+        done.plot(plot, force)
+        messages.print(f"wrote {plot}", markup=False)
 
 
 def _device(name: str | None) -> Any:
@@ -252,7 +374,7 @@ def _compare(
     options = _options(approximate, dim, alpha, p)
     spec.check_options(options)
     where = _device(device)
-    _check_files(path, save, plot, force)
+    _check_files([path], {"--save": save, "--plot": plot}, force)
     if plot is not None:
         from diglot.tools.plots import check_plot
 
@@ -365,8 +487,13 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # where the encoding has no µ or –
-    if sys.argv[1:2] == ["compare"] and not {"-h", "--help"} & set(sys.argv):
-        _interpret_without_gpu()
+    if not {"-h", "--help"} & set(sys.argv):
+        if sys.argv[1:2] == ["compare"] or (
+            # Kernels that are asked for; otherwise PyTorch's run.
+            sys.argv[1:2] == ["stream"]
+            and {"cuda", "triton", "--backend=cuda", "--backend=triton"} & set(sys.argv)
+        ):
+            _interpret_without_gpu()
     app(prog_name="diglot")
 
 

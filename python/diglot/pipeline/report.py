@@ -183,7 +183,9 @@ class PipelineReport:
         return "\n".join([self.summary(), memory, "", *table, *([""] if notes else []), *notes])
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, and what follows from it, in types that JSON has."""
+        """Everything, and what follows from it, in types that JSON has; timelines to the
+        nanosecond.
+        """
         values = asdict(self)
         timelines = values.pop("timelines")
         return {
@@ -196,7 +198,8 @@ class PipelineReport:
             "stalls": self.stalls,
             "times": [f"{stage} {end}" for stage in STAGES for end in ("begin", "end")],
             "timelines": [
-                [[None if math.isnan(t) else t for t in chunk] for chunk in of] for of in timelines
+                [[None if math.isnan(t) else round(t, 9) for t in chunk] for chunk in of]
+                for of in timelines
             ],
         }
 

@@ -185,7 +185,10 @@ def copy_host(source: np.ndarray, target: np.ndarray, threads: int) -> None:
 
 
 def host_ceiling(
-    source: np.ndarray, targets: Callable[[], np.ndarray], rounds: int = 3
+    source: np.ndarray,
+    targets: Callable[[], np.ndarray],
+    rounds: int = 3,
+    threads: Sequence[int] = THREADS,
 ) -> tuple[float, int]:
     """The fastest copy within the host, over numbers of threads.
 
@@ -194,21 +197,22 @@ def host_ceiling(
         targets: makes what is copied to, anew for each copy: a new map of a file, say, whose pages
             there are not yet; or always the same array. What that takes does not count.
         rounds: copies for each number of threads.
+        threads: numbers of them to try; more than twice the processor's are left out.
 
     Returns:
         Its speed, in 10^9 bytes/s, read as well as written, by the median of its rounds; and its
         threads.
     """
     found = []
-    for threads in THREADS:
-        if threads > 2 * len(os.sched_getaffinity(0)):
+    for count in threads:
+        if count > max(min(threads), 2 * len(os.sched_getaffinity(0))):
             continue
         times = []
         for _ in range(rounds):
             target = targets()
-            times.append(_seconds(functools.partial(copy_host, source, target, threads)))
+            times.append(_seconds(functools.partial(copy_host, source, target, count)))
             del target
-        found.append((source.size / float(np.median(times)) / 1e9, threads))
+        found.append((source.size / float(np.median(times)) / 1e9, count))
     return max(found)
 
 

@@ -1,0 +1,539 @@
+"""stream_map: ops over arrays in host memory, beside the copies alone and beside simpler forms.
+
+Everything of a workload is timed in turns, by the host's clock, from the call to the result.
+`python bench/stream_map.py --folder DIR` writes results, reports, charts and traces there; without
+it, and by bench/run.py, they go to bench/results/<gpu> and docs/images.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import gzip
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+import numpy as np
+import torch
+
+import diglot
+from bench.evidence import RESULTS, ROOT, gpu_short_name
+from bench.harness import OURS, write_report
+from diglot.pipeline.report import PipelineReport
+from diglot.tools import measure, transfer
+from diglot.tools.measure import Timing
+
+GIB, MIB = 1 << 30, 1 << 20
+COLUMNS = 1024  # of float32: a row has 4 KiB
+SMALL = 64 * MIB
+MAPPED_SHARE = 2  # maps have a half of the bytes, a compute-bound run a quarter
+COMPUTE_SHARE = 4
+COMPUTE_OVER_COPY = 5
+HOST_THREADS = (4, 8, 16)
+TRACED = 256 * MIB
+# Workloads whose last reports and charts are kept, and their files' names.
+KEPT = {
+    "pinned, hw7": "overlap",
+    "pageable, hw7": "overlap_pageable",
+    "2 GPUs, pinned, hw7": "overlap_2gpus",
+}
+
+Call = Callable[[], object]
+OPS: dict[str, Callable[..., torch.Tensor]] = {"hw7": diglot.gaussian_pdf, "gelu": diglot.gelu}
+
+
+@dataclass(frozen=True)
+class Provider:
+    """A way of doing a workload.
+
+    Attributes:
+        call: does it, and returns when it is done.
+        prepare: before each call, untimed: spoils what is there, or makes a new file.
+        is_right: whether what the last call left is right; None for what computes nothing.
+    """
+
+    call: Call
+    prepare: Call | None = None
+    is_right: Callable[[], bool] | None = None
+
+
+@dataclass(frozen=True)
+class Bar:
+    """What the pipeline must reach in a workload, from the rows of it by provider."""
+
+    name: str
+    value: Callable[[dict[str, Any], dict[str, dict[str, Any]]], float]
+    bound: float
+    at_least: bool = True
+
+
+@dataclass
+class Workload:
+    """Something to do, in several ways."""
+
+    name: str
+    bytes: int  # of the input, and as many of the output
+    rounds: int
+    providers: dict[str, Provider]
+    bars: list[Bar]
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def _faster_than(other: str) -> Callable[[dict[str, Any], dict[str, dict[str, Any]]], float]:
+    """Speed over that of another provider of the workload, or of its form for the same backend."""
+
+    def value(row: dict[str, Any], rows: dict[str, dict[str, Any]]) -> float:
+        found = rows.get(other) or rows[f"{other} {row['provider']}"]
+        return found["time_us"] / row["time_us"]
+
+    return value
+
+
+def _gb_per_s(row: dict[str, Any], _: dict[str, dict[str, Any]]) -> float:
+    return row["gb_per_s"]
+
+
+def _once(provider: Provider) -> float:
+    if provider.prepare is not None:
+        provider.prepare()
+    begin = time.perf_counter()
+    provider.call()
+    return time.perf_counter() - begin
+
+
+def _rows(
+    workload: Workload, reports: dict[tuple[str, str], PipelineReport]
+) -> list[dict[str, Any]]:
+    """A row for each provider. Results are checked before and after the timed calls."""
+    print(f"stream_map: {workload.name}", flush=True)
+    verified = {}
+    for name, provider in workload.providers.items():
+        _once(provider)
+        verified[name] = provider.is_right is None or provider.is_right()
+    times: dict[str, list[float]] = {name: [] for name, right in verified.items() if right}
+    for _ in range(workload.rounds):
+        for name, of in times.items():
+            of.append(1e6 * _once(workload.providers[name]))
+            if name in OURS:
+                report = diglot.last_stream_report()
+                assert report is not None
+                reports[workload.name, name] = report
+    for name in times:
+        provider = workload.providers[name]
+        if provider.is_right is not None:
+            _once(provider)
+            verified[name] = provider.is_right()
+    rows: dict[str, dict[str, Any]] = {}
+    for name in workload.providers:
+        row: dict[str, Any] = {
+            "op": "stream_map",
+            "provider": name,
+            "workload": workload.name,
+            "options": workload.options,
+            "timer": "wall",
+            "bytes": workload.bytes,
+            "verified": verified[name],
+            "bars": [],
+        }
+        rows[name] = row
+        if not verified[name]:
+            continue
+        timing = Timing.of(times[name])
+        row |= {
+            "time_us": timing.median_us,
+            "p20_us": timing.p20_us,
+            "p80_us": timing.p80_us,
+            "samples": timing.samples,
+            "gb_per_s": workload.bytes / timing.median_us / 1e3,
+        }
+        if (workload.name, name) in reports:
+            report = reports[workload.name, name]
+            row["run"] = {
+                **{key: getattr(report, key) for key in ("engine", "chunk_rows", "chunks")},
+                **{key: getattr(report, key) for key in ("num_slots", "device_bytes", "notes")},
+                "busy": report.busy,
+                "stalls": report.stalls,
+            }
+    timed = {name: row for name, row in rows.items() if "time_us" in row}
+    for name in OURS:
+        for bar in workload.bars if name in rows else ():
+            try:
+                value = bar.value(rows[name], timed) if name in timed else None
+            except KeyError:  # what it is measured by was wrong
+                value = None
+            met = value is not None and (value >= bar.bound if bar.at_least else value <= bar.bound)
+            rows[name]["bars"].append(
+                {
+                    "name": bar.name,
+                    "value": value,
+                    "bound": bar.bound,
+                    "at_least": bar.at_least,
+                    "met": met,
+                }
+            )
+    for row in rows.values():
+        what = (
+            f"{row['time_us'] / 1e3:9.2f} ms {row['gb_per_s']:6.1f} GB/s"
+            if row["verified"]
+            else "wrong"
+        )
+        bars = ", ".join(f"{b['name']} {b['value'] or 0:.3f} ({b['bound']})" for b in row["bars"])
+        print(f"  {row['provider']:16} {what}  {bars}", flush=True)
+    return list(rows.values())
+
+
+class Arrays:
+    """Pinned arrays, the same input on the GPU, and what ops make of it there."""
+
+    def __init__(self, size: int) -> None:
+        self.shape = (size // 4 // COLUMNS, COLUMNS)
+        self.on_device = torch.randn(self.shape, device="cuda")
+        self.source = torch.empty(self.shape, pin_memory=True)
+        self.source.copy_(self.on_device)
+        self.target = torch.zeros(self.shape, pin_memory=True)
+        self.spoiled = torch.full((64 * MIB // 4,), torch.nan, device="cuda")
+
+    def spoil(self, target: torch.Tensor) -> None:
+        """Leaves nothing right in an output."""
+        for part in target.view(-1).split(self.spoiled.numel()):
+            part.copy_(self.spoiled[: part.numel()])
+
+    def provider(
+        self,
+        fn: Callable[..., torch.Tensor],
+        backend: str,
+        source: Any = None,
+        target: Any = None,
+        **options: Any,
+    ) -> Provider:
+        """stream_map, from pinned memory to pinned memory by default."""
+        source = self.source if source is None else source
+        target = self.target if target is None else target
+
+        def call() -> None:
+            diglot.stream_map(fn, source, out=target, backend=backend, **options)
+
+        def is_right() -> bool:
+            whole = self.is_result(fn, backend, target)
+            self.spoil(target)
+            return whole
+
+        return Provider(call, None, is_right)
+
+    def is_result(self, fn: Callable[..., torch.Tensor], backend: str, found: torch.Tensor) -> bool:
+        """Whether it is, bit by bit, what the op makes of the whole array at once."""
+        exact = fn(self.on_device[: len(found)], backend=backend)
+        parts = zip(found.split(1 << 16), exact.split(1 << 16), strict=True)
+        return all(torch.equal(f.cuda().view(torch.int32), e.view(torch.int32)) for f, e in parts)
+
+
+def _copies(arrays: Arrays, devices: Any = "cuda") -> transfer.Copies:
+    source, target = (a.view(-1).view(torch.uint8) for a in (arrays.source, arrays.target))
+    return transfer.Copies(devices, source, target)
+
+
+def pinned(arrays: Arrays, copies: transfer.Copies) -> Iterator[Workload]:
+    """From pinned memory to pinned memory: hw7, with its serial form, and gelu."""
+    arrays.spoil(arrays.target)
+    size = arrays.source.nbytes
+    duplex = Bar("share of the duplex ceiling", _faster_than("copies"), 0.97)
+    for name, fn in OPS.items():
+        providers = {"copies": Provider(copies.run)}
+        providers |= {backend: arrays.provider(fn, backend) for backend in OURS}
+        bars = [duplex]
+        if name == "hw7":
+            for backend in OURS:
+
+                def serial(backend: str = backend, fn: Any = fn) -> None:
+                    chunk = arrays.source.to("cuda", non_blocking=True)
+                    arrays.target.copy_(fn(chunk, backend=backend), non_blocking=True)
+                    torch.cuda.synchronize()
+
+                providers[f"serial {backend}"] = Provider(serial)
+            bars.append(Bar("speed over the serial form", _faster_than("serial"), 1.75))
+        yield Workload(f"pinned, {name}", size, 5, providers, bars)
+
+
+def pageable(arrays: Arrays) -> Iterator[Workload]:
+    """From ordinary memory to ordinary memory, which was touched before."""
+    fn = OPS["hw7"]
+    source, target = torch.empty(arrays.shape), torch.empty(arrays.shape)
+    threads = len(os.sched_getaffinity(0))
+    for to in (source, target):
+        transfer.copy_host(_bytes(arrays.source.numpy()), _bytes(to.numpy()), threads)
+
+    def plain() -> None:
+        fn(source.to("cuda"), backend="cuda").cpu()
+
+    providers = {b: arrays.provider(fn, b, source, target) for b in OURS}
+    bars = [
+        Bar("GB/s each way", _gb_per_s, 18.0),
+        Bar("speed over .to, op, .cpu", _faster_than("plain"), 4.0),
+    ]
+    yield Workload("pageable, hw7", source.nbytes, 3, {**providers, "plain": Provider(plain)}, bars)
+
+
+def _bytes(array: np.ndarray) -> np.ndarray:
+    return array.reshape(-1).view(np.uint8)
+
+
+def folder_with_room(size: int) -> tuple[Path, str]:
+    """A folder with room for so many bytes, memory's if there is one; and its file system."""
+    mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
+    for name in ("/dev/shm", tempfile.gettempdir(), Path.cwd()):
+        folder = Path(name).resolve()
+        if not folder.is_dir() or not os.access(folder, os.W_OK):
+            continue
+        status = os.statvfs(folder)
+        if status.f_bavail * status.f_frsize < size:
+            continue
+        of = [m for m in mounts if folder == Path(m[1]) or Path(m[1]) in folder.parents]
+        return folder, max(of, key=lambda m: len(m[1]))[2] if of else "unknown"
+    raise RuntimeError(f"no folder has room for {size:,} bytes of maps")
+
+
+@contextmanager
+def mapped(arrays: Arrays, size: int) -> Iterator[tuple[list[Workload], str]]:
+    """From a map of a .npy file, in the page cache, to one of another: a new file for each call,
+    and always the same one, whose pages are there.
+    """
+    place, file_system = folder_with_room(3 * size)
+    rows = size // 4 // COLUMNS
+    fn = OPS["hw7"]
+    with tempfile.TemporaryDirectory(dir=place, prefix="diglot-bench-") as name:
+        folder = Path(name)
+        np.save(folder / "in.npy", arrays.source[:rows].numpy())
+        source = np.load(folder / "in.npy", mmap_mode="r")
+        held: dict[str, np.ndarray] = {}
+
+        def new() -> np.ndarray:
+            held.clear()
+            (folder / "out.npy").unlink(missing_ok=True)
+            held["out"] = np.lib.format.open_memmap(
+                folder / "out.npy", "w+", np.float32, (rows, COLUMNS)
+            )
+            return held["out"]
+
+        def is_right(backend: str) -> bool:
+            whole = arrays.is_result(fn, backend, torch.from_numpy(held["out"]))
+            held["out"][::64] = np.nan  # in every chunk
+            return whole
+
+        def stream(backend: str) -> None:
+            diglot.stream_map(fn, source, out=held["out"], backend=backend)
+
+        def workload(name: str, target: Callable[[], np.ndarray]) -> Workload:
+            _, threads = transfer.host_ceiling(
+                _bytes(source), lambda: _bytes(target()), 1, HOST_THREADS
+            )
+
+            def copy() -> None:
+                transfer.copy_host(_bytes(source), _bytes(held["out"]), threads)
+
+            providers = {"map copy": Provider(copy, target)}
+            for backend in OURS:
+                check = functools.partial(is_right, backend)
+                providers[backend] = Provider(functools.partial(stream, backend), target, check)
+            bars = [Bar("share of a parallel copy of maps", _faster_than("map copy"), 0.8)]
+            return Workload(name, size, 3, providers, bars, {"copy threads": threads})
+
+        new()
+        yield (
+            [workload("maps, new file", new), workload("maps, file there", lambda: held["out"])],
+            f"{file_system} at {place}",
+        )
+
+
+def compute_bound(arrays: Arrays, size: int, duplex: float) -> Iterator[Workload]:
+    """A kernel that takes five times as long as the copies, for each backend of its own."""
+    rows = size // 4 // COLUMNS
+    on_device = arrays.on_device[:rows]
+    source, target = arrays.source[:rows], arrays.target[:rows]
+    providers, terms_of = {}, {}
+    for backend in OURS:
+
+        def alone(terms: int, backend: str = backend) -> None:
+            OPS["hw7"](on_device, terms=terms, backend=backend)
+            torch.cuda.synchronize()
+
+        def seconds(terms: int, alone: Callable[[int], None] = alone) -> float:
+            alone(terms)
+            return statistics.median(_once(Provider(lambda: alone(terms))) for _ in range(3))
+
+        few, many = 256, 1024
+        slope = (seconds(many) - seconds(few)) / (many - few)
+        terms = max(1, round(COMPUTE_OVER_COPY * size / duplex / 1e9 / slope))
+        terms_of[f"terms {backend}"] = terms
+        fn = functools.partial(OPS["hw7"], terms=terms)
+        providers[backend] = arrays.provider(fn, backend, source, target)
+        providers[f"compute {backend}"] = Provider(functools.partial(alone, terms))
+    bars = [Bar("share of compute alone", _faster_than("compute"), 0.97)]
+    yield Workload("compute-bound, hw7", size, 3, providers, bars, terms_of)
+
+
+def small(arrays: Arrays, ceiling: transfer.Duplex) -> Iterator[Workload]:
+    """64 MiB, of which the first and the last chunk are a part that counts."""
+    rows = SMALL // 4 // COLUMNS
+    source, target = arrays.source[:rows], arrays.target[:rows]
+    on_device = arrays.on_device[:rows]
+    fn = OPS["hw7"]
+
+    def alone(backend: str) -> float:
+        """Seconds of compute."""
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        fn(on_device, backend=backend)
+        start.record()
+        fn(on_device, backend=backend)
+        end.record()
+        end.synchronize()
+        return start.elapsed_time(end) / 1e3
+
+    computing = {backend: alone(backend) for backend in OURS}
+
+    def over_ideal(row: dict[str, Any], _: dict[str, dict[str, Any]]) -> float:
+        """By max(H2D, compute, D2H) of everything, and what a chunk's other stages take before the
+        slowest can begin and after it has ended.
+        """
+        seconds = computing[row["provider"]]
+        share = row["run"]["chunk_rows"] / rows
+        copying, chunk = SMALL / ceiling.both / 1e9, share * SMALL / 1e9
+        if seconds > copying:
+            ideal = seconds + chunk / ceiling.h2d + chunk / ceiling.d2h
+        else:
+            ideal = copying + share * seconds + chunk / ceiling.d2h
+        row["ideal_us"] = 1e6 * ideal
+        return row["time_us"] / row["ideal_us"]
+
+    providers = {backend: arrays.provider(fn, backend, source, target) for backend in OURS}
+    bars = [Bar("time over the ideal", over_ideal, 1.15, at_least=False)]
+    yield Workload("64 MiB pinned, hw7", SMALL, 30, providers, bars)
+
+
+def several_gpus(arrays: Arrays) -> Iterator[Workload]:
+    """Two GPUs, where there are two, from and to the same pinned memory."""
+    if torch.cuda.device_count() < 2:
+        return
+    devices = [0, 1]
+    copies = _copies(arrays, devices)
+    arrays.spoil(arrays.target)
+    providers = {"copies": Provider(copies.run)}
+    providers |= {b: arrays.provider(OPS["hw7"], b, devices=devices) for b in OURS}
+    bars = [Bar("share of both GPUs' duplex ceiling", _faster_than("copies"), 0.95)]
+    yield Workload("2 GPUs, pinned, hw7", arrays.source.nbytes, 5, providers, bars)
+
+
+def traced(arrays: Arrays, backend: str, path: Path) -> dict[str, Any]:
+    """Has torch.profiler trace a short run; seconds that its copies took, and took at once."""
+    from torch.profiler import ProfilerActivity, profile
+
+    rows = TRACED // 4 // COLUMNS
+    source, target = arrays.source[:rows], arrays.target[:rows]
+    run = functools.partial(
+        diglot.stream_map, OPS["hw7"], source, out=target, backend=backend, chunk_bytes=16 * MIB
+    )
+    run()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        run()
+    profiler.export_chrome_trace(str(path))
+    with gzip.open(path, "rt") as file:
+        events = json.load(file)["traceEvents"]
+    spans: dict[str, list[tuple[float, float]]] = {"HtoD": [], "DtoH": []}
+    for event in events:
+        for direction, of in spans.items():
+            if event.get("cat") == "gpu_memcpy" and direction in event["name"]:
+                of.append((event["ts"], event["ts"] + event["dur"]))
+    at_once = sum(
+        max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a in spans["HtoD"] for b in spans["DtoH"]
+    )
+    return {
+        "copies": {name: len(of) for name, of in spans.items()},
+        "us": {name: sum(end - begin for begin, end in of) for name, of in spans.items()},
+        "us_at_once": at_once,
+    }
+
+
+def run(folder: Path | None = None, size: int = 4 * GIB) -> Path:
+    """Measures; writes stream_map.json and, beside it in stream_map/, reports and traces; charts.
+
+    Args:
+        folder: where all of it goes; by default bench/results/<gpu>, and charts to docs/images.
+        size: bytes of the largest arrays.
+
+    Raises:
+        RuntimeError: there is no GPU, or kernels are interpreted.
+    """
+    measure.check()
+    results = folder or RESULTS / gpu_short_name(torch.cuda.get_device_name())
+    charts = folder or ROOT / "docs/images"
+    beside = results / "stream_map"
+    for path in (charts, beside):
+        path.mkdir(parents=True, exist_ok=True)
+    reports: dict[tuple[str, str], PipelineReport] = {}
+    rows: list[dict[str, Any]] = []
+    began = time.perf_counter()
+
+    arrays = Arrays(size)
+    copies = _copies(arrays)
+    ceiling = transfer.duplex(copies)
+    print(f"ceilings, GB/s: {ceiling}", flush=True)
+    for workload in pinned(arrays, copies):
+        rows += _rows(workload, reports)
+    for workload in small(arrays, ceiling):
+        rows += _rows(workload, reports)
+    for workload in compute_bound(arrays, size // COMPUTE_SHARE, ceiling.both):
+        rows += _rows(workload, reports)
+    for workload in several_gpus(arrays):
+        rows += _rows(workload, reports)
+    for workload in pageable(arrays):
+        rows += _rows(workload, reports)
+    facts: dict[str, Any] = {"ceilings_gb_per_s": dataclasses.asdict(ceiling)}
+    try:
+        with mapped(arrays, size // MAPPED_SHARE) as (workloads, place):
+            facts["maps"] = place
+            for workload in workloads:
+                rows += _rows(workload, reports)
+    except RuntimeError as error:
+        facts["maps"] = f"not measured: {error}"
+        print(facts["maps"], flush=True)
+
+    for (name, backend), report in reports.items():
+        if name in KEPT:
+            report.save(beside / f"{KEPT[name]}_{backend}.json", force=True)
+            report.plot(charts / f"{KEPT[name]}_{backend}.png", force=True)
+    facts["trace"] = {}
+    for backend in OURS:
+        try:
+            path = beside / f"trace_{backend}.json.gz"
+            facts["trace"][backend] = traced(arrays, backend, path)
+        except (RuntimeError, OSError, KeyError) as error:  # where profiling is not allowed
+            facts["trace"][backend] = f"not traced: {error}"
+    facts["devices"] = torch.cuda.device_count()
+    facts["processors"] = len(os.sched_getaffinity(0))
+    print(f"stream_map: {time.perf_counter() - began:.0f} s", flush=True)
+    return write_report("stream_map", rows, results, **facts)
+
+
+def main() -> None:
+    """Measures, and says where the results are."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--folder", type=Path, help="where to write results and charts")
+    parser.add_argument("--gib", type=float, default=4, help="size of the largest arrays")
+    arguments = parser.parse_args()
+    size = int(arguments.gib * GIB) // (16 * MIB) * (16 * MIB)
+    print(f"written: {run(arguments.folder, size)}")
+
+
+if __name__ == "__main__":
+    main()

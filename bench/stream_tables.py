@@ -1,0 +1,80 @@
+"""The tables and charts of docs/pipeline.md, from what bench/stream_map.py measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from bench.evidence import ROOT
+
+OURS = ("cuda", "triton")
+Reports = list[dict[str, Any]]
+
+
+def _cell(row: dict[str, Any] | None) -> str:
+    if row is None:
+        return "–"
+    if "time_us" not in row:
+        return "wrong result"
+    return f"{row['time_us'] / 1e3:.4g} ms, {row['gb_per_s']:.1f}"
+
+
+def _sign(bar: dict[str, Any]) -> str:
+    value = "–" if bar["value"] is None else f"{bar['value']:.3g}"
+    return value if bar["met"] else f"{value} ✗"
+
+
+def _bars(rows: dict[str, dict[str, Any]]) -> str:
+    """Each bar with what both backends reach."""
+    bars = [rows[name]["bars"] for name in OURS if name in rows]
+    texts = []
+    for of in zip(*bars, strict=True):
+        bound = f"at {'least' if of[0]['at_least'] else 'most'} {of[0]['bound']:g}"
+        texts.append(f"{of[0]['name']} {' / '.join(map(_sign, of))} ({bound})")
+    return "; ".join(texts)
+
+
+def stream_map_markdown(reports: Reports) -> str:
+    """A line for each workload."""
+    lines: list[str] = []
+    for report in reports:
+        v, ceilings = report["versions"], report["ceilings_gb_per_s"]
+        lines += [
+            f"{report['gpu']}, {report['processors']} processors, driver {v['driver']}, torch "
+            f"{v['torch']}, Triton {v['triton']}, {report['date']}, commit {report['commit']}. "
+            "Times by the host's clock from the call to the result, medians of interleaved runs, "
+            "and GB/s each way. Results were compared with the op's on the whole array in the same "
+            "run, bit by bit. Of pinned memory in chunks of 16 MiB, copies alone reached "
+            f"{ceilings['h2d']:.1f} GB/s to the device, {ceilings['d2h']:.1f} GB/s from it, and "
+            f"{ceilings['both']:.1f} GB/s each way at once, which is the duplex ceiling. Maps were "
+            f"of {report['maps'].partition(' at ')[0]}. ✗ marks what misses the project's bar.",
+            "",
+            "| workload, GiB each way | cuda | triton | beside it | reached (bar), cuda / triton |",
+            "|---|---|---|---|---|",
+        ]
+        workloads: dict[str, dict[str, dict[str, Any]]] = {}
+        for row in report["rows"]:
+            workloads.setdefault(row["workload"], {})[row["provider"]] = row
+        for name, rows in workloads.items():
+            size = next(iter(rows.values()))["bytes"] / 2**30
+            beside = "; ".join(f"{p} {_cell(row)}" for p, row in rows.items() if p not in OURS)
+            cells = [f"{name}, {size:g}", *(_cell(rows.get(p)) for p in OURS), beside or "–"]
+            lines.append(f"| {' | '.join([*cells, _bars(rows)])} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def charts_markdown(reports: Reports, images: Path = ROOT / "docs/images") -> str:
+    """The charts that there are, for docs/pipeline.md."""
+    del reports
+    titles = {
+        "overlap": "Pinned memory, backend {}",
+        "overlap_pageable": "Pageable memory, backend {}",
+        "overlap_2gpus": "Two GPUs, backend {}",
+    }
+    lines = []
+    for stem, title in titles.items():
+        for backend in OURS:
+            if (images / f"{stem}_{backend}.png").exists():
+                lines += [f"![{title.format(backend)}](images/{stem}_{backend}.png)", ""]
+    return "\n".join(lines or ["No charts are committed yet.", ""])

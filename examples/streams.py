@@ -1,0 +1,231 @@
+"""CUDA streams, shown rather than told: order, overlap, an early return, and what serialises.
+
+    python examples/streams.py
+
+Each lesson enqueues kernels that only spin for some milliseconds, takes the times at which they
+began and ended by events on the device and the host's clock beside it, asserts what must hold, and
+prints a line. It needs a GPU. `diglot.stream_map` is built on the first three; docs/pipeline.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+SLACK_MS = 0.5  # by which events may seem to be out of order
+PER_THREAD_STREAM = 2  # cudaStreamPerThread: a name for the calling thread's own default stream
+
+
+@dataclass(frozen=True)
+class Span:
+    """When a kernel ran, in milliseconds since the lesson began."""
+
+    begin: float
+    end: float
+
+    def overlaps(self, other: Span) -> bool:
+        """Whether both ran at the same time, for half of the shorter one at least."""
+        shared = min(self.end, other.end) - max(self.begin, other.begin)
+        return shared > 0.5 * min(self.end - self.begin, other.end - other.begin)
+
+    def is_after(self, other: Span) -> bool:
+        """Whether it began when the other had ended."""
+        return self.begin >= other.end - SLACK_MS
+
+    def __str__(self) -> str:
+        return f"{self.begin:.1f} to {self.end:.1f} ms"
+
+
+class Lesson:
+    """Kernels that spin, and when they ran.
+
+    Args:
+        spin_ms: how long each spins, about.
+    """
+
+    def __init__(self, spin_ms: float) -> None:
+        self._cycles = int(spin_ms * 1e-3 * _cycles_per_second())
+        self._marks: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        torch.cuda.synchronize()
+        self._origin = torch.cuda.Event(enable_timing=True)
+        self._origin.record(torch.cuda.Stream())
+
+    def spin(self, stream: torch.cuda.Stream) -> None:
+        """Enqueues a kernel that spins."""
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        with torch.cuda.stream(stream):
+            begin.record()
+            torch.cuda._sleep(self._cycles)
+            end.record()
+        self._marks.append((begin, end))
+
+    def spans(self) -> list[Span]:
+        """Waits for all kernels; when each ran, in the order in which they were enqueued."""
+        torch.cuda.synchronize()
+        return [Span(*map(self._origin.elapsed_time, marks)) for marks in self._marks]
+
+
+def _cycles_per_second() -> float:
+    """Of the clock that a spinning kernel counts, which may be slower than the largest."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(1000)  # loads it
+    begin.record()
+    torch.cuda._sleep(10_000_000)
+    end.record()
+    end.synchronize()
+    return 10_000_000 / (begin.elapsed_time(end) * 1e-3)
+
+
+@contextlib.contextmanager
+def blocking_streams(count: int) -> Iterator[list[torch.cuda.Stream]]:
+    """Streams as `cudaStreamCreate` makes them. PyTorch's own are non-blocking."""
+    loaded = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()}
+    runtime = ctypes.CDLL(next(path for path in loaded if "libcudart.so" in path))
+    handles = [ctypes.c_void_p() for _ in range(count)]
+    for handle in handles:
+        status = runtime.cudaStreamCreate(ctypes.byref(handle))
+        if status != 0:
+            raise RuntimeError(f"cudaStreamCreate: error {status}")
+    try:
+        yield [torch.cuda.ExternalStream(handle.value) for handle in handles]
+    finally:
+        torch.cuda.synchronize()
+        for handle in handles:
+            runtime.cudaStreamDestroy(handle)
+
+
+def order_within_a_stream(spin_ms: float) -> str:
+    """Work of one stream is done in the order in which it was enqueued."""
+    lesson, stream = Lesson(spin_ms), torch.cuda.Stream()
+    number = torch.zeros((), device="cuda")
+    stream.wait_stream(torch.cuda.current_stream())
+    lesson.spin(stream)
+    with torch.cuda.stream(stream):
+        number.add_(1)
+    lesson.spin(stream)
+    with torch.cuda.stream(stream):
+        number.mul_(10)
+    first, second = lesson.spans()
+    assert second.is_after(first), (first, second)
+    assert number.item() == 10  # not 1, as the other order would give
+    return f"order within a stream: the first kernel ran {first}, the second {second}"
+
+
+def overlap_across_streams(spin_ms: float) -> str:
+    """Work of several streams is done at the same time, where no event says otherwise."""
+    lesson, streams = Lesson(spin_ms), [torch.cuda.Stream() for _ in range(3)]
+    for stream in streams:
+        lesson.spin(stream)
+    spans = lesson.spans()
+    assert all(a.overlaps(b) for a in spans for b in spans), spans
+    whole = max(span.end for span in spans) - min(span.begin for span in spans)
+    alone = sum(span.end - span.begin for span in spans)
+    assert whole < 0.6 * alone, (whole, alone)
+    return f"overlap across streams: three kernels, {alone:.1f} ms of work, took {whole:.1f} ms"
+
+
+def an_event_orders_streams(spin_ms: float) -> str:
+    """A stream that waits for an event of another's begins when that has come."""
+    lesson, one, other = Lesson(spin_ms), torch.cuda.Stream(), torch.cuda.Stream()
+    lesson.spin(one)
+    other.wait_event(one.record_event())
+    lesson.spin(other)
+    first, second = lesson.spans()
+    assert second.is_after(first), (first, second)
+    return f"an event between streams: the first ran {first}, the one that waits {second}"
+
+
+def early_return(spin_ms: float) -> str:
+    """A launch returns to the host long before the kernel ends, and so does a copy of pinned
+    memory.
+    """
+    lesson, stream = Lesson(spin_ms), torch.cuda.Stream()
+    on_device, pinned = torch.ones(1 << 20, device="cuda"), torch.zeros(1 << 20, pin_memory=True)
+    stream.wait_stream(torch.cuda.current_stream())
+    began = time.perf_counter()
+    lesson.spin(stream)
+    with torch.cuda.stream(stream):
+        pinned.copy_(on_device, non_blocking=True)
+    returned = 1e3 * (time.perf_counter() - began)
+    is_done, seen = stream.query(), pinned[-1].item()
+    stream.synchronize()
+    waited = 1e3 * (time.perf_counter() - began)
+    assert not is_done and returned < 0.2 * waited, (returned, waited)
+    assert seen == 0 and pinned[-1].item() == 1  # read too early, and when the stream was done
+    return (
+        f"early return: the host had both calls behind it after {returned:.2f} ms, and the result "
+        f"after {waited:.1f} ms"
+    )
+
+
+def legacy_default_stream(spin_ms: float) -> str:
+    """Work on the legacy default stream waits for all blocking streams, and they for it."""
+    with blocking_streams(2) as (one, other):
+        lesson = Lesson(spin_ms)
+        for stream in (one, torch.cuda.default_stream(), other):
+            lesson.spin(stream)
+        spans = lesson.spans()
+    assert spans[1].is_after(spans[0]) and spans[2].is_after(spans[1]), spans
+    return (
+        "the legacy default stream between two blocking ones: "
+        f"{', then '.join(map(str, spans))}: one after the other"
+    )
+
+
+def per_thread_default_stream(spin_ms: float) -> str:
+    """The per-thread default stream, in the legacy one's place, lets them overlap."""
+    with blocking_streams(2) as (one, other):
+        lesson = Lesson(spin_ms)
+        for stream in (one, torch.cuda.ExternalStream(PER_THREAD_STREAM), other):
+            lesson.spin(stream)
+        spans = lesson.spans()
+    assert all(a.overlaps(b) for a in spans for b in spans), spans
+    return f"the per-thread default stream between them: {', '.join(map(str, spans))}: at once"
+
+
+def non_blocking_streams(spin_ms: float) -> str:
+    """Non-blocking streams, which PyTorch's are, overlap even with the legacy default stream."""
+    lesson, one, other = Lesson(spin_ms), torch.cuda.Stream(), torch.cuda.Stream()
+    for stream in (one, torch.cuda.default_stream(), other):
+        lesson.spin(stream)
+    spans = lesson.spans()
+    assert all(a.overlaps(b) for a in spans for b in spans), spans
+    return (
+        "the legacy default stream between two non-blocking ones: "
+        f"{', '.join(map(str, spans))}: at once"
+    )
+
+
+LESSONS = (
+    order_within_a_stream,
+    overlap_across_streams,
+    an_event_orders_streams,
+    early_return,
+    legacy_default_stream,
+    per_thread_default_stream,
+    non_blocking_streams,
+)
+
+
+def main() -> None:
+    """Prints a line for each lesson."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--spin-ms", type=float, default=20.0, help="how long a kernel spins")
+    arguments = parser.parse_args()
+    if not torch.cuda.is_available():
+        sys.exit("there is no GPU, and streams are a GPU's")
+    print(torch.cuda.get_device_name())
+    for lesson in LESSONS:
+        print(lesson(arguments.spin_ms), flush=True)
+
+
+if __name__ == "__main__":
+    main()
