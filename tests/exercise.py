@@ -1,6 +1,6 @@
 """Small calls of every kernel variant: what compute-sanitizer watches.
 
-compute-sanitizer --tool memcheck python tests/exercise.py cuda all
+compute-sanitizer --tool memcheck python tests/exercise.py cuda maps sums
 """
 
 from __future__ import annotations
@@ -128,17 +128,23 @@ def norms(backend: str) -> None:
                 diglot.rms_norm(x, n, wide, backend=backend).sum().backward()
 
 
-def exercise(backend: str, what: str) -> list[str]:
-    """Runs them; returns the names of the launchers and variants that ran."""
+PARTS = {
+    "maps": maps,
+    "rows": rows,
+    "norms": norms,
+    "sums": sums,
+    "clips": clips,
+    "whole": lambda backend: whole(backend, WHOLE),
+    "small": lambda backend: whole(backend, WHOLE[:4]),
+    "barriers": barriers,
+}
+
+
+def exercise(backend: str, *parts: str) -> list[str]:
+    """Runs some parts; returns the names of the launchers and variants that ran."""
     with diglot.record_runs() as runs:
-        if what == "all":
-            maps(backend)
-            rows(backend)
-            norms(backend)
-        sums(backend)
-        clips(backend)
-        whole(backend, WHOLE if what == "all" else WHOLE[:4])
-        barriers(backend)
+        for part in parts:
+            PARTS[part](backend)
     torch.cuda.synchronize()
     return sorted({f"{run.launcher}: {run.variant}" for run in runs})
 
@@ -155,8 +161,8 @@ def plant() -> None:
 
 
 if __name__ == "__main__":
-    backend, what = sys.argv[1:]
-    if what == "planted":
+    backend, *parts = sys.argv[1:]
+    if parts == ["planted"]:
         plant()
     else:
-        print("\n".join(exercise(backend, what)))
+        print("\n".join(exercise(backend, *parts)))
