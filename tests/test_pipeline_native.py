@@ -1,8 +1,8 @@
 """The native engine of the pipeline, called as diglot.stream_map calls it: what comes out is bit by
 bit what one launch gives.
 
-Where there is no GPU, its streams are simulated: what is enqueued is done in an order that is random
-as far as streams and events allow.
+Where there is no GPU, its streams are simulated: what is enqueued is done in a random order, as far
+as streams and events allow one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 import torch
-from backends import DEVICE, FLOATING, HAS_CUDA, draw, examples
+from backends import DEVICE, FLOATING, HAS_CUDA, draw, examples, needs_extension
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -115,7 +115,9 @@ class Run:
 
     def expected(self) -> Tensor:
         """The output of one launch."""
-        arguments = [a.rows.to(DEVICE) if isinstance(a, Array) else a for a in self.arguments]
+        arguments = [
+            a.rows.to(DEVICE, copy=True) if isinstance(a, Array) else a for a in self.arguments
+        ]
         getattr(module(), self.launcher)(*arguments)
         return arguments[-1].cpu()
 
@@ -129,11 +131,9 @@ def module() -> Any:
 def assert_bits(result: Tensor, expected: Tensor) -> None:
     """Asserts that two tensors are the same, bit by bit."""
     assert (result.shape, result.dtype) == (expected.shape, expected.dtype)
-    different = [
-        (a != b).nonzero()[:1].tolist()
-        for a, b in [(bits.reshape(-1).view(torch.uint8) for bits in (result, expected))]
-    ]
-    assert different == [[]], f"first at byte {different}"
+    bits = [tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (result, expected)]
+    different = (bits[0] != bits[1]).nonzero()
+    assert len(different) == 0, f"{len(different)} bytes, the first at {int(different[0])}"
 
 
 def gelu(
@@ -432,3 +432,22 @@ def test_python_runs_meanwhile():
     run.control[0] = 1
     worker.join(10)
     assert turns == 5
+
+
+@needs_extension
+def test_launches_are_recorded():
+    """The launches of a run, without a device: one for each chunk."""
+    from diglot import _C
+
+    host, x, out = torch.zeros(10, 1000), torch.zeros(4, 1000), torch.zeros(4, 1000)
+    control = torch.zeros(4, dtype=torch.int64)
+    specs = [(is_output, 4000, (0,), (), 0, host.data_ptr(), 0) for is_output in (False, True)]
+
+    def run() -> None:
+        arguments = (x, "none", out), (0, 1), tuple(specs)
+        _C.run_pipeline("gelu_forward", *arguments, 10, 4, 1, 0, 1, control.data_ptr())
+
+    def launches(rows: int) -> list[tuple[str, tuple[int, ...], tuple[int, ...]]]:
+        return _C.record(lambda: _C.gelu_forward(x[:rows], "none", out[:rows]))
+
+    assert _C.record(run) == [*launches(4), *launches(4), *launches(2)]

@@ -164,7 +164,9 @@ Runtime::~Runtime() = default;
 double Runtime::now() const { return simulation_->now(); }
 
 double Runtime::seconds(const Event& event) const {
-  return simulation_->mark_of(event.mark_)->seconds;
+  const auto mark = simulation_->mark_of(event.mark_);
+  if (mark == nullptr || !mark->is_done) throw std::logic_error("the time of what was not done");
+  return mark->seconds;
 }
 
 }  // namespace diglot::pipeline
