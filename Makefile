@@ -74,7 +74,8 @@ sanitized = build/sanitized/_interpreter.abi3.so
 computing = $(patsubst csrc/ops/%.cu,tests/test_%*.py,$(wildcard csrc/ops/*.cu)) \
   tests/test_edges.py tests/test_global_reduce.py tests/test_gradient_sums.py \
   tests/test_layouts.py tests/test_memory.py tests/test_norms.py tests/test_rows.py \
-  tests/test_operands.py tests/test_operator.py tests/test_transforms.py
+  tests/test_operands.py tests/test_operator.py tests/test_pipeline_native.py \
+  tests/test_transforms.py
 
 test-sanitize: setup ## CUDA kernels interpreted with AddressSanitizer and UBSan
 	@mkdir -p build/sanitized
@@ -82,7 +83,7 @@ test-sanitize: setup ## CUDA kernels interpreted with AddressSanitizer and UBSan
 	runtimes="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)"; \
 	LD_PRELOAD="$$runtimes" ASAN_OPTIONS=detect_leaks=0 \
 	  DIGLOT_INTERPRET=1 DIGLOT_TEST_INTERPRETER=$(sanitized) \
-	  $(RUN) -m pytest tests/test_sanitizers.py $(computing) -k "cuda or sanitizers"
+	  $(RUN) -m pytest tests/test_sanitizers.py $(computing) -k "cuda or sanitizers or native"
 
 bench: setup ## measure; writes bench/results/<gpu>/<op>.json
 	$(RUN) bench/run.py

@@ -1,4 +1,4 @@
-"""Faults that are put into a copy of the kernels are found by the tests of their ops."""
+"""Faults that are put into a copy of the sources are found by their tests."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ class Fault(NamedTuple):
         wrong: the other.
         op: whose kernels the tests run.
         tests: the file of the tests.
+        chosen: which of its tests, as for pytest's -k; by default those of the language, without
+            those that take both softmax and its logarithm.
     """
 
     file: str
@@ -33,6 +35,7 @@ class Fault(NamedTuple):
     wrong: str
     op: str
     tests: str
+    chosen: str | None = None
 
 
 # Maxima and sums of a row's parts that do not fit each other; a last element that is left out; a
@@ -85,6 +88,34 @@ FAULTS = {
 }
 
 
+def ring_fault(file: str, right: str, wrong: str) -> Fault:
+    """In the pipeline's native engine."""
+    return Fault(f"csrc/pipeline/{file}", right, wrong, "gelu", "test_pipeline_native", "gelu")
+
+
+DRAINED = "if (!wait_for_drain(chunk - plan_.slots + 1)) break;"
+
+# In the ring every wait is left out in turn: what it keeps apart is said.
+RING_FAULTS = {
+    "the last chunk is dropped": ring_fault(
+        "ring.h", "(rows + chunk_rows - 1) / chunk_rows", "rows / chunk_rows"
+    ),
+    "its last row is dropped": ring_fault(
+        "ring.h", "std::min(begin + chunk_rows, rows)", "std::min(begin + chunk_rows, rows - 1)"
+    ),
+    "a pinned input and its copy": ring_fault("ring.cpp", "slot.loaded.synchronize();", ""),
+    "an input and the chunk before": ring_fault(
+        "ring.cpp", "runtime_.h2d.wait(slot.computed);", ""
+    ),
+    "an output and the chunk before": ring_fault("ring.cpp", DRAINED, ""),
+    "an output and the one after": ring_fault("ring.cpp", DRAINED, DRAINED.replace(" + 1", "")),
+    "an input and its copy": ring_fault("ring.cpp", "runtime_.compute.wait(slot.loaded);", ""),
+    "an output and its copy": ring_fault("ring.cpp", "runtime_.d2h.wait(slot.computed);", ""),
+    "a pinned output and its copy": ring_fault("ring.cpp", "slot.stored.synchronize();", ""),
+    "none": ring_fault("ring.cpp", "\n", "\n"),
+}
+
+
 def copy_of_sources(folder: Path) -> dict[str, Path]:
     """What is imported and compiled, by the names of its folders in the repository."""
     left_out = shutil.ignore_patterns("*.so", "__pycache__")
@@ -117,8 +148,7 @@ def failure(folder: Path, fault: Fault, language: str) -> str:
         subprocess.run([sys.executable, "-c", build], cwd=folder / "csrc/interpreter", check=True)
         environment["DIGLOT_TEST_INTERPRETER"] = str(library)
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
-    # Without those that take both softmax and its logarithm.
-    chosen = f"{language} and not log_softmax and not properties and not modules"
+    chosen = fault.chosen or f"{language} and not log_softmax and not properties and not modules"
     done = subprocess.run(
         [*command, "-k", chosen, f"tests/{fault.tests}.py"],
         cwd=folder,
@@ -131,17 +161,42 @@ def failure(folder: Path, fault: Fault, language: str) -> str:
     return said if done.returncode == 1 else ""
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(DEVICE == "cuda", reason="kernels are compiled here, not interpreted")
-@pytest.mark.skipif(not has_interpreter(), reason="it builds the interpreter of CUDA kernels")
+def assert_found(
+    folder: Path, places: dict[str, Path], fault: Fault, language: str, *, is_none: bool
+) -> None:
+    """Asserts that tests fail with a fault in a copy of the sources, and pass with none."""
+    name = next(name for name in places if fault.file.startswith(f"{name}/"))
+    path = places[name] / Path(fault.file).relative_to(name)
+    text = path.read_text()
+    assert is_none or text.count(fault.right) == 1
+    path.write_text(text.replace(fault.right, fault.wrong))
+    try:
+        said = failure(folder, fault, language)
+    finally:
+        path.write_text(text)
+    assert bool(said) != is_none, said
+
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(DEVICE == "cuda", reason="kernels are compiled here, not interpreted"),
+    pytest.mark.skipif(not has_interpreter(), reason="it builds the interpreter of CUDA kernels"),
+]
+
+
 @pytest.mark.parametrize(("language", "fault"), FAULTS)
 def test_a_fault_is_found(tmp_path, language, fault):
-    what = FAULTS[language, fault]
     places = copy_of_sources(tmp_path)
-    name = next(name for name in places if what.file.startswith(f"{name}/"))
-    path = places[name] / Path(what.file).relative_to(name)
-    text = path.read_text()
-    assert fault == "none" or text.count(what.right) == 1
-    path.write_text(text.replace(what.right, what.wrong))
-    said = failure(tmp_path, what, language)
-    assert bool(said) == (fault != "none"), said
+    assert_found(tmp_path, places, FAULTS[language, fault], language, is_none=fault == "none")
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory):
+    """A folder with a copy of the sources, in which only what changes is compiled again."""
+    folder = tmp_path_factory.mktemp("ring")
+    return folder, copy_of_sources(folder)
+
+
+@pytest.mark.parametrize("fault", RING_FAULTS)
+def test_a_fault_of_the_ring_is_found(copy, fault):
+    assert_found(*copy, RING_FAULTS[fault], "cuda", is_none=fault == "none")

@@ -152,7 +152,12 @@ def build_extension(output: Path, folder: Path, *, sanitized: bool = False) -> N
         output,
         sorted(root.glob("ops/*.cu")),
         folder,
-        sources=[HERE / "module.cpp", root / "torch/launcher.cpp"],
+        sources=[
+            HERE / "module.cpp",
+            root / "torch/launcher.cpp",
+            root / "torch/pipeline.cpp",
+            *sorted(root.glob("pipeline/*.cpp")),
+        ],
         flags=[
             *STABLE_ABI_DEFINITIONS,
             *(f"-isystem{path}" for path in cpp_extension.include_paths()),

@@ -14,7 +14,8 @@ PyObject* last_variant(PyObject*, PyObject*) {
 PyMODINIT_FUNC PyInit__interpreter() {
   if (!diglot::torch_binding::find_dtypes()) return nullptr;
   static std::vector<PyMethodDef> methods;
-  for (const auto& [name, function] : diglot::torch_binding::python_functions()) {
+  for (const auto& [name, function, bind] : diglot::torch_binding::python_functions()) {
+    static_cast<void>(bind);
     methods.push_back({name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function)),
                        METH_FASTCALL, nullptr});
   }

@@ -7,21 +7,6 @@ namespace {
 using namespace diglot;
 using namespace diglot::torch_binding;
 
-// None of these calls becomes part of a graph, and the thread that resets does not know what others
-// do: where one of them is capturing, CUDA would refuse the call, and end the capture for it.
-class BesideCaptures {
- public:
-  BesideCaptures() { check(exchange(), "cudaThreadExchangeStreamCaptureMode"); }
-  ~BesideCaptures() { exchange(); }
-  BesideCaptures(const BesideCaptures&) = delete;
-  BesideCaptures& operator=(const BesideCaptures&) = delete;
-
- private:
-  cudaError_t exchange() { return cudaThreadExchangeStreamCaptureMode(&mode_); }
-
-  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
-};
-
 template <typename Handle>
 Handle handle_of(int64_t value) {
   return reinterpret_cast<Handle>(static_cast<intptr_t>(value));

@@ -30,9 +30,6 @@ DType dtype_of(ScalarType type) {
   }
 }
 
-// A Python error is set; carries it through C++ frames.
-struct PythonError {};
-
 // Owns one reference.
 class Object {
  public:
@@ -231,6 +228,18 @@ void PythonReader::describe() {
       read_integers(stride.get(), operand.strides);
     }
   }
+#if defined(DIGLOT_INTERPRETER)
+  for (const auto& [list, slot] : lists_) {
+    const Py_ssize_t count = PyList_Size(list);
+    if (count < 0) throw PythonError{};
+    for (Py_ssize_t i = 0; i < count; ++i) {
+      PythonReader reader(nullptr);
+      reader.read_tensor(PyList_GetItem(list, i));
+      reader.describe();
+      listed_.emplace_back(reader.operands_[0], slot);
+    }
+  }
+#endif
 }
 
 #if defined(DIGLOT_INTERPRETER)
@@ -248,16 +257,7 @@ std::vector<interpreter::Range> PythonReader::ranges(std::string_view schema) co
     ranges.push_back({begin, begin + elements * size_of(operand.dtype), is_writable});
   };
   for (int i = 0; i < count_; ++i) add(operands_[i], slots_[i]);
-  for (const auto& [list, slot] : lists_) {
-    const Py_ssize_t count = PyList_Size(list);
-    if (count < 0) throw PythonError{};
-    for (Py_ssize_t i = 0; i < count; ++i) {
-      PythonReader reader(nullptr);
-      reader.read_tensor(PyList_GetItem(list, i));
-      reader.describe();
-      add(reader.operands_[0], slot);
-    }
-  }
+  for (const auto& [operand, slot] : listed_) add(operand, slot);
   return ranges;
 }
 #endif

@@ -5,6 +5,9 @@
 //                     const Operand& out);
 //   DIGLOT_LAUNCHER(gelu_forward, "(Tensor input, str approximate, Tensor(a!) out) -> ()")
 //
+// Bound to its arguments it is called again and again with other operands
+// (csrc/torch/pipeline.cpp).
+//
 // A launcher runs with its output's device current. Only this folder includes PyTorch's headers.
 #pragma once
 
@@ -13,6 +16,7 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <deque>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -109,8 +113,11 @@ class PythonReader {
   // is contiguous with one element count, in which case one dimension describes them all, unless
   // the launcher takes a Dim.
   void describe();
+  // The tensors, in order, without those that were left out.
+  int tensors() const { return count_; }
+  Operand& operand(int i) { return operands_[i]; }
 #if defined(DIGLOT_INTERPRETER)
-  // The memory of the tensors, of which the schema marks those that are written, as Tensor(a!).
+  // The memory of the operands, of which the schema marks those that are written, as Tensor(a!).
   std::vector<interpreter::Range> ranges(std::string_view schema) const;
 #endif
 
@@ -126,44 +133,89 @@ class PythonReader {
   int slot_ = 0;
 #if defined(DIGLOT_INTERPRETER)
   std::vector<std::pair<PyObject*, int>> lists_;  // with their slots
+  std::vector<std::pair<Operand, int>> listed_;   // the tensors in them, likewise
 #endif
   bool is_shape_needless_ = true;  // while all tensors are contiguous
   int device_ = -1;
 };
 
+// A launcher with its arguments, which are read once.
+template <typename Reader, typename... Parameters>
+class Call {
+ public:
+  // Braces order the reads from left to right.
+  Call(void (*launcher)(Stream, Parameters...), Reader& reader, std::string_view schema)
+      : launcher_(launcher),
+        reader_(reader),
+        schema_(schema),
+        arguments_{reader.template read<Parameters>()...} {
+    if constexpr (std::is_same_v<Reader, PythonReader>) reader.describe();
+  }
+
+  // Runs it with what the reader's operands are now. Nothing of Python is needed.
+  void operator()(Stream stream) const {
+#if defined(DIGLOT_INTERPRETER)
+    // Tensors are in the host's memory, and a kernel may touch these and no other.
+    const interpreter::Arguments scope(reader_.ranges(schema_));
+#endif
+    std::apply([&](const auto&... argument) { launcher_(stream, argument...); }, arguments_);
+  }
+
+ private:
+  void (*launcher_)(Stream, Parameters...);
+  [[maybe_unused]] const Reader& reader_;
+  [[maybe_unused]] std::string_view schema_;
+  std::tuple<Parameters...> arguments_;
+};
+
 template <typename Reader, typename... Parameters>
 void call_launcher(void (*launcher)(Stream, Parameters...), Reader& reader,
-                   [[maybe_unused]] std::string_view schema = {}) {
-  // Braces order the reads from left to right.
-  std::tuple<Parameters...> arguments{reader.template read<Parameters>()...};
-  if constexpr (std::is_same_v<Reader, PythonReader>) reader.describe();
-  const auto run = [&](Stream stream) {
-    std::apply([&](auto&&... argument) { launcher(stream, argument...); }, arguments);
-  };
-  if (Recording::innermost() != nullptr) return run(nullptr);  // there may be no device
+                   std::string_view schema = {}) {
+  const Call<Reader, Parameters...> call(launcher, reader, schema);
+  if (Recording::innermost() != nullptr) return call(nullptr);  // there may be no device
 #if defined(DIGLOT_INTERPRETER)
-  // Tensors are in the host's memory, and a kernel may touch these and no other.
-  const interpreter::Arguments scope(reader.ranges(schema));
   const WithoutGil gil;
-  run(nullptr);
+  call(nullptr);
 #else
   [[maybe_unused]] std::conditional_t<std::is_same_v<Reader, PythonReader>, WithoutGil, Nothing>
       gil;
   DeviceGuard guard(reader.device());
-  run(current_stream(reader.device()));
+  call(current_stream(reader.device()));
 #endif
 }
 
-// A launcher's entry in the Python module.
+// A launcher bound to the arguments of a Python call, which outlive it.
+class BoundLauncher {
+ public:
+  explicit BoundLauncher(PyObject* const* arguments) : reader_(arguments) {}
+  virtual ~BoundLauncher() = default;
+  BoundLauncher(const BoundLauncher&) = delete;
+  BoundLauncher& operator=(const BoundLauncher&) = delete;
+
+  // The tensors among them, in order, without those that are None: they may be changed.
+  int tensors() const { return reader_.tensors(); }
+  Operand& operand(int i) { return reader_.operand(i); }
+  // Runs it on a stream of the current device, on any thread, without the interpreter's lock.
+  virtual void run(Stream stream) = 0;
+
+ protected:
+  PythonReader reader_;
+};
+
+// A function of the Python module; one that calls a launcher can also bind it.
 struct PythonFunction {
   const char* name;
   PyObject* (*function)(PyObject*, PyObject* const*, Py_ssize_t);
+  std::unique_ptr<BoundLauncher> (*bind)(PyObject* const*, Py_ssize_t) = nullptr;
 };
 std::vector<PythonFunction>& python_functions();
 
 // Looks up the dtype objects that Python calls are read with; false, with a Python error set, if
 // that fails.
 bool find_dtypes();
+
+// A Python error is set; carries it through C++ frames.
+struct PythonError {};
 
 PyObject* raise_current_exception();
 
@@ -192,13 +244,9 @@ struct Entry<kLauncher> {
     call_launcher(kLauncher, reader);
   }
   static PyObject* from_python(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-    if (count != sizeof...(Parameters)) {
-      PyErr_Format(PyExc_TypeError, "expected %d arguments, got %d",
-                   static_cast<int>(sizeof...(Parameters)), static_cast<int>(count));
-      return nullptr;
-    }
     const char* const before = last_variant();
     try {
+      check_count(count);
       PythonReader reader(arguments);
       call_launcher(kLauncher, reader, schema);
     } catch (...) {
@@ -206,6 +254,28 @@ struct Entry<kLauncher> {
       return raise_current_exception();
     }
     Py_RETURN_NONE;
+  }
+  static std::unique_ptr<BoundLauncher> bind(PyObject* const* arguments, Py_ssize_t count) {
+    check_count(count);
+    return std::make_unique<Bound>(arguments);
+  }
+
+ private:
+  class Bound final : public BoundLauncher {
+   public:
+    explicit Bound(PyObject* const* arguments)
+        : BoundLauncher(arguments), call_(kLauncher, reader_, schema) {}
+    void run(Stream stream) override { call_(stream); }
+
+   private:
+    Call<PythonReader, Parameters...> call_;
+  };
+
+  static void check_count(Py_ssize_t count) {
+    if (count == sizeof...(Parameters)) return;
+    PyErr_Format(PyExc_TypeError, "expected %d arguments, got %d",
+                 static_cast<int>(sizeof...(Parameters)), static_cast<int>(count));
+    throw PythonError{};
   }
 };
 
@@ -223,11 +293,12 @@ struct Entry<kLauncher> {
   }
 #endif
 
-#define DIGLOT_LAUNCHER(NAME, SCHEMA)                               \
-  DIGLOT_OPERATOR(NAME, SCHEMA)                                     \
-  static const bool NAME##_registered = [] {                        \
-    diglot::torch_binding::Entry<NAME>::schema = SCHEMA;            \
-    diglot::torch_binding::python_functions().push_back(            \
-        {#NAME, &diglot::torch_binding::Entry<NAME>::from_python}); \
-    return true;                                                    \
+#define DIGLOT_LAUNCHER(NAME, SCHEMA)                             \
+  DIGLOT_OPERATOR(NAME, SCHEMA)                                   \
+  static const bool NAME##_registered = [] {                      \
+    diglot::torch_binding::Entry<NAME>::schema = SCHEMA;          \
+    diglot::torch_binding::python_functions().push_back(          \
+        {#NAME, &diglot::torch_binding::Entry<NAME>::from_python, \
+         &diglot::torch_binding::Entry<NAME>::bind});             \
+    return true;                                                  \
   }();

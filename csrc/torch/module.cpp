@@ -81,8 +81,8 @@ PyMethodDef definition(const char* name,
 PyMODINIT_FUNC PyInit__C() {
   if (!diglot::torch_binding::find_dtypes()) return nullptr;
   static std::vector<PyMethodDef> methods;
-  for (const auto& [name, function] : diglot::torch_binding::python_functions()) {
-    methods.push_back(definition(name, function));
+  for (const auto& function : diglot::torch_binding::python_functions()) {
+    methods.push_back(definition(function.name, function.function));
   }
   methods.push_back(definition("check_device", check_device));
   methods.push_back({"driver_version", driver_version, METH_NOARGS, nullptr});

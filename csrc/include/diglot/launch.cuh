@@ -25,15 +25,27 @@ inline void check(cudaError_t status, const char* what) {
 }
 
 #if !defined(DIGLOT_INTERPRETER)
+// While one lives, its thread may do what is no part of a graph and would be an error while another
+// thread captures one, which CUDA would also end: to load code, to make events or to wait for them.
+class BesideCaptures {
+ public:
+  BesideCaptures() { check(exchange(), "cudaThreadExchangeStreamCaptureMode"); }
+  ~BesideCaptures() { exchange(); }
+  BesideCaptures(const BesideCaptures&) = delete;
+  BesideCaptures& operator=(const BesideCaptures&) = delete;
+
+ private:
+  cudaError_t exchange() { return cudaThreadExchangeStreamCaptureMode(&mode_); }
+
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
 // Loads a kernel's code on the current device. Code is loaded lazily, and loading is not allowed in
-// a stream capture, so the first call inside a capture relaxes the thread's capture mode for it.
+// a stream capture.
 inline void load_kernel(const void* kernel) {
-  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-  check(cudaThreadExchangeStreamCaptureMode(&mode), "cudaThreadExchangeStreamCaptureMode");
+  const BesideCaptures beside;
   cudaFuncAttributes attributes;
-  const cudaError_t status = cudaFuncGetAttributes(&attributes, kernel);
-  check(cudaThreadExchangeStreamCaptureMode(&mode), "cudaThreadExchangeStreamCaptureMode");
-  check(status, "loading a kernel");
+  check(cudaFuncGetAttributes(&attributes, kernel), "loading a kernel");
 }
 
 // The same, once for each device.

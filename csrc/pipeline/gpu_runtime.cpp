@@ -1,0 +1,91 @@
+#if !defined(DIGLOT_INTERPRETER)
+
+#include "pipeline/gpu_runtime.h"
+
+#include <map>
+#include <mutex>
+
+namespace diglot::pipeline {
+
+namespace {
+
+struct Shelf {
+  std::mutex mutex;
+  std::multimap<int, std::unique_ptr<KeptStreams>> of_device;
+};
+
+// Never destroyed: when a process ends, the driver may be gone before.
+Shelf& shelf() {
+  static Shelf& instance = *new Shelf;
+  return instance;
+}
+
+std::unique_ptr<KeptStreams> take(int device) {
+  {
+    Shelf& from = shelf();
+    const std::lock_guard lock(from.mutex);
+    const auto found = from.of_device.find(device);
+    if (found != from.of_device.end()) {
+      auto kept = std::move(found->second);
+      from.of_device.erase(found);
+      return kept;
+    }
+  }
+  return std::make_unique<KeptStreams>();
+}
+
+}  // namespace
+
+KeptStreams::KeptStreams() {
+  for (Stream& stream : streams) {
+    cudaStream_t handle = nullptr;
+    check(cudaStreamCreateWithFlags(&handle, cudaStreamNonBlocking), "making a stream");
+    stream = Stream(handle);
+  }
+}
+
+Runtime::Runtime(int device, cudaStream_t caller) : device_(device) {
+  const BesideCaptures beside;
+  kept_ = take(device);
+  h2d = kept_->streams[0];
+  compute = kept_->streams[1];
+  d2h = kept_->streams[2];
+  // The stream is idle: the event marks this moment.
+  origin_ = make_event();
+  h2d.record(origin_);
+  began_ = std::chrono::steady_clock::now();
+  Event before = make_event();
+  Stream(caller).record(before);
+  for (Stream* stream : {&h2d, &compute, &d2h}) stream->wait(before);
+}
+
+Runtime::~Runtime() {
+  Shelf& to = shelf();
+  const std::lock_guard lock(to.mutex);
+  to.of_device.emplace(device_, std::move(kept_));
+}
+
+Event Runtime::make_event() {
+  if (events_ == kept_->events.size()) {
+    cudaEvent_t handle = nullptr;
+    // It keeps the time. Whoever waits sleeps: the copying threads need the cores.
+    check(cudaEventCreateWithFlags(&handle, cudaEventBlockingSync), "making an event");
+    kept_->events.emplace_back(handle);
+  }
+  return kept_->events[events_++];
+}
+
+double Runtime::now() const {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - began_).count();
+}
+
+double Runtime::seconds(const Event& event) const {
+  float milliseconds = 0;
+  check(cudaEventElapsedTime(&milliseconds, origin_.handle(), event.handle()),
+        "cudaEventElapsedTime");
+  return milliseconds / 1e3;
+}
+
+}  // namespace diglot::pipeline
+
+#endif

@@ -1,0 +1,97 @@
+// A GPU's streams and events.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include "diglot/launch.cuh"
+
+namespace diglot::pipeline {
+
+// A place in a stream's order of work: a handle, of the runtime that made it.
+class Event {
+ public:
+  Event() = default;
+  explicit Event(cudaEvent_t handle) : handle_(handle) {}
+  // Waits, on the host, until the work before it is done.
+  void synchronize() const { check(cudaEventSynchronize(handle_), "waiting for the device"); }
+  cudaEvent_t handle() const { return handle_; }
+
+ private:
+  cudaEvent_t handle_ = nullptr;
+};
+
+// Work in order: a handle.
+class Stream {
+ public:
+  Stream() = default;
+  explicit Stream(cudaStream_t handle) : handle_(handle) {}
+  // What comes after this waits for what an event marks now.
+  void wait(const Event& event) {
+    check(cudaStreamWaitEvent(handle_, event.handle(), 0), "cudaStreamWaitEvent");
+  }
+  // The event marks what was enqueued so far.
+  void record(Event& event) { check(cudaEventRecord(event.handle(), handle_), "cudaEventRecord"); }
+  // Has function(stream) enqueue its work here.
+  template <typename Function>
+  void run(const Function& function) {
+    function(handle_);
+  }
+  // Waits, on the host, until all is done.
+  void synchronize() { check(cudaStreamSynchronize(handle_), "waiting for the device"); }
+  cudaStream_t handle() const { return handle_; }
+
+ private:
+  cudaStream_t handle_ = nullptr;
+};
+
+// Copies between pinned and device memory, in a stream's order.
+inline void copy(void* to, const void* from, std::size_t bytes, cudaStream_t stream) {
+  check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream), "copying");
+}
+
+// Streams and events are kept between runs: making them would take a good part of a small one.
+struct KeptStreams {
+  KeptStreams();
+  Stream streams[3];
+  std::vector<Event> events;
+};
+
+// For one run. The device is the current one of the thread that makes it.
+class Runtime {
+ public:
+  // What is enqueued begins once what `caller` holds is done.
+  Runtime(int device, cudaStream_t caller);
+  ~Runtime();
+  Runtime(const Runtime&) = delete;
+  Runtime& operator=(const Runtime&) = delete;
+
+  Stream h2d, compute, d2h;
+  Event make_event();
+  // Since the run began.
+  double now() const;
+  double seconds(const Event& event) const;
+
+  // What a thread is in while it uses the streams: the device is its current one, and no graph that
+  // another thread captures meanwhile forbids its waits.
+  class Scope {
+   public:
+    explicit Scope(const Runtime& runtime) {
+      check(cudaSetDevice(runtime.device_), "cudaSetDevice");
+    }
+
+   private:
+    BesideCaptures beside_;
+  };
+
+ private:
+  int device_;
+  std::unique_ptr<KeptStreams> kept_;
+  std::size_t events_ = 0;  // that were given out
+  Event origin_;
+  std::chrono::steady_clock::time_point began_;
+};
+
+}  // namespace diglot::pipeline

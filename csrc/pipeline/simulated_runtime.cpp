@@ -1,0 +1,174 @@
+#if defined(DIGLOT_INTERPRETER)
+
+#include "pipeline/simulated_runtime.h"
+
+#include <array>
+#include <chrono>
+#include <cstdlib>
+#include <deque>
+#include <mutex>
+#include <random>
+#include <stdexcept>
+#include <thread>
+#include <utility>
+
+namespace diglot::pipeline {
+
+struct Mark {
+  bool is_done = false;
+  double seconds = 0;
+};
+
+class Simulation {
+ public:
+  static constexpr int kStreams = 3;
+
+  explicit Simulation(uint64_t seed) : random_(seed) {
+    // Of a random stream nearly all is done before anything of the next, or of all alike.
+    const int ratio = std::array{1, 8, 64}[draw(3)];
+    std::array<int, kStreams> order{0, 1, 2};
+    std::shuffle(order.begin(), order.end(), random_);
+    for (int i = 0, weight = 1; i < kStreams; ++i, weight *= ratio) weights_[order[i]] = weight;
+    eagerness_ = static_cast<int>(draw(3));
+  }
+
+  double now() const {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - began_).count();
+  }
+
+  std::shared_ptr<Mark> mark_of(const std::shared_ptr<Mark>& mark) {
+    const std::lock_guard lock(mutex_);
+    return mark;
+  }
+
+  // A task, or a wait for a mark.
+  struct Task {
+    std::function<void()> function;
+    std::shared_ptr<Mark> awaited;
+  };
+
+  void enqueue(int stream, Task task) {
+    std::unique_lock lock(mutex_);
+    queues_[stream].push_back(std::move(task));
+    for (int steps = eagerness_ == 0 ? 0 : static_cast<int>(draw(4 * eagerness_)); steps > 0;) {
+      steps = step() ? steps - 1 : 0;
+    }
+  }
+
+  void record(int stream, std::shared_ptr<Mark>& into) {
+    auto mark = std::make_shared<Mark>();
+    {
+      const std::lock_guard lock(mutex_);
+      into = mark;
+    }
+    enqueue(stream, {[this, mark] {
+                       mark->seconds = now();
+                       mark->is_done = true;
+                     },
+                     nullptr});
+  }
+
+  // Waits until something holds; does tasks meanwhile.
+  template <typename Condition>
+  void wait_until(const Condition& holds) {
+    dawdle();
+    for (;;) {
+      {
+        const std::lock_guard lock(mutex_);
+        if (holds()) return;
+        if (!step()) throw std::logic_error("the streams wait for what is never done");
+      }
+      std::this_thread::yield();
+    }
+  }
+
+  bool is_empty(int stream) const { return queues_[stream].empty(); }
+
+ private:
+  uint64_t draw(uint64_t below) { return random_() % below; }
+
+  // Gives the other thread time to go on before something is waited for.
+  void dawdle() {
+    bool does;
+    {
+      const std::lock_guard lock(mutex_);
+      does = draw(4) == 0;
+    }
+    if (does) std::this_thread::sleep_for(std::chrono::microseconds(200));
+  }
+
+  // Does a task that may be done; false if there is none.
+  bool step() {
+    int total = 0;
+    std::array<int, kStreams> weights{};
+    for (int i = 0; i < kStreams; ++i) {
+      const auto& queue = queues_[i];
+      const bool is_ready =
+          !queue.empty() && (queue.front().awaited == nullptr || queue.front().awaited->is_done);
+      total += weights[i] = is_ready ? weights_[i] : 0;
+    }
+    if (total == 0) return false;
+    int chosen = 0;
+    for (int at = static_cast<int>(draw(total)); at >= weights[chosen]; at -= weights[chosen++]) {
+    }
+    const Task task = std::move(queues_[chosen].front());
+    queues_[chosen].pop_front();
+    if (task.function) task.function();
+    return true;
+  }
+
+  std::mutex mutex_;
+  std::deque<Task> queues_[kStreams];
+  std::mt19937_64 random_;
+  int weights_[kStreams];
+  int eagerness_;  // how much is done before anybody waits for it
+  std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now();
+};
+
+namespace {
+
+uint64_t seed() {
+  const char* const text = std::getenv("DIGLOT_PIPELINE_SEED");
+  return text == nullptr ? 0 : std::strtoull(text, nullptr, 10);
+}
+
+}  // namespace
+
+void Event::synchronize() const {
+  const auto mark = simulation_->mark_of(mark_);
+  simulation_->wait_until([&] { return mark == nullptr || mark->is_done; });
+}
+
+void Stream::wait(const Event& event) {
+  simulation_->enqueue(number_, {nullptr, simulation_->mark_of(event.mark_)});
+}
+
+void Stream::record(Event& event) { simulation_->record(number_, event.mark_); }
+
+void Stream::run(std::function<void(cudaStream_t)> function) {
+  simulation_->enqueue(number_, {[function = std::move(function)] { function(nullptr); }, nullptr});
+}
+
+void Stream::synchronize() {
+  simulation_->wait_until([&] { return simulation_->is_empty(number_); });
+}
+
+Runtime::Runtime(int, cudaStream_t) : simulation_(std::make_unique<Simulation>(seed())) {
+  h2d = Stream(simulation_.get(), 0);
+  compute = Stream(simulation_.get(), 1);
+  d2h = Stream(simulation_.get(), 2);
+}
+
+Runtime::~Runtime() = default;
+
+double Runtime::now() const { return simulation_->now(); }
+
+double Runtime::seconds(const Event& event) const {
+  const auto mark = simulation_->mark_of(event.mark_);
+  if (mark == nullptr || !mark->is_done) throw std::logic_error("the time of what was not done");
+  return mark->seconds;
+}
+
+}  // namespace diglot::pipeline
+
+#endif

@@ -1,0 +1,231 @@
+// run_pipeline: a launcher over chunks of arrays in host memory, as a function of Python.
+#include "pipeline/ring.h"
+#include "torch/launcher.h"
+
+namespace {
+
+using namespace diglot;
+using namespace diglot::torch_binding;
+using pipeline::HostArray;
+
+// Reads the items of a tuple.
+class TupleReader {
+ public:
+  explicit TupleReader(PyObject* tuple) {
+    const Py_ssize_t count = PyTuple_Size(tuple);
+    if (count < 0) throw PythonError{};
+    for (Py_ssize_t i = 0; i < count; ++i) items_.push_back(PyTuple_GetItem(tuple, i));
+  }
+  std::size_t size() const { return items_.size(); }
+  PyObject* const* items() const { return items_.data(); }
+  PyObject* tuple() { return next(); }
+  int64_t integer() { return PythonReader(address_of_next()).read<Number>().integer; }
+  bool boolean() { return PythonReader(address_of_next()).read<bool>(); }
+  template <typename T>
+  T* address() {
+    return reinterpret_cast<T*>(static_cast<intptr_t>(integer()));
+  }
+
+ private:
+  PyObject* const* address_of_next() {
+    if (next_ == items_.size()) throw std::invalid_argument("run_pipeline: a tuple is too short");
+    return &items_[next_++];
+  }
+  PyObject* next() { return *address_of_next(); }
+
+  std::vector<PyObject*> items_;
+  std::size_t next_ = 0;
+};
+
+std::vector<char*> read_addresses(PyObject* tuple) {
+  TupleReader reader(tuple);
+  std::vector<char*> addresses(reader.size());
+  for (char*& address : addresses) address = reader.address<char>();
+  return addresses;
+}
+
+// (is_output, row_bytes, device_addresses, pinned_addresses, kind, address_or_file, offset)
+HostArray read_array(PyObject* tuple, int slots) {
+  TupleReader reader(tuple);
+  HostArray array;
+  array.is_output = reader.boolean();
+  array.row_bytes = reader.integer();
+  array.buffers = read_addresses(reader.tuple());
+  array.pinned = read_addresses(reader.tuple());
+  array.kind = reader.integer() == 0 ? HostArray::Kind::kMemory : HostArray::Kind::kFile;
+  if (array.kind == HostArray::Kind::kMemory) {
+    array.address = reader.address<char>();
+  } else {
+    array.file = static_cast<int>(reader.integer());
+  }
+  array.offset = reader.integer();
+  const auto lacks = [&](const std::vector<char*>& of) {
+    return of.size() < static_cast<std::size_t>(slots);
+  };
+  if (lacks(array.buffers) || (array.is_staged() && lacks(array.pinned))) {
+    throw std::invalid_argument("run_pipeline: an array needs a buffer for every slot");
+  }
+  if (array.kind == HostArray::Kind::kFile && !array.is_staged()) {
+    throw std::invalid_argument("run_pipeline: a file needs pinned buffers");
+  }
+  return array;
+}
+
+// A launcher that is given the rows of a slot's buffers.
+class ChunkLauncher {
+ public:
+  ChunkLauncher(std::unique_ptr<BoundLauncher> launcher, PyObject* places,
+                const std::vector<HostArray>& arrays, int64_t chunk_rows)
+      : launcher_(std::move(launcher)) {
+    TupleReader reader(places);
+    if (reader.size() != static_cast<std::size_t>(launcher_->tensors())) {
+      throw std::invalid_argument("run_pipeline: places must have a number for every tensor");
+    }
+    for (int i = 0; i < launcher_->tensors(); ++i) {
+      const int64_t place = reader.integer();
+      if (place < 0) continue;
+      Operand& operand = launcher_->operand(i);
+      if (place >= static_cast<int64_t>(arrays.size()) || operand.rank == 0 ||
+          operand.sizes[0] % chunk_rows != 0 ||
+          operand.numel * size_of(operand.dtype) != arrays[place].row_bytes * chunk_rows) {
+        throw std::invalid_argument("run_pipeline: a tensor must be a chunk of its array");
+      }
+      placed_.push_back(
+          {operand, arrays[place], operand.numel / chunk_rows, operand.sizes[0] / chunk_rows});
+    }
+  }
+
+  void operator()(Stream stream, int slot, int64_t rows) {
+    for (const Placed& placed : placed_) {
+      placed.operand.data = placed.array.buffers[slot];
+      placed.operand.numel = placed.row_elements * rows;
+      placed.operand.sizes[0] = placed.row_size * rows;
+    }
+    launcher_->run(stream);
+    variant_ = last_variant();
+  }
+
+  const char* variant() const { return variant_; }
+
+ private:
+  struct Placed {
+    Operand& operand;
+    const HostArray& array;
+    int64_t row_elements;
+    int64_t row_size;  // of a row in the first dimension: its elements, if it is the only one
+  };
+
+  std::unique_ptr<BoundLauncher> launcher_;
+  std::vector<Placed> placed_;
+  const char* variant_ = "";
+};
+
+std::unique_ptr<BoundLauncher> bind(PyObject* name, PyObject* const* arguments, Py_ssize_t count) {
+  const auto wanted = PythonReader(&name).read<std::string_view>();
+  for (const PythonFunction& function : python_functions()) {
+    if (function.bind != nullptr && wanted == function.name) return function.bind(arguments, count);
+  }
+  throw std::invalid_argument("run_pipeline: there is no launcher " + std::string(wanted));
+}
+
+std::vector<pipeline::Times> run(pipeline::Job& job) {
+  const WithoutGil gil;
+  if (Recording::innermost() != nullptr) {  // there may be no device
+    for (int64_t chunk = 0; chunk < job.plan.chunks(); ++chunk) {
+      const auto [begin, end] = job.plan.rows_of(chunk);
+      job.launch(nullptr, 0, end - begin);
+    }
+    return {};
+  }
+#if !defined(DIGLOT_INTERPRETER)
+  const DeviceGuard guard(job.device);
+  job.caller = current_stream(job.device);
+#endif
+  return pipeline::Ring(job).run();
+}
+
+PyObject* to_python(const char* variant, const std::vector<pipeline::Times>& timeline) {
+  PyObject* const list = PyList_New(0);
+  for (const pipeline::Times& t : timeline) {
+    PyObject* const entry =
+        Py_BuildValue("(dddddddddd)", t[0], t[1], t[2], t[3], t[4], t[5], t[6], t[7], t[8], t[9]);
+    const bool is_added = list != nullptr && entry != nullptr && PyList_Append(list, entry) == 0;
+    Py_XDECREF(entry);
+    if (!is_added) {
+      Py_XDECREF(list);
+      return nullptr;
+    }
+  }
+  return Py_BuildValue("(sN)", variant, list);
+}
+
+// run_pipeline(launcher, arguments, places, arrays, rows, chunk_rows, num_slots, device,
+//              copy_threads, control) -> (variant, times of the chunks)
+//
+// launcher      the name of one, such as "gelu_forward"
+// arguments     a tuple, as for a call of it; tensors are of the shape of a whole chunk
+// places        a tuple: for every tensor among them which of the arrays it is a chunk of, or -1 if
+//               it is the same for all chunks
+// arrays        a tuple of (is_output, row_bytes, device_addresses, pinned_addresses, kind,
+//               address_or_file, offset): addresses of a buffer for every slot, pinned ones only
+//               where the array is to be staged; of kind 0 an address, of kind 1 a file's
+//               descriptor
+// num_slots     chunks that are on the device at once
+// device        an index; means nothing where kernels are interpreted
+// copy_threads  that copy in each direction
+// control       the address of four int64: (stop, valid rows, chunk at work, 0)
+//
+// It runs without the interpreter's lock, after what PyTorch's current stream of this thread holds,
+// and has done everything when it returns. The variant is that of the last chunk's launch, "" if
+// there was none; times are ten floats a chunk (ring.h), of the chunks that are done. Raises
+// ValueError for arguments that do not fit each other, and RuntimeError, which names the chunk, for
+// what happens on the way.
+PyObject* run_pipeline(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  constexpr int kCount = 10;
+  if (count != kCount) {
+    PyErr_Format(PyExc_TypeError, "expected %d arguments, got %d", kCount, static_cast<int>(count));
+    return nullptr;
+  }
+  const KeptVariant kept;
+  try {
+    const TupleReader of_launcher(arguments[1]);
+    TupleReader of_arrays(arguments[3]);
+    PythonReader numbers(arguments + 4);
+    const auto next = [&] { return numbers.read<Number>().integer; };
+    const int64_t rows = next(), chunk_rows = next(), num_slots = next(), device = next(),
+                  copy_threads = next();
+    auto* const control = reinterpret_cast<int64_t*>(static_cast<intptr_t>(next()));
+    if (rows < 0 || chunk_rows < 1 || num_slots < 1 || copy_threads < 1) {
+      throw std::invalid_argument("run_pipeline: sizes must be positive");
+    }
+    pipeline::Plan plan{rows, chunk_rows, 0};
+    if (plan.chunks() == 0) return to_python("", {});
+    plan.slots = static_cast<int>(std::min(num_slots, plan.chunks()));
+    std::vector<HostArray> arrays;
+    while (arrays.size() < of_arrays.size()) {
+      arrays.push_back(read_array(of_arrays.tuple(), plan.slots));
+    }
+    ChunkLauncher launcher(
+        bind(arguments[0], of_launcher.items(), static_cast<Py_ssize_t>(of_launcher.size())),
+        arguments[2], arrays, chunk_rows);
+    pipeline::Job job{
+        plan,
+        arrays,
+        [&](Stream stream, int slot, int64_t chunk) { launcher(stream, slot, chunk); },
+        pipeline::Control(control),
+        static_cast<int>(copy_threads),
+        static_cast<int>(device),
+        nullptr};
+    const auto timeline = run(job);
+    return to_python(launcher.variant(), timeline);
+  } catch (...) {
+    return raise_current_exception();
+  }
+}
+
+const bool registered = [] {
+  python_functions().push_back({"run_pipeline", run_pipeline});
+  return true;
+}();
+
+}  // namespace
