@@ -1,6 +1,7 @@
 #include "pipeline/host_array.h"
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -35,49 +36,39 @@ void read_file(int file, int64_t offset, char* into, int64_t size) {
   }
 }
 
-void write_file(int file, int64_t offset, const char* source, int64_t size) {
-  while (size > 0) {
-    const ssize_t count = pwrite(file, source, static_cast<std::size_t>(size), offset);
-    if (count < 0 && errno == EINTR) continue;
-    // Nothing written, and no reason given, would be so for ever.
-    if (count <= 0) fail("writing a file", offset, count < 0 ? errno : EIO);
-    source += count;
-    offset += count;
-    size -= count;
-  }
+// Takes a file's pages out of the process's memory; the system writes them when it will.
+void leave_to_system(char* address, int64_t size) {
+  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const auto first = reinterpret_cast<uintptr_t>(address);
+  const uintptr_t begin = (first + page - 1) / page * page;
+  const uintptr_t end = (first + static_cast<uintptr_t>(size)) / page * page;
+  if (end > begin) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
 }
 
 }  // namespace
 
-void HostArray::read(int64_t begin, int64_t end, char* into, Copiers& threads) const {
+void HostArray::read(int64_t begin, int64_t end, char* into) const {
   const int64_t size = (end - begin) * row_bytes;
-  if (kind == Kind::kMemory) {
-    const char* const from = part(begin);
-    threads.each(size, [&](int64_t first, int64_t count) {
-      std::memcpy(into + first, from + first, static_cast<std::size_t>(count));
-    });
-    return;
+  if (file < 0) {
+    std::memcpy(into, part(begin), static_cast<std::size_t>(size));
+  } else {
+    const int64_t at = offset + begin * row_bytes;
+    static_cast<void>(posix_fadvise(file, at + size, kReadAhead, POSIX_FADV_WILLNEED));
+    read_file(file, at, into, size);
   }
-  const int64_t at = offset + begin * row_bytes;
-  static_cast<void>(posix_fadvise(file, at + size, kReadAhead, POSIX_FADV_WILLNEED));
-  threads.each(size, [&](int64_t first, int64_t count) {
-    read_file(file, at + first, into + first, count);
-  });
 }
 
-void HostArray::write(int64_t begin, int64_t end, const char* source, Copiers& threads) const {
+void HostArray::write(int64_t begin, int64_t end, const char* source) const {
   const int64_t size = (end - begin) * row_bytes;
-  if (kind == Kind::kMemory) {
-    char* const to = part(begin);
-    threads.each(size, [&](int64_t first, int64_t count) {
-      std::memcpy(to + first, source + first, static_cast<std::size_t>(count));
-    });
-    return;
+  if (file >= 0 && size > 0) {
+    // A file takes one write at a time, but its map as many as there are threads. Where the disk is
+    // full, this tells; what is written to the map would be a signal.
+    const int64_t at = offset + begin * row_bytes;
+    const int error = posix_fallocate(file, at, size);
+    if (error != 0) fail("writing a file", at, error);
   }
-  const int64_t at = offset + begin * row_bytes;
-  threads.each(size, [&](int64_t first, int64_t count) {
-    write_file(file, at + first, source + first, count);
-  });
+  std::memcpy(part(begin), source, static_cast<std::size_t>(size));
+  if (file >= 0) leave_to_system(part(begin), size);
 }
 
 }  // namespace diglot::pipeline

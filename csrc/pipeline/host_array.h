@@ -1,35 +1,30 @@
-// Arrays in host memory or in files, as the ring reads and writes them: by rows. Twin of
+// Arrays in host memory, or in maps of files, as the ring reads and writes them: by rows. Twin of
 // python/diglot/pipeline/host.py, which opens the files.
 #pragma once
 
 #include <cstdint>
 #include <vector>
 
-#include "pipeline/copiers.h"
-
 namespace diglot::pipeline {
 
 struct HostArray {
-  enum class Kind { kMemory, kFile };
-
   bool is_output = false;
   int64_t row_bytes = 0;
   std::vector<char*> buffers;  // of each slot, on the device
-  std::vector<char*> pinned;   // likewise in pinned memory; none where the array itself is pinned
-  Kind kind = Kind::kMemory;
-  char* address = nullptr;  // of memory
-  int file = -1;            // a descriptor
-  int64_t offset = 0;       // of the first row
+  std::vector<char*> pinned;   // as many as chunks are under way; none where it is pinned itself
+  char* address = nullptr;     // of the first row
+  int file = -1;               // a descriptor, where memory is a map of a file
+  int64_t offset = 0;          // of the first row there
 
   bool is_staged() const { return !pinned.empty(); }
 
   // Rows where they are, in memory.
-  char* part(int64_t begin) const { return address + offset + begin * row_bytes; }
+  char* part(int64_t begin) const { return address + begin * row_bytes; }
   // Copies rows to a buffer. Throws std::runtime_error, with the system's words, where a file
   // cannot be read, or ends before.
-  void read(int64_t begin, int64_t end, char* into, Copiers& threads) const;
+  void read(int64_t begin, int64_t end, char* into) const;
   // Copies a buffer's rows to their place. Throws likewise, where a disk is full, for one.
-  void write(int64_t begin, int64_t end, const char* source, Copiers& threads) const;
+  void write(int64_t begin, int64_t end, const char* source) const;
 };
 
 }  // namespace diglot::pipeline

@@ -2,6 +2,7 @@
 
 #include <stdexcept>
 #include <thread>
+#include <tuple>
 
 namespace diglot::pipeline {
 
@@ -18,29 +19,30 @@ std::size_t bytes_of(const HostArray& array, int64_t rows) {
 }  // namespace
 
 Ring::Ring(const Job& job)
-    : job_(job), plan_(job.plan), control_(job.control), runtime_(job.device, job.caller) {
+    : job_(job),
+      plan_(job.plan),
+      control_(job.control),
+      runtime_(job.device, job.caller),
+      depth_(depth(job.plan.slots, job.copy_threads)),
+      passages_(std::min(depth_, job.plan.chunks())) {
   for (const HostArray& array : job.arrays) {
     (array.is_output ? outputs_ : inputs_).push_back(&array);
   }
-  for (int number = 0; number < plan_.slots; ++number) {
-    Slot slot;
-    slot.number = number;
-    for (Event* event : {&slot.loading, &slot.loaded, &slot.computing, &slot.computed,
-                         &slot.storing, &slot.stored}) {
+  for (Passage& passage : passages_) {
+    for (Event* event : {&passage.loading, &passage.loaded, &passage.computing, &passage.computed,
+                         &passage.storing, &passage.stored}) {
       *event = runtime_.make_event();
     }
-    slots_.push_back(slot);
   }
-  loading_ = runtime_.make_event();
-  loaded_ = runtime_.make_event();
-  if (any_staged(inputs_)) reading_ = std::make_unique<Copiers>(job.copy_threads);
-  if (any_staged(outputs_)) writing_ = std::make_unique<Copiers>(job.copy_threads);
+  if (any_staged(inputs_)) fillers_ = std::make_unique<Workers>(job.copy_threads);
+  if (any_staged(outputs_)) emptiers_ = std::make_unique<Workers>(job.copy_threads);
 }
 
 std::vector<Times> Ring::run() {
   std::thread draining([this] { drain(); });
   feed();
   draining.join();
+  if (fillers_ != nullptr) fillers_->finish();
   const int64_t last = std::min(drained_, plan_.chunks() - 1);
   for (Stream* stream : {&runtime_.h2d, &runtime_.compute, &runtime_.d2h}) {
     guarded(last, [&] {
@@ -89,14 +91,6 @@ bool Ring::wait_for_feed(int64_t chunks) {
   return handed_ >= chunks;
 }
 
-void Ring::tell(int64_t& counter, int64_t chunks) {
-  {
-    const std::lock_guard lock(mutex_);
-    counter = chunks;
-  }
-  changed_.notify_all();
-}
-
 void Ring::feed() {
   int64_t chunk = 0;
   guarded(chunk, [&] {
@@ -104,30 +98,7 @@ void Ring::feed() {
     for (; chunk < plan_.chunks(); ++chunk) {
       if (control_.is_stopped() || has_failed(chunk)) break;
       control_.set_chunk(chunk);
-      Slot& slot = slots_[chunk % plan_.slots];
-      const auto [begin, end] = plan_.rows_of(chunk);
-      read(slot, begin, end);
-
-      runtime_.h2d.wait(slot.computed);  // of the chunk before in the slot
-      runtime_.h2d.record(loading_);
-      load(slot, begin, end);
-      runtime_.h2d.record(loaded_);
-
-      // Its outputs, their pinned buffers and its events are free again.
-      if (!wait_for_drain(chunk - plan_.slots + 1)) break;
-      slot.read = read_times_;
-      std::swap(slot.loading, loading_);
-      std::swap(slot.loaded, loaded_);
-      runtime_.compute.wait(slot.loaded);
-      runtime_.compute.record(slot.computing);
-      compute(slot, chunk, end - begin);
-      runtime_.compute.record(slot.computed);
-
-      runtime_.d2h.wait(slot.computed);
-      runtime_.d2h.record(slot.storing);
-      store(slot, begin, end);
-      runtime_.d2h.record(slot.stored);
-      tell(handed_, chunk + 1);
+      if (!feed_one(chunk)) break;
     }
   });
   const std::lock_guard lock(mutex_);
@@ -135,42 +106,88 @@ void Ring::feed() {
   changed_.notify_all();
 }
 
-// Fills the pinned buffers of the inputs that are staged.
-void Ring::read(Slot& slot, int64_t begin, int64_t end) {
-  if (reading_ == nullptr) return;
-  slot.loaded.synchronize();  // of the chunk before: its buffers were copied from
-  const double began = runtime_.now();
-  for (const HostArray* array : inputs_) {
-    if (array->is_staged()) array->read(begin, end, array->pinned[slot.number], *reading_);
+bool Ring::feed_one(int64_t chunk) {
+  const Span read = next_read(chunk);
+  // Its pinned buffers and events are free again, and not too much is under way.
+  if (!wait_for_drain(chunk - depth_ + 1)) return false;
+  Passage& passage = this->passage(chunk);
+  passage.chunk = chunk;
+  std::tie(passage.begin, passage.end) = plan_.rows_of(chunk);
+  passage.read = read;
+  const Passage* const before = chunk < plan_.slots ? nullptr : &this->passage(chunk - plan_.slots);
+
+  if (before != nullptr) runtime_.h2d.wait(before->computed);  // it has read the slot's inputs
+  runtime_.h2d.record(passage.loading);
+  load(passage);
+  runtime_.h2d.record(passage.loaded);
+
+  runtime_.compute.wait(passage.loaded);
+  if (before != nullptr) runtime_.compute.wait(before->stored);  // its outputs are copied
+  runtime_.compute.record(passage.computing);
+  compute(passage);
+  runtime_.compute.record(passage.computed);
+
+  runtime_.d2h.wait(passage.computed);
+  runtime_.d2h.record(passage.storing);
+  store(passage);
+  runtime_.d2h.record(passage.stored);
+
+  const std::lock_guard lock(mutex_);
+  handed_ = chunk + 1;
+  changed_.notify_all();
+  return true;
+}
+
+Span Ring::next_read(int64_t chunk) {
+  if (fillers_ == nullptr) return kNotThere;
+  const int64_t end = std::min(chunk + depth_, plan_.chunks());
+  for (int64_t ahead = chunk + static_cast<int64_t>(filling_.size()); ahead < end; ++ahead) {
+    filling_.push_back(fillers_->submit([this, ahead] { return fill(ahead); }));
   }
-  read_times_ = {began, runtime_.now()};
+  std::future<Span> filled = std::move(filling_.front());
+  filling_.pop_front();
+  return filled.get();
+}
+
+Span Ring::fill(int64_t chunk) {
+  if (chunk >= depth_) {
+    const Runtime::Scope scope(runtime_);
+    passage(chunk - depth_).loaded.synchronize();  // of the chunk before: it was copied
+  }
+  const double began = runtime_.now();
+  const auto [begin, end] = plan_.rows_of(chunk);
+  for (const HostArray* array : inputs_) {
+    if (array->is_staged()) array->read(begin, end, array->pinned[chunk % depth_]);
+  }
+  return {began, runtime_.now()};
 }
 
 // Enqueues the copies of the chunk's rows to the device.
-void Ring::load(Slot& slot, int64_t begin, int64_t end) {
+void Ring::load(const Passage& passage) {
   for (const HostArray* array : inputs_) {
-    char* const to = array->buffers[slot.number];
-    const char* const from = array->is_staged() ? array->pinned[slot.number] : array->part(begin);
-    runtime_.h2d.run([to, from, bytes = bytes_of(*array, end - begin)](cudaStream_t stream) {
-      copy(to, from, bytes, stream);
-    });
+    char* const to = array->buffers[slot(passage)];
+    const char* const from =
+        array->is_staged() ? array->pinned[passage.chunk % depth_] : array->part(passage.begin);
+    const std::size_t bytes = bytes_of(*array, passage.end - passage.begin);
+    runtime_.h2d.run([=](cudaStream_t stream) { copy(to, from, bytes, stream); });
   }
 }
 
-void Ring::compute(Slot& slot, int64_t chunk, int64_t rows) {
-  runtime_.compute.run([this, number = slot.number, chunk, rows](cudaStream_t stream) {
-    guarded(chunk, [&] { job_.launch(stream, number, rows); });
+void Ring::compute(const Passage& passage) {
+  runtime_.compute.run([this, slot = slot(passage), chunk = passage.chunk,
+                        rows = passage.end - passage.begin](cudaStream_t stream) {
+    guarded(chunk, [&] { job_.launch(stream, slot, rows); });
   });
 }
 
 // Enqueues the copies of a chunk's results to where they go, or to pinned buffers.
-void Ring::store(Slot& slot, int64_t begin, int64_t end) {
+void Ring::store(const Passage& passage) {
   for (const HostArray* array : outputs_) {
-    char* const to = array->is_staged() ? array->pinned[slot.number] : array->part(begin);
-    const char* const from = array->buffers[slot.number];
-    runtime_.d2h.run([to, from, bytes = bytes_of(*array, end - begin)](cudaStream_t stream) {
-      copy(to, from, bytes, stream);
-    });
+    char* const to =
+        array->is_staged() ? array->pinned[passage.chunk % depth_] : array->part(passage.begin);
+    const char* const from = array->buffers[slot(passage)];
+    const std::size_t bytes = bytes_of(*array, passage.end - passage.begin);
+    runtime_.d2h.run([=](cudaStream_t stream) { copy(to, from, bytes, stream); });
   }
 }
 
@@ -180,35 +197,53 @@ void Ring::drain() {
     const Runtime::Scope scope(runtime_);
     for (; chunk < plan_.chunks(); ++chunk) {
       if (!wait_for_feed(chunk + 1)) break;
-      Slot& slot = slots_[chunk % plan_.slots];
-      const auto [begin, end] = plan_.rows_of(chunk);
-      slot.stored.synchronize();
+      Passage& passage = this->passage(chunk);
+      passage.stored.synchronize();
       if (has_failed(chunk)) break;
-      take_out(slot, begin, end);
-      timeline_.push_back(times(slot));
-      control_.set_valid_rows(end);
-      tell(drained_, chunk + 1);
+      if (emptiers_ == nullptr) {
+        finish(passage);
+      } else {
+        emptiers_->submit([this, &passage] { empty(passage); });
+      }
     }
+  });
+  if (emptiers_ != nullptr) emptiers_->finish();
+}
+
+void Ring::empty(Passage& passage) {
+  guarded(passage.chunk, [&] {
+    const double began = runtime_.now();
+    for (const HostArray* array : outputs_) {
+      if (array->is_staged()) {
+        array->write(passage.begin, passage.end, array->pinned[passage.chunk % depth_]);
+      }
+    }
+    passage.write = {began, runtime_.now()};
+    finish(passage);
   });
 }
 
-// Copies a chunk's results from pinned buffers to where they go.
-void Ring::take_out(Slot& slot, int64_t begin, int64_t end) {
-  if (writing_ == nullptr) return;
-  const double began = runtime_.now();
-  for (const HostArray* array : outputs_) {
-    if (array->is_staged()) array->write(begin, end, array->pinned[slot.number], *writing_);
+void Ring::finish(Passage& passage) {
+  const Runtime::Scope scope(runtime_);
+  const std::lock_guard lock(mutex_);
+  passage.is_out = true;
+  while (drained_ < handed_ && drained_ < failed_chunk_ && this->passage(drained_).is_out) {
+    Passage& next = this->passage(drained_);
+    timeline_.push_back(times(next));
+    control_.set_valid_rows(next.end);
+    next.is_out = false;
+    ++drained_;
   }
-  slot.write = {began, runtime_.now()};
+  changed_.notify_all();
 }
 
-Times Ring::times(const Slot& slot) const {
+Times Ring::times(const Passage& passage) const {
   const auto span = [&](bool is_there, const Event& begin, const Event& end) {
     return is_there ? Span{runtime_.seconds(begin), runtime_.seconds(end)} : kNotThere;
   };
-  const Span spans[] = {slot.read, span(!inputs_.empty(), slot.loading, slot.loaded),
-                        span(true, slot.computing, slot.computed),
-                        span(!outputs_.empty(), slot.storing, slot.stored), slot.write};
+  const Span spans[] = {passage.read, span(!inputs_.empty(), passage.loading, passage.loaded),
+                        span(true, passage.computing, passage.computed),
+                        span(!outputs_.empty(), passage.storing, passage.stored), passage.write};
   Times times;
   for (std::size_t i = 0; i < std::size(spans); ++i) {
     times[2 * i] = spans[i].first;

@@ -1,17 +1,20 @@
 // The ring: chunks pass through slots, copied in, computed and copied out at the same time. Twin of
 // python/diglot/pipeline/ring.py, which does the same for any function of Python's.
 //
-// One thread feeds chunks to three streams, of which each waits for the others by events alone; a
-// second one takes results off the device and says which slots are free again. Either waits for the
-// other by a condition. A slot has a buffer for each array on the device, and pinned buffers for
-// what is staged (host_array.h); a chunk's result belongs to its slot until it is out.
+// A slot has buffers on the device for a chunk of each array. One thread feeds chunks to three
+// streams; which slot is free again, the streams tell each other by events, so that the host is
+// never waited for. Host memory that is staged (host_array.h) passes through pinned buffers, of
+// which there are more than slots: other threads fill and empty them, each with a chunk of its own,
+// ahead of the feed and behind it. One more thread waits for results and says how far they are.
 #pragma once
 
 #include <algorithm>
 #include <array>
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <functional>
+#include <future>
 #include <iterator>
 #include <limits>
 #include <memory>
@@ -20,9 +23,9 @@
 #include <utility>
 #include <vector>
 
-#include "pipeline/copiers.h"
 #include "pipeline/host_array.h"
 #include "pipeline/runtime.h"
+#include "pipeline/workers.h"
 
 namespace diglot::pipeline {
 
@@ -82,19 +85,23 @@ class Ring {
   // std::runtime_error, naming the chunk, what a copy or the kernels threw. Streams are idle then.
   std::vector<Times> run();
 
+  // Pinned buffers of an array that is staged, and chunks at most that are fed but not out.
+  static int64_t depth(int slots, int copy_threads) { return slots + copy_threads; }
+
  private:
-  // What a chunk has while it is on its way.
-  struct Slot {
-    int number = 0;
+  // A chunk on its way, with the begin and end of what happens to it.
+  struct Passage {
+    int64_t chunk = 0, begin = 0, end = 0;
     Span read = kNotThere, write = kNotThere;
-    Event loading, loaded;  // begin and end of each stage
+    Event loading, loaded;
     Event computing, computed;
     Event storing, stored;
+    bool is_out = false;
   };
 
-  // Of the chunk whose stages are all done.
-  Times times(const Slot& slot) const;
-  // Does a chunk's work; an error in one of the two threads ends the other.
+  // Once all is done.
+  Times times(const Passage& passage) const;
+  // Does a chunk's work; the first error is the one that counts, and ends the run.
   template <typename Work>
   void guarded(const int64_t& chunk, const Work& work);
   bool has_failed(int64_t chunk);
@@ -102,18 +109,26 @@ class Ring {
   bool wait_for_drain(int64_t chunks);
   // Waits until so many are fed; false if they will not be.
   bool wait_for_feed(int64_t chunks);
-  // Says that so many are fed, or out.
-  void tell(int64_t& counter, int64_t chunks);
 
   // Enqueues chunk after chunk.
   void feed();
-  void read(Slot& slot, int64_t begin, int64_t end);
-  void load(Slot& slot, int64_t begin, int64_t end);
-  void compute(Slot& slot, int64_t chunk, int64_t rows);
-  void store(Slot& slot, int64_t begin, int64_t end);
+  // Enqueues a chunk; false if the run ends before.
+  bool feed_one(int64_t chunk);
+  // When the pinned buffers of a chunk were filled; has them filled as far ahead as there are some.
+  Span next_read(int64_t chunk);
+  Span fill(int64_t chunk);
+  void load(const Passage& passage);
+  void compute(const Passage& passage);
+  void store(const Passage& passage);
   // Takes chunk after chunk off the device.
   void drain();
-  void take_out(Slot& slot, int64_t begin, int64_t end);
+  // Copies a chunk's results from pinned buffers to their place.
+  void empty(Passage& passage);
+  // A chunk is out; how far all are is told in order.
+  void finish(Passage& passage);
+
+  Passage& passage(int64_t chunk) { return passages_[chunk % depth_]; }
+  int slot(const Passage& passage) const { return static_cast<int>(passage.chunk % plan_.slots); }
 
   static constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
 
@@ -123,15 +138,15 @@ class Ring {
   Runtime runtime_;
   std::vector<const HostArray*> inputs_, outputs_;
   std::vector<Times> timeline_;
-  std::vector<Slot> slots_;
-  std::unique_ptr<Copiers> reading_, writing_;  // where they are needed
+  const int64_t depth_;
+  std::vector<Passage> passages_;  // of the last chunks, or those under way
+  std::deque<std::future<Span>> filling_;
+  std::unique_ptr<Workers> fillers_, emptiers_;  // where they are needed
   std::mutex mutex_;
   std::condition_variable changed_;
-  int64_t handed_ = 0;           // chunks that were fed
-  int64_t drained_ = 0;          // chunks that are out
-  bool fed_all_ = false;         // none will follow
-  Span read_times_ = kNotThere;  // of the chunk that is fed
-  Event loading_, loaded_;       // likewise
+  int64_t handed_ = 0;    // chunks that were fed
+  int64_t drained_ = 0;   // chunks that are out, as are all before them
+  bool fed_all_ = false;  // none will follow
   std::string error_;
   int64_t failed_chunk_ = kNone;
 };

@@ -44,28 +44,22 @@ std::vector<char*> read_addresses(PyObject* tuple) {
   return addresses;
 }
 
-// (is_output, row_bytes, device_addresses, pinned_addresses, kind, address_or_file, offset)
-HostArray read_array(PyObject* tuple, int slots) {
+// (is_output, row_bytes, device_addresses, pinned_addresses, address, file, offset)
+HostArray read_array(PyObject* tuple, int slots, int64_t depth) {
   TupleReader reader(tuple);
   HostArray array;
   array.is_output = reader.boolean();
   array.row_bytes = reader.integer();
   array.buffers = read_addresses(reader.tuple());
   array.pinned = read_addresses(reader.tuple());
-  array.kind = reader.integer() == 0 ? HostArray::Kind::kMemory : HostArray::Kind::kFile;
-  if (array.kind == HostArray::Kind::kMemory) {
-    array.address = reader.address<char>();
-  } else {
-    array.file = static_cast<int>(reader.integer());
-  }
+  array.address = reader.address<char>();
+  array.file = static_cast<int>(reader.integer());
   array.offset = reader.integer();
-  const auto lacks = [&](const std::vector<char*>& of) {
-    return of.size() < static_cast<std::size_t>(slots);
-  };
-  if (lacks(array.buffers) || (array.is_staged() && lacks(array.pinned))) {
+  if (static_cast<int64_t>(array.buffers.size()) < slots ||
+      (array.is_staged() && static_cast<int64_t>(array.pinned.size()) < depth)) {
     throw std::invalid_argument("run_pipeline: an array needs a buffer for every slot");
   }
-  if (array.kind == HostArray::Kind::kFile && !array.is_staged()) {
+  if (array.file >= 0 && !array.is_staged()) {
     throw std::invalid_argument("run_pipeline: a file needs pinned buffers");
   }
   return array;
@@ -166,10 +160,12 @@ PyObject* to_python(const char* variant, const std::vector<pipeline::Times>& tim
 // arguments     a tuple, as for a call of it; tensors are of the shape of a whole chunk
 // places        a tuple: for every tensor among them which of the arrays it is a chunk of, or -1 if
 //               it is the same for all chunks
-// arrays        a tuple of (is_output, row_bytes, device_addresses, pinned_addresses, kind,
-//               address_or_file, offset): addresses of a buffer for every slot, pinned ones only
-//               where the array is to be staged; of kind 0 an address, of kind 1 a file's
-//               descriptor
+// arrays        a tuple of (is_output, row_bytes, device_addresses, pinned_addresses, address,
+// file,
+//               offset): addresses of a buffer for every slot; of num_slots + copy_threads pinned
+//               ones (or one for each chunk) where the array is to be staged, otherwise none; of
+//               the rows; a file's descriptor and where the rows are there if their memory is a map
+//               of it, otherwise -1
 // num_slots     chunks that are on the device at once
 // device        an index; means nothing where kernels are interpreted
 // copy_threads  that copy in each direction
@@ -201,9 +197,11 @@ PyObject* run_pipeline(PyObject*, PyObject* const* arguments, Py_ssize_t count) 
     pipeline::Plan plan{rows, chunk_rows, 0};
     if (plan.chunks() == 0) return to_python("", {});
     plan.slots = static_cast<int>(std::min(num_slots, plan.chunks()));
+    const int64_t depth =
+        std::min(pipeline::Ring::depth(plan.slots, static_cast<int>(copy_threads)), plan.chunks());
     std::vector<HostArray> arrays;
     while (arrays.size() < of_arrays.size()) {
-      arrays.push_back(read_array(of_arrays.tuple(), plan.slots));
+      arrays.push_back(read_array(of_arrays.tuple(), plan.slots, depth));
     }
     ChunkLauncher launcher(
         bind(arguments[0], of_launcher.items(), static_cast<Py_ssize_t>(of_launcher.size())),

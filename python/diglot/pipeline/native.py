@@ -162,7 +162,8 @@ class NativeRing:
         try:
             for array in arrays:
                 taken.append([])
-                for _ in range(plan.slots if array.is_staged else 0):
+                depth = min(plan.slots + job.copy_threads, plan.chunks)
+                for _ in range(depth if array.is_staged else 0):
                     taken[-1].append(pinned_cache.take(plan.chunk_rows * array.row_bytes))
             self.variant, timeline = module.run_pipeline(
                 self.call.launcher,
@@ -184,14 +185,13 @@ class NativeRing:
     def described(self, number: int, array: HostArray, pinned: list[Buffer]) -> tuple[Any, ...]:
         """An array as the library is told of it."""
         first = self.job.first * array.row_bytes
-        is_file = array.kind == "file"
         return (
             array.is_output,
             array.row_bytes,
             tuple(slot[number].data_ptr() for slot in self.buffers),
             tuple(buffer.address for buffer in pinned),
-            int(is_file),
-            array.file if is_file else array.address + first,
+            array.address + first,
+            array.file,
             array.mapping.offset + first if array.mapping is not None else 0,
         )
 

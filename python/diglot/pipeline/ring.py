@@ -269,6 +269,9 @@ class Ring:
         """Enqueues a chunk; False if the run ends before."""
         runtime, slot = self.runtime, chunk % self.plan.slots
         passage, sources = self.next_read(chunk)
+        # Its pinned buffers are empty, and not too much is under way.
+        if not self.wait_for_drain(chunk - self.depth + 1):
+            return False
         rows = passage.end - passage.begin
         before = self.in_slot[slot]
 
@@ -286,9 +289,6 @@ class Ring:
         results = runtime.compute.run(functools.partial(self.compute, slot, parts))
         passage.computed = runtime.compute.record()
 
-        # Its pinned buffers are empty, and not too much is under way.
-        if not self.wait_for_drain(chunk - self.depth + 1):
-            return False
         if self.job.sink is None:
             passage.results = results
         else:
