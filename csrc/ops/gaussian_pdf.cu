@@ -29,6 +29,11 @@ struct GaussianPdfBackward {
   }
 };
 
+// Blocks on a multiprocessor, at least. In float64 the compiler by itself, 0, would have more of
+// them than registers suffice for, and keep some in memory.
+template <typename T>
+constexpr int kBackwardBlocks = sizeof(T) == 8 ? 1 : 0;
+
 template <typename T, typename Shape>
 __global__ void __launch_bounds__(kElementwiseThreads)
     gaussian_pdf_forward_flat(int64_t n, int head, const T* input, GaussianPdf<compute_t<T>> of,
@@ -44,14 +49,14 @@ __global__ void __launch_bounds__(kElementwiseThreads)
 }
 
 template <typename T, typename Shape>
-__global__ void __launch_bounds__(kElementwiseThreads)
+__global__ void __launch_bounds__(kElementwiseThreads, kBackwardBlocks<T>)
     gaussian_pdf_backward_flat(int64_t n, int head, const T* grad_output, const T* input,
                                GaussianPdf<compute_t<T>> of, T* grad_input) {
   flat_map<Shape>(n, head, GaussianPdfBackward<T>{of}, grad_input, grad_output, input);
 }
 
 template <typename T, typename Shape, typename Index>
-__global__ void __launch_bounds__(kElementwiseThreads)
+__global__ void __launch_bounds__(kElementwiseThreads, kBackwardBlocks<T>)
     gaussian_pdf_backward_strided(int64_t n, Strides<3, Index> strides, const T* grad_output,
                                   const T* input, GaussianPdf<compute_t<T>> of, T* grad_input) {
   strided_map<Shape>(n, strides, GaussianPdfBackward<T>{of}, grad_input, grad_output, input);

@@ -4,7 +4,7 @@ p(x) = 1/terms sum over i < terms of phi(x + (i - terms / 2) / 100)
 phi(y) = exp(-((y - mean) / std)^2 / 2) / (std sqrt(2 pi))
 
 In the far tail the textbook formula multiplies the rounding error of y - mean by the square of its
-distance in standard deviations: at 13 of them it costs fp32 seven bits. Here one term, the
+distance in standard deviations: at 13 of them it costs fp32 six bits. Here one term, the
 greatest, is computed from an argument of two floats, and the others by their ratio to it:
 
 u = 100 (x - mean) + k, for the k that makes it least: the greatest term's argument
@@ -190,7 +190,7 @@ def _scale_double(value, head, tail, of):
 
 @triton.jit
 def _nearest_term(x, of):
-    """What an element's terms have in common: u of the greatest one, as head and tail, and its k."""
+    """What an element's terms have in common: u of the greatest, as head and tail, and its k."""
     hundred = constant(100.0, x)
     distance, distance_tail = two_sum(x, negate(of[0]))
     position = distance * hundred

@@ -4,7 +4,7 @@
 //   phi(y) = exp(-((y - mean) / std)^2 / 2) / (std sqrt(2 pi))
 //
 // In the far tail the textbook formula multiplies the rounding error of y - mean by the square of
-// its distance in standard deviations: at 13 of them it costs fp32 seven bits. Here one term, the
+// its distance in standard deviations: at 13 of them it costs fp32 six bits. Here one term, the
 // greatest, is computed from an argument of two floats, and the others by their ratio to it:
 //
 //   u = 100 (x - mean) + k, for the k that makes it least: the greatest term's argument

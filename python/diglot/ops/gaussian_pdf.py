@@ -17,9 +17,8 @@ from diglot.reference.gaussian_pdf import TERMS, gaussian_pdf_second_derivative
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 MOST_TERMS = 2**22  # more are not told apart by float32
-# Greatest std, and one over the least, in what is computed in: so that no constant overflows.
-GREATEST_STD = {torch.float64: 1e150}
-GREATEST_STD_OF_FLOAT32 = 1e30
+# Of std: so that, in what is computed in, no constant overflows.
+FLOAT32_RANGE, FLOAT64_RANGE = (1e-30, 1e30), (1e-150, 1e150)
 
 
 def gaussian_pdf(
@@ -34,15 +33,15 @@ def gaussian_pdf(
 
     1/terms · Σ φ(x + (i - terms // 2) / 100) over i < terms, where
     φ(y) = exp(-((y - mean) / std)² / 2) / (std · √(2π)): with 22 terms, at offsets from -0.11 to
-    0.10. It is the arithmetic of the seventh homework of NVIDIA's and OLCF's CUDA training series
-    (https://github.com/olcf/cuda-training-series), there to give copies some work to hide behind.
-    Computed in float32 (float64 for float64) and rounded once, without the loss of relative accuracy
-    in the far tail that float32 arithmetic brings.
+    0.10. (The arithmetic of homework 7 of the CUDA training series of OLCF, NERSC and NVIDIA,
+    https://github.com/olcf/cuda-training-series, where it is work for copies to hide behind.)
+    Computed in float32 (float64 for float64) and rounded once; the far tail keeps its relative
+    accuracy, which the formula loses in float32 by the rounding of its exponent.
 
     Args:
         input: tensor of any shape and strides; float32, float16, bfloat16 or float64.
-        mean: of the distribution; a number in the range of what is computed in. If infinite, the
-            density is 0.
+        mean: of the distribution; a number in the range of what is computed in, or infinite, where
+            the density of finite elements is 0.
         std: its standard deviation, from 1e-30 to 1e30, for float64 from 1e-150 to 1e150.
         terms: how many points, from 1 to 2²².
         backend: as in `diglot.gelu`.
@@ -86,11 +85,11 @@ def _check_range(dtype: torch.dtype, mean: float, std: float) -> None:
     """
     if not (std > 0 and math.isfinite(std)):
         raise ValueError(f"gaussian_pdf: std must be positive and finite, not {std}")
-    greatest = GREATEST_STD.get(dtype, GREATEST_STD_OF_FLOAT32)
-    if not 1 / greatest <= std <= greatest:
+    least, greatest = FLOAT64_RANGE if dtype == torch.float64 else FLOAT32_RANGE
+    if not least <= std <= greatest:
         raise ValueError(
-            f"gaussian_pdf: std must be from {1 / greatest} to {greatest} where the input is "
-            f"{dtype}, not {std}"
+            f"gaussian_pdf: std must be from {least} to {greatest} where the input is {dtype}, "
+            f"not {std}"
         )
     if abs(mean) > torch.finfo(torch.float32).max and dtype != torch.float64:
         if not math.isinf(mean):
