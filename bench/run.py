@@ -18,6 +18,7 @@ OPS = (
     "add_rms_norm",
     "clip_grad_norm",
     "dropout",
+    "gaussian_pdf",
     "gelu",
     "global_softmax",
     "grid_barrier_check",

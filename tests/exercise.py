@@ -26,6 +26,7 @@ def maps(backend: str) -> None:
                 y = diglot.gelu(x, "tanh", backend=backend)
                 z = diglot.add(y, x, alpha=2, backend=backend)
                 z = diglot.dropout(z, 0.1, backend=backend)
+                diglot.gaussian_pdf(x, 0.5, 2.0, terms=5, backend=backend).sum().backward()
                 # The gradient of a sum, one element for all, comes to this one and to dropout.
                 z = diglot.add(z, diglot.dropout(x, 0.1, backend=backend), alpha=2, backend=backend)
                 diglot.add(z, 2.5, backend=backend).sum().backward()

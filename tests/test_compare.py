@@ -249,7 +249,7 @@ def test_failure_of_one_backend_is_a_finding(monkeypatch):
         (
             ("nothing", torch.ones(2)),
             {},
-            "op must be one of add, .*dropout, gelu, .*, not 'nothing'",
+            "op must be one of add, .*dropout, gaussian_pdf, gelu, .*, not 'nothing'",
         ),
         (("gelu",), {}, "gelu takes 1 inputs"),
         (("add", torch.ones(2)), {}, r"takes 2 inputs \(input, other\), not 1"),

@@ -10,6 +10,7 @@ from backends import BACKENDS, CUDA, DEVICE, KERNELS, slow_interpreted
 import diglot
 from diglot.backends.registry import BACKENDS as REGISTRY
 from diglot.backends.registry import cuda_module
+from diglot.reference.gaussian_pdf import gaussian_pdf_oracle
 
 
 @pytest.fixture
@@ -52,20 +53,24 @@ def guarded(n: int, offset: int, dtype: torch.dtype) -> tuple[torch.Tensor, torc
 
 
 def check_edges(backend: str, dtype: torch.dtype, n: int, offset: int, own_offset: int) -> None:
-    """Runs the flat kernels of both ops on inputs, and into an output, so far into their memory."""
+    """Runs the ops' flat kernels on inputs, and into an output, so far into their memory."""
     x, y = (torch.randn(n + offset, device=DEVICE).to(dtype)[offset:] for _ in range(2))
     wide_x, wide_y = x.float().requires_grad_(), y.float()
     gelu = F.gelu(wide_x, approximate="tanh")
     (slope,) = torch.autograd.grad(gelu, wide_x, wide_y)
+    density = gaussian_pdf_oracle(wide_x, 0.5, 2.0, 3)
+    (density_slope,) = torch.autograd.grad(density, wide_x, wide_y)
     for name, inputs, expected in [
         ("gelu_forward", (x, "tanh"), gelu.detach()),
         ("gelu_backward", (y, x, "tanh"), slope),
+        ("gaussian_pdf_forward", (x, 0.5, 2.0, 3), density.detach()),
+        ("gaussian_pdf_backward", (y, x, 0.5, 2.0, 3), density_slope),
         ("add_forward", (x, y, 2), x.float() + 2 * y.float()),
         ("add_forward", (x, None, 2), x.float() + 2),
         ("add_backward", (y, 3, None), 3 * y.float()),
     ]:
         out, memory = guarded(n, own_offset, dtype)
-        launcher = getattr(REGISTRY[backend].module(name[: name.index("_")]), name)
+        launcher = getattr(REGISTRY[backend].module(name.rpartition("_")[0]), name)
         variant = launcher(*inputs, out)
         if backend == "cuda":
             variant = cuda_module()[0].last_variant()

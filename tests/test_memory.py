@@ -31,6 +31,7 @@ LAYOUTS = {
 ROWS = {f"{op} along {dim}": (op, dim) for op in ("softmax", "log_softmax") for dim in range(4)}
 OPS = {
     "gelu": lambda backend: functools.partial(diglot.gelu, backend=backend),
+    "gaussian_pdf": lambda backend: functools.partial(diglot.gaussian_pdf, backend=backend),
     "add": lambda backend: lambda x: diglot.add(x, x, alpha=2, backend=backend),
     "add a number": lambda backend: lambda x: diglot.add(x, 2.5, backend=backend),
     "dropout": lambda backend: functools.partial(

@@ -174,6 +174,8 @@ def test_opcheck(backend):
         (ops.gelu, (half, "none", backend)),
         (ops.gelu_backward, (plain, x, "none", backend)),
         (ops.gelu_backward, (grad, x, "tanh", backend)),
+        (ops.gaussian_pdf, (x, 0.5, 2.0, 3, backend)),
+        (ops.gaussian_pdf_backward, (grad, x, 0.5, 2.0, 3, backend)),
         (ops.add, (x, y, 2, backend)),
         (ops.add, (half.t(), plain.t(), 2, backend)),
         (ops.add, (x, None, 2.5, backend)),

@@ -146,7 +146,7 @@ def accesses_of_flat_kernel(kernel: KernelResources, element: int) -> list[str]:
         return [] if widths == {element} else [f"accesses of {widths} bytes"]
     wrong = []
     kernel = without_seed(kernel)
-    inputs = 2 if re.match(r"add_forward|gelu_backward", kernel.name) else 1
+    inputs = 2 if re.match(r"add_forward|(gelu|gaussian_pdf)_backward", kernel.name) else 1
     for what, found, arrays in (("load", kernel.loads, inputs), ("store", kernel.stores, 1)):
         if kernel_widest := dict(found).get(16, 0):
             others = {width: count for width, count in found if width not in (16, element)}
@@ -188,7 +188,7 @@ def test_strided_cuda_kernels_access_16_bytes(architecture):
         kernel = without_seed(kernel)
         accesses, elements = map(int, re.search(r"FlatShape<(\d+), (\d+)>", name).groups())
         size = TYPES.get(name.partition("<")[2].partition(",")[0], 1)
-        inputs = 2 if re.match(r"add_forward|gelu_backward", name) else 1
+        inputs = 2 if re.match(r"add_forward|(gelu|gaussian_pdf)_backward", name) else 1
         loads = {size: inputs * accesses, elements * size: inputs * accesses}
         assert (dict(kernel.loads), dict(kernel.stores)) == (loads, {elements * size: accesses}), (
             name

@@ -108,11 +108,13 @@ def test_registered_operators_under_vmap(backend, dims):
         for t, d in zip(torch.randn(2, 3, 4, 5, device=DEVICE), dims, strict=True)
     )
     check_batched(lambda a, b: ops.gelu_backward(a, b, "tanh", backend), dims, x, y)
+    check_batched(lambda a, b: ops.gaussian_pdf_backward(a, b, 0.5, 2.0, 3, backend), dims, x, y)
     check_batched(lambda a, b: ops.add(a, b, 2, backend), dims, x, y)
     if dims[0] is None:
         return
     one, sample = dims[:1], x.select(dims[0], 0).shape
     check_batched(lambda a: ops.gelu(a, "none", backend), one, x)
+    check_batched(lambda a: ops.gaussian_pdf(a, 0.5, 2.0, 3, backend), one, x)
     check_batched(lambda a: ops.add(a, None, 2, backend), one, x)
     for shape in ([], [1], sample[1:], [sample[0], 1], sample):
         backward = functools.partial(ops.add_backward, shape=list(shape), dtype=torch.float32)

@@ -135,6 +135,22 @@ def divide(a, b):
 
 
 @triton.jit
+def round_down(x):
+    """The greatest integer not above x."""
+    return tl.floor(x)
+
+
+@triton.jit
+def two_sum(a, b):
+    """a + b without error, as head and tail (Knuth, "The Art of Computer Programming", volume 2,
+    4.2.2).
+    """
+    head = a + b
+    back = head - a
+    return head, (a - (head - back)) + (b - back)
+
+
+@triton.jit
 def relu(x):
     """max(x, 0). What it gives for NaN is not specified."""
     return tl.maximum(x, 0.0)

@@ -91,6 +91,38 @@ DIGLOT_HOST_DEVICE double square_root(double x) {
 #endif
 }
 
+// The greatest integer not above x.
+DIGLOT_HOST_DEVICE float round_down(float x) {
+#if defined(__CUDA_ARCH__)
+  return floorf(x);
+#else
+  return std::floor(x);
+#endif
+}
+
+DIGLOT_HOST_DEVICE double round_down(double x) {
+#if defined(__CUDA_ARCH__)
+  return ::floor(x);
+#else
+  return std::floor(x);
+#endif
+}
+
+// A number as the sum of two: the nearest one of its type, and what that leaves.
+template <typename T>
+struct TwoPart {
+  T head;
+  T tail;
+};
+
+// a + b without error (Knuth, "The Art of Computer Programming", volume 2, 4.2.2).
+template <typename T>
+DIGLOT_HOST_DEVICE TwoPart<T> two_sum(T a, T b) {
+  const T head = a + b;
+  const T back = head - a;
+  return {head, (a - (head - back)) + (b - back)};
+}
+
 // max(x, 0). What it gives for NaN is not specified.
 DIGLOT_HOST_DEVICE float relu(float x) {
 #if defined(__CUDA_ARCH__)

@@ -5,6 +5,7 @@ from diglot.ops.add_layer_norm import add_layer_norm
 from diglot.ops.add_rms_norm import add_rms_norm
 from diglot.ops.clip_grad_norm import clip_grad_norm_
 from diglot.ops.dropout import dropout
+from diglot.ops.gaussian_pdf import gaussian_pdf
 from diglot.ops.gelu import gelu
 from diglot.ops.global_softmax import global_softmax
 from diglot.ops.grid_barrier_check import GridBarrierCheck, grid_barrier_check
@@ -21,6 +22,7 @@ __all__ = [
     "add_rms_norm",
     "clip_grad_norm_",
     "dropout",
+    "gaussian_pdf",
     "gelu",
     "global_softmax",
     "grid_barrier_check",

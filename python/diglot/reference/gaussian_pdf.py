@@ -1,0 +1,142 @@
+"""The mean of a normal density at neighbouring points in plain PyTorch: the launchers of the
+backend "torch", the oracle, later derivatives.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+
+from diglot.reference.compute_eps import compute_eps
+from diglot.tools.specs import Expected, OpSpec, Option, nbytes
+
+TERMS = 22
+PEAK = 1 / math.sqrt(2 * math.pi)
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    """In the type that is computed in."""
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+def _distances(x: torch.Tensor, mean: float, std: float, terms: int) -> Iterator[torch.Tensor]:
+    """How many standard deviations each of the points around x is from the mean."""
+    distance = x - mean
+    for i in range(terms):
+        yield (distance + (i - terms // 2) / 100) / std
+
+
+def _density(x: torch.Tensor, mean: float, std: float, terms: int) -> torch.Tensor:
+    total = torch.zeros_like(x)
+    for z in _distances(x, mean, std, terms):
+        total = total + torch.exp(-0.5 * z * z)
+    return total * (PEAK / std / terms)
+
+
+def _slope(
+    x: torch.Tensor, mean: float, std: float, terms: int, magnitude: bool = False
+) -> torch.Tensor:
+    """Its derivative, or the sum of the magnitudes that make it."""
+    total = torch.zeros_like(x)
+    for z in _distances(x, mean, std, terms):
+        # Where it is infinite, the density is zero, and so is the product.
+        factor = z.abs().clamp(max=1e3) if magnitude else -z.clamp(-1e3, 1e3)
+        total = total + torch.exp(-0.5 * z * z) * factor
+    return total * (PEAK / std / terms) / std
+
+
+def gaussian_pdf_forward(
+    input: torch.Tensor, mean: float, std: float, terms: int, out: torch.Tensor
+) -> str:
+    """out = the mean of the density at `terms` points around input."""
+    out.copy_(_density(_wide(input), mean, std, terms))
+    return "aten"
+
+
+def gaussian_pdf_backward(
+    grad_output: torch.Tensor,
+    input: torch.Tensor,
+    mean: float,
+    std: float,
+    terms: int,
+    out: torch.Tensor,
+) -> str:
+    """out = grad_output times the derivative of that mean."""
+    out.copy_(_wide(grad_output) * _slope(_wide(input), mean, std, terms))
+    return "aten"
+
+
+def gaussian_pdf_oracle(
+    input: torch.Tensor, mean: float = 0.0, std: float = 1.0, terms: int = TERMS
+) -> torch.Tensor:
+    """The mean of the density in float64."""
+    return _density(input.double(), mean, std, terms)
+
+
+def gaussian_pdf_derivative_oracle(
+    input: torch.Tensor, mean: float = 0.0, std: float = 1.0, terms: int = TERMS
+) -> torch.Tensor:
+    """Its derivative in float64."""
+    return _slope(input.double(), mean, std, terms)
+
+
+def gaussian_pdf_second_derivative(
+    input: torch.Tensor, mean: float, std: float, terms: int
+) -> torch.Tensor:
+    """Its second derivative, in float32 or wider and differentiable to any order.
+
+    0 at infinities; NaN stays NaN.
+    """
+    x = _wide(input)
+    total = torch.zeros_like(x)
+    for z in _distances(x, mean, std, terms):
+        # Beyond 40 the exponential is zero even in float64, and its factor must not overflow.
+        z = torch.where(z.abs() > 40, 40, z)
+        total = total + torch.exp(-0.5 * z * z) * (z * z - 1)
+    return (total / std / std) * (PEAK / std / terms)  # zero over what is small, not times infinity
+
+
+def _expected(
+    input: torch.Tensor, mean: float = 0.0, std: float = 1.0, terms: int = TERMS
+) -> Expected:
+    def value(x: torch.Tensor) -> torch.Tensor:
+        return gaussian_pdf_oracle(x, mean, std, terms)
+
+    # The ratios of the terms to the greatest one are rounded, all of them alike.
+    allowance = compute_eps(input.dtype) * value(input.detach())
+    return Expected(value, (input,), {"input": input}, input.dtype, allowance.nan_to_num(0.0))
+
+
+def _expected_gradients(
+    grad_output: torch.Tensor,
+    input: torch.Tensor,
+    mean: float = 0.0,
+    std: float = 1.0,
+    terms: int = TERMS,
+) -> dict[str, Expected]:
+    def value(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return grad.double() * gaussian_pdf_derivative_oracle(x, mean, std, terms)
+
+    # Terms on both sides of the mean cancel.
+    magnitude = _slope(input.detach().double(), mean, std, terms, magnitude=True)
+    allowance = 3 * compute_eps(input.dtype) * magnitude * grad_output.detach().double().abs()
+    shown = {"input": input, "grad_output": grad_output}
+    tensors = (grad_output, input)
+    return {"input": Expected(value, tensors, shown, input.dtype, allowance.nan_to_num(0.0))}
+
+
+SPEC = OpSpec(
+    name="gaussian_pdf",
+    inputs=("input",),
+    options={
+        "mean": Option(0.0, another=0.5),
+        "std": Option(1.0, another=0.3),
+        "terms": Option(TERMS, another=5),
+    },
+    floating_only=True,
+    forward=_expected,
+    backward=_expected_gradients,
+    backward_bytes=lambda grad_output, input, **_: nbytes(grad_output) + 2 * nbytes(input),
+)

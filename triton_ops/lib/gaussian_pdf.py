@@ -1,0 +1,253 @@
+"""The mean of a normal density at points around x, and its derivative, one element at a time.
+
+p(x) = 1/terms sum over i < terms of phi(x + (i - terms / 2) / 100)
+phi(y) = exp(-((y - mean) / std)^2 / 2) / (std sqrt(2 pi))
+
+In the far tail the textbook formula multiplies the rounding error of y - mean by the square of its
+distance in standard deviations: at 13 of them it costs fp32 six bits. Here one term, the
+greatest, is computed from an argument of two floats, and the others by their ratio to it:
+
+u = 100 (x - mean) + k, for the k that makes it least: the greatest term's argument
+phi(..) = peak B^(-(step (u + j))^2) = peak B^(-(step u)^2) B^(-step^2 j (2 u + j))
+
+with B = 2 in fp32, B = e in fp64. The last exponent is never positive, so that its relative error,
+times B to it, is worth half an ulp at most: these need no compensation, and no number of terms and
+no std brings them to overflow. The ratios are summed with what their sum leaves.
+
+Greatest errors found, for results that are normal, of 1 to 1000 terms: 2.8 ulp in fp32, 1 of which
+is due to the ratios, and 3 ulp in fp64. In p' terms on both sides of the mean cancel; its errors
+are at most 2.2 epsilon of the sum of their magnitudes.
+
+Infinite x are far out: p = p' = 0. NaN gives NaN. The twin of this file is
+csrc/include/diglot/gaussian_pdf.cuh, operation for operation.
+"""
+
+import functools
+import math
+from fractions import Fraction
+from typing import NamedTuple
+
+import numpy as np
+import triton
+import triton.language as tl
+
+from .math import (
+    ROUNDING_SHIFT,
+    constant,
+    exp2_approximate,
+    fma,
+    maximum,
+    minimum,
+    negate,
+    power_of_two,
+    round_down,
+    two_sum,
+)
+
+# Terms are numbered by floats, of which k must be one.
+MOST_GAUSSIAN_TERMS = 1 << 22
+
+_BIAS = tl.constexpr(ROUNDING_SHIFT.value + 127.0)
+
+
+class GaussianPdf(NamedTuple):
+    """What mean, std and terms come to, computed once for all elements.
+
+    In fp32 the numbers are rounded to it; kernels take them as tensors of the type that is computed
+    in, in this order, and the integer `terms` last.
+
+    Attributes:
+        mean: the mean,
+        mean_tail: and what it leaves.
+        step: from one term to the next, in the unit in which B^(-v^2) is the density,
+        step_tail: and what it leaves.
+        curvature: -step^2.
+        bound: of |u|, beyond which p and p' are zero, also times the greatest gradient.
+        factor: of the sum of the ratios; in fp32 its logarithm to base 2,
+        factor_tail: and what that leaves.
+        first: least k, or minus the number of terms before the middle one.
+        terms: their number.
+    """
+
+    mean: float
+    mean_tail: float
+    step: float
+    step_tail: float
+    curvature: float
+    bound: float
+    factor: float
+    factor_tail: float
+    first: float
+    terms: int
+
+
+_PEAK = 0.3989422804014327  # 1 / sqrt(2 pi)
+
+
+def _float(value: float) -> float:
+    """Rounded to fp32."""
+    with np.errstate(over="ignore"):
+        return float(np.float32(value))
+
+
+def _parameters_float(mean: float, std: float, terms: int, is_slope: bool) -> GaussianPdf:
+    root = 0.008493218002880191  # sqrt(log2(e) / 2) / 100
+    slope = 69.31471805599453  # 100 log(2)
+    step = root / std
+    factor = _PEAK / std / terms
+    exponent = math.log2(factor * (slope * step) if is_slope else factor)
+    return GaussianPdf(
+        mean=_float(mean),
+        mean_tail=_float(mean - _float(mean)) if math.isfinite(mean) else 0.0,
+        step=_float(step),
+        step_tail=_float(step - _float(step)),
+        curvature=_float(-min(step * step, 1e30)),
+        bound=_float(20.0 / step),
+        factor=_float(exponent),
+        factor_tail=_float(exponent - _float(exponent)),
+        first=float(-(terms // 2)),
+        terms=terms,
+    )
+
+
+def _parameters_double(mean: float, std: float, terms: int, is_slope: bool) -> GaussianPdf:
+    root = 0.007071067811865475  # sqrt(1/2) / 100
+    root_tail = -1.0172550095774809e-19
+    slope = 100.0
+    step = root / std
+    # The remainder is a float64; fma is not Python's before 3.13.
+    remainder = float(Fraction(root) - Fraction(step) * Fraction(std))
+    factor = _PEAK / std / terms
+    if is_slope:
+        factor = factor * (slope * step)
+    return GaussianPdf(
+        mean=mean,
+        mean_tail=0.0,
+        step=step,
+        step_tail=(remainder + root_tail) / std,
+        curvature=-(step * step),
+        bound=40.0 / step,
+        factor=factor,
+        factor_tail=0.0,
+        first=float(-(terms // 2)),
+        terms=terms,
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def gaussian_pdf_parameters(mean: float, std: float, terms: int, is_double: bool) -> GaussianPdf:
+    """What gaussian_pdf takes. 1 <= terms <= MOST_GAUSSIAN_TERMS, and std from 1e-30 to 1e30, in
+    fp64 from 1e-150 to 1e150.
+    """
+    parameters = _parameters_double if is_double else _parameters_float
+    return parameters(mean, std, terms, False)
+
+
+@functools.lru_cache(maxsize=1024)
+def gaussian_pdf_slope_parameters(
+    mean: float, std: float, terms: int, is_double: bool
+) -> GaussianPdf:
+    """The same of its derivative: what gaussian_pdf_gradient takes."""
+    parameters = _parameters_double if is_double else _parameters_float
+    return parameters(mean, std, terms, True)
+
+
+@triton.jit
+def _power(x):
+    """B^x."""
+    return tl.exp(x) if x.dtype == tl.float64 else exp2_approximate(x)
+
+
+@triton.jit
+def _scale_float(value, head, tail, of):
+    """value 2^(factor - (head + tail)^2); 0 from 2^-227 on.
+
+    No intermediate result overflows, or underflows before it does.
+    """
+    square = head * head
+    square_tail = fma(head + head, tail, fma(head, head, negate(square)))
+    exponent, exponent_tail = two_sum(of[6], negate(square))
+    bounded = maximum(exponent, -227.0)
+    whole = round_down(bounded + 0.5)
+    fraction = (bounded - whole) + (exponent_tail + (of[7] - square_tail))
+    first = maximum(minimum(whole, 100.0), -100.0)
+    second = whole - first
+    scaled = (value * exp2_approximate(fraction)) * power_of_two(first + _BIAS)
+    return scaled * power_of_two(second + _BIAS)
+
+
+@triton.jit
+def _scale_double(value, head, tail, of):
+    """value factor exp(-(head + tail)^2).
+
+    The exponential is the square of a root that does not underflow too early.
+    """
+    square = head * head
+    square_tail = fma(head + head, tail, fma(head, head, negate(square)))
+    root = tl.exp(square * -0.5)
+    return (((value * of[6]) * (1.0 - square_tail)) * root) * root
+
+
+@triton.jit
+def _nearest_term(x, of):
+    """What an element's terms have in common: u of the greatest, as head and tail, and its k."""
+    hundred = constant(100.0, x)
+    distance, distance_tail = two_sum(x, negate(of[0]))
+    position = distance * hundred
+    position_tail = fma(distance_tail - of[1], hundred, fma(distance, hundred, negate(position)))
+    last = of[8] + (of[9] - 1).to(x.dtype)
+    k = minimum(maximum(round_down(constant(0.5, x) - position), of[8]), last)
+    head, tail = two_sum(position, k)
+    # Where the head is infinite, the tail is NaN.
+    head, tail = two_sum(head, tl.where(tl.abs(head) < of[5], tail + position_tail, 0.0))
+    tail = tl.where(tl.abs(head) < of[5], tail, 0.0)
+    return maximum(minimum(head, of[5]), negate(of[5])), tail, k
+
+
+@triton.jit
+def _scale(value, u, u_tail, of):
+    """value factor B^(-(step u)^2)."""
+    head = u * of[2]
+    tail = fma(u, of[3], fma(u_tail, of[2], fma(u, of[2], negate(head))))
+    if value.dtype == tl.float64:
+        result = _scale_double(value, head, tail, of)
+    else:
+        result = _scale_float(value, head, tail, of)
+    return result
+
+
+@triton.jit
+def gaussian_pdf(x, of):
+    """p(x), with the parameters `of` as a tuple of tensors."""
+    u, u_tail, k = _nearest_term(x, of)
+    twice = u + u
+    twice_tail = u_tail + u_tail
+    j = of[8] - k
+    # From one, which no ratio exceeds, so that two operations find what a sum leaves.
+    sum = tl.full(x.shape, 1.0, x.dtype)
+    sum_tail = tl.zeros(x.shape, x.dtype)
+    for _ in range(of[9]):
+        ratio = _power((j * of[4]) * ((twice + j) + twice_tail))
+        next = sum + ratio
+        sum_tail = sum_tail + (ratio - (next - sum))
+        sum = next
+        j = j + 1.0
+    return _scale((sum - 1.0) + sum_tail, u, u_tail, of)
+
+
+@triton.jit
+def gaussian_pdf_gradient(grad, x, of):
+    """grad p'(x): the gradient is multiplied in before anything could underflow."""
+    u, u_tail, k = _nearest_term(x, of)
+    twice = u + u
+    twice_tail = u_tail + u_tail
+    j = of[8] - k
+    sum = tl.zeros(x.shape, x.dtype)
+    sum_tail = tl.zeros(x.shape, x.dtype)
+    for _ in range(of[9]):
+        mean = (twice + j) + twice_tail
+        ratio = _power((j * of[4]) * mean)
+        sum, rest = two_sum(sum, ratio * (mean + j))
+        sum_tail = sum_tail + rest
+        j = j + 1.0
+    return _scale(negate(grad) * ((sum + sum_tail) * of[2]), u, u_tail, of)
