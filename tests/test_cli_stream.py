@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from backends import CUDA
 from commands import fails, run
 
 import diglot
@@ -20,7 +21,7 @@ np = pytest.importorskip("numpy")
 safetensors = pytest.importorskip("safetensors.torch")
 
 # Where kernels are interpreted "auto" chooses PyTorch's, as it does where there is nothing else.
-BACKENDS = [None, "torch", pytest.param("cuda", marks=pytest.mark.gpu), "triton"]
+BACKENDS = [None, "torch", CUDA, "triton"]
 SHAPE = (300, 33)
 
 

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def progress_bar(is_shown: bool, name: str, rows: int, row_bytes: int) -> Iterator[Callable]:
-    """Context manager: a function that is told how many rows are done, and shows it with GB/s.
+    """Context manager: a function that is told how many rows are done, and shows it with GB/s, on
+    standard error.
 
     Raises:
         ImportError: it is to be shown, and rich is not installed.
@@ -18,6 +19,7 @@ def progress_bar(is_shown: bool, name: str, rows: int, row_bytes: int) -> Iterat
         return
     try:
         from rich import progress
+        from rich.console import Console
     except ImportError:
         raise ImportError('progress needs rich: pip install "diglot[tools]"') from None
     columns = (
@@ -27,6 +29,6 @@ def progress_bar(is_shown: bool, name: str, rows: int, row_bytes: int) -> Iterat
         progress.TransferSpeedColumn(),
         progress.TimeRemainingColumn(),
     )
-    with progress.Progress(*columns) as bar:
+    with progress.Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task(name, total=rows * row_bytes)
         yield lambda done: bar.update(task, completed=done * row_bytes)

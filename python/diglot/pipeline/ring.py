@@ -25,11 +25,9 @@ import torch
 from diglot.pipeline.host import HostArray, default_copy_threads
 from diglot.pipeline.pinned import Buffer, pinned_cache
 from diglot.pipeline.planner import Plan
+from diglot.pipeline.report import Times
 from diglot.pipeline.runtime import Event, Runtime, runtime_of
 
-# What happens to a chunk, in order; each has a begin and an end in its times.
-STAGES = ("read", "h2d", "compute", "d2h", "write")
-Times = tuple[float, ...]
 NOT_THERE = (math.nan, math.nan)
 
 
