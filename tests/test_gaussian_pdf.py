@@ -109,6 +109,18 @@ def test_the_far_tail_keeps_its_accuracy(backend):
         assert_close(diglot.gaussian_pdf(x, mean, backend="torch"), oracle, 50.0, x)
 
 
+@pytest.mark.parametrize("backend", KERNELS)
+def test_between_two_terms(backend):
+    """Where two are equal, and far from their means, neither's error is the other's."""
+    mean, std, terms = options = (0.123456789, 4e-4, 22)
+    middle = mean + (torch.arange(-9, 10) + 0.5)[:, None] / 100
+    x = (middle + torch.linspace(-std / 20, std / 20, 30)).to(DEVICE, torch.float32)
+    oracle = gaussian_pdf_oracle(x, *options)
+    assert oracle.min() > 1e-38
+    result = diglot.gaussian_pdf(x, mean, std, terms=terms, backend=backend)
+    assert_close(result, oracle, 4.0, x)
+
+
 @pytest.mark.parametrize("backend", [CUDA, SLOW_TRITON])
 def test_many_terms(backend):
     """The error of a sum does not grow with their number."""
@@ -205,6 +217,9 @@ def test_special_values(backend, dtype):
         for result in (own, first, second, third):
             assert result[0].isnan()
             assert (result[1:] == 0).all(), (options, result)
+    if dtype == torch.float32 and backend != "torch":
+        grad = torch.full_like(x, 1e36)
+        assert (gradient(x, grad, (0.0, 1.0, 22), backend)[1:] == 0).all()
     x = torch.zeros(3, device=DEVICE, dtype=dtype)
     assert diglot.gaussian_pdf(x, math.nan, backend=backend).isnan().all()
     for mean in (math.inf, -math.inf):
