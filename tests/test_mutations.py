@@ -93,7 +93,8 @@ def ring_fault(file: str, right: str, wrong: str) -> Fault:
     return Fault(f"csrc/pipeline/{file}", right, wrong, "gelu", "test_pipeline_native", "gelu")
 
 
-DRAINED = "if (!wait_for_drain(chunk - plan_.slots + 1)) break;"
+DRAINED = "if (!wait_for_drain(chunk - depth_ + 1)) return false;"
+BEFORE = "if (before != nullptr) runtime_."
 
 # In the ring every wait is left out in turn: what it keeps apart is said.
 RING_FAULTS = {
@@ -103,15 +104,22 @@ RING_FAULTS = {
     "its last row is dropped": ring_fault(
         "ring.h", "std::min(begin + chunk_rows, rows)", "std::min(begin + chunk_rows, rows - 1)"
     ),
-    "a pinned input and its copy": ring_fault("ring.cpp", "slot.loaded.synchronize();", ""),
+    "an input and its copy": ring_fault("ring.cpp", "runtime_.compute.wait(passage.loaded);", ""),
     "an input and the chunk before": ring_fault(
-        "ring.cpp", "runtime_.h2d.wait(slot.computed);", ""
+        "ring.cpp", f"{BEFORE}h2d.wait(before->computed);", ""
     ),
-    "an output and the chunk before": ring_fault("ring.cpp", DRAINED, ""),
-    "an output and the one after": ring_fault("ring.cpp", DRAINED, DRAINED.replace(" + 1", "")),
-    "an input and its copy": ring_fault("ring.cpp", "runtime_.compute.wait(slot.loaded);", ""),
-    "an output and its copy": ring_fault("ring.cpp", "runtime_.d2h.wait(slot.computed);", ""),
-    "a pinned output and its copy": ring_fault("ring.cpp", "slot.stored.synchronize();", ""),
+    "an output and its copy": ring_fault("ring.cpp", "runtime_.d2h.wait(passage.computed);", ""),
+    "an output and the chunk before": ring_fault(
+        "ring.cpp", f"{BEFORE}compute.wait(before->stored);", ""
+    ),
+    "a pinned input and the chunk before": ring_fault(
+        "ring.cpp", "passage(chunk - depth_).loaded.synchronize();", ""
+    ),
+    "a pinned output and its copy": ring_fault("ring.cpp", "passage.stored.synchronize();", ""),
+    "a pinned output and the chunk before": ring_fault("ring.cpp", DRAINED, ""),
+    "a pinned output and one chunk more": ring_fault(
+        "ring.cpp", DRAINED, DRAINED.replace(" + 1", "")
+    ),
     "none": ring_fault("ring.cpp", "\n", "\n"),
 }
 
