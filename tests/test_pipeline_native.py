@@ -72,6 +72,7 @@ class Run:
     num_slots: int = 3
     copy_threads: int = 2
     control: Tensor = field(default_factory=lambda: torch.tensor([0, 0, -1, 0]))
+    bad_slot: int | None = None  # whose device buffers no kernel can use
 
     def buffers(self, array: Array, count: int) -> list[Tensor]:
         """So many, for a chunk each."""
@@ -94,8 +95,11 @@ class Run:
                 if array.is_output:
                     kept.append(mapped(array.path))
                     place = (kept[-1].data_ptr() + array.offset, *place[1:])
-            addresses = [tuple(b.data_ptr() for b in of) for of in (buffers, staging)]
-            specs.append((array.is_output, array.row_bytes, *addresses, *place))
+            addresses = [[b.data_ptr() for b in of] for of in (buffers, staging)]
+            if self.bad_slot is not None:
+                kept.append(torch.empty(buffers[0].numel() + 1, dtype=array.rows.dtype))
+                addresses[0][self.bad_slot] = kept[-1].data_ptr() + 1
+            specs.append((array.is_output, array.row_bytes, *map(tuple, addresses), *place))
         try:
             return module().run_pipeline(
                 self.launcher,
@@ -378,6 +382,18 @@ def test_a_launcher_that_fails():
     run.arguments = (run.arguments[0], "exactly", run.arguments[2])
     assert_fails_at(run, 0, "approximate must be")
     assert run.control[1] == 0
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="a GPU's context does not survive it")
+@pytest.mark.parametrize("staged", [(False, False), (True, True)], ids=["in place", "staged"])
+def test_a_kernel_that_fails_on_the_way(monkeypatch, staged):
+    """Chunks before are being finished meanwhile."""
+    for seed in range(60):
+        monkeypatch.setenv(SEED, str(seed))
+        run, out = gelu(26, staged=staged, chunk_rows=4, num_slots=4, bad_slot=3)
+        assert_fails_at(run, 3, "aligned")
+        valid = int(run.control[1])
+        assert_bits(out[:valid], run.expected()[:valid])
 
 
 def test_failures_leave_nothing_behind():

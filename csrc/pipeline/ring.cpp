@@ -225,11 +225,12 @@ void Ring::empty(Passage& passage) {
 
 void Ring::finish(Passage& passage) {
   const Runtime::Scope scope(runtime_);
+  passage.times = times_of(passage);  // without the lock, which a kernel that fails takes
   const std::lock_guard lock(mutex_);
   passage.is_out = true;
   while (drained_ < handed_ && drained_ < failed_chunk_ && this->passage(drained_).is_out) {
     Passage& next = this->passage(drained_);
-    timeline_.push_back(times(next));
+    timeline_.push_back(next.times);
     control_.set_valid_rows(next.end);
     next.is_out = false;
     ++drained_;
@@ -237,7 +238,7 @@ void Ring::finish(Passage& passage) {
   changed_.notify_all();
 }
 
-Times Ring::times(const Passage& passage) const {
+Times Ring::times_of(const Passage& passage) const {
   const auto span = [&](bool is_there, const Event& begin, const Event& end) {
     return is_there ? Span{runtime_.seconds(begin), runtime_.seconds(end)} : kNotThere;
   };

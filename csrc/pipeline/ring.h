@@ -97,10 +97,11 @@ class Ring {
     Event computing, computed;
     Event storing, stored;
     bool is_out = false;
+    Times times;  // once it is out
   };
 
   // Once all is done.
-  Times times(const Passage& passage) const;
+  Times times_of(const Passage& passage) const;
   // Does a chunk's work; the first error is the one that counts, and ends the run.
   template <typename Work>
   void guarded(const int64_t& chunk, const Work& work);
