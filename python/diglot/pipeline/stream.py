@@ -320,7 +320,11 @@ class _Stream:
                 array.open()
                 stack.callback(array.close)
             update = stack.enter_context(progress_bar(progress, self.name, self.rows, row_bytes))
-            is_short = self.op is not None and self.rows * row_bytes <= SHORT
+            is_short = (
+                self.op is not None
+                and self.devices[0].type == "cuda"
+                and self.rows * row_bytes <= SHORT
+            )
             run = Run(self.name, shares, job_of, engine_of, update, is_short)
             try:
                 run()
