@@ -8,31 +8,36 @@ wrong results, without a GPU.
 import math
 import random
 import threading
-import time
 
 from diglot.pipeline.runtime import HostRuntime
 
 
 class LazyRuntime(HostRuntime):
-    """Work is done when a host wait needs it, or by chance before."""
+    """Work is done when the host waits for it, or by chance before."""
 
-    def __init__(self, seed):
+    def __init__(self, slots, shares_compute, seed):
         super().__init__()
         self.lock = threading.RLock()
         self.random = random.Random(seed)
-        self.h2d, self.compute, self.d2h = (LazyStream(self) for _ in range(3))
+        self.copying = [LazyStream(self) for _ in range(slots)]
+        self.computing = [LazyStream(self)] * slots if shares_compute else self.copying
+        self.streams = list({*self.copying, *self.computing})
         # Most of the time all are late, or all but one.
-        self.eager = self.random.choice((None, self.h2d, self.compute, self.d2h))
+        self.eager = self.random.choice((None, self.copying[0], self.computing[0]))
 
     def do_some(self):
         """Steps of streams that nothing holds back, a random number of them."""
         while self.eager is not None and self.eager.can_step():
             self.eager.step()
         for _ in range(self.random.choice((0,) * 20 + (1, 5))):
-            able = [s for s in (self.h2d, self.compute, self.d2h) if s.can_step()]
+            able = [stream for stream in self.streams if stream.can_step()]
             if not able:
                 return
             self.random.choice(able).step()
+
+    def synchronize(self):
+        for stream in self.streams:
+            stream.synchronize()
 
 
 class LazyStream:
@@ -54,6 +59,14 @@ class LazyStream:
         elif kind == "record":
             item.happen()
 
+    def add(self, kind, item):
+        with self.runtime.lock:
+            self.queue.append((kind, item))
+            self.runtime.do_some()
+
+    def wait(self, event):
+        self.add("wait", event)
+
     def copy(self, to, source):
         pairs = list(zip(to, source, strict=True))
         self.add("run", lambda: [target.copy_(origin) for target, origin in pairs])
@@ -69,14 +82,6 @@ class LazyStream:
 
     def fetch(self, tensors):
         return tuple(tensor.clone() for tensor in tensors)
-
-    def add(self, kind, item):
-        with self.runtime.lock:
-            self.queue.append((kind, item))
-            self.runtime.do_some()
-
-    def wait(self, event):
-        self.add("wait", event)
 
     def record(self):
         event = LazyEvent(self)
@@ -94,10 +99,11 @@ class LazyEvent:
     def happen(self):
         self.done, self.at = True, self.stream.runtime.now()
 
+    def is_done(self):
+        return self.done
+
     def synchronize(self):
-        """Does just what this event needs, after the thread that feeds had its chance to go on."""
-        if threading.current_thread().name == "diglot-drain":
-            time.sleep(self.stream.runtime.random.choice((0, 1e-3)))
+        """Does just what this event needs."""
         with self.stream.runtime.lock:
             while not self.done:
                 kind, item = self.stream.queue[0]

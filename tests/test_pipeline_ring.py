@@ -17,14 +17,15 @@ from diglot.pipeline.ring import Job, Ring, Sink
 CPU = torch.device("cpu")
 
 
-def stream(fn, x, chunk_rows, num_slots, seed, ring=Ring):
+def stream(fn, x, chunk_rows, num_slots, seed, ring=Ring, shares_compute=True):
     """fn of x by a ring whose streams are as lazy as can be."""
     row = x[0].numel() * x.element_size()
     cut = plan(len(x), [row], [], chunk_rows * row, num_slots)
     out = torch.full((len(x), *fn(x[:1]).shape[1:]), -7.0)
     arrays = [HostArray(out, is_output=True)]
     job = Job(CPU, cut, 0, [HostArray(x)], lambda *a: (fn(*a),), Sink(lambda _: arrays))
-    job.runtime, job.copy_threads = (lambda *_: LazyRuntime(seed)), 2
+    job.shares_compute, job.copy_threads = shares_compute, 2
+    job.runtime = lambda _, *of: LazyRuntime(*of, seed)
     ring(job).run()
     return out, job
 
@@ -39,36 +40,47 @@ def double(x):
     chunk_rows=st.integers(1, 45),
     num_slots=st.integers(1, 5),
     seed=st.integers(0, 2**32),
+    shares_compute=st.booleans(),
 )
-def test_any_chunking_and_any_order_give_the_same(rows, chunk_rows, num_slots, seed):
+def test_any_chunking_and_any_order_give_the_same(
+    rows, chunk_rows, num_slots, seed, shares_compute
+):
     x = torch.randn(rows, 3)
-    out, job = stream(double, x, chunk_rows, num_slots, seed)
+    out, job = stream(double, x, chunk_rows, num_slots, seed, shares_compute=shares_compute)
     assert torch.equal(out, double(x))
     assert job.control.valid_rows == rows
     assert len(job.timeline) == -(-rows // min(chunk_rows, rows))
-
-
-class NoWaitForCompute(Ring):
-    """A slot's input buffers are filled again while they may still be read."""
-
-    def run(self):
-        self.runtime.h2d.wait = lambda event: None
-        super().run()
 
 
 class NoWaitForCopy(Ring):
     """Compute does not wait for its chunk."""
 
     def run(self):
-        self.runtime.compute.wait = lambda event: None
+        for stream in self.runtime.computing:
+            stream.wait = lambda event: None
         super().run()
 
 
-class NoWaitForResults(Ring):
-    """Results are copied while they may still be computed."""
+class NoWaitForCompute(Ring):
+    """Results are copied while they may still be computed, and inputs are overwritten."""
 
     def run(self):
-        self.runtime.d2h.wait = lambda event: None
+        for stream in self.runtime.copying:
+            stream.wait = lambda event: None
+        super().run()
+
+
+class OneSlot(Ring):
+    """A slot's buffers are used by all."""
+
+    def run(self):
+        feed = self.feed
+
+        def feed_one(chunk):
+            self.inputs = [self.inputs[0]] * len(self.inputs)
+            feed(chunk)
+
+        self.feed = feed_one
         super().run()
 
 
@@ -79,34 +91,20 @@ class NoWaitForPinned(Ring):
         return super().fill(passage, None)
 
 
-class NoWaitForOutputs(Ring):
-    """A slot's output buffers are computed anew while they may still be copied."""
-
-    def run(self):
-        wait = self.runtime.compute.wait
-
-        def wait_for_inputs(event):
-            if not any(passage and passage.stored is event for passage in self.in_slot):
-                wait(event)
-
-        self.runtime.compute.wait = wait_for_inputs
-        super().run()
-
-
 class NoWaitForStored(Ring):
     """Results are taken out of pinned buffers before they are there."""
 
-    def drain(self):
-        for chunk in range(self.plan.chunks):
-            if self.wait_for_feed(chunk + 1):
-                self.empty(self.fed.popleft())
+    def drain(self, chunks):
+        while self.fed:
+            passage = self.fed.popleft()
+            self.empty(passage)
 
 
 class NoWaitForEmpty(Ring):
     """Pinned buffers are copied to while they may still be emptied."""
 
-    def wait_for_drain(self, chunks):
-        return True
+    def drain(self, chunks):
+        super().drain(chunks if chunks == self.plan.chunks else 0)
 
 
 class NoTail(Ring):
@@ -122,10 +120,9 @@ class NoTail(Ring):
 @pytest.mark.parametrize(
     "fault",
     [
-        NoWaitForCompute,
         NoWaitForCopy,
-        NoWaitForOutputs,
-        NoWaitForResults,
+        NoWaitForCompute,
+        OneSlot,
         NoWaitForPinned,
         NoWaitForStored,
         NoWaitForEmpty,

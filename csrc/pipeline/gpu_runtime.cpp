@@ -36,27 +36,22 @@ std::unique_ptr<KeptStreams> take(int device) {
 
 }  // namespace
 
-KeptStreams::KeptStreams() {
-  for (Stream& stream : streams) {
-    cudaStream_t handle = nullptr;
-    check(cudaStreamCreateWithFlags(&handle, cudaStreamNonBlocking), "making a stream");
-    stream = Stream(handle);
-  }
-}
-
-Runtime::Runtime(int device, cudaStream_t caller) : device_(device) {
+Runtime::Runtime(int device, int slots, cudaStream_t caller) : device_(device) {
   const BesideCaptures beside;
   kept_ = take(device);
-  h2d = kept_->streams[0];
-  compute = kept_->streams[1];
-  d2h = kept_->streams[2];
+  while (kept_->streams.size() < static_cast<std::size_t>(slots)) {
+    cudaStream_t handle = nullptr;
+    check(cudaStreamCreateWithFlags(&handle, cudaStreamNonBlocking), "making a stream");
+    kept_->streams.emplace_back(handle);
+  }
+  streams.assign(kept_->streams.begin(), kept_->streams.begin() + slots);
   // The stream is idle: the event marks this moment.
   origin_ = make_event();
-  h2d.record(origin_);
+  streams[0].record(origin_);
   began_ = std::chrono::steady_clock::now();
   Event before = make_event();
   Stream(caller).record(before);
-  for (Stream* stream : {&h2d, &compute, &d2h}) stream->wait(before);
+  for (Stream& stream : streams) stream.wait(before);
 }
 
 Runtime::~Runtime() {

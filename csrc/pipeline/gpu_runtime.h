@@ -15,7 +15,13 @@ class Event {
  public:
   Event() = default;
   explicit Event(cudaEvent_t handle) : handle_(handle) {}
-  // Waits, on the host, until the work before it is done.
+  // Whether the work before it is done.
+  bool is_done() const {
+    const cudaError_t status = cudaEventQuery(handle_);
+    if (status != cudaErrorNotReady) check(status, "asking for an event");
+    return status == cudaSuccess;
+  }
+  // Waits, on the host, until it is.
   void synchronize() const { check(cudaEventSynchronize(handle_), "waiting for the device"); }
   cudaEvent_t handle() const { return handle_; }
 
@@ -54,8 +60,7 @@ inline void copy(void* to, const void* from, std::size_t bytes, cudaStream_t str
 
 // Streams and events are kept between runs: making them would take a good part of a small one.
 struct KeptStreams {
-  KeptStreams();
-  Stream streams[3];
+  std::vector<Stream> streams;
   std::vector<Event> events;
 };
 
@@ -63,12 +68,12 @@ struct KeptStreams {
 class Runtime {
  public:
   // What is enqueued begins once what `caller` holds is done.
-  Runtime(int device, cudaStream_t caller);
+  Runtime(int device, int slots, cudaStream_t caller);
   ~Runtime();
   Runtime(const Runtime&) = delete;
   Runtime& operator=(const Runtime&) = delete;
 
-  Stream h2d, compute, d2h;
+  std::vector<Stream> streams;  // of each slot
   Event make_event();
   // Since the run began.
   double now() const;

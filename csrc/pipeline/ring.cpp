@@ -1,7 +1,7 @@
 #include "pipeline/ring.h"
 
+#include <chrono>
 #include <stdexcept>
-#include <thread>
 #include <tuple>
 
 namespace diglot::pipeline {
@@ -16,13 +16,17 @@ std::size_t bytes_of(const HostArray& array, int64_t rows) {
   return static_cast<std::size_t>(array.row_bytes * rows);
 }
 
+bool is_ready(const std::future<Span>& future) {
+  return future.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+}
+
 }  // namespace
 
 Ring::Ring(const Job& job)
     : job_(job),
       plan_(job.plan),
       control_(job.control),
-      runtime_(job.device, job.caller),
+      runtime_(job.device, job.plan.slots, job.caller),
       depth_(depth(job.plan.slots, job.copy_threads)),
       passages_(std::min(depth_, job.plan.chunks())) {
   for (const HostArray& array : job.arrays) {
@@ -39,103 +43,69 @@ Ring::Ring(const Job& job)
 }
 
 std::vector<Times> Ring::run() {
-  std::thread draining([this] { drain(); });
-  feed();
-  draining.join();
-  if (fillers_ != nullptr) fillers_->finish();
-  const int64_t last = std::min(drained_, plan_.chunks() - 1);
-  for (Stream* stream : {&runtime_.h2d, &runtime_.compute, &runtime_.d2h}) {
-    guarded(last, [&] {
-      const Runtime::Scope scope(runtime_);
-      stream->synchronize();
-    });
-  }
-  if (failed_chunk_ != kNone) {
-    control_.set_chunk(failed_chunk_);
-    throw std::runtime_error(error_);
-  }
-  return std::move(timeline_);
-}
-
-template <typename Work>
-void Ring::guarded(const int64_t& chunk, const Work& work) {
+  const Runtime::Scope scope(runtime_);
+  int64_t failed = 0;
+  std::exception_ptr error;
   try {
-    work();
-  } catch (const std::exception& error) {
-    const std::lock_guard lock(mutex_);
-    if (failed_chunk_ == kNone) {
-      const auto [begin, end] = plan_.rows_of(chunk);
-      error_ = "chunk " + std::to_string(chunk) + " (rows " + std::to_string(begin) + " to " +
-               std::to_string(end) + "): " + error.what();
-      failed_chunk_ = chunk;
+    feed_all();
+  } catch (...) {
+    error = std::current_exception();
+    failed = control_.chunk();
+    try {
+      drain(std::min(failed, fed_));  // what was fed before is good, if nothing else is
+    } catch (...) {
     }
-    changed_.notify_all();
+  }
+  for (std::unique_ptr<Workers>* workers : {&fillers_, &emptiers_}) {
+    if (*workers != nullptr) (*workers)->finish();
+  }
+  try {
+    for (Stream& stream : runtime_.streams) stream.synchronize();
+  } catch (...) {
+    if (error == nullptr) error = std::current_exception();
+  }
+  if (error == nullptr) return std::move(timeline_);
+  control_.set_chunk(failed);
+  const auto [begin, end] = plan_.rows_of(failed);
+  const std::string where = "chunk " + std::to_string(failed) + " (rows " + std::to_string(begin) +
+                            " to " + std::to_string(end) + "): ";
+  try {
+    std::rethrow_exception(error);
+  } catch (const std::exception& what) {
+    throw std::runtime_error(where + what.what());
   }
 }
 
-bool Ring::has_failed(int64_t chunk) {
-  const std::lock_guard lock(mutex_);
-  return failed_chunk_ <= chunk;
+void Ring::feed_all() {
+  for (int64_t chunk = 0; chunk < plan_.chunks() && !control_.is_stopped(); ++chunk) {
+    control_.set_chunk(chunk);
+    feed(chunk);
+    fed_ = chunk + 1;
+    check_launch(chunk);
+  }
+  drain(fed_);
 }
 
-bool Ring::wait_for_drain(int64_t chunks) {
-  std::unique_lock lock(mutex_);
-  changed_.wait(
-      lock, [&] { return drained_ >= chunks || failed_chunk_ != kNone || control_.is_stopped(); });
-  return drained_ >= chunks;
-}
-
-bool Ring::wait_for_feed(int64_t chunks) {
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return handed_ >= chunks || fed_all_; });
-  return handed_ >= chunks;
-}
-
-void Ring::feed() {
-  int64_t chunk = 0;
-  guarded(chunk, [&] {
-    const Runtime::Scope scope(runtime_);
-    for (; chunk < plan_.chunks(); ++chunk) {
-      if (control_.is_stopped() || has_failed(chunk)) break;
-      control_.set_chunk(chunk);
-      if (!feed_one(chunk)) break;
-    }
-  });
-  const std::lock_guard lock(mutex_);
-  fed_all_ = true;
-  changed_.notify_all();
-}
-
-bool Ring::feed_one(int64_t chunk) {
+void Ring::feed(int64_t chunk) {
   const Span read = next_read(chunk);
-  // Its pinned buffers and events are free again, and not too much is under way.
-  if (!wait_for_drain(chunk - depth_ + 1)) return false;
+  drain(chunk - depth_ + 1);  // so that there are pinned buffers and events for it
   Passage& passage = this->passage(chunk);
   passage.chunk = chunk;
   std::tie(passage.begin, passage.end) = plan_.rows_of(chunk);
   passage.read = read;
-  const Passage* const before = chunk < plan_.slots ? nullptr : &this->passage(chunk - plan_.slots);
 
-  if (before != nullptr) runtime_.h2d.wait(before->computed);  // it has read the slot's inputs
-  runtime_.h2d.record(passage.loading);
+  Stream& stream = this->stream(passage);
+  stream.record(passage.loading);
   load(passage);
-  runtime_.h2d.record(passage.loaded);
+  stream.record(passage.loaded);
 
-  runtime_.compute.wait(passage.loaded);
-  if (before != nullptr) runtime_.compute.wait(before->stored);  // its outputs are copied
-  runtime_.compute.record(passage.computing);
+  stream.record(passage.computing);
   compute(passage);
-  runtime_.compute.record(passage.computed);
+  stream.record(passage.computed);
 
-  runtime_.d2h.wait(passage.computed);
-  runtime_.d2h.record(passage.storing);
+  stream.record(passage.storing);
   store(passage);
-  runtime_.d2h.record(passage.stored);
-
-  const std::lock_guard lock(mutex_);
-  handed_ = chunk + 1;
-  changed_.notify_all();
-  return true;
+  stream.record(passage.stored);
 }
 
 Span Ring::next_read(int64_t chunk) {
@@ -152,7 +122,7 @@ Span Ring::next_read(int64_t chunk) {
 Span Ring::fill(int64_t chunk) {
   if (chunk >= depth_) {
     const Runtime::Scope scope(runtime_);
-    passage(chunk - depth_).loaded.synchronize();  // of the chunk before: it was copied
+    passage(chunk).loaded.synchronize();  // of the chunk before, whose buffers these were
   }
   const double began = runtime_.now();
   const auto [begin, end] = plan_.rows_of(chunk);
@@ -169,15 +139,30 @@ void Ring::load(const Passage& passage) {
     const char* const from =
         array->is_staged() ? array->pinned[passage.chunk % depth_] : array->part(passage.begin);
     const std::size_t bytes = bytes_of(*array, passage.end - passage.begin);
-    runtime_.h2d.run([=](cudaStream_t stream) { copy(to, from, bytes, stream); });
+    stream(passage).run([=](cudaStream_t stream) { copy(to, from, bytes, stream); });
   }
 }
 
 void Ring::compute(const Passage& passage) {
-  runtime_.compute.run([this, slot = slot(passage), chunk = passage.chunk,
-                        rows = passage.end - passage.begin](cudaStream_t stream) {
-    guarded(chunk, [&] { job_.launch(stream, slot, rows); });
-  });
+  const int64_t rows = passage.end - passage.begin;
+  stream(passage).run(
+      [this, slot = slot(passage), chunk = passage.chunk, rows](cudaStream_t stream) {
+        try {
+          job_.launch(stream, slot, rows);
+        } catch (...) {
+          const std::lock_guard lock(mutex_);
+          if (launch_error_ != nullptr && failed_launch_ < chunk) return;
+          launch_error_ = std::current_exception();
+          failed_launch_ = chunk;
+        }
+      });
+}
+
+void Ring::check_launch(int64_t chunk) {
+  const std::lock_guard lock(mutex_);
+  if (launch_error_ == nullptr || failed_launch_ > chunk) return;
+  control_.set_chunk(failed_launch_);
+  std::rethrow_exception(launch_error_);
 }
 
 // Enqueues the copies of a chunk's results to where they go, or to pinned buffers.
@@ -187,58 +172,52 @@ void Ring::store(const Passage& passage) {
         array->is_staged() ? array->pinned[passage.chunk % depth_] : array->part(passage.begin);
     const char* const from = array->buffers[slot(passage)];
     const std::size_t bytes = bytes_of(*array, passage.end - passage.begin);
-    runtime_.d2h.run([=](cudaStream_t stream) { copy(to, from, bytes, stream); });
+    stream(passage).run([=](cudaStream_t stream) { copy(to, from, bytes, stream); });
   }
 }
 
-void Ring::drain() {
-  int64_t chunk = 0;
-  guarded(chunk, [&] {
-    const Runtime::Scope scope(runtime_);
-    for (; chunk < plan_.chunks(); ++chunk) {
-      if (!wait_for_feed(chunk + 1)) break;
-      Passage& passage = this->passage(chunk);
-      passage.stored.synchronize();
-      if (has_failed(chunk)) break;
-      if (emptiers_ == nullptr) {
-        finish(passage);
-      } else {
-        emptiers_->submit([this, &passage] { empty(passage); });
-      }
+void Ring::drain(int64_t chunks) {
+  for (; emptied_ < fed_ && (emptied_ < chunks || passage(emptied_).stored.is_done()); ++emptied_) {
+    Passage& passage = this->passage(emptied_);
+    passage.stored.synchronize();
+    check_launch(emptied_);
+    if (emptiers_ == nullptr) {
+      finish(passage);
+    } else {
+      emptying_.push_back(emptiers_->submit([this, &passage] { return empty(passage); }));
     }
-  });
-  if (emptiers_ != nullptr) emptiers_->finish();
-}
-
-void Ring::empty(Passage& passage) {
-  guarded(passage.chunk, [&] {
-    const double began = runtime_.now();
-    for (const HostArray* array : outputs_) {
-      if (array->is_staged()) {
-        array->write(passage.begin, passage.end, array->pinned[passage.chunk % depth_]);
-      }
+  }
+  while (!emptying_.empty() && (drained_ < chunks || is_ready(emptying_.front()))) {
+    std::future<Span> emptied = std::move(emptying_.front());
+    emptying_.pop_front();
+    Passage& passage = this->passage(drained_);
+    try {
+      passage.write = emptied.get();
+    } catch (...) {
+      control_.set_chunk(drained_);
+      throw;
     }
-    passage.write = {began, runtime_.now()};
     finish(passage);
-  });
-}
-
-void Ring::finish(Passage& passage) {
-  const Runtime::Scope scope(runtime_);
-  passage.times = times_of(passage);  // without the lock, which a kernel that fails takes
-  const std::lock_guard lock(mutex_);
-  passage.is_out = true;
-  while (drained_ < handed_ && drained_ < failed_chunk_ && this->passage(drained_).is_out) {
-    Passage& next = this->passage(drained_);
-    timeline_.push_back(next.times);
-    control_.set_valid_rows(next.end);
-    next.is_out = false;
-    ++drained_;
   }
-  changed_.notify_all();
 }
 
-Times Ring::times_of(const Passage& passage) const {
+Span Ring::empty(const Passage& passage) {
+  const double began = runtime_.now();
+  for (const HostArray* array : outputs_) {
+    if (array->is_staged()) {
+      array->write(passage.begin, passage.end, array->pinned[passage.chunk % depth_]);
+    }
+  }
+  return {began, runtime_.now()};
+}
+
+void Ring::finish(const Passage& passage) {
+  timeline_.push_back(times(passage));
+  control_.set_valid_rows(passage.end);
+  ++drained_;
+}
+
+Times Ring::times(const Passage& passage) const {
   const auto span = [&](bool is_there, const Event& begin, const Event& end) {
     return is_there ? Span{runtime_.seconds(begin), runtime_.seconds(end)} : kNotThere;
   };

@@ -1,18 +1,18 @@
 // The ring: chunks pass through slots, copied in, computed and copied out at the same time. Twin of
 // python/diglot/pipeline/ring.py, which does the same for any function of Python's.
 //
-// A slot has buffers on the device for a chunk of each array. One thread feeds chunks to three
-// streams; which slot is free again, the streams tell each other by events, so that the host is
-// never waited for. Host memory that is staged (host_array.h) passes through pinned buffers, of
-// which there are more than slots: other threads fill and empty them, each with a chunk of its own,
-// ahead of the feed and behind it. One more thread waits for results and says how far they are.
+// A slot has buffers on the device for a chunk of each array, and a stream in which its chunks come
+// in, are computed and go out, one after the other. Slots know nothing of each other, and the host
+// waits for none before it is full. Host memory that is staged (host_array.h) passes through pinned
+// buffers, of which there are more than slots: threads fill and empty them, each with a chunk of
+// its own, ahead of the chunk that is fed and behind it.
 #pragma once
 
 #include <algorithm>
 #include <array>
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <exception>
 #include <functional>
 #include <future>
 #include <iterator>
@@ -57,6 +57,7 @@ class Control {
   explicit Control(int64_t* words) : words_(words) {}
   bool is_stopped() const { return __atomic_load_n(words_, __ATOMIC_ACQUIRE) != 0; }
   void set_valid_rows(int64_t rows) { __atomic_store_n(words_ + 1, rows, __ATOMIC_RELEASE); }
+  int64_t chunk() const { return __atomic_load_n(words_ + 2, __ATOMIC_ACQUIRE); }
   void set_chunk(int64_t chunk) { __atomic_store_n(words_ + 2, chunk, __ATOMIC_RELEASE); }
 
  private:
@@ -96,42 +97,30 @@ class Ring {
     Event loading, loaded;
     Event computing, computed;
     Event storing, stored;
-    bool is_out = false;
-    Times times;  // once it is out
   };
 
-  // Once all is done.
-  Times times_of(const Passage& passage) const;
-  // Does a chunk's work; the first error is the one that counts, and ends the run.
-  template <typename Work>
-  void guarded(const int64_t& chunk, const Work& work);
-  bool has_failed(int64_t chunk);
-  // Waits until so many are out; false if they will not be: the run fails or is stopped.
-  bool wait_for_drain(int64_t chunks);
-  // Waits until so many are fed; false if they will not be.
-  bool wait_for_feed(int64_t chunks);
-
   // Enqueues chunk after chunk.
-  void feed();
-  // Enqueues a chunk; false if the run ends before.
-  bool feed_one(int64_t chunk);
+  void feed_all();
+  void feed(int64_t chunk);
   // When the pinned buffers of a chunk were filled; has them filled as far ahead as there are some.
   Span next_read(int64_t chunk);
   Span fill(int64_t chunk);
   void load(const Passage& passage);
   void compute(const Passage& passage);
   void store(const Passage& passage);
-  // Takes chunk after chunk off the device.
-  void drain();
+  // Takes results that are there off the device, and waits until so many chunks are out.
+  void drain(int64_t chunks);
+  // Throws what a launch for a chunk, or for one before, threw.
+  void check_launch(int64_t chunk);
   // Copies a chunk's results from pinned buffers to their place.
-  void empty(Passage& passage);
-  // A chunk is out; how far all are is told in order.
-  void finish(Passage& passage);
+  Span empty(const Passage& passage);
+  // A chunk is out, as are all before it.
+  void finish(const Passage& passage);
+  Times times(const Passage& passage) const;
 
   Passage& passage(int64_t chunk) { return passages_[chunk % depth_]; }
   int slot(const Passage& passage) const { return static_cast<int>(passage.chunk % plan_.slots); }
-
-  static constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
+  Stream& stream(const Passage& passage) { return runtime_.streams[slot(passage)]; }
 
   const Job& job_;
   const Plan& plan_;
@@ -140,16 +129,15 @@ class Ring {
   std::vector<const HostArray*> inputs_, outputs_;
   std::vector<Times> timeline_;
   const int64_t depth_;
-  std::vector<Passage> passages_;  // of the last chunks, or those under way
-  std::deque<std::future<Span>> filling_;
+  std::vector<Passage> passages_;                // of the chunks under way
   std::unique_ptr<Workers> fillers_, emptiers_;  // where they are needed
+  std::deque<std::future<Span>> filling_, emptying_;
+  int64_t fed_ = 0;      // chunks
+  int64_t emptied_ = 0;  // chunks that are off the device, perhaps still in pinned buffers
+  int64_t drained_ = 0;  // chunks that are out
   std::mutex mutex_;
-  std::condition_variable changed_;
-  int64_t handed_ = 0;    // chunks that were fed
-  int64_t drained_ = 0;   // chunks that are out, as are all before them
-  bool fed_all_ = false;  // none will follow
-  std::string error_;
-  int64_t failed_chunk_ = kNone;
+  std::exception_ptr launch_error_;  // the first one, which may come from another thread
+  int64_t failed_launch_ = 0;        // its chunk
 };
 
 }  // namespace diglot::pipeline

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <deque>
 #include <mutex>
+#include <numeric>
 #include <random>
 #include <stdexcept>
 #include <thread>
@@ -21,14 +22,16 @@ struct Mark {
 
 class Simulation {
  public:
-  static constexpr int kStreams = 3;
-
-  explicit Simulation(uint64_t seed) : random_(seed) {
+  Simulation(int streams, uint64_t seed) : queues_(streams), weights_(streams), random_(seed) {
     // Of a random stream nearly all is done before anything of the next, or of all alike.
     const int ratio = std::array{1, 8, 64}[draw(3)];
-    std::array<int, kStreams> order{0, 1, 2};
+    std::vector<int> order(streams);
+    std::iota(order.begin(), order.end(), 0);
     std::shuffle(order.begin(), order.end(), random_);
-    for (int i = 0, weight = 1; i < kStreams; ++i, weight *= ratio) weights_[order[i]] = weight;
+    for (int i = 0, weight = 1; i < streams; ++i) {
+      weights_[order[i]] = weight;
+      if (weight < (1 << 20)) weight *= ratio;
+    }
     eagerness_ = static_cast<int>(draw(3));
   }
 
@@ -39,6 +42,11 @@ class Simulation {
   std::shared_ptr<Mark> mark_of(const std::shared_ptr<Mark>& mark) {
     const std::lock_guard lock(mutex_);
     return mark;
+  }
+
+  bool is_done(const Mark& mark) {
+    const std::lock_guard lock(mutex_);
+    return mark.is_done;
   }
 
   // A task, or a wait for a mark.
@@ -99,9 +107,9 @@ class Simulation {
 
   // Does a task that may be done; false if there is none.
   bool step() {
-    int total = 0;
-    std::array<int, kStreams> weights{};
-    for (int i = 0; i < kStreams; ++i) {
+    int64_t total = 0;
+    std::vector<int> weights(queues_.size());
+    for (std::size_t i = 0; i < queues_.size(); ++i) {
       const auto& queue = queues_[i];
       const bool is_ready =
           !queue.empty() && (queue.front().awaited == nullptr || queue.front().awaited->is_done);
@@ -109,7 +117,8 @@ class Simulation {
     }
     if (total == 0) return false;
     int chosen = 0;
-    for (int at = static_cast<int>(draw(total)); at >= weights[chosen]; at -= weights[chosen++]) {
+    for (auto at = static_cast<int64_t>(draw(total)); at >= weights[chosen];) {
+      at -= weights[chosen++];
     }
     const Task task = std::move(queues_[chosen].front());
     queues_[chosen].pop_front();
@@ -118,9 +127,9 @@ class Simulation {
   }
 
   std::mutex mutex_;
-  std::deque<Task> queues_[kStreams];
+  std::vector<std::deque<Task>> queues_;
+  std::vector<int> weights_;
   std::mt19937_64 random_;
-  int weights_[kStreams];
   int eagerness_;  // how much is done before anybody waits for it
   std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now();
 };
@@ -133,6 +142,11 @@ uint64_t seed() {
 }
 
 }  // namespace
+
+bool Event::is_done() const {
+  const auto mark = simulation_->mark_of(mark_);
+  return mark == nullptr || simulation_->is_done(*mark);
+}
 
 void Event::synchronize() const {
   const auto mark = simulation_->mark_of(mark_);
@@ -153,10 +167,9 @@ void Stream::synchronize() {
   simulation_->wait_until([&] { return simulation_->is_empty(number_); });
 }
 
-Runtime::Runtime(int, cudaStream_t) : simulation_(std::make_unique<Simulation>(seed())) {
-  h2d = Stream(simulation_.get(), 0);
-  compute = Stream(simulation_.get(), 1);
-  d2h = Stream(simulation_.get(), 2);
+Runtime::Runtime(int, int slots, cudaStream_t)
+    : simulation_(std::make_unique<Simulation>(slots, seed())) {
+  for (int slot = 0; slot < slots; ++slot) streams.emplace_back(simulation_.get(), slot);
 }
 
 Runtime::~Runtime() = default;

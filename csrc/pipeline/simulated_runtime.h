@@ -10,6 +10,7 @@
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <vector>
 
 #include "diglot/launch.cuh"
 
@@ -23,7 +24,9 @@ class Event {
  public:
   Event() = default;
   explicit Event(Simulation* simulation) : simulation_(simulation) {}
-  // Waits, on the host, until the work before it is done.
+  // Whether the work before it is done.
+  bool is_done() const;
+  // Waits, on the host, until it is.
   void synchronize() const;
 
  private:
@@ -59,12 +62,12 @@ inline void copy(void* to, const void* from, std::size_t bytes, cudaStream_t) {
 // For one run.
 class Runtime {
  public:
-  Runtime(int device, cudaStream_t caller);
+  Runtime(int device, int slots, cudaStream_t caller);
   ~Runtime();
   Runtime(const Runtime&) = delete;
   Runtime& operator=(const Runtime&) = delete;
 
-  Stream h2d, compute, d2h;
+  std::vector<Stream> streams;  // of each slot
   Event make_event() { return Event(simulation_.get()); }
   // Since the run began.
   double now() const;

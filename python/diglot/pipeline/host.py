@@ -135,14 +135,13 @@ class HostArray:
     def write(self, begin: int, end: int, source: torch.Tensor) -> None:
         """Copies a buffer's rows to their place."""
         first, size = begin * self.row_bytes, (end - begin) * self.row_bytes
-        if self.kind == "file":
-            # A file takes one write at a time, but its map as many as there are threads. Where the
-            # disk is full, this tells; what is written to the map would be a signal.
+        if self.kind == "file" and size > 0:
+            # A file takes one write at a time, but its map as many as there are threads.
             assert self.mapping is not None
-            os.posix_fallocate(self.file, self.mapping.offset + first, size)
+            _make_room(self.address + first, size, self.file, self.mapping.offset + first)
         ctypes.memmove(self.address + first, source.data_ptr(), size)
         if self.kind == "file":
-            _leave_to_system(self.address + first, size)
+            _advise(self.address + first, size, mmap.MADV_DONTNEED)  # the system writes it
 
 
 def _bytes_at(address: int, size: int) -> Any:
@@ -158,14 +157,27 @@ def _read_file(file: int, offset: int, address: int, size: int) -> None:
         done += count
 
 
-def _leave_to_system(address: int, size: int) -> None:
-    """Takes a file's pages out of the process's memory; the system writes them when it will."""
-    begin = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
-    end = (address + size) // mmap.PAGESIZE * mmap.PAGESIZE
-    if end > begin:
-        _libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED)
+def _make_room(address: int, size: int, file: int, offset: int) -> None:
+    """Has a map's pages ready for writing. Where the disk is full, this is an error; what is
+    written to the map would be a signal.
+    """
+    if _advise(address, size, MADV_POPULATE_WRITE) != 0:  # or the system does not know it
+        os.posix_fallocate(file, offset, size)
 
 
+def _advise(address: int, size: int, advice: int) -> int:
+    """madvise of the pages that memory touches, or, to drop them, of those that lie in it."""
+    page, end = mmap.PAGESIZE, address + size
+    if advice == mmap.MADV_DONTNEED:
+        begin, end = -(-address // page) * page, end // page * page
+    else:
+        begin, end = address // page * page, -(-end // page) * page
+    if end <= begin:
+        return 0
+    return _libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), advice)
+
+
+MADV_POPULATE_WRITE = 23  # Linux 5.14
 _libc = ctypes.CDLL(None)
 
 

@@ -7,7 +7,6 @@ That is found by watching the op on two chunks of different sizes.
 from __future__ import annotations
 
 import functools
-import inspect
 import itertools
 import threading
 from collections.abc import Callable
@@ -29,7 +28,7 @@ def is_random(fn: Any) -> bool:
     """Whether an op draws random numbers, so that it is not the same for every chunk."""
     while isinstance(fn, functools.partial):
         fn = fn.func
-    return "generator" in inspect.signature(fn).parameters
+    return "generator" in fn.__code__.co_varnames
 
 
 def op_of(fn: Any) -> str | None:

@@ -6,6 +6,7 @@ allocator would round each up to a power of two.
 
 from __future__ import annotations
 
+import atexit
 import mmap
 import threading
 
@@ -48,10 +49,6 @@ class Buffer:
             torch.cuda.cudart().cudaHostUnregister(self.address)
             self._pinned = False
         del self.tensor
-
-    def __del__(self) -> None:
-        if getattr(self, "_pinned", False):
-            self.free()
 
 
 class PinnedCache:
@@ -125,3 +122,4 @@ class PinnedCache:
 
 
 pinned_cache = PinnedCache()
+atexit.register(pinned_cache.clear)

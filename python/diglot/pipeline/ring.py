@@ -1,11 +1,11 @@
 """The ring: chunks pass through slots, copied in, computed and copied out at the same time. Twin of
 csrc/pipeline/ring.h, which does the same for diglot's own CUDA kernels without Python.
 
-A slot has buffers on the device for a chunk of each input and output. One thread feeds chunks to
-three streams; which slot is free again, the streams tell each other by events, so that the host is
-never waited for. Host memory that is staged (host.py) passes through pinned buffers, of which there
-are more than slots: other threads fill and empty them, each with a chunk of its own, ahead of the
-feed and behind it. One more thread waits for results and says how far they are.
+A slot has buffers on the device for a chunk of each input and output, and a stream in which its
+chunks come in, are computed and go out, one after the other. Slots know nothing of each other, and
+the host waits for none before it is full. Host memory that is staged (host.py) passes through
+pinned buffers, of which there are more than slots: threads fill and empty them, each with a chunk
+of its own, ahead of the chunk that is fed and behind it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import functools
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -112,7 +112,9 @@ class Job:
         control: what it tells and is told.
         scope: what the thread that calls `fn` is in.
         copy_threads: for each direction.
-        runtime: streams and events, from the device and whether who waits for an event sleeps; by
+        shares_compute: whether `fn` is called in one stream for all slots: it may use memory of its
+            own in each call.
+        runtime: streams and events, from the device, the number of slots and `shares_compute`; by
             default the device's own.
         timeline: the times of the chunks that are done.
     """
@@ -127,7 +129,8 @@ class Job:
     fold: Callable[[tuple[torch.Tensor, ...]], None] | None = None
     scope: Callable[[], AbstractContextManager[Any]] = nullcontext
     copy_threads: int = field(default_factory=default_copy_threads)
-    runtime: Callable[[torch.device, bool], Runtime] = runtime_of
+    shares_compute: bool = True
+    runtime: Callable[[torch.device, int, bool], Runtime] = runtime_of
     timeline: list[Times] = field(default_factory=list)
 
 
@@ -144,6 +147,13 @@ class Passage:
         self.storing: Event | None = None
         self.stored: Event | None = None
         self.results: tuple[torch.Tensor, ...] = ()  # that are folded
+
+    @property
+    def last(self) -> Event:
+        """The event after which its results are on the host, or, if they are folded, computed."""
+        event = self.stored or self.computed
+        assert event is not None
+        return event
 
     def times(self) -> Times:
         """Once all is done."""
@@ -164,10 +174,9 @@ class Ring:
 
     def __init__(self, job: Job) -> None:
         self.job, self.plan = job, job.plan
-        self.reads = any(array.is_staged for array in job.inputs)
+        self.runtime = job.runtime(job.device, self.plan.slots, job.shares_compute)
         # So many pinned buffers, and chunks at most that are fed but not out.
         self.depth = self.plan.slots + job.copy_threads
-        self.runtime = job.runtime(job.device, self.reads)
         self.fillers = ThreadPoolExecutor(job.copy_threads, "diglot-read")
         self.emptiers = ThreadPoolExecutor(job.copy_threads, "diglot-write")
         self.pinned: list[Buffer] = []  # all that were taken
@@ -175,18 +184,10 @@ class Ring:
         self.pinned_out: list[list[Buffer | None]] = []
         self.inputs: list[list[torch.Tensor]] = []  # of each slot, on the device
         self.outputs: list[list[torch.Tensor]] = []
-        # The last ones that were in each slot, and in each of the inputs' pinned buffers.
-        self.in_slot: list[Passage | None] = [None] * self.plan.slots
-        self.in_pinned: list[Passage | None] = [None] * self.depth
+        self.in_pinned: list[Passage | None] = [None] * self.depth  # the last one that was
         self.filling: deque[tuple[Passage, Future[list[torch.Tensor]]]] = deque()
-        self.fed: deque[Passage] = deque()  # and are not yet looked at
-        self.finished: dict[int, Passage] = {}
-        self.changed = threading.Condition()
-        self.handed = 0  # chunks that were fed
-        self.drained = 0  # chunks that are out, as are all before them
-        self.fed_all = False  # none will follow
-        self.error: BaseException | None = None
-        self.failed_chunk = 0
+        self.fed: deque[Passage] = deque()
+        self.emptying: deque[tuple[Passage, Future[None]]] = deque()
 
     def run(self) -> None:
         """Does all chunks, or as many as come before a stop or an error.
@@ -194,119 +195,63 @@ class Ring:
         Raises:
             What `fn` or a copy raised. Streams are idle then, buffers given back.
         """
-        drain = threading.Thread(target=self.guarded, args=(self.drain,), name="diglot-drain")
+        control = self.job.control
         try:
-            with self.runtime.scope():
+            with self.runtime.scope(), self.job.scope(), torch.no_grad():
                 self.inputs = [
                     [array.empty_chunk(self.plan.chunk_rows, self.job.device) for array in inputs]
                     for inputs in [self.job.inputs] * self.plan.slots
                 ]
-            drain.start()
-            self.guarded(self.feed)
-            drain.join()
+                try:
+                    for chunk in range(self.plan.chunks):
+                        if control.is_stopped:
+                            break
+                        control.chunk = chunk
+                        self.feed(chunk)
+                except BaseException:
+                    failed = control.chunk
+                    with suppress(Exception):  # what was fed before is good, if nothing else is
+                        self.drain(failed)
+                    control.chunk = failed
+                    raise
+                self.drain(self.plan.chunks)
         finally:
             for threads in (self.fillers, self.emptiers):
                 threads.shutdown(cancel_futures=True)
             with self.runtime.scope():
-                for stream in (self.runtime.h2d, self.runtime.compute, self.runtime.d2h):
-                    stream.synchronize()
+                self.runtime.synchronize()
             for buffer in self.pinned:
                 pinned_cache.give_back(buffer)
-        if self.error is not None:
-            self.job.control.chunk = self.failed_chunk
-            error, self.error = self.error, None
-            raise error
 
-    def guarded(self, work: Callable[[], None]) -> None:
-        """Runs one of the two threads; an error in one ends the other."""
-        try:
-            with self.runtime.scope():
-                work()
-        except BaseException as error:
-            self.fail(error, self.job.control.chunk)
-
-    def fail(self, error: BaseException, chunk: int) -> None:
-        """Ends the run; the first error is the one that counts."""
-        with self.changed:
-            if self.error is None:
-                self.error, self.failed_chunk = error, chunk
-            self.changed.notify_all()
-
-    def wait_for_drain(self, chunks: int) -> bool:
-        """Waits until so many are out; False if they will not be: the run fails or is stopped."""
-        with self.changed:
-            while self.drained < chunks:
-                if self.error is not None or self.job.control.is_stopped:
-                    return False
-                self.changed.wait(0.05)  # a stop tells nobody
-            return True
-
-    def wait_for_feed(self, chunks: int) -> bool:
-        """Waits until so many are fed; False if they will not be."""
-        with self.changed:
-            while self.handed < chunks and not self.fed_all:
-                self.changed.wait()
-            return self.handed >= chunks
-
-    def feed(self) -> None:
-        """Enqueues chunk after chunk."""
-        try:
-            with self.job.scope(), torch.no_grad():
-                for chunk in range(self.plan.chunks):
-                    if self.job.control.is_stopped or self.error is not None:
-                        break
-                    self.job.control.chunk = chunk
-                    if not self.feed_one(chunk):
-                        break
-        finally:
-            with self.changed:
-                self.fed_all = True
-                self.changed.notify_all()
-
-    def feed_one(self, chunk: int) -> bool:
-        """Enqueues a chunk; False if the run ends before."""
-        runtime, slot = self.runtime, chunk % self.plan.slots
+    def feed(self, chunk: int) -> None:
+        """Enqueues a chunk."""
         passage, sources = self.next_read(chunk)
-        # Its pinned buffers are empty, and not too much is under way.
-        if not self.wait_for_drain(chunk - self.depth + 1):
-            return False
-        rows = passage.end - passage.begin
-        before = self.in_slot[slot]
+        self.drain(chunk - self.depth + 1)  # so that there are pinned buffers for it
+        slot, rows = chunk % self.plan.slots, passage.end - passage.begin
+        copying, computing = self.runtime.copying[slot], self.runtime.computing[slot]
 
-        if before is not None and before.computed is not None:
-            runtime.h2d.wait(before.computed)  # it has read the slot's inputs
-        passage.loading = runtime.h2d.record()
+        passage.loading = copying.record()
         parts = [buffer[:rows] for buffer in self.inputs[slot]]
-        runtime.h2d.copy(parts, sources)
-        passage.loaded = runtime.h2d.record()
+        copying.copy(parts, sources)
+        passage.loaded = copying.record()
 
-        runtime.compute.wait(passage.loaded)
-        if before is not None and before.stored is not None:
-            runtime.compute.wait(before.stored)  # its outputs are copied
-        passage.computing = runtime.compute.record()
-        results = runtime.compute.run(functools.partial(self.compute, slot, parts))
-        passage.computed = runtime.compute.record()
+        computing.wait(passage.loaded)
+        passage.computing = computing.record()
+        passage.results = computing.run(functools.partial(self.compute, slot, parts))
+        passage.computed = computing.record()
 
-        if self.job.sink is None:
-            passage.results = results
-        else:
+        copying.wait(passage.computed)
+        if self.job.sink is not None:
             outputs = self.outputs_of(slot, rows)
             targets = self.targets(passage, self.job.sink.of(outputs))
-            runtime.d2h.wait(passage.computed)
-            passage.storing = runtime.d2h.record()
-            runtime.d2h.copy(targets, outputs)
-            passage.stored = runtime.d2h.record()
-
-        self.in_slot[slot] = passage
-        with self.changed:
-            self.fed.append(passage)
-            self.handed = chunk + 1
-            self.changed.notify_all()
-        return True
+            passage.storing = copying.record()
+            copying.copy(targets, outputs)
+            passage.stored = copying.record()
+        self.fed.append(passage)
 
     def next_read(self, chunk: int) -> tuple[Passage, Sequence[torch.Tensor]]:
         """A chunk, and where its rows are copied from: their place, or pinned buffers, full."""
-        if not self.reads:
+        if not any(array.is_staged for array in self.job.inputs):
             passage = Passage(chunk, *self.plan.rows_of(chunk))
             return passage, [self.rows_of(array, passage) for array in self.job.inputs]
         # As far ahead as there are buffers, into each once what was there before is copied.
@@ -322,9 +267,9 @@ class Ring:
 
     def fill(self, passage: Passage, before: Passage | None) -> list[torch.Tensor]:
         """Copies a chunk's rows to pinned buffers, those of the chunk before."""
-        with self.runtime.scope():
-            if before is not None:
-                assert before.loaded is not None
+        if before is not None:
+            assert before.loaded is not None
+            with self.runtime.scope():
                 before.loaded.synchronize()
         began = self.runtime.now()
         sources = []
@@ -381,33 +326,39 @@ class Ring:
             )
         ]
 
-    def drain(self) -> None:
-        """Takes chunk after chunk off the device."""
-        for chunk in range(self.plan.chunks):
-            if not self.wait_for_feed(chunk + 1):
-                break
+    def drain(self, chunks: int) -> None:
+        """Takes results that are there off the device, and waits until so many chunks are out."""
+        while self.fed and (self.fed[0].chunk < chunks or self.fed[0].last.is_done()):
             passage = self.fed.popleft()
+            passage.last.synchronize()
             if self.job.fold is not None:
-                self.fold(passage)
-                continue
-            assert passage.stored is not None
-            passage.stored.synchronize()
-            if any(self.pinned_out[chunk % self.depth]):
-                self.emptiers.submit(self.empty, passage)
+                with self.blamed(passage):
+                    self.fold(passage)
+            elif any(self.pinned_out[passage.chunk % self.depth]):
+                self.emptying.append((passage, self.emptiers.submit(self.empty, passage)))
             else:
                 self.finish(passage)
-        self.emptiers.shutdown()
+        while self.emptying and (self.emptying[0][0].chunk < chunks or self.emptying[0][1].done()):
+            passage, emptied = self.emptying.popleft()
+            with self.blamed(passage):
+                emptied.result()
+            self.finish(passage)
+
+    @contextmanager
+    def blamed(self, passage: Passage) -> Iterator[None]:
+        """Context manager: an error in it is of this chunk."""
+        try:
+            yield
+        except BaseException:
+            self.job.control.chunk = passage.chunk
+            raise
 
     def fold(self, passage: Passage) -> None:
         """Gives a chunk's results to who folds them."""
-        assert self.job.fold is not None and passage.computed is not None
-        passage.computed.synchronize()
+        assert self.job.fold is not None
         began = self.runtime.now()
-        try:
-            self.job.fold(self.runtime.d2h.fetch(passage.results))
-        except BaseException as error:
-            self.fail(error, passage.chunk)
-            return
+        copying = self.runtime.copying[passage.chunk % self.plan.slots]
+        self.job.fold(copying.fetch(passage.results))
         passage.write, passage.results = (began, self.runtime.now()), ()
         self.finish(passage)
 
@@ -415,31 +366,18 @@ class Ring:
         """Copies a chunk's results from pinned buffers to their place."""
         assert self.job.sink is not None and self.job.sink.arrays is not None
         began = self.runtime.now()
-        try:
-            for array, buffer in zip(
-                self.job.sink.arrays, self.pinned_out[passage.chunk % self.depth], strict=True
-            ):
-                if buffer is not None:
-                    source = view(buffer, passage.end - passage.begin, array)
-                    array.write(
-                        self.job.first + passage.begin, self.job.first + passage.end, source
-                    )
-        except BaseException as error:
-            self.fail(error, passage.chunk)
-            return
+        first, last = self.job.first + passage.begin, self.job.first + passage.end
+        for array, buffer in zip(
+            self.job.sink.arrays, self.pinned_out[passage.chunk % self.depth], strict=True
+        ):
+            if buffer is not None:
+                array.write(first, last, view(buffer, last - first, array))
         passage.write = (began, self.runtime.now())
-        self.finish(passage)
 
     def finish(self, passage: Passage) -> None:
-        """A chunk is out; how far all are is told in order."""
-        with self.changed, self.runtime.scope():
-            self.finished[passage.chunk] = passage
-            while self.drained in self.finished:
-                passage = self.finished.pop(self.drained)
-                self.job.timeline.append(passage.times())
-                self.job.control.valid_rows = passage.end
-                self.drained += 1
-            self.changed.notify_all()
+        """A chunk is out, as are all before it."""
+        self.job.timeline.append(passage.times())
+        self.job.control.valid_rows = passage.end
 
     def take_pinned(self, arrays: Sequence[HostArray]) -> list[Buffer | None]:
         """Buffers for a chunk of what is staged."""

@@ -16,8 +16,11 @@ Tensors = Sequence[torch.Tensor]
 class Event(Protocol):
     """A place in a stream's order of work."""
 
+    def is_done(self) -> bool:
+        """Whether the work before it is done."""
+
     def synchronize(self) -> None:
-        """Waits, on the host, until the work before it is done."""
+        """Waits, on the host, until it is."""
 
     def seconds(self) -> float:
         """When that was, since the run began."""
@@ -41,20 +44,20 @@ class Stream(Protocol):
     def record(self) -> Event:
         """An event after what was enqueued so far."""
 
-    def synchronize(self) -> None:
-        """Waits, on the host, until all is done."""
-
 
 class Runtime(Protocol):
     """A device's way of doing work in several streams.
 
     Attributes:
-        h2d, compute, d2h: its streams.
+        copying: the stream of each slot.
+        computing: for each slot, the stream that is computed in.
     """
 
-    h2d: Stream
-    compute: Stream
-    d2h: Stream
+    copying: Sequence[Stream]
+    computing: Sequence[Stream]
+
+    def synchronize(self) -> None:
+        """Waits, on the host, until all streams are idle."""
 
     def now(self) -> float:
         """Seconds since the run began."""
@@ -68,24 +71,29 @@ class GpuRuntime:
 
     Args:
         device: the GPU.
-        sleeps: whether a thread that waits for an event leaves its core to others.
+        slots: how many.
+        shares_compute: whether there is one stream to compute in, or each slot's own.
     """
 
-    def __init__(self, device: torch.device, sleeps: bool) -> None:
-        self._device, self.sleeps = device, sleeps
+    def __init__(self, device: torch.device, slots: int, shares_compute: bool) -> None:
+        self._device = device
         with torch.cuda.device(device):
             caller = torch.cuda.current_stream()
-            streams = [GpuStream(self) for _ in range(3)]
-            for stream in streams:
+            own = [GpuStream(self) for _ in range(slots)]
+            shared = [GpuStream(self)] if shares_compute else []
+            for stream in (*own, *shared):
                 stream.stream.wait_stream(caller)
             self._origin = torch.cuda.Event(enable_timing=True)
-            self._origin.record(streams[0].stream)
+            self._origin.record(own[0].stream)
             self._origin.synchronize()
-        self.h2d: Stream
-        self.compute: Stream
-        self.d2h: Stream
-        self.h2d, self.compute, self.d2h = streams
         self._began = time.perf_counter()
+        self.copying: Sequence[Stream] = own
+        self.computing: Sequence[Stream] = shared * slots or own
+
+    def synchronize(self) -> None:
+        """Waits, on the host, until all streams are idle."""
+        for stream in {*self.copying, *self.computing}:
+            stream.stream.synchronize()  # type: ignore[attr-defined]
 
     def now(self) -> float:
         """Seconds since the run began."""
@@ -129,13 +137,10 @@ class GpuStream:
 
     def record(self) -> GpuEvent:
         """An event after what was enqueued so far."""
-        event = torch.cuda.Event(enable_timing=True, blocking=self._runtime.sleeps)
+        # Who waits sleeps: the threads that copy need the cores.
+        event = torch.cuda.Event(enable_timing=True, blocking=True)
         event.record(self.stream)
         return GpuEvent(self._runtime, event)
-
-    def synchronize(self) -> None:
-        """Waits, on the host, until all is done."""
-        self.stream.synchronize()
 
 
 class GpuEvent:
@@ -145,8 +150,12 @@ class GpuEvent:
         self._runtime = runtime
         self.event = event
 
+    def is_done(self) -> bool:
+        """Whether the work before it is done."""
+        return self.event.query()
+
     def synchronize(self) -> None:
-        """Waits, on the host, until the work before it is done."""
+        """Waits, on the host, until it is."""
         self.event.synchronize()
 
     def seconds(self) -> float:
@@ -157,11 +166,13 @@ class GpuEvent:
 class HostRuntime:
     """The CPU's: what is enqueued is done before the call returns."""
 
-    def __init__(self) -> None:
+    def __init__(self, slots: int = 1) -> None:
         self._began = time.perf_counter()
-        self.h2d: Stream = HostStream(self)
-        self.compute: Stream = self.h2d
-        self.d2h: Stream = self.h2d
+        self.copying: Sequence[Stream] = [HostStream(self)] * slots
+        self.computing: Sequence[Stream] = self.copying
+
+    def synchronize(self) -> None:
+        """All is done."""
 
     def now(self) -> float:
         """Seconds since the run began."""
@@ -198,15 +209,16 @@ class HostStream:
         """An event that has happened."""
         return HostEvent(self._runtime.now())
 
-    def synchronize(self) -> None:
-        """All is done."""
-
 
 class HostEvent:
     """A time."""
 
     def __init__(self, at: float) -> None:
         self._at = at
+
+    def is_done(self) -> bool:
+        """It has happened."""
+        return True
 
     def synchronize(self) -> None:
         """It has happened."""
@@ -216,6 +228,8 @@ class HostEvent:
         return self._at
 
 
-def runtime_of(device: torch.device, sleeps: bool) -> Runtime:
+def runtime_of(device: torch.device, slots: int, shares_compute: bool) -> Runtime:
     """That of a device, for one run."""
-    return GpuRuntime(device, sleeps) if device.type == "cuda" else HostRuntime()
+    if device.type == "cuda":
+        return GpuRuntime(device, slots, shares_compute)
+    return HostRuntime(slots)

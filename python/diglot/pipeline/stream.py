@@ -32,6 +32,8 @@ from diglot.pipeline.shares import Engine, Run, Share, shares_of
 
 Results = tuple[torch.Tensor, ...]
 
+SHORT = 256 << 20  # bytes of inputs that an op streams within milliseconds
+
 
 class _Thread(threading.local):
     report: PipelineReport | None = None
@@ -303,6 +305,7 @@ class _Stream:
 
         def job_of(share: Share, cut: Plan, first: int) -> Job:
             job = Job(share.device, cut, first, self.inputs, fn, sink, scope=scope)
+            job.shares_compute = self.op is None
             if fold is not None:
                 job.fold = functools.partial(fold.take, share.number)
             return job
@@ -317,7 +320,12 @@ class _Stream:
                 array.open()
                 stack.callback(array.close)
             update = stack.enter_context(progress_bar(progress, self.name, self.rows, row_bytes))
-            run = Run(self.name, shares, job_of, engine_of, update)
+            is_short = (
+                self.op is not None
+                and self.devices[0].type == "cuda"
+                and self.rows * row_bytes <= SHORT
+            )
+            run = Run(self.name, shares, job_of, engine_of, update, is_short)
             try:
                 run()
             finally:
