@@ -48,6 +48,7 @@ class Array:
         is_staged: whether it goes through pinned buffers.
         path: the file.
         offset: of the rows in the file.
+        shift: of what is said to be that offset.
     """
 
     rows: Tensor
@@ -55,6 +56,7 @@ class Array:
     is_staged: bool = False
     path: Path | None = None
     offset: int = 0
+    shift: int = 0
 
     @property
     def row_bytes(self) -> int:
@@ -91,7 +93,7 @@ class Run:
             place = (array.rows.data_ptr(), -1, 0)
             if array.path is not None:
                 files.append(os.open(array.path, os.O_RDWR if array.is_output else os.O_RDONLY))
-                place = (array.rows.data_ptr(), files[-1], array.offset)
+                place = (array.rows.data_ptr(), files[-1], array.offset + array.shift)
                 if array.is_output:
                     kept.append(mapped(array.path))
                     place = (kept[-1].data_ptr() + array.offset, *place[1:])
@@ -283,8 +285,11 @@ def test_times_are_in_order():
     for times in timeline:
         assert -slack <= times[0] and times[-1] <= took + slack
         assert all(b >= a - slack for a, b in itertools.pairwise(times)), times
-    for before, after in itertools.pairwise(timeline):  # a stage is one at a time
-        assert all(b >= e - slack for e, b in zip(before[1::2], after[::2], strict=True))
+    for before, after in zip(timeline, timeline[run.num_slots :], strict=False):  # of one slot
+        assert after[2] >= before[7] - slack
+    for before, after in zip(timeline, timeline[run.num_slots + 2 :], strict=False):
+        assert after[0] >= before[3] - slack  # of one pinned buffer
+        assert after[6] >= before[9] - slack
 
 
 def test_times_of_stages_that_are_not_there():
@@ -368,6 +373,18 @@ def test_a_file_that_cannot_be_written(tmp_path):
         patch.setattr(os, "open", lambda path, _: opened(path, os.O_RDONLY))
         assert_fails_at(run, 0, f"writing a file at byte 0: {os.strerror(errno.EBADF)}")
     assert run.control[1] == 0
+
+
+def test_a_chunk_that_cannot_be_written_before_others_that_can(monkeypatch, tmp_path):
+    """What is said to be valid ends before it, whatever came after."""
+    x = pin(torch.randn(26, 5))
+    for seed in range(20):
+        monkeypatch.setenv(SEED, str(seed))
+        path = file_of(tmp_path / "out", x * 0, 0)
+        out = Array(torch.zeros_like(x), True, True, path, shift=-80)  # so far chunk 0 is outside
+        run = Run("gelu_forward", (Array(x), "none", out), 4)
+        assert_fails_at(run, 0, os.strerror(errno.EINVAL))
+        assert run.control[1] == 0
 
 
 def test_a_file_that_cannot_be_read(tmp_path):

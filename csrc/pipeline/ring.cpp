@@ -52,7 +52,8 @@ std::vector<Times> Ring::run() {
     error = std::current_exception();
     failed = control_.chunk();
     try {
-      drain(std::min(failed, fed_));  // what was fed before is good, if nothing else is
+      // What was fed before is good, if nothing else is.
+      if (drained_ < failed) drain(std::min(failed, fed_));
     } catch (...) {
     }
   }

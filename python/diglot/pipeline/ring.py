@@ -210,8 +210,10 @@ class Ring:
                         self.feed(chunk)
                 except BaseException:
                     failed = control.chunk
-                    with suppress(Exception):  # what was fed before is good, if nothing else is
-                        self.drain(failed)
+                    # What was fed before is good, if nothing else is.
+                    if control.valid_rows < self.plan.rows_of(failed)[0]:
+                        with suppress(Exception):
+                            self.drain(failed)
                     control.chunk = failed
                     raise
                 self.drain(self.plan.chunks)
