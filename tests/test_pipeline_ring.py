@@ -136,3 +136,25 @@ def test_every_wait_is_needed(fault):
         assert torch.equal(stream(double, x, 2, 3, seed)[0], double(x))
         wrong += not torch.equal(stream(double, x, 2, 3, seed, fault)[0], double(x))
     assert wrong >= 4
+
+
+class OneWriteFails(HostArray):
+    """A chunk's rows cannot be written, those after it can."""
+
+    def write(self, begin, end, source):
+        if begin == 4:
+            raise OSError("no room")
+        super().write(begin, end, source)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_valid_ends_before_a_chunk_that_cannot_be_written(seed):
+    x = torch.randn(26, 3)
+    out = OneWriteFails(torch.zeros_like(x), is_output=True)
+    cut = plan(len(x), [12], [], 4 * 12, 3)
+    job = Job(CPU, cut, 0, [HostArray(x)], lambda a: (double(a),), Sink(lambda _: [out]))
+    job.runtime = lambda _, *of: LazyRuntime(*of, seed)
+    with pytest.raises(OSError, match="no room"):
+        Ring(job).run()
+    assert job.control.chunk == 1
+    assert job.control.valid_rows <= 4
