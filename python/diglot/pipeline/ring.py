@@ -39,7 +39,7 @@ class Control:
     """
 
     def __init__(self) -> None:
-        self.words = torch.zeros(4, dtype=torch.int64)
+        self.words = torch.zeros(4, dtype=torch.int64, device="cpu")
         self._words = self.words.numpy()
 
     @property
@@ -167,14 +167,19 @@ class Ring:
         self.reads = any(array.is_staged for array in job.inputs)
         # So many pinned buffers, and chunks at most that are fed but not out.
         self.depth = self.plan.slots + job.copy_threads
+        # Of each slot, on the device. Before the streams begin, which wait for what is under way in
+        # the caller's: that may still use memory that is free for its next allocation.
+        self.inputs = [
+            [array.empty_chunk(self.plan.chunk_rows, job.device) for array in inputs]
+            for inputs in [job.inputs] * self.plan.slots
+        ]
+        self.outputs: list[list[torch.Tensor]] = []
         self.runtime = job.runtime(job.device, self.reads)
         self.fillers = ThreadPoolExecutor(job.copy_threads, "diglot-read")
         self.emptiers = ThreadPoolExecutor(job.copy_threads, "diglot-write")
         self.pinned: list[Buffer] = []  # all that were taken
         self.pinned_in: list[list[Buffer | None]] = []
         self.pinned_out: list[list[Buffer | None]] = []
-        self.inputs: list[list[torch.Tensor]] = []  # of each slot, on the device
-        self.outputs: list[list[torch.Tensor]] = []
         # The last ones that were in each slot, and in each of the inputs' pinned buffers.
         self.in_slot: list[Passage | None] = [None] * self.plan.slots
         self.in_pinned: list[Passage | None] = [None] * self.depth
@@ -196,41 +201,50 @@ class Ring:
         """
         drain = threading.Thread(target=self.guarded, args=(self.drain,), name="diglot-drain")
         try:
-            with self.runtime.scope():
-                self.inputs = [
-                    [array.empty_chunk(self.plan.chunk_rows, self.job.device) for array in inputs]
-                    for inputs in [self.job.inputs] * self.plan.slots
-                ]
             drain.start()
             self.guarded(self.feed)
             drain.join()
         finally:
             for threads in (self.fillers, self.emptiers):
                 threads.shutdown(cancel_futures=True)
-            with self.runtime.scope():
-                for stream in (self.runtime.h2d, self.runtime.compute, self.runtime.d2h):
-                    stream.synchronize()
+            self.guarded(self.synchronize)
             for buffer in self.pinned:
                 pinned_cache.give_back(buffer)
+            self.filling.clear()
         if self.error is not None:
             self.job.control.chunk = self.failed_chunk
-            error, self.error = self.error, None
-            raise error
+            try:
+                raise self.error
+            finally:
+                # Its traceback holds all that is here, the device's memory with it: not for longer
+                # than the error itself lasts.
+                self.error = None
 
-    def guarded(self, work: Callable[[], None]) -> None:
-        """Runs one of the two threads; an error in one ends the other."""
+    def synchronize(self) -> None:
+        """Waits until the streams are idle."""
+        for stream in (self.runtime.h2d, self.runtime.compute, self.runtime.d2h):
+            stream.synchronize()
+
+    def guarded(self, work: Callable[[], None], chunk: int | None = None) -> None:
+        """Does work on a thread; the first error is the one that counts, and ends the run.
+
+        Args:
+            chunk: whose work it is; by default that of the chunk that is fed.
+        """
         try:
             with self.runtime.scope():
                 work()
         except BaseException as error:
-            self.fail(error, self.job.control.chunk)
+            with self.changed:
+                if self.error is None:
+                    self.error = error
+                    self.failed_chunk = self.job.control.chunk if chunk is None else chunk
+                self.changed.notify_all()
 
-    def fail(self, error: BaseException, chunk: int) -> None:
-        """Ends the run; the first error is the one that counts."""
+    def has_failed(self, chunk: int) -> bool:
+        """Whether the run failed at a chunk or one before."""
         with self.changed:
-            if self.error is None:
-                self.error, self.failed_chunk = error, chunk
-            self.changed.notify_all()
+            return self.error is not None and self.failed_chunk <= chunk
 
     def wait_for_drain(self, chunks: int) -> bool:
         """Waits until so many are out; False if they will not be: the run fails or is stopped."""
@@ -316,9 +330,11 @@ class Ring:
             before = self.in_pinned[ahead % self.depth]
             passage = Passage(ahead, *self.plan.rows_of(ahead))
             self.filling.append((passage, self.fillers.submit(self.fill, passage, before)))
-        passage, filled = self.filling.popleft()
-        self.in_pinned[chunk % self.depth] = passage
-        return passage, filled.result()
+        self.in_pinned[chunk % self.depth] = self.filling[0][0]
+        try:
+            return self.filling[0][0], self.filling[0][1].result()
+        finally:
+            self.filling.popleft()
 
     def fill(self, passage: Passage, before: Passage | None) -> list[torch.Tensor]:
         """Copies a chunk's rows to pinned buffers, those of the chunk before."""
@@ -341,12 +357,12 @@ class Ring:
         return sources
 
     def compute(self, slot: int, parts: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """Calls fn. Its results go to the slot's outputs: what it does with its own memory when it
-        is called again is its business.
+        """Calls fn. Its results are copied, to the slot's outputs or to be folded: what it does with
+        its memory when it is called again, or returns of the slot's, is its business.
         """
         results = self.job.fn(*parts)
         if self.job.sink is None:
-            return results
+            return tuple(result.clone() for result in results)
         if not self.outputs:
             shapes = [(self.plan.chunk_rows, *result.shape[1:]) for result in results]
             self.outputs = [
@@ -387,13 +403,16 @@ class Ring:
             if not self.wait_for_feed(chunk + 1):
                 break
             passage = self.fed.popleft()
+            if self.has_failed(chunk):
+                break
             if self.job.fold is not None:
-                self.fold(passage)
+                self.guarded(functools.partial(self.fold, passage), chunk)
                 continue
             assert passage.stored is not None
             passage.stored.synchronize()
             if any(self.pinned_out[chunk % self.depth]):
-                self.emptiers.submit(self.empty, passage)
+                empty = functools.partial(self.empty, passage)
+                self.emptiers.submit(self.guarded, empty, chunk)
             else:
                 self.finish(passage)
         self.emptiers.shutdown()
@@ -403,11 +422,7 @@ class Ring:
         assert self.job.fold is not None and passage.computed is not None
         passage.computed.synchronize()
         began = self.runtime.now()
-        try:
-            self.job.fold(self.runtime.d2h.fetch(passage.results))
-        except BaseException as error:
-            self.fail(error, passage.chunk)
-            return
+        self.job.fold(self.runtime.d2h.fetch(passage.results))
         passage.write, passage.results = (began, self.runtime.now()), ()
         self.finish(passage)
 
@@ -415,18 +430,12 @@ class Ring:
         """Copies a chunk's results from pinned buffers to their place."""
         assert self.job.sink is not None and self.job.sink.arrays is not None
         began = self.runtime.now()
-        try:
-            for array, buffer in zip(
-                self.job.sink.arrays, self.pinned_out[passage.chunk % self.depth], strict=True
-            ):
-                if buffer is not None:
-                    source = view(buffer, passage.end - passage.begin, array)
-                    array.write(
-                        self.job.first + passage.begin, self.job.first + passage.end, source
-                    )
-        except BaseException as error:
-            self.fail(error, passage.chunk)
-            return
+        for array, buffer in zip(
+            self.job.sink.arrays, self.pinned_out[passage.chunk % self.depth], strict=True
+        ):
+            if buffer is not None:
+                source = view(buffer, passage.end - passage.begin, array)
+                array.write(self.job.first + passage.begin, self.job.first + passage.end, source)
         passage.write = (began, self.runtime.now())
         self.finish(passage)
 

@@ -216,6 +216,13 @@ class HostEvent:
         return self._at
 
 
+def current_stream(device: torch.device) -> AbstractContextManager[Any]:
+    """The device and its stream that is current on this thread, for another to be in."""
+    if device.type != "cuda":
+        return nullcontext()
+    return torch.cuda.stream(torch.cuda.current_stream(device))
+
+
 def runtime_of(device: torch.device, sleeps: bool) -> Runtime:
     """That of a device, for one run."""
     return GpuRuntime(device, sleeps) if device.type == "cuda" else HostRuntime()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -13,6 +13,7 @@ import torch
 from diglot.pipeline.errors import StreamError, StreamInterrupted, tell
 from diglot.pipeline.planner import Plan, split
 from diglot.pipeline.ring import Job, Times
+from diglot.pipeline.runtime import current_stream
 
 SMALLER = 4  # so many times smaller are the chunks after one that the device had no memory for
 POLL = 0.02  # seconds between looks at what the devices do
@@ -66,9 +67,12 @@ class Share:
         job = self.jobs[-1]
         begin, end = (job.first + row for row in job.plan.rows_of(job.control.chunk))
         chunk = self.chunk + job.control.chunk + sum(len(of.timeline) for of in self.jobs[:-1])
+        what = f"{type(self.error).__name__}: {self.error}"
+        if isinstance(self.error, torch.OutOfMemoryError):
+            what += f" (for {sizes_of(job.plan)}; give fewer num_slots or chunk_bytes)"
         return StreamError(
-            f"{name}: chunk {chunk} (rows {begin} to {end}) on {self.device}: "
-            f"{type(self.error).__name__}: {self.error}; rows of out that are valid: {tell(valid)}",
+            f"{name}: chunk {chunk} (rows {begin} to {end}) on {self.device}: {what}; "
+            f"rows of out that are valid: {tell(valid)}",
             chunk,
             valid,
         )
@@ -83,6 +87,12 @@ def shares_of(whole: Plan, devices: list[torch.device]) -> list[Share]:
             of_share = replace(whole, rows=end - begin)
             shares.append(Share(len(shares), device, begin, end, of_share, first))
     return shares
+
+
+def sizes_of(cut: Plan) -> str:
+    """What the device is to hold, in words; of outputs what is known before."""
+    row_bytes = sum(cut.in_row_bytes) + sum(cut.out_row_bytes)
+    return f"{cut.slots} chunks of {cut.chunk_rows} rows of {row_bytes} bytes"
 
 
 class Run:
@@ -108,6 +118,7 @@ class Run:
         self.job_of, self.engine_of, self.update = job_of, engine_of, update
         self.notes: list[str] = []
         self.is_stopped = False
+        self.streams = [current_stream(share.device) for share in shares]  # this thread's
         self.threads = [
             threading.Thread(target=self.work, args=(share,), name=f"diglot-{share.device}")
             for share in shares
@@ -135,18 +146,21 @@ class Run:
                     f"{self.name} was interrupted; rows of out that are valid: {tell(valid)}", valid
                 ) from error
             raise
-        for share in self.shares:
-            if share.error is not None:
+        failed = [share for share in self.shares if share.error is not None]
+        try:
+            for share in failed:
                 raise share.error_of(self.name, self.valid()) from share.error
+        finally:
+            for share in failed:  # their tracebacks hold what they hold
+                share.error = None
 
     def work(self, share: Share) -> None:
         """A share, on its thread. Where the device has too little memory, once more by smaller
         chunks.
         """
         plan, first = share.plan, share.begin
-        is_gpu = share.device.type == "cuda"
         try:
-            with torch.cuda.device(share.device) if is_gpu else nullcontext():
+            with self.streams[share.number]:
                 while True:
                     try:
                         self.drive(share, plan, first)
@@ -158,8 +172,8 @@ class Run:
                     first += share.jobs[-1].control.valid_rows
                     rows = max(1, plan.chunk_rows // SMALLER)
                     self.notes.append(
-                        f"{share.device} had no memory for chunks of {plan.chunk_rows} rows: from "
-                        f"row {first} on they had {rows}"
+                        f"{share.device} had no memory for {sizes_of(plan)}: from row {first} on "
+                        f"chunks had {rows}"
                     )
                     plan = replace(plan, rows=share.end - first, chunk_rows=rows)
         except BaseException as error:
@@ -191,7 +205,8 @@ class Run:
         self.ask_to_stop()
         for thread in self.threads:
             while thread.is_alive():
-                thread.join(POLL)
+                with suppress(KeyboardInterrupt):  # files and memory are theirs until they end
+                    thread.join(POLL)
 
     def valid(self) -> list[tuple[int, int]]:
         """Rows whose results are out, of each share."""
