@@ -357,8 +357,8 @@ class Ring:
         return sources
 
     def compute(self, slot: int, parts: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """Calls fn. Its results are copied, to the slot's outputs or to be folded: what it does with
-        its memory when it is called again, or returns of the slot's, is its business.
+        """Calls fn. Its results are copied, to the slot's outputs or to be folded: what it does
+        with its memory when it is called again, or returns of the slot's, is its business.
         """
         results = self.job.fn(*parts)
         if self.job.sink is None:

@@ -166,9 +166,11 @@ class _Stream:
                 )
         self.inputs = [HostArray(tensor) for tensor in tensors]
         self.devices = find_devices(name, devices)
+        self.op = op_of(fn)
+        if backend is None and self.op is not None and isinstance(fn, functools.partial):
+            backend = fn.keywords.get("backend")
         if backend is not None:
             check_name(backend)
-        self.op = op_of(fn)
         self.backend = backend
         self.is_single = True
         self.notes: list[str] = []
