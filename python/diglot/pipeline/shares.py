@@ -123,6 +123,9 @@ class Run:
             threading.Thread(target=self.work, args=(share,), name=f"diglot-{share.device}")
             for share in shares
         ]
+        # Of each thread. One whose join() is interrupted passes for one that has ended (CPython's
+        # issue 90882 and what it became): it is waited for by this.
+        self.ended = [threading.Event() for _ in shares]
 
     def __call__(self) -> None:
         """Does them, and waits for every one.
@@ -134,10 +137,12 @@ class Run:
         try:
             for thread in self.threads:
                 thread.start()
-            for thread in self.threads:
-                while thread.is_alive():
-                    thread.join(POLL)
+            for ended in self.ended:
+                while not ended.wait(POLL):
                     self.tell_progress()
+            self.tell_progress()
+            for thread in self.threads:
+                thread.join()
         except BaseException as error:
             self.stop()
             if isinstance(error, KeyboardInterrupt):
@@ -179,6 +184,8 @@ class Run:
         except BaseException as error:
             share.error = error
             self.ask_to_stop()  # the others need not go on
+        finally:
+            self.ended[share.number].set()
 
     def drive(self, share: Share, plan: Plan, first: int) -> None:
         """A part of a share."""
@@ -203,10 +210,10 @@ class Run:
     def stop(self) -> None:
         """The same, and waits for it."""
         self.ask_to_stop()
-        for thread in self.threads:
-            while thread.is_alive():
+        for thread, ended in zip(self.threads, self.ended, strict=True):
+            while thread.ident is not None and not ended.is_set():
                 with suppress(KeyboardInterrupt):  # files and memory are theirs until they end
-                    thread.join(POLL)
+                    ended.wait(POLL)
 
     def valid(self) -> list[tuple[int, int]]:
         """Rows whose results are out, of each share."""
