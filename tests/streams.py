@@ -1,4 +1,4 @@
-"""Streams whose work is done as late, and in as odd an order, as events allow.
+"""What is expected bit by bit; streams whose work is done as late as events allow, in an odd order.
 
 A GPU may do the work of its streams in any order that their events leave open, and mostly does it
 in the one that a test would want. These do it in a random one: a wait that is missing shows as
@@ -10,7 +10,20 @@ import random
 import threading
 import time
 
+import torch
+
 from diglot.pipeline.runtime import HostRuntime
+
+
+def assert_bits(result, expected):
+    """Asserts that two tensors are the same, bit by bit."""
+    assert (result.shape, result.dtype, result.device) == (
+        expected.shape,
+        expected.dtype,
+        expected.device,
+    )
+    as_bytes = [t.contiguous().reshape(-1).view(torch.uint8) for t in (result, expected)]
+    assert torch.equal(*as_bytes)
 
 
 class LazyRuntime(HostRuntime):

@@ -1,5 +1,4 @@
-"""stream_map and stream_reduce: for any chunks what the whole gives, bit by bit, from any host
-memory to any other."""
+"""stream_map: for any chunks what the whole gives, bit by bit, from any host memory."""
 
 from __future__ import annotations
 
@@ -14,10 +13,13 @@ import torch
 from backends import BACKENDS, CUDA, DEVICE, FLOATING, draw, examples, needs_cuda
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from streams import assert_bits
 
 import diglot
 from diglot import last_stream_report, stream_map, stream_reduce
 from diglot.backends.registry import cuda_module
+from diglot.pipeline.host import HostArray
+from diglot.pipeline.shares import Run
 
 np = pytest.importorskip("numpy")
 
@@ -48,16 +50,6 @@ def op_of(name, dtype):
         for key, value in options.items()
     }
     return functools.partial(getattr(diglot, name.split()[0]), **cast), count
-
-
-def assert_bits(result, expected):
-    assert (result.shape, result.dtype, result.device) == (
-        expected.shape,
-        expected.dtype,
-        expected.device,
-    )
-    as_bytes = [t.contiguous().reshape(-1).view(torch.uint8) for t in (result, expected)]
-    assert torch.equal(*as_bytes)
 
 
 def whole(fn, *inputs, **options):
@@ -153,7 +145,7 @@ def test_callables(name, chunk_rows):
 def test_the_same_memory_each_time():
     assert_bits(stream_map(static_buffer(), X, chunk_bytes=48), X * 2)
     parts = stream_reduce(static_buffer(), lambda a, b: torch.cat([a, b]), X, chunk_bytes=48)
-    assert_bits(parts, X * 2)
+    assert_bits(parts, X * 2)  # which are folded
 
 
 def test_several_results():
@@ -228,85 +220,32 @@ def test_no_rows_and_one(rows, backend):
     assert stream_map(fn, x, out=out, **options) is out
 
 
-# Folding.
-
-
-def affine(a, b):
-    """The composition of x -> s x + t with another: in another order it is another."""
-    return a[0] * b[0], a[1] * b[0] + b[1]
-
-
-@pytest.mark.parametrize("devices", [["cpu"], ["cpu:0", "cpu:1", "cpu:2"]], ids=len)
-@pytest.mark.parametrize("num_slots", [1, 2, 3, 9])
-def test_partial_results_are_folded_in_order(num_slots, devices):
-    x = torch.randint(-3, 4, (40, 2), dtype=torch.int64)
-
-    def compose(chunk):
-        time.sleep(1e-3 * (int(chunk.sum()) % 3))
-        folded = chunk[0].unbind()
-        for row in chunk[1:]:
-            folded = affine(folded, row.unbind())
-        return folded
-
-    folded = stream_reduce(
-        compose, affine, x, chunk_bytes=3 * 16, num_slots=num_slots, devices=devices
-    )
-    assert folded == tuple(compose(x))
-
-
-@pytest.mark.parametrize("num_slots", [1, 3, 20])
-def test_views_of_chunks_are_folded(num_slots):
-    """They are of memory that the next chunks are copied to."""
-
-    def slowly(a, b):
-        time.sleep(2e-3)
-        return torch.cat([a, b])
-
-    last = stream_reduce(lambda x: x[-1:], slowly, X, chunk_bytes=32, num_slots=num_slots)
-    assert_bits(last, torch.cat([X[1::2], X[-1:]]))
-    if DEVICE == "cpu":
-        assert_bits(stream_reduce(lambda x: x, slowly, X, chunk_bytes=32), X)
-
-
-def test_what_is_folded_may_change_in_place():
-    total = stream_reduce(lambda x: x.double().sum(0), lambda a, b: a.add_(b), X, chunk_bytes=32)
-    parts = [X[i : i + 2].double().sum(0) for i in range(0, 31, 2)]
-    assert_bits(total, functools.reduce(operator.add, parts))
-
-
-def test_one_chunk_is_not_combined():
-    def combine(a, b):
-        raise AssertionError
-
-    assert stream_reduce(torch.sum, combine, X).shape == ()
-
-
 # What fn sees of the thread that calls.
 
 
-@pytest.mark.parametrize("devices", [["cpu"], ["cpu:0", "cpu:1"]], ids=len)
+@pytest.mark.parametrize("devices", [None, ["cpu:0", "cpu:1"]])
 def test_what_fn_sees(devices):
+    kind = "cpu" if devices else DEVICE
+    backend = "triton" if kind == DEVICE else "torch"
     seen = []
 
     def fn(x):
+        diglot.gelu(x)
         seen.append(
             (
-                torch.is_autocast_enabled("cpu"),
-                torch.get_autocast_dtype("cpu"),
+                torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None,
                 torch.is_grad_enabled(),
-                diglot.gelu(x.detach()) is not None and diglot.last_run().backend,
+                diglot.last_run().backend,
                 threading.current_thread() is threading.main_thread(),
             )
         )
         return x
 
-    with torch.autocast("cpu", dtype=torch.float16), diglot.use_backend("triton"):
+    with torch.autocast(kind, dtype=torch.float16), diglot.use_backend(backend):
         stream_map(fn, X[:4], chunk_bytes=16, devices=devices)
-    assert set(seen) == {(True, torch.float16, False, "triton", False)}
-    assert len(seen) == 4
+    assert seen == [(torch.float16, False, backend, False)] * 4
     stream_map(fn, X[:1])
-    assert seen[-1][0] is False
-    assert seen[-1][3] == "torch"
+    assert seen[-1][0] is None
 
 
 @needs_cuda
@@ -322,7 +261,8 @@ def test_an_op_under_autocast():
 def test_whatever_the_default_device_is():
     with torch.device("meta"):
         assert_bits(stream_map(lambda x: x * 2, X, chunk_bytes=48), X * 2)
-        assert_bits(stream_map(diglot.gelu, X, backend="torch"), diglot.gelu(X, backend="torch"))
+        out = stream_map(diglot.gelu, X, backend="torch")
+    assert_bits(out, whole(diglot.gelu, X, backend="torch"))
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -375,13 +315,6 @@ def test_the_last_report_is_of_this_thread():
     assert last_stream_report() is report
 
 
-def test_report_of_a_fold():
-    stream_reduce(lambda x: x.sum(0), operator.add, X, chunk_bytes=64)
-    report = last_stream_report()
-    assert (report.bytes_in, report.bytes_out, report.chunks) == (31 * 16, 16, 8)
-    assert "d2h" not in report.stages()
-
-
 def test_several_devices():
     out = stream_map(
         torch.neg, X, chunk_bytes=64, devices=["cpu:0", "cpu:1", torch.device("cpu", 2)]
@@ -395,19 +328,42 @@ def test_several_devices():
     assert len(last_stream_report().devices) == 1
 
 
-def test_the_last_device_is_waited_for():
+def slow_at_the_end(x):
+    if x[0, 0] >= 30:
+        time.sleep(0.05)
+    return x + 1
+
+
+class Forgetful(Run):
+    """The last device is not waited for."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.ended[-1].set()
+        self.threads[-1].join = lambda: None
+
+
+@pytest.mark.parametrize("run", [Run, Forgetful])
+def test_the_last_device_is_waited_for(monkeypatch, run):
     """Also when it is much slower than the others."""
-
-    def slow(x):
-        if x[0, 0] >= 30:
-            time.sleep(0.05)
-        return x + 1
-
+    monkeypatch.setattr("diglot.pipeline.stream.Run", run)
     x = torch.arange(40.0)[:, None]
-    for _ in range(3):
-        out = torch.zeros(40, 1)
-        stream_map(slow, x, out=out, chunk_bytes=16, devices=["cpu:0", "cpu:1"])
-        assert_bits(out, x + 1)
+    out = torch.zeros(40, 1)
+    stream_map(slow_at_the_end, x, out=out, chunk_bytes=16, devices=["cpu:0", "cpu:1"])
+    assert torch.equal(out, x + 1) == (run is Run)
+
+
+@pytest.mark.parametrize("name", CALLABLES)
+def test_memory_that_is_copied_in_place(monkeypatch, name):
+    """As pinned memory is on a GPU; of inference mode, too."""
+    monkeypatch.setattr(HostArray, "is_staged", False)
+    with torch.inference_mode():
+        x = X.clone()
+        expected = CALLABLES[name](x.clone()).resolve_conj()
+        out = torch.full_like(expected, 7, memory_format=torch.contiguous_format)
+        stream_map(CALLABLES[name], x, out=out, chunk_bytes=700, devices=["cpu"])
+    assert_bits(out, expected)
+    assert_bits(x, X)
 
 
 def test_calls_within_calls_and_beside_each_other():

@@ -113,7 +113,7 @@ class GpuStream:
 
     def copy(self, to: Tensors, source: Tensors) -> None:
         """Enqueues copies of tensors."""
-        with torch.cuda.stream(self.stream):
+        with torch.cuda.stream(self.stream), torch.inference_mode():  # as they may be of that
             for target, origin in zip(to, source, strict=True):
                 target.copy_(origin, non_blocking=True)
 
@@ -183,8 +183,9 @@ class HostStream:
 
     def copy(self, to: Tensors, source: Tensors) -> None:
         """Copies tensors."""
-        for target, origin in zip(to, source, strict=True):
-            target.copy_(origin)
+        with torch.inference_mode():  # as they may be of that
+            for target, origin in zip(to, source, strict=True):
+                target.copy_(origin)
 
     def run(self, function: Callable[[], Any]) -> Any:
         """Calls it."""

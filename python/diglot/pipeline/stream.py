@@ -22,6 +22,7 @@ from diglot.pipeline.arguments import (
     is_array,
     tensor_of,
 )
+from diglot.pipeline.errors import StreamError
 from diglot.pipeline.fold import Fold
 from diglot.pipeline.host import HostArray
 from diglot.pipeline.native import Call, is_random, native_ring, op_of, tensors_given, watch
@@ -291,7 +292,12 @@ class _Stream:
         shares = shares_of(whole, self.devices)
         fold = Fold(combine, lambda results: results[0] if self.is_single else results)
         self.run(shares, None, progress, fold=fold)
-        folded = fold.result()
+        try:
+            folded = fold.result()
+        except Exception as error:  # of combine, at what was not folded meanwhile
+            chunk, what = fold.chunks, f"{type(error).__name__}: {error}"
+            done = [(0, whole.rows_of(chunk)[0])]
+            raise StreamError(f"{self.name}: chunk {chunk}: {what}", chunk, done) from error
         results = (folded,) if isinstance(folded, torch.Tensor) else tuple(folded)
         self.report(whole, shares, sum(r.numel() * r.element_size() for r in results), ())
         return self.give(results)
