@@ -112,7 +112,7 @@ RING_FAULTS = {
     "a pinned input and the chunk before": ring_fault(
         "ring.cpp", "passage(chunk).loaded.synchronize();", ""
     ),
-    "a pinned output and its copy": ring_fault("ring.cpp", "passage.stored.synchronize();", ""),
+    "a pinned output and its copy": ring_fault("ring.cpp", "runtime_.wait(passage.stored);", ""),
     "a pinned output and the chunk before": ring_fault("ring.cpp", DRAINED, ""),
     "a pinned output and one chunk more": ring_fault(
         "ring.cpp", DRAINED, DRAINED.replace(" + 1", "")

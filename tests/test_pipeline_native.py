@@ -101,7 +101,9 @@ class Run:
             if self.bad_slot is not None:
                 kept.append(torch.empty(buffers[0].numel() + 1, dtype=array.rows.dtype))
                 addresses[0][self.bad_slot] = kept[-1].data_ptr() + 1
-            specs.append((array.is_output, array.row_bytes, *map(tuple, addresses), *place))
+            specs.append(
+                (array.is_output, array.row_bytes, *map(tuple, addresses), *place, 1 << 60)
+            )
         try:
             return module().run_pipeline(
                 self.launcher,
@@ -439,14 +441,14 @@ def test_wrong_arguments():
     call(Run("gelu_forward", run.arguments, 4, copy_threads=0), "sizes must be positive")
     with pytest.raises(TypeError, match="expected 10 arguments"):
         module().run_pipeline("gelu_forward")
-    specs = (True, 20, (0,), (), out.rows.data_ptr(), -1, 0)
+    specs = (True, 20, (0,), (), out.rows.data_ptr(), -1, 0, 0)
     for places, arrays, what in [
         ((0, 0), (specs,), "a tensor must be a chunk of its array"),
         ((0,), (specs,), "places must have a number for every tensor"),
         ((0, 1), (specs,), "a tensor must be a chunk of its array"),
         ((0, 0), (specs[:5],), "a tuple is too short"),
         ((0, 0), ((True, 20, (), *specs[3:]),), "a buffer for every slot"),
-        ((0, 0), ((*specs[:5], 1, 0),), "a file needs pinned buffers"),
+        ((0, 0), ((*specs[:5], 1, 0, 0),), "a file needs pinned buffers"),
     ]:
         tensors = torch.zeros(4, 6, device=DEVICE), torch.zeros(4, 6, device=DEVICE)
         with pytest.raises(ValueError, match=what):
@@ -478,7 +480,7 @@ def test_launches_are_recorded():
 
     host, x, out = torch.zeros(10, 1000), torch.zeros(4, 1000), torch.zeros(4, 1000)
     control = torch.zeros(4, dtype=torch.int64)
-    specs = [(is_output, 4000, (0,), (), host.data_ptr(), -1, 0) for is_output in (False, True)]
+    specs = [(is_output, 4000, (0,), (), host.data_ptr(), -1, 0, 0) for is_output in (False, True)]
 
     def run() -> None:
         arguments = (x, "none", out), (0, 1), tuple(specs)

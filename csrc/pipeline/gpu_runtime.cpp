@@ -4,6 +4,7 @@
 
 #include <map>
 #include <mutex>
+#include <thread>
 
 namespace diglot::pipeline {
 
@@ -36,7 +37,8 @@ std::unique_ptr<KeptStreams> take(int device) {
 
 }  // namespace
 
-Runtime::Runtime(int device, int slots, cudaStream_t caller) : device_(device) {
+Runtime::Runtime(int device, int slots, cudaStream_t caller, bool spins)
+    : device_(device), spins_(spins) {
   const BesideCaptures beside;
   kept_ = take(device);
   while (kept_->streams.size() < static_cast<std::size_t>(slots)) {
@@ -63,11 +65,16 @@ Runtime::~Runtime() {
 Event Runtime::make_event() {
   if (events_ == kept_->events.size()) {
     cudaEvent_t handle = nullptr;
-    // It keeps the time. Whoever waits sleeps: the copying threads need the cores.
+    // It keeps the time.
     check(cudaEventCreateWithFlags(&handle, cudaEventBlockingSync), "making an event");
     kept_->events.emplace_back(handle);
   }
   return kept_->events[events_++];
+}
+
+void Runtime::wait(const Event& event) const {
+  while (spins_ && !event.is_done()) std::this_thread::yield();
+  if (!spins_) event.synchronize();
 }
 
 double Runtime::now() const {

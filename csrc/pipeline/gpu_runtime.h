@@ -68,13 +68,16 @@ struct KeptStreams {
 class Runtime {
  public:
   // What is enqueued begins once what `caller` holds is done.
-  Runtime(int device, int slots, cudaStream_t caller);
+  // A thread that waits for an event keeps its core, and goes on at once, or sleeps.
+  Runtime(int device, int slots, cudaStream_t caller, bool spins);
   ~Runtime();
   Runtime(const Runtime&) = delete;
   Runtime& operator=(const Runtime&) = delete;
 
   std::vector<Stream> streams;  // of each slot
   Event make_event();
+  // Waits, on the host, for what an event marks.
+  void wait(const Event& event) const;
   // Since the run began.
   double now() const;
   double seconds(const Event& event) const;
@@ -93,6 +96,7 @@ class Runtime {
 
  private:
   int device_;
+  bool spins_;
   std::unique_ptr<KeptStreams> kept_;
   std::size_t events_ = 0;  // that were given out
   Event origin_;

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -36,6 +37,17 @@ void read_file(int file, int64_t offset, char* into, int64_t size) {
   }
 }
 
+// Throws where the disk has no room: what is written to a map then is a signal.
+void make_room(int file, int64_t offset, int64_t size, int64_t margin) {
+  struct statvfs room = {};
+  if (fstatvfs(file, &room) == 0 &&
+      static_cast<int64_t>(room.f_bavail * room.f_frsize) >= size + margin) {
+    return;
+  }
+  const int error = posix_fallocate(file, offset, size);
+  if (error != 0) fail("writing a file", offset, error);
+}
+
 // Takes a file's pages out of the process's memory; the system writes them when it will.
 void leave_to_system(char* address, int64_t size) {
   const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
@@ -61,11 +73,8 @@ void HostArray::read(int64_t begin, int64_t end, char* into) const {
 void HostArray::write(int64_t begin, int64_t end, const char* source) const {
   const int64_t size = (end - begin) * row_bytes;
   if (file >= 0 && size > 0) {
-    // A file takes one write at a time, but its map as many as there are threads. Where the disk is
-    // full, this tells; what is written to the map would be a signal.
-    const int64_t at = offset + begin * row_bytes;
-    const int error = posix_fallocate(file, at, size);
-    if (error != 0) fail("writing a file", at, error);
+    // A file takes one write at a time, but its map as many as there are threads.
+    make_room(file, offset + begin * row_bytes, size, margin);
   }
   std::memcpy(part(begin), source, static_cast<std::size_t>(size));
   if (file >= 0) leave_to_system(part(begin), size);

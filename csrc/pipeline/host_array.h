@@ -15,6 +15,8 @@ struct HostArray {
   char* address = nullptr;     // of the first row
   int file = -1;               // a descriptor, where memory is a map of a file
   int64_t offset = 0;          // of the first row there
+  int64_t margin = 0;  // of room on a disk: with more, blocks are not asked for first, which
+                       // one thread at a time may
 
   bool is_staged() const { return !pinned.empty(); }
 

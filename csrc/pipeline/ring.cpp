@@ -11,6 +11,9 @@ namespace {
 bool any_staged(const std::vector<const HostArray*>& arrays) {
   return std::any_of(arrays.begin(), arrays.end(), [](auto* array) { return array->is_staged(); });
 }
+bool any_staged(const std::vector<HostArray>& arrays) {
+  return std::any_of(arrays.begin(), arrays.end(), [](auto& array) { return array.is_staged(); });
+}
 
 std::size_t bytes_of(const HostArray& array, int64_t rows) {
   return static_cast<std::size_t>(array.row_bytes * rows);
@@ -26,7 +29,7 @@ Ring::Ring(const Job& job)
     : job_(job),
       plan_(job.plan),
       control_(job.control),
-      runtime_(job.device, job.plan.slots, job.caller),
+      runtime_(job.device, job.plan.slots, job.caller, !any_staged(job.arrays)),
       depth_(depth(job.plan.slots, job.copy_threads)),
       passages_(std::min(depth_, job.plan.chunks())) {
   for (const HostArray& array : job.arrays) {
@@ -180,7 +183,7 @@ void Ring::store(const Passage& passage) {
 void Ring::drain(int64_t chunks) {
   for (; emptied_ < fed_ && (emptied_ < chunks || passage(emptied_).stored.is_done()); ++emptied_) {
     Passage& passage = this->passage(emptied_);
-    passage.stored.synchronize();
+    runtime_.wait(passage.stored);
     check_launch(emptied_);
     if (emptiers_ == nullptr) {
       finish(passage);

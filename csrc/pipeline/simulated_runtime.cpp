@@ -167,7 +167,7 @@ void Stream::synchronize() {
   simulation_->wait_until([&] { return simulation_->is_empty(number_); });
 }
 
-Runtime::Runtime(int, int slots, cudaStream_t)
+Runtime::Runtime(int, int slots, cudaStream_t, bool)
     : simulation_(std::make_unique<Simulation>(slots, seed())) {
   for (int slot = 0; slot < slots; ++slot) streams.emplace_back(simulation_.get(), slot);
 }

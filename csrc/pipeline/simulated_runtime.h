@@ -62,12 +62,13 @@ inline void copy(void* to, const void* from, std::size_t bytes, cudaStream_t) {
 // For one run.
 class Runtime {
  public:
-  Runtime(int device, int slots, cudaStream_t caller);
+  Runtime(int device, int slots, cudaStream_t caller, bool spins);
   ~Runtime();
   Runtime(const Runtime&) = delete;
   Runtime& operator=(const Runtime&) = delete;
 
   std::vector<Stream> streams;  // of each slot
+  void wait(const Event& event) const { event.synchronize(); }
   Event make_event() { return Event(simulation_.get()); }
   // Since the run began.
   double now() const;

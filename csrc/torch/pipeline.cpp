@@ -44,7 +44,8 @@ std::vector<char*> read_addresses(PyObject* tuple) {
   return addresses;
 }
 
-// (is_output, row_bytes, device_addresses, pinned_addresses, address, file, offset)
+// (is_output, row_bytes, device_addresses, pinned_addresses, address, file, offset,
+//  margin)
 HostArray read_array(PyObject* tuple, int slots, int64_t depth) {
   TupleReader reader(tuple);
   HostArray array;
@@ -55,6 +56,7 @@ HostArray read_array(PyObject* tuple, int slots, int64_t depth) {
   array.address = reader.address<char>();
   array.file = static_cast<int>(reader.integer());
   array.offset = reader.integer();
+  array.margin = reader.integer();
   if (static_cast<int64_t>(array.buffers.size()) < slots ||
       (array.is_staged() && static_cast<int64_t>(array.pinned.size()) < depth)) {
     throw std::invalid_argument("run_pipeline: an array needs a buffer for every slot");
@@ -165,7 +167,8 @@ PyObject* to_python(const char* variant, const std::vector<pipeline::Times>& tim
 //               offset): addresses of a buffer for every slot; of num_slots + copy_threads pinned
 //               ones (or one for each chunk) where the array is to be staged, otherwise none; of
 //               the rows; a file's descriptor and where the rows are there if their memory is a map
-//               of it, otherwise -1
+//               of it, otherwise -1; of room that a disk has to have beyond what is written, as
+//               otherwise blocks are asked for first
 // num_slots     chunks that are on the device at once
 // device        an index; means nothing where kernels are interpreted
 // copy_threads  that copy in each direction

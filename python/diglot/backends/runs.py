@@ -42,8 +42,10 @@ class _Thread(threading.local):
 
 _thread = _Thread()
 _launchers: dict[tuple[str, str], Callable[..., str | None]] = {}
-# Called on the thread of each run, after it, with the run and the launcher's arguments.
-_observers: list[Callable[[LastRun, tuple[Any, ...]], None]] = []
+# Called on the thread of each run, after it, with the run and the launcher's arguments. Observers
+# come and go while other threads run: a tuple stays as it is.
+_observers: tuple[Callable[[LastRun, tuple[Any, ...]], None], ...] = ()
+_observers_lock = threading.Lock()
 
 
 def _load(backend: str, op: str, name: str) -> Callable[..., str | None]:
@@ -115,11 +117,14 @@ def last_run() -> LastRun | None:
 @contextmanager
 def observe_runs(observer: Callable[[LastRun, tuple[Any, ...]], None]) -> Iterator[None]:
     """Context manager: a function is told of every run, on any thread, and its arguments."""
-    _observers.append(observer)
+    global _observers
+    with _observers_lock:
+        _observers = (*_observers, observer)
     try:
         yield
     finally:
-        _observers[:] = [other for other in _observers if other is not observer]
+        with _observers_lock:
+            _observers = tuple(other for other in _observers if other is not observer)
 
 
 @contextmanager

@@ -72,6 +72,11 @@ class use_backend:
         _scope.backend = self.previous.pop()
 
 
+def scoped_backend() -> str | None:
+    """What `use_backend` says on this thread; None if this is in no scope of it."""
+    return _scope.backend
+
+
 def choose(op: str, device: torch.device, backend: str | None) -> str:
     """The backend that runs `op` on tensors of `device`.
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from diglot.backends.registry import INTERPRET
-from diglot.pipeline.host import HostArray
+from diglot.pipeline.host import HostArray, is_read_only
 
 
 def is_array(given: Any) -> bool:
@@ -63,10 +63,14 @@ def find_devices(name: str, given: Sequence[Any] | None) -> list[torch.device]:
         given = [given]
     devices = []
     for one in given:
-        device = torch.device("cuda", one) if isinstance(one, int) else torch.device(one)
+        try:
+            device = torch.device("cuda", one) if isinstance(one, int) else torch.device(one)
+        except (RuntimeError, TypeError) as error:
+            raise ValueError(f"{name}: {one!r} is no device: {error}") from None
         if device.type == "cuda":
             count = torch.cuda.device_count()
-            index = torch.cuda.current_device() if device.index is None else device.index
+            current = torch.cuda.current_device() if count else 0
+            index = current if device.index is None else device.index
             if index >= count:
                 raise ValueError(f"{name}: there is no {device}: GPUs found: {count}")
             device = torch.device("cuda", index)
@@ -93,6 +97,8 @@ def check_outputs(
             )
         if array.kind == "strided":
             raise ValueError(f"{name}: {what} must be contiguous")
+        if array.row_bytes * rows > 0 and is_read_only(array.address):
+            raise ValueError(f"{name}: {what} is read-only: it is a map that cannot be written")
         for j, other in enumerate([*inputs, *arrays[:i]]):
             if overlap(array, other):
                 which = f"input {j}" if j < len(inputs) else f"out {j - len(inputs)}"
@@ -123,7 +129,7 @@ def overlap(a: HostArray, b: HostArray) -> bool:
     size_a, size_b = extent(a.tensor), extent(b.tensor)
     if size_a == 0 or size_b == 0:
         return False
-    if a.mapping is not None and b.mapping is not None and a.mapping.path == b.mapping.path:
+    if a.mapping is not None and b.mapping is not None and a.mapping.identity == b.mapping.identity:
         first_a, first_b = a.mapping.offset, b.mapping.offset
         if first_a < first_b + size_b and first_b < first_a + size_a:
             return True

@@ -26,6 +26,7 @@ class Fold:
         self._lock = threading.Lock()
         self._waiting: dict[int, list[Any]] = {}  # of later shares
         self._folded: list[Any] = []  # none or one
+        self.chunks = 0  # that are folded
 
     def take(self, share: int, results: tuple[torch.Tensor, ...]) -> None:
         """The next chunk's of a share."""
@@ -38,6 +39,7 @@ class Fold:
 
     def _add(self, partial: Any) -> None:
         self._folded = [self._combine(self._folded[0], partial) if self._folded else partial]
+        self.chunks += 1
 
     def result(self) -> Any:
         """What all fold to, once all shares are done."""

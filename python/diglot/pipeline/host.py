@@ -19,8 +19,9 @@ from typing import Any
 
 import torch
 
-SMALLEST_FILE = 1 << 20  # less is copied from its map
 READ_AHEAD = 64 << 20
+# Of room on a disk: with more, blocks are not asked for beforehand, which one thread at a time may.
+MARGIN = 4 << 30
 
 
 @dataclass(frozen=True)
@@ -28,38 +29,53 @@ class Mapping:
     """Where memory is a map of a file."""
 
     path: str
+    identity: tuple[int, int]  # of the file, which may have other paths
     offset: int  # in the file
     is_writable: bool
 
 
-def mapping_of(address: int, size: int) -> Mapping | None:
-    """The file that memory shows, if it shows one and nothing of its own; None otherwise."""
+def region_of(address: int) -> tuple[int, int, list[str]] | None:
+    """Begin and end of the piece of memory that an address is in, and what the system says of it:
+    permissions, offset, device, inode and perhaps a path. None if it says nothing.
+    """
     try:
         lines = Path("/proc/self/maps").read_text().splitlines()
     except OSError:
         return None
     for line in lines:
         # "7f0c-7f0d rw-s 00001000 fe:00 123   /a/path"
-        fields = line.split(maxsplit=5)
-        begin, end = (int(number, 16) for number in fields[0].split("-"))
-        if not begin <= address < end:
-            continue
-        permissions, path = fields[1], fields[5] if len(fields) > 5 else ""
-        is_shared = permissions[3] == "s"
-        if end < address + size or not path.startswith("/") or int(fields[4]) == 0:
-            return None
-        if not is_shared and "w" in permissions:  # it may have been written to, for itself
-            return None
-        try:
-            found = Path(path).stat()
-        except OSError:  # it was deleted, or is a name with a line's end in it
-            return None
-        major, minor = (int(number, 16) for number in fields[3].split(":"))
-        if found.st_ino != int(fields[4]) or found.st_dev != os.makedev(major, minor):
-            return None
-        offset = int(fields[2], 16) + address - begin
-        return Mapping(path, offset, is_shared and "w" in permissions)
+        place, *about = line.split(maxsplit=5)
+        begin, end = (int(number, 16) for number in place.split("-"))
+        if begin <= address < end:
+            return begin, end, about
     return None
+
+
+def is_read_only(address: int) -> bool:
+    """Whether the system says that writing there would be a fault."""
+    region = region_of(address)
+    return region is not None and "w" not in region[2][0]
+
+
+def mapping_of(address: int, size: int) -> Mapping | None:
+    """The file that memory shows, if it shows one and nothing of its own; None otherwise."""
+    region = region_of(address)
+    if region is None or region[1] < address + size or len(region[2]) < 5:
+        return None
+    begin, _, (permissions, offset, device, inode, path) = region
+    is_shared = permissions[3] == "s"
+    if not is_shared and "w" in permissions:  # it may have been written to, for itself
+        return None
+    try:
+        found = Path(path).stat()
+    except OSError:  # it was deleted, is no file, or its name has a line's end in it
+        return None
+    major, minor = (int(number, 16) for number in device.split(":"))
+    identity = (os.makedev(major, minor), int(inode))
+    if (found.st_dev, found.st_ino) != identity:
+        return None
+    is_writable = is_shared and "w" in permissions
+    return Mapping(path, identity, int(offset, 16) + address - begin, is_writable)
 
 
 class HostArray:
@@ -67,7 +83,7 @@ class HostArray:
 
     Attributes:
         tensor: all of it, (rows, *row_shape).
-        kind: "pinned", "memory", "file", or "strided" where a row does not lie in one piece.
+        kind: "pinned", "memory", "file", or "strided" where rows are not what lies in one piece.
         row_bytes: of a row.
         address: where it begins, if it lies in one piece.
         mapping: the file, of kind "file".
@@ -84,11 +100,11 @@ class HostArray:
         self.is_output = is_output
         size = self.rows * self.row_bytes
         self.kind = "memory"
-        if not tensor.is_contiguous():
+        if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
             self.kind = "strided"
         elif size > 0 and torch.cuda.is_available() and tensor.is_pinned():
             self.kind = "pinned"
-        elif size >= SMALLEST_FILE:
+        elif size > 0:
             self.mapping = mapping_of(self.address, size)
             if self.mapping is not None and (self.mapping.is_writable or not is_output):
                 self.kind = "file"
@@ -138,10 +154,10 @@ class HostArray:
         if self.kind == "file" and size > 0:
             # A file takes one write at a time, but its map as many as there are threads.
             assert self.mapping is not None
-            _make_room(self.address + first, size, self.file, self.mapping.offset + first)
+            _make_room(self.file, self.mapping.offset + first, size)
         ctypes.memmove(self.address + first, source.data_ptr(), size)
         if self.kind == "file":
-            _advise(self.address + first, size, mmap.MADV_DONTNEED)  # the system writes it
+            _leave_to_system(self.address + first, size)
 
 
 def _bytes_at(address: int, size: int) -> Any:
@@ -157,27 +173,21 @@ def _read_file(file: int, offset: int, address: int, size: int) -> None:
         done += count
 
 
-def _make_room(address: int, size: int, file: int, offset: int) -> None:
-    """Has a map's pages ready for writing. Where the disk is full, this is an error; what is
-    written to the map would be a signal.
-    """
-    if _advise(address, size, MADV_POPULATE_WRITE) != 0:  # or the system does not know it
+def _make_room(file: int, offset: int, size: int) -> None:
+    """Raises OSError where the disk has no room: what is written to a map then is a signal."""
+    room = os.fstatvfs(file)
+    if room.f_bavail * room.f_frsize < size + MARGIN:
         os.posix_fallocate(file, offset, size)
 
 
-def _advise(address: int, size: int, advice: int) -> int:
-    """madvise of the pages that memory touches, or, to drop them, of those that lie in it."""
-    page, end = mmap.PAGESIZE, address + size
-    if advice == mmap.MADV_DONTNEED:
-        begin, end = -(-address // page) * page, end // page * page
-    else:
-        begin, end = address // page * page, -(-end // page) * page
-    if end <= begin:
-        return 0
-    return _libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), advice)
+def _leave_to_system(address: int, size: int) -> None:
+    """Takes a file's pages out of the process's memory; the system writes them when it will."""
+    begin = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+    end = (address + size) // mmap.PAGESIZE * mmap.PAGESIZE
+    if end > begin:
+        _libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED)
 
 
-MADV_POPULATE_WRITE = 23  # Linux 5.14
 _libc = ctypes.CDLL(None)
 
 

@@ -17,6 +17,7 @@ import torch
 
 from diglot.backends.registry import cuda_module
 from diglot.backends.runs import LastRun, observe_runs
+from diglot.pipeline import host
 from diglot.pipeline.host import HostArray
 from diglot.pipeline.pinned import Buffer, pinned_cache
 from diglot.pipeline.ring import Job
@@ -59,8 +60,10 @@ class Call:
 
 def watch(
     fn: Callable[..., tuple[torch.Tensor, ...]], chunks: list[torch.Tensor], constants: set[int]
-) -> Call | None:
-    """Calls `fn` on chunks: its launch; None if it does more than one launch of their rows."""
+) -> tuple[tuple[torch.Tensor, ...], Call | None]:
+    """Calls `fn` on chunks: its results, and its launch in CUDA; None if that is not one launch of
+    the chunks' rows.
+    """
     runs: list[tuple[LastRun, tuple[Any, ...]]] = []
     thread = threading.get_ident()
 
@@ -71,7 +74,7 @@ def watch(
     with observe_runs(observe):
         results = fn(*chunks)
     if len(runs) != 1 or runs[0][0].backend != "cuda":
-        return None
+        return results, None
     run, arguments = runs[0]
     arrays = [*chunks, *results]
     places = []
@@ -83,9 +86,9 @@ def watch(
             continue
         matching = [i for i, array in enumerate(arrays) if is_all_of(argument, array)]
         if not matching:
-            return None
+            return results, None
         places.append(matching[0])
-    return Call(run.launcher, arguments, results, tuple(places))
+    return results, Call(run.launcher, arguments, results, tuple(places))
 
 
 def is_all_of(argument: torch.Tensor, array: torch.Tensor) -> bool:
@@ -192,6 +195,7 @@ class NativeRing:
             array.address + first,
             array.file,
             array.mapping.offset + first if array.mapping is not None else 0,
+            host.MARGIN,
         )
 
 
@@ -204,7 +208,7 @@ def native_ring(job: Job, one: Call, constants: set[int]) -> NativeRing | None:
         [array.empty_chunk(rows, job.device) for array in job.inputs] for _ in range(job.plan.slots)
     ]
     with job.scope(), torch.no_grad():
-        call = watch(job.fn, buffers[0], constants)
+        _, call = watch(job.fn, buffers[0], constants)
     if call is None or not differ_in_rows_alone(one, call, (1, rows)):
         return None
     for slot in buffers:

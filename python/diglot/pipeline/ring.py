@@ -39,7 +39,7 @@ class Control:
     """
 
     def __init__(self) -> None:
-        self.words = torch.zeros(4, dtype=torch.int64)
+        self.words = torch.zeros(4, dtype=torch.int64, device="cpu")
         self._words = self.words.numpy()
 
     @property
@@ -114,8 +114,8 @@ class Job:
         copy_threads: for each direction.
         shares_compute: whether `fn` is called in one stream for all slots: it may use memory of its
             own in each call.
-        runtime: streams and events, from the device, the number of slots and `shares_compute`; by
-            default the device's own.
+        runtime: streams and events, from the device, the number of slots, `shares_compute` and
+            whether nothing else needs the cores; by default the device's own.
         timeline: the times of the chunks that are done.
     """
 
@@ -130,7 +130,7 @@ class Job:
     scope: Callable[[], AbstractContextManager[Any]] = nullcontext
     copy_threads: int = field(default_factory=default_copy_threads)
     shares_compute: bool = True
-    runtime: Callable[[torch.device, int, bool], Runtime] = runtime_of
+    runtime: Callable[[torch.device, int, bool, bool], Runtime] = runtime_of
     timeline: list[Times] = field(default_factory=list)
 
 
@@ -146,7 +146,7 @@ class Passage:
         self.computed: Event | None = None
         self.storing: Event | None = None
         self.stored: Event | None = None
-        self.results: tuple[torch.Tensor, ...] = ()  # that are folded
+        self.results: tuple[torch.Tensor, ...] = ()  # until they are copied
 
     @property
     def last(self) -> Event:
@@ -174,7 +174,15 @@ class Ring:
 
     def __init__(self, job: Job) -> None:
         self.job, self.plan = job, job.plan
-        self.runtime = job.runtime(job.device, self.plan.slots, job.shares_compute)
+        # Of each slot, on the device. Before the streams begin, which wait for what is under way in
+        # the caller's: that may still use memory that is free for its next allocation.
+        self.inputs = [
+            [array.empty_chunk(self.plan.chunk_rows, job.device) for array in inputs]
+            for inputs in [job.inputs] * self.plan.slots
+        ]
+        self.outputs: list[list[torch.Tensor]] = []
+        self.reads = any(array.is_staged for array in job.inputs)
+        self.runtime = job.runtime(job.device, self.plan.slots, job.shares_compute, not self.reads)
         # So many pinned buffers, and chunks at most that are fed but not out.
         self.depth = self.plan.slots + job.copy_threads
         self.fillers = ThreadPoolExecutor(job.copy_threads, "diglot-read")
@@ -182,8 +190,6 @@ class Ring:
         self.pinned: list[Buffer] = []  # all that were taken
         self.pinned_in: list[list[Buffer | None]] = []
         self.pinned_out: list[list[Buffer | None]] = []
-        self.inputs: list[list[torch.Tensor]] = []  # of each slot, on the device
-        self.outputs: list[list[torch.Tensor]] = []
         self.in_pinned: list[Passage | None] = [None] * self.depth  # the last one that was
         self.filling: deque[tuple[Passage, Future[list[torch.Tensor]]]] = deque()
         self.fed: deque[Passage] = deque()
@@ -198,10 +204,6 @@ class Ring:
         control = self.job.control
         try:
             with self.runtime.scope(), self.job.scope(), torch.no_grad():
-                self.inputs = [
-                    [array.empty_chunk(self.plan.chunk_rows, self.job.device) for array in inputs]
-                    for inputs in [self.job.inputs] * self.plan.slots
-                ]
                 try:
                     for chunk in range(self.plan.chunks):
                         if control.is_stopped:
@@ -244,16 +246,17 @@ class Ring:
 
         copying.wait(passage.computed)
         if self.job.sink is not None:
-            outputs = self.outputs_of(slot, rows)
+            outputs = passage.results or self.outputs_of(slot, rows)
             targets = self.targets(passage, self.job.sink.of(outputs))
             passage.storing = copying.record()
             copying.copy(targets, outputs)
             passage.stored = copying.record()
+            passage.results = ()
         self.fed.append(passage)
 
     def next_read(self, chunk: int) -> tuple[Passage, Sequence[torch.Tensor]]:
         """A chunk, and where its rows are copied from: their place, or pinned buffers, full."""
-        if not any(array.is_staged for array in self.job.inputs):
+        if not self.reads:
             passage = Passage(chunk, *self.plan.rows_of(chunk))
             return passage, [self.rows_of(array, passage) for array in self.job.inputs]
         # As far ahead as there are buffers, into each once what was there before is copied.
@@ -288,12 +291,17 @@ class Ring:
         return sources
 
     def compute(self, slot: int, parts: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """Calls fn. Its results go to the slot's outputs: what it does with its own memory when it
-        is called again is its business.
+        """Calls fn; its results, where they may be copied from.
+
+        In a stream that all slots share they are copied, to the slot's outputs or to be folded:
+        what fn does with its memory when it is called again, or returns of the slot's, is its
+        business. Otherwise whoever gets them next in the slot's stream waits for that copy.
         """
         results = self.job.fn(*parts)
         if self.job.sink is None:
-            return results
+            return tuple(result.clone() for result in results)
+        if not self.job.shares_compute:
+            return tuple(result.contiguous() for result in results)
         if not self.outputs:
             shapes = [(self.plan.chunk_rows, *result.shape[1:]) for result in results]
             self.outputs = [
@@ -312,9 +320,9 @@ class Ring:
             output.copy_(result)
         return ()
 
-    def outputs_of(self, slot: int, rows: int) -> list[torch.Tensor]:
+    def outputs_of(self, slot: int, rows: int) -> tuple[torch.Tensor, ...]:
         """Where the slot's results are, once there was one."""
-        return [output[:rows] for output in self.outputs[slot]]
+        return tuple(output[:rows] for output in self.outputs[slot])
 
     def targets(self, passage: Passage, arrays: list[HostArray]) -> list[torch.Tensor]:
         """Where a chunk's results are copied to: their place, or pinned buffers."""

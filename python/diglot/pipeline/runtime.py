@@ -73,10 +73,11 @@ class GpuRuntime:
         device: the GPU.
         slots: how many.
         shares_compute: whether there is one stream to compute in, or each slot's own.
+        spins: whether a thread that waits keeps its core, and goes on at once, or sleeps.
     """
 
-    def __init__(self, device: torch.device, slots: int, shares_compute: bool) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, slots: int, shares_compute: bool, spins: bool) -> None:
+        self._device, self.spins = device, spins
         with torch.cuda.device(device):
             caller = torch.cuda.current_stream()
             own = [GpuStream(self) for _ in range(slots)]
@@ -121,7 +122,7 @@ class GpuStream:
 
     def copy(self, to: Tensors, source: Tensors) -> None:
         """Enqueues copies of tensors."""
-        with torch.cuda.stream(self.stream):
+        with torch.cuda.stream(self.stream), torch.inference_mode():  # as they may be of that
             for target, origin in zip(to, source, strict=True):
                 target.copy_(origin, non_blocking=True)
 
@@ -137,8 +138,7 @@ class GpuStream:
 
     def record(self) -> GpuEvent:
         """An event after what was enqueued so far."""
-        # Who waits sleeps: the threads that copy need the cores.
-        event = torch.cuda.Event(enable_timing=True, blocking=True)
+        event = torch.cuda.Event(enable_timing=True, blocking=not self._runtime.spins)
         event.record(self.stream)
         return GpuEvent(self._runtime, event)
 
@@ -194,8 +194,9 @@ class HostStream:
 
     def copy(self, to: Tensors, source: Tensors) -> None:
         """Copies tensors."""
-        for target, origin in zip(to, source, strict=True):
-            target.copy_(origin)
+        with torch.inference_mode():  # as they may be of that
+            for target, origin in zip(to, source, strict=True):
+                target.copy_(origin)
 
     def run(self, function: Callable[[], Any]) -> Any:
         """Calls it."""
@@ -228,8 +229,15 @@ class HostEvent:
         return self._at
 
 
-def runtime_of(device: torch.device, slots: int, shares_compute: bool) -> Runtime:
+def current_stream(device: torch.device) -> AbstractContextManager[Any]:
+    """The device and its stream that is current on this thread, for another to be in."""
+    if device.type != "cuda":
+        return nullcontext()
+    return torch.cuda.stream(torch.cuda.current_stream(device))
+
+
+def runtime_of(device: torch.device, slots: int, shares_compute: bool, spins: bool) -> Runtime:
     """That of a device, for one run."""
     if device.type == "cuda":
-        return GpuRuntime(device, slots, shares_compute)
+        return GpuRuntime(device, slots, shares_compute, spins)
     return HostRuntime(slots)

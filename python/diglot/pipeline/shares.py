@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from contextlib import nullcontext
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -13,9 +14,12 @@ import torch
 from diglot.pipeline.errors import StreamError, StreamInterrupted, tell
 from diglot.pipeline.planner import Plan, split
 from diglot.pipeline.ring import Job, Times
+from diglot.pipeline.runtime import current_stream
 
 SMALLER = 4  # so many times smaller are the chunks after one that the device had no memory for
 POLL = 0.02  # seconds between looks at what the devices do
+# Kept between calls: a new thread's first calls of the CUDA runtime take a millisecond.
+THREADS = ThreadPoolExecutor(64, "diglot-stream")
 
 
 class Engine(Protocol):
@@ -66,9 +70,12 @@ class Share:
         job = self.jobs[-1]
         begin, end = (job.first + row for row in job.plan.rows_of(job.control.chunk))
         chunk = self.chunk + job.control.chunk + sum(len(of.timeline) for of in self.jobs[:-1])
+        what = f"{type(self.error).__name__}: {self.error}"
+        if isinstance(self.error, torch.OutOfMemoryError):
+            what += f" (for {sizes_of(job.plan)}; give fewer num_slots or chunk_bytes)"
         return StreamError(
-            f"{name}: chunk {chunk} (rows {begin} to {end}) on {self.device}: "
-            f"{type(self.error).__name__}: {self.error}; rows of out that are valid: {tell(valid)}",
+            f"{name}: chunk {chunk} (rows {begin} to {end}) on {self.device}: {what}; "
+            f"rows of out that are valid: {tell(valid)}",
             chunk,
             valid,
         )
@@ -83,6 +90,12 @@ def shares_of(whole: Plan, devices: list[torch.device]) -> list[Share]:
             of_share = replace(whole, rows=end - begin)
             shares.append(Share(len(shares), device, begin, end, of_share, first))
     return shares
+
+
+def sizes_of(cut: Plan) -> str:
+    """What the device is to hold, in words; of outputs what is known before."""
+    row_bytes = sum(cut.in_row_bytes) + sum(cut.out_row_bytes)
+    return f"{cut.slots} chunks of {cut.chunk_rows} rows of {row_bytes} bytes"
 
 
 class Run:
@@ -111,10 +124,9 @@ class Run:
         self.job_of, self.engine_of, self.update = job_of, engine_of, update
         self.notes: list[str] = []
         self.is_stopped = False
-        self.threads = [
-            threading.Thread(target=self.work, args=(share,), name=f"diglot-{share.device}")
-            for share in shares
-        ]
+        self.begun = 0  # shares that were given to a thread
+        self.streams = [current_stream(share.device) for share in shares]  # this thread's
+        self.ended = [threading.Event() for _ in shares]
 
     def __call__(self) -> None:
         """Does them, and waits for every one.
@@ -129,12 +141,13 @@ class Run:
             self.raise_errors()
             return
         try:
-            for thread in self.threads:
-                thread.start()
-            for thread in self.threads:
-                while thread.is_alive():
-                    thread.join(POLL)
+            for share in self.shares:
+                THREADS.submit(self.work, share)
+                self.begun += 1
+            for ended in self.ended:
+                while not ended.wait(POLL):
                     self.tell_progress()
+            self.tell_progress()
         except BaseException as error:
             self.stop()
             if isinstance(error, KeyboardInterrupt):
@@ -144,11 +157,15 @@ class Run:
 
     def raise_errors(self) -> None:
         """What ended a share."""
-        for share in self.shares:
-            if share.error is not None:
+        failed = [share for share in self.shares if share.error is not None]
+        try:
+            for share in failed:
                 if isinstance(share.error, KeyboardInterrupt):  # of a short run
                     raise self.interrupted() from share.error
                 raise share.error_of(self.name, self.valid()) from share.error
+        finally:
+            for share in failed:  # their tracebacks hold what they hold
+                share.error = None
 
     def interrupted(self) -> StreamInterrupted:
         """What Ctrl-C raises."""
@@ -162,9 +179,8 @@ class Run:
         chunks.
         """
         plan, first = share.plan, share.begin
-        is_gpu = share.device.type == "cuda"
         try:
-            with torch.cuda.device(share.device) if is_gpu else nullcontext():
+            with self.streams[share.number]:
                 while True:
                     try:
                         self.drive(share, plan, first)
@@ -176,13 +192,15 @@ class Run:
                     first += share.jobs[-1].control.valid_rows
                     rows = max(1, plan.chunk_rows // SMALLER)
                     self.notes.append(
-                        f"{share.device} had no memory for chunks of {plan.chunk_rows} rows: from "
-                        f"row {first} on they had {rows}"
+                        f"{share.device} had no memory for {sizes_of(plan)}: from row {first} on "
+                        f"chunks had {rows}"
                     )
                     plan = replace(plan, rows=share.end - first, chunk_rows=rows)
         except BaseException as error:
             share.error = error
             self.ask_to_stop()  # the others need not go on
+        finally:
+            self.ended[share.number].set()
 
     def drive(self, share: Share, plan: Plan, first: int) -> None:
         """A part of a share."""
@@ -207,9 +225,10 @@ class Run:
     def stop(self) -> None:
         """The same, and waits for it."""
         self.ask_to_stop()
-        for thread in self.threads:
-            while thread.is_alive():
-                thread.join(POLL)
+        for ended in self.ended[: self.begun]:
+            while not ended.is_set():
+                with suppress(KeyboardInterrupt):  # files and memory are theirs until they end
+                    ended.wait(POLL)
 
     def valid(self) -> list[tuple[int, int]]:
         """Rows whose results are out, of each share."""

@@ -8,12 +8,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from diglot.backends.registry import INTERPRET
-from diglot.backends.selection import AUTO, check_name, choose, use_backend
+from diglot.backends.selection import AUTO, check_name, choose, scoped_backend, use_backend
 from diglot.pipeline.arguments import (
     check_outputs,
     find_devices,
@@ -21,16 +22,26 @@ from diglot.pipeline.arguments import (
     is_array,
     tensor_of,
 )
+from diglot.pipeline.errors import StreamError
 from diglot.pipeline.fold import Fold
 from diglot.pipeline.host import HostArray
-from diglot.pipeline.native import Call, is_random, native_ring, op_of, tensors_given, watch
-from diglot.pipeline.planner import NUM_SLOTS, Plan, plan
+from diglot.pipeline.native import (
+    Call,
+    NativeRing,
+    is_random,
+    native_ring,
+    op_of,
+    tensors_given,
+    watch,
+)
+from diglot.pipeline.planner import CHUNK_BYTES, DEFAULT_CHUNK_BYTES, NUM_SLOTS, Plan, plan
 from diglot.pipeline.progress import progress_bar
 from diglot.pipeline.report import PipelineReport
 from diglot.pipeline.ring import Job, Ring, Sink
 from diglot.pipeline.shares import Engine, Run, Share, shares_of
 
 Results = tuple[torch.Tensor, ...]
+NOT_IN_NUMPY = (torch.bfloat16, torch.complex32)
 
 SHORT = 256 << 20  # bytes of inputs that an op streams within milliseconds
 
@@ -71,7 +82,9 @@ def stream_map(
             shapes and dtypes.
         out: where the result goes: a contiguous CPU tensor or array, or a writable map, of the
             result's shape and dtype; several of them for several results. By default new ones.
-        chunk_bytes: of a chunk's largest array, at most; by default 16 MiB, less for small arrays.
+        chunk_bytes: of a chunk's largest array, at most; by default 8 to 32 MiB, less for small
+            arrays.
+            The output counts where it is known before: `out` is given, or `fn` is an op of diglot.
         num_slots: chunks on the device at once.
         devices: indices of GPUs, or devices, that share the rows; by default the current GPU, or
             the CPU if there is none or kernels are interpreted.
@@ -165,9 +178,11 @@ class _Stream:
                 )
         self.inputs = [HostArray(tensor) for tensor in tensors]
         self.devices = find_devices(name, devices)
+        self.op = op_of(fn)
+        if backend is None and self.op is not None and isinstance(fn, functools.partial):
+            backend = fn.keywords.get("backend")
         if backend is not None:
             check_name(backend)
-        self.op = op_of(fn)
         self.backend = backend
         self.is_single = True
         self.notes: list[str] = []
@@ -183,11 +198,15 @@ class _Stream:
     def call(self, *chunks: torch.Tensor) -> Results:
         """fn, whose results are checked."""
         returned = self.fn(*chunks)
-        self.is_single = isinstance(returned, torch.Tensor)
+        self.is_single = not isinstance(returned, (tuple, list))
         results = (returned,) if self.is_single else tuple(returned)
+        if not results:
+            raise TypeError("fn must return a tensor or several, not none")
         for result in results:
             if not isinstance(result, torch.Tensor):
                 raise TypeError(f"fn must return tensors, not a {type(result).__name__}")
+            if self.gives_arrays and result.dtype in NOT_IN_NUMPY:
+                raise TypeError(f"fn returns {result.dtype}, which NumPy lacks: give it tensors")
             if result.device != chunks[0].device:
                 raise ValueError(
                     f"fn must return a tensor on the chunk's device, {chunks[0].device}, not on "
@@ -213,7 +232,7 @@ class _Stream:
             for kind in ("cuda", "cpu")
             if torch.is_autocast_enabled(kind)
         ]
-        backend = self.backend
+        backend = self.backend or scoped_backend()
 
         @contextmanager
         def entered() -> Iterator[None]:
@@ -230,11 +249,20 @@ class _Stream:
         """Chunks of nothing in particular, on the first device."""
         return [array.empty_chunk(rows, self.devices[0]) for array in self.inputs]
 
-    def make_plan(self, out_row_bytes: Sequence[int]) -> Plan:
+    def make_plan(
+        self, out_row_bytes: Sequence[int], default_bytes: int = DEFAULT_CHUNK_BYTES
+    ) -> Plan:
         """How all rows are cut."""
         of_inputs = [array.row_bytes for array in self.inputs]
         try:
-            return plan(self.rows, of_inputs, out_row_bytes, self.chunk_bytes, self.num_slots)
+            return plan(
+                self.rows,
+                of_inputs,
+                out_row_bytes,
+                self.chunk_bytes,
+                self.num_slots,
+                default_bytes,
+            )
         except ValueError as error:
             raise ValueError(f"{self.name}: {error}") from None
 
@@ -244,31 +272,38 @@ class _Stream:
         if out is not None:
             given = out if isinstance(out, (tuple, list)) else [out]
             outs = [tensor_of(self.name, "out", one, writable=True) for one in given]
+            self.gives_arrays = False
             check_outputs(self.name, self.rows, outs, self.inputs)
 
         def make(results: Sequence[torch.Tensor]) -> list[HostArray]:
             if outs is not None:
                 return fitting_arrays(self.name, outs, results)
             return [
-                HostArray(torch.empty((self.rows, *r.shape[1:]), dtype=r.dtype), is_output=True)
+                HostArray(
+                    torch.empty((self.rows, *r.shape[1:]), dtype=r.dtype, device="cpu"),
+                    is_output=True,
+                )
                 for r in results
             ]
 
         sink = Sink(make)
         try:
-            one = self.watch()
-            if one is not None:
-                sink.of(one.results)
-            elif self.rows == 0:
-                sink.of(self.guarded(self.call_rows, *self.empty_chunks(0)))
-            known = outs if outs is not None else [array.tensor for array in sink.arrays or ()]
-            whole = self.make_plan([HostArray(tensor).row_bytes for tensor in known])
+            results, one = self.look()
+            if results is not None:
+                sink.of(results)
+            known = sink.arrays or [HostArray(tensor) for tensor in outs or ()]
+            engine = NativeRing.name if one is not None else Ring.name
+            is_staged = any(array.is_staged for array in (*self.inputs, *known))
+            whole = self.make_plan(
+                [array.row_bytes for array in known], CHUNK_BYTES[engine, is_staged]
+            )
             shares = shares_of(whole, self.devices)
             self.run(shares, one, progress, sink=sink)
         finally:
             sink.close()
         assert sink.arrays is not None
-        self.report(whole, shares, sum(array.rows * array.row_bytes for array in sink.arrays))
+        row_bytes = tuple(array.row_bytes for array in sink.arrays)
+        self.report(whole, shares, self.rows * sum(row_bytes), row_bytes)
         return self.give(tuple(array.tensor for array in sink.arrays)) if out is None else out
 
     def reduce(self, combine: Callable[[Any, Any], Any], progress: bool) -> Any:
@@ -281,9 +316,14 @@ class _Stream:
         shares = shares_of(whole, self.devices)
         fold = Fold(combine, lambda results: results[0] if self.is_single else results)
         self.run(shares, None, progress, fold=fold)
-        folded = fold.result()
+        try:
+            folded = fold.result()
+        except Exception as error:  # of combine, at what was not folded meanwhile
+            chunk, what = fold.chunks, f"{type(error).__name__}: {error}"
+            done = [(0, whole.rows_of(chunk)[0])]
+            raise StreamError(f"{self.name}: chunk {chunk}: {what}", chunk, done) from error
         results = (folded,) if isinstance(folded, torch.Tensor) else tuple(folded)
-        self.report(whole, shares, sum(r.numel() * r.element_size() for r in results))
+        self.report(whole, shares, sum(r.numel() * r.element_size() for r in results), ())
         return self.give(results)
 
     def give(self, results: Results) -> Any:
@@ -331,11 +371,14 @@ class _Stream:
             finally:
                 self.notes += run.notes
 
-    def watch(self) -> Call | None:
-        """The one launch that fn does on a row, if it does one in CUDA."""
-        if self.op is None or self.backend != "cuda" or is_random(self.fn):
-            return None
-        return self.guarded(watch, self.call_rows, self.empty_chunks(1), self.constants)
+    def look(self) -> tuple[Results | None, Call | None]:
+        """What fn returns for one row, or for none if there are none, and the one launch in CUDA
+        that it did; None for what is not known. A call of an op of diglot changes nothing.
+        """
+        if self.rows > 0 and (self.op is None or is_random(self.fn)):
+            return None, None
+        chunks = self.empty_chunks(min(self.rows, 1))
+        return self.guarded(watch, self.call_rows, chunks, self.constants)
 
     def guarded(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Calls a function in what the threads that call fn are in."""
@@ -344,7 +387,9 @@ class _Stream:
         with on_device, self.scope()(), torch.no_grad():
             return function(*arguments)
 
-    def report(self, whole: Plan, shares: list[Share], bytes_out: int) -> None:
+    def report(
+        self, whole: Plan, shares: list[Share], bytes_out: int, out_row_bytes: tuple[int, ...]
+    ) -> None:
         """Keeps what was done, for `last_stream_report`."""
         fn: Any = self.fn
         while isinstance(fn, functools.partial):
@@ -362,7 +407,9 @@ class _Stream:
             num_slots=whole.num_slots,
             bytes_in=sum(array.rows * array.row_bytes for array in self.inputs),
             bytes_out=bytes_out,
-            device_bytes=sum(share.plan.device_bytes for share in shares),
+            device_bytes=sum(
+                replace(share.plan, out_row_bytes=out_row_bytes).device_bytes for share in shares
+            ),
             seconds=time.perf_counter() - self.began,
             timelines=[share.timeline for share in shares],
             notes=tuple(self.notes),

@@ -1,0 +1,315 @@
+"""What fails while stream_map runs: what it says, what is in the output, and that nothing is left
+behind."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import threading
+import time
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+from backends import CUDA, DEVICE
+
+import diglot
+from diglot import StreamError, StreamInterrupted, last_stream_report, stream_map
+from diglot.pipeline.pinned import pinned_cache
+from diglot.pipeline.ring import Passage, Ring
+
+np = pytest.importorskip("numpy")
+
+X = torch.arange(120.0).reshape(40, 3)
+ROW = 12
+TWO = ["cpu:0", "cpu:1"]
+
+
+# What fails on the way.
+
+
+def at(chunk, fault, fn=torch.neg):
+    """fn, but a fault where a chunk of two rows of X has this number."""
+
+    def with_fault(x):
+        return fault(x) if float(x[0, 0]) == 6 * chunk else fn(x)
+
+    return with_fault
+
+
+def raises(error):
+    def fault(x):
+        raise error
+
+    return fault
+
+
+WRONG = {
+    "raises": (raises(KeyError("my key")), "KeyError: 'my key'"),
+    "leaves": (raises(SystemExit(3)), "SystemExit: 3"),
+    "fewer rows": (
+        lambda x: x[1:],
+        r"as many rows as it is given, 2, not a tensor of shape \(1, 3\)",
+    ),
+    "more rows": (lambda x: torch.cat([x, x]), "as many rows as it is given"),
+    "a number": (lambda x: x.sum(), r"as many rows as it is given, 2, not a tensor of shape \(\)"),
+    "nothing": (lambda x: None, "fn must return tensors, not a NoneType"),
+    "none": (lambda x: (), "a tensor or several, not none"),
+    "a dict": (lambda x: {"a": x}, "fn must return tensors, not a dict"),
+    "an array": (lambda x: x.cpu().numpy(), "fn must return tensors, not a ndarray"),
+    "a list of numbers": (lambda x: [1, 2], "fn must return tensors, not a int"),
+    "elsewhere": (lambda x: x.to("meta"), "on the chunk's device, .*, not on meta"),
+}
+CHANGED = {
+    "a dtype": (lambda x: x.double(), "torch.float64, and before of"),
+    "a shape": (lambda x: x[:, :2], r"fn returned rows of \(2,\)"),
+    "a number of results": (lambda x: (x, x), "fn returned 2 tensors, and 1 before"),
+}
+
+
+def assert_fails(chunk, message, fn, **options):
+    """Asserts what is told of a failure at a chunk, and what is in out."""
+    out = torch.full_like(X, 7)
+    with pytest.raises(StreamError, match=message) as failed:
+        stream_map(fn, X, out=out, chunk_bytes=2 * ROW, **options)
+    error = failed.value
+    assert error.chunk == chunk
+    assert f"chunk {chunk} (rows {2 * chunk} to {2 * chunk + 2})" in str(error)
+    covered = torch.zeros(40, dtype=torch.bool)
+    for begin, end in error.valid:
+        assert torch.equal(out[begin:end], -X[begin:end])
+        covered[begin:end] = True
+    assert error.rows == (40 if covered.all() else int((~covered).nonzero()[0]))
+    assert not covered[2 * chunk : 2 * chunk + 2].any()
+    assert pinned_cache.bytes_in_use == 0
+    return error, out
+
+
+@pytest.mark.parametrize("chunk", [0, 1, 7, 19])
+@pytest.mark.parametrize("name", WRONG)
+def test_a_function_that_fails(name, chunk):
+    fault, message = WRONG[name]
+    error, out = assert_fails(chunk, message, at(chunk, fault))
+    assert error.rows == 2 * chunk  # all before, and nothing after
+    assert (out[2 * chunk :] == 7).all()
+    assert error.__cause__ is not None
+
+
+@pytest.mark.parametrize("name", CHANGED)
+def test_a_function_whose_results_change(name):
+    fault, message = CHANGED[name]
+    error, out = assert_fails(5, message, at(5, fault))
+    assert error.rows == 10
+    assert (out[10:] == 7).all()
+
+
+@pytest.mark.parametrize("chunk", [0, 9, 10, 19])
+def test_one_of_two_devices_fails(chunk):
+    error, _ = assert_fails(chunk, "KeyError", at(chunk, WRONG["raises"][0]), devices=TWO)
+    assert [begin for begin, _ in error.valid] == [0, 20]
+    assert error.valid[chunk // 10][1] == 2 * chunk
+    assert f"on cpu:{chunk // 10}" in str(error)
+
+
+def test_out_that_does_not_fit_a_callable():
+    for out, message in [
+        (torch.zeros(40, 3, dtype=torch.float64), "shape and dtype"),
+        (torch.zeros(40, 4), r"\(40, 3\) and torch.float32, not \(40, 4\)"),
+    ]:
+        with pytest.raises(StreamError, match=message) as failed:
+            stream_map(torch.neg, X, out=out)
+        assert (failed.value.chunk, failed.value.rows) == (0, 0)
+        assert (out == 0).all()
+
+
+def test_arrays_that_numpy_lacks():
+    with pytest.raises(StreamError, match=r"torch\.bfloat16, which NumPy lacks"):
+        stream_map(torch.Tensor.bfloat16, X.numpy())
+    out = torch.zeros(40, 3, dtype=torch.bfloat16)
+    assert stream_map(torch.Tensor.bfloat16, X.numpy(), out=out) is out
+    assert torch.equal(out, X.bfloat16())
+
+
+# Ctrl-C.
+
+
+@pytest.mark.parametrize("devices", [["cpu"], TWO], ids=len)
+@pytest.mark.parametrize("times", [1, 3])
+def test_ctrl_c(devices, times):
+    began, calls = [], []
+
+    def interrupted(x):
+        if float(x[0, 0]) == 24:  # of rows 8 and 9
+            began.append(time.perf_counter())
+            for _ in range(times):
+                signal.raise_signal(signal.SIGINT)
+                time.sleep(0.02)
+        time.sleep(0.05)
+        calls.append(x)
+        return -x
+
+    out = torch.full_like(X, 7)
+    with pytest.raises(KeyboardInterrupt, match="was interrupted; rows of out") as stopped:
+        stream_map(interrupted, X, out=out, chunk_bytes=2 * ROW, devices=devices)
+    assert time.perf_counter() - began[0] < 1
+    count, kept = len(calls), out.clone()
+    assert isinstance(stopped.value, StreamInterrupted)  # another would end all tests
+    assert 8 <= stopped.value.rows < 40
+    for begin, end in stopped.value.valid:
+        assert torch.equal(out[begin:end], -X[begin:end])
+    assert (out[-2:] == 7).all()
+    assert pinned_cache.bytes_in_use == 0
+    time.sleep(0.1)
+    assert len(calls) == count  # no thread goes on
+    assert torch.equal(out, kept)
+
+
+@pytest.mark.parametrize("backend", [CUDA])
+def test_ctrl_c_of_the_native_engine(backend):
+    x = torch.randn(20_000, 3)
+    out = torch.full_like(x, 77)
+    timer = threading.Timer(0.3, signal.raise_signal, [signal.SIGINT])
+    began = time.perf_counter()
+    with pytest.raises(StreamInterrupted) as stopped:
+        timer.start()
+        for _ in range(1000):
+            stream_map(diglot.gelu, x, out=out.fill_(77), chunk_bytes=ROW, backend=backend)
+    timer.join()
+    assert time.perf_counter() - began < 1.3
+    rows = stopped.value.rows
+    assert torch.equal(out[:rows], diglot.gelu(x[:rows].to(DEVICE), backend=backend).cpu())
+
+
+# Out of memory.
+
+
+def test_too_little_memory_once():
+    sizes = []
+
+    def fn(x):
+        sizes.append(len(x))
+        if len(x) == 8 and len(sizes) > 2:
+            raise torch.OutOfMemoryError("no memory for 96 bytes")
+        return -x
+
+    out = stream_map(fn, X, chunk_bytes=8 * ROW)
+    assert torch.equal(out, -X)
+    assert sizes == [8, 8, 8] + [2] * 12
+    (note,) = [note for note in last_stream_report().notes if "memory" in note]
+    assert "had no memory for 3 chunks of 8 rows of 12 bytes" in note
+    assert "from row 16 on chunks had 2" in note
+    assert last_stream_report().chunks == 2 + 12
+
+
+@pytest.mark.parametrize("chunk", [0, 3])
+def test_too_little_memory_always(chunk):
+    def fn(x):
+        if float(x[-1, 0]) >= 24 * chunk:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return -x
+
+    with pytest.raises(StreamError, match="CUDA out of memory") as failed:
+        stream_map(fn, X, chunk_bytes=8 * ROW)
+    assert "3 chunks of 2 rows of 12 bytes; give fewer num_slots or chunk_bytes" in str(
+        failed.value
+    )
+    assert isinstance(failed.value.__cause__, torch.OutOfMemoryError)
+    assert failed.value.rows == 8 * chunk
+    begin, end = (
+        int(word) for word in str(failed.value).split("rows ")[1].split(")")[0].split(" to ")
+    )
+    assert (begin, end) == (8 * chunk, 8 * chunk + 2)
+
+
+def test_what_had_no_memory_is_free_when_less_is_tried():
+    """Before the smaller chunks begin, and without the collector of cycles."""
+    seen, alive = [], []
+
+    def fn(x):
+        if len(x) == 8:
+            seen.append(weakref.ref(x))
+            if len(seen) == 3:
+                raise torch.OutOfMemoryError
+        else:
+            alive.append(sum(ref() is not None for ref in seen))
+        return -x
+
+    gc.disable()
+    try:
+        stream_map(fn, X, chunk_bytes=8 * ROW)
+    finally:
+        gc.enable()
+    assert set(alive) == {0}
+
+
+# Nothing is left behind.
+
+
+def counts():
+    return (
+        pinned_cache.bytes_in_use,
+        threading.active_count(),
+        len(list(Path("/proc/self/fd").iterdir())),
+        torch.cuda.memory_allocated() if DEVICE == "cuda" else 0,
+    )
+
+
+@pytest.mark.parametrize("backend", [CUDA, "torch", None])
+def test_200_failures_leave_nothing_behind(tmp_path, backend):
+    np.save(tmp_path / "x.npy", X.numpy())
+    x = np.load(tmp_path / "x.npy", mmap_mode="r")
+    out = np.lib.format.open_memmap(tmp_path / "out.npy", "w+", np.float32, (40, 3))
+    (tmp_path / "short").write_bytes(bytes(480))
+    short = torch.from_file(str(tmp_path / "short"), True, 120).view(40, 3)
+    (tmp_path / "short").write_bytes(bytes(300))  # 25 rows
+    held = []
+
+    def hold(c):
+        held.append(weakref.ref(c))
+        return -c
+
+    def fail(chunk=0):
+        with pytest.raises(StreamError):
+            if backend is None:
+                fn = at(chunk % 20, lambda c: {}[hold(c)], hold)
+                stream_map(fn, x, out=out, chunk_bytes=2 * ROW)
+            else:
+                stream_map(diglot.gelu, short, out=out, chunk_bytes=20 * ROW, backend=backend)
+
+    fail()
+    before = counts()
+    gc.disable()
+    try:
+        for chunk in range(200):
+            fail(chunk)
+            assert all(ref() is None for ref in held)
+        assert not any(isinstance(found, Ring) for found in gc.get_objects())
+    finally:
+        gc.enable()
+    assert counts() == before
+
+
+def test_no_thread_can_be_had(monkeypatch):
+    start = threading.Thread.start
+
+    def refuse(thread):
+        if thread.name.startswith("diglot-read"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(StreamError, match="can't start new thread"):
+        stream_map(torch.neg, X)
+    assert pinned_cache.bytes_in_use == 0
+
+
+def test_what_fails_when_a_chunk_is_out(monkeypatch):
+    """It ends the run: whoever waits for that chunk does not wait for good."""
+
+    def times(passage):
+        raise RuntimeError("no time")
+
+    monkeypatch.setattr(Passage, "times", times)
+    with pytest.raises(StreamError, match="no time"):
+        stream_map(torch.neg, X, chunk_bytes=ROW)
