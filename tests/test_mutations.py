@@ -93,7 +93,7 @@ def ring_fault(file: str, right: str, wrong: str) -> Fault:
     return Fault(f"csrc/pipeline/{file}", right, wrong, "gelu", "test_pipeline_native", "gelu")
 
 
-DRAINED = "if (!wait_for_drain(chunk - plan_.slots + 1)) break;"
+DRAINED = "drain(chunk - depth_ + 1);"
 
 # In the ring every wait is left out in turn: what it keeps apart is said.
 RING_FAULTS = {
@@ -103,15 +103,16 @@ RING_FAULTS = {
     "its last row is dropped": ring_fault(
         "ring.h", "std::min(begin + chunk_rows, rows)", "std::min(begin + chunk_rows, rows - 1)"
     ),
-    "a pinned input and its copy": ring_fault("ring.cpp", "slot.loaded.synchronize();", ""),
-    "an input and the chunk before": ring_fault(
-        "ring.cpp", "runtime_.h2d.wait(slot.computed);", ""
+    "a pinned input and its copy": ring_fault(
+        "ring.cpp", "passage(chunk).loaded.synchronize();", ""
     ),
-    "an output and the chunk before": ring_fault("ring.cpp", DRAINED, ""),
-    "an output and the one after": ring_fault("ring.cpp", DRAINED, DRAINED.replace(" + 1", "")),
-    "an input and its copy": ring_fault("ring.cpp", "runtime_.compute.wait(slot.loaded);", ""),
-    "an output and its copy": ring_fault("ring.cpp", "runtime_.d2h.wait(slot.computed);", ""),
-    "a pinned output and its copy": ring_fault("ring.cpp", "slot.stored.synchronize();", ""),
+    "a pinned output and its copy": ring_fault("ring.cpp", "runtime_.wait(passage.stored);", ""),
+    "a pinned output and the chunk before": ring_fault("ring.cpp", DRAINED, ""),
+    "a slot and the chunk before": ring_fault(
+        "ring.h",
+        "return runtime_.streams[slot(passage)];",
+        "return runtime_.streams[passage.chunk / plan_.slots % plan_.slots];",
+    ),
     "none": ring_fault("ring.cpp", "\n", "\n"),
 }
 
