@@ -64,9 +64,9 @@ test-all: lint setup ## lint, then all tests
 test-quick: setup ## the tests that are not slow, and need no machine code, without lint
 	$(RUN) -m pytest $(call workers,worksteal) -m "not slow"
 
-# What builds, and what is marked compiled, needs no GPU: make test-all runs it anywhere.
+# What builds, and what is marked compiled or ahead_of_time, needs no GPU: make test-all runs it.
 gpu-test: setup ## the tests, on this machine's GPU; writes bench/results/<gpu>/tests.json
-	$(RUN) -m pytest $(call workers,loadgroup) --evidence -m "not compiled" \
+	$(RUN) -m pytest $(call workers,loadgroup) --evidence -m "not compiled and not ahead_of_time" \
 	  --ignore=tests/test_build.py
 
 # Tests of CUDA kernels that compute, by a build of the interpreter of their own.

@@ -405,6 +405,7 @@ print("compiled", len(kernels))
 """
 
 
+@pytest.mark.ahead_of_time
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_triton_kernels_do_not_spill(architecture):

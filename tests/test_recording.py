@@ -264,6 +264,7 @@ def check_triton(calls, dtypes, architecture):
         check(found, LARGE, "triton", architecture)
 
 
+@pytest.mark.ahead_of_time
 @needs_triton
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -272,6 +273,7 @@ def test_every_triton_kernel_compiles(dtypes, architecture):
     check_triton(calls_of, dtypes, architecture)
 
 
+@pytest.mark.ahead_of_time
 @needs_triton
 @pytest.mark.slow
 @pytest.mark.parametrize(

@@ -226,6 +226,8 @@ class Ring:
                 self.runtime.synchronize()
             for buffer in self.pinned:
                 pinned_cache.give_back(buffer)
+            self.filling.clear()
+            self.emptying.clear()
 
     def feed(self, chunk: int) -> None:
         """Enqueues a chunk."""
@@ -266,9 +268,8 @@ class Ring:
             before = self.in_pinned[ahead % self.depth]
             passage = Passage(ahead, *self.plan.rows_of(ahead))
             self.filling.append((passage, self.fillers.submit(self.fill, passage, before)))
-        passage, filled = self.filling.popleft()
-        self.in_pinned[chunk % self.depth] = passage
-        return passage, filled.result()
+        passage = self.in_pinned[chunk % self.depth] = self.filling[0][0]
+        return passage, result_of_first(self.filling)
 
     def fill(self, passage: Passage, before: Passage | None) -> list[torch.Tensor]:
         """Copies a chunk's rows to pinned buffers, those of the chunk before."""
@@ -349,9 +350,9 @@ class Ring:
             else:
                 self.finish(passage)
         while self.emptying and (self.emptying[0][0].chunk < chunks or self.emptying[0][1].done()):
-            passage, emptied = self.emptying.popleft()
+            passage = self.emptying[0][0]
             with self.blamed(passage):
-                emptied.result()
+                result_of_first(self.emptying)
             self.finish(passage)
 
     @contextmanager
@@ -403,6 +404,16 @@ class Ring:
     def rows_of(self, array: HostArray, passage: Passage) -> torch.Tensor:
         """A chunk's rows, where they are."""
         return array.part(self.job.first + passage.begin, self.job.first + passage.end)
+
+
+def result_of_first(queue: deque[tuple[Passage, Future[Any]]]) -> Any:
+    """Waits for the first of a queue, which leaves it. Nothing here holds an error, whose traceback
+    holds all that is here.
+    """
+    try:
+        return queue[0][1].result()
+    finally:
+        queue.popleft()
 
 
 def view(buffer: Buffer, rows: int, array: HostArray) -> torch.Tensor:
