@@ -235,7 +235,8 @@ def test_another_device_than_the_current():
     before = l2.info(1).set_aside
     with persist(table):
         assert l2.info(1).set_aside >= table.nbytes > l2.info(0).set_aside
-        assert window_of(torch.cuda.current_stream(1)).num_bytes == table.nbytes
+        with torch.cuda.device(1):  # whose the default stream's handle means
+            assert window_of(torch.cuda.current_stream()).num_bytes == table.nbytes
         assert torch.cuda.current_device() == 0
     torch.cuda.synchronize(1)
     all_resets_done()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from diglot.pipeline.planner import (
-    DEFAULT_CHUNK_BYTES,
+    CHUNK_BYTES,
     FEWEST_CHUNKS,
     MIB,
     SMALLEST_CHUNK_BYTES,
@@ -47,15 +47,17 @@ def test_every_small_size(row_bytes):
 
 @pytest.mark.parametrize("rows", [0, 1, 5, 24, 1000, 10**6, 10**10])
 @pytest.mark.parametrize("row_bytes", [0, 1, 4, 4096, 3 * MIB, 100 * MIB])
-def test_default_chunks(rows, row_bytes):
-    cut = plan(rows, (row_bytes,), (row_bytes,))
+@pytest.mark.parametrize("kind", CHUNK_BYTES)
+def test_default_chunks(rows, row_bytes, kind):
+    least, most = CHUNK_BYTES[kind]
+    cut = plan(rows, (row_bytes,), (row_bytes,), default_bytes=(least, most))
     assert (cut.chunks - 1) * cut.chunk_rows < rows <= cut.chunks * cut.chunk_rows or rows == 0
     # A row is never too large by default.
-    assert cut.chunk_rows == 1 or cut.chunk_rows * row_bytes <= DEFAULT_CHUNK_BYTES
+    assert cut.chunk_rows == 1 or cut.chunk_rows * row_bytes <= most
     if cut.chunks > 1 and row_bytes > 0:
         more = (cut.chunk_rows + 1) * row_bytes
         assert more > SMALLEST_CHUNK_BYTES
-        assert more * FEWEST_CHUNKS > rows * row_bytes or more > DEFAULT_CHUNK_BYTES
+        assert more * FEWEST_CHUNKS > rows * row_bytes or more > least
 
 
 def test_a_chunk_has_at_most_the_bytes_of_its_largest_array():

@@ -75,7 +75,9 @@ def test_ops_in_any_chunks(backend, name, data):
         backend=backend,
     )
     expected = whole(fn, *inputs, backend=backend)
-    if backend == "torch":  # it may compute the last elements otherwise than those before
+    # PyTorch may compute the last elements otherwise than those before, and Triton's compiler the
+    # sums of a norm's rows otherwise where there is one row alone.
+    if backend == "torch" or (backend == "triton" and name == "layer_norm"):
         torch.testing.assert_close(out, expected)
     else:
         assert_bits(out, expected)

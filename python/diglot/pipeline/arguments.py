@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from diglot.backends.registry import INTERPRET
-from diglot.pipeline.host import HostArray, is_read_only
+from diglot.pipeline.host import HostArray
 
 
 def is_array(given: Any) -> bool:
@@ -85,19 +85,18 @@ def find_devices(name: str, given: Sequence[Any] | None) -> list[torch.device]:
 
 
 def check_outputs(
-    name: str, rows: int, outs: Sequence[torch.Tensor], inputs: Sequence[HostArray]
+    name: str, rows: int, arrays: Sequence[HostArray], inputs: Sequence[HostArray]
 ) -> None:
     """Outputs have a row for each of the inputs', and memory of their own."""
-    arrays = [HostArray(tensor, is_output=True) for tensor in outs]
     for i, array in enumerate(arrays):
-        what = "out" if len(outs) == 1 else f"out {i}"
+        what = "out" if len(arrays) == 1 else f"out {i}"
         if array.rows != rows:
             raise ValueError(
                 f"{name}: {what} must have a row for each of the inputs' {rows}, not {array.rows}"
             )
         if array.kind == "strided":
             raise ValueError(f"{name}: {what} must be contiguous")
-        if array.row_bytes * rows > 0 and is_read_only(array.address):
+        if array.is_read_only:
             raise ValueError(f"{name}: {what} is read-only: it is a map that cannot be written")
         for j, other in enumerate([*inputs, *arrays[:i]]):
             if overlap(array, other):
@@ -107,21 +106,18 @@ def check_outputs(
                 )
 
 
-def fitting_arrays(
-    name: str, outs: Sequence[torch.Tensor], results: Sequence[torch.Tensor]
-) -> list[HostArray]:
-    """The arrays of outputs, which fit the results of a chunk."""
-    if len(outs) != len(results):
-        raise ValueError(f"{name}: fn returns {len(results)} tensors, and out has {len(outs)}")
-    for i, (tensor, result) in enumerate(zip(outs, results, strict=True)):
-        what = "out" if len(outs) == 1 else f"out {i}"
-        shape = (tensor.shape[0], *result.shape[1:])
-        if tuple(tensor.shape) != shape or tensor.dtype != result.dtype:
+def check_fit(name: str, arrays: Sequence[HostArray], results: Sequence[torch.Tensor]) -> None:
+    """Outputs are like the results of a chunk."""
+    if len(arrays) != len(results):
+        raise ValueError(f"{name}: fn returns {len(results)} tensors, and out has {len(arrays)}")
+    for i, (array, result) in enumerate(zip(arrays, results, strict=True)):
+        what = "out" if len(arrays) == 1 else f"out {i}"
+        if array.row_shape != tuple(result.shape[1:]) or array.tensor.dtype != result.dtype:
             raise ValueError(
-                f"{name}: {what} must have the result's shape and dtype, {shape} and "
-                f"{result.dtype}, not {tuple(tensor.shape)} and {tensor.dtype}"
+                f"{name}: {what} must have the result's shape and dtype, "
+                f"{(array.rows, *result.shape[1:])} and {result.dtype}, not "
+                f"{tuple(array.tensor.shape)} and {array.tensor.dtype}"
             )
-    return [HostArray(tensor, is_output=True) for tensor in outs]
 
 
 def overlap(a: HostArray, b: HostArray) -> bool:

@@ -51,18 +51,12 @@ def region_of(address: int) -> tuple[int, int, list[str]] | None:
     return None
 
 
-def is_read_only(address: int) -> bool:
-    """Whether the system says that writing there would be a fault."""
-    region = region_of(address)
-    return region is not None and "w" not in region[2][0]
-
-
-def mapping_of(address: int, size: int) -> Mapping | None:
-    """The file that memory shows, if it shows one and nothing of its own; None otherwise."""
-    region = region_of(address)
-    if region is None or region[1] < address + size or len(region[2]) < 5:
+def mapping_in(region: tuple[int, int, list[str]], address: int, size: int) -> Mapping | None:
+    """The file that memory in a region shows, if it shows one and nothing of its own."""
+    begin, end, about = region
+    if end < address + size or len(about) < 5:
         return None
-    begin, _, (permissions, offset, device, inode, path) = region
+    permissions, offset, device, inode, path = about
     is_shared = permissions[3] == "s"
     if not is_shared and "w" in permissions:  # it may have been written to, for itself
         return None
@@ -87,6 +81,7 @@ class HostArray:
         row_bytes: of a row.
         address: where it begins, if it lies in one piece.
         mapping: the file, of kind "file".
+        is_read_only: whether the system says that writing there would be a fault.
     """
 
     def __init__(self, tensor: torch.Tensor, *, is_output: bool = False) -> None:
@@ -96,6 +91,7 @@ class HostArray:
         self.row_bytes = math.prod(self.row_shape) * tensor.element_size()
         self.address = tensor.data_ptr()
         self.mapping: Mapping | None = None
+        self.is_read_only = False
         self.file = -1
         self.is_output = is_output
         size = self.rows * self.row_bytes
@@ -105,7 +101,10 @@ class HostArray:
         elif size > 0 and torch.cuda.is_available() and tensor.is_pinned():
             self.kind = "pinned"
         elif size > 0:
-            self.mapping = mapping_of(self.address, size)
+            region = region_of(self.address)
+            if region is not None:
+                self.is_read_only = "w" not in region[2][0]
+                self.mapping = mapping_in(region, self.address, size)
             if self.mapping is not None and (self.mapping.is_writable or not is_output):
                 self.kind = "file"
 

@@ -6,9 +6,9 @@ allocator would round each up to a power of two.
 
 from __future__ import annotations
 
-import atexit
 import mmap
 import threading
+import weakref
 
 import torch
 
@@ -24,6 +24,7 @@ class Buffer:
     Attributes:
         bytes: its size.
         tensor: all of it, as torch.uint8.
+        free: gives it back; nothing may use it any more.
     """
 
     def __init__(self, size: int, pinned: bool) -> None:
@@ -33,7 +34,6 @@ class Buffer:
             self._memory.madvise(mmap.MADV_HUGEPAGE)
         self.tensor = torch.frombuffer(self._memory, dtype=torch.uint8)
         self.address = self.tensor.data_ptr()
-        self._pinned = False
         if pinned:
             portable = 1  # for every device
             status = torch.cuda.cudart().cudaHostRegister(self.address, self.bytes, portable)
@@ -41,14 +41,14 @@ class Buffer:
                 raise RuntimeError(
                     f"pinning {self.bytes} bytes of host memory failed: CUDA error {int(status)}"
                 )
-            self._pinned = True
+        # However it ends: CUDA would take what the system puts there next for pinned.
+        self.free = weakref.finalize(self, unpin, self.address, self._memory if pinned else None)
 
-    def free(self) -> None:
-        """Gives the memory back; nothing may use it any more."""
-        if self._pinned:
-            torch.cuda.cudart().cudaHostUnregister(self.address)
-            self._pinned = False
-        del self.tensor
+
+def unpin(address: int, memory: mmap.mmap | None) -> None:
+    """CUDA forgets memory, which is the system's again then; nothing may use it any more."""
+    if memory is not None:
+        torch.cuda.cudart().cudaHostUnregister(address)
 
 
 class PinnedCache:
@@ -122,4 +122,3 @@ class PinnedCache:
 
 
 pinned_cache = PinnedCache()
-atexit.register(pinned_cache.clear)

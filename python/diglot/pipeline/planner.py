@@ -6,21 +6,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MIB = 1 << 20
-# Of a chunk's largest array, by what drives the ring and whether memory is staged. Copies in both
-# directions at once reach what the bus gives from about 16 MiB on. Pinned buffers are best in the
-# processor's cache, so that chunks that are staged are better smaller; but Python takes its time
-# for each. (Measured on an H200's host: docs/pipeline.md.)
-DEFAULT_CHUNK_BYTES = 16 * MIB
-CHUNK_BYTES = {
-    ("native", False): 16 * MIB,
-    ("native", True): 8 * MIB,
-    ("python", False): 16 * MIB,
-    ("python", True): 32 * MIB,
+# Of a chunk's largest array, least and most, by what drives the ring and whether memory is staged.
+# Copies in both directions at once reach what the bus gives from about 16 MiB on; a kernel that is
+# slower than they are likes small chunks. Pinned buffers are best in the processor's cache, so that
+# chunks that are staged are better small; but Python takes its time for each (docs/pipeline.md).
+Range = tuple[int, int]
+CHUNK_BYTES: dict[tuple[str, bool], Range] = {
+    ("native", False): (8 * MIB, 32 * MIB),
+    ("native", True): (8 * MIB, 8 * MIB),
+    ("python", False): (16 * MIB, 32 * MIB),
+    ("python", True): (32 * MIB, 32 * MIB),
 }
-SMALLEST_CHUNK_BYTES = 2 * MIB
-# Chunks that a run should have at least: the pipeline fills with the first and drains with the
-# last, while one direction of the bus is idle.
+DEFAULT_CHUNK_BYTES: Range = (16 * MIB, 16 * MIB)
+# As many chunks a large array has, if that range allows it; and the least of a small one: the
+# pipeline fills with the first and drains with the last, while one direction of the bus is idle.
+MANY_CHUNKS = 128
 FEWEST_CHUNKS = 8
+SMALLEST_CHUNK_BYTES = 2 * MIB
 NUM_SLOTS = 3
 
 
@@ -70,7 +72,7 @@ def plan(
     out_row_bytes: Sequence[int],
     chunk_bytes: int | None = None,
     num_slots: int = NUM_SLOTS,
-    default_bytes: int = DEFAULT_CHUNK_BYTES,
+    default_bytes: Range = DEFAULT_CHUNK_BYTES,
 ) -> Plan:
     """Cuts rows into chunks.
 
@@ -78,10 +80,11 @@ def plan(
         rows: how many there are.
         in_row_bytes: of a row, for each input.
         out_row_bytes: likewise of the outputs; empty where they are not known before.
-        chunk_bytes: of a chunk's largest array, at most. By default `default_bytes`, less for small
-            arrays, so that there are chunks to overlap, and as much as one row needs.
+        chunk_bytes: of a chunk's largest array, at most. By default in the range of
+            `default_bytes`, less for small arrays, so that there are chunks to overlap, and as much
+            as one row needs.
         num_slots: chunks that are on the device at once, 1 or more. With one nothing overlaps.
-        default_bytes: as much as a chunk of large arrays has if nothing else is said.
+        default_bytes: least and most, if nothing else is said.
 
     Raises:
         ValueError: a number is out of range, or a row is larger than `chunk_bytes`.
@@ -92,8 +95,11 @@ def plan(
         raise ValueError(f"num_slots must be at least 1, but is {num_slots}")
     largest = max((*in_row_bytes, *out_row_bytes, 1))
     if chunk_bytes is None:
-        share = rows * largest // FEWEST_CHUNKS
-        chunk_bytes = max(min(default_bytes, max(share, SMALLEST_CHUNK_BYTES)), largest)
+        least, most = default_bytes
+        size = rows * largest
+        chunk_bytes = min(most, max(least, size // MANY_CHUNKS))
+        chunk_bytes = min(chunk_bytes, max(size // FEWEST_CHUNKS, SMALLEST_CHUNK_BYTES))
+        chunk_bytes = max(chunk_bytes, largest)
     elif chunk_bytes < 1:
         raise ValueError(f"chunk_bytes must be positive, but is {chunk_bytes}")
     elif chunk_bytes < largest:

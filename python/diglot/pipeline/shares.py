@@ -107,7 +107,6 @@ class Run:
         job_of: a share's job, from how its rows are cut and the first of them.
         engine_of: what drives a job.
         update: called now and then with how many rows are done.
-        is_short: whether it takes milliseconds, so that one share is better done by this thread.
     """
 
     def __init__(
@@ -117,10 +116,8 @@ class Run:
         job_of: Callable[[Share, Plan, int], Job],
         engine_of: Callable[[Job], Engine],
         update: Callable[[int], None],
-        is_short: bool,
     ) -> None:
         self.name, self.shares = name, shares
-        self.is_short = is_short and len(shares) == 1
         self.job_of, self.engine_of, self.update = job_of, engine_of, update
         self.notes: list[str] = []
         self.is_stopped = False
@@ -135,11 +132,6 @@ class Run:
             StreamError: one failed. All have ended then.
             StreamInterrupted: on Ctrl-C; likewise.
         """
-        if self.is_short:
-            self.work(self.shares[0])
-            self.tell_progress()
-            self.raise_errors()
-            return
         try:
             for share in self.shares:
                 THREADS.submit(self.work, share)
@@ -151,28 +143,18 @@ class Run:
         except BaseException as error:
             self.stop()
             if isinstance(error, KeyboardInterrupt):
-                raise self.interrupted() from error
+                valid = self.valid()
+                raise StreamInterrupted(
+                    f"{self.name} was interrupted; rows of out that are valid: {tell(valid)}", valid
+                ) from error
             raise
-        self.raise_errors()
-
-    def raise_errors(self) -> None:
-        """What ended a share."""
         failed = [share for share in self.shares if share.error is not None]
         try:
             for share in failed:
-                if isinstance(share.error, KeyboardInterrupt):  # of a short run
-                    raise self.interrupted() from share.error
                 raise share.error_of(self.name, self.valid()) from share.error
         finally:
             for share in failed:  # their tracebacks hold what they hold
                 share.error = None
-
-    def interrupted(self) -> StreamInterrupted:
-        """What Ctrl-C raises."""
-        valid = self.valid()
-        return StreamInterrupted(
-            f"{self.name} was interrupted; rows of out that are valid: {tell(valid)}", valid
-        )
 
     def work(self, share: Share) -> None:
         """A share, on its thread. Where the device has too little memory, once more by smaller

@@ -16,9 +16,9 @@ import torch
 from diglot.backends.registry import INTERPRET
 from diglot.backends.selection import AUTO, check_name, choose, scoped_backend, use_backend
 from diglot.pipeline.arguments import (
+    check_fit,
     check_outputs,
     find_devices,
-    fitting_arrays,
     is_array,
     tensor_of,
 )
@@ -34,7 +34,14 @@ from diglot.pipeline.native import (
     tensors_given,
     watch,
 )
-from diglot.pipeline.planner import CHUNK_BYTES, DEFAULT_CHUNK_BYTES, NUM_SLOTS, Plan, plan
+from diglot.pipeline.planner import (
+    CHUNK_BYTES,
+    DEFAULT_CHUNK_BYTES,
+    NUM_SLOTS,
+    Plan,
+    Range,
+    plan,
+)
 from diglot.pipeline.progress import progress_bar
 from diglot.pipeline.report import PipelineReport
 from diglot.pipeline.ring import Job, Ring, Sink
@@ -42,8 +49,6 @@ from diglot.pipeline.shares import Engine, Run, Share, shares_of
 
 Results = tuple[torch.Tensor, ...]
 NOT_IN_NUMPY = (torch.bfloat16, torch.complex32)
-
-SHORT = 256 << 20  # bytes of inputs that an op streams within milliseconds
 
 
 class _Thread(threading.local):
@@ -82,8 +87,8 @@ def stream_map(
             shapes and dtypes.
         out: where the result goes: a contiguous CPU tensor or array, or a writable map, of the
             result's shape and dtype; several of them for several results. By default new ones.
-        chunk_bytes: of a chunk's largest array, at most; by default 8 to 32 MiB, less for small
-            arrays.
+        chunk_bytes: of a chunk's largest array, at most; by default 2 to 32 MiB, by the arrays'
+            size and where they lie.
             The output counts where it is known before: `out` is given, or `fn` is an op of diglot.
         num_slots: chunks on the device at once.
         devices: indices of GPUs, or devices, that share the rows; by default the current GPU, or
@@ -250,7 +255,7 @@ class _Stream:
         return [array.empty_chunk(rows, self.devices[0]) for array in self.inputs]
 
     def make_plan(
-        self, out_row_bytes: Sequence[int], default_bytes: int = DEFAULT_CHUNK_BYTES
+        self, out_row_bytes: Sequence[int], default_bytes: Range = DEFAULT_CHUNK_BYTES
     ) -> Plan:
         """How all rows are cut."""
         of_inputs = [array.row_bytes for array in self.inputs]
@@ -268,16 +273,20 @@ class _Stream:
 
     def map(self, out: Any, progress: bool) -> Any:
         """stream_map."""
-        outs: list[torch.Tensor] | None = None
+        outs: list[HostArray] | None = None
         if out is not None:
             given = out if isinstance(out, (tuple, list)) else [out]
-            outs = [tensor_of(self.name, "out", one, writable=True) for one in given]
+            outs = [
+                HostArray(tensor_of(self.name, "out", one, writable=True), is_output=True)
+                for one in given
+            ]
             self.gives_arrays = False
             check_outputs(self.name, self.rows, outs, self.inputs)
 
         def make(results: Sequence[torch.Tensor]) -> list[HostArray]:
             if outs is not None:
-                return fitting_arrays(self.name, outs, results)
+                check_fit(self.name, outs, results)
+                return outs
             return [
                 HostArray(
                     torch.empty((self.rows, *r.shape[1:]), dtype=r.dtype, device="cpu"),
@@ -291,7 +300,7 @@ class _Stream:
             results, one = self.look()
             if results is not None:
                 sink.of(results)
-            known = sink.arrays or [HostArray(tensor) for tensor in outs or ()]
+            known = sink.arrays or outs or []
             engine = NativeRing.name if one is not None else Ring.name
             is_staged = any(array.is_staged for array in (*self.inputs, *known))
             whole = self.make_plan(
@@ -360,12 +369,7 @@ class _Stream:
                 array.open()
                 stack.callback(array.close)
             update = stack.enter_context(progress_bar(progress, self.name, self.rows, row_bytes))
-            is_short = (
-                self.op is not None
-                and self.devices[0].type == "cuda"
-                and self.rows * row_bytes <= SHORT
-            )
-            run = Run(self.name, shares, job_of, engine_of, update, is_short)
+            run = Run(self.name, shares, job_of, engine_of, update)
             try:
                 run()
             finally:
