@@ -228,7 +228,7 @@ def test_no_rows_and_one(rows, backend):
 @pytest.mark.parametrize("devices", [None, ["cpu:0", "cpu:1"]])
 def test_what_fn_sees(devices):
     kind = "cpu" if devices else DEVICE
-    backend = "triton" if kind == DEVICE else "torch"
+    backend = "torch" if devices else "triton"  # whose interpreter is of one thread
     seen = []
 
     def fn(x):
