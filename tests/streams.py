@@ -48,7 +48,7 @@ class LazyRuntime(HostRuntime):
                 return
             self.random.choice(able).step()
 
-    def synchronize(self):
+    def close(self):
         for stream in self.streams:
             stream.synchronize()
 

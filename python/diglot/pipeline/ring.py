@@ -222,12 +222,14 @@ class Ring:
         finally:
             for threads in (self.fillers, self.emptiers):
                 threads.shutdown(cancel_futures=True)
-            with self.runtime.scope():
-                self.runtime.synchronize()
-            for buffer in self.pinned:
-                pinned_cache.give_back(buffer)
-            self.filling.clear()
-            self.emptying.clear()
+            try:
+                with self.runtime.scope():
+                    self.runtime.close()
+            finally:
+                for buffer in self.pinned:
+                    pinned_cache.give_back(buffer)
+                self.filling.clear()
+                self.emptying.clear()
 
     def feed(self, chunk: int) -> None:
         """Enqueues a chunk."""

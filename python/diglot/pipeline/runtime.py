@@ -3,6 +3,7 @@ at once."""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -56,14 +57,27 @@ class Runtime(Protocol):
     copying: Sequence[Stream]
     computing: Sequence[Stream]
 
-    def synchronize(self) -> None:
-        """Waits, on the host, until all streams are idle."""
+    def close(self) -> None:
+        """Waits, on the host, until all streams are idle; none is used after it."""
 
     def now(self) -> float:
         """Seconds since the run began."""
 
     def scope(self) -> AbstractContextManager[Any]:
         """What a thread is in while it uses the streams."""
+
+
+# Streams that no run uses now: PyTorch's allocator keeps memory for each that it was used in.
+_free_streams: dict[torch.device, list[torch.cuda.Stream]] = {}
+_free_streams_lock = threading.Lock()
+
+
+def take_streams(device: torch.device, count: int) -> list[torch.cuda.Stream]:
+    """Streams of a device, which is the current one."""
+    with _free_streams_lock:
+        free = _free_streams.setdefault(device, [])
+        taken = [free.pop() for _ in range(min(count, len(free)))]
+    return taken + [torch.cuda.Stream() for _ in range(count - len(taken))]
 
 
 class GpuRuntime:
@@ -80,10 +94,11 @@ class GpuRuntime:
         self._device, self.spins = device, spins
         with torch.cuda.device(device):
             caller = torch.cuda.current_stream()
-            own = [GpuStream(self) for _ in range(slots)]
-            shared = [GpuStream(self)] if shares_compute else []
-            for stream in (*own, *shared):
-                stream.stream.wait_stream(caller)
+            self._kept = take_streams(device, slots + shares_compute)
+            for kept in self._kept:
+                kept.wait_stream(caller)
+            own = [GpuStream(self, kept) for kept in self._kept[:slots]]
+            shared = [GpuStream(self, kept) for kept in self._kept[slots:]]
             self._origin = torch.cuda.Event(enable_timing=True)
             self._origin.record(own[0].stream)
             self._origin.synchronize()
@@ -91,10 +106,15 @@ class GpuRuntime:
         self.copying: Sequence[Stream] = own
         self.computing: Sequence[Stream] = shared * slots or own
 
-    def synchronize(self) -> None:
-        """Waits, on the host, until all streams are idle."""
-        for stream in {*self.copying, *self.computing}:
-            stream.stream.synchronize()  # type: ignore[attr-defined]
+    def close(self) -> None:
+        """Waits, on the host, until all streams are idle, and leaves them to another run."""
+        try:
+            for kept in self._kept:
+                kept.synchronize()
+        finally:
+            with _free_streams_lock:
+                _free_streams[self._device].extend(self._kept)
+            self._kept = []
 
     def now(self) -> float:
         """Seconds since the run began."""
@@ -112,9 +132,8 @@ class GpuRuntime:
 class GpuStream:
     """One of its streams."""
 
-    def __init__(self, runtime: GpuRuntime) -> None:
-        self._runtime = runtime
-        self.stream = torch.cuda.Stream()
+    def __init__(self, runtime: GpuRuntime, stream: torch.cuda.Stream) -> None:
+        self._runtime, self.stream = runtime, stream
 
     def wait(self, event: Any) -> None:
         """What comes after this waits for the event."""
@@ -171,7 +190,7 @@ class HostRuntime:
         self.copying: Sequence[Stream] = [HostStream(self)] * slots
         self.computing: Sequence[Stream] = self.copying
 
-    def synchronize(self) -> None:
+    def close(self) -> None:
         """All is done."""
 
     def now(self) -> float:
