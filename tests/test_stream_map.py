@@ -5,6 +5,9 @@ from __future__ import annotations
 import functools
 import math
 import operator
+import os
+import subprocess
+import sys
 import threading
 import time
 
@@ -393,3 +396,42 @@ def test_progress(capsys, fn):
     shown = capsys.readouterr()
     assert "stream_map" in shown.err
     assert shown.out == ""
+
+
+FORKED = """
+import os, torch, diglot
+from diglot import pinned_cache, stream_map
+x = torch.randn(50, 3)
+stream_map(torch.neg, x, chunk_bytes=120)
+kept = pinned_cache.bytes
+child = os.fork()
+if child == 0:
+    right = torch.equal(stream_map(torch.neg, x, chunk_bytes=120), -x)
+    os._exit(0 if right and pinned_cache.bytes <= kept else 1)
+assert os.waitpid(child, 0)[1] == 0
+assert torch.equal(stream_map(torch.neg, x, chunk_bytes=120), -x)
+"""
+
+
+def test_after_a_fork():
+    """A child has neither the threads nor the pinned memory."""
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}  # CUDA itself cannot be forked
+    subprocess.run([sys.executable, "-c", FORKED], check=True, timeout=60, env=environment)
+
+
+def test_what_is_no_op():
+    """A function that looks like one, and one without a module."""
+    x = torch.randn(10, 3)
+
+    @functools.wraps(diglot.gelu)
+    def wrapped(chunk):
+        return -chunk
+
+    assert_bits(stream_map(wrapped, x, devices=["cpu"]), -x)
+    assert_bits(stream_map(torch.tensor(2.0).mul, x, devices=["cpu"]), x * 2)
+
+
+def test_the_report_of_nothing(tmp_path):
+    stream_map(torch.neg, torch.empty(0, 3))
+    last_stream_report().trace(tmp_path / "trace.json")
+    assert str(last_stream_report())

@@ -141,3 +141,9 @@ def test_too_little_memory_in_a_fold():
     x = X.round()  # so that sums are exact
     total = stream_reduce(fn, operator.add, x, chunk_bytes=8 * ROW)
     assert torch.equal(total, x.sum(0))
+
+
+def test_combine_that_returns_no_tensor():
+    with pytest.raises(StreamError, match="combine must return tensors, not a float") as failed:
+        stream_reduce(torch.sum, lambda a, b: float(a + b), torch.ones(6, 2), chunk_bytes=8)
+    assert failed.value.chunk == 1

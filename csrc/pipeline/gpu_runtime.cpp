@@ -64,6 +64,7 @@ Runtime::~Runtime() {
 
 Event Runtime::make_event() {
   if (events_ == kept_->events.size()) {
+    const BesideCaptures beside;
     cudaEvent_t handle = nullptr;
     // It keeps the time.
     check(cudaEventCreateWithFlags(&handle, cudaEventBlockingSync), "making an event");

@@ -18,8 +18,12 @@ class Event {
   // Whether the work before it is done.
   bool is_done() const {
     const cudaError_t status = cudaEventQuery(handle_);
-    if (status != cudaErrorNotReady) check(status, "asking for an event");
-    return status == cudaSuccess;
+    if (status == cudaErrorNotReady) {
+      static_cast<void>(cudaGetLastError());  // no error, though it counts as one
+      return false;
+    }
+    check(status, "asking for an event");
+    return true;
   }
   // Waits, on the host, until it is.
   void synchronize() const { check(cudaEventSynchronize(handle_), "waiting for the device"); }

@@ -44,7 +44,8 @@ void make_room(int file, int64_t offset, int64_t size, int64_t margin) {
       static_cast<int64_t>(room.f_bavail * room.f_frsize) >= size + margin) {
     return;
   }
-  const int error = posix_fallocate(file, offset, size);
+  int error = EINTR;
+  while (error == EINTR) error = posix_fallocate(file, offset, size);
   if (error != 0) fail("writing a file", offset, error);
 }
 

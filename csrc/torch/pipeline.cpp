@@ -163,12 +163,11 @@ PyObject* to_python(const char* variant, const std::vector<pipeline::Times>& tim
 // places        a tuple: for every tensor among them which of the arrays it is a chunk of, or -1 if
 //               it is the same for all chunks
 // arrays        a tuple of (is_output, row_bytes, device_addresses, pinned_addresses, address,
-// file,
-//               offset): addresses of a buffer for every slot; of num_slots + copy_threads pinned
-//               ones (or one for each chunk) where the array is to be staged, otherwise none; of
-//               the rows; a file's descriptor and where the rows are there if their memory is a map
-//               of it, otherwise -1; of room that a disk has to have beyond what is written, as
-//               otherwise blocks are asked for first
+//               file, offset, margin): addresses of a buffer for every slot; of num_slots +
+//               copy_threads pinned ones (or one for each chunk) where the array is to be staged,
+//               otherwise none; of the rows; a file's descriptor and where the rows are there if
+//               their memory is a map of it, otherwise -1; of room that a disk has to have beyond
+//               what is written, as otherwise blocks are asked for first
 // num_slots     chunks that are on the device at once
 // device        an index; means nothing where kernels are interpreted
 // copy_threads  that copy in each direction

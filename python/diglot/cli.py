@@ -176,7 +176,7 @@ def compare(op: str, **arguments: Any) -> None:
 @click.option("--terms", metavar="NUMBER", help="gaussian_pdf: the number of densities averaged.")
 @click.option("--backend", metavar="NAME", help="cuda, triton, torch or auto.")
 @click.option(
-    "--chunk-bytes", metavar="SIZE", help="Of a chunk's largest array, as 16MiB (the default)."
+    "--chunk-bytes", metavar="SIZE", help="Of a chunk's largest array, as 16MiB. Default: by size."
 )
 @click.option(
     "--num-slots",

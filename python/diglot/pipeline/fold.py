@@ -38,7 +38,12 @@ class Fold:
                 self._waiting.setdefault(share, []).append(partial)
 
     def _add(self, partial: Any) -> None:
-        self._folded = [self._combine(self._folded[0], partial) if self._folded else partial]
+        folded = self._combine(self._folded[0], partial) if self._folded else partial
+        parts = folded if isinstance(folded, (tuple, list)) else (folded,)
+        for part in parts:
+            if not isinstance(part, torch.Tensor):
+                raise TypeError(f"combine must return tensors, not a {type(part).__name__}")
+        self._folded = [folded]
         self.chunks += 1
 
     def result(self) -> Any:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import functools
 import itertools
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from diglot import ops
 from diglot.backends.registry import cuda_module
 from diglot.backends.runs import LastRun, observe_runs
 from diglot.pipeline import host
@@ -36,8 +38,8 @@ def op_of(fn: Any) -> str | None:
     """The name of the op of diglot that `fn` is, with or without functools.partial."""
     while isinstance(fn, functools.partial):
         fn = fn.func
-    is_op = getattr(fn, "__module__", "").startswith("diglot.ops.")
-    return fn.__name__ if is_op else None
+    name = getattr(fn, "__name__", None)
+    return name if name in ops.__all__ and getattr(ops, name) is fn else None
 
 
 @dataclass(frozen=True)
@@ -143,14 +145,14 @@ class NativeRing:
 
     Attributes:
         name: of the engine, for reports.
-        variant: the kernel variant that ran.
+        began: what times count from.
     """
 
     name = "native"
 
     def __init__(self, job: Job, call: Call, buffers: list[list[torch.Tensor]]) -> None:
         self.job, self.call, self.buffers = job, call, buffers
-        self.variant = ""
+        self.began = 0.0
 
     def run(self) -> None:
         """Does all chunks, or as many as come before a stop or an error."""
@@ -167,7 +169,8 @@ class NativeRing:
                 depth = min(plan.slots + job.copy_threads, plan.chunks)
                 for _ in range(depth if array.is_staged else 0):
                     taken[-1].append(pinned_cache.take(plan.chunk_rows * array.row_bytes))
-            self.variant, timeline = module.run_pipeline(
+            self.began = time.perf_counter()
+            _, timeline = module.run_pipeline(
                 self.call.launcher,
                 self.call.arguments,
                 self.call.places,

@@ -7,13 +7,15 @@ allocator would round each up to a power of two.
 from __future__ import annotations
 
 import mmap
+import os
 import threading
 import weakref
+from contextlib import suppress
 
 import torch
 
 PAGES = 2 << 20  # huge ones, where the system has them
-DEFAULT_LIMIT = 1 << 30
+DEFAULT_LIMIT = 2 << 30
 # Of a kept buffer at most so much of what was asked for is not used.
 MOST_WASTE = 0.25
 
@@ -29,8 +31,9 @@ class Buffer:
 
     def __init__(self, size: int, pinned: bool) -> None:
         self.bytes = max(-(-size // PAGES), 1) * PAGES
-        self._memory = mmap.mmap(-1, self.bytes)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
+        self._memory = mmap.mmap(-1, self.bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._memory.madvise(mmap.MADV_DONTFORK)  # a child's copies would move the pages
+        with suppress(OSError):  # the system may not have them
             self._memory.madvise(mmap.MADV_HUGEPAGE)
         self.tensor = torch.frombuffer(self._memory, dtype=torch.uint8)
         self.address = self.tensor.data_ptr()
@@ -73,7 +76,7 @@ class PinnedCache:
             return self._used
 
     def limit(self, bytes: int) -> None:
-        """Keeps at most so many bytes from now on, 1 GiB by default; 0: none.
+        """Keeps at most so many bytes from now on, 2 GiB by default; 0: none.
 
         Raises:
             ValueError: it is negative.
@@ -115,6 +118,12 @@ class PinnedCache:
             self._free.append(buffer)
             self._shrink()
 
+    def forget(self) -> list[Buffer]:
+        """Begins anew, with nothing; returns what was kept. For a process that was forked."""
+        self._lock = threading.Lock()
+        kept, self._free, self._used = self._free, [], 0
+        return kept
+
     def _shrink(self, limit: int | None = None) -> None:
         most = self._limit if limit is None else limit
         while sum(buffer.bytes for buffer in self._free) > most:
@@ -122,3 +131,12 @@ class PinnedCache:
 
 
 pinned_cache = PinnedCache()
+
+
+def _after_fork() -> None:
+    """A child process has neither its parent's pinned memory nor its use of CUDA."""
+    for buffer in pinned_cache.forget():
+        buffer.free.detach()
+
+
+os.register_at_fork(after_in_child=_after_fork)

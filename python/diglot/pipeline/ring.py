@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import math
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -89,6 +90,13 @@ class Sink:
                 self.arrays = list(self._make(results))
                 for array in self.arrays:
                     array.open()
+            # Another device's results, or those of smaller chunks, may be others.
+            for array, result in zip(self.arrays, results, strict=True):
+                if (array.row_shape, array.tensor.dtype) != (result.shape[1:], result.dtype):
+                    raise ValueError(
+                        f"fn returned rows of {tuple(result.shape[1:])}, {result.dtype}, and "
+                        f"before of {array.row_shape}, {array.tensor.dtype}"
+                    )
             return self.arrays
 
     def close(self) -> None:
@@ -115,7 +123,7 @@ class Job:
         shares_compute: whether `fn` is called in one stream for all slots: it may use memory of its
             own in each call.
         runtime: streams and events, from the device, the number of slots, `shares_compute` and
-            whether nothing else needs the cores; by default the device's own.
+            whether no other thread needs the cores; by default the device's own.
         timeline: the times of the chunks that are done.
     """
 
@@ -132,6 +140,12 @@ class Job:
     shares_compute: bool = True
     runtime: Callable[[torch.device, int, bool, bool], Runtime] = runtime_of
     timeline: list[Times] = field(default_factory=list)
+
+    @property
+    def writes_in_place(self) -> bool:
+        """Whether results are known to need no threads that copy them."""
+        arrays = None if self.sink is None else self.sink.arrays
+        return arrays is not None and not any(array.is_staged for array in arrays)
 
 
 class Passage:
@@ -182,7 +196,10 @@ class Ring:
         ]
         self.outputs: list[list[torch.Tensor]] = []
         self.reads = any(array.is_staged for array in job.inputs)
-        self.runtime = job.runtime(job.device, self.plan.slots, job.shares_compute, not self.reads)
+        self.began = time.perf_counter()
+        self.runtime = job.runtime(
+            job.device, self.plan.slots, job.shares_compute, not self.reads and job.writes_in_place
+        )
         # So many pinned buffers, and chunks at most that are fed but not out.
         self.depth = self.plan.slots + job.copy_threads
         self.fillers = ThreadPoolExecutor(job.copy_threads, "diglot-read")
@@ -234,7 +251,10 @@ class Ring:
     def feed(self, chunk: int) -> None:
         """Enqueues a chunk."""
         passage, sources = self.next_read(chunk)
-        self.drain(chunk - self.depth + 1)  # so that there are pinned buffers for it
+        # So that there are pinned buffers for it, and, where results are folded, no more of them on
+        # the device than slots.
+        ahead = self.depth if self.job.fold is None else self.plan.slots
+        self.drain(chunk - ahead + 1)
         slot, rows = chunk % self.plan.slots, passage.end - passage.begin
         copying, computing = self.runtime.copying[slot], self.runtime.computing[slot]
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -18,14 +20,30 @@ from diglot.pipeline.runtime import current_stream
 
 SMALLER = 4  # so many times smaller are the chunks after one that the device had no memory for
 POLL = 0.02  # seconds between looks at what the devices do
-# Kept between calls: a new thread's first calls of the CUDA runtime take a millisecond.
-THREADS = ThreadPoolExecutor(64, "diglot-stream")
+
+
+def make_threads() -> ThreadPoolExecutor:
+    """Threads that are kept between calls: a new one's first calls of CUDA take their time."""
+    return ThreadPoolExecutor(64, "diglot-stream")
+
+
+THREADS = make_threads()
+
+
+def _after_fork() -> None:
+    """A child process has none of its parent's threads."""
+    global THREADS
+    THREADS = make_threads()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class Engine(Protocol):
     """What drives a job's chunks."""
 
     name: str
+    began: float  # what its times count from, by time.perf_counter
 
     def run(self) -> None:
         """Does them."""
@@ -67,6 +85,8 @@ class Share:
 
     def error_of(self, name: str, valid: list[tuple[int, int]]) -> StreamError:
         """What is raised of what ended it."""
+        if not self.jobs:
+            return StreamError(f"{name}: on {self.device}: {self.error}", self.chunk, valid)
         job = self.jobs[-1]
         begin, end = (job.first + row for row in job.plan.rows_of(job.control.chunk))
         chunk = self.chunk + job.control.chunk + sum(len(of.timeline) for of in self.jobs[:-1])
@@ -75,7 +95,7 @@ class Share:
             what += f" (for {sizes_of(job.plan)}; give fewer num_slots or chunk_bytes)"
         return StreamError(
             f"{name}: chunk {chunk} (rows {begin} to {end}) on {self.device}: {what}; "
-            f"rows of out that are valid: {tell(valid)}",
+            f"rows that are done: {tell(valid)}",
             chunk,
             valid,
         )
@@ -121,6 +141,7 @@ class Run:
         self.job_of, self.engine_of, self.update = job_of, engine_of, update
         self.notes: list[str] = []
         self.is_stopped = False
+        self.began = time.perf_counter()
         self.begun = 0  # shares that were given to a thread
         self.streams = [current_stream(share.device) for share in shares]  # this thread's
         self.ended = [threading.Event() for _ in shares]
@@ -145,7 +166,7 @@ class Run:
             if isinstance(error, KeyboardInterrupt):
                 valid = self.valid()
                 raise StreamInterrupted(
-                    f"{self.name} was interrupted; rows of out that are valid: {tell(valid)}", valid
+                    f"{self.name} was interrupted; rows that are done: {tell(valid)}", valid
                 ) from error
             raise
         failed = [share for share in self.shares if share.error is not None]
@@ -195,7 +216,8 @@ class Run:
         try:
             engine.run()
         finally:
-            share.timeline += job.timeline
+            late = engine.began - self.began
+            share.timeline += [tuple(at + late for at in times) for times in job.timeline]
 
     def ask_to_stop(self) -> None:
         """Has all end when what is under way is done."""

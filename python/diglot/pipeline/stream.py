@@ -59,7 +59,7 @@ _thread = _Thread()
 
 
 def last_stream_report() -> PipelineReport | None:
-    """What the last `stream_map` or `stream_reduce` on this thread did; None if there was none."""
+    """What the last `stream_map` or `stream_reduce` that succeeded on this thread did; or None."""
     return _thread.report
 
 
@@ -198,7 +198,8 @@ class _Stream:
         self.constants = tensors_given(fn)
         if self.devices[0].type == "cpu" and not INTERPRET:
             what = f"on the backend {self.backend!r}" if self.op else "as they are"
-            self.notes.append(f"no GPU: chunks ran on the CPU, {what}")
+            why = "" if torch.cuda.is_available() else "no GPU: "
+            self.notes.append(f"{why}chunks ran on the CPU, {what}")
 
     def call(self, *chunks: torch.Tensor) -> Results:
         """fn, whose results are checked."""
@@ -415,6 +416,6 @@ class _Stream:
                 replace(share.plan, out_row_bytes=out_row_bytes).device_bytes for share in shares
             ),
             seconds=time.perf_counter() - self.began,
-            timelines=[share.timeline for share in shares],
+            timelines=[share.timeline for share in shares] or [[]],
             notes=tuple(self.notes),
         )

@@ -330,7 +330,8 @@ def npy_file(
             if needed:
                 array: Any = np.lib.format.open_memmap(part, "w+", dtype, shape)
             else:  # no map is empty
-                np.save(part.open("wb"), np.empty(shape, dtype))
+                with part.open("wb") as file:
+                    np.save(file, np.empty(shape, dtype))
                 array = np.empty(shape, dtype)
         yield torch.from_numpy(array)
         del array
