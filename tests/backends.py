@@ -51,7 +51,7 @@ SLOW_BACKENDS = [CUDA, SLOW_TRITON, "torch"]
 
 def examples(count: int) -> int:
     """How many of Hypothesis' examples a test draws: fewer where each is interpreted."""
-    return count if DEVICE == "cuda" else count // 3
+    return count if DEVICE == "cuda" else count // 4
 
 
 def why_no_code() -> str | None:

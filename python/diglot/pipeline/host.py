@@ -34,24 +34,41 @@ class Mapping:
     is_writable: bool
 
 
-def region_of(address: int) -> tuple[int, int, list[str]] | None:
-    """Begin and end of the piece of memory that an address is in, and what the system says of it:
-    permissions, offset, device, inode and perhaps a path. None if it says nothing.
+Region = tuple[int, int, list[str]]
+
+
+class Maps:
+    """What the system says of the process's memory. It is asked once, which takes milliseconds.
+
+    Args:
+        lines: of its answer, if it is not to be asked.
     """
-    try:
-        lines = Path("/proc/self/maps").read_text().splitlines()
-    except OSError:
+
+    def __init__(self, lines: list[str] | None = None) -> None:
+        self._lines = lines
+
+    def region_of(self, address: int) -> Region | None:
+        """Begin and end of the piece of memory that an address is in, and what is said of it:
+        permissions, offset, device, inode and perhaps a path. None if nothing is.
+        """
+        if self._lines is None:
+            try:
+                self._lines = Path("/proc/self/maps").read_text().splitlines()
+            except OSError:
+                self._lines = []
+        for line in self._lines:
+            # "7f0c-7f0d rw-s 00001000 fe:00 123   /a/path"
+            place, about = line.split(" ", 1)
+            begin, end = (int(number, 16) for number in place.split("-"))
+            if begin <= address < end:
+                return begin, end, about.split(maxsplit=4)
         return None
-    for line in lines:
-        # "7f0c-7f0d rw-s 00001000 fe:00 123   /a/path"
-        place, *about = line.split(maxsplit=5)
-        begin, end = (int(number, 16) for number in place.split("-"))
-        if begin <= address < end:
-            return begin, end, about
-    return None
 
 
-def mapping_in(region: tuple[int, int, list[str]], address: int, size: int) -> Mapping | None:
+NOTHING_SAID = Maps([])  # for memory that is known to be ordinary
+
+
+def mapping_in(region: Region, address: int, size: int) -> Mapping | None:
     """The file that memory in a region shows, if it shows one and nothing of its own."""
     begin, end, about = region
     if end < address + size or len(about) < 5:
@@ -75,6 +92,11 @@ def mapping_in(region: tuple[int, int, list[str]], address: int, size: int) -> M
 class HostArray:
     """A CPU tensor of rows.
 
+    Args:
+        tensor: it.
+        is_output: whether it is written.
+        maps: what the system says of memory, if it was asked.
+
     Attributes:
         tensor: all of it, (rows, *row_shape).
         kind: "pinned", "memory", "file", or "strided" where rows are not what lies in one piece.
@@ -84,7 +106,9 @@ class HostArray:
         is_read_only: whether the system says that writing there would be a fault.
     """
 
-    def __init__(self, tensor: torch.Tensor, *, is_output: bool = False) -> None:
+    def __init__(
+        self, tensor: torch.Tensor, *, is_output: bool = False, maps: Maps | None = None
+    ) -> None:
         self.tensor = tensor
         self.rows = tensor.shape[0]
         self.row_shape = tuple(tensor.shape[1:])
@@ -101,7 +125,7 @@ class HostArray:
         elif size > 0 and torch.cuda.is_available() and tensor.is_pinned():
             self.kind = "pinned"
         elif size > 0:
-            region = region_of(self.address)
+            region = (maps or Maps()).region_of(self.address)
             if region is not None:
                 self.is_read_only = "w" not in region[2][0]
                 self.mapping = mapping_in(region, self.address, size)

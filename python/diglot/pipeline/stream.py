@@ -24,7 +24,7 @@ from diglot.pipeline.arguments import (
 )
 from diglot.pipeline.errors import StreamError
 from diglot.pipeline.fold import Fold
-from diglot.pipeline.host import HostArray
+from diglot.pipeline.host import NOTHING_SAID, HostArray, Maps
 from diglot.pipeline.native import (
     Call,
     NativeRing,
@@ -181,7 +181,8 @@ class _Stream:
                     f"{name}: all inputs must have the same number of rows; input 0 has "
                     f"{self.rows}, and input {i} has {tensor.shape[0]}"
                 )
-        self.inputs = [HostArray(tensor) for tensor in tensors]
+        self.maps = Maps()
+        self.inputs = [HostArray(tensor, maps=self.maps) for tensor in tensors]
         self.devices = find_devices(name, devices)
         self.op = op_of(fn)
         if backend is None and self.op is not None and isinstance(fn, functools.partial):
@@ -278,7 +279,9 @@ class _Stream:
         if out is not None:
             given = out if isinstance(out, (tuple, list)) else [out]
             outs = [
-                HostArray(tensor_of(self.name, "out", one, writable=True), is_output=True)
+                HostArray(
+                    tensor_of(self.name, "out", one, writable=True), is_output=True, maps=self.maps
+                )
                 for one in given
             ]
             self.gives_arrays = False
@@ -292,6 +295,7 @@ class _Stream:
                 HostArray(
                     torch.empty((self.rows, *r.shape[1:]), dtype=r.dtype, device="cpu"),
                     is_output=True,
+                    maps=NOTHING_SAID,
                 )
                 for r in results
             ]
