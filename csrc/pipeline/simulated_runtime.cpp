@@ -49,11 +49,7 @@ class Simulation {
     return mark.is_done;
   }
 
-  // A task, or a wait for a mark.
-  struct Task {
-    std::function<void()> function;
-    std::shared_ptr<Mark> awaited;
-  };
+  using Task = std::function<void()>;
 
   void enqueue(int stream, Task task) {
     std::unique_lock lock(mutex_);
@@ -69,11 +65,10 @@ class Simulation {
       const std::lock_guard lock(mutex_);
       into = mark;
     }
-    enqueue(stream, {[this, mark] {
-                       mark->seconds = now();
-                       mark->is_done = true;
-                     },
-                     nullptr});
+    enqueue(stream, [this, mark] {
+      mark->seconds = now();
+      mark->is_done = true;
+    });
   }
 
   // Waits until something holds; does tasks meanwhile.
@@ -105,15 +100,12 @@ class Simulation {
     if (does) std::this_thread::sleep_for(std::chrono::microseconds(200));
   }
 
-  // Does a task that may be done; false if there is none.
+  // Does the first task of a stream; false if there is none.
   bool step() {
     int64_t total = 0;
     std::vector<int> weights(queues_.size());
     for (std::size_t i = 0; i < queues_.size(); ++i) {
-      const auto& queue = queues_[i];
-      const bool is_ready =
-          !queue.empty() && (queue.front().awaited == nullptr || queue.front().awaited->is_done);
-      total += weights[i] = is_ready ? weights_[i] : 0;
+      total += weights[i] = queues_[i].empty() ? 0 : weights_[i];
     }
     if (total == 0) return false;
     int chosen = 0;
@@ -122,7 +114,7 @@ class Simulation {
     }
     const Task task = std::move(queues_[chosen].front());
     queues_[chosen].pop_front();
-    if (task.function) task.function();
+    task();
     return true;
   }
 
@@ -153,14 +145,10 @@ void Event::synchronize() const {
   simulation_->wait_until([&] { return mark == nullptr || mark->is_done; });
 }
 
-void Stream::wait(const Event& event) {
-  simulation_->enqueue(number_, {nullptr, simulation_->mark_of(event.mark_)});
-}
-
 void Stream::record(Event& event) { simulation_->record(number_, event.mark_); }
 
 void Stream::run(std::function<void(cudaStream_t)> function) {
-  simulation_->enqueue(number_, {[function = std::move(function)] { function(nullptr); }, nullptr});
+  simulation_->enqueue(number_, [function = std::move(function)] { function(nullptr); });
 }
 
 void Stream::synchronize() {

@@ -1,6 +1,6 @@
 // Streams and events without a device. What is enqueued waits in queues, one for each stream, until
 // a thread of the host waits for some of it; then tasks are done in a random order, of which only
-// that is certain which streams and events say. Where a wait is missing, the order is sooner or
+// that of each stream is certain. Where a wait is missing, the order is sooner or
 // later one in which it shows.
 //
 // The order is drawn from DIGLOT_PIPELINE_SEED, a number (0).
@@ -41,8 +41,6 @@ class Stream {
  public:
   Stream() = default;
   Stream(Simulation* simulation, int number) : simulation_(simulation), number_(number) {}
-  // What comes after this waits for what an event marks now.
-  void wait(const Event& event);
   // The event marks what was enqueued so far.
   void record(Event& event);
   // Has function(stream) do its work here, later.

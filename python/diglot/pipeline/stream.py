@@ -88,8 +88,8 @@ def stream_map(
         out: where the result goes: a contiguous CPU tensor or array, or a writable map, of the
             result's shape and dtype; several of them for several results. By default new ones.
         chunk_bytes: of a chunk's largest array, at most; by default 2 to 32 MiB, by the arrays'
-            size and where they lie.
-            The output counts where it is known before: `out` is given, or `fn` is an op of diglot.
+            size and where they lie. The output counts where it is known before: `out` is given, or
+            `fn` is an op of diglot.
         num_slots: chunks on the device at once.
         devices: indices of GPUs, or devices, that share the rows; by default the current GPU, or
             the CPU if there is none or kernels are interpreted.
@@ -111,7 +111,8 @@ def stream_map(
         StreamError: a chunk failed. The message names it; the attribute `rows` says how many first
             rows of `out` are valid. A chunk that the device has no memory for is tried again, once,
             a quarter as large.
-        KeyboardInterrupt: on Ctrl-C, within a chunk's time.
+        KeyboardInterrupt: on Ctrl-C, once the chunks that are under way are done; as
+            StreamInterrupted, which has the attribute `rows`, too.
     """
     stream = _Stream("stream_map", fn, inputs, chunk_bytes, num_slots, devices, backend)
     return stream.map(out, progress)
