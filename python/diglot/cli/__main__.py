@@ -1,0 +1,5 @@
+"""`python -m diglot.cli`."""
+
+from diglot.cli import main
+
+main()

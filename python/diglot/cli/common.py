@@ -1,0 +1,164 @@
+"""What the commands share: errors in one line, consoles, arguments in words."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+from rich.console import Console
+
+PIPED_WIDTH = 240  # wide enough that nothing is wrapped where a program reads the output
+
+
+class Failure(click.ClickException):
+    """An error of the user's: one line, exit status 2."""
+
+    exit_code = 2
+
+    def show(self, file: Any = None) -> None:
+        """Prints the line."""
+        print(f"error: {self.format_message()}", file=file or sys.stderr)
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Turns what users can cause into one line."""
+    from diglot.backends import BackendUnavailable
+    from diglot.tools.inputs import is_out_of_memory, tell_out_of_memory
+
+    try:
+        yield
+    except BrokenPipeError:  # who read the output has gone: click ends in silence
+        raise
+    except ImportError as error:
+        raise Failure(str(error)) from error
+    except (ValueError, TypeError, BackendUnavailable, OSError) as error:
+        raise Failure(" ".join(str(error).split())) from error
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise Failure(tell_out_of_memory(error)) from error
+
+
+@contextmanager
+def usage_errors() -> Iterator[None]:
+    try:
+        yield
+    except click.exceptions.NoArgsIsHelpError:
+        raise
+    except click.UsageError as error:
+        hint = error.ctx.command_path if error.ctx else "diglot"
+        text = " ".join(error.format_message().split())
+        raise Failure(f"{text} (see {hint} --help)") from error
+
+
+def make_console(stderr: bool = False) -> Console:
+    console = Console(stderr=stderr, highlight=False)
+    if not console.is_terminal:
+        console = Console(stderr=stderr, highlight=False, width=PIPED_WIDTH)
+    return console
+
+
+def parse_number(option: str, text: str) -> bool | int | float:
+    if text in ("True", "False"):
+        return text == "True"
+    number: int | float
+    try:
+        number = int(text)
+    except ValueError:
+        try:
+            number = float(text)
+        except ValueError:
+            raise ValueError(f"{option} must be a number, not {text!r}") from None
+        if math.isinf(number) and "inf" not in text.lower():
+            raise ValueError(f"{option} must fit a float64, unlike {text}") from None
+    if isinstance(number, int) and not -(2**63) <= number < 2**63:
+        raise ValueError(f"{option} must fit 64 bits if it is an integer, unlike {text}")
+    return number
+
+
+def check_files(read: Iterable[str | None], written: dict[str, str | None], force: bool) -> None:
+    """Refuses to write where nothing can or may be written, or over another of these files.
+
+    `read` are the inputs' names, `written` those of what is to be written, by option.
+    """
+    from diglot.tools.files import check_writable
+
+    options = {os.path.realpath(name): "--input" for name in read if name is not None}
+    for option, name in written.items():
+        if name is None:
+            continue
+        try:
+            check_writable(name, force)
+        except ValueError as error:
+            raise ValueError(f"{option}: {error}") from error
+        other = options.setdefault(os.path.realpath(name), option)
+        if other != option:
+            raise ValueError(f"{option} must name another file than {other}, and both are {name}")
+
+
+def find_device(name: str | None) -> Any:
+    import torch
+
+    if name is None:
+        # Interpreted kernels take CPU tensors.
+        on_gpu = torch.cuda.is_available() and os.environ.get("DIGLOT_INTERPRET") != "1"
+        return torch.device("cuda" if on_gpu else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"--device must be cpu, cuda or cuda:N, not {name!r}") from None
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"--device must be cpu, cuda or cuda:N, not {name!r}")
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= count:
+            raise ValueError(f"--device: there is no {name} here: PyTorch finds {count} GPUs")
+    return device
+
+
+@contextmanager
+def show_progress(console: Console, announcement: str) -> Iterator[Callable[[str], None]]:
+    """A function that shows what happens next. The announcement comes before the first of it."""
+    announced = not announcement
+
+    def announce() -> None:
+        nonlocal announced
+        if not announced:
+            console.print(announcement, markup=False)
+            announced = True
+
+    if not console.is_terminal:
+        yield lambda _: announce()
+        return
+    with console.status("starting") as status:
+
+        def tell(message: str) -> None:
+            announce()
+            status.update(f"{message} …")
+
+        yield tell
+
+
+def interpret_without_gpu() -> None:
+    """Starts this command again with interpreters on, where there is no GPU to run it.
+
+    Triton decides when it is imported, which it has been by now, so setting the variable is too
+    late for this process.
+    """
+    import torch
+
+    if "DIGLOT_INTERPRET" in os.environ or torch.cuda.is_available():
+        return
+    os.environ["DIGLOT_INTERPRET"] = "1"
+    # Until `main` is reached, which takes seconds, Ctrl-C ends the process without a traceback.
+    start = (
+        "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL); "
+        "from diglot.cli import main; main()"
+    )
+    os.execv(sys.executable, [sys.executable, "-c", start, *sys.argv[1:]])
