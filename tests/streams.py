@@ -32,11 +32,13 @@ class LazyRuntime(HostRuntime):
         super().__init__()
         self.lock = threading.RLock()
         self.random = random.Random(seed)
-        self.copying = [LazyStream(self) for _ in range(slots)]
-        self.computing = [LazyStream(self)] * slots if shares_compute else self.copying
-        self.streams = list({*self.copying, *self.computing})
+        self.shares_compute = shares_compute
+        computing = [LazyStream(self) for _ in range(1 if shares_compute else slots)]
+        self.loading, self.storing = LazyStream(self), LazyStream(self)
+        self.computing = computing * (slots // len(computing))
+        self.streams = [self.loading, self.storing, *computing]
         # Most of the time all are late, or all but one.
-        self.eager = self.random.choice((None, self.copying[0], self.computing[0]))
+        self.eager = self.random.choice((None, self.loading, self.storing, self.computing[0]))
 
     def do_some(self):
         """Steps of streams that nothing holds back, a random number of them."""
@@ -47,6 +49,9 @@ class LazyRuntime(HostRuntime):
             if not able:
                 return
             self.random.choice(able).step()
+
+    def seconds(self, event):
+        return event.at if event.done else math.nan  # as of one that nobody waited for
 
     def close(self):
         for stream in self.streams:
@@ -88,7 +93,7 @@ class LazyStream:
         """Later, where nobody needs what it returns; but for the first one, which says what results
         are like.
         """
-        if not self.ran or self in self.runtime.copying:
+        if not self.ran or not self.runtime.shares_compute:
             self.ran = True
             self.synchronize()
             return function()
@@ -114,7 +119,7 @@ class LazyEvent:
     def happen(self):
         self.done, self.at = True, self.stream.runtime.now()
 
-    def is_done(self):
+    def query(self):
         return self.done
 
     def synchronize(self):
@@ -126,6 +131,3 @@ class LazyEvent:
                     item.synchronize()
                 else:
                     self.stream.step()
-
-    def seconds(self):
-        return self.at if self.done else math.nan  # as of one that nobody waited for

@@ -105,9 +105,15 @@ RING_FAULTS = {
         "ring.h", "std::min(begin + chunk_rows, rows)", "std::min(begin + chunk_rows, rows - 1)"
     ),
     "a slot and the chunk before": ring_fault(
-        "ring.h",
-        "runtime_.streams[slot(passage)]",
-        "runtime_.streams[(passage.chunk + passage.chunk / plan_.slots) % plan_.slots]",
+        "ring.cpp",
+        "if (chunk >= plan_.slots) loading.wait(this->passage(chunk - plan_.slots).stored);",
+        "",
+    ),
+    "compute and its copy to the device": ring_fault(
+        "ring.cpp", "computing.wait(passage.loaded);", ""
+    ),
+    "compute and the copy of its results": ring_fault(
+        "ring.cpp", "storing.wait(passage.computed);", ""
     ),
     "a pinned input and the chunk before": ring_fault(
         "ring.cpp", "passage(chunk).loaded.synchronize();", ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 
 import pytest
 import torch
@@ -62,11 +63,18 @@ class NoWaitForCopy(Ring):
 
 
 class NoWaitForCompute(Ring):
-    """Results are copied while they may still be computed, and inputs are overwritten."""
+    """Results are copied while they may still be computed."""
 
     def run(self):
-        for stream in self.runtime.copying:
-            stream.wait = lambda event: None
+        self.runtime.storing.wait = lambda event: None
+        super().run()
+
+
+class NoWaitForSlot(Ring):
+    """A chunk is copied to where the one before may still be needed."""
+
+    def run(self):
+        self.runtime.loading.wait = lambda event: None
         super().run()
 
 
@@ -101,7 +109,11 @@ class NoWaitForStored(Ring):
 
 
 class NoWaitForEmpty(Ring):
-    """Pinned buffers are copied to while they may still be emptied."""
+    """Pinned buffers are copied to while they may still be emptied, which takes a while."""
+
+    def empty(self, passage):
+        time.sleep(1e-3)
+        super().empty(passage)
 
     def drain(self, chunks):
         super().drain(chunks if chunks == self.plan.chunks else 0)
@@ -122,6 +134,7 @@ class NoTail(Ring):
     [
         NoWaitForCopy,
         NoWaitForCompute,
+        NoWaitForSlot,
         OneSlot,
         NoWaitForPinned,
         NoWaitForStored,

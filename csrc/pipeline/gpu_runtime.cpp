@@ -41,25 +41,33 @@ Runtime::Runtime(int device, int slots, cudaStream_t caller, bool spins)
     : device_(device), spins_(spins) {
   const BesideCaptures beside;
   kept_ = take(device);
-  while (kept_->streams.size() < static_cast<std::size_t>(slots)) {
+  const std::size_t count = 2 + static_cast<std::size_t>(slots);
+  while (kept_->streams.size() < count) {
     cudaStream_t handle = nullptr;
     check(cudaStreamCreateWithFlags(&handle, cudaStreamNonBlocking), "making a stream");
     kept_->streams.emplace_back(handle);
   }
-  streams.assign(kept_->streams.begin(), kept_->streams.begin() + slots);
+  loading = kept_->streams[0];
+  storing = kept_->streams[1];
+  computing.assign(kept_->streams.begin() + 2, kept_->streams.begin() + count);
   // The stream is idle: the event marks this moment.
   origin_ = make_event();
-  streams[0].record(origin_);
+  loading.record(origin_);
   began_ = std::chrono::steady_clock::now();
   Event before = make_event();
   Stream(caller).record(before);
-  for (Stream& stream : streams) stream.wait(before);
+  loading.wait(before);  // and all else for what is loaded
 }
 
 Runtime::~Runtime() {
   Shelf& to = shelf();
   const std::lock_guard lock(to.mutex);
   to.of_device.emplace(device_, std::move(kept_));
+}
+
+void Runtime::synchronize() {
+  for (Stream* stream : {&loading, &storing}) stream->synchronize();
+  for (Stream& stream : computing) stream.synchronize();
 }
 
 Event Runtime::make_event() {

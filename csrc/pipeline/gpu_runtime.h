@@ -78,8 +78,11 @@ class Runtime {
   Runtime(const Runtime&) = delete;
   Runtime& operator=(const Runtime&) = delete;
 
-  std::vector<Stream> streams;  // of each slot
+  Stream loading, storing;        // copies to the device, and from it
+  std::vector<Stream> computing;  // of each slot
   Event make_event();
+  // Waits, on the host, until all streams are idle.
+  void synchronize();
   // Waits, on the host, for what an event marks.
   void wait(const Event& event) const;
   // Since the run began.

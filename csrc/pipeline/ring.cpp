@@ -64,7 +64,7 @@ std::vector<Times> Ring::run() {
     if (*workers != nullptr) (*workers)->finish();
   }
   try {
-    for (Stream& stream : runtime_.streams) stream.synchronize();
+    runtime_.synchronize();
   } catch (...) {
     if (error == nullptr) error = std::current_exception();
   }
@@ -98,18 +98,22 @@ void Ring::feed(int64_t chunk) {
   std::tie(passage.begin, passage.end) = plan_.rows_of(chunk);
   passage.read = read;
 
-  Stream& stream = this->stream(passage);
-  stream.record(passage.loading);
+  Stream &loading = runtime_.loading, &storing = runtime_.storing;
+  Stream& computing = runtime_.computing[slot(passage)];
+  if (chunk >= plan_.slots) loading.wait(this->passage(chunk - plan_.slots).stored);
+  loading.record(passage.loading);
   load(passage);
-  stream.record(passage.loaded);
+  loading.record(passage.loaded);
 
-  stream.record(passage.computing);
+  computing.wait(passage.loaded);
+  computing.record(passage.computing);
   compute(passage);
-  stream.record(passage.computed);
+  computing.record(passage.computed);
 
-  stream.record(passage.storing);
+  storing.wait(passage.computed);
+  storing.record(passage.storing);
   store(passage);
-  stream.record(passage.stored);
+  storing.record(passage.stored);
 }
 
 Span Ring::next_read(int64_t chunk) {
@@ -143,13 +147,13 @@ void Ring::load(const Passage& passage) {
     const char* const from =
         array->is_staged() ? array->pinned[passage.chunk % depth_] : array->part(passage.begin);
     const std::size_t bytes = bytes_of(*array, passage.end - passage.begin);
-    stream(passage).run([=](cudaStream_t stream) { copy(to, from, bytes, stream); });
+    runtime_.loading.run([=](cudaStream_t stream) { copy(to, from, bytes, stream); });
   }
 }
 
 void Ring::compute(const Passage& passage) {
   const int64_t rows = passage.end - passage.begin;
-  stream(passage).run(
+  runtime_.computing[slot(passage)].run(
       [this, slot = slot(passage), chunk = passage.chunk, rows](cudaStream_t stream) {
         try {
           job_.launch(stream, slot, rows);
@@ -176,7 +180,7 @@ void Ring::store(const Passage& passage) {
         array->is_staged() ? array->pinned[passage.chunk % depth_] : array->part(passage.begin);
     const char* const from = array->buffers[slot(passage)];
     const std::size_t bytes = bytes_of(*array, passage.end - passage.begin);
-    stream(passage).run([=](cudaStream_t stream) { copy(to, from, bytes, stream); });
+    runtime_.storing.run([=](cudaStream_t stream) { copy(to, from, bytes, stream); });
   }
 }
 

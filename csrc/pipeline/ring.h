@@ -1,11 +1,11 @@
 // The ring: chunks pass through slots, copied in, computed and copied out at the same time. Twin of
 // python/diglot/pipeline/ring.py, which does the same for any function of Python's.
 //
-// A slot has buffers on the device for a chunk of each array, and a stream in which its chunks come
-// in, are computed and go out, one after the other. Slots know nothing of each other, and the host
-// waits for none before it is full. Host memory that is staged (host_array.h) passes through pinned
-// buffers, of which there are more than slots: threads fill and empty them, each with a chunk of
-// its own, ahead of the chunk that is fed and behind it.
+// A slot has buffers on the device for a chunk of each array, and a stream in which its chunks are
+// computed. All chunks come in in one stream, and go out in another: two copies in one direction at
+// once would take the bus from those in the other. Host memory that is staged (host_array.h) passes
+// through pinned buffers, of which there are more than slots: threads fill and empty them, each
+// with a chunk of its own, ahead of the chunk that is fed and behind it.
 #pragma once
 
 #include <algorithm>
@@ -120,7 +120,6 @@ class Ring {
 
   Passage& passage(int64_t chunk) { return passages_[chunk % depth_]; }
   int slot(const Passage& passage) const { return static_cast<int>(passage.chunk % plan_.slots); }
-  Stream& stream(const Passage& passage) { return runtime_.streams[slot(passage)]; }
 
   const Job& job_;
   const Plan& plan_;

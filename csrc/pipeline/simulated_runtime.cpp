@@ -49,11 +49,15 @@ class Simulation {
     return mark.is_done;
   }
 
-  using Task = std::function<void()>;
+  // What is done, once a mark is, if there is one.
+  struct Task {
+    std::function<void()> work;
+    std::shared_ptr<Mark> after;
+  };
 
-  void enqueue(int stream, Task task) {
+  void enqueue(int stream, std::function<void()> work, std::shared_ptr<Mark> after = nullptr) {
     std::unique_lock lock(mutex_);
-    queues_[stream].push_back(std::move(task));
+    queues_[stream].push_back({std::move(work), std::move(after)});
     for (int steps = eagerness_ == 0 ? 0 : static_cast<int>(draw(4 * eagerness_)); steps > 0;) {
       steps = step() ? steps - 1 : 0;
     }
@@ -100,12 +104,14 @@ class Simulation {
     if (does) std::this_thread::sleep_for(std::chrono::microseconds(200));
   }
 
-  // Does the first task of a stream; false if there is none.
+  // Does the first task of a stream; false if there is none that waits for nothing.
   bool step() {
     int64_t total = 0;
     std::vector<int> weights(queues_.size());
     for (std::size_t i = 0; i < queues_.size(); ++i) {
-      total += weights[i] = queues_[i].empty() ? 0 : weights_[i];
+      const Task* const first = queues_[i].empty() ? nullptr : &queues_[i].front();
+      const bool waits = first != nullptr && first->after != nullptr && !first->after->is_done;
+      total += weights[i] = first == nullptr || waits ? 0 : weights_[i];
     }
     if (total == 0) return false;
     int chosen = 0;
@@ -114,7 +120,7 @@ class Simulation {
     }
     const Task task = std::move(queues_[chosen].front());
     queues_[chosen].pop_front();
-    task();
+    task.work();
     return true;
   }
 
@@ -145,6 +151,10 @@ void Event::synchronize() const {
   simulation_->wait_until([&] { return mark == nullptr || mark->is_done; });
 }
 
+void Stream::wait(const Event& event) {
+  simulation_->enqueue(number_, [] {}, simulation_->mark_of(event.mark_));
+}
+
 void Stream::record(Event& event) { simulation_->record(number_, event.mark_); }
 
 void Stream::run(std::function<void(cudaStream_t)> function) {
@@ -156,8 +166,15 @@ void Stream::synchronize() {
 }
 
 Runtime::Runtime(int, int slots, cudaStream_t, bool)
-    : simulation_(std::make_unique<Simulation>(slots, seed())) {
-  for (int slot = 0; slot < slots; ++slot) streams.emplace_back(simulation_.get(), slot);
+    : simulation_(std::make_unique<Simulation>(2 + slots, seed())) {
+  loading = Stream(simulation_.get(), 0);
+  storing = Stream(simulation_.get(), 1);
+  for (int slot = 0; slot < slots; ++slot) computing.emplace_back(simulation_.get(), 2 + slot);
+}
+
+void Runtime::synchronize() {
+  for (Stream* stream : {&loading, &storing}) stream->synchronize();
+  for (Stream& stream : computing) stream.synchronize();
 }
 
 Runtime::~Runtime() = default;

@@ -41,6 +41,8 @@ class Stream {
  public:
   Stream() = default;
   Stream(Simulation* simulation, int number) : simulation_(simulation), number_(number) {}
+  // What comes after this waits for what an event marks now.
+  void wait(const Event& event);
   // The event marks what was enqueued so far.
   void record(Event& event);
   // Has function(stream) do its work here, later.
@@ -65,9 +67,11 @@ class Runtime {
   Runtime(const Runtime&) = delete;
   Runtime& operator=(const Runtime&) = delete;
 
-  std::vector<Stream> streams;  // of each slot
+  Stream loading, storing;
+  std::vector<Stream> computing;  // of each slot
   void wait(const Event& event) const { event.synchronize(); }
   Event make_event() { return Event(simulation_.get()); }
+  void synchronize();
   // Since the run began.
   double now() const;
   double seconds(const Event& event) const;

@@ -1,11 +1,11 @@
 """The ring: chunks pass through slots, copied in, computed and copied out at the same time. Twin of
 csrc/pipeline/ring.h, which does the same for diglot's own CUDA kernels without Python.
 
-A slot has buffers on the device for a chunk of each input and output, and a stream in which its
-chunks come in, are computed and go out, one after the other. Slots know nothing of each other, and
-the host waits for none before it is full. Host memory that is staged (host.py) passes through
-pinned buffers, of which there are more than slots: threads fill and empty them, each with a chunk
-of its own, ahead of the chunk that is fed and behind it.
+A slot has buffers on the device for a chunk of each input and output. All chunks come in in one
+stream, and go out in another: two copies in one direction at once would take the bus from those in
+the other. Host memory that is staged (host.py) passes through pinned buffers, of which there are
+more than slots: threads fill and empty them, each with a chunk of its own, ahead of the chunk that
+is fed and behind it.
 """
 
 from __future__ import annotations
@@ -169,11 +169,11 @@ class Passage:
         assert event is not None
         return event
 
-    def times(self) -> Times:
+    def times(self, runtime: Runtime) -> Times:
         """Once all is done."""
         events = [self.loading, self.loaded, self.computing, self.computed]
         events += [self.storing, self.stored]
-        of_streams = [event.seconds() if event is not None else math.nan for event in events]
+        of_streams = [math.nan if event is None else runtime.seconds(event) for event in events]
         return (*self.read, *of_streams, *self.write)
 
 
@@ -195,6 +195,7 @@ class Ring:
             for inputs in [job.inputs] * self.plan.slots
         ]
         self.outputs: list[list[torch.Tensor]] = []
+        self.last: list[Event | None] = [None] * self.plan.slots  # after which they may be written
         self.reads = any(array.is_staged for array in job.inputs)
         self.began = time.perf_counter()
         self.runtime = job.runtime(
@@ -256,26 +257,31 @@ class Ring:
         ahead = self.depth if self.job.fold is None else self.plan.slots
         self.drain(chunk - ahead + 1)
         slot, rows = chunk % self.plan.slots, passage.end - passage.begin
-        copying, computing = self.runtime.copying[slot], self.runtime.computing[slot]
+        loading, storing = self.runtime.loading, self.runtime.storing
+        computing = self.runtime.computing[slot]
 
-        passage.loading = copying.record()
+        before = self.last[slot]
+        if before is not None:
+            loading.wait(before)
+        passage.loading = loading.record()
         parts = [buffer[:rows] for buffer in self.inputs[slot]]
-        copying.copy(parts, sources)
-        passage.loaded = copying.record()
+        loading.copy(parts, sources)
+        passage.loaded = loading.record()
 
         computing.wait(passage.loaded)
         passage.computing = computing.record()
         passage.results = computing.run(functools.partial(self.compute, slot, parts))
         passage.computed = computing.record()
 
-        copying.wait(passage.computed)
         if self.job.sink is not None:
             outputs = passage.results or self.outputs_of(slot, rows)
             targets = self.targets(passage, self.job.sink.of(outputs))
-            passage.storing = copying.record()
-            copying.copy(targets, outputs)
-            passage.stored = copying.record()
+            storing.wait(passage.computed)
+            passage.storing = storing.record()
+            storing.copy(targets, outputs)
+            passage.stored = storing.record()
             passage.results = ()
+        self.last[slot] = passage.last
         self.fed.append(passage)
 
     def next_read(self, chunk: int) -> tuple[Passage, Sequence[torch.Tensor]]:
@@ -318,7 +324,8 @@ class Ring:
 
         In a stream that all slots share they are copied, to the slot's outputs or to be folded:
         what fn does with its memory when it is called again, or returns of the slot's, is its
-        business. Otherwise whoever gets them next in the slot's stream waits for that copy.
+        business. Otherwise whoever gets their memory next does so in the slot's stream, which waits
+        for that copy by then, since what it computes next is loaded after it.
         """
         results = self.job.fn(*parts)
         if self.job.sink is None:
@@ -361,7 +368,7 @@ class Ring:
 
     def drain(self, chunks: int) -> None:
         """Takes results that are there off the device, and waits until so many chunks are out."""
-        while self.fed and (self.fed[0].chunk < chunks or self.fed[0].last.is_done()):
+        while self.fed and (self.fed[0].chunk < chunks or self.fed[0].last.query()):
             passage = self.fed.popleft()
             passage.last.synchronize()
             if self.job.fold is not None:
@@ -390,8 +397,7 @@ class Ring:
         """Gives a chunk's results to who folds them."""
         assert self.job.fold is not None
         began = self.runtime.now()
-        copying = self.runtime.copying[passage.chunk % self.plan.slots]
-        self.job.fold(copying.fetch(passage.results))
+        self.job.fold(self.runtime.storing.fetch(passage.results))
         passage.write, passage.results = (began, self.runtime.now()), ()
         self.finish(passage)
 
@@ -409,7 +415,7 @@ class Ring:
 
     def finish(self, passage: Passage) -> None:
         """A chunk is out, as are all before it."""
-        self.job.timeline.append(passage.times())
+        self.job.timeline.append(passage.times(self.runtime))
         self.job.control.valid_rows = passage.end
 
     def take_pinned(self, arrays: Sequence[HostArray]) -> list[Buffer | None]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -17,14 +17,11 @@ Tensors = Sequence[torch.Tensor]
 class Event(Protocol):
     """A place in a stream's order of work."""
 
-    def is_done(self) -> bool:
+    def query(self) -> bool:
         """Whether the work before it is done."""
 
     def synchronize(self) -> None:
         """Waits, on the host, until it is."""
-
-    def seconds(self) -> float:
-        """When that was, since the run began."""
 
 
 class Stream(Protocol):
@@ -50,11 +47,13 @@ class Runtime(Protocol):
     """A device's way of doing work in several streams.
 
     Attributes:
-        copying: the stream of each slot.
+        loading: the stream of copies to the device.
+        storing: that of copies from it.
         computing: for each slot, the stream that is computed in.
     """
 
-    copying: Sequence[Stream]
+    loading: Stream
+    storing: Stream
     computing: Sequence[Stream]
 
     def close(self) -> None:
@@ -62,6 +61,9 @@ class Runtime(Protocol):
 
     def now(self) -> float:
         """Seconds since the run began."""
+
+    def seconds(self, event: Event) -> float:
+        """When an event happened that has, since the run began."""
 
     def scope(self) -> AbstractContextManager[Any]:
         """What a thread is in while it uses the streams."""
@@ -76,7 +78,8 @@ def take_streams(device: torch.device, count: int) -> list[torch.cuda.Stream]:
     """Streams of a device, which is the current one."""
     with _free_streams_lock:
         free = _free_streams.setdefault(device, [])
-        taken = [free.pop() for _ in range(min(count, len(free)))]
+        # In the order in which they were given back, so that each is used for the same again.
+        taken, free[:count] = free[:count], []
     return taken + [torch.cuda.Stream() for _ in range(count - len(taken))]
 
 
@@ -94,17 +97,17 @@ class GpuRuntime:
         self._device, self.spins = device, spins
         with torch.cuda.device(device):
             caller = torch.cuda.current_stream()
-            self._kept = take_streams(device, slots + shares_compute)
-            for kept in self._kept:
-                kept.wait_stream(caller)
-            own = [GpuStream(self, kept) for kept in self._kept[:slots]]
-            shared = [GpuStream(self, kept) for kept in self._kept[slots:]]
+            computing = 1 if shares_compute else slots
+            self._kept = take_streams(device, 2 + computing)
+            self._kept[0].wait_stream(caller)  # and all else waits for what is loaded
+            streams = [GpuStream(self, kept) for kept in self._kept]
+            self.loading: Stream = streams[0]
+            self.storing: Stream = streams[1]
+            self.computing: Sequence[Stream] = streams[2:] * (slots // computing)
             self._origin = torch.cuda.Event(enable_timing=True)
-            self._origin.record(own[0].stream)
+            self._origin.record(self._kept[0])
             self._origin.synchronize()
         self._began = time.perf_counter()
-        self.copying: Sequence[Stream] = own
-        self.computing: Sequence[Stream] = shared * slots or own
 
     def close(self) -> None:
         """Waits, on the host, until all streams are idle, and leaves them to another run."""
@@ -120,66 +123,53 @@ class GpuRuntime:
         """Seconds since the run began."""
         return time.perf_counter() - self._began
 
-    def since_origin(self, event: torch.cuda.Event) -> float:
-        """Of an event that has happened."""
+    def seconds(self, event: Any) -> float:
+        """When an event happened that has, since the run began."""
         return self._origin.elapsed_time(event) / 1e3
 
-    def scope(self) -> AbstractContextManager[Any]:
-        """The device is a thread's current one."""
-        return torch.cuda.device(self._device)
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """The device is a thread's current one, whose current stream is the same again after it."""
+        with torch.cuda.device(self._device):
+            current = torch.cuda.current_stream()
+            try:
+                yield
+            finally:
+                torch.cuda.set_stream(current)
 
 
 class GpuStream:
-    """One of its streams."""
+    """One of its streams. It is made the current one and left so, which takes half the time."""
 
     def __init__(self, runtime: GpuRuntime, stream: torch.cuda.Stream) -> None:
         self._runtime, self.stream = runtime, stream
 
     def wait(self, event: Any) -> None:
         """What comes after this waits for the event."""
-        self.stream.wait_event(event.event)
+        self.stream.wait_event(event)
 
     def copy(self, to: Tensors, source: Tensors) -> None:
         """Enqueues copies of tensors."""
-        with torch.cuda.stream(self.stream), torch.inference_mode():  # as they may be of that
+        torch.cuda.set_stream(self.stream)
+        with torch.inference_mode():  # as they may be of that
             for target, origin in zip(to, source, strict=True):
                 target.copy_(origin, non_blocking=True)
 
     def run(self, function: Callable[[], Any]) -> Any:
         """Has a function enqueue its work here; returns what it returns."""
-        with torch.cuda.stream(self.stream):
-            return function()
+        torch.cuda.set_stream(self.stream)
+        return function()
 
     def fetch(self, tensors: Tensors) -> tuple[torch.Tensor, ...]:
         """Tensors that are computed, on the CPU; waits for them."""
-        with torch.cuda.stream(self.stream):
-            return tuple(tensor.to("cpu") for tensor in tensors)
+        torch.cuda.set_stream(self.stream)
+        return tuple(tensor.to("cpu") for tensor in tensors)
 
-    def record(self) -> GpuEvent:
+    def record(self) -> torch.cuda.Event:
         """An event after what was enqueued so far."""
         event = torch.cuda.Event(enable_timing=True, blocking=not self._runtime.spins)
         event.record(self.stream)
-        return GpuEvent(self._runtime, event)
-
-
-class GpuEvent:
-    """One of its events."""
-
-    def __init__(self, runtime: GpuRuntime, event: torch.cuda.Event) -> None:
-        self._runtime = runtime
-        self.event = event
-
-    def is_done(self) -> bool:
-        """Whether the work before it is done."""
-        return self.event.query()
-
-    def synchronize(self) -> None:
-        """Waits, on the host, until it is."""
-        self.event.synchronize()
-
-    def seconds(self) -> float:
-        """When that was, since the run began."""
-        return self._runtime.since_origin(self.event)
+        return event
 
 
 class HostRuntime:
@@ -187,8 +177,9 @@ class HostRuntime:
 
     def __init__(self, slots: int = 1) -> None:
         self._began = time.perf_counter()
-        self.copying: Sequence[Stream] = [HostStream(self)] * slots
-        self.computing: Sequence[Stream] = self.copying
+        self.loading: Stream = HostStream(self)
+        self.storing: Stream = self.loading
+        self.computing: Sequence[Stream] = [self.loading] * slots
 
     def close(self) -> None:
         """All is done."""
@@ -196,6 +187,10 @@ class HostRuntime:
     def now(self) -> float:
         """Seconds since the run began."""
         return time.perf_counter() - self._began
+
+    def seconds(self, event: Any) -> float:
+        """When an event happened, since the run began."""
+        return event.at
 
     def scope(self) -> AbstractContextManager[Any]:
         """Nothing is to be set."""
@@ -231,21 +226,17 @@ class HostStream:
 
 
 class HostEvent:
-    """A time."""
+    """A time, since the run began."""
 
     def __init__(self, at: float) -> None:
-        self._at = at
+        self.at = at
 
-    def is_done(self) -> bool:
+    def query(self) -> bool:
         """It has happened."""
         return True
 
     def synchronize(self) -> None:
         """It has happened."""
-
-    def seconds(self) -> float:
-        """When it did, since the run began."""
-        return self._at
 
 
 def current_stream(device: torch.device) -> AbstractContextManager[Any]:
