@@ -407,7 +407,8 @@ def small(arrays: Arrays, ceiling: transfer.Duplex) -> Iterator[Workload]:
         slowest can begin and after it has ended.
         """
         seconds = computing[row["provider"]]
-        share = row["run"]["chunk_rows"] / rows
+        between = (row["run"]["chunks"] - 2) * row["run"]["chunk_rows"]
+        share = (rows - between) / 2 / rows  # the first chunk and the last are alike
         copying, chunk = SMALL / ceiling.both / 1e9, share * SMALL / 1e9
         if seconds > copying:
             ideal = seconds + chunk / ceiling.h2d + chunk / ceiling.d2h

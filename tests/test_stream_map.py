@@ -231,6 +231,7 @@ def test_no_rows_and_one(rows, backend):
 @pytest.mark.parametrize("devices", [None, ["cpu:0", "cpu:1"]])
 def test_what_fn_sees(devices):
     kind = "cpu" if devices else DEVICE
+    is_own = devices is None  # one device's thread is that which calls
     backend = "torch" if devices else "triton"  # whose interpreter is of one thread
     seen = []
 
@@ -248,7 +249,7 @@ def test_what_fn_sees(devices):
 
     with torch.autocast(kind, dtype=torch.float16), diglot.use_backend(backend):
         stream_map(fn, X[:4], chunk_bytes=16, devices=devices)
-    assert seen == [(torch.float16, False, backend, False)] * 4
+    assert seen == [(torch.float16, False, backend, is_own)] * 4
     stream_map(fn, X[:1])
     assert seen[-1][0] is None
 

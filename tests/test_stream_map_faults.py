@@ -308,7 +308,7 @@ def test_no_thread_can_be_had(monkeypatch):
 def test_what_fails_when_a_chunk_is_out(monkeypatch):
     """It ends the run: whoever waits for that chunk does not wait for good."""
 
-    def times(passage):
+    def times(passage, runtime):
         raise RuntimeError("no time")
 
     monkeypatch.setattr(Passage, "times", times)

@@ -71,14 +71,16 @@ void Runtime::synchronize() {
 }
 
 Event Runtime::make_event() {
-  if (events_ == kept_->events.size()) {
+  std::vector<Event>& kept = spins_ ? kept_->spinning : kept_->sleeping;
+  if (events_ == kept.size()) {
     const BesideCaptures beside;
     cudaEvent_t handle = nullptr;
     // It keeps the time.
-    check(cudaEventCreateWithFlags(&handle, cudaEventBlockingSync), "making an event");
-    kept_->events.emplace_back(handle);
+    const unsigned int flags = spins_ ? cudaEventDefault : cudaEventBlockingSync;
+    check(cudaEventCreateWithFlags(&handle, flags), "making an event");
+    kept.emplace_back(handle);
   }
-  return kept_->events[events_++];
+  return kept[events_++];
 }
 
 void Runtime::wait(const Event& event) const {

@@ -83,6 +83,7 @@ std::vector<Times> Ring::run() {
 void Ring::feed_all() {
   for (int64_t chunk = 0; chunk < plan_.chunks() && !control_.is_stopped(); ++chunk) {
     control_.set_chunk(chunk);
+    if (job_.between_chunks) job_.between_chunks();
     feed(chunk);
     fed_ = chunk + 1;
     check_launch(chunk);

@@ -39,14 +39,15 @@ constexpr Span kNotThere{std::numeric_limits<double>::quiet_NaN(),
 // Chunks of rows, as python/diglot/pipeline/planner.py cuts them.
 struct Plan {
   int64_t rows;
-  int64_t chunk_rows;  // of every chunk but the last, which has the rest
+  int64_t chunk_rows;  // of every chunk but the first and the last
+  int64_t lead;        // so many rows fewer the first chunk has; the last has what is left
   int slots;           // that are used
 
-  int64_t chunks() const { return (rows + chunk_rows - 1) / chunk_rows; }
+  int64_t chunks() const { return rows > 0 ? (rows + lead + chunk_rows - 1) / chunk_rows : 0; }
   // The first row of a chunk, and the one after its last.
   std::pair<int64_t, int64_t> rows_of(int64_t chunk) const {
-    const int64_t begin = chunk * chunk_rows;
-    return {begin, std::min(begin + chunk_rows, rows)};
+    const int64_t begin = chunk * chunk_rows - lead;
+    return {std::max(begin, int64_t{0}), std::min(begin + chunk_rows, rows)};
   }
 };
 
@@ -72,9 +73,10 @@ struct Job {
   // simulated, but never from two at once.
   std::function<void(cudaStream_t stream, int slot, int64_t rows)> launch;
   Control control;
-  int copy_threads;     // for each direction
-  int device;           // the current one of the thread that runs it
-  cudaStream_t caller;  // what it holds comes before
+  int copy_threads;                      // for each direction
+  int device;                            // the current one of the thread that runs it
+  cudaStream_t caller;                   // what it holds comes before
+  std::function<void()> between_chunks;  // if there is one; what it throws ends the run
 };
 
 // One run of a job.
@@ -83,7 +85,8 @@ class Ring {
   explicit Ring(const Job& job);
 
   // Does all chunks, or as many as come before a stop or an error; returns their times. Throws
-  // std::runtime_error, naming the chunk, what a copy or the kernels threw. Streams are idle then.
+  // std::runtime_error, naming the chunk, of an exception of the standard's that a copy or the
+  // kernels threw, and others as they are. Streams are idle then.
   std::vector<Times> run();
 
   // Pinned buffers of an array that is staged, and chunks at most that are fed but not out.

@@ -124,8 +124,28 @@ std::unique_ptr<BoundLauncher> bind(PyObject* name, PyObject* const* arguments, 
   throw std::invalid_argument("run_pipeline: there is no launcher " + std::string(wanted));
 }
 
-std::vector<pipeline::Times> run(pipeline::Job& job) {
-  const WithoutGil gil;
+// Has Python handle signals now and then: what handles one may ask the run to stop.
+class Signals {
+ public:
+  explicit Signals(WithoutGil& gil) : gil_(gil) {}
+  void operator()() {
+    const auto now = std::chrono::steady_clock::now();
+    if (now - last_ < std::chrono::milliseconds(50)) return;
+    last_ = now;
+    gil_.interrupt([] {
+      if (PyErr_CheckSignals() != 0) throw PythonError{};
+    });
+  }
+
+ private:
+  WithoutGil& gil_;
+  std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
+};
+
+std::vector<pipeline::Times> run(pipeline::Job& job, bool handles_signals) {
+  WithoutGil gil;
+  Signals signals(gil);
+  if (handles_signals) job.between_chunks = [&] { signals(); };
   if (Recording::innermost() != nullptr) {  // there may be no device
     for (int64_t chunk = 0; chunk < job.plan.chunks(); ++chunk) {
       const auto [begin, end] = job.plan.rows_of(chunk);
@@ -155,8 +175,8 @@ PyObject* to_python(const char* variant, const std::vector<pipeline::Times>& tim
   return Py_BuildValue("(sN)", variant, list);
 }
 
-// run_pipeline(launcher, arguments, places, arrays, rows, chunk_rows, num_slots, device,
-//              copy_threads, control) -> (variant, times of the chunks)
+// run_pipeline(launcher, arguments, places, arrays, rows, chunk_rows, lead, num_slots, device,
+//              copy_threads, control, handles_signals) -> (variant, times of the chunks)
 //
 // launcher      the name of one, such as "gelu_forward"
 // arguments     a tuple, as for a call of it; tensors are of the shape of a whole chunk
@@ -168,10 +188,12 @@ PyObject* to_python(const char* variant, const std::vector<pipeline::Times>& tim
 //               otherwise none; of the rows; a file's descriptor and where the rows are there if
 //               their memory is a map of it, otherwise -1; of room that a disk has to have beyond
 //               what is written, as otherwise blocks are asked for first
+// lead          rows that the first chunk has fewer, less than chunk_rows
 // num_slots     chunks that are on the device at once
 // device        an index; means nothing where kernels are interpreted
 // copy_threads  that copy in each direction
 // control       the address of four int64: (stop, valid rows, chunk at work, 0)
+// handles_signals  whether this is Python's main thread, which is to handle signals meanwhile
 //
 // It runs without the interpreter's lock, after what PyTorch's current stream of this thread holds,
 // and has done everything when it returns. The variant is that of the last chunk's launch, "" if
@@ -179,7 +201,7 @@ PyObject* to_python(const char* variant, const std::vector<pipeline::Times>& tim
 // ValueError for arguments that do not fit each other, and RuntimeError, which names the chunk, for
 // what happens on the way.
 PyObject* run_pipeline(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-  constexpr int kCount = 10;
+  constexpr int kCount = 12;
   if (count != kCount) {
     PyErr_Format(PyExc_TypeError, "expected %d arguments, got %d", kCount, static_cast<int>(count));
     return nullptr;
@@ -190,13 +212,17 @@ PyObject* run_pipeline(PyObject*, PyObject* const* arguments, Py_ssize_t count) 
     TupleReader of_arrays(arguments[3]);
     PythonReader numbers(arguments + 4);
     const auto next = [&] { return numbers.read<Number>().integer; };
-    const int64_t rows = next(), chunk_rows = next(), num_slots = next(), device = next(),
-                  copy_threads = next();
+    const int64_t rows = next(), chunk_rows = next(), lead = next(), num_slots = next(),
+                  device = next(), copy_threads = next();
     auto* const control = reinterpret_cast<int64_t*>(static_cast<intptr_t>(next()));
+    const bool handles_signals = numbers.read<bool>();
     if (rows < 0 || chunk_rows < 1 || num_slots < 1 || copy_threads < 1) {
       throw std::invalid_argument("run_pipeline: sizes must be positive");
     }
-    pipeline::Plan plan{rows, chunk_rows, 0};
+    if (lead < 0 || lead >= chunk_rows) {
+      throw std::invalid_argument("run_pipeline: lead must be less than a chunk");
+    }
+    pipeline::Plan plan{rows, chunk_rows, lead, 0};
     if (plan.chunks() == 0) return to_python("", {});
     plan.slots = static_cast<int>(std::min(num_slots, plan.chunks()));
     const int64_t depth =
@@ -215,8 +241,9 @@ PyObject* run_pipeline(PyObject*, PyObject* const* arguments, Py_ssize_t count) 
         pipeline::Control(control),
         static_cast<int>(copy_threads),
         static_cast<int>(device),
+        nullptr,
         nullptr};
-    const auto timeline = run(job);
+    const auto timeline = run(job, handles_signals);
     return to_python(launcher.variant(), timeline);
   } catch (...) {
     return raise_current_exception();

@@ -51,6 +51,7 @@ extern PyObject* PyExc_ValueError;
 PyObject* Py_BuildValue(const char*, ...);
 void Py_DecRef(PyObject*);
 void Py_IncRef(PyObject*);
+int PyErr_CheckSignals();
 PyObject* PyErr_Format(PyObject*, const char*, ...);
 PyObject* PyErr_Occurred();
 void PyErr_SetString(PyObject*, const char*);

@@ -95,6 +95,11 @@ def wrap_to_64_bits(value: int) -> int:
     return (int(value) + 2**63) % 2**64 - 2**63
 
 
+def note_run(op: str, name: str, backend: str, variant: str) -> None:
+    """Records that a launcher ran, and which variant, where it was not called by `run`."""
+    _thread.last = (op, name, backend, variant)
+
+
 def last_run() -> LastRun | None:
     """What ran last on this thread in eager mode; None if nothing has.
 

@@ -106,7 +106,7 @@ def check_outputs(
                 )
 
 
-def check_fit(name: str, arrays: Sequence[HostArray], results: Sequence[torch.Tensor]) -> None:
+def check_fit(name: str, arrays: Sequence[HostArray], results: Sequence[Any]) -> None:
     """Outputs are like the results of a chunk."""
     if len(arrays) != len(results):
         raise ValueError(f"{name}: fn returns {len(results)} tensors, and out has {len(arrays)}")

@@ -7,15 +7,17 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def progress_bar(is_shown: bool, name: str, rows: int, row_bytes: int) -> Iterator[Callable]:
+def progress_bar(
+    is_shown: bool, name: str, rows: int, row_bytes: int
+) -> Iterator[Callable[[int], None] | None]:
     """Context manager: a function that is told how many rows are done, and shows it with GB/s, on
-    standard error.
+    standard error; None if it is not to be shown.
 
     Raises:
         ImportError: it is to be shown, and rich is not installed.
     """
     if not is_shown:
-        yield lambda done: None
+        yield None
         return
     try:
         from rich import progress

@@ -24,12 +24,14 @@ from typing import Any
 import torch
 
 from diglot.pipeline.host import HostArray, default_copy_threads
+from diglot.pipeline.launches import Like
 from diglot.pipeline.pinned import Buffer, pinned_cache
 from diglot.pipeline.planner import Plan
 from diglot.pipeline.report import Times
 from diglot.pipeline.runtime import Event, Runtime, runtime_of
 
 NOT_THERE = (math.nan, math.nan)
+Result = torch.Tensor | Like
 
 
 class Control:
@@ -78,12 +80,12 @@ class Sink:
         make: from the first result, one tensor or several, to the arrays.
     """
 
-    def __init__(self, make: Callable[[Sequence[torch.Tensor]], Sequence[HostArray]]) -> None:
+    def __init__(self, make: Callable[[Sequence[Result]], Sequence[HostArray]]) -> None:
         self._make = make
         self._lock = threading.Lock()
         self.arrays: list[HostArray] | None = None
 
-    def of(self, results: Sequence[torch.Tensor]) -> list[HostArray]:
+    def of(self, results: Sequence[Result]) -> list[HostArray]:
         """The arrays; several devices may ask at once."""
         with self._lock:
             if self.arrays is None:

@@ -151,9 +151,8 @@ class GpuStream:
     def copy(self, to: Tensors, source: Tensors) -> None:
         """Enqueues copies of tensors."""
         torch.cuda.set_stream(self.stream)
-        with torch.inference_mode():  # as they may be of that
-            for target, origin in zip(to, source, strict=True):
-                target.copy_(origin, non_blocking=True)
+        for target, origin in zip(to, source, strict=True):
+            copy(target, origin)
 
     def run(self, function: Callable[[], Any]) -> Any:
         """Has a function enqueue its work here; returns what it returns."""
@@ -170,6 +169,15 @@ class GpuStream:
         event = torch.cuda.Event(enable_timing=True, blocking=not self._runtime.spins)
         event.record(self.stream)
         return event
+
+
+def copy(to: torch.Tensor, source: torch.Tensor) -> None:
+    """Copies a tensor in the current stream, or within the host."""
+    if to.is_inference():  # which may be written in inference mode alone
+        with torch.inference_mode():
+            to.copy_(source, non_blocking=True)
+    else:
+        to.copy_(source, non_blocking=True)
 
 
 class HostRuntime:
@@ -208,9 +216,8 @@ class HostStream:
 
     def copy(self, to: Tensors, source: Tensors) -> None:
         """Copies tensors."""
-        with torch.inference_mode():  # as they may be of that
-            for target, origin in zip(to, source, strict=True):
-                target.copy_(origin)
+        for target, origin in zip(to, source, strict=True):
+            copy(target, origin)
 
     def run(self, function: Callable[[], Any]) -> Any:
         """Calls it."""

@@ -1,4 +1,5 @@
-"""Several devices at work on one call: each does neighbouring chunks, on a thread of its own."""
+"""Several devices at work on one call: each does neighbouring chunks, on a thread of its own; one
+alone on the thread that calls."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from typing import Protocol
 import torch
 
 from diglot.pipeline.errors import StreamError, StreamInterrupted, tell
+from diglot.pipeline.interrupts import called_on_interrupt
 from diglot.pipeline.planner import Plan, split
 from diglot.pipeline.ring import Job, Times
 from diglot.pipeline.runtime import current_stream
@@ -107,7 +109,7 @@ def shares_of(whole: Plan, devices: list[torch.device]) -> list[Share]:
     for device, (first, last) in zip(devices, split(whole.chunks, len(devices)), strict=True):
         if first < last:
             begin, end = whole.rows_of(first)[0], whole.rows_of(last - 1)[1]
-            of_share = replace(whole, rows=end - begin)
+            of_share = replace(whole, rows=end - begin, lead=0 if first else whole.lead)
             shares.append(Share(len(shares), device, begin, end, of_share, first))
     return shares
 
@@ -126,7 +128,7 @@ class Run:
         shares: what is to be done.
         job_of: a share's job, from how its rows are cut and the first of them.
         engine_of: what drives a job.
-        update: called now and then with how many rows are done.
+        update: called now and then with how many rows are done; None if nobody asks.
     """
 
     def __init__(
@@ -135,7 +137,7 @@ class Run:
         shares: list[Share],
         job_of: Callable[[Share, Plan, int], Job],
         engine_of: Callable[[Job], Engine],
-        update: Callable[[int], None],
+        update: Callable[[int], None] | None,
     ) -> None:
         self.name, self.shares = name, shares
         self.job_of, self.engine_of, self.update = job_of, engine_of, update
@@ -154,13 +156,12 @@ class Run:
             StreamInterrupted: on Ctrl-C; likewise.
         """
         try:
-            for share in self.shares:
-                THREADS.submit(self.work, share)
-                self.begun += 1
-            for ended in self.ended:
-                while not ended.wait(POLL):
-                    self.tell_progress()
-            self.tell_progress()
+            with called_on_interrupt(self.ask_to_stop) as is_held:
+                # A thread would begin some 100 us later, and be noticed to have ended as late.
+                if is_held and self.update is None and len(self.shares) == 1:
+                    self.work(self.shares[0])
+                else:
+                    self.work_on_threads()
         except BaseException as error:
             self.stop()
             if isinstance(error, KeyboardInterrupt):
@@ -177,8 +178,18 @@ class Run:
             for share in failed:  # their tracebacks hold what they hold
                 share.error = None
 
+    def work_on_threads(self) -> None:
+        """All shares."""
+        for share in self.shares:
+            THREADS.submit(self.work, share)
+            self.begun += 1
+        for ended in self.ended:
+            while not ended.wait(POLL):
+                self.tell_progress()
+        self.tell_progress()
+
     def work(self, share: Share) -> None:
-        """A share, on its thread. Where the device has too little memory, once more by smaller
+        """A share, on this thread. Where the device has too little memory, once more by smaller
         chunks.
         """
         plan, first = share.plan, share.begin
@@ -198,7 +209,7 @@ class Run:
                         f"{share.device} had no memory for {sizes_of(plan)}: from row {first} on "
                         f"chunks had {rows}"
                     )
-                    plan = replace(plan, rows=share.end - first, chunk_rows=rows)
+                    plan = replace(plan, rows=share.end - first, chunk_rows=rows, lead=0)
         except BaseException as error:
             share.error = error
             self.ask_to_stop()  # the others need not go on
@@ -239,5 +250,6 @@ class Run:
         return [share.valid for share in self.shares]
 
     def tell_progress(self) -> None:
-        """To whom it was asked for."""
-        self.update(sum(end - begin for begin, end in self.valid()))
+        """To who asked for it."""
+        if self.update is not None:
+            self.update(sum(end - begin for begin, end in self.valid()))

@@ -25,15 +25,8 @@ from diglot.pipeline.arguments import (
 from diglot.pipeline.errors import StreamError
 from diglot.pipeline.fold import Fold
 from diglot.pipeline.host import NOTHING_SAID, HostArray, Maps
-from diglot.pipeline.native import (
-    Call,
-    NativeRing,
-    is_random,
-    native_ring,
-    op_of,
-    tensors_given,
-    watch,
-)
+from diglot.pipeline.launches import Op, Seen, is_random, op_of
+from diglot.pipeline.native import NativeRing, native_ring
 from diglot.pipeline.planner import (
     CHUNK_BYTES,
     DEFAULT_CHUNK_BYTES,
@@ -44,7 +37,7 @@ from diglot.pipeline.planner import (
 )
 from diglot.pipeline.progress import progress_bar
 from diglot.pipeline.report import PipelineReport
-from diglot.pipeline.ring import Job, Ring, Sink
+from diglot.pipeline.ring import Job, Result, Ring, Sink
 from diglot.pipeline.shares import Engine, Run, Share, shares_of
 
 Results = tuple[torch.Tensor, ...]
@@ -81,7 +74,7 @@ def stream_map(
     Args:
         fn: an op of diglot, or any callable that takes a chunk of each input, as tensors on a
             device, and returns a tensor with as many rows, or several; a row's result must not
-            depend on other rows. It is called on a thread of its own, without gradients, and
+            depend on other rows. It is called on this thread or others, without gradients, and
             enqueues its work on the current stream. functools.partial gives it options.
         inputs: CPU tensors or NumPy arrays, also memory-mapped ones, of one length and any row
             shapes and dtypes.
@@ -197,7 +190,11 @@ class _Stream:
             chosen = {choose(self.op, device, backend) for device in self.devices}
             self.backend = chosen.pop() if len(chosen) == 1 else AUTO
             self.fn = functools.partial(fn, backend=self.backend)
-        self.constants = tensors_given(fn)
+        self.autocast = tuple(
+            (kind, torch.get_autocast_dtype(kind))
+            for kind in ("cuda", "cpu")
+            if torch.is_autocast_enabled(kind)
+        )
         if self.devices[0].type == "cpu" and not INTERPRET:
             what = f"on the backend {self.backend!r}" if self.op else "as they are"
             why = "" if torch.cuda.is_available() else "no GPU: "
@@ -234,18 +231,13 @@ class _Stream:
         return results
 
     def scope(self) -> Callable[[], Any]:
-        """What the threads that call fn are in, of this thread's."""
-        autocast = [
-            (kind, torch.get_autocast_dtype(kind))
-            for kind in ("cuda", "cpu")
-            if torch.is_autocast_enabled(kind)
-        ]
+        """What threads that call fn are in, of this thread's."""
         backend = self.backend or scoped_backend()
 
         @contextmanager
         def entered() -> Iterator[None]:
             with ExitStack() as stack:
-                for kind, dtype in autocast:
+                for kind, dtype in self.autocast:
                     stack.enter_context(torch.autocast(kind, dtype=dtype))
                 if backend is not None:
                     stack.enter_context(use_backend(backend))
@@ -288,7 +280,7 @@ class _Stream:
             self.gives_arrays = False
             check_outputs(self.name, self.rows, outs, self.inputs)
 
-        def make(results: Sequence[torch.Tensor]) -> list[HostArray]:
+        def make(results: Sequence[Result]) -> list[HostArray]:
             if outs is not None:
                 check_fit(self.name, outs, results)
                 return outs
@@ -303,17 +295,22 @@ class _Stream:
 
         sink = Sink(make)
         try:
-            results, one = self.look()
-            if results is not None:
-                sink.of(results)
+            op, one = self.look()
+            if one is not None:
+                self.is_single = one.is_single
+                sink.of(one.results)
             known = sink.arrays or outs or []
-            engine = NativeRing.name if one is not None else Ring.name
+            launch = None if one is None else one.launch
+            engine = Ring.name if launch is None else NativeRing.name
             is_staged = any(array.is_staged for array in (*self.inputs, *known))
             whole = self.make_plan(
                 [array.row_bytes for array in known], CHUNK_BYTES[engine, is_staged]
             )
             shares = shares_of(whole, self.devices)
-            self.run(shares, one, progress, sink=sink)
+            native = None
+            if op is not None and launch is not None:
+                native = functools.partial(native_ring, op=op, one=launch)
+            self.run(shares, native, progress, sink=sink)
         finally:
             sink.close()
         assert sink.arrays is not None
@@ -349,7 +346,7 @@ class _Stream:
     def run(
         self,
         shares: list[Share],
-        one: Call | None,
+        native: Callable[[Job], NativeRing | None] | None,
         progress: bool,
         sink: Sink | None = None,
         fold: Fold | None = None,
@@ -366,8 +363,7 @@ class _Stream:
             return job
 
         def engine_of(job: Job) -> Engine:
-            native = None if one is None else native_ring(job, one, self.constants)
-            return native or Ring(job)
+            return (None if native is None else native(job)) or Ring(job)
 
         row_bytes = sum(array.row_bytes for array in self.inputs)
         with ExitStack() as stack:
@@ -381,14 +377,18 @@ class _Stream:
             finally:
                 self.notes += run.notes
 
-    def look(self) -> tuple[Results | None, Call | None]:
-        """What fn returns for one row, or for none if there are none, and the one launch in CUDA
-        that it did; None for what is not known. A call of an op of diglot changes nothing.
+    def look(self) -> tuple[Op | None, Seen | None]:
+        """fn as an op, and what it does on one row, or on none if there are none; None for what is
+        not known. A call of an op of diglot changes nothing.
         """
         if self.rows > 0 and (self.op is None or is_random(self.fn)):
             return None, None
-        chunks = self.empty_chunks(min(self.rows, 1))
-        return self.guarded(watch, self.call_rows, chunks, self.constants)
+
+        def call(*chunks: torch.Tensor) -> tuple[Results, bool]:
+            return self.call_rows(*chunks), self.is_single
+
+        op = Op(self.fn, call, (self.backend, self.autocast, self.gives_arrays))
+        return op, self.guarded(op.look, self.empty_chunks(min(self.rows, 1)))
 
     def guarded(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Calls a function in what the threads that call fn are in."""

@@ -1,0 +1,205 @@
+"""What launches an op of diglot does on a chunk, found by watching it, and remembered."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from diglot import ops
+from diglot.backends.runs import LastRun, observe_runs
+
+CONSTANT = -1
+MOST_REMEMBERED = 1024
+
+
+@dataclass(frozen=True)
+class Part:
+    """Stands for a tensor that is a whole chunk of an array.
+
+    Attributes:
+        place: the number of the input, or of the result after them.
+        shape: as the launcher is given it.
+    """
+
+    place: int
+    shape: tuple[int, ...]
+
+    def differs_in_rows_alone(self, other: Part, rows: tuple[int, int]) -> bool:
+        """Whether two of so many rows are the same but for the rows."""
+        (a, *rest), (b, *rest_of_other) = self.shape or (0,), other.shape or (0,)
+        is_same = self.place == other.place and rest == rest_of_other
+        return is_same and a * rows[1] == b * rows[0]
+
+
+@dataclass(frozen=True)
+class Like:
+    """What a tensor is like, without its memory."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A launcher's call on a chunk.
+
+    Attributes:
+        op: the op's name.
+        launcher: its name.
+        arguments: as the op gave them, a `Part` for each tensor that is a chunk.
+    """
+
+    op: str
+    launcher: str
+    arguments: tuple[Any, ...]
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """Of each tensor among the arguments the array that it is a chunk of, or `CONSTANT`."""
+        return tuple(
+            argument.place if isinstance(argument, Part) else CONSTANT
+            for argument in self.arguments
+            if isinstance(argument, Part | torch.Tensor)
+        )
+
+    def arguments_on(self, chunks: list[torch.Tensor]) -> tuple[Any, ...]:
+        """The arguments for chunks of inputs and results, contiguous and as large."""
+        return tuple(
+            chunks[argument.place].view(argument.shape) if isinstance(argument, Part) else argument
+            for argument in self.arguments
+        )
+
+    def differs_in_rows_alone(self, other: Launch, rows: tuple[int, int]) -> bool:
+        """Whether two calls, on so many rows, are the same but for the rows."""
+        if self.launcher != other.launcher or len(self.arguments) != len(other.arguments):
+            return False
+        for a, b in zip(self.arguments, other.arguments, strict=True):
+            if isinstance(a, Part) and isinstance(b, Part):
+                if not a.differs_in_rows_alone(b, rows):
+                    return False
+            elif type(a) is not type(b) or (a is not b if isinstance(a, torch.Tensor) else a != b):
+                return False
+        return True
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What an op did.
+
+    Attributes:
+        results: what those are like that it returned.
+        is_single: whether it returned one, not several.
+        launch: its launch in CUDA; None if that was not one of the chunks' rows.
+    """
+
+    results: tuple[Like, ...]
+    is_single: bool
+    launch: Launch | None
+
+
+class Op:
+    """An op with its options, as it is called on chunks.
+
+    Args:
+        fn: it, perhaps in functools.partial.
+        call: from chunks to its results, checked, and whether it returned one, not several.
+        state: what else decides what it does, by type and value.
+    """
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        call: Callable[..., tuple[tuple[torch.Tensor, ...], bool]],
+        state: object,
+    ) -> None:
+        self._call = call
+        self._constants: dict[int, torch.Tensor] = {}
+        options: list[Any] = [state]
+        while isinstance(fn, functools.partial):
+            options += [*fn.args, *fn.keywords, *fn.keywords.values(), None]
+            fn = fn.func
+        self._constants = {id(of): of for of in options if isinstance(of, torch.Tensor)}
+        # Of other values it is not known what they will be worth.
+        known = (state, bool, int, float, str, type(None))
+        self._key: tuple[Any, ...] | None = None
+        if all(of is state or type(of) in known for of in options):
+            self._key = (fn, *((type(of), repr(of)) for of in options))
+
+    def look(self, chunks: list[torch.Tensor]) -> Seen:
+        """What it does on chunks like these: as it is remembered, or by calling it on them."""
+        key = None
+        if self._key is not None:
+            like = tuple((c.shape, c.dtype, c.device) for c in chunks)
+            key = (self._key, like)
+            if key in _remembered:
+                return _remembered[key]
+        seen = self._watch(chunks)
+        if key is not None:
+            if len(_remembered) >= MOST_REMEMBERED:
+                _remembered.clear()
+            _remembered[key] = seen
+        return seen
+
+    def _watch(self, chunks: list[torch.Tensor]) -> Seen:
+        runs: list[tuple[LastRun, tuple[Any, ...]]] = []
+        thread = threading.get_ident()
+
+        def observe(run: LastRun, arguments: tuple[Any, ...]) -> None:
+            if threading.get_ident() == thread:
+                runs.append((run, arguments))
+
+        with observe_runs(observe):
+            results, is_single = self._call(*chunks)
+        launch = None
+        if len(runs) == 1 and runs[0][0].backend == "cuda":
+            launch = self._launch(*runs[0], [*chunks, *results])
+        like = tuple(Like(result.shape, result.dtype) for result in results)
+        return Seen(like, is_single, launch)
+
+    def _launch(
+        self, run: LastRun, given: tuple[Any, ...], arrays: list[torch.Tensor]
+    ) -> Launch | None:
+        arguments: list[Any] = []
+        for argument in given:
+            if isinstance(argument, torch.Tensor) and id(argument) not in self._constants:
+                places = [i for i, array in enumerate(arrays) if is_all_of(argument, array)]
+                if not places:
+                    return None
+                arguments.append(Part(places[0], tuple(argument.shape)))
+            else:
+                arguments.append(argument)
+        return Launch(run.op, run.launcher, tuple(arguments))
+
+
+_remembered: dict[tuple[Any, ...], Seen] = {}
+
+
+def is_random(fn: Any) -> bool:
+    """Whether an op draws random numbers, so that it is not the same for every chunk."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    return "generator" in fn.__code__.co_varnames
+
+
+def op_of(fn: Any) -> str | None:
+    """The name of the op of diglot that `fn` is, with or without functools.partial."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    name = getattr(fn, "__name__", None)
+    return name if name in ops.__all__ and getattr(ops, name) is fn else None
+
+
+def is_all_of(argument: torch.Tensor, array: torch.Tensor) -> bool:
+    """Whether an argument is a whole chunk, as it lies in memory, of whatever shape."""
+    return (
+        argument.data_ptr() == array.data_ptr()
+        and argument.numel() == array.numel()
+        and argument.dtype == array.dtype
+        and argument.is_contiguous()
+        and array.is_contiguous()
+    )
