@@ -407,8 +407,7 @@ def small(arrays: Arrays, ceiling: transfer.Duplex) -> Iterator[Workload]:
         slowest can begin and after it has ended.
         """
         seconds = computing[row["provider"]]
-        between = (row["run"]["chunks"] - 2) * row["run"]["chunk_rows"]
-        share = (rows - between) / 2 / rows  # the first chunk and the last are alike
+        share = row["run"]["chunk_rows"] / rows
         copying, chunk = SMALL / ceiling.both / 1e9, share * SMALL / 1e9
         if seconds > copying:
             ideal = seconds + chunk / ceiling.h2d + chunk / ceiling.d2h

@@ -99,7 +99,7 @@ DRAINED = "drain(chunk - depth_ + 1);"
 # In the ring every wait is left out in turn: what it keeps apart is said.
 RING_FAULTS = {
     "the last chunk is dropped": ring_fault(
-        "ring.h", "(rows + lead + chunk_rows - 1) / chunk_rows", "(rows + lead) / chunk_rows"
+        "ring.h", "(rows + chunk_rows - 1) / chunk_rows", "rows / chunk_rows"
     ),
     "its last row is dropped": ring_fault(
         "ring.h", "std::min(begin + chunk_rows, rows)", "std::min(begin + chunk_rows, rows - 1)"

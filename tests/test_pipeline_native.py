@@ -72,7 +72,6 @@ class Run:
     arguments: tuple[Any, ...]
     chunk_rows: int
     num_slots: int = 3
-    lead: int = 0
     copy_threads: int = 2
     control: Tensor = field(default_factory=lambda: torch.tensor([0, 0, -1, 0]))
     bad_slot: int | None = None  # whose device buffers no kernel can use
@@ -117,7 +116,6 @@ class Run:
                 tuple(specs),
                 arrays[0].rows.shape[0],
                 self.chunk_rows,
-                self.lead,
                 self.num_slots,
                 0 if DEVICE == "cuda" else -1,
                 self.copy_threads,
@@ -192,21 +190,19 @@ def test_gelu_in_any_order(monkeypatch, seed):
 def test_gelu_of_any_chunks(data):
     rows = data.draw(st.integers(0, 40), "rows")
     chunk_rows = data.draw(st.integers(1, 45), "chunk_rows")
-    lead = data.draw(st.integers(0, chunk_rows - 1), "lead")
     run, out = gelu(
         rows,
         data.draw(st.sampled_from(ROW_SHAPES), "row shape"),
         data.draw(st.sampled_from(FLOATING), "dtype"),
         data.draw(st.tuples(st.booleans(), st.booleans()), "staged"),
         chunk_rows=chunk_rows,
-        lead=lead,
         num_slots=data.draw(st.integers(1, 5), "num_slots"),
         copy_threads=data.draw(st.integers(1, 3), "copy_threads"),
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(SEED, str(data.draw(st.integers(0, 2**32), "seed")))
         _, timeline = run()
-    assert len(timeline) == (-(-(rows + lead) // chunk_rows) if rows > 0 else 0)
+    assert len(timeline) == -(-rows // chunk_rows)
     assert run.control[1] == rows
     assert_bits(out, run.expected())
 
@@ -445,9 +441,7 @@ def test_wrong_arguments():
     call(Run("run_pipeline", run.arguments, 4), "no launcher run_pipeline")
     call(Run("gelu_forward", (input, out), 4), "expected 3 arguments, got 2", TypeError)
     call(Run("gelu_forward", run.arguments, 4, copy_threads=0), "sizes must be positive")
-    call(Run("gelu_forward", run.arguments, 4, lead=4), "lead must be less than a chunk")
-    call(Run("gelu_forward", run.arguments, 4, lead=-1), "lead must be less than a chunk")
-    with pytest.raises(TypeError, match="expected 12 arguments"):
+    with pytest.raises(TypeError, match="expected 11 arguments"):
         module().run_pipeline("gelu_forward")
     specs = (True, 20, (0,), (), out.rows.data_ptr(), -1, 0, 0)
     for places, arrays, what in [
@@ -463,7 +457,7 @@ def test_wrong_arguments():
             module().run_pipeline(
                 "gelu_forward",
                 (tensors[0], "none", tensors[1]),
-                *(places, arrays, 8, 4, 0, 1, -1, 1, run.control.data_ptr(), False),
+                *(places, arrays, 8, 4, 1, -1, 1, run.control.data_ptr(), False),
             )
 
 
@@ -492,7 +486,7 @@ def test_launches_are_recorded():
 
     def run() -> None:
         arguments = (x, "none", out), (0, 1), tuple(specs)
-        _C.run_pipeline("gelu_forward", *arguments, 10, 4, 0, 1, 0, 1, control.data_ptr(), False)
+        _C.run_pipeline("gelu_forward", *arguments, 10, 4, 1, 0, 1, control.data_ptr(), False)
 
     def launches(rows: int) -> list[tuple[str, tuple[int, ...], tuple[int, ...]]]:
         return _C.record(lambda: _C.gelu_forward(x[:rows], "none", out[:rows]))

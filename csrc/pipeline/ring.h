@@ -39,15 +39,14 @@ constexpr Span kNotThere{std::numeric_limits<double>::quiet_NaN(),
 // Chunks of rows, as python/diglot/pipeline/planner.py cuts them.
 struct Plan {
   int64_t rows;
-  int64_t chunk_rows;  // of every chunk but the first and the last
-  int64_t lead;        // so many rows fewer the first chunk has; the last has what is left
+  int64_t chunk_rows;  // of every chunk but the last, which has the rest
   int slots;           // that are used
 
-  int64_t chunks() const { return rows > 0 ? (rows + lead + chunk_rows - 1) / chunk_rows : 0; }
+  int64_t chunks() const { return (rows + chunk_rows - 1) / chunk_rows; }
   // The first row of a chunk, and the one after its last.
   std::pair<int64_t, int64_t> rows_of(int64_t chunk) const {
-    const int64_t begin = chunk * chunk_rows - lead;
-    return {std::max(begin, int64_t{0}), std::min(begin + chunk_rows, rows)};
+    const int64_t begin = chunk * chunk_rows;
+    return {begin, std::min(begin + chunk_rows, rows)};
   }
 };
 

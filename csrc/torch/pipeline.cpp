@@ -175,7 +175,7 @@ PyObject* to_python(const char* variant, const std::vector<pipeline::Times>& tim
   return Py_BuildValue("(sN)", variant, list);
 }
 
-// run_pipeline(launcher, arguments, places, arrays, rows, chunk_rows, lead, num_slots, device,
+// run_pipeline(launcher, arguments, places, arrays, rows, chunk_rows, num_slots, device,
 //              copy_threads, control, handles_signals) -> (variant, times of the chunks)
 //
 // launcher      the name of one, such as "gelu_forward"
@@ -188,7 +188,6 @@ PyObject* to_python(const char* variant, const std::vector<pipeline::Times>& tim
 //               otherwise none; of the rows; a file's descriptor and where the rows are there if
 //               their memory is a map of it, otherwise -1; of room that a disk has to have beyond
 //               what is written, as otherwise blocks are asked for first
-// lead          rows that the first chunk has fewer, less than chunk_rows
 // num_slots     chunks that are on the device at once
 // device        an index; means nothing where kernels are interpreted
 // copy_threads  that copy in each direction
@@ -201,7 +200,7 @@ PyObject* to_python(const char* variant, const std::vector<pipeline::Times>& tim
 // ValueError for arguments that do not fit each other, and RuntimeError, which names the chunk, for
 // what happens on the way.
 PyObject* run_pipeline(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-  constexpr int kCount = 12;
+  constexpr int kCount = 11;
   if (count != kCount) {
     PyErr_Format(PyExc_TypeError, "expected %d arguments, got %d", kCount, static_cast<int>(count));
     return nullptr;
@@ -212,17 +211,14 @@ PyObject* run_pipeline(PyObject*, PyObject* const* arguments, Py_ssize_t count) 
     TupleReader of_arrays(arguments[3]);
     PythonReader numbers(arguments + 4);
     const auto next = [&] { return numbers.read<Number>().integer; };
-    const int64_t rows = next(), chunk_rows = next(), lead = next(), num_slots = next(),
-                  device = next(), copy_threads = next();
+    const int64_t rows = next(), chunk_rows = next(), num_slots = next(), device = next(),
+                  copy_threads = next();
     auto* const control = reinterpret_cast<int64_t*>(static_cast<intptr_t>(next()));
     const bool handles_signals = numbers.read<bool>();
     if (rows < 0 || chunk_rows < 1 || num_slots < 1 || copy_threads < 1) {
       throw std::invalid_argument("run_pipeline: sizes must be positive");
     }
-    if (lead < 0 || lead >= chunk_rows) {
-      throw std::invalid_argument("run_pipeline: lead must be less than a chunk");
-    }
-    pipeline::Plan plan{rows, chunk_rows, lead, 0};
+    pipeline::Plan plan{rows, chunk_rows, 0};
     if (plan.chunks() == 0) return to_python("", {});
     plan.slots = static_cast<int>(std::min(num_slots, plan.chunks()));
     const int64_t depth =

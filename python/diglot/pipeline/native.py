@@ -62,7 +62,6 @@ class NativeRing:
                 tuple(self.described(i, array, taken[i]) for i, array in enumerate(arrays)),
                 plan.rows,
                 plan.chunk_rows,
-                plan.lead,
                 plan.slots,
                 -1 if job.device.type == "cpu" else job.device.index,
                 job.copy_threads,

@@ -32,11 +32,10 @@ class Plan:
 
     Attributes:
         rows: of all arrays, along dimension 0.
-        chunk_rows: of every chunk but the first and the last. At least one.
+        chunk_rows: of every chunk but the last, which has the rest. At least one.
         num_slots: chunks that are on the device at once.
         in_row_bytes: of a row, for each input.
         out_row_bytes: likewise of the outputs.
-        lead: so many rows fewer the first chunk has; the last has what is left.
     """
 
     rows: int
@@ -44,17 +43,16 @@ class Plan:
     num_slots: int
     in_row_bytes: tuple[int, ...]
     out_row_bytes: tuple[int, ...]
-    lead: int = 0
 
     @property
     def chunks(self) -> int:
         """How many chunks there are."""
-        return -(-(self.rows + self.lead) // self.chunk_rows) if self.rows > 0 else 0
+        return -(-self.rows // self.chunk_rows)
 
     def rows_of(self, chunk: int) -> tuple[int, int]:
         """The rows of a chunk: the first, and the one after the last."""
-        begin = chunk * self.chunk_rows - self.lead
-        return max(begin, 0), min(begin + self.chunk_rows, self.rows)
+        begin = chunk * self.chunk_rows
+        return begin, min(begin + self.chunk_rows, self.rows)
 
     @property
     def slots(self) -> int:
@@ -84,8 +82,7 @@ def plan(
         out_row_bytes: likewise of the outputs; empty where they are not known before.
         chunk_bytes: of a chunk's largest array, at most. By default in the range of
             `default_bytes`, less for small arrays, so that there are chunks to overlap, and as much
-            as one row needs; of several chunks the first and the last then have at most half of
-            that each, as the bus is idle in one direction while they are copied.
+            as one row needs.
         num_slots: chunks that are on the device at once, 1 or more. With one nothing overlaps.
         default_bytes: least and most, if nothing else is said.
 
@@ -97,7 +94,6 @@ def plan(
     if num_slots < 1:
         raise ValueError(f"num_slots must be at least 1, but is {num_slots}")
     largest = max((*in_row_bytes, *out_row_bytes, 1))
-    is_default = chunk_bytes is None
     if chunk_bytes is None:
         least, most = default_bytes
         size = rows * largest
@@ -112,11 +108,7 @@ def plan(
             f"chunk_bytes must be at least {largest}"
         )
     chunk_rows = max(1, min(chunk_bytes // largest, rows))
-    lead = 0
-    if is_default and chunk_rows < rows:
-        rest = (rows - 1) % chunk_rows + 1  # of the last chunk, which the first shares with it
-        lead = chunk_rows - (rest + 1) // 2
-    return Plan(rows, chunk_rows, num_slots, tuple(in_row_bytes), tuple(out_row_bytes), lead)
+    return Plan(rows, chunk_rows, num_slots, tuple(in_row_bytes), tuple(out_row_bytes))
 
 
 def split(rows: int, parts: int) -> list[tuple[int, int]]:

@@ -55,7 +55,7 @@ class PipelineReport:
         engine: what drove the chunks, "native" or "python".
         devices: where they ran.
         rows: of the inputs, along dimension 0.
-        chunk_rows: of a chunk; the first and the last of a device may have fewer.
+        chunk_rows: of a chunk; the last of a device may have fewer.
         chunks: how many there were, on all devices.
         num_slots: chunks that were on a device at once.
         bytes_in: of the inputs.

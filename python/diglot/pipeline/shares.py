@@ -109,7 +109,7 @@ def shares_of(whole: Plan, devices: list[torch.device]) -> list[Share]:
     for device, (first, last) in zip(devices, split(whole.chunks, len(devices)), strict=True):
         if first < last:
             begin, end = whole.rows_of(first)[0], whole.rows_of(last - 1)[1]
-            of_share = replace(whole, rows=end - begin, lead=0 if first else whole.lead)
+            of_share = replace(whole, rows=end - begin)
             shares.append(Share(len(shares), device, begin, end, of_share, first))
     return shares
 
@@ -209,7 +209,7 @@ class Run:
                         f"{share.device} had no memory for {sizes_of(plan)}: from row {first} on "
                         f"chunks had {rows}"
                     )
-                    plan = replace(plan, rows=share.end - first, chunk_rows=rows, lead=0)
+                    plan = replace(plan, rows=share.end - first, chunk_rows=rows)
         except BaseException as error:
             share.error = error
             self.ask_to_stop()  # the others need not go on
