@@ -295,9 +295,8 @@ def test_tf32_does_not_pass_for_float32(timers, monkeypatch):
 
 
 @pytest.mark.gpu
-def test_on_a_gpu(here, monkeypatch):
+def test_on_a_gpu(here):
     """Everything is measured, right, and below what the data sheet promises."""
-    monkeypatch.setattr(ceiling_runs, "MEMORY_SIZES", (1 << 28, 1 << 30))
     path = here / "ceilings.json"
     result = run("specs", "--measure", "--output", path)
     assert result.exit_code == 0, result.output

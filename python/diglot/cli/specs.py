@@ -115,10 +115,12 @@ def _save(measured: Ceilings, path: Path) -> None:
 
 
 def _table(title: str, columns: list[str], rows: list[list[str]]) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(
+        title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False
+    )
     for number, name in enumerate(columns):
         justify: Any = "right" if number and rows and _is_number(rows, number) else "left"
-        table.add_column(name, justify=justify, vertical="bottom")
+        table.add_column(name, justify=justify, vertical="bottom", overflow="fold")
     for row in rows:
         table.add_row(*map(escape, row))
     return table
@@ -137,27 +139,20 @@ def _print_data_sheets() -> None:
 
     console = make_console()
     sources: dict[str, int] = {}
-    rows = []
+    chips, rates = [], []
     for gpu in gpus():
+        shared = f"{gpu.shared_kb_per_multiprocessor}/{gpu.shared_kb_per_block}"
+        figures = (gpu.bandwidth_gb_per_s, gpu.l2_mb, gpu.multiprocessors)
+        memory = f"{_text(gpu.memory_gb)} {gpu.memory}"
+        head = [gpu.name, gpu.architecture, gpu.compute_capability, memory]
+        chips.append([*head, *map(_text, figures), shared])
         numbers = [str(sources.setdefault(source, len(sources) + 1)) for source in gpu.sources]
-        rows.append(
-            [
-                gpu.name,
-                gpu.architecture,
-                gpu.compute_capability,
-                f"{_text(gpu.memory_gb)} {gpu.memory}",
-                _text(gpu.bandwidth_gb_per_s),
-                _text(gpu.l2_mb),
-                str(gpu.multiprocessors),
-                f"{gpu.shared_kb_per_multiprocessor}/{gpu.shared_kb_per_block}",
-                *(_text(rate) for rate in gpu.tflop_per_s.values()),
-                ",".join(numbers),
-            ]
-        )
-    rates = [f"{name}\nTFLOP/s" for name in gpus()[0].tflop_per_s]
-    columns = ["GPU", "architecture", "compute\ncapability", "memory\nGB", "GB/s", "L2\nMB", "SMs"]
-    columns += ["shared KB\nSM/block", *rates, "source"]
-    console.print(_table("By data sheets; peak rates are without sparsity", columns, rows))
+        rates.append([gpu.name, *map(_text, gpu.tflop_per_s.values()), ", ".join(numbers)])
+    columns = ["GPU", "architecture", "capability", "memory, GB", "GB/s", "L2, MB", "SMs"]
+    columns += ["shared, KB\nSM/block"]
+    console.print(_table("By data sheets", columns, chips))
+    columns = ["GPU", *gpus()[0].tflop_per_s, "sources"]
+    console.print(_table("Peak TFLOP/s without sparsity", columns, rates))
     for source, number in sources.items():
         console.print(f"{number:2} {source}", markup=False, style="dim", soft_wrap=True)
     console.print()
@@ -185,7 +180,7 @@ def _print_machine(facts: DeviceFacts | None, gpu: Gpu | None, measured: Ceiling
         return
     rows = [_row(row, gpu) for row in measured.rows]
     title = f"Measured {measured.date}, torch {measured.versions.get('torch')}"
-    columns = ["what", "how", "type", "size", "median µs", "20th", "80th", "rate", "", "of sheet"]
+    columns = ["what", "how", "type", "size", "median, µs", "20th", "80th", "rate", "", "of sheet"]
     console.print(_table(title, columns, rows))
 
 

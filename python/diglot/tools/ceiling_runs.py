@@ -278,6 +278,7 @@ def links(device: torch.device | str = "cuda", size: int = LINK_BYTES) -> Iterat
     ):
         row = Ceiling(what, how, "uint8", "GB/s", bytes=size)
         target.zero_()
+        source.bitwise_not_()  # what the copies before left on the GPU is not it
         timing = copies.timing(**directions, rounds=LINK_ROUNDS)
         if copies.is_right(**directions):
             yield with_timing(row, size, timing)
