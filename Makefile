@@ -44,13 +44,16 @@ tell_left_out = sed -n 's/^ *\(warning: .*diglot is built without\)/\1/p' $(1) |
 
 # --- what is run ---------------------------------------------------------------------------------
 
-demo: setup ## compare gelu and add on real activations, on every backend that runs; draw pictures
+demo: setup ## compare gelu and add on real activations, on every backend that runs; pictures, report
 	@mkdir -p out
 	@for op in gelu add; do \
 	  $(DIGLOT) compare $$op --input examples/activations.safetensors \
 	    --plot out/$$op.png --save out/$$op.json --force; \
 	done
+	@$(DIGLOT) report bench/results --sources "$$($(RUN) bench/evidence.py)" \
+	  -o out/report.html --force
 	@echo "pictures: $(CURDIR)/out/gelu.png $(CURDIR)/out/add.png"
+	@echo "what was measured on GPUs: $(CURDIR)/out/report.html"
 
 # Several workers, where pytest-xdist is installed. What fills a GPU's memory goes to one of them.
 workers = $$($(RUN) -c 'import xdist; print("-n auto --dist $(1)")' 2>/dev/null || true)

@@ -83,9 +83,11 @@ def test_wheel_without_nvcc(wheel):
 
 
 def test_every_module_is_packaged(wheel):
-    """The list of packages in pyproject.toml leaves none out."""
+    """The lists of packages and of their data in pyproject.toml leave none out."""
     names = set(zipfile.ZipFile(wheel).namelist())
-    python = {p.relative_to(ROOT / "python") for p in (ROOT / "python").rglob("*.py")}
+    suffixes = (".css", ".html", ".js", ".json", ".py", ".typed")
+    files = [p for p in (ROOT / "python/diglot").rglob("*") if p.suffix in suffixes]
+    python = {p.relative_to(ROOT / "python") for p in files}
     triton = {"diglot" / p.relative_to(ROOT) for p in (ROOT / "triton_ops").rglob("*.py")}
     headers = {
         "diglot/include" / p.relative_to(ROOT / "csrc/include")

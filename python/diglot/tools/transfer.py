@@ -119,13 +119,25 @@ class Copies:
             for stream in streams:
                 stream.synchronize()
 
+    def timing(self, *, h2d: bool = True, d2h: bool = True, rounds: int = ROUNDS) -> measure.Timing:
+        """Times of copying everything once, after a first time that does not count."""
+        self.run(h2d=h2d, d2h=d2h)
+        return measure.Timing.of(
+            [1e6 * _seconds(lambda: self.run(h2d=h2d, d2h=d2h)) for _ in range(rounds)]
+        )
+
     def gb_per_s(self, *, h2d: bool = True, d2h: bool = True, rounds: int = ROUNDS) -> float:
         """Median speed in each of the directions."""
-        times = []
-        self.run(h2d=h2d, d2h=d2h)
-        for _ in range(rounds):
-            times.append(_seconds(lambda: self.run(h2d=h2d, d2h=d2h)))
-        return self._bytes / float(np.median(times)) / 1e9
+        return self._bytes / self.timing(h2d=h2d, d2h=d2h, rounds=rounds).median_us / 1e3
+
+    def is_right(self, *, h2d: bool = True, d2h: bool = True) -> bool:
+        """Whether the last run left what it copied: on the host all, on devices the last chunks."""
+        for chunks in self._chunks:
+            if d2h and not all(torch.equal(to, of.cpu()) for _, to, _, of in chunks):
+                return False
+            if h2d and not all(torch.equal(to.cpu(), of) for of, _, to, _ in chunks[-SLOTS:]):
+                return False
+        return True
 
 
 def duplex(copies: Copies, rounds: int = ROUNDS) -> Duplex:

@@ -1,0 +1,286 @@
+"""Measures the ceilings of a machine: device memory, matrix products, copies from and to the host.
+
+All of it is of random data, because power draw and therefore clocks depend on the bits, and each
+result is checked. Kernels are PyTorch's: what it does not reach is no ceiling here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import platform
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+import torch
+
+from diglot.tools import device as devices
+from diglot.tools import measure, transfer
+from diglot.tools.ceilings import Ceiling, Ceilings
+from diglot.tools.inputs import is_out_of_memory
+
+GIB, MIB = 1 << 30, 1 << 20
+MEMORY_SIZES = (GIB // 4, GIB, 4 * GIB)
+ROW_BYTES = MIB  # of the row that is written over and over: stays in every L2 cache
+SIDE = 8192  # of matrices
+LINK_BYTES, LINK_ROUNDS = GIB, 10
+BUDGET_MS = 300  # of each thing measured
+PIECE = 1 << 24  # elements that are checked at a time
+CHECKED_ROWS = 16
+FLOAT8 = torch.float8_e4m3fn
+# Of matrix products, by the name of what multiplies: type of the matrices, and what the relative
+# root mean square of the error may be: the result's rounding, or the factors' (of TF32, 10 bits).
+# float32's bar is below what TF32 reaches, so that the one cannot pass for the other.
+PRODUCTS: dict[str, tuple[torch.dtype, float]] = {
+    "bfloat16": (torch.bfloat16, 1e-2),
+    "float16": (torch.float16, 2e-3),
+    "tf32": (torch.float32, 2e-3),
+    "float32": (torch.float32, 1e-5),
+    "float8": (FLOAT8, 1e-2),
+}
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Run:
+    """Something to be measured: the row without its times, the call, what says if it was right."""
+
+    row: Ceiling
+    work: float  # bytes or operations
+    call: Callable[[], object]
+    is_right: Callable[[], bool]
+
+
+def measure_all(
+    device: torch.device | str = "cuda",
+    tell: Tell = lambda message: None,
+    keep: Callable[[Ceiling], None] = lambda row: None,
+) -> Ceilings:
+    """Measures the ceilings of a GPU and of its links to the host.
+
+    Args:
+        device: the GPU.
+        tell: is told what is measured next.
+        keep: is given each row as soon as it is measured.
+
+    Raises:
+        RuntimeError: there is no GPU, or kernels are interpreted.
+    """
+    measure.check()
+    rows = []
+    with torch.cuda.device(device):
+        facts = devices.query(device)
+        parts: tuple[tuple[str, Callable[[torch.device | str], Iterable[Ceiling]]], ...] = (
+            ("device memory", memory),
+            ("matrix products", products),
+            ("copies from and to the host", links),
+        )
+        for name, part in parts:
+            tell(f"measuring {name}")
+            for row in part(device):
+                rows.append(row)
+                keep(row)
+            torch.cuda.empty_cache()
+    return describe(facts, rows)
+
+
+def describe(facts: devices.DeviceFacts, rows: Iterable[Ceiling]) -> Ceilings:
+    """Rows with what they were measured on, and when."""
+    versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
+    try:
+        versions["diglot"] = metadata.version("diglot")
+    except metadata.PackageNotFoundError:
+        versions["diglot"] = "unknown"
+    return Ceilings(
+        gpu=facts.name,
+        date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        versions={**versions, "cuda": torch.version.cuda, "driver": facts.driver},
+        device=dataclasses.asdict(facts),
+        rows=tuple(rows),
+    )
+
+
+def memory(
+    device: torch.device | str = "cuda", sizes: tuple[int, ...] = MEMORY_SIZES
+) -> Iterator[Ceiling]:
+    """Copy, read and write of device memory; of each `sizes` bytes are moved, if they fit."""
+    for size in sizes:
+        try:
+            yield from _timed(_memory_runs(device, size))
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            return
+
+
+def _memory_runs(device: torch.device | str, size: int) -> list[Run]:
+    source = torch.randn(size // 4, device=device)
+    target = torch.empty_like(source)
+    half = source.numel() // 2
+    # Elements of 16 bytes: with smaller ones the arithmetic of indices takes longer than memory.
+    row = torch.randn(ROW_BYTES // 16, dtype=torch.complex128, device=device)
+    rows = target.view(torch.complex128)[: size // ROW_BYTES * (ROW_BYTES // 16)]
+    rows = rows.view(-1, row.numel())
+    read: dict[str, torch.Tensor] = {}
+
+    def copy() -> None:
+        target[:half].copy_(source[:half])
+
+    def largest() -> None:
+        read["largest"] = source.amax()
+
+    def total() -> None:
+        read["total"] = source.sum()
+
+    def is_copied() -> bool:
+        pieces = zip(target[:half].split(PIECE), source[:half].split(PIECE), strict=True)
+        return all(torch.equal(a, b) for a, b in pieces)
+
+    def is_total() -> bool:
+        exact = sum(piece.double().sum() for piece in source.split(PIECE))
+        scale = sum(piece.double().abs().sum() for piece in source.split(PIECE))
+        return bool(abs(read["total"].double() - exact) <= 1e-6 * scale)
+
+    def is_largest() -> bool:
+        pieces = torch.stack([piece.amax() for piece in source.split(PIECE)])
+        return bool(read["largest"] == pieces.amax())
+
+    def moved(what: str, how: str, of: torch.dtype, count: int) -> Ceiling:
+        name = str(of).removeprefix("torch.")
+        return Ceiling(what, how, name, "GB/s", bytes=count)
+
+    def write() -> None:
+        rows.copy_(row.expand_as(rows))
+
+    def is_written() -> bool:
+        step = max(1, PIECE // row.numel())
+        return all(torch.equal(of, row.expand_as(of)) for of in rows.split(step))
+
+    f32, c128, written = torch.float32, torch.complex128, rows.numel() * 16
+    whole, both = source.nbytes, 2 * half * 4
+    return [
+        Run(moved("copy", "Tensor.copy_", f32, both), both, copy, is_copied),
+        Run(moved("read", "Tensor.amax", f32, whole), whole, largest, is_largest),
+        Run(moved("read", "Tensor.sum", f32, whole), whole, total, is_total),
+        Run(
+            moved("write", "Tensor.copy_ of a row of 1 MiB", c128, written),
+            written,
+            write,
+            is_written,
+        ),
+    ]
+
+
+def products(device: torch.device | str = "cuda", side: int = SIDE) -> Iterator[Ceiling]:
+    """Matrix products of side × side matrices, of each type that the GPU multiplies."""
+    for name in PRODUCTS:
+        try:
+            run = _product(device, side, name)
+            run.call()  # what the GPU lacks fails here
+        except RuntimeError as error:
+            if is_out_of_memory(error):
+                raise
+            reason = " ".join(str(error).split())[:200]
+            yield Ceiling(
+                "matrix product", _how(name), name, "TFLOP/s", None, (side,) * 3, reason=reason
+            )
+            continue
+        yield from _timed([run])
+
+
+def _how(name: str) -> str:
+    return "torch._scaled_mm" if name == "float8" else "torch.mm"
+
+
+def _product(device: torch.device | str, side: int, name: str) -> Run:
+    dtype, tolerance = PRODUCTS[name]
+    a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
+    result: dict[str, torch.Tensor] = {}
+    one = torch.ones((), device=device)
+    # The second factor of float8 must be column-major.
+    columns = b.t().contiguous().t() if dtype == FLOAT8 else b
+
+    def call() -> None:
+        if dtype == FLOAT8:
+            result["out"] = torch._scaled_mm(
+                a, columns, scale_a=one, scale_b=one, out_dtype=torch.bfloat16
+            )
+            return
+        with _float32_products("tf32" if name == "tf32" else "ieee"):
+            result["out"] = torch.mm(a, b)
+
+    def is_right() -> bool:
+        chosen = torch.randperm(side, device=device)[:CHECKED_ROWS]
+        exact = a.float()[chosen].double() @ b.double()
+        error = result["out"][chosen].double() - exact
+        return bool(error.square().mean().sqrt() <= tolerance * exact.square().mean().sqrt())
+
+    row = Ceiling("matrix product", _how(name), name, "TFLOP/s", shape=(side, side, side))
+    return Run(row, 2.0 * side**3, call, is_right)
+
+
+@contextmanager
+def _float32_products(precision: str) -> Iterator[None]:
+    settings: Any = torch.backends.cuda.matmul
+    before = settings.fp32_precision
+    settings.fp32_precision = precision
+    try:
+        yield
+    finally:
+        settings.fp32_precision = before
+
+
+def _timed(runs: list[Run]) -> Iterator[Ceiling]:
+    """Checks what the calls leave, times in turns those that are right, and checks again."""
+    right = {}
+    for number, run in enumerate(runs):
+        run.call()
+        right[number] = run.is_right()
+    calls = {str(number): runs[number].call for number, of in right.items() if of}
+    timings = measure.interleaved(calls, budget_ms=BUDGET_MS) if calls else {}
+    for number, run in enumerate(runs):
+        if right[number]:
+            run.call()
+        if not right[number] or not run.is_right():
+            yield dataclasses.replace(run.row, reason="the result was wrong")
+            continue
+        yield with_timing(run.row, run.work, timings[str(number)])
+
+
+def with_timing(row: Ceiling, work: float, timing: measure.Timing) -> Ceiling:
+    """A row that was right, with its times and its rate."""
+    units = {"GB/s": 1e9, "TFLOP/s": 1e12}
+    return dataclasses.replace(
+        row,
+        verified=True,
+        rate=work / (timing.median_us * 1e-6) / units[row.unit],
+        time_us=timing.median_us,
+        p20_us=timing.p20_us,
+        p80_us=timing.p80_us,
+        samples=timing.samples,
+    )
+
+
+def links(device: torch.device | str = "cuda", size: int = LINK_BYTES) -> Iterator[Ceiling]:
+    """Copies between pinned memory and the GPU, in chunks, each way alone and both at once."""
+    source, target = (torch.empty(size, dtype=torch.uint8, pin_memory=True) for _ in range(2))
+    source.copy_(torch.randint(256, (size,), dtype=torch.uint8, device=device))
+    copies = transfer.Copies(device, source, target)
+    how = f"Tensor.copy_, pinned, {transfer.CHUNK_BYTES // MIB} MiB chunks"
+    for what, directions in (
+        ("host to device", {"d2h": False}),
+        ("device to host", {"h2d": False}),
+        ("both ways", {}),
+    ):
+        row = Ceiling(what, how, "uint8", "GB/s", bytes=size)
+        target.zero_()
+        source.bitwise_not_()  # what the copies before left on the GPU is not it
+        timing = copies.timing(**directions, rounds=LINK_ROUNDS)
+        if copies.is_right(**directions):
+            yield with_timing(row, size, timing)
+        else:
+            yield dataclasses.replace(row, reason="the result was wrong")

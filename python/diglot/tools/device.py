@@ -1,0 +1,92 @@
+"""What the driver says of a GPU of this machine."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+# What nvidia-smi is asked, by the names here.
+_ASKED = {
+    "clock_mhz": "clocks.sm",
+    "max_clock_mhz": "clocks.max.sm",
+    "max_memory_clock_mhz": "clocks.max.memory",
+    "power_limit_w": "power.limit",
+}
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """A GPU as its driver describes it; None where it does not say.
+
+    Attributes:
+        name: of the GPU.
+        compute_capability: such as "9.0".
+        memory_bytes: of the device memory that PyTorch can use.
+        l2_bytes: of the L2 cache.
+        multiprocessors: how many it has.
+        shared_bytes_per_multiprocessor: shared memory.
+        shared_bytes_per_block: what a block can have of it, if it asks.
+        clock_mhz: of the multiprocessors, now.
+        max_clock_mhz: of the multiprocessors, at most.
+        max_memory_clock_mhz: of the memory, at most.
+        power_limit_w: in watts.
+        driver: its version.
+    """
+
+    name: str
+    compute_capability: str
+    memory_bytes: int
+    l2_bytes: int
+    multiprocessors: int
+    shared_bytes_per_multiprocessor: int | None
+    shared_bytes_per_block: int | None
+    clock_mhz: float | None
+    max_clock_mhz: float | None
+    max_memory_clock_mhz: float | None
+    power_limit_w: float | None
+    driver: str | None
+
+
+def query(device: torch.device | str | int = "cuda") -> DeviceFacts:
+    """Asks the driver of a GPU. CUDA is initialised.
+
+    Raises:
+        RuntimeError: PyTorch finds no such GPU.
+    """
+    of: Any = torch.cuda.get_device_properties(device)
+    told = _ask_driver(f"GPU-{getattr(of, 'uuid', '')}")
+    return DeviceFacts(
+        name=of.name,
+        compute_capability=f"{of.major}.{of.minor}",
+        memory_bytes=of.total_memory,
+        l2_bytes=of.L2_cache_size,
+        multiprocessors=of.multi_processor_count,
+        shared_bytes_per_multiprocessor=getattr(of, "shared_memory_per_multiprocessor", None),
+        shared_bytes_per_block=getattr(of, "shared_memory_per_block_optin", None),
+        driver=told.get("driver"),
+        **{name: _number(told.get(name)) for name in _ASKED},
+    )
+
+
+def _ask_driver(uuid: str) -> dict[str, str]:
+    """What nvidia-smi says of a GPU; nothing where it cannot be asked."""
+    asked = {**_ASKED, "driver": "driver_version"}
+    command = ["nvidia-smi", f"--id={uuid}", f"--query-gpu={','.join(asked.values())}"]
+    try:
+        answer = subprocess.run(
+            [*command, "--format=csv,noheader,nounits"], capture_output=True, text=True, check=True
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return {}
+    values = [value.strip() for value in answer.stdout.strip().split(",")]
+    return dict(zip(asked, values, strict=False))
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return float(text or "")
+    except ValueError:  # "[N/A]"
+        return None

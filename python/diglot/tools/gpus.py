@@ -1,0 +1,66 @@
+"""GPUs as their data sheets describe them: `gpus.json`, read."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU, by its data sheet.
+
+    Attributes:
+        name: what it is called here.
+        match: a regular expression of the name that PyTorch reports.
+        architecture: such as "Hopper".
+        compute_capability: such as "9.0".
+        memory_gb: device memory, in 10^9 bytes.
+        memory: its kind.
+        bandwidth_gb_per_s: of the device memory, in 10^9 bytes/s.
+        l2_mb: the L2 cache, in 2^20 bytes.
+        multiprocessors: how many it has.
+        shared_kb_per_multiprocessor: shared memory, in 2^10 bytes.
+        shared_kb_per_block: what a block can have of it.
+        tflop_per_s: peak rates without sparsity, in 10^12 operations/s: "float32" outside the
+            tensor cores, "tf32", "bfloat16", "float16" and "float8" by them; None for what it
+            lacks.
+        sources: where the figures are from.
+    """
+
+    name: str
+    match: str
+    architecture: str
+    compute_capability: str
+    memory_gb: float
+    memory: str
+    bandwidth_gb_per_s: float
+    l2_mb: float
+    multiprocessors: int
+    shared_kb_per_multiprocessor: int
+    shared_kb_per_block: int
+    tflop_per_s: dict[str, float | None]
+    sources: tuple[str, ...]
+
+
+@functools.cache
+def gpus() -> tuple[Gpu, ...]:
+    """All GPUs of the table, newest first."""
+    table: dict[str, Any] = json.loads(Path(__file__).with_name("gpus.json").read_text())
+    return tuple(Gpu(**{**row, "sources": tuple(row["sources"])}) for row in table["gpus"])
+
+
+def find_gpu(name: str) -> Gpu | None:
+    """The GPU that PyTorch calls so; None if the table lacks it."""
+    return next((gpu for gpu in gpus() if re.fullmatch(gpu.match, name)), None)
+
+
+def short_name(name: str) -> str:
+    """A GPU's name as a part of a file's: "NVIDIA H200" gives "h200"."""
+    words = re.sub(r"[^a-z0-9]+", " ", name.lower()).split()
+    left_out = {"nvidia", "geforce", "tesla", "quadro", "gpu"}
+    return "-".join(word for word in words if word not in left_out) or "unknown"

@@ -1,0 +1,93 @@
+"""What results of ops have in common: cases, their names, and providers' styles."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from diglot.tools.report.results import File, Row
+
+# In the order of the ranking: the formula, PyTorch, its compiler, the two languages, then peers.
+PROVIDERS = ("formula", "torch", "torch.compile", "triton", "cuda", "liger", "quack")
+OURS = ("cuda", "triton")
+# Colour and mark of each; whatever else there is shares the last one.
+STYLES = {
+    "cuda": 0,
+    "triton": 1,
+    "torch": 2,
+    "torch.compile": 3,
+    "formula": 4,
+    "liger": 5,
+    "quack": 6,
+}
+OTHER_STYLE = 7
+NOISE = 0.02  # differences of less are noise
+
+
+@dataclass(frozen=True)
+class Provider:
+    """A way of computing: its name, its style, and by what the page shows and hides it."""
+
+    name: str
+    style: int
+    key: str
+
+
+def providers_of(files: Iterable[File]) -> dict[str, Provider]:
+    """All providers of results of ops, by name, in the order of the ranking."""
+    names = {row.provider for file in files if is_of_op(file) for row in file.rows}
+    ordered = [name for name in PROVIDERS if name in names]
+    ordered += sorted(names - set(ordered))
+    return {
+        name: Provider(name, STYLES.get(name, OTHER_STYLE), f"p{number}")
+        for number, name in enumerate(ordered)
+    }
+
+
+def is_of_op(file: File) -> bool:
+    """Whether a file has results of an op, in directions and shapes."""
+    return (
+        file.kind == "benchmark"
+        and bool(file.rows)
+        and all(row.direction and row.shape for row in file.rows)
+    )
+
+
+def options_text(options: Mapping[str, Any]) -> str:
+    """Options in words; of GELU's forms the one that PyTorch calls "none" is the one with erf."""
+    return ", ".join(
+        {"none": "erf"}.get(value, value) if isinstance(value, str) else f"{name} {value}"
+        for name, value in options.items()
+    )
+
+
+def shape_text(row: Row) -> str:
+    """Sizes, such as 16384×16384."""
+    return "×".join(map(str, row.shape))
+
+
+def kind_text(row: Row) -> str:
+    """Direction and options."""
+    return " ".join(filter(None, (options_text(row.options), row.direction)))
+
+
+def groups(
+    rows: Iterable[Row], *keys: str
+) -> dict[tuple[Any, ...], dict[tuple[int, ...], dict[str, Row]]]:
+    """Rows by the attributes named, then by shape, then by provider."""
+    found: dict[tuple[Any, ...], dict[tuple[int, ...], dict[str, Row]]] = {}
+    for row in rows:
+        of = tuple(kind_text(row) if key == "kind" else getattr(row, key) for key in keys)
+        found.setdefault(of, {}).setdefault(row.shape, {})[row.provider] = row
+    return found
+
+
+def largest(cases: Mapping[tuple[int, ...], dict[str, Row]]) -> dict[str, Row]:
+    """Of cases by shape the one that moves most bytes; the last of several that move as many."""
+
+    def moved(rows: dict[str, Row]) -> float:
+        return max(row.bytes or 0 for row in rows.values())
+
+    most = max(map(moved, cases.values()))
+    return [rows for rows in cases.values() if moved(rows) == most][-1]

@@ -1,0 +1,415 @@
+"""diglot report: what it makes of result files, of damaged ones, and of strings with markup."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from commands import fails, run
+
+pytest.importorskip("jinja2")
+
+from diglot.tools.ceilings import Ceiling, Ceilings
+from diglot.tools.report import operations as counted
+from diglot.tools.report import read, render
+from diglot.tools.report.cases import groups, largest, providers_of
+from diglot.tools.report.svg import Scale, number, size, tag
+from diglot.tools.report.views import page_of
+
+RESULTS = Path(__file__).parents[1] / "bench/results"
+EVIL = "<script>alert(1)</script>\"' onload=x <img src=x onerror=alert(2)>"
+
+
+def row(provider="cuda", **facts):
+    return {
+        "op": "gelu",
+        "provider": provider,
+        "direction": "forward",
+        "dtype": "float32",
+        "shape": [1024, 1024],
+        "options": {"approximate": "tanh"},
+        "timer": "device",
+        "bytes": 8 << 20,
+        "verified": True,
+        "time_us": 10.0,
+        "p20_us": 9.0,
+        "p80_us": 11.0,
+        "tb_per_s": 0.84,
+        "copy_tb_per_s": 1.0,
+        "share_of_copy": 0.84,
+        "worst_ulp": 0.5,
+        "bars": [],
+        **facts,
+    }
+
+
+def benchmark(*rows, **facts):
+    head = {"schema": 1, "op": "gelu", "gpu": "NVIDIA H200", "date": "2026-01-02"}
+    versions = {"torch": "2.11.0", "driver": None}
+    return {
+        **head,
+        "commit": "abc",
+        "sources": "0123",
+        "versions": versions,
+        "rows": list(rows),
+    } | (facts)
+
+
+TESTS = {
+    "gpu": "NVIDIA H200",
+    "passed": 7,
+    "failed": 1,
+    "skipped": 2,
+    "failures": ["tests/test_x.py::test_y"],
+    "skip_reasons": {"no reason": 2},
+    "versions": {"torch": "2.11.0"},
+    "commit": "def",
+    "sources": "4567",
+}
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(content, name="gelu.json"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
+        return path
+
+    return write
+
+
+class Page(HTMLParser):
+    """What of a page could load or run something, its tables, and whether its tags are balanced."""
+
+    VOID = ("meta", "br", "input", "link", "img", "hr")
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attributes):
+        self.seen.append((tag, dict(attributes)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.seen.append((tag, dict(attributes)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open[-1:] not in (["style"], ["script"]):
+            self.words.append(data)
+
+    def all(self, tag):
+        return [attributes for name, attributes in self.seen if name == tag]
+
+    @property
+    def text(self):
+        return " ".join(" ".join(self.words).split())
+
+
+def page_text(*paths, sources=""):
+    return Page(render(read(paths), sources))
+
+
+@pytest.fixture(scope="module")
+def committed():
+    return render(read([RESULTS]))
+
+
+def test_the_committed_results(committed):
+    page = Page(committed)
+    for file in sorted((RESULTS / "h200").glob("*.json")):
+        content = json.loads(file.read_text())
+        assert str(file) in page.text
+        if "op" in content:
+            assert f"All measurements of {content['op']}." in page.text
+    tests = json.loads((RESULTS / "h200/tests.json").read_text())
+    assert f"{tests['passed']} passed, {tests['failed']} failed" in page.text
+    # Every figure has a picture with a label, and a caption.
+    pictures = [of for of in page.all("svg") if of.get("role") == "img"]
+    assert len(pictures) == len(page.all("figure")) == len(page.all("figcaption")) > 50
+    assert all(of["aria-label"] for of in pictures)
+    assert all(of.get("scope") == "col" for of in page.all("th"))
+    assert len(page.all("caption")) == len(page.all("table"))
+
+
+def test_the_page_loads_nothing(committed):
+    page = Page(committed)
+    assert not any(page.all(name) for name in ("link", "img", "iframe", "object", "embed", "base"))
+    for name, attributes in page.seen:
+        assert not any(key.startswith("on") for key in attributes), attributes
+        assert "src" not in attributes
+        if name == "a":
+            assert attributes["href"].startswith("#")
+    (script,) = page.all("script")
+    assert script == {}
+    (policy,) = (of for of in page.all("meta") if of.get("http-equiv"))
+    assert "default-src 'none'" in policy["content"] and "http" not in policy["content"]
+    style = committed[committed.index("<style>") : committed.index("</style>")]
+    assert "url(" not in style and "@import" not in style
+
+
+def test_links_and_labels_lead_somewhere(committed):
+    page = Page(committed)
+    ids = [of["id"] for _, of in page.seen if "id" in of]
+    assert len(ids) == len(set(ids))
+    targets = {of["href"][1:] for of in page.all("a")}
+    targets |= {of["for"] for of in page.all("label") if "for" in of}
+    targets |= {of["data-rooflines"] for of in page.all("select") if "data-rooflines" in of}
+    targets |= {of["aria-labelledby"] for _, of in page.seen if "aria-labelledby" in of}
+    assert targets <= set(ids)
+
+
+def test_every_op_is_on_a_roofline(committed):
+    """Of those that the benchmarks time on the device with a cold cache."""
+    results = read([RESULTS])
+    (machine,) = page_of(results).machines
+    assert machine.not_on_roofline == []
+    ops = {r.op for f in results.files for r in f.rows if r.timer in ("device", "captured")}
+    drawn = " ".join(
+        re.findall(r"<text[^>]*>([^<]*)", "".join(f.picture for f in machine.rooflines))
+    )
+    assert {op for op in ops if f"{op} " not in drawn} == set()
+
+
+def test_figures_are_the_files(write):
+    """Numbers of the page are those of the file; what misses its bar, or is wrong, is marked."""
+    missed = {"name": "share", "value": 0.84, "bound": 0.97, "met": False}
+    wrong = row("triton", verified=False)
+    for key in ("time_us", "p20_us", "p80_us", "tb_per_s", "share_of_copy", "copy_tb_per_s"):
+        del wrong[key]
+    path = write(benchmark(row(bars=[missed]), wrong, row("torch", time_us=5.0, tb_per_s=1.68)))
+    page = page_text(path)
+    assert "✗ share 0.84 (bar 0.97)" in page.text
+    assert "0.50 · 2 ✗" in page.text and "1.00 · 1" in page.text  # twice as slow as torch
+    assert "wrong result" in page.text
+    assert "0/1 bars met" in page.text and "13%" in page.text
+    classes = [of.get("class") or "" for of in page.all("circle")]
+    assert classes == ["missed"]  # a ring in the roofline
+
+
+def test_places_within_noise_are_shared(write):
+    path = write(
+        benchmark(row(time_us=10.0), row("triton", time_us=10.15), row("torch", time_us=12))
+    )
+    text = page_text(path).text
+    assert "1.00 · 1" in text and "0.99 · 1" in text and "0.83 · 3" in text
+
+
+def test_stale_or_not(write):
+    paths = [write(benchmark(row())), write(TESTS, "tests.json")]
+    text = page_text(*paths, sources="0123").text
+    assert "of these sources" in text and "stale: the sources have changed since" in text
+    text = page_text(*paths).text
+    assert "0123" in text and "4567" in text and "stale:" not in text
+    assert "7 passed, 1 failed, 2 skipped" in text and "tests/test_x.py::test_y" in text
+
+
+def test_strings_are_escaped(write):
+    """Whatever a file says is text: in every place where it could be a string."""
+    evil = row(EVIL, op=EVIL, direction=EVIL, dtype=EVIL, options={EVIL: EVIL}, timer="device")
+    other = row(EVIL, op=EVIL, options={EVIL: EVIL}, workload=EVIL, **{EVIL: EVIL})
+    del other["direction"], other["shape"]
+    bar = {"name": EVIL, "value": 1, "bound": 2, "met": False}
+    evil["bars"], other["bars"] = [bar], [bar]
+    sizes = {**copy.deepcopy(evil), "shape": [2048, 2048], "bytes": 32 << 20}
+    facts = dict.fromkeys(("op", "gpu", "date", "commit", "sources"), EVIL)
+    facts["versions"] = {"torch": EVIL}
+    pipeline = {
+        "schema": "diglot.pipeline_report",
+        "schema_version": 1,
+        "op": EVIL,
+        "backend": EVIL,
+        "devices": [EVIL, EVIL],
+        "timelines": [[[0, 1] * 5], [[0, 1] * 5]],
+    }
+    tests = {**TESTS, "gpu": EVIL, "failures": [EVIL], "skip_reasons": {EVIL: EVIL}}
+    known = Ceilings(EVIL, EVIL, {EVIL: EVIL}, {EVIL: EVIL}, (Ceiling(EVIL, EVIL, EVIL, EVIL),))
+    contents = [benchmark(evil, sizes, **facts), benchmark(other, **facts), pipeline, tests]
+    contents += [benchmark(other, **{**facts, "op": op}) for op in ("l2", "stream_map")]
+    contents += [known.as_dict()]
+    paths = [write(of, f"{i}.json") for i, of in enumerate(contents)]
+    page = page_text(*paths)
+    assert len(page.all("script")) == 1 and not page.all("img")
+    assert not any("onload" in of or "onerror" in of for _, of in page.seen)
+    assert page.text.count("alert(1)") > 20
+
+
+def test_numbers_that_are_none(write):
+    """Infinite and missing numbers have no place in a picture; extreme ones have."""
+    rows = [
+        row(worst_ulp=math.inf, tb_per_s=math.nan),
+        row("torch", time_us=1e-9, p20_us=1e-9, p80_us=1e-9, tb_per_s=1e12),
+        row("triton", p20_us=None, p80_us=None, copy_tb_per_s=None, share_of_copy=None),
+        row("liger", tb_per_s=1e400, shape=[0, 4], bytes=0),
+        row("quack", shape=[10**9, 10**9], bytes=1e29, options={"approximate": [1]}),
+        row("other", options={"terms": "x"}, op="gaussian_pdf", host_us=10**400),
+    ]
+    text = render(read([write(benchmark(*rows))]))
+    assert "∞" in text
+    assert not re.search(r'(?:d|x|y|cx|cy|width)="[^"]*(?:nan|inf|e\+)', text)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "is not a results file: Expecting value"),
+        ("[1]", "is not a results file: it holds no object"),
+        ("[" * 100_000, "is not a results file"),
+        ("{}", "it has no schema that is known"),
+        ({"schema": 1}, "it has no schema that is known"),
+        ({"schema": 2, "rows": []}, "is of schema version 2, not 1"),
+        ({"schema": 1, "rows": {}}, "damaged results file: rows is no list"),
+        ({"schema": 1, "rows": [3]}, "damaged results file: row 0 is no object"),
+        (
+            benchmark(row(), row(time_us="fast")),
+            "damaged results file: row 1: time_us is no number",
+        ),
+        (benchmark(row(time_us=-1)), "row 0: time_us is not positive"),
+        (benchmark(row(shape="4x4")), "row 0: shape is no list of integers"),
+        (benchmark(row(shape=[-4])), "row 0: shape is out of range"),
+        (benchmark(row(provider=3)), "row 0: provider is no text"),
+        (benchmark(row(options=[])), "row 0: options or bars are of another type"),
+        (benchmark(row(bars=[{}])), "row 0: a bar has no bound"),
+        (benchmark(row(bars=[3])), "row 0: a bar is no object"),
+        (benchmark(row(), gpu=3), "damaged results file: gpu is no text"),
+        ({**TESTS, "passed": "all"}, "damaged results file: passed is no number"),
+        ({"schema": "diglot.pipeline_report", "schema_version": 9}, "schema version 9, not 1"),
+        ({"schema": "diglot.ceilings", "schema_version": 9}, "schema version 9, not 1"),
+    ],
+)
+def test_files_that_are_none(content, message, write, tmp_path):
+    path, page = write(content), tmp_path / "page.html"
+    error = fails("report", path, "-o", page)
+    assert message in error and str(path) in error
+    assert not page.exists()
+
+
+def test_folders(write, tmp_path):
+    (tmp_path / "empty").mkdir()
+    assert f"{tmp_path / 'empty'} has no result files" in fails("report", tmp_path / "empty")
+    write({"schema": 2, "rows": []}, "old/one.json")
+    message = fails("report", tmp_path / "old")
+    assert "has no result files" in message and "is of schema version 2" in message
+    write(benchmark(row()), "some/h200/gelu.json")
+    write("no", "some/other.json")
+    page = tmp_path / "page.html"
+    result = run("report", tmp_path / "some", "-o", page)
+    assert result.exit_code == 0, result.output
+    assert "left out: " in result.stderr and "other.json is not a results file" in result.stderr
+    text = Page(page.read_text()).text
+    assert "Left out (1)" in text and "other.json is not a results file" in text
+
+
+def test_mistakes_are_one_line(write, tmp_path):
+    path = write(benchmark(row()))
+    assert "Missing argument 'RESULTS...'" in fails("report")
+    assert "nothing.json does not exist" in fails("report", tmp_path / "nothing.json")
+    page = write("mine", "page.html")
+    message = fails("report", path, "-o", page)
+    assert "--output: " in message and "is not overwritten without force (--force)" in message
+    assert page.read_text() == "mine"
+    assert run("report", path, "-o", page, "--force").exit_code == 0
+    assert page.read_text().startswith("<!doctype html>")
+    assert "there is no folder" in fails("report", path, "-o", tmp_path / "no/page.html")
+    assert "must name another file" in fails("report", path, "-o", path, "--force")
+    assert json.loads(path.read_text())["op"] == "gelu"
+
+
+def test_a_file_named_twice_counts_once(write, tmp_path):
+    path = write(benchmark(row()))
+    assert len(read([path, tmp_path, path]).files) == 1
+
+
+def test_several_gpus_and_no_rows(write):
+    paths = [
+        write(benchmark(row()), "a.json"),
+        write(benchmark(row(), gpu="NVIDIA A100-SXM4-80GB"), "b.json"),
+        write(benchmark(gpu=None), "c.json"),
+    ]
+    page = page_text(*paths)
+    titles = [of["id"] for of in page.all("h2") if "id" in of]
+    assert titles == ["m0", "m1", "m2"]
+    assert "A100 80 GB SXM, float32 outside tensor cores" in page.text
+    assert "an unknown GPU" in page.text
+
+
+def test_measured_ceilings_are_in_the_roofline(write):
+    product = Ceiling(
+        "matrix product",
+        "torch.mm",
+        "float32",
+        "TFLOP/s",
+        shape=(8, 8, 8),
+        verified=True,
+        rate=51.5,
+    )
+    known = Ceilings("NVIDIA H200", "2026-01-02", {}, {}, (product,))
+    page = page_text(write(benchmark(row())), write(known.as_dict(), "ceilings.json"))
+    assert "float32 product, measured: 51.5 TFLOP/s" in page.text
+    assert "8×8×8" in page.text
+
+
+def test_operations():
+    """By hand: GELU's tanh form ½·x·(1 + tanh(c·(x + a·x·x·x))) has nine, its other form five."""
+    assert counted.operations("gelu", "forward", (4, 8), {"approximate": "tanh"}) == 32 * 9
+    assert counted.operations("gelu", "forward", (4, 8), {"approximate": "none"}) == 32 * 5
+    assert counted.operations("add", "forward, bias", (4, 8), {}) == 32
+    assert counted.operations("clip_grad_norm", "2 GB", (3, 100), {}) == 300
+    assert counted.operations("gaussian_pdf", "forward", (10,), {"terms": 3}) == 10 * (3 * 6 + 2)
+    assert counted.operations("gelu", "recorded", (4,), {}) is None
+    assert counted.operations("nothing", "forward", (4,), {}) is None
+    assert counted.operations("gaussian_pdf", "forward", (4,), {"terms": "x"}) is None
+
+
+def test_scales():
+    log, linear = Scale(1, 1000, 0, 300, log=True), Scale(0, 10, 100, 0)
+    assert [round(log(v)) for v in (1, 10, 100, 1000)] == [0, 100, 200, 300]
+    assert log.ticks() == [1, 10, 100, 1000]
+    assert (linear(0), linear(5), linear(10)) == (100, 50, 0)
+    assert linear.ticks() == [0, 2, 4, 6, 8, 10]
+    assert Scale(2, 60, 0, 1, log=True).ticks() == [2, 5, 10, 20, 50]
+    assert Scale(3, 3, 0, 10)(3) == 5  # of one value, the middle
+
+
+def test_words_of_numbers():
+    assert [number(v) for v in (None, 12345.6, 123.4, 12.34, 1.234, 0.01234, 0.0001234)] == [
+        *("–", "12,346", "123", "12.3", "1.23", "0.01", "0.00012")
+    ]
+    assert [size(v) for v in (512, 4096, 3 << 20, 1.5 * 2**30)] == ["512", "4 Ki", "3 Mi", "1.5 Gi"]
+
+
+def test_markup_is_made_of_elements():
+    assert tag("a", "<b>", class_="x", data_p=None, text_anchor='"') == (
+        '<a class="x" text-anchor="&#34;">&lt;b&gt;</a>'
+    )
+    assert tag("a", tag("b"), x=1.0) == '<a x="1"><b/></a>'
+
+
+def test_cases(write):
+    small, big = row(), row(shape=[4096, 4096], bytes=128 << 20)
+    (file,) = read([write(benchmark(small, row("other"), big))]).files
+    (cases,) = groups(file.rows, "op", "kind").values()
+    assert list(cases) == [(1024, 1024), (4096, 4096)]
+    assert largest(cases)["cuda"].shape == (4096, 4096)
+    assert list(providers_of([file])) == ["cuda", "other"]
+
+
+def test_the_pictures_of_documents_are_up_to_date():
+    from bench import tables
+
+    path = tables.ROOT / tables.PICTURE
+    assert path.read_text() == tables.render()[path]

@@ -1,0 +1,270 @@
+"""The page of `diglot report` in a real browser: controls, both modes, a phone's width."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import browser
+import pytest
+
+pytest.importorskip("jinja2")
+
+from diglot.tools.report import read, render
+
+REASON = browser.missing()
+pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no browser here: {REASON}")
+
+RESULTS = Path(__file__).parents[1] / "bench/results"
+RANKING = "#m0-ranking"
+# Of two colours: WCAG 2's contrast. https://www.w3.org/TR/WCAG22/#dfn-contrast-ratio
+CONTRAST = """
+const light = (colour) => {
+  const of = colour.match(/[\\d.]+/g).slice(0, 3).map((v) => v / 255)
+    .map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
+  return 0.2126 * of[0] + 0.7152 * of[1] + 0.0722 * of[2];
+};
+const contrast = (a, b) => {
+  const [x, y] = [light(a), light(b)].sort((p, q) => q - p);
+  return (x + 0.05) / (y + 0.05);
+};
+"""
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    path.write_text(render(read([RESULTS])), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def window():
+    opened = browser.Browser()
+    yield opened
+    opened.close()
+
+
+def column(window, name):
+    """The cells of a column of the ranking, and how the column says it is sorted."""
+    return window.run(
+        """
+        const table = document.querySelector(arguments[0] + " table");
+        const titles = [...table.tHead.rows[0].cells];
+        const at = titles.findIndex((of) => of.textContent === arguments[1]);
+        const cells = [...table.tBodies[0].rows].map((row) => row.cells[at].textContent);
+        return [cells, titles.map((of) => of.getAttribute("aria-sort"))[at]];
+        """,
+        RANKING,
+        name,
+    )
+
+
+def title(name):
+    return f"{RANKING} th:nth-child({name}) button"
+
+
+def shown(window, selector):
+    """How many elements a selector finds that are to be seen, and how many there are."""
+    return tuple(
+        window.run(
+            """
+            const all = [...document.querySelectorAll(arguments[0])];
+            const isSeen = (of) => of.checkVisibility() && of.getClientRects().length;
+            return [all.filter(isSeen).length, all.length];
+            """,
+            selector,
+        )
+    )
+
+
+def test_tables_are_sorted(window, page):
+    """By a click and by the keyboard; what is no number comes last."""
+    window.open(page)
+    position = window.run(
+        "return [...document.querySelectorAll(arguments[0])].findIndex("
+        "(of) => of.textContent === 'torch') + 1",
+        f"{RANKING} th",
+    )
+    before, sorting = column(window, "torch")
+    assert sorting is None
+
+    window.click(title(position))
+    cells, sorting = column(window, "torch")
+    numbers = [float(cell.split()[0]) for cell in cells if cell != "–"]
+    assert sorting == "descending" and sorted(cells) == sorted(before)
+    assert numbers == sorted(numbers, reverse=True) and len(set(numbers)) > 10
+    assert all(cell == "–" for cell in cells[len(numbers) :])
+
+    # The focus is on the title now: a key sorts the other way.
+    window.press("Enter")
+    cells, sorting = column(window, "torch")
+    again = [float(cell.split()[0]) for cell in cells if cell != "–"]
+    assert (sorting, again) == ("ascending", numbers[::-1])
+    assert all(cell == "–" for cell in cells[len(numbers) :])
+
+    window.click(title(1))
+    ops, sorting = column(window, "op")
+    assert sorting == "ascending" and ops == sorted(ops)
+    assert column(window, "torch")[1] is None
+    # From one title to the next by the keyboard.
+    window.press("Tab")
+    window.press("Space")
+    assert column(window, "direction")[1] == "ascending"
+    assert window.messages() == []
+
+
+def test_an_op_is_chosen(window, page):
+    window.open(page)
+    ops = window.run("return [...document.getElementById('op').options].map((of) => of.value)")
+    assert ops[0] == "" and {"gelu", "softmax"} <= set(ops)
+    every = shown(window, "section[data-op]")
+    assert every[0] == every[1] == len(ops) - 1
+    window.run(
+        "const op = document.getElementById('op'); op.value = 'gelu';"
+        "op.dispatchEvent(new Event('change'));"
+    )
+    assert shown(window, "section[data-op]") == (1, every[1])
+    assert shown(window, "section[data-op=gelu] svg[role=img]")[0] > 5
+    rows = shown(window, f"{RANKING} tbody tr")
+    assert rows[0] == shown(window, f"{RANKING} tr[data-op=gelu]")[1] < rows[1]
+    window.run(
+        "const op = document.getElementById('op'); op.value = '';"
+        "op.dispatchEvent(new Event('change'));"
+    )
+    assert shown(window, "section[data-op]") == every
+
+
+def test_a_provider_is_switched_off(window, page):
+    window.open(page)
+    key = window.run(
+        "return [...document.querySelectorAll('input[data-provider]')].find("
+        "(of) => of.parentNode.textContent.trim() === 'torch').dataset.provider"
+    )
+    figure = "#m0-roofline figure:not([hidden])"
+    drawn = shown(window, f"{figure} .series[data-p={key}]")
+    others = shown(window, f"{figure} .series:not([data-p={key}])")
+    assert drawn[0] == drawn[1] > 5
+    window.click(f"input[data-provider={key}]")
+    assert shown(window, f".series[data-p={key}]")[0] == 0
+    assert shown(window, f"{figure} .series:not([data-p={key}])") == others
+    window.press("Space")  # the focus is on the box
+    assert shown(window, f"{figure} .series[data-p={key}]") == drawn
+
+
+def test_the_roofline_of_a_type(window, page):
+    window.open(page)
+    figures = "#m0-rooflines figure"
+    types = window.run(
+        "return [...document.querySelectorAll(arguments[0])].map((of) => of.dataset.dtype)", figures
+    )
+    assert types[:2] == ["float32", "bfloat16"]
+    assert shown(window, figures)[0] == 1 == shown(window, f"{figures}[data-dtype=float32]")[0]
+    window.run(
+        "const type = document.querySelector('select[data-rooflines]'); type.value = 'bfloat16';"
+        "type.dispatchEvent(new Event('change'));"
+    )
+    assert shown(window, figures)[0] == 1 == shown(window, f"{figures}[data-dtype=bfloat16]")[0]
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_modes(window, page, dark):
+    """Pictures follow the mode, and words and marks stand out from what is behind them."""
+    window.open(page, dark=dark)
+    colours = window.run(
+        CONTRAST
+        + """
+        const colour = (of, what) => getComputedStyle(document.querySelector(of))[what];
+        const card = colour("figure", "backgroundColor");
+        const found = {};
+        for (const of of ["body", ".soft", "summary", "td.bad", "td.good", "figcaption"])
+          found[of] = contrast(colour(of, "color"), card);
+        for (const of of ["svg text", "svg .title", "svg .value.bad"])
+          found[of] = contrast(colour(of, "fill"), card);
+        const marks = {};
+        for (let i = 0; i < 8; i++) {
+          const probe = document.querySelector("svg").appendChild(
+            document.createElementNS("http://www.w3.org/2000/svg", "path"));
+          probe.setAttribute("class", "f" + i);
+          marks[i] = contrast(getComputedStyle(probe).fill, card);
+        }
+        found.page = contrast(colour("body", "color"), colour("body", "backgroundColor"));
+        return [card, found, marks];
+        """
+    )
+    card, words, marks = colours
+    assert card == ("rgb(26, 29, 35)" if dark else "rgb(255, 255, 255)")
+    assert min(words.values()) >= 4.5, words
+    assert min(marks.values()) >= 3, marks
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+def test_widths(window, page, width):
+    """What is wide scrolls inside of the page, which does not; controls can be touched."""
+    window.open(page, width=width, height=740)
+    inner, full = window.run("return [innerWidth, document.documentElement.scrollWidth]")
+    assert inner == width and full <= width
+    low = window.run(
+        "return [...document.querySelectorAll('.controls label')].map("
+        "(of) => of.getBoundingClientRect().height)"
+    )
+    assert min(low) >= 24  # WCAG 2.2's target size
+    # A picture's words stay legible: of 11 pixels, no more than a third is lost.
+    scales = window.run(
+        "return [...document.querySelectorAll('figure svg')].filter((of) => of.checkVisibility())"
+        ".map((of) => of.getBoundingClientRect().width / of.viewBox.baseVal.width)"
+    )
+    assert min(scales) > 0.66
+    assert window.messages() == []
+
+
+def test_pictures_are_drawn(window, page):
+    """Nothing is outside of its picture, and lines and marks have an extent."""
+    window.open(page)
+    wrong = window.run(
+        """
+        document.querySelectorAll("[hidden]").forEach((of) => { of.hidden = false; });
+        const found = [];
+        for (const svg of document.querySelectorAll("svg[role=img]")) {
+          const box = svg.viewBox.baseVal, inner = svg.getBBox();
+          const inside = inner.x >= -2 && inner.y >= -2
+            && inner.x + inner.width <= box.width + 2 && inner.y + inner.height <= box.height + 2;
+          if (!inside || inner.width < box.width / 2 || inner.height < box.height / 2)
+            found.push([svg.getAttribute("aria-label"), inner.x, inner.y, inner.width,
+                        inner.height, box.width, box.height]);
+        }
+        return found;
+        """
+    )
+    assert wrong == []
+
+
+def test_markup_in_files_is_not_run(window, tmp_path):
+    evil = "<img src=x onerror=document.title='run'><script>document.title='run'</script>"
+    row = (
+        f'{{"op": "{evil}", "provider": "{evil}", "direction": "{evil}", "dtype": "{evil}", '
+        f'"shape": [4], "timer": "device", "bytes": 32, "verified": true, "time_us": 2, '
+        f'"tb_per_s": 1.5}}'
+    )
+    file = tmp_path / "gelu.json"
+    file.write_text(f'{{"schema": 1, "op": "{evil}", "gpu": "{evil}", "rows": [{row}]}}')
+    path = tmp_path / "report.html"
+    path.write_text(render(read([file])), encoding="utf-8")
+    window.open(path)
+    assert window.run("return document.title").startswith("diglot: results, <img src=x")
+    assert shown(window, "img")[1] == 0 and shown(window, "svg[role=img]")[0] >= 1
+    # What got in all the same would not run: the policy allows the page's own script alone.
+    window.run(
+        "document.body.append(Object.assign(document.createElement('script'), "
+        "{textContent: \"document.title = 'run'\"}))"
+    )
+    assert window.run("return document.title") != "run"
+    assert any("Content Security Policy" in message for message in window.messages())
+
+
+def test_without_its_script_all_is_shown(window, page, tmp_path):
+    text = page.read_text()
+    path = tmp_path / "still.html"
+    path.write_text(text[: text.index("<script>")])
+    window.open(path)
+    assert shown(window, "#m0-rooflines figure")[0] == shown(window, "#m0-rooflines figure")[1] > 1
+    assert shown(window, ".controls")[0] == 0
