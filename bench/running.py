@@ -240,7 +240,7 @@ def _admit(
     )
     if not row["verified"]:
         row["reason"] = (
-            f"wrong result: {100 * row['failing']:.2g} % beyond the tolerance, "
+            f"wrong result: {100 * row['failing']:.3g} % beyond the tolerance, "
             f"by up to {row['worst_absolute']:.3g}"
         )
     elif not instruments.ends_in_stream(call):

@@ -199,16 +199,17 @@ def read(paths: Iterable[Path], ops: Sequence[str]) -> Done:
     for op in ops:
         if op not in known:
             raise ValueError(f"OP must be one of {', '.join(sorted(known))} there, not {op!r}")
-    done.facts = {
-        name: value
-        for name, value in reports[0].items()
-        if name in ("commit", "sources", "versions", "date")
-    }
+    done.facts = {"versions": reports[0]["versions"]}
+    for name in ("commit", "sources", "date"):
+        done.facts[name] = ", ".join(sorted({report[name] for report in reports}))
     return done
 
 
 def measure_all(
-    plan: Plan, tell: Callable[[str], None], instruments: Instruments | None = None
+    plan: Plan,
+    tell: Callable[[str], None],
+    instruments: Instruments | None = None,
+    **facts: Any,
 ) -> Done:
     """Measures, and keeps what was measured however it ends.
 
@@ -216,10 +217,12 @@ def measure_all(
         plan: what to measure.
         tell: is told what happens next.
         instruments: what measures; by default the GPU's.
+        facts: what else is to stand in reports.
     """
     instruments = instruments or GPU
     instruments.check()
-    done = Done(torch.cuda.get_device_name() if torch.cuda.is_available() else None)
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    done = Done(gpu, facts=dict(facts))
     planned, measured = sum(len(cases) for _, cases in plan.benchmarks), 0
     try:
         for benchmark, cases in plan.benchmarks:

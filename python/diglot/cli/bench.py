@@ -122,6 +122,7 @@ def _bench(
             done = session.measure_all(
                 plan,
                 lambda text: messages.print(text, markup=False),
+                fresh_caches=fresh_caches,
             )
     session.check_same_gpu(older, done.gpu)
 
