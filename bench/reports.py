@@ -16,6 +16,8 @@ from diglot.bench.harness import Row
 from diglot.tools.files import for_json, writing
 
 SCHEMA = 1
+# What every report says beside its rows.
+FACTS = ("op", "gpu", "commit", "versions", "date")
 # What makes two rows the same measurement of the same thing, at different times.
 KEY = ("op", "provider", "direction", "dtype", "shape", "options", "timer")
 COLUMNS = (
@@ -94,6 +96,9 @@ def read_report(path: Path) -> dict[str, Any]:
         raise ValueError(
             f"{path} has results of schema {report.get('schema')!r}, and this diglot reads {SCHEMA}"
         )
+    for name in FACTS:
+        if name not in report:
+            raise ValueError(f"{path} holds no results: it does not say the {name}")
     return report
 
 

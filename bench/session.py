@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from diglot.bench.evidence import RESULTS, gpu_short_name
+from diglot.bench.evidence import RESULTS, UNKNOWN, gpu_short_name
 from diglot.bench.harness import Benchmark, Case, Row
 from diglot.bench.lines import lines_of
 from diglot.bench.reports import make_report, read_reports, save
@@ -201,7 +201,7 @@ def read(paths: Iterable[Path], ops: Sequence[str]) -> Done:
             raise ValueError(f"OP must be one of {', '.join(sorted(known))} there, not {op!r}")
     done.facts = {"versions": reports[0]["versions"]}
     for name in ("commit", "sources", "date"):
-        done.facts[name] = ", ".join(sorted({report[name] for report in reports}))
+        done.facts[name] = ", ".join(sorted({report.get(name, UNKNOWN) for report in reports}))
     return done
 
 

@@ -69,9 +69,10 @@ def interrupted_after(cases):
         ("--load {results}/tests.json", "holds no results: it has no rows"),
         ("--load {results}/l2.json", "results of another kind"),
         ("--load {tmp}/other.json", "results of schema 7, and this diglot reads 1"),
+        ("--load {tmp}/bare.json", "holds no results: it does not say the op"),
         ("--load {results} jelu", "OP must be one of"),
         ("--load {results} --sizes 64", "--load shows results as they are"),
-        ("--load {tmp}", "other.json has results of schema 7"),
+        ("--load {tmp}", "bare.json holds no results"),
         ("gelu --against {here}/README.md", "it is not JSON"),
         ("gelu --json {tmp}/other.json", "exists and is not overwritten without force"),
         ("gelu --json {tmp}/none/a.json", "there is no folder"),
@@ -81,6 +82,7 @@ def interrupted_after(cases):
 )
 def test_mistakes_are_one_line(arguments, message, tmp_path):
     (tmp_path / "other.json").write_text('{"schema": 7, "rows": []}')
+    (tmp_path / "bare.json").write_text('{"schema": 1, "rows": []}')
     places = {"here": evidence.ROOT, "results": RESULTS, "tmp": tmp_path}
     assert message in fails("bench", *arguments.format(**places).split())
 
