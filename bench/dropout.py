@@ -143,8 +143,8 @@ def _gradient(grad: torch.Tensor, mask: torch.Tensor, p: float) -> torch.Tensor:
     return grad * mask / (1 - p)
 
 
-OF_TORCH = {"forward": F.dropout, "backward": _torch_backward}
-FORMULAS = {"forward": _formula, "backward": _gradient}
+OF_TORCH: dict[str, Function] = {"forward": F.dropout, "backward": _torch_backward}
+FORMULAS: dict[str, Function] = {"forward": _formula, "backward": _gradient}
 benchmark.way("torch", OF_TORCH | {"recorded": F.dropout}, code=[F.dropout])
 benchmark.way("torch.compile", OF_TORCH, compiled=True)
 benchmark.way("formula", FORMULAS)

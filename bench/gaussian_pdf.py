@@ -7,7 +7,7 @@ import math
 import torch
 
 import diglot
-from diglot.bench.harness import Bar, Benchmark, Case, Tensors, arrays_of, rows_of
+from diglot.bench.harness import Bar, Benchmark, Case, Function, Tensors, arrays_of, rows_of
 from diglot.reference.gaussian_pdf import SPEC
 from diglot.tools.specs import Expected, nbytes
 
@@ -74,6 +74,6 @@ def _gradient(
     return (grad * total / (math.sqrt(2 * math.pi) * std * std * terms)).to(x.dtype)
 
 
-FORMULAS = {"forward": _formula, "backward": _gradient}
+FORMULAS: dict[str, Function] = {"forward": _formula, "backward": _gradient}
 benchmark.way("torch.compile", FORMULAS, compiled=True)
 benchmark.way("formula", FORMULAS)

@@ -131,7 +131,7 @@ def _gradient(grad: torch.Tensor, x: torch.Tensor, approximate: str) -> torch.Te
     return grad * (0.5 * (1 + torch.erf(x / math.sqrt(2))) + x * density)
 
 
-FORMULAS = {"forward": _formula, "backward": _gradient}
+FORMULAS: dict[str, Function] = {"forward": _formula, "backward": _gradient}
 benchmark.way("torch.compile", FORMULAS, compiled=True)
 benchmark.way("formula", FORMULAS)
 

@@ -152,7 +152,7 @@ def _run_case(
     instruments: Instruments,
 ) -> Rows:
     chosen = [name for name in benchmark.providers if not only or name in only]
-    common = {
+    common: Row = {
         "op": benchmark.op,
         "direction": case.direction,
         "dtype": dtype_name(case.dtype),
@@ -330,11 +330,11 @@ def _time(
     if not calls:
         return
     common = next(iter(rows.values()))
-    moved, flops = common["bytes"], common.get("flops")
+    moved, flops = common["bytes"], common.get("flops", 0)
     timed, done = dict(calls), 0
     if case.timer in WITH_CEILING:
         timed["copy"] = instruments.copy(moved, case.dtype)
-        if flops is not None:
+        if flops:
             timed["product"], done = instruments.product(case.dtype)
     prepare = functools.partial(benchmark.prepare, tensors) if benchmark.prepare else None
     timings = _timings(instruments.timers[case.timer], timed, prepare, rows)
