@@ -88,14 +88,14 @@ test-sanitize: setup ## CUDA kernels interpreted with AddressSanitizer and UBSan
 	  DIGLOT_INTERPRET=1 DIGLOT_TEST_INTERPRETER=$(sanitized) \
 	  $(RUN) -m pytest tests/test_sanitizers.py $(computing) -k "cuda or sanitizers or native"
 
-bench: setup ## measure; writes bench/results/<gpu>/<op>.json
-	$(RUN) bench/run.py
+bench: setup ## measure; writes bench/results/<gpu>/<op>.json; OPS="gelu add" for these alone
+	$(DIGLOT) bench $(OPS) --results bench/results --force
 
 # Built from a copy: what earlier builds left in the tree does not get into the wheel.
 wheel: $(STATE)/requirements ## build dist/diglot-*.whl
 	@copy=$$(mktemp -d); trap 'rm -rf "$$copy"' EXIT; \
-	tar -c --exclude=__pycache__ --exclude='*.so' LICENSE README.md pyproject.toml setup.py \
-	  csrc python triton_ops | tar -x -C "$$copy"; \
+	tar -c --exclude=__pycache__ --exclude='*.so' --exclude=bench/results LICENSE README.md \
+	  pyproject.toml setup.py bench csrc python triton_ops | tar -x -C "$$copy"; \
 	mkdir -p build; rm -rf dist; \
 	$(RUN) -m pip wheel -v --no-build-isolation --no-deps -w dist "$$copy" >build/wheel.log 2>&1 \
 	  || { tail -n 40 build/wheel.log; exit 1; }; \

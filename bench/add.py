@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
+
 import torch
 
 import diglot
-from bench.harness import (
+from diglot.bench.harness import (
     Bar,
     Benchmark,
-    Call,
     Case,
+    Function,
     Tensors,
+    normal,
+    rows_of,
     speed_over_torch,
 )
 from diglot.reference.add import SPEC
@@ -21,15 +25,12 @@ BIG, MIDDLE, SMALL = (16384, 16384), (1024, 4096), (4096,)
 
 
 def _inputs(case: Case) -> Tensors:
-    generator = torch.Generator("cuda").manual_seed(0)
     shapes = [case.shape, case.shape]
     if case.direction == "forward, bias":
         shapes[1] = case.shape[-1:]
     if case.direction == "backward, bias":
         shapes = [case.shape]
-    return tuple(
-        torch.randn(shape, generator=generator, device="cuda").to(case.dtype) for shape in shapes
-    )
+    return normal(shapes, case.dtype)
 
 
 def _expected(case: Case, tensors: Tensors) -> Expected:
@@ -60,6 +61,9 @@ benchmark = Benchmark(
     inputs=_inputs,
     expected=_expected,
     bytes_moved=_bytes,
+    shape=rows_of,
+    # A bias is of columns.
+    takes=lambda case: len(case.shape) == 2 or "bias" not in case.direction,
     bars=[
         Bar(
             "speed over torch",
@@ -75,29 +79,32 @@ benchmark = Benchmark(
 )
 
 
-def _ours(backend: str, case: Case, tensors: Tensors) -> Call:
-    if case.direction == "backward, bias":
-        (grad,) = tensors
-        backward, shape = torch.ops.diglot.add_backward, list(grad.shape[-1:])
-        return lambda: backward(grad, shape, grad.dtype, 1, backend)
-    x, y = tensors
-    return lambda: diglot.add(x, y, backend=backend)
+def _ours_backward(grad: torch.Tensor, backend: str) -> torch.Tensor:
+    return torch.ops.diglot.add_backward(grad, list(grad.shape[-1:]), grad.dtype, 1, backend)
 
 
-@benchmark.provider("cuda")
-def cuda(case: Case, tensors: Tensors) -> Call:
-    return _ours("cuda", case, tensors)
+def _formula(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x + y
 
 
-@benchmark.provider("triton")
-def triton(case: Case, tensors: Tensors) -> Call:
-    return _ours("triton", case, tensors)
+def _sum_of_rows(grad: torch.Tensor) -> torch.Tensor:
+    return grad.sum(0)
 
 
-@benchmark.provider("torch")
-def eager(case: Case, tensors: Tensors) -> Call:
-    if case.direction == "backward, bias":
-        (grad,) = tensors
-        return lambda: grad.sum(0)
-    x, y = tensors
-    return lambda: torch.add(x, y)
+def _directions(forward: Function, backward: Function) -> dict[str, Function]:
+    return {"forward": forward, "forward, bias": forward, "backward, bias": backward}
+
+
+FORMULAS = _directions(_formula, _sum_of_rows)
+benchmark.ours(_directions(diglot.add, _ours_backward))
+benchmark.way("torch", _directions(torch.add, _sum_of_rows), code=[torch.add])
+benchmark.way("torch.compile", FORMULAS, compiled=True)
+benchmark.way("formula", FORMULAS)
+
+
+def _flag_gems() -> dict[str, Function]:
+    ops = importlib.import_module("flag_gems.ops")
+    return {"forward": ops.add, "forward, bias": ops.add}
+
+
+benchmark.peer("flag_gems", "flag_gems", _flag_gems)

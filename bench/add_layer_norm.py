@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from bench.norms import benchmark_of
+from diglot.bench.norms import benchmark_of
 
 benchmark = benchmark_of(centered=True, fused=True)

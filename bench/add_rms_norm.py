@@ -1,47 +1,46 @@
-"""add_rms_norm: what it is compared with."""
+"""add_rms_norm: what it is compared with. FlagGems' overwrites its input, and is left out."""
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
-from bench.norms import EPS, Function, Operands, benchmark_of
-from bench.rms_norm import LLAMA
-from bench.rows import optional
+from diglot.bench.harness import Function
+from diglot.bench.norms import EPS, Operands, benchmark_of
+from diglot.bench.rms_norm import LLAMA
+
+benchmark = benchmark_of(centered=False, fused=True)
 
 
-def _peers() -> dict[str, dict[str, Function]]:
-    """Liger's launchers and QuACK's."""
-    peers: dict[str, dict[str, Function]] = {}
-    liger = [
-        optional("liger_kernel.ops.fused_add_rms_norm", f"fused_add_rms_norm_{direction}")
-        for direction in ("forward", "backward")
-    ]
-    settings = optional("liger_kernel.ops.utils", "calculate_settings")
-    if None not in (*liger, settings):
+def _liger() -> dict[str, Function]:
+    ops = importlib.import_module("liger_kernel.ops.fused_add_rms_norm")
+    settings = importlib.import_module("liger_kernel.ops.utils").calculate_settings
 
-        def differentiate(of: Operands) -> Any:
-            (grad, more, x), (block, warps) = of.arrays, settings(of.n)
-            rest = (0.0, LLAMA, block, warps, 2, False)
-            of_input, _, of_weight = liger[1](grad, more, x, of.weight, of.rstd, *rest)
-            return of_input, of_weight
+    def differentiate(of: Operands) -> Any:
+        (grad, more, x), (block, warps) = of.arrays, settings(of.n)
+        rest = (0.0, LLAMA, block, warps, 2, False)
+        made = ops.fused_add_rms_norm_backward(grad, more, x, of.weight, of.rstd, *rest)
+        return made[0], made[2]
 
-        peers["liger"] = {
-            "forward": lambda of: liger[0](*of.arrays, of.weight, EPS, 0.0, "llama")[:2],
-            "backward": differentiate,
-        }
-    quack = [optional("quack.rmsnorm", f"rmsnorm_{direction}") for direction in ("fwd", "bwd")]
-    if None not in quack:
+    def forward(of: Operands) -> Any:
+        return ops.fused_add_rms_norm_forward(*of.arrays, of.weight, EPS, 0.0, "llama")[:2]
 
-        def differentiate_quack(of: Operands) -> Any:
-            grad, more, x = of.arrays
-            return quack[1](x, of.weight, grad, of.rstd, more, has_residual=True)[:2]
-
-        def forward(of: Operands) -> Any:
-            x, residual = of.arrays
-            return quack[0](x, of.weight, residual=residual, eps=EPS)[:2]
-
-        peers["quack"] = {"forward": forward, "backward": differentiate_quack}
-    return peers
+    return {"forward": forward, "backward": differentiate}
 
 
-benchmark = benchmark_of(centered=False, fused=True, peers=_peers())
+def _quack() -> dict[str, Function]:
+    ops = importlib.import_module("quack.rmsnorm")
+
+    def differentiate(of: Operands) -> Any:
+        grad, more, x = of.arrays
+        return ops.rmsnorm_bwd(x, of.weight, grad, of.rstd, more, has_residual=True)[:2]
+
+    def forward(of: Operands) -> Any:
+        x, residual = of.arrays
+        return ops.rmsnorm_fwd(x, of.weight, residual=residual, eps=EPS)[:2]
+
+    return {"forward": forward, "backward": differentiate}
+
+
+benchmark.peer("liger", "liger_kernel", _liger)
+benchmark.peer("quack", "quack", _quack)

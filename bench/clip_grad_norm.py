@@ -12,13 +12,15 @@ import math
 import torch
 
 import diglot
-from bench.harness import (
+from diglot.bench.harness import (
     Bar,
     Benchmark,
     Call,
     Case,
     ErrorOf,
+    Function,
     Tensors,
+    normal,
     share_of_copy,
     speed_over_torch,
 )
@@ -58,11 +60,7 @@ def _case(name: str, dtype: torch.dtype, timer: str) -> Case:
 
 
 def _inputs(case: Case) -> Tensors:
-    generator = torch.Generator("cuda").manual_seed(0)
-    return tuple(
-        torch.randn(size, generator=generator, device="cuda").to(case.dtype)
-        for size in _sizes(case.direction, case.dtype.itemsize)
-    )
+    return normal(_sizes(case.direction, case.dtype.itemsize), case.dtype)
 
 
 def _max_norm(case: Case) -> float:
@@ -125,6 +123,7 @@ benchmark = Benchmark(
     ],
     error=_error,
     prepare=_double,
+    ranking=[_case(name, dtype, "device") for name in (SMALL, GPT2) for dtype in DTYPES],
 )
 
 
@@ -138,20 +137,38 @@ def _parameters(grads: Tensors) -> list[torch.nn.Parameter]:
     return parameters
 
 
-@benchmark.provider("cuda")
-def cuda(case: Case, tensors: Tensors) -> Call:
-    parameters, max_norm = _parameters(tensors), _max_norm(case)
-    return lambda: diglot.clip_grad_norm_(parameters, max_norm, backend="cuda")
+def _of_parameters(case: Case, grads: Tensors) -> tuple[list[torch.nn.Parameter], float]:
+    return _parameters(grads), _max_norm(case)
 
 
-@benchmark.provider("triton")
-def triton(case: Case, tensors: Tensors) -> Call:
-    parameters, max_norm = _parameters(tensors), _max_norm(case)
-    return lambda: diglot.clip_grad_norm_(parameters, max_norm, backend="triton")
+def _of_gradients(case: Case, grads: Tensors) -> tuple[list[torch.Tensor], float]:
+    return list(grads), _max_norm(case)
 
 
-@benchmark.provider("torch")
-def foreach(case: Case, tensors: Tensors) -> Call:
-    parameters, max_norm = _parameters(tensors), _max_norm(case)
-    clip = torch.nn.utils.clip_grad_norm_
-    return lambda: clip(parameters, max_norm, foreach=True)
+def _all(function: Function) -> dict[str, Function]:
+    """The same function for every list of gradients, which a case has in place of a direction."""
+    return dict.fromkeys((SMALL, GPT2, LARGE), function)
+
+
+def _foreach(parameters: list[torch.nn.Parameter], max_norm: float) -> torch.Tensor:
+    return torch.nn.utils.clip_grad_norm_(parameters, max_norm, foreach=True)
+
+
+def _formula(grads: list[torch.Tensor], max_norm: float) -> torch.Tensor:
+    """The definition written out in eager PyTorch, kernels for every gradient."""
+    total = torch.stack([torch.sum(grad.float() ** 2) for grad in grads]).sum().sqrt()
+    factor = torch.clamp(max_norm / (total + 1e-6), max=1.0)
+    for grad in grads:
+        grad.mul_(factor)
+    return total
+
+
+benchmark.ours(_all(diglot.clip_grad_norm_), operands=_of_parameters)
+benchmark.way(
+    "torch",
+    _all(_foreach),
+    operands=_of_parameters,
+    code=[torch.nn.utils.clip_grad_norm_],
+)
+benchmark.way("formula", _all(_formula), operands=_of_gradients)
+benchmark.way("torch.compile", _all(_formula), compiled=True, operands=_of_gradients)

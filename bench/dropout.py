@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +12,18 @@ import torch
 import torch.nn.functional as F
 
 import diglot
-from bench.harness import Bar, Benchmark, Call, Case, ErrorOf, Tensors, share_of_copy
+from diglot.bench.harness import (
+    Bar,
+    Benchmark,
+    Call,
+    Case,
+    ErrorOf,
+    Function,
+    Tensors,
+    normal,
+    rows_of,
+    share_of_copy,
+)
 from diglot.reference.dropout import SPEC, dropout_oracle
 from diglot.tools.accuracy import measure_error
 from diglot.tools.specs import Expected, nbytes
@@ -32,8 +44,7 @@ class Seeded:
 
 
 def _inputs(case: Case) -> Tensors:
-    generator = torch.Generator("cuda").manual_seed(0)
-    x = torch.randn(case.shape, generator=generator, device="cuda").to(case.dtype)
+    (x,) = normal([case.shape], case.dtype)
     return (x.requires_grad_() if case.direction == "recorded" else x,)
 
 
@@ -73,6 +84,8 @@ benchmark = Benchmark(
     expected=None,
     error=_error,
     bytes_moved=lambda case, tensors: 2 * nbytes(tensors[0]),
+    shape=rows_of,
+    operands=lambda case, tensors: _operands(case, tensors),
     bars=[
         Bar(
             "share of the copy ceiling",
@@ -90,7 +103,7 @@ benchmark = Benchmark(
 
 def _ours(backend: str, case: Case, tensors: Tensors) -> Call:
     (x,), p = tensors, case.options["p"]
-    seed = torch.full((), SEED, device="cuda")
+    seed = torch.full((), SEED, device=x.device)
     if case.direction == "backward":
         backward = torch.ops.diglot.dropout_backward
         return Seeded(lambda: backward(x, seed, 0, p, backend))
@@ -109,33 +122,40 @@ def triton(case: Case, tensors: Tensors) -> Call:
     return _ours("triton", case, tensors)
 
 
-def _torch_backward(case: Case, tensors: Tensors) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """What PyTorch's backward pass takes: the gradient, a mask, the scale."""
-    (grad,), p = tensors, case.options["p"]
-    mask = torch.rand(case.shape, device="cuda") >= p
-    return grad, mask, 1 / (1 - p)
+def _operands(case: Case, tensors: Tensors) -> tuple[torch.Tensor, ...]:
+    """The input; of a backward pass the gradient, and a mask of PyTorch's."""
+    if case.direction != "backward":
+        return tensors
+    return *tensors, torch.rand(case.shape, device=tensors[0].device) >= case.options["p"]
 
 
-@benchmark.provider("torch")
-def eager(case: Case, tensors: Tensors) -> Call:
-    if case.direction == "backward":
-        arguments = _torch_backward(case, tensors)
-        backward = torch.ops.aten.native_dropout_backward
-        return lambda: backward(*arguments)
-    (x,), p = tensors, case.options["p"]
-    return lambda: F.dropout(x, p)
+def _torch_backward(grad: torch.Tensor, mask: torch.Tensor, p: float) -> torch.Tensor:
+    return torch.ops.aten.native_dropout_backward(grad, mask, 1 / (1 - p))
 
 
-@benchmark.provider("torch.compile")
-def compiled(case: Case, tensors: Tensors) -> Call | None:
-    if case.shape != BIG:
-        return None
-    if case.direction == "backward":
-        arguments = _torch_backward(case, tensors)
-        of_mask = torch.compile(
-            lambda g, m, s: torch.ops.aten.native_dropout_backward(g, m, s), dynamic=False
-        )
-        return lambda: of_mask(*arguments)
-    (x,), p = tensors, case.options["p"]
-    function = torch.compile(lambda x: F.dropout(x, p), dynamic=False)
-    return lambda: function(x)
+def _formula(x: torch.Tensor, p: float) -> torch.Tensor:
+    """The definition written out in eager PyTorch, a kernel per operation."""
+    mask = torch.rand(x.shape, device=x.device) >= p
+    return x * mask / (1 - p)
+
+
+def _gradient(grad: torch.Tensor, mask: torch.Tensor, p: float) -> torch.Tensor:
+    return grad * mask / (1 - p)
+
+
+OF_TORCH: dict[str, Function] = {"forward": F.dropout, "backward": _torch_backward}
+FORMULAS: dict[str, Function] = {"forward": _formula, "backward": _gradient}
+benchmark.way("torch", OF_TORCH | {"recorded": F.dropout}, code=[F.dropout])
+benchmark.way("torch.compile", OF_TORCH, compiled=True)
+benchmark.way("formula", FORMULAS)
+
+
+def _flag_gems() -> dict[str, Function]:
+    ops = importlib.import_module("flag_gems.ops")
+    return {
+        "forward": lambda x, p: ops.dropout(x, p)[0],
+        "backward": lambda grad, mask, p: ops.dropout_backward(grad, mask, 1 / (1 - p)),
+    }
+
+
+benchmark.peer("flag_gems", "flag_gems", _flag_gems)

@@ -13,8 +13,22 @@ import subprocess
 from importlib import metadata
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
-RESULTS = ROOT / "bench/results"
+UNKNOWN = "unknown"
+
+
+def find_tree() -> Path | None:
+    """The source tree: the one that this file is of or, where it is installed, the current folder.
+
+    None: neither is one.
+    """
+    for folder in (Path(__file__).parent.parent, Path.cwd()):
+        if (folder / "csrc/ops").is_dir() and (folder / "pyproject.toml").is_file():
+            return folder
+    return None
+
+
+ROOT = find_tree()
+RESULTS = (ROOT or Path.cwd()) / "bench/results"
 # What can change the outcome of a test or a measurement: the package; how it is built and run
 # (pyproject.toml has pytest's options too); the tests; the examples, which tests compile and read;
 # the benchmarks' cases and their harness. A file too many costs a run that was not needed; one too
@@ -38,7 +52,7 @@ IGNORED_FOLDERS = ("bench/results",)
 IGNORED_SUFFIXES = (".md", ".pyc", ".pyo", ".so", ".orig", ".rej")
 
 
-def source_files(root: Path = ROOT) -> list[Path]:
+def source_files(root: Path) -> list[Path]:
     """The files that `source_hash` covers, in its order."""
     found = []
     for name in SOURCES:
@@ -54,8 +68,10 @@ def source_files(root: Path = ROOT) -> list[Path]:
     return sorted(found, key=lambda path: path.relative_to(root).as_posix())
 
 
-def source_hash(root: Path = ROOT) -> str:
-    """A hash of the sources below `root`: of each file's path and bytes."""
+def source_hash(root: Path | None = ROOT) -> str:
+    """A hash of the sources below `root`: of each file's path and bytes; "unknown" without one."""
+    if root is None:
+        return UNKNOWN
     total = hashlib.sha256()
     for path in source_files(root):
         content = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -63,18 +79,20 @@ def source_hash(root: Path = ROOT) -> str:
     return total.hexdigest()[:16]
 
 
-def commit(root: Path = ROOT) -> str:
+def commit(root: Path | None = ROOT) -> str:
     """The commit: DIGLOT_COMMIT where it is set, what git says otherwise, or "unknown".
 
     The variable is for machines that hold the tree without its history.
     """
     if os.environ.get("DIGLOT_COMMIT"):
         return os.environ["DIGLOT_COMMIT"]
+    if root is None:
+        return UNKNOWN
     command = ["git", "-C", str(root), "describe", "--always", "--abbrev=12", "--dirty"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
-        return "unknown"
+        return UNKNOWN
     return answer.stdout.strip()
 
 

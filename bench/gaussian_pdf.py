@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 
 import torch
 
 import diglot
-from bench.harness import Bar, Benchmark, Call, Case, Tensors
-from diglot.reference.gaussian_pdf import SPEC, gaussian_pdf_backward, gaussian_pdf_forward
+from diglot.bench.harness import Bar, Benchmark, Case, Function, Tensors, arrays_of, rows_of
+from diglot.reference.gaussian_pdf import SPEC
 from diglot.tools.specs import Expected, nbytes
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -17,15 +17,6 @@ OPTIONS = {"terms": 22}
 # What a copy to or from the host moves in a second over PCIe of the fifth generation. The kernel is
 # to work through an array at twice that, for copies to hide it.
 HOST_COPY_TB_PER_S = 0.05
-
-
-def _inputs(case: Case) -> Tensors:
-    generator = torch.Generator("cuda").manual_seed(0)
-    count = 2 if case.direction == "backward" else 1
-    return tuple(
-        torch.randn(case.shape, generator=generator, device="cuda").to(case.dtype)
-        for _ in range(count)
-    )
 
 
 def _expected(case: Case, tensors: Tensors) -> Expected:
@@ -45,9 +36,11 @@ benchmark = Benchmark(
         Case("forward", torch.float32, SMALL, OPTIONS, timer="graph"),
         Case("forward", torch.float32, SMALL, OPTIONS, timer="host"),
     ],
-    inputs=_inputs,
+    inputs=arrays_of,
     expected=_expected,
     bytes_moved=lambda case, tensors: sum(map(nbytes, tensors)) + nbytes(tensors[0]),
+    shape=rows_of,
+    keywords=lambda case: {"mean": 0.0, "std": 1.0, **case.options},
     bars=[
         Bar(
             "TB/s of the input",
@@ -58,44 +51,29 @@ benchmark = Benchmark(
     ],
 )
 
-
-def _ours(backend: str, case: Case, tensors: Tensors) -> Call:
-    if case.direction == "backward":
-        backward = torch.ops.diglot.gaussian_pdf_backward
-        return lambda: backward(*tensors, 0.0, 1.0, case.options["terms"], backend)
-    (x,) = tensors
-    return lambda: diglot.gaussian_pdf(x, **case.options, backend=backend)
+benchmark.ours({"forward": diglot.gaussian_pdf, "backward": torch.ops.diglot.gaussian_pdf_backward})
 
 
-@benchmark.provider("cuda")
-def cuda(case: Case, tensors: Tensors) -> Call:
-    return _ours("cuda", case, tensors)
+def _formula(x: torch.Tensor, mean: float, std: float, terms: int) -> torch.Tensor:
+    """The definition in eager PyTorch, a kernel per operation. PyTorch has no op of its own."""
+    wide, total = x.float(), torch.zeros_like(x, dtype=torch.float32)
+    for i in range(terms):
+        z = (wide - mean + (i - terms // 2) / 100) / std
+        total = total + torch.exp(-0.5 * z * z)
+    return (total / (math.sqrt(2 * math.pi) * std * terms)).to(x.dtype)
 
 
-@benchmark.provider("triton")
-def triton(case: Case, tensors: Tensors) -> Call:
-    return _ours("triton", case, tensors)
+def _gradient(
+    grad: torch.Tensor, x: torch.Tensor, mean: float, std: float, terms: int
+) -> torch.Tensor:
+    """Its derivative, likewise."""
+    wide, total = x.float(), torch.zeros_like(x, dtype=torch.float32)
+    for i in range(terms):
+        z = (wide - mean + (i - terms // 2) / 100) / std
+        total = total - z * torch.exp(-0.5 * z * z)
+    return (grad * total / (math.sqrt(2 * math.pi) * std * std * terms)).to(x.dtype)
 
 
-@benchmark.provider("torch")
-def eager(case: Case, tensors: Tensors) -> Call:
-    """The formula, a kernel per operation."""
-    return _ours("torch", case, tensors)
-
-
-@benchmark.provider("torch.compile")
-def compiled(case: Case, tensors: Tensors) -> Call | None:
-    """The same formula in one kernel."""
-    if case.shape != BIG:
-        return None
-    launcher: Callable[..., str] = (
-        gaussian_pdf_backward if case.direction == "backward" else gaussian_pdf_forward
-    )
-
-    def formula(*tensors: torch.Tensor) -> torch.Tensor:
-        out = torch.empty_like(tensors[0])
-        launcher(*tensors, 0.0, 1.0, case.options["terms"], out)
-        return out
-
-    function = torch.compile(formula, dynamic=False)
-    return lambda: function(*tensors)
+FORMULAS: dict[str, Function] = {"forward": _formula, "backward": _gradient}
+benchmark.way("torch.compile", FORMULAS, compiled=True)
+benchmark.way("formula", FORMULAS)

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import importlib
 import math
-from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 
 import diglot
-from bench.harness import (
+from diglot.bench.harness import (
     Bar,
     Benchmark,
-    Call,
     Case,
+    Function,
     Tensors,
+    arrays_of,
     microseconds_over_torch,
+    rows_of,
     share_of_copy,
     time_over_torch,
 )
@@ -28,12 +30,7 @@ BIG, MIDDLE, SMALL = (16384, 16384), (1024, 4096), (4096,)
 
 
 def _inputs(case: Case) -> Tensors:
-    generator = torch.Generator("cuda").manual_seed(0)
-    count = 2 if case.direction.startswith("backward") else 1
-    drawn = tuple(
-        torch.randn(case.shape, generator=generator, device="cuda").to(case.dtype)
-        for _ in range(count)
-    )
+    drawn = arrays_of(case)
     return tuple(t.requires_grad_() for t in drawn) if case.direction == "recorded" else drawn
 
 
@@ -65,6 +62,7 @@ benchmark = Benchmark(
     inputs=_inputs,
     expected=_expected,
     bytes_moved=lambda case, tensors: sum(map(nbytes, tensors)) + nbytes(tensors[0]),
+    shape=rows_of,
     bars=[
         Bar(
             "share of the copy ceiling",
@@ -100,56 +98,47 @@ benchmark = Benchmark(
     ],
 )
 
-
-def _ours(backend: str, case: Case, tensors: Tensors) -> Call:
-    approximate = case.options["approximate"]
-    if case.direction == "backward":
-        backward = torch.ops.diglot.gelu_backward
-        return lambda: backward(*tensors, approximate, backend)
-    (x,) = tensors
-    return lambda: diglot.gelu(x, approximate, backend=backend)
-
-
-@benchmark.provider("cuda")
-def cuda(case: Case, tensors: Tensors) -> Call:
-    return _ours("cuda", case, tensors)
-
-
-@benchmark.provider("triton")
-def triton(case: Case, tensors: Tensors) -> Call:
-    return _ours("triton", case, tensors)
-
-
-@benchmark.provider("torch")
-def eager(case: Case, tensors: Tensors) -> Call:
-    approximate = case.options["approximate"]
-    if case.direction == "backward":
-        backward = torch.ops.aten.gelu_backward
-        return lambda: backward(*tensors, approximate=approximate)
-    (x,) = tensors
-    return lambda: F.gelu(x, approximate=approximate)
-
-
-@benchmark.provider("torch.compile")
-def compiled(case: Case, tensors: Tensors) -> Call | None:
-    if case.shape != BIG:
-        return None
-    approximate = case.options["approximate"]
-    directions: dict[str, Callable[..., torch.Tensor]] = {
-        "forward": lambda x: F.gelu(x, approximate=approximate),
-        "backward": lambda g, x: torch.ops.aten.gelu_backward(g, x, approximate=approximate),
+benchmark.ours(
+    {
+        "forward": diglot.gelu,
+        "recorded": diglot.gelu,
+        "backward": torch.ops.diglot.gelu_backward,
     }
-    function = torch.compile(directions[case.direction], dynamic=False)
-    return lambda: function(*tensors)
+)
+benchmark.way(
+    "torch",
+    {"forward": F.gelu, "recorded": F.gelu, "backward": torch.ops.aten.gelu_backward},
+    code=[F.gelu],
+)
 
 
-@benchmark.provider("formula")
-def formula(case: Case, tensors: Tensors) -> Call | None:
+def _formula(x: torch.Tensor, approximate: str) -> torch.Tensor:
     """The definition written out in eager PyTorch, a kernel per operation."""
-    if case.direction != "forward" or case.timer == "graph":
-        return None
-    (x,) = tensors
-    if case.options["approximate"] == "tanh":
+    if approximate == "tanh":
         factor = math.sqrt(2 / math.pi)
-        return lambda: 0.5 * x * (1 + torch.tanh(factor * (x + 0.044715 * x * x * x)))
-    return lambda: 0.5 * x * (1 + torch.erf(x / math.sqrt(2)))
+        return 0.5 * x * (1 + torch.tanh(factor * (x + 0.044715 * x * x * x)))
+    return 0.5 * x * (1 + torch.erf(x / math.sqrt(2)))
+
+
+def _gradient(grad: torch.Tensor, x: torch.Tensor, approximate: str) -> torch.Tensor:
+    """Its derivative, likewise."""
+    if approximate == "tanh":
+        factor = math.sqrt(2 / math.pi)
+        t = torch.tanh(factor * (x + 0.044715 * x * x * x))
+        slope = factor * (1 + 3 * 0.044715 * x * x)
+        return grad * (0.5 * (1 + t) + 0.5 * x * (1 - t * t) * slope)
+    density = torch.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
+    return grad * (0.5 * (1 + torch.erf(x / math.sqrt(2))) + x * density)
+
+
+FORMULAS: dict[str, Function] = {"forward": _formula, "backward": _gradient}
+benchmark.way("torch.compile", FORMULAS, compiled=True)
+benchmark.way("formula", FORMULAS)
+
+
+def _flag_gems() -> dict[str, Function]:
+    ops = importlib.import_module("flag_gems.ops")
+    return {"forward": ops.gelu, "backward": ops.gelu_backward}
+
+
+benchmark.peer("flag_gems", "flag_gems", _flag_gems)

@@ -6,33 +6,29 @@ is how often memory is read, and how many launches that takes: all sides run in 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
-from bench.harness import Bar, Benchmark, Call, Case, Tensors
+from diglot.bench.harness import Bar, Benchmark, Case, Function, Row, Rows, Tensors, arrays_of
 from diglot.tools.specs import Expected, find_spec, nbytes
 
 DTYPES = (torch.float32, torch.bfloat16)
 MEGABYTES = (1, 8, 32)
 MIDDLE, BIG = 8, 256
 
-Function = Callable[..., torch.Tensor]
 
-
-def _speed_over(peer: str) -> Callable[[dict[str, Any], dict[str, dict[str, Any]]], float]:
+def _speed_over(peer: str) -> Callable[[Row, Rows], float]:
     return lambda row, rows: rows[peer]["time_us"] / row["time_us"]
 
 
-def _is_small_forward(row: dict[str, Any]) -> bool:
+def _is_small_forward(row: Row) -> bool:
     return row["timer"] == "graph" and row["direction"] == "forward"
 
 
 def benchmark_of(
     op: str,
-    ours: dict[str, Callable[..., Any]],
+    ours: dict[str, Function],
     eager: dict[str, Function],
     formulas: dict[str, Function],
     saved: Callable[[torch.Tensor], Tensors],
@@ -41,30 +37,22 @@ def benchmark_of(
 
     Args:
         op: its name.
-        ours: from a backend and tensors, the result.
+        ours: functions that take the keyword `backend` too.
         eager: PyTorch's own op.
         formulas: the definition written out.
         saved: from the input, what the backward pass takes beside the output's gradient.
     """
     spec = find_spec(op)
 
-    def inputs(case: Case) -> Tensors:
-        generator = torch.Generator("cuda").manual_seed(0)
-        count = 2 if case.direction == "backward" else 1
-        return tuple(
-            torch.randn(case.shape, generator=generator, device="cuda").to(case.dtype)
-            for _ in range(count)
-        )
-
     def expected(case: Case, tensors: Tensors) -> Expected:
         if case.direction == "backward":
             return spec.backward(*tensors)["input"]
         return spec.forward(*tensors)
 
-    def call(function: Callable[..., Any], case: Case, tensors: Tensors) -> Call:
+    def operands(case: Case, tensors: Tensors) -> Tensors:
         if case.direction == "backward":
-            tensors = (tensors[0], *saved(tensors[1]))
-        return lambda: function(*tensors)
+            return tensors[0], *saved(tensors[1])
+        return tensors
 
     made = Benchmark(
         op=op,
@@ -78,7 +66,7 @@ def benchmark_of(
             for megabytes in sizes
             for dtype in DTYPES
         ],
-        inputs=inputs,
+        inputs=arrays_of,
         expected=expected,
         bytes_moved=lambda case, tensors: sum(map(nbytes, tensors)) + nbytes(tensors[0]),
         bars=[
@@ -95,27 +83,12 @@ def benchmark_of(
                 lambda row: 3.0,
             ),
         ],
+        shape=lambda elements: (elements,),
+        takes=lambda case: len(case.shape) == 1,
+        operands=operands,
     )
-
-    @made.provider("cuda")
-    def cuda(case: Case, tensors: Tensors) -> Call:
-        return call(functools.partial(ours[case.direction], "cuda"), case, tensors)
-
-    @made.provider("triton")
-    def triton(case: Case, tensors: Tensors) -> Call:
-        return call(functools.partial(ours[case.direction], "triton"), case, tensors)
-
-    @made.provider("torch")
-    def own(case: Case, tensors: Tensors) -> Call:
-        return call(eager[case.direction], case, tensors)
-
-    @made.provider("torch.compile")
-    def compiled(case: Case, tensors: Tensors) -> Call:
-        torch._dynamo.reset()  # each case is compiled for its size alone
-        return call(torch.compile(formulas[case.direction], dynamic=False), case, tensors)
-
-    @made.provider("formula")
-    def formula(case: Case, tensors: Tensors) -> Call:
-        return call(formulas[case.direction], case, tensors)
-
+    made.ours(ours)
+    made.way("torch", eager, code=[eager["forward"]])
+    made.way("torch.compile", formulas, compiled=True)
+    made.way("formula", formulas)
     return made

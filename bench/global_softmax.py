@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import diglot
-from bench.global_reduce import benchmark_of
+from diglot.bench.global_reduce import benchmark_of
 
 
 def _formula(x: torch.Tensor) -> torch.Tensor:
@@ -18,18 +18,18 @@ def _gradient(grad: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return (y * (wide - (wide * y).sum())).to(grad.dtype)
 
 
+def _eager(x: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(x, 0)
+
+
+def _eager_gradient(grad: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return torch.ops.aten._softmax_backward_data(grad, y, 0, y.dtype)
+
+
 benchmark = benchmark_of(
     "global_softmax",
-    ours={
-        "forward": lambda backend, x: diglot.global_softmax(x, backend=backend),
-        "backward": lambda backend, grad, y: torch.ops.diglot.global_softmax_backward(
-            grad, y, backend
-        ),
-    },
-    eager={
-        "forward": lambda x: torch.softmax(x, 0),
-        "backward": lambda grad, y: torch.ops.aten._softmax_backward_data(grad, y, 0, y.dtype),
-    },
+    ours={"forward": diglot.global_softmax, "backward": torch.ops.diglot.global_softmax_backward},
+    eager={"forward": _eager, "backward": _eager_gradient},
     formulas={"forward": _formula, "backward": _gradient},
     saved=lambda x: (torch.softmax(x, 0),),
 )

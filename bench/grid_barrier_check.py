@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from bench.harness import Bar, Benchmark, Call, Case, Tensors
 from diglot.backends.runs import run
+from diglot.bench.harness import Bar, Benchmark, Call, Case, Tensors
 from diglot.ops.barrier_word import barrier_word
 from diglot.ops.grid_barrier_check import WORDS
 from diglot.tools.specs import Expected

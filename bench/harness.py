@@ -1,35 +1,35 @@
-"""One harness for every op: ceilings first, then all providers interleaved, nothing unverified.
+"""What a benchmark is, as data: cases, providers and bars. bench/running.py runs it.
 
-`bench/<op>.py` describes an op as data: its cases, its providers and its bars. A provider is a way
-of computing a case: a function from the case and its tensors to a call that returns the result.
+`bench/<op>.py` describes an op so. A provider is a way of computing a case: a function from the
+case and its tensors to a call that returns the result.
 """
 
 from __future__ import annotations
 
-import datetime
 import functools
-import json
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+import importlib.util
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from bench.evidence import RESULTS, commit, gpu_short_name, source_hash, versions
-from diglot.tools import measure
-from diglot.tools.accuracy import measure_error
 from diglot.tools.specs import Expected
 
-SCHEMA = 1
-# Ours have no speed unless every element is within the tolerance. Peers round as they please (a sum
-# of 16384 terms in bfloat16 is off by half): they are only held to an absolute error, which tells a
-# wrong kernel from an inaccurate one, and their worst error is written beside their time.
 OURS = ("cuda", "triton")
-PEER_ABSOLUTE_ERROR = 1.0
+# The five ways of writing an op that `diglot bench --ranking` compares: the manual formula,
+# PyTorch's own op, the formula compiled, and the two kernels of ours.
+RANKED = ("formula", "torch", "torch.compile", "triton", "cuda")
+# On which the caches are cold, and what is timed is one call.
+COLD = ("device", "captured")
+
+DEVICE = "cuda"
 
 Tensors = tuple[torch.Tensor, ...]
 Call = Callable[[], Any]
+Row = dict[str, Any]
+Rows = dict[str, Row]
+Function = Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -50,8 +50,9 @@ class Case:
         dtype: of every tensor.
         shape: of every tensor.
         options: the op's options.
-        timer: "device" (cold cache), "captured" (the same of a call that is a CUDA graph), "graph"
-            (in a CUDA graph of many, warm) or "host" (cost of the call).
+        timer: "device" (cold cache), "captured" (the same of a call that is a CUDA graph), "warm"
+            (each call after one of the same), "graph" (in a CUDA graph of many, warm) or "host"
+            (cost of the call).
     """
 
     direction: str
@@ -74,9 +75,9 @@ class Bar:
     """
 
     name: str
-    applies: Callable[[dict[str, Any]], bool]
-    value: Callable[[dict[str, Any], dict[str, dict[str, Any]]], float]
-    bound: Callable[[dict[str, Any]], float]
+    applies: Callable[[Row], bool]
+    value: Callable[[Row, Rows], float]
+    bound: Callable[[Row], float]
     at_least: bool = True
 
 
@@ -93,7 +94,14 @@ class Benchmark:
         bars: what is to be reached.
         error: of an op in place: from a case, its tensors and a call to what the call made of them.
         prepare: of an op in place: before each timed call, untimed.
+        flops: of an op that is bound by arithmetic: its operations.
+        shape: from a number of elements, the shape of a sweep; None: sizes cannot be chosen.
+        takes: whether a case can be: of which shapes, say.
+        operands: from a case and its tensors, what functions given to `way` take.
+        keywords: from a case, their keyword arguments.
+        ranking: cases of the ranking; None: those of its sizes.
         providers: ways of computing a case.
+        code: by provider, the functions that a user writes or calls for it.
     """
 
     op: str
@@ -104,180 +112,130 @@ class Benchmark:
     bars: list[Bar]
     error: Callable[[Case, Tensors, Call], ErrorOf] | None = None
     prepare: Callable[[Tensors], None] | None = None
+    flops: Callable[[Case, Tensors], int] | None = None
+    shape: Callable[[int], tuple[int, ...]] | None = None
+    takes: Callable[[Case], bool] = lambda case: True
+    operands: Callable[[Case, Tensors], tuple[Any, ...]] = lambda case, tensors: tensors
+    keywords: Callable[[Case], dict[str, Any]] = lambda case: case.options
+    ranking: list[Case] | None = None
     providers: dict[str, Callable[[Case, Tensors], Call | None]] = field(default_factory=dict)
+    code: dict[str, tuple[Function, ...]] = field(default_factory=dict)
 
-    def provider(self, name: str) -> Callable[[Callable], Callable]:
-        """Decorator: a way of computing a case; None where it cannot."""
+    def provider(self, name: str, *code: Function) -> Callable[[Callable], Callable]:
+        """Decorator: a way of computing a case; None where it cannot.
+
+        Args:
+            name: what it is called.
+            code: the functions that a user writes for it; by default the one decorated.
+        """
 
         def add(function: Callable[[Case, Tensors], Call | None]) -> Callable:
             self.providers[name] = function
+            self.code[name] = code or (function,)
             return function
 
         return add
 
+    def way(
+        self,
+        name: str,
+        functions: Mapping[str, Function],
+        *,
+        compiled: bool = False,
+        operands: Callable[[Case, Tensors], tuple[Any, ...]] | None = None,
+        code: Sequence[Function] = (),
+    ) -> None:
+        """Adds a provider that calls a function of the case's direction, where there is one.
 
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+        Args:
+            name: what it is called.
+            functions: by direction; they take `operands` and `keywords`.
+            compiled: whether `torch.compile` compiles them, anew for each case.
+            operands: other ones than the benchmark's.
+            code: what a user writes for it, where that is more than the functions.
+        """
 
+        @self.provider(name, *(code or dict.fromkeys(functions.values())))
+        def provide(case: Case, tensors: Tensors) -> Call | None:
+            if case.direction not in functions:
+                return None
+            function = functions[case.direction]
+            if compiled:
+                torch._dynamo.reset()  # each case is compiled for its shape alone
+                function = torch.compile(function, dynamic=False)
+            taken = (operands or self.operands)(case, tensors)
+            return functools.partial(function, *taken, **self.keywords(case))
 
-def _verify(benchmark: Benchmark, case: Case, tensors: Tensors, call: Call) -> dict[str, Any]:
-    if benchmark.error is not None:
-        return asdict(benchmark.error(case, tensors, call))
-    assert benchmark.expected is not None
-    error = measure_error(call(), benchmark.expected(case, tensors))
-    return {
-        "worst_ulp": error.worst_ulp,
-        "worst_absolute": error.worst_absolute,
-        "failing": error.failing,
-    }
+    def ours(self, functions: Mapping[str, Function], **how: Any) -> None:
+        """Adds the two backends as providers: functions that take the keyword `backend`."""
+        for backend in OURS:
+            of = {d: functools.partial(f, backend=backend) for d, f in functions.items()}
+            self.way(backend, of, **how)
 
+    def peer(
+        self,
+        name: str,
+        package: str,
+        load: Callable[[], Mapping[str, Function]],
+        *,
+        takes: Callable[[Case], bool] = lambda case: True,
+        operands: Callable[[Case, Tensors], tuple[Any, ...]] | None = None,
+    ) -> None:
+        """Adds another package's kernels, if it is installed, as a provider.
 
-def _run_case(benchmark: Benchmark, case: Case) -> list[dict[str, Any]]:
-    tensors = benchmark.inputs(case)
-    moved = benchmark.bytes_moved(case, tensors)
-    calls: dict[str, Call] = {}
-    rows: dict[str, dict[str, Any]] = {}
-    for name, provider in benchmark.providers.items():
-        call = provider(case, tensors)
-        if call is None:
-            continue
-        row = {
-            "op": benchmark.op,
-            "provider": name,
-            "direction": case.direction,
-            "dtype": _dtype_name(case.dtype),
-            "shape": list(case.shape),
-            "options": case.options,
-            "timer": case.timer,
-            "bytes": moved,
-            **_verify(benchmark, case, tensors, call),
-        }
-        rows[name] = row
-        # A wrong result of ours has no speed. Peers are timed whatever their tail is worth, and
-        # their error stands beside it.
-        row["verified"] = (
-            row["failing"] == 0 if name in OURS else row["worst_absolute"] < PEER_ABSOLUTE_ERROR
-        )
-        if row["verified"]:
-            calls[name] = call
-        torch.cuda.empty_cache()
-    if case.timer in ("device", "captured"):
-        if case.timer == "captured":
-            calls = {name: measure.captured(call) for name, call in calls.items()}
-        calls["copy"] = measure.copy_ceiling(moved, case.dtype, "cuda")
-        prepare = functools.partial(benchmark.prepare, tensors) if benchmark.prepare else None
-        timings = measure.interleaved(calls, budget_ms=60, prepare=prepare)
-    elif case.timer == "graph":
-        timings = measure.graphed(calls)
-    else:
-        timings = measure.host(calls)
-    ceiling = timings.pop("copy", None)
-    for name, timing in timings.items():
-        row = rows[name]
-        row |= {
-            "time_us": timing.median_us,
-            "p20_us": timing.p20_us,
-            "p80_us": timing.p80_us,
-            "samples": timing.samples,
-        }
-        if ceiling is not None:
-            row["tb_per_s"] = moved / timing.median_us / 1e6
-            row["copy_tb_per_s"] = moved / ceiling.median_us / 1e6
-            row["share_of_copy"] = ceiling.median_us / timing.median_us
-        if "torch" in timings:
-            row["speed_over_torch"] = timings["torch"].median_us / timing.median_us
-    return list(rows.values())
+        What goes wrong with it, from its import on, is said in its rows.
+
+        Args:
+            name: what it is called.
+            package: the name by which it is imported.
+            load: imports it, and returns its functions by direction.
+            takes: of which cases it is known that they can be.
+            operands: other ones than the benchmark's.
+        """
+        if importlib.util.find_spec(package) is None:
+            return
+
+        @self.provider(name)
+        def provide(case: Case, tensors: Tensors) -> Call | None:
+            functions = load() if takes(case) else {}
+            if case.direction not in functions:
+                return None
+            taken = (operands or self.operands)(case, tensors)
+            return functools.partial(functions[case.direction], *taken, **self.keywords(case))
 
 
-def _judge(benchmark: Benchmark, rows: list[dict[str, Any]]) -> None:
-    def case_of(row: dict[str, Any]) -> tuple[Any, ...]:
-        keys = ("direction", "dtype", "shape", "options", "timer")
-        return tuple(json.dumps(row[key], sort_keys=True) for key in keys)
-
-    cases: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
-    for row in rows:
-        cases.setdefault(case_of(row), {})[row["provider"]] = row
-    for row in rows:
-        row["bars"] = []
-        if row["provider"] not in OURS:
-            continue
-        for bar in benchmark.bars:
-            if bar.applies(row):
-                bound = bar.bound(row)
-                value = bar.value(row, cases[case_of(row)]) if row["verified"] else None
-                met = value is not None and (value >= bound if bar.at_least else value <= bound)
-                row["bars"].append({"name": bar.name, "value": value, "bound": bound, "met": met})
+def normal(shapes: Iterable[int | Sequence[int]], dtype: torch.dtype) -> Tensors:
+    """Tensors of random normal numbers, the same every time."""
+    generator = torch.Generator(DEVICE).manual_seed(0)
+    sizes = [(shape,) if isinstance(shape, int) else tuple(shape) for shape in shapes]
+    return tuple(torch.randn(s, generator=generator, device=DEVICE, dtype=dtype) for s in sizes)
 
 
-def run(benchmark: Benchmark, folder: Path | None = None) -> Path:
-    """Runs a benchmark and writes its results.
-
-    Args:
-        benchmark: what to run.
-        folder: where to write; by default bench/results/<gpu>.
-
-    Returns:
-        The file written.
-
-    Raises:
-        RuntimeError: kernels are interpreted, or there is no GPU.
-    """
-    measure.check()
-    rows = []
-    for i, case in enumerate(benchmark.cases):
-        print(
-            f"{benchmark.op} {i + 1}/{len(benchmark.cases)}: {case.direction} "
-            f"{_dtype_name(case.dtype)} {'x'.join(map(str, case.shape))} {case.options} "
-            f"[{case.timer}]",
-            flush=True,
-        )
-        rows += _run_case(benchmark, case)
-        torch.cuda.empty_cache()
-    _judge(benchmark, rows)
-    return write_report(benchmark.op, rows, folder)
+def arrays_of(case: Case) -> Tensors:
+    """The input; of a backward pass the output's gradient and the input."""
+    return normal([case.shape] * (1 + (case.direction == "backward")), case.dtype)
 
 
-def write_report(
-    op: str, rows: list[dict[str, Any]], folder: Path | None = None, **facts: Any
-) -> Path:
-    """Writes rows, and what they were measured on, to <op>.json; returns the file.
-
-    `facts` are what else is known of the GPU, by name.
-    """
-    gpu = torch.cuda.get_device_name()
-    report = {
-        "schema": SCHEMA,
-        "op": op,
-        "gpu": gpu,
-        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-        "commit": commit(),
-        "sources": source_hash(),
-        "versions": versions(),
-        **facts,
-        "rows": rows,
-    }
-    folder = folder or RESULTS / gpu_short_name(gpu)
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{op}.json"
-    path.write_text(json.dumps(report, indent=1) + "\n")
-    return path
+def rows_of(elements: int) -> tuple[int, ...]:
+    """The shape of so many elements in rows of 4096, of which there is one at least."""
+    return max(1, elements // 4096), min(elements, 4096)
 
 
-def share_of_copy(row: dict[str, Any], _: dict[str, dict[str, Any]]) -> float:
+def share_of_copy(row: Row, _: Rows) -> float:
     """Speed as a share of the copy ceiling."""
     return row["share_of_copy"]
 
 
-def speed_over_torch(row: dict[str, Any], _: dict[str, dict[str, Any]]) -> float:
+def speed_over_torch(row: Row, _: Rows) -> float:
     """Speed as a multiple of PyTorch's."""
     return row["speed_over_torch"]
 
 
-def time_over_torch(row: dict[str, Any], rows: dict[str, dict[str, Any]]) -> float:
+def time_over_torch(row: Row, rows: Rows) -> float:
     """Time as a multiple of PyTorch's."""
     return row["time_us"] / rows["torch"]["time_us"]
 
 
-def microseconds_over_torch(row: dict[str, Any], rows: dict[str, dict[str, Any]]) -> float:
+def microseconds_over_torch(row: Row, rows: Rows) -> float:
     """Time beyond PyTorch's, in microseconds."""
     return row["time_us"] - rows["torch"]["time_us"]

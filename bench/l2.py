@@ -17,12 +17,14 @@ from typing import Any
 
 import torch
 
-from bench.evidence import ROOT
-from bench.harness import write_report
 from diglot import l2
+from diglot.bench.evidence import ROOT
+from diglot.bench.reports import write_report
 from diglot.tools import measure
 from diglot.tools.measure import Timing
 
+if ROOT is None:
+    raise ImportError("the benchmark of L2 persistence is that of examples/, in the source tree")
 sys.path.append(str(ROOT / "examples"))
 example = importlib.import_module("l2_persistence")
 
@@ -126,8 +128,8 @@ def _rows(workload: Workload, hot_mb: int) -> list[dict[str, Any]]:
     return rows
 
 
-def run() -> Path:
-    """Measures, and writes bench/results/<gpu>/l2.json.
+def run(folder: Path | None = None) -> Path:
+    """Measures, and writes l2.json to a folder, by default to bench/results/<gpu>.
 
     Raises:
         RuntimeError: there is no GPU, or persistence has no effect on it.
@@ -149,4 +151,4 @@ def run() -> Path:
         best["bars"] = [
             {"name": "speed of the best cell", "value": best["speed"], "bound": BAR, "met": met}
         ]
-    return write_report("l2", rows, l2=facts)
+    return write_report("l2", rows, folder, l2=facts)

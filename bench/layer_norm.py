@@ -2,40 +2,65 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import replace
 from typing import Any
 
-from bench.norms import EPS, Function, Operands, benchmark_of
-from bench.rows import optional
+from diglot.bench.harness import Function
+from diglot.bench.norms import EPS, Operands, benchmark_of
+
+benchmark = benchmark_of(centered=True, fused=False)
 
 
-def _peers() -> dict[str, dict[str, Function]]:
-    """Liger's launchers and QuACK's; the latter take weights of float32 alone."""
-    peers: dict[str, dict[str, Function]] = {}
-    liger = [
-        optional("liger_kernel.ops.layer_norm", f"layer_norm_{direction}")
-        for direction in ("forward", "backward")
-    ]
-    if None not in liger:
+def _liger() -> dict[str, Function]:
+    ops = importlib.import_module("liger_kernel.ops.layer_norm")
 
-        def differentiate(of: Operands) -> Any:
-            grad, _, x = of.arrays
-            return liger[1](grad, x, of.weight, of.bias, of.mean, of.rstd)
+    def differentiate(of: Operands) -> Any:
+        grad, _, x = of.arrays
+        return ops.layer_norm_backward(grad, x, of.weight, of.bias, of.mean, of.rstd)
 
-        peers["liger"] = {
-            "forward": lambda of: liger[0](of.arrays[0], of.weight, of.bias, EPS)[:1],
-            "backward": differentiate,
-        }
-    quack = [optional("quack.rmsnorm", f"layernorm_{direction}") for direction in ("fwd", "bwd")]
-    if None not in quack:
-        peers["quack"] = {
-            "prepare": lambda of: replace(of, weight=of.weight.float(), bias=of.bias.float()),
-            "forward": lambda of: (quack[0](of.arrays[0], of.weight, of.bias, EPS),),
-            "backward": lambda of: quack[1](
-                of.arrays[2], of.weight, of.arrays[0], of.rstd, of.mean
-            ),
-        }
-    return peers
+    return {
+        "forward": lambda of: ops.layer_norm_forward(of.arrays[0], of.weight, of.bias, EPS)[:1],
+        "backward": differentiate,
+    }
 
 
-benchmark = benchmark_of(centered=True, fused=False, peers=_peers())
+def _quack() -> dict[str, Function]:
+    ops = importlib.import_module("quack.rmsnorm")
+    return {
+        "forward": lambda of: (ops.layernorm_fwd(of.arrays[0], of.weight, of.bias, EPS),),
+        "backward": lambda of: ops.layernorm_bwd(
+            of.arrays[2], of.weight, of.arrays[0], of.rstd, of.mean
+        ),
+    }
+
+
+def _flag_gems() -> dict[str, Function]:
+    ops = importlib.import_module("flag_gems.ops")
+
+    def forward(of: Operands) -> Any:
+        return ops.layer_norm(of.arrays[0], (of.n,), of.weight, of.bias, EPS)[:1]
+
+    def differentiate(of: Operands) -> Any:
+        (grad, _, x), mask = of.arrays, [True, True, True]
+        parameters = of.weight, of.bias
+        return ops.layer_norm_backward(grad, x, (of.n,), of.mean, of.rstd, *parameters, mask)
+
+    return {"forward": forward, "backward": differentiate}
+
+
+def _wide_parameters(of: Operands) -> Operands:
+    return replace(of, weight=of.weight.float(), bias=of.bias.float())
+
+
+benchmark.peer("liger", "liger_kernel", _liger)
+# QuACK's takes weights of float32 alone.
+benchmark.peer(
+    "quack",
+    "quack",
+    _quack,
+    operands=lambda case, tensors: tuple(
+        map(_wide_parameters, benchmark.operands(case, tensors)),
+    ),
+)
+benchmark.peer("flag_gems", "flag_gems", _flag_gems)

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
+
 import torch
 
 import diglot
-from bench.rows import benchmark_of
+from diglot.bench.harness import Function
+from diglot.bench.rows import benchmark_of
+
+
+def _formula(x: torch.Tensor, dim: int) -> torch.Tensor:
+    wide = x.float()
+    shifted = wide - wide.amax(dim, True)
+    return (shifted - shifted.exp().sum(dim, True).log()).to(x.dtype)
 
 
 def _gradient(grad: torch.Tensor, y: torch.Tensor, dim: int) -> torch.Tensor:
@@ -13,21 +22,29 @@ def _gradient(grad: torch.Tensor, y: torch.Tensor, dim: int) -> torch.Tensor:
     return (wide - y.float().exp() * wide.sum(dim, True)).to(grad.dtype)
 
 
+def _ours_backward(grad: torch.Tensor, y: torch.Tensor, dim: int, backend: str) -> torch.Tensor:
+    return torch.ops.diglot.log_softmax_backward(grad, y, dim, y.dtype, backend)
+
+
+def _eager_backward(grad: torch.Tensor, y: torch.Tensor, dim: int) -> torch.Tensor:
+    return torch.ops.aten._log_softmax_backward_data(grad, y, dim, y.dtype)
+
+
 benchmark = benchmark_of(
     "log_softmax",
-    ours={
-        "forward": lambda backend, x, dim: diglot.log_softmax(x, dim, backend=backend),
-        "backward": lambda backend, grad, y, dim: torch.ops.diglot.log_softmax_backward(
-            grad, y, dim, y.dtype, backend
-        ),
-    },
-    eager={
-        "forward": torch.log_softmax,
-        "backward": lambda grad, y, dim: torch.ops.aten._log_softmax_backward_data(
-            grad, y, dim, y.dtype
-        ),
-    },
-    formulas={"forward": torch.log_softmax, "backward": _gradient},
+    ours={"forward": diglot.log_softmax, "backward": _ours_backward},
+    eager={"forward": torch.log_softmax, "backward": _eager_backward},
+    formulas={"forward": _formula, "backward": _gradient},
     saved=torch.log_softmax,
-    peers={},
 )
+
+
+def _flag_gems() -> dict[str, Function]:
+    ops = importlib.import_module("flag_gems.ops")
+    return {
+        "forward": lambda x, dim: ops.log_softmax(x, dim),
+        "backward": lambda grad, y, dim: ops.log_softmax_backward(grad, y, dim, y.dtype),
+    }
+
+
+benchmark.peer("flag_gems", "flag_gems", _flag_gems)

@@ -7,8 +7,6 @@ left out. Peers are called by the functions below their autograd functions.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +14,18 @@ import torch
 import torch.nn.functional as F
 
 import diglot
-from bench.harness import Benchmark, Call, Case, ErrorOf, Tensors
-from bench.rows import BARS, cases
+from diglot.bench.harness import (
+    OURS,
+    Benchmark,
+    Call,
+    Case,
+    ErrorOf,
+    Function,
+    Tensors,
+    normal,
+    rows_of,
+)
+from diglot.bench.rows import BARS, cases, is_matrix
 from diglot.reference.norm import Exact
 from diglot.tools.accuracy import measure_error
 from diglot.tools.specs import Expected, nbytes
@@ -78,11 +86,12 @@ class Operands:
         return [s for s in (self.mean, self.rstd) if s is not None]
 
 
-# From operands to the outputs, or to the gradients of the input (or the sum) and the parameters.
-Function = Callable[[Operands], Any]
+# Functions are from operands to the outputs, or to the gradients of the input (or the sum) and the
+# parameters.
 
 
-def _operands(kind: Kind, case: Case, tensors: Tensors) -> Operands:
+def operands(kind: Kind, case: Case, tensors: Tensors) -> Operands:
+    """What the functions of a case take."""
     split = len(tensors) - 1 - kind.centered
     arrays, (weight, bias) = tensors[:split], (*tensors[split:], None)[:2]
     if case.direction == "forward":
@@ -95,7 +104,7 @@ def _operands(kind: Kind, case: Case, tensors: Tensors) -> Operands:
     return Operands((grad, more, x), weight, bias, mean if kind.centered else None, rstd)
 
 
-def _forward_formula(kind: Kind) -> Function:
+def _forward_eager(kind: Kind) -> Function:
     """PyTorch's op, after an addition where there is one."""
 
     def function(of: Operands) -> Any:
@@ -105,6 +114,22 @@ def _forward_formula(kind: Kind) -> Function:
         else:
             out = F.rms_norm(x, (of.n,), of.weight, EPS)
         return (out, x) if kind.fused else (out,)
+
+    return function
+
+
+def _forward_formula(kind: Kind) -> Function:
+    """The definition written out."""
+
+    def function(of: Operands) -> Any:
+        x = of.arrays[0] + of.arrays[1] if kind.fused else of.arrays[0]
+        wide = x.float()
+        if kind.centered:
+            wide = wide - wide.mean(-1, True)
+        out = wide * torch.rsqrt((wide * wide).mean(-1, True) + EPS) * of.weight
+        if kind.centered:
+            out = out + of.bias
+        return (out.to(x.dtype), x) if kind.fused else (out.to(x.dtype),)
 
     return function
 
@@ -129,7 +154,7 @@ def _backward_eager(kind: Kind) -> Function:
 
 
 def _backward_formula(kind: Kind) -> Function:
-    """The definition written out, for a compiler."""
+    """The definition written out."""
 
     def function(of: Operands) -> Any:
         grad, more, x = of.arrays
@@ -179,7 +204,7 @@ class _Judge:
     def __call__(self, case: Case, tensors: Tensors, call: Call) -> ErrorOf:
         if tensors is not self.tensors:
             self.expected = []
-            self.expected = self._expect(case, _operands(self.kind, case, tensors))
+            self.expected = self._expect(case, operands(self.kind, case, tensors))
             self.tensors = tensors
         errors = [
             measure_error(result.to(expected.dtype), expected)
@@ -203,28 +228,19 @@ class _Judge:
         return [output, same] if self.kind.fused else [output]
 
 
-def benchmark_of(
-    centered: bool, fused: bool, peers: dict[str, dict[str, Function]] | None = None
-) -> Benchmark:
+def benchmark_of(centered: bool, fused: bool) -> Benchmark:
     """The benchmark of one of the four ops.
 
     Args:
         centered: whether it is a layer norm.
         fused: whether a residual is added first.
-        peers: for packages that are installed, by name, functions of the directions that they have,
-            and under "prepare" one that makes their operands, untimed.
     """
     kind = Kind(centered, fused)
 
     def inputs(case: Case) -> Tensors:
-        generator = torch.Generator("cuda").manual_seed(0)
         arrays = (2 if case.direction == "backward" else 1) + fused
         row = case.shape[-1:]
-        shapes = [case.shape] * arrays + [row] * (1 + centered)
-        return tuple(
-            torch.randn(shape, generator=generator, device="cuda", dtype=case.dtype)
-            for shape in shapes
-        )
+        return normal([case.shape] * arrays + [row] * (1 + centered), case.dtype)
 
     def bytes_moved(case: Case, tensors: Tensors) -> int:
         """Each array that is read once, each that is written once."""
@@ -240,43 +256,20 @@ def benchmark_of(
         error=_Judge(kind),
         bytes_moved=bytes_moved,
         bars=BARS,
+        shape=rows_of,
+        takes=is_matrix,
+        operands=lambda case, tensors: (operands(kind, case, tensors),),
     )
-
-    def call(function: Function, case: Case, tensors: Tensors) -> Call:
-        return functools.partial(function, _operands(kind, case, tensors))
-
-    for backend in ("cuda", "triton"):
-
-        @made.provider(backend)
-        def own(case: Case, tensors: Tensors, backend: str = backend) -> Call:
-            return call(_ours(kind, case.direction, backend), case, tensors)
-
-    @made.provider("torch")
-    def eager(case: Case, tensors: Tensors) -> Call:
-        of = {"forward": _forward_formula(kind), "backward": _backward_eager(kind)}
-        return call(of[case.direction], case, tensors)
-
-    @made.provider("torch.compile")
-    def compiled(case: Case, tensors: Tensors) -> Call:
-        torch._dynamo.reset()  # each case is compiled for its shape alone
-        of = {"forward": _forward_formula(kind), "backward": _backward_formula(kind)}
-        return call(torch.compile(of[case.direction], dynamic=False), case, tensors)
-
-    for name, functions in (peers or {}).items():
-
-        @made.provider(name)
-        def peer(
-            case: Case, tensors: Tensors, functions: dict[str, Function] = functions
-        ) -> Call | None:
-            if case.direction not in functions:
-                return None
-            of = functions.get("prepare", lambda of: of)(_operands(kind, case, tensors))
-            made_call = functools.partial(functions[case.direction], of)
-            try:
-                made_call()
-            except Exception as error:  # whatever a peer raises at what it does not take
-                print(f"  {case.direction} not by a peer: {type(error).__name__}")
-                return None
-            return made_call
-
+    for backend in OURS:
+        made.way(backend, {d: _ours(kind, d, backend) for d in ("forward", "backward")})
+    eager, formula = _forward_eager(kind), _forward_formula(kind)
+    made.way(
+        "torch",
+        {"forward": eager, "backward": _backward_eager(kind)},
+        code=[F.layer_norm, torch.add] if fused else [F.layer_norm],
+    )
+    # As softmax, the op itself is what is compiled.
+    gradient = _backward_formula(kind)
+    made.way("torch.compile", {"forward": eager, "backward": gradient}, compiled=True)
+    made.way("formula", {"forward": formula, "backward": gradient})
     return made

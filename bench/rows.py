@@ -6,15 +6,24 @@ share of a copy's speed it reaches, and how it compares with the best kernel of 
 
 from __future__ import annotations
 
-import functools
-import importlib
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
-from bench.harness import Bar, Benchmark, Call, Case, Tensors, share_of_copy, time_over_torch
+from diglot.bench.harness import (
+    Bar,
+    Benchmark,
+    Case,
+    Function,
+    Row,
+    Rows,
+    Tensors,
+    arrays_of,
+    rows_of,
+    share_of_copy,
+    time_over_torch,
+)
 from diglot.tools.specs import Expected, find_spec, nbytes
 
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -33,10 +42,6 @@ FEW = ((1, 4096), (8, 4096))  # in a CUDA graph
 LONG = 4096  # rows of which the bars of long rows are
 # What is compiled by Triton, and what is CUDA C++ or CUTLASS.
 PEERS = {"triton": ("torch.compile", "liger"), "cuda": ("torch", "quack")}
-
-Row = dict[str, Any]
-Rows = dict[str, Row]
-Function = Callable[..., torch.Tensor]
 
 
 def over_best_peer(row: Row, rows: Rows) -> float:
@@ -109,49 +114,29 @@ def cases(extra: Sequence[Case] = ()) -> list[Case]:
     ]
 
 
-def inputs(case: Case) -> Tensors:
-    """The input; of a backward pass, the output's gradient and the input."""
-    generator = torch.Generator("cuda").manual_seed(0)
-    count = 2 if case.direction == "backward" else 1
-    return tuple(
-        torch.randn(case.shape, generator=generator, device="cuda", dtype=case.dtype)
-        for _ in range(count)
-    )
-
-
 def bytes_moved(case: Case, tensors: Tensors) -> int:
     """Each input once, the output once."""
     return sum(map(nbytes, tensors)) + nbytes(tensors[0])
 
 
-def optional(module: str, name: str) -> Any:
-    """Something of a peer's package; None where that is not installed, or has it no more."""
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError):
-        return None
-
-
 def benchmark_of(
     op: str,
-    ours: dict[str, Callable[..., Any]],
+    ours: dict[str, Function],
     eager: dict[str, Function],
     formulas: dict[str, Function],
     saved: Callable[[torch.Tensor, int], torch.Tensor],
-    peers: dict[str, dict[str, Function]],
 ) -> Benchmark:
     """The benchmark of softmax or of its logarithm.
 
     Functions are given for the directions "forward" and "backward"; they take tensors and the
-    dimension.
+    keyword `dim`.
 
     Args:
         op: the op's name.
-        ours: from a backend, tensors and the dimension, the result.
-        eager: PyTorch's own op.
+        ours: functions that take the keyword `backend` too.
+        eager: PyTorch's own op. Its forward one is also what is compiled.
         formulas: the definition written out.
         saved: from the input and the dimension, what the backward pass takes beside the gradient.
-        peers: functions of packages that are installed, of rows, by the package's name.
     """
     spec = find_spec(op)
 
@@ -160,11 +145,10 @@ def benchmark_of(
             return spec.backward(*tensors, **case.options)["input"]
         return spec.forward(*tensors, **case.options)
 
-    def call(function: Function, case: Case, tensors: Tensors) -> Call:
-        dim = case.options.get("dim", -1)
+    def operands(case: Case, tensors: Tensors) -> Tensors:
         if case.direction == "backward":
-            tensors = (tensors[0], saved(tensors[1], dim))
-        return lambda: function(*tensors, dim)
+            return tensors[0], saved(tensors[1], case.options.get("dim", -1))
+        return tensors
 
     made = Benchmark(
         op=op,
@@ -174,42 +158,27 @@ def benchmark_of(
                 for direction in ("forward", "backward")
             ]
         ),
-        inputs=inputs,
+        inputs=arrays_of,
         expected=expected,
         bytes_moved=bytes_moved,
         bars=BARS,
+        shape=rows_of,
+        takes=is_matrix,
+        operands=operands,
+        keywords=lambda case: {"dim": case.options.get("dim", -1)},
     )
-
-    for backend in ("cuda", "triton"):
-
-        @made.provider(backend)
-        def own(case: Case, tensors: Tensors, backend: str = backend) -> Call:
-            return call(functools.partial(ours[case.direction], backend), case, tensors)
-
-    @made.provider("torch")
-    def torch_eager(case: Case, tensors: Tensors) -> Call:
-        return call(eager[case.direction], case, tensors)
-
-    @made.provider("torch.compile")
-    def compiled(case: Case, tensors: Tensors) -> Call:
-        torch._dynamo.reset()  # each case is compiled for its shape alone
-        return call(torch.compile(formulas[case.direction], dynamic=False), case, tensors)
-
-    for name, functions in peers.items():
-
-        @made.provider(name)
-        def peer(
-            case: Case, tensors: Tensors, functions: dict[str, Function] = functions
-        ) -> Call | None:
-            # Liger reads rows of 65536 elements at most in one piece, and QuACK the last dimension.
-            if case.options or case.direction not in functions:
-                return None
-            try:
-                made_call = call(functions[case.direction], case, tensors)
-                made_call()
-            except Exception as error:  # whatever a peer raises at what it does not take
-                print(f"  {case.direction} not by a peer: {type(error).__name__}")
-                return None
-            return made_call
-
+    made.ours(ours)
+    made.way("torch", eager, code=[eager["forward"]])
+    made.way("torch.compile", {**formulas, "forward": eager["forward"]}, compiled=True)
+    made.way("formula", formulas)
     return made
+
+
+def is_matrix(case: Case) -> bool:
+    """Whether a case has rows, and no dimensions beside."""
+    return len(case.shape) == 2
+
+
+def has_no_options(case: Case) -> bool:
+    """What peers take that know rows alone."""
+    return not case.options

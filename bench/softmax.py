@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
+
 import torch
 
 import diglot
-from bench.rows import Function, benchmark_of, optional
+from diglot.bench.harness import Function
+from diglot.bench.rows import benchmark_of, has_no_options
+
+
+def _formula(x: torch.Tensor, dim: int) -> torch.Tensor:
+    wide = x.float()
+    e = torch.exp(wide - wide.amax(dim, True))
+    return (e / e.sum(dim, True)).to(x.dtype)
 
 
 def _gradient(grad: torch.Tensor, y: torch.Tensor, dim: int) -> torch.Tensor:
@@ -13,45 +22,52 @@ def _gradient(grad: torch.Tensor, y: torch.Tensor, dim: int) -> torch.Tensor:
     return (out * (wide - (wide * out).sum(dim, True))).to(grad.dtype)
 
 
-def _peers() -> dict[str, dict[str, Function]]:
-    """Liger's launchers and QuACK's, without their autograd functions."""
-    peers: dict[str, dict[str, Function]] = {}
-    liger = [
-        optional("liger_kernel.ops.softmax", "_softmax_forward"),
-        optional("liger_kernel.ops.softmax", "_softmax_backward"),
-        optional("liger_kernel.ops.utils", "calculate_settings"),
-    ]
-    if None not in liger:
+def _ours_backward(grad: torch.Tensor, y: torch.Tensor, dim: int, backend: str) -> torch.Tensor:
+    return torch.ops.diglot.softmax_backward(grad, y, dim, y.dtype, backend)
 
-        def differentiate(grad: torch.Tensor, y: torch.Tensor, dim: int) -> torch.Tensor:
-            block, warps = liger[2](y.shape[-1])
-            return liger[1](grad, y, block, warps, y.shape[-1] > block)
 
-        peers["liger"] = {"forward": lambda x, dim: liger[0](x)[0], "backward": differentiate}
-    quack = [optional("quack.softmax", name) for name in ("softmax_fwd", "softmax_bwd")]
-    if None not in quack:
-        peers["quack"] = {
-            "forward": lambda x, dim: quack[0](x),
-            "backward": lambda grad, y, dim: quack[1](grad, y),
-        }
-    return peers
+def _eager_backward(grad: torch.Tensor, y: torch.Tensor, dim: int) -> torch.Tensor:
+    return torch.ops.aten._softmax_backward_data(grad, y, dim, y.dtype)
 
 
 benchmark = benchmark_of(
     "softmax",
-    ours={
-        "forward": lambda backend, x, dim: diglot.softmax(x, dim, backend=backend),
-        "backward": lambda backend, grad, y, dim: torch.ops.diglot.softmax_backward(
-            grad, y, dim, y.dtype, backend
-        ),
-    },
-    eager={
-        "forward": torch.softmax,
-        "backward": lambda grad, y, dim: torch.ops.aten._softmax_backward_data(
-            grad, y, dim, y.dtype
-        ),
-    },
-    formulas={"forward": torch.softmax, "backward": _gradient},
+    ours={"forward": diglot.softmax, "backward": _ours_backward},
+    eager={"forward": torch.softmax, "backward": _eager_backward},
+    formulas={"forward": _formula, "backward": _gradient},
     saved=torch.softmax,
-    peers=_peers(),
 )
+
+
+def _liger() -> dict[str, Function]:
+    """Launchers, without their autograd functions."""
+    ops = importlib.import_module("liger_kernel.ops.softmax")
+    settings = importlib.import_module("liger_kernel.ops.utils").calculate_settings
+
+    def differentiate(grad: torch.Tensor, y: torch.Tensor, dim: int) -> torch.Tensor:
+        block, warps = settings(y.shape[-1])
+        return ops._softmax_backward(grad, y, block, warps, y.shape[-1] > block)
+
+    return {"forward": lambda x, dim: ops._softmax_forward(x)[0], "backward": differentiate}
+
+
+def _quack() -> dict[str, Function]:
+    ops = importlib.import_module("quack.softmax")
+    return {
+        "forward": lambda x, dim: ops.softmax_fwd(x),
+        "backward": lambda grad, y, dim: ops.softmax_bwd(grad, y),
+    }
+
+
+def _flag_gems() -> dict[str, Function]:
+    ops = importlib.import_module("flag_gems.ops")
+    return {
+        "forward": lambda x, dim: ops.softmax(x, dim),
+        "backward": lambda grad, y, dim: ops.softmax_backward(grad, y, dim, y.dtype),
+    }
+
+
+# Liger reads rows of 65536 elements at most in one piece, and both know the last dimension alone.
+benchmark.peer("liger", "liger_kernel", _liger, takes=has_no_options)
+benchmark.peer("quack", "quack", _quack, takes=has_no_options)
+benchmark.peer("flag_gems", "flag_gems", _flag_gems)

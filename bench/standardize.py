@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 import diglot
-from bench.global_reduce import benchmark_of
+from diglot.bench.global_reduce import benchmark_of
 from diglot.reference.standardize import EPS
 
 
@@ -37,15 +37,22 @@ def _eager_gradient(
     )[0]
 
 
+def _eager(x: torch.Tensor) -> torch.Tensor:
+    return F.layer_norm(x, x.shape, eps=EPS)
+
+
+def _ours(x: torch.Tensor, backend: str) -> torch.Tensor:
+    return diglot.standardize(x, EPS, backend=backend)
+
+
+def _ours_gradient(*tensors: torch.Tensor, backend: str) -> torch.Tensor:
+    return torch.ops.diglot.standardize_backward(*tensors, EPS, backend)
+
+
 benchmark = benchmark_of(
     "standardize",
-    ours={
-        "forward": lambda backend, x: diglot.standardize(x, EPS, backend=backend),
-        "backward": lambda backend, *tensors: torch.ops.diglot.standardize_backward(
-            *tensors, EPS, backend
-        ),
-    },
-    eager={"forward": lambda x: F.layer_norm(x, x.shape, eps=EPS), "backward": _eager_gradient},
+    ours={"forward": _ours, "backward": _ours_gradient},
+    eager={"forward": _eager, "backward": _eager_gradient},
     formulas={"forward": _formula, "backward": _gradient},
     saved=_saved,
 )

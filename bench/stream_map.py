@@ -2,7 +2,7 @@
 
 Everything of a workload is timed in turns, by the host's clock, from the call to the result.
 `python bench/stream_map.py --folder DIR` writes results, reports, charts and traces there; without
-it, and by bench/run.py, they go to bench/results/<gpu> and docs/images.
+it, and by `make bench`, they go to bench/results/<gpu> and docs/images.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import gzip
 import json
 import os
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -23,14 +22,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
 import numpy as np
 import torch
 
 import diglot
-from bench.evidence import RESULTS, ROOT, gpu_short_name
-from bench.harness import OURS, write_report
+from diglot.bench.evidence import RESULTS, ROOT, gpu_short_name
+from diglot.bench.harness import OURS
+from diglot.bench.reports import write_report
 from diglot.pipeline.report import PipelineReport
 from diglot.tools import measure, transfer
 from diglot.tools.measure import Timing
@@ -479,7 +477,7 @@ def run(folder: Path | None = None, size: int = 4 * GIB) -> Path:
     """
     measure.check()
     results = folder or RESULTS / gpu_short_name(torch.cuda.get_device_name())
-    charts = folder or ROOT / "docs/images"
+    charts = folder or (ROOT or Path.cwd()) / "docs/images"
     beside = results / "stream_map"
     for path in (charts, beside):
         path.mkdir(parents=True, exist_ok=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from bench.evidence import ROOT
+from diglot.bench.evidence import ROOT
 
 OURS = ("cuda", "triton")
 Reports = list[dict[str, Any]]
@@ -64,9 +64,10 @@ def stream_map_markdown(reports: Reports) -> str:
     return "\n".join(lines)
 
 
-def charts_markdown(reports: Reports, images: Path = ROOT / "docs/images") -> str:
+def charts_markdown(reports: Reports, images: Path | None = None) -> str:
     """The charts that there are, for docs/pipeline.md."""
     del reports
+    images = images or (ROOT or Path.cwd()) / "docs/images"
     titles = {
         "overlap": "Pinned memory, backend {}",
         "overlap_pageable": "Pageable memory, backend {}",

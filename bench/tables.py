@@ -12,11 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-
-from bench.barrier_tables import designs_table, use_table
-from bench.evidence import ROOT
-from bench.stream_tables import charts_markdown, stream_map_markdown
+from diglot.bench import ranking
+from diglot.bench.barrier_tables import designs_table, use_table
+from diglot.bench.evidence import ROOT
+from diglot.bench.reports import label, no_time
+from diglot.bench.stream_tables import charts_markdown, stream_map_markdown
 from diglot.tools.report import cases, figures, page
 from diglot.tools.report.results import read
 
@@ -28,6 +28,7 @@ PROVIDERS = (
     "torch.compile",
     "liger",
     "quack",
+    "flag_gems",
     "formula",
 )
 
@@ -36,19 +37,9 @@ def _cell(row: dict[str, Any] | None, text: str) -> str:
     if row is None:
         return "–"
     if "time_us" not in row:
-        return "wrong result"
+        return no_time(row)
     missed = any(not bar["met"] for bar in row["bars"])
     return f"{text} ✗" if missed else text
-
-
-def _label(row: dict[str, Any]) -> str:
-    options = ", ".join(
-        {"none": "erf"}.get(value, value) if isinstance(value, str) else f"{name} {value}"
-        for name, value in row["options"].items()
-    )
-    shape = "×".join(map(str, row["shape"]))
-    name = f"{row['op']} {options}".strip()
-    return f"{name} {row['direction']}, {shape}, {row['dtype']}"
 
 
 def _grouped(reports: list[dict[str, Any]], timer: str) -> dict[str, dict[str, dict[str, Any]]]:
@@ -56,7 +47,7 @@ def _grouped(reports: list[dict[str, Any]], timer: str) -> dict[str, dict[str, d
     for report in reports:
         for row in report["rows"]:
             if row["timer"] == timer:
-                cases.setdefault(_label(row), {})[row["provider"]] = row
+                cases.setdefault(label(row), {})[row["provider"]] = row
     return cases
 
 
@@ -66,11 +57,11 @@ def _table(
     shown = [p for p in PROVIDERS if any(p in rows for rows in cases.values())]
     header = [title, *shown, *(["bar"] if with_bars else [])]
     lines = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
-    for label, rows in cases.items():
+    for case, rows in cases.items():
         cells = [
             _cell(rows.get(p), text(rows[p]) if "time_us" in rows.get(p, {}) else "") for p in shown
         ]
-        lines.append(f"| {' | '.join([label, *cells, *([_bars(rows)] if with_bars else [])])} |")
+        lines.append(f"| {' | '.join([case, *cells, *([_bars(rows)] if with_bars else [])])} |")
     return [*lines, ""]
 
 
@@ -120,6 +111,7 @@ TIMERS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
         "µs, one call as a CUDA graph (share of copy)",
         lambda row: f"{row['time_us']:.1f} ({row['share_of_copy']:.2f})",
     ),
+    "warm": ("TB/s, warm caches (share of copy)", _speed),
     "graph": ("µs per call in a CUDA graph", lambda row: f"{row['time_us']:.2f}"),
     "host": ("host µs per call", lambda row: f"{row['time_us']:.2f}"),
 }
@@ -250,6 +242,7 @@ APART: dict[str, list[tuple[str, str, Callable[[Reports], str]]]] = {
         ("docs/barriers.md", "designs", designs_markdown),
         ("docs/barriers.md", "use", use_markdown),
     ],
+    "ceilings": [],
     "l2": [("docs/l2.md", "bench", l2_markdown)],
     "stream_map": [
         ("docs/pipeline.md", "bench", stream_map_markdown),
@@ -258,22 +251,15 @@ APART: dict[str, list[tuple[str, str, Callable[[Reports], str]]]] = {
 }
 
 
-def of_results(paths: list[Path]) -> str:
-    """The tables of result files that are of one kind."""
-    reports = [json.loads(path.read_text()) for path in paths]
-    if not reports:
-        return "No results are committed yet.\n"
-    places = APART.get(paths[0].stem, [("docs/speed.md", "bench", markdown)])
-    return "\n".join(make(reports) for _, _, make in places)
-
-
 def render() -> dict[Path, str]:
     """The documents' texts with their tables made anew."""
-    found = sorted(ROOT.glob("bench/results/*/*.json"))
+    assert ROOT is not None, "the documents are those of a source tree"
+    root = ROOT
+    found = sorted(root.glob("bench/results/*/*.json"))
     texts: dict[Path, str] = {}
 
     def put(document: str, mark: str, paths: list[Path], make: Callable[[Reports], str]) -> None:
-        path = ROOT / document
+        path = root / document
         before, rest = texts.setdefault(path, path.read_text()).split(f"<!-- {mark}:begin -->")
         _, after = rest.split(f"<!-- {mark}:end -->")
         reports = [json.loads(p.read_text()) for p in paths]
@@ -284,6 +270,8 @@ def render() -> dict[Path, str]:
     put("README.md", "bench", common, summary)
     texts[ROOT / PICTURE] = picture(common)
     put("docs/speed.md", "bench", common, markdown)
+    rankings = sorted(root.glob("bench/results/*/ranking/*.json"))
+    put("docs/benchmarks.md", "ranking", rankings, ranking.markdown)
     for stem, places in APART.items():
         for document, mark, make in places:
             put(document, mark, [p for p in found if p.stem == stem], make)

@@ -14,7 +14,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PARTS = ["LICENSE", "README.md", "csrc", "pyproject.toml", "python", "setup.py", "triton_ops"]
+PARTS = [
+    *("LICENSE", "README.md", "pyproject.toml", "setup.py"),
+    *("bench", "csrc", "python", "triton_ops"),
+]
 
 pytestmark = pytest.mark.slow
 
@@ -79,7 +82,7 @@ def test_wheel_without_nvcc(wheel):
         "diglot/triton_ops/lib/gelu.py",
     ):
         assert name in names
-    assert not any(name.endswith(".so") for name in names)
+    assert not any(name.endswith(".so") or "results" in name for name in names)
 
 
 def test_every_module_is_packaged(wheel):
@@ -88,12 +91,16 @@ def test_every_module_is_packaged(wheel):
     suffixes = (".css", ".html", ".js", ".json", ".py", ".typed")
     files = [p for p in (ROOT / "python/diglot").rglob("*") if p.suffix in suffixes]
     python = {p.relative_to(ROOT / "python") for p in files}
-    triton = {"diglot" / p.relative_to(ROOT) for p in (ROOT / "triton_ops").rglob("*.py")}
+    beside = {
+        "diglot" / p.relative_to(ROOT)
+        for name in ("bench", "triton_ops")
+        for p in (ROOT / name).rglob("*.py")
+    }
     headers = {
         "diglot/include" / p.relative_to(ROOT / "csrc/include")
         for p in (ROOT / "csrc/include").rglob("*.*h")
     }
-    assert {p.as_posix() for p in python | triton | headers} - names == set()
+    assert {p.as_posix() for p in python | beside | headers} - names == set()
 
 
 def test_installed_without_nvcc(wheel, tmp_path):
@@ -113,6 +120,9 @@ def test_installed_without_nvcc(wheel, tmp_path):
         "torch.testing.assert_close(diglot.gelu(x), torch.nn.functional.gelu(x))\n"
         "reason = diglot.explain('gelu', 'cuda').reasons['cuda']\n"
         "assert 'without its CUDA extension' in reason, reason\n"
+        "from diglot.bench import evidence, selection\n"
+        "assert evidence.source_hash() == 'unknown'\n"
+        "assert selection.load('gelu').benchmark.cases\n"
         "reason = diglot.explain('gelu', x).reasons['cuda']\n"
         "assert 'on the CPU; diglot was installed without its CUDA interpreter' in reason, reason\n"
         "try:\n"

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import diglot
-from bench.run import main as benchmark
 from diglot.backends import registry
 from diglot.tools import info, measure
 
@@ -64,6 +63,9 @@ def test_a_comparison_says_why_it_has_no_times():
 
 
 def test_benchmarks_refuse_an_interpreter(monkeypatch):
+    from commands import fails
+
     monkeypatch.setattr(measure, "INTERPRET", True)
-    with pytest.raises(SystemExit, match=r"^error: kernels are interpreted \(DIGLOT_INTERPRET=1\)"):
-        benchmark(["gelu"])
+    assert "nothing is measured: kernels are interpreted (DIGLOT_INTERPRET=1)" in fails(
+        "bench", "gelu"
+    )

@@ -409,7 +409,7 @@ def test_cases(write):
 
 
 def test_the_pictures_of_documents_are_up_to_date():
-    from bench import tables
+    from diglot.bench import tables
 
     path = tables.ROOT / tables.PICTURE
     assert path.read_text() == tables.render()[path]

@@ -8,9 +8,10 @@ timed.
 from __future__ import annotations
 
 import math
+import os
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -23,6 +24,9 @@ GRAPH_CALLS, GRAPH_TURNS = 20, 50
 HOST_CALLS = 100
 # More than the host takes for any call that is timed on the device.
 HOST_US = 400
+PRODUCT = 8192  # rows and columns of the matrices of the ceiling of operations
+# A device that is done is waited for in less; the host may be interrupted once, not every time.
+ESCAPE_US, ESCAPE_TRIES = 100, 3
 
 
 @dataclass(frozen=True)
@@ -77,14 +81,19 @@ def copy_ceiling(total_bytes: int, dtype: torch.dtype, device: torch.device | st
     return lambda: target.copy_(source)
 
 
+def product_ceiling(dtype: torch.dtype) -> tuple[Function, int]:
+    """A large matrix product by PyTorch, of random data, and how many operations it is."""
+    a, b = (torch.randn(PRODUCT, PRODUCT, device="cuda").to(dtype) for _ in range(2))
+    return lambda: a @ b, 2 * PRODUCT**3
+
+
 def _flush_buffer() -> torch.Tensor:
     l2_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
     return torch.empty(max(2 * l2_bytes, 1 << 28), dtype=torch.uint8, device="cuda")
 
 
-def _timed_once(function: Function, buffer: torch.Tensor) -> float:
+def _timed_once(function: Function) -> float:
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    buffer.zero_()
     start.record()
     function()
     end.record()
@@ -92,16 +101,52 @@ def _timed_once(function: Function, buffer: torch.Tensor) -> float:
     return start.elapsed_time(end) * 1e3
 
 
+def _turns(samples: Mapping[str, int]) -> Iterator[str]:
+    """Names in turns: those of fewer samples are spread over all turns."""
+    turns = max(samples.values(), default=0)
+    for turn in range(turns):
+        for name, count in samples.items():
+            if turn * count // turns < (turn + 1) * count // turns:
+                yield name
+
+
+def _flush(us: float) -> Function:
+    """Overwrites the L2 cache, and keeps the device busy for at least so many microseconds."""
+    buffer = _flush_buffer()
+    buffer.zero_()
+    flushes = max(1, math.ceil(us / _timed_once(buffer.zero_)))
+
+    def flush() -> None:
+        for _ in range(flushes):
+            buffer.zero_()
+
+    return flush
+
+
+def _idle(us: float) -> Function:
+    """Keeps the device busy for at least so many microseconds, and the L2 cache as it is."""
+    cycles = 1 << 20
+    torch.cuda._sleep(cycles)
+    cycles = math.ceil(cycles * us / _timed_once(lambda: torch.cuda._sleep(cycles)))
+    return lambda: torch.cuda._sleep(cycles)
+
+
 def interleaved(
-    functions: Mapping[str, Function], *, budget_ms: float = 200, prepare: Function | None = None
+    functions: Mapping[str, Function],
+    *,
+    budget_ms: float = 200,
+    prepare: Function | None = None,
+    cold: bool = True,
 ) -> dict[str, Timing]:
     """Device times of functions that enqueue work on the current stream, taken in turns.
 
     Args:
         functions: what to time, by name. Called a few times first, so that compilation and
             allocation are over.
-        budget_ms: device time to spend on each, about; at least 10 samples are taken.
+        budget_ms: device time to spend on each, about, in 10 to 200 samples.
         prepare: called before each call, untimed: undoes what a function in place has done.
+        cold: whether the L2 cache is overwritten before each call; otherwise the function is
+            called once more just before, untimed.
 
     Returns:
         A `Timing` per name.
@@ -110,34 +155,36 @@ def interleaved(
         RuntimeError: kernels are interpreted, or there is no GPU. The other timers too.
     """
     check()
-    buffer = _flush_buffer()
     prepare = prepare or (lambda: None)
     for function in functions.values():
         for _ in range(3):
             prepare()
             function()
     torch.cuda.synchronize()
-    flush_us = _timed_once(buffer.zero_, buffer)
-    flushes = max(1, math.ceil(HOST_US / flush_us))
-    probes = {}
+    # Either keeps the GPU busy while the host prepares the call, so that host time does not show.
+    keep_busy = _flush(HOST_US) if cold else _idle(2 * HOST_US)
+    busy_us = _timed_once(keep_busy)
+    samples = {}
     for name, function in functions.items():
         prepare()
-        probes[name] = _timed_once(function, buffer)
-    longest = max(probes.values()) + flushes * flush_us
-    rounds = int(min(200, max(10, budget_ms * 1e3 / longest)))
+        turn_us = busy_us + _timed_once(function) * (1 if cold else 2)
+        samples[name] = int(min(200, max(10, budget_ms * 1e3 / turn_us)))
     events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {n: [] for n in functions}
-    for _ in range(rounds):
-        for name, function in functions.items():
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for name in _turns(samples):
+        function = functions[name]
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        if cold:
             prepare()
-            # Flushing also keeps the GPU busy while the host prepares the call, so that host time
-            # does not show.
-            for _ in range(flushes):
-                buffer.zero_()
-            start.record()
+            keep_busy()
+        else:
+            keep_busy()
+            prepare()
             function()
-            end.record()
-            events[name].append((start, end))
+            prepare()
+        start.record()
+        function()
+        end.record()
+        events[name].append((start, end))
     torch.cuda.synchronize()
     return {
         name: Timing.of([start.elapsed_time(end) * 1e3 for start, end in pairs])
@@ -172,42 +219,82 @@ def graphed(functions: Mapping[str, Function], *, budget_ms: float = 500) -> dic
                 function()
         graphs[name] = graph
 
-    def replay_us(graph: torch.cuda.CUDAGraph) -> float:
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        return start.elapsed_time(end) * 1e3
-
-    times: dict[str, list[float]] = {name: [] for name in functions}
     for graph in graphs.values():
-        replay_us(graph)  # the first uploads it
+        graph.replay()  # the first uploads it
     samples = {
-        name: int(min(GRAPH_TURNS, max(10, budget_ms * 1e3 / replay_us(graph))))
+        name: int(min(GRAPH_TURNS, max(10, budget_ms * 1e3 / _timed_once(graph.replay))))
         for name, graph in graphs.items()
     }
-    for turn in range(GRAPH_TURNS):
-        for name, graph in graphs.items():
-            # Those of fewer samples are spread over all turns.
-            if turn * samples[name] // GRAPH_TURNS < (turn + 1) * samples[name] // GRAPH_TURNS:
-                times[name].append(replay_us(graph) / GRAPH_CALLS)
+    times: dict[str, list[float]] = {name: [] for name in functions}
+    for name in _turns(samples):
+        times[name].append(_timed_once(graphs[name].replay) / GRAPH_CALLS)
     return {name: Timing.of(of) for name, of in times.items()}
 
 
-def host(functions: Mapping[str, Function], *, rounds: int = 40) -> dict[str, Timing]:
+def host(
+    functions: Mapping[str, Function], *, rounds: int = 40, calls: int = HOST_CALLS
+) -> dict[str, Timing]:
     """Host time per call, taken in turns, with the device's queue never full."""
     check()
     for function in functions.values():
-        for _ in range(HOST_CALLS):
+        for _ in range(calls):
             function()
     times: dict[str, list[float]] = {name: [] for name in functions}
     for _ in range(rounds):
         for name, function in functions.items():
             torch.cuda.synchronize()
             begin = time.perf_counter()
-            for _ in range(HOST_CALLS):
+            for _ in range(calls):
                 function()
-            times[name].append((time.perf_counter() - begin) * 1e6 / HOST_CALLS)
+            times[name].append((time.perf_counter() - begin) * 1e6 / calls)
     torch.cuda.synchronize()
     return {name: Timing.of(of) for name, of in times.items()}
+
+
+def peak_bytes(function: Function) -> int:
+    """Device memory that a call takes at its peak, its result included, beside what is there."""
+    check()
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    function()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def launches(function: Function) -> int | None:
+    """Kernels, copies and fills that a call gives the device, by PyTorch's profiler.
+
+    None: the profiler saw nothing, as where it is not allowed to.
+    """
+    from torch.autograd import DeviceType
+    from torch.profiler import ProfilerActivity, profile
+
+    check()
+    # CUPTI is left where it is: PyTorch's profiler says that, with CUDA graphs in a process, to
+    # take it down and up again crashes, and does the same.
+    os.environ["TEARDOWN_CUPTI"] = "0"
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        function()
+        torch.cuda.synchronize()
+    seen = [event for event in profiler.events() or () if event.device_type == DeviceType.CUDA]
+    # What is no work of the device's is there too: the ranges that compiled code is marked by.
+    return sum(not getattr(event, "is_user_annotation", False) for event in seen) or None
+
+
+def ends_in_stream(function: Function) -> bool:
+    """Whether what a call starts has ended when the current stream is done.
+
+    Events of that stream say nothing of work that a call leaves to another, however long it is.
+    """
+    check()
+    for _ in range(ESCAPE_TRIES):
+        torch.cuda.synchronize()
+        function()
+        torch.cuda.current_stream().synchronize()
+        begin = time.perf_counter()
+        torch.cuda.synchronize()
+        if time.perf_counter() - begin < ESCAPE_US * 1e-6:
+            return True
+    return False

@@ -1,0 +1,113 @@
+"""The ranking: five ways of writing an op, by time, with what each costs beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from diglot.bench.harness import RANKED, Row, Rows
+from diglot.bench.regressions import is_noise
+from diglot.bench.reports import by_case, label, no_time
+
+NOTHING = "–"
+TITLES = {
+    "formula": "manual formula",
+    "torch": "PyTorch",
+    "torch.compile": "torch.compile",
+    "triton": "Triton",
+    "cuda": "CUDA",
+}
+HEADER = (
+    "case",
+    *(TITLES[name] for name in RANKED),
+    "launches saved",
+    "host µs saved",
+)
+LINES_HEADER = ("lines of code", *(TITLES[name] for name in RANKED))
+
+
+def ranks(rows: Rows) -> dict[str, int]:
+    """The place of each provider that has a time, from 1; those within noise share a place."""
+    timed = sorted(
+        (row for row in rows.values() if "time_us" in row and row["provider"] in RANKED),
+        key=lambda row: row["time_us"],
+    )
+    places: dict[str, int] = {}
+    leader: Row | None = None
+    for place, row in enumerate(timed, 1):
+        if leader is None or not is_noise(leader, row):
+            leader = row
+            places[row["provider"]] = place
+        else:
+            places[row["provider"]] = places[leader["provider"]]
+    return places
+
+
+def _cell(row: Row | None, places: Mapping[str, int]) -> str:
+    if row is None:
+        return NOTHING
+    if "time_us" not in row:
+        return no_time(row)
+    spread = f"{row['p20_us']:.4g}–{row['p80_us']:.4g}"
+    return f"{places[row['provider']]}. {row['time_us']:.4g} ({spread})"
+
+
+def _saved(rows: Rows, figure: str, style: str) -> str:
+    """What the formula takes, and what our kernels take instead."""
+    figures = [rows.get(name, {}).get(figure) for name in ("formula", "triton", "cuda")]
+    texts = [NOTHING if f is None else format(f, style) for f in figures]
+    return f"{texts[0]} → {' / '.join(dict.fromkeys(texts[1:]))}"
+
+
+def cells(rows: Rows) -> list[str]:
+    """A case's cells under `HEADER`: places, medians in µs and their bands; launches; host µs."""
+    places = ranks(rows)
+    first = next(iter(rows.values()))
+    return [
+        label(first) if first["timer"] == "device" else f"{label(first)} [{first['timer']}]",
+        *(_cell(rows.get(name), places) for name in RANKED),
+        _saved(rows, "launches", "d"),
+        _saved(rows, "host_us", ".3g"),
+    ]
+
+
+def lines_cells(op: str, lines: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """An op's cells under `LINES_HEADER`: its own lines, and those with all that ops share."""
+    texts = []
+    for name in RANKED:
+        if name not in lines:
+            texts.append(NOTHING)
+            continue
+        own, whole = lines[name]["own"], lines[name]["with_shared"]
+        texts.append(f"{own}" if own == whole else f"{own} ({whole})")
+    return [op, *texts]
+
+
+def table(rows: Iterable[Row]) -> list[list[str]]:
+    """The cells of every case under `HEADER`."""
+    return [cells(of) for of in by_case(rows)]
+
+
+def markdown(reports: Sequence[Mapping[str, Any]]) -> str:
+    """The ranking of every op, and the lines of code, as two tables."""
+    lines: list[str] = []
+    if reports:
+        first = reports[0]
+        versions = first["versions"]
+        lines += [
+            f"{first['gpu']}, driver {versions['driver']}, torch {versions['torch']}, Triton "
+            f"{versions['triton']}, {first['date']}, commit "
+            f"{', '.join(sorted({report['commit'] for report in reports}))}. In each cell the "
+            "place, the median in µs and the band from the 20th to the 80th percentile; who is "
+            "within noise of a place's first shares it. Every result was verified in the same run.",
+            "",
+        ]
+    body = [cells for report in reports for cells in table(report["rows"])]
+    lines += [*_markdown_table(HEADER, body), ""]
+    of_code = [lines_cells(*of) for report in reports for of in report.get("lines", {}).items()]
+    lines += [*_markdown_table(LINES_HEADER, of_code), ""]
+    return "\n".join(lines)
+
+
+def _markdown_table(header: Sequence[str], body: Iterable[Sequence[str]]) -> list[str]:
+    return [f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *body)]

@@ -1,0 +1,163 @@
+"""Results in files: rows, and what they were measured on."""
+
+from __future__ import annotations
+
+import csv
+import datetime
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from diglot.bench.evidence import RESULTS, commit, gpu_short_name, source_hash, versions
+from diglot.bench.harness import Row
+from diglot.tools.files import for_json, writing
+
+SCHEMA = 1
+# What every report says beside its rows.
+FACTS = ("op", "gpu", "commit", "versions", "date")
+# What makes two rows the same measurement of the same thing, at different times.
+KEY = ("op", "provider", "direction", "dtype", "shape", "options", "timer")
+COLUMNS = (
+    *KEY,
+    *("bytes", "flops", "verified", "reason", "worst_ulp", "worst_absolute", "failing"),
+    *("time_us", "p20_us", "p80_us", "samples", "tb_per_s", "copy_tb_per_s", "share_of_copy"),
+    *("tflop_per_s", "product_tflop_per_s", "share_of_product", "speed_over_torch"),
+    *("host_us", "peak_bytes", "first_call_ms", "launches"),
+)
+
+
+def make_report(op: str, rows: Sequence[Row], **facts: Any) -> dict[str, Any]:
+    """Rows with what they were measured on; `facts` are what else is known, by name."""
+    return {
+        "schema": SCHEMA,
+        "op": op,
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "commit": commit(),
+        "sources": source_hash(),
+        "versions": versions(),
+        **facts,
+        "rows": list(rows),
+    }
+
+
+def save(report: dict[str, Any], path: Path) -> None:
+    """Writes a report as JSON, with its folder.
+
+    Raises:
+        ValueError: it cannot be written.
+    """
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(for_json(report), indent=1, allow_nan=False) + "\n")
+
+
+def write_report(op: str, rows: Sequence[Row], folder: Path | None = None, **facts: Any) -> Path:
+    """Writes a report to <op>.json, by default in bench/results/<gpu>; returns the file."""
+    path = (folder or RESULTS / gpu_short_name(torch.cuda.get_device_name())) / f"{op}.json"
+    save(make_report(op, rows, **facts), path)
+    return path
+
+
+def write_csv(rows: Iterable[Row], path: Path) -> None:
+    """Writes rows as CSV: a column for each figure, empty where there is none.
+
+    Raises:
+        ValueError: it cannot be written.
+    """
+    with writing(path), path.open("w", newline="", encoding="utf-8") as file:
+        table = csv.DictWriter(file, COLUMNS, restval="", extrasaction="ignore")
+        table.writeheader()
+        for row in rows:
+            texts = {
+                "shape": "x".join(map(str, row["shape"])),
+                "options": " ".join(f"{name}={value}" for name, value in row["options"].items()),
+            }
+            table.writerow(row | texts)
+
+
+def read_report(path: Path) -> dict[str, Any]:
+    """A report from a file.
+
+    Raises:
+        ValueError: it is none, or one of another schema.
+        OSError: it cannot be read.
+    """
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} holds no results: it is not JSON") from error
+    if not isinstance(report, dict) or not isinstance(report.get("rows"), list):
+        raise ValueError(f"{path} holds no results: it has no rows")
+    if report.get("schema") != SCHEMA:
+        raise ValueError(
+            f"{path} has results of schema {report.get('schema')!r}, and this diglot reads {SCHEMA}"
+        )
+    for name in FACTS:
+        if name not in report:
+            raise ValueError(f"{path} holds no results: it does not say the {name}")
+    return report
+
+
+def read_reports(path: Path) -> list[dict[str, Any]]:
+    """The reports of this harness in a file, or in the files of a folder that are such.
+
+    Raises:
+        ValueError: there is none.
+        OSError: it cannot be read.
+    """
+    if not path.is_dir():
+        report = read_report(path)
+        if not is_of_harness(report):
+            raise ValueError(f"{path} has results of another kind than `diglot bench` compares")
+        return [report]
+    found = [
+        report
+        for file in sorted(path.glob("*.json"))
+        if file.name != "tests.json" and is_of_harness(report := read_report(file))
+    ]
+    if not found:
+        raise ValueError(f"{path} has no results in it")
+    return found
+
+
+def is_of_harness(report: dict[str, Any]) -> bool:
+    """Whether its rows are those of bench/running.py, not of a benchmark that is no op's."""
+    return all(isinstance(row, dict) and set(KEY) <= row.keys() for row in report["rows"])
+
+
+def key_of(row: Row) -> str:
+    """What a row measures, as text."""
+    return json.dumps([row[name] for name in KEY], sort_keys=True)
+
+
+def case_of(row: Row) -> str:
+    """The case of a row, as text."""
+    return json.dumps([row[name] for name in KEY if name != "provider"], sort_keys=True)
+
+
+def by_case(rows: Iterable[Row]) -> list[dict[str, Row]]:
+    """Rows by provider, a dictionary for each case."""
+    cases: dict[str, dict[str, Row]] = {}
+    for row in rows:
+        cases.setdefault(case_of(row), {})[row["provider"]] = row
+    return list(cases.values())
+
+
+def label(row: Row) -> str:
+    """The case of a row in words, for tables."""
+    options = ", ".join(
+        {"none": "erf"}.get(value, value) if isinstance(value, str) else f"{name} {value}"
+        for name, value in row["options"].items()
+    )
+    shape = "×".join(map(str, row["shape"]))
+    name = f"{row['op']} {options}".strip()
+    return f"{name} {row['direction']}, {shape}, {row['dtype']}"
+
+
+def no_time(row: Row) -> str:
+    """Why a row has no time, in two words: the row's reason says more."""
+    return "failed" if row.get("reason", "wrong").split()[0] != "wrong" else "wrong result"

@@ -1,0 +1,400 @@
+"""Runs benchmarks: all providers of a case interleaved with its ceiling, nothing unverified."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+
+from diglot.bench.harness import COLD, OURS, Benchmark, Call, Case, ErrorOf, Row, Rows, Tensors
+from diglot.tools import measure
+from diglot.tools.accuracy import measure_error
+from diglot.tools.inputs import is_out_of_memory, tell_out_of_memory
+from diglot.tools.measure import Timing
+
+# Ours have no speed unless every element is within the tolerance. Peers round as they please (a sum
+# of 16384 terms in bfloat16 is off by half): they are only held to an absolute error, which tells a
+# wrong kernel from an inaccurate one, and their worst error is written beside their time.
+PEER_ABSOLUTE_ERROR = 1.0
+# With cold caches nothing moves its bytes at so many times the speed of a copy: what seems to was
+# not waited for. (Bytes that are counted twice may come from the L2 cache the second time.)
+TOO_FAST = 2.0
+BUDGET_MS = 60
+# For the host's time beside other measures; where it is what a case is about, there are more.
+HOST_ROUNDS, HOST_CALLS = 10, 20
+CEILINGS = ("copy", "product")
+REASON_LENGTH = 200
+
+Timer = Callable[[Mapping[str, Call], "Call | None"], dict[str, Timing]]
+
+
+def _interleaved(cold: bool) -> Timer:
+    return lambda calls, prepare: measure.interleaved(
+        calls, budget_ms=BUDGET_MS, prepare=prepare, cold=cold
+    )
+
+
+def _captured(calls: Mapping[str, Call], prepare: Call | None) -> dict[str, Timing]:
+    """The ceilings are one launch each, and need no graph."""
+    graphs = {n: c if n in CEILINGS else measure.captured(c) for n, c in calls.items()}
+    return _interleaved(cold=True)(graphs, prepare)
+
+
+TIMERS: dict[str, Timer] = {
+    "device": _interleaved(cold=True),
+    "captured": _captured,
+    "warm": _interleaved(cold=False),
+    "graph": lambda calls, prepare: measure.graphed(calls),
+    "host": lambda calls, prepare: measure.host(calls),
+}
+WITH_CEILING = (*COLD, "warm")
+
+
+def _copy(moved: int, dtype: torch.dtype) -> Call:
+    return measure.copy_ceiling(moved, dtype, "cuda")
+
+
+def _host_us(call: Call) -> float:
+    return measure.host({"": call}, rounds=HOST_ROUNDS, calls=HOST_CALLS)[""].median_us
+
+
+@dataclass(frozen=True)
+class Instruments:
+    """What measures on a GPU; tests on machines without one put others in their place.
+
+    Attributes:
+        check: raises RuntimeError where nothing is timed.
+        timers: by a case's timer: from calls by name and what prepares each, untimed, their times.
+        copy: from bytes and a dtype, a call that copies so many.
+        product: from a dtype, a call that multiplies matrices, and its operations.
+        host_us: the host's time for a call.
+        peak_bytes: device memory that a call takes.
+        launches: kernels, copies and fills that a call gives the device.
+        ends_in_stream: whether all that a call starts is done when its stream is.
+        synchronize: waits for the device.
+        release: gives back memory that nothing uses.
+    """
+
+    check: Callable[[], None] = measure.check
+    timers: Mapping[str, Timer] = field(default_factory=lambda: TIMERS)
+    copy: Callable[[int, torch.dtype], Call] = _copy
+    product: Callable[[torch.dtype], tuple[Call, int]] = measure.product_ceiling
+    host_us: Callable[[Call], float] = _host_us
+    peak_bytes: Callable[[Call], int] = measure.peak_bytes
+    launches: Callable[[Call], int | None] = measure.launches
+    ends_in_stream: Callable[[Call], bool] = measure.ends_in_stream
+    synchronize: Callable[[], None] = torch.cuda.synchronize
+    release: Callable[[], None] = torch.cuda.empty_cache
+
+
+GPU = Instruments()
+
+
+def run(
+    benchmark: Benchmark,
+    cases: Sequence[Case] | None = None,
+    *,
+    only: Collection[str] = (),
+    launches: bool = False,
+    tell: Callable[[str], None] = lambda _: None,
+    instruments: Instruments = GPU,
+) -> Iterator[list[Row]]:
+    """Measures case by case.
+
+    Args:
+        benchmark: what to run.
+        cases: which cases; by default its own.
+        only: names of the providers; by default all.
+        launches: whether to count those of each call, with a profiler.
+        tell: is told what happens next.
+        instruments: what measures.
+
+    Yields:
+        The rows of a case, one for each provider that takes it. One without a time has a reason.
+
+    Raises:
+        RuntimeError: kernels are interpreted, or there is no GPU.
+        ValueError: an input is constant.
+    """
+    instruments.check()
+    cases = benchmark.cases if cases is None else cases
+    for i, case in enumerate(cases):
+        tell(f"{benchmark.op} {i + 1}/{len(cases)}: {describe(case)}")
+        rows = _run_case(benchmark, case, only, launches, instruments)
+        if case in benchmark.cases and not only:
+            _judge(benchmark, rows)
+        yield list(rows.values())
+        del rows
+        instruments.release()
+
+
+def describe(case: Case) -> str:
+    """A case in words."""
+    shape = "x".join(map(str, case.shape))
+    options = "".join(f", {name} {value}" for name, value in case.options.items())
+    return f"{case.direction} {dtype_name(case.dtype)} {shape}{options} [{case.timer}]"
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """ "float32" of torch.float32."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _run_case(
+    benchmark: Benchmark,
+    case: Case,
+    only: Collection[str],
+    launches: bool,
+    instruments: Instruments,
+) -> Rows:
+    chosen = [name for name in benchmark.providers if not only or name in only]
+    common: Row = {
+        "op": benchmark.op,
+        "direction": case.direction,
+        "dtype": dtype_name(case.dtype),
+        "shape": list(case.shape),
+        "options": case.options,
+        "timer": case.timer,
+    }
+    try:
+        tensors = benchmark.inputs(case)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return {name: _row(common, name) | _failure(error) for name in chosen}
+    _refuse_constant(benchmark, case, tensors)
+    common["bytes"] = benchmark.bytes_moved(case, tensors)
+    if benchmark.flops is not None:
+        common["flops"] = benchmark.flops(case, tensors)
+    rows: Rows = {}
+    calls: dict[str, Call] = {}
+    for name in chosen:
+        row = _row(common, name)
+        try:
+            call = benchmark.providers[name](case, tensors)
+            if call is None:
+                continue
+            rows[name] = row
+            _admit(benchmark, case, tensors, call, row, instruments)
+        except Exception as error:  # whatever a provider raises is told in its row
+            rows[name] = row | _failure(error)
+            continue
+        if "reason" not in row:
+            calls[name] = call
+        instruments.release()
+    _time(benchmark, case, tensors, calls, rows, instruments)
+    _weigh(case, {n: c for n, c in calls.items() if "time_us" in rows[n]}, rows, instruments)
+    if launches:
+        # Last: what the profiler leaves behind may cost the host a little from then on.
+        for name, call in calls.items():
+            if "time_us" in rows[name]:
+                rows[name]["launches"] = _try(instruments.launches, call)
+    return rows
+
+
+def _row(common: Row, provider: str) -> Row:
+    return {"op": common["op"], "provider": provider, **common, "bars": []}
+
+
+def _refuse_constant(benchmark: Benchmark, case: Case, tensors: Tensors) -> None:
+    """Power draw, and with it the clock, depends on the bits: zeros are fast, and tell nothing."""
+    for place, tensor in enumerate(tensors):
+        if tensor.is_floating_point() and tensor.numel() > 1:
+            least, most = torch.aminmax(tensor.detach())
+            if bool(least == most):
+                raise ValueError(
+                    f"{benchmark.op}, {describe(case)}: input {place} is {least.item():g} "
+                    "everywhere, and nothing is timed on constant data"
+                )
+
+
+def _admit(
+    benchmark: Benchmark,
+    case: Case,
+    tensors: Tensors,
+    call: Call,
+    row: Row,
+    instruments: Instruments,
+) -> None:
+    """Calls for the first time and checks the result; a reason says why there is nothing to time.
+
+    A wrong result of ours has no speed. Peers are timed whatever their tail is worth, and their
+    error stands beside it.
+    """
+    if benchmark.prepare is not None:
+        benchmark.prepare(tensors)
+    instruments.synchronize()
+    begin = time.perf_counter()
+    call()
+    instruments.synchronize()
+    row["first_call_ms"] = (time.perf_counter() - begin) * 1e3
+    row |= asdict(_error(benchmark, case, tensors, call))
+    row["verified"] = (
+        row["failing"] == 0
+        if row["provider"] in OURS
+        else row["worst_absolute"] < PEER_ABSOLUTE_ERROR
+    )
+    if not row["verified"]:
+        row["reason"] = (
+            f"wrong result: {100 * row['failing']:.3g} % beyond the tolerance, "
+            f"by up to {row['worst_absolute']:.3g}"
+        )
+    elif not instruments.ends_in_stream(call):
+        row["reason"] = "not timed: it leaves work to a stream that is not waited for"
+
+
+def _error(benchmark: Benchmark, case: Case, tensors: Tensors, call: Call) -> ErrorOf:
+    if benchmark.error is not None:
+        return benchmark.error(case, tensors, call)
+    assert benchmark.expected is not None
+    error = measure_error(call(), benchmark.expected(case, tensors))
+    return ErrorOf(error.worst_ulp, error.worst_absolute, error.failing)
+
+
+def _failure(error: BaseException) -> Row:
+    if is_out_of_memory(error):
+        reason = tell_out_of_memory(error)
+    else:
+        lines = str(error).strip().splitlines() or [""]
+        reason = f"{type(error).__name__}: {lines[0]}"
+    return {"verified": False, "reason": reason[:REASON_LENGTH]}
+
+
+def _try(instrument: Callable[[Call], Any], call: Call) -> Any:
+    """What an instrument says; None where it cannot, which is no reason to lose the time."""
+    try:
+        return instrument(call)
+    except Exception:
+        return None
+
+
+class _FailedCall(Exception):
+    """A call has failed while it was timed."""
+
+
+def _tagged(name: str, call: Call) -> Call:
+    def tagged() -> Any:
+        try:
+            return call()
+        except Exception as error:
+            raise _FailedCall(name) from error
+
+    return tagged
+
+
+def _failed_call(error: BaseException | None) -> BaseException | None:
+    while error is not None and not isinstance(error, _FailedCall):
+        error = error.__cause__ or error.__context__
+    return error
+
+
+def _timings(
+    timer: Timer, calls: Mapping[str, Call], prepare: Call | None, rows: Rows
+) -> dict[str, Timing]:
+    """The times of calls; one that fails in the middle is left out, and the rest timed anew."""
+    remaining = dict(calls)
+    told_apart = False  # which takes the host time, and so is only done after a failure
+    while remaining.keys() - set(CEILINGS):
+        timed = {n: _tagged(n, c) for n, c in remaining.items()} if told_apart else remaining
+        try:
+            return timer(timed, prepare)
+        except Exception as error:
+            if not told_apart:
+                told_apart = True
+                continue
+            failed = _failed_call(error)
+            if failed is not None and failed.args[0] in rows:
+                name = failed.args[0]
+                rows[name] |= _failure(failed.__cause__ or failed)
+                del remaining[name]
+                continue
+            for name in remaining.keys() - set(CEILINGS):
+                rows[name] |= _failure(error)
+            break
+    return {}
+
+
+def _time(
+    benchmark: Benchmark,
+    case: Case,
+    tensors: Tensors,
+    calls: Mapping[str, Call],
+    rows: Rows,
+    instruments: Instruments,
+) -> None:
+    """Adds times and speeds to rows."""
+    if not calls:
+        return
+    common = next(iter(rows.values()))
+    moved, flops = common["bytes"], common.get("flops", 0)
+    timed, done = dict(calls), 0
+    if case.timer in WITH_CEILING:
+        timed["copy"] = instruments.copy(moved, case.dtype)
+        if flops:
+            timed["product"], done = instruments.product(case.dtype)
+    prepare = functools.partial(benchmark.prepare, tensors) if benchmark.prepare else None
+    timings = _timings(instruments.timers[case.timer], timed, prepare, rows)
+    ceilings = {name: timings.pop(name) for name in CEILINGS if name in timings}
+    for name, timing in timings.items():
+        row, us = rows[name], timing.median_us
+        speeds: Row = {}
+        if "copy" in ceilings:
+            copy_us = ceilings["copy"].median_us
+            speeds = {
+                "tb_per_s": moved / us / 1e6,
+                "copy_tb_per_s": moved / copy_us / 1e6,
+                "share_of_copy": copy_us / us,
+            }
+            if case.timer in COLD and copy_us / us > TOO_FAST:
+                row["reason"] = (
+                    f"refused: {copy_us / us:.3g} times as fast as a copy of as many bytes, which "
+                    "no kernel is: its end was not waited for"
+                )
+                continue
+        if "product" in ceilings:
+            most = done / ceilings["product"].median_us / 1e6
+            speeds |= {
+                "tflop_per_s": flops / us / 1e6,
+                "product_tflop_per_s": most,
+                "share_of_product": flops / us / 1e6 / most,
+            }
+        row |= {
+            "time_us": us,
+            "p20_us": timing.p20_us,
+            "p80_us": timing.p80_us,
+            "samples": timing.samples,
+            **speeds,
+        }
+    if "time_us" in rows.get("torch", {}):
+        for name in timings:
+            if "time_us" in rows[name]:
+                rows[name]["speed_over_torch"] = rows["torch"]["time_us"] / rows[name]["time_us"]
+
+
+def _weigh(case: Case, calls: Mapping[str, Call], rows: Rows, instruments: Instruments) -> None:
+    """Adds the host's time and the memory of calls to rows."""
+    for name, call in calls.items():
+        row = rows[name]
+        is_host = case.timer == "host"
+        row["host_us"] = row["time_us"] if is_host else _try(instruments.host_us, call)
+        row["peak_bytes"] = _try(instruments.peak_bytes, call)
+
+
+def _judge(benchmark: Benchmark, rows: Rows) -> None:
+    for row in rows.values():
+        if row["provider"] not in OURS:
+            continue
+        for bar in benchmark.bars:
+            if not bar.applies(row):
+                continue
+            bound = bar.bound(row)
+            try:
+                value = bar.value(row, rows) if "time_us" in row else None
+            except KeyError:  # what it is measured by has no time
+                value = None
+            met = value is not None and (value >= bound if bar.at_least else value <= bound)
+            row["bars"].append({"name": bar.name, "value": value, "bound": bound, "met": met})

@@ -1,0 +1,218 @@
+"""Which benchmarks, and which of their cases: what `diglot bench` is asked for."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import math
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from diglot.bench.harness import RANKED, Benchmark, Case
+
+OPS = (
+    "add",
+    "add_layer_norm",
+    "add_rms_norm",
+    "clip_grad_norm",
+    "dropout",
+    "gaussian_pdf",
+    "gelu",
+    "global_softmax",
+    "grid_barrier_check",
+    "layer_norm",
+    "log_softmax",
+    "rms_norm",
+    "softmax",
+    "standardize",
+)
+# What is no op, and measures and writes by itself.
+APART = ("l2", "stream_map")
+
+MOST_ELEMENTS = 1 << 40
+# Of the ranking: fits a cache, is some megabytes, and goes beyond every cache.
+RANKED_SIZES = (1 << 16, 1 << 22, 1 << 27)
+RANKED_DTYPES = (torch.float32, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which cases; what is empty or None leaves all.
+
+    Attributes:
+        direction: "forward" or "backward".
+        dtypes: of the tensors.
+        shapes: of the tensors, in place of the benchmark's own.
+        sizes: numbers of elements, likewise; the benchmark makes shapes of them.
+        options: values of the op's options.
+        timer: in place of that of cases timed on the device.
+        providers: names of them.
+        ranking: whether the cases are those of the ranking, and the providers its five.
+    """
+
+    direction: str | None = None
+    dtypes: Sequence[torch.dtype] = ()
+    shapes: Sequence[tuple[int, ...]] = ()
+    sizes: Sequence[int] = ()
+    options: Mapping[str, str] = field(default_factory=dict)
+    timer: str | None = None
+    providers: Sequence[str] = ()
+    ranking: bool = False
+
+    @property
+    def only(self) -> Collection[str]:
+        """The providers' names; empty for all."""
+        return self.providers or (RANKED if self.ranking else ())
+
+    @property
+    def is_everything(self) -> bool:
+        """Whether it leaves every benchmark as it is."""
+        return self == Selection()
+
+
+@functools.cache
+def load(name: str) -> ModuleType:
+    """The module of a benchmark.
+
+    Raises:
+        ValueError: there is none of that name.
+    """
+    if name not in (*OPS, *APART):
+        raise ValueError(f"OP must be one of {', '.join((*OPS, *APART))}, not {name!r}")
+    return importlib.import_module(f"diglot.bench.{name}")
+
+
+def cases_of(benchmark: Benchmark, selection: Selection) -> list[Case]:
+    """The cases of a benchmark that are chosen; there may be none.
+
+    Raises:
+        ValueError: sizes or shapes are asked for of an op that has none to choose.
+    """
+    cases = benchmark.cases
+    sizes, dtypes = selection.sizes, selection.dtypes
+    if selection.ranking:
+        if "formula" not in benchmark.providers:
+            return []
+        if benchmark.ranking is not None:
+            cases = benchmark.ranking
+        else:
+            sizes = sizes or (() if selection.shapes else RANKED_SIZES)
+            dtypes = dtypes or RANKED_DTYPES
+    if sizes or selection.shapes:
+        cases = _swept(benchmark, selection.shapes, sizes, dtypes)
+    if selection.timer is not None:
+        of_device = [case for case in cases if case.timer in ("device", selection.timer)]
+        cases = _unique(replace(case, timer=selection.timer) for case in of_device)
+    return [case for case in cases if _is_chosen(case, selection, dtypes)]
+
+
+def _is_chosen(case: Case, selection: Selection, dtypes: Sequence[torch.dtype]) -> bool:
+    return (
+        (selection.direction is None or case.direction.startswith(selection.direction))
+        and (not dtypes or case.dtype in dtypes)
+        and all(str(case.options.get(n)) == value for n, value in selection.options.items())
+    )
+
+
+def _swept(
+    benchmark: Benchmark,
+    shapes: Sequence[tuple[int, ...]],
+    sizes: Sequence[int],
+    dtypes: Sequence[torch.dtype],
+) -> list[Case]:
+    """The directions and options of a benchmark's cases, with other shapes."""
+    if benchmark.shape is None:
+        raise ValueError(f"{benchmark.op} has cases of its own alone: no sizes, no shapes")
+    # The host's time does not depend on the size.
+    own = [case for case in benchmark.cases if case.timer != "host"]
+    chosen = [*shapes, *map(benchmark.shape, sizes)]
+    cases = _unique(
+        replace(case, dtype=dtype, shape=shape, timer="device")
+        for case in own
+        for dtype in dtypes or dict.fromkeys(case.dtype for case in own)
+        for shape in chosen
+    )
+    taken = [case for case in cases if benchmark.takes(case)]
+    for shape in chosen:
+        if all(case.shape != shape for case in taken):
+            known = ", ".join(sorted({str(len(case.shape)) for case in own}))
+            raise ValueError(
+                f"{benchmark.op} takes shapes of {known} dimensions, unlike "
+                f"{'x'.join(map(str, shape))}"
+            )
+    return taken
+
+
+def _unique(cases: Iterable[Case]) -> list[Case]:
+    """Cases, each once: they are not hashable, because options are not."""
+    found: list[Case] = []
+    for case in cases:
+        if case not in found:
+            found.append(case)
+    return found
+
+
+def check_providers(benchmarks: Iterable[Benchmark], providers: Sequence[str]) -> None:
+    """Raises ValueError if none of the benchmarks has a provider of some name."""
+    known = list(dict.fromkeys(name for of in benchmarks for name in of.providers))
+    for name in providers:
+        if name not in known:
+            raise ValueError(f"--provider must be one of {', '.join(known)}, not {name!r}")
+
+
+def parse_sizes(text: str) -> list[int]:
+    """The sizes in a text such as "2^12..2^27" (doubling) or "1000,2^20".
+
+    Raises:
+        ValueError: it is no such text.
+    """
+    sizes: list[int] = []
+    for part in text.split(","):
+        ends = [_parse_size(end, text) for end in part.split("..")]
+        if len(ends) > 2 or ends[0] > ends[-1]:
+            raise _bad_sizes(text)
+        size = ends[0]
+        while size <= ends[-1]:
+            sizes.append(size)
+            size *= 2
+    return list(dict.fromkeys(sizes))
+
+
+def _parse_size(text: str, whole: str) -> int:
+    match = re.fullmatch(r"(?:(2)\^)?([0-9]{1,12})", text.strip())
+    if match is None:
+        raise _bad_sizes(whole)
+    number = int(match[2])
+    size = number if match[1] is None else 2 ** min(number, 64)
+    if not 0 < size <= MOST_ELEMENTS:
+        raise ValueError(
+            f"--sizes must be from 1 to 2^{int(math.log2(MOST_ELEMENTS))} elements, unlike {text}"
+        )
+    return size
+
+
+def _bad_sizes(text: str) -> ValueError:
+    return ValueError(
+        "--sizes must be numbers of elements such as 2^12..2^27 (doubling) or 1000,2^20, "
+        f"not {text!r}"
+    )
+
+
+def parse_options(texts: Iterable[str]) -> dict[str, Any]:
+    """Names and values of texts such as "approximate=tanh".
+
+    Raises:
+        ValueError: one is no such text.
+    """
+    options = {}
+    for text in texts:
+        name, sign, value = text.partition("=")
+        if not (name and sign and value):
+            raise ValueError(f"--option must be NAME=VALUE, not {text!r}")
+        options[name] = value
+    return options

@@ -1,0 +1,272 @@
+"""One call of `diglot bench`: what is to be measured, what was, and what is kept of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from diglot.bench.evidence import RESULTS, UNKNOWN, gpu_short_name
+from diglot.bench.harness import Benchmark, Case, Row
+from diglot.bench.lines import lines_of
+from diglot.bench.reports import make_report, read_reports, save
+from diglot.bench.running import GPU, Instruments, run
+from diglot.bench.selection import APART, OPS, Selection, cases_of, check_providers, load
+from diglot.tools import measure
+from diglot.tools.files import check_writable
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be measured.
+
+    Attributes:
+        benchmarks: with the cases of each.
+        apart: the names of what measures and writes by itself.
+        selection: what was asked for.
+        folder: where results of each op go, as it is done; None: nowhere.
+    """
+
+    benchmarks: Sequence[tuple[Benchmark, list[Case]]]
+    apart: Sequence[str]
+    selection: Selection
+    folder: Path | None
+
+
+@dataclass
+class Done:
+    """What was measured, or read.
+
+    Attributes:
+        gpu: the GPU's name.
+        rows: the results.
+        lines: lines of code by op and provider, of a ranking.
+        facts: what else is known of the run.
+        written: files written meanwhile.
+        incomplete: what was not measured, in words; None if all was.
+        interrupted: whether that is so by Ctrl-C.
+        error: what ended it otherwise.
+    """
+
+    gpu: str | None
+    rows: list[Row] = field(default_factory=list)
+    lines: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+    written: list[Path] = field(default_factory=list)
+    incomplete: str | None = None
+    interrupted: bool = False
+    error: BaseException | None = None
+
+    def report(self, rows: Sequence[Row] | None = None, **facts: Any) -> dict[str, Any]:
+        """Rows, by default all, as a report."""
+        rows = self.rows if rows is None else rows
+        ops = list(dict.fromkeys(row["op"] for row in rows))
+        lines = {op: self.lines[op] for op in ops if op in self.lines}
+        more = {"lines": lines} if lines else {}
+        return make_report(", ".join(ops), rows, **{"gpu": self.gpu, **more, **self.facts, **facts})
+
+
+def plan(
+    ops: Sequence[str], selection: Selection, results: Path | None = None, force: bool = False
+) -> Plan:
+    """What is measured of ops, by default of all that have such cases.
+
+    Args:
+        ops: names.
+        selection: which cases.
+        results: a folder for the results of each GPU, in a folder of its name.
+        force: whether files there may be overwritten.
+
+    Raises:
+        ValueError: an op is unknown or has no such case, or a file is there.
+        RuntimeError: there is a folder for results, and no GPU to name it after.
+    """
+    for op in ops:
+        load(op)
+    names = [op for op in ops or OPS if op not in APART]
+    apart = [op for op in ops or APART if op in APART]
+    if results is None or not selection.is_everything:
+        if ops and apart:
+            raise ValueError(f"{apart[0]} writes files, in cases of its own: give --results alone")
+        apart = []
+    chosen = []
+    benchmarks = [load(name).benchmark for name in names]
+    check_providers(benchmarks, selection.providers)
+    for benchmark in benchmarks:
+        try:
+            cases = cases_of(benchmark, selection)
+        except ValueError:
+            if ops:
+                raise
+            continue
+        if cases:
+            chosen.append((benchmark, cases))
+        elif ops:
+            raise ValueError(f"{benchmark.op} has no such case")
+    folder = None
+    if results is not None:
+        check_gpu()
+        folder = results / gpu_short_name(torch.cuda.get_device_name())
+        if selection.ranking:
+            folder /= "ranking"
+        for name in (*(benchmark.op for benchmark, _ in chosen), *apart):
+            path = folder / f"{name}.json"
+            if path.exists():
+                check_writable(path, force)
+    return Plan(chosen, apart, selection, folder)
+
+
+def check_gpu(older: Sequence[Mapping[str, Any]] = ()) -> None:
+    """Raises ValueError where nothing can be measured, or not on the GPU of older results."""
+    reason = measure.why_not()
+    if reason is not None:
+        raise ValueError(f"nothing is measured: {reason}")
+    check_same_gpu(older, torch.cuda.get_device_name())
+
+
+def check_same_gpu(older: Sequence[Mapping[str, Any]], gpu: str | None) -> None:
+    """Raises ValueError if older results are of another GPU."""
+    for report in older:
+        if report["gpu"] != gpu:
+            raise ValueError(
+                f"--against: its results are of {report['gpu']}, and cannot be compared with "
+                f"those of {gpu}"
+            )
+
+
+def check_folder(option: str, folder: Path, force: bool) -> None:
+    """Raises ValueError unless a folder is there to be filled, or can be made."""
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{option}: {folder} is no folder")
+    if folder.is_dir() and any(folder.iterdir()) and not force:
+        raise ValueError(
+            f"{option}: {folder} is not empty, and nothing in it is overwritten "
+            "without force (--force)"
+        )
+
+
+@contextlib.contextmanager
+def compilers(fresh: bool) -> Iterator[None]:
+    """Has compilers work in this process, and with `fresh` as if they had never run before.
+
+    Workers of torch.compile's take the host's time from what is measured first: cases of less than
+    100 us came out several times slower than in other runs.
+    """
+    import torch._inductor.config as inductor
+
+    if "TORCHINDUCTOR_COMPILE_THREADS" not in os.environ:
+        inductor.compile_threads = 1
+    if not fresh:
+        yield
+        return
+    names = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
+    before = {name: os.environ.get(name) for name in names}
+    with tempfile.TemporaryDirectory() as folder:
+        for name in names:
+            os.environ[name] = str(Path(folder, name.lower()))
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
+
+
+def read(paths: Iterable[Path], ops: Sequence[str]) -> Done:
+    """Results from files or folders, of the ops named or of all.
+
+    Raises:
+        ValueError: there is none, or they are of several GPUs.
+        OSError: a file cannot be read.
+    """
+    reports = [report for path in paths for report in read_reports(path)]
+    gpus = list(dict.fromkeys(report["gpu"] for report in reports))
+    if len(gpus) > 1:
+        raise ValueError(f"--load: results of {' and '.join(gpus)} are not one measurement")
+    done = Done(gpus[0])
+    for report in reports:
+        done.rows += [row for row in report["rows"] if not ops or row["op"] in ops]
+        done.lines |= {op: of for op, of in report.get("lines", {}).items() if not ops or op in ops}
+    known = {row["op"] for report in reports for row in report["rows"]}
+    for op in ops:
+        if op not in known:
+            raise ValueError(f"OP must be one of {', '.join(sorted(known))} there, not {op!r}")
+    done.facts = {"versions": reports[0]["versions"]}
+    for name in ("commit", "sources", "date"):
+        done.facts[name] = ", ".join(sorted({report.get(name, UNKNOWN) for report in reports}))
+    return done
+
+
+def measure_all(
+    plan: Plan,
+    tell: Callable[[str], None],
+    instruments: Instruments | None = None,
+    **facts: Any,
+) -> Done:
+    """Measures, and keeps what was measured however it ends.
+
+    Args:
+        plan: what to measure.
+        tell: is told what happens next.
+        instruments: what measures; by default the GPU's.
+        facts: what else is to stand in reports.
+    """
+    instruments = instruments or GPU
+    instruments.check()
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    done = Done(gpu, facts=dict(facts))
+    planned, measured = sum(len(cases) for _, cases in plan.benchmarks), 0
+    try:
+        for benchmark, cases in plan.benchmarks:
+            if plan.selection.ranking:
+                done.lines[benchmark.op] = lines_of(benchmark)
+            rows: list[Row] = []
+            of_op = 0
+            try:
+                for of_case in run(
+                    benchmark,
+                    cases,
+                    only=plan.selection.only,
+                    launches=plan.selection.ranking,
+                    tell=tell,
+                    instruments=instruments,
+                ):
+                    rows += of_case
+                    of_op += 1
+            finally:
+                measured += of_op
+                done.rows += rows
+                if plan.folder is not None and rows:
+                    missing = (
+                        {}
+                        if of_op == len(cases)
+                        else {"incomplete": f"{of_op} of {len(cases)} cases"}
+                    )
+                    path = plan.folder / f"{benchmark.op}.json"
+                    save(done.report(rows, **missing), path)
+                    done.written.append(path)
+        for name in plan.apart:
+            done.written.append(load(name).run(_folder_of_apart(plan.folder)))
+    except KeyboardInterrupt:
+        done.interrupted = True
+        done.incomplete = f"interrupted: {measured} of {planned} cases were measured"
+    except Exception as error:
+        done.error = error
+        done.incomplete = f"ended by an error: {measured} of {planned} cases were measured"
+    if done.incomplete is not None:
+        done.facts["incomplete"] = f"{measured} of {planned} cases"
+    return done
+
+
+def _folder_of_apart(folder: Path | None) -> Path | None:
+    """None where it is the source tree's own: then pictures go to its documents."""
+    assert folder is not None
+    return None if folder.parent.resolve() == RESULTS.resolve() else folder

@@ -1,0 +1,189 @@
+"""`diglot bench`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from rich import box
+from rich.markup import escape
+from rich.table import Table
+
+from diglot.cli.common import check_files, make_console, one_line_errors
+
+INTERRUPTED = 130  # as a shell reports Ctrl-C
+
+
+@click.command()
+@click.argument("ops", metavar="[OP]...", nargs=-1)
+@click.option(
+    "--direction",
+    type=click.Choice(["forward", "backward", "both"]),
+    default="both",
+    show_default=True,
+    help="Which pass.",
+)
+@click.option("--dtype", "dtypes", metavar="DTYPE", multiple=True, help="As bf16; repeatable.")
+@click.option("--shape", "shapes", metavar="SHAPE", multiple=True, help="As 8192x8192; repeatable.")
+@click.option("--sizes", metavar="SIZES", help="Numbers of elements, as 2^12..2^27 or 1000,2^20.")
+@click.option(
+    "--option", "options", metavar="NAME=VALUE", multiple=True, help="As approximate=tanh."
+)
+@click.option(
+    "--provider",
+    "--backend",
+    "providers",
+    metavar="NAME",
+    multiple=True,
+    help="Of cuda, triton, torch, torch.compile, formula, liger, ...; repeatable.",
+)
+@click.option("--warm", is_flag=True, help="Each call right after one like it, not a cold cache.")
+@click.option("--graph", is_flag=True, help="Many calls in a CUDA graph, with warm caches.")
+@click.option(
+    "--ranking", is_flag=True, help="Formula, PyTorch, compiled, Triton and CUDA, by place."
+)
+@click.option("--fresh-caches", is_flag=True, help="Let compilers find nothing of earlier runs.")
+@click.option("--results", metavar="DIR", help="Write DIR/<gpu>/<op>.json, an op after the other.")
+@click.option("--json", "json_file", metavar="FILE", help="Write all rows as JSON.")
+@click.option("--csv", "csv_file", metavar="FILE", help="Write all rows as CSV.")
+@click.option("--plot", metavar="DIR", help="Draw speed against size, or bars per shape.")
+@click.option(
+    "--load", metavar="PATH", multiple=True, help="Read results, of a file or folder: no GPU."
+)
+@click.option("--against", metavar="PATH", help="Older results: exit status 1 if it got slower.")
+@click.option("--force", is_flag=True, help="Overwrite files.")
+def bench(ops: tuple[str, ...], **arguments: Any) -> None:
+    """Measure ops on a GPU: every backend, PyTorch, and other packages' kernels, interleaved.
+
+    OP is such as gelu; by default all are measured, each in the cases of its own. Results are
+    checked in the same run, and what is wrong has no speed.
+    """
+    with one_line_errors():
+        status = _bench(ops, **arguments)
+    if status:
+        raise click.exceptions.Exit(status)
+
+
+def _bench(
+    ops: tuple[str, ...],
+    *,
+    direction: str,
+    dtypes: tuple[str, ...],
+    shapes: tuple[str, ...],
+    sizes: str | None,
+    options: tuple[str, ...],
+    providers: tuple[str, ...],
+    warm: bool,
+    graph: bool,
+    ranking: bool,
+    fresh_caches: bool,
+    results: str | None,
+    json_file: str | None,
+    csv_file: str | None,
+    plot: str | None,
+    load: tuple[str, ...],
+    against: str | None,
+    force: bool,
+) -> int:
+    from diglot.bench import reports, session
+    from diglot.bench.selection import Selection, parse_options, parse_sizes
+    from diglot.tools.inputs import parse_dtype, parse_shape
+
+    # Everything that can be known to be wrong is told before anything is measured.
+    if warm and graph:
+        raise ValueError("--warm and --graph: one at a time; in a graph caches are warm")
+    selection = Selection(
+        direction=None if direction == "both" else direction,
+        dtypes=tuple(map(parse_dtype, dtypes)),
+        shapes=tuple(map(parse_shape, shapes)),
+        sizes=tuple(parse_sizes(sizes)) if sizes is not None else (),
+        options=parse_options(options),
+        timer="warm" if warm else "graph" if graph else None,
+        providers=providers,
+        ranking=ranking,
+    )
+    if load and not (selection.is_everything or selection == Selection(ranking=True)):
+        raise ValueError("--load shows results as they are: it takes OPs, and no choice of cases")
+    if load and results is not None:
+        raise ValueError("--load and --results: what was read is not written there again")
+    check_files([], {"--json": json_file, "--csv": csv_file}, force)
+    if plot is not None:
+        session.check_folder("--plot", Path(plot), force)
+    older = [] if against is None else reports.read_reports(Path(against))
+    messages = make_console(stderr=True)
+    if load:
+        done = session.read(map(Path, load), ops)
+    else:
+        plan = session.plan(ops, selection, None if results is None else Path(results), force)
+        session.check_gpu(older)
+        with session.compilers(fresh_caches):
+            done = session.measure_all(
+                plan,
+                lambda text: messages.print(text, markup=False),
+                fresh_caches=fresh_caches,
+            )
+    session.check_same_gpu(older, done.gpu)
+
+    _print(done, ranking)
+    if json_file is not None:
+        reports.save(done.report(), Path(json_file))
+        messages.print(f"wrote {json_file}", markup=False)
+    if csv_file is not None:
+        reports.write_csv(done.rows, Path(csv_file))
+        messages.print(f"wrote {csv_file}", markup=False)
+    if plot is not None:
+        from diglot.bench import plots
+
+        paths = plots.plot(done.rows, Path(plot), force)
+        messages.print(f"wrote {len(paths)} pictures to {plot}", markup=False)
+    for path in done.written:
+        messages.print(f"wrote {path}", markup=False)
+    status = _print_changes(done.rows, older) if against is not None else 0
+    if done.incomplete is not None:
+        messages.print(f"{done.incomplete}", markup=False)
+    if done.error is not None:
+        raise done.error
+    return INTERRUPTED if done.interrupted else status
+
+
+def _print_table(columns: Iterable[Any], body: Iterable[Sequence[str]]) -> None:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    for column in columns:
+        justify: Any = "right" if column.is_number else "left"
+        table.add_column(column.title, justify=justify, overflow="fold", vertical="bottom")
+    for cells in body:
+        table.add_row(*map(escape, cells))
+    make_console().print(table)
+
+
+def _print(done: Any, ranking: bool) -> None:
+    from diglot.bench import ranking as ranks
+    from diglot.bench import summary
+    from diglot.tools.table import Column
+
+    if ranking:
+        header = [Column(title, False) for title in ranks.HEADER]
+        _print_table(header, ranks.table(done.rows))
+        header = [Column(title, False) for title in ranks.LINES_HEADER]
+        _print_table(header, [ranks.lines_cells(*of) for of in done.lines.items()])
+    else:
+        _print_table(summary.COLUMNS, map(summary.cells, done.rows))
+    console = make_console()
+    for reason in summary.reasons(done.rows):
+        console.print(reason, markup=False)
+
+
+def _print_changes(rows: Sequence[Any], older: Sequence[Any]) -> int:
+    from diglot.bench import regressions, summary
+
+    changes = regressions.compare(rows, [row for report in older for row in report["rows"]])
+    told = [change for change in changes if change.verdict != regressions.SAME]
+    if told:
+        _print_table(summary.CHANGE_COLUMNS, map(summary.change_cells, told))
+    make_console().print(
+        f"against older results: {summary.count_changes(changes) or 'nothing in common'}",
+        markup=False,
+    )
+    return int(any(change.is_regression for change in changes))

@@ -1,0 +1,295 @@
+"""The harness: what it measures, what it refuses, and that nothing measured is lost."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import time
+
+import pytest
+import torch
+from benchmarks import FP32, double, failing_after, instruments, times, toy
+
+from diglot.bench import evidence, harness, ranking, regressions, reports, running, tables
+from diglot.bench.harness import Case
+from diglot.bench.lines import cxx_lines, function_lines, lines_of, python_lines
+from diglot.bench.selection import OPS, Selection, cases_of, load, parse_sizes
+from diglot.tools import measure
+from diglot.tools.measure import Timing
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu(monkeypatch):
+    monkeypatch.setattr(harness, "DEVICE", "cpu")
+
+
+def rows_of(benchmark, *, of=0, **how):
+    """By provider, the rows of one of its cases."""
+    how.setdefault("instruments", instruments())
+    found = list(running.run(benchmark, **how))
+    return {row["provider"]: row for row in found[of]}
+
+
+def test_figures_of_a_call():
+    rows = rows_of(toy(), launches=True, instruments=instruments(times(copy=8.0, torch=20.0)))
+    row = rows["cuda"]
+    assert row["verified"] and row["failing"] == 0 and "reason" not in row
+    assert (row["time_us"], row["p20_us"], row["p80_us"], row["samples"]) == (10, 9.9, 10.1, 20)
+    assert row["bytes"] == 2 * 8 * 4 * 4
+    assert row["tb_per_s"] == pytest.approx(256 / 10 / 1e6)
+    assert row["copy_tb_per_s"] == pytest.approx(256 / 8 / 1e6)
+    assert (row["share_of_copy"], row["speed_over_torch"]) == (0.8, 2.0)
+    assert (row["host_us"], row["peak_bytes"], row["launches"]) == (5.0, 64, 1)
+    assert row["first_call_ms"] > 0
+    (bar,) = row["bars"]
+    assert bar["value"] == 0.8 and bar["bound"] == 0.9 and not bar["met"]
+    assert rows["torch"]["bars"] == []
+
+
+def test_operations_are_shared_by_a_matrix_product():
+    benchmark = toy(flops=lambda case, tensors: 4 * 10**6)
+    row = rows_of(benchmark, instruments=instruments(times(product=1000.0)))["cuda"]
+    # 4 MFLOP in 10 us are 0.4 TFLOP/s; 1 TFLOP in 1000 us are 1000.
+    assert row["tflop_per_s"] == pytest.approx(0.4)
+    assert row["product_tflop_per_s"] == pytest.approx(1000)
+    assert row["share_of_product"] == pytest.approx(0.0004)
+
+
+def test_a_wrong_result_has_no_speed():
+    benchmark = toy()
+    benchmark.way("triton", {"forward": lambda x: 2 * x + 1e-3})
+    benchmark.way("torch", {"forward": lambda x: 2 * x + 1e-3})  # a peer: inaccurate, not wrong
+    benchmark.way("formula", {"forward": lambda x: 2 * x + 3})
+    rows = rows_of(benchmark)
+    for name in ("triton", "formula"):
+        assert not rows[name]["verified"] and rows[name]["reason"].startswith("wrong result: 100 %")
+        assert not {"time_us", "tb_per_s", "host_us"} & rows[name].keys()
+        assert reports.no_time(rows[name]) == "wrong result"
+    assert [bar["met"] for bar in rows["triton"]["bars"]] == [False]
+    assert rows["torch"]["verified"] and rows["torch"]["time_us"] == 10
+    assert rows["torch"]["failing"] == 1
+
+
+@pytest.mark.parametrize("value", [0.0, 1.5])
+def test_constant_inputs_are_refused(value):
+    benchmark = toy(inputs=lambda case: (torch.full(case.shape, value),))
+    with pytest.raises(ValueError, match=f"toy, forward .*: input 0 is {value:g} everywhere"):
+        rows_of(benchmark)
+
+
+def test_interpreted_kernels_are_refused(monkeypatch):
+    monkeypatch.setattr(measure, "INTERPRET", True)
+    with pytest.raises(RuntimeError, match="not timed: kernels are interpreted"):
+        next(running.run(toy()))
+
+
+def unsynchronised(calls, prepare):
+    """The naive way: the clock is read before the device is done, which here takes 20 ms a call."""
+    found = {}
+    for name, call in calls.items():
+        begin = time.perf_counter()
+        call()
+        us = (time.perf_counter() - begin) * 1e6
+        found[name] = Timing(2e4 if name == "copy" else us, us, us, 1)
+    return found
+
+
+def test_unsynchronised_timing_is_refused():
+    rows = rows_of(toy(), instruments=instruments(unsynchronised))
+    for row in rows.values():
+        assert re.match("refused: .* times as fast as a copy of as many bytes", row["reason"])
+        assert "time_us" not in row and reports.no_time(row) == "failed"
+    # Warm caches may be that fast.
+    warm = [Case("forward", FP32, (8, 4), timer="warm")]
+    rows = rows_of(toy(cases=warm), instruments=instruments(unsynchronised))
+    assert all("time_us" in row for row in rows.values())
+
+
+def test_work_in_another_stream_is_refused():
+    rows = rows_of(toy(), instruments=instruments(ends_in_stream=lambda call: False))
+    assert all("stream that is not waited for" in row["reason"] for row in rows.values())
+    assert not any("time_us" in row for row in rows.values())
+
+
+@pytest.mark.parametrize("calls", [0, 1, 4])
+def test_a_peer_that_fails_is_told_and_the_rest_goes_on(calls):
+    """At its first call, while it is checked, or in the middle of being timed."""
+    benchmark = toy()
+    benchmark.way("liger", {"forward": failing_after(calls)})
+    found = list(running.run(benchmark, instruments=instruments()))
+    rows = {row["provider"]: row for row in found[0]}
+    assert rows["liger"]["reason"] == "OSError: the peer is gone"
+    assert not rows["liger"]["verified"] and "time_us" not in rows["liger"]
+    assert all("time_us" in rows[name] for name in ("cuda", "triton", "torch"))
+    assert [row["provider"] for row in found[1]] == ["cuda", "triton", "torch"]
+
+
+def test_a_timer_that_fails_by_itself_is_told_in_all_rows():
+    def timer(calls, prepare):
+        raise RuntimeError("no such event")
+
+    rows = rows_of(toy(), instruments=instruments(timer))
+    assert [row["reason"] for row in rows.values()] == ["RuntimeError: no such event"] * 3
+
+
+def test_inputs_that_do_not_fit():
+    def inputs(case):
+        raise torch.OutOfMemoryError("tried to allocate 9 EiB")
+
+    rows = rows_of(toy(inputs=inputs))
+    assert [r["reason"] for r in rows.values()] == ["out of memory: tried to allocate 9 EiB"] * 3
+
+
+def test_a_package_that_cannot_be_imported_is_told():
+    def load():
+        raise ImportError("it needs another Triton")
+
+    benchmark = toy()
+    benchmark.peer("broken", "json", load)
+    benchmark.peer("missing", "no_such_package_is_there", load)
+    rows = rows_of(benchmark)
+    assert rows["broken"]["reason"] == "ImportError: it needs another Triton"
+    assert "missing" not in rows
+
+
+def test_bars_are_of_own_cases_with_all_providers():
+    own = toy()
+    assert rows_of(own)["cuda"]["bars"]
+    assert not rows_of(own, cases=[Case("forward", FP32, (4, 4))])["cuda"]["bars"]
+    assert not rows_of(own, only=["cuda"])["cuda"]["bars"]
+    assert rows_of(own, only=["cuda"]).keys() == {"cuda"}
+
+
+@pytest.mark.parametrize("op", sorted({*OPS} - {"clip_grad_norm", "grid_barrier_check"}))
+def test_every_formula_is_right(op):
+    """So are PyTorch's ops, where the CPU has them, and CUDA's kernels, where they run on it."""
+    benchmark = load(op).benchmark
+    cases = cases_of(benchmark, Selection(sizes=[8192], dtypes=[FP32]))
+    chosen = ["formula", "torch", "cuda"]
+    assert cases
+    for of_case in running.run(benchmark, cases, only=chosen, instruments=instruments()):
+        rows = {row["provider"]: row for row in of_case}
+        assert rows["formula"]["verified"] and rows["formula"]["worst_absolute"] < 1e-3
+        for row in rows.values():
+            assert row["verified"] or row["reason"].startswith(("NotImplemented", "Backend"))
+
+
+def test_selected_cases():
+    benchmark = toy()
+    assert cases_of(benchmark, Selection()) == benchmark.cases
+    assert cases_of(benchmark, Selection(direction="backward")) == benchmark.cases[1:]
+    warm = cases_of(benchmark, Selection(timer="warm"))
+    assert [case.timer for case in warm] == ["warm", "warm"]
+    swept = cases_of(benchmark, Selection(sizes=[64, 128], direction="forward"))
+    assert [case.shape for case in swept] == [(16, 4), (32, 4)]
+    both = cases_of(benchmark, Selection(shapes=[(2, 2)], dtypes=[FP32, torch.float16]))
+    assert [case.dtype for case in both] == [FP32, torch.float16] * 2
+    with pytest.raises(ValueError, match="toy takes shapes of 2 dimensions, unlike 7"):
+        cases_of(benchmark, Selection(shapes=[(7,)]))
+    with pytest.raises(ValueError, match="no sizes"):
+        cases_of(toy(shape=None), Selection(sizes=[64]))
+    assert cases_of(benchmark, Selection(ranking=True)) == []
+    benchmark.way("formula", {"forward": double})
+    ranked = cases_of(benchmark, Selection(ranking=True))
+    assert len(ranked) == 2 * 3 * 2 and {case.timer for case in ranked} == {"device"}
+    options = cases_of(load("gelu").benchmark, Selection(options={"approximate": "tanh"}))
+    assert options and all(case.options == {"approximate": "tanh"} for case in options)
+
+
+def test_sizes():
+    assert parse_sizes("2^3..2^6") == [8, 16, 32, 64]
+    assert parse_sizes("1000, 2^4,10..50") == [1000, 16, 10, 20, 40]
+    for text in ("", "2^", "3^4", "8..4", "1..2..3", "0", "-1", "2^41", "2^999"):
+        with pytest.raises(ValueError, match="--sizes must be"):
+            parse_sizes(text)
+
+
+def row(us, provider="cuda", spread=0.001, **more):
+    case = {"op": "toy", "direction": "forward", "dtype": "float32", "shape": [4], "options": {}}
+    band = {"p20_us": us * (1 - spread), "p80_us": us * (1 + spread)}
+    return {**case, "timer": "device", "provider": provider, "time_us": us, **band, **more}
+
+
+@pytest.mark.parametrize(
+    ("new", "verdict"),
+    [
+        (row(101.9), regressions.SAME),  # 2 % is noise
+        (row(103), regressions.SLOWER),
+        (row(103, spread=0.04), regressions.SAME),  # bands overlap
+        (row(97), regressions.FASTER),
+        ({k: v for k, v in row(1, reason="wrong result").items() if k != "time_us"}, "broken"),
+        (row(100, provider="triton"), regressions.NEW),
+    ],
+)
+def test_regressions(new, verdict):
+    (change,) = regressions.compare([new], [row(100)])
+    assert change.verdict == verdict
+    assert change.is_regression == (verdict in ("slower", "broken"))
+
+
+def test_ranks():
+    rows = [row(10, "cuda"), row(10.1, "triton"), row(12, "torch"), row(13, "torch.compile")]
+    rows += [row(12.5, "formula", spread=0.06), row(1, "liger")]
+    places = ranking.ranks({of["provider"]: of for of in rows})
+    # The formula's band reaches PyTorch's; a peer has no place.
+    assert places == {"cuda": 1, "triton": 1, "torch": 3, "formula": 3, "torch.compile": 5}
+
+
+def test_ranking_tells_what_is_saved():
+    rows = [row(30, "formula", launches=8, host_us=40.0), row(10, launches=1, host_us=6.0)]
+    rows.append(row(11, "triton", launches=1, host_us=9.5))
+    (cells,) = ranking.table(rows)
+    assert cells[1].startswith("3. 30 (") and cells[2] == "–"
+    assert cells[-2:] == ["8 → 1", "40 → 9.5 / 6"]
+
+
+def test_lines_of_code():
+    text = [
+        '"""Text."""',
+        "# no",
+        "",
+        "def f(x):",
+        '    """More."""',
+        "    y = [",
+        "        x,  # one",
+    ]
+    assert python_lines("\n".join([*text, "    ]", '    return "#"', ""])) == 5
+    assert cxx_lines('/* a\n b */ int x; // c\n\n// d\nauto s = "// e"; /*\n*/\n') == 2
+    assert function_lines(torch.softmax) == 1
+    lines = lines_of(load("gelu").benchmark)
+    assert lines["torch"]["own"] == 1
+    assert lines["torch.compile"]["own"] == lines["formula"]["own"] + 1
+    for name in ("triton", "cuda"):
+        assert lines["formula"]["own"] < lines[name]["own"] < lines[name]["with_shared"]
+
+
+def test_results_come_back(tmp_path):
+    rows = [row(10, worst_ulp=math.inf, bytes=4), row(11, "triton", bytes=4)]
+    reports.save(reports.make_report("toy", rows, gpu="a GPU"), tmp_path / "h200/toy.json")
+    (report,) = reports.read_reports(tmp_path / "h200")
+    assert report["gpu"] == "a GPU" and report["rows"][1] == rows[1]
+    assert report["rows"][0]["worst_ulp"] == "inf"  # JSON has none
+    json.loads((tmp_path / "h200/toy.json").read_text(), parse_constant=pytest.fail)
+    reports.write_csv(rows, tmp_path / "rows.csv")
+    header, first, _ = (tmp_path / "rows.csv").read_text().splitlines()
+    assert header.startswith("op,provider,") and first.startswith("toy,cuda,forward,float32,4,")
+
+
+def test_committed_results_are_read():
+    folder = evidence.RESULTS / "h200"
+    read = {report["op"] for report in reports.read_reports(folder)}
+    assert {"gelu", "softmax", "clip_grad_norm"} <= read and "l2" not in read
+
+
+def test_documents_hold_what_the_results_say():
+    stale = [path.name for path, made in tables.render().items() if made != path.read_text()]
+    assert stale == []
+
+
+def test_sources_without_a_tree(monkeypatch, tmp_path):
+    monkeypatch.setattr(evidence, "__file__", str(tmp_path / "diglot/bench/evidence.py"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("DIGLOT_COMMIT", raising=False)
+    assert evidence.find_tree() is None
+    assert evidence.source_hash(None) == evidence.commit(None) == "unknown"

@@ -1,0 +1,171 @@
+"""What the benchmarks' instruments say on a GPU, beside PyTorch's, Triton's and plain events.
+
+Other tests may use the GPU at the same time, and make a time longer: each figure has some tries.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import statistics
+import time
+
+import pytest
+import torch
+import torch.nn.functional as F
+from commands import run
+
+import diglot
+from diglot.bench import running
+from diglot.bench.harness import Case
+from diglot.bench.selection import load
+from diglot.tools import measure
+from diglot.tools.measure import Timing
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(measure.why_not()), reason="nothing timed")]
+
+TRIES = 8
+
+
+def tried(is_so):
+    """Whether it is so in one of several tries."""
+    return any(is_so() for _ in range(TRIES))
+
+
+@pytest.fixture
+def gelu():
+    x = torch.randn(16384, 8192, device="cuda")
+    return functools.partial(diglot.gelu, x, backend="cuda")
+
+
+def by_events(function):
+    """The median of 30 calls, each between two events and after a large array is overwritten."""
+    large = torch.empty(1 << 28, dtype=torch.uint8, device="cuda")
+    times = []
+    for _ in range(30):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        for _ in range(8):
+            large.zero_()
+        start.record()
+        function()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) * 1e3)
+    return statistics.median(times)
+
+
+def by_do_bench(function):
+    from triton.testing import do_bench
+
+    return do_bench(function, return_mode="median") * 1e3
+
+
+@pytest.mark.parametrize("other", [by_events, by_do_bench])
+def test_times_agree(other, gelu):
+    def agree():
+        ours = measure.interleaved({"gelu": gelu})["gelu"].median_us
+        return abs(other(gelu) / ours - 1) < 0.03
+
+    assert tried(agree)
+
+
+def test_times_of_a_graph_agree(gelu):
+    """What is too large for a cache takes as long in a graph."""
+
+    def agree():
+        alone = measure.interleaved({"gelu": gelu}, cold=False)["gelu"].median_us
+        return abs(measure.graphed({"gelu": gelu})["gelu"].median_us / alone - 1) < 0.03
+
+    assert tried(agree)
+
+
+def test_warm_caches_are_faster():
+    x = torch.randn(1 << 20, device="cuda")  # of 4 MB
+    copy = functools.partial(torch.empty_like(x).copy_, x)
+
+    def is_faster():
+        cold, warm = (
+            measure.interleaved({"copy": copy}, cold=cold)["copy"].median_us
+            for cold in (True, False)
+        )
+        return warm < cold
+
+    assert tried(is_faster)
+
+
+def test_a_slow_function_does_not_take_the_samples_of_others():
+    small, large = torch.randn(1 << 12, device="cuda"), torch.randn(1 << 28, device="cuda")
+    timings = measure.interleaved(
+        {"small": lambda: small + 1, "large": lambda: [large + 1 for _ in range(8)]}, budget_ms=40
+    )
+    assert timings["large"].samples < 20 < timings["small"].samples
+
+
+def test_launches():
+    x = torch.randn(1024, 1024, device="cuda")
+    assert measure.launches(lambda: F.gelu(x)) == 1
+    for backend in ("cuda", "triton"):
+        diglot.gelu(x, backend=backend)
+        assert measure.launches(lambda b=backend: diglot.gelu(x, backend=b)) == 1
+    assert measure.launches(lambda: 0.5 * x * (1 + torch.erf(x))) == 4
+
+
+def test_peak_bytes():
+    x = torch.randn(1 << 22, device="cuda")
+    assert x.nbytes <= measure.peak_bytes(lambda: x + 1) < x.nbytes + (1 << 21)
+    assert 2 * x.nbytes <= measure.peak_bytes(lambda: (x + 1) * 2) < 2 * x.nbytes + (2 << 21)
+    assert measure.peak_bytes(lambda: x.add_(1)) == 0
+
+
+def test_work_left_to_another_stream_is_found():
+    x, side = torch.randn(1 << 28, device="cuda"), torch.cuda.Stream()
+
+    def escapes():
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            x.mul_(1.0)
+
+    def joins():
+        escapes()
+        torch.cuda.current_stream().wait_stream(side)
+
+    assert not measure.ends_in_stream(escapes)
+    assert tried(lambda: measure.ends_in_stream(joins))
+
+
+def test_unsynchronised_timing_is_refused():
+    """The host's clock around calls that are not waited for sees launches alone."""
+
+    def naive(calls, prepare):
+        copy = measure.interleaved({"copy": calls["copy"]})
+        found = {}
+        for name in calls.keys() - {"copy"}:
+            begin = time.perf_counter()
+            calls[name]()
+            us = (time.perf_counter() - begin) * 1e6
+            found[name] = Timing(us, us, us, 1)
+        return found | copy
+
+    benchmark = load("gelu").benchmark
+    case = Case("forward", torch.float32, (16384, 16384), {"approximate": "tanh"})
+    instruments = running.Instruments(timers={"device": naive})
+    (rows,) = running.run(benchmark, [case], only=["cuda", "torch"], instruments=instruments)
+    assert [row["reason"].startswith("refused: ") for row in rows] == [True, True]
+
+
+@pytest.mark.parametrize("op", ["gelu", "softmax", "rms_norm", "global_softmax"])
+def test_all_figures_are_there(op, tmp_path):
+    file = tmp_path / "a.json"
+    result = run("bench", op, "--ranking", "--sizes", "2^20", "--dtype", "fp32", "--json", file)
+    assert result.exit_code == 0, result.output
+    report = json.loads(file.read_text())
+    five = {"formula", "torch", "torch.compile", "triton", "cuda"}
+    for row in report["rows"]:
+        assert row["verified"] and row.get("reason") is None, row
+        for figure in ("time_us", "share_of_copy", "host_us", "first_call_ms", "launches"):
+            assert row[figure] > 0, figure
+        assert row["peak_bytes"] is not None
+        five.discard(row["provider"])
+    assert not five and set(report["lines"][op]) >= {"formula", "torch", "torch.compile", "triton"}
+    by = {(row["provider"], row["direction"]): row["launches"] for row in report["rows"]}
+    assert by["formula", "forward"] > by["cuda", "forward"] == 1
