@@ -201,19 +201,14 @@ def test_engines_that_need_a_gpu(engine):
 
 def test_nvtx_ranges(x, monkeypatch):
     names = []
-
-    @contextmanager
-    def named(name):
-        names.append(name)
-        yield
-
     monkeypatch.setattr(profile_engines, "check_gpu", lambda engine: None)
-    monkeypatch.setattr(torch.cuda.nvtx, "range", named)
+    monkeypatch.setattr(torch.cuda.nvtx, "range_push", names.append)
+    monkeypatch.setattr(torch.cuda.nvtx, "range_pop", lambda: names.append("end"))
     for name in ("start", "stop"):
         monkeypatch.setattr(torch.cuda.profiler, name, lambda name=name: names.append(name))
-    with diglot.profile(engine="nvtx") as done, done.scope("mine"):
+    with diglot.profile(engine="nvtx") as done, done.scope("{mine}"):
         diglot.gelu(x, backend="torch")
-    assert names == ["start", "mine", "diglot::gelu_forward[torch]", "stop"]
+    assert names == ["start", "{mine}", "diglot::gelu_forward[torch]", "end", "end", "stop"]
     with pytest.raises(ValueError, match="engine 'nvtx' has no trace"):
         done.kernels_by_op()
 
@@ -476,6 +471,17 @@ def test_kernels_on_a_gpu(tmp_path):
         for name in ("device_time_total", "cuda_time_total")
     ]
     assert tables[0] == tables[1]
+
+
+@pytest.mark.gpu
+def test_which_kernel_runs_depends_on_sizes():
+    a, b = (torch.randn(size, size, device="cuda") for size in (128, 2048))
+    with diglot.profile() as done:
+        for matrix in (a, b):
+            with done.scope(str(len(matrix))):
+                matrix @ matrix
+    scopes = done.kernels_by_scope()
+    assert scopes["128"].kernels.keys() != scopes["2048"].kernels.keys()
 
 
 PROTON = """

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -107,10 +108,9 @@ class ProtonEngine(Engine):
     def __init__(self, folder: Path, frames: bool) -> None:
         super().__init__(folder, frames)
         check_gpu("proton")
-        self.session = proton.Session(folder / "proton")
 
     def start(self) -> None:
-        self.session.activate()
+        self.session = proton.Session(self.folder / "proton")
 
     def stop(self) -> None:
         self.tree = self.session.finish()
@@ -118,7 +118,7 @@ class ProtonEngine(Engine):
     def scope(
         self, name: str, metrics: dict[str, float] | None = None
     ) -> AbstractContextManager[Any]:
-        return self.session.scope(name, metrics)
+        return proton.scope(name, metrics)
 
     def stacks(self) -> dict[tuple[str, ...], float]:
         return self.tree.stacks()
@@ -143,7 +143,7 @@ class NvtxEngine(Engine):
     def scope(
         self, name: str, metrics: dict[str, float] | None = None
     ) -> AbstractContextManager[Any]:
-        return torch.cuda.nvtx.range(name)
+        return _nvtx_range(name)
 
     def lines(self, rows: int) -> list[str]:
         return ["NVTX ranges were marked; Nsight Systems, started around this process, shows them"]
@@ -156,6 +156,16 @@ ENGINES: dict[str, type[Engine]] = {
 }
 # What each output is made of, and which engines have it.
 HAVE_STACKS, HAVE_TRACE = ("torch", "proton"), ("torch",)
+
+
+@contextmanager
+def _nvtx_range(name: str) -> Iterator[None]:
+    """PyTorch's own takes the name for a format."""
+    torch.cuda.nvtx.range_push(name)
+    try:
+        yield
+    finally:
+        torch.cuda.nvtx.range_pop()
 
 
 def check_gpu(engine: str) -> None:

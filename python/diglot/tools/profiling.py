@@ -53,7 +53,7 @@ class profile:
         stacks: the same times as text to write, a line for each stack (not engine "nvtx").
         frames: whether to record Python's frames (engine "torch"), which takes time on the host and
             some kilobytes of memory for each call of any function. By default yes, but not where
-            Triton interprets kernels, which takes millions of calls.
+            Triton interprets kernels, which takes a great many calls.
         rows: rows of the tables that `str` gives.
         force: overwrite files.
 

@@ -103,7 +103,7 @@ def _lines(node: Node, first: str, rest: str, whole: float) -> Iterator[str]:
 
 
 class Session:
-    """One run of Proton, which writes `<stem>.hatchet`. Nothing is recorded before `activate`.
+    """A run of Proton, from now on, which writes `<stem>.hatchet`.
 
     Raises:
         RuntimeError: Proton cannot start, as where another profiler of this process holds CUPTI.
@@ -112,25 +112,23 @@ class Session:
     def __init__(self, stem: Path) -> None:
         from triton import profiler
 
-        self._proton = profiler
+        self._finalize = profiler.finalize
         self._path = stem.with_name(f"{stem.name}.hatchet")
         try:
-            self._number = profiler.start(str(stem), hook="triton")
+            profiler.start(str(stem), hook="triton")
         except RuntimeError as error:
             raise RuntimeError(
                 f"Proton cannot start ({error}); one process has one profiler at a time"
             ) from error
-        profiler.deactivate(self._number)
-
-    def activate(self) -> None:
-        """Records from here on."""
-        self._proton.activate(self._number)
-
-    def scope(self, name: str, metrics: dict[str, float] | None = None) -> AbstractContextManager:
-        """A node of the tree around what is launched in it."""
-        return self._proton.scope(name, metrics)
 
     def finish(self) -> Node:
         """Ends it; the tree."""
-        self._proton.finalize(self._number)
+        self._finalize()
         return Node.read(self._path)
+
+
+def scope(name: str, metrics: dict[str, float] | None) -> AbstractContextManager[Any]:
+    """A node of the tree around what is launched in it; nothing where there is no session."""
+    from triton import profiler
+
+    return profiler.scope(name, metrics)
