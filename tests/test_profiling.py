@@ -225,7 +225,11 @@ def event(category, name, begin, us, thread=1, **arguments):
 
 # A scope begins in the frame of its __enter__ and ends in that of its __exit__.
 OF_GPU = [
+    event("python_function", "diglot/tools/profiled_script.py(9): main", -9, 1200),
+    event("python_function", "pathlib.py(1): resolve", -8, 2),
+    event("cpu_op", "aten::empty", -8, 1),
     event("python_function", "runpy.py(1): run_path", 0, 1000),
+    event("python_function", "<built-in function exec>", 0.5, 990),
     event("python_function", "script.py(1): <module>", 1, 900),
     event("python_function", "torch/autograd/profiler.py(9): __enter__", 10, 10),
     event("user_annotation", "mine", 15, 200, External_id=1),
@@ -282,6 +286,15 @@ def test_rows_are_sorted_by_time_on_the_device():
     assert (of["aten::linear"].cpu_us, of["aten::linear"].cpu_self_us) == (100, 20)
     assert (of["aten::addmm"].cpu_self_us, of["aten::addmm"].allocated) == (59, 512)
     assert [r.device_us for r in rows] == sorted((r.device_us for r in rows), reverse=True)
+
+
+def test_stacks_begin_with_the_script():
+    starting = {"pathlib.py(1): resolve", "<built-in function exec>", "runpy.py(1): run_path"}
+    host = Trace([e for e in OF_GPU if e.get("cat") not in ("kernel", None)])
+    stacks = host.stacks()
+    assert not host.has_device and not [s for s in stacks if starting & set(s)]
+    assert stacks["script.py(1): <module>",] == 900 - 10 - 200 - 5
+    assert not [s for s in stacks if s[-1] == "aten::empty"]
 
 
 def test_recursion_counts_once():
