@@ -9,6 +9,7 @@ and without Triton: `diglot.explain("gelu")` says what can run here and why the 
 
 from __future__ import annotations
 
+import importlib as _importlib
 import os as _os
 from importlib import metadata as _metadata
 from pathlib import Path as _Path
@@ -79,6 +80,8 @@ __all__ = [
     "log_softmax",
     "nn",
     "pinned_cache",
+    "profile",
+    "profile_call",
     "record_runs",
     "rms_norm",
     "softmax",
@@ -98,10 +101,11 @@ def get_include() -> str:
     raise RuntimeError("diglot was installed without its headers")
 
 
-def __getattr__(name: str) -> Any:
-    # The tools need more than torch: imported when used.
-    if name == "compare":
-        from diglot.tools.compare import compare
+# The tools need more than torch: imported when used.
+_TOOLS = {"compare": "compare", "profile": "profiling", "profile_call": "profiling"}
 
-        return compare
+
+def __getattr__(name: str) -> Any:
+    if name in _TOOLS:
+        return getattr(_importlib.import_module(f"diglot.tools.{_TOOLS[name]}"), name)
     raise AttributeError(f"module 'diglot' has no attribute {name!r}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,7 @@ class LastRun:
 
 
 CPU = torch.device("cpu")
+MARK = "diglot::"  # how labels of `mark_runs` begin
 
 
 class _Thread(threading.local):
@@ -45,13 +46,31 @@ _launchers: dict[tuple[str, str], Callable[..., str | None]] = {}
 # Called on the thread of each run, after it, with the run and the launcher's arguments. Observers
 # come and go while other threads run: a tuple stays as it is.
 _observers: tuple[Callable[[LastRun, tuple[Any, ...]], None], ...] = ()
-_observers_lock = threading.Lock()
+# What launchers run in. They are wrapped only while there is one: otherwise it costs nothing.
+_marks: tuple[Callable[[str], AbstractContextManager[Any]], ...] = ()
+_lock = threading.Lock()  # held by who changes either
+
+
+def _find(backend: str, op: str, name: str) -> Callable[..., str | None]:
+    return getattr(BACKENDS[backend].module(op), name)
 
 
 def _load(backend: str, op: str, name: str) -> Callable[..., str | None]:
-    launcher = getattr(BACKENDS[backend].module(op), name)
+    launcher = _find(backend, op, name)
+    if _marks:
+        launcher = _marked(f"{MARK}{name}[{backend}]", launcher)
     _launchers[backend, name] = launcher
     return launcher
+
+
+def _marked(label: str, launcher: Callable[..., str | None]) -> Callable[..., str | None]:
+    def run_marked(*arguments: Any) -> str | None:
+        with ExitStack() as stack:
+            for mark in _marks:
+                stack.enter_context(mark(label))
+            return launcher(*arguments)
+
+    return run_marked
 
 
 def run(backend: str, op: str, name: str, *arguments: Any) -> None:
@@ -76,7 +95,7 @@ def run(backend: str, op: str, name: str, *arguments: Any) -> None:
 
 def _run_traced(backend: str, op: str, name: str, arguments: tuple[Any, ...]) -> None:
     if backend != "cuda":
-        (_launchers.get((backend, name)) or _load(backend, op, name))(*arguments)
+        _find(backend, op, name)(*arguments)
         return
     flattened: list[Any] = []
     for argument in arguments:
@@ -123,12 +142,12 @@ def last_run() -> LastRun | None:
 def observe_runs(observer: Callable[[LastRun, tuple[Any, ...]], None]) -> Iterator[None]:
     """Context manager: a function is told of every run, on any thread, and its arguments."""
     global _observers
-    with _observers_lock:
+    with _lock:
         _observers = (*_observers, observer)
     try:
         yield
     finally:
-        with _observers_lock:
+        with _lock:
             _observers = tuple(other for other in _observers if other is not observer)
 
 
@@ -138,3 +157,22 @@ def record_runs() -> Iterator[list[LastRun]]:
     recording: list[LastRun] = []
     with observe_runs(lambda record, _: recording.append(record)):
         yield recording
+
+
+@contextmanager
+def mark_runs(mark: Callable[[str], AbstractContextManager[Any]]) -> Iterator[None]:
+    """Context manager: every launcher, on any thread, runs inside a context that `mark` makes.
+
+    Args:
+        mark: from a label, such as "diglot::gelu_forward[cuda]", a context manager.
+    """
+    global _marks
+    with _lock:
+        _marks = (*_marks, mark)
+        _launchers.clear()
+    try:
+        yield
+    finally:
+        with _lock:
+            _marks = tuple(other for other in _marks if other is not mark)
+            _launchers.clear()

@@ -1,0 +1,107 @@
+"""`diglot profile`."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from diglot.cli.common import check_files, one_line_errors
+
+TAKES_VALUE = ("-W", "-X")  # of Python's own options
+# Until the script runs, Ctrl-C ends the process without a traceback.
+START = (
+    "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL); "
+    "from diglot.tools.profiled_script import main; main()"
+)
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@click.argument("command", nargs=-1, required=True, metavar="[python] SCRIPT|-m MODULE [ARGS]...")
+@click.option(
+    "--engine",
+    default="torch",
+    show_default=True,
+    metavar="NAME",
+    help="torch, or on a GPU proton (Triton's) or nvtx (ranges for Nsight Systems).",
+)
+@click.option("--trace", metavar="FILE", help="Write a Chrome trace, a .json file.")
+@click.option("--tensorboard", metavar="DIR", help="Write a trace for TensorBoard into a folder.")
+@click.option("--flame", metavar="FILE", help="Draw a flame graph, an .svg file.")
+@click.option("--stacks", metavar="FILE", help="Write its times as text, a line for each stack.")
+@click.option(
+    "--frames/--no-frames",
+    default=None,
+    help="Record Python's frames: host time, and memory for each call. Default: yes, unless Triton "
+    "interprets kernels.",
+)
+@click.option(
+    "--table-rows",
+    "rows",
+    default=20,
+    show_default=True,
+    type=click.IntRange(1),
+    metavar="NUMBER",
+    help="Rows of the tables.",
+)
+@click.option("--force", is_flag=True, help="Overwrite files.")
+def profile(command: tuple[str, ...], **options: Any) -> None:
+    """Profile a script of Python's: diglot profile -- python script.py.
+
+    Shown are operators and kernels by the time they took, and how many kernels each operator
+    launched. All of the script counts, first calls too, which compile and load; to leave them out,
+    use diglot.profile or diglot.profile_call in the script. It ends as the script does, with its
+    output and its exit status.
+    """
+    with one_line_errors():
+        _profile(command, options)
+
+
+def _profile(command: tuple[str, ...], options: dict[str, Any]) -> NoReturn:
+    python, kind, target, arguments = split(command)
+    written = {f"--{name}": options[name] for name in ("trace", "flame", "stacks")}
+    check_files([], written, options["force"])
+    if kind == "script" and not Path(target).is_file():
+        raise ValueError(f"there is no script {target}")
+    environment = {"KINETO_LOG_LEVEL": "6", **os.environ}  # it tells of its beginning and end
+    sys.stdout.flush()
+    os.execve(
+        python[0],
+        [*python, "-c", START, json.dumps(options), kind, target, *arguments],
+        environment,
+    )
+
+
+def split(command: tuple[str, ...]) -> tuple[list[str], str, str, list[str]]:
+    """Python with its options, "script" or "module", its name, and its arguments.
+
+    Raises:
+        ValueError: the command is none of Python's.
+    """
+    words = list(command)
+    python = [sys.executable]
+    if re.fullmatch(r"python(\d+(\.\d+)?)?", Path(words[0]).name):
+        name = words.pop(0)
+        if "/" in name:  # a bare name is this Python, wherever it is
+            found = shutil.which(name)
+            if found is None:
+                raise ValueError(f"there is no program {name}")
+            python = [found]
+        while words and words[0].startswith("-") and not words[0].startswith(("-m", "-c")):
+            python.append(words.pop(0))
+            if python[-1] in TAKES_VALUE and words:
+                python.append(words.pop(0))
+    kind = "script"
+    if words and words[0].startswith("-m"):
+        kind = "module"
+        words[0] = words[0][2:]
+        words = [word for word in words[:1] if word] + words[1:]
+    if not words or words[0].startswith("-"):
+        raise ValueError("what to profile must be a script of Python's, or -m and a module")
+    return python, kind, words[0], words[1:]

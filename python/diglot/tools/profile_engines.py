@@ -1,0 +1,173 @@
+"""The profilers that `diglot.profile` drives: PyTorch's, Triton's, and ranges for NVIDIA's."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from diglot.tools import proton
+from diglot.tools.profile_tables import launch_table, span_table
+from diglot.tools.trace import Trace
+
+
+class Engine(ABC):
+    """A profiler. It is made before the warm-up, and records from `start` to `stop`."""
+
+    def __init__(self, folder: Path, frames: bool) -> None:
+        """Its files go into `folder`; `frames` is whether to record Python's, if it can."""
+        self.folder = folder
+
+    @abstractmethod
+    def start(self) -> None:
+        """Records from here on."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Records no longer."""
+
+    @abstractmethod
+    def scope(
+        self, name: str, metrics: dict[str, float] | None = None
+    ) -> AbstractContextManager[Any]:
+        """A range with a name, and where the engine shows numbers, with these."""
+
+    @abstractmethod
+    def lines(self, rows: int) -> list[str]:
+        """What was found, as text."""
+
+    def stacks(self) -> dict[tuple[str, ...], float]:
+        """Times in microseconds by stack, outermost first."""
+        raise ValueError("this engine records no stacks")
+
+
+class TorchEngine(Engine):
+    """PyTorch's profiler."""
+
+    def __init__(self, folder: Path, frames: bool) -> None:
+        super().__init__(folder, frames)
+        from torch._C._profiler import _ExperimentalConfig
+        from torch.profiler import ProfilerActivity, _KinetoProfile
+
+        activities = [ProfilerActivity.CPU]
+        if torch.cuda.is_available():
+            activities.append(ProfilerActivity.CUDA)
+        self.profiler = _KinetoProfile(
+            activities=activities,
+            record_shapes=True,
+            profile_memory=True,
+            with_stack=frames,
+            with_modules=True,
+            # Without it the profiler's own `export_stacks` writes nothing.
+            experimental_config=_ExperimentalConfig(verbose=True),
+        )
+        self.profiler.prepare_trace()
+
+    def start(self) -> None:
+        self.profiler.start_trace()
+
+    def stop(self) -> None:
+        self.profiler.stop_trace()
+        # Once only: a second export is an error.
+        self.profiler.export_chrome_trace(str(self.path))
+
+    @property
+    def path(self) -> Path:
+        """Of the trace."""
+        return self.folder / "trace.json"
+
+    @cached_property
+    def trace(self) -> Trace:
+        """What the trace holds; read when it is asked for, which may take seconds."""
+        return Trace.read(self.path)
+
+    def scope(
+        self, name: str, metrics: dict[str, float] | None = None
+    ) -> AbstractContextManager[Any]:
+        return torch.profiler.record_function(name)
+
+    def stacks(self) -> dict[tuple[str, ...], float]:
+        return self.trace.stacks()
+
+    def lines(self, rows: int) -> list[str]:
+        return [
+            *span_table(self.trace.rows(), rows, self.trace.has_device),
+            "",
+            *launch_table(self.trace, rows),
+        ]
+
+
+class ProtonEngine(Engine):
+    """Triton's profiler."""
+
+    def __init__(self, folder: Path, frames: bool) -> None:
+        super().__init__(folder, frames)
+        check_gpu("proton")
+
+    def start(self) -> None:
+        self.session = proton.Session(self.folder / "proton")
+
+    def stop(self) -> None:
+        self.tree = self.session.finish()
+
+    def scope(
+        self, name: str, metrics: dict[str, float] | None = None
+    ) -> AbstractContextManager[Any]:
+        return proton.scope(name, metrics)
+
+    def stacks(self) -> dict[tuple[str, ...], float]:
+        return self.tree.stacks()
+
+    def lines(self, rows: int) -> list[str]:
+        return [f"{'share':>7}  {'time':>9}  {'count':>6}  scope or kernel", *self.tree.lines()]
+
+
+class NvtxEngine(Engine):
+    """Ranges alone, for Nsight Systems, which is started around the process."""
+
+    def __init__(self, folder: Path, frames: bool) -> None:
+        super().__init__(folder, frames)
+        check_gpu("nvtx")
+
+    def start(self) -> None:
+        torch.cuda.profiler.start()  # `nsys profile --capture-range=cudaProfilerApi`
+
+    def stop(self) -> None:
+        torch.cuda.profiler.stop()
+
+    def scope(
+        self, name: str, metrics: dict[str, float] | None = None
+    ) -> AbstractContextManager[Any]:
+        return _nvtx_range(name)
+
+    def lines(self, rows: int) -> list[str]:
+        return ["NVTX ranges were marked; Nsight Systems, started around this process, shows them"]
+
+
+ENGINES: dict[str, type[Engine]] = {
+    "torch": TorchEngine,
+    "proton": ProtonEngine,
+    "nvtx": NvtxEngine,
+}
+# What each output is made of, and which engines have it.
+HAVE_STACKS, HAVE_TRACE = ("torch", "proton"), ("torch",)
+
+
+@contextmanager
+def _nvtx_range(name: str) -> Iterator[None]:
+    """PyTorch's own takes the name for a format."""
+    torch.cuda.nvtx.range_push(name)
+    try:
+        yield
+    finally:
+        torch.cuda.nvtx.range_pop()
+
+
+def check_gpu(engine: str) -> None:
+    if not torch.cuda.is_available():
+        raise ValueError(f"engine {engine!r} needs a GPU, and PyTorch finds none")

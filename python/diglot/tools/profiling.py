@@ -1,0 +1,322 @@
+"""`diglot.profile`: what runs, how long, by which kernels.
+
+A profiler (`profile_engines`), and what each needs done right: first calls left out, the device
+waited for before and after, and every launcher of diglot's, in backward passes too, in a range of
+its own, which tells the backend.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+import tempfile
+import time
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from diglot.backends.registry import INTERPRET, load_triton, triton_interprets
+from diglot.backends.runs import mark_runs
+from diglot.tools import flame, measure
+from diglot.tools.files import check_writable, writing
+from diglot.tools.profile_engines import ENGINES, HAVE_STACKS, HAVE_TRACE, Engine, TorchEngine
+from diglot.tools.profile_tables import span_table
+from diglot.tools.trace import Launches
+
+ROWS = 20
+
+
+class profile:
+    """Context manager: profiles what runs in it.
+
+        with diglot.profile(trace="trace.json") as p:
+            y = model(x)
+        print(p)
+
+    The device is waited for before the first thing recorded and after the last. First calls
+    compile, load and allocate: leave them out with `warmup` and `step`, or by `profile_call`.
+    Operators are recorded on this thread and on autograd's, kernels of all threads.
+
+    Args:
+        warmup: how many steps to leave out; each ends with a call of `step`.
+        engine: "torch", PyTorch's profiler; "proton", Triton's; "nvtx", ranges for Nsight Systems.
+            The latter two need a GPU.
+        trace: Chrome trace to write, a .json file (engine "torch").
+        tensorboard: folder to write a trace for TensorBoard into (engine "torch").
+        flame: flame graph to write, an .svg file (not engine "nvtx").
+        stacks: the same times as text to write, a line for each stack (not engine "nvtx").
+        frames: whether to record Python's frames (engine "torch"), which takes time on the host and
+            some kilobytes of memory for each call of any function. By default yes, but not where
+            Triton interprets kernels, which takes a great many calls.
+        rows: rows of the tables that `str` gives.
+        force: overwrite files.
+
+    Raises:
+        ValueError: an unknown engine, one that needs a GPU where there is none, or that has no such
+            output; a file that exists or cannot be written; fewer steps than `warmup` and one.
+        RuntimeError: another profiler of this process is running.
+
+    Attributes:
+        notes: what was done, in sentences.
+        written: the outputs that were written.
+    """
+
+    def __init__(
+        self,
+        *,
+        warmup: int = 0,
+        engine: str = "torch",
+        trace: str | Path | None = None,
+        tensorboard: str | Path | None = None,
+        flame: str | Path | None = None,
+        stacks: str | Path | None = None,
+        frames: bool | None = None,
+        rows: int = ROWS,
+        force: bool = False,
+    ) -> None:
+        if engine not in ENGINES:
+            raise ValueError(f"engine must be one of {', '.join(ENGINES)}, not {engine!r}")
+        if warmup < 0 or rows < 1:
+            raise ValueError("warmup must be at least 0, and rows at least 1")
+        self._engine_name, self._force, self._rows = engine, force, rows
+        self._outputs: dict[str, Path] = {}
+        for name, path, engines in (
+            ("trace", trace, HAVE_TRACE),
+            ("tensorboard", tensorboard, HAVE_TRACE),
+            ("flame", flame, HAVE_STACKS),
+            ("stacks", stacks, HAVE_STACKS),
+        ):
+            if path is None:
+                continue
+            if engine not in engines:
+                raise ValueError(f"{name}: engine {engine!r} has none; {' or '.join(engines)} has")
+            if name == "tensorboard":
+                _check_folder(Path(path))
+            else:
+                check_writable(path, force)
+            self._outputs[name] = Path(path)
+        self._frames = not _triton_interprets() if frames is None else frames
+        self._warmup, self._steps = warmup, 0
+        self._recording = self._done = False
+        self.notes: list[str] = []
+        self.written: list[Path] = []
+        self._folder = tempfile.mkdtemp(prefix="diglot-profile-")
+        weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        self._engine: Engine | None = None
+        self._marks = contextlib.ExitStack()
+
+    # --- what is profiled ------------------------------------------------------------------------
+
+    def __enter__(self) -> profile:
+        with contextlib.ExitStack() as stack:
+            self._engine = ENGINES[self._engine_name](Path(self._folder), self._frames)
+            stack.enter_context(mark_runs(self._engine.scope))
+            if self._warmup == 0:
+                self._start()
+            self._marks = stack.pop_all()
+        return self
+
+    def step(self) -> None:
+        """Ends a step. After as many as `warmup`, recording begins."""
+        self._steps += 1
+        if self._steps == self._warmup:
+            self._start()
+
+    def scope(
+        self, name: str, metrics: dict[str, float] | None = None
+    ) -> AbstractContextManager[Any]:
+        """A range with a name, which tables, traces and trees show.
+
+        Args:
+            name: what it is called.
+            metrics: numbers to show with it, such as {"bytes": 1e9} (engine "proton").
+        """
+        if self._engine is None:
+            raise RuntimeError("scope is for use inside the with statement")
+        return self._engine.scope(name, metrics)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert self._engine is not None
+        self._marks.close()
+        was_recording = self._recording
+        if not was_recording:
+            self._engine.start()  # what is begun is ended, as it should
+        # Work that failed may have left the device unusable: what the host did is kept even so.
+        with contextlib.suppress(RuntimeError) if error else contextlib.nullcontext():
+            _synchronize()
+        self._recording = False
+        self._engine.stop()
+        if was_recording:
+            self._done = True
+            self.notes += self._told()
+            self._save(error is not None)
+        elif error is None:
+            raise ValueError(
+                f"nothing was recorded: of {self._warmup} steps of warm-up {self._steps} ended "
+                "with a call of step()"
+            )
+
+    def _start(self) -> None:
+        assert self._engine is not None
+        _synchronize()
+        self._engine.start()
+        self._recording = True
+
+    def _told(self) -> list[str]:
+        what = "recorded from the first call on, without warm-up"
+        if self._warmup:
+            recorded = self._steps - self._warmup
+            what = f"{recorded} steps recorded after {self._warmup} of warm-up"
+        if torch.cuda.is_available():
+            what += "; the GPU was waited for before and after"
+        notes = [what]
+        no_gpu = measure.why_not()
+        if no_gpu is not None:
+            notes.append(f"times are not a GPU's: {no_gpu}")
+        if self._engine_name in HAVE_TRACE and not self._frames:
+            notes.append("Python's frames were not recorded")
+        return notes
+
+    def _save(self, only_tell: bool) -> None:
+        """Writes every output that can be written, and then says what kept another from it."""
+        failures = []
+        for name, path in self._outputs.items():
+            try:
+                getattr(self, f"save_{name}")(path, self._force)
+                self.written.append(path)
+            except ValueError as error:
+                failures.append(error)
+        self.notes += [str(error) for error in failures]
+        if failures and not only_tell:
+            raise failures[0]
+
+    # --- what was found --------------------------------------------------------------------------
+
+    def _finished(self) -> Engine:
+        if self._engine is None or not self._done:
+            raise RuntimeError("the profile is there when the with statement has ended")
+        return self._engine
+
+    def _torch(self) -> TorchEngine:
+        engine = self._finished()
+        if not isinstance(engine, TorchEngine):
+            raise ValueError(f"engine {self._engine_name!r} has no trace; torch has")
+        return engine
+
+    def __str__(self) -> str:
+        return "\n".join([*self._finished().lines(self._rows), "", *self.notes])
+
+    @property
+    def profiler(self) -> Any:
+        """PyTorch's own object, a `torch.profiler._KinetoProfile` (engine "torch")."""
+        return self._torch().profiler
+
+    def table(self, rows: int = ROWS, *, by_shape: bool = False) -> str:
+        """Operators, scopes and kernels, by time on the GPU, or without one on the CPU."""
+        trace = self._torch().trace
+        return "\n".join(span_table(trace.rows(by_shape), rows, trace.has_device))
+
+    def kernels_by_op(self) -> dict[str, Launches]:
+        """Kernels by operator: which ran, how often, and how many to a call (engine "torch").
+
+        An operator is the outermost, or a launcher of diglot's, such as
+        "diglot::gelu_forward[cuda]". Without a GPU the operators stand for kernels that would have
+        launched one, which is about right.
+        """
+        return self._torch().trace.kernels_by_op()
+
+    def kernels_by_scope(self) -> dict[str, Launches]:
+        """The same by the scopes that the user named."""
+        return self._torch().trace.kernels_by_scope()
+
+    def stacks(self) -> dict[tuple[str, ...], float]:
+        """Microseconds by stack, outermost frame first: on the GPU, or without one on the CPU."""
+        return self._finished().stacks()
+
+    def save_trace(self, path: str | Path, force: bool = False) -> None:
+        """Writes a Chrome trace, for chrome://tracing or ui.perfetto.dev."""
+        source = self._torch().path
+        check_writable(path, force)
+        with writing(path):
+            shutil.copyfile(source, path)
+
+    def save_tensorboard(self, folder: str | Path, force: bool = False) -> None:
+        """Writes a trace into a folder, for TensorBoard; what is there is left alone."""
+        source, folder = self._torch().path, Path(folder)
+        _check_folder(folder)
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            name = f"{socket.gethostname()}.{time.time_ns()}.pt.trace.json"
+            shutil.copyfile(source, folder / name)
+
+    def save_flame(self, path: str | Path, force: bool = False) -> None:
+        """Writes a flame graph, as SVG."""
+        engine = self._finished()
+        where = "GPU" if self._is_of_device() else "CPU"
+        _write(path, flame.render(engine.stacks(), f"Time on the {where} by stack"), force)
+
+    def save_stacks(self, path: str | Path, force: bool = False) -> None:
+        """Writes the stacks as text, `a;b;c 12` in microseconds, which other renderers read."""
+        _write(path, flame.folded(self._finished().stacks()), force)
+
+    def _is_of_device(self) -> bool:
+        engine = self._finished()
+        return engine.trace.has_device if isinstance(engine, TorchEngine) else True
+
+
+def profile_call(
+    function: Callable[[], object], *, warmup: int = 3, repeat: int = 5, **options: Any
+) -> profile:
+    """Profiles calls of a function, after others that are not recorded.
+
+    Args:
+        function: what to call.
+        warmup: calls that are not recorded, at least one.
+        repeat: calls that are.
+        options: of `profile`.
+
+    Returns:
+        The profile.
+    """
+    if warmup < 1 or repeat < 1:
+        raise ValueError("warmup and repeat must be at least 1")
+    with profile(warmup=warmup, **options) as done:
+        for _ in range(warmup + repeat):
+            function()
+            done.step()
+    return done
+
+
+def _triton_interprets() -> bool:
+    return INTERPRET or (load_triton()[0] is not None and triton_interprets())
+
+
+def _check_folder(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file, not a folder to write into")
+
+
+def _synchronize() -> None:
+    """Waits for all GPUs that this process has used."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+        for device in range(torch.cuda.device_count()):
+            if torch.cuda.memory_reserved(device):
+                torch.cuda.synchronize(device)
+
+
+def _write(path: str | Path, text: str, force: bool) -> None:
+    check_writable(path, force)
+    with writing(path):
+        Path(path).write_text(text, encoding="utf-8")

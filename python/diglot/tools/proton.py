@@ -1,0 +1,134 @@
+"""Triton's profiler, Proton: started and ended around what is profiled, its tree of times read.
+
+Proton has no context manager: `triton.profiler.profile` is a decorator. What it writes, a tree in
+JSON in the form of the package hatchet, is read here without that package.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from diglot.tools.flame import duration
+
+TIME = "time (ns)"
+METADATA = "__proton_launch_metadata"  # what launches of Triton's compute for the profiler itself
+
+
+@dataclass(frozen=True)
+class Node:
+    """A scope or a kernel, with what is in it.
+
+    Attributes:
+        name: the scope's or the kernel's.
+        us: time on the GPU, of what is in it too, in microseconds.
+        count: how many kernels ran.
+        parts: what is in it.
+        metrics: numbers that were given for it, such as "bytes".
+    """
+
+    name: str
+    us: float
+    count: int
+    parts: tuple[Node, ...] = ()
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    @staticmethod
+    def read(path: str | Path) -> Node:
+        """The root of a file that Proton wrote.
+
+        Raises:
+            ValueError: it is no such file.
+        """
+        try:
+            root, *_ = json.loads(Path(path).read_text())
+            return _node(root)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"{path} is no tree of Proton's: {error!r}") from error
+
+    def stacks(self) -> dict[tuple[str, ...], float]:
+        """Times in microseconds by stack, outermost first, each without that of its parts."""
+        found: dict[tuple[str, ...], float] = {}
+        waiting: list[tuple[tuple[str, ...], Node]] = [((), self)]
+        while waiting:
+            stack, node = waiting.pop()
+            own = node.us - sum(part.us for part in node.parts)
+            if own > 0:
+                found[stack or (node.name,)] = found.get(stack, 0.0) + own
+            waiting += [((*stack, part.name), part) for part in node.parts]
+        return found
+
+    def lines(self) -> list[str]:
+        """The tree as text, what took longest first."""
+        return list(_lines(self, "", "", self.us or 1.0))
+
+
+def _node(entry: dict[str, Any]) -> Node:
+    parts = tuple(_node(e) for e in entry["children"] if e["frame"]["name"] != METADATA)
+    metrics = entry["metrics"]
+    return Node(
+        entry["frame"]["name"],
+        metrics.get(TIME, 0) / 1e3 + sum(part.us for part in parts),
+        int(metrics.get("count", 0)) + sum(part.count for part in parts),
+        parts,
+        {
+            name: value
+            for name, value in metrics.items()
+            if name not in (TIME, "count") and isinstance(value, (int, float)) and value
+        },
+    )
+
+
+def _given(node: Node) -> str:
+    """A node's numbers as text, and the bandwidth that is in them."""
+    given = [f"{name} {value:.4g}" for name, value in node.metrics.items()]
+    if "bytes" in node.metrics and node.us:
+        given.append(f"{node.metrics['bytes'] / node.us / 1e3:.4g} GB/s")
+    return f"  ({', '.join(given)})" if given else ""
+
+
+def _lines(node: Node, first: str, rest: str, whole: float) -> Iterator[str]:
+    share = f"{100 * node.us / whole:5.1f} %"
+    yield f"{share}  {duration(node.us):>9}  {node.count:>6}  {first}{node.name}{_given(node)}"
+    parts = sorted(node.parts, key=lambda part: part.us, reverse=True)
+    for part in parts:
+        is_last = part is parts[-1]
+        yield from _lines(
+            part, rest + ("└─ " if is_last else "├─ "), rest + ("   " if is_last else "│  "), whole
+        )
+
+
+class Session:
+    """A run of Proton, from now on, which writes `<stem>.hatchet`.
+
+    Raises:
+        RuntimeError: Proton cannot start, as where another profiler of this process holds CUPTI.
+    """
+
+    def __init__(self, stem: Path) -> None:
+        from triton import profiler
+
+        self._finalize = profiler.finalize
+        self._path = stem.with_name(f"{stem.name}.hatchet")
+        try:
+            profiler.start(str(stem), hook="triton")
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"Proton cannot start ({error}); one process has one profiler at a time"
+            ) from error
+
+    def finish(self) -> Node:
+        """Ends it; the tree."""
+        self._finalize()
+        return Node.read(self._path)
+
+
+def scope(name: str, metrics: dict[str, float] | None) -> AbstractContextManager[Any]:
+    """A node of the tree around what is launched in it; nothing where there is no session."""
+    from triton import profiler
+
+    return profiler.scope(name, metrics)

@@ -1,0 +1,65 @@
+"""`diglot profile`: which Python it starts, with what; tests/test_profiling.py has the rest."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+import pytest
+from commands import fails, run
+
+from diglot.cli.profile import split
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("a.py", ([sys.executable], "script", "a.py", [])),
+        ("a.py -m x --flag", ([sys.executable], "script", "a.py", ["-m", "x", "--flag"])),
+        ("python a.py b", ([sys.executable], "script", "a.py", ["b"])),
+        ("python3.12 -O -X dev a.py", ([sys.executable, "-O", "-X", "dev"], "script", "a.py", [])),
+        ("python -m a.b c", ([sys.executable], "module", "a.b", ["c"])),
+        ("-ma.b -m c", ([sys.executable], "module", "a.b", ["-m", "c"])),
+        (f"{sys.executable} a.py", ([sys.executable], "script", "a.py", [])),
+    ],
+)
+def test_commands(command, expected):
+    assert split(tuple(command.split())) == expected
+
+
+def test_it_starts_python(tmp_path, monkeypatch):
+    class Started(Exception):
+        pass
+
+    def start(*arguments):
+        raise Started(*arguments)
+
+    script = tmp_path / "script.py"
+    script.touch()
+    monkeypatch.setattr(os, "execve", start)
+    result = run("profile", "--flame", "f.svg", "--table-rows", "3", script, "--engine", "mine")
+    assert isinstance(result.exception, Started), result.output
+    program, (_, _, code, options, *rest), environment = result.exception.args
+    assert (program, rest) == (sys.executable, ["script", str(script), "--engine", "mine"])
+    assert "profiled_script" in code and "PATH" in environment
+    options = {name: value for name, value in json.loads(options).items() if value}
+    assert options == {"engine": "torch", "flame": "f.svg", "rows": 3}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("", "Missing argument"),
+        ("python", "what to profile must be a script of Python's, or -m and a module"),
+        ("-- python -c pass", "what to profile must be a script of Python's"),
+        ("-- -m", "what to profile must be a script of Python's"),
+        ("nowhere.py", "there is no script nowhere.py"),
+        ("/nowhere/python a.py", "there is no program /nowhere/python"),
+        ("--table-rows 0 a.py", "0 is not in the range x>=1"),
+        ("--trace a --flame a a.py", "--flame must name another file than --trace"),
+        ("--trace nowhere/a.json a.py", "there is no folder"),
+    ],
+)
+def test_refused(arguments, message):
+    assert message in fails("profile", *arguments.split())
