@@ -18,7 +18,7 @@ except ImportError as missing:
     print(MISSING.format(missing.name), file=sys.stderr)
     raise SystemExit(2) from None
 
-COMMANDS = ("compare", "info", "stream")
+COMMANDS = ("compare", "info", "inspect", "stream")
 
 
 class _Group(click.Group):
