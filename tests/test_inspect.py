@@ -354,11 +354,17 @@ def test_sources():
 
 
 PLANTED = """
-#include <cuda_fp16.h>
 namespace diglot {
 template <typename T> __global__ void scale(int n, const T* x, T* y) {
   const int i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i < n) y[i] = x[i] * T(2);
+}
+__global__ void turn(float* x) {
+  __shared__ float kept[12];
+  extern __shared__ float more[];
+  kept[threadIdx.x % 12] = more[threadIdx.x] = x[threadIdx.x];
+  __syncthreads();
+  x[threadIdx.x] = kept[(threadIdx.x + 1) % 12] + more[threadIdx.x ^ 1];
 }
 template __global__ void scale<float>(int, const float*, float*);
 template __global__ void scale<double>(int, const double*, double*);
@@ -369,7 +375,7 @@ template __global__ void scale<double>(int, const double*, double*);
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc")
 def test_a_library_with_ptx(tmp_path, monkeypatch):
     """Of its own kernel alone; PTX of another architecture than the machine code's."""
-    (tmp_path / "scale.cu").write_text(PLANTED.replace("#include <cuda_fp16.h>\n", ""))
+    (tmp_path / "scale.cu").write_text(PLANTED)
     library = tmp_path / "scale.o"
     targets = ("compute_80,code=sm_80", "compute_90,code=compute_90", "compute_90a,code=sm_90a")
     flags = [f"-gencode=arch={target}" for target in targets]
@@ -394,7 +400,13 @@ def test_a_library_with_ptx(tmp_path, monkeypatch):
         assert not re.search(r"NOP|0x[0-9a-f]{16}", sass)
     cubins = [cuda_library.cuda_cubin("scale<float>", of) for of in ("sm_80", "sm_90")]
     assert cubins[0] != cubins[1] and all(of.startswith(b"\x7fELF") for of in cubins)
-    assert cuda_library.cuda_kernels("sm_90", ["scale<float>"])["scale<float>"].loads == ((4, 1),)
+    for architecture in ("sm_80", "sm_90"):
+        kernels = cuda_library.cuda_kernels(architecture)
+        assert kernels["scale<float>"].loads == ((4, 1),)
+        shared = {name: kernel.shared_bytes for name, kernel in kernels.items()}
+        assert shared == {"scale<float>": 0, "scale<double>": 0, "turn": 48}, "none of the system's"
+        launched = kernels["turn"].launched(32, 128)
+        assert (launched.shared_bytes, launched.dynamic_shared_bytes) == (48 + 128, 128)
     with pytest.raises(KeyError, match="no kernel scale<int>"):
         cuda_library.cuda_sass("scale<int>")
 

@@ -100,6 +100,10 @@ def short_name(signature: str) -> str:
     return found.group(1) if found else signature
 
 
+# Of every block's shared memory, what the system has for itself.
+RESERVED_SHARED_BYTES = 1024
+
+
 class Usage(NamedTuple):
     """What cuobjdump tells of a function without looking at its code.
 
@@ -107,13 +111,19 @@ class Usage(NamedTuple):
         symbol: its name in the file.
         registers: per thread.
         stack_bytes: stack frame per thread.
-        shared_bytes: static shared memory per block.
+        shared_bytes: static shared memory per block, as the file has it: from sm_90 on, where there
+            is any, with `RESERVED_SHARED_BYTES`.
     """
 
     symbol: str
     registers: int
     stack_bytes: int
     shared_bytes: int
+
+    def own_shared_bytes(self, architecture: str) -> int:
+        """Static shared memory that is the function's own."""
+        has_reserved = self.shared_bytes and check_architecture(architecture) >= 90
+        return self.shared_bytes - (RESERVED_SHARED_BYTES if has_reserved else 0)
 
 
 _USAGE = re.compile(r"^\s*Function (\S+):\s*\n\s*REG:(\d+) STACK:(\d+) SHARED:(\d+)", re.MULTILINE)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from diglot.tools.machine_code import check_architecture
+from diglot.tools.machine_code import RESERVED_SHARED_BYTES, check_architecture
 
 LANES = 32
 MAX_THREADS = 1024  # of a block
@@ -21,7 +21,6 @@ REGISTERS = 1 << 16  # of a multiprocessor, and at most of a block
 REGISTER_UNIT = 256  # of a warp
 PARTS = 4  # of a multiprocessor
 SHARED_UNIT = 128
-RESERVED_SHARED_BYTES = 1024  # of a block
 
 
 @dataclass(frozen=True)

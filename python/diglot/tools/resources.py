@@ -102,7 +102,7 @@ def join(usage: Iterable[Usage], sass: str, architecture: str) -> dict[str, Kern
             registers=entry.registers,
             spill_bytes=code[entry.symbol].spill_bytes,
             stack_bytes=entry.stack_bytes,
-            shared_bytes=entry.shared_bytes,
+            shared_bytes=entry.own_shared_bytes(architecture),
             load_bytes=max((width for width, _ in code[entry.symbol].loads), default=None),
             store_bytes=max((width for width, _ in code[entry.symbol].stores), default=None),
             loads=code[entry.symbol].loads,
@@ -157,7 +157,7 @@ def compile_stages(specialization: Any, architecture: str = DEFAULT_ARCHITECTURE
         sass = dump("-sass", str(cubin))
     (code,) = re.findall(r"^\s*code for (sm_\w+)$", sass, re.MULTILINE)
     (kernel,) = join(usage, sass, code).values()
-    # All of a Triton kernel's shared memory is dynamic: the cubin does not tell its size.
+    # A Triton kernel's shared memory is dynamic: the cubin does not tell its size.
     metadata = compiled.metadata
     launched = kernel.launched(32 * int(metadata.num_warps), int(metadata.shared))
     return CompiledKernel(launched, stages)
