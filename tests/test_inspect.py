@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib.util
 import io
 import json
 import re
 import shutil
 import subprocess
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import torch
@@ -107,6 +109,47 @@ def test_what_a_program_of_1024_elements_becomes():
         re.findall(r"#ttg\.blocked<(\{sizePerThread = \[4\].*?\})>", kernel.stages["ttgir"])
     )
     assert "threadsPerWarp = [32], warpsPerCTA = [4]" in layout
+
+
+@pytest.fixture
+def page():
+    """The module that writes docs/inspect.md."""
+    path = Path(__file__).parents[1] / "tools/inspect_page.py"
+    specification = importlib.util.spec_from_file_location("inspect_page", path)
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+def check_page(page, excerpts):
+    """Asserts that the page shows these; of other compilers it only must have a place for them."""
+    text = page.PAGE.read_text()
+    assert set(excerpts) <= {name for _, name, _ in page.BLOCK.findall(text)}
+    if page.versions() in text:
+        assert page.fill(text, excerpts) == text, "python tools/inspect_page.py writes it anew"
+
+
+@pytest.mark.skipif("cuda" not in LANGUAGES, reason="the extension's code cannot be read here")
+def test_the_page_shows_what_compilers_make(page):
+    excerpts = page.of_gelu(inspected())
+    check_page(page, excerpts)
+    # What the page says of them holds for every compiler.
+    assert excerpts["sass"].count("LDG.E.128") == excerpts["ptx"].count("ld.global.v4") == 2
+    assert "+0x800]" in excerpts["sass"] and excerpts["cuda-sass"].count("LDG.E.128") == 4
+    assert "LDGSTS.E.BYPASS.128" in excerpts["copies"]
+
+
+@pytest.mark.slow
+@pytest.mark.ahead_of_time
+@pytest.mark.skipif("cuda" not in LANGUAGES, reason="the page tells the extension's version")
+def test_the_page_compiles_its_own_kernel(page):
+    excerpts = page.of_product(page.PAGE.read_text())
+    check_page(page, excerpts)
+    assert (
+        excerpts["product-ttgir"].count("local_alloc") == 2 and "HGMMA" in excerpts["product-sass"]
+    )
+    shared = int(re.search(r"(\d+) bytes", excerpts["product-shared"])[1])
+    assert shared >= 2 * 64 * 64 * 2, "two tiles of 64 by 64 elements of 16 bits"
 
 
 def test_save(tmp_path, monkeypatch):
