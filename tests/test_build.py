@@ -83,7 +83,7 @@ def test_wheel_without_nvcc(wheel):
 
 
 def test_every_module_is_packaged(wheel):
-    """The list of packages in pyproject.toml leaves none out."""
+    """The list of packages in pyproject.toml leaves none out, and no source of a kernel."""
     names = set(zipfile.ZipFile(wheel).namelist())
     python = {p.relative_to(ROOT / "python") for p in (ROOT / "python").rglob("*.py")}
     triton = {"diglot" / p.relative_to(ROOT) for p in (ROOT / "triton_ops").rglob("*.py")}
@@ -91,7 +91,8 @@ def test_every_module_is_packaged(wheel):
         "diglot/include" / p.relative_to(ROOT / "csrc/include")
         for p in (ROOT / "csrc/include").rglob("*.*h")
     }
-    assert {p.as_posix() for p in python | triton | headers} - names == set()
+    kernels = {"diglot/cuda_ops" / Path(p.name) for p in (ROOT / "csrc/ops").glob("*.cu")}
+    assert {p.as_posix() for p in python | triton | headers | kernels} - names == set()
 
 
 def test_installed_without_nvcc(wheel, tmp_path):

@@ -12,15 +12,17 @@ import shutil
 import subprocess
 from collections import Counter
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 import torch
 from backends import why_no_code
 from commands import fails, run
 
-from diglot.tools import cuda_library, inspect, machine_code, sources
+from diglot.tools import cuda_library, inspect, machine_code, recording, sources
 from diglot.tools.inspect import STAGES
 from diglot.tools.machine_code import ResourcesUnavailable
+from diglot.tools.occupancy import LIMITS, occupancy
 from diglot.tools.resources import KernelResources, Kernels, TensorLike
 from diglot.tools.specs import find_call
 
@@ -152,9 +154,8 @@ def test_the_page_compiles_its_own_kernel(page):
     assert shared >= 2 * 64 * 64 * 2, "two tiles of 64 by 64 elements of 16 bits"
 
 
-def test_save(tmp_path, monkeypatch):
+def test_save(tmp_path):
     """Every stage of every kernel, in files whose names tell them apart."""
-    monkeypatch.setattr(inspect, "kernels_of_calls", None)  # nothing runs: it is there
     found = inspected()
     written = inspect.save(found, tmp_path / "out")
     names = {path.name for path in written}
@@ -191,6 +192,39 @@ KERNEL = KernelResources(
     cluster_blocks=2,
 )
 TRITON = dataclasses.replace(KERNEL, name="scale_flat", cluster_blocks=1)
+
+
+def test_no_two_kernels_share_a_file():
+    names = ("a<1>", "a_1", "a<(E)1>", "a<1>")
+    kernels = tuple(
+        inspect.InspectedKernel(
+            *("cuda", ("forward",), dataclasses.replace(KERNEL, name=name, registers=i)),
+            *(occupancy("sm_90", 32, 32, 0), {"sass": name}),
+        )
+        for i, name in enumerate(names)
+    )
+    files = inspect.file_names(inspect.Inspection("a", "sm_90", kernels, {}))
+    assert [of.name for of, _ in files.values()] == list(names)
+    assert list(files) == ["cuda.a_1.sass", "cuda.a_1-2.sass", "cuda.a_E_1.sass", "cuda.a_1-3.sass"]
+
+
+def test_launches_are_those_of_the_architecture(monkeypatch):
+    """The launcher is asked for a device of its limits, and what it would start is kept whole."""
+
+    class Extension:
+        devices: ClassVar[list] = []
+
+        def record(self, function, *device):
+            self.devices.append(device)
+            function()
+            return [("void diglot::scale<float>(int)", (7, 1, 1), (32, 4, 2), 4096, 8)]
+
+    monkeypatch.setattr(recording, "load_extension", lambda: (Extension(), ""))
+    limits = [LIMITS[name] for name in ("sm_90", "sm_86")]
+    for of in limits:
+        (launched,) = recording._record_cuda(of, lambda: None)
+        assert launched == recording.Launched("scale<float>", 256, 4096, 8)
+    assert Extension.devices == [(132, 228 << 10, True), (132, 100 << 10, False)]
 
 
 @pytest.fixture
@@ -466,3 +500,14 @@ def test_other_ops(op):
             assert kernel.name.startswith(op.removesuffix("_check"))
             assert kernel.source is not None and kernel.occupancy.blocks > 0
     assert set(find_call(op).directions) == {d for k in found.kernels for d in k.directions}
+
+
+@pytest.mark.slow
+@pytest.mark.ahead_of_time
+def test_shared_memory_of_launches():
+    """What the backward pass of layer norm asks for: as much as there is room for, in one block."""
+    found = inspect.inspect("layer_norm")
+    for language in LANGUAGES:
+        most = max(found.of(language), key=lambda kernel: kernel.resources.dynamic_shared_bytes)
+        assert most.directions == ("backward",) and most.occupancy.blocks == 1
+        assert 50_000 < most.resources.dynamic_shared_bytes <= 227 << 10
