@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from diglot.tools import resources
+from diglot.tools import cuda_library, machine_code
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -57,9 +57,9 @@ def examples(count: int) -> int:
 def why_no_code() -> str | None:
     """Why the code of the CUDA extension cannot be read here."""
     try:
-        resources.library_path()
-        resources.find_cuobjdump()
-    except resources.ResourcesUnavailable as error:
+        cuda_library.library_path()
+        machine_code.find_cuobjdump()
+    except machine_code.ResourcesUnavailable as error:
         return str(error)
     return None
 

@@ -100,7 +100,8 @@ def test_every_module_is_packaged(wheel):
         "diglot/include" / p.relative_to(ROOT / "csrc/include")
         for p in (ROOT / "csrc/include").rglob("*.*h")
     }
-    assert {p.as_posix() for p in python | beside | headers} - names == set()
+    kernels = {"diglot/cuda_ops" / Path(p.name) for p in (ROOT / "csrc/ops").glob("*.cu")}
+    assert {p.as_posix() for p in python | beside | headers | kernels} - names == set()
 
 
 def test_installed_without_nvcc(wheel, tmp_path):

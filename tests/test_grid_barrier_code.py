@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import diglot
-from diglot.tools.resources import find_cuobjdump
+from diglot.tools.machine_code import find_cuobjdump
 
 ROOT = Path(__file__).parent.parent
 ARCHITECTURES = ["80", "90"]

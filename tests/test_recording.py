@@ -12,14 +12,9 @@ import pytest
 import torch
 from backends import needs_extension, why_no_code
 
-from diglot.tools import resources
-from diglot.tools.resources import (
-    LANGUAGES,
-    Call,
-    TensorLike,
-    cuda_kernel_names,
-    kernels_of_calls,
-)
+from diglot.tools import machine_code
+from diglot.tools.cuda_library import cuda_kernel_names
+from diglot.tools.resources import LANGUAGES, Call, TensorLike, kernels_of_calls
 
 # Elements of calls to either side of the limits between which kernels are made for latency and for
 # bandwidth.
@@ -42,17 +37,36 @@ def test_launches_are_recorded():
     (flat,) = _C.record(lambda: _C.gelu_forward(x, "none", out))
     (strided,) = _C.record(lambda: _C.gelu_forward(x[:, ::2], "none", out[:, ::2]))
     assert _C.last_variant() == "strided, 32-bit offsets" and not out.any()
-    names = [resources.short_name(kernel) for kernel, *_ in (flat, strided)]
+    names = [machine_code.short_name(kernel) for kernel, *_ in (flat, strided)]
     assert names == [
         "gelu_forward_flat<float, (Approximate)0, FlatShape<4, 4> >",
         "gelu_forward_strided<float, (Approximate)0, FlatShape<4, 1>, unsigned int>",
     ]
     assert set(names) <= set(cuda_kernel_names())
-    assert flat[1:] == ((3 * 2**20 // (128 * 16), 1, 1), (128, 1, 1))
+    assert flat[1:] == ((3 * 2**20 // (128 * 16), 1, 1), (128, 1, 1), 0, 1)
     meta = torch.empty(5, 1, device="meta")
     grad, row = torch.empty(5, 2**20, device="meta"), torch.empty(300, 5, device="meta")
     split = _C.record(lambda: _C.add_backward(grad, 1, row, meta))
-    assert [(len(grid), grid[1]) for _, grid, _ in split] == [(3, 300), (3, 1)]
+    assert [(len(grid), grid[1]) for _, grid, *_ in split] == [(3, 300), (3, 1)]
+
+
+@needs_extension
+def test_launches_are_recorded_for_a_device():
+    """What a launcher asks of its device is answered for the one that is named."""
+    from diglot import _C
+
+    x = torch.empty(4, 65536, device="meta")
+
+    def launch():
+        _C.softmax_forward(x, 1, None, x)
+
+    # Multiprocessors, bytes of shared memory of each, and whether there are clusters.
+    ((on_h200, *_, h200_shared, h200_cluster),) = _C.record(launch, 132, 228 << 10, True)
+    ((on_a100, *_, a100_shared, a100_cluster),) = _C.record(launch, 108, 164 << 10, False)
+    assert (h200_shared, h200_cluster) == (0, 4) and on_h200 != on_a100
+    # A block has eight tiles of 32 KiB, and as many in shared memory as there is room for.
+    assert (a100_shared, a100_cluster) == (5 * 256 * 8 * 16, 1)
+    assert _C.record(launch) == _C.record(launch, 132, 228 << 10, True)
 
 
 @needs_extension

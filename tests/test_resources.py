@@ -9,14 +9,10 @@ import pytest
 import torch
 from backends import needs_extension
 
-from diglot.tools import resources
-from diglot.tools.resources import (
-    KernelResources,
-    ResourcesUnavailable,
-    TensorLike,
-    cuda_kernel_names,
-    cuda_kernels,
-)
+from diglot.tools import cuda_library, machine_code
+from diglot.tools.cuda_library import cuda_kernel_names, cuda_kernels
+from diglot.tools.machine_code import Code, ResourcesUnavailable
+from diglot.tools.resources import KernelResources, TensorLike
 
 TINY = "FlatShape<1, 1> >"
 TYPES = {"__half": 2, "__nv_bfloat16": 2, "short": 2, "float": 4, "int": 4, "double": 8, "long": 8}
@@ -32,6 +28,9 @@ SASS = """
         /*0050*/      STL [R1+0x8], R4 ;
         /*0060*/      LDS.128 R4, [R1] ;
         /*0070*/      LDL.LU R4, [R1+0x8] ;
+        /*0080*/ @!UP2 MUFU.EX2 R4, R4 ;
+        /*0090*/      ATOMG.E.ADD.STRONG.GPU PT, R4, desc[UR10][R14.64], R5 ;
+        /*00a0*/      MOV R4, c[0x0][0x28] ;
 		Function : bar
         /*0000*/      EXIT ;
 """
@@ -41,29 +40,31 @@ SASS = """
 def architecture(request):
     """One that the extension has machine code for: a wheel has more than a build for tests."""
     try:
-        resources.code_that_runs(request.param)
+        cuda_library.code_that_runs(request.param)
     except ResourcesUnavailable as error:
         pytest.skip(str(error))
     return request.param
 
 
 def test_sass_is_read():
-    found = resources._read_sass(SASS)
-    assert found["_Z3foov"] == {
-        "load_bytes": 16,
-        "store_bytes": 8,
-        "loads": ((16, 1), (4, 1), (2, 1)),
-        "stores": ((8, 1),),
-        "spill_bytes": 12,
-    }
-    assert found["bar"]["load_bytes"] is None and found["bar"]["spill_bytes"] == 0
+    found = machine_code.read_sass(SASS)
+    assert found["_Z3foov"] == Code(
+        loads=((16, 1), (4, 1), (2, 1)),
+        stores=((8, 1),),
+        spill_bytes=12,
+        instructions=(
+            *(("LDG.128", 1), ("LDG.32", 1), ("LDG.16", 1), ("STG.64", 1), ("LDS.128", 1)),
+            *(("LDL.32", 1), ("STL.64", 1), ("STL.32", 1), ("MUFU", 1), ("ATOMG", 1)),
+        ),
+    )
+    assert found["bar"] == Code((), (), 0, ())
 
 
 def test_symbols_are_read():
     symbol = "_ZN6diglot16add_forward_flatIfNS_9FlatShapeILi4ELi4EEEEEvliPKT_S5_"
     symbol += "NS_7ComputeIS3_E4typeEPS3_"
-    assert resources.demangle(symbol) == "add_forward_flat<float, FlatShape<4, 4> >"
-    assert resources.demangle("add_forward_flat") == "add_forward_flat"
+    assert machine_code.demangle(symbol) == "add_forward_flat<float, FlatShape<4, 4> >"
+    assert machine_code.demangle("add_forward_flat") == "add_forward_flat"
 
 
 @pytest.mark.parametrize(
@@ -71,18 +72,18 @@ def test_symbols_are_read():
     [("sm_80", "sm_80"), ("sm_86", "sm_80"), ("sm_90", "sm_90a"), ("sm_90a", "sm_90a")],
 )
 def test_architectures(asked, found, monkeypatch):
-    monkeypatch.setattr(resources, "library_architectures", lambda: ("sm_80", "sm_90a"))
-    assert resources.code_that_runs(asked) == found
+    monkeypatch.setattr(cuda_library, "library_architectures", lambda: ("sm_80", "sm_90a"))
+    assert cuda_library.code_that_runs(asked) == found
 
 
 def test_architectures_without_code(monkeypatch):
-    monkeypatch.setattr(resources, "library_architectures", lambda: ("sm_80", "sm_90a"))
+    monkeypatch.setattr(cuda_library, "library_architectures", lambda: ("sm_80", "sm_90a"))
     with pytest.raises(
         ResourcesUnavailable, match="machine code for sm_80, sm_90a, not for sm_100"
     ):
-        resources.code_that_runs("sm_100")
+        cuda_library.code_that_runs("sm_100")
     with pytest.raises(ValueError, match="arch must be like 'sm_90'"):
-        resources.code_that_runs("90")
+        cuda_library.code_that_runs("90")
 
 
 def test_older_tools_tell_architectures_too(monkeypatch):
@@ -106,9 +107,9 @@ Fatbin ptx code:
 ================
 arch = sm_90
 """
-    monkeypatch.setattr(resources, "_dump", lambda *arguments: text)
-    found = resources._usage_in("library", -1)
-    assert found == {name: [("_Z1av", "8", "0", "16")] for name in ("sm_80", "sm_90a")}
+    monkeypatch.setattr(cuda_library, "dump", lambda *arguments: text)
+    found = cuda_library._usage_in("library", -1)
+    assert found == {name: [("_Z1av", 8, 0, 16)] for name in ("sm_80", "sm_90a")}
 
 
 @needs_extension
@@ -255,9 +256,9 @@ def test_no_cuda_kernel_spills(architecture):
 @needs_extension
 def test_no_cuda_kernel_has_a_stack(architecture):
     """What is spilled lies there; to read this takes no time, unlike all the code."""
-    usage = resources._library_usage()[resources.code_that_runs(architecture)]
+    usage = cuda_library.library_usage()[cuda_library.code_that_runs(architecture)]
     assert len(usage) > 100
-    assert not {symbol: stack for symbol, _, stack, _ in usage if int(stack)}
+    assert not {symbol: stack for symbol, _, stack, _ in usage if stack}
 
 
 def test_likeness_of_a_tensor():

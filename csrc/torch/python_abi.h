@@ -48,6 +48,7 @@ extern PyObject* PyExc_RuntimeError;
 extern PyObject* PyExc_TypeError;
 extern PyObject* PyExc_ValueError;
 
+int PyArg_ParseTuple(PyObject*, const char*, ...);
 PyObject* Py_BuildValue(const char*, ...);
 void Py_DecRef(PyObject*);
 void Py_IncRef(PyObject*);

@@ -11,7 +11,6 @@ namespace diglot {
 // Where blocks have several of these tiles: the bytes of shared memory for as many as there is
 // room.
 inline int parking_bytes(int64_t tiles, int tile_bytes) {
-  if (Recording::innermost() != nullptr) return 0;  // there may be no device
   if (tiles <= int64_t{kGlobalBlocks} * multiprocessors()) return 0;
   const int room = multiprocessor_shared_bytes() / kGlobalBlocks - kGlobalOtherBytes;
   return std::max(0, room / tile_bytes * tile_bytes);

@@ -122,13 +122,24 @@ struct RecordedLaunch {
       kernel;  // as its symbol reads once demangled, such as "void diglot::scale<float>(int)"
   dim3 grid;
   dim3 block;
+  std::size_t shared_bytes;  // of dynamic shared memory
+  unsigned cluster_blocks;   // 1: no clusters
+};
+
+// What launchers ask of the device that their launches are recorded for, which need not be there.
+struct RecordedDevice {
+  int multiprocessors;
+  int shared_bytes;  // of each multiprocessor
+  bool has_clusters;
 };
 
 // While one lives, launch<kernel> on its thread starts nothing and calls nothing of the CUDA
 // runtime: what it would start is listed here. Twin of record_launches in triton_ops/launch.py.
 class Recording {
  public:
-  Recording() : outer_(innermost()) { innermost() = this; }
+  explicit Recording(const RecordedDevice& device) : device(device), outer_(innermost()) {
+    innermost() = this;
+  }
   ~Recording() { innermost() = outer_; }
   Recording(const Recording&) = delete;
   Recording& operator=(const Recording&) = delete;
@@ -139,6 +150,7 @@ class Recording {
     return recording;
   }
 
+  const RecordedDevice device;
   std::vector<RecordedLaunch> launches;
 
  private:
@@ -189,6 +201,9 @@ inline int multiprocessors() {
 #if defined(DIGLOT_INTERPRETER)
   return interpreter::kMultiprocessors;
 #else
+  if (const Recording* const recording = Recording::innermost()) {
+    return recording->device.multiprocessors;
+  }
   return device_attribute(cudaDevAttrMultiProcessorCount);
 #endif
 }
@@ -198,6 +213,9 @@ inline int multiprocessor_shared_bytes() {
 #if defined(DIGLOT_INTERPRETER)
   return static_cast<int>(interpreter::kMaxSharedBytes);
 #else
+  if (const Recording* const recording = Recording::innermost()) {
+    return recording->device.shared_bytes;
+  }
   return device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
 #endif
 }
@@ -252,6 +270,9 @@ int resident_clusters(const Launch& how) {
 #if defined(DIGLOT_INTERPRETER)
   return how.cluster_blocks <= interpreter::kMaxClusterBlocks ? 1 : 0;
 #else
+  if (const Recording* const recording = Recording::innermost()) {
+    return recording->device.has_clusters ? 1 : 0;
+  }
   if (device_attribute(cudaDevAttrClusterLaunch) == 0) return 0;
   ensure_loaded<kKernel>();
   const void* const kernel = reinterpret_cast<const void*>(kKernel);
@@ -296,7 +317,9 @@ template <auto kKernel, typename... Parameters, typename... Arguments>
 bool launch_as(void (*)(Parameters...), Launch how, cudaStream_t stream,
                const Arguments&... arguments) {
   if (Recording* const recording = Recording::innermost()) {
-    recording->launches.push_back({kernel_name(typeid(KernelTag<kKernel>)), how.grid, how.block});
+    if (how.cluster_blocks > 1 && !recording->device.has_clusters) return false;
+    recording->launches.push_back({kernel_name(typeid(KernelTag<kKernel>)), how.grid, how.block,
+                                   how.shared_bytes, how.cluster_blocks});
     return true;
   }
   if (how.stays) {

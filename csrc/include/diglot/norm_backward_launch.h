@@ -84,14 +84,11 @@ std::optional<Launch> share_out_norm(NormRows& rows, int weight_accesses, int mo
   }
   Launch how{static_cast<unsigned>(rows.groups * rows.blocks), kNormThreads};
   how.cluster_blocks = static_cast<unsigned>(rows.blocks);
-  rows.stages = 1;
   const int weight_bytes = Shape::kPartBytes * weight_accesses * std::max(team, kWarpLanes);
   const int stage_bytes = rows.arrays * Shape::kPartBytes * kNormThreads;
-  if (Recording::innermost() == nullptr) {  // otherwise there may be no device
-    const int room = multiprocessor_shared_bytes() - kNormOtherBytes - weight_bytes;
-    rows.stages = std::min(room / stage_bytes, kNormMostStages);
-    if (rows.stages < 1) return {};
-  }
+  const int room = multiprocessor_shared_bytes() - kNormOtherBytes - weight_bytes;
+  rows.stages = std::min(room / stage_bytes, kNormMostStages);
+  if (rows.stages < 1) return {};
   how.shared_bytes = static_cast<std::size_t>(weight_bytes + rows.stages * stage_bytes);
   return how;
 }
@@ -161,8 +158,7 @@ void launch_norm_backward(cudaStream_t stream, const NormOperands& operands) {
             share_out_norm<Shape, T>(rows, arrays.weight_accesses, most_blocks);
         if (!how.has_value()) return false;
         constexpr auto kKernel = Kernels::template rows<Shape>();
-        if (how->cluster_blocks > 1 && Recording::innermost() == nullptr &&
-            resident_clusters<kKernel>(*how) == 0) {
+        if (how->cluster_blocks > 1 && resident_clusters<kKernel>(*how) == 0) {
           return false;
         }
         constexpr const NormVariantNames& kNames = kNormVariantNames<Shape::kIsWide>;

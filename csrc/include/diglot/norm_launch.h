@@ -99,7 +99,7 @@ void launch_norm_forward(const NormForwardOperands& operands, Eps eps, Function 
         const std::size_t bytes =
             arrays * sizeof(W) * Shape::kThreads * Shape::kAccesses * Shape::template kElements<T>;
         const std::size_t all = (how.shared_bytes + bytes + kRowOtherBytes) * Shape::kBlocks;
-        if (how.cluster_blocks > 1 && Recording::innermost() == nullptr &&
+        if (how.cluster_blocks > 1 &&
             all <= static_cast<std::size_t>(multiprocessor_shared_bytes())) {
           rows.brings = true;
           how.shared_bytes += bytes;

@@ -194,7 +194,7 @@ Launch share_out(Rows<kArrays>& rows, int most_blocks) {
     return how;
   }
   int room = 0;
-  if (tiles > 1 && Recording::innermost() == nullptr) {  // otherwise there may be no device
+  if (tiles > 1) {
     room = multiprocessor_shared_bytes() - kRowOtherBytes - (kIsColumns ? kColumnsBytes : 0);
     while (rows.blocks() < most_blocks && rows.blocks() * (1 + kFewPlaces) < tiles) {
       ++rows.log_blocks;

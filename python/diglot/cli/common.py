@@ -82,6 +82,36 @@ def parse_number(option: str, text: str) -> bool | int | float:
     return number
 
 
+def op_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator: the options of ops, which `parse_options` reads."""
+    for name, metavar, text in (
+        ("p", "NUMBER", "dropout: the probability of an element to be zeroed."),
+        ("alpha", "NUMBER", "add: the factor of the second input."),
+        ("dim", "NUMBER", "softmax, log_softmax: the dimension."),
+        ("approximate", "FORM", "gelu: none or tanh."),
+    ):
+        command = click.option(f"--{name}", metavar=metavar, help=text)(command)
+    return command
+
+
+def parse_options(
+    approximate: str | None, dim: str | None, alpha: str | None, p: str | None
+) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    if approximate is not None:
+        options["approximate"] = approximate
+    if dim is not None:
+        try:
+            options["dim"] = int(dim)
+        except ValueError:
+            raise ValueError(f"--dim must be an integer, not {dim!r}") from None
+    if alpha is not None:
+        options["alpha"] = parse_number("--alpha", alpha)
+    if p is not None:
+        options["p"] = parse_number("--p", p)
+    return options
+
+
 def check_files(read: Iterable[str | None], written: dict[str, str | None], force: bool) -> None:
     """Refuses to write where nothing can or may be written, or over another of these files.
 

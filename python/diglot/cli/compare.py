@@ -14,7 +14,8 @@ from diglot.cli.common import (
     find_device,
     make_console,
     one_line_errors,
-    parse_number,
+    op_options,
+    parse_options,
     show_progress,
 )
 
@@ -39,10 +40,7 @@ from diglot.cli.common import (
     metavar="NUMBER",
     help="Of random data.",
 )
-@click.option("--approximate", metavar="FORM", help="gelu: none or tanh.")
-@click.option("--dim", metavar="NUMBER", help="softmax, log_softmax: the dimension.")
-@click.option("--alpha", metavar="NUMBER", help="add: the factor of the second input.")
-@click.option("--p", metavar="NUMBER", help="dropout: the probability of an element to be zeroed.")
+@op_options
 @click.option("--backward", is_flag=True, help="Compare gradients instead of the output.")
 @click.option("--device", metavar="DEVICE", help="cpu, cuda, cuda:1. Default: a GPU if any.")
 @click.option(
@@ -62,24 +60,6 @@ def compare(op: str, **arguments: Any) -> None:
     """
     with one_line_errors():
         _compare(op, **arguments)
-
-
-def _options(
-    approximate: str | None, dim: str | None, alpha: str | None, p: str | None
-) -> dict[str, Any]:
-    options: dict[str, Any] = {}
-    if approximate is not None:
-        options["approximate"] = approximate
-    if dim is not None:
-        try:
-            options["dim"] = int(dim)
-        except ValueError:
-            raise ValueError(f"--dim must be an integer, not {dim!r}") from None
-    if alpha is not None:
-        options["alpha"] = parse_number("--alpha", alpha)
-    if p is not None:
-        options["p"] = parse_number("--p", p)
-    return options
 
 
 def _compare(
@@ -109,7 +89,7 @@ def _compare(
 
     # Everything that can be known to be wrong is told before anything is computed.
     spec = find_spec(op)
-    options = _options(approximate, dim, alpha, p)
+    options = parse_options(approximate, dim, alpha, p)
     spec.check_options(options)
     where = find_device(device)
     check_files([path], {"--save": save, "--plot": plot}, force)

@@ -4,9 +4,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
+
+from diglot.tools.specs import CallSpec
 
 EPSILON = 1e-6
 
@@ -57,3 +60,18 @@ def clip_grad_norm_oracle(
         norm = torch.linalg.vector_norm(every, norm_type)
     coefficient = torch.clamp(max_norm / (norm + EPSILON), max=1)
     return norm, [grad * coefficient for grad in wide]
+
+
+def _clip_one(function: Callable[..., Any], grad: torch.Tensor, **options: Any) -> torch.Tensor:
+    parameter = grad.detach()
+    parameter.grad = grad.detach()
+    return function([parameter], 1.0, **options)
+
+
+SPEC = CallSpec(
+    name="clip_grad_norm_",
+    inputs=("grad",),
+    floating_only=True,
+    directions=("forward",),
+    call=_clip_one,
+)

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import torch
 
+from diglot.tools.specs import CallSpec
+
 
 def grid_barrier_check(
     word: torch.Tensor, slots: torch.Tensor, barrier: str, run: str, mismatches: torch.Tensor
@@ -21,3 +23,11 @@ def grid_barrier_check(
         else:
             word.zero_()
     return "launches"
+
+
+SPEC = CallSpec(
+    name="grid_barrier_check",
+    inputs=(),
+    directions=("forward",),
+    call=lambda function, **options: function(1, device="cpu", **options).mismatches,
+)

@@ -23,14 +23,13 @@ from diglot.tools.accuracy import (
     measure_error,
 )
 from diglot.tools.comparison import Comparison, Row, Speed
+from diglot.tools.machine_code import ResourcesUnavailable, check_architecture
 from diglot.tools.resources import (
     DEFAULT_ARCHITECTURE,
     LANGUAGES,
     Call,
     Kernels,
-    ResourcesUnavailable,
     TensorLike,
-    check_architecture,
     kernels_of_calls,
 )
 from diglot.tools.specs import Expected, OpSpec, as_tuple, find_spec, nbytes

@@ -6,27 +6,34 @@ backend is let in for that, which is why this is a process of its own.
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import functools
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from diglot.backends.registry import BACKENDS, load_extension
+from diglot.tools.cuda_library import cuda_kernels
+from diglot.tools.machine_code import ResourcesUnavailable, check_architecture, short_name
+from diglot.tools.occupancy import LIMITS, Limits
 from diglot.tools.resources import (
+    DEFAULT_ARCHITECTURE,
     LANGUAGES,
     Call,
     Kernels,
-    ResourcesUnavailable,
     TensorLike,
-    compile_triton,
-    cuda_kernels,
-    short_name,
+    compile_stages,
 )
-from diglot.tools.specs import as_tuple, find_spec
+from diglot.tools.specs import as_tuple, find_call
+
+# Of the device that CUDA's launches are recorded for: an H200's. What else launchers ask of it is
+# the same for all devices of an architecture.
+MULTIPROCESSORS = 132
 
 
 def _let_in_every_backend() -> None:
@@ -34,15 +41,29 @@ def _let_in_every_backend() -> None:
         BACKENDS[name] = dataclasses.replace(BACKENDS[name], refusal=lambda device: None)
 
 
-def _record_cuda(function: Callable[[], object]) -> list[str]:
-    """Names of the kernels that CUDA launchers called in `function` would start."""
+@dataclasses.dataclass(frozen=True)
+class Launched:
+    """A CUDA kernel's name, and what it is launched with."""
+
+    name: str
+    threads: int
+    dynamic_bytes: int
+    cluster_blocks: int
+
+
+def _record_cuda(limits: Limits, function: Callable[[], object]) -> list[Launched]:
+    """What CUDA launchers called in `function` would start on such a device."""
     extension, reason = load_extension()
     if extension is None:
         raise ResourcesUnavailable(reason)
-    return [short_name(kernel) for kernel, _, _ in extension.record(function)]
+    recorded = extension.record(function, MULTIPROCESSORS, limits.shared_bytes, limits.has_clusters)
+    return [
+        Launched(short_name(kernel), x * y * z, dynamic_bytes, cluster_blocks)
+        for kernel, _, (x, y, z), dynamic_bytes, cluster_blocks in recorded
+    ]
 
 
-def _record_triton(function: Callable[[], object]) -> list[Any]:
+def _record_triton(limits: Limits, function: Callable[[], object]) -> list[Any]:
     """What Triton launchers called in `function` would compile."""
     from diglot.triton_ops.launch import record_launches
 
@@ -51,15 +72,19 @@ def _record_triton(function: Callable[[], object]) -> list[Any]:
     return launches
 
 
-_RECORD: dict[str, Callable[[Callable[[], object]], list[Any]]] = {
+_RECORD: dict[str, Callable[[Limits, Callable[[], object]], list[Any]]] = {
     "cuda": _record_cuda,
     "triton": _record_triton,
 }
 
 
-def _launches(call: Call, language: str) -> list[Any]:
+def _launches(call: Call, language: str, architecture: str) -> list[Any]:
     """What is launched in the direction asked about; a forward pass before it does not count."""
-    spec, record = find_spec(call.op), _RECORD[language]
+    spec = find_call(call.op)
+    # For an architecture without known limits the extension has no code either, and says so.
+    known = f"sm_{check_architecture(architecture)}"
+    limits = LIMITS.get(known, LIMITS[DEFAULT_ARCHITECTURE])
+    record = functools.partial(_RECORD[language], limits)
     inputs = [i.tensor() if isinstance(i, TensorLike) else i for i in call.inputs]
     leaves = [i for i in inputs if isinstance(i, torch.Tensor) and i.is_floating_point()]
     for leaf in leaves:
@@ -86,19 +111,50 @@ def _try(function: Callable[..., Any], *arguments: Any) -> tuple[Any, str | None
         return [], f"{type(error).__name__}: {last}"
 
 
-def _answers(calls: list[Call], language: str, architecture: str) -> list[Kernels]:
-    """The kernels of each call; a call that cannot be made, or compiled, does not keep others."""
-    recorded = [_try(_launches, call, language) for call in calls]
-    if language == "cuda":  # looked up all at once: a look into the library takes a while
-        names = {name for launches, _ in recorded for name in launches}
-        found, reason = _try(cuda_kernels, architecture, names)
-        kernels = [([] if reason else [found[n] for n in of], reason) for of, _ in recorded]
-    else:
-        kernels = [_try(compile_triton, launches, architecture) for launches, _ in recorded]
+def _cuda_answers(calls: list[Call], architecture: str) -> list[Kernels]:
+    """The kernels of each call; a call that cannot be made does not keep others."""
+    recorded = [_try(_launches, call, "cuda", architecture) for call in calls]
+    # Looked up all at once: a look into the library takes a while.
+    names = {launched.name for launches, _ in recorded for launched in launches}
+    found, unread = _try(cuda_kernels, architecture, names)
     return [
-        Kernels(tuple(of), why_not_called or why_not_read)
-        for (_, why_not_called), (of, why_not_read) in zip(recorded, kernels, strict=True)
+        Kernels(
+            tuple(
+                found[of.name].launched(of.threads, of.dynamic_bytes, of.cluster_blocks)
+                for of in launches
+                if not unread
+            ),
+            uncalled or unread,
+        )
+        for launches, uncalled in recorded
     ]
+
+
+def _triton_answers(calls: list[Call], architecture: str, stages: Sequence[str]) -> list[Kernels]:
+    """The same of Triton's; one that cannot be compiled does not keep others either."""
+    answers = []
+    for call in calls:
+        launches, uncalled = _try(_launches, call, "triton", architecture)
+        compiled, uncompiled = _try(
+            lambda of: [compile_stages(each, architecture) for each in of], launches
+        )
+        answers.append(
+            Kernels(
+                tuple(kernel.resources for kernel in compiled),
+                uncalled or uncompiled,
+                tuple({stage: kernel.stages[stage] for stage in stages} for kernel in compiled),
+            )
+        )
+    return answers
+
+
+def _for_json(kernels: Kernels) -> dict[str, Any]:
+    fields = dataclasses.asdict(kernels)
+    fields["stages"] = [
+        {name: base64.b64encode(of).decode() for name, of in kernel.items()}
+        for kernel in kernels.stages
+    ]
+    return fields
 
 
 def main() -> None:
@@ -117,12 +173,13 @@ def main() -> None:
             for i in entry["inputs"]
         )
         calls.append(Call(entry["op"], inputs, entry["options"], entry["backward"]))
-    of_languages = {
-        language: _answers(calls, language, request["architecture"])
-        for language in request["languages"]
-    }
+    architecture, of_languages = request["architecture"], {}
+    if "cuda" in request["languages"]:
+        of_languages["cuda"] = _cuda_answers(calls, architecture)
+    if "triton" in request["languages"]:
+        of_languages["triton"] = _triton_answers(calls, architecture, request["stages"])
     answers = [
-        {language: dataclasses.asdict(of[i]) for language, of in of_languages.items()}
+        {language: _for_json(of[i]) for language, of in of_languages.items()}
         for i in range(len(calls))
     ]
     with output:

@@ -1,6 +1,7 @@
 """What the tools know of an op: a record, which stands beside the op's oracle.
 
 `diglot.reference.<op>.SPEC` is the record of `diglot.<op>`; nothing else in the tools names an op.
+What is not an op of tensors alone, of which no tool could judge the result, has a `CallSpec` there.
 """
 
 from __future__ import annotations
@@ -51,24 +52,17 @@ class Option:
     another: Any = 2
 
 
-@dataclass(frozen=True)
-class OpSpec:
-    """One op, as the tools see it.
+@dataclass(frozen=True, kw_only=True)
+class CallSpec:
+    """How an op is called: what it takes to ask for its kernels.
 
     Attributes:
-        name: the op's name; its function is `diglot.<name>`, and the launchers of its two
-            directions are `<name>_forward` and `<name>_backward`.
+        name: the name of its function, which is `diglot.<name>`.
         inputs: names of the inputs, in order.
         options: the keyword options, by name.
         constants: keyword arguments that the tools always give, by name.
-        outputs: names of the outputs, in order.
         floating_only: whether the inputs must be floating-point.
-        forward: from the inputs and options, what the output must be: an `Expected`, or a tuple of
-            them where there are several outputs.
-        backward: from the outputs' gradients, the inputs and options, what the gradients of the
-            inputs must be, by the names of the inputs.
-        backward_bytes: from the same, the bytes that the backward pass must move: each array that
-            it reads once, each that it writes once.
+        directions: the passes that it has.
         call: from the op's function, the inputs and keyword arguments, its result, where these are
             not simply its arguments.
         shapes: from the shape of the first input, that of each, where they differ.
@@ -76,13 +70,10 @@ class OpSpec:
 
     name: str
     inputs: tuple[str, ...]
-    forward: Callable[..., Any]
-    backward: Callable[..., dict[str, Expected]]
-    backward_bytes: Callable[..., int]
     options: Mapping[str, Option] = field(default_factory=dict)
     constants: Mapping[str, Any] = field(default_factory=dict)
-    outputs: tuple[str, ...] = ("output",)
     floating_only: bool = False
+    directions: tuple[str, ...] = ("forward", "backward")
     call: Callable[..., Any] | None = None
     shapes: Callable[[tuple[int, ...]], Sequence[tuple[int, ...]]] | None = None
 
@@ -105,6 +96,28 @@ class OpSpec:
                 names = " or ".join(repr(v) for v in allowed)
                 raise ValueError(f"{self.name}: {name} must be {names}, not {value!r}")
 
+
+@dataclass(frozen=True, kw_only=True)
+class OpSpec(CallSpec):
+    """One op of tensors, as the tools see it: beside how it is called, what comes of it.
+
+    The launchers of its two directions are `<name>_forward` and `<name>_backward`.
+
+    Attributes:
+        outputs: names of the outputs, in order.
+        forward: from the inputs and options, what the output must be: an `Expected`, or a tuple of
+            them where there are several outputs.
+        backward: from the outputs' gradients, the inputs and options, what the gradients of the
+            inputs must be, by the names of the inputs.
+        backward_bytes: from the same, the bytes that the backward pass must move: each array that
+            it reads once, each that it writes once.
+    """
+
+    forward: Callable[..., Any]
+    backward: Callable[..., dict[str, Expected]]
+    backward_bytes: Callable[..., int]
+    outputs: tuple[str, ...] = ("output",)
+
     def expected(self, *inputs: Any, **options: Any) -> dict[str, Expected]:
         """What each output must be, by its name."""
         return dict(zip(self.outputs, as_tuple(self.forward(*inputs, **options)), strict=True))
@@ -121,22 +134,40 @@ def nbytes(tensor: torch.Tensor) -> int:
 
 
 @functools.cache
-def op_names() -> tuple[str, ...]:
-    """Names of all ops that have a record."""
+def _records() -> dict[str, CallSpec]:
+    """Of every op, by the name of its files."""
     package = importlib.import_module("diglot.reference")
     names = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
-    return tuple(
-        n for n in names if hasattr(importlib.import_module(f"{package.__name__}.{n}"), "SPEC")
-    )
+    modules = {name: importlib.import_module(f"{package.__name__}.{name}") for name in names}
+    return {name: of.SPEC for name, of in modules.items() if hasattr(of, "SPEC")}
+
+
+@functools.cache
+def op_names() -> tuple[str, ...]:
+    """Names of all ops of tensors."""
+    return tuple(name for name, record in _records().items() if isinstance(record, OpSpec))
 
 
 def find_spec(op: str | Callable[..., Any]) -> OpSpec:
-    """The record of an op, given by name or as its function.
+    """The record of an op of tensors, given by name or as its function.
 
     Raises:
         ValueError: there is no such op.
     """
     name = op if isinstance(op, str) else getattr(op, "__name__", repr(op))
-    if name not in op_names():
+    record = _records().get(name)
+    if not isinstance(record, OpSpec):
         raise ValueError(f"op must be one of {', '.join(op_names())}, not {name!r}")
-    return importlib.import_module(f"diglot.reference.{name}").SPEC
+    return record
+
+
+def find_call(op: str) -> CallSpec:
+    """The record of any op, by the name of its files or of its function.
+
+    Raises:
+        ValueError: there is no such op.
+    """
+    for name, record in _records().items():
+        if op in (name, record.name):
+            return record
+    raise ValueError(f"op must be one of {', '.join(_records())}, not {op!r}")

@@ -1,0 +1,333 @@
+"""An op's compiled kernels, looked into stage by stage: `diglot inspect`.
+
+What is looked at are the kernels that a call of the op launches, in both languages. No GPU is
+needed: Triton's are compiled ahead of time, and CUDA's read from the built extension.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import re
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from diglot.tools import cuda_library
+from diglot.tools.files import check_writable, writing
+from diglot.tools.machine_code import ResourcesUnavailable, dump, read_listing
+from diglot.tools.occupancy import Occupancy, find_limits, occupancy
+from diglot.tools.resources import (
+    DEFAULT_ARCHITECTURE,
+    LANGUAGES,
+    TRITON_STAGES,
+    Call,
+    KernelResources,
+    TensorLike,
+    kernels_of_calls,
+)
+from diglot.tools.sources import Source, source_of
+from diglot.tools.specs import find_call
+
+# What a language's compiler leaves of a kernel, in order, beside what is told of it: "resources".
+STAGES = {"cuda": ("ptx", "cubin", "sass"), "triton": (*TRITON_STAGES, "sass")}
+RESOURCES = "resources"
+BINARY = "cubin"  # the one stage that is no text
+DEFAULT_SHAPE = (4096, 4096)
+
+
+@dataclass(frozen=True)
+class InspectedKernel:
+    """A kernel that a call of an op launches.
+
+    Attributes:
+        language: "cuda" or "triton".
+        directions: the passes that launch it: "forward", "backward" or both.
+        resources: what it takes, and how it is launched.
+        occupancy: how many of its blocks a multiprocessor holds, by these.
+        stages: the stages that were asked for, by name; cubin as bytes, the others as text.
+    """
+
+    language: str
+    directions: tuple[str, ...]
+    resources: KernelResources
+    occupancy: Occupancy
+    stages: Mapping[str, str | bytes]
+
+    @property
+    def name(self) -> str:
+        """Its name; of a CUDA kernel with the template arguments."""
+        return self.resources.name
+
+    @property
+    def source(self) -> Source | None:
+        """What it is written as; None where the installation has no source of it."""
+        return source_of(self.language, self.name)
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What was found.
+
+    Attributes:
+        op: the op's name.
+        architecture: the GPU's, as it was asked for.
+        kernels: those of CUDA C++ first, each language's in the order of their launches.
+        reasons: by language, why there is nothing of it; or by language and stage, such as
+            "cuda ptx", why that stage of it is not there.
+    """
+
+    op: str
+    architecture: str
+    kernels: tuple[InspectedKernel, ...]
+    reasons: Mapping[str, str]
+
+    def of(self, language: str) -> tuple[InspectedKernel, ...]:
+        """The kernels of one language."""
+        return tuple(kernel for kernel in self.kernels if kernel.language == language)
+
+    def to_json(self) -> dict[str, Any]:
+        """What is told of the kernels, without their stages, as JSON has it."""
+        rows = [
+            {
+                "language": kernel.language,
+                "directions": kernel.directions,
+                **asdict(kernel.resources),
+                "instructions": dict(kernel.resources.instructions),
+                "occupancy": asdict(kernel.occupancy),
+            }
+            for kernel in self.kernels
+        ]
+        return {
+            "op": self.op,
+            "architecture": self.architecture,
+            "kernels": rows,
+            "reasons": dict(self.reasons),
+        }
+
+
+def check_stage(stage: str, languages: Sequence[str]) -> tuple[str, ...]:
+    """The languages of these whose compiler has a stage.
+
+    Raises:
+        ValueError: none has it.
+    """
+    having = tuple(of for of in languages if stage in (*STAGES[of], RESOURCES))
+    if not having:
+        known = "; ".join(f"{of} has {', '.join((*STAGES[of], RESOURCES))}" for of in languages)
+        raise ValueError(f"there is no stage {stage!r}: {known}")
+    return having
+
+
+def _calls(
+    op: str, shape: tuple[int, ...], dtype: torch.dtype, options: Mapping[str, Any]
+) -> dict[str, Call]:
+    """The call of an op in each of its directions, on contiguous tensors."""
+    spec = find_call(op)
+    spec.check_options(options)
+    if spec.floating_only and not dtype.is_floating_point:
+        raise ValueError(f"dtype must be floating-point for {spec.name}, not {dtype}")
+    shapes = spec.shapes(shape) if spec.shapes else [shape] * len(spec.inputs)
+    name = str(dtype).removeprefix("torch.")
+    inputs = tuple(
+        TensorLike(name, tuple(of), torch.empty(of, device="meta").stride()) for of in shapes
+    )
+    return {
+        direction: Call(op, inputs, dict(options), direction == "backward")
+        for direction in spec.directions
+        if direction == "forward" or dtype.is_floating_point
+    }
+
+
+def _pick(kernels: Sequence[InspectedKernel], wanted: str) -> tuple[InspectedKernel, ...]:
+    """Those of a name: whole, without template arguments, or with wildcards."""
+    picked = tuple(
+        kernel
+        for kernel in kernels
+        if wanted in (kernel.name, kernel.name.partition("<")[0])
+        or fnmatch.fnmatchcase(kernel.name, wanted)
+    )
+    if not picked:
+        known = ", ".join(dict.fromkeys(kernel.name for kernel in kernels))
+        raise ValueError(f"kernel must be one of {known}, not {wanted!r}")
+    return picked
+
+
+def triton_sass(cubin: bytes) -> str:
+    """The instructions in a cubin of one kernel, one a line."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernel.cubin"
+        path.write_bytes(cubin)
+        (listing,) = read_listing(dump("-sass", str(path))).values()
+    return listing
+
+
+_CUDA: dict[str, Callable[[str, str], str | bytes]] = {
+    "ptx": cuda_library.cuda_ptx,
+    "cubin": cuda_library.cuda_cubin,
+    "sass": cuda_library.cuda_sass,
+}
+
+
+def _cuda_stages(name: str, architecture: str, stages: Sequence[str]) -> dict[str, str | bytes]:
+    return {stage: _CUDA[stage](name, architecture) for stage in stages if stage in _CUDA}
+
+
+def _triton_stages(kept: Mapping[str, bytes], stages: Sequence[str]) -> dict[str, str | bytes]:
+    found: dict[str, str | bytes] = {
+        stage: of if stage == BINARY else of.decode()
+        for stage, of in kept.items()
+        if stage in stages
+    }
+    if "sass" in stages:
+        found["sass"] = triton_sass(kept["cubin"])
+    return found
+
+
+def inspect(
+    op: str,
+    *,
+    languages: Sequence[str] = LANGUAGES,
+    architecture: str = DEFAULT_ARCHITECTURE,
+    stages: Sequence[str] = (),
+    kernel: str | None = None,
+    shape: tuple[int, ...] = DEFAULT_SHAPE,
+    dtype: torch.dtype = torch.float32,
+    **options: Any,
+) -> Inspection:
+    """Looks into the kernels that an op launches, forward and backward, on contiguous tensors.
+
+    Args:
+        op: its name, such as "gelu".
+        languages: of "cuda" and "triton".
+        architecture: the GPU's, such as "sm_90". Of CUDA's kernels that is the code that it runs:
+            that of "sm_90a" too.
+        stages: those wanted, of `STAGES`; a language has those of them that its compiler has.
+        kernel: only these kernels: a name, with template arguments or without, or with wildcards.
+        shape: of the op's first input; others have the shapes that go with it.
+        dtype: of the inputs.
+        options: the op's, by name.
+
+    Returns:
+        The kernels. Why a language has none, for want of its compiler, say, is in the `reasons`.
+
+    Raises:
+        ValueError: an unknown op, option, architecture, stage or kernel, or a dtype that the op
+            does not take.
+        ResourcesUnavailable: no language's kernels can be looked at, or the op refuses the call:
+            the message says why.
+    """
+    calls = _calls(op, shape, dtype, options)
+    find_limits(architecture)
+    for stage in stages:
+        check_stage(stage, languages)
+    reasons: dict[str, str] = {}
+    # What the extension does not hold is known before anything is compiled.
+    if "cuda" in languages:
+        try:
+            cuda_library.code_that_runs(architecture)
+        except ResourcesUnavailable as error:
+            reasons["cuda"] = str(error)
+    if "cuda" in languages and "ptx" in stages:
+        try:
+            cuda_library.ptx_that_runs(architecture)
+        except ResourcesUnavailable as error:
+            is_all = set(stages) & {*STAGES["cuda"]} == {"ptx"}
+            reasons.setdefault("cuda" if is_all else "cuda ptx", str(error))
+    asked = [of for of in languages if of not in reasons]
+    wanted = [stage for stage in stages if f"cuda {stage}" not in reasons]
+    kept = tuple(of for of in TRITON_STAGES if of in stages or (of == BINARY and "sass" in stages))
+    answers = kernels_of_calls(list(calls.values()), architecture, asked, kept) if asked else []
+    found: list[InspectedKernel] = []
+    for language in asked:
+        launched: dict[KernelResources, tuple[list[str], Mapping[str, bytes]]] = {}
+        for direction, answer in zip(calls, answers, strict=True):
+            kernels = answer[language]
+            if kernels.reason is not None:
+                reasons[language] = kernels.reason
+            for index, resources in enumerate(kernels.kernels):
+                compiled = kernels.stages[index] if kernels.stages else {}
+                directions, _ = launched.setdefault(resources, ([], compiled))
+                if direction not in directions:
+                    directions.append(direction)
+        for resources, (directions, compiled) in launched.items():
+            assert resources.threads is not None
+            found.append(
+                InspectedKernel(
+                    language,
+                    tuple(directions),
+                    resources,
+                    occupancy(
+                        architecture,
+                        resources.threads,
+                        resources.registers,
+                        resources.shared_bytes,
+                    ),
+                    _cuda_stages(resources.name, architecture, wanted)
+                    if language == "cuda"
+                    else _triton_stages(compiled, stages),
+                )
+            )
+    if not found:
+        raise ResourcesUnavailable("; ".join(f"{of}: {why}" for of, why in reasons.items()))
+    picked = tuple(found) if kernel is None else _pick(found, kernel)
+    return Inspection(op, architecture, picked, reasons)
+
+
+def file_names(inspection: Inspection) -> dict[str, tuple[InspectedKernel, str]]:
+    """By name of a file for each kernel and stage, the two.
+
+    Of CUDA's names the template arguments are kept, and what no name of a file should have is not.
+    """
+    names: dict[str, tuple[InspectedKernel, str]] = {}
+    for kernel in inspection.kernels:
+        plain = re.sub(r"[^\w.]+", "_", kernel.name).strip("_")
+        base, number = f"{kernel.language}.{plain}", 1
+        while any(name.startswith(f"{base}.") for name in names):
+            number += 1
+            base = f"{kernel.language}.{plain}-{number}"
+        names |= {f"{base}.{stage}": (kernel, stage) for stage in kernel.stages}
+    return names
+
+
+def check_folder(folder: str | Path, force: bool) -> None:
+    """Raises ValueError unless files may be saved in a folder: one with files takes `force`."""
+    path = Path(folder)
+    with writing(path):
+        if path.exists() and not path.is_dir():
+            raise ValueError(f"{path} is a file, not a folder to save in")
+        if path.is_dir() and any(path.iterdir()) and not force:
+            raise ValueError(f"{path} has files, which are not overwritten without force (--force)")
+        if not path.exists():
+            check_writable(path, force)
+
+
+def save(inspection: Inspection, folder: str | Path, force: bool = False) -> list[Path]:
+    """Writes every stage that was asked for, a file for each kernel and stage, and resources.json.
+
+    Args:
+        inspection: what `inspect` found.
+        folder: made if there is none.
+        force: write into a folder that has files.
+
+    Returns:
+        The files.
+
+    Raises:
+        ValueError: the folder cannot be written, or has files and `force` is not set.
+    """
+    check_folder(folder, force)
+    written = []
+    with writing(folder):
+        Path(folder).mkdir(exist_ok=True)
+        for name, (kernel, stage) in file_names(inspection).items():
+            path, content = Path(folder) / name, kernel.stages[stage]
+            path.write_bytes(content if isinstance(content, bytes) else content.encode())
+            written.append(path)
+        table = Path(folder) / "resources.json"
+        table.write_text(json.dumps(inspection.to_json(), indent=2) + "\n")
+    return [*written, table]
