@@ -9,6 +9,7 @@ import math
 import pytest
 
 from diglot.pipeline.report import STAGES, PipelineReport
+from diglot.tools.ceilings import Ceiling, Ceilings
 
 NONE = (math.nan, math.nan)
 
@@ -55,6 +56,18 @@ def test_rates():
     assert (of.gb_per_s_in, of.gb_per_s_out) == (2.0, 4.0)
     assert of.share_of_duplex(5.0) == 0.8  # of the direction that has more to do
     assert report(bytes_out=0).share_of_duplex(5.0) == 0.4
+
+
+def test_the_ceiling_that_was_measured_here(tmp_path, monkeypatch):
+    path = tmp_path / "ceilings.json"
+    monkeypatch.setenv("DIGLOT_CEILINGS", str(path))
+    assert report(gpu="A").duplex_ceiling is None
+    both = Ceiling("both ways", "copies", "uint8", "GB/s", 1, verified=True, rate=5.0)
+    Ceilings("A", "2026-01-01", {}, {}, (both,)).save(path)
+    assert "0.800 of the duplex ceiling, 5.0 GB/s each way" in str(report(gpu="A"))
+    for of in (report(gpu="B"), report(gpu=None)):
+        assert of.duplex_ceiling is None
+        assert "ceiling" not in str(of)
 
 
 def test_busy_and_stalls():

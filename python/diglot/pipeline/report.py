@@ -65,6 +65,7 @@ class PipelineReport:
         timelines: for each device, for each of its chunks in order, ten numbers: begin and end of
             each of `STAGES`, in seconds from the run's begin; NaN for a stage that there was not.
         notes: what else is to be known.
+        gpu: the name of the one that ran it; None if there was none, or several.
     """
 
     op: str
@@ -81,6 +82,7 @@ class PipelineReport:
     seconds: float
     timelines: Sequence[Sequence[Times]] = ()
     notes: tuple[str, ...] = ()
+    gpu: str | None = None
 
     @property
     def gb_per_s_in(self) -> float:
@@ -100,6 +102,19 @@ class PipelineReport:
                 it.
         """
         return max(self.gb_per_s_in, self.gb_per_s_out) / ceiling_gb_per_s
+
+    @property
+    def duplex_ceiling(self) -> float | None:
+        """What such copies reached on this machine, in 10^9 bytes/s each way, when `diglot specs
+        --measure` ran; None if it did not, or the run was not on one GPU.
+        """
+        from diglot.tools import ceilings
+
+        try:
+            found = None if self.gpu is None else ceilings.load(self.gpu)
+        except ValueError:  # another machine's file, or none at all
+            return None
+        return None if found is None else found.gb_per_s("both ways")
 
     def stages(self, device: int = 0) -> dict[str, Stage]:
         """The stages that chunks of a device went through, by name.
@@ -181,6 +196,10 @@ class PipelineReport:
         ]
         memory = f"{_size(self.device_bytes)} of device memory"
         notes = [f"note: {note}" for note in self.notes]
+        ceiling = self.duplex_ceiling
+        if ceiling is not None:
+            share = self.share_of_duplex(ceiling)
+            memory += f"; {share:.3f} of the duplex ceiling, {ceiling:.1f} GB/s each way"
         return "\n".join([self.summary(), memory, "", *table, *([""] if notes else []), *notes])
 
     def to_dict(self) -> dict[str, Any]:
@@ -229,6 +248,7 @@ class PipelineReport:
         )
         if kind != (SCHEMA, SCHEMA_VERSION):
             raise ValueError(f"this is no {SCHEMA} of version {SCHEMA_VERSION}")
+        values.setdefault("gpu", None)
         known = {field.name: values[field.name] for field in fields(PipelineReport)}
         known["devices"], known["notes"] = tuple(known["devices"]), tuple(known["notes"])
         known["timelines"] = [

@@ -423,4 +423,7 @@ class _Stream:
             seconds=time.perf_counter() - self.began,
             timelines=[share.timeline for share in shares] or [[]],
             notes=tuple(self.notes),
+            gpu=torch.cuda.get_device_name(self.devices[0])
+            if len(shares) == 1 and self.devices[0].type == "cuda"
+            else None,
         )
