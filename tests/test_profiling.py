@@ -438,6 +438,20 @@ def test_ctrl_c_for_real(tmp_path):
     assert (tmp_path / "f.svg").read_text().startswith("<svg")
 
 
+def test_frames_whose_end_was_missed():
+    """They end with what they began in: what comes after is no part of them."""
+    endless = event("python_function", "<built-in method __enter__>", 1, 1000)
+    frames = [event("python_function", "a.py(1): f", 0, 100), endless]
+    scope = event("user_annotation", "mine", 50, 20)
+    launch = event("cuda_runtime", "cudaLaunchKernel", 60, 1, correlation=7)
+    kernel = event("kernel", "k", 70, 5, correlation=7)
+    (found,) = Trace([*frames, scope, launch, kernel]).kernels
+    assert "mine" in [span.name for span in found.launched_by.with_ancestors()]
+    later = event("python_function", "a.py(9): g", 200, 10)
+    spans = {span.name: span for span in Trace([*frames, later, kernel]).spans}
+    assert spans["a.py(9): g"].parent is None
+
+
 # --- on a GPU ------------------------------------------------------------------------------------
 
 

@@ -189,6 +189,10 @@ class Trace:
                 continue
             while open_spans and open_spans[-1].end_us <= entry.begin_us:
                 open_spans.pop()
+            # The profiler misses the end of some frames, of operators that are called from Python,
+            # say: none lasts longer than what it began in.
+            if entry.kind == "frame" and open_spans:
+                entry.end_us = min(entry.end_us, open_spans[-1].end_us)
             # A scope ends later than the frame of its __enter__, in which it begins, and so is no
             # part of it. A call's times are the CUDA library's, a little off.
             end = (entry.begin_us + entry.end_us) / 2 if entry.kind == "call" else entry.end_us
