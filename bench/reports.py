@@ -102,6 +102,9 @@ def read_report(path: Path) -> dict[str, Any]:
     return report
 
 
+BESIDE = ("ceilings.json", "tests.json")  # what else lies in a folder of results
+
+
 def read_reports(path: Path) -> list[dict[str, Any]]:
     """The reports of this harness in a file, or in the files of a folder that are such.
 
@@ -117,7 +120,7 @@ def read_reports(path: Path) -> list[dict[str, Any]]:
     found = [
         report
         for file in sorted(path.glob("*.json"))
-        if file.name != "tests.json" and is_of_harness(report := read_report(file))
+        if file.name not in BESIDE and is_of_harness(report := read_report(file))
     ]
     if not found:
         raise ValueError(f"{path} has no results in it")
