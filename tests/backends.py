@@ -22,8 +22,15 @@ CUDA = pytest.param("cuda", marks=NEEDS_CUDA)
 KERNELS = [CUDA, "triton"]
 BACKENDS = [*KERNELS, "torch"]
 
-# What Triton's kernels are compiled for, to be looked into: for one of them by make test, too.
-ARCHITECTURES = ["sm_80", pytest.param("sm_90", marks=pytest.mark.compiled)]
+
+def sampled(step: int) -> pytest.MarkDecorator:
+    """What Triton's kernels are compiled for, and of how many of them one is: for make test of
+    `step`, since to look into one takes the better part of a second. A step that has no factor in
+    common with the numbers of types, directions and the like meets every one of these.
+    """
+    few = pytest.param("sm_90", step, marks=pytest.mark.compiled)
+    return pytest.mark.parametrize(("architecture", "step"), [few, ("sm_90", 1), ("sm_80", 1)])
+
 
 # Ops whose kernels the interpreters do not run, and why. All others' tests run in both of them.
 NOT_INTERPRETED: dict[str, str] = {}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from backends import ARCHITECTURES, BACKENDS, DEVICE, FLOATING, KERNELS, ulp_error
+from backends import BACKENDS, DEVICE, FLOATING, KERNELS, sampled, ulp_error
 from layouts import LAYOUTS
 
 import diglot
@@ -398,6 +398,7 @@ for dtype in (torch.bfloat16, torch.float32, torch.float64):
                 standardize.standardize_forward(x, 1e-5, word, workspace, 0, mean, rstd, out)
                 standardize.standardize_backward(x, y, mean, rstd, word, workspace, 0, out)
             kernels += [(kernel, offset) for kernel in launches]
+kernels = kernels[:: int(sys.argv[2])]
 for kernel, (_, offset) in zip(compile_triton([k for k, _ in kernels], sys.argv[1]), kernels):
     assert kernel.spill_bytes == kernel.stack_bytes == 0, kernel
     assert offset or kernel.load_bytes == kernel.store_bytes == 16, kernel
@@ -407,13 +408,13 @@ print("compiled", len(kernels))
 
 @pytest.mark.ahead_of_time
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_triton_kernels_do_not_spill(architecture):
+@sampled(5)
+def test_triton_kernels_do_not_spill(architecture, step):
     environment = {k: v for k, v in os.environ.items() if "INTERPRET" not in k}
     done = subprocess.run(
-        [sys.executable, "-c", COMPILED, architecture],
+        [sys.executable, "-c", COMPILED, architecture, str(step)],
         capture_output=True,
         text=True,
         env=environment,
     )
-    assert done.stdout == "compiled 48\n", done.stderr
+    assert done.stdout == f"compiled {len(range(0, 48, step))}\n", done.stderr

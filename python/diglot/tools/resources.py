@@ -126,7 +126,8 @@ def short_name(signature: str) -> str:
 
 
 # Global and generic accesses, by the width in their suffixes: LDG.E.128.CONSTANT, STG.E.U16, ...
-_ACCESS = re.compile(r"\b(LDG|LDGSTS|LD|STG|ST|STL|LDL|RED|ATOMG)\b((?:\.\w+)*)")
+# The space before makes it three times as fast to find them: there are millions of lines.
+_ACCESS = re.compile(r" (LDG|LDGSTS|LD|STG|ST|STL|LDL|RED|ATOMG)\b((?:\.\w+)*)")
 _WIDTH = re.compile(r"\.(?:[US])?(8|16|64|128|256)(?=\.|$)")
 
 
@@ -138,7 +139,7 @@ def _access_bytes(suffixes: str) -> int:
 def _read_sass(text: str) -> dict[str, dict[str, Any]]:
     """By symbol: loads and stores by width, and bytes stored to local memory."""
     found: dict[str, dict[str, Any]] = {}
-    for part in re.split(r"^\s*Function : ", text, flags=re.MULTILINE)[1:]:
+    for part in text.split("\tFunction : ")[1:]:
         symbol, _, body = part.partition("\n")
         loads: Counter[int] = Counter()
         stores: Counter[int] = Counter()
