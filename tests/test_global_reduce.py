@@ -205,6 +205,8 @@ def test_shapes(backend, op, shape):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_against_the_oracle(backend, op, dtype):
     spec = find_spec(op)
+    # In float32 on a CPU, PyTorch's own softmax was 9 ulp off in 2 of 60 such draws.
+    loose = 20.0 if (backend, dtype, DEVICE) == ("torch", torch.float32, "cpu") else None
     for n, scale, offset in ((1, 1, 0), (5000, 1, 0), (5000, 8, 0), (40_001, 2, 30)):
         x = (torch.randn(n, device=DEVICE) * scale + offset).to(dtype).requires_grad_()
         grad = torch.randn(n, device=DEVICE).to(dtype)
@@ -213,7 +215,7 @@ def test_against_the_oracle(backend, op, dtype):
             result.backward(grad)
         assert [run.launcher for run in runs] == [f"{op}_forward", f"{op}_backward"]
         assert {run.backend for run in runs} == {backend}
-        error = measure_error(result.detach(), spec.forward(x.detach()))
+        error = measure_error(result.detach(), spec.forward(x.detach()), tolerance_ulp=loose)
         assert error.failing == 0, error
         error = measure_error(x.grad, spec.backward(grad, x.detach())["input"])
         assert error.failing == 0, error
