@@ -50,7 +50,9 @@ def interpreted_line() -> str:
     return f"kernels interpreted in {languages}: {ops}; exempt: {exempt}"
 
 
-# For tests that take long where Triton's kernels are interpreted, and only there.
+# For tests that take long where Triton's kernels are interpreted, and only there; and for those of
+# what an op is to PyTorch, of which interpreted kernels' language is no part: test_operator.py and
+# test_compile.py have them in both.
 slow_interpreted = [pytest.mark.slow] if DEVICE == "cpu" else []
 SLOW_TRITON = pytest.param("triton", marks=slow_interpreted)
 SLOW_BACKENDS = [CUDA, SLOW_TRITON, "torch"]

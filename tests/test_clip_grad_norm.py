@@ -310,7 +310,7 @@ def test_triton_kernels_do_not_spill(architecture, step):
 
 
 @pytest.mark.parametrize("compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.gpu)])
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", SLOW_BACKENDS)
 def test_compiled(backend, compiler):
     layer = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 3)).to(DEVICE)
     x = torch.randn(5, 8, device=DEVICE)
@@ -332,7 +332,7 @@ def test_compiled(backend, compiler):
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", SLOW_BACKENDS)
 def test_operator(backend):
     grads = [*draw([5, 300]), torch.randn(20, 30, device=DEVICE)[:, ::2]]
     arguments = (grads, 0.5, 2.0, False, backend)

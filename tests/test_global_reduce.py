@@ -10,7 +10,17 @@ from typing import Any
 
 import pytest
 import torch
-from backends import BACKENDS, DEVICE, FLOATING, KERNELS, sampled, ulp_error
+from backends import (
+    BACKENDS,
+    CUDA,
+    DEVICE,
+    FLOATING,
+    KERNELS,
+    SLOW_BACKENDS,
+    SLOW_TRITON,
+    sampled,
+    ulp_error,
+)
 from layouts import LAYOUTS
 
 import diglot
@@ -108,7 +118,7 @@ def test_no_bit_depends_on_the_grid(backend, name, dtype):
 
 
 @pytest.mark.parametrize("name", LAUNCHERS)
-@pytest.mark.parametrize("backend", KERNELS)
+@pytest.mark.parametrize("backend", [CUDA, SLOW_TRITON])
 def test_every_number_of_accesses(backend, name):
     """Tiles of one to sixteen accesses by each thread, whole and cut short."""
     few, tile = 256, 1024
@@ -222,7 +232,7 @@ def test_against_the_oracle(backend, op, dtype):
 
 
 @pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", SLOW_BACKENDS)
 def test_operator(backend, op):
     x = torch.randn(3, 5, device=DEVICE, requires_grad=True)
     grad = torch.randn(3, 5, device=DEVICE, requires_grad=True)
@@ -292,7 +302,7 @@ def test_transforms(backend, op):
 
 
 @pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", SLOW_BACKENDS)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiled(backend, op, dynamic):
     torch._dynamo.reset()
