@@ -207,18 +207,20 @@ $(STATE)/package: $(STATE)/build-requirements setup.py pyproject.toml
 	@touch $@
 
 # Without a GPU (WSL's is /dev/dxg) the extension is there to be looked into, for which code for one
-# architecture does, and a launcher that is not optimized, which takes a third less time to compile;
-# a wheel has them all, and optimized.
+# architecture does, and of two types, but for test-all, and launchers that are not optimized. That
+# takes a third of the time to compile; a wheel has them all, and optimized. (The interpreter's
+# kernels, which compute, are of all types.)
 ifeq ($(wildcard /dev/nvidiactl /dev/dxg),)
 setup linted-setup: export TORCH_CUDA_ARCH_LIST ?= 9.0a
 setup linted-setup: export DIGLOT_HOST_OPTIMIZATION ?= 0
+setup linted-setup: export DIGLOT_FEW_TYPES ?= $(if $(filter test-all,$(MAKECMDGOALS)),0,1)
 endif
 
 # What the extension is built with and for; the file changes when that does.
 $(STATE)/toolkit: FORCE
 	@mkdir -p $(STATE); \
 	echo "$${CUDA_HOME:-} $${CUDA_PATH:-} $$(command -v nvcc || true) $${TORCH_CUDA_ARCH_LIST:-}" \
-	  "$${DIGLOT_HOST_OPTIMIZATION:-}" \
+	  "$${DIGLOT_HOST_OPTIMIZATION:-}" "$${DIGLOT_FEW_TYPES:-}" \
 	  "$${DIGLOT_SKIP_CUDA:-}" >$@.new; \
 	if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
 
