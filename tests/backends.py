@@ -22,8 +22,15 @@ CUDA = pytest.param("cuda", marks=NEEDS_CUDA)
 KERNELS = [CUDA, "triton"]
 BACKENDS = [*KERNELS, "torch"]
 
-# What Triton's kernels are compiled for, to be looked into: for one of them by make test, too.
-ARCHITECTURES = ["sm_80", pytest.param("sm_90", marks=pytest.mark.compiled)]
+
+def sampled(step: int) -> pytest.MarkDecorator:
+    """What Triton's kernels are compiled for, and of how many of them one is: for make test of
+    `step`, since to look into one takes the better part of a second. A step that has no factor in
+    common with the numbers of types, directions and the like meets every one of these.
+    """
+    few = pytest.param("sm_90", step, marks=pytest.mark.compiled)
+    return pytest.mark.parametrize(("architecture", "step"), [few, ("sm_90", 1), ("sm_80", 1)])
+
 
 # Ops whose kernels the interpreters do not run, and why. All others' tests run in both of them.
 NOT_INTERPRETED: dict[str, str] = {}
@@ -43,7 +50,9 @@ def interpreted_line() -> str:
     return f"kernels interpreted in {languages}: {ops}; exempt: {exempt}"
 
 
-# For tests that take long where Triton's kernels are interpreted, and only there.
+# For tests that take long where Triton's kernels are interpreted, and only there; and for those of
+# what an op is to PyTorch, of which interpreted kernels' language is no part: test_operator.py and
+# test_compile.py have them in both.
 slow_interpreted = [pytest.mark.slow] if DEVICE == "cpu" else []
 SLOW_TRITON = pytest.param("triton", marks=slow_interpreted)
 SLOW_BACKENDS = [CUDA, SLOW_TRITON, "torch"]

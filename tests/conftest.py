@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import importlib.util
 import json
 import os
@@ -27,30 +26,10 @@ if os.environ.get("DIGLOT_INTERPRET") == "1":
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
-def patch_triton_once() -> None:
-    """At each call of a function Triton's interpreter looks through its whole language for what it
-    is to replace, most of the time that it takes: here only if that is not replaced yet.
-    """
-    import triton.language as tl
-    from triton.runtime import interpreter
-
-    replace, scope = interpreter._patch_lang, interpreter._LangPatchScope
-
-    @functools.cache
-    def languages(function: Any) -> list[Any]:
-        return [m for m in function.__globals__.values() if m is tl or m is tl.core]
-
-    def replace_once(function: Any) -> Any:
-        # What is replaced in a language is replaced as a whole, and such as `load` are no builtins.
-        if all(not tl.core.is_builtin(language.load) for language in languages(function)):
-            return scope()
-        return replace(function)
-
-    interpreter._patch_lang = replace_once
-
-
 if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton"):
-    patch_triton_once()
+    from faster_interpreter import make_faster
+
+    make_faster()
 
 if "DIGLOT_TEST_INTERPRETER" in os.environ:
     # Another build of the interpreter, such as that of make test-sanitize.

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from backends import CUDA, DEVICE
-
-import diglot.interpreter
+from planted.library import build_interpreted
 
 PAGE = Path(__file__).parent.parent / "docs/barriers.md"
 N = 30_001
@@ -43,9 +42,8 @@ def check(result, x):
 def test_cuda(backend, tmp_path):
     (code,) = (text for language, text in blocks_of_code() if language == "cpp")
     (tmp_path / "smooth.cu").write_text(code + CALL)
-    builder = diglot.interpreter._import("build", diglot.interpreter._folder() / "build.py")
-    builder.build(tmp_path / "smooth.so", [tmp_path / "smooth.cu"], tmp_path)
-    run = ctypes.CDLL(str(tmp_path / "smooth.so")).run
+    library = build_interpreted(tmp_path / "smooth.cu", tmp_path / "smooth.so")
+    run = ctypes.CDLL(str(library)).run
     x = torch.randn(N)
     twice, once, word = x.clone(), torch.empty_like(x), torch.zeros(1, dtype=torch.int32)
     pointers = [ctypes.c_void_p(t.data_ptr()) for t in (word, twice, once)]

@@ -516,7 +516,7 @@ OPCHECKS = (
 )
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", SLOW_BACKENDS)
 def test_opcheck(backend):
     x = torch.randn(4, 6, device=DEVICE, requires_grad=True)
     half = torch.randn(4, 12, device=DEVICE, dtype=torch.bfloat16)[:, ::2]

@@ -12,10 +12,11 @@ import pytest
 
 # What is decided when diglot is imported takes a process for each case. They fork from one that has
 # imported what takes long: PyTorch, and its compiler, which imports Triton, unless that is still to
-# be told to interpret.
+# be told to interpret; then at least what the compiler imports before.
 IN_NEW_PROCESSES = """
 import json, os, sys, traceback
 import torch
+import torch.fx.experimental.symbolic_shapes
 answers = []
 for code, variables in json.load(sys.stdin):
     if "DIGLOT_INTERPRET" not in variables:

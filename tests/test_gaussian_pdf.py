@@ -288,7 +288,7 @@ def test_transforms(backend):
         torch.testing.assert_close(make(own), make(right))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", SLOW_BACKENDS)
 def test_compiled(backend):
     """In one graph, values and gradients; a number that changes is not frozen into it."""
     torch.compiler.reset()

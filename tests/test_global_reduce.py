@@ -10,7 +10,17 @@ from typing import Any
 
 import pytest
 import torch
-from backends import ARCHITECTURES, BACKENDS, DEVICE, FLOATING, KERNELS, ulp_error
+from backends import (
+    BACKENDS,
+    CUDA,
+    DEVICE,
+    FLOATING,
+    KERNELS,
+    SLOW_BACKENDS,
+    SLOW_TRITON,
+    sampled,
+    ulp_error,
+)
 from layouts import LAYOUTS
 
 import diglot
@@ -88,7 +98,7 @@ class Launch:
 # On a GPU far more blocks; interpreted, Triton runs three programs at most.
 GRIDS = [1, 2, 3, 7, 64, 132, 264] if DEVICE == "cuda" else [1, 2, 3, 5, 8]
 # So many that blocks have several tiles, of which some are parked in shared memory.
-SIZE = 9_000_017 if DEVICE == "cuda" else 30_017
+SIZE = 9_000_017 if DEVICE == "cuda" else 15_017
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
@@ -108,7 +118,7 @@ def test_no_bit_depends_on_the_grid(backend, name, dtype):
 
 
 @pytest.mark.parametrize("name", LAUNCHERS)
-@pytest.mark.parametrize("backend", KERNELS)
+@pytest.mark.parametrize("backend", [CUDA, SLOW_TRITON])
 def test_every_number_of_accesses(backend, name):
     """Tiles of one to sixteen accesses by each thread, whole and cut short."""
     few, tile = 256, 1024
@@ -205,6 +215,8 @@ def test_shapes(backend, op, shape):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_against_the_oracle(backend, op, dtype):
     spec = find_spec(op)
+    # In float32 on a CPU, PyTorch's own softmax was 9 ulp off in 2 of 60 such draws.
+    loose = 20.0 if (backend, dtype, DEVICE) == ("torch", torch.float32, "cpu") else None
     for n, scale, offset in ((1, 1, 0), (5000, 1, 0), (5000, 8, 0), (40_001, 2, 30)):
         x = (torch.randn(n, device=DEVICE) * scale + offset).to(dtype).requires_grad_()
         grad = torch.randn(n, device=DEVICE).to(dtype)
@@ -213,14 +225,14 @@ def test_against_the_oracle(backend, op, dtype):
             result.backward(grad)
         assert [run.launcher for run in runs] == [f"{op}_forward", f"{op}_backward"]
         assert {run.backend for run in runs} == {backend}
-        error = measure_error(result.detach(), spec.forward(x.detach()))
+        error = measure_error(result.detach(), spec.forward(x.detach()), tolerance_ulp=loose)
         assert error.failing == 0, error
         error = measure_error(x.grad, spec.backward(grad, x.detach())["input"])
         assert error.failing == 0, error
 
 
 @pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", SLOW_BACKENDS)
 def test_operator(backend, op):
     x = torch.randn(3, 5, device=DEVICE, requires_grad=True)
     grad = torch.randn(3, 5, device=DEVICE, requires_grad=True)
@@ -290,7 +302,7 @@ def test_transforms(backend, op):
 
 
 @pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", SLOW_BACKENDS)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiled(backend, op, dynamic):
     torch._dynamo.reset()
@@ -398,6 +410,7 @@ for dtype in (torch.bfloat16, torch.float32, torch.float64):
                 standardize.standardize_forward(x, 1e-5, word, workspace, 0, mean, rstd, out)
                 standardize.standardize_backward(x, y, mean, rstd, word, workspace, 0, out)
             kernels += [(kernel, offset) for kernel in launches]
+kernels = kernels[:: int(sys.argv[2])]
 for kernel, (_, offset) in zip(compile_triton([k for k, _ in kernels], sys.argv[1]), kernels):
     assert kernel.spill_bytes == kernel.stack_bytes == 0, kernel
     assert offset or kernel.load_bytes == kernel.store_bytes == 16, kernel
@@ -407,13 +420,13 @@ print("compiled", len(kernels))
 
 @pytest.mark.ahead_of_time
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_triton_kernels_do_not_spill(architecture):
+@sampled(5)
+def test_triton_kernels_do_not_spill(architecture, step):
     environment = {k: v for k, v in os.environ.items() if "INTERPRET" not in k}
     done = subprocess.run(
-        [sys.executable, "-c", COMPILED, architecture],
+        [sys.executable, "-c", COMPILED, architecture, str(step)],
         capture_output=True,
         text=True,
         env=environment,
     )
-    assert done.stdout == "compiled 48\n", done.stderr
+    assert done.stdout == f"compiled {len(range(0, 48, step))}\n", done.stderr

@@ -7,6 +7,7 @@ lack the one or the other.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -66,34 +67,31 @@ __global__ void kernel(uint32_t* word, const float* in, float* data, float* out)
 """
 
 
-def cuda_code(folder: Path, architecture: str, replace: tuple[str, str]) -> str:
+def write_replaced(source: Path, replace: tuple[str, str], to: Path) -> None:
+    text = source.read_text()
+    assert replace[0] in text
+    to.write_text(text.replace(*replace))
+
+
+def compile_cuda(folder: Path, architecture: str, replace: tuple[str, str]) -> None:
     nvcc = shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
     if nvcc is None:
         pytest.skip("no nvcc")
-    headers = folder / "diglot"
-    shutil.copytree(Path(diglot.get_include()) / "diglot", headers)
-    atomics = headers / "atomics.cuh"
-    text = atomics.read_text()
-    assert replace[0] in text
-    atomics.write_text(text.replace(*replace))
+    headers = Path(diglot.get_include()) / "diglot"
+    shutil.copytree(headers, folder / "diglot")
+    write_replaced(headers / "atomics.cuh", replace, folder / "diglot/atomics.cuh")
     (folder / "kernel.cu").write_text(KERNEL)
-    cubin = folder / "kernel.cubin"
     command = [nvcc, "-std=c++17", "-O3", "-cubin", f"-arch=sm_{architecture}", f"-I{folder}"]
-    subprocess.run([*command, str(folder / "kernel.cu"), "-o", str(cubin)], check=True)
-    return disassemble(cubin)
+    subprocess.run([*command, folder / "kernel.cu", "-o", folder / "cubin"], check=True)
 
 
+# One process imports what takes longest, and others fork, in which a name is that of one library.
 COMPILE = """
-import importlib.util, sys
+import importlib.util, os, sys
+import diglot.triton_ops.lib.types
 import triton, triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-
-library, architecture, cubin = sys.argv[1:]
-specification = importlib.util.spec_from_file_location("library", library)
-grid_barrier = importlib.util.module_from_spec(specification)
-sys.modules["library"] = grid_barrier
-specification.loader.exec_module(grid_barrier)
 
 @triton.jit
 def kernel(word, input, data, out):
@@ -103,35 +101,21 @@ def kernel(word, input, data, out):
     tl.store(out + tl.program_id(0), other)
 
 types = {"word": "*i32", "input": "*fp32", "data": "*fp32", "out": "*fp32"}
-target = GPUTarget("cuda", int(architecture), 32)
-compiled = triton.compile(ASTSource(kernel, types), target=target)
-open(cubin, "wb").write(compiled.asm["cubin"])
+for folder, architecture in zip(sys.argv[1::2], sys.argv[2::2]):
+    if os.fork() == 0:
+        specification = importlib.util.spec_from_file_location("library", f"{folder}/library.py")
+        grid_barrier = importlib.util.module_from_spec(specification)
+        sys.modules["library"] = grid_barrier
+        specification.loader.exec_module(grid_barrier)
+        target = GPUTarget("cuda", int(architecture), 32)
+        compiled = triton.compile(ASTSource(kernel, types), target=target)
+        open(f"{folder}/cubin", "wb").write(compiled.asm["cubin"])
+        os._exit(0)  # as one that forked, with nothing to tidy up
+    assert os.wait()[1] == 0
 """
 
-
-def triton_code(folder: Path, architecture: str, replace: tuple[str, str]) -> str:
-    text = (ROOT / "triton_ops/lib/grid_barrier.py").read_text()
-    assert replace[0] in text
-    library, script, cubin = (folder / name for name in ("library.py", "script.py", "cubin"))
-    library.write_text(text.replace(*replace))
-    script.write_text(COMPILE)
-    command = [sys.executable, str(script), str(library), architecture, str(cubin)]
-    # Compiling and interpreting exclude each other in one process.
-    environment = {"TRITON_INTERPRET": "0", "DIGLOT_INTERPRET": "0"}
-    subprocess.run(["env", *(f"{k}={v}" for k, v in environment.items()), *command], check=True)
-    return disassemble(cubin)
-
-
-CODE = {"cuda": cuda_code, "triton": triton_code}
-
-
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("language", CODE)
-def test_it_releases_and_acquires(tmp_path, language, architecture):
-    found = orders(CODE[language](tmp_path, architecture, ("acq", "acq")))
-    assert found == {"release": True, "acquire": True}
-
-
+# The barrier as it is, and without the one or the other.
+AS_IT_IS = ("acq", "acq")
 MUTATIONS = {
     ("cuda", "release"): ("atom.add.acq_rel", "atom.add.acquire"),
     ("cuda", "acquire"): ("ld.acquire", "ld.relaxed"),
@@ -140,7 +124,46 @@ MUTATIONS = {
 }
 
 
+@pytest.fixture(scope="module")
+def of_triton(tmp_path_factory):
+    """By architecture and replacement, a folder with the cubin of Triton's kernel."""
+    wanted = [(architecture, AS_IT_IS) for architecture in ARCHITECTURES]
+    wanted += [("90", MUTATIONS["triton", lost]) for lost in ("release", "acquire")]
+    folders = [tmp_path_factory.mktemp("triton") for _ in wanted]
+    for folder, (_, replace) in zip(folders, wanted, strict=True):
+        write_replaced(ROOT / "triton_ops/lib/grid_barrier.py", replace, folder / "library.py")
+    arguments = [a for folder, (of, _) in zip(folders, wanted, strict=True) for a in (folder, of)]
+    script = tmp_path_factory.mktemp("script") / "compile.py"
+    script.write_text(COMPILE)
+    # Compiling and interpreting exclude each other in one process.
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "DIGLOT_INTERPRET": "0"}
+    subprocess.run([sys.executable, script, *arguments], check=True, env=environment)
+    return dict(zip(wanted, folders, strict=True))
+
+
+@pytest.fixture
+def sass(request, tmp_path):
+    """A function: the code in a language for an architecture, with a piece of it replaced."""
+
+    def code(language: str, architecture: str, replace: tuple[str, str]) -> str:
+        if language == "triton":
+            folder = request.getfixturevalue("of_triton")[architecture, replace]
+        else:
+            folder = tmp_path
+            compile_cuda(folder, architecture, replace)
+        return disassemble(folder / "cubin")
+
+    return code
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("language", ["cuda", "triton"])
+def test_it_releases_and_acquires(sass, language, architecture):
+    found = orders(sass(language, architecture, AS_IT_IS))
+    assert found == {"release": True, "acquire": True}
+
+
 @pytest.mark.parametrize(("language", "lost"), MUTATIONS)
-def test_a_mutation_without_one_of_them_is_seen(tmp_path, language, lost):
-    found = orders(CODE[language](tmp_path, "90", MUTATIONS[language, lost]))
+def test_a_mutation_without_one_of_them_is_seen(sass, language, lost):
+    found = orders(sass(language, "90", MUTATIONS[language, lost]))
     assert found == {"release": lost != "release", "acquire": lost != "acquire"}

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import sys
 import threading
 import types
 from pathlib import Path
 
 import pytest
 import torch
+from scripts import run_here
 
 import diglot
 from diglot import l2
@@ -370,9 +369,8 @@ def test_info_without_a_gpu():
 
 
 def test_the_example_explains_itself():
-    command = [sys.executable, str(EXAMPLE), "--help"]
-    answer = subprocess.run(command, capture_output=True, text=True)
-    assert answer.returncode == 0 and "--hot-mb" in answer.stdout, answer.stderr
+    status, output = run_here(EXAMPLE, "--help")
+    assert status == 0 and "--hot-mb" in output
 
 
 def test_it_is_part_of_the_package():

@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from backends import BACKENDS, DEVICE, FLOATING, KERNELS, examples
+from backends import BACKENDS, DEVICE, FLOATING, KERNELS, SLOW_BACKENDS, examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from layouts import LAYOUTS
@@ -439,7 +439,7 @@ def test_fused_is_the_composition(backend, op, dtype):
 
 
 @pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", SLOW_BACKENDS)
 def test_operator(backend, op):
     ops, norm = torch.ops.diglot, Norm.draw(op, (3, 2, 5), dims=2).require_grad()
     arguments = (*norm.arrays, *norm.parameters, 2, 1e-5, backend)
@@ -537,7 +537,7 @@ def test_transforms(backend, op):
 @pytest.mark.parametrize(
     ("op", "dynamic"), [("layer_norm", False), ("rms_norm", True), ("add_layer_norm", True)]
 )
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", SLOW_BACKENDS)
 def test_compiled(backend, op, dynamic):
     torch._dynamo.reset()
 

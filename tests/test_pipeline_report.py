@@ -191,12 +191,19 @@ def test_trace(tmp_path):
 def test_picture(timelines, tmp_path):
     pytest.importorskip("matplotlib")
     path = tmp_path / "overlap.png"
-    of = report(timelines, devices=("cuda:0", "cuda:1")[: len(timelines)])
-    of.plot(path)
+    report(timelines, devices=("cuda:0", "cuda:1")[: len(timelines)]).plot(path)
     assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_picture_in_place_of_another(tmp_path):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "overlap.png"
+    path.write_bytes(b"another")
     with pytest.raises(ValueError, match="is not overwritten without force"):
-        of.plot(path)
-    of.plot(path, force=True)
+        report().plot(path)
+    assert path.read_bytes() == b"another"
+    report().plot(path, force=True)
+    assert path.read_bytes().startswith(b"\x89PNG")
 
 
 def test_bars_of_the_picture(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from backends import needs_extension, why_no_code
+from backends import needs_extension, sampled, why_no_code
 
 from diglot.tools import machine_code
 from diglot.tools.cuda_library import cuda_kernel_names
@@ -269,49 +269,27 @@ def test_triton_kernels_of_small_calls():
     check(found["triton"][SMALL], SMALL, "triton")
 
 
-def check_triton(calls, dtypes, architecture):
-    """Few processes, each for many kernels: to start one takes as long as to compile five."""
-    asked = {(d, n): c for d in dtypes for n, c in calls(d).items()}
+@pytest.mark.ahead_of_time
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "dtypes", [FLOATING[:2] + OTHERS[:3], FLOATING[2:] + OTHERS[3:]], ids=" ".join
+)
+@sampled(11)
+def test_triton_kernels_compile(architecture, step, dtypes):
+    """Of a sample each type has other calls. One process looks at many kernels: to start one takes
+    as long as to compile five.
+    """
+    asked = {
+        (dtype, name): call
+        for dtype in dtypes
+        for calls in (calls_of(dtype), calls_of_rows(dtype) if dtype in FLOATING else {})
+        for name, call in list(calls.items())[3 * (FLOATING + OTHERS).index(dtype) % step :: step]
+    }
     answers = kernels_of_calls(list(asked.values()), architecture, ["triton"])
     for dtype in dtypes:
         found = {n: a["triton"] for (d, n), a in zip(asked, answers, strict=True) if d == dtype}
         check(found, LARGE, "triton", architecture)
-
-
-@pytest.mark.ahead_of_time
-@needs_triton
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("dtypes", "architecture"),
-    [
-        # They take long: make test looks at those that matter most.
-        pytest.param(FLOATING[:2], "sm_90", marks=pytest.mark.compiled),
-        (FLOATING[:2], "sm_80"),
-        (FLOATING[2:] + OTHERS, "sm_90"),
-        (FLOATING[2:] + OTHERS, "sm_80"),
-    ],
-    ids=lambda of: of if isinstance(of, str) else " ".join(of),
-)
-def test_every_triton_kernel_compiles(dtypes, architecture):
-    check_triton(calls_of, dtypes, architecture)
-
-
-@pytest.mark.ahead_of_time
-@needs_triton
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "target",
-    [
-        "sm_80 float32 float16",
-        "sm_80 bfloat16 float64",
-        # They take long: make test looks at those that matter most.
-        pytest.param("sm_90 float32 bfloat16", marks=pytest.mark.compiled),
-        "sm_90 float16 float64",
-    ],
-)
-def test_every_triton_kernel_of_rows_compiles(target):
-    architecture, *dtypes = target.split()
-    check_triton(calls_of_rows, dtypes, architecture)
 
 
 @pytest.mark.slow

@@ -160,12 +160,36 @@ def accesses_of_flat_kernel(kernel: KernelResources, element: int) -> list[str]:
     return wrong
 
 
+def sample_of(names: tuple[str, ...]) -> list[str]:
+    """Of each kernel's variants in bfloat16 the second of those whose accesses are wide."""
+    of_kernel: dict[str, list[str]] = {}
+    for name in names:
+        if "bfloat16" in name:
+            of_kernel.setdefault(name.partition("<")[0], []).append(name)
+    wide_first = [sorted(of, key=lambda name: ", false," in name) for of in of_kernel.values()]
+    return [variants[:2][-1] for variants in wide_first]
+
+
+@pytest.fixture(
+    params=[
+        # To read one takes a third of a second, and to read all nearly a minute.
+        pytest.param(sample_of, id="a sample", marks=pytest.mark.compiled),
+        pytest.param(None, id="all", marks=[pytest.mark.slow, pytest.mark.ahead_of_time]),
+    ]
+)
+def kernels(request, architecture):
+    """CUDA's kernels by name, a sample of them or all."""
+    names = cuda_kernel_names(architecture)
+    wanted = names if request.param is None else request.param(names)
+    found = cuda_kernels(architecture, request.param and wanted)
+    assert set(found) == set(wanted) and len(wanted) > 30
+    return found
+
+
 @needs_extension
-@pytest.mark.slow
-@pytest.mark.compiled
-def test_flat_cuda_kernels_access_16_bytes(architecture):
-    flat = {n: k for n, k in cuda_kernels(architecture).items() if "_flat<" in n}
-    assert {name.rpartition("Flat")[2] for name in flat} >= {"Shape<1, 1> >", "Shape<4, 4> >"}
+def test_flat_cuda_kernels_access_16_bytes(kernels):
+    flat = {n: k for n, k in kernels.items() if "_flat<" in n}
+    assert not all(name.endswith(TINY) for name in flat)
     wrong = {}
     for name, kernel in flat.items():
         kind = name.partition("<")[2].partition(",")[0]
@@ -179,12 +203,10 @@ def test_flat_cuda_kernels_access_16_bytes(architecture):
 
 
 @needs_extension
-@pytest.mark.slow
-@pytest.mark.compiled
-def test_strided_cuda_kernels_access_16_bytes(architecture):
+def test_strided_cuda_kernels_access_16_bytes(kernels):
     """Of those with vectors: one access per vector, or one of an element where it is repeated."""
-    strided = {n: k for n, k in cuda_kernels(architecture).items() if "_strided<" in n}
-    assert len(strided) > 100
+    strided = {n: k for n, k in kernels.items() if "_strided<" in n}
+    assert len(strided) > len(kernels) // 10
     for name, kernel in strided.items():
         kernel = without_seed(kernel)
         accesses, elements = map(int, re.search(r"FlatShape<(\d+), (\d+)>", name).groups())
@@ -205,13 +227,11 @@ def test_strided_cuda_kernels_access_16_bytes(architecture):
 
 
 @needs_extension
-@pytest.mark.slow
-@pytest.mark.compiled
-def test_kernels_of_whole_arrays_access_16_bytes(architecture):
+def test_kernels_of_whole_arrays_access_16_bytes(kernels):
     """Each access before the barrier, of a whole tile and of one cut short, and again behind it."""
     ops = ("global_softmax_", "standardize_")
-    whole = {n: k for n, k in cuda_kernels(architecture).items() if n.startswith(ops)}
-    assert len(whole) == 2 * (5 + 3 * 4 + 4 * 4)
+    whole = {n: k for n, k in kernels.items() if n.startswith(ops)}
+    assert whole
     for name, kernel in whole.items():
         accesses = int(re.search(r", (\d+)>", name)[1])
         arrays = 2 if "backward" in name else 1
@@ -222,12 +242,10 @@ def test_kernels_of_whole_arrays_access_16_bytes(architecture):
 
 
 @needs_extension
-@pytest.mark.slow
-@pytest.mark.compiled
-def test_kernels_of_rows_access_16_bytes(architecture):
+def test_kernels_of_rows_access_16_bytes(kernels):
     """As many as a thread holds, of each array, and none that is narrower; or elements alone."""
-    rows = {n: k for n, k in cuda_kernels(architecture).items() if "_rows<RowShape" in n}
-    assert len(rows) > 100
+    rows = {n: k for n, k in kernels.items() if "_rows<RowShape" in n}
+    assert len(rows) > len(kernels) // 10
     for name, kernel in rows.items():
         # Whether it is wide, how many accesses a thread holds, and the types.
         shape = re.search(r"RowShape<[^,]+, (\w+), \d+, (\d+), [^>]+>, (.+)>$", name)
@@ -244,11 +262,7 @@ def test_kernels_of_rows_access_16_bytes(architecture):
 
 
 @needs_extension
-@pytest.mark.slow
-@pytest.mark.compiled
-def test_no_cuda_kernel_spills(architecture):
-    kernels = cuda_kernels(architecture)
-    assert set(kernels) == set(cuda_kernel_names(architecture))
+def test_no_cuda_kernel_spills(kernels):
     assert not {n: k.spill_bytes for n, k in kernels.items() if k.spill_bytes or k.stack_bytes}
     assert all(k.registers > 0 for k in kernels.values())
 

@@ -379,7 +379,7 @@ def test_rows_do_not_know_of_each_other(backend, op):
 
 
 @pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", SLOW_BACKENDS)
 def test_operator(backend, op):
     """`opcheck` takes the gradient of |sum of the output|: if rows sum to one, the backward pass is
     of sum 0, and its sign is chance.
@@ -450,7 +450,7 @@ def test_transforms(backend, op):
 
 
 @pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", SLOW_BACKENDS)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_compiled(backend, op, dynamic):
     torch._dynamo.reset()

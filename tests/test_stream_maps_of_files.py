@@ -66,6 +66,15 @@ def test_npy_to_npy(engine, npy, tmp_path):
     assert np.array_equal(np.load(npy), X.numpy())
 
 
+@pytest.mark.parametrize("name", [b"a b.npy", b"\x0c.npy", "\u2028.npy".encode(), b"\xff.npy"])
+def test_odd_names(npy, tmp_path, name):
+    """Of which some end lines elsewhere, and one is no text."""
+    path = npy.rename(tmp_path / os.fsdecode(name))
+    x = np.load(path, mmap_mode="r")
+    assert kind(x) == "file"
+    assert kind(np.ones(1 << 20)) == "memory"  # what lies behind it is found, too
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("begin", [1, 77])
 def test_parts_of_maps(engine, npy, tmp_path, begin):

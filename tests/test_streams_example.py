@@ -8,30 +8,24 @@ from pathlib import Path
 
 import pytest
 import torch
+from scripts import run_here
 
 EXAMPLE = Path(__file__).parent.parent / "examples/streams.py"
 
 
-def run(*arguments):
-    command = [sys.executable, str(EXAMPLE), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
 def test_it_explains_itself():
-    answer = run("--help")
-    assert answer.returncode == 0 and "--spin-ms" in answer.stdout, answer.stderr
+    status, output = run_here(EXAMPLE, "--help")
+    assert status == 0 and "--spin-ms" in output
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu():
-    answer = run()
-    assert (answer.returncode, answer.stdout) == (1, "")
-    assert answer.stderr == "there is no GPU, and streams are a GPU's\n"
+    assert run_here(EXAMPLE) == ("there is no GPU, and streams are a GPU's", "")
 
 
 @pytest.mark.gpu
 def test_it_shows_what_it_says():
-    answer = run()
+    answer = subprocess.run([sys.executable, EXAMPLE], capture_output=True, text=True, check=False)
     assert answer.returncode == 0, answer.stdout + answer.stderr
     lines = answer.stdout.splitlines()
     assert len(lines) == 8, answer.stdout

@@ -67,11 +67,14 @@ std::unique_ptr<Stack> take_stack() {
 }
 
 void give_back(std::unique_ptr<Stack> stack) {
+  // A launch of clusters takes more. To keep them all would leave the process with tens of
+  // thousands of maps, of which a system has a limit, and looking through them takes time.
+  constexpr std::size_t kKept = 2048;
 #if defined(__SANITIZE_ADDRESS__)
   ASAN_UNPOISON_MEMORY_REGION(stack->begin(), Stack::kBytes);  // of frames that were never left
 #endif
   const std::lock_guard lock(pool().mutex);
-  pool().stacks.push_back(std::move(stack));
+  if (pool().stacks.size() < kKept) pool().stacks.push_back(std::move(stack));
 }
 
 // The registers that a called function must preserve are pushed, the stack pointer exchanged, and

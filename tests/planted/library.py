@@ -44,8 +44,10 @@ class Options(ctypes.Structure):
     )
 
 
-def build_interpreted(*, sanitized: bool = False) -> Path:
-    """For the interpreter, once for all processes that run tests."""
+def build_interpreted(
+    kernels: Path = KERNELS, library: Path | None = None, *, sanitized: bool = False
+) -> Path:
+    """For the interpreter, which is compiled once for all processes that run tests."""
     where = ROOT / "csrc/interpreter/build.py"
     specification = importlib.util.spec_from_file_location("build", where)
     assert specification is not None and specification.loader is not None
@@ -53,10 +55,10 @@ def build_interpreted(*, sanitized: bool = False) -> Path:
     specification.loader.exec_module(builder)
     folder = ROOT / "build" / ("planted-sanitized" if sanitized else "planted")
     folder.mkdir(parents=True, exist_ok=True)
-    library = folder / "planted.so"
+    library = library or folder / "planted.so"
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        builder.build(library, [KERNELS], folder, sanitized=sanitized)
+        builder.build(library, [kernels], folder, sanitized=sanitized)
     return library
 
 

@@ -9,6 +9,7 @@ costs more than the copy: docs/pipeline.md.)
 
 from __future__ import annotations
 
+import bisect
 import ctypes
 import math
 import mmap
@@ -37,11 +38,16 @@ class Mapping:
 Region = tuple[int, int, list[str]]
 
 
+def _begin_of(line: str) -> int:
+    """Of "7f0c-7f0d rw-s 00001000 fe:00 123   /a/path"."""
+    return int(line.partition("-")[0], 16)
+
+
 class Maps:
     """What the system says of the process's memory. It is asked once, which takes milliseconds.
 
     Args:
-        lines: of its answer, if it is not to be asked.
+        lines: of its answer, by addresses, if it is not to be asked.
     """
 
     def __init__(self, lines: list[str] | None = None) -> None:
@@ -53,16 +59,17 @@ class Maps:
         """
         if self._lines is None:
             try:
-                self._lines = Path("/proc/self/maps").read_text().splitlines()
+                # Names of files are bytes, of which only a line's end is told otherwise.
+                self._lines = os.fsdecode(Path("/proc/self/maps").read_bytes()).split("\n")[:-1]
             except OSError:
                 self._lines = []
-        for line in self._lines:
-            # "7f0c-7f0d rw-s 00001000 fe:00 123   /a/path"
-            place, about = line.split(" ", 1)
-            begin, end = (int(number, 16) for number in place.split("-"))
-            if begin <= address < end:
-                return begin, end, about.split(maxsplit=4)
-        return None
+        # By addresses: there may be tens of thousands.
+        place = bisect.bisect_right(self._lines, address, key=_begin_of)
+        if place == 0:
+            return None
+        begin_to_end, about = self._lines[place - 1].split(" ", 1)
+        begin, end = (int(number, 16) for number in begin_to_end.split("-"))
+        return (begin, end, about.split(maxsplit=4)) if address < end else None
 
 
 NOTHING_SAID = Maps([])  # for memory that is known to be ordinary
