@@ -116,7 +116,7 @@ RING_FAULTS = {
         "ring.cpp", "storing.wait(passage.computed);", ""
     ),
     "a pinned input and the chunk before": ring_fault(
-        "ring.cpp", "runtime_.wait(passage(chunk).loaded);", ""
+        "ring.cpp", "passage(chunk).loaded.synchronize();", ""
     ),
     "a pinned output and its copy": ring_fault("ring.cpp", "runtime_.wait(passage.stored);", ""),
     "a pinned output and the chunk before": ring_fault("ring.cpp", DRAINED, ""),

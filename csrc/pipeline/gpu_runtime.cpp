@@ -71,24 +71,21 @@ void Runtime::synchronize() {
 }
 
 Event Runtime::make_event() {
-  if (events_ == kept_->events.size()) {
+  std::vector<Event>& kept = spins_ ? kept_->spinning : kept_->sleeping;
+  if (events_ == kept.size()) {
     const BesideCaptures beside;
     cudaEvent_t handle = nullptr;
-    // It keeps the time. Those that threads sleep for interrupt the host each, waited for or not.
-    check(cudaEventCreateWithFlags(&handle, cudaEventDefault), "making an event");
-    kept_->events.emplace_back(handle);
+    // It keeps the time.
+    const unsigned int flags = spins_ ? cudaEventDefault : cudaEventBlockingSync;
+    check(cudaEventCreateWithFlags(&handle, flags), "making an event");
+    kept.emplace_back(handle);
   }
-  return kept_->events[events_++];
+  return kept[events_++];
 }
 
 void Runtime::wait(const Event& event) const {
-  while (!event.is_done()) {
-    if (spins_) {
-      std::this_thread::yield();
-    } else {
-      std::this_thread::sleep_for(std::chrono::microseconds(20));
-    }
-  }
+  while (spins_ && !event.is_done()) std::this_thread::yield();
+  if (!spins_) event.synchronize();
 }
 
 double Runtime::now() const {

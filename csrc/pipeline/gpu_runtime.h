@@ -25,6 +25,8 @@ class Event {
     check(status, "asking for an event");
     return true;
   }
+  // Waits, on the host, until it is.
+  void synchronize() const { check(cudaEventSynchronize(handle_), "waiting for the device"); }
   cudaEvent_t handle() const { return handle_; }
 
  private:
@@ -63,7 +65,8 @@ inline void copy(void* to, const void* from, std::size_t bytes, cudaStream_t str
 // Streams and events are kept between runs: making them would take a good part of a small one.
 struct KeptStreams {
   std::vector<Stream> streams;
-  std::vector<Event> events;
+  // Those whose waiters keep their cores, and those whose waiters sleep, which interrupt the host.
+  std::vector<Event> spinning, sleeping;
 };
 
 // For one run. The device is the current one of the thread that makes it.

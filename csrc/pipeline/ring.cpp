@@ -131,7 +131,7 @@ Span Ring::next_read(int64_t chunk) {
 Span Ring::fill(int64_t chunk) {
   if (chunk >= depth_) {
     const Runtime::Scope scope(runtime_);
-    runtime_.wait(passage(chunk).loaded);  // of the chunk before, whose buffers these were
+    passage(chunk).loaded.synchronize();  // of the chunk before, whose buffers these were
   }
   const double began = runtime_.now();
   const auto [begin, end] = plan_.rows_of(chunk);

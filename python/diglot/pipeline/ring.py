@@ -16,6 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,7 +29,6 @@ from diglot.pipeline.pinned import Buffer, pinned_cache
 from diglot.pipeline.planner import Plan
 from diglot.pipeline.report import Times
 from diglot.pipeline.runtime import Event, Runtime, runtime_of
-from diglot.pipeline.workers import Task, Workers
 
 NOT_THERE = (math.nan, math.nan)
 Result = torch.Tensor | Like
@@ -205,15 +205,15 @@ class Ring:
         )
         # So many pinned buffers, and chunks at most that are fed but not out.
         self.depth = self.plan.slots + job.copy_threads
-        self.fillers = Workers(job.copy_threads, "diglot-read")
-        self.emptiers = Workers(job.copy_threads, "diglot-write")
+        self.fillers = ThreadPoolExecutor(job.copy_threads, "diglot-read")
+        self.emptiers = ThreadPoolExecutor(job.copy_threads, "diglot-write")
         self.pinned: list[Buffer] = []  # all that were taken
         self.pinned_in: list[list[Buffer | None]] = []
         self.pinned_out: list[list[Buffer | None]] = []
         self.in_pinned: list[Passage | None] = [None] * self.depth  # the last one that was
-        self.filling: deque[tuple[Passage, Task]] = deque()
+        self.filling: deque[tuple[Passage, Future[list[torch.Tensor]]]] = deque()
         self.fed: deque[Passage] = deque()
-        self.emptying: deque[tuple[Passage, Task]] = deque()
+        self.emptying: deque[tuple[Passage, Future[None]]] = deque()
 
     def run(self) -> None:
         """Does all chunks, or as many as come before a stop or an error.
@@ -241,7 +241,7 @@ class Ring:
                 self.drain(self.plan.chunks)
         finally:
             for threads in (self.fillers, self.emptiers):
-                threads.finish()
+                threads.shutdown(cancel_futures=True)
             try:
                 with self.runtime.scope():
                     self.runtime.close()
@@ -306,7 +306,7 @@ class Ring:
         if before is not None:
             assert before.loaded is not None
             with self.runtime.scope():
-                self.runtime.wait(before.loaded)
+                before.loaded.synchronize()
         began = self.runtime.now()
         sources = []
         for array, buffer in zip(
@@ -372,7 +372,7 @@ class Ring:
         """Takes results that are there off the device, and waits until so many chunks are out."""
         while self.fed and (self.fed[0].chunk < chunks or self.fed[0].last.query()):
             passage = self.fed.popleft()
-            self.runtime.wait(passage.last)
+            passage.last.synchronize()
             if self.job.fold is not None:
                 with self.blamed(passage):
                     self.fold(passage)
@@ -436,7 +436,7 @@ class Ring:
         return array.part(self.job.first + passage.begin, self.job.first + passage.end)
 
 
-def result_of_first(queue: deque[tuple[Passage, Task]]) -> Any:
+def result_of_first(queue: deque[tuple[Passage, Future[Any]]]) -> Any:
     """Waits for the first of a queue, which leaves it. Nothing here holds an error, whose traceback
     holds all that is here.
     """

@@ -59,9 +59,6 @@ class Runtime(Protocol):
     def close(self) -> None:
         """Waits, on the host, until all streams are idle; none is used after it."""
 
-    def wait(self, event: Event) -> None:
-        """Waits, on the host, until the work before an event is done."""
-
     def now(self) -> float:
         """Seconds since the run began."""
 
@@ -71,8 +68,6 @@ class Runtime(Protocol):
     def scope(self) -> AbstractContextManager[Any]:
         """What a thread is in while it uses the streams."""
 
-
-NAP = 2e-5  # seconds
 
 # Streams that no run uses now: PyTorch's allocator keeps memory for each that it was used in.
 _free_streams: dict[torch.device, list[torch.cuda.Stream]] = {}
@@ -99,13 +94,13 @@ class GpuRuntime:
     """
 
     def __init__(self, device: torch.device, slots: int, shares_compute: bool, spins: bool) -> None:
-        self._device, self._spins = device, spins
+        self._device, self.spins = device, spins
         with torch.cuda.device(device):
             caller = torch.cuda.current_stream()
             computing = 1 if shares_compute else slots
             self._kept = take_streams(device, 2 + computing)
             self._kept[0].wait_stream(caller)  # and all else waits for what is loaded
-            streams = [GpuStream(kept) for kept in self._kept]
+            streams = [GpuStream(self, kept) for kept in self._kept]
             self.loading: Stream = streams[0]
             self.storing: Stream = streams[1]
             self.computing: Sequence[Stream] = streams[2:] * (slots // computing)
@@ -123,15 +118,6 @@ class GpuRuntime:
             with _free_streams_lock:
                 _free_streams[self._device].extend(self._kept)
             self._kept = []
-
-    def wait(self, event: Any) -> None:
-        """Waits, on the host, until the work before an event is done."""
-        if self._spins:
-            event.synchronize()
-            return
-        # Events that threads sleep for interrupt the host each, waited for or not.
-        while not event.query():
-            time.sleep(NAP)
 
     def now(self) -> float:
         """Seconds since the run began."""
@@ -155,8 +141,8 @@ class GpuRuntime:
 class GpuStream:
     """One of its streams. It is made the current one and left so, which takes half the time."""
 
-    def __init__(self, stream: torch.cuda.Stream) -> None:
-        self.stream = stream
+    def __init__(self, runtime: GpuRuntime, stream: torch.cuda.Stream) -> None:
+        self._runtime, self.stream = runtime, stream
 
     def wait(self, event: Any) -> None:
         """What comes after this waits for the event."""
@@ -180,7 +166,7 @@ class GpuStream:
 
     def record(self) -> torch.cuda.Event:
         """An event after what was enqueued so far."""
-        event = torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True, blocking=not self._runtime.spins)
         event.record(self.stream)
         return event
 
@@ -205,10 +191,6 @@ class HostRuntime:
 
     def close(self) -> None:
         """All is done."""
-
-    def wait(self, event: Event) -> None:
-        """There is nothing to wait for."""
-        event.synchronize()
 
     def now(self) -> float:
         """Seconds since the run began."""
