@@ -39,7 +39,7 @@ NATIVE := $(shell find csrc -name '*.cu' -o -name '*.cuh' -o -name '*.cpp' -o -n
 CXX_FILES := $(NATIVE) $(shell find bench examples tests -name '*.cu' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.h')
 
 .PHONY: help demo test test-all test-quick test-sanitize gpu-test bench wheel lint format setup
-.PHONY: linted-setup clean distclean FORCE
+.PHONY: linted-setup ready clean distclean FORCE
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -131,10 +131,13 @@ distclean: clean ## remove .venv too
 # While the extension is compiled, for which few packages suffice, the others are installed, and lint
 # runs.
 setup:
-	$(abreast) $(STATE)/extension $(STATE)/requirements
+	$(abreast) ready
 
 linted-setup:
-	$(abreast) $(STATE)/extension lint
+	$(abreast) ready lint
+
+ready: $(STATE)/extension $(STATE)/requirements
+	@:
 
 ifneq ($(strip $(VENV)),)
 

@@ -96,7 +96,7 @@ class Launch:
 
 
 # On a GPU far more blocks; interpreted, Triton runs three programs at most.
-GRIDS = [1, 2, 3, 7, 64, 132, 264] if DEVICE == "cuda" else [1, 2, 3, 5, 8]
+GRIDS = [1, 2, 3, 7, 64, 132, 264] if DEVICE == "cuda" else [1, 2, 3, 8]
 # So many that blocks have several tiles, of which some are parked in shared memory.
 SIZE = 9_000_017 if DEVICE == "cuda" else 15_017
 

@@ -173,7 +173,7 @@ def sample_of(names: tuple[str, ...]) -> list[str]:
 @pytest.fixture(
     params=[
         # To read one takes a third of a second, and to read all nearly a minute.
-        pytest.param(sample_of, id="a sample", marks=pytest.mark.compiled),
+        pytest.param(sample_of, id="a sample", marks=[pytest.mark.slow, pytest.mark.compiled]),
         pytest.param(None, id="all", marks=[pytest.mark.slow, pytest.mark.ahead_of_time]),
     ]
 )
