@@ -86,10 +86,17 @@ def read_report(path: Path) -> dict[str, Any]:
         ValueError: it is none, or one of another schema.
         OSError: it cannot be read.
     """
+    return _checked(path, _parsed(path))
+
+
+def _parsed(path: Path) -> Any:
     try:
-        report = json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path} holds no results: it is not JSON") from error
+
+
+def _checked(path: Path, report: Any) -> dict[str, Any]:
     if not isinstance(report, dict) or not isinstance(report.get("rows"), list):
         raise ValueError(f"{path} holds no results: it has no rows")
     if report.get("schema") != SCHEMA:
@@ -102,7 +109,9 @@ def read_report(path: Path) -> dict[str, Any]:
     return report
 
 
-BESIDE = ("ceilings.json", "tests.json")  # what else lies in a folder of results
+def _is_other_file(parsed: Any) -> bool:
+    """Whether it lies beside reports and says that it is none: ceilings, the record of tests."""
+    return isinstance(parsed, dict) and not isinstance(parsed.get("schema"), int)
 
 
 def read_reports(path: Path) -> list[dict[str, Any]]:
@@ -117,10 +126,11 @@ def read_reports(path: Path) -> list[dict[str, Any]]:
         if not is_of_harness(report):
             raise ValueError(f"{path} has results of another kind than `diglot bench` compares")
         return [report]
+    files = {file: _parsed(file) for file in sorted(path.glob("*.json"))}
     found = [
         report
-        for file in sorted(path.glob("*.json"))
-        if file.name not in BESIDE and is_of_harness(report := read_report(file))
+        for file, parsed in files.items()
+        if not _is_other_file(parsed) and is_of_harness(report := _checked(file, parsed))
     ]
     if not found:
         raise ValueError(f"{path} has no results in it")

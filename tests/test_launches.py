@@ -73,6 +73,33 @@ def test_with_a_tensor_among_the_options_it_is_looked_at_each_time():
         assert any(argument is other for argument in seen.launch.arguments)
 
 
+def test_another_default_dtype():
+    """What integers and a float give."""
+    x = torch.arange(6, device=DEVICE)
+    fn = functools.partial(diglot.add, other=0.5)
+    assert diglot.stream_map(fn, x.cpu(), backend="cuda").dtype == torch.float32
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert diglot.stream_map(fn, x.cpu(), backend="cuda").dtype == torch.float64
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_a_callable_is_not_remembered():
+    class Cast:
+        dtype = torch.float32
+        __hash__ = None
+
+        def __call__(self, x):
+            return x.to(self.dtype)
+
+    cast, none = Cast(), torch.empty(0, 3)
+    assert diglot.stream_map(cast, none).dtype == torch.float32
+    cast.dtype = torch.float16
+    assert diglot.stream_map(cast, none).dtype == torch.float16
+    assert not launches._remembered
+
+
 def test_rows_alone_differ():
     def launch(fn, rows):
         return look(fn, X[:1].expand(rows, 5).contiguous())[0].launch

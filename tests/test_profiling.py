@@ -408,6 +408,22 @@ def test_ctrl_c_writes_what_was_collected(started, tmp_path):
     assert (tmp_path / "t.json").exists()
 
 
+def test_profilers_do_not_nest(x):
+    with diglot.profile(frames=False) as outer:
+        with pytest.raises(RuntimeError, match="one is recording already"):
+            diglot.profile_call(lambda: F.gelu(x), frames=False)
+        F.gelu(x)
+    assert "aten::gelu" in str(outer)
+
+
+@ON_CPU  # whose process is this one
+def test_a_recording_that_another_profiler_ended(started):
+    """PyTorch's own ends it without a word, and an export would end the process."""
+    status, out, errors = started("with torch.profiler.profile(): pass")
+    assert (status, out.count("aten::")) == (2, 0)
+    assert "error: of PyTorch's profilers one can record at a time" in errors
+
+
 def test_module(started):
     status, out, _ = started(kind="module", target="this")
     assert status == 0 and "Beautiful is better than ugly." in out

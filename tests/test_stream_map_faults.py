@@ -47,7 +47,6 @@ def raises(error):
 
 WRONG = {
     "raises": (raises(KeyError("my key")), "KeyError: 'my key'"),
-    "leaves": (raises(SystemExit(3)), "SystemExit: 3"),
     "fewer rows": (
         lambda x: x[1:],
         r"as many rows as it is given, 2, not a tensor of shape \(1, 3\)",
@@ -94,6 +93,32 @@ def test_a_function_that_fails(name, chunk):
     assert error.rows == 2 * chunk  # all before, and nothing after
     assert (out[2 * chunk :] == 7).all()
     assert error.__cause__ is not None
+
+
+@pytest.mark.parametrize("devices", [None, TWO])
+def test_a_function_that_leaves(devices):
+    out = torch.full_like(X, 7)
+    with pytest.raises(SystemExit) as left:
+        stream_map(at(13, raises(SystemExit(3))), X, out=out, chunk_bytes=2 * ROW, devices=devices)
+    assert left.value.code == 3
+    assert (out[26:] == 7).all() and torch.equal(out[20:26], -X[20:26])
+    assert pinned_cache.bytes_in_use == 0
+
+
+def test_a_signal_that_leaves():
+    """As a service does when it is told to end."""
+
+    def leave(*_):
+        raise SystemExit(4)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        with pytest.raises(SystemExit) as left:
+            stream_map(at(5, lambda x: signal.raise_signal(signal.SIGTERM)), X, chunk_bytes=2 * ROW)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert left.value.code == 4
+    assert pinned_cache.bytes_in_use == 0
 
 
 @pytest.mark.parametrize("name", CHANGED)

@@ -109,6 +109,7 @@ class Op:
         fn: it, perhaps in functools.partial.
         call: from chunks to its results, checked, and whether it returned one, not several.
         state: what else decides what it does, by type and value.
+        is_known: whether `fn` is one of diglot's, which alone does the same for the same.
     """
 
     def __init__(
@@ -116,18 +117,19 @@ class Op:
         fn: Callable[..., Any],
         call: Callable[..., tuple[tuple[torch.Tensor, ...], bool]],
         state: object,
+        is_known: bool = True,
     ) -> None:
         self._call = call
         self._constants: dict[int, torch.Tensor] = {}
         options: list[Any] = [state]
         while isinstance(fn, functools.partial):
-            options += [*fn.args, *fn.keywords, *fn.keywords.values(), None]
+            options += [*fn.args, len(fn.args), *fn.keywords, *fn.keywords.values(), None]
             fn = fn.func
         self._constants = {id(of): of for of in options if isinstance(of, torch.Tensor)}
         # Of other values it is not known what they will be worth.
         known = (state, bool, int, float, str, type(None))
         self._key: tuple[Any, ...] | None = None
-        if all(of is state or type(of) in known for of in options):
+        if is_known and all(of is state or type(of) in known for of in options):
             self._key = (fn, *((type(of), repr(of)) for of in options))
 
     def look(self, chunks: list[torch.Tensor]) -> Seen:
@@ -135,9 +137,10 @@ class Op:
         key = None
         if self._key is not None:
             like = tuple((c.shape, c.dtype, c.device) for c in chunks)
-            key = (self._key, like)
-            if key in _remembered:
-                return _remembered[key]
+            key = (self._key, like, torch.get_default_dtype())  # of integers with a float
+            remembered = _remembered.get(key)
+            if remembered is not None:
+                return remembered
         seen = self._watch(chunks)
         if key is not None:
             if len(_remembered) >= MOST_REMEMBERED:

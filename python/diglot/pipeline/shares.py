@@ -154,6 +154,20 @@ class Run:
         Raises:
             StreamError: one failed. All have ended then.
             StreamInterrupted: on Ctrl-C; likewise.
+            What `fn` or a signal's handler raised that is no Exception, as SystemExit; likewise.
+        """
+        try:
+            self.do_all()
+            for share in self.shares:
+                if share.error is not None:
+                    raise share.error_of(self.name, self.valid()) from share.error
+        finally:
+            for share in self.shares:  # errors' tracebacks hold what they hold
+                share.error = None
+
+    def do_all(self) -> None:
+        """All shares, which have ended when it returns or raises. What is no error of theirs, such
+        as SystemExit of a signal's handler, or Ctrl-C, is raised.
         """
         try:
             with called_on_interrupt(self.ask_to_stop) as is_held:
@@ -162,6 +176,9 @@ class Run:
                     self.work(self.shares[0])
                 else:
                     self.work_on_threads()
+            for share in self.shares:
+                if share.error is not None and not isinstance(share.error, Exception):
+                    raise share.error
         except BaseException as error:
             self.stop()
             if isinstance(error, KeyboardInterrupt):
@@ -170,13 +187,6 @@ class Run:
                     f"{self.name} was interrupted; rows that are done: {tell(valid)}", valid
                 ) from error
             raise
-        failed = [share for share in self.shares if share.error is not None]
-        try:
-            for share in failed:
-                raise share.error_of(self.name, self.valid()) from share.error
-        finally:
-            for share in failed:  # their tracebacks hold what they hold
-                share.error = None
 
     def work_on_threads(self) -> None:
         """All shares."""

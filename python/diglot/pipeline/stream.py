@@ -387,7 +387,8 @@ class _Stream:
         def call(*chunks: torch.Tensor) -> tuple[Results, bool]:
             return self.call_rows(*chunks), self.is_single
 
-        op = Op(self.fn, call, (self.backend, self.autocast, self.gives_arrays))
+        state = (self.backend, self.autocast, self.gives_arrays)
+        op = Op(self.fn, call, state, is_known=self.op is not None)
         return op, self.guarded(op.look, self.empty_chunks(min(self.rows, 1)))
 
     def guarded(self, function: Callable[..., Any], *arguments: Any) -> Any:

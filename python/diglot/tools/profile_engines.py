@@ -15,6 +15,8 @@ from diglot.tools import proton
 from diglot.tools.profile_tables import launch_table, span_table
 from diglot.tools.trace import Trace
 
+ONE_AT_A_TIME = "of PyTorch's profilers one can record at a time"
+
 
 class Engine(ABC):
     """A profiler. It is made before the warm-up, and records from `start` to `stop`."""
@@ -54,6 +56,8 @@ class TorchEngine(Engine):
         from torch._C._profiler import _ExperimentalConfig
         from torch.profiler import ProfilerActivity, _KinetoProfile
 
+        if torch.autograd._profiler_enabled():
+            raise RuntimeError(f"{ONE_AT_A_TIME}, and one is recording already")
         activities = [ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(ProfilerActivity.CUDA)
@@ -72,7 +76,10 @@ class TorchEngine(Engine):
         self.profiler.start_trace()
 
     def stop(self) -> None:
+        is_there = torch.autograd._profiler_enabled()
         self.profiler.stop_trace()
+        if not is_there:  # and to export nothing would be a crash
+            raise RuntimeError(f"{ONE_AT_A_TIME}, and another one ended this recording")
         # Once only: a second export is an error.
         self.profiler.export_chrome_trace(str(self.path))
 

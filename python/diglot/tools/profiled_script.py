@@ -63,6 +63,9 @@ def _finish(done: profile, failure: BaseException | None) -> int:
     except ValueError as error:  # an output was not written, and the others were
         print(f"error: {error}", file=sys.stderr)
         status = 2
+    except RuntimeError as error:  # nothing was recorded
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
     print(f"\n{done}", flush=True)
     for path in done.written:
         print(f"wrote {path}", file=sys.stderr)
