@@ -16,8 +16,8 @@ from backends import needs_extension
 
 from diglot.backends.driver import driver
 from diglot.tools import cuda_library, occupancy
-from diglot.tools.inspect import inspect
 from diglot.tools.gpus import gpus
+from diglot.tools.inspect import inspect
 from diglot.tools.occupancy import LIMITS, Occupancy
 
 
