@@ -128,6 +128,7 @@ class Competition(threading.Thread):
     def __enter__(self):
         self.start()
         while self.rounds == 0:
+            assert self.is_alive()  # otherwise it failed, and no round will come
             time.sleep(0.001)
         return self
 

@@ -16,6 +16,7 @@ from backends import needs_extension
 
 from diglot.backends.driver import driver
 from diglot.tools import cuda_library, occupancy
+from diglot.tools.gpus import gpus
 from diglot.tools.inspect import inspect
 from diglot.tools.occupancy import LIMITS, Occupancy
 
@@ -213,3 +214,12 @@ def test_limits_are_those_of_this_gpu():
     ):
         assert driver().cuDeviceGetAttribute(ctypes.byref(value), attribute, 0) == 0
         assert value.value == expected, attribute
+
+
+def test_shared_memory_is_that_of_the_data_sheets():
+    known = {f"sm_{gpu.compute_capability.replace('.', '')}": gpu for gpu in gpus()}
+    assert len(known.keys() & LIMITS.keys()) >= 5
+    for name in known.keys() & LIMITS.keys():
+        sheet, limits = known[name], LIMITS[name]
+        assert sheet.shared_kb_per_multiprocessor << 10 == limits.shared_bytes
+        assert sheet.shared_kb_per_block + 1 == sheet.shared_kb_per_multiprocessor
