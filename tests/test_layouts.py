@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -26,6 +28,7 @@ from layouts import LAYOUTS, PAIRS, in_order
 import diglot
 from diglot.backends import runs
 from diglot.ops.add import DTYPES
+from diglot.ops.broadcasting import empty_broadcast
 from diglot.reference.gelu import gelu_oracle
 
 
@@ -260,3 +263,26 @@ def test_any_operands(backend, data):
     result, expected = diglot.add(*operands, backend=backend), torch.add(*operands)
     assert (result.dtype, result.shape) == (expected.dtype, expected.shape)
     torch.testing.assert_close(result, expected, rtol=0, atol=0)
+
+
+def test_results_of_operands_that_broadcast_lie_as_pytorchs():
+    """Whatever the order of either operand's dimensions, and along whichever one is broadcast."""
+
+    def orders(shape):
+        for order in itertools.permutations(range(len(shape))):
+            places = [order.index(d) for d in range(len(shape))]
+            yield torch.empty([shape[d] for d in order]).permute(places)
+
+    for shape in ((3,), (2, 3), (4, 2, 3), (1, 3), (2, 1, 3), (0, 3)):
+        kept = [s for k in range(len(shape) + 1) for s in itertools.product((0, 1), repeat=k)]
+        for mask in kept:
+            sizes = shape[len(shape) - len(mask) :]
+            part = [d if keep else 1 for keep, d in zip(mask, sizes, strict=True)]
+            for full, other in itertools.product(orders(shape), orders(part)):
+                for pair in ((full, other), (other, full.half())):
+                    expected, found = torch.add(*pair), empty_broadcast(*pair)
+                    assert (found.shape, found.dtype) == (expected.shape, expected.dtype)
+                    for size, *strides in zip(
+                        found.shape, found.stride(), expected.stride(), strict=True
+                    ):
+                        assert strides[0] == strides[1] or size == 1 or found.numel() == 0

@@ -26,6 +26,13 @@ def empty_broadcast(input: torch.Tensor, other: torch.Tensor | None) -> torch.Te
     if input.dtype == other.dtype and input.shape == other.shape:
         if input.is_contiguous() and other.is_contiguous():
             return torch.empty_like(input)
+    # Such as a bias: the first operand that is not broadcast along two dimensions decides on their
+    # order. What follows finds that too, in ten times the time of a launch.
+    if type(input) is torch.Tensor and input.is_contiguous():
+        full = input if other.dim() <= input.dim() else other
+        if full.is_contiguous() and 0 not in full.shape and 1 not in full.shape:
+            dtype = torch.result_type(input, other)
+            return torch.empty(full.shape, dtype=dtype, device=input.device)
     shape = torch.broadcast_shapes(input.shape, other.shape)
     strides = compute_elementwise_output_strides(input.expand(shape), other.expand(shape))
     dtype = torch.result_type(input, other)
