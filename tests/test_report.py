@@ -334,6 +334,18 @@ def test_a_file_named_twice_counts_once(write, tmp_path):
     assert len(read([path, tmp_path, path]).files) == 1
 
 
+def test_an_op_of_several_files_is_one(write):
+    """Such as its own cases, and those of a ranking."""
+    paths = [
+        write(benchmark(row()), "gelu.json"),
+        write(benchmark(row(shape=[7, 9]), commit="another"), "ranking/gelu.json"),
+    ]
+    page = page_text(*paths)
+    assert [of["data-op"] for of in page.all("section") if "data-op" in of] == ["gelu"]
+    assert "2 measurements, commit abc, another" in page.text
+    assert "7×9" in page.text
+
+
 def test_several_gpus_and_no_rows(write):
     paths = [
         write(benchmark(row()), "a.json"),

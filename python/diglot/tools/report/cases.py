@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from diglot.tools.report.results import File, Row
@@ -43,6 +43,22 @@ def providers_of(files: Iterable[File]) -> dict[str, Provider]:
         name: Provider(name, STYLES.get(name, OTHER_STYLE), f"p{number}")
         for number, name in enumerate(ordered)
     }
+
+
+def by_op(files: Iterable[File]) -> list[File]:
+    """One for each op, with the rows of all its files: of its own cases and of a ranking, say."""
+    found: dict[str, list[File]] = {}
+    for file in filter(is_of_op, files):
+        found.setdefault(file.op, []).append(file)
+    return [
+        replace(
+            of[0],
+            commit=", ".join(dict.fromkeys(file.commit[:12] for file in of if file.commit)),
+            date=max(file.date for file in of),
+            rows=tuple(row for file in of for row in file.rows),
+        )
+        for of in found.values()
+    ]
 
 
 def is_of_op(file: File) -> bool:

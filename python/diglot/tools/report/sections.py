@@ -31,7 +31,7 @@ def of_op(file: File, providers: Mapping[str, Provider]) -> Section:
     """An op: its figures, and all that was measured."""
     missed = sum(not bar.met for row in file.rows for bar in row.bars)
     judged = sum(len(row.bars) for row in file.rows)
-    about = f"{len(file.rows)} measurements, commit {file.commit[:12] or 'unknown'}, {file.date}."
+    about = f"{len(file.rows)} measurements, commit {file.commit or 'unknown'}, {file.date}."
     if judged:
         about += f" {judged - missed} of {judged} bars are met."
     return Section(

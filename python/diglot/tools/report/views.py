@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from diglot.tools import ceilings
 from diglot.tools.report import figures, sections
-from diglot.tools.report.cases import Provider, is_of_op, providers_of
+from diglot.tools.report.cases import Provider, by_op, is_of_op, providers_of
 from diglot.tools.report.figures import Figure
 from diglot.tools.report.operations import find
 from diglot.tools.report.ranking import counted, missed, ranking
@@ -82,7 +82,7 @@ def page_of(results: Results, sources: str = "") -> Page:
 def _machine(
     gpu: str, files: Sequence[File], providers: Mapping[str, Provider], sources: str
 ) -> Machine:
-    of_ops = [file for file in files if is_of_op(file)]
+    of_ops = by_op(files)
     known = next(
         (ceilings.parse(file.content, file.path) for file in files if file.kind == "ceilings"), None
     )
