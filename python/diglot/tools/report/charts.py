@@ -278,7 +278,9 @@ def roofline(label: str, roofs: Sequence[Roof], places: Sequence[Place]) -> Mark
             begin = min([*(roof.height / slope for slope in rising[:1]), x.high / 3])
             ends_at = [(x(begin), y(roof.height)), (x.end, y(roof.height))]
             drawn.append(path(ends_at, class_=kind))
-            drawn.append(text(x.end, y(roof.height) - 6, roof.name, "end", class_="note"))
+            above = roof.height == max(flat)  # so that no name lies on another's line
+            at = y(roof.height) + (-6 if above else 16)
+            drawn.append(text(x.end, at, roof.name, "end", class_="note"))
     return picture(WIDE, WIDE_HEIGHT, label, *drawn, *_places(places, x, y, top), wide=True)
 
 
