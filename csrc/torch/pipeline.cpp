@@ -1,4 +1,6 @@
 // run_pipeline: a launcher over chunks of arrays in host memory, as a function of Python.
+#include <chrono>
+
 #include "pipeline/ring.h"
 #include "torch/launcher.h"
 

@@ -108,7 +108,7 @@ class Op:
     Args:
         fn: it, perhaps in functools.partial.
         call: from chunks to its results, checked, and whether it returned one, not several.
-        state: what else decides what it does, by type and value.
+        state: what else decides what it does, which its text tells from others.
         is_known: whether `fn` is one of diglot's, which alone does the same for the same.
     """
 
@@ -120,17 +120,16 @@ class Op:
         is_known: bool = True,
     ) -> None:
         self._call = call
-        self._constants: dict[int, torch.Tensor] = {}
-        options: list[Any] = [state]
+        options: list[Any] = []
         while isinstance(fn, functools.partial):
             options += [*fn.args, len(fn.args), *fn.keywords, *fn.keywords.values(), None]
             fn = fn.func
         self._constants = {id(of): of for of in options if isinstance(of, torch.Tensor)}
         # Of other values it is not known what they will be worth.
-        known = (state, bool, int, float, str, type(None))
+        known = (bool, int, float, str, type(None))
         self._key: tuple[Any, ...] | None = None
-        if is_known and all(of is state or type(of) in known for of in options):
-            self._key = (fn, *((type(of), repr(of)) for of in options))
+        if is_known and all(type(of) in known for of in options):
+            self._key = (fn, repr(state), *((type(of), repr(of)) for of in options))
 
     def look(self, chunks: list[torch.Tensor]) -> Seen:
         """What it does on chunks like these: as it is remembered, or by calling it on them."""

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import platform
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import metadata
 from typing import Any
 
 import torch
 
+from diglot.bench.evidence import versions
 from diglot.tools import device as devices
 from diglot.tools import measure, transfer
 from diglot.tools.ceilings import Ceiling, Ceilings
@@ -90,15 +89,10 @@ def measure_all(
 
 def describe(facts: devices.DeviceFacts, rows: Iterable[Ceiling]) -> Ceilings:
     """Rows with what they were measured on, and when."""
-    versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
-    try:
-        versions["diglot"] = metadata.version("diglot")
-    except metadata.PackageNotFoundError:
-        versions["diglot"] = "unknown"
     return Ceilings(
         gpu=facts.name,
         date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-        versions={**versions, "cuda": torch.version.cuda, "driver": facts.driver},
+        versions=versions() | {"driver": facts.driver},
         device=dataclasses.asdict(facts),
         rows=tuple(rows),
     )
