@@ -10,6 +10,7 @@ import pytest
 import torch
 from commands import fails, run
 
+from diglot.bench.evidence import RESULTS
 from diglot.tools import ceiling_runs, ceilings, measure, transfer
 from diglot.tools import device as devices
 from diglot.tools.ceilings import Ceiling, Ceilings
@@ -93,8 +94,24 @@ def test_every_gpu_has_its_sources_and_sensible_figures():
         if rates["float8"] is not None:
             assert rates["float8"] == pytest.approx(2 * rates["float16"], 1e-3)
         assert 0 < gpu.shared_kb_per_block <= gpu.shared_kb_per_multiprocessor
+        # What the table can mark, and only where a source says that the driver reports it.
+        assert {*gpu.undocumented} <= {"bandwidth_gb_per_s", "l2_mb", "multiprocessors"}
+        assert bool(gpu.undocumented) == any("the driver reports" in line for line in gpu.sources)
     assert find_gpu("NVIDIA H200 NVL") is None  # it is another
     assert find_gpu("Radeon") is None
+
+
+def test_what_the_driver_reported_of_a_gpu():
+    """The figures of a data sheet are those of the GPU that results were measured on."""
+    known = ceilings.read(RESULTS / "h200" / "ceilings.json")
+    sheet, device = find_gpu(known.gpu), known.device
+    assert sheet.compute_capability == device["compute_capability"]
+    assert sheet.multiprocessors == device["multiprocessors"]
+    assert sheet.l2_mb * 2**20 == device["l2_bytes"]
+    assert sheet.shared_kb_per_multiprocessor << 10 == device["shared_bytes_per_multiprocessor"]
+    assert sheet.shared_kb_per_block << 10 == device["shared_bytes_per_block"]
+    # Device memory is given in powers of two, and the driver keeps a little of it.
+    assert 0.98 < device["memory_bytes"] / (sheet.memory_gb * 2**30) <= 1
 
 
 def test_names_in_files():
@@ -109,6 +126,9 @@ def test_without_a_gpu(here):
     assert result.exit_code == 0, result.output
     for text in ("H200 SXM", "4,800", "Ada Lovelace", "https://www.nvidia.com", "no CUDA GPU"):
         assert text in result.stdout
+    for text in ("126.5*", " 60*", "132*", " * no data sheet", "as quoted: "):
+        assert text in result.stdout
+    assert result.stdout.count("*") == 5  # two figures of each of two GPUs, and the footnote
     found = json.loads(run("specs", "--json").stdout)
     assert [gpu["name"] for gpu in found["data_sheets"]] == [gpu.name for gpu in gpus()]
     assert found["device"] is None and found["ceilings"] is None
@@ -137,7 +157,15 @@ def test_measured_kept_and_shown(gpu):
     assert f"wrote {path}" in first.stderr
     assert run("specs", "--measure").exit_code == 0  # a file that nobody named is replaced
     shown = run("specs").stdout
-    for text in ("NVIDIA H200", "L2 60.0 MB", "132 SMs", "228/227 KB", "4,000 GB/s", "83 %"):
+    for text in (
+        "NVIDIA H200",
+        "139.7 GB",
+        "L2 60.0 MB",
+        "132 SMs",
+        "228/227 KB",
+        "4,000 GB/s",
+        "83 %",
+    ):
         assert text in " ".join(shown.split()), text
     known = ceilings.load("NVIDIA H200")
     assert known.gb_per_s() == known.gb_per_s("copy") == pytest.approx(4000)

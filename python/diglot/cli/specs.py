@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from diglot.tools.gpus import Gpu
 
 NOTHING = "–"
+FOOTNOTES = """\
+ * no data sheet, white paper or guide of NVIDIA was found to give it for this GPU: the driver does
+as quoted: the document was not read, only what others quote of it"""
 
 
 @click.command()
@@ -142,10 +145,13 @@ def _print_data_sheets() -> None:
     chips, rates = [], []
     for gpu in gpus():
         shared = f"{gpu.shared_kb_per_multiprocessor}/{gpu.shared_kb_per_block}"
-        figures = (gpu.bandwidth_gb_per_s, gpu.l2_mb, gpu.multiprocessors)
+        figures = (
+            _text(getattr(gpu, name)) + "*" * (name in gpu.undocumented)
+            for name in ("bandwidth_gb_per_s", "l2_mb", "multiprocessors")
+        )
         memory = f"{_text(gpu.memory_gb)} {gpu.memory}"
         head = [gpu.name, gpu.architecture, gpu.compute_capability, memory]
-        chips.append([*head, *map(_text, figures), shared])
+        chips.append([*head, *figures, shared])
         numbers = [str(sources.setdefault(source, len(sources) + 1)) for source in gpu.sources]
         rates.append([gpu.name, *map(_text, gpu.tflop_per_s.values()), ", ".join(numbers)])
     columns = ["GPU", "architecture", "capability", "memory, GB", "GB/s", "L2, MB", "SMs"]
@@ -155,6 +161,7 @@ def _print_data_sheets() -> None:
     console.print(_table("Peak TFLOP/s without sparsity", columns, rates))
     for source, number in sources.items():
         console.print(f"{number:2} {source}", markup=False, style="dim", soft_wrap=True)
+    console.print(FOOTNOTES, markup=False, style="dim", soft_wrap=True)
     console.print()
 
 
@@ -167,7 +174,7 @@ def _print_machine(facts: DeviceFacts | None, gpu: Gpu | None, measured: Ceiling
     shared = "/".join(_text(None if of is None else of / 1024) for of in kb)
     console.print(
         f"This machine: {facts.name}, compute capability {facts.compute_capability}, "
-        f"{facts.memory_bytes / 1e9:.1f} GB, L2 {facts.l2_bytes / 2**20:.1f} MB, "
+        f"{facts.memory_bytes / 2**30:.1f} GB, L2 {facts.l2_bytes / 2**20:.1f} MB, "
         f"{facts.multiprocessors} SMs, shared memory {shared} KB per SM/block, "
         f"{_text(facts.clock_mhz)} MHz of at most {_text(facts.max_clock_mhz)}, memory "
         f"{_text(facts.max_memory_clock_mhz)} MHz, at most {_text(facts.power_limit_w)} W, "

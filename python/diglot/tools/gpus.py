@@ -19,7 +19,7 @@ class Gpu:
         match: a regular expression of the name that PyTorch reports.
         architecture: such as "Hopper".
         compute_capability: such as "9.0".
-        memory_gb: device memory, in 10^9 bytes.
+        memory_gb: device memory, in 2^30 bytes; the driver keeps some of it.
         memory: its kind.
         bandwidth_gb_per_s: of the device memory, in 10^9 bytes/s.
         l2_mb: the L2 cache, in 2^20 bytes.
@@ -29,7 +29,8 @@ class Gpu:
         tflop_per_s: peak rates without sparsity, in 10^12 operations/s: "float32" outside the
             tensor cores, "tf32", "bfloat16", "float16" and "float8" by them; None for what it
             lacks.
-        sources: where the figures are from.
+        sources: where the figures are from; "as quoted": only others' quotations of it were read.
+        undocumented: names of figures that no document of NVIDIA was found to give for this GPU.
     """
 
     name: str
@@ -45,13 +46,15 @@ class Gpu:
     shared_kb_per_block: int
     tflop_per_s: dict[str, float | None]
     sources: tuple[str, ...]
+    undocumented: tuple[str, ...]
 
 
 @functools.cache
 def gpus() -> tuple[Gpu, ...]:
     """All GPUs of the table, newest first."""
     table: dict[str, Any] = json.loads(Path(__file__).with_name("gpus.json").read_text())
-    return tuple(Gpu(**{**row, "sources": tuple(row["sources"])}) for row in table["gpus"])
+    lists = ("sources", "undocumented")
+    return tuple(Gpu(**row | {name: tuple(row[name]) for name in lists}) for row in table["gpus"])
 
 
 def find_gpu(name: str) -> Gpu | None:
