@@ -266,3 +266,13 @@ def test_compute_sanitizer_is_content(backend, tool, parts):
 def test_compute_sanitizer_would_object():
     status, output = sanitize("memcheck", "triton", "planted")
     assert status == 17 and "Invalid __global__ write" in output, output[-4000:]
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+def test_operators_take_no_tensors_on_the_cpu(backend):
+    """They can be called without the facade, which refuses them. The GPU is well after it."""
+    x = torch.randn(64)
+    with pytest.raises(ValueError, match="takes CUDA tensors"):
+        torch.ops.diglot.gelu_backward(x, x, "none", backend)
+    y = torch.randn(64, device="cuda")
+    assert torch.equal(diglot.gelu(y, backend=backend), diglot.gelu(y, backend=backend))

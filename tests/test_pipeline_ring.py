@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from streams import LazyRuntime
 
+from diglot.pipeline.copier import PythonCopier, copier_for, library
 from diglot.pipeline.host import HostArray
 from diglot.pipeline.planner import plan
 from diglot.pipeline.ring import Job, Ring, Sink
@@ -18,14 +19,23 @@ from diglot.pipeline.ring import Job, Ring, Sink
 CPU = torch.device("cpu")
 
 
-def stream(fn, x, chunk_rows, num_slots, seed, ring=Ring, shares_compute=True):
+COPIERS = [
+    lambda threads, arrays: PythonCopier(threads),
+    pytest.param(
+        copier_for,
+        marks=pytest.mark.skipif(library() is None, reason="there is no library with threads"),
+    ),
+]
+
+
+def stream(fn, x, chunk_rows, num_slots, seed, ring=Ring, shares_compute=True, copier=COPIERS[0]):
     """fn of x by a ring whose streams are as lazy as can be."""
     row = x[0].numel() * x.element_size()
     cut = plan(len(x), [row], [], chunk_rows * row, num_slots)
     out = torch.full((len(x), *fn(x[:1]).shape[1:]), -7.0)
     arrays = [HostArray(out, is_output=True)]
     job = Job(CPU, cut, 0, [HostArray(x)], lambda *a: (fn(*a),), Sink(lambda _: arrays))
-    job.shares_compute, job.copy_threads = shares_compute, 2
+    job.shares_compute, job.copy_threads, job.copier = shares_compute, 2, copier
     job.runtime = lambda _, *of: LazyRuntime(*of, seed)
     ring(job).run()
     return out, job
@@ -35,6 +45,7 @@ def double(x):
     return x * 2 + 1
 
 
+@pytest.mark.parametrize("copier", COPIERS)
 @settings(max_examples=60, deadline=None)
 @given(
     rows=st.integers(1, 40),
@@ -44,10 +55,10 @@ def double(x):
     shares_compute=st.booleans(),
 )
 def test_any_chunking_and_any_order_give_the_same(
-    rows, chunk_rows, num_slots, seed, shares_compute
+    copier, rows, chunk_rows, num_slots, seed, shares_compute
 ):
     x = torch.randn(rows, 3)
-    out, job = stream(double, x, chunk_rows, num_slots, seed, shares_compute=shares_compute)
+    out, job = stream(double, x, chunk_rows, num_slots, seed, Ring, shares_compute, copier)
     assert torch.equal(out, double(x))
     assert job.control.valid_rows == rows
     assert len(job.timeline) == job.plan.chunks
@@ -95,8 +106,8 @@ class OneSlot(Ring):
 class NoWaitForPinned(Ring):
     """Pinned buffers are filled again while they may still be copied from."""
 
-    def fill(self, passage, before):
-        return super().fill(passage, None)
+    def is_loaded(self, passage, waits):
+        return True
 
 
 class NoWaitForStored(Ring):
@@ -104,16 +115,17 @@ class NoWaitForStored(Ring):
 
     def drain(self, chunks):
         while self.fed:
-            passage = self.fed.popleft()
-            self.empty(passage)
+            self.empty(self.fed.popleft())
+            self.span_of_first(self.emptying)
 
 
 class NoWaitForEmpty(Ring):
     """Pinned buffers are copied to while they may still be emptied, which takes a while."""
 
-    def empty(self, passage):
-        time.sleep(1e-3)
-        super().empty(passage)
+    def copier(self, direction, arrays):
+        copier = super().copier(direction, arrays)
+        copier.copy = lambda pieces: time.sleep(1e-3) or PythonCopier.copy(copier, pieces)
+        return copier
 
     def drain(self, chunks):
         super().drain(chunks if chunks == self.plan.chunks else 0)
@@ -167,7 +179,7 @@ def test_what_is_valid_ends_before_a_chunk_that_cannot_be_written(seed):
     out = OneWriteFails(torch.zeros_like(x), is_output=True)
     cut = plan(len(x), [12], [], 4 * 12, 3)
     job = Job(CPU, cut, 0, [HostArray(x)], lambda a: (double(a),), Sink(lambda _: [out]))
-    job.runtime = lambda _, *of: LazyRuntime(*of, seed)
+    job.copier, job.runtime = COPIERS[0], lambda _, *of: LazyRuntime(*of, seed)
     with pytest.raises(OSError, match="no room"):
         Ring(job).run()
     assert job.control.chunk == 1

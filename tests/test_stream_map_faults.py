@@ -16,6 +16,7 @@ from backends import CUDA, DEVICE
 
 import diglot
 from diglot import StreamError, StreamInterrupted, last_stream_report, stream_map
+from diglot.pipeline import copier
 from diglot.pipeline.pinned import pinned_cache
 from diglot.pipeline.ring import Passage, Ring
 
@@ -321,11 +322,12 @@ def test_no_thread_can_be_had(monkeypatch):
     start = threading.Thread.start
 
     def refuse(thread):
-        if thread.name.startswith("diglot-read"):
+        if thread.name.startswith("diglot-copy"):
             raise RuntimeError("can't start new thread")
         start(thread)
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(copier, "library", lambda: None)  # which goes on with fewer
     with pytest.raises(StreamError, match="can't start new thread"):
         stream_map(torch.neg, X)
     assert pinned_cache.bytes_in_use == 0

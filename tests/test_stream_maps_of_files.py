@@ -14,7 +14,7 @@ from backends import CUDA
 
 import diglot
 from diglot import StreamError, last_stream_report, stream_map
-from diglot.pipeline import host
+from diglot.pipeline import copier, host
 from diglot.pipeline.host import HostArray
 
 np = pytest.importorskip("numpy")
@@ -222,6 +222,7 @@ def test_a_full_disk(monkeypatch, tmp_path):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         fallocate(file, offset, size)
 
+    monkeypatch.setattr(copier, "library", lambda: None)
     monkeypatch.setattr(os, "posix_fallocate", full)
     monkeypatch.setattr(host, "MARGIN", 1 << 60)  # no disk has room to spare
     with pytest.raises(StreamError, match="No space left on device") as failed:

@@ -136,7 +136,7 @@ def launch(
         options: dict[str, int] = {} if max_registers is None else {"maxnreg": max_registers}
         wrapped[(programs,)](*tensors, *integers, *constants, num_warps=num_warps, **options)
     elif out.get_device() != torch._C._cuda_getDevice():
-        with torch.cuda.device(out.get_device()):
+        with torch.cuda.device(_device_of(out)):
             launch(kernel, programs, tensors, integers, constants, num_warps, max_registers)
     else:
         handle, _ = _find(kernel, tensors, integers, constants, num_warps, False, max_registers)
@@ -186,7 +186,7 @@ def launch_cooperatively(
             kernel[(programs,)](*tensors, *integers, *constants, phase)
     else:
         every = (*constants, ALL_PHASES)
-        with torch.cuda.device(tensors[-1].get_device()):
+        with torch.cuda.device(_device_of(tensors[-1])):
             handle, key = _find(kernel, tensors, integers, every, num_warps, True, max_registers)
             occupancy, multiprocessors = _occupancies.get(key) or _occupancy(handle, key)
             fit = multiprocessors * occupancy
@@ -204,6 +204,16 @@ def launch_cooperatively(
     return programs
 
 
+def _device_of(tensor: torch.Tensor) -> int:
+    """The index of a tensor's device. The facade refuses others than CUDA tensors; operators, which
+    anybody can call, come here without it.
+    """
+    device = tensor.get_device()
+    if device < 0:
+        raise ValueError("a Triton kernel takes CUDA tensors")
+    return device
+
+
 def most_programs(tensor: torch.Tensor, per_multiprocessor: int) -> int:
     """How many programs run at once on a tensor's device, so many on each multiprocessor; 0 where
     none can be launched so that they wait for each other.
@@ -212,7 +222,7 @@ def most_programs(tensor: torch.Tensor, per_multiprocessor: int) -> int:
     """
     if INTERPRETED or _thread.recordings:
         return sys.maxsize
-    multiprocessors = _multiprocessors(tensor.get_device())
+    multiprocessors = _multiprocessors(_device_of(tensor))
     return multiprocessors * per_multiprocessor
 
 

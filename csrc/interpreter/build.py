@@ -154,6 +154,7 @@ def build_extension(output: Path, folder: Path, *, sanitized: bool = False) -> N
         folder,
         sources=[
             HERE / "module.cpp",
+            root / "torch/copier.cpp",
             root / "torch/launcher.cpp",
             root / "torch/pipeline.cpp",
             *sorted(root.glob("pipeline/*.cpp")),

@@ -1,4 +1,5 @@
-// The Python module diglot._interpreter: every launcher as a function, for tensors on the CPU.
+// The Python module diglot._interpreter: every launcher as a function, for tensors on the CPU,
+// and those of the pipeline.
 #include "torch/launcher.h"
 
 namespace {

@@ -18,8 +18,8 @@ namespace {
 constexpr int64_t kReadAhead = int64_t{64} << 20;
 
 [[noreturn]] void fail(const char* what, int64_t offset, int error) {
-  throw std::runtime_error(std::string(what) + " at byte " + std::to_string(offset) + ": " +
-                           std::generic_category().message(error));
+  throw std::system_error(error, std::generic_category(),
+                          std::string(what) + " at byte " + std::to_string(offset));
 }
 
 void read_file(int file, int64_t offset, char* into, int64_t size) {

@@ -22,8 +22,8 @@ struct HostArray {
 
   // Rows where they are, in memory.
   char* part(int64_t begin) const { return address + begin * row_bytes; }
-  // Copies rows to a buffer. Throws std::runtime_error, with the system's words, where a file
-  // cannot be read, or ends before.
+  // Copies rows to a buffer. Throws std::system_error where a file cannot be read, and
+  // std::runtime_error where it ends before.
   void read(int64_t begin, int64_t end, char* into) const;
   // Copies a buffer's rows to their place. Throws likewise, where a disk is full, for one.
   void write(int64_t begin, int64_t end, const char* source) const;

@@ -91,6 +91,8 @@ int read_integers(PyObject* tuple, int64_t* values) {
 }  // namespace
 
 Stream current_stream(int device) {
+  // The facade refuses such tensors; operators, which anybody can call, come here without it.
+  if (device < 0) throw std::invalid_argument("a CUDA kernel takes CUDA tensors");
   void* stream = nullptr;
   if (aoti_torch_get_current_cuda_stream == nullptr) {
     throw std::runtime_error("this build of PyTorch has no CUDA support");

@@ -2,42 +2,13 @@
 #include <chrono>
 
 #include "pipeline/ring.h"
-#include "torch/launcher.h"
+#include "torch/tuple_reader.h"
 
 namespace {
 
 using namespace diglot;
 using namespace diglot::torch_binding;
 using pipeline::HostArray;
-
-// Reads the items of a tuple.
-class TupleReader {
- public:
-  explicit TupleReader(PyObject* tuple) {
-    const Py_ssize_t count = PyTuple_Size(tuple);
-    if (count < 0) throw PythonError{};
-    for (Py_ssize_t i = 0; i < count; ++i) items_.push_back(PyTuple_GetItem(tuple, i));
-  }
-  std::size_t size() const { return items_.size(); }
-  PyObject* const* items() const { return items_.data(); }
-  PyObject* tuple() { return next(); }
-  int64_t integer() { return PythonReader(address_of_next()).read<Number>().integer; }
-  bool boolean() { return PythonReader(address_of_next()).read<bool>(); }
-  template <typename T>
-  T* address() {
-    return reinterpret_cast<T*>(static_cast<intptr_t>(integer()));
-  }
-
- private:
-  PyObject* const* address_of_next() {
-    if (next_ == items_.size()) throw std::invalid_argument("run_pipeline: a tuple is too short");
-    return &items_[next_++];
-  }
-  PyObject* next() { return *address_of_next(); }
-
-  std::vector<PyObject*> items_;
-  std::size_t next_ = 0;
-};
 
 std::vector<char*> read_addresses(PyObject* tuple) {
   TupleReader reader(tuple);

@@ -44,6 +44,7 @@ struct PyModuleDef {
 
 extern PyObject _Py_NoneStruct;
 extern PyObject _Py_TrueStruct;
+extern PyObject* PyExc_OSError;
 extern PyObject* PyExc_RuntimeError;
 extern PyObject* PyExc_TypeError;
 extern PyObject* PyExc_ValueError;
@@ -52,9 +53,13 @@ int PyArg_ParseTuple(PyObject*, const char*, ...);
 PyObject* Py_BuildValue(const char*, ...);
 void Py_DecRef(PyObject*);
 void Py_IncRef(PyObject*);
+PyObject* PyBool_FromLong(long);
+void* PyCapsule_GetPointer(PyObject*, const char*);
+PyObject* PyCapsule_New(void*, const char*, void (*)(PyObject*));
 int PyErr_CheckSignals();
 PyObject* PyErr_Format(PyObject*, const char*, ...);
 PyObject* PyErr_Occurred();
+void PyErr_SetObject(PyObject*, PyObject*);
 void PyErr_SetString(PyObject*, const char*);
 void PyEval_RestoreThread(PyThreadState*);
 PyThreadState* PyEval_SaveThread();

