@@ -346,6 +346,20 @@ def test_an_op_of_several_files_is_one(write):
     assert "7×9" in page.text
 
 
+def test_a_file_of_several_ops_is_several(write):
+    """Cases that differ in nothing but the op are not one."""
+    rows = [row(op=op, options={}, time_us=us) for op, us in (("softmax", 10.0), ("rms_norm", 20.0))]
+    path = write(benchmark(*rows, op="softmax, rms_norm"))
+    page = page_text(path)
+    assert [of["data-op"] for of in page.all("section") if "data-op" in of] == [
+        "softmax",
+        "rms_norm",
+    ]
+    for op in ("softmax", "rms_norm"):
+        assert f"All measurements of {op}." in page.text
+    assert "softmax, rms_norm" not in page.text
+
+
 def test_several_gpus_and_no_rows(write):
     paths = [
         write(benchmark(row()), "a.json"),
