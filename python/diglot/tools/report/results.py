@@ -85,6 +85,11 @@ class Row:
         """Whether a bar is."""
         return any(not bar.met for bar in self.bars)
 
+    @property
+    def reason(self) -> str:
+        """Why it has no time; "" where the file does not say."""
+        return str(self.others.get("reason") or "")
+
 
 @dataclass(frozen=True)
 class File:
