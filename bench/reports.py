@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import datetime
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +198,25 @@ def label(row: Row) -> str:
     shape = "×".join(map(str, row["shape"]))
     name = f"{row['op']} {options}".strip()
     return f"{name} {row['direction']}, {shape}, {row['dtype']}"
+
+
+def measured_on(reports: Sequence[Mapping[str, Any]]) -> str:
+    """On what reports were measured, when and of which commits: every one that there is."""
+
+    def all_of(texts: Iterable[str | None]) -> str:
+        return ", ".join(sorted({str(text) for text in texts}))
+
+    words = {"driver": "driver", "torch": "torch", "triton": "Triton"}
+    versions = [f"{words[n]} {all_of(r['versions'].get(n) for r in reports)}" for n in words]
+    dates = sorted({report["date"] for report in reports})
+    return ", ".join(
+        (
+            all_of(report["gpu"] for report in reports),
+            *versions,
+            dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}",
+            f"commit {all_of(report['commit'][:12] for report in reports)}",
+        )
+    )
 
 
 def no_time(row: Row) -> str:

@@ -312,6 +312,15 @@ def test_committed_results_are_read():
     assert {"gelu", "softmax", "clip_grad_norm"} <= read and "l2" not in read
 
 
+def test_what_was_measured_on_tells_all():
+    facts = {"gpu": "a GPU", "versions": {"driver": "580", "torch": "2.11", "triton": "3.6"}}
+    first = {**facts, "date": "2026-01-03", "commit": "0123456789abcdef"}
+    other = {**facts, "date": "2026-01-02", "commit": "fed"}
+    told = "a GPU, driver 580, torch 2.11, Triton 3.6, 2026-01-02 to 2026-01-03, commit "
+    assert reports.measured_on([first, other]) == f"{told}0123456789ab, fed"
+    assert reports.measured_on([other]).endswith("Triton 3.6, 2026-01-02, commit fed")
+
+
 def test_documents_hold_what_the_results_say():
     stale = [path.name for path, made in tables.render().items() if made != path.read_text()]
     assert stale == []
