@@ -375,6 +375,16 @@ def test_a_failure_is_no_wrong_result(write):
     assert "RuntimeError: rows are too long" in text
 
 
+def test_what_was_not_run_is_not_wrong(write):
+    """Of the committed designs of barriers, those that do not fit; and no time goes unverified."""
+    idle = {"workload": "w", "provider": "p", "timer": "events", "verified": None, "time_us": None}
+    text = page_text(write(benchmark(idle, op="other"))).text
+    assert "not run" in text and "wrong result" not in text
+    assert "0 results not verified" in text
+    text = page_text(write(benchmark(idle | {"time_us": 3.0}, op="other"))).text
+    assert "wrong result" in text and "1 results not verified" in text
+
+
 def test_several_gpus_and_no_rows(write):
     paths = [
         write(benchmark(row()), "a.json"),

@@ -65,6 +65,8 @@ def time_cell(row: Row) -> Cell:
     """A row's time; where it has none, what came of it: a failure is no wrong result."""
     if row.verified and row.time_us is not None:
         return number_cell(row.time_us)
+    if not row.was_run and not row.reason:
+        return Cell("not run")
     if row.reason and not row.reason.startswith("wrong result"):
         return Cell("failed", kind="bad", hint=row.reason)
     return Cell("–") if row.verified else Cell("wrong result", kind="bad", hint=row.reason)
