@@ -18,7 +18,7 @@ from diglot.tools.specs import Expected
 
 OURS = ("cuda", "triton")
 # The five ways of writing an op that `diglot bench --ranking` compares: the manual formula,
-# PyTorch's own op, the formula compiled, and the two kernels of ours.
+# PyTorch's own op, one of the two compiled, and the two kernels of ours.
 RANKED = ("formula", "torch", "torch.compile", "triton", "cuda")
 # On which the caches are cold, and what is timed is one call.
 COLD = ("device", "captured")

@@ -7,7 +7,7 @@ from typing import Any
 
 from diglot.bench.harness import RANKED, Row, Rows
 from diglot.bench.regressions import is_noise
-from diglot.bench.reports import by_case, label, no_time
+from diglot.bench.reports import by_case, label, measured_on, no_time
 
 NOTHING = "–"
 TITLES = {
@@ -92,13 +92,9 @@ def markdown(reports: Sequence[Mapping[str, Any]]) -> str:
     """The ranking of every op, and the lines of code, as two tables."""
     lines: list[str] = []
     if reports:
-        first = reports[0]
-        versions = first["versions"]
         lines += [
-            f"{first['gpu']}, driver {versions['driver']}, torch {versions['torch']}, Triton "
-            f"{versions['triton']}, {first['date']}, commit "
-            f"{', '.join(sorted({report['commit'] for report in reports}))}. In each cell the "
-            "place, the median in µs and the band from the 20th to the 80th percentile; who is "
+            f"{measured_on(reports)}. In each cell the place, the median in µs and the band from "
+            "the 20th to the 80th percentile; who is "
             "within noise of a place's first shares it. Every result was verified in the same run.",
             "",
         ]

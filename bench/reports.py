@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import datetime
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,12 @@ SCHEMA = 1
 FACTS = ("op", "gpu", "commit", "versions", "date")
 # What makes two rows the same measurement of the same thing, at different times.
 KEY = ("op", "provider", "direction", "dtype", "shape", "options", "timer")
+TIMES = ("time_us", "p20_us", "p80_us")
 COLUMNS = (
     *KEY,
     *("bytes", "flops", "verified", "reason", "worst_ulp", "worst_absolute", "failing"),
-    *("time_us", "p20_us", "p80_us", "samples", "tb_per_s", "copy_tb_per_s", "share_of_copy"),
+    *TIMES,
+    *("samples", "tb_per_s", "copy_tb_per_s", "share_of_copy"),
     *("tflop_per_s", "product_tflop_per_s", "share_of_product", "speed_over_torch"),
     *("host_us", "peak_bytes", "first_call_ms", "launches"),
 )
@@ -106,7 +108,30 @@ def _checked(path: Path, report: Any) -> dict[str, Any]:
     for name in FACTS:
         if name not in report:
             raise ValueError(f"{path} holds no results: it does not say the {name}")
+    for number, row in enumerate(report["rows"]):
+        damage = _damage(row) if _is_row(row) else None
+        if damage is not None:
+            raise ValueError(f"{path} is damaged: row {number}: {damage}")
     return report
+
+
+def _damage(row: Row) -> str | None:
+    """What of a row is not as `diglot bench` writes it; None where all is that tables take."""
+    kinds = dict.fromkeys(KEY, str) | {"shape": list, "options": dict, "bars": list}
+    for name, kind in kinds.items():
+        if not isinstance(row.get(name), kind):
+            return f"{name} is no {kind.__name__}"
+    if not all(isinstance(size, int) for size in row["shape"]):
+        return "shape is no list of integers"
+    judged = {"name", "bound", "met"}
+    if not all(isinstance(bar, dict) and judged <= bar.keys() for bar in row["bars"]):
+        return "bars are not as they should be"
+    times = [row[name] for name in TIMES if name in row]
+    if len(times) not in (0, len(TIMES)):
+        return f"it has not all of {', '.join(TIMES)}"
+    if not all(isinstance(time, (int, float)) and time > 0 for time in times):
+        return f"one of {', '.join(TIMES)} is no time"
+    return None
 
 
 def _is_other_file(parsed: Any) -> bool:
@@ -139,7 +164,11 @@ def read_reports(path: Path) -> list[dict[str, Any]]:
 
 def is_of_harness(report: dict[str, Any]) -> bool:
     """Whether its rows are those of bench/running.py, not of a benchmark that is no op's."""
-    return all(isinstance(row, dict) and set(KEY) <= row.keys() for row in report["rows"])
+    return all(map(_is_row, report["rows"]))
+
+
+def _is_row(row: Any) -> bool:
+    return isinstance(row, dict) and set(KEY) <= row.keys()
 
 
 def key_of(row: Row) -> str:
@@ -171,6 +200,26 @@ def label(row: Row) -> str:
     return f"{name} {row['direction']}, {shape}, {row['dtype']}"
 
 
+def measured_on(reports: Sequence[Mapping[str, Any]]) -> str:
+    """On what reports were measured, when and of which commits: every one that there is."""
+
+    def all_of(texts: Iterable[str | None]) -> str:
+        return ", ".join(sorted({str(text) for text in texts}))
+
+    words = {"driver": "driver", "torch": "torch", "triton": "Triton"}
+    versions = [f"{words[n]} {all_of(r['versions'].get(n) for r in reports)}" for n in words]
+    dates = sorted({report["date"] for report in reports})
+    return ", ".join(
+        (
+            all_of(report["gpu"] for report in reports),
+            *versions,
+            dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}",
+            f"commit {all_of(report['commit'][:12] for report in reports)}",
+        )
+    )
+
+
 def no_time(row: Row) -> str:
     """Why a row has no time, in two words: the row's reason says more."""
-    return "failed" if row.get("reason", "wrong").split()[0] != "wrong" else "wrong result"
+    reason = row.get("reason") or "wrong result"
+    return "wrong result" if reason.startswith("wrong") else "failed"

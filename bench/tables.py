@@ -15,7 +15,7 @@ from typing import Any
 from diglot.bench import ranking
 from diglot.bench.barrier_tables import designs_table, use_table
 from diglot.bench.evidence import ROOT
-from diglot.bench.reports import label, no_time
+from diglot.bench.reports import label, measured_on, no_time
 from diglot.bench.stream_tables import charts_markdown, stream_map_markdown
 from diglot.tools.report import cases, figures, page
 from diglot.tools.report.results import read
@@ -84,12 +84,8 @@ Reports = list[dict[str, Any]]
 
 def _measured_on(reports: Reports) -> list[str]:
     """By what and how, and what the signs mean."""
-    first = reports[0]
-    commits = ", ".join(sorted({report["commit"] for report in reports}))
-    v = first["versions"]
     return [
-        f"{first['gpu']}, driver {v['driver']}, torch {v['torch']}, Triton {v['triton']}, "
-        f"{first['date']}, commit {commits}. Medians of interleaved runs, with a cold L2 cache "
+        f"{measured_on(reports)}. Medians of interleaved runs, with a cold L2 cache "
         "where there is a share; bytes count each input and each output once; the number in "
         "brackets is the share of a device copy of as many bytes in the same run. ✗ marks a figure "
         "that misses the project's own bar. In the same run every element of ours was checked "
@@ -132,7 +128,7 @@ def markdown(reports: Reports) -> str:
     lines = _measured_on(reports)
     lines[0] += " The last column says what the bar is (of two, cuda's and triton's)."
     for report in reports:
-        lines += [f"## {report['op']}", "", f"Commit {report['commit']}.", "", *of_op(report)]
+        lines += [f"## {report['op']}", "", f"Commit {report['commit'][:12]}.", "", *of_op(report)]
     return "\n".join(lines)
 
 

@@ -209,7 +209,8 @@ def test_sizes():
 def row(us, provider="cuda", spread=0.001, **more):
     case = {"op": "toy", "direction": "forward", "dtype": "float32", "shape": [4], "options": {}}
     band = {"p20_us": us * (1 - spread), "p80_us": us * (1 + spread)}
-    return {**case, "timer": "device", "provider": provider, "time_us": us, **band, **more}
+    how = {"timer": "device", "provider": provider, "bars": []}
+    return {**case, **how, "time_us": us, **band, **more}
 
 
 @pytest.mark.parametrize(
@@ -277,10 +278,48 @@ def test_results_come_back(tmp_path):
     assert header.startswith("op,provider,") and first.startswith("toy,cuda,forward,float32,4,")
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"p20_us": None}, "row 1: one of time_us, p20_us, p80_us is no time"),
+        ({"time_us": "fast"}, "row 1: one of time_us, p20_us, p80_us is no time"),
+        ({"time_us": 0}, "row 1: one of time_us, p20_us, p80_us is no time"),
+        ({"bars": None}, "row 1: bars is no list"),
+        ({"bars": [3]}, "row 1: bars are not as they should be"),
+        ({"options": None}, "row 1: options is no dict"),
+        ({"shape": "4x4"}, "row 1: shape is no list"),
+        ({"provider": 3}, "row 1: provider is no str"),
+    ],
+)
+def test_damaged_results_are_told(changes, message, tmp_path):
+    good = row(10)
+    path = tmp_path / "toy.json"
+    reports.save(reports.make_report("toy", [good, good | changes], gpu="a GPU"), path)
+    with pytest.raises(ValueError, match=message):
+        reports.read_reports(path)
+
+
+def test_a_time_without_its_band_is_told(tmp_path):
+    bare = row(10)
+    del bare["p80_us"]
+    reports.save(reports.make_report("toy", [bare], gpu="a GPU"), tmp_path / "toy.json")
+    with pytest.raises(ValueError, match="row 0: it has not all of time_us"):
+        reports.read_reports(tmp_path)
+
+
 def test_committed_results_are_read():
     folder = evidence.RESULTS / "h200"
     read = {report["op"] for report in reports.read_reports(folder)}
     assert {"gelu", "softmax", "clip_grad_norm"} <= read and "l2" not in read
+
+
+def test_what_was_measured_on_tells_all():
+    facts = {"gpu": "a GPU", "versions": {"driver": "580", "torch": "2.11", "triton": "3.6"}}
+    first = {**facts, "date": "2026-01-03", "commit": "0123456789abcdef"}
+    other = {**facts, "date": "2026-01-02", "commit": "fed"}
+    told = "a GPU, driver 580, torch 2.11, Triton 3.6, 2026-01-02 to 2026-01-03, commit "
+    assert reports.measured_on([first, other]) == f"{told}0123456789ab, fed"
+    assert reports.measured_on([other]).endswith("Triton 3.6, 2026-01-02, commit fed")
 
 
 def test_documents_hold_what_the_results_say():

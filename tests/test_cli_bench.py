@@ -131,6 +131,16 @@ def test_ctrl_c_keeps_what_was_measured(fake_gpu, tmp_path):
         assert len(report["rows"]) == 2 * 3 and report["incomplete"] == "2 of 6 cases"
 
 
+def test_what_was_measured_is_kept_where_nobody_reads_it(fake_gpu, tmp_path, monkeypatch):
+    def closed(*_):
+        raise BrokenPipeError
+
+    monkeypatch.setattr("diglot.cli.bench._print_table", closed)
+    result = run("bench", "toy", "--json", tmp_path / "a.json")
+    assert result.exit_code == 1 and result.stdout == ""
+    assert len(json.loads((tmp_path / "a.json").read_text())["rows"]) == 6
+
+
 def test_a_failure_of_ours_keeps_what_was_measured(fake_gpu, tmp_path):
     benchmark = fake_gpu(times())
     inputs = benchmark.inputs

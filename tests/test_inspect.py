@@ -394,6 +394,20 @@ def test_errors_are_one_line(recorded, tmp_path, monkeypatch, arguments, message
     assert re.search(message, fails("inspect", *arguments.split()))
 
 
+@pytest.mark.parametrize(
+    ("answers", "message"),
+    [
+        ((Kernels(), Kernels()), "error: gelu launches no kernel for an input of shape 0x8"),
+        ((Kernels((), "no dim 7"),) * 2, "error: no dim 7"),
+        ((Kernels((), "none"), Kernels((), "nor here")), "error: cuda: none; triton: nor here"),
+    ],
+)
+def test_no_kernels(recorded, monkeypatch, answers, message):
+    answer = dict(zip(LANGUAGES, answers, strict=True))
+    monkeypatch.setattr(inspect, "kernels_of_calls", lambda calls, *_: [answer] * len(calls))
+    assert fails("inspect", "gelu", "--shape", "0x8") == message
+
+
 def test_several_binaries_are_not_written_one_behind_the_other(recorded, monkeypatch):
     cubins = iter([b"1", b"2"])
     monkeypatch.setattr(inspect, "_cuda_stages", lambda *_: {"cubin": next(cubins)})

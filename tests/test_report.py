@@ -220,7 +220,7 @@ def test_stale_or_not(write):
 
 def test_strings_are_escaped(write):
     """Whatever a file says is text: in every place where it could be a string."""
-    evil = row(EVIL, op=EVIL, direction=EVIL, dtype=EVIL, options={EVIL: EVIL}, timer="device")
+    evil = row(EVIL, op=EVIL, direction=EVIL, dtype=EVIL, options={EVIL: EVIL}, reason=EVIL)
     other = row(EVIL, op=EVIL, options={EVIL: EVIL}, workload=EVIL, **{EVIL: EVIL})
     del other["direction"], other["shape"]
     bar = {"name": EVIL, "value": 1, "bound": 2, "met": False}
@@ -344,6 +344,45 @@ def test_an_op_of_several_files_is_one(write):
     assert [of["data-op"] for of in page.all("section") if "data-op" in of] == ["gelu"]
     assert "2 measurements, commit abc, another" in page.text
     assert "7×9" in page.text
+
+
+def test_a_file_of_several_ops_is_several(write):
+    """Cases that differ in nothing but the op are not one."""
+    rows = [row(op=op, options={}) for op in ("softmax", "rms_norm")]
+    path = write(benchmark(*rows, op="softmax, rms_norm"))
+    page = page_text(path)
+    assert [of["data-op"] for of in page.all("section") if "data-op" in of] == [
+        "softmax",
+        "rms_norm",
+    ]
+    for op in ("softmax", "rms_norm"):
+        assert f"All measurements of {op}." in page.text
+    assert "softmax, rms_norm" not in page.text
+
+
+def test_a_failure_is_no_wrong_result(write):
+    bar = {"name": "share", "value": None, "bound": 0.9, "met": False}
+    rows = [
+        row("cuda", verified=False, reason="wrong result: 3 % beyond the tolerance", bars=[bar]),
+        row("liger", verified=False, reason="RuntimeError: rows are too long"),
+        row("torch"),
+    ]
+    for of in rows[:2]:
+        del of["time_us"]
+    text = page_text(write(benchmark(*rows))).text
+    # In the ranking, in the measurements, and among bars that are missed.
+    assert text.count("wrong result") == 3 and text.count("failed") == 2
+    assert "RuntimeError: rows are too long" in text
+
+
+def test_what_was_not_run_is_not_wrong(write):
+    """Of the committed designs of barriers, those that do not fit; and no time goes unverified."""
+    idle = {"workload": "w", "provider": "p", "timer": "events", "verified": None, "time_us": None}
+    text = page_text(write(benchmark(idle, op="other"))).text
+    assert "not run" in text and "wrong result" not in text
+    assert "0 results not verified" in text
+    text = page_text(write(benchmark(idle | {"time_us": 3.0}, op="other"))).text
+    assert "wrong result" in text and "1 results not verified" in text
 
 
 def test_several_gpus_and_no_rows(write):

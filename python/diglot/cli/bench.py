@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 from rich import box
+from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -126,7 +127,30 @@ def _bench(
             )
     session.check_same_gpu(older, done.gpu)
 
-    _print(done, ranking)
+    try:  # first of all: who reads the tables may go away, as head does
+        _keep(done, json_file, csv_file, plot, force, messages)
+    finally:
+        _print(done, ranking)
+    for path in done.written:
+        messages.print(f"wrote {path}", markup=False)
+    status = _print_changes(done.rows, older) if against is not None else 0
+    if done.incomplete is not None:
+        messages.print(f"{done.incomplete}", markup=False)
+    if done.error is not None:
+        raise done.error
+    return INTERRUPTED if done.interrupted else status
+
+
+def _keep(
+    done: Any,
+    json_file: str | None,
+    csv_file: str | None,
+    plot: str | None,
+    force: bool,
+    messages: Console,
+) -> None:
+    from diglot.bench import reports
+
     if json_file is not None:
         reports.save(done.report(), Path(json_file))
         messages.print(f"wrote {json_file}", markup=False)
@@ -138,14 +162,6 @@ def _bench(
 
         paths = plots.plot(done.rows, Path(plot), force)
         messages.print(f"wrote {len(paths)} pictures to {plot}", markup=False)
-    for path in done.written:
-        messages.print(f"wrote {path}", markup=False)
-    status = _print_changes(done.rows, older) if against is not None else 0
-    if done.incomplete is not None:
-        messages.print(f"{done.incomplete}", markup=False)
-    if done.error is not None:
-        raise done.error
-    return INTERRUPTED if done.interrupted else status
 
 
 def _print_table(columns: Iterable[Any], body: Iterable[Sequence[str]]) -> None:

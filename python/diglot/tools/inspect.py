@@ -143,6 +143,15 @@ def _calls(
     }
 
 
+def _why_nothing(op: str, shape: tuple[int, ...], reasons: Mapping[str, str]) -> str:
+    """Why there are no kernels: what all languages say alike, such as an op's refusal, once."""
+    if not reasons:
+        return f"{op} launches no kernel for an input of shape {'x'.join(map(str, shape))}"
+    if len(set(reasons.values())) == 1 and len(reasons) > 1:
+        return next(iter(reasons.values()))
+    return "; ".join(f"{of}: {why}" for of, why in reasons.items())
+
+
 def _pick(kernels: Sequence[InspectedKernel], wanted: str) -> tuple[InspectedKernel, ...]:
     """Those of a name: whole, without template arguments, or with wildcards."""
     picked = tuple(
@@ -273,7 +282,7 @@ def inspect(
                 )
             )
     if not found:
-        raise ResourcesUnavailable("; ".join(f"{of}: {why}" for of, why in reasons.items()))
+        raise ResourcesUnavailable(_why_nothing(op, shape, reasons))
     picked = tuple(found) if kernel is None else _pick(found, kernel)
     return Inspection(op, architecture, picked, reasons)
 

@@ -46,18 +46,23 @@ def providers_of(files: Iterable[File]) -> dict[str, Provider]:
 
 
 def by_op(files: Iterable[File]) -> list[File]:
-    """One for each op, with the rows of all its files: of its own cases and of a ranking, say."""
-    found: dict[str, list[File]] = {}
+    """One for each op, with its rows of all files: of its own cases and of a ranking, say.
+
+    A file may hold several ops, as `diglot bench gelu softmax --json FILE` writes it.
+    """
+    found: dict[str, list[tuple[File, Row]]] = {}
     for file in filter(is_of_op, files):
-        found.setdefault(file.op, []).append(file)
+        for row in file.rows:
+            found.setdefault(row.op or file.op, []).append((file, row))
     return [
         replace(
-            of[0],
-            commit=", ".join(dict.fromkeys(file.commit[:12] for file in of if file.commit)),
-            date=max(file.date for file in of),
-            rows=tuple(row for file in of for row in file.rows),
+            of[0][0],
+            op=op,
+            commit=", ".join(dict.fromkeys(file.commit[:12] for file, _ in of if file.commit)),
+            date=max(file.date for file, _ in of),
+            rows=tuple(row for _, row in of),
         )
-        for of in found.values()
+        for op, of in found.items()
     ]
 
 

@@ -9,7 +9,7 @@ from diglot.tools.report.cases import NOISE, Provider, groups, kind_text, larges
 from diglot.tools.report.operations import find
 from diglot.tools.report.results import File, Row
 from diglot.tools.report.svg import number
-from diglot.tools.report.tables import Cell, Column, Table, TableRow, number_cell
+from diglot.tools.report.tables import Cell, Column, Table, TableRow, number_cell, time_cell
 
 
 def ranking(rows: Sequence[Row], providers: Mapping[str, Provider]) -> Table:
@@ -46,7 +46,7 @@ def _rank_cell(row: Row | None, times: Mapping[str, float], best: float) -> Cell
     if row is None:
         return Cell("–")
     if row.time_us is None:
-        return Cell("wrong result", kind="bad")
+        return time_cell(row)
     time = row.time_us
     place = 1 + sum(of * (1 + NOISE) < time for of in times.values())
     share = best / time
@@ -76,7 +76,7 @@ def missed(files: Iterable[File]) -> Table:
             Cell(row.provider),
             Cell(_case_text(row)),
             Cell(bar.name),
-            number_cell(bar.value) if bar.value is not None else Cell("wrong result", kind="bad"),
+            time_cell(row) if bar.value is row.time_us is None else number_cell(bar.value),
             number_cell(bar.bound),
             Cell(f"{bar.shortfall:.0%}", bar.shortfall, "bad"),
         ]

@@ -50,7 +50,7 @@ class Row:
         workload: what was done, of results that are not of an op.
         options: by name.
         bytes: moved; None if the file does not say.
-        verified: whether the result was right.
+        verified: whether the result was right; None where there is none, or nobody looked.
         time_us: None where it was not, and so has no speed.
         p20_us: 20th percentile.
         p80_us: 80th percentile.
@@ -70,7 +70,7 @@ class Row:
     workload: str
     options: dict[str, Any]
     bytes: float | None
-    verified: bool
+    verified: bool | None
     time_us: float | None
     p20_us: float | None
     p80_us: float | None
@@ -84,6 +84,16 @@ class Row:
     def is_missed(self) -> bool:
         """Whether a bar is."""
         return any(not bar.met for bar in self.bars)
+
+    @property
+    def was_run(self) -> bool:
+        """False of what does not go, such as more blocks than the GPU holds: it is not wrong."""
+        return self.verified is not None or self.time_us is not None
+
+    @property
+    def reason(self) -> str:
+        """Why it has no time; "" where the file does not say."""
+        return str(self.others.get("reason") or "")
 
 
 @dataclass(frozen=True)
@@ -240,7 +250,7 @@ def _row(row: Any, number: int) -> Row:
             **found,
             shape=tuple(shape),
             options=options,
-            verified=bool(row.get("verified")),
+            verified=None if row.get("verified") is None else bool(row["verified"]),
             bars=tuple(map(_bar, bars)),
             others={str(key): value for key, value in row.items() if key not in known},
         )

@@ -13,7 +13,15 @@ from diglot.tools.report.cases import Provider, kind_text, shape_text
 from diglot.tools.report.figures import Figure
 from diglot.tools.report.results import File, Row
 from diglot.tools.report.svg import number
-from diglot.tools.report.tables import Cell, Column, Table, TableRow, any_cell, number_cell
+from diglot.tools.report.tables import (
+    Cell,
+    Column,
+    Table,
+    TableRow,
+    any_cell,
+    number_cell,
+    time_cell,
+)
 
 
 @dataclass(frozen=True)
@@ -63,13 +71,13 @@ def _rows(file: File, providers: Mapping[str, Provider]) -> Table:
         Column("TB/s", True, "each input and each output counted once"),
         Column("of copy", True, "share of a device copy of as many bytes, in the same run"),
         *(Column(title, True) for _, title, _ in extras),
-        Column("bars"),
+        Column("bars", hint="or why there is no time"),
     ]
     body = []
     for row in file.rows:
         cells = [Cell(kind_text(row)), Cell(row.dtype), Cell(shape_text(row)), Cell(row.timer)]
-        time = number_cell(row.time_us) if row.verified else Cell("wrong result", kind="bad")
-        cells += [Cell(row.provider), time, number_cell(row.p20_us), number_cell(row.p80_us)]
+        cells += [Cell(row.provider), time_cell(row)]
+        cells += [number_cell(row.p20_us), number_cell(row.p80_us)]
         cells += [number_cell(row.tb_per_s), number_cell(row.share_of_copy)]
         for key, _, factor in extras:
             cells.append(any_cell(row.others.get(key), factor))
@@ -78,7 +86,7 @@ def _rows(file: File, providers: Mapping[str, Provider]) -> Table:
             for bar in row.bars
         ]
         kind = "" if not texts else "bad" if row.is_missed else "good"
-        cells.append(Cell("; ".join(texts) or "–", kind=kind))
+        cells.append(Cell("; ".join(texts) or row.reason or "–", kind=kind))
         key = providers[row.provider].key
         body.append(TableRow(cells, key=key))
     return Table(f"All measurements of {file.op}.", columns, body)
@@ -190,7 +198,7 @@ def _plain(file: File) -> Table:
     for row in file.rows:
         cells = [Cell(getattr(row, name) or "–") for name in head]
         cells += [any_cell(row.options.get(name)) for name in options]
-        cells.append(number_cell(row.time_us) if row.verified else Cell("wrong result", kind="bad"))
+        cells.append(time_cell(row))
         cells += [any_cell(row.others.get(name)) for name in simple]
         texts = [f"{'✓' if b.met else '✗'} {b.name} {number(b.value)}" for b in row.bars]
         kind = "" if not texts else "bad" if row.is_missed else "good"

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from diglot.tools.report.results import Row
 from diglot.tools.report.svg import number
 
 
@@ -58,6 +59,17 @@ class Table:
 def number_cell(value: float | None, kind: str = "") -> Cell:
     """A number."""
     return Cell(number(value), value, kind)
+
+
+def time_cell(row: Row) -> Cell:
+    """A row's time; where it has none, what came of it: a failure is no wrong result."""
+    if row.verified and row.time_us is not None:
+        return number_cell(row.time_us)
+    if not row.was_run and not row.reason:
+        return Cell("not run")
+    if row.reason and not row.reason.startswith("wrong result"):
+        return Cell("failed", kind="bad", hint=row.reason)
+    return Cell("–") if row.verified else Cell("wrong result", kind="bad", hint=row.reason)
 
 
 def any_cell(value: Any, factor: float = 1.0) -> Cell:
