@@ -9,11 +9,12 @@ from __future__ import annotations
 import functools
 import importlib.util
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
 
+from diglot.tools.accuracy import Error
 from diglot.tools.specs import Expected
 
 OURS = ("cuda", "triton")
@@ -34,11 +35,17 @@ Function = Callable[..., Any]
 
 @dataclass(frozen=True)
 class ErrorOf:
-    """What a call's result is worth: as in `diglot.tools.accuracy.Error`."""
+    """What a call's results are worth: the worst of what `diglot.tools.accuracy.Error` says of each."""
 
     worst_ulp: float
     worst_absolute: float
+    worst_share: float
     failing: float
+
+    @classmethod
+    def of(cls, errors: Sequence[Error]) -> ErrorOf:
+        """The worst of the results' errors."""
+        return cls(*(max(getattr(e, f.name) for e in errors) for f in fields(cls)))
 
 
 @dataclass(frozen=True)

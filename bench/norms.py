@@ -190,11 +190,7 @@ def _ours(kind: Kind, direction: str, backend: str) -> Function:
 
 
 class _Judge:
-    """The error of calls; what is expected of a case is computed once.
-
-    The worst absolute error is that of the first result: a sum over all rows, rounded to 16 bits,
-    is off by more than peers are held to.
-    """
+    """The error of calls; what is expected of a case is computed once."""
 
     def __init__(self, kind: Kind) -> None:
         self.kind = kind
@@ -211,11 +207,7 @@ class _Judge:
             for result, expected in zip(call(), self.expected, strict=False)
             if expected is not None
         ]
-        return ErrorOf(
-            max(e.worst_ulp for e in errors),
-            errors[0].worst_absolute,
-            max(e.failing for e in errors),
-        )
+        return ErrorOf.of(errors)
 
     def _expect(self, case: Case, of: Operands) -> list[Expected | None]:
         if case.direction == "backward":

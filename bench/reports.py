@@ -23,7 +23,16 @@ KEY = ("op", "provider", "direction", "dtype", "shape", "options", "timer")
 TIMES = ("time_us", "p20_us", "p80_us")
 COLUMNS = (
     *KEY,
-    *("bytes", "flops", "verified", "reason", "worst_ulp", "worst_absolute", "failing"),
+    *(
+        "bytes",
+        "flops",
+        "verified",
+        "reason",
+        "worst_ulp",
+        "worst_absolute",
+        "worst_share",
+        "failing",
+    ),
     *TIMES,
     *("samples", "tb_per_s", "copy_tb_per_s", "share_of_copy"),
     *("tflop_per_s", "product_tflop_per_s", "share_of_product", "speed_over_torch"),

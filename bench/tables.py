@@ -89,8 +89,7 @@ def _measured_on(reports: Reports) -> list[str]:
         "where there is a share; bytes count each input and each output once; the number in "
         "brackets is the share of a device copy of as many bytes in the same run. ✗ marks a figure "
         "that misses the project's own bar. In the same run every element of ours was checked "
-        "against float64 to the tolerance of its type, and the peers' only to an absolute error "
-        "of 1.",
+        "against float64 to the tolerance of its type, and the peers' more loosely.",
         "",
     ]
 

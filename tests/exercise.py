@@ -5,7 +5,9 @@ compute-sanitizer --tool memcheck python tests/exercise.py cuda maps sums
 
 from __future__ import annotations
 
+import functools
 import sys
+from collections.abc import Sequence
 
 import torch
 import triton
@@ -14,6 +16,7 @@ import triton.language as tl
 import diglot
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
+ALL_DTYPES = (*DTYPES, torch.float16)
 
 
 def maps(backend: str) -> None:
@@ -82,9 +85,9 @@ def whole(backend: str, sizes: tuple[int, ...]) -> None:
                 diglot.standardize(x, backend=backend).sum().backward()
 
 
-def rows(backend: str) -> None:
+def rows(backend: str, dtypes: Sequence[torch.dtype] = ALL_DTYPES) -> None:
     """Rows of every length, in lanes, blocks and clusters, as columns, and element by element."""
-    for dtype in (*DTYPES, torch.float16):
+    for dtype in dtypes:
         for shape, dim in (
             ((5, 7), 1),
             ((300, 128), 1),
@@ -107,9 +110,9 @@ def rows(backend: str) -> None:
                 diglot.softmax(x, dim, torch.float32, backend=backend).sum().backward()
 
 
-def norms(backend: str) -> None:
+def norms(backend: str, dtypes: Sequence[torch.dtype] = ALL_DTYPES) -> None:
     """Rows of every length, with parameters and without, of the input and of a sum."""
-    for dtype in (*DTYPES, torch.float16):
+    for dtype in dtypes:
         for shape in ((5, 7), (700, 128), (70, 1000), (33, 4099), (300, 8192), (7, 40_000),
                       (3, 300_000), (3, 300_001)):  # fmt: skip
             x, residual = (torch.randn(shape, device="cuda").to(dtype) for _ in range(2))
@@ -138,6 +141,12 @@ PARTS = {
     "whole": lambda backend: whole(backend, WHOLE),
     "small": lambda backend: whole(backend, WHOLE[:4]),
     "barriers": barriers,
+    # The longest, by types: each of Triton's kernels is a module, which a tool takes its time for.
+    **{
+        f"{part.__name__}-{dtype}".replace("torch.", ""): functools.partial(part, dtypes=(dtype,))
+        for part in (rows, norms)
+        for dtype in ALL_DTYPES
+    },
 }
 
 

@@ -18,6 +18,7 @@ from diglot.bench.lines import cxx_lines, function_lines, lines_of, python_lines
 from diglot.bench.selection import OPS, Selection, cases_of, load, parse_sizes
 from diglot.tools import measure
 from diglot.tools.measure import Timing
+from diglot.tools.specs import Expected
 
 
 @pytest.fixture(autouse=True)
@@ -70,6 +71,24 @@ def test_a_wrong_result_has_no_speed():
     assert [bar["met"] for bar in rows["triton"]["bars"]] == [False]
     assert rows["torch"]["verified"] and rows["torch"]["time_us"] == 10
     assert rows["torch"]["failing"] == 1
+
+
+@pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
+def test_a_peer_is_judged_by_the_size_of_what_is_right(size):
+    """Nothing but zeros is wrong also where all of them are off by little."""
+    benchmark = toy(
+        expected=lambda case, tensors: Expected(
+            lambda x: size * x.double(), tensors, {}, case.dtype
+        )
+    )
+    benchmark.way("torch", {"forward": lambda x: size * 1.01 * x})
+    benchmark.way("formula", {"forward": torch.zeros_like})
+    benchmark.way("torch.compile", {"forward": lambda x: torch.full_like(x, math.nan)})
+    rows = rows_of(benchmark)
+    assert rows["torch"]["verified"]
+    assert rows["torch"]["worst_share"] == pytest.approx(0.01, rel=1e-3)
+    assert rows["formula"]["worst_share"] == 1 and not rows["formula"]["verified"]
+    assert not rows["torch.compile"]["verified"]
 
 
 @pytest.mark.parametrize("value", [0.0, 1.5])

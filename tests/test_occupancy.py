@@ -153,9 +153,12 @@ def test_as_nvidia_calculates_it(tmp_path):
         check=True,
     )
     theirs = [int(line) for line in answer.stdout.split()]
+    # A header knows no architectures that are newer than it is.
+    known = {case[0] for case, blocks in zip(cases, theirs, strict=True) if blocks >= 0}
+    assert {"sm_80", "sm_90"} <= known
     ours = [occupancy.occupancy(*case).blocks for case in cases]
-    assert -1 not in theirs
-    wrong = [(c, a, b) for c, a, b in zip(cases, ours, theirs, strict=True) if a != b]
+    both = zip(cases, ours, theirs, strict=True)
+    wrong = [(c, a, b) for c, a, b in both if a != b and c[0] in known]
     assert not wrong, f"{len(wrong)} of {len(cases)}, such as {wrong[0]}"
     assert len(set(ours)) > 20
 

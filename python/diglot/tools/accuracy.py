@@ -43,6 +43,7 @@ class Error:
             least normal number the ulp is that number's. For integers and bool, the difference.
             Infinite where one of the two is NaN or infinite and the other is not the same.
         worst_absolute: the largest absolute error, wherever it is.
+        largest: the largest exact value, without its sign, of those that are finite.
         index: index of the element whose error is `worst_ulp`; None for an empty tensor.
         at: values of the inputs there, by name.
         result: the result there.
@@ -56,12 +57,20 @@ class Error:
     elements: int
     worst_ulp: float
     worst_absolute: float
+    largest: float
     index: tuple[int, ...] | None
     at: dict[str, float]
     result: float
     expected: float
     tolerance_ulp: float
     failing: float
+
+    @property
+    def worst_share(self) -> float:
+        """The largest absolute error, as a share of the largest exact value."""
+        if self.worst_absolute == 0:
+            return 0.0
+        return self.worst_absolute / self.largest if self.largest > 0 else math.inf
 
 
 @dataclass(frozen=True)
@@ -235,7 +244,7 @@ def measure_error(
     allowance = None if expected.allowance is None else expected.allowance.expand(shape)
     tiny = torch.finfo(result.dtype).tiny if result.is_floating_point() else 0.0
 
-    worst_ulp, worst_absolute, failing = -1.0, 0.0, 0
+    worst_ulp, worst_absolute, largest, failing = -1.0, 0.0, 0.0, 0
     index: tuple[int, ...] | None = None
     for piece in pieces(shape, _piece_elements(result)):
         got, exact = result[piece], expected.function(*(t[piece] for t in tensors))
@@ -249,6 +258,8 @@ def measure_error(
             allowed = allowed + allowance[piece]
         failing += int((absolute > allowed).sum())
         worst_absolute = max(worst_absolute, float(absolute.max()))
+        finite = exact.double().nan_to_num(0.0, 0.0, 0.0)
+        largest = max(largest, *(abs(float(of)) for of in torch.aminmax(finite)))
         at = int(in_ulps.argmax())
         if float(in_ulps.flatten()[at]) > worst_ulp:
             worst_ulp = float(in_ulps.flatten()[at])
@@ -258,13 +269,14 @@ def measure_error(
 
     if index is None:
         nan = math.nan
-        return Error(output, 0, 0.0, 0.0, None, {}, nan, nan, tolerance, 0.0)
+        return Error(output, 0, 0.0, 0.0, 0.0, None, {}, nan, nan, tolerance, 0.0)
     here = tuple(slice(i, i + 1) for i in index)
     return Error(
         output=output,
         elements=result.numel(),
         worst_ulp=worst_ulp,
         worst_absolute=worst_absolute,
+        largest=largest,
         index=index,
         at={name: t[index].item() for name, t in shown.items()},
         result=result[index].item(),
