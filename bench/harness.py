@@ -35,7 +35,7 @@ Function = Callable[..., Any]
 
 @dataclass(frozen=True)
 class ErrorOf:
-    """What a call's results are worth: the worst of what `diglot.tools.accuracy.Error` says of each."""
+    """What a call's results are worth: the worst of what `diglot.tools.accuracy.Error` says."""
 
     worst_ulp: float
     worst_absolute: float
