@@ -18,7 +18,7 @@ import diglot
 from diglot import StreamError, StreamInterrupted, last_stream_report, stream_map
 from diglot.pipeline import copier
 from diglot.pipeline.pinned import pinned_cache
-from diglot.pipeline.ring import Ring
+from diglot.pipeline.ring import Passage, Ring
 
 np = pytest.importorskip("numpy")
 
@@ -336,9 +336,9 @@ def test_no_thread_can_be_had(monkeypatch):
 def test_what_fails_when_a_chunk_is_out(monkeypatch):
     """It ends the run: whoever waits for that chunk does not wait for good."""
 
-    def times(ring, passage):
+    def times(passage, runtime):
         raise RuntimeError("no time")
 
-    monkeypatch.setattr(Ring, "times", times)
+    monkeypatch.setattr(Passage, "times", times)
     with pytest.raises(StreamError, match="no time"):
         stream_map(torch.neg, X, chunk_bytes=ROW)

@@ -41,15 +41,15 @@ Runtime::Runtime(int device, int slots, cudaStream_t caller, bool spins)
     : device_(device), spins_(spins) {
   const BesideCaptures beside;
   kept_ = take(device);
-  const std::size_t count = 4 + static_cast<std::size_t>(slots);
+  const std::size_t count = 2 + static_cast<std::size_t>(slots);
   while (kept_->streams.size() < count) {
     cudaStream_t handle = nullptr;
     check(cudaStreamCreateWithFlags(&handle, cudaStreamNonBlocking), "making a stream");
-    kept_->streams.push_back(handle);
+    kept_->streams.emplace_back(handle);
   }
-  loading = Stream(kept_->streams[0], kept_->streams[2]);
-  storing = Stream(kept_->streams[1], kept_->streams[3]);
-  for (std::size_t i = 4; i < count; ++i) computing.emplace_back(kept_->streams[i]);
+  loading = kept_->streams[0];
+  storing = kept_->streams[1];
+  computing.assign(kept_->streams.begin() + 2, kept_->streams.begin() + count);
   // The stream is idle: the event marks this moment.
   origin_ = make_event();
   loading.record(origin_);
@@ -66,18 +66,19 @@ Runtime::~Runtime() {
 }
 
 void Runtime::synchronize() {
-  for (cudaStream_t handle : kept_->streams) Stream(handle).synchronize();
+  for (Stream* stream : {&loading, &storing}) stream->synchronize();
+  for (Stream& stream : computing) stream.synchronize();
 }
 
 Event Runtime::make_event() {
   std::vector<Event>& kept = spins_ ? kept_->spinning : kept_->sleeping;
   if (events_ == kept.size()) {
     const BesideCaptures beside;
-    cudaEvent_t marker = nullptr, clock = nullptr;
+    cudaEvent_t handle = nullptr;
+    // It keeps the time.
     const unsigned int flags = spins_ ? cudaEventDefault : cudaEventBlockingSync;
-    check(cudaEventCreateWithFlags(&marker, flags | cudaEventDisableTiming), "making an event");
-    check(cudaEventCreateWithFlags(&clock, cudaEventDefault), "making an event");
-    kept.emplace_back(marker, clock);
+    check(cudaEventCreateWithFlags(&handle, flags), "making an event");
+    kept.emplace_back(handle);
   }
   return kept[events_++];
 }
@@ -92,9 +93,8 @@ double Runtime::now() const {
 }
 
 double Runtime::seconds(const Event& event) const {
-  check(cudaEventSynchronize(event.clock()), "waiting for the device");  // a moment later
   float milliseconds = 0;
-  check(cudaEventElapsedTime(&milliseconds, origin_.clock(), event.clock()),
+  check(cudaEventElapsedTime(&milliseconds, origin_.handle(), event.handle()),
         "cudaEventElapsedTime");
   return milliseconds / 1e3;
 }

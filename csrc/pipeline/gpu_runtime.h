@@ -10,14 +10,14 @@
 
 namespace diglot::pipeline {
 
-// A place in a stream's order of work: handles, of the runtime that made it.
+// A place in a stream's order of work: a handle, of the runtime that made it.
 class Event {
  public:
   Event() = default;
-  Event(cudaEvent_t marker, cudaEvent_t clock) : marker_(marker), clock_(clock) {}
+  explicit Event(cudaEvent_t handle) : handle_(handle) {}
   // Whether the work before it is done.
   bool is_done() const {
-    const cudaError_t status = cudaEventQuery(marker_);
+    const cudaError_t status = cudaEventQuery(handle_);
     if (status == cudaErrorNotReady) {
       static_cast<void>(cudaGetLastError());  // no error, though it counts as one
       return false;
@@ -26,33 +26,24 @@ class Event {
     return true;
   }
   // Waits, on the host, until it is.
-  void synchronize() const { check(cudaEventSynchronize(marker_), "waiting for the device"); }
-  cudaEvent_t marker() const { return marker_; }  // is waited for, and keeps no time
-  cudaEvent_t clock() const { return clock_; }    // keeps the time
+  void synchronize() const { check(cudaEventSynchronize(handle_), "waiting for the device"); }
+  cudaEvent_t handle() const { return handle_; }
 
  private:
-  cudaEvent_t marker_ = nullptr, clock_ = nullptr;
+  cudaEvent_t handle_ = nullptr;
 };
 
-// Work in order: a handle. Where it has a watcher, another stream, the times of its events are kept
-// there, as soon as they happen: an event that keeps the time holds up a stream of copies by some
-// 2 us, which four for each chunk made 2 % of the bus's speed.
+// Work in order: a handle.
 class Stream {
  public:
   Stream() = default;
-  explicit Stream(cudaStream_t handle, cudaStream_t watcher = nullptr)
-      : handle_(handle), watcher_(watcher) {}
+  explicit Stream(cudaStream_t handle) : handle_(handle) {}
   // What comes after this waits for what an event marks now.
   void wait(const Event& event) {
-    check(cudaStreamWaitEvent(handle_, event.marker(), 0), "cudaStreamWaitEvent");
+    check(cudaStreamWaitEvent(handle_, event.handle(), 0), "cudaStreamWaitEvent");
   }
   // The event marks what was enqueued so far.
-  void record(Event& event) {
-    check(cudaEventRecord(event.marker(), handle_), "cudaEventRecord");
-    if (watcher_ != nullptr) Stream(watcher_).wait(event);
-    check(cudaEventRecord(event.clock(), watcher_ != nullptr ? watcher_ : handle_),
-          "cudaEventRecord");
-  }
+  void record(Event& event) { check(cudaEventRecord(event.handle(), handle_), "cudaEventRecord"); }
   // Has function(stream) enqueue its work here.
   template <typename Function>
   void run(const Function& function) {
@@ -63,7 +54,7 @@ class Stream {
   cudaStream_t handle() const { return handle_; }
 
  private:
-  cudaStream_t handle_ = nullptr, watcher_ = nullptr;
+  cudaStream_t handle_ = nullptr;
 };
 
 // Copies between pinned and device memory, in a stream's order.
@@ -73,7 +64,7 @@ inline void copy(void* to, const void* from, std::size_t bytes, cudaStream_t str
 
 // Streams and events are kept between runs: making them would take a good part of a small one.
 struct KeptStreams {
-  std::vector<cudaStream_t> streams;
+  std::vector<Stream> streams;
   // Those whose waiters keep their cores, and those whose waiters sleep, which interrupt the host.
   std::vector<Event> spinning, sleeping;
 };
@@ -97,7 +88,7 @@ class Runtime {
   void wait(const Event& event) const;
   // Since the run began.
   double now() const;
-  double seconds(const Event& event) const;  // once it has happened
+  double seconds(const Event& event) const;
 
   // What a thread is in while it uses the streams: the device is its current one, and no graph that
   // another thread captures meanwhile forbids its waits.

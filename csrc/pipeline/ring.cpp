@@ -1,7 +1,6 @@
 #include "pipeline/ring.h"
 
 #include <chrono>
-#include <initializer_list>
 #include <stdexcept>
 #include <tuple>
 
@@ -37,7 +36,8 @@ Ring::Ring(const Job& job)
     (array.is_output ? outputs_ : inputs_).push_back(&array);
   }
   for (Passage& passage : passages_) {
-    for (Event* event : {&passage.loaded, &passage.computed, &passage.stored}) {
+    for (Event* event : {&passage.loading, &passage.loaded, &passage.computing, &passage.computed,
+                         &passage.storing, &passage.stored}) {
       *event = runtime_.make_event();
     }
   }
@@ -102,15 +102,17 @@ void Ring::feed(int64_t chunk) {
   Stream &loading = runtime_.loading, &storing = runtime_.storing;
   Stream& computing = runtime_.computing[slot(passage)];
   if (chunk >= plan_.slots) loading.wait(this->passage(chunk - plan_.slots).stored);
-  passage.fed = runtime_.now();
+  loading.record(passage.loading);
   load(passage);
   loading.record(passage.loaded);
 
   computing.wait(passage.loaded);
+  computing.record(passage.computing);
   compute(passage);
   computing.record(passage.computed);
 
   storing.wait(passage.computed);
+  storing.record(passage.storing);
   store(passage);
   storing.record(passage.stored);
 }
@@ -225,26 +227,16 @@ void Ring::finish(const Passage& passage) {
 }
 
 Times Ring::times(const Passage& passage) const {
-  const int64_t chunk = passage.chunk;
-  // Of several times the first is that of the enqueueing, which is there: others may be NaN.
-  const auto span = [](std::initializer_list<double> waited_for, double end) {
-    return Span{std::min(std::max(waited_for), end), end};
+  const auto span = [&](bool is_there, const Event& begin, const Event& end) {
+    return is_there ? Span{runtime_.seconds(begin), runtime_.seconds(end)} : kNotThere;
   };
-  Span h2d = kNotThere, d2h = kNotThere;
-  if (!inputs_.empty()) {
-    h2d = span({passage.fed, ended(chunk - 1, kLoaded), ended(chunk - plan_.slots, kStored)},
-               runtime_.seconds(passage.loaded));
-  }
-  const Span compute = span({passage.fed, h2d.second}, runtime_.seconds(passage.computed));
-  if (!outputs_.empty()) {
-    d2h = span({passage.fed, compute.second, ended(chunk - 1, kStored)},
-               runtime_.seconds(passage.stored));
-  }
+  const Span spans[] = {passage.read, span(!inputs_.empty(), passage.loading, passage.loaded),
+                        span(true, passage.computing, passage.computed),
+                        span(!outputs_.empty(), passage.storing, passage.stored), passage.write};
   Times times;
-  int place = 0;
-  for (const Span& stage : {passage.read, h2d, compute, d2h, passage.write}) {
-    times[place++] = stage.first;
-    times[place++] = stage.second;
+  for (std::size_t i = 0; i < std::size(spans); ++i) {
+    times[2 * i] = spans[i].first;
+    times[2 * i + 1] = spans[i].second;
   }
   return times;
 }

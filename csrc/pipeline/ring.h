@@ -15,6 +15,7 @@
 #include <exception>
 #include <functional>
 #include <future>
+#include <iterator>
 #include <limits>
 #include <memory>
 #include <mutex>
@@ -29,10 +30,8 @@
 namespace diglot::pipeline {
 
 // Begin and end, in seconds since the run began, of what happens to a chunk, in order: "read",
-// "h2d", "compute", "d2h", "write". NaN where there is no such stage. What the device does begins
-// when all is done that it waits for.
+// "h2d", "compute", "d2h", "write". NaN where there is no such stage.
 using Times = std::array<double, 10>;
-constexpr int kLoaded = 3, kComputed = 5, kStored = 7;  // places of ends
 using Span = std::pair<double, double>;
 constexpr Span kNotThere{std::numeric_limits<double>::quiet_NaN(),
                          std::numeric_limits<double>::quiet_NaN()};
@@ -97,8 +96,9 @@ class Ring {
   struct Passage {
     int64_t chunk = 0, begin = 0, end = 0;
     Span read = kNotThere, write = kNotThere;
-    double fed = 0;  // when the host enqueued it
-    Event loaded, computed, stored;
+    Event loading, loaded;
+    Event computing, computed;
+    Event storing, stored;
   };
 
   // Enqueues chunk after chunk.
@@ -119,8 +119,6 @@ class Ring {
   // A chunk is out, as are all before it.
   void finish(const Passage& passage);
   Times times(const Passage& passage) const;
-  // When a stage of a chunk that is out ended; 0 for none.
-  double ended(int64_t chunk, int stage) const { return chunk < 0 ? 0 : timeline_[chunk][stage]; }
 
   Passage& passage(int64_t chunk) { return passages_[chunk % depth_]; }
   int slot(const Passage& passage) const { return static_cast<int>(passage.chunk % plan_.slots); }

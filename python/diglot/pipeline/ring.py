@@ -31,7 +31,6 @@ from diglot.pipeline.report import Times
 from diglot.pipeline.runtime import Event, Runtime, runtime_of
 
 NOT_THERE = (math.nan, math.nan)
-LOADED, COMPUTED, STORED = 3, 5, 7  # places of ends in a chunk's times
 Result = torch.Tensor | Like
 
 
@@ -159,9 +158,11 @@ class Passage:
     def __init__(self, chunk: int, begin: int, end: int) -> None:
         self.chunk, self.begin, self.end = chunk, begin, end
         self.read = self.write = NOT_THERE
-        self.load_at = self.compute_at = self.store_at = 0.0  # when the host enqueued it
+        self.loading: Event | None = None
         self.loaded: Event | None = None
+        self.computing: Event | None = None
         self.computed: Event | None = None
+        self.storing: Event | None = None
         self.stored: Event | None = None
         self.results: tuple[torch.Tensor, ...] = ()  # until they are copied
 
@@ -171,6 +172,13 @@ class Passage:
         event = self.stored or self.computed
         assert event is not None
         return event
+
+    def times(self, runtime: Runtime) -> Times:
+        """Once all is done."""
+        events = [self.loading, self.loaded, self.computing, self.computed]
+        events += [self.storing, self.stored]
+        of_streams = [math.nan if event is None else runtime.seconds(event) for event in events]
+        return (*self.read, *of_streams, *self.write)
 
 
 class Ring:
@@ -258,13 +266,13 @@ class Ring:
         before = self.last[slot]
         if before is not None:
             loading.wait(before)
-        passage.load_at = self.runtime.now()
+        passage.loading = loading.record()
         parts = [buffer[:rows] for buffer in self.inputs[slot]]
         loading.copy(parts, sources)
         passage.loaded = loading.record()
 
         computing.wait(passage.loaded)
-        passage.compute_at = self.runtime.now()
+        passage.computing = computing.record()
         passage.results = computing.run(functools.partial(self.compute, slot, parts))
         passage.computed = computing.record()
 
@@ -272,7 +280,7 @@ class Ring:
             outputs = passage.results or self.outputs_of(slot, rows)
             targets = self.targets(passage, self.job.sink.of(outputs))
             storing.wait(passage.computed)
-            passage.store_at = self.runtime.now()
+            passage.storing = storing.record()
             storing.copy(targets, outputs)
             passage.stored = storing.record()
             passage.results = ()
@@ -394,33 +402,8 @@ class Ring:
 
     def finish(self, passage: Passage) -> None:
         """A chunk is out, as are all before it."""
-        self.job.timeline.append(self.times(passage))
+        self.job.timeline.append(passage.times(self.runtime))
         self.job.control.valid_rows = passage.end
-
-    def times(self, passage: Passage) -> Times:
-        """Of a chunk that is out. What the device does begins when all is done that it waits
-        for.
-        """
-
-        def span(event: Event | None, *waited_for: float) -> Span:
-            if event is None:
-                return NOT_THERE
-            end = self.runtime.seconds(event)
-            return min(max(waited_for), end), end
-
-        chunk, slots = passage.chunk, self.plan.slots
-        beside = chunk - 1 if self.job.shares_compute else chunk - slots
-        free = self.ended(chunk - slots, STORED if passage.stored else COMPUTED)
-        h2d = span(passage.loaded, passage.load_at, self.ended(chunk - 1, LOADED), free)
-        computed = self.ended(beside, COMPUTED)
-        compute = span(passage.computed, passage.compute_at, h2d[1], computed)
-        stored = self.ended(chunk - 1, STORED)
-        d2h = span(passage.stored, passage.store_at, compute[1], stored)
-        return (*passage.read, *h2d, *compute, *d2h, *passage.write)
-
-    def ended(self, chunk: int, stage: int) -> float:
-        """When a stage of a chunk that is out ended; 0 for none."""
-        return self.job.timeline[chunk][stage] if chunk >= 0 else 0.0
 
     def take_pinned(self, arrays: Sequence[HostArray]) -> list[Buffer | None]:
         """Buffers for a chunk of what is staged."""

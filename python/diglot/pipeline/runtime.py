@@ -97,14 +97,13 @@ class GpuRuntime:
         self._device, self.spins = device, spins
         with torch.cuda.device(device):
             caller = torch.cuda.current_stream()
-            count = 1 if shares_compute else slots
-            self._kept = take_streams(device, 4 + count)
-            loading, storing, loads, stores, *computing = self._kept
-            loading.wait_stream(caller)  # and all else waits for what is loaded
-            self.loading: Stream = GpuStream(self, loading, loads)
-            self.storing: Stream = GpuStream(self, storing, stores)
-            streams = [GpuStream(self, stream) for stream in computing]
-            self.computing: Sequence[Stream] = streams * (slots // count)
+            computing = 1 if shares_compute else slots
+            self._kept = take_streams(device, 2 + computing)
+            self._kept[0].wait_stream(caller)  # and all else waits for what is loaded
+            streams = [GpuStream(self, kept) for kept in self._kept]
+            self.loading: Stream = streams[0]
+            self.storing: Stream = streams[1]
+            self.computing: Sequence[Stream] = streams[2:] * (slots // computing)
             self._origin = torch.cuda.Event(enable_timing=True)
             self._origin.record(self._kept[0])
             self._origin.synchronize()
@@ -126,8 +125,7 @@ class GpuRuntime:
 
     def seconds(self, event: Any) -> float:
         """When an event happened that has, since the run began."""
-        event.clock.synchronize()  # which is a moment later
-        return self._origin.elapsed_time(event.clock) / 1e3
+        return self._origin.elapsed_time(event) / 1e3
 
     @contextmanager
     def scope(self) -> Iterator[None]:
@@ -140,38 +138,15 @@ class GpuRuntime:
                 torch.cuda.set_stream(current)
 
 
-class GpuEvent:
-    """A place in one of its streams.
-
-    Attributes:
-        marker: what is waited for, which keeps no time.
-        clock: what keeps the time.
-    """
-
-    def __init__(self, marker: torch.cuda.Event, clock: torch.cuda.Event) -> None:
-        self.marker, self.clock = marker, clock
-        self.query, self.synchronize = marker.query, marker.synchronize
-
-
 class GpuStream:
-    """One of its streams. It is made the current one and left so, which takes half the time.
+    """One of its streams. It is made the current one and left so, which takes half the time."""
 
-    Where it has a watcher, another stream, the times of its events are kept there, as soon as they
-    happen: an event that keeps the time holds up a stream of copies by some 2 us, which four for
-    each chunk made 2 % of the bus's speed.
-    """
-
-    def __init__(
-        self,
-        runtime: GpuRuntime,
-        stream: torch.cuda.Stream,
-        watcher: torch.cuda.Stream | None = None,
-    ) -> None:
-        self._runtime, self.stream, self._watcher = runtime, stream, watcher
+    def __init__(self, runtime: GpuRuntime, stream: torch.cuda.Stream) -> None:
+        self._runtime, self.stream = runtime, stream
 
     def wait(self, event: Any) -> None:
         """What comes after this waits for the event."""
-        self.stream.wait_event(event.marker)
+        self.stream.wait_event(event)
 
     def copy(self, to: Tensors, source: Tensors) -> None:
         """Enqueues copies of tensors."""
@@ -189,17 +164,11 @@ class GpuStream:
         torch.cuda.set_stream(self.stream)
         return tuple(tensor.to("cpu") for tensor in tensors)
 
-    def record(self) -> GpuEvent:
+    def record(self) -> torch.cuda.Event:
         """An event after what was enqueued so far."""
-        marker = torch.cuda.Event(blocking=not self._runtime.spins)
-        clock = torch.cuda.Event(enable_timing=True)
-        marker.record(self.stream)
-        if self._watcher is None:
-            clock.record(self.stream)
-        else:
-            self._watcher.wait_event(marker)
-            clock.record(self._watcher)
-        return GpuEvent(marker, clock)
+        event = torch.cuda.Event(enable_timing=True, blocking=not self._runtime.spins)
+        event.record(self.stream)
+        return event
 
 
 def copy(to: torch.Tensor, source: torch.Tensor) -> None:
