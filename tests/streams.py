@@ -103,7 +103,7 @@ class LazyStream:
     def fetch(self, tensors):
         return tuple(tensor.clone() for tensor in tensors)
 
-    def record(self):
+    def record(self, is_timed=True):
         event = LazyEvent(self)
         self.add("record", event)
         return event

@@ -95,7 +95,8 @@ def test_speed_of_a_stage():
         ([(0, 4), (3, 6)], 1.5, 0.0),  # one into another
         ([(8, 9), (0, 4)], 1.25, 1.0),  # not in order
         ([(3, 3)], 0.0, 0.0),
-        ([(0, 1), NONE, (2, 3)], 0.5, 0.25),
+        ([(0, 1), NONE, (2, 3)], 0.75, 0.0),  # one is not timed, and took what the others did
+        ([(0, 1), NONE, (3, 4)], 0.75, 0.25),
     ],
 )
 def test_what_several_intervals_cover(intervals, busy, stall):
@@ -244,3 +245,16 @@ def test_a_picture_of_no_known_kind(tmp_path):
     pytest.importorskip("matplotlib")
     with pytest.raises(ValueError, match="must end in one of"):
         report().plot(tmp_path / "overlap.txt")
+
+
+def test_chunks_that_are_not_timed():
+    """The device's stages are estimated; reads and writes are known of all."""
+    timed = [chunk(read=(i, i + 1), h2d=(i + 1, i + 2), compute=(i + 2, i + 3)) for i in (0, 3)]
+    between = [chunk(read=(i, i + 1)) for i in (1, 2)]
+    of = report([[timed[0], *between, timed[1]]])
+    stages = of.stages()
+    assert [(s.chunks, s.timed) for s in stages.values()] == [(4, 4), (4, 2), (4, 2)]
+    assert of.busy == {"read": 1.0, "h2d": 1.0, "compute": 1.0}
+    assert set(of.stalls.values()) == {0.0}
+    assert "note: what the device did was timed of 2 chunks" in str(of)
+    assert "was timed" not in str(report())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from diglot.pipeline.planner import (
@@ -94,3 +96,13 @@ def test_what_cannot_be(arguments, message):
 def test_no_parts():
     with pytest.raises(ValueError, match="parts must be at least 1"):
         split(5, 0)
+
+
+@pytest.mark.parametrize("chunks", [1, 16, 17, 100, 1000])
+def test_which_chunks_are_timed(chunks):
+    cut = plan(chunks, [8], [8], 8)
+    timed = [chunk for chunk in range(cut.chunks) if cut.is_timed(chunk)]
+    assert timed[: min(chunks, 16)] == list(range(min(chunks, 16)))
+    assert timed[-1] == chunks - 1
+    assert all(b - a <= 16 for a, b in itertools.pairwise(timed))
+    assert len(timed) <= 18 + chunks // 16

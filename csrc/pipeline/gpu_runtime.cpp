@@ -52,10 +52,10 @@ Runtime::Runtime(int device, int slots, cudaStream_t caller, bool spins)
   computing.assign(kept_->streams.begin() + 2, kept_->streams.begin() + count);
   // The stream is idle: the event marks this moment.
   origin_ = make_event();
-  loading.record(origin_);
+  loading.record(origin_, true);
   began_ = std::chrono::steady_clock::now();
   Event before = make_event();
-  Stream(caller).record(before);
+  Stream(caller).record(before, false);
   loading.wait(before);  // and all else for what is loaded
 }
 
@@ -74,11 +74,11 @@ Event Runtime::make_event() {
   std::vector<Event>& kept = spins_ ? kept_->spinning : kept_->sleeping;
   if (events_ == kept.size()) {
     const BesideCaptures beside;
-    cudaEvent_t handle = nullptr;
-    // It keeps the time.
+    cudaEvent_t timed = nullptr, untimed = nullptr;
     const unsigned int flags = spins_ ? cudaEventDefault : cudaEventBlockingSync;
-    check(cudaEventCreateWithFlags(&handle, flags), "making an event");
-    kept.emplace_back(handle);
+    check(cudaEventCreateWithFlags(&timed, flags), "making an event");
+    check(cudaEventCreateWithFlags(&untimed, flags | cudaEventDisableTiming), "making an event");
+    kept.emplace_back(timed, untimed);
   }
   return kept[events_++];
 }

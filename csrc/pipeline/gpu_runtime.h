@@ -10,11 +10,13 @@
 
 namespace diglot::pipeline {
 
-// A place in a stream's order of work: a handle, of the runtime that made it.
+// A place in a stream's order of work: handles, of the runtime that made it. One keeps the time,
+// which holds up a stream of copies for some 2 us.
 class Event {
  public:
   Event() = default;
-  explicit Event(cudaEvent_t handle) : handle_(handle) {}
+  Event(cudaEvent_t timed, cudaEvent_t untimed)
+      : timed_(timed), untimed_(untimed), handle_(untimed) {}
   // Whether the work before it is done.
   bool is_done() const {
     const cudaError_t status = cudaEventQuery(handle_);
@@ -28,9 +30,11 @@ class Event {
   // Waits, on the host, until it is.
   void synchronize() const { check(cudaEventSynchronize(handle_), "waiting for the device"); }
   cudaEvent_t handle() const { return handle_; }
+  // What it marks next is, or is not, to be timed.
+  void keep_time(bool keeps) { handle_ = keeps ? timed_ : untimed_; }
 
  private:
-  cudaEvent_t handle_ = nullptr;
+  cudaEvent_t timed_ = nullptr, untimed_ = nullptr, handle_ = nullptr;
 };
 
 // Work in order: a handle.
@@ -43,7 +47,10 @@ class Stream {
     check(cudaStreamWaitEvent(handle_, event.handle(), 0), "cudaStreamWaitEvent");
   }
   // The event marks what was enqueued so far.
-  void record(Event& event) { check(cudaEventRecord(event.handle(), handle_), "cudaEventRecord"); }
+  void record(Event& event, bool is_timed) {
+    event.keep_time(is_timed);
+    check(cudaEventRecord(event.handle(), handle_), "cudaEventRecord");
+  }
   // Has function(stream) enqueue its work here.
   template <typename Function>
   void run(const Function& function) {
@@ -88,7 +95,7 @@ class Runtime {
   void wait(const Event& event) const;
   // Since the run began.
   double now() const;
-  double seconds(const Event& event) const;
+  double seconds(const Event& event) const;  // of one that is timed
 
   // What a thread is in while it uses the streams: the device is its current one, and no graph that
   // another thread captures meanwhile forbids its waits.

@@ -98,23 +98,24 @@ void Ring::feed(int64_t chunk) {
   passage.chunk = chunk;
   std::tie(passage.begin, passage.end) = plan_.rows_of(chunk);
   passage.read = read;
+  const bool is_timed = plan_.is_timed(chunk);
 
   Stream &loading = runtime_.loading, &storing = runtime_.storing;
   Stream& computing = runtime_.computing[slot(passage)];
   if (chunk >= plan_.slots) loading.wait(this->passage(chunk - plan_.slots).stored);
-  loading.record(passage.loading);
+  if (is_timed) loading.record(passage.loading, true);
   load(passage);
-  loading.record(passage.loaded);
+  loading.record(passage.loaded, is_timed);
 
   computing.wait(passage.loaded);
-  computing.record(passage.computing);
+  if (is_timed) computing.record(passage.computing, true);
   compute(passage);
-  computing.record(passage.computed);
+  computing.record(passage.computed, is_timed);
 
   storing.wait(passage.computed);
-  storing.record(passage.storing);
+  if (is_timed) storing.record(passage.storing, true);
   store(passage);
-  storing.record(passage.stored);
+  storing.record(passage.stored, is_timed);
 }
 
 Span Ring::next_read(int64_t chunk) {
@@ -227,8 +228,10 @@ void Ring::finish(const Passage& passage) {
 }
 
 Times Ring::times(const Passage& passage) const {
+  const bool is_timed = plan_.is_timed(passage.chunk);
   const auto span = [&](bool is_there, const Event& begin, const Event& end) {
-    return is_there ? Span{runtime_.seconds(begin), runtime_.seconds(end)} : kNotThere;
+    if (!is_there || !is_timed) return kNotThere;
+    return Span{runtime_.seconds(begin), runtime_.seconds(end)};
   };
   const Span spans[] = {passage.read, span(!inputs_.empty(), passage.loading, passage.loaded),
                         span(true, passage.computing, passage.computed),

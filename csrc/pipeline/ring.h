@@ -30,7 +30,7 @@
 namespace diglot::pipeline {
 
 // Begin and end, in seconds since the run began, of what happens to a chunk, in order: "read",
-// "h2d", "compute", "d2h", "write". NaN where there is no such stage.
+// "h2d", "compute", "d2h", "write". NaN where there is no such stage, or it is not timed.
 using Times = std::array<double, 10>;
 using Span = std::pair<double, double>;
 constexpr Span kNotThere{std::numeric_limits<double>::quiet_NaN(),
@@ -47,6 +47,11 @@ struct Plan {
   std::pair<int64_t, int64_t> rows_of(int64_t chunk) const {
     const int64_t begin = chunk * chunk_rows;
     return {begin, std::min(begin + chunk_rows, rows)};
+  }
+  // Whether what the device does with a chunk is timed.
+  bool is_timed(int64_t chunk) const {
+    constexpr int64_t kFirst = 16, kEvery = 16;
+    return chunk < kFirst || chunk % kEvery == 0 || chunk == chunks() - 1;
   }
 };
 

@@ -155,7 +155,7 @@ void Stream::wait(const Event& event) {
   simulation_->enqueue(number_, [] {}, simulation_->mark_of(event.mark_));
 }
 
-void Stream::record(Event& event) { simulation_->record(number_, event.mark_); }
+void Stream::record(Event& event, bool) { simulation_->record(number_, event.mark_); }
 
 void Stream::run(std::function<void(cudaStream_t)> function) {
   simulation_->enqueue(number_, [function = std::move(function)] { function(nullptr); });

@@ -12,9 +12,9 @@ MIB = 1 << 20
 # chunks that are staged are better small; but Python takes some 0.2 ms for each.
 Range = tuple[int, int]
 CHUNK_BYTES: dict[tuple[str, bool], Range] = {
-    ("native", False): (8 * MIB, 32 * MIB),
+    ("native", False): (8 * MIB, 16 * MIB),
     ("native", True): (4 * MIB, 4 * MIB),
-    ("python", False): (16 * MIB, 32 * MIB),
+    ("python", False): (16 * MIB, 16 * MIB),
     ("python", True): (16 * MIB, 16 * MIB),
 }
 DEFAULT_CHUNK_BYTES: Range = (16 * MIB, 16 * MIB)
@@ -24,6 +24,7 @@ MANY_CHUNKS = 128
 FEWEST_CHUNKS = 8
 SMALLEST_CHUNK_BYTES = 2 * MIB
 NUM_SLOTS = 3
+TIMED_FIRST = TIMED_EVERY = 16
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,12 @@ class Plan:
         """The rows of a chunk: the first, and the one after the last."""
         begin = chunk * self.chunk_rows
         return begin, min(begin + self.chunk_rows, self.rows)
+
+    def is_timed(self, chunk: int) -> bool:
+        """Whether what the device does with a chunk is timed: each time holds up the stream that it
+        is of. All are of few chunks, and of many one in TIMED_EVERY.
+        """
+        return chunk < TIMED_FIRST or chunk % TIMED_EVERY == 0 or chunk == self.chunks - 1
 
     @property
     def slots(self) -> int:

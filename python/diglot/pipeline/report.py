@@ -17,6 +17,8 @@ STAGES = ("read", "h2d", "compute", "d2h", "write")
 # Which bytes a stage moves, if any.
 _MOVES = {"read": "in", "h2d": "in", "d2h": "out", "write": "out"}
 
+ON_HOST = ("read", "write")
+ON_DEVICE = slice(2, 8)  # of a chunk's times, those of the other stages
 Times = tuple[float, ...]
 Interval = tuple[float, float]
 
@@ -28,13 +30,17 @@ class Stage:
     Attributes:
         name: one of `STAGES`.
         chunks: how many went through it.
+        timed: of how many that was timed. What the device does is timed of few chunks always, and
+            of many of a part (`Plan.is_timed`).
         begin: seconds from the run's begin to that of the first.
         end: likewise to the end of the last.
-        busy: seconds in which it was at work on at least one.
+        busy: seconds in which it was at work on at least one; where not all chunks are timed, by
+            their mean.
     """
 
     name: str
     chunks: int
+    timed: int
     begin: float
     end: float
     busy: float
@@ -63,7 +69,8 @@ class PipelineReport:
         device_bytes: of the slots' buffers, on all devices.
         seconds: from the call's begin to its end.
         timelines: for each device, for each of its chunks in order, ten numbers: begin and end of
-            each of `STAGES`, in seconds from the run's begin; NaN for a stage that there was not.
+            each of `STAGES`, in seconds from the run's begin; NaN for a stage that there was not,
+            or that was not timed.
         notes: what else is to be known.
         gpu: the name of the one that ran it; None if there was none, or several.
     """
@@ -123,12 +130,22 @@ class PipelineReport:
             device: which of `devices`, counted from 0.
         """
         found = {}
+        timeline = self.timelines[device]
+        timed = sum(map(_is_timed, timeline))
         for name in STAGES:
-            intervals = [i for _, i in intervals_of(self.timelines[device], name)]
+            intervals = [i for _, i in intervals_of(timeline, name)]
             if intervals:
                 begin, end = min(b for b, _ in intervals), max(e for _, e in intervals)
-                found[name] = Stage(name, len(intervals), begin, end, _covered(intervals))
+                of_each = 1.0 if name in ON_HOST else len(timeline) / timed
+                chunks = round(len(intervals) * of_each)
+                busy = min(_covered(intervals) * of_each, end - begin)
+                found[name] = Stage(name, chunks, len(intervals), begin, end, busy)
         return found
+
+    @property
+    def timed_chunks(self) -> int:
+        """Of how many chunks it is known what the device did with them when."""
+        return sum(_is_timed(times) for timeline in self.timelines for times in timeline)
 
     @property
     def busy(self) -> dict[str, float]:
@@ -196,6 +213,8 @@ class PipelineReport:
         ]
         memory = f"{_size(self.device_bytes)} of device memory"
         notes = [f"note: {note}" for note in self.notes]
+        if self.timed_chunks < sum(map(len, self.timelines)):
+            notes.append(f"note: what the device did was timed of {self.timed_chunks:,} chunks")
         ceiling = self.duplex_ceiling
         if ceiling is not None:
             share = self.share_of_duplex(ceiling)
@@ -312,6 +331,10 @@ def intervals_of(timeline: Sequence[Times], stage: str) -> Iterator[tuple[int, I
         begin, end = times[first : first + 2]
         if not (math.isnan(begin) or math.isnan(end)):
             yield chunk, (begin, end)
+
+
+def _is_timed(times: Times) -> bool:
+    return not all(map(math.isnan, times[ON_DEVICE]))
 
 
 def _covered(intervals: list[Interval]) -> float:

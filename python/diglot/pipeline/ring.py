@@ -174,11 +174,15 @@ class Passage:
         return event
 
     def times(self, runtime: Runtime) -> Times:
-        """Once all is done."""
-        events = [self.loading, self.loaded, self.computing, self.computed]
-        events += [self.storing, self.stored]
-        of_streams = [math.nan if event is None else runtime.seconds(event) for event in events]
-        return (*self.read, *of_streams, *self.write)
+        """Once all is done; NaN for what is not there, or not timed."""
+
+        def span(begin: Event | None, end: Event | None) -> tuple[float, float]:
+            if begin is None or end is None:
+                return NOT_THERE
+            return runtime.seconds(begin), runtime.seconds(end)
+
+        h2d, compute = span(self.loading, self.loaded), span(self.computing, self.computed)
+        return (*self.read, *h2d, *compute, *span(self.storing, self.stored), *self.write)
 
 
 class Ring:
@@ -260,29 +264,30 @@ class Ring:
         ahead = self.depth if self.job.fold is None else self.plan.slots
         self.drain(chunk - ahead + 1)
         slot, rows = chunk % self.plan.slots, passage.end - passage.begin
+        is_timed = self.plan.is_timed(chunk)
         loading, storing = self.runtime.loading, self.runtime.storing
         computing = self.runtime.computing[slot]
 
         before = self.last[slot]
         if before is not None:
             loading.wait(before)
-        passage.loading = loading.record()
+        passage.loading = loading.record(True) if is_timed else None
         parts = [buffer[:rows] for buffer in self.inputs[slot]]
         loading.copy(parts, sources)
-        passage.loaded = loading.record()
+        passage.loaded = loading.record(is_timed)
 
         computing.wait(passage.loaded)
-        passage.computing = computing.record()
+        passage.computing = computing.record(True) if is_timed else None
         passage.results = computing.run(functools.partial(self.compute, slot, parts))
-        passage.computed = computing.record()
+        passage.computed = computing.record(is_timed)
 
         if self.job.sink is not None:
             outputs = passage.results or self.outputs_of(slot, rows)
             targets = self.targets(passage, self.job.sink.of(outputs))
             storing.wait(passage.computed)
-            passage.storing = storing.record()
+            passage.storing = storing.record(True) if is_timed else None
             storing.copy(targets, outputs)
-            passage.stored = storing.record()
+            passage.stored = storing.record(is_timed)
             passage.results = ()
         self.last[slot] = passage.last
         self.fed.append(passage)

@@ -39,8 +39,8 @@ class Stream(Protocol):
     def fetch(self, tensors: Tensors) -> tuple[torch.Tensor, ...]:
         """Tensors that are computed, on the CPU; waits for them."""
 
-    def record(self) -> Event:
-        """An event after what was enqueued so far."""
+    def record(self, is_timed: bool) -> Event:
+        """An event after what was enqueued so far, which keeps the time or need not."""
 
 
 class Runtime(Protocol):
@@ -164,9 +164,11 @@ class GpuStream:
         torch.cuda.set_stream(self.stream)
         return tuple(tensor.to("cpu") for tensor in tensors)
 
-    def record(self) -> torch.cuda.Event:
-        """An event after what was enqueued so far."""
-        event = torch.cuda.Event(enable_timing=True, blocking=not self._runtime.spins)
+    def record(self, is_timed: bool) -> torch.cuda.Event:
+        """An event after what was enqueued so far. One that is timed holds up a stream of copies
+        for some 2 us.
+        """
+        event = torch.cuda.Event(enable_timing=is_timed, blocking=not self._runtime.spins)
         event.record(self.stream)
         return event
 
@@ -227,7 +229,7 @@ class HostStream:
         """They are there."""
         return tuple(tensors)
 
-    def record(self) -> HostEvent:
+    def record(self, is_timed: bool) -> HostEvent:
         """An event that has happened."""
         return HostEvent(self._runtime.now())
 

@@ -80,7 +80,7 @@ def stream_map(
             shapes and dtypes.
         out: where the result goes: a contiguous CPU tensor or array, or a writable map, of the
             result's shape and dtype; several of them for several results. By default new ones.
-        chunk_bytes: of a chunk's largest array, at most; by default 2 to 32 MiB, by the arrays'
+        chunk_bytes: of a chunk's largest array, at most; by default 2 to 16 MiB, by the arrays'
             size and where they lie. The output counts where it is known before: `out` is given, or
             `fn` is an op of diglot.
         num_slots: chunks on the device at once.
