@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from diglot.bench.harness import RANKED, Row, Rows
@@ -17,19 +17,21 @@ TITLES = {
     "triton": "Triton",
     "cuda": "CUDA",
 }
-HEADER = (
-    "case",
-    *(TITLES[name] for name in RANKED),
-    "launches saved",
-    "host µs saved",
-)
+# What is saved: a row's figure, its title, and how it is written.
+SAVED = (("launches", "launches saved", "d"), ("host_us", "host µs saved", ".3g"))
+HEADER = ("case", *(TITLES[name] for name in RANKED), *(title for _, title, _ in SAVED))
 LINES_HEADER = ("lines of code", *(TITLES[name] for name in RANKED))
 
 
-def ranks(rows: Rows) -> dict[str, int]:
-    """The place of each provider that has a time, from 1; those within noise share a place."""
+def ranks(rows: Rows, among: Collection[str] = RANKED) -> dict[str, int]:
+    """The place of each provider that has a time, from 1; those within noise share a place.
+
+    Args:
+        rows: of one case, by provider.
+        among: the providers that have places.
+    """
     timed = sorted(
-        (row for row in rows.values() if "time_us" in row and row["provider"] in RANKED),
+        (row for row in rows.values() if "time_us" in row and row["provider"] in among),
         key=lambda row: row["time_us"],
     )
     places: dict[str, int] = {}
@@ -52,7 +54,14 @@ def _cell(row: Row | None, places: Mapping[str, int]) -> str:
     return f"{places[row['provider']]}. {row['time_us']:.4g} ({spread})"
 
 
-def _saved(rows: Rows, figure: str, style: str) -> str:
+def saved(rows: Rows, figure: str) -> float | None:
+    """How much less of a figure our best kernel takes than the formula; None if unknown."""
+    ours = [of for name in ("triton", "cuda") if (of := rows.get(name, {}).get(figure)) is not None]
+    formula = rows.get("formula", {}).get(figure)
+    return None if formula is None or not ours else formula - min(ours)
+
+
+def saved_text(rows: Rows, figure: str, style: str) -> str:
     """What the formula takes, and what our kernels take instead."""
     figures = [rows.get(name, {}).get(figure) for name in ("formula", "triton", "cuda")]
     texts = [NOTHING if f is None else format(f, style) for f in figures]
@@ -66,8 +75,7 @@ def cells(rows: Rows) -> list[str]:
     return [
         label(first) if first["timer"] == "device" else f"{label(first)} [{first['timer']}]",
         *(_cell(rows.get(name), places) for name in RANKED),
-        _saved(rows, "launches", "d"),
-        _saved(rows, "host_us", ".3g"),
+        *(saved_text(rows, figure, style) for figure, _, style in SAVED),
     ]
 
 

@@ -18,6 +18,9 @@ from diglot.tools.files import for_json, writing
 SCHEMA = 1
 # What every report says beside its rows.
 FACTS = ("op", "gpu", "commit", "versions", "date")
+# What some say too: lines of code by op and way, of a ranking, and how much of it was measured.
+MORE_FACTS = {"lines": dict, "incomplete": str}
+LARGEST = 1e30  # far beyond what is measured
 # What makes two rows the same measurement of the same thing, at different times.
 KEY = ("op", "provider", "direction", "dtype", "shape", "options", "timer")
 TIMES = ("time_us", "p20_us", "p80_us")
@@ -97,7 +100,7 @@ def read_report(path: Path) -> dict[str, Any]:
         ValueError: it is none, or one of another schema.
         OSError: it cannot be read.
     """
-    return _checked(path, _parsed(path))
+    return check(path, _parsed(path))
 
 
 def _parsed(path: Path) -> Any:
@@ -107,7 +110,12 @@ def _parsed(path: Path) -> Any:
         raise ValueError(f"{path} holds no results: it is not JSON") from error
 
 
-def _checked(path: Path, report: Any) -> dict[str, Any]:
+def check(path: Path, report: Any) -> dict[str, Any]:
+    """A report of which all is there that tables, pictures and pages of results take.
+
+    Raises:
+        ValueError: it is none, one of another schema, or damaged; `path` is named.
+    """
     if not isinstance(report, dict) or not isinstance(report.get("rows"), list):
         raise ValueError(f"{path} holds no results: it has no rows")
     if report.get("schema") != SCHEMA:
@@ -117,11 +125,44 @@ def _checked(path: Path, report: Any) -> dict[str, Any]:
     for name in FACTS:
         if name not in report:
             raise ValueError(f"{path} holds no results: it does not say the {name}")
+    damage = _damage_of_facts(report)
+    if damage is not None:
+        raise ValueError(f"{path} is damaged: {damage}")
+    # One row of this harness makes it a file of this harness: none of the others may lack a key.
+    has_keys = any(map(_is_row, report["rows"]))
     for number, row in enumerate(report["rows"]):
-        damage = _damage(row) if _is_row(row) else None
+        if not isinstance(row, dict):
+            damage = "it is no object"
+        else:
+            damage = _damage(row) if has_keys else None
         if damage is not None:
             raise ValueError(f"{path} is damaged: row {number}: {damage}")
     return report
+
+
+def _damage_of_facts(report: Mapping[str, Any]) -> str | None:
+    kinds: dict[str, type] = {name: dict if name == "versions" else str for name in FACTS}
+    kinds |= {name: kind for name, kind in MORE_FACTS.items() if name in report}
+    if report["gpu"] is None:  # of what was measured without one, by tests
+        del kinds["gpu"]
+    for name, kind in kinds.items():
+        if not isinstance(report[name], kind):
+            return f"{name} is no {kind.__name__}"
+    for op, ways in report.get("lines", {}).items():
+        for way, counts in ways.items() if isinstance(ways, dict) else [(None, None)]:
+            if not isinstance(counts, dict) or not all(
+                _is_count(counts.get(name)) for name in ("own", "with_shared")
+            ):
+                return f"lines of {op}{f', {way}' if way else ''} are no counts"
+    return None
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < LARGEST
+
+
+def _is_time(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < LARGEST
 
 
 def _damage(row: Row) -> str | None:
@@ -130,16 +171,22 @@ def _damage(row: Row) -> str | None:
     for name, kind in kinds.items():
         if not isinstance(row.get(name), kind):
             return f"{name} is no {kind.__name__}"
-    if not all(isinstance(size, int) for size in row["shape"]):
-        return "shape is no list of integers"
+    if not row["shape"] or not all(map(_is_count, row["shape"])):
+        return "shape is no list of sizes"
     judged = {"name", "bound", "met"}
     if not all(isinstance(bar, dict) and judged <= bar.keys() for bar in row["bars"]):
         return "bars are not as they should be"
     times = [row[name] for name in TIMES if name in row]
     if len(times) not in (0, len(TIMES)):
         return f"it has not all of {', '.join(TIMES)}"
-    if not all(isinstance(time, (int, float)) and time > 0 for time in times):
+    if not all(map(_is_time, times)):
         return f"one of {', '.join(TIMES)} is no time"
+    if times and row.get("verified") is not True:
+        return "it has a time, and was not verified"
+    if row.get("launches") is not None and not _is_count(row["launches"]):
+        return "launches is no count"
+    if row.get("host_us") is not None and not _is_time(row["host_us"]):
+        return "host_us is no time"
     return None
 
 
@@ -164,7 +211,7 @@ def read_reports(path: Path) -> list[dict[str, Any]]:
     found = [
         report
         for file, parsed in files.items()
-        if not _is_other_file(parsed) and is_of_harness(report := _checked(file, parsed))
+        if not _is_other_file(parsed) and is_of_harness(report := check(file, parsed))
     ]
     if not found:
         raise ValueError(f"{path} has no results in it")
@@ -224,8 +271,15 @@ def measured_on(reports: Sequence[Mapping[str, Any]]) -> str:
             *versions,
             dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}",
             f"commit {all_of(report['commit'][:12] for report in reports)}",
+            *filter(None, [incomplete(reports)]),
         )
     )
+
+
+def incomplete(reports: Iterable[Mapping[str, Any]]) -> str:
+    """Of which reports a part is missing, since the run was ended; "" of none."""
+    parts = [f"{of['op']} ({of['incomplete']})" for of in reports if of.get("incomplete")]
+    return f"incomplete: {', '.join(parts)}" if parts else ""
 
 
 def no_time(row: Row) -> str:

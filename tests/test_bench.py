@@ -228,7 +228,7 @@ def test_sizes():
 def row(us, provider="cuda", spread=0.001, **more):
     case = {"op": "toy", "direction": "forward", "dtype": "float32", "shape": [4], "options": {}}
     band = {"p20_us": us * (1 - spread), "p80_us": us * (1 + spread)}
-    how = {"timer": "device", "provider": provider, "bars": []}
+    how = {"timer": "device", "provider": provider, "bars": [], "verified": True}
     return {**case, **how, "time_us": us, **band, **more}
 
 
@@ -308,6 +308,12 @@ def test_results_come_back(tmp_path):
         ({"options": None}, "row 1: options is no dict"),
         ({"shape": "4x4"}, "row 1: shape is no list"),
         ({"provider": 3}, "row 1: provider is no str"),
+        ({"shape": [-4]}, "row 1: shape is no list of sizes"),
+        ({"shape": []}, "row 1: shape is no list of sizes"),
+        ({"time_us": math.inf}, "row 1: one of time_us, p20_us, p80_us is no time"),
+        ({"verified": False}, "row 1: it has a time, and was not verified"),
+        ({"launches": 1.5}, "row 1: launches is no count"),
+        ({"host_us": "none"}, "row 1: host_us is no time"),
     ],
 )
 def test_damaged_results_are_told(changes, message, tmp_path):
@@ -326,6 +332,31 @@ def test_a_time_without_its_band_is_told(tmp_path):
         reports.read_reports(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        ({"commit": None}, "is damaged: commit is no str"),
+        ({"versions": []}, "is damaged: versions is no dict"),
+        ({"incomplete": True}, "is damaged: incomplete is no str"),
+        ({"lines": {"toy": 3}}, "is damaged: lines of toy are no counts"),
+        ({"lines": {"toy": {"cuda": {"own": 1}}}}, "is damaged: lines of toy, cuda are no counts"),
+    ],
+)
+def test_damaged_facts_are_told(facts, message, tmp_path):
+    path = tmp_path / "toy.json"
+    reports.save(reports.make_report("toy", [row(10)], **{"gpu": "a GPU", **facts}), path)
+    with pytest.raises(ValueError, match=message):
+        reports.read_reports(path)
+
+
+def test_one_row_without_a_key_is_told(tmp_path):
+    bare = row(10)
+    del bare["timer"]
+    reports.save(reports.make_report("toy", [row(10), bare], gpu="a GPU"), tmp_path / "toy.json")
+    with pytest.raises(ValueError, match="row 1: timer is no str"):
+        reports.read_reports(tmp_path)
+
+
 def test_committed_results_are_read():
     folder = evidence.RESULTS / "h200"
     read = {report["op"] for report in reports.read_reports(folder)}
@@ -339,6 +370,15 @@ def test_what_was_measured_on_tells_all():
     told = "a GPU, driver 580, torch 2.11, Triton 3.6, 2026-01-02 to 2026-01-03, commit "
     assert reports.measured_on([first, other]) == f"{told}0123456789ab, fed"
     assert reports.measured_on([other]).endswith("Triton 3.6, 2026-01-02, commit fed")
+
+
+def test_documents_tell_what_is_incomplete():
+    facts = {"gpu": "a GPU", "versions": {}, "date": "2026-01-02", "commit": "fed"}
+    whole = {**facts, "op": "toy", "rows": []}
+    part = {**whole, "op": "game", "incomplete": "2 of 6 cases"}
+    for made in (tables.markdown, tables.summary, ranking.markdown):
+        assert "commit fed, incomplete: game (2 of 6 cases)." in made([whole, part])
+        assert "incomplete" not in made([whole])
 
 
 def test_documents_hold_what_the_results_say():

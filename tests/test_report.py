@@ -14,6 +14,8 @@ from commands import fails, run
 
 pytest.importorskip("jinja2")
 
+from diglot.bench import reports
+from diglot.bench.ranking import ranks
 from diglot.tools.ceilings import Ceiling, Ceilings
 from diglot.tools.report import operations as counted
 from diglot.tools.report import read, render
@@ -46,6 +48,11 @@ def row(provider="cuda", **facts):
         "bars": [],
         **facts,
     }
+
+
+def band(time):
+    """A time with 2 % of it to each side, in which others may lie."""
+    return {"time_us": time, "p20_us": 0.98 * time, "p80_us": 1.02 * time}
 
 
 def benchmark(*rows, **facts):
@@ -191,10 +198,11 @@ def test_figures_are_the_files(write):
     wrong = row("triton", verified=False)
     for key in ("time_us", "p20_us", "p80_us", "tb_per_s", "share_of_copy", "copy_tb_per_s"):
         del wrong[key]
-    path = write(benchmark(row(bars=[missed]), wrong, row("torch", time_us=5.0, tb_per_s=1.68)))
+    path = write(benchmark(row(bars=[missed]), wrong, row("torch", **band(5.0), tb_per_s=1.68)))
     page = page_text(path)
     assert "✗ share 0.84 (bar 0.97)" in page.text
-    assert "0.50 · 2 ✗" in page.text and "1.00 · 1" in page.text  # twice as slow as torch
+    assert "10 · 2 ✗ 9–11" in page.text and "5 · 1 4.9–5.1" in page.text
+    assert "0.50 of the fastest's speed" in [of.get("title") for of in page.all("td")]
     assert "wrong result" in page.text
     assert "0/1 bars met" in page.text and "13%" in page.text
     classes = [of.get("class") or "" for of in page.all("circle")]
@@ -202,11 +210,60 @@ def test_figures_are_the_files(write):
 
 
 def test_places_within_noise_are_shared(write):
-    path = write(
-        benchmark(row(time_us=10.0), row("triton", time_us=10.15), row("torch", time_us=12))
-    )
-    text = page_text(path).text
-    assert "1.00 · 1" in text and "0.99 · 1" in text and "0.83 · 3" in text
+    """As in the ranking of `diglot bench`: within 2 %, or with bands that overlap."""
+    times = {"cuda": 10.0, "triton": 10.15, "torch": 12.0, "formula": 12.4, "liger": 14.0}
+    rows = [row(name, **band(time)) for name, time in times.items()]
+    text = page_text(write(benchmark(*rows))).text
+    for cell in ("10 · 1 ", "10.15 · 1 ", "12 · 3 ", "12.4 · 3 ", "14 · 5 "):
+        assert cell in text
+    for with_lines in ({}, {"lines": {"gelu": {}}}):
+        (machine,) = page_of(read([write(benchmark(*rows, **with_lines))])).machines
+        cells = [cell.text for cell in machine.ranking[0].rows[0].cells]
+        for name, place in ranks({of["provider"]: of for of in rows}).items():
+            assert f"{times[name]:g} · {place}" in cells
+
+
+def test_a_ranking_is_shown_whole(write):
+    """Each of its cases, with what each way costs; other ops by the largest of their own."""
+    small, large = [64, 64], [4096, 4096]
+    ways = {"formula": (30.0, 9, 111.0), "torch": (12.0, 1, 9.0), "cuda": (10.0, 1, 20.5)}
+    rows = [
+        row(name, **band(time), shape=shape, bytes=8 * shape[0] ** 2, launches=n, host_us=host)
+        for shape in (small, large)
+        for name, (time, n, host) in ways.items()
+    ]
+    rows.append(row("triton", shape=small, verified=False, reason="RuntimeError: no", launches=2))
+    for of in ("time_us", "p20_us", "p80_us"):
+        del rows[-1][of]
+    lines = {name: {"own": i + 1, "with_shared": i + 1} for i, name in enumerate(ways)}
+    lines["cuda"] = {"own": 107, "with_shared": 2110}
+    own = [row(shape=[9999, 9999], bytes=1 << 40), row(op="softmax", options={})]
+    paths = [
+        write(benchmark(*rows, lines={"gelu": lines}), "ranking/gelu.json"),
+        write(benchmark(*own, op="several"), "own.json"),
+    ]
+    (machine,) = page_of(read(paths)).machines
+    five, code, others = machine.ranking
+    assert [of.cells[1].note for of in five.rows] == ["64×64", "4096×4096"]
+    cells = [cell.text for cell in five.rows[0].cells]
+    assert cells[2:] == ["30 · 3", "12 · 2", "–", "failed", "10 · 1", "9 → 2 / 1", "111 → – / 20.5"]
+    assert (five.rows[0].cells[2].note, five.rows[0].cells[6].note) == ("29.4–30.6", "9.8–10.2")
+    # By what columns are sorted: times, and what is saved.
+    values = [cell.value for cell in five.rows[0].cells[2:]]
+    assert values == [30, 12, None, None, 10, 8, 90.5]
+    assert [cell.text for cell in code.rows[0].cells] == ["gelu", "1", "2", "–", "–", "107 (2110)"]
+    assert [cell.value for cell in code.rows[0].cells] == [None, 1, 2, None, None, 107]
+    assert [of.op for of in others.rows] == ["softmax"]
+    assert "incomplete" not in five.caption
+
+
+def test_a_run_that_was_ended_is_told(write):
+    part = benchmark(row(), incomplete="2 of 6 cases", lines={"gelu": {}})
+    text = page_text(write(part), write(benchmark(row(op="add"), op="add"), "add.json")).text
+    assert "gelu.json incomplete: 2 of 6 cases" in text  # in the table of files
+    assert "1 measurements, commit abc, 2026-01-02. Incomplete: 2 of 6 cases." in text
+    assert "It is incomplete: gelu (2 of 6 cases)." in text  # the ranking
+    assert text.lower().count("incomplete") == 3
 
 
 def test_stale_or_not(write):
@@ -253,10 +310,11 @@ def test_numbers_that_are_none(write):
     rows = [
         row(worst_ulp=math.inf, tb_per_s=math.nan),
         row("torch", time_us=1e-9, p20_us=1e-9, p80_us=1e-9, tb_per_s=1e12),
-        row("triton", p20_us=None, p80_us=None, copy_tb_per_s=None, share_of_copy=None),
+        row("triton", copy_tb_per_s=None, share_of_copy=None),
         row("liger", tb_per_s=1e400, shape=[0, 4], bytes=0),
         row("quack", shape=[10**9, 10**9], bytes=1e29, options={"approximate": [1]}),
-        row("other", options={"terms": "x"}, op="gaussian_pdf", host_us=10**400),
+        row("other", options={"terms": "x"}, op="gaussian_pdf", peak_bytes=10**400),
+        row("no", time_us=1e29, p20_us=1e29, p80_us=1e29),
     ]
     text = render(read([write(benchmark(*rows))]))
     assert "∞" in text
@@ -270,22 +328,21 @@ def test_numbers_that_are_none(write):
         ("[1]", "is not a results file: it holds no object"),
         ("[" * 100_000, "is not a results file"),
         ("{}", "it has no schema that is known"),
-        ({"schema": 1}, "it has no schema that is known"),
-        ({"schema": 2, "rows": []}, "is of schema version 2, not 1"),
-        ({"schema": 1, "rows": {}}, "damaged results file: rows is no list"),
-        ({"schema": 1, "rows": [3]}, "damaged results file: row 0 is no object"),
-        (
-            benchmark(row(), row(time_us="fast")),
-            "damaged results file: row 1: time_us is no number",
-        ),
-        (benchmark(row(time_us=-1)), "row 0: time_us is not positive"),
-        (benchmark(row(shape="4x4")), "row 0: shape is no list of integers"),
-        (benchmark(row(shape=[-4])), "row 0: shape is out of range"),
-        (benchmark(row(provider=3)), "row 0: provider is no text"),
-        (benchmark(row(options=[])), "row 0: options or bars are of another type"),
-        (benchmark(row(bars=[{}])), "row 0: a bar has no bound"),
-        (benchmark(row(bars=[3])), "row 0: a bar is no object"),
-        (benchmark(row(), gpu=3), "damaged results file: gpu is no text"),
+        ({"schema": 1}, "holds no results: it has no rows"),
+        ({"schema": 2, "rows": []}, "has results of schema 2, and this diglot reads 1"),
+        ({"schema": 1, "rows": {}}, "holds no results: it has no rows"),
+        (benchmark(3), "is damaged: row 0: it is no object"),
+        (benchmark(row(), row(time_us="fast")), "row 1: one of time_us, p20_us, p80_us is no time"),
+        (benchmark(row(time_us=-1)), "row 0: one of time_us, p20_us, p80_us is no time"),
+        (benchmark(row(p20_us=None)), "row 0: one of time_us, p20_us, p80_us is no time"),
+        (benchmark(row(shape=[2**63, 2**63])), "row 0: shape is out of range"),
+        (benchmark(row(provider=3)), "row 0: provider is no str"),
+        (benchmark(row(tb_per_s=-1)), "row 0: tb_per_s is not positive"),
+        (benchmark(row(bars=[{"name": "", "met": True, "bound": None}])), "a bar has no bound"),
+        (benchmark(row(bars=[3])), "row 0: bars are not as they should be"),
+        (benchmark({"shape": [-4]}), "row 0: shape is out of range"),
+        (benchmark({"options": []}), "row 0: options or bars are of another type"),
+        (benchmark(row(), gpu=3), "is damaged: gpu is no str"),
         ({**TESTS, "passed": "all"}, "damaged results file: passed is no number"),
         ({"schema": "diglot.pipeline_report", "schema_version": 9}, "schema version 9, not 1"),
         ({"schema": "diglot.ceilings", "schema_version": 9}, "schema version 9, not 1"),
@@ -298,12 +355,23 @@ def test_files_that_are_none(content, message, write, tmp_path):
     assert not page.exists()
 
 
+@pytest.mark.parametrize("name", ["p20_us", "verified", "timer", "bars"])
+def test_what_diglot_bench_does_not_load_is_not_shown(name, write, tmp_path):
+    """One check for both: of a row without a band, say."""
+    bare = row()
+    del bare[name]
+    path = write(benchmark(row(), bare))
+    with pytest.raises(ValueError, match="is damaged: row 1: ") as error:
+        reports.read_reports(path)
+    assert str(error.value) in fails("report", path, "-o", tmp_path / "page.html")
+
+
 def test_folders(write, tmp_path):
     (tmp_path / "empty").mkdir()
     assert f"{tmp_path / 'empty'} has no result files" in fails("report", tmp_path / "empty")
     write({"schema": 2, "rows": []}, "old/one.json")
     message = fails("report", tmp_path / "old")
-    assert "has no result files" in message and "is of schema version 2" in message
+    assert "has no result files" in message and "has results of schema 2" in message
     write(benchmark(row()), "some/h200/gelu.json")
     write("no", "some/other.json")
     page = tmp_path / "page.html"
@@ -368,7 +436,8 @@ def test_a_failure_is_no_wrong_result(write):
         row("torch"),
     ]
     for of in rows[:2]:
-        del of["time_us"]
+        for name in ("time_us", "p20_us", "p80_us"):
+            del of[name]
     text = page_text(write(benchmark(*rows))).text
     # In the ranking, in the measurements, and among bars that are missed.
     assert text.count("wrong result") == 3 and text.count("failed") == 2

@@ -45,7 +45,7 @@ def window():
 
 
 def column(window, name):
-    """The cells of a column of the ranking, and how the column says it is sorted."""
+    """The cells of a column of the five ways, and how the column says it is sorted."""
     return window.run(
         """
         const table = document.querySelector(arguments[0] + " table");
@@ -82,14 +82,14 @@ def test_tables_are_sorted(window, page):
     window.open(page)
     position = window.run(
         "return [...document.querySelectorAll(arguments[0])].findIndex("
-        "(of) => of.textContent === 'torch') + 1",
+        "(of) => of.textContent === 'PyTorch') + 1",
         f"{RANKING} th",
     )
-    before, sorting = column(window, "torch")
+    before, sorting = column(window, "PyTorch")
     assert sorting is None
 
     window.click(title(position))
-    cells, sorting = column(window, "torch")
+    cells, sorting = column(window, "PyTorch")
     numbers = [float(cell.split()[0]) for cell in cells if cell != "–"]
     assert sorting == "descending" and sorted(cells) == sorted(before)
     assert numbers == sorted(numbers, reverse=True) and len(set(numbers)) > 10
@@ -97,19 +97,29 @@ def test_tables_are_sorted(window, page):
 
     # The focus is on the title now: a key sorts the other way.
     window.press("Enter")
-    cells, sorting = column(window, "torch")
+    cells, sorting = column(window, "PyTorch")
     again = [float(cell.split()[0]) for cell in cells if cell != "–"]
     assert (sorting, again) == ("ascending", numbers[::-1])
     assert all(cell == "–" for cell in cells[len(numbers) :])
 
     window.click(title(1))
-    ops, sorting = column(window, "op")
-    assert sorting == "ascending" and ops == sorted(ops)
-    assert column(window, "torch")[1] is None
+    ops, sorting = column(window, "op, direction")
+    assert sorting == "ascending" and len(set(ops)) > 4
+    assert [op.split()[0] for op in ops] == sorted(op.split()[0] for op in ops)
+    assert column(window, "PyTorch")[1] is None
     # From one title to the next by the keyboard.
     window.press("Tab")
     window.press("Space")
-    assert column(window, "direction")[1] == "ascending"
+    assert column(window, "type, shape")[1] == "ascending"
+    # What is saved: nine launches that become one are more than two that stay.
+    window.run(
+        "[...document.querySelectorAll(arguments[0])].find("
+        "(of) => of.textContent === 'launches saved').click()",
+        f"{RANKING} th button",
+    )
+    cells, sorting = column(window, "launches saved")
+    saved = [int(cell.split()[0]) - int(cell.split()[-1]) for cell in cells]
+    assert sorting == "descending" and saved == sorted(saved, reverse=True) and saved[0] > 5
     assert window.messages() == []
 
 
@@ -217,6 +227,23 @@ def test_widths(window, page, width):
     assert window.messages() == []
 
 
+def test_the_ranking_on_a_phone(window, page):
+    """What a row is about stays in sight where the times are scrolled into it."""
+    window.open(page, width=390, height=740)
+    left, seen, moved = window.run(
+        """
+        const box = document.querySelector(arguments[0] + " .table");
+        const [first, last] = [box.querySelector("tbody td"), box.querySelector("td:last-child")];
+        box.scrollLeft = box.scrollWidth;
+        const [at, end] = [first.getBoundingClientRect(), last.getBoundingClientRect()];
+        const frame = box.getBoundingClientRect();
+        return [at.left - frame.left, end.right <= frame.right + 1, box.scrollLeft];
+        """,
+        RANKING,
+    )
+    assert moved > 100 and seen and 0 <= left <= 2
+
+
 def test_pictures_are_drawn(window, page):
     """Nothing is outside of its picture, and lines and marks have an extent."""
     window.open(page)
@@ -243,10 +270,11 @@ def test_markup_in_files_is_not_run(window, tmp_path):
     row = (
         f'{{"op": "{evil}", "provider": "{evil}", "direction": "{evil}", "dtype": "{evil}", '
         f'"shape": [4], "timer": "device", "bytes": 32, "verified": true, "time_us": 2, '
-        f'"tb_per_s": 1.5}}'
+        f'"p20_us": 2, "p80_us": 2, "tb_per_s": 1.5, "options": {{}}, "bars": []}}'
     )
     file = tmp_path / "gelu.json"
-    file.write_text(f'{{"schema": 1, "op": "{evil}", "gpu": "{evil}", "rows": [{row}]}}')
+    facts = f'"gpu": "{evil}", "commit": "{evil}", "date": "{evil}", "versions": {{}}'
+    file.write_text(f'{{"schema": 1, "op": "{evil}", {facts}, "rows": [{row}]}}')
     path = tmp_path / "report.html"
     path.write_text(render(read([file])), encoding="utf-8")
     window.open(path)

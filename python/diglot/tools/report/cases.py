@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from diglot.bench import reports
 from diglot.tools.report.results import File, Row
 
 # In the order of the ranking: the formula, PyTorch, its compiler, the two languages, then peers.
@@ -22,7 +23,6 @@ STYLES = {
     "quack": 6,
 }
 OTHER_STYLE = 7
-NOISE = 0.02  # differences of less are noise
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,7 @@ def by_op(files: Iterable[File]) -> list[File]:
             of[0][0],
             op=op,
             commit=", ".join(dict.fromkeys(file.commit[:12] for file, _ in of if file.commit)),
+            incomplete=", ".join({f.path: f.incomplete for f, _ in of if f.incomplete}.values()),
             date=max(file.date for file, _ in of),
             rows=tuple(row for _, row in of),
         )
@@ -67,12 +68,8 @@ def by_op(files: Iterable[File]) -> list[File]:
 
 
 def is_of_op(file: File) -> bool:
-    """Whether a file has results of an op, in directions and shapes."""
-    return (
-        file.kind == "benchmark"
-        and bool(file.rows)
-        and all(row.direction and row.shape for row in file.rows)
-    )
+    """Whether a file has results of ops, as `diglot bench` measures them."""
+    return file.kind == "benchmark" and bool(file.rows) and reports.is_of_harness(file.content)
 
 
 def options_text(options: Mapping[str, Any]) -> str:

@@ -9,14 +9,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from diglot.bench import reports
+from diglot.bench.reports import LARGEST
 from diglot.pipeline.report import SCHEMA as PIPELINE
 from diglot.pipeline.report import SCHEMA_VERSION as PIPELINE_VERSION
 from diglot.tools import ceilings
-
-# Of the benchmarks' results.
-SCHEMA = 1
-# Of numbers and of sizes: far beyond what is measured, and scales of pictures hold it.
-LARGEST = 1e30
 
 
 @dataclass(frozen=True)
@@ -59,6 +56,7 @@ class Row:
         share_of_copy: the one as a share of the other.
         bars: what was to be reached.
         others: everything else of the row.
+        content: everything, as the file has it.
     """
 
     op: str
@@ -79,6 +77,7 @@ class Row:
     share_of_copy: float | None
     bars: tuple[Bar, ...]
     others: dict[str, Any]
+    content: dict[str, Any] = field(repr=False)
 
     @property
     def is_missed(self) -> bool:
@@ -108,6 +107,7 @@ class File:
         date: likewise.
         commit: likewise.
         sources: the hash of the sources it was measured with, likewise.
+        incomplete: how much was measured, of a run that was ended before all was; else "".
         versions: of what ran, by name.
         rows: of a benchmark.
         content: everything.
@@ -120,6 +120,7 @@ class File:
     date: str
     commit: str
     sources: str
+    incomplete: str
     versions: dict[str, str]
     rows: tuple[Row, ...]
     content: dict[str, Any] = field(repr=False)
@@ -195,12 +196,8 @@ def _file(path: Path, content: dict[str, Any]) -> File:
         for key in ("passed", "failed", "skipped"):
             if not isinstance(content[key], int):
                 raise _Damaged(f"{key} is no number")
-    elif isinstance(schema, int) and "rows" in content:
-        if schema != SCHEMA:
-            raise ValueError(f"{path} is of schema version {schema}, not {SCHEMA}")
-        listed = content["rows"]
-        if not isinstance(listed, list):
-            raise _Damaged("rows is no list")
+    elif isinstance(schema, int):
+        listed = reports.check(path, content)["rows"]
         kind, rows = "benchmark", tuple(_row(row, number) for number, row in enumerate(listed))
     else:
         raise ValueError(f"{path} is not a results file: it has no schema that is known")
@@ -213,6 +210,7 @@ def _file(path: Path, content: dict[str, Any]) -> File:
         date=_text(content, "date"),
         commit=_text(content, "commit"),
         sources=_text(content, "sources"),
+        incomplete=_text(content, "incomplete"),
         versions=(
             {str(name): str(of) for name, of in versions.items() if of is not None}
             if isinstance(versions, dict)
@@ -232,9 +230,7 @@ _POSITIVE = ("time_us", "p20_us", "p80_us", "tb_per_s", "copy_tb_per_s", "share_
 _NUMBERS = ("bytes", *_POSITIVE)
 
 
-def _row(row: Any, number: int) -> Row:
-    if not isinstance(row, dict):
-        raise _Damaged(f"row {number} is no object")
+def _row(row: dict[str, Any], number: int) -> Row:
     try:
         shape, options, bars = row.get("shape", []), row.get("options", {}), row.get("bars", [])
         if not isinstance(shape, list) or not all(isinstance(size, int) for size in shape):
@@ -253,6 +249,7 @@ def _row(row: Any, number: int) -> Row:
             verified=None if row.get("verified") is None else bool(row["verified"]),
             bars=tuple(map(_bar, bars)),
             others={str(key): value for key, value in row.items() if key not in known},
+            content=row,
         )
     except _Damaged as error:
         raise _Damaged(f"row {number}: {error}") from None

@@ -40,6 +40,8 @@ def of_op(file: File, providers: Mapping[str, Provider]) -> Section:
     missed = sum(not bar.met for row in file.rows for bar in row.bars)
     judged = sum(len(row.bars) for row in file.rows)
     about = f"{len(file.rows)} measurements, commit {file.commit or 'unknown'}, {file.date}."
+    if file.incomplete:
+        about += f" Incomplete: {file.incomplete}."
     if judged:
         about += f" {judged - missed} of {judged} bars are met."
     return Section(

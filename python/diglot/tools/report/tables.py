@@ -29,6 +29,7 @@ class Cell:
         kind: "bad", "good" or "best" where it is to stand out.
         share: from 0 to 1, a bar behind the text.
         hint: what a pointer that rests on it is told.
+        note: what stands below, smaller.
     """
 
     text: str
@@ -36,6 +37,7 @@ class Cell:
     kind: str = ""
     share: float | None = None
     hint: str = ""
+    note: str = ""
 
 
 @dataclass(frozen=True)

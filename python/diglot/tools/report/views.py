@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from diglot.bench.regressions import NOISE
 from diglot.tools import ceilings
 from diglot.tools.report import figures, sections
 from diglot.tools.report.cases import Provider, by_op, is_of_op, providers_of
 from diglot.tools.report.figures import Figure
 from diglot.tools.report.operations import find
-from diglot.tools.report.ranking import counted, missed, ranking
+from diglot.tools.report.ranking import counted, missed, rankings
 from diglot.tools.report.results import File, Results
 from diglot.tools.report.sections import Section
 from diglot.tools.report.tables import Cell, Column, Table, TableRow, any_cell
@@ -34,7 +35,7 @@ class Machine:
     rooflines: Sequence[Figure]
     not_on_roofline: Sequence[str]
     counted: Table
-    ranking: Table
+    ranking: Sequence[Table]
     missed: Table
     ops: Sequence[Section]
     others: Sequence[Section]
@@ -51,6 +52,7 @@ class Page:
     files: Table
     left_out: Sequence[tuple[str, str]]
     is_compared: bool
+    noise: str
 
 
 def page_of(results: Results, sources: str = "") -> Page:
@@ -76,6 +78,7 @@ def page_of(results: Results, sources: str = "") -> Page:
         _files(results.files, sources),
         results.left_out,
         bool(sources),
+        f"{NOISE:.0%}",
     )
 
 
@@ -95,7 +98,7 @@ def _machine(
         figures.rooflines(of_ops, providers, known),
         [op for op in names if not any(find(op, r.direction) for r in rows if r.op == op)],
         counted(rows),
-        ranking(rows, providers),
+        rankings(files, providers),
         missed(files),
         [sections.of_op(file, providers) for file in of_ops],
         sections.of_others([file for file in files if file.kind != "tests" and not is_of_op(file)]),
@@ -154,7 +157,9 @@ def _files(files: Iterable[File], sources: str) -> Table:
             for name in SHOWN_VERSIONS
         ]
         cells = [
-            Cell(file.path),
+            Cell(file.path, kind="bad", note=f"incomplete: {file.incomplete}")
+            if file.incomplete
+            else Cell(file.path),
             Cell(file.gpu or "–"),
             Cell(file.date or "–"),
             Cell(file.commit[:12] or "–", hint=file.commit),
