@@ -25,12 +25,11 @@ from diglot.bench.harness import (
     normal,
     rows_of,
 )
+from diglot.bench.norm_formulas import EPS, FORMULAS
 from diglot.bench.rows import BARS, cases, is_matrix
 from diglot.reference.norm import Exact
 from diglot.tools.accuracy import measure_error
 from diglot.tools.specs import Expected, nbytes
-
-EPS = 1e-5
 
 
 @dataclass(frozen=True)
@@ -120,16 +119,11 @@ def _forward_eager(kind: Kind) -> Function:
 
 def _forward_formula(kind: Kind) -> Function:
     """The definition written out."""
+    formula = FORMULAS[kind.op]["forward"]
 
     def function(of: Operands) -> Any:
-        x = of.arrays[0] + of.arrays[1] if kind.fused else of.arrays[0]
-        wide = x.float()
-        if kind.centered:
-            wide = wide - wide.mean(-1, True)
-        out = wide * torch.rsqrt((wide * wide).mean(-1, True) + EPS) * of.weight
-        if kind.centered:
-            out = out + of.bias
-        return (out.to(x.dtype), x) if kind.fused else (out.to(x.dtype),)
+        made = formula(*of.arrays, *of.parameters)
+        return made if kind.fused else (made,)
 
     return function
 
@@ -155,18 +149,11 @@ def _backward_eager(kind: Kind) -> Function:
 
 def _backward_formula(kind: Kind) -> Function:
     """The definition written out."""
+    formula = FORMULAS[kind.op]["backward"]
 
     def function(of: Operands) -> Any:
         grad, more, x = of.arrays
-        g, rstd = grad.float(), of.rstd[:, None]
-        y = (x.float() - of.mean[:, None] if kind.centered else x.float()) * rstd
-        h = g * of.weight.float()
-        inner = h - y * (h * y).mean(-1, True)
-        of_input = rstd * (inner - h.mean(-1, True) if kind.centered else inner)
-        if more is not None:
-            of_input = of_input + more.float()
-        sums = [(g * y).sum(0), g.sum(0)][: len(of.parameters)]
-        return of_input.to(x.dtype), *(s.to(of.weight.dtype) for s in sums)
+        return formula(grad, *([more] if kind.fused else []), x, *of.statistics, of.weight)
 
     return function
 
@@ -254,14 +241,20 @@ def benchmark_of(centered: bool, fused: bool) -> Benchmark:
     )
     for backend in OURS:
         made.way(backend, {d: _ours(kind, d, backend) for d in ("forward", "backward")})
-    eager, formula = _forward_eager(kind), _forward_formula(kind)
-    made.way(
-        "torch",
-        {"forward": eager, "backward": _backward_eager(kind)},
-        code=[F.layer_norm, torch.add] if fused else [F.layer_norm],
-    )
+    eager, gradient = _forward_eager(kind), _backward_formula(kind)
+    forward, backward = FORMULAS[kind.op].values()
+    called = [F.layer_norm if centered else F.rms_norm, *([torch.add] if fused else [])]
+    made.way("torch", {"forward": eager, "backward": _backward_eager(kind)}, code=called)
     # As softmax, the op itself is what is compiled.
-    gradient = _backward_formula(kind)
-    made.way("torch.compile", {"forward": eager, "backward": gradient}, compiled=True)
-    made.way("formula", {"forward": formula, "backward": gradient})
+    made.way(
+        "torch.compile",
+        {"forward": eager, "backward": gradient},
+        compiled=True,
+        code=[*called, backward],
+    )
+    made.way(
+        "formula",
+        {"forward": _forward_formula(kind), "backward": gradient},
+        code=[forward, backward],
+    )
     return made

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from diglot.bench.harness import RANKED, Row, Rows
+from diglot.bench.lines import RULE
 from diglot.bench.regressions import is_noise
 from diglot.bench.reports import by_case, label, measured_on, no_time
 
@@ -80,14 +81,15 @@ def cells(rows: Rows) -> list[str]:
 
 
 def lines_cells(op: str, lines: Mapping[str, Mapping[str, int]]) -> list[str]:
-    """An op's cells under `LINES_HEADER`: its own lines, and those with all that ops share."""
+    """An op's cells under `LINES_HEADER`, as `lines.RULE` says."""
     texts = []
     for name in RANKED:
         if name not in lines:
             texts.append(NOTHING)
             continue
         own, whole = lines[name]["own"], lines[name]["with_shared"]
-        texts.append(f"{own}" if own == whole else f"{own} ({whole})")
+        mark = " †" if name == "torch.compile" and lines[name].get("calls") else ""
+        texts.append(f"{own}{mark}" if own == whole else f"{own} ({whole})")
     return [op, *texts]
 
 
@@ -109,7 +111,7 @@ def markdown(reports: Sequence[Mapping[str, Any]]) -> str:
     body = [cells for report in reports for cells in table(report["rows"])]
     lines += [*_markdown_table(HEADER, body), ""]
     of_code = [lines_cells(*of) for report in reports for of in report.get("lines", {}).items()]
-    lines += [*_markdown_table(LINES_HEADER, of_code), ""]
+    lines += [RULE, "", *_markdown_table(LINES_HEADER, of_code), ""]
     return "\n".join(lines)
 
 

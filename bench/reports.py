@@ -13,7 +13,7 @@ import torch
 
 from diglot.bench.evidence import RESULTS, commit, gpu_short_name, source_hash, versions
 from diglot.bench.harness import Row
-from diglot.tools.files import for_json, writing
+from diglot.tools.files import for_json, json_files, writing
 
 SCHEMA = 1
 # What every report says beside its rows.
@@ -24,6 +24,8 @@ LARGEST = 1e30  # far beyond what is measured
 # What makes two rows the same measurement of the same thing, at different times.
 KEY = ("op", "provider", "direction", "dtype", "shape", "options", "timer")
 TIMES = ("time_us", "p20_us", "p80_us")
+# Options' values whose names say nothing, as tables show them.
+SHOWN = {"none": "erf"}
 COLUMNS = (
     *KEY,
     *(
@@ -97,8 +99,7 @@ def read_report(path: Path) -> dict[str, Any]:
     """A report from a file.
 
     Raises:
-        ValueError: it is none, or one of another schema.
-        OSError: it cannot be read.
+        ValueError: it cannot be read, is none, or is one of another schema.
     """
     return check(path, _parsed(path))
 
@@ -106,6 +107,10 @@ def read_report(path: Path) -> dict[str, Any]:
 def _parsed(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"{path} does not exist") from None
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise ValueError(f"{path} holds no results: it is not JSON") from error
 
@@ -196,18 +201,17 @@ def _is_other_file(parsed: Any) -> bool:
 
 
 def read_reports(path: Path) -> list[dict[str, Any]]:
-    """The reports of this harness in a file, or in the files of a folder that are such.
+    """The reports of this harness in a file, or in the files below a folder that are such.
 
     Raises:
-        ValueError: there is none.
-        OSError: it cannot be read.
+        ValueError: there is none, or one that cannot be read.
     """
     if not path.is_dir():
         report = read_report(path)
         if not is_of_harness(report):
             raise ValueError(f"{path} has results of another kind than `diglot bench` compares")
         return [report]
-    files = {file: _parsed(file) for file in sorted(path.glob("*.json"))}
+    files = {file: _parsed(file) for file in json_files(path)}
     found = [
         report
         for file, parsed in files.items()
@@ -248,7 +252,7 @@ def by_case(rows: Iterable[Row]) -> list[dict[str, Row]]:
 def label(row: Row) -> str:
     """The case of a row in words, for tables."""
     options = ", ".join(
-        {"none": "erf"}.get(value, value) if isinstance(value, str) else f"{name} {value}"
+        SHOWN.get(value, value) if isinstance(value, str) else f"{name} {value}"
         for name, value in row["options"].items()
     )
     shape = "×".join(map(str, row["shape"]))

@@ -145,6 +145,17 @@ def dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
+def row_of(case: Case) -> Row:
+    """What a row says of its case."""
+    return {
+        "direction": case.direction,
+        "dtype": dtype_name(case.dtype),
+        "shape": list(case.shape),
+        "options": case.options,
+        "timer": case.timer,
+    }
+
+
 def _run_case(
     benchmark: Benchmark,
     case: Case,
@@ -153,14 +164,7 @@ def _run_case(
     instruments: Instruments,
 ) -> Rows:
     chosen = [name for name in benchmark.providers if not only or name in only]
-    common: Row = {
-        "op": benchmark.op,
-        "direction": case.direction,
-        "dtype": dtype_name(case.dtype),
-        "shape": list(case.shape),
-        "options": case.options,
-        "timer": case.timer,
-    }
+    common: Row = {"op": benchmark.op, **row_of(case)}
     try:
         tensors = benchmark.inputs(case)
     except (RuntimeError, MemoryError) as error:

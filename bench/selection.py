@@ -13,24 +13,12 @@ from typing import Any
 
 import torch
 
-from diglot.bench.harness import RANKED, Benchmark, Case
+from diglot.bench.harness import RANKED, Benchmark, Case, Row
+from diglot.bench.reports import SHOWN
+from diglot.tools.specs import all_op_names
 
-OPS = (
-    "add",
-    "add_layer_norm",
-    "add_rms_norm",
-    "clip_grad_norm",
-    "dropout",
-    "gaussian_pdf",
-    "gelu",
-    "global_softmax",
-    "grid_barrier_check",
-    "layer_norm",
-    "log_softmax",
-    "rms_norm",
-    "softmax",
-    "standardize",
-)
+# A benchmark has the name of its op's files.
+OPS = all_op_names()
 # What is no op, and measures and writes by itself.
 APART = ("l2", "stream_map")
 
@@ -68,6 +56,26 @@ class Selection:
     def only(self) -> Collection[str]:
         """The providers' names; empty for all."""
         return self.providers or (RANKED if self.ranking else ())
+
+    def covers(self, row: Row, cases: Iterable[Row]) -> bool:
+        """Whether an older row is of one of the cases, or of one that the op no longer has.
+
+        Args:
+            row: the older one.
+            cases: what rows say of the cases that are chosen now.
+        """
+        if self.only and row["provider"] not in self.only:
+            return False
+        if any(case.items() <= row.items() for case in cases):
+            return True
+        # Of sizes, shapes and timers older runs may have had others; and so has the ranking, in
+        # whose rows alone launches are counted.
+        return (
+            not (self.sizes or self.shapes or self.timer or self.ranking or "launches" in row)
+            and (self.direction is None or row["direction"].startswith(self.direction))
+            and (not self.dtypes or row["dtype"] in [str(d).partition(".")[2] for d in self.dtypes])
+            and _has_options(row["options"], self.options)
+        )
 
     @property
     def is_everything(self) -> bool:
@@ -115,8 +123,26 @@ def _is_chosen(case: Case, selection: Selection, dtypes: Sequence[torch.dtype]) 
     return (
         (selection.direction is None or case.direction.startswith(selection.direction))
         and (not dtypes or case.dtype in dtypes)
-        and all(str(case.options.get(n)) == value for n, value in selection.options.items())
+        and _has_options(case.options, selection.options)
     )
+
+
+def _has_options(options: Mapping[str, Any], wanted: Mapping[str, str]) -> bool:
+    return all(str(options.get(name)) == value for name, value in wanted.items())
+
+
+def why_none(benchmark: Benchmark, selection: Selection) -> str:
+    """Why no case of a benchmark is chosen, in one line: an option's values, if that is why."""
+    for name, value in selection.options.items():
+        known = dict.fromkeys(
+            str(case.options[name]) for case in benchmark.cases if name in case.options
+        )
+        if not known:
+            return f"{benchmark.op} has no cases of an option {name!r}"
+        if value not in known:
+            shown = (f"{of} (in tables {SHOWN[of]})" if of in SHOWN else of for of in known)
+            return f"{benchmark.op} has cases of {name} {' and '.join(shown)}, not {value!r}"
+    return f"{benchmark.op} has no such case"
 
 
 def _swept(

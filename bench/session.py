@@ -16,8 +16,16 @@ from diglot.bench.evidence import RESULTS, UNKNOWN, gpu_short_name
 from diglot.bench.harness import Benchmark, Case, Row
 from diglot.bench.lines import lines_of
 from diglot.bench.reports import make_report, read_reports, save
-from diglot.bench.running import GPU, Instruments, run
-from diglot.bench.selection import APART, OPS, Selection, cases_of, check_providers, load
+from diglot.bench.running import GPU, Instruments, row_of, run
+from diglot.bench.selection import (
+    APART,
+    OPS,
+    Selection,
+    cases_of,
+    check_providers,
+    load,
+    why_none,
+)
 from diglot.tools import measure
 from diglot.tools.files import check_writable
 
@@ -52,6 +60,7 @@ class Done:
         incomplete: what was not measured, in words; None if all was.
         interrupted: whether that is so by Ctrl-C.
         error: what ended it otherwise.
+        plan: what was to be measured; None of what was read.
     """
 
     gpu: str | None
@@ -62,6 +71,19 @@ class Done:
     incomplete: str | None = None
     interrupted: bool = False
     error: BaseException | None = None
+    plan: Plan | None = None
+
+    def covers(self, row: Row) -> bool:
+        """Whether a row of an older run is of what was measured, or read, here."""
+        if self.incomplete is not None:
+            return False
+        if self.plan is None:
+            kind = (row["op"], "launches" in row)  # the ranking's cases are others
+            return any(kind == (of["op"], "launches" in of) for of in self.rows)
+        return any(
+            row["op"] == benchmark.op and self.plan.selection.covers(row, map(row_of, cases))
+            for benchmark, cases in self.plan.benchmarks
+        )
 
     def report(self, rows: Sequence[Row] | None = None, **facts: Any) -> dict[str, Any]:
         """Rows, by default all, as a report."""
@@ -108,7 +130,7 @@ def plan(
         if cases:
             chosen.append((benchmark, cases))
         elif ops:
-            raise ValueError(f"{benchmark.op} has no such case")
+            raise ValueError(why_none(benchmark, selection))
     folder = None
     if results is not None:
         check_gpu()
@@ -184,8 +206,7 @@ def read(paths: Iterable[Path], ops: Sequence[str]) -> Done:
     """Results from files or folders, of the ops named or of all.
 
     Raises:
-        ValueError: there is none, or they are of several GPUs.
-        OSError: a file cannot be read.
+        ValueError: there is none, one cannot be read, or they are of several GPUs.
     """
     reports = [report for path in paths for report in read_reports(path)]
     gpus = list(dict.fromkeys(report["gpu"] for report in reports))
@@ -222,7 +243,7 @@ def measure_all(
     instruments = instruments or GPU
     instruments.check()
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    done = Done(gpu, facts=dict(facts))
+    done = Done(gpu, facts=dict(facts), plan=plan)
     planned, measured = sum(len(cases) for _, cases in plan.benchmarks), 0
     try:
         for benchmark, cases in plan.benchmarks:

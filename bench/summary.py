@@ -7,7 +7,7 @@ from typing import Any
 
 from diglot.bench.harness import Row
 from diglot.bench.ranking import NOTHING
-from diglot.bench.regressions import SAME, Change
+from diglot.bench.regressions import GONE, SAME, Change
 from diglot.bench.reports import label, no_time
 from diglot.tools.table import Column, number
 
@@ -85,6 +85,7 @@ CHANGE_COLUMNS = (
     Column("provider", False),
     Column("verdict", False),
     Column("new over old"),
+    Column("of", False),
     Column("old, µs"),
     Column("new, µs"),
 )
@@ -105,8 +106,9 @@ def change_cells(change: Change) -> list[str]:
         row["provider"],
         change.verdict,
         NOTHING if change.ratio is None else f"{change.ratio:.3f}",
+        change.by or NOTHING,
         _band(change.old),
-        _band(row),
+        NOTHING if change.verdict == GONE else _band(row),
     ]
 
 

@@ -14,7 +14,7 @@ from benchmarks import FP32, double, failing_after, instruments, times, toy
 from diglot.backends.registry import is_interpreted
 from diglot.bench import evidence, harness, ranking, regressions, reports, running, tables
 from diglot.bench.harness import Case
-from diglot.bench.lines import cxx_lines, function_lines, lines_of, python_lines
+from diglot.bench.lines import cxx_lines, definition_lines, function_lines, lines_of, python_lines
 from diglot.bench.selection import OPS, Selection, cases_of, load, parse_sizes
 from diglot.tools import measure
 from diglot.tools.measure import Timing
@@ -244,9 +244,54 @@ def row(us, provider="cuda", spread=0.001, **more):
     ],
 )
 def test_regressions(new, verdict):
-    (change,) = regressions.compare([new], [row(100)])
-    assert change.verdict == verdict
-    assert change.is_regression == (verdict in ("slower", "broken"))
+    changes = regressions.compare([new], [row(100)])
+    assert changes[0].verdict == verdict
+    assert changes[0].is_regression == (verdict in ("slower", "broken"))
+    assert changes[0].by == ("time" if changes[0].ratio else None)
+    assert [of.verdict for of in changes[1:]] == ["gone"] * (verdict == "new")
+
+
+def test_peers_are_told_and_do_not_fail():
+    (slower,) = regressions.compare([row(120, "liger")], [row(100, "liger")])
+    assert slower.verdict == regressions.SLOWER and not slower.is_regression
+    gone = regressions.compare([], [row(100), row(100, "liger")])
+    assert [(of.verdict, of.is_regression) for of in gone] == [("gone", True), ("gone", False)]
+    assert regressions.compare([], [row(100)], covers=lambda row: False) == []
+
+
+def test_clocks_that_drift_are_no_regression():
+    """Where both runs have a ceiling's time, a call and its ceiling drift together."""
+    (change,) = regressions.compare([row(120, share_of_copy=0.9)], [row(100, share_of_copy=0.9)])
+    assert change.verdict == regressions.SAME and change.ratio == pytest.approx(1)
+    assert change.by == regressions.BY_CEILING
+    (change,) = regressions.compare([row(100, share_of_copy=0.6)], [row(100, share_of_copy=0.9)])
+    assert change.verdict == regressions.SLOWER and change.ratio == pytest.approx(1.5)
+    both = {"share_of_copy": 0.5, "share_of_product": 0.8}
+    (change,) = regressions.compare([row(100, **both)], [row(100, **both | {"share_of_copy": 0.9})])
+    assert change.verdict == regressions.SAME
+    (change,) = regressions.compare([row(120, share_of_copy=0.9)], [row(100)])
+    assert (change.verdict, change.by) == (regressions.SLOWER, regressions.BY_TIME)
+
+
+@pytest.mark.parametrize(
+    ("selection", "changes", "is_covered"),
+    [
+        (Selection(), {"shape": [3, 3]}, True),  # a case that the op had
+        (Selection(), {"shape": [3, 3], "launches": 1}, False),  # of a ranking
+        (Selection(direction="backward"), {}, False),
+        (Selection(dtypes=[FP32]), {"dtype": "float16"}, False),
+        (Selection(dtypes=[FP32]), {"shape": [3, 3]}, True),
+        (Selection(options={"p": "0.1"}), {"options": {"p": 0.5}}, False),
+        (Selection(providers=["triton"]), {}, False),
+        (Selection(sizes=[32]), {}, True),
+        (Selection(sizes=[32]), {"shape": [3, 3]}, False),
+        (Selection(timer="warm"), {}, False),
+    ],
+)
+def test_what_a_run_should_have_measured(selection, changes, is_covered):
+    cases = cases_of(toy(), selection) if not selection.options else []
+    old = row(100, shape=[8, 4]) | changes
+    assert selection.covers(old, map(running.row_of, cases)) == is_covered
 
 
 def test_ranks():
@@ -277,7 +322,7 @@ def test_lines_of_code():
     ]
     assert python_lines("\n".join([*text, "    ]", '    return "#"', ""])) == 5
     assert cxx_lines('/* a\n b */ int x; // c\n\n// d\nauto s = "// e"; /*\n*/\n') == 2
-    assert function_lines(torch.softmax) == 1
+    assert function_lines([torch.softmax, lambda x: x]) == 2
     lines = lines_of(load("gelu").benchmark)
     assert lines["torch"]["own"] == 1
     assert lines["torch.compile"]["own"] == lines["formula"]["own"] + 1
@@ -285,10 +330,44 @@ def test_lines_of_code():
         assert lines["formula"]["own"] < lines[name]["own"] < lines[name]["with_shared"]
 
 
+def test_a_definition_counts_with_what_it_uses():
+    text = """
+def unused():
+    return 0
+
+def used(x):
+    return x
+
+@decorated
+def f(x):
+    return used(x) + f(x) + elsewhere(x)
+
+def g(x): return used(x)
+"""
+    assert definition_lines(text, ["f"]) == 5
+    assert definition_lines(text, ["f", "g"]) == 6
+
+
+def test_lines_are_those_of_the_op():
+    lines = {op: lines_of(load(op).benchmark) for op in OPS}
+    for op, of in lines.items():
+        # Neither language's file is a mere door to another's kernel.
+        assert 1 / 3 < of["triton"]["own"] / of["cuda"]["own"] < 3, op
+        if "formula" not in of:
+            continue
+        assert of["formula"]["calls"] == 0 and of.get("torch", {"own": 1})["own"] <= 2, op
+        if not of["torch.compile"]["calls"]:
+            assert of["torch.compile"]["own"] == of["formula"]["own"] + 1, op
+    norms = [lines[op]["formula"]["own"] for op in ("rms_norm", "layer_norm", "add_layer_norm")]
+    assert norms == sorted(set(norms))
+    assert "†" in ranking.lines_cells("softmax", lines["softmax"])[3]
+    assert "†" not in "".join(ranking.lines_cells("gelu", lines["gelu"]))
+
+
 def test_results_come_back(tmp_path):
     rows = [row(10, worst_ulp=math.inf, bytes=4), row(11, "triton", bytes=4)]
     reports.save(reports.make_report("toy", rows, gpu="a GPU"), tmp_path / "h200/toy.json")
-    (report,) = reports.read_reports(tmp_path / "h200")
+    (report,) = reports.read_reports(tmp_path)
     assert report["gpu"] == "a GPU" and report["rows"][1] == rows[1]
     assert report["rows"][0]["worst_ulp"] == "inf"  # JSON has none
     json.loads((tmp_path / "h200/toy.json").read_text(), parse_constant=pytest.fail)

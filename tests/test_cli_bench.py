@@ -57,14 +57,18 @@ def interrupted_after(cases):
         ("gelu --shape 4x", "--shape must be sizes joined by x"),
         ("gelu --dtype int3", "--dtype must be one of"),
         ("gelu --option tanh", "--option must be NAME=VALUE"),
-        ("gelu --option approximate=cubic", "gelu has no such case"),
+        (
+            "gelu --option approximate=cubic",
+            "gelu has cases of approximate tanh and none",
+        ),
+        ("gelu --option form=tanh", "gelu has no cases of an option 'form'"),
         ("gelu --provider cublas", "--provider must be one of cuda, triton, torch"),
         ("gelu --direction sideways", "--direction"),
         ("gelu --warm --graph", "one at a time"),
         ("softmax --shape 5", "softmax takes shapes of 2 dimensions, unlike 5"),
         ("clip_grad_norm --sizes 4096", "has cases of its own alone"),
         ("l2", "give --results alone"),
-        ("--load nowhere.json", "nowhere.json"),
+        ("--load nowhere.json", "nowhere.json does not exist"),
         ("--load {here}/README.md", "holds no results: it is not JSON"),
         ("--load {results}/tests.json", "holds no results: it has no rows"),
         ("--load {results}/l2.json", "results of another kind"),
@@ -94,12 +98,17 @@ def test_no_gpu_is_one_line(arguments, monkeypatch):
 
 
 def test_committed_results_are_shown():
-    result = run("bench", "--load", RESULTS, "global_softmax")
+    result = run("bench", "--load", RESULTS.parent, "global_softmax")
     assert result.exit_code == 0, result.output
     assert "global_softmax forward, 67108864, float32 [cold]" in result.stdout
     assert "torch.compile" in result.stdout and "✓ speed over" in result.stdout
     ranked = run("bench", "--load", RESULTS, "standardize", "--ranking")
     assert "manual formula" in ranked.stdout and "1. " in ranked.stdout
+
+
+def test_committed_results_beside_themselves():
+    result = run("bench", "--load", RESULTS / "gelu.json", "--against", RESULTS.parent)
+    assert result.exit_code == 0 and "within noise\n" in result.stdout[-40:], result.stdout[-400:]
 
 
 def test_measured_printed_and_written(fake_gpu, tmp_path):
@@ -166,8 +175,28 @@ def test_regressions_end_with_1(fake_gpu, tmp_path):
     slower = run("bench", "toy", "--against", old)
     assert slower.exit_code == 1
     assert "2 faster, 2 slower, 2 within noise" in slower.stdout and "1.200" in slower.stdout
+    assert "time over the ceiling's" in slower.stdout
+    fake_gpu(times(torch=12.0))
+    peer = run("bench", "toy", "--against", old)
+    assert peer.exit_code == 0 and "4 within noise, 2 slower" in peer.stdout
     reports.save(json.loads(old.read_text()) | {"gpu": "NVIDIA Toy 2"}, old)
     assert "are of NVIDIA Toy 2, and cannot be compared" in fails("bench", "toy", "--against", old)
+
+
+def test_what_is_gone_is_told(fake_gpu, tmp_path):
+    old = tmp_path / "old.json"
+    benchmark = fake_gpu(times())
+    assert run("bench", "toy", "--json", old).exit_code == 0
+    del benchmark.providers["torch"]
+    peer = run("bench", "toy", "--against", old)
+    assert peer.exit_code == 0 and "2 gone" in peer.stdout
+    benchmark.cases.pop()
+    assert run("bench", "toy", "--against", old).exit_code == 1
+    only = run("bench", "toy", "--against", old, "--provider", "cuda", "--direction", "forward")
+    assert only.exit_code == 0 and "gone" not in only.stdout
+    fake_gpu(interrupted_after(0))
+    stopped = run("bench", "toy", "--against", old)
+    assert stopped.exit_code == 130 and "gone" not in stopped.stdout
 
 
 def test_ranking(fake_gpu, tmp_path):

@@ -87,6 +87,24 @@ def test_shapes_and_memory(x):
     assert "[[1000,100],[100,7]]" in row and size in row
 
 
+def test_shapes_in_what_is_printed(x):
+    with diglot.profile(by_shape=True) as done:
+        F.gelu(x)
+    (size,) = {line for line in str(done).splitlines() if line.startswith("aten::gelu [[")}
+    assert ",".join(map(str, x.shape)) in size
+
+
+@ON_CPU
+def test_pytorchs_profiler_is_silent():
+    """In a process of its own: the level is read once."""
+    code = "import diglot; diglot.profile_call(lambda: None, frames=False)"
+    environment = {k: v for k, v in os.environ.items() if k != "KINETO_LOG_LEVEL"}
+    answer = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment
+    )
+    assert (answer.returncode, answer.stdout, answer.stderr) == (0, "", "")
+
+
 def test_warm_up_is_not_recorded(x):
     with diglot.profile(warmup=2) as done:
         for scope in ("first", "second", "third"):
@@ -185,6 +203,7 @@ def test_what_fails_is_written_all_the_same(x, tmp_path):
         ({"engine": "proton", "trace": "t.json"}, "trace: engine 'proton' has none; torch has"),
         ({"engine": "nvtx", "flame": "f.svg"}, "flame: engine 'nvtx' has none; torch or proton"),
         ({"rows": 0}, "rows at least 1"),
+        ({"engine": "nvtx", "by_shape": True}, "by_shape: engine 'nvtx' has no shapes; torch has"),
         ({"trace": "nowhere/t.json"}, "there is no folder"),
     ],
 )

@@ -206,6 +206,21 @@ def test_what_is_compiled(tmp_path):
     assert small["registers"] < medium["registers"] and medium["spill_bytes"] == 0
 
 
+def test_stages_are_not_overwritten(tmp_path, monkeypatch, capsys):
+    ptx = load("ptx.py", monkeypatch)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    ptx.check_files(tmp_path / "new", force=False)
+    ptx.files(tmp_path / "new", is_aligned=True)["ptx"].write_text("mine")
+    ptx.check_files(tmp_path / "new", force=True)
+    (tmp_path / "file").touch()
+    for folder, message in (("new", "exists and is not overwritten"), ("file", "cannot be")):
+        monkeypatch.setattr(sys, "argv", ["ptx.py", "--out", str(tmp_path / folder)])
+        with pytest.raises(SystemExit, match="2"):
+            ptx.main()
+        error = capsys.readouterr().err
+        assert message in error and error.count("\n") == 1
+
+
 @WITHOUT_GPU
 @pytest.mark.parametrize("name", ["ptx.py", "spilling.py", "block_size.py"])
 def test_what_is_interpreted_is_not_compiled(name, monkeypatch):

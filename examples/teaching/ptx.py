@@ -19,6 +19,8 @@ from typing import Any
 import triton
 import triton.language as tl
 
+from diglot.tools.files import check_writable, writing
+
 ARCHITECTURE = 90
 STAGES = ("ttir", "ttgir", "llir", "ptx", "cubin")
 
@@ -62,27 +64,46 @@ def summary(ptx: str) -> dict[str, str]:
     return told
 
 
+def files(out: Path, is_aligned: bool) -> dict[str, Path]:
+    """Where the stages go, by their names."""
+    folder = out / ("aligned" if is_aligned else "plain")
+    return {stage: folder / f"add.{stage}" for stage in STAGES}
+
+
+def check_files(out: Path, force: bool) -> None:
+    """Makes the folders, and raises ValueError unless every file may be written."""
+    for is_aligned in (False, True):
+        for path in files(out, is_aligned).values():
+            with writing(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+            check_writable(path, force)
+
+
 def main() -> None:
     """Compiles, prints what the PTX says, and writes the stages."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, help="folder to write the stages into")
     parser.add_argument("--arch", type=int, default=ARCHITECTURE, help="such as 80 or 90")
+    parser.add_argument("--force", action="store_true", help="overwrite files")
     arguments = parser.parse_args()
     if os.environ.get("TRITON_INTERPRET") == "1":
         sys.exit("TRITON_INTERPRET is set, and what is interpreted is not compiled")
+    if arguments.out is not None:
+        try:
+            check_files(arguments.out, arguments.force)
+        except ValueError as error:
+            print(f"error: {error}", file=sys.stderr)
+            sys.exit(2)
     for is_aligned in (False, True):
         made = compile_add(is_aligned, arguments.arch)
         print("multiples of 16 promised:" if is_aligned else "nothing promised:")
         for name, value in summary(made.asm["ptx"]).items():
             print(f"  {name:8}{value}")
         if arguments.out is not None:
-            folder = arguments.out / ("aligned" if is_aligned else "plain")
-            folder.mkdir(parents=True, exist_ok=True)
-            for stage in STAGES:
+            for stage, path in files(arguments.out, is_aligned).items():
                 content = made.asm[stage]
-                data = content if isinstance(content, bytes) else content.encode()
-                (folder / f"add.{stage}").write_bytes(data)
-            print(f"  wrote   {folder}/add.*")
+                path.write_bytes(content if isinstance(content, bytes) else content.encode())
+            print(f"  wrote   {path.parent}/add.*")
 
 
 if __name__ == "__main__":

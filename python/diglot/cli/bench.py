@@ -53,7 +53,11 @@ INTERRUPTED = 130  # as a shell reports Ctrl-C
 @click.option(
     "--load", metavar="PATH", multiple=True, help="Read results, of a file or folder: no GPU."
 )
-@click.option("--against", metavar="PATH", help="Older results: exit status 1 if it got slower.")
+@click.option(
+    "--against",
+    metavar="PATH",
+    help="Older results: exit status 1 if a kernel of ours is worse or gone.",
+)
 @click.option("--force", is_flag=True, help="Overwrite files.")
 def bench(ops: tuple[str, ...], **arguments: Any) -> None:
     """Measure ops on a GPU: every backend, PyTorch, and other packages' kernels, interleaved.
@@ -133,7 +137,7 @@ def _bench(
         _print(done, ranking)
     for path in done.written:
         messages.print(f"wrote {path}", markup=False)
-    status = _print_changes(done.rows, older) if against is not None else 0
+    status = _print_changes(done, older) if against is not None else 0
     if done.incomplete is not None:
         messages.print(f"{done.incomplete}", markup=False)
     if done.error is not None:
@@ -177,6 +181,7 @@ def _print_table(columns: Iterable[Any], body: Iterable[Sequence[str]]) -> None:
 def _print(done: Any, ranking: bool) -> None:
     from diglot.bench import ranking as ranks
     from diglot.bench import summary
+    from diglot.bench.lines import RULE
     from diglot.tools.table import Column
 
     if ranking:
@@ -184,6 +189,8 @@ def _print(done: Any, ranking: bool) -> None:
         _print_table(header, ranks.table(done.rows))
         header = [Column(title, False) for title in ranks.LINES_HEADER]
         _print_table(header, [ranks.lines_cells(*of) for of in done.lines.items()])
+        if done.lines:
+            make_console().print(RULE, markup=False)
     else:
         _print_table(summary.COLUMNS, map(summary.cells, done.rows))
     console = make_console()
@@ -191,10 +198,11 @@ def _print(done: Any, ranking: bool) -> None:
         console.print(reason, markup=False)
 
 
-def _print_changes(rows: Sequence[Any], older: Sequence[Any]) -> int:
+def _print_changes(done: Any, older: Sequence[Any]) -> int:
     from diglot.bench import regressions, summary
 
-    changes = regressions.compare(rows, [row for report in older for row in report["rows"]])
+    older_rows = [row for report in older for row in report["rows"]]
+    changes = regressions.compare(done.rows, older_rows, done.covers)
     told = [change for change in changes if change.verdict != regressions.SAME]
     if told:
         _print_table(summary.CHANGE_COLUMNS, map(summary.change_cells, told))

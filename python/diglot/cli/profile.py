@@ -50,6 +50,7 @@ START = (
     metavar="NUMBER",
     help="Rows of the tables.",
 )
+@click.option("--by-shape", is_flag=True, help="A row for each shape of an operator's inputs.")
 @click.option("--force", is_flag=True, help="Overwrite files.")
 def profile(command: tuple[str, ...], **options: Any) -> None:
     """Profile a script of Python's: diglot profile -- python script.py.
@@ -69,13 +70,8 @@ def _profile(command: tuple[str, ...], options: dict[str, Any]) -> NoReturn:
     check_files([], written, options["force"])
     if kind == "script" and not Path(target).is_file():
         raise ValueError(f"there is no script {target}")
-    environment = {"KINETO_LOG_LEVEL": "6", **os.environ}  # it tells of its beginning and end
     sys.stdout.flush()
-    os.execve(
-        python[0],
-        [*python, "-c", START, json.dumps(options), kind, target, *arguments],
-        environment,
-    )
+    os.execv(python[0], [*python, "-c", START, json.dumps(options), kind, target, *arguments])
 
 
 def split(command: tuple[str, ...]) -> tuple[list[str], str, str, list[str]]:

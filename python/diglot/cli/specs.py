@@ -41,7 +41,8 @@ def specs(**arguments: Any) -> None:
     """Tell what GPUs can do by their data sheets, and what this machine's was measured to do.
 
     Measured are copies, reads and writes of device memory, matrix products, and copies from and to
-    the host. Other commands read the file and show figures as shares of it.
+    the host. `diglot stream` and `diglot report` read the file for what is possible;
+    `diglot bench` measures its ceilings in the same run as the ops.
     """
     with one_line_errors():
         _specs(**arguments)

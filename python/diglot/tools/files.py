@@ -35,6 +35,11 @@ def writing(path: str | Path) -> Iterator[None]:
         raise ValueError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
+def json_files(folder: Path) -> list[Path]:
+    """The .json files below a folder, in the order of their paths: where results are looked for."""
+    return sorted(folder.rglob("*.json"))
+
+
 def for_json(value: Any) -> Any:
     """`value` with the numbers that JSON lacks as strings ("inf", "nan")."""
     if isinstance(value, dict):

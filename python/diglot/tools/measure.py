@@ -270,7 +270,10 @@ def launches(function: Function) -> int | None:
     from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
+    from diglot.tools.profile_engines import silence_kineto
+
     check()
+    silence_kineto()
     # CUPTI is left where it is: PyTorch's profiler says that, with CUDA graphs in a process, to
     # take it down and up again crashes, and does the same.
     os.environ["TEARDOWN_CUPTI"] = "0"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -16,6 +17,14 @@ from diglot.tools.profile_tables import launch_table, span_table
 from diglot.tools.trace import Trace
 
 ONE_AT_A_TIME = "of PyTorch's profilers one can record at a time"
+
+
+def silence_kineto() -> None:
+    """Has PyTorch's profiler print no lines of its own, unless the user set how many.
+
+    Before it records for the first time in a process: it reads the level once.
+    """
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
 
 
 class Engine(ABC):
@@ -40,8 +49,8 @@ class Engine(ABC):
         """A range with a name, and where the engine shows numbers, with these."""
 
     @abstractmethod
-    def lines(self, rows: int) -> list[str]:
-        """What was found, as text."""
+    def lines(self, rows: int, by_shape: bool = False) -> list[str]:
+        """What was found, as text; with `by_shape`, if it can, a row for each shape of inputs."""
 
     def stacks(self) -> dict[tuple[str, ...], float]:
         """Times in microseconds by stack, outermost first."""
@@ -58,6 +67,7 @@ class TorchEngine(Engine):
 
         if torch.autograd._profiler_enabled():
             raise RuntimeError(f"{ONE_AT_A_TIME}, and one is recording already")
+        silence_kineto()
         activities = [ProfilerActivity.CPU]
         if torch.cuda.is_available():
             activities.append(ProfilerActivity.CUDA)
@@ -101,9 +111,9 @@ class TorchEngine(Engine):
     def stacks(self) -> dict[tuple[str, ...], float]:
         return self.trace.stacks()
 
-    def lines(self, rows: int) -> list[str]:
+    def lines(self, rows: int, by_shape: bool = False) -> list[str]:
         return [
-            *span_table(self.trace.rows(), rows, self.trace.has_device),
+            *span_table(self.trace.rows(by_shape), rows, self.trace.has_device),
             "",
             *launch_table(self.trace, rows),
         ]
@@ -130,7 +140,7 @@ class ProtonEngine(Engine):
     def stacks(self) -> dict[tuple[str, ...], float]:
         return self.tree.stacks()
 
-    def lines(self, rows: int) -> list[str]:
+    def lines(self, rows: int, by_shape: bool = False) -> list[str]:
         return [f"{'share':>7}  {'time':>9}  {'count':>6}  scope or kernel", *self.tree.lines()]
 
 
@@ -152,7 +162,7 @@ class NvtxEngine(Engine):
     ) -> AbstractContextManager[Any]:
         return _nvtx_range(name)
 
-    def lines(self, rows: int) -> list[str]:
+    def lines(self, rows: int, by_shape: bool = False) -> list[str]:
         return ["NVTX ranges were marked; Nsight Systems, started around this process, shows them"]
 
 

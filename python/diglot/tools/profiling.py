@@ -55,6 +55,7 @@ class profile:
             some kilobytes of memory for each call of any function. By default yes, but not where
             Triton interprets kernels, which takes a great many calls.
         rows: rows of the tables that `str` gives.
+        by_shape: whether these have a row for each shape of inputs (engine "torch").
         force: overwrite files.
 
     Raises:
@@ -78,13 +79,17 @@ class profile:
         stacks: str | Path | None = None,
         frames: bool | None = None,
         rows: int = ROWS,
+        by_shape: bool = False,
         force: bool = False,
     ) -> None:
         if engine not in ENGINES:
             raise ValueError(f"engine must be one of {', '.join(ENGINES)}, not {engine!r}")
         if warmup < 0 or rows < 1:
             raise ValueError("warmup must be at least 0, and rows at least 1")
-        self._engine_name, self._force, self._rows = engine, force, rows
+        if by_shape and engine not in HAVE_TRACE:
+            raise ValueError(f"by_shape: engine {engine!r} has no shapes; {HAVE_TRACE[0]} has")
+        self._engine_name, self._force = engine, force
+        self._rows, self._by_shape = rows, by_shape
         self._outputs: dict[str, Path] = {}
         for name, path, engines in (
             ("trace", trace, HAVE_TRACE),
@@ -215,7 +220,8 @@ class profile:
         return engine
 
     def __str__(self) -> str:
-        return "\n".join([*self._finished().lines(self._rows), "", *self.notes])
+        lines = self._finished().lines(self._rows, self._by_shape)
+        return "\n".join([*lines, "", *self.notes])
 
     @property
     def profiler(self) -> Any:

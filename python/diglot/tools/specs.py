@@ -142,6 +142,11 @@ def _records() -> dict[str, CallSpec]:
     return {name: of.SPEC for name, of in modules.items() if hasattr(of, "SPEC")}
 
 
+def all_op_names() -> tuple[str, ...]:
+    """Names of all ops, those of their files."""
+    return tuple(_records())
+
+
 @functools.cache
 def op_names() -> tuple[str, ...]:
     """Names of all ops of tensors."""

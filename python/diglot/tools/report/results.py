@@ -14,6 +14,7 @@ from diglot.bench.reports import LARGEST
 from diglot.pipeline.report import SCHEMA as PIPELINE
 from diglot.pipeline.report import SCHEMA_VERSION as PIPELINE_VERSION
 from diglot.tools import ceilings
+from diglot.tools.files import json_files
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ def read(paths: Iterable[str | Path]) -> Results:
             files[path.resolve()] = read_file(path)
             continue
         found = 0
-        for inner in sorted(path.rglob("*.json")):
+        for inner in json_files(path):
             try:
                 files[inner.resolve()] = read_file(inner)
                 found += 1
