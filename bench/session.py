@@ -15,7 +15,7 @@ import torch
 from diglot.bench.evidence import RESULTS, UNKNOWN, gpu_short_name
 from diglot.bench.harness import Benchmark, Case, Row
 from diglot.bench.lines import lines_of
-from diglot.bench.reports import make_report, read_reports, save
+from diglot.bench.reports import incomplete, make_report, read_reports, save
 from diglot.bench.running import GPU, Instruments, row_of, run
 from diglot.bench.selection import (
     APART,
@@ -221,6 +221,7 @@ def read(paths: Iterable[Path], ops: Sequence[str]) -> Done:
         if op not in known:
             raise ValueError(f"OP must be one of {', '.join(sorted(known))} there, not {op!r}")
     done.facts = {"versions": reports[0]["versions"]}
+    done.incomplete = incomplete(reports) or None
     for name in ("commit", "sources", "date"):
         done.facts[name] = ", ".join(sorted({report.get(name, UNKNOWN) for report in reports}))
     return done

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from diglot.bench import reports
 from diglot.bench.harness import RANKED
+from diglot.bench.lines import RULE
 from diglot.bench.ranking import LINES_HEADER, SAVED, TITLES, lines_cells, ranks, saved, saved_text
 from diglot.tools.report import figures
 from diglot.tools.report.cases import Provider, groups, is_of_op, kind_text, largest, shape_text
@@ -60,11 +61,9 @@ def _lines(lines: Mapping[str, Mapping[str, Mapping[str, int]]]) -> Table:
         counts = [ways[name]["own"] if name in ways else None for name in RANKED]
         texts = lines_cells(op, ways)[1:]
         body.append(TableRow([Cell(op), *map(Cell, texts, counts)], op))
-    return Table(
-        "Lines of code that each way took; in brackets with all that it shares with other ops.",
-        columns,
-        body,
-    )
+    is_by_rule = any("calls" in way for ways in lines.values() for way in ways.values())
+    older = "Lines of code that each way took; in brackets with all that it shares with other ops."
+    return Table(RULE if is_by_rule else older, columns, body)
 
 
 def _own_cases(rows: Iterable[Row], providers: Mapping[str, Provider]) -> Table:
