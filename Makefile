@@ -74,8 +74,11 @@ test-quick: setup ## the tests that are not slow, and need no machine code, with
 
 # What builds, and what is marked compiled or ahead_of_time, needs no GPU: make test-all runs it.
 gpu-test: setup ## the tests, on this machine's GPU; writes bench/results/<gpu>/tests.json
-	$(RUN) -m pytest $(call workers,loadgroup) --evidence -m "not compiled and not ahead_of_time" \
-	  --ignore=tests/test_build.py
+	@status=0; \
+	$(RUN) -m pytest $(call workers,loadgroup) --evidence --ignore=tests/test_build.py \
+	  -m "not alone and not compiled and not ahead_of_time" || status=1; \
+	$(RUN) -m pytest --evidence=add -m alone || status=1; \
+	exit $$status
 
 # Tests of CUDA kernels that compute, by a build of the interpreter of their own.
 sanitized = build/sanitized/_interpreter.abi3.so

@@ -8,7 +8,6 @@ import json
 import os
 import sys
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,6 +42,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 pytest.register_assert_rewrite("backends")
 from backends import interpreted_line  # noqa: E402
+from outcomes import added, last_results  # noqa: E402
 
 # A first call compiles, so that no deadline would hold. CI draws the same examples every time.
 settings.register_profile("diglot", deadline=None, print_blob=True)
@@ -53,8 +53,11 @@ settings.load_profile("ci" if os.environ.get("CI") else "diglot")
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--evidence",
-        action="store_true",
-        help="on a machine with a GPU: write the outcome to bench/results/<gpu>/tests.json",
+        nargs="?",
+        choices=("new", "add"),
+        const="new",
+        help="on a machine with a GPU: write the outcome to bench/results/<gpu>/tests.json, or add "
+        "it to what a run of the same sources wrote there",
     )
 
 
@@ -127,7 +130,7 @@ class _Record:
         """Where workers collect, the controller has deselected nothing: each tells the same."""
         self.deselected = getattr(node, "workeroutput", {}).get("deselected", self.deselected)
 
-    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         if hasattr(session.config, "workeroutput"):
             session.config.workeroutput["deselected"] = self.deselected
         # With pytest-xdist, reports of all workers reach the controller, and it alone writes.
@@ -150,6 +153,10 @@ class _Record:
             "commit": commit(),
             "sources": self.sources,
         }
+        if exitstatus not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+            record["incomplete"] = "cut short"
+        if session.config.getoption("--evidence") == "add":
+            record = added(json.loads(path.read_text()), record)
         path.write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n")
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
@@ -161,19 +168,3 @@ class _Record:
             )
         for line in last_results(RESULTS, self.sources):
             terminalreporter.write_line(line)
-
-
-def last_results(results: Path, sources: str) -> list[str]:
-    """A line for each GPU with a recorded run: its outcome, and whether it is of these sources."""
-    lines = []
-    for path in sorted(results.glob("*/tests.json")):
-        name = path.parent.name
-        try:
-            run = json.loads(path.read_text())
-            outcome = ", ".join(f"{run[key]} {key}" for key in ("passed", "failed", "skipped"))
-            is_same = run["sources"] == sources
-            state = "of these sources" if is_same else "STALE: the sources have changed since"
-            lines.append(f"last run on {name}: {outcome}, commit {run['commit']}; {state}")
-        except (ValueError, KeyError, OSError) as error:
-            lines.append(f"last run on {name}: {path.name} cannot be read ({error!r})")
-    return lines or ["last run on a GPU: none is recorded in bench/results"]

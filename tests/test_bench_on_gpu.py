@@ -23,7 +23,11 @@ from diglot.bench.selection import load
 from diglot.tools import measure
 from diglot.tools.measure import Timing
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(bool(measure.why_not()), reason="nothing timed")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.alone,
+    pytest.mark.skipif(bool(measure.why_not()), reason="nothing timed"),
+]
 
 TRIES = 8
 AGREEMENT = 0.03

@@ -175,6 +175,8 @@ def _files(files: Iterable[File], sources: str) -> Table:
 def _suite(file: File, sources: str) -> Section:
     content, state = file.content, _state(file, sources)
     counts = ", ".join(f"{content[key]} {key}" for key in ("passed", "failed", "skipped"))
+    if file.incomplete:
+        counts += f"; {file.incomplete}"
     about = f"{counts}; {content.get('gpus', 1)} GPU(s), commit {file.commit[:12]}, {state.text}."
     tables = []
     failures, reasons = content.get("failures"), content.get("skip_reasons")
