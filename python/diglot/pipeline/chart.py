@@ -114,7 +114,7 @@ def _bar(
 
 def _draw_whole(axes: Any, report: PipelineReport, stages: list[str]) -> None:
     timed, chunks = report.timed_chunks, sum(map(len, report.timelines))
-    some = f"; of the device's work {timed} of {chunks} chunks were timed" if timed < chunks else ""
+    some = f" ({timed} of {chunks} chunks timed)" if timed < chunks else ""
     axes.set_title(
         "The whole run, all slots of a stage in one lane, and the share of it in which the stage "
         f"was at work{some}",
