@@ -11,7 +11,7 @@ from backends import DEVICE, HAS_CUDA
 import diglot
 from diglot.backends.runs import record_runs
 from diglot.pipeline import launches
-from diglot.pipeline.launches import Op
+from diglot.pipeline.launches import Like, Op
 
 pytestmark = [] if HAS_CUDA else [pytest.mark.gpu]
 
@@ -29,7 +29,8 @@ def op(fn, state=None):
 def look(fn, chunk, state=None):
     """What is seen, and how many launches that took."""
     with record_runs() as runs:
-        seen = op(fn, state).look([chunk])
+        like = [Like(chunk.shape, chunk.dtype)]
+        seen = op(fn, state).look(like, chunk.device, lambda: [chunk])
     return seen, len(runs)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,17 +131,28 @@ class Op:
         if is_known and all(type(of) in known for of in options):
             self._key = (fn, repr(state), *((type(of), repr(of)) for of in options))
 
-    def look(self, chunks: list[torch.Tensor]) -> Seen:
-        """What it does on chunks like these: as it is remembered, or by calling it on them."""
-        key = None
-        if self._key is not None:
-            like = tuple((c.shape, c.dtype, c.device) for c in chunks)
-            key = (self._key, like, torch.get_default_dtype())  # of integers with a float
-            remembered = _remembered.get(key)
-            if remembered is not None:
-                return remembered
-        seen = self._watch(chunks)
-        if key is not None:
+    def look(
+        self,
+        like: Sequence[Like],
+        device: torch.device,
+        chunks: Callable[[], list[torch.Tensor]],
+        call: Callable[..., Seen] = lambda function, *arguments: function(*arguments),
+    ) -> Seen:
+        """What it does on such chunks: as it is remembered, or by calling it on them.
+
+        Args:
+            like: what they are like.
+            device: where they are.
+            chunks: makes them.
+            call: calls a function with arguments, in whatever it needs.
+        """
+        if self._key is None:
+            return call(self._watch, chunks())
+        # The default dtype is that of integers with a float.
+        key = (self._key, tuple(like), device, torch.get_default_dtype())
+        seen = _remembered.get(key)
+        if seen is None:
+            seen = call(self._watch, chunks())
             if len(_remembered) >= MOST_REMEMBERED:
                 _remembered.clear()
             _remembered[key] = seen

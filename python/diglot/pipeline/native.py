@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from diglot.backends.registry import cuda_module
 from diglot.backends.runs import note_run
 from diglot.pipeline import host
 from diglot.pipeline.host import HostArray
-from diglot.pipeline.launches import Launch, Op
+from diglot.pipeline.launches import Launch, Like, Op, Seen
 from diglot.pipeline.pinned import Buffer, pinned_cache
 from diglot.pipeline.ring import Job
 
@@ -65,7 +66,7 @@ class NativeRing:
                 plan.slots,
                 -1 if job.device.type == "cpu" else job.device.index,
                 job.copy_threads,
-                job.control.words.data_ptr(),
+                job.control.address,
                 threading.current_thread() is threading.main_thread(),
             )
             job.timeline += timeline
@@ -97,8 +98,13 @@ def native_ring(job: Job, op: Op, one: Launch) -> NativeRing | None:
     buffers = [
         [array.empty_chunk(rows, job.device) for array in job.inputs] for _ in range(job.plan.slots)
     ]
-    with job.scope(), torch.no_grad():
-        seen = op.look(buffers[0])
+
+    def called(function: Callable[..., Seen], *arguments: Any) -> Seen:
+        with job.scope(), torch.no_grad():
+            return function(*arguments)
+
+    like = [Like(chunk.shape, chunk.dtype) for chunk in buffers[0]]
+    seen = op.look(like, job.device, lambda: buffers[0], called)
     if seen.launch is None or not one.differs_in_rows_alone(seen.launch, (1, rows)):
         return None
     for slot in buffers:

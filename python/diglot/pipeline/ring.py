@@ -10,6 +10,7 @@ is fed and behind it.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import math
 import threading
@@ -38,12 +39,12 @@ class Control:
     """What a run tells while it lasts, and is told. Its words are shared with the native engine.
 
     Attributes:
-        words: (stop, valid rows, chunk at work, 0), as a tensor of int64 in host memory.
+        address: of its words in host memory, four int64: (stop, valid rows, chunk at work, 0).
     """
 
     def __init__(self) -> None:
-        self.words = torch.zeros(4, dtype=torch.int64, device="cpu")
-        self._words = self.words.numpy()
+        self._words = (ctypes.c_int64 * 4)()
+        self.address = ctypes.addressof(self._words)
 
     @property
     def is_stopped(self) -> bool:
@@ -57,7 +58,7 @@ class Control:
     @property
     def valid_rows(self) -> int:
         """Of the run's rows, how many first ones are done."""
-        return int(self._words[1])
+        return self._words[1]
 
     @valid_rows.setter
     def valid_rows(self, rows: int) -> None:
@@ -66,7 +67,7 @@ class Control:
     @property
     def chunk(self) -> int:
         """The chunk that is fed, or at which the run failed."""
-        return int(self._words[2])
+        return self._words[2]
 
     @chunk.setter
     def chunk(self, chunk: int) -> None:

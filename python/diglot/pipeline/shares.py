@@ -109,7 +109,7 @@ def shares_of(whole: Plan, devices: list[torch.device]) -> list[Share]:
     for device, (first, last) in zip(devices, split(whole.chunks, len(devices)), strict=True):
         if first < last:
             begin, end = whole.rows_of(first)[0], whole.rows_of(last - 1)[1]
-            of_share = replace(whole, rows=end - begin)
+            of_share = whole if end - begin == whole.rows else replace(whole, rows=end - begin)
             shares.append(Share(len(shares), device, begin, end, of_share, first))
     return shares
 

@@ -25,7 +25,7 @@ from diglot.pipeline.arguments import (
 from diglot.pipeline.errors import StreamError
 from diglot.pipeline.fold import Fold
 from diglot.pipeline.host import NOTHING_SAID, HostArray, Maps
-from diglot.pipeline.launches import Op, Seen, is_random, op_of
+from diglot.pipeline.launches import Like, Op, Seen, is_random, op_of
 from diglot.pipeline.native import NativeRing, native_ring
 from diglot.pipeline.planner import (
     CHUNK_BYTES,
@@ -232,7 +232,10 @@ class _Stream:
 
     def scope(self) -> Callable[[], Any]:
         """What threads that call fn are in, of this thread's."""
-        backend = self.backend or scoped_backend()
+        # An op is told its backend.
+        backend = None if self.op is not None else self.backend or scoped_backend()
+        if backend is None and not self.autocast:
+            return nullcontext
 
         @contextmanager
         def entered() -> Iterator[None]:
@@ -389,7 +392,9 @@ class _Stream:
 
         state = (self.backend, self.autocast, self.gives_arrays)
         op = Op(self.fn, call, state, is_known=self.op is not None)
-        return op, self.guarded(op.look, self.empty_chunks(min(self.rows, 1)))
+        rows = min(self.rows, 1)
+        like = [Like(torch.Size((rows, *of.row_shape)), of.tensor.dtype) for of in self.inputs]
+        return op, op.look(like, self.devices[0], lambda: self.empty_chunks(rows), self.guarded)
 
     def guarded(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Calls a function in what the threads that call fn are in."""
@@ -424,7 +429,13 @@ class _Stream:
             seconds=time.perf_counter() - self.began,
             timelines=[share.timeline for share in shares] or [[]],
             notes=tuple(self.notes),
-            gpu=torch.cuda.get_device_name(self.devices[0])
+            gpu=name_of(self.devices[0])
             if len(shares) == 1 and self.devices[0].type == "cuda"
             else None,
         )
+
+
+@functools.cache
+def name_of(device: torch.device) -> str:
+    """A GPU's."""
+    return torch.cuda.get_device_name(device)
