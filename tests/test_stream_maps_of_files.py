@@ -185,6 +185,21 @@ def test_an_input_that_was_cut_short(engine, npy):
     assert (out[120:] == 7).all()
 
 
+@pytest.mark.parametrize("library", [True, False])
+@pytest.mark.parametrize("engine", ENGINES)
+def test_an_output_that_is_cut_short(engine, library, tmp_path, monkeypatch):
+    """Elsewhere that is a signal, which ends the process."""
+    if not library:
+        monkeypatch.setattr(copier, "library", lambda: None)
+    out = new(tmp_path / "out.npy")
+    before = out[:120].copy()
+    os.truncate(tmp_path / "out.npy", 128 + 130 * ROW)
+    with pytest.raises(StreamError, match=r"cut short|No space") as failed:
+        stream(engine, X, out=out, chunk_bytes=60 * ROW)
+    assert failed.value.rows <= 180
+    assert not np.array_equal(out[:60], before[:60])
+
+
 def read_only_outputs(path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -49,6 +49,28 @@ void make_room(int file, int64_t offset, int64_t size, int64_t margin) {
   if (error != 0) fail("writing a file", offset, error);
 }
 
+#if !defined(MADV_POPULATE_WRITE)
+#define MADV_POPULATE_WRITE 23
+#endif
+
+// Has the system make a file's pages ready to be written, at once: one fault after the other takes
+// it several times as long. What would be a signal when they are written is an error here.
+void make_ready(char* address, int64_t size, int64_t offset) {
+  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const auto first = reinterpret_cast<uintptr_t>(address);
+  const uintptr_t begin = first / page * page;
+  const uintptr_t end = first + static_cast<uintptr_t>(size);
+  int status = -1;
+  do {
+    status = madvise(reinterpret_cast<void*>(begin), end - begin, MADV_POPULATE_WRITE);
+  } while (status != 0 && (errno == EINTR || errno == EAGAIN));
+  if (status != 0 && errno == EFAULT) {
+    throw std::runtime_error("writing a file at byte " + std::to_string(offset) +
+                             ": the disk is full, or the file was cut short");
+  }
+  // Otherwise the system is older than Linux 5.14, and there will be faults.
+}
+
 // Takes a file's pages out of the process's memory; the system writes them when it will.
 void leave_to_system(char* address, int64_t size) {
   const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
@@ -76,6 +98,7 @@ void HostArray::write(int64_t begin, int64_t end, const char* source) const {
   if (file >= 0 && size > 0) {
     // A file takes one write at a time, but its map as many as there are threads.
     make_room(file, offset + begin * row_bytes, size, margin);
+    make_ready(part(begin), size, offset + begin * row_bytes);
   }
   std::memcpy(part(begin), source, static_cast<std::size_t>(size));
   if (file >= 0) leave_to_system(part(begin), size);

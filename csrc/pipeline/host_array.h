@@ -25,7 +25,8 @@ struct HostArray {
   // Copies rows to a buffer. Throws std::system_error where a file cannot be read, and
   // std::runtime_error where it ends before.
   void read(int64_t begin, int64_t end, char* into) const;
-  // Copies a buffer's rows to their place. Throws likewise, where a disk is full, for one.
+  // Copies a buffer's rows to their place. Throws likewise, where a disk is full, or the file was
+  // cut short.
   void write(int64_t begin, int64_t end, const char* source) const;
 };
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import bisect
 import ctypes
+import errno
 import math
 import mmap
 import os
@@ -21,6 +22,7 @@ from typing import Any
 import torch
 
 READ_AHEAD = 64 << 20
+MADV_POPULATE_WRITE = 23
 # Of room on a disk: with more, blocks are not asked for beforehand, which one thread at a time may.
 MARGIN = 4 << 30
 
@@ -185,6 +187,7 @@ class HostArray:
             # A file takes one write at a time, but its map as many as there are threads.
             assert self.mapping is not None
             _make_room(self.file, self.mapping.offset + first, size)
+            _make_ready(self.address + first, size)
         ctypes.memmove(self.address + first, source.data_ptr(), size)
         if self.kind == "file":
             _leave_to_system(self.address + first, size)
@@ -210,6 +213,21 @@ def _make_room(file: int, offset: int, size: int) -> None:
         os.posix_fallocate(file, offset, size)
 
 
+def _make_ready(address: int, size: int) -> None:
+    """Has the system make a file's pages ready to be written, at once: one fault after the other
+    takes it several times as long. What would be a signal when they are written is an OSError here.
+    """
+    begin = address // mmap.PAGESIZE * mmap.PAGESIZE
+    length = ctypes.c_size_t(address + size - begin)
+    status, error = -1, errno.EINTR
+    while status != 0 and error in (errno.EINTR, errno.EAGAIN):
+        status = _libc.madvise(ctypes.c_void_p(begin), length, MADV_POPULATE_WRITE)
+        error = ctypes.get_errno()
+    if status != 0 and error == errno.EFAULT:
+        raise OSError("writing a file: the disk is full, or the file was cut short")
+    # Otherwise the system is older than Linux 5.14, and there will be faults.
+
+
 def _leave_to_system(address: int, size: int) -> None:
     """Takes a file's pages out of the process's memory; the system writes them when it will."""
     begin = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -218,7 +236,7 @@ def _leave_to_system(address: int, size: int) -> None:
         _libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED)
 
 
-_libc = ctypes.CDLL(None)
+_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def default_copy_threads() -> int:
