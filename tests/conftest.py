@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -62,8 +63,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("--evidence") and not HAS_GPU:
+    evidence = config.getoption("--evidence")
+    if evidence and not HAS_GPU:
         raise pytest.UsageError("--evidence: PyTorch finds no CUDA GPU")
+    if evidence == "new" and not hasattr(config, "workerinput"):
+        outcome_file().unlink(missing_ok=True)  # or another run's would be added to
+    if evidence == "add" and not outcome_file().exists():
+        raise pytest.UsageError("--evidence=add: there is nothing to add to")
     config.pluginmanager.register(_Record(), "diglot-record")
 
 
@@ -83,6 +89,11 @@ def refused_cuda(monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setitem(registry.BACKENDS, "cuda", refused)
     monkeypatch.setattr(selection, "_chosen", {})
     return reason
+
+
+def outcome_file() -> Path:
+    """Where the outcome of the tests on this machine's GPU is written."""
+    return RESULTS / gpu_short_name(torch.cuda.get_device_name()) / "tests.json"
 
 
 class _Record:
@@ -136,8 +147,7 @@ class _Record:
         # With pytest-xdist, reports of all workers reach the controller, and it alone writes.
         if not session.config.getoption("--evidence") or hasattr(session.config, "workerinput"):
             return
-        device = torch.cuda.get_device_name()
-        path = RESULTS / gpu_short_name(device) / "tests.json"
+        device, path = torch.cuda.get_device_name(), outcome_file()
         path.parent.mkdir(parents=True, exist_ok=True)
         # The hash is the one taken at the start: a tree edited meanwhile was not what was tested.
         record: dict[str, Any] = {

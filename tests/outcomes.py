@@ -23,6 +23,8 @@ def added(before: dict[str, Any], record: dict[str, Any]) -> dict[str, Any]:
             together[key] = sorted({*of_before, *value})
         elif key == "skip_reasons":
             together[key] = dict(sorted((Counter(of_before) + Counter(value)).items()))
+        elif key == "selection" and value in of_before.split("; "):
+            raise ValueError(f"--evidence=add: {value!r} is in it already")
         elif key == "selection":
             together[key] = f"{of_before}; {value}"
         elif of_before != value and key != "incomplete":

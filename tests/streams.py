@@ -51,6 +51,7 @@ class LazyRuntime(HostRuntime):
             self.random.choice(able).step()
 
     def seconds(self, event):
+        assert event.is_timed, "it keeps no time"
         return event.at if event.done else math.nan  # as of one that nobody waited for
 
     def close(self):
@@ -103,8 +104,8 @@ class LazyStream:
     def fetch(self, tensors):
         return tuple(tensor.clone() for tensor in tensors)
 
-    def record(self, is_timed=True):
-        event = LazyEvent(self)
+    def record(self, is_timed=False):
+        event = LazyEvent(self, is_timed)
         self.add("record", event)
         return event
 
@@ -113,8 +114,9 @@ class LazyStream:
 
 
 class LazyEvent:
-    def __init__(self, stream):
-        self.stream, self.done, self.at = stream, False, None
+    def __init__(self, stream, is_timed):
+        self.stream, self.is_timed = stream, is_timed
+        self.done, self.at = False, None
 
     def happen(self):
         self.done, self.at = True, self.stream.runtime.now()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -112,15 +114,18 @@ def test_python_goes_on_meanwhile(threads):
     copies.result()
 
 
-def test_closing_waits_for_what_was_begun():
-    for made in (PythonCopier(1), *([NativeCopier(1, library())] if library() else [])):
-        big, into = HostArray(torch.ones(1 << 24, dtype=torch.uint8)), torch.zeros(1 << 24).byte()
-        copies = made.submit([Piece(big, 0, 1 << 24, into)])
-        while into[0] != 1:
-            pass
-        made.close()
-        assert copies.done() and into.all()
-        made.close()
+def test_closing_waits_for_what_was_begun(threads):
+    """And leaves out what was not: of each piece all is there, or nothing."""
+    big = HostArray(torch.ones(1 << 24, dtype=torch.uint8))
+    buffers = [torch.zeros(1 << 24, dtype=torch.uint8) for _ in range(20)]
+    copies = [threads.submit([Piece(big, 0, 1 << 24, buffer)]) for buffer in buffers]
+    threads.close()
+    found = [buffer.float().mean().item() for buffer in buffers]
+    assert set(found) <= {0.0, 1.0}
+    assert all(of.done() for of in copies)
+    time.sleep(0.02)
+    assert [buffer.float().mean().item() for buffer in buffers] == found
+    threads.close()
 
 
 @NATIVE
@@ -133,8 +138,10 @@ def test_the_librarys_end_with_what_holds_them():
     assert (count(), threading.active_count()) == (before + 5, of_python)
     del made
     gc.collect()
-    while count() != before:  # the system takes a moment
+    until = time.monotonic() + 10  # the system takes a moment
+    while count() != before and time.monotonic() < until:
         time.sleep(1e-3)
+    assert count() == before
 
 
 @NATIVE
@@ -167,3 +174,21 @@ def test_who_copies(monkeypatch):
     assert isinstance(copier_for(1, [HostArray(X)]), NativeCopier)
     monkeypatch.setattr(copier, "library", lambda: None)
     assert isinstance(copier_for(1, [HostArray(X)]), PythonCopier)
+
+
+AT_EXIT = """
+import threading, time, torch, diglot
+x = torch.randn(1_000_000)
+out = torch.empty_like(x)
+def work():
+    while True:
+        diglot.stream_map(torch.neg, x, out=out, chunk_bytes=1 << 18)
+threading.Thread(target=work, daemon=True).start()
+time.sleep(0.5)
+"""
+
+
+@NATIVE
+def test_a_process_ends_while_a_daemon_thread_copies():
+    done = subprocess.run([sys.executable, "-c", AT_EXIT], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -31,6 +31,11 @@ def test_two_runs_of_the_same_sources_add_up():
         assert added(first, second)["incomplete"] == "cut short"
 
 
+def test_none_is_added_twice():
+    with pytest.raises(ValueError, match="'alone' is in it already"):
+        added(added(RUN, MORE), MORE)
+
+
 @pytest.mark.parametrize("key", ["gpu", "commit", "sources"])
 def test_others_do_not(key):
     with pytest.raises(ValueError, match=f"{key} was"):

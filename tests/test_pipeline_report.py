@@ -258,3 +258,12 @@ def test_chunks_that_are_not_timed():
     assert set(of.stalls.values()) == {0.0}
     assert "note: what the device did was timed of 2 chunks" in str(of)
     assert "was timed" not in str(report())
+
+
+def test_what_is_odd_at_the_begin_is_not_taken_for_all():
+    """Such as a first call, in which a kernel is compiled."""
+    times = [chunk(compute=(0, 40)), *(chunk(compute=(40 + i, 41 + i)) for i in range(15))]
+    times += [chunk() if i % 8 else chunk(compute=(55 + i, 56 + i)) for i in range(17)]
+    compute = report([times]).stages()["compute"]
+    assert (compute.chunks, compute.timed) == (33, 19)
+    assert compute.busy == (40 + 15 + 17) / 4

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import threading
 import time
 
 import pytest
 import torch
+from backends import HAS_CUDA
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from streams import LazyRuntime
 
+import diglot
+from diglot import stream_map
 from diglot.pipeline.copier import PythonCopier, copier_for, library
 from diglot.pipeline.host import HostArray
+from diglot.pipeline.pinned import pinned_cache
 from diglot.pipeline.planner import plan
 from diglot.pipeline.ring import Job, Ring, Sink
 
@@ -184,3 +190,65 @@ def test_what_is_valid_ends_before_a_chunk_that_cannot_be_written(seed):
         Ring(job).run()
     assert job.control.chunk == 1
     assert job.control.valid_rows <= 4
+
+
+def timed(timeline):
+    """The chunks of which it is known when the device did what."""
+    return [i for i, times in enumerate(timeline) if not all(map(math.isnan, times[2:8]))]
+
+
+@pytest.mark.parametrize("chunks", [3, 16, 17, 40])
+def test_which_chunks_are_timed(chunks):
+    """And no event is asked for a time that it does not keep."""
+    x = torch.randn(chunks, 3)
+    _, job = stream(double, x, 1, 3, seed=0)
+    expected = [chunk for chunk in range(chunks) if job.plan.is_timed(chunk)]
+    assert timed(job.timeline) == expected
+    if HAS_CUDA:
+        out = torch.empty_like(x)
+        stream_map(diglot.gelu, x, out=out, chunk_bytes=12, backend="cuda")
+        report = diglot.last_stream_report()
+        assert (report.engine, timed(report.timelines[0])) == ("native", expected)
+
+
+class ClosedOnly(PythonCopier):
+    """What it is to copy is under way until it is closed."""
+
+    def __init__(self, threads):
+        super().__init__(threads)
+        self.is_closed = False
+        self.end = threading.Event()
+
+    def copy(self, pieces):
+        self.end.wait(10)
+        return super().copy(pieces)
+
+    def close(self):
+        self.end.set()
+        super().close()
+        self.is_closed = True
+
+
+def test_buffers_are_given_back_when_nobody_copies(monkeypatch):
+    copiers, back = [], []
+    original = type(pinned_cache).give_back
+
+    def give_back(cache, buffer):
+        back.append(all(copier.is_closed for copier in copiers))
+        original(cache, buffer)
+
+    monkeypatch.setattr(type(pinned_cache), "give_back", give_back)
+    x = torch.randn(26, 3)
+    cut = plan(len(x), [12], [], 4 * 12, 3)
+    outs = [HostArray(torch.zeros_like(x), is_output=True)]
+    job = Job(CPU, cut, 0, [HostArray(x)], lambda a: (a,), Sink(lambda _: outs))
+    job.runtime = lambda _, *of: LazyRuntime(*of, 0)
+    job.copier = lambda count, arrays: copiers.append(ClosedOnly(count)) or copiers[-1]
+
+    class Stopped(Ring):
+        def span_of_first(self, queue):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Stopped(job).run()
+    assert copiers and back and all(back)

@@ -417,6 +417,28 @@ assert torch.equal(stream_map(torch.neg, x, chunk_bytes=120), -x)
 """
 
 
+FORKED_WITHIN = """
+import os, sys, torch, diglot
+calls = []
+def fn(x):
+    calls.append(0)
+    if len(calls) == AT and os.fork() == 0:
+        sys.exit(3)
+    return -x
+x = torch.randn(64, 1024)
+assert torch.equal(diglot.stream_map(fn, x, chunk_bytes=1 << 14), -x)
+sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+
+
+@pytest.mark.parametrize("at", [1, 6])
+def test_a_child_that_is_forked_by_fn_can_leave(at):
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    code = FORKED_WITHIN.replace("AT", str(at))
+    done = subprocess.run([sys.executable, "-c", code], timeout=60, env=environment)
+    assert done.returncode == 3
+
+
 def test_after_a_fork():
     """A child has neither the threads nor the pinned memory."""
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}  # CUDA itself cannot be forked

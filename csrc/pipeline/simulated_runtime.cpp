@@ -17,6 +17,7 @@ namespace diglot::pipeline {
 
 struct Mark {
   bool is_done = false;
+  bool is_timed = false;
   double seconds = 0;
 };
 
@@ -63,8 +64,9 @@ class Simulation {
     }
   }
 
-  void record(int stream, std::shared_ptr<Mark>& into) {
+  void record(int stream, std::shared_ptr<Mark>& into, bool is_timed) {
     auto mark = std::make_shared<Mark>();
+    mark->is_timed = is_timed;
     {
       const std::lock_guard lock(mutex_);
       into = mark;
@@ -155,7 +157,9 @@ void Stream::wait(const Event& event) {
   simulation_->enqueue(number_, [] {}, simulation_->mark_of(event.mark_));
 }
 
-void Stream::record(Event& event, bool) { simulation_->record(number_, event.mark_); }
+void Stream::record(Event& event, bool is_timed) {
+  simulation_->record(number_, event.mark_, is_timed);
+}
 
 void Stream::run(std::function<void(cudaStream_t)> function) {
   simulation_->enqueue(number_, [function = std::move(function)] { function(nullptr); });
@@ -184,6 +188,7 @@ double Runtime::now() const { return simulation_->now(); }
 double Runtime::seconds(const Event& event) const {
   const auto mark = simulation_->mark_of(event.mark_);
   if (mark == nullptr || !mark->is_done) throw std::logic_error("the time of what was not done");
+  if (!mark->is_timed) throw std::logic_error("the time of what keeps none");
   return mark->seconds;
 }
 

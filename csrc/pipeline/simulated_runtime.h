@@ -43,7 +43,7 @@ class Stream {
   Stream(Simulation* simulation, int number) : simulation_(simulation), number_(number) {}
   // What comes after this waits for what an event marks now.
   void wait(const Event& event);
-  // The event marks what was enqueued so far. Times are kept of all.
+  // The event marks what was enqueued so far.
   void record(Event& event, bool is_timed);
   // Has function(stream) do its work here, later.
   void run(std::function<void(cudaStream_t)> function);

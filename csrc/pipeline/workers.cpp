@@ -19,6 +19,7 @@ void Workers::finish() {
   {
     const std::lock_guard lock(mutex_);
     is_over_ = true;
+    tasks_.clear();
   }
   changed_.notify_all();
   for (std::thread& thread : threads_) thread.join();

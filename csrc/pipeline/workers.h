@@ -28,7 +28,7 @@ class Workers {
     add([task] { (*task)(); });
     return result;
   }
-  // Waits until all is done, and ends the threads.
+  // Waits until no thread works, and ends them. What was not begun is left out: its futures say so.
   void finish();
 
  private:

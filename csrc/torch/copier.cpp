@@ -1,5 +1,7 @@
 // Threads that copy between arrays in host memory and pinned buffers, as functions of Python: they
 // need nothing of Python while they copy, and do not wait for its lock.
+#include <unistd.h>
+
 #include <chrono>
 #include <future>
 #include <map>
@@ -42,6 +44,9 @@ double now() {
 
 struct Copier {
   explicit Copier(int threads) : workers(threads) {}
+  // A child of a fork has none of the threads, and nothing here is of use to it.
+  bool is_here() const { return getpid() == owner; }
+  const pid_t owner = getpid();
   std::map<int64_t, std::future<Span>> copies;  // by ticket, until they are waited for
   int64_t tickets = 0;
   pipeline::Workers workers;
@@ -53,8 +58,16 @@ Copier& copier_of(PyObject* capsule) {
   return *static_cast<Copier*>(copier);
 }
 
+// The same, where it has its threads.
+Copier& working(PyObject* capsule) {
+  Copier& copier = copier_of(capsule);
+  if (!copier.is_here()) throw std::runtime_error("threads do not outlive a fork");
+  return copier;
+}
+
 void destroy(PyObject* capsule) {
   auto* const copier = static_cast<Copier*>(PyCapsule_GetPointer(capsule, kCapsule));
+  if (!copier->is_here()) return;  // to wait for its threads would be for ever
   const WithoutGil gil;
   delete copier;
 }
@@ -108,7 +121,7 @@ PyObject* make_copier(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
 // A thread copies them, in order. Memory and file must be there until that is waited for.
 PyObject* submit_copies(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   return returned(count, 2, [&] {
-    Copier& copier = copier_of(arguments[0]);
+    Copier& copier = working(arguments[0]);
     TupleReader tuples(arguments[1]);
     std::vector<Piece> pieces(tuples.size());
     for (Piece& piece : pieces) {
@@ -136,7 +149,7 @@ PyObject* submit_copies(PyObject*, PyObject* const* arguments, Py_ssize_t count)
 // are_copied(copier, ticket) -> bool
 PyObject* are_copied(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   return returned(count, 2, [&] {
-    const auto& copies = find(copier_of(arguments[0]), arguments[1])->second;
+    const auto& copies = find(working(arguments[0]), arguments[1])->second;
     return PyBool_FromLong(copies.wait_for(std::chrono::seconds(0)) == std::future_status::ready);
   });
 }
@@ -146,7 +159,7 @@ PyObject* are_copied(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
 // Raises what a copy failed with: OSError with the system's words, for one.
 PyObject* wait_for_copies(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   return returned(count, 2, [&] {
-    Copier& copier = copier_of(arguments[0]);
+    Copier& copier = working(arguments[0]);
     const auto found = find(copier, arguments[1]);
     std::future<Span> copies = std::move(found->second);
     copier.copies.erase(found);
@@ -159,11 +172,12 @@ PyObject* wait_for_copies(PyObject*, PyObject* const* arguments, Py_ssize_t coun
   });
 }
 
-// close_copier(copier): waits until all is done, and ends the threads.
+// close_copier(copier): waits until no thread copies, and ends them. What was not begun is left
+// out.
 PyObject* close_copier(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   return returned(count, 1, [&] {
     Copier& copier = copier_of(arguments[0]);
-    {
+    if (copier.is_here()) {
       const WithoutGil gil;
       copier.workers.finish();
     }

@@ -14,6 +14,7 @@
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/tensor.h>
+#include <unistd.h>
 
 #include <deque>
 #include <memory>
@@ -71,15 +72,26 @@ class DeviceGuard {
 };
 #endif
 
+// Takes Python's lock again. When Python ends, it ends other threads that ask for it, by unwinding
+// them, which no destructor of C++ takes: such a thread sleeps until the process is gone, as Python
+// has it do from 3.14 on.
+inline void restore_thread(PyThreadState* state) {
+  try {
+    PyEval_RestoreThread(state);
+  } catch (...) {
+    for (;;) pause();
+  }
+}
+
 // Lets other Python threads run for a scope: a launch waits when the GPU's queue is full.
 class WithoutGil {
  public:
   WithoutGil() : state_(PyEval_SaveThread()) {}
-  ~WithoutGil() { PyEval_RestoreThread(state_); }
+  ~WithoutGil() { restore_thread(state_); }
   // Calls function() with the lock.
   template <typename Function>
   void interrupt(const Function& function) {
-    PyEval_RestoreThread(state_);
+    restore_thread(state_);
     struct Release {
       PyThreadState*& state;
       ~Release() { state = PyEval_SaveThread(); }

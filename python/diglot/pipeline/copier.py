@@ -1,6 +1,6 @@
 """Threads that copy chunks between their place and pinned buffers: the CUDA library's own, which
-need nothing of Python while they copy; where that was not built, Python's, which wait for each
-other's lock at each chunk.
+need nothing of Python while they copy. Where that was not built, or rows are strided, they are
+Python's, which wait for each other's lock at each chunk.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Copier(Protocol):
         """Has one of them copy these, in order."""
 
     def close(self) -> None:
-        """Waits until none copies, and ends them. What was not begun may be left out."""
+        """Waits until none copies, and ends them. What was not begun is left out."""
 
 
 class PythonCopier:
@@ -123,8 +123,9 @@ class NativeCopier:
         return _NativeCopies(self, ticket)
 
     def close(self) -> None:
-        """Waits until all is copied, and ends them."""
+        """Waits until none copies, and ends them; what was not begun is left out."""
         self.module.close_copier(self.copier)
+        self.pieces.clear()
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ class _NativeCopies:
         try:
             return self.copier.module.wait_for_copies(self.copier.copier, self.ticket)
         finally:
-            del self.copier.pieces[self.ticket]
+            self.copier.pieces.pop(self.ticket, None)
 
 
 @functools.cache

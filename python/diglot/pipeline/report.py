@@ -30,12 +30,12 @@ class Stage:
     Attributes:
         name: one of `STAGES`.
         chunks: how many went through it.
-        timed: of how many that was timed. What the device does is timed of few chunks always, and
-            of many of a part (`Plan.is_timed`).
+        timed: how many of them were timed: on the device some, if there are many
+            (`Plan.is_timed`).
         begin: seconds from the run's begin to that of the first.
         end: likewise to the end of the last.
-        busy: seconds in which it was at work on at least one; where not all chunks are timed, by
-            their mean.
+        busy: seconds in which it was at work on at least one; chunks that were not timed are taken
+            to be as the one before them that was.
     """
 
     name: str
@@ -131,14 +131,17 @@ class PipelineReport:
         """
         found = {}
         timeline = self.timelines[device]
-        timed = sum(map(_is_timed, timeline))
+        untimed = _untimed_after(timeline)
         for name in STAGES:
-            intervals = [i for _, i in intervals_of(timeline, name)]
-            if intervals:
+            numbered = list(intervals_of(timeline, name))
+            if numbered:
+                intervals = [interval for _, interval in numbered]
                 begin, end = min(b for b, _ in intervals), max(e for _, e in intervals)
-                of_each = 1.0 if name in ON_HOST else len(timeline) / timed
-                chunks = round(len(intervals) * of_each)
-                busy = min(_covered(intervals) * of_each, end - begin)
+                chunks, busy = len(intervals), _covered(intervals)
+                if name not in ON_HOST:
+                    chunks += sum(untimed[chunk] for chunk, _ in numbered)
+                    busy += sum(untimed[chunk] * (e - b) for chunk, (b, e) in numbered)
+                busy = min(busy, end - begin)
                 found[name] = Stage(name, chunks, len(intervals), begin, end, busy)
         return found
 
@@ -331,6 +334,19 @@ def intervals_of(timeline: Sequence[Times], stage: str) -> Iterator[tuple[int, I
         begin, end = times[first : first + 2]
         if not (math.isnan(begin) or math.isnan(end)):
             yield chunk, (begin, end)
+
+
+def _untimed_after(timeline: Sequence[Times]) -> list[int]:
+    """For each chunk, how many come right after it that are not timed: they are taken to be as it
+    is.
+    """
+    counts, untimed = [0] * len(timeline), 0
+    for chunk in reversed(range(len(timeline))):
+        if _is_timed(timeline[chunk]):
+            counts[chunk], untimed = untimed, 0
+        else:
+            untimed += 1
+    return counts
 
 
 def _is_timed(times: Times) -> bool:

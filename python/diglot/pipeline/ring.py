@@ -13,11 +13,12 @@ from __future__ import annotations
 import ctypes
 import functools
 import math
+import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -213,6 +214,12 @@ class Ring:
         # So many pinned buffers, and chunks at most that are fed but not out.
         self.depth = self.plan.slots + job.copy_threads
         self.copiers: dict[str, Copier] = {}  # by direction, those that are needed
+        self.process = os.getpid()
+        # What is done at the end, the last first, each whatever another of them raises: copiers are
+        # closed before, as they are made.
+        self.ends = ExitStack()
+        self.ends.callback(self.give_back)
+        self.ends.callback(self.close_runtime)
         self.pinned: list[Buffer] = []  # all that were taken
         self.pinned_in: list[list[Buffer | None]] = []
         self.pinned_out: list[list[Buffer | None]] = []
@@ -228,34 +235,35 @@ class Ring:
             What `fn` or a copy raised. Streams are idle then, buffers given back.
         """
         control = self.job.control
-        try:
-            with self.runtime.scope(), self.job.scope(), torch.no_grad():
-                try:
-                    for chunk in range(self.plan.chunks):
-                        if control.is_stopped:
-                            break
-                        control.chunk = chunk
-                        self.feed(chunk)
-                except BaseException:
-                    failed = control.chunk
-                    # What was fed before is good, if nothing else is.
-                    if control.valid_rows < self.plan.rows_of(failed)[0]:
-                        with suppress(Exception):
-                            self.drain(failed)
-                    control.chunk = failed
-                    raise
-                self.drain(self.plan.chunks)
-        finally:
-            for copier in self.copiers.values():
-                copier.close()
+        with self.ends, self.runtime.scope(), self.job.scope(), torch.no_grad():
             try:
-                with self.runtime.scope():
-                    self.runtime.close()
-            finally:
-                for buffer in self.pinned:
-                    pinned_cache.give_back(buffer)
-                self.filling.clear()
-                self.emptying.clear()
+                for chunk in range(self.plan.chunks):
+                    if control.is_stopped:
+                        break
+                    control.chunk = chunk
+                    self.feed(chunk)
+            except BaseException:
+                failed = control.chunk
+                # What was fed before is good, if nothing else is; but not in a child of a fork.
+                is_here = os.getpid() == self.process
+                if is_here and control.valid_rows < self.plan.rows_of(failed)[0]:
+                    with suppress(Exception):
+                        self.drain(failed)
+                control.chunk = failed
+                raise
+            self.drain(self.plan.chunks)
+
+    def give_back(self) -> None:
+        """Leaves the buffers to other runs."""
+        for buffer in self.pinned:
+            pinned_cache.give_back(buffer)
+        self.filling.clear()
+        self.emptying.clear()
+
+    def close_runtime(self) -> None:
+        """Waits until streams are idle."""
+        with self.runtime.scope():
+            self.runtime.close()
 
     def feed(self, chunk: int) -> None:
         """Enqueues a chunk."""
@@ -449,7 +457,9 @@ class Ring:
         """The threads of a direction, which begin when they are needed."""
         if direction not in self.copiers:
             staged = [array for array in arrays if array.is_staged]
-            self.copiers[direction] = self.job.copier(self.job.copy_threads, staged)
+            threads = min(self.job.copy_threads, self.plan.chunks)
+            self.copiers[direction] = copier = self.job.copier(threads, staged)
+            self.ends.callback(copier.close)
         return self.copiers[direction]
 
     def span_of_first(self, queue: deque[tuple[Passage, Copies]]) -> Span:
@@ -461,8 +471,7 @@ class Ring:
             began, ended = queue[0][1].result()
         finally:
             queue.popleft()
-        zero = time.perf_counter() - self.runtime.now()
-        return began - zero, ended - zero
+        return began - self.runtime.began, ended - self.runtime.began
 
     def rows_of(self, array: HostArray, passage: Passage) -> torch.Tensor:
         """A chunk's rows, where they are."""

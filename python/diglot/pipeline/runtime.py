@@ -50,8 +50,10 @@ class Runtime(Protocol):
         loading: the stream of copies to the device.
         storing: that of copies from it.
         computing: for each slot, the stream that is computed in.
+        began: when the run did, by time.perf_counter.
     """
 
+    began: float
     loading: Stream
     storing: Stream
     computing: Sequence[Stream]
@@ -63,7 +65,7 @@ class Runtime(Protocol):
         """Seconds since the run began."""
 
     def seconds(self, event: Event) -> float:
-        """When an event happened that has, since the run began."""
+        """When an event happened that has and is timed, since the run began."""
 
     def scope(self) -> AbstractContextManager[Any]:
         """What a thread is in while it uses the streams."""
@@ -107,7 +109,7 @@ class GpuRuntime:
             self._origin = torch.cuda.Event(enable_timing=True)
             self._origin.record(self._kept[0])
             self._origin.synchronize()
-        self._began = time.perf_counter()
+        self.began = time.perf_counter()
 
     def close(self) -> None:
         """Waits, on the host, until all streams are idle, and leaves them to another run."""
@@ -121,10 +123,10 @@ class GpuRuntime:
 
     def now(self) -> float:
         """Seconds since the run began."""
-        return time.perf_counter() - self._began
+        return time.perf_counter() - self.began
 
     def seconds(self, event: Any) -> float:
-        """When an event happened that has, since the run began."""
+        """When an event happened that has and is timed, since the run began."""
         return self._origin.elapsed_time(event) / 1e3
 
     @contextmanager
@@ -186,7 +188,7 @@ class HostRuntime:
     """The CPU's: what is enqueued is done before the call returns."""
 
     def __init__(self, slots: int = 1) -> None:
-        self._began = time.perf_counter()
+        self.began = time.perf_counter()
         self.loading: Stream = HostStream(self)
         self.storing: Stream = self.loading
         self.computing: Sequence[Stream] = [self.loading] * slots
@@ -196,7 +198,7 @@ class HostRuntime:
 
     def now(self) -> float:
         """Seconds since the run began."""
-        return time.perf_counter() - self._began
+        return time.perf_counter() - self.began
 
     def seconds(self, event: Any) -> float:
         """When an event happened, since the run began."""
