@@ -39,9 +39,8 @@ class Piece:
 
     def copy(self) -> None:
         """Copies them."""
-        (self.array.write if self.array.is_output else self.array.read)(
-            self.begin, self.end, self.buffer
-        )
+        copy = self.array.write if self.array.is_output else self.array.read
+        copy(self.begin, self.end, self.buffer)
 
     def described(self) -> tuple[Any, ...]:
         """As the library is told of it."""

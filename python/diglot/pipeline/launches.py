@@ -135,30 +135,29 @@ class Op:
         self,
         like: Sequence[Like],
         device: torch.device,
-        chunks: Callable[[], list[torch.Tensor]],
-        call: Callable[..., Seen] = lambda function, *arguments: function(*arguments),
+        watch: Callable[[], Seen],
     ) -> Seen:
-        """What it does on such chunks: as it is remembered, or by calling it on them.
+        """What it does on such chunks: as it is remembered, or as it is watched.
 
         Args:
             like: what they are like.
             device: where they are.
-            chunks: makes them.
-            call: calls a function with arguments, in whatever it needs.
+            watch: makes some, and calls `watch` with them in whatever the op's call needs.
         """
         if self._key is None:
-            return call(self._watch, chunks())
+            return watch()
         # The default dtype is that of integers with a float.
         key = (self._key, tuple(like), device, torch.get_default_dtype())
         seen = _remembered.get(key)
         if seen is None:
-            seen = call(self._watch, chunks())
+            seen = watch()
             if len(_remembered) >= MOST_REMEMBERED:
                 _remembered.clear()
             _remembered[key] = seen
         return seen
 
-    def _watch(self, chunks: list[torch.Tensor]) -> Seen:
+    def watch(self, chunks: list[torch.Tensor]) -> Seen:
+        """What it does, by calling it."""
         runs: list[tuple[LastRun, tuple[Any, ...]]] = []
         thread = threading.get_ident()
 

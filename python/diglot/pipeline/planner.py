@@ -9,7 +9,7 @@ MIB = 1 << 20
 # Of a chunk's largest array, least and most, by what drives the ring and whether memory is staged.
 # Copies in both directions at once reach what the bus gives from about 16 MiB on; a kernel that is
 # slower than they are likes small chunks. Pinned buffers are best in the processor's cache, so that
-# chunks that are staged are better small; but Python takes some 0.2 ms for each.
+# chunks that are staged are better small; but Python takes its time for each.
 Range = tuple[int, int]
 CHUNK_BYTES: dict[tuple[str, bool], Range] = {
     ("native", False): (8 * MIB, 16 * MIB),

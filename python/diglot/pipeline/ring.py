@@ -15,7 +15,6 @@ import functools
 import math
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
@@ -178,7 +177,7 @@ class Passage:
     def times(self, runtime: Runtime) -> Times:
         """Once all is done; NaN for what is not there, or not timed."""
 
-        def span(begin: Event | None, end: Event | None) -> tuple[float, float]:
+        def span(begin: Event | None, end: Event | None) -> Span:
             if begin is None or end is None:
                 return NOT_THERE
             return runtime.seconds(begin), runtime.seconds(end)
@@ -207,10 +206,10 @@ class Ring:
         self.outputs: list[list[torch.Tensor]] = []
         self.last: list[Event | None] = [None] * self.plan.slots  # after which they may be written
         self.reads = any(array.is_staged for array in job.inputs)
-        self.began = time.perf_counter()
         self.runtime = job.runtime(
             job.device, self.plan.slots, job.shares_compute, not self.reads and job.writes_in_place
         )
+        self.began = self.runtime.began
         # So many pinned buffers, and chunks at most that are fed but not out.
         self.depth = self.plan.slots + job.copy_threads
         self.copiers: dict[str, Copier] = {}  # by direction, those that are needed
@@ -471,7 +470,7 @@ class Ring:
             began, ended = queue[0][1].result()
         finally:
             queue.popleft()
-        return began - self.runtime.began, ended - self.runtime.began
+        return began - self.began, ended - self.began
 
     def rows_of(self, array: HostArray, passage: Passage) -> torch.Tensor:
         """A chunk's rows, where they are."""

@@ -394,7 +394,11 @@ class _Stream:
         op = Op(self.fn, call, state, is_known=self.op is not None)
         rows = min(self.rows, 1)
         like = [Like(torch.Size((rows, *of.row_shape)), of.tensor.dtype) for of in self.inputs]
-        return op, op.look(like, self.devices[0], lambda: self.empty_chunks(rows), self.guarded)
+
+        def watch() -> Seen:
+            return self.guarded(op.watch, self.empty_chunks(rows))
+
+        return op, op.look(like, self.devices[0], watch)
 
     def guarded(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Calls a function in what the threads that call fn are in."""
