@@ -66,10 +66,8 @@ def pytest_configure(config: pytest.Config) -> None:
     evidence = config.getoption("--evidence")
     if evidence and not HAS_GPU:
         raise pytest.UsageError("--evidence: PyTorch finds no CUDA GPU")
-    if evidence == "new" and not hasattr(config, "workerinput"):
-        outcome_file().unlink(missing_ok=True)  # or another run's would be added to
-    if evidence == "add" and not outcome_file().exists():
-        raise pytest.UsageError("--evidence=add: there is nothing to add to")
+    if evidence == "add" and not is_of_these_sources(outcome_file()):
+        raise pytest.UsageError("--evidence=add: no run of these sources is there to add to")
     config.pluginmanager.register(_Record(), "diglot-record")
 
 
@@ -94,6 +92,11 @@ def refused_cuda(monkeypatch: pytest.MonkeyPatch) -> str:
 def outcome_file() -> Path:
     """Where the outcome of the tests on this machine's GPU is written."""
     return RESULTS / gpu_short_name(torch.cuda.get_device_name()) / "tests.json"
+
+
+def is_of_these_sources(path: Path) -> bool:
+    """Whether a recorded outcome is of the sources as they are."""
+    return path.exists() and json.loads(path.read_text())["sources"] == source_hash()
 
 
 class _Record:

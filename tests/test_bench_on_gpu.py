@@ -73,9 +73,14 @@ def by_do_bench(function):
 
 
 @pytest.mark.parametrize("other", [by_events, by_do_bench])
-def test_times_agree(other, gelu):
+def test_times_agree(other):
+    """Of an op that memory alone limits. Timers leave a GPU in between calls in different ways, and
+    its clock with it, of which gelu's time depends: on one machine by 3 %, on others by less.
+    """
+    x, y = torch.randn(2, 16384, 8192, device="cuda")
+    add = functools.partial(diglot.add, x, y, backend="cuda")
     found, ratios = agree(
-        lambda: measure.interleaved({"gelu": gelu})["gelu"].median_us, lambda: other(gelu)
+        lambda: measure.interleaved({"add": add})["add"].median_us, lambda: other(add)
     )
     assert found, ratios
 

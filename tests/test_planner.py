@@ -11,6 +11,7 @@ from diglot.pipeline.planner import (
     FEWEST_CHUNKS,
     MIB,
     SMALLEST_CHUNK_BYTES,
+    chunk_range,
     plan,
     split,
 )
@@ -50,9 +51,10 @@ def test_every_small_size(row_bytes):
 @pytest.mark.parametrize("rows", [0, 1, 5, 24, 1000, 10**6, 10**10])
 @pytest.mark.parametrize("row_bytes", [0, 1, 4, 4096, 3 * MIB, 100 * MIB])
 @pytest.mark.parametrize("kind", CHUNK_BYTES)
-def test_default_chunks(rows, row_bytes, kind):
-    least, most = CHUNK_BYTES[kind]
-    cut = plan(rows, (row_bytes,), (row_bytes,), default_bytes=(least, most))
+@pytest.mark.parametrize("devices", [1, 2, 8])
+def test_default_chunks(rows, row_bytes, kind, devices):
+    least, most = chunk_range(*kind, devices)
+    cut = plan(rows, (row_bytes,), (row_bytes,), default_bytes=(least, most), devices=devices)
     assert (cut.chunks - 1) * cut.chunk_rows < rows <= cut.chunks * cut.chunk_rows or rows == 0
     # A row is never too large by default.
     assert cut.chunk_rows == 1 or cut.chunk_rows * row_bytes <= most
@@ -60,6 +62,17 @@ def test_default_chunks(rows, row_bytes, kind):
         more = (cut.chunk_rows + 1) * row_bytes
         assert more > SMALLEST_CHUNK_BYTES
         assert more * FEWEST_CHUNKS > rows * row_bytes or more > least
+
+
+def test_chunks_of_several_devices():
+    """By the device's share, and, where Python enqueues them one after the other, larger."""
+    assert chunk_range("python", False, 2) == (32 * MIB, 32 * MIB)
+    assert chunk_range("native", False, 2) == chunk_range("native", False, 1) == (8 * MIB, 32 * MIB)
+    assert chunk_range("python", True, 2) == chunk_range("python", True, 1)
+    for devices, expected in ((1, 32 * MIB), (2, 16 * MIB), (4, 8 * MIB), (8, 8 * MIB)):
+        default = chunk_range("native", False, devices)
+        cut = plan(4 << 20, (1024,), (1024,), default_bytes=default, devices=devices)
+        assert cut.chunk_rows * 1024 == expected
 
 
 def test_a_chunk_has_at_most_the_bytes_of_its_largest_array():

@@ -14,6 +14,7 @@ from backends import KERNELS
 import diglot
 from diglot import StreamError, last_stream_report, stream_map, stream_reduce
 from diglot.pipeline import host
+from diglot.pipeline.runtime import runtime_of
 
 pytestmark = pytest.mark.gpu
 
@@ -189,6 +190,23 @@ def test_fn_runs_on_streams_of_its_own():
     stream_map(fn, torch.randn(64, COLUMNS), chunk_bytes=8 * 4096)
     assert len(seen) == 1
     assert seen != {(torch.cuda.current_stream().cuda_stream, 0)}
+
+
+def test_streams_keep_their_roles():
+    """Also after a run that took more of them: PyTorch's allocator keeps memory by stream."""
+
+    def roles():
+        runtime = runtime_of(torch.device("cuda", torch.cuda.current_device()), 3, False, True)
+        try:
+            streams = (runtime.loading, runtime.storing, *runtime.computing)
+            return [of.stream.cuda_stream for of in streams]
+        finally:
+            runtime.close()
+
+    x = pinned(ROWS, COLUMNS).normal_()
+    stream_map(torch.sin, x, chunk_bytes=CHUNK, num_slots=9)
+    stream_map(diglot.gelu, x, chunk_bytes=CHUNK, num_slots=9, backend="triton")
+    assert roles() == roles()
 
 
 def test_autocast():

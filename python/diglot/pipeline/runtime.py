@@ -80,7 +80,7 @@ def take_streams(device: torch.device, count: int) -> list[torch.cuda.Stream]:
     """Streams of a device, which is the current one."""
     with _free_streams_lock:
         free = _free_streams.setdefault(device, [])
-        # In the order in which they were given back, so that each is used for the same again.
+        # Those that were given back last, in their order, so that each is used for the same again.
         taken, free[:count] = free[:count], []
     return taken + [torch.cuda.Stream() for _ in range(count - len(taken))]
 
@@ -118,7 +118,7 @@ class GpuRuntime:
                 kept.synchronize()
         finally:
             with _free_streams_lock:
-                _free_streams[self._device].extend(self._kept)
+                _free_streams[self._device][:0] = self._kept
             self._kept = []
 
     def now(self) -> float:

@@ -28,11 +28,11 @@ from diglot.pipeline.host import NOTHING_SAID, HostArray, Maps
 from diglot.pipeline.launches import Like, Op, Seen, is_random, op_of
 from diglot.pipeline.native import NativeRing, native_ring
 from diglot.pipeline.planner import (
-    CHUNK_BYTES,
     DEFAULT_CHUNK_BYTES,
     NUM_SLOTS,
     Plan,
     Range,
+    chunk_range,
     plan,
 )
 from diglot.pipeline.progress import progress_bar
@@ -80,9 +80,9 @@ def stream_map(
             shapes and dtypes.
         out: where the result goes: a contiguous CPU tensor or array, or a writable map, of the
             result's shape and dtype; several of them for several results. By default new ones.
-        chunk_bytes: of a chunk's largest array, at most; by default 2 to 16 MiB, by the arrays'
-            size and where they lie. The output counts where it is known before: `out` is given, or
-            `fn` is an op of diglot.
+        chunk_bytes: of a chunk's largest array, at most; by default 2 to 32 MiB, by the arrays'
+            size and where they lie, more for several devices that Python drives. The output counts
+            where it is known before: `out` is given, or `fn` is an op of diglot.
         num_slots: chunks on the device at once.
         devices: indices of GPUs, or devices, that share the rows; by default the current GPU, or
             the CPU if there is none or kernels are interpreted.
@@ -265,6 +265,7 @@ class _Stream:
                 self.chunk_bytes,
                 self.num_slots,
                 default_bytes,
+                len(self.devices),
             )
         except ValueError as error:
             raise ValueError(f"{self.name}: {error}") from None
@@ -307,7 +308,8 @@ class _Stream:
             engine = Ring.name if launch is None else NativeRing.name
             is_staged = any(array.is_staged for array in (*self.inputs, *known))
             whole = self.make_plan(
-                [array.row_bytes for array in known], CHUNK_BYTES[engine, is_staged]
+                [array.row_bytes for array in known],
+                chunk_range(engine, is_staged, len(self.devices)),
             )
             shares = shares_of(whole, self.devices)
             native = None
