@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from diglot.bench.harness import OURS, Row
-from diglot.bench.reports import TIMES, key_of
+from diglot.bench.reports import TIMES, is_ranked, key_of
 
 NOISE = 0.02
 
@@ -64,12 +64,17 @@ def compare(
         older: of the older one.
         covers: whether the new run was to measure what an older row did.
     """
-    before = {key_of(row): row for row in older if "time_us" in row}
+    # Where the older run has a case of an op's own and in the ranking: with the one of its kind.
+    before: dict[str, dict[bool, Row]] = {}
+    for row in older:
+        if "time_us" in row:
+            before.setdefault(key_of(row), {})[is_ranked(row)] = row
     changes, seen = [], set()
     for row in rows:
         key = key_of(row)
         seen.add(key)
-        old = before.get(key)
+        found = before.get(key, {})
+        old = found.get(is_ranked(row)) or found.get(not is_ranked(row))
         if "time_us" not in row:
             if old is not None:
                 changes.append(Change(row, old, None, BROKEN))
@@ -77,8 +82,8 @@ def compare(
             changes.append(Change(row, None, None, NEW))
         else:
             changes.append(_beside(row, old))
-    gone = (old for key, old in before.items() if key not in seen and covers(old))
-    return changes + [Change(old, old, None, GONE) for old in gone]
+    unseen = (old for key, found in before.items() if key not in seen for old in found.values())
+    return changes + [Change(old, old, None, GONE) for old in unseen if covers(old)]
 
 
 def _beside(row: Row, old: Row) -> Change:

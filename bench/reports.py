@@ -233,11 +233,21 @@ def case_of(row: Row) -> str:
     return json.dumps([row[name] for name in KEY if name != "provider"], sort_keys=True)
 
 
+def is_ranked(row: Row) -> bool:
+    """Whether it is of a ranking, in which alone launches are counted."""
+    return "launches" in row
+
+
 def by_case(rows: Iterable[Row]) -> list[dict[str, Row]]:
-    """Rows by provider, a dictionary for each case."""
+    """Rows by provider, a dictionary for each case.
+
+    A case of an op's own may be one of the ranking too; then the former counts, which has bars.
+    """
     cases: dict[str, dict[str, Row]] = {}
     for row in rows:
-        cases.setdefault(case_of(row), {})[row["provider"]] = row
+        of = cases.setdefault(case_of(row), {})
+        if row["provider"] not in of or not is_ranked(row):
+            of[row["provider"]] = row
     return list(cases.values())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -29,6 +30,7 @@ BUDGET_MS = 60
 HOST_ROUNDS, HOST_CALLS = 10, 20
 CEILINGS = ("copy", "product")
 REASON_LENGTH = 200
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # of a terminal, in messages of some packages
 
 Timer = Callable[[Mapping[str, Call], "Call | None"], dict[str, Timing]]
 
@@ -263,7 +265,7 @@ def _failure(error: BaseException) -> Row:
     else:
         lines = str(error).strip().splitlines() or [""]
         reason = f"{type(error).__name__}: {lines[0]}"
-    return {"verified": False, "reason": reason[:REASON_LENGTH]}
+    return {"verified": False, "reason": COLOUR.sub("", reason)[:REASON_LENGTH]}
 
 
 def _try(instrument: Callable[[Call], Any], call: Call) -> Any:

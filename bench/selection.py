@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from diglot.bench.harness import RANKED, Benchmark, Case, Row
-from diglot.bench.reports import SHOWN
+from diglot.bench.reports import SHOWN, is_ranked
 from diglot.tools.specs import all_op_names
 
 # A benchmark has the name of its op's files.
@@ -71,7 +71,7 @@ class Selection:
         # Of sizes, shapes and timers older runs may have had others; and so has the ranking, in
         # whose rows alone launches are counted.
         return (
-            not (self.sizes or self.shapes or self.timer or self.ranking or "launches" in row)
+            not (self.sizes or self.shapes or self.timer or self.ranking or is_ranked(row))
             and (self.direction is None or row["direction"].startswith(self.direction))
             and (not self.dtypes or row["dtype"] in [str(d).partition(".")[2] for d in self.dtypes])
             and _has_options(row["options"], self.options)

@@ -15,7 +15,7 @@ import torch
 from diglot.bench.evidence import RESULTS, UNKNOWN, gpu_short_name
 from diglot.bench.harness import Benchmark, Case, Row
 from diglot.bench.lines import lines_of
-from diglot.bench.reports import incomplete, make_report, read_reports, save
+from diglot.bench.reports import incomplete, is_ranked, make_report, read_reports, save
 from diglot.bench.running import GPU, Instruments, row_of, run
 from diglot.bench.selection import (
     APART,
@@ -78,8 +78,8 @@ class Done:
         if self.incomplete is not None:
             return False
         if self.plan is None:
-            kind = (row["op"], "launches" in row)  # the ranking's cases are others
-            return any(kind == (of["op"], "launches" in of) for of in self.rows)
+            kind = (row["op"], is_ranked(row))  # the ranking's cases are others
+            return any(kind == (of["op"], is_ranked(of)) for of in self.rows)
         return any(
             row["op"] == benchmark.op and self.plan.selection.covers(row, map(row_of, cases))
             for benchmark, cases in self.plan.benchmarks

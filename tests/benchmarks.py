@@ -80,7 +80,7 @@ def failing_after(calls):
 
     def function(x):
         if next(counter) >= calls:
-            raise OSError("the peer is gone\nand says more")
+            raise OSError("\x1b[91mthe peer\x1b[0m is gone\nand says more")
         return 2 * x
 
     return function

@@ -259,6 +259,19 @@ def test_peers_are_told_and_do_not_fail():
     assert regressions.compare([], [row(100)], covers=lambda row: False) == []
 
 
+def test_a_case_of_its_own_that_the_ranking_has_too():
+    """Older results of both are beside their like; in a table the op's own count."""
+    own, ranked = row(100), row(120, launches=1)
+    for older in ([own, ranked], [ranked, own]):
+        assert [of.old for of in regressions.compare([row(100)], older)] == [own]
+        assert [of.old for of in regressions.compare([row(120, launches=1)], older)] == [ranked]
+        assert reports.by_case(older) == [{"cuda": own}]
+    (change,) = regressions.compare([own], [ranked])
+    assert change.old is ranked
+    covered = regressions.compare([], [own, ranked], covers=lambda of: "launches" in of)
+    assert [(of.verdict, of.row) for of in covered] == [("gone", ranked)]
+
+
 def test_clocks_that_drift_are_no_regression():
     """Where both runs have a ceiling's time, a call and its ceiling drift together."""
     (change,) = regressions.compare([row(120, share_of_copy=0.9)], [row(100, share_of_copy=0.9)])

@@ -25,8 +25,8 @@ HOST_CALLS = 100
 # More than the host takes for any call that is timed on the device.
 HOST_US = 400
 PRODUCT = 8192  # rows and columns of the matrices of the ceiling of operations
-# A device that is done is waited for in less; the host may be interrupted once, not every time.
-ESCAPE_US, ESCAPE_TRIES = 100, 3
+# A device that is done is waited for in less; a busy host may be interrupted often, not every time.
+ESCAPE_US, ESCAPE_TRIES = 100, 20
 
 
 @dataclass(frozen=True)

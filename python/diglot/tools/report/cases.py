@@ -93,11 +93,16 @@ def kind_text(row: Row) -> str:
 def groups(
     rows: Iterable[Row], *keys: str
 ) -> dict[tuple[Any, ...], dict[tuple[int, ...], dict[str, Row]]]:
-    """Rows by the attributes named, then by shape, then by provider."""
+    """Rows by the attributes named, then by shape, then by provider.
+
+    A case of an op's own may be one of the ranking too; then the former counts, which has bars.
+    """
     found: dict[tuple[Any, ...], dict[tuple[int, ...], dict[str, Row]]] = {}
     for row in rows:
         of = tuple(kind_text(row) if key == "kind" else getattr(row, key) for key in keys)
-        found.setdefault(of, {}).setdefault(row.shape, {})[row.provider] = row
+        case = found.setdefault(of, {}).setdefault(row.shape, {})
+        if row.provider not in case or not reports.is_ranked(row.content):
+            case[row.provider] = row
     return found
 
 

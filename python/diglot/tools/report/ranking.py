@@ -61,9 +61,7 @@ def _lines(lines: Mapping[str, Mapping[str, Mapping[str, int]]]) -> Table:
         counts = [ways[name]["own"] if name in ways else None for name in RANKED]
         texts = lines_cells(op, ways)[1:]
         body.append(TableRow([Cell(op), *map(Cell, texts, counts)], op))
-    is_by_rule = any("calls" in way for ways in lines.values() for way in ways.values())
-    older = "Lines of code that each way took; in brackets with all that it shares with other ops."
-    return Table(RULE if is_by_rule else older, columns, body)
+    return Table(RULE, columns, body)
 
 
 def _own_cases(rows: Iterable[Row], providers: Mapping[str, Provider]) -> Table:
