@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import datetime
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +22,23 @@ FACTS = ("op", "gpu", "commit", "versions", "date")
 # What some say too: lines of code by op and way, of a ranking, and how much of it was measured.
 MORE_FACTS = {"lines": dict, "incomplete": str}
 LARGEST = 1e30  # far beyond what is measured
+NOT_FINITE = ("inf", "nan")  # which JSON's numbers are not: diglot.tools.files.for_json
 # What makes two rows the same measurement of the same thing, at different times.
 KEY = ("op", "provider", "direction", "dtype", "shape", "options", "timer")
 TIMES = ("time_us", "p20_us", "p80_us")
+SPEEDS = (
+    *("tb_per_s", "copy_tb_per_s", "share_of_copy"),
+    *("tflop_per_s", "product_tflop_per_s", "share_of_product", "speed_over_torch"),
+)
+ERRORS = ("worst_ulp", "worst_absolute", "worst_share", "failing")
 # Options' values whose names say nothing, as tables show them.
 SHOWN = {"none": "erf"}
 COLUMNS = (
     *KEY,
     *("bytes", "flops", "verified", "reason"),
-    *("worst_ulp", "worst_absolute", "worst_share", "failing"),
+    *ERRORS,
     *TIMES,
-    *("samples", "tb_per_s", "copy_tb_per_s", "share_of_copy"),
-    *("tflop_per_s", "product_tflop_per_s", "share_of_product", "speed_over_torch"),
+    *("samples", *SPEEDS),
     *("host_us", "peak_bytes", "first_call_ms", "launches"),
 )
 
@@ -103,7 +109,7 @@ def _parsed(path: Path) -> Any:
         raise ValueError(f"{path} does not exist") from None
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} holds no results: it is not JSON") from error
 
 
@@ -154,12 +160,51 @@ def _damage_of_facts(report: Mapping[str, Any]) -> str | None:
     return None
 
 
+def _is_number(value: Any) -> bool:
+    """From 0 on."""
+    is_one = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_one and 0 <= value < LARGEST
+
+
+def _is_positive(value: Any) -> bool:
+    return _is_number(value) and value > 0
+
+
 def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < LARGEST
+    return isinstance(value, int) and _is_number(value)
 
 
-def _is_time(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < LARGEST
+def _is_error(value: Any) -> bool:
+    return _is_number(value) or value in NOT_FINITE or value == math.inf or value != value
+
+
+def _is_judged(bar: Any) -> bool:
+    return (
+        isinstance(bar, dict)
+        and isinstance(bar.get("name"), str)
+        and _is_number(bar.get("bound"))
+        and (bar.get("value") is None or _is_number(bar["value"]))
+        and isinstance(bar.get("met"), bool)
+    )
+
+
+_WHAT: dict[Callable[[Any], bool], str] = {
+    _is_positive: "positive number",
+    _is_number: "number from 0 on",
+    _is_count: "count",
+    _is_error: "error",
+}
+# What a figure is that is there; and whether it may be None, where an instrument found none.
+# Errors may be infinite or NaN.
+FIGURES: dict[str, tuple[Callable[[Any], bool], bool]] = {
+    **dict.fromkeys((*TIMES, *SPEEDS), (_is_positive, False)),
+    **dict.fromkeys(ERRORS, (_is_error, False)),
+    **dict.fromkeys(("bytes", "flops", "samples"), (_is_number, False)),
+    "host_us": (_is_positive, True),
+    "peak_bytes": (_is_number, True),
+    "first_call_ms": (_is_number, False),
+    "launches": (_is_count, True),
+}
 
 
 def _damage(row: Row) -> str | None:
@@ -170,20 +215,18 @@ def _damage(row: Row) -> str | None:
             return f"{name} is no {kind.__name__}"
     if not row["shape"] or not all(map(_is_count, row["shape"])):
         return "shape is no list of sizes"
-    judged = {"name", "bound", "met"}
-    if not all(isinstance(bar, dict) and judged <= bar.keys() for bar in row["bars"]):
+    if not all(map(_is_judged, row["bars"])):
         return "bars are not as they should be"
+    for name, (is_one, may_lack) in FIGURES.items():
+        if name in row and not (is_one(row[name]) or (may_lack and row[name] is None)):
+            return f"{name} is no {_WHAT[is_one]}"
     times = [row[name] for name in TIMES if name in row]
     if len(times) not in (0, len(TIMES)):
         return f"it has not all of {', '.join(TIMES)}"
-    if not all(map(_is_time, times)):
-        return f"one of {', '.join(TIMES)} is no time"
+    if times and not row["p20_us"] <= row["time_us"] <= row["p80_us"]:
+        return "the median is not between the percentiles"
     if times and row.get("verified") is not True:
         return "it has a time, and was not verified"
-    if row.get("launches") is not None and not _is_count(row["launches"]):
-        return "launches is no count"
-    if row.get("host_us") is not None and not _is_time(row["host_us"]):
-        return "host_us is no time"
     return None
 
 
@@ -291,4 +334,5 @@ def incomplete(reports: Iterable[Mapping[str, Any]]) -> str:
 def no_time(row: Row) -> str:
     """Why a row has no time, in two words: the row's reason says more."""
     reason = row.get("reason") or "wrong result"
-    return "wrong result" if reason.startswith("wrong") else "failed"
+    words = ("wrong result", "not timed", "refused")
+    return next((word for word in words if reason.startswith(word)), "failed")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -188,6 +189,37 @@ def test_a_full_disk_is_known_before(data, monkeypatch):
     message = fails("stream", "gelu", "--input", "in.npy", "--output", "out.npy")
     assert "--output: out.npy would have 39,600 bytes" in message and "room for 8,192" in message
     assert left_behind() == []
+
+
+ENTRY = {"dtype": "F32", "shape": [2, 4], "data_offsets": [0, 32]}
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"x": ENTRY | {"shape": [100, 4], "data_offsets": [0, 0]}},
+        {"x": ENTRY | {"data_offsets": [0, 8]}},
+        {"x": ENTRY | {"shape": [2, 1], "data_offsets": [-8, 0]}},
+        {"x": ENTRY | {"shape": [200, 4], "data_offsets": [0, 3200]}},
+        {"x": ENTRY | {"shape": ["a"]}},
+        {"x": ENTRY | {"shape": [-1, 4]}},
+        {"x": ENTRY | {"shape": [10**30]}},
+        {"x": ENTRY | {"data_offsets": [0.5, 32]}},
+        {"x": ENTRY | {"data_offsets": [32]}},
+        {"x": ENTRY | {"dtype": ["F32"]}},
+        {"x": 3},
+        [1, 2],
+        "[" * 100_000,
+    ],
+    ids=lambda header: str(header)[:40],
+)
+def test_safetensors_that_are_damaged(header, data):
+    text = header if isinstance(header, str) else json.dumps(header)
+    size = len(text).to_bytes(8, "little")
+    Path("damaged.safetensors").write_bytes(size + text.encode() + bytes(32))
+    message = fails("stream", "gelu", "--input", "damaged.safetensors", "--output", "out.npy")
+    assert "--input: damaged.safetensors is" in message
+    assert not Path("out.npy").exists()
 
 
 @pytest.mark.parametrize(

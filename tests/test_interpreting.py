@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import threading
 
 import pytest
 import torch
+from backends import DEVICE, KERNELS
 
 import diglot
 from diglot.backends import registry
@@ -69,3 +71,24 @@ def test_benchmarks_refuse_an_interpreter(monkeypatch):
     assert "nothing is measured: kernels are interpreted (DIGLOT_INTERPRET=1)" in fails(
         "bench", "gelu"
     )
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+def test_threads_interpret_at_once(backend):
+    """Triton's interpreter changes its language while a kernel runs, for all threads."""
+    x = torch.randn(64, 16, device=DEVICE)
+    failed = []
+
+    def compute():
+        for _ in range(6):
+            try:
+                torch.testing.assert_close(diglot.add(x, x, backend=backend), x + x)
+            except Exception as error:
+                failed.append(error)
+
+    threads = [threading.Thread(target=compute) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed, failed[0]

@@ -61,7 +61,12 @@ def test_default_chunks(rows, row_bytes, kind, devices):
     if cut.chunks > 1 and row_bytes > 0:
         more = (cut.chunk_rows + 1) * row_bytes
         assert more > SMALLEST_CHUNK_BYTES
-        assert more * FEWEST_CHUNKS > rows * row_bytes or more > least
+        share = rows * row_bytes // devices
+        assert more * FEWEST_CHUNKS > share or more > least
+        # Chunks of a share overlap with one another.
+        assert cut.chunks >= FEWEST_CHUNKS * devices or share <= 2 * FEWEST_CHUNKS * max(
+            SMALLEST_CHUNK_BYTES, row_bytes
+        )
 
 
 def test_chunks_of_several_devices():

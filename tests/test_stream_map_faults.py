@@ -3,11 +3,14 @@ behind."""
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 import signal
 import threading
 import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,7 +19,7 @@ from backends import CUDA, DEVICE
 
 import diglot
 from diglot import StreamError, StreamInterrupted, last_stream_report, stream_map
-from diglot.pipeline import copier
+from diglot.pipeline import copier, shares
 from diglot.pipeline.pinned import pinned_cache
 from diglot.pipeline.ring import Passage, Ring
 
@@ -152,9 +155,81 @@ def test_out_that_does_not_fit_a_callable():
 def test_arrays_that_numpy_lacks():
     with pytest.raises(StreamError, match=r"torch\.bfloat16, which NumPy lacks"):
         stream_map(torch.Tensor.bfloat16, X.numpy())
+    with pytest.raises(StreamError, match=r"chunk 0 .* torch\.float8_e4m3fn, which NumPy lacks"):
+        stream_map(lambda x: x.to(torch.float8_e4m3fn), X.numpy())
     out = torch.zeros(40, 3, dtype=torch.bfloat16)
     assert stream_map(torch.Tensor.bfloat16, X.numpy(), out=out) is out
     assert torch.equal(out, X.bfloat16())
+
+
+def test_errors_go_from_process_to_process():
+    failed = StreamError("chunk 3: no", 3, [(0, 6), (20, 26)])
+    stopped = StreamInterrupted("stopped", [(0, 6)])
+    for error in (failed, stopped):
+        for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+            assert type(again) is type(error) and str(again) == str(error)
+            assert (again.valid, again.rows) == (error.valid, 6)
+    assert pickle.loads(pickle.dumps(failed)).chunk == 3
+
+
+def test_autograd_knows_that_out_was_written():
+    weight = torch.ones(3, requires_grad=True)
+    out = torch.zeros(40, 3)
+    loss = (weight * out).sum()
+    stream_map(torch.neg, X, out=out)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+# A function that calls stream_map itself.
+
+
+def test_more_nested_runs_than_threads(monkeypatch):
+    """Each waits for threads, and none for those that wait for it."""
+    monkeypatch.setattr(shares, "THREADS", ThreadPoolExecutor(2))
+    all_there = threading.Barrier(2, timeout=20)
+
+    def nested(x):
+        all_there.wait()
+        return stream_map(torch.neg, x, devices=TWO, chunk_bytes=ROW)
+
+    results = []
+
+    def call():
+        results.append(stream_map(nested, X, devices=["cpu"], progress=True))
+
+    pytest.importorskip("rich")
+    threads = [threading.Thread(target=call, daemon=True) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(results) == 2 and all(torch.equal(result, -X) for result in results)
+
+
+@pytest.mark.parametrize("devices", [["cpu"], TWO], ids=len)
+def test_ctrl_c_of_nested_runs(devices):
+    began, calls = [], []
+
+    def slow(x):
+        if not began:
+            began.append(time.perf_counter())
+            signal.raise_signal(signal.SIGINT)
+        calls.append(x)
+        time.sleep(0.05)
+        return -x
+
+    def nested(x):
+        return stream_map(slow, x, chunk_bytes=ROW, devices=devices)
+
+    handler = signal.getsignal(signal.SIGINT)
+    out = torch.full_like(X, 7)
+    with pytest.raises(StreamInterrupted, match="was interrupted") as stopped:
+        stream_map(nested, X, out=out, chunk_bytes=20 * ROW)
+    assert time.perf_counter() - began[0] < 1 and len(calls) < 12
+    assert stopped.value.rows == 0 and (out == 7).all()
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert torch.equal(stream_map(nested, X, chunk_bytes=20 * ROW), -X)
 
 
 # Ctrl-C.

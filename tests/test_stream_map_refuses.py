@@ -79,6 +79,26 @@ REFUSED = {
     "no such GPU": (ValueError, "there is no cuda:99", (NO, X), {"devices": [99]}),
     "below zero": (ValueError, "-1 is no device", (NO, X), {"devices": [-1]}),
     "no name": (ValueError, "'banana' is no device", (NO, X), {"devices": ["banana"]}),
+    "no list": (TypeError, "devices must be a list of devices, not 1.5", (NO, X), {"devices": 1.5}),
+    "big-endian": (ValueError, "input 0: copy it first", (NO, X.numpy().astype(">f4")), {}),
+    "parts of elements": (
+        ValueError,
+        "input 0: copy it first",
+        (NO, np.zeros(4, [("a", "f4"), ("b", "i1")])["a"]),
+        {},
+    ),
+    "masked": (
+        TypeError,
+        "input 0 is a masked array, of which the mask would be lost",
+        (NO, np.ma.masked_array(X.numpy(), X.numpy() > 3)),
+        {},
+    ),
+    "of other ranks": (
+        ValueError,
+        r"inputs of add must have as many dimensions as each other: of \(3, 3\) and \(3,\)",
+        (diglot.add, X[:3], X[:3, 0].contiguous()),
+        {},
+    ),
     "half a device": (ValueError, "1.5 is no device", (NO, X), {"devices": [1.5]}),
     "on meta": (ValueError, "devices are GPUs, or the CPU, not meta", (NO, X), {"devices": "meta"}),
     "out's length": (
@@ -178,3 +198,12 @@ def test_refused_before_work_starts(monkeypatch, name):
 def test_a_backend_that_cannot_run(refused_cuda):
     with pytest.raises(diglot.BackendUnavailable, match=refused_cuda):
         stream_map(diglot.gelu, X, backend="cuda")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_tensors_that_are_no_rows_of_numbers():
+    nested = torch.nested.nested_tensor([X, X])
+    quantized = torch.quantize_per_tensor(X, 0.1, 0, torch.qint8)
+    for tensor in (nested, quantized):
+        with pytest.raises(TypeError, match="input 0 must be of rows of numbers, not nested or"):
+            stream_map(NO, tensor)

@@ -262,3 +262,34 @@ def test_the_same_file_as_input_and_output(npy, tmp_path):
         stream(None, x[:200], out=out[200:400])
         assert np.array_equal(out[200:400], X.numpy()[:200] + 1)
         out[200:400] = X.numpy()[200:400]
+
+
+@pytest.mark.parametrize("how", ["strided", "by columns", "private", "safetensors"])
+def test_the_same_file_seen_otherwise(npy, tmp_path, how):
+    """An input of another kind than a map that is read as a file."""
+    begin = 128 + 10 * ROW
+    if how == "safetensors":
+        safetensors = pytest.importorskip("safetensors.torch")
+        npy = tmp_path / "x.safetensors"
+        safetensors.save_file({"x": X}, npy)
+        x = safetensors.load_file(npy)["x"]
+        begin = npy.stat().st_size - X.nbytes + 10 * ROW
+    elif how == "by columns":
+        np.save(npy, np.asfortranarray(X.numpy()))
+        x = np.load(npy, mmap_mode="r")
+    else:
+        x = np.load(npy, mmap_mode="c" if how == "private" else "r")
+    x = x[: len(X) - 10]
+    if how == "strided":
+        x = x[:, :2]
+    out = np.memmap(npy, np.float32, "r+", offset=begin, shape=tuple(x.shape))
+    before = npy.read_bytes()
+    with pytest.raises(ValueError, match="out shares memory with input 0"):
+        stream_map(lambda c: c + 1, x, out=out)
+    assert npy.read_bytes() == before
+
+
+def test_a_private_map_as_output_leaves_its_file_alone(npy):
+    x, out = np.load(npy, mmap_mode="r"), np.load(npy, mmap_mode="c")
+    stream(None, x, out=out)
+    assert np.array_equal(out, X.numpy() + 1) and np.array_equal(x, X.numpy())

@@ -11,7 +11,7 @@ import torch
 from backends import DEVICE
 from streams import assert_bits
 
-from diglot import StreamError, last_stream_report, stream_reduce
+from diglot import StreamError, last_stream_report, stream_map, stream_reduce
 
 np = pytest.importorskip("numpy")
 
@@ -147,3 +147,39 @@ def test_combine_that_returns_no_tensor():
     with pytest.raises(StreamError, match="combine must return tensors, not a float") as failed:
         stream_reduce(torch.sum, lambda a, b: float(a + b), torch.ones(6, 2), chunk_bytes=8)
     assert failed.value.chunk == 1
+
+
+def test_what_combine_returns_is_given():
+    """One tensor or several, whatever fn returns."""
+
+    def both(a, b):
+        return b, b
+
+    pair = stream_reduce(lambda c: c.sum(0), lambda a, b: both(a, b), X, chunk_bytes=3 * 16)
+    assert isinstance(pair, tuple) and len(pair) == 2
+    one = stream_reduce(lambda c: (c.sum(), c.max()), lambda a, b: b[0], X, chunk_bytes=len(X) * 8)
+    assert isinstance(one, torch.Tensor)
+
+
+def test_arrays_of_what_combine_returns():
+    x = np.array([1 + 2j, 3 - 1j])
+    found = stream_reduce(lambda c: c, lambda a, b: b.conj(), x, chunk_bytes=16)
+    assert np.array_equal(found, [3 + 1j])
+    with pytest.raises(TypeError, match=r"combine returns torch\.bfloat16, which NumPy lacks"):
+        stream_reduce(torch.clone, lambda a, b: b.real.bfloat16(), x, chunk_bytes=16)
+
+
+def test_chunks_of_a_fold_are_the_same_for_any_devices():
+    x = torch.ones(1 << 22, 8)  # 128 MiB, of which a map has smaller chunks for more devices
+
+    def chunks(call, *arguments):
+        found = []
+        for devices in (["cpu"], TWO):
+            call(*arguments, x, devices=devices)
+            found.append(last_stream_report().chunk_rows)
+        return found
+
+    one, two = chunks(stream_reduce, torch.clone, lambda a, b: a)
+    assert one == two
+    one, two = chunks(stream_map, torch.neg)
+    assert one > two

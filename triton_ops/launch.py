@@ -101,6 +101,8 @@ ALL_PHASES = tl.constexpr(0)
 COOPERATIVE_LAUNCH = 95  # CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH
 # Under the interpreter, which runs them one after the other, more would only take longer.
 INTERPRETED_PROGRAMS = 3
+# It changes Triton's language while a kernel runs, for all threads.
+_interpreter = threading.Lock()
 
 
 class _Thread(threading.local):
@@ -130,7 +132,8 @@ def launch(
     if _thread.recordings:
         _record(kernel, tensors, integers, constants, num_warps, False, max_registers)
     elif INTERPRETED:
-        kernel[(programs,)](*tensors, *integers, *constants)
+        with _interpreter:
+            kernel[(programs,)](*tensors, *integers, *constants)
     elif kind is not torch.Tensor:
         wrapped = torch.library.wrap_triton(kernel)
         options: dict[str, int] = {} if max_registers is None else {"maxnreg": max_registers}
@@ -183,7 +186,8 @@ def launch_cooperatively(
         if per_multiprocessor is not None:
             programs = min(most, max(1, INTERPRETED_PROGRAMS // together) * together)
         for phase in range(1, phases + 1):
-            kernel[(programs,)](*tensors, *integers, *constants, phase)
+            with _interpreter:
+                kernel[(programs,)](*tensors, *integers, *constants, phase)
     else:
         every = (*constants, ALL_PHASES)
         with torch.cuda.device(_device_of(tensors[-1])):

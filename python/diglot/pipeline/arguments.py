@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -26,6 +26,8 @@ def tensor_of(name: str, what: str, given: Any, writable: bool = False) -> torch
     elif is_array(given):
         if writable and not given.flags.writeable:
             raise ValueError(f"{name}: {what} is read-only")
+        if hasattr(given, "mask"):
+            raise TypeError(f"{name}: {what} is a masked array, of which the mask would be lost")
         if any(stride < 0 for stride in given.strides):
             raise ValueError(f"{name}: {what} has a negative stride: copy it first")
         with warnings.catch_warnings():
@@ -36,12 +38,17 @@ def tensor_of(name: str, what: str, given: Any, writable: bool = False) -> torch
                 raise TypeError(
                     f"{name}: {what} has a dtype that tensors lack, {given.dtype}"
                 ) from error
+            except ValueError as error:  # bytes in the other order, steps of parts of an element
+                reason = str(error).partition("\n")[0]
+                raise ValueError(f"{name}: {what}: copy it first: {reason}") from error
     else:
         raise TypeError(
             f"{name}: {what} must be a CPU tensor or a NumPy array, not a {type(given).__name__}"
         )
     if tensor.device.type != "cpu":
         raise ValueError(f"{name}: {what} must be in host memory, not on {tensor.device}")
+    if tensor.is_nested or tensor.is_quantized:
+        raise TypeError(f"{name}: {what} must be of rows of numbers, not nested or quantized")
     if tensor.layout != torch.strided:
         raise TypeError(f"{name}: {what} must be dense, not {tensor.layout}")
     if tensor.dim() == 0:
@@ -61,6 +68,8 @@ def find_devices(name: str, given: Sequence[Any] | None) -> list[torch.device]:
         return [torch.device("cuda", torch.cuda.current_device())]
     if isinstance(given, (str, int, torch.device)):
         given = [given]
+    if not isinstance(given, Iterable):
+        raise TypeError(f"{name}: devices must be a list of devices, not {given!r}")
     devices = []
     for one in given:
         try:
@@ -120,16 +129,19 @@ def check_fit(name: str, arrays: Sequence[HostArray], results: Sequence[Any]) ->
             )
 
 
-def overlap(a: HostArray, b: HostArray) -> bool:
-    """Whether two arrays have memory, or a part of a file, in common."""
-    size_a, size_b = extent(a.tensor), extent(b.tensor)
-    if size_a == 0 or size_b == 0:
+def overlap(output: HostArray, other: HostArray) -> bool:
+    """Whether an output has memory in common with another array, or writes a part of its file."""
+    size, size_of_other = extent(output.tensor), extent(other.tensor)
+    if size == 0 or size_of_other == 0:
         return False
-    if a.mapping is not None and b.mapping is not None and a.mapping.identity == b.mapping.identity:
-        first_a, first_b = a.mapping.offset, b.mapping.offset
-        if first_a < first_b + size_b and first_b < first_a + size_a:
-            return True
-    return a.address < b.address + size_b and b.address < a.address + size_a
+
+    def meet(first: int, first_of_other: int) -> bool:
+        return first < first_of_other + size_of_other and first_of_other < first + size
+
+    a, b = output.place, other.place
+    if a is not None and b is not None and a.is_shared and a.identity == b.identity:
+        return meet(a.offset, b.offset) or meet(output.address, other.address)
+    return meet(output.address, other.address)
 
 
 def extent(tensor: torch.Tensor) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 
 class StreamError(RuntimeError):
@@ -20,6 +21,10 @@ class StreamError(RuntimeError):
         self.valid = tuple(valid)
         self.rows = prefix(self.valid)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process gets it whole."""
+        return type(self), (str(self), self.chunk, self.valid)
+
 
 class StreamInterrupted(KeyboardInterrupt):
     """Ctrl-C. Attributes `valid` and `rows` as of `StreamError`."""
@@ -28,6 +33,10 @@ class StreamInterrupted(KeyboardInterrupt):
         super().__init__(message)
         self.valid = tuple(valid)
         self.rows = prefix(self.valid)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Another process gets it whole."""
+        return type(self), (str(self), self.valid)
 
 
 def prefix(valid: Sequence[tuple[int, int]]) -> int:

@@ -32,9 +32,17 @@ class Mapping:
     """Where memory is a map of a file."""
 
     path: str
-    identity: tuple[int, int]  # of the file, which may have other paths
     offset: int  # in the file
     is_writable: bool
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where memory is in a file, though it may have some of it as its own."""
+
+    identity: tuple[int, int]  # device and inode: a file may have several paths
+    offset: int
+    is_shared: bool  # what is written there is in the file
 
 
 Region = tuple[int, int, list[str]]
@@ -77,25 +85,32 @@ class Maps:
 NOTHING_SAID = Maps([])  # for memory that is known to be ordinary
 
 
-def mapping_in(region: Region, address: int, size: int) -> Mapping | None:
-    """The file that memory in a region shows, if it shows one and nothing of its own."""
-    begin, end, about = region
-    if end < address + size or len(about) < 5:
-        return None
-    permissions, offset, device, inode, path = about
-    is_shared = permissions[3] == "s"
-    if not is_shared and "w" in permissions:  # it may have been written to, for itself
-        return None
-    try:
-        found = Path(path).stat()
-    except OSError:  # it was deleted, is no file, or its name has a line's end in it
+def place_in(region: Region, address: int) -> Place | None:
+    """Where an address in a region is in a file; None where it is in none."""
+    begin, _, (permissions, offset, device, inode, *_) = region
+    if inode == "0":
         return None
     major, minor = (int(number, 16) for number in device.split(":"))
     identity = (os.makedev(major, minor), int(inode))
-    if (found.st_dev, found.st_ino) != identity:
+    return Place(identity, int(offset, 16) + address - begin, permissions[3] == "s")
+
+
+def mapping_in(region: Region, address: int, size: int) -> Mapping | None:
+    """The file that memory in a region shows, if it shows one and nothing of its own."""
+    _, end, about = region
+    place = place_in(region, address)
+    if place is None or end < address + size or len(about) < 5:
         return None
-    is_writable = is_shared and "w" in permissions
-    return Mapping(path, identity, int(offset, 16) + address - begin, is_writable)
+    may_write = "w" in about[0]
+    if not place.is_shared and may_write:  # it may have been written to, for itself
+        return None
+    try:
+        found = Path(about[4]).stat()
+    except OSError:  # it was deleted, is no file, or its name has a line's end in it
+        return None
+    if (found.st_dev, found.st_ino) != place.identity:
+        return None
+    return Mapping(about[4], place.offset, place.is_shared and may_write)
 
 
 class HostArray:
@@ -112,6 +127,7 @@ class HostArray:
         row_bytes: of a row.
         address: where it begins, if it lies in one piece.
         mapping: the file, of kind "file".
+        place: where it begins in a file, of whatever kind it is; None if it is in none.
         is_read_only: whether the system says that writing there would be a fault.
     """
 
@@ -124,6 +140,7 @@ class HostArray:
         self.row_bytes = math.prod(self.row_shape) * tensor.element_size()
         self.address = tensor.data_ptr()
         self.mapping: Mapping | None = None
+        self.place: Place | None = None
         self.is_read_only = False
         self.file = -1
         self.is_output = is_output
@@ -133,10 +150,12 @@ class HostArray:
             self.kind = "strided"
         elif size > 0 and torch.cuda.is_available() and tensor.is_pinned():
             self.kind = "pinned"
-        elif size > 0:
+        if size > 0 and self.kind != "pinned":
             region = (maps or Maps()).region_of(self.address)
             if region is not None:
                 self.is_read_only = "w" not in region[2][0]
+                self.place = place_in(region, self.address)
+            if region is not None and self.kind == "memory":
                 self.mapping = mapping_in(region, self.address, size)
             if self.mapping is not None and (self.mapping.is_writable or not is_output):
                 self.kind = "file"

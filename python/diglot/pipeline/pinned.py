@@ -79,8 +79,11 @@ class PinnedCache:
         """Keeps at most so many bytes from now on, 2 GiB by default; 0: none.
 
         Raises:
+            TypeError: it is no int.
             ValueError: it is negative.
         """
+        if isinstance(bytes, bool) or not isinstance(bytes, int):
+            raise TypeError(f"pinned_cache.limit: bytes must be an int, not {bytes!r}")
         if bytes < 0:
             raise ValueError(f"pinned_cache.limit: bytes must not be negative, but is {bytes}")
         with self._lock:

@@ -19,8 +19,8 @@ CHUNK_BYTES: dict[tuple[str, bool], Range] = {
 }
 DEFAULT_CHUNK_BYTES: Range = (16 * MIB, 16 * MIB)
 # As many chunks a device's share of a large array has, if that range allows it; and the least of a
-# small array: the pipeline fills with the first and drains with the last, while one direction of
-# the bus is idle.
+# small one: the pipeline fills with the first and drains with the last, while one direction of the
+# bus is idle.
 MANY_CHUNKS = 128
 FEWEST_CHUNKS = 8
 SMALLEST_CHUNK_BYTES = 2 * MIB
@@ -114,8 +114,8 @@ def plan(
     largest = max((*in_row_bytes, *out_row_bytes, 1))
     if chunk_bytes is None:
         least, most = default_bytes
-        size = rows * largest
-        chunk_bytes = min(most, max(least, size // devices // MANY_CHUNKS))
+        size = rows * largest // devices
+        chunk_bytes = min(most, max(least, size // MANY_CHUNKS))
         chunk_bytes = min(chunk_bytes, max(size // FEWEST_CHUNKS, SMALLEST_CHUNK_BYTES))
         chunk_bytes = max(chunk_bytes, largest)
     elif chunk_bytes < 1:

@@ -41,6 +41,15 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
+class _Within(threading.local):
+    """The run whose function this thread is in."""
+
+    run: Run | None = None
+
+
+_within = _Within()
+
+
 class Engine(Protocol):
     """What drives a job's chunks."""
 
@@ -142,7 +151,9 @@ class Run:
         self.name, self.shares = name, shares
         self.job_of, self.engine_of, self.update = job_of, engine_of, update
         self.notes: list[str] = []
-        self.is_stopped = False
+        self.is_stopped = self.is_interrupted = False
+        self.outer = _within.run
+        self.inner: list[Run] = []  # those that its function has begun
         self.began = time.perf_counter()
         self.begun = 0  # shares that were given to a thread
         self.streams = [current_stream(share.device) for share in shares]  # this thread's
@@ -157,11 +168,15 @@ class Run:
             What `fn` or a signal's handler raised that is no Exception, as SystemExit; likewise.
         """
         try:
+            if self.outer is not None:
+                self.outer.inner.append(self)
             self.do_all()
             for share in self.shares:
                 if share.error is not None:
                     raise share.error_of(self.name, self.valid()) from share.error
         finally:
+            if self.outer is not None:
+                self.outer.inner.remove(self)
             for share in self.shares:  # errors' tracebacks hold what they hold
                 share.error = None
 
@@ -170,12 +185,14 @@ class Run:
         as SystemExit of a signal's handler, or Ctrl-C, is raised.
         """
         try:
-            with called_on_interrupt(self.ask_to_stop) as is_held:
+            with called_on_interrupt(self.interrupt) as is_held:
                 # A thread would begin some 100 us later, and be noticed to have ended as late.
                 if is_held and self.update is None and len(self.shares) == 1:
                     self.work(self.shares[0])
                 else:
                     self.work_on_threads()
+            if self.is_interrupted:
+                raise KeyboardInterrupt
             for share in self.shares:
                 if share.error is not None and not isinstance(share.error, Exception):
                     raise share.error
@@ -191,7 +208,10 @@ class Run:
     def work_on_threads(self) -> None:
         """All shares."""
         for share in self.shares:
-            THREADS.submit(self.work, share)
+            if self.outer is None:
+                THREADS.submit(self.work, share)
+            else:  # which may wait on one of the threads that are kept, of which there are so many
+                threading.Thread(target=self.work, args=(share,), name="diglot-stream").start()
             self.begun += 1
         for ended in self.ended:
             while not ended.wait(POLL):
@@ -203,6 +223,7 @@ class Run:
         chunks.
         """
         plan, first = share.plan, share.begin
+        outer, _within.run = _within.run, self
         try:
             with self.streams[share.number]:
                 while True:
@@ -224,6 +245,7 @@ class Run:
             share.error = error
             self.ask_to_stop()  # the others need not go on
         finally:
+            _within.run = outer
             self.ended[share.number].set()
 
     def drive(self, share: Share, plan: Plan, first: int) -> None:
@@ -247,8 +269,15 @@ class Run:
             for job in list(share.jobs):
                 job.control.stop()
 
+    def interrupt(self) -> None:
+        """The same on Ctrl-C, of what its function has begun too."""
+        self.is_interrupted = True
+        self.ask_to_stop()
+        for run in list(self.inner):
+            run.interrupt()
+
     def stop(self) -> None:
-        """The same, and waits for it."""
+        """Asks all to end, and waits for it."""
         self.ask_to_stop()
         for ended in self.ended[: self.begun]:
             while not ended.is_set():

@@ -41,7 +41,6 @@ from diglot.pipeline.ring import Job, Result, Ring, Sink
 from diglot.pipeline.shares import Engine, Run, Share, shares_of
 
 Results = tuple[torch.Tensor, ...]
-NOT_IN_NUMPY = (torch.bfloat16, torch.complex32)
 
 
 class _Thread(threading.local):
@@ -179,6 +178,12 @@ class _Stream:
         self.inputs = [HostArray(tensor, maps=self.maps) for tensor in tensors]
         self.devices = find_devices(name, devices)
         self.op = op_of(fn)
+        if self.op is not None and len({tensor.dim() for tensor in tensors}) > 1:
+            shapes = " and ".join(str(tuple(tensor.shape)) for tensor in tensors)
+            raise ValueError(
+                f"{name}: inputs of {self.op} must have as many dimensions as each other: of "
+                f"{shapes}, a chunk's rows would be taken for columns"
+            )
         if backend is None and self.op is not None and isinstance(fn, functools.partial):
             backend = fn.keywords.get("backend")
         if backend is not None:
@@ -210,7 +215,7 @@ class _Stream:
         for result in results:
             if not isinstance(result, torch.Tensor):
                 raise TypeError(f"fn must return tensors, not a {type(result).__name__}")
-            if self.gives_arrays and result.dtype in NOT_IN_NUMPY:
+            if self.gives_arrays and not is_in_numpy(result.dtype):
                 raise TypeError(f"fn returns {result.dtype}, which NumPy lacks: give it tensors")
             if result.device != chunks[0].device:
                 raise ValueError(
@@ -253,9 +258,12 @@ class _Stream:
         return [array.empty_chunk(rows, self.devices[0]) for array in self.inputs]
 
     def make_plan(
-        self, out_row_bytes: Sequence[int], default_bytes: Range = DEFAULT_CHUNK_BYTES
+        self,
+        out_row_bytes: Sequence[int],
+        default_bytes: Range = DEFAULT_CHUNK_BYTES,
+        devices: int = 1,
     ) -> Plan:
-        """How all rows are cut."""
+        """How all rows are cut. What is folded is cut in the same way for any devices."""
         of_inputs = [array.row_bytes for array in self.inputs]
         try:
             return plan(
@@ -265,7 +273,7 @@ class _Stream:
                 self.chunk_bytes,
                 self.num_slots,
                 default_bytes,
-                len(self.devices),
+                devices,
             )
         except ValueError as error:
             raise ValueError(f"{self.name}: {error}") from None
@@ -310,6 +318,7 @@ class _Stream:
             whole = self.make_plan(
                 [array.row_bytes for array in known],
                 chunk_range(engine, is_staged, len(self.devices)),
+                len(self.devices),
             )
             shares = shares_of(whole, self.devices)
             native = None
@@ -318,6 +327,9 @@ class _Stream:
             self.run(shares, native, progress, sink=sink)
         finally:
             sink.close()
+            for array in outs or ():
+                if not array.tensor.is_inference():  # what autograd has kept of it is no more
+                    torch.autograd.graph.increment_version(array.tensor)
         assert sink.arrays is not None
         row_bytes = tuple(array.row_bytes for array in sink.arrays)
         self.report(whole, shares, self.rows * sum(row_bytes), row_bytes)
@@ -339,13 +351,22 @@ class _Stream:
             chunk, what = fold.chunks, f"{type(error).__name__}: {error}"
             done = [(0, whole.rows_of(chunk)[0])]
             raise StreamError(f"{self.name}: chunk {chunk}: {what}", chunk, done) from error
-        results = (folded,) if isinstance(folded, torch.Tensor) else tuple(folded)
+        self.is_single = isinstance(folded, torch.Tensor)
+        results = (folded,) if self.is_single else tuple(folded)
         self.report(whole, shares, sum(r.numel() * r.element_size() for r in results), ())
         return self.give(results)
 
     def give(self, results: Results) -> Any:
         """Results in the kind that was given."""
-        of_kind = tuple(r.numpy() for r in results) if self.gives_arrays else results
+        of_kind: tuple[Any, ...] = results
+        if self.gives_arrays:
+            for result in results:
+                if not is_in_numpy(result.dtype):
+                    raise TypeError(
+                        f"{self.name}: combine returns {result.dtype}, which NumPy lacks: give "
+                        "inputs that are tensors"
+                    )
+            of_kind = tuple(r.resolve_conj().resolve_neg().numpy() for r in results)
         return of_kind[0] if self.is_single else of_kind
 
     def run(
@@ -439,6 +460,16 @@ class _Stream:
             if len(shares) == 1 and self.devices[0].type == "cuda"
             else None,
         )
+
+
+@functools.cache
+def is_in_numpy(dtype: torch.dtype) -> bool:
+    """Whether NumPy has a dtype."""
+    try:
+        torch.empty(0, dtype=dtype).numpy()
+    except TypeError:
+        return False
+    return True
 
 
 @functools.cache

@@ -108,7 +108,9 @@ def _try(function: Callable[..., Any], *arguments: Any) -> tuple[Any, str | None
     except Exception as error:
         lines = str(error).strip().splitlines() or [type(error).__name__]
         last = lines[-1] if type(error).__name__ == "CompilationError" else lines[0]
-        return [], f"{type(error).__name__}: {last}"
+        # What a user gave wrongly is told without Python's name for it.
+        is_users = isinstance(error, (ValueError, TypeError, IndexError))
+        return [], last if is_users else f"{type(error).__name__}: {last}"
 
 
 def _cuda_answers(calls: list[Call], architecture: str) -> list[Kernels]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import os
 import re
 import warnings
@@ -249,15 +250,16 @@ def _map_safetensors(path: Path, name: str | None) -> torch.Tensor:
     the places of tensors, and their bytes.
     """
     broken = f"--input: {path} is not a safetensors file"
+    all_bytes = path.stat().st_size
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
-        if not 2 <= size <= path.stat().st_size - 8:
+        if not 2 <= size <= all_bytes - 8:
             raise ValueError(broken)
         try:
             header = json.loads(file.read(size))
             header.pop("__metadata__", None)
             known = ", ".join(header)
-        except (ValueError, AttributeError, TypeError) as error:
+        except (ValueError, AttributeError, TypeError, RecursionError) as error:
             raise ValueError(broken) from error
     if name is None:
         if len(header) != 1:
@@ -265,19 +267,34 @@ def _map_safetensors(path: Path, name: str | None) -> torch.Tensor:
         name = next(iter(header))
     if name not in header:
         raise ValueError(f"--tensor: {path} has no tensor {name!r}; it has {known}")
-    try:
-        kind, shape = header[name]["dtype"], tuple(header[name]["shape"])
-        begin, end = header[name]["data_offsets"]
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(broken) from error
+    entry = header[name]
+    if not isinstance(entry, dict) or not isinstance(entry.get("dtype"), str):
+        raise ValueError(broken)
+    kind, shape, place = entry["dtype"], _counts(entry, "shape"), _counts(entry, "data_offsets")
+    if shape is None or place is None or len(place) != 2:
+        raise ValueError(broken)
     if kind not in SAFETENSORS_TYPES:
         raise ValueError(f"--input: tensor {name!r} of {path} has dtype {kind}, which no op takes")
-    if begin == end:  # no map is empty
+    (begin, end), needed = place, np.dtype(SAFETENSORS_TYPES[kind]).itemsize * math.prod(shape)
+    if end - begin != needed or 8 + size + end > all_bytes:
+        raise ValueError(
+            f"--input: {path} is damaged: tensor {name!r} of shape {list(shape)} has {needed} "
+            f"bytes, and lies at {begin} to {end} of {all_bytes - 8 - size}"
+        )
+    if needed == 0:  # no map is empty
         array = np.empty(shape, SAFETENSORS_TYPES[kind])
     else:
         array = np.memmap(path, SAFETENSORS_TYPES[kind], "r", 8 + size + begin, shape)
     tensor = _as_tensor(array, path)
     return tensor.view(torch.bfloat16) if kind == "BF16" else tensor
+
+
+def _counts(entry: dict[str, Any], key: str) -> tuple[int, ...] | None:
+    """A list of integers from 0 on; None if it is none."""
+    numbers = entry.get(key)
+    if isinstance(numbers, list) and all(type(n) is int and n >= 0 for n in numbers):
+        return tuple(numbers)
+    return None
 
 
 def result_like(
