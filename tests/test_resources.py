@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
 from backends import needs_extension
 
-from diglot.tools import cuda_library, machine_code
+from diglot.tools import cuda_library, machine_code, resources
 from diglot.tools.cuda_library import cuda_kernel_names, cuda_kernels
 from diglot.tools.machine_code import Code, ResourcesUnavailable
 from diglot.tools.resources import KernelResources, TensorLike
@@ -110,6 +111,27 @@ arch = sm_90
     monkeypatch.setattr(cuda_library, "dump", lambda *arguments: text)
     found = cuda_library._usage_in("library", -1)
     assert found == {name: [("_Z1av", 8, 0, 16)] for name in ("sm_80", "sm_90a")}
+
+
+def test_an_older_cuobjdump_leaves_the_architecture_as_it_is(monkeypatch):
+    """That of Triton 3.6 calls code by a ptxas of CUDA 13 code for sm_90."""
+    knobs = pytest.importorskip("triton").knobs
+    ptx = ".version 8.7\n.target sm_90a, debug\n.address_size 64\n"
+    stages = dict.fromkeys(resources.TRITON_STAGES, "") | {"ptx": ptx, "cubin": b"ELF"}
+
+    class Compiled:
+        asm = stages
+        metadata = SimpleNamespace(num_warps=4, shared=64)
+
+    def dump(option, _):
+        usage = " Function _Z3foov:\n  REG:8 STACK:0 SHARED:1024 LOCAL:0\n"
+        return usage if option == "--dump-resource-usage" else f"\tcode for sm_90\n{SASS}"
+
+    monkeypatch.setattr(knobs.runtime, "interpret", False)
+    monkeypatch.setattr(resources, "dump", dump)
+    kernel = resources.compile_stages(SimpleNamespace(compile=lambda target: Compiled)).resources
+    assert (kernel.architecture, kernel.name, kernel.registers) == ("sm_90a", "foo", 8)
+    assert (kernel.shared_bytes, kernel.threads, kernel.dynamic_shared_bytes) == (64, 128, 64)
 
 
 @needs_extension

@@ -225,11 +225,11 @@ def test_ctrl_c_of_nested_runs(devices):
     handler = signal.getsignal(signal.SIGINT)
     out = torch.full_like(X, 7)
     with pytest.raises(StreamInterrupted, match="was interrupted") as stopped:
-        stream_map(nested, X, out=out, chunk_bytes=20 * ROW)
+        stream_map(nested, X, out=out, chunk_bytes=20 * ROW, devices=["cpu"])
     assert time.perf_counter() - began[0] < 1 and len(calls) < 12
     assert stopped.value.rows == 0 and (out == 7).all()
     assert signal.getsignal(signal.SIGINT) is handler
-    assert torch.equal(stream_map(nested, X, chunk_bytes=20 * ROW), -X)
+    assert torch.equal(stream_map(nested, X, chunk_bytes=20 * ROW, devices=["cpu"]), -X)
 
 
 # Ctrl-C.

@@ -50,6 +50,7 @@ def test_timing_without_a_gpu(monkeypatch):
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_timing_without_waiting_is_wrong(monkeypatch):
     timing = load("timing.py", monkeypatch)
     a, b = torch.randn(2, timing.SIZE, timing.SIZE, device="cuda", dtype=torch.bfloat16)
@@ -132,6 +133,7 @@ def test_cuda_accesses(monkeypatch, capsys):
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 @needs_headers
 def test_accesses_cost_what_their_addresses_say(monkeypatch):
     access = load("memory_access/memory_access.py", monkeypatch)

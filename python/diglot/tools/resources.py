@@ -155,8 +155,10 @@ def compile_stages(specialization: Any, architecture: str = DEFAULT_ARCHITECTURE
         cubin.write_bytes(stages["cubin"])
         usage = read_usage(dump("--dump-resource-usage", str(cubin)))
         sass = dump("-sass", str(cubin))
-    (code,) = re.findall(r"^\s*code for (sm_\w+)$", sass, re.MULTILINE)
-    (kernel,) = join(usage, sass, code).values()
+    # Not as cuobjdump calls it: one that is older than the ptxas in use leaves out the "a" of
+    # sm_90a (12.8, which Triton 3.6 has, of 13.0, which PyTorch's compiler has Triton use).
+    (target,) = re.findall(r"^\.target (sm_\w+)", stages["ptx"].decode(), re.MULTILINE)
+    (kernel,) = join(usage, sass, target).values()
     # A Triton kernel's shared memory is dynamic: the cubin does not tell its size.
     metadata = compiled.metadata
     launched = kernel.launched(32 * int(metadata.num_warps), int(metadata.shared))
