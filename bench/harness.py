@@ -109,6 +109,7 @@ class Benchmark:
         ranking: cases of the ranking; None: those of its sizes.
         providers: ways of computing a case.
         code: by provider, the functions that a user writes or calls for it.
+        absent: peers that are not installed, and by what name they would be imported.
     """
 
     op: str
@@ -127,6 +128,7 @@ class Benchmark:
     ranking: list[Case] | None = None
     providers: dict[str, Callable[[Case, Tensors], Call | None]] = field(default_factory=dict)
     code: dict[str, tuple[Function, ...]] = field(default_factory=dict)
+    absent: dict[str, str] = field(default_factory=dict)
 
     def provider(self, name: str, *code: Function) -> Callable[[Callable], Callable]:
         """Decorator: a way of computing a case; None where it cannot.
@@ -200,6 +202,7 @@ class Benchmark:
             operands: other ones than the benchmark's.
         """
         if importlib.util.find_spec(package) is None:
+            self.absent[name] = package
             return
 
         @self.provider(name)

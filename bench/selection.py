@@ -183,10 +183,13 @@ def _unique(cases: Iterable[Case]) -> list[Case]:
     return found
 
 
-def check_providers(benchmarks: Iterable[Benchmark], providers: Sequence[str]) -> None:
+def check_providers(benchmarks: Sequence[Benchmark], providers: Sequence[str]) -> None:
     """Raises ValueError if none of the benchmarks has a provider of some name."""
     known = list(dict.fromkeys(name for of in benchmarks for name in of.providers))
+    absent = {name: package for of in benchmarks for name, package in of.absent.items()}
     for name in providers:
+        if name in absent:
+            raise ValueError(f"--provider {name}: its package, {absent[name]}, is not installed")
         if name not in known:
             raise ValueError(f"--provider must be one of {', '.join(known)}, not {name!r}")
 

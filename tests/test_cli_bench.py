@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import signal
 from types import SimpleNamespace
 
 import pytest
@@ -37,13 +38,13 @@ def fake_gpu(monkeypatch):
     return set_timer
 
 
-def interrupted_after(cases):
-    """A timer in which Ctrl-C is pressed after so many cases."""
+def interrupted_after(cases, by=signal.SIGINT):
+    """A timer in which Ctrl-C is pressed, or another signal sent, after so many cases."""
     left = iter(range(cases))
 
     def timer(calls, prepare):
         if next(left, None) is None:
-            raise KeyboardInterrupt
+            signal.raise_signal(by)
         return times()(calls, prepare)
 
     return timer
@@ -128,8 +129,10 @@ def test_measured_printed_and_written(fake_gpu, tmp_path):
     assert run(*again, "--force").exit_code == 0
 
 
-def test_ctrl_c_keeps_what_was_measured(fake_gpu, tmp_path):
-    fake_gpu(interrupted_after(2))
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_keeps_what_was_measured(fake_gpu, tmp_path, by):
+    before = signal.getsignal(signal.SIGTERM)
+    fake_gpu(interrupted_after(2, by))
     outputs = ("--json", tmp_path / "a.json", "--results", tmp_path)
     result = run("bench", "toy", "--sizes", "16,32,64", *outputs)
     assert result.exit_code == 130
@@ -138,6 +141,14 @@ def test_ctrl_c_keeps_what_was_measured(fake_gpu, tmp_path):
     for name in ("a.json", "toy-1/toy.json"):
         report = json.loads((tmp_path / name).read_text())
         assert len(report["rows"]) == 2 * 3 and report["incomplete"] == "2 of 6 cases"
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_peer_that_is_not_installed_is_told(fake_gpu):
+    benchmark = fake_gpu(times())
+    benchmark.peer("theirs", "no_such_package", dict)
+    message = fails("bench", "toy", "--provider", "theirs")
+    assert message == "error: --provider theirs: its package, no_such_package, is not installed"
 
 
 def test_what_was_measured_is_kept_where_nobody_reads_it(fake_gpu, tmp_path, monkeypatch):

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from diglot.cli.common import check_files, make_console, one_line_errors
+from diglot.cli.common import check_files, ended_as_interrupted, make_console, one_line_errors
 
 INTERRUPTED = 130  # as a shell reports Ctrl-C
 
@@ -123,7 +123,7 @@ def _bench(
     else:
         plan = session.plan(ops, selection, None if results is None else Path(results), force)
         session.check_gpu(older)
-        with session.compilers(fresh_caches):
+        with session.compilers(fresh_caches), ended_as_interrupted():
             done = session.measure_all(
                 plan,
                 lambda text: messages.print(text, markup=False),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -43,6 +44,20 @@ def one_line_errors() -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         raise Failure(tell_out_of_memory(error)) from error
+
+
+@contextmanager
+def ended_as_interrupted() -> Iterator[None]:
+    """Has SIGTERM, by which schedulers end what takes too long, raise what Ctrl-C raises."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
