@@ -428,6 +428,12 @@ def test_damaged_results_are_told(changes, message, tmp_path):
         reports.read_reports(path)
 
 
+def test_times_that_are_alike_are_no_damage(tmp_path):
+    alike = row(62.9352904800649) | dict.fromkeys(("p20_us", "p80_us"), 62.93529048006489)
+    reports.save(reports.make_report("toy", [alike], gpu="a GPU"), tmp_path / "toy.json")
+    assert reports.read_reports(tmp_path)[0]["rows"] == [alike]
+
+
 def test_a_time_without_its_band_is_told(tmp_path):
     bare = row(10)
     del bare["p80_us"]

@@ -20,6 +20,7 @@ from backends import CUDA, DEVICE
 import diglot
 from diglot import StreamError, StreamInterrupted, last_stream_report, stream_map
 from diglot.pipeline import copier, shares
+from diglot.pipeline import stream as stream_module
 from diglot.pipeline.pinned import pinned_cache
 from diglot.pipeline.ring import Passage, Ring
 
@@ -162,13 +163,21 @@ def test_arrays_that_numpy_lacks():
     assert torch.equal(out, X.bfloat16())
 
 
+def test_arrays_whatever_the_default_device_is():
+    stream_module.is_in_numpy.cache_clear()
+    with torch.device("meta"):
+        assert np.array_equal(stream_map(torch.neg, X.numpy(), devices=["cpu"]), -X.numpy())
+
+
 def test_errors_go_from_process_to_process():
     failed = StreamError("chunk 3: no", 3, [(0, 6), (20, 26)])
     stopped = StreamInterrupted("stopped", [(0, 6)])
     for error in (failed, stopped):
+        error.more = "said"
         for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
             assert type(again) is type(error) and str(again) == str(error)
             assert (again.valid, again.rows) == (error.valid, 6)
+            assert again.more == "said"
     assert pickle.loads(pickle.dumps(failed)).chunk == 3
 
 
@@ -176,6 +185,9 @@ def test_autograd_knows_that_out_was_written():
     weight = torch.ones(3, requires_grad=True)
     out = torch.zeros(40, 3)
     loss = (weight * out).sum()
+    with pytest.raises(ValueError, match="out must have the result's shape"):
+        stream_map(diglot.gelu, X[:, :2].contiguous(), out=out, backend="torch")
+    loss.backward(retain_graph=True)  # nothing was written
     stream_map(torch.neg, X, out=out)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
@@ -230,6 +242,48 @@ def test_ctrl_c_of_nested_runs(devices):
     assert stopped.value.rows == 0 and (out == 7).all()
     assert signal.getsignal(signal.SIGINT) is handler
     assert torch.equal(stream_map(nested, X, chunk_bytes=20 * ROW, devices=["cpu"]), -X)
+
+
+def test_ctrl_c_before_a_nested_run():
+    calls = []
+
+    def slow(x):
+        calls.append(x)
+        time.sleep(0.05)
+        return -x
+
+    def nested(x):
+        signal.raise_signal(signal.SIGINT)
+        return stream_map(slow, x, chunk_bytes=ROW, devices=["cpu"])
+
+    with pytest.raises(StreamInterrupted):
+        stream_map(nested, X, chunk_bytes=20 * ROW, devices=["cpu"])
+    assert len(calls) <= 1
+
+
+def test_a_users_handler_of_ctrl_c_stops_nested_runs():
+    calls = []
+
+    def handler(*_):
+        raise KeyboardInterrupt
+
+    def slow(x):
+        calls.append(x)
+        if len(calls) == 1:
+            signal.raise_signal(signal.SIGINT)
+        time.sleep(0.05)
+        return -x
+
+    def nested(x):
+        return stream_map(slow, x, chunk_bytes=ROW, devices=["cpu"])
+
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            stream_map(nested, X, chunk_bytes=20 * ROW, devices=["cpu"])
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert len(calls) < 12
 
 
 # Ctrl-C.

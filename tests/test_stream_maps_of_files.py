@@ -293,3 +293,14 @@ def test_a_private_map_as_output_leaves_its_file_alone(npy):
     x, out = np.load(npy, mmap_mode="r"), np.load(npy, mmap_mode="c")
     stream(None, x, out=out)
     assert np.array_equal(out, X.numpy() + 1) and np.array_equal(x, X.numpy())
+
+
+def test_the_system_is_asked_of_what_matters_alone(npy, monkeypatch):
+    """It takes long to tell of all memory."""
+    asked = []
+    read = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: asked.append(path) or read(path))
+    stream_map(torch.neg, X[:, ::2])
+    assert asked == []
+    stream_map(torch.neg, X[:, ::2], out=torch.empty(len(X), X[0, ::2].numel()))
+    assert asked == [Path("/proc/self/maps")]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import os
 import struct
 import sys
 import threading
@@ -102,7 +103,16 @@ COOPERATIVE_LAUNCH = 95  # CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH
 # Under the interpreter, which runs them one after the other, more would only take longer.
 INTERPRETED_PROGRAMS = 3
 # It changes Triton's language while a kernel runs, for all threads.
-_interpreter = threading.Lock()
+_interpreter = threading.RLock()
+
+
+def _forget_interpreter() -> None:
+    """A child process has none of its parent's threads, one of which may have held the lock."""
+    global _interpreter
+    _interpreter = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_forget_interpreter)
 
 
 class _Thread(threading.local):

@@ -6,6 +6,7 @@ import math
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -53,6 +54,9 @@ def ended_as_interrupted() -> Iterator[None]:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
+    if threading.current_thread() is not threading.main_thread():  # which alone gets signals
+        yield
+        return
     before = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield

@@ -26,7 +26,7 @@ def tensor_of(name: str, what: str, given: Any, writable: bool = False) -> torch
     elif is_array(given):
         if writable and not given.flags.writeable:
             raise ValueError(f"{name}: {what} is read-only")
-        if hasattr(given, "mask"):
+        if any(kind.__name__ == "MaskedArray" for kind in type(given).__mro__):
             raise TypeError(f"{name}: {what} is a masked array, of which the mask would be lost")
         if any(stride < 0 for stride in given.strides):
             raise ValueError(f"{name}: {what} has a negative stride: copy it first")
@@ -40,7 +40,7 @@ def tensor_of(name: str, what: str, given: Any, writable: bool = False) -> torch
                 ) from error
             except ValueError as error:  # bytes in the other order, steps of parts of an element
                 reason = str(error).partition("\n")[0]
-                raise ValueError(f"{name}: {what}: copy it first: {reason}") from error
+                raise ValueError(f"{name}: {what} cannot be taken as it is: {reason}") from error
     else:
         raise TypeError(
             f"{name}: {what} must be a CPU tensor or a NumPy array, not a {type(given).__name__}"
@@ -130,7 +130,9 @@ def check_fit(name: str, arrays: Sequence[HostArray], results: Sequence[Any]) ->
 
 
 def overlap(output: HostArray, other: HostArray) -> bool:
-    """Whether an output has memory in common with another array, or writes a part of its file."""
+    """Whether an output may have memory in common with another array, or write a part of its file:
+    where each begins and ends is compared, not what lies between.
+    """
     size, size_of_other = extent(output.tensor), extent(other.tensor)
     if size == 0 or size_of_other == 0:
         return False

@@ -23,7 +23,7 @@ class StreamError(RuntimeError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Another process gets it whole."""
-        return type(self), (str(self), self.chunk, self.valid)
+        return type(self), (str(self), self.chunk, self.valid), self.__dict__
 
 
 class StreamInterrupted(KeyboardInterrupt):
@@ -36,7 +36,7 @@ class StreamInterrupted(KeyboardInterrupt):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Another process gets it whole."""
-        return type(self), (str(self), self.valid)
+        return type(self), (str(self), self.valid), self.__dict__
 
 
 def prefix(valid: Sequence[tuple[int, int]]) -> int:

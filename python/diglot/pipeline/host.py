@@ -12,6 +12,7 @@ from __future__ import annotations
 import bisect
 import ctypes
 import errno
+import functools
 import math
 import mmap
 import os
@@ -86,7 +87,9 @@ NOTHING_SAID = Maps([])  # for memory that is known to be ordinary
 
 
 def place_in(region: Region, address: int) -> Place | None:
-    """Where an address in a region is in a file; None where it is in none."""
+    """Where an address in a region is in a file, or in memory that processes share; None where
+    the system gives it no number.
+    """
     begin, _, (permissions, offset, device, inode, *_) = region
     if inode == "0":
         return None
@@ -127,7 +130,6 @@ class HostArray:
         row_bytes: of a row.
         address: where it begins, if it lies in one piece.
         mapping: the file, of kind "file".
-        place: where it begins in a file, of whatever kind it is; None if it is in none.
         is_read_only: whether the system says that writing there would be a fault.
     """
 
@@ -140,7 +142,6 @@ class HostArray:
         self.row_bytes = math.prod(self.row_shape) * tensor.element_size()
         self.address = tensor.data_ptr()
         self.mapping: Mapping | None = None
-        self.place: Place | None = None
         self.is_read_only = False
         self.file = -1
         self.is_output = is_output
@@ -150,15 +151,20 @@ class HostArray:
             self.kind = "strided"
         elif size > 0 and torch.cuda.is_available() and tensor.is_pinned():
             self.kind = "pinned"
-        if size > 0 and self.kind != "pinned":
-            region = (maps or Maps()).region_of(self.address)
+        self._maps = maps or Maps()
+        if size > 0 and self.kind == "memory":
+            region = self._maps.region_of(self.address)
             if region is not None:
                 self.is_read_only = "w" not in region[2][0]
-                self.place = place_in(region, self.address)
-            if region is not None and self.kind == "memory":
                 self.mapping = mapping_in(region, self.address, size)
             if self.mapping is not None and (self.mapping.is_writable or not is_output):
                 self.kind = "file"
+
+    @functools.cached_property
+    def place(self) -> Place | None:
+        """Where it begins in a file, of whatever kind it is but pinned; None if it is in none."""
+        region = None if self.kind == "pinned" else self._maps.region_of(self.address)
+        return None if region is None else place_in(region, self.address)
 
     @property
     def is_staged(self) -> bool:

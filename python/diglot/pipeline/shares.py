@@ -170,6 +170,8 @@ class Run:
         try:
             if self.outer is not None:
                 self.outer.inner.append(self)
+                if self.outer.is_interrupted:  # before this began
+                    self.interrupt()
             self.do_all()
             for share in self.shares:
                 if share.error is not None:
@@ -197,6 +199,8 @@ class Run:
                 if share.error is not None and not isinstance(share.error, Exception):
                     raise share.error
         except BaseException as error:
+            if not isinstance(error, Exception):  # of a signal's handler
+                self.interrupt()
             self.stop()
             if isinstance(error, KeyboardInterrupt):
                 valid = self.valid()

@@ -178,7 +178,8 @@ class _Stream:
         self.inputs = [HostArray(tensor, maps=self.maps) for tensor in tensors]
         self.devices = find_devices(name, devices)
         self.op = op_of(fn)
-        if self.op is not None and len({tensor.dim() for tensor in tensors}) > 1:
+        # Of one row, or none, there is one way to take it.
+        if self.op is not None and self.rows > 1 and len({of.dim() for of in tensors}) > 1:
             shapes = " and ".join(str(tuple(tensor.shape)) for tensor in tensors)
             raise ValueError(
                 f"{name}: inputs of {self.op} must have as many dimensions as each other: of "
@@ -306,6 +307,7 @@ class _Stream:
             ]
 
         sink = Sink(make)
+        has_begun = False
         try:
             op, one = self.look()
             if one is not None:
@@ -324,10 +326,11 @@ class _Stream:
             native = None
             if op is not None and launch is not None:
                 native = functools.partial(native_ring, op=op, one=launch)
+            has_begun = True
             self.run(shares, native, progress, sink=sink)
         finally:
             sink.close()
-            for array in outs or ():
+            for array in (outs or ()) if has_begun else ():
                 if not array.tensor.is_inference():  # what autograd has kept of it is no more
                     torch.autograd.graph.increment_version(array.tensor)
         assert sink.arrays is not None
@@ -466,7 +469,7 @@ class _Stream:
 def is_in_numpy(dtype: torch.dtype) -> bool:
     """Whether NumPy has a dtype."""
     try:
-        torch.empty(0, dtype=dtype).numpy()
+        torch.empty(0, dtype=dtype, device="cpu").numpy()
     except TypeError:
         return False
     return True

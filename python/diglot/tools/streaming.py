@@ -281,10 +281,15 @@ def _map_safetensors(path: Path, name: str | None) -> torch.Tensor:
             f"--input: {path} is damaged: tensor {name!r} of shape {list(shape)} has {needed} "
             f"bytes, and lies at {begin} to {end} of {all_bytes - 8 - size}"
         )
-    if needed == 0:  # no map is empty
-        array = np.empty(shape, SAFETENSORS_TYPES[kind])
-    else:
-        array = np.memmap(path, SAFETENSORS_TYPES[kind], "r", 8 + size + begin, shape)
+    try:
+        if needed == 0:  # no map is empty
+            array = np.empty(shape, SAFETENSORS_TYPES[kind])
+        else:
+            array = np.memmap(path, SAFETENSORS_TYPES[kind], "r", 8 + size + begin, shape)
+    except ValueError as error:
+        raise ValueError(
+            f"--input: {path} has a tensor {name!r} that cannot be mapped: {error}"
+        ) from error
     tensor = _as_tensor(array, path)
     return tensor.view(torch.bfloat16) if kind == "BF16" else tensor
 

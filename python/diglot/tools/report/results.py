@@ -291,4 +291,4 @@ def finite(value: Any) -> float | None:
     """A number that can be drawn; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return float(value) if -LARGEST < value < LARGEST else None
+    return value if -LARGEST < value < LARGEST else None

@@ -25,16 +25,16 @@ def _value(value: object) -> object:
 
 
 def number(value: float | None) -> str:
-    """Three to four digits, without an exponent; what is whole is a count."""
+    """Three to four digits, without an exponent; of a count all."""
     if value is None:
         return "–"
     if not math.isfinite(value):
         return str(value).replace("inf", "∞").replace("nan", "NaN")
+    if isinstance(value, int):
+        return f"{value:,}"
     size = abs(value)
     if size >= 1000:
         return f"{value:,.0f}"
-    if float(value).is_integer():
-        return f"{value:.0f}"
     for limit, digits in ((100, 0), (10, 1), (0.01, 2)):
         if size >= limit:
             return f"{value:.{digits}f}"
