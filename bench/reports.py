@@ -161,10 +161,14 @@ def _damage_of_facts(report: Mapping[str, Any]) -> str | None:
     return None
 
 
+def _is_finite(value: Any) -> bool:
+    is_one = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_one and -LARGEST < value < LARGEST
+
+
 def _is_number(value: Any) -> bool:
     """From 0 on."""
-    is_one = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_one and 0 <= value < LARGEST
+    return _is_finite(value) and value >= 0
 
 
 def _is_positive(value: Any) -> bool:
@@ -184,7 +188,7 @@ def _is_judged(bar: Any) -> bool:
         isinstance(bar, dict)
         and isinstance(bar.get("name"), str)
         and _is_number(bar.get("bound"))
-        and (bar.get("value") is None or _is_number(bar["value"]))
+        and (bar.get("value") is None or _is_finite(bar["value"]))
         and isinstance(bar.get("met"), bool)
     )
 

@@ -428,6 +428,14 @@ def test_damaged_results_are_told(changes, message, tmp_path):
         reports.read_reports(path)
 
 
+def test_a_bar_that_is_more_than_reached_is_no_damage(tmp_path):
+    """Of microseconds beyond another's there may be less than none."""
+    bar = {"name": "host time over torch's", "value": -2.5, "bound": 1.0, "met": True}
+    fast = row(10, bars=[bar])
+    reports.save(reports.make_report("toy", [fast], gpu="a GPU"), tmp_path / "toy.json")
+    assert reports.read_reports(tmp_path)[0]["rows"] == [fast]
+
+
 def test_times_that_are_alike_are_no_damage(tmp_path):
     alike = row(62.9352904800649) | dict.fromkeys(("p20_us", "p80_us"), 62.93529048006489)
     reports.save(reports.make_report("toy", [alike], gpu="a GPU"), tmp_path / "toy.json")

@@ -19,8 +19,7 @@ from backends import CUDA, DEVICE
 
 import diglot
 from diglot import StreamError, StreamInterrupted, last_stream_report, stream_map
-from diglot.pipeline import copier, shares
-from diglot.pipeline import stream as stream_module
+from diglot.pipeline import arguments, copier, shares
 from diglot.pipeline.pinned import pinned_cache
 from diglot.pipeline.ring import Passage, Ring
 
@@ -164,7 +163,7 @@ def test_arrays_that_numpy_lacks():
 
 
 def test_arrays_whatever_the_default_device_is():
-    stream_module.is_in_numpy.cache_clear()
+    arguments.numpy_dtype.cache_clear()
     with torch.device("meta"):
         assert np.array_equal(stream_map(torch.neg, X.numpy(), devices=["cpu"]), -X.numpy())
 

@@ -151,11 +151,7 @@ def test_combine_that_returns_no_tensor():
 
 def test_what_combine_returns_is_given():
     """One tensor or several, whatever fn returns."""
-
-    def both(a, b):
-        return b, b
-
-    pair = stream_reduce(lambda c: c.sum(0), lambda a, b: both(a, b), X, chunk_bytes=3 * 16)
+    pair = stream_reduce(lambda c: c.sum(0), lambda a, b: (b, b), X, chunk_bytes=3 * ROW)
     assert isinstance(pair, tuple) and len(pair) == 2
     one = stream_reduce(lambda c: (c.sum(), c.max()), lambda a, b: b[0], X, chunk_bytes=len(X) * 8)
     assert isinstance(one, torch.Tensor)

@@ -123,6 +123,11 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
+def _interpret(kernel: Any, programs: int, *arguments: Any) -> None:
+    with _interpreter:
+        kernel[(programs,)](*arguments)
+
+
 def launch(
     kernel: Any,
     programs: int,
@@ -142,8 +147,7 @@ def launch(
     if _thread.recordings:
         _record(kernel, tensors, integers, constants, num_warps, False, max_registers)
     elif INTERPRETED:
-        with _interpreter:
-            kernel[(programs,)](*tensors, *integers, *constants)
+        _interpret(kernel, programs, *tensors, *integers, *constants)
     elif kind is not torch.Tensor:
         wrapped = torch.library.wrap_triton(kernel)
         options: dict[str, int] = {} if max_registers is None else {"maxnreg": max_registers}
@@ -196,8 +200,7 @@ def launch_cooperatively(
         if per_multiprocessor is not None:
             programs = min(most, max(1, INTERPRETED_PROGRAMS // together) * together)
         for phase in range(1, phases + 1):
-            with _interpreter:
-                kernel[(programs,)](*tensors, *integers, *constants, phase)
+            _interpret(kernel, programs, *tensors, *integers, *constants, phase)
     else:
         every = (*constants, ALL_PHASES)
         with torch.cuda.device(_device_of(tensors[-1])):

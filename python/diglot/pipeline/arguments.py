@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -17,6 +18,15 @@ def is_array(given: Any) -> bool:
     return any(
         kind.__module__ == "numpy" and kind.__name__ == "ndarray" for kind in type(given).__mro__
     )
+
+
+@functools.cache
+def numpy_dtype(dtype: torch.dtype) -> Any:
+    """NumPy's dtype that is the same; None where it has none."""
+    try:
+        return torch.empty(0, dtype=dtype, device="cpu").numpy().dtype
+    except TypeError:
+        return None
 
 
 def tensor_of(name: str, what: str, given: Any, writable: bool = False) -> torch.Tensor:
@@ -140,10 +150,12 @@ def overlap(output: HostArray, other: HostArray) -> bool:
     def meet(first: int, first_of_other: int) -> bool:
         return first < first_of_other + size_of_other and first_of_other < first + size
 
+    if meet(output.address, other.address):
+        return True
     a, b = output.place, other.place
-    if a is not None and b is not None and a.is_shared and a.identity == b.identity:
-        return meet(a.offset, b.offset) or meet(output.address, other.address)
-    return meet(output.address, other.address)
+    if a is None or b is None or not a.is_shared or a.identity != b.identity:
+        return False
+    return meet(a.offset, b.offset)
 
 
 def extent(tensor: torch.Tensor) -> int:

@@ -214,7 +214,7 @@ class Run:
         for share in self.shares:
             if self.outer is None:
                 THREADS.submit(self.work, share)
-            else:  # which may wait on one of the threads that are kept, of which there are so many
+            else:  # runs that wait for inner ones may have taken all the threads that are kept
                 threading.Thread(target=self.work, args=(share,), name="diglot-stream").start()
             self.begun += 1
         for ended in self.ended:
@@ -274,7 +274,7 @@ class Run:
                 job.control.stop()
 
     def interrupt(self) -> None:
-        """The same on Ctrl-C, of what its function has begun too."""
+        """On Ctrl-C: has all end, and the runs that its function has begun."""
         self.is_interrupted = True
         self.ask_to_stop()
         for run in list(self.inner):

@@ -20,6 +20,7 @@ from diglot.pipeline.arguments import (
     check_outputs,
     find_devices,
     is_array,
+    numpy_dtype,
     tensor_of,
 )
 from diglot.pipeline.errors import StreamError
@@ -95,10 +96,12 @@ def stream_map(
         rows are independent and that computes a row the same way in a chunk of any size.
 
     Raises:
-        TypeError: an input is neither tensor nor array.
-        ValueError: lengths differ, an array has no rows to cut (0-d), a row is larger than
-            `chunk_bytes`, `out` does not fit, overlaps an input, cannot be written or is not
-            contiguous, a device is named twice, a number is out of range.
+        TypeError: an input is neither tensor nor array, or a masked, nested, quantized or sparse
+            one.
+        ValueError: lengths differ, or, of an op of diglot, numbers of dimensions; an array has no
+            rows to cut (0-d), a row is larger than `chunk_bytes`, `out` does not fit, overlaps an
+            input, cannot be written or is not contiguous, a device is named twice, a number is out
+            of range.
         diglot.BackendUnavailable: the backend asked for cannot run there.
         StreamError: a chunk failed. The message names it; the attribute `rows` says how many first
             rows of `out` are valid. A chunk that the device has no memory for is tried again, once,
@@ -135,6 +138,8 @@ def stream_reduce(
         What was folded: tensors on the CPU; arrays if the first input is one.
 
     Raises:
+        TypeError: as for `stream_map`; or `combine` returns a dtype that NumPy lacks, and the first
+            input is an array.
         ValueError: as for `stream_map`; or there are no rows.
         StreamError: a chunk failed, in `fn` or in `combine`.
     """
@@ -216,7 +221,7 @@ class _Stream:
         for result in results:
             if not isinstance(result, torch.Tensor):
                 raise TypeError(f"fn must return tensors, not a {type(result).__name__}")
-            if self.gives_arrays and not is_in_numpy(result.dtype):
+            if self.gives_arrays and numpy_dtype(result.dtype) is None:
                 raise TypeError(f"fn returns {result.dtype}, which NumPy lacks: give it tensors")
             if result.device != chunks[0].device:
                 raise ValueError(
@@ -356,6 +361,12 @@ class _Stream:
             raise StreamError(f"{self.name}: chunk {chunk}: {what}", chunk, done) from error
         self.is_single = isinstance(folded, torch.Tensor)
         results = (folded,) if self.is_single else tuple(folded)
+        for result in results:
+            if self.gives_arrays and numpy_dtype(result.dtype) is None:
+                raise TypeError(
+                    f"{self.name}: combine returns {result.dtype}, which NumPy lacks: give inputs "
+                    "that are tensors"
+                )
         self.report(whole, shares, sum(r.numel() * r.element_size() for r in results), ())
         return self.give(results)
 
@@ -363,12 +374,6 @@ class _Stream:
         """Results in the kind that was given."""
         of_kind: tuple[Any, ...] = results
         if self.gives_arrays:
-            for result in results:
-                if not is_in_numpy(result.dtype):
-                    raise TypeError(
-                        f"{self.name}: combine returns {result.dtype}, which NumPy lacks: give "
-                        "inputs that are tensors"
-                    )
             of_kind = tuple(r.resolve_conj().resolve_neg().numpy() for r in results)
         return of_kind[0] if self.is_single else of_kind
 
@@ -463,16 +468,6 @@ class _Stream:
             if len(shares) == 1 and self.devices[0].type == "cuda"
             else None,
         )
-
-
-@functools.cache
-def is_in_numpy(dtype: torch.dtype) -> bool:
-    """Whether NumPy has a dtype."""
-    try:
-        torch.empty(0, dtype=dtype, device="cpu").numpy()
-    except TypeError:
-        return False
-    return True
 
 
 @functools.cache

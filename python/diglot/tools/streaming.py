@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from diglot.pipeline.arguments import numpy_dtype
 from diglot.tools.files import check_writable, writing
 
 UNITS = {"": 1, "b": 1} | {
@@ -315,13 +316,12 @@ def result_like(
     result = function(*row, backend="torch")
     if len(result) != 1:
         raise ValueError(f"its result has {len(result)} rows for one")
-    try:
-        dtype = torch.empty(0, dtype=result.dtype).numpy().dtype
-    except TypeError as error:
+    dtype = numpy_dtype(result.dtype)
+    if dtype is None:
         raise ValueError(
             f"--output: a .npy file cannot hold {str(result.dtype).removeprefix('torch.')}, which "
             "the result has as its input has"
-        ) from error
+        )
     return (rows, *result.shape[1:]), dtype
 
 
