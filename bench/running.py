@@ -26,8 +26,9 @@ PEER_ERROR = 1 / 16
 # not waited for. (Bytes that are counted twice may come from the L2 cache the second time.)
 TOO_FAST = 2.0
 BUDGET_MS = 60
-# For the host's time beside other measures; where it is what a case is about, there are more.
-HOST_ROUNDS, HOST_CALLS = 10, 20
+# For the host's time beside other measures; where it is what a case is about, there are more. The
+# device is waited for after each round: of calls that take it long there are fewer.
+HOST_ROUNDS, HOST_CALLS, HOST_BUDGET_US = 10, 20, 2e6
 CEILINGS = ("copy", "product")
 REASON_LENGTH = 200
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # of a terminal, in messages of some packages
@@ -61,8 +62,9 @@ def _copy(moved: int, dtype: torch.dtype) -> Call:
     return measure.copy_ceiling(moved, dtype, "cuda")
 
 
-def _host_us(call: Call) -> float:
-    return measure.host({"": call}, rounds=HOST_ROUNDS, calls=HOST_CALLS)[""].median_us
+def _host_us(call: Call, device_us: float) -> float:
+    calls = max(1, min(HOST_CALLS, int(HOST_BUDGET_US / HOST_ROUNDS / device_us)))
+    return measure.host({"": call}, rounds=HOST_ROUNDS, calls=calls)[""].median_us
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class Instruments:
         timers: by a case's timer: from calls by name and what prepares each, untimed, their times.
         copy: from bytes and a dtype, a call that copies so many.
         product: from a dtype, a call that multiplies matrices, and its operations.
-        host_us: the host's time for a call.
+        host_us: from a call and the device's time for it, the host's.
         peak_bytes: device memory that a call takes.
         launches: kernels, copies and fills that a call gives the device.
         ends_in_stream: whether all that a call starts is done when its stream is.
@@ -86,7 +88,7 @@ class Instruments:
     timers: Mapping[str, Timer] = field(default_factory=lambda: TIMERS)
     copy: Callable[[int, torch.dtype], Call] = _copy
     product: Callable[[torch.dtype], tuple[Call, int]] = measure.product_ceiling
-    host_us: Callable[[Call], float] = _host_us
+    host_us: Callable[[Call, float], float] = _host_us
     peak_bytes: Callable[[Call], int] = measure.peak_bytes
     launches: Callable[[Call], int | None] = measure.launches
     ends_in_stream: Callable[[Call], bool] = measure.ends_in_stream
@@ -268,10 +270,10 @@ def _failure(error: BaseException) -> Row:
     return {"verified": False, "reason": COLOUR.sub("", reason)[:REASON_LENGTH]}
 
 
-def _try(instrument: Callable[[Call], Any], call: Call) -> Any:
+def _try(instrument: Callable[..., Any], *arguments: Any) -> Any:
     """What an instrument says; None where it cannot, which is no reason to lose the time."""
     try:
-        return instrument(call)
+        return instrument(*arguments)
     except Exception:
         return None
 
@@ -384,7 +386,8 @@ def _weigh(case: Case, calls: Mapping[str, Call], rows: Rows, instruments: Instr
     for name, call in calls.items():
         row = rows[name]
         is_host = case.timer == "host"
-        row["host_us"] = row["time_us"] if is_host else _try(instruments.host_us, call)
+        us = row["time_us"]
+        row["host_us"] = us if is_host else _try(instruments.host_us, call, us)
         row["peak_bytes"] = _try(instruments.peak_bytes, call)
 
 

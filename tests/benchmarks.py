@@ -36,7 +36,7 @@ def instruments(timer=None, **others):
         "timers": dict.fromkeys(TIMERS, timer or times()),
         "copy": lambda moved, dtype: lambda: None,
         "product": lambda dtype: (lambda: None, 10**12),
-        "host_us": lambda call: 5.0,
+        "host_us": lambda call, device_us: 5.0,
         "peak_bytes": lambda call: 64,
         "launches": lambda call: 1,
         "ends_in_stream": lambda call: True,

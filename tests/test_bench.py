@@ -49,6 +49,20 @@ def test_figures_of_a_call():
     assert rows["torch"]["bars"] == []
 
 
+@pytest.mark.parametrize(("device_us", "calls"), [(5, 20), (9_000, 20), (50_000, 4), (3e5, 1)])
+def test_of_long_calls_the_host_has_few_to_wait_for(device_us, calls, monkeypatch):
+    taken = []
+
+    def host(functions, rounds, calls):
+        taken.append(calls)
+        return {"": Timing(7.0, 6.0, 8.0, rounds)}
+
+    monkeypatch.setattr(measure, "host", host)
+    timed = instruments(times(cuda=device_us), host_us=running.GPU.host_us)
+    assert {row["host_us"] for row in rows_of(toy(), instruments=timed).values()} == {7.0}
+    assert taken[0] == calls
+
+
 def test_operations_are_shared_by_a_matrix_product():
     benchmark = toy(flops=lambda case, tensors: 4 * 10**6)
     row = rows_of(benchmark, instruments=instruments(times(product=1000.0)))["cuda"]

@@ -86,6 +86,7 @@ def test_devices_share_the_bytes(pinned):
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_both_directions_at_once_are_more_than_one():
     found = transfer.duplex_ceiling("cuda", 1 << 28)
     assert 1 < found.both <= 1.05 * min(found.h2d, found.d2h)
