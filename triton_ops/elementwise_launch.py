@@ -25,7 +25,6 @@ STRIDED_BLOCK, STRIDED_WARPS = 1024, 4
 # cost more than loads in flight gain.
 TINY_ELEMENTS = 1 << 17
 FLAT_WARPS = 4
-FLAT_BYTES = FLAT_WARPS * 32 * 2 * ACCESS_BYTES
 
 
 def common_head(tensors: tuple[torch.Tensor, ...]) -> int:
@@ -61,15 +60,16 @@ def _flat_variant(elements: int, is_aligned: bool) -> str:
     return f"flat, blocks of {elements}{', 16-byte accesses' if is_aligned else ''}"
 
 
-def flat_block(n: int, element_size: int) -> tuple[int, int]:
-    """Elements and warps of a program of a flat kernel."""
-    return (256 if n <= TINY_ELEMENTS else flat_bytes(element_size) // element_size), FLAT_WARPS
+def block_elements(element_size: int, most: int) -> int:
+    """Elements of each array in a program of a kernel with 16-byte accesses.
 
-
-def flat_bytes(element_size: int) -> int:
-    """Bytes of each array in a program of a kernel with 16-byte accesses."""
+    Args:
+        element_size: in bytes.
+        most: that a thread has of them at most.
+    """
     # float64 arithmetic takes so many registers that with two accesses a thread some spill.
-    return FLAT_BYTES // 2 if element_size == 8 else FLAT_BYTES
+    accesses = 1 if element_size == 8 else 2
+    return FLAT_WARPS * 32 * min(accesses * ACCESS_BYTES // element_size, most)
 
 
 def elementwise_launch(
@@ -81,6 +81,7 @@ def elementwise_launch(
     *,
     common: tuple[torch.Tensor, ...] = (),
     indexed: bool = False,
+    most: int = 2 * ACCESS_BYTES,
 ) -> str:
     """Launches `flat` or `strided`, and says which.
 
@@ -95,6 +96,8 @@ def elementwise_launch(
         indexed: whether what the kernels do depends on the elements' row-major indices. The strided
             one gets their strides after those of the inputs. There is no head then, which would
             shift every access: one starts at a multiple of its elements.
+        most: elements of each array that a thread has at most; fewer than two accesses have where
+            each takes many registers.
         numbers: 64-bit arguments of the kernels.
         constants: compile-time arguments of the kernels.
     """
@@ -112,7 +115,7 @@ def elementwise_launch(
     if n == 0:
         return "nothing to do"
     if one_dtype and (layout is None or layout.is_flat):
-        elements, warps = flat_block(n, out.element_size())
+        elements = 256 if n <= TINY_ELEMENTS else block_elements(out.element_size(), most)
         # Addresses of traced tensors are unknown; the compiler that traces them knows alignments.
         head = -1
         if n > TINY_ELEMENTS and type(out) is torch.Tensor:
@@ -127,7 +130,7 @@ def elementwise_launch(
             pointers,
             (n, head, *numbers),
             (*constants, is_aligned, elements),
-            warps,
+            FLAT_WARPS,
         )
         return _flat_variant(elements, is_aligned)
     assert layout is not None
@@ -135,7 +138,7 @@ def elementwise_launch(
     block, broadcast, is_aligned = STRIDED_BLOCK, 0, False
     if vector > 1:
         layout = layout.in_vectors(vector)
-        block = flat_bytes(out.element_size()) // out.element_size()
+        block = block_elements(out.element_size(), max(most, vector))
         # Inputs with one element per access need no alignment.
         given = [t for t in tensors[:-1] if t is not None]
         repeated = [of == 0 for of in layout.strides[0][1 : 1 + len(given)]]

@@ -25,6 +25,7 @@ from diglot.triton_ops.lib.gaussian_pdf import (
 )
 from diglot.triton_ops.lib.types import compute_type, convert, number
 
+MOST = 4  # elements of a thread: each takes a dozen registers from term to term
 HEAD = tl.constexpr(16)  # more elements than any array is away from a 16-byte boundary
 
 
@@ -180,6 +181,7 @@ def gaussian_pdf_forward(input, mean, std, terms, out):
         (input, out),
         integers(of, out.dtype),
         (),
+        most=MOST,
     )
 
 
@@ -192,4 +194,5 @@ def gaussian_pdf_backward(grad_output, input, mean, std, terms, out):
         (grad_output, input, out),
         integers(of, out.dtype),
         (),
+        most=MOST,
     )

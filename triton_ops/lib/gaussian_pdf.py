@@ -12,7 +12,9 @@ phi(..) = peak B^(-(step (u + j))^2) = peak B^(-(step u)^2) B^(-step^2 j (2 u + 
 
 with B = 2 in fp32, B = e in fp64. The last exponent is never positive, so that its relative error,
 times B to it, is worth half an ulp at most: these need no compensation, and no number of terms and
-no std brings them to overflow. The ratios are summed with what their sum leaves.
+no std brings them to overflow. The ratios of two neighbours are added up as they are, and
+these sums with what they leave: a multiprocessor does eight operations in the time of an
+exponential, and a term should take no more.
 
 Greatest errors found, for results that are normal, of 1 to 1000 terms: 2.8 ulp in fp32, 1 of which
 is due to the ratios, and 3 ulp in fp64. In p' terms on both sides of the mean cancel; its errors
@@ -39,6 +41,7 @@ from .math import (
     maximum,
     minimum,
     negate,
+    ordered_two_sum,
     power_of_two,
     round_down,
     two_sum,
@@ -48,6 +51,7 @@ from .math import (
 MOST_GAUSSIAN_TERMS = 1 << 22
 
 _BIAS = tl.constexpr(ROUNDING_SHIFT.value + 127.0)
+_GROUP = tl.constexpr(2)
 
 
 class GaussianPdf(NamedTuple):
@@ -197,11 +201,13 @@ def _nearest_term(x, of):
     position_tail = fma(distance_tail - of[1], hundred, fma(distance, hundred, negate(position)))
     last = of[8] + (of[9] - 1).to(x.dtype)
     k = minimum(maximum(round_down(constant(0.5, x) - position), of[8]), last)
-    head, tail = two_sum(position, k)
-    # Where the head is infinite, the tail is NaN.
-    head, tail = two_sum(head, tl.where(tl.abs(head) < of[5], tail + position_tail, 0.0))
-    tail = tl.where(tl.abs(head) < of[5], tail, 0.0)
-    return maximum(minimum(head, of[5]), negate(of[5])), tail, k
+    # Either k is not greater than the position, or it is so near that their sum is exact.
+    head, tail = ordered_two_sum(position, k)
+    head = maximum(minimum(head, of[5]), negate(of[5]))
+    # Where the position is infinite, its tail is NaN. What is not zero of a head is more than it.
+    rest = tl.where(tl.abs(head) < of[5], tail + position_tail, 0.0)
+    head, tail = ordered_two_sum(head, rest)
+    return head, tail, k
 
 
 @triton.jit
@@ -217,37 +223,72 @@ def _scale(value, u, u_tail, of):
 
 
 @triton.jit
+def _ratio_parts(u, u_tail, of):
+    """What ratios take: 2 u, and what that leaves, times the curvature."""
+    return u + u, (u_tail + u_tail) * of[4]
+
+
+@triton.jit
+def _ratio(j, twice, tail, of):
+    """The ratio of the term j to the greatest one, which is 0."""
+    return _power(fma(twice + j, of[4], tail) * j)
+
+
+@triton.jit
+def _slope(j, twice):
+    """Twice u + j."""
+    return (twice + j) + j
+
+
+@triton.jit
+def _add_without(sum, excess, group):
+    """Kahan's summation: what a sum has too much is taken from what comes next."""
+    added = group - excess
+    next = sum + added
+    return next, (next - sum) - added
+
+
+@triton.jit
 def gaussian_pdf(x, of):
     """p(x), with the parameters `of` as a tuple of tensors."""
     u, u_tail, k = _nearest_term(x, of)
-    twice = u + u
-    twice_tail = u_tail + u_tail
+    twice, tail = _ratio_parts(u, u_tail, of)
     j = of[8] - k
-    # From one, which no ratio exceeds, so that two operations find what a sum leaves.
-    sum = tl.full(x.shape, 1.0, x.dtype)
-    sum_tail = tl.zeros(x.shape, x.dtype)
-    for _ in range(of[9]):
-        ratio = _power((j * of[4]) * ((twice + j) + twice_tail))
-        next = sum + ratio
-        sum_tail = sum_tail + (ratio - (next - sum))
-        sum = next
+    # From two, which no group exceeds, so that two operations find what a sum leaves. Terms that
+    # are too many for groups come first, one by one.
+    start: tl.constexpr = _GROUP
+    sum = tl.full(x.shape, start, x.dtype)
+    rest = tl.zeros(x.shape, x.dtype)
+    for _ in range(of[9] % _GROUP):
+        sum, left = ordered_two_sum(sum, _ratio(j, twice, tail, of))
+        rest = rest + left
         j = j + 1.0
-    return _scale((sum - 1.0) + sum_tail, u, u_tail, of)
+    for _ in range(of[9] // _GROUP):
+        group = _ratio(j, twice, tail, of)
+        for i in tl.static_range(1, _GROUP):
+            group = group + _ratio(j + i, twice, tail, of)
+        sum, left = ordered_two_sum(sum, group)
+        rest = rest + left
+        j = j + _GROUP
+    return _scale((sum - start) + rest, u, u_tail, of)
 
 
 @triton.jit
 def gaussian_pdf_gradient(grad, x, of):
     """grad p'(x): the gradient is multiplied in before anything could underflow."""
     u, u_tail, k = _nearest_term(x, of)
-    twice = u + u
-    twice_tail = u_tail + u_tail
+    twice, tail = _ratio_parts(u, u_tail, of)
     j = of[8] - k
     sum = tl.zeros(x.shape, x.dtype)
-    sum_tail = tl.zeros(x.shape, x.dtype)
-    for _ in range(of[9]):
-        mean = (twice + j) + twice_tail
-        ratio = _power((j * of[4]) * mean)
-        sum, rest = two_sum(sum, ratio * (mean + j))
-        sum_tail = sum_tail + rest
+    excess = tl.zeros(x.shape, x.dtype)
+    for _ in range(of[9] % _GROUP):
+        group = _ratio(j, twice, tail, of) * _slope(j, twice)
+        sum, excess = _add_without(sum, excess, group)
         j = j + 1.0
-    return _scale(negate(grad) * ((sum + sum_tail) * of[2]), u, u_tail, of)
+    for _ in range(of[9] // _GROUP):
+        group = _ratio(j, twice, tail, of) * _slope(j, twice)
+        for i in tl.static_range(1, _GROUP):
+            group = fma(_ratio(j + i, twice, tail, of), _slope(j + i, twice), group)
+        sum, excess = _add_without(sum, excess, group)
+        j = j + _GROUP
+    return _scale(negate(grad) * ((sum - excess) * of[2]), u, u_tail, of)

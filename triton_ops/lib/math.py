@@ -151,6 +151,15 @@ def two_sum(a, b):
 
 
 @triton.jit
+def ordered_two_sum(a, b):
+    """The same where |a| >= |b|, or a is zero (Dekker, "A floating-point technique for extending
+    the available precision", Numerische Mathematik 18, 1971).
+    """
+    head = a + b
+    return head, b - (head - a)
+
+
+@triton.jit
 def relu(x):
     """max(x, 0). What it gives for NaN is not specified."""
     return tl.maximum(x, 0.0)

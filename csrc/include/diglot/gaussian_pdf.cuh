@@ -12,7 +12,9 @@
 //
 // with B = 2 in fp32, B = e in fp64. The last exponent is never positive, so that its relative
 // error, times B to it, is worth half an ulp at most: these need no compensation, and no number of
-// terms and no std brings them to overflow. The ratios are summed with what their sum leaves.
+// terms and no std brings them to overflow. The ratios of two neighbours are added up as they are,
+// and these sums with what they leave: a multiprocessor does eight operations in the time of an
+// exponential, and a term should take no more.
 //
 // Greatest errors found, for results that are normal, of 1 to 1000 terms: 2.5 ulp in fp32, 1 of
 // which is due to the ratios, and 3 ulp in fp64. In p' terms on both sides of the mean cancel; its
@@ -135,13 +137,14 @@ DIGLOT_DEVICE Nearest<T> nearest_term(T x, const GaussianPdf<T>& of) {
       fma(distance.tail - of.mean_tail, hundred, fma(distance.head, hundred, -position));
   const T last = of.first + static_cast<T>(of.terms - 1);
   const T k = minimum(maximum(round_down(static_cast<T>(0.5) - position), of.first), last);
-  const TwoPart<T> coarse = two_sum(position, k);
-  // Where the head is infinite, the tail is NaN.
+  // Either k is not greater than the position, or it is so near that their sum is exact.
+  const TwoPart<T> coarse = ordered_two_sum(position, k);
+  const T head = maximum(minimum(coarse.head, of.bound), -of.bound);
+  // Where the position is infinite, its tail is NaN. A head that is not zero is worth more than it.
   const T zero = 0;
-  const T rest = absolute(coarse.head) < of.bound ? coarse.tail + position_tail : zero;
-  const TwoPart<T> u = two_sum(coarse.head, rest);
-  const T tail = absolute(u.head) < of.bound ? u.tail : zero;
-  return {maximum(minimum(u.head, of.bound), -of.bound), tail, k};
+  const T rest = absolute(head) < of.bound ? coarse.tail + position_tail : zero;
+  const TwoPart<T> u = ordered_two_sum(head, rest);
+  return {u.head, u.tail, k};
 }
 
 // value factor B^(-(step u)^2).
@@ -150,6 +153,43 @@ DIGLOT_DEVICE T scale(T value, const Nearest<T>& u, const GaussianPdf<T>& of) {
   const T head = u.head * of.step;
   const T tail = fma(u.head, of.step_tail, fma(u.tail, of.step, fma(u.head, of.step, -head)));
   return scale(value, head, tail, of);
+}
+
+// The ratio of the term j to the greatest one, which is 0.
+template <typename T>
+struct Ratio {
+  T twice;  // 2 u
+  T tail;   // what that leaves, times the curvature
+  T curvature;
+
+  DIGLOT_DEVICE Ratio(const Nearest<T>& u, const GaussianPdf<T>& of)
+      : twice(u.head + u.head), tail((u.tail + u.tail) * of.curvature), curvature(of.curvature) {}
+  DIGLOT_DEVICE T operator()(T j) const { return power(fma(twice + j, curvature, tail) * j); }
+  // Twice u + j.
+  DIGLOT_DEVICE T slope(T j) const { return (twice + j) + j; }
+};
+
+constexpr int kGroup = 2;
+
+// Calls take(group) for each group of terms, from j on: first(j), of which more(j, group) makes
+// that of a term more. Terms that are too many for groups come first, one by one.
+template <typename T, typename First, typename More, typename Take>
+DIGLOT_DEVICE void for_each_group(T j, int32_t terms, First first, More more, Take take) {
+  DIGLOT_NO_UNROLL
+  for (int32_t i = terms % kGroup; i > 0; --i) {
+    take(first(j));
+    j = j + T(1);
+  }
+#if defined(__CUDA_ARCH__)
+#pragma unroll 2  // not more: the code of all elements is to stay within the instruction cache
+#endif
+  for (int32_t i = terms / kGroup; i > 0; --i) {
+    T group = first(j);
+    DIGLOT_UNROLL
+    for (int k = 1; k < kGroup; ++k) group = more(j + T(k), group);
+    take(group);
+    j = j + T(kGroup);
+  }
 }
 
 }  // namespace gaussian_pdf_detail
@@ -172,24 +212,18 @@ template <typename T>
 DIGLOT_DEVICE T gaussian_pdf(T x, const GaussianPdf<T>& of) {
   using namespace gaussian_pdf_detail;
   const Nearest<T> u = nearest_term(x, of);
-  const T twice = u.head + u.head;
-  const T twice_tail = u.tail + u.tail;
-  T j = of.first - u.k;
-  // From one, which no ratio exceeds, so that two operations find what a sum leaves.
-  const T one = 1;
-  T sum = one;
-  T sum_tail = 0;
-#if defined(__CUDA_ARCH__)
-#pragma unroll 4
-#endif
-  for (int32_t i = 0; i < of.terms; ++i) {
-    const T ratio = power((j * of.curvature) * ((twice + j) + twice_tail));
-    const T next = sum + ratio;
-    sum_tail = sum_tail + (ratio - (next - sum));
-    sum = next;
-    j = j + one;
-  }
-  return scale((sum - one) + sum_tail, u, of);
+  const Ratio<T> ratio(u, of);
+  // From two, which no group exceeds, so that two operations find what a sum leaves.
+  const T start = kGroup;
+  T sum = start, rest = 0;
+  for_each_group(
+      of.first - u.k, of.terms, [&](T j) { return ratio(j); },
+      [&](T j, T group) { return group + ratio(j); },
+      [&](T group) {
+        const TwoPart<T> next = ordered_two_sum(sum, group);
+        sum = next.head, rest = rest + next.tail;
+      });
+  return scale((sum - start) + rest, u, of);
 }
 
 // grad p'(x): the gradient is multiplied in before anything could underflow.
@@ -197,22 +231,19 @@ template <typename T>
 DIGLOT_DEVICE T gaussian_pdf_gradient(T grad, T x, const GaussianPdf<T>& of) {
   using namespace gaussian_pdf_detail;
   const Nearest<T> u = nearest_term(x, of);
-  const T twice = u.head + u.head;
-  const T twice_tail = u.tail + u.tail;
-  T j = of.first - u.k;
-  const T one = 1;
-  TwoPart<T> sum = {0, 0};
-#if defined(__CUDA_ARCH__)
-#pragma unroll 4
-#endif
-  for (int32_t i = 0; i < of.terms; ++i) {
-    const T mean = (twice + j) + twice_tail;
-    const T ratio = power((j * of.curvature) * mean);
-    const TwoPart<T> next = two_sum(sum.head, ratio * (mean + j));
-    sum = {next.head, sum.tail + next.tail};
-    j = j + one;
-  }
-  return scale(-grad * ((sum.head + sum.tail) * of.step), u, of);
+  const Ratio<T> ratio(u, of);
+  // Kahan's summation: what a sum has too much is taken from what comes next.
+  T sum = 0, excess = 0;
+  for_each_group(
+      of.first - u.k, of.terms, [&](T j) { return ratio(j) * ratio.slope(j); },
+      [&](T j, T group) { return fma(ratio(j), ratio.slope(j), group); },
+      [&](T group) {
+        const T added = group - excess;
+        const T next = sum + added;
+        excess = (next - sum) - added;
+        sum = next;
+      });
+  return scale(-grad * ((sum - excess) * of.step), u, of);
 }
 
 }  // namespace diglot

@@ -123,6 +123,14 @@ DIGLOT_HOST_DEVICE TwoPart<T> two_sum(T a, T b) {
   return {head, (a - (head - back)) + (b - back)};
 }
 
+// The same where |a| >= |b|, or a is zero (Dekker, "A floating-point technique for extending the
+// available precision", Numerische Mathematik 18, 1971).
+template <typename T>
+DIGLOT_HOST_DEVICE TwoPart<T> ordered_two_sum(T a, T b) {
+  const T head = a + b;
+  return {head, b - (head - a)};
+}
+
 // max(x, 0). What it gives for NaN is not specified.
 DIGLOT_HOST_DEVICE float relu(float x) {
 #if defined(__CUDA_ARCH__)
