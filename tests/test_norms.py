@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from backends import BACKENDS, DEVICE, FLOATING, KERNELS, SLOW_BACKENDS, examples
+from backends import BACKENDS, DEVICE, FLOATING, KERNELS, SLOW_BACKENDS, examples, needs_cuda
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from layouts import LAYOUTS
@@ -76,6 +76,36 @@ def test_variants(backend, op):
         for run, variant in zip(runs, wanted, strict=True):
             assert run.variant.startswith(variant), (n, run)
             assert ("16-byte accesses" in run.variant) == (n % 4 == 0), (n, run)
+
+
+@needs_cuda
+@pytest.mark.parametrize(
+    ("op", "dtype", "n", "accesses"),
+    [
+        ("layer_norm", torch.float32, 66_001, ""),
+        ("add_layer_norm", torch.float32, 65_540, ", 16-byte accesses"),
+        ("add_rms_norm", torch.float32, 65_540, ", 16-byte accesses"),
+        ("rms_norm", torch.bfloat16, 65_537, ""),
+        ("rms_norm", torch.float64, 32_770, ", 16-byte accesses"),
+        ("layer_norm", torch.float16, 240_008, ", 16-byte accesses"),
+    ],
+    ids=str,
+)
+def test_rows_read_twice(op, dtype, n, accesses, monkeypatch):
+    """By clusters, in several batches, some with less to do; the longest have not all of their sums
+    in shared memory. Of weights that are not aligned an element is accessed at a time."""
+    monkeypatch.setattr(norm_workspace, "CUDA_GROUPS", ())
+    monkeypatch.setattr(norm_workspace, "FEWEST_CUDA_GROUPS", 2)
+    n *= 2 if DEVICE == "cuda" else 1  # clusters of sixteen blocks, interpreted of eight
+    norm = Norm.draw(op, (3, n), dtype)
+    assert norm.check("cuda")[-1].variant == f"a row read twice{accesses}"
+    if accesses and n < 200_000:
+        memory = torch.randn(n + 1, device=DEVICE).to(dtype)
+        norm.parameters[0] = memory[1:]
+        assert norm.check("cuda")[-1].variant == "a row read twice"
+    if not accesses:
+        for parameters in ("none", "bias", "float32 weight"):
+            Norm.draw(op, (3, n), dtype, parameters).check("cuda")
 
 
 @pytest.mark.gpu

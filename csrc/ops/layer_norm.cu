@@ -20,10 +20,10 @@ __global__ void __launch_bounds__(kNormThreads, 1)
   norm_backward<Shape, T, true>(rows, arrays);
 }
 
-template <typename T>
+template <typename Shape, typename T>
 __global__ void __launch_bounds__(kNormThreads, 1)
     layer_norm_backward_again(NormRows rows, NormGradients<T> arrays) {
-  norm_backward_again<kNormThreads, T, true>(rows, arrays);
+  norm_backward_again<Shape, T, true>(rows, arrays);
 }
 
 template <int kElements, typename Compute>
@@ -60,7 +60,10 @@ struct LayerNormBackward {
   static constexpr auto rows() {
     return &layer_norm_backward_rows<Shape, T>;
   }
-  static constexpr auto again() { return &layer_norm_backward_again<T>; }
+  template <typename Shape>
+  static constexpr auto again() {
+    return &layer_norm_backward_again<Shape, T>;
+  }
   template <int kElements>
   static constexpr auto sum() {
     return &layer_norm_backward_sum<kElements, compute_t<T>>;

@@ -20,10 +20,10 @@ __global__ void __launch_bounds__(kNormThreads, 1)
   norm_backward<Shape, T, false>(rows, arrays);
 }
 
-template <typename T>
+template <typename Shape, typename T>
 __global__ void __launch_bounds__(kNormThreads, 1)
     rms_norm_backward_again(NormRows rows, NormGradients<T> arrays) {
-  norm_backward_again<kNormThreads, T, false>(rows, arrays);
+  norm_backward_again<Shape, T, false>(rows, arrays);
 }
 
 template <int kElements, typename Compute>
@@ -59,7 +59,10 @@ struct RmsNormBackward {
   static constexpr auto rows() {
     return &rms_norm_backward_rows<Shape, T>;
   }
-  static constexpr auto again() { return &rms_norm_backward_again<T>; }
+  template <typename Shape>
+  static constexpr auto again() {
+    return &rms_norm_backward_again<Shape, T>;
+  }
   template <int kElements>
   static constexpr auto sum() {
     return &rms_norm_backward_sum<kElements, compute_t<T>>;

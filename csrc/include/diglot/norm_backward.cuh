@@ -14,7 +14,8 @@
 // shared memory meanwhile, so that memory is never idle while a row's sums are found. A thread that
 // holds its part of a row has that of a later row brought to its place at once, others when they
 // are done with it. A row belongs to neighbouring threads of a block, its team, or to a cluster of
-// blocks.
+// blocks. Of longer rows clusters have one at a time, read it twice, and have their sums in shared
+// memory.
 #pragma once
 
 #include "diglot/cluster.cuh"
@@ -51,13 +52,14 @@ struct NormRows {
   int64_t n;      // elements of a row
   int64_t count;  // rows
   Strides<kNormArrays, int64_t> starts;
-  int groups;    // of rows
-  int blocks;    // that have a row together, as a cluster: a power of two
-  int share;     // elements of a row that a block has, at most
-  int log_team;  // log2 of the threads of a block that have a row
-  int stages;    // rows of a team that are in shared memory, or under way there
-  int arrays;    // of which there are parts there
-  bool goes_on;  // from what a launch before has added up
+  int groups;     // of rows
+  int blocks;     // that have a row together, as a cluster: a power of two
+  int64_t share;  // elements of a row that a block has, at most
+  int log_team;   // log2 of the threads of a block that have a row
+  int stages;     // rows of a team that are in shared memory, or under way there
+  int arrays;     // of which there are parts there
+  int kept;       // where a row is read twice: of weight and bias, the sums in shared memory
+  bool goes_on;   // from what a launch before has added up
 
   static constexpr int64_t kNarrow = 0xffffffff;  // the multiplication by a row's number is cheap
 
@@ -88,16 +90,13 @@ struct NormGradients {
   Compute* bias_sums;    // likewise
   T* grad_input;
 
-  // Calls function(weight_at), where weight_at(column) is the weight of a column, of its type.
+  // Calls function(weights), with a pointer to their type. Null: they are ones.
   template <typename Function>
   DIGLOT_DEVICE void with_weights(Function function) const {
-    const void* const data = weight;
-    if (weight == nullptr) {
-      function([](int64_t) { return convert<T>(Compute(1)); });
-    } else if (weight_accesses == 1) {
-      function([=](int64_t column) { return static_cast<const T*>(data)[column]; });
+    if (sizeof(T) == sizeof(Compute) || weight_accesses == 1) {
+      function(static_cast<const T*>(weight));
     } else {
-      function([=](int64_t column) { return static_cast<const Compute*>(data)[column]; });
+      function(static_cast<const Compute*>(weight));
     }
   }
 };
@@ -209,14 +208,15 @@ class NormPart {
     constexpr int kLoads = 8;  // in flight
     const int threads = static_cast<int>(blockDim.x), share = this->share();
     const int64_t first_column = this->first_column();
-    const auto fetch_all = [&](auto weight_at) {
-      using Weight = decltype(weight_at(0));
+    const auto fetch_all = [&](const auto* weights) {
+      using Weight = std::decay_t<decltype(*weights)>;
+      const Weight one = convert<Weight>(Compute(1));
       for (int first = static_cast<int>(threadIdx.x); first < share; first += kLoads * threads) {
         Weight loaded[kLoads];
         DIGLOT_UNROLL
         for (int load = 0; load < kLoads; ++load) {
           const int at = first + load * threads;
-          loaded[load] = at < share ? weight_at(first_column + at) : Weight{};
+          loaded[load] = at < share && weights != nullptr ? weights[first_column + at] : one;
         }
         DIGLOT_UNROLL
         for (int load = 0; load < kLoads; ++load) {
@@ -315,11 +315,11 @@ class NormPart {
   DIGLOT_DEVICE int group() const { return static_cast<int>(blockIdx.x) / rows_.blocks; }
   // The columns that the block has.
   DIGLOT_DEVICE int64_t first_column() const {
-    return static_cast<int>(blockIdx.x) % rows_.blocks * int64_t{rows_.share};
+    return static_cast<int>(blockIdx.x) % rows_.blocks * rows_.share;
   }
   DIGLOT_DEVICE int share() const {
     const int64_t left = rows_.n - first_column();
-    return left < rows_.share ? static_cast<int>(left) : rows_.share;
+    return static_cast<int>(left < rows_.share ? left : rows_.share);
   }
   DIGLOT_DEVICE int teams() const { return static_cast<int>(blockDim.x) >> rows_.log_team; }
 
@@ -586,57 +586,216 @@ DIGLOT_DEVICE void norm_backward(const NormRows& rows, const NormGradients<T>& a
   if (rows.blocks > 1) cluster_sync();  // interpreted, others may still read what this block sent
 }
 
-// The same where no team holds a row: it is read twice, by a block, and what its group has added up
-// is in memory.
-template <int kThreads, bool kIsCentered, typename T, typename Weight>
+// Of the elements of a row that a block has, those that its threads access at once.
+template <typename Shape, typename T>
+struct NormBatch {
+  static constexpr int kElements = Shape::template kElements<T>;
+  static constexpr int kSize = kNormThreads * Shape::template kColumns<T>;
+
+  int64_t first;
+  int left;  // that are there
+
+  DIGLOT_DEVICE NormBatch(int number, int64_t size) : first(int64_t{number} * kSize) {
+    left = size - first < kSize ? static_cast<int>(size - first) : kSize;
+  }
+
+  DIGLOT_DEVICE static int element(int a, int i) {
+    const int thread = static_cast<int>(threadIdx.x);
+    return Shape::kIsWide ? (a * kNormThreads + thread) * kElements + i
+                          : (a * kElements + i) * kNormThreads + thread;
+  }
+  // An access of an array of elements of any type, by read(address). Zeros where nothing is.
+  template <typename U, typename Read>
+  DIGLOT_DEVICE Vector<U, kElements> load(const U* from, int a, Read read) const {
+    Vector<U, kElements> result = {};
+    constexpr int kStep = Shape::kIsWide ? kAccessBytes / static_cast<int>(sizeof(U)) : 1;
+    using Part = std::conditional_t<Shape::kIsWide, uint4, U>;
+    DIGLOT_UNROLL
+    for (int i = 0; i < kElements; i += kStep) {
+      if (element(a, i) >= left) continue;
+      const Part part = read(reinterpret_cast<const Part*>(from + first + element(a, i)));
+      memcpy(&result[i], &part, sizeof(part));
+    }
+    return result;
+  }
+  // Likewise by write(address, elements).
+  template <typename U, typename Write>
+  DIGLOT_DEVICE void store(U* to, int a, const Vector<U, kElements>& values, Write write) const {
+    constexpr int kStep = Shape::kIsWide ? kAccessBytes / static_cast<int>(sizeof(U)) : 1;
+    DIGLOT_UNROLL
+    for (int i = 0; i < kElements; i += kStep) {
+      if (element(a, i) >= left) continue;
+      Vector<U, kStep> part;
+      memcpy(&part, &values[i], sizeof(part));
+      write(to + first + element(a, i), part);
+    }
+  }
+};
+
+// The same where no team holds a row: a cluster has one, of which each block reads its part twice,
+// forwards and backwards. It is found in the L2 cache the second time, since few clusters run at
+// once. What is added up over rows is in shared memory, or, if there is no room, in global memory:
+// a thread has the same columns of all rows.
+template <typename Shape, bool kIsCentered, typename T, typename Weight>
 DIGLOT_DEVICE void norm_backward_again(const NormRows& rows, const NormGradients<T>& arrays,
-                                       Weight weight_at) {
+                                       const Weight* weights) {
   using Compute = compute_t<T>;
   using Row = NormRow<Compute, kIsCentered>;
   using RowSums = NormSums<Compute, kIsCentered>;
+  using Batch = NormBatch<Shape, T>;
+  constexpr int kAccesses = Shape::kAccesses, kElements = Batch::kElements;
+  constexpr int kFields = kIsCentered ? 2 : 1;
   const int thread = static_cast<int>(threadIdx.x);
-  Compute* const weight_sums =
-      arrays.weight_sums == nullptr ? nullptr : arrays.weight_sums + blockIdx.x * rows.n;
-  Compute* const bias_sums =
-      arrays.bias_sums == nullptr ? nullptr : arrays.bias_sums + blockIdx.x * rows.n;
-  if (!rows.goes_on) {
-    for (int64_t column = thread; column < rows.n; column += kThreads) {
-      if (weight_sums != nullptr) weight_sums[column] = Compute(0);
-      if (bias_sums != nullptr) bias_sums[column] = Compute(0);
+  const int group = static_cast<int>(blockIdx.x) / rows.blocks;
+  const int64_t first = static_cast<int>(blockIdx.x) % rows.blocks * rows.share;
+  const int64_t size = rows.n - first < rows.share ? rows.n - first : rows.share;
+  const int batches = static_cast<int>((size + Batch::kSize - 1) / Batch::kSize);
+  if (weights != nullptr) weights = as_it_is(weights + first);
+
+  // Weights come from the L1 cache, past which rows go.
+  const auto near = [](const auto* at) { return *at; };
+  const auto past_l1 = [](const auto* at) { return __ldcg(at); };
+  const auto write = [](auto* to, const auto& part) { store_vector(to, part); };
+  const auto write_near = [](auto* to, const auto& part) {  // to memory of either kind
+    using Bits = std::conditional_t<sizeof(part) == sizeof(uint4), uint4, decltype(part[0] + 0)>;
+    Bits bits;
+    memcpy(&bits, &part, sizeof(part));
+    *reinterpret_cast<Bits*>(to) = bits;
+  };
+  const auto load = [&](const T* from, const Batch& batch, uint4(&to)[kAccesses]) {
+    DIGLOT_UNROLL
+    for (int a = 0; a < kAccesses; ++a) {
+      // Packed here, not where it is used: elements of 16 bits would take a register each.
+      to[a] = pack(unpack<T>(pack(batch.load(from, a, past_l1))));
+    }
+  };
+  // Has part of a row brought to the L2 cache, a line by each thread, so that memory is busy while
+  // sums over a row are found.
+  const auto announce = [&](const T* from, int64_t begin) {
+    constexpr int kLine = 128 / static_cast<int>(sizeof(T));
+    const int64_t at = (begin < 0 ? 0 : begin) + thread * kLine;
+    if (at < size) prefetch(from + at);
+  };
+  constexpr int kAnnounced = kNormThreads * 128 / static_cast<int>(sizeof(T));
+  // grad * weight of an access.
+  const auto scaled = [&](const Vector<Compute, kElements>& grads, const Batch& batch, int a) {
+    Vector<Compute, kElements> result = grads;
+    if (weights == nullptr) return result;
+    const auto scale = batch.load(weights, a, near);
+    DIGLOT_UNROLL
+    for (int i = 0; i < kElements; ++i) result[i] *= convert<Compute>(scale[i]);
+    return result;
+  };
+
+  // Of weight and bias, where their sums go, and where they are added up. Null: not asked for.
+  const auto stored = [&](int field) {
+    Compute* const sums = field == 0 ? arrays.weight_sums : arrays.bias_sums;
+    return sums == nullptr ? nullptr : sums + group * rows.n + first;
+  };
+  Compute* added[kFields];
+  extern __shared__ uint4 kept_sums[];
+  Compute* room = reinterpret_cast<Compute*>(kept_sums);
+  int kept = 0;
+  DIGLOT_UNROLL
+  for (int field = 0; field < kFields; ++field) {
+    added[field] = stored(field);
+    if (added[field] == nullptr) continue;
+    if (kept++ < rows.kept) added[field] = room, room += rows.share;
+    DIGLOT_NO_UNROLL
+    for (int64_t at = thread; at < size; at += kNormThreads) {
+      added[field][at] = rows.goes_on ? stored(field)[at] : Compute(0);
     }
   }
+  __syncthreads();
+
+  const auto statistics = [&](int64_t at) {
+    return at < rows.count ? Row::load(arrays, rows.offsets(at).of[kStatistics]) : Row{};
+  };
+  auto next = statistics(group);
+  TeamSum<RowSums> team_sum(rows);
   const Compute share = Compute(1) / static_cast<Compute>(rows.n);
-  for (int64_t at = blockIdx.x; at < rows.count; at += rows.groups) {
+  DIGLOT_NO_UNROLL
+  for (int64_t at = group; at < rows.count; at += rows.groups) {
     const auto starts = rows.offsets(at);
-    const Row row = Row::load(arrays, starts.of[kStatistics]).ready();
-    const T* const grads = arrays.grad_output + starts.of[kGradOutput];
-    const T* const inputs = arrays.input + starts.of[kInput];
+    const int64_t later = at + rows.groups;
+    const T* const inputs = arrays.input + starts.of[kInput] + first;
+    const T* const grads = arrays.grad_output + starts.of[kGradOutput] + first;
+    const T* const addends = arrays.grad_sum + starts.of[kGradSum] + first;
+    T* const output = arrays.grad_input + starts.of[kGradInput] + first;
+    const Row row = next.ready();
+    next = statistics(later);
+    if (arrays.grad_sum != nullptr) announce(addends, size - kAnnounced);
+    uint4 held_inputs[kAccesses], held_grads[kAccesses];
     RowSums sums = RowSums::none();
-    for (int64_t column = thread; column < rows.n; column += kThreads) {
-      const Compute grad = convert<Compute>(grads[column]);
-      const Compute normalized = row.normalized(convert<Compute>(inputs[column]));
-      const Compute inner = grad * convert<Compute>(weight_at(column));
-      sums.of[0] = fma(inner, normalized, sums.of[0]);
-      if constexpr (kIsCentered) sums.of[1] += inner;
-      if (weight_sums != nullptr) weight_sums[column] = fma(grad, normalized, weight_sums[column]);
-      if (bias_sums != nullptr) bias_sums[column] += grad;
-    }
-    const auto map = row.map(block_reduce<kThreads>(sums), share);
-    for (int64_t column = thread; column < rows.n; column += kThreads) {
-      Compute value = map(convert<Compute>(grads[column]) * convert<Compute>(weight_at(column)),
-                          convert<Compute>(inputs[column]));
-      if (arrays.grad_sum != nullptr) {
-        value += convert<Compute>(arrays.grad_sum[starts.of[kGradSum] + column]);
+    DIGLOT_NO_UNROLL
+    for (int number = 0; number < batches; ++number) {
+      const Batch batch(number, size);
+      load(inputs, batch, held_inputs);
+      load(grads, batch, held_grads);
+      DIGLOT_UNROLL
+      for (int a = 0; a < kAccesses; ++a) {
+        const auto x = unpack_computed<T>(held_inputs[a]), grad = unpack_computed<T>(held_grads[a]);
+        const auto h = scaled(grad, batch, a);
+        Vector<Compute, kElements> totals[kFields] = {};
+        DIGLOT_UNROLL
+        for (int field = 0; field < kFields; ++field) {
+          if (added[field] != nullptr) totals[field] = batch.load(added[field], a, near);
+        }
+        DIGLOT_UNROLL
+        for (int i = 0; i < kElements; ++i) {
+          const Compute normalized = row.normalized(x[i]);
+          sums.of[0] = fma(h[i], normalized, sums.of[0]);
+          totals[0][i] = fma(grad[i], normalized, totals[0][i]);
+          if constexpr (kIsCentered) sums.of[1] += h[i], totals[1][i] += grad[i];
+        }
+        DIGLOT_UNROLL
+        for (int field = 0; field < kFields; ++field) {
+          if (added[field] != nullptr) batch.store(added[field], a, totals[field], write_near);
+        }
       }
-      arrays.grad_input[starts.of[kGradInput] + column] = convert<T>(value);
+    }
+    if (later < rows.count) {
+      const auto from = rows.offsets(later);
+      announce(arrays.input + from.of[kInput] + first, 0);
+      announce(arrays.grad_output + from.of[kGradOutput] + first, 0);
+    }
+
+    const auto map = row.map(team_sum(sums), share);
+    DIGLOT_NO_UNROLL
+    for (int number = batches - 1; number >= 0; --number) {
+      const Batch batch(number, size);
+      uint4 more[kAccesses] = {};
+      if (arrays.grad_sum != nullptr) load(addends, batch, more);
+      if (number < batches - 1) {  // the last one is still held
+        load(inputs, batch, held_inputs);
+        load(grads, batch, held_grads);
+      }
+      DIGLOT_UNROLL
+      for (int a = 0; a < kAccesses; ++a) {
+        const auto x = unpack_computed<T>(held_inputs[a]);
+        const auto h = scaled(unpack_computed<T>(held_grads[a]), batch, a);
+        const auto addend = unpack_computed<T>(more[a]);
+        Vector<T, kElements> values;
+        DIGLOT_UNROLL
+        for (int i = 0; i < kElements; ++i) values[i] = convert<T>(map(h[i], x[i]) + addend[i]);
+        batch.store(output, a, values, write);
+      }
     }
   }
+
+  __syncthreads();
+  DIGLOT_UNROLL
+  for (int field = 0; field < kFields; ++field) {
+    if (added[field] == stored(field)) continue;
+    for (int64_t at = thread; at < size; at += kNormThreads) stored(field)[at] = added[field][at];
+  }
+  if (rows.blocks > 1) cluster_sync();  // interpreted, others may still read what this block sent
 }
 
-template <int kThreads, typename T, bool kIsCentered>
+template <typename Shape, typename T, bool kIsCentered>
 DIGLOT_DEVICE void norm_backward_again(const NormRows& rows, const NormGradients<T>& arrays) {
   arrays.with_weights(
-      [&](auto weight_at) { norm_backward_again<kThreads, kIsCentered>(rows, arrays, weight_at); });
+      [&](const auto* weights) { norm_backward_again<Shape, kIsCentered>(rows, arrays, weights); });
 }
 
 // How the threads of a block of norm_backward_sum lie: so many accesses side by side, and, one

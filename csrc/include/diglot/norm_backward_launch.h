@@ -10,8 +10,9 @@
 
 namespace diglot {
 
-// Variants, by the type: one that holds a row, for rows of so many blocks, one for longer rows, and
-// one for elements one by one. What is faster was measured on an H200 (bench/layer_norm.py).
+// Variants, by the type: one that holds a row, for rows of so many blocks, one for longer rows, one
+// for elements one by one, and one for rows that are read twice. What is faster was measured on an
+// H200 (bench/layer_norm.py).
 template <typename T>
 struct NormBackwardShapes {
   static constexpr bool kIsNarrowType = sizeof(T) == 2;
@@ -19,6 +20,8 @@ struct NormBackwardShapes {
   static constexpr int kWideBlocks = kIsNarrowType ? 1 : kMostClusterBlocks;
   using Long = NormShape<sizeof(T) == 4 ? 8 : 4, true, false>;
   using Narrow = NormShape<2, false, false>;
+  template <bool kIsWide>
+  using Again = NormShape<kIsNarrowType && !kIsWide ? 2 : 4, kIsWide, false>;
 };
 
 // More do not help: what is under way at once then is unevenly shared by multiprocessors.
@@ -54,36 +57,50 @@ struct NormVariantNames {
   const char* in_lanes;
   const char* in_block;
   const char* in_cluster;
+  const char* again;
 };
 template <bool kIsWide>
 constexpr NormVariantNames kNormVariantNames =
     kIsWide ? NormVariantNames{"rows in lanes, 16-byte accesses",
                                "a row in shared memory, 16-byte accesses",
-                               "a row across a cluster, 16-byte accesses"}
-            : NormVariantNames{"rows in lanes", "a row in shared memory", "a row across a cluster"};
+                               "a row across a cluster, 16-byte accesses",
+                               "a row read twice, 16-byte accesses"}
+            : NormVariantNames{"rows in lanes", "a row in shared memory", "a row across a cluster",
+                               "a row read twice"};
 
-// How a shape shares out rows, and what it is launched with; nothing if it cannot by so many blocks
-// for a row.
+// Elements of a row for each of its blocks: whole accesses.
 template <typename Shape, typename T>
-std::optional<Launch> share_out_norm(NormRows& rows, int weight_accesses, int most_blocks) {
+int64_t share_of_block(const NormRows& rows) {
   constexpr int kElements = Shape::template kElements<T>;
-  constexpr int kColumns = Shape::template kColumns<T>;
   const auto quotient = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
-  constexpr int64_t kMost = kNormThreads * kColumns;  // of a row's elements, for a block
-  rows.blocks = 1;
-  while (rows.blocks < most_blocks && rows.blocks * kMost < rows.n) rows.blocks *= 2;
-  const int64_t share = quotient(quotient(rows.n, rows.blocks), kElements) * kElements;
-  if (share > kMost) return {};
-  rows.share = static_cast<int>(share);
-  rows.log_team = 0;
-  while ((1 << rows.log_team) * kColumns < share) ++rows.log_team;
-  const int team = 1 << rows.log_team;
+  return quotient(quotient(rows.n, rows.blocks), kElements) * kElements;
+}
+
+// By as many groups as there are sums for; if there are none, as run at once.
+inline Launch launch_of_groups(NormRows& rows) {
   if (rows.groups == 0) {
     const int groups = (rows.blocks <= 2 ? kNormGroups : kNormClusteredGroups) / rows.blocks;
     rows.groups = static_cast<int>(std::min<int64_t>(groups, rows.count));
   }
   Launch how{static_cast<unsigned>(rows.groups * rows.blocks), kNormThreads};
   how.cluster_blocks = static_cast<unsigned>(rows.blocks);
+  return how;
+}
+
+// How a shape shares out rows, and what it is launched with; nothing if it cannot by so many blocks
+// for a row.
+template <typename Shape, typename T>
+std::optional<Launch> share_out_norm(NormRows& rows, int weight_accesses, int most_blocks) {
+  constexpr int kColumns = Shape::template kColumns<T>;
+  constexpr int64_t kMost = kNormThreads * kColumns;  // of a row's elements, for a block
+  rows.blocks = 1;
+  while (rows.blocks < most_blocks && rows.blocks * kMost < rows.n) rows.blocks *= 2;
+  rows.share = share_of_block<Shape, T>(rows);
+  if (rows.share > kMost) return {};
+  rows.log_team = 0;
+  while ((1 << rows.log_team) * kColumns < rows.share) ++rows.log_team;
+  const int team = 1 << rows.log_team;
+  Launch how = launch_of_groups(rows);
   const int weight_bytes = Shape::kPartBytes * weight_accesses * std::max(team, kWarpLanes);
   const int stage_bytes = rows.arrays * Shape::kPartBytes * kNormThreads;
   const int room = multiprocessor_shared_bytes() - kNormOtherBytes - weight_bytes;
@@ -93,8 +110,23 @@ std::optional<Launch> share_out_norm(NormRows& rows, int weight_accesses, int mo
   return how;
 }
 
-// Launches the kernel Kernels::rows<Shape>() or, if no shape holds a row, Kernels::again(), and,
-// where there is something to add up, Kernels::sum<elements>().
+// The same of rows that are read twice, by so many blocks, which add up so many fields.
+template <typename Shape, typename T>
+Launch share_out_norm_again(NormRows& rows, int blocks, int fields) {
+  rows.blocks = blocks;
+  rows.share = share_of_block<Shape, T>(rows);
+  rows.log_team = 0;
+  while (1 << rows.log_team < kNormThreads) ++rows.log_team;
+  const int64_t field_bytes = rows.share * static_cast<int64_t>(sizeof(compute_t<T>));
+  const int room = multiprocessor_shared_bytes() - kNormOtherBytes;
+  rows.kept = static_cast<int>(std::min<int64_t>(room / field_bytes, fields));
+  Launch how = launch_of_groups(rows);
+  how.shared_bytes = static_cast<std::size_t>(rows.kept * field_bytes);
+  return how;
+}
+
+// Launches the kernel Kernels::rows<Shape>() or, if no shape holds a row, Kernels::again<Shape>(),
+// and, where there is something to add up, Kernels::sum<elements>().
 template <typename T, typename Kernels>
 void launch_norm_backward(cudaStream_t stream, const NormOperands& operands) {
   using Compute = compute_t<T>;
@@ -153,7 +185,7 @@ void launch_norm_backward(cudaStream_t stream, const NormOperands& operands) {
       rows.count = slice, rows.starts = starts;
       const auto attempt = [&](auto shape, int most_blocks) {
         using Shape = decltype(shape);
-        if (operands.workspace == nullptr) rows.groups = 0;
+        if (fields == 0) rows.groups = 0;
         const std::optional<Launch> how =
             share_out_norm<Shape, T>(rows, arrays.weight_accesses, most_blocks);
         if (!how.has_value()) return false;
@@ -172,11 +204,28 @@ void launch_norm_backward(cudaStream_t stream, const NormOperands& operands) {
         return attempt(typename Shapes::Wide{}, Shapes::kWideBlocks) ||
                attempt(typename Shapes::Long{}, kMostClusterBlocks);
       };
-      if (!(is_wide && attempt_wide()) && !attempt(typename Shapes::Narrow{}, kMostClusterBlocks)) {
-        last_variant() = "a row read twice";
-        if (operands.workspace == nullptr) rows.groups = kNormGroups;
-        launch<Kernels::again()>(Launch{static_cast<unsigned>(rows.groups), kNormThreads}, stream,
-                                 rows, arrays);
+      const auto attempt_again = [&](auto shape, int blocks) {
+        using Shape = decltype(shape);
+        if (fields == 0) rows.groups = 0;
+        const Launch how = share_out_norm_again<Shape, T>(rows, blocks, fields);
+        constexpr auto kKernel = Kernels::template again<Shape>();
+        if (blocks > 1 && resident_clusters<kKernel>(how) == 0) return false;
+        last_variant() = kNormVariantNames<Shape::kIsWide>.again;
+        launch<kKernel>(how, stream, rows, arrays);
+        return true;
+      };
+      const auto read_twice = [&](auto shape) {
+        for (int blocks : {kMostClusterBlocks, kPortableClusterBlocks, 1}) {
+          if (attempt_again(shape, blocks)) return;
+        }
+      };
+      const bool is_held =
+          (is_wide && attempt_wide()) || attempt(typename Shapes::Narrow{}, kMostClusterBlocks);
+      const bool are_weights_wide = reinterpret_cast<uintptr_t>(arrays.weight) % kAccessBytes == 0;
+      if (!is_held && is_wide && are_weights_wide) {
+        read_twice(typename Shapes::template Again<true>{});
+      } else if (!is_held) {
+        read_twice(typename Shapes::template Again<false>{});
       }
       rows.goes_on = true;
     });

@@ -22,10 +22,9 @@ FEWEST_GROUPS = 8
 
 # In CUDA C++ a multiprocessor's registers hold the sums of this many bytes of a row, and a longer
 # row is shared by a cluster: so many clusters run at once for each number of bytes, in kibibytes.
-# (Of the longest rows a fifth of them: what no cluster holds, as with an addend, a block reads
-# twice, of which there should be more.)
-CUDA_GROUPS: Table = ((32, 132), (64, 66), (128, 30), (256, 15), (512, 7), (1024, 35))
-FEWEST_CUDA_GROUPS = 32
+# (Of the longest rows a fifth of them: devices without clusters have a block for each group.)
+CUDA_GROUPS: Table = ((32, 132), (64, 66), (128, 30), (256, 15), (512, 7))
+FEWEST_CUDA_GROUPS = 35
 
 
 def groups_of(rows: int, n: int, element_size: int, backend: str = "") -> int:
