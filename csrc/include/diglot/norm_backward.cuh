@@ -652,6 +652,10 @@ DIGLOT_DEVICE void norm_backward_again(const NormRows& rows, const NormGradients
   const int batches = static_cast<int>((size + Batch::kSize - 1) / Batch::kSize);
   if (weights != nullptr) weights = as_it_is(weights + first);
 
+  // What changes no derivative that it is added to, not even the sign of a zero.
+  Vector<T, kElements> no_addends;
+  DIGLOT_UNROLL
+  for (int i = 0; i < kElements; ++i) no_addends[i] = convert<T>(Compute(-0.0));
   // Weights come from the L1 cache, past which rows go.
   const auto near = [](const auto* at) { return *at; };
   const auto past_l1 = [](const auto* at) { return __ldcg(at); };
@@ -764,7 +768,9 @@ DIGLOT_DEVICE void norm_backward_again(const NormRows& rows, const NormGradients
     DIGLOT_NO_UNROLL
     for (int number = batches - 1; number >= 0; --number) {
       const Batch batch(number, size);
-      uint4 more[kAccesses] = {};
+      uint4 more[kAccesses];
+      DIGLOT_UNROLL
+      for (int a = 0; a < kAccesses; ++a) more[a] = pack(no_addends);
       if (arrays.grad_sum != nullptr) load(addends, batch, more);
       if (number < batches - 1) {  // the last one is still held
         load(inputs, batch, held_inputs);

@@ -21,7 +21,7 @@ struct NormBackwardShapes {
   using Long = NormShape<sizeof(T) == 4 ? 8 : 4, true, false>;
   using Narrow = NormShape<2, false, false>;
   template <bool kIsWide>
-  using Again = NormShape<kIsNarrowType && !kIsWide ? 2 : 4, kIsWide, false>;
+  using Again = NormShape<(kIsNarrowType ? 1 : 2) * (kIsWide ? 2 : 1), kIsWide, false>;
 };
 
 // More do not help: what is under way at once then is unevenly shared by multiprocessors.
