@@ -33,6 +33,8 @@ SHARED, CLUSTER = "a row in shared memory", "a row across a cluster"
 COLUMNS, MANY = "columns in registers", "columns in shared memory"
 HELD, HELD_COLUMNS = "rows in registers", "columns in registers"
 SHARES, COLUMN_SHARES = "a row shared by programs", "columns shared by programs"
+CHUNKED = "columns in two launches"
+INF, NAN = math.inf, math.nan
 CASES = {
     "one element": ((3, 1), 1, LANES, HELD),
     "a few": ((70, 7), 1, LANES, HELD),
@@ -47,8 +49,10 @@ CASES = {
     "columns": ((19, 2, 64), 0, COLUMNS, HELD_COLUMNS),
     "odd columns": ((5, 21, 13), 1, COLUMNS, HELD_COLUMNS),
     "many columns": ((700, 36), 0, MANY, COLUMN_SHARES),
-    "a cluster of columns": ((5000, 20), 0, "columns across a cluster", COLUMN_SHARES),
-    "a cluster of odd columns": ((9000, 3), 0, "columns across a cluster", "columns read twice"),
+    "a cluster of columns": ((4000, 20), 0, "columns across a cluster", COLUMN_SHARES),
+    "a cluster of odd columns": ((4000, 3), 0, "columns across a cluster", "columns read twice"),
+    "tall columns": ((16_500, 8), 0, CHUNKED, CHUNKED),
+    "tall odd columns": ((17_001, 3), 0, CHUNKED, CHUNKED),
 }
 
 
@@ -65,7 +69,10 @@ def assert_summed_in_line(op: str, result: torch.Tensor, x: torch.Tensor, dim: i
     """The same of columns in Triton's interpreter, which adds one row after the other."""
     oracle = THEIRS[op](x.detach().double(), dim)
     rounding = max(x.shape[dim], 128) * torch.finfo(torch.float32).eps / 8
-    torch.testing.assert_close(result.double(), oracle, rtol=rounding, atol=rounding * 1e-3)
+    rounding = max(rounding, torch.finfo(result.dtype).eps)
+    torch.testing.assert_close(
+        result.double(), oracle, rtol=rounding, atol=rounding * 1e-3, equal_nan=True
+    )
 
 
 def assert_right_gradient(
@@ -120,6 +127,68 @@ def test_triton_without_words(name, dtype):
         launched("torch", name, inputs, expected)
         rounding = 2 * torch.finfo(dtype).eps
         torch.testing.assert_close(out, expected, rtol=max(rounding, 2e-5), atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "wide"),
+    [
+        (torch.float32, None),
+        (torch.bfloat16, None),
+        (torch.float64, None),
+        (torch.float16, torch.float32),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("backend", KERNELS)
+def test_tall_columns(backend, op, dtype, wide):
+    """In two launches: of every type, in batches with gaps, element by element, not aligned."""
+    n = 16_400 if backend == "cuda" else 4_200
+    for shape, columns, shift in (((2, n, 16), 8, 0), ((n, 9), 3, 0), ((n, 8), 8, 1)):
+        count = math.prod(shape)
+        x, grad = (
+            torch.randn(count + shift, device=DEVICE).to(dtype)[shift:].view(shape)[..., :columns]
+            for _ in range(2)
+        )
+        x, grad = x * 3, grad if wide is None else grad.to(wide)
+        if shift:
+            x = torch.cat((x.new_zeros(1), x.flatten()))[1:].view(shape)
+        x.requires_grad_()
+        dim = len(shape) - 2
+        with diglot.record_runs() as runs:
+            result = getattr(diglot, op)(x, dim, wide, backend=backend)
+            (gradient,) = torch.autograd.grad(result, x, grad)
+        assert all(run.variant.startswith(CHUNKED) for run in runs), runs
+        assert_summed_in_line(op, result, x, dim)
+        y, g = result.detach().double(), grad.double()
+        if op == "softmax":
+            expected = y * (g - (g * y).sum(dim, keepdim=True))
+        else:
+            expected = g - y.exp() * g.sum(dim, keepdim=True)
+        rounding = max(torch.finfo(dtype).eps, 2e-5)
+        torch.testing.assert_close(gradient.double(), expected, rtol=rounding, atol=rounding / 8)
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("backend", KERNELS)
+def test_special_values_in_tall_columns(backend, op):
+    (x,) = tensors((16_400, 8), torch.float32, 1)
+    x[:, 0] = -INF
+    x[300, 1], x[16_399, 2], x[0, 3] = NAN, INF, -INF
+    x[:16_000, 4], x[300:, 5] = -INF, -INF  # whole chunks
+    result = getattr(diglot, op)(x, 0, backend=backend)
+    assert_summed_in_line(op, result, x, 0)
+
+
+@pytest.mark.parametrize("name", LAUNCHERS)
+@pytest.mark.parametrize("backend", KERNELS)
+def test_too_few_words(backend, name):
+    """Which only launchers can be given."""
+    x, grad = tensors((16_400, 8), torch.float32)
+    words = torch.empty(8, dtype=torch.int32, device=DEVICE)
+    inputs = (*inputs_of(name, x, grad, 0)[:-1], words)
+    with pytest.raises(ValueError, match="states of columns take"):
+        launched(backend, name, inputs, torch.empty_like(x))
 
 
 @pytest.mark.parametrize("dtype", FLOATING, ids=str)
@@ -237,9 +306,6 @@ def test_shapes(backend, op, shape):
         torch.testing.assert_close(result, expected)
         grad = torch.randn_like(x)
         torch.testing.assert_close(*(torch.autograd.grad(y, x, grad) for y in (result, expected)))
-
-
-INF, NAN = math.inf, math.nan
 
 
 @pytest.mark.parametrize(

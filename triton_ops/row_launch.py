@@ -10,10 +10,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from diglot.ops.row_words import CHUNK_BLOCKS, CHUNK_ELEMENTS, CHUNK_FIELDS, TALL
+
 # Relative, because mypy finds this folder under its name in the tree.
 from .launch import ALL_PHASES, launch, launch_cooperatively, most_programs
 from .layout import Layout, compute_layout
-from .lib.row_reduce import COLUMN_TILES, COLUMNS, ROWS, SHARED_COLUMNS, SHARED_ROWS, TILES
+from .lib.row_reduce import (
+    COLUMN_TILES,
+    COLUMNS,
+    MAPPED_COLUMNS,
+    REDUCED_COLUMNS,
+    ROWS,
+    SHARED_COLUMNS,
+    SHARED_ROWS,
+    TILES,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,6 +47,11 @@ TILE_WARPS = 8  # of a program that has rows in tiles, at least
 TILE_ELEMENTS = {(1, 2): 4096, (2, 2): 4096, (1, 4): 2048, (2, 4): 2048, (1, 8): 1024, (2, 8): 1024}
 COLUMN_ELEMENTS = TILE_ELEMENTS | {(1, 2): 8192, (2, 4): 1024}
 COLUMN_BYTES = 64  # of a row of memory that a program of columns reads, at least
+# Of columns that take two launches: bytes of a strip; of a tile at most so many elements, and bytes
+# of all inputs; warps, and how many programs run on a multiprocessor; the most chunks where strips
+# are many.
+STRIP_BYTES, MANY_CHUNKS = 512, 24
+CHUNK_TILE, CHUNK_TILE_BYTES, CHUNK_WARPS, CHUNK_PROGRAMS = 4096, 16384, 8, 3
 # Programs that share rows (0), or columns of so many other dimensions, or more: bytes of the inputs
 # that one holds (of float64 half as many), its warps, and how many of them run on a multiprocessor,
 # with as many registers as that leaves. Where several strides make an offset, it takes some.
@@ -169,6 +185,7 @@ def _variant(kind: int, block: int, is_aligned: bool) -> str:
         COLUMN_TILES.value: "columns read twice",
         SHARED_ROWS.value: "a row shared by programs",
         SHARED_COLUMNS.value: "columns shared by programs",
+        REDUCED_COLUMNS.value: "columns in two launches",
     }[kind]
     return f"{what}, blocks of {block}{', 16-byte accesses' if is_aligned else ''}"
 
@@ -194,13 +211,16 @@ def launch_rows(
             takes them.
         tensors: one input or two, then the output, of one shape. The second input may be None.
         dim: a dimension of them, from 0.
-        words: as many zeros as `count_words` says; None: no rows are shared. They are if accesses
-            are of 16 bytes.
+        words: as `row_words` has them; None: no rows are shared, and columns take one launch. Rows
+            are shared if accesses are of 16 bytes.
         shared: arrays of one row without gaps, the same for every row.
         statistics: arrays of one element for each row, all with the same strides.
         held: a second output, which lies as the output does.
         numbers: 64-bit arguments.
         how: instead of HELD_WARPS and SHARED.
+
+    Raises:
+        ValueError: there are too few words for the states of tall columns.
     """
     *given, out = tensors
     if out.numel() == 0:
@@ -229,14 +249,20 @@ def launch_rows(
     if is_column and vector > 1:
         outer = outer.in_vectors(vector)
     shares, part, sharing = 1, 0, (0, 0, 0)
-    if words is not None and vector > 1:  # other parts would not fit the registers
+    is_tall = words is not None and is_column and n > TALL
+    if words is not None and vector > 1 and not is_tall:  # other parts would not fit the registers
         sharing = _sharing(is_column, outer) if how is None else how.shared
         room = most_programs(out, sharing[2])
         shares, part = _shares(n, size, len(arrays) - 1, is_column, sharing[0], room, how)
         rows = outer.numel * (vector if is_column else 1)
         if rows * shares * STATE_FIELDS > words.numel():
             shares = 1
-    if shares > 1:
+    if is_tall:
+        kind, warps = REDUCED_COLUMNS.value, CHUNK_WARPS
+        side = min(STRIP_BYTES // (size * vector), _power_of_2(outer.numel))
+        tile = min(CHUNK_TILE, CHUNK_TILE_BYTES // (size * (len(arrays) - 1)))
+        block = tile // (vector * side)
+    elif shares > 1:
         kind = (SHARED_COLUMNS if is_column else SHARED_ROWS).value
         side = COLUMN_BYTES // (size * vector) if is_column else 1
         block, (_, warps, per) = part, sharing
@@ -266,7 +292,25 @@ def launch_rows(
         integers += numbers
         shape = (len(slice.sizes), has_steps, vector, is_aligned, side, block, warps * 32)
         programs = -(-slice.numel // side)
-        if shares == 1:
+        if is_tall:
+            chunks = _count_chunks(n, programs, block)
+            needed = chunks * slice.numel * vector * CHUNK_FIELDS
+            if words.numel() < needed:
+                raise ValueError(
+                    f"the states of columns take {needed} words, and there are {words.numel()}"
+                )
+            for launched in (REDUCED_COLUMNS, MAPPED_COLUMNS):
+                constants = (launched.value, *shape, 1, ALL_PHASES.value)
+                launch(
+                    kernel,
+                    programs * chunks,
+                    pointers,
+                    tuple(integers),
+                    constants,
+                    warps,
+                    _registers(warps, CHUNK_PROGRAMS),
+                )
+        elif shares == 1:
             constants = (kind, *shape, 1, ALL_PHASES.value)
             registers = None
             if how is not None and kind == ROWS.value and size < 8:
@@ -288,10 +332,15 @@ def launch_rows(
                 ),
                 warps,
                 phases=2,
-                max_registers=REGISTERS // (per * warps * 32) // 8 * 8,
+                max_registers=_registers(warps, per),
                 together=shares,
             )
     return _variant(kind, block, is_aligned)
+
+
+def _registers(warps: int, programs: int) -> int:
+    """Of a thread at most, so that so many programs run on a multiprocessor."""
+    return REGISTERS // (programs * warps * 32) // 8 * 8
 
 
 def _places(given: list[torch.Tensor | None]) -> Iterator[int]:
@@ -300,6 +349,13 @@ def _places(given: list[torch.Tensor | None]) -> Iterator[int]:
     for tensor in given:
         place += tensor is not None
         yield place
+
+
+def _count_chunks(n: int, strips: int, block: int) -> int:
+    """How many chunks columns of n elements have, of whole tiles of so many."""
+    chunks = min(max(CHUNK_BLOCKS // strips, MANY_CHUNKS), n // CHUNK_ELEMENTS)
+    share = -(-n // chunks // block) * block
+    return -(-n // share)
 
 
 def _share_out(

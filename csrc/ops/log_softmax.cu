@@ -43,13 +43,14 @@ struct LogSoftmaxRowGradient {
 
   static constexpr bool kVisitsAbsent = true;
   static constexpr float kAbsent = 0;
+  static constexpr bool kReducesFirst = true;
 
   DIGLOT_DEVICE LogSoftmaxRowGradient of_row(const int64_t*, bool) const { return {}; }
 
   template <typename Visit>
   DIGLOT_DEVICE State reduce(Visit visit, int) const {
     State state = State::none();
-    visit([&](Compute grad, Compute) { state.of[0] += grad; });
+    visit([&](Compute grad, auto...) { state.of[0] += grad; });
     return state;
   }
 
@@ -61,14 +62,16 @@ struct LogSoftmaxRowGradient {
 
 template <typename Shape, typename I, typename O>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
-    log_softmax_forward_rows(Rows<2> rows, Inputs<I, 1> inputs, O* output) {
-  reduce_then_map_rows<Shape>(rows, LogSoftmaxRow<O>{}, inputs, output);
+    log_softmax_forward_rows(Rows<2> rows, Inputs<I, 1> inputs,
+                             typename LogSoftmaxRow<O>::State* states, O* output) {
+  reduce_then_map_rows<Shape>(rows, LogSoftmaxRow<O>{}, inputs, output, states);
 }
 
 template <typename Shape, typename I, typename O>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
-    log_softmax_backward_rows(Rows<3> rows, Inputs<I, 2> inputs, O* grad_input) {
-  reduce_then_map_rows<Shape>(rows, LogSoftmaxRowGradient<I>{}, inputs, grad_input);
+    log_softmax_backward_rows(Rows<3> rows, Inputs<I, 2> inputs,
+                              typename LogSoftmaxRowGradient<I>::State* states, O* grad_input) {
+  reduce_then_map_rows<Shape>(rows, LogSoftmaxRowGradient<I>{}, inputs, grad_input, states);
 }
 
 }  // namespace diglot
@@ -77,40 +80,54 @@ namespace {
 
 using namespace diglot;
 
-// Words are for kernels that let the blocks of a row tell each other through memory: these do not.
+// Words are memory for the states of tall columns; without, they take one launch.
+template <typename State>
+State* states_in(const Operand* words) {
+  return words == nullptr ? nullptr : words->as<State>();
+}
 
 // The output has the input's type, or is of float32 where that is float16 or bfloat16.
-void log_softmax_forward(Stream stream, const Operand& input, Dim dim, const Operand*,
+void log_softmax_forward(Stream stream, const Operand& input, Dim dim, const Operand* words,
                          const Operand& out) {
   dispatch_widening(input.dtype, out.dtype, [&](auto of_input, auto of_output) {
     using I = typename decltype(of_input)::type;
     using O = typename decltype(of_output)::type;
-    launch_rows<I, O, 1>({&out, &input}, dim, [&](auto shape, const auto& rows, Launch how) {
-      return launch<log_softmax_forward_rows<decltype(shape), I, O>>(
-          how, stream, rows, Inputs<I, 1>{{input.as<const I>()}}, out.as<O>());
-    });
+    using State = typename LogSoftmaxRow<O>::State;
+    launch_rows<I, O, 1>({&out, &input}, dim,
+                         [&](auto shape, const auto& rows, Launch how) {
+                           return launch<log_softmax_forward_rows<decltype(shape), I, O>>(
+                               how, stream, rows, Inputs<I, 1>{{input.as<const I>()}},
+                               states_in<State>(words), out.as<O>());
+                         },
+                         true, {words, sizeof(State)});
   });
 }
 
 void log_softmax_backward(Stream stream, const Operand& grad_output, const Operand& output, Dim dim,
-                          const Operand*, const Operand& out) {
+                          const Operand* words, const Operand& out) {
   dispatch_widening(out.dtype, output.dtype, [&](auto of_output, auto of_input) {
     using I = typename decltype(of_input)::type;
     using O = typename decltype(of_output)::type;
-    launch_rows<I, O, 2>(
-        {&out, &grad_output, &output}, dim, [&](auto shape, const auto& rows, Launch how) {
+    using Shapes = RowShapes<I, O, 2, kReducedInputs<LogSoftmaxRowGradient<I>, 2>>;
+    using State = typename LogSoftmaxRowGradient<I>::State;
+    launch_rows<I, O, 2, Shapes>(
+        {&out, &grad_output, &output}, dim,
+        [&](auto shape, const auto& rows, Launch how) {
           return launch<log_softmax_backward_rows<decltype(shape), I, O>>(
               how, stream, rows, Inputs<I, 2>{{grad_output.as<const I>(), output.as<const I>()}},
-              out.as<O>());
-        });
+              states_in<State>(words), out.as<O>());
+        },
+        true, {words, sizeof(State)});
   });
 }
 
-DIGLOT_LAUNCHER(log_softmax_forward,
-                "(Tensor input, float dim, int dim_integer, Tensor? words, Tensor(a!) out) -> ()")
-DIGLOT_LAUNCHER(log_softmax_backward,
-                "(Tensor grad_output, Tensor output, float dim, int dim_integer, Tensor? words, "
-                "Tensor(a!) out) "
-                "-> ()")
+DIGLOT_LAUNCHER(
+    log_softmax_forward,
+    "(Tensor input, float dim, int dim_integer, Tensor(a!)? words, Tensor(b!) out) -> ()")
+DIGLOT_LAUNCHER(
+    log_softmax_backward,
+    "(Tensor grad_output, Tensor output, float dim, int dim_integer, Tensor(a!)? words, "
+    "Tensor(b!) out) "
+    "-> ()")
 
 }  // namespace

@@ -65,14 +65,16 @@ struct SoftmaxRowGradient {
 
 template <typename Shape, typename I, typename O>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
-    softmax_forward_rows(Rows<2> rows, Inputs<I, 1> inputs, O* output) {
-  reduce_then_map_rows<Shape>(rows, SoftmaxRow<O>{}, inputs, output);
+    softmax_forward_rows(Rows<2> rows, Inputs<I, 1> inputs, typename SoftmaxRow<O>::State* states,
+                         O* output) {
+  reduce_then_map_rows<Shape>(rows, SoftmaxRow<O>{}, inputs, output, states);
 }
 
 template <typename Shape, typename I, typename O>
 __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
-    softmax_backward_rows(Rows<3> rows, Inputs<I, 2> inputs, O* grad_input) {
-  reduce_then_map_rows<Shape>(rows, SoftmaxRowGradient<I>{}, inputs, grad_input);
+    softmax_backward_rows(Rows<3> rows, Inputs<I, 2> inputs,
+                          typename SoftmaxRowGradient<I>::State* states, O* grad_input) {
+  reduce_then_map_rows<Shape>(rows, SoftmaxRowGradient<I>{}, inputs, grad_input, states);
 }
 
 }  // namespace diglot
@@ -81,40 +83,53 @@ namespace {
 
 using namespace diglot;
 
-// Words are for kernels that let the blocks of a row tell each other through memory: these do not.
+// Words are memory for the states of tall columns; without, they take one launch.
+template <typename State>
+State* states_in(const Operand* words) {
+  return words == nullptr ? nullptr : words->as<State>();
+}
 
 // The output has the input's type, or is of float32 where that is float16 or bfloat16.
-void softmax_forward(Stream stream, const Operand& input, Dim dim, const Operand*,
+void softmax_forward(Stream stream, const Operand& input, Dim dim, const Operand* words,
                      const Operand& out) {
   dispatch_widening(input.dtype, out.dtype, [&](auto of_input, auto of_output) {
     using I = typename decltype(of_input)::type;
     using O = typename decltype(of_output)::type;
-    launch_rows<I, O, 1>({&out, &input}, dim, [&](auto shape, const auto& rows, Launch how) {
-      return launch<softmax_forward_rows<decltype(shape), I, O>>(
-          how, stream, rows, Inputs<I, 1>{{input.as<const I>()}}, out.as<O>());
-    });
+    using State = typename SoftmaxRow<O>::State;
+    launch_rows<I, O, 1>({&out, &input}, dim,
+                         [&](auto shape, const auto& rows, Launch how) {
+                           return launch<softmax_forward_rows<decltype(shape), I, O>>(
+                               how, stream, rows, Inputs<I, 1>{{input.as<const I>()}},
+                               states_in<State>(words), out.as<O>());
+                         },
+                         true, {words, sizeof(State)});
   });
 }
 
 void softmax_backward(Stream stream, const Operand& grad_output, const Operand& output, Dim dim,
-                      const Operand*, const Operand& out) {
+                      const Operand* words, const Operand& out) {
   dispatch_widening(out.dtype, output.dtype, [&](auto of_output, auto of_input) {
     using I = typename decltype(of_input)::type;
     using O = typename decltype(of_output)::type;
-    launch_rows<I, O, 2>(
-        {&out, &grad_output, &output}, dim, [&](auto shape, const auto& rows, Launch how) {
-          return launch<softmax_backward_rows<decltype(shape), I, O>>(
-              how, stream, rows, Inputs<I, 2>{{grad_output.as<const I>(), output.as<const I>()}},
-              out.as<O>());
-        });
+    using State = typename SoftmaxRowGradient<I>::State;
+    launch_rows<I, O, 2>({&out, &grad_output, &output}, dim,
+                         [&](auto shape, const auto& rows, Launch how) {
+                           return launch<softmax_backward_rows<decltype(shape), I, O>>(
+                               how, stream, rows,
+                               Inputs<I, 2>{{grad_output.as<const I>(), output.as<const I>()}},
+                               states_in<State>(words), out.as<O>());
+                         },
+                         true, {words, sizeof(State)});
   });
 }
 
-DIGLOT_LAUNCHER(softmax_forward,
-                "(Tensor input, float dim, int dim_integer, Tensor? words, Tensor(a!) out) -> ()")
-DIGLOT_LAUNCHER(softmax_backward,
-                "(Tensor grad_output, Tensor output, float dim, int dim_integer, Tensor? words, "
-                "Tensor(a!) out) "
-                "-> ()")
+DIGLOT_LAUNCHER(
+    softmax_forward,
+    "(Tensor input, float dim, int dim_integer, Tensor(a!)? words, Tensor(b!) out) -> ()")
+DIGLOT_LAUNCHER(
+    softmax_backward,
+    "(Tensor grad_output, Tensor output, float dim, int dim_integer, Tensor(a!)? words, "
+    "Tensor(b!) out) "
+    "-> ()")
 
 }  // namespace

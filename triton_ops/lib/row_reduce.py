@@ -26,6 +26,11 @@ program while it fits. Triton has no memory in which a program could keep more o
 is shared by programs that run at once, each of which holds a part and tells the others its state
 (row_exchange.py); or, where programs cannot wait for each other, it is read twice, in tiles, whose
 states are combined by threads (reduce.py), and across them at last.
+
+Tall columns, of which a program could only hold a narrow strip, take two launches, both of which
+stream strips of 512 bytes. The first one reduces chunks of the columns; the second one combines the
+chunks' states and maps, in reverse order: what was read last is in the L2 cache. What an operation
+does not reduce the first one does not read: Triton's compiler leaves it out.
 """
 
 import triton
@@ -36,18 +41,23 @@ from .reduce import ALL, BY_THREAD
 from .row_exchange import collect, collect_tile, publish
 from .types import compute_type, convert, opaque, widen
 
-ROWS, TILES, COLUMNS, COLUMN_TILES, SHARED_ROWS, SHARED_COLUMNS = (
+ROWS, TILES, COLUMNS, COLUMN_TILES, SHARED_ROWS, SHARED_COLUMNS, REDUCED_COLUMNS, MAPPED_COLUMNS = (
     tl.constexpr(0),
     tl.constexpr(1),
     tl.constexpr(2),
     tl.constexpr(3),
     tl.constexpr(4),
     tl.constexpr(5),
+    tl.constexpr(6),
+    tl.constexpr(7),
 )
 # What is read stays in the L2 cache longer than what is written, which so goes to memory all along:
 # faster with arrays beyond the cache. (What a pipeline loads is not told apart.)
 LOADS = tl.constexpr("evict_last")
 STAGES = tl.constexpr(3)  # tiles in flight, where there is a loop
+# Of columns that take two launches: tiles in flight in the first one, and states that a program of
+# the second one loads at once.
+CHUNK_STAGES, CHUNK_STATES = tl.constexpr(5), tl.constexpr(1024)
 
 
 @triton.jit
@@ -337,6 +347,105 @@ def share_rows(
 
 
 @triton.jit
+def by_depth(tile, DEPTH: tl.constexpr):
+    """A tile of columns as (accesses, threads, columns): a reduction over the first axis is one in
+    registers.
+    """
+    return tl.reshape(tile, (tile.shape[0] // DEPTH, DEPTH, tile.shape[1]))
+
+
+@triton.jit
+def all_by_depth(values, DEPTH: tl.constexpr):
+    first = by_depth(values[0], DEPTH)
+    return (first,) if len(values) == 1 else (first, by_depth(values[1], DEPTH))
+
+
+@triton.jit
+def load_states(words, at, step, mask, none):
+    """The states that a launch before has written to words."""
+    first = tl.load(words + at, mask=mask, other=0).to(none[0].dtype, bitcast=True)
+    first = tl.where(mask, first, none[0])
+    return (first,) if len(none) == 1 else (first, _load_field(words + step, at, mask, none[1]))
+
+
+@triton.jit
+def _load_field(words, at, mask, none):
+    bits = tl.load(words + at, mask=mask, other=0)
+    return tl.where(mask, bits.to(none.dtype, bitcast=True), none)
+
+
+@triton.jit
+def take_chunk(
+    inputs, words, output, n, count, sizes, starts, strides, steps,
+    REDUCE: tl.constexpr, COMBINE: tl.constexpr, NONE: tl.constexpr, FOLD: tl.constexpr,
+    MAP: tl.constexpr, OTHER: tl.constexpr, T: tl.constexpr, MAPS: tl.constexpr,
+    RANK: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
+    SIDE: tl.constexpr, BLOCK: tl.constexpr, THREADS: tl.constexpr,
+):  # fmt: skip
+    """Of columns that take two launches: a program's strip of them, and its chunk. Strips side by
+    side are read at once. Words are those of the states' first field, for each chunk and column,
+    then those of the next.
+    """
+    COMPUTE: tl.constexpr = compute_type(T)
+    WIDTH: tl.constexpr = SIDE * VECTOR
+    program = tl.program_id(0).to(tl.int64)
+    if MAPS:
+        program = tl.num_programs(0) - 1 - program
+    strips = (count + SIDE - 1) // SIDE
+    strip, chunk = program % strips, program // strips
+    chunks = tl.num_programs(0) // strips
+    share = ((n + chunks - 1) // chunks + BLOCK - 1) // BLOCK * BLOCK
+    begin = chunk * share
+    end = tl.minimum(begin + share, n)
+    row = side_by_side(strip, SIDE, VECTOR, True)
+    there = row < count
+    index = tl.arange(0, BLOCK).to(tl.int64)
+    out_at = strided_offset(row, sizes, starts[0], strides[0], RANK, True)
+    in_at = strided_offset(row, sizes, starts[1], strides[1], RANK, True)
+    firsts = (out_at, in_at) if len(inputs) == 1 else (
+        out_at, in_at, strided_offset(row, sizes, starts[2], strides[2], RANK, True)
+    )  # fmt: skip
+    columns = count * VECTOR
+    column = strip * WIDTH + tl.arange(0, WIDTH)[None, :]
+    step = chunks * columns
+    if MAPS:
+        DEEP: tl.constexpr = CHUNK_STATES // WIDTH
+        nothing = NONE(tl.full((DEEP, WIDTH), 0.0, COMPUTE), T)
+        states = nothing
+        for first in tl.range(0, chunks, DEEP, num_stages=1):
+            every = first + tl.arange(0, DEEP)[:, None]
+            mask = (every < chunks) & (column < columns)
+            more = load_states(words, every * columns + column, step, mask, nothing)
+            states = COMBINE(states, more, T)
+        states = FOLD(states, 0, T)
+    else:
+        DEPTH: tl.constexpr = max(1, THREADS // SIDE)
+        states = NONE(tl.full((1, DEPTH, WIDTH), 0.0, COMPUTE), T)
+    last = begin + (end - begin - 1) // BLOCK * BLOCK
+    for at in tl.range(begin, end, BLOCK, num_stages=STAGES if MAPS else CHUNK_STAGES):
+        first = begin + last - at if MAPS else at
+        mask = tile_mask(first + index, n, there, True)
+        values = load_tiles(
+            inputs, firsts, steps, first + index, mask, OTHER,
+            "evict_first" if MAPS else "evict_last", True, STEPS, VECTOR, ALIGNED,
+        )  # fmt: skip
+        if MAPS:
+            map_tile(
+                output, None, None, None, values, states, out_at, steps[0], first + index, mask,
+                MAP, None, T, True, STEPS, VECTOR, ALIGNED,
+            )  # fmt: skip
+        else:
+            parts = all_by_depth(values, DEPTH)
+            left = tl.minimum(n - first, BLOCK)
+            states = COMBINE(states, REDUCE(parts, by_depth(mask, DEPTH), left, 0, T), T)
+    if not MAPS:
+        whole = FOLD(states, 1, T)
+        for field in tl.static_range(len(whole)):
+            bits = tl.reshape(whole[field], (1, WIDTH)).to(words.dtype.element_ty, bitcast=True)
+            tl.store(words + field * step + chunk * columns + column, bits, mask=column < columns)
+
+
+@triton.jit
 def reduce_then_map_rows(
     inputs, words, output, n, count, sizes, starts, strides, steps,
     REDUCE: tl.constexpr, COMBINE: tl.constexpr, NONE: tl.constexpr, FOLD: tl.constexpr,
@@ -351,7 +460,8 @@ def reduce_then_map_rows(
 
     Args:
         inputs: one array, or two.
-        words: of programs that share rows, zeros, as row_exchange.py has them; or None.
+        words: of programs that share rows, zeros, as row_exchange.py has them; of columns that
+            take two launches, room for their states; or None.
         n: accesses of a row; of columns, elements.
         count: rows; of columns, accesses side by side.
         sizes: of the other dimensions, the fastest first.
@@ -374,7 +484,7 @@ def reduce_then_map_rows(
         numbers: arguments of `finish`.
     """
     COMPUTE: tl.constexpr = compute_type(T)
-    COLUMN: tl.constexpr = (KIND == COLUMNS) | (KIND == COLUMN_TILES) | (KIND == SHARED_COLUMNS)
+    COLUMN: tl.constexpr = (KIND == COLUMNS) | (KIND == COLUMN_TILES) | (KIND >= SHARED_COLUMNS)
     row = side_by_side(tl.program_id(0).to(tl.int64), SIDE, VECTOR, COLUMN)
     there = row < count
     out_at = strided_offset(row, sizes, starts[0], strides[0], RANK, True)
@@ -391,6 +501,12 @@ def reduce_then_map_rows(
             second, weight, bias, statistics, numbers, REDUCE, NONE, FOLD, MAP, HOLD, FINISH,
             OTHER, T, KIND == SHARED_COLUMNS, RANK, STEPS, VECTOR, ALIGNED, SIDE, BLOCK,
             THREADS, SHARES, PHASE,
+        )  # fmt: skip
+    elif (KIND == REDUCED_COLUMNS) | (KIND == MAPPED_COLUMNS):
+        take_chunk(
+            inputs, words, output, n, count, sizes, starts, strides, steps,
+            REDUCE, COMBINE, NONE, FOLD, MAP, OTHER, T, KIND == MAPPED_COLUMNS, RANK, STEPS,
+            VECTOR, ALIGNED, SIDE, BLOCK, THREADS,
         )  # fmt: skip
     elif (KIND == ROWS) | (KIND == COLUMNS):
         mask = tile_mask(index, n, there, COLUMN)

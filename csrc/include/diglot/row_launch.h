@@ -21,6 +21,19 @@ using TiledRows = RowShape<Team::kBlock, kIsWide, 256, kAccesses, Walk::kTiles, 
 template <int kAccesses, bool kIsWide = true>
 using TiledColumns = RowShape<Team::kColumns, kIsWide, 256, kAccesses, Walk::kTiles, 2>;
 
+// Columns of more elements than kTallest_ take two launches; by the accesses of each.
+template <typename I, int64_t kTallest_, int kReduced, int kMapped, bool kIsWide = true>
+struct ChunkedColumns {
+  static constexpr int64_t kTallest = kTallest_;
+  static constexpr int kBlocks = sizeof(I) == 8 ? 2 : 3;
+  using Reduce = RowShape<Team::kColumns, kIsWide, 256, kReduced, Walk::kReduce, kBlocks>;
+  using Map = RowShape<Team::kColumns, kIsWide, 256, kMapped, Walk::kMap, kBlocks>;
+};
+template <typename Shape, typename = void>
+constexpr bool kIsChunked = false;
+template <typename Shape>
+constexpr bool kIsChunked<Shape, std::void_t<typename Shape::Reduce>> = true;
+
 // Variants, the first of which that holds a row in registers runs it, or else the last, in tiles.
 template <typename... Shapes>
 struct ShapeList {};
@@ -39,10 +52,16 @@ struct SharedRows {
 
 // Element types where speed matters most have more variants. Of kInputs arrays a thread holds so
 // many accesses that they fit in 32 registers; double's arithmetic takes more. What is faster for
-// rows of which length was measured on an H200 (bench/softmax.py).
-template <typename I, typename O, int kInputs>
+// rows of which length was measured on an H200 (bench/softmax.py). kReduced: of the inputs, those
+// that are reduced.
+template <typename I, typename O, int kInputs, int kReduced_ = kInputs>
 struct RowShapes {
+  static constexpr int kReduced = kReduced_;
   static constexpr int kMost = sizeof(I) == 8 ? 2 : 8 / kInputs;
+  static constexpr int kMostReduced = sizeof(I) == 8 ? 2 : 8 / kReduced;
+  // Of all inputs' columns, 128 bytes wide, a cluster holds no more elements. Shorter ones take two
+  // launches, too, if the first has less to read. Measured on an H200.
+  static constexpr int64_t kTallest = (kReduced < kInputs ? 8192 : 16384) / kInputs;
   static constexpr int kOfLanes = sizeof(I) == 4 && kInputs == 1 ? 8 : 4;
   // float16 takes more registers on its way to float32: more threads hold as much.
   using Shared = std::conditional_t<std::is_same_v<I, float16> && kInputs == 1,
@@ -53,8 +72,9 @@ struct RowShapes {
   using Wide = std::conditional_t<std::is_same_v<I, O> && sizeof(I) <= 4, Many, Few>;
   using Narrow = ShapeList<LaneRows<1, false>, TiledRows<2, false>>;
   static constexpr bool kHasColumns = true;
-  using WideColumns = ShapeList<TiledColumns<kMost>>;
-  using NarrowColumns = ShapeList<TiledColumns<8, false>>;
+  using WideColumns =
+      ShapeList<ChunkedColumns<I, kTallest, kMostReduced, kMost>, TiledColumns<kMost>>;
+  using NarrowColumns = ShapeList<ChunkedColumns<I, kTallest, 8, 8, false>, TiledColumns<8, false>>;
 };
 
 // Tiles of a row that a block keeps in shared memory at most where more blocks could share the row;
@@ -67,6 +87,14 @@ constexpr int kColumnsBytes = 24 * 1024;  // of columns_reduce
 // whole: 128 bytes, or 32 elements.
 template <bool kIsWide>
 constexpr int kColumnsAside = kIsWide ? 8 : 32;
+
+// Of columns that take two launches: bytes of a strip; the fewest elements of a chunk; blocks, if
+// there are so many chunks, which an H200 runs at once, three on each multiprocessor; and the most
+// chunks that make them more. Constants, so that no result depends on the device.
+constexpr int kStripBytes = 512;
+constexpr int64_t kChunkElements = 256;
+constexpr int64_t kChunkBlocks = 384;
+constexpr int64_t kManyChunks = 24;
 
 // Rows along one dimension of kArrays arrays of one shape, the output first. Those that follow the
 // inputs have size 1 there.
@@ -213,6 +241,54 @@ Launch share_out(Rows<kArrays>& rows, int most_blocks) {
   return how;
 }
 
+// How two launches share out columns: `Shape` is that of one of them.
+template <typename Shape, typename I, int kArrays>
+Launch share_chunks(Rows<kArrays>& rows, int64_t chunk) {
+  const auto quotient = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
+  rows.log_blocks = 0, rows.places = 0;
+  rows.tiles = static_cast<int>(chunk / ((Shape::kThreads >> rows.log_side) * Shape::kAccesses));
+  rows.chunks = static_cast<int>(quotient(rows.n, chunk));
+  return {static_cast<unsigned>(quotient(rows.count, int64_t{1} << rows.log_side) * rows.chunks),
+          Shape::kThreads};
+}
+
+// Where the states of columns are, of so many bytes each, that take two launches; null: none do.
+struct StateWords {
+  const Operand* words = nullptr;
+  std::size_t state_bytes = 0;
+};
+
+template <typename Shapes, typename I, int kArrays, typename Function>
+void launch_chunks(Rows<kArrays>& rows, const StateWords& states, Function function) {
+  using Reduce = typename Shapes::Reduce;
+  using Map = typename Shapes::Map;
+  const auto quotient = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
+  constexpr int kElements = Reduce::template kElements<I>;
+  constexpr int kAside = kStripBytes / (kElements * static_cast<int>(sizeof(I)));
+  rows.log_side =
+      std::min(log2_ceiling(std::min(kAside, Reduce::kThreads)), log2_ceiling(rows.count));
+  const int64_t strips = quotient(rows.count, int64_t{1} << rows.log_side);
+  const int64_t chunks = std::clamp<int64_t>(std::max(kChunkBlocks / strips, kManyChunks), 1,
+                                             std::max<int64_t>(rows.n / kChunkElements, 1));
+  // Whole tiles of both launches, of powers of two.
+  const int64_t tile =
+      int64_t{Reduce::kThreads >> rows.log_side} * std::max(Reduce::kAccesses, Map::kAccesses);
+  const int64_t chunk = quotient(quotient(rows.n, chunks), tile) * tile;
+  Launch how = share_chunks<Reduce, I>(rows, chunk);
+  const auto needed = rows.chunks * rows.count * kElements * states.state_bytes;
+  if (states.words->numel * size_of(states.words->dtype) < needed) {
+    throw std::invalid_argument("the states of columns take " + std::to_string(needed) +
+                                " bytes, and there are " + std::to_string(states.words->numel) +
+                                " words");
+  }
+  last_variant() =
+      Reduce::kIsWide ? "columns in two launches, 16-byte accesses" : "columns in two launches";
+  function(Reduce{}, rows, how);
+  how = share_chunks<Map, I>(rows, chunk);
+  how.begins_early = true;
+  function(Map{}, rows, how);
+}
+
 // Whether a row of n elements is one for this shape, where others are left.
 template <typename Shape, typename I>
 bool holds(int64_t n) {
@@ -226,7 +302,7 @@ bool holds(int64_t n) {
 // launched, or else by the last.
 template <typename I, int kInputs, int kArrays, typename Function, typename... Shapes>
 void run_rows(const RowLayout<kArrays>& layout, const Layout<kArrays>& outer, ShapeList<Shapes...>,
-              Function function) {
+              Function function, const StateWords& states) {
   outer.template for_each_slice<int64_t>([&](int64_t count, const auto& starts) {
     Rows<kArrays> rows;
     rows.n = layout.n, rows.count = count, rows.starts = starts;
@@ -234,14 +310,21 @@ void run_rows(const RowLayout<kArrays>& layout, const Layout<kArrays>& outer, Sh
     int left = sizeof...(Shapes);
     const auto attempt = [&](auto shape) {
       using Shape = decltype(shape);
-      if (--left > 0 && !holds<Shape, I>(rows.n)) return false;
-      // A device may have no room for the largest clusters, or for none.
-      for (int most : {kMostClusterBlocks, kPortableClusterBlocks, 1}) {
-        const Launch how = share_out<Shape, I, kInputs>(rows, most);
-        if (function(shape, rows, how)) return true;
-        if (how.cluster_blocks > static_cast<unsigned>(most)) return false;
+      --left;
+      if constexpr (kIsChunked<Shape>) {
+        if (states.words == nullptr || rows.n <= Shape::kTallest) return false;
+        launch_chunks<Shape, I>(rows, states, function);
+        return true;
+      } else {
+        if (left > 0 && !holds<Shape, I>(rows.n)) return false;
+        // A device may have no room for the largest clusters, or for none.
+        for (int most : {kMostClusterBlocks, kPortableClusterBlocks, 1}) {
+          const Launch how = share_out<Shape, I, kInputs>(rows, most);
+          if (function(shape, rows, how)) return true;
+          if (how.cluster_blocks > static_cast<unsigned>(most)) return false;
+        }
+        return false;
       }
-      return false;
     };
     static_cast<void>((attempt(Shapes{}) || ...));
   });
@@ -249,12 +332,12 @@ void run_rows(const RowLayout<kArrays>& layout, const Layout<kArrays>& outer, Sh
 
 // Calls function(shape, rows, how) for arrays of type I, but for the output, of type O, which is
 // the first, and those that follow the kInputs inputs; more than once where the arrays have more
-// dimensions than a kernel takes. `is_aligned`: what else is accessed of rows lies at multiples of
-// 16 bytes.
+// dimensions than a kernel takes, and for each launch. `is_aligned`: what else is accessed of rows
+// lies at multiples of 16 bytes.
 template <typename I, typename O, int kInputs, typename Shapes = RowShapes<I, O, kInputs>,
           int kArrays, typename Function>
 void launch_rows(const Operand* const (&operands)[kArrays], Dim dim, Function function,
-                 bool is_aligned = true) {
+                 bool is_aligned = true, const StateWords& states = {}) {
   if (operands[0]->numel == 0) {
     last_variant() = "nothing to do";
     return;
@@ -267,7 +350,7 @@ void launch_rows(const Operand* const (&operands)[kArrays], Dim dim, Function fu
     is_aligned &= reinterpret_cast<uintptr_t>(operands[a]->data) % bytes == 0;
   }
   const auto run = [&](const Layout<kArrays>& outer, auto shapes) {
-    run_rows<I, kInputs>(layout, outer, shapes, function);
+    run_rows<I, kInputs>(layout, outer, shapes, function, states);
   };
   if (!Shapes::kHasColumns || !layout.is_columns()) {
     if (is_aligned && layout.is_wide(kElements, kCut)) {

@@ -35,6 +35,10 @@
 //     State reduce_replacing(Visit visit, Replace replace) const;
 //     auto map_replaced(const State& own, const State& total) const;  // -> function(x)
 //
+//     // Of two inputs it may reduce the first alone: where all are read again for the map, the
+//     // second is not read before. visit's function is called with that one, or with both.
+//     static constexpr bool kReducesFirst = true;
+//
 //     // What maps read may be brought nearer, see below: so many bytes for each element.
 //     using Brought = ...;
 //     static constexpr int kBroughtBytes = ...;
@@ -52,6 +56,12 @@
 // registers, so that a long row is in flight all at once. What no block of a cluster can hold is
 // read again, the rest not.
 //
+// Of tall columns a block, or cluster, would have a narrow strip, of pieces of memory that are far
+// apart: half as fast as whole lines side by side, however little is read again. They take two
+// launches, both of which stream strips of 512 bytes. The first one reduces chunks of the columns;
+// the second one combines the chunks' states and maps, in reverse order: what was read last is in
+// the L2 cache.
+//
 // A row is any dimension of a strided array. Where its elements are neighbours, so are those of
 // neighbouring threads; where those of neighbouring rows are, a block takes several rows side by
 // side, as columns. Nothing is transposed or copied.
@@ -61,6 +71,7 @@
 #include <utility>
 
 #include "diglot/cluster.cuh"
+#include "diglot/next_launch.cuh"
 #include "diglot/reduce.cuh"
 #include "diglot/strides.cuh"
 #include "diglot/vector_access.cuh"
@@ -77,9 +88,10 @@ struct Rows {
   int log_side;    // log2 of the threads that have a row, if lanes do; of the accesses side by side
                    // that a block has, if they are columns
   int log_blocks;  // log2 of those that have a row together, as a cluster
-  int tiles;       // that each of them has of it
+  int tiles;       // that each of them has of it; of a chunk
   int places;      // for tiles in shared memory
   bool brings = false;  // what the map reads to shared memory
+  int chunks = 1;       // of columns that take two launches
 
   DIGLOT_HOST_DEVICE int blocks() const { return 1 << log_blocks; }
 };
@@ -90,8 +102,9 @@ enum class Team { kLanes, kBlock, kCluster, kColumns };
 
 // A block has one row, or as many as lanes have; or it stays, and walks from row to row, the next
 // one on its way to shared memory while it computes with the one before; or a row is of several
-// tiles, perhaps for each block of a cluster.
-enum class Walk { kOnce, kOn, kTiles };
+// tiles, perhaps for each block of a cluster; or a block has a chunk of columns, which one launch
+// reduces and the next one maps.
+enum class Walk { kOnce, kOn, kTiles, kReduce, kMap };
 
 // A kernel variant: of a row, a thread holds so many accesses in registers: a tile. They have 16
 // bytes where kIsWide; otherwise a row is accessed element by element, neighbours by neighbouring
@@ -105,6 +118,7 @@ struct RowShape {
   static constexpr int kAccesses = kAccesses_;
   static constexpr Walk kWalk = kWalk_;
   static constexpr bool kIsTiled = kWalk == Walk::kTiles;
+  static constexpr bool kIsChunked = kWalk == Walk::kReduce || kWalk == Walk::kMap;
   static constexpr int kBlocks = kBlocks_;
   // Of an access, and of those the ones in a row.
   template <typename T>
@@ -154,6 +168,12 @@ template <typename Operation, typename = void>
 constexpr bool kReplaces = false;
 template <typename Operation>
 constexpr bool kReplaces<Operation, std::void_t<decltype(&Operation::map_replaced)>> = true;
+// The inputs that it reduces, of so many.
+template <typename Operation, int kInputs, typename = void>
+constexpr int kReducedInputs = kInputs;
+template <typename Operation, int kInputs>
+constexpr int kReducedInputs<Operation, kInputs, std::void_t<decltype(Operation::kReducesFirst)>> =
+    1;
 template <typename Operation, typename = void>
 constexpr bool kBrings = false;
 template <typename Operation>
@@ -265,7 +285,16 @@ class RowTiles {
 
   // Into registers.
   DIGLOT_DEVICE void load(const Tile& tile) {
-    hold([&](int k, int a) { return read(tile, k, a); });
+    if constexpr (Shape::kIsChunked) {
+      DIGLOT_UNROLL
+      for (int k = 0; k < kInputs; ++k) {
+        step_through(tile, inputs_[k], k + 1, [&](int a, bool is_there, const I* at) {
+          held_[k][a] = is_there ? load_held(at) : absent();
+        });
+      }
+    } else {
+      hold([&](int k, int a) { return read(tile, k, a); });
+    }
   }
   // To a place in shared memory, and from there, behind wait_for_copies, into registers. A thread
   // has parts of its own.
@@ -401,9 +430,7 @@ class RowTiles {
     using Map = std::decay_t<decltype(maps.of[0])>;
     constexpr bool kPlaces = kIsOfPlaces<Map>;
     constexpr int kAtOnce = Shape::kIsWide ? kElements : 1;
-    O* const to = output + starts_.of[0] + offset(tile, 0);
-    DIGLOT_UNROLL
-    for (int a = 0; a < kAccesses; ++a) {
+    const auto result_at = [&](int a) {
       const Accesses accesses = accesses_at(a);
       Vector<O, kElements> result;
       DIGLOT_UNROLL
@@ -426,7 +453,16 @@ class RowTiles {
           convert_all([&](int j) { return call(maps.of[(i + j) / kAlong], accesses, i + j); });
         }
       }
-      store_access(to, tile, a, result);
+      return result;
+    };
+    if constexpr (Shape::kIsChunked) {
+      step_through(tile, output + starts_.of[0], 0, [&](int a, bool is_there, O* at) {
+        if (is_there) store_vector(at, result_at(a));
+      });
+    } else {
+      O* const to = output + starts_.of[0] + offset(tile, 0);
+      DIGLOT_UNROLL
+      for (int a = 0; a < kAccesses; ++a) store_access(to, tile, a, result_at(a));
     }
   }
 
@@ -542,6 +578,27 @@ class RowTiles {
            ((place * kInputs + k) * kAccesses + a) * Shape::kThreads + threadIdx.x;
   }
 
+  DIGLOT_DEVICE static HeldAccess load_held(const I* address) {
+    if constexpr (Shape::kIsWide) {
+      return {load_bits(address)};
+    } else {
+      return HeldAccess::of({*address});
+    }
+  }
+  // Calls function(a, is_there, address) for the thread's accesses to a tile of columns, of the
+  // array of this number: from one to the next by an addition, so that few registers are taken.
+  template <typename T, typename Function>
+  DIGLOT_DEVICE void step_through(const Tile& tile, T* array, int number, Function function) const {
+    T* at = as_it_is(array + offset(tile, number));
+    const int64_t apart = rows_.steps[number] * place_.threads;
+    int left = tile.left - place_.thread;
+    DIGLOT_UNROLL
+    for (int a = 0; a < kAccesses; ++a) {
+      function(a, left > 0, at);
+      at += apart, left -= place_.threads;
+    }
+  }
+
   template <typename Function>
   DIGLOT_DEVICE static void for_each_access(Function function) {
     DIGLOT_UNROLL
@@ -614,15 +671,14 @@ class RowTiles {
   const Rows<kArrays>& rows_;
 };
 
-// Every thread gets the states combined of all threads of its rows, columns side by side, of all
-// blocks that have them; each column is combined by one thread of a block. `shared` has room for
-// the states of all threads. No block may end until all have arrived at the cluster's barrier once
-// more.
-template <int kThreads, typename State, int kRows>
-DIGLOT_DEVICE void columns_reduce(RowsOf<State, kRows>& states, State (&shared)[kRows * kThreads],
-                                  int log_side, int blocks) {
+// The states of columns side by side, combined of all threads of a block that have them:
+// take(place, state) is called for each by one thread. Access `column` has states at the places
+// row * side + column. `shared` has room for the states of all threads.
+template <int kThreads, typename State, int kRows, typename Take>
+DIGLOT_DEVICE void block_columns_reduce(RowsOf<State, kRows> states,
+                                        State (&shared)[kRows * kThreads], int log_side,
+                                        Take take) {
   const int side = 1 << log_side, thread = static_cast<int>(threadIdx.x);
-  if (side == kThreads) return;  // and so one block: each thread has columns of its own
   for (int apart = kWarpLanes / 2; apart >= side; apart /= 2) {
     DIGLOT_UNROLL
     for (int row = 0; row < kRows; ++row) {
@@ -644,8 +700,21 @@ DIGLOT_DEVICE void columns_reduce(RowsOf<State, kRows>& states, State (&shared)[
     for (int other = 1; other < groups; ++other) {
       state = combine(state, shared[other * columns + own]);
     }
-    shared[own] = state;
+    take(own, state);
   }
+}
+
+// Every thread gets the states combined of all threads of its rows, columns side by side, of all
+// blocks that have them; each column is combined by one thread of a block. No block may end until
+// all have arrived at the cluster's barrier once more.
+template <int kThreads, typename State, int kRows>
+DIGLOT_DEVICE void columns_reduce(RowsOf<State, kRows>& states, State (&shared)[kRows * kThreads],
+                                  int log_side, int blocks) {
+  const int side = 1 << log_side, thread = static_cast<int>(threadIdx.x);
+  if (side == kThreads) return;  // and so one block: each thread has columns of its own
+  block_columns_reduce<kThreads>(states, shared, log_side,
+                                 [&](int place, const State& state) { shared[place] = state; });
+  const int columns = side * kRows;
   State* totals = shared;
   if (blocks > 1) {
     cluster_sync();
@@ -661,7 +730,9 @@ DIGLOT_DEVICE void columns_reduce(RowsOf<State, kRows>& states, State (&shared)[
   }
   __syncthreads();
   DIGLOT_UNROLL
-  for (int row = 0; row < kRows; ++row) states.of[row] = totals[row * side + column];
+  for (int row = 0; row < kRows; ++row) {
+    states.of[row] = totals[row * side + (thread & (side - 1))];
+  }
 }
 
 // The same of blocks that have a row each, once every thread has the state of its block.
@@ -830,15 +901,139 @@ DIGLOT_DEVICE void take_tiles(const Rows<kArrays>& rows, const Operation& operat
   if (blocks > 1) cluster_wait();
 }
 
+// Of columns that take two launches: a block's strip of them, and its chunk. Strips side by side
+// are read at once.
+struct ColumnChunk {
+  int64_t strip;
+  int number;
+
+  template <int kArrays>
+  DIGLOT_DEVICE ColumnChunk(const Rows<kArrays>& rows, unsigned block) {
+    const unsigned strips = gridDim.x / static_cast<unsigned>(rows.chunks);
+    strip = block % strips, number = static_cast<int>(block / strips);
+  }
+};
+
+// The first launch: states[chunk][column] of all columns.
+template <typename Shape, typename Operation, typename I, int kInputs, int kArrays>
+DIGLOT_DEVICE void reduce_chunks(const Rows<kArrays>& rows, const Operation& operation,
+                                 const Inputs<I, kInputs>& inputs,
+                                 typename Operation::State* states) {
+  using State = typename Operation::State;
+  using Tiles = RowTiles<Shape, Operation, I, kInputs, kArrays>;
+  constexpr int kRows = Tiles::kRows;
+  let_next_launch_begin();
+  const ColumnChunk chunk(rows, blockIdx.x);
+  Tiles held(rows, RowPlace<Shape>(rows, chunk.strip), inputs);
+  const auto operations = held.of_rows(operation);
+  auto own = held.none();
+  const int first = chunk.number * rows.tiles;
+  DIGLOT_NO_UNROLL
+  for (int t = first; t < first + rows.tiles; ++t) {
+    const auto tile = held.tile(t);
+    held.load(tile);
+    own = combine(own, held.reduce(operations, tile));
+  }
+  __shared__ State shared[kRows * Shape::kThreads];
+  const int64_t access = chunk.strip << rows.log_side;
+  State* const to = states + chunk.number * rows.count * kRows;
+  block_columns_reduce<Shape::kThreads>(
+      own, shared, rows.log_side, [&](int place, const State& state) {
+        const int row = place >> rows.log_side, column = place & ((1 << rows.log_side) - 1);
+        if (access + column < rows.count) to[(access + column) * kRows + row] = state;
+      });
+}
+
+// Every thread gets the states combined of all chunks of its columns. The block has `width` columns
+// side by side, from `first` on of so many.
+template <int kThreads, typename State, int kRows>
+DIGLOT_DEVICE RowsOf<State, kRows> combine_chunks(const State* states, int chunks, int64_t columns,
+                                                  int64_t first, int width,
+                                                  State (&shared)[kRows * kThreads]) {
+  constexpr int kLoads = 8;  // in flight for each thread
+  const int thread = static_cast<int>(threadIdx.x);
+  const int aside = width < kThreads ? width : kThreads, deep = kThreads / aside;
+  const int group = thread / aside;
+  for (int own = thread % aside; own < width; own += aside) {
+    State state = State::none();
+    const State* const from = states + first + own;
+    const int there = first + own < columns ? chunks : 0;
+    for (int chunk = group; chunk < there; chunk += deep * kLoads) {
+      State loaded[kLoads];
+      DIGLOT_UNROLL
+      for (int load = 0; load < kLoads; ++load) {
+        const int at = chunk + load * deep;
+        loaded[load] = at < chunks ? from[at * columns] : State::none();
+      }
+      DIGLOT_UNROLL
+      for (int load = 0; load < kLoads; ++load) state = combine(state, loaded[load]);
+    }
+    shared[group * width + own] = state;
+  }
+  __syncthreads();
+  for (int own = thread; deep > 1 && own < width; own += kThreads) {
+    State state = shared[own];
+    for (int other = 1; other < deep; ++other) {
+      state = combine(state, shared[other * width + own]);
+    }
+    shared[own] = state;
+  }
+  __syncthreads();
+  RowsOf<State, kRows> result;
+  const int column = thread & (width / kRows - 1);
+  DIGLOT_UNROLL
+  for (int row = 0; row < kRows; ++row) result.of[row] = shared[column * kRows + row];
+  return result;
+}
+
+// The second launch, from the last chunk to the first, and likewise through each.
+template <typename Shape, typename Operation, typename I, int kInputs, int kArrays, typename O>
+DIGLOT_DEVICE void map_chunks(const Rows<kArrays>& rows, const Operation& operation,
+                              const Inputs<I, kInputs>& inputs, O* output,
+                              const typename Operation::State* states) {
+  using State = typename Operation::State;
+  using Tiles = RowTiles<Shape, Operation, I, kInputs, kArrays>;
+  constexpr int kRows = Tiles::kRows;
+  const ColumnChunk chunk(rows, gridDim.x - 1 - blockIdx.x);
+  Tiles held(rows, RowPlace<Shape>(rows, chunk.strip), inputs);
+  const int first = chunk.number * rows.tiles;
+  const int last = first + rows.tiles - 1;
+  held.announce(held.tile(last));
+  wait_for_launch_before();
+  __shared__ State shared[kRows * Shape::kThreads];
+  const auto totals = combine_chunks<Shape::kThreads, State, kRows>(
+      states, rows.chunks, rows.count * kRows, (chunk.strip << rows.log_side) * kRows,
+      kRows << rows.log_side, shared);
+  const auto maps =
+      maps_of(held.of_rows(operation), totals, std::make_integer_sequence<int, kRows>{});
+  DIGLOT_NO_UNROLL
+  for (int t = last; t >= first; --t) {
+    const auto tile = held.tile(t);
+    held.load(tile);
+    held.store(maps, tile, output);
+  }
+}
+
 // output = operation.map(total)(inputs...) row by row, where total is the state of all of a row's
-// elements. Every thread calls it.
+// elements. Every thread calls it. `states`: of columns that take two launches, room for the states
+// of all chunks of all columns.
 template <typename Shape, typename Operation, typename I, int kInputs, int kArrays, typename O>
 DIGLOT_DEVICE void reduce_then_map_rows(const Rows<kArrays>& rows, const Operation& operation,
-                                        const Inputs<I, kInputs>& inputs, O* output) {
+                                        const Inputs<I, kInputs>& inputs, O* output,
+                                        [[maybe_unused]]
+                                        typename Operation::State* states = nullptr) {
   if constexpr (Shape::kWalk == Walk::kOnce) {
     hold_rows<Shape>(rows, operation, inputs, output);
   } else if constexpr (Shape::kWalk == Walk::kOn) {
     walk_over_rows<Shape>(rows, operation, inputs, output);
+  } else if constexpr (Shape::kWalk == Walk::kReduce) {
+    constexpr int kReduced = kReducedInputs<Operation, kInputs>;
+    Inputs<I, kReduced> reduced;
+    DIGLOT_UNROLL
+    for (int k = 0; k < kReduced; ++k) reduced.of[k] = inputs.of[k];
+    reduce_chunks<Shape>(rows, operation, reduced, states);
+  } else if constexpr (Shape::kWalk == Walk::kMap) {
+    map_chunks<Shape>(rows, operation, inputs, output, states);
   } else {
     take_tiles<Shape>(rows, operation, inputs, output);
   }

@@ -1,32 +1,58 @@
-"""Memory for what the programs of Triton's kernels that share a row tell each other."""
+"""Memory for what the programs of Triton's kernels that share a row tell each other, and, in both
+languages, for what the first of two launches finds out about tall columns.
+"""
 
 from __future__ import annotations
 
 import torch
 
 FEW = 128  # elements of a row, so few that it is never shared
+# Columns of no more elements take one launch: in CUDA C++ some that are longer, too. Measured on an
+# H200.
+TALL = 4096
+# Of columns that take two launches: the fewest elements of a chunk, which has a state for each, and
+# the most chunks; numbers of a state, at most. Constants: no result depends on the device.
+CHUNK_ELEMENTS, CHUNK_BLOCKS = 256, 384
+CHUNK_FIELDS = 2
 
 
 def row_words(
     backend: str, dim: int, out: torch.Tensor, *inputs: torch.Tensor
 ) -> torch.Tensor | None:
-    """The words that a launcher takes, zeros; None where no rows are shared.
+    """The words that a launcher takes: room for the states of tall columns, or zeros for rows that
+    programs share; None where there are neither.
 
-    That is so with the other backends, for short rows, and in a graph that is being compiled, whose
-    kernels are not launched so that they could wait for each other.
+    That is so with PyTorch's backend, and for short rows. In a graph that is being compiled kernels
+    are not launched so that they could wait for each other, and no rows are shared; its sizes may be
+    symbols, of which it is not asked how tall they are.
     """
-    if backend != "triton" or type(out) is not torch.Tensor or out.dim() == 0:
+    if backend == "torch" or out.dim() == 0:
         return None
-    if out.shape[dim] <= FEW:
+    n = out.shape[dim]
+    if type(out) is not torch.Tensor and any(type(size) is not int for size in out.shape):
+        return None
+    if n > TALL and _are_columns(out, dim):
+        chunks = min(n // CHUNK_ELEMENTS, CHUNK_BLOCKS)
+        count = chunks * (out.numel() // n) * CHUNK_FIELDS
+        return torch.empty(count, dtype=_word(out), device=out.device)
+    if backend != "triton" or type(out) is not torch.Tensor or n <= FEW:
         return None
     from diglot.triton_ops.row_launch import count_words
 
     return words_of(count_words((out, *inputs), dim), out)
 
 
+def _are_columns(out: torch.Tensor, dim: int) -> bool:
+    """Whether neighbours along another dimension are nearer than along this one."""
+    step = out.stride(dim)
+    others = zip(out.shape, out.stride(), strict=True)
+    return any(size != 1 and stride < step for size, stride in others)
+
+
 def words_of(count: int, like: torch.Tensor) -> torch.Tensor | None:
     """So many zeros, of the size of what is computed in for a dtype; of none, None."""
-    if count == 0:
-        return None
-    wide = like.dtype == torch.float64
-    return torch.zeros(count, dtype=torch.int64 if wide else torch.int32, device=like.device)
+    return None if count == 0 else torch.zeros(count, dtype=_word(like), device=like.device)
+
+
+def _word(like: torch.Tensor) -> torch.dtype:
+    return torch.int64 if like.dtype == torch.float64 else torch.int32
