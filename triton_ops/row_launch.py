@@ -260,7 +260,7 @@ def launch_rows(
     if is_tall:
         kind, warps = REDUCED_COLUMNS.value, CHUNK_WARPS
         side = min(STRIP_BYTES // (size * vector), _power_of_2(outer.numel))
-        tile = min(CHUNK_TILE, CHUNK_TILE_BYTES // (size * (len(arrays) - 1)))
+        tile = min(CHUNK_TILE, CHUNK_TILE_BYTES // sum(t.element_size() for t in arrays[1:]))
         block = tile // (vector * side)
     elif shares > 1:
         kind = (SHARED_COLUMNS if is_column else SHARED_ROWS).value
@@ -292,7 +292,7 @@ def launch_rows(
         integers += numbers
         shape = (len(slice.sizes), has_steps, vector, is_aligned, side, block, warps * 32)
         programs = -(-slice.numel // side)
-        if is_tall:
+        if is_tall and words is not None:
             chunks = _count_chunks(n, programs, block)
             needed = chunks * slice.numel * vector * CHUNK_FIELDS
             if words.numel() < needed:
@@ -308,7 +308,7 @@ def launch_rows(
                     tuple(integers),
                     constants,
                     warps,
-                    _registers(warps, CHUNK_PROGRAMS),
+                    _registers(warps, CHUNK_PROGRAMS) if vector > 1 else None,
                 )
         elif shares == 1:
             constants = (kind, *shape, 1, ALL_PHASES.value)

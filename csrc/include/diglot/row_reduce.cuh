@@ -590,6 +590,9 @@ class RowTiles {
   template <typename T, typename Function>
   DIGLOT_DEVICE void step_through(const Tile& tile, T* array, int number, Function function) const {
     T* at = as_it_is(array + offset(tile, number));
+#if defined(__CUDA_ARCH__)
+    __builtin_assume(__isGlobal(at));
+#endif
     const int64_t apart = rows_.steps[number] * place_.threads;
     int left = tile.left - place_.thread;
     DIGLOT_UNROLL

@@ -22,9 +22,9 @@ def row_words(
     """The words that a launcher takes: room for the states of tall columns, or zeros for rows that
     programs share; None where there are neither.
 
-    That is so with PyTorch's backend, and for short rows. In a graph that is being compiled kernels
-    are not launched so that they could wait for each other, and no rows are shared; its sizes may be
-    symbols, of which it is not asked how tall they are.
+    That is so with PyTorch's backend, and for short rows. In a graph that is being compiled no rows
+    are shared, since its kernels are not launched so that they could wait for each other; where its
+    sizes are symbols, it is not asked how tall columns are.
     """
     if backend == "torch" or out.dim() == 0:
         return None
