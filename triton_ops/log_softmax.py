@@ -5,6 +5,7 @@ csrc/ops/log_softmax.cu.
 import triton
 import triton.language as tl
 
+from diglot.ops.row_words import TALL_OF_FIRST
 from diglot.triton_ops.lib.math import fma, logarithm, negate
 from diglot.triton_ops.lib.reduce import (
     exp_nonpositive_for,
@@ -94,4 +95,5 @@ def log_softmax_forward(input, dim, words, out):
 
 def log_softmax_backward(grad_output, output, dim, words, out):
     """out = grad_output - exp(output) * sum(grad_output) along a dimension."""
-    return launch_rows(log_softmax_backward_rows, (grad_output, output, out), dim, words)
+    tensors = (grad_output, output, out)
+    return launch_rows(log_softmax_backward_rows, tensors, dim, words, tall=TALL_OF_FIRST)

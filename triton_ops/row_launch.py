@@ -48,10 +48,12 @@ TILE_ELEMENTS = {(1, 2): 4096, (2, 2): 4096, (1, 4): 2048, (2, 4): 2048, (1, 8):
 COLUMN_ELEMENTS = TILE_ELEMENTS | {(1, 2): 8192, (2, 4): 1024}
 COLUMN_BYTES = 64  # of a row of memory that a program of columns reads, at least
 # Of columns that take two launches: bytes of a strip; of a tile at most so many elements, and bytes
-# of all inputs; warps, and how many programs run on a multiprocessor; the most chunks where strips
-# are many.
+# of all inputs; warps; the most chunks where strips are many. How many programs run on a
+# multiprocessor, if there is one other dimension or are several: offsets of several strides take
+# registers.
 STRIP_BYTES, MANY_CHUNKS = 512, 24
-CHUNK_TILE, CHUNK_TILE_BYTES, CHUNK_WARPS, CHUNK_PROGRAMS = 4096, 16384, 8, 3
+CHUNK_TILE, CHUNK_TILE_BYTES, CHUNK_WARPS = 4096, 16384, 8
+CHUNK_PROGRAMS = (3, 2)
 # Programs that share rows (0), or columns of so many other dimensions, or more: bytes of the inputs
 # that one holds (of float64 half as many), its warps, and how many of them run on a multiprocessor,
 # with as many registers as that leaves. Where several strides make an offset, it takes some.
@@ -200,6 +202,7 @@ def launch_rows(
     held: tuple[torch.Tensor | None, ...] = (),
     numbers: tuple[int, ...] = (),
     how: RowShare | None = None,
+    tall: int = TALL,
 ) -> str:
     """Launches a kernel on the rows of tensors along a dimension, and says how.
 
@@ -218,6 +221,7 @@ def launch_rows(
         held: a second output, which lies as the output does.
         numbers: 64-bit arguments.
         how: instead of HELD_WARPS and SHARED.
+        tall: elements of the longest column that takes one launch.
 
     Raises:
         ValueError: there are too few words for the states of tall columns.
@@ -249,7 +253,7 @@ def launch_rows(
     if is_column and vector > 1:
         outer = outer.in_vectors(vector)
     shares, part, sharing = 1, 0, (0, 0, 0)
-    is_tall = words is not None and is_column and n > TALL
+    is_tall = words is not None and is_column and n > tall
     if words is not None and vector > 1 and not is_tall:  # other parts would not fit the registers
         sharing = _sharing(is_column, outer) if how is None else how.shared
         room = most_programs(out, sharing[2])
@@ -299,6 +303,7 @@ def launch_rows(
                 raise ValueError(
                     f"the states of columns take {needed} words, and there are {words.numel()}"
                 )
+            at_once = CHUNK_PROGRAMS[len(slice.sizes) > 1]
             for launched in (REDUCED_COLUMNS, MAPPED_COLUMNS):
                 constants = (launched.value, *shape, 1, ALL_PHASES.value)
                 launch(
@@ -308,7 +313,7 @@ def launch_rows(
                     tuple(integers),
                     constants,
                     warps,
-                    _registers(warps, CHUNK_PROGRAMS) if vector > 1 else None,
+                    _registers(warps, at_once) if vector > 1 else None,
                 )
         elif shares == 1:
             constants = (kind, *shape, 1, ALL_PHASES.value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from diglot.ops.row_words import TALL_OF_FIRST
 from diglot.ops.softmax_operators import SoftmaxOperators
 from diglot.reference.log_softmax import log_softmax_gradient_slope, log_softmax_tangent
 
@@ -45,4 +46,6 @@ def log_softmax(
     return _operators(input, dim, dtype, backend)
 
 
-_operators = SoftmaxOperators("log_softmax", log_softmax_tangent, log_softmax_gradient_slope)
+_operators = SoftmaxOperators(
+    "log_softmax", log_softmax_tangent, log_softmax_gradient_slope, TALL_OF_FIRST
+)

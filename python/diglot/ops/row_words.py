@@ -7,9 +7,9 @@ from __future__ import annotations
 import torch
 
 FEW = 128  # elements of a row, so few that it is never shared
-# Columns of no more elements take one launch: in CUDA C++ some that are longer, too. Measured on an
-# H200.
-TALL = 4096
+# Columns of more elements take two launches; in CUDA C++ of those of an only input only some. With
+# two inputs, the first of which alone is reduced, shorter ones, too. Measured on an H200.
+TALL, TALL_OF_FIRST = 8192, 4096
 # Of columns that take two launches: the fewest elements of a chunk, which has a state for each, and
 # the most chunks; numbers of a state, at most. Constants: no result depends on the device.
 CHUNK_ELEMENTS, CHUNK_BLOCKS = 256, 384
@@ -17,10 +17,10 @@ CHUNK_FIELDS = 2
 
 
 def row_words(
-    backend: str, dim: int, out: torch.Tensor, *inputs: torch.Tensor
+    backend: str, dim: int, out: torch.Tensor, *inputs: torch.Tensor, tall: int = TALL
 ) -> torch.Tensor | None:
-    """The words that a launcher takes: room for the states of tall columns, or zeros for rows that
-    programs share; None where there are neither.
+    """The words that a launcher takes: room for the states of columns of more than `tall` elements,
+    or zeros for rows that programs share; None where there are neither.
 
     That is so with PyTorch's backend, and for short rows. In a graph that is being compiled no rows
     are shared, since its kernels are not launched so that they could wait for each other; where its
@@ -31,7 +31,7 @@ def row_words(
     n = out.shape[dim]
     if type(out) is not torch.Tensor and any(type(size) is not int for size in out.shape):
         return None
-    if n > TALL and _are_columns(out, dim):
+    if n > tall and _are_columns(out, dim):
         chunks = min(n // CHUNK_ELEMENTS, CHUNK_BLOCKS)
         count = chunks * (out.numel() // n) * CHUNK_FIELDS
         return torch.empty(count, dtype=_word(out), device=out.device)

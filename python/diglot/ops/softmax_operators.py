@@ -12,7 +12,7 @@ from diglot.backends.selection import choose
 from diglot.ops.checks import check_dim, check_dtype, check_tensor
 from diglot.ops.linear_backward import LinearBackward, Tensors
 from diglot.ops.operator import is_direct
-from diglot.ops.row_words import row_words
+from diglot.ops.row_words import TALL, row_words
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 HALVES = (torch.float16, torch.bfloat16)
@@ -36,6 +36,7 @@ class SoftmaxOperators:
             output along it, in PyTorch's operators; None where the derivative is symmetric, so that
             the backward pass is it.
         slope: as `LinearBackward` takes it.
+        tall: of the backward pass, as `row_words` takes it.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class SoftmaxOperators:
         name: str,
         tangent: Callable[..., torch.Tensor] | None,
         slope: Callable[..., torch.Tensor],
+        tall: int = TALL,
     ) -> None:
         self.name = name
 
@@ -70,7 +72,7 @@ class SoftmaxOperators:
                 )
             out = torch.empty_like(output, dtype=dtype)
             dim = check_dim(name, dim, output)
-            words = row_words(backend, dim, out, grad_output, output)
+            words = row_words(backend, dim, out, grad_output, output, tall=tall)
             run(backend, name, f"{name}_backward", grad_output, output, dim, words, out)
             return out
 
