@@ -98,6 +98,24 @@ def test_float32(backend, options):
     check(x, torch.randn_like(x), options, backend)
 
 
+@pytest.mark.parametrize("mean", [1e6 + 0.031, 1e10 + 300], ids=str)
+@pytest.mark.parametrize("backend", KERNELS)
+def test_a_mean_between_floats_that_are_far_apart(backend, mean):
+    """What a float leaves of it is worth many terms, and standard deviations."""
+    middle = torch.tensor(mean, dtype=torch.float32)
+    x = middle + torch.arange(-8, 9) * (torch.nextafter(middle, middle * 2) - middle)
+    x = x.to(DEVICE)
+    for std in (1e-3, 0.02):
+        oracle = gaussian_pdf_oracle(x, mean, std)
+        assert oracle.any() == (mean < 1e7)
+        result = diglot.gaussian_pdf(x, mean, std, backend=backend)
+        torch.testing.assert_close(result.double(), oracle, rtol=2e-4, atol=1e-30)
+        slope = gradient(x, torch.ones_like(x), (mean, std, 22), backend)
+        expected = gaussian_pdf_derivative_oracle(x, mean, std)
+        most = 2e-4 * expected.abs().max().item()
+        torch.testing.assert_close(slope.double(), expected, rtol=0, atol=most)
+
+
 @pytest.mark.parametrize("backend", KERNELS)
 def test_the_far_tail_keeps_its_accuracy(backend):
     """Within 4 ulp, where the textbook formula has lost six bits."""

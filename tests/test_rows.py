@@ -142,19 +142,27 @@ def test_triton_without_words(name, dtype):
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("backend", KERNELS)
 def test_tall_columns(backend, op, dtype, wide):
-    """In two launches: of every type, in batches with gaps, element by element, not aligned."""
+    """In two launches: of every type, in batches with gaps, element by element, not aligned, and in
+    more dimensions than a kernel takes.
+    """
+    torch.manual_seed(0)
     n = 16_400 if backend == "cuda" else 8_200
-    for shape, columns, shift in (((2, n, 16), 8, 0), ((n, 9), 3, 0), ((n, 8), 8, 1)):
-        count = math.prod(shape)
+    whole, few = slice(None), slice(2)
+    for shape, taken, shift in (
+        ((2, n, 16), (whole, whole, slice(8)), 0),
+        ((n, 9), (whole, slice(3)), 0),
+        ((n, 8), (whole, whole), 1),
+        ((n, 3, 3, 3, 3), (whole, few, few, few, few), 0),
+    ):
         x, grad = (
-            torch.randn(count + shift, device=DEVICE).to(dtype)[shift:].view(shape)[..., :columns]
-            for _ in range(2)
+            (scale * torch.randn(math.prod(shape) + shift, device=DEVICE))
+            .to(of)[shift:]
+            .view(shape)[taken]
+            for scale, of in ((3, dtype), (1, wide or dtype))
         )
-        x, grad = x * 3, grad if wide is None else grad.to(wide)
-        if shift:
-            x = torch.cat((x.new_zeros(1), x.flatten()))[1:].view(shape)
+        assert shift or not x.is_contiguous()
         x.requires_grad_()
-        dim = len(shape) - 2
+        dim = shape.index(n)
         with diglot.record_runs() as runs:
             result = getattr(diglot, op)(x, dim, wide, backend=backend)
             (gradient,) = torch.autograd.grad(result, x, grad)

@@ -196,15 +196,19 @@ def _scale_double(value, head, tail, of):
 def _nearest_term(x, of):
     """What an element's terms have in common: u of the greatest, as head and tail, and its k."""
     hundred = constant(100.0, x)
-    distance, distance_tail = two_sum(x, negate(of[0]))
+    apart, less = two_sum(x, negate(of[0]))
+    # Where x or the mean is infinite, what they leave is NaN. A mean's tail is no more than a head
+    # that is not zero, but may be worth many terms.
+    less = tl.where(tl.abs(apart) < float("inf"), less - of[1], 0.0)
+    distance, distance_tail = ordered_two_sum(apart, less)
     position = distance * hundred
-    position_tail = fma(distance_tail - of[1], hundred, fma(distance, hundred, negate(position)))
+    position_tail = fma(distance_tail, hundred, fma(distance, hundred, negate(position)))
     last = of[8] + (of[9] - 1).to(x.dtype)
     k = minimum(maximum(round_down(constant(0.5, x) - position), of[8]), last)
-    # Either k is not greater than the position, or it is so near that their sum is exact.
+    # Either k is not greater than the position, or so near that what is left does not matter.
     head, tail = ordered_two_sum(position, k)
     head = maximum(minimum(head, of[5]), negate(of[5]))
-    # Where the position is infinite, its tail is NaN. What is not zero of a head is more than it.
+    # Where the position is infinite, its tail is NaN. What is not zero of a head is more.
     rest = tl.where(tl.abs(head) < of[5], tail + position_tail, 0.0)
     head, tail = ordered_two_sum(head, rest)
     return head, tail, k

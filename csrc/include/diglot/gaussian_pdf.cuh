@@ -27,6 +27,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 
 #include "diglot/math.cuh"
 
@@ -131,17 +132,21 @@ struct Nearest {
 template <typename T>
 DIGLOT_DEVICE Nearest<T> nearest_term(T x, const GaussianPdf<T>& of) {
   const T hundred = 100;
-  const TwoPart<T> distance = two_sum(x, -of.mean);
+  const T zero = 0;
+  const TwoPart<T> apart = two_sum(x, -of.mean);
+  // Where x or the mean is infinite, what they leave is NaN. A mean's tail is no more than a head
+  // that is not zero, but may be worth many terms.
+  constexpr T kInfinity = std::numeric_limits<T>::infinity();
+  const T less = absolute(apart.head) < kInfinity ? apart.tail - of.mean_tail : zero;
+  const TwoPart<T> distance = ordered_two_sum(apart.head, less);
   const T position = distance.head * hundred;
-  const T position_tail =
-      fma(distance.tail - of.mean_tail, hundred, fma(distance.head, hundred, -position));
+  const T position_tail = fma(distance.tail, hundred, fma(distance.head, hundred, -position));
   const T last = of.first + static_cast<T>(of.terms - 1);
   const T k = minimum(maximum(round_down(static_cast<T>(0.5) - position), of.first), last);
-  // Either k is not greater than the position, or it is so near that their sum is exact.
+  // Either k is not greater than the position, or so near that what is left does not matter.
   const TwoPart<T> coarse = ordered_two_sum(position, k);
   const T head = maximum(minimum(coarse.head, of.bound), -of.bound);
   // Where the position is infinite, its tail is NaN. A head that is not zero is worth more than it.
-  const T zero = 0;
   const T rest = absolute(head) < of.bound ? coarse.tail + position_tail : zero;
   const TwoPart<T> u = ordered_two_sum(head, rest);
   return {u.head, u.tail, k};

@@ -281,6 +281,9 @@ void launch_chunks(Rows<kArrays>& rows, const StateWords& states, Function funct
                                 " bytes, and there are " + std::to_string(states.words->numel) +
                                 " words");
   }
+  if (reinterpret_cast<uintptr_t>(states.words->data) % states.state_bytes != 0) {
+    throw std::invalid_argument("the words of columns' states are not aligned");
+  }
   last_variant() =
       Reduce::kIsWide ? "columns in two launches, 16-byte accesses" : "columns in two launches";
   function(Reduce{}, rows, how);

@@ -173,7 +173,7 @@ template <typename Operation, int kInputs, typename = void>
 constexpr int kReducedInputs = kInputs;
 template <typename Operation, int kInputs>
 constexpr int kReducedInputs<Operation, kInputs, std::void_t<decltype(Operation::kReducesFirst)>> =
-    1;
+    Operation::kReducesFirst ? 1 : kInputs;
 template <typename Operation, typename = void>
 constexpr bool kBrings = false;
 template <typename Operation>
@@ -286,6 +286,7 @@ class RowTiles {
   // Into registers.
   DIGLOT_DEVICE void load(const Tile& tile) {
     if constexpr (Shape::kIsChunked) {
+      static_assert(!kJoins<Operation>);
       DIGLOT_UNROLL
       for (int k = 0; k < kInputs; ++k) {
         step_through(tile, inputs_[k], k + 1, [&](int a, bool is_there, const I* at) {
