@@ -634,8 +634,8 @@ struct NormBatch {
 
 // The same where no team holds a row: a cluster has one, of which each block reads its part twice,
 // forwards and backwards, so that what the L2 cache still has is read first. What is added up over
-// rows is in shared memory, or, if there is no room, in global memory: a thread has the same columns
-// of all rows.
+// rows is in shared memory, or, if there is no room, in global memory: a thread has the same
+// columns of all rows.
 template <typename Shape, bool kIsCentered, typename T, typename Weight>
 DIGLOT_DEVICE void norm_backward_again(const NormRows& rows, const NormGradients<T>& arrays,
                                        const Weight* weights) {
