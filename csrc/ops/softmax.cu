@@ -83,12 +83,6 @@ namespace {
 
 using namespace diglot;
 
-// Words are memory for the states of tall columns; without, they take one launch.
-template <typename State>
-State* states_in(const Operand* words) {
-  return words == nullptr ? nullptr : words->as<State>();
-}
-
 // The output has the input's type, or is of float32 where that is float16 or bfloat16.
 void softmax_forward(Stream stream, const Operand& input, Dim dim, const Operand* words,
                      const Operand& out) {

@@ -363,8 +363,7 @@ def all_by_depth(values, DEPTH: tl.constexpr):
 @triton.jit
 def load_states(words, at, step, mask, none):
     """The states that a launch before has written to words."""
-    first = tl.load(words + at, mask=mask, other=0).to(none[0].dtype, bitcast=True)
-    first = tl.where(mask, first, none[0])
+    first = _load_field(words, at, mask, none[0])
     return (first,) if len(none) == 1 else (first, _load_field(words + step, at, mask, none[1]))
 
 

@@ -252,6 +252,12 @@ Launch share_chunks(Rows<kArrays>& rows, int64_t chunk) {
           Shape::kThreads};
 }
 
+// Words are memory for the states of tall columns; without, they take one launch.
+template <typename State>
+State* states_in(const Operand* words) {
+  return words == nullptr ? nullptr : words->as<State>();
+}
+
 // Where the states of columns are, of so many bytes each, that take two launches; null: none do.
 struct StateWords {
   const Operand* words = nullptr;

@@ -7,8 +7,8 @@ from __future__ import annotations
 import torch
 
 FEW = 128  # elements of a row, so few that it is never shared
-# Columns of more elements take two launches; in CUDA C++ of those of an only input only some. With
-# two inputs, the first of which alone is reduced, shorter ones, too. Measured on an H200.
+# Columns of more elements take two launches; in CUDA C++, of one input, those of more than twice as
+# many. Where only the first of two inputs is reduced, shorter ones, too. Measured on an H200.
 TALL, TALL_OF_FIRST = 8192, 4096
 # Of columns that take two launches: the fewest elements of a chunk, which has a state for each, and
 # the most chunks; numbers of a state, at most. Constants: no result depends on the device.
