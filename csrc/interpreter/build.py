@@ -157,6 +157,8 @@ def build_extension(output: Path, folder: Path, *, sanitized: bool = False) -> N
             root / "torch/copier.cpp",
             root / "torch/launcher.cpp",
             root / "torch/pipeline.cpp",
+            root / "torch/plans.cpp",
+            root / "torch/reader.cpp",
             *sorted(root.glob("pipeline/*.cpp")),
         ],
         flags=[

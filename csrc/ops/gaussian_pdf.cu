@@ -68,61 +68,62 @@ namespace {
 
 using namespace diglot;
 
-int checked(Number terms) {
-  if (terms.integer < 1 || terms.integer > kMostGaussianTerms) {
+int checked(int64_t terms) {
+  if (terms < 1 || terms > kMostGaussianTerms) {
     throw std::invalid_argument("terms is out of range");
   }
-  return static_cast<int>(terms.integer);
+  return static_cast<int>(terms);
 }
 
-void gaussian_pdf_forward(const Stream& stream, const Operand& input, Number mean, Number std,
-                          Number terms, const Operand& out) {
+void gaussian_pdf_forward(Planner& planner, const Operand& input, Real mean, Real std,
+                          Integer terms, const Operand& out) {
   dispatch_floating(out.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    const auto of = gaussian_pdf_parameters<compute_t<T>>(mean.real, std.real, checked(terms));
+    const auto of = [=](const Arguments& now) {
+      return gaussian_pdf_parameters<compute_t<T>>(mean(now), std(now), checked(terms(now)));
+    };
     elementwise_launch<T>(
-        {&out, &input},
+        planner, {&out, &input},
         [&](auto shape, unsigned blocks, int64_t n, int head) {
-          launch<gaussian_pdf_forward_flat<T, decltype(shape)>>(
-              blocks, kElementwiseThreads, stream, n, head, input.as<const T>(), of, out.as<T>());
+          planner.add<gaussian_pdf_forward_flat<T, decltype(shape)>>(
+              {blocks, kElementwiseThreads}, n, head, input.as<const T>(), of, out.as<T>());
         },
         [&](auto shape, unsigned blocks, int64_t n, const auto& strides) {
           using Index = index_of<decltype(strides)>;
-          launch<gaussian_pdf_forward_strided<T, decltype(shape), Index>>(
-              blocks, kElementwiseThreads, stream, n, strides, input.as<const T>(), of,
-              out.as<T>());
+          planner.add<gaussian_pdf_forward_strided<T, decltype(shape), Index>>(
+              {blocks, kElementwiseThreads}, n, strides, input.as<const T>(), of, out.as<T>());
         });
   });
 }
 
-void gaussian_pdf_backward(const Stream& stream, const Operand& grad_output, const Operand& input,
-                           Number mean, Number std, Number terms, const Operand& out) {
+void gaussian_pdf_backward(Planner& planner, const Operand& grad_output, const Operand& input,
+                           Real mean, Real std, Integer terms, const Operand& out) {
   dispatch_floating(out.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    const auto of =
-        gaussian_pdf_slope_parameters<compute_t<T>>(mean.real, std.real, checked(terms));
+    const auto of = [=](const Arguments& now) {
+      return gaussian_pdf_slope_parameters<compute_t<T>>(mean(now), std(now), checked(terms(now)));
+    };
     elementwise_launch<T>(
-        {&out, &grad_output, &input},
+        planner, {&out, &grad_output, &input},
         [&](auto shape, unsigned blocks, int64_t n, int head) {
-          launch<gaussian_pdf_backward_flat<T, decltype(shape)>>(
-              blocks, kElementwiseThreads, stream, n, head, grad_output.as<const T>(),
+          planner.add<gaussian_pdf_backward_flat<T, decltype(shape)>>(
+              {blocks, kElementwiseThreads}, n, head, grad_output.as<const T>(),
               input.as<const T>(), of, out.as<T>());
         },
         [&](auto shape, unsigned blocks, int64_t n, const auto& strides) {
           using Index = index_of<decltype(strides)>;
-          launch<gaussian_pdf_backward_strided<T, decltype(shape), Index>>(
-              blocks, kElementwiseThreads, stream, n, strides, grad_output.as<const T>(),
+          planner.add<gaussian_pdf_backward_strided<T, decltype(shape), Index>>(
+              {blocks, kElementwiseThreads}, n, strides, grad_output.as<const T>(),
               input.as<const T>(), of, out.as<T>());
         });
   });
 }
 
 DIGLOT_LAUNCHER(gaussian_pdf_forward,
-                "(Tensor input, float mean, int mean_integer, float std, int std_integer, "
-                "float terms_real, int terms, Tensor(a!) out, Tensor(z!)? scratch) -> ()")
-DIGLOT_LAUNCHER(
-    gaussian_pdf_backward,
-    "(Tensor grad_output, Tensor input, float mean, int mean_integer, float std, "
-    "int std_integer, float terms_real, int terms, Tensor(a!) out, Tensor(z!)? scratch) -> ()")
+                "(Tensor input, float mean, float std, int terms, Tensor(a!) out, "
+                "Tensor(z!)? scratch) -> ()")
+DIGLOT_LAUNCHER(gaussian_pdf_backward,
+                "(Tensor grad_output, Tensor input, float mean, float std, int terms, "
+                "Tensor(a!) out, Tensor(z!)? scratch) -> ()")
 
 }  // namespace

@@ -84,41 +84,41 @@ void dispatch(DType dtype, std::string_view approximate, Function function) {
   });
 }
 
-void gelu_forward(const Stream& stream, const Operand& input, std::string_view approximate,
+void gelu_forward(Planner& planner, const Operand& input, std::string_view approximate,
                   const Operand& out) {
   dispatch(out.dtype, approximate, [&](auto type, auto approximate) {
     using T = typename decltype(type)::type;
     constexpr Approximate kApproximate = decltype(approximate)::value;
     elementwise_launch<T>(
-        {&out, &input},
+        planner, {&out, &input},
         [&](auto shape, unsigned blocks, int64_t n, int head) {
-          launch<gelu_forward_flat<T, kApproximate, decltype(shape)>>(
-              blocks, kElementwiseThreads, stream, n, head, input.as<const T>(), out.as<T>());
+          planner.add<gelu_forward_flat<T, kApproximate, decltype(shape)>>(
+              {blocks, kElementwiseThreads}, n, head, input.as<const T>(), out.as<T>());
         },
         [&](auto shape, unsigned blocks, int64_t n, const auto& strides) {
           using Index = index_of<decltype(strides)>;
-          launch<gelu_forward_strided<T, kApproximate, decltype(shape), Index>>(
-              blocks, kElementwiseThreads, stream, n, strides, input.as<const T>(), out.as<T>());
+          planner.add<gelu_forward_strided<T, kApproximate, decltype(shape), Index>>(
+              {blocks, kElementwiseThreads}, n, strides, input.as<const T>(), out.as<T>());
         });
   });
 }
 
-void gelu_backward(const Stream& stream, const Operand& grad_output, const Operand& input,
+void gelu_backward(Planner& planner, const Operand& grad_output, const Operand& input,
                    std::string_view approximate, const Operand& out) {
   dispatch(out.dtype, approximate, [&](auto type, auto approximate) {
     using T = typename decltype(type)::type;
     constexpr Approximate kApproximate = decltype(approximate)::value;
     elementwise_launch<T>(
-        {&out, &grad_output, &input},
+        planner, {&out, &grad_output, &input},
         [&](auto shape, unsigned blocks, int64_t n, int head) {
-          launch<gelu_backward_flat<T, kApproximate, decltype(shape)>>(
-              blocks, kElementwiseThreads, stream, n, head, grad_output.as<const T>(),
+          planner.add<gelu_backward_flat<T, kApproximate, decltype(shape)>>(
+              {blocks, kElementwiseThreads}, n, head, grad_output.as<const T>(),
               input.as<const T>(), out.as<T>());
         },
         [&](auto shape, unsigned blocks, int64_t n, const auto& strides) {
           using Index = index_of<decltype(strides)>;
-          launch<gelu_backward_strided<T, kApproximate, decltype(shape), Index>>(
-              blocks, kElementwiseThreads, stream, n, strides, grad_output.as<const T>(),
+          planner.add<gelu_backward_strided<T, kApproximate, decltype(shape), Index>>(
+              {blocks, kElementwiseThreads}, n, strides, grad_output.as<const T>(),
               input.as<const T>(), out.as<T>());
         });
   });
