@@ -14,8 +14,11 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
 import torch
+
+from diglot.backends.plans import Device, KernelLaunch, Plan, Scratch
 
 INTERPRET = os.environ.get("DIGLOT_INTERPRET") == "1"
 OLDEST_CAPABILITY = (8, 0)
@@ -31,12 +34,14 @@ class Backend:
     """One way of running ops.
 
     `module(op)` is the namespace of an op's launchers; `refusal(device)` says why no op can run on
-    tensors of that device, or is None.
+    tensors of that device, or is None; `plan(op, launcher, device, arguments)` says how a launcher
+    would run on a device that is named, or on the current one.
     """
 
     name: str
     module: Callable[[str], ModuleType]
     refusal: Callable[[torch.device], str | None]
+    plan: Callable[[str, str, Device | None, tuple[Any, ...]], Plan]
 
 
 def _load(name: str, what: str, absent: str) -> tuple[ModuleType | None, str]:
@@ -89,6 +94,29 @@ def _cuda_module(op: str) -> ModuleType:
     if module is None:
         raise RuntimeError(reason)
     return module
+
+
+def _plan_cuda(op: str, launcher: str, device: Device | None, arguments: tuple[Any, ...]) -> Plan:
+    # Plans of a device that is only named are the extension's, in a process that interprets too.
+    module, reason = load_extension() if device is not None else cuda_module()
+    if module is None:
+        raise RuntimeError(reason)
+    variant, launches, scratch = module.plan(launcher, device, *arguments)
+    return Plan(
+        variant,
+        tuple([KernelLaunch(*launch) for launch in launches]),
+        None if scratch is None else Scratch(*scratch),
+    )
+
+
+def _plan_triton(op: str, launcher: str, device: Device | None, arguments: tuple[Any, ...]) -> Plan:
+    plan = importlib.import_module("diglot.triton_ops.launch").plan
+    module = importlib.import_module(f"diglot.triton_ops.{op}")
+    return plan(getattr(module, launcher), device, *arguments)
+
+
+def _plan_torch(op: str, launcher: str, device: Device | None, arguments: tuple[Any, ...]) -> Plan:
+    return Plan("torch", (), None)
 
 
 def _gpu_refusal(device: torch.device) -> str | None:
@@ -161,16 +189,18 @@ def _triton_refusal(device: torch.device) -> str | None:
 BACKENDS: dict[str, Backend] = {
     backend.name: backend
     for backend in (
-        Backend("cuda", _cuda_module, _cuda_refusal),
+        Backend("cuda", _cuda_module, _cuda_refusal, _plan_cuda),
         Backend(
             "triton",
             lambda op: importlib.import_module(f"diglot.triton_ops.{op}"),
             _triton_refusal,
+            _plan_triton,
         ),
         Backend(
             "torch",
             lambda op: importlib.import_module(f"diglot.reference.{op}"),
             lambda device: None,
+            _plan_torch,
         ),
     )
 }
