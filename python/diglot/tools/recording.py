@@ -76,10 +76,12 @@ def _try(function: Callable[..., Any], *arguments: Any) -> tuple[Any, str | None
 
 
 def _told(runs: list[PlannedRun]) -> tuple[PlanOfRun, ...]:
-    return tuple(
-        [PlanOfRun(run.launcher, run.plan.variant, run.plan.scratch and tuple(run.plan.scratch))
-         for run in runs]
-    )  # fmt: skip
+    told = []
+    for run in runs:
+        need = run.plan.scratch
+        scratch = None if need is None else (need.bytes, need.zeroed, need.lifetime)
+        told.append(PlanOfRun(run.launcher, run.plan.variant, scratch))
+    return tuple(told)
 
 
 def _cuda_answers(calls: list[Call], architecture: str) -> list[Kernels]:
