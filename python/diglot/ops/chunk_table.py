@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 
 from diglot.backends.capture import beside_captures, is_captured
+from diglot.backends.scratch import keep_with_capture, kept_with_capture
 
 # DType of csrc/include/diglot/types.cuh.
 CODES = {torch.float16: 6, torch.bfloat16: 7, torch.float32: 8, torch.float64: 9}
@@ -58,7 +59,6 @@ class ChunkTable(NamedTuple):
 
 _Key = tuple[torch.device, int, DenseTensors]
 _recent: OrderedDict[_Key, ChunkTable] = OrderedDict()
-_captured: dict[_Key, ChunkTable] = {}
 _lock = threading.Lock()
 
 
@@ -66,7 +66,7 @@ def find_table(device: torch.device, tensors: DenseTensors) -> ChunkTable | None
     """The table of these tensors, if `make_table` has made it and it is still kept."""
     key, in_graph = _key(device, tensors)
     if in_graph:
-        return _captured.get(key)
+        return kept_with_capture(device, key)
     with _lock:
         table = _recent.get(key)
         if table is not None:
@@ -80,7 +80,7 @@ def make_table(device: torch.device, tensors: DenseTensors) -> ChunkTable:
     Nothing waits for the copy to the device, which is made on the current stream. Other streams
     have tables of their own, so that none is read before it is there, or freed while it is read.
 
-    A captured launch has one that is never freed, since the graph holds its address. It is copied
+    A captured launch has one that lives as long as the graph, which holds its address. It is copied
     at once, not by the graph: on a stream that is not captured, for which the host waits.
 
     Raises:
@@ -92,8 +92,7 @@ def make_table(device: torch.device, tensors: DenseTensors) -> ChunkTable:
     if is_captured:
         with beside_captures(device):
             table = ChunkTable(rows.to(device), dtype)
-        with _lock:
-            return _captured.setdefault(key, table)
+        return keep_with_capture(device, key, table)
     if device.type == "cuda":
         # PyTorch's allocator of pinned memory gives it to no one else before it has been read.
         rows = rows.pin_memory().to(device, non_blocking=True)
