@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from diglot.backends.plans import Plan
 from diglot.triton_ops.global_launch import (
     BARRIER,
     barrier_scratch,
@@ -26,7 +27,7 @@ from diglot.triton_ops.lib.chunks import (
 )
 from diglot.triton_ops.lib.math import divide, fma, maximum, minimum, square_root
 from diglot.triton_ops.lib.types import compute_type, convert, number
-from diglot.triton_ops.plan import ALL_PHASES, Launch, Operand, Plan, Unseen
+from diglot.triton_ops.plan import ALL_PHASES, Launch, Operand, Unseen
 
 CLIP_WARPS = 8
 CLIP_PROGRAMS = 4  # on a multiprocessor

@@ -4,6 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
+from diglot.backends.plans import Plan
 from diglot.triton_ops.elementwise_launch import plan_elementwise
 from diglot.triton_ops.launch import launcher, number_halves
 from diglot.triton_ops.lib.elementwise import (
@@ -16,7 +17,7 @@ from diglot.triton_ops.lib.elementwise import (
 )
 from diglot.triton_ops.lib.philox import philox_4x32, random_bits
 from diglot.triton_ops.lib.types import compute_type, convert, number
-from diglot.triton_ops.plan import NOTHING, Launch, Operand, Plan, Unseen
+from diglot.triton_ops.plan import NOTHING, Launch, Operand, Unseen
 
 PHILOX_BLOCK, PHILOX_WARPS = 128, 4
 
@@ -153,4 +154,4 @@ def philox_words(rows: Operand, out: Operand) -> Plan:
         return NOTHING
     grid = (-(-n // PHILOX_BLOCK),)
     launch = Launch(philox_rows, grid, (rows, out), (n,), (PHILOX_BLOCK,), PHILOX_WARPS)
-    return Plan("a row per element", (launch,))
+    return Plan("a row per element", (launch,), None)

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from diglot.backends.plans import Plan
+
 # Relative, because mypy finds this folder under its name in the tree.
 from .layout import Layout, layout_of, strided_arguments
-from .plan import ACCESS_BYTES, NOTHING, Launch, Operand, Plan
+from .plan import ACCESS_BYTES, NOTHING, Launch, Operand
 
 STRIDED_BLOCK, STRIDED_WARPS = 1024, 4
 # Up to this many elements a launch is bound by latency, and a thread takes two; beyond, a thread of
@@ -106,7 +108,7 @@ def plan_elementwise(
             FLAT_WARPS,
             numbers,
         )
-        return Plan(f"flat, blocks of {block}{', 16-byte accesses' * is_aligned}", (launch,))
+        return Plan(f"flat, blocks of {block}{', 16-byte accesses' * is_aligned}", (launch,), None)
     vector = access_elements(layout, out) if one_dtype else 1
     block, broadcast, is_aligned = STRIDED_BLOCK, 0, False
     if vector > 1:
@@ -133,4 +135,4 @@ def plan_elementwise(
         for slice, start in layout.slices()
     )
     accesses = "16-byte accesses, " * is_aligned
-    return Plan(f"strided, {accesses}{64 if wide else 32}-bit offsets", launches)
+    return Plan(f"strided, {accesses}{64 if wide else 32}-bit offsets", launches, None)

@@ -10,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from diglot.backends.plans import Plan
 from diglot.triton_ops.elementwise_launch import plan_elementwise
 from diglot.triton_ops.launch import launcher, number_halves
 from diglot.triton_ops.lib.elementwise import (
@@ -27,7 +28,7 @@ from diglot.triton_ops.lib.gaussian_pdf import (
     gaussian_pdf_slope_parameters,
 )
 from diglot.triton_ops.lib.types import compute_type, convert, number
-from diglot.triton_ops.plan import Operand, Plan, Unseen
+from diglot.triton_ops.plan import Operand, Unseen
 
 MOST = 4  # elements of a thread: each takes a dozen registers from term to term
 HEAD = tl.constexpr(16)  # more elements than any array is away from a 16-byte boundary

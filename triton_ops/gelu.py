@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from diglot.backends.plans import Plan
 from diglot.triton_ops.elementwise_launch import plan_elementwise
 from diglot.triton_ops.launch import launcher
 from diglot.triton_ops.lib.elementwise import (
@@ -15,7 +16,7 @@ from diglot.triton_ops.lib.elementwise import (
 )
 from diglot.triton_ops.lib.gelu import gelu, gelu_gradient
 from diglot.triton_ops.lib.types import compute_type, convert
-from diglot.triton_ops.plan import Operand, Plan
+from diglot.triton_ops.plan import Operand
 
 HEAD = tl.constexpr(16)  # more elements than any array is away from a 16-byte boundary
 

@@ -10,9 +10,11 @@ from typing import Any
 import torch
 import triton
 
+from diglot.backends.plans import BARRIER_BYTES, Plan, Scratch
+
 # Relative, because mypy finds this folder under its name in the tree.
 from .lib.global_reduce import MAX_FIELDS, THREADS
-from .plan import ACCESS_BYTES, BARRIER_BYTES, NOTHING, Launch, Operand, Part, Plan, Scratch
+from .plan import ACCESS_BYTES, NOTHING, Launch, Operand, Part
 
 GLOBAL_WARPS = THREADS.value // 32
 GLOBAL_PROGRAMS = 2  # on a multiprocessor

@@ -5,6 +5,7 @@ csrc/ops/global_softmax.cu.
 import triton
 import triton.language as tl
 
+from diglot.backends.plans import Plan
 from diglot.triton_ops.global_launch import plan_chunks
 from diglot.triton_ops.launch import launcher
 from diglot.triton_ops.lib import grid_barrier
@@ -26,7 +27,7 @@ from diglot.triton_ops.lib.reduce import (
     thread_sums,
 )
 from diglot.triton_ops.lib.types import compute_type, convert
-from diglot.triton_ops.plan import ALL_PHASES, Operand, Plan
+from diglot.triton_ops.plan import ALL_PHASES, Operand
 
 NOTHING = tl.constexpr(-float("inf"))
 

@@ -5,10 +5,11 @@ and launcher. Twin of csrc/ops/grid_barrier_check.cu.
 import triton
 import triton.language as tl
 
+from diglot.backends.plans import Plan
 from diglot.triton_ops.global_launch import BARRIER, barrier_scratch
 from diglot.triton_ops.launch import launcher
 from diglot.triton_ops.lib import grid_barrier
-from diglot.triton_ops.plan import ALL_PHASES, Launch, Operand, Plan
+from diglot.triton_ops.plan import ALL_PHASES, Launch, Operand
 
 CHECK_WARPS = 8
 CHECK_WORDS = tl.constexpr(8)  # that a program writes in a phase

@@ -24,6 +24,7 @@ from torch import Tensor
 from triton import knobs
 
 from diglot.backends.driver import driver, relaxed_capture
+from diglot.backends.plans import Plan, Scratch
 
 # Relative, because mypy finds this folder under its name in the tree.
 from .lib.types import INTERPRETED
@@ -36,8 +37,6 @@ from .plan import (
     Launch,
     Operand,
     Part,
-    Plan,
-    Scratch,
     Specialization,
     Unseen,
     value_of,
@@ -134,7 +133,7 @@ def launcher(planner: Callable[..., Plan]) -> Any:
         return run
 
     def trace(arguments: tuple[Any, ...], scratch: Tensor | None) -> Any:
-        made = planner(*describe(arguments, TRACED, lambda tensor: None))
+        made = planner(*describe(arguments, TRACED, _unknown_address))
         tensors = [a for a, name in zip(arguments, names, strict=True) if name in arrays]
         numbers = [a for a, name in zip(arguments, names, strict=True) if name in unseen]
         return _trace(made, (None, *tensors), scratch, tuple(numbers))
@@ -152,16 +151,20 @@ def plan(launcher: Any, device: tuple[Any, ...] | None, *arguments: Any) -> Plan
 
     Args:
         launcher: it.
-        device: a device that is only named, a tuple as `Device`; None: that of the tensors. On one
-            that is named no address is read: where a tensor starts is told by its storage offset,
-            as if storages were aligned. So tensors may be on any device.
+        device: a device that is only named, a tuple as `Device`; None: that of the tensors, or
+            none that is known while they are traced. For one that is named no address is read:
+            where a tensor starts is told by its storage offset, as if storages were aligned. So
+            tensors may be on any device.
         arguments: those of the launcher, but for `scratch`.
     """
+    *_, out = (argument for argument in arguments if isinstance(argument, Tensor))
     if device is not None:
-        return launcher.planner(*launcher.describe(arguments, Device(*device), _address_in_storage))
-    tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
-    facts = _device_facts(tensors[-1].get_device())
-    return launcher.planner(*launcher.describe(arguments, facts, _address))
+        described = launcher.describe(arguments, Device(*device), _address_in_storage)
+    elif type(out) is not Tensor:
+        described = launcher.describe(arguments, TRACED, _unknown_address)
+    else:
+        described = launcher.describe(arguments, _device_facts(out.get_device()), _address)
+    return launcher.planner(*described)
 
 
 def _describe(
@@ -199,6 +202,10 @@ def _address(tensor: Tensor) -> int:
     return tensor.data_ptr() % ACCESS_BYTES
 
 
+def _unknown_address(tensor: Tensor) -> None:
+    """A compiler knows addresses; who plans while it traces does not."""
+
+
 def _address_in_storage(tensor: Tensor) -> int:
     return int(tensor.storage_offset()) * tensor.element_size() % ACCESS_BYTES
 
@@ -231,7 +238,7 @@ def _prepare(
     if device.is_interpreted:
         return functools.partial(_interpret, made)
     with torch.cuda.device(index):
-        handles = [_find(launch.specialization(), index) for launch in made.launches]
+        handles = [_find(launch.specialization, index) for launch in made.launches]
         for launch, handle in zip(made.launches, handles, strict=True):
             if not launch.cooperative:
                 continue
@@ -429,7 +436,7 @@ def _trace(
     for launch in made.launches:
         arguments = _arguments(launch, tensors, scratch, unseen)
         wrapped = torch.library.wrap_triton(launch.kernel)
-        options = launch.specialization().options()
+        options = launch.specialization.options()
         wrapped[launch.axes](*arguments, *launch.all_constants(), **options)
     return made.variant
 

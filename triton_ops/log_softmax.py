@@ -5,6 +5,7 @@ csrc/ops/log_softmax.cu.
 import triton
 import triton.language as tl
 
+from diglot.backends.plans import Plan
 from diglot.triton_ops.launch import launcher
 from diglot.triton_ops.lib.math import fma, logarithm, negate
 from diglot.triton_ops.lib.reduce import (
@@ -20,7 +21,7 @@ from diglot.triton_ops.lib.reduce import (
 )
 from diglot.triton_ops.lib.row_reduce import reduce_then_map_rows
 from diglot.triton_ops.lib.types import compute_type
-from diglot.triton_ops.plan import Operand, Plan
+from diglot.triton_ops.plan import Operand
 from diglot.triton_ops.row_launch import plan_rows
 from diglot.triton_ops.row_shares import TALL_OF_FIRST
 

@@ -9,8 +9,10 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
+from diglot.backends.plans import Plan, Scratch
+
 from .lib.norm_backward import sum_groups, walk_rows, walk_rows_in_tiles
-from .plan import ACCESS_BYTES, ALL_PHASES, NOTHING, Launch, Operand, Part, Plan, Scalar, Scratch
+from .plan import ACCESS_BYTES, ALL_PHASES, NOTHING, Launch, Operand, Part, Scalar
 from .row_launch import ROW_RANK, padded, rows_of, strides_of, word_of
 from .row_shares import RowShare, Sharing, power_of_2, registers
 

@@ -11,16 +11,18 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from triton.compiler import ASTSource
 
+from diglot.backends import plans
+from diglot.backends.plans import Plan
+
 ACCESS_BYTES = 16
 SCRATCH_BYTES = 256  # a part of scratch starts at a multiple of them
-BARRIER_BYTES = 16  # at the front of scratch that a stream keeps: the grid barrier's word
 ALL_PHASES = tl.constexpr(0)
 # Under the interpreter, which runs them one after the other, more would only take longer.
 INTERPRETED_PROGRAMS = 3
@@ -39,24 +41,18 @@ TYPE_NAMES = {
     torch.float64: "fp64",
 }
 
+NOTHING = Plan("nothing to do", (), None)
+
 # A scalar argument of a kernel: what has a value at compile time is a constexpr, or None.
 Scalar = Any
 
 
-class Device(NamedTuple):
-    """What a plan depends on of a device.
-
-    Attributes:
-        architecture: its compute capability, such as 90.
-        multiprocessors: those that run cooperative launches; none: no program may wait for another.
-        shared_bytes: shared memory of a multiprocessor.
-        has_clusters: whether blocks may share their memory.
+class Device(plans.Device):
+    """The device that is planned for; its multiprocessors are those that run cooperative launches:
+    without one, no program may wait for another.
     """
 
-    architecture: int
-    multiprocessors: int
-    shared_bytes: int = 0
-    has_clusters: bool = False
+    __slots__ = ()
 
     @property
     def is_interpreted(self) -> bool:
@@ -73,8 +69,8 @@ class Device(NamedTuple):
         return max(1, min(most, room) // together) * together
 
 
-INTERPRETER = Device(0, sys.maxsize)
-TRACED = Device(0, 0)  # a compiled graph makes no cooperative launches
+INTERPRETER = Device(0, sys.maxsize, 0, False)
+TRACED = Device(0, 0, 0, False)  # a compiled graph makes no cooperative launches
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,21 +140,6 @@ class Part:
         """The same part, behind another."""
         end = 0 if before is None else before.end
         return Part(self.dtype, self.count, -(-end // SCRATCH_BYTES) * SCRATCH_BYTES)
-
-
-class Scratch(NamedTuple):
-    """Memory that a launch needs beside its operands.
-
-    Attributes:
-        bytes: how much.
-        zeroed: how many leading bytes are zero when the launch begins.
-        lifetime: "call", or "stream": the first 16 bytes are a grid barrier's, zero at first, and
-            left by each launch as the next one wants them.
-    """
-
-    bytes: int
-    zeroed: int
-    lifetime: str
 
 
 @dataclass(frozen=True)
@@ -279,6 +260,7 @@ class Launch:
         """The constants of a launch in which programs wait for each other, if they do at all."""
         return (*self.constants, ALL_PHASES.value) if self.cooperative else self.constants
 
+    @property
     def specialization(self) -> Specialization:
         """What is compiled for it."""
         constants = self.all_constants()
@@ -295,24 +277,6 @@ class Launch:
             self.num_stages,
             self.num_ctas,
         )
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a call launches.
-
-    Attributes:
-        variant: its name.
-        launches: in order.
-        scratch: memory that they need; None: they need none.
-    """
-
-    variant: str
-    launches: tuple[Launch, ...] = ()
-    scratch: Scratch | None = None
-
-
-NOTHING = Plan("nothing to do")
 
 
 def _type_of(scalar: Scalar) -> str | tl.constexpr | None:

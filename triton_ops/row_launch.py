@@ -11,6 +11,8 @@ from typing import Any
 import torch
 import triton.language as tl
 
+from diglot.backends.plans import Plan, Scratch
+
 # Relative, because mypy finds this folder under its name in the tree.
 from .layout import Layout, compute_layout
 from .lib.row_reduce import (
@@ -23,7 +25,7 @@ from .lib.row_reduce import (
     SHARED_ROWS,
     TILES,
 )
-from .plan import ACCESS_BYTES, ALL_PHASES, NOTHING, Launch, Operand, Part, Plan, Scalar, Scratch
+from .plan import ACCESS_BYTES, ALL_PHASES, NOTHING, Launch, Operand, Part, Scalar
 from .row_shares import (
     CHUNK_FIELDS,
     CHUNK_PROGRAMS,

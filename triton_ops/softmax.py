@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from diglot.backends.plans import Plan
 from diglot.triton_ops.launch import launcher
 from diglot.triton_ops.lib.reduce import (
     exp_nonpositive_for,
@@ -17,7 +18,7 @@ from diglot.triton_ops.lib.reduce import (
 )
 from diglot.triton_ops.lib.row_reduce import reduce_then_map_rows
 from diglot.triton_ops.lib.types import compute_type
-from diglot.triton_ops.plan import Operand, Plan
+from diglot.triton_ops.plan import Operand
 from diglot.triton_ops.row_launch import plan_rows
 
 NOTHING = tl.constexpr(-float("inf"))

@@ -6,6 +6,7 @@ import torch
 import triton
 import triton.language as tl
 
+from diglot.backends.plans import Plan
 from diglot.triton_ops.global_launch import plan_chunks
 from diglot.triton_ops.launch import launcher, numbers_of
 from diglot.triton_ops.lib import grid_barrier
@@ -27,7 +28,7 @@ from diglot.triton_ops.lib.reduce import (
     thread_sums,
 )
 from diglot.triton_ops.lib.types import compute_type, convert, number
-from diglot.triton_ops.plan import ALL_PHASES, Operand, Plan, Unseen
+from diglot.triton_ops.plan import ALL_PHASES, Operand, Unseen
 
 
 @triton.jit

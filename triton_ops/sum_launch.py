@@ -9,10 +9,12 @@ from typing import Any
 
 import torch
 
+from diglot.backends.plans import Plan, Scratch
+
 # Relative, because mypy finds this folder under its name in the tree.
 from .launch import number_halves
 from .layout import Layout, compute_layout, split_layout, strided_arguments
-from .plan import ACCESS_BYTES, NOTHING, Launch, Operand, Part, Plan, Scratch
+from .plan import ACCESS_BYTES, NOTHING, Launch, Operand, Part
 
 # A sum is split until this many programs share it, 16 for each of an H200's 132 multiprocessors,
 # with at least this many elements each. A program is one kept element wide where a reduced
@@ -61,7 +63,7 @@ def plan_sum(
     splits = count_splits(grad_output, out)
     if splits == 1:
         launches = _launches(kernel, grad_output, out, kept, reduced, 1, 0, numbers)
-        return Plan("sum", tuple(launches))
+        return Plan("sum", tuple(launches), None)
     compute = torch.float64 if grad_output.dtype == torch.float64 else torch.float32
     partial = Part(compute, splits * kept.numel)
     # The partial sums lie in the order of the kept elements: one row of them per split.
