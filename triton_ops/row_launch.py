@@ -161,6 +161,9 @@ def plan_rows(
     else:
         kind, side, block, warps = share_out(n, outer.numel, size, vector, is_column, inputs)
     has_steps = any(step != 1 for step in steps[: len(arrays)])
+    # Where a program's part of a row begins is a product with a step: if the compiler knew it, it
+    # would add the part to each offset, and run out of registers.
+    keeps_steps = has_steps or sharing is not None
     launches: list[Launch] = []
     words: Part | None = None
     for slice, start in outer.slices(ROW_RANK):
@@ -172,7 +175,7 @@ def plan_rows(
                 scalars += [None] * (ROW_RANK + 2)
                 continue
             scalars += strides_of(slice, start, place)
-            scalars.append(steps[place] if has_steps else ONE)
+            scalars.append(steps[place] if keeps_steps else ONE)
             place += 1
         if statistic is not None:
             scalars += [*strides_of(slice, start, place), math.prod(statistic.shape[1:])]
