@@ -8,7 +8,7 @@ n-th exchange by two barriers in turn it is that of n / 2.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 
@@ -29,6 +29,8 @@ class Instruction(NamedTuple):
     suffixes: str
     operands: tuple[str, ...]
 
+
+Kind = Callable[[Instruction], bool]
 
 _LINE = re.compile(r"/\*([0-9a-f]+)\*/\s+(@!?\w+\s+)?([A-Z][A-Z0-9]*)([\w.]*)\s*(.*?)\s*;")
 
@@ -64,6 +66,10 @@ def is_read(instruction: Instruction) -> bool:
 
 def is_poll(instruction: Instruction) -> bool:
     return instruction.name == "SYNCS" and "PHASECHK" in instruction.suffixes
+
+
+def is_arrival(instruction: Instruction) -> bool:
+    return instruction.name == "SYNCS" and "ARRIVE" in instruction.suffixes
 
 
 def successors(code: list[Instruction]) -> list[list[int]]:
@@ -119,7 +125,7 @@ def cycles(follow: list[list[int]]) -> Iterator[set[int]]:
                         yield found
 
 
-def _any(code: list[Instruction], numbers: Iterable[int], kind) -> bool:
+def _any(code: list[Instruction], numbers: Iterable[int], kind: Kind) -> bool:
     return any(kind(code[i]) for i in numbers)
 
 
@@ -137,9 +143,7 @@ def faults_of_copies(listing: str) -> list[str]:
     if first_wait == len(behind):
         faults.append("nothing waits for copies")
     # Whoever copies again and again waits each time round.
-    follow = [
-        [] if is_wait(one) else of for one, of in zip(code, successors(code), strict=True)
-    ]
+    follow = [[] if is_wait(one) else of for one, of in zip(code, successors(code), strict=True)]
     for cycle in cycles(follow):
         if _any(code, cycle, is_copy) and _any(code, cycle, is_read):
             faults.append("a loop copies and reads, and goes round without a wait")
@@ -147,84 +151,109 @@ def faults_of_copies(listing: str) -> list[str]:
 
 
 WORD = 0xFFFFFFFF
+_MOVES = ("MOV", "UMOV", "R2UR", "IMAD.MOV.U32")
 
 
-class _Unknown(Exception):
-    """A value that is not computed from numbers and one register."""
+class Counted:
+    """What a register of a kernel is computed from."""
 
+    def __init__(self, code: list[Instruction]) -> None:
+        self.code = code
+        self.before: list[list[int]] = [[] for _ in code]
+        for i, following in enumerate(successors(code)):
+            for other in following:
+                self.before[other].append(i)
 
-def _number(operand: str) -> int | None:
-    if operand in ("RZ", "URZ"):
-        return 0
-    return int(operand, 16) & WORD if re.fullmatch(r"-?0x[0-9a-f]+", operand) else None
+    def definitions(self, at: int, register: str) -> set[int]:
+        """The instructions that may have written what instruction `at` reads in a register."""
+        found, seen, open_ones = set(), set(), list(self.before[at])
+        while open_ones:
+            one = open_ones.pop()
+            if one in seen:
+                continue
+            seen.add(one)
+            writes = self.code[one].operands[0] == register
+            if writes:
+                found.add(one)
+            if not writes or self.code[one].is_conditional:
+                open_ones += self.before[one]
+        return found
 
+    def value(self, at: int, operand: str, counter: int, counters: set[str]) -> int:
+        """Of an operand of instruction `at`, where what counts is at `counter`.
 
-def _value(code: list[Instruction], at: int, operand: str, counter: int, leaves: set[str]) -> int:
-    """Of an operand of instruction `at`, where the register that it is computed from has `counter`.
-
-    Adds that register to `leaves`.
-    """
-    number = _number(operand)
-    if number is not None:
-        return number
-    found = next((i for i in range(at - 1, -1, -1) if code[i].operands[0] == operand), None)
-    names = ("SHF", "LOP3", "MOV", "UMOV", "USHF", "ULOP3", "IMAD")
-    if found is None or code[found].name not in names or code[found].is_conditional:
-        leaves.add(operand)
+        That is a register that is written at several places or not by plain arithmetic. It is added
+        to `counters`.
+        """
+        if operand in ("RZ", "URZ"):
+            return 0
+        if re.fullmatch(r"-?0x[0-9a-f]+", operand):
+            return int(operand, 16) & WORD
+        written = self.definitions(at, operand)
+        if len(written) == 1:
+            (source,) = written
+            one = self.code[source]
+            arguments = [
+                lambda i=i: self.value(source, one.operands[i], counter, counters)
+                for i in range(len(one.operands))
+            ]
+            value = None if one.is_conditional else _computed(one, arguments)
+            if value is not None:
+                return value & WORD
+        counters.add(operand)
         return counter
 
-    def of(which: int) -> int:
-        return _value(code, found, code[found].operands[which], counter, leaves)
+    def parities(self, poll: int) -> list[int] | None:
+        """The parities that a poll waits for, where its counter is 0, 1, and so on.
 
-    name, suffixes = code[found].name.removeprefix("U"), code[found].suffixes
-    if name == "MOV":
-        return of(1)
-    if name == "IMAD" and suffixes.startswith(".MOV"):
-        return of(3)
-    if name == "IMAD" and (suffixes.startswith(".SHL") or not suffixes):
-        return (of(1) * of(2) + of(3)) & WORD
-    if name == "SHF" and suffixes.startswith(".L") and ".W" not in suffixes:
-        return of(1) << of(2) & WORD
-    if name == "SHF" and suffixes.startswith(".R") and ".S" not in suffixes:
-        low, shift, high = (of(i) for i in (1, 2, 3))
-        return (high if ".HI" in suffixes else low | high << 32) >> shift & WORD
-    if name == "LOP3":
-        a, b, c, table = (of(i) for i in (1, 2, 3, 4))
+        None: it does not depend on one counter. A poll that waits for one parity repeats it.
+        """
+        counters: set[str] = set()
+        operand = self.code[poll].operands[-1]
+        values = [self.value(poll, operand, n, counters) >> 31 for n in range(8)]
+        return values if len(counters) <= 1 else None
+
+
+def _computed(one: Instruction, of: list[Callable[[], int]]) -> int | None:
+    """What an instruction computes of its operands; None if it is not one that parities take."""
+    name, suffixes = one.name, one.suffixes
+    if name + suffixes in _MOVES:
+        return of[-1]()
+    name = name.removeprefix("U")
+    if name == "IMAD" and suffixes in (".SHL.U32", ".U32", ""):
+        return of[1]() * of[2]() + of[3]()
+    if name == "SHF" and suffixes == ".L.U32":
+        return of[1]() << of[2]()
+    if name == "SHF" and suffixes == ".R.U32.HI":
+        return of[3]() >> of[2]()
+    if name == "LOP3" and suffixes == ".LUT":
+        a, b, c, table = (of[i]() for i in (1, 2, 3, 4))
         inputs = [(a >> bit & 1) << 2 | (b >> bit & 1) << 1 | c >> bit & 1 for bit in range(32)]
         return sum((table >> one & 1) << bit for bit, one in enumerate(inputs))
-    raise _Unknown(f"{name}{suffixes}")
-
-
-def parities(code: list[Instruction], poll: int) -> list[int] | None:
-    """The parities that a poll waits for, where its counter is 0, 1, and so on.
-
-    None: how it is computed is not understood. A poll that waits for one alone repeats it.
-    """
-    leaves: set[str] = set()
-    try:
-        values = [_value(code, poll, code[poll].operands[-1], n, leaves) for n in range(8)]
-    except _Unknown:
-        return None
-    return [value >> 31 for value in values] if len(leaves) <= 1 else None
+    return None
 
 
 def faults_of_messages(listing: str) -> list[str]:
     """What is wrong with the waits of a kernel for messages."""
     code = read(listing)
-    follow = successors(code)
+    if not any(is_poll(one) for one in code):
+        return []
+    counted = Counted(code)
     polls = [i for i, one in enumerate(code) if is_poll(one)]
     # One that fails is repeated out of the way, of the same operands.
     firsts = {code[poll].operands: poll for poll in reversed(polls)}
     repeated = [
         cycle
-        for cycle in cycles(follow)
-        if any(one.name == "SYNCS" and "ARRIVE" in one.suffixes for one in map(code.__getitem__, cycle))
+        for cycle in cycles(successors(code))
+        if any(
+            one.name == "SYNCS" and "ARRIVE" in one.suffixes for one in map(code.__getitem__, cycle)
+        )
     ]
     faults = []
     for poll in firsts.values():
         is_repeated = any(poll in cycle for cycle in repeated)
         expected = [n // 2 % 2 for n in range(8)] if is_repeated else [0] * 8
-        found = parities(code, poll)
+        found = counted.parities(poll)
         if found is None:
             faults.append("how a parity is computed is not understood")
         elif found != expected:
