@@ -3,8 +3,10 @@
 Every source but a kernel's is compiled as usual. Kernels are instrumented: what the compiler then
 calls at every access is defined in memory.cpp.
 
-    python csrc/interpreter/build.py OUTPUT FOLDER    diglot's own, with AddressSanitizer and
-                                                      UndefinedBehaviorSanitizer
+    python csrc/interpreter/build.py [--sanitized] OUTPUT FOLDER [OP ...]
+
+builds diglot's own: of all ops, or of those named; `--sanitized` with AddressSanitizer and
+UndefinedBehaviorSanitizer.
 """
 
 from __future__ import annotations
