@@ -243,8 +243,8 @@ def test_operator(backend, op):
         torch.library.opcheck(ops.global_softmax_backward.default, (grad, y, backend))
     else:
         torch.library.opcheck(ops.standardize.default, (x, 1e-5, backend))
-        _, mean, rstd = ops.standardize(x.detach(), 1e-5, "torch")
-        arguments = (grad, x, mean, rstd, 1e-5, backend)
+        _, statistics = ops.standardize(x.detach(), 1e-5, "torch")
+        arguments = (grad, x, statistics, 1e-5, backend)
         torch.library.opcheck(ops.standardize_backward.default, arguments)
 
 

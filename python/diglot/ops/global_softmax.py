@@ -10,7 +10,7 @@ from diglot.backends.runs import run
 from diglot.backends.selection import choose
 from diglot.ops.autocast import autocast_to_float32
 from diglot.ops.checks import check_dtype, check_tensor
-from diglot.ops.global_memory import dense_like, word_and_workspace
+from diglot.ops.global_memory import dense_like
 from diglot.ops.operator import Operator, is_direct
 from diglot.reference.global_softmax import softmax_gradient_slope
 
@@ -56,9 +56,8 @@ def global_softmax(input: torch.Tensor, *, backend: str | None = None) -> torch.
 
 def _forward(input: torch.Tensor, backend: str) -> torch.Tensor:
     out = torch.empty_like(input)
-    word, workspace = word_and_workspace(input, backend)
     input = dense_like(input, out)
-    run(backend, "global_softmax", "global_softmax_forward", input, word, workspace, 0, out)
+    run(backend, "global_softmax", "global_softmax_forward", input, 0, out)
     return out
 
 
@@ -70,10 +69,9 @@ def _backward(grad_output: torch.Tensor, output: torch.Tensor, backend: str) -> 
             f"{grad_output.dtype}"
         )
     out = torch.empty_like(output)
-    word, workspace = word_and_workspace(output, backend)
     grad_output, output = dense_like(grad_output, out), dense_like(output, out)
     name = "global_softmax_backward"
-    run(backend, "global_softmax", name, grad_output, output, word, workspace, 0, out)
+    run(backend, "global_softmax", name, grad_output, output, 0, out)
     return out
 
 

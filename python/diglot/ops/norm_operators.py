@@ -18,7 +18,6 @@ from diglot.ops.add import add
 from diglot.ops.autocast import autocast_to_float32
 from diglot.ops.checks import check_dtype, check_tensor
 from diglot.ops.global_memory import compute_dtype
-from diglot.ops.norm_workspace import backward_words, forward_words, workspace_of
 from diglot.ops.numbers import check_number, fixed
 from diglot.ops.operator import Operator, is_direct
 from diglot.reference.norm import Normalized, wide
@@ -101,8 +100,41 @@ class NormOperators:
         chosen = choose(name, input.device, backend)
         if not direct:
             return operator.indirect(*arrays, *parameters, dims, eps, chosen)
-        differentiable = any([t.requires_grad for t in (*arrays, *given)])
-        return operator.direct(differentiable, *arrays, *parameters, dims, eps, chosen)
+        if torch.is_grad_enabled() and any([t.requires_grad for t in (*arrays, *given)]):
+            return operator.recorded(*arrays, *parameters, dims, eps, chosen)
+        return self._run(None, arrays, parameters, dims, eps, chosen)
+
+    def _run(
+        self,
+        statistics: torch.Tensor | None,
+        arrays: tuple[torch.Tensor, ...],
+        parameters: tuple[torch.Tensor | None, ...],
+        dims: int,
+        eps: float,
+        backend: str,
+    ) -> Tensors:
+        """Allocates the output, and the sum of two arrays, and launches.
+
+        Args:
+            statistics: written too; None if nobody asks for them.
+            arrays, parameters, dims, eps, backend: as the operator takes them.
+        """
+        results = tuple([_contiguous_like(array) for array in arrays])
+        if arrays[0].numel() == 0:
+            if statistics is not None:
+                statistics.fill_(torch.nan)
+            return results
+        rank = arrays[0].dim() - dims
+        rows = [_as_rows(array, rank) for array in arrays]
+        vectors = [_as_vector(parameter) for parameter in parameters]
+        written = [_as_rows(result, rank) for result in reversed(results)]
+        name = self.name if len(arrays) == 1 else f"add_{self.name}"
+        run(backend, name, f"{name}_forward", *rows, *vectors, fixed(eps), statistics, *written)
+        return results
+
+    def _statistics_of(self, input: torch.Tensor, dims: int) -> torch.Tensor:
+        outer = input.shape[: input.dim() - dims]
+        return input.new_empty((self.fields, *outer), dtype=compute_dtype(input.dtype))
 
     def _define(self, arrays: int) -> Operator:
         """The op of an input, or of the sum of two arrays."""
@@ -110,34 +142,19 @@ class NormOperators:
         tensors = arrays + self.fields
 
         def fake(*args: Any) -> Tensors:
-            input = args[0]
-            outer = input.shape[: input.dim() - args[tensors]]
-            rstd = input.new_empty(outer, dtype=compute_dtype(input.dtype))
-            statistics = (torch.empty_like(rstd), rstd) if self.centered else (rstd,)
-            out = _contiguous_like(input)
-            return (out, *statistics) if arrays == 1 else (out, _contiguous_like(out), *statistics)
+            made = [_contiguous_like(array) for array in args[:arrays]]
+            return (*made, self._statistics_of(args[0], args[tensors]))
 
         def forward(*args: Any) -> Tensors:
-            results = fake(*args)
-            statistics, rank = results[arrays:], results[-1].dim()
-            if args[0].numel() == 0:
-                for statistic in statistics:
-                    statistic.fill_(torch.nan)
-                return results
-            backend, eps = args[-1], fixed(args[-2])
-            rows = [_as_rows(array, rank) for array in args[:arrays]]
-            vectors = [_as_vector(parameter) for parameter in args[arrays:tensors]]
-            written = [_as_rows(result, rank) for result in reversed(results[:arrays])]
-            words = forward_words(backend, written[-1], *rows)
-            arguments = (*rows, *vectors, eps, *words, *statistics, *written)
-            run(backend, name, f"{name}_forward", *arguments)
-            return results
+            statistics = self._statistics_of(args[0], args[tensors])
+            results = self._run(statistics, args[:arrays], args[arrays:tensors], *args[tensors:])
+            return (*results, statistics)
 
         def save(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
             *_, ctx.dims, ctx.eps, ctx.backend = inputs
             parameters = inputs[arrays:tensors]
             ctx.dtypes = [None if p is None else p.dtype for p in parameters]
-            kept = (inputs[0] if arrays == 1 else output[1], *output[arrays:], parameters[0])
+            kept = (inputs[0] if arrays == 1 else output[1], output[arrays], parameters[0])
             ctx.save_for_backward(*kept)
             ctx.save_for_forward(*kept)
 
@@ -153,7 +170,7 @@ class NormOperators:
             return (results[0],) * arrays + tuple(g if d else None for g, d in of_parameters)
 
         def tangents(ctx: Any, *directions: Any) -> Any:
-            input, *_, weight = ctx.saved_tensors
+            input, _, weight = ctx.saved_tensors
             rows = Normalized.of(input, ctx.dims, ctx.eps, self.centered)
             given = [d for d in directions[:arrays] if d is not None]
             along = _total([wide(d) for d in given], wide(input))
@@ -175,11 +192,11 @@ class NormOperators:
             batched = _batch_first(info, in_dims, args[:arrays])
             differentiable = any(t is not None and t.requires_grad for t in args[:tensors])
             results = operator(differentiable, *batched, *args[arrays:])
-            return results, (0,) * len(results)
+            return results, (*(0,) * arrays, 1)
 
         inputs = ("Tensor input", "Tensor residual")[:arrays]
         parameters = ("Tensor? weight", "Tensor? bias")[: self.fields]
-        returns = ", ".join(["Tensor"] * tensors)
+        returns = ", ".join(["Tensor"] * (arrays + 1))
         operator = Operator(
             f"{name}({', '.join((*inputs, *parameters))}, int dims, float eps, str backend) -> "
             f"({returns})",
@@ -201,18 +218,18 @@ class NormOperators:
         whose derivatives hold theirs, and they have none.
         """
         name = f"{self.name}_backward"
-        tensors = 4 + self.fields
+        tensors = 5
         dtypes_of = slice(tensors, tensors + self.fields)
 
         def fake(*args: Any) -> Tensors:
-            input, rank = args[2], args[3].dim()
+            input, rank = args[2], args[3].dim() - 1
             shapes = (input.shape[rank:] if dtype else (0,) for dtype in args[dtypes_of])
             pairs = zip(shapes, args[dtypes_of], strict=True)
             parameters = (input.new_empty(shape, dtype=dtype) for shape, dtype in pairs)
             return _contiguous_like(input), *parameters
 
         def forward(*args: Any) -> Tensors:
-            grad_output, grad_sum, input, *statistics = args[: 3 + self.fields]
+            grad_output, grad_sum, input, statistics = args[:4]
             for which, grad in (("grad_output", grad_output), ("grad_sum", grad_sum)):
                 if grad is not None and (grad.shape, grad.dtype) != (input.shape, input.dtype):
                     raise ValueError(
@@ -226,13 +243,9 @@ class NormOperators:
                 for gradient in made:
                     gradient.zero_()
                 return grad_input, *made
-            rank, backend = statistics[0].dim(), args[-1]
+            rank, backend = statistics.dim() - 1, args[-1]
             rows = _as_rows(input, rank)
             grads = [g if g is None else _as_rows(g, rank) for g in (grad_output, grad_sum)]
-            workspace = None
-            if backend != "torch":
-                fields = sum(gradient is not None for gradient in asked)
-                workspace = workspace_of(rows, fields, statistics[0].dtype, backend)
             vectors = [_as_vector(vector) for vector in (args[tensors - 1], *asked)]
             run(
                 backend,
@@ -240,18 +253,15 @@ class NormOperators:
                 name,
                 *grads,
                 rows,
-                *statistics,
-                vectors[0],
-                workspace,
-                *backward_words(backend, rows),
-                *vectors[1:],
+                statistics,
+                *vectors,
                 _as_rows(grad_input, rank),
             )
             return grad_input, *made
 
         def save(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
-            grad_output, grad_sum, input, statistic = inputs[:4]
-            ctx.has_sum, ctx.dims = grad_sum is not None, input.dim() - statistic.dim()
+            grad_output, grad_sum, input, statistics = inputs[:4]
+            ctx.has_sum, ctx.dims = grad_sum is not None, input.dim() - statistics.dim() + 1
             ctx.dtypes, (ctx.eps, ctx.backend) = inputs[dtypes_of], inputs[-2:]
             ctx.save_for_backward(grad_output, input, inputs[tensors - 1])
             ctx.save_for_forward(grad_output, input, inputs[tensors - 1])
@@ -283,7 +293,7 @@ class NormOperators:
                 _total(to_grad, input),
                 along if ctx.has_sum else None,
                 _total(to_input, input),
-                *(None,) * self.fields,
+                None,
                 of_weight,
             )
 
@@ -318,15 +328,15 @@ class NormOperators:
         def batch(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
             if in_dims[tensors - 1] is not None or any(args[dtypes_of]):
                 return operator.one_by_one(info, in_dims, *args)
-            batched = _batch_first(info, in_dims, args[: tensors - 1])
+            batched = _batch_first(info, in_dims, args[:3])
+            statistics = _batch_at(1, info, in_dims[3], args[3])
             differentiable = any(t is not None and t.requires_grad for t in args[:tensors])
-            results = operator(differentiable, *batched, *args[tensors - 1 :])
+            results = operator(differentiable, *batched, statistics, *args[tensors - 1 :])
             return results, (0, *(None,) * self.fields)
 
-        statistics = ("Tensor mean, Tensor rstd", "Tensor rstd")[2 - self.fields]
         dtypes = ("ScalarType? weight_dtype", "ScalarType? bias_dtype")[: self.fields]
         operator = Operator(
-            f"{name}(Tensor grad_output, Tensor? grad_sum, Tensor input, {statistics}, "
+            f"{name}(Tensor grad_output, Tensor? grad_sum, Tensor input, Tensor statistics, "
             f"Tensor? weight, {', '.join(dtypes)}, float eps, str backend) -> "
             f"({', '.join(['Tensor'] * (1 + self.fields))})",
             forward=forward,
@@ -370,12 +380,16 @@ def _batch_first(
     info: Any, in_dims: tuple[Any, ...], tensors: Sequence[Any]
 ) -> list[torch.Tensor | None]:
     """Tensors with the batch as their first dimension, expanded where they have none."""
-    made = []
-    for tensor, dim in zip(tensors, in_dims, strict=False):
-        if tensor is not None and dim is None:
-            tensor = tensor.expand(info.batch_size, *tensor.shape)
-        made.append(tensor if dim is None else tensor.movedim(dim, 0))
-    return made
+    return [
+        None if tensor is None else _batch_at(0, info, dim, tensor)
+        for tensor, dim in zip(tensors, in_dims, strict=False)
+    ]
+
+
+def _batch_at(place: int, info: Any, dim: int | None, tensor: torch.Tensor) -> torch.Tensor:
+    if dim is None:
+        tensor, dim = tensor.expand(info.batch_size, *tensor.shape), 0
+    return tensor.movedim(dim, place)
 
 
 def _check_shape(op: str, shape: Any, input: torch.Tensor) -> int:

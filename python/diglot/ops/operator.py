@@ -12,7 +12,7 @@ batching rule and its decomposition, and calls it:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -72,6 +72,16 @@ def is_direct(*tensors: torch.Tensor) -> bool:
         if not plain:
             return False
     return True
+
+
+def _has_symbols(arguments: Sequence[Any]) -> bool:
+    """Whether the layout of a tensor among these has a symbol in place of a number."""
+    return any(
+        type(number) is not int
+        for argument in arguments
+        if isinstance(argument, Tensor)
+        for number in (*argument.shape, *argument.stride())
+    )
 
 
 def _requires_grad(argument: Any) -> bool:
@@ -153,13 +163,17 @@ class Operator:
         self.dispatched = getattr(torch.ops.diglot, name).default
 
         # Under functionalization, that is in a graph that is being compiled, the operator is what
-        # its forward does: an allocation and a launch, which the compiler can see into. No compiler
-        # sees into an interpreter: there it remains one operator.
+        # its forward does: an allocation and a launch, which the compiler can see into. It remains
+        # one operator where no compiler sees into its kernels (an interpreter), and where sizes are
+        # symbols: its launch is planned when it runs, as in eager mode.
         def decompose(
             mode: Any, operator: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
         ) -> Any:
-            is_opaque = not inlined if args[-1] == "torch" else opaque
-            if is_opaque or is_interpreted(args[-1], args[0].device):
+            if args[-1] == "torch":
+                is_whole = not inlined
+            else:
+                is_whole = opaque or _has_symbols(args[:tensors])
+            if is_whole or is_interpreted(args[-1], args[0].device):
                 return mode.__torch_dispatch__(operator, types, args, kwargs)
             with mode:
                 return forward(*args, **kwargs)

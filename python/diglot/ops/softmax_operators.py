@@ -12,7 +12,6 @@ from diglot.backends.selection import choose
 from diglot.ops.checks import check_dim, check_dtype, check_tensor
 from diglot.ops.linear_backward import LinearBackward, Tensors
 from diglot.ops.operator import is_direct
-from diglot.ops.row_words import TALL, row_words
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 HALVES = (torch.float16, torch.bfloat16)
@@ -36,7 +35,6 @@ class SoftmaxOperators:
             output along it, in PyTorch's operators; None where the derivative is symmetric, so that
             the backward pass is it.
         slope: as `LinearBackward` takes it.
-        tall: of the backward pass, as `row_words` takes it.
     """
 
     def __init__(
@@ -44,7 +42,6 @@ class SoftmaxOperators:
         name: str,
         tangent: Callable[..., torch.Tensor] | None,
         slope: Callable[..., torch.Tensor],
-        tall: int = TALL,
     ) -> None:
         self.name = name
 
@@ -53,8 +50,7 @@ class SoftmaxOperators:
         ) -> torch.Tensor:
             out = torch.empty_like(input, dtype=dtype)
             dim = check_dim(name, dim, input)
-            words = row_words(backend, dim, out, input)
-            run(backend, name, f"{name}_forward", input, dim, words, out)
+            run(backend, name, f"{name}_forward", input, dim, out)
             return out
 
         def backward(
@@ -72,8 +68,7 @@ class SoftmaxOperators:
                 )
             out = torch.empty_like(output, dtype=dtype)
             dim = check_dim(name, dim, output)
-            words = row_words(backend, dim, out, grad_output, output, tall=tall)
-            run(backend, name, f"{name}_backward", grad_output, output, dim, words, out)
+            run(backend, name, f"{name}_backward", grad_output, output, dim, out)
             return out
 
         def own_tangent(

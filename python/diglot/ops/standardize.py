@@ -10,15 +10,16 @@ from diglot.backends.runs import run
 from diglot.backends.selection import choose
 from diglot.ops.autocast import autocast_to_float32
 from diglot.ops.checks import check_dtype, check_tensor
-from diglot.ops.global_memory import compute_dtype, dense_like, word_and_workspace
+from diglot.ops.global_memory import compute_dtype, dense_like
 from diglot.ops.numbers import check_number, fixed
 from diglot.ops.operator import Operator, is_direct
 from diglot.reference.standardize import EPS, standardize_gradient_slope
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
-# The output, and the mean and 1/sqrt(variance + eps), of the type that is computed in.
-Outputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+# The output, and its statistics: the mean and 1/sqrt(variance + eps), of the type that is computed
+# in.
+Outputs = tuple[torch.Tensor, torch.Tensor]
 
 
 def standardize(
@@ -66,20 +67,18 @@ def standardize(
 
 
 def _forward(input: torch.Tensor, eps: float, backend: str) -> Outputs:
-    out, mean, rstd = outputs = _like_input(input)
+    out, statistics = outputs = _like_input(input)
     if input.numel() == 0:
-        mean.fill_(torch.nan), rstd.fill_(torch.nan)
-    word, workspace = word_and_workspace(input, backend)
+        statistics.fill_(torch.nan)
     input, name = dense_like(input, out), "standardize_forward"
-    run(backend, "standardize", name, input, eps, word, workspace, 0, mean, rstd, out)
+    run(backend, "standardize", name, input, eps, 0, statistics, out)
     return outputs
 
 
 def _backward(
     grad_output: torch.Tensor,
     input: torch.Tensor,
-    mean: torch.Tensor,
-    rstd: torch.Tensor,
+    statistics: torch.Tensor,
     eps: float,
     backend: str,
 ) -> torch.Tensor:
@@ -90,16 +89,15 @@ def _backward(
             f"{grad_output.dtype}"
         )
     out = torch.empty_like(input)
-    word, workspace = word_and_workspace(input, backend)
     grad_output, input = dense_like(grad_output, out), dense_like(input, out)
-    arguments = (grad_output, input, mean, rstd, word, workspace, 0, out)
+    arguments = (grad_output, input, statistics, 0, out)
     run(backend, "standardize", "standardize_backward", *arguments)
     return out
 
 
 def _like_input(input: torch.Tensor, *_: Any) -> Outputs:
-    mean, rstd = (input.new_empty((), dtype=compute_dtype(input.dtype)) for _ in range(2))
-    return torch.empty_like(input), mean, rstd
+    statistics = input.new_empty(2, dtype=compute_dtype(input.dtype))
+    return torch.empty_like(input), statistics
 
 
 def _like_second(_grad_output: torch.Tensor, input: torch.Tensor, *_: Any) -> torch.Tensor:
@@ -108,8 +106,8 @@ def _like_second(_grad_output: torch.Tensor, input: torch.Tensor, *_: Any) -> to
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Outputs) -> None:
     input, ctx.eps, ctx.backend = inputs
-    ctx.save_for_backward(input, *output[1:])
-    ctx.save_for_forward(input, *output[1:])
+    ctx.save_for_backward(input, output[1])
+    ctx.save_for_forward(input, output[1])
 
 
 def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
@@ -131,7 +129,7 @@ def _tangent(ctx: Any, tangent: torch.Tensor) -> torch.Tensor:
     return _gradient(ctx, tangent)[0]  # the derivative is symmetric
 
 
-# The mean and rstd are those of the input: its derivatives hold theirs, and they have none.
+# The statistics are those of the input: its derivatives hold theirs, and they have none.
 
 
 def _gradients_of_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -139,7 +137,6 @@ def _gradients_of_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor |
     return (
         _call_backward(grad, ctx, *saved),
         standardize_gradient_slope(grad_output, saved[0], grad, ctx.eps),
-        None,
         None,
     )
 
@@ -156,7 +153,7 @@ def _tangent_of_backward(ctx: Any, *tangents: torch.Tensor | None) -> torch.Tens
 
 
 _standardize = Operator(
-    "standardize(Tensor input, float eps, str backend) -> (Tensor, Tensor, Tensor)",
+    "standardize(Tensor input, float eps, str backend) -> (Tensor, Tensor)",
     forward=_forward,
     fake=_like_input,
     setup_context=_save,
@@ -166,13 +163,13 @@ _standardize = Operator(
     opaque=True,
 )
 _standardize_backward = Operator(
-    "standardize_backward(Tensor grad_output, Tensor input, Tensor mean, Tensor rstd, float eps, "
+    "standardize_backward(Tensor grad_output, Tensor input, Tensor statistics, float eps, "
     "str backend) -> Tensor",
     forward=_backward,
     fake=_like_second,
     setup_context=_save_inputs,
     backward=_gradients_of_backward,
     jvp=_tangent_of_backward,
-    tensors=4,
+    tensors=3,
     opaque=True,
 )

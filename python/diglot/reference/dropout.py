@@ -31,6 +31,7 @@ def dropout_forward(
     threshold: int,
     scale: float,
     out: torch.Tensor,
+    scratch: torch.Tensor | None,
 ) -> str:
     """out = input · scale where an element's random bits reach `threshold`, input · 0 elsewhere.
 
@@ -45,7 +46,7 @@ def dropout_forward(
 dropout_backward = dropout_forward
 
 
-def philox_words(rows: torch.Tensor, out: torch.Tensor) -> str:
+def philox_words(rows: torch.Tensor, out: torch.Tensor, scratch: torch.Tensor | None) -> str:
     """Philox of given counters and keys. `rows` is int32 [n, 6], `out` int32 [n, 4]."""
     c0, c1, c2, c3, k0, k1 = (split(word.long())[0] for word in rows.unbind(-1))
     out.copy_(torch.stack(philox_4x32((c0, c1, c2, c3), (k0, k1)), -1))

@@ -11,14 +11,20 @@ from diglot.tools.specs import Expected, OpSpec, Option, nbytes
 KAPPA = 0.044715
 
 
-def gelu_forward(input: torch.Tensor, approximate: str, out: torch.Tensor) -> str:
+def gelu_forward(
+    input: torch.Tensor, approximate: str, out: torch.Tensor, scratch: torch.Tensor | None
+) -> str:
     """out = gelu(input), by PyTorch's own op."""
     torch.ops.aten.gelu.out(input, approximate=approximate, out=out)
     return "aten"
 
 
 def gelu_backward(
-    grad_output: torch.Tensor, input: torch.Tensor, approximate: str, out: torch.Tensor
+    grad_output: torch.Tensor,
+    input: torch.Tensor,
+    approximate: str,
+    out: torch.Tensor,
+    scratch: torch.Tensor | None,
 ) -> str:
     """out = grad_output · gelu'(input), by PyTorch's own op."""
     torch.ops.aten.gelu_backward.grad_input(
