@@ -440,7 +440,8 @@ def test_sources():
     assert "struct GeluForward" in cuda.text and "GeluBackward" not in cuda.text
     assert "def forward(" in triton.text and "def backward(" not in triton.text
     assert cuda.library["diglot/gelu.cuh"] == ("Approximate", "Precision", "gelu")
-    assert triton.library["triton_ops/lib/elementwise.py"] == ("flat_start", "shifted")
+    library = triton.library["triton_ops/lib/elementwise_kernels.py"]
+    assert library == ("elementwise_kernels",)
     assert sources.source_of("cuda", "nothing") is None
 
 
