@@ -243,7 +243,7 @@ def plan_norm_backward(
             else:
                 scalars += strides_of(slice, start, place)
                 place += 1
-        scalars.append(outer.numel if statistics.shape[0] == 2 else None)
+        scalars.append(statistics.strides[0] if statistics.shape[0] == 2 else None)
         asked = (grad_weight is not None, grad_bias is not None)
         constants = (*asked, number > 0, len(slice.sizes), vector, is_aligned)
         before = (*given, statistics, weight, sums)

@@ -4,7 +4,6 @@ variant runs, and its grid. Twin of csrc/include/diglot/row_launch.h.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -123,7 +122,7 @@ def plan_rows(
         operands: one input or two, then the output, of one shape. The second input may be None.
         dim: a dimension of them, from 0.
         shared: arrays of one row without gaps, the same for every row.
-        statistics: for a kernel that has some, an array (statistics, *outer) without gaps; or None.
+        statistics: for a kernel that has some, an array (statistics, *outer); or None.
         held: a second output, which lies as the output does.
         numbers: makes 64-bit arguments of the launcher's unseen ones.
         how: instead of HELD_WARPS and SHARED.
@@ -178,7 +177,7 @@ def plan_rows(
             scalars.append(steps[place] if keeps_steps else ONE)
             place += 1
         if statistic is not None:
-            scalars += [*strides_of(slice, start, place), math.prod(statistic.shape[1:])]
+            scalars += [*strides_of(slice, start, place), statistic.strides[0]]
         elif statistics:
             scalars += [None] * (ROW_RANK + 2)
         strips = -(-slice.numel // side)
