@@ -260,4 +260,9 @@ def held_bytes(device: torch.device | int | None = None) -> dict[str, int]:
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:
-    return [value for value in values if isinstance(value, torch.Tensor)]
+    """The tensors among values, and in tuples of them."""
+    found = []
+    for value in values:
+        parts = value if isinstance(value, tuple) else (value,)
+        found += [part for part in parts if isinstance(part, torch.Tensor)]
+    return found
