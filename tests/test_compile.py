@@ -231,19 +231,18 @@ def test_batch_sizes_are_compiled_once(backend, compiler):
 
     The backend "torch" is traced into the graph, and has no launches there.
     """
-    counter = torch._dynamo.testing.CompileCounterWithBackend(compiler)
     compiled = torch.compile(
-        lambda x, y: every_op(x, y, backend), fullgraph=True, backend=counter, dynamic=True
+        lambda x, y: every_op(x, y, backend), fullgraph=True, backend=compiler, dynamic=True
     )
     sizes = [*range(2, 50), 300, 2000] if DEVICE == "cuda" or backend == "torch" else [2, 3, 17, 70]
     y = torch.randn(64, device=DEVICE)
     for rows in sizes:
         x = torch.randn(rows, 64, device=DEVICE)
-        own, launched = launches_of(compiled, x, y)
+        with torch._dynamo.config.patch(error_on_recompile=rows != sizes[0]):
+            own, launched = launches_of(compiled, x, y)
         eager, wanted = launches_of(lambda x, y: every_op(x, y, backend), x, y)
         torch.testing.assert_close(own, eager)
         assert launched == ([] if backend == "torch" else wanted), rows
-    assert counter.frame_count == 1
 
 
 def test_symbolic_sizes_keep_the_operator(monkeypatch):
@@ -254,10 +253,11 @@ def test_symbolic_sizes_keep_the_operator(monkeypatch):
     x = torch.randn(8, 16)
     with diglot.use_backend("triton"):
         fixed = graph_of(lambda t: diglot.gelu(t), x, dynamic=False)
-        assert traced == [("triton", "gelu", "gelu_forward")]
+        assert ("triton", "gelu", "gelu_forward") in traced
+        before = len(traced)
         assert not any("diglot" in target for target in fixed), fixed
         symbolic = graph_of(lambda t: diglot.gelu(t), x, dynamic=True)
-    assert len(traced) == 1 and "diglot.gelu.default" in symbolic, symbolic
+    assert len(traced) == before and "diglot.gelu.default" in symbolic, symbolic
 
 
 def test_unavailable_backend_while_compiling(refused_cuda):

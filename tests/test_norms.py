@@ -464,11 +464,11 @@ def test_operator(backend, op):
     torch.library.opcheck(getattr(ops, op).default, arguments)
     if op in PLAIN:
         x, grad, more = (torch.randn(3, 2, 5, device=DEVICE, requires_grad=True) for _ in range(3))
-        statistics = [torch.rand(3, device=DEVICE) for _ in norm.parameters]
+        statistics = torch.rand(1 + is_centered(op), 3, device=DEVICE)
         kind, backward = torch.float32, getattr(ops, f"{op}_backward").default
         for given_more, *kinds in ((more, kind, kind), (None, kind, None)):
             dtypes = kinds[-len(statistics) :]
-            arguments = (grad, given_more, x, *statistics, norm.parameters[0], *dtypes)
+            arguments = (grad, given_more, x, statistics, norm.parameters[0], *dtypes)
             torch.library.opcheck(backward, (*arguments, 1e-5, backend))
 
 
@@ -674,8 +674,9 @@ def test_bad_residual(op, residual, error, message):
 @pytest.mark.parametrize("op", PLAIN)
 def test_bad_gradients(op):
     backward = getattr(torch.ops.diglot, f"{op}_backward")
-    x, rows = torch.ones(2, 3, device=DEVICE), torch.ones(2, device=DEVICE)
-    rest = (*[rows] * (1 + is_centered(op)), None, *[None] * (1 + is_centered(op)), 1e-5, "torch")
+    fields = 1 + is_centered(op)
+    x, statistics = torch.ones(2, 3, device=DEVICE), torch.ones(fields, 2, device=DEVICE)
+    rest = (statistics, None, *[None] * fields, 1e-5, "torch")
     for grad in (torch.ones(2, device=DEVICE), x.double()):
         with pytest.raises(ValueError, match="grad_output must have the shape and dtype of"):
             backward(grad, None, x, *rest)
