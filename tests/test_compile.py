@@ -10,7 +10,7 @@ from functorch.compile import aot_module_simplified, make_boxed_func
 
 import diglot
 from diglot.backends import runs, selection
-from diglot.ops import operator
+from diglot.define import operator
 
 # Inductor calls Triton's compiler on what a Triton backend launches, which needs a GPU; the rest of
 # the path (Dynamo, AOTAutograd, functionalisation) does not. Where kernels are interpreted, the
