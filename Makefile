@@ -64,7 +64,7 @@ demo: setup ## compare gelu and add on real activations, on every backend that r
 workers = $$($(RUN) -c 'import xdist; print("-n auto --dist $(1)")' 2>/dev/null || true)
 
 test: linted-setup ## lint, then most tests, slow ones left out; without a GPU kernels are interpreted
-	$(RUN) -m pytest $(call workers,worksteal) -m "not slow or compiled"
+	$(RUN) -m pytest $(call workers,worksteal) -m "not slow or compiled" $(PYTEST_OPTIONS)
 
 test-all: linted-setup ## lint, then all tests
 	$(RUN) -m pytest $(call workers,worksteal)
@@ -231,7 +231,7 @@ $(STATE)/toolkit: FORCE
 	@mkdir -p $(STATE); \
 	echo "$${CUDA_HOME:-} $${CUDA_PATH:-} $$(command -v nvcc || true) $${TORCH_CUDA_ARCH_LIST:-}" \
 	  "$${DIGLOT_HOST_OPTIMIZATION:-}" "$${DIGLOT_FEW_TYPES:-}" \
-	  "$${DIGLOT_SKIP_CUDA:-}" >$@.new; \
+	  "$${DIGLOT_SKIP_CUDA:-}" "$${DIGLOT_REQUIRE_CUDA:-}" >$@.new; \
 	if cmp -s $@.new $@; then rm $@.new; else mv $@.new $@; fi
 
 $(STATE)/extension: $(STATE)/package $(STATE)/toolkit setup.py $(wildcard csrc/*/*.py) $(NATIVE)
@@ -239,6 +239,6 @@ $(STATE)/extension: $(STATE)/package $(STATE)/toolkit setup.py $(wildcard csrc/*
 	echo "building the CUDA kernels, for GPUs and the interpreter (minutes the first time) ..."; \
 	mkdir -p build; \
 	env -u MAKEFLAGS $(RUN) setup.py build_ext --inplace >build/extension.log 2>&1 \
-	  || { tail -n 40 build/extension.log; exit 1; }; \
+	  || { tail -n 40 build/extension.log; grep -m 10 "error" build/extension.log; exit 1; }; \
 	$(call tell_left_out,build/extension.log)
 	@touch $@

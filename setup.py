@@ -6,7 +6,7 @@ serves every later version of either. What it is built for is read from the envi
 
 CUDA_HOME             the CUDA toolkit (default: that of the nvcc on PATH or of pip's packages)
 TORCH_CUDA_ARCH_LIST  architectures, such as "8.0 9.0a 9.0+PTX" (the default)
-DIGLOT_REQUIRE_CUDA   1: fail where no nvcc is found, instead of building without the CUDA backend
+DIGLOT_REQUIRE_CUDA   1: fail where no nvcc or no g++ is found, instead of building without
 DIGLOT_SKIP_CUDA      1: build without the CUDA kernels, for GPUs and for the host's interpreter
 DIGLOT_FEW_TYPES      1: CUDA kernels for float32 and bfloat16 alone, in half the time
 DIGLOT_HOST_OPTIMIZATION  level for what launches kernels, 0 to 3 (the default); theirs is always 3
@@ -17,6 +17,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -30,6 +31,7 @@ from setuptools import setup
 ROOT = Path(__file__).parent
 DEFAULT_ARCHITECTURES = "8.0 9.0a 9.0+PTX"
 INTERPRETER = "diglot._interpreter"
+SKIP = "DIGLOT_SKIP_CUDA=1" if os.environ.get("DIGLOT_SKIP_CUDA") == "1" else ""
 
 
 def load_builder() -> ModuleType:
@@ -79,16 +81,31 @@ def code_generation_flags(architectures: str) -> list[str]:
     return flags
 
 
+def leave_out(part: str, reason: str) -> None:
+    """Says that a part is not built, and why; ends the build where that is forbidden."""
+    message = f"{reason}: diglot is built without its CUDA {part}"
+    if os.environ.get("DIGLOT_REQUIRE_CUDA") == "1":
+        raise SystemExit(f"error: {message}, and DIGLOT_REQUIRE_CUDA=1 forbids that")
+    print(f"warning: {message}", file=sys.stderr)
+
+
+def interpreter_extension() -> Any:
+    """What `build_interpreter` builds; None, with a reason printed, where a tool is missing."""
+    tools = (*shlex.split(os.environ.get("CXX", "g++"))[:1], "ld", "objcopy")
+    missing = [tool for tool in tools if shutil.which(tool) is None]
+    if SKIP or missing:
+        leave_out("interpreter", SKIP or f"no {', '.join(missing)} found")
+        return None
+    from setuptools import Extension
+
+    return Extension(INTERPRETER, [], py_limited_api=True)
+
+
 def cuda_extension() -> Any:
     """The extension of the CUDA backend; None, with a reason printed, where it cannot be built."""
-    skip = os.environ.get("DIGLOT_SKIP_CUDA") == "1"
-    toolkit = None if skip else find_toolkit()
+    toolkit = None if SKIP else find_toolkit()
     if toolkit is None:
-        reason = "DIGLOT_SKIP_CUDA=1" if skip else "no CUDA compiler (nvcc) found"
-        message = f"{reason}: diglot is built without its CUDA backend"
-        if os.environ.get("DIGLOT_REQUIRE_CUDA") == "1":
-            raise SystemExit(f"error: {message}, and DIGLOT_REQUIRE_CUDA=1 forbids that")
-        print(f"warning: {message}", file=sys.stderr)
+        leave_out("backend", SKIP or "no CUDA compiler (nvcc) found")
         return None
 
     import torch
@@ -163,10 +180,7 @@ def extension_arguments() -> dict[str, object]:
             if INTERPRETER in [e.name for e in every]:
                 build_interpreter(Path(self.get_ext_fullpath(INTERPRETER)), Path(self.build_temp))
 
-    extensions = [cuda_extension()]
-    if os.environ.get("DIGLOT_SKIP_CUDA") != "1":
-        # Where it cannot be built, the build goes on.
-        extensions.append(Extension(INTERPRETER, [], py_limited_api=True, optional=True))
+    extensions = [cuda_extension(), interpreter_extension()]
     return {
         "ext_modules": [extension for extension in extensions if extension is not None],
         "cmdclass": {"build_ext": BuildExtension},
@@ -175,16 +189,20 @@ def extension_arguments() -> dict[str, object]:
 
 
 def build_interpreter(output: Path, folder: Path) -> None:
-    """diglot._interpreter: the CUDA kernels for the host. Where that fails, the build goes on."""
+    """diglot._interpreter: the CUDA kernels for the host."""
     output.parent.mkdir(parents=True, exist_ok=True)
     try:
         builder.build_extension(output, folder / "interpreter")
-    except (RuntimeError, OSError) as error:
+    except RuntimeError as error:
         lines = str(error).splitlines()
-        # In one line what matters of a compiler's messages, and below it all of them.
-        why = next((line for line in lines if re.search("error:|not found", line)), lines[0])
-        print(f"warning: diglot is built without the CUDA interpreter: {why}", file=sys.stderr)
+        # All of a compiler's messages, and below them in one line what matters.
+        why = next((line for line in lines if "error:" in line), lines[0])
         print(*lines, sep="\n", file=sys.stderr)
+        raise SystemExit(f"error: the CUDA interpreter cannot be built: {why}") from None
 
 
+if "--inplace" in sys.argv:
+    # Should this build fail, or leave a library out, that of an earlier one must not pass for it.
+    for library in (*ROOT.glob("python/diglot/_C.*"), *ROOT.glob("python/diglot/_interpreter.*")):
+        library.unlink()
 setup(**extension_arguments())

@@ -42,8 +42,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # each worker has a core, and its neighbours need theirs
 
 pytest.register_assert_rewrite("backends")
-from backends import interpreted_line  # noqa: E402
+from backends import NOT_INTERPRETED, OPS, interpreted_line  # noqa: E402
+from languages import Languages  # noqa: E402
 from outcomes import added, last_results  # noqa: E402
+from seeds import Seeds  # noqa: E402
 
 # A first call compiles, so that no deadline would hold. CI draws the same examples every time.
 settings.register_profile("diglot", deadline=None, print_blob=True)
@@ -60,6 +62,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="on a machine with a GPU: write the outcome to bench/results/<gpu>/tests.json, or add "
         "it to what a run of the same sources wrote there",
     )
+    parser.addoption(
+        "--both-languages",
+        action="store_true",
+        help="fail where a library of CUDA's kernels does not load, or where no test ran an op's "
+        "kernels of CUDA C++, or none those of Triton",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -68,7 +76,12 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError("--evidence: PyTorch finds no CUDA GPU")
     if evidence == "add" and not is_of_these_sources(outcome_file()):
         raise pytest.UsageError("--evidence=add: no run of these sources is there to add to")
+    where = torch.cuda.get_device_name() if HAS_GPU else "interpreted"
+    ops = OPS if HAS_GPU else [op for op in OPS if op not in NOT_INTERPRETED]
+    languages = Languages(ops, where, config.getoption("--both-languages"))
     config.pluginmanager.register(_Record(), "diglot-record")
+    config.pluginmanager.register(languages, "diglot-languages")
+    config.pluginmanager.register(Seeds(), "diglot-seeds")
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -1,18 +1,11 @@
 """input + alpha * other, and its gradients: kernels and launchers. Twin of csrc/ops/add.cu."""
 
-import math
-
-import torch
 import triton
 import triton.language as tl
 
-from diglot.triton_ops.elementwise_launch import ACCESS_BYTES, elementwise_launch
-from diglot.triton_ops.launch import launch, number_halves
-from diglot.triton_ops.layout import (
-    compute_layout,
-    split_layout,
-    strided_arguments,
-)
+from diglot.backends.plans import Plan
+from diglot.triton_ops.elementwise_launch import plan_elementwise
+from diglot.triton_ops.launch import launcher, numbers_of
 from diglot.triton_ops.lib.elementwise import (
     flat_start,
     shifted,
@@ -23,6 +16,8 @@ from diglot.triton_ops.lib.elementwise import (
 )
 from diglot.triton_ops.lib.math import fma
 from diglot.triton_ops.lib.types import compute_type, convert, number
+from diglot.triton_ops.plan import Operand, Unseen
+from diglot.triton_ops.sum_launch import plan_sum
 
 HEAD = tl.constexpr(16)  # more elements than any array is away from a 16-byte boundary
 
@@ -254,105 +249,22 @@ def load_tile(
     return tl.load(address, mask=mask, other=0)
 
 
-def add_forward(input, other, alpha, out):
+@launcher
+def add_forward(input: Operand, other: Operand | None, alpha: Unseen, out: Operand) -> Plan:
     """out = input + alpha * other; without a second tensor, `other` is one."""
-    return elementwise_launch(
+    return plan_elementwise(
         add_forward_flat,
         add_forward_strided,
         (input, other, out),
-        number_halves(alpha, out.dtype),
-        (),
+        numbers=numbers_of(out.dtype),
     )
 
 
-def add_backward(grad_output, alpha, workspace, out):
+@launcher
+def add_backward(grad_output: Operand, alpha: Unseen, out: Operand) -> Plan:
     """out = alpha * grad_output, summed over the dimensions that `out` lacks or has of size one."""
-    if out.numel() == 0:
-        return "nothing to do"
-    halves = number_halves(alpha, grad_output.dtype)
-    if grad_output.numel() == out.numel():
-        return elementwise_launch(
-            add_backward_flat, add_backward_strided, (grad_output, out), halves, ()
-        )
-    kept, reduced = split_layout(grad_output, out)
-    if workspace is None:
-        launch_sum(grad_output, out, kept, reduced, 1, 0, halves)
-        return "sum"
-    # The partial sums lie in the order of the kept elements: one row of them per split.
-    splits = workspace.shape[0]
-    steps = [math.prod(kept.sizes[:d]) for d in range(len(kept.sizes))]
-    to_workspace = kept.with_strides([(s[0], t) for s, t in zip(kept.strides, steps, strict=True)])
-    from_workspace = kept.with_strides(
-        [(t, s[1]) for s, t in zip(kept.strides, steps, strict=True)]
-    )
-    rows = compute_layout(((splits,),), ((kept.numel,),))
-    one = number_halves(1, grad_output.dtype)
-    launch_sum(grad_output, workspace, to_workspace, reduced, splits, kept.numel, one)
-    launch_sum(workspace, out, from_workspace, rows, 1, 0, halves)
-    return "sum, split"
-
-
-SUM_BYTES = 8192  # of a tile: four 16-byte loads per thread, or at most 16 of one element
-SUM_WARPS = 4
-MOST_PROGRAMS = 2**31 - 1
-
-
-def power_of_two(n, most):
-    """The least power of two that is at least n, and at most `most`."""
-    result = 1
-    while result < n and result < most:
-        result *= 2
-    return result
-
-
-def launch_sum(source, target, kept, reduced, splits, split_stride, halves):
-    """One pass of add_backward_sum."""
-    size = source.element_size()
-    vector = ACCESS_BYTES // size
-    reduced_is_fastest = bool(reduced.strides) and (
-        not kept.strides or reduced.strides[0][0] < kept.strides[0][0]
-    )
-    kept_vector = reduced_vector = 1
-    # Addresses of traced tensors are unknown.
-    if type(source) is torch.Tensor and source.data_ptr() % ACCESS_BYTES == 0:
-        if reduced_is_fastest:
-            if reduced.has_vectors(0, vector) and kept.has_multiples(0, vector, 0):
-                reduced_vector = vector
-        elif kept.has_vectors(0, vector) and reduced.has_multiples(0, vector, 0):
-            kept_vector = vector
-    elements = SUM_BYTES // (size if kept_vector * reduced_vector > 1 else max(size, 4))
-    # The tile extends along the fastest dimension until a warp reads neighbouring elements, or all.
-    if reduced_is_fastest:
-        reduced_block = max(power_of_two(reduced.numel // splits, elements), reduced_vector)
-        kept_block = power_of_two(kept.numel, elements // reduced_block)
-    else:
-        kept_block = power_of_two(kept.numel, 32 * vector)
-        reduced_block = elements // kept_block
-    while -(-kept.numel // kept_block) * splits > MOST_PROGRAMS:
-        kept_block *= 2
-    wide = not (kept.is_narrow and reduced.is_narrow)
-    for slice, start in kept.slices():
-        launch(
-            add_backward_sum,
-            -(-slice.numel // kept_block) * splits,
-            (source, target),
-            (
-                slice.numel,
-                reduced.numel,
-                splits,
-                split_stride,
-                *strided_arguments(slice, start, arrays=2),
-                *strided_arguments(reduced, (0,), arrays=1),
-                *halves,
-            ),
-            (
-                len(slice.sizes),
-                len(reduced.sizes),
-                wide,
-                kept_block,
-                reduced_block,
-                kept_vector,
-                reduced_vector,
-            ),
-            SUM_WARPS,
-        )
+    numbers = numbers_of(grad_output.dtype)
+    if grad_output.numel() != out.numel():
+        return plan_sum(add_backward_sum, grad_output, out, numbers)
+    operands = (grad_output, out)
+    return plan_elementwise(add_backward_flat, add_backward_strided, operands, numbers=numbers)

@@ -4,8 +4,9 @@ import torch
 import triton
 import triton.language as tl
 
-from diglot.triton_ops.elementwise_launch import elementwise_launch
-from diglot.triton_ops.launch import launch, number_halves
+from diglot.backends.plans import Plan
+from diglot.triton_ops.elementwise_launch import plan_elementwise
+from diglot.triton_ops.launch import launcher, number_halves
 from diglot.triton_ops.lib.elementwise import (
     flat_start,
     shifted,
@@ -16,6 +17,7 @@ from diglot.triton_ops.lib.elementwise import (
 )
 from diglot.triton_ops.lib.philox import philox_4x32, random_bits
 from diglot.triton_ops.lib.types import compute_type, convert, number
+from diglot.triton_ops.plan import NOTHING, Launch, Operand, Unseen
 
 PHILOX_BLOCK, PHILOX_WARPS = 128, 4
 
@@ -110,26 +112,46 @@ def philox_rows(rows, output, n, BLOCK: tl.constexpr):
     tl.store(out_pointer + 3, word3.to(tl.int32, bitcast=True), mask=mask)
 
 
-def dropout_forward(input, seed, offset, threshold, scale, out):
-    """Both directions are one function: the mask is that of the seed and the offset."""
+def numbers(offset: int, threshold: int, scale: float) -> tuple[int, ...]:
+    """What kernels take for these."""
     _, low = number_halves(threshold, torch.int64)
-    numbers = (*number_halves(offset, torch.int64), low, *number_halves(scale, torch.float64))
-    return elementwise_launch(
+    return (*number_halves(offset, torch.int64), low, *number_halves(scale, torch.float64))
+
+
+@launcher
+def dropout_forward(
+    input: Operand, seed: Operand, offset: Unseen, threshold: Unseen, scale: Unseen, out: Operand
+) -> Plan:
+    """out = input, dropped out: the mask is that of the seed and the offset."""
+    return plan_elementwise(
         dropout_flat,
         dropout_strided,
         (input, out),
-        numbers,
-        (),
+        numbers=numbers,
         common=(seed,),
         indexed=True,
     )
 
 
-dropout_backward = dropout_forward
+@launcher
+def dropout_backward(
+    grad_output: Operand,
+    seed: Operand,
+    offset: Unseen,
+    threshold: Unseen,
+    scale: Unseen,
+    out: Operand,
+) -> Plan:
+    """out = grad_output, dropped out by the same mask."""
+    return dropout_forward.planner(grad_output, seed, offset, threshold, scale, out)
 
 
-def philox_words(rows, out):
+@launcher
+def philox_words(rows: Operand, out: Operand) -> Plan:
     """Philox of given counters and keys. `rows` is int32 [n, 6], `out` int32 [n, 4], contiguous."""
-    n = len(out)
-    launch(philox_rows, -(-n // PHILOX_BLOCK), (rows, out), (n,), (PHILOX_BLOCK,), PHILOX_WARPS)
-    return "a row per element"
+    n = out.shape[0]
+    if n == 0:
+        return NOTHING
+    grid = (-(-n // PHILOX_BLOCK),)
+    launch = Launch(philox_rows, grid, (rows, out), (n,), (PHILOX_BLOCK,), PHILOX_WARPS)
+    return Plan("a row per element", (launch,), None)

@@ -3,12 +3,16 @@
 Twin of csrc/ops/gaussian_pdf.cu.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 
-from diglot.triton_ops.elementwise_launch import elementwise_launch
-from diglot.triton_ops.launch import number_halves
+from diglot.backends.plans import Plan
+from diglot.triton_ops.elementwise_launch import plan_elementwise
+from diglot.triton_ops.launch import launcher, number_halves
 from diglot.triton_ops.lib.elementwise import (
     flat_start,
     shifted,
@@ -24,6 +28,7 @@ from diglot.triton_ops.lib.gaussian_pdf import (
     gaussian_pdf_slope_parameters,
 )
 from diglot.triton_ops.lib.types import compute_type, convert, number
+from diglot.triton_ops.plan import Operand, Unseen
 
 MOST = 4  # elements of a thread: each takes a dozen registers from term to term
 HEAD = tl.constexpr(16)  # more elements than any array is away from a 16-byte boundary
@@ -166,33 +171,39 @@ def gaussian_pdf_backward_strided(
     strided_store(grad_input, out_at, result, mask, VECTOR, ALIGNED)
 
 
-def integers(of, dtype):
-    """Parameters as kernels take them."""
-    *numbers, terms = of
-    return (*(half for value in numbers for half in number_halves(value, dtype)), terms)
+def numbers(parameters: Callable[..., tuple[Any, ...]], out: Operand) -> Any:
+    """What makes the kernels' numbers: the halves of what `parameters` makes of a call's."""
+
+    def make(mean: float, std: float, terms: int) -> tuple[int, ...]:
+        *values, terms = parameters(mean, std, terms, out.dtype == torch.float64)
+        return (*(half for value in values for half in number_halves(value, out.dtype)), terms)
+
+    return make
 
 
-def gaussian_pdf_forward(input, mean, std, terms, out):
+@launcher
+def gaussian_pdf_forward(
+    input: Operand, mean: Unseen, std: Unseen, terms: Unseen, out: Operand
+) -> Plan:
     """out = the mean of the density at `terms` points around input."""
-    of = gaussian_pdf_parameters(mean, std, terms, out.dtype == torch.float64)
-    return elementwise_launch(
+    return plan_elementwise(
         gaussian_pdf_forward_flat,
         gaussian_pdf_forward_strided,
         (input, out),
-        integers(of, out.dtype),
-        (),
+        numbers=numbers(gaussian_pdf_parameters, out),
         most=MOST,
     )
 
 
-def gaussian_pdf_backward(grad_output, input, mean, std, terms, out):
+@launcher
+def gaussian_pdf_backward(
+    grad_output: Operand, input: Operand, mean: Unseen, std: Unseen, terms: Unseen, out: Operand
+) -> Plan:
     """out = grad_output times the derivative of that mean."""
-    of = gaussian_pdf_slope_parameters(mean, std, terms, out.dtype == torch.float64)
-    return elementwise_launch(
+    return plan_elementwise(
         gaussian_pdf_backward_flat,
         gaussian_pdf_backward_strided,
         (grad_output, input, out),
-        integers(of, out.dtype),
-        (),
+        numbers=numbers(gaussian_pdf_slope_parameters, out),
         most=MOST,
     )

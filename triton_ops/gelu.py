@@ -3,7 +3,9 @@
 import triton
 import triton.language as tl
 
-from diglot.triton_ops.elementwise_launch import elementwise_launch
+from diglot.backends.plans import Plan
+from diglot.triton_ops.elementwise_launch import plan_elementwise
+from diglot.triton_ops.launch import launcher
 from diglot.triton_ops.lib.elementwise import (
     flat_start,
     shifted,
@@ -14,6 +16,7 @@ from diglot.triton_ops.lib.elementwise import (
 )
 from diglot.triton_ops.lib.gelu import gelu, gelu_gradient
 from diglot.triton_ops.lib.types import compute_type, convert
+from diglot.triton_ops.plan import Operand
 
 HEAD = tl.constexpr(16)  # more elements than any array is away from a 16-byte boundary
 
@@ -133,19 +136,15 @@ def gelu_backward_strided(
     strided_store(grad_input, out_at, result, mask, VECTOR, ALIGNED)
 
 
-def gelu_forward(input, approximate, out):
+@launcher
+def gelu_forward(input: Operand, approximate: str, out: Operand) -> Plan:
     """out = gelu(input)."""
-    return elementwise_launch(
-        gelu_forward_flat, gelu_forward_strided, (input, out), (), (approximate,)
-    )
+    return plan_elementwise(gelu_forward_flat, gelu_forward_strided, (input, out), (approximate,))
 
 
-def gelu_backward(grad_output, input, approximate, out):
+@launcher
+def gelu_backward(grad_output: Operand, input: Operand, approximate: str, out: Operand) -> Plan:
     """out = grad_output * gelu'(input)."""
-    return elementwise_launch(
-        gelu_backward_flat,
-        gelu_backward_strided,
-        (grad_output, input, out),
-        (),
-        (approximate,),
+    return plan_elementwise(
+        gelu_backward_flat, gelu_backward_strided, (grad_output, input, out), (approximate,)
     )

@@ -5,8 +5,9 @@ csrc/ops/global_softmax.cu.
 import triton
 import triton.language as tl
 
-from diglot.triton_ops.global_launch import launch_on_chunks
-from diglot.triton_ops.launch import ALL_PHASES
+from diglot.backends.plans import Plan
+from diglot.triton_ops.global_launch import plan_chunks
+from diglot.triton_ops.launch import launcher
 from diglot.triton_ops.lib import grid_barrier
 from diglot.triton_ops.lib.global_reduce import (
     THREADS,
@@ -26,6 +27,7 @@ from diglot.triton_ops.lib.reduce import (
     thread_sums,
 )
 from diglot.triton_ops.lib.types import compute_type, convert
+from diglot.triton_ops.plan import ALL_PHASES, Operand
 
 NOTHING = tl.constexpr(-float("inf"))
 
@@ -114,20 +116,15 @@ def global_softmax_backward_phases(
             store_tile(grad_input, start, n, backward(grad, y, total, T), ALIGNED, BLOCK)
 
 
-def global_softmax_forward(input, word, workspace, blocks, out):
+@launcher
+def global_softmax_forward(input: Operand, blocks: int, out: Operand) -> Plan:
     """out = softmax(input); both lie in memory in one dense order."""
-    return launch_on_chunks(
-        global_softmax_forward_phases, 1, 8, blocks, workspace, (input, word, workspace, out)
-    )
+    return plan_chunks(global_softmax_forward_phases, (input,), 8, blocks, out)
 
 
-def global_softmax_backward(grad_output, output, word, workspace, blocks, out):
+@launcher
+def global_softmax_backward(
+    grad_output: Operand, output: Operand, blocks: int, out: Operand
+) -> Plan:
     """out = output * (grad_output - sum(grad_output * output)); all in one dense order."""
-    return launch_on_chunks(
-        global_softmax_backward_phases,
-        2,
-        4,
-        blocks,
-        workspace,
-        (grad_output, output, word, workspace, out),
-    )
+    return plan_chunks(global_softmax_backward_phases, (grad_output, output), 4, blocks, out)

@@ -1,5 +1,6 @@
 // input + alpha * other, and its gradients: kernels, launchers, registration. Twin of
 // triton_ops/add.py.
+#include <limits>
 #include <stdexcept>
 
 #include "diglot/dispatch.h"
@@ -193,7 +194,7 @@ namespace {
 
 using namespace diglot;
 
-void add_forward(Stream stream, const Operand& input, const Operand* other, Number alpha,
+void add_forward(const Stream& stream, const Operand& input, const Operand* other, Number alpha,
                  const Operand& out) {
   dispatch_all(out.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
@@ -277,8 +278,9 @@ SumShape sum_shape(int64_t kept, int64_t reduced, int64_t splits, bool reduced_i
 }
 
 template <typename T>
-void launch_sum(Stream stream, const Layout<2>& kept, const Layout<1>& reduced, const void* grad,
-                int64_t splits, compute_t<T> alpha, const Operand& out, int64_t split_stride) {
+void launch_sum(cudaStream_t stream, const Layout<2>& kept, const Layout<1>& reduced,
+                const void* grad, int64_t splits, compute_t<T> alpha, const Operand& out,
+                int64_t split_stride) {
   constexpr int kVector = kVectorElements<T>;
   const bool reduced_is_fastest =
       reduced.rank > 0 && (kept.rank == 0 || reduced.strides[0][0] < kept.strides[0][0]);
@@ -318,7 +320,32 @@ void launch_sum(Stream stream, const Layout<2>& kept, const Layout<1>& reduced, 
   }
 }
 
-void add_backward(Stream stream, const Operand& grad_output, Number alpha, const Operand* workspace,
+// A sum over broadcast dimensions is split until this many blocks share it, 16 for each of an
+// H200's 132 multiprocessors, with at least this many elements each. A block is one kept element
+// wide where a reduced dimension is the fastest, and a warp's 16-byte accesses otherwise.
+// Constants, so that the order of a sum depends on shapes, strides and alignment alone.
+constexpr int64_t kSumSplitBlocks = 16 * 132;
+constexpr int64_t kSumElementsPerBlock = 16384;
+constexpr int64_t kSumBytesOfKept = 32 * 16;
+
+// Into how many parts the sum over broadcast dimensions is split.
+int64_t sum_splits(const Operand& grad_output, const Operand& out) {
+  const int64_t kept = std::max<int64_t>(out.numel, 1), reduced = grad_output.numel / kept;
+  if (reduced <= 1) return 1;
+  std::pair<int64_t, bool> fastest{std::numeric_limits<int64_t>::max(), false};
+  for (int d = 0; d < grad_output.rank; ++d) {
+    const int own = d - (grad_output.rank - out.rank);
+    const bool is_kept = (own < 0 ? 1 : out.sizes[own]) == grad_output.sizes[d];
+    if (grad_output.sizes[d] != 1) fastest = std::min(fastest, {grad_output.strides[d], is_kept});
+  }
+  const int64_t width =
+      fastest.second ? std::min(kept, kSumBytesOfKept / size_of(grad_output.dtype)) : 1;
+  const int64_t blocks = (kept + width - 1) / width;
+  return std::max<int64_t>(
+      1, std::min(kSumSplitBlocks / blocks, reduced * width / kSumElementsPerBlock));
+}
+
+void add_backward(const Stream& stream, const Operand& grad_output, Number alpha,
                   const Operand& out) {
   if (out.numel == 0) {
     last_variant() = "nothing to do";
@@ -355,13 +382,16 @@ void add_backward(Stream stream, const Operand& grad_output, Number alpha, const
     const Operand reduced_grad = select_dimensions(grad_output, out, false);
     const Layout<2> kept({&kept_grad, &kept_out});
     const Layout<1> reduced({&reduced_grad});
-    last_variant() = workspace == nullptr ? "sum" : "sum, split";
-    if (workspace == nullptr) {
+    const int64_t splits = sum_splits(grad_output, out);
+    last_variant() = splits == 1 ? "sum" : "sum, split";
+    if (splits == 1) {
       launch_sum<T>(stream, kept, reduced, grad_output.data, 1, factor, out, 0);
       return;
     }
     // The partial sums lie in the order of the kept elements: one row of them per split.
-    const int64_t splits = workspace->sizes[0];
+    Operand partials;
+    partials.dtype = kDType<Value>;
+    partials.data = stream.scratch({splits * out.numel * static_cast<int64_t>(sizeof(Value))});
     Layout<2> to_workspace = kept;
     Layout<2> from_workspace = kept;
     int64_t step = 1;
@@ -374,18 +404,18 @@ void add_backward(Stream stream, const Operand& grad_output, Number alpha, const
     rows.rank = 1;
     rows.sizes[0] = splits;
     rows.strides[0] = kept.numel;
-    launch_sum<T>(stream, to_workspace, reduced, grad_output.data, splits, Value{1}, *workspace,
+    launch_sum<T>(stream, to_workspace, reduced, grad_output.data, splits, Value{1}, partials,
                   kept.numel);
-    launch_sum<Value>(stream, from_workspace, Layout<1>({&rows}), workspace->data, 1, factor, out,
-                      0);
+    launch_sum<Value>(stream, from_workspace, Layout<1>({&rows}), partials.data, 1, factor, out, 0);
   });
 }
 
 DIGLOT_LAUNCHER(add_forward,
-                "(Tensor input, Tensor? other, float alpha, int alpha_integer, Tensor(a!) out) "
+                "(Tensor input, Tensor? other, float alpha, int alpha_integer, Tensor(a!) out, "
+                "Tensor(z!)? scratch) "
                 "-> ()")
 DIGLOT_LAUNCHER(add_backward,
-                "(Tensor grad_output, float alpha, int alpha_integer, Tensor(b!)? workspace, "
-                "Tensor(a!) out) -> ()")
+                "(Tensor grad_output, float alpha, int alpha_integer, "
+                "Tensor(a!) out, Tensor(z!)? scratch) -> ()")
 
 }  // namespace

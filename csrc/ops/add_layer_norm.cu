@@ -19,14 +19,13 @@ namespace {
 
 using namespace diglot;
 
-void add_layer_norm_forward(Stream stream, const Operand& input, const Operand& residual,
+void add_layer_norm_forward(const Stream& stream, const Operand& input, const Operand& residual,
                             const Operand* weight, const Operand* bias, Number eps,
-                            const Operand& mean, const Operand& rstd, const Operand& sum,
-                            const Operand& out) {
+                            const Operand* statistics, const Operand& sum, const Operand& out) {
   dispatch_floating(out.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     launch_norm_forward<true, true, T>(
-        {input, &residual, weight, bias, &mean, rstd, &sum, out}, eps,
+        {input, &residual, weight, bias, statistics, &sum, out}, eps,
         [&](auto shape, const auto& rows, Launch how, const auto& inputs, const auto& operation) {
           using W = typename std::decay_t<decltype(operation)>::Parameter;
           return launch<add_layer_norm_forward_rows<decltype(shape), T, W>>(
@@ -38,6 +37,6 @@ void add_layer_norm_forward(Stream stream, const Operand& input, const Operand& 
 DIGLOT_LAUNCHER(
     add_layer_norm_forward,
     "(Tensor input, Tensor residual, Tensor? weight, Tensor? bias, float eps, int eps_integer, "
-    "Tensor(a!) mean, Tensor(b!) rstd, Tensor(c!) sum, Tensor(d!) out) -> ()")
+    "Tensor(a!)? statistics, Tensor(c!) sum, Tensor(d!) out, Tensor(z!)? scratch) -> ()")
 
 }  // namespace

@@ -19,13 +19,13 @@ namespace {
 
 using namespace diglot;
 
-void add_rms_norm_forward(Stream stream, const Operand& input, const Operand& residual,
-                          const Operand* weight, Number eps, const Operand& rstd,
+void add_rms_norm_forward(const Stream& stream, const Operand& input, const Operand& residual,
+                          const Operand* weight, Number eps, const Operand* statistics,
                           const Operand& sum, const Operand& out) {
   dispatch_floating(out.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     launch_norm_forward<false, true, T>(
-        {input, &residual, weight, nullptr, nullptr, rstd, &sum, out}, eps,
+        {input, &residual, weight, nullptr, statistics, &sum, out}, eps,
         [&](auto shape, const auto& rows, Launch how, const auto& inputs, const auto& operation) {
           using W = typename std::decay_t<decltype(operation)>::Parameter;
           return launch<add_rms_norm_forward_rows<decltype(shape), T, W>>(how, stream, rows, inputs,
@@ -34,8 +34,9 @@ void add_rms_norm_forward(Stream stream, const Operand& input, const Operand& re
   });
 }
 
-DIGLOT_LAUNCHER(add_rms_norm_forward,
-                "(Tensor input, Tensor residual, Tensor? weight, float eps, int eps_integer, "
-                "Tensor(a!) rstd, Tensor(b!) sum, Tensor(c!) out) -> ()")
+DIGLOT_LAUNCHER(
+    add_rms_norm_forward,
+    "(Tensor input, Tensor residual, Tensor? weight, float eps, int eps_integer, "
+    "Tensor(a!)? statistics, Tensor(b!) sum, Tensor(c!) out, Tensor(z!)? scratch) -> ()")
 
 }  // namespace

@@ -246,26 +246,29 @@ void dispatch_norm(double norm_type, DType dtype, Function function) {
 }
 
 // Scales `grads` in place, which the kernel finds by `table` alone, and writes their norm to
-// `total`. `partials` is of the type that is computed in, and has an element per chunk; `blocks` is
-// how many, or 0.
-void clip_grad_norm(Stream stream, TensorList, const Operand& table, const Operand& partials,
-                    const Operand& word, Number max_norm, Number norm_type, bool error_if_nonfinite,
-                    Number blocks, const Operand& total) {
+// `total`. `blocks` is how many, or 0.
+void clip_grad_norm(const Stream& stream, TensorList, const Operand& table, Number max_norm,
+                    Number norm_type, bool error_if_nonfinite, Number blocks,
+                    const Operand& total) {
   const int64_t chunks = table.numel / 2;
   dispatch_norm(norm_type.real, total.dtype, [&](auto norm, auto value) {
     using Value = decltype(value);
+    const auto bytes = kBarrierBytes + chunks * static_cast<int64_t>(sizeof(Value));
+    char* const scratch = stream.scratch({bytes, kBarrierBytes, Lifetime::kStream});
     launch_cooperatively<clip_grad_norm_phases<decltype(norm), Value>>(
         blocks.integer > 0 ? blocks.integer : chunks, kClipBlocks, kClipThreads, 0, stream,
-        table.as<const int64_t>(), chunks, partials.as<Value>(), word.as<uint32_t>(),
-        max_norm.as<Value>(), error_if_nonfinite, total.data, total.dtype);
+        table.as<const int64_t>(), chunks, reinterpret_cast<Value*>(scratch + kBarrierBytes),
+        reinterpret_cast<uint32_t*>(scratch), max_norm.as<Value>(), error_if_nonfinite, total.data,
+        total.dtype);
   });
   last_variant() = "one launch";
 }
 
 DIGLOT_LAUNCHER(clip_grad_norm,
-                "(Tensor(a!)[] grads, Tensor table, Tensor(b!) partials, Tensor(c!) word, "
+                "(Tensor(a!)[] grads, Tensor table, "
                 "float max_norm, int max_norm_integer, float norm_type, int norm_type_integer, "
-                "bool error_if_nonfinite, float blocks, int blocks_integer, Tensor(d!) total) "
+                "bool error_if_nonfinite, float blocks, int blocks_integer, Tensor(d!) total, "
+                "Tensor(z!)? scratch) "
                 "-> ()")
 
 }  // namespace

@@ -70,7 +70,7 @@ namespace {
 using namespace diglot;
 
 // Both directions are one function: the mask is that of the seed and the offset.
-void dropout(Stream stream, const Operand& input, const Operand& seed, Number offset,
+void dropout(const Stream& stream, const Operand& input, const Operand& seed, Number offset,
              Number threshold, Number scale, const Operand& out) {
   const Operand index = index_operand(out);
   dispatch_floating(out.dtype, [&](auto type) {
@@ -92,18 +92,18 @@ void dropout(Stream stream, const Operand& input, const Operand& seed, Number of
   });
 }
 
-void dropout_forward(Stream stream, const Operand& input, const Operand& seed, Number offset,
+void dropout_forward(const Stream& stream, const Operand& input, const Operand& seed, Number offset,
                      Number threshold, Number scale, const Operand& out) {
   dropout(stream, input, seed, offset, threshold, scale, out);
 }
 
-void dropout_backward(Stream stream, const Operand& grad_output, const Operand& seed, Number offset,
-                      Number threshold, Number scale, const Operand& out) {
+void dropout_backward(const Stream& stream, const Operand& grad_output, const Operand& seed,
+                      Number offset, Number threshold, Number scale, const Operand& out) {
   dropout(stream, grad_output, seed, offset, threshold, scale, out);
 }
 
 // Philox of given counters and keys. `rows` is int32 [n, 6], `out` int32 [n, 4], both contiguous.
-void philox_words(Stream stream, const Operand& rows, const Operand& out) {
+void philox_words(const Stream& stream, const Operand& rows, const Operand& out) {
   const int64_t n = out.numel / 4;
   last_variant() = "a thread per row";
   if (n == 0) return;
@@ -113,11 +113,12 @@ void philox_words(Stream stream, const Operand& rows, const Operand& out) {
 
 DIGLOT_LAUNCHER(dropout_forward,
                 "(Tensor input, Tensor seed, float offset, int offset_integer, float threshold, "
-                "int threshold_integer, float scale, int scale_integer, Tensor(a!) out) -> ()")
+                "int threshold_integer, float scale, int scale_integer, Tensor(a!) out, "
+                "Tensor(z!)? scratch) -> ()")
 DIGLOT_LAUNCHER(dropout_backward,
                 "(Tensor grad_output, Tensor seed, float offset, int offset_integer, "
                 "float threshold, int threshold_integer, float scale, int scale_integer, "
-                "Tensor(a!) out) -> ()")
-DIGLOT_LAUNCHER(philox_words, "(Tensor rows, Tensor(a!) out) -> ()")
+                "Tensor(a!) out, Tensor(z!)? scratch) -> ()")
+DIGLOT_LAUNCHER(philox_words, "(Tensor rows, Tensor(a!) out, Tensor(z!)? scratch) -> ()")
 
 }  // namespace

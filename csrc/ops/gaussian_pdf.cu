@@ -75,7 +75,7 @@ int checked(Number terms) {
   return static_cast<int>(terms.integer);
 }
 
-void gaussian_pdf_forward(Stream stream, const Operand& input, Number mean, Number std,
+void gaussian_pdf_forward(const Stream& stream, const Operand& input, Number mean, Number std,
                           Number terms, const Operand& out) {
   dispatch_floating(out.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
@@ -95,7 +95,7 @@ void gaussian_pdf_forward(Stream stream, const Operand& input, Number mean, Numb
   });
 }
 
-void gaussian_pdf_backward(Stream stream, const Operand& grad_output, const Operand& input,
+void gaussian_pdf_backward(const Stream& stream, const Operand& grad_output, const Operand& input,
                            Number mean, Number std, Number terms, const Operand& out) {
   dispatch_floating(out.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
@@ -119,9 +119,10 @@ void gaussian_pdf_backward(Stream stream, const Operand& grad_output, const Oper
 
 DIGLOT_LAUNCHER(gaussian_pdf_forward,
                 "(Tensor input, float mean, int mean_integer, float std, int std_integer, "
-                "float terms_real, int terms, Tensor(a!) out) -> ()")
-DIGLOT_LAUNCHER(gaussian_pdf_backward,
-                "(Tensor grad_output, Tensor input, float mean, int mean_integer, float std, "
-                "int std_integer, float terms_real, int terms, Tensor(a!) out) -> ()")
+                "float terms_real, int terms, Tensor(a!) out, Tensor(z!)? scratch) -> ()")
+DIGLOT_LAUNCHER(
+    gaussian_pdf_backward,
+    "(Tensor grad_output, Tensor input, float mean, int mean_integer, float std, "
+    "int std_integer, float terms_real, int terms, Tensor(a!) out, Tensor(z!)? scratch) -> ()")
 
 }  // namespace

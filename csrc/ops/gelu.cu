@@ -84,7 +84,7 @@ void dispatch(DType dtype, std::string_view approximate, Function function) {
   });
 }
 
-void gelu_forward(Stream stream, const Operand& input, std::string_view approximate,
+void gelu_forward(const Stream& stream, const Operand& input, std::string_view approximate,
                   const Operand& out) {
   dispatch(out.dtype, approximate, [&](auto type, auto approximate) {
     using T = typename decltype(type)::type;
@@ -103,7 +103,7 @@ void gelu_forward(Stream stream, const Operand& input, std::string_view approxim
   });
 }
 
-void gelu_backward(Stream stream, const Operand& grad_output, const Operand& input,
+void gelu_backward(const Stream& stream, const Operand& grad_output, const Operand& input,
                    std::string_view approximate, const Operand& out) {
   dispatch(out.dtype, approximate, [&](auto type, auto approximate) {
     using T = typename decltype(type)::type;
@@ -124,8 +124,10 @@ void gelu_backward(Stream stream, const Operand& grad_output, const Operand& inp
   });
 }
 
-DIGLOT_LAUNCHER(gelu_forward, "(Tensor input, str approximate, Tensor(a!) out) -> ()")
+DIGLOT_LAUNCHER(gelu_forward,
+                "(Tensor input, str approximate, Tensor(a!) out, Tensor(z!)? scratch) -> ()")
 DIGLOT_LAUNCHER(gelu_backward,
-                "(Tensor grad_output, Tensor input, str approximate, Tensor(a!) out) -> ()")
+                "(Tensor grad_output, Tensor input, str approximate, Tensor(a!) out, Tensor(z!)? "
+                "scratch) -> ()")
 
 }  // namespace

@@ -57,15 +57,16 @@ using namespace diglot;
 // do in a phase: "check", "read" without having written, or "wait" alone. `slots` is int32 [2,
 // blocks, kCheckWords], `mismatches` int32 [phases], zeros. The grid is as `slots` says: if it does
 // not run at once, that is an error.
-void grid_barrier_check(Stream stream, const Operand& word, const Operand& slots,
-                        std::string_view barrier, std::string_view run, const Operand& mismatches) {
+void grid_barrier_check(const Stream& stream, const Operand& slots, std::string_view barrier,
+                        std::string_view run, const Operand& mismatches) {
+  uint32_t* const word = reinterpret_cast<uint32_t*>(
+      stream.scratch({kBarrierBytes, kBarrierBytes, Lifetime::kStream}));
   const auto start = [&](auto barrier, auto writes, auto reads) {
     using Barrier = typename decltype(barrier)::type;
     Launch how{static_cast<unsigned>(slots.numel / (2 * kCheckWords)), kCheckThreads};
     how.is_cooperative = true;
     launch<grid_barrier_phases<Barrier, decltype(writes)::value, decltype(reads)::value>>(
-        how, stream, word.as<uint32_t>(), mismatches.numel, slots.as<uint32_t>(),
-        mismatches.as<int32_t>());
+        how, stream, word, mismatches.numel, slots.as<uint32_t>(), mismatches.as<int32_t>());
   };
   const auto start_with = [&](auto barrier) {
     if (run == "check") {
@@ -89,8 +90,9 @@ void grid_barrier_check(Stream stream, const Operand& word, const Operand& slots
 #endif
 }
 
-DIGLOT_LAUNCHER(grid_barrier_check,
-                "(Tensor(a!) word, Tensor(b!) slots, str barrier, str run, Tensor(c!) mismatches) "
-                "-> ()")
+DIGLOT_LAUNCHER(
+    grid_barrier_check,
+    "(Tensor(b!) slots, str barrier, str run, Tensor(c!) mismatches, Tensor(z!)? scratch) "
+    "-> ()")
 
 }  // namespace

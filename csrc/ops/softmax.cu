@@ -84,46 +84,44 @@ namespace {
 using namespace diglot;
 
 // The output has the input's type, or is of float32 where that is float16 or bfloat16.
-void softmax_forward(Stream stream, const Operand& input, Dim dim, const Operand* words,
-                     const Operand& out) {
+void softmax_forward(const Stream& stream, const Operand& input, Dim dim, const Operand& out) {
   dispatch_widening(input.dtype, out.dtype, [&](auto of_input, auto of_output) {
     using I = typename decltype(of_input)::type;
     using O = typename decltype(of_output)::type;
     using State = typename SoftmaxRow<O>::State;
     launch_rows<I, O, 1>({&out, &input}, dim,
-                         [&](auto shape, const auto& rows, Launch how) {
+                         [&](auto shape, const auto& rows, Launch how, char* states) {
                            return launch<softmax_forward_rows<decltype(shape), I, O>>(
                                how, stream, rows, Inputs<I, 1>{{input.as<const I>()}},
-                               states_in<State>(words), out.as<O>());
+                               reinterpret_cast<State*>(states), out.as<O>());
                          },
-                         true, {words, sizeof(State)});
+                         true, {&stream, sizeof(State)});
   });
 }
 
-void softmax_backward(Stream stream, const Operand& grad_output, const Operand& output, Dim dim,
-                      const Operand* words, const Operand& out) {
+void softmax_backward(const Stream& stream, const Operand& grad_output, const Operand& output,
+                      Dim dim, const Operand& out) {
   dispatch_widening(out.dtype, output.dtype, [&](auto of_output, auto of_input) {
     using I = typename decltype(of_input)::type;
     using O = typename decltype(of_output)::type;
     using State = typename SoftmaxRowGradient<I>::State;
     launch_rows<I, O, 2>({&out, &grad_output, &output}, dim,
-                         [&](auto shape, const auto& rows, Launch how) {
+                         [&](auto shape, const auto& rows, Launch how, char* states) {
                            return launch<softmax_backward_rows<decltype(shape), I, O>>(
                                how, stream, rows,
                                Inputs<I, 2>{{grad_output.as<const I>(), output.as<const I>()}},
-                               states_in<State>(words), out.as<O>());
+                               reinterpret_cast<State*>(states), out.as<O>());
                          },
-                         true, {words, sizeof(State)});
+                         true, {&stream, sizeof(State)});
   });
 }
 
 DIGLOT_LAUNCHER(
     softmax_forward,
-    "(Tensor input, float dim, int dim_integer, Tensor(a!)? words, Tensor(b!) out) -> ()")
-DIGLOT_LAUNCHER(
-    softmax_backward,
-    "(Tensor grad_output, Tensor output, float dim, int dim_integer, Tensor(a!)? words, "
-    "Tensor(b!) out) "
-    "-> ()")
+    "(Tensor input, float dim, int dim_integer, Tensor(a!) out, Tensor(z!)? scratch) -> ()")
+DIGLOT_LAUNCHER(softmax_backward,
+                "(Tensor grad_output, Tensor output, float dim, int dim_integer, "
+                "Tensor(a!) out, Tensor(z!)? scratch) "
+                "-> ()")
 
 }  // namespace

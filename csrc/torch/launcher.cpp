@@ -50,7 +50,6 @@ struct Names {
   PyObject* data_ptr = PyUnicode_InternFromString("data_ptr");
   PyObject* dtype = PyUnicode_InternFromString("dtype");
   PyObject* get_device = PyUnicode_InternFromString("get_device");
-  PyObject* is_contiguous = PyUnicode_InternFromString("is_contiguous");
   PyObject* numel = PyUnicode_InternFromString("numel");
   PyObject* shape = PyUnicode_InternFromString("shape");
   PyObject* stride = PyUnicode_InternFromString("stride");
@@ -90,7 +89,7 @@ int read_integers(PyObject* tuple, int64_t* values) {
 
 }  // namespace
 
-Stream current_stream(int device) {
+cudaStream_t current_stream(int device) {
   // The facade refuses such tensors; operators, which anybody can call, come here without it.
   if (device < 0) throw std::invalid_argument("a CUDA kernel takes CUDA tensors");
   void* stream = nullptr;
@@ -98,7 +97,13 @@ Stream current_stream(int device) {
     throw std::runtime_error("this build of PyTorch has no CUDA support");
   }
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &stream));
-  return static_cast<Stream>(stream);
+  return static_cast<cudaStream_t>(stream);
+}
+
+PyObject* to_python(const Scratch& scratch) {
+  return Py_BuildValue("(LLs)", static_cast<long long>(scratch.bytes),
+                       static_cast<long long>(scratch.zeroed),
+                       scratch.lifetime == Lifetime::kCall ? "call" : "stream");
 }
 
 bool find_dtypes() {
@@ -207,28 +212,18 @@ const Operand& PythonReader::read_tensor(PyObject* tensor) {
   operand.numel = call_for_integer(tensor, names().numel);
   const Object dtype(PyObject_GetAttr(tensor, names().dtype));
   operand.dtype = dtype_of(dtype.get());
-  const Object contiguous(PyObject_CallMethodObjArgs(tensor, names().is_contiguous, nullptr));
-  is_shape_needless_ &= contiguous.get() == Py_True;
   slots_[count_] = slot_++;
   tensors_[count_++] = tensor;  // borrowed: the caller's arguments outlive the call
   return operand;
 }
 
 void PythonReader::describe() {
-  bool one_dimension = is_shape_needless_;
-  for (int i = 1; i < count_; ++i) one_dimension &= operands_[i].numel == operands_[0].numel;
   for (int i = 0; i < count_; ++i) {
     Operand& operand = operands_[i];
-    if (one_dimension) {
-      operand.rank = 1;
-      operand.sizes[0] = operand.numel;
-      operand.strides[0] = 1;
-    } else {
-      const Object shape(PyObject_GetAttr(tensors_[i], names().shape));
-      const Object stride(PyObject_CallMethodObjArgs(tensors_[i], names().stride, nullptr));
-      operand.rank = read_integers(shape.get(), operand.sizes);
-      read_integers(stride.get(), operand.strides);
-    }
+    const Object shape(PyObject_GetAttr(tensors_[i], names().shape));
+    const Object stride(PyObject_CallMethodObjArgs(tensors_[i], names().stride, nullptr));
+    operand.rank = read_integers(shape.get(), operand.sizes);
+    read_integers(stride.get(), operand.strides);
   }
 #if defined(DIGLOT_INTERPRETER)
   for (const auto& [list, slot] : lists_) {
@@ -317,7 +312,6 @@ Number PythonReader::read<Number>() {
 
 template <>
 Dim PythonReader::read<Dim>() {
-  is_shape_needless_ = false;
   return {read<Number>().integer};
 }
 

@@ -1,9 +1,14 @@
 // One launcher, two ways in: as an operator of torch.library (what compiled graphs call) and as a
 // function of the Python module (what eager code calls, without the dispatcher's cost).
 //
-//   void gelu_forward(Stream stream, const Operand& input, std::string_view approximate,
+//   void gelu_forward(const Stream& stream, const Operand& input, std::string_view approximate,
 //                     const Operand& out);
-//   DIGLOT_LAUNCHER(gelu_forward, "(Tensor input, str approximate, Tensor(a!) out) -> ()")
+//   DIGLOT_LAUNCHER(gelu_forward,
+//                   "(Tensor input, str approximate, Tensor(a!) out, Tensor(b!)? scratch) -> ()")
+//
+// Every schema ends with the scratch, which launchers ask the stream for. A call from Python
+// returns the variant's name, or, if it needs scratch and has none, launches nothing and returns
+// the requirement: (bytes, zeroed, lifetime).
 //
 // Bound to its arguments it is called again and again with other operands
 // (csrc/torch/pipeline.cpp).
@@ -26,11 +31,10 @@
 
 #include "diglot/launch.cuh"
 #include "diglot/operand.h"
+#include "diglot/scratch.h"
 #include "torch/python_abi.h"
 
 namespace diglot {
-
-using Stream = cudaStream_t;
 
 // A Python number, exact in whichever of the two kinds the launcher computes in.
 struct Number {
@@ -54,7 +58,7 @@ struct TensorList {};
 namespace torch_binding {
 
 // PyTorch's current stream on `device`.
-Stream current_stream(int device);
+cudaStream_t current_stream(int device);
 
 #if !defined(DIGLOT_INTERPRETER)
 // Makes `device` current for a scope. Going back is PyTorch's business, which alone knows whether
@@ -131,9 +135,7 @@ class PythonReader {
   template <typename T>
   T read();
   int device() const { return device_; }
-  // Fills in sizes and strides, once all arguments are read: it is then known whether every tensor
-  // is contiguous with one element count, in which case one dimension describes them all, unless
-  // the launcher takes a Dim.
+  // Fills in sizes and strides, once all arguments are read.
   void describe();
   // The tensors, in order, without those that were left out.
   int tensors() const { return count_; }
@@ -157,7 +159,6 @@ class PythonReader {
   std::vector<std::pair<PyObject*, int>> lists_;  // with their slots
   std::vector<std::pair<Operand, int>> listed_;   // the tensors in them, likewise
 #endif
-  bool is_shape_needless_ = true;  // while all tensors are contiguous
   int device_ = -1;
 };
 
@@ -166,16 +167,18 @@ template <typename Reader, typename... Parameters>
 class Call {
  public:
   // Braces order the reads from left to right.
-  Call(void (*launcher)(Stream, Parameters...), Reader& reader, std::string_view schema)
+  Call(void (*launcher)(const Stream&, Parameters...), Reader& reader, std::string_view schema)
       : launcher_(launcher),
         reader_(reader),
         schema_(schema),
-        arguments_{reader.template read<Parameters>()...} {
+        arguments_{reader.template read<Parameters>()...},
+        scratch_(reader.template read<const Operand*>()) {
     if constexpr (std::is_same_v<Reader, PythonReader>) reader.describe();
   }
 
   // Runs it with what the reader's operands are now. Nothing of Python is needed.
-  void operator()(Stream stream) const {
+  void operator()(cudaStream_t handle) const {
+    const Stream stream(handle, scratch_);
 #if defined(DIGLOT_INTERPRETER)
     // Tensors are in the host's memory, and a kernel may touch these and no other.
     const interpreter::Arguments scope(reader_.ranges(schema_));
@@ -184,14 +187,15 @@ class Call {
   }
 
  private:
-  void (*launcher_)(Stream, Parameters...);
+  void (*launcher_)(const Stream&, Parameters...);
   [[maybe_unused]] const Reader& reader_;
   [[maybe_unused]] std::string_view schema_;
   std::tuple<Parameters...> arguments_;
+  const Operand* scratch_;
 };
 
 template <typename Reader, typename... Parameters>
-void call_launcher(void (*launcher)(Stream, Parameters...), Reader& reader,
+void call_launcher(void (*launcher)(const Stream&, Parameters...), Reader& reader,
                    std::string_view schema = {}) {
   const Call<Reader, Parameters...> call(launcher, reader, schema);
   if (Recording::innermost() != nullptr) return call(nullptr);  // there may be no device
@@ -218,7 +222,7 @@ class BoundLauncher {
   int tensors() const { return reader_.tensors(); }
   Operand& operand(int i) { return reader_.operand(i); }
   // Runs it on a stream of the current device, on any thread, without the interpreter's lock.
-  virtual void run(Stream stream) = 0;
+  virtual void run(cudaStream_t stream) = 0;
 
  protected:
   PythonReader reader_;
@@ -241,6 +245,9 @@ struct PythonError {};
 
 PyObject* raise_current_exception();
 
+// (bytes, zeroed, lifetime).
+PyObject* to_python(const Scratch& scratch);
+
 // Python reads last_variant() after its own calls, when it is asked what ran: a compiled graph's
 // call in between, on the same thread, leaves it as it was.
 class KeptVariant {
@@ -256,14 +263,19 @@ class KeptVariant {
 
 template <auto kLauncher>
 struct Entry;
-template <typename... Parameters, void (*kLauncher)(Stream, Parameters...)>
+template <typename... Parameters, void (*kLauncher)(const Stream&, Parameters...)>
 struct Entry<kLauncher> {
   inline static std::string_view schema;
 
   static void from_stack(StableIValue* stack, uint64_t, uint64_t) {
     const KeptVariant kept;
     StackReader reader(stack);
-    call_launcher(kLauncher, reader);
+    try {
+      call_launcher(kLauncher, reader);
+    } catch (const ScratchNeeded& needed) {
+      throw std::invalid_argument("this call needs " + std::to_string(needed.scratch.bytes) +
+                                  " bytes of scratch");
+    }
   }
   static PyObject* from_python(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
     const char* const before = last_variant();
@@ -271,11 +283,14 @@ struct Entry<kLauncher> {
       check_count(count);
       PythonReader reader(arguments);
       call_launcher(kLauncher, reader, schema);
+    } catch (const ScratchNeeded& needed) {
+      last_variant() = before;
+      return to_python(needed.scratch);
     } catch (...) {
       last_variant() = before;  // a call that failed did not run
       return raise_current_exception();
     }
-    Py_RETURN_NONE;
+    return PyUnicode_InternFromString(last_variant());
   }
   static std::unique_ptr<BoundLauncher> bind(PyObject* const* arguments, Py_ssize_t count) {
     check_count(count);
@@ -287,16 +302,22 @@ struct Entry<kLauncher> {
    public:
     explicit Bound(PyObject* const* arguments)
         : BoundLauncher(arguments), call_(kLauncher, reader_, schema) {}
-    void run(Stream stream) override { call_(stream); }
+    void run(cudaStream_t stream) override {
+      try {
+        call_(stream);
+      } catch (const ScratchNeeded&) {
+        throw std::invalid_argument("a launcher that needs scratch cannot be bound");
+      }
+    }
 
    private:
     Call<PythonReader, Parameters...> call_;
   };
 
   static void check_count(Py_ssize_t count) {
-    if (count == sizeof...(Parameters)) return;
+    if (count == sizeof...(Parameters) + 1) return;
     PyErr_Format(PyExc_TypeError, "expected %d arguments, got %d",
-                 static_cast<int>(sizeof...(Parameters)), static_cast<int>(count));
+                 static_cast<int>(sizeof...(Parameters)) + 1, static_cast<int>(count));
     throw PythonError{};
   }
 };

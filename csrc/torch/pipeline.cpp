@@ -64,7 +64,7 @@ class ChunkLauncher {
     }
   }
 
-  void operator()(Stream stream, int slot, int64_t rows) {
+  void operator()(cudaStream_t stream, int slot, int64_t rows) {
     for (const Placed& placed : placed_) {
       placed.operand.data = placed.array.buffers[slot];
       placed.operand.numel = placed.row_elements * rows;
@@ -206,7 +206,7 @@ PyObject* run_pipeline(PyObject*, PyObject* const* arguments, Py_ssize_t count) 
     pipeline::Job job{
         plan,
         arrays,
-        [&](Stream stream, int slot, int64_t chunk) { launcher(stream, slot, chunk); },
+        [&](cudaStream_t stream, int slot, int64_t chunk) { launcher(stream, slot, chunk); },
         pipeline::Control(control),
         static_cast<int>(copy_threads),
         static_cast<int>(device),

@@ -5,6 +5,7 @@
 #include "diglot/global_reduce.cuh"
 #include "diglot/launch.cuh"
 #include "diglot/operand.h"
+#include "diglot/scratch.h"
 
 namespace diglot {
 
@@ -16,12 +17,15 @@ inline int parking_bytes(int64_t tiles, int tile_bytes) {
   return std::max(0, room / tile_bytes * tile_bytes);
 }
 
+// The most chunks that arrays are cut into, and so, maybe, several tiles in one. Of large arrays
+// there are then between half as many chunks and as many: many more than blocks, so that these have
+// about the same work, and few enough for every block to read the states of all.
+constexpr int64_t kMaxChunks = 4096;
+
 // Calls function(integral_constant<int, accesses>{}, chunks) for arrays of one number of elements,
-// of type T, the output first, or says that there is nothing to do. There are no more chunks than
-// `workspace` has room for, and so, maybe, several tiles in one.
+// of type T, the output first, or says that there is nothing to do.
 template <typename T, int kArrays, typename Function>
-void cut_into_chunks(const Operand& workspace, const Operand* const (&operands)[kArrays],
-                     Function function) {
+void cut_into_chunks(const Operand* const (&operands)[kArrays], Function function) {
   constexpr int kMost = kMostAccesses<T, kArrays - 1>;
   const int64_t n = operands[0]->numel;
   if (n == 0) {
@@ -38,7 +42,7 @@ void cut_into_chunks(const Operand& workspace, const Operand* const (&operands)[
       const auto quotient = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
       const int64_t tiles = quotient(n, Tile<T, 1, kAccesses>::kSize);
       if (tiles > kFewTiles && kAccesses < kMost) return false;
-      const int64_t chunk_tiles = quotient(tiles, workspace.numel / kMaxFields);
+      const int64_t chunk_tiles = quotient(tiles, kMaxChunks);
       last_variant() = is_aligned ? aligned : unaligned;
       function(
           accesses,
@@ -60,14 +64,17 @@ void cut_into_chunks(const Operand& workspace, const Operand* const (&operands)[
                    "16 accesses per thread, split into elements");
 }
 
-// Starts kKernel with a block for each chunk, or with fewer that run at once: `blocks` of them,
-// where that is not 0.
-template <auto kKernel, typename... Arguments>
-void launch_on_chunks(const Chunks& chunks, int64_t blocks, cudaStream_t stream,
+// Starts kKernel, which takes chunks, a barrier's word, states, and the arguments, with a block for
+// each chunk, or with fewer that run at once: `blocks` of them, where that is not 0.
+template <auto kKernel, typename State, typename... Arguments>
+void launch_on_chunks(const Chunks& chunks, int64_t blocks, const Stream& stream,
                       const Arguments&... arguments) {
+  const auto bytes = kBarrierBytes + chunks.count * static_cast<int64_t>(sizeof(State));
+  char* const scratch = stream.scratch({bytes, kBarrierBytes, Lifetime::kStream});
   const int64_t most = blocks > 0 ? std::min<int64_t>(blocks, chunks.count) : chunks.count;
   launch_cooperatively<kKernel>(most, kGlobalBlocks, kGlobalThreads, chunks.parking_bytes, stream,
-                                chunks, arguments...);
+                                chunks, reinterpret_cast<uint32_t*>(scratch),
+                                reinterpret_cast<State*>(scratch + kBarrierBytes), arguments...);
 }
 
 }  // namespace diglot

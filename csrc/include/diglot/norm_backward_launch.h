@@ -6,6 +6,7 @@
 
 #include "diglot/launch.cuh"
 #include "diglot/norm_backward.cuh"
+#include "diglot/norm_launch.h"
 #include "diglot/operand.h"
 
 namespace diglot {
@@ -33,23 +34,37 @@ constexpr int kNormOtherBytes = 2 * 1024 + 64;
 constexpr int kNormGroups = 132;
 constexpr int kNormClusteredGroups = 120;
 
+// Otherwise: a multiprocessor's registers hold the sums of this many bytes of a row, and a longer
+// row is shared by a cluster: so many clusters run at once for each number of bytes, in kibibytes.
+// (Of the longest rows a fifth of them: devices without clusters have a block for each group.)
+// Constants, so that a result does not depend on the device.
+inline int groups_of_rows(int64_t count, int64_t row_bytes) {
+  constexpr struct {
+    int64_t kibibytes;
+    int groups;
+  } kTable[] = {{32, 132}, {64, 66}, {128, 30}, {256, 15}, {512, 7}};
+  constexpr int kOfLongest = 35;
+  const auto found = std::find_if(std::begin(kTable), std::end(kTable), [&](const auto& entry) {
+    return row_bytes <= entry.kibibytes * 1024;
+  });
+  const int groups = found == std::end(kTable) ? kOfLongest : found->groups;
+  return static_cast<int>(std::clamp<int64_t>(count, 1, groups));
+}
+
 struct NormOperands {
   const Operand& grad_output;
   const Operand* grad_sum;
   const Operand& input;
-  const Operand* mean;
-  const Operand& rstd;
+  const Operand& statistics;
   const Operand* weight;
-  const Operand* workspace;
   const Operand* grad_weight;
   const Operand* grad_bias;
   const Operand& grad_input;
 };
 
-// An array of rows without the dimension that is normalized; a launcher is told one dimension alone
-// where rows have one element and all arrays lie in one order.
-inline Operand outer_dimensions(Operand operand, const Operand& statistics) {
-  operand.rank = std::min(operand.rank, statistics.rank);
+// An array of rows without the dimension that is normalized, the last.
+inline Operand outer_dimensions(Operand operand) {
+  --operand.rank;
   return operand;
 }
 
@@ -127,18 +142,19 @@ Launch share_out_norm_again(NormRows& rows, int blocks, int fields) {
 
 // Launches the kernel Kernels::rows<Shape>() or, if no shape holds a row, Kernels::again<Shape>(),
 // and, where there is something to add up, Kernels::sum<elements>().
-template <typename T, typename Kernels>
-void launch_norm_backward(cudaStream_t stream, const NormOperands& operands) {
+template <bool kIsCentered, typename T, typename Kernels>
+void launch_norm_backward(const Stream& stream, const NormOperands& operands) {
   using Compute = compute_t<T>;
   using Shapes = NormBackwardShapes<T>;
   constexpr int kElements = kAccessBytes / static_cast<int>(sizeof(T));
-  const int64_t count = operands.rstd.numel;
+  const Operand statistic = statistic_of(operands.grad_input, kDType<Compute>);
+  const int64_t count = statistic.numel;
   NormGradients<T> arrays{};
   arrays.grad_output = operands.grad_output.as<const T>();
   arrays.input = operands.input.as<const T>();
   if (operands.grad_sum != nullptr) arrays.grad_sum = operands.grad_sum->as<const T>();
-  if (operands.mean != nullptr) arrays.mean = operands.mean->as<const Compute>();
-  arrays.rstd = operands.rstd.as<const Compute>();
+  arrays.mean = statistics_in<Compute>(operands.statistics, count, kIsCentered ? 2 : 1);
+  arrays.rstd = kIsCentered ? arrays.mean + count : arrays.mean;
   arrays.weight_accesses = 1;
   if (operands.weight != nullptr) {
     arrays.weight = operands.weight->data;
@@ -150,31 +166,31 @@ void launch_norm_backward(cudaStream_t stream, const NormOperands& operands) {
 
   NormRows rows{};
   rows.arrays = operands.grad_sum == nullptr ? 2 : 3;
-  rows.n = count == 0 ? 1 : operands.grad_input.numel / count;
+  rows.n = operands.grad_input.sizes[operands.grad_input.rank - 1];
   // What is asked for of the derivatives that are sums over rows, weight first.
   const Operand* asked[2] = {};
   int fields = 0;
-  if (operands.workspace != nullptr) {
-    for (const Operand* gradient : {operands.grad_weight, operands.grad_bias}) {
-      if (gradient != nullptr) asked[fields++] = gradient;
-    }
-    rows.n = asked[0]->numel;
-    rows.groups = static_cast<int>(operands.workspace->numel / (fields * rows.n));
-    Compute* sums = operands.workspace->as<Compute>();
+  for (const Operand* gradient : {operands.grad_weight, operands.grad_bias}) {
+    if (gradient != nullptr) asked[fields++] = gradient;
+  }
+  const Compute* sums = nullptr;
+  if (fields > 0) {
+    rows.groups = groups_of_rows(count, rows.n * static_cast<int64_t>(sizeof(T)));
     const int64_t field = rows.groups * rows.n;
-    if (operands.grad_weight != nullptr) arrays.weight_sums = sums, sums += field;
-    if (operands.grad_bias != nullptr) arrays.bias_sums = sums;
+    const auto bytes = fields * field * static_cast<int64_t>(sizeof(Compute));
+    Compute* const first = reinterpret_cast<Compute*>(stream.scratch({bytes}));
+    sums = first;
+    if (operands.grad_weight != nullptr) arrays.weight_sums = first;
+    if (operands.grad_bias != nullptr) arrays.bias_sums = first + (fields - 1) * field;
   }
 
   last_variant() = "nothing to do";
   if (count > 0) {
     const Operand views[] = {
-        outer_dimensions(operands.grad_input, operands.rstd),
-        outer_dimensions(operands.grad_output, operands.rstd),
-        outer_dimensions(operands.input, operands.rstd),
-        outer_dimensions(operands.grad_sum == nullptr ? operands.grad_input : *operands.grad_sum,
-                         operands.rstd),
-        operands.rstd};
+        outer_dimensions(operands.grad_input), outer_dimensions(operands.grad_output),
+        outer_dimensions(operands.input),
+        outer_dimensions(operands.grad_sum == nullptr ? operands.grad_input : *operands.grad_sum),
+        outer_dimensions(statistic)};
     const Layout<kNormArrays> layout({&views[0], &views[1], &views[2], &views[3], &views[4]});
     bool is_wide = rows.n % kElements == 0;
     for (int a = 0; a < kStatistics; ++a) {
@@ -241,8 +257,7 @@ void launch_norm_backward(cudaStream_t stream, const NormOperands& operands) {
     while (side < kNormSumThreads && kNormSumThreads / side * kNormSumLoads > 2 * groups) side *= 2;
     Launch how{dim3(blocks_for(accesses, side), static_cast<unsigned>(fields)), kNormSumThreads};
     how.begins_early = true;
-    launch<Kernels::template sum<kTaken>()>(how, stream, rows.n, groups, side,
-                                            operands.workspace->as<const Compute>(), outputs,
+    launch<Kernels::template sum<kTaken>()>(how, stream, rows.n, groups, side, sums, outputs,
                                             asked[0]->dtype);
   };
   constexpr int kVector = kAccessBytes / static_cast<int>(sizeof(Compute));

@@ -37,21 +37,32 @@ struct NormForwardOperands {
   const Operand* residual;
   const Operand* weight;
   const Operand* bias;
-  const Operand* mean;
-  const Operand& rstd;
+  const Operand* statistics;
   const Operand* sum;
   const Operand& out;
 };
 
-// An array with the dimension of rows' elements, the last: their statistics have none, and no other
-// array, where a launcher is told one dimension alone since rows have one element.
-inline Operand with_rows(const Operand& operand, const Operand& statistics) {
-  Operand result = operand;
-  if (operand.rank == statistics.rank) {
-    result.sizes[result.rank] = 1;
-    result.strides[result.rank++] = 1;
+// A statistic of each row of `rows`, whose elements are the last dimension: contiguous.
+inline Operand statistic_of(const Operand& rows, DType dtype) {
+  Operand result = rows;
+  result.dtype = dtype;
+  result.sizes[rows.rank - 1] = 1;
+  result.numel = 1;
+  for (int d = rows.rank - 1; d >= 0; --d) {
+    result.strides[d] = result.numel;
+    result.numel *= result.sizes[d];
   }
   return result;
+}
+
+// Statistics of so many numbers for each row: one behind the other.
+template <typename Compute>
+Compute* statistics_in(const Operand& statistics, int64_t rows, int fields) {
+  if (size_of(statistics.dtype) != sizeof(Compute) || statistics.numel != fields * rows) {
+    throw std::invalid_argument("statistics must have " + std::to_string(fields) +
+                                " numbers for each row, of the type that is computed in");
+  }
+  return statistics.as<Compute>();
 }
 
 // Calls function(Type<W>{}) with the type of a weight or a bias of a norm of elements of type T.
@@ -82,15 +93,18 @@ void launch_norm_forward(const NormForwardOperands& operands, Eps eps, Function 
         operation{};
     operation.of = {parameters(operands.weight), parameters(operands.bias)};
     operation.eps = eps.template as<Compute>();
-    operation.rstd = operands.rstd.as<Compute>();
-    if constexpr (kIsCentered) operation.mean = operands.mean->as<Compute>();
+    const Operand& out = operands.out;
+    const Operand statistic = statistic_of(out, kDType<Compute>);
+    if (operands.statistics != nullptr) {
+      Compute* const fields =
+          statistics_in<Compute>(*operands.statistics, statistic.numel, kIsCentered ? 2 : 1);
+      operation.rstd = kIsCentered ? fields + statistic.numel : fields;
+      if constexpr (kIsCentered) operation.mean = fields;
+    }
     Inputs<T, kInputs> inputs{{operands.input.as<const T>()}};
-    const Operand out = with_rows(operands.out, operands.rstd);
-    const Operand input = with_rows(operands.input, operands.rstd);
-    const Operand statistics = with_rows(operands.rstd, operands.rstd);
     const Dim dim{out.rank - 1};
     operation.n = static_cast<Compute>(out.sizes[dim.number]);
-    const auto run = [&](auto shape, auto& rows, Launch how) {
+    const auto run = [&](auto shape, auto& rows, Launch how, char*) {
       using Shape = decltype(shape);
       rows.brings = false;
       if constexpr (may_bring<Shape, std::decay_t<decltype(operation)>, T>()) {
@@ -112,11 +126,10 @@ void launch_norm_forward(const NormForwardOperands& operands, Eps eps, Function 
       operation.joined = operands.sum->as<T>();
       inputs.of[1] = operands.residual->as<const T>();
       is_aligned &= reinterpret_cast<uintptr_t>(operation.joined) % kAccessBytes == 0;
-      const Operand residual = with_rows(*operands.residual, operands.rstd);
-      launch_rows<T, T, kInputs, Shapes>({&out, &input, &residual, &statistics}, dim, run,
-                                         is_aligned);
+      launch_rows<T, T, kInputs, Shapes>({&out, &operands.input, operands.residual, &statistic},
+                                         dim, run, is_aligned);
     } else {
-      launch_rows<T, T, kInputs, Shapes>({&out, &input, &statistics}, dim, run, is_aligned);
+      launch_rows<T, T, kInputs, Shapes>({&out, &operands.input, &statistic}, dim, run, is_aligned);
     }
   });
 }

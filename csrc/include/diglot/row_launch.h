@@ -5,6 +5,7 @@
 #include "diglot/launch.cuh"
 #include "diglot/operand.h"
 #include "diglot/row_reduce.cuh"
+#include "diglot/scratch.h"
 
 namespace diglot {
 
@@ -252,20 +253,14 @@ Launch share_chunks(Rows<kArrays>& rows, int64_t chunk) {
           Shape::kThreads};
 }
 
-// Words are memory for the states of tall columns; without, they take one launch.
-template <typename State>
-State* states_in(const Operand* words) {
-  return words == nullptr ? nullptr : words->as<State>();
-}
-
-// Where the states of columns are, of so many bytes each, that take two launches; null: none do.
-struct StateWords {
-  const Operand* words = nullptr;
-  std::size_t state_bytes = 0;
+// Whom scratch is asked of for the states of columns that take two launches, of so many bytes each.
+struct ChunkStates {
+  const Stream* stream = nullptr;
+  std::size_t bytes = 0;
 };
 
 template <typename Shapes, typename I, int kArrays, typename Function>
-void launch_chunks(Rows<kArrays>& rows, const StateWords& states, Function function) {
+void launch_chunks(Rows<kArrays>& rows, const ChunkStates& states, Function function) {
   using Reduce = typename Shapes::Reduce;
   using Map = typename Shapes::Map;
   const auto quotient = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
@@ -281,21 +276,14 @@ void launch_chunks(Rows<kArrays>& rows, const StateWords& states, Function funct
       int64_t{Reduce::kThreads >> rows.log_side} * std::max(Reduce::kAccesses, Map::kAccesses);
   const int64_t chunk = quotient(quotient(rows.n, chunks), tile) * tile;
   Launch how = share_chunks<Reduce, I>(rows, chunk);
-  const auto needed = rows.chunks * rows.count * kElements * states.state_bytes;
-  if (states.words->numel * size_of(states.words->dtype) < needed) {
-    throw std::invalid_argument("the states of columns take " + std::to_string(needed) +
-                                " bytes, and there are " + std::to_string(states.words->numel) +
-                                " words");
-  }
-  if (reinterpret_cast<uintptr_t>(states.words->data) % states.state_bytes != 0) {
-    throw std::invalid_argument("the words of columns' states are not aligned");
-  }
+  const auto needed = rows.chunks * rows.count * kElements * states.bytes;
+  char* const scratch = states.stream->scratch({static_cast<int64_t>(needed)});
   last_variant() =
       Reduce::kIsWide ? "columns in two launches, 16-byte accesses" : "columns in two launches";
-  function(Reduce{}, rows, how);
+  function(Reduce{}, rows, how, scratch);
   how = share_chunks<Map, I>(rows, chunk);
   how.begins_early = true;
-  function(Map{}, rows, how);
+  function(Map{}, rows, how, scratch);
 }
 
 // Whether a row of n elements is one for this shape, where others are left.
@@ -306,12 +294,12 @@ bool holds(int64_t n) {
   return n <= (Shape::kTeam == Team::kCluster ? kMostClusterBlocks : 1) * tile;
 }
 
-// Runs function(shape, rows, how) for each slice of the arrays of `layout`, whose other dimensions
-// are `outer`, by the first shape that holds a row, and for which the function says that it was
-// launched, or else by the last.
+// Runs function(shape, rows, how, states) for each slice of the arrays of `layout`, whose other
+// dimensions are `outer`, by the first shape that holds a row, and for which the function says that
+// it was launched, or else by the last.
 template <typename I, int kInputs, int kArrays, typename Function, typename... Shapes>
 void run_rows(const RowLayout<kArrays>& layout, const Layout<kArrays>& outer, ShapeList<Shapes...>,
-              Function function, const StateWords& states) {
+              Function function, const ChunkStates& states) {
   outer.template for_each_slice<int64_t>([&](int64_t count, const auto& starts) {
     Rows<kArrays> rows;
     rows.n = layout.n, rows.count = count, rows.starts = starts;
@@ -321,7 +309,7 @@ void run_rows(const RowLayout<kArrays>& layout, const Layout<kArrays>& outer, Sh
       using Shape = decltype(shape);
       --left;
       if constexpr (kIsChunked<Shape>) {
-        if (states.words == nullptr || rows.n <= Shape::kTallest) return false;
+        if (rows.n <= Shape::kTallest) return false;
         launch_chunks<Shape, I>(rows, states, function);
         return true;
       } else {
@@ -329,7 +317,7 @@ void run_rows(const RowLayout<kArrays>& layout, const Layout<kArrays>& outer, Sh
         // A device may have no room for the largest clusters, or for none.
         for (int most : {kMostClusterBlocks, kPortableClusterBlocks, 1}) {
           const Launch how = share_out<Shape, I, kInputs>(rows, most);
-          if (function(shape, rows, how)) return true;
+          if (function(shape, rows, how, nullptr)) return true;
           if (how.cluster_blocks > static_cast<unsigned>(most)) return false;
         }
         return false;
@@ -339,14 +327,14 @@ void run_rows(const RowLayout<kArrays>& layout, const Layout<kArrays>& outer, Sh
   });
 }
 
-// Calls function(shape, rows, how) for arrays of type I, but for the output, of type O, which is
-// the first, and those that follow the kInputs inputs; more than once where the arrays have more
-// dimensions than a kernel takes, and for each launch. `is_aligned`: what else is accessed of rows
-// lies at multiples of 16 bytes.
+// Calls function(shape, rows, how, states) for arrays of type I, but for the output, of type O,
+// which is the first, and those that follow the kInputs inputs; more than once where the arrays
+// have more dimensions than a kernel takes, and for each launch. `is_aligned`: what else is
+// accessed of rows lies at multiples of 16 bytes.
 template <typename I, typename O, int kInputs, typename Shapes = RowShapes<I, O, kInputs>,
           int kArrays, typename Function>
 void launch_rows(const Operand* const (&operands)[kArrays], Dim dim, Function function,
-                 bool is_aligned = true, const StateWords& states = {}) {
+                 bool is_aligned = true, const ChunkStates& states = {}) {
   if (operands[0]->numel == 0) {
     last_variant() = "nothing to do";
     return;
