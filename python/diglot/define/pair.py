@@ -7,6 +7,7 @@ PyTorch's operators, by functions that stand beside the reference.
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -65,19 +66,22 @@ class DifferentiablePair(Operator):
         op, backward_op = Signature.of(schema), Signature.of(backward_schema)
         name, places = op.name, op.arguments + op.outputs
         saved = [places.index(each) for each in backward_op.arguments[1 : backward_op.tensors]]
-        optional = slice(op.tensors, None)
+        # A slice of one, so that what is picked is always a tuple.
+        pick = itemgetter(*saved if len(saved) > 1 else [slice(saved[0], saved[0] + 1)])
+        optional, is_single = slice(op.tensors, None), len(op.outputs) == 1
+        forward_name, backward_name = f"{name}_forward", f"{name}_backward"
         like = backward_op.arguments[1] if like is None else like
         model = backward_op.arguments.index(like)
         others = (None,) * (op.tensors - 1)
 
         def default_forward(*args: Any) -> Tensor:
             out = torch.empty_like(args[0])
-            run(args[-1], name, f"{name}_forward", *args[:-1], out)
+            run(args[-1], name, forward_name, *args[:-1], out)
             return out
 
         def default_backward(*args: Any) -> Tensor:
             out = torch.empty_like(args[model])
-            run(args[-1], name, f"{name}_backward", *args[:-1], out)
+            run(args[-1], name, backward_name, *args[:-1], out)
             return out
 
         compute = backward or default_backward
@@ -92,10 +96,9 @@ class DifferentiablePair(Operator):
                 )
             return compute(*args)
 
-        def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> list[Any]:
+        def save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> tuple[Any, ...]:
             ctx.options = inputs[optional] if options is None else options(inputs)
-            everything = (*inputs, *output) if type(output) is tuple else (*inputs, output)
-            return [everything[place] for place in saved]
+            return pick((*inputs, output) if is_single else (*inputs, *output))
 
         def gradient(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
             return (self.backward(grad_output, *ctx.saved_tensors, *ctx.options), *others)

@@ -68,9 +68,11 @@ def add(
             range, or an unknown `backend`.
         diglot.BackendUnavailable: the backend asked for cannot run on the tensors' device.
     """
-    check_tensor("add", "input", input)
     if isinstance(other, torch.Tensor):
-        check_tensor("add", "other", other)
+        direct = is_direct(input, other)
+        if not direct:
+            check_tensor("add", "input", input)
+            check_tensor("add", "other", other)
         if input.device != other.device:
             return _add_across_devices(input, other, alpha, backend)
         dtype = input.dtype if input.dtype == other.dtype else result_type(input, other)
@@ -83,11 +85,12 @@ def add(
         if type(alpha) is not int or alpha != 1:
             factor = check_factor("add", "alpha", alpha, dtype)
         chosen = choose("add", input.device, backend)
-        if is_direct(input, other):
+        if direct:
             if (input.requires_grad or other.requires_grad) and torch.is_grad_enabled():
                 return _add.recorded(input, other, factor, chosen)
             return _add.forward(input, other, factor, chosen)
         return _add.indirect(input, other, factor, chosen)
+    check_tensor("add", "input", input)
     number = check_number("add", "other", other, "a torch.Tensor or a number")
     return _add_number(input, number, alpha, result_type(input, number), backend)
 

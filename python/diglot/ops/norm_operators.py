@@ -7,7 +7,7 @@ function of an input, or of an input and a residual that are added first.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -32,29 +32,38 @@ Tensors = tuple[Tensor, ...]
 
 
 class Forward(NamedTuple):
-    """What a norm is given; its operator takes those that it has, in another order.
+    """What a norm is given.
 
     Attributes:
-        input: (*outer, *row).
+        arrays: the input, (*outer, *row), and the residual that is added first if there is one.
+        parameters: weight and bias, or weight, (*row); None for one that is not given.
         dims: how many dimensions a row has.
         eps: added to the variance or the mean square.
         backend: already chosen.
-        weight, bias: (*row); None for one that is not given.
-        residual: added to the input first; None where the op is not the fused one.
     """
 
-    input: Tensor
+    arrays: Tensors
+    parameters: tuple[Tensor | None, ...]
     dims: int
     eps: float
     backend: str
-    weight: Tensor | None = None
-    bias: Tensor | None = None
-    residual: Tensor | None = None
 
-    @property
-    def arrays(self) -> Tensors:
-        """The input, and the residual if there is one."""
-        return (self.input,) if self.residual is None else (self.input, self.residual)
+
+# From the arguments of each operator.
+READ: dict[str, Callable[..., Forward]] = {
+    "layer_norm": lambda input, weight, bias, dims, eps, backend: Forward(
+        (input,), (weight, bias), dims, eps, backend
+    ),
+    "rms_norm": lambda input, weight, dims, eps, backend: Forward(
+        (input,), (weight,), dims, eps, backend
+    ),
+    "add_layer_norm": lambda input, residual, weight, bias, dims, eps, backend: Forward(
+        (input, residual), (weight, bias), dims, eps, backend
+    ),
+    "add_rms_norm": lambda input, residual, weight, dims, eps, backend: Forward(
+        (input, residual), (weight,), dims, eps, backend
+    ),
+}
 
 
 class Backward(NamedTuple):
@@ -164,71 +173,59 @@ class NormOperators:
             for tensor in (*arrays, *given):
                 if tensor.requires_grad:
                     return operator.recorded(*arrays, *parameters, dims, eps, chosen)
-        results = self._run(name, arrays, parameters, dims, eps, chosen, None)
+        results = self._run(name, Forward(arrays, parameters, dims, eps, chosen), None)
         return results if is_fused else results[0]
 
-    def _run(
-        self,
-        name: str,
-        arrays: Tensors,
-        parameters: Sequence[Tensor | None],
-        dims: int,
-        eps: float,
-        backend: str,
-        statistics: Tensor | None,
-    ) -> Tensors:
+    def _run(self, name: str, given: Forward, statistics: Tensor | None) -> Tensors:
         """Allocates and writes the output, and the sum of two arrays.
 
         Args:
+            name: the operator's.
+            given: its arguments.
             statistics: written too; None if nobody asks for them.
         """
+        arrays, parameters, dims, eps, backend = given
         results = tuple([_contiguous_like(array) for array in arrays])
         if arrays[0].numel() == 0:
             if statistics is not None:
                 statistics.fill_(torch.nan)
             return results
         rank = arrays[0].dim() - dims
-        rows = [_as_rows(array, rank) for array in arrays]
-        vectors = [_as_rows(parameter, 0) for parameter in parameters]
-        written = results if dims == 1 else [_as_rows(result, rank) for result in results]
-        arguments = (*rows, *vectors, fixed(eps), statistics, *reversed(written))
+        rows, vectors, written = arrays, parameters, results
+        if dims > 1 or not all([t is None or t.is_contiguous() for t in (*arrays, *parameters)]):
+            rows = tuple([_as_rows(array, rank) for array in arrays])
+            vectors = tuple([_as_rows(parameter, 0) for parameter in parameters])
+            written = tuple([_as_rows(result, rank) for result in results])
+        arguments = (*rows, *vectors, fixed(eps), statistics, *written[::-1])
         run(backend, name, f"{name}_forward", *arguments)
         return results
 
     def _statistics_of(self, given: Forward) -> Tensor:
-        outer = given.input.shape[: given.input.dim() - given.dims]
-        dtype = compute_dtype(given.input.dtype)
-        return given.input.new_empty((self.fields, *outer), dtype=dtype)
+        shape, dtype = given.arrays[0].shape, given.arrays[0].dtype
+        size = (self.fields, *shape[: len(shape) - given.dims])
+        return given.arrays[0].new_empty(size, dtype=compute_dtype(dtype))
 
     def _define(self, arrays: tuple[str, ...]) -> Operator:
         """The op of an input, or of the sum of two arrays."""
         is_fused = len(arrays) == 2
         name = f"add_{self.name}" if is_fused else self.name
-        names = (*arrays, *self.parameters, "dims", "eps", "backend")
-
-        def read(args: tuple[Any, ...]) -> Forward:
-            return Forward(**dict(zip(names, args, strict=True)))
-
-        def parameters_of(given: Forward) -> list[Any]:
-            return [getattr(given, which) for which in self.parameters]
+        names, read = (*arrays, *self.parameters), READ[name]
 
         def fake(*args: Any) -> Tensors:
-            given = read(args)
+            given = read(*args)
             made = [_contiguous_like(array) for array in given.arrays]
             return (*made, self._statistics_of(given))
 
         def forward(*args: Any) -> Tensors:
-            given = read(args)
+            given = read(*args)
             statistics = self._statistics_of(given)
-            parameters, rest = parameters_of(given), (given.dims, given.eps, given.backend)
-            results = self._run(name, given.arrays, parameters, *rest, statistics)
-            return (*results, statistics)
+            return (*self._run(name, given, statistics), statistics)
 
-        def save(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> list[Any]:
-            given = read(inputs)
+        def save(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> tuple[Any, ...]:
+            given = read(*inputs)
             ctx.dims, ctx.eps, ctx.backend = given.dims, given.eps, given.backend
-            ctx.dtypes = [None if p is None else p.dtype for p in parameters_of(given)]
-            return [output[1] if is_fused else given.input, output[-1], given.weight]
+            ctx.dtypes = [None if p is None else p.dtype for p in given.parameters]
+            return output[1] if is_fused else inputs[0], output[-1], given.parameters[0]
 
         def gradients(ctx: Any, grad_output: Any, grad_sum: Any = None) -> tuple[Any, ...]:
             if grad_output is None:
