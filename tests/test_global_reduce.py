@@ -19,6 +19,7 @@ from backends import (
     SLOW_BACKENDS,
     SLOW_TRITON,
     sampled,
+    sum_error,
     ulp_error,
 )
 from layouts import LAYOUTS
@@ -73,10 +74,10 @@ class Launch:
     def assert_right(self, result: torch.Tensor) -> None:
         """Of what cancels, the error is that of what is subtracted."""
         oracle = self.oracle()
-        rounding = torch.finfo(result.dtype).eps
+        rounding, error = torch.finfo(result.dtype).eps, sum_error(result.dtype)
         largest = oracle.abs().max().item()
         torch.testing.assert_close(
-            result.double(), oracle, rtol=max(rounding, 2e-5), atol=2e-5 * largest
+            result.double(), oracle, rtol=max(rounding, error), atol=error * largest
         )
 
     def __call__(
