@@ -35,33 +35,6 @@ struct Add {
   }
 };
 
-template <typename T, typename Shape>
-__global__ void __launch_bounds__(kElementwiseThreads)
-    add_forward_flat(int64_t n, int head, const T* input, const T* other, compute_t<T> alpha,
-                     T* output) {
-  flat_map<Shape>(n, head, Add<T>{alpha}, output, input, other);
-}
-
-template <typename T, typename Shape>
-__global__ void __launch_bounds__(kElementwiseThreads)
-    add_number_flat(int64_t n, int head, const T* input, compute_t<T> number, T* output) {
-  flat_map<Shape>(n, head, Add<T>{number}, output, input);
-}
-
-template <typename T, typename Shape, typename Index>
-__global__ void __launch_bounds__(kElementwiseThreads)
-    add_forward_strided(int64_t n, Strides<3, Index> strides, const T* input, const T* other,
-                        compute_t<T> alpha, T* output) {
-  strided_map<Shape>(n, strides, Add<T>{alpha}, output, input, other);
-}
-
-template <typename T, typename Shape, typename Index>
-__global__ void __launch_bounds__(kElementwiseThreads)
-    add_number_strided(int64_t n, Strides<2, Index> strides, const T* input, compute_t<T> number,
-                       T* output) {
-  strided_map<Shape>(n, strides, Add<T>{number}, output, input);
-}
-
 // For inputs of other types than the output's: they are converted as they are loaded.
 template <typename T, typename Index>
 __global__ void __launch_bounds__(kElementwiseThreads)
@@ -79,20 +52,6 @@ struct Scale {
   compute_t<T> alpha;
   DIGLOT_DEVICE T operator()(T x) const { return convert<T>(alpha * convert<compute_t<T>>(x)); }
 };
-
-template <typename T, typename Shape>
-__global__ void __launch_bounds__(kElementwiseThreads)
-    add_backward_flat(int64_t n, int head, const T* grad_output, compute_t<T> alpha,
-                      T* grad_input) {
-  flat_map<Shape>(n, head, Scale<T>{alpha}, grad_input, grad_output);
-}
-
-template <typename T, typename Shape, typename Index>
-__global__ void __launch_bounds__(kElementwiseThreads)
-    add_backward_strided(int64_t n, Strides<2, Index> strides, const T* grad_output,
-                         compute_t<T> alpha, T* grad_input) {
-  strided_map<Shape>(n, strides, Scale<T>{alpha}, grad_input, grad_output);
-}
 
 // For a gradient of another type than that of the result.
 template <typename T, typename Index>
@@ -193,49 +152,30 @@ namespace {
 
 using namespace diglot;
 
+// Operands of several types take no flat walk.
+constexpr auto kNoFlat = [](auto, unsigned, int64_t, int) {};
+
 void add_forward(Stream stream, const Operand& input, const Operand* other, Number alpha,
                  const Operand& out) {
   dispatch_all(out.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    const auto factor = alpha.as<compute_t<T>>();
-    T* const output = out.as<T>();
+    const Add<T> functor{alpha.as<compute_t<T>>()};
     if (other == nullptr) {
       if (input.dtype != out.dtype) {
         throw std::invalid_argument("add_forward: without other, input must have the dtype of out");
       }
-      elementwise_launch<T>(
-          {&out, &input},
-          [&](auto shape, unsigned blocks, int64_t n, int head) {
-            launch<add_number_flat<T, decltype(shape)>>(blocks, kElementwiseThreads, stream, n,
-                                                        head, input.as<const T>(), factor, output);
-          },
-          [&](auto shape, unsigned blocks, int64_t n, const auto& strides) {
-            using Index = index_of<decltype(strides)>;
-            launch<add_number_strided<T, decltype(shape), Index>>(
-                blocks, kElementwiseThreads, stream, n, strides, input.as<const T>(), factor,
-                output);
-          });
-      return;
+      map_elements<T>(stream, functor, out, input);
+    } else if (have_one_dtype({&out, &input, other})) {
+      map_elements<T>(stream, functor, out, input, *other);
+    } else {
+      elementwise_launch<T>({&out, &input, other}, kNoFlat,
+                            [&](auto, unsigned blocks, int64_t n, const auto& strides) {
+                              launch<add_forward_mixed<T, index_of<decltype(strides)>>>(
+                                  blocks, kElementwiseThreads, stream, n, strides, input.data,
+                                  input.dtype, other->data, other->dtype, functor.alpha,
+                                  out.as<T>());
+                            });
     }
-    elementwise_launch<T>(
-        {&out, &input, other},
-        [&](auto shape, unsigned blocks, int64_t n, int head) {
-          launch<add_forward_flat<T, decltype(shape)>>(blocks, kElementwiseThreads, stream, n, head,
-                                                       input.as<const T>(), other->as<const T>(),
-                                                       factor, output);
-        },
-        [&](auto shape, unsigned blocks, int64_t n, const auto& strides) {
-          using Index = index_of<decltype(strides)>;
-          if (have_one_dtype({&out, &input, other})) {
-            launch<add_forward_strided<T, decltype(shape), Index>>(
-                blocks, kElementwiseThreads, stream, n, strides, input.as<const T>(),
-                other->as<const T>(), factor, output);
-          } else {
-            launch<add_forward_mixed<T, Index>>(blocks, kElementwiseThreads, stream, n, strides,
-                                                input.data, input.dtype, other->data, other->dtype,
-                                                factor, output);
-          }
-        });
   });
 }
 
@@ -329,25 +269,16 @@ void add_backward(Stream stream, const Operand& grad_output, Number alpha, const
     using Value = compute_t<T>;
     const Value factor = alpha.as<Value>();
     if (grad_output.numel == out.numel) {
-      elementwise_launch<T>(
-          {&out, &grad_output},
-          [&](auto shape, unsigned blocks, int64_t n, int head) {
-            launch<add_backward_flat<T, decltype(shape)>>(blocks, kElementwiseThreads, stream, n,
-                                                          head, grad_output.as<const T>(), factor,
-                                                          out.as<T>());
-          },
-          [&](auto shape, unsigned blocks, int64_t n, const auto& strides) {
-            using Index = index_of<decltype(strides)>;
-            if (have_one_dtype({&out, &grad_output})) {
-              launch<add_backward_strided<T, decltype(shape), Index>>(
-                  blocks, kElementwiseThreads, stream, n, strides, grad_output.as<const T>(),
-                  factor, out.as<T>());
-            } else {
-              launch<add_backward_mixed<T, Index>>(blocks, kElementwiseThreads, stream, n, strides,
-                                                   grad_output.as<const T>(), factor, out.data,
-                                                   out.dtype);
-            }
-          });
+      if (have_one_dtype({&out, &grad_output})) {
+        map_elements<T>(stream, Scale<T>{factor}, out, grad_output);
+      } else {
+        elementwise_launch<T>({&out, &grad_output}, kNoFlat,
+                              [&](auto, unsigned blocks, int64_t n, const auto& strides) {
+                                launch<add_backward_mixed<T, index_of<decltype(strides)>>>(
+                                    blocks, kElementwiseThreads, stream, n, strides,
+                                    grad_output.as<const T>(), factor, out.data, out.dtype);
+                              });
+      }
       return;
     }
     const Operand kept_grad = select_dimensions(grad_output, out, true);

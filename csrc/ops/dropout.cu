@@ -9,7 +9,7 @@ namespace diglot {
 // The elements whose random bits reach `threshold`, times `scale`; the others times zero, which
 // leaves NaN of NaN and infinities.
 template <typename T>
-struct Dropout {
+struct SeededDropout {
   using Value = compute_t<T>;
   PhiloxKeys keys;
   uint64_t offset;
@@ -29,26 +29,23 @@ struct Dropout {
   }
 };
 
-// Blocks that a multiprocessor is to hold at least: ten rounds take so many instructions that other
-// warps' must go on while one waits, for which registers are limited; with fewer of them, the
-// compiler would put off loads until late in the arithmetic.
+// The same with a seed that lies in memory: what the kernels take.
+//
+// Ten rounds take so many instructions that other warps' must go on while one waits, for which
+// registers are limited; with fewer blocks on an SM, the compiler would put off loads until late in
+// the arithmetic.
 template <typename T>
-constexpr int kDropoutBlocks = sizeof(T) == 2 ? 12 : 10;
+struct Dropout {
+  static constexpr int kFlatBlocks = sizeof(T) == 2 ? 12 : 10;
+  const uint64_t* seed;
+  uint64_t offset;
+  uint32_t threshold;
+  compute_t<T> scale;
 
-template <typename T, typename Shape>
-__global__ void __launch_bounds__(kElementwiseThreads, kDropoutBlocks<T>)
-    dropout_flat(int64_t n, int head, const T* input, const uint64_t* seed, uint64_t offset,
-                 uint32_t threshold, compute_t<T> scale, T* output) {
-  flat_map<Shape>(n, head, Dropout<T>{philox_keys(*seed), offset, threshold, scale}, output, input);
-}
-
-template <typename T, typename Shape, typename Index>
-__global__ void __launch_bounds__(kElementwiseThreads)
-    dropout_strided(int64_t n, Strides<3, Index> strides, const T* input, const uint64_t* seed,
-                    uint64_t offset, uint32_t threshold, compute_t<T> scale, T* output) {
-  strided_map<Shape>(n, strides, Dropout<T>{philox_keys(*seed), offset, threshold, scale}, output,
-                     input);
-}
+  DIGLOT_DEVICE SeededDropout<T> prepare() const {
+    return {philox_keys(*seed), offset, threshold, scale};
+  }
+};
 
 constexpr int kPhiloxThreads = 128;
 
@@ -72,23 +69,11 @@ using namespace diglot;
 // Both directions are one function: the mask is that of the seed and the offset.
 void dropout(Stream stream, const Operand& input, const Operand& seed, Number offset,
              Number threshold, Number scale, const Operand& out) {
-  const Operand index = index_operand(out);
   dispatch_floating(out.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    const auto factor = scale.as<compute_t<T>>();
-    elementwise_launch<T>(
-        {&out, &input, &index},
-        [&](auto shape, unsigned blocks, int64_t n, int head) {
-          launch<dropout_flat<T, decltype(shape)>>(
-              blocks, kElementwiseThreads, stream, n, head, input.as<const T>(),
-              seed.as<const uint64_t>(), offset.integer, threshold.integer, factor, out.as<T>());
-        },
-        [&](auto shape, unsigned blocks, int64_t n, const auto& strides) {
-          using Index = index_of<decltype(strides)>;
-          launch<dropout_strided<T, decltype(shape), Index>>(
-              blocks, kElementwiseThreads, stream, n, strides, input.as<const T>(),
-              seed.as<const uint64_t>(), offset.integer, threshold.integer, factor, out.as<T>());
-        });
+    const Dropout<T> functor{seed.as<const uint64_t>(), static_cast<uint64_t>(offset.integer),
+                             static_cast<uint32_t>(threshold.integer), scale.as<compute_t<T>>()};
+    map_elements<T>(stream, functor, out, input);
   });
 }
 

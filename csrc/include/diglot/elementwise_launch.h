@@ -134,4 +134,34 @@ void elementwise_launch(const Operand* const (&operands)[kArrays], Flat flat, St
   }
 }
 
+// T, for each operand of a pack.
+template <typename T, typename Operand>
+struct TypeOf {
+  using type = T;
+};
+
+// output = functor(inputs...), of operands of type T: an op's launch, in either walk.
+template <typename T, typename Functor, typename... Inputs>
+void map_elements(cudaStream_t stream, const Functor& functor, const Operand& output,
+                  const Inputs&... inputs) {
+  const auto flat = [&](auto shape, unsigned blocks, int64_t n, int head) {
+    launch<elementwise_flat<Functor, decltype(shape), T, typename TypeOf<T, Inputs>::type...>>(
+        blocks, kElementwiseThreads, stream, n, head, inputs.template as<const T>()..., functor,
+        output.as<T>());
+  };
+  const auto strided = [&](auto shape, unsigned blocks, int64_t n, const auto& strides) {
+    launch<elementwise_strided<Functor, decltype(shape), std::decay_t<decltype(strides)>, T,
+                               typename TypeOf<T, Inputs>::type...>>(
+        blocks, kElementwiseThreads, stream, n, strides, inputs.template as<const T>()..., functor,
+        output.as<T>());
+  };
+  if constexpr (kTakesIndex<typename Prepared<Functor>::type,
+                            Vector<typename TypeOf<T, Inputs>::type, 1>...>) {
+    const Operand index = index_operand(output);
+    elementwise_launch<T>({&output, &inputs..., &index}, flat, strided);
+  } else {
+    elementwise_launch<T>({&output, &inputs...}, flat, strided);
+  }
+}
+
 }  // namespace diglot
