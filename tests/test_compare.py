@@ -458,7 +458,7 @@ def _variant(name):
     accesses, elements = map(int, shape[0]) if shape else (1, 1)
     if "_flat<" not in name:
         wide = "16-byte accesses, " if elements > 1 else ""
-        return f"strided, {wide}{64 if name.endswith(', long>') else 32}-bit offsets"
+        return f"strided, {wide}{64 if ', long>' in name else 32}-bit offsets"
     if elements == 1:
         return "flat, 1 element per thread"
     return f"flat, {'1 access' if accesses == 1 else '16 elements'} per thread"
