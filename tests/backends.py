@@ -93,9 +93,18 @@ FLOATING = [torch.float32, torch.float16, torch.bfloat16, torch.float64]
 
 # Greatest error against the float64 oracle, in ulp of the result's dtype, where that is normal, and
 # in units of the least normal number below it: against the rounded oracle in 16 bits, against the
-# oracle itself in 32. In 64 bits the oracle is no better than what it judges: its argument's
-# rounding is worth a few hundred ulp in the far tail.
-ULP = {torch.float32: 2.0, torch.float16: 1.0, torch.bfloat16: 1.0, torch.float64: 512.0}
+# oracle itself in 32. In 64 bits the oracle is no better than what it judges: of exact values both
+# are within 7 ulp (tests/test_gelu_float64.py), and of each other, in these tests, within 11.
+ULP = {torch.float32: 2.0, torch.float16: 1.0, torch.bfloat16: 1.0, torch.float64: 24.0}
+
+
+def sum_error(dtype: torch.dtype) -> float:
+    """What sums of many terms may be off by, as a share of them, whatever their order.
+
+    In float64, kernels of both languages are within 2.1e-15 of the oracle in these tests.
+    """
+    return 5e-15 if dtype == torch.float64 else 2e-5
+
 
 # How far the two languages' kernels may be apart, in ulp, where it is not 1: bit by bit the same
 # where nothing is approximated. A sum of exponentials has the errors of several: interpreted, each

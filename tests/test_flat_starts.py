@@ -7,8 +7,11 @@ tests/test_memory.py runs them all.
 from __future__ import annotations
 
 import builtins
+import os
 import shutil
 import subprocess
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,53 +24,72 @@ from diglot.reference.philox import random_bits
 BEYOND = 2**31 + 4099
 
 
-@pytest.fixture
-def last_programs(monkeypatch):
-    """Of a grid of very many programs Triton's interpreter runs the last two."""
-    interpreter = pytest.importorskip("triton.runtime.interpreter")
+def last_two(*bounds: int) -> range:
+    """Of the programs of a very large grid the last two; of others all."""
+    every = builtins.range(*bounds)
+    return every[-2:] if len(every) > 10_000 else every
 
-    def some(*bounds):
-        every = builtins.range(*bounds)
-        return every[-2:] if len(every) > 10_000 else every
 
-    monkeypatch.setattr(interpreter, "range", some, raising=False)
+def flat_walk() -> None:
+    x = torch.empty(BEYOND, dtype=torch.int8)
+    x[-1000:] = torch.arange(1000) % 100
+    y = diglot.add(x, 3, backend="triton")
+    assert "strided" not in diglot.last_run().variant
+    assert torch.equal(y[-1000:], x[-1000:] + 3)
+
+
+def flat_walk_that_takes_indices() -> None:
+    x = torch.empty(BEYOND, dtype=torch.float16)
+    x[-1000:] = 1
+    seed = torch.full((), 5)
+    y = diglot.dropout(x, 0.5, seed=seed, backend="triton")
+    bits = random_bits(seed, (BEYOND - 1000) // 4 - 1, 1008)
+    kept = bits[(BEYOND - 1000) % 4 + 4 :][:1000] >= 2**31
+    assert torch.equal(y[-1000:], kept.half() * 2)
+
+
+def strided_walk() -> None:
+    x = torch.empty(2**16 + 1, 2**16 + 32, dtype=torch.int8)[:, ::2]
+    x[-1] = torch.arange(x.shape[1]) % 100
+    y = diglot.add(x, 3, backend="triton")
+    assert "64-bit" in diglot.last_run().variant
+    assert torch.equal(y[-1, -1000:], x[-1, -1000:] + 3)
+
+
+def rows(function: str, argument: object) -> None:
+    x = torch.empty(2**21 + 8, 1024, dtype=torch.float16)
+    x[-2:].normal_()
+    y = getattr(diglot, function)(x, argument, backend="triton")[-2:]
+    expected = getattr(torch.nn.functional, function)(x[-2:].float(), argument)
+    torch.testing.assert_close(y.float(), expected, rtol=2e-3, atol=1e-3)
+
+
+WALKS: dict[str, Callable[[], None]] = {
+    "flat": flat_walk,
+    "flat, with indices": flat_walk_that_takes_indices,
+    "strided": strided_walk,
+    "rows of softmax": lambda: rows("softmax", -1),
+    "rows of layer_norm": lambda: rows("layer_norm", (1024,)),
+}
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="kernels are compiled here, not interpreted")
-class TestTriton:
-    """Arrays of few gibibytes of addresses; what is read and compared are their ends."""
-
-    def test_flat_walk(self, last_programs):
-        x = torch.empty(BEYOND, dtype=torch.int8)
-        x[-1000:] = torch.arange(1000) % 100
-        y = diglot.add(x, 3, backend="triton")
-        assert "strided" not in diglot.last_run().variant
-        assert torch.equal(y[-1000:], x[-1000:] + 3)
-
-    def test_flat_walk_that_takes_indices(self, last_programs):
-        x = torch.empty(BEYOND, dtype=torch.float16)
-        x[-1000:] = 1
-        seed = torch.full((), 5)
-        y = diglot.dropout(x, 0.5, seed=seed, backend="triton")
-        bits = random_bits(seed, (BEYOND - 1000) // 4 - 1, 1008)
-        kept = bits[(BEYOND - 1000) % 4 + 4 :][:1000] >= 2**31
-        assert torch.equal(y[-1000:], kept.half() * 2)
-
-    def test_strided_walk(self, last_programs):
-        x = torch.empty(2**16 + 1, 2**16 + 32, dtype=torch.int8)[:, ::2]
-        x[-1] = torch.arange(x.shape[1]) % 100
-        y = diglot.add(x, 3, backend="triton")
-        assert "64-bit" in diglot.last_run().variant
-        assert torch.equal(y[-1, -1000:], x[-1, -1000:] + 3)
-
-    @pytest.mark.parametrize("op", ["softmax", "layer_norm"])
-    def test_rows(self, last_programs, op):
-        x = torch.empty(2**21 + 8, 1024, dtype=torch.float16)
-        x[-8:].normal_()
-        given = -1 if op == "softmax" else (1024,)
-        y = getattr(diglot, op)(x, given, backend="triton")[-2:]
-        expected = getattr(torch.nn.functional, op)(x[-2:].float(), given)
-        torch.testing.assert_close(y.float(), expected, rtol=2e-3, atol=1e-3)
+@pytest.mark.parametrize("walk", WALKS)
+def test_far_elements_of_triton(monkeypatch, walk):
+    """In a process of its own, which a wrong address may end."""
+    interpreter = pytest.importorskip("triton.runtime.interpreter")
+    monkeypatch.setattr(interpreter, "range", last_two, raising=False)
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            WALKS[walk]()
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 # The last blocks of CUDA C++'s flat walk, on the host.

@@ -20,6 +20,7 @@ from backends import (
     SLOW_TRITON,
     launched,
     sampled,
+    sum_error,
     ulp_error,
 )
 from layouts import LAYOUTS
@@ -71,10 +72,10 @@ class Launch:
     def assert_right(self, result: torch.Tensor) -> None:
         """Of what cancels, the error is that of what is subtracted."""
         oracle = self.oracle()
-        rounding = torch.finfo(result.dtype).eps
+        rounding, error = torch.finfo(result.dtype).eps, sum_error(result.dtype)
         largest = oracle.abs().max().item()
         torch.testing.assert_close(
-            result.double(), oracle, rtol=max(rounding, 2e-5), atol=2e-5 * largest
+            result.double(), oracle, rtol=max(rounding, error), atol=error * largest
         )
 
     def __call__(self, backend: str, blocks: int) -> tuple[torch.Tensor, ...]:

@@ -16,6 +16,7 @@ from backends import (
     examples,
     launched,
     needs_cuda,
+    sum_error,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -271,8 +272,9 @@ def test_every_element_is_written_and_no_other(backend, op, dtype):
 def compare_and_check_guards(made, expected, offset, dtype):
     for i, (out, memory) in enumerate(made):
         wanted = expected.setdefault(i, out.clone())
-        rounding = 2 * torch.finfo(out.dtype).eps
-        torch.testing.assert_close(out, wanted, rtol=max(rounding, 2e-5), atol=max(rounding, 1e-5))
+        rounding, error = 2 * torch.finfo(out.dtype).eps, sum_error(out.dtype)
+        most = max(rounding, error / 2)
+        torch.testing.assert_close(out, wanted, rtol=max(rounding, error), atol=most)
         assert only_written(out, memory), (i, offset)
 
 

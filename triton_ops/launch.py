@@ -123,7 +123,7 @@ def launcher(planner: Callable[..., Plan]) -> Any:
         index = key[0]
         run = _prepare(
             lambda device: planner(*describe(arguments, device, _address)),
-            _device_facts(index),
+            _facts_of(index),
             index,
         )
         with _plans_lock:
@@ -163,7 +163,7 @@ def plan(launcher: Any, device: tuple[Any, ...] | None, *arguments: Any) -> Plan
     elif type(out) is not Tensor:
         described = launcher.describe(arguments, TRACED, _unknown_address)
     else:
-        described = launcher.describe(arguments, _device_facts(out.get_device()), _address)
+        described = launcher.describe(arguments, _facts_of(out.get_device()), _address)
     return launcher.planner(*described)
 
 
@@ -210,13 +210,15 @@ def _address_in_storage(tensor: Tensor) -> int:
     return int(tensor.storage_offset()) * tensor.element_size() % ACCESS_BYTES
 
 
+def _facts_of(index: int) -> Device:
+    """Facts of the device with this index, or of the interpreter."""
+    return INTERPRETER if INTERPRETED else _gpu_facts(index)
+
+
 @functools.cache
-def _device_facts(index: int) -> Device:
-    """Of the GPU with this index. The facade refuses others than CUDA tensors; operators, which
-    anybody can call, come here without it.
-    """
-    if INTERPRETED:
-        return INTERPRETER
+def _gpu_facts(index: int) -> Device:
+    # The facade refuses others than CUDA tensors; operators, which anybody can call, come here
+    # without it.
     if index < 0:
         raise ValueError("a Triton kernel takes CUDA tensors")
     is_cooperative = ctypes.c_int()
@@ -235,7 +237,7 @@ def _prepare(
 ) -> Callable[..., str | Scratch]:
     """What runs a plan on a device: a function of pointers, scratch, and unseen arguments."""
     made = planner(device)
-    if device.is_interpreted:
+    if INTERPRETED:
         return functools.partial(_interpret, made)
     with torch.cuda.device(index):
         handles = [_find(launch.specialization, index) for launch in made.launches]
@@ -274,7 +276,7 @@ def _find(specialization: Specialization, index: int) -> Any:
 
 def _occupancy(handle: Any, index: int) -> int:
     """How many programs a multiprocessor runs at once."""
-    if not _device_facts(index).multiprocessors:
+    if not _facts_of(index).multiprocessors:
         raise RuntimeError(
             "this device launches no kernel co-operatively, so that programs could wait for each "
             "other"

@@ -65,35 +65,35 @@ namespace {
 using namespace diglot;
 
 // The arrays lie in memory in one dense order.
-void global_softmax_forward(const Stream& stream, const Operand& input, Number blocks,
+void global_softmax_forward(Planner& planner, const Operand& input, int64_t blocks,
                             const Operand& out) {
   dispatch_floating(out.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    cut_into_chunks<T>({&out, &input}, [&](auto accesses, const Chunks& chunks) {
+    cut_into_chunks<T>(planner, {&out, &input}, [&](auto accesses, const Chunks& chunks) {
       launch_on_chunks<global_softmax_forward_phases<T, decltype(accesses)::value>, MaxSum<T>>(
-          chunks, blocks.integer, stream, input.as<const T>(), out.as<T>());
+          planner, chunks, blocks, input.as<const T>(), out.as<T>());
     });
   });
 }
 
-void global_softmax_backward(const Stream& stream, const Operand& grad_output,
-                             const Operand& output, Number blocks, const Operand& out) {
+void global_softmax_backward(Planner& planner, const Operand& grad_output, const Operand& output,
+                             int64_t blocks, const Operand& out) {
   dispatch_floating(out.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    cut_into_chunks<T>({&out, &grad_output, &output}, [&](auto accesses, const Chunks& chunks) {
-      launch_on_chunks<global_softmax_backward_phases<T, decltype(accesses)::value>,
-                       Sums<compute_t<T>, 1>>(chunks, blocks.integer, stream,
-                                              grad_output.as<const T>(), output.as<const T>(),
-                                              out.as<T>());
-    });
+    cut_into_chunks<T>(
+        planner, {&out, &grad_output, &output}, [&](auto accesses, const Chunks& chunks) {
+          launch_on_chunks<global_softmax_backward_phases<T, decltype(accesses)::value>,
+                           Sums<compute_t<T>, 1>>(planner, chunks, blocks,
+                                                  grad_output.as<const T>(), output.as<const T>(),
+                                                  out.as<T>());
+        });
   });
 }
 
 DIGLOT_LAUNCHER(global_softmax_forward,
-                "(Tensor input, float blocks, "
-                "int blocks_integer, Tensor(c!) out, Tensor(z!)? scratch) -> ()")
+                "(Tensor input, int blocks, Tensor(a!) out, Tensor(z!)? scratch) -> ()")
 DIGLOT_LAUNCHER(global_softmax_backward,
                 "(Tensor grad_output, Tensor output, "
-                "float blocks, int blocks_integer, Tensor(c!) out, Tensor(z!)? scratch) -> ()")
+                "int blocks, Tensor(a!) out, Tensor(z!)? scratch) -> ()")
 
 }  // namespace

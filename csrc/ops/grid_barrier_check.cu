@@ -2,7 +2,7 @@
 // launcher, registration. Twin of triton_ops/grid_barrier_check.py.
 #include "diglot/dispatch.h"
 #include "diglot/grid_barrier.cuh"
-#include "diglot/operand.h"
+#include "diglot/plan.h"
 #include "torch/launcher.h"
 
 #if !defined(DIGLOT_INTERPRETER)
@@ -57,16 +57,15 @@ using namespace diglot;
 // do in a phase: "check", "read" without having written, or "wait" alone. `slots` is int32 [2,
 // blocks, kCheckWords], `mismatches` int32 [phases], zeros. The grid is as `slots` says: if it does
 // not run at once, that is an error.
-void grid_barrier_check(const Stream& stream, const Operand& slots, std::string_view barrier,
+void grid_barrier_check(Planner& planner, const Operand& slots, std::string_view barrier,
                         std::string_view run, const Operand& mismatches) {
-  uint32_t* const word = reinterpret_cast<uint32_t*>(
-      stream.scratch({kBarrierBytes, kBarrierBytes, Lifetime::kStream}));
+  const auto word = planner.need({kBarrierBytes, kBarrierBytes, Lifetime::kStream}).as<uint32_t>();
   const auto start = [&](auto barrier, auto writes, auto reads) {
     using Barrier = typename decltype(barrier)::type;
     Launch how{static_cast<unsigned>(slots.numel / (2 * kCheckWords)), kCheckThreads};
     how.is_cooperative = true;
-    launch<grid_barrier_phases<Barrier, decltype(writes)::value, decltype(reads)::value>>(
-        how, stream, word, mismatches.numel, slots.as<uint32_t>(), mismatches.as<int32_t>());
+    planner.add<grid_barrier_phases<Barrier, decltype(writes)::value, decltype(reads)::value>>(
+        how, word, mismatches.numel, slots.as<uint32_t>(), mismatches.as<int32_t>());
   };
   const auto start_with = [&](auto barrier) {
     if (run == "check") {
@@ -79,20 +78,20 @@ void grid_barrier_check(const Stream& stream, const Operand& slots, std::string_
   };
   if (barrier == "diglot") {
     start_with(Type<GridBarrier>{});
-    last_variant() = "grid barrier";
+    planner.plan.variant = "grid barrier";
     return;
   }
 #if defined(DIGLOT_INTERPRETER)
   throw std::invalid_argument("grid_barrier_check: the interpreter has no grid.sync()");
 #else
   start_with(Type<CooperativeGroups>{});
-  last_variant() = "grid.sync()";
+  planner.plan.variant = "grid.sync()";
 #endif
 }
 
 DIGLOT_LAUNCHER(
     grid_barrier_check,
-    "(Tensor(b!) slots, str barrier, str run, Tensor(c!) mismatches, Tensor(z!)? scratch) "
+    "(Tensor(a!) slots, str barrier, str run, Tensor(b!) mismatches, Tensor(z!)? scratch) "
     "-> ()")
 
 }  // namespace

@@ -39,17 +39,18 @@ namespace {
 
 using namespace diglot;
 
-void layer_norm_forward(const Stream& stream, const Operand& input, const Operand* weight,
-                        const Operand* bias, Number eps, const Operand* statistics,
+void layer_norm_forward(Planner& planner, const Operand& input, const Operand* weight,
+                        const Operand* bias, Real eps, const Operand* statistics,
                         const Operand& out) {
   dispatch_floating(out.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     launch_norm_forward<true, false, T>(
-        {input, nullptr, weight, bias, statistics, nullptr, out}, eps,
-        [&](auto shape, const auto& rows, Launch how, const auto& inputs, const auto& operation) {
-          using W = typename std::decay_t<decltype(operation)>::Parameter;
-          return launch<layer_norm_forward_rows<decltype(shape), T, W>>(how, stream, rows, inputs,
-                                                                        operation, out.as<T>());
+        planner, {input, nullptr, weight, bias, statistics, nullptr, out}, eps,
+        [&](auto type, auto shape, const auto& rows, const Launch& how, const auto& inputs,
+            const auto& operation) {
+          using W = typename decltype(type)::type;
+          return planner.add<layer_norm_forward_rows<decltype(shape), T, W>>(
+              how, rows, inputs, operation, out.as<T>());
         });
   });
 }
@@ -70,20 +71,20 @@ struct LayerNormBackward {
   }
 };
 
-void layer_norm_backward(const Stream& stream, const Operand& grad_output, const Operand* grad_sum,
+void layer_norm_backward(Planner& planner, const Operand& grad_output, const Operand* grad_sum,
                          const Operand& input, const Operand& statistics, const Operand* weight,
                          const Operand* grad_weight, const Operand* grad_bias,
                          const Operand& grad_input) {
   dispatch_floating(grad_input.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     launch_norm_backward<true, T, LayerNormBackward<T>>(
-        stream,
+        planner,
         {grad_output, grad_sum, input, statistics, weight, grad_weight, grad_bias, grad_input});
   });
 }
 
 DIGLOT_LAUNCHER(layer_norm_forward,
-                "(Tensor input, Tensor? weight, Tensor? bias, float eps, int eps_integer, "
+                "(Tensor input, Tensor? weight, Tensor? bias, float eps, "
                 "Tensor(a!)? statistics, Tensor(b!) out, Tensor(z!)? scratch) -> ()")
 DIGLOT_LAUNCHER(layer_norm_backward,
                 "(Tensor grad_output, Tensor? grad_sum, Tensor input, Tensor statistics, "

@@ -90,38 +90,39 @@ using namespace diglot;
 
 // The arrays lie in memory in one dense order; `statistics` are the mean and rstd, of the type that
 // is computed in.
-void standardize_forward(const Stream& stream, const Operand& input, Number eps, Number blocks,
+void standardize_forward(Planner& planner, const Operand& input, Real eps, int64_t blocks,
                          const Operand& statistics, const Operand& out) {
   dispatch_floating(out.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     using Compute = compute_t<T>;
-    cut_into_chunks<T>({&out, &input}, [&](auto accesses, const Chunks& chunks) {
+    cut_into_chunks<T>(planner, {&out, &input}, [&](auto accesses, const Chunks& chunks) {
       launch_on_chunks<standardize_forward_phases<T, decltype(accesses)::value>, Moments<Compute>>(
-          chunks, blocks.integer, stream, input.as<const T>(), eps.as<Compute>(),
-          statistics.as<Compute>(), statistics.as<Compute>() + 1, out.as<T>());
+          planner, chunks, blocks, input.as<const T>(), eps.as<Compute>(), statistics.as<Compute>(),
+          statistics.as<Compute>() + 1, out.as<T>());
     });
   });
 }
 
-void standardize_backward(const Stream& stream, const Operand& grad_output, const Operand& input,
-                          const Operand& statistics, Number blocks, const Operand& out) {
+void standardize_backward(Planner& planner, const Operand& grad_output, const Operand& input,
+                          const Operand& statistics, int64_t blocks, const Operand& out) {
   dispatch_floating(out.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     using Compute = compute_t<T>;
-    cut_into_chunks<T>({&out, &grad_output, &input}, [&](auto accesses, const Chunks& chunks) {
-      launch_on_chunks<standardize_backward_phases<T, decltype(accesses)::value>, Sums<Compute, 2>>(
-          chunks, blocks.integer, stream, grad_output.as<const T>(), input.as<const T>(),
-          statistics.as<const Compute>(), statistics.as<const Compute>() + 1, out.as<T>());
-    });
+    cut_into_chunks<T>(
+        planner, {&out, &grad_output, &input}, [&](auto accesses, const Chunks& chunks) {
+          launch_on_chunks<standardize_backward_phases<T, decltype(accesses)::value>,
+                           Sums<Compute, 2>>(planner, chunks, blocks, grad_output.as<const T>(),
+                                             input.as<const T>(), statistics.as<const Compute>(),
+                                             statistics.as<const Compute>() + 1, out.as<T>());
+        });
   });
 }
 
-DIGLOT_LAUNCHER(
-    standardize_forward,
-    "(Tensor input, float eps, int eps_integer, float blocks, "
-    "int blocks_integer, Tensor(c!) statistics, Tensor(e!) out, Tensor(z!)? scratch) -> ()")
+DIGLOT_LAUNCHER(standardize_forward,
+                "(Tensor input, float eps, int blocks, Tensor(a!) statistics, Tensor(b!) out, "
+                "Tensor(z!)? scratch) -> ()")
 DIGLOT_LAUNCHER(standardize_backward,
                 "(Tensor grad_output, Tensor input, Tensor statistics, "
-                "float blocks, int blocks_integer, Tensor(c!) out, Tensor(z!)? scratch) -> ()")
+                "int blocks, Tensor(a!) out, Tensor(z!)? scratch) -> ()")
 
 }  // namespace

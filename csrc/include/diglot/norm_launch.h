@@ -44,21 +44,20 @@ struct NormForwardOperands {
 
 // A statistic of each row of `rows`, whose elements are the last dimension: contiguous.
 inline Operand statistic_of(const Operand& rows, DType dtype) {
+  if (rows.rank == 0) throw std::invalid_argument("a norm takes rows");
   Operand result = rows;
   result.dtype = dtype;
   result.sizes[rows.rank - 1] = 1;
   result.numel = 1;
-  for (int d = rows.rank - 1; d >= 0; --d) {
-    result.strides[d] = result.numel;
-    result.numel *= result.sizes[d];
-  }
+  for (int d = 0; d < rows.rank; ++d) result.numel *= result.sizes[d];
+  result.set_contiguous_strides();
   return result;
 }
 
-// Statistics of so many numbers for each row: one behind the other.
+// Where statistics of so many numbers for each row are, one behind the other.
 template <typename Compute>
-Compute* statistics_in(const Operand& statistics, int64_t rows, int fields) {
-  if (size_of(statistics.dtype) != sizeof(Compute) || statistics.numel != fields * rows) {
+Address<Compute> statistics_in(const Operand& statistics, int64_t rows, int fields) {
+  if (statistics.dtype != kDType<Compute> || statistics.numel != fields * rows) {
     throw std::invalid_argument("statistics must have " + std::to_string(fields) +
                                 " numbers for each row, of the type that is computed in");
   }
@@ -76,60 +75,67 @@ void dispatch_parameters(const Operand* weight, const Operand* bias, Function fu
   function(Type<T>{});
 }
 
-// Calls function(shape, rows, how, inputs, operation) for a norm of rows, as launch_rows.
-template <bool kIsCentered, bool kAdds, typename T, typename Eps, typename Function>
-void launch_norm_forward(const NormForwardOperands& operands, Eps eps, Function function) {
+// Plans function(type, shape, rows, how, inputs, operation) for a norm of rows, as launch_rows; the
+// type is that of weight and bias.
+template <bool kIsCentered, bool kAdds, typename T, typename Function>
+void launch_norm_forward(Planner& planner, const NormForwardOperands& operands, Real eps,
+                         Function function) {
   using Compute = compute_t<T>;
   constexpr int kInputs = kAdds ? 2 : 1;
+  const Operand& out = operands.out;
+  const Operand statistic = statistic_of(out, kDType<Compute>);
+  Address<Compute> mean, rstd;
+  if (operands.statistics != nullptr) {
+    rstd = statistics_in<Compute>(*operands.statistics, statistic.numel, kIsCentered ? 2 : 1);
+    if (kIsCentered) mean = rstd, rstd = rstd + statistic.numel;
+  }
+  bool is_aligned = true;
+  for (const Operand* operand : {operands.weight, operands.bias, operands.sum}) {
+    is_aligned &= operand == nullptr || operand->is_aligned();
+  }
+  const int64_t n = out.sizes[out.rank - 1];
   dispatch_parameters<T>(operands.weight, operands.bias, [&](auto type) {
     using W = typename decltype(type)::type;
-    bool is_aligned = true;
-    const auto parameters = [&](const Operand* operand) {
-      const W* const data = operand == nullptr ? nullptr : operand->as<const W>();
-      is_aligned &= reinterpret_cast<uintptr_t>(data) % kAccessBytes == 0;
-      return data;
+    using Operation = std::conditional_t<kAdds, AddNormForward<T, W, kIsCentered>,
+                                         NormForward<T, W, kIsCentered>>;
+    const auto operation = [=, weight = address_of<const W>(operands.weight),
+                            bias = address_of<const W>(operands.bias),
+                            sum = address_of<T>(operands.sum)](const Arguments& now) {
+      Operation result{};
+      result.of = {weight(now), bias(now)};
+      result.eps = static_cast<Compute>(eps(now));
+      result.n = static_cast<Compute>(n);
+      result.mean = mean(now), result.rstd = rstd(now);
+      if constexpr (kAdds) result.joined = sum(now);
+      return result;
     };
-    std::conditional_t<kAdds, AddNormForward<T, W, kIsCentered>, NormForward<T, W, kIsCentered>>
-        operation{};
-    operation.of = {parameters(operands.weight), parameters(operands.bias)};
-    operation.eps = eps.template as<Compute>();
-    const Operand& out = operands.out;
-    const Operand statistic = statistic_of(out, kDType<Compute>);
-    if (operands.statistics != nullptr) {
-      Compute* const fields =
-          statistics_in<Compute>(*operands.statistics, statistic.numel, kIsCentered ? 2 : 1);
-      operation.rstd = kIsCentered ? fields + statistic.numel : fields;
-      if constexpr (kIsCentered) operation.mean = fields;
-    }
-    Inputs<T, kInputs> inputs{{operands.input.as<const T>()}};
-    const Dim dim{out.rank - 1};
-    operation.n = static_cast<Compute>(out.sizes[dim.number]);
-    const auto run = [&](auto shape, auto& rows, Launch how, char*) {
-      using Shape = decltype(shape);
-      rows.brings = false;
-      if constexpr (may_bring<Shape, std::decay_t<decltype(operation)>, T>()) {
-        // Blocks that have a row alone read all of weight and bias, which L1 keeps for the next.
-        const int arrays = (operation.of.weight != nullptr) + (operation.of.bias != nullptr);
-        const std::size_t bytes =
-            arrays * sizeof(W) * Shape::kThreads * Shape::kAccesses * Shape::template kElements<T>;
-        const std::size_t all = (how.shared_bytes + bytes + kRowOtherBytes) * Shape::kBlocks;
-        if (how.cluster_blocks > 1 &&
-            all <= static_cast<std::size_t>(multiprocessor_shared_bytes())) {
-          rows.brings = true;
-          how.shared_bytes += bytes;
+    const auto add = [&](const auto& inputs) {
+      return [&](auto shape, auto& rows, Launch how, const Address<char>&) {
+        using Shape = decltype(shape);
+        rows.brings = false;
+        if constexpr (may_bring<Shape, Operation, T>()) {
+          // Blocks that have a row alone read all of weight and bias, which L1 keeps for the next.
+          const int arrays = (operands.weight != nullptr) + (operands.bias != nullptr);
+          const std::size_t bytes = arrays * sizeof(W) * Shape::kThreads * Shape::kAccesses *
+                                    Shape::template kElements<T>;
+          const std::size_t all = (how.shared_bytes + bytes + kRowOtherBytes) * Shape::kBlocks;
+          if (how.cluster_blocks > 1 &&
+              all <= static_cast<std::size_t>(planner.device.shared_bytes())) {
+            rows.brings = true;
+            how.shared_bytes += bytes;
+          }
         }
-      }
-      return function(shape, rows, how, inputs, operation);
+        return function(type, shape, rows, how, inputs, operation);
+      };
     };
     using Shapes = NormShapes<T, kInputs, kIsCentered>;
     if constexpr (kAdds) {
-      operation.joined = operands.sum->as<T>();
-      inputs.of[1] = operands.residual->as<const T>();
-      is_aligned &= reinterpret_cast<uintptr_t>(operation.joined) % kAccessBytes == 0;
-      launch_rows<T, T, kInputs, Shapes>({&out, &operands.input, operands.residual, &statistic},
-                                         dim, run, is_aligned);
+      launch_rows<T, T, kInputs, Shapes>(
+          planner, {&out, &operands.input, operands.residual, &statistic}, out.rank - 1,
+          add(inputs_of<T>(operands.input, *operands.residual)), is_aligned);
     } else {
-      launch_rows<T, T, kInputs, Shapes>({&out, &operands.input, &statistic}, dim, run, is_aligned);
+      launch_rows<T, T, kInputs, Shapes>(planner, {&out, &operands.input, &statistic}, out.rank - 1,
+                                         add(inputs_of<T>(operands.input)), is_aligned);
     }
   });
 }

@@ -45,7 +45,17 @@ def dropout_forward(
     return "Philox in int64"
 
 
-dropout_backward = dropout_forward
+def dropout_backward(
+    grad_output: torch.Tensor,
+    seed: torch.Tensor,
+    offset: int,
+    threshold: int,
+    scale: float,
+    out: torch.Tensor,
+    scratch: torch.Tensor | None,
+) -> str:
+    """out = grad_output · scale, by the same mask."""
+    return dropout_forward(grad_output, seed, offset, threshold, scale, out, scratch)
 
 
 def philox_words(rows: torch.Tensor, out: torch.Tensor, scratch: torch.Tensor | None) -> str:
