@@ -25,7 +25,7 @@ from norms import FUSED, OPS, PARAMETERS, PLAIN, Norm, guarded, is_centered, onl
 
 import diglot
 from diglot.backends.plans import Device, plan_runs
-from diglot.backends.runs import plan
+from diglot.backends.runs import observe_runs, plan
 
 ROWS = [1, 2, 7, 8, 127, 128, 256, 1000, 1024, 2048, 4096, 4099]
 FUSED_ROWS = [1, 8, 127, 1024, 4099]  # their kernels are the others', of which they are instances
@@ -709,3 +709,20 @@ def test_modules(backend):
         assert repr(module) == f"{repr(reference)[:-1]}, backend={backend!r})"
     with pytest.raises(ValueError, match="backend"):
         diglot.nn.RMSNorm(4, backend="rocm")
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_statistics_are_for_who_differentiates(backend, op):
+    """Without gradients none are allocated or written, and the results are the same."""
+    norm = Norm.draw(op, (5, 24))
+    given = []
+    with observe_runs(lambda _, arguments: given.append(arguments[len(norm.tensors) + 1])):
+        plain = norm(backend)
+        with torch.no_grad():
+            norm.require_grad()(backend)
+        recorded = norm(backend)
+    assert given[:2] == [None, None]
+    assert given[2].shape == (1 + is_centered(op), 5) and given[2].isfinite().all()
+    for own, other in zip(plain, recorded, strict=True):
+        assert torch.equal(own, other)
