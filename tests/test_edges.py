@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from backends import BACKENDS, CUDA, DEVICE, KERNELS, slow_interpreted
+from planning import plan_anew
 
 import diglot
 from diglot.backends.registry import BACKENDS as REGISTRY
@@ -18,7 +19,7 @@ def no_array_is_tiny(monkeypatch):
     """In Triton, small arrays run as large ones do: with 16-byte accesses, after a head."""
     from diglot.triton_ops import elementwise_launch
 
-    monkeypatch.setattr(elementwise_launch, "TINY_ELEMENTS", 16)  # no head is longer
+    plan_anew(monkeypatch, elementwise_launch, "TINY_ELEMENTS", 16)  # no head is longer
 
 
 # CUDA's: kTinyElements and kSmallVectors of csrc/include/diglot/elementwise_launch.h.
