@@ -30,7 +30,6 @@ from diglot.triton_ops.lib.types import compute_type, convert
 from diglot.triton_ops.plan import ALL_PHASES, Operand
 
 
-
 @triton.jit
 def forward(x, max, factor, T: tl.constexpr):
     return convert(exp_nonpositive_for(x.to(compute_type(T)) - max, T) * factor, T)
@@ -55,7 +54,9 @@ def global_softmax_forward_phases(
         maxima = tl.full((THREADS,), -float("inf"), COMPUTE)
         sums = tl.full((THREADS,), 0.0, COMPUTE)
         for i in range(own):
-            held = load_tile(input, tile_start(i, chunk_tiles, BLOCK), n, -float("inf"), ALIGNED, BLOCK)
+            held = load_tile(
+                input, tile_start(i, chunk_tiles, BLOCK), n, -float("inf"), ALIGNED, BLOCK
+            )
             tile_maxima, tile_sums = max_sum_of(by_thread(held, T, BLOCK).to(COMPUTE), T)
             maxima, sums = combine_max_sum(maxima, sums, tile_maxima, tile_sums, T)
             if (i + 1) % chunk_tiles == 0:

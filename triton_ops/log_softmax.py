@@ -26,7 +26,6 @@ from diglot.triton_ops.row_launch import plan_rows
 from diglot.triton_ops.row_shares import TALL_OF_FIRST
 
 
-
 @triton.jit
 def reduce(values, mask, left, AXIS: tl.constexpr, T: tl.constexpr):
     return max_sum_along(values[0], AXIS, T)

@@ -22,7 +22,6 @@ from diglot.triton_ops.plan import Operand
 from diglot.triton_ops.row_launch import plan_rows
 
 
-
 @triton.jit
 def reduce(values, mask, left, AXIS: tl.constexpr, T: tl.constexpr):
     return max_sum_along(values[0], AXIS, T)
