@@ -21,6 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from layouts import LAYOUTS, in_order
 from operands import operands
+from planning import plan_anew
 
 import diglot
 from diglot.backends.runs import run
@@ -128,7 +129,7 @@ def test_every_element_is_written_and_no_other(backend, dtype, monkeypatch):
     """At an aligned place and at others, where flat kernels have no head."""
     from diglot.triton_ops import elementwise_launch
 
-    monkeypatch.setattr(elementwise_launch, "TINY_ELEMENTS", 16)  # run small arrays as large ones
+    plan_anew(monkeypatch, elementwise_launch, "TINY_ELEMENTS", 16)  # small arrays, as large ones
     for n in SIZES[backend]:
         for offset, own_offset in ((0, 0), (3, 3), (1, 0)):
             x = torch.randn(n + offset, device=DEVICE).to(dtype)[offset:]

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from backends import BACKENDS, CUDA, DEVICE, KERNELS, launched, slow_interpreted
+from planning import plan_anew
 
 import diglot
 from diglot.reference.gaussian_pdf import gaussian_pdf_oracle
@@ -16,7 +17,7 @@ def no_array_is_tiny(monkeypatch):
     """In Triton, small arrays run as large ones do: with 16-byte accesses, after a head."""
     from diglot.triton_ops import elementwise_launch
 
-    monkeypatch.setattr(elementwise_launch, "TINY_ELEMENTS", 16)  # no head is longer
+    plan_anew(monkeypatch, elementwise_launch, "TINY_ELEMENTS", 16)  # no head is longer
 
 
 # CUDA's: kTinyElements and kSmallVectors of csrc/include/diglot/elementwise_launch.h.

@@ -380,7 +380,9 @@ COMPILED = """
 import sys, torch
 from diglot.tools.resources import compile_triton
 from diglot.triton_ops import global_softmax, standardize
-from diglot.triton_ops.launch import record_launches
+from diglot.triton_ops.launch import plan
+
+H200 = (90, 132, 228 << 10, True)
 
 def arguments(n, dtype, offset):
     return torch.empty(n + 4, dtype=dtype)[offset : n + offset]
@@ -388,16 +390,17 @@ def arguments(n, dtype, offset):
 kernels = []
 for dtype in (torch.bfloat16, torch.float32, torch.float64):
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    scratch, statistics = torch.empty(1 << 20, dtype=torch.uint8), torch.empty(2, dtype=wide)
+    statistics = torch.empty(2, dtype=wide)
     for n in (1 << 18, 1 << 24):  # few chunks and many, of the greatest tiles
         for offset in (0, 1):
             x, y, out = (arguments(n, dtype, offset) for _ in range(3))
-            with record_launches() as launches:
-                global_softmax.global_softmax_forward(x, 0, out, scratch)
-                global_softmax.global_softmax_backward(x, y, 0, out, scratch)
-                standardize.standardize_forward(x, 1e-5, 0, statistics, out, scratch)
-                standardize.standardize_backward(x, y, statistics, 0, out, scratch)
-            kernels += [(kernel, offset) for kernel in launches]
+            plans = (
+                plan(global_softmax.global_softmax_forward, H200, x, 0, out),
+                plan(global_softmax.global_softmax_backward, H200, x, y, 0, out),
+                plan(standardize.standardize_forward, H200, x, 1e-5, 0, statistics, out),
+                plan(standardize.standardize_backward, H200, x, y, statistics, 0, out),
+            )
+            kernels += [(made.launches[0].specialization, offset) for made in plans]
 kernels = kernels[:: int(sys.argv[2])]
 for kernel, (_, offset) in zip(compile_triton([k for k, _ in kernels], sys.argv[1]), kernels):
     assert kernel.spill_bytes == kernel.stack_bytes == 0, kernel

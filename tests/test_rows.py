@@ -21,6 +21,7 @@ from backends import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from layouts import LAYOUTS, in_order
+from planning import plan_anew
 
 import diglot
 from diglot.backends.plans import Scratch
@@ -119,10 +120,13 @@ def test_every_variant(backend, op, case):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("name", LAUNCHERS)
-def test_triton_without_words(name, dtype):
+def test_triton_without_words(name, dtype, monkeypatch):
     """Where programs cannot wait for each other, what they would share is read twice."""
     if "triton" not in KERNELS:
         pytest.skip("there is no Triton")
+    from diglot.triton_ops import launch, plan
+
+    plan_anew(monkeypatch, launch, "_facts_of", lambda index: plan.TRACED)
     most = 8192 if dtype == torch.float64 else 32768  # that a program holds of a row
     n = 2100 if dtype == torch.float32 else 1100
     for shape, dim, variant in (

@@ -46,6 +46,7 @@ COOPERATIVE_LAUNCH = 95  # CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH
 MOST_PLANS = 1024  # that a launcher keeps
 
 _UNSEEN = Unseen()
+launchers: list[Any] = []  # all of them
 _handles: dict[tuple[Any, ...], Any] = {}
 _plans_lock = threading.Lock()
 # The interpreter changes Triton's language while a kernel runs, for all threads.
@@ -90,7 +91,7 @@ def launcher(planner: Callable[..., Plan]) -> Any:
     Returns:
         A function of the same parameters, and `scratch`. It runs the plan and returns its variant;
         or, where the plan needs scratch and that is None, runs nothing and returns what is needed,
-        a `Scratch`. Its attribute `planner` is the planner.
+        a `Scratch`. Its attribute `planner` is the planner, and its global `plans` what is kept.
     """
     hints = get_type_hints(planner)
     names = list(inspect.signature(planner).parameters)
@@ -114,7 +115,7 @@ def launcher(planner: Callable[..., Plan]) -> Any:
         pointers=", ".join(pointers),
         unseen=", ".join([*unseen, ""]),
     )
-    plans: dict[tuple[Any, ...], Callable[..., Any]] = {}
+    scope: dict[str, Any] = {"Tensor": Tensor, "plans": {}}
 
     def describe(arguments: tuple[Any, ...], device: Device, address: Any) -> list[Any]:
         return _describe(hints, names, arguments, device, address)
@@ -127,6 +128,7 @@ def launcher(planner: Callable[..., Plan]) -> Any:
             index,
         )
         with _plans_lock:
+            plans = scope["plans"]
             while len(plans) >= MOST_PLANS:
                 del plans[next(iter(plans))]
             plans[key] = run
@@ -138,11 +140,12 @@ def launcher(planner: Callable[..., Plan]) -> Any:
         numbers = [a for a, name in zip(arguments, names, strict=True) if name in unseen]
         return _trace(made, (None, *tensors), scratch, tuple(numbers))
 
-    scope = {"Tensor": Tensor, "plans": plans, "prepare": prepare, "trace": trace}
+    scope |= {"prepare": prepare, "trace": trace}
     exec(source, scope)
     made: Any = scope[planner.__name__]
     made.__doc__, made.__module__ = planner.__doc__, planner.__module__
-    made.planner, made.plans, made.describe = planner, plans, describe
+    made.planner, made.describe = planner, describe
+    launchers.append(made)
     return made
 
 

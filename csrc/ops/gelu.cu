@@ -30,13 +30,6 @@ struct GeluBackward {
   }
 };
 
-cudaError_t probe_device() {
-  cudaFuncAttributes attributes;
-  using Functor = GeluForward<float, Approximate::kNone>;
-  return cudaFuncGetAttributes(&attributes,
-                               elementwise_flat<Functor, FlatShape<1, 1>, float, float>);
-}
-
 }  // namespace diglot
 
 namespace {
@@ -71,7 +64,7 @@ void gelu_backward(Planner& planner, const Operand& grad_output, const Operand& 
 DIGLOT_LAUNCHER(gelu_forward,
                 "(Tensor input, str approximate, Tensor(a!) out, Tensor(z!)? scratch) -> ()")
 DIGLOT_LAUNCHER(gelu_backward,
-                "(Tensor grad_output, Tensor input, str approximate, Tensor(a!) out, Tensor(z!)? "
-                "scratch) -> ()")
+                "(Tensor grad_output, Tensor input, str approximate, "
+                "Tensor(a!) out, Tensor(z!)? scratch) -> ()")
 
 }  // namespace

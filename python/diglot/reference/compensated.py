@@ -28,8 +28,9 @@ def two_sum(a: torch.Tensor, b: torch.Tensor | float) -> TwoPart:
 def two_product(a: torch.Tensor, b: torch.Tensor | float) -> TwoPart:
     """a · b, exactly unless it underflows; by Dekker's halves, since PyTorch has no fma."""
     head = a * b
-    (a, a_low), (b, b_low) = _halves(a), _halves(b)
-    return _finite(head, ((a * b - head) + a * b_low + a_low * b) + a_low * b_low)
+    (a_high, a_low), (b_high, b_low) = _halves(a), _halves(b)
+    product = a_high * b_high - head
+    return _finite(head, (product + a_high * b_low + a_low * b_high) + a_low * b_low)
 
 
 def two_quotient(a: TwoPart, b: float) -> TwoPart:
