@@ -2,7 +2,8 @@
 
 Copies from global to shared memory (LDGSTS, cp.async) arrive when they like, until DEPBAR waits for
 them. Messages of a cluster are waited for at an mbarrier (SYNCS), whose phase has a parity: of the
-n-th exchange by two barriers in turn it is that of n / 2.
+n-th exchange by two barriers in turn it is that of n / 2. A launch that begins early waits for the
+one before it by ACQBULK (griddepcontrol.wait).
 """
 
 from __future__ import annotations
@@ -259,3 +260,21 @@ def faults_of_messages(listing: str) -> list[str]:
         elif found != expected:
             faults.append(f"of {'many exchanges' if is_repeated else 'one'} parities are {found}")
     return faults
+
+
+def faults_of_early_start(listing: str) -> list[str]:
+    """What is wrong with a kernel whose launch may begin while the one before it runs."""
+    code = read(listing)
+    wait = next((i for i, one in enumerate(code) if one.name == "ACQBULK"), None)
+    if wait is None:
+        return ["it does not wait for the launch before"]
+    before = {one.name for one in code[:wait]} & {
+        "LD",
+        "LDG",
+        "LDGSTS",
+        "ST",
+        "STG",
+        "RED",
+        "ATOMG",
+    }
+    return [f"{name} stands before the wait for the launch before" for name in sorted(before)]

@@ -12,7 +12,14 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from async_code import faults_of_copies, faults_of_messages, is_copy, is_poll, read
+from async_code import (
+    faults_of_copies,
+    faults_of_early_start,
+    faults_of_messages,
+    is_copy,
+    is_poll,
+    read,
+)
 from backends import needs_extension
 from test_grid_barrier_code import write_replaced
 
@@ -75,7 +82,28 @@ def test_parities_are_read(right, wrong, parities):
 SAMPLE = re.compile(
     r"(layer|rms)_norm_backward_(rows|again)<NormShape<\d, true, \w+>, __nv_bfloat16>"
     r"|(layer_norm|softmax)_forward_rows<RowShape<[^>]*>, __nv_bfloat16, __nv_bfloat16>"
+    r"|layer_norm_backward_sum<"
 )
+# What is launched so that it begins early: sums over groups of rows, and the second walk over
+# columns in two launches.
+BEGINS_EARLY = re.compile(r"norm_backward_sum<|\(Walk\)4")
+
+
+EARLY = """
+/*0000*/  CCTL.E.PF2 [R2] ;
+/*0010*/  ACQBULK ;
+/*0020*/  LDG.E.128 R4, desc[UR8][R10.64] ;
+/*0030*/  EXIT ;
+"""
+
+
+def test_early_starts_are_read():
+    assert faults_of_early_start(EARLY) == []
+    lines = EARLY.splitlines(keepends=True)
+    without = "".join(line for line in lines if "ACQBULK" not in line)
+    assert faults_of_early_start(without) == ["it does not wait for the launch before"]
+    late = "".join([*lines[:2], lines[3], lines[2], *lines[4:]])
+    assert faults_of_early_start(late) == ["LDG stands before the wait for the launch before"]
 
 
 @pytest.fixture(scope="module")
@@ -125,6 +153,15 @@ def test_messages_are_waited_for_by_their_parity(listings):
     for name in again:
         constant = re.sub(r"(SYNCS\.PHASECHK.*, )U?R\d+ ;", r"\1RZ ;", telling[name])
         assert faults_of_messages(constant), name
+
+
+@pytest.mark.slow
+@pytest.mark.compiled
+@needs_extension
+def test_the_launch_before_is_waited_for(listings):
+    early = {name: of for name, of in listings.items() if BEGINS_EARLY.search(name)}
+    assert kinds_of(early) >= {"layer_norm_backward_sum", "softmax_forward_rows"}
+    assert not {name: faults for name, of in early.items() if (faults := faults_of_early_start(of))}
 
 
 KERNEL = """

@@ -14,11 +14,12 @@ from backends import needs_cuda
 
 import diglot
 from diglot.backends import runs
+from diglot.reference.gelu import gelu_derivative_oracle
 from diglot.tools import accuracy, inputs
 from diglot.tools import compare as comparing
 from diglot.tools.accuracy import ProfileBuilder, measure_agreement, measure_error, pieces, ulp_of
 from diglot.tools.resources import Call, kernels_of_calls
-from diglot.tools.specs import Expected, find_spec
+from diglot.tools.specs import Expected, find_spec, op_names
 
 FLOATING = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 needs_interpreters = pytest.mark.skipif(
@@ -339,6 +340,56 @@ def test_random_inputs_are_seeded():
     assert not torch.equal(first[0], other[0]) and not torch.equal(first[0], first[1])
 
 
+@needs_cuda
+@needs_interpreters
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("op", op_names())
+def test_kernels_are_not_blamed_in_float64(op, backward):
+    """Of `diglot compare OP --dtype float64`, with every option's other values."""
+    spec = find_spec(op)
+    tensors = inputs.load(spec, shape=(40, 65), seed=0, dtype=torch.float64)
+    choices = [{}] + [
+        {name: value}
+        for name, option in spec.options.items()
+        for value in (option.allowed or (option.another,))
+        if name != "dim"
+    ]
+    for options in choices:
+        comparison = diglot.compare(
+            op,
+            *tensors,
+            backward=backward,
+            backends=["cuda", "triton"],
+            resources=False,
+            timed=False,
+            **options,
+        )
+        for row in comparison.rows:
+            assert row.reason is None, row.reason
+            assert [error.failing for error in row.errors] == [0] * len(row.errors), str(comparison)
+
+
+@pytest.mark.parametrize("approximate", ["none", "tanh"])
+def test_a_wrong_float64_gradient_is_blamed(approximate, monkeypatch):
+    """By a hundred ulp next to the root of gelu's derivative, where its terms cancel."""
+    root = -0.75179152469356447 if approximate == "none" else -0.75246142207101629
+    x = root + torch.linspace(-1e-4, 1e-4, 100, dtype=torch.float64)
+
+    def within(ulp):
+        def backward(grad_output, input, approximate, out, *scratch):
+            out.copy_(grad_output * gelu_derivative_oracle(input, approximate))
+            out[7] *= 1 + ulp * 2**-52
+            return "planted"
+
+        return backward
+
+    for ulp, failing in ((0, 0), (100, 1 / 100)):
+        monkeypatch.setitem(runs._launchers, ("torch", "gelu_backward"), within(ulp))
+        row = torch_only("gelu", x, approximate=approximate, backward=True).row("torch")
+        assert row.error.failing == failing
+    assert row.error.index == (7,)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -407,7 +458,7 @@ def _variant(name):
     accesses, elements = map(int, shape[0]) if shape else (1, 1)
     if "_flat<" not in name:
         wide = "16-byte accesses, " if elements > 1 else ""
-        return f"strided, {wide}{64 if name.endswith(', long>') else 32}-bit offsets"
+        return f"strided, {wide}{64 if ', long>' in name else 32}-bit offsets"
     if elements == 1:
         return "flat, 1 element per thread"
     return f"flat, {'1 access' if accesses == 1 else '16 elements'} per thread"

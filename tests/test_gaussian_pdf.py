@@ -88,7 +88,8 @@ def check(x: torch.Tensor, grad: torch.Tensor, options: tuple, backend: str) -> 
         error = ulp_error(of, oracle) - (right.allowance / spacing(oracle, x.dtype)).cpu()
         worst = error.argmax()
         found = (x[worst].item(), of[worst].item(), oracle[worst].item())
-        assert error[worst] <= ULP[x.dtype], (name, error[worst].item(), *found)
+        ulp = right.float64_ulp if x.dtype == torch.float64 else ULP[x.dtype]
+        assert error[worst] <= ulp, (name, error[worst].item(), *found)
 
 
 @pytest.mark.parametrize("options", DISTRIBUTIONS, ids=str)
@@ -173,7 +174,7 @@ def exact(x: float, mean: float, std: float, terms: int) -> Decimal:
 @pytest.mark.parametrize("options", DISTRIBUTIONS[:5], ids=str)
 @pytest.mark.parametrize("backend", [CUDA, SLOW_TRITON])
 def test_float64(backend, options):
-    """Within 4 ulp of exact values, to which the oracle itself is not as near."""
+    """Within 4 ulp of exact values, to which the oracle itself is hardly nearer."""
     mean, std, terms = options
     x = around(*options, 37.0, 40).to(DEVICE)
     result = diglot.gaussian_pdf(x, mean, std, terms=terms, backend=backend)
@@ -181,10 +182,7 @@ def test_float64(backend, options):
         right = exact(of, *options)
         if right > Decimal("2.3e-308"):
             assert abs(Decimal(value) - right) < 4 * Decimal(2.0**-52) * right, of
-    torch.testing.assert_close(result, gaussian_pdf_oracle(x, *options), rtol=1e-11, atol=1e-300)
-    own = gradient(x, torch.ones_like(x), options, backend)
-    oracle = gaussian_pdf_derivative_oracle(x, *options)
-    torch.testing.assert_close(own, oracle, rtol=1e-11, atol=1e-14 * oracle.abs().max().item())
+    check(x, torch.ones_like(x), options, backend)
 
 
 def test_oracle():
@@ -193,7 +191,7 @@ def test_oracle():
         x = torch.tensor([-11.0, -0.5, 0.0, 0.003, 1.7, 12.0], dtype=torch.float64)
         right = torch.tensor([float(exact(v, *options)) for v in x.tolist()], dtype=torch.float64)
         own = gaussian_pdf_oracle(x, *options)
-        torch.testing.assert_close(own, right, rtol=1e-12, atol=1e-300)
+        torch.testing.assert_close(own, right, rtol=2e-15, atol=1e-300)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -25,8 +25,9 @@ FLOATING = ["float32", "float16", "bfloat16", "float64"]
 OTHERS = ["int8", "uint8", "int16", "int32", "int64", "bool"]
 
 NAMES = [
-    "gelu_forward_flat<float, (Approximate)0, FlatShape<4, 4> >",
-    "gelu_forward_strided<float, (Approximate)0, FlatShape<4, 1>, unsigned int>",
+    "elementwise_flat<GeluForward<float, (Approximate)0>, FlatShape<4, 4>, float, float>",
+    "elementwise_strided<GeluForward<float, (Approximate)0>, FlatShape<4, 1>, "
+    "Strides<2, unsigned int>, float, float>",
 ]
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
@@ -208,13 +209,21 @@ def spilled(language, name, architecture):
     return 24 if is_known and re.search(r"softmax forward \d{3,} columns", name) else 0
 
 
+def op_of(kernel: str) -> str:
+    """The op of add, gelu, softmax and log_softmax whose kernel has this name."""
+    functor = re.match(r"elementwise_\w+<(Add|Scale|Gelu)", kernel)
+    if functor is not None:
+        return "gelu" if functor[1] == "Gelu" else "add"
+    return re.match(r"add|gelu|softmax|log_softmax", kernel)[0]
+
+
 def check(found, elements, language, architecture="sm_90"):
     """Asserts what holds for every kernel; `elements`: of the flat calls."""
     for name, answer in found.items():
         assert answer.reason is None, f"{name}: {answer.reason}"
         assert answer.kernels, name
         for kernel in answer.kernels:
-            assert kernel.name.startswith(name.split()[0])
+            assert op_of(kernel.name) == name.split()[0]
             assert kernel.architecture.startswith(architecture)
             assert kernel.registers > 0 and kernel.load_bytes and kernel.store_bytes
             most = spilled(language, name, architecture)
@@ -228,17 +237,28 @@ def check_names(found, elements):
     """Asserts which of CUDA's kernels the calls launch; returns whether every kind was there."""
     bf16, form = "__nv_bfloat16", "(Approximate)1"
     accesses = {SMALL: "1, 1", LARGE: "1, 8", LARGEST: "2, 8"}[elements]
-    flat, strided = f"FlatShape<{accesses}> >", "FlatShape<4, 1>, unsigned int>"
+
+    def flat(functor, inputs, shape=accesses):
+        types = ", ".join([bf16] * (1 + inputs))
+        return f"elementwise_flat<{functor}, FlatShape<{shape}>, {types}>"
+
+    def strided(functor, inputs, shape):
+        where = f"Strides<{1 + inputs}, unsigned int>"
+        return (
+            flat(functor, inputs, shape)
+            .replace("flat", "strided")
+            .replace(f"<{shape}>", f"<{shape}>, {where}")
+        )
+
+    add, gelu = f"Add<{bf16}>", f"GeluForward<{bf16}, "
     # The output is aligned, so that no head aligns all three; one element needs no alignment.
-    misaligned = f"flat<{bf16}, {flat}" if elements == SMALL else f"strided<{bf16}, {strided}"
+    misaligned = flat(add, 2) if elements == SMALL else strided(add, 2, "4, 1")
     expected = {
-        "add flat": [f"add_forward_flat<{bf16}, {flat}"],
-        "add misaligned": [f"add_forward_{misaligned}"],
-        "add number flat": [f"add_number_flat<{bf16}, {flat}"],
-        "add broadcast": [f"add_forward_strided<{bf16}, FlatShape<2, 8>, unsigned int>"],
-        "gelu none forward rows": [
-            f"gelu_forward_strided<{bf16}, (Approximate)0, FlatShape<2, 8>, unsigned int>"
-        ],
+        "add flat": [flat(add, 2)],
+        "add misaligned": [misaligned],
+        "add number flat": [flat(add, 1)],
+        "add broadcast": [strided(add, 2, "2, 8")],
+        "gelu none forward rows": [strided(f"{gelu}(Approximate)0>", 1, "2, 8")],
         "add backward row": [
             f"add_backward_sum<{bf16}, unsigned int, 1, 8>",
             "add_backward_sum<float, unsigned int, 4, 1>",
@@ -247,8 +267,8 @@ def check_names(found, elements):
             f"add_backward_sum<{bf16}, unsigned int, 8, 1>",
             "add_backward_sum<float, unsigned int, 4, 1>",
         ],
-        "gelu tanh backward flat": [f"gelu_backward_flat<{bf16}, {form}, {flat}"],
-        "gelu tanh forward strided": [f"gelu_forward_strided<{bf16}, {form}, {strided}"],
+        "gelu tanh backward flat": [flat(f"GeluBackward<{bf16}, {form}>", 2)],
+        "gelu tanh forward strided": [strided(f"{gelu}{form}>", 1, "4, 1")],
     }
     names = {call: [kernel.name for kernel in of.kernels] for call, of in found.items()}
     seen = names.keys() & expected.keys()

@@ -56,6 +56,17 @@ def test_each_device_has_its_own(streams):
     assert find_table(torch.device("cuda", 1), TENSORS) is None
 
 
+def test_the_table_that_was_not_used_for_longest_is_forgotten(streams):
+    device = torch.device("cuda", 0)
+    several = [TENSORS._replace(sizes=(size,)) for size in range(chunk_table.KEPT + 1)]
+    for tensors in several[:-1]:
+        make_table(device, tensors)
+    assert find_table(device, several[0]) is not None
+    make_table(device, several[-1])
+    forgotten = [tensors.sizes for tensors in several if find_table(device, tensors) is None]
+    assert forgotten == [several[1].sizes]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("backend", KERNELS)
 def test_a_late_stream(backend):

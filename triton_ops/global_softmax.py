@@ -29,8 +29,6 @@ from diglot.triton_ops.lib.reduce import (
 from diglot.triton_ops.lib.types import compute_type, convert
 from diglot.triton_ops.plan import ALL_PHASES, Operand
 
-NOTHING = tl.constexpr(-float("inf"))
-
 
 @triton.jit
 def forward(x, max, factor, T: tl.constexpr):
@@ -51,12 +49,14 @@ def global_softmax_forward_phases(
     T: tl.constexpr = output.dtype.element_ty
     COMPUTE: tl.constexpr = compute_type(T)
     own = own_tiles(chunks, chunk_tiles)
-    held = tl.full((BLOCK,), NOTHING, COMPUTE).to(T)
+    held = tl.full((BLOCK,), -float("inf"), COMPUTE).to(T)
     if PHASE != 2:
-        maxima = tl.full((THREADS,), NOTHING, COMPUTE)
+        maxima = tl.full((THREADS,), -float("inf"), COMPUTE)
         sums = tl.full((THREADS,), 0.0, COMPUTE)
         for i in range(own):
-            held = load_tile(input, tile_start(i, chunk_tiles, BLOCK), n, NOTHING, ALIGNED, BLOCK)
+            held = load_tile(
+                input, tile_start(i, chunk_tiles, BLOCK), n, -float("inf"), ALIGNED, BLOCK
+            )
             tile_maxima, tile_sums = max_sum_of(by_thread(held, T, BLOCK).to(COMPUTE), T)
             maxima, sums = combine_max_sum(maxima, sums, tile_maxima, tile_sums, T)
             if (i + 1) % chunk_tiles == 0:
@@ -64,12 +64,12 @@ def global_softmax_forward_phases(
                 max, sum = combine_all_max_sums(maxima, sums, T)
                 store_state(workspace, chunk, 0, max)
                 store_state(workspace, chunk, 1, sum)
-                maxima = tl.full((THREADS,), NOTHING, COMPUTE)
+                maxima = tl.full((THREADS,), -float("inf"), COMPUTE)
                 sums = tl.full((THREADS,), 0.0, COMPUTE)
     if PHASE == ALL_PHASES:
         grid_barrier.sync(word)
     if PHASE != 1:
-        maxima = load_states(workspace, chunks, 0, NOTHING, FOLD)
+        maxima = load_states(workspace, chunks, 0, -float("inf"), FOLD)
         sums = load_states(workspace, chunks, 1, 0.0, FOLD)
         # If nothing is greater than -inf, the result is NaN, as in PyTorch.
         max, sum = combine_all_max_sums(maxima, sums, T)
@@ -77,7 +77,7 @@ def global_softmax_forward_phases(
         for later in range(own):
             start = tile_start(own - 1 - later, chunk_tiles, BLOCK)
             if (later > 0) | (PHASE == 2):
-                held = load_tile(input, start, n, NOTHING, ALIGNED, BLOCK)
+                held = load_tile(input, start, n, -float("inf"), ALIGNED, BLOCK)
             store_tile(output, start, n, forward(held, max, factor, T), ALIGNED, BLOCK)
 
 

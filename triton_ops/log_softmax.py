@@ -25,8 +25,6 @@ from diglot.triton_ops.plan import Operand
 from diglot.triton_ops.row_launch import plan_rows
 from diglot.triton_ops.row_shares import TALL_OF_FIRST
 
-NOTHING = tl.constexpr(-float("inf"))
-
 
 @triton.jit
 def reduce(values, mask, left, AXIS: tl.constexpr, T: tl.constexpr):
@@ -64,7 +62,7 @@ def log_softmax_forward_rows(
     reduce_then_map_rows(
         (input,), words, output, n, count, (size0, size1, size2), (out_start, in_start),
         ((out0, out1, out2), (in0, in1, in2)), (out_step, in_step),
-        reduce, max_sum_combine, max_sum_none, max_sum_fold, map, NOTHING,
+        reduce, max_sum_combine, max_sum_none, max_sum_fold, map, -float("inf"),
         output.dtype.element_ty, KIND, RANK, STEPS, VECTOR, ALIGNED, SIDE, BLOCK, THREADS,
         SHARES, PHASE,
     )  # fmt: skip

@@ -36,33 +36,6 @@ struct Add {
   }
 };
 
-template <typename T, typename Shape>
-__global__ void __launch_bounds__(kElementwiseThreads)
-    add_forward_flat(int64_t n, int head, const T* input, const T* other, compute_t<T> alpha,
-                     T* output) {
-  flat_map<Shape>(n, head, Add<T>{alpha}, output, input, other);
-}
-
-template <typename T, typename Shape>
-__global__ void __launch_bounds__(kElementwiseThreads)
-    add_number_flat(int64_t n, int head, const T* input, compute_t<T> number, T* output) {
-  flat_map<Shape>(n, head, Add<T>{number}, output, input);
-}
-
-template <typename T, typename Shape, typename Index>
-__global__ void __launch_bounds__(kElementwiseThreads)
-    add_forward_strided(int64_t n, Strides<3, Index> strides, const T* input, const T* other,
-                        compute_t<T> alpha, T* output) {
-  strided_map<Shape>(n, strides, Add<T>{alpha}, output, input, other);
-}
-
-template <typename T, typename Shape, typename Index>
-__global__ void __launch_bounds__(kElementwiseThreads)
-    add_number_strided(int64_t n, Strides<2, Index> strides, const T* input, compute_t<T> number,
-                       T* output) {
-  strided_map<Shape>(n, strides, Add<T>{number}, output, input);
-}
-
 // For inputs of other types than the output's: they are converted as they are loaded.
 template <typename T, typename Index>
 __global__ void __launch_bounds__(kElementwiseThreads)
@@ -80,20 +53,6 @@ struct Scale {
   compute_t<T> alpha;
   DIGLOT_DEVICE T operator()(T x) const { return convert<T>(alpha * convert<compute_t<T>>(x)); }
 };
-
-template <typename T, typename Shape>
-__global__ void __launch_bounds__(kElementwiseThreads)
-    add_backward_flat(int64_t n, int head, const T* grad_output, compute_t<T> alpha,
-                      T* grad_input) {
-  flat_map<Shape>(n, head, Scale<T>{alpha}, grad_input, grad_output);
-}
-
-template <typename T, typename Shape, typename Index>
-__global__ void __launch_bounds__(kElementwiseThreads)
-    add_backward_strided(int64_t n, Strides<2, Index> strides, const T* grad_output,
-                         compute_t<T> alpha, T* grad_input) {
-  strided_map<Shape>(n, strides, Scale<T>{alpha}, grad_input, grad_output);
-}
 
 // For a gradient of another type than that of the result.
 template <typename T, typename Index>
@@ -180,48 +139,31 @@ namespace {
 
 using namespace diglot;
 
+// Operands of several types take no flat walk.
+constexpr auto kNoFlat = [](auto, unsigned, int64_t, int) {};
+
 void add_forward(Planner& planner, const Operand& input, const Operand* other, Number alpha,
                  const Operand& out) {
   dispatch_all(out.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     const auto factor = alpha.as<compute_t<T>>();
-    const auto output = out.as<T>();
+    const auto functor = [factor](const Arguments& now) { return Add<T>{factor(now)}; };
     if (other == nullptr) {
       if (input.dtype != out.dtype) {
         throw std::invalid_argument("add_forward: without other, input must have the dtype of out");
       }
-      elementwise_launch<T>(
-          planner, {&out, &input},
-          [&](auto shape, unsigned blocks, int64_t n, int head) {
-            planner.add<add_number_flat<T, decltype(shape)>>({blocks, kElementwiseThreads}, n, head,
-                                                             input.as<const T>(), factor, output);
-          },
-          [&](auto shape, unsigned blocks, int64_t n, const auto& strides) {
-            using Index = index_of<decltype(strides)>;
-            planner.add<add_number_strided<T, decltype(shape), Index>>(
-                {blocks, kElementwiseThreads}, n, strides, input.as<const T>(), factor, output);
-          });
-      return;
+      map_elements<T>(planner, functor, out, input);
+    } else if (have_one_dtype({&out, &input, other})) {
+      map_elements<T>(planner, functor, out, input, *other);
+    } else {
+      elementwise_launch<T>(planner, {&out, &input, other}, kNoFlat,
+                            [&](auto, unsigned blocks, int64_t n, const auto& strides) {
+                              planner.add<add_forward_mixed<T, index_of<decltype(strides)>>>(
+                                  {blocks, kElementwiseThreads}, n, strides, input.as<const void>(),
+                                  input.dtype, other->as<const void>(), other->dtype, factor,
+                                  out.as<T>());
+                            });
     }
-    elementwise_launch<T>(
-        planner, {&out, &input, other},
-        [&](auto shape, unsigned blocks, int64_t n, int head) {
-          planner.add<add_forward_flat<T, decltype(shape)>>({blocks, kElementwiseThreads}, n, head,
-                                                            input.as<const T>(),
-                                                            other->as<const T>(), factor, output);
-        },
-        [&](auto shape, unsigned blocks, int64_t n, const auto& strides) {
-          using Index = index_of<decltype(strides)>;
-          if (have_one_dtype({&out, &input, other})) {
-            planner.add<add_forward_strided<T, decltype(shape), Index>>(
-                {blocks, kElementwiseThreads}, n, strides, input.as<const T>(),
-                other->as<const T>(), factor, output);
-          } else {
-            planner.add<add_forward_mixed<T, Index>>(
-                {blocks, kElementwiseThreads}, n, strides, input.as<const void>(), input.dtype,
-                other->as<const void>(), other->dtype, factor, output);
-          }
-        });
   });
 }
 
@@ -237,29 +179,19 @@ void add_backward(Planner& planner, const Operand& grad_output, Number alpha, co
   dispatch_floating(grad_output.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     const auto factor = alpha.as<compute_t<T>>();
-    if (grad_output.numel == out.numel) {
-      elementwise_launch<T>(
-          planner, {&out, &grad_output},
-          [&](auto shape, unsigned blocks, int64_t n, int head) {
-            planner.add<add_backward_flat<T, decltype(shape)>>({blocks, kElementwiseThreads}, n,
-                                                               head, grad_output.as<const T>(),
-                                                               factor, out.as<T>());
-          },
-          [&](auto shape, unsigned blocks, int64_t n, const auto& strides) {
-            using Index = index_of<decltype(strides)>;
-            if (have_one_dtype({&out, &grad_output})) {
-              planner.add<add_backward_strided<T, decltype(shape), Index>>(
-                  {blocks, kElementwiseThreads}, n, strides, grad_output.as<const T>(), factor,
-                  out.as<T>());
-            } else {
-              planner.add<add_backward_mixed<T, Index>>({blocks, kElementwiseThreads}, n, strides,
-                                                        grad_output.as<const T>(), factor,
-                                                        out.as<void>(), out.dtype);
-            }
-          });
-      return;
+    if (grad_output.numel != out.numel) {
+      launch_sum<T, AddBackwardSum>(planner, grad_output, factor, out);
+    } else if (have_one_dtype({&out, &grad_output})) {
+      const auto functor = [factor](const Arguments& now) { return Scale<T>{factor(now)}; };
+      map_elements<T>(planner, functor, out, grad_output);
+    } else {
+      elementwise_launch<T>(planner, {&out, &grad_output}, kNoFlat,
+                            [&](auto, unsigned blocks, int64_t n, const auto& strides) {
+                              planner.add<add_backward_mixed<T, index_of<decltype(strides)>>>(
+                                  {blocks, kElementwiseThreads}, n, strides,
+                                  grad_output.as<const T>(), factor, out.as<void>(), out.dtype);
+                            });
     }
-    launch_sum<T, AddBackwardSum>(planner, grad_output, factor, out);
   });
 }
 

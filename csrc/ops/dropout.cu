@@ -9,7 +9,7 @@ namespace diglot {
 // The elements whose random bits reach `threshold`, times `scale`; the others times zero, which
 // leaves NaN of NaN and infinities.
 template <typename T>
-struct Dropout {
+struct SeededDropout {
   using Value = compute_t<T>;
   PhiloxKeys keys;
   uint64_t offset;
@@ -29,26 +29,23 @@ struct Dropout {
   }
 };
 
-// Blocks that a multiprocessor is to hold at least: ten rounds take so many instructions that other
-// warps' must go on while one waits, for which registers are limited; with fewer of them, the
-// compiler would put off loads until late in the arithmetic.
+// The same with a seed that lies in memory: what the kernels take.
+//
+// Ten rounds take so many instructions that other warps' must go on while one waits, for which
+// registers are limited; with fewer blocks on an SM, the compiler would put off loads until late in
+// the arithmetic.
 template <typename T>
-constexpr int kDropoutBlocks = sizeof(T) == 2 ? 12 : 10;
+struct Dropout {
+  static constexpr int kFlatBlocks = sizeof(T) == 2 ? 12 : 10;
+  const uint64_t* seed;
+  uint64_t offset;
+  uint32_t threshold;
+  compute_t<T> scale;
 
-template <typename T, typename Shape>
-__global__ void __launch_bounds__(kElementwiseThreads, kDropoutBlocks<T>)
-    dropout_flat(int64_t n, int head, const T* input, const uint64_t* seed, uint64_t offset,
-                 uint32_t threshold, compute_t<T> scale, T* output) {
-  flat_map<Shape>(n, head, Dropout<T>{philox_keys(*seed), offset, threshold, scale}, output, input);
-}
-
-template <typename T, typename Shape, typename Index>
-__global__ void __launch_bounds__(kElementwiseThreads)
-    dropout_strided(int64_t n, Strides<3, Index> strides, const T* input, const uint64_t* seed,
-                    uint64_t offset, uint32_t threshold, compute_t<T> scale, T* output) {
-  strided_map<Shape>(n, strides, Dropout<T>{philox_keys(*seed), offset, threshold, scale}, output,
-                     input);
-}
+  DIGLOT_DEVICE SeededDropout<T> prepare() const {
+    return {philox_keys(*seed), offset, threshold, scale};
+  }
+};
 
 constexpr int kPhiloxThreads = 128;
 
@@ -72,25 +69,14 @@ using namespace diglot;
 // Both directions are one function: the mask is that of the seed and the offset.
 void dropout(Planner& planner, const Operand& input, const Operand& seed, Integer offset,
              Integer threshold, Real scale, const Operand& out) {
-  const Operand index = index_operand(out);
   dispatch_floating(out.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    const auto factor = scale.as<compute_t<T>>();
-    elementwise_launch<T>(
-        planner, {&out, &input, &index},
-        [&](auto shape, unsigned blocks, int64_t n, int head) {
-          planner.add<dropout_flat<T, decltype(shape)>>(
-              {blocks, kElementwiseThreads}, n, head, input.as<const T>(),
-              seed.as<const uint64_t>(), offset.as<uint64_t>(), threshold.as<uint32_t>(), factor,
-              out.as<T>());
-        },
-        [&](auto shape, unsigned blocks, int64_t n, const auto& strides) {
-          using Index = index_of<decltype(strides)>;
-          planner.add<dropout_strided<T, decltype(shape), Index>>(
-              {blocks, kElementwiseThreads}, n, strides, input.as<const T>(),
-              seed.as<const uint64_t>(), offset.as<uint64_t>(), threshold.as<uint32_t>(), factor,
-              out.as<T>());
-        });
+    const auto functor = [offset, threshold, seed = seed.as<const uint64_t>(),
+                          scale = scale.as<compute_t<T>>()](const Arguments& now) {
+      return Dropout<T>{seed(now), static_cast<uint64_t>(offset(now)),
+                        static_cast<uint32_t>(threshold(now)), scale(now)};
+    };
+    map_elements<T>(planner, functor, out, input);
   });
 }
 

@@ -47,6 +47,11 @@ __global__ void __launch_bounds__(kCheckThreads)
   }
 }
 
+cudaError_t probe_device() {
+  cudaFuncAttributes attributes;
+  return cudaFuncGetAttributes(&attributes, grid_barrier_phases<GridBarrier, true, true>);
+}
+
 }  // namespace diglot
 
 namespace {

@@ -32,7 +32,7 @@ def map_flat(
     index = tl.arange(0, BLOCK)
     pointers = ()
     for i in tl.static_range(len(inputs)):
-        pointers += (shifted(inputs[i], start, ALIGNED),)
+        pointers += (shifted(inputs[i], start, ALIGNED),)  # type: ignore[assignment]
     out_pointer = shifted(output, start, ALIGNED)
     RUN: tl.constexpr = 128 // output.dtype.element_ty.primitive_bitwidth if ALIGNED else 4
     # Whole programs go without a mask: one would split their 16-byte accesses.
@@ -61,7 +61,7 @@ def map_tile(
     OUT: tl.constexpr = output.dtype.element_ty
     values = ()
     for i in tl.static_range(len(inputs)):
-        values += (tl.load(inputs[i] + index, mask=mask),)
+        values += (tl.load(inputs[i] + index, mask=mask),)  # type: ignore[assignment]
     if mask is None:
         # Under a mask, addresses that live through the arithmetic take too many registers.
         address = output + index
@@ -91,18 +91,18 @@ def map_strided(
     index, mask = strided_index(n, BLOCK // VECTOR, WIDE)
     offsets = ()
     for i in tl.static_range(len(starts)):
-        offsets += (strided_offset(index, sizes, starts[i], strides[i], RANK, WIDE),)
+        offsets += (strided_offset(index, sizes, starts[i], strides[i], RANK, WIDE),)  # type: ignore[assignment]
     values = ()
     for i in tl.static_range(len(inputs)):
-        values += (
+        values += (  # type: ignore[assignment]
             strided_load(inputs[i], offsets[1 + i], mask, VECTOR, BROADCAST & (1 << i), ALIGNED),
         )
     if INDEXED:
-        first = offsets[1 + len(inputs)]
+        first = offsets[1 + len(inputs)]  # type: ignore[var-annotated]
         result = FUNCTION(first[:, None], *values, *parameters, OUT, *constants)
     else:
         result = FUNCTION(*values, *parameters, OUT, *constants)
-    strided_store(output, offsets[0], result, mask, VECTOR, ALIGNED)
+    strided_store(output, offsets[0], result, mask, VECTOR, ALIGNED)  # type: ignore[misc]
 
 
 @triton.jit

@@ -129,4 +129,36 @@ void elementwise_launch(Planner& planner, const Operand* const (&operands)[kArra
   }
 }
 
+// T, for each operand of a pack.
+template <typename T, typename Operand>
+struct TypeOf {
+  using type = T;
+};
+
+// Plans output = functor(inputs...), of operands of type T: an op's launch, in either walk.
+// `functor` is one, or a function that makes it of `Arguments`, where it holds numbers of a call.
+template <typename T, typename Held, typename... Inputs>
+void map_elements(Planner& planner, const Held& functor, const Operand& output,
+                  const Inputs&... inputs) {
+  using Functor = std::decay_t<decltype(resolve(functor, std::declval<const Arguments&>()))>;
+  const auto flat = [&](auto shape, unsigned blocks, int64_t n, int head) {
+    planner.add<elementwise_flat<Functor, decltype(shape), T, typename TypeOf<T, Inputs>::type...>>(
+        {blocks, kElementwiseThreads}, n, head, inputs.template as<const T>()..., functor,
+        output.as<T>());
+  };
+  const auto strided = [&](auto shape, unsigned blocks, int64_t n, const auto& strides) {
+    planner.add<elementwise_strided<Functor, decltype(shape), std::decay_t<decltype(strides)>, T,
+                                    typename TypeOf<T, Inputs>::type...>>(
+        {blocks, kElementwiseThreads}, n, strides, inputs.template as<const T>()..., functor,
+        output.as<T>());
+  };
+  if constexpr (kTakesIndex<typename Prepared<Functor>::type,
+                            Vector<typename TypeOf<T, Inputs>::type, 1>...>) {
+    const Operand index = index_operand(output);
+    elementwise_launch<T>(planner, {&output, &inputs..., &index}, flat, strided);
+  } else {
+    elementwise_launch<T>(planner, {&output, &inputs...}, flat, strided);
+  }
+}
+
 }  // namespace diglot

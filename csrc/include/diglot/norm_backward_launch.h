@@ -147,10 +147,10 @@ void launch_norm_backward(Planner& planner, const NormOperands& operands) {
   using Compute = compute_t<T>;
   using Shapes = NormBackwardShapes<T>;
   constexpr int kElements = kAccessBytes / static_cast<int>(sizeof(T));
-  const Operand statistic = statistic_of(operands.grad_input, kDType<Compute>);
-  const int64_t count = statistic.numel;
-  const auto mean = statistics_in<const Compute>(operands.statistics, count, kIsCentered ? 2 : 1);
-  const auto rstd = kIsCentered ? mean + count : mean;
+  const auto statistics =
+      statistics_of<const Compute, kIsCentered>(operands.grad_input, &operands.statistics);
+  const auto mean = statistics.mean, rstd = statistics.rstd;
+  const int64_t count = statistics.of_rows.numel;
   const bool has_wide_weight =
       operands.weight != nullptr && operands.weight->dtype != operands.grad_input.dtype;
   const int weight_accesses = has_wide_weight ? sizeof(Compute) / sizeof(T) : 1;
@@ -173,7 +173,8 @@ void launch_norm_backward(Planner& planner, const NormOperands& operands) {
     if (operands.grad_weight != nullptr) weight_sums = sums;
     if (operands.grad_bias != nullptr) bias_sums = sums + (fields - 1) * field;
   }
-  const auto arrays = [=, grad_output = operands.grad_output.as<const T>(),
+  const auto arrays = [mean, rstd, weight_accesses, weight_sums, bias_sums,
+                       grad_output = operands.grad_output.as<const T>(),
                        input = operands.input.as<const T>(),
                        grad_sum = address_of<const T>(operands.grad_sum),
                        weight = address_of<const void>(operands.weight),
@@ -193,7 +194,7 @@ void launch_norm_backward(Planner& planner, const NormOperands& operands) {
         outer_dimensions(operands.grad_input), outer_dimensions(operands.grad_output),
         outer_dimensions(operands.input),
         outer_dimensions(operands.grad_sum == nullptr ? operands.grad_input : *operands.grad_sum),
-        outer_dimensions(statistic)};
+        outer_dimensions(statistics.of_rows)};
     const Layout<kNormArrays> layout({&views[0], &views[1], &views[2], &views[3], &views[4]});
     bool is_wide = rows.n % kElements == 0;
     for (int a = 0; a < kStatistics; ++a) {

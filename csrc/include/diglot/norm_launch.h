@@ -42,26 +42,37 @@ struct NormForwardOperands {
   const Operand& out;
 };
 
-// A statistic of each row of `rows`, whose elements are the last dimension: contiguous.
-inline Operand statistic_of(const Operand& rows, DType dtype) {
-  if (rows.rank == 0) throw std::invalid_argument("a norm takes rows");
-  Operand result = rows;
-  result.dtype = dtype;
-  result.sizes[rows.rank - 1] = 1;
-  result.numel = 1;
-  for (int d = 0; d < rows.rank; ++d) result.numel *= result.sizes[d];
-  result.set_contiguous_strides();
-  return result;
-}
-
-// Where statistics of so many numbers for each row are, one behind the other.
+// Where the statistics of rows are: a number of each row for the mean, if they are centred, and one
+// for rstd.
 template <typename Compute>
-Address<Compute> statistics_in(const Operand& statistics, int64_t rows, int fields) {
-  if (statistics.dtype != kDType<Compute> || statistics.numel != fields * rows) {
-    throw std::invalid_argument("statistics must have " + std::to_string(fields) +
-                                " numbers for each row, of the type that is computed in");
+struct RowStatistics {
+  Operand of_rows;  // an element of each row, with the dimensions of rows; both lie alike
+  Address<Compute> mean, rstd;
+};
+
+// `statistics`: (fields, *outer) for rows (*outer, n); without, null.
+template <typename Compute, bool kIsCentered>
+RowStatistics<Compute> statistics_of(const Operand& rows, const Operand* statistics) {
+  constexpr int kFields = kIsCentered ? 2 : 1;
+  if (rows.rank == 0) throw std::invalid_argument("a norm takes rows");
+  const int outer = rows.rank - 1;
+  RowStatistics<Compute> result{rows, {}, {}};
+  result.of_rows.sizes[outer] = 1;
+  result.of_rows.set_contiguous_strides();
+  if (statistics != nullptr) {
+    if (statistics->dtype != kDType<Compute> || statistics->rank != rows.rank ||
+        statistics->sizes[0] != kFields ||
+        !std::equal(rows.sizes, rows.sizes + outer, statistics->sizes + 1)) {
+      throw std::invalid_argument("statistics must have " + std::to_string(kFields) +
+                                  " numbers for each row, of the type that is computed in");
+    }
+    std::copy_n(statistics->strides + 1, outer, result.of_rows.strides);
+    result.mean = statistics->as<Compute>();
+    result.rstd = result.mean + (kFields - 1) * statistics->strides[0];
   }
-  return statistics.as<Compute>();
+  result.of_rows.numel = 1;
+  for (int d = 0; d < outer; ++d) result.of_rows.numel *= rows.sizes[d];
+  return result;
 }
 
 // Calls function(Type<W>{}) with the type of a weight or a bias of a norm of elements of type T.
@@ -83,12 +94,7 @@ void launch_norm_forward(Planner& planner, const NormForwardOperands& operands, 
   using Compute = compute_t<T>;
   constexpr int kInputs = kAdds ? 2 : 1;
   const Operand& out = operands.out;
-  const Operand statistic = statistic_of(out, kDType<Compute>);
-  Address<Compute> mean, rstd;
-  if (operands.statistics != nullptr) {
-    rstd = statistics_in<Compute>(*operands.statistics, statistic.numel, kIsCentered ? 2 : 1);
-    if (kIsCentered) mean = rstd, rstd = rstd + statistic.numel;
-  }
+  const auto statistics = statistics_of<Compute, kIsCentered>(out, operands.statistics);
   bool is_aligned = true;
   for (const Operand* operand : {operands.weight, operands.bias, operands.sum}) {
     is_aligned &= operand == nullptr || operand->is_aligned();
@@ -98,7 +104,8 @@ void launch_norm_forward(Planner& planner, const NormForwardOperands& operands, 
     using W = typename decltype(type)::type;
     using Operation = std::conditional_t<kAdds, AddNormForward<T, W, kIsCentered>,
                                          NormForward<T, W, kIsCentered>>;
-    const auto operation = [=, weight = address_of<const W>(operands.weight),
+    const auto operation = [n, eps, mean = statistics.mean, rstd = statistics.rstd,
+                            weight = address_of<const W>(operands.weight),
                             bias = address_of<const W>(operands.bias),
                             sum = address_of<T>(operands.sum)](const Arguments& now) {
       Operation result{};
@@ -131,11 +138,12 @@ void launch_norm_forward(Planner& planner, const NormForwardOperands& operands, 
     using Shapes = NormShapes<T, kInputs, kIsCentered>;
     if constexpr (kAdds) {
       launch_rows<T, T, kInputs, Shapes>(
-          planner, {&out, &operands.input, operands.residual, &statistic}, out.rank - 1,
+          planner, {&out, &operands.input, operands.residual, &statistics.of_rows}, out.rank - 1,
           add(inputs_of<T>(operands.input, *operands.residual)), is_aligned);
     } else {
-      launch_rows<T, T, kInputs, Shapes>(planner, {&out, &operands.input, &statistic}, out.rank - 1,
-                                         add(inputs_of<T>(operands.input)), is_aligned);
+      launch_rows<T, T, kInputs, Shapes>(planner, {&out, &operands.input, &statistics.of_rows},
+                                         out.rank - 1, add(inputs_of<T>(operands.input)),
+                                         is_aligned);
     }
   });
 }

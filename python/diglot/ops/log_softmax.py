@@ -45,4 +45,4 @@ def log_softmax(
     return _operators(input, dim, dtype, backend)
 
 
-_operators = SoftmaxOperators("log_softmax", log_softmax_tangent, log_softmax_gradient_slope)
+_operators = SoftmaxOperators("log_softmax", log_softmax_gradient_slope, log_softmax_tangent)

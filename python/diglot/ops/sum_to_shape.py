@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from diglot.backends.runs import run
+from diglot.define.operator import Operator
 from diglot.ops.numbers import Number, fixed
-from diglot.ops.operator import Operator
 
 # A kernel sums over this many dimensions at most (kMaxRank, MAX_RANK); over more, several do.
 SUM_DIMENSIONS = 8
@@ -24,7 +24,7 @@ def unbroadcast(
     """alpha · grad_output, summed to `shape` and rounded to `dtype`."""
     if alpha == 1 and grad_output.shape == shape and grad_output.dtype == dtype:
         return grad_output
-    return _add_backward(grad_output.requires_grad, grad_output, list(shape), dtype, alpha, backend)
+    return _add_backward(grad_output, list(shape), dtype, alpha, backend)
 
 
 def _forward(
@@ -58,9 +58,10 @@ def _fake(
     return torch.empty(shape, dtype=dtype, device=grad_output.device)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> tuple[()]:
     grad_output, ctx.shape, ctx.out_dtype, ctx.alpha, ctx.backend = inputs
     ctx.grad_output = (grad_output.shape, grad_output.dtype)
+    return ()
 
 
 def _gradient(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor]:
@@ -72,7 +73,7 @@ def _tangent(ctx: Any, tangent: torch.Tensor) -> torch.Tensor:
     return unbroadcast(tangent, ctx.shape, ctx.out_dtype, ctx.alpha, ctx.backend)
 
 
-def _batch(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
+def _batch(operator: Operator, info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
     grad_output, shape, dtype, alpha, backend = args
     grad_output = grad_output.movedim(in_dims[0], 0)
     own = [1] * (grad_output.dim() - 1 - len(shape)) + list(shape)
@@ -85,9 +86,8 @@ _add_backward = Operator(
     " -> Tensor",
     forward=_forward,
     fake=_fake,
-    setup_context=_save,
+    save=_save,
     backward=_gradient,
     jvp=_tangent,
     vmap=_batch,
-    tensors=1,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -13,6 +14,7 @@ from diglot.tools.specs import Expected, OpSpec, Option, nbytes
 WORDS = 2**32  # that random bits can be
 
 
+@functools.lru_cache(maxsize=64)
 def threshold_and_scale(p: float) -> tuple[int, float]:
     """The least bits with which an element is kept, and what a kept one is multiplied by.
 

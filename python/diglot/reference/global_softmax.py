@@ -43,7 +43,7 @@ def softmax_gradient_slope(
     grad_output: torch.Tensor,
     output: torch.Tensor,
     direction: torch.Tensor,
-    transposed: bool = False,
+    transposed: bool,
 ) -> torch.Tensor:
     """The derivative of output · (grad_output - Σ grad_output · output) by the output.
 

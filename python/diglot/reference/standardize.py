@@ -78,8 +78,10 @@ def _statistics(input: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Te
     x = input.detach().double()
     if x.numel() == 0:
         return x.new_zeros(()), x.new_zeros(())
-    variance, mean = torch.var_mean(x, correction=0)
-    return mean, torch.rsqrt(variance + eps)
+    # torch.var_mean adds in an order that loses more than kernels of float64 do.
+    mean = x.mean()
+    mean = mean + (x - mean).mean()
+    return mean, torch.rsqrt((x - mean).square().mean() + eps)
 
 
 def standardize_oracle(input: torch.Tensor, eps: float = EPS) -> torch.Tensor:

@@ -173,7 +173,9 @@ def source_of(language: str, kernel: str) -> Source | None:
         language: "cuda" or "triton".
         kernel: its name, with template arguments or without.
     """
-    name, of = kernel.partition("<")[0], _LANGUAGES[language]
+    # An elementwise kernel of C++ is the device library's; the op's is the functor that it maps.
+    name = re.sub(r"^elementwise_(?:flat|strided)<", "", kernel)
+    name, of = re.split("[<,>]", name)[0], _LANGUAGES[language]
     for file, content in _files(language).items():
         definitions = of.definitions(content)
         if name not in definitions:

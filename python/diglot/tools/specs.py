@@ -28,6 +28,8 @@ class Expected:
         dtype: dtype that the result is rounded to.
         allowance: what an error may be beyond its ulps, broadcasting to the result's shape: for a
             sum, the rounding of its partial sums. None: nothing.
+        float64_ulp: what an error in float64 may be, in ulps, where the oracle, which is no wider,
+            has several as well. None: as for other ops.
     """
 
     function: Callable[..., torch.Tensor]
@@ -35,6 +37,7 @@ class Expected:
     shown: Mapping[str, torch.Tensor]
     dtype: torch.dtype
     allowance: torch.Tensor | None = None
+    float64_ulp: float | None = None
 
 
 @dataclass(frozen=True)
