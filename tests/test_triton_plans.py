@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -25,10 +27,11 @@ from diglot.triton_ops import (
     rms_norm,
     softmax,
 )
-from diglot.triton_ops.plan import Launch, Operand, Part, Plan, Unseen
+from diglot.triton_ops.plan import Device, Launch, Operand, Part, Plan, Unseen
 
 H200 = (90, 132, 228 << 10, True)
 MIB = 1 << 20
+HANDLE = SimpleNamespace(metadata=SimpleNamespace(shared=0))
 
 
 def meta(*shape, dtype=torch.float32):
@@ -141,6 +144,31 @@ def test_a_named_device_decides():
     for multiprocessors in (0, 31):
         alone = planned(*call, device=(90, multiprocessors, 228 << 10, True))
         assert alone.variant.startswith("a row read twice") and alone.scratch is None
+
+
+@pytest.mark.parametrize("occupancy", [4, 3, 2, 0])
+def test_a_grid_that_does_not_fit_is_planned_again(monkeypatch, occupancy):
+    """Fewer programs on a multiprocessor than was planned: as if there were fewer of those."""
+    facts, started = Device(*H200), []
+    monkeypatch.setattr(launch, "INTERPRETED", False)
+    monkeypatch.setattr(launch, "_facts_of", lambda index: facts)
+    monkeypatch.setattr(launch, "find_handle", lambda *_: HANDLE)
+    monkeypatch.setattr(launch, "occupancy", lambda *_: occupancy)
+    monkeypatch.setattr(launch, "runner_of", lambda made, *_: started.append(made))
+    monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
+
+    def planner(device):
+        x = Operand(0, torch.float32, (999, MIB), (MIB, 1), 0, device)
+        return softmax.softmax_forward.planner(x, 1, x)
+
+    if occupancy == 0:
+        with pytest.raises(ValueError, match="512 of them were asked for"):
+            launch._prepare(planner, facts, 0)
+        return
+    launch._prepare(planner, facts, 0)
+    (made,) = started
+    # Whole groups of 128 programs, of those that fit.
+    assert made.launches[0].count == 132 * occupancy // 4 * 4 // 128 * 128
 
 
 def test_groups_of_a_backward_pass_follow_from_its_programs():

@@ -5,11 +5,12 @@ import triton.language as tl
 
 from diglot.backends.plans import Plan
 from diglot.triton_ops.elementwise_launch import plan_elementwise
-from diglot.triton_ops.launch import launcher, numbers_of
+from diglot.triton_ops.launch import launcher
 from diglot.triton_ops.lib.elementwise import strided_offset
 from diglot.triton_ops.lib.elementwise_kernels import elementwise_kernels
 from diglot.triton_ops.lib.math import fma
 from diglot.triton_ops.lib.types import compute_type, convert, number
+from diglot.triton_ops.numbers import numbers_of
 from diglot.triton_ops.plan import Operand, Unseen
 from diglot.triton_ops.sum_launch import plan_sum
 

@@ -16,7 +16,7 @@ from diglot.triton_ops.global_launch import (
     behind_barrier,
     compute_dtype,
 )
-from diglot.triton_ops.launch import launcher, number_halves
+from diglot.triton_ops.launch import launcher
 from diglot.triton_ops.lib import grid_barrier
 from diglot.triton_ops.lib.chunks import (
     BFLOAT16,
@@ -27,6 +27,7 @@ from diglot.triton_ops.lib.chunks import (
 )
 from diglot.triton_ops.lib.math import divide, fma, maximum, minimum, square_root
 from diglot.triton_ops.lib.types import compute_type, convert, number
+from diglot.triton_ops.numbers import number_halves
 from diglot.triton_ops.plan import ALL_PHASES, Launch, Operand, Unseen
 
 CLIP_WARPS = 8

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from diglot.backends.plans import Plan
 from diglot.triton_ops.elementwise_launch import plan_elementwise
-from diglot.triton_ops.launch import launcher, number_halves
+from diglot.triton_ops.launch import launcher
 from diglot.triton_ops.lib.elementwise_kernels import elementwise_kernels
 from diglot.triton_ops.lib.gaussian_pdf import (
     gaussian_pdf,
@@ -21,6 +21,7 @@ from diglot.triton_ops.lib.gaussian_pdf import (
     gaussian_pdf_slope_parameters,
 )
 from diglot.triton_ops.lib.types import compute_type, convert, number
+from diglot.triton_ops.numbers import number_halves
 from diglot.triton_ops.plan import Operand, Unseen
 
 MOST = 4  # elements of a thread: each takes a dozen registers from term to term

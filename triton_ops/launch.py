@@ -11,33 +11,28 @@ from __future__ import annotations
 import ctypes
 import functools
 import inspect
-import operator
 import os
-import struct
 import threading
 from collections.abc import Callable
 from typing import Any, get_type_hints
 
 import torch
-import triton
 from torch import Tensor
-from triton import knobs
 
-from diglot.backends.driver import driver, relaxed_capture
+from diglot.backends.driver import driver
 from diglot.backends.plans import Plan, Scratch
 
 # Relative, because mypy finds this folder under its name in the tree.
+from .handles import check_scratch, find_handle, occupancy, runner_of
 from .lib.types import INTERPRETED
 from .plan import (
     ACCESS_BYTES,
     INTERPRETER,
-    SCRATCH_BYTES,
     TRACED,
     Device,
     Launch,
     Operand,
     Part,
-    Specialization,
     Unseen,
     value_of,
 )
@@ -47,7 +42,6 @@ MOST_PLANS = 1024  # that a launcher keeps
 
 _UNSEEN = Unseen()
 launchers: list[Any] = []  # all of them
-_handles: dict[tuple[Any, ...], Any] = {}
 _plans_lock = threading.Lock()
 # The interpreter changes Triton's language while a kernel runs, for all threads.
 _interpreter = threading.RLock()
@@ -240,18 +234,19 @@ def _prepare(
 ) -> Callable[..., str | Scratch]:
     """What runs a plan on a device: a function of pointers, scratch, and unseen arguments."""
     made = planner(device)
+    facts = _facts_of(index)
     if INTERPRETED:
         return functools.partial(_interpret, made)
     with torch.cuda.device(index):
-        handles = [_find(launch.specialization, index) for launch in made.launches]
+        handles = [find_handle(launch.specialization, index) for launch in made.launches]
         for launch, handle in zip(made.launches, handles, strict=True):
             if not launch.cooperative:
                 continue
-            fit = _occupancy(handle, index) * device.multiprocessors
+            fit = occupancy(handle, facts) * facts.multiprocessors
             if launch.count <= fit:
                 continue
             per = launch.per_multiprocessor
-            if per is None or fit < per:
+            if per is None or fit < per or device.multiprocessors == fit // per:
                 raise ValueError(
                     f"launching {launch.kernel.fn.__name__}: its programs wait for each other, "
                     f"{launch.count} of them were asked for, and of {launch.num_warps} warps and "
@@ -261,132 +256,7 @@ def _prepare(
             # As if the device had fewer multiprocessors: so all that depends on their number
             # follows.
             return _prepare(planner, device._replace(multiprocessors=fit // per), index)
-    return _runner(made, handles, index)
-
-
-def _find(specialization: Specialization, index: int) -> Any:
-    """The handle to a compiled kernel on the current device."""
-    # A JITFunction hashes its source.
-    key = (specialization.kernel.fn, index, *list(vars(specialization).values())[1:])
-    handle = _handles.get(key)
-    if handle is None:
-        handle = specialization.compile(triton.runtime.driver.active.get_current_target())
-        with relaxed_capture():
-            handle._init_handles()
-        _handles[key] = handle
-    return handle
-
-
-def _occupancy(handle: Any, index: int) -> int:
-    """How many programs a multiprocessor runs at once."""
-    if not _facts_of(index).multiprocessors:
-        raise RuntimeError(
-            "this device launches no kernel co-operatively, so that programs could wait for each "
-            "other"
-        )
-    blocks = ctypes.c_int()
-    status = driver().cuOccupancyMaxActiveBlocksPerMultiprocessor(
-        ctypes.byref(blocks),
-        ctypes.c_void_p(handle.function),
-        32 * handle.metadata.num_warps,
-        ctypes.c_size_t(handle.metadata.shared),
-    )
-    if status != 0:
-        raise RuntimeError(f"asking for a kernel's occupancy: CUDA error {status}")
-    return blocks.value
-
-
-def _runner(made: Plan, handles: list[Any], index: int) -> Callable[..., str | Scratch]:
-    """What runs a plan on the GPU with this index."""
-    parts = _parts(made)
-    offsets = [part.offset for part in parts]
-    starts = [
-        _starter(launch, handle, parts)
-        for launch, handle in zip(made.launches, handles, strict=True)
-    ]
-    variant, scratch_needed = made.variant, made.scratch
-    current_device, current_stream = (
-        torch._C._cuda_getDevice,
-        torch._C._cuda_getCurrentRawStream,
-    )
-
-    def run(
-        addresses: tuple[int | None, ...], scratch: Tensor | None, unseen: tuple[Any, ...]
-    ) -> str | Scratch:
-        if scratch_needed is not None:
-            if scratch is None:
-                return scratch_needed
-            first = _check_scratch(scratch, scratch_needed, SCRATCH_BYTES)
-            addresses = (*addresses, *[first + offset for offset in offsets])
-        if current_device() != index:
-            with torch.cuda.device(index):
-                stream = current_stream(index)
-                for start in starts:
-                    start(addresses, stream, unseen)
-        else:
-            stream = current_stream(index)
-            for start in starts:
-                start(addresses, stream, unseen)
-        return variant
-
-    return run
-
-
-def _parts(made: Plan) -> list[Part]:
-    """The parts of scratch that a plan's launches take."""
-    pointers = [pointer for launch in made.launches for pointer in launch.pointers]
-    return list(dict.fromkeys(pointer for pointer in pointers if isinstance(pointer, Part)))
-
-
-def _check_scratch(scratch: Tensor, needed: Scratch, alignment: int) -> int:
-    """Its address."""
-    address = scratch.data_ptr()
-    if scratch.numel() < needed.bytes or address % alignment:
-        raise ValueError(
-            f"scratch has {scratch.numel()} bytes from address {address} on; {needed.bytes} are "
-            f"needed, from a multiple of {alignment} on"
-        )
-    return address
-
-
-def _starter(launch: Launch, handle: Any, parts: list[Part]) -> Callable[..., None]:
-    """What starts a launch, from the addresses of operands, then those of parts of scratch."""
-    runtime = knobs.runtime
-    start, function, metadata = handle.run, handle.function, handle.packed_metadata
-    x, y, z = launch.axes
-    # The first address is that of what is absent.
-    places = [
-        0
-        if pointer is None
-        else parts.index(pointer) - len(parts)
-        if isinstance(pointer, Part)
-        else pointer.position + 1
-        for pointer in launch.pointers
-    ]
-    # A getter of one item makes no tuple.
-    pick: Any = operator.itemgetter(*places) if len(places) > 1 else lambda a: (a[places[0]],)
-    make = launch.numbers
-    scalars = tuple(map(value_of, launch.scalars))
-    constants = launch.all_constants()
-    fixed = scalars + constants
-
-    def run(addresses: tuple[int | None, ...], stream: int, unseen: tuple[Any, ...]) -> None:
-        # Chains without hooks, as they are where no profiler has added one, are not worth calls.
-        enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
-        if getattr(enter, "calls", enter) or getattr(leave, "calls", leave):
-            rest = fixed if make is None else (*scalars, *make(*unseen), *constants)
-            arguments = (*pick(addresses), *rest)
-            described = handle.launch_metadata((x, y, z), stream, *arguments)
-            start(x, y, z, stream, function, metadata, described, enter, leave, *arguments)
-        elif make is None:
-            start(x, y, z, stream, function, metadata, None, None, None, *pick(addresses), *fixed)
-        else:
-            start(
-                x, y, z, stream, function, metadata, None, None, None,
-                *pick(addresses), *scalars, *make(*unseen), *constants,
-            )  # fmt: skip
-
-    return run
+    return runner_of(made, handles, index)
 
 
 def _arguments(
@@ -419,7 +289,7 @@ def _interpret(
     if made.scratch is not None:
         if scratch is None:
             return made.scratch
-        _check_scratch(scratch, made.scratch, ACCESS_BYTES)
+        check_scratch(scratch, made.scratch, ACCESS_BYTES)
     for launch in made.launches:
         arguments = _arguments(launch, tensors, scratch, unseen)
         for phase in range(1, launch.phases + 1) or [None]:
@@ -444,28 +314,3 @@ def _trace(
         options = launch.specialization.options()
         wrapped[launch.axes](*arguments, *launch.all_constants(), **options)
     return made.variant
-
-
-def _pack_halves(kind: type, value: float) -> tuple[int, int]:
-    if kind is float:
-        return struct.unpack("<ii", struct.pack("<d", value))[::-1]
-    return struct.unpack("<ii", struct.pack("<q", (int(value) + 2**63) % 2**64 - 2**63))[::-1]
-
-
-_halves = functools.lru_cache(maxsize=1024)(_pack_halves)
-
-
-def number_halves(value: float, dtype: torch.dtype) -> tuple[int, int]:
-    """The high and low 32 bits of a number: of a float64 where `dtype` is floating, else an int64.
-
-    Kernels take every number so, because Triton passes a Python float as float32, and Inductor no
-    integer constant beyond 32 bits.
-    """
-    kind = float if dtype.is_floating_point else int
-    # A cache takes 0.0 and -0.0 for one key.
-    return _halves(kind, value) if value != 0 else _pack_halves(kind, value)
-
-
-def numbers_of(dtype: torch.dtype) -> Callable[..., tuple[int, ...]]:
-    """What makes a launch's numbers of the one argument that is unseen: its halves."""
-    return functools.partial(number_halves, dtype=dtype)

@@ -7,11 +7,12 @@ import triton
 import triton.language as tl
 
 from diglot.backends.plans import Plan
-from diglot.triton_ops.launch import launcher, numbers_of
+from diglot.triton_ops.launch import launcher
 from diglot.triton_ops.lib.norm import add, rms_map, squares_along, squares_finish
 from diglot.triton_ops.lib.reduce import sums_combine, sums_fold, sums_none
 from diglot.triton_ops.lib.row_reduce import reduce_then_map_rows
 from diglot.triton_ops.norm_launch import plan_norm_backward, row_share
+from diglot.triton_ops.numbers import numbers_of
 from diglot.triton_ops.plan import Operand, Unseen
 from diglot.triton_ops.row_launch import plan_rows
 

@@ -8,7 +8,7 @@ import triton.language as tl
 
 from diglot.backends.plans import Plan
 from diglot.triton_ops.global_launch import plan_chunks
-from diglot.triton_ops.launch import launcher, numbers_of
+from diglot.triton_ops.launch import launcher
 from diglot.triton_ops.lib import grid_barrier
 from diglot.triton_ops.lib.global_reduce import (
     THREADS,
@@ -28,6 +28,7 @@ from diglot.triton_ops.lib.reduce import (
     thread_sums,
 )
 from diglot.triton_ops.lib.types import compute_type, convert, number
+from diglot.triton_ops.numbers import numbers_of
 from diglot.triton_ops.plan import ALL_PHASES, Operand, Unseen
 
 

@@ -11,9 +11,10 @@ import torch
 
 from diglot.backends.plans import Plan, Scratch
 
-# Relative, because mypy finds this folder under its name in the tree.
-from .launch import number_halves
 from .layout import Layout, compute_layout, split_layout, strided_arguments
+
+# Relative, because mypy finds this folder under its name in the tree.
+from .numbers import number_halves
 from .plan import ACCESS_BYTES, NOTHING, Launch, Operand, Part
 
 # A sum is split until this many programs share it, 16 for each of an H200's 132 multiprocessors,
