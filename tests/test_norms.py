@@ -718,3 +718,24 @@ def test_statistics_are_for_who_differentiates(backend, op):
     assert given[2].shape == (1 + is_centered(op), 5) and given[2].isfinite().all()
     for own, other in zip(plain, recorded, strict=True):
         assert torch.equal(own, other)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_statistics_of_any_strides(backend):
+    """As a caller of the operator, or torch.vmap, may have them."""
+    x, grad = torch.randn(2, 6, 24, device=DEVICE)
+    _, statistics = torch.ops.diglot.layer_norm(x, None, None, 1, 1e-5, backend)
+    moved = statistics.t().contiguous().t()
+    arguments = (None, None, None, 1e-5, backend)
+    wanted, own = (
+        torch.ops.diglot.layer_norm_backward(grad, None, x, given, *arguments)[0]
+        for given in (statistics, moved)
+    )
+    assert not moved.is_contiguous() and torch.equal(own, wanted)
+    _, statistics = torch.ops.diglot.standardize(x, 1e-5, backend)
+    spread = torch.zeros(4, device=DEVICE)[::2].copy_(statistics)
+    wanted, own = (
+        torch.ops.diglot.standardize_backward(grad, x, given, 1e-5, backend)
+        for given in (statistics, spread)
+    )
+    assert torch.equal(own, wanted)
