@@ -358,8 +358,8 @@ def test_bad_arguments(op, argument, message):
 @pytest.mark.parametrize("op", OPS)
 def test_bad_gradients(op):
     backward = getattr(torch.ops.diglot, f"{op}_backward")
-    x, one = torch.ones(3, device=DEVICE), torch.ones((), device=DEVICE)
-    rest = ("torch",) if op == "global_softmax" else (one, one, 1e-5, "torch")
+    x, statistics = torch.ones(3, device=DEVICE), torch.ones(2, device=DEVICE)
+    rest = ("torch",) if op == "global_softmax" else (statistics, 1e-5, "torch")
     for grad in (torch.ones(2, device=DEVICE), x.double()):
         with pytest.raises(ValueError, match="grad_output must have the shape and dtype of"):
             backward(grad, x, *rest)

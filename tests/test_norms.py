@@ -16,6 +16,7 @@ from backends import (
     examples,
     launched,
     needs_cuda,
+    needs_extension,
     sum_error,
 )
 from hypothesis import given, settings
@@ -311,20 +312,11 @@ def test_every_gradient_is_written_and_no_other(backend, op, dtype):
 @pytest.mark.parametrize("backend", KERNELS)
 def test_rows_of_groups(backend, op):
     """Fewer rows than groups, and several to each: what is summed is the same."""
-    for rows, n in ((1, 40), (50, 40), (600, 40)):
-        norm = Norm.draw(op, (rows, n))
-        x, grad = (torch.randn(rows, n, device=DEVICE) for _ in range(2))
-        ones = torch.ones(rows, device=DEVICE)
-        statistics = torch.stack([0.1 * ones, 1.5 * ones][-len(norm.parameters) :])
-        results = []
-        for which in ("torch", backend):
-            outs = [torch.empty(n, device=DEVICE) for _ in statistics] + [torch.empty_like(x)]
-            arguments = (grad, None, x, statistics, norm.parameters[0])
-            launched(which, f"{op}_backward", *arguments, *outs)
-            results.append(outs)
-        torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
+    for rows in (1, 50, 600):
+        Norm.draw(op, (rows, 40)).check(backend)
 
 
+@needs_extension
 @pytest.mark.parametrize("op", PLAIN)
 @pytest.mark.parametrize("backend", KERNELS)
 def test_sums_of_groups_do_not_depend_on_the_device(backend, op):
@@ -726,3 +718,24 @@ def test_statistics_are_for_who_differentiates(backend, op):
     assert given[2].shape == (1 + is_centered(op), 5) and given[2].isfinite().all()
     for own, other in zip(plain, recorded, strict=True):
         assert torch.equal(own, other)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_statistics_of_any_strides(backend):
+    """As a caller of the operator, or torch.vmap, may have them."""
+    x, grad = torch.randn(2, 6, 24, device=DEVICE)
+    _, statistics = torch.ops.diglot.layer_norm(x, None, None, 1, 1e-5, backend)
+    moved = statistics.t().contiguous().t()
+    arguments = (None, None, None, 1e-5, backend)
+    wanted, own = (
+        torch.ops.diglot.layer_norm_backward(grad, None, x, given, *arguments)[0]
+        for given in (statistics, moved)
+    )
+    assert not moved.is_contiguous() and torch.equal(own, wanted)
+    _, statistics = torch.ops.diglot.standardize(x, 1e-5, backend)
+    spread = torch.zeros(4, device=DEVICE)[::2].copy_(statistics)
+    wanted, own = (
+        torch.ops.diglot.standardize_backward(grad, x, given, 1e-5, backend)
+        for given in (statistics, spread)
+    )
+    assert torch.equal(own, wanted)

@@ -319,8 +319,16 @@ class NormOperators:
             asked = [g if d else None for g, d in zip(made, dtypes_of(given), strict=True)]
             rows = [_as_rows(t, rank) for t in (given.grad_output, given.grad_sum, input)]
             vectors = [_as_rows(vector, 0) for vector in (given.weight, *asked)]
-            arguments = (*rows, given.statistics, *vectors, _as_rows(grad_input, rank))
-            run(given.backend, self.name, name, *arguments)
+            statistics = given.statistics.contiguous()  # torch.vmap moves their dimensions
+            run(
+                given.backend,
+                self.name,
+                name,
+                *rows,
+                statistics,
+                *vectors,
+                _as_rows(grad_input, rank),
+            )
             return results
 
         def save(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> list[Any]:

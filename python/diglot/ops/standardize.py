@@ -90,7 +90,7 @@ def _backward(
 ) -> torch.Tensor:
     out = torch.empty_like(input)
     arrays = dense_like(grad_output, out), dense_like(input, out)
-    run(backend, NAME, f"{NAME}_backward", *arrays, statistics, 0, out)
+    run(backend, NAME, f"{NAME}_backward", *arrays, statistics.contiguous(), 0, out)
     return out
 
 
