@@ -141,7 +141,7 @@ def test_planted_error_is_reported(approximate, backward, monkeypatch):
 
     def wrong(*arguments):
         launcher(*arguments)
-        arguments[-1][2, 1] *= 1.01
+        arguments[-2][2, 1] *= 1.01  # before the scratch
         return "planted"
 
     x = sample(3, 5).abs() + 1
@@ -196,7 +196,7 @@ def test_integers_are_compared_exactly(dtype, monkeypatch):
     a = torch.arange(6).to(dtype)
     assert torch_only("add", a, a).row("torch").error.worst_ulp == 0
 
-    def wrong(input, other, alpha, out):
+    def wrong(input, other, alpha, out, scratch):
         torch.add(input, other, out=out)
         out[3] = 0
         return "planted"

@@ -250,7 +250,7 @@ def test_symbolic_sizes_keep_the_operator(monkeypatch):
     monkeypatch.setattr(operator, "is_interpreted", lambda backend, device: False)
     traced = []
     monkeypatch.setattr(runs, "_run_traced", lambda *call: traced.append(call[:3]))
-    x = torch.randn(8, 16)
+    x = torch.randn(8, 16, device=DEVICE)
     with diglot.use_backend("triton"):
         fixed = graph_of(lambda t: diglot.gelu(t), x, dynamic=False)
         assert ("triton", "gelu", "gelu_forward") in traced
@@ -277,7 +277,9 @@ EVERY_OP = {
     "add_rms_norm": lambda x, w, backend: sum(
         diglot.add_rms_norm(x, x, ROWS[1:], w, backend=backend)
     ),
-    "gaussian_pdf": lambda x, w, backend: diglot.gaussian_pdf(x, 0.5, 2.0, 5, backend=backend),
+    "gaussian_pdf": lambda x, w, backend: diglot.gaussian_pdf(
+        x, 0.5, 2.0, terms=5, backend=backend
+    ),
     "gelu": lambda x, w, backend: diglot.gelu(x, backend=backend),
     "global_softmax": lambda x, w, backend: diglot.global_softmax(x, backend=backend),
     "layer_norm": lambda x, w, backend: diglot.layer_norm(x, ROWS[1:], w, w, backend=backend),

@@ -285,14 +285,10 @@ def test_a_dropped_arrival_ends_in_cuda_checked_build(tmp_path):
     assert "running: " in said  # CUDA's error
 
 
-def test_a_device_without_cooperative_launch(monkeypatch):
+def test_a_device_without_cooperative_launch():
     """What Triton's launch helper is told; CUDA's asks the runtime, which is not to be replaced."""
-    from diglot.triton_ops import launch
+    from diglot.triton_ops.handles import occupancy
+    from diglot.triton_ops.plan import Device
 
-    class Driver:
-        def cuDeviceGetAttribute(self, *arguments):
-            return 0  # the answer stays 0: no
-
-    monkeypatch.setattr(launch, "driver", Driver)
     with pytest.raises(RuntimeError, match="launches no kernel co-operatively"):
-        launch._occupancy(None, (None, 0))
+        occupancy(None, Device(90, 0, 0, False))

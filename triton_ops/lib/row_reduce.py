@@ -412,8 +412,8 @@ def take_chunk(
         DEEP: tl.constexpr = CHUNK_STATES // WIDTH
         nothing = NONE(tl.full((DEEP, WIDTH), 0.0, COMPUTE), T)
         states = nothing
-        for first in tl.range(0, chunks, DEEP, num_stages=1):
-            every = first + tl.arange(0, DEEP)[:, None]
+        for base in tl.range(0, chunks, DEEP, num_stages=1):
+            every = base + tl.arange(0, DEEP)[:, None]
             mask = (every < chunks) & (column < columns)
             more = load_states(words, every * columns + column, step, mask, nothing)
             states = COMBINE(states, more, T)
