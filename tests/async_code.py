@@ -152,6 +152,7 @@ def faults_of_copies(listing: str) -> list[str]:
 
 
 WORD = 0xFFFFFFFF
+_REGISTER = re.compile(r"\bU?R\d+\b")
 _MOVES = ("MOV", "UMOV", "R2UR", "IMAD.MOV.U32")
 
 
@@ -203,6 +204,26 @@ class Counted:
                 return value & WORD
         counters.add(operand)
         return counter
+
+    def sources(self, at: int, operand: str) -> set[str]:
+        """All registers that an operand of instruction `at` is computed from."""
+        registers: set[str] = set()
+        seen: set[int] = set()
+        open_ones = [(at, register) for register in _REGISTER.findall(operand)]
+        while open_ones:
+            place, register = open_ones.pop()
+            registers.add(register)
+            for one in self.definitions(place, register) - seen:
+                seen.add(one)
+                for source in self.code[one].operands[1:]:
+                    open_ones += [(one, other) for other in _REGISTER.findall(source)]
+        return registers
+
+    def alternates(self, poll: int) -> bool:
+        """Whether a poll has its barrier and its parity of one counter."""
+        counters: set[str] = set()
+        self.value(poll, self.code[poll].operands[-1], 1, counters)
+        return bool(counters & self.sources(poll, self.code[poll].operands[-2]))
 
     def parities(self, poll: int) -> list[int] | None:
         """The parities that a poll waits for, where its counter is 0, 1, and so on.
@@ -259,6 +280,8 @@ def faults_of_messages(listing: str) -> list[str]:
             faults.append("how a parity is computed is not understood")
         elif found != expected:
             faults.append(f"of {'many exchanges' if is_repeated else 'one'} parities are {found}")
+        elif is_repeated and not counted.alternates(poll):
+            faults.append("every exchange is by one barrier")
     return faults
 
 

@@ -33,6 +33,8 @@ LOOP = """
 /*0010*/  LDGDEPBAR ;
 /*0020*/  IMAD.MOV.U32 R85, RZ, RZ, RZ ;
 /*0030*/  DEPBAR.LE SB0, 0x0 ;
+/*0034*/  LOP3.LUT R46, R85, 0x1, RZ, 0xc0, !PT ;
+/*0038*/  LEA R110, R46, UR4, 0x3 ;
 /*0040*/  LDS.128 R4, [R13] ;
 /*0050*/  @P2 LDGSTS.E.BYPASS.128 [R13], desc[UR8][R10.64] ;
 /*0060*/  LDGDEPBAR ;
@@ -87,6 +89,11 @@ SAMPLE = re.compile(
 # What is launched so that it begins early: sums over groups of rows, and the second walk over
 # columns in two launches.
 BEGINS_EARLY = re.compile(r"norm_backward_sum<|\(Walk\)4")
+
+
+def test_barriers_that_do_not_alternate_are_seen():
+    one = LOOP.replace("LEA R110, R46, UR4, 0x3", "ULEA R110, UR5, UR4, 0x3")
+    assert faults_of_messages(one) == ["every exchange is by one barrier"]
 
 
 EARLY = """
@@ -182,6 +189,7 @@ MUTATIONS = {
         f"if (row < step) {WAIT}\n    next = part.statistics(row + step);",
     ),
     "one parity": ("cluster.cuh", PARITY, '"r"(0)'),
+    "one barrier": ("cluster.cuh", "number % 2", "0"),
     "that of the turn": ("cluster.cuh", PARITY, '"r"(number % 2)'),
     "the other one": ("cluster.cuh", PARITY, '"r"((number / 2 + 1) % 2)'),
 }
