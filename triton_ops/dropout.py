@@ -27,8 +27,8 @@ def dropout(index, input, seed, numbers, OUT: tl.constexpr):
     RUN: tl.constexpr = input.numel // index.numel
     offset = number(numbers[0], numbers[1], tl.int64)
     bits = tl.reshape(random_bits(tl.load(seed), offset, index, RUN), input.shape)
-    is_kept = bits >= tl.full((), numbers[2], tl.int64).to(tl.uint32)
     scale = number(numbers[3], numbers[4], COMPUTE)
+    is_kept = bits >= tl.full((), numbers[2], tl.int64).to(tl.uint32)
     return convert(input.to(COMPUTE) * tl.where(is_kept, scale, 0.0), OUT)
 
 

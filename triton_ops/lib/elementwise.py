@@ -62,8 +62,9 @@ def map_tile(
     values = ()
     for i in tl.static_range(len(inputs)):
         values += (tl.load(inputs[i] + index, mask=mask),)  # type: ignore[assignment]
-    if mask is None:
-        # Under a mask, addresses that live through the arithmetic take too many registers.
+    # Under a mask, and beside random bits, addresses that live through the arithmetic take too many
+    # registers.
+    if mask is None and RUN == 0:
         address = output + index
     if RUN > 0:
         # The threads that access a run of 16 bytes make what depends on its index.
@@ -71,7 +72,7 @@ def map_tile(
         result = FUNCTION(first[:, None], *values, *parameters, OUT, *constants)
     else:
         result = FUNCTION(*values, *parameters, OUT, *constants)
-    if mask is not None:
+    if mask is not None or RUN > 0:
         address = output + index
     tl.store(address, result, mask=mask)
 
