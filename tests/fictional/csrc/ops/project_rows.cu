@@ -1,5 +1,5 @@
-// Rows times a vector, and each product's share of them all: kernel, launcher, registration. Twin of
-// triton_ops/project_rows.py.
+// Rows times a vector, and each product's share of them all: kernel, launcher, registration. Twin
+// of triton_ops/project_rows.py.
 #include "diglot/grid_barrier.cuh"
 #include "diglot/plan.h"
 #include "torch/launcher.h"
