@@ -119,7 +119,7 @@ bool walk(int64_t n, const T* in, T* out) {
   for (int64_t i = first; i < n; ++i) out[i] = 0;
   for (block = blocks - 2; block < blocks; ++block) {
     for (thread = 0; thread < diglot::kElementwiseThreads; ++thread) {
-      diglot::flat_map<Shape>(n, 0, [](T x) { return static_cast<T>(x + 1); }, out, in);
+      diglot::map_flat<Shape>(n, 0, [](T x) { return static_cast<T>(x + 1); }, out, in);
     }
   }
   int64_t right = 0;
