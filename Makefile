@@ -90,7 +90,7 @@ computing = $(patsubst csrc/ops/%.cu,tests/test_%*.py,$(wildcard csrc/ops/*.cu))
 
 test-sanitize: setup ## CUDA kernels interpreted with AddressSanitizer and UBSan
 	@mkdir -p build/sanitized
-	$(RUN) csrc/interpreter/build.py $(sanitized) build/sanitized
+	$(RUN) csrc/interpreter/build.py --sanitized $(sanitized) build/sanitized
 	runtimes="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)"; \
 	LD_PRELOAD="$$runtimes" ASAN_OPTIONS=detect_leaks=0 \
 	  DIGLOT_INTERPRET=1 DIGLOT_TEST_INTERPRETER=$(sanitized) \

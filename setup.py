@@ -72,6 +72,20 @@ def find_toolkit() -> Path | None:
     return None
 
 
+def architectures_of(source: str, architectures: str) -> str:
+    """Those of the architectures that a source is compiled for.
+
+    A .cu file whose instructions only some have names them in a line of its own, as far as they are
+    asked for: "// Architectures: 9.0a". Where none is asked for, there is no such file.
+    """
+    text = (ROOT / source).read_text() if source.endswith(".cu") else ""
+    named = re.search(r"^// Architectures: (.+)$", text, re.MULTILINE)
+    if named is None:
+        return architectures
+    asked = architectures.replace(";", " ").split()
+    return " ".join(entry for entry in named.group(1).split() if entry in asked)
+
+
 def code_generation_flags(architectures: str) -> list[str]:
     flags = []
     for entry in architectures.replace(";", " ").split():
@@ -154,7 +168,7 @@ def extension_arguments() -> dict[str, object]:
     from torch.utils import cpp_extension
 
     class BuildExtension(cpp_extension.BuildExtension):  # type: ignore[misc]
-        """Rebuilds what changed: a source, a header, a flag."""
+        """Rebuilds what changed: a source, a header, a flag. Each source has its architectures."""
 
         extensions: list[Extension]
 
@@ -179,6 +193,27 @@ def extension_arguments() -> dict[str, object]:
             self.extensions = every
             if INTERPRETER in [e.name for e in every]:
                 build_interpreter(Path(self.get_ext_fullpath(INTERPRETER)), Path(self.build_temp))
+
+        def build_extension(self, extension: Extension) -> None:
+            every = os.environ.get("TORCH_CUDA_ARCH_LIST", DEFAULT_ARCHITECTURES)
+            groups: dict[str, list[str]] = {}
+            for source in extension.sources:
+                groups.setdefault(architectures_of(source, every), []).append(source)
+            extension.sources = groups.pop(every, [])
+            groups.pop("", None)
+            for architectures, sources in groups.items():
+                nvcc = extension.extra_compile_args["nvcc"]
+                flags = [flag for flag in nvcc if not flag.startswith("-gencode")]
+                flags += code_generation_flags(architectures)
+                extension.extra_objects += self.compiler.compile(
+                    sources,
+                    output_dir=self.build_temp,
+                    include_dirs=extension.include_dirs,
+                    debug=self.debug,
+                    extra_postargs={**extension.extra_compile_args, "nvcc": flags},
+                    depends=extension.depends,
+                )
+            super().build_extension(extension)
 
     extensions = [cuda_extension(), interpreter_extension()]
     return {

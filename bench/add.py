@@ -8,12 +8,17 @@ import torch
 
 import diglot
 from diglot.bench.harness import (
+    RECORDED,
     Bar,
     Benchmark,
     Case,
     Function,
     Tensors,
+    graph_bar,
+    host_bar,
+    host_cases,
     normal,
+    recorded,
     rows_of,
     speed_over_torch,
 )
@@ -30,7 +35,7 @@ def _inputs(case: Case) -> Tensors:
         shapes[1] = case.shape[-1:]
     if case.direction == "backward, bias":
         shapes = [case.shape]
-    return normal(shapes, case.dtype)
+    return recorded(case, normal(shapes, case.dtype))
 
 
 def _expected(case: Case, tensors: Tensors) -> Expected:
@@ -56,7 +61,7 @@ benchmark = Benchmark(
             for dtype in DTYPES
         ),
         *(Case("forward", dtype, SMALL, timer="graph") for dtype in DTYPES),
-        Case("forward", torch.float32, SMALL, timer="host"),
+        *host_cases(SMALL),
     ],
     inputs=_inputs,
     expected=_expected,
@@ -75,6 +80,8 @@ benchmark = Benchmark(
             speed_over_torch,
             lambda row: 0.98,
         ),
+        graph_bar(),
+        host_bar(cuda=(3, 8), triton=(9, 14)),
     ],
 )
 
@@ -92,7 +99,12 @@ def _sum_of_rows(grad: torch.Tensor) -> torch.Tensor:
 
 
 def _directions(forward: Function, backward: Function) -> dict[str, Function]:
-    return {"forward": forward, "forward, bias": forward, "backward, bias": backward}
+    return {
+        "forward": forward,
+        RECORDED: forward,
+        "forward, bias": forward,
+        "backward, bias": backward,
+    }
 
 
 FORMULAS = _directions(_formula, _sum_of_rows)

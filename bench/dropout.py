@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 import diglot
 from diglot.bench.harness import (
+    RECORDED,
     Bar,
     Benchmark,
     Call,
@@ -20,7 +21,10 @@ from diglot.bench.harness import (
     ErrorOf,
     Function,
     Tensors,
+    host_bar,
+    host_cases,
     normal,
+    recorded,
     rows_of,
     share_of_copy,
 )
@@ -44,8 +48,7 @@ class Seeded:
 
 
 def _inputs(case: Case) -> Tensors:
-    (x,) = normal([case.shape], case.dtype)
-    return (x.requires_grad_() if case.direction == "recorded" else x,)
+    return recorded(case, normal([case.shape], case.dtype))
 
 
 def _error(case: Case, tensors: Tensors, call: Call) -> ErrorOf:
@@ -75,9 +78,7 @@ benchmark = Benchmark(
         ),
         # With a seed that is drawn.
         *(Case("forward", dtype, SMALL, {"p": 0.1}, timer="graph") for dtype in DTYPES),
-        Case("forward", torch.float32, SMALL, {"p": 0.1}, timer="host"),
-        # The forward call of an input that requires grad.
-        Case("recorded", torch.float32, SMALL, {"p": 0.1}, timer="host"),
+        *host_cases(SMALL, {"p": 0.1}),
     ],
     inputs=_inputs,
     expected=None,
@@ -96,6 +97,7 @@ benchmark = Benchmark(
             share_of_copy,
             lambda row: 0.95,
         ),
+        host_bar(cuda=(8, 14), triton=(18, 26)),
     ],
 )
 
@@ -144,7 +146,7 @@ def _gradient(grad: torch.Tensor, mask: torch.Tensor, p: float) -> torch.Tensor:
 
 OF_TORCH: dict[str, Function] = {"forward": F.dropout, "backward": _torch_backward}
 FORMULAS: dict[str, Function] = {"forward": _formula, "backward": _gradient}
-benchmark.way("torch", OF_TORCH | {"recorded": F.dropout}, code=[F.dropout])
+benchmark.way("torch", OF_TORCH | {RECORDED: F.dropout}, code=[F.dropout])
 benchmark.way("torch.compile", OF_TORCH, compiled=True)
 benchmark.way("formula", FORMULAS)
 

@@ -7,7 +7,18 @@ import math
 import torch
 
 import diglot
-from diglot.bench.harness import Bar, Benchmark, Case, Function, Tensors, arrays_of, rows_of
+from diglot.bench.harness import (
+    RECORDED,
+    Bar,
+    Benchmark,
+    Case,
+    Function,
+    Tensors,
+    arrays_of,
+    host_cases,
+    recorded,
+    rows_of,
+)
 from diglot.reference.gaussian_pdf import SPEC
 from diglot.tools.specs import Expected, nbytes
 
@@ -34,9 +45,9 @@ benchmark = Benchmark(
             for dtype in DTYPES
         ),
         Case("forward", torch.float32, SMALL, OPTIONS, timer="graph"),
-        Case("forward", torch.float32, SMALL, OPTIONS, timer="host"),
+        *host_cases(SMALL, OPTIONS),
     ],
-    inputs=arrays_of,
+    inputs=lambda case: recorded(case, arrays_of(case)),
     expected=_expected,
     bytes_moved=lambda case, tensors: sum(map(nbytes, tensors)) + nbytes(tensors[0]),
     shape=rows_of,
@@ -51,7 +62,13 @@ benchmark = Benchmark(
     ],
 )
 
-benchmark.ours({"forward": diglot.gaussian_pdf, "backward": torch.ops.diglot.gaussian_pdf_backward})
+benchmark.ours(
+    {
+        "forward": diglot.gaussian_pdf,
+        RECORDED: diglot.gaussian_pdf,
+        "backward": torch.ops.diglot.gaussian_pdf_backward,
+    }
+)
 
 
 def _formula(x: torch.Tensor, mean: float, std: float, terms: int) -> torch.Tensor:

@@ -10,16 +10,19 @@ import torch.nn.functional as F
 
 import diglot
 from diglot.bench.harness import (
+    RECORDED,
     Bar,
     Benchmark,
     Case,
     Function,
     Tensors,
     arrays_of,
-    microseconds_over_torch,
+    graph_bar,
+    host_bar,
+    host_cases,
+    recorded,
     rows_of,
     share_of_copy,
-    time_over_torch,
 )
 from diglot.reference.gelu import SPEC
 from diglot.tools.specs import Expected, nbytes
@@ -30,8 +33,7 @@ BIG, MIDDLE, SMALL = (16384, 16384), (1024, 4096), (4096,)
 
 
 def _inputs(case: Case) -> Tensors:
-    drawn = arrays_of(case)
-    return tuple(t.requires_grad_() for t in drawn) if case.direction == "recorded" else drawn
+    return recorded(case, arrays_of(case))
 
 
 def _expected(case: Case, tensors: Tensors) -> Expected:
@@ -55,9 +57,7 @@ benchmark = Benchmark(
             for dtype in DTYPES
             for form in FORMS
         ),
-        Case("forward", torch.float32, SMALL, {"approximate": "none"}, timer="host"),
-        # The forward call of an input that requires grad.
-        Case("recorded", torch.float32, SMALL, {"approximate": "none"}, timer="host"),
+        *host_cases(SMALL, {"approximate": "none"}),
     ],
     inputs=_inputs,
     expected=_expected,
@@ -76,38 +76,21 @@ benchmark = Benchmark(
                 else 0.93
             ),
         ),
-        Bar(
-            "time over torch in a graph",
-            lambda row: row["timer"] == "graph",
-            time_over_torch,
-            lambda row: 1.05,
-            at_least=False,
-        ),
-        Bar(
-            "host µs over torch",
-            lambda row: row["timer"] == "host",
-            microseconds_over_torch,
-            lambda row: {
-                ("cuda", "forward"): 3.0,
-                ("cuda", "recorded"): 12.0,
-                ("triton", "forward"): 10.0,
-                ("triton", "recorded"): 20.0,
-            }[row["provider"], row["direction"]],
-            at_least=False,
-        ),
+        graph_bar(),
+        host_bar(cuda=(3, 8), triton=(9, 14)),
     ],
 )
 
 benchmark.ours(
     {
         "forward": diglot.gelu,
-        "recorded": diglot.gelu,
+        RECORDED: diglot.gelu,
         "backward": torch.ops.diglot.gelu_backward,
     }
 )
 benchmark.way(
     "torch",
-    {"forward": F.gelu, "recorded": F.gelu, "backward": torch.ops.aten.gelu_backward},
+    {"forward": F.gelu, RECORDED: F.gelu, "backward": torch.ops.aten.gelu_backward},
     code=[F.gelu],
 )
 

@@ -11,7 +11,6 @@ import torch
 
 from diglot.backends.runs import run
 from diglot.bench.harness import Bar, Benchmark, Call, Case, Tensors
-from diglot.ops.barrier_word import barrier_word
 from diglot.ops.grid_barrier_check import WORDS
 from diglot.tools.specs import Expected
 
@@ -75,7 +74,7 @@ def _call(backend: str, barrier: str, case: Case, tensors: Tensors) -> Call:
 
     def start(what: str) -> torch.Tensor:
         name = "grid_barrier_check"
-        run(backend, name, name, barrier_word(slots.device), slots, barrier, what, mismatches)
+        run(backend, name, name, slots, barrier, what, mismatches)
         return mismatches
 
     start("check")  # what is verified

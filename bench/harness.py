@@ -25,6 +25,7 @@ RANKED = ("formula", "torch", "torch.compile", "triton", "cuda")
 COLD = ("device", "captured")
 
 DEVICE = "cuda"
+RECORDED = "recorded"  # the direction of a forward call whose input requires grad
 
 Tensors = tuple[torch.Tensor, ...]
 Call = Callable[[], Any]
@@ -246,6 +247,37 @@ def time_over_torch(row: Row, rows: Rows) -> float:
     return row["time_us"] / rows["torch"]["time_us"]
 
 
-def microseconds_over_torch(row: Row, rows: Rows) -> float:
-    """Time beyond PyTorch's, in microseconds."""
-    return row["time_us"] - rows["torch"]["time_us"]
+def host_cases(shape: tuple[int, ...], options: Mapping[str, Any] | None = None) -> list[Case]:
+    """The host's time of the forward call: of an input, and of one that requires grad."""
+    return [
+        Case(direction, torch.float32, shape, dict(options or {}), timer="host")
+        for direction in ("forward", RECORDED)
+    ]
+
+
+def recorded(case: Case, tensors: Tensors) -> Tensors:
+    """The tensors of a case, which require grad where its call is recorded."""
+    return tuple(t.requires_grad_() for t in tensors) if case.direction == RECORDED else tensors
+
+
+def host_bar(cuda: tuple[float, float], triton: tuple[float, float]) -> Bar:
+    """Microseconds of a call's host time beyond PyTorch's, at most: of both `host_cases`."""
+    bounds = {"cuda": cuda, "triton": triton}
+    return Bar(
+        "host µs over torch",
+        lambda row: row["timer"] == "host",
+        lambda row, rows: row["time_us"] - rows["torch"]["time_us"],
+        lambda row: bounds[row["provider"]][row["direction"] == RECORDED],
+        at_least=False,
+    )
+
+
+def graph_bar(bound: float = 1.05) -> Bar:
+    """Time in a CUDA graph as a multiple of PyTorch's, at most."""
+    return Bar(
+        "time over torch in a graph",
+        lambda row: row["timer"] == "graph",
+        time_over_torch,
+        lambda row: bound,
+        at_least=False,
+    )

@@ -16,13 +16,16 @@ import torch.nn.functional as F
 import diglot
 from diglot.bench.harness import (
     OURS,
+    RECORDED,
     Benchmark,
     Call,
     Case,
     ErrorOf,
     Function,
     Tensors,
+    host_bar,
     normal,
+    recorded,
     rows_of,
 )
 from diglot.bench.norm_formulas import EPS, FORMULAS
@@ -64,6 +67,7 @@ class Operands:
         bias: (n,); None of an RMS norm.
         mean: (rows,); of a backward pass of a layer norm.
         rstd: (rows,); of a backward pass.
+        stacked: (fields, rows): mean and rstd, or rstd, as ours take them.
     """
 
     arrays: tuple[Any, ...]
@@ -71,6 +75,7 @@ class Operands:
     bias: Any
     mean: Any = None
     rstd: Any = None
+    stacked: Any = None
 
     @property
     def n(self) -> int:
@@ -93,14 +98,15 @@ def operands(kind: Kind, case: Case, tensors: Tensors) -> Operands:
     """What the functions of a case take."""
     split = len(tensors) - 1 - kind.centered
     arrays, (weight, bias) = tensors[:split], (*tensors[split:], None)[:2]
-    if case.direction == "forward":
+    if case.direction != "backward":
         return Operands(arrays, weight, bias)
     grad, *sums, x = arrays
     # Row by row in double precision, of which a few at a time take little memory.
     exact = Exact(x, None, None, 1, EPS, kind.centered)
     mean, rstd = (of.flatten().float() for of in (exact.mean, exact.rstd))
     more = sums[0] if sums else None
-    return Operands((grad, more, x), weight, bias, mean if kind.centered else None, rstd)
+    stacked = torch.stack([mean, rstd] if kind.centered else [rstd])
+    return Operands((grad, more, x), weight, bias, mean if kind.centered else None, rstd, stacked)
 
 
 def _forward_eager(kind: Kind) -> Function:
@@ -159,7 +165,7 @@ def _backward_formula(kind: Kind) -> Function:
 
 
 def _ours(kind: Kind, direction: str, backend: str) -> Function:
-    if direction == "forward":
+    if direction != "backward":
         function = getattr(diglot, kind.op)
 
         def forward(of: Operands) -> Any:
@@ -171,7 +177,7 @@ def _ours(kind: Kind, direction: str, backend: str) -> Function:
 
     def differentiate(of: Operands) -> Any:
         dtypes = [p.dtype for p in of.parameters]
-        return backward(*of.arrays, *of.statistics, of.weight, *dtypes, EPS, backend)
+        return backward(*of.arrays, of.stacked, of.weight, *dtypes, EPS, backend)
 
     return differentiate
 
@@ -191,7 +197,9 @@ class _Judge:
             self.tensors = tensors
         errors = [
             measure_error(result.to(expected.dtype), expected)
-            for result, expected in zip(call(), self.expected, strict=False)
+            for result, expected in zip(
+                map(torch.Tensor.detach, call()), self.expected, strict=False
+            )
             if expected is not None
         ]
         return ErrorOf.of(errors)
@@ -219,12 +227,12 @@ def benchmark_of(centered: bool, fused: bool) -> Benchmark:
     def inputs(case: Case) -> Tensors:
         arrays = (2 if case.direction == "backward" else 1) + fused
         row = case.shape[-1:]
-        return normal([case.shape] * arrays + [row] * (1 + centered), case.dtype)
+        return recorded(case, normal([case.shape] * arrays + [row] * (1 + centered), case.dtype))
 
     def bytes_moved(case: Case, tensors: Tensors) -> int:
         """Each array that is read once, each that is written once."""
         read = [t for t in tensors if t.dim() == 2]
-        written = 2 if fused and case.direction == "forward" else 1
+        written = 2 if fused and case.direction != "backward" else 1
         return sum(map(nbytes, read)) + written * nbytes(tensors[0])
 
     made = Benchmark(
@@ -234,17 +242,21 @@ def benchmark_of(centered: bool, fused: bool) -> Benchmark:
         expected=None,
         error=_Judge(kind),
         bytes_moved=bytes_moved,
-        bars=BARS,
+        bars=[*BARS, host_bar(cuda=(8, 14), triton=(18, 26))],
         shape=rows_of,
         takes=is_matrix,
         operands=lambda case, tensors: (operands(kind, case, tensors),),
     )
     for backend in OURS:
-        made.way(backend, {d: _ours(kind, d, backend) for d in ("forward", "backward")})
+        made.way(backend, {d: _ours(kind, d, backend) for d in ("forward", RECORDED, "backward")})
     eager, gradient = _forward_eager(kind), _backward_formula(kind)
     forward, backward = FORMULAS[kind.op].values()
     called = [F.layer_norm if centered else F.rms_norm, *([torch.add] if fused else [])]
-    made.way("torch", {"forward": eager, "backward": _backward_eager(kind)}, code=called)
+    made.way(
+        "torch",
+        {"forward": eager, RECORDED: eager, "backward": _backward_eager(kind)},
+        code=called,
+    )
     # As softmax, the op itself is what is compiled.
     made.way(
         "torch.compile",

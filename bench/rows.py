@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from diglot.bench.harness import (
+    RECORDED,
     Bar,
     Benchmark,
     Case,
@@ -20,6 +21,9 @@ from diglot.bench.harness import (
     Rows,
     Tensors,
     arrays_of,
+    host_bar,
+    host_cases,
+    recorded,
     rows_of,
     share_of_copy,
     time_over_torch,
@@ -39,6 +43,7 @@ SHAPES = (
     ((4096, 262144), FP32),
 )
 FEW = ((1, 4096), (8, 4096))  # in a CUDA graph
+SMALL = (64, 64)  # of the host's time
 LONG = 4096  # rows of which the bars of long rows are
 # What is compiled by Triton, and what is CUDA C++ or CUTLASS.
 PEERS = {"triton": ("torch.compile", "liger"), "cuda": ("torch", "quack")}
@@ -111,6 +116,7 @@ def cases(extra: Sequence[Case] = ()) -> list[Case]:
         ),
         *extra,
         *(Case("forward", dtype, shape, timer="graph") for shape in FEW for dtype in (BF16, FP32)),
+        *host_cases(SMALL),
     ]
 
 
@@ -161,17 +167,17 @@ def benchmark_of(
                 for direction in ("forward", "backward")
             ]
         ),
-        inputs=arrays_of,
+        inputs=lambda case: recorded(case, arrays_of(case)),
         expected=expected,
         bytes_moved=bytes_moved,
-        bars=BARS,
+        bars=[*BARS, host_bar(cuda=(4, 9), triton=(12, 18))],
         shape=rows_of,
         takes=is_matrix,
         operands=operands,
         keywords=lambda case: {"dim": case.options.get("dim", -1)},
     )
-    made.ours(ours)
-    made.way("torch", eager, code=[eager["forward"]])
+    made.ours({**ours, RECORDED: ours["forward"]})
+    made.way("torch", {**eager, RECORDED: eager["forward"]}, code=[eager["forward"]])
     made.way("torch.compile", {**formulas, "forward": eager["forward"]}, compiled=True)
     made.way("formula", formulas)
     return made

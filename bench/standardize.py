@@ -15,25 +15,21 @@ def _formula(x: torch.Tensor) -> torch.Tensor:
     return ((x - mean) * torch.rsqrt(variance + EPS)).to(x.dtype)
 
 
-def _gradient(
-    grad: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor
-) -> torch.Tensor:
+def _gradient(grad: torch.Tensor, x: torch.Tensor, statistics: torch.Tensor) -> torch.Tensor:
+    mean, rstd = statistics
     g, y = grad.float(), (x - mean) * rstd
     return (rstd * (g - g.mean() - y * (g * y).mean())).to(grad.dtype)
 
 
 def _saved(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     variance, mean = torch.var_mean(x.float(), correction=0)
-    return x, mean, torch.rsqrt(variance + EPS)
+    return x, torch.stack([mean, torch.rsqrt(variance + EPS)])
 
 
-def _eager_gradient(
-    grad: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor
-) -> torch.Tensor:
+def _eager_gradient(grad: torch.Tensor, x: torch.Tensor, statistics: torch.Tensor) -> torch.Tensor:
     mask = [True, False, False]
-    statistics = mean.view(1), rstd.view(1)
     return torch.ops.aten.native_layer_norm_backward(
-        grad, x, x.shape, *statistics, None, None, mask
+        grad, x, x.shape, *statistics.view(2, 1), None, None, mask
     )[0]
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from diglot.backends.runs import last_run, run
 from diglot.tools import cuda_library, machine_code
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -48,6 +50,18 @@ def interpreted_line() -> str:
     ops = ", ".join(op for op in OPS if op not in NOT_INTERPRETED)
     exempt = "; ".join(f"{op} ({why})" for op, why in NOT_INTERPRETED.items()) or "none"
     return f"kernels interpreted in {languages}: {ops}; exempt: {exempt}"
+
+
+def launched(backend: str, name: str, *arguments: Any) -> str:
+    """Runs a launcher, with the scratch that it needs; the variant that ran.
+
+    Args:
+        arguments: the launcher's, but for its scratch.
+    """
+    run(backend, name.removesuffix("_forward").removesuffix("_backward"), name, *arguments)
+    last = last_run()
+    assert last is not None and (last.launcher, last.backend) == (name, backend)
+    return last.variant
 
 
 # For tests that take long where Triton's kernels are interpreted, and only there; and for those of

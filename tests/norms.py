@@ -12,8 +12,6 @@ import torch.nn.functional as F
 from backends import DEVICE
 
 import diglot
-from diglot.backends.registry import BACKENDS as REGISTRY
-from diglot.backends.registry import cuda_module
 from diglot.reference.norm import Exact
 from diglot.tools.accuracy import measure_error
 
@@ -174,13 +172,6 @@ class Norm:
 
 def _normal(shape: Any, dtype: torch.dtype) -> torch.Tensor:
     return torch.randn(tuple(shape), device=DEVICE).to(dtype)
-
-
-def launched(backend: str, name: str, *arguments: Any) -> str:
-    """Runs a launcher; the variant that ran."""
-    op = name.removesuffix("_forward").removesuffix("_backward")
-    variant = getattr(REGISTRY[backend].module(op), name)(*arguments)
-    return cuda_module()[0].last_variant() if backend == "cuda" else variant
 
 
 def guarded(shape: Sequence[int], dtype: torch.dtype, offset: int = 0) -> tuple[Any, Any]:

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from diglot.tools import machine_code
+
 ROOT = Path(__file__).parent.parent
 PARTS = [
     *("LICENSE", "README.md", "pyproject.toml", "setup.py"),
@@ -172,8 +174,10 @@ def one_op(tmp_path) -> Path:
         shutil.copytree(ROOT / name, tmp_path / name)
     for name in ("csrc/ops", "csrc/pipeline", "csrc/torch", "python/diglot"):
         (tmp_path / name).mkdir(parents=True)
-    for name in ("interpreter/module", "torch/copier", "torch/launcher", "torch/pipeline"):
-        (tmp_path / f"csrc/{name}.cpp").write_text("")  # which would take long to compile
+    # What would take long to compile.
+    for name in ("copier", "launcher", "pipeline", "plans", "reader"):
+        (tmp_path / f"csrc/torch/{name}.cpp").write_text("")
+    (tmp_path / "csrc/interpreter/module.cpp").write_text("")
     for name in ("Makefile", "pyproject.toml", "setup.py"):
         shutil.copy(ROOT / name, tmp_path / name)
     kernels = (ROOT / "csrc/ops/gelu.cu").read_text()
@@ -251,6 +255,47 @@ def test_without_compilers(required, one_op, tmp_path):
 
 
 @pytest.mark.slow
+def test_sources_have_architectures(tmp_path):
+    """One that names some is compiled for these, as far as they are asked for."""
+    files = {
+        "csrc/include/diglot/none.cuh": "",
+        "csrc/ops/plain.cu": "__global__ void plain() {}\n",
+        "csrc/ops/special.cu": "// Architectures: 9.0a\n__global__ void special() {}\n",
+        "csrc/torch/module.cpp": "#include <Python.h>\n"
+        "PyMODINIT_FUNC PyInit__C() { return nullptr; }\n",
+        "python/diglot/__init__.py": "",
+        "csrc/interpreter/build.py": "STABLE_ABI_DEFINITIONS = []\n"
+        "def build_extension(output, folder):\n    output.touch()\n",
+        "LICENSE": "",
+        "README.md": "",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    for name in ("setup.py", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    for asked, plain, special in (
+        ("8.0 9.0a", {"sm_80", "sm_90a"}, {"sm_90a"}),
+        ("8.0", {"sm_80"}, None),
+    ):
+        shutil.rmtree(tmp_path / "build", ignore_errors=True)
+        answer = set_up(tmp_path, "build_ext", "--inplace", TORCH_CUDA_ARCH_LIST=asked)
+        if "no CUDA compiler (nvcc) found" in answer.stderr:
+            pytest.skip("no nvcc here")
+        assert answer.returncode == 0, answer.stdout + answer.stderr
+        found = {path.stem: path for path in tmp_path.glob("build/**/*.o")}
+        assert architectures_in(found["plain"]) == plain
+        assert ("special" in found) == (special is not None)
+        if special is not None:
+            assert architectures_in(found["special"]) == special
+
+
+def architectures_in(path: Path) -> set[str]:
+    """What a compiled file has code for."""
+    listed = machine_code.dump("--list-elf", str(path))
+    return set(re.findall(r"\bsm_\w+?(?=\.cubin)", listed))
+
+
 def test_changes_are_rebuilt(tmp_path):
     """A header that a .cu file includes, and a flag; and nothing if nothing changed."""
     module = "#include <Python.h>\nPyMODINIT_FUNC PyInit__C() { return nullptr; }\n"

@@ -275,11 +275,11 @@ from diglot.tools.resources import compile_triton
 from diglot.triton_ops.clip_grad_norm import CLIP_WARPS as WARPS
 from diglot.triton_ops.clip_grad_norm import NORMS
 from diglot.triton_ops.clip_grad_norm import clip_grad_norm_phases as phases
-from diglot.triton_ops.launch import Specialization
+from diglot.triton_ops.plan import Specialization
 
 half, single, double, word = torch.bfloat16, torch.float32, torch.float64, torch.int32
 kernels = [
-    Specialization(phases, (torch.int64, value, word, total), 3, constants, WARPS, True)
+    Specialization(phases, (torch.int64, value, word, total), ("i64",) * 3, constants, WARPS, True)
     for value, total in [(single, half), (single, single), (double, double)]
     for constants in [(norm, True, 0) for norm in NORMS.values()]
 ]

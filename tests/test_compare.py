@@ -141,7 +141,7 @@ def test_planted_error_is_reported(approximate, backward, monkeypatch):
 
     def wrong(*arguments):
         launcher(*arguments)
-        arguments[-1][2, 1] *= 1.01
+        arguments[-2][2, 1] *= 1.01  # before the scratch
         return "planted"
 
     x = sample(3, 5).abs() + 1
@@ -196,7 +196,7 @@ def test_integers_are_compared_exactly(dtype, monkeypatch):
     a = torch.arange(6).to(dtype)
     assert torch_only("add", a, a).row("torch").error.worst_ulp == 0
 
-    def wrong(input, other, alpha, out):
+    def wrong(input, other, alpha, out, scratch):
         torch.add(input, other, out=out)
         out[3] = 0
         return "planted"
@@ -458,7 +458,7 @@ def _variant(name):
     accesses, elements = map(int, shape[0]) if shape else (1, 1)
     if "_flat<" not in name:
         wide = "16-byte accesses, " if elements > 1 else ""
-        return f"strided, {wide}{64 if name.endswith(', long>') else 32}-bit offsets"
+        return f"strided, {wide}{64 if ', long>' in name else 32}-bit offsets"
     if elements == 1:
         return "flat, 1 element per thread"
     return f"flat, {'1 access' if accesses == 1 else '16 elements'} per thread"

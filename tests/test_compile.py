@@ -9,7 +9,8 @@ from backends import BACKENDS, DEVICE, HAS_CUDA, KERNELS
 from functorch.compile import aot_module_simplified, make_boxed_func
 
 import diglot
-from diglot.backends import selection
+from diglot.backends import runs, selection
+from diglot.define import operator
 
 # Inductor calls Triton's compiler on what a Triton backend launches, which needs a GPU; the rest of
 # the path (Dynamo, AOTAutograd, functionalisation) does not. Where kernels are interpreted, the
@@ -92,7 +93,7 @@ def test_every_way_of_switching_recompiles(compiler, monkeypatch):
     assert selection._scope.backend is None
 
 
-def graph_of(function, *arguments):
+def graph_of(function, *arguments, dynamic=None):
     """The operators of the compiled forward graph."""
     seen = []
 
@@ -105,7 +106,7 @@ def graph_of(function, *arguments):
 
     # Recorded for differentiation: an inference graph may take another way.
     arguments = [argument.detach().requires_grad_() for argument in arguments]
-    torch.compile(function, fullgraph=True, backend=compiler)(*arguments)
+    torch.compile(function, fullgraph=True, backend=compiler, dynamic=dynamic)(*arguments)
     return seen
 
 
@@ -199,12 +200,64 @@ def test_interpreted_kernels_stay_operators(backend):
         seen = graph_of(block, x, y)
         assert {"diglot.gelu.default", "diglot.add.default"} <= set(seen), seen
         compiled = torch.compile(block, fullgraph=True, backend="aot_eager")
-        with diglot.record_runs() as runs:
+        with diglot.record_runs() as recorded:
             out = compiled(x.requires_grad_(), y.requires_grad_())
             out.sum().backward()
-    assert [run.launcher for run in runs[:2]] == ["gelu_forward", "add_forward"]
-    assert sorted(run.launcher for run in runs[2:]) == ["add_backward", "gelu_backward"]
-    assert {run.backend for run in runs} == {backend}
+    assert [run.launcher for run in recorded[:2]] == ["gelu_forward", "add_forward"]
+    assert sorted(run.launcher for run in recorded[2:]) == ["add_backward", "gelu_backward"]
+    assert {run.backend for run in recorded} == {backend}
+
+
+def every_op(x, y, backend):
+    """Ops whose launches depend on sizes in different ways."""
+    z = diglot.add(diglot.gelu(x, backend=backend), y, backend=backend)
+    z = diglot.layer_norm(z, y.shape, y, y, backend=backend)
+    return diglot.softmax(diglot.rms_norm(z, y.shape, y, backend=backend), backend=backend)
+
+
+def launches_of(function, *arguments):
+    """A call, and the launchers and variants that ran, forward and backward."""
+    arguments = [a.detach().requires_grad_() for a in arguments]
+    with diglot.record_runs() as recorded:
+        out = function(*arguments)
+        grads = torch.autograd.grad(out.square().sum(), arguments)
+    return (out, *grads), sorted((run.launcher, run.variant) for run in recorded)
+
+
+@pytest.mark.parametrize("compiler", COMPILERS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_batch_sizes_are_compiled_once(backend, compiler):
+    """Fifty of them: one graph, whose operators plan their launches when it runs, as in eager mode.
+
+    The backend "torch" is traced into the graph, and has no launches there.
+    """
+    compiled = torch.compile(
+        lambda x, y: every_op(x, y, backend), fullgraph=True, backend=compiler, dynamic=True
+    )
+    sizes = [*range(2, 50), 300, 2000] if DEVICE == "cuda" or backend == "torch" else [2, 3, 17, 70]
+    y = torch.randn(64, device=DEVICE)
+    for rows in sizes:
+        x = torch.randn(rows, 64, device=DEVICE)
+        with torch._dynamo.config.patch(error_on_recompile=rows != sizes[0]):
+            own, launched = launches_of(compiled, x, y)
+        eager, wanted = launches_of(lambda x, y: every_op(x, y, backend), x, y)
+        torch.testing.assert_close(own, eager)
+        assert launched == ([] if backend == "torch" else wanted), rows
+
+
+def test_symbolic_sizes_keep_the_operator(monkeypatch):
+    """Where a compiler would see into a kernel's launch, it does so with fixed sizes alone."""
+    monkeypatch.setattr(operator, "is_interpreted", lambda backend, device: False)
+    traced = []
+    monkeypatch.setattr(runs, "_run_traced", lambda *call: traced.append(call[:3]))
+    x = torch.randn(8, 16, device=DEVICE)
+    with diglot.use_backend("triton"):
+        fixed = graph_of(lambda t: diglot.gelu(t), x, dynamic=False)
+        assert ("triton", "gelu", "gelu_forward") in traced
+        before = len(traced)
+        assert not any("diglot" in target for target in fixed), fixed
+        symbolic = graph_of(lambda t: diglot.gelu(t), x, dynamic=True)
+    assert len(traced) == before and "diglot.gelu.default" in symbolic, symbolic
 
 
 def test_unavailable_backend_while_compiling(refused_cuda):
@@ -213,3 +266,45 @@ def test_unavailable_backend_while_compiling(refused_cuda):
     )
     with pytest.raises(Exception, match="backend 'cuda' cannot run"):
         compiled(torch.randn(3))
+
+
+ROWS = (40, 4096)
+EVERY_OP = {
+    "add": lambda x, w, backend: diglot.add(x, w, alpha=2, backend=backend),
+    "add_layer_norm": lambda x, w, backend: sum(
+        diglot.add_layer_norm(x, x, ROWS[1:], w, backend=backend)
+    ),
+    "add_rms_norm": lambda x, w, backend: sum(
+        diglot.add_rms_norm(x, x, ROWS[1:], w, backend=backend)
+    ),
+    "gaussian_pdf": lambda x, w, backend: diglot.gaussian_pdf(
+        x, 0.5, 2.0, terms=5, backend=backend
+    ),
+    "gelu": lambda x, w, backend: diglot.gelu(x, backend=backend),
+    "global_softmax": lambda x, w, backend: diglot.global_softmax(x, backend=backend),
+    "layer_norm": lambda x, w, backend: diglot.layer_norm(x, ROWS[1:], w, w, backend=backend),
+    "log_softmax": lambda x, w, backend: diglot.log_softmax(x, 0, backend=backend),
+    "rms_norm": lambda x, w, backend: diglot.rms_norm(x, ROWS[1:], w, backend=backend),
+    "softmax": lambda x, w, backend: diglot.softmax(x, -1, backend=backend),
+    "standardize": lambda x, w, backend: diglot.standardize(x, backend=backend),
+    "tall columns": lambda x, w, backend: diglot.softmax(x.view(-1, 8), 0, backend=backend),
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("op", EVERY_OP)
+@pytest.mark.parametrize("backend", KERNELS)
+def test_every_op_through_inductor(backend, op):
+    """Forward and backward, in one graph each, as eager mode does."""
+
+    def run(x, w):
+        return EVERY_OP[op](x, w, backend)
+
+    x = torch.randn(ROWS, device=DEVICE, requires_grad=True)
+    w = torch.randn(ROWS[1:], device=DEVICE, requires_grad=True)
+    eager, compiled = run(x, w), torch.compile(run, fullgraph=True)(x, w)
+    torch.testing.assert_close(compiled, eager)
+    grad = torch.randn_like(eager)
+    leaves = [x, w] if "norm" in op or op == "add" else [x]
+    grads, wanted = (torch.autograd.grad(out, leaves, grad) for out in (compiled, eager))
+    torch.testing.assert_close(grads, wanted, rtol=1e-4, atol=1e-4)

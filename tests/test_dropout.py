@@ -21,10 +21,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from layouts import LAYOUTS, in_order
 from operands import operands
+from planning import plan_anew
 
 import diglot
-from diglot.backends.registry import BACKENDS as REGISTRY
-from diglot.backends.registry import cuda_module
+from diglot.backends.runs import run
 from diglot.reference.dropout import dropout_mask, threshold_and_scale
 from diglot.reference.philox import random_bits
 
@@ -116,8 +116,7 @@ def launched(
     """What a launcher makes of x."""
     out = torch.empty_like(x)
     drawn = torch.full((), seed, device=DEVICE)
-    launcher = getattr(REGISTRY[backend].module("dropout"), f"dropout_{name}")
-    launcher(x, drawn, offset, *threshold_and_scale(p), out)
+    run(backend, "dropout", f"dropout_{name}", x, drawn, offset, *threshold_and_scale(p), out)
     return out
 
 
@@ -130,17 +129,15 @@ def test_every_element_is_written_and_no_other(backend, dtype, monkeypatch):
     """At an aligned place and at others, where flat kernels have no head."""
     from diglot.triton_ops import elementwise_launch
 
-    monkeypatch.setattr(elementwise_launch, "TINY_ELEMENTS", 16)  # run small arrays as large ones
+    plan_anew(monkeypatch, elementwise_launch, "TINY_ELEMENTS", 16)  # small arrays, as large ones
     for n in SIZES[backend]:
         for offset, own_offset in ((0, 0), (3, 3), (1, 0)):
             x = torch.randn(n + offset, device=DEVICE).to(dtype)[offset:]
             memory = torch.full((n + 64,), 77.0, device=DEVICE, dtype=dtype)
             out = memory[own_offset : own_offset + n]
             drawn = torch.full((), 5, device=DEVICE)
-            module = REGISTRY[backend].module("dropout")
-            variant = module.dropout_forward(x, drawn, 0, *threshold_and_scale(0.5), out)
-            if backend == "cuda":
-                variant = cuda_module()[0].last_variant()
+            run(backend, "dropout", "dropout_forward", x, drawn, 0, *threshold_and_scale(0.5), out)
+            variant = diglot.last_run().variant
             assert_bits(out, expected(x, 0.5, 5))
             rest = torch.cat([memory[:own_offset], memory[own_offset + n :]])
             assert (rest == 77).all()

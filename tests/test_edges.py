@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from backends import BACKENDS, CUDA, DEVICE, KERNELS, slow_interpreted
+from backends import BACKENDS, CUDA, DEVICE, KERNELS, launched, slow_interpreted
+from planning import plan_anew
 
 import diglot
-from diglot.backends.registry import BACKENDS as REGISTRY
-from diglot.backends.registry import cuda_module
 from diglot.reference.gaussian_pdf import gaussian_pdf_oracle
 
 
@@ -18,7 +17,7 @@ def no_array_is_tiny(monkeypatch):
     """In Triton, small arrays run as large ones do: with 16-byte accesses, after a head."""
     from diglot.triton_ops import elementwise_launch
 
-    monkeypatch.setattr(elementwise_launch, "TINY_ELEMENTS", 16)  # no head is longer
+    plan_anew(monkeypatch, elementwise_launch, "TINY_ELEMENTS", 16)  # no head is longer
 
 
 # CUDA's: kTinyElements and kSmallVectors of csrc/include/diglot/elementwise_launch.h.
@@ -68,13 +67,10 @@ def check_edges(backend: str, dtype: torch.dtype, n: int, offset: int, own_offse
         ("gaussian_pdf_backward", (y, x, 0.5, 2.0, 3), density_slope),
         ("add_forward", (x, y, 2), x.float() + 2 * y.float()),
         ("add_forward", (x, None, 2), x.float() + 2),
-        ("add_backward", (y, 3, None), 3 * y.float()),
+        ("add_backward", (y, 3), 3 * y.float()),
     ]:
         out, memory = guarded(n, own_offset, dtype)
-        launcher = getattr(REGISTRY[backend].module(name.rpartition("_")[0]), name)
-        variant = launcher(*inputs, out)
-        if backend == "cuda":
-            variant = cuda_module()[0].last_variant()
+        variant = launched(backend, name, *inputs, out)
         expected_one = expected_variant(name, backend, dtype, n, own_offset == offset)
         assert variant == expected_one, name
         torch.testing.assert_close(out, expected.to(dtype))

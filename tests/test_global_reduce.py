@@ -18,6 +18,7 @@ from backends import (
     KERNELS,
     SLOW_BACKENDS,
     SLOW_TRITON,
+    launched,
     sampled,
     sum_error,
     ulp_error,
@@ -25,10 +26,7 @@ from backends import (
 from layouts import LAYOUTS
 
 import diglot
-from diglot.backends.registry import BACKENDS as REGISTRY
-from diglot.backends.registry import cuda_module
-from diglot.ops.barrier_word import barrier_word
-from diglot.ops.global_memory import MAX_CHUNKS, MAX_FIELDS, compute_dtype
+from diglot.ops.global_memory import compute_dtype
 from diglot.tools.accuracy import measure_error
 from diglot.tools.specs import find_spec
 
@@ -43,7 +41,7 @@ class Launch:
         self.name, self.out = name, out
         kind = compute_dtype(x.dtype)
         wide = x.to(kind)
-        self.statistics = [torch.full((), torch.nan, dtype=kind, device=DEVICE) for _ in range(2)]
+        self.statistics = torch.full((2,), torch.nan, dtype=kind, device=DEVICE)
         self.inputs: tuple[Any, ...]
         if name == "global_softmax_forward":
             self.inputs = (x,)
@@ -54,7 +52,7 @@ class Launch:
             self.inputs = (x, 1e-5)
         else:
             variance, mean = torch.var_mean(wide, correction=0)
-            self.inputs = (grad, x, mean, torch.rsqrt(variance + 1e-5))
+            self.inputs = (grad, x, torch.stack([mean, torch.rsqrt(variance + 1e-5)]))
 
     def oracle(self) -> torch.Tensor:
         """What it must compute, in float64. PyTorch's own backward passes round in between."""
@@ -67,7 +65,7 @@ class Launch:
         if self.name == "standardize_forward":
             variance, mean = torch.var_mean(wide[0], correction=0)
             return (wide[0] - mean) * torch.rsqrt(variance + 1e-5)
-        grad, x, mean, rstd = wide
+        grad, x, (mean, rstd) = wide
         y = (x - mean) * rstd
         return rstd * (grad - grad.mean() - y * (grad * y).mean())
 
@@ -80,20 +78,12 @@ class Launch:
             result.double(), oracle, rtol=max(rounding, error), atol=error * largest
         )
 
-    def __call__(
-        self, backend: str, blocks: int, chunks: int = MAX_CHUNKS
-    ) -> tuple[torch.Tensor, ...]:
-        """Runs it on so many blocks, with room for the states of so many chunks."""
-        op = self.name[: self.name.rindex("_")]
-        workspace = torch.full((chunks, MAX_FIELDS), torch.nan, device=DEVICE)
-        workspace = workspace.to(compute_dtype(self.out.dtype))
-        statistics = self.statistics if self.name == "standardize_forward" else []
-        launcher = getattr(REGISTRY[backend].module(op), self.name)
-        word = barrier_word(self.out.device)
-        self.variant = launcher(*self.inputs, word, workspace, blocks, *statistics, self.out)
-        if backend == "cuda":
-            self.variant = cuda_module()[0].last_variant()
-        return tuple(t.clone() for t in (self.out, *statistics))
+    def __call__(self, backend: str, blocks: int) -> tuple[torch.Tensor, ...]:
+        """Runs it on so many blocks."""
+        written = [self.statistics] if self.name == "standardize_forward" else []
+        written.append(self.out)
+        self.variant = launched(backend, self.name, *self.inputs, blocks, *written)
+        return tuple(t.clone() for t in reversed(written))
 
 
 # On a GPU far more blocks; interpreted, Triton runs three programs at most.
@@ -106,16 +96,14 @@ SIZE = 9_000_017 if DEVICE == "cuda" else 15_017
 @pytest.mark.parametrize("name", LAUNCHERS)
 @pytest.mark.parametrize("backend", KERNELS)
 def test_no_bit_depends_on_the_grid(backend, name, dtype):
-    """With a tile in each chunk, and with several, of which the last chunk lacks some."""
     x, grad = (torch.randn(SIZE, device=DEVICE).to(dtype) for _ in range(2))
     launch = Launch(name, x, grad, torch.empty_like(x))
-    for chunks in (MAX_CHUNKS, 4):
-        expected = launch(backend, 0, chunks)
-        launch.assert_right(expected[0])
-        for blocks in GRIDS:
-            launch.out.fill_(torch.nan)
-            for own, default in zip(launch(backend, blocks, chunks), expected, strict=True):
-                assert torch.equal(own, default), (chunks, blocks)
+    expected = launch(backend, 0)
+    launch.assert_right(expected[0])
+    for blocks in GRIDS:
+        launch.out.fill_(torch.nan)
+        for own, default in zip(launch(backend, blocks), expected, strict=True):
+            assert torch.equal(own, default), blocks
 
 
 @pytest.mark.parametrize("name", LAUNCHERS)
@@ -244,8 +232,8 @@ def test_operator(backend, op):
         torch.library.opcheck(ops.global_softmax_backward.default, (grad, y, backend))
     else:
         torch.library.opcheck(ops.standardize.default, (x, 1e-5, backend))
-        _, mean, rstd = ops.standardize(x.detach(), 1e-5, "torch")
-        arguments = (grad, x, mean, rstd, 1e-5, backend)
+        _, statistics = ops.standardize(x.detach(), 1e-5, "torch")
+        arguments = (grad, x, statistics, 1e-5, backend)
         torch.library.opcheck(ops.standardize_backward.default, arguments)
 
 
@@ -370,8 +358,8 @@ def test_bad_arguments(op, argument, message):
 @pytest.mark.parametrize("op", OPS)
 def test_bad_gradients(op):
     backward = getattr(torch.ops.diglot, f"{op}_backward")
-    x, one = torch.ones(3, device=DEVICE), torch.ones((), device=DEVICE)
-    rest = ("torch",) if op == "global_softmax" else (one, one, 1e-5, "torch")
+    x, statistics = torch.ones(3, device=DEVICE), torch.ones(2, device=DEVICE)
+    rest = ("torch",) if op == "global_softmax" else (statistics, 1e-5, "torch")
     for grad in (torch.ones(2, device=DEVICE), x.double()):
         with pytest.raises(ValueError, match="grad_output must have the shape and dtype of"):
             backward(grad, x, *rest)
@@ -383,7 +371,9 @@ def test_both_languages_agree(op):
     x = torch.randn(20_000, device=DEVICE)
     own, twin = (FUNCTIONS[op][0](x, backend=b) for b in ("cuda", "triton"))
     if op == "global_softmax":
-        assert ulp_error(own, twin.double()).max() <= 4
+        # Each is within 2 ulp of the oracle, and an ulp more for the rounding of x - max. Measured
+        # on an H200: 5.
+        assert ulp_error(own, twin.double()).max() <= 6
     else:
         torch.testing.assert_close(own, twin, rtol=1e-6, atol=1e-6)
 
@@ -392,7 +382,9 @@ COMPILED = """
 import sys, torch
 from diglot.tools.resources import compile_triton
 from diglot.triton_ops import global_softmax, standardize
-from diglot.triton_ops.launch import record_launches
+from diglot.triton_ops.launch import plan
+
+H200 = (90, 132, 228 << 10, True)
 
 def arguments(n, dtype, offset):
     return torch.empty(n + 4, dtype=dtype)[offset : n + offset]
@@ -400,17 +392,17 @@ def arguments(n, dtype, offset):
 kernels = []
 for dtype in (torch.bfloat16, torch.float32, torch.float64):
     wide = torch.float64 if dtype == torch.float64 else torch.float32
-    word = torch.empty(1, dtype=torch.int32)
-    workspace, mean, rstd = torch.empty(3, 4096, dtype=wide), *torch.empty(2, 1, dtype=wide)
+    statistics = torch.empty(2, dtype=wide)
     for n in (1 << 18, 1 << 24):  # few chunks and many, of the greatest tiles
         for offset in (0, 1):
             x, y, out = (arguments(n, dtype, offset) for _ in range(3))
-            with record_launches() as launches:
-                global_softmax.global_softmax_forward(x, word, workspace, 0, out)
-                global_softmax.global_softmax_backward(x, y, word, workspace, 0, out)
-                standardize.standardize_forward(x, 1e-5, word, workspace, 0, mean, rstd, out)
-                standardize.standardize_backward(x, y, mean, rstd, word, workspace, 0, out)
-            kernels += [(kernel, offset) for kernel in launches]
+            plans = (
+                plan(global_softmax.global_softmax_forward, H200, x, 0, out),
+                plan(global_softmax.global_softmax_backward, H200, x, y, 0, out),
+                plan(standardize.standardize_forward, H200, x, 1e-5, 0, statistics, out),
+                plan(standardize.standardize_backward, H200, x, y, statistics, 0, out),
+            )
+            kernels += [(made.launches[0].specialization, offset) for made in plans]
 kernels = kernels[:: int(sys.argv[2])]
 for kernel, (_, offset) in zip(compile_triton([k for k, _ in kernels], sys.argv[1]), kernels):
     assert kernel.spill_bytes == kernel.stack_bytes == 0, kernel

@@ -18,8 +18,9 @@ from planted.library import build_for_gpu, find_nvcc
 from triton.runtime.errors import InterpreterError
 
 import diglot
+from diglot.backends.plans import BARRIER_BYTES, STREAM, Scratch
 from diglot.backends.runs import run
-from diglot.ops.barrier_word import barrier_word
+from diglot.backends.scratch import provide
 from diglot.triton_ops.lib import grid_barrier
 
 gpu = pytest.mark.gpu
@@ -32,15 +33,15 @@ def blocks_at_once():
 
 
 def start(backend, slots, mismatches, what="check", barrier="diglot"):
-    word = barrier_word(slots.device)
+    """Runs the launcher; the scratch that it was given, and others on this stream are."""
     name = "grid_barrier_check"
-    run(backend, name, name, word, slots, barrier, what, mismatches)
-    return word
+    run(backend, name, name, slots, barrier, what, mismatches)
+    return provide(Scratch(BARRIER_BYTES, BARRIER_BYTES, STREAM), slots.device)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_every_block_sees_what_others_wrote(backend):
-    for blocks in (None, 1, 5, 2):  # one word serves all of them, without a reset
+    for blocks in (None, 1, 5, 2):  # one barrier's state serves all of them, without a reset
         found = diglot.grid_barrier_check(20, blocks, backend=backend)
         assert found.mismatches.dtype == torch.int32
         assert found.mismatches.device.type == DEVICE
@@ -200,8 +201,10 @@ def test_graphs(backend):
         with torch.cuda.graph(graph):
             words.append(start(backend, own_slots, own_mismatches))
         graphs.append((graph, own_mismatches, own_slots))
-    assert len({word.data_ptr() for word in (*words, barrier_word(slots.device))}) == 3
-    assert not any(word.any() for word in words)  # zeroed, though nothing has been replayed
+    words.append(start(backend, slots, mismatches))
+    assert len({word.data_ptr() for word in words}) == 3
+    # Zeroed, though nothing has been replayed.
+    assert not any(word[:BARRIER_BYTES].any() for word in words[:2])
     streams = [torch.cuda.Stream() for _ in range(2)]
     for stream in streams:
         stream.wait_stream(torch.cuda.current_stream())
@@ -282,14 +285,10 @@ def test_a_dropped_arrival_ends_in_cuda_checked_build(tmp_path):
     assert "running: " in said  # CUDA's error
 
 
-def test_a_device_without_cooperative_launch(monkeypatch):
+def test_a_device_without_cooperative_launch():
     """What Triton's launch helper is told; CUDA's asks the runtime, which is not to be replaced."""
-    from diglot.triton_ops import launch
+    from diglot.triton_ops.handles import occupancy
+    from diglot.triton_ops.plan import Device
 
-    class Driver:
-        def cuDeviceGetAttribute(self, *arguments):
-            return 0  # the answer stays 0: no
-
-    monkeypatch.setattr(launch, "driver", Driver)
     with pytest.raises(RuntimeError, match="launches no kernel co-operatively"):
-        launch._occupancy(None, (None, 0))
+        occupancy(None, Device(90, 0, 0, False))

@@ -53,12 +53,18 @@ def count_of_instructions(sass: str) -> Counter[str]:
     return found
 
 
+NAMES = {
+    "cuda": ("GeluForward", "GeluBackward"),
+    "triton": ("gelu_forward_flat", "gelu_backward_flat"),
+}
+
+
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_every_stage(language):
     found = inspected().of(language)
     assert [kernel.directions for kernel in found] == [("forward",), ("backward",)]
-    for kernel, name in zip(found, ("gelu_forward_flat", "gelu_backward_flat"), strict=True):
-        assert kernel.name.partition("<")[0] == name and kernel.resources.threads == 128
+    for kernel, name in zip(found, NAMES[language], strict=True):
+        assert name in kernel.name and kernel.resources.threads == 128
         assert kernel.resources.architecture == "sm_90a", "sm_90 finds it"
         lacks = {"ptx"} if f"{language} ptx" in inspected().reasons else set()
         assert set(kernel.stages) == set(STAGES[language]) - lacks
@@ -425,22 +431,27 @@ def test_one_language_does_not_keep_the_other(recorded):
 
 @pytest.mark.skipif("cuda" not in LANGUAGES, reason="the extension's code cannot be read here")
 def test_every_cuda_kernel_has_a_source():
-    names = {name.partition("<")[0] for name in cuda_library.cuda_kernel_names()}
+    kinds = r"elementwise_\w+<\w+|\w+"
+    names = {re.match(kinds, name)[0] for name in cuda_library.cuda_kernel_names()}
     for name in names:
         source = sources.source_of("cuda", name)
         assert source is not None, name
-        assert re.search(rf"__global__[^;{{]*\b{name}\(", source.text), name
+        _, _, functor = name.partition("<")
+        wanted = rf"\bstruct {functor} " if functor else rf"__global__[^;{{]*\b{name}\("
+        assert re.search(wanted, source.text), name
         assert source.text.count("{") == source.text.count("}")
 
 
 def test_sources():
     """A kernel's definition, what of its file it uses, and what of the device library."""
-    cuda, triton = (sources.source_of(of, "gelu_forward_flat<float>") for of in STAGES)
+    cuda = sources.source_of("cuda", "elementwise_flat<GeluForward<float, (Approximate)0>, float>")
+    triton = sources.source_of("triton", "gelu_forward_flat")
     assert (cuda.file, triton.file) == ("csrc/ops/gelu.cu", "triton_ops/gelu.py")
     assert "struct GeluForward" in cuda.text and "GeluBackward" not in cuda.text
     assert "def forward(" in triton.text and "def backward(" not in triton.text
     assert cuda.library["diglot/gelu.cuh"] == ("Approximate", "Precision", "gelu")
-    assert triton.library["triton_ops/lib/elementwise.py"] == ("flat_start", "shifted")
+    library = triton.library["triton_ops/lib/elementwise_kernels.py"]
+    assert library == ("elementwise_kernels",)
     assert sources.source_of("cuda", "nothing") is None
 
 

@@ -77,10 +77,10 @@ def test_benchmarks_refuse_an_interpreter(monkeypatch):
     )
 
 
-def test_triton_interprets_one_kernel_at_a_time(monkeypatch):
+def test_triton_interprets_one_kernel_at_a_time():
     """Its interpreter changes its language while a kernel runs, for all threads."""
     launch = pytest.importorskip("diglot.triton_ops.launch")
-    monkeypatch.setattr(launch, "INTERPRETED", True)
+    plan = pytest.importorskip("diglot.triton_ops.plan")
     running, most = [], []
 
     class Kernel:
@@ -93,8 +93,10 @@ def test_triton_interprets_one_kernel_at_a_time(monkeypatch):
             most.append(len(running))
             running.remove(self)
 
+    made = plan.Plan("", (plan.Launch(Kernel(), (1,), (), (), (), 4),), None)
+
     def compute():
-        launch.launch(Kernel(), 1, (torch.zeros(1),), (), (), 4)
+        launch._interpret(made, (), None, ())
 
     threads = [threading.Thread(target=compute) for _ in range(4)]
     for thread in threads:

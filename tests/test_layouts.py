@@ -80,11 +80,11 @@ def places(tensors):
 
 @pytest.fixture
 def launched(backend, monkeypatch) -> list[tuple]:
-    """What launchers are given, by name, output apart; nothing is launched."""
+    """What launchers are given, by name, output and scratch apart; nothing is launched."""
     seen: list[tuple] = []
 
     def replace(name):
-        launcher = lambda *arguments: seen.append((name, places(arguments[:-1]))) or ""  # noqa: E731
+        launcher = lambda *arguments: seen.append((name, places(arguments[:-2]))) or ""  # noqa: E731
         monkeypatch.setitem(runs._launchers, (backend, name), launcher)
 
     for name in ("add_forward", "add_backward", "gelu_forward", "gelu_backward"):

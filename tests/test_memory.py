@@ -14,7 +14,7 @@ from norms import FUSED, Norm
 from norms import OPS as OF_ROWS
 
 import diglot
-from diglot.ops.norm_workspace import workspace_of
+from diglot.backends.runs import plan
 from diglot.reference.philox import random_bits
 
 pytestmark = pytest.mark.gpu
@@ -105,8 +105,10 @@ def test_norms_allocate_their_results(backend, dtype, op):
         arguments = (grad, more, *norm.arrays, *results[1:], norm.parameters[0], *dtypes)
         backward(*arguments, 1e-5, backend)
         peak, gradients = peak_bytes(backward, *arguments, 1e-5, backend)
-        workspace = workspace_of(norm.arrays[0], len(dtypes), torch.float32, backend)
-        assert peak == sum(t.nbytes for t in (*gradients, workspace))
+        name, weight = f"{op}_backward", norm.parameters[0]
+        vectors = (*results[1:], weight, *gradients[1:])
+        need = plan(backend, op, name, grad, more, *norm.arrays, *vectors, gradients[0]).scratch
+        assert peak == sum(t.nbytes for t in gradients) + need.bytes
 
 
 @pytest.mark.parametrize("layout", PAIRS)
@@ -241,10 +243,11 @@ def test_norms_of_more_than_2_31_elements(backend, shape):
     """Many rows, long ones, and one that is as long; forward and backward."""
     x, grad = (torch.empty(shape, dtype=torch.bfloat16, device="cuda").normal_() for _ in range(2))
     ops, (rows, n) = torch.ops.diglot, shape
-    y, mean, rstd = ops.layer_norm(x, None, None, 1, 1e-5, backend)
+    y, statistics = ops.layer_norm(x, None, None, 1, 1e-5, backend)
     gradient, *_ = ops.layer_norm_backward(
-        grad, None, x, mean, rstd, None, None, None, 1e-5, backend
+        grad, None, x, statistics, None, None, None, 1e-5, backend
     )
+    mean, rstd = statistics
     for row in {0, rows // 2, rows - 1}:
         sums = torch.zeros(4, dtype=torch.float64, device="cuda")
         for part in chunks(n, 2**26):

@@ -14,33 +14,23 @@ from backends import (
     KERNELS,
     SLOW_BACKENDS,
     examples,
+    launched,
     needs_cuda,
+    needs_extension,
     sum_error,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from layouts import LAYOUTS
-from norms import FUSED, OPS, PARAMETERS, PLAIN, Norm, guarded, is_centered, launched, only_written
+from norms import FUSED, OPS, PARAMETERS, PLAIN, Norm, guarded, is_centered, only_written
 
 import diglot
-from diglot.ops import norm_workspace
-from diglot.ops.norm_workspace import backward_words, forward_words, groups_of, workspace_of
+from diglot.backends.plans import Device, plan_runs
+from diglot.backends.runs import observe_runs, plan
 
 ROWS = [1, 2, 7, 8, 127, 128, 256, 1000, 1024, 2048, 4096, 4099]
 FUSED_ROWS = [1, 8, 127, 1024, 4099]  # their kernels are the others', of which they are instances
 LONG = [8192, 9001, 16384, 32768, 40_004, 65_536, 70_001, 131_072]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def several_rows_to_a_group():
-    """Where kernels are interpreted, rows are few: each group would have one, and walk nowhere."""
-    with pytest.MonkeyPatch.context() as patch:
-        if DEVICE == "cpu":
-            patch.setattr(norm_workspace, "GROUPS", ((256, 3), (4096, 2)))
-            patch.setattr(norm_workspace, "FEWEST_GROUPS", 1)
-            patch.setattr(norm_workspace, "CUDA_GROUPS", ((1, 3), (16, 2)))
-            patch.setattr(norm_workspace, "FEWEST_CUDA_GROUPS", 1)
-        yield
 
 
 def kernels_of(op: str) -> list[str]:
@@ -100,11 +90,9 @@ def test_variants(backend, op):
     ],
     ids=str,
 )
-def test_rows_read_twice(op, dtype, n, accesses, monkeypatch):
-    """By clusters, in several batches, some with less to do; the longest have not all of their sums
-    in shared memory. Of weights that are not aligned an element is accessed at a time."""
-    monkeypatch.setattr(norm_workspace, "CUDA_GROUPS", ())
-    monkeypatch.setattr(norm_workspace, "FEWEST_CUDA_GROUPS", 2)
+def test_rows_read_twice(op, dtype, n, accesses):
+    """By clusters; the longest have not all of their sums in shared memory. Of weights that are not
+    aligned an element is accessed at a time."""
     n *= 2 if DEVICE == "cuda" else 1  # clusters of sixteen blocks, interpreted of eight
     norm = Norm.draw(op, (3, n), dtype)
     assert norm.check("cuda")[-1].variant == f"a row read twice{accesses}"
@@ -273,13 +261,13 @@ def test_every_element_is_written_and_no_other(backend, op, dtype):
         norm = Norm.draw(op, (rows, n), dtype)
         expected = {}
         for which, offset in (("torch", 0), (backend, 0), (backend, 1), (backend, 3)):
-            statistics = [guarded((rows,), compute) for _ in range(1 + is_centered(op))]
+            statistics = guarded((1 + is_centered(op), rows), compute)
             outs = [guarded((rows, n), dtype, offset) for _ in norm.arrays]
-            made = [*statistics, *reversed(outs)]
-            words = forward_words(which, outs[0][0], *norm.arrays)
-            given = (*norm.arrays, *norm.parameters, norm.eps, *words)
-            launched(which, f"{op}_forward", *given, *(out for out, _ in made))
-            compare_and_check_guards(made, expected, offset, dtype)
+            given = (*norm.arrays, *norm.parameters, norm.eps)
+            for made in ([statistics, *outs], [(None, None), *outs]):
+                launched(which, f"{op}_forward", *given, *(out for out, _ in made))
+                made = [pair for pair in made if pair[0] is not None]
+                compare_and_check_guards(made[::-1], expected, offset, dtype)
 
 
 def compare_and_check_guards(made, expected, offset, dtype):
@@ -295,28 +283,25 @@ def compare_and_check_guards(made, expected, offset, dtype):
 @pytest.mark.parametrize("op", PLAIN)
 @pytest.mark.parametrize("backend", KERNELS)
 def test_every_gradient_is_written_and_no_other(backend, op, dtype):
-    """With any number of groups, also more than there are rows; workspaces start as NaN."""
+    """Of each parameter or none; statistics are the forward pass's."""
     compute = torch.promote_types(dtype, torch.float32)
-    for rows, n, groups in ((5, 64, 1), (5, 61, 3), (2, 1024, 2), (3, 37, 5)):
+    for rows, n in ((5, 64), (5, 61), (2, 1024), (3, 37)):
         norm = Norm.draw(op, (rows, n), dtype)
         fields = len(norm.parameters)
         x, grad, more = (torch.randn(rows, n, device=DEVICE).to(dtype) for _ in range(3))
         mean = x.mean(1, dtype=compute) if is_centered(op) else torch.zeros(rows, device=DEVICE)
         square = (x.to(compute) - mean[:, None]).square().mean(1)
-        statistics = [mean.to(compute), torch.rsqrt(square + norm.eps)][-fields:]
+        statistics = torch.stack([mean.to(compute), torch.rsqrt(square + norm.eps)][-fields:])
         for asked in ((True,) * fields, (False,) * fields, (False, True)[-fields:]):
             expected = {}
             for which, offset in (("torch", 0), (backend, 1)):
-                workspace = torch.full((sum(asked), groups, n), NAN, dtype=compute, device=DEVICE)
                 made = [guarded((n,), dtype, offset) if is_asked else None for is_asked in asked]
                 made.append(guarded((rows, n), dtype, offset))
                 outs = [None if m is None else m[0] for m in made]
                 launched(
                     which,
                     f"{op}_backward",
-                    *(grad, more, x, *statistics, norm.parameters[0]),
-                    workspace if any(asked) and which != "torch" else None,
-                    *backward_words(which, x),
+                    *(grad, more, x, statistics, norm.parameters[0]),
                     *outs,
                 )
                 made = [m for m in made if m is not None]
@@ -325,46 +310,33 @@ def test_every_gradient_is_written_and_no_other(backend, op, dtype):
 
 @pytest.mark.parametrize("op", PLAIN)
 @pytest.mark.parametrize("backend", KERNELS)
-def test_groups_of_any_number(backend, op):
-    """Many rows to a group, groups without a row: what is summed is the same."""
-    rows, n = 50, 40
-    norm = Norm.draw(op, (rows, n))
-    x, grad = (torch.randn(rows, n, device=DEVICE) for _ in range(2))
-    ones = torch.ones(rows, device=DEVICE)
-    statistics = [0.1 * ones, 1.5 * ones][-len(norm.parameters) :]
-    results = []
-    for groups in (None, 1, 7, 53):
-        outs = [torch.empty(n, device=DEVICE) for _ in statistics] + [torch.empty_like(x)]
-        arguments = [grad, None, x, *statistics, norm.parameters[0]]
-        if groups is None:
-            launched("torch", f"{op}_backward", *arguments, None, *outs)
-        else:
-            workspace = torch.full((len(statistics), groups, n), NAN, device=DEVICE)
-            words = backward_words(backend, x)
-            launched(backend, f"{op}_backward", *arguments, workspace, *words, *outs)
-        results.append(outs)
-        torch.testing.assert_close(outs, results[0], rtol=1e-5, atol=1e-5)
+def test_rows_of_groups(backend, op):
+    """Fewer rows than groups, and several to each: what is summed is the same."""
+    for rows in (1, 50, 600):
+        Norm.draw(op, (rows, 40)).check(backend)
 
 
-def test_workspace():
-    """As many groups as the row's length says, and no more than rows."""
-    x = torch.empty(1000, 4096, device="meta", dtype=torch.bfloat16)
-    assert workspace_of(x, 0, torch.float32) is None
-    workspace = workspace_of(x, 2, torch.float32)
-    assert workspace.dtype == torch.float32
-    assert workspace.shape == (2, groups_of(1000, 4096, 2), 4096)
-    for length, groups in norm_workspace.GROUPS:
-        assert groups_of(10**6, length, 2) == groups > groups_of(10**6, length + 1, 2)
-        assert groups_of(1, length, 4) == 1
-    for kibibytes, groups in norm_workspace.CUDA_GROUPS:
-        n = 512 * kibibytes
-        assert groups_of(10**6, n, 2, "cuda") == groups != groups_of(10**6, n + 1, 2, "cuda")
-        assert groups_of(10**6, n // 2, 4, "cuda") == groups
-        assert groups_of(2, n, 2, "cuda") == min(groups, 2)
-    for kibibytes, groups in norm_workspace.CUDA_GROUPS:
-        for size in (2, 4, 8):
-            assert groups_of(10**6, kibibytes * 1024 // size, size, "cuda") == groups
-            assert groups_of(10**6, kibibytes * 1024 // size + 1, size, "cuda") != groups
+@needs_extension
+@pytest.mark.parametrize("op", PLAIN)
+@pytest.mark.parametrize("backend", KERNELS)
+def test_sums_of_groups_do_not_depend_on_the_device(backend, op):
+    """Their memory is that of the row's length and the number of rows: so is their order."""
+
+    def bytes_of(shape: tuple[int, int], multiprocessors: int, asked: bool = True) -> int:
+        x = torch.empty(shape, device="meta", dtype=torch.bfloat16)
+        fields = 1 + is_centered(op)
+        statistics = torch.empty(fields, shape[0], device="meta")
+        parameter = torch.empty(shape[1], device="meta", dtype=torch.bfloat16)
+        gradients = [parameter if asked else None] * fields
+        arguments = (x, None, x, statistics, parameter, *gradients, x)
+        with plan_runs(Device(90, multiprocessors, 233_472, True)):
+            need = plan(backend, op, f"{op}_backward", *arguments).scratch
+        return 0 if need is None else need.bytes - need.zeroed
+
+    for shape in ((1000, 4096), (100_000, 4096), (3, 4096), (5000, 20_000)):
+        assert bytes_of(shape, 132) == bytes_of(shape, 78) > 0
+        assert bytes_of(shape, 132, asked=False) == 0
+    assert bytes_of((10**6, 4096), 132) == bytes_of((10**5, 4096), 132) > bytes_of((3, 4096), 132)
 
 
 @pytest.mark.parametrize("op", PLAIN)
@@ -486,11 +458,11 @@ def test_operator(backend, op):
     torch.library.opcheck(getattr(ops, op).default, arguments)
     if op in PLAIN:
         x, grad, more = (torch.randn(3, 2, 5, device=DEVICE, requires_grad=True) for _ in range(3))
-        statistics = [torch.rand(3, device=DEVICE) for _ in norm.parameters]
+        statistics = torch.rand(1 + is_centered(op), 3, device=DEVICE)
         kind, backward = torch.float32, getattr(ops, f"{op}_backward").default
         for given_more, *kinds in ((more, kind, kind), (None, kind, None)):
             dtypes = kinds[-len(statistics) :]
-            arguments = (grad, given_more, x, *statistics, norm.parameters[0], *dtypes)
+            arguments = (grad, given_more, x, statistics, norm.parameters[0], *dtypes)
             torch.library.opcheck(backward, (*arguments, 1e-5, backend))
 
 
@@ -696,8 +668,9 @@ def test_bad_residual(op, residual, error, message):
 @pytest.mark.parametrize("op", PLAIN)
 def test_bad_gradients(op):
     backward = getattr(torch.ops.diglot, f"{op}_backward")
-    x, rows = torch.ones(2, 3, device=DEVICE), torch.ones(2, device=DEVICE)
-    rest = (*[rows] * (1 + is_centered(op)), None, *[None] * (1 + is_centered(op)), 1e-5, "torch")
+    fields = 1 + is_centered(op)
+    x, statistics = torch.ones(2, 3, device=DEVICE), torch.ones(fields, 2, device=DEVICE)
+    rest = (statistics, None, *[None] * fields, 1e-5, "torch")
     for grad in (torch.ones(2, device=DEVICE), x.double()):
         with pytest.raises(ValueError, match="grad_output must have the shape and dtype of"):
             backward(grad, None, x, *rest)
@@ -728,3 +701,41 @@ def test_modules(backend):
         assert repr(module) == f"{repr(reference)[:-1]}, backend={backend!r})"
     with pytest.raises(ValueError, match="backend"):
         diglot.nn.RMSNorm(4, backend="rocm")
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_statistics_are_for_who_differentiates(backend, op):
+    """Without gradients none are allocated or written, and the results are the same."""
+    norm = Norm.draw(op, (5, 24))
+    given = []
+    with observe_runs(lambda _, arguments: given.append(arguments[len(norm.tensors) + 1])):
+        plain = norm(backend)
+        with torch.no_grad():
+            norm.require_grad()(backend)
+        recorded = norm(backend)
+    assert given[:2] == [None, None]
+    assert given[2].shape == (1 + is_centered(op), 5) and given[2].isfinite().all()
+    for own, other in zip(plain, recorded, strict=True):
+        assert torch.equal(own, other)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_statistics_of_any_strides(backend):
+    """As a caller of the operator, or torch.vmap, may have them."""
+    x, grad = torch.randn(2, 6, 24, device=DEVICE)
+    _, statistics = torch.ops.diglot.layer_norm(x, None, None, 1, 1e-5, backend)
+    moved = statistics.t().contiguous().t()
+    arguments = (None, None, None, 1e-5, backend)
+    wanted, own = (
+        torch.ops.diglot.layer_norm_backward(grad, None, x, given, *arguments)[0]
+        for given in (statistics, moved)
+    )
+    assert not moved.is_contiguous() and torch.equal(own, wanted)
+    _, statistics = torch.ops.diglot.standardize(x, 1e-5, backend)
+    spread = torch.zeros(4, device=DEVICE)[::2].copy_(statistics)
+    wanted, own = (
+        torch.ops.diglot.standardize_backward(grad, x, given, 1e-5, backend)
+        for given in (statistics, spread)
+    )
+    assert torch.equal(own, wanted)

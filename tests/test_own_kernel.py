@@ -183,7 +183,7 @@ def test_the_interpreter_watches_a_users_kernel(tmp_path):
     sources = [tmp_path / "geglu.cu", tmp_path / "binding.cpp"]
     module = diglot.interpreter.load("geglu_beyond", sources, build_directory=tmp_path / "build")
     x = torch.ones(1000)
-    with pytest.raises(RuntimeError, match=r"geglu_kernel<float>.*out of bounds.*\n?.*\.cuh:\d+"):
+    with pytest.raises(RuntimeError, match=r"Geglu<float>.*out of bounds.*\n?.*\.cuh:\d+"):
         module.geglu(x, x)
 
 

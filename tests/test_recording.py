@@ -12,6 +12,8 @@ import pytest
 import torch
 from backends import needs_extension, sampled, why_no_code
 
+import diglot
+from diglot.backends.plans import Device, plan_runs
 from diglot.tools import machine_code
 from diglot.tools.cuda_library import cuda_kernel_names
 from diglot.tools.resources import LANGUAGES, Call, TensorLike, kernels_of_calls
@@ -22,76 +24,93 @@ SMALL, LARGE, LARGEST = 1000, 1 << 20, 1 << 22
 FLOATING = ["float32", "float16", "bfloat16", "float64"]
 OTHERS = ["int8", "uint8", "int16", "int32", "int64", "bool"]
 
+NAMES = [
+    "elementwise_flat<GeluForward<float, (Approximate)0>, FlatShape<4, 4>, float, float>",
+    "elementwise_strided<GeluForward<float, (Approximate)0>, FlatShape<4, 1>, "
+    "Strides<2, unsigned int>, float, float>",
+]
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="Triton is not installed")
 # Languages whose code can be read here.
 READABLE = ["cuda"] * (why_no_code() is None) + ["triton"] * HAS_TRITON
 
 
+H200 = (90, 132, 228 << 10, True)  # architecture, SMs, shared memory of each, clusters
+A100 = (80, 108, 164 << 10, False)
+
+
 @needs_extension
-def test_launches_are_recorded():
+def test_launches_are_planned():
     """Nothing is launched, on no device, and a kernel's name is that of its symbol."""
     from diglot import _C
 
     x, out = torch.empty(1 << 20, 3), torch.zeros(1 << 20, 3)
-    (flat,) = _C.record(lambda: _C.gelu_forward(x, "none", out))
-    (strided,) = _C.record(lambda: _C.gelu_forward(x[:, ::2], "none", out[:, ::2]))
-    assert _C.last_variant() == "strided, 32-bit offsets" and not out.any()
+    variant, (flat,), scratch = _C.plan("gelu_forward", H200, x, "none", out)
+    assert variant == "flat, 16 elements per thread" and scratch is None
+    variant, (strided,), _ = _C.plan("gelu_forward", H200, x[:, ::2], "none", out[:, ::2])
+    assert variant == "strided, 32-bit offsets" and not out.any()
     names = [machine_code.short_name(kernel) for kernel, *_ in (flat, strided)]
-    assert names == [
-        "gelu_forward_flat<float, (Approximate)0, FlatShape<4, 4> >",
-        "gelu_forward_strided<float, (Approximate)0, FlatShape<4, 1>, unsigned int>",
-    ]
+    assert names == NAMES
     assert set(names) <= set(cuda_kernel_names())
-    assert flat[1:] == ((3 * 2**20 // (128 * 16), 1, 1), (128, 1, 1), 0, 1)
+    assert flat[1:] == ((3 * 2**20 // (128 * 16), 1, 1), (128, 1, 1), 0, 1, ())
     meta = torch.empty(5, 1, device="meta")
-    grad, row = torch.empty(5, 2**20, device="meta"), torch.empty(300, 5, device="meta")
-    split = _C.record(lambda: _C.add_backward(grad, 1, row, meta))
-    assert [(len(grid), grid[1]) for _, grid, *_ in split] == [(3, 300), (3, 1)]
+    grad = torch.empty(5, 2**20, device="meta")
+    _, split, scratch = _C.plan("add_backward", H200, grad, 1, meta)
+    slices = split[0][1][1]
+    assert [grid for _, grid, *_ in split] == [(5, slices, 1), (1, 1, 1)] and slices > 1
+    assert scratch == (5 * slices * 4, 0, "call")
 
 
 @needs_extension
-def test_launches_are_recorded_for_a_device():
-    """What a launcher asks of its device is answered for the one that is named."""
+def test_launches_are_planned_for_a_device():
+    """What a planner asks of its device is answered for the one that is named."""
     from diglot import _C
 
     x = torch.empty(4, 65536, device="meta")
-
-    def launch():
-        _C.softmax_forward(x, 1, None, x)
-
-    # Multiprocessors, bytes of shared memory of each, and whether there are clusters.
-    ((on_h200, *_, h200_shared, h200_cluster),) = _C.record(launch, 132, 228 << 10, True)
-    ((on_a100, *_, a100_shared, a100_cluster),) = _C.record(launch, 108, 164 << 10, False)
+    _, ((on_h200, *_, h200_shared, h200_cluster, _),), _ = _C.plan("softmax_forward", H200, x, 1, x)
+    _, ((on_a100, *_, a100_shared, a100_cluster, _),), _ = _C.plan("softmax_forward", A100, x, 1, x)
     assert (h200_shared, h200_cluster) == (0, 4) and on_h200 != on_a100
     # A block has eight tiles of 32 KiB, and as many in shared memory as there is room for.
     assert (a100_shared, a100_cluster) == (5 * 256 * 8 * 16, 1)
-    assert _C.record(launch) == _C.record(launch, 132, 228 << 10, True)
 
 
 @needs_extension
-def test_recording_ends():
-    """After an error too; a recording inside another keeps its launches, and so does a thread."""
+def test_calls_that_cannot_be_planned():
     from diglot import _C
 
-    def launch():
-        _C.gelu_forward(torch.empty(3), "none", torch.empty(3))
-
-    def nest():
-        launch()
-        with ThreadPoolExecutor(1) as pool:
-            assert len(pool.submit(_C.record, launch).result()) == 1
-        assert len(_C.record(launch)) == 1
-        with pytest.raises(ZeroDivisionError):
-            _C.record(lambda: 1 / 0)
-        launch()
-
-    assert len(_C.record(nest)) == 2
-    assert _C.record(lambda: None) == []
+    x = torch.empty(3)
     with pytest.raises(ValueError, match="approximate must be"):
-        _C.record(lambda: _C.gelu_forward(torch.empty(3), "erf", torch.empty(3)))
+        _C.plan("gelu_forward", H200, x, "erf", x)
+    with pytest.raises(ValueError, match="no launcher"):
+        _C.plan("made_up", H200, x)
     with pytest.raises(TypeError):
-        _C.record(3)
+        _C.plan("gelu_forward", H200, x)
+    with pytest.raises(TypeError):
+        _C.plan("gelu_forward", 3, x, "none", x)
+
+
+def test_runs_are_planned_by_thread():
+    """A scope inside another keeps its runs, and so does a thread; after an error a scope ends."""
+    x = torch.ones(3)
+
+    def call():
+        diglot.gelu(x, backend="triton")
+
+    def plan_alone():
+        with plan_runs(Device(*H200)) as runs:
+            call()
+        return len(runs)
+
+    with plan_runs(Device(*H200)) as runs:
+        call()
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(plan_alone).result() == 1
+        assert plan_alone() == 1
+        with pytest.raises(ZeroDivisionError), plan_runs():
+            _ = 1 / 0
+        call()
+    assert len(runs) == 2 and runs[0].launcher == "gelu_forward"
+    assert torch.equal(diglot.gelu(x, backend="torch"), torch.nn.functional.gelu(x))
 
 
 def like(dtype, *shape, stride=None, misalignment=0):
@@ -190,13 +209,21 @@ def spilled(language, name, architecture):
     return 24 if is_known and re.search(r"softmax forward \d{3,} columns", name) else 0
 
 
+def op_of(kernel: str) -> str:
+    """The op of add, gelu, softmax and log_softmax whose kernel has this name."""
+    functor = re.match(r"elementwise_\w+<(Add|Scale|Gelu)", kernel)
+    if functor is not None:
+        return "gelu" if functor[1] == "Gelu" else "add"
+    return re.match(r"add|gelu|softmax|log_softmax", kernel)[0]
+
+
 def check(found, elements, language, architecture="sm_90"):
     """Asserts what holds for every kernel; `elements`: of the flat calls."""
     for name, answer in found.items():
         assert answer.reason is None, f"{name}: {answer.reason}"
         assert answer.kernels, name
         for kernel in answer.kernels:
-            assert kernel.name.startswith(name.split()[0])
+            assert op_of(kernel.name) == name.split()[0]
             assert kernel.architecture.startswith(architecture)
             assert kernel.registers > 0 and kernel.load_bytes and kernel.store_bytes
             most = spilled(language, name, architecture)
@@ -210,17 +237,28 @@ def check_names(found, elements):
     """Asserts which of CUDA's kernels the calls launch; returns whether every kind was there."""
     bf16, form = "__nv_bfloat16", "(Approximate)1"
     accesses = {SMALL: "1, 1", LARGE: "1, 8", LARGEST: "2, 8"}[elements]
-    flat, strided = f"FlatShape<{accesses}> >", "FlatShape<4, 1>, unsigned int>"
+
+    def flat(functor, inputs, shape=accesses):
+        types = ", ".join([bf16] * (1 + inputs))
+        return f"elementwise_flat<{functor}, FlatShape<{shape}>, {types}>"
+
+    def strided(functor, inputs, shape):
+        where = f"Strides<{1 + inputs}, unsigned int>"
+        return (
+            flat(functor, inputs, shape)
+            .replace("flat", "strided")
+            .replace(f"<{shape}>", f"<{shape}>, {where}")
+        )
+
+    add, gelu = f"Add<{bf16}>", f"GeluForward<{bf16}, "
     # The output is aligned, so that no head aligns all three; one element needs no alignment.
-    misaligned = f"flat<{bf16}, {flat}" if elements == SMALL else f"strided<{bf16}, {strided}"
+    misaligned = flat(add, 2) if elements == SMALL else strided(add, 2, "4, 1")
     expected = {
-        "add flat": [f"add_forward_flat<{bf16}, {flat}"],
-        "add misaligned": [f"add_forward_{misaligned}"],
-        "add number flat": [f"add_number_flat<{bf16}, {flat}"],
-        "add broadcast": [f"add_forward_strided<{bf16}, FlatShape<2, 8>, unsigned int>"],
-        "gelu none forward rows": [
-            f"gelu_forward_strided<{bf16}, (Approximate)0, FlatShape<2, 8>, unsigned int>"
-        ],
+        "add flat": [flat(add, 2)],
+        "add misaligned": [misaligned],
+        "add number flat": [flat(add, 1)],
+        "add broadcast": [strided(add, 2, "2, 8")],
+        "gelu none forward rows": [strided(f"{gelu}(Approximate)0>", 1, "2, 8")],
         "add backward row": [
             f"add_backward_sum<{bf16}, unsigned int, 1, 8>",
             "add_backward_sum<float, unsigned int, 4, 1>",
@@ -229,8 +267,8 @@ def check_names(found, elements):
             f"add_backward_sum<{bf16}, unsigned int, 8, 1>",
             "add_backward_sum<float, unsigned int, 4, 1>",
         ],
-        "gelu tanh backward flat": [f"gelu_backward_flat<{bf16}, {form}, {flat}"],
-        "gelu tanh forward strided": [f"gelu_forward_strided<{bf16}, {form}, {strided}"],
+        "gelu tanh backward flat": [flat(f"GeluBackward<{bf16}, {form}>", 2)],
+        "gelu tanh forward strided": [strided(f"{gelu}{form}>", 1, "4, 1")],
     }
     names = {call: [kernel.name for kernel in of.kernels] for call, of in found.items()}
     seen = names.keys() & expected.keys()

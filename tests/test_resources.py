@@ -15,7 +15,7 @@ from diglot.tools.cuda_library import cuda_kernel_names, cuda_kernels
 from diglot.tools.machine_code import Code, ResourcesUnavailable
 from diglot.tools.resources import KernelResources, TensorLike
 
-TINY = "FlatShape<1, 1> >"
+TINY = "FlatShape<1, 1>,"
 TYPES = {"__half": 2, "__nv_bfloat16": 2, "short": 2, "float": 4, "int": 4, "double": 8, "long": 8}
 
 
@@ -144,13 +144,26 @@ def test_unknown_kernel():
 def test_every_cuda_kernel_is_listed(architecture):
     names = cuda_kernel_names(architecture)
     kinds = {name.partition("<")[0] for name in names}
-    assert {"gelu_forward_flat", "gelu_backward_strided", "add_forward_flat"} <= kinds
+    assert {"elementwise_flat", "elementwise_strided", "add_backward_sum"} <= kinds
+    assert {"GeluForward", "GeluBackward", "Add", "Dropout"} <= {functor_of(n) for n in names}
     assert len(names) > 100
+
+
+def functor_of(name: str) -> str:
+    """What an elementwise kernel maps; of another kernel the name."""
+    return re.match(r"(?:elementwise_\w+<)?(\w+)", name)[1]
+
+
+def type_and_inputs(name: str) -> tuple[str, int]:
+    """An elementwise kernel's element type, and how many inputs it has."""
+    arguments = r"FlatShape<\d+, \d+>(?:, Strides<\d+, [\w ]+>)?, (.+)>$"
+    types = re.search(arguments, name)[1].split(", ")
+    return types[0], len(types) - 1
 
 
 def without_seed(kernel: KernelResources) -> KernelResources:
     """Dropout's kernels load a seed of 8 bytes beside their arrays."""
-    if not kernel.name.startswith("dropout_"):
+    if functor_of(kernel.name) != "Dropout":
         return kernel
     loads = dict(kernel.loads)
     loads[8] -= 1
@@ -163,13 +176,13 @@ def accesses_of_flat_kernel(kernel: KernelResources, element: int) -> list[str]:
 
     A kernel for tiny calls takes one element per thread, and so in every access.
     """
-    if kernel.name.endswith(TINY):
+    if TINY in kernel.name:
         kernel = without_seed(kernel)
         widths = {width for width, _ in (*kernel.loads, *kernel.stores)}
         return [] if widths == {element} else [f"accesses of {widths} bytes"]
     wrong = []
     kernel = without_seed(kernel)
-    inputs = 2 if re.match(r"add_forward|(gelu|gaussian_pdf)_backward", kernel.name) else 1
+    _, inputs = type_and_inputs(kernel.name)
     for what, found, arrays in (("load", kernel.loads, inputs), ("store", kernel.stores, 1)):
         if kernel_widest := dict(found).get(16, 0):
             others = {width: count for width, count in found if width not in (16, element)}
@@ -184,10 +197,11 @@ def accesses_of_flat_kernel(kernel: KernelResources, element: int) -> list[str]:
 
 def sample_of(names: tuple[str, ...]) -> list[str]:
     """Of each kernel's variants in bfloat16 the second of those whose accesses are wide."""
-    of_kernel: dict[str, list[str]] = {}
+    of_kernel: dict[tuple[str, str], list[str]] = {}
     for name in names:
         if "bfloat16" in name:
-            of_kernel.setdefault(name.partition("<")[0], []).append(name)
+            kind = name.partition("<")[0], functor_of(name)
+            of_kernel.setdefault(kind, []).append(name)
     wide_first = [sorted(of, key=lambda name: ", false," in name) for of in of_kernel.values()]
     return [variants[:2][-1] for variants in wide_first]
 
@@ -211,10 +225,10 @@ def kernels(request, architecture):
 @needs_extension
 def test_flat_cuda_kernels_access_16_bytes(kernels):
     flat = {n: k for n, k in kernels.items() if "_flat<" in n}
-    assert not all(name.endswith(TINY) for name in flat)
+    assert not all(TINY in name for name in flat)
     wrong = {}
     for name, kernel in flat.items():
-        kind = name.partition("<")[2].partition(",")[0]
+        kind, _ = type_and_inputs(name)
         faults = accesses_of_flat_kernel(kernel, TYPES.get(kind, 1))
         if kernel.spill_bytes or kernel.stack_bytes:
             faults.append(f"{kernel.spill_bytes} bytes of local memory")
@@ -232,12 +246,14 @@ def test_strided_cuda_kernels_access_16_bytes(kernels):
     for name, kernel in strided.items():
         kernel = without_seed(kernel)
         accesses, elements = map(int, re.search(r"FlatShape<(\d+), (\d+)>", name).groups())
-        size = TYPES.get(name.partition("<")[2].partition(",")[0], 1)
-        inputs = 2 if re.match(r"add_forward|(gelu|gaussian_pdf)_backward", name) else 1
+        kind, inputs = type_and_inputs(name)
+        size = TYPES.get(kind, 1)
         loads = {size: inputs * accesses, elements * size: inputs * accesses}
         stores = {elements * size: accesses}
         found = [dict(kernel.loads), dict(kernel.stores)]
-        if name.startswith("gaussian_pdf"):  # the compiler may double its loop and what is behind
+        if functor_of(name).startswith(
+            "GaussianPdf"
+        ):  # the compiler may double its loop and what is behind
             assert [set(of) for of in found] == [set(loads), set(stores)], name
             assert all(
                 of[k] % n == 0

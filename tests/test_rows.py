@@ -8,14 +8,25 @@ from typing import Any
 
 import pytest
 import torch
-from backends import BACKENDS, DEVICE, FLOATING, KERNELS, SLOW_BACKENDS, examples, sum_error
+from backends import (
+    BACKENDS,
+    DEVICE,
+    FLOATING,
+    KERNELS,
+    SLOW_BACKENDS,
+    examples,
+    launched,
+    sum_error,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from layouts import LAYOUTS, in_order
+from planning import plan_anew
 
 import diglot
+from diglot.backends.plans import Scratch
 from diglot.backends.registry import BACKENDS as REGISTRY
-from diglot.backends.registry import cuda_module
+from diglot.backends.scratch import provide
 from diglot.tools.accuracy import measure_error
 from diglot.tools.specs import find_spec
 
@@ -109,10 +120,13 @@ def test_every_variant(backend, op, case):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
 @pytest.mark.parametrize("name", LAUNCHERS)
-def test_triton_without_words(name, dtype):
+def test_triton_without_words(name, dtype, monkeypatch):
     """Where programs cannot wait for each other, what they would share is read twice."""
     if "triton" not in KERNELS:
         pytest.skip("there is no Triton")
+    from diglot.triton_ops import launch, plan
+
+    plan_anew(monkeypatch, launch, "_facts_of", lambda index: plan.TRACED)
     most = 8192 if dtype == torch.float64 else 32768  # that a program holds of a row
     n = 2100 if dtype == torch.float32 else 1100
     for shape, dim, variant in (
@@ -124,8 +138,8 @@ def test_triton_without_words(name, dtype):
         x, grad = tensors(shape, dtype)
         inputs = inputs_of(name, x, grad, dim)
         out, expected = torch.empty_like(x), torch.empty_like(x)
-        assert launched("triton", name, inputs, out).startswith(variant)
-        launched("torch", name, inputs, expected)
+        assert launched("triton", name, *inputs, out).startswith(variant)
+        launched("torch", name, *inputs, expected)
         rounding, error = 2 * torch.finfo(dtype).eps, sum_error(dtype)
         torch.testing.assert_close(out, expected, rtol=max(rounding, error), atol=error)
 
@@ -191,13 +205,19 @@ def test_special_values_in_tall_columns(backend, op):
 
 @pytest.mark.parametrize("name", LAUNCHERS)
 @pytest.mark.parametrize("backend", KERNELS)
-def test_too_few_words(backend, name):
-    """Which only launchers can be given."""
+def test_scratch_is_asked_for_and_checked(backend, name):
+    """A launcher without it launches nothing; too little of it, or not aligned, is an error."""
     x, grad = tensors((16_400, 8), torch.float32)
-    words = torch.empty(8, dtype=torch.int32, device=DEVICE)
-    inputs = (*inputs_of(name, x, grad, 0)[:-1], words)
-    with pytest.raises(ValueError, match="states of columns take"):
-        launched(backend, name, inputs, torch.empty_like(x))
+    launcher = getattr(REGISTRY[backend].module(name[: name.rindex("_")]), name)
+    out = torch.full_like(x, 77)
+    arguments = (*inputs_of(name, x, grad, 0), out)
+    need = Scratch(*launcher(*arguments, None))
+    assert need.bytes > 0 and need.lifetime == "call" and (out == 77).all()
+    memory = provide(Scratch(need.bytes + 256, 0, "call"), x.device)
+    for wrong in (memory[: need.bytes - 1], memory[1 : 1 + need.bytes]):
+        with pytest.raises(ValueError, match="scratch"):
+            launcher(*arguments, wrong)
+    assert (out == 77).all()
 
 
 @pytest.mark.parametrize("dtype", FLOATING, ids=str)
@@ -221,19 +241,12 @@ def test_against_the_oracle(backend, op, dtype):
 
 
 def inputs_of(name: str, x: torch.Tensor, grad: torch.Tensor, dim: int) -> tuple[Any, ...]:
-    """A launcher's arguments but for the output; no words."""
+    """A launcher's arguments but for the output and scratch."""
     op = name[: name.rindex("_")]
     if name.endswith("forward"):
-        return (x, dim, None)
+        return (x, dim)
     y = torch.empty_like(x).copy_(THEIRS[op](x.double(), dim))
-    return (grad, y, dim, None)
-
-
-def launched(backend: str, name: str, inputs: tuple[Any, ...], out: torch.Tensor) -> str:
-    """Runs a launcher; the variant that ran."""
-    op = name[: name.rindex("_")]
-    variant = getattr(REGISTRY[backend].module(op), name)(*inputs, out)
-    return cuda_module()[0].last_variant() if backend == "cuda" else variant
+    return (grad, y, dim)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
@@ -247,11 +260,11 @@ def test_every_element_is_written_and_no_other(backend, name, dtype):
             memory = torch.full((rows * pitch + 64,), 77.0, device=DEVICE).to(dtype)
             out = memory[offset : offset + rows * pitch].view(rows, pitch)[:, :n]
             inputs = inputs_of(name, x, grad, 1)
-            variant = launched(backend, name, inputs, out)
+            variant = launched(backend, name, *inputs, out)
             is_wide = not (n | pitch | offset) * dtype.itemsize % 16
             assert ("16-byte" in variant) == is_wide, variant
             expected = torch.empty_like(x)
-            launched("torch", name, inputs, expected)
+            launched("torch", name, *inputs, expected)
             rounding = 2 * torch.finfo(dtype).eps
             error = max(rounding, sum_error(dtype))
             torch.testing.assert_close(out, expected, rtol=error, atol=rounding)
@@ -266,11 +279,11 @@ def test_inputs_that_are_not_aligned(backend, name):
     x, grad = tensors((5, 64), torch.float32)
     shifted = torch.randn(5 * 64 + 1, device=DEVICE)[1:].view(5, 64)
     out = torch.empty_like(x)
-    assert "16-byte" in launched(backend, name, inputs_of(name, x, grad, 1), out)
-    variant = launched(backend, name, inputs_of(name, shifted, shifted, 1), out)
+    assert "16-byte" in launched(backend, name, *inputs_of(name, x, grad, 1), out)
+    variant = launched(backend, name, *inputs_of(name, shifted, shifted, 1), out)
     assert "16-byte" not in variant
     expected = torch.empty_like(x)
-    launched("torch", name, inputs_of(name, shifted, shifted, 1), expected)
+    launched("torch", name, *inputs_of(name, shifted, shifted, 1), expected)
     torch.testing.assert_close(out, expected)
 
 

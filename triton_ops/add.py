@@ -1,45 +1,30 @@
 """input + alpha * other, and its gradients: kernels and launchers. Twin of csrc/ops/add.cu."""
 
-import math
-
-import torch
 import triton
 import triton.language as tl
 
-from diglot.triton_ops.elementwise_launch import ACCESS_BYTES, elementwise_launch
-from diglot.triton_ops.launch import launch, number_halves
-from diglot.triton_ops.layout import (
-    compute_layout,
-    split_layout,
-    strided_arguments,
-)
-from diglot.triton_ops.lib.elementwise import (
-    flat_start,
-    shifted,
-    strided_index,
-    strided_load,
-    strided_offset,
-    strided_store,
-)
+from diglot.backends.plans import Plan
+from diglot.triton_ops.elementwise_launch import plan_elementwise
+from diglot.triton_ops.launch import launcher
+from diglot.triton_ops.lib.elementwise import strided_offset
+from diglot.triton_ops.lib.elementwise_kernels import elementwise_kernels
 from diglot.triton_ops.lib.math import fma
 from diglot.triton_ops.lib.types import compute_type, convert, number
-
-HEAD = tl.constexpr(16)  # more elements than any array is away from a 16-byte boundary
+from diglot.triton_ops.numbers import numbers_of
+from diglot.triton_ops.plan import Operand, Unseen
+from diglot.triton_ops.sum_launch import plan_sum
 
 
 @triton.jit
-def add(input, other, alpha_high, alpha_low, OUT: tl.constexpr):
+def add(input, other, alpha, OUT: tl.constexpr):
     """input + alpha * other with one rounding, computed in the type that OUT is computed in.
 
-    Without a second array, `other` is one. On bool, `or` and `and`.
+    On bool, `or` and `and`.
     """
     COMPUTE: tl.constexpr = compute_type(OUT)
-    factor = tl.full(input.shape, number(alpha_high, alpha_low, COMPUTE), COMPUTE)
+    factor = tl.full(input.shape, number(alpha[0], alpha[1], COMPUTE), COMPUTE)
     a = convert(input, OUT).to(COMPUTE)
-    if other is None:
-        b = tl.full(input.shape, 1, COMPUTE)
-    else:
-        b = convert(other, OUT).to(COMPUTE)
+    b = convert(other, OUT).to(COMPUTE)
     if OUT == tl.int1:
         result = a | (b & (factor != 0))
     elif COMPUTE.is_floating():
@@ -50,133 +35,27 @@ def add(input, other, alpha_high, alpha_low, OUT: tl.constexpr):
 
 
 @triton.jit
-def load_given(pointer, offsets):
-    """The elements, or None for an array that is not given."""
-    values = None
-    if pointer is not None:
-        values = tl.load(pointer + offsets)
-    return values
+def add_number(input, alpha, OUT: tl.constexpr):
+    """Without a second tensor, `other` is one."""
+    return add(input, tl.full(input.shape, 1, compute_type(OUT)), alpha, OUT)
 
 
 @triton.jit
-def load_masked(pointer, offsets, mask):
-    """The elements under the mask, or None for an array that is not given."""
-    values = None
-    if pointer is not None:
-        values = tl.load(pointer + offsets, mask=mask)
-    return values
-
-
-@triton.jit
-def add_forward_flat(
-    input, other, output, n, head, alpha_high, alpha_low, ALIGNED: tl.constexpr, BLOCK: tl.constexpr
-):
-    OUT: tl.constexpr = output.dtype.element_ty
-    start = flat_start(head, BLOCK)
-    index = tl.arange(0, BLOCK)
-    a_pointer = shifted(input, start, ALIGNED)
-    b_pointer = shifted(other, start, ALIGNED)
-    out_pointer = shifted(output, start, ALIGNED)
-    if start + BLOCK <= n:
-        a = tl.load(a_pointer + index)
-        tl.store(
-            out_pointer + index, add(a, load_given(b_pointer, index), alpha_high, alpha_low, OUT)
-        )
-    else:
-        mask = index < n - start
-        a = tl.load(a_pointer + index, mask=mask)
-        masked_sum = add(a, load_masked(b_pointer, index, mask), alpha_high, alpha_low, OUT)
-        tl.store(out_pointer + index, masked_sum, mask=mask)
-    if (tl.program_id(0) == 0) & (head > 0):
-        at = tl.arange(0, HEAD)
-        head_a = tl.load(input + at, mask=at < head)
-        head_sum = add(head_a, load_masked(other, at, at < head), alpha_high, alpha_low, OUT)
-        tl.store(output + at, head_sum, mask=at < head)
-
-
-@triton.jit
-def add_forward_strided(
-    input, other, output, n,
-    size0, size1, size2, size3, size4, size5, size6, size7,
-    out_start, out0, out1, out2, out3, out4, out5, out6, out7,
-    in_start, in0, in1, in2, in3, in4, in5, in6, in7,
-    other_start, other0, other1, other2, other3, other4, other5, other6, other7,
-    alpha_high, alpha_low,
-    RANK: tl.constexpr, WIDE: tl.constexpr, VECTOR: tl.constexpr, BROADCAST: tl.constexpr,
-    ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    OUT: tl.constexpr = output.dtype.element_ty
-    sizes = (size0, size1, size2, size3, size4, size5, size6, size7)
-    index, mask = strided_index(n, BLOCK // VECTOR, WIDE)
-    out_strides = (out0, out1, out2, out3, out4, out5, out6, out7)
-    out_at = strided_offset(index, sizes, out_start, out_strides, RANK, WIDE)
-    in_strides = (in0, in1, in2, in3, in4, in5, in6, in7)
-    in_at = strided_offset(index, sizes, in_start, in_strides, RANK, WIDE)
-    other_strides = (other0, other1, other2, other3, other4, other5, other6, other7)
-    other_at = strided_offset(index, sizes, other_start, other_strides, RANK, WIDE)
-    a = strided_load(input, in_at, mask, VECTOR, BROADCAST & 1, ALIGNED)
-    b = strided_load(other, other_at, mask, VECTOR, BROADCAST & 2, ALIGNED)
-    total = add(a, b, alpha_high, alpha_low, OUT)
-    strided_store(output, out_at, total, mask, VECTOR, ALIGNED)
-
-
-@triton.jit
-def add_backward_flat(
-    grad_output,
-    grad_input,
-    n,
-    head,
-    alpha_high,
-    alpha_low,
-    ALIGNED: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    OUT: tl.constexpr = grad_input.dtype.element_ty
-    start = flat_start(head, BLOCK)
-    index = tl.arange(0, BLOCK)
-    in_pointer = shifted(grad_output, start, ALIGNED)
-    out_pointer = shifted(grad_input, start, ALIGNED)
-    if start + BLOCK <= n:
-        tl.store(
-            out_pointer + index, scale(tl.load(in_pointer + index), alpha_high, alpha_low, OUT)
-        )
-    else:
-        mask = index < n - start
-        gradient = tl.load(in_pointer + index, mask=mask)
-        tl.store(out_pointer + index, scale(gradient, alpha_high, alpha_low, OUT), mask=mask)
-    if (tl.program_id(0) == 0) & (head > 0):
-        at = tl.arange(0, HEAD)
-        head_gradient = tl.load(grad_output + at, mask=at < head)
-        tl.store(grad_input + at, scale(head_gradient, alpha_high, alpha_low, OUT), mask=at < head)
-
-
-@triton.jit
-def scale(gradient, alpha_high, alpha_low, OUT: tl.constexpr):
+def scale(gradient, alpha, OUT: tl.constexpr):
     """alpha * gradient, computed in the type that the gradient is computed in."""
     COMPUTE: tl.constexpr = compute_type(gradient.dtype)
-    return convert(number(alpha_high, alpha_low, COMPUTE) * gradient.to(COMPUTE), OUT)
+    return convert(number(alpha[0], alpha[1], COMPUTE) * gradient.to(COMPUTE), OUT)
 
 
-@triton.jit
-def add_backward_strided(
-    grad_output, grad_input, n,
-    size0, size1, size2, size3, size4, size5, size6, size7,
-    out_start, out0, out1, out2, out3, out4, out5, out6, out7,
-    in_start, in0, in1, in2, in3, in4, in5, in6, in7,
-    alpha_high, alpha_low,
-    RANK: tl.constexpr, WIDE: tl.constexpr, VECTOR: tl.constexpr, BROADCAST: tl.constexpr,
-    ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    OUT: tl.constexpr = grad_input.dtype.element_ty
-    sizes = (size0, size1, size2, size3, size4, size5, size6, size7)
-    index, mask = strided_index(n, BLOCK // VECTOR, WIDE)
-    out_strides = (out0, out1, out2, out3, out4, out5, out6, out7)
-    out_at = strided_offset(index, sizes, out_start, out_strides, RANK, WIDE)
-    in_strides = (in0, in1, in2, in3, in4, in5, in6, in7)
-    in_at = strided_offset(index, sizes, in_start, in_strides, RANK, WIDE)
-    gradient = strided_load(grad_output, in_at, mask, VECTOR, BROADCAST & 1, ALIGNED)
-    result = scale(gradient, alpha_high, alpha_low, OUT)
-    strided_store(grad_input, out_at, result, mask, VECTOR, ALIGNED)
+add_forward_flat, add_forward_strided = elementwise_kernels(
+    "add_forward", add, ("input", "other"), numbers=2
+)
+add_number_flat, add_number_strided = elementwise_kernels(
+    "add_number", add_number, ("input",), numbers=2
+)
+add_backward_flat, add_backward_strided = elementwise_kernels(
+    "add_backward", scale, ("grad_output",), numbers=2
+)
 
 
 @triton.jit
@@ -254,105 +133,22 @@ def load_tile(
     return tl.load(address, mask=mask, other=0)
 
 
-def add_forward(input, other, alpha, out):
+@launcher
+def add_forward(input: Operand, other: Operand | None, alpha: Unseen, out: Operand) -> Plan:
     """out = input + alpha * other; without a second tensor, `other` is one."""
-    return elementwise_launch(
-        add_forward_flat,
-        add_forward_strided,
-        (input, other, out),
-        number_halves(alpha, out.dtype),
-        (),
+    numbers = numbers_of(out.dtype)
+    if other is None:
+        return plan_elementwise(add_number_flat, add_number_strided, (input, out), numbers=numbers)
+    return plan_elementwise(
+        add_forward_flat, add_forward_strided, (input, other, out), numbers=numbers
     )
 
 
-def add_backward(grad_output, alpha, workspace, out):
+@launcher
+def add_backward(grad_output: Operand, alpha: Unseen, out: Operand) -> Plan:
     """out = alpha * grad_output, summed over the dimensions that `out` lacks or has of size one."""
-    if out.numel() == 0:
-        return "nothing to do"
-    halves = number_halves(alpha, grad_output.dtype)
-    if grad_output.numel() == out.numel():
-        return elementwise_launch(
-            add_backward_flat, add_backward_strided, (grad_output, out), halves, ()
-        )
-    kept, reduced = split_layout(grad_output, out)
-    if workspace is None:
-        launch_sum(grad_output, out, kept, reduced, 1, 0, halves)
-        return "sum"
-    # The partial sums lie in the order of the kept elements: one row of them per split.
-    splits = workspace.shape[0]
-    steps = [math.prod(kept.sizes[:d]) for d in range(len(kept.sizes))]
-    to_workspace = kept.with_strides([(s[0], t) for s, t in zip(kept.strides, steps, strict=True)])
-    from_workspace = kept.with_strides(
-        [(t, s[1]) for s, t in zip(kept.strides, steps, strict=True)]
-    )
-    rows = compute_layout(((splits,),), ((kept.numel,),))
-    one = number_halves(1, grad_output.dtype)
-    launch_sum(grad_output, workspace, to_workspace, reduced, splits, kept.numel, one)
-    launch_sum(workspace, out, from_workspace, rows, 1, 0, halves)
-    return "sum, split"
-
-
-SUM_BYTES = 8192  # of a tile: four 16-byte loads per thread, or at most 16 of one element
-SUM_WARPS = 4
-MOST_PROGRAMS = 2**31 - 1
-
-
-def power_of_two(n, most):
-    """The least power of two that is at least n, and at most `most`."""
-    result = 1
-    while result < n and result < most:
-        result *= 2
-    return result
-
-
-def launch_sum(source, target, kept, reduced, splits, split_stride, halves):
-    """One pass of add_backward_sum."""
-    size = source.element_size()
-    vector = ACCESS_BYTES // size
-    reduced_is_fastest = bool(reduced.strides) and (
-        not kept.strides or reduced.strides[0][0] < kept.strides[0][0]
-    )
-    kept_vector = reduced_vector = 1
-    # Addresses of traced tensors are unknown.
-    if type(source) is torch.Tensor and source.data_ptr() % ACCESS_BYTES == 0:
-        if reduced_is_fastest:
-            if reduced.has_vectors(0, vector) and kept.has_multiples(0, vector, 0):
-                reduced_vector = vector
-        elif kept.has_vectors(0, vector) and reduced.has_multiples(0, vector, 0):
-            kept_vector = vector
-    elements = SUM_BYTES // (size if kept_vector * reduced_vector > 1 else max(size, 4))
-    # The tile extends along the fastest dimension until a warp reads neighbouring elements, or all.
-    if reduced_is_fastest:
-        reduced_block = max(power_of_two(reduced.numel // splits, elements), reduced_vector)
-        kept_block = power_of_two(kept.numel, elements // reduced_block)
-    else:
-        kept_block = power_of_two(kept.numel, 32 * vector)
-        reduced_block = elements // kept_block
-    while -(-kept.numel // kept_block) * splits > MOST_PROGRAMS:
-        kept_block *= 2
-    wide = not (kept.is_narrow and reduced.is_narrow)
-    for slice, start in kept.slices():
-        launch(
-            add_backward_sum,
-            -(-slice.numel // kept_block) * splits,
-            (source, target),
-            (
-                slice.numel,
-                reduced.numel,
-                splits,
-                split_stride,
-                *strided_arguments(slice, start, arrays=2),
-                *strided_arguments(reduced, (0,), arrays=1),
-                *halves,
-            ),
-            (
-                len(slice.sizes),
-                len(reduced.sizes),
-                wide,
-                kept_block,
-                reduced_block,
-                kept_vector,
-                reduced_vector,
-            ),
-            SUM_WARPS,
-        )
+    numbers = numbers_of(grad_output.dtype)
+    if grad_output.numel() != out.numel():
+        return plan_sum(add_backward_sum, grad_output, out, numbers)
+    operands = (grad_output, out)
+    return plan_elementwise(add_backward_flat, add_backward_strided, operands, numbers=numbers)

@@ -3,11 +3,20 @@ launcher. Twin of csrc/ops/clip_grad_norm.cu.
 """
 
 import math
+from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 
-from diglot.triton_ops.launch import ALL_PHASES, launch_cooperatively, number_halves
+from diglot.backends.plans import Plan
+from diglot.triton_ops.global_launch import (
+    BARRIER,
+    barrier_scratch,
+    behind_barrier,
+    compute_dtype,
+)
+from diglot.triton_ops.launch import launcher
 from diglot.triton_ops.lib import grid_barrier
 from diglot.triton_ops.lib.chunks import (
     BFLOAT16,
@@ -18,6 +27,8 @@ from diglot.triton_ops.lib.chunks import (
 )
 from diglot.triton_ops.lib.math import divide, fma, maximum, minimum, square_root
 from diglot.triton_ops.lib.types import compute_type, convert, number
+from diglot.triton_ops.numbers import number_halves
+from diglot.triton_ops.plan import ALL_PHASES, Launch, Operand, Unseen
 
 CLIP_WARPS = 8
 CLIP_PROGRAMS = 4  # on a multiprocessor
@@ -192,23 +203,36 @@ def clip_grad_norm_phases(
             scale_chunks(table, chunks, coefficient)
 
 
+def numbers(grads: Any, max_norm: float) -> tuple[int, ...]:
+    """What the kernel takes; it finds the gradients by the table."""
+    return number_halves(max_norm, torch.float64)
+
+
+@launcher
 def clip_grad_norm(
-    grads, table, partials, word, max_norm, norm_type, error_if_nonfinite, blocks, total
-):
+    grads: Unseen,
+    table: Operand,
+    max_norm: Unseen,
+    norm_type: float,
+    error_if_nonfinite: bool,
+    blocks: int,
+    total: Operand,
+) -> Plan:
     """Scales `grads` in place, which the kernel finds by `table`; their norm goes to `total`.
 
-    `partials` is of the type that is computed in, and has an element per chunk; `blocks` is how
-    many programs, or 0.
+    `blocks` is how many programs, or 0.
     """
     chunks = table.shape[0]
-    launch_cooperatively(
+    partials = behind_barrier(compute_dtype(total.dtype), chunks)
+    launch = Launch(
         clip_grad_norm_phases,
-        blocks or max(chunks, 1),
-        CLIP_PROGRAMS,
-        (table, partials, word, total),
-        (chunks, *number_halves(max_norm, partials.dtype)),
+        (total.device.programs(blocks or max(chunks, 1), CLIP_PROGRAMS),),
+        (table, partials, BARRIER, total),
+        (chunks,),
         (NORMS[norm_type], error_if_nonfinite),
         CLIP_WARPS,
+        numbers,
         phases=2,
+        per_multiprocessor=CLIP_PROGRAMS,
     )
-    return "one launch"
+    return Plan("one launch", (launch,), barrier_scratch(partials))

@@ -4,91 +4,37 @@ import torch
 import triton
 import triton.language as tl
 
-from diglot.triton_ops.elementwise_launch import elementwise_launch
-from diglot.triton_ops.launch import launch, number_halves
-from diglot.triton_ops.lib.elementwise import (
-    flat_start,
-    shifted,
-    strided_index,
-    strided_load,
-    strided_offset,
-    strided_store,
-)
+from diglot.backends.plans import Plan
+from diglot.triton_ops.elementwise_launch import plan_elementwise
+from diglot.triton_ops.launch import launcher
+from diglot.triton_ops.lib.elementwise_kernels import elementwise_kernels
 from diglot.triton_ops.lib.philox import philox_4x32, random_bits
 from diglot.triton_ops.lib.types import compute_type, convert, number
+from diglot.triton_ops.numbers import number_halves
+from diglot.triton_ops.plan import NOTHING, Launch, Operand, Unseen
 
 PHILOX_BLOCK, PHILOX_WARPS = 128, 4
 
 
 @triton.jit
-def dropout(input, bits, threshold, scale_high, scale_low, OUT: tl.constexpr):
-    """The elements whose random bits reach `threshold`, times the scale; the others times zero.
+def dropout(index, input, seed, numbers, OUT: tl.constexpr):
+    """The elements whose random bits reach the threshold, times the scale; the others times zero.
 
-    Which leaves NaN of NaN and infinities.
+    Which leaves NaN of NaN and infinities. `numbers`: the offset in two halves, the threshold and
+    the scale in two halves.
     """
     COMPUTE: tl.constexpr = compute_type(OUT)
-    scale = number(scale_high, scale_low, COMPUTE)
-    is_kept = bits >= tl.full((), threshold, tl.int64).to(tl.uint32)
+    RUN: tl.constexpr = input.numel // index.numel
+    offset = number(numbers[0], numbers[1], tl.int64)
+    bits = tl.reshape(random_bits(tl.load(seed), offset, index, RUN), input.shape)
+    scale = number(numbers[3], numbers[4], COMPUTE)
+    is_kept = bits >= tl.full((), numbers[2], tl.int64).to(tl.uint32)
     return convert(input.to(COMPUTE) * tl.where(is_kept, scale, 0.0), OUT)
 
 
-@triton.jit
-def flat_bits(seed, offset, start, OUT: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr):
-    """The bits of BLOCK elements, made by the threads that make the 16-byte accesses to them."""
-    RUN: tl.constexpr = 128 // OUT.primitive_bitwidth if ALIGNED else 4
-    index = start + RUN * tl.arange(0, BLOCK // RUN)
-    return tl.reshape(random_bits(tl.load(seed), offset, index[:, None], RUN), (BLOCK,))
-
-
-@triton.jit
-def dropout_flat(
-    seed, input, output, n, head,
-    offset_high, offset_low, threshold, scale_high, scale_low,
-    ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    OUT: tl.constexpr = output.dtype.element_ty
-    start = flat_start(head, BLOCK)
-    index = tl.arange(0, BLOCK)
-    in_pointer = shifted(input, start, ALIGNED)
-    out_pointer = shifted(output, start, ALIGNED)
-    offset = number(offset_high, offset_low, tl.int64)
-    if start + BLOCK <= n:
-        x = tl.load(in_pointer + index)
-        bits = flat_bits(seed, offset, start, OUT, ALIGNED, BLOCK)
-        tl.store(out_pointer + index, dropout(x, bits, threshold, scale_high, scale_low, OUT))
-    else:
-        mask = index < n - start
-        x = tl.load(in_pointer + index, mask=mask)
-        bits = flat_bits(seed, offset, start, OUT, ALIGNED, BLOCK)
-        result = dropout(x, bits, threshold, scale_high, scale_low, OUT)
-        tl.store(out_pointer + index, result, mask=mask)
-
-
-@triton.jit
-def dropout_strided(
-    seed, input, output, n,
-    size0, size1, size2, size3, size4, size5, size6, size7,
-    out_start, out0, out1, out2, out3, out4, out5, out6, out7,
-    in_start, in0, in1, in2, in3, in4, in5, in6, in7,
-    at_start, at0, at1, at2, at3, at4, at5, at6, at7,
-    offset_high, offset_low, threshold, scale_high, scale_low,
-    RANK: tl.constexpr, WIDE: tl.constexpr, VECTOR: tl.constexpr, BROADCAST: tl.constexpr,
-    ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    OUT: tl.constexpr = output.dtype.element_ty
-    sizes = (size0, size1, size2, size3, size4, size5, size6, size7)
-    index, mask = strided_index(n, BLOCK // VECTOR, WIDE)
-    out_strides = (out0, out1, out2, out3, out4, out5, out6, out7)
-    out_at = strided_offset(index, sizes, out_start, out_strides, RANK, WIDE)
-    in_strides = (in0, in1, in2, in3, in4, in5, in6, in7)
-    in_at = strided_offset(index, sizes, in_start, in_strides, RANK, WIDE)
-    at_strides = (at0, at1, at2, at3, at4, at5, at6, at7)
-    at = strided_offset(index, sizes, at_start, at_strides, RANK, WIDE)
-    x = strided_load(input, in_at, mask, VECTOR, BROADCAST & 1, ALIGNED)
-    offset = number(offset_high, offset_low, tl.int64)
-    bits = random_bits(tl.load(seed), offset, at[:, None], VECTOR)
-    result = dropout(x, bits, threshold, scale_high, scale_low, OUT)
-    strided_store(output, out_at, result, mask, VECTOR, ALIGNED)
+dropout_flat, dropout_strided = elementwise_kernels(
+    "dropout", dropout, ("input",), common=("seed",), numbers=5, indexed=True
+)
 
 
 @triton.jit
@@ -110,26 +56,46 @@ def philox_rows(rows, output, n, BLOCK: tl.constexpr):
     tl.store(out_pointer + 3, word3.to(tl.int32, bitcast=True), mask=mask)
 
 
-def dropout_forward(input, seed, offset, threshold, scale, out):
-    """Both directions are one function: the mask is that of the seed and the offset."""
+def numbers(offset: int, threshold: int, scale: float) -> tuple[int, ...]:
+    """What kernels take for these."""
     _, low = number_halves(threshold, torch.int64)
-    numbers = (*number_halves(offset, torch.int64), low, *number_halves(scale, torch.float64))
-    return elementwise_launch(
+    return (*number_halves(offset, torch.int64), low, *number_halves(scale, torch.float64))
+
+
+@launcher
+def dropout_forward(
+    input: Operand, seed: Operand, offset: Unseen, threshold: Unseen, scale: Unseen, out: Operand
+) -> Plan:
+    """out = input, dropped out: the mask is that of the seed and the offset."""
+    return plan_elementwise(
         dropout_flat,
         dropout_strided,
         (input, out),
-        numbers,
-        (),
+        numbers=numbers,
         common=(seed,),
         indexed=True,
     )
 
 
-dropout_backward = dropout_forward
+@launcher
+def dropout_backward(
+    grad_output: Operand,
+    seed: Operand,
+    offset: Unseen,
+    threshold: Unseen,
+    scale: Unseen,
+    out: Operand,
+) -> Plan:
+    """out = grad_output, dropped out by the same mask."""
+    return dropout_forward.planner(grad_output, seed, offset, threshold, scale, out)
 
 
-def philox_words(rows, out):
+@launcher
+def philox_words(rows: Operand, out: Operand) -> Plan:
     """Philox of given counters and keys. `rows` is int32 [n, 6], `out` int32 [n, 4], contiguous."""
-    n = len(out)
-    launch(philox_rows, -(-n // PHILOX_BLOCK), (rows, out), (n,), (PHILOX_BLOCK,), PHILOX_WARPS)
-    return "a row per element"
+    n = out.shape[0]
+    if n == 0:
+        return NOTHING
+    grid = (-(-n // PHILOX_BLOCK),)
+    launch = Launch(philox_rows, grid, (rows, out), (n,), (PHILOX_BLOCK,), PHILOX_WARPS)
+    return Plan("a row per element", (launch,), None)

@@ -5,42 +5,37 @@ Twin of csrc/include/diglot/elementwise_launch.h.
 
 from __future__ import annotations
 
-import functools
-import itertools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
-import torch
+from diglot.backends.plans import Plan
 
 # Relative, because mypy finds this folder under its name in the tree.
-from .launch import launch
 from .layout import Layout, layout_of, strided_arguments
+from .plan import ACCESS_BYTES, NOTHING, Launch, Operand
 
-if TYPE_CHECKING:
-    from .launch import Tensors
-
-ACCESS_BYTES = 16
 STRIDED_BLOCK, STRIDED_WARPS = 1024, 4
 # Up to this many elements a launch is bound by latency, and a thread takes two; beyond, a thread of
 # a flat kernel makes two 16-byte accesses to each array. Measured on an H200: with more, registers
 # cost more than loads in flight gain.
-TINY_ELEMENTS = 1 << 17
+TINY_ELEMENTS, TINY_BLOCK = 1 << 17, 256
 FLAT_WARPS = 4
 
 
-def common_head(tensors: tuple[torch.Tensor, ...]) -> int:
-    """Elements to step over until all tensors are multiples of 16 bytes; -1 if they never are."""
-    size = tensors[0].element_size()
-    heads = {(-tensor.data_ptr() % ACCESS_BYTES) / size for tensor in tensors}
-    head = heads.pop()
-    return int(head) if not heads and head == int(head) else -1
+def common_head(operands: list[Operand]) -> int:
+    """Elements to step over until all arrays are multiples of 16 bytes; -1 if they never are, or
+    nobody knows.
+    """
+    addresses = {operand.address for operand in operands}
+    address = addresses.pop()
+    if addresses or address is None:
+        return -1
+    head, rest = divmod(-address % ACCESS_BYTES, operands[0].element_size())
+    return -1 if rest else head
 
 
-def access_elements(layout: Layout, out: torch.Tensor) -> int:
+def access_elements(layout: Layout, out: Operand) -> int:
     """Elements of an access that no array's rows cut: those of 16 bytes, or one."""
-    if type(out) is not torch.Tensor:
-        numbers = (*layout.sizes, *itertools.chain(*layout.strides))
-        if any(isinstance(number, torch.SymInt) for number in numbers):
-            return 1  # what divides a symbol would be one more thing to compile anew for
     elements = ACCESS_BYTES // out.element_size()
     if not layout.has_vectors(0, elements):
         return 1
@@ -48,16 +43,6 @@ def access_elements(layout: Layout, out: torch.Tensor) -> int:
         if stride != 0 and not layout.has_vectors(array, elements):
             return 1
     return elements
-
-
-@functools.cache
-def _strided_variant(is_wide: bool, is_aligned: bool) -> str:
-    return f"strided, {'16-byte accesses, ' * is_aligned}{64 if is_wide else 32}-bit offsets"
-
-
-@functools.cache
-def _flat_variant(elements: int, is_aligned: bool) -> str:
-    return f"flat, blocks of {elements}{', 16-byte accesses' if is_aligned else ''}"
 
 
 def block_elements(element_size: int, most: int) -> int:
@@ -72,18 +57,18 @@ def block_elements(element_size: int, most: int) -> int:
     return FLAT_WARPS * 32 * min(accesses * ACCESS_BYTES // element_size, most)
 
 
-def elementwise_launch(
+def plan_elementwise(
     flat: Any,
     strided: Any,
-    tensors: Tensors,
-    numbers: tuple[int, ...],
-    constants: tuple[Any, ...],
+    operands: tuple[Operand | None, ...],
+    constants: tuple[Any, ...] = (),
     *,
-    common: tuple[torch.Tensor, ...] = (),
+    numbers: Callable[..., tuple[int, ...]] | None = None,
+    common: tuple[Operand, ...] = (),
     indexed: bool = False,
     most: int = 2 * ACCESS_BYTES,
-) -> str:
-    """Launches `flat` or `strided`, and says which.
+) -> Plan:
+    """Plans a launch of `flat`, or launches of `strided`.
 
     Args:
         flat: kernel of (pointers, n, head, numbers, constants, ALIGNED, BLOCK).
@@ -91,70 +76,63 @@ def elementwise_launch(
             each input, numbers, constants, RANK, WIDE, VECTOR, BROADCAST, ALIGNED, BLOCK). n,
             sizes and strides count accesses of VECTOR elements; bit i of BROADCAST says that
             input i has one element per access.
-        tensors: the inputs (None: one that is not given), then the output.
-        common: tensors of which every program takes the whole; their pointers come first.
+        operands: the inputs (None: one that is absent), then the output.
+        constants: compile-time arguments of the kernels.
+        numbers: makes their 64-bit arguments of the launcher's unseen ones.
+        common: arrays of which every program takes the whole; their pointers come first.
         indexed: whether what the kernels do depends on the elements' row-major indices. The strided
             one gets their strides after those of the inputs. There is no head then, which would
             shift every access: one starts at a multiple of its elements.
         most: elements of each array that a thread has at most; fewer than two accesses have where
             each takes many registers.
-        numbers: 64-bit arguments of the kernels.
-        constants: compile-time arguments of the kernels.
     """
-    out = tensors[-1]
-    dtype, n = out.dtype, out.numel()
-    pointers: Tensors = (*common, *tensors)  # type: ignore[assignment]  # the output is last
-    one_dtype, one_run = True, True
-    for tensor in tensors:
-        if tensor is not None:
-            one_dtype = one_dtype and tensor.dtype == dtype
-            one_run = one_run and tensor.numel() == n and tensor.is_contiguous()
-    layout: Layout | None = None
-    if not (one_dtype and one_run):
-        layout = layout_of(out, *[t for t in tensors[:-1] if t is not None], indexed=indexed)
+    arrays = [operand for operand in operands if operand is not None]
+    out = arrays.pop()
+    n = out.numel()
     if n == 0:
-        return "nothing to do"
-    if one_dtype and (layout is None or layout.is_flat):
-        elements = 256 if n <= TINY_ELEMENTS else block_elements(out.element_size(), most)
-        # Addresses of traced tensors are unknown; the compiler that traces them knows alignments.
-        head = -1
-        if n > TINY_ELEMENTS and type(out) is torch.Tensor:
-            head = common_head(tuple(t for t in tensors if t is not None))
-            if indexed and head > 0:
-                head = -1
-        is_aligned = head >= 0
-        head = max(head, 0)
-        launch(
+        return NOTHING
+    one_dtype = all(array.dtype == out.dtype for array in arrays)
+    layout = layout_of(out, *arrays, indexed=indexed)
+    is_run = all(array.numel() == n and array.is_contiguous() for array in (*arrays, out))
+    if one_dtype and (is_run or layout.is_flat):
+        block = TINY_BLOCK if n <= TINY_ELEMENTS else block_elements(out.element_size(), most)
+        head = -1 if n <= TINY_ELEMENTS else common_head([*arrays, out])
+        is_aligned = head == 0 if indexed else head >= 0
+        head = head if is_aligned else 0
+        launch = Launch(
             flat,
-            -(-(n - head) // elements),
-            pointers,
-            (n, head, *numbers),
-            (*constants, is_aligned, elements),
+            (-(-(n - head) // block),),
+            (*common, *operands),
+            (n, head),
+            (*constants, is_aligned, block),
             FLAT_WARPS,
+            numbers,
         )
-        return _flat_variant(elements, is_aligned)
-    assert layout is not None
+        return Plan(f"flat, blocks of {block}{', 16-byte accesses' * is_aligned}", (launch,), None)
     vector = access_elements(layout, out) if one_dtype else 1
     block, broadcast, is_aligned = STRIDED_BLOCK, 0, False
     if vector > 1:
         layout = layout.in_vectors(vector)
         block = block_elements(out.element_size(), max(most, vector))
         # Inputs with one element per access need no alignment.
-        given = [t for t in tensors[:-1] if t is not None]
-        repeated = [of == 0 for of in layout.strides[0][1 : 1 + len(given)]]
+        repeated = [stride == 0 for stride in layout.strides[0][1 : 1 + len(arrays)]]
         broadcast = sum(1 << i for i, is_repeated in enumerate(repeated) if is_repeated)
-        is_aligned = type(out) is torch.Tensor and all(
-            is_repeated or tensor.data_ptr() % ACCESS_BYTES == 0
-            for tensor, is_repeated in zip((*given, out), (*repeated, False), strict=True)
+        is_aligned = out.is_aligned and all(
+            is_repeated or array.is_aligned
+            for array, is_repeated in zip(arrays, repeated, strict=True)
         )
     wide = not layout.is_narrow
-    for slice, start in layout.slices():
-        launch(
+    launches = tuple(
+        Launch(
             strided,
-            -(-slice.numel // (block // vector)),
-            pointers,
-            (slice.numel, *strided_arguments(slice, start, len(tensors) + indexed), *numbers),
+            (-(-slice.numel // (block // vector)),),
+            (*common, *operands),
+            (slice.numel, *strided_arguments(slice, start, len(operands) + indexed)),
             (*constants, len(slice.sizes), wide, vector, broadcast, is_aligned, block),
             STRIDED_WARPS,
+            numbers,
         )
-    return _strided_variant(wide, is_aligned)
+        for slice, start in layout.slices()
+    )
+    accesses = "16-byte accesses, " * is_aligned
+    return Plan(f"strided, {accesses}{64 if wide else 32}-bit offsets", launches, None)

@@ -4,27 +4,46 @@ launch. Twin of csrc/include/diglot/global_launch.h.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import triton
 
+from diglot.backends.plans import BARRIER_BYTES, Plan, Scratch
+
 # Relative, because mypy finds this folder under its name in the tree.
-from .launch import launch_cooperatively
-from .lib.global_reduce import THREADS
+from .lib.global_reduce import MAX_FIELDS, THREADS
+from .plan import ACCESS_BYTES, NOTHING, Launch, Operand, Part
 
-if TYPE_CHECKING:
-    from .launch import Tensors
-
-ACCESS_BYTES = 16
 GLOBAL_WARPS = THREADS.value // 32
 GLOBAL_PROGRAMS = 2  # on a multiprocessor
-GLOBAL_REGISTERS = 128  # of a thread, with which so many fit
-FEW_TILES, MAX_FIELDS = 256, 3
+GLOBAL_REGISTERS = 128  # of a thread, with which as many fit
+FEW_TILES = 256
 # By the bytes of an element: with more, threads would spill.
 MOST_HELD = {2: 32, 4: 32, 8: 8}  # elements of a tile, by each thread
-MOST_FOLDED = {2: 4096, 4: 4096, 8: 2048}  # states that a program combines at once
+# States that a program combines at once, and chunks that arrays are cut into: at most. Of large
+# arrays there are between half as many chunks and as many: many more than programs, so that these
+# have about the same work, and few enough for every program to read them all.
+MOST_FOLDED = {2: 4096, 4: 4096, 8: 2048}
 FEW_FOLDED = 256  # states that are combined at once, where there are no more
+
+BARRIER = Part(torch.int32, 1)  # the word of a grid barrier
+
+
+def behind_barrier(dtype: torch.dtype, count: int) -> Part:
+    """The part of scratch behind the grid barrier's."""
+    return Part(dtype, count, BARRIER_BYTES)
+
+
+def barrier_scratch(part: Part | None = None) -> Scratch:
+    """Scratch of a grid barrier and one more part."""
+    return Scratch(BARRIER_BYTES if part is None else part.end, BARRIER_BYTES, "stream")
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that arithmetic on `dtype` is done in."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def cut_into_chunks(
@@ -43,46 +62,47 @@ def cut_into_chunks(
     return tile, -(-tiles // chunk_tiles), chunk_tiles
 
 
-def launch_on_chunks(
+def plan_chunks(
     kernel: Any,
-    arrays: int,
+    inputs: tuple[Operand, ...],
     most_accesses: int,
     blocks: int,
-    workspace: torch.Tensor,
-    tensors: Tensors,
-    numbers: tuple[int, ...] = (),
-) -> str:
-    """Launches a program for each chunk, or fewer that run at once, and says how.
+    out: Operand,
+    statistics: tuple[Operand, ...] = (),
+    numbers: Callable[..., tuple[int, ...]] | None = None,
+) -> Plan:
+    """Plans a launch of a program for each chunk, or of fewer that run at once.
 
     Args:
-        kernel: of (pointers, n, chunks, tiles of a chunk, numbers, ALIGNED, BLOCK, FOLD, PHASE).
-        arrays: how many of the first tensors are inputs that are cut; the last one is the output.
+        kernel: of (pointers: the inputs, statistics, the barrier's word, states, the output; n,
+            chunks, tiles of a chunk, numbers, ALIGNED, BLOCK, FOLD, PHASE).
+        inputs: arrays that are cut, as the output is; all lie in one dense order.
         most_accesses: that a thread makes to each of them in a tile.
         blocks: how many programs; 0: as many as run at once.
-        workspace: room for the states of chunks, MAX_FIELDS numbers each, which is one of them.
-        tensors: its pointers.
-        numbers: 64-bit arguments.
+        out: the output.
+        statistics: arrays of a few numbers.
+        numbers: makes 64-bit arguments of the launcher's unseen ones.
     """
-    out = tensors[-1]
-    n = out.numel()
+    n, size = out.numel(), out.element_size()
     if n == 0:
-        return "nothing to do"
-    room = min(workspace.numel() // MAX_FIELDS, MOST_FOLDED[out.element_size()])
-    tile, chunks, chunk_tiles = cut_into_chunks(n, out.element_size(), most_accesses, room)
-    is_aligned = all(
-        tensor is not None and tensor.data_ptr() % ACCESS_BYTES == 0
-        for tensor in (*tensors[:arrays], out)
-    )
+        return NOTHING
+    room = MOST_FOLDED[size]
+    tile, chunks, chunk_tiles = cut_into_chunks(n, size, most_accesses, room)
+    is_aligned = all(array.is_aligned for array in (*inputs, out))
     fold = FEW_FOLDED if chunks <= FEW_FOLDED else triton.next_power_of_2(room)
-    launch_cooperatively(
+    most = min(blocks, chunks) if blocks > 0 else chunks
+    states = behind_barrier(compute_dtype(out.dtype), MAX_FIELDS.value * chunks)
+    launch = Launch(
         kernel,
-        min(blocks, chunks) if blocks > 0 else chunks,
-        GLOBAL_PROGRAMS,
-        tensors,
-        (n, chunks, chunk_tiles, *numbers),
+        (out.device.programs(most, GLOBAL_PROGRAMS),),
+        (*inputs, *statistics, BARRIER, states, out),
+        (n, chunks, chunk_tiles),
         (is_aligned, tile, fold),
         GLOBAL_WARPS,
+        numbers,
         phases=2,
+        per_multiprocessor=GLOBAL_PROGRAMS,
         max_registers=GLOBAL_REGISTERS,
     )
-    return f"tiles of {tile}{', 16-byte accesses' if is_aligned else ''}"
+    name = f"tiles of {tile}{', 16-byte accesses' * is_aligned}"
+    return Plan(name, (launch,), barrier_scratch(states))

@@ -5,8 +5,9 @@ csrc/ops/global_softmax.cu.
 import triton
 import triton.language as tl
 
-from diglot.triton_ops.global_launch import launch_on_chunks
-from diglot.triton_ops.launch import ALL_PHASES
+from diglot.backends.plans import Plan
+from diglot.triton_ops.global_launch import plan_chunks
+from diglot.triton_ops.launch import launcher
 from diglot.triton_ops.lib import grid_barrier
 from diglot.triton_ops.lib.global_reduce import (
     THREADS,
@@ -26,8 +27,7 @@ from diglot.triton_ops.lib.reduce import (
     thread_sums,
 )
 from diglot.triton_ops.lib.types import compute_type, convert
-
-NOTHING = tl.constexpr(-float("inf"))
+from diglot.triton_ops.plan import ALL_PHASES, Operand
 
 
 @triton.jit
@@ -49,12 +49,14 @@ def global_softmax_forward_phases(
     T: tl.constexpr = output.dtype.element_ty
     COMPUTE: tl.constexpr = compute_type(T)
     own = own_tiles(chunks, chunk_tiles)
-    held = tl.full((BLOCK,), NOTHING, COMPUTE).to(T)
+    held = tl.full((BLOCK,), -float("inf"), COMPUTE).to(T)
     if PHASE != 2:
-        maxima = tl.full((THREADS,), NOTHING, COMPUTE)
+        maxima = tl.full((THREADS,), -float("inf"), COMPUTE)
         sums = tl.full((THREADS,), 0.0, COMPUTE)
         for i in range(own):
-            held = load_tile(input, tile_start(i, chunk_tiles, BLOCK), n, NOTHING, ALIGNED, BLOCK)
+            held = load_tile(
+                input, tile_start(i, chunk_tiles, BLOCK), n, -float("inf"), ALIGNED, BLOCK
+            )
             tile_maxima, tile_sums = max_sum_of(by_thread(held, T, BLOCK).to(COMPUTE), T)
             maxima, sums = combine_max_sum(maxima, sums, tile_maxima, tile_sums, T)
             if (i + 1) % chunk_tiles == 0:
@@ -62,12 +64,12 @@ def global_softmax_forward_phases(
                 max, sum = combine_all_max_sums(maxima, sums, T)
                 store_state(workspace, chunk, 0, max)
                 store_state(workspace, chunk, 1, sum)
-                maxima = tl.full((THREADS,), NOTHING, COMPUTE)
+                maxima = tl.full((THREADS,), -float("inf"), COMPUTE)
                 sums = tl.full((THREADS,), 0.0, COMPUTE)
     if PHASE == ALL_PHASES:
         grid_barrier.sync(word)
     if PHASE != 1:
-        maxima = load_states(workspace, chunks, 0, NOTHING, FOLD)
+        maxima = load_states(workspace, chunks, 0, -float("inf"), FOLD)
         sums = load_states(workspace, chunks, 1, 0.0, FOLD)
         # If nothing is greater than -inf, the result is NaN, as in PyTorch.
         max, sum = combine_all_max_sums(maxima, sums, T)
@@ -75,7 +77,7 @@ def global_softmax_forward_phases(
         for later in range(own):
             start = tile_start(own - 1 - later, chunk_tiles, BLOCK)
             if (later > 0) | (PHASE == 2):
-                held = load_tile(input, start, n, NOTHING, ALIGNED, BLOCK)
+                held = load_tile(input, start, n, -float("inf"), ALIGNED, BLOCK)
             store_tile(output, start, n, forward(held, max, factor, T), ALIGNED, BLOCK)
 
 
@@ -114,20 +116,15 @@ def global_softmax_backward_phases(
             store_tile(grad_input, start, n, backward(grad, y, total, T), ALIGNED, BLOCK)
 
 
-def global_softmax_forward(input, word, workspace, blocks, out):
+@launcher
+def global_softmax_forward(input: Operand, blocks: int, out: Operand) -> Plan:
     """out = softmax(input); both lie in memory in one dense order."""
-    return launch_on_chunks(
-        global_softmax_forward_phases, 1, 8, blocks, workspace, (input, word, workspace, out)
-    )
+    return plan_chunks(global_softmax_forward_phases, (input,), 8, blocks, out)
 
 
-def global_softmax_backward(grad_output, output, word, workspace, blocks, out):
+@launcher
+def global_softmax_backward(
+    grad_output: Operand, output: Operand, blocks: int, out: Operand
+) -> Plan:
     """out = output * (grad_output - sum(grad_output * output)); all in one dense order."""
-    return launch_on_chunks(
-        global_softmax_backward_phases,
-        2,
-        4,
-        blocks,
-        workspace,
-        (grad_output, output, word, workspace, out),
-    )
+    return plan_chunks(global_softmax_backward_phases, (grad_output, output), 4, blocks, out)

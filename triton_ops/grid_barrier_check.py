@@ -5,9 +5,11 @@ and launcher. Twin of csrc/ops/grid_barrier_check.cu.
 import triton
 import triton.language as tl
 
-from diglot.triton_ops.launch import ALL_PHASES, launch_cooperatively
+from diglot.backends.plans import Plan
+from diglot.triton_ops.global_launch import BARRIER, barrier_scratch
+from diglot.triton_ops.launch import launcher
 from diglot.triton_ops.lib import grid_barrier
-from diglot.triton_ops.lib.types import INTERPRETED
+from diglot.triton_ops.plan import ALL_PHASES, Launch, Operand
 
 CHECK_WARPS = 8
 CHECK_WORDS = tl.constexpr(8)  # that a program writes in a phase
@@ -59,7 +61,8 @@ def grid_barrier_phases(
             count_mismatches(slots, mismatches, phase)
 
 
-def grid_barrier_check(word, slots, barrier, run, mismatches):
+@launcher
+def grid_barrier_check(slots: Operand, barrier: str, run: str, mismatches: Operand) -> Plan:
     """Runs mismatches.numel() phases on slots.shape[1] programs.
 
     `barrier` is "diglot": there is no other. `run` is what they do in a phase: "check", "read"
@@ -69,16 +72,17 @@ def grid_barrier_check(word, slots, barrier, run, mismatches):
         raise ValueError(f"grid_barrier_check: Triton has no {barrier}()")
     phases = mismatches.numel()
     # Interpreted, the two halves of a phase are launches of their own.
-    step = 1 if INTERPRETED else max(phases, 1)
-    for first in range(0, phases, step):
-        launch_cooperatively(
+    step = 1 if slots.device.is_interpreted else max(phases, 1)
+    launches = tuple(
+        Launch(
             grid_barrier_phases,
-            slots.shape[1],
-            None,
-            (word, slots, mismatches),
+            (slots.shape[1],),
+            (BARRIER, slots, mismatches),
             (first, step),
             (run == "check", run != "wait"),
             CHECK_WARPS,
             phases=2,
         )
-    return "grid barrier"
+        for first in range(0, phases, step)
+    )
+    return Plan("grid barrier", launches, barrier_scratch())

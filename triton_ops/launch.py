@@ -1,380 +1,316 @@
-"""Host side of a launch: one function that starts every kernel, whatever is to become of it.
+"""How plans run: one function that starts every launch, whatever is to become of it.
 
-- On a GPU it goes through a handle to the compiled kernel, kept by device, types and constants:
-  Triton's own launch path costs twice as much host time.
-- In a graph that is being compiled it is recorded as a kernel that the compiler sees into.
-- Under Triton's interpreter the kernel is called as it is.
-- Under `record_launches` nothing runs, and what would have been compiled is collected.
+- On a GPU it goes through handles to compiled kernels, which a plan keeps with all that is known of
+  their arguments: a call whose plan is known collects addresses and starts them.
+- In a graph that is being compiled it is recorded as kernels that the compiler sees into.
+- Under Triton's interpreter the kernels are called as they are.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
+import inspect
 import os
-import struct
-import sys
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any, get_type_hints
 
 import torch
-import triton
-import triton.language as tl
-from triton import knobs
-from triton.compiler import ASTSource
+from torch import Tensor
 
-from diglot.backends.driver import driver, relaxed_capture
-from diglot.triton_ops.lib.types import INTERPRETED
+from diglot.backends.driver import driver
+from diglot.backends.plans import Plan, Scratch
 
-if TYPE_CHECKING:
-    from typing_extensions import Unpack
+# Relative, because mypy finds this folder under its name in the tree.
+from .handles import check_scratch, find_handle, occupancy, runner_of
+from .lib.types import INTERPRETED
+from .plan import (
+    ACCESS_BYTES,
+    INTERPRETER,
+    TRACED,
+    Device,
+    Launch,
+    Operand,
+    Part,
+    Unseen,
+    value_of,
+)
 
-    # What a launch takes: the inputs, None where one is not given, and the output last.
-    Tensors = tuple[Unpack[tuple[torch.Tensor | None, ...]], torch.Tensor]
-
-# Names of Triton's types for the elements that pointers point to.
-TYPE_NAMES = {
-    torch.bool: "i1",
-    torch.uint8: "u8",
-    torch.int8: "i8",
-    torch.int16: "i16",
-    torch.int32: "i32",
-    torch.int64: "i64",
-    torch.float16: "fp16",
-    torch.bfloat16: "bf16",
-    torch.float32: "fp32",
-    torch.float64: "fp64",
-}
-
-
-@dataclass(frozen=True)
-class Specialization:
-    """A kernel with its types and constants: what a compilation needs.
-
-    Attributes:
-        kernel: the @triton.jit function. Its parameters are pointers, then integers, then
-            constants.
-        dtypes: element type of each pointer; None for a pointer that is not given.
-        integers: how many integers follow.
-        constants: values of the constants.
-        num_warps: warps per program.
-        cooperative: whether programs wait for each other, so that all must run at once.
-        max_registers: of a thread; None: as many as the compiler likes.
-    """
-
-    kernel: Any
-    dtypes: tuple[torch.dtype | None, ...]
-    integers: int
-    constants: tuple[Any, ...]
-    num_warps: int
-    cooperative: bool = False
-    max_registers: int | None = None
-
-    def source(self) -> ASTSource:
-        """What Triton compiles: integers have 64 bits, and nothing is specialised on values."""
-        names = self.kernel.arg_names
-        types = ["constexpr" if d is None else f"*{TYPE_NAMES[d]}" for d in self.dtypes]
-        types += ["i64"] * self.integers + ["constexpr"] * len(self.constants)
-        first = len(self.dtypes) + self.integers
-        constants = dict(zip(names[first:], self.constants, strict=True))
-        constants |= {n: None for n, d in zip(names, self.dtypes, strict=False) if d is None}
-        return ASTSource(self.kernel, dict(zip(names, types, strict=True)), constants)
-
-    def compile(self, target: Any) -> Any:
-        """Compiles for a target, on a GPU's machine or ahead of time."""
-        # As nvcc is told: what is to be fused is written as fma, in both languages.
-        options = {
-            "num_warps": self.num_warps,
-            "enable_fp_fusion": False,
-            "launch_cooperative_grid": self.cooperative,
-            "maxnreg": self.max_registers,
-        }
-        return triton.compile(self.source(), target=target, options=options)
-
-
-_handles: dict[tuple[Any, ...], Any] = {}
-_occupancies: dict[tuple[Any, ...], tuple[int, int]] = {}
-
-ALL_PHASES = tl.constexpr(0)
 COOPERATIVE_LAUNCH = 95  # CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH
-# Under the interpreter, which runs them one after the other, more would only take longer.
-INTERPRETED_PROGRAMS = 3
-# It changes Triton's language while a kernel runs, for all threads.
+MOST_PLANS = 1024  # that a launcher keeps
+
+_UNSEEN = Unseen()
+launchers: list[Any] = []  # all of them
+_plans_lock = threading.Lock()
+# The interpreter changes Triton's language while a kernel runs, for all threads.
 _interpreter = threading.RLock()
 
 
-def _forget_interpreter() -> None:
-    """A child process has none of its parent's threads, one of which may have held the lock."""
-    global _interpreter
-    _interpreter = threading.RLock()
+def _forget_locks() -> None:
+    """A child process has none of its parent's threads, one of which may have held a lock."""
+    global _interpreter, _plans_lock
+    _interpreter, _plans_lock = threading.RLock(), threading.Lock()
 
 
-os.register_at_fork(after_in_child=_forget_interpreter)
+os.register_at_fork(after_in_child=_forget_locks)
 
-
-class _Thread(threading.local):
-    def __init__(self) -> None:
-        self.recordings: list[list[Specialization]] = []
-
-
-_thread = _Thread()
-
-
-def _interpret(kernel: Any, programs: int, *arguments: Any) -> None:
-    with _interpreter:
-        kernel[(programs,)](*arguments)
-
-
-def launch(
-    kernel: Any,
-    programs: int,
-    tensors: Tensors,
-    integers: tuple[int, ...],
-    constants: tuple[Any, ...],
-    num_warps: int,
-    max_registers: int | None = None,
-) -> None:
-    """Starts `programs` programs of a kernel on the current stream of its tensors' device.
-
-    `max_registers`: of a thread, so that more programs run at once; None: as many as the compiler
-    likes.
-    """
-    out = tensors[-1]
-    kind = type(out)
-    if _thread.recordings:
-        _record(kernel, tensors, integers, constants, num_warps, False, max_registers)
-    elif INTERPRETED:
-        _interpret(kernel, programs, *tensors, *integers, *constants)
-    elif kind is not torch.Tensor:
-        wrapped = torch.library.wrap_triton(kernel)
-        options: dict[str, int] = {} if max_registers is None else {"maxnreg": max_registers}
-        wrapped[(programs,)](*tensors, *integers, *constants, num_warps=num_warps, **options)
-    elif out.get_device() != torch._C._cuda_getDevice():
-        with torch.cuda.device(_device_of(out)):
-            launch(kernel, programs, tensors, integers, constants, num_warps, max_registers)
+# What a launcher is: a call that builds a plan's key and runs the plan. Its source is made for each
+# one, so that a call loops over nothing.
+_SOURCE = """
+def {name}({parameters}, scratch):
+    if type({out}) is not Tensor:
+        return trace(({arguments},), scratch)
+    {look}
+    key = ({out}.get_device(), {key},)
+    run = plans.get(key) or prepare(key, ({arguments},))
+    return run((None, {pointers}), scratch, ({unseen}))
+"""
+_LOOK = "address{i} = {name}.data_ptr()"
+_LOOK_IF_GIVEN = """\
+if {name} is None:
+        address{i} = look{i} = None
     else:
-        handle, _ = _find(kernel, tensors, integers, constants, num_warps, False, max_registers)
-        _run(handle, programs, tensors, integers, constants)
+        address{i} = {name}.data_ptr()
+        look{i} = ({name}.dtype, {name}.shape, {name}.stride(), address{i} & 15)"""
 
 
-def launch_cooperatively(
-    kernel: Any,
-    most: int,
-    per_multiprocessor: int | None,
-    tensors: Tensors,
-    integers: tuple[int, ...],
-    constants: tuple[Any, ...],
-    num_warps: int,
-    phases: int,
-    max_registers: int | None = None,
-    together: int = 1,
-) -> int:
-    """Starts programs that run at once, so that they may wait for each other.
+def launcher(planner: Callable[..., Plan]) -> Any:
+    """Decorator: a launcher, of the function that plans its launches.
 
-    The kernel's last constant, which is added here, is ALL_PHASES, or the one phase to run, from 1
-    to `phases`: Triton's interpreter, in which no program waits for another, runs the phases as
-    launches one after the other.
-
-    Args:
-        most: how many programs at most; what work there is the kernel takes by `tl.num_programs`.
-        per_multiprocessor: how many of them at most on each; None: exactly `most` in all.
-        phases: between two phases there is a barrier.
-        max_registers: of a thread, so that more programs fit; None: as many as the compiler likes.
-        together: their number is a multiple of this; `most` is one.
+    The planner's parameters are annotated: `Operand` or `Operand | None` stands for a tensor, the
+    last of which is an output; `Unseen` for an argument that no plan depends on; others are part
+    of a plan's key as they are.
 
     Returns:
-        How many programs.
-
-    Raises:
-        ValueError: exactly `most` were asked for, or `together`, and they do not run at once.
+        A function of the same parameters, and `scratch`. It runs the plan and returns its variant;
+        or, where the plan needs scratch and that is None, runs nothing and returns what is needed,
+        a `Scratch`. Its attribute `planner` is the planner, and its global `plans` what is kept.
     """
-    if _thread.recordings:
-        every = (*constants, ALL_PHASES)
-        _record(kernel, tensors, integers, every, num_warps, True, max_registers)
-        programs = most
-    elif INTERPRETED:
-        programs = most
-        if per_multiprocessor is not None:
-            programs = min(most, max(1, INTERPRETED_PROGRAMS // together) * together)
-        for phase in range(1, phases + 1):
-            _interpret(kernel, programs, *tensors, *integers, *constants, phase)
+    hints = get_type_hints(planner)
+    names = list(inspect.signature(planner).parameters)
+    arrays = [name for name in names if hints[name] in (Operand, Operand | None)]
+    look, key, pointers = [], [], []
+    for i, name in enumerate(arrays):
+        is_required = hints[name] is Operand
+        look.append((_LOOK if is_required else _LOOK_IF_GIVEN).format(i=i, name=name))
+        described = f"{name}.dtype, {name}.shape, {name}.stride(), address{i} & 15"
+        key.append(described if is_required else f"look{i}")
+        pointers.append(name if INTERPRETED else f"address{i}")
+    unseen = [name for name in names if hints[name] is Unseen]
+    seen = [name for name in names if name not in arrays and name not in unseen]
+    source = _SOURCE.format(
+        name=planner.__name__,
+        parameters=", ".join(names),
+        arguments=", ".join(names),
+        out=arrays[-1],
+        look="\n    ".join(look),
+        key=", ".join(key + seen),
+        pointers=", ".join(pointers),
+        unseen=", ".join([*unseen, ""]),
+    )
+    scope: dict[str, Any] = {"Tensor": Tensor, "plans": {}}
+
+    def describe(arguments: tuple[Any, ...], device: Device, address: Any) -> list[Any]:
+        return _describe(hints, names, arguments, device, address)
+
+    def prepare(key: tuple[Any, ...], arguments: tuple[Any, ...]) -> Callable[..., Any]:
+        index = key[0]
+        run = _prepare(
+            lambda device: planner(*describe(arguments, device, _address)),
+            _facts_of(index),
+            index,
+        )
+        with _plans_lock:
+            plans = scope["plans"]
+            while len(plans) >= MOST_PLANS:
+                del plans[next(iter(plans))]
+            plans[key] = run
+        return run
+
+    def trace(arguments: tuple[Any, ...], scratch: Tensor | None) -> Any:
+        made = planner(*describe(arguments, TRACED, _unknown_address))
+        tensors = [a for a, name in zip(arguments, names, strict=True) if name in arrays]
+        numbers = [a for a, name in zip(arguments, names, strict=True) if name in unseen]
+        return _trace(made, (None, *tensors), scratch, tuple(numbers))
+
+    scope |= {"prepare": prepare, "trace": trace}
+    exec(source, scope)
+    made: Any = scope[planner.__name__]
+    made.__doc__, made.__module__ = planner.__doc__, planner.__module__
+    made.planner, made.describe = planner, describe
+    launchers.append(made)
+    return made
+
+
+def plan(launcher: Any, device: tuple[Any, ...] | None, *arguments: Any) -> Plan:
+    """What a launcher would launch.
+
+    Args:
+        launcher: it.
+        device: a device that is only named, a tuple as `Device`; None: that of the tensors, or
+            none that is known while they are traced. For one that is named no address is read:
+            where a tensor starts is told by its storage offset, as if storages were aligned. So
+            tensors may be on any device.
+        arguments: those of the launcher, but for `scratch`.
+    """
+    *_, out = (argument for argument in arguments if isinstance(argument, Tensor))
+    if device is not None:
+        described = launcher.describe(arguments, Device(*device), _address_in_storage)
+    elif type(out) is not Tensor:
+        described = launcher.describe(arguments, TRACED, _unknown_address)
     else:
-        every = (*constants, ALL_PHASES)
-        with torch.cuda.device(_device_of(tensors[-1])):
-            handle, key = _find(kernel, tensors, integers, every, num_warps, True, max_registers)
-            occupancy, multiprocessors = _occupancies.get(key) or _occupancy(handle, key)
-            fit = multiprocessors * occupancy
-            if per_multiprocessor is not None:
-                room = min(fit, multiprocessors * per_multiprocessor)
-                most = max(1, min(most, room) // together) * together
-            if most > fit:
-                raise ValueError(
-                    f"launching {kernel.fn.__name__}: its programs wait for each other, {most} of "
-                    f"them were asked for, and of {num_warps} warps and {handle.metadata.shared} "
-                    f"bytes of shared memory this device runs {fit} at once"
+        described = launcher.describe(arguments, _facts_of(out.get_device()), _address)
+    return launcher.planner(*described)
+
+
+def _describe(
+    hints: dict[str, Any],
+    names: list[str],
+    arguments: tuple[Any, ...],
+    device: Device,
+    address: Callable[[Tensor], int | None],
+) -> list[Any]:
+    """Arguments as planners take them."""
+    described: list[Any] = []
+    position = 0
+    for name, argument in zip(names, arguments, strict=True):
+        hint = hints[name]
+        if hint is Unseen:
+            described.append(_UNSEEN)
+        elif hint in (Operand, Operand | None):
+            if argument is not None:
+                argument = Operand(
+                    position,
+                    argument.dtype,
+                    tuple(argument.shape),
+                    argument.stride(),
+                    address(argument),
+                    device,
                 )
-            _run(handle, most, tensors, integers, every)
-            programs = most
-    return programs
+            described.append(argument)
+            position += 1
+        else:
+            described.append(argument)
+    return described
 
 
-def _device_of(tensor: torch.Tensor) -> int:
-    """The index of a tensor's device. The facade refuses others than CUDA tensors; operators, which
-    anybody can call, come here without it.
-    """
-    device = tensor.get_device()
-    if device < 0:
-        raise ValueError("a Triton kernel takes CUDA tensors")
-    return device
+def _address(tensor: Tensor) -> int:
+    return tensor.data_ptr() % ACCESS_BYTES
 
 
-def most_programs(tensor: torch.Tensor, per_multiprocessor: int) -> int:
-    """How many programs run at once on a tensor's device, so many on each multiprocessor; 0 where
-    none can be launched so that they wait for each other.
+def _unknown_address(tensor: Tensor) -> None:
+    """A compiler knows addresses; who plans while it traces does not."""
 
-    Where none runs, interpreted or recorded, as many as are asked for.
-    """
-    if INTERPRETED or _thread.recordings:
-        return sys.maxsize
-    multiprocessors = _multiprocessors(_device_of(tensor))
-    return multiprocessors * per_multiprocessor
+
+def _address_in_storage(tensor: Tensor) -> int:
+    return int(tensor.storage_offset()) * tensor.element_size() % ACCESS_BYTES
+
+
+def _facts_of(index: int) -> Device:
+    """Facts of the device with this index, or of the interpreter."""
+    return INTERPRETER if INTERPRETED else _gpu_facts(index)
 
 
 @functools.cache
-def _multiprocessors(device: int) -> int:
-    """That programs can be launched on co-operatively."""
+def _gpu_facts(index: int) -> Device:
+    # The facade refuses others than CUDA tensors; operators, which anybody can call, come here
+    # without it.
+    if index < 0:
+        raise ValueError("a Triton kernel takes CUDA tensors")
     is_cooperative = ctypes.c_int()
-    driver().cuDeviceGetAttribute(ctypes.byref(is_cooperative), COOPERATIVE_LAUNCH, device)
-    if not is_cooperative:
-        return 0
-    return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-def _record(
-    kernel: Any,
-    tensors: Tensors,
-    integers: tuple[int, ...],
-    constants: tuple[Any, ...],
-    num_warps: int,
-    *how: Any,
-) -> None:
-    dtypes = tuple(None if t is None else t.dtype for t in tensors)
-    made = Specialization(kernel, dtypes, len(integers), constants, num_warps, *how)
-    _thread.recordings[-1].append(made)
-
-
-def _find(
-    kernel: Any,
-    tensors: Tensors,
-    integers: tuple[int, ...],
-    constants: tuple[Any, ...],
-    num_warps: int,
-    *how: Any,
-) -> tuple[Any, tuple[Any, ...]]:
-    """The handle to a compiled kernel on the current device, and its key.
-
-    `how` are the rest of a Specialization's fields.
-    """
-    dtypes = tuple([None if t is None else t.dtype for t in tensors])
-    # A JITFunction hashes its source.
-    key = (kernel.fn, tensors[-1].get_device(), dtypes, constants, num_warps, how)
-    handle = _handles.get(key)
-    if handle is None:
-        made = Specialization(kernel, dtypes, len(integers), constants, num_warps, *how)
-        handle = _handles[key] = _load(made)
-    return handle, key
-
-
-def _run(
-    handle: Any,
-    programs: int,
-    tensors: Tensors,
-    integers: tuple[int, ...],
-    constants: tuple[Any, ...],
-) -> None:
-    stream = torch._C._cuda_getCurrentRawStream(tensors[-1].get_device())
-    # Addresses instead of tensors: Triton's launcher would ask the driver about each.
-    pointers = [None if t is None else t.data_ptr() for t in tensors]
-    arguments = (*pointers, *integers, *constants)
-    # Chains without hooks, as they are where no profiler has added one, are not worth the calls.
-    enter, leave = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
-    grid = (programs, 1, 1)
-    metadata = None
-    if getattr(enter, "calls", enter) or getattr(leave, "calls", leave):
-        metadata = handle.launch_metadata(grid, stream, *arguments)
-    else:
-        enter = leave = None
-    handle.run(
-        *grid,
-        stream,
-        handle.function,
-        handle.packed_metadata,
-        metadata,
-        enter,
-        leave,
-        *arguments,
+    driver().cuDeviceGetAttribute(ctypes.byref(is_cooperative), COOPERATIVE_LAUNCH, index)
+    properties = torch.cuda.get_device_properties(index)
+    return Device(
+        10 * properties.major + properties.minor,
+        properties.multi_processor_count if is_cooperative else 0,
+        properties.shared_memory_per_multiprocessor,
+        properties.major >= 9,
     )
 
 
-def _occupancy(handle: Any, key: tuple[Any, ...]) -> tuple[int, int]:
-    """How many programs a multiprocessor runs at once, and how many multiprocessors there are."""
-    blocks, is_cooperative = ctypes.c_int(), ctypes.c_int()
-    driver().cuDeviceGetAttribute(ctypes.byref(is_cooperative), COOPERATIVE_LAUNCH, key[1])
-    if not is_cooperative:
-        raise RuntimeError(
-            "this device launches no kernel co-operatively, so that programs could wait for each "
-            "other"
-        )
-    status = driver().cuOccupancyMaxActiveBlocksPerMultiprocessor(
-        ctypes.byref(blocks),
-        ctypes.c_void_p(handle.function),
-        32 * handle.metadata.num_warps,
-        ctypes.c_size_t(handle.metadata.shared),
-    )
-    if status != 0:
-        raise RuntimeError(f"asking for a kernel's occupancy: CUDA error {status}")
-    count = torch.cuda.get_device_properties(key[1]).multi_processor_count
-    _occupancies[key] = blocks.value, count
-    return _occupancies[key]
+def _prepare(
+    planner: Callable[[Device], Plan], device: Device, index: int
+) -> Callable[..., str | Scratch]:
+    """What runs a plan on a device: a function of pointers, scratch, and unseen arguments."""
+    made = planner(device)
+    facts = _facts_of(index)
+    if INTERPRETED:
+        return functools.partial(_interpret, made)
+    with torch.cuda.device(index):
+        handles = [find_handle(launch.specialization, index) for launch in made.launches]
+        for launch, handle in zip(made.launches, handles, strict=True):
+            if not launch.cooperative:
+                continue
+            fit = occupancy(handle, facts) * facts.multiprocessors
+            if launch.count <= fit:
+                continue
+            per = launch.per_multiprocessor
+            if per is None or fit < per or device.multiprocessors == fit // per:
+                raise ValueError(
+                    f"launching {launch.kernel.fn.__name__}: its programs wait for each other, "
+                    f"{launch.count} of them were asked for, and of {launch.num_warps} warps and "
+                    f"{handle.metadata.shared} bytes of shared memory this device runs {fit} at "
+                    "once"
+                )
+            # As if the device had fewer multiprocessors: so all that depends on their number
+            # follows.
+            return _prepare(planner, device._replace(multiprocessors=fit // per), index)
+    return runner_of(made, handles, index)
 
 
-def _load(specialization: Specialization) -> Any:
-    """Compiles for, and loads onto, the current device."""
-    handle = specialization.compile(triton.runtime.driver.active.get_current_target())
-    with relaxed_capture():
-        handle._init_handles()
-    return handle
+def _arguments(
+    launch: Launch,
+    tensors: tuple[Tensor | None, ...],
+    scratch: Tensor | None,
+    unseen: tuple[Any, ...],
+) -> list[Any]:
+    """A kernel's arguments but for its constants, with tensors as pointers."""
+    arguments: list[Any] = []
+    for pointer in launch.pointers:
+        if isinstance(pointer, Part):
+            assert scratch is not None
+            arguments.append(scratch[pointer.offset : pointer.end].view(pointer.dtype))
+        else:
+            arguments.append(None if pointer is None else tensors[pointer.position + 1])
+    arguments += map(value_of, launch.scalars)
+    if launch.numbers is not None:
+        arguments += launch.numbers(*unseen)
+    return arguments
 
 
-@contextlib.contextmanager
-def record_launches() -> Iterator[list[Specialization]]:
-    """Context manager: what launchers called in it, on this thread, would run; nothing runs."""
-    recording: list[Specialization] = []
-    _thread.recordings.append(recording)
-    try:
-        yield recording
-    finally:
-        _thread.recordings.pop()
+def _interpret(
+    made: Plan,
+    tensors: tuple[Tensor | None, ...],
+    scratch: Tensor | None,
+    unseen: tuple[Any, ...],
+) -> str | Scratch:
+    """Runs a plan under Triton's interpreter."""
+    if made.scratch is not None:
+        if scratch is None:
+            return made.scratch
+        check_scratch(scratch, made.scratch, ACCESS_BYTES)
+    for launch in made.launches:
+        arguments = _arguments(launch, tensors, scratch, unseen)
+        for phase in range(1, launch.phases + 1) or [None]:
+            phases = () if phase is None else (phase,)
+            with _interpreter:
+                launch.kernel[launch.axes](*arguments, *launch.constants, *phases)
+    return made.variant
 
 
-def _pack_halves(kind: type, value: float) -> tuple[int, int]:
-    if kind is float:
-        return struct.unpack("<ii", struct.pack("<d", value))[::-1]
-    return struct.unpack("<ii", struct.pack("<q", (int(value) + 2**63) % 2**64 - 2**63))[::-1]
-
-
-_halves = functools.lru_cache(maxsize=1024)(_pack_halves)
-
-
-def number_halves(value: float, dtype: torch.dtype) -> tuple[int, int]:
-    """The high and low 32 bits of a number: of a float64 where `dtype` is floating, else an int64.
-
-    Kernels take every number so, because Triton passes a Python float as float32, and Inductor no
-    integer constant beyond 32 bits.
-    """
-    kind = float if dtype.is_floating_point else int
-    # A cache takes 0.0 and -0.0 for one key.
-    return _halves(kind, value) if value != 0 else _pack_halves(kind, value)
+def _trace(
+    made: Plan,
+    tensors: tuple[Tensor | None, ...],
+    scratch: Tensor | None,
+    unseen: tuple[Any, ...],
+) -> str | Scratch:
+    """Records a plan's kernels in a graph that is being compiled."""
+    if made.scratch is not None and scratch is None:
+        return made.scratch
+    for launch in made.launches:
+        arguments = _arguments(launch, tensors, scratch, unseen)
+        wrapped = torch.library.wrap_triton(launch.kernel)
+        options = launch.specialization.options()
+        wrapped[launch.axes](*arguments, *launch.all_constants(), **options)
+    return made.variant

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
+import triton.language as tl
+
+if TYPE_CHECKING:
+    from .plan import Operand, Scalar
 
 MAX_RANK = 8  # dimensions that a strided kernel takes; of more, a launch takes a slice
 NARROW_LIMIT = 2**31
@@ -92,18 +95,16 @@ class Layout:
             yield slice, tuple(sum(c * of[a] for c, of in walk) for a in arrays)
 
 
-def layout_of(*tensors: torch.Tensor, indexed: bool = False) -> Layout:
-    """The layout of tensors broadcast to the shape of the first.
+def layout_of(*operands: Operand, indexed: bool = False) -> Layout:
+    """The layout of operands broadcast to the shape of the first.
 
-    With `indexed`, the last array is that of the row-major indices of the first tensor's elements.
+    With `indexed`, the last array is that of the row-major indices of the first one's elements.
     """
-    shapes = tuple(tuple(t.shape) for t in tensors)
-    strides = tuple(t.stride() for t in tensors)
+    shapes = tuple(operand.shape for operand in operands)
+    strides = tuple(operand.strides for operand in operands)
     if indexed:
         shapes, strides = (*shapes, shapes[0]), (*strides, row_major_strides(shapes[0]))
-    if type(tensors[0]) is torch.Tensor:
-        return _cached(shapes, strides)
-    return compute_layout(shapes, strides)  # sizes may be symbols, which do not hash
+    return compute_layout(shapes, strides)
 
 
 def compute_layout(
@@ -120,9 +121,6 @@ def compute_layout(
             own = d - (len(shape) - len(own_shape))
             of_arrays.append(0 if own < 0 or own_shape[own] == 1 else own_strides[own])
         dimensions.append((size, tuple(of_arrays)))
-    numel = 1
-    for size in shape:
-        numel = numel * size
     dimensions.reverse()
     dimensions.sort(key=lambda dimension: dimension[1][0])
     merged: list[tuple[int, tuple[int, ...]]] = []
@@ -133,7 +131,7 @@ def compute_layout(
                 merged[-1] = (inner_size * size, inner)
                 continue
         merged.append((size, steps))
-    return Layout(numel, tuple(m[0] for m in merged), tuple(m[1] for m in merged))
+    return Layout(math.prod(shape), tuple(m[0] for m in merged), tuple(m[1] for m in merged))
 
 
 def row_major_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -146,20 +144,18 @@ def row_major_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-_cached = functools.lru_cache(maxsize=4096)(compute_layout)
+def split_layout(operand: Operand, kept: Operand) -> tuple[Layout, Layout]:
+    """The dimensions of `operand` that `kept` has, in both arrays, and those it lacks or has as
+    one.
 
-
-def split_layout(tensor: torch.Tensor, kept: torch.Tensor) -> tuple[Layout, Layout]:
-    """The dimensions of `tensor` that `kept` has, in both arrays, and those it lacks or has as one.
-
-    `kept` has no more dimensions than `tensor`; they are aligned on the right.
+    `kept` has no more dimensions than `operand`; they are aligned on the right.
     """
-    missing = tensor.dim() - kept.dim()
-    own_shape = (1,) * missing + tuple(kept.shape)
-    own_strides = (0,) * missing + kept.stride()
-    same = [d for d, size in enumerate(tensor.shape) if own_shape[d] == size]
-    other = [d for d, size in enumerate(tensor.shape) if own_shape[d] != size]
-    shape, strides = tuple(tensor.shape), tensor.stride()
+    missing = operand.dim() - kept.dim()
+    own_shape = (1,) * missing + kept.shape
+    own_strides = (0,) * missing + kept.strides
+    shape, strides = operand.shape, operand.strides
+    same = [d for d, size in enumerate(shape) if own_shape[d] == size]
+    other = [d for d, size in enumerate(shape) if own_shape[d] != size]
     sizes = tuple(shape[d] for d in same)
     of_both = (tuple(strides[d] for d in same), tuple(own_strides[d] for d in same))
     return (
@@ -168,17 +164,19 @@ def split_layout(tensor: torch.Tensor, kept: torch.Tensor) -> tuple[Layout, Layo
     )
 
 
-def strided_arguments(layout: Layout, start: tuple[int, ...], arrays: int) -> tuple[int, ...]:
+def strided_arguments(layout: Layout, start: tuple[int, ...], arrays: int) -> tuple[Scalar, ...]:
     """A strided kernel's sizes, then each of its arrays' first offset and strides, to MAX_RANK.
 
-    A kernel that can do without one of its arrays still takes strides for it: zeros.
+    Dimensions that are not there are None. A kernel that can do without one of its arrays still
+    takes strides for it: zeros. Neither costs a launch anything.
     """
     if len(layout.sizes) > MAX_RANK:
         raise ValueError(f"more dimensions than a kernel takes ({MAX_RANK})")
-    missing = MAX_RANK - len(layout.sizes)
-    arguments = [*layout.sizes, *([1] * missing)]
+    missing = (None,) * (MAX_RANK - len(layout.sizes))
+    arguments: list[Scalar] = [*layout.sizes, *missing]
     for a in range(arrays):
-        given = a < len(start)
-        arguments.append(start[a] if given else 0)
-        arguments += [of[a] if given else 0 for of in layout.strides] + [0] * missing
+        if a < len(start):
+            arguments += [start[a], *(of[a] for of in layout.strides), *missing]
+        else:
+            arguments += (tl.constexpr(0),) * (1 + MAX_RANK)
     return tuple(arguments)

@@ -5,7 +5,8 @@ csrc/ops/log_softmax.cu.
 import triton
 import triton.language as tl
 
-from diglot.ops.row_words import TALL_OF_FIRST
+from diglot.backends.plans import Plan
+from diglot.triton_ops.launch import launcher
 from diglot.triton_ops.lib.math import fma, logarithm, negate
 from diglot.triton_ops.lib.reduce import (
     exp_nonpositive_for,
@@ -20,9 +21,9 @@ from diglot.triton_ops.lib.reduce import (
 )
 from diglot.triton_ops.lib.row_reduce import reduce_then_map_rows
 from diglot.triton_ops.lib.types import compute_type
-from diglot.triton_ops.row_launch import launch_rows
-
-NOTHING = tl.constexpr(-float("inf"))
+from diglot.triton_ops.plan import Operand
+from diglot.triton_ops.row_launch import plan_rows
+from diglot.triton_ops.row_shares import TALL_OF_FIRST
 
 
 @triton.jit
@@ -61,7 +62,7 @@ def log_softmax_forward_rows(
     reduce_then_map_rows(
         (input,), words, output, n, count, (size0, size1, size2), (out_start, in_start),
         ((out0, out1, out2), (in0, in1, in2)), (out_step, in_step),
-        reduce, max_sum_combine, max_sum_none, max_sum_fold, map, NOTHING,
+        reduce, max_sum_combine, max_sum_none, max_sum_fold, map, -float("inf"),
         output.dtype.element_ty, KIND, RANK, STEPS, VECTOR, ALIGNED, SIDE, BLOCK, THREADS,
         SHARES, PHASE,
     )  # fmt: skip
@@ -88,12 +89,14 @@ def log_softmax_backward_rows(
     )  # fmt: skip
 
 
-def log_softmax_forward(input, dim, words, out):
+@launcher
+def log_softmax_forward(input: Operand, dim: int, out: Operand) -> Plan:
     """out = log_softmax(input) along a dimension; float32 of a narrower input, or of its dtype."""
-    return launch_rows(log_softmax_forward_rows, (input, out), dim, words)
+    return plan_rows(log_softmax_forward_rows, (input, out), dim)
 
 
-def log_softmax_backward(grad_output, output, dim, words, out):
+@launcher
+def log_softmax_backward(grad_output: Operand, output: Operand, dim: int, out: Operand) -> Plan:
     """out = grad_output - exp(output) * sum(grad_output) along a dimension."""
-    tensors = (grad_output, output, out)
-    return launch_rows(log_softmax_backward_rows, tensors, dim, words, tall=TALL_OF_FIRST)
+    operands = (grad_output, output, out)
+    return plan_rows(log_softmax_backward_rows, operands, dim, tall=TALL_OF_FIRST)

@@ -6,34 +6,44 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import torch
 import triton
 import triton.language as tl
 
-from diglot.triton_ops.launch import ALL_PHASES, launch, launch_cooperatively, most_programs
-from diglot.triton_ops.lib.norm_backward import sum_groups, walk_rows, walk_rows_in_tiles
-from diglot.triton_ops.row_launch import ACCESS_BYTES, ROW_RANK, RowShare, _power_of_2, rows_of
+from diglot.backends.plans import Plan, Scratch
+
+from .lib.norm_backward import sum_groups, walk_rows, walk_rows_in_tiles
+from .plan import ACCESS_BYTES, ALL_PHASES, NOTHING, Launch, Operand, Part, Scalar
+from .row_launch import ROW_RANK, padded, rows_of, strides_of, word_of
+from .row_shares import RowShare, Sharing, power_of_2, registers
 
 # Of the forward pass, by the bytes of an element and whether there is a residual: warps, and
 # registers of a thread.
 NARROW = {2048: (2, None), 8192: (4, None)}
 WIDE = {1024: (1, None), 2048: (4, None), 8192: (16, None)}
 FORWARD = {
-    (2, False): RowShare(16384, NARROW | {16384: (8, None), 32768: (32, None)}, (16384, 4, 3)),
-    (2, True): RowShare(16384, NARROW | {16384: (16, None), 32768: (32, None)}, (32768, 8, 2)),
-    (4, False): RowShare(16384, WIDE | {16384: (16, 64), 32768: (32, None)}, (16384, 4, 3)),
-    (4, True): RowShare(16384, WIDE | {16384: (32, None), 32768: (32, None)}, (32768, 8, 2)),
-    (8, False): RowShare(0, {}, (16384, 8, 2)),
-    (8, True): RowShare(0, {}, (32768, 8, 2)),
+    (2, False): RowShare(
+        16384, NARROW | {16384: (8, None), 32768: (32, None)}, Sharing(16384, 4, 3)
+    ),
+    (2, True): RowShare(
+        16384, NARROW | {16384: (16, None), 32768: (32, None)}, Sharing(32768, 8, 2)
+    ),
+    (4, False): RowShare(16384, WIDE | {16384: (16, 64), 32768: (32, None)}, Sharing(16384, 4, 3)),
+    (4, True): RowShare(16384, WIDE | {16384: (32, None), 32768: (32, None)}, Sharing(32768, 8, 2)),
+    (8, False): RowShare(0, {}, Sharing(16384, 8, 2)),
+    (8, True): RowShare(0, {}, Sharing(32768, 8, 2)),
 }
 # An RMS norm needs fewer registers for a thread that has more.
 WITHOUT_MEAN = FORWARD | {
-    (4, False): RowShare(16384, WIDE | {16384: (8, 128), 32768: (32, None)}, (16384, 4, 3))
+    (4, False): RowShare(16384, WIDE | {16384: (8, 128), 32768: (32, None)}, Sharing(16384, 4, 3))
 }
-GROUPS = 264  # without a workspace, which says how many there are at most
+# How many groups share rows of so many elements at most, and longer ones: two for each of an H200's
+# 132 multiprocessors while one of them holds a row, then fewer, since several work on one row.
+# Constants, so that a result does not depend on the device.
+GROUPS = {8192: 264, 16384: 132, 32768: 64, 65536: 32, 131072: 16}
+FEWEST_GROUPS = 8
+GROUPS_WITHOUT_SUMS = 264
 # Of the partial sums of a gradient: groups and columns of a tile, and warps.
 SUMMED_GROUPS, SUMMED_COLUMNS, SUMMING_WARPS = 64, 32, 8
-REGISTERS = 65536  # of a multiprocessor
 
 
 class Share(NamedTuple):
@@ -58,10 +68,39 @@ ALONE = {
     4: {2048: Share(4096, 8, 2, 264), 4096: Share(4096, 16, 3, 132), 8192: Share(8192, 16, 2, 132)},
     8: {1024: Share(1024, 8, 2, 264), 2048: Share(2048, 16, 2, 132)},
 }
-# Longer rows are shared: elements of a row that one program has, rows at a time, warps, stages,
-# programs on a multiprocessor, and LATE of `walk_rows`. Of the longest, so that fewer wait.
-SHARED = {2: (4096, 1, 4, 3, 2, 1), 4: (2048, 1, 8, 3, 2, 1), 8: (2048, 1, 16, 2, 1, 0)}
-SHARED_LONG = {2: (8192, 1, 8, 3, 1, 1), 4: (4096, 1, 8, 3, 1, 1), 8: (2048, 1, 16, 2, 1, 0)}
+
+
+class SharedRows(NamedTuple):
+    """How programs that share a row walk theirs.
+
+    Attributes:
+        held: elements of a row that one has.
+        side: rows at a time.
+        warps: of a program.
+        stages: of loads in flight.
+        programs: on a multiprocessor.
+        late: LATE of `walk_rows`.
+    """
+
+    held: int
+    side: int
+    warps: int
+    stages: int
+    programs: int
+    late: int
+
+
+# Longer rows are shared. Of the longest, a program has more, so that fewer wait.
+SHARED = {
+    2: SharedRows(4096, 1, 4, 3, 2, 1),
+    4: SharedRows(2048, 1, 8, 3, 2, 1),
+    8: SharedRows(2048, 1, 16, 2, 1, 0),
+}
+SHARED_LONG = {
+    2: SharedRows(8192, 1, 8, 3, 1, 1),
+    4: SharedRows(4096, 1, 8, 3, 1, 1),
+    8: SharedRows(2048, 1, 16, 2, 1, 0),
+}
 LONG = 131072
 TILES = {2: 4096, 4: 2048, 8: 1024}
 TILE_WARPS = 8
@@ -69,24 +108,26 @@ TILE_WARPS = 8
 
 @triton.jit
 def norm_backward_rows(
-    grad_output, grad_sum, input, mean, rstd, weight, workspace, words, grad_input,
+    grad_output, grad_sum, input, statistics, weight, workspace, words, grad_input,
     n, count, groups, size0, size1, size2,
     out_start, out0, out1, out2,
     grad_start, grad0, grad1, grad2,
     sum_start, sum0, sum1, sum2,
     in_start, in0, in1, in2,
-    rstd_start, rstd0, rstd1, rstd2,
+    row_start, row0, row1, row2, row_field,
     WEIGHT: tl.constexpr, BIAS: tl.constexpr, LATER: tl.constexpr, RANK: tl.constexpr,
     VECTOR: tl.constexpr, ALIGNED: tl.constexpr, SIDE: tl.constexpr, BLOCK: tl.constexpr,
     KEEP: tl.constexpr, STAGES: tl.constexpr, SHARES: tl.constexpr, LATE: tl.constexpr,
     PHASE: tl.constexpr,
 ):  # fmt: skip
+    mean = statistics if row_field is not None else None
+    rstd = statistics + row_field if row_field is not None else statistics
     walk_rows(
         grad_output, grad_sum, input, mean, rstd, weight, workspace, words, grad_input,
         n, count, groups, (size0, size1, size2),
-        (out_start, grad_start, sum_start, in_start, rstd_start),
+        (out_start, grad_start, sum_start, in_start, row_start),
         ((out0, out1, out2), (grad0, grad1, grad2), (sum0, sum1, sum2), (in0, in1, in2),
-         (rstd0, rstd1, rstd2)),
+         (row0, row1, row2)),
         WEIGHT, BIAS, LATER, RANK, VECTOR, ALIGNED, SIDE, BLOCK, KEEP, STAGES, SHARES, LATE,
         PHASE,
     )  # fmt: skip
@@ -94,22 +135,24 @@ def norm_backward_rows(
 
 @triton.jit
 def norm_backward_tiles(
-    grad_output, grad_sum, input, mean, rstd, weight, workspace, grad_input,
+    grad_output, grad_sum, input, statistics, weight, workspace, grad_input,
     n, count, groups, size0, size1, size2,
     out_start, out0, out1, out2,
     grad_start, grad0, grad1, grad2,
     sum_start, sum0, sum1, sum2,
     in_start, in0, in1, in2,
-    rstd_start, rstd0, rstd1, rstd2,
+    row_start, row0, row1, row2, row_field,
     WEIGHT: tl.constexpr, BIAS: tl.constexpr, LATER: tl.constexpr, RANK: tl.constexpr,
     VECTOR: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr, THREADS: tl.constexpr,
 ):  # fmt: skip
+    mean = statistics if row_field is not None else None
+    rstd = statistics + row_field if row_field is not None else statistics
     walk_rows_in_tiles(
         grad_output, grad_sum, input, mean, rstd, weight, workspace, grad_input,
         n, count, groups, (size0, size1, size2),
-        (out_start, grad_start, sum_start, in_start, rstd_start),
+        (out_start, grad_start, sum_start, in_start, row_start),
         ((out0, out1, out2), (grad0, grad1, grad2), (sum0, sum1, sum2), (in0, in1, in2),
-         (rstd0, rstd1, rstd2)),
+         (row0, row1, row2)),
         WEIGHT, BIAS, LATER, RANK, VECTOR, ALIGNED, BLOCK, THREADS,
     )  # fmt: skip
 
@@ -126,134 +169,133 @@ def norm_backward_sums(
         sum_groups(workspace, grad_bias, field, n, groups, room, column, ROWS, BLOCK)
 
 
-def _alone(n: int, size: int) -> Share | None:
-    return next((share for most, share in ALONE[size].items() if n <= most), None)
-
-
-def _shared(n: int, size: int) -> tuple[int, int, int, int, int, int]:
-    return (SHARED if n < LONG else SHARED_LONG)[size]
-
-
 def row_share(size: int, has_residual: bool, has_mean: bool) -> RowShare:
     """How rows of the forward pass are shared out."""
     return (FORWARD if has_mean else WITHOUT_MEAN)[size, has_residual]
 
 
-def count_words(input: torch.Tensor) -> int:
-    """Words that `launch_norm_backward` takes for what programs tell each other; 0 if they share no
-    rows, or cannot wait.
-    """
-    n, size = input.shape[-1], input.element_size()
-    if _alone(n, size) is not None:
-        return 0
-    held, side, _, _, per, _ = _shared(n, size)
-    shares = -(-n // held)
-    rows = -(-(input.numel() // n) // side) * side
-    return rows * shares * 2 if shares <= most_programs(input, per) else 0
+def count_groups(rows: int, n: int) -> int:
+    """How many groups share `rows` rows of `n` elements at most: at least one."""
+    groups = next((groups for most, groups in GROUPS.items() if n <= most), FEWEST_GROUPS)
+    return max(1, min(groups, rows))
 
 
-def launch_norm_backward(
-    grad_output: torch.Tensor,
-    grad_sum: torch.Tensor | None,
-    input: torch.Tensor,
-    mean: torch.Tensor | None,
-    rstd: torch.Tensor,
-    weight: torch.Tensor | None,
-    workspace: torch.Tensor | None,
-    words: torch.Tensor | None,
-    grad_weight: torch.Tensor | None,
-    grad_bias: torch.Tensor | None,
-    grad_input: torch.Tensor,
-) -> str:
-    """Launches the backward pass of a norm of rows, and says how.
+def plan_norm_backward(
+    grad_output: Operand,
+    grad_sum: Operand | None,
+    input: Operand,
+    statistics: Operand,
+    weight: Operand | None,
+    grad_weight: Operand | None,
+    grad_bias: Operand | None,
+    grad_input: Operand,
+) -> Plan:
+    """Plans the backward pass of a norm of rows.
 
     Args:
         grad_output, grad_sum, input: of the shape (*outer, n); the last dimension has no gaps.
-        mean, rstd: of the shape (*outer); without a mean, the RMS norm.
+        statistics: (2, *outer), mean and rstd; or (1, *outer), rstd, of the RMS norm.
         weight: of the shape (n,), without gaps.
-        workspace: (gradients of weight and bias asked for, groups, n), of the type computed in.
-        words: as many zeros as `count_words` says; None: no rows are shared.
         grad_weight, grad_bias: of the shape (n,), or None.
         grad_input: like input, without gaps.
     """
+    if grad_input.numel() == 0:
+        return NOTHING
     given = (grad_output, grad_sum, input)
-    arrays = (grad_input, *(t for t in given if t is not None))
-    n, _, outer = rows_of(arrays, grad_input.dim() - 1, rstd)
+    arrays = (grad_input, *(array for array in given if array is not None))
+    n, _, outer = rows_of(arrays, grad_input.dim() - 1, statistics)
     size = grad_input.element_size()
     vector = ACCESS_BYTES // size
-    read = (*arrays, *(t for t in (weight, workspace) if t is not None))
     is_aligned = (
-        type(grad_input) is torch.Tensor
-        and n % vector == 0
-        and all([outer.has_multiples(a, vector, 0) for a in range(len(arrays))])
-        and all([t.data_ptr() % ACCESS_BYTES == 0 for t in read])
+        n % vector == 0
+        and all(outer.has_multiples(a, vector, 0) for a in range(len(arrays)))
+        and all(array.is_aligned for array in (*arrays, weight) if array is not None)
     )
     vector = vector if is_aligned else 1
-    room = min(GROUPS, outer.numel) if workspace is None else workspace.shape[1]
-    how = _alone(n, size)
+    fields = (grad_weight is not None) + (grad_bias is not None)
+    room = count_groups(outer.numel, n) if fields else min(GROUPS_WITHOUT_SUMS, outer.numel)
     slices = list(outer.slices(ROW_RANK))
-    groups = 0
+    alone = next((share for most, share in ALONE[size].items() if n <= most), None)
+    shared = (SHARED if n < LONG else SHARED_LONG)[size]
+    shares = -(-n // shared.held)
+    words: Part | None = None
+    if alone is not None:
+        name = f"rows in registers, blocks of {power_of_2(n)}"
+        groups = min(room, alone.groups)
+    elif shares <= grad_input.device.room(shared.programs) and len(slices) == 1:
+        name = f"a row shared by programs, blocks of {shared.held}"
+        groups = grad_input.device.programs(room * shares, shared.programs, shares) // shares
+        rows = -(-outer.numel // shared.side) * shared.side
+        words = Part(word_of(grad_input), rows * shares * 2)
+    else:
+        name = f"a row read twice, blocks of {TILES[size]}"
+        groups = room
+    sums: Part | None = None
+    if fields:
+        sums = Part(statistics.dtype, fields * room * n).after(words)
+    launches: list[Launch] = []
     for number, (slice, start) in enumerate(slices):
-        missing = (0,) * (ROW_RANK - len(slice.sizes))
-        integers = [n // vector, slice.numel, room, *slice.sizes, *((1,) * len(missing))]
-        for a in (0, 1, 1 + (grad_sum is not None), len(arrays) - 1, len(arrays)):
-            integers += [start[a] if start else 0, *(of[a] for of in slice.strides), *missing]
+        scalars: list[Scalar] = [n // vector, slice.numel, room, *padded(slice.sizes)]
+        place = 0
+        for array in (grad_input, *given, statistics):
+            if array is None:
+                scalars += [None] * (ROW_RANK + 1)
+            else:
+                scalars += strides_of(slice, start, place)
+                place += 1
+        scalars.append(statistics.strides[0] if statistics.shape[0] == 2 else None)
         asked = (grad_weight is not None, grad_bias is not None)
         constants = (*asked, number > 0, len(slice.sizes), vector, is_aligned)
-        before = (grad_output, grad_sum, input, mean, rstd, weight, workspace)
-        if how is not None:
-            block = _power_of_2(n)
+        before = (*given, statistics, weight, sums)
+        if alone is not None:
+            block = power_of_2(n)
             # Where a thread has columns of few rows at a time, each has its own sums.
-            has_few = block < how.warps * 32 * vector
-            side = max(1, how.held // block // (2 if has_few or not is_aligned else 1))
+            has_few = block < alone.warps * 32 * vector
+            side = max(1, alone.held // block // (2 if has_few or not is_aligned else 1))
             keep = side == 1 or has_few
-            groups = min(room, how.groups)
-            launch(
+            launch = Launch(
                 norm_backward_rows,
-                groups,
+                (groups,),
                 (*before, None, grad_input),
-                tuple(integers),
-                (*constants, side, block, keep, how.stages, 1, 0, ALL_PHASES.value),
-                how.warps,
+                tuple(scalars),
+                (*constants, side, block, keep, alone.stages, 1, 0, ALL_PHASES.value),
+                alone.warps,
             )
-            name = f"rows in registers, blocks of {block}"
-        elif words is not None and len(slices) == 1:
-            held, side, warps, stages, per, late = _shared(n, size)
-            shares = -(-n // held)
-            groups = (
-                launch_cooperatively(
-                    norm_backward_rows,
-                    room * shares,
-                    per,
-                    (*before, words, grad_input),
-                    tuple(integers),
-                    (*constants, side, held, side == 1, stages, _power_of_2(shares), late),
-                    warps,
-                    phases=2,
-                    max_registers=REGISTERS // (per * warps * 32) // 8 * 8,
-                    together=shares,
-                )
-                // shares
+        elif words is not None:
+            held, side, warps, stages, programs, late = shared
+            launch = Launch(
+                norm_backward_rows,
+                (groups * shares,),
+                (*before, words, grad_input),
+                tuple(scalars),
+                (*constants, side, held, side == 1, stages, power_of_2(shares), late),
+                warps,
+                phases=2,
+                per_multiprocessor=programs,
+                max_registers=registers(warps, programs),
             )
-            name = f"a row shared by programs, blocks of {held}"
         else:
-            groups = room
-            launch(
+            launch = Launch(
                 norm_backward_tiles,
-                groups,
+                (groups,),
                 (*before, grad_input),
-                tuple(integers),
+                tuple(scalars),
                 (*constants, TILES[size], TILE_WARPS * 32),
                 TILE_WARPS,
             )
-            name = f"a row read twice, blocks of {TILES[size]}"
-    if workspace is not None:
-        launch(
+        launches.append(launch)
+    if sums is not None:
+        launch = Launch(
             norm_backward_sums,
-            -(-n // SUMMED_COLUMNS),
-            (grad_weight, grad_bias, workspace),
+            (-(-n // SUMMED_COLUMNS),),
+            (grad_weight, grad_bias, sums),
             (n, groups, room),
             (SUMMED_GROUPS, SUMMED_COLUMNS),
             SUMMING_WARPS,
         )
-    return f"{name}{', 16-byte accesses' if is_aligned else ''}"
+        launches.append(launch)
+    last = sums or words
+    scratch = None
+    if last is not None:
+        scratch = Scratch(last.end, 0 if words is None else words.end, "call")
+    return Plan(f"{name}{', 16-byte accesses' * is_aligned}", tuple(launches), scratch)

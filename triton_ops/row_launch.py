@@ -4,16 +4,15 @@ variant runs, and its grid. Twin of csrc/include/diglot/row_launch.h.
 
 from __future__ import annotations
 
-import functools
-import itertools
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import torch
+import triton.language as tl
 
-from diglot.ops.row_words import CHUNK_BLOCKS, CHUNK_ELEMENTS, CHUNK_FIELDS, TALL
+from diglot.backends.plans import Plan, Scratch
 
 # Relative, because mypy finds this folder under its name in the tree.
-from .launch import ALL_PHASES, launch, launch_cooperatively, most_programs
 from .layout import Layout, compute_layout
 from .lib.row_reduce import (
     COLUMN_TILES,
@@ -25,367 +24,231 @@ from .lib.row_reduce import (
     SHARED_ROWS,
     TILES,
 )
+from .plan import ACCESS_BYTES, ALL_PHASES, NOTHING, Launch, Operand, Part, Scalar
+from .row_shares import (
+    CHUNK_FIELDS,
+    CHUNK_PROGRAMS,
+    CHUNK_TILE,
+    CHUNK_TILE_BYTES,
+    CHUNK_WARPS,
+    COLUMN_BYTES,
+    STATE_FIELDS,
+    STRIP_BYTES,
+    TALL,
+    RowShare,
+    Sharing,
+    count_chunks,
+    count_shares,
+    count_shares_of,
+    power_of_2,
+    registers,
+    share_out,
+    sharing_of,
+)
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from .launch import Tensors
-
-ACCESS_BYTES = 16
 ROW_RANK = 3  # other dimensions that a kernel takes; of more, a launch takes a slice
-# Warps of a program that holds so many elements, or fewer: at most 32 a thread, which are of fp32
-# once they are computed with. One of float64 counts as two.
-HELD_WARPS = {1024: 1, 2048: 4, 4096: 8, 16384: 16, 32768: 32}
-# Of rows of one array of 16-bit elements, of which a register holds two.
-NARROW_WARPS = HELD_WARPS | {16384: 8}
-# Of float64, and of several arrays together, a program holds fewer.
-MOST_HELD = {(1, False): 32768, (2, False): 16384, (1, True): 8192, (2, True): 4096}
-FEW_ELEMENTS = 1024  # that a program has at least, if need be in several rows
-TILE_WARPS = 8  # of a program that has rows in tiles, at least
-# Elements of it, by the number of inputs and the bytes of an element: what is in flight is enough,
-# and no register is spilled.
-TILE_ELEMENTS = {(1, 2): 4096, (2, 2): 4096, (1, 4): 2048, (2, 4): 2048, (1, 8): 1024, (2, 8): 1024}
-COLUMN_ELEMENTS = TILE_ELEMENTS | {(1, 2): 8192, (2, 4): 1024}
-COLUMN_BYTES = 64  # of a row of memory that a program of columns reads, at least
-# Of columns that take two launches: bytes of a strip; of a tile at most so many elements, and bytes
-# of all inputs; warps; the most chunks where strips are many. How many programs run on a
-# multiprocessor, if there is one other dimension or are several: offsets of several strides take
-# registers.
-STRIP_BYTES, MANY_CHUNKS = 512, 24
-CHUNK_TILE, CHUNK_TILE_BYTES, CHUNK_WARPS = 4096, 16384, 8
-CHUNK_PROGRAMS = (3, 2)
-# Programs that share rows (0), or columns of so many other dimensions, or more: bytes of the inputs
-# that one holds (of float64 half as many), its warps, and how many of them run on a multiprocessor,
-# with as many registers as that leaves. Where several strides make an offset, it takes some.
-SHARED = {0: (32768, 4, 4), 1: (32768, 4, 3), 2: (32768, 8, 2)}
-REGISTERS = 65536  # of a multiprocessor
-# A row is shared if it has more elements, and columns if a program's have more bytes, of one array.
-ALONE_ELEMENTS, ALONE_BYTES = 16384, 32768
-STATE_FIELDS = 3  # numbers of a state, at most
-
-
-def _power_of_2(n: int) -> int:
-    """The least that is not below n. Of a symbol, a range is found out, and not the value."""
-    result = 1
-    while result < n:
-        result *= 2
-    return result
+ONE = tl.constexpr(1)
+NAMES = {
+    ROWS.value: "rows in registers",
+    TILES.value: "a row read twice",
+    COLUMNS.value: "columns in registers",
+    COLUMN_TILES.value: "columns read twice",
+    SHARED_ROWS.value: "a row shared by programs",
+    SHARED_COLUMNS.value: "columns shared by programs",
+    REDUCED_COLUMNS.value: "columns in two launches",
+}
 
 
 def rows_of(
-    tensors: tuple[torch.Tensor, ...], dim: int, statistic: torch.Tensor | None = None
+    operands: tuple[Operand, ...], dim: int, statistics: Operand | None = None
 ) -> tuple[int, tuple[int, ...], Layout]:
-    """Elements of a row along a dimension, the step to the next in each tensor, and the layout of
+    """Elements of a row along a dimension, the step to the next in each array, and the layout of
     the other dimensions.
 
-    `statistic` lacks the dimension, and is the last array.
+    `statistics` lacks the dimension, has a first one of its own, and is the last array.
     """
-    shape = tuple(tensors[0].shape)
-    strides = tuple([t.stride() for t in tensors])
-    if statistic is not None:
-        of = statistic.stride()
-        strides = (*strides, (*of[:dim], 0, *of[dim:]))
-    if type(tensors[0]) is torch.Tensor:
-        return _cached(shape, strides, dim)
-    return _rows_of(shape, strides, dim)  # sizes may be symbols, which do not hash
-
-
-def _rows_of(
-    shape: tuple[int, ...], strides: tuple[tuple[int, ...], ...], dim: int
-) -> tuple[int, tuple[int, ...], Layout]:
+    shape, strides = operands[0].shape, tuple(operand.strides for operand in operands)
+    if statistics is not None:
+        each = statistics.strides[1:]
+        strides = (*strides, (*each[:dim], 0, *each[dim:]))
     if not shape:
         return 1, (1,) * len(strides), compute_layout(((),) * len(strides), ((),) * len(strides))
     n = shape[dim]
-    steps = tuple(1 if n == 1 else of[dim] for of in strides)
-    others = tuple((*of[:dim], *of[dim + 1 :]) for of in (shape, *strides))
+    steps = tuple(1 if n == 1 else own[dim] for own in strides)
+    others = tuple((*own[:dim], *own[dim + 1 :]) for own in (shape, *strides))
     return n, steps, compute_layout((others[0],) * len(strides), others[1:])
 
 
-_cached = functools.lru_cache(maxsize=4096)(_rows_of)
+def word_of(operand: Operand) -> torch.dtype:
+    """What programs write states as: integers of the size of what is computed in."""
+    return torch.int64 if operand.dtype == torch.float64 else torch.int32
 
 
-class RowShare(NamedTuple):
-    """How an operation that has a weight and statistics has its rows: others have fewer registers.
-
-    Attributes:
-        alone: elements of a row that one program holds at most.
-        warps: by elements that it holds at most, its warps, and registers of a thread, or None.
-        shared: as SHARED.
-    """
-
-    alone: int
-    warps: dict[int, tuple[int, int | None]]
-    shared: tuple[int, int, int]
-
-
-def _sharing(is_column: bool, outer: Layout) -> tuple[int, int, int]:
-    return SHARED[min(len(outer.sizes), max(SHARED)) if is_column else 0]
-
-
-def _shares(
-    n: int,
-    size: int,
-    inputs: int,
-    is_column: bool,
-    bytes: int,
-    room: int,
-    how: RowShare | None = None,
-) -> tuple[int, int]:
-    """How many programs share a row, or columns, and elements of a row that each holds.
-
-    One: they are not shared. `bytes` of the inputs fit one of them, and `room` run at once.
-    """
-    aside = COLUMN_BYTES // size if is_column else 1
-    if how is not None:
-        is_alone = n <= how.alone or n * size <= ALONE_BYTES
-    elif is_column:
-        is_alone = n * aside * size <= ALONE_BYTES
+def _access(
+    arrays: tuple[Operand, ...], n: int, steps: tuple[int, ...], outer: Layout, is_column: bool
+) -> int:
+    """Elements of an access that no row cuts, and that start at a multiple of as many."""
+    vector = ACCESS_BYTES // min(array.element_size() for array in arrays)
+    every = range(len(arrays))
+    if is_column:
+        is_cut = not all(outer.has_vectors(a, vector) and steps[a] % vector == 0 for a in every)
     else:
-        is_alone = n <= min(ALONE_ELEMENTS, MOST_HELD[inputs, size == 8])
-    if is_alone:
-        return 1, 0
-    if how is None and size == 8:
-        bytes //= 2
-    held = bytes // (inputs * size * aside)
-    shares = -(-n // held)
-    return (shares, held) if shares <= room else (1, 0)
+        is_cut = any(steps[a] != 1 for a in every) or n % vector != 0
+        is_cut = is_cut or not all(outer.has_multiples(a, vector, 0) for a in every)
+    return 1 if is_cut else vector
 
 
-def count_words(arrays: tuple[torch.Tensor, ...], dim: int) -> int:
-    """Words that a launch on arrays, the output first, takes for what programs tell each other of
-    the rows along a dimension that they share; 0 if none are shared, or programs cannot wait.
-    """
-    n, steps, outer = rows_of(arrays, dim)
-    if len(outer.sizes) > ROW_RANK or outer.numel == 0:
-        return 0
-    size = min(t.element_size() for t in arrays)
-    is_column = _is_column(n, steps, outer)
-    bytes, _, per = _sharing(is_column, outer)
-    shares, _ = _shares(n, size, len(arrays) - 1, is_column, bytes, most_programs(arrays[0], per))
-    aside = COLUMN_BYTES // size if is_column else 1
-    if shares == 1:
-        return 0
-    # As many again: of a row that has a weight, a program holds half as much.
-    return -(-outer.numel // aside) * aside * 2 * shares * STATE_FIELDS
-
-
-def _is_column(n: int, steps: tuple[int, ...], outer: Layout) -> bool:
-    return bool(outer.sizes) and n > 1 and outer.strides[0][0] < steps[0]
-
-
-def _is_symbolic(n: int, steps: tuple[int, ...], outer: Layout) -> bool:
-    numbers = (n, *steps, *outer.sizes, *itertools.chain(*outer.strides))
-    return any(isinstance(number, torch.SymInt) for number in numbers)
-
-
-@functools.cache
-def _variant(kind: int, block: int, is_aligned: bool) -> str:
-    what = {
-        ROWS.value: "rows in registers",
-        TILES.value: "a row read twice",
-        COLUMNS.value: "columns in registers",
-        COLUMN_TILES.value: "columns read twice",
-        SHARED_ROWS.value: "a row shared by programs",
-        SHARED_COLUMNS.value: "columns shared by programs",
-        REDUCED_COLUMNS.value: "columns in two launches",
-    }[kind]
-    return f"{what}, blocks of {block}{', 16-byte accesses' if is_aligned else ''}"
-
-
-def launch_rows(
+def plan_rows(
     kernel: Any,
-    tensors: Tensors,
+    operands: tuple[Operand | None, ...],
     dim: int,
-    words: torch.Tensor | None = None,
-    shared: tuple[torch.Tensor | None, ...] = (),
-    statistics: tuple[torch.Tensor, ...] = (),
-    held: tuple[torch.Tensor | None, ...] = (),
-    numbers: tuple[int, ...] = (),
+    shared: tuple[Operand | None, ...] = (),
+    statistics: tuple[Operand | None, ...] = (),
+    held: tuple[Operand | None, ...] = (),
+    numbers: Callable[..., tuple[int, ...]] | None = None,
     how: RowShare | None = None,
     tall: int = TALL,
-) -> str:
-    """Launches a kernel on the rows of tensors along a dimension, and says how.
+) -> Plan:
+    """Plans launches of a kernel on the rows of arrays along a dimension.
+
+    Rows are shared where accesses have 16 bytes, and the device makes cooperative launches.
 
     Args:
         kernel: of (pointers: the inputs, shared, statistics, held, words, the output; n, count,
             three sizes; for each array, the output first, then the inputs, its start, three strides
-            and step; for the statistics a start and three strides; numbers; KIND, RANK, STEPS,
-            VECTOR, ALIGNED, SIDE, BLOCK, THREADS, SHARES, PHASE), as `reduce_then_map_rows`
-            takes them.
-        tensors: one input or two, then the output, of one shape. The second input may be None.
+            and step; for statistics a start, three strides, and the step from one to the next;
+            numbers; KIND, RANK, STEPS, VECTOR, ALIGNED, SIDE, BLOCK, THREADS, SHARES, PHASE), as
+            `reduce_then_map_rows` takes them.
+        operands: one input or two, then the output, of one shape. The second input may be None.
         dim: a dimension of them, from 0.
-        words: as `row_words` has them; None: no rows are shared, and columns take one launch. Rows
-            are shared if accesses are of 16 bytes.
         shared: arrays of one row without gaps, the same for every row.
-        statistics: arrays of one element for each row, all with the same strides.
+        statistics: for a kernel that has some, an array (statistics, *outer); or None.
         held: a second output, which lies as the output does.
-        numbers: 64-bit arguments.
+        numbers: makes 64-bit arguments of the launcher's unseen ones.
         how: instead of HELD_WARPS and SHARED.
         tall: elements of the longest column that takes one launch.
-
-    Raises:
-        ValueError: there are too few words for the states of tall columns.
     """
-    *given, out = tensors
+    *given, out = operands
+    assert out is not None
     if out.numel() == 0:
-        return "nothing to do"
-    pointers: Any = (*given, *shared, *statistics, *held, words, out)
-    arrays = (out, *(t for t in given if t is not None))
-    n, steps, outer = rows_of(arrays, dim, statistics[0] if statistics else None)
-    size = min([t.element_size() for t in arrays])
-    vector = ACCESS_BYTES // size
-    every = range(len(arrays))
-    has_steps = any([steps[a] != 1 for a in every])
-    is_column = _is_column(n, steps, outer)
-    if _is_symbolic(n, steps, outer):
-        vector = 1  # what divides a symbol would be one more thing to compile anew for
-    elif is_column:
-        if not all(outer.has_vectors(a, vector) and steps[a] % vector == 0 for a in every):
-            vector = 1
-    elif has_steps or n % vector or not all(outer.has_multiples(a, vector, 0) for a in every):
+        return NOTHING
+    arrays = (out, *(array for array in given if array is not None))
+    statistic = statistics[0] if statistics else None
+    n, steps, outer = rows_of(arrays, dim, statistic)
+    size, inputs = min(array.element_size() for array in arrays), len(arrays) - 1
+    is_column = bool(outer.sizes) and n > 1 and outer.strides[0][0] < steps[0]
+    vector = _access(arrays, n, steps, outer, is_column)
+    whole = (*arrays, *(array for array in (*shared, *held) if array is not None))
+    is_aligned = vector > 1 and all(array.is_aligned for array in whole)
+    if not is_aligned:
         vector = 1
-    # Addresses of traced tensors are unknown; the compiler that traces them knows alignments.
-    is_aligned = False
-    if vector > 1 and type(out) is torch.Tensor:
-        whole = (*arrays, *(t for t in (*shared, *held) if t is not None))
-        is_aligned = all([t.data_ptr() % ACCESS_BYTES == 0 for t in whole])
-        vector = vector if is_aligned else 1
     if is_column and vector > 1:
         outer = outer.in_vectors(vector)
-    shares, part, sharing = 1, 0, (0, 0, 0)
-    is_tall = words is not None and is_column and n > tall
-    if words is not None and vector > 1 and not is_tall:  # other parts would not fit the registers
-        sharing = _sharing(is_column, outer) if how is None else how.shared
-        room = most_programs(out, sharing[2])
-        shares, part = _shares(n, size, len(arrays) - 1, is_column, sharing[0], room, how)
-        rows = outer.numel * (vector if is_column else 1)
-        if rows * shares * STATE_FIELDS > words.numel():
-            shares = 1
+    is_tall = is_column and n > tall
+    shares, part, sharing = 1, 0, None
+    if vector > 1 and not is_tall and len(outer.sizes) <= ROW_RANK:
+        shares, part, sharing = _share(n, size, inputs, is_column, outer, how, out)
     if is_tall:
         kind, warps = REDUCED_COLUMNS.value, CHUNK_WARPS
-        side = min(STRIP_BYTES // (size * vector), _power_of_2(outer.numel))
-        tile = min(CHUNK_TILE, CHUNK_TILE_BYTES // sum(t.element_size() for t in arrays[1:]))
+        side = min(STRIP_BYTES // (size * vector), power_of_2(outer.numel))
+        tile = min(CHUNK_TILE, CHUNK_TILE_BYTES // sum(a.element_size() for a in arrays[1:]))
         block = tile // (vector * side)
-    elif shares > 1:
+    elif sharing is not None:
         kind = (SHARED_COLUMNS if is_column else SHARED_ROWS).value
         side = COLUMN_BYTES // (size * vector) if is_column else 1
-        block, (_, warps, per) = part, sharing
+        block, warps = part, sharing.warps
     else:
-        kind, side, block, warps = _share_out(
-            n, outer.numel, size, vector, is_column, len(arrays) - 1
-        )
-    # Where an input is not given, a kernel takes strides for it all the same.
-    places = [0, *_places(given)]
+        kind, side, block, warps = share_out(n, outer.numel, size, vector, is_column, inputs)
+    has_steps = any(step != 1 for step in steps[: len(arrays)])
+    # Where a program's part of a row begins is a product with a step: if the compiler knew it, it
+    # would add the part to each offset, and run out of registers.
+    keeps_steps = has_steps or sharing is not None
+    launches: list[Launch] = []
+    words: Part | None = None
     for slice, start in outer.slices(ROW_RANK):
-        missing = (0,) * (ROW_RANK - len(slice.sizes))
-        integers = [
-            n // vector if not is_column else n,
-            slice.numel,
-            *slice.sizes,
-            *((1,) * len(missing)),
-        ]
-        for a in places:
-            integers += [
-                start[a] if start else 0,
-                *(of[a] for of in slice.strides),
-                *missing,
-                steps[a],
-            ]
-        if statistics:
-            integers += [start[-1] if start else 0, *(of[-1] for of in slice.strides), *missing]
-        integers += numbers
-        shape = (len(slice.sizes), has_steps, vector, is_aligned, side, block, warps * 32)
-        programs = -(-slice.numel // side)
-        if is_tall and words is not None:
-            chunks = _count_chunks(n, programs, block)
-            needed = chunks * slice.numel * vector * CHUNK_FIELDS
-            if words.numel() < needed:
-                raise ValueError(
-                    f"the states of columns take {needed} words, and there are {words.numel()}"
-                )
-            at_once = CHUNK_PROGRAMS[len(slice.sizes) > 1]
-            for launched in (REDUCED_COLUMNS, MAPPED_COLUMNS):
-                constants = (launched.value, *shape, 1, ALL_PHASES.value)
-                launch(
+        scalars: list[Scalar] = [n if is_column else n // vector, slice.numel]
+        scalars += padded(slice.sizes)
+        place = 0
+        for array in (out, *given):
+            if array is None:
+                scalars += [None] * (ROW_RANK + 2)
+                continue
+            scalars += strides_of(slice, start, place)
+            scalars.append(steps[place] if keeps_steps else ONE)
+            place += 1
+        if statistic is not None:
+            scalars += [*strides_of(slice, start, place), statistic.strides[0]]
+        elif statistics:
+            scalars += [None] * (ROW_RANK + 2)
+        strips = -(-slice.numel // side)
+        shape = (len(slice.sizes), has_steps, vector, is_aligned, side, block)
+        programs, most, registers_of = strips, 1, None
+        if is_tall:
+            chunks = count_chunks(n, strips, block)
+            words = Part(word_of(out), chunks * slice.numel * vector * CHUNK_FIELDS)
+            programs = strips * chunks
+            if vector > 1:
+                registers_of = registers(warps, CHUNK_PROGRAMS[len(slice.sizes) > 1])
+        elif sharing is not None:
+            width = side * vector if is_column else 1
+            words = Part(word_of(out), strips * width * shares * STATE_FIELDS)
+            programs = out.device.programs(strips * shares, sharing.programs, shares)
+            most = power_of_2(max(shares, warps * 32 // width if is_column else 1))
+            registers_of = registers(warps, sharing.programs)
+        elif how is not None and kind == ROWS.value and size < 8:
+            warps, registers_of = next(v for held, v in how.warps.items() if block * side <= held)
+        pointers = (*given, *shared, *statistics, *held, words, out)
+        for launched in (kind, MAPPED_COLUMNS.value) if is_tall else (kind,):
+            constants = (launched, *shape, warps * 32, most)
+            launches.append(
+                Launch(
                     kernel,
-                    programs * chunks,
+                    (programs,),
                     pointers,
-                    tuple(integers),
-                    constants,
+                    tuple(scalars),
+                    constants if sharing is not None else (*constants, ALL_PHASES.value),
                     warps,
-                    _registers(warps, at_once) if vector > 1 else None,
+                    numbers,
+                    phases=2 if sharing is not None else 0,
+                    per_multiprocessor=None if sharing is None else sharing.programs,
+                    max_registers=registers_of,
                 )
-        elif shares == 1:
-            constants = (kind, *shape, 1, ALL_PHASES.value)
-            registers = None
-            if how is not None and kind == ROWS.value and size < 8:
-                tile = block * side
-                warps, registers = next(of for most, of in how.warps.items() if tile <= most)
-                constants = (*constants[:7], warps * 32, *constants[8:])
-            launch(kernel, programs, pointers, tuple(integers), constants, warps, registers)
-        else:
-            launch_cooperatively(
-                kernel,
-                programs * shares,
-                per,
-                pointers,
-                tuple(integers),
-                (
-                    kind,
-                    *shape,
-                    _power_of_2(max(shares, warps * 32 // (side * vector) if is_column else 1)),
-                ),
-                warps,
-                phases=2,
-                max_registers=_registers(warps, per),
-                together=shares,
             )
-    return _variant(kind, block, is_aligned)
+    scratch = None
+    if words is not None:
+        scratch = Scratch(words.end, 0 if is_tall else words.end, "call")
+    name = f"{NAMES[kind]}, blocks of {block}{', 16-byte accesses' * is_aligned}"
+    return Plan(name, tuple(launches), scratch)
 
 
-def _registers(warps: int, programs: int) -> int:
-    """Of a thread at most, so that so many programs run on a multiprocessor."""
-    return REGISTERS // (programs * warps * 32) // 8 * 8
-
-
-def _places(given: list[torch.Tensor | None]) -> Iterator[int]:
-    """The numbers of the inputs among the arrays that are there; of one that is not, any."""
-    place = 0
-    for tensor in given:
-        place += tensor is not None
-        yield place
-
-
-def _count_chunks(n: int, strips: int, block: int) -> int:
-    """How many chunks columns of n elements have, of whole tiles of so many."""
-    chunks = min(max(CHUNK_BLOCKS // strips, MANY_CHUNKS), n // CHUNK_ELEMENTS)
-    share = -(-n // chunks // block) * block
-    return -(-n // share)
-
-
-def _share_out(
+def _share(
     n: int,
-    count: int,
     size: int,
-    vector: int,
-    is_column: bool,
     inputs: int,
-) -> tuple[int, int, int, int]:
-    """Kind, rows or accesses side by side, elements of a row in a tile, and warps."""
-    most = MOST_HELD[inputs, size == 8]
-    tile = TILE_ELEMENTS[inputs, size]
-    if not is_column and n > most:
-        return TILES.value, 1, tile, TILE_WARPS
-    # Of one element Triton 3.6 makes no 16-bit tile.
-    kind, side, access, block = ROWS.value, 1, 1, max(2, _power_of_2(n))
-    if is_column:
-        kind, side, access = COLUMNS.value, max(1, COLUMN_BYTES // (size * vector)), vector
-        if block * side * access > most:
-            kind, block = COLUMN_TILES.value, COLUMN_ELEMENTS[inputs, size] // (side * access)
-    while block * side * access < FEW_ELEMENTS and side < count:
-        side *= 2
-    held = block * side * access * (2 if size == 8 else 1)
-    is_narrow = size == 2 and inputs == 1 and not is_column
-    table = NARROW_WARPS if is_narrow else HELD_WARPS
-    warps = next(warps for most, warps in table.items() if held <= most)
-    return kind, side, block, max(warps, TILE_WARPS) if kind == COLUMN_TILES.value else warps
+    is_column: bool,
+    outer: Layout,
+    how: RowShare | None,
+    out: Operand,
+) -> tuple[int, int, Sharing | None]:
+    """How many programs share a row, or columns, elements that each holds, and what it has; nothing
+    where they are not shared.
+    """
+    sharing = sharing_of(is_column, len(outer.sizes))
+    room = out.device.room(sharing.programs)
+    shares, part = count_shares(n, size, inputs, is_column, sharing, room)
+    if how is not None and shares > 1:
+        sharing = how.shared
+        room = out.device.room(sharing.programs)
+        shares, part = count_shares_of(n, size, inputs, how, room)
+    return (shares, part, sharing) if shares > 1 else (1, 0, None)
+
+
+def padded(numbers: tuple[int, ...]) -> tuple[int | None, ...]:
+    """For each dimension that a kernel takes; None, which costs nothing, where there is none."""
+    return (*numbers, *(None,) * (ROW_RANK - len(numbers)))
+
+
+def strides_of(slice: Layout, start: tuple[int, ...], array: int) -> tuple[int | None, ...]:
+    """Where an array's first row begins, and its strides."""
+    first = start[array] if start else 0
+    return first, *padded(tuple(stride[array] for stride in slice.strides))

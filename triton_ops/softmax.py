@@ -3,6 +3,8 @@
 import triton
 import triton.language as tl
 
+from diglot.backends.plans import Plan
+from diglot.triton_ops.launch import launcher
 from diglot.triton_ops.lib.reduce import (
     exp_nonpositive_for,
     max_sum_along,
@@ -16,9 +18,8 @@ from diglot.triton_ops.lib.reduce import (
 )
 from diglot.triton_ops.lib.row_reduce import reduce_then_map_rows
 from diglot.triton_ops.lib.types import compute_type
-from diglot.triton_ops.row_launch import launch_rows
-
-NOTHING = tl.constexpr(-float("inf"))
+from diglot.triton_ops.plan import Operand
+from diglot.triton_ops.row_launch import plan_rows
 
 
 @triton.jit
@@ -58,7 +59,7 @@ def softmax_forward_rows(
     reduce_then_map_rows(
         (input,), words, output, n, count, (size0, size1, size2), (out_start, in_start),
         ((out0, out1, out2), (in0, in1, in2)), (out_step, in_step),
-        reduce, max_sum_combine, max_sum_none, max_sum_fold, map, NOTHING,
+        reduce, max_sum_combine, max_sum_none, max_sum_fold, map, -float("inf"),
         output.dtype.element_ty, KIND, RANK, STEPS, VECTOR, ALIGNED, SIDE, BLOCK, THREADS,
         SHARES, PHASE,
     )  # fmt: skip
@@ -85,11 +86,13 @@ def softmax_backward_rows(
     )  # fmt: skip
 
 
-def softmax_forward(input, dim, words, out):
+@launcher
+def softmax_forward(input: Operand, dim: int, out: Operand) -> Plan:
     """out = softmax(input) along a dimension; float32 of a narrower input, or of its dtype."""
-    return launch_rows(softmax_forward_rows, (input, out), dim, words)
+    return plan_rows(softmax_forward_rows, (input, out), dim)
 
 
-def softmax_backward(grad_output, output, dim, words, out):
+@launcher
+def softmax_backward(grad_output: Operand, output: Operand, dim: int, out: Operand) -> Plan:
     """out = output * (grad_output - sum(grad_output * output)) along a dimension."""
-    return launch_rows(softmax_backward_rows, (grad_output, output, out), dim, words)
+    return plan_rows(softmax_backward_rows, (grad_output, output, out), dim)

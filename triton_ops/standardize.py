@@ -2,11 +2,13 @@
 csrc/ops/standardize.cu.
 """
 
+import torch
 import triton
 import triton.language as tl
 
-from diglot.triton_ops.global_launch import launch_on_chunks
-from diglot.triton_ops.launch import ALL_PHASES, number_halves
+from diglot.backends.plans import Plan
+from diglot.triton_ops.global_launch import plan_chunks
+from diglot.triton_ops.launch import launcher
 from diglot.triton_ops.lib import grid_barrier
 from diglot.triton_ops.lib.global_reduce import (
     THREADS,
@@ -26,6 +28,8 @@ from diglot.triton_ops.lib.reduce import (
     thread_sums,
 )
 from diglot.triton_ops.lib.types import compute_type, convert, number
+from diglot.triton_ops.numbers import numbers_of
+from diglot.triton_ops.plan import ALL_PHASES, Operand, Unseen
 
 
 @triton.jit
@@ -42,7 +46,7 @@ def backward(grad, x, center, factor, grad_mean, slope, T: tl.constexpr):
 
 @triton.jit
 def standardize_forward_phases(
-    input, word, workspace, mean, rstd, output, n, chunks, chunk_tiles, eps_high, eps_low,
+    input, statistics, word, workspace, output, n, chunks, chunk_tiles, eps_high, eps_low,
     ALIGNED: tl.constexpr, BLOCK: tl.constexpr, FOLD: tl.constexpr, PHASE: tl.constexpr,
 ):  # fmt: skip
     T: tl.constexpr = output.dtype.element_ty
@@ -83,8 +87,8 @@ def standardize_forward_phases(
         )
         factor = reciprocal_root(total / count + number(eps_high, eps_low, COMPUTE))
         if tl.program_id(0) == 0:
-            tl.store(mean, center)
-            tl.store(rstd, factor)
+            tl.store(statistics, center)
+            tl.store(statistics + 1, factor)
         for later in range(own):
             start = tile_start(own - 1 - later, chunk_tiles, BLOCK)
             if (later > 0) | (PHASE == 2):
@@ -94,14 +98,14 @@ def standardize_forward_phases(
 
 @triton.jit
 def standardize_backward_phases(
-    grad_output, input, mean, rstd, word, workspace, grad_input, n, chunks, chunk_tiles,
+    grad_output, input, statistics, word, workspace, grad_input, n, chunks, chunk_tiles,
     ALIGNED: tl.constexpr, BLOCK: tl.constexpr, FOLD: tl.constexpr, PHASE: tl.constexpr,
 ):  # fmt: skip
     T: tl.constexpr = grad_input.dtype.element_ty
     COMPUTE: tl.constexpr = compute_type(T)
     own = own_tiles(chunks, chunk_tiles)
-    center = tl.load(mean)
-    factor = tl.load(rstd)
+    center = tl.load(statistics)
+    factor = tl.load(statistics + 1)
     grad = tl.full((BLOCK,), 0.0, COMPUTE).to(T)
     x = tl.full((BLOCK,), 0.0, COMPUTE).to(T)
     if PHASE != 2:
@@ -134,26 +138,26 @@ def standardize_backward_phases(
             store_tile(grad_input, start, n, result, ALIGNED, BLOCK)
 
 
-def standardize_forward(input, eps, word, workspace, blocks, mean, rstd, out):
-    """out = (input - mean) * rstd, and the two; input and out lie in one dense order."""
-    return launch_on_chunks(
+@launcher
+def standardize_forward(
+    input: Operand, eps: Unseen, blocks: int, statistics: Operand, out: Operand
+) -> Plan:
+    """out = (input - mean) * rstd, and the two, statistics; input and out in one dense order."""
+    return plan_chunks(
         standardize_forward_phases,
-        1,
+        (input,),
         8,
         blocks,
-        workspace,
-        (input, word, workspace, mean, rstd, out),
-        number_halves(eps, out.dtype),
+        out,
+        (statistics,),
+        numbers_of(torch.float64),
     )
 
 
-def standardize_backward(grad_output, input, mean, rstd, word, workspace, blocks, out):
+@launcher
+def standardize_backward(
+    grad_output: Operand, input: Operand, statistics: Operand, blocks: int, out: Operand
+) -> Plan:
     """The gradient of the input, from the forward's mean and rstd; all in one dense order."""
-    return launch_on_chunks(
-        standardize_backward_phases,
-        2,
-        4,
-        blocks,
-        workspace,
-        (grad_output, input, mean, rstd, word, workspace, out),
-    )
+    inputs = (grad_output, input)
+    return plan_chunks(standardize_backward_phases, inputs, 4, blocks, out, (statistics,))

@@ -3,12 +3,15 @@
 Every source but a kernel's is compiled as usual. Kernels are instrumented: what the compiler then
 calls at every access is defined in memory.cpp.
 
-    python csrc/interpreter/build.py OUTPUT FOLDER    diglot's own, with AddressSanitizer and
-                                                      UndefinedBehaviorSanitizer
+    python csrc/interpreter/build.py [--sanitized] OUTPUT FOLDER [OP ...]
+
+builds diglot's own: of all ops, or of those named; `--sanitized` with AddressSanitizer and
+UndefinedBehaviorSanitizer.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
@@ -143,20 +146,27 @@ def build(
 STABLE_ABI_DEFINITIONS = ["-DTORCH_TARGET_VERSION=0x020a000000000000"]
 
 
-def build_extension(output: Path, folder: Path, *, sanitized: bool = False) -> None:
-    """Builds diglot._interpreter: every op's kernels. Arguments as of `build`."""
+def build_extension(
+    output: Path, folder: Path, *, ops: Sequence[str] = (), sanitized: bool = False
+) -> None:
+    """Builds diglot._interpreter: the kernels of these ops, by default of all.
+
+    Other arguments as of `build`.
+    """
     from torch.utils import cpp_extension
 
     root = HERE.parent
     build(
         output,
-        sorted(root.glob("ops/*.cu")),
+        [root / f"ops/{op}.cu" for op in ops] or sorted(root.glob("ops/*.cu")),
         folder,
         sources=[
             HERE / "module.cpp",
             root / "torch/copier.cpp",
             root / "torch/launcher.cpp",
             root / "torch/pipeline.cpp",
+            root / "torch/plans.cpp",
+            root / "torch/reader.cpp",
             *sorted(root.glob("pipeline/*.cpp")),
         ],
         flags=[
@@ -173,4 +183,10 @@ def build_extension(output: Path, folder: Path, *, sanitized: bool = False) -> N
 
 
 if __name__ == "__main__":
-    build_extension(Path(sys.argv[1]), Path(sys.argv[2]), sanitized=True)
+    parser = argparse.ArgumentParser(description="Builds diglot._interpreter.")
+    parser.add_argument("output", type=Path)
+    parser.add_argument("folder", type=Path, help="for objects")
+    parser.add_argument("ops", nargs="*", help="by default all")
+    parser.add_argument("--sanitized", action="store_true")
+    given = parser.parse_args()
+    build_extension(given.output, given.folder, ops=given.ops, sanitized=given.sanitized)

@@ -4,25 +4,25 @@
 
 namespace {
 
-using diglot::torch_binding::raise_current_exception;
-
-PyObject* last_variant(PyObject*, PyObject*) {
-  return PyUnicode_FromString(diglot::last_variant());
+PyMethodDef definition(const char* name,
+                       PyObject* (*function)(PyObject*, PyObject* const*, Py_ssize_t)) {
+  return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function)),
+          METH_FASTCALL, nullptr};
 }
 
 }  // namespace
 
 PyMODINIT_FUNC PyInit__interpreter() {
-  if (!diglot::torch_binding::find_dtypes()) return nullptr;
+  using namespace diglot::torch_binding;
+  if (!find_dtypes()) return nullptr;
   static std::vector<PyMethodDef> methods;
-  for (const auto& [name, function, bind] : diglot::torch_binding::python_functions()) {
-    static_cast<void>(bind);
-    methods.push_back({name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function)),
-                       METH_FASTCALL, nullptr});
+  for (const PythonFunction& function : python_functions()) {
+    methods.push_back(definition(function.name, function.function));
   }
-  methods.push_back({"last_variant", last_variant, METH_NOARGS, nullptr});
+  methods.push_back(definition("plan", plan_from_python));
   methods.push_back({nullptr, nullptr, 0, nullptr});
 
   static PyModuleDef module = {PyModuleDef_HEAD_INIT, "_interpreter", nullptr, -1, methods.data()};
-  return PyModule_Create(&module);
+  PyObject* const result = PyModule_Create(&module);
+  return result != nullptr && add_schemas(result) ? result : nullptr;
 }

@@ -5,6 +5,7 @@
 #include "diglot/dispatch.h"
 #include "diglot/elementwise_launch.h"
 #include "diglot/math.cuh"
+#include "diglot/sum_launch.h"
 #include "torch/launcher.h"
 
 namespace diglot {
@@ -35,33 +36,6 @@ struct Add {
   }
 };
 
-template <typename T, typename Shape>
-__global__ void __launch_bounds__(kElementwiseThreads)
-    add_forward_flat(int64_t n, int head, const T* input, const T* other, compute_t<T> alpha,
-                     T* output) {
-  flat_map<Shape>(n, head, Add<T>{alpha}, output, input, other);
-}
-
-template <typename T, typename Shape>
-__global__ void __launch_bounds__(kElementwiseThreads)
-    add_number_flat(int64_t n, int head, const T* input, compute_t<T> number, T* output) {
-  flat_map<Shape>(n, head, Add<T>{number}, output, input);
-}
-
-template <typename T, typename Shape, typename Index>
-__global__ void __launch_bounds__(kElementwiseThreads)
-    add_forward_strided(int64_t n, Strides<3, Index> strides, const T* input, const T* other,
-                        compute_t<T> alpha, T* output) {
-  strided_map<Shape>(n, strides, Add<T>{alpha}, output, input, other);
-}
-
-template <typename T, typename Shape, typename Index>
-__global__ void __launch_bounds__(kElementwiseThreads)
-    add_number_strided(int64_t n, Strides<2, Index> strides, const T* input, compute_t<T> number,
-                       T* output) {
-  strided_map<Shape>(n, strides, Add<T>{number}, output, input);
-}
-
 // For inputs of other types than the output's: they are converted as they are loaded.
 template <typename T, typename Index>
 __global__ void __launch_bounds__(kElementwiseThreads)
@@ -80,20 +54,6 @@ struct Scale {
   DIGLOT_DEVICE T operator()(T x) const { return convert<T>(alpha * convert<compute_t<T>>(x)); }
 };
 
-template <typename T, typename Shape>
-__global__ void __launch_bounds__(kElementwiseThreads)
-    add_backward_flat(int64_t n, int head, const T* grad_output, compute_t<T> alpha,
-                      T* grad_input) {
-  flat_map<Shape>(n, head, Scale<T>{alpha}, grad_input, grad_output);
-}
-
-template <typename T, typename Shape, typename Index>
-__global__ void __launch_bounds__(kElementwiseThreads)
-    add_backward_strided(int64_t n, Strides<2, Index> strides, const T* grad_output,
-                         compute_t<T> alpha, T* grad_input) {
-  strided_map<Shape>(n, strides, Scale<T>{alpha}, grad_input, grad_output);
-}
-
 // For a gradient of another type than that of the result.
 template <typename T, typename Index>
 __global__ void __launch_bounds__(kElementwiseThreads)
@@ -104,20 +64,6 @@ __global__ void __launch_bounds__(kElementwiseThreads)
              alpha * convert<compute_t<T>>(grad_output[at.of[1]]));
   });
 }
-
-constexpr int kSumThreads = 256;
-constexpr int kSumLoads = 4;  // loads in flight per thread
-// Blocks on a multiprocessor, at least. Of 64-bit offsets the compiler by itself, 0, would have
-// more of them than registers suffice for, and keep some in memory.
-template <typename Index>
-constexpr int kSumBlocks = sizeof(Index) == 8 ? 1 : 0;
-
-// How the threads of a block of add_backward_sum lie: `columns` along the kept elements, `rows`
-// along the reduced ones. Both are powers of two, and kSumThreads their product.
-struct SumShape {
-  int rows, columns;
-  int row_step, column_step;  // from a thread to the next row or column: 1 along the fastest
-};
 
 // Sums grad_output over the dimensions along which an operand was broadcast.
 //
@@ -193,199 +139,67 @@ namespace {
 
 using namespace diglot;
 
-void add_forward(Stream stream, const Operand& input, const Operand* other, Number alpha,
+// Operands of several types take no flat walk.
+constexpr auto kNoFlat = [](auto, unsigned, int64_t, int) {};
+
+void add_forward(Planner& planner, const Operand& input, const Operand* other, Number alpha,
                  const Operand& out) {
   dispatch_all(out.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     const auto factor = alpha.as<compute_t<T>>();
-    T* const output = out.as<T>();
+    const auto functor = [factor](const Arguments& now) { return Add<T>{factor(now)}; };
     if (other == nullptr) {
       if (input.dtype != out.dtype) {
         throw std::invalid_argument("add_forward: without other, input must have the dtype of out");
       }
-      elementwise_launch<T>(
-          {&out, &input},
-          [&](auto shape, unsigned blocks, int64_t n, int head) {
-            launch<add_number_flat<T, decltype(shape)>>(blocks, kElementwiseThreads, stream, n,
-                                                        head, input.as<const T>(), factor, output);
-          },
-          [&](auto shape, unsigned blocks, int64_t n, const auto& strides) {
-            using Index = index_of<decltype(strides)>;
-            launch<add_number_strided<T, decltype(shape), Index>>(
-                blocks, kElementwiseThreads, stream, n, strides, input.as<const T>(), factor,
-                output);
-          });
-      return;
+      map_elements<T>(planner, functor, out, input);
+    } else if (have_one_dtype({&out, &input, other})) {
+      map_elements<T>(planner, functor, out, input, *other);
+    } else {
+      elementwise_launch<T>(planner, {&out, &input, other}, kNoFlat,
+                            [&](auto, unsigned blocks, int64_t n, const auto& strides) {
+                              planner.add<add_forward_mixed<T, index_of<decltype(strides)>>>(
+                                  {blocks, kElementwiseThreads}, n, strides, input.as<const void>(),
+                                  input.dtype, other->as<const void>(), other->dtype, factor,
+                                  out.as<T>());
+                            });
     }
-    elementwise_launch<T>(
-        {&out, &input, other},
-        [&](auto shape, unsigned blocks, int64_t n, int head) {
-          launch<add_forward_flat<T, decltype(shape)>>(blocks, kElementwiseThreads, stream, n, head,
-                                                       input.as<const T>(), other->as<const T>(),
-                                                       factor, output);
-        },
-        [&](auto shape, unsigned blocks, int64_t n, const auto& strides) {
-          using Index = index_of<decltype(strides)>;
-          if (have_one_dtype({&out, &input, other})) {
-            launch<add_forward_strided<T, decltype(shape), Index>>(
-                blocks, kElementwiseThreads, stream, n, strides, input.as<const T>(),
-                other->as<const T>(), factor, output);
-          } else {
-            launch<add_forward_mixed<T, Index>>(blocks, kElementwiseThreads, stream, n, strides,
-                                                input.data, input.dtype, other->data, other->dtype,
-                                                factor, output);
-          }
-        });
   });
 }
 
-// The dimensions of `operand` along which `shape` (of no higher rank, right-aligned) has its size,
-// or, with `kept` false, the others.
-Operand select_dimensions(const Operand& operand, const Operand& shape, bool kept) {
-  Operand selected = operand;
-  selected.rank = 0;
-  for (int d = 0; d < operand.rank; ++d) {
-    const int own = d - (operand.rank - shape.rank);
-    const bool same = own >= 0 && shape.sizes[own] == operand.sizes[d];
-    if (same == kept) {
-      selected.sizes[selected.rank] = operand.sizes[d];
-      selected.strides[selected.rank++] = operand.strides[d];
-    }
+struct AddBackwardSum {
+  template <typename T, typename Index, int kKept, int kReduced>
+  static constexpr auto kernel() {
+    return &add_backward_sum<T, Index, kKept, kReduced>;
   }
-  return selected;
-}
+};
 
-// The least power of two that is at least n, and at most `most`.
-int power_of_two(int64_t n, int most) {
-  int result = 1;
-  while (result < n && result < most) result *= 2;
-  return result;
-}
-
-// Threads along the fastest dimension until a warp reads neighbouring elements, or all that there
-// are; the others along the slower one.
-SumShape sum_shape(int64_t kept, int64_t reduced, int64_t splits, bool reduced_is_fastest) {
-  constexpr int64_t kMostBlocks = (int64_t{1} << 31) - 1;
-  int columns = power_of_two(kept, 32);
-  if (reduced_is_fastest) {
-    columns =
-        kSumThreads / power_of_two((reduced / splits + kSumLoads - 1) / kSumLoads, kSumThreads);
-  }
-  while ((kept + columns - 1) / columns > kMostBlocks && columns < kSumThreads) columns *= 2;
-  const int rows = kSumThreads / columns;
-  return {rows, columns, reduced_is_fastest ? 1 : columns, reduced_is_fastest ? rows : 1};
-}
-
-template <typename T>
-void launch_sum(Stream stream, const Layout<2>& kept, const Layout<1>& reduced, const void* grad,
-                int64_t splits, compute_t<T> alpha, const Operand& out, int64_t split_stride) {
-  constexpr int kVector = kVectorElements<T>;
-  const bool reduced_is_fastest =
-      reduced.rank > 0 && (kept.rank == 0 || reduced.strides[0][0] < kept.strides[0][0]);
-  const bool is_aligned = reinterpret_cast<uintptr_t>(grad) % kAccessBytes == 0;
-  const auto run = [&](auto kept_elements, auto reduced_elements, auto index,
-                       const Layout<2>& kept_accesses, const Layout<1>& reduced_accesses) {
-    using Index = decltype(index);
-    const SumShape shape =
-        sum_shape(kept_accesses.numel, reduced_accesses.numel, splits, reduced_is_fastest);
-    kept_accesses.template for_each_slice<Index>([&](int64_t elements, const auto& kept_strides) {
-      launch<add_backward_sum<T, Index, decltype(kept_elements)::value,
-                              decltype(reduced_elements)::value>>(
-          dim3(blocks_for(elements, shape.columns), static_cast<unsigned>(splits)), kSumThreads,
-          stream, shape, elements, reduced_accesses.numel, kept_strides,
-          reduced_accesses.template device_strides<Index>(), static_cast<const T*>(grad), alpha,
-          out.data, out.dtype, kept.rank > 0 ? kept.strides[0][1] : 0, split_stride);
-    });
-  };
-  const auto with_index = [&](auto kept_elements, auto reduced_elements,
-                              const Layout<2>& kept_accesses, const Layout<1>& reduced_accesses) {
-    if (kept_accesses.is_narrow() && reduced_accesses.is_narrow()) {
-      run(kept_elements, reduced_elements, uint32_t{}, kept_accesses, reduced_accesses);
-    } else {
-      run(kept_elements, reduced_elements, int64_t{}, kept_accesses, reduced_accesses);
-    }
-  };
-  const std::integral_constant<int, 1> one;
-  const std::integral_constant<int, kVector> vector;
-  if (is_aligned && !reduced_is_fastest && kept.has_vectors(0, kVector) &&
-      reduced.has_multiples(0, kVector, 0)) {
-    with_index(vector, one, kept.in_vectors(kVector), reduced);
-  } else if (is_aligned && reduced_is_fastest && reduced.has_vectors(0, kVector) &&
-             kept.has_multiples(0, kVector, 0)) {
-    with_index(one, vector, kept, reduced.in_vectors(kVector));
-  } else {
-    with_index(one, one, kept, reduced);
-  }
-}
-
-void add_backward(Stream stream, const Operand& grad_output, Number alpha, const Operand* workspace,
-                  const Operand& out) {
-  if (out.numel == 0) {
-    last_variant() = "nothing to do";
-    return;
-  }
+void add_backward(Planner& planner, const Operand& grad_output, Number alpha, const Operand& out) {
+  if (out.numel == 0) return;
   dispatch_floating(grad_output.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    using Value = compute_t<T>;
-    const Value factor = alpha.as<Value>();
-    if (grad_output.numel == out.numel) {
-      elementwise_launch<T>(
-          {&out, &grad_output},
-          [&](auto shape, unsigned blocks, int64_t n, int head) {
-            launch<add_backward_flat<T, decltype(shape)>>(blocks, kElementwiseThreads, stream, n,
-                                                          head, grad_output.as<const T>(), factor,
-                                                          out.as<T>());
-          },
-          [&](auto shape, unsigned blocks, int64_t n, const auto& strides) {
-            using Index = index_of<decltype(strides)>;
-            if (have_one_dtype({&out, &grad_output})) {
-              launch<add_backward_strided<T, decltype(shape), Index>>(
-                  blocks, kElementwiseThreads, stream, n, strides, grad_output.as<const T>(),
-                  factor, out.as<T>());
-            } else {
-              launch<add_backward_mixed<T, Index>>(blocks, kElementwiseThreads, stream, n, strides,
-                                                   grad_output.as<const T>(), factor, out.data,
-                                                   out.dtype);
-            }
-          });
-      return;
+    const auto factor = alpha.as<compute_t<T>>();
+    if (grad_output.numel != out.numel) {
+      launch_sum<T, AddBackwardSum>(planner, grad_output, factor, out);
+    } else if (have_one_dtype({&out, &grad_output})) {
+      const auto functor = [factor](const Arguments& now) { return Scale<T>{factor(now)}; };
+      map_elements<T>(planner, functor, out, grad_output);
+    } else {
+      elementwise_launch<T>(planner, {&out, &grad_output}, kNoFlat,
+                            [&](auto, unsigned blocks, int64_t n, const auto& strides) {
+                              planner.add<add_backward_mixed<T, index_of<decltype(strides)>>>(
+                                  {blocks, kElementwiseThreads}, n, strides,
+                                  grad_output.as<const T>(), factor, out.as<void>(), out.dtype);
+                            });
     }
-    const Operand kept_grad = select_dimensions(grad_output, out, true);
-    const Operand kept_out = select_dimensions(out, grad_output, true);
-    const Operand reduced_grad = select_dimensions(grad_output, out, false);
-    const Layout<2> kept({&kept_grad, &kept_out});
-    const Layout<1> reduced({&reduced_grad});
-    last_variant() = workspace == nullptr ? "sum" : "sum, split";
-    if (workspace == nullptr) {
-      launch_sum<T>(stream, kept, reduced, grad_output.data, 1, factor, out, 0);
-      return;
-    }
-    // The partial sums lie in the order of the kept elements: one row of them per split.
-    const int64_t splits = workspace->sizes[0];
-    Layout<2> to_workspace = kept;
-    Layout<2> from_workspace = kept;
-    int64_t step = 1;
-    for (int d = 0; d < kept.rank; ++d) {
-      to_workspace.strides[d][1] = step;
-      from_workspace.strides[d][0] = step;
-      step *= kept.sizes[d];
-    }
-    Operand rows;
-    rows.rank = 1;
-    rows.sizes[0] = splits;
-    rows.strides[0] = kept.numel;
-    launch_sum<T>(stream, to_workspace, reduced, grad_output.data, splits, Value{1}, *workspace,
-                  kept.numel);
-    launch_sum<Value>(stream, from_workspace, Layout<1>({&rows}), workspace->data, 1, factor, out,
-                      0);
   });
 }
 
 DIGLOT_LAUNCHER(add_forward,
-                "(Tensor input, Tensor? other, float alpha, int alpha_integer, Tensor(a!) out) "
-                "-> ()")
+                "(Tensor input, Tensor? other, float alpha, int alpha_integer, Tensor(a!) out, "
+                "Tensor(z!)? scratch) -> ()")
 DIGLOT_LAUNCHER(add_backward,
-                "(Tensor grad_output, float alpha, int alpha_integer, Tensor(b!)? workspace, "
-                "Tensor(a!) out) -> ()")
+                "(Tensor grad_output, float alpha, int alpha_integer, Tensor(a!) out, "
+                "Tensor(z!)? scratch) -> ()")
 
 }  // namespace

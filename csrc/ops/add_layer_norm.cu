@@ -19,25 +19,25 @@ namespace {
 
 using namespace diglot;
 
-void add_layer_norm_forward(Stream stream, const Operand& input, const Operand& residual,
-                            const Operand* weight, const Operand* bias, Number eps,
-                            const Operand& mean, const Operand& rstd, const Operand& sum,
-                            const Operand& out) {
+void add_layer_norm_forward(Planner& planner, const Operand& input, const Operand& residual,
+                            const Operand* weight, const Operand* bias, Real eps,
+                            const Operand* statistics, const Operand& sum, const Operand& out) {
   dispatch_floating(out.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     launch_norm_forward<true, true, T>(
-        {input, &residual, weight, bias, &mean, rstd, &sum, out}, eps,
-        [&](auto shape, const auto& rows, Launch how, const auto& inputs, const auto& operation) {
-          using W = typename std::decay_t<decltype(operation)>::Parameter;
-          return launch<add_layer_norm_forward_rows<decltype(shape), T, W>>(
-              how, stream, rows, inputs, operation, out.as<T>());
+        planner, {input, &residual, weight, bias, statistics, &sum, out}, eps,
+        [&](auto type, auto shape, const auto& rows, const Launch& how, const auto& inputs,
+            const auto& operation) {
+          using W = typename decltype(type)::type;
+          return planner.add<add_layer_norm_forward_rows<decltype(shape), T, W>>(
+              how, rows, inputs, operation, out.as<T>());
         });
   });
 }
 
 DIGLOT_LAUNCHER(
     add_layer_norm_forward,
-    "(Tensor input, Tensor residual, Tensor? weight, Tensor? bias, float eps, int eps_integer, "
-    "Tensor(a!) mean, Tensor(b!) rstd, Tensor(c!) sum, Tensor(d!) out) -> ()")
+    "(Tensor input, Tensor residual, Tensor? weight, Tensor? bias, float eps, "
+    "Tensor(a!)? statistics, Tensor(c!) sum, Tensor(d!) out, Tensor(z!)? scratch) -> ()")
 
 }  // namespace

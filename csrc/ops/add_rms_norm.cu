@@ -19,23 +19,25 @@ namespace {
 
 using namespace diglot;
 
-void add_rms_norm_forward(Stream stream, const Operand& input, const Operand& residual,
-                          const Operand* weight, Number eps, const Operand& rstd,
+void add_rms_norm_forward(Planner& planner, const Operand& input, const Operand& residual,
+                          const Operand* weight, Real eps, const Operand* statistics,
                           const Operand& sum, const Operand& out) {
   dispatch_floating(out.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     launch_norm_forward<false, true, T>(
-        {input, &residual, weight, nullptr, nullptr, rstd, &sum, out}, eps,
-        [&](auto shape, const auto& rows, Launch how, const auto& inputs, const auto& operation) {
-          using W = typename std::decay_t<decltype(operation)>::Parameter;
-          return launch<add_rms_norm_forward_rows<decltype(shape), T, W>>(how, stream, rows, inputs,
-                                                                          operation, out.as<T>());
+        planner, {input, &residual, weight, nullptr, statistics, &sum, out}, eps,
+        [&](auto type, auto shape, const auto& rows, const Launch& how, const auto& inputs,
+            const auto& operation) {
+          using W = typename decltype(type)::type;
+          return planner.add<add_rms_norm_forward_rows<decltype(shape), T, W>>(
+              how, rows, inputs, operation, out.as<T>());
         });
   });
 }
 
-DIGLOT_LAUNCHER(add_rms_norm_forward,
-                "(Tensor input, Tensor residual, Tensor? weight, float eps, int eps_integer, "
-                "Tensor(a!) rstd, Tensor(b!) sum, Tensor(c!) out) -> ()")
+DIGLOT_LAUNCHER(
+    add_rms_norm_forward,
+    "(Tensor input, Tensor residual, Tensor? weight, float eps, "
+    "Tensor(a!)? statistics, Tensor(b!) sum, Tensor(c!) out, Tensor(z!)? scratch) -> ()")
 
 }  // namespace

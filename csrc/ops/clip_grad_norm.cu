@@ -7,6 +7,7 @@
 #include "diglot/dispatch.h"
 #include "diglot/grid_barrier.cuh"
 #include "diglot/math.cuh"
+#include "diglot/plan.h"
 #include "torch/launcher.h"
 
 namespace diglot {
@@ -246,26 +247,26 @@ void dispatch_norm(double norm_type, DType dtype, Function function) {
 }
 
 // Scales `grads` in place, which the kernel finds by `table` alone, and writes their norm to
-// `total`. `partials` is of the type that is computed in, and has an element per chunk; `blocks` is
-// how many, or 0.
-void clip_grad_norm(Stream stream, TensorList, const Operand& table, const Operand& partials,
-                    const Operand& word, Number max_norm, Number norm_type, bool error_if_nonfinite,
-                    Number blocks, const Operand& total) {
+// `total`. `blocks` is how many, or 0.
+void clip_grad_norm(Planner& planner, TensorList, const Operand& table, Real max_norm,
+                    double norm_type, bool error_if_nonfinite, int64_t blocks,
+                    const Operand& total) {
   const int64_t chunks = table.numel / 2;
-  dispatch_norm(norm_type.real, total.dtype, [&](auto norm, auto value) {
+  dispatch_norm(norm_type, total.dtype, [&](auto norm, auto value) {
     using Value = decltype(value);
-    launch_cooperatively<clip_grad_norm_phases<decltype(norm), Value>>(
-        blocks.integer > 0 ? blocks.integer : chunks, kClipBlocks, kClipThreads, 0, stream,
-        table.as<const int64_t>(), chunks, partials.as<Value>(), word.as<uint32_t>(),
-        max_norm.as<Value>(), error_if_nonfinite, total.data, total.dtype);
+    const auto bytes = kBarrierBytes + chunks * static_cast<int64_t>(sizeof(Value));
+    const auto scratch = planner.need({bytes, kBarrierBytes, Lifetime::kStream});
+    planner.add_cooperatively<clip_grad_norm_phases<decltype(norm), Value>>(
+        blocks > 0 ? blocks : chunks, kClipBlocks, kClipThreads, 0, table.as<const int64_t>(),
+        chunks, (scratch + kBarrierBytes).as<Value>(), scratch.as<uint32_t>(), max_norm.as<Value>(),
+        error_if_nonfinite, total.as<void>(), total.dtype);
   });
-  last_variant() = "one launch";
+  planner.plan.variant = "one launch";
 }
 
 DIGLOT_LAUNCHER(clip_grad_norm,
-                "(Tensor(a!)[] grads, Tensor table, Tensor(b!) partials, Tensor(c!) word, "
-                "float max_norm, int max_norm_integer, float norm_type, int norm_type_integer, "
-                "bool error_if_nonfinite, float blocks, int blocks_integer, Tensor(d!) total) "
+                "(Tensor(a!)[] grads, Tensor table, float max_norm, float norm_type, "
+                "bool error_if_nonfinite, int blocks, Tensor(b!) total, Tensor(z!)? scratch) "
                 "-> ()")
 
 }  // namespace

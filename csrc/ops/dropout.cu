@@ -9,7 +9,7 @@ namespace diglot {
 // The elements whose random bits reach `threshold`, times `scale`; the others times zero, which
 // leaves NaN of NaN and infinities.
 template <typename T>
-struct Dropout {
+struct SeededDropout {
   using Value = compute_t<T>;
   PhiloxKeys keys;
   uint64_t offset;
@@ -29,26 +29,23 @@ struct Dropout {
   }
 };
 
-// Blocks that a multiprocessor is to hold at least: ten rounds take so many instructions that other
-// warps' must go on while one waits, for which registers are limited; with fewer of them, the
-// compiler would put off loads until late in the arithmetic.
+// The same with a seed that lies in memory: what the kernels take.
+//
+// Ten rounds take so many instructions that other warps' must go on while one waits, for which
+// registers are limited; with fewer blocks on an SM, the compiler would put off loads until late in
+// the arithmetic.
 template <typename T>
-constexpr int kDropoutBlocks = sizeof(T) == 2 ? 12 : 10;
+struct Dropout {
+  static constexpr int kFlatBlocks = sizeof(T) == 2 ? 12 : 10;
+  const uint64_t* seed;
+  uint64_t offset;
+  uint32_t threshold;
+  compute_t<T> scale;
 
-template <typename T, typename Shape>
-__global__ void __launch_bounds__(kElementwiseThreads, kDropoutBlocks<T>)
-    dropout_flat(int64_t n, int head, const T* input, const uint64_t* seed, uint64_t offset,
-                 uint32_t threshold, compute_t<T> scale, T* output) {
-  flat_map<Shape>(n, head, Dropout<T>{philox_keys(*seed), offset, threshold, scale}, output, input);
-}
-
-template <typename T, typename Shape, typename Index>
-__global__ void __launch_bounds__(kElementwiseThreads)
-    dropout_strided(int64_t n, Strides<3, Index> strides, const T* input, const uint64_t* seed,
-                    uint64_t offset, uint32_t threshold, compute_t<T> scale, T* output) {
-  strided_map<Shape>(n, strides, Dropout<T>{philox_keys(*seed), offset, threshold, scale}, output,
-                     input);
-}
+  DIGLOT_DEVICE SeededDropout<T> prepare() const {
+    return {philox_keys(*seed), offset, threshold, scale};
+  }
+};
 
 constexpr int kPhiloxThreads = 128;
 
@@ -70,54 +67,44 @@ namespace {
 using namespace diglot;
 
 // Both directions are one function: the mask is that of the seed and the offset.
-void dropout(Stream stream, const Operand& input, const Operand& seed, Number offset,
-             Number threshold, Number scale, const Operand& out) {
-  const Operand index = index_operand(out);
+void dropout(Planner& planner, const Operand& input, const Operand& seed, Integer offset,
+             Integer threshold, Real scale, const Operand& out) {
   dispatch_floating(out.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    const auto factor = scale.as<compute_t<T>>();
-    elementwise_launch<T>(
-        {&out, &input, &index},
-        [&](auto shape, unsigned blocks, int64_t n, int head) {
-          launch<dropout_flat<T, decltype(shape)>>(
-              blocks, kElementwiseThreads, stream, n, head, input.as<const T>(),
-              seed.as<const uint64_t>(), offset.integer, threshold.integer, factor, out.as<T>());
-        },
-        [&](auto shape, unsigned blocks, int64_t n, const auto& strides) {
-          using Index = index_of<decltype(strides)>;
-          launch<dropout_strided<T, decltype(shape), Index>>(
-              blocks, kElementwiseThreads, stream, n, strides, input.as<const T>(),
-              seed.as<const uint64_t>(), offset.integer, threshold.integer, factor, out.as<T>());
-        });
+    const auto functor = [offset, threshold, seed = seed.as<const uint64_t>(),
+                          scale = scale.as<compute_t<T>>()](const Arguments& now) {
+      return Dropout<T>{seed(now), static_cast<uint64_t>(offset(now)),
+                        static_cast<uint32_t>(threshold(now)), scale(now)};
+    };
+    map_elements<T>(planner, functor, out, input);
   });
 }
 
-void dropout_forward(Stream stream, const Operand& input, const Operand& seed, Number offset,
-                     Number threshold, Number scale, const Operand& out) {
-  dropout(stream, input, seed, offset, threshold, scale, out);
+void dropout_forward(Planner& planner, const Operand& input, const Operand& seed, Integer offset,
+                     Integer threshold, Real scale, const Operand& out) {
+  dropout(planner, input, seed, offset, threshold, scale, out);
 }
 
-void dropout_backward(Stream stream, const Operand& grad_output, const Operand& seed, Number offset,
-                      Number threshold, Number scale, const Operand& out) {
-  dropout(stream, grad_output, seed, offset, threshold, scale, out);
+void dropout_backward(Planner& planner, const Operand& grad_output, const Operand& seed,
+                      Integer offset, Integer threshold, Real scale, const Operand& out) {
+  dropout(planner, grad_output, seed, offset, threshold, scale, out);
 }
 
 // Philox of given counters and keys. `rows` is int32 [n, 6], `out` int32 [n, 4], both contiguous.
-void philox_words(Stream stream, const Operand& rows, const Operand& out) {
+void philox_words(Planner& planner, const Operand& rows, const Operand& out) {
   const int64_t n = out.numel / 4;
-  last_variant() = "a thread per row";
+  planner.plan.variant = "a thread per row";
   if (n == 0) return;
-  launch<philox_rows>(blocks_for(n, kPhiloxThreads), kPhiloxThreads, stream, n,
-                      rows.as<const uint32_t>(), out.as<uint32_t>());
+  planner.add<philox_rows>({blocks_for(n, kPhiloxThreads), kPhiloxThreads}, n,
+                           rows.as<const uint32_t>(), out.as<uint32_t>());
 }
 
 DIGLOT_LAUNCHER(dropout_forward,
-                "(Tensor input, Tensor seed, float offset, int offset_integer, float threshold, "
-                "int threshold_integer, float scale, int scale_integer, Tensor(a!) out) -> ()")
+                "(Tensor input, Tensor seed, int offset, int threshold, float scale, "
+                "Tensor(a!) out, Tensor(z!)? scratch) -> ()")
 DIGLOT_LAUNCHER(dropout_backward,
-                "(Tensor grad_output, Tensor seed, float offset, int offset_integer, "
-                "float threshold, int threshold_integer, float scale, int scale_integer, "
-                "Tensor(a!) out) -> ()")
-DIGLOT_LAUNCHER(philox_words, "(Tensor rows, Tensor(a!) out) -> ()")
+                "(Tensor grad_output, Tensor seed, int offset, int threshold, float scale, "
+                "Tensor(a!) out, Tensor(z!)? scratch) -> ()")
+DIGLOT_LAUNCHER(philox_words, "(Tensor rows, Tensor(a!) out, Tensor(z!)? scratch) -> ()")
 
 }  // namespace

@@ -12,8 +12,11 @@ constexpr Precision kPrecision = sizeof(T) == 2   ? Precision::kHalf
                                  : sizeof(T) == 4 ? Precision::kFloat
                                                   : Precision::kDouble;
 
+// Gains from all the threads of an SM: 32 registers each, which in float64 would spill.
 template <typename T, Approximate kApproximate>
 struct GeluForward {
+  static constexpr int kFlatBlocks = sizeof(T) == 8 ? 1 : 2048 / kElementwiseThreads;
+
   DIGLOT_DEVICE T operator()(T x) const {
     return convert<T>(gelu<kApproximate, kPrecision<T>>(convert<compute_t<T>>(x)));
   }
@@ -27,105 +30,41 @@ struct GeluBackward {
   }
 };
 
-// The forward kernel gains from all the threads that a multiprocessor holds, for which its
-// registers are limited to 32; the backward one, with more arithmetic, from its registers. In
-// float64 32 would spill.
-template <typename T>
-constexpr int kForwardBlocks = sizeof(T) == 8 ? 1 : 2048 / kElementwiseThreads;
-
-template <typename T, Approximate kApproximate, typename Shape>
-__global__ void __launch_bounds__(kElementwiseThreads, kForwardBlocks<T>)
-    gelu_forward_flat(int64_t n, int head, const T* input, T* output) {
-  flat_map<Shape>(n, head, GeluForward<T, kApproximate>{}, output, input);
-}
-
-template <typename T, Approximate kApproximate, typename Shape, typename Index>
-__global__ void __launch_bounds__(kElementwiseThreads)
-    gelu_forward_strided(int64_t n, Strides<2, Index> strides, const T* input, T* output) {
-  strided_map<Shape>(n, strides, GeluForward<T, kApproximate>{}, output, input);
-}
-
-template <typename T, Approximate kApproximate, typename Shape>
-__global__ void __launch_bounds__(kElementwiseThreads)
-    gelu_backward_flat(int64_t n, int head, const T* grad_output, const T* input, T* grad_input) {
-  flat_map<Shape>(n, head, GeluBackward<T, kApproximate>{}, grad_input, grad_output, input);
-}
-
-template <typename T, Approximate kApproximate, typename Shape, typename Index>
-__global__ void __launch_bounds__(kElementwiseThreads)
-    gelu_backward_strided(int64_t n, Strides<3, Index> strides, const T* grad_output,
-                          const T* input, T* grad_input) {
-  strided_map<Shape>(n, strides, GeluBackward<T, kApproximate>{}, grad_input, grad_output, input);
-}
-
-cudaError_t probe_device() {
-  cudaFuncAttributes attributes;
-  return cudaFuncGetAttributes(&attributes,
-                               gelu_forward_flat<float, Approximate::kNone, FlatShape<1, 1>>);
-}
-
 }  // namespace diglot
 
 namespace {
 
 using namespace diglot;
 
-// Calls function(Type<T>{}, std::integral_constant<Approximate, ...>{}).
-template <typename Function>
-void dispatch(DType dtype, std::string_view approximate, Function function) {
-  dispatch_floating(dtype, [&](auto type) {
+template <template <typename, Approximate> typename Functor, typename... Inputs>
+void launch_gelu(Planner& planner, std::string_view approximate, const Operand& out,
+                 const Inputs&... inputs) {
+  dispatch_floating(out.dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
     if (approximate == "none") {
-      function(type, std::integral_constant<Approximate, Approximate::kNone>{});
+      map_elements<T>(planner, Functor<T, Approximate::kNone>{}, out, inputs...);
     } else if (approximate == "tanh") {
-      function(type, std::integral_constant<Approximate, Approximate::kTanh>{});
+      map_elements<T>(planner, Functor<T, Approximate::kTanh>{}, out, inputs...);
     } else {
       throw std::invalid_argument("approximate must be 'none' or 'tanh'");
     }
   });
 }
 
-void gelu_forward(Stream stream, const Operand& input, std::string_view approximate,
+void gelu_forward(Planner& planner, const Operand& input, std::string_view approximate,
                   const Operand& out) {
-  dispatch(out.dtype, approximate, [&](auto type, auto approximate) {
-    using T = typename decltype(type)::type;
-    constexpr Approximate kApproximate = decltype(approximate)::value;
-    elementwise_launch<T>(
-        {&out, &input},
-        [&](auto shape, unsigned blocks, int64_t n, int head) {
-          launch<gelu_forward_flat<T, kApproximate, decltype(shape)>>(
-              blocks, kElementwiseThreads, stream, n, head, input.as<const T>(), out.as<T>());
-        },
-        [&](auto shape, unsigned blocks, int64_t n, const auto& strides) {
-          using Index = index_of<decltype(strides)>;
-          launch<gelu_forward_strided<T, kApproximate, decltype(shape), Index>>(
-              blocks, kElementwiseThreads, stream, n, strides, input.as<const T>(), out.as<T>());
-        });
-  });
+  launch_gelu<GeluForward>(planner, approximate, out, input);
 }
 
-void gelu_backward(Stream stream, const Operand& grad_output, const Operand& input,
+void gelu_backward(Planner& planner, const Operand& grad_output, const Operand& input,
                    std::string_view approximate, const Operand& out) {
-  dispatch(out.dtype, approximate, [&](auto type, auto approximate) {
-    using T = typename decltype(type)::type;
-    constexpr Approximate kApproximate = decltype(approximate)::value;
-    elementwise_launch<T>(
-        {&out, &grad_output, &input},
-        [&](auto shape, unsigned blocks, int64_t n, int head) {
-          launch<gelu_backward_flat<T, kApproximate, decltype(shape)>>(
-              blocks, kElementwiseThreads, stream, n, head, grad_output.as<const T>(),
-              input.as<const T>(), out.as<T>());
-        },
-        [&](auto shape, unsigned blocks, int64_t n, const auto& strides) {
-          using Index = index_of<decltype(strides)>;
-          launch<gelu_backward_strided<T, kApproximate, decltype(shape), Index>>(
-              blocks, kElementwiseThreads, stream, n, strides, grad_output.as<const T>(),
-              input.as<const T>(), out.as<T>());
-        });
-  });
+  launch_gelu<GeluBackward>(planner, approximate, out, grad_output, input);
 }
 
-DIGLOT_LAUNCHER(gelu_forward, "(Tensor input, str approximate, Tensor(a!) out) -> ()")
+DIGLOT_LAUNCHER(gelu_forward,
+                "(Tensor input, str approximate, Tensor(a!) out, Tensor(z!)? scratch) -> ()")
 DIGLOT_LAUNCHER(gelu_backward,
-                "(Tensor grad_output, Tensor input, str approximate, Tensor(a!) out) -> ()")
+                "(Tensor grad_output, Tensor input, str approximate, "
+                "Tensor(a!) out, Tensor(z!)? scratch) -> ()")
 
 }  // namespace

@@ -64,40 +64,36 @@ namespace {
 
 using namespace diglot;
 
-// The arrays lie in memory in one dense order. `workspace` has room for the states of chunks,
-// kMaxFields numbers each.
-void global_softmax_forward(Stream stream, const Operand& input, const Operand& word,
-                            const Operand& workspace, Number blocks, const Operand& out) {
+// The arrays lie in memory in one dense order.
+void global_softmax_forward(Planner& planner, const Operand& input, int64_t blocks,
+                            const Operand& out) {
   dispatch_floating(out.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    cut_into_chunks<T>(workspace, {&out, &input}, [&](auto accesses, const Chunks& chunks) {
-      launch_on_chunks<global_softmax_forward_phases<T, decltype(accesses)::value>>(
-          chunks, blocks.integer, stream, word.as<uint32_t>(), workspace.as<MaxSum<T>>(),
-          input.as<const T>(), out.as<T>());
+    cut_into_chunks<T>(planner, {&out, &input}, [&](auto accesses, const Chunks& chunks) {
+      launch_on_chunks<global_softmax_forward_phases<T, decltype(accesses)::value>, MaxSum<T>>(
+          planner, chunks, blocks, input.as<const T>(), out.as<T>());
     });
   });
 }
 
-void global_softmax_backward(Stream stream, const Operand& grad_output, const Operand& output,
-                             const Operand& word, const Operand& workspace, Number blocks,
-                             const Operand& out) {
+void global_softmax_backward(Planner& planner, const Operand& grad_output, const Operand& output,
+                             int64_t blocks, const Operand& out) {
   dispatch_floating(out.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     cut_into_chunks<T>(
-        workspace, {&out, &grad_output, &output}, [&](auto accesses, const Chunks& chunks) {
-          launch_on_chunks<global_softmax_backward_phases<T, decltype(accesses)::value>>(
-              chunks, blocks.integer, stream, word.as<uint32_t>(),
-              workspace.as<Sums<compute_t<T>, 1>>(), grad_output.as<const T>(),
-              output.as<const T>(), out.as<T>());
+        planner, {&out, &grad_output, &output}, [&](auto accesses, const Chunks& chunks) {
+          launch_on_chunks<global_softmax_backward_phases<T, decltype(accesses)::value>,
+                           Sums<compute_t<T>, 1>>(planner, chunks, blocks,
+                                                  grad_output.as<const T>(), output.as<const T>(),
+                                                  out.as<T>());
         });
   });
 }
 
 DIGLOT_LAUNCHER(global_softmax_forward,
-                "(Tensor input, Tensor(a!) word, Tensor(b!) workspace, float blocks, "
-                "int blocks_integer, Tensor(c!) out) -> ()")
+                "(Tensor input, int blocks, Tensor(a!) out, Tensor(z!)? scratch) -> ()")
 DIGLOT_LAUNCHER(global_softmax_backward,
-                "(Tensor grad_output, Tensor output, Tensor(a!) word, Tensor(b!) workspace, "
-                "float blocks, int blocks_integer, Tensor(c!) out) -> ()")
+                "(Tensor grad_output, Tensor output, "
+                "int blocks, Tensor(a!) out, Tensor(z!)? scratch) -> ()")
 
 }  // namespace

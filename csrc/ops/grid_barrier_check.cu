@@ -2,7 +2,7 @@
 // launcher, registration. Twin of triton_ops/grid_barrier_check.py.
 #include "diglot/dispatch.h"
 #include "diglot/grid_barrier.cuh"
-#include "diglot/operand.h"
+#include "diglot/plan.h"
 #include "torch/launcher.h"
 
 #if !defined(DIGLOT_INTERPRETER)
@@ -47,6 +47,11 @@ __global__ void __launch_bounds__(kCheckThreads)
   }
 }
 
+cudaError_t probe_device() {
+  cudaFuncAttributes attributes;
+  return cudaFuncGetAttributes(&attributes, grid_barrier_phases<GridBarrier, true, true>);
+}
+
 }  // namespace diglot
 
 namespace {
@@ -57,15 +62,15 @@ using namespace diglot;
 // do in a phase: "check", "read" without having written, or "wait" alone. `slots` is int32 [2,
 // blocks, kCheckWords], `mismatches` int32 [phases], zeros. The grid is as `slots` says: if it does
 // not run at once, that is an error.
-void grid_barrier_check(Stream stream, const Operand& word, const Operand& slots,
-                        std::string_view barrier, std::string_view run, const Operand& mismatches) {
+void grid_barrier_check(Planner& planner, const Operand& slots, std::string_view barrier,
+                        std::string_view run, const Operand& mismatches) {
+  const auto word = planner.need({kBarrierBytes, kBarrierBytes, Lifetime::kStream}).as<uint32_t>();
   const auto start = [&](auto barrier, auto writes, auto reads) {
     using Barrier = typename decltype(barrier)::type;
     Launch how{static_cast<unsigned>(slots.numel / (2 * kCheckWords)), kCheckThreads};
     how.is_cooperative = true;
-    launch<grid_barrier_phases<Barrier, decltype(writes)::value, decltype(reads)::value>>(
-        how, stream, word.as<uint32_t>(), mismatches.numel, slots.as<uint32_t>(),
-        mismatches.as<int32_t>());
+    planner.add<grid_barrier_phases<Barrier, decltype(writes)::value, decltype(reads)::value>>(
+        how, word, mismatches.numel, slots.as<uint32_t>(), mismatches.as<int32_t>());
   };
   const auto start_with = [&](auto barrier) {
     if (run == "check") {
@@ -78,19 +83,20 @@ void grid_barrier_check(Stream stream, const Operand& word, const Operand& slots
   };
   if (barrier == "diglot") {
     start_with(Type<GridBarrier>{});
-    last_variant() = "grid barrier";
+    planner.plan.variant = "grid barrier";
     return;
   }
 #if defined(DIGLOT_INTERPRETER)
   throw std::invalid_argument("grid_barrier_check: the interpreter has no grid.sync()");
 #else
   start_with(Type<CooperativeGroups>{});
-  last_variant() = "grid.sync()";
+  planner.plan.variant = "grid.sync()";
 #endif
 }
 
-DIGLOT_LAUNCHER(grid_barrier_check,
-                "(Tensor(a!) word, Tensor(b!) slots, str barrier, str run, Tensor(c!) mismatches) "
-                "-> ()")
+DIGLOT_LAUNCHER(
+    grid_barrier_check,
+    "(Tensor(a!) slots, str barrier, str run, Tensor(b!) mismatches, Tensor(z!)? scratch) "
+    "-> ()")
 
 }  // namespace

@@ -39,17 +39,18 @@ namespace {
 
 using namespace diglot;
 
-void layer_norm_forward(Stream stream, const Operand& input, const Operand* weight,
-                        const Operand* bias, Number eps, const Operand& mean, const Operand& rstd,
+void layer_norm_forward(Planner& planner, const Operand& input, const Operand* weight,
+                        const Operand* bias, Real eps, const Operand* statistics,
                         const Operand& out) {
   dispatch_floating(out.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     launch_norm_forward<true, false, T>(
-        {input, nullptr, weight, bias, &mean, rstd, nullptr, out}, eps,
-        [&](auto shape, const auto& rows, Launch how, const auto& inputs, const auto& operation) {
-          using W = typename std::decay_t<decltype(operation)>::Parameter;
-          return launch<layer_norm_forward_rows<decltype(shape), T, W>>(how, stream, rows, inputs,
-                                                                        operation, out.as<T>());
+        planner, {input, nullptr, weight, bias, statistics, nullptr, out}, eps,
+        [&](auto type, auto shape, const auto& rows, const Launch& how, const auto& inputs,
+            const auto& operation) {
+          using W = typename decltype(type)::type;
+          return planner.add<layer_norm_forward_rows<decltype(shape), T, W>>(
+              how, rows, inputs, operation, out.as<T>());
         });
   });
 }
@@ -70,25 +71,24 @@ struct LayerNormBackward {
   }
 };
 
-void layer_norm_backward(Stream stream, const Operand& grad_output, const Operand* grad_sum,
-                         const Operand& input, const Operand& mean, const Operand& rstd,
-                         const Operand* weight, const Operand* workspace,
+void layer_norm_backward(Planner& planner, const Operand& grad_output, const Operand* grad_sum,
+                         const Operand& input, const Operand& statistics, const Operand* weight,
                          const Operand* grad_weight, const Operand* grad_bias,
                          const Operand& grad_input) {
   dispatch_floating(grad_input.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    launch_norm_backward<T, LayerNormBackward<T>>(
-        stream, {grad_output, grad_sum, input, &mean, rstd, weight, workspace, grad_weight,
-                 grad_bias, grad_input});
+    launch_norm_backward<true, T, LayerNormBackward<T>>(
+        planner,
+        {grad_output, grad_sum, input, statistics, weight, grad_weight, grad_bias, grad_input});
   });
 }
 
 DIGLOT_LAUNCHER(layer_norm_forward,
-                "(Tensor input, Tensor? weight, Tensor? bias, float eps, int eps_integer, "
-                "Tensor(a!) mean, Tensor(b!) rstd, Tensor(c!) out) -> ()")
+                "(Tensor input, Tensor? weight, Tensor? bias, float eps, "
+                "Tensor(a!)? statistics, Tensor(b!) out, Tensor(z!)? scratch) -> ()")
 DIGLOT_LAUNCHER(layer_norm_backward,
-                "(Tensor grad_output, Tensor? grad_sum, Tensor input, Tensor mean, Tensor rstd, "
-                "Tensor? weight, Tensor(a!)? workspace, Tensor(b!)? grad_weight, "
-                "Tensor(c!)? grad_bias, Tensor(d!) grad_input) -> ()")
+                "(Tensor grad_output, Tensor? grad_sum, Tensor input, Tensor statistics, "
+                "Tensor? weight, Tensor(b!)? grad_weight, "
+                "Tensor(c!)? grad_bias, Tensor(d!) grad_input, Tensor(z!)? scratch) -> ()")
 
 }  // namespace

@@ -39,16 +39,17 @@ namespace {
 
 using namespace diglot;
 
-void rms_norm_forward(Stream stream, const Operand& input, const Operand* weight, Number eps,
-                      const Operand& rstd, const Operand& out) {
+void rms_norm_forward(Planner& planner, const Operand& input, const Operand* weight, Real eps,
+                      const Operand* statistics, const Operand& out) {
   dispatch_floating(out.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     launch_norm_forward<false, false, T>(
-        {input, nullptr, weight, nullptr, nullptr, rstd, nullptr, out}, eps,
-        [&](auto shape, const auto& rows, Launch how, const auto& inputs, const auto& operation) {
-          using W = typename std::decay_t<decltype(operation)>::Parameter;
-          return launch<rms_norm_forward_rows<decltype(shape), T, W>>(how, stream, rows, inputs,
-                                                                      operation, out.as<T>());
+        planner, {input, nullptr, weight, nullptr, statistics, nullptr, out}, eps,
+        [&](auto type, auto shape, const auto& rows, const Launch& how, const auto& inputs,
+            const auto& operation) {
+          using W = typename decltype(type)::type;
+          return planner.add<rms_norm_forward_rows<decltype(shape), T, W>>(how, rows, inputs,
+                                                                           operation, out.as<T>());
         });
   });
 }
@@ -69,24 +70,23 @@ struct RmsNormBackward {
   }
 };
 
-void rms_norm_backward(Stream stream, const Operand& grad_output, const Operand* grad_sum,
-                       const Operand& input, const Operand& rstd, const Operand* weight,
-                       const Operand* workspace, const Operand* grad_weight,
-                       const Operand& grad_input) {
+void rms_norm_backward(Planner& planner, const Operand& grad_output, const Operand* grad_sum,
+                       const Operand& input, const Operand& statistics, const Operand* weight,
+                       const Operand* grad_weight, const Operand& grad_input) {
   dispatch_floating(grad_input.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
-    launch_norm_backward<T, RmsNormBackward<T>>(
-        stream, {grad_output, grad_sum, input, nullptr, rstd, weight, workspace, grad_weight,
-                 nullptr, grad_input});
+    launch_norm_backward<false, T, RmsNormBackward<T>>(
+        planner,
+        {grad_output, grad_sum, input, statistics, weight, grad_weight, nullptr, grad_input});
   });
 }
 
 DIGLOT_LAUNCHER(rms_norm_forward,
-                "(Tensor input, Tensor? weight, float eps, int eps_integer, Tensor(a!) rstd, "
-                "Tensor(b!) out) -> ()")
+                "(Tensor input, Tensor? weight, float eps, Tensor(a!)? statistics, "
+                "Tensor(b!) out, Tensor(z!)? scratch) -> ()")
 DIGLOT_LAUNCHER(rms_norm_backward,
-                "(Tensor grad_output, Tensor? grad_sum, Tensor input, Tensor rstd, "
-                "Tensor? weight, Tensor(a!)? workspace, Tensor(b!)? grad_weight, "
-                "Tensor(c!) grad_input) -> ()")
+                "(Tensor grad_output, Tensor? grad_sum, Tensor input, Tensor statistics, "
+                "Tensor? weight, Tensor(b!)? grad_weight, "
+                "Tensor(c!) grad_input, Tensor(z!)? scratch) -> ()")
 
 }  // namespace

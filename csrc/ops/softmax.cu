@@ -84,46 +84,43 @@ namespace {
 using namespace diglot;
 
 // The output has the input's type, or is of float32 where that is float16 or bfloat16.
-void softmax_forward(Stream stream, const Operand& input, Dim dim, const Operand* words,
-                     const Operand& out) {
+void softmax_forward(Planner& planner, const Operand& input, int64_t dim, const Operand& out) {
   dispatch_widening(input.dtype, out.dtype, [&](auto of_input, auto of_output) {
     using I = typename decltype(of_input)::type;
     using O = typename decltype(of_output)::type;
     using State = typename SoftmaxRow<O>::State;
-    launch_rows<I, O, 1>({&out, &input}, dim,
-                         [&](auto shape, const auto& rows, Launch how) {
-                           return launch<softmax_forward_rows<decltype(shape), I, O>>(
-                               how, stream, rows, Inputs<I, 1>{{input.as<const I>()}},
-                               states_in<State>(words), out.as<O>());
-                         },
-                         true, {words, sizeof(State)});
+    launch_rows<I, O, 1>(
+        planner, {&out, &input}, dim,
+        [&](auto shape, const auto& rows, const Launch& how, const auto& states) {
+          return planner.add<softmax_forward_rows<decltype(shape), I, O>>(
+              how, rows, inputs_of<I>(input), states.template as<State>(), out.as<O>());
+        },
+        true, sizeof(State));
   });
 }
 
-void softmax_backward(Stream stream, const Operand& grad_output, const Operand& output, Dim dim,
-                      const Operand* words, const Operand& out) {
+void softmax_backward(Planner& planner, const Operand& grad_output, const Operand& output,
+                      int64_t dim, const Operand& out) {
   dispatch_widening(out.dtype, output.dtype, [&](auto of_output, auto of_input) {
     using I = typename decltype(of_input)::type;
     using O = typename decltype(of_output)::type;
     using State = typename SoftmaxRowGradient<I>::State;
-    launch_rows<I, O, 2>({&out, &grad_output, &output}, dim,
-                         [&](auto shape, const auto& rows, Launch how) {
-                           return launch<softmax_backward_rows<decltype(shape), I, O>>(
-                               how, stream, rows,
-                               Inputs<I, 2>{{grad_output.as<const I>(), output.as<const I>()}},
-                               states_in<State>(words), out.as<O>());
-                         },
-                         true, {words, sizeof(State)});
+    launch_rows<I, O, 2>(
+        planner, {&out, &grad_output, &output}, dim,
+        [&](auto shape, const auto& rows, const Launch& how, const auto& states) {
+          return planner.add<softmax_backward_rows<decltype(shape), I, O>>(
+              how, rows, inputs_of<I>(grad_output, output), states.template as<State>(),
+              out.as<O>());
+        },
+        true, sizeof(State));
   });
 }
 
-DIGLOT_LAUNCHER(
-    softmax_forward,
-    "(Tensor input, float dim, int dim_integer, Tensor(a!)? words, Tensor(b!) out) -> ()")
-DIGLOT_LAUNCHER(
-    softmax_backward,
-    "(Tensor grad_output, Tensor output, float dim, int dim_integer, Tensor(a!)? words, "
-    "Tensor(b!) out) "
-    "-> ()")
+DIGLOT_LAUNCHER(softmax_forward,
+                "(Tensor input, int dim, Tensor(a!) out, Tensor(z!)? scratch) -> ()")
+DIGLOT_LAUNCHER(softmax_backward,
+                "(Tensor grad_output, Tensor output, int dim, "
+                "Tensor(a!) out, Tensor(z!)? scratch) "
+                "-> ()")
 
 }  // namespace

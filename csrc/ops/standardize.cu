@@ -88,45 +88,41 @@ namespace {
 
 using namespace diglot;
 
-// The arrays lie in memory in one dense order; `mean` and `rstd` have one element, of the type that
-// is computed in. `workspace` has room for the states of chunks, kMaxFields numbers each.
-void standardize_forward(Stream stream, const Operand& input, Number eps, const Operand& word,
-                         const Operand& workspace, Number blocks, const Operand& mean,
-                         const Operand& rstd, const Operand& out) {
+// The arrays lie in memory in one dense order; `statistics` are the mean and rstd, of the type that
+// is computed in.
+void standardize_forward(Planner& planner, const Operand& input, Real eps, int64_t blocks,
+                         const Operand& statistics, const Operand& out) {
   dispatch_floating(out.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     using Compute = compute_t<T>;
-    cut_into_chunks<T>(workspace, {&out, &input}, [&](auto accesses, const Chunks& chunks) {
-      launch_on_chunks<standardize_forward_phases<T, decltype(accesses)::value>>(
-          chunks, blocks.integer, stream, word.as<uint32_t>(), workspace.as<Moments<Compute>>(),
-          input.as<const T>(), eps.as<Compute>(), mean.as<Compute>(), rstd.as<Compute>(),
-          out.as<T>());
+    cut_into_chunks<T>(planner, {&out, &input}, [&](auto accesses, const Chunks& chunks) {
+      launch_on_chunks<standardize_forward_phases<T, decltype(accesses)::value>, Moments<Compute>>(
+          planner, chunks, blocks, input.as<const T>(), eps.as<Compute>(), statistics.as<Compute>(),
+          statistics.as<Compute>() + 1, out.as<T>());
     });
   });
 }
 
-void standardize_backward(Stream stream, const Operand& grad_output, const Operand& input,
-                          const Operand& mean, const Operand& rstd, const Operand& word,
-                          const Operand& workspace, Number blocks, const Operand& out) {
+void standardize_backward(Planner& planner, const Operand& grad_output, const Operand& input,
+                          const Operand& statistics, int64_t blocks, const Operand& out) {
   dispatch_floating(out.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     using Compute = compute_t<T>;
     cut_into_chunks<T>(
-        workspace, {&out, &grad_output, &input}, [&](auto accesses, const Chunks& chunks) {
-          launch_on_chunks<standardize_backward_phases<T, decltype(accesses)::value>>(
-              chunks, blocks.integer, stream, word.as<uint32_t>(), workspace.as<Sums<Compute, 2>>(),
-              grad_output.as<const T>(), input.as<const T>(), mean.as<const Compute>(),
-              rstd.as<const Compute>(), out.as<T>());
+        planner, {&out, &grad_output, &input}, [&](auto accesses, const Chunks& chunks) {
+          launch_on_chunks<standardize_backward_phases<T, decltype(accesses)::value>,
+                           Sums<Compute, 2>>(planner, chunks, blocks, grad_output.as<const T>(),
+                                             input.as<const T>(), statistics.as<const Compute>(),
+                                             statistics.as<const Compute>() + 1, out.as<T>());
         });
   });
 }
 
 DIGLOT_LAUNCHER(standardize_forward,
-                "(Tensor input, float eps, int eps_integer, Tensor(a!) word, Tensor(b!) workspace, "
-                "float blocks, int blocks_integer, Tensor(c!) mean, Tensor(d!) rstd, "
-                "Tensor(e!) out) -> ()")
+                "(Tensor input, float eps, int blocks, Tensor(a!) statistics, Tensor(b!) out, "
+                "Tensor(z!)? scratch) -> ()")
 DIGLOT_LAUNCHER(standardize_backward,
-                "(Tensor grad_output, Tensor input, Tensor mean, Tensor rstd, Tensor(a!) word, "
-                "Tensor(b!) workspace, float blocks, int blocks_integer, Tensor(c!) out) -> ()")
+                "(Tensor grad_output, Tensor input, Tensor statistics, "
+                "int blocks, Tensor(a!) out, Tensor(z!)? scratch) -> ()")
 
 }  // namespace

@@ -9,6 +9,7 @@
 
 #include "pipeline/host_array.h"
 #include "pipeline/workers.h"
+#include "torch/launcher.h"
 #include "torch/tuple_reader.h"
 
 namespace {
@@ -73,7 +74,7 @@ void destroy(PyObject* capsule) {
 }
 
 auto find(Copier& copier, PyObject* ticket) {
-  const auto found = copier.copies.find(PythonReader(&ticket).read<Number>().integer);
+  const auto found = copier.copies.find(PythonReader(&ticket).read<int64_t>());
   if (found == copier.copies.end()) throw std::invalid_argument("there are no such copies");
   return found;
 }
@@ -102,7 +103,7 @@ PyObject* returned(Py_ssize_t count, Py_ssize_t wanted, const Function& function
 // make_copier(threads) -> copier
 PyObject* make_copier(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   return returned(count, 1, [&] {
-    const int64_t threads = PythonReader(arguments).read<Number>().integer;
+    const int64_t threads = PythonReader(arguments).read<int64_t>();
     if (threads < 1) throw std::invalid_argument("make_copier: there must be a thread");
     auto copier = std::make_unique<Copier>(static_cast<int>(threads));
     PyObject* const capsule = PyCapsule_New(copier.get(), kCapsule, destroy);

@@ -91,8 +91,7 @@ struct Function<kFunction> {
     try {
       PythonReader reader(arguments);
       // Braces order the reads from left to right.
-      const std::tuple<int, Numbers...> numbers{reader.read<Number>().as<int>(),
-                                                reader.read<Number>().as<Numbers>()...};
+      const std::tuple<int, Numbers...> numbers{read<int>(reader), read<Numbers>(reader)...};
       return PyLong_FromLong(run(numbers));
     } catch (...) {
       return raise_current_exception();
@@ -100,6 +99,14 @@ struct Function<kFunction> {
   }
 
  private:
+  template <typename T>
+  static T read(PythonReader& reader) {
+    if constexpr (std::is_floating_point_v<T>) {
+      return static_cast<T>(reader.read<double>());
+    } else {
+      return static_cast<T>(reader.read<int64_t>());
+    }
+  }
   static int64_t run(const std::tuple<int, Numbers...>& numbers) {
     const WithoutGil gil;
     const DeviceGuard guard(std::get<0>(numbers));

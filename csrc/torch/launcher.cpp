@@ -3,6 +3,11 @@
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/c/shim.h>
 
+#include <cstring>
+
+#include "diglot/named_device.h"
+#include "torch/tuple_reader.h"
+
 // PyTorch's CUDA half is absent from a CPU-only build of it. A weak reference lets this library
 // load there all the same.
 extern "C" __attribute__((weak)) AOTITorchError
@@ -10,87 +15,7 @@ aoti_torch_get_current_cuda_stream(int32_t device_index, void** stream);
 
 namespace diglot::torch_binding {
 
-namespace {
-
-using torch::headeronly::ScalarType;
-
-DType dtype_of(ScalarType type) {
-  switch (type) {
-    case ScalarType::Bool: return DType::kBool;
-    case ScalarType::Byte: return DType::kUInt8;
-    case ScalarType::Char: return DType::kInt8;
-    case ScalarType::Short: return DType::kInt16;
-    case ScalarType::Int: return DType::kInt32;
-    case ScalarType::Long: return DType::kInt64;
-    case ScalarType::Half: return DType::kFloat16;
-    case ScalarType::BFloat16: return DType::kBFloat16;
-    case ScalarType::Float: return DType::kFloat32;
-    case ScalarType::Double: return DType::kFloat64;
-    default: throw std::invalid_argument("this element type has no CUDA kernel");
-  }
-}
-
-// Owns one reference.
-class Object {
- public:
-  explicit Object(PyObject* object) : object_(object) {
-    if (object == nullptr) throw PythonError{};
-  }
-  ~Object() { Py_DECREF(object_); }
-  Object(const Object&) = delete;
-  Object& operator=(const Object&) = delete;
-  PyObject* get() const { return object_; }
-
- private:
-  PyObject* object_;
-};
-
-// Names of the methods called on tensors, made once. The module is never unloaded.
-struct Names {
-  PyObject* data_ptr = PyUnicode_InternFromString("data_ptr");
-  PyObject* dtype = PyUnicode_InternFromString("dtype");
-  PyObject* get_device = PyUnicode_InternFromString("get_device");
-  PyObject* is_contiguous = PyUnicode_InternFromString("is_contiguous");
-  PyObject* numel = PyUnicode_InternFromString("numel");
-  PyObject* shape = PyUnicode_InternFromString("shape");
-  PyObject* stride = PyUnicode_InternFromString("stride");
-};
-const Names& names() {
-  static const Names instance;
-  return instance;
-}
-
-int64_t call_for_integer(PyObject* tensor, PyObject* method) {
-  const Object result(PyObject_CallMethodObjArgs(tensor, method, nullptr));
-  const int64_t value = PyLong_AsLongLong(result.get());
-  if (value == -1 && PyErr_Occurred()) throw PythonError{};
-  return value;
-}
-
-// torch.dtype objects are singletons, so identity decides. Found once, when the module is imported.
-std::vector<std::pair<PyObject*, DType>> known_dtypes;
-
-DType dtype_of(PyObject* dtype) {
-  for (const auto& [object, code] : known_dtypes) {
-    if (object == dtype) return code;
-  }
-  throw std::invalid_argument("this element type has no CUDA kernel");
-}
-
-int read_integers(PyObject* tuple, int64_t* values) {
-  const Py_ssize_t count = PyTuple_Size(tuple);
-  if (count < 0) throw PythonError{};
-  if (count > kMaxTensorRank) throw std::invalid_argument("a tensor of too many dimensions");
-  for (Py_ssize_t i = 0; i < count; ++i) {
-    values[i] = PyLong_AsLongLong(PyTuple_GetItem(tuple, i));
-    if (values[i] == -1 && PyErr_Occurred()) throw PythonError{};
-  }
-  return static_cast<int>(count);
-}
-
-}  // namespace
-
-Stream current_stream(int device) {
+cudaStream_t current_stream(int device) {
   // The facade refuses such tensors; operators, which anybody can call, come here without it.
   if (device < 0) throw std::invalid_argument("a CUDA kernel takes CUDA tensors");
   void* stream = nullptr;
@@ -98,29 +23,7 @@ Stream current_stream(int device) {
     throw std::runtime_error("this build of PyTorch has no CUDA support");
   }
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(device, &stream));
-  return static_cast<Stream>(stream);
-}
-
-bool find_dtypes() {
-  constexpr std::pair<const char*, DType> kNames[] = {
-      {"bfloat16", DType::kBFloat16}, {"float32", DType::kFloat32}, {"float16", DType::kFloat16},
-      {"float64", DType::kFloat64},   {"bool", DType::kBool},       {"uint8", DType::kUInt8},
-      {"int8", DType::kInt8},         {"int16", DType::kInt16},     {"int32", DType::kInt32},
-      {"int64", DType::kInt64}};
-  PyObject* const torch = PyImport_ImportModule("torch");
-  if (torch == nullptr) return false;
-  for (const auto& [name, code] : kNames) {
-    PyObject* const object = PyObject_GetAttrString(torch, name);  // kept for ever
-    if (object == nullptr) break;
-    known_dtypes.emplace_back(object, code);
-  }
-  Py_DECREF(torch);
-  return known_dtypes.size() == std::size(kNames);
-}
-
-std::vector<PythonFunction>& python_functions() {
-  static std::vector<PythonFunction> functions;
-  return functions;
+  return static_cast<cudaStream_t>(stream);
 }
 
 PyObject* raise_current_exception() {
@@ -136,189 +39,220 @@ PyObject* raise_current_exception() {
   return nullptr;
 }
 
-const Operand& StackReader::read_tensor(torch::stable::Tensor tensor) {
-  Operand& operand = operands_.emplace_back();
-  operand.data = tensor.data_ptr();
-  operand.dtype = dtype_of(tensor.scalar_type());
-  operand.device = tensor.get_device_index();
-  operand.numel = tensor.numel();
-  operand.rank = static_cast<int>(tensor.dim());
-  if (operand.rank > kMaxTensorRank) {
-    throw std::invalid_argument("a tensor of too many dimensions");
-  }
-  const auto sizes = tensor.sizes();
-  const auto strides = tensor.strides();
-  for (int d = 0; d < operand.rank; ++d) {
-    operand.sizes[d] = sizes[d];
-    operand.strides[d] = strides[d];
-  }
-  device_ = operand.device;
-  tensors_.push_back(std::move(tensor));  // alive until the launcher returns
-  return operand;
-}
+// --- keys ----------------------------------------------------------------------------------------
 
-template <>
-const Operand& StackReader::read<const Operand&>() {
-  return read_tensor(torch::stable::detail::to<torch::stable::Tensor>(*stack_++));
-}
-
-template <>
-const Operand* StackReader::read<const Operand*>() {
-  auto tensor = torch::stable::detail::to<std::optional<torch::stable::Tensor>>(*stack_++);
-  return tensor.has_value() ? &read_tensor(std::move(*tensor)) : nullptr;
-}
-
-template <>
-std::string_view StackReader::read<std::string_view>() {
-  return strings_.emplace_back(torch::stable::detail::to<std::string>(*stack_++));
-}
-
-template <>
-bool StackReader::read<bool>() {
-  return torch::stable::detail::to<bool>(*stack_++);
-}
-
-template <>
-TensorList StackReader::read<TensorList>() {
-  // Taken off the stack to be freed. The tensors live on: the caller has them, too.
-  torch::stable::detail::to<std::vector<torch::stable::Tensor>>(*stack_++);
-  return {};
-}
-
-template <>
-Number StackReader::read<Number>() {
-  const double real = torch::stable::detail::to<double>(*stack_++);
-  const int64_t integer = torch::stable::detail::to<int64_t>(*stack_++);
-  return {real, integer};
-}
-
-template <>
-Dim StackReader::read<Dim>() {
-  return {read<Number>().integer};
-}
-
-const Operand& PythonReader::read_tensor(PyObject* tensor) {
-  if (count_ == kMaxTensors) throw std::invalid_argument("a launcher of too many tensors");
-  Operand& operand = operands_[count_];
-  operand.data = reinterpret_cast<void*>(call_for_integer(tensor, names().data_ptr));
-  // All tensors are on one device, as the caller has checked.
-  if (count_ == 0) device_ = static_cast<int>(call_for_integer(tensor, names().get_device));
-  operand.device = device_;
-  operand.numel = call_for_integer(tensor, names().numel);
-  const Object dtype(PyObject_GetAttr(tensor, names().dtype));
-  operand.dtype = dtype_of(dtype.get());
-  const Object contiguous(PyObject_CallMethodObjArgs(tensor, names().is_contiguous, nullptr));
-  is_shape_needless_ &= contiguous.get() == Py_True;
-  slots_[count_] = slot_++;
-  tensors_[count_++] = tensor;  // borrowed: the caller's arguments outlive the call
-  return operand;
-}
-
-void PythonReader::describe() {
-  bool one_dimension = is_shape_needless_;
-  for (int i = 1; i < count_; ++i) one_dimension &= operands_[i].numel == operands_[0].numel;
-  for (int i = 0; i < count_; ++i) {
-    Operand& operand = operands_[i];
-    if (one_dimension) {
-      operand.rank = 1;
-      operand.sizes[0] = operand.numel;
-      operand.strides[0] = 1;
-    } else {
-      const Object shape(PyObject_GetAttr(tensors_[i], names().shape));
-      const Object stride(PyObject_CallMethodObjArgs(tensors_[i], names().stride, nullptr));
-      operand.rank = read_integers(shape.get(), operand.sizes);
-      read_integers(stride.get(), operand.strides);
+// Of the first so many tensors.
+static void append_to(PlanKey& key, const Given& given, int tensors) {
+  key.push_back(given.device);
+  for (int i = 0; i < tensors; ++i) {
+    const GivenTensor& tensor = given.tensors[i];
+    const Operand& operand = tensor.operand;
+    // A byte each.
+    key.push_back(static_cast<int64_t>(operand.dtype) | int64_t{operand.rank} << 8 |
+                  static_cast<int64_t>(operand.remainder) << 16 |
+                  int64_t{tensor.is_contiguous} << 24 | int64_t{tensor.place} << 32);
+    key.insert(key.end(), operand.sizes, operand.sizes + operand.rank);
+    if (!tensor.is_contiguous) {
+      key.insert(key.end(), operand.strides, operand.strides + operand.rank);
     }
   }
+}
+
+void append_to(PlanKey& key, std::string_view text) {
+  key.push_back(static_cast<int64_t>(text.size()));
+  for (std::size_t at = 0; at < text.size(); at += sizeof(int64_t)) {
+    int64_t word = 0;
+    std::memcpy(&word, text.data() + at, std::min(sizeof(word), text.size() - at));
+    key.push_back(word);
+  }
+}
+
+void append_to(PlanKey& key, double value) {
+  int64_t word = 0;
+  std::memcpy(&word, &value, sizeof(word));
+  key.push_back(word);
+}
+
+// --- calls ---------------------------------------------------------------------------------------
+
+void CallBase::complete() {
+  for (int i = 0; i < given_.tensor_count; ++i) {
+    if (given_.tensors[i].is_contiguous) given_.tensors[i].operand.set_contiguous_strides();
+  }
+}
+
+std::shared_ptr<const KeptPlan> CallBase::kept_plan() {
+  thread_local PlanKey key;
+  key.clear();
+  append_to(key, given_, tensors());
+  append_parameters_to(key);
+  if (auto kept = plans_.find(key)) return kept;
+  return plans_.keep(key, plan(current_device()));
+}
+
+namespace {
+
+char* check_scratch(const GivenTensor& scratch, void* address, const Scratch& needed) {
 #if defined(DIGLOT_INTERPRETER)
-  for (const auto& [list, slot] : lists_) {
-    const Py_ssize_t count = PyList_Size(list);
-    if (count < 0) throw PythonError{};
-    for (Py_ssize_t i = 0; i < count; ++i) {
-      PythonReader reader(nullptr);
-      reader.read_tensor(PyList_GetItem(list, i));
-      reader.describe();
-      listed_.emplace_back(reader.operands_[0], slot);
-    }
-  }
+  constexpr uintptr_t kAlignment = 16;
+#else
+  constexpr uintptr_t kAlignment = 256;
 #endif
+  const Operand& operand = scratch.operand;
+  if (operand.dtype != DType::kUInt8 || operand.rank != 1 || !scratch.is_contiguous ||
+      operand.numel < needed.bytes) {
+    throw std::invalid_argument("scratch must be a contiguous uint8 tensor of one dimension and " +
+                                std::to_string(needed.bytes) + " elements or more, not of " +
+                                std::to_string(operand.numel));
+  }
+  if (reinterpret_cast<uintptr_t>(address) % kAlignment != 0) {
+    throw std::invalid_argument("scratch must be aligned to " + std::to_string(kAlignment) +
+                                " bytes");
+  }
+  return static_cast<char*>(address);
 }
 
 #if defined(DIGLOT_INTERPRETER)
-std::vector<interpreter::Range> PythonReader::ranges(std::string_view schema) const {
+// The memory of a call's tensors, of which the schema marks those that are written, as Tensor(a!).
+std::vector<interpreter::Range> ranges_of(const Given& given, std::string_view schema) {
   std::vector<interpreter::Range> ranges;
-  const auto add = [&](const Operand& operand, int slot) {
+  const auto add = [&](const GivenTensor& tensor, const void* address) {
     std::size_t at = schema.find("Tensor");
-    for (int before = 0; before < slot; ++before) at = schema.find("Tensor", at + 1);
+    for (int before = 0; before < tensor.place; ++before) at = schema.find("Tensor", at + 1);
     const bool is_writable = schema.substr(at, sizeof("Tensor(a!)")).find('!') != schema.npos;
+    const Operand& operand = tensor.operand;
     int64_t elements = operand.numel > 0 ? 1 : 0;
     for (int d = 0; d < operand.rank && elements > 0; ++d) {
       elements += (operand.sizes[d] - 1) * operand.strides[d];
     }
-    const char* const begin = operand.as<const char>();
+    if (tensor.is_contiguous) elements = operand.numel;
+    const auto* const begin = static_cast<const char*>(address);
     ranges.push_back({begin, begin + elements * size_of(operand.dtype), is_writable});
   };
-  for (int i = 0; i < count_; ++i) add(operands_[i], slots_[i]);
-  for (const auto& [operand, slot] : listed_) add(operand, slot);
+  for (int i = 0; i < given.tensor_count; ++i) add(given.tensors[i], given.addresses[i]);
+  for (const auto& [tensor, address] : given.listed) add(tensor, address);
   return ranges;
 }
 #endif
 
-template <>
-const Operand& PythonReader::read<const Operand&>() {
-  return read_tensor(*arguments_++);
-}
+}  // namespace
 
-template <>
-const Operand* PythonReader::read<const Operand*>() {
-  PyObject* argument = *arguments_++;
-  if (argument != Py_None) return &read_tensor(argument);
-  ++slot_;
-  return nullptr;
-}
-
-template <>
-std::string_view PythonReader::read<std::string_view>() {
-  Py_ssize_t size = 0;
-  const char* text = PyUnicode_AsUTF8AndSize(*arguments_++, &size);
-  if (text == nullptr) throw PythonError{};
-  return {text, static_cast<size_t>(size)};
-}
-
-template <>
-bool PythonReader::read<bool>() {
-  return *arguments_++ == Py_True;  // contracts pass no other true object
-}
-
-template <>
-TensorList PythonReader::read<TensorList>() {
-#if defined(DIGLOT_INTERPRETER)
-  lists_.emplace_back(*arguments_, slot_);
-#endif
-  ++arguments_;
-  ++slot_;
-  return {};
-}
-
-template <>
-Number PythonReader::read<Number>() {
-  PyObject* argument = *arguments_++;
-  Number number;
-  if (PyLong_Check(argument)) {
-    // Wraps as integer arithmetic on tensors does.
-    number.integer = static_cast<int64_t>(PyLong_AsUnsignedLongLongMask(argument));
-    number.real = PyLong_AsDouble(argument);
-  } else {
-    number.real = PyFloat_AsDouble(argument);
+bool CallBase::launch(const Plan& plan, cudaStream_t stream) const {
+  char* scratch = nullptr;
+  if (plan.scratch.bytes > 0) {
+    if (scratch_ == nullptr) return false;
+    scratch = check_scratch(*scratch_, given_.address(*scratch_), plan.scratch);
   }
-  if (PyErr_Occurred()) throw PythonError{};
-  return number;
+#if defined(DIGLOT_INTERPRETER)
+  // Tensors are in the host's memory, and a kernel may touch these and no other.
+  const interpreter::Arguments scope(ranges_of(given_, schema_));
+#endif
+  plan.launch({stream, given_.addresses, given_.numbers, scratch});
+  return true;
 }
 
-template <>
-Dim PythonReader::read<Dim>() {
-  is_shape_needless_ = false;
-  return {read<Number>().integer};
+// --- ways in -------------------------------------------------------------------------------------
+
+std::vector<PythonFunction>& python_functions() {
+  static std::vector<PythonFunction> functions;
+  return functions;
+}
+
+const PythonFunction& find_launcher(std::string_view name) {
+  for (const PythonFunction& function : python_functions()) {
+    if (function.bind != nullptr && name == function.name) return function;
+  }
+  throw std::invalid_argument("there is no launcher " + std::string(name));
+}
+
+void check_count(Py_ssize_t expected, Py_ssize_t count) {
+  if (count == expected) return;
+  PyErr_Format(PyExc_TypeError, "expected %d arguments, got %d", static_cast<int>(expected),
+               static_cast<int>(count));
+  throw PythonError{};
+}
+
+namespace {
+
+struct Launched {
+  std::shared_ptr<const KeptPlan> kept;
+  bool is_launched;
+};
+
+Launched launch_on_current_stream(CallBase& call) {
+#if defined(DIGLOT_INTERPRETER)
+  cudaStream_t const stream = nullptr;
+#else
+  const DeviceGuard guard(call.device());
+  cudaStream_t const stream = current_stream(call.device());
+#endif
+  auto kept = call.kept_plan();
+  const bool is_launched = call.launch(kept->plan, stream);
+  return {std::move(kept), is_launched};
+}
+
+Launched launch_without_gil(CallBase& call) {
+  const WithoutGil gil;
+  return launch_on_current_stream(call);
+}
+
+}  // namespace
+
+PyObject* launch_from_python(CallBase& call) {
+  const Launched launched = launch_without_gil(call);
+  return launched.is_launched ? launched.kept->variant() : to_python(launched.kept->plan.scratch);
+}
+
+void launch_from_stack(CallBase& call) {
+  const Launched launched = launch_on_current_stream(call);
+  if (!launched.is_launched) {
+    throw std::invalid_argument("this call needs " +
+                                std::to_string(launched.kept->plan.scratch.bytes) +
+                                " bytes of scratch");
+  }
+}
+
+PyObject* plan_from_python(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  try {
+    constexpr unsigned long kIsTuple = 1UL << 26;  // Py_TPFLAGS_TUPLE_SUBCLASS
+    const bool is_named = count > 1 && arguments[1] != Py_None;
+    if (count < 2 || (is_named && (PyType_GetFlags(arguments[1]->ob_type) & kIsTuple) == 0)) {
+      PyErr_SetString(PyExc_TypeError,
+                      "plan takes a launcher's name, a device's facts or None, and arguments");
+      return nullptr;
+    }
+    const PythonFunction& launcher =
+        find_launcher(PythonReader(arguments).read<std::string_view>());
+    const auto call = launcher.bind_planned(arguments + 2, count - 2);
+    if (!is_named) return to_python(call->plan(current_device()));
+    TupleReader facts(arguments[1]);
+    const int architecture = static_cast<int>(facts.integer());
+    const int multiprocessors = static_cast<int>(facts.integer());
+    const int shared_bytes = static_cast<int>(facts.integer());
+    const NamedDevice device(architecture, multiprocessors, shared_bytes, facts.boolean());
+    return to_python(call->plan(device));
+  } catch (...) {
+    return raise_current_exception();
+  }
+}
+
+bool add_schemas(PyObject* module) {
+  PyObject* const schemas = PyDict_New();
+  if (schemas == nullptr) return false;
+  for (const PythonFunction& function : python_functions()) {
+    if (function.bind == nullptr) continue;
+    PyObject* const text = PyUnicode_FromString(std::string(function.schema).c_str());
+    const bool is_added =
+        text != nullptr && PyDict_SetItemString(schemas, function.name, text) == 0;
+    Py_XDECREF(text);
+    if (!is_added) {
+      Py_DECREF(schemas);
+      return false;
+    }
+  }
+  const bool is_added = PyModule_AddObjectRef(module, "schemas", schemas) == 0;
+  Py_DECREF(schemas);
+  return is_added;
 }
 
 }  // namespace diglot::torch_binding

@@ -1,11 +1,20 @@
 // One launcher, two ways in: as an operator of torch.library (what compiled graphs call) and as a
 // function of the Python module (what eager code calls, without the dispatcher's cost).
 //
-//   void gelu_forward(Stream stream, const Operand& input, std::string_view approximate,
+//   void gelu_forward(Planner& planner, const Operand& input, std::string_view approximate,
 //                     const Operand& out);
-//   DIGLOT_LAUNCHER(gelu_forward, "(Tensor input, str approximate, Tensor(a!) out) -> ()")
+//   DIGLOT_LAUNCHER(gelu_forward,
+//                   "(Tensor input, str approximate, Tensor(a!) out, Tensor(z!)? scratch) -> ()")
 //
-// Bound to its arguments it is called again and again with other operands
+// The function plans (plan.h); its plan is kept by device, the tensors' dtypes, sizes, strides and
+// alignment, and the parameters of plain types: strings, bool, int64_t ("int" in the schema),
+// double
+// ("float"). Real ("float"), Integer ("int") and Number ("float x, int x_integer", of one argument
+// in Python) are given at the launch.
+//
+// Every schema ends with scratch. A call from Python returns the variant's name, or, if its plan
+// needs scratch and it has none, launches nothing and returns the requirement: (bytes, zeroed,
+// lifetime). Bound to its arguments a launcher is called again and again with other operands
 // (csrc/torch/pipeline.cpp).
 //
 // A launcher runs with its output's device current. Only this folder includes PyTorch's headers.
@@ -13,48 +22,22 @@
 
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/tensor.h>
-#include <unistd.h>
 
-#include <deque>
 #include <memory>
 #include <optional>
-#include <string>
 #include <string_view>
 #include <tuple>
-#include <vector>
 
-#include "diglot/launch.cuh"
-#include "diglot/operand.h"
-#include "torch/python_abi.h"
+#include "diglot/plan.h"
+#include "torch/gil.h"
+#include "torch/plans.h"
+#include "torch/reader.h"
 
 namespace diglot {
-
-using Stream = cudaStream_t;
-
-// A Python number, exact in whichever of the two kinds the launcher computes in.
-struct Number {
-  double real = 0;
-  int64_t integer = 0;
-
-  template <typename Compute>
-  Compute as() const {
-    if constexpr (std::is_floating_point_v<Compute>) {
-      return static_cast<Compute>(real);
-    } else {
-      return static_cast<Compute>(integer);
-    }
-  }
-};
-
-// Tensors that a kernel reaches by addresses in a tensor of its own: a launcher only says with it
-// that they are used, and looks at none of them.
-struct TensorList {};
-
 namespace torch_binding {
 
 // PyTorch's current stream on `device`.
-Stream current_stream(int device);
+cudaStream_t current_stream(int device);
 
 #if !defined(DIGLOT_INTERPRETER)
 // Makes `device` current for a scope. Going back is PyTorch's business, which alone knows whether
@@ -72,232 +55,160 @@ class DeviceGuard {
 };
 #endif
 
-// Takes Python's lock again. When Python ends, it ends other threads that ask for it, by unwinding
-// them, which no destructor of C++ takes: such a thread sleeps until the process is gone, as Python
-// has it do from 3.14 on.
-inline void restore_thread(PyThreadState* state) {
-  try {
-    PyEval_RestoreThread(state);
-  } catch (...) {
-    for (;;) pause();
-  }
-}
+PyObject* raise_current_exception();
 
-// Lets other Python threads run for a scope: a launch waits when the GPU's queue is full.
-class WithoutGil {
+void append_to(PlanKey& key, std::string_view text);
+inline void append_to(PlanKey& key, int64_t value) { key.push_back(value); }
+inline void append_to(PlanKey& key, bool value) { key.push_back(value); }
+void append_to(PlanKey& key, double value);
+// What no plan depends on, and tensors, which `Given` has all.
+inline void append_to(PlanKey&, const Operand&) {}
+inline void append_to(PlanKey&, const Operand*) {}
+inline void append_to(PlanKey&, TensorList) {}
+inline void append_to(PlanKey&, const Number&) {}
+
+template <typename Parameter>
+constexpr bool kIsTensor =
+    std::is_same_v<Parameter, const Operand&> || std::is_same_v<Parameter, const Operand*>;
+
+// A call's arguments, which are read once; its tensors may then be changed.
+class CallBase {
  public:
-  WithoutGil() : state_(PyEval_SaveThread()) {}
-  ~WithoutGil() { restore_thread(state_); }
-  // Calls function() with the lock.
-  template <typename Function>
-  void interrupt(const Function& function) {
-    restore_thread(state_);
-    struct Release {
-      PyThreadState*& state;
-      ~Release() { state = PyEval_SaveThread(); }
-    } release{state_};
-    function();
-  }
-  WithoutGil(const WithoutGil&) = delete;
-  WithoutGil& operator=(const WithoutGil&) = delete;
+  virtual ~CallBase() = default;
+  CallBase(const CallBase&) = delete;
+  CallBase& operator=(const CallBase&) = delete;
 
- private:
-  PyThreadState* state_;
-};
-struct Nothing {};
+  // The tensors, in order, without those that were left out, and without scratch.
+  int tensors() const { return given_.tensor_count - (scratch_ != nullptr); }
+  Operand& operand(int i) { return given_.tensors[i].operand; }
+  void set_address(int i, void* address) { given_.set_address(given_.tensors[i], address); }
+  int device() const { return given_.device; }
 
-// Reads a launcher's arguments off an operator's stack.
-class StackReader {
- public:
-  explicit StackReader(StableIValue* stack) : stack_(stack) {}
-  template <typename T>
-  T read();
-  int device() const { return device_; }
-
- private:
-  const Operand& read_tensor(torch::stable::Tensor tensor);
-
-  StableIValue* stack_;
-  std::deque<torch::stable::Tensor> tensors_;
-  std::deque<Operand> operands_;
-  std::deque<std::string> strings_;
-  int device_ = -1;
-};
-
-// Reads a launcher's arguments off a Python call. Tensors are plain ones, already validated.
-class PythonReader {
- public:
-  explicit PythonReader(PyObject* const* arguments) : arguments_(arguments) {}
-  template <typename T>
-  T read();
-  int device() const { return device_; }
-  // Fills in sizes and strides, once all arguments are read: it is then known whether every tensor
-  // is contiguous with one element count, in which case one dimension describes them all, unless
-  // the launcher takes a Dim.
-  void describe();
-  // The tensors, in order, without those that were left out.
-  int tensors() const { return count_; }
-  Operand& operand(int i) { return operands_[i]; }
-#if defined(DIGLOT_INTERPRETER)
-  // The memory of the operands, of which the schema marks those that are written, as Tensor(a!).
-  std::vector<interpreter::Range> ranges(std::string_view schema) const;
-#endif
-
- private:
-  static constexpr int kMaxTensors = 10;
-  const Operand& read_tensor(PyObject* tensor);
-
-  PyObject* const* arguments_;
-  PyObject* tensors_[kMaxTensors];
-  Operand operands_[kMaxTensors];
-  int slots_[kMaxTensors];  // which of the schema's tensors each is: some may be left out
-  int count_ = 0;
-  int slot_ = 0;
-#if defined(DIGLOT_INTERPRETER)
-  std::vector<std::pair<PyObject*, int>> lists_;  // with their slots
-  std::vector<std::pair<Operand, int>> listed_;   // the tensors in them, likewise
-#endif
-  bool is_shape_needless_ = true;  // while all tensors are contiguous
-  int device_ = -1;
-};
-
-// A launcher with its arguments, which are read once.
-template <typename Reader, typename... Parameters>
-class Call {
- public:
-  // Braces order the reads from left to right.
-  Call(void (*launcher)(Stream, Parameters...), Reader& reader, std::string_view schema)
-      : launcher_(launcher),
-        reader_(reader),
-        schema_(schema),
-        arguments_{reader.template read<Parameters>()...} {
-    if constexpr (std::is_same_v<Reader, PythonReader>) reader.describe();
-  }
-
-  // Runs it with what the reader's operands are now. Nothing of Python is needed.
-  void operator()(Stream stream) const {
-#if defined(DIGLOT_INTERPRETER)
-    // Tensors are in the host's memory, and a kernel may touch these and no other.
-    const interpreter::Arguments scope(reader_.ranges(schema_));
-#endif
-    std::apply([&](const auto&... argument) { launcher_(stream, argument...); }, arguments_);
-  }
-
- private:
-  void (*launcher_)(Stream, Parameters...);
-  [[maybe_unused]] const Reader& reader_;
-  [[maybe_unused]] std::string_view schema_;
-  std::tuple<Parameters...> arguments_;
-};
-
-template <typename Reader, typename... Parameters>
-void call_launcher(void (*launcher)(Stream, Parameters...), Reader& reader,
-                   std::string_view schema = {}) {
-  const Call<Reader, Parameters...> call(launcher, reader, schema);
-  if (Recording::innermost() != nullptr) return call(nullptr);  // there may be no device
-#if defined(DIGLOT_INTERPRETER)
-  const WithoutGil gil;
-  call(nullptr);
-#else
-  [[maybe_unused]] std::conditional_t<std::is_same_v<Reader, PythonReader>, WithoutGil, Nothing>
-      gil;
-  DeviceGuard guard(reader.device());
-  call(current_stream(reader.device()));
-#endif
-}
-
-// A launcher bound to the arguments of a Python call, which outlive it.
-class BoundLauncher {
- public:
-  explicit BoundLauncher(PyObject* const* arguments) : reader_(arguments) {}
-  virtual ~BoundLauncher() = default;
-  BoundLauncher(const BoundLauncher&) = delete;
-  BoundLauncher& operator=(const BoundLauncher&) = delete;
-
-  // The tensors among them, in order, without those that are None: they may be changed.
-  int tensors() const { return reader_.tensors(); }
-  Operand& operand(int i) { return reader_.operand(i); }
-  // Runs it on a stream of the current device, on any thread, without the interpreter's lock.
-  virtual void run(Stream stream) = 0;
+  // Its plan on the current device. Nothing of Python is needed.
+  std::shared_ptr<const KeptPlan> kept_plan();
+  // A new one, on any device.
+  virtual Plan plan(const Device& device) = 0;
+  // Launches a plan of it. False, and nothing is launched, if that needs scratch and there is none.
+  bool launch(const Plan& plan, cudaStream_t stream) const;
 
  protected:
-  PythonReader reader_;
+  CallBase(std::string_view schema, PlanCache& plans) : schema_(schema), plans_(plans) {}
+  virtual void append_parameters_to(PlanKey& key) const = 0;
+  // Strides of contiguous tensors, which are not read.
+  void complete();
+
+  Given given_;
+  const GivenTensor* scratch_ = nullptr;
+
+ private:
+  [[maybe_unused]] std::string_view schema_;
+  PlanCache& plans_;
 };
 
-// A function of the Python module; one that calls a launcher can also bind it.
+template <typename... Parameters>
+class Call final : public CallBase {
+ public:
+  using Launcher = void (*)(Planner&, Parameters...);
+
+  // Operands may refer to what the reader holds.
+  template <typename Reader>
+  Call(Launcher launcher, std::string_view schema, PlanCache& plans, Reader& reader,
+       bool has_scratch)
+      : CallBase(schema, plans), launcher_(launcher) {
+    given_.tensors = tensors_, given_.addresses = addresses_, given_.numbers = numbers_;
+    reader.read_into(given_);
+    // Braces order the reads from left to right.
+    arguments_.emplace(std::tuple<Parameters...>{reader.template read<Parameters>()...});
+    if (!has_scratch) return;
+    const int before = given_.tensor_count;
+    if (reader.template read<const Operand*>() != nullptr) scratch_ = &tensors_[before];
+  }
+
+  Plan plan(const Device& device) override {
+    complete();
+    Planner planner(device);
+    std::apply([&](const auto&... each) { launcher_(planner, each...); }, *arguments_);
+    return std::move(planner.plan);
+  }
+
+ private:
+  static constexpr int kTensors = 1 + (0 + ... + kIsTensor<Parameters>);  // with scratch
+
+  void append_parameters_to(PlanKey& key) const override {
+    std::apply([&](const auto&... each) { (append_to(key, each), ...); }, *arguments_);
+  }
+
+  Launcher launcher_;
+  GivenTensor tensors_[kTensors];
+  void* addresses_[kTensors];
+  NumberValue numbers_[sizeof...(Parameters)];
+  std::optional<std::tuple<Parameters...>> arguments_;
+};
+
+// A function of the Python module; one that calls a launcher can also bind and plan it.
 struct PythonFunction {
   const char* name;
   PyObject* (*function)(PyObject*, PyObject* const*, Py_ssize_t);
-  std::unique_ptr<BoundLauncher> (*bind)(PyObject* const*, Py_ssize_t) = nullptr;
+  std::string_view schema = {};
+  // With the arguments of a Python call, which outlive what is returned.
+  std::unique_ptr<CallBase> (*bind)(PyObject* const*, Py_ssize_t) = nullptr;
+  // Without scratch.
+  std::unique_ptr<CallBase> (*bind_planned)(PyObject* const*, Py_ssize_t) = nullptr;
 };
 std::vector<PythonFunction>& python_functions();
+// The launcher of a name. Throws std::invalid_argument if there is none.
+const PythonFunction& find_launcher(std::string_view name);
 
-// Looks up the dtype objects that Python calls are read with; false, with a Python error set, if
-// that fails.
-bool find_dtypes();
+void check_count(Py_ssize_t expected, Py_ssize_t count);
+// Launches a call, and returns what Python is told.
+PyObject* launch_from_python(CallBase& call);
+void launch_from_stack(CallBase& call);
 
-// A Python error is set; carries it through C++ frames.
-struct PythonError {};
-
-PyObject* raise_current_exception();
-
-// Python reads last_variant() after its own calls, when it is asked what ran: a compiled graph's
-// call in between, on the same thread, leaves it as it was.
-class KeptVariant {
- public:
-  KeptVariant() = default;
-  ~KeptVariant() { last_variant() = before_; }
-  KeptVariant(const KeptVariant&) = delete;
-  KeptVariant& operator=(const KeptVariant&) = delete;
-
- private:
-  const char* before_ = last_variant();
-};
+// plan(name, device, *arguments)
+PyObject* plan_from_python(PyObject*, PyObject* const* arguments, Py_ssize_t count);
+// What both modules have beside the launchers: `schemas`. False after an error.
+bool add_schemas(PyObject* module);
 
 template <auto kLauncher>
 struct Entry;
-template <typename... Parameters, void (*kLauncher)(Stream, Parameters...)>
+template <typename... Parameters, void (*kLauncher)(Planner&, Parameters...)>
 struct Entry<kLauncher> {
   inline static std::string_view schema;
 
   static void from_stack(StableIValue* stack, uint64_t, uint64_t) {
-    const KeptVariant kept;
     StackReader reader(stack);
-    call_launcher(kLauncher, reader);
+    Bound call(kLauncher, schema, plans(), reader, true);
+    launch_from_stack(call);
   }
   static PyObject* from_python(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-    const char* const before = last_variant();
     try {
-      check_count(count);
+      check_count(kCount, count);
       PythonReader reader(arguments);
-      call_launcher(kLauncher, reader, schema);
+      Bound call(kLauncher, schema, plans(), reader, true);
+      return launch_from_python(call);
     } catch (...) {
-      last_variant() = before;  // a call that failed did not run
       return raise_current_exception();
     }
-    Py_RETURN_NONE;
   }
-  static std::unique_ptr<BoundLauncher> bind(PyObject* const* arguments, Py_ssize_t count) {
-    check_count(count);
-    return std::make_unique<Bound>(arguments);
+  static std::unique_ptr<CallBase> bind(PyObject* const* arguments, Py_ssize_t count) {
+    check_count(kCount, count);
+    PythonReader reader(arguments);
+    return std::make_unique<Bound>(kLauncher, schema, plans(), reader, true);
+  }
+  static std::unique_ptr<CallBase> bind_planned(PyObject* const* arguments, Py_ssize_t count) {
+    check_count(kCount - 1, count);
+    PythonReader reader(arguments, true);
+    return std::make_unique<Bound>(kLauncher, schema, plans(), reader, false);
   }
 
  private:
-  class Bound final : public BoundLauncher {
-   public:
-    explicit Bound(PyObject* const* arguments)
-        : BoundLauncher(arguments), call_(kLauncher, reader_, schema) {}
-    void run(Stream stream) override { call_(stream); }
+  using Bound = Call<Parameters...>;
+  static constexpr Py_ssize_t kCount = sizeof...(Parameters) + 1;
 
-   private:
-    Call<PythonReader, Parameters...> call_;
-  };
-
-  static void check_count(Py_ssize_t count) {
-    if (count == sizeof...(Parameters)) return;
-    PyErr_Format(PyExc_TypeError, "expected %d arguments, got %d",
-                 static_cast<int>(sizeof...(Parameters)), static_cast<int>(count));
-    throw PythonError{};
+  // Never destroyed: when a process ends, launches may still be made.
+  static PlanCache& plans() {
+    static PlanCache& instance = *new PlanCache;
+    return instance;
   }
 };
 
@@ -315,12 +226,12 @@ struct Entry<kLauncher> {
   }
 #endif
 
-#define DIGLOT_LAUNCHER(NAME, SCHEMA)                             \
-  DIGLOT_OPERATOR(NAME, SCHEMA)                                   \
-  static const bool NAME##_registered = [] {                      \
-    diglot::torch_binding::Entry<NAME>::schema = SCHEMA;          \
-    diglot::torch_binding::python_functions().push_back(          \
-        {#NAME, &diglot::torch_binding::Entry<NAME>::from_python, \
-         &diglot::torch_binding::Entry<NAME>::bind});             \
-    return true;                                                  \
+#define DIGLOT_LAUNCHER(NAME, SCHEMA)                                              \
+  DIGLOT_OPERATOR(NAME, SCHEMA)                                                    \
+  static const bool NAME##_registered = [] {                                       \
+    using Entry = diglot::torch_binding::Entry<NAME>;                              \
+    Entry::schema = SCHEMA;                                                        \
+    diglot::torch_binding::python_functions().push_back(                           \
+        {#NAME, &Entry::from_python, SCHEMA, &Entry::bind, &Entry::bind_planned}); \
+    return true;                                                                   \
   }();

@@ -44,41 +44,6 @@ PyObject* driver_version(PyObject*, PyObject*) {
   return PyLong_FromLong(driver);
 }
 
-PyObject* last_variant(PyObject*, PyObject*) {
-  return PyUnicode_FromString(diglot::last_variant());
-}
-
-// record(function, multiprocessors, shared_bytes, has_clusters) calls function() and returns what
-// launchers called in it, on this thread, would start on such a device, of which the default is an
-// H200: tuples of a kernel's demangled name, its grid, its block, its bytes of dynamic shared
-// memory and the blocks of a cluster. Nothing is started, so tensors may be on any device.
-PyObject* record(PyObject*, PyObject* arguments) {
-  PyObject* function = nullptr;
-  int multiprocessors = 132, shared_bytes = 228 * 1024, has_clusters = 1;
-  if (!PyArg_ParseTuple(arguments, "O|iip", &function, &multiprocessors, &shared_bytes,
-                        &has_clusters)) {
-    return nullptr;
-  }
-  diglot::Recording recording({multiprocessors, shared_bytes, has_clusters != 0});
-  PyObject* const result = PyObject_CallNoArgs(function);
-  if (result == nullptr) return nullptr;
-  Py_DECREF(result);
-  PyObject* const list = PyList_New(0);
-  for (const auto& launch : recording.launches) {
-    const auto &grid = launch.grid, &block = launch.block;
-    PyObject* const entry = Py_BuildValue(
-        "(s(III)(III)nI)", launch.kernel.c_str(), grid.x, grid.y, grid.z, block.x, block.y, block.z,
-        static_cast<Py_ssize_t>(launch.shared_bytes), launch.cluster_blocks);
-    if (list == nullptr || entry == nullptr || PyList_Append(list, entry) != 0) {
-      Py_XDECREF(entry);
-      Py_XDECREF(list);
-      return nullptr;
-    }
-    Py_DECREF(entry);
-  }
-  return list;
-}
-
 PyMethodDef definition(const char* name,
                        PyObject* (*function)(PyObject*, PyObject* const*, Py_ssize_t)) {
   return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(function)),
@@ -93,15 +58,15 @@ PyMODINIT_FUNC PyInit__C() {
   for (const auto& function : diglot::torch_binding::python_functions()) {
     methods.push_back(definition(function.name, function.function));
   }
+  methods.push_back(definition("plan", diglot::torch_binding::plan_from_python));
   methods.push_back(definition("check_device", check_device));
   methods.push_back({"driver_version", driver_version, METH_NOARGS, nullptr});
-  methods.push_back({"last_variant", last_variant, METH_NOARGS, nullptr});
-  methods.push_back({"record", record, METH_VARARGS, nullptr});
   methods.push_back({nullptr, nullptr, 0, nullptr});
 
   static PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, methods.data()};
   PyObject* result = PyModule_Create(&module);
   if (result == nullptr) return nullptr;
+  if (!diglot::torch_binding::add_schemas(result)) return nullptr;
   PyModule_AddStringConstant(result, "architectures", DIGLOT_ARCHITECTURES);
   PyModule_AddStringConstant(result, "built_with_torch", DIGLOT_BUILT_WITH_TORCH);
   PyModule_AddIntConstant(result, "cuda_version", CUDART_VERSION);

@@ -2,6 +2,7 @@
 #include <chrono>
 
 #include "pipeline/ring.h"
+#include "torch/launcher.h"
 #include "torch/tuple_reader.h"
 
 namespace {
@@ -43,17 +44,17 @@ HostArray read_array(PyObject* tuple, int slots, int64_t depth) {
 // A launcher that is given the rows of a slot's buffers.
 class ChunkLauncher {
  public:
-  ChunkLauncher(std::unique_ptr<BoundLauncher> launcher, PyObject* places,
+  ChunkLauncher(std::unique_ptr<CallBase> call, PyObject* places,
                 const std::vector<HostArray>& arrays, int64_t chunk_rows)
-      : launcher_(std::move(launcher)) {
+      : call_(std::move(call)) {
     TupleReader reader(places);
-    if (reader.size() != static_cast<std::size_t>(launcher_->tensors())) {
+    if (reader.size() != static_cast<std::size_t>(call_->tensors())) {
       throw std::invalid_argument("run_pipeline: places must have a number for every tensor");
     }
-    for (int i = 0; i < launcher_->tensors(); ++i) {
+    for (int i = 0; i < call_->tensors(); ++i) {
       const int64_t place = reader.integer();
       if (place < 0) continue;
-      Operand& operand = launcher_->operand(i);
+      Operand& operand = call_->operand(i);
       if (place >= static_cast<int64_t>(arrays.size()) || operand.rank == 0 ||
           operand.sizes[0] % chunk_rows != 0 ||
           operand.numel * size_of(operand.dtype) != arrays[place].row_bytes * chunk_rows) {
@@ -64,14 +65,17 @@ class ChunkLauncher {
     }
   }
 
-  void operator()(Stream stream, int slot, int64_t rows) {
+  void operator()(cudaStream_t stream, int slot, int64_t rows) {
     for (const Placed& placed : placed_) {
-      placed.operand.data = placed.array.buffers[slot];
+      call_->set_address(placed.operand.number, placed.array.buffers[slot]);
       placed.operand.numel = placed.row_elements * rows;
       placed.operand.sizes[0] = placed.row_size * rows;
     }
-    launcher_->run(stream);
-    variant_ = last_variant();
+    const auto kept = call_->kept_plan();
+    if (!call_->launch(kept->plan, stream)) {
+      throw std::invalid_argument("run_pipeline: a launcher that needs scratch has none");
+    }
+    variant_ = kept->plan.variant;
   }
 
   const char* variant() const { return variant_; }
@@ -81,21 +85,13 @@ class ChunkLauncher {
     Operand& operand;
     const HostArray& array;
     int64_t row_elements;
-    int64_t row_size;  // of a row in the first dimension: its elements, if it is the only one
+    int64_t row_size;  // of a row in the first dimension
   };
 
-  std::unique_ptr<BoundLauncher> launcher_;
+  std::unique_ptr<CallBase> call_;
   std::vector<Placed> placed_;
   const char* variant_ = "";
 };
-
-std::unique_ptr<BoundLauncher> bind(PyObject* name, PyObject* const* arguments, Py_ssize_t count) {
-  const auto wanted = PythonReader(&name).read<std::string_view>();
-  for (const PythonFunction& function : python_functions()) {
-    if (function.bind != nullptr && wanted == function.name) return function.bind(arguments, count);
-  }
-  throw std::invalid_argument("run_pipeline: there is no launcher " + std::string(wanted));
-}
 
 // Has Python handle signals now and then: what handles one may ask the run to stop.
 class Signals {
@@ -119,13 +115,6 @@ std::vector<pipeline::Times> run(pipeline::Job& job, bool handles_signals) {
   WithoutGil gil;
   Signals signals(gil);
   if (handles_signals) job.between_chunks = [&] { signals(); };
-  if (Recording::innermost() != nullptr) {  // there may be no device
-    for (int64_t chunk = 0; chunk < job.plan.chunks(); ++chunk) {
-      const auto [begin, end] = job.plan.rows_of(chunk);
-      job.launch(nullptr, 0, end - begin);
-    }
-    return {};
-  }
 #if !defined(DIGLOT_INTERPRETER)
   const DeviceGuard guard(job.device);
   job.caller = current_stream(job.device);
@@ -152,7 +141,8 @@ PyObject* to_python(const char* variant, const std::vector<pipeline::Times>& tim
 //              copy_threads, control, handles_signals) -> (variant, times of the chunks)
 //
 // launcher      the name of one, such as "gelu_forward"
-// arguments     a tuple, as for a call of it; tensors are of the shape of a whole chunk
+// arguments     a tuple, as for a call of it, without scratch: the last is None; tensors are of the
+//               shape of a whole chunk
 // places        a tuple: for every tensor among them which of the arrays it is a chunk of, or -1 if
 //               it is the same for all chunks
 // arrays        a tuple of (is_output, row_bytes, device_addresses, pinned_addresses, address,
@@ -178,12 +168,11 @@ PyObject* run_pipeline(PyObject*, PyObject* const* arguments, Py_ssize_t count) 
     PyErr_Format(PyExc_TypeError, "expected %d arguments, got %d", kCount, static_cast<int>(count));
     return nullptr;
   }
-  const KeptVariant kept;
   try {
     const TupleReader of_launcher(arguments[1]);
     TupleReader of_arrays(arguments[3]);
     PythonReader numbers(arguments + 4);
-    const auto next = [&] { return numbers.read<Number>().integer; };
+    const auto next = [&] { return numbers.read<int64_t>(); };
     const int64_t rows = next(), chunk_rows = next(), num_slots = next(), device = next(),
                   copy_threads = next();
     auto* const control = reinterpret_cast<int64_t*>(static_cast<intptr_t>(next()));
@@ -201,12 +190,13 @@ PyObject* run_pipeline(PyObject*, PyObject* const* arguments, Py_ssize_t count) 
       arrays.push_back(read_array(of_arrays.tuple(), plan.slots, depth));
     }
     ChunkLauncher launcher(
-        bind(arguments[0], of_launcher.items(), static_cast<Py_ssize_t>(of_launcher.size())),
+        find_launcher(PythonReader(arguments).read<std::string_view>())
+            .bind(of_launcher.items(), static_cast<Py_ssize_t>(of_launcher.size())),
         arguments[2], arrays, chunk_rows);
     pipeline::Job job{
         plan,
         arrays,
-        [&](Stream stream, int slot, int64_t chunk) { launcher(stream, slot, chunk); },
+        [&](cudaStream_t stream, int slot, int64_t chunk) { launcher(stream, slot, chunk); },
         pipeline::Control(control),
         static_cast<int>(copy_threads),
         static_cast<int>(device),

@@ -5,7 +5,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "torch/launcher.h"
+#include "torch/reader.h"
 
 namespace diglot::torch_binding {
 
@@ -19,7 +19,7 @@ class TupleReader {
   std::size_t size() const { return items_.size(); }
   PyObject* const* items() const { return items_.data(); }
   PyObject* tuple() { return *address_of_next(); }
-  int64_t integer() { return PythonReader(address_of_next()).read<Number>().integer; }
+  int64_t integer() { return PythonReader(address_of_next()).read<int64_t>(); }
   bool boolean() { return PythonReader(address_of_next()).read<bool>(); }
   template <typename T>
   T* address() {

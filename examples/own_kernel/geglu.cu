@@ -1,8 +1,8 @@
 // out = gelu(x) * y, the gate of a GEGLU feed-forward block (Shazeer, "GLU variants improve
 // transformer", 2020, arXiv:2002.05202), with one pass over memory instead of two.
 //
-// What is diglot's: the mathematics (gelu.cuh), the conversions (types.cuh), the walk over the
-// arrays by 16-byte accesses (elementwise.cuh) and the launch (launch.cuh). Twin of
+// What is diglot's: the mathematics (gelu.cuh), the conversions (types.cuh), the kernel, which
+// walks the arrays by 16-byte accesses (elementwise.cuh), and the launch (launch.cuh). Twin of
 // geglu_triton.py. Without a GPU, diglot.interpreter compiles this file as it is.
 #include "geglu.h"
 
@@ -29,19 +29,13 @@ struct Geglu {
 };
 
 template <typename T>
-__global__ void __launch_bounds__(diglot::kElementwiseThreads)
-    geglu_kernel(int64_t n, const T* x, const T* y, T* out) {
-  diglot::flat_map<Shape<T>>(n, /*head=*/0, Geglu<T>{}, out, x, y);
-}
-
-template <typename T>
 void launch_geglu(int64_t n, const void* x, const void* y, void* out, void* stream) {
   constexpr int64_t kBlockElements =
       diglot::kElementwiseThreads * Shape<T>::kAccesses * Shape<T>::kElements;
-  diglot::launch<geglu_kernel<T>>(diglot::blocks_for(n, kBlockElements),
-                                  diglot::kElementwiseThreads, static_cast<cudaStream_t>(stream), n,
-                                  static_cast<const T*>(x), static_cast<const T*>(y),
-                                  static_cast<T*>(out));
+  diglot::launch<diglot::elementwise_flat<Geglu<T>, Shape<T>, T, T, T>>(
+      diglot::blocks_for(n, kBlockElements), diglot::kElementwiseThreads,
+      static_cast<cudaStream_t>(stream), n, /*head=*/0, static_cast<const T*>(x),
+      static_cast<const T*>(y), Geglu<T>{}, static_cast<T*>(out));
 }
 
 }  // namespace

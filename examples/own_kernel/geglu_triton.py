@@ -1,6 +1,7 @@
 """out = gelu(x) * y, the gate of a GEGLU feed-forward block, in Triton. Twin of geglu.cu.
 
-What is diglot's: the mathematics (`lib.gelu`) and the rounding on the way to memory (`lib.types`).
+What is diglot's: the mathematics (`lib.gelu`), the rounding on the way to memory (`lib.types`) and
+the walk over the arrays (`lib.elementwise`).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
+from diglot.triton_ops.lib.elementwise import map_flat
 from diglot.triton_ops.lib.gelu import gelu
 from diglot.triton_ops.lib.types import convert
 
@@ -16,12 +18,15 @@ BLOCK = 4096
 
 
 @triton.jit
+def gate(x, y, OUT: tl.constexpr, PRECISION: tl.constexpr):
+    activated = gelu(x.to(tl.float32), "tanh", PRECISION)
+    return convert(activated * y.to(tl.float32), OUT)
+
+
+@triton.jit
 def geglu_kernel(x, y, out, n, PRECISION: tl.constexpr, BLOCK: tl.constexpr):
-    index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = index < n
-    activated = gelu(tl.load(x + index, mask=inside).to(tl.float32), "tanh", PRECISION)
-    gated = activated * tl.load(y + index, mask=inside).to(tl.float32)
-    tl.store(out + index, convert(gated, out.dtype.element_ty), mask=inside)
+    # No head, and no promise of alignment: Triton sees by itself how addresses are aligned.
+    map_flat(gate, (x, y), out, n, 0, (), (PRECISION,), False, BLOCK)
 
 
 def precision_of(dtype: torch.dtype) -> str:

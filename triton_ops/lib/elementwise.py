@@ -1,10 +1,109 @@
 """How an elementwise kernel walks its arrays: flat or strided.
 
+A kernel calls `map_flat` or `map_strided` with the op's function, a @triton.jit function of
+
+    (*elements, *parameters, OUT, *constants)
+
+`elements` has a tile of each input, OUT is the output's element type, and the result is a tile of
+that type. `parameters` and `constants` are the kernel's own: runtime values and constants. With
+INDEXED the function also takes, before the elements, the row-major index at which each run of
+neighbouring elements begins, of shape [runs, 1].
+
 Twin of csrc/include/diglot/elementwise.cuh and strides.cuh.
 """
 
 import triton
 import triton.language as tl
+
+HEAD = tl.constexpr(16)  # more elements than any array is away from a 16-byte boundary
+
+
+@triton.jit
+def map_flat(
+    FUNCTION: tl.constexpr, inputs, output, n, head, parameters, constants,
+    ALIGNED: tl.constexpr, BLOCK: tl.constexpr, INDEXED: tl.constexpr = False,
+):  # fmt: skip
+    """output = FUNCTION(inputs) for elements below n: BLOCK of them, and the first program's head.
+
+    The first `head` elements bring every array to a multiple of 16 bytes; ALIGNED promises that.
+    What takes an index takes no head, which would shift every access.
+    """
+    start = flat_start(head, BLOCK)
+    index = tl.arange(0, BLOCK)
+    pointers = ()
+    for i in tl.static_range(len(inputs)):
+        pointers += (shifted(inputs[i], start, ALIGNED),)  # type: ignore[assignment]
+    out_pointer = shifted(output, start, ALIGNED)
+    RUN: tl.constexpr = 128 // output.dtype.element_ty.primitive_bitwidth if ALIGNED else 4
+    # Whole programs go without a mask: one would split their 16-byte accesses.
+    if start + BLOCK <= n:
+        map_tile(
+            FUNCTION, pointers, out_pointer, index, None, start, parameters, constants,
+            RUN if INDEXED else 0,
+        )  # fmt: skip
+    else:
+        map_tile(
+            FUNCTION, pointers, out_pointer, index, index < n - start, start, parameters, constants,
+            RUN if INDEXED else 0,
+        )  # fmt: skip
+    if not INDEXED:
+        if (tl.program_id(0) == 0) & (head > 0):
+            at = tl.arange(0, HEAD)
+            map_tile(FUNCTION, inputs, output, at, at < head, 0, parameters, constants, 0)
+
+
+@triton.jit
+def map_tile(
+    FUNCTION: tl.constexpr, inputs, output, index, mask, start, parameters, constants,
+    RUN: tl.constexpr,
+):  # fmt: skip
+    """The elements at these offsets from the pointers; runs of RUN elements have an index."""
+    OUT: tl.constexpr = output.dtype.element_ty
+    values = ()
+    for i in tl.static_range(len(inputs)):
+        values += (tl.load(inputs[i] + index, mask=mask),)  # type: ignore[assignment]
+    # Under a mask, and beside random bits, addresses that live through the arithmetic take too many
+    # registers.
+    if mask is None and RUN == 0:
+        address = output + index
+    if RUN > 0:
+        # The threads that access a run of 16 bytes make what depends on its index.
+        first = start + RUN * tl.arange(0, index.shape[0] // RUN)
+        result = FUNCTION(first[:, None], *values, *parameters, OUT, *constants)
+    else:
+        result = FUNCTION(*values, *parameters, OUT, *constants)
+    if mask is not None or RUN > 0:
+        address = output + index
+    tl.store(address, result, mask=mask)
+
+
+@triton.jit
+def map_strided(
+    FUNCTION: tl.constexpr, inputs, output, n, sizes, starts, strides, parameters, constants,
+    RANK: tl.constexpr, WIDE: tl.constexpr, VECTOR: tl.constexpr, BROADCAST: tl.constexpr,
+    ALIGNED: tl.constexpr, BLOCK: tl.constexpr, INDEXED: tl.constexpr = False,
+):  # fmt: skip
+    """The same over strided arrays: n, sizes and strides count accesses of VECTOR elements.
+
+    `starts` and `strides` are those of the output, of each input and, with INDEXED, of the
+    row-major index. Bit i of BROADCAST: an access to input i has one element, repeated.
+    """
+    OUT: tl.constexpr = output.dtype.element_ty
+    index, mask = strided_index(n, BLOCK // VECTOR, WIDE)
+    offsets = ()
+    for i in tl.static_range(len(starts)):
+        offsets += (strided_offset(index, sizes, starts[i], strides[i], RANK, WIDE),)  # type: ignore[assignment]
+    values = ()
+    for i in tl.static_range(len(inputs)):
+        values += (  # type: ignore[assignment]
+            strided_load(inputs[i], offsets[1 + i], mask, VECTOR, BROADCAST & (1 << i), ALIGNED),
+        )
+    if INDEXED:
+        first = offsets[1 + len(inputs)]  # type: ignore[var-annotated]
+        result = FUNCTION(first[:, None], *values, *parameters, OUT, *constants)
+    else:
+        result = FUNCTION(*values, *parameters, OUT, *constants)
+    strided_store(output, offsets[0], result, mask, VECTOR, ALIGNED)  # type: ignore[misc]
 
 
 @triton.jit

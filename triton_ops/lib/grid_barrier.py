@@ -7,8 +7,8 @@
         total = tl.sum(tl.load(partial + tl.arange(0, PROGRAMS)))
 
 All programs must run at once: launch with `launch_cooperative_grid=True`, and at most as many as
-fit (`diglot.triton_ops.launch.launch_cooperatively` does both). `word` points to an int32. Polling
-is an atomic addition of zero, which compiles to a load with an acquire.
+fit (a `diglot.triton_ops.plan.Launch` with `phases` is launched so). `word` points to an int32.
+Polling is an atomic addition of zero, which compiles to a load with an acquire.
 
 Triton's interpreter runs one program after another, so that a barrier there is an error.
 

@@ -8,7 +8,7 @@ column. Each number is a word of memory, of an integer type of its size: zero at
 once. That it is not zero says that it is there, and the value is in it, so that nothing has to be
 kept in order, and a wait ends after one trip to memory. A number that is zero is published as -0.
 
-All programs that share a row must run at once, as `launch_cooperatively` has it. Triton's
+All programs that share a row must run at once, as in a cooperative `Launch`. Triton's
 interpreter runs one after another: there a launch publishes the states of all rows, and the next
 one collects them (`phases`).
 

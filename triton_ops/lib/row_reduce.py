@@ -216,9 +216,10 @@ def finish_rows(
     results = states
     if FINISH is not None:
         results = FINISH(states, n, numbers, T)
-        at = strided_offset(row, sizes, start, strides, RANK, True)
-        for k in tl.static_range(len(statistics)):
-            store_statistic(statistics[k], results[k], at, there)
+        if statistics is not None:
+            at = strided_offset(row, sizes, start, strides, RANK, True)
+            for k in tl.static_range(len(statistics)):
+                store_statistic(statistics[k], results[k], at, there)
     return results
 
 
@@ -411,8 +412,8 @@ def take_chunk(
         DEEP: tl.constexpr = CHUNK_STATES // WIDTH
         nothing = NONE(tl.full((DEEP, WIDTH), 0.0, COMPUTE), T)
         states = nothing
-        for first in tl.range(0, chunks, DEEP, num_stages=1):
-            every = first + tl.arange(0, DEEP)[:, None]
+        for base in tl.range(0, chunks, DEEP, num_stages=1):
+            every = base + tl.arange(0, DEEP)[:, None]
             mask = (every < chunks) & (column < columns)
             more = load_states(words, every * columns + column, step, mask, nothing)
             states = COMBINE(states, more, T)
@@ -479,7 +480,7 @@ def reduce_then_map_rows(
         PHASE: of these, 1 or 2, or all.
         second: an array that lies as the output does, for what is held; or None.
         weight, bias: arrays of n elements without gaps; or None.
-        statistics: arrays of one element for each row.
+        statistics: arrays of one element for each row; or None: nobody asked for them.
         numbers: arguments of `finish`.
     """
     COMPUTE: tl.constexpr = compute_type(T)

@@ -1,5 +1,6 @@
 // The two ways an elementwise kernel walks its arrays: flat, when all of them lie in memory in the
-// same dense order, and strided otherwise. Twin of triton_ops/lib/elementwise.py.
+// same dense order, and strided otherwise; and the two kernels of every op, which map a functor.
+// Twin of triton_ops/lib/elementwise.py and elementwise_kernels.py.
 #pragma once
 
 #include <type_traits>
@@ -63,7 +64,7 @@ DIGLOT_DEVICE void keep_loads_first() {
 // sure that one head serves them all). They and the tail are done one by one by the first block,
 // which costs its threads at most two scalar accesses.
 template <typename Shape, typename T, typename Function, typename... Inputs>
-DIGLOT_DEVICE void flat_map(int64_t n, int head, Function function, T* output,
+DIGLOT_DEVICE void map_flat(int64_t n, int head, Function function, T* output,
                             const Inputs*... inputs) {
   constexpr int kAccesses = Shape::kAccesses;
   constexpr int kElements = Shape::kElements;
@@ -122,7 +123,7 @@ DIGLOT_DEVICE void flat_map(int64_t n, int head, Function function, T* output,
 // a function that takes an index, the last array of `strides` is that of the row-major indices.
 template <typename Shape, typename T, int kArrays, typename Index, typename Function,
           typename... Inputs>
-DIGLOT_DEVICE void strided_map(int64_t n, const Strides<kArrays, Index>& strides, Function function,
+DIGLOT_DEVICE void map_strided(int64_t n, const Strides<kArrays, Index>& strides, Function function,
                                T* output, const Inputs*... inputs) {
   constexpr int kAccesses = Shape::kAccesses;
   constexpr int kElements = Shape::kElements;
@@ -168,6 +169,46 @@ DIGLOT_DEVICE void strided_map(int64_t n, const Strides<kArrays, Index>& strides
   };
   number_inputs([&](auto... numbers) { store(load(decltype(numbers)::value, inputs)...); },
                 std::make_integer_sequence<int, sizeof...(Inputs)>{});
+}
+
+// What the kernels map of a functor: its prepare(), which reads in each thread once what lies in
+// memory, or the functor itself.
+template <typename Functor, typename = void>
+struct Prepared {
+  using type = Functor;
+  DIGLOT_DEVICE static const Functor& of(const Functor& functor) { return functor; }
+};
+template <typename Functor>
+struct Prepared<Functor, std::void_t<decltype(std::declval<const Functor&>().prepare())>> {
+  using type = decltype(std::declval<const Functor&>().prepare());
+  DIGLOT_DEVICE static type of(const Functor& functor) { return functor.prepare(); }
+};
+
+// Blocks that an SM holds at least, for which registers are limited. A functor whose kernels need
+// another number than the compiler's own choice, 0, has it as kFlatBlocks or kStridedBlocks.
+template <typename Functor, typename = void>
+constexpr int kFlatBlocks = 0;
+template <typename Functor>
+constexpr int kFlatBlocks<Functor, std::void_t<decltype(Functor::kFlatBlocks)>> =
+    Functor::kFlatBlocks;
+template <typename Functor, typename = void>
+constexpr int kStridedBlocks = 0;
+template <typename Functor>
+constexpr int kStridedBlocks<Functor, std::void_t<decltype(Functor::kStridedBlocks)>> =
+    Functor::kStridedBlocks;
+
+// output = functor(inputs...): the kernels of every op.
+template <typename Functor, typename Shape, typename T, typename... Inputs>
+__global__ void __launch_bounds__(kElementwiseThreads, kFlatBlocks<Functor>)
+    elementwise_flat(int64_t n, int head, const Inputs*... inputs, Functor functor, T* output) {
+  map_flat<Shape>(n, head, Prepared<Functor>::of(functor), output, inputs...);
+}
+
+template <typename Functor, typename Shape, typename Strides, typename T, typename... Inputs>
+__global__ void __launch_bounds__(kElementwiseThreads, kStridedBlocks<Functor>)
+    elementwise_strided(int64_t n, Strides strides, const Inputs*... inputs, Functor functor,
+                        T* output) {
+  map_strided<Shape>(n, strides, Prepared<Functor>::of(functor), output, inputs...);
 }
 
 // Calls function(offsets) for every element index below n, with the offsets of the element in each

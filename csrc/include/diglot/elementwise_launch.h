@@ -4,8 +4,7 @@
 #include <type_traits>
 
 #include "diglot/elementwise.cuh"
-#include "diglot/launch.cuh"
-#include "diglot/operand.h"
+#include "diglot/plan.h"
 
 namespace diglot {
 
@@ -35,12 +34,12 @@ using StridedShape = FlatShape<std::min(LargeShape<T>::kAccesses, 2), kVectorEle
 // the same time.
 template <typename T, int kArrays>
 int common_head(const Operand* const (&operands)[kArrays]) {
-  const int head = elements_to_alignment(operands[0]->template as<const T>());
+  const auto head_of = [](const Operand& operand) {
+    return elements_to_alignment(reinterpret_cast<const T*>(operand.remainder));
+  };
+  const int head = head_of(*operands[0]);
   for (const Operand* operand : operands) {
-    if (reinterpret_cast<uintptr_t>(operand->data) % sizeof(T) != 0 ||
-        elements_to_alignment(operand->template as<const T>()) != head) {
-      return -1;
-    }
+    if (!operand->is_aligned(sizeof(T)) || head_of(*operand) != head) return -1;
   }
   return head;
 }
@@ -52,8 +51,10 @@ bool take_vectors(const Operand* const (&operands)[kArrays], const Layout<kArray
   if (!have_one_dtype(operands) || !layout.has_vectors(0, kVectorElements<T>)) return false;
   for (int a = 0; a < kArrays; ++a) {
     const bool is_broadcast = layout.strides[0][a] == 0;
-    const bool is_aligned = reinterpret_cast<uintptr_t>(operands[a]->data) % kAccessBytes == 0;
-    if (!is_broadcast && !(is_aligned && layout.has_vectors(a, kVectorElements<T>))) return false;
+    if (!is_broadcast &&
+        !(operands[a]->is_aligned() && layout.has_vectors(a, kVectorElements<T>))) {
+      return false;
+    }
   }
   return true;
 }
@@ -63,12 +64,8 @@ bool take_vectors(const Operand* const (&operands)[kArrays], const Layout<kArray
 // zero, it lets no array begin with a head: an access starts at a multiple of its elements.
 inline Operand index_operand(const Operand& operand) {
   Operand index = operand;
-  index.data = nullptr;
-  int64_t stride = 1;
-  for (int d = operand.rank - 1; d >= 0; --d) {
-    index.strides[d] = stride;
-    stride *= operand.sizes[d];
-  }
+  index.number = Address<void>::kNull, index.remainder = 0;
+  index.set_contiguous_strides();
   return index;
 }
 
@@ -82,30 +79,28 @@ struct IndexOf<Strides<kArrays, Index>> {
 template <typename Strides>
 using index_of = typename IndexOf<std::decay_t<Strides>>::type;
 
-// Runs flat(shape, blocks, n, head) if all operands are of type T and lie in memory in the same
+// Plans flat(shape, blocks, n, head) if all operands are of type T and lie in memory in the same
 // dense order, and strided(shape, blocks, n, strides) for each slice of the layout otherwise, where
 // n counts accesses. The first operand is the output, whose type T is. `shape` is a FlatShape, of
 // one element per access where types differ; `strides` a Strides of either index type.
 template <typename T, int kArrays, typename Flat, typename Strided>
-void elementwise_launch(const Operand* const (&operands)[kArrays], Flat flat, Strided strided) {
+void elementwise_launch(Planner& planner, const Operand* const (&operands)[kArrays], Flat flat,
+                        Strided strided) {
   const Layout<kArrays> layout(operands);
   const int64_t n = layout.numel;
-  if (n == 0) {
-    last_variant() = "nothing to do";
-    return;
-  }
+  if (n == 0) return;
   const bool is_flat = have_one_dtype(operands) && layout.is_flat();
   const int head = is_flat ? common_head<T>(operands) : -1;
   if (is_flat && n <= kTinyElements) {
-    last_variant() = "flat, 1 element per thread";
+    planner.plan.variant = "flat, 1 element per thread";
     flat(TinyShape<T>{}, blocks_for(n, kElementwiseThreads), n, 0);
   } else if (head >= 0) {
     const int64_t vectors = (n - head) / kVectorElements<T>;
     if (vectors < kSmallVectors) {
-      last_variant() = "flat, 1 access per thread";
+      planner.plan.variant = "flat, 1 access per thread";
       flat(SmallShape<T>{}, blocks_for(vectors, kElementwiseThreads), n, head);
     } else {
-      last_variant() = "flat, 16 elements per thread";
+      planner.plan.variant = "flat, 16 elements per thread";
       constexpr int64_t kBlockVectors = kElementwiseThreads * LargeShape<T>::kAccesses;
       flat(LargeShape<T>{}, blocks_for(vectors, kBlockVectors), n, head);
     }
@@ -117,7 +112,7 @@ void elementwise_launch(const Operand* const (&operands)[kArrays], Flat flat, St
         strided(shape, blocks_for(slice, kBlockAccesses), slice, strides);
       };
       const bool is_narrow = accesses.is_narrow();
-      last_variant() = is_narrow ? narrow : wide;
+      planner.plan.variant = is_narrow ? narrow : wide;
       if (is_narrow) {
         accesses.template for_each_slice<uint32_t>(launch_slice);
       } else {
@@ -131,6 +126,38 @@ void elementwise_launch(const Operand* const (&operands)[kArrays], Flat flat, St
       run(FlatShape<kStridedElements, 1>{}, layout, "strided, 32-bit offsets",
           "strided, 64-bit offsets");
     }
+  }
+}
+
+// T, for each operand of a pack.
+template <typename T, typename Operand>
+struct TypeOf {
+  using type = T;
+};
+
+// Plans output = functor(inputs...), of operands of type T: an op's launch, in either walk.
+// `functor` is one, or a function that makes it of `Arguments`, where it holds numbers of a call.
+template <typename T, typename Held, typename... Inputs>
+void map_elements(Planner& planner, const Held& functor, const Operand& output,
+                  const Inputs&... inputs) {
+  using Functor = std::decay_t<decltype(resolve(functor, std::declval<const Arguments&>()))>;
+  const auto flat = [&](auto shape, unsigned blocks, int64_t n, int head) {
+    planner.add<elementwise_flat<Functor, decltype(shape), T, typename TypeOf<T, Inputs>::type...>>(
+        {blocks, kElementwiseThreads}, n, head, inputs.template as<const T>()..., functor,
+        output.as<T>());
+  };
+  const auto strided = [&](auto shape, unsigned blocks, int64_t n, const auto& strides) {
+    planner.add<elementwise_strided<Functor, decltype(shape), std::decay_t<decltype(strides)>, T,
+                                    typename TypeOf<T, Inputs>::type...>>(
+        {blocks, kElementwiseThreads}, n, strides, inputs.template as<const T>()..., functor,
+        output.as<T>());
+  };
+  if constexpr (kTakesIndex<typename Prepared<Functor>::type,
+                            Vector<typename TypeOf<T, Inputs>::type, 1>...>) {
+    const Operand index = index_operand(output);
+    elementwise_launch<T>(planner, {&output, &inputs..., &index}, flat, strided);
+  } else {
+    elementwise_launch<T>(planner, {&output, &inputs...}, flat, strided);
   }
 }
 

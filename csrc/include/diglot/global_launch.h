@@ -3,47 +3,46 @@
 #pragma once
 
 #include "diglot/global_reduce.cuh"
-#include "diglot/launch.cuh"
-#include "diglot/operand.h"
+#include "diglot/plan.h"
 
 namespace diglot {
 
 // Where blocks have several of these tiles: the bytes of shared memory for as many as there is
 // room.
-inline int parking_bytes(int64_t tiles, int tile_bytes) {
-  if (tiles <= int64_t{kGlobalBlocks} * multiprocessors()) return 0;
-  const int room = multiprocessor_shared_bytes() / kGlobalBlocks - kGlobalOtherBytes;
+inline int parking_bytes(const Device& device, int64_t tiles, int tile_bytes) {
+  if (tiles <= int64_t{kGlobalBlocks} * device.multiprocessors()) return 0;
+  const int room = device.shared_bytes() / kGlobalBlocks - kGlobalOtherBytes;
   return std::max(0, room / tile_bytes * tile_bytes);
 }
 
-// Calls function(integral_constant<int, accesses>{}, chunks) for arrays of one number of elements,
-// of type T, the output first, or says that there is nothing to do. There are no more chunks than
-// `workspace` has room for, and so, maybe, several tiles in one.
+// The most chunks that arrays are cut into, and so, maybe, several tiles in one. Of large arrays
+// there are then between half as many chunks and as many: many more than blocks, so that these have
+// about the same work, and few enough for every block to read the states of all.
+constexpr int64_t kMaxChunks = 4096;
+
+// Plans function(integral_constant<int, accesses>{}, chunks) for arrays of one number of elements,
+// of type T, the output first.
 template <typename T, int kArrays, typename Function>
-void cut_into_chunks(const Operand& workspace, const Operand* const (&operands)[kArrays],
+void cut_into_chunks(Planner& planner, const Operand* const (&operands)[kArrays],
                      Function function) {
   constexpr int kMost = kMostAccesses<T, kArrays - 1>;
   const int64_t n = operands[0]->numel;
-  if (n == 0) {
-    last_variant() = "nothing to do";
-    return;
-  }
+  if (n == 0) return;
   bool is_aligned = true;
-  for (const Operand* operand : operands) {
-    is_aligned &= reinterpret_cast<uintptr_t>(operand->data) % kAccessBytes == 0;
-  }
+  for (const Operand* operand : operands) is_aligned &= operand->is_aligned();
   const auto try_accesses = [&](auto accesses, const char* aligned, const char* unaligned) {
     constexpr int kAccesses = decltype(accesses)::value;
     if constexpr (kAccesses <= kMost) {
       const auto quotient = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
       const int64_t tiles = quotient(n, Tile<T, 1, kAccesses>::kSize);
       if (tiles > kFewTiles && kAccesses < kMost) return false;
-      const int64_t chunk_tiles = quotient(tiles, workspace.numel / kMaxFields);
-      last_variant() = is_aligned ? aligned : unaligned;
+      const int64_t chunk_tiles = quotient(tiles, kMaxChunks);
+      planner.plan.variant = is_aligned ? aligned : unaligned;
       function(
           accesses,
           Chunks{n, static_cast<int>(quotient(tiles, chunk_tiles)), static_cast<int>(chunk_tiles),
-                 parking_bytes(tiles, Tile<T, kArrays - 1, kAccesses>::kBytes), is_aligned});
+                 parking_bytes(planner.device, tiles, Tile<T, kArrays - 1, kAccesses>::kBytes),
+                 is_aligned});
       return true;
     }
     return false;
@@ -60,14 +59,16 @@ void cut_into_chunks(const Operand& workspace, const Operand* const (&operands)[
                    "16 accesses per thread, split into elements");
 }
 
-// Starts kKernel with a block for each chunk, or with fewer that run at once: `blocks` of them,
-// where that is not 0.
-template <auto kKernel, typename... Arguments>
-void launch_on_chunks(const Chunks& chunks, int64_t blocks, cudaStream_t stream,
-                      const Arguments&... arguments) {
+// Plans kKernel, which takes chunks, a barrier's word, states, and the arguments, with a block for
+// each chunk, or with fewer that run at once: `blocks` of them, where that is not 0.
+template <auto kKernel, typename State, typename... Held>
+void launch_on_chunks(Planner& planner, const Chunks& chunks, int64_t blocks, const Held&... held) {
+  const auto bytes = kBarrierBytes + chunks.count * static_cast<int64_t>(sizeof(State));
+  const auto scratch = planner.need({bytes, kBarrierBytes, Lifetime::kStream});
   const int64_t most = blocks > 0 ? std::min<int64_t>(blocks, chunks.count) : chunks.count;
-  launch_cooperatively<kKernel>(most, kGlobalBlocks, kGlobalThreads, chunks.parking_bytes, stream,
-                                chunks, arguments...);
+  planner.add_cooperatively<kKernel>(most, kGlobalBlocks, kGlobalThreads, chunks.parking_bytes,
+                                     chunks, scratch.as<uint32_t>(),
+                                     (scratch + kBarrierBytes).as<State>(), held...);
 }
 
 }  // namespace diglot

@@ -33,8 +33,6 @@ template <typename T, int kInputs>
 constexpr int kMostAccesses = kInputs == 1 && sizeof(T) == 4 ? 16 : 8;
 // Of shared memory, what a block takes for other things, and the device beside it, at most.
 constexpr int kGlobalOtherBytes = 6 * 1024;
-// The numbers of a state, at most.
-constexpr int kMaxFields = 3;
 
 // n elements, cut into `count` chunks of `tiles` tiles each; the last tile may be cut short, and
 // the last chunk have tiles of nothing.

@@ -81,7 +81,7 @@ struct NormForward {
   Compute eps;
   Compute n;
   Compute* mean;  // of rows; null if not centred
-  Compute* rstd;
+  Compute* rstd;  // null: nobody asks for statistics
   int64_t row = 0;
   bool leads = false;
 
@@ -131,7 +131,7 @@ struct NormForward {
       squares = total.of[0];
     }
     const Compute factor = reciprocal_root(squares / n + eps);
-    if (leads) {
+    if (leads && rstd != nullptr) {
       if constexpr (kIsCentered) mean[row] = center;
       rstd[row] = factor;
     }

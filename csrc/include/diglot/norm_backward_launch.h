@@ -4,9 +4,9 @@
 
 #include <optional>
 
-#include "diglot/launch.cuh"
 #include "diglot/norm_backward.cuh"
-#include "diglot/operand.h"
+#include "diglot/norm_launch.h"
+#include "diglot/plan.h"
 
 namespace diglot {
 
@@ -33,23 +33,37 @@ constexpr int kNormOtherBytes = 2 * 1024 + 64;
 constexpr int kNormGroups = 132;
 constexpr int kNormClusteredGroups = 120;
 
+// Otherwise: a multiprocessor's registers hold the sums of this many bytes of a row, and a longer
+// row is shared by a cluster: so many clusters run at once for each number of bytes, in kibibytes.
+// (Of the longest rows a fifth of them: devices without clusters have a block for each group.)
+// Constants, so that a result does not depend on the device.
+inline int groups_of_rows(int64_t count, int64_t row_bytes) {
+  constexpr struct {
+    int64_t kibibytes;
+    int groups;
+  } kTable[] = {{32, 132}, {64, 66}, {128, 30}, {256, 15}, {512, 7}};
+  constexpr int kOfLongest = 35;
+  const auto found = std::find_if(std::begin(kTable), std::end(kTable), [&](const auto& entry) {
+    return row_bytes <= entry.kibibytes * 1024;
+  });
+  const int groups = found == std::end(kTable) ? kOfLongest : found->groups;
+  return static_cast<int>(std::clamp<int64_t>(count, 1, groups));
+}
+
 struct NormOperands {
   const Operand& grad_output;
   const Operand* grad_sum;
   const Operand& input;
-  const Operand* mean;
-  const Operand& rstd;
+  const Operand& statistics;
   const Operand* weight;
-  const Operand* workspace;
   const Operand* grad_weight;
   const Operand* grad_bias;
   const Operand& grad_input;
 };
 
-// An array of rows without the dimension that is normalized; a launcher is told one dimension alone
-// where rows have one element and all arrays lie in one order.
-inline Operand outer_dimensions(Operand operand, const Operand& statistics) {
-  operand.rank = std::min(operand.rank, statistics.rank);
+// An array of rows without the dimension that is normalized, the last.
+inline Operand outer_dimensions(Operand operand) {
+  --operand.rank;
   return operand;
 }
 
@@ -90,7 +104,8 @@ inline Launch launch_of_groups(NormRows& rows) {
 // How a shape shares out rows, and what it is launched with; nothing if it cannot by so many blocks
 // for a row.
 template <typename Shape, typename T>
-std::optional<Launch> share_out_norm(NormRows& rows, int weight_accesses, int most_blocks) {
+std::optional<Launch> share_out_norm(const Device& device, NormRows& rows, int weight_accesses,
+                                     int most_blocks) {
   constexpr int kColumns = Shape::template kColumns<T>;
   constexpr int64_t kMost = kNormThreads * kColumns;  // of a row's elements, for a block
   rows.blocks = 1;
@@ -103,7 +118,7 @@ std::optional<Launch> share_out_norm(NormRows& rows, int weight_accesses, int mo
   Launch how = launch_of_groups(rows);
   const int weight_bytes = Shape::kPartBytes * weight_accesses * std::max(team, kWarpLanes);
   const int stage_bytes = rows.arrays * Shape::kPartBytes * kNormThreads;
-  const int room = multiprocessor_shared_bytes() - kNormOtherBytes - weight_bytes;
+  const int room = device.shared_bytes() - kNormOtherBytes - weight_bytes;
   rows.stages = std::min(room / stage_bytes, kNormMostStages);
   if (rows.stages < 1) return {};
   how.shared_bytes = static_cast<std::size_t>(weight_bytes + rows.stages * stage_bytes);
@@ -112,74 +127,78 @@ std::optional<Launch> share_out_norm(NormRows& rows, int weight_accesses, int mo
 
 // The same of rows that are read twice, by so many blocks, which add up so many fields.
 template <typename Shape, typename T>
-Launch share_out_norm_again(NormRows& rows, int blocks, int fields) {
+Launch share_out_norm_again(const Device& device, NormRows& rows, int blocks, int fields) {
   rows.blocks = blocks;
   rows.share = share_of_block<Shape, T>(rows);
   rows.log_team = 0;
   while (1 << rows.log_team < kNormThreads) ++rows.log_team;
   const int64_t field_bytes = rows.share * static_cast<int64_t>(sizeof(compute_t<T>));
-  const int room = multiprocessor_shared_bytes() - kNormOtherBytes;
+  const int room = device.shared_bytes() - kNormOtherBytes;
   rows.kept = static_cast<int>(std::min<int64_t>(room / field_bytes, fields));
   Launch how = launch_of_groups(rows);
   how.shared_bytes = static_cast<std::size_t>(rows.kept * field_bytes);
   return how;
 }
 
-// Launches the kernel Kernels::rows<Shape>() or, if no shape holds a row, Kernels::again<Shape>(),
+// Plans the kernel Kernels::rows<Shape>() or, if no shape holds a row, Kernels::again<Shape>(),
 // and, where there is something to add up, Kernels::sum<elements>().
-template <typename T, typename Kernels>
-void launch_norm_backward(cudaStream_t stream, const NormOperands& operands) {
+template <bool kIsCentered, typename T, typename Kernels>
+void launch_norm_backward(Planner& planner, const NormOperands& operands) {
   using Compute = compute_t<T>;
   using Shapes = NormBackwardShapes<T>;
   constexpr int kElements = kAccessBytes / static_cast<int>(sizeof(T));
-  const int64_t count = operands.rstd.numel;
-  NormGradients<T> arrays{};
-  arrays.grad_output = operands.grad_output.as<const T>();
-  arrays.input = operands.input.as<const T>();
-  if (operands.grad_sum != nullptr) arrays.grad_sum = operands.grad_sum->as<const T>();
-  if (operands.mean != nullptr) arrays.mean = operands.mean->as<const Compute>();
-  arrays.rstd = operands.rstd.as<const Compute>();
-  arrays.weight_accesses = 1;
-  if (operands.weight != nullptr) {
-    arrays.weight = operands.weight->data;
-    if (operands.weight->dtype != operands.grad_input.dtype) {
-      arrays.weight_accesses = sizeof(Compute) / sizeof(T);
-    }
-  }
-  arrays.grad_input = operands.grad_input.as<T>();
+  const auto statistics =
+      statistics_of<const Compute, kIsCentered>(operands.grad_input, &operands.statistics);
+  const auto mean = statistics.mean, rstd = statistics.rstd;
+  const int64_t count = statistics.of_rows.numel;
+  const bool has_wide_weight =
+      operands.weight != nullptr && operands.weight->dtype != operands.grad_input.dtype;
+  const int weight_accesses = has_wide_weight ? sizeof(Compute) / sizeof(T) : 1;
 
   NormRows rows{};
   rows.arrays = operands.grad_sum == nullptr ? 2 : 3;
-  rows.n = count == 0 ? 1 : operands.grad_input.numel / count;
+  rows.n = operands.grad_input.sizes[operands.grad_input.rank - 1];
   // What is asked for of the derivatives that are sums over rows, weight first.
   const Operand* asked[2] = {};
   int fields = 0;
-  if (operands.workspace != nullptr) {
-    for (const Operand* gradient : {operands.grad_weight, operands.grad_bias}) {
-      if (gradient != nullptr) asked[fields++] = gradient;
-    }
-    rows.n = asked[0]->numel;
-    rows.groups = static_cast<int>(operands.workspace->numel / (fields * rows.n));
-    Compute* sums = operands.workspace->as<Compute>();
-    const int64_t field = rows.groups * rows.n;
-    if (operands.grad_weight != nullptr) arrays.weight_sums = sums, sums += field;
-    if (operands.grad_bias != nullptr) arrays.bias_sums = sums;
+  for (const Operand* gradient : {operands.grad_weight, operands.grad_bias}) {
+    if (gradient != nullptr) asked[fields++] = gradient;
   }
+  Address<Compute> sums, weight_sums, bias_sums;
+  if (fields > 0) {
+    rows.groups = groups_of_rows(count, rows.n * static_cast<int64_t>(sizeof(T)));
+    const int64_t field = rows.groups * rows.n;
+    sums = planner.need({fields * field * static_cast<int64_t>(sizeof(Compute))})
+               .template as<Compute>();
+    if (operands.grad_weight != nullptr) weight_sums = sums;
+    if (operands.grad_bias != nullptr) bias_sums = sums + (fields - 1) * field;
+  }
+  const auto arrays = [mean, rstd, weight_accesses, weight_sums, bias_sums,
+                       grad_output = operands.grad_output.as<const T>(),
+                       input = operands.input.as<const T>(),
+                       grad_sum = address_of<const T>(operands.grad_sum),
+                       weight = address_of<const void>(operands.weight),
+                       grad_input = operands.grad_input.as<T>()](const Arguments& now) {
+    NormGradients<T> result{};
+    result.grad_output = grad_output(now), result.input = input(now);
+    result.grad_sum = grad_sum(now);
+    result.mean = mean(now), result.rstd = rstd(now);
+    result.weight = weight(now), result.weight_accesses = weight_accesses;
+    result.weight_sums = weight_sums(now), result.bias_sums = bias_sums(now);
+    result.grad_input = grad_input(now);
+    return result;
+  };
 
-  last_variant() = "nothing to do";
   if (count > 0) {
     const Operand views[] = {
-        outer_dimensions(operands.grad_input, operands.rstd),
-        outer_dimensions(operands.grad_output, operands.rstd),
-        outer_dimensions(operands.input, operands.rstd),
-        outer_dimensions(operands.grad_sum == nullptr ? operands.grad_input : *operands.grad_sum,
-                         operands.rstd),
-        operands.rstd};
+        outer_dimensions(operands.grad_input), outer_dimensions(operands.grad_output),
+        outer_dimensions(operands.input),
+        outer_dimensions(operands.grad_sum == nullptr ? operands.grad_input : *operands.grad_sum),
+        outer_dimensions(statistics.of_rows)};
     const Layout<kNormArrays> layout({&views[0], &views[1], &views[2], &views[3], &views[4]});
     bool is_wide = rows.n % kElements == 0;
     for (int a = 0; a < kStatistics; ++a) {
-      is_wide &= reinterpret_cast<uintptr_t>(views[a].data) % kAccessBytes == 0 &&
-                 layout.has_multiples(a, kElements, 0);
+      is_wide &= views[a].is_aligned() && layout.has_multiples(a, kElements, 0);
     }
     layout.template for_each_slice<int64_t>([&](int64_t slice, const auto& starts) {
       rows.count = slice, rows.starts = starts;
@@ -187,17 +206,15 @@ void launch_norm_backward(cudaStream_t stream, const NormOperands& operands) {
         using Shape = decltype(shape);
         if (fields == 0) rows.groups = 0;
         const std::optional<Launch> how =
-            share_out_norm<Shape, T>(rows, arrays.weight_accesses, most_blocks);
+            share_out_norm<Shape, T>(planner.device, rows, weight_accesses, most_blocks);
         if (!how.has_value()) return false;
         constexpr auto kKernel = Kernels::template rows<Shape>();
-        if (how->cluster_blocks > 1 && resident_clusters<kKernel>(*how) == 0) {
-          return false;
-        }
+        if (how->cluster_blocks > 1 && !planner.has_clusters<kKernel>(*how)) return false;
         constexpr const NormVariantNames& kNames = kNormVariantNames<Shape::kIsWide>;
-        last_variant() = rows.blocks > 1                    ? kNames.in_cluster
-                         : 1 << rows.log_team <= kWarpLanes ? kNames.in_lanes
-                                                            : kNames.in_block;
-        launch<kKernel>(*how, stream, rows, arrays);
+        planner.plan.variant = rows.blocks > 1                    ? kNames.in_cluster
+                               : 1 << rows.log_team <= kWarpLanes ? kNames.in_lanes
+                                                                  : kNames.in_block;
+        planner.add<kKernel>(*how, rows, arrays);
         return true;
       };
       const auto attempt_wide = [&] {
@@ -207,11 +224,11 @@ void launch_norm_backward(cudaStream_t stream, const NormOperands& operands) {
       const auto attempt_again = [&](auto shape, int blocks) {
         using Shape = decltype(shape);
         if (fields == 0) rows.groups = 0;
-        const Launch how = share_out_norm_again<Shape, T>(rows, blocks, fields);
+        const Launch how = share_out_norm_again<Shape, T>(planner.device, rows, blocks, fields);
         constexpr auto kKernel = Kernels::template again<Shape>();
-        if (blocks > 1 && resident_clusters<kKernel>(how) == 0) return false;
-        last_variant() = kNormVariantNames<Shape::kIsWide>.again;
-        launch<kKernel>(how, stream, rows, arrays);
+        if (blocks > 1 && !planner.has_clusters<kKernel>(how)) return false;
+        planner.plan.variant = kNormVariantNames<Shape::kIsWide>.again;
+        planner.add<kKernel>(how, rows, arrays);
         return true;
       };
       const auto read_twice = [&](auto shape) {
@@ -221,7 +238,7 @@ void launch_norm_backward(cudaStream_t stream, const NormOperands& operands) {
       };
       const bool is_held =
           (is_wide && attempt_wide()) || attempt(typename Shapes::Narrow{}, kMostClusterBlocks);
-      const bool are_weights_wide = reinterpret_cast<uintptr_t>(arrays.weight) % kAccessBytes == 0;
+      const bool are_weights_wide = operands.weight == nullptr || operands.weight->is_aligned();
       if (!is_held && is_wide && are_weights_wide) {
         read_twice(typename Shapes::template Again<true>{});
       } else if (!is_held) {
@@ -231,7 +248,10 @@ void launch_norm_backward(cudaStream_t stream, const NormOperands& operands) {
     });
   }
   if (fields == 0) return;
-  NormSumOutputs outputs{{asked[0]->data, fields > 1 ? asked[1]->data : nullptr}};
+  const auto outputs = [first = asked[0]->as<void>(),
+                        second = address_of<void>(asked[1])](const Arguments& now) {
+    return NormSumOutputs{{first(now), second(now)}};
+  };
   const int groups = count == 0 ? 0 : rows.groups;
   const auto sum = [&](auto elements) {
     constexpr int kTaken = decltype(elements)::value;
@@ -241,9 +261,8 @@ void launch_norm_backward(cudaStream_t stream, const NormOperands& operands) {
     while (side < kNormSumThreads && kNormSumThreads / side * kNormSumLoads > 2 * groups) side *= 2;
     Launch how{dim3(blocks_for(accesses, side), static_cast<unsigned>(fields)), kNormSumThreads};
     how.begins_early = true;
-    launch<Kernels::template sum<kTaken>()>(how, stream, rows.n, groups, side,
-                                            operands.workspace->as<const Compute>(), outputs,
-                                            asked[0]->dtype);
+    planner.add<Kernels::template sum<kTaken>()>(how, rows.n, groups, side, sums, outputs,
+                                                 asked[0]->dtype);
   };
   constexpr int kVector = kAccessBytes / static_cast<int>(sizeof(Compute));
   if (rows.n % kVector == 0) {

@@ -37,20 +37,41 @@ struct NormForwardOperands {
   const Operand* residual;
   const Operand* weight;
   const Operand* bias;
-  const Operand* mean;
-  const Operand& rstd;
+  const Operand* statistics;
   const Operand* sum;
   const Operand& out;
 };
 
-// An array with the dimension of rows' elements, the last: their statistics have none, and no other
-// array, where a launcher is told one dimension alone since rows have one element.
-inline Operand with_rows(const Operand& operand, const Operand& statistics) {
-  Operand result = operand;
-  if (operand.rank == statistics.rank) {
-    result.sizes[result.rank] = 1;
-    result.strides[result.rank++] = 1;
+// Where the statistics of rows are: a number of each row for the mean, if they are centred, and one
+// for rstd.
+template <typename Compute>
+struct RowStatistics {
+  Operand of_rows;  // an element of each row, with the dimensions of rows; both lie alike
+  Address<Compute> mean, rstd;
+};
+
+// `statistics`: (fields, *outer) for rows (*outer, n); without, null.
+template <typename Compute, bool kIsCentered>
+RowStatistics<Compute> statistics_of(const Operand& rows, const Operand* statistics) {
+  constexpr int kFields = kIsCentered ? 2 : 1;
+  if (rows.rank == 0) throw std::invalid_argument("a norm takes rows");
+  const int outer = rows.rank - 1;
+  RowStatistics<Compute> result{rows, {}, {}};
+  result.of_rows.sizes[outer] = 1;
+  result.of_rows.set_contiguous_strides();
+  if (statistics != nullptr) {
+    if (statistics->dtype != kDType<Compute> || statistics->rank != rows.rank ||
+        statistics->sizes[0] != kFields ||
+        !std::equal(rows.sizes, rows.sizes + outer, statistics->sizes + 1)) {
+      throw std::invalid_argument("statistics must have " + std::to_string(kFields) +
+                                  " numbers for each row, of the type that is computed in");
+    }
+    std::copy_n(statistics->strides + 1, outer, result.of_rows.strides);
+    result.mean = statistics->as<Compute>();
+    result.rstd = result.mean + (kFields - 1) * statistics->strides[0];
   }
+  result.of_rows.numel = 1;
+  for (int d = 0; d < outer; ++d) result.of_rows.numel *= rows.sizes[d];
   return result;
 }
 
@@ -65,58 +86,64 @@ void dispatch_parameters(const Operand* weight, const Operand* bias, Function fu
   function(Type<T>{});
 }
 
-// Calls function(shape, rows, how, inputs, operation) for a norm of rows, as launch_rows.
-template <bool kIsCentered, bool kAdds, typename T, typename Eps, typename Function>
-void launch_norm_forward(const NormForwardOperands& operands, Eps eps, Function function) {
+// Plans function(type, shape, rows, how, inputs, operation) for a norm of rows, as launch_rows; the
+// type is that of weight and bias.
+template <bool kIsCentered, bool kAdds, typename T, typename Function>
+void launch_norm_forward(Planner& planner, const NormForwardOperands& operands, Real eps,
+                         Function function) {
   using Compute = compute_t<T>;
   constexpr int kInputs = kAdds ? 2 : 1;
+  const Operand& out = operands.out;
+  const auto statistics = statistics_of<Compute, kIsCentered>(out, operands.statistics);
+  bool is_aligned = true;
+  for (const Operand* operand : {operands.weight, operands.bias, operands.sum}) {
+    is_aligned &= operand == nullptr || operand->is_aligned();
+  }
+  const int64_t n = out.sizes[out.rank - 1];
   dispatch_parameters<T>(operands.weight, operands.bias, [&](auto type) {
     using W = typename decltype(type)::type;
-    bool is_aligned = true;
-    const auto parameters = [&](const Operand* operand) {
-      const W* const data = operand == nullptr ? nullptr : operand->as<const W>();
-      is_aligned &= reinterpret_cast<uintptr_t>(data) % kAccessBytes == 0;
-      return data;
+    using Operation = std::conditional_t<kAdds, AddNormForward<T, W, kIsCentered>,
+                                         NormForward<T, W, kIsCentered>>;
+    const auto operation = [n, eps, mean = statistics.mean, rstd = statistics.rstd,
+                            weight = address_of<const W>(operands.weight),
+                            bias = address_of<const W>(operands.bias),
+                            sum = address_of<T>(operands.sum)](const Arguments& now) {
+      Operation result{};
+      result.of = {weight(now), bias(now)};
+      result.eps = static_cast<Compute>(eps(now));
+      result.n = static_cast<Compute>(n);
+      result.mean = mean(now), result.rstd = rstd(now);
+      if constexpr (kAdds) result.joined = sum(now);
+      return result;
     };
-    std::conditional_t<kAdds, AddNormForward<T, W, kIsCentered>, NormForward<T, W, kIsCentered>>
-        operation{};
-    operation.of = {parameters(operands.weight), parameters(operands.bias)};
-    operation.eps = eps.template as<Compute>();
-    operation.rstd = operands.rstd.as<Compute>();
-    if constexpr (kIsCentered) operation.mean = operands.mean->as<Compute>();
-    Inputs<T, kInputs> inputs{{operands.input.as<const T>()}};
-    const Operand out = with_rows(operands.out, operands.rstd);
-    const Operand input = with_rows(operands.input, operands.rstd);
-    const Operand statistics = with_rows(operands.rstd, operands.rstd);
-    const Dim dim{out.rank - 1};
-    operation.n = static_cast<Compute>(out.sizes[dim.number]);
-    const auto run = [&](auto shape, auto& rows, Launch how) {
-      using Shape = decltype(shape);
-      rows.brings = false;
-      if constexpr (may_bring<Shape, std::decay_t<decltype(operation)>, T>()) {
-        // Blocks that have a row alone read all of weight and bias, which L1 keeps for the next.
-        const int arrays = (operation.of.weight != nullptr) + (operation.of.bias != nullptr);
-        const std::size_t bytes =
-            arrays * sizeof(W) * Shape::kThreads * Shape::kAccesses * Shape::template kElements<T>;
-        const std::size_t all = (how.shared_bytes + bytes + kRowOtherBytes) * Shape::kBlocks;
-        if (how.cluster_blocks > 1 &&
-            all <= static_cast<std::size_t>(multiprocessor_shared_bytes())) {
-          rows.brings = true;
-          how.shared_bytes += bytes;
+    const auto add = [&](const auto& inputs) {
+      return [&](auto shape, auto& rows, Launch how, const Address<char>&) {
+        using Shape = decltype(shape);
+        rows.brings = false;
+        if constexpr (may_bring<Shape, Operation, T>()) {
+          // Blocks that have a row alone read all of weight and bias, which L1 keeps for the next.
+          const int arrays = (operands.weight != nullptr) + (operands.bias != nullptr);
+          const std::size_t bytes = arrays * sizeof(W) * Shape::kThreads * Shape::kAccesses *
+                                    Shape::template kElements<T>;
+          const std::size_t all = (how.shared_bytes + bytes + kRowOtherBytes) * Shape::kBlocks;
+          if (how.cluster_blocks > 1 &&
+              all <= static_cast<std::size_t>(planner.device.shared_bytes())) {
+            rows.brings = true;
+            how.shared_bytes += bytes;
+          }
         }
-      }
-      return function(shape, rows, how, inputs, operation);
+        return function(type, shape, rows, how, inputs, operation);
+      };
     };
     using Shapes = NormShapes<T, kInputs, kIsCentered>;
     if constexpr (kAdds) {
-      operation.joined = operands.sum->as<T>();
-      inputs.of[1] = operands.residual->as<const T>();
-      is_aligned &= reinterpret_cast<uintptr_t>(operation.joined) % kAccessBytes == 0;
-      const Operand residual = with_rows(*operands.residual, operands.rstd);
-      launch_rows<T, T, kInputs, Shapes>({&out, &input, &residual, &statistics}, dim, run,
-                                         is_aligned);
+      launch_rows<T, T, kInputs, Shapes>(
+          planner, {&out, &operands.input, operands.residual, &statistics.of_rows}, out.rank - 1,
+          add(inputs_of<T>(operands.input, *operands.residual)), is_aligned);
     } else {
-      launch_rows<T, T, kInputs, Shapes>({&out, &input, &statistics}, dim, run, is_aligned);
+      launch_rows<T, T, kInputs, Shapes>(planner, {&out, &operands.input, &statistics.of_rows},
+                                         out.rank - 1, add(inputs_of<T>(operands.input)),
+                                         is_aligned);
     }
   });
 }

@@ -1,4 +1,4 @@
-// A tensor as a launcher sees it, and the common layout of several of them. Host code, knows
+// A tensor as a planner sees it, and the common layout of several of them. Host code, knows
 // nothing of PyTorch. Twin of triton_ops/layout.py.
 #pragma once
 
@@ -8,33 +8,47 @@
 #include <stdexcept>
 #include <utility>
 
+#include "diglot/arguments.h"
 #include "diglot/strides.cuh"
 #include "diglot/types.cuh"
 
 namespace diglot {
 
 constexpr int kMaxTensorRank = 64;
+// Of addresses, plans know the remainder by this.
+constexpr uintptr_t kAddressModulus = 16;
 
 struct Operand {
-  void* data = nullptr;
+  int number = Address<void>::kNull;  // among the tensors of a call
+  uintptr_t remainder = 0;            // of its address
   DType dtype = DType::kFloat32;
-  int device = -1;
   int64_t numel = 0;
   int rank = 0;
   int64_t sizes[kMaxTensorRank];
   int64_t strides[kMaxTensorRank];
 
+  // Where its data will be.
   template <typename T>
-  T* as() const {
-    return static_cast<T*>(data);
+  Address<T> as() const {
+    return Address<T>(number);
+  }
+  bool is_aligned(uintptr_t bytes = kAddressModulus) const { return remainder % bytes == 0; }
+
+  // The strides of a contiguous tensor of its sizes.
+  void set_contiguous_strides() {
+    int64_t stride = 1;
+    for (int d = rank - 1; d >= 0; --d) {
+      strides[d] = stride;
+      stride *= std::max<int64_t>(sizes[d], 1);
+    }
   }
 };
 
-// The number of a dimension of operands, from 0. A launcher that takes one is told their shapes,
-// which are left out otherwise where all lie in memory in one order.
-struct Dim {
-  int64_t number = 0;
-};
+// Where the data of an operand that may be left out will be.
+template <typename T>
+Address<T> address_of(const Operand* operand) {
+  return operand == nullptr ? Address<T>() : operand->as<T>();
+}
 
 // The layout of kArrays operands broadcast to the shape of the first: size-1 dimensions dropped,
 // dimensions ordered by the first operand's strides (fastest first), and neighbours merged wherever

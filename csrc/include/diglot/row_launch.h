@@ -2,8 +2,7 @@
 // variant runs, and its grid. Twin of triton_ops/row_launch.py.
 #pragma once
 
-#include "diglot/launch.cuh"
-#include "diglot/operand.h"
+#include "diglot/plan.h"
 #include "diglot/row_reduce.cuh"
 
 namespace diglot {
@@ -183,10 +182,22 @@ inline int log2_ceiling(int64_t n) {
 // Groups of blocks that walk over rows, at most: more than any device runs at once.
 constexpr int64_t kMostWalkers = 1 << 16;
 
+// The addresses of inputs of type I.
+template <typename I, typename... Operands>
+auto inputs_of(const Operands&... operands) {
+  return [all = std::make_tuple(operands.template as<const I>()...)](const Arguments& now) {
+    return std::apply(
+        [&](const auto&... each) {
+          return Inputs<I, static_cast<int>(sizeof...(Operands))>{{each(now)...}};
+        },
+        all);
+  };
+}
+
 // How a shape shares out rows, to clusters of at most so many blocks if it has a choice, and what
 // it is launched with.
 template <typename Shape, typename I, int kInputs, int kArrays>
-Launch share_out(Rows<kArrays>& rows, int most_blocks) {
+Launch share_out(Planner& planner, Rows<kArrays>& rows, int most_blocks) {
   constexpr int kAlong = Shape::template kAlong<I>;
   constexpr bool kIsColumns = Shape::kTeam == Team::kColumns;
   constexpr const VariantNames& kNames = kVariantNames<kIsColumns, Shape::kIsWide>;
@@ -197,7 +208,7 @@ Launch share_out(Rows<kArrays>& rows, int most_blocks) {
   if constexpr (Shape::kTeam == Team::kLanes) {
     rows.log_side = log2_ceiling(quotient(rows.n, Shape::kAccesses * kAlong));
     how.grid = blocks_for(rows.count, Shape::kThreads >> rows.log_side);
-    last_variant() = kNames.in_lanes;
+    planner.plan.variant = kNames.in_lanes;
     return how;
   }
   if (kIsColumns) {
@@ -218,12 +229,12 @@ Launch share_out(Rows<kArrays>& rows, int most_blocks) {
     how.grid = static_cast<unsigned>(groups * rows.blocks());
     how.cluster_blocks = static_cast<unsigned>(rows.blocks());
     how.shared_bytes = how.stays ? static_cast<std::size_t>(tile_bytes) : 0;
-    last_variant() = rows.blocks() > 1 ? kNames.in_cluster : kNames.in_registers;
+    planner.plan.variant = rows.blocks() > 1 ? kNames.in_cluster : kNames.in_registers;
     return how;
   }
   int room = 0;
   if (tiles > 1) {
-    room = multiprocessor_shared_bytes() - kRowOtherBytes - (kIsColumns ? kColumnsBytes : 0);
+    room = planner.device.shared_bytes() - kRowOtherBytes - (kIsColumns ? kColumnsBytes : 0);
     while (rows.blocks() < most_blocks && rows.blocks() * (1 + kFewPlaces) < tiles) {
       ++rows.log_blocks;
     }
@@ -234,10 +245,10 @@ Launch share_out(Rows<kArrays>& rows, int most_blocks) {
       static_cast<unsigned>(quotient(rows.count, int64_t{1} << rows.log_side) * rows.blocks());
   how.cluster_blocks = static_cast<unsigned>(rows.blocks());
   how.shared_bytes = static_cast<std::size_t>(rows.places) * tile_bytes;
-  last_variant() = rows.places < rows.tiles - 1 ? kNames.again
-                   : rows.blocks() > 1          ? kNames.in_cluster
-                   : rows.places > 0            ? kNames.in_shared
-                                                : kNames.in_registers;
+  planner.plan.variant = rows.places < rows.tiles - 1 ? kNames.again
+                         : rows.blocks() > 1          ? kNames.in_cluster
+                         : rows.places > 0            ? kNames.in_shared
+                                                      : kNames.in_registers;
   return how;
 }
 
@@ -252,20 +263,9 @@ Launch share_chunks(Rows<kArrays>& rows, int64_t chunk) {
           Shape::kThreads};
 }
 
-// Words are memory for the states of tall columns; without, they take one launch.
-template <typename State>
-State* states_in(const Operand* words) {
-  return words == nullptr ? nullptr : words->as<State>();
-}
-
-// Where the states of columns are, of so many bytes each, that take two launches; null: none do.
-struct StateWords {
-  const Operand* words = nullptr;
-  std::size_t state_bytes = 0;
-};
-
 template <typename Shapes, typename I, int kArrays, typename Function>
-void launch_chunks(Rows<kArrays>& rows, const StateWords& states, Function function) {
+void launch_chunks(Planner& planner, Rows<kArrays>& rows, std::size_t state_bytes,
+                   Function function) {
   using Reduce = typename Shapes::Reduce;
   using Map = typename Shapes::Map;
   const auto quotient = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
@@ -281,21 +281,14 @@ void launch_chunks(Rows<kArrays>& rows, const StateWords& states, Function funct
       int64_t{Reduce::kThreads >> rows.log_side} * std::max(Reduce::kAccesses, Map::kAccesses);
   const int64_t chunk = quotient(quotient(rows.n, chunks), tile) * tile;
   Launch how = share_chunks<Reduce, I>(rows, chunk);
-  const auto needed = rows.chunks * rows.count * kElements * states.state_bytes;
-  if (states.words->numel * size_of(states.words->dtype) < needed) {
-    throw std::invalid_argument("the states of columns take " + std::to_string(needed) +
-                                " bytes, and there are " + std::to_string(states.words->numel) +
-                                " words");
-  }
-  if (reinterpret_cast<uintptr_t>(states.words->data) % states.state_bytes != 0) {
-    throw std::invalid_argument("the words of columns' states are not aligned");
-  }
-  last_variant() =
+  const auto needed = rows.chunks * rows.count * kElements * state_bytes;
+  const auto states = planner.need({static_cast<int64_t>(needed)});
+  planner.plan.variant =
       Reduce::kIsWide ? "columns in two launches, 16-byte accesses" : "columns in two launches";
-  function(Reduce{}, rows, how);
+  function(Reduce{}, rows, how, states);
   how = share_chunks<Map, I>(rows, chunk);
   how.begins_early = true;
-  function(Map{}, rows, how);
+  function(Map{}, rows, how, states);
 }
 
 // Whether a row of n elements is one for this shape, where others are left.
@@ -306,12 +299,12 @@ bool holds(int64_t n) {
   return n <= (Shape::kTeam == Team::kCluster ? kMostClusterBlocks : 1) * tile;
 }
 
-// Runs function(shape, rows, how) for each slice of the arrays of `layout`, whose other dimensions
-// are `outer`, by the first shape that holds a row, and for which the function says that it was
-// launched, or else by the last.
+// Plans function(shape, rows, how, states) for each slice of the arrays of `layout`, whose other
+// dimensions are `outer`, by the first shape that holds a row, and for which the function says that
+// it was launched, or else by the last.
 template <typename I, int kInputs, int kArrays, typename Function, typename... Shapes>
-void run_rows(const RowLayout<kArrays>& layout, const Layout<kArrays>& outer, ShapeList<Shapes...>,
-              Function function, const StateWords& states) {
+void run_rows(Planner& planner, const RowLayout<kArrays>& layout, const Layout<kArrays>& outer,
+              ShapeList<Shapes...>, Function function, std::size_t state_bytes) {
   outer.template for_each_slice<int64_t>([&](int64_t count, const auto& starts) {
     Rows<kArrays> rows;
     rows.n = layout.n, rows.count = count, rows.starts = starts;
@@ -321,15 +314,15 @@ void run_rows(const RowLayout<kArrays>& layout, const Layout<kArrays>& outer, Sh
       using Shape = decltype(shape);
       --left;
       if constexpr (kIsChunked<Shape>) {
-        if (states.words == nullptr || rows.n <= Shape::kTallest) return false;
-        launch_chunks<Shape, I>(rows, states, function);
+        if (rows.n <= Shape::kTallest) return false;
+        launch_chunks<Shape, I>(planner, rows, state_bytes, function);
         return true;
       } else {
         if (left > 0 && !holds<Shape, I>(rows.n)) return false;
         // A device may have no room for the largest clusters, or for none.
         for (int most : {kMostClusterBlocks, kPortableClusterBlocks, 1}) {
-          const Launch how = share_out<Shape, I, kInputs>(rows, most);
-          if (function(shape, rows, how)) return true;
+          const Launch how = share_out<Shape, I, kInputs>(planner, rows, most);
+          if (function(shape, rows, how, Address<char>())) return true;
           if (how.cluster_blocks > static_cast<unsigned>(most)) return false;
         }
         return false;
@@ -339,27 +332,27 @@ void run_rows(const RowLayout<kArrays>& layout, const Layout<kArrays>& outer, Sh
   });
 }
 
-// Calls function(shape, rows, how) for arrays of type I, but for the output, of type O, which is
-// the first, and those that follow the kInputs inputs; more than once where the arrays have more
-// dimensions than a kernel takes, and for each launch. `is_aligned`: what else is accessed of rows
-// lies at multiples of 16 bytes.
+// Plans function(shape, rows, how, states) for arrays of type I, but for the output, of type O,
+// which is the first, and those that follow the kInputs inputs; more than once where the arrays
+// have more dimensions than a kernel takes, and for each launch. `is_aligned`: what else is
+// accessed of rows lies at multiples of 16 bytes.
 template <typename I, typename O, int kInputs, typename Shapes = RowShapes<I, O, kInputs>,
           int kArrays, typename Function>
-void launch_rows(const Operand* const (&operands)[kArrays], Dim dim, Function function,
-                 bool is_aligned = true, const StateWords& states = {}) {
-  if (operands[0]->numel == 0) {
-    last_variant() = "nothing to do";
-    return;
+void launch_rows(Planner& planner, const Operand* const (&operands)[kArrays], int64_t dim,
+                 Function function, bool is_aligned = true, std::size_t state_bytes = 0) {
+  if (operands[0]->numel == 0) return;
+  if (dim < 0 || dim >= std::max(operands[0]->rank, 1)) {
+    throw std::invalid_argument("there is no dimension " + std::to_string(dim));
   }
   constexpr int kElements = kAccessBytes / static_cast<int>(sizeof(I));
   constexpr int kCut = kInputs + 1;  // arrays of whole rows
-  const RowLayout<kArrays> layout(operands, static_cast<int>(dim.number));
+  const RowLayout<kArrays> layout(operands, static_cast<int>(dim));
   for (int a = 0; a < kCut; ++a) {
     const int bytes = std::min(kAccessBytes, kElements * size_of(operands[a]->dtype));
-    is_aligned &= reinterpret_cast<uintptr_t>(operands[a]->data) % bytes == 0;
+    is_aligned &= operands[a]->is_aligned(bytes);
   }
   const auto run = [&](const Layout<kArrays>& outer, auto shapes) {
-    run_rows<I, kInputs>(layout, outer, shapes, function, states);
+    run_rows<I, kInputs>(planner, layout, outer, shapes, function, state_bytes);
   };
   if (!Shapes::kHasColumns || !layout.is_columns()) {
     if (is_aligned && layout.is_wide(kElements, kCut)) {

@@ -23,6 +23,10 @@ enum class DType : int32_t {
   kFloat64,
 };
 
+// The code of the type that arithmetic is done in, float or double.
+template <typename Compute>
+constexpr DType kDType = sizeof(Compute) == 8 ? DType::kFloat64 : DType::kFloat32;
+
 constexpr bool is_floating(DType dtype) { return dtype >= DType::kFloat16; }
 
 constexpr int size_of(DType dtype) {

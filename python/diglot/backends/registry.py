@@ -14,11 +14,15 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
 import torch
 
+from diglot.backends.needs import OLDEST_ARCHITECTURE, Call, needs_of
+from diglot.backends.plans import Device, KernelLaunch, Plan, Scratch
+
 INTERPRET = os.environ.get("DIGLOT_INTERPRET") == "1"
-OLDEST_CAPABILITY = (8, 0)
+INTERPRETERS = {"cuda": "diglot's", "triton": "Triton's"}
 
 # Reasons.
 ON_CPU = "it takes CUDA tensors, and this one is on the CPU"
@@ -31,12 +35,14 @@ class Backend:
     """One way of running ops.
 
     `module(op)` is the namespace of an op's launchers; `refusal(device)` says why no op can run on
-    tensors of that device, or is None.
+    tensors of that device, or is None; `plan(op, launcher, device, arguments)` says how a launcher
+    would run on a device that is named, or on the current one.
     """
 
     name: str
     module: Callable[[str], ModuleType]
     refusal: Callable[[torch.device], str | None]
+    plan: Callable[[str, str, Device | None, tuple[Any, ...]], Plan]
 
 
 def _load(name: str, what: str, absent: str) -> tuple[ModuleType | None, str]:
@@ -91,18 +97,38 @@ def _cuda_module(op: str) -> ModuleType:
     return module
 
 
+def _plan_cuda(op: str, launcher: str, device: Device | None, arguments: tuple[Any, ...]) -> Plan:
+    # Plans of a device that is only named are the extension's, in a process that interprets too.
+    module, reason = load_extension() if device is not None else cuda_module()
+    if module is None:
+        raise RuntimeError(reason)
+    variant, launches, scratch = module.plan(launcher, device, *arguments)
+    return Plan(
+        variant,
+        tuple([KernelLaunch(*launch) for launch in launches]),
+        None if scratch is None else Scratch(*scratch),
+    )
+
+
+def _plan_triton(op: str, launcher: str, device: Device | None, arguments: tuple[Any, ...]) -> Plan:
+    plan = importlib.import_module("diglot.triton_ops.launch").plan
+    module = importlib.import_module(f"diglot.triton_ops.{op}")
+    return plan(getattr(module, launcher), device, *arguments)
+
+
+def _plan_torch(op: str, launcher: str, device: Device | None, arguments: tuple[Any, ...]) -> Plan:
+    return Plan("torch", (), None)
+
+
 def _gpu_refusal(device: torch.device) -> str | None:
     if device.type != "cuda":
         return f"it takes CUDA tensors, and this one is on {device.type}"
     if not torch.cuda.is_available():
         return "PyTorch finds no CUDA GPU"
-    capability = torch.cuda.get_device_capability(device)
-    if capability < OLDEST_CAPABILITY:
-        return (
-            f"{torch.cuda.get_device_name(device)} has compute capability "
-            f"{capability[0]}.{capability[1]}; the least is "
-            f"{OLDEST_CAPABILITY[0]}.{OLDEST_CAPABILITY[1]}"
-        )
+    architecture = architecture_of(device)
+    if architecture is not None and architecture < OLDEST_ARCHITECTURE:
+        name = torch.cuda.get_device_name(device)
+        return f"{name} is sm_{architecture}; the oldest that can run is sm_{OLDEST_ARCHITECTURE}"
     return None
 
 
@@ -112,10 +138,10 @@ def _interpreted_refusal(device: torch.device) -> str | None:
     return "DIGLOT_INTERPRET=1 is set, and interpreted kernels take CPU tensors"
 
 
-def _could_interpret(interpreter: str) -> str:
+def _could_interpret(backend: str) -> str:
     return (
-        f"{ON_CPU}; with DIGLOT_INTERPRET=1 set before diglot is imported, {interpreter} "
-        "interpreter runs it there"
+        f"{ON_CPU}; with DIGLOT_INTERPRET=1 set before diglot is imported, "
+        f"{INTERPRETERS[backend]} interpreter runs it there"
     )
 
 
@@ -123,7 +149,7 @@ def _cuda_refusal(device: torch.device) -> str | None:
     if INTERPRET:
         return _interpreted_refusal(device) or load_interpreter()[1] or None
     if device.type == "cpu":
-        return _could_interpret("diglot's") if has_interpreter() else f"{ON_CPU}; {NO_INTERPRETER}"
+        return _could_interpret("cuda") if has_interpreter() else f"{ON_CPU}; {NO_INTERPRETER}"
     module, reason = load_extension()
     if module is None:
         return reason
@@ -155,25 +181,45 @@ def _triton_refusal(device: torch.device) -> str | None:
         )
     if INTERPRET:
         return _interpreted_refusal(device)
-    return _could_interpret("Triton's") if device.type == "cpu" else _gpu_refusal(device)
+    return _could_interpret("triton") if device.type == "cpu" else _gpu_refusal(device)
 
 
 BACKENDS: dict[str, Backend] = {
     backend.name: backend
     for backend in (
-        Backend("cuda", _cuda_module, _cuda_refusal),
+        Backend("cuda", _cuda_module, _cuda_refusal, _plan_cuda),
         Backend(
             "triton",
             lambda op: importlib.import_module(f"diglot.triton_ops.{op}"),
             _triton_refusal,
+            _plan_triton,
         ),
         Backend(
             "torch",
             lambda op: importlib.import_module(f"diglot.reference.{op}"),
             lambda device: None,
+            _plan_torch,
         ),
     )
 }
+
+
+def architecture_of(device: torch.device) -> int | None:
+    """Ten times a GPU's compute capability, such as 90; None if it is no GPU."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return None
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
+def supports(backend: str, op: str, call: Call) -> str | None:
+    """Why a backend cannot run a call of an op; None if it can."""
+    reason = BACKENDS[backend].refusal(call.device)
+    needs = needs_of(op, backend)
+    if reason is not None or needs is None:
+        return reason
+    interpreter = INTERPRETERS[backend] if is_interpreted(backend, call.device) else None
+    return needs.refusal(call, interpreter)
 
 
 def is_interpreted(backend: str, device: torch.device) -> bool:

@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diglot.backends.registry import BACKENDS, cuda_module, is_interpreted
+from diglot.backends.plans import CALL, Plan, PlannedRun, Scratch, planning
+from diglot.backends.registry import BACKENDS, is_interpreted
+from diglot.backends.scratch import provide
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,7 @@ class LastRun:
         op: the op's name, such as "gelu".
         launcher: the direction, such as "gelu_forward".
         backend: "cuda", "triton" or "torch".
-        variant: the kernel variant that the launcher chose.
+        variant: the name of the launcher's plan.
         interpreted: whether an interpreter ran it, not a GPU.
     """
 
@@ -38,11 +40,13 @@ MARK = "diglot::"  # how labels of `mark_runs` begin
 
 
 class _Thread(threading.local):
-    last: tuple[str, str, str, str | None] | None = None
+    last: tuple[str, str, str, str] | None = None
 
 
 _thread = _Thread()
-_launchers: dict[tuple[str, str], Callable[..., str | None]] = {}
+# A launcher returns its plan's variant; or, if it needs scratch and was given none, the `Scratch`.
+Launcher = Callable[..., Any]
+_launchers: dict[tuple[str, str], Launcher] = {}
 # Called on the thread of each run, after it, with the run and the launcher's arguments. Observers
 # come and go while other threads run: a tuple stays as it is.
 _observers: tuple[Callable[[LastRun, tuple[Any, ...]], None], ...] = ()
@@ -51,11 +55,11 @@ _marks: tuple[Callable[[str], AbstractContextManager[Any]], ...] = ()
 _lock = threading.Lock()  # held by who changes either
 
 
-def _find(backend: str, op: str, name: str) -> Callable[..., str | None]:
+def _find(backend: str, op: str, name: str) -> Launcher:
     return getattr(BACKENDS[backend].module(op), name)
 
 
-def _load(backend: str, op: str, name: str) -> Callable[..., str | None]:
+def _load(backend: str, op: str, name: str) -> Launcher:
     launcher = _find(backend, op, name)
     if _marks:
         launcher = _marked(f"{MARK}{name}[{backend}]", launcher)
@@ -63,8 +67,8 @@ def _load(backend: str, op: str, name: str) -> Callable[..., str | None]:
     return launcher
 
 
-def _marked(label: str, launcher: Callable[..., str | None]) -> Callable[..., str | None]:
-    def run_marked(*arguments: Any) -> str | None:
+def _marked(label: str, launcher: Launcher) -> Launcher:
+    def run_marked(*arguments: Any) -> Any:
         with ExitStack() as stack:
             for mark in _marks:
                 stack.enter_context(mark(label))
@@ -74,39 +78,75 @@ def _marked(label: str, launcher: Callable[..., str | None]) -> Callable[..., st
 
 
 def run(backend: str, op: str, name: str, *arguments: Any) -> None:
-    """Calls launcher `name` of `op`. The last argument is the output.
+    """Calls launcher `name` of `op`, with the scratch that its plan needs.
 
-    Tensors that are being traced go to the launcher's operator instead of its function, where the
-    two differ (`cuda`), so that a compiled graph holds a call of it.
+    Args:
+        backend: "cuda", "triton" or "torch".
+        op, name: the op, and the launcher.
+        arguments: the launcher's, but for its scratch. The last one is an output.
     """
     out = arguments[-1]
+    if planning.runs is not None:
+        planned = plan(backend, op, name, *arguments)
+        planning.runs.append(PlannedRun(op, name, backend, planned))
+        return
     if type(out) is not Tensor:
         _run_traced(backend, op, name, arguments)
         return
     launcher = _launchers.get((backend, name)) or _load(backend, op, name)
-    variant = launcher(*arguments)
+    variant = launcher(*arguments, None)
+    if type(variant) is not str:  # nothing was launched: scratch is needed
+        variant = launcher(*arguments, provide(Scratch(*variant), out.device))
     _thread.last = (op, name, backend, variant)
     if _observers:
-        record = last_run()
-        assert record is not None
+        record = LastRun(op, name, backend, variant, is_interpreted(backend, CPU))
         for observer in _observers:
             observer(record, arguments)
 
 
+def plan(backend: str, op: str, name: str, *arguments: Any) -> Plan:
+    """How launcher `name` of `op` would run. Nothing is launched.
+
+    Within `plan_runs` it is planned for the device named there, and tensors may be on any device;
+    else for the current device.
+    """
+    return BACKENDS[backend].plan(op, name, planning.device, arguments)
+
+
 def _run_traced(backend: str, op: str, name: str, arguments: tuple[Any, ...]) -> None:
-    if backend != "cuda":
-        _find(backend, op, name)(*arguments)
-        return
+    """Tensors are being traced: the graph gets the scratch's allocation, and the launch.
+
+    Sizes are fixed: with symbolic ones an operator stays whole, and plans when it runs. The stream
+    that a graph will run on is unknown, so its launchers take scratch of a call alone.
+    """
+    need = None if backend == "torch" else plan(backend, op, name, *arguments).scratch
+    scratch = None
+    if need is not None:
+        if need.lifetime != CALL:
+            raise RuntimeError(f"{op}: a compiled graph has no scratch of lifetime {need.lifetime}")
+        scratch = provide(need, arguments[-1].device)
+    if backend == "cuda":
+        getattr(torch.ops.diglot_cuda, name)(*flatten(name, arguments), scratch)
+    else:
+        _find(backend, op, name)(*arguments, scratch)
+
+
+def flatten(name: str, arguments: tuple[Any, ...]) -> list[Any]:
+    """A CUDA launcher's arguments as its operator takes them.
+
+    Schemas have no number that is an integer or a float: one travels as both, and the parameter
+    after it is named `<name>_integer`.
+    """
+    parameters = [a.name for a in getattr(torch.ops.diglot_cuda, name).default._schema.arguments]
     flattened: list[Any] = []
     for argument in arguments:
-        # Schemas have no exact number: one travels as a float and as an integer.
-        if isinstance(argument, int):
-            flattened += [float(argument), wrap_to_64_bits(argument)]
-        elif isinstance(argument, float):
-            flattened += [argument, 0]
-        else:
-            flattened.append(argument)
-    getattr(torch.ops.diglot_cuda, name)(*flattened)
+        flattened.append(argument)
+        place = len(flattened)
+        if place < len(parameters) and parameters[place] == f"{parameters[place - 1]}_integer":
+            is_integer = isinstance(argument, int)
+            flattened[-1] = float(argument)
+            flattened.append(wrap_to_64_bits(argument) if is_integer else 0)
+    return flattened
 
 
 def wrap_to_64_bits(value: int) -> int:
@@ -128,12 +168,6 @@ def last_run() -> LastRun | None:
     if _thread.last is None:
         return None
     op, name, backend, variant = _thread.last
-    if variant is None:
-        # CUDA's launchers return no name, which would cost every call; the library keeps that of
-        # this thread's last call from Python, and neither a compiled graph's nor one that failed
-        # changes it.
-        module, _ = cuda_module()
-        variant = module.last_variant() if module is not None else ""
     # An interpreted backend takes no other tensors than interpreted ones.
     return LastRun(op, name, backend, variant, is_interpreted(backend, CPU))
 

@@ -11,14 +11,12 @@ from typing import Any
 import torch
 from torch.compiler import is_compiling
 
-from diglot.backends.registry import BACKENDS, is_interpreted
+from diglot.backends import needs
+from diglot.backends.needs import Call
+from diglot.backends.plans import planning
+from diglot.backends.registry import BACKENDS, architecture_of, is_interpreted, supports
 
-AUTO = "auto"
-
-# The order in which "auto" tries backends. Data, per op where a measurement speaks for another
-# order than the usual one.
-DEFAULT_ORDER = ("cuda", "triton", "torch")
-ORDER: dict[str, tuple[str, ...]] = {}
+AUTO = "auto"  # tries the backends in the order of BACKENDS
 
 
 class BackendUnavailable(RuntimeError):
@@ -77,53 +75,75 @@ def scoped_backend() -> str | None:
     return _scope.backend
 
 
-def choose(op: str, device: torch.device, backend: str | None) -> str:
-    """The backend that runs `op` on tensors of `device`.
+def choose(
+    op: str, device: torch.device, backend: str | None, *tensors: torch.Tensor | None
+) -> str:
+    """The backend that runs a call of `op`.
+
+    Args:
+        op: the op's name.
+        device: where its tensors are.
+        backend: the argument of the call.
+        tensors: its tensor arguments. Only an op that has `Needs` of dtypes or shapes gives them.
 
     Raises:
         ValueError: an unknown name.
-        BackendUnavailable: the backend asked for cannot run there.
+        BackendUnavailable: the backend asked for cannot run the call.
     """
     name = backend if backend is not None else _scope.backend or _environment
     if is_compiling():
-        return _resolve(op, device, name)
-    try:
-        chosen = _chosen.get((name, op, device))
-    except TypeError:  # a list, say, has no hash
-        chosen = None
-    if chosen is None:
-        chosen = _chosen[name, op, device] = _resolve(op, device, name)
+        chosen = _resolve(op, device, name)
+    else:
+        try:
+            chosen = _chosen.get((name, op, device))
+        except TypeError:  # a list, say, has no hash
+            chosen = None
+        if chosen is None:
+            chosen = _resolve(op, device, name)
+            if planning.runs is None:
+                _chosen[name, op, device] = chosen
+    if op in needs.per_call:
+        chosen = _resolve_call(op, Call.of(device, architecture_of(device), tensors), name)
     return chosen
 
 
 @torch.compiler.assume_constant_result
 def _resolve(op: str, device: torch.device, name: str) -> str:
+    """The backend that `name` stands for on a device, as far as the device decides."""
     check_name(name, "DIGLOT_BACKEND" if name == _environment else "backend")
-    chosen = _choice(op, device, name)
+    return _resolve_call(op, _call_on(device), name)
+
+
+def _resolve_call(op: str, call: Call, name: str) -> str:
+    chosen = _choice(op, call, name)
     if chosen is None:
-        raise BackendUnavailable(f"{op}: backend {name!r} cannot run.\n{explain(op, device)}")
+        raise BackendUnavailable(f"{op}: backend {name!r} cannot run.\n{_explain(op, call, name)}")
     return chosen
 
 
-def _choice(op: str, device: torch.device, name: str) -> str | None:
-    """The backend that `name` stands for there, or None if it cannot run."""
+def _call_on(device: torch.device) -> Call:
+    return Call(device, architecture_of(device))
+
+
+def _choice(op: str, call: Call, name: str) -> str | None:
+    """The backend that `name` stands for, or None if it cannot run the call."""
     if name != AUTO:
-        return name if _refusal(name, device) is None else None
-    if device.type == "meta":
+        return name if _refusal(name, op, call) is None else None
+    if call.device.type == "meta":
         return "torch"
-    return next(b for b in ORDER.get(op, DEFAULT_ORDER) if _auto_refusal(b, device) is None)
+    return next((b for b in BACKENDS if _auto_refusal(b, op, call) is None), None)
 
 
-def _refusal(backend: str, device: torch.device) -> str | None:
-    if device.type == "meta":  # nothing will run
+def _refusal(backend: str, op: str, call: Call) -> str | None:
+    if call.device.type == "meta" or planning.runs is not None:  # nothing will run
         return None
-    return BACKENDS[backend].refusal(device)
+    return supports(backend, op, call)
 
 
-def _auto_refusal(backend: str, device: torch.device) -> str | None:
-    if is_interpreted(backend, device):
+def _auto_refusal(backend: str, op: str, call: Call) -> str | None:
+    if is_interpreted(backend, call.device):
         return "it would be interpreted, which 'auto' never chooses"
-    return _refusal(backend, device)
+    return _refusal(backend, op, call)
 
 
 @dataclass(frozen=True)
@@ -162,29 +182,35 @@ def _device_of(where: Any) -> torch.device:
     return torch.device(where)
 
 
-def explain(op: str | Any, input: torch.Tensor | torch.device | str | None = None) -> Explanation:
+def explain(op: str | Any, *inputs: torch.Tensor | torch.device | str | None) -> Explanation:
     """Every backend's verdict on running an op.
 
     Args:
         op: an op's name, or the op itself (`diglot.gelu`).
-        input: a tensor, or a device; the first GPU if there is one, else the CPU, by default.
+        inputs: the tensor arguments of a call; or a device, the first GPU if there is one, else the
+            CPU, by default.
 
     Returns:
         An `Explanation`; printed, it has a line per backend.
     """
     name = op if isinstance(op, str) else op.__name__
-    device = _device_of(input)
+    device = _device_of(inputs[0] if inputs else None)
+    tensors = tuple([each for each in inputs if isinstance(each, torch.Tensor)])
     wanted = _scope.backend or _environment
     check_name(wanted, "DIGLOT_BACKEND")
-    reasons = {backend: _refusal(backend, device) for backend in BACKENDS}
+    return _explain(name, Call.of(device, architecture_of(device), tensors), wanted)
+
+
+def _explain(op: str, call: Call, wanted: str) -> Explanation:
+    reasons = {backend: _refusal(backend, op, call) for backend in BACKENDS}
     notes = {
         backend: "interpreted; never chosen by 'auto'"
         for backend, reason in reasons.items()
-        if reason is None and is_interpreted(backend, device)
+        if reason is None and is_interpreted(backend, call.device)
     }
-    if device.type == "meta":
+    if call.device.type == "meta":
         notes = dict.fromkeys(BACKENDS, "on meta tensors nothing runs")
-    return Explanation(name, device, _choice(name, device, wanted), reasons, notes)
+    return Explanation(op, call.device, _choice(op, call, wanted), reasons, notes)
 
 
 def available_backends(device: torch.device | str | None = None) -> tuple[str, ...]:
@@ -193,5 +219,5 @@ def available_backends(device: torch.device | str | None = None) -> tuple[str, .
     Args:
         device: the device; the first GPU if there is one, else the CPU, by default.
     """
-    where = _device_of(device)
-    return tuple(backend for backend in BACKENDS if _refusal(backend, where) is None)
+    call = _call_on(_device_of(device))
+    return tuple(backend for backend in BACKENDS if _refusal(backend, "", call) is None)

@@ -171,6 +171,17 @@ def _print_resources(console: Console, found: Any) -> None:
         )
         table.add_row(*map(str, cells))
     console.print(table)
+    for language, plans in found.plans.items():
+        for plan in plans:
+            console.print(_plan_line(language, plan), markup=False, soft_wrap=True)
+
+
+def _plan_line(language: str, plan: Any) -> str:
+    line = f"plan of {language} {plan.launcher}: {plan.variant}"
+    if plan.scratch is None:
+        return line
+    count, zeroed, lifetime = plan.scratch
+    return f"{line}; scratch: {count} bytes, {zeroed} of them zeroed, for a {lifetime}"
 
 
 def _source(kernel: Any) -> tuple[str, str]:

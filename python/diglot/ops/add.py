@@ -8,10 +8,12 @@ import torch
 
 from diglot.backends.runs import run, wrap_to_64_bits
 from diglot.backends.selection import choose
+from diglot.define.batching import elementwise
+from diglot.define.direct import is_direct
+from diglot.define.operator import Operator
 from diglot.ops.broadcasting import align_batches, check_broadcast, empty_broadcast
 from diglot.ops.checks import check_dtype, check_tensor
 from diglot.ops.numbers import Number, check_factor, check_number, fixed
-from diglot.ops.operator import Operator, is_direct
 from diglot.ops.promotion import result_type
 from diglot.ops.sum_to_shape import unbroadcast
 
@@ -66,9 +68,11 @@ def add(
             range, or an unknown `backend`.
         diglot.BackendUnavailable: the backend asked for cannot run on the tensors' device.
     """
-    check_tensor("add", "input", input)
     if isinstance(other, torch.Tensor):
-        check_tensor("add", "other", other)
+        direct = is_direct(input, other)
+        if not direct:
+            check_tensor("add", "input", input)
+            check_tensor("add", "other", other)
         if input.device != other.device:
             return _add_across_devices(input, other, alpha, backend)
         dtype = input.dtype if input.dtype == other.dtype else result_type(input, other)
@@ -81,10 +85,12 @@ def add(
         if type(alpha) is not int or alpha != 1:
             factor = check_factor("add", "alpha", alpha, dtype)
         chosen = choose("add", input.device, backend)
-        if is_direct(input, other):
-            differentiable = input.requires_grad or other.requires_grad
-            return _add.direct(differentiable, input, other, factor, chosen)
+        if direct:
+            if (input.requires_grad or other.requires_grad) and torch.is_grad_enabled():
+                return _add.recorded(input, other, factor, chosen)
+            return _add.forward(input, other, factor, chosen)
         return _add.indirect(input, other, factor, chosen)
+    check_tensor("add", "input", input)
     number = check_number("add", "other", other, "a torch.Tensor or a number")
     return _add_number(input, number, alpha, result_type(input, number), backend)
 
@@ -102,7 +108,7 @@ def _add_number(
     elif not dtype.is_floating_point:
         number = wrap_to_64_bits(number)
     chosen = choose("add", input.device, backend)
-    return _add(input.requires_grad, input, None, number, chosen)
+    return _add(input, None, number, chosen)
 
 
 def _add_across_devices(
@@ -159,12 +165,13 @@ def _fake(
     return empty_broadcast(input, other)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> tuple[()]:
     input, other, ctx.alpha, ctx.backend = inputs
     # Shapes and dtypes are all that the gradients need: nothing keeps the inputs alive.
     ctx.input = (input.shape, input.dtype)
     ctx.other = None if other is None else (other.shape, other.dtype)
     ctx.output = (output.shape, output.dtype)
+    return ()
 
 
 def _gradients(ctx: Any, grad_output: torch.Tensor) -> tuple[Any, Any]:
@@ -187,11 +194,10 @@ def _tangent(ctx: Any, of_input: Any, of_other: Any = None) -> torch.Tensor:
     return add(of_input, of_other, alpha=ctx.alpha, backend=ctx.backend)
 
 
-def _batch(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
+def _batch(operator: Operator, info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
     input, other, alpha, backend = args
     if other is None:
-        dim = in_dims[0]
-        return _add(input.requires_grad, input, None, alpha, backend), dim
+        return elementwise(operator, info, in_dims, *args)
     aligned = align_batches((input, other), in_dims[:2])
     return add(*aligned, alpha=alpha, backend=backend), 0
 
@@ -200,9 +206,8 @@ _add = Operator(
     "add(Tensor input, Tensor? other, Scalar alpha, str backend) -> Tensor",
     forward=_forward,
     fake=_fake,
-    setup_context=_save,
+    save=_save,
     backward=_gradients,
     jvp=_tangent,
     vmap=_batch,
-    tensors=2,
 )

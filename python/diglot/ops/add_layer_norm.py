@@ -42,5 +42,4 @@ def add_layer_norm(
     Raises:
         As `diglot.layer_norm`, and for a `residual` of another shape, dtype or device.
     """
-    out, total, *_ = OPERATORS((input, residual), normalized_shape, (weight, bias), eps, backend)
-    return out, total
+    return OPERATORS((input, residual), normalized_shape, (weight, bias), eps, backend)

@@ -37,5 +37,4 @@ def add_rms_norm(
     Raises:
         As `diglot.layer_norm`, and for a `residual` of another shape, dtype or device.
     """
-    out, total, *_ = call((input, residual), normalized_shape, weight, eps, backend)
-    return out, total
+    return call((input, residual), normalized_shape, weight, eps, backend)

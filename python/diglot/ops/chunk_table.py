@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 
 from diglot.backends.capture import beside_captures, is_captured
+from diglot.backends.scratch import PER_THREAD_STREAM, keep_with_capture, kept_with_capture
 
 # DType of csrc/include/diglot/types.cuh.
 CODES = {torch.float16: 6, torch.bfloat16: 7, torch.float32: 8, torch.float64: 9}
@@ -56,17 +57,17 @@ class ChunkTable(NamedTuple):
     dtype: torch.dtype
 
 
-_Key = tuple[torch.device, int, DenseTensors]
+# The stream on which it is copied and read, and the tensors.
+_Key = tuple[torch.device, int, int, DenseTensors]
 _recent: OrderedDict[_Key, ChunkTable] = OrderedDict()
-_captured: dict[_Key, ChunkTable] = {}
 _lock = threading.Lock()
 
 
 def find_table(device: torch.device, tensors: DenseTensors) -> ChunkTable | None:
     """The table of these tensors, if `make_table` has made it and it is still kept."""
-    key, in_graph = _key(device, tensors)
-    if in_graph:
-        return _captured.get(key)
+    if is_captured(device):
+        return kept_with_capture(device, tensors)
+    key = _key(device, tensors)
     with _lock:
         table = _recent.get(key)
         if table is not None:
@@ -80,38 +81,36 @@ def make_table(device: torch.device, tensors: DenseTensors) -> ChunkTable:
     Nothing waits for the copy to the device, which is made on the current stream. Other streams
     have tables of their own, so that none is read before it is there, or freed while it is read.
 
-    A captured launch has one that is never freed, since the graph holds its address. It is copied
-    at once, not by the graph: on a stream that is not captured, for which the host waits.
+    That of a captured launch belongs to the graph, which holds its address. It is copied at once,
+    not by the graph: on a stream that is not captured, for which the host waits.
 
     Raises:
         ValueError: two tensors overlap, and are not the same.
     """
-    key, is_captured = _key(device, tensors)
     dtype = functools.reduce(torch.promote_types, set(tensors.dtypes))
     rows = build_rows(tensors)
-    if is_captured:
+    if is_captured(device):
         with beside_captures(device):
             table = ChunkTable(rows.to(device), dtype)
-        with _lock:
-            return _captured.setdefault(key, table)
+        return keep_with_capture(device, tensors, table)
     if device.type == "cuda":
         # PyTorch's allocator of pinned memory gives it to no one else before it has been read.
         rows = rows.pin_memory().to(device, non_blocking=True)
     table = ChunkTable(rows, dtype)
     with _lock:
-        _recent[key] = table
+        _recent[_key(device, tensors)] = table
         if len(_recent) > KEPT:
             _recent.popitem(last=False)
     return table
 
 
-def _key(device: torch.device, tensors: DenseTensors) -> tuple[_Key, bool]:
-    """What a table is kept by, and whether it is for a captured launch."""
+def _key(device: torch.device, tensors: DenseTensors) -> _Key:
+    """What a table is kept by. A thread's own stream has the handle of every other thread's."""
     if device.type != "cuda":
-        return (device, 0, tensors), False
-    if is_captured(device):
-        return (device, 0, tensors), True
-    return (device, torch._C._cuda_getCurrentRawStream(device.index), tensors), False
+        return device, 0, 0, tensors
+    stream = torch._C._cuda_getCurrentRawStream(device.index)
+    owner = threading.get_ident() if stream == PER_THREAD_STREAM else 0
+    return device, stream, owner, tensors
 
 
 def build_rows(tensors: DenseTensors) -> torch.Tensor:

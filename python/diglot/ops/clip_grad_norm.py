@@ -16,10 +16,9 @@ from torch.compiler import is_compiling
 from diglot.backends.capture import is_captured
 from diglot.backends.runs import run
 from diglot.backends.selection import choose
-from diglot.ops.barrier_word import barrier_word
+from diglot.define.direct import is_direct
 from diglot.ops.checks import check_dtype, check_tensor
 from diglot.ops.chunk_table import ChunkTable, DenseTensors, find_table, make_table
-from diglot.ops.operator import is_direct
 
 NAME = "clip_grad_norm_"
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -201,8 +200,6 @@ def _launch(
             f"{NAME}: error_if_nonfinite waits for the GPU, which a graph capture does not allow"
         )
     increment_version(grads)  # as any operator does that writes into its arguments
-    computed = torch.float64 if dtype == torch.float64 else torch.float32
-    partials = torch.empty(rows.shape[0], dtype=computed, device=device)
     total = torch.empty((), dtype=dtype, device=device)
     run(
         backend,
@@ -210,8 +207,6 @@ def _launch(
         "clip_grad_norm",
         grads,
         rows,
-        partials,
-        barrier_word(device),
         max_norm,
         norm_type,
         error_if_nonfinite,
@@ -239,7 +234,7 @@ torch.library.define(
     "diglot::clip_grad_norm_",
     "(Tensor(a!)[] grads, float max_norm, float norm_type, bool error_if_nonfinite, str backend) "
     "-> Tensor",
-    # In a compiler's graph the barrier's word and the table would lie in the graph's own memory.
+    # In a compiler's graph the table would lie in the graph's own memory.
     tags=[torch.Tag.pt2_compliant_tag, torch.Tag.cudagraph_unsafe],
 )
 torch.library.impl("diglot::clip_grad_norm_", ("cpu", "cuda"), _clip)

@@ -9,9 +9,10 @@ from torch.autograd.graph import increment_version
 
 from diglot.backends.runs import run
 from diglot.backends.selection import choose
+from diglot.define.direct import is_direct
+from diglot.define.pair import DifferentiablePair
 from diglot.ops.checks import check_dtype, check_tensor
 from diglot.ops.numbers import check_number, fixed
-from diglot.ops.operator import Operator, is_direct
 from diglot.ops.random_seed import check_source, seed_tensor
 from diglot.reference.dropout import threshold_and_scale
 
@@ -92,7 +93,9 @@ def dropout(
         return _in_place(direct, input, drawn, p, chosen)
     if not direct:
         return _dropout.indirect(input, drawn, 0, p, chosen)
-    return _dropout.direct(input.requires_grad, input, drawn, 0, p, chosen)
+    if input.requires_grad and torch.is_grad_enabled():
+        return _dropout.recorded(input, drawn, 0, p, chosen)
+    return _dropout.forward(input, drawn, 0, p, chosen)
 
 
 class _InPlace(torch.autograd.Function):
@@ -102,14 +105,15 @@ class _InPlace(torch.autograd.Function):
     def forward(
         ctx: Any, input: torch.Tensor, seed: torch.Tensor, p: float, backend: str
     ) -> torch.Tensor:
-        _save(ctx, (input, seed, 0, p, backend), input)
+        ctx.options = (0, p, backend)
+        ctx.save_for_backward(seed)
         _launch("dropout_forward", input, seed, 0, p, backend, input)
         ctx.mark_dirty(input)
         return input
 
     @staticmethod
     def backward(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
-        return _again(ctx, grad_output), None, None, None
+        return _dropout.backward(grad_output, *ctx.saved_tensors, *ctx.options), None, None, None
 
 
 def _in_place(
@@ -128,7 +132,7 @@ def _in_place(
         if not input.is_leaf and not input._is_view():
             return _InPlace.apply(input, seed, p, backend)
     # PyTorch's own copy knows which tensors may not be changed, and how to record that one was.
-    return input.copy_(_dropout(input.requires_grad, input, seed, 0, p, backend))
+    return input.copy_(_dropout(input, seed, 0, p, backend))
 
 
 def _launch(
@@ -160,47 +164,12 @@ def _backward(
     return out
 
 
-def _like_first(first: torch.Tensor, *_: Any) -> torch.Tensor:
-    return torch.empty_like(first)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    _, seed, ctx.offset, ctx.p, ctx.backend = inputs
-    ctx.save_for_backward(seed)
-    ctx.save_for_forward(seed)
-
-
-def _again(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
-    """The same mask of another tensor: a linear function is its own derivative."""
-    (seed,) = ctx.saved_tensors
-    return _dropout_backward(tensor.requires_grad, tensor, seed, ctx.offset, ctx.p, ctx.backend)
-
-
-def _gradient(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor, None]:
-    return _again(ctx, grad_output), None
-
-
-def _tangent(ctx: Any, tangent: torch.Tensor, _: None) -> torch.Tensor:
-    return _again(ctx, tangent)
-
-
-_dropout = Operator(
+# The same mask of another tensor: a linear function is its own derivative.
+_dropout = DifferentiablePair(
     "dropout(Tensor input, Tensor seed, int offset, float p, str backend) -> Tensor",
-    forward=_forward,
-    fake=_like_first,
-    setup_context=_save,
-    backward=_gradient,
-    jvp=_tangent,
-    tensors=2,
-    inlined=INLINED,
-)
-_dropout_backward = Operator(
     "dropout_backward(Tensor grad_output, Tensor seed, int offset, float p, str backend) -> Tensor",
-    forward=_backward,
-    fake=_like_first,
-    setup_context=_save,
-    backward=_gradient,
-    jvp=_tangent,
-    tensors=2,
+    forward=_forward,
+    backward=_backward,
+    like="grad_output",
     inlined=INLINED,
 )

@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
-from diglot.backends.runs import run
 from diglot.backends.selection import choose
+from diglot.define.batching import elementwise
+from diglot.define.direct import is_direct
+from diglot.define.pair import DifferentiablePair, pointwise
 from diglot.ops.checks import check_dtype, check_tensor
 from diglot.ops.numbers import Number, check_number, fixed
-from diglot.ops.operator import Operator, is_direct
 from diglot.reference.gaussian_pdf import TERMS, gaussian_pdf_second_derivative
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -75,7 +76,9 @@ def gaussian_pdf(
     chosen = choose("gaussian_pdf", input.device, backend)
     if not direct:
         return _gaussian_pdf.indirect(input, mean, std, terms, chosen)
-    return _gaussian_pdf.direct(input.requires_grad, input, mean, std, terms, chosen)
+    if input.requires_grad and torch.is_grad_enabled():
+        return _gaussian_pdf.recorded(input, mean, std, terms, chosen)
+    return _gaussian_pdf.forward(input, mean, std, terms, chosen)
 
 
 def _check_range(dtype: torch.dtype, mean: float, std: float) -> None:
@@ -107,120 +110,10 @@ def _integer(terms: Any) -> int:
     return operator.index(terms)
 
 
-def _forward(
-    input: torch.Tensor, mean: float, std: float, terms: int, backend: str
-) -> torch.Tensor:
-    out = torch.empty_like(input)
-    run(backend, "gaussian_pdf", "gaussian_pdf_forward", input, mean, std, terms, out)
-    return out
-
-
-def _backward(
-    grad_output: torch.Tensor,
-    input: torch.Tensor,
-    mean: float,
-    std: float,
-    terms: int,
-    backend: str,
-) -> torch.Tensor:
-    if grad_output.shape != input.shape or grad_output.dtype != input.dtype:
-        raise ValueError(
-            "gaussian_pdf_backward: grad_output must have the shape and dtype of input, "
-            f"{tuple(input.shape)} and {input.dtype}, not {tuple(grad_output.shape)} and "
-            f"{grad_output.dtype}"
-        )
-    out = torch.empty_like(input)
-    arguments = (grad_output, input, mean, std, terms, out)
-    run(backend, "gaussian_pdf", "gaussian_pdf_backward", *arguments)
-    return out
-
-
-def _like_input(input: torch.Tensor, *_: Any) -> torch.Tensor:
-    return torch.empty_like(input)
-
-
-def _like_second(_grad_output: torch.Tensor, input: torch.Tensor, *_: Any) -> torch.Tensor:
-    return torch.empty_like(input)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
-    *tensors, mean, std, terms, ctx.backend = inputs
-    ctx.distribution = (mean, std, terms)
-    ctx.save_for_backward(*tensors)
-    ctx.save_for_forward(*tensors)
-
-
-def _call_backward(grad_output: torch.Tensor, input: torch.Tensor, *options: Any) -> torch.Tensor:
-    differentiable = grad_output.requires_grad or input.requires_grad
-    return _gaussian_pdf_backward(differentiable, grad_output, input, *options)
-
-
-def _gradient(ctx: Any, grad_output: torch.Tensor) -> tuple[torch.Tensor]:
-    (input,) = ctx.saved_tensors
-    return (_call_backward(grad_output, input, *ctx.distribution, ctx.backend),)
-
-
-def _tangent(ctx: Any, tangent: torch.Tensor) -> torch.Tensor:
-    return _gradient(ctx, tangent)[0]
-
-
-def _gradients_of_backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    grad_output, input = ctx.saved_tensors
-    second = gaussian_pdf_second_derivative(input, *ctx.distribution)
-    return (
-        _call_backward(grad, input, *ctx.distribution, ctx.backend),
-        (second * grad * grad_output).to(input.dtype),
-    )
-
-
-def _tangent_of_backward(ctx: Any, *tangents: torch.Tensor | None) -> torch.Tensor:
-    grad_output, input = ctx.saved_tensors
-    of_grad_output, of_input = tangents
-    result = torch.zeros_like(input)
-    if of_grad_output is not None:
-        result = _call_backward(of_grad_output, input, *ctx.distribution, ctx.backend)
-    if of_input is not None:
-        second = gaussian_pdf_second_derivative(input, *ctx.distribution)
-        result = result + (second * of_input * grad_output).to(input.dtype)
-    return result
-
-
-def _batch(info: Any, in_dims: tuple[Any, ...], input: torch.Tensor, *options: Any) -> Any:
-    return _gaussian_pdf(input.requires_grad, input, *options), in_dims[0]
-
-
-def _batch_backward(
-    info: Any,
-    in_dims: tuple[Any, ...],
-    grad_output: torch.Tensor,
-    input: torch.Tensor,
-    *options: Any,
-) -> Any:
-    grad_output, input = (
-        tensor.expand(info.batch_size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
-        for tensor, dim in zip((grad_output, input), in_dims[:2], strict=True)
-    )
-    return _call_backward(grad_output, input, *options), 0
-
-
-_gaussian_pdf = Operator(
+_gaussian_pdf = DifferentiablePair(
     "gaussian_pdf(Tensor input, float mean, float std, int terms, str backend) -> Tensor",
-    forward=_forward,
-    fake=_like_input,
-    setup_context=_save,
-    backward=_gradient,
-    jvp=_tangent,
-    vmap=_batch,
-    tensors=1,
-)
-_gaussian_pdf_backward = Operator(
     "gaussian_pdf_backward(Tensor grad_output, Tensor input, float mean, float std, int terms, "
     "str backend) -> Tensor",
-    forward=_backward,
-    fake=_like_second,
-    setup_context=_save,
-    backward=_gradients_of_backward,
-    jvp=_tangent_of_backward,
-    vmap=_batch_backward,
-    tensors=2,
+    slope=pointwise(gaussian_pdf_second_derivative),
+    vmap=elementwise,
 )

@@ -11,7 +11,6 @@ import torch
 from diglot.backends.capture import is_captured
 from diglot.backends.runs import run
 from diglot.backends.selection import choose
-from diglot.ops.barrier_word import barrier_word
 
 WORDS = 8  # that a block writes in a phase
 BLOCKS_ON_CPU = 8
@@ -85,7 +84,7 @@ def grid_barrier_check(
     name = "grid_barrier_check"
 
     def start(what: str) -> None:
-        run(chosen, name, name, barrier_word(where), slots, "diglot", what, mismatches)
+        run(chosen, name, name, slots, "diglot", what, mismatches)
 
     start("check")
     start("wait")  # loads the kernel that is timed

@@ -53,7 +53,7 @@ def layer_norm(
             shape or device, or an unknown `backend`.
         diglot.BackendUnavailable: the backend asked for cannot run on the tensor's device.
     """
-    return OPERATORS((input,), normalized_shape, (weight, bias), eps, backend)[0]
+    return OPERATORS((input,), normalized_shape, (weight, bias), eps, backend)
 
 
 OPERATORS = NormOperators("layer_norm", centered=True)

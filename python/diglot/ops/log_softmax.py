@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from diglot.ops.row_words import TALL_OF_FIRST
 from diglot.ops.softmax_operators import SoftmaxOperators
 from diglot.reference.log_softmax import log_softmax_gradient_slope, log_softmax_tangent
 
@@ -46,6 +45,4 @@ def log_softmax(
     return _operators(input, dim, dtype, backend)
 
 
-_operators = SoftmaxOperators(
-    "log_softmax", log_softmax_tangent, log_softmax_gradient_slope, TALL_OF_FIRST
-)
+_operators = SoftmaxOperators("log_softmax", log_softmax_gradient_slope, log_softmax_tangent)

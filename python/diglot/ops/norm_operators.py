@@ -1,4 +1,4 @@
-"""What the contracts of the norms of rows share: operators, derivatives, checks.
+"""What the contracts of the norms of rows share: operators and derivatives.
 
 A norm is one of the last dimensions of its input, a row: the layer norm, which subtracts a row's
 mean and has a weight and a bias, or the RMS norm, which does not and has a weight. Each is a
@@ -7,26 +7,92 @@ function of an input, or of an input and a residual that are added first.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from diglot.backends.runs import run
 from diglot.backends.selection import choose
+from diglot.define.batching import batch_at, batch_first, one_by_one
+from diglot.define.direct import is_direct
+from diglot.define.operator import Operator
 from diglot.ops.add import add
 from diglot.ops.autocast import autocast_to_float32
 from diglot.ops.checks import check_dtype, check_tensor
 from diglot.ops.global_memory import compute_dtype
-from diglot.ops.norm_workspace import backward_words, forward_words, workspace_of
+from diglot.ops.norm_checks import HALVES, check_parameters, check_residual, check_shape
 from diglot.ops.numbers import check_number, fixed
-from diglot.ops.operator import Operator, is_direct
 from diglot.reference.norm import Normalized, wide
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-HALVES = (torch.float16, torch.bfloat16)
 
-Tensors = tuple[torch.Tensor, ...]
+Tensors = tuple[Tensor, ...]
+
+
+class Forward(NamedTuple):
+    """What a norm is given.
+
+    Attributes:
+        arrays: the input, (*outer, *row), and the residual that is added first if there is one.
+        parameters: weight and bias, or weight, (*row); None for one that is not given.
+        dims: how many dimensions a row has.
+        eps: added to the variance or the mean square.
+        backend: already chosen.
+    """
+
+    arrays: Tensors
+    parameters: tuple[Tensor | None, ...]
+    dims: int
+    eps: float
+    backend: str
+
+
+# From the arguments of each operator.
+READ: dict[str, Callable[..., Forward]] = {
+    "layer_norm": lambda input, weight, bias, dims, eps, backend: Forward(
+        (input,), (weight, bias), dims, eps, backend
+    ),
+    "rms_norm": lambda input, weight, dims, eps, backend: Forward(
+        (input,), (weight,), dims, eps, backend
+    ),
+    "add_layer_norm": lambda input, residual, weight, bias, dims, eps, backend: Forward(
+        (input, residual), (weight, bias), dims, eps, backend
+    ),
+    "add_rms_norm": lambda input, residual, weight, dims, eps, backend: Forward(
+        (input, residual), (weight,), dims, eps, backend
+    ),
+}
+
+
+class Backward(NamedTuple):
+    """What a norm's backward pass is given.
+
+    Attributes:
+        grad_output, grad_sum: gradients of the outputs, of the shape and dtype of `input`; None for
+            that of a sum that has none.
+        input: of the forward pass, or its sum.
+        statistics: (fields, *outer).
+        eps, backend: of the forward pass.
+        weight: of the forward pass.
+        weight_dtype, bias_dtype: of the parameter; None where its gradient is not asked for.
+    """
+
+    grad_output: Tensor
+    grad_sum: Tensor | None
+    input: Tensor
+    statistics: Tensor
+    eps: float
+    backend: str
+    weight: Tensor | None = None
+    weight_dtype: torch.dtype | None = None
+    bias_dtype: torch.dtype | None = None
+
+    @property
+    def rank(self) -> int:
+        """How many dimensions are not of a row."""
+        return self.statistics.dim() - 1
 
 
 class NormOperators:
@@ -40,11 +106,12 @@ class NormOperators:
 
     def __init__(self, name: str, centered: bool) -> None:
         self.name, self.centered = name, centered
-        # The mean and 1/sqrt(variance + eps) of a row, or the latter of its mean square. The
-        # parameters, weight and bias or weight, are as many.
+        self.parameters = ("weight", "bias") if centered else ("weight",)
+        # The statistics of a row: mean and 1/sqrt(variance + eps), or the latter of the mean
+        # square.
         self.fields = 2 if centered else 1
-        self.forward = self._define(arrays=1)
-        self.forward_of_sum = self._define(arrays=2)
+        self.forward = self._define(("input",))
+        self.forward_of_sum = self._define(("input", "residual"))
         self.backward = self._define_backward()
 
     def __call__(
@@ -54,7 +121,7 @@ class NormOperators:
         parameters: tuple[Any, ...],
         eps: Any,
         backend: str | None,
-    ) -> Tensors:
+    ) -> Any:
         """Checks arguments and calls the op, as `diglot.layer_norm` and the others say.
 
         Args:
@@ -65,134 +132,148 @@ class NormOperators:
             backend: as given.
 
         Returns:
-            The operator's outputs.
+            The output, or the output and the sum.
         """
-        operator = self.forward if len(arrays) == 1 else self.forward_of_sum
-        name = self.name if len(arrays) == 1 else f"add_{self.name}"
+        is_fused = len(arrays) == 2
+        operator = self.forward_of_sum if is_fused else self.forward
+        name = operator.signature.name
         given = [p for p in parameters if p is not None]
         direct = is_direct(*arrays, *given)
         if not direct:
             for which, tensor in zip(("input", "residual"), arrays, strict=False):
                 check_tensor(name, which, tensor)
-            for which, tensor in zip(("weight", "bias"), parameters, strict=False):
+            for which, tensor in zip(self.parameters, parameters, strict=True):
                 if tensor is not None:
                     check_tensor(name, which, tensor)
         input = arrays[0]
-        dims = _check_shape(name, normalized_shape, input)
-        if input.dtype not in DTYPES:
+        dims = check_shape(name, normalized_shape, input)
+        dtype = input.dtype
+        if dtype not in DTYPES:
             check_dtype(name, "input", input, DTYPES)
-        if len(arrays) == 2:
-            _check_residual(name, input, arrays[1])
+        if is_fused:
+            check_residual(name, input, arrays[1])
         if type(eps) is not float:
             eps = float(fixed(check_number(name, "eps", eps)))
-        if input.dtype in HALVES and autocast_to_float32(input) is not input:
+        if dtype in HALVES and autocast_to_float32(input) is not input:
             # As the two ops do one after the other, of which PyTorch runs the norm in float32.
-            sums = (input,) if len(arrays) == 1 else (add(*arrays, backend=backend),)
-            widened = [None if p is None else autocast_to_float32(p) for p in parameters]
-            outputs = self(
-                (autocast_to_float32(sums[0]),), normalized_shape, tuple(widened), eps, backend
-            )
-            return outputs if len(arrays) == 1 else (outputs[0], *sums)
+            total = add(*arrays, backend=backend) if is_fused else input
+            widened = tuple([None if p is None else autocast_to_float32(p) for p in parameters])
+            out = self((autocast_to_float32(total),), normalized_shape, widened, eps, backend)
+            return (out, total) if is_fused else out
         shape, device = input.shape[-dims:], input.device
         for p in given:  # the checks are inline while they pass
-            if p.shape != shape or p.dtype is not input.dtype or p.device != device:
-                _check_parameters(name, input, shape, parameters)
+            if p.shape != shape or p.dtype is not dtype or p.device != device:
+                check_parameters(name, input, shape, parameters)
                 break
-        chosen = choose(name, input.device, backend)
+        chosen = choose(name, device, backend)
         if not direct:
-            return operator.indirect(*arrays, *parameters, dims, eps, chosen)
-        differentiable = any([t.requires_grad for t in (*arrays, *given)])
-        return operator.direct(differentiable, *arrays, *parameters, dims, eps, chosen)
+            results = operator.indirect(*arrays, *parameters, dims, eps, chosen)
+            return results[:2] if is_fused else results[0]
+        if torch.is_grad_enabled():
+            for tensor in (*arrays, *given):
+                if tensor.requires_grad:
+                    return operator.recorded(*arrays, *parameters, dims, eps, chosen)
+        results = self._run(name, Forward(arrays, parameters, dims, eps, chosen), None)
+        return results if is_fused else results[0]
 
-    def _define(self, arrays: int) -> Operator:
+    def _run(self, name: str, given: Forward, statistics: Tensor | None) -> Tensors:
+        """Allocates and writes the output, and the sum of two arrays.
+
+        Args:
+            name: the operator's.
+            given: its arguments.
+            statistics: written too; None if nobody asks for them.
+        """
+        arrays, parameters, dims, eps, backend = given
+        results = tuple([_contiguous_like(array) for array in arrays])
+        if arrays[0].numel() == 0:
+            if statistics is not None:
+                statistics.fill_(torch.nan)
+            return results
+        rank = arrays[0].dim() - dims
+        rows, vectors, written = arrays, parameters, results
+        if dims > 1 or not all([t is None or t.is_contiguous() for t in (*arrays, *parameters)]):
+            rows = tuple([_as_rows(array, rank) for array in arrays])
+            vectors = tuple([_as_rows(parameter, 0) for parameter in parameters])
+            written = tuple([_as_rows(result, rank) for result in results])
+        arguments = (*rows, *vectors, fixed(eps), statistics, *written[::-1])
+        run(backend, name, f"{name}_forward", *arguments)
+        return results
+
+    def _statistics_of(self, given: Forward) -> Tensor:
+        shape, dtype = given.arrays[0].shape, given.arrays[0].dtype
+        size = (self.fields, *shape[: len(shape) - given.dims])
+        return given.arrays[0].new_empty(size, dtype=compute_dtype(dtype))
+
+    def _define(self, arrays: tuple[str, ...]) -> Operator:
         """The op of an input, or of the sum of two arrays."""
-        name = self.name if arrays == 1 else f"add_{self.name}"
-        tensors = arrays + self.fields
+        is_fused = len(arrays) == 2
+        name = f"add_{self.name}" if is_fused else self.name
+        names, read = (*arrays, *self.parameters), READ[name]
 
         def fake(*args: Any) -> Tensors:
-            input = args[0]
-            outer = input.shape[: input.dim() - args[tensors]]
-            rstd = input.new_empty(outer, dtype=compute_dtype(input.dtype))
-            statistics = (torch.empty_like(rstd), rstd) if self.centered else (rstd,)
-            out = _contiguous_like(input)
-            return (out, *statistics) if arrays == 1 else (out, _contiguous_like(out), *statistics)
+            given = read(*args)
+            made = [_contiguous_like(array) for array in given.arrays]
+            return (*made, self._statistics_of(given))
 
         def forward(*args: Any) -> Tensors:
-            results = fake(*args)
-            statistics, rank = results[arrays:], results[-1].dim()
-            if args[0].numel() == 0:
-                for statistic in statistics:
-                    statistic.fill_(torch.nan)
-                return results
-            backend, eps = args[-1], fixed(args[-2])
-            rows = [_as_rows(array, rank) for array in args[:arrays]]
-            vectors = [_as_vector(parameter) for parameter in args[arrays:tensors]]
-            written = [_as_rows(result, rank) for result in reversed(results[:arrays])]
-            words = forward_words(backend, written[-1], *rows)
-            arguments = (*rows, *vectors, eps, *words, *statistics, *written)
-            run(backend, name, f"{name}_forward", *arguments)
-            return results
+            given = read(*args)
+            statistics = self._statistics_of(given)
+            return (*self._run(name, given, statistics), statistics)
 
-        def save(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
-            *_, ctx.dims, ctx.eps, ctx.backend = inputs
-            parameters = inputs[arrays:tensors]
-            ctx.dtypes = [None if p is None else p.dtype for p in parameters]
-            kept = (inputs[0] if arrays == 1 else output[1], *output[arrays:], parameters[0])
-            ctx.save_for_backward(*kept)
-            ctx.save_for_forward(*kept)
+        def save(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> tuple[Any, ...]:
+            given = read(*inputs)
+            ctx.dims, ctx.eps, ctx.backend = given.dims, given.eps, given.backend
+            ctx.dtypes = [None if p is None else p.dtype for p in given.parameters]
+            return output[1] if is_fused else inputs[0], output[-1], given.parameters[0]
 
         def gradients(ctx: Any, grad_output: Any, grad_sum: Any = None) -> tuple[Any, ...]:
             if grad_output is None:
-                return (grad_sum,) * arrays + (None,) * self.fields
-            asked = zip(ctx.dtypes, ctx.needs_input_grad[arrays:], strict=False)
+                return (*[grad_sum for _ in arrays], *[None for _ in self.parameters])
+            asked = zip(ctx.dtypes, ctx.needs_input_grad[len(arrays) :], strict=False)
             dtypes = [dtype if is_asked else None for dtype, is_asked in asked]
-            of = (grad_output, grad_sum, *ctx.saved_tensors)
-            differentiable = any(t is not None and t.requires_grad for t in of)
-            results = self.backward(differentiable, *of, *dtypes, ctx.eps, ctx.backend)
-            of_parameters = zip(results[1:], dtypes, strict=True)
-            return (results[0],) * arrays + tuple(g if d else None for g, d in of_parameters)
+            given = (grad_output, grad_sum, *ctx.saved_tensors)
+            of_input, *made = self.backward(*given, *dtypes, ctx.eps, ctx.backend)
+            by_parameters = [g if d else None for g, d in zip(made, dtypes, strict=True)]
+            return (*[of_input for _ in arrays], *by_parameters)
 
         def tangents(ctx: Any, *directions: Any) -> Any:
-            input, *_, weight = ctx.saved_tensors
+            input, _, weight = ctx.saved_tensors
+            by: dict[str, Any] = dict(zip(names, directions, strict=False))
             rows = Normalized.of(input, ctx.dims, ctx.eps, self.centered)
-            given = [d for d in directions[:arrays] if d is not None]
-            along = _total([wide(d) for d in given], wide(input))
-            of_weight, of_bias = (*directions[arrays:], None)[:2]
+            summed = [wide(by[which]) for which in arrays if by[which] is not None]
+            along = _total(summed, wide(input))
             parts = []
-            if given:
+            if summed:
                 projected = rows.project(along)
                 parts.append(projected if weight is None else projected * weight)
-            if of_weight is not None:
-                parts.append(of_weight * rows.values)
-            if of_bias is not None:
-                parts.append(wide(of_bias).expand_as(rows.values))
+            if by["weight"] is not None:
+                parts.append(by["weight"] * rows.values)
+            if by.get("bias") is not None:
+                parts.append(wide(by["bias"]).expand_as(rows.values))
             of_output = _total(parts, input)
-            return of_output if arrays == 1 else (of_output, along.to(input.dtype))
+            return (of_output, along.to(input.dtype)) if is_fused else of_output
 
-        def batch(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
-            if any(dim is not None for dim in in_dims[arrays:tensors]):
-                return operator.one_by_one(info, in_dims, *args)
-            batched = _batch_first(info, in_dims, args[:arrays])
-            differentiable = any(t is not None and t.requires_grad for t in args[:tensors])
-            results = operator(differentiable, *batched, *args[arrays:])
-            return results, (0,) * len(results)
+        def batch(operator: Operator, info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
+            count = len(arrays)
+            if any(dim is not None for dim in in_dims[count : operator.signature.tensors]):
+                return one_by_one(operator, info, in_dims, *args)
+            results = operator(*batch_first(info, in_dims, args[:count]), *args[count:])
+            return results, (*[0 for _ in arrays], 1)
 
-        inputs = ("Tensor input", "Tensor residual")[:arrays]
-        parameters = ("Tensor? weight", "Tensor? bias")[: self.fields]
-        returns = ", ".join(["Tensor"] * tensors)
-        operator = Operator(
-            f"{name}({', '.join((*inputs, *parameters))}, int dims, float eps, str backend) -> "
-            f"({returns})",
+        tensors = [f"Tensor {which}" for which in arrays]
+        tensors += [f"Tensor? {which}" for which in self.parameters]
+        returns = "Tensor, Tensor sum" if is_fused else "Tensor"
+        return Operator(
+            f"{name}({', '.join(tensors)}, int dims, float eps, str backend) -> "
+            f"({returns}, Tensor statistics)",
             forward=forward,
             fake=fake,
-            setup_context=save,
+            save=save,
             backward=gradients,
             jvp=tangents,
             vmap=batch,
-            tensors=tensors,
-            differentiable=arrays,
         )
-        return operator
 
     def _define_backward(self) -> Operator:
         """The gradients of the input and of each parameter whose dtype is given.
@@ -201,60 +282,60 @@ class NormOperators:
         whose derivatives hold theirs, and they have none.
         """
         name = f"{self.name}_backward"
-        tensors = 4 + self.fields
-        dtypes_of = slice(tensors, tensors + self.fields)
+        tensors = ("grad_output", "grad_sum", "input", "statistics", "weight")
+        dtypes = [f"{which}_dtype" for which in self.parameters]
+        names = (*tensors, *dtypes, "eps", "backend")
+
+        def read(args: tuple[Any, ...]) -> Backward:
+            return Backward(**dict(zip(names, args, strict=True)))
+
+        def dtypes_of(given: Backward) -> list[torch.dtype | None]:
+            return [getattr(given, which) for which in dtypes]
 
         def fake(*args: Any) -> Tensors:
-            input, rank = args[2], args[3].dim()
-            shapes = (input.shape[rank:] if dtype else (0,) for dtype in args[dtypes_of])
-            pairs = zip(shapes, args[dtypes_of], strict=True)
-            parameters = (input.new_empty(shape, dtype=dtype) for shape, dtype in pairs)
-            return _contiguous_like(input), *parameters
+            given = read(args)
+            input, row = given.input, given.input.shape[given.rank :]
+            return (
+                _contiguous_like(input),
+                *[input.new_empty(row if d else (0,), dtype=d) for d in dtypes_of(given)],
+            )
 
         def forward(*args: Any) -> Tensors:
-            grad_output, grad_sum, input, *statistics = args[: 3 + self.fields]
-            for which, grad in (("grad_output", grad_output), ("grad_sum", grad_sum)):
-                if grad is not None and (grad.shape, grad.dtype) != (input.shape, input.dtype):
+            given = read(args)
+            input, rank = given.input, given.rank
+            for which in ("grad_output", "grad_sum"):
+                grad = getattr(given, which)
+                if grad is not None and (grad.shape != input.shape or grad.dtype != input.dtype):
                     raise ValueError(
                         f"{name}: {which} must have the shape and dtype of input, "
                         f"{tuple(input.shape)} and {input.dtype}, not {tuple(grad.shape)} and "
                         f"{grad.dtype}"
                     )
-            grad_input, *made = fake(*args)
-            asked = [g if d else None for g, d in zip(made, args[dtypes_of], strict=True)]
+            grad_input, *made = results = fake(*args)
             if input.numel() == 0:
                 for gradient in made:
                     gradient.zero_()
-                return grad_input, *made
-            rank, backend = statistics[0].dim(), args[-1]
-            rows = _as_rows(input, rank)
-            grads = [g if g is None else _as_rows(g, rank) for g in (grad_output, grad_sum)]
-            workspace = None
-            if backend != "torch":
-                fields = sum(gradient is not None for gradient in asked)
-                workspace = workspace_of(rows, fields, statistics[0].dtype, backend)
-            vectors = [_as_vector(vector) for vector in (args[tensors - 1], *asked)]
+                return results
+            asked = [g if d else None for g, d in zip(made, dtypes_of(given), strict=True)]
+            rows = [_as_rows(t, rank) for t in (given.grad_output, given.grad_sum, input)]
+            vectors = [_as_rows(vector, 0) for vector in (given.weight, *asked)]
+            statistics = given.statistics.contiguous()  # torch.vmap moves their dimensions
             run(
-                backend,
+                given.backend,
                 self.name,
                 name,
-                *grads,
-                rows,
-                *statistics,
-                vectors[0],
-                workspace,
-                *backward_words(backend, rows),
-                *vectors[1:],
+                *rows,
+                statistics,
+                *vectors,
                 _as_rows(grad_input, rank),
             )
-            return grad_input, *made
+            return results
 
-        def save(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
-            grad_output, grad_sum, input, statistic = inputs[:4]
-            ctx.has_sum, ctx.dims = grad_sum is not None, input.dim() - statistic.dim()
-            ctx.dtypes, (ctx.eps, ctx.backend) = inputs[dtypes_of], inputs[-2:]
-            ctx.save_for_backward(grad_output, input, inputs[tensors - 1])
-            ctx.save_for_forward(grad_output, input, inputs[tensors - 1])
+        def save(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> list[Any]:
+            given = read(inputs)
+            ctx.has_sum, ctx.dims = given.grad_sum is not None, given.input.dim() - given.rank
+            ctx.dtypes, ctx.eps = dtypes_of(given), given.eps
+            return [given.grad_output, given.input, given.weight]
 
         def parts_of(ctx: Any) -> tuple[Any, ...]:
             grad_output, input, weight = ctx.saved_tensors
@@ -262,11 +343,11 @@ class NormOperators:
             g = wide(grad_output)
             return rows, g, g if weight is None else g * weight, weight
 
-        def gradients(ctx: Any, along: Any, *of_parameters: Any) -> tuple[Any, ...]:
+        def gradients(ctx: Any, along: Any, *by_parameters: Any) -> tuple[Any, ...]:
             rows, g, scaled, weight = parts_of(ctx)
             input, of_weight = ctx.saved_tensors[1], None
-            given = [p if d else None for p, d in zip(of_parameters, ctx.dtypes, strict=True)]
-            by_weight, by_bias = (*given, None)[:2]
+            given = [p if d else None for p, d in zip(by_parameters, ctx.dtypes, strict=True)]
+            by: dict[str, Any] = dict(zip(self.parameters, given, strict=True))
             to_grad, to_input = [], []
             if along is not None:
                 projected = rows.project(wide(along))
@@ -274,81 +355,78 @@ class NormOperators:
                 to_grad.append(projected if weight is None else projected * weight)
                 if weight is not None:
                     of_weight = rows.sum_rows(g * projected).to(weight.dtype)
-            if by_weight is not None:
-                to_grad.append(by_weight * rows.values)
-                to_input.append(rows.project(by_weight * g))
-            if by_bias is not None:
-                to_grad.append(wide(by_bias).expand_as(g))
+            if by["weight"] is not None:
+                to_grad.append(by["weight"] * rows.values)
+                to_input.append(rows.project(by["weight"] * g))
+            if by.get("bias") is not None:
+                to_grad.append(wide(by["bias"]).expand_as(g))
             return (
                 _total(to_grad, input),
                 along if ctx.has_sum else None,
                 _total(to_input, input),
-                *(None,) * self.fields,
+                None,
                 of_weight,
             )
 
         def tangents(ctx: Any, *directions: Any) -> Tensors:
             rows, g, scaled, weight = parts_of(ctx)
             input = ctx.saved_tensors[1]
-            of_grad, of_sum, of_input = directions[:3]
-            to_input, to_weight, to_bias = [], [], []
-            of_scaled = []
-            if of_grad is not None:
-                of_scaled.append(wide(of_grad) if weight is None else wide(of_grad) * weight)
-                to_weight.append(rows.sum_rows(of_grad * rows.values))
-                to_bias.append(rows.sum_rows(wide(of_grad)))
-            if directions[tensors - 1] is not None:
-                of_scaled.append(g * directions[tensors - 1])
-            if of_scaled:
-                to_input.append(rows.project(sum(of_scaled)))
-            if of_sum is not None:
-                to_input.append(wide(of_sum))
-            if of_input is not None:
-                to_input.append(rows.bend(scaled, wide(of_input)))
-                to_weight.append(rows.sum_rows(g * rows.project(wide(of_input))))
-            shape = input.shape[input.dim() - ctx.dims :]
+            by: dict[str, Any] = dict(zip(tensors, directions, strict=True))
+            by_grad, by_input = by["grad_output"], by["input"]
+            to_input, to_weight, to_bias, to_scaled = [], [], [], []
+            if by_grad is not None:
+                to_scaled.append(wide(by_grad) if weight is None else wide(by_grad) * weight)
+                to_weight.append(rows.sum_rows(by_grad * rows.values))
+                to_bias.append(rows.sum_rows(wide(by_grad)))
+            if by["weight"] is not None:
+                to_scaled.append(g * by["weight"])
+            if to_scaled:
+                to_input.append(rows.project(sum(to_scaled)))
+            if by["grad_sum"] is not None:
+                to_input.append(wide(by["grad_sum"]))
+            if by_input is not None:
+                to_input.append(rows.bend(scaled, wide(by_input)))
+                to_weight.append(rows.sum_rows(g * rows.project(wide(by_input))))
+            row = input.shape[input.dim() - ctx.dims :]
             of_parameters = [
-                _total(parts, input.new_empty(shape if dtype else (0,), dtype=dtype))
-                if dtype
-                else input.new_zeros((0,))
+                _total(parts, input.new_empty(row, dtype=dtype)) if dtype else input.new_zeros((0,))
                 for parts, dtype in zip((to_weight, to_bias), ctx.dtypes, strict=False)
             ]
             return _total(to_input, input), *of_parameters
 
-        def batch(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
-            if in_dims[tensors - 1] is not None or any(args[dtypes_of]):
-                return operator.one_by_one(info, in_dims, *args)
-            batched = _batch_first(info, in_dims, args[: tensors - 1])
-            differentiable = any(t is not None and t.requires_grad for t in args[:tensors])
-            results = operator(differentiable, *batched, *args[tensors - 1 :])
-            return results, (0, *(None,) * self.fields)
+        def batch(operator: Operator, info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
+            given, dims = read(args), dict(zip(names, in_dims, strict=True))
+            if dims["weight"] is not None or any(dtypes_of(given)):
+                return one_by_one(operator, info, in_dims, *args)
+            first = batch_first(info, in_dims, (given.grad_output, given.grad_sum, given.input))
+            statistics = batch_at(1, info, dims["statistics"], given.statistics)
+            results = operator(*first, statistics, *args[4:])
+            return results, (0, *[None for _ in self.parameters])
 
-        statistics = ("Tensor mean, Tensor rstd", "Tensor rstd")[2 - self.fields]
-        dtypes = ("ScalarType? weight_dtype", "ScalarType? bias_dtype")[: self.fields]
-        operator = Operator(
-            f"{name}(Tensor grad_output, Tensor? grad_sum, Tensor input, {statistics}, "
-            f"Tensor? weight, {', '.join(dtypes)}, float eps, str backend) -> "
-            f"({', '.join(['Tensor'] * (1 + self.fields))})",
+        options = ", ".join(f"ScalarType? {which}" for which in dtypes)
+        return Operator(
+            f"{name}(Tensor grad_output, Tensor? grad_sum, Tensor input, Tensor statistics, "
+            f"Tensor? weight, {options}, float eps, str backend) -> "
+            f"({', '.join(['Tensor'] * (1 + len(dtypes)))})",
             forward=forward,
             fake=fake,
-            setup_context=save,
+            save=save,
             backward=gradients,
             jvp=tangents,
             vmap=batch,
-            tensors=tensors,
-            differentiable=1 + self.fields,
         )
-        return operator
 
 
-def _contiguous_like(tensor: torch.Tensor) -> torch.Tensor:
+def _contiguous_like(tensor: Tensor) -> Tensor:
     if tensor.is_contiguous():
         return torch.empty_like(tensor)
     return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 
-def _as_rows(tensor: torch.Tensor, rank: int) -> torch.Tensor:
+def _as_rows(tensor: Any, rank: int) -> Any:
     """The dimensions from `rank` on as one, of unit stride: a view where there is one."""
+    if tensor is None:
+        return None
     if tensor.dim() > rank + 1:
         tensor = tensor.flatten(rank)
     if tensor.is_contiguous() or tensor.stride(-1) == 1:
@@ -357,101 +435,6 @@ def _as_rows(tensor: torch.Tensor, rank: int) -> torch.Tensor:
     return tensor.contiguous() if tensor.shape[-1] != 1 else tensor
 
 
-def _as_vector(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    return None if tensor is None else _as_rows(tensor, 0)
-
-
-def _total(parts: Sequence[torch.Tensor], like: torch.Tensor) -> torch.Tensor:
+def _total(parts: Sequence[Tensor], like: Tensor) -> Tensor:
     """The sum of tensors, of the dtype of `like`; without any, zeros like it."""
     return sum(parts[1:], parts[0]).to(like.dtype) if parts else torch.zeros_like(like)
-
-
-def _batch_first(
-    info: Any, in_dims: tuple[Any, ...], tensors: Sequence[Any]
-) -> list[torch.Tensor | None]:
-    """Tensors with the batch as their first dimension, expanded where they have none."""
-    made = []
-    for tensor, dim in zip(tensors, in_dims, strict=False):
-        if tensor is not None and dim is None:
-            tensor = tensor.expand(info.batch_size, *tensor.shape)
-        made.append(tensor if dim is None else tensor.movedim(dim, 0))
-    return made
-
-
-def _check_shape(op: str, shape: Any, input: torch.Tensor) -> int:
-    """How many dimensions a row has.
-
-    Raises:
-        TypeError: `shape` is neither an integer nor a sequence of them.
-        ValueError: it has none, or is not what the shape of `input` ends with.
-    """
-    if type(shape) is int:
-        shape = (shape,)
-    elif type(shape) is not torch.Size:
-        is_sequence = isinstance(shape, Sequence) and not isinstance(shape, str)
-        shape = tuple(shape) if is_sequence else (shape,)
-        for size in shape:
-            if type(size) is int:
-                continue
-            if isinstance(size, (bool, torch.Tensor)) or not hasattr(size, "__index__"):
-                raise TypeError(
-                    f"{op}: normalized_shape must be an integer or a sequence of integers, not "
-                    f"of {type(size).__name__}"
-                )
-    dims = len(shape)
-    if dims == 0:
-        raise ValueError(f"{op}: normalized_shape must have at least one dimension")
-    if input.shape[-dims:] != shape:
-        raise ValueError(
-            f"{op}: normalized_shape must be what the shape of input ends with: "
-            f"{tuple(input.shape)} does not end with {tuple(shape)}"
-        )
-    return dims
-
-
-def _check_residual(op: str, input: torch.Tensor, residual: torch.Tensor) -> None:
-    if residual.dtype != input.dtype:
-        raise TypeError(
-            f"{op}: residual must have the dtype of input, {input.dtype}, not {residual.dtype}"
-        )
-    for what in ("shape", "device"):
-        own, other = getattr(input, what), getattr(residual, what)
-        if own != other:
-            raise ValueError(f"{op}: residual must have the {what} of input, {own}, not {other}")
-
-
-def _check_parameters(
-    op: str, input: torch.Tensor, shape: torch.Size, parameters: Sequence[Any]
-) -> None:
-    """Checks weight and bias.
-
-    Raises:
-        TypeError: a dtype that is neither input's nor float32 beside a narrower one, or two.
-        ValueError: another shape than a row's, or another device.
-    """
-    first = None
-    for name, tensor in zip(("weight", "bias"), parameters, strict=False):
-        if tensor is None:
-            continue
-        if tensor.shape != shape:
-            raise ValueError(
-                f"{op}: {name} must have the shape normalized_shape, {tuple(shape)}, not "
-                f"{tuple(tensor.shape)}"
-            )
-        if tensor.device != input.device:
-            raise ValueError(
-                f"{op}: {name} must be on the device of input, {input.device}, not {tensor.device}"
-            )
-        if tensor.dtype != input.dtype and (
-            tensor.dtype != torch.float32 or input.dtype not in HALVES
-        ):
-            also = " or float32" if input.dtype in HALVES else ""
-            raise TypeError(
-                f"{op}: {name} must have the dtype of input, {input.dtype}{also}, not "
-                f"{tensor.dtype}"
-            )
-        if first is not None and tensor.dtype != first.dtype:
-            raise TypeError(
-                f"{op}: weight and bias must have one dtype, not {first.dtype} and {tensor.dtype}"
-            )
-        first = tensor

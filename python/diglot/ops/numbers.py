@@ -81,6 +81,8 @@ def check_factor(op: str, name: str, value: Any, result: torch.dtype) -> Any:
 
 def fixed(number: Any) -> Any:
     """A number that a launch can take: a symbol of a graph being compiled becomes its value."""
+    if type(number) is float or type(number) is int:
+        return number
     if isinstance(number, torch.SymInt):
         return int(number)
     return float(number) if isinstance(number, torch.SymFloat) else number

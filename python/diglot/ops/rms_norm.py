@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -40,7 +41,7 @@ def rms_norm(
     Raises:
         As `diglot.layer_norm`.
     """
-    return call((input,), normalized_shape, weight, eps, backend)[0]
+    return call((input,), normalized_shape, weight, eps, backend)
 
 
 def call(
@@ -49,8 +50,8 @@ def call(
     weight: torch.Tensor | None,
     eps: float | None,
     backend: str | None,
-) -> tuple[torch.Tensor, ...]:
-    """The outputs of the op, or of the fused one, with the default of eps."""
+) -> Any:
+    """The output of the op, or those of the fused one, with the default of eps."""
     if eps is None and isinstance(arrays[0], torch.Tensor):
         eps = default_eps(arrays[0].dtype)
     return OPERATORS(arrays, normalized_shape, (weight,), eps, backend)

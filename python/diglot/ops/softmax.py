@@ -46,4 +46,4 @@ def softmax(
     return _operators(input, dim, dtype, backend)
 
 
-_operators = SoftmaxOperators("softmax", None, softmax_gradient_slope)
+_operators = SoftmaxOperators("softmax", softmax_gradient_slope)

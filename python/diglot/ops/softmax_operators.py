@@ -9,10 +9,11 @@ import torch
 
 from diglot.backends.runs import run
 from diglot.backends.selection import choose
+from diglot.define.batching import batch_first
+from diglot.define.direct import is_direct
+from diglot.define.operator import Operator
+from diglot.define.pair import DifferentiablePair
 from diglot.ops.checks import check_dim, check_dtype, check_tensor
-from diglot.ops.linear_backward import LinearBackward, Tensors
-from diglot.ops.operator import is_direct
-from diglot.ops.row_words import TALL, row_words
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 HALVES = (torch.float16, torch.bfloat16)
@@ -28,23 +29,21 @@ REAL_DTYPES = (
 
 
 class SoftmaxOperators:
-    """The operators `diglot::<name>` and `diglot::<name>_backward` of a function of rows.
+    """`diglot::<name>` and `diglot::<name>_backward`, of a function of rows.
 
     Args:
         name: of the op and its launchers.
-        tangent: from a direction, the output, the dimension and the dtype, the derivative of the
-            output along it, in PyTorch's operators; None where the derivative is symmetric, so that
-            the backward pass is it.
-        slope: as `LinearBackward` takes it.
-        tall: of the backward pass, as `row_words` takes it.
+        slope: as `DifferentiablePair` takes it, without the dtype among the options.
+        tangent: from a direction, the output and the dimension, the derivative of the output along
+            it, in PyTorch's operators; None where the derivative is symmetric, so that the backward
+            pass is it.
     """
 
     def __init__(
         self,
         name: str,
-        tangent: Callable[..., torch.Tensor] | None,
         slope: Callable[..., torch.Tensor],
-        tall: int = TALL,
+        tangent: Callable[..., torch.Tensor] | None = None,
     ) -> None:
         self.name = name
 
@@ -52,31 +51,18 @@ class SoftmaxOperators:
             input: torch.Tensor, dim: int, dtype: torch.dtype, backend: str
         ) -> torch.Tensor:
             out = torch.empty_like(input, dtype=dtype)
-            dim = check_dim(name, dim, input)
-            words = row_words(backend, dim, out, input)
-            run(backend, name, f"{name}_forward", input, dim, words, out)
+            run(backend, name, f"{name}_forward", input, check_dim(name, dim, input), out)
             return out
 
         def backward(
-            grad_output: torch.Tensor,
-            output: torch.Tensor,
-            dim: int,
-            dtype: torch.dtype,
-            backend: str,
+            grad: torch.Tensor, output: torch.Tensor, dim: int, dtype: torch.dtype, backend: str
         ) -> torch.Tensor:
-            if grad_output.shape != output.shape or grad_output.dtype != output.dtype:
-                raise ValueError(
-                    f"{name}_backward: grad_output must have the shape and dtype of output, "
-                    f"{tuple(output.shape)} and {output.dtype}, not {tuple(grad_output.shape)} and "
-                    f"{grad_output.dtype}"
-                )
             out = torch.empty_like(output, dtype=dtype)
             dim = check_dim(name, dim, output)
-            words = row_words(backend, dim, out, grad_output, output, tall=tall)
-            run(backend, name, f"{name}_backward", grad_output, output, dim, words, out)
+            run(backend, name, f"{name}_backward", grad, output, dim, out)
             return out
 
-        def own_tangent(
+        def along(
             direction: torch.Tensor,
             output: torch.Tensor,
             dim: int,
@@ -86,21 +72,20 @@ class SoftmaxOperators:
             direction = direction.to(output.dtype)
             if tangent is not None:
                 return tangent(direction, output, dim)
-            return self._pair.call_backward(direction, output, dim, output.dtype, backend)
+            return self._pair.backward(direction, output, dim, output.dtype, backend)
 
-        arguments = "int dim, ScalarType dtype, str backend) -> Tensor"
-        self._pair = LinearBackward(
-            f"{name}(Tensor input, {arguments}",
-            f"{name}_backward(Tensor grad_output, Tensor output, {arguments}",
+        self._pair = DifferentiablePair(
+            f"{name}(Tensor input, int dim, ScalarType dtype, str backend) -> (Tensor output)",
+            f"{name}_backward(Tensor grad_output, Tensor output, int dim, ScalarType dtype, "
+            "str backend) -> Tensor",
             forward=forward,
-            fake=_like_input,
+            fake=lambda input, dim, dtype, backend: torch.empty_like(input, dtype=dtype),
             backward=backward,
-            backward_fake=_like_output,
-            save=_save,
-            tangent=own_tangent,
+            fake_backward=lambda grad, y, dim, dtype, backend: torch.empty_like(y, dtype=dtype),
+            options=lambda inputs: (inputs[1], inputs[0].dtype, inputs[3]),
+            tangent=along,
             slope=lambda g, y, d, dim, dtype, transposed: slope(g, y, d, dim, transposed),
-            vmap=self._batch,
-            backward_vmap=self._batch_backward,
+            vmap=_batch,
         )
 
     def __call__(
@@ -132,57 +117,18 @@ class SoftmaxOperators:
             check_dtype(self.name, "input", input, DTYPES)
         chosen = choose(self.name, input.device, backend)
         if not direct:
-            return self._pair.forward.indirect(input, dim, dtype, chosen)
-        return self._pair.forward.direct(input.requires_grad, input, dim, dtype, chosen)
-
-    def _batch(
-        self,
-        info: Any,
-        in_dims: tuple[Any, ...],
-        input: torch.Tensor,
-        dim: int,
-        dtype: torch.dtype,
-        backend: str,
-    ) -> Any:
-        batch = in_dims[0]
-        if input.dim() == 1:  # of numbers, each a row of its own
-            result = self._pair.forward(input.requires_grad, input.unsqueeze(1), 1, dtype, backend)
-            return result.squeeze(1), 0
-        dim %= input.dim() - 1
-        dim += dim >= batch
-        return self._pair.forward(input.requires_grad, input, dim, dtype, backend), batch
-
-    def _batch_backward(
-        self,
-        info: Any,
-        in_dims: tuple[Any, ...],
-        grad_output: torch.Tensor,
-        output: torch.Tensor,
-        dim: int,
-        dtype: torch.dtype,
-        backend: str,
-    ) -> Any:
-        grad_output, output = (
-            t.expand(info.batch_size, *t.shape) if d is None else t.movedim(d, 0)
-            for t, d in zip((grad_output, output), in_dims[:2], strict=True)
-        )
-        if output.dim() == 1:
-            both = grad_output.unsqueeze(1), output.unsqueeze(1)
-            return self._pair.call_backward(*both, 1, dtype, backend).squeeze(1), 0
-        dim = dim % (output.dim() - 1) + 1
-        return self._pair.call_backward(grad_output, output, dim, dtype, backend), 0
+            return self._pair.indirect(input, dim, dtype, chosen)
+        if input.requires_grad and torch.is_grad_enabled():
+            return self._pair.recorded(input, dim, dtype, chosen)
+        return self._pair.forward(input, dim, dtype, chosen)
 
 
-def _like_input(input: torch.Tensor, dim: int, dtype: torch.dtype, backend: str) -> torch.Tensor:
-    return torch.empty_like(input, dtype=dtype)
-
-
-def _like_output(
-    grad_output: torch.Tensor, output: torch.Tensor, dim: int, dtype: torch.dtype, backend: str
-) -> torch.Tensor:
-    return torch.empty_like(output, dtype=dtype)
-
-
-def _save(inputs: tuple[Any, ...], output: torch.Tensor) -> tuple[Tensors, tuple[Any, ...]]:
-    input, dim, _, _ = inputs
-    return (output,), (dim, input.dtype)
+def _batch(operator: Operator, info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
+    """The batching rule, forward and backward."""
+    *arrays, dim, dtype, backend = args
+    arrays = batch_first(info, in_dims, arrays)
+    rank = arrays[0].dim() - 1
+    if rank == 0:  # of numbers, each a row of its own
+        arrays = [array.unsqueeze(1) for array in arrays]
+        return operator(*arrays, 1, dtype, backend).squeeze(1), 0
+    return operator(*arrays, dim % rank + 1, dtype, backend), 0

@@ -6,22 +6,14 @@ named after the launchers that run it, those of `add`.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 
 from diglot.backends.runs import run
+from diglot.define.operator import Operator
 from diglot.ops.numbers import Number, fixed
-from diglot.ops.operator import Operator
 
-# A sum over broadcast dimensions is split until this many blocks share it, 16 for each of an H200's
-# 132 multiprocessors, with at least this many elements each. A block is one kept element wide where
-# a reduced dimension is the fastest, and a warp's 16-byte accesses otherwise. Constants, so that
-# the order of a sum depends on shapes, strides and alignment alone.
-SUM_BLOCKS = 16 * 132
-SUM_ELEMENTS_PER_BLOCK = 16384
-SUM_BYTES_OF_KEPT = 32 * 16
 # A kernel sums over this many dimensions at most (kMaxRank, MAX_RANK); over more, several do.
 SUM_DIMENSIONS = 8
 
@@ -32,22 +24,7 @@ def unbroadcast(
     """alpha · grad_output, summed to `shape` and rounded to `dtype`."""
     if alpha == 1 and grad_output.shape == shape and grad_output.dtype == dtype:
         return grad_output
-    return _add_backward(grad_output.requires_grad, grad_output, list(shape), dtype, alpha, backend)
-
-
-def _splits(grad_output: torch.Tensor, shape: list[int]) -> int:
-    """Into how many parts the sum over broadcast dimensions is split."""
-    kept = math.prod(shape)
-    reduced = grad_output.numel() // max(kept, 1)
-    if reduced <= 1:
-        return 1
-    missing = grad_output.dim() - len(shape)
-    own = [1] * missing + list(shape)
-    steps = zip(grad_output.stride(), grad_output.shape, own, strict=True)
-    _, is_kept = min((stride, of_out == size) for stride, size, of_out in steps if size != 1)
-    width = min(kept, SUM_BYTES_OF_KEPT // grad_output.element_size()) if is_kept else 1
-    blocks = -(-kept // width)
-    return max(1, min(SUM_BLOCKS // blocks, reduced * width // SUM_ELEMENTS_PER_BLOCK))
+    return _add_backward(grad_output, list(shape), dtype, alpha, backend)
 
 
 def _forward(
@@ -71,11 +48,7 @@ def _forward(
         grad_output = _forward(grad_output, between, compute, 1, backend)
         return _forward(grad_output, shape, dtype, alpha, backend)
     out = torch.empty(shape, dtype=dtype, device=grad_output.device)
-    workspace = None
-    splits = _splits(grad_output, shape)
-    if splits > 1:
-        workspace = out.new_empty((splits, out.numel()), dtype=compute)
-    run(backend, "add", "add_backward", grad_output, fixed(alpha), workspace, out)
+    run(backend, "add", "add_backward", grad_output, fixed(alpha), out)
     return out
 
 
@@ -85,9 +58,10 @@ def _fake(
     return torch.empty(shape, dtype=dtype, device=grad_output.device)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> tuple[()]:
     grad_output, ctx.shape, ctx.out_dtype, ctx.alpha, ctx.backend = inputs
     ctx.grad_output = (grad_output.shape, grad_output.dtype)
+    return ()
 
 
 def _gradient(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor]:
@@ -99,7 +73,7 @@ def _tangent(ctx: Any, tangent: torch.Tensor) -> torch.Tensor:
     return unbroadcast(tangent, ctx.shape, ctx.out_dtype, ctx.alpha, ctx.backend)
 
 
-def _batch(info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
+def _batch(operator: Operator, info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
     grad_output, shape, dtype, alpha, backend = args
     grad_output = grad_output.movedim(in_dims[0], 0)
     own = [1] * (grad_output.dim() - 1 - len(shape)) + list(shape)
@@ -112,9 +86,8 @@ _add_backward = Operator(
     " -> Tensor",
     forward=_forward,
     fake=_fake,
-    setup_context=_save,
+    save=_save,
     backward=_gradient,
     jvp=_tangent,
     vmap=_batch,
-    tensors=1,
 )

@@ -57,7 +57,7 @@ class NativeRing:
             self.began = time.perf_counter()
             variant, timeline = module.run_pipeline(
                 self.launch.launcher,
-                self.launch.arguments_on(self.buffers[0]),
+                (*self.launch.arguments_on(self.buffers[0]), None),  # no scratch
                 self.launch.places,
                 tuple(self.described(i, array, taken[i]) for i, array in enumerate(arrays)),
                 plan.rows,

@@ -8,7 +8,11 @@ from diglot.tools.specs import Expected, OpSpec, Option, nbytes
 
 
 def add_forward(
-    input: torch.Tensor, other: torch.Tensor | None, alpha: float, out: torch.Tensor
+    input: torch.Tensor,
+    other: torch.Tensor | None,
+    alpha: float,
+    out: torch.Tensor,
+    scratch: torch.Tensor | None,
 ) -> str:
     """out = input + alpha · other; without a second tensor, `other` is one."""
     if other is None:
@@ -19,7 +23,7 @@ def add_forward(
 
 
 def add_backward(
-    grad_output: torch.Tensor, alpha: float, workspace: torch.Tensor | None, out: torch.Tensor
+    grad_output: torch.Tensor, alpha: float, out: torch.Tensor, scratch: torch.Tensor | None
 ) -> str:
     """out = alpha · grad_output, summed over the dimensions that `out` lacks or has of size one."""
     compute = torch.float64 if grad_output.dtype == torch.float64 else torch.float32

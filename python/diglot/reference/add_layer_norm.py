@@ -15,14 +15,14 @@ def add_layer_norm_forward(
     weight: torch.Tensor | None,
     bias: torch.Tensor | None,
     eps: float,
-    mean: torch.Tensor,
-    rstd: torch.Tensor,
+    statistics: torch.Tensor | None,
     sum: torch.Tensor,
     out: torch.Tensor,
+    scratch: torch.Tensor | None,
 ) -> str:
     """sum = input + residual, and its norm."""
     sum.copy_(input + residual)
-    return layer_norm_forward(sum, weight, bias, eps, mean, rstd, out)
+    return layer_norm_forward(sum, weight, bias, eps, statistics, out, scratch)
 
 
 SPEC = layer_norm_spec("add_layer_norm", fused=True)

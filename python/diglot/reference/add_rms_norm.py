@@ -14,13 +14,14 @@ def add_rms_norm_forward(
     residual: torch.Tensor,
     weight: torch.Tensor | None,
     eps: float,
-    rstd: torch.Tensor,
+    statistics: torch.Tensor | None,
     sum: torch.Tensor,
     out: torch.Tensor,
+    scratch: torch.Tensor | None,
 ) -> str:
     """sum = input + residual, and its norm."""
     sum.copy_(input + residual)
-    return rms_norm_forward(sum, weight, eps, rstd, out)
+    return rms_norm_forward(sum, weight, eps, statistics, out, scratch)
 
 
 SPEC = rms_norm_spec("add_rms_norm", fused=True)

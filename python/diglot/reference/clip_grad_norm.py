@@ -18,24 +18,24 @@ EPSILON = 1e-6
 def clip_grad_norm(
     grads: Sequence[torch.Tensor],
     table: torch.Tensor,
-    partials: torch.Tensor,
-    word: torch.Tensor,
     max_norm: float,
     norm_type: float,
     error_if_nonfinite: bool,
     blocks: int,
     total: torch.Tensor,
+    scratch: torch.Tensor | None,
 ) -> str:
-    """Scales `grads` in place; their norm goes to `total`. The other tensors are not needed."""
+    """Scales `grads` in place; their norm goes to `total`. The table is not needed."""
     # In float32 at least, as in the kernels: PyTorch's own function rounds every gradient's norm.
     filled = [grad for grad in grads if grad.numel() > 0]
+    compute = torch.promote_types(total.dtype, torch.float32)
     norms = [
         torch.linalg.vector_norm(
             g, norm_type, dtype=torch.promote_types(g.dtype, torch.float32)
-        ).to(partials.dtype)
+        ).to(compute)
         for g in filled
     ]
-    norm = partials.new_zeros(())
+    norm = total.new_zeros((), dtype=compute)
     if norms:
         norm = torch.linalg.vector_norm(torch.stack(norms), norm_type)
     total.copy_(norm)

@@ -6,7 +6,7 @@ rounding. Where anything overflows, the tail is zero.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -29,8 +29,8 @@ def two_product(a: torch.Tensor, b: torch.Tensor | float) -> TwoPart:
     """a · b, exactly unless it underflows; by Dekker's halves, since PyTorch has no fma."""
     head = a * b
     (a_high, a_low), (b_high, b_low) = _halves(a), _halves(b)
-    tail = ((a_high * b_high - head) + a_high * b_low + a_low * b_high) + a_low * b_low
-    return _finite(head, tail)
+    product = a_high * b_high - head
+    return _finite(head, (product + a_high * b_low + a_low * b_high) + a_low * b_low)
 
 
 def two_quotient(a: TwoPart, b: float) -> TwoPart:
@@ -45,7 +45,7 @@ def exp_negative(of: TwoPart) -> torch.Tensor:
     return torch.exp(-of.head) * (1 - of.tail)
 
 
-def _halves(a: Any) -> tuple[Any, Any]:
+def _halves(a: torch.Tensor | float) -> tuple[torch.Tensor | float, torch.Tensor | float]:
     """The upper and the lower half of the digits."""
     scaled = a * 134217729.0  # 2^27 + 1
     high = scaled - (scaled - a)

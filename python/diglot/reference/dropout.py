@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import torch
@@ -13,6 +14,7 @@ from diglot.tools.specs import Expected, OpSpec, Option, nbytes
 WORDS = 2**32  # that random bits can be
 
 
+@functools.lru_cache(maxsize=64)
 def threshold_and_scale(p: float) -> tuple[int, float]:
     """The least bits with which an element is kept, and what a kept one is multiplied by.
 
@@ -31,6 +33,7 @@ def dropout_forward(
     threshold: int,
     scale: float,
     out: torch.Tensor,
+    scratch: torch.Tensor | None,
 ) -> str:
     """out = input · scale where an element's random bits reach `threshold`, input · 0 elsewhere.
 
@@ -42,10 +45,20 @@ def dropout_forward(
     return "Philox in int64"
 
 
-dropout_backward = dropout_forward
+def dropout_backward(
+    grad_output: torch.Tensor,
+    seed: torch.Tensor,
+    offset: int,
+    threshold: int,
+    scale: float,
+    out: torch.Tensor,
+    scratch: torch.Tensor | None,
+) -> str:
+    """out = grad_output · scale, by the same mask."""
+    return dropout_forward(grad_output, seed, offset, threshold, scale, out, scratch)
 
 
-def philox_words(rows: torch.Tensor, out: torch.Tensor) -> str:
+def philox_words(rows: torch.Tensor, out: torch.Tensor, scratch: torch.Tensor | None) -> str:
     """Philox of given counters and keys. `rows` is int32 [n, 6], `out` int32 [n, 4]."""
     c0, c1, c2, c3, k0, k1 = (split(word.long())[0] for word in rows.unbind(-1))
     out.copy_(torch.stack(philox_4x32((c0, c1, c2, c3), (k0, k1)), -1))

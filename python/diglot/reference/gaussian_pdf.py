@@ -57,7 +57,12 @@ def _slope(
 
 
 def gaussian_pdf_forward(
-    input: torch.Tensor, mean: float, std: float, terms: int, out: torch.Tensor
+    input: torch.Tensor,
+    mean: float,
+    std: float,
+    terms: int,
+    out: torch.Tensor,
+    scratch: torch.Tensor | None,
 ) -> str:
     """out = the mean of the density at `terms` points around input."""
     out.copy_(_density(_wide(input), mean, std, terms))
@@ -71,6 +76,7 @@ def gaussian_pdf_backward(
     std: float,
     terms: int,
     out: torch.Tensor,
+    scratch: torch.Tensor | None,
 ) -> str:
     """out = grad_output times the derivative of that mean."""
     out.copy_(_wide(grad_output) * _slope(_wide(input), mean, std, terms))

@@ -22,14 +22,20 @@ BOUND = 100.0  # beyond it the tail is zero; what is bounded by it does not over
 FLOAT64_ULP = 24.0  # of exact values, kernels and the oracle are each within 7; of each other, 11
 
 
-def gelu_forward(input: torch.Tensor, approximate: str, out: torch.Tensor) -> str:
+def gelu_forward(
+    input: torch.Tensor, approximate: str, out: torch.Tensor, scratch: torch.Tensor | None
+) -> str:
     """out = gelu(input), by PyTorch's own op."""
     torch.ops.aten.gelu.out(input, approximate=approximate, out=out)
     return "aten"
 
 
 def gelu_backward(
-    grad_output: torch.Tensor, input: torch.Tensor, approximate: str, out: torch.Tensor
+    grad_output: torch.Tensor,
+    input: torch.Tensor,
+    approximate: str,
+    out: torch.Tensor,
+    scratch: torch.Tensor | None,
 ) -> str:
     """out = grad_output · gelu'(input), by PyTorch's own op."""
     torch.ops.aten.gelu_backward.grad_input(

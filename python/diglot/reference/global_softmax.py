@@ -12,7 +12,7 @@ from diglot.tools.specs import Expected, OpSpec, nbytes
 
 
 def global_softmax_forward(
-    input: torch.Tensor, word: None, workspace: None, blocks: int, out: torch.Tensor
+    input: torch.Tensor, blocks: int, out: torch.Tensor, scratch: torch.Tensor | None
 ) -> str:
     """out = softmax(input), by PyTorch's own op; both lie in one dense order."""
     if input.numel() > 0:
@@ -23,10 +23,9 @@ def global_softmax_forward(
 def global_softmax_backward(
     grad_output: torch.Tensor,
     output: torch.Tensor,
-    word: None,
-    workspace: None,
     blocks: int,
     out: torch.Tensor,
+    scratch: torch.Tensor | None,
 ) -> str:
     """out = output · (grad_output - Σ grad_output · output), by PyTorch's own op."""
     if output.numel() > 0:
@@ -44,7 +43,7 @@ def softmax_gradient_slope(
     grad_output: torch.Tensor,
     output: torch.Tensor,
     direction: torch.Tensor,
-    transposed: bool = False,
+    transposed: bool,
 ) -> torch.Tensor:
     """The derivative of output · (grad_output - Σ grad_output · output) by the output.
 

@@ -10,7 +10,11 @@ from diglot.tools.specs import CallSpec
 
 
 def grid_barrier_check(
-    word: torch.Tensor, slots: torch.Tensor, barrier: str, run: str, mismatches: torch.Tensor
+    slots: torch.Tensor,
+    barrier: str,
+    run: str,
+    mismatches: torch.Tensor,
+    scratch: torch.Tensor | None,
 ) -> str:
     """Runs mismatches.numel() phases, each of them launches; `run` is "check" or "wait"."""
     words = slots[0].numel()
@@ -21,7 +25,7 @@ def grid_barrier_check(
             slots[phase % 2] = expected
             mismatches[phase] = (slots[phase % 2] != expected).sum()
         else:
-            word.zero_()
+            mismatches[phase].zero_()
     return "launches"
 
 

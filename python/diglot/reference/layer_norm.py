@@ -19,14 +19,16 @@ def layer_norm_forward(
     weight: torch.Tensor | None,
     bias: torch.Tensor | None,
     eps: float,
-    mean: torch.Tensor,
-    rstd: torch.Tensor,
+    statistics: torch.Tensor | None,
     out: torch.Tensor,
+    scratch: torch.Tensor | None,
 ) -> str:
-    """out = (input - mean) · rstd · weight + bias, and the two, by PyTorch's own op."""
+    """out = (input - mean) · rstd · weight + bias, and mean and rstd, by PyTorch's own op."""
     arguments = (wide(input), input.shape[-1:], _wide(weight), _wide(bias), eps)
-    for result, made in zip((out, mean, rstd), torch.native_layer_norm(*arguments), strict=True):
-        result.copy_(made.view(result.shape))
+    made, mean, rstd = torch.native_layer_norm(*arguments)
+    out.copy_(made)
+    if statistics is not None:
+        statistics.copy_(torch.stack([mean, rstd]).view(statistics.shape))
     return "aten"
 
 
@@ -34,21 +36,21 @@ def layer_norm_backward(
     grad_output: torch.Tensor,
     grad_sum: torch.Tensor | None,
     input: torch.Tensor,
-    mean: torch.Tensor,
-    rstd: torch.Tensor,
+    statistics: torch.Tensor,
     weight: torch.Tensor | None,
-    workspace: None,
     grad_weight: torch.Tensor | None,
     grad_bias: torch.Tensor | None,
     grad_input: torch.Tensor,
+    scratch: torch.Tensor | None,
 ) -> str:
     """The gradients, and grad_sum added to the input's, by PyTorch's own op."""
+    mean, rstd = statistics[..., None]
     of_input, of_weight, of_bias = torch.ops.aten.native_layer_norm_backward(
         wide(grad_output),
         wide(input),
         input.shape[-1:],
-        mean[..., None],
-        rstd[..., None],
+        mean,
+        rstd,
         _wide(weight),
         _wide(grad_bias),  # of a bias it takes the shape and dtype alone
         [True, grad_weight is not None, grad_bias is not None],

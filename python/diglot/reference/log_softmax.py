@@ -12,7 +12,7 @@ from diglot.tools.specs import Expected, OpSpec, Option, nbytes
 
 
 def log_softmax_forward(
-    input: torch.Tensor, dim: int, words: torch.Tensor | None, out: torch.Tensor
+    input: torch.Tensor, dim: int, out: torch.Tensor, scratch: torch.Tensor | None
 ) -> str:
     """out = log_softmax(input), by PyTorch's own op."""
     if out.numel() > 0:
@@ -24,8 +24,8 @@ def log_softmax_backward(
     grad_output: torch.Tensor,
     output: torch.Tensor,
     dim: int,
-    words: torch.Tensor | None,
     out: torch.Tensor,
+    scratch: torch.Tensor | None,
 ) -> str:
     """out = grad_output - exp(output) · Σ grad_output, by PyTorch's own op."""
     if out.numel() > 0:

@@ -17,15 +17,17 @@ def rms_norm_forward(
     input: torch.Tensor,
     weight: torch.Tensor | None,
     eps: float,
-    rstd: torch.Tensor,
+    statistics: torch.Tensor | None,
     out: torch.Tensor,
+    scratch: torch.Tensor | None,
 ) -> str:
     """out = input · rstd · weight, and rstd."""
     x = wide(input)
     of_rows = torch.rsqrt(x.square().mean(-1, True) + eps)
     y = x * of_rows
     out.copy_(y if weight is None else y * weight)
-    rstd.copy_(of_rows[..., 0])
+    if statistics is not None:
+        statistics.copy_(of_rows[None, ..., 0])
     return "aten"
 
 
@@ -33,14 +35,14 @@ def rms_norm_backward(
     grad_output: torch.Tensor,
     grad_sum: torch.Tensor | None,
     input: torch.Tensor,
-    rstd: torch.Tensor,
+    statistics: torch.Tensor,
     weight: torch.Tensor | None,
-    workspace: None,
     grad_weight: torch.Tensor | None,
     grad_input: torch.Tensor,
+    scratch: torch.Tensor | None,
 ) -> str:
     """The gradients, and grad_sum added to the input's."""
-    g, of_rows = wide(grad_output), rstd[..., None]
+    g, of_rows = wide(grad_output), statistics[0, ..., None]
     y = wide(input) * of_rows
     h = g if weight is None else g * weight
     of_input = of_rows * (h - y * (h * y).mean(-1, True))

@@ -11,7 +11,7 @@ from diglot.tools.specs import Expected, OpSpec, Option, nbytes
 
 
 def softmax_forward(
-    input: torch.Tensor, dim: int, words: torch.Tensor | None, out: torch.Tensor
+    input: torch.Tensor, dim: int, out: torch.Tensor, scratch: torch.Tensor | None
 ) -> str:
     """out = softmax(input), by PyTorch's own op."""
     if out.numel() > 0:
@@ -23,8 +23,8 @@ def softmax_backward(
     grad_output: torch.Tensor,
     output: torch.Tensor,
     dim: int,
-    words: torch.Tensor | None,
     out: torch.Tensor,
+    scratch: torch.Tensor | None,
 ) -> str:
     """out = output · (grad_output - Σ grad_output · output), by PyTorch's own op."""
     if out.numel() > 0:

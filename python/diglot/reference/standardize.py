@@ -20,35 +20,32 @@ def _wide(tensor: torch.Tensor) -> torch.Tensor:
 def standardize_forward(
     input: torch.Tensor,
     eps: float,
-    word: None,
-    workspace: None,
     blocks: int,
-    mean: torch.Tensor,
-    rstd: torch.Tensor,
+    statistics: torch.Tensor,
     out: torch.Tensor,
+    scratch: torch.Tensor | None,
 ) -> str:
-    """out = (input - mean) · rstd, and the two."""
+    """out = (input - mean) · rstd, and mean and rstd."""
     if input.numel() > 0:
         x = _wide(input)
         variance, center = torch.var_mean(x, correction=0)
-        mean.copy_(center)
-        rstd.copy_(torch.rsqrt(variance + eps))
-        out.copy_((x - mean) * rstd)
+        rstd = torch.rsqrt(variance + eps)
+        statistics.copy_(torch.stack([center, rstd]))
+        out.copy_((x - center) * rstd)
     return "aten"
 
 
 def standardize_backward(
     grad_output: torch.Tensor,
     input: torch.Tensor,
-    mean: torch.Tensor,
-    rstd: torch.Tensor,
-    word: None,
-    workspace: None,
+    statistics: torch.Tensor,
     blocks: int,
     out: torch.Tensor,
+    scratch: torch.Tensor | None,
 ) -> str:
     """The gradient of the input, from the forward's mean and rstd."""
     if input.numel() > 0:
+        mean, rstd = statistics
         out.copy_(_project(_wide(grad_output), (_wide(input) - mean) * rstd, rstd))
     return "aten"
 

@@ -27,6 +27,7 @@ from diglot.tools.resources import (
     TRITON_STAGES,
     Call,
     KernelResources,
+    PlanOfRun,
     TensorLike,
     kernels_of_calls,
 )
@@ -79,12 +80,14 @@ class Inspection:
         kernels: those of CUDA C++ first, each language's in the order of their launches.
         reasons: by language, why there is nothing of it; or by language and stage, such as
             "cuda ptx", why that stage of it is not there.
+        plans: by language, how each launcher runs.
     """
 
     op: str
     architecture: str
     kernels: tuple[InspectedKernel, ...]
     reasons: Mapping[str, str]
+    plans: Mapping[str, tuple[PlanOfRun, ...]]
 
     def of(self, language: str) -> tuple[InspectedKernel, ...]:
         """The kernels of one language."""
@@ -107,6 +110,7 @@ class Inspection:
             "architecture": self.architecture,
             "kernels": rows,
             "reasons": dict(self.reasons),
+            "plans": {of: [asdict(plan) for plan in plans] for of, plans in self.plans.items()},
         }
 
 
@@ -284,7 +288,11 @@ def inspect(
     if not found:
         raise ResourcesUnavailable(_why_nothing(op, shape, reasons))
     picked = tuple(found) if kernel is None else _pick(found, kernel)
-    return Inspection(op, architecture, picked, reasons)
+    plans = {
+        language: tuple([plan for answer in answers for plan in answer[language].plans])
+        for language in asked
+    }
+    return Inspection(op, architecture, picked, reasons, plans)
 
 
 def file_names(inspection: Inspection) -> dict[str, tuple[InspectedKernel, str]]:

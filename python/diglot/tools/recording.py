@@ -1,14 +1,12 @@
 """The other process of `resources.kernels_of_calls`: JSON in, JSON out.
 
-It calls the ops on empty CPU tensors, with launchers that record instead of launching. Every
-backend is let in for that, which is why this is a process of its own.
+It calls the ops on empty CPU tensors, planned for a device that is only named.
 """
 
 from __future__ import annotations
 
 import base64
 import dataclasses
-import functools
 import json
 import os
 import sys
@@ -17,88 +15,52 @@ from typing import Any
 
 import torch
 
-from diglot.backends.registry import BACKENDS, load_extension
+from diglot.backends.plans import Device, PlannedRun, plan_runs
+from diglot.backends.registry import load_extension
 from diglot.tools.cuda_library import cuda_kernels
 from diglot.tools.machine_code import ResourcesUnavailable, check_architecture, short_name
-from diglot.tools.occupancy import LIMITS, Limits
+from diglot.tools.occupancy import LIMITS
 from diglot.tools.resources import (
     DEFAULT_ARCHITECTURE,
-    LANGUAGES,
     Call,
     Kernels,
+    PlanOfRun,
     TensorLike,
     compile_stages,
 )
 from diglot.tools.specs import as_tuple, find_call
 
-# Of the device that CUDA's launches are recorded for: an H200's. What else launchers ask of it is
-# the same for all devices of an architecture.
+# Of the device that is planned for: an H200's.
 MULTIPROCESSORS = 132
 
 
-def _let_in_every_backend() -> None:
-    for name in LANGUAGES:
-        BACKENDS[name] = dataclasses.replace(BACKENDS[name], refusal=lambda device: None)
-
-
-@dataclasses.dataclass(frozen=True)
-class Launched:
-    """A CUDA kernel's name, and what it is launched with."""
-
-    name: str
-    threads: int
-    dynamic_bytes: int
-    cluster_blocks: int
-
-
-def _record_cuda(limits: Limits, function: Callable[[], object]) -> list[Launched]:
-    """What CUDA launchers called in `function` would start on such a device."""
-    extension, reason = load_extension()
-    if extension is None:
-        raise ResourcesUnavailable(reason)
-    recorded = extension.record(function, MULTIPROCESSORS, limits.shared_bytes, limits.has_clusters)
-    return [
-        Launched(short_name(kernel), x * y * z, dynamic_bytes, cluster_blocks)
-        for kernel, _, (x, y, z), dynamic_bytes, cluster_blocks in recorded
-    ]
-
-
-def _record_triton(limits: Limits, function: Callable[[], object]) -> list[Any]:
-    """What Triton launchers called in `function` would compile."""
-    from diglot.triton_ops.launch import record_launches
-
-    with record_launches() as launches:
-        function()
-    return launches
-
-
-_RECORD: dict[str, Callable[[Limits, Callable[[], object]], list[Any]]] = {
-    "cuda": _record_cuda,
-    "triton": _record_triton,
-}
-
-
-def _launches(call: Call, language: str, architecture: str) -> list[Any]:
-    """What is launched in the direction asked about; a forward pass before it does not count."""
-    spec = find_call(call.op)
+def _device(architecture: str) -> Device:
     # For an architecture without known limits the extension has no code either, and says so.
-    known = f"sm_{check_architecture(architecture)}"
-    limits = LIMITS.get(known, LIMITS[DEFAULT_ARCHITECTURE])
-    record = functools.partial(_RECORD[language], limits)
+    number = check_architecture(architecture)
+    limits = LIMITS.get(f"sm_{number}", LIMITS[DEFAULT_ARCHITECTURE])
+    return Device(number, MULTIPROCESSORS, limits.shared_bytes, limits.has_clusters)
+
+
+def _plan(call: Call, language: str, architecture: str) -> list[PlannedRun]:
+    """How the direction asked about would run; a forward pass before it does not count."""
+    if language == "cuda":
+        extension, reason = load_extension()
+        if extension is None:
+            raise ResourcesUnavailable(reason)
+    spec = find_call(call.op)
+    device = _device(architecture)
     inputs = [i.tensor() if isinstance(i, TensorLike) else i for i in call.inputs]
     leaves = [i for i in inputs if isinstance(i, torch.Tensor) and i.is_floating_point()]
     for leaf in leaves:
         leaf.requires_grad_(call.backward)
-    outputs: list[torch.Tensor] = []
-
-    def forward() -> None:
-        outputs.extend(as_tuple(spec.function(*inputs, backend=language, **call.options)))
-
-    launches = record(forward)
+    with plan_runs(device) as runs:
+        outputs = as_tuple(spec.function(*inputs, backend=language, **call.options))
     if not call.backward:
-        return launches
+        return runs
     grads = [torch.empty_like(output) for output in outputs]
-    return record(lambda: torch.autograd.grad(outputs, leaves, grads))
+    with plan_runs(device) as runs:
+        torch.autograd.grad(outputs, leaves, grads)
+    return runs
 
 
 def _try(function: Callable[..., Any], *arguments: Any) -> tuple[Any, str | None]:
@@ -113,38 +75,53 @@ def _try(function: Callable[..., Any], *arguments: Any) -> tuple[Any, str | None
         return [], last if is_users else f"{type(error).__name__}: {last}"
 
 
+def _told(runs: list[PlannedRun]) -> tuple[PlanOfRun, ...]:
+    told = []
+    for run in runs:
+        need = run.plan.scratch
+        scratch = None if need is None else (need.bytes, need.zeroed, need.lifetime)
+        told.append(PlanOfRun(run.launcher, run.plan.variant, scratch))
+    return tuple(told)
+
+
 def _cuda_answers(calls: list[Call], architecture: str) -> list[Kernels]:
     """The kernels of each call; a call that cannot be made does not keep others."""
-    recorded = [_try(_launches, call, "cuda", architecture) for call in calls]
+    planned = [_try(_plan, call, "cuda", architecture) for call in calls]
     # Looked up all at once: a look into the library takes a while.
-    names = {launched.name for launches, _ in recorded for launched in launches}
+    names = {
+        short_name(launch.kernel) for runs, _ in planned for r in runs for launch in r.plan.launches
+    }
     found, unread = _try(cuda_kernels, architecture, names)
-    return [
-        Kernels(
-            tuple(
-                found[of.name].launched(of.threads, of.dynamic_bytes, of.cluster_blocks)
-                for of in launches
-                if not unread
-            ),
-            uncalled or unread,
-        )
-        for launches, uncalled in recorded
-    ]
+    answers = []
+    for runs, uncalled in planned:
+        kernels = []
+        for launch in [] if unread else [launch for run in runs for launch in run.plan.launches]:
+            x, y, z = launch.block
+            kernel = found[short_name(launch.kernel)]
+            kernels.append(kernel.launched(x * y * z, launch.shared_bytes, launch.cluster_blocks))
+        answers.append(Kernels(tuple(kernels), uncalled or unread, plans=_told(runs)))
+    return answers
 
 
 def _triton_answers(calls: list[Call], architecture: str, stages: Sequence[str]) -> list[Kernels]:
     """The same of Triton's; one that cannot be compiled does not keep others either."""
     answers = []
     for call in calls:
-        launches, uncalled = _try(_launches, call, "triton", architecture)
+        runs, uncalled = _try(_plan, call, "triton", architecture)
         compiled, uncompiled = _try(
-            lambda of: [compile_stages(each, architecture) for each in of], launches
+            lambda planned: [
+                compile_stages(launch.specialization, architecture)
+                for run in planned
+                for launch in run.plan.launches
+            ],
+            runs,
         )
         answers.append(
             Kernels(
                 tuple(kernel.resources for kernel in compiled),
                 uncalled or uncompiled,
                 tuple({stage: kernel.stages[stage] for stage in stages} for kernel in compiled),
+                _told(runs),
             )
         )
     return answers
@@ -165,7 +142,6 @@ def main() -> None:
     output = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     request = json.load(sys.stdin)
-    _let_in_every_backend()
     calls = []
     for entry in request["calls"]:
         inputs = tuple(

@@ -223,15 +223,33 @@ class Call:
 
 
 @dataclass(frozen=True)
+class PlanOfRun:
+    """How a launcher would run.
+
+    Attributes:
+        launcher: the direction, such as "gelu_forward".
+        variant: the plan's name.
+        scratch: bytes, leading bytes that are zeroed, and the lifetime of the memory that it needs;
+            None if it needs none.
+    """
+
+    launcher: str
+    variant: str
+    scratch: tuple[int, int, str] | None
+
+
+@dataclass(frozen=True)
 class Kernels:
     """The compiled kernels that a call would launch, in order; or why they cannot be told.
 
     `stages` are those of each kernel that were asked for, in the same order, of Triton's kernels.
+    `plans` are those of the launchers that the call runs.
     """
 
     kernels: tuple[KernelResources, ...] = ()
     reason: str | None = None
     stages: tuple[Mapping[str, bytes], ...] = ()
+    plans: tuple[PlanOfRun, ...] = ()
 
 
 LANGUAGES = ("cuda", "triton")
@@ -245,7 +263,7 @@ def kernels_of_calls(
 ) -> list[dict[str, Kernels]]:
     """The kernels that calls would launch on a GPU, by language.
 
-    Another process makes them out: there launchers record instead of launching, and Triton
+    Another process makes them out: there launchers plan instead of launching, and Triton
     compiles, which it cannot where it interprets.
 
     Args:
@@ -286,6 +304,10 @@ def kernels_of_calls(
                 tuple(
                     {name: base64.b64decode(of) for name, of in kernel.items()}
                     for kernel in answer["stages"]
+                ),
+                tuple(
+                    PlanOfRun(p["launcher"], p["variant"], p["scratch"] and tuple(p["scratch"]))
+                    for p in answer["plans"]
                 ),
             )
             for language, answer in of_call.items()

@@ -66,6 +66,17 @@ def _cpp_definitions(text: str) -> dict[str, str]:
     return found
 
 
+def _names(node: ast.AST) -> list[str]:
+    return [inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)]
+
+
+def _python_uses(text: str) -> set[str]:
+    """The names that a definition uses, but for its own variables."""
+    module = ast.parse(text)
+    own = {inner.arg for inner in ast.walk(module) if isinstance(inner, ast.arg)}
+    return set(_names(module)) - own
+
+
 def _python_definitions(text: str) -> dict[str, str]:
     lines = text.splitlines()
     found: dict[str, str] = {}
@@ -75,11 +86,18 @@ def _python_definitions(text: str) -> dict[str, str]:
             names = [node.name]
             first = min([first, *(decorator.lineno for decorator in node.decorator_list)])
         elif isinstance(node, ast.Assign):
-            names = [of.id for of in node.targets if isinstance(of, ast.Name)]
+            names = [name for target in node.targets for name in _names(target)]
         else:
             continue
         found |= {name: "\n".join(lines[first - 1 : node.end_lineno]) for name in names}
     return found
+
+
+def _cpp_uses(text: str) -> set[str]:
+    """The names in a text that is no comment; of variables only those that are called."""
+    code = re.sub(r"//.*$", "", text, flags=re.MULTILINE)
+    called = re.findall(r"\b([a-z_]\w*)(?=[(<.])", code)
+    return {*called, *re.findall(r"\b(?:k[A-Z]|[A-Z])\w*\b", code)}
 
 
 def _cpp_imports(text: str) -> dict[str, str]:
@@ -109,7 +127,8 @@ class _Language:
     """Where the files of a language's kernels are, in a tree and installed, and how to read them.
 
     `definitions(text)` has the parts of a file by the names that they define; `imports(text)`, by
-    name, the files of the device library that a file has names from.
+    name, the files of the device library that a file has names from; `uses(text)` the names that a
+    definition uses.
     """
 
     folder: str
@@ -117,13 +136,22 @@ class _Language:
     pattern: str
     definitions: Callable[[str], dict[str, str]]
     imports: Callable[[str], dict[str, str]]
+    uses: Callable[[str], set[str]]
     separator: str
 
 
 _LANGUAGES = {
-    "cuda": _Language("csrc/ops", "cuda_ops", "*.cu", _cpp_definitions, _cpp_imports, "\n\n"),
+    "cuda": _Language(
+        "csrc/ops", "cuda_ops", "*.cu", _cpp_definitions, _cpp_imports, _cpp_uses, "\n\n"
+    ),
     "triton": _Language(
-        "triton_ops", "triton_ops", "*.py", _python_definitions, _python_imports, "\n\n\n"
+        "triton_ops",
+        "triton_ops",
+        "*.py",
+        _python_definitions,
+        _python_imports,
+        _python_uses,
+        "\n\n\n",
     ),
 }
 
@@ -138,13 +166,6 @@ def _files(language: str) -> dict[str, str]:
     return {f"{of.folder}/{path.name}": path.read_text(encoding="utf-8") for path in sorted(paths)}
 
 
-def _uses(text: str) -> set[str]:
-    """The names in a text that is no comment; of variables only those that are called."""
-    code = re.sub(r"//.*$|#.*$", "", text, flags=re.MULTILINE)
-    called = re.findall(r"\b([a-z_]\w*)(?=[(<.])", code)
-    return {*called, *re.findall(r"\b(?:k[A-Z]|[A-Z])\w*\b", code)}
-
-
 def source_of(language: str, kernel: str) -> Source | None:
     """The source of a kernel; None where the installation has none.
 
@@ -152,14 +173,16 @@ def source_of(language: str, kernel: str) -> Source | None:
         language: "cuda" or "triton".
         kernel: its name, with template arguments or without.
     """
-    name, of = kernel.partition("<")[0], _LANGUAGES[language]
+    # An elementwise kernel of C++ is the device library's; the op's is the functor that it maps.
+    name = re.sub(r"^elementwise_(?:flat|strided)<", "", kernel)
+    name, of = re.split("[<,>]", name)[0], _LANGUAGES[language]
     for file, content in _files(language).items():
         definitions = of.definitions(content)
         if name not in definitions:
             continue
         wanted, pending = {name}, [name]
         while pending:
-            new = (_uses(definitions[pending.pop()]) & definitions.keys()) - wanted
+            new = (of.uses(definitions[pending.pop()]) & definitions.keys()) - wanted
             wanted |= new
             pending += new
         # One definition may have several names.
@@ -167,7 +190,7 @@ def source_of(language: str, kernel: str) -> Source | None:
         text = of.separator.join(texts)
         own = set(re.findall(r"\busing (\w+) =", text))  # which hide names of the library
         imports, library = of.imports(content), defaultdict(list)
-        for used in sorted(_uses(text) & imports.keys() - own):
+        for used in sorted(of.uses(text) & imports.keys() - own):
             library[imports[used]].append(used)
         named = {other: tuple(library[other]) for other in sorted(library)}
         return Source(file, text + "\n", named)

@@ -1,0 +1,109 @@
+// What host code asks of a device, and how a kernel is started on one: a GPU (gpu_device.h), the
+// interpreter (interpreted_device.h), or a device that is only named, to plan for (named_device.h).
+#pragma once
+
+#include <cxxabi.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <typeinfo>
+
+#include "diglot/platform.cuh"
+
+namespace diglot {
+
+inline void check(cudaError_t status, const char* what) {
+  if (status != cudaSuccess) {
+    throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(status) + " (" +
+                             cudaGetErrorName(status) + ")");
+  }
+}
+
+// Its type's name holds that of the kernel.
+template <auto kKernel>
+struct KernelTag {};
+
+// The demangled name of a KernelTag's kernel. The host's symbol of a kernel would say no more: it
+// is of internal linkage, and so mangled otherwise than the device's.
+inline std::string kernel_name(const std::type_info& tag) {
+  const std::unique_ptr<char, void (*)(void*)> text(
+      abi::__cxa_demangle(tag.name(), nullptr, nullptr, nullptr), std::free);
+  if (text == nullptr) return tag.name();
+  // "diglot::KernelTag<&(void diglot::scale<float>(int))>"; without the brackets if no template.
+  std::string name(text.get());
+  name = name.substr(name.find('&') + 1);
+  name.pop_back();
+  return name.front() == '(' ? name.substr(1, name.size() - 2) : name;
+}
+
+// A kernel, its type erased.
+struct Kernel {
+  const std::type_info* tag = nullptr;
+  const void* code = nullptr;  // the CUDA runtime's handle; null where kernels are interpreted
+
+  std::string name() const { return kernel_name(*tag); }
+};
+
+// What a kernel is started with, besides its arguments.
+struct Launch {
+  dim3 grid;
+  dim3 block;
+  std::size_t shared_bytes = 0;  // of dynamic shared memory
+  bool is_cooperative = false;   // all blocks at once, or an error: they may wait for each other
+  unsigned cluster_blocks = 1;   // neighbours in x that run at once as a cluster (cluster.cuh)
+  bool begins_early = false;     // while the launch before it ends (next_launch.cuh)
+  bool stays = false;            // only as many blocks as run at once, which take work in turns
+  bool tries = false;  // not started where there is no room for its cluster: no error then
+
+  unsigned threads() const { return block.x * block.y * block.z; }
+};
+
+// Blocks that a cluster may have on every device that has clusters.
+constexpr int kPortableClusterBlocks = 8;
+
+class Device {
+ public:
+  virtual ~Device() = default;
+
+  // Ten times the compute capability.
+  virtual int architecture() const = 0;
+  virtual int multiprocessors() const = 0;
+  // Of shared memory, on each multiprocessor.
+  virtual int shared_bytes() const = 0;
+  virtual bool has_clusters() const = 0;
+  // Threads that wait for other blocks need all blocks of the grid to run at once: the greatest
+  // number of blocks for which that holds. 0 if not even one fits.
+  virtual int resident_blocks(const Kernel& kernel, int block_threads,
+                              std::size_t shared_bytes) const = 0;
+  // Clusters of such a launch that run at once: 0 if not even one fits.
+  virtual int resident_clusters(const Kernel& kernel, const Launch& how) const = 0;
+  // Has a kernel ready to be started so. Not every moment is one for that: a stream capture is
+  // none.
+  virtual void prepare(const Kernel& kernel, const Launch& how) const = 0;
+
+  // Fits a launch to the device; false if there is no room for a launch that stays or tries.
+  bool fit(const Kernel& kernel, Launch& how) const {
+    how.begins_early = how.begins_early && architecture() >= 90;
+    if (how.stays) {
+      const int64_t most =
+          how.cluster_blocks > 1
+              ? int64_t{resident_clusters(kernel, how)} * how.cluster_blocks
+              : resident_blocks(kernel, static_cast<int>(how.block.x), how.shared_bytes);
+      if (most == 0) return false;
+      how.grid.x = static_cast<unsigned>(std::min<int64_t>(how.grid.x, most));
+      return true;
+    }
+    return !how.tries || has_room_for_cluster(kernel, how);
+  }
+
+ private:
+  bool has_room_for_cluster(const Kernel& kernel, const Launch& how) const {
+    if (how.cluster_blocks <= (has_clusters() ? kPortableClusterBlocks : 1u)) return true;
+    return resident_clusters(kernel, how) > 0;
+  }
+};
+
+}  // namespace diglot

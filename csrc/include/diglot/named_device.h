@@ -1,0 +1,36 @@
+// A device that need not be there: launches are planned for it, and none is started.
+#pragma once
+
+#include <limits>
+
+#include "diglot/device.h"
+
+namespace diglot {
+
+class NamedDevice final : public Device {
+ public:
+  NamedDevice(int architecture, int multiprocessors, int shared_bytes, bool has_clusters)
+      : architecture_(architecture),
+        multiprocessors_(multiprocessors),
+        shared_bytes_(shared_bytes),
+        has_clusters_(has_clusters) {}
+
+  int architecture() const override { return architecture_; }
+  int multiprocessors() const override { return multiprocessors_; }
+  int shared_bytes() const override { return shared_bytes_; }
+  bool has_clusters() const override { return has_clusters_; }
+  // Nobody knows a kernel's occupancy there: as many as a launcher would start at most.
+  int resident_blocks(const Kernel&, int, std::size_t) const override {
+    return std::numeric_limits<int>::max();
+  }
+  int resident_clusters(const Kernel&, const Launch&) const override {
+    return has_clusters_ ? std::numeric_limits<int>::max() : 0;
+  }
+  void prepare(const Kernel&, const Launch&) const override {}
+
+ private:
+  int architecture_, multiprocessors_, shared_bytes_;
+  bool has_clusters_;
+};
+
+}  // namespace diglot

@@ -1,0 +1,109 @@
+// A plan is a value: a launcher's function makes it from a device's facts and its operands' dtypes,
+// sizes, strides and alignment. Launches follow it with other addresses and numbers.
+//
+//   void scale(Planner& planner, const Operand& input, Number alpha, const Operand& out) {
+//     planner.plan.variant = "flat";
+//     planner.add<scale_kernel>({blocks, kThreads}, out.numel, input.as<const float>(),
+//                               alpha.as<float>(), out.as<float>());
+//   }
+#pragma once
+
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "diglot/arguments.h"
+#include "diglot/launch.cuh"
+#include "diglot/operand.h"
+
+namespace diglot {
+
+enum class Lifetime { kCall, kStream };
+
+// Memory that a launch needs besides its tensors; of its leading bytes so many must be zero. For
+// the lifetime of a stream that means: when the stream's memory is made.
+struct Scratch {
+  int64_t bytes = 0;  // 0: none
+  int64_t zeroed = 0;
+  Lifetime lifetime = Lifetime::kCall;
+};
+
+// Of scratch that is kept by a stream, what a grid barrier takes.
+constexpr int64_t kBarrierBytes = 16;
+
+// One kernel.
+struct Step {
+  Kernel kernel;
+  Launch how;
+  std::function<void(const Launch&, const Arguments&)> start;
+};
+
+struct Plan {
+  const char* variant = "nothing to do";  // its name: a literal
+  std::vector<Step> steps;
+  Scratch scratch;
+
+  void launch(const Arguments& now) const {
+    for (const Step& step : steps) step.start(step.how, now);
+  }
+};
+
+class Planner {
+ public:
+  explicit Planner(const Device& device) : device(device) {}
+
+  const Device& device;
+  Plan plan;
+
+  // A launch of kKernel. Each argument is a value, or a function that makes it of `Arguments`; it
+  // converts to the kernel's own type. False, and nothing is added, if the device has no room for
+  // a launch that stays or tries.
+  template <auto kKernel, typename... Held>
+  bool add(const Launch& how, const Held&... held) {
+    return add_as<kKernel>(kKernel, how, held...);
+  }
+
+  // As many of `most` blocks, at most `per_multiprocessor` on each, as run at once.
+  template <auto kKernel, typename... Held>
+  void add_cooperatively(int64_t most, int per_multiprocessor, int block_threads,
+                         std::size_t shared_bytes, const Held&... held) {
+    add<kKernel>(cooperative_launch(device, kernel_of<kKernel>(), most, per_multiprocessor,
+                                    block_threads, shared_bytes),
+                 held...);
+  }
+
+  // Whether the device runs clusters of such a launch.
+  template <auto kKernel>
+  bool has_clusters(const Launch& how) const {
+    return device.resident_clusters(kernel_of<kKernel>(), how) > 0;
+  }
+
+  // Where scratch will be, which is at least that much.
+  Address<char> need(const Scratch& scratch) {
+    plan.scratch = scratch;
+    return Address<char>(Address<char>::kScratch);
+  }
+
+ private:
+  template <auto kKernel, typename... Parameters, typename... Held>
+  bool add_as(void (*)(Parameters...), Launch how, const Held&... held) {
+    const Kernel kernel = kernel_of<kKernel>();
+    if (!device.fit(kernel, how)) return false;
+    device.prepare(kernel, how);
+    plan.steps.push_back(
+        {kernel, how,
+         [all = std::tuple<Held...>(held...)](const Launch& how, const Arguments& now) {
+           std::apply(
+               [&](const auto&... each) {
+                 std::tuple<Parameters...> values(static_cast<Parameters>(resolve(each, now))...);
+                 start<kKernel>(how, now.stream, values);
+               },
+               all);
+         }});
+    return true;
+  }
+};
+
+}  // namespace diglot

@@ -1,0 +1,181 @@
+// Host side of a sum over broadcast dimensions: how often it is split, and how the threads of a
+// block lie. Twin of triton_ops/sum_launch.py.
+#pragma once
+
+#include <limits>
+#include <utility>
+
+#include "diglot/elementwise_launch.h"
+
+namespace diglot {
+
+constexpr int kSumThreads = 256;
+constexpr int kSumLoads = 4;  // loads in flight per thread
+// Blocks on a multiprocessor, at least. Of 64-bit offsets the compiler by itself, 0, would have
+// more of them than registers suffice for, and keep some in memory.
+template <typename Index>
+constexpr int kSumBlocks = sizeof(Index) == 8 ? 1 : 0;
+
+// How the threads of a block of add_backward_sum lie: `columns` along the kept elements, `rows`
+// along the reduced ones. Both are powers of two, and kSumThreads their product.
+struct SumShape {
+  int rows, columns;
+  int row_step, column_step;  // from a thread to the next row or column: 1 along the fastest
+};
+
+// A sum over broadcast dimensions is split until this many blocks share it, 16 for each of an
+// H200's 132 multiprocessors, with at least this many elements each. A block is one kept element
+// wide where a reduced dimension is the fastest, and a warp's 16-byte accesses otherwise.
+// Constants, so that the order of a sum depends on shapes, strides and alignment alone.
+constexpr int64_t kSumSplitBlocks = 16 * 132;
+constexpr int64_t kSumElementsPerBlock = 16384;
+constexpr int64_t kSumBytesOfKept = 32 * 16;
+
+// Into how many parts the sum over broadcast dimensions is split.
+inline int64_t sum_splits(const Operand& grad_output, const Operand& out) {
+  const int64_t kept = std::max<int64_t>(out.numel, 1), reduced = grad_output.numel / kept;
+  if (reduced <= 1) return 1;
+  std::pair<int64_t, bool> fastest{std::numeric_limits<int64_t>::max(), false};
+  for (int d = 0; d < grad_output.rank; ++d) {
+    const int own = d - (grad_output.rank - out.rank);
+    const bool is_kept = (own < 0 ? 1 : out.sizes[own]) == grad_output.sizes[d];
+    if (grad_output.sizes[d] != 1) fastest = std::min(fastest, {grad_output.strides[d], is_kept});
+  }
+  const int64_t width =
+      fastest.second ? std::min(kept, kSumBytesOfKept / size_of(grad_output.dtype)) : 1;
+  const int64_t blocks = (kept + width - 1) / width;
+  return std::max<int64_t>(
+      1, std::min(kSumSplitBlocks / blocks, reduced * width / kSumElementsPerBlock));
+}
+
+// The dimensions of `operand` along which `shape` (of no higher rank, right-aligned) has its size,
+// or, with `kept` false, the others.
+inline Operand select_dimensions(const Operand& operand, const Operand& shape, bool kept) {
+  Operand selected = operand;
+  selected.rank = 0;
+  for (int d = 0; d < operand.rank; ++d) {
+    const int own = d - (operand.rank - shape.rank);
+    const bool same = own >= 0 && shape.sizes[own] == operand.sizes[d];
+    if (same == kept) {
+      selected.sizes[selected.rank] = operand.sizes[d];
+      selected.strides[selected.rank++] = operand.strides[d];
+    }
+  }
+  return selected;
+}
+
+// The least power of two that is at least n, and at most `most`.
+inline int power_of_two(int64_t n, int most) {
+  int result = 1;
+  while (result < n && result < most) result *= 2;
+  return result;
+}
+
+// Threads along the fastest dimension until a warp reads neighbouring elements, or all that there
+// are; the others along the slower one.
+inline SumShape sum_shape(int64_t kept, int64_t reduced, int64_t splits, bool reduced_is_fastest) {
+  constexpr int64_t kMostBlocks = (int64_t{1} << 31) - 1;
+  int columns = power_of_two(kept, 32);
+  if (reduced_is_fastest) {
+    columns =
+        kSumThreads / power_of_two((reduced / splits + kSumLoads - 1) / kSumLoads, kSumThreads);
+  }
+  while ((kept + columns - 1) / columns > kMostBlocks && columns < kSumThreads) columns *= 2;
+  const int rows = kSumThreads / columns;
+  return {rows, columns, reduced_is_fastest ? 1 : columns, reduced_is_fastest ? rows : 1};
+}
+
+// What is summed, and where to.
+template <typename T>
+struct SumArrays {
+  Address<const T> grad;
+  bool is_aligned;
+  Address<void> out;
+  DType out_dtype;
+};
+
+template <typename T, typename Kernels, typename Alpha>
+void launch_part_of_sum(Planner& planner, const Layout<2>& kept, const Layout<1>& reduced,
+                        const SumArrays<T>& arrays, int64_t splits, const Alpha& alpha,
+                        int64_t split_stride) {
+  constexpr int kVector = kVectorElements<T>;
+  const bool reduced_is_fastest =
+      reduced.rank > 0 && (kept.rank == 0 || reduced.strides[0][0] < kept.strides[0][0]);
+  const auto run = [&](auto kept_elements, auto reduced_elements, auto index,
+                       const Layout<2>& kept_accesses, const Layout<1>& reduced_accesses) {
+    using Index = decltype(index);
+    const SumShape shape =
+        sum_shape(kept_accesses.numel, reduced_accesses.numel, splits, reduced_is_fastest);
+    kept_accesses.template for_each_slice<Index>([&](int64_t elements, const auto& kept_strides) {
+      constexpr auto kKernel = Kernels::template kernel<T, Index, decltype(kept_elements)::value,
+                                                        decltype(reduced_elements)::value>();
+      planner.add<kKernel>(
+          {dim3(blocks_for(elements, shape.columns), static_cast<unsigned>(splits)), kSumThreads},
+          shape, elements, reduced_accesses.numel, kept_strides,
+          reduced_accesses.template device_strides<Index>(), arrays.grad, alpha, arrays.out,
+          arrays.out_dtype, kept.rank > 0 ? kept.strides[0][1] : 0, split_stride);
+    });
+  };
+  const auto with_index = [&](auto kept_elements, auto reduced_elements,
+                              const Layout<2>& kept_accesses, const Layout<1>& reduced_accesses) {
+    if (kept_accesses.is_narrow() && reduced_accesses.is_narrow()) {
+      run(kept_elements, reduced_elements, uint32_t{}, kept_accesses, reduced_accesses);
+    } else {
+      run(kept_elements, reduced_elements, int64_t{}, kept_accesses, reduced_accesses);
+    }
+  };
+  const std::integral_constant<int, 1> one;
+  const std::integral_constant<int, kVector> vector;
+  if (arrays.is_aligned && !reduced_is_fastest && kept.has_vectors(0, kVector) &&
+      reduced.has_multiples(0, kVector, 0)) {
+    with_index(vector, one, kept.in_vectors(kVector), reduced);
+  } else if (arrays.is_aligned && reduced_is_fastest && reduced.has_vectors(0, kVector) &&
+             kept.has_multiples(0, kVector, 0)) {
+    with_index(one, vector, kept, reduced.in_vectors(kVector));
+  } else {
+    with_index(one, one, kept, reduced);
+  }
+}
+
+// Plans Kernels::kernel<T, Index, kKept, kReduced>(): out = alpha * grad_output, summed to its
+// shape.
+template <typename T, typename Kernels, typename Alpha>
+void launch_sum(Planner& planner, const Operand& grad_output, const Alpha& alpha,
+                const Operand& out) {
+  using Value = compute_t<T>;
+  const Operand kept_grad = select_dimensions(grad_output, out, true);
+  const Operand kept_out = select_dimensions(out, grad_output, true);
+  const Operand reduced_grad = select_dimensions(grad_output, out, false);
+  const Layout<2> kept({&kept_grad, &kept_out});
+  const Layout<1> reduced({&reduced_grad});
+  const int64_t splits = sum_splits(grad_output, out);
+  SumArrays<T> arrays{grad_output.as<const T>(), grad_output.is_aligned(), out.as<void>(),
+                      out.dtype};
+  planner.plan.variant = splits == 1 ? "sum" : "sum, split";
+  if (splits == 1) {
+    launch_part_of_sum<T, Kernels>(planner, kept, reduced, arrays, 1, alpha, 0);
+    return;
+  }
+  // The partial sums lie in the order of the kept elements: one row of them per split.
+  const auto partials = planner.need({splits * out.numel * static_cast<int64_t>(sizeof(Value))});
+  Layout<2> to_partials = kept, from_partials = kept;
+  int64_t step = 1;
+  for (int d = 0; d < kept.rank; ++d) {
+    to_partials.strides[d][1] = step;
+    from_partials.strides[d][0] = step;
+    step *= kept.sizes[d];
+  }
+  Operand rows;
+  rows.rank = 1;
+  rows.sizes[0] = splits;
+  rows.strides[0] = kept.numel;
+  arrays.out = partials.template as<void>(), arrays.out_dtype = kDType<Value>;
+  launch_part_of_sum<T, Kernels>(planner, to_partials, reduced, arrays, splits, Value{1},
+                                 kept.numel);
+  const SumArrays<Value> of_rows{partials.template as<const Value>(), true, out.as<void>(),
+                                 out.dtype};
+  launch_part_of_sum<Value, Kernels>(planner, from_partials, Layout<1>({&rows}), of_rows, 1, alpha,
+                                     0);
+}
+
+}  // namespace diglot

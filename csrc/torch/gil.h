@@ -1,0 +1,43 @@
+// Python's lock, given up for a while.
+#pragma once
+
+#include <unistd.h>
+
+#include "torch/python_abi.h"
+
+namespace diglot::torch_binding {
+
+// Takes Python's lock again. When Python ends, it ends other threads that ask for it, by unwinding
+// them, which no destructor of C++ takes: such a thread sleeps until the process is gone, as Python
+// has it do from 3.14 on.
+inline void restore_thread(PyThreadState* state) {
+  try {
+    PyEval_RestoreThread(state);
+  } catch (...) {
+    for (;;) pause();
+  }
+}
+
+// Lets other Python threads run for a scope: a launch waits when the GPU's queue is full.
+class WithoutGil {
+ public:
+  WithoutGil() : state_(PyEval_SaveThread()) {}
+  ~WithoutGil() { restore_thread(state_); }
+  // Calls function() with the lock.
+  template <typename Function>
+  void interrupt(const Function& function) {
+    restore_thread(state_);
+    struct Release {
+      PyThreadState*& state;
+      ~Release() { state = PyEval_SaveThread(); }
+    } release{state_};
+    function();
+  }
+  WithoutGil(const WithoutGil&) = delete;
+  WithoutGil& operator=(const WithoutGil&) = delete;
+
+ private:
+  PyThreadState* state_;
+};
+
+}  // namespace diglot::torch_binding

@@ -1,0 +1,106 @@
+#include "torch/plans.h"
+
+namespace diglot::torch_binding {
+
+PyObject* KeptPlan::variant() const {
+  PyObject* known = name.load(std::memory_order_acquire);
+  if (known == nullptr) {
+    known = PyUnicode_InternFromString(plan.variant);
+    if (known == nullptr) return nullptr;
+    name.store(known, std::memory_order_release);  // kept for ever: there are few variants
+  }
+  Py_IncRef(known);
+  return known;
+}
+
+// Multiplies and mixes each word (the finalizer of MurmurHash3).
+std::size_t PlanCache::Hash::operator()(const PlanKey& key) const {
+  uint64_t hash = key.size();
+  for (const int64_t word : key) {
+    hash = (hash ^ static_cast<uint64_t>(word)) * 0xff51afd7ed558ccdULL;
+    hash ^= hash >> 33;
+  }
+  return hash;
+}
+
+std::shared_ptr<const KeptPlan> PlanCache::find(const PlanKey& key) {
+  const std::lock_guard lock(mutex_);
+  const auto found = plans_.find(key);
+  return found == plans_.end() ? nullptr : found->second;
+}
+
+std::shared_ptr<const KeptPlan> PlanCache::keep(const PlanKey& key, Plan plan) {
+  const std::size_t steps = 1 + plan.steps.size();
+  const auto kept = std::make_shared<KeptPlan>();
+  kept->plan = std::move(plan);
+  decltype(plans_) forgotten;  // destroyed without the lock
+  const std::lock_guard lock(mutex_);
+  if (steps_ + steps > kMostSteps) {
+    forgotten.swap(plans_);
+    steps_ = 0;
+  }
+  const auto [place, is_new] = plans_.emplace(key, kept);
+  if (is_new) steps_ += steps;
+  return place->second;
+}
+
+PyObject* to_python(const Scratch& scratch) {
+  return Py_BuildValue("(LLs)", static_cast<long long>(scratch.bytes),
+                       static_cast<long long>(scratch.zeroed),
+                       scratch.lifetime == Lifetime::kCall ? "call" : "stream");
+}
+
+namespace {
+
+// Takes over a reference to an item, which may be null after an error. False after an error.
+bool append(PyObject* list, PyObject* item) {
+  const bool is_added = item != nullptr && PyList_Append(list, item) == 0;
+  Py_XDECREF(item);
+  return is_added;
+}
+
+PyObject* flags_of(const Launch& how) {
+  PyObject* const list = PyList_New(0);
+  const std::pair<bool, const char*> flags[] = {
+      {how.is_cooperative, "cooperative"}, {how.stays, "persistent"}, {how.begins_early, "pdl"}};
+  for (const auto& [is_set, name] : flags) {
+    if (list != nullptr && is_set && !append(list, PyUnicode_InternFromString(name))) {
+      Py_DECREF(list);
+      return nullptr;
+    }
+  }
+  PyObject* const tuple = list == nullptr ? nullptr : PyList_AsTuple(list);
+  Py_XDECREF(list);
+  return tuple;
+}
+
+PyObject* to_python(const Step& step) {
+  PyObject* const flags = flags_of(step.how);
+  if (flags == nullptr) return nullptr;
+  const auto &grid = step.how.grid, &block = step.how.block;
+  return Py_BuildValue("(s(III)(III)nIN)", step.kernel.name().c_str(), grid.x, grid.y, grid.z,
+                       block.x, block.y, block.z, static_cast<Py_ssize_t>(step.how.shared_bytes),
+                       step.how.cluster_blocks, flags);
+}
+
+}  // namespace
+
+PyObject* to_python(const Plan& plan) {
+  PyObject* const steps = PyList_New(0);
+  if (steps == nullptr) return nullptr;
+  for (const Step& step : plan.steps) {
+    if (!append(steps, to_python(step))) {
+      Py_DECREF(steps);
+      return nullptr;
+    }
+  }
+  if (plan.scratch.bytes == 0) return Py_BuildValue("(sNO)", plan.variant, steps, Py_None);
+  PyObject* const scratch = to_python(plan.scratch);
+  if (scratch == nullptr) {
+    Py_DECREF(steps);
+    return nullptr;
+  }
+  return Py_BuildValue("(sNN)", plan.variant, steps, scratch);
+}
+
+}  // namespace diglot::torch_binding

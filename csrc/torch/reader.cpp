@@ -1,0 +1,308 @@
+#include "torch/reader.h"
+
+#include <optional>
+#include <utility>
+
+namespace diglot::torch_binding {
+
+namespace {
+
+using torch::headeronly::ScalarType;
+
+DType dtype_of(ScalarType type) {
+  switch (type) {
+    case ScalarType::Bool: return DType::kBool;
+    case ScalarType::Byte: return DType::kUInt8;
+    case ScalarType::Char: return DType::kInt8;
+    case ScalarType::Short: return DType::kInt16;
+    case ScalarType::Int: return DType::kInt32;
+    case ScalarType::Long: return DType::kInt64;
+    case ScalarType::Half: return DType::kFloat16;
+    case ScalarType::BFloat16: return DType::kBFloat16;
+    case ScalarType::Float: return DType::kFloat32;
+    case ScalarType::Double: return DType::kFloat64;
+    default: throw std::invalid_argument("this element type has no CUDA kernel");
+  }
+}
+
+// Owns one reference.
+class Object {
+ public:
+  explicit Object(PyObject* object) : object_(object) {
+    if (object == nullptr) throw PythonError{};
+  }
+  ~Object() { Py_DECREF(object_); }
+  Object(const Object&) = delete;
+  Object& operator=(const Object&) = delete;
+  PyObject* get() const { return object_; }
+
+ private:
+  PyObject* object_;
+};
+
+// Names of the methods called on tensors, made once. The module is never unloaded.
+struct Names {
+  PyObject* data_ptr = PyUnicode_InternFromString("data_ptr");
+  PyObject* dtype = PyUnicode_InternFromString("dtype");
+  PyObject* get_device = PyUnicode_InternFromString("get_device");
+  PyObject* is_contiguous = PyUnicode_InternFromString("is_contiguous");
+  PyObject* shape = PyUnicode_InternFromString("shape");
+  PyObject* storage_offset = PyUnicode_InternFromString("storage_offset");
+  PyObject* stride = PyUnicode_InternFromString("stride");
+};
+const Names& names() {
+  static const Names instance;
+  return instance;
+}
+
+int64_t call_for_integer(PyObject* tensor, PyObject* method) {
+  const Object result(PyObject_CallMethodObjArgs(tensor, method, nullptr));
+  const int64_t value = PyLong_AsLongLong(result.get());
+  if (value == -1 && PyErr_Occurred()) throw PythonError{};
+  return value;
+}
+
+// torch.dtype objects are singletons, so identity decides. Found once, when the module is imported.
+std::vector<std::pair<PyObject*, DType>> known_dtypes;
+
+DType dtype_of(PyObject* dtype) {
+  for (const auto& [object, code] : known_dtypes) {
+    if (object == dtype) return code;
+  }
+  throw std::invalid_argument("this element type has no CUDA kernel");
+}
+
+int read_integers(PyObject* tuple, int64_t* values) {
+  const Py_ssize_t count = PyTuple_Size(tuple);
+  if (count < 0) throw PythonError{};
+  if (count > kMaxTensorRank) throw std::invalid_argument("a tensor of too many dimensions");
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    values[i] = PyLong_AsLongLong(PyTuple_GetItem(tuple, i));
+    if (values[i] == -1 && PyErr_Occurred()) throw PythonError{};
+  }
+  return static_cast<int>(count);
+}
+
+void set_numel(Operand& operand) {
+  operand.numel = 1;
+  for (int d = 0; d < operand.rank; ++d) operand.numel *= operand.sizes[d];
+}
+
+}  // namespace
+
+GivenTensor& Given::add_tensor() {
+  GivenTensor& tensor = tensors[tensor_count];
+  tensor.operand.number = tensor_count++;
+  tensor.place = place++;
+  return tensor;
+}
+
+bool find_dtypes() {
+  constexpr std::pair<const char*, DType> kNames[] = {
+      {"bfloat16", DType::kBFloat16}, {"float32", DType::kFloat32}, {"float16", DType::kFloat16},
+      {"float64", DType::kFloat64},   {"bool", DType::kBool},       {"uint8", DType::kUInt8},
+      {"int8", DType::kInt8},         {"int16", DType::kInt16},     {"int32", DType::kInt32},
+      {"int64", DType::kInt64}};
+  PyObject* const torch = PyImport_ImportModule("torch");
+  if (torch == nullptr) return false;
+  for (const auto& [name, code] : kNames) {
+    PyObject* const object = PyObject_GetAttrString(torch, name);  // kept for ever
+    if (object == nullptr) break;
+    known_dtypes.emplace_back(object, code);
+  }
+  Py_DECREF(torch);
+  return known_dtypes.size() == std::size(kNames);
+}
+
+// --- off a stack ---------------------------------------------------------------------------------
+
+const Operand& StackReader::read_tensor(torch::stable::Tensor tensor) {
+  GivenTensor& given = given_->add_tensor();
+  Operand& operand = given.operand;
+  given_->set_address(given, tensor.data_ptr());
+  operand.dtype = dtype_of(tensor.scalar_type());
+  operand.rank = static_cast<int>(tensor.dim());
+  if (operand.rank > kMaxTensorRank) {
+    throw std::invalid_argument("a tensor of too many dimensions");
+  }
+  const auto sizes = tensor.sizes();
+  const auto strides = tensor.strides();
+  for (int d = 0; d < operand.rank; ++d) {
+    operand.sizes[d] = sizes[d];
+    operand.strides[d] = strides[d];
+  }
+  set_numel(operand);
+  given.is_contiguous = tensor.is_contiguous();
+  given_->device = tensor.get_device_index();
+  tensors_.push_back(std::move(tensor));  // alive until the launcher returns
+  return operand;
+}
+
+template <>
+const Operand& StackReader::read<const Operand&>() {
+  return read_tensor(torch::stable::detail::to<torch::stable::Tensor>(*stack_++));
+}
+
+template <>
+const Operand* StackReader::read<const Operand*>() {
+  auto tensor = torch::stable::detail::to<std::optional<torch::stable::Tensor>>(*stack_++);
+  if (tensor.has_value()) return &read_tensor(std::move(*tensor));
+  ++given_->place;
+  return nullptr;
+}
+
+template <>
+TensorList StackReader::read<TensorList>() {
+  // Taken off the stack to be freed. The tensors live on: the caller has them, too.
+  torch::stable::detail::to<std::vector<torch::stable::Tensor>>(*stack_++);
+  ++given_->place;
+  return {};
+}
+
+template <>
+std::string_view StackReader::read<std::string_view>() {
+  return strings_.emplace_back(torch::stable::detail::to<std::string>(*stack_++));
+}
+
+template <>
+bool StackReader::read<bool>() {
+  return torch::stable::detail::to<bool>(*stack_++);
+}
+
+template <>
+int64_t StackReader::read<int64_t>() {
+  return torch::stable::detail::to<int64_t>(*stack_++);
+}
+
+template <>
+double StackReader::read<double>() {
+  return torch::stable::detail::to<double>(*stack_++);
+}
+
+template <>
+Real StackReader::read<Real>() {
+  return {{given_->add_number({read<double>(), 0})}};
+}
+
+template <>
+Integer StackReader::read<Integer>() {
+  return {{given_->add_number({0, read<int64_t>()})}};
+}
+
+template <>
+Number StackReader::read<Number>() {
+  const double real = read<double>();
+  return {given_->add_number({real, read<int64_t>()})};
+}
+
+// --- off a Python call ---------------------------------------------------------------------------
+
+const Operand& PythonReader::read_tensor(PyObject* tensor) {
+  GivenTensor& given = given_->add_tensor();
+  Operand& operand = given.operand;
+  const Object dtype(PyObject_GetAttr(tensor, names().dtype));
+  operand.dtype = dtype_of(dtype.get());
+  if (is_planned_) {
+    const int64_t offset = call_for_integer(tensor, names().storage_offset);
+    operand.remainder = offset * size_of(operand.dtype) % kAddressModulus;
+  } else {
+    const int64_t address = call_for_integer(tensor, names().data_ptr);
+    given_->set_address(given, reinterpret_cast<void*>(address));
+    if (operand.number == 0) {
+      given_->device = static_cast<int>(call_for_integer(tensor, names().get_device));
+    }
+  }
+  const Object shape(PyObject_GetAttr(tensor, names().shape));
+  operand.rank = read_integers(shape.get(), operand.sizes);
+  set_numel(operand);
+  const Object contiguous(PyObject_CallMethodObjArgs(tensor, names().is_contiguous, nullptr));
+  given.is_contiguous = contiguous.get() == Py_True;
+  if (!given.is_contiguous) {
+    const Object stride(PyObject_CallMethodObjArgs(tensor, names().stride, nullptr));
+    read_integers(stride.get(), operand.strides);
+  }
+  return operand;
+}
+
+template <>
+const Operand& PythonReader::read<const Operand&>() {
+  return read_tensor(*arguments_++);
+}
+
+template <>
+const Operand* PythonReader::read<const Operand*>() {
+  PyObject* argument = *arguments_++;
+  if (argument != Py_None) return &read_tensor(argument);
+  ++given_->place;
+  return nullptr;
+}
+
+template <>
+TensorList PythonReader::read<TensorList>() {
+#if defined(DIGLOT_INTERPRETER)
+  const Py_ssize_t count = is_planned_ ? 0 : PyList_Size(*arguments_);
+  if (count < 0) throw PythonError{};
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    Given given;
+    GivenTensor tensor;
+    void* address = nullptr;
+    given.tensors = &tensor, given.addresses = &address;
+    PythonReader reader(nullptr);
+    reader.read_into(given);
+    reader.read_tensor(PyList_GetItem(*arguments_, i));
+    tensor.place = given_->place;
+    given_->listed.emplace_back(tensor, address);
+  }
+#endif
+  ++arguments_;
+  ++given_->place;
+  return {};
+}
+
+template <>
+std::string_view PythonReader::read<std::string_view>() {
+  Py_ssize_t size = 0;
+  const char* text = PyUnicode_AsUTF8AndSize(*arguments_++, &size);
+  if (text == nullptr) throw PythonError{};
+  return {text, static_cast<size_t>(size)};
+}
+
+template <>
+bool PythonReader::read<bool>() {
+  return *arguments_++ == Py_True;  // contracts pass no other true object
+}
+
+template <>
+int64_t PythonReader::read<int64_t>() {
+  // Wraps as integer arithmetic on tensors does.
+  const auto value = static_cast<int64_t>(PyLong_AsUnsignedLongLongMask(*arguments_++));
+  if (value == -1 && PyErr_Occurred()) throw PythonError{};
+  return value;
+}
+
+template <>
+double PythonReader::read<double>() {
+  const double value = PyFloat_AsDouble(*arguments_++);
+  if (value == -1 && PyErr_Occurred()) throw PythonError{};
+  return value;
+}
+
+template <>
+Real PythonReader::read<Real>() {
+  return {{given_->add_number({read<double>(), 0})}};
+}
+
+template <>
+Integer PythonReader::read<Integer>() {
+  return {{given_->add_number({0, read<int64_t>()})}};
+}
+
+template <>
+Number PythonReader::read<Number>() {
+  if (!PyLong_Check(*arguments_)) return read<Real>();
+  const double real = PyLong_AsDouble(*arguments_);
+  if (real == -1 && PyErr_Occurred()) throw PythonError{};
+  return {given_->add_number({real, read<int64_t>()})};
+}
+
+}  // namespace diglot::torch_binding

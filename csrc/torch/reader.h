@@ -1,0 +1,97 @@
+// Reads a launcher's arguments off a Python call, or off the stack of an operator of torch.library.
+#pragma once
+
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <deque>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "diglot/operand.h"
+#include "torch/python_abi.h"
+
+namespace diglot {
+
+// Tensors that a kernel reaches by addresses in a tensor of its own: a launcher only says with it
+// that they are used, and looks at none of them.
+struct TensorList {};
+
+namespace torch_binding {
+
+// A Python error is set; carries it through C++ frames.
+struct PythonError {};
+
+// What is read of a tensor. Its operand has no strides yet if it is contiguous.
+struct GivenTensor {
+  Operand operand;
+  bool is_contiguous = false;
+  int place = 0;  // among the schema's tensors, of which some may be left out
+};
+
+// Where what is read goes: there is room for all of a launcher's parameters.
+struct Given {
+  GivenTensor* tensors = nullptr;
+  void** addresses = nullptr;  // of the tensors
+  NumberValue* numbers = nullptr;
+  int tensor_count = 0;
+  int number_count = 0;
+  int place = 0;    // of the schema's next tensor
+  int device = -1;  // of all tensors, as the caller has checked
+#if defined(DIGLOT_INTERPRETER)
+  std::vector<std::pair<GivenTensor, void*>> listed;  // the tensors in lists, their addresses
+#endif
+
+  GivenTensor& add_tensor();
+  void set_address(GivenTensor& tensor, void* address) {
+    addresses[tensor.operand.number] = address;
+    tensor.operand.remainder = reinterpret_cast<uintptr_t>(address) % kAddressModulus;
+  }
+  void* address(const GivenTensor& tensor) const { return addresses[tensor.operand.number]; }
+  int add_number(const NumberValue& value) {
+    numbers[number_count] = value;
+    return number_count++;
+  }
+};
+
+class StackReader {
+ public:
+  explicit StackReader(StableIValue* stack) : stack_(stack) {}
+  void read_into(Given& given) { given_ = &given; }
+  template <typename T>
+  T read();
+
+ private:
+  const Operand& read_tensor(torch::stable::Tensor tensor);
+
+  StableIValue* stack_;
+  Given* given_ = nullptr;
+  std::deque<torch::stable::Tensor> tensors_;
+  std::deque<std::string> strings_;
+};
+
+// Tensors are already validated. Where a call is only planned, they may have no memory: addresses
+// are those of storages that are aligned.
+class PythonReader {
+ public:
+  explicit PythonReader(PyObject* const* arguments, bool is_planned = false)
+      : arguments_(arguments), is_planned_(is_planned) {}
+  void read_into(Given& given) { given_ = &given; }
+  template <typename T>
+  T read();
+
+ private:
+  const Operand& read_tensor(PyObject* tensor);
+
+  PyObject* const* arguments_;
+  bool is_planned_;
+  Given* given_ = nullptr;
+};
+
+// Looks up the dtype objects that Python calls are read with; false, with a Python error set, if
+// that fails.
+bool find_dtypes();
+
+}  // namespace torch_binding
+}  // namespace diglot

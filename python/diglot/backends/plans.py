@@ -1,0 +1,128 @@
+"""Launch plans as values: how a call will run, what memory it needs beside its operands.
+
+A plan follows from a device's facts and from the operands' dtypes, sizes, strides and alignment.
+Nothing is launched to make one, so that a plan can be asked of a device that is only named.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+# How long scratch lives.
+CALL, STREAM = "call", "stream"
+# At the start of a stream's scratch: the state of the grid barrier.
+BARRIER_BYTES = 16
+
+
+class Scratch(NamedTuple):
+    """Memory that a launch needs beside its operands.
+
+    Attributes:
+        bytes: how much.
+        zeroed: leading bytes that are zero when the launch begins.
+        lifetime: "call": for one call. "stream": kept by the stream, whose launches share it; its
+            first 16 bytes are the grid barrier's state, zero at first, and every launch leaves them
+            as the next one wants them.
+    """
+
+    bytes: int
+    zeroed: int
+    lifetime: str
+
+
+class Device(NamedTuple):
+    """What a planner asks of a device.
+
+    Attributes:
+        architecture: ten times the compute capability, such as 90.
+        multiprocessors: how many.
+        shared_bytes: shared memory of each multiprocessor.
+        has_clusters: whether it launches clusters of blocks.
+    """
+
+    architecture: int
+    multiprocessors: int
+    shared_bytes: int
+    has_clusters: bool
+
+
+class KernelLaunch(NamedTuple):
+    """One kernel of a plan of CUDA C++.
+
+    Attributes:
+        kernel: its name, as its symbol reads once demangled.
+        grid: blocks along each axis.
+        block: threads along each axis.
+        shared_bytes: dynamic shared memory of a block.
+        cluster_blocks: blocks of a cluster; 1: no clusters.
+        flags: "cooperative", "persistent", "pdl", ...
+    """
+
+    kernel: str
+    grid: tuple[int, int, int]
+    block: tuple[int, int, int]
+    shared_bytes: int
+    cluster_blocks: int
+    flags: tuple[str, ...]
+
+
+class Plan(NamedTuple):
+    """How a launcher runs a call.
+
+    Attributes:
+        variant: the plan's name.
+        launches: the kernels, in their order; `KernelLaunch` for CUDA C++, and what
+            `diglot.triton_ops` says for Triton.
+        scratch: the memory that they need; None if none.
+    """
+
+    variant: str
+    launches: tuple[Any, ...]
+    scratch: Scratch | None
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A launcher's call that was planned instead of run.
+
+    Attributes:
+        op: the op's name.
+        launcher: the direction, such as "gelu_forward".
+        backend: "cuda", "triton" or "torch".
+        plan: how it would run.
+    """
+
+    op: str
+    launcher: str
+    backend: str
+    plan: Plan
+
+
+class _Planning(threading.local):
+    device: Device | None = None
+    runs: list[PlannedRun] | None = None
+
+
+planning = _Planning()
+
+
+@contextlib.contextmanager
+def plan_runs(device: Device | None = None) -> Iterator[list[PlannedRun]]:
+    """Context manager: ops called in it, on this thread, are planned and not run.
+
+    Their tensors may be on any device; what they return has no defined contents.
+
+    Args:
+        device: the device that is planned for; the current one by default.
+    """
+    before = planning.device, planning.runs
+    runs: list[PlannedRun] = []
+    planning.device, planning.runs = device, runs
+    try:
+        yield runs
+    finally:
+        planning.device, planning.runs = before

@@ -1,0 +1,268 @@
+"""Scratch memory of launches: who owns it, and for how long.
+
+- A call's scratch belongs to the call: PyTorch's allocator has it back afterwards.
+- A stream's scratch belongs to the stream: launches on one stream run one after the other, so they
+  share one buffer, which grows to the largest need. It is freed by `release_streams`, and that of a
+  thread's own stream (cudaStreamPerThread) when the thread ends.
+- A captured launch's scratch belongs to the CUDA graph: it lives until the graph, and every
+  executable made from it, is destroyed, and is then given to other captures. `keep_with_capture`
+  keeps other objects as long.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+from typing import Any
+
+import torch
+
+from diglot.backends.capture import beside_captures, is_captured, ordinary_tensors
+from diglot.backends.driver import driver
+from diglot.backends.plans import BARRIER_BYTES, CALL, Scratch
+
+PER_THREAD_STREAM = 2  # cudaStreamPerThread: each thread's own, though of one handle
+SMALLEST = 1 << 17  # bytes of a buffer that is kept: most needs fit, so that it seldom grows
+CAPTURE_ACTIVE = 1  # CU_STREAM_CAPTURE_STATUS_ACTIVE
+MOVE_OWNERSHIP = 1  # CU_GRAPH_USER_OBJECT_MOVE
+NO_DESTRUCTOR_SYNC = 1  # CU_USER_OBJECT_NO_DESTRUCTOR_SYNC
+
+
+class _ThreadStreams(threading.local):
+    def __init__(self) -> None:
+        self.buffers: dict[int, torch.Tensor] = {}  # by device
+
+
+_streams: dict[tuple[int, int], torch.Tensor] = {}  # by device and handle
+_thread_streams = _ThreadStreams()
+_lock = threading.Lock()
+
+
+def provide(need: Scratch, device: torch.device) -> torch.Tensor:
+    """Memory for one launch on the device's current stream.
+
+    Returns:
+        uint8 [bytes or more].
+    """
+    if need.lifetime == CALL:
+        scratch = torch.empty(need.bytes, dtype=torch.uint8, device=device)
+        if need.zeroed:
+            scratch[: need.zeroed].zero_()
+        return scratch
+    if device.type != "cuda":  # threads of the CPU may interpret kernels at once
+        return _with_barrier(need.bytes, device)
+    index = torch.cuda.current_device() if device.index is None else device.index
+    if is_captured(device):
+        return _of_capture(need.bytes, index)
+    return _of_stream(need.bytes, index)
+
+
+def _with_barrier(bytes: int, device: torch.device) -> torch.Tensor:
+    scratch = torch.empty(bytes, dtype=torch.uint8, device=device)
+    scratch[:BARRIER_BYTES].zero_()
+    return scratch
+
+
+def _rounded(bytes: int) -> int:
+    return max(SMALLEST, 1 << (bytes - 1).bit_length())
+
+
+def _of_stream(bytes: int, index: int) -> torch.Tensor:
+    handle = torch._C._cuda_getCurrentRawStream(index)
+    is_threads = handle == PER_THREAD_STREAM
+    buffers: dict[Any, torch.Tensor] = _thread_streams.buffers if is_threads else _streams
+    key = index if is_threads else (index, handle)
+    scratch = buffers.get(key)
+    if scratch is None or scratch.numel() < bytes:
+        # Made on the stream that uses it: the zeros are there before its first launch, and a
+        # smaller buffer is given to nobody before the launches that use it have ended.
+        with ordinary_tensors():
+            made = _with_barrier(_rounded(bytes), torch.device("cuda", index))
+        with _lock:
+            scratch = buffers.get(key)
+            if scratch is None or scratch.numel() < bytes:
+                scratch = buffers[key] = made
+    return scratch
+
+
+def release_streams() -> None:
+    """Frees the scratch that streams have. No launch that uses it may be under way elsewhere."""
+    with _lock:
+        _streams.clear()
+    _thread_streams.buffers.clear()
+
+
+# --- what a graph owns ---------------------------------------------------------------------------
+
+
+class _Graph:
+    """What a graph that is being captured, or was, owns.
+
+    CUDA posts a semaphore when the graph is destroyed, with every executable made from it: a
+    function of the C library, because Python's lock may be held by who destroys the graph.
+    """
+
+    def __init__(self, index: int, graph: int) -> None:
+        self.index = index
+        self.buffers: dict[int, torch.Tensor] = {}  # by the captured stream's handle
+        self.kept: dict[Any, Any] = {}
+        # A graph may outlive this module when Python ends: the semaphore is not Python's to free.
+        self._semaphore = ctypes.create_string_buffer(_SEMAPHORE_BYTES)
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._semaphore))
+        library = _c_library()
+        if library.sem_init(self._semaphore, 0, 0) != 0:
+            raise RuntimeError("sem_init failed")
+        owner = ctypes.c_void_p()
+        post = ctypes.cast(library.sem_post, ctypes.c_void_p)
+        _check(
+            driver().cuUserObjectCreate(
+                ctypes.byref(owner), self._semaphore, post, 1, NO_DESTRUCTOR_SYNC
+            ),
+            "making a graph's user object",
+        )
+        _check(
+            driver().cuGraphRetainUserObject(ctypes.c_void_p(graph), owner, 1, MOVE_OWNERSHIP),
+            "giving a graph its user object",
+        )
+
+    def is_destroyed(self) -> bool:
+        value = ctypes.c_int()
+        _c_library().sem_getvalue(self._semaphore, ctypes.byref(value))
+        return value.value > 0
+
+    def forget(self) -> None:
+        """Frees the semaphore of a graph that is gone."""
+        ctypes.pythonapi.Py_DecRef(ctypes.py_object(self._semaphore))
+
+
+_SEMAPHORE_BYTES = 64  # more than any C library's sem_t has
+_graphs: dict[tuple[int, int], _Graph] = {}  # by device and the capture's number
+_spare: dict[int, list[torch.Tensor]] = {}  # by device: buffers of graphs that are gone
+
+
+@functools.cache
+def _c_library() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
+
+
+def _check(status: int, what: str) -> None:
+    if status != 0:
+        raise RuntimeError(f"{what}: CUDA error {status}")
+
+
+def _capture_of(index: int) -> tuple[int, int]:
+    """The number of the capture that the current stream takes part in, and its graph."""
+    status, number, graph = ctypes.c_int(), ctypes.c_uint64(), ctypes.c_void_p()
+    _check(
+        driver().cuStreamGetCaptureInfo_v2(
+            ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(index)),
+            ctypes.byref(status),
+            ctypes.byref(number),
+            ctypes.byref(graph),
+            None,
+            None,
+        ),
+        "asking for a stream's capture",
+    )
+    if status.value != CAPTURE_ACTIVE or graph.value is None:
+        raise RuntimeError("the stream's capture is not active")
+    return number.value, graph.value
+
+
+def _graph_of(index: int) -> _Graph:
+    """What the graph that the current stream is captured in owns. The lock is held."""
+    number, graph = _capture_of(index)
+    owner = _graphs.get((index, number))
+    if owner is None:
+        owner = _graphs[index, number] = _Graph(index, graph)
+    return owner
+
+
+def _reclaim() -> None:
+    """Takes back what graphs owned that are gone. The lock is held."""
+    for key, owner in list(_graphs.items()):
+        if owner.is_destroyed():
+            _spare.setdefault(owner.index, []).extend(owner.buffers.values())
+            owner.forget()
+            del _graphs[key]
+
+
+def _of_capture(bytes: int, index: int) -> torch.Tensor:
+    # Launches captured on one stream run one after the other, in each replay too: a buffer for each
+    # stream of a capture. Zeroing it in the graph would take a node of its own before each launch.
+    with _lock:
+        _reclaim()
+        owner = _graph_of(index)
+        handle = torch._C._cuda_getCurrentRawStream(index)
+        scratch = owner.buffers.get(handle)
+        if scratch is not None and scratch.numel() >= bytes:
+            return scratch
+        spare = _spare.get(index, [])
+        fitting = next((i for i, each in enumerate(spare) if each.numel() >= bytes), None)
+        if fitting is not None:
+            made = spare.pop(fitting)
+        else:
+            device = torch.device("cuda", index)
+            with ordinary_tensors(), beside_captures(device):
+                made = _with_barrier(_rounded(bytes), device)
+        if scratch is not None:  # launches captured before have its address
+            owner.kept[len(owner.kept), "outgrown"] = scratch
+        owner.buffers[handle] = made
+        return made
+
+
+def keep_with_capture(device: torch.device, key: Any, value: Any) -> Any:
+    """Keeps a value as long as the graph that is being captured, and returns it.
+
+    If the graph has a value of that key, that one is returned.
+    """
+    index = torch.cuda.current_device() if device.index is None else device.index
+    with _lock:
+        _reclaim()
+        return _graph_of(index).kept.setdefault(key, value)
+
+
+def kept_with_capture(device: torch.device, key: Any) -> Any:
+    """What `keep_with_capture` keeps with the graph that is being captured; None if nothing."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    with _lock:
+        owner = _graphs.get((index, _capture_of(index)[0]))
+        return None if owner is None else owner.kept.get(key)
+
+
+def held_bytes(device: torch.device | int | None = None) -> dict[str, int]:
+    """How much scratch is held on a device, or on all: by "streams", "graphs", "spare".
+
+    That of threads' own streams counts for the calling thread.
+    """
+    wanted = device.index if isinstance(device, torch.device) else device
+
+    def total(buffers: Any) -> int:
+        return sum(tensor.numel() for tensor in buffers)
+
+    def counts(index: int) -> bool:
+        return wanted is None or wanted == index
+
+    with _lock:
+        _reclaim()
+        return {
+            "streams": total(t for (index, _), t in _streams.items() if counts(index))
+            + total(t for index, t in _thread_streams.buffers.items() if counts(index)),
+            "graphs": total(
+                tensor
+                for owner in _graphs.values()
+                if counts(owner.index)
+                for tensor in (*owner.buffers.values(), *_tensors(owner.kept.values()))
+            ),
+            "spare": total(t for index, each in _spare.items() if counts(index) for t in each),
+        }
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    """The tensors among values, and in tuples of them."""
+    found = []
+    for value in values:
+        parts = value if isinstance(value, tuple) else (value,)
+        found += [part for part in parts if isinstance(part, torch.Tensor)]
+    return found

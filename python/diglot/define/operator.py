@@ -1,0 +1,246 @@
+"""From one definition of an op to the two ways of calling it.
+
+`Operator` registers `diglot::<name>` with torch.library, with its fake kernel, its derivative, its
+batching rule and its decomposition, and calls it:
+
+- directly, skipping the dispatcher, whose cost is that of a small kernel, when nothing but plain
+  tensors is involved and nobody is watching (`is_direct`);
+- through the functional transforms of torch.func and forward-mode differentiation;
+- through `torch.ops` otherwise, so that tensor subclasses, modes, tracing, compiling and profiling
+  see one operator.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._C import DispatchKey
+from torch._C import _are_functorch_transforms_active as transforms_are_active
+from torch._C import _dispatch_tls_is_dispatch_key_excluded as is_excluded
+from torch._subclasses.functional_tensor import FunctionalTensorMode
+from torch.autograd import forward_ad
+from torch.compiler import is_compiling
+
+from diglot.backends.registry import is_interpreted
+from diglot.define.batching import one_by_one
+from diglot.define.direct import is_direct
+
+# An output of this name is not differentiable: the backward pass needs it of the forward pass.
+STATISTICS = "statistics"
+_ANY_TENSOR = torch._C.OptionalType.ofTensor()
+
+
+class Signature(NamedTuple):
+    """What an operator's schema says.
+
+    Attributes:
+        name: without "diglot::".
+        arguments: names.
+        outputs: names; "" for one that has none.
+        tensors: how many arguments, the first ones, are tensors.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    outputs: tuple[str, ...]
+    tensors: int
+
+    @staticmethod
+    def of(schema: str) -> Signature:
+        parsed = torch._C.parse_schema(schema)
+        return Signature(
+            parsed.name,
+            tuple(argument.name for argument in parsed.arguments),
+            tuple(output.name for output in parsed.returns),
+            sum(a.type.isSubtypeOf(_ANY_TENSOR) for a in parsed.arguments),
+        )
+
+
+class Operator:
+    """One functional operator, `diglot::<name>`.
+
+    Args:
+        schema: such as "gelu(Tensor input, str approximate, str backend) -> Tensor". Tensors come
+            first and the backend, already chosen, last. All outputs are differentiable but one that
+            is named "statistics".
+        forward: computes it: allocates the outputs and runs a launcher. Traced under torch.compile.
+        fake: the outputs' metadata, for fake and meta tensors.
+        save: from a context, the inputs and the output, the tensors that `backward` and `jvp` find
+            in `ctx.saved_tensors`. Other things are attributes of the context.
+        backward: the gradients of the tensor arguments, from the context and the gradient of each
+            differentiable output. Of an operator of several outputs a gradient is None where there
+            is none, but never all.
+        jvp: the differentiable outputs' tangents, a tuple of them if there are several, from the
+            context and the tangents of the tensor arguments.
+        vmap: the batching rule, of `diglot.define.batching`; by default a call for each sample.
+        opaque: whether compilers are not to see into its kernels: their launch depends on the
+            stream, or on whether it is captured, which a compiled graph does not know.
+        inlined: whether compilers see what the backend "torch" does, so that they can fuse it.
+
+    Attributes:
+        signature: what the schema says.
+        recorded: calls it directly, recorded for differentiation, and returns the differentiable
+            outputs.
+    """
+
+    def __init__(
+        self,
+        schema: str,
+        *,
+        forward: Callable[..., Any],
+        fake: Callable[..., Any],
+        save: Callable[[Any, tuple[Any, ...], Any], Sequence[Tensor | None]],
+        backward: Callable[..., tuple[Any, ...]],
+        jvp: Callable[..., Any],
+        vmap: Callable[..., Any] = one_by_one,
+        opaque: bool = False,
+        inlined: bool = True,
+    ) -> None:
+        self.signature = signature = Signature.of(schema)
+        self.forward, self.fake = forward, fake
+        self._inlined, self._opaque = inlined, opaque
+        tensors, outputs = signature.tensors, len(signature.outputs)
+        differentiable = outputs - signature.outputs.count(STATISTICS)
+        rule = functools.partial(vmap, self)
+        no_gradients = (None,) * (len(signature.arguments) - tensors)
+
+        def all_gradients(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+            return (*backward(ctx, *grads), *no_gradients)
+
+        def gradients_of_several(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+            grads = grads[:differentiable]
+            if all(grad is None for grad in grads):
+                return (None,) * len(signature.arguments)
+            return all_gradients(ctx, *grads)
+
+        def all_tangents(ctx: Any, *tangents: Any) -> Any:
+            made = jvp(ctx, *tangents[:tensors])
+            if is_single:
+                return made
+            made = made if differentiable > 1 else (made,)
+            return (*made, *(None,) * (outputs - differentiable))
+
+        is_single = outputs == 1
+        gradients = all_gradients if is_single else gradients_of_several
+
+        def set_up(ctx: Any, inputs: tuple[Any, ...], output: Any, ahead: bool = False) -> None:
+            kept = save(ctx, inputs, output)
+            ctx.save_for_backward(*kept)
+            if ahead:
+                ctx.save_for_forward(*kept)
+            if not is_single:
+                ctx.mark_non_differentiable(*output[differentiable:])
+                ctx.set_materialize_grads(False)
+
+        self._register(schema, set_up, gradients, rule)
+
+        # The context is filled in forward: PyTorch binds arguments by signature otherwise, which
+        # costs as much as the launch. What is not differentiable is no output, but saved alone.
+        def forward_of_one(ctx: Any, *args: Any) -> Any:
+            output = forward(*args)
+            ctx.save_for_backward(*save(ctx, args, output))
+            return output if is_single else output[0]
+
+        def forward_of_several(ctx: Any, *args: Any) -> Any:
+            outputs = forward(*args)
+            ctx.save_for_backward(*save(ctx, args, outputs))
+            ctx.set_materialize_grads(False)
+            return outputs[:differentiable]
+
+        # Below the transforms the dispatcher still has work: a tangent may have a negative bit, or
+        # be zeros without memory, which no launcher knows.
+        def dispatched_forward(*args: Any) -> Any:
+            return self.dispatched(*args)
+
+        is_one = differentiable == 1
+        direct = self._function(
+            forward=forward_of_one if is_one else forward_of_several,
+            backward=all_gradients if is_one else gradients_of_several,
+        )
+        # Without what Function.apply does in Python for transforms, which are not active here.
+        self.recorded: Callable[..., Any] = super(torch.autograd.Function, direct).apply  # type: ignore[misc]
+        self._transformable = self._function(
+            forward=dispatched_forward,
+            setup_context=functools.partial(set_up, ahead=True),
+            backward=gradients,
+            jvp=all_tangents,
+            vmap=rule,
+        )
+
+    def _function(self, **methods: Callable[..., Any]) -> Any:
+        made = {name: staticmethod(method) for name, method in methods.items()}
+        return type(self.signature.name, (torch.autograd.Function,), made)
+
+    def _register(
+        self,
+        schema: str,
+        set_up: Callable[..., None],
+        gradients: Callable[..., Any],
+        rule: Callable[..., Any],
+    ) -> None:
+        name = self.signature.name
+        qualified = f"diglot::{name}"
+        tags = [torch.Tag.pt2_compliant_tag]
+        if self._opaque:  # what it keeps between calls must not lie in a compiled graph's memory
+            tags.append(torch.Tag.cudagraph_unsafe)
+        torch.library.define(qualified, schema.removeprefix(name), tags=tags)
+        torch.library.impl(qualified, ("cpu", "cuda"), self.forward)
+        torch.library.register_fake(qualified, self.fake)
+        torch.library.register_autograd(qualified, gradients, setup_context=set_up)
+        torch.library.register_vmap(qualified, rule)
+        self.dispatched = getattr(torch.ops.diglot, name).default
+
+        # Under functionalization, that is in a graph that is being compiled.
+        def decompose(
+            mode: Any, operator: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+        ) -> Any:
+            if self._stays_whole(args):
+                return mode.__torch_dispatch__(operator, types, args, kwargs)
+            with mode:
+                return self.forward(*args, **kwargs)
+
+        torch.library.register_torch_dispatch(qualified, FunctionalTensorMode, decompose)
+
+    def _stays_whole(self, args: tuple[Any, ...]) -> bool:
+        """Whether a compiled graph calls the operator, instead of what its forward does.
+
+        It does where no compiler sees into the kernels (an interpreter), and where sizes are
+        symbols: the launch is planned when it runs, as in eager mode.
+        """
+        if args[-1] == "torch":
+            return not self._inlined
+        return (
+            self._opaque
+            or is_interpreted(args[-1], args[0].device)
+            or any(
+                type(number) is not int
+                for tensor in args[: self.signature.tensors]
+                if tensor is not None
+                for number in (*tensor.shape, *tensor.stride())
+            )
+        )
+
+    def __call__(self, *args: Any) -> Any:
+        """Calls the operator, whichever way; it returns the outputs of the schema."""
+        given = [arg for arg in args[: self.signature.tensors] if arg is not None]
+        if not is_direct(*given):
+            return self.indirect(*args)
+        if torch.is_grad_enabled() and any([tensor.requires_grad for tensor in given]):
+            return (
+                self.dispatched(*args)
+                if STATISTICS in self.signature.outputs
+                else self.recorded(*args)
+            )
+        return self.forward(*args)
+
+    def indirect(self, *args: Any) -> Any:
+        """Calls it through the transforms that are active, or the dispatcher."""
+        if not is_compiling() and (transforms_are_active() or forward_ad._current_level >= 0):
+            # The dispatcher has come here by itself where it is in a batching rule of the operator.
+            if not is_excluded(DispatchKey.FuncTorchBatched):
+                return self._transformable.apply(*args)
+        return self.dispatched(*args)

@@ -1,0 +1,89 @@
+"""Checks of the norms' arguments. Each message names the op and the argument."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+HALVES = (torch.float16, torch.bfloat16)
+
+
+def check_shape(op: str, shape: Any, input: torch.Tensor) -> int:
+    """How many dimensions a row has.
+
+    Raises:
+        TypeError: `shape` is neither an integer nor a sequence of them.
+        ValueError: it has none, or is not what the shape of `input` ends with.
+    """
+    if type(shape) is int:
+        shape = (shape,)
+    elif type(shape) is not torch.Size:
+        is_sequence = isinstance(shape, Sequence) and not isinstance(shape, str)
+        shape = tuple(shape) if is_sequence else (shape,)
+        for size in shape:
+            if type(size) is int:
+                continue
+            if isinstance(size, (bool, torch.Tensor)) or not hasattr(size, "__index__"):
+                raise TypeError(
+                    f"{op}: normalized_shape must be an integer or a sequence of integers, not "
+                    f"of {type(size).__name__}"
+                )
+    dims = len(shape)
+    if dims == 0:
+        raise ValueError(f"{op}: normalized_shape must have at least one dimension")
+    if input.shape[-dims:] != shape:
+        raise ValueError(
+            f"{op}: normalized_shape must be what the shape of input ends with: "
+            f"{tuple(input.shape)} does not end with {tuple(shape)}"
+        )
+    return dims
+
+
+def check_residual(op: str, input: torch.Tensor, residual: torch.Tensor) -> None:
+    if residual.dtype != input.dtype:
+        raise TypeError(
+            f"{op}: residual must have the dtype of input, {input.dtype}, not {residual.dtype}"
+        )
+    for what in ("shape", "device"):
+        own, other = getattr(input, what), getattr(residual, what)
+        if own != other:
+            raise ValueError(f"{op}: residual must have the {what} of input, {own}, not {other}")
+
+
+def check_parameters(
+    op: str, input: torch.Tensor, shape: torch.Size, parameters: Sequence[Any]
+) -> None:
+    """Checks weight and bias.
+
+    Raises:
+        TypeError: a dtype that is neither input's nor float32 beside a narrower one, or two.
+        ValueError: another shape than a row's, or another device.
+    """
+    first = None
+    for name, tensor in zip(("weight", "bias"), parameters, strict=False):
+        if tensor is None:
+            continue
+        if tensor.shape != shape:
+            raise ValueError(
+                f"{op}: {name} must have the shape normalized_shape, {tuple(shape)}, not "
+                f"{tuple(tensor.shape)}"
+            )
+        if tensor.device != input.device:
+            raise ValueError(
+                f"{op}: {name} must be on the device of input, {input.device}, not {tensor.device}"
+            )
+        if tensor.dtype != input.dtype and (
+            tensor.dtype != torch.float32 or input.dtype not in HALVES
+        ):
+            also = " or float32" if input.dtype in HALVES else ""
+            raise TypeError(
+                f"{op}: {name} must have the dtype of input, {input.dtype}{also}, not "
+                f"{tensor.dtype}"
+            )
+        if first is not None and tensor.dtype != first.dtype:
+            raise TypeError(
+                f"{op}: weight and bias must have one dtype, not {first.dtype} and {tensor.dtype}"
+            )
+        first = tensor

@@ -1,0 +1,113 @@
+"""Faults that a mutation audit put into the sources, which no test had found, are found now."""
+
+from __future__ import annotations
+
+import pytest
+from backends import DEVICE
+from test_mutations import Fault, assert_found, copy_of_sources
+
+from diglot.backends.registry import has_interpreter
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(DEVICE == "cuda", reason="kernels are compiled here, not interpreted"),
+]
+
+OF_SLICES = "csrc/include/diglot/norm_backward.cuh"
+OF_GROUPS = "triton_ops/lib/norm_backward.py"
+OF_STARTS = "triton_ops/lib/elementwise.py"
+
+
+def of_triton(file: str, right: str, wrong: str, tests: str) -> Fault:
+    return Fault(file, right, wrong, "layer_norm", tests, "triton")
+
+
+TRITON = {
+    "later slices add nothing": of_triton(
+        OF_GROUPS,
+        "    if LATER:\n        total",
+        "    if False:\n        total",
+        "test_norm_slices",
+    ),
+    "later slices begin anew, in tiles": of_triton(
+        OF_GROUPS, "    if not LATER:", "    if True:", "test_norm_slices"
+    ),
+    "groups that nobody wrote": of_triton(
+        OF_GROUPS,
+        "    part = tl.arange(0, ROWS)\n",
+        "    part = tl.arange(0, ROWS)\n    groups = room\n",
+        "test_uninitialized",
+    ),
+    "the start of a flat walk": of_triton(
+        OF_STARTS,
+        "tl.program_id(0).to(tl.int64) * BLOCK + head",
+        "(tl.program_id(0) * BLOCK + head).to(tl.int32)",
+        "test_flat_starts",
+    ),
+    "the start of a strided walk": of_triton(
+        OF_STARTS,
+        "index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK).to(tl.int64)",
+        "index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)",
+        "test_flat_starts",
+    ),
+    "the table of another stream": of_triton(
+        "python/diglot/ops/chunk_table.py",
+        "torch._C._cuda_getCurrentRawStream(device.index), tensors)",
+        "0, tensors)",
+        "test_tables_of_streams",
+    )._replace(chosen="stream"),
+}
+CUDA = {
+    "later slices add nothing: a row in a team": Fault(
+        OF_SLICES,
+        "Compute sum = rows_.goes_on ? output[at] : Compute(0);",
+        "Compute sum = 0;",
+        "layer_norm",
+        "test_norm_slices",
+    ),
+    "later slices add nothing: a row in a block": Fault(
+        OF_SLICES,
+        "if (rows_.goes_on) values = load_wide(to);",
+        "",
+        "layer_norm",
+        "test_norm_slices",
+    ),
+    "later slices add nothing: a row read twice": Fault(
+        OF_SLICES,
+        "rows.goes_on ? stored(field)[at] : Compute(0)",
+        "Compute(0)",
+        "layer_norm",
+        "test_norm_slices",
+    ),
+    "none": Fault(OF_SLICES, "\n", "\n", "layer_norm", "test_norm_slices"),
+}
+
+
+@pytest.mark.parametrize("fault", TRITON)
+def test_a_fault_of_triton_is_found(tmp_path, fault):
+    assert_found(tmp_path, copy_of_sources(tmp_path), TRITON[fault], "triton", is_none=False)
+
+
+@pytest.fixture(scope="module")
+def few_dimensions(tmp_path_factory):
+    """A folder with a copy of the sources, whose kernels take two dimensions at a time in CUDA C++:
+    a few rows make several slices, so that rows may be long.
+    """
+    folder = tmp_path_factory.mktemp("slices")
+    places = copy_of_sources(folder)
+    for path, right, wrong in (
+        (places["csrc"] / "include/diglot/strides.cuh", "kMaxRank = 8;", "kMaxRank = 2;"),
+        (places["tests"] / "test_norm_slices.py", '"cuda": (2,) * 9', '"cuda": (2,) * 3'),
+        (places["tests"] / "test_norm_slices.py", '"cuda": (8, 61)', '"cuda": (61, 8192, 66_001)'),
+    ):
+        text = path.read_text()
+        assert right in text
+        path.write_text(text.replace(right, wrong))
+    return folder, places
+
+
+@pytest.mark.skipif(not has_interpreter(), reason="it builds the interpreter of CUDA kernels")
+@pytest.mark.parametrize("fault", CUDA)
+def test_a_fault_of_cuda_is_found(few_dimensions, fault):
+    chosen = CUDA[fault]._replace(chosen="cuda and layer_norm and not add")
+    assert_found(*few_dimensions, chosen, "cuda", is_none=fault == "none")

@@ -1,0 +1,209 @@
+"""Scratch of launches: a call's, a stream's, a graph's, and how much is held."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+import weakref
+
+import pytest
+import torch
+from backends import DEVICE
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+import diglot
+from diglot.backends import scratch as module
+from diglot.backends.plans import BARRIER_BYTES, CALL, STREAM, Scratch
+from diglot.backends.scratch import held_bytes, keep_with_capture, kept_with_capture, provide
+
+GPU = torch.device("cuda", 0)
+
+
+class FakeDriver:
+    """A driver that knows user objects alone. `destroy` ends a graph as CUDA does."""
+
+    def __init__(self):
+        self.semaphores = {}
+        self.made = None
+
+    def cuUserObjectCreate(self, owner, semaphore, post, count, flags):
+        self.made = semaphore
+        return 0
+
+    def cuGraphRetainUserObject(self, graph, owner, count, flags):
+        self.semaphores.setdefault(graph.value, []).append(self.made)
+        return 0
+
+    def destroy(self, graph):
+        for semaphore in self.semaphores.pop(graph):
+            module._c_library().sem_post(semaphore)
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A GPU as far as scratch goes, whose memory is the CPU's. `stream` and `graph` may be set."""
+
+    class Gpu:
+        driver = FakeDriver()
+        stream = 7
+        graph: int | None = None
+
+    state = Gpu()
+    for name in ("_streams", "_graphs", "_spare"):
+        monkeypatch.setattr(module, name, {})
+    monkeypatch.setattr(module, "_thread_streams", module._ThreadStreams())
+    monkeypatch.setattr(module, "driver", lambda: state.driver)
+    monkeypatch.setattr(module, "is_captured", lambda device: state.graph is not None)
+    monkeypatch.setattr(module, "beside_captures", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(module, "_capture_of", lambda index: (10 * state.graph, state.graph))
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: state.stream,
+                        raising=False)  # fmt: skip
+    with_barrier = module._with_barrier
+
+    def on_cpu(count, device):
+        made = with_barrier(count, torch.device("cpu"))
+        made[BARRIER_BYTES:] = 0xFF
+        return made
+
+    monkeypatch.setattr(module, "_with_barrier", on_cpu)
+    return state
+
+
+def test_a_calls_scratch_is_its_own():
+    need = Scratch(1000, 100, CALL)
+    first, second = (provide(need, torch.device(DEVICE)) for _ in range(2))
+    assert first.data_ptr() != second.data_ptr()
+    assert first.dtype == torch.uint8 and first.numel() == 1000 and not first[:100].any()
+
+
+def test_launches_on_one_stream_share_a_buffer_that_grows(gpu):
+    need = Scratch(100, BARRIER_BYTES, STREAM)
+    first = provide(need, GPU)
+    assert provide(need, GPU) is first and not first[:BARRIER_BYTES].any()
+    first[:BARRIER_BYTES] = 3  # a launch leaves the barrier as the next one wants it
+    assert provide(Scratch(first.numel(), 16, STREAM), GPU)[0] == 3
+    larger = provide(Scratch(first.numel() + 1, 16, STREAM), GPU)
+    assert larger is not first and larger.numel() > first.numel()
+    assert not larger[:BARRIER_BYTES].any() and provide(need, GPU) is larger
+    gpu.stream = 8
+    assert provide(need, GPU) is not larger
+    assert held_bytes()["streams"] == held_bytes(0)["streams"] > larger.numel()
+    assert held_bytes(1)["streams"] == 0
+    module.release_streams()
+    assert held_bytes()["streams"] == 0
+
+
+def test_threads_share_no_buffer_of_their_own_streams(gpu):
+    """cudaStreamPerThread has one handle and is a stream of each thread; a thread frees its own."""
+    need, seen, kept = Scratch(100, 16, STREAM), [], []
+
+    def take():
+        scratch = provide(need, GPU)
+        seen.append(scratch.data_ptr())
+        kept.append(weakref.ref(scratch))
+
+    for gpu.stream in (0, module.PER_THREAD_STREAM):
+        take()
+        thread = threading.Thread(target=take)
+        thread.start()
+        thread.join()
+    assert seen[0] == seen[1] and seen[2] != seen[3]
+    gc.collect()
+    assert [reference() is None for reference in kept] == [False, False, False, True]
+
+
+def test_a_graphs_scratch_lives_as_long_as_the_graph(gpu):
+    need = Scratch(100, 16, STREAM)
+    of_stream = provide(need, GPU)
+    gpu.graph = 1
+    first = provide(need, GPU)
+    assert first is not of_stream and not first[:BARRIER_BYTES].any()
+    assert provide(need, GPU) is first  # launches captured on one stream follow each other
+    gpu.stream = 8
+    fork = provide(need, GPU)
+    assert fork is not first  # but those of two streams of a graph may run at once
+    gpu.graph = 2
+    other = provide(need, GPU)
+    assert len({t.data_ptr() for t in (of_stream, first, fork, other)}) == 4
+    assert held_bytes()["graphs"] == first.numel() * 3
+    gpu.driver.destroy(1)
+    assert held_bytes() == {
+        "streams": of_stream.numel(),
+        "graphs": other.numel(),
+        "spare": 2 * first.numel(),
+    }
+    gpu.graph = 3
+    again = provide(need, GPU)
+    assert again.data_ptr() in (first.data_ptr(), fork.data_ptr())
+    assert held_bytes()["spare"] == first.numel()
+
+
+def test_what_captured_launches_outgrew_stays_theirs(gpu):
+    gpu.graph = 1
+    first = provide(Scratch(100, 16, STREAM), GPU)
+    reference = weakref.ref(first)
+    larger = provide(Scratch(first.numel() + 1, 16, STREAM), GPU)
+    assert larger.numel() > first.numel()
+    del first
+    gc.collect()
+    assert reference() is not None
+    gpu.driver.destroy(1)
+    assert held_bytes()["graphs"] == 0
+    gc.collect()
+    assert reference() is None
+
+
+def test_values_are_kept_with_a_capture(gpu):
+    gpu.graph = 1
+    table = torch.zeros(8, dtype=torch.uint8)
+    assert kept_with_capture(GPU, "table") is None
+    assert keep_with_capture(GPU, "table", table) is table
+    assert keep_with_capture(GPU, "table", torch.ones(8)) is table
+    assert kept_with_capture(GPU, "table") is table and held_bytes()["graphs"] == 8
+    gpu.graph = 2
+    assert kept_with_capture(GPU, "table") is None
+    gpu.driver.destroy(1)
+    assert held_bytes()["graphs"] == 0
+
+
+def test_modes_have_no_part_in_what_is_kept(gpu):
+    with FakeTensorMode(), torch.inference_mode():
+        scratch = provide(Scratch(100, 16, STREAM), GPU)
+    assert not isinstance(scratch, FakeTensor) and not scratch.is_inference()
+
+
+def test_interpreted_launches_share_nothing():
+    """Threads of the CPU may interpret kernels at once."""
+    need = Scratch(100, 16, STREAM)
+    first, second = (provide(need, torch.device("cpu")) for _ in range(2))
+    assert first.data_ptr() != second.data_ptr() and not first[:BARRIER_BYTES].any()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", ["cuda", "triton"])
+def test_graphs_have_scratch_of_their_own_and_free_it(backend):
+    x = torch.randn(300_000, device="cuda")
+    expected = diglot.global_softmax(x, backend=backend)
+    before = held_bytes()["graphs"]
+    graphs = []
+    for _ in range(5):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            result = diglot.global_softmax(x, backend=backend)
+        graphs.append((graph, result))
+    assert held_bytes()["graphs"] > before
+    torch.cuda.empty_cache()
+    rest = [torch.full((64,), -1, dtype=torch.int32, device="cuda") for _ in range(100)]
+    for _ in range(3):
+        for graph, result in graphs:
+            result.zero_()
+            graph.replay()
+            assert torch.equal(result, expected)
+    assert all((t == -1).all() for t in rest)
+    del graph, result
+    graphs.clear()
+    torch.cuda.synchronize()
+    gc.collect()
+    assert held_bytes()["graphs"] == before
+    assert held_bytes()["spare"] > 0

@@ -1,0 +1,290 @@
+"""Plans of launches, as values. A launcher is a *planner*, which says what a call would launch, and
+one way to run what it says (launch.py).
+
+A planner sees the device, and of each tensor how its elements lie, an `Operand`; never memory, and
+no number that a plan does not depend on.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from triton.compiler import ASTSource
+
+from diglot.backends import plans
+from diglot.backends.plans import Plan
+
+ACCESS_BYTES = 16
+SCRATCH_BYTES = 256  # a part of scratch starts at a multiple of them
+ALL_PHASES = tl.constexpr(0)
+# Under the interpreter, which runs them one after the other, more would only take longer.
+INTERPRETED_PROGRAMS = 3
+
+# Names of Triton's types for the elements that pointers point to.
+TYPE_NAMES = {
+    torch.bool: "i1",
+    torch.uint8: "u8",
+    torch.int8: "i8",
+    torch.int16: "i16",
+    torch.int32: "i32",
+    torch.int64: "i64",
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+    torch.float32: "fp32",
+    torch.float64: "fp64",
+}
+
+NOTHING = Plan("nothing to do", (), None)
+
+# A scalar argument of a kernel: what has a value at compile time is a constexpr, or None.
+Scalar = Any
+
+
+class Device(plans.Device):
+    """The device that is planned for; its multiprocessors are those that run cooperative launches:
+    without one, no program may wait for another.
+    """
+
+    __slots__ = ()
+
+    @property
+    def is_interpreted(self) -> bool:
+        """Whether this is Triton's interpreter, in which the phases of a kernel are launches."""
+        return self == INTERPRETER
+
+    def room(self, per_multiprocessor: int) -> int:
+        """How many programs run at once, so many on each multiprocessor."""
+        return self.multiprocessors * per_multiprocessor
+
+    def programs(self, most: int, per_multiprocessor: int, together: int = 1) -> int:
+        """How many programs a cooperative launch has: at most `most`, a multiple of `together`."""
+        room = INTERPRETED_PROGRAMS if self.is_interpreted else self.room(per_multiprocessor)
+        return max(1, min(most, room) // together) * together
+
+
+INTERPRETER = Device(0, sys.maxsize, 0, False)
+TRACED = Device(0, 0, 0, False)  # a compiled graph makes no cooperative launches
+
+
+@dataclass(frozen=True, slots=True)
+class Operand:
+    """How the elements of a tensor lie; its methods are those of a tensor.
+
+    Attributes:
+        position: its number among the launcher's tensors.
+        dtype: of its elements.
+        shape: its sizes.
+        strides: in elements.
+        address: modulo 16 bytes; None where it is unknown, as in a graph that is being compiled.
+        device: what runs the launch.
+    """
+
+    position: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    address: int | None
+    device: Device
+
+    @property
+    def is_aligned(self) -> bool:
+        """Whether it is known to start at a multiple of 16 bytes."""
+        return self.address == 0
+
+    def stride(self) -> tuple[int, ...]:
+        return self.strides
+
+    def dim(self) -> int:
+        return len(self.shape)
+
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    def element_size(self) -> int:
+        return self.dtype.itemsize
+
+    def is_contiguous(self) -> bool:
+        expected = 1
+        for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if size != 1 and stride != expected:
+                return self.numel() == 0
+            expected *= size
+        return True
+
+
+class Unseen:
+    """An argument that no plan depends on: its value is given at the launch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of the scratch memory: `count` elements of `dtype`, from a byte on."""
+
+    dtype: torch.dtype
+    count: int
+    offset: int = 0
+
+    @property
+    def end(self) -> int:
+        """The byte after it."""
+        return self.offset + self.count * self.dtype.itemsize
+
+    def after(self, before: Part | None) -> Part:
+        """The same part, behind another."""
+        end = 0 if before is None else before.end
+        return Part(self.dtype, self.count, -(-end // SCRATCH_BYTES) * SCRATCH_BYTES)
+
+
+@dataclass(frozen=True)
+class Specialization:
+    """A kernel with its types and constants: what a compilation needs.
+
+    Attributes:
+        kernel: the @triton.jit function. Its parameters are pointers, then scalars, then
+            constants.
+        dtypes: element type of each pointer; None for a pointer that is absent.
+        scalars: the type of each scalar, such as "i64"; or its value, where it is a constant.
+        constants: values of the constants.
+        num_warps: warps per program.
+        cooperative: whether programs wait for each other, so that all must run at once.
+        max_registers: of a thread; None: as many as the compiler likes.
+        num_stages: of loops that do not say it; None: as Triton has it.
+        num_ctas: programs of a cluster.
+    """
+
+    kernel: Any
+    dtypes: tuple[torch.dtype | None, ...]
+    scalars: tuple[str | tl.constexpr | None, ...]
+    constants: tuple[Any, ...]
+    num_warps: int
+    cooperative: bool = False
+    max_registers: int | None = None
+    num_stages: int | None = None
+    num_ctas: int = 1
+
+    def source(self) -> ASTSource:
+        """What Triton compiles: integers have 64 bits, and nothing is specialised on values."""
+        names = self.kernel.arg_names
+        types = ["constexpr" if d is None else f"*{TYPE_NAMES[d]}" for d in self.dtypes]
+        types += [s if isinstance(s, str) else "constexpr" for s in self.scalars]
+        values = [None] * len(self.dtypes) + [value_of(s) for s in self.scalars]
+        values += self.constants
+        types += ["constexpr"] * len(self.constants)
+        constants = {
+            name: value
+            for name, type, value in zip(names, types, values, strict=True)
+            if type == "constexpr"
+        }
+        return ASTSource(self.kernel, dict(zip(names, types, strict=True)), constants)
+
+    def options(self) -> dict[str, Any]:
+        """Options of its launch, as Triton names them; those that are not its defaults."""
+        options: dict[str, Any] = {"num_warps": self.num_warps}
+        if self.max_registers is not None:
+            options["maxnreg"] = self.max_registers
+        if self.num_stages is not None:
+            options["num_stages"] = self.num_stages
+        if self.num_ctas != 1:
+            options["num_ctas"] = self.num_ctas
+        if self.cooperative:
+            options["launch_cooperative_grid"] = True
+        return options
+
+    def compile(self, target: Any) -> Any:
+        """Compiles for a target, on a GPU's machine or ahead of time."""
+        # As nvcc is told: what is to be fused is written as fma, in both languages.
+        options = {**self.options(), "enable_fp_fusion": False}
+        return triton.compile(self.source(), target=target, options=options)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch of a kernel.
+
+    Attributes:
+        kernel: the @triton.jit function. Its parameters are pointers, scalars, numbers, constants.
+        grid: how many programs, along one axis to three.
+        pointers: operands, parts of scratch, and None for what is absent.
+        scalars: arguments with 64 bits where they are integers, and 32 where they are floats. One
+            that is None, or a constexpr, is compiled in.
+        constants: compile-time arguments.
+        num_warps: warps of a program.
+        numbers: what makes the kernel's numbers, 64-bit integers, of the launcher's unseen
+            arguments; None: it has none.
+        phases: of a cooperative launch, whose programs run at once and may wait for each other:
+            between two phases there is a barrier. The kernel's last constant, which is added, is
+            ALL_PHASES, or the one phase to run, from 1 on: Triton's interpreter, in which no
+            program waits for another, runs the phases as launches one after the other.
+        per_multiprocessor: of a cooperative launch, how many of its programs are to run on each;
+            None: exactly the grid is wanted, on however many.
+        max_registers, num_stages, num_ctas: as in `Specialization`.
+    """
+
+    kernel: Any
+    grid: tuple[int, ...]
+    pointers: tuple[Operand | Part | None, ...]
+    scalars: tuple[Scalar, ...]
+    constants: tuple[Any, ...]
+    num_warps: int
+    numbers: Callable[..., tuple[int, ...]] | None = None
+    phases: int = 0
+    per_multiprocessor: int | None = None
+    max_registers: int | None = None
+    num_stages: int | None = None
+    num_ctas: int = 1
+
+    @property
+    def cooperative(self) -> bool:
+        """Whether its programs wait for each other."""
+        return self.phases > 0
+
+    @property
+    def axes(self) -> tuple[int, int, int]:
+        """The grid, along three axes."""
+        x, y, z = (*self.grid, 1, 1)[:3]
+        return x, y, z
+
+    @property
+    def count(self) -> int:
+        """How many programs there are."""
+        return math.prod(self.grid)
+
+    def all_constants(self) -> tuple[Any, ...]:
+        """The constants of a launch in which programs wait for each other, if they do at all."""
+        return (*self.constants, ALL_PHASES.value) if self.cooperative else self.constants
+
+    @property
+    def specialization(self) -> Specialization:
+        """What is compiled for it."""
+        constants = self.all_constants()
+        passed = len(self.pointers) + len(self.scalars) + len(constants)
+        numbers = len(self.kernel.arg_names) - passed
+        return Specialization(
+            self.kernel,
+            tuple(None if p is None else p.dtype for p in self.pointers),
+            (*map(_type_of, self.scalars), *("i64",) * numbers),
+            constants,
+            self.num_warps,
+            self.cooperative,
+            self.max_registers,
+            self.num_stages,
+            self.num_ctas,
+        )
+
+
+def _type_of(scalar: Scalar) -> str | tl.constexpr | None:
+    if scalar is None or isinstance(scalar, tl.constexpr):
+        return scalar
+    return "fp32" if isinstance(scalar, float) else "i64"
+
+
+def value_of(scalar: Any) -> Any:
+    """A scalar as Python has it."""
+    return scalar.value if isinstance(scalar, tl.constexpr) else scalar

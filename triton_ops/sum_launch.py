@@ -1,0 +1,149 @@
+"""Host side of a kernel that sums an array over dimensions along which another was broadcast."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from diglot.backends.plans import Plan, Scratch
+
+from .layout import Layout, compute_layout, split_layout, strided_arguments
+
+# Relative, because mypy finds this folder under its name in the tree.
+from .numbers import number_halves
+from .plan import ACCESS_BYTES, NOTHING, Launch, Operand, Part
+
+# A sum is split until this many programs share it, 16 for each of an H200's 132 multiprocessors,
+# with at least this many elements each. A program is one kept element wide where a reduced
+# dimension is the fastest, and a warp's 16-byte accesses otherwise. Constants, so that the order of
+# a sum depends on shapes, strides and alignment alone.
+SUM_PROGRAMS = 16 * 132
+SUM_ELEMENTS_PER_PROGRAM = 16384
+SUM_BYTES_OF_KEPT = 32 * 16
+SUM_BYTES = 8192  # of a tile: four 16-byte loads per thread, or at most 16 of one element
+SUM_WARPS = 4
+MOST_PROGRAMS = 2**31 - 1
+
+
+def power_of_two(n: int, most: int) -> int:
+    """The least power of two that is at least n, and at most `most`."""
+    result = 1
+    while result < n and result < most:
+        result *= 2
+    return result
+
+
+def count_splits(grad_output: Operand, out: Operand) -> int:
+    """Into how many parts the sum over broadcast dimensions is split."""
+    kept = out.numel()
+    reduced = grad_output.numel() // max(kept, 1)
+    if reduced <= 1:
+        return 1
+    own = [1] * (grad_output.dim() - out.dim()) + list(out.shape)
+    steps = zip(grad_output.strides, grad_output.shape, own, strict=True)
+    _, is_kept = min((stride, of_out == size) for stride, size, of_out in steps if size != 1)
+    width = min(kept, SUM_BYTES_OF_KEPT // grad_output.element_size()) if is_kept else 1
+    programs = -(-kept // width)
+    most = reduced * width // SUM_ELEMENTS_PER_PROGRAM
+    return max(1, min(SUM_PROGRAMS // programs, most))
+
+
+def plan_sum(
+    kernel: Any, grad_output: Operand, out: Operand, numbers: Callable[..., tuple[int, ...]]
+) -> Plan:
+    """Plans the launches of `add_backward_sum`, the kernel, or of one like it: a second launch sums
+    what the splits of the first one have.
+    """
+    if out.numel() == 0:
+        return NOTHING
+    kept, reduced = split_layout(grad_output, out)
+    splits = count_splits(grad_output, out)
+    if splits == 1:
+        launches = _launches(kernel, grad_output, out, kept, reduced, 1, 0, numbers)
+        return Plan("sum", tuple(launches), None)
+    compute = torch.float64 if grad_output.dtype == torch.float64 else torch.float32
+    partial = Part(compute, splits * kept.numel)
+    # The partial sums lie in the order of the kept elements: one row of them per split.
+    steps = [math.prod(kept.sizes[:d]) for d in range(len(kept.sizes))]
+    pairs = list(zip(kept.strides, steps, strict=True))
+    to_partial = kept.with_strides([(source, step) for (source, _), step in pairs])
+    from_partial = kept.with_strides([(step, target) for (_, target), step in pairs])
+    rows = compute_layout(((splits,),), ((kept.numel,),))
+    one = functools.partial(_one, grad_output.dtype)
+    width = kept.numel
+    launches = [
+        *_launches(kernel, grad_output, partial, to_partial, reduced, splits, width, one),
+        *_launches(kernel, partial, out, from_partial, rows, 1, 0, numbers),
+    ]
+    return Plan("sum, split", tuple(launches), Scratch(partial.end, 0, "call"))
+
+
+def _one(dtype: torch.dtype, *_: Any) -> tuple[int, ...]:
+    return number_halves(1, dtype)
+
+
+def _launches(
+    kernel: Any,
+    source: Operand | Part,
+    target: Operand | Part,
+    kept: Layout,
+    reduced: Layout,
+    splits: int,
+    split_stride: int,
+    numbers: Callable[..., tuple[int, ...]],
+) -> list[Launch]:
+    """One pass over an array."""
+    size = source.dtype.itemsize
+    vector = ACCESS_BYTES // size
+    reduced_is_fastest = bool(reduced.strides) and (
+        not kept.strides or reduced.strides[0][0] < kept.strides[0][0]
+    )
+    kept_vector = reduced_vector = 1
+    if isinstance(source, Part) or source.is_aligned:
+        if reduced_is_fastest:
+            if reduced.has_vectors(0, vector) and kept.has_multiples(0, vector, 0):
+                reduced_vector = vector
+        elif kept.has_vectors(0, vector) and reduced.has_multiples(0, vector, 0):
+            kept_vector = vector
+    elements = SUM_BYTES // (size if kept_vector * reduced_vector > 1 else max(size, 4))
+    # The tile extends along the fastest dimension until a warp reads neighbouring elements, or all.
+    if reduced_is_fastest:
+        reduced_block = max(power_of_two(reduced.numel // splits, elements), reduced_vector)
+        kept_block = power_of_two(kept.numel, elements // reduced_block)
+    else:
+        kept_block = power_of_two(kept.numel, 32 * vector)
+        reduced_block = elements // kept_block
+    while -(-kept.numel // kept_block) * splits > MOST_PROGRAMS:
+        kept_block *= 2
+    wide = not (kept.is_narrow and reduced.is_narrow)
+    return [
+        Launch(
+            kernel,
+            (-(-slice.numel // kept_block) * splits,),
+            (source, target),
+            (
+                slice.numel,
+                reduced.numel,
+                splits,
+                split_stride,
+                *strided_arguments(slice, start, arrays=2),
+                *strided_arguments(reduced, (0,), arrays=1),
+            ),
+            (
+                len(slice.sizes),
+                len(reduced.sizes),
+                wide,
+                kept_block,
+                reduced_block,
+                kept_vector,
+                reduced_vector,
+            ),
+            SUM_WARPS,
+            numbers,
+        )
+        for slice, start in kept.slices()
+    ]
