@@ -12,14 +12,15 @@ import shutil
 import subprocess
 from collections import Counter
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 import torch
 from backends import why_no_code
 from commands import fails, run
 
-from diglot.tools import cuda_library, inspect, machine_code, recording, sources
+from diglot.backends import registry
+from diglot.backends.plans import KernelLaunch, Plan, Scratch
+from diglot.tools import cuda_library, inspect, machine_code, recording, resources, sources
 from diglot.tools.inspect import STAGES
 from diglot.tools.machine_code import ResourcesUnavailable
 from diglot.tools.occupancy import LIMITS, occupancy
@@ -209,28 +210,40 @@ def test_no_two_kernels_share_a_file():
         )
         for i, name in enumerate(names)
     )
-    files = inspect.file_names(inspect.Inspection("a", "sm_90", kernels, {}))
+    files = inspect.file_names(inspect.Inspection("a", "sm_90", kernels, {}, {}))
     assert [of.name for of, _ in files.values()] == list(names)
     assert list(files) == ["cuda.a_1.sass", "cuda.a_1-2.sass", "cuda.a_E_1.sass", "cuda.a_1-3.sass"]
 
 
-def test_launches_are_those_of_the_architecture(monkeypatch):
-    """The launcher is asked for a device of its limits, and what it would start is kept whole."""
+def test_plans_are_those_of_the_architecture(monkeypatch):
+    """The planner is asked for a device of its limits, and what it would launch is kept whole."""
+    asked = []
 
-    class Extension:
-        devices: ClassVar[list] = []
+    def plan(op, launcher, device, arguments):
+        asked.append(device)
+        launch = KernelLaunch("void diglot::scale<float>(int)", (7, 1, 1), (32, 4, 2), 4096, 8, ())
+        return Plan("planned", (launch,), Scratch(100, 16, "stream"))
 
-        def record(self, function, *device):
-            self.devices.append(device)
-            function()
-            return [("void diglot::scale<float>(int)", (7, 1, 1), (32, 4, 2), 4096, 8)]
-
-    monkeypatch.setattr(recording, "load_extension", lambda: (Extension(), ""))
+    planned = dataclasses.replace(registry.BACKENDS["cuda"], plan=plan)
+    monkeypatch.setitem(registry.BACKENDS, "cuda", planned)
+    monkeypatch.setattr(recording, "load_extension", lambda: (object(), ""))
+    monkeypatch.setattr(recording, "cuda_kernels", lambda _, names: dict.fromkeys(names, KERNEL))
+    call = resources.Call("gelu", (resources.TensorLike("float32", (3,), (1,)),), {})
+    for architecture in ("sm_90", "sm_86"):
+        (answer,) = recording._cuda_answers([call], architecture)
+        (kernel,) = answer.kernels
+        assert (kernel.threads, kernel.dynamic_shared_bytes, kernel.cluster_blocks) == (
+            256,
+            4096,
+            8,
+        )
+        plan_of_run = resources.PlanOfRun("gelu_forward", "planned", (100, 16, "stream"))
+        assert answer.plans == (plan_of_run,)
     limits = [LIMITS[name] for name in ("sm_90", "sm_86")]
-    for of in limits:
-        (launched,) = recording._record_cuda(of, lambda: None)
-        assert launched == recording.Launched("scale<float>", 256, 4096, 8)
-    assert Extension.devices == [(132, 228 << 10, True), (132, 100 << 10, False)]
+    assert asked == [
+        (number, 132, limit.shared_bytes, limit.has_clusters)
+        for number, limit in zip((90, 86), limits, strict=True)
+    ]
 
 
 @pytest.fixture

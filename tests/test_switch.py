@@ -140,7 +140,12 @@ def test_meta_tensors_take_any_backend(refused_cuda):
 def test_choices_are_kept_by_all_that_they_depend_on(monkeypatch):
     monkeypatch.setattr(selection, "_chosen", {})
     asked = []
-    monkeypatch.setattr(selection, "_choice", lambda *of: asked.append(of) or str(of))
+
+    def choose_once(op, call, name):
+        asked.append((op, call.device, name))
+        return str(asked[-1])
+
+    monkeypatch.setattr(selection, "_choice", choose_once)
     choices = [
         (op, torch.device(device), name)
         for op in ("add", "gelu")

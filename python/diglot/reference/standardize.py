@@ -28,7 +28,10 @@ def standardize_forward(
     """out = (input - mean) · rstd, and mean and rstd."""
     if input.numel() > 0:
         x = _wide(input)
-        variance, center = torch.var_mean(x, correction=0)
+        # In two passes: a single one loses digits where the mean is far from zero.
+        center = x.mean()
+        center = center + (x - center).mean()
+        variance = (x - center).square().mean()
         rstd = torch.rsqrt(variance + eps)
         statistics.copy_(torch.stack([center, rstd]))
         out.copy_((x - center) * rstd)
