@@ -54,6 +54,7 @@ PROGRAM = """
 
 
 @needs_cuda
+@pytest.mark.ahead_of_time
 def test_an_op_of_another_kind(tmp_path):
     ignore = shutil.ignore_patterns("*.so", "__pycache__")
     shutil.copytree(ROOT / "csrc", tmp_path / "csrc", ignore=ignore)
