@@ -1,7 +1,7 @@
 """Triton's kernels touch nothing but the tensors that they are given.
 
-CUDA's interpreter tells an access out of bounds; Triton's reads what is there, and what is wrong
-mostly shows in no result. Here each address is looked at.
+CUDA's interpreter reports an access out of bounds. Triton's reads whatever lies there, and the
+result is often right all the same. These tests look at each address.
 """
 
 from __future__ import annotations

@@ -255,25 +255,33 @@ def test_without_compilers(required, one_op, tmp_path):
 
 
 @pytest.mark.slow
+def make_tree(folder: Path, files: dict[str, str]) -> None:
+    """A tree that setup.py builds: these files, and what every tree has.
+
+    The interpreter's library is an empty file there.
+    """
+    every = {
+        "csrc/torch/module.cpp": "#include <Python.h>\n"
+        "PyMODINIT_FUNC PyInit__C() { return nullptr; }\n",
+        "csrc/interpreter/build.py": "STABLE_ABI_DEFINITIONS = []\n"
+        "def build_extension(output, folder):\n    output.touch()\n",
+        **dict.fromkeys(("python/diglot/__init__.py", "LICENSE", "README.md"), ""),
+    }
+    for name, text in (every | files).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    for name in ("setup.py", "pyproject.toml"):
+        shutil.copy(ROOT / name, folder)
+
+
 def test_sources_have_architectures(tmp_path):
     """One that names some is compiled for these, as far as they are asked for."""
     files = {
         "csrc/include/diglot/none.cuh": "",
         "csrc/ops/plain.cu": "__global__ void plain() {}\n",
         "csrc/ops/special.cu": "// Architectures: 9.0a\n__global__ void special() {}\n",
-        "csrc/torch/module.cpp": "#include <Python.h>\n"
-        "PyMODINIT_FUNC PyInit__C() { return nullptr; }\n",
-        "python/diglot/__init__.py": "",
-        "csrc/interpreter/build.py": "STABLE_ABI_DEFINITIONS = []\n"
-        "def build_extension(output, folder):\n    output.touch()\n",
-        "LICENSE": "",
-        "README.md": "",
     }
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    for name in ("setup.py", "pyproject.toml"):
-        shutil.copy(ROOT / name, tmp_path)
+    make_tree(tmp_path, files)
     for asked, plain, special in (
         ("8.0 9.0a", {"sm_80", "sm_90a"}, {"sm_90a"}),
         ("8.0", {"sm_80"}, None),
@@ -298,26 +306,14 @@ def architectures_in(path: Path) -> set[str]:
 
 def test_changes_are_rebuilt(tmp_path):
     """A header that a .cu file includes, and a flag; and nothing if nothing changed."""
-    module = "#include <Python.h>\nPyMODINIT_FUNC PyInit__C() { return nullptr; }\n"
     files = {
         "csrc/include/diglot/value.cuh": "#define VALUE 1\n",
         "csrc/ops/value.cu": '#include "diglot/value.cuh"\n'
         'extern "C" __attribute__((visibility("default"))) int value() { return VALUE; }\n'
         'extern "C" __attribute__((visibility("default"))) const char* built_for() {\n'
         "  return DIGLOT_ARCHITECTURES;\n}\n",
-        "csrc/torch/module.cpp": module,
-        "python/diglot/__init__.py": "",
-        # This test is not of the interpreter's library, an empty file.
-        "csrc/interpreter/build.py": "STABLE_ABI_DEFINITIONS = []\n"
-        "def build_extension(output, folder):\n    output.touch()\n",
-        "LICENSE": "",
-        "README.md": "",
     }
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    for name in ("setup.py", "pyproject.toml"):
-        shutil.copy(ROOT / name, tmp_path)
+    make_tree(tmp_path, files)
 
     def build(architecture: str) -> tuple[int, str, list[int]]:
         answer = set_up(tmp_path, "build_ext", "--inplace", TORCH_CUDA_ARCH_LIST=architecture)

@@ -3,11 +3,10 @@
 `Operator` registers `diglot::<name>` with torch.library, with its fake kernel, its derivative, its
 batching rule and its decomposition, and calls it:
 
-- directly, skipping the dispatcher, whose cost is that of a small kernel, when nothing but plain
-  tensors is involved and nobody is watching (`is_direct`);
-- through the functional transforms of torch.func and forward-mode differentiation;
-- through `torch.ops` otherwise, so that tensor subclasses, modes, tracing, compiling and profiling
-  see one operator.
+- directly, if all tensors are plain and nobody is watching (`is_direct`): the dispatcher costs as
+  much as a small kernel;
+- through the transforms of torch.func and forward-mode differentiation, if one is active;
+- through `torch.ops` otherwise: tensor subclasses, modes, compilers and profilers see one operator.
 """
 
 from __future__ import annotations

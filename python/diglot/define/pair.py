@@ -39,9 +39,10 @@ class DifferentiablePair(Operator):
             the op's arguments.
         tangent: the derivative of the output along a direction: the transpose of B. From the
             direction, the saved tensors and the options. By default B, which then is symmetric.
-        slope: the derivative of B by the first saved tensor along a direction, or the transpose of
-            that, applied to it: from the gradient, the saved tensors, the direction, the options
-            but for the backend, and `transposed`. None: no saved tensor has derivatives.
+        slope: the derivative of B by the first saved tensor, applied to a direction; with
+            `transposed`, its transpose is applied. It takes the gradient, the saved tensors, the
+            direction, the options without the backend, and `transposed`. None: no saved tensor has
+            derivatives.
         vmap: the batching rule of both.
         opaque, inlined: as `Operator` takes them.
     """
