@@ -294,6 +294,7 @@ def test_calls(recorded):
         ("scale", ["scale<float, (Form)0>"]),
         ("sum<float>", ["sum<float>"]),
         ("s*<float*", ["scale<float, (Form)0>", "sum<float>"]),
+        ("ScaleFloat", ["scale<float, (Form)0>"]),
     ],
 )
 def test_kernels_are_chosen(recorded, wanted, names):

@@ -156,13 +156,28 @@ def _why_nothing(op: str, shape: tuple[int, ...], reasons: Mapping[str, str]) ->
     return "; ".join(f"{of}: {why}" for of, why in reasons.items())
 
 
+def _words(name: str) -> frozenset[str]:
+    """A name's words: those of GeluForward and gelu_forward are the same."""
+    return frozenset(re.findall(r"[a-z0-9]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()))
+
+
 def _pick(kernels: Sequence[InspectedKernel], wanted: str) -> tuple[InspectedKernel, ...]:
-    """Those of a name: whole, without template arguments, or with wildcards."""
+    """Those of a name: whole, without template arguments, or with wildcards; in a language that has
+    none, those with the name's words: Triton's gelu_forward_flat is C++'s
+    elementwise_flat<GeluForward>.
+    """
+    matches: dict[str, list[InspectedKernel]] = {}
+    for kernel in kernels:
+        if wanted in (kernel.name, kernel.name.partition("<")[0]) or fnmatch.fnmatchcase(
+            kernel.name, wanted
+        ):
+            matches.setdefault(kernel.language, []).append(kernel)
+    words = _words(wanted)
     picked = tuple(
         kernel
         for kernel in kernels
-        if wanted in (kernel.name, kernel.name.partition("<")[0])
-        or fnmatch.fnmatchcase(kernel.name, wanted)
+        if kernel in matches.get(kernel.language, [])
+        or (len(words) > 1 and kernel.language not in matches and words <= _words(kernel.name))
     )
     if not picked:
         known = ", ".join(dict.fromkeys(kernel.name for kernel in kernels))
