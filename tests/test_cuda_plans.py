@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -180,3 +182,52 @@ def test_schemas():
     for name, text in launchers.schemas.items():
         arguments = torch._C.parse_schema(f"{name}{text}").arguments
         assert arguments[-1].name == "scratch" and callable(getattr(launchers, name))
+
+
+@pytest.mark.parametrize("height", [100, 20_000])
+def test_a_compiled_graphs_scratch_fits_memory_that_begins_anywhere(height):
+    """The graph is traced with one alignment, and may run with another."""
+    storage = torch.empty(height * 64 + 1)
+    needs = []
+    for start in (0, 1):
+        x = storage[start : start + height * 64].view(height, 64)
+        _, _, scratch = launchers.plan("softmax_forward", None, x, 0, torch.empty(height, 64))
+        needs.append(scratch or (0, 0, "call"))
+    enough = launchers.scratch_of("softmax_forward", x, 0, torch.empty(height, 64))
+    if height == 100:
+        assert enough is None
+    else:
+        assert needs[0][0] != needs[1][0], "the test is of plans that differ"
+        assert enough == (max(n[0] for n in needs), max(n[1] for n in needs), "call")
+
+
+@pytest.mark.slow
+def test_a_child_process_finds_plans():
+    """A thread of the parent that plans may hold the lock of the plans when it forks."""
+    ended = threading.Event()
+
+    def plan_on():
+        size = 1
+        while not ended.is_set():
+            size += 1
+            x = torch.zeros(size)
+            launchers.plan("gelu_forward", None, x, "none", x)
+            launchers.gelu_forward(x[:1], "none", x[:1], None)
+
+    thread = threading.Thread(target=plan_on)
+    thread.start()
+    try:
+        for _ in range(20):
+            child = multiprocessing.get_context("fork").Process(target=_plan)
+            child.start()
+            child.join(60)
+            assert child.exitcode == 0
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _plan():
+    x = torch.zeros(3, 1)
+    assert launchers.plan("gelu_forward", None, x, "none", x)[0] != ""
+    launchers.gelu_forward(x, "none", x, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import multiprocessing
 import threading
 import weakref
 
@@ -13,9 +14,11 @@ from backends import DEVICE
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import diglot
+from diglot.backends import runs
 from diglot.backends import scratch as module
 from diglot.backends.plans import BARRIER_BYTES, CALL, STREAM, Scratch
 from diglot.backends.scratch import held_bytes, keep_with_capture, kept_with_capture, provide
+from diglot.ops import chunk_table
 
 GPU = torch.device("cuda", 0)
 
@@ -48,10 +51,23 @@ def gpu(monkeypatch):
         driver = FakeDriver()
         stream = 7
         graph: int | None = None
+        life = 1  # a stream destroyed and made again has the handle of its former life
+        is_idle = False
+
+        class Event:
+            def record(self, stream):
+                pass
+
+            def query(self):
+                return state.is_idle
 
     state = Gpu()
-    for name in ("_streams", "_graphs", "_spare"):
+    for name in ("_streams", "_retired", "_graphs", "_spare"):
         monkeypatch.setattr(module, name, {})
+    monkeypatch.setattr(module, "relaxed_capture", contextlib.nullcontext)
+    monkeypatch.setattr(module, "stream_number", lambda index: 100 * state.life + state.stream)
+    monkeypatch.setattr(torch.cuda, "ExternalStream", lambda handle, device: None)
+    monkeypatch.setattr(torch.cuda, "Event", lambda: state.Event())
     monkeypatch.setattr(module, "_thread_streams", module._ThreadStreams())
     monkeypatch.setattr(module, "driver", lambda: state.driver)
     monkeypatch.setattr(module, "is_captured", lambda device: state.graph is not None)
@@ -94,23 +110,64 @@ def test_launches_on_one_stream_share_a_buffer_that_grows(gpu):
     assert held_bytes()["streams"] == 0
 
 
+def test_a_stream_of_another_ones_handle_has_another_buffer(gpu):
+    need = Scratch(100, 16, STREAM)
+    first = provide(need, GPU)
+    gpu.life = 2
+    second = provide(need, GPU)
+    assert second is not first and provide(need, GPU) is second
+    assert held_bytes()["streams"] == second.numel()
+
+
 def test_threads_share_no_buffer_of_their_own_streams(gpu):
-    """cudaStreamPerThread has one handle and is a stream of each thread; a thread frees its own."""
-    need, seen, kept = Scratch(100, 16, STREAM), [], []
+    """cudaStreamPerThread has one handle and is a stream of each thread."""
+    need, seen = Scratch(100, 16, STREAM), []
 
     def take():
-        scratch = provide(need, GPU)
-        seen.append(scratch.data_ptr())
-        kept.append(weakref.ref(scratch))
+        seen.append(provide(need, GPU).data_ptr())
 
-    for gpu.stream in (0, module.PER_THREAD_STREAM):
-        take()
+    def take_in_thread():
         thread = threading.Thread(target=take)
         thread.start()
         thread.join()
-    assert seen[0] == seen[1] and seen[2] != seen[3]
-    gc.collect()
-    assert [reference() is None for reference in kept] == [False, False, False, True]
+
+    take()
+    take_in_thread()
+    assert seen[0] == seen[1]  # of one ordinary stream
+    gpu.stream = module.PER_THREAD_STREAM
+    take()
+    take_in_thread()
+    take_in_thread()  # the launches of the thread before may still run
+    assert len(set(seen)) == 4
+    assert held_bytes()["spare"] == 2 * module.SMALLEST
+    gpu.is_idle = True
+    take_in_thread()
+    assert seen[-1] in seen[3:5]
+    module.release_streams()
+    assert held_bytes() == {"streams": 0, "graphs": 0, "spare": 0}
+
+
+def test_what_a_thread_outgrew_is_kept_until_its_launches_have_ended(gpu):
+    gpu.stream = module.PER_THREAD_STREAM
+    first = provide(Scratch(100, 16, STREAM), GPU)
+    larger = provide(Scratch(first.numel() + 1, 16, STREAM), GPU)
+    assert larger is not first and held_bytes()["spare"] == first.numel()
+    module.release_streams()
+
+
+def test_a_child_process_takes_no_lock_of_its_parents_threads():
+    """A thread that held one is not there to let go of it."""
+    context = multiprocessing.get_context("fork")
+    with module._lock, chunk_table._lock, runs._lock:
+        child = context.Process(target=_take_locks)
+        child.start()
+        child.join(60)
+    assert child.exitcode == 0
+
+
+def _take_locks():
+    for kept in (module, chunk_table, runs):
+        assert kept._lock.acquire(timeout=5)
 
 
 def test_a_graphs_scratch_lives_as_long_as_the_graph(gpu):
@@ -137,6 +194,18 @@ def test_a_graphs_scratch_lives_as_long_as_the_graph(gpu):
     again = provide(need, GPU)
     assert again.data_ptr() in (first.data_ptr(), fork.data_ptr())
     assert held_bytes()["spare"] == first.numel()
+    module.release_streams()
+    assert held_bytes() == {"streams": 0, "graphs": 2 * first.numel(), "spare": 0}
+
+
+def test_a_graph_gets_the_smallest_spare_buffer_that_fits(gpu):
+    sizes = (8 * module.SMALLEST, module.SMALLEST)
+    for gpu.graph in (1, 2):
+        provide(Scratch(sizes[gpu.graph - 1], 16, STREAM), GPU)
+    gpu.driver.destroy(1)
+    gpu.driver.destroy(2)
+    gpu.graph = 3
+    assert provide(Scratch(100, 16, STREAM), GPU).numel() == module.SMALLEST
 
 
 def test_what_captured_launches_outgrew_stays_theirs(gpu):

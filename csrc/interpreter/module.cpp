@@ -20,6 +20,7 @@ PyMODINIT_FUNC PyInit__interpreter() {
     methods.push_back(definition(function.name, function.function));
   }
   methods.push_back(definition("plan", plan_from_python));
+  methods.push_back(definition("scratch_of", scratch_from_python));
   methods.push_back({nullptr, nullptr, 0, nullptr});
 
   static PyModuleDef module = {PyModuleDef_HEAD_INIT, "_interpreter", nullptr, -1, methods.data()};

@@ -223,7 +223,7 @@ PyObject* plan_from_python(PyObject*, PyObject* const* arguments, Py_ssize_t cou
     }
     const PythonFunction& launcher =
         find_launcher(PythonReader(arguments).read<std::string_view>());
-    const auto call = launcher.bind_planned(arguments + 2, count - 2);
+    const auto call = launcher.bind_planned(arguments + 2, count - 2, Alignment::kOfStorage);
     if (!is_named) return to_python(call->plan(current_device()));
     TupleReader facts(arguments[1]);
     const int architecture = static_cast<int>(facts.integer());
@@ -231,6 +231,27 @@ PyObject* plan_from_python(PyObject*, PyObject* const* arguments, Py_ssize_t cou
     const int shared_bytes = static_cast<int>(facts.integer());
     const NamedDevice device(architecture, multiprocessors, shared_bytes, facts.boolean());
     return to_python(call->plan(device));
+  } catch (...) {
+    return raise_current_exception();
+  }
+}
+
+PyObject* scratch_from_python(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
+  try {
+    if (count < 1) {
+      PyErr_SetString(PyExc_TypeError, "scratch_of takes a launcher's name and arguments");
+      return nullptr;
+    }
+    const PythonFunction& launcher =
+        find_launcher(PythonReader(arguments).read<std::string_view>());
+    Planner planner(current_device());
+    for (const Alignment alignment : {Alignment::kOfStorage, Alignment::kNone}) {
+      const auto call = launcher.bind_planned(arguments + 1, count - 1, alignment);
+      planner.need(call->plan(planner.device).scratch);
+    }
+    const Scratch& scratch = planner.plan.scratch;
+    if (scratch.bytes > 0) return to_python(scratch);
+    Py_RETURN_NONE;
   } catch (...) {
     return raise_current_exception();
   }

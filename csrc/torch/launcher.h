@@ -153,7 +153,7 @@ struct PythonFunction {
   // With the arguments of a Python call, which outlive what is returned.
   std::unique_ptr<CallBase> (*bind)(PyObject* const*, Py_ssize_t) = nullptr;
   // Without scratch.
-  std::unique_ptr<CallBase> (*bind_planned)(PyObject* const*, Py_ssize_t) = nullptr;
+  std::unique_ptr<CallBase> (*bind_planned)(PyObject* const*, Py_ssize_t, Alignment) = nullptr;
 };
 std::vector<PythonFunction>& python_functions();
 // The launcher of a name. Throws std::invalid_argument if there is none.
@@ -166,6 +166,9 @@ void launch_from_stack(CallBase& call);
 
 // plan(name, device, *arguments)
 PyObject* plan_from_python(PyObject*, PyObject* const* arguments, Py_ssize_t count);
+// scratch_of(name, *arguments): what the call needs on the current device, wherever its tensors'
+// memory begins: a compiled graph is given memory of other addresses than it was traced with.
+PyObject* scratch_from_python(PyObject*, PyObject* const* arguments, Py_ssize_t count);
 // What both modules have beside the launchers: `schemas`. False after an error.
 bool add_schemas(PyObject* module);
 
@@ -195,9 +198,10 @@ struct Entry<kLauncher> {
     PythonReader reader(arguments);
     return std::make_unique<Bound>(kLauncher, schema, plans(), reader, true);
   }
-  static std::unique_ptr<CallBase> bind_planned(PyObject* const* arguments, Py_ssize_t count) {
+  static std::unique_ptr<CallBase> bind_planned(PyObject* const* arguments, Py_ssize_t count,
+                                                Alignment alignment) {
     check_count(kCount - 1, count);
-    PythonReader reader(arguments, true);
+    PythonReader reader(arguments, alignment);
     return std::make_unique<Bound>(kLauncher, schema, plans(), reader, false);
   }
 

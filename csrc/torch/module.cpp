@@ -59,6 +59,7 @@ PyMODINIT_FUNC PyInit__C() {
     methods.push_back(definition(function.name, function.function));
   }
   methods.push_back(definition("plan", diglot::torch_binding::plan_from_python));
+  methods.push_back(definition("scratch_of", diglot::torch_binding::scratch_from_python));
   methods.push_back(definition("check_device", check_device));
   methods.push_back({"driver_version", driver_version, METH_NOARGS, nullptr});
   methods.push_back({nullptr, nullptr, 0, nullptr});

@@ -1,6 +1,24 @@
 #include "torch/plans.h"
 
+#include <pthread.h>
+
+#include <mutex>
+
 namespace diglot::torch_binding {
+
+namespace {
+
+// Of all caches. Whoever forks holds it: in the child no thread is left that could unlock it.
+std::mutex& plans_mutex() {
+  static std::mutex& instance = []() -> std::mutex& {
+    static std::mutex& made = *new std::mutex;  // never destroyed, as caches are not
+    pthread_atfork([] { made.lock(); }, [] { made.unlock(); }, [] { made.unlock(); });
+    return made;
+  }();
+  return instance;
+}
+
+}  // namespace
 
 PyObject* KeptPlan::variant() const {
   PyObject* known = name.load(std::memory_order_acquire);
@@ -24,7 +42,7 @@ std::size_t PlanCache::Hash::operator()(const PlanKey& key) const {
 }
 
 std::shared_ptr<const KeptPlan> PlanCache::find(const PlanKey& key) {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(plans_mutex());
   const auto found = plans_.find(key);
   return found == plans_.end() ? nullptr : found->second;
 }
@@ -34,7 +52,7 @@ std::shared_ptr<const KeptPlan> PlanCache::keep(const PlanKey& key, Plan plan) {
   const auto kept = std::make_shared<KeptPlan>();
   kept->plan = std::move(plan);
   decltype(plans_) forgotten;  // destroyed without the lock
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(plans_mutex());
   if (steps_ + steps > kMostSteps) {
     forgotten.swap(plans_);
     steps_ = 0;

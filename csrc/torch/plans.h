@@ -4,7 +4,6 @@
 #include <atomic>
 #include <cstddef>
 #include <memory>
-#include <mutex>
 #include <unordered_map>
 #include <vector>
 
@@ -37,7 +36,6 @@ class PlanCache {
     std::size_t operator()(const PlanKey& key) const;
   };
 
-  std::mutex mutex_;
   std::unordered_map<PlanKey, std::shared_ptr<const KeptPlan>, Hash> plans_;
   std::size_t steps_ = 0;
 };

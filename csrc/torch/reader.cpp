@@ -202,7 +202,9 @@ const Operand& PythonReader::read_tensor(PyObject* tensor) {
   Operand& operand = given.operand;
   const Object dtype(PyObject_GetAttr(tensor, names().dtype));
   operand.dtype = dtype_of(dtype.get());
-  if (is_planned_) {
+  if (alignment_ == Alignment::kNone) {
+    operand.remainder = size_of(operand.dtype) % kAddressModulus;
+  } else if (alignment_ == Alignment::kOfStorage) {
     const int64_t offset = call_for_integer(tensor, names().storage_offset);
     operand.remainder = offset * size_of(operand.dtype) % kAddressModulus;
   } else {
@@ -240,7 +242,7 @@ const Operand* PythonReader::read<const Operand*>() {
 template <>
 TensorList PythonReader::read<TensorList>() {
 #if defined(DIGLOT_INTERPRETER)
-  const Py_ssize_t count = is_planned_ ? 0 : PyList_Size(*arguments_);
+  const Py_ssize_t count = alignment_ == Alignment::kOfMemory ? PyList_Size(*arguments_) : 0;
   if (count < 0) throw PythonError{};
   for (Py_ssize_t i = 0; i < count; ++i) {
     Given given;

@@ -71,12 +71,15 @@ class StackReader {
   std::deque<std::string> strings_;
 };
 
-// Tensors are already validated. Where a call is only planned, they may have no memory: addresses
-// are those of storages that are aligned.
+// Where tensors are taken to begin: at their addresses; or, where a call is only planned and they
+// may have no memory, in a storage that is aligned, or an element behind a 16-byte boundary.
+enum class Alignment { kOfMemory, kOfStorage, kNone };
+
+// Tensors are already validated.
 class PythonReader {
  public:
-  explicit PythonReader(PyObject* const* arguments, bool is_planned = false)
-      : arguments_(arguments), is_planned_(is_planned) {}
+  explicit PythonReader(PyObject* const* arguments, Alignment alignment = Alignment::kOfMemory)
+      : arguments_(arguments), alignment_(alignment) {}
   void read_into(Given& given) { given_ = &given; }
   template <typename T>
   T read();
@@ -85,7 +88,7 @@ class PythonReader {
   const Operand& read_tensor(PyObject* tensor);
 
   PyObject* const* arguments_;
-  bool is_planned_;
+  Alignment alignment_;
   Given* given_ = nullptr;
 };
 

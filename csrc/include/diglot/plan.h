@@ -8,6 +8,7 @@
 //   }
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <stdexcept>
 #include <string>
@@ -80,9 +81,11 @@ class Planner {
     return device.resident_clusters(kernel_of<kKernel>(), how) > 0;
   }
 
-  // Where scratch will be, which is at least that much.
+  // Where scratch will be, which is at least that much. The steps of a plan share it.
   Address<char> need(const Scratch& scratch) {
-    plan.scratch = scratch;
+    plan.scratch.bytes = std::max(plan.scratch.bytes, scratch.bytes);
+    plan.scratch.zeroed = std::max(plan.scratch.zeroed, scratch.zeroed);
+    plan.scratch.lifetime = std::max(plan.scratch.lifetime, scratch.lifetime);
     return Address<char>(Address<char>::kScratch);
   }
 

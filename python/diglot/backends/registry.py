@@ -7,11 +7,13 @@ same kernels compiled for the host, `diglot._interpreter`; `diglot.triton_ops`; 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.util
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -36,13 +38,15 @@ class Backend:
 
     `module(op)` is the namespace of an op's launchers; `refusal(device)` says why no op can run on
     tensors of that device, or is None; `plan(op, launcher, device, arguments)` says how a launcher
-    would run on a device that is named, or on the current one.
+    would run on a device that is named, or on that of its tensors; `scratch(op, launcher,
+    arguments)` is the scratch that a compiled graph gives it, wherever its tensors' memory begins.
     """
 
     name: str
     module: Callable[[str], ModuleType]
     refusal: Callable[[torch.device], str | None]
     plan: Callable[[str, str, Device | None, tuple[Any, ...]], Plan]
+    scratch: Callable[[str, str, tuple[Any, ...]], Scratch | None]
 
 
 def _load(name: str, what: str, absent: str) -> tuple[ModuleType | None, str]:
@@ -102,7 +106,8 @@ def _plan_cuda(op: str, launcher: str, device: Device | None, arguments: tuple[A
     module, reason = load_extension() if device is not None else cuda_module()
     if module is None:
         raise RuntimeError(reason)
-    variant, launches, scratch = module.plan(launcher, device, *arguments)
+    with contextlib.nullcontext() if device is not None else _current(arguments[-1].device):
+        variant, launches, scratch = module.plan(launcher, device, *arguments)
     return Plan(
         variant,
         tuple([KernelLaunch(*launch) for launch in launches]),
@@ -110,10 +115,25 @@ def _plan_cuda(op: str, launcher: str, device: Device | None, arguments: tuple[A
     )
 
 
+def _scratch_of_cuda(op: str, launcher: str, arguments: tuple[Any, ...]) -> Scratch | None:
+    with _current(arguments[-1].device):
+        scratch = _cuda_module(op).scratch_of(launcher, *arguments)
+    return None if scratch is None else Scratch(*scratch)
+
+
+def _current(device: torch.device) -> AbstractContextManager[Any]:
+    """Makes a tensor's GPU the current device."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+
+
 def _plan_triton(op: str, launcher: str, device: Device | None, arguments: tuple[Any, ...]) -> Plan:
     plan = importlib.import_module("diglot.triton_ops.launch").plan
     module = importlib.import_module(f"diglot.triton_ops.{op}")
     return plan(getattr(module, launcher), device, *arguments)
+
+
+def _scratch_of_triton(op: str, launcher: str, arguments: tuple[Any, ...]) -> Scratch | None:
+    return _plan_triton(op, launcher, None, arguments).scratch  # a traced plan knows no address
 
 
 def _plan_torch(op: str, launcher: str, device: Device | None, arguments: tuple[Any, ...]) -> Plan:
@@ -187,18 +207,20 @@ def _triton_refusal(device: torch.device) -> str | None:
 BACKENDS: dict[str, Backend] = {
     backend.name: backend
     for backend in (
-        Backend("cuda", _cuda_module, _cuda_refusal, _plan_cuda),
+        Backend("cuda", _cuda_module, _cuda_refusal, _plan_cuda, _scratch_of_cuda),
         Backend(
             "triton",
             lambda op: importlib.import_module(f"diglot.triton_ops.{op}"),
             _triton_refusal,
             _plan_triton,
+            _scratch_of_triton,
         ),
         Backend(
             "torch",
             lambda op: importlib.import_module(f"diglot.reference.{op}"),
             lambda device: None,
             _plan_torch,
+            lambda op, launcher, arguments: None,
         ),
     )
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -55,15 +56,25 @@ _marks: tuple[Callable[[str], AbstractContextManager[Any]], ...] = ()
 _lock = threading.Lock()  # held by who changes either
 
 
+def _forget_lock() -> None:
+    """A child process has none of its parent's threads, one of which may have held the lock."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_lock)
+
+
 def _find(backend: str, op: str, name: str) -> Launcher:
     return getattr(BACKENDS[backend].module(op), name)
 
 
 def _load(backend: str, op: str, name: str) -> Launcher:
     launcher = _find(backend, op, name)
-    if _marks:
-        launcher = _marked(f"{MARK}{name}[{backend}]", launcher)
-    _launchers[backend, name] = launcher
+    with _lock:  # `mark_runs` on another thread comes before or after both lines
+        if _marks:
+            launcher = _marked(f"{MARK}{name}[{backend}]", launcher)
+        _launchers[backend, name] = launcher
     return launcher
 
 
@@ -108,7 +119,7 @@ def plan(backend: str, op: str, name: str, *arguments: Any) -> Plan:
     """How launcher `name` of `op` would run. Nothing is launched.
 
     Within `plan_runs` it is planned for the device named there, and tensors may be on any device;
-    else for the current device.
+    else for the tensors' device.
     """
     return BACKENDS[backend].plan(op, name, planning.device, arguments)
 
@@ -119,7 +130,7 @@ def _run_traced(backend: str, op: str, name: str, arguments: tuple[Any, ...]) ->
     Sizes are fixed: with symbolic ones an operator stays whole, and plans when it runs. The stream
     that a graph will run on is unknown, so its launchers take scratch of a call alone.
     """
-    need = None if backend == "torch" else plan(backend, op, name, *arguments).scratch
+    need = BACKENDS[backend].scratch(op, name, arguments)
     scratch = None
     if need is not None:
         if need.lifetime != CALL:

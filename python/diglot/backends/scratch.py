@@ -2,8 +2,8 @@
 
 - A call's scratch belongs to the call: PyTorch's allocator has it back afterwards.
 - A stream's scratch belongs to the stream: launches on one stream run one after the other, so they
-  share one buffer, which grows to the largest need. It is freed by `release_streams`, and that of a
-  thread's own stream (cudaStreamPerThread) when the thread ends.
+  share one buffer, which grows to the largest need. `release_streams` frees it. The buffer of a
+  thread's own stream (cudaStreamPerThread) goes to another thread after its thread has ended.
 - A captured launch's scratch belongs to the CUDA graph: it lives until the graph, and every
   executable made from it, is destroyed, and is then given to other captures. `keep_with_capture`
   keeps other objects as long.
@@ -11,15 +11,17 @@
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import functools
+import os
 import threading
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from diglot.backends.capture import beside_captures, is_captured, ordinary_tensors
-from diglot.backends.driver import driver
+from diglot.backends.driver import driver, relaxed_capture
 from diglot.backends.plans import BARRIER_BYTES, CALL, Scratch
 
 PER_THREAD_STREAM = 2  # cudaStreamPerThread: each thread's own, though of one handle
@@ -29,14 +31,41 @@ MOVE_OWNERSHIP = 1  # CU_GRAPH_USER_OBJECT_MOVE
 NO_DESTRUCTOR_SYNC = 1  # CU_USER_OBJECT_NO_DESTRUCTOR_SYNC
 
 
+class _ThreadBuffers(dict[int, torch.Tensor]):
+    """The buffers of one thread's own streams, by device."""
+
+    def __del__(self) -> None:
+        for index, buffer in self.items():
+            _retire(index, buffer)
+
+
 class _ThreadStreams(threading.local):
     def __init__(self) -> None:
-        self.buffers: dict[int, torch.Tensor] = {}  # by device
+        self.buffers = _ThreadBuffers()
 
 
-_streams: dict[tuple[int, int], torch.Tensor] = {}  # by device and handle
+class _Retired(NamedTuple):
+    """A buffer of a thread that has ended. It is free after the event; None: never."""
+
+    buffer: torch.Tensor
+    event: torch.cuda.Event | None
+
+
+# By device and handle: a stream's number, which says whether the handle is another stream's by now.
+_streams: dict[tuple[int, int], tuple[int, torch.Tensor]] = {}
 _thread_streams = _ThreadStreams()
-_lock = threading.Lock()
+atexit.register(_thread_streams.buffers.clear)  # the main thread's have no use when Python ends
+_retired: dict[int, list[_Retired]] = {}  # by device
+_lock = threading.RLock()  # its holder may free objects, and with them a thread's buffers
+
+
+def _forget_lock() -> None:
+    """A child process has none of its parent's threads, one of which may have held the lock."""
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_forget_lock)
 
 
 def provide(need: Scratch, device: torch.device) -> torch.Tensor:
@@ -68,29 +97,93 @@ def _rounded(bytes: int) -> int:
     return max(SMALLEST, 1 << (bytes - 1).bit_length())
 
 
+def stream_number(index: int) -> int:
+    """The number of the device's current stream, which no other stream has or will have.
+
+    Each thread's own stream (cudaStreamPerThread), of one handle, has its own.
+    """
+    number = ctypes.c_ulonglong()
+    handle = ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(index))
+    _check(driver().cuStreamGetId(handle, ctypes.byref(number)), "asking for a stream's number")
+    return number.value
+
+
 def _of_stream(bytes: int, index: int) -> torch.Tensor:
     handle = torch._C._cuda_getCurrentRawStream(index)
-    is_threads = handle == PER_THREAD_STREAM
-    buffers: dict[Any, torch.Tensor] = _thread_streams.buffers if is_threads else _streams
-    key = index if is_threads else (index, handle)
-    scratch = buffers.get(key)
-    if scratch is None or scratch.numel() < bytes:
+    if handle == PER_THREAD_STREAM:
+        return _of_thread(bytes, index)
+    number = stream_number(index)
+    scratch = _kept(index, handle, number, bytes)
+    if scratch is None:
         # Made on the stream that uses it: the zeros are there before its first launch, and a
         # smaller buffer is given to nobody before the launches that use it have ended.
-        with ordinary_tensors():
-            made = _with_barrier(_rounded(bytes), torch.device("cuda", index))
+        made = _make(bytes, index)
         with _lock:
-            scratch = buffers.get(key)
-            if scratch is None or scratch.numel() < bytes:
-                scratch = buffers[key] = made
+            scratch = _kept(index, handle, number, bytes)
+            if scratch is None:
+                scratch = made
+                _streams[index, handle] = number, made
     return scratch
 
 
-def release_streams() -> None:
-    """Frees the scratch that streams have. No launch that uses it may be under way elsewhere."""
+def _kept(index: int, handle: int, number: int, bytes: int) -> torch.Tensor | None:
+    known, scratch = _streams.get((index, handle), (None, None))
+    return scratch if scratch is not None and known == number and scratch.numel() >= bytes else None
+
+
+def _of_thread(bytes: int, index: int) -> torch.Tensor:
+    buffers = _thread_streams.buffers
+    scratch = buffers.get(index)
+    if scratch is None or scratch.numel() < bytes:
+        if scratch is not None:
+            _retire(index, scratch)
+        scratch = _take_retired(bytes, index)
+        if scratch is None:
+            scratch = _make(bytes, index)
+        buffers[index] = scratch
+    return scratch
+
+
+def _make(bytes: int, index: int) -> torch.Tensor:
+    with ordinary_tensors():
+        return _with_barrier(_rounded(bytes), torch.device("cuda", index))
+
+
+def _retire(index: int, buffer: torch.Tensor) -> None:
+    """Keeps a buffer of this thread's own stream until the launches that use it have ended.
+
+    PyTorch's allocator would give it to another thread's stream of the same handle at once.
+    """
+    event = None
+    try:
+        with relaxed_capture():
+            event = torch.cuda.Event()
+            event.record(torch.cuda.ExternalStream(PER_THREAD_STREAM, index))
+    except RuntimeError:  # CUDA is gone, as in a child process: nobody uses the buffer again
+        event = None
     with _lock:
-        _streams.clear()
-    _thread_streams.buffers.clear()
+        _retired.setdefault(index, []).append(_Retired(buffer, event))
+
+
+def _take_retired(bytes: int, index: int) -> torch.Tensor | None:
+    with _lock, relaxed_capture():
+        retired = _retired.get(index, [])
+        for i, (buffer, event) in enumerate(retired):
+            if buffer.numel() >= bytes and event is not None and event.query():
+                del retired[i]
+                return buffer
+    return None
+
+
+def release_streams() -> None:
+    """Frees the scratch that streams have, and what destroyed graphs left.
+
+    No launch that uses it may be under way elsewhere.
+    """
+    with _lock:
+        _reclaim()
+        for kept in (_streams, _retired, _spare, _thread_streams.buffers):
+            kept.clear()
 
 
 # --- what a graph owns ---------------------------------------------------------------------------
@@ -199,13 +292,12 @@ def _of_capture(bytes: int, index: int) -> torch.Tensor:
         if scratch is not None and scratch.numel() >= bytes:
             return scratch
         spare = _spare.get(index, [])
-        fitting = next((i for i, each in enumerate(spare) if each.numel() >= bytes), None)
-        if fitting is not None:
-            made = spare.pop(fitting)
+        sizes = [(each.numel(), i) for i, each in enumerate(spare) if each.numel() >= bytes]
+        if sizes:  # the smallest that is large enough
+            made = spare.pop(min(sizes)[1])
         else:
-            device = torch.device("cuda", index)
-            with ordinary_tensors(), beside_captures(device):
-                made = _with_barrier(_rounded(bytes), device)
+            with beside_captures(torch.device("cuda", index)):
+                made = _make(bytes, index)
         if scratch is not None:  # launches captured before have its address
             owner.kept[len(owner.kept), "outgrown"] = scratch
         owner.buffers[handle] = made
@@ -247,7 +339,7 @@ def held_bytes(device: torch.device | int | None = None) -> dict[str, int]:
     with _lock:
         _reclaim()
         return {
-            "streams": total(t for (index, _), t in _streams.items() if counts(index))
+            "streams": total(t for (index, _), (_, t) in _streams.items() if counts(index))
             + total(t for index, t in _thread_streams.buffers.items() if counts(index)),
             "graphs": total(
                 tensor
@@ -255,7 +347,8 @@ def held_bytes(device: torch.device | int | None = None) -> dict[str, int]:
                 if counts(owner.index)
                 for tensor in (*owner.buffers.values(), *_tensors(owner.kept.values()))
             ),
-            "spare": total(t for index, each in _spare.items() if counts(index) for t in each),
+            "spare": total(t for index, each in _spare.items() if counts(index) for t in each)
+            + total(t for index, each in _retired.items() if counts(index) for t, _ in each),
         }
 
 

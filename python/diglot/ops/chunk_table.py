@@ -7,6 +7,7 @@ Where the cuts are depends on the tensors alone. csrc/include/diglot/chunks.cuh 
 from __future__ import annotations
 
 import functools
+import os
 import threading
 from collections import OrderedDict
 from typing import NamedTuple
@@ -14,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from diglot.backends.capture import beside_captures, is_captured
-from diglot.backends.scratch import PER_THREAD_STREAM, keep_with_capture, kept_with_capture
+from diglot.backends.scratch import keep_with_capture, kept_with_capture, stream_number
 
 # DType of csrc/include/diglot/types.cuh.
 CODES = {torch.float16: 6, torch.bfloat16: 7, torch.float32: 8, torch.float64: 9}
@@ -58,9 +59,18 @@ class ChunkTable(NamedTuple):
 
 
 # The stream on which it is copied and read, and the tensors.
-_Key = tuple[torch.device, int, int, DenseTensors]
+_Key = tuple[torch.device, int, DenseTensors]
 _recent: OrderedDict[_Key, ChunkTable] = OrderedDict()
 _lock = threading.Lock()
+
+
+def _forget_lock() -> None:
+    """A child process has none of its parent's threads, one of which may have held the lock."""
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_lock)
 
 
 def find_table(device: torch.device, tensors: DenseTensors) -> ChunkTable | None:
@@ -105,12 +115,8 @@ def make_table(device: torch.device, tensors: DenseTensors) -> ChunkTable:
 
 
 def _key(device: torch.device, tensors: DenseTensors) -> _Key:
-    """What a table is kept by. A thread's own stream has the handle of every other thread's."""
-    if device.type != "cuda":
-        return device, 0, 0, tensors
-    stream = torch._C._cuda_getCurrentRawStream(device.index)
-    owner = threading.get_ident() if stream == PER_THREAD_STREAM else 0
-    return device, stream, owner, tensors
+    """What a table is kept by: not the stream's handle, which may be given to another stream."""
+    return device, stream_number(device.index) if device.type == "cuda" else 0, tensors
 
 
 def build_rows(tensors: DenseTensors) -> torch.Tensor:
