@@ -14,7 +14,7 @@
 //
 // Every schema ends with scratch. A call from Python returns the variant's name, or, if its plan
 // needs scratch and it has none, launches nothing and returns the requirement: (bytes, zeroed,
-// lifetime). Bound to its arguments a launcher is called again and again with other operands
+// lifetime, group). Bound to its arguments a launcher is called again and again with other operands
 // (csrc/torch/pipeline.cpp).
 //
 // A launcher runs with its output's device current. Only this folder includes PyTorch's headers.

@@ -63,9 +63,10 @@ std::shared_ptr<const KeptPlan> PlanCache::keep(const PlanKey& key, Plan plan) {
 }
 
 PyObject* to_python(const Scratch& scratch) {
-  return Py_BuildValue("(LLs)", static_cast<long long>(scratch.bytes),
+  constexpr const char* kLifetimes[] = {"call", "stream", "group"};
+  return Py_BuildValue("(LLss)", static_cast<long long>(scratch.bytes),
                        static_cast<long long>(scratch.zeroed),
-                       scratch.lifetime == Lifetime::kCall ? "call" : "stream");
+                       kLifetimes[static_cast<int>(scratch.lifetime)], scratch.group.c_str());
 }
 
 namespace {

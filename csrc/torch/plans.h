@@ -40,7 +40,7 @@ class PlanCache {
   std::size_t steps_ = 0;
 };
 
-// (bytes, zeroed, lifetime).
+// (bytes, zeroed, lifetime, group).
 PyObject* to_python(const Scratch& scratch);
 // (variant, [(kernel, grid, block, shared_bytes, cluster_blocks, flags), ...], scratch or None).
 PyObject* to_python(const Plan& plan);

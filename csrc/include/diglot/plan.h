@@ -21,7 +21,7 @@
 
 namespace diglot {
 
-enum class Lifetime { kCall, kStream };
+enum class Lifetime { kCall, kStream, kGroup };
 
 // Memory that a launch needs besides its tensors; of its leading bytes so many must be zero. For
 // the lifetime of a stream that means: when the stream's memory is made.
@@ -29,10 +29,13 @@ struct Scratch {
   int64_t bytes = 0;  // 0: none
   int64_t zeroed = 0;
   Lifetime lifetime = Lifetime::kCall;
+  std::string group = {};  // the name of the process group that keeps it
 };
 
 // Of scratch that is kept by a stream, what a grid barrier takes.
 constexpr int64_t kBarrierBytes = 16;
+// Of scratch that is kept by a group, what the addresses of all ranks' buffers take at its start.
+constexpr int64_t kGroupHeaderBytes = 512;
 
 // One kernel.
 struct Step {
@@ -86,6 +89,7 @@ class Planner {
     plan.scratch.bytes = std::max(plan.scratch.bytes, scratch.bytes);
     plan.scratch.zeroed = std::max(plan.scratch.zeroed, scratch.zeroed);
     plan.scratch.lifetime = std::max(plan.scratch.lifetime, scratch.lifetime);
+    if (!scratch.group.empty()) plan.scratch.group = scratch.group;
     return Address<char>(Address<char>::kScratch);
   }
 

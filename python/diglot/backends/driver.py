@@ -7,11 +7,31 @@ import ctypes
 import functools
 from collections.abc import Iterator
 
+import torch
+
 
 @functools.cache
 def driver() -> ctypes.CDLL:
     """The driver's library."""
     return ctypes.CDLL("libcuda.so.1")
+
+
+def check_driver(status: int, what: str) -> None:
+    """Raises RuntimeError unless a call of the driver succeeded."""
+    if status != 0:
+        raise RuntimeError(f"{what}: CUDA error {status}")
+
+
+def stream_number(index: int) -> int:
+    """The number of the device's current stream, which no other stream has or will have.
+
+    Each thread's own stream (cudaStreamPerThread), of one handle, has its own.
+    """
+    number = ctypes.c_ulonglong()
+    handle = ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(index))
+    status = driver().cuStreamGetId(handle, ctypes.byref(number))
+    check_driver(status, "asking for a stream's number")
+    return number.value
 
 
 @contextlib.contextmanager

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 # How long scratch lives.
-CALL, STREAM = "call", "stream"
+CALL, STREAM, GROUP = "call", "stream", "group"
 # At the start of a stream's scratch: the state of the grid barrier.
 BARRIER_BYTES = 16
+# At the start of a group's scratch: the addresses of all ranks' buffers, eight bytes each.
+GROUP_HEADER_BYTES = 512
 
 
 class Scratch(NamedTuple):
@@ -26,12 +28,15 @@ class Scratch(NamedTuple):
         zeroed: leading bytes that are zero when the launch begins.
         lifetime: "call": for one call. "stream": kept by the stream, whose launches share it; its
             first 16 bytes are the grid barrier's state, zero at first, and every launch leaves them
-            as the next one wants them.
+            as the next one wants them. "group": kept by a group of processes, each of which has one
+            for each of its streams; it begins with the addresses of all ranks' (group_scratch.py).
+        group: the group's name.
     """
 
     bytes: int
     zeroed: int
     lifetime: str
+    group: str = ""
 
 
 class Device(NamedTuple):

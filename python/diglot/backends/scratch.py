@@ -7,6 +7,7 @@
 - A captured launch's scratch belongs to the CUDA graph: it lives until the graph, and every
   executable made from it, is destroyed, and is then given to other captures. `keep_with_capture`
   keeps other objects as long.
+- A process group's scratch belongs to the group (group_scratch.py).
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from typing import Any, NamedTuple
 import torch
 
 from diglot.backends.capture import beside_captures, is_captured, ordinary_tensors
-from diglot.backends.driver import driver, relaxed_capture
-from diglot.backends.plans import BARRIER_BYTES, CALL, Scratch
+from diglot.backends.driver import check_driver, driver, relaxed_capture, stream_number
+from diglot.backends.group_scratch import group_buffers, provide_for_group
+from diglot.backends.plans import BARRIER_BYTES, CALL, GROUP, Scratch
 
 PER_THREAD_STREAM = 2  # cudaStreamPerThread: each thread's own, though of one handle
 SMALLEST = 1 << 17  # bytes of a buffer that is kept: most needs fit, so that it seldom grows
@@ -79,6 +81,8 @@ def provide(need: Scratch, device: torch.device) -> torch.Tensor:
         if need.zeroed:
             scratch[: need.zeroed].zero_()
         return scratch
+    if need.lifetime == GROUP:
+        return provide_for_group(need, device)
     if device.type != "cuda":  # threads of the CPU may interpret kernels at once
         return _with_barrier(need.bytes, device)
     index = torch.cuda.current_device() if device.index is None else device.index
@@ -95,17 +99,6 @@ def _with_barrier(bytes: int, device: torch.device) -> torch.Tensor:
 
 def _rounded(bytes: int) -> int:
     return max(SMALLEST, 1 << (bytes - 1).bit_length())
-
-
-def stream_number(index: int) -> int:
-    """The number of the device's current stream, which no other stream has or will have.
-
-    Each thread's own stream (cudaStreamPerThread), of one handle, has its own.
-    """
-    number = ctypes.c_ulonglong()
-    handle = ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(index))
-    _check(driver().cuStreamGetId(handle, ctypes.byref(number)), "asking for a stream's number")
-    return number.value
 
 
 def _of_stream(bytes: int, index: int) -> torch.Tensor:
@@ -208,13 +201,13 @@ class _Graph:
             raise RuntimeError("sem_init failed")
         owner = ctypes.c_void_p()
         post = ctypes.cast(library.sem_post, ctypes.c_void_p)
-        _check(
+        check_driver(
             driver().cuUserObjectCreate(
                 ctypes.byref(owner), self._semaphore, post, 1, NO_DESTRUCTOR_SYNC
             ),
             "making a graph's user object",
         )
-        _check(
+        check_driver(
             driver().cuGraphRetainUserObject(ctypes.c_void_p(graph), owner, 1, MOVE_OWNERSHIP),
             "giving a graph its user object",
         )
@@ -239,15 +232,10 @@ def _c_library() -> ctypes.CDLL:
     return ctypes.CDLL(None)
 
 
-def _check(status: int, what: str) -> None:
-    if status != 0:
-        raise RuntimeError(f"{what}: CUDA error {status}")
-
-
 def _capture_of(index: int) -> tuple[int, int]:
     """The number of the capture that the current stream takes part in, and its graph."""
     status, number, graph = ctypes.c_int(), ctypes.c_uint64(), ctypes.c_void_p()
-    _check(
+    check_driver(
         driver().cuStreamGetCaptureInfo_v2(
             ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(index)),
             ctypes.byref(status),
@@ -324,7 +312,7 @@ def kept_with_capture(device: torch.device, key: Any) -> Any:
 
 
 def held_bytes(device: torch.device | int | None = None) -> dict[str, int]:
-    """How much scratch is held on a device, or on all: by "streams", "graphs", "spare".
+    """How much scratch is held on a device, or on all: by "streams", "graphs", "groups", "spare".
 
     That of threads' own streams counts for the calling thread.
     """
@@ -347,6 +335,7 @@ def held_bytes(device: torch.device | int | None = None) -> dict[str, int]:
                 if counts(owner.index)
                 for tensor in (*owner.buffers.values(), *_tensors(owner.kept.values()))
             ),
+            "groups": total(t for (_, index, _), t in group_buffers().items() if counts(index)),
             "spare": total(t for index, each in _spare.items() if counts(index) for t in each)
             + total(t for index, each in _retired.items() if counts(index) for t, _ in each),
         }

@@ -15,7 +15,8 @@ from typing import NamedTuple
 import torch
 
 from diglot.backends.capture import beside_captures, is_captured
-from diglot.backends.scratch import keep_with_capture, kept_with_capture, stream_number
+from diglot.backends.driver import stream_number
+from diglot.backends.scratch import keep_with_capture, kept_with_capture
 
 # DType of csrc/include/diglot/types.cuh.
 CODES = {torch.float16: 6, torch.bfloat16: 7, torch.float32: 8, torch.float64: 9}
