@@ -17,7 +17,7 @@ from diglot.triton_ops.global_launch import (
     compute_dtype,
 )
 from diglot.triton_ops.launch import launcher
-from diglot.triton_ops.lib import grid_barrier
+from diglot.triton_ops.lib.sync import grid_barrier
 from diglot.triton_ops.lib.chunks import (
     BFLOAT16,
     FLOAT16,
@@ -179,14 +179,14 @@ def scale_chunks(table, chunks, coefficient):
 
 @triton.jit
 def clip_grad_norm_phases(
-    table, partials, word, total, chunks, max_norm_high, max_norm_low,
+    table, partials, barrier_state, total, chunks, max_norm_high, max_norm_low,
     NORM: tl.constexpr, ERROR_IF_NONFINITE: tl.constexpr, PHASE: tl.constexpr,
 ):  # fmt: skip
     VALUE: tl.constexpr = partials.dtype.element_ty
     if PHASE != 2:
         fold_chunks(table, chunks, partials, NORM)
     if PHASE == ALL_PHASES:
-        grid_barrier.sync(word)
+        grid_barrier.sync(barrier_state)
     if PHASE != 1:
         norm = finish(fold_partials(chunks, partials, NORM), NORM)
         rounded = convert(norm, total.dtype.element_ty)

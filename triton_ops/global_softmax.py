@@ -8,7 +8,7 @@ import triton.language as tl
 from diglot.backends.plans import Plan
 from diglot.triton_ops.global_launch import plan_chunks
 from diglot.triton_ops.launch import launcher
-from diglot.triton_ops.lib import grid_barrier
+from diglot.triton_ops.lib.sync import grid_barrier
 from diglot.triton_ops.lib.global_reduce import (
     THREADS,
     by_thread,
@@ -43,7 +43,7 @@ def backward(grad, y, total, T: tl.constexpr):
 
 @triton.jit
 def global_softmax_forward_phases(
-    input, word, workspace, output, n, chunks, chunk_tiles,
+    input, barrier_state, workspace, output, n, chunks, chunk_tiles,
     ALIGNED: tl.constexpr, BLOCK: tl.constexpr, FOLD: tl.constexpr, PHASE: tl.constexpr,
 ):  # fmt: skip
     T: tl.constexpr = output.dtype.element_ty
@@ -67,7 +67,7 @@ def global_softmax_forward_phases(
                 maxima = tl.full((THREADS,), -float("inf"), COMPUTE)
                 sums = tl.full((THREADS,), 0.0, COMPUTE)
     if PHASE == ALL_PHASES:
-        grid_barrier.sync(word)
+        grid_barrier.sync(barrier_state)
     if PHASE != 1:
         maxima = load_states(workspace, chunks, 0, -float("inf"), FOLD)
         sums = load_states(workspace, chunks, 1, 0.0, FOLD)
@@ -83,7 +83,7 @@ def global_softmax_forward_phases(
 
 @triton.jit
 def global_softmax_backward_phases(
-    grad_output, output, word, workspace, grad_input, n, chunks, chunk_tiles,
+    grad_output, output, barrier_state, workspace, grad_input, n, chunks, chunk_tiles,
     ALIGNED: tl.constexpr, BLOCK: tl.constexpr, FOLD: tl.constexpr, PHASE: tl.constexpr,
 ):  # fmt: skip
     T: tl.constexpr = grad_input.dtype.element_ty
@@ -105,7 +105,7 @@ def global_softmax_backward_phases(
                 store_state(workspace, chunk, 0, tl.sum(sums))
                 sums = tl.full((THREADS,), 0.0, COMPUTE)
     if PHASE == ALL_PHASES:
-        grid_barrier.sync(word)
+        grid_barrier.sync(barrier_state)
     if PHASE != 1:
         total = tl.sum(load_states(workspace, chunks, 0, 0.0, FOLD))
         for later in range(own):

@@ -8,7 +8,7 @@ import triton.language as tl
 from diglot.backends.plans import Plan
 from diglot.triton_ops.global_launch import BARRIER, barrier_scratch
 from diglot.triton_ops.launch import launcher
-from diglot.triton_ops.lib import grid_barrier
+from diglot.triton_ops.lib.sync import grid_barrier
 from diglot.triton_ops.plan import ALL_PHASES, Launch, Operand
 
 CHECK_WARPS = 8
@@ -42,7 +42,7 @@ def count_mismatches(slots, mismatches, phase):
 
 @triton.jit
 def grid_barrier_phases(
-    word,
+    barrier_state,
     slots,
     mismatches,
     first,
@@ -56,7 +56,7 @@ def grid_barrier_phases(
         if WRITES and PHASE != 2:
             write_words(slots, phase)
         if PHASE == ALL_PHASES:
-            grid_barrier.sync(word)
+            grid_barrier.sync(barrier_state)
         if READS and PHASE != 1:
             count_mismatches(slots, mismatches, phase)
 

@@ -9,7 +9,7 @@ import triton.language as tl
 from diglot.backends.plans import Plan
 from diglot.triton_ops.global_launch import plan_chunks
 from diglot.triton_ops.launch import launcher
-from diglot.triton_ops.lib import grid_barrier
+from diglot.triton_ops.lib.sync import grid_barrier
 from diglot.triton_ops.lib.global_reduce import (
     THREADS,
     by_thread,
@@ -46,7 +46,7 @@ def backward(grad, x, center, factor, grad_mean, slope, T: tl.constexpr):
 
 @triton.jit
 def standardize_forward_phases(
-    input, statistics, word, workspace, output, n, chunks, chunk_tiles, eps_high, eps_low,
+    input, statistics, barrier_state, workspace, output, n, chunks, chunk_tiles, eps_high, eps_low,
     ALIGNED: tl.constexpr, BLOCK: tl.constexpr, FOLD: tl.constexpr, PHASE: tl.constexpr,
 ):  # fmt: skip
     T: tl.constexpr = output.dtype.element_ty
@@ -76,7 +76,7 @@ def standardize_forward_phases(
                 centers = tl.full((THREADS,), 0.0, COMPUTE)
                 squares = tl.full((THREADS,), 0.0, COMPUTE)
     if PHASE == ALL_PHASES:
-        grid_barrier.sync(word)
+        grid_barrier.sync(barrier_state)
     if PHASE != 1:
         count = n.to(COMPUTE)
         center, total = combine_all_moments(
@@ -98,7 +98,7 @@ def standardize_forward_phases(
 
 @triton.jit
 def standardize_backward_phases(
-    grad_output, input, statistics, word, workspace, grad_input, n, chunks, chunk_tiles,
+    grad_output, input, statistics, barrier_state, workspace, grad_input, n, chunks, chunk_tiles,
     ALIGNED: tl.constexpr, BLOCK: tl.constexpr, FOLD: tl.constexpr, PHASE: tl.constexpr,
 ):  # fmt: skip
     T: tl.constexpr = grad_input.dtype.element_ty
@@ -125,7 +125,7 @@ def standardize_backward_phases(
                 sums = tl.full((THREADS,), 0.0, COMPUTE)
                 products = tl.full((THREADS,), 0.0, COMPUTE)
     if PHASE == ALL_PHASES:
-        grid_barrier.sync(word)
+        grid_barrier.sync(barrier_state)
     if PHASE != 1:
         grad_mean = tl.sum(load_states(workspace, chunks, 0, 0.0, FOLD)) / n.to(COMPUTE)
         slope = tl.sum(load_states(workspace, chunks, 1, 0.0, FOLD)) / n.to(COMPUTE)

@@ -16,7 +16,7 @@ import triton.language as tl
 from .elementwise import strided_offset
 from .math import fma, negate
 from .reduce import BY_THREAD, sum_along
-from .row_exchange import collect, publish
+from .sync.mailbox import collect, publish
 from .row_reduce import LOADS, by_thread, load_shared, tile_mask, tile_pointers
 from .types import compute_type, convert, opaque, widen
 

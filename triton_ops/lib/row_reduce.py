@@ -38,7 +38,7 @@ import triton.language as tl
 
 from .elementwise import strided_offset
 from .reduce import ALL, BY_THREAD
-from .row_exchange import collect, collect_tile, publish
+from .sync.mailbox import collect, collect_tile, publish
 from .types import compute_type, convert, opaque, widen
 
 ROWS, TILES, COLUMNS, COLUMN_TILES, SHARED_ROWS, SHARED_COLUMNS, REDUCED_COLUMNS, MAPPED_COLUMNS = (
