@@ -17,7 +17,6 @@ from diglot.triton_ops.global_launch import (
     compute_dtype,
 )
 from diglot.triton_ops.launch import launcher
-from diglot.triton_ops.lib.sync import grid_barrier
 from diglot.triton_ops.lib.chunks import (
     BFLOAT16,
     FLOAT16,
@@ -26,6 +25,7 @@ from diglot.triton_ops.lib.chunks import (
     whole_blocks,
 )
 from diglot.triton_ops.lib.math import divide, fma, maximum, minimum, square_root
+from diglot.triton_ops.lib.sync import grid_barrier
 from diglot.triton_ops.lib.types import compute_type, convert, number
 from diglot.triton_ops.numbers import number_halves
 from diglot.triton_ops.plan import ALL_PHASES, Launch, Operand, Unseen

@@ -9,7 +9,7 @@ import triton.language as tl
 from diglot.backends.plans import Plan
 from diglot.triton_ops.launch import launcher
 from diglot.triton_ops.lib.norm import add, rms_map, squares_along, squares_finish
-from diglot.triton_ops.lib.reduce import sums_combine, sums_fold, sums_none
+from diglot.triton_ops.lib.reduce.states import sums_combine, sums_fold, sums_none
 from diglot.triton_ops.lib.row_reduce import reduce_then_map_rows
 from diglot.triton_ops.norm_launch import plan_norm_backward, row_share
 from diglot.triton_ops.numbers import numbers_of

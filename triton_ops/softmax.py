@@ -5,7 +5,7 @@ import triton.language as tl
 
 from diglot.backends.plans import Plan
 from diglot.triton_ops.launch import launcher
-from diglot.triton_ops.lib.reduce import (
+from diglot.triton_ops.lib.reduce.states import (
     exp_nonpositive_for,
     max_sum_along,
     max_sum_combine,

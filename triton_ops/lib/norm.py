@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from .math import divide, fma, reciprocal_root
-from .reduce import (
+from .reduce.states import (
     BY_THREAD,
     combine_all_moments,
     combine_moments,

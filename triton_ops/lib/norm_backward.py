@@ -15,9 +15,9 @@ import triton.language as tl
 
 from .elementwise import strided_offset
 from .math import fma, negate
-from .reduce import BY_THREAD, sum_along
-from .sync.mailbox import collect, publish
+from .reduce.states import BY_THREAD, sum_along
 from .row_reduce import LOADS, by_thread, load_shared, tile_mask, tile_pointers
+from .sync.mailbox import collect, publish
 from .types import compute_type, convert, opaque, widen
 
 

@@ -37,7 +37,7 @@ import triton
 import triton.language as tl
 
 from .elementwise import strided_offset
-from .reduce import ALL, BY_THREAD
+from .reduce.states import ALL, BY_THREAD
 from .sync.mailbox import collect, collect_tile, publish
 from .types import compute_type, convert, opaque, widen
 

@@ -20,8 +20,9 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import globaltimer
 
+from diglot.triton_ops.lib.types import INTERPRETED
+
 from .grid_barrier import CHECKED, PATIENCE
-from ..types import INTERPRETED
 
 MAY_LACK = tl.constexpr(CHECKED.value or INTERPRETED)  # whether a collected word may be missing
 
@@ -143,7 +144,7 @@ def collect_tile(mailboxes, offset, step, mask, none):
     Inline PTX would take the layout of what follows, and run several times.
     """
     begin = _now()
-    # One loop for each number of fields: Triton's compiler rejects variables that a loop only passes.
+    # A loop for each number of fields: Triton rejects variables that a loop only passes on.
     first = _look(mailboxes, offset)
     if len(none) == 1:
         while _lacks(first != 0):
