@@ -67,9 +67,9 @@ FAULTS = {
         "test_rows",
     ),
     ("triton", "tail"): Fault(
-        "triton_ops/lib/row_reduce.py",
-        "mask = (index < n)[None, :] & there[:, None]",
-        "mask = (index < n - 1)[None, :] & there[:, None]",
+        "triton_ops/lib/rows/tile.py",
+        "mask = (index < n)[None, :] & row_mask[:, None]",
+        "mask = (index < n - 1)[None, :] & row_mask[:, None]",
         "softmax",
         "test_rows",
     ),

@@ -110,12 +110,13 @@ def scale_elements(address, count, coefficient, DTYPE: tl.constexpr):
     index = tl.arange(0, BLOCK)
     factor = coefficient.to(COMPUTE)
     for first in range(0, whole, BLOCK):
-        at = tl.multiple_of(data + first, 16) + index
-        tl.store(at, convert(factor * tl.load(at).to(COMPUTE), DTYPE))
+        pointers = tl.multiple_of(data + first, 16) + index
+        tl.store(pointers, convert(factor * tl.load(pointers).to(COMPUTE), DTYPE))
     if whole < count:
-        at = data + whole + index
+        pointers = data + whole + index
         mask = index < count - whole
-        tl.store(at, convert(factor * tl.load(at, mask=mask).to(COMPUTE), DTYPE), mask=mask)
+        scaled = factor * tl.load(pointers, mask=mask).to(COMPUTE)
+        tl.store(pointers, convert(scaled, DTYPE), mask=mask)
 
 
 @triton.jit

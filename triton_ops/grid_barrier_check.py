@@ -20,14 +20,14 @@ CHECK_BLOCK = tl.constexpr(256)
 def write_words(slots, phase):
     """Writes this program's words of slots[phase % 2]."""
     words = tl.num_programs(0) * CHECK_WORDS
-    own = tl.program_id(0) * CHECK_WORDS + tl.arange(0, CHECK_WORDS)
+    index = tl.program_id(0) * CHECK_WORDS + tl.arange(0, CHECK_WORDS)
     first = (phase * words + 1).to(tl.int32)
-    tl.store(slots + phase % 2 * words + own, first + own)
+    tl.store(slots + phase % 2 * words + index, first + index)
 
 
 @triton.jit
 def count_mismatches(slots, mismatches, phase):
-    """Counts the words of slots[phase % 2], of all programs, that are not those of this phase."""
+    """Counts the words of all programs in slots[phase % 2] that this phase has not written."""
     words = tl.num_programs(0) * CHECK_WORDS
     first = (phase * words + 1).to(tl.int32)
     wrong = tl.zeros((CHECK_BLOCK,), tl.int32)
@@ -51,7 +51,7 @@ def grid_barrier_phases(
     READS: tl.constexpr,
     PHASE: tl.constexpr,
 ):
-    """One barrier per phase is enough: who writes to a slot again has passed the next one."""
+    """One barrier per phase is enough: a slot is written again behind the next one."""
     for phase in range(first, first + phases):
         if WRITES and PHASE != 2:
             write_words(slots, phase)

@@ -48,8 +48,8 @@ def map_flat(
         )  # fmt: skip
     if not INDEXED:
         if (tl.program_id(0) == 0) & (head > 0):
-            at = tl.arange(0, HEAD)
-            map_tile(FUNCTION, inputs, output, at, at < head, 0, parameters, constants, 0)
+            index = tl.arange(0, HEAD)
+            map_tile(FUNCTION, inputs, output, index, index < head, 0, parameters, constants, 0)
 
 
 @triton.jit
@@ -159,12 +159,12 @@ def strided_offset(index, sizes, start, strides, RANK: tl.constexpr, WIDE: tl.co
 
 
 @triton.jit
-def strided_pointers(pointer, at, VECTOR: tl.constexpr, ALIGNED: tl.constexpr):
+def strided_pointers(pointer, offset, VECTOR: tl.constexpr, ALIGNED: tl.constexpr):
     """A tile of pointers: to the VECTOR elements from each offset on, one access per row.
 
     With ALIGNED, the promise that every access starts at a multiple of 16 bytes.
     """
-    first = pointer + at
+    first = pointer + offset
     if ALIGNED:
         first = tl.multiple_of(first, 16)
     return first[:, None] + tl.arange(0, VECTOR)[None, :]
@@ -172,7 +172,7 @@ def strided_pointers(pointer, at, VECTOR: tl.constexpr, ALIGNED: tl.constexpr):
 
 @triton.jit
 def strided_load(
-    pointer, at, mask, VECTOR: tl.constexpr, BROADCAST: tl.constexpr, ALIGNED: tl.constexpr
+    pointer, offset, mask, VECTOR: tl.constexpr, BROADCAST: tl.constexpr, ALIGNED: tl.constexpr
 ):
     """The tile of elements; with BROADCAST, an access has one element, repeated.
 
@@ -181,14 +181,14 @@ def strided_load(
     values = None
     if pointer is not None:
         if BROADCAST:
-            one = tl.load(pointer + at, mask=mask)
-            values = tl.broadcast_to(one[:, None], (at.shape[0], VECTOR))
+            one = tl.load(pointer + offset, mask=mask)
+            values = tl.broadcast_to(one[:, None], (offset.shape[0], VECTOR))
         else:
-            values = tl.load(strided_pointers(pointer, at, VECTOR, ALIGNED), mask=mask[:, None])
+            values = tl.load(strided_pointers(pointer, offset, VECTOR, ALIGNED), mask=mask[:, None])
     return values
 
 
 @triton.jit
-def strided_store(pointer, at, values, mask, VECTOR: tl.constexpr, ALIGNED: tl.constexpr):
+def strided_store(pointer, offset, values, mask, VECTOR: tl.constexpr, ALIGNED: tl.constexpr):
     """Stores the tile of elements."""
-    tl.store(strided_pointers(pointer, at, VECTOR, ALIGNED), values, mask=mask[:, None])
+    tl.store(strided_pointers(pointer, offset, VECTOR, ALIGNED), values, mask=mask[:, None])
