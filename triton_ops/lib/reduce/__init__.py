@@ -1,4 +1,4 @@
-"""Reductions: states and how they combine; whole arrays.
+"""Reductions: states and how they combine (states.py), and whole arrays (global_.py).
 
 The names of the old module `reduce.py`, now reduce/states.py, stay here for one release.
 """

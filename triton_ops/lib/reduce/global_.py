@@ -1,6 +1,6 @@
 """Tiles of a whole array, for kernels that reduce it and then map it.
 
-Twin of reduce/global.cuh, which explains chunks and tiles.
+Twin of csrc/include/diglot/reduce/global.cuh, which explains chunks and tiles.
 """
 
 import triton

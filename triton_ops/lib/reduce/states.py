@@ -1,4 +1,5 @@
-"""States of reductions, and how two of them are combined. Twin of reduce/states.cuh.
+"""States of reductions, and how two of them are combined. Twin of
+csrc/include/diglot/reduce/states.cuh.
 
 The states of a program's threads are a block with one element for each thread; two blocks are
 combined element by element. `combine_all_...` combines all states of a block in one step, in the

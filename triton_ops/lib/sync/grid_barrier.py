@@ -1,4 +1,5 @@
-"""A barrier across the programs of a grid. Twin of sync/grid_barrier.cuh, which explains it.
+"""A barrier across the programs of a grid. csrc/include/diglot/sync/grid_barrier.cuh, its twin,
+explains it.
 
     @triton.jit
     def kernel(barrier_state, ...):
