@@ -137,8 +137,8 @@ class NormOperators:
         is_fused = len(arrays) == 2
         operator = self.forward_of_sum if is_fused else self.forward
         name = operator.signature.name
-        given = [p for p in parameters if p is not None]
-        direct = is_direct(*arrays, *given)
+        present = [p for p in parameters if p is not None]
+        direct = is_direct(*arrays, *present)
         if not direct:
             for which, tensor in zip(("input", "residual"), arrays, strict=False):
                 check_tensor(name, which, tensor)
@@ -161,7 +161,7 @@ class NormOperators:
             out = self((autocast_to_float32(total),), normalized_shape, widened, eps, backend)
             return (out, total) if is_fused else out
         shape, device = input.shape[-dims:], input.device
-        for p in given:  # the checks are inline while they pass
+        for p in present:  # the checks are inline while they pass
             if p.shape != shape or p.dtype is not dtype or p.device != device:
                 check_parameters(name, input, shape, parameters)
                 break
@@ -170,21 +170,21 @@ class NormOperators:
             results = operator.indirect(*arrays, *parameters, dims, eps, chosen)
             return results[:2] if is_fused else results[0]
         if torch.is_grad_enabled():
-            for tensor in (*arrays, *given):
+            for tensor in (*arrays, *present):
                 if tensor.requires_grad:
                     return operator.recorded(*arrays, *parameters, dims, eps, chosen)
         results = self._run(name, Forward(arrays, parameters, dims, eps, chosen), None)
         return results if is_fused else results[0]
 
-    def _run(self, name: str, given: Forward, statistics: Tensor | None) -> Tensors:
+    def _run(self, name: str, call: Forward, statistics: Tensor | None) -> Tensors:
         """Allocates and writes the output, and the sum of two arrays.
 
         Args:
             name: the operator's.
-            given: its arguments.
+            call: its arguments.
             statistics: written too; None if nobody asks for them.
         """
-        arrays, parameters, dims, eps, backend = given
+        arrays, parameters, dims, eps, backend = call
         results = tuple([_contiguous_like(array) for array in arrays])
         if arrays[0].numel() == 0:
             if statistics is not None:
@@ -200,10 +200,10 @@ class NormOperators:
         run(backend, name, f"{name}_forward", *arguments)
         return results
 
-    def _statistics_of(self, given: Forward) -> Tensor:
-        shape, dtype = given.arrays[0].shape, given.arrays[0].dtype
-        size = (self.fields, *shape[: len(shape) - given.dims])
-        return given.arrays[0].new_empty(size, dtype=compute_dtype(dtype))
+    def _statistics_of(self, call: Forward) -> Tensor:
+        shape, dtype = call.arrays[0].shape, call.arrays[0].dtype
+        size = (self.fields, *shape[: len(shape) - call.dims])
+        return call.arrays[0].new_empty(size, dtype=compute_dtype(dtype))
 
     def _define(self, arrays: tuple[str, ...]) -> Operator:
         """The op of an input, or of the sum of two arrays."""
@@ -212,35 +212,35 @@ class NormOperators:
         names, read = (*arrays, *self.parameters), READ[name]
 
         def fake(*args: Any) -> Tensors:
-            given = read(*args)
-            made = [_contiguous_like(array) for array in given.arrays]
-            return (*made, self._statistics_of(given))
+            call = read(*args)
+            made = [_contiguous_like(array) for array in call.arrays]
+            return (*made, self._statistics_of(call))
 
         def forward(*args: Any) -> Tensors:
-            given = read(*args)
-            statistics = self._statistics_of(given)
-            return (*self._run(name, given, statistics), statistics)
+            call = read(*args)
+            statistics = self._statistics_of(call)
+            return (*self._run(name, call, statistics), statistics)
 
         def save(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> tuple[Any, ...]:
-            given = read(*inputs)
-            ctx.dims, ctx.eps, ctx.backend = given.dims, given.eps, given.backend
-            ctx.dtypes = [None if p is None else p.dtype for p in given.parameters]
-            return output[1] if is_fused else inputs[0], output[-1], given.parameters[0]
+            call = read(*inputs)
+            ctx.dims, ctx.eps, ctx.backend = call.dims, call.eps, call.backend
+            ctx.dtypes = [None if p is None else p.dtype for p in call.parameters]
+            return output[1] if is_fused else inputs[0], output[-1], call.parameters[0]
 
         def gradients(ctx: Any, grad_output: Any, grad_sum: Any = None) -> tuple[Any, ...]:
             if grad_output is None:
                 return (*[grad_sum for _ in arrays], *[None for _ in self.parameters])
             asked = zip(ctx.dtypes, ctx.needs_input_grad[len(arrays) :], strict=False)
             dtypes = [dtype if is_asked else None for dtype, is_asked in asked]
-            given = (grad_output, grad_sum, *ctx.saved_tensors)
-            of_input, *made = self.backward(*given, *dtypes, ctx.eps, ctx.backend)
+            operands = (grad_output, grad_sum, *ctx.saved_tensors)
+            of_input, *made = self.backward(*operands, *dtypes, ctx.eps, ctx.backend)
             by_parameters = [g if d else None for g, d in zip(made, dtypes, strict=True)]
             return (*[of_input for _ in arrays], *by_parameters)
 
         def tangents(ctx: Any, *directions: Any) -> Any:
             input, _, weight = ctx.saved_tensors
             by: dict[str, Any] = dict(zip(names, directions, strict=False))
-            rows = Normalized.of(input, ctx.dims, ctx.eps, self.centered)
+            rows = Normalized.compute(input, ctx.dims, ctx.eps, self.centered)
             summed = [wide(by[which]) for which in arrays if by[which] is not None]
             along = _total(summed, wide(input))
             parts = []
@@ -289,22 +289,22 @@ class NormOperators:
         def read(args: tuple[Any, ...]) -> Backward:
             return Backward(**dict(zip(names, args, strict=True)))
 
-        def dtypes_of(given: Backward) -> list[torch.dtype | None]:
-            return [getattr(given, which) for which in dtypes]
+        def dtypes_of(call: Backward) -> list[torch.dtype | None]:
+            return [getattr(call, which) for which in dtypes]
 
         def fake(*args: Any) -> Tensors:
-            given = read(args)
-            input, row = given.input, given.input.shape[given.rank :]
+            call = read(args)
+            input, row = call.input, call.input.shape[call.rank :]
             return (
                 _contiguous_like(input),
-                *[input.new_empty(row if d else (0,), dtype=d) for d in dtypes_of(given)],
+                *[input.new_empty(row if d else (0,), dtype=d) for d in dtypes_of(call)],
             )
 
         def forward(*args: Any) -> Tensors:
-            given = read(args)
-            input, rank = given.input, given.rank
+            call = read(args)
+            input, rank = call.input, call.rank
             for which in ("grad_output", "grad_sum"):
-                grad = getattr(given, which)
+                grad = getattr(call, which)
                 if grad is not None and (grad.shape != input.shape or grad.dtype != input.dtype):
                     raise ValueError(
                         f"{name}: {which} must have the shape and dtype of input, "
@@ -316,12 +316,12 @@ class NormOperators:
                 for gradient in made:
                     gradient.zero_()
                 return results
-            asked = [g if d else None for g, d in zip(made, dtypes_of(given), strict=True)]
-            rows = [_as_rows(t, rank) for t in (given.grad_output, given.grad_sum, input)]
-            vectors = [_as_rows(vector, 0) for vector in (given.weight, *asked)]
-            statistics = given.statistics.contiguous()  # torch.vmap moves their dimensions
+            asked = [g if d else None for g, d in zip(made, dtypes_of(call), strict=True)]
+            rows = [_as_rows(t, rank) for t in (call.grad_output, call.grad_sum, input)]
+            vectors = [_as_rows(vector, 0) for vector in (call.weight, *asked)]
+            statistics = call.statistics.contiguous()  # torch.vmap moves their dimensions
             run(
-                given.backend,
+                call.backend,
                 self.name,
                 name,
                 *rows,
@@ -332,22 +332,22 @@ class NormOperators:
             return results
 
         def save(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> list[Any]:
-            given = read(inputs)
-            ctx.has_sum, ctx.dims = given.grad_sum is not None, given.input.dim() - given.rank
-            ctx.dtypes, ctx.eps = dtypes_of(given), given.eps
-            return [given.grad_output, given.input, given.weight]
+            call = read(inputs)
+            ctx.has_sum, ctx.dims = call.grad_sum is not None, call.input.dim() - call.rank
+            ctx.dtypes, ctx.eps = dtypes_of(call), call.eps
+            return [call.grad_output, call.input, call.weight]
 
         def parts_of(ctx: Any) -> tuple[Any, ...]:
             grad_output, input, weight = ctx.saved_tensors
-            rows = Normalized.of(input, ctx.dims, ctx.eps, self.centered)
+            rows = Normalized.compute(input, ctx.dims, ctx.eps, self.centered)
             g = wide(grad_output)
             return rows, g, g if weight is None else g * weight, weight
 
         def gradients(ctx: Any, along: Any, *by_parameters: Any) -> tuple[Any, ...]:
             rows, g, scaled, weight = parts_of(ctx)
             input, of_weight = ctx.saved_tensors[1], None
-            given = [p if d else None for p, d in zip(by_parameters, ctx.dtypes, strict=True)]
-            by: dict[str, Any] = dict(zip(self.parameters, given, strict=True))
+            wanted = [p if d else None for p, d in zip(by_parameters, ctx.dtypes, strict=True)]
+            by: dict[str, Any] = dict(zip(self.parameters, wanted, strict=True))
             to_grad, to_input = [], []
             if along is not None:
                 projected = rows.project(wide(along))
@@ -395,11 +395,11 @@ class NormOperators:
             return _total(to_input, input), *of_parameters
 
         def batch(operator: Operator, info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
-            given, dims = read(args), dict(zip(names, in_dims, strict=True))
-            if dims["weight"] is not None or any(dtypes_of(given)):
+            call, dims = read(args), dict(zip(names, in_dims, strict=True))
+            if dims["weight"] is not None or any(dtypes_of(call)):
                 return one_by_one(operator, info, in_dims, *args)
-            first = batch_first(info, in_dims, (given.grad_output, given.grad_sum, given.input))
-            statistics = batch_at(1, info, dims["statistics"], given.statistics)
+            first = batch_first(info, in_dims, (call.grad_output, call.grad_sum, call.input))
+            statistics = batch_at(1, info, dims["statistics"], call.statistics)
             results = operator(*first, statistics, *args[4:])
             return results, (0, *[None for _ in self.parameters])
 
