@@ -34,8 +34,8 @@ CLIP_WARPS = 8
 CLIP_PROGRAMS = 4  # on a multiprocessor
 PARTIALS_BLOCK = tl.constexpr(2048)
 
-# A norm as a fold over elements, from 0 on: what an element adds to it, how two folds make one, and
-# what the norm is of the fold of all.
+# A norm is a fold over elements that begins with 0. These functions add an element to a fold,
+# combine two folds, and make the norm of the fold of all elements.
 SUM = tl.constexpr(1)
 EUCLIDEAN = tl.constexpr(2)
 MAXIMUM = tl.constexpr(3)
@@ -44,7 +44,7 @@ NORMS = {1.0: SUM.value, 2.0: EUCLIDEAN.value, math.inf: MAXIMUM.value}
 
 @triton.constexpr_function
 def block_elements(dtype):
-    """Elements at a time: as many as four programs on a multiprocessor have registers for."""
+    """Elements at a time: as many as the registers of an SM hold for four programs."""
     return 1024 if dtype == tl.float64 else 4096
 
 
@@ -123,7 +123,7 @@ def scale_elements(address, count, coefficient, DTYPE: tl.constexpr):
 def fold_chunks(table, chunks, partials, NORM: tl.constexpr):
     """partials[chunk] = the fold of the chunk, for the chunks of this program.
 
-    What it is depends on the chunk alone.
+    A fold depends on its chunk alone.
     """
     VALUE: tl.constexpr = partials.dtype.element_ty
     programs = tl.num_programs(0)
@@ -205,7 +205,7 @@ def clip_grad_norm_phases(
 
 
 def numbers(grads: Any, max_norm: float) -> tuple[int, ...]:
-    """What the kernel takes; it finds the gradients by the table."""
+    """The kernel's numbers. The gradients are found by the table."""
     return number_halves(max_norm, torch.float64)
 
 

@@ -29,7 +29,7 @@ MOST = 4  # elements of a thread: each takes a dozen registers from term to term
 
 @triton.jit
 def parameters(halves, OUT: tl.constexpr):
-    """What the functions take, in the type that OUT is computed in."""
+    """The parameters of gaussian_pdf, in the type that OUT is computed in."""
     COMPUTE: tl.constexpr = compute_type(OUT)
     return (
         number(halves[0], halves[1], COMPUTE),
