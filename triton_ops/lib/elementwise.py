@@ -48,8 +48,8 @@ def map_flat(
         )  # fmt: skip
     if not INDEXED:
         if (tl.program_id(0) == 0) & (head > 0):
-            index = tl.arange(0, HEAD)
-            map_tile(FUNCTION, inputs, output, index, index < head, 0, parameters, constants, 0)
+            element = tl.arange(0, HEAD)
+            map_tile(FUNCTION, inputs, output, element, element < head, 0, parameters, constants, 0)
 
 
 @triton.jit
