@@ -88,11 +88,14 @@ class Mutation(NamedTuple):
 
 # An op's kernels with a grid barrier each.
 OPS = {"standardize": 2, "global_softmax": 2, "clip_grad_norm": 1}
-SYNC = "    if PHASE == ALL_PHASES:\n        grid_barrier.sync(word)\n"
+SYNC = "    if PHASE == ALL_PHASES:\n        grid_barrier.sync(barrier_state)\n"
 MUTATIONS = {
     "both barriers are missing": Mutation("standardize.py", SYNC, "", ["0 grid barriers"]),
     "nobody waits": Mutation(
-        "lib/grid_barrier.py", "    wait(word, before, now)\n\n\n", "\n\n", ["nobody polls"]
+        "lib/sync/grid_barrier.py",
+        "    wait(barrier_state, before, now)\n\n\n",
+        "\n\n",
+        ["nobody polls"],
     ),
 }
 

@@ -14,11 +14,11 @@ from diglot.define.pair import DifferentiablePair, pointwise
 
 def test_signature():
     """Tensors that may be absent count; lists of numbers and nested types hide no comma."""
-    assert Signature.of(
+    assert Signature.parse(
         "f(Tensor input, Tensor? other, SymInt[2] shape, ScalarType? dtype, str backend) -> "
         "(Tensor, Tensor sum, Tensor statistics)"
     ) == ("f", ("input", "other", "shape", "dtype", "backend"), ("", "sum", "statistics"), 2)
-    assert Signature.of("g(str backend) -> (Tensor output)").outputs == ("output",)
+    assert Signature.parse("g(str backend) -> (Tensor output)").outputs == ("output",)
 
 
 count = itertools.count()

@@ -14,7 +14,8 @@ pytestmark = [
 ]
 
 OF_SLICES = "csrc/include/diglot/norm_backward.cuh"
-OF_GROUPS = "triton_ops/lib/norm_backward.py"
+OF_GROUPS = "triton_ops/lib/norm/group_sums.py"
+OF_STREAMING = "triton_ops/lib/norm/backward_streaming.py"
 OF_STARTS = "triton_ops/lib/elementwise.py"
 
 
@@ -30,7 +31,7 @@ TRITON = {
         "test_norm_slices",
     ),
     "later slices begin anew, in tiles": of_triton(
-        OF_GROUPS, "    if not LATER:", "    if True:", "test_norm_slices"
+        OF_STREAMING, "    if not LATER:", "    if True:", "test_norm_slices"
     ),
     "groups that nobody wrote": of_triton(
         OF_GROUPS,

@@ -21,7 +21,7 @@ import diglot
 from diglot.backends.plans import BARRIER_BYTES, STREAM, Scratch
 from diglot.backends.runs import run
 from diglot.backends.scratch import provide
-from diglot.triton_ops.lib import grid_barrier
+from diglot.triton_ops.lib.sync import grid_barrier
 
 gpu = pytest.mark.gpu
 
@@ -234,7 +234,7 @@ def test_nothing_is_timed_in_a_capture():
 DROPPED = """
 import sys
 import torch, triton, triton.language as tl
-from diglot.triton_ops.lib import grid_barrier
+from diglot.triton_ops.lib.sync import grid_barrier
 
 @triton.jit
 def kernel(word):

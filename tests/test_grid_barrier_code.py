@@ -131,7 +131,7 @@ def of_triton(tmp_path_factory):
     wanted += [("90", MUTATIONS["triton", lost]) for lost in ("release", "acquire")]
     folders = [tmp_path_factory.mktemp("triton") for _ in wanted]
     for folder, (_, replace) in zip(folders, wanted, strict=True):
-        write_replaced(ROOT / "triton_ops/lib/grid_barrier.py", replace, folder / "library.py")
+        write_replaced(ROOT / "triton_ops/lib/sync/grid_barrier.py", replace, folder / "library.py")
     arguments = [a for folder, (of, _) in zip(folders, wanted, strict=True) for a in (folder, of)]
     script = tmp_path_factory.mktemp("script") / "compile.py"
     script.write_text(COMPILE)

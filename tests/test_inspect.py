@@ -466,6 +466,9 @@ def test_sources():
     assert cuda.library["diglot/gelu.cuh"] == ("Approximate", "Precision", "gelu")
     library = triton.library["triton_ops/lib/elementwise_kernels.py"]
     assert library == ("elementwise_kernels",)
+    barrier = sources.source_of("triton", "standardize_forward_phases")
+    assert barrier.library["triton_ops/lib/sync/grid_barrier.py"] == ("grid_barrier",)
+    assert "by_thread" in barrier.library["triton_ops/lib/reduce/global_.py"]
     assert sources.source_of("cuda", "nothing") is None
 
 

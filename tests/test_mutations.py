@@ -42,7 +42,9 @@ class Fault(NamedTuple):
 # counter of 32 bits; and, so that it is these that are found, none.
 FAULTS = {
     ("cuda", "none"): Fault("csrc/include/diglot/reduce.cuh", "\n", "\n", "softmax", "test_rows"),
-    ("triton", "none"): Fault("triton_ops/lib/reduce.py", "\n", "\n", "softmax", "test_rows"),
+    ("triton", "none"): Fault(
+        "triton_ops/lib/reduce/states.py", "\n", "\n", "softmax", "test_rows"
+    ),
     ("cuda", "merge"): Fault(
         "csrc/include/diglot/reduce.cuh",
         "a.sum * exp_nonpositive_for<T>(a.max - shift) + b.sum",
@@ -51,7 +53,7 @@ FAULTS = {
         "test_rows",
     ),
     ("triton", "merge"): Fault(
-        "triton_ops/lib/reduce.py",
+        "triton_ops/lib/reduce/states.py",
         "scaled = states[1] * exp_nonpositive_for(states[0] - shift_of(max), T)",
         "scaled = states[1]",
         "softmax",
@@ -65,9 +67,9 @@ FAULTS = {
         "test_rows",
     ),
     ("triton", "tail"): Fault(
-        "triton_ops/lib/row_reduce.py",
-        "mask = (index < n)[None, :] & there[:, None]",
-        "mask = (index < n - 1)[None, :] & there[:, None]",
+        "triton_ops/lib/rows/tile.py",
+        "mask = (index < n)[None, :] & row_mask[:, None]",
+        "mask = (index < n - 1)[None, :] & row_mask[:, None]",
         "softmax",
         "test_rows",
     ),

@@ -45,9 +45,12 @@ def test_dtypes_and_shapes():
     needs = Needs(dtypes=HALVES, call=check_head_dim)
     x = torch.empty(2, 300, dtype=torch.float16)
     assert needs.refusal(Call(GPU, 90), None) is None  # of a device alone nothing more is known
-    assert needs.refusal(Call.of(GPU, 90, (x, None)), None) == "head_dim > 256"
-    assert needs.refusal(Call.of(GPU, 90, (x[:, :256],)), None) is None
-    assert needs.refusal(Call.of(GPU, 90, (x.double(),)), None) == "it has no kernel for float64"
+    assert needs.refusal(Call.from_tensors(GPU, 90, (x, None)), None) == "head_dim > 256"
+    assert needs.refusal(Call.from_tensors(GPU, 90, (x[:, :256],)), None) is None
+    assert (
+        needs.refusal(Call.from_tensors(GPU, 90, (x.double(),)), None)
+        == "it has no kernel for float64"
+    )
 
 
 @pytest.mark.parametrize("backend", KERNELS)
@@ -56,7 +59,7 @@ def test_reasons_reach_the_user(backend):
     require("gelu", backend, Needs(dtypes=HALVES, call=check_head_dim))
     fine = torch.ones(3, 256, dtype=torch.float16, device=DEVICE)
     wide, single = fine.repeat(1, 2), fine.float()
-    assert supports(backend, "gelu", Call.of(fine.device, None, (fine,))) is None
+    assert supports(backend, "gelu", Call.from_tensors(fine.device, None, (fine,))) is None
     assert choose("gelu", fine.device, backend, fine) == backend
     for tensor, reason in ((wide, "head_dim > 256"), (single, "it has no kernel for float32")):
         with pytest.raises(diglot.BackendUnavailable, match=reason):

@@ -18,9 +18,10 @@ import diglot
 from diglot import stream_map
 from diglot.pipeline.copier import PythonCopier, copier_for, library
 from diglot.pipeline.host import HostArray
+from diglot.pipeline.job import Job, Sink
 from diglot.pipeline.pinned import pinned_cache
 from diglot.pipeline.planner import plan
-from diglot.pipeline.ring import Job, Ring, Sink
+from diglot.pipeline.ring import Ring
 
 CPU = torch.device("cpu")
 

@@ -352,7 +352,7 @@ class Forgetful(Run):
 @pytest.mark.parametrize("run", [Run, Forgetful])
 def test_the_last_device_is_waited_for(monkeypatch, run):
     """Also when it is much slower than the others."""
-    monkeypatch.setattr("diglot.pipeline.stream.Run", run)
+    monkeypatch.setattr("diglot.pipeline.stream_call.Run", run)
     x = torch.arange(40.0)[:, None]
     out = torch.zeros(40, 1)
     stream_map(slow_at_the_end, x, out=out, chunk_bytes=16, devices=["cpu:0", "cpu:1"])

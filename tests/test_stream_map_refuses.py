@@ -193,7 +193,7 @@ def test_refused_before_work_starts(monkeypatch, name):
     def run(*_):
         raise AssertionError("work has started")
 
-    monkeypatch.setattr("diglot.pipeline.stream.Run", run)
+    monkeypatch.setattr("diglot.pipeline.stream_call.Run", run)
     is_of_op = callable(arguments[0]) and arguments[0] is not NO
     for backend in ["torch", "triton", *["cuda"] * HAS_CUDA] if is_of_op else [None]:
         with pytest.raises(kind, match=message):

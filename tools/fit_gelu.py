@@ -1,7 +1,7 @@
-"""Fits the polynomials of csrc/include/diglot/gelu.cuh and triton_ops/lib/gelu.py.
+"""Fits the polynomials of csrc/include/diglot/gelu_*.cuh and triton_ops/lib/gelu_*.py.
 
 Run ``python tools/fit_gelu.py`` (needs mpmath only; about a minute) to print every coefficient
-table and split constant of the two files, with the error that each table reaches before the
+table and split constant of these files, with the error that each table reaches before the
 rounding of the evaluation itself.
 
 Every fit is a weighted minimax one, found by the exchange algorithm of Remez on a grid of

@@ -121,9 +121,9 @@ def load_tile(
     sums and the hints on them are made here: a hint on a parameter is lost in inlining.
     """
     # In 64 bits: two offsets that fit 31 bits may not when added.
-    at = row_at.to(tl.int64)[:, None] + column_at[None, :]
+    offset = row_at.to(tl.int64)[:, None] + column_at[None, :]
     mask = is_row[:, None] & is_column[None, :]
-    address = pointer + at
+    address = pointer + offset
     if ROWS > 1:
         mask = tl.max_constancy(mask, (ROWS, 1))
         address = tl.max_contiguous(tl.multiple_of(address, (16, 1)), (ROWS, 1))

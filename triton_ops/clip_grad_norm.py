@@ -17,7 +17,6 @@ from diglot.triton_ops.global_launch import (
     compute_dtype,
 )
 from diglot.triton_ops.launch import launcher
-from diglot.triton_ops.lib import grid_barrier
 from diglot.triton_ops.lib.chunks import (
     BFLOAT16,
     FLOAT16,
@@ -26,6 +25,7 @@ from diglot.triton_ops.lib.chunks import (
     whole_blocks,
 )
 from diglot.triton_ops.lib.math import divide, fma, maximum, minimum, square_root
+from diglot.triton_ops.lib.sync import grid_barrier
 from diglot.triton_ops.lib.types import compute_type, convert, number
 from diglot.triton_ops.numbers import number_halves
 from diglot.triton_ops.plan import ALL_PHASES, Launch, Operand, Unseen
@@ -34,8 +34,8 @@ CLIP_WARPS = 8
 CLIP_PROGRAMS = 4  # on a multiprocessor
 PARTIALS_BLOCK = tl.constexpr(2048)
 
-# A norm as a fold over elements, from 0 on: what an element adds to it, how two folds make one, and
-# what the norm is of the fold of all.
+# A norm is a fold over elements that begins with 0. These functions add an element to a fold,
+# combine two folds, and make the norm of the fold of all elements.
 SUM = tl.constexpr(1)
 EUCLIDEAN = tl.constexpr(2)
 MAXIMUM = tl.constexpr(3)
@@ -44,7 +44,7 @@ NORMS = {1.0: SUM.value, 2.0: EUCLIDEAN.value, math.inf: MAXIMUM.value}
 
 @triton.constexpr_function
 def block_elements(dtype):
-    """Elements at a time: as many as four programs on a multiprocessor have registers for."""
+    """Elements at a time: as many as the registers of an SM hold for four programs."""
     return 1024 if dtype == tl.float64 else 4096
 
 
@@ -110,19 +110,20 @@ def scale_elements(address, count, coefficient, DTYPE: tl.constexpr):
     index = tl.arange(0, BLOCK)
     factor = coefficient.to(COMPUTE)
     for first in range(0, whole, BLOCK):
-        at = tl.multiple_of(data + first, 16) + index
-        tl.store(at, convert(factor * tl.load(at).to(COMPUTE), DTYPE))
+        pointers = tl.multiple_of(data + first, 16) + index
+        tl.store(pointers, convert(factor * tl.load(pointers).to(COMPUTE), DTYPE))
     if whole < count:
-        at = data + whole + index
+        pointers = data + whole + index
         mask = index < count - whole
-        tl.store(at, convert(factor * tl.load(at, mask=mask).to(COMPUTE), DTYPE), mask=mask)
+        scaled = factor * tl.load(pointers, mask=mask).to(COMPUTE)
+        tl.store(pointers, convert(scaled, DTYPE), mask=mask)
 
 
 @triton.jit
 def fold_chunks(table, chunks, partials, NORM: tl.constexpr):
     """partials[chunk] = the fold of the chunk, for the chunks of this program.
 
-    What it is depends on the chunk alone.
+    A fold depends on its chunk alone.
     """
     VALUE: tl.constexpr = partials.dtype.element_ty
     programs = tl.num_programs(0)
@@ -179,14 +180,14 @@ def scale_chunks(table, chunks, coefficient):
 
 @triton.jit
 def clip_grad_norm_phases(
-    table, partials, word, total, chunks, max_norm_high, max_norm_low,
+    table, partials, barrier_state, total, chunks, max_norm_high, max_norm_low,
     NORM: tl.constexpr, ERROR_IF_NONFINITE: tl.constexpr, PHASE: tl.constexpr,
 ):  # fmt: skip
     VALUE: tl.constexpr = partials.dtype.element_ty
     if PHASE != 2:
         fold_chunks(table, chunks, partials, NORM)
     if PHASE == ALL_PHASES:
-        grid_barrier.sync(word)
+        grid_barrier.sync(barrier_state)
     if PHASE != 1:
         norm = finish(fold_partials(chunks, partials, NORM), NORM)
         rounded = convert(norm, total.dtype.element_ty)
@@ -204,7 +205,7 @@ def clip_grad_norm_phases(
 
 
 def numbers(grads: Any, max_norm: float) -> tuple[int, ...]:
-    """What the kernel takes; it finds the gradients by the table."""
+    """The kernel's numbers. The gradients are found by the table."""
     return number_halves(max_norm, torch.float64)
 
 

@@ -18,9 +18,9 @@ PHILOX_BLOCK, PHILOX_WARPS = 128, 4
 
 @triton.jit
 def dropout(index, input, seed, numbers, OUT: tl.constexpr):
-    """The elements whose random bits reach the threshold, times the scale; the others times zero.
+    """Elements times the scale where their random bits reach the threshold, else times zero.
 
-    Which leaves NaN of NaN and infinities. `numbers`: the offset in two halves, the threshold and
+    So a dropped NaN or infinity becomes NaN. `numbers`: the offset in two halves, the threshold and
     the scale in two halves.
     """
     COMPUTE: tl.constexpr = compute_type(OUT)
@@ -39,7 +39,7 @@ dropout_flat, dropout_strided = elementwise_kernels(
 
 @triton.jit
 def philox_rows(rows, output, n, BLOCK: tl.constexpr):
-    """A counter of four words and a key of two in each of n rows; four words in each output row."""
+    """Philox of n rows, each a counter of four words and a key of two, gives four words of each."""
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = row < n
     in_pointer, out_pointer = rows + 6 * row, output + 4 * row
@@ -57,7 +57,7 @@ def philox_rows(rows, output, n, BLOCK: tl.constexpr):
 
 
 def numbers(offset: int, threshold: int, scale: float) -> tuple[int, ...]:
-    """What kernels take for these."""
+    """The kernels' numbers."""
     _, low = number_halves(threshold, torch.int64)
     return (*number_halves(offset, torch.int64), low, *number_halves(scale, torch.float64))
 

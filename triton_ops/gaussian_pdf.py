@@ -29,7 +29,7 @@ MOST = 4  # elements of a thread: each takes a dozen registers from term to term
 
 @triton.jit
 def parameters(halves, OUT: tl.constexpr):
-    """What the functions take, in the type that OUT is computed in."""
+    """The parameters of gaussian_pdf, in the type that OUT is computed in."""
     COMPUTE: tl.constexpr = compute_type(OUT)
     return (
         number(halves[0], halves[1], COMPUTE),
@@ -46,14 +46,14 @@ def parameters(halves, OUT: tl.constexpr):
 
 
 @triton.jit
-def forward(x, of, OUT: tl.constexpr):
-    return convert(gaussian_pdf(x.to(compute_type(OUT)), of), OUT)
+def forward(x, p, OUT: tl.constexpr):
+    return convert(gaussian_pdf(x.to(compute_type(OUT)), p), OUT)
 
 
 @triton.jit
-def backward(grad_output, x, of, OUT: tl.constexpr):
+def backward(grad_output, x, p, OUT: tl.constexpr):
     COMPUTE: tl.constexpr = compute_type(OUT)
-    return convert(gaussian_pdf_gradient(grad_output.to(COMPUTE), x.to(COMPUTE), of), OUT)
+    return convert(gaussian_pdf_gradient(grad_output.to(COMPUTE), x.to(COMPUTE), p), OUT)
 
 
 gaussian_pdf_forward_flat, gaussian_pdf_forward_strided = elementwise_kernels(

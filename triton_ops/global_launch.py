@@ -13,7 +13,7 @@ import triton
 from diglot.backends.plans import BARRIER_BYTES, Plan, Scratch
 
 # Relative, because mypy finds this folder under its name in the tree.
-from .lib.global_reduce import MAX_FIELDS, THREADS
+from .lib.reduce.global_ import MAX_FIELDS, THREADS
 from .plan import ACCESS_BYTES, NOTHING, Launch, Operand, Part
 
 GLOBAL_WARPS = THREADS.value // 32

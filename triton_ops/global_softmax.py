@@ -8,24 +8,24 @@ import triton.language as tl
 from diglot.backends.plans import Plan
 from diglot.triton_ops.global_launch import plan_chunks
 from diglot.triton_ops.launch import launcher
-from diglot.triton_ops.lib import grid_barrier
-from diglot.triton_ops.lib.global_reduce import (
+from diglot.triton_ops.lib.reduce.global_ import (
     THREADS,
     by_thread,
+    count_tiles,
     load_states,
     load_tile,
-    own_tiles,
     store_state,
     store_tile,
     tile_start,
 )
-from diglot.triton_ops.lib.reduce import (
+from diglot.triton_ops.lib.reduce.states import (
     combine_all_max_sums,
     combine_max_sum,
     exp_nonpositive_for,
     max_sum_of,
     thread_sums,
 )
+from diglot.triton_ops.lib.sync import grid_barrier
 from diglot.triton_ops.lib.types import compute_type, convert
 from diglot.triton_ops.plan import ALL_PHASES, Operand
 
@@ -43,17 +43,17 @@ def backward(grad, y, total, T: tl.constexpr):
 
 @triton.jit
 def global_softmax_forward_phases(
-    input, word, workspace, output, n, chunks, chunk_tiles,
+    input, barrier_state, workspace, output, n, chunks, chunk_tiles,
     ALIGNED: tl.constexpr, BLOCK: tl.constexpr, FOLD: tl.constexpr, PHASE: tl.constexpr,
 ):  # fmt: skip
     T: tl.constexpr = output.dtype.element_ty
     COMPUTE: tl.constexpr = compute_type(T)
-    own = own_tiles(chunks, chunk_tiles)
+    tiles = count_tiles(chunks, chunk_tiles)
     held = tl.full((BLOCK,), -float("inf"), COMPUTE).to(T)
     if PHASE != 2:
         maxima = tl.full((THREADS,), -float("inf"), COMPUTE)
         sums = tl.full((THREADS,), 0.0, COMPUTE)
-        for i in range(own):
+        for i in range(tiles):
             held = load_tile(
                 input, tile_start(i, chunk_tiles, BLOCK), n, -float("inf"), ALIGNED, BLOCK
             )
@@ -67,15 +67,15 @@ def global_softmax_forward_phases(
                 maxima = tl.full((THREADS,), -float("inf"), COMPUTE)
                 sums = tl.full((THREADS,), 0.0, COMPUTE)
     if PHASE == ALL_PHASES:
-        grid_barrier.sync(word)
+        grid_barrier.sync(barrier_state)
     if PHASE != 1:
         maxima = load_states(workspace, chunks, 0, -float("inf"), FOLD)
         sums = load_states(workspace, chunks, 1, 0.0, FOLD)
         # If nothing is greater than -inf, the result is NaN, as in PyTorch.
         max, sum = combine_all_max_sums(maxima, sums, T)
         factor = 1.0 / sum
-        for later in range(own):
-            start = tile_start(own - 1 - later, chunk_tiles, BLOCK)
+        for later in range(tiles):
+            start = tile_start(tiles - 1 - later, chunk_tiles, BLOCK)
             if (later > 0) | (PHASE == 2):
                 held = load_tile(input, start, n, -float("inf"), ALIGNED, BLOCK)
             store_tile(output, start, n, forward(held, max, factor, T), ALIGNED, BLOCK)
@@ -83,17 +83,17 @@ def global_softmax_forward_phases(
 
 @triton.jit
 def global_softmax_backward_phases(
-    grad_output, output, word, workspace, grad_input, n, chunks, chunk_tiles,
+    grad_output, output, barrier_state, workspace, grad_input, n, chunks, chunk_tiles,
     ALIGNED: tl.constexpr, BLOCK: tl.constexpr, FOLD: tl.constexpr, PHASE: tl.constexpr,
 ):  # fmt: skip
     T: tl.constexpr = grad_input.dtype.element_ty
     COMPUTE: tl.constexpr = compute_type(T)
-    own = own_tiles(chunks, chunk_tiles)
+    tiles = count_tiles(chunks, chunk_tiles)
     grad = tl.full((BLOCK,), 0.0, COMPUTE).to(T)
     y = tl.full((BLOCK,), 0.0, COMPUTE).to(T)
     if PHASE != 2:
         sums = tl.full((THREADS,), 0.0, COMPUTE)
-        for i in range(own):
+        for i in range(tiles):
             start = tile_start(i, chunk_tiles, BLOCK)
             grad = load_tile(grad_output, start, n, 0.0, ALIGNED, BLOCK)
             y = load_tile(output, start, n, 0.0, ALIGNED, BLOCK)
@@ -105,11 +105,11 @@ def global_softmax_backward_phases(
                 store_state(workspace, chunk, 0, tl.sum(sums))
                 sums = tl.full((THREADS,), 0.0, COMPUTE)
     if PHASE == ALL_PHASES:
-        grid_barrier.sync(word)
+        grid_barrier.sync(barrier_state)
     if PHASE != 1:
         total = tl.sum(load_states(workspace, chunks, 0, 0.0, FOLD))
-        for later in range(own):
-            start = tile_start(own - 1 - later, chunk_tiles, BLOCK)
+        for later in range(tiles):
+            start = tile_start(tiles - 1 - later, chunk_tiles, BLOCK)
             if (later > 0) | (PHASE == 2):
                 grad = load_tile(grad_output, start, n, 0.0, ALIGNED, BLOCK)
                 y = load_tile(output, start, n, 0.0, ALIGNED, BLOCK)

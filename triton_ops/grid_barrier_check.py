@@ -8,7 +8,7 @@ import triton.language as tl
 from diglot.backends.plans import Plan
 from diglot.triton_ops.global_launch import BARRIER, barrier_scratch
 from diglot.triton_ops.launch import launcher
-from diglot.triton_ops.lib import grid_barrier
+from diglot.triton_ops.lib.sync import grid_barrier
 from diglot.triton_ops.plan import ALL_PHASES, Launch, Operand
 
 CHECK_WARPS = 8
@@ -20,14 +20,14 @@ CHECK_BLOCK = tl.constexpr(256)
 def write_words(slots, phase):
     """Writes this program's words of slots[phase % 2]."""
     words = tl.num_programs(0) * CHECK_WORDS
-    own = tl.program_id(0) * CHECK_WORDS + tl.arange(0, CHECK_WORDS)
+    index = tl.program_id(0) * CHECK_WORDS + tl.arange(0, CHECK_WORDS)
     first = (phase * words + 1).to(tl.int32)
-    tl.store(slots + phase % 2 * words + own, first + own)
+    tl.store(slots + phase % 2 * words + index, first + index)
 
 
 @triton.jit
 def count_mismatches(slots, mismatches, phase):
-    """Counts the words of slots[phase % 2], of all programs, that are not those of this phase."""
+    """Counts the words of all programs in slots[phase % 2] that this phase has not written."""
     words = tl.num_programs(0) * CHECK_WORDS
     first = (phase * words + 1).to(tl.int32)
     wrong = tl.zeros((CHECK_BLOCK,), tl.int32)
@@ -42,7 +42,7 @@ def count_mismatches(slots, mismatches, phase):
 
 @triton.jit
 def grid_barrier_phases(
-    word,
+    barrier_state,
     slots,
     mismatches,
     first,
@@ -51,12 +51,12 @@ def grid_barrier_phases(
     READS: tl.constexpr,
     PHASE: tl.constexpr,
 ):
-    """One barrier per phase is enough: who writes to a slot again has passed the next one."""
+    """One barrier per phase is enough: a slot is written again behind the next one."""
     for phase in range(first, first + phases):
         if WRITES and PHASE != 2:
             write_words(slots, phase)
         if PHASE == ALL_PHASES:
-            grid_barrier.sync(word)
+            grid_barrier.sync(barrier_state)
         if READS and PHASE != 1:
             count_mismatches(slots, mismatches, phase)
 

@@ -37,7 +37,7 @@ class Layout:
     @property
     def is_flat(self) -> bool:
         """Whether every array is one dense run of elements, in the same order."""
-        return len(self.sizes) <= 1 and all(s == 1 for of in self.strides for s in of)
+        return len(self.sizes) <= 1 and all(s == 1 for stride in self.strides for s in stride)
 
     @property
     def is_narrow(self) -> bool:
@@ -45,15 +45,14 @@ class Layout:
         if self.numel >= NARROW_LIMIT:
             return False
         extents = [
-            sum((size - 1) * of[a] for size, of in zip(self.sizes, self.strides, strict=True))
+            sum((size - 1) * s[a] for size, s in zip(self.sizes, self.strides, strict=True))
             for a in range(len(self.strides[0]) if self.strides else 0)
         ]
         return all(extent < NARROW_LIMIT for extent in extents)
 
     def has_vectors(self, array: int, elements: int) -> bool:
-        """Whether an array consists of runs of so many neighbouring elements.
-
-        Each of them starts at a multiple of their number.
+        """Whether an array consists of runs of `elements` neighbours, each of which starts at a
+        multiple of `elements`.
         """
         return (
             bool(self.sizes)
@@ -63,11 +62,11 @@ class Layout:
         )
 
     def has_multiples(self, array: int, elements: int, first: int) -> bool:
-        """Whether an array's steps along the dimensions from `first` on are such multiples."""
-        return all(of[array] % elements == 0 for of in self.strides[first:])
+        """Whether an array's strides from dimension `first` on are multiples of `elements`."""
+        return all(stride[array] % elements == 0 for stride in self.strides[first:])
 
     def in_vectors(self, elements: int) -> Layout:
-        """The layout of the vectors of so many elements along the fastest dimension."""
+        """The layout of vectors of `elements` elements along the fastest dimension."""
         sizes = (self.sizes[0] // elements, *self.sizes[1:])
         fastest = tuple(stride * elements for stride in self.strides[0])
         return Layout(self.numel // elements, sizes, (fastest, *self.strides[1:]))
@@ -79,8 +78,8 @@ class Layout:
     def slices(self, max_rank: int = MAX_RANK) -> Iterator[tuple[Layout, tuple[int, ...]]]:
         """Slices of at most `max_rank` dimensions, with the offset of each in every array.
 
-        One for most layouts. For others the smallest dimensions are walked here, so that the
-        slices are as few as can be; the fastest stays in every slice.
+        Most layouts are one slice. Else the smallest dimensions are walked here, for the fewest
+        slices; the fastest dimension stays in every slice.
         """
         dimensions = list(zip(self.sizes, self.strides, strict=True))
         walked = []
@@ -90,9 +89,9 @@ class Layout:
         sizes, strides = tuple(d[0] for d in dimensions), tuple(d[1] for d in dimensions)
         slice = Layout(math.prod(sizes), sizes, strides) if walked else self
         arrays = range(len(strides[0]) if strides else 0)
-        for at in itertools.product(*(range(size) for size, _ in walked)):
-            walk = [(c, of) for c, (_, of) in zip(at, walked, strict=True)]
-            yield slice, tuple(sum(c * of[a] for c, of in walk) for a in arrays)
+        for index in itertools.product(*(range(size) for size, _ in walked)):
+            walk = [(i, stride) for i, (_, stride) in zip(index, walked, strict=True)]
+            yield slice, tuple(sum(i * stride[a] for i, stride in walk) for a in arrays)
 
 
 def layout_of(*operands: Operand, indexed: bool = False) -> Layout:
@@ -116,26 +115,26 @@ def compute_layout(
     for d, size in enumerate(shape):
         if size == 1:
             continue
-        of_arrays = []
-        for own_shape, own_strides in zip(shapes, strides, strict=True):
-            own = d - (len(shape) - len(own_shape))
-            of_arrays.append(0 if own < 0 or own_shape[own] == 1 else own_strides[own])
-        dimensions.append((size, tuple(of_arrays)))
+        steps = []
+        for array_shape, array_strides in zip(shapes, strides, strict=True):
+            i = d - (len(shape) - len(array_shape))
+            steps.append(0 if i < 0 or array_shape[i] == 1 else array_strides[i])
+        dimensions.append((size, tuple(steps)))
     dimensions.reverse()
     dimensions.sort(key=lambda dimension: dimension[1][0])
     merged: list[tuple[int, tuple[int, ...]]] = []
-    for size, steps in dimensions:
+    for size, outer in dimensions:
         if merged:
             inner_size, inner = merged[-1]
-            if all(step == i * inner_size for step, i in zip(steps, inner, strict=True)):
+            if all(step == i * inner_size for step, i in zip(outer, inner, strict=True)):
                 merged[-1] = (inner_size * size, inner)
                 continue
-        merged.append((size, steps))
+        merged.append((size, outer))
     return Layout(math.prod(shape), tuple(m[0] for m in merged), tuple(m[1] for m in merged))
 
 
 def row_major_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Of the row-major indices of a shape's elements, as an array."""
+    """The strides of the array of the row-major indices of a shape's elements."""
     strides = []
     stride = 1
     for size in reversed(shape):
@@ -145,21 +144,21 @@ def row_major_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def split_layout(operand: Operand, kept: Operand) -> tuple[Layout, Layout]:
-    """The dimensions of `operand` that `kept` has, in both arrays, and those it lacks or has as
-    one.
+    """The dimensions of `operand` that `kept` has, in both arrays, and those that `kept` lacks or
+    has with size 1.
 
     `kept` has no more dimensions than `operand`; they are aligned on the right.
     """
     missing = operand.dim() - kept.dim()
-    own_shape = (1,) * missing + kept.shape
-    own_strides = (0,) * missing + kept.strides
+    kept_shape = (1,) * missing + kept.shape
+    kept_strides = (0,) * missing + kept.strides
     shape, strides = operand.shape, operand.strides
-    same = [d for d, size in enumerate(shape) if own_shape[d] == size]
-    other = [d for d, size in enumerate(shape) if own_shape[d] != size]
+    same = [d for d, size in enumerate(shape) if kept_shape[d] == size]
+    other = [d for d, size in enumerate(shape) if kept_shape[d] != size]
     sizes = tuple(shape[d] for d in same)
-    of_both = (tuple(strides[d] for d in same), tuple(own_strides[d] for d in same))
+    both = (tuple(strides[d] for d in same), tuple(kept_strides[d] for d in same))
     return (
-        compute_layout((sizes, sizes), of_both),
+        compute_layout((sizes, sizes), both),
         compute_layout((tuple(shape[d] for d in other),), (tuple(strides[d] for d in other),)),
     )
 
@@ -167,8 +166,8 @@ def split_layout(operand: Operand, kept: Operand) -> tuple[Layout, Layout]:
 def strided_arguments(layout: Layout, start: tuple[int, ...], arrays: int) -> tuple[Scalar, ...]:
     """A strided kernel's sizes, then each of its arrays' first offset and strides, to MAX_RANK.
 
-    Dimensions that are not there are None. A kernel that can do without one of its arrays still
-    takes strides for it: zeros. Neither costs a launch anything.
+    Missing dimensions are None. Of an array that is not given, a kernel takes zeros as strides.
+    Neither costs a launch anything.
     """
     if len(layout.sizes) > MAX_RANK:
         raise ValueError(f"more dimensions than a kernel takes ({MAX_RANK})")
@@ -176,7 +175,7 @@ def strided_arguments(layout: Layout, start: tuple[int, ...], arrays: int) -> tu
     arguments: list[Scalar] = [*layout.sizes, *missing]
     for a in range(arrays):
         if a < len(start):
-            arguments += [start[a], *(of[a] for of in layout.strides), *missing]
+            arguments += [start[a], *(stride[a] for stride in layout.strides), *missing]
         else:
             arguments += (tl.constexpr(0),) * (1 + MAX_RANK)
     return tuple(arguments)

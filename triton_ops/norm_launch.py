@@ -11,30 +11,32 @@ import triton.language as tl
 
 from diglot.backends.plans import Plan, Scratch
 
-from .lib.norm_backward import sum_groups, walk_rows, walk_rows_in_tiles
+from .lib.norm.backward_resident import backward_resident
+from .lib.norm.backward_streaming import backward_streaming
+from .lib.norm.group_sums import sum_groups
 from .plan import ACCESS_BYTES, ALL_PHASES, NOTHING, Launch, Operand, Part, Scalar
-from .row_launch import ROW_RANK, padded, rows_of, strides_of, word_of
-from .row_shares import RowShare, Sharing, power_of_2, registers
+from .row_launch import ROW_RANK, mailbox_dtype, padded, rows_of, strides_of
+from .row_shares import RowConfig, Split, power_of_2, registers
 
 # Of the forward pass, by the bytes of an element and whether there is a residual: warps, and
 # registers of a thread.
 NARROW = {2048: (2, None), 8192: (4, None)}
 WIDE = {1024: (1, None), 2048: (4, None), 8192: (16, None)}
 FORWARD = {
-    (2, False): RowShare(
-        16384, NARROW | {16384: (8, None), 32768: (32, None)}, Sharing(16384, 4, 3)
+    (2, False): RowConfig(
+        16384, NARROW | {16384: (8, None), 32768: (32, None)}, Split(16384, 4, 3)
     ),
-    (2, True): RowShare(
-        16384, NARROW | {16384: (16, None), 32768: (32, None)}, Sharing(32768, 8, 2)
+    (2, True): RowConfig(
+        16384, NARROW | {16384: (16, None), 32768: (32, None)}, Split(32768, 8, 2)
     ),
-    (4, False): RowShare(16384, WIDE | {16384: (16, 64), 32768: (32, None)}, Sharing(16384, 4, 3)),
-    (4, True): RowShare(16384, WIDE | {16384: (32, None), 32768: (32, None)}, Sharing(32768, 8, 2)),
-    (8, False): RowShare(0, {}, Sharing(16384, 8, 2)),
-    (8, True): RowShare(0, {}, Sharing(32768, 8, 2)),
+    (4, False): RowConfig(16384, WIDE | {16384: (16, 64), 32768: (32, None)}, Split(16384, 4, 3)),
+    (4, True): RowConfig(16384, WIDE | {16384: (32, None), 32768: (32, None)}, Split(32768, 8, 2)),
+    (8, False): RowConfig(0, {}, Split(16384, 8, 2)),
+    (8, True): RowConfig(0, {}, Split(32768, 8, 2)),
 }
 # An RMS norm needs fewer registers for a thread that has more.
 WITHOUT_MEAN = FORWARD | {
-    (4, False): RowShare(16384, WIDE | {16384: (8, 128), 32768: (32, None)}, Sharing(16384, 4, 3))
+    (4, False): RowConfig(16384, WIDE | {16384: (8, 128), 32768: (32, None)}, Split(16384, 4, 3))
 }
 # How many groups share rows of so many elements at most, and longer ones: two for each of an H200's
 # 132 multiprocessors while one of them holds a row, then fewer, since several work on one row.
@@ -46,7 +48,7 @@ GROUPS_WITHOUT_SUMS = 264
 SUMMED_GROUPS, SUMMED_COLUMNS, SUMMING_WARPS = 64, 32, 8
 
 
-class Share(NamedTuple):
+class ResidentRows(NamedTuple):
     """How a program walks its rows.
 
     Attributes:
@@ -64,13 +66,21 @@ class Share(NamedTuple):
 
 # By the bytes of an element, for rows of so many elements at most.
 ALONE = {
-    2: {2048: Share(4096, 4, 3, 264), 4096: Share(4096, 8, 3, 264), 8192: Share(8192, 8, 3, 132)},
-    4: {2048: Share(4096, 8, 2, 264), 4096: Share(4096, 16, 3, 132), 8192: Share(8192, 16, 2, 132)},
-    8: {1024: Share(1024, 8, 2, 264), 2048: Share(2048, 16, 2, 132)},
+    2: {
+        2048: ResidentRows(4096, 4, 3, 264),
+        4096: ResidentRows(4096, 8, 3, 264),
+        8192: ResidentRows(8192, 8, 3, 132),
+    },
+    4: {
+        2048: ResidentRows(4096, 8, 2, 264),
+        4096: ResidentRows(4096, 16, 3, 132),
+        8192: ResidentRows(8192, 16, 2, 132),
+    },
+    8: {1024: ResidentRows(1024, 8, 2, 264), 2048: ResidentRows(2048, 16, 2, 132)},
 }
 
 
-class SharedRows(NamedTuple):
+class SplitRows(NamedTuple):
     """How programs that share a row walk theirs.
 
     Attributes:
@@ -79,7 +89,7 @@ class SharedRows(NamedTuple):
         warps: of a program.
         stages: of loads in flight.
         programs: on a multiprocessor.
-        late: LATE of `walk_rows`.
+        late: LATE of `backward_resident`.
     """
 
     held: int
@@ -92,14 +102,14 @@ class SharedRows(NamedTuple):
 
 # Longer rows are shared. Of the longest, a program has more, so that fewer wait.
 SHARED = {
-    2: SharedRows(4096, 1, 4, 3, 2, 1),
-    4: SharedRows(2048, 1, 8, 3, 2, 1),
-    8: SharedRows(2048, 1, 16, 2, 1, 0),
+    2: SplitRows(4096, 1, 4, 3, 2, 1),
+    4: SplitRows(2048, 1, 8, 3, 2, 1),
+    8: SplitRows(2048, 1, 16, 2, 1, 0),
 }
 SHARED_LONG = {
-    2: SharedRows(8192, 1, 8, 3, 1, 1),
-    4: SharedRows(4096, 1, 8, 3, 1, 1),
-    8: SharedRows(2048, 1, 16, 2, 1, 0),
+    2: SplitRows(8192, 1, 8, 3, 1, 1),
+    4: SplitRows(4096, 1, 8, 3, 1, 1),
+    8: SplitRows(2048, 1, 16, 2, 1, 0),
 }
 LONG = 131072
 TILES = {2: 4096, 4: 2048, 8: 1024}
@@ -108,7 +118,7 @@ TILE_WARPS = 8
 
 @triton.jit
 def norm_backward_rows(
-    grad_output, grad_sum, input, statistics, weight, workspace, words, grad_input,
+    grad_output, grad_sum, input, statistics, weight, workspace, mailboxes, grad_input,
     n, count, groups, size0, size1, size2,
     out_start, out0, out1, out2,
     grad_start, grad0, grad1, grad2,
@@ -117,18 +127,18 @@ def norm_backward_rows(
     row_start, row0, row1, row2, row_field,
     WEIGHT: tl.constexpr, BIAS: tl.constexpr, LATER: tl.constexpr, RANK: tl.constexpr,
     VECTOR: tl.constexpr, ALIGNED: tl.constexpr, SIDE: tl.constexpr, BLOCK: tl.constexpr,
-    KEEP: tl.constexpr, STAGES: tl.constexpr, SHARES: tl.constexpr, LATE: tl.constexpr,
+    KEEP: tl.constexpr, STAGES: tl.constexpr, SPLITS: tl.constexpr, LATE: tl.constexpr,
     PHASE: tl.constexpr,
 ):  # fmt: skip
     mean = statistics if row_field is not None else None
     rstd = statistics + row_field if row_field is not None else statistics
-    walk_rows(
-        grad_output, grad_sum, input, mean, rstd, weight, workspace, words, grad_input,
+    backward_resident(
+        grad_output, grad_sum, input, mean, rstd, weight, workspace, mailboxes, grad_input,
         n, count, groups, (size0, size1, size2),
         (out_start, grad_start, sum_start, in_start, row_start),
         ((out0, out1, out2), (grad0, grad1, grad2), (sum0, sum1, sum2), (in0, in1, in2),
          (row0, row1, row2)),
-        WEIGHT, BIAS, LATER, RANK, VECTOR, ALIGNED, SIDE, BLOCK, KEEP, STAGES, SHARES, LATE,
+        WEIGHT, BIAS, LATER, RANK, VECTOR, ALIGNED, SIDE, BLOCK, KEEP, STAGES, SPLITS, LATE,
         PHASE,
     )  # fmt: skip
 
@@ -147,7 +157,7 @@ def norm_backward_tiles(
 ):  # fmt: skip
     mean = statistics if row_field is not None else None
     rstd = statistics + row_field if row_field is not None else statistics
-    walk_rows_in_tiles(
+    backward_streaming(
         grad_output, grad_sum, input, mean, rstd, weight, workspace, grad_input,
         n, count, groups, (size0, size1, size2),
         (out_start, grad_start, sum_start, in_start, row_start),
@@ -169,7 +179,7 @@ def norm_backward_sums(
         sum_groups(workspace, grad_bias, field, n, groups, room, column, ROWS, BLOCK)
 
 
-def row_share(size: int, has_residual: bool, has_mean: bool) -> RowShare:
+def row_config(size: int, has_residual: bool, has_mean: bool) -> RowConfig:
     """How rows of the forward pass are shared out."""
     return (FORWARD if has_mean else WITHOUT_MEAN)[size, has_residual]
 
@@ -201,8 +211,8 @@ def plan_norm_backward(
     """
     if grad_input.numel() == 0:
         return NOTHING
-    given = (grad_output, grad_sum, input)
-    arrays = (grad_input, *(array for array in given if array is not None))
+    sources = (grad_output, grad_sum, input)
+    arrays = (grad_input, *(array for array in sources if array is not None))
     n, _, outer = rows_of(arrays, grad_input.dim() - 1, statistics)
     size = grad_input.element_size()
     vector = ACCESS_BYTES // size
@@ -217,27 +227,27 @@ def plan_norm_backward(
     slices = list(outer.slices(ROW_RANK))
     alone = next((share for most, share in ALONE[size].items() if n <= most), None)
     shared = (SHARED if n < LONG else SHARED_LONG)[size]
-    shares = -(-n // shared.held)
-    words: Part | None = None
+    splits = -(-n // shared.held)
+    mailboxes: Part | None = None
     if alone is not None:
         name = f"rows in registers, blocks of {power_of_2(n)}"
         groups = min(room, alone.groups)
-    elif shares <= grad_input.device.room(shared.programs) and len(slices) == 1:
+    elif splits <= grad_input.device.room(shared.programs) and len(slices) == 1:
         name = f"a row shared by programs, blocks of {shared.held}"
-        groups = grad_input.device.programs(room * shares, shared.programs, shares) // shares
+        groups = grad_input.device.programs(room * splits, shared.programs, splits) // splits
         rows = -(-outer.numel // shared.side) * shared.side
-        words = Part(word_of(grad_input), rows * shares * 2)
+        mailboxes = Part(mailbox_dtype(grad_input), rows * splits * 2)
     else:
         name = f"a row read twice, blocks of {TILES[size]}"
         groups = room
     sums: Part | None = None
     if fields:
-        sums = Part(statistics.dtype, fields * room * n).after(words)
+        sums = Part(statistics.dtype, fields * room * n).after(mailboxes)
     launches: list[Launch] = []
     for number, (slice, start) in enumerate(slices):
         scalars: list[Scalar] = [n // vector, slice.numel, room, *padded(slice.sizes)]
         place = 0
-        for array in (grad_input, *given, statistics):
+        for array in (grad_input, *sources, statistics):
             if array is None:
                 scalars += [None] * (ROW_RANK + 1)
             else:
@@ -246,7 +256,7 @@ def plan_norm_backward(
         scalars.append(statistics.strides[0] if statistics.shape[0] == 2 else None)
         asked = (grad_weight is not None, grad_bias is not None)
         constants = (*asked, number > 0, len(slice.sizes), vector, is_aligned)
-        before = (*given, statistics, weight, sums)
+        before = (*sources, statistics, weight, sums)
         if alone is not None:
             block = power_of_2(n)
             # Where a thread has columns of few rows at a time, each has its own sums.
@@ -261,14 +271,14 @@ def plan_norm_backward(
                 (*constants, side, block, keep, alone.stages, 1, 0, ALL_PHASES.value),
                 alone.warps,
             )
-        elif words is not None:
+        elif mailboxes is not None:
             held, side, warps, stages, programs, late = shared
             launch = Launch(
                 norm_backward_rows,
-                (groups * shares,),
-                (*before, words, grad_input),
+                (groups * splits,),
+                (*before, mailboxes, grad_input),
                 tuple(scalars),
-                (*constants, side, held, side == 1, stages, power_of_2(shares), late),
+                (*constants, side, held, side == 1, stages, power_of_2(splits), late),
                 warps,
                 phases=2,
                 per_multiprocessor=programs,
@@ -294,8 +304,8 @@ def plan_norm_backward(
             SUMMING_WARPS,
         )
         launches.append(launch)
-    last = sums or words
+    last = sums or mailboxes
     scratch = None
     if last is not None:
-        scratch = Scratch(last.end, 0 if words is None else words.end, "call")
+        scratch = Scratch(last.end, 0 if mailboxes is None else mailboxes.end, "call")
     return Plan(f"{name}{', 16-byte accesses' * is_aligned}", tuple(launches), scratch)

@@ -8,10 +8,10 @@ import triton.language as tl
 
 from diglot.backends.plans import Plan
 from diglot.triton_ops.launch import launcher
-from diglot.triton_ops.lib.norm import add, rms_map, squares_along, squares_finish
-from diglot.triton_ops.lib.reduce import sums_combine, sums_fold, sums_none
-from diglot.triton_ops.lib.row_reduce import reduce_then_map_rows
-from diglot.triton_ops.norm_launch import plan_norm_backward, row_share
+from diglot.triton_ops.lib.norm.forward import add, rms_map, squares_along, squares_finish
+from diglot.triton_ops.lib.reduce.states import sums_combine, sums_fold, sums_none
+from diglot.triton_ops.lib.rows.rows import reduce_then_map_rows
+from diglot.triton_ops.norm_launch import plan_norm_backward, row_config
 from diglot.triton_ops.numbers import numbers_of
 from diglot.triton_ops.plan import Operand, Unseen
 from diglot.triton_ops.row_launch import plan_rows
@@ -19,25 +19,25 @@ from diglot.triton_ops.row_launch import plan_rows
 
 @triton.jit
 def rms_norm_forward_rows(
-    input, residual, weight, statistics, sum, words, output, n, count, size0, size1, size2,
+    input, residual, weight, statistics, sum, scratch, output, n, count, size0, size1, size2,
     out_start, out0, out1, out2, out_step,
     in_start, in0, in1, in2, in_step,
     residual_start, residual0, residual1, residual2, residual_step,
     row_start, row0, row1, row2, row_field, eps_high, eps_low,
     KIND: tl.constexpr, RANK: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr,
     ALIGNED: tl.constexpr, SIDE: tl.constexpr, BLOCK: tl.constexpr, THREADS: tl.constexpr,
-    SHARES: tl.constexpr, PHASE: tl.constexpr,
+    SPLITS: tl.constexpr, PHASE: tl.constexpr,
 ):  # fmt: skip
     ADDS: tl.constexpr = residual is not None
     reduce_then_map_rows(
-        (input, residual) if ADDS else (input,), words, output, n, count, (size0, size1, size2),
+        (input, residual) if ADDS else (input,), scratch, output, n, count, (size0, size1, size2),
         (out_start, in_start, residual_start, row_start),
         ((out0, out1, out2), (in0, in1, in2), (residual0, residual1, residual2),
          (row0, row1, row2)),
         (out_step, in_step, residual_step),
         squares_along, sums_combine, sums_none, sums_fold, rms_map, 0.0,
         output.dtype.element_ty, KIND, RANK, STEPS, VECTOR, ALIGNED, SIDE, BLOCK, THREADS,
-        SHARES, PHASE, sum, weight, None,
+        SPLITS, PHASE, sum, weight, None,
         (statistics,) if statistics is not None else None, (eps_high, eps_low),
         add if ADDS else None, squares_finish,
     )  # fmt: skip
@@ -76,7 +76,7 @@ def add_rms_norm_forward(
         (statistics,),
         (sum,),
         numbers_of(torch.float64),
-        row_share(out.element_size(), residual is not None, has_mean=False),
+        row_config(out.element_size(), residual is not None, has_mean=False),
     )
 
 

@@ -14,14 +14,14 @@ from diglot.backends.plans import Plan, Scratch
 
 # Relative, because mypy finds this folder under its name in the tree.
 from .layout import Layout, compute_layout
-from .lib.row_reduce import (
+from .lib.rows.rows import (
     COLUMN_TILES,
     COLUMNS,
-    MAPPED_COLUMNS,
-    REDUCED_COLUMNS,
+    MAPPED_CHUNKS,
+    REDUCED_CHUNKS,
     ROWS,
-    SHARED_COLUMNS,
-    SHARED_ROWS,
+    SPLIT_COLUMNS,
+    SPLIT_ROWS,
     TILES,
 )
 from .plan import ACCESS_BYTES, ALL_PHASES, NOTHING, Launch, Operand, Part, Scalar
@@ -35,15 +35,15 @@ from .row_shares import (
     STATE_FIELDS,
     STRIP_BYTES,
     TALL,
-    RowShare,
-    Sharing,
+    RowConfig,
+    Split,
+    choose_tile,
     count_chunks,
-    count_shares,
-    count_shares_of,
+    count_splits,
+    count_splits_of,
     power_of_2,
     registers,
-    share_out,
-    sharing_of,
+    split_of,
 )
 
 ROW_RANK = 3  # other dimensions that a kernel takes; of more, a launch takes a slice
@@ -53,9 +53,9 @@ NAMES = {
     TILES.value: "a row read twice",
     COLUMNS.value: "columns in registers",
     COLUMN_TILES.value: "columns read twice",
-    SHARED_ROWS.value: "a row shared by programs",
-    SHARED_COLUMNS.value: "columns shared by programs",
-    REDUCED_COLUMNS.value: "columns in two launches",
+    SPLIT_ROWS.value: "a row shared by programs",
+    SPLIT_COLUMNS.value: "columns shared by programs",
+    REDUCED_CHUNKS.value: "columns in two launches",
 }
 
 
@@ -74,12 +74,12 @@ def rows_of(
     if not shape:
         return 1, (1,) * len(strides), compute_layout(((),) * len(strides), ((),) * len(strides))
     n = shape[dim]
-    steps = tuple(1 if n == 1 else own[dim] for own in strides)
-    others = tuple((*own[:dim], *own[dim + 1 :]) for own in (shape, *strides))
+    steps = tuple(1 if n == 1 else axes[dim] for axes in strides)
+    others = tuple((*axes[:dim], *axes[dim + 1 :]) for axes in (shape, *strides))
     return n, steps, compute_layout((others[0],) * len(strides), others[1:])
 
 
-def word_of(operand: Operand) -> torch.dtype:
+def mailbox_dtype(operand: Operand) -> torch.dtype:
     """What programs write states as: integers of the size of what is computed in."""
     return torch.int64 if operand.dtype == torch.float64 else torch.int32
 
@@ -106,7 +106,7 @@ def plan_rows(
     statistics: tuple[Operand | None, ...] = (),
     held: tuple[Operand | None, ...] = (),
     numbers: Callable[..., tuple[int, ...]] | None = None,
-    how: RowShare | None = None,
+    how: RowConfig | None = None,
     tall: int = TALL,
 ) -> Plan:
     """Plans launches of a kernel on the rows of arrays along a dimension.
@@ -114,10 +114,10 @@ def plan_rows(
     Rows are shared where accesses have 16 bytes, and the device makes cooperative launches.
 
     Args:
-        kernel: of (pointers: the inputs, shared, statistics, held, words, the output; n, count,
+        kernel: of (pointers: the inputs, shared, statistics, held, states, the output; n, count,
             three sizes; for each array, the output first, then the inputs, its start, three strides
             and step; for statistics a start, three strides, and the step from one to the next;
-            numbers; KIND, RANK, STEPS, VECTOR, ALIGNED, SIDE, BLOCK, THREADS, SHARES, PHASE), as
+            numbers; KIND, RANK, STEPS, VECTOR, ALIGNED, SIDE, BLOCK, THREADS, SPLITS, PHASE), as
             `reduce_then_map_rows` takes them.
         operands: one input or two, then the output, of one shape. The second input may be None.
         dim: a dimension of them, from 0.
@@ -128,11 +128,11 @@ def plan_rows(
         how: instead of HELD_WARPS and SHARED.
         tall: elements of the longest column that takes one launch.
     """
-    *given, out = operands
+    *sources, out = operands
     assert out is not None
     if out.numel() == 0:
         return NOTHING
-    arrays = (out, *(array for array in given if array is not None))
+    arrays = (out, *(array for array in sources if array is not None))
     statistic = statistics[0] if statistics else None
     n, steps, outer = rows_of(arrays, dim, statistic)
     size, inputs = min(array.element_size() for array in arrays), len(arrays) - 1
@@ -145,31 +145,31 @@ def plan_rows(
     if is_column and vector > 1:
         outer = outer.in_vectors(vector)
     is_tall = is_column and n > tall
-    shares, part, sharing = 1, 0, None
+    splits, part, split = 1, 0, None
     if vector > 1 and not is_tall and len(outer.sizes) <= ROW_RANK:
-        shares, part, sharing = _share(n, size, inputs, is_column, outer, how, out)
+        splits, part, split = _split(n, size, inputs, is_column, outer, how, out)
     if is_tall:
-        kind, warps = REDUCED_COLUMNS.value, CHUNK_WARPS
+        kind, warps = REDUCED_CHUNKS.value, CHUNK_WARPS
         side = min(STRIP_BYTES // (size * vector), power_of_2(outer.numel))
         tile = min(CHUNK_TILE, CHUNK_TILE_BYTES // sum(a.element_size() for a in arrays[1:]))
         block = tile // (vector * side)
-    elif sharing is not None:
-        kind = (SHARED_COLUMNS if is_column else SHARED_ROWS).value
+    elif split is not None:
+        kind = (SPLIT_COLUMNS if is_column else SPLIT_ROWS).value
         side = COLUMN_BYTES // (size * vector) if is_column else 1
-        block, warps = part, sharing.warps
+        block, warps = part, split.warps
     else:
-        kind, side, block, warps = share_out(n, outer.numel, size, vector, is_column, inputs)
+        kind, side, block, warps = choose_tile(n, outer.numel, size, vector, is_column, inputs)
     has_steps = any(step != 1 for step in steps[: len(arrays)])
     # Where a program's part of a row begins is a product with a step: if the compiler knew it, it
     # would add the part to each offset, and run out of registers.
-    keeps_steps = has_steps or sharing is not None
+    keeps_steps = has_steps or split is not None
     launches: list[Launch] = []
-    words: Part | None = None
+    states: Part | None = None
     for slice, start in outer.slices(ROW_RANK):
         scalars: list[Scalar] = [n if is_column else n // vector, slice.numel]
         scalars += padded(slice.sizes)
         place = 0
-        for array in (out, *given):
+        for array in (out, *sources):
             if array is None:
                 scalars += [None] * (ROW_RANK + 2)
                 continue
@@ -185,20 +185,20 @@ def plan_rows(
         programs, most, registers_of = strips, 1, None
         if is_tall:
             chunks = count_chunks(n, strips, block)
-            words = Part(word_of(out), chunks * slice.numel * vector * CHUNK_FIELDS)
+            states = Part(mailbox_dtype(out), chunks * slice.numel * vector * CHUNK_FIELDS)
             programs = strips * chunks
             if vector > 1:
                 registers_of = registers(warps, CHUNK_PROGRAMS[len(slice.sizes) > 1])
-        elif sharing is not None:
+        elif split is not None:
             width = side * vector if is_column else 1
-            words = Part(word_of(out), strips * width * shares * STATE_FIELDS)
-            programs = out.device.programs(strips * shares, sharing.programs, shares)
-            most = power_of_2(max(shares, warps * 32 // width if is_column else 1))
-            registers_of = registers(warps, sharing.programs)
+            states = Part(mailbox_dtype(out), strips * width * splits * STATE_FIELDS)
+            programs = out.device.programs(strips * splits, split.programs, splits)
+            most = power_of_2(max(splits, warps * 32 // width if is_column else 1))
+            registers_of = registers(warps, split.programs)
         elif how is not None and kind == ROWS.value and size < 8:
             warps, registers_of = next(v for held, v in how.warps.items() if block * side <= held)
-        pointers = (*given, *shared, *statistics, *held, words, out)
-        for launched in (kind, MAPPED_COLUMNS.value) if is_tall else (kind,):
+        pointers = (*sources, *shared, *statistics, *held, states, out)
+        for launched in (kind, MAPPED_CHUNKS.value) if is_tall else (kind,):
             constants = (launched, *shape, warps * 32, most)
             launches.append(
                 Launch(
@@ -206,41 +206,41 @@ def plan_rows(
                     (programs,),
                     pointers,
                     tuple(scalars),
-                    constants if sharing is not None else (*constants, ALL_PHASES.value),
+                    constants if split is not None else (*constants, ALL_PHASES.value),
                     warps,
                     numbers,
-                    phases=2 if sharing is not None else 0,
-                    per_multiprocessor=None if sharing is None else sharing.programs,
+                    phases=2 if split is not None else 0,
+                    per_multiprocessor=None if split is None else split.programs,
                     max_registers=registers_of,
                 )
             )
     scratch = None
-    if words is not None:
-        scratch = Scratch(words.end, 0 if is_tall else words.end, "call")
+    if states is not None:
+        scratch = Scratch(states.end, 0 if is_tall else states.end, "call")
     name = f"{NAMES[kind]}, blocks of {block}{', 16-byte accesses' * is_aligned}"
     return Plan(name, tuple(launches), scratch)
 
 
-def _share(
+def _split(
     n: int,
     size: int,
     inputs: int,
     is_column: bool,
     outer: Layout,
-    how: RowShare | None,
+    how: RowConfig | None,
     out: Operand,
-) -> tuple[int, int, Sharing | None]:
+) -> tuple[int, int, Split | None]:
     """How many programs share a row, or columns, elements that each holds, and what it has; nothing
     where they are not shared.
     """
-    sharing = sharing_of(is_column, len(outer.sizes))
-    room = out.device.room(sharing.programs)
-    shares, part = count_shares(n, size, inputs, is_column, sharing, room)
-    if how is not None and shares > 1:
-        sharing = how.shared
-        room = out.device.room(sharing.programs)
-        shares, part = count_shares_of(n, size, inputs, how, room)
-    return (shares, part, sharing) if shares > 1 else (1, 0, None)
+    split = split_of(is_column, len(outer.sizes))
+    room = out.device.room(split.programs)
+    splits, part = count_splits(n, size, inputs, is_column, split, room)
+    if how is not None and splits > 1:
+        split = how.shared
+        room = out.device.room(split.programs)
+        splits, part = count_splits_of(n, size, inputs, how, room)
+    return (splits, part, split) if splits > 1 else (1, 0, None)
 
 
 def padded(numbers: tuple[int, ...]) -> tuple[int | None, ...]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from .lib.row_reduce import COLUMN_TILES, COLUMNS, ROWS, TILES
+from .lib.rows.rows import COLUMN_TILES, COLUMNS, ROWS, TILES
 
 # Warps of a program that holds so many elements, or fewer: at most 32 a thread, which are of fp32
 # once they are computed with. One of float64 counts as two.
@@ -57,7 +57,7 @@ def registers(warps: int, programs: int) -> int:
     return REGISTERS // (programs * warps * 32) // 8 * 8
 
 
-class Sharing(NamedTuple):
+class Split(NamedTuple):
     """What programs that share rows, or columns, have.
 
     Attributes:
@@ -71,7 +71,7 @@ class Sharing(NamedTuple):
     programs: int
 
 
-class RowShare(NamedTuple):
+class RowConfig(NamedTuple):
     """How an operation that has a weight and statistics has its rows: others have fewer registers.
 
     Attributes:
@@ -82,16 +82,16 @@ class RowShare(NamedTuple):
 
     alone: int
     warps: Mapping[int, tuple[int, int | None]]
-    shared: Sharing
+    shared: Split
 
 
-def sharing_of(is_column: bool, rank: int) -> Sharing:
+def split_of(is_column: bool, rank: int) -> Split:
     """What programs have that share rows, or columns of so many other dimensions."""
-    return Sharing(*SHARED[min(rank, max(SHARED)) if is_column else 0])
+    return Split(*SHARED[min(rank, max(SHARED)) if is_column else 0])
 
 
-def count_shares(
-    n: int, size: int, inputs: int, is_column: bool, sharing: Sharing, room: int
+def count_splits(
+    n: int, size: int, inputs: int, is_column: bool, split: Split, room: int
 ) -> tuple[int, int]:
     """How many programs share a row, or columns, and elements of a row that each holds.
 
@@ -104,11 +104,11 @@ def count_shares(
         is_alone = n <= min(ALONE_ELEMENTS, MOST_HELD[inputs, size == 8])
     if is_alone:
         return 1, 0
-    bytes = sharing.bytes // 2 if size == 8 else sharing.bytes
+    bytes = split.bytes // 2 if size == 8 else split.bytes
     return _divide(n, bytes // (inputs * size * aside), room)
 
 
-def count_shares_of(n: int, size: int, inputs: int, how: RowShare, room: int) -> tuple[int, int]:
+def count_splits_of(n: int, size: int, inputs: int, how: RowConfig, room: int) -> tuple[int, int]:
     """The same of rows of an operation that has them so."""
     if n <= how.alone or n * size <= ALONE_BYTES:
         return 1, 0
@@ -116,18 +116,18 @@ def count_shares_of(n: int, size: int, inputs: int, how: RowShare, room: int) ->
 
 
 def _divide(n: int, held: int, room: int) -> tuple[int, int]:
-    shares = -(-n // held)
-    return (shares, held) if shares <= room else (1, 0)
+    splits = -(-n // held)
+    return (splits, held) if splits <= room else (1, 0)
 
 
 def count_chunks(n: int, strips: int, block: int) -> int:
     """How many chunks columns of n elements have, of whole tiles of so many."""
     chunks = min(max(CHUNK_BLOCKS // strips, MANY_CHUNKS), n // CHUNK_ELEMENTS)
-    share = -(-n // chunks // block) * block
-    return -(-n // share)
+    length = -(-n // chunks // block) * block
+    return -(-n // length)
 
 
-def share_out(
+def choose_tile(
     n: int,
     count: int,
     size: int,

@@ -5,7 +5,7 @@ import triton.language as tl
 
 from diglot.backends.plans import Plan
 from diglot.triton_ops.launch import launcher
-from diglot.triton_ops.lib.reduce import (
+from diglot.triton_ops.lib.reduce.states import (
     exp_nonpositive_for,
     max_sum_along,
     max_sum_combine,
@@ -16,14 +16,14 @@ from diglot.triton_ops.lib.reduce import (
     sums_fold,
     sums_none,
 )
-from diglot.triton_ops.lib.row_reduce import reduce_then_map_rows
+from diglot.triton_ops.lib.rows.rows import reduce_then_map_rows
 from diglot.triton_ops.lib.types import compute_type
 from diglot.triton_ops.plan import Operand
 from diglot.triton_ops.row_launch import plan_rows
 
 
 @triton.jit
-def reduce(values, mask, left, AXIS: tl.constexpr, T: tl.constexpr):
+def reduce(values, mask, length, AXIS: tl.constexpr, T: tl.constexpr):
     return max_sum_along(values[0], AXIS, T)
 
 
@@ -35,7 +35,7 @@ def map(states, values, T: tl.constexpr):
 
 
 @triton.jit
-def reduce_backward(values, mask, left, AXIS: tl.constexpr, T: tl.constexpr):
+def reduce_backward(values, mask, length, AXIS: tl.constexpr, T: tl.constexpr):
     COMPUTE: tl.constexpr = compute_type(T)
     return (sum_along(values[0].to(COMPUTE) * values[1].to(COMPUTE), AXIS),)
 
@@ -49,40 +49,40 @@ def map_backward(states, values, T: tl.constexpr):
 
 @triton.jit
 def softmax_forward_rows(
-    input, words, output, n, count, size0, size1, size2,
+    input, scratch, output, n, count, size0, size1, size2,
     out_start, out0, out1, out2, out_step,
     in_start, in0, in1, in2, in_step,
     KIND: tl.constexpr, RANK: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr,
     ALIGNED: tl.constexpr, SIDE: tl.constexpr, BLOCK: tl.constexpr, THREADS: tl.constexpr,
-    SHARES: tl.constexpr, PHASE: tl.constexpr,
+    SPLITS: tl.constexpr, PHASE: tl.constexpr,
 ):  # fmt: skip
     reduce_then_map_rows(
-        (input,), words, output, n, count, (size0, size1, size2), (out_start, in_start),
+        (input,), scratch, output, n, count, (size0, size1, size2), (out_start, in_start),
         ((out0, out1, out2), (in0, in1, in2)), (out_step, in_step),
         reduce, max_sum_combine, max_sum_none, max_sum_fold, map, -float("inf"),
         output.dtype.element_ty, KIND, RANK, STEPS, VECTOR, ALIGNED, SIDE, BLOCK, THREADS,
-        SHARES, PHASE,
+        SPLITS, PHASE,
     )  # fmt: skip
 
 
 @triton.jit
 def softmax_backward_rows(
-    grad_output, output, words, grad_input, n, count, size0, size1, size2,
+    grad_output, output, scratch, grad_input, n, count, size0, size1, size2,
     out_start, out0, out1, out2, out_step,
     grad_start, grad0, grad1, grad2, grad_step,
     y_start, y0, y1, y2, y_step,
     KIND: tl.constexpr, RANK: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr,
     ALIGNED: tl.constexpr, SIDE: tl.constexpr, BLOCK: tl.constexpr, THREADS: tl.constexpr,
-    SHARES: tl.constexpr, PHASE: tl.constexpr,
+    SPLITS: tl.constexpr, PHASE: tl.constexpr,
 ):  # fmt: skip
     reduce_then_map_rows(
-        (grad_output, output), words, grad_input, n, count, (size0, size1, size2),
+        (grad_output, output), scratch, grad_input, n, count, (size0, size1, size2),
         (out_start, grad_start, y_start),
         ((out0, out1, out2), (grad0, grad1, grad2), (y0, y1, y2)),
         (out_step, grad_step, y_step),
         reduce_backward, sums_combine, sums_none, sums_fold, map_backward, 0.0,
         output.dtype.element_ty, KIND, RANK, STEPS, VECTOR, ALIGNED, SIDE, BLOCK, THREADS,
-        SHARES, PHASE,
+        SPLITS, PHASE,
     )  # fmt: skip
 
 

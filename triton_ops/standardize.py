@@ -9,24 +9,24 @@ import triton.language as tl
 from diglot.backends.plans import Plan
 from diglot.triton_ops.global_launch import plan_chunks
 from diglot.triton_ops.launch import launcher
-from diglot.triton_ops.lib import grid_barrier
-from diglot.triton_ops.lib.global_reduce import (
+from diglot.triton_ops.lib.math import fma, negate, reciprocal_root
+from diglot.triton_ops.lib.reduce.global_ import (
     THREADS,
     by_thread,
+    count_tiles,
     load_states,
     load_tile,
-    own_tiles,
     store_state,
     store_tile,
     tile_start,
 )
-from diglot.triton_ops.lib.math import fma, negate, reciprocal_root
-from diglot.triton_ops.lib.reduce import (
+from diglot.triton_ops.lib.reduce.states import (
     combine_all_moments,
     combine_moments,
     moments_of,
     thread_sums,
 )
+from diglot.triton_ops.lib.sync import grid_barrier
 from diglot.triton_ops.lib.types import compute_type, convert, number
 from diglot.triton_ops.numbers import numbers_of
 from diglot.triton_ops.plan import ALL_PHASES, Operand, Unseen
@@ -46,18 +46,18 @@ def backward(grad, x, center, factor, grad_mean, slope, T: tl.constexpr):
 
 @triton.jit
 def standardize_forward_phases(
-    input, statistics, word, workspace, output, n, chunks, chunk_tiles, eps_high, eps_low,
+    input, statistics, barrier_state, workspace, output, n, chunks, chunk_tiles, eps_high, eps_low,
     ALIGNED: tl.constexpr, BLOCK: tl.constexpr, FOLD: tl.constexpr, PHASE: tl.constexpr,
 ):  # fmt: skip
     T: tl.constexpr = output.dtype.element_ty
     COMPUTE: tl.constexpr = compute_type(T)
-    own = own_tiles(chunks, chunk_tiles)
+    tiles = count_tiles(chunks, chunk_tiles)
     held = tl.full((BLOCK,), 0.0, COMPUTE).to(T)
     if PHASE != 2:
         counts = tl.full((THREADS,), 0.0, COMPUTE)
         centers = tl.full((THREADS,), 0.0, COMPUTE)
         squares = tl.full((THREADS,), 0.0, COMPUTE)
-        for i in range(own):
+        for i in range(tiles):
             start = tile_start(i, chunk_tiles, BLOCK)
             held = load_tile(input, start, n, 0.0, ALIGNED, BLOCK)
             x = by_thread(held, T, BLOCK).to(COMPUTE)
@@ -76,7 +76,7 @@ def standardize_forward_phases(
                 centers = tl.full((THREADS,), 0.0, COMPUTE)
                 squares = tl.full((THREADS,), 0.0, COMPUTE)
     if PHASE == ALL_PHASES:
-        grid_barrier.sync(word)
+        grid_barrier.sync(barrier_state)
     if PHASE != 1:
         count = n.to(COMPUTE)
         center, total = combine_all_moments(
@@ -89,8 +89,8 @@ def standardize_forward_phases(
         if tl.program_id(0) == 0:
             tl.store(statistics, center)
             tl.store(statistics + 1, factor)
-        for later in range(own):
-            start = tile_start(own - 1 - later, chunk_tiles, BLOCK)
+        for later in range(tiles):
+            start = tile_start(tiles - 1 - later, chunk_tiles, BLOCK)
             if (later > 0) | (PHASE == 2):
                 held = load_tile(input, start, n, 0.0, ALIGNED, BLOCK)
             store_tile(output, start, n, forward(held, center, factor, T), ALIGNED, BLOCK)
@@ -98,12 +98,12 @@ def standardize_forward_phases(
 
 @triton.jit
 def standardize_backward_phases(
-    grad_output, input, statistics, word, workspace, grad_input, n, chunks, chunk_tiles,
+    grad_output, input, statistics, barrier_state, workspace, grad_input, n, chunks, chunk_tiles,
     ALIGNED: tl.constexpr, BLOCK: tl.constexpr, FOLD: tl.constexpr, PHASE: tl.constexpr,
 ):  # fmt: skip
     T: tl.constexpr = grad_input.dtype.element_ty
     COMPUTE: tl.constexpr = compute_type(T)
-    own = own_tiles(chunks, chunk_tiles)
+    tiles = count_tiles(chunks, chunk_tiles)
     center = tl.load(statistics)
     factor = tl.load(statistics + 1)
     grad = tl.full((BLOCK,), 0.0, COMPUTE).to(T)
@@ -111,7 +111,7 @@ def standardize_backward_phases(
     if PHASE != 2:
         sums = tl.full((THREADS,), 0.0, COMPUTE)
         products = tl.full((THREADS,), 0.0, COMPUTE)
-        for i in range(own):
+        for i in range(tiles):
             start = tile_start(i, chunk_tiles, BLOCK)
             grad = load_tile(grad_output, start, n, 0.0, ALIGNED, BLOCK)
             x = load_tile(input, start, n, 0.0, ALIGNED, BLOCK)
@@ -125,12 +125,12 @@ def standardize_backward_phases(
                 sums = tl.full((THREADS,), 0.0, COMPUTE)
                 products = tl.full((THREADS,), 0.0, COMPUTE)
     if PHASE == ALL_PHASES:
-        grid_barrier.sync(word)
+        grid_barrier.sync(barrier_state)
     if PHASE != 1:
         grad_mean = tl.sum(load_states(workspace, chunks, 0, 0.0, FOLD)) / n.to(COMPUTE)
         slope = tl.sum(load_states(workspace, chunks, 1, 0.0, FOLD)) / n.to(COMPUTE)
-        for later in range(own):
-            start = tile_start(own - 1 - later, chunk_tiles, BLOCK)
+        for later in range(tiles):
+            start = tile_start(tiles - 1 - later, chunk_tiles, BLOCK)
             if (later > 0) | (PHASE == 2):
                 grad = load_tile(grad_output, start, n, 0.0, ALIGNED, BLOCK)
                 x = load_tile(input, start, n, 0.0, ALIGNED, BLOCK)

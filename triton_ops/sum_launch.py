@@ -43,8 +43,8 @@ def count_splits(grad_output: Operand, out: Operand) -> int:
     reduced = grad_output.numel() // max(kept, 1)
     if reduced <= 1:
         return 1
-    own = [1] * (grad_output.dim() - out.dim()) + list(out.shape)
-    steps = zip(grad_output.strides, grad_output.shape, own, strict=True)
+    out_shape = [1] * (grad_output.dim() - out.dim()) + list(out.shape)
+    steps = zip(grad_output.strides, grad_output.shape, out_shape, strict=True)
     _, is_kept = min((stride, of_out == size) for stride, size, of_out in steps if size != 1)
     width = min(kept, SUM_BYTES_OF_KEPT // grad_output.element_size()) if is_kept else 1
     programs = -(-kept // width)

@@ -1,5 +1,5 @@
-"""Many tensors in one launch: they are cut in chunks, and a table on the device says where each
-lies. Twin of csrc/include/diglot/chunks.cuh; python/diglot/ops/chunk_table.py makes the table.
+"""Many tensors in one launch: they are cut into chunks, and a table on the device has the address
+of each. Twin of csrc/include/diglot/chunks.cuh; python/diglot/ops/chunk_table.py makes the table.
 
 Every chunk begins at a multiple of 16 bytes or is shorter than that.
 """
@@ -16,11 +16,11 @@ FLOAT64 = tl.constexpr(9)
 
 @triton.jit
 def read_chunk(table, rows, index):
-    """A chunk's address, count and code of the element type, and whether it is a repeated one.
+    """A chunk's address, count and code of the element type, and whether it is repeated.
 
-    `index` is a row of a table of int64 [rows, 2]: an address, and from the low bits on 32 of the
-    count, 8 of the code, 1 that says whether the same memory is a chunk before this one, too. Where
-    there is no such row, the chunk is empty.
+    `index` is a row of the table, int64 [rows, 2]: an address, and packed from the low bits on 32
+    bits of count, 8 of code, and 1 that is set if an earlier chunk is the same memory. An index
+    beyond the table gives an empty chunk.
     """
     exists = (index >= 0) & (index < rows)
     address = tl.load(table + 2 * index, mask=exists, other=0)
@@ -31,8 +31,8 @@ def read_chunk(table, rows, index):
 
 @triton.jit
 def whole_blocks(address, count, DTYPE: tl.constexpr, BLOCK: tl.constexpr):
-    """A chunk's data, and how many of its elements are in whole blocks, at multiples of 16 bytes.
+    """A chunk's data, and how many of its elements form whole blocks, at multiples of 16 bytes.
 
-    A chunk of fewer elements than BLOCK has none.
+    A chunk with fewer elements than BLOCK has no whole block.
     """
     return address.to(tl.pointer_type(DTYPE)), count // BLOCK * BLOCK

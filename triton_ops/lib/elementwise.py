@@ -15,7 +15,7 @@ Twin of csrc/include/diglot/elementwise.cuh and strides.cuh.
 import triton
 import triton.language as tl
 
-HEAD = tl.constexpr(16)  # more elements than any array is away from a 16-byte boundary
+HEAD = tl.constexpr(16)  # more than the elements before an array's first 16-byte boundary
 
 
 @triton.jit
@@ -25,8 +25,8 @@ def map_flat(
 ):  # fmt: skip
     """output = FUNCTION(inputs) for elements below n: BLOCK of them, and the first program's head.
 
-    The first `head` elements bring every array to a multiple of 16 bytes; ALIGNED promises that.
-    What takes an index takes no head, which would shift every access.
+    Behind the first `head` elements every array is at a multiple of 16 bytes, as ALIGNED promises.
+    With INDEXED there is no head: it would shift every access.
     """
     start = flat_start(head, BLOCK)
     index = tl.arange(0, BLOCK)
@@ -35,7 +35,7 @@ def map_flat(
         pointers += (shifted(inputs[i], start, ALIGNED),)  # type: ignore[assignment]
     out_pointer = shifted(output, start, ALIGNED)
     RUN: tl.constexpr = 128 // output.dtype.element_ty.primitive_bitwidth if ALIGNED else 4
-    # Whole programs go without a mask: one would split their 16-byte accesses.
+    # Whole programs take no mask: it would split their 16-byte accesses.
     if start + BLOCK <= n:
         map_tile(
             FUNCTION, pointers, out_pointer, index, None, start, parameters, constants,
@@ -48,8 +48,8 @@ def map_flat(
         )  # fmt: skip
     if not INDEXED:
         if (tl.program_id(0) == 0) & (head > 0):
-            at = tl.arange(0, HEAD)
-            map_tile(FUNCTION, inputs, output, at, at < head, 0, parameters, constants, 0)
+            element = tl.arange(0, HEAD)
+            map_tile(FUNCTION, inputs, output, element, element < head, 0, parameters, constants, 0)
 
 
 @triton.jit
@@ -62,12 +62,12 @@ def map_tile(
     values = ()
     for i in tl.static_range(len(inputs)):
         values += (tl.load(inputs[i] + index, mask=mask),)  # type: ignore[assignment]
-    # Under a mask, and beside random bits, addresses that live through the arithmetic take too many
-    # registers.
+    # Under a mask, or beside random bits, registers are short: the address is computed only after
+    # the arithmetic.
     if mask is None and RUN == 0:
         address = output + index
     if RUN > 0:
-        # The threads that access a run of 16 bytes make what depends on its index.
+        # The thread that accesses a run of 16 bytes computes what depends on the run's index.
         first = start + RUN * tl.arange(0, index.shape[0] // RUN)
         result = FUNCTION(first[:, None], *values, *parameters, OUT, *constants)
     else:
@@ -83,7 +83,7 @@ def map_strided(
     RANK: tl.constexpr, WIDE: tl.constexpr, VECTOR: tl.constexpr, BROADCAST: tl.constexpr,
     ALIGNED: tl.constexpr, BLOCK: tl.constexpr, INDEXED: tl.constexpr = False,
 ):  # fmt: skip
-    """The same over strided arrays: n, sizes and strides count accesses of VECTOR elements.
+    """`map_flat` over strided arrays: n, sizes and strides count accesses of VECTOR elements.
 
     `starts` and `strides` are those of the output, of each input and, with INDEXED, of the
     row-major index. Bit i of BROADCAST: an access to input i has one element, repeated.
@@ -116,8 +116,8 @@ def flat_start(head, BLOCK: tl.constexpr):
 def shifted(pointer, offset, ALIGNED: tl.constexpr):
     """pointer + offset, with the promise that it is a multiple of 16 bytes if ALIGNED.
 
-    The sum is made here because a hint on a function's own parameter is lost when it is inlined.
-    An array that is not given (None) stays so.
+    The sum is made here because inlining loses a hint on a function's own parameter. None stays
+    None.
     """
     result = None
     if pointer is not None:
@@ -159,12 +159,12 @@ def strided_offset(index, sizes, start, strides, RANK: tl.constexpr, WIDE: tl.co
 
 
 @triton.jit
-def strided_pointers(pointer, at, VECTOR: tl.constexpr, ALIGNED: tl.constexpr):
+def strided_pointers(pointer, offset, VECTOR: tl.constexpr, ALIGNED: tl.constexpr):
     """A tile of pointers: to the VECTOR elements from each offset on, one access per row.
 
     With ALIGNED, the promise that every access starts at a multiple of 16 bytes.
     """
-    first = pointer + at
+    first = pointer + offset
     if ALIGNED:
         first = tl.multiple_of(first, 16)
     return first[:, None] + tl.arange(0, VECTOR)[None, :]
@@ -172,7 +172,7 @@ def strided_pointers(pointer, at, VECTOR: tl.constexpr, ALIGNED: tl.constexpr):
 
 @triton.jit
 def strided_load(
-    pointer, at, mask, VECTOR: tl.constexpr, BROADCAST: tl.constexpr, ALIGNED: tl.constexpr
+    pointer, offset, mask, VECTOR: tl.constexpr, BROADCAST: tl.constexpr, ALIGNED: tl.constexpr
 ):
     """The tile of elements; with BROADCAST, an access has one element, repeated.
 
@@ -181,14 +181,14 @@ def strided_load(
     values = None
     if pointer is not None:
         if BROADCAST:
-            one = tl.load(pointer + at, mask=mask)
-            values = tl.broadcast_to(one[:, None], (at.shape[0], VECTOR))
+            one = tl.load(pointer + offset, mask=mask)
+            values = tl.broadcast_to(one[:, None], (offset.shape[0], VECTOR))
         else:
-            values = tl.load(strided_pointers(pointer, at, VECTOR, ALIGNED), mask=mask[:, None])
+            values = tl.load(strided_pointers(pointer, offset, VECTOR, ALIGNED), mask=mask[:, None])
     return values
 
 
 @triton.jit
-def strided_store(pointer, at, values, mask, VECTOR: tl.constexpr, ALIGNED: tl.constexpr):
+def strided_store(pointer, offset, values, mask, VECTOR: tl.constexpr, ALIGNED: tl.constexpr):
     """Stores the tile of elements."""
-    tl.store(strided_pointers(pointer, at, VECTOR, ALIGNED), values, mask=mask[:, None])
+    tl.store(strided_pointers(pointer, offset, VECTOR, ALIGNED), values, mask=mask[:, None])

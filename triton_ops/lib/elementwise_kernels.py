@@ -53,7 +53,7 @@ def elementwise_kernels(
     sizes = _of_dimensions("size")
     starts = [f"{array}_start" for array in ("out", *inputs, *["index"] * indexed)]
     strides = [_of_dimensions(start.removesuffix("start")) for start in starts]
-    layout = [part for start, of in zip(starts, strides, strict=True) for part in (start, *of)]
+    layout = [part for pair in zip(starts, strides, strict=True) for part in (pair[0], *pair[1])]
 
     def define(walk: str, integers: list[str], variant: list[str], where: str) -> Any:
         variant += ["ALIGNED", "BLOCK"]

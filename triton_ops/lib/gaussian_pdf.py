@@ -4,22 +4,21 @@ p(x) = 1/terms sum over i < terms of phi(x + (i - terms / 2) / 100)
 phi(y) = exp(-((y - mean) / std)^2 / 2) / (std sqrt(2 pi))
 
 In the far tail the textbook formula multiplies the rounding error of y - mean by the square of its
-distance in standard deviations: at 13 of them it costs fp32 six bits. Here one term, the
-greatest, is computed from an argument of two floats, and the others by their ratio to it:
+distance in standard deviations: at 13 of them it costs fp32 six bits. Here the greatest term is
+computed from an argument of two floats, and the others by their ratio to it:
 
 u = 100 (x - mean) + k, for the k that makes it least: the greatest term's argument
 phi(..) = peak B^(-(step (u + j))^2) = peak B^(-(step u)^2) B^(-step^2 j (2 u + j))
 
-with B = 2 in fp32, B = e in fp64. The last exponent is never positive, so that its relative error,
-times B to it, is worth half an ulp at most: these need no compensation, and no number of terms and
-no std brings them to overflow. The ratios of two neighbours are added up as they are, and
-these sums with what they leave: a multiprocessor does eight operations in the time of an
-exponential, and a term should take no more.
+with B = 2 in fp32, B = e in fp64. The last exponent is never positive, so its relative error costs
+half an ulp at most: the ratios need no compensation, and none overflows for any std and terms. The
+ratios of two neighbours are added plainly, and these pairs with their rounding errors: an SM does
+eight operations in the time of an exponential, and a term should take no more.
 
-Greatest errors found on an H200, of results that are normal, of 1 to 1000 terms: 4.3 ulp in fp32,
-and in p', where terms on both sides of the mean cancel, 3.5 epsilon of the sum of their magnitudes;
-but where p' is zero, at the middle of a term that has none beside it, the rounding of the mean
-remains. In fp64 the tests find less than 4 epsilon.
+Greatest errors found on an H200, of normal results of 1 to 1000 terms: 4.3 ulp in fp32. In p',
+where terms on both sides of the mean cancel, 3.5 epsilon of the sum of their magnitudes; where p'
+is zero, in the middle of a single term, the rounding error of the mean remains. In fp64 the tests
+find less than 4 epsilon.
 
 Infinite x are far out: p = p' = 0. NaN gives NaN. The twin of this file is
 csrc/include/diglot/gaussian_pdf.cuh, operation for operation.
@@ -48,7 +47,7 @@ from .math import (
     two_sum,
 )
 
-# Terms are numbered by floats, of which k must be one.
+# Floats number the terms: k must be one exactly.
 MOST_GAUSSIAN_TERMS = 1 << 22
 
 _BIAS = tl.constexpr(ROUNDING_SHIFT.value + 127.0)
@@ -56,22 +55,19 @@ _GROUP = tl.constexpr(2)
 
 
 class GaussianPdf(NamedTuple):
-    """What mean, std and terms come to, computed once for all elements.
+    """Numbers that follow from mean, std and terms, computed once for all elements.
 
-    In fp32 the numbers are rounded to it; kernels take them as tensors of the type that is computed
-    in, in this order, and the integer `terms` last.
+    For fp32 they are rounded to it. Kernels take them in this order, as tensors of the type that is
+    computed in; `terms` is an integer. A tail is the rounding error of the number before it.
 
     Attributes:
-        mean: the mean,
-        mean_tail: and what it leaves.
-        step: from one term to the next, in the unit in which B^(-v^2) is the density,
-        step_tail: and what it leaves.
+        mean, mean_tail: the mean.
+        step, step_tail: from one term to the next, in the unit in which B^(-v^2) is the density.
         curvature: -step^2.
         bound: of |u|, beyond which p and p' are zero, also times the greatest gradient.
-        factor: of the sum of the ratios; in fp32 its logarithm to base 2,
-        factor_tail: and what that leaves.
-        first: least k, or minus the number of terms before the middle one.
-        terms: their number.
+        factor, factor_tail: of the sum of the ratios; in fp32, its logarithm to base 2.
+        first: the least k, minus the number of terms before the middle one.
+        terms: how many.
     """
 
     mean: float
@@ -152,7 +148,7 @@ def gaussian_pdf_parameters(mean: float, std: float, terms: int, is_double: bool
 def gaussian_pdf_slope_parameters(
     mean: float, std: float, terms: int, is_double: bool
 ) -> GaussianPdf:
-    """The same of its derivative: what gaussian_pdf_gradient takes."""
+    """What gaussian_pdf_gradient takes, within the same bounds."""
     parameters = _parameters_double if is_double else _parameters_float
     return parameters(mean, std, terms, True)
 
@@ -164,17 +160,17 @@ def _power(x):
 
 
 @triton.jit
-def _scale_float(value, head, tail, of):
+def _scale_float(value, head, tail, p):
     """value 2^(factor - (head + tail)^2); 0 from 2^-227 on.
 
     No intermediate result overflows, or underflows before it does.
     """
     square = head * head
     square_tail = fma(head + head, tail, fma(head, head, negate(square)))
-    exponent, exponent_tail = two_sum(of[6], negate(square))
+    exponent, exponent_tail = two_sum(p[6], negate(square))
     bounded = maximum(exponent, -227.0)
     whole = round_down(bounded + 0.5)
-    fraction = (bounded - whole) + (exponent_tail + (of[7] - square_tail))
+    fraction = (bounded - whole) + (exponent_tail + (p[7] - square_tail))
     first = maximum(minimum(whole, 100.0), -100.0)
     second = whole - first
     scaled = (value * exp2_approximate(fraction)) * power_of_two(first + _BIAS)
@@ -182,7 +178,7 @@ def _scale_float(value, head, tail, of):
 
 
 @triton.jit
-def _scale_double(value, head, tail, of):
+def _scale_double(value, head, tail, p):
     """value factor exp(-(head + tail)^2).
 
     The exponential is the square of a root that does not underflow too early.
@@ -190,53 +186,53 @@ def _scale_double(value, head, tail, of):
     square = head * head
     square_tail = fma(head + head, tail, fma(head, head, negate(square)))
     root = tl.exp(square * -0.5)
-    return (((value * of[6]) * (1.0 - square_tail)) * root) * root
+    return (((value * p[6]) * (1.0 - square_tail)) * root) * root
 
 
 @triton.jit
-def _nearest_term(x, of):
-    """What an element's terms have in common: u of the greatest, as head and tail, and its k."""
+def _nearest_term(x, p):
+    """The greatest term of each element: its u, as head and tail, and its k."""
     hundred = constant(100.0, x)
-    apart, less = two_sum(x, negate(of[0]))
-    # Where x or the mean is infinite, what they leave is NaN. A mean's tail is no more than a head
-    # that is not zero, but may be worth many terms.
-    less = tl.where(tl.abs(apart) < float("inf"), less - of[1], 0.0)
-    distance, distance_tail = ordered_two_sum(apart, less)
+    apart, apart_tail = two_sum(x, negate(p[0]))
+    # Where x or the mean is infinite, the tail is NaN. A mean's tail may be worth many terms, but a
+    # head that is not zero is no less.
+    apart_tail = tl.where(tl.abs(apart) < float("inf"), apart_tail - p[1], 0.0)
+    distance, distance_tail = ordered_two_sum(apart, apart_tail)
     position = distance * hundred
     position_tail = fma(distance_tail, hundred, fma(distance, hundred, negate(position)))
-    last = of[8] + (of[9] - 1).to(x.dtype)
-    k = minimum(maximum(round_down(constant(0.5, x) - position), of[8]), last)
-    # Either k is not greater than the position, or so near that what is left does not matter.
+    last = p[8] + (p[9] - 1).to(x.dtype)
+    k = minimum(maximum(round_down(constant(0.5, x) - position), p[8]), last)
+    # Either k is not greater than the position, or so near it that the tail does not matter.
     head, tail = ordered_two_sum(position, k)
-    head = maximum(minimum(head, of[5]), negate(of[5]))
-    # Where the position is infinite, its tail is NaN. What is not zero of a head is more.
-    rest = tl.where(tl.abs(head) < of[5], tail + position_tail, 0.0)
+    head = maximum(minimum(head, p[5]), negate(p[5]))
+    # Where the position is infinite, its tail is NaN; a head that is not zero is greater.
+    rest = tl.where(tl.abs(head) < p[5], tail + position_tail, 0.0)
     head, tail = ordered_two_sum(head, rest)
     return head, tail, k
 
 
 @triton.jit
-def _scale(value, u, u_tail, of):
+def _scale(value, u, u_tail, p):
     """value factor B^(-(step u)^2)."""
-    head = u * of[2]
-    tail = fma(u, of[3], fma(u_tail, of[2], fma(u, of[2], negate(head))))
+    head = u * p[2]
+    tail = fma(u, p[3], fma(u_tail, p[2], fma(u, p[2], negate(head))))
     if value.dtype == tl.float64:
-        result = _scale_double(value, head, tail, of)
+        result = _scale_double(value, head, tail, p)
     else:
-        result = _scale_float(value, head, tail, of)
+        result = _scale_float(value, head, tail, p)
     return result
 
 
 @triton.jit
-def _ratio_parts(u, u_tail, of):
-    """What ratios take: 2 u, and what that leaves, times the curvature."""
-    return u + u, (u_tail + u_tail) * of[4]
+def _ratio_parts(u, u_tail, p):
+    """The arguments of _ratio: 2 u, and its tail times the curvature."""
+    return u + u, (u_tail + u_tail) * p[4]
 
 
 @triton.jit
-def _ratio(j, twice, tail, of):
+def _ratio(j, twice, tail, p):
     """The ratio of the term j to the greatest one, which is 0."""
-    return _power(fma(twice + j, of[4], tail) * j)
+    return _power(fma(twice + j, p[4], tail) * j)
 
 
 @triton.jit
@@ -247,53 +243,53 @@ def _slope(j, twice):
 
 @triton.jit
 def _add_without(sum, excess, group):
-    """Kahan's summation: what a sum has too much is taken from what comes next."""
+    """Kahan's summation: a sum's excess is subtracted from the next addend."""
     added = group - excess
     next = sum + added
     return next, (next - sum) - added
 
 
 @triton.jit
-def gaussian_pdf(x, of):
-    """p(x), with the parameters `of` as a tuple of tensors."""
-    u, u_tail, k = _nearest_term(x, of)
-    twice, tail = _ratio_parts(u, u_tail, of)
-    j = of[8] - k
-    # From two, which no group exceeds, so that two operations find what a sum leaves. Terms that
-    # are too many for groups come first, one by one.
+def gaussian_pdf(x, p):
+    """p(x). `p` is a GaussianPdf, as a tuple of tensors."""
+    u, u_tail, k = _nearest_term(x, p)
+    twice, tail = _ratio_parts(u, u_tail, p)
+    j = p[8] - k
+    # The sum starts at two, which no group exceeds, so two operations find its rounding error.
+    # Terms beyond a multiple of the group come first, one by one.
     start: tl.constexpr = _GROUP
     sum = tl.full(x.shape, start, x.dtype)
     rest = tl.zeros(x.shape, x.dtype)
-    for _ in range(of[9] % _GROUP):
-        sum, left = ordered_two_sum(sum, _ratio(j, twice, tail, of))
-        rest = rest + left
+    for _ in range(p[9] % _GROUP):
+        sum, tail_of_sum = ordered_two_sum(sum, _ratio(j, twice, tail, p))
+        rest = rest + tail_of_sum
         j = j + 1.0
-    for _ in range(of[9] // _GROUP):
-        group = _ratio(j, twice, tail, of)
+    for _ in range(p[9] // _GROUP):
+        group = _ratio(j, twice, tail, p)
         for i in tl.static_range(1, _GROUP):
-            group = group + _ratio(j + i, twice, tail, of)
-        sum, left = ordered_two_sum(sum, group)
-        rest = rest + left
+            group = group + _ratio(j + i, twice, tail, p)
+        sum, tail_of_sum = ordered_two_sum(sum, group)
+        rest = rest + tail_of_sum
         j = j + _GROUP
-    return _scale((sum - start) + rest, u, u_tail, of)
+    return _scale((sum - start) + rest, u, u_tail, p)
 
 
 @triton.jit
-def gaussian_pdf_gradient(grad, x, of):
+def gaussian_pdf_gradient(grad, x, p):
     """grad p'(x): the gradient is multiplied in before anything could underflow."""
-    u, u_tail, k = _nearest_term(x, of)
-    twice, tail = _ratio_parts(u, u_tail, of)
-    j = of[8] - k
+    u, u_tail, k = _nearest_term(x, p)
+    twice, tail = _ratio_parts(u, u_tail, p)
+    j = p[8] - k
     sum = tl.zeros(x.shape, x.dtype)
     excess = tl.zeros(x.shape, x.dtype)
-    for _ in range(of[9] % _GROUP):
-        group = _ratio(j, twice, tail, of) * _slope(j, twice)
+    for _ in range(p[9] % _GROUP):
+        group = _ratio(j, twice, tail, p) * _slope(j, twice)
         sum, excess = _add_without(sum, excess, group)
         j = j + 1.0
-    for _ in range(of[9] // _GROUP):
-        group = _ratio(j, twice, tail, of) * _slope(j, twice)
+    for _ in range(p[9] // _GROUP):
+        group = _ratio(j, twice, tail, p) * _slope(j, twice)
         for i in tl.static_range(1, _GROUP):
-            group = fma(_ratio(j + i, twice, tail, of), _slope(j + i, twice), group)
+            group = fma(_ratio(j + i, twice, tail, p), _slope(j + i, twice), group)
         sum, excess = _add_without(sum, excess, group)
         j = j + _GROUP
-    return _scale(negate(grad) * ((sum - excess) * of[2]), u, u_tail, of)
+    return _scale(negate(grad) * ((sum - excess) * p[2]), u, u_tail, p)

@@ -1,9 +1,10 @@
 """Philox-4x32-10: random bits as a function of a counter and a key (Salmon, Moraes, Dror and Shaw,
-"Parallel random numbers: as easy as 1, 2, 3", 2011), and which of them an array's elements get.
+"Parallel random numbers: as easy as 1, 2, 3", 2011), and the bits of each element of an array.
 
-The element of row-major index i has word i % 4 of what Philox makes of the 64-bit counter
-offset + i / 4, which wraps around: its low half is word 0 of Philox's counter and its high half
-word 1; words 2 and 3 are zero. The seed's low half is word 0 of the key, its high half word 1.
+Philox makes four words of a counter. The element with row-major index i gets word i % 4 of the
+counter offset + i / 4, a 64-bit sum that wraps around. The sum's low half is word 0 of Philox's
+counter, its high half word 1; words 2 and 3 are zero. The seed's low half is word 0 of the key, its
+high half word 1.
 
 Twin of csrc/include/diglot/philox.cuh.
 """
@@ -27,8 +28,8 @@ else:
     def multiply_wide(a, b):
         """The 64-bit product of 32-bit words: its high and its low word.
 
-        One instruction. Of tl.umulhi and a * b the compiler makes two; and of a product of 64-bit
-        integers so many operations that it would rather move their results between threads.
+        One instruction. The compiler makes two of tl.umulhi and a * b. It makes so many of a 64-bit
+        product that it rather exchanges results between threads.
         """
         return tl.inline_asm_elementwise(
             "{ .reg .b64 p; mul.wide.u32 p, $2, $3; mov.b64 {$1, $0}, p; }",

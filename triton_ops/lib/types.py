@@ -34,8 +34,8 @@ if INTERPRETED:
 
     @triton.jit
     def opaque(values):
-        """The same values, of which the compiler does not know that: narrow ones stay so until they
-        are used again, instead of being kept as what they were converted to.
+        """The same values, but the compiler cannot see that: it converts narrow ones again where
+        they are used next, and so keeps no wide copies in registers.
         """
         return values
 
@@ -54,8 +54,8 @@ else:
 
     @triton.jit
     def opaque(values):
-        """The same values, of which the compiler does not know that: narrow ones stay so until they
-        are used again, instead of being kept as what they were converted to.
+        """The same values, but the compiler cannot see that: it converts narrow ones again where
+        they are used next, and so keeps no wide copies in registers.
         """
         if values.dtype.primitive_bitwidth == 16:
             values = tl.inline_asm_elementwise(
@@ -67,8 +67,8 @@ else:
     def widen(values, dtype: tl.constexpr):
         """Values of a floating-point type in another one that is not narrower.
 
-        Two of bfloat16, in one register, become float32 by an instruction each; Triton would take
-        them apart first.
+        A register holds two bfloat16 values, and one instruction makes each of them float32; Triton
+        would unpack them first.
         """
         if values.dtype == tl.bfloat16 and dtype == tl.float32 and values.numel > 1:
             result = tl.inline_asm_elementwise(
@@ -86,7 +86,7 @@ else:
 
 @triton.jit
 def number(high, low, dtype: tl.constexpr):
-    """A number that travelled as two 32-bit halves, in the type that is computed in."""
+    """The number with these two 32-bit halves: bits of a float64, or an integer; as `dtype`."""
     bits = (tl.full((), high, tl.int64) << 32) | (tl.full((), low, tl.int64) & 0xFFFFFFFF)
     if dtype.is_floating():
         value = bits.to(tl.float64, bitcast=True).to(dtype)

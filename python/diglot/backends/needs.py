@@ -32,19 +32,19 @@ class Call:
     strides: tuple[tuple[int, ...], ...] | None = None
 
     @staticmethod
-    def of(
+    def from_tensors(
         device: torch.device, architecture: int | None, tensors: tuple[torch.Tensor | None, ...]
     ) -> Call:
         """A call with these tensors. Without any, only the device is known."""
-        given = [tensor for tensor in tensors if tensor is not None]
-        if not given:
+        present = [tensor for tensor in tensors if tensor is not None]
+        if not present:
             return Call(device, architecture)
         return Call(
             device,
             architecture,
-            tuple([tensor.dtype for tensor in given]),
-            tuple([tuple(tensor.shape) for tensor in given]),
-            tuple([tensor.stride() for tensor in given]),
+            tuple([tensor.dtype for tensor in present]),
+            tuple([tuple(tensor.shape) for tensor in present]),
+            tuple([tensor.stride() for tensor in present]),
         )
 
 

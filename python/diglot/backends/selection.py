@@ -104,7 +104,9 @@ def choose(
             if planning.runs is None:
                 _chosen[name, op, device] = chosen
     if op in needs.per_call:
-        chosen = _resolve_call(op, Call.of(device, architecture_of(device), tensors), name)
+        chosen = _resolve_call(
+            op, Call.from_tensors(device, architecture_of(device), tensors), name
+        )
     return chosen
 
 
@@ -202,7 +204,7 @@ def explain(op: str | Any, *inputs: torch.Tensor | torch.device | str | None) ->
     tensors = tuple([each for each in inputs if isinstance(each, torch.Tensor)])
     wanted = _scope.backend or _environment
     check_name(wanted, "DIGLOT_BACKEND")
-    return _explain(name, Call.of(device, architecture_of(device), tensors), wanted)
+    return _explain(name, Call.from_tensors(device, architecture_of(device), tensors), wanted)
 
 
 def _explain(op: str, call: Call, wanted: str) -> Explanation:

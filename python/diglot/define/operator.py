@@ -49,7 +49,7 @@ class Signature(NamedTuple):
     tensors: int
 
     @staticmethod
-    def of(schema: str) -> Signature:
+    def parse(schema: str) -> Signature:
         parsed = torch._C.parse_schema(schema)
         return Signature(
             parsed.name,
@@ -99,7 +99,7 @@ class Operator:
         opaque: bool = False,
         inlined: bool = True,
     ) -> None:
-        self.signature = signature = Signature.of(schema)
+        self.signature = signature = Signature.parse(schema)
         self.forward, self.fake = forward, fake
         self._inlined, self._opaque = inlined, opaque
         tensors, outputs = signature.tensors, len(signature.outputs)
@@ -225,10 +225,10 @@ class Operator:
 
     def __call__(self, *args: Any) -> Any:
         """Calls the operator, whichever way; it returns the outputs of the schema."""
-        given = [arg for arg in args[: self.signature.tensors] if arg is not None]
-        if not is_direct(*given):
+        present = [arg for arg in args[: self.signature.tensors] if arg is not None]
+        if not is_direct(*present):
             return self.indirect(*args)
-        if torch.is_grad_enabled() and any([tensor.requires_grad for tensor in given]):
+        if torch.is_grad_enabled() and any([tensor.requires_grad for tensor in present]):
             return (
                 self.dispatched(*args)
                 if STATISTICS in self.signature.outputs

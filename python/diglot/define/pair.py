@@ -64,7 +64,7 @@ class DifferentiablePair(Operator):
         opaque: bool = False,
         inlined: bool = True,
     ) -> None:
-        op, backward_op = Signature.of(schema), Signature.of(backward_schema)
+        op, backward_op = Signature.parse(schema), Signature.parse(backward_schema)
         name, places = op.name, op.arguments + op.outputs
         saved = [places.index(each) for each in backward_op.arguments[1 : backward_op.tensors]]
         # A slice of one, so that what is picked is always a tuple.

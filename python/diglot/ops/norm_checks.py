@@ -47,9 +47,9 @@ def check_residual(op: str, input: torch.Tensor, residual: torch.Tensor) -> None
             f"{op}: residual must have the dtype of input, {input.dtype}, not {residual.dtype}"
         )
     for what in ("shape", "device"):
-        own, other = getattr(input, what), getattr(residual, what)
-        if own != other:
-            raise ValueError(f"{op}: residual must have the {what} of input, {own}, not {other}")
+        value, other = getattr(input, what), getattr(residual, what)
+        if value != other:
+            raise ValueError(f"{op}: residual must have the {what} of input, {value}, not {other}")
 
 
 def check_parameters(

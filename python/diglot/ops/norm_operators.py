@@ -7,7 +7,7 @@ function of an input, or of an input and a residual that are added first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -15,20 +15,20 @@ from torch import Tensor
 
 from diglot.backends.runs import run
 from diglot.backends.selection import choose
-from diglot.define.batching import batch_at, batch_first, one_by_one
+from diglot.define.batching import batch_first, one_by_one
 from diglot.define.direct import is_direct
 from diglot.define.operator import Operator
 from diglot.ops.add import add
 from diglot.ops.autocast import autocast_to_float32
 from diglot.ops.checks import check_dtype, check_tensor
 from diglot.ops.global_memory import compute_dtype
+from diglot.ops.norm_backward import define_backward
 from diglot.ops.norm_checks import HALVES, check_parameters, check_residual, check_shape
+from diglot.ops.norm_rows import Tensors, as_rows, contiguous_like, sum_like
 from diglot.ops.numbers import check_number, fixed
 from diglot.reference.norm import Normalized, wide
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
-
-Tensors = tuple[Tensor, ...]
 
 
 class Forward(NamedTuple):
@@ -66,35 +66,6 @@ READ: dict[str, Callable[..., Forward]] = {
 }
 
 
-class Backward(NamedTuple):
-    """What a norm's backward pass is given.
-
-    Attributes:
-        grad_output, grad_sum: gradients of the outputs, of the shape and dtype of `input`; None for
-            that of a sum that has none.
-        input: of the forward pass, or its sum.
-        statistics: (fields, *outer).
-        eps, backend: of the forward pass.
-        weight: of the forward pass.
-        weight_dtype, bias_dtype: of the parameter; None where its gradient is not asked for.
-    """
-
-    grad_output: Tensor
-    grad_sum: Tensor | None
-    input: Tensor
-    statistics: Tensor
-    eps: float
-    backend: str
-    weight: Tensor | None = None
-    weight_dtype: torch.dtype | None = None
-    bias_dtype: torch.dtype | None = None
-
-    @property
-    def rank(self) -> int:
-        """How many dimensions are not of a row."""
-        return self.statistics.dim() - 1
-
-
 class NormOperators:
     """`diglot::<name>`, `diglot::add_<name>` and `diglot::<name>_backward`, the backward pass of
     both.
@@ -112,7 +83,7 @@ class NormOperators:
         self.fields = 2 if centered else 1
         self.forward = self._define(("input",))
         self.forward_of_sum = self._define(("input", "residual"))
-        self.backward = self._define_backward()
+        self.backward = define_backward(name, self.parameters, centered)
 
     def __call__(
         self,
@@ -137,8 +108,8 @@ class NormOperators:
         is_fused = len(arrays) == 2
         operator = self.forward_of_sum if is_fused else self.forward
         name = operator.signature.name
-        given = [p for p in parameters if p is not None]
-        direct = is_direct(*arrays, *given)
+        present = [p for p in parameters if p is not None]
+        direct = is_direct(*arrays, *present)
         if not direct:
             for which, tensor in zip(("input", "residual"), arrays, strict=False):
                 check_tensor(name, which, tensor)
@@ -161,7 +132,7 @@ class NormOperators:
             out = self((autocast_to_float32(total),), normalized_shape, widened, eps, backend)
             return (out, total) if is_fused else out
         shape, device = input.shape[-dims:], input.device
-        for p in given:  # the checks are inline while they pass
+        for p in present:  # the checks are inline while they pass
             if p.shape != shape or p.dtype is not dtype or p.device != device:
                 check_parameters(name, input, shape, parameters)
                 break
@@ -170,22 +141,22 @@ class NormOperators:
             results = operator.indirect(*arrays, *parameters, dims, eps, chosen)
             return results[:2] if is_fused else results[0]
         if torch.is_grad_enabled():
-            for tensor in (*arrays, *given):
+            for tensor in (*arrays, *present):
                 if tensor.requires_grad:
                     return operator.recorded(*arrays, *parameters, dims, eps, chosen)
         results = self._run(name, Forward(arrays, parameters, dims, eps, chosen), None)
         return results if is_fused else results[0]
 
-    def _run(self, name: str, given: Forward, statistics: Tensor | None) -> Tensors:
+    def _run(self, name: str, call: Forward, statistics: Tensor | None) -> Tensors:
         """Allocates and writes the output, and the sum of two arrays.
 
         Args:
             name: the operator's.
-            given: its arguments.
+            call: its arguments.
             statistics: written too; None if nobody asks for them.
         """
-        arrays, parameters, dims, eps, backend = given
-        results = tuple([_contiguous_like(array) for array in arrays])
+        arrays, parameters, dims, eps, backend = call
+        results = tuple([contiguous_like(array) for array in arrays])
         if arrays[0].numel() == 0:
             if statistics is not None:
                 statistics.fill_(torch.nan)
@@ -193,17 +164,17 @@ class NormOperators:
         rank = arrays[0].dim() - dims
         rows, vectors, written = arrays, parameters, results
         if dims > 1 or not all([t is None or t.is_contiguous() for t in (*arrays, *parameters)]):
-            rows = tuple([_as_rows(array, rank) for array in arrays])
-            vectors = tuple([_as_rows(parameter, 0) for parameter in parameters])
-            written = tuple([_as_rows(result, rank) for result in results])
+            rows = tuple([as_rows(array, rank) for array in arrays])
+            vectors = tuple([as_rows(parameter, 0) for parameter in parameters])
+            written = tuple([as_rows(result, rank) for result in results])
         arguments = (*rows, *vectors, fixed(eps), statistics, *written[::-1])
         run(backend, name, f"{name}_forward", *arguments)
         return results
 
-    def _statistics_of(self, given: Forward) -> Tensor:
-        shape, dtype = given.arrays[0].shape, given.arrays[0].dtype
-        size = (self.fields, *shape[: len(shape) - given.dims])
-        return given.arrays[0].new_empty(size, dtype=compute_dtype(dtype))
+    def _statistics_of(self, call: Forward) -> Tensor:
+        shape, dtype = call.arrays[0].shape, call.arrays[0].dtype
+        size = (self.fields, *shape[: len(shape) - call.dims])
+        return call.arrays[0].new_empty(size, dtype=compute_dtype(dtype))
 
     def _define(self, arrays: tuple[str, ...]) -> Operator:
         """The op of an input, or of the sum of two arrays."""
@@ -212,37 +183,37 @@ class NormOperators:
         names, read = (*arrays, *self.parameters), READ[name]
 
         def fake(*args: Any) -> Tensors:
-            given = read(*args)
-            made = [_contiguous_like(array) for array in given.arrays]
-            return (*made, self._statistics_of(given))
+            call = read(*args)
+            made = [contiguous_like(array) for array in call.arrays]
+            return (*made, self._statistics_of(call))
 
         def forward(*args: Any) -> Tensors:
-            given = read(*args)
-            statistics = self._statistics_of(given)
-            return (*self._run(name, given, statistics), statistics)
+            call = read(*args)
+            statistics = self._statistics_of(call)
+            return (*self._run(name, call, statistics), statistics)
 
         def save(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> tuple[Any, ...]:
-            given = read(*inputs)
-            ctx.dims, ctx.eps, ctx.backend = given.dims, given.eps, given.backend
-            ctx.dtypes = [None if p is None else p.dtype for p in given.parameters]
-            return output[1] if is_fused else inputs[0], output[-1], given.parameters[0]
+            call = read(*inputs)
+            ctx.dims, ctx.eps, ctx.backend = call.dims, call.eps, call.backend
+            ctx.dtypes = [None if p is None else p.dtype for p in call.parameters]
+            return output[1] if is_fused else inputs[0], output[-1], call.parameters[0]
 
         def gradients(ctx: Any, grad_output: Any, grad_sum: Any = None) -> tuple[Any, ...]:
             if grad_output is None:
                 return (*[grad_sum for _ in arrays], *[None for _ in self.parameters])
             asked = zip(ctx.dtypes, ctx.needs_input_grad[len(arrays) :], strict=False)
             dtypes = [dtype if is_asked else None for dtype, is_asked in asked]
-            given = (grad_output, grad_sum, *ctx.saved_tensors)
-            of_input, *made = self.backward(*given, *dtypes, ctx.eps, ctx.backend)
+            operands = (grad_output, grad_sum, *ctx.saved_tensors)
+            of_input, *made = self.backward(*operands, *dtypes, ctx.eps, ctx.backend)
             by_parameters = [g if d else None for g, d in zip(made, dtypes, strict=True)]
             return (*[of_input for _ in arrays], *by_parameters)
 
         def tangents(ctx: Any, *directions: Any) -> Any:
             input, _, weight = ctx.saved_tensors
             by: dict[str, Any] = dict(zip(names, directions, strict=False))
-            rows = Normalized.of(input, ctx.dims, ctx.eps, self.centered)
+            rows = Normalized.compute(input, ctx.dims, ctx.eps, self.centered)
             summed = [wide(by[which]) for which in arrays if by[which] is not None]
-            along = _total(summed, wide(input))
+            along = sum_like(summed, wide(input))
             parts = []
             if summed:
                 projected = rows.project(along)
@@ -251,7 +222,7 @@ class NormOperators:
                 parts.append(by["weight"] * rows.values)
             if by.get("bias") is not None:
                 parts.append(wide(by["bias"]).expand_as(rows.values))
-            of_output = _total(parts, input)
+            of_output = sum_like(parts, input)
             return (of_output, along.to(input.dtype)) if is_fused else of_output
 
         def batch(operator: Operator, info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
@@ -274,167 +245,3 @@ class NormOperators:
             jvp=tangents,
             vmap=batch,
         )
-
-    def _define_backward(self) -> Operator:
-        """The gradients of the input and of each parameter whose dtype is given.
-
-        Its derivatives are made of PyTorch's operators. The statistics are those of the input,
-        whose derivatives hold theirs, and they have none.
-        """
-        name = f"{self.name}_backward"
-        tensors = ("grad_output", "grad_sum", "input", "statistics", "weight")
-        dtypes = [f"{which}_dtype" for which in self.parameters]
-        names = (*tensors, *dtypes, "eps", "backend")
-
-        def read(args: tuple[Any, ...]) -> Backward:
-            return Backward(**dict(zip(names, args, strict=True)))
-
-        def dtypes_of(given: Backward) -> list[torch.dtype | None]:
-            return [getattr(given, which) for which in dtypes]
-
-        def fake(*args: Any) -> Tensors:
-            given = read(args)
-            input, row = given.input, given.input.shape[given.rank :]
-            return (
-                _contiguous_like(input),
-                *[input.new_empty(row if d else (0,), dtype=d) for d in dtypes_of(given)],
-            )
-
-        def forward(*args: Any) -> Tensors:
-            given = read(args)
-            input, rank = given.input, given.rank
-            for which in ("grad_output", "grad_sum"):
-                grad = getattr(given, which)
-                if grad is not None and (grad.shape != input.shape or grad.dtype != input.dtype):
-                    raise ValueError(
-                        f"{name}: {which} must have the shape and dtype of input, "
-                        f"{tuple(input.shape)} and {input.dtype}, not {tuple(grad.shape)} and "
-                        f"{grad.dtype}"
-                    )
-            grad_input, *made = results = fake(*args)
-            if input.numel() == 0:
-                for gradient in made:
-                    gradient.zero_()
-                return results
-            asked = [g if d else None for g, d in zip(made, dtypes_of(given), strict=True)]
-            rows = [_as_rows(t, rank) for t in (given.grad_output, given.grad_sum, input)]
-            vectors = [_as_rows(vector, 0) for vector in (given.weight, *asked)]
-            statistics = given.statistics.contiguous()  # torch.vmap moves their dimensions
-            run(
-                given.backend,
-                self.name,
-                name,
-                *rows,
-                statistics,
-                *vectors,
-                _as_rows(grad_input, rank),
-            )
-            return results
-
-        def save(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> list[Any]:
-            given = read(inputs)
-            ctx.has_sum, ctx.dims = given.grad_sum is not None, given.input.dim() - given.rank
-            ctx.dtypes, ctx.eps = dtypes_of(given), given.eps
-            return [given.grad_output, given.input, given.weight]
-
-        def parts_of(ctx: Any) -> tuple[Any, ...]:
-            grad_output, input, weight = ctx.saved_tensors
-            rows = Normalized.of(input, ctx.dims, ctx.eps, self.centered)
-            g = wide(grad_output)
-            return rows, g, g if weight is None else g * weight, weight
-
-        def gradients(ctx: Any, along: Any, *by_parameters: Any) -> tuple[Any, ...]:
-            rows, g, scaled, weight = parts_of(ctx)
-            input, of_weight = ctx.saved_tensors[1], None
-            given = [p if d else None for p, d in zip(by_parameters, ctx.dtypes, strict=True)]
-            by: dict[str, Any] = dict(zip(self.parameters, given, strict=True))
-            to_grad, to_input = [], []
-            if along is not None:
-                projected = rows.project(wide(along))
-                to_input.append(rows.bend(scaled, wide(along)))
-                to_grad.append(projected if weight is None else projected * weight)
-                if weight is not None:
-                    of_weight = rows.sum_rows(g * projected).to(weight.dtype)
-            if by["weight"] is not None:
-                to_grad.append(by["weight"] * rows.values)
-                to_input.append(rows.project(by["weight"] * g))
-            if by.get("bias") is not None:
-                to_grad.append(wide(by["bias"]).expand_as(g))
-            return (
-                _total(to_grad, input),
-                along if ctx.has_sum else None,
-                _total(to_input, input),
-                None,
-                of_weight,
-            )
-
-        def tangents(ctx: Any, *directions: Any) -> Tensors:
-            rows, g, scaled, weight = parts_of(ctx)
-            input = ctx.saved_tensors[1]
-            by: dict[str, Any] = dict(zip(tensors, directions, strict=True))
-            by_grad, by_input = by["grad_output"], by["input"]
-            to_input, to_weight, to_bias, to_scaled = [], [], [], []
-            if by_grad is not None:
-                to_scaled.append(wide(by_grad) if weight is None else wide(by_grad) * weight)
-                to_weight.append(rows.sum_rows(by_grad * rows.values))
-                to_bias.append(rows.sum_rows(wide(by_grad)))
-            if by["weight"] is not None:
-                to_scaled.append(g * by["weight"])
-            if to_scaled:
-                to_input.append(rows.project(sum(to_scaled)))
-            if by["grad_sum"] is not None:
-                to_input.append(wide(by["grad_sum"]))
-            if by_input is not None:
-                to_input.append(rows.bend(scaled, wide(by_input)))
-                to_weight.append(rows.sum_rows(g * rows.project(wide(by_input))))
-            row = input.shape[input.dim() - ctx.dims :]
-            of_parameters = [
-                _total(parts, input.new_empty(row, dtype=dtype)) if dtype else input.new_zeros((0,))
-                for parts, dtype in zip((to_weight, to_bias), ctx.dtypes, strict=False)
-            ]
-            return _total(to_input, input), *of_parameters
-
-        def batch(operator: Operator, info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
-            given, dims = read(args), dict(zip(names, in_dims, strict=True))
-            if dims["weight"] is not None or any(dtypes_of(given)):
-                return one_by_one(operator, info, in_dims, *args)
-            first = batch_first(info, in_dims, (given.grad_output, given.grad_sum, given.input))
-            statistics = batch_at(1, info, dims["statistics"], given.statistics)
-            results = operator(*first, statistics, *args[4:])
-            return results, (0, *[None for _ in self.parameters])
-
-        options = ", ".join(f"ScalarType? {which}" for which in dtypes)
-        return Operator(
-            f"{name}(Tensor grad_output, Tensor? grad_sum, Tensor input, Tensor statistics, "
-            f"Tensor? weight, {options}, float eps, str backend) -> "
-            f"({', '.join(['Tensor'] * (1 + len(dtypes)))})",
-            forward=forward,
-            fake=fake,
-            save=save,
-            backward=gradients,
-            jvp=tangents,
-            vmap=batch,
-        )
-
-
-def _contiguous_like(tensor: Tensor) -> Tensor:
-    if tensor.is_contiguous():
-        return torch.empty_like(tensor)
-    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
-
-
-def _as_rows(tensor: Any, rank: int) -> Any:
-    """The dimensions from `rank` on as one, of unit stride: a view where there is one."""
-    if tensor is None:
-        return None
-    if tensor.dim() > rank + 1:
-        tensor = tensor.flatten(rank)
-    if tensor.is_contiguous() or tensor.stride(-1) == 1:
-        return tensor
-    # Of a dimension of one element the stride says nothing, and may be anything.
-    return tensor.contiguous() if tensor.shape[-1] != 1 else tensor
-
-
-def _total(parts: Sequence[Tensor], like: Tensor) -> Tensor:
-    """The sum of tensors, of the dtype of `like`; without any, zeros like it."""
-    return sum(parts[1:], parts[0]).to(like.dtype) if parts else torch.zeros_like(like)

@@ -76,8 +76,8 @@ def _tangent(ctx: Any, tangent: torch.Tensor) -> torch.Tensor:
 def _batch(operator: Operator, info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
     grad_output, shape, dtype, alpha, backend = args
     grad_output = grad_output.movedim(in_dims[0], 0)
-    own = [1] * (grad_output.dim() - 1 - len(shape)) + list(shape)
-    result = unbroadcast(grad_output, torch.Size([info.batch_size, *own]), dtype, alpha, backend)
+    sizes = [1] * (grad_output.dim() - 1 - len(shape)) + list(shape)
+    result = unbroadcast(grad_output, torch.Size([info.batch_size, *sizes]), dtype, alpha, backend)
     return result.reshape(info.batch_size, *shape), 0
 
 

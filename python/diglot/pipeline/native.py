@@ -15,9 +15,9 @@ from diglot.backends.registry import cuda_module
 from diglot.backends.runs import note_run
 from diglot.pipeline import host
 from diglot.pipeline.host import HostArray
+from diglot.pipeline.job import Job
 from diglot.pipeline.launches import Launch, Like, Op, Seen
 from diglot.pipeline.pinned import Buffer, pinned_cache
-from diglot.pipeline.ring import Job
 
 
 class NativeRing:
@@ -46,7 +46,7 @@ class NativeRing:
         module, reason = cuda_module()
         if module is None:
             raise RuntimeError(reason)
-        arrays = [*job.inputs, *job.sink.of(self.buffers[0][len(job.inputs) :])]
+        arrays = [*job.inputs, *job.sink.arrays_for(self.buffers[0][len(job.inputs) :])]
         taken: list[list[Buffer]] = []
         try:
             for array in arrays:

@@ -1,156 +1,32 @@
 """The ring: chunks pass through slots, copied in, computed and copied out at the same time. Twin of
 csrc/pipeline/ring.h, which does the same for diglot's own CUDA kernels without Python.
 
-A slot has buffers on the device for a chunk of each input and output. All chunks come in in one
-stream, and go out in another: two copies in one direction at once would take the bus from those in
-the other. Host memory that is staged (host.py) passes through pinned buffers, of which there are
-more than slots: threads fill and empty them, each with a chunk of its own, ahead of the chunk that
+A slot has buffers on the device for a chunk of each input and output. One stream copies all chunks
+in, another one copies them out: two copies in one direction at once would take the bus from those
+in the other. Host memory that is staged (host.py) passes through pinned buffers, and there are more
+of these than slots. Threads fill and empty them, a chunk for each thread, ahead of the chunk that
 is fed and behind it.
 """
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import math
 import os
-import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 
 import torch
 
-from diglot.pipeline.copier import Copier, Copies, Piece, Span, copier_for
-from diglot.pipeline.host import HostArray, default_copy_threads
-from diglot.pipeline.launches import Like
+from diglot.pipeline.copier import Copier, Copies, Piece, Span
+from diglot.pipeline.host import HostArray
+from diglot.pipeline.job import Job
 from diglot.pipeline.pinned import Buffer, pinned_cache
-from diglot.pipeline.planner import Plan
 from diglot.pipeline.report import Times
-from diglot.pipeline.runtime import Event, Runtime, runtime_of
+from diglot.pipeline.runtime import Event, Runtime
 
 NOT_THERE = (math.nan, math.nan)
-Result = torch.Tensor | Like
-
-
-class Control:
-    """What a run tells while it lasts, and is told. Its words are shared with the native engine.
-
-    Attributes:
-        address: of its words in host memory, four int64: (stop, valid rows, chunk at work, 0).
-    """
-
-    def __init__(self) -> None:
-        self._words = (ctypes.c_int64 * 4)()
-        self.address = ctypes.addressof(self._words)
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether the run is to end early."""
-        return bool(self._words[0])
-
-    def stop(self) -> None:
-        """Has the run end as soon as what is under way is done."""
-        self._words[0] = 1
-
-    @property
-    def valid_rows(self) -> int:
-        """Of the run's rows, how many first ones are done."""
-        return self._words[1]
-
-    @valid_rows.setter
-    def valid_rows(self, rows: int) -> None:
-        self._words[1] = rows
-
-    @property
-    def chunk(self) -> int:
-        """The chunk that is fed, or at which the run failed."""
-        return self._words[2]
-
-    @chunk.setter
-    def chunk(self, chunk: int) -> None:
-        self._words[2] = chunk
-
-
-class Sink:
-    """Where results go: to arrays in host memory. What the first result is like makes them.
-
-    Args:
-        make: from the first result, one tensor or several, to the arrays.
-    """
-
-    def __init__(self, make: Callable[[Sequence[Result]], Sequence[HostArray]]) -> None:
-        self._make = make
-        self._lock = threading.Lock()
-        self.arrays: list[HostArray] | None = None
-
-    def of(self, results: Sequence[Result]) -> list[HostArray]:
-        """The arrays; several devices may ask at once."""
-        with self._lock:
-            if self.arrays is None:
-                self.arrays = list(self._make(results))
-                for array in self.arrays:
-                    array.open()
-            # Another device's results, or those of smaller chunks, may be others.
-            for array, result in zip(self.arrays, results, strict=True):
-                if (array.row_shape, array.tensor.dtype) != (result.shape[1:], result.dtype):
-                    raise ValueError(
-                        f"fn returned rows of {tuple(result.shape[1:])}, {result.dtype}, and "
-                        f"before of {array.row_shape}, {array.tensor.dtype}"
-                    )
-            return self.arrays
-
-    def close(self) -> None:
-        """Closes the files among them."""
-        for array in self.arrays or ():
-            array.close()
-
-
-@dataclass
-class Job:
-    """What one device is to do.
-
-    Attributes:
-        device: where.
-        plan: its rows and how they are cut.
-        first: the row of the arrays that it begins with.
-        inputs: what is read.
-        fn: from the chunks of the inputs, on the device, to the chunk's results there.
-        sink: where results go; None if `fold` takes them.
-        fold: is given each chunk's results on the CPU, in order.
-        control: what it tells and is told.
-        scope: what the thread that calls `fn` is in.
-        copy_threads: for each direction.
-        copier: those of one direction, from how many and the arrays that they copy.
-        shares_compute: whether `fn` is called in one stream for all slots: it may use memory of its
-            own in each call.
-        runtime: streams and events, from the device, the number of slots, `shares_compute` and
-            whether no other thread needs the cores; by default the device's own.
-        timeline: the times of the chunks that are done.
-    """
-
-    device: torch.device
-    plan: Plan
-    first: int
-    inputs: list[HostArray]
-    fn: Callable[..., tuple[torch.Tensor, ...]]
-    sink: Sink | None
-    control: Control = field(default_factory=Control)
-    fold: Callable[[tuple[torch.Tensor, ...]], None] | None = None
-    scope: Callable[[], AbstractContextManager[Any]] = nullcontext
-    copy_threads: int = field(default_factory=default_copy_threads)
-    copier: Callable[[int, Sequence[HostArray]], Copier] = copier_for
-    shares_compute: bool = True
-    runtime: Callable[[torch.device, int, bool, bool], Runtime] = runtime_of
-    timeline: list[Times] = field(default_factory=list)
-
-    @property
-    def writes_in_place(self) -> bool:
-        """Whether results are known to need no threads that copy them."""
-        arrays = None if self.sink is None else self.sink.arrays
-        return arrays is not None and not any(array.is_staged for array in arrays)
 
 
 class Passage:
@@ -291,7 +167,7 @@ class Ring:
 
         if self.job.sink is not None:
             outputs = passage.results or self.outputs_of(slot, rows)
-            targets = self.targets(passage, self.job.sink.of(outputs))
+            targets = self.targets(passage, self.job.sink.arrays_for(outputs))
             storing.wait(passage.computed)
             passage.storing = storing.record(True) if is_timed else None
             storing.copy(targets, outputs)

@@ -16,8 +16,9 @@ import torch
 
 from diglot.pipeline.errors import StreamError, StreamInterrupted, tell
 from diglot.pipeline.interrupts import called_on_interrupt
+from diglot.pipeline.job import Job
 from diglot.pipeline.planner import Plan, split
-from diglot.pipeline.ring import Job, Times
+from diglot.pipeline.report import Times
 from diglot.pipeline.runtime import current_stream
 
 SMALLER = 4  # so many times smaller are the chunks after one that the device had no memory for

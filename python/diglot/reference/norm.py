@@ -39,7 +39,7 @@ class Normalized:
     centered: bool
 
     @staticmethod
-    def of(input: torch.Tensor, count: int, eps: float, centered: bool) -> Normalized:
+    def compute(input: torch.Tensor, count: int, eps: float, centered: bool) -> Normalized:
         """The rows of `input` over its last `count` dimensions, in the type of `wide`."""
         dims = tuple(range(-count, 0))
         x = wide(input)
@@ -87,7 +87,7 @@ def oracle(
     centered: bool,
 ) -> torch.Tensor:
     """The norm of the last dimension, in float64."""
-    out = Normalized.of(input.double(), 1, eps, centered).values
+    out = Normalized.compute(input.double(), 1, eps, centered).values
     if weight is not None:
         out = out * weight.double()
     return out if bias is None else out + bias.double()

@@ -110,10 +110,20 @@ def _python_imports(text: str) -> dict[str, str]:
     found = {}
     for node in ast.parse(text).body:
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(_LIBRARY):
-            inside = (node.module or "").removeprefix(_LIBRARY).lstrip(".")
+            inside = (node.module or "").removeprefix(_LIBRARY).lstrip(".").replace(".", "/")
             for name in node.names:
-                found[name.asname or name.name] = f"triton_ops/lib/{inside or name.name}.py"
+                module = f"{inside}/{name.name}".lstrip("/") if inside in _rooms() else inside
+                found[name.asname or name.name] = f"triton_ops/lib/{module}.py"
     return found
+
+
+@functools.cache
+def _rooms() -> frozenset[str]:
+    """The folders of Triton's device library, by their path in it; the library's own is ""."""
+    here = Path(diglot.__file__).parent
+    places = (here / "triton_ops/lib", here.parents[1] / "triton_ops/lib")
+    library = next(place for place in places if place.is_dir())
+    return frozenset({"", *(path.name for path in library.iterdir() if path.is_dir())})
 
 
 @functools.cache

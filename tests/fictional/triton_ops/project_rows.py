@@ -8,7 +8,7 @@ import triton.language as tl
 from diglot.backends.plans import Plan
 from diglot.triton_ops.global_launch import BARRIER, barrier_scratch
 from diglot.triton_ops.launch import launcher
-from diglot.triton_ops.lib import grid_barrier
+from diglot.triton_ops.lib.sync import grid_barrier
 from diglot.triton_ops.plan import ALL_PHASES, Launch, Operand
 
 ROWS, MOST_COLUMNS = 32, 1024
@@ -16,7 +16,7 @@ ROWS, MOST_COLUMNS = 32, 1024
 
 @triton.jit
 def project_rows_phases(
-    input, weight, word, dots, shares, total, rows, n,
+    input, weight, barrier_state, dots, shares, total, rows, n,
     BLOCK: tl.constexpr, COLUMNS: tl.constexpr, PHASE: tl.constexpr,
 ):  # fmt: skip
     """All programs meet, and each sums what all of them found."""
@@ -29,7 +29,7 @@ def project_rows_phases(
             vector = tl.load(weight + column, mask=column < n, other=0)
             tl.store(dots + row, tl.sum(tile * vector[None, :], 1), mask=row < rows)
     if PHASE == ALL_PHASES:
-        grid_barrier.sync(word)
+        grid_barrier.sync(barrier_state)
     if PHASE != 1:
         sum = 0.0
         for first in range(0, rows, BLOCK):

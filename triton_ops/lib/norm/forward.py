@@ -1,17 +1,20 @@
-"""Norms of rows, as operations of row_reduce.py. Twin of csrc/include/diglot/norm.cuh."""
+"""Norms of rows, forward, as operations on rows (rows/operation.py).
+
+Twin of csrc/include/diglot/norm/forward.cuh.
+"""
 
 import triton
 import triton.language as tl
 
-from .math import divide, fma, reciprocal_root
-from .reduce import (
+from diglot.triton_ops.lib.math import divide, fma, reciprocal_root
+from diglot.triton_ops.lib.reduce.states import (
     BY_THREAD,
     combine_all_moments,
     combine_moments,
     share_of,
     sum_along,
 )
-from .types import compute_type, convert, number, opaque, widen
+from diglot.triton_ops.lib.types import compute_type, convert, number, opaque, widen
 
 
 @triton.jit
@@ -23,7 +26,7 @@ def add(values, T: tl.constexpr):
 
 @triton.jit
 def scale(y, weight, bias):
-    """y * weight + bias, of what is given of the two."""
+    """y * weight + bias, with those of the two that are not None."""
     if weight is not None:
         if bias is not None:
             y = fma(y, weight.to(y.dtype), bias.to(y.dtype))
@@ -35,15 +38,15 @@ def scale(y, weight, bias):
 
 
 @triton.jit
-def moments_along(values, mask, left, AXIS: tl.constexpr, T: tl.constexpr):
-    """How many elements there are, their mean, and the squares of their distances from it."""
+def moments_along(values, mask, length, AXIS: tl.constexpr, T: tl.constexpr):
+    """The count of elements, their mean, and the sum of their squared distances from it."""
     x = widen(values[0], compute_type(T))
     sums = sum_along(x, AXIS)
     if AXIS == BY_THREAD:
         counts = sum_along(mask.to(x.dtype), AXIS)
         means = share_of(sums, counts)
     else:
-        counts = tl.full(sums.shape, left, x.dtype)
+        counts = tl.full(sums.shape, length, x.dtype)
         means = divide(sums, counts)
     distances = tl.where(mask, widen(opaque(values[0]), x.dtype) - means, 0.0)
     return counts, means, sum_along(distances * distances, AXIS)
@@ -61,7 +64,7 @@ def moments_combine(a, b, T: tl.constexpr):
 
 @triton.jit
 def moments_fold(states, AXIS: tl.constexpr, T: tl.constexpr):
-    """Of all axes: norms are not of columns."""
+    """Along all axes, whatever AXIS is: a norm has no columns."""
     count = tl.sum(states[0])
     mean, squares = combine_all_moments(states[0], states[1], states[2], count)
     return count, mean, squares
@@ -82,7 +85,7 @@ def layer_map(states, values, weight, bias, T: tl.constexpr):
 
 
 @triton.jit
-def squares_along(values, mask, left, AXIS: tl.constexpr, T: tl.constexpr):
+def squares_along(values, mask, length, AXIS: tl.constexpr, T: tl.constexpr):
     x = widen(values[0], compute_type(T))
     return (sum_along(x * x, AXIS),)
 

@@ -1,0 +1,380 @@
+"""One call of `stream_map` or `stream_reduce`: checks, plan, run and report."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from diglot.backends.registry import INTERPRET
+from diglot.backends.selection import AUTO, check_name, choose, scoped_backend, use_backend
+from diglot.pipeline.arguments import (
+    check_fit,
+    check_outputs,
+    find_devices,
+    is_array,
+    numpy_dtype,
+    tensor_of,
+)
+from diglot.pipeline.errors import StreamError
+from diglot.pipeline.fold import Fold
+from diglot.pipeline.host import NOTHING_SAID, HostArray, Maps
+from diglot.pipeline.job import Job, Result, Sink
+from diglot.pipeline.launches import Like, Op, Seen, is_random, op_of
+from diglot.pipeline.native import NativeRing, native_ring
+from diglot.pipeline.planner import (
+    DEFAULT_CHUNK_BYTES,
+    Plan,
+    Range,
+    chunk_range,
+    plan,
+)
+from diglot.pipeline.progress import progress_bar
+from diglot.pipeline.report import PipelineReport
+from diglot.pipeline.ring import Ring
+from diglot.pipeline.shares import Engine, Run, Share, shares_of
+
+Results = tuple[torch.Tensor, ...]
+
+
+class _Last(threading.local):
+    report: PipelineReport | None = None
+
+
+last = _Last()  # report of this thread
+
+
+class StreamCall:
+    """One call of `stream_map` or `stream_reduce`."""
+
+    def __init__(
+        self,
+        name: str,
+        fn: Callable[..., Any],
+        inputs: tuple[Any, ...],
+        chunk_bytes: int | None,
+        num_slots: int,
+        devices: Sequence[Any] | None,
+        backend: str | None,
+    ) -> None:
+        self.name = name
+        self.began = time.perf_counter()
+        if not callable(fn):
+            raise TypeError(f"{name}: fn must be callable, not a {type(fn).__name__}")
+        if not inputs:
+            raise TypeError(f"{name}: there must be at least one input")
+        for what, number in (("chunk_bytes", chunk_bytes), ("num_slots", num_slots)):
+            if number is not None and (isinstance(number, bool) or not isinstance(number, int)):
+                raise TypeError(f"{name}: {what} must be an int, not {number!r}")
+        self.fn, self.chunk_bytes, self.num_slots = fn, chunk_bytes, num_slots
+        self.gives_arrays = is_array(inputs[0])
+        tensors = [tensor_of(name, f"input {i}", array) for i, array in enumerate(inputs)]
+        self.rows = tensors[0].shape[0]
+        for i, tensor in enumerate(tensors):
+            if tensor.shape[0] != self.rows:
+                raise ValueError(
+                    f"{name}: all inputs must have the same number of rows; input 0 has "
+                    f"{self.rows}, and input {i} has {tensor.shape[0]}"
+                )
+        self.maps = Maps()
+        self.inputs = [HostArray(tensor, maps=self.maps) for tensor in tensors]
+        self.devices = find_devices(name, devices)
+        self.op = op_of(fn)
+        # One row, or none, can be taken in one way only.
+        if self.op is not None and self.rows > 1 and len({tensor.dim() for tensor in tensors}) > 1:
+            shapes = " and ".join(str(tuple(tensor.shape)) for tensor in tensors)
+            raise ValueError(
+                f"{name}: inputs of {self.op} must have as many dimensions as each other: of "
+                f"{shapes}, a chunk's rows would be taken for columns"
+            )
+        if backend is None and self.op is not None and isinstance(fn, functools.partial):
+            backend = fn.keywords.get("backend")
+        if backend is not None:
+            check_name(backend)
+        self.backend = backend
+        self.is_single = True
+        self.notes: list[str] = []
+        if self.op is not None:
+            chosen = {choose(self.op, device, backend) for device in self.devices}
+            self.backend = chosen.pop() if len(chosen) == 1 else AUTO
+            self.fn = functools.partial(fn, backend=self.backend)
+        self.autocast = tuple(
+            (kind, torch.get_autocast_dtype(kind))
+            for kind in ("cuda", "cpu")
+            if torch.is_autocast_enabled(kind)
+        )
+        if self.devices[0].type == "cpu" and not INTERPRET:
+            what = f"on the backend {self.backend!r}" if self.op else "as they are"
+            why = "" if torch.cuda.is_available() else "no GPU: "
+            self.notes.append(f"{why}chunks ran on the CPU, {what}")
+
+    def call(self, *chunks: torch.Tensor) -> Results:
+        """fn, whose results are checked."""
+        returned = self.fn(*chunks)
+        self.is_single = not isinstance(returned, (tuple, list))
+        results = (returned,) if self.is_single else tuple(returned)
+        if not results:
+            raise TypeError("fn must return a tensor or several, not none")
+        for result in results:
+            if not isinstance(result, torch.Tensor):
+                raise TypeError(f"fn must return tensors, not a {type(result).__name__}")
+            if self.gives_arrays and numpy_dtype(result.dtype) is None:
+                raise TypeError(f"fn returns {result.dtype}, which NumPy lacks: give it tensors")
+            if result.device != chunks[0].device:
+                raise ValueError(
+                    f"fn must return a tensor on the chunk's device, {chunks[0].device}, not on "
+                    f"{result.device}"
+                )
+        return results
+
+    def call_rows(self, *chunks: torch.Tensor) -> Results:
+        """`call`, with a check that each result has a row for each row of the chunk."""
+        results = self.call(*chunks)
+        for result in results:
+            if result.dim() == 0 or result.shape[0] != chunks[0].shape[0]:
+                raise ValueError(
+                    f"fn must return as many rows as it is given, {chunks[0].shape[0]}, not a "
+                    f"tensor of shape {tuple(result.shape)}"
+                )
+        return results
+
+    def scope(self) -> Callable[[], Any]:
+        """Makes the context in which threads call fn: this thread's autocast and backend."""
+        # An op takes its backend as an argument.
+        backend = None if self.op is not None else self.backend or scoped_backend()
+        if backend is None and not self.autocast:
+            return nullcontext
+
+        @contextmanager
+        def entered() -> Iterator[None]:
+            with ExitStack() as stack:
+                for kind, dtype in self.autocast:
+                    stack.enter_context(torch.autocast(kind, dtype=dtype))
+                if backend is not None:
+                    stack.enter_context(use_backend(backend))
+                yield
+
+        return entered
+
+    def empty_chunks(self, rows: int) -> list[torch.Tensor]:
+        """Uninitialised chunks on the first device."""
+        return [array.empty_chunk(rows, self.devices[0]) for array in self.inputs]
+
+    def make_plan(
+        self,
+        out_row_bytes: Sequence[int],
+        default_bytes: Range = DEFAULT_CHUNK_BYTES,
+        devices: int = 1,
+    ) -> Plan:
+        """How all rows are cut. Rows to be folded are cut alike for any devices."""
+        row_bytes = [array.row_bytes for array in self.inputs]
+        try:
+            return plan(
+                self.rows,
+                row_bytes,
+                out_row_bytes,
+                self.chunk_bytes,
+                self.num_slots,
+                default_bytes,
+                devices,
+            )
+        except ValueError as error:
+            raise ValueError(f"{self.name}: {error}") from None
+
+    def map(self, out: Any, progress: bool) -> Any:
+        """stream_map."""
+        outs: list[HostArray] | None = None
+        if out is not None:
+            arrays = out if isinstance(out, (tuple, list)) else [out]
+            outs = [
+                HostArray(
+                    tensor_of(self.name, "out", one, writable=True), is_output=True, maps=self.maps
+                )
+                for one in arrays
+            ]
+            self.gives_arrays = False
+            check_outputs(self.name, self.rows, outs, self.inputs)
+
+        def make(results: Sequence[Result]) -> list[HostArray]:
+            if outs is not None:
+                check_fit(self.name, outs, results)
+                return outs
+            return [
+                HostArray(
+                    torch.empty((self.rows, *r.shape[1:]), dtype=r.dtype, device="cpu"),
+                    is_output=True,
+                    maps=NOTHING_SAID,
+                )
+                for r in results
+            ]
+
+        sink = Sink(make)
+        has_begun = False
+        try:
+            op, one = self.look()
+            if one is not None:
+                self.is_single = one.is_single
+                sink.arrays_for(one.results)
+            known = sink.arrays or outs or []
+            launch = None if one is None else one.launch
+            engine = Ring.name if launch is None else NativeRing.name
+            is_staged = any(array.is_staged for array in (*self.inputs, *known))
+            whole = self.make_plan(
+                [array.row_bytes for array in known],
+                chunk_range(engine, is_staged, len(self.devices)),
+                len(self.devices),
+            )
+            shares = shares_of(whole, self.devices)
+            native = None
+            if op is not None and launch is not None:
+                native = functools.partial(native_ring, op=op, one=launch)
+            has_begun = True
+            self.run(shares, native, progress, sink=sink)
+        finally:
+            sink.close()
+            for array in (outs or ()) if has_begun else ():
+                if not array.tensor.is_inference():  # what autograd saved of it is overwritten
+                    torch.autograd.graph.increment_version(array.tensor)
+        assert sink.arrays is not None
+        row_bytes = tuple(array.row_bytes for array in sink.arrays)
+        self.report(whole, shares, self.rows * sum(row_bytes), row_bytes)
+        return self.give(tuple(array.tensor for array in sink.arrays)) if out is None else out
+
+    def reduce(self, combine: Callable[[Any, Any], Any], progress: bool) -> Any:
+        """stream_reduce."""
+        if not callable(combine):
+            raise TypeError(f"{self.name}: combine must be callable")
+        if self.rows == 0:
+            raise ValueError(f"{self.name}: there are no rows to reduce")
+        whole = self.make_plan([])
+        shares = shares_of(whole, self.devices)
+        fold = Fold(combine, lambda results: results[0] if self.is_single else results)
+        self.run(shares, None, progress, fold=fold)
+        try:
+            folded = fold.result()
+        except Exception as error:  # of combine, at what was not folded meanwhile
+            chunk, what = fold.chunks, f"{type(error).__name__}: {error}"
+            done = [(0, whole.rows_of(chunk)[0])]
+            raise StreamError(f"{self.name}: chunk {chunk}: {what}", chunk, done) from error
+        self.is_single = isinstance(folded, torch.Tensor)
+        results = (folded,) if self.is_single else tuple(folded)
+        for result in results:
+            if self.gives_arrays and numpy_dtype(result.dtype) is None:
+                raise TypeError(
+                    f"{self.name}: combine returns {result.dtype}, which NumPy lacks: give inputs "
+                    "that are tensors"
+                )
+        self.report(whole, shares, sum(r.numel() * r.element_size() for r in results), ())
+        return self.give(results)
+
+    def give(self, results: Results) -> Any:
+        """Results as arrays, if the first input is one; one alone, or a tuple."""
+        converted: tuple[Any, ...] = results
+        if self.gives_arrays:
+            converted = tuple(r.resolve_conj().resolve_neg().numpy() for r in results)
+        return converted[0] if self.is_single else converted
+
+    def run(
+        self,
+        shares: list[Share],
+        native: Callable[[Job], NativeRing | None] | None,
+        progress: bool,
+        sink: Sink | None = None,
+        fold: Fold | None = None,
+    ) -> None:
+        """Does all shares."""
+        scope = self.scope()
+        fn = self.call if sink is None else self.call_rows
+
+        def job_of(share: Share, cut: Plan, first: int) -> Job:
+            job = Job(share.device, cut, first, self.inputs, fn, sink, scope=scope)
+            job.shares_compute = self.op is None
+            if fold is not None:
+                job.fold = functools.partial(fold.take, share.number)
+            return job
+
+        def engine_of(job: Job) -> Engine:
+            return (None if native is None else native(job)) or Ring(job)
+
+        row_bytes = sum(array.row_bytes for array in self.inputs)
+        with ExitStack() as stack:
+            for array in self.inputs:
+                array.open()
+                stack.callback(array.close)
+            update = stack.enter_context(progress_bar(progress, self.name, self.rows, row_bytes))
+            run = Run(self.name, shares, job_of, engine_of, update)
+            try:
+                run()
+            finally:
+                self.notes += run.notes
+
+    def look(self) -> tuple[Op | None, Seen | None]:
+        """fn as an op, and what it does on one row, or on no row if there is none. None: unknown.
+
+        Calling an op of diglot for this changes nothing.
+        """
+        if self.rows > 0 and (self.op is None or is_random(self.fn)):
+            return None, None
+
+        def call(*chunks: torch.Tensor) -> tuple[Results, bool]:
+            return self.call_rows(*chunks), self.is_single
+
+        state = (self.backend, self.autocast, self.gives_arrays)
+        op = Op(self.fn, call, state, is_known=self.op is not None)
+        rows = min(self.rows, 1)
+        like = [Like(torch.Size((rows, *a.row_shape)), a.tensor.dtype) for a in self.inputs]
+
+        def watch() -> Seen:
+            return self.guarded(op.watch, self.empty_chunks(rows))
+
+        return op, op.look(like, self.devices[0], watch)
+
+    def guarded(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Calls a function in the context in which threads call fn."""
+        device = self.devices[0]
+        on_device = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+        with on_device, self.scope()(), torch.no_grad():
+            return function(*arguments)
+
+    def report(
+        self, whole: Plan, shares: list[Share], bytes_out: int, out_row_bytes: tuple[int, ...]
+    ) -> None:
+        """Keeps the report of the call, for `last_stream_report`."""
+        fn: Any = self.fn
+        while isinstance(fn, functools.partial):
+            fn = fn.func
+        name = getattr(fn, "__name__", type(fn).__name__)
+        engines = {share.engine for share in shares} or {"python"}
+        last.report = PipelineReport(
+            op=name,
+            backend=self.backend or "callable",
+            engine=engines.pop() if len(engines) == 1 else "python",
+            devices=tuple(str(share.device) for share in shares) or (str(self.devices[0]),),
+            rows=self.rows,
+            chunk_rows=whole.chunk_rows,
+            chunks=sum(len(share.timeline) for share in shares),
+            num_slots=whole.num_slots,
+            bytes_in=sum(array.rows * array.row_bytes for array in self.inputs),
+            bytes_out=bytes_out,
+            device_bytes=sum(
+                replace(share.plan, out_row_bytes=out_row_bytes).device_bytes for share in shares
+            ),
+            seconds=time.perf_counter() - self.began,
+            timelines=[share.timeline for share in shares] or [[]],
+            notes=tuple(self.notes),
+            gpu=name_of(self.devices[0])
+            if len(shares) == 1 and self.devices[0].type == "cuda"
+            else None,
+        )
+
+
+@functools.cache
+def name_of(device: torch.device) -> str:
+    """The name of a GPU."""
+    return torch.cuda.get_device_name(device)

@@ -1,0 +1,58 @@
+"""Sums over rows for the gradients of weight and bias: each group's, and those of all groups.
+
+Twin of csrc/include/diglot/norm/group_sums.cuh.
+"""
+
+import triton
+import triton.language as tl
+
+from diglot.triton_ops.lib.math import fma
+from diglot.triton_ops.lib.types import convert
+
+
+@triton.jit
+def over_rows(tile, KEEP: tl.constexpr):
+    """What a tile adds to the sums over rows: its sum; with KEEP itself, summed at the end."""
+    return tile if KEEP else tl.sum(tile, 0, keep_dims=True)
+
+
+@triton.jit
+def add_product(sums, a, b, KEEP: tl.constexpr):
+    """sums + a b, over rows."""
+    return fma(a, b, sums) if KEEP else sums + over_rows(a * b, KEEP)
+
+
+@triton.jit
+def store_sums(
+    workspace, FIELD: tl.constexpr, group, groups, index, n, sums,
+    LATER: tl.constexpr, ALIGNED: tl.constexpr,
+):  # fmt: skip
+    """Writes a group's sums of a field. With LATER, adds those that the workspace has."""
+    pointers = (workspace + (FIELD * groups + group) * n + index)[None, :]
+    if ALIGNED:
+        pointers = tl.multiple_of(pointers, [16, 16])
+    mask = (index < n)[None, :]
+    total = sums if sums.shape[0] == 1 else tl.sum(sums, 0, keep_dims=True)
+    if LATER:
+        total += tl.load(pointers, mask=mask, other=0.0)
+    tl.store(pointers, total, mask=mask)
+
+
+@triton.jit
+def sum_groups(
+    workspace, result, field, n, groups, room, column, ROWS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """result = the sums of a field over groups, in order, for BLOCK columns from `column` on.
+
+    The workspace has room for `room` groups.
+    """
+    index = column + tl.arange(0, BLOCK)
+    inside = index < n
+    part = tl.arange(0, ROWS)
+    sums = tl.full((ROWS, BLOCK), 0.0, workspace.dtype.element_ty)
+    for first in tl.range(0, groups, ROWS):
+        group = first + part
+        pointers = workspace + ((field * room + group) * n)[:, None] + index[None, :]
+        sums += tl.load(pointers, mask=(group < groups)[:, None] & inside[None, :], other=0.0)
+    total = convert(tl.sum(sums, 0), result.dtype.element_ty)
+    tl.store(result + index, total, mask=inside)

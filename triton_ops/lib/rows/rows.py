@@ -1,0 +1,107 @@
+"""The driver of a kernel that reduces rows and then maps them: it takes the variant of its KIND.
+
+Rows are the first dimension of a tile (rows, elements); as columns, the second one of a tile
+(elements, columns). One program holds a row in registers while it fits (resident.py). Triton has no
+memory in which a program could keep a longer row, so programs that run at once split it (split.py);
+where programs cannot wait for each other, one reads it in two passes (tiled.py). Tall columns take
+two launches (split_columns.py). Twin of csrc/include/diglot/rows/rows.cuh.
+"""
+
+import triton
+import triton.language as tl
+
+from diglot.triton_ops.lib.elementwise import strided_offset
+
+from .resident import hold_rows
+from .split import split_rows
+from .split_columns import reduce_or_map_chunk
+from .tile import side_by_side
+from .tiled import take_tiles
+
+ROWS, TILES, COLUMNS, COLUMN_TILES, SPLIT_ROWS, SPLIT_COLUMNS, REDUCED_CHUNKS, MAPPED_CHUNKS = (
+    tl.constexpr(0),
+    tl.constexpr(1),
+    tl.constexpr(2),
+    tl.constexpr(3),
+    tl.constexpr(4),
+    tl.constexpr(5),
+    tl.constexpr(6),
+    tl.constexpr(7),
+)
+
+
+@triton.jit
+def reduce_then_map_rows(
+    inputs, scratch, output, n, count, sizes, starts, strides, steps,
+    REDUCE: tl.constexpr, COMBINE: tl.constexpr, NONE: tl.constexpr, FOLD: tl.constexpr,
+    MAP: tl.constexpr, OTHER: tl.constexpr, T: tl.constexpr, KIND: tl.constexpr,
+    RANK: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
+    SIDE: tl.constexpr, BLOCK: tl.constexpr, THREADS: tl.constexpr,
+    SPLITS: tl.constexpr, PHASE: tl.constexpr,
+    second=None, weight=None, bias=None, statistics=None, numbers=None,
+    HOLD: tl.constexpr = None, FINISH: tl.constexpr = None,
+):  # fmt: skip
+    """output = map(states, inputs), where the states are those of whole rows (operation.py).
+
+    Args:
+        inputs: one array, or two.
+        scratch: for split rows, mailboxes, zeros at first (sync/mailbox.py); for columns in two
+            launches, room for the states of their chunks; else None.
+        n: accesses of a row; of columns, elements.
+        count: rows; of columns, accesses side by side.
+        sizes: of the other dimensions, the fastest first.
+        starts, strides, steps: of the output, of each input and, last, of the statistics as one
+            array: the offset of the first row, the strides of the other dimensions, and from an
+            element of a row to the next one.
+        OTHER: the value of masked elements.
+        T: the element type that `reduce` and `map` compute for.
+        KIND: the variant, such as ROWS.
+        RANK: how many other dimensions there are.
+        STEPS: whether a step is not 1.
+        VECTOR: elements of an access.
+        ALIGNED: whether all accesses are at multiples of 16 bytes.
+        SIDE: rows of a program; of columns, accesses side by side.
+        BLOCK: elements of a row in a tile.
+        SPLITS: of a split row, at least as many as its programs.
+        PHASE: of a split row: 1 publishes, 2 collects and maps, ALL_PHASES does both.
+        second: an array with the output's layout, for the held tile; or None.
+        weight, bias: arrays of n elements without gaps; or None.
+        statistics: arrays of one element for each row, to be written; or None.
+        numbers: arguments of `finish`.
+    """
+    COLUMN: tl.constexpr = (KIND == COLUMNS) | (KIND == COLUMN_TILES) | (KIND >= SPLIT_COLUMNS)
+    row = side_by_side(tl.program_id(0).to(tl.int64), SIDE, VECTOR, COLUMN)
+    row_mask = row < count
+    out_offset = strided_offset(row, sizes, starts[0], strides[0], RANK, True)
+    in_offset = strided_offset(row, sizes, starts[1], strides[1], RANK, True)
+    firsts = (out_offset, in_offset) if len(inputs) == 1 else (
+        out_offset, in_offset, strided_offset(row, sizes, starts[2], strides[2], RANK, True)
+    )  # fmt: skip
+    if not COLUMN:
+        n = n * VECTOR  # a multiple, as the compiler sees: the end cuts no access
+    index = tl.arange(0, BLOCK).to(tl.int64)
+    if (KIND == SPLIT_ROWS) | (KIND == SPLIT_COLUMNS):
+        split_rows(
+            inputs, scratch, output, n, count, sizes, starts, strides, steps,
+            second, weight, bias, statistics, numbers, REDUCE, NONE, FOLD, MAP, HOLD, FINISH,
+            OTHER, T, KIND == SPLIT_COLUMNS, RANK, STEPS, VECTOR, ALIGNED, SIDE, BLOCK,
+            THREADS, SPLITS, PHASE,
+        )  # fmt: skip
+    elif (KIND == REDUCED_CHUNKS) | (KIND == MAPPED_CHUNKS):
+        reduce_or_map_chunk(
+            inputs, scratch, output, n, count, sizes, starts, strides, steps,
+            REDUCE, COMBINE, NONE, FOLD, MAP, OTHER, T, KIND == MAPPED_CHUNKS, RANK, STEPS,
+            VECTOR, ALIGNED, SIDE, BLOCK, THREADS,
+        )  # fmt: skip
+    elif (KIND == ROWS) | (KIND == COLUMNS):
+        hold_rows(
+            inputs, output, row, row_mask, firsts, out_offset, index, n, sizes, starts, strides,
+            steps, second, weight, bias, statistics, numbers, REDUCE, MAP, HOLD, FINISH,
+            OTHER, T, COLUMN, RANK, STEPS, VECTOR, ALIGNED,
+        )  # fmt: skip
+    else:
+        take_tiles(
+            inputs, output, row, row_mask, firsts, out_offset, index, n, sizes, starts, strides,
+            steps, second, weight, bias, statistics, numbers, REDUCE, COMBINE, NONE, FOLD, MAP,
+            HOLD, FINISH, OTHER, T, COLUMN, RANK, STEPS, VECTOR, ALIGNED, SIDE, BLOCK, THREADS,
+        )  # fmt: skip
