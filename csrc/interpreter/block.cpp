@@ -238,7 +238,7 @@ Lanes Block::exchange(std::uint32_t mask, std::uint64_t value, const char* what,
              Site{nullptr, exchange->place}.text(),
          {nullptr, place});
   }
-  exchange->lanes.of[thread.lane()] = value;
+  exchange->lanes.values[thread.lane()] = value;
   exchange->arrived |= own;
   thread.state = State::kAtWarp;
   thread.waits_in = what;
@@ -264,7 +264,7 @@ void Block::release_exchange(std::size_t warp, std::size_t index) {
     Thread& thread = threads_[first + lane];
     thread.lanes = exchange.lanes;
     thread.lanes.mask = exchange.arrived;
-    thread.lanes.own = lane;
+    thread.lanes.lane = lane;
     thread.state = State::kReady;
   }
   pending[index] = pending.back();

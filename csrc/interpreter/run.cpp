@@ -207,18 +207,18 @@ void cluster_barrier(Place place) { current_block()->cluster_barrier(place); }
 
 const void* shared_of_rank(const void* shared, int rank, Place place) {
   Block& block = *current_block();
-  const auto& of = block.grid().cluster.shared;
+  const auto& addresses = block.grid().cluster.shared;
   if (rank < 0 || static_cast<unsigned>(rank) >= block.grid().launch.cluster_blocks) {
     block.fail("the shared memory of block " + std::to_string(rank) + " of a cluster of " +
                    std::to_string(block.grid().launch.cluster_blocks),
                {nullptr, place});
   }
-  if (of[rank] == nullptr) {
+  if (addresses[rank] == nullptr) {
     block.fail(
         "the shared memory of a block that may not run yet: the cluster's barrier is missing",
         {nullptr, place});
   }
-  return of[rank] + (static_cast<const char*>(shared) - shared_begin());
+  return addresses[rank] + (static_cast<const char*>(shared) - shared_begin());
 }
 
 Lanes warp_exchange(std::uint32_t mask, std::uint64_t value, const char* what, Place place) {
