@@ -46,7 +46,8 @@ Block::Block(Grid& grid, Index3 index, std::uint64_t seed)
   }
   clear_shared(grid.launch.shared_bytes);
   if (grid.launch.cluster_blocks > 1) grid.cluster.shared[rank()] = shared_begin();
-  busy_ = grid.launch.is_cooperative;  // which counts its blocks beforehand
+  // run() has counted blocks that wait for each other.
+  busy_ = grid.launch.is_cooperative || grid.launch.cluster_blocks > 1;
   set_busy(true);
 }
 
