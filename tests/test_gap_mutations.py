@@ -13,7 +13,9 @@ pytestmark = [
     pytest.mark.skipif(DEVICE == "cuda", reason="kernels are compiled here, not interpreted"),
 ]
 
-OF_SLICES = "csrc/include/diglot/norm_backward.cuh"
+NORMS = "csrc/include/diglot/norm/"
+PART = NORMS + "backward_part.cuh"
+STREAMING = NORMS + "backward_streaming.cuh"
 OF_GROUPS = "triton_ops/lib/norm_backward.py"
 OF_STARTS = "triton_ops/lib/elementwise.py"
 
@@ -59,27 +61,27 @@ TRITON = {
 }
 CUDA = {
     "later slices add nothing: a row in a team": Fault(
-        OF_SLICES,
-        "Compute sum = rows_.goes_on ? output[at] : Compute(0);",
+        PART,
+        "Compute sum = rows_.accumulates ? output[i] : Compute(0);",
         "Compute sum = 0;",
         "layer_norm",
         "test_norm_slices",
     ),
     "later slices add nothing: a row in a block": Fault(
-        OF_SLICES,
-        "if (rows_.goes_on) values = load_wide(to);",
+        PART,
+        "if (rows_.accumulates) values = load_wide(address);",
         "",
         "layer_norm",
         "test_norm_slices",
     ),
     "later slices add nothing: a row read twice": Fault(
-        OF_SLICES,
-        "rows.goes_on ? stored(field)[at] : Compute(0)",
+        STREAMING,
+        "rows.accumulates ? stored(field)[i] : Compute(0)",
         "Compute(0)",
         "layer_norm",
         "test_norm_slices",
     ),
-    "none": Fault(OF_SLICES, "\n", "\n", "layer_norm", "test_norm_slices"),
+    "none": Fault(PART, "\n", "\n", "layer_norm", "test_norm_slices"),
 }
 
 

@@ -119,7 +119,10 @@ def _python_imports(text: str) -> dict[str, str]:
 @functools.cache
 def _headers() -> dict[str, dict[str, str]]:
     folder = Path(diglot.get_include()) / "diglot"
-    return {f"diglot/{p.name}": _cpp_definitions(p.read_text()) for p in folder.glob("*.cuh")}
+    return {
+        f"diglot/{path.relative_to(folder)}": _cpp_definitions(path.read_text())
+        for path in folder.rglob("*.cuh")
+    }
 
 
 @dataclass(frozen=True)
