@@ -153,7 +153,7 @@ def test_copies_are_waited_for(listings):
 @needs_extension
 def test_messages_are_waited_for_by_their_parity(listings):
     telling = {name: of for name, of in listings.items() if any(map(is_poll, read(of)))}
-    assert kinds_of(telling) >= NORMS | {"softmax_forward_rows", "layer_norm_backward_again"}
+    assert kinds_of(telling) >= NORMS | {"softmax_forward_rows", "layer_norm_backward_streaming"}
     assert not {name: faults for name, of in telling.items() if (faults := faults_of_messages(of))}
     again = [name for name in telling if re.search(r"norm_backward_|\(Walk\)1", name)]
     assert kinds_of(again) >= NORMS
@@ -172,26 +172,26 @@ def test_the_launch_before_is_waited_for(listings):
 
 
 KERNEL = """
-#include "diglot/norm_backward.cuh"
+#include "diglot/norm/backward_resident.cuh"
 using Shape = diglot::NormShape<4, true, true>;
 __global__ void kernel(diglot::NormRows rows, diglot::NormGradients<float> arrays) {
-  diglot::norm_backward<Shape, float, true>(rows, arrays);
+  diglot::norm_backward_resident<Shape, float, true>(rows, arrays);
 }
 """
 WAIT = "wait_for_copies_before(rows.stages - 1);"
 PARITY = '"r"(number / 2 % 2)'
 MUTATIONS = {
-    "nothing": ("norm_backward.cuh", WAIT, WAIT),
-    "no wait": ("norm_backward.cuh", WAIT, ""),
+    "nothing": ("norm/backward_resident.cuh", WAIT, WAIT),
+    "no wait": ("norm/backward_resident.cuh", WAIT, ""),
     "a wait before the loop": (
-        "norm_backward.cuh",
+        "norm/backward_resident.cuh",
         f"next = part.statistics(row + step);\n    {WAIT}",
         f"if (row < step) {WAIT}\n    next = part.statistics(row + step);",
     ),
-    "one parity": ("cluster.cuh", PARITY, '"r"(0)'),
-    "one barrier": ("cluster.cuh", "number % 2", "0"),
-    "that of the turn": ("cluster.cuh", PARITY, '"r"(number % 2)'),
-    "the other one": ("cluster.cuh", PARITY, '"r"((number / 2 + 1) % 2)'),
+    "one parity": ("sync/cluster.cuh", PARITY, '"r"(0)'),
+    "one barrier": ("sync/cluster.cuh", "number % 2", "0"),
+    "that of the turn": ("sync/cluster.cuh", PARITY, '"r"(number % 2)'),
+    "the other one": ("sync/cluster.cuh", PARITY, '"r"((number / 2 + 1) % 2)'),
 }
 
 

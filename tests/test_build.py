@@ -80,6 +80,7 @@ def test_wheel_without_nvcc(wheel):
         "diglot/__init__.py",
         "diglot/py.typed",
         "diglot/include/diglot/gelu.cuh",
+        "diglot/include/diglot/rows/rows.cuh",
         "diglot/ops/gelu.py",
         "diglot/reference/gelu.py",
         "diglot/triton_ops/gelu.py",

@@ -13,10 +13,12 @@ pytestmark = [
     pytest.mark.skipif(DEVICE == "cuda", reason="kernels are compiled here, not interpreted"),
 ]
 
-OF_SLICES = "csrc/include/diglot/norm_backward.cuh"
-OF_GROUPS = "triton_ops/lib/norm/group_sums.py"
-OF_STREAMING = "triton_ops/lib/norm/backward_streaming.py"
-OF_STARTS = "triton_ops/lib/elementwise.py"
+NORMS = "csrc/include/diglot/norm/"
+PART = NORMS + "backward_part.cuh"
+STREAMING = NORMS + "backward_streaming.cuh"
+TRITON_GROUPS = "triton_ops/lib/norm/group_sums.py"
+TRITON_STREAMING = "triton_ops/lib/norm/backward_streaming.py"
+TRITON_STARTS = "triton_ops/lib/elementwise.py"
 
 
 def of_triton(file: str, right: str, wrong: str, tests: str) -> Fault:
@@ -25,28 +27,28 @@ def of_triton(file: str, right: str, wrong: str, tests: str) -> Fault:
 
 TRITON = {
     "later slices add nothing": of_triton(
-        OF_GROUPS,
+        TRITON_GROUPS,
         "    if LATER:\n        total",
         "    if False:\n        total",
         "test_norm_slices",
     ),
     "later slices begin anew, in tiles": of_triton(
-        OF_STREAMING, "    if not LATER:", "    if True:", "test_norm_slices"
+        TRITON_STREAMING, "    if not LATER:", "    if True:", "test_norm_slices"
     ),
     "groups that nobody wrote": of_triton(
-        OF_GROUPS,
+        TRITON_GROUPS,
         "    part = tl.arange(0, ROWS)\n",
         "    part = tl.arange(0, ROWS)\n    groups = room\n",
         "test_uninitialized",
     ),
     "the start of a flat walk": of_triton(
-        OF_STARTS,
+        TRITON_STARTS,
         "tl.program_id(0).to(tl.int64) * BLOCK + head",
         "(tl.program_id(0) * BLOCK + head).to(tl.int32)",
         "test_flat_starts",
     ),
     "the start of a strided walk": of_triton(
-        OF_STARTS,
+        TRITON_STARTS,
         "index = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK).to(tl.int64)",
         "index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)",
         "test_flat_starts",
@@ -60,27 +62,27 @@ TRITON = {
 }
 CUDA = {
     "later slices add nothing: a row in a team": Fault(
-        OF_SLICES,
-        "Compute sum = rows_.goes_on ? output[at] : Compute(0);",
+        PART,
+        "Compute sum = rows_.accumulates ? output[i] : Compute(0);",
         "Compute sum = 0;",
         "layer_norm",
         "test_norm_slices",
     ),
     "later slices add nothing: a row in a block": Fault(
-        OF_SLICES,
-        "if (rows_.goes_on) values = load_wide(to);",
+        PART,
+        "if (rows_.accumulates) values = load_wide(address);",
         "",
         "layer_norm",
         "test_norm_slices",
     ),
     "later slices add nothing: a row read twice": Fault(
-        OF_SLICES,
-        "rows.goes_on ? stored(field)[at] : Compute(0)",
+        STREAMING,
+        "rows.accumulates ? stored(field)[i] : Compute(0)",
         "Compute(0)",
         "layer_norm",
         "test_norm_slices",
     ),
-    "none": Fault(OF_SLICES, "\n", "\n", "layer_norm", "test_norm_slices"),
+    "none": Fault(PART, "\n", "\n", "layer_norm", "test_norm_slices"),
 }
 
 

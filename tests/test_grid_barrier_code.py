@@ -57,7 +57,7 @@ def disassemble(cubin: Path) -> str:
 
 
 KERNEL = """
-#include "diglot/grid_barrier.cuh"
+#include "diglot/sync/grid_barrier.cuh"
 __global__ void kernel(uint32_t* word, const float* in, float* data, float* out) {
   diglot::GridBarrier barrier(word);
   data[blockIdx.x] = in[blockIdx.x];

@@ -41,12 +41,14 @@ class Fault(NamedTuple):
 # Maxima and sums of a row's parts that do not fit each other; a last element that is left out; a
 # counter of 32 bits; and, so that it is these that are found, none.
 FAULTS = {
-    ("cuda", "none"): Fault("csrc/include/diglot/reduce.cuh", "\n", "\n", "softmax", "test_rows"),
+    ("cuda", "none"): Fault(
+        "csrc/include/diglot/reduce/states.cuh", "\n", "\n", "softmax", "test_rows"
+    ),
     ("triton", "none"): Fault(
         "triton_ops/lib/reduce/states.py", "\n", "\n", "softmax", "test_rows"
     ),
     ("cuda", "merge"): Fault(
-        "csrc/include/diglot/reduce.cuh",
+        "csrc/include/diglot/reduce/states.cuh",
         "a.sum * exp_nonpositive_for<T>(a.max - shift) + b.sum",
         "a.sum + b.sum",
         "softmax",
@@ -60,9 +62,9 @@ FAULTS = {
         "test_rows",
     ),
     ("cuda", "tail"): Fault(
-        "csrc/include/diglot/row_reduce.cuh",
-        "elements_to(a, Shape::kIsWide ? 0 : i) < tile.left",
-        "elements_to(a, Shape::kIsWide ? 0 : i) < tile.left - 1",
+        "csrc/include/diglot/rows/tile_loads.cuh",
+        "elements_to(a, Shape::kIsWide ? 0 : i) < range.count",
+        "elements_to(a, Shape::kIsWide ? 0 : i) < range.count - 1",
         "softmax",
         "test_rows",
     ),

@@ -3,7 +3,7 @@
 
 #include <cooperative_groups.h>
 
-#include "diglot/grid_barrier.cuh"
+#include "diglot/sync/grid_barrier.cuh"
 
 namespace diglot {
 

@@ -46,7 +46,8 @@ Block::Block(Grid& grid, Index3 index, std::uint64_t seed)
   }
   clear_shared(grid.launch.shared_bytes);
   if (grid.launch.cluster_blocks > 1) grid.cluster.shared[rank()] = shared_begin();
-  busy_ = grid.launch.is_cooperative;  // which counts its blocks beforehand
+  // run() has counted blocks that wait for each other.
+  busy_ = grid.launch.is_cooperative || grid.launch.cluster_blocks > 1;
   set_busy(true);
 }
 
@@ -238,7 +239,7 @@ Lanes Block::exchange(std::uint32_t mask, std::uint64_t value, const char* what,
              Site{nullptr, exchange->place}.text(),
          {nullptr, place});
   }
-  exchange->lanes.of[thread.lane()] = value;
+  exchange->lanes.values[thread.lane()] = value;
   exchange->arrived |= own;
   thread.state = State::kAtWarp;
   thread.waits_in = what;
@@ -264,7 +265,7 @@ void Block::release_exchange(std::size_t warp, std::size_t index) {
     Thread& thread = threads_[first + lane];
     thread.lanes = exchange.lanes;
     thread.lanes.mask = exchange.arrived;
-    thread.lanes.own = lane;
+    thread.lanes.lane = lane;
     thread.state = State::kReady;
   }
   pending[index] = pending.back();

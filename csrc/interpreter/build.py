@@ -1,7 +1,7 @@
 """Compiles kernels for the interpreter, by the host's compiler: setup.py builds diglot's own so.
 
 Every source but a kernel's is compiled as usual. Kernels are instrumented: what the compiler then
-calls at every access is defined in memory.cpp.
+calls at every access is defined in hooks.cpp.
 
     python csrc/interpreter/build.py [--sanitized] OUTPUT FOLDER [OP ...]
 
@@ -20,7 +20,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 
-# The compiler reports no access of these functions: memory.cpp has others in their place.
+# The compiler reports no access of these functions: hooks.cpp has others in their place.
 COPIES = ["memcpy", "memmove", "memset"]
 KERNEL_FLAGS = [
     "-fsanitize=thread,alignment,bounds,integer-divide-by-zero",
@@ -46,7 +46,7 @@ COMMON_FLAGS = [
 ]
 # Instead: for everything, and by the compiler's own libraries.
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-O1"]
-RUNTIME = ["block", "fiber", "memory", "races", "run", "signals", "symbols", "variables"]
+RUNTIME = ["block", "fiber", "hooks", "memory", "races", "run", "signals", "symbols", "variables"]
 # Of the runtime's objects nothing else is seen outside: where a kernel's file and the runtime have
 # an inline function in common, such as those of std::vector, each keeps its own, since a kernel's
 # tells the runtime what it touches.

@@ -124,9 +124,9 @@ Votes block_barrier(bool predicate, const char* what, Place place);
 
 // The 64-bit values that the lanes of a mask contributed.
 struct Lanes {
-  std::uint64_t of[kWarp];
+  std::uint64_t values[kWarp];
   std::uint32_t mask;
-  int own;
+  int lane;
 };
 Lanes warp_exchange(std::uint32_t mask, std::uint64_t value, const char* what, Place place);
 std::uint32_t active_mask();

@@ -1,15 +1,13 @@
-// What the compiler reports of a kernel: every access to memory (-fsanitize=thread), and what its
-// other sanitizers find. The functions that it calls for this are defined here instead of in its
-// own run-time libraries.
+// Checks a kernel's accesses: whether the memory is the kernel's, and for shared memory, whether a
+// thread of the block has written it and whether threads race for it.
+#include "interpreter/memory.h"
+
 #include <link.h>
 
 #include <algorithm>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 
 #include "interpreter/block.h"
-#include "interpreter/interpreter.h"
 #include "interpreter/variables.h"
 
 // Dynamic shared memory: kMaxSharedBytes, which build.py defines under this and under the names
@@ -56,8 +54,8 @@ int describe_module(dl_phdr_info* info, std::size_t, void* result) {
     if (segment.p_type == PT_GNU_RELRO) relocated = range;
     if (segment.p_type == PT_LOAD) image.push_back(range);
   }
-  const char* const own = reinterpret_cast<const char*>(&describe_module);
-  if (find(image, own, own + 1, Access::kRead) == nullptr) return 0;
+  const char* const code = reinterpret_cast<const char*>(&describe_module);
+  if (find(image, code, code + 1, Access::kRead) == nullptr) return 0;
   auto* const module = static_cast<Module*>(result);
   for (Range& range : image) {
     if (contains(range, relocated.begin, relocated.end)) range.begin = relocated.end;
@@ -128,12 +126,12 @@ bool is_local(const Thread& thread, const void* address, std::size_t bytes) {
 
 // What is wrong with an access to a block's static shared memory; "" if nothing.
 std::string fault_in_shared(const char* begin, const char* end, Access access, bool& is_tracked) {
-  const Module& own = module();
-  if (own.variables->empty()) return "";  // of a library without a symbol table
-  const auto offset = static_cast<std::size_t>(begin - own.shared.begin);
-  auto after = std::upper_bound(own.variables->begin(), own.variables->end(), offset,
-                                [](std::size_t at, const Variable& v) { return at < v.offset; });
-  const Variable* const variable = after == own.variables->begin() ? nullptr : &*--after;
+  const Module& library = module();
+  if (library.variables->empty()) return "";  // of a library without a symbol table
+  const auto offset = static_cast<std::size_t>(begin - library.shared.begin);
+  auto after = std::upper_bound(library.variables->begin(), library.variables->end(), offset,
+                                [](std::size_t o, const Variable& v) { return o < v.offset; });
+  const Variable* const variable = after == library.variables->begin() ? nullptr : &*--after;
   if (variable != nullptr && offset < variable->offset + variable->bytes) {
     is_tracked = variable->is_shared;
     if (offset + (end - begin) <= variable->offset + variable->bytes) return "";
@@ -146,6 +144,8 @@ std::string fault_in_shared(const char* begin, const char* end, Access access, b
                               : ", " + std::to_string(offset - after_last) + " bytes after") +
          " shared memory of " + std::to_string(variable->bytes) + " bytes";
 }
+
+}  // namespace
 
 void check(const void* address, std::size_t bytes, Access access, const Site& site) {
   Block* const block = current_block();
@@ -199,22 +199,23 @@ void check(const void* address, std::size_t bytes, Access access, const Site& si
   }
   // Of other blocks of the cluster only the bounds are known.
   if (block->grid().launch.cluster_blocks > 1) {
-    const Range own = module().shared;
+    const Range shared = module().shared;
     for (const auto& other : block->grid().cluster.shared) {
-      const char* const there = other;
-      if (there == nullptr || !contains({there, there + (own.end - own.begin)}, begin, end))
+      const char* const start = other;
+      if (start == nullptr || !contains({start, start + (shared.end - shared.begin)}, begin, end))
         continue;
-      const char* const here = own.begin + (begin - there);
+      const char* const mirrored = shared.begin + (begin - start);
       const bool is_dynamic =
-          here >= diglot_dynamic_shared && here < diglot_dynamic_shared + kMaxSharedBytes;
+          mirrored >= diglot_dynamic_shared && mirrored < diglot_dynamic_shared + kMaxSharedBytes;
       bool is_tracked = true;
-      if (is_dynamic && here + bytes > diglot_dynamic_shared + block->grid().launch.shared_bytes) {
+      if (is_dynamic &&
+          mirrored + bytes > diglot_dynamic_shared + block->grid().launch.shared_bytes) {
         block->fail(std::to_string(bytes) + " bytes out of bounds are " + verb(access) +
                         " in the dynamic shared memory of another block",
                     site);
       }
       const std::string fault =
-          is_dynamic ? "" : fault_in_shared(here, here + bytes, access, is_tracked);
+          is_dynamic ? "" : fault_in_shared(mirrored, mirrored + bytes, access, is_tracked);
       if (!fault.empty()) block->fail(fault + ", of another block", site);
       return;
     }
@@ -233,7 +234,6 @@ void check(const void* address, std::size_t bytes, Access access, const Site& si
               site);
 }
 
-// A volatile access: reading is looking whether memory has changed, writing is changing it.
 void check_look(const void* address, std::size_t bytes, const Site& site) {
   check(address, bytes, Access::kRead, site);
   Block* const block = current_block();
@@ -245,8 +245,6 @@ void check_change(const void* address, std::size_t bytes, const Site& site) {
   Block* const block = current_block();
   if (block != nullptr && !is_local(block->thread(), address, bytes)) note_change();
 }
-
-}  // namespace
 
 void clear_shared(std::size_t dynamic_bytes) {
   written().assign(written().size(), false);
@@ -263,186 +261,3 @@ void touch(const void* address, std::size_t bytes, Access access, Place place) {
 }
 
 }  // namespace diglot::interpreter
-
-using diglot::interpreter::Access;
-using diglot::interpreter::check;
-using diglot::interpreter::check_change;
-using diglot::interpreter::check_look;
-using diglot::interpreter::current_block;
-using diglot::interpreter::Place;
-
-#define DIGLOT_HOOK extern "C" __attribute__((visibility("hidden"))) void
-#define DIGLOT_ACCESS(BYTES)                                                  \
-  DIGLOT_HOOK __tsan_read##BYTES(void* address) {                             \
-    check(address, BYTES, Access::kRead, {__builtin_return_address(0), {}});  \
-  }                                                                           \
-  DIGLOT_HOOK __tsan_write##BYTES(void* address) {                            \
-    check(address, BYTES, Access::kWrite, {__builtin_return_address(0), {}}); \
-  }                                                                           \
-  DIGLOT_HOOK __tsan_unaligned_read##BYTES(void* address) {                   \
-    check(address, BYTES, Access::kRead, {__builtin_return_address(0), {}});  \
-  }                                                                           \
-  DIGLOT_HOOK __tsan_unaligned_write##BYTES(void* address) {                  \
-    check(address, BYTES, Access::kWrite, {__builtin_return_address(0), {}}); \
-  }                                                                           \
-  DIGLOT_HOOK __tsan_volatile_read##BYTES(void* address) {                    \
-    check_look(address, BYTES, {__builtin_return_address(0), {}});            \
-  }                                                                           \
-  DIGLOT_HOOK __tsan_volatile_write##BYTES(void* address) {                   \
-    check_change(address, BYTES, {__builtin_return_address(0), {}});          \
-  }                                                                           \
-  DIGLOT_HOOK __tsan_unaligned_volatile_read##BYTES(void* address) {          \
-    check_look(address, BYTES, {__builtin_return_address(0), {}});            \
-  }                                                                           \
-  DIGLOT_HOOK __tsan_unaligned_volatile_write##BYTES(void* address) {         \
-    check_change(address, BYTES, {__builtin_return_address(0), {}});          \
-  }
-DIGLOT_ACCESS(1)
-DIGLOT_ACCESS(2)
-DIGLOT_ACCESS(4)
-DIGLOT_ACCESS(8)
-DIGLOT_ACCESS(16)
-#undef DIGLOT_ACCESS
-
-DIGLOT_HOOK __tsan_read_range(void* address, unsigned long bytes) {
-  check(address, bytes, Access::kRead, {__builtin_return_address(0), {}});
-}
-DIGLOT_HOOK __tsan_write_range(void* address, unsigned long bytes) {
-  check(address, bytes, Access::kWrite, {__builtin_return_address(0), {}});
-}
-
-// build.py has kernels call these instead of the C library's.
-extern "C" __attribute__((visibility("hidden"))) void* diglot_memcpy(void* to, const void* from,
-                                                                     std::size_t bytes) {
-  const diglot::interpreter::Site site{__builtin_return_address(0), {}};
-  check(from, bytes, Access::kRead, site);
-  check(to, bytes, Access::kWrite, site);
-  return std::memcpy(to, from, bytes);
-}
-extern "C" __attribute__((visibility("hidden"))) void* diglot_memmove(void* to, const void* from,
-                                                                      std::size_t bytes) {
-  const diglot::interpreter::Site site{__builtin_return_address(0), {}};
-  check(from, bytes, Access::kRead, site);
-  check(to, bytes, Access::kWrite, site);
-  return std::memmove(to, from, bytes);
-}
-extern "C" __attribute__((visibility("hidden"))) void* diglot_memset(void* to, int value,
-                                                                     std::size_t bytes) {
-  check(to, bytes, Access::kWrite, {__builtin_return_address(0), {}});
-  return std::memset(to, value, bytes);
-}
-
-// What the compiler makes of std::atomic and its kin, in host code of a kernel's file.
-#define DIGLOT_UPDATE(BITS, TYPE, NAME)                                                     \
-  DIGLOT_HOOK_OF(TYPE) __tsan_atomic##BITS##_##NAME(volatile TYPE* word, TYPE value, int) { \
-    return __atomic_##NAME(word, value, __ATOMIC_SEQ_CST);                                  \
-  }
-#define DIGLOT_HOOK_OF(TYPE) extern "C" __attribute__((visibility("hidden"))) TYPE
-#define DIGLOT_ATOMIC(BITS)                                                                      \
-  using Bits##BITS = std::uint##BITS##_t;                                                        \
-  DIGLOT_HOOK_OF(Bits##BITS) __tsan_atomic##BITS##_load(const volatile Bits##BITS* word, int) {  \
-    return __atomic_load_n(word, __ATOMIC_SEQ_CST);                                              \
-  }                                                                                              \
-  DIGLOT_HOOK __tsan_atomic##BITS##_store(volatile Bits##BITS* word, Bits##BITS value, int) {    \
-    __atomic_store_n(word, value, __ATOMIC_SEQ_CST);                                             \
-  }                                                                                              \
-  DIGLOT_HOOK_OF(Bits##BITS)                                                                     \
-  __tsan_atomic##BITS##_exchange(volatile Bits##BITS* word, Bits##BITS value, int) {             \
-    return __atomic_exchange_n(word, value, __ATOMIC_SEQ_CST);                                   \
-  }                                                                                              \
-  DIGLOT_HOOK_OF(bool)                                                                           \
-  __tsan_atomic##BITS##_compare_exchange_strong(volatile Bits##BITS* word, Bits##BITS* expected, \
-                                                Bits##BITS value, int, int) {                    \
-    return __atomic_compare_exchange_n(word, expected, value, false, __ATOMIC_SEQ_CST,           \
-                                       __ATOMIC_SEQ_CST);                                        \
-  }                                                                                              \
-  DIGLOT_HOOK_OF(bool)                                                                           \
-  __tsan_atomic##BITS##_compare_exchange_weak(volatile Bits##BITS* word, Bits##BITS* expected,   \
-                                              Bits##BITS value, int, int) {                      \
-    return __atomic_compare_exchange_n(word, expected, value, false, __ATOMIC_SEQ_CST,           \
-                                       __ATOMIC_SEQ_CST);                                        \
-  }                                                                                              \
-  DIGLOT_UPDATE(BITS, Bits##BITS, fetch_add)                                                     \
-  DIGLOT_UPDATE(BITS, Bits##BITS, fetch_sub)                                                     \
-  DIGLOT_UPDATE(BITS, Bits##BITS, fetch_and)                                                     \
-  DIGLOT_UPDATE(BITS, Bits##BITS, fetch_or)                                                      \
-  DIGLOT_UPDATE(BITS, Bits##BITS, fetch_xor)
-DIGLOT_ATOMIC(8)
-DIGLOT_ATOMIC(16)
-DIGLOT_ATOMIC(32)
-DIGLOT_ATOMIC(64)
-#undef DIGLOT_ATOMIC
-#undef DIGLOT_UPDATE
-DIGLOT_HOOK __tsan_atomic_thread_fence(int) { diglot::interpreter::fence(); }
-DIGLOT_HOOK __tsan_atomic_signal_fence(int) {}
-
-DIGLOT_HOOK __tsan_vptr_update(void**, void*) {}
-DIGLOT_HOOK __tsan_vptr_read(void**) {}
-DIGLOT_HOOK __tsan_func_entry(void*) {}
-DIGLOT_HOOK __tsan_func_exit() {}
-DIGLOT_HOOK __tsan_init() {}
-
-// What -fsanitize=alignment,bounds,integer-divide-by-zero calls, with what its libraries are given.
-namespace {
-
-struct SourceLocation {
-  const char* file;
-  std::uint32_t line, column;
-};
-struct TypeDescriptor {
-  std::uint16_t kind, info;
-  char name[1];
-};
-struct OutOfBounds {
-  SourceLocation at;
-  const TypeDescriptor* array;
-  const TypeDescriptor* index;
-};
-struct TypeMismatch {
-  SourceLocation at;
-  const TypeDescriptor* type;
-  unsigned char log_alignment, kind;
-};
-struct Overflow {
-  SourceLocation at;
-  const TypeDescriptor* type;
-};
-
-[[noreturn]] void sanitizer_fault(const std::string& what, const SourceLocation& at) {
-  if (current_block() != nullptr) {
-    current_block()->fail(what, {nullptr, Place{at.file, static_cast<int>(at.line)}});
-  }
-  throw std::logic_error(what + ", at " + at.file + ":" + std::to_string(at.line));
-}
-
-}  // namespace
-
-#define DIGLOT_FINDING extern "C" __attribute__((visibility("hidden"), noreturn)) void
-
-DIGLOT_FINDING __ubsan_handle_out_of_bounds_abort(OutOfBounds* data, std::uintptr_t index) {
-  sanitizer_fault("index " + std::to_string(static_cast<std::intptr_t>(index)) +
-                      " out of bounds of an array of type " + data->array->name,
-                  data->at);
-}
-DIGLOT_FINDING __ubsan_handle_type_mismatch_v1_abort(TypeMismatch* data, std::uintptr_t address) {
-  if (address == 0) sanitizer_fault("a null pointer is used", data->at);
-  sanitizer_fault("a misaligned access: address " + std::to_string(address) +
-                      " is no multiple of " + std::to_string(1u << data->log_alignment) +
-                      " bytes, as type " + data->type->name + " needs",
-                  data->at);
-}
-DIGLOT_FINDING __ubsan_handle_divrem_overflow_abort(Overflow* data, std::uintptr_t,
-                                                    std::uintptr_t) {
-  sanitizer_fault("an integer division by zero, or of the least integer by -1", data->at);
-}
-
-// `assert` of the C library.
-extern "C" __attribute__((visibility("hidden"), noreturn)) void __assert_fail(
-    const char* expression, const char* file, unsigned line, const char* function) noexcept {
-  if (current_block() == nullptr) {
-    std::fprintf(stderr, "%s:%u: %s: assertion '%s' failed\n", file, line, function, expression);
-    std::abort();
-  }
-  current_block()->fail(std::string("assertion '") + expression + "' failed",
-                        {nullptr, Place{file, static_cast<int>(line)}});
-}

@@ -130,12 +130,24 @@ void run(const Launch& launch, const Kernel& kernel) {
   const Index3 size = launch.grid;
   const std::uint64_t blocks = std::uint64_t{size.x} * size.y * size.z;
   Grid grid(launch, kernel, arguments);
-  if (launch.is_cooperative) grid.busy = static_cast<std::int64_t>(blocks);
 
   // A random order of clusters that needs no list: steps of a stride that has no divisor in common
   // with their number.
   const std::uint64_t together = launch.cluster_blocks, clusters = blocks / together;
   const std::uint64_t seed = options().seed * 0x9e3779b97f4a7c15u + 0x2545f4914f6cdd1du;
+  // Blocks that wait for each other are counted as busy before they start: a block that waits for
+  // one that has no OS thread yet is in no deadlock.
+  if (launch.is_cooperative) {
+    grid.busy = static_cast<std::int64_t>(blocks);
+  } else if (together > 1) {
+    grid.busy = static_cast<std::int64_t>(together);
+  }
+  std::atomic<std::uint64_t> ended{0};
+  const auto count_next_cluster = [&] {
+    const std::uint64_t count = ++ended;
+    if (launch.is_cooperative || together == 1 || count % together != 0 || count == blocks) return;
+    grid.busy += static_cast<std::int64_t>(together);
+  };
   std::uint64_t stride = seed % clusters | 1;
   while (std::gcd(stride, clusters) != 1) stride += 2;
   std::atomic<std::uint64_t> next{0};
@@ -159,7 +171,8 @@ void run(const Launch& launch, const Kernel& kernel) {
       } catch (const std::exception& error) {  // out of memory, say
         grid.fail(error.what());
       }
-      ++grid.cluster.ended;
+      count_next_cluster();
+      ++grid.cluster.ended;  // lets the next cluster start
     }
   };
 
@@ -207,18 +220,18 @@ void cluster_barrier(Place place) { current_block()->cluster_barrier(place); }
 
 const void* shared_of_rank(const void* shared, int rank, Place place) {
   Block& block = *current_block();
-  const auto& of = block.grid().cluster.shared;
+  const auto& addresses = block.grid().cluster.shared;
   if (rank < 0 || static_cast<unsigned>(rank) >= block.grid().launch.cluster_blocks) {
     block.fail("the shared memory of block " + std::to_string(rank) + " of a cluster of " +
                    std::to_string(block.grid().launch.cluster_blocks),
                {nullptr, place});
   }
-  if (of[rank] == nullptr) {
+  if (addresses[rank] == nullptr) {
     block.fail(
         "the shared memory of a block that may not run yet: the cluster's barrier is missing",
         {nullptr, place});
   }
-  return of[rank] + (static_cast<const char*>(shared) - shared_begin());
+  return addresses[rank] + (static_cast<const char*>(shared) - shared_begin());
 }
 
 Lanes warp_exchange(std::uint32_t mask, std::uint64_t value, const char* what, Place place) {

@@ -41,10 +41,10 @@ template <typename T, typename Index>
 __global__ void __launch_bounds__(kElementwiseThreads)
     add_forward_mixed(int64_t n, Strides<3, Index> strides, const void* input, DType input_dtype,
                       const void* other, DType other_dtype, compute_t<T> alpha, T* output) {
-  strided_for_each(n, strides, [&](const auto& at) {
-    const auto a = load_as<T>(input, at.of[1], input_dtype);
-    const auto b = load_as<T>(other, at.of[2], other_dtype);
-    output[at.of[0]] = Add<T>{alpha}(a, b);
+  strided_for_each(n, strides, [&](const auto& offsets) {
+    const auto a = load_as<T>(input, offsets.array[1], input_dtype);
+    const auto b = load_as<T>(other, offsets.array[2], other_dtype);
+    output[offsets.array[0]] = Add<T>{alpha}(a, b);
   });
 }
 
@@ -59,9 +59,9 @@ template <typename T, typename Index>
 __global__ void __launch_bounds__(kElementwiseThreads)
     add_backward_mixed(int64_t n, Strides<2, Index> strides, const T* grad_output,
                        compute_t<T> alpha, void* grad_input, DType grad_input_dtype) {
-  strided_for_each(n, strides, [&](const auto& at) {
-    store_as(grad_input, at.of[0], grad_input_dtype,
-             alpha * convert<compute_t<T>>(grad_output[at.of[1]]));
+  strided_for_each(n, strides, [&](const auto& offsets) {
+    store_as(grad_input, offsets.array[0], grad_input_dtype,
+             alpha * convert<compute_t<T>>(grad_output[offsets.array[1]]));
   });
 }
 
@@ -86,7 +86,8 @@ __global__ void __launch_bounds__(kSumThreads, kSumBlocks<Index>)
   const int64_t begin = blockIdx.y * rows_per_split;
   const int64_t end = begin + rows_per_split < reduced ? begin + rows_per_split : reduced;
 
-  const auto at = kept_strides.offsets(static_cast<Index>(element < kept ? element : kept - 1));
+  const auto offsets =
+      kept_strides.offsets(static_cast<Index>(element < kept ? element : kept - 1));
   Value partial[kElements] = {};
   for (int64_t first = begin + row; first < end; first += shape.rows * kSumLoads) {
     // Past the end the last is loaded again: loads without a condition are all in flight at once.
@@ -94,8 +95,8 @@ __global__ void __launch_bounds__(kSumThreads, kSumBlocks<Index>)
     DIGLOT_UNROLL
     for (int i = 0; i < kSumLoads; ++i) {
       const int64_t r = first + i * shape.rows < end ? first + i * shape.rows : end - 1;
-      const Index offset = reduced_strides.offsets(static_cast<Index>(r)).of[0];
-      loaded[i] = load_vector<T, kElements>(grad_output + at.of[0] + offset);
+      const Index offset = reduced_strides.offsets(static_cast<Index>(r)).array[0];
+      loaded[i] = load_vector<T, kElements>(grad_output + offsets.array[0] + offset);
     }
     DIGLOT_UNROLL
     for (int i = 0; i < kSumLoads; ++i) {
@@ -127,8 +128,8 @@ __global__ void __launch_bounds__(kSumThreads, kSumBlocks<Index>)
   if (row == 0 && element < kept) {
     DIGLOT_UNROLL
     for (int e = 0; e < kKept; ++e) {
-      store_as(output, at.of[1] + e * output_step + blockIdx.y * output_split_stride, output_dtype,
-               alpha * sums[e][threadIdx.x]);
+      store_as(output, offsets.array[1] + e * output_step + blockIdx.y * output_split_stride,
+               output_dtype, alpha * sums[e][threadIdx.x]);
     }
   }
 }

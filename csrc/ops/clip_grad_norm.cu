@@ -5,16 +5,16 @@
 
 #include "diglot/chunks.cuh"
 #include "diglot/dispatch.h"
-#include "diglot/grid_barrier.cuh"
 #include "diglot/math.cuh"
 #include "diglot/plan.h"
+#include "diglot/sync/grid_barrier.cuh"
 #include "torch/launcher.h"
 
 namespace diglot {
 
 constexpr int kClipThreads = 256;
 constexpr int kClipWarps = kClipThreads / 32;
-constexpr int kClipBlocks = 4;    // on a multiprocessor
+constexpr int kClipBlocks = 4;    // per SM
 constexpr int kClipAccesses = 4;  // of 16 bytes that a thread has in flight
 constexpr int kPartialLoads = 8;  // of partial results that a thread has in flight
 constexpr int kBatch = 8;         // chunks between two barriers of a block
@@ -56,7 +56,7 @@ struct MaximumNorm : SumNorm {
   }
 };
 
-// The fold of what the lanes of a warp have, in all of them.
+// Every lane of a warp gets the fold of all lanes.
 template <typename Norm, typename Value>
 DIGLOT_DEVICE Value fold_warp(Value fold) {
   DIGLOT_UNROLL
@@ -66,12 +66,12 @@ DIGLOT_DEVICE Value fold_warp(Value fold) {
   return fold;
 }
 
-// The fold of what the warps of a block have left in shared memory.
+// The fold of what the warps of a block left in shared memory.
 template <typename Norm, typename Value>
-DIGLOT_DEVICE Value fold_warps(const Value (&of_warp)[kClipWarps]) {
-  Value fold = of_warp[0];
+DIGLOT_DEVICE Value fold_warps(const Value (&warp_folds)[kClipWarps]) {
+  Value fold = warp_folds[0];
   DIGLOT_UNROLL
-  for (int warp = 1; warp < kClipWarps; ++warp) fold = Norm::combine(fold, of_warp[warp]);
+  for (int warp = 1; warp < kClipWarps; ++warp) fold = Norm::combine(fold, warp_folds[warp]);
   return fold;
 }
 
@@ -97,7 +97,7 @@ DIGLOT_DEVICE compute_t<T> fold_elements(T* data, int count) {
           }
         }
       },
-      [&](const T* at) { folds[0] = Norm::add(folds[0], convert<Value>(*at)); });
+      [&](const T* x) { folds[0] = Norm::add(folds[0], convert<Value>(*x)); });
   DIGLOT_UNROLL
   for (int half = kElements / 2; half > 0; half /= 2) {
     DIGLOT_UNROLL
@@ -127,7 +127,7 @@ DIGLOT_DEVICE void scale_elements(T* data, int count, compute_t<T> coefficient) 
           store_vector(first + a * kClipThreads * kElements, loaded[a]);
         }
       },
-      [&](T* at) { *at = scaled(*at); });
+      [&](T* x) { *x = scaled(*x); });
 }
 
 // partials[chunk] = the fold of the chunk, for the chunks of this block. What it is depends on the
@@ -167,8 +167,8 @@ DIGLOT_DEVICE Value fold_partials(int64_t chunks, const Value* partials) {
     Value loaded[kPartialLoads];
     DIGLOT_UNROLL
     for (int i = 0; i < kPartialLoads; ++i) {
-      const int64_t at = first + i * kClipThreads;
-      loaded[i] = at < chunks ? partials[at] : Value{0};
+      const int64_t chunk = first + i * kClipThreads;
+      loaded[i] = chunk < chunks ? partials[chunk] : Value{0};
     }
     DIGLOT_UNROLL
     for (int i = 0; i < kPartialLoads; ++i) fold = Norm::combine(fold, loaded[i]);
@@ -210,10 +210,11 @@ DIGLOT_DEVICE Value rounded_to(DType dtype, Value value) {
 // `partials` has an element for each chunk. The norm goes to `total`.
 template <typename Norm, typename Value>
 __global__ void __launch_bounds__(kClipThreads, kClipBlocks)
-    clip_grad_norm_phases(const int64_t* table, int64_t chunks, Value* partials, uint32_t* word,
-                          Value max_norm, bool error_if_nonfinite, void* total, DType total_dtype) {
+    clip_grad_norm_phases(const int64_t* table, int64_t chunks, Value* partials,
+                          uint32_t* barrier_state, Value max_norm, bool error_if_nonfinite,
+                          void* total, DType total_dtype) {
   fold_chunks<Norm>(table, chunks, partials);
-  GridBarrier(word).sync();
+  GridBarrier(barrier_state).sync();
   const Value norm = Norm::finish(fold_partials<Norm>(chunks, partials));
   if (blockIdx.x == 0 && threadIdx.x == 0) store_as(total, 0, total_dtype, norm);
   const Value coefficient =

@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(kPhiloxThreads)
   const uint32_t* const in = rows + 6 * row;
   const PhiloxWords words = philox_4x32({in[0], in[1], in[2], in[3]}, philox_keys(in[4], in[5]));
   DIGLOT_UNROLL
-  for (int w = 0; w < 4; ++w) output[4 * row + w] = words.of[w];
+  for (int w = 0; w < 4; ++w) output[4 * row + w] = words.word[w];
 }
 
 }  // namespace diglot

@@ -12,10 +12,10 @@ namespace diglot {
 
 template <typename T>
 struct GaussianPdfForward {
-  GaussianPdf<compute_t<T>> of;
+  GaussianPdf<compute_t<T>> p;
 
   DIGLOT_DEVICE T operator()(T x) const {
-    return convert<T>(gaussian_pdf(convert<compute_t<T>>(x), of));
+    return convert<T>(gaussian_pdf(convert<compute_t<T>>(x), p));
   }
 };
 
@@ -25,11 +25,11 @@ template <typename T>
 struct GaussianPdfBackward {
   static constexpr int kFlatBlocks = sizeof(T) == 8 ? 1 : 0;
   static constexpr int kStridedBlocks = kFlatBlocks;
-  GaussianPdf<compute_t<T>> of;
+  GaussianPdf<compute_t<T>> p;
 
   DIGLOT_DEVICE T operator()(T grad_output, T x) const {
     return convert<T>(
-        gaussian_pdf_gradient(convert<compute_t<T>>(grad_output), convert<compute_t<T>>(x), of));
+        gaussian_pdf_gradient(convert<compute_t<T>>(grad_output), convert<compute_t<T>>(x), p));
   }
 };
 

@@ -13,7 +13,7 @@ struct SoftmaxForward {
 
   template <typename Visit>
   DIGLOT_DEVICE State reduce(Visit visit, int) const {
-    return State::of(visit);
+    return State::reduce(visit);
   }
 
   // If nothing is greater than -inf, this is NaN, as in PyTorch.
@@ -32,29 +32,30 @@ struct SoftmaxBackward {
   template <typename Visit>
   DIGLOT_DEVICE State reduce(Visit visit, int) const {
     State state = State::none();
-    visit([&](Compute grad, Compute y) { state.of[0] = fma(grad, y, state.of[0]); });
+    visit([&](Compute grad, Compute y) { state.values[0] = fma(grad, y, state.values[0]); });
     return state;
   }
 
   DIGLOT_DEVICE auto map(const State& total) const {
-    const Compute sum = total.of[0];
+    const Compute sum = total.values[0];
     return [=](Compute grad, Compute y) { return y * (grad - sum); };
   }
 };
 
 template <typename T, int kAccesses>
 __global__ void __launch_bounds__(kGlobalThreads, kGlobalBlocks)
-    global_softmax_forward_phases(Chunks chunks, uint32_t* word, MaxSum<T>* partials,
+    global_softmax_forward_phases(Chunks chunks, uint32_t* barrier_state, MaxSum<T>* partials,
                                   const T* input, T* output) {
-  reduce_then_map<kAccesses>(chunks, word, partials, SoftmaxForward<T>{}, output,
+  reduce_then_map<kAccesses>(chunks, barrier_state, partials, SoftmaxForward<T>{}, output,
                              Inputs<T, 1>{{input}});
 }
 
 template <typename T, int kAccesses>
 __global__ void __launch_bounds__(kGlobalThreads, kGlobalBlocks)
-    global_softmax_backward_phases(Chunks chunks, uint32_t* word, Sums<compute_t<T>, 1>* partials,
-                                   const T* grad_output, const T* output, T* grad_input) {
-  reduce_then_map<kAccesses>(chunks, word, partials, SoftmaxBackward<T>{}, grad_input,
+    global_softmax_backward_phases(Chunks chunks, uint32_t* barrier_state,
+                                   Sums<compute_t<T>, 1>* partials, const T* grad_output,
+                                   const T* output, T* grad_input) {
+  reduce_then_map<kAccesses>(chunks, barrier_state, partials, SoftmaxBackward<T>{}, grad_input,
                              Inputs<T, 2>{{grad_output, output}});
 }
 

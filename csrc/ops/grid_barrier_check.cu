@@ -1,8 +1,8 @@
 // Phases between grid barriers, in each of which every block checks what all others wrote: kernels,
 // launcher, registration. Twin of triton_ops/grid_barrier_check.py.
 #include "diglot/dispatch.h"
-#include "diglot/grid_barrier.cuh"
 #include "diglot/plan.h"
+#include "diglot/sync/grid_barrier.cuh"
 #include "torch/launcher.h"
 
 #if !defined(DIGLOT_INTERPRETER)
@@ -28,15 +28,16 @@ constexpr int kCheckWords = 8;  // that a block writes in a phase: one by each w
 // has read the slot.
 template <typename Barrier, bool kWrites, bool kReads>
 __global__ void __launch_bounds__(kCheckThreads)
-    grid_barrier_phases(uint32_t* word, int64_t phases, uint32_t* slots, int32_t* mismatches) {
-  Barrier barrier(word);
+    grid_barrier_phases(uint32_t* barrier_state, int64_t phases, uint32_t* slots,
+                        int32_t* mismatches) {
+  Barrier barrier(barrier_state);
   const uint32_t words = gridDim.x * kCheckWords;
   for (int64_t phase = 0; phase < phases; ++phase) {
     uint32_t* const slot = slots + phase % 2 * words;
     const uint32_t first = static_cast<uint32_t>(phase) * words + 1;
     if (kWrites && threadIdx.x % 32 == 0) {
-      const uint32_t own = blockIdx.x * kCheckWords + threadIdx.x / 32;
-      slot[own] = first + own;
+      const uint32_t element = blockIdx.x * kCheckWords + threadIdx.x / 32;
+      slot[element] = first + element;
     }
     barrier.sync();
     if (kReads) {

@@ -17,20 +17,20 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
 template <typename Shape, typename T>
 __global__ void __launch_bounds__(kNormThreads, 1)
     layer_norm_backward_rows(NormRows rows, NormGradients<T> arrays) {
-  norm_backward<Shape, T, true>(rows, arrays);
+  norm_backward_resident<Shape, T, true>(rows, arrays);
 }
 
 template <typename Shape, typename T>
 __global__ void __launch_bounds__(kNormThreads, 1)
-    layer_norm_backward_again(NormRows rows, NormGradients<T> arrays) {
-  norm_backward_again<Shape, T, true>(rows, arrays);
+    layer_norm_backward_streaming(NormRows rows, NormGradients<T> arrays) {
+  norm_backward_streaming<Shape, T, true>(rows, arrays);
 }
 
 template <int kElements, typename Compute>
 __global__ void __launch_bounds__(kNormSumThreads)
     layer_norm_backward_sum(int64_t n, int groups, int side, const Compute* sums,
                             NormSumOutputs outputs, DType dtype) {
-  norm_backward_sum<kElements>(n, groups, side, sums, outputs, dtype);
+  norm_group_sums<kElements>(n, groups, side, sums, outputs, dtype);
 }
 
 }  // namespace diglot
@@ -62,8 +62,8 @@ struct LayerNormBackward {
     return &layer_norm_backward_rows<Shape, T>;
   }
   template <typename Shape>
-  static constexpr auto again() {
-    return &layer_norm_backward_again<Shape, T>;
+  static constexpr auto streaming() {
+    return &layer_norm_backward_streaming<Shape, T>;
   }
   template <int kElements>
   static constexpr auto sum() {

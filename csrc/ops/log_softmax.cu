@@ -8,18 +8,19 @@ namespace diglot {
 
 // T: the output's type, for which exponentials are computed.
 template <typename T>
-struct LogSoftmaxRow {
+struct LogSoftmaxRow : RowOperation {
   using State = MaxSum<T>;
   using Compute = compute_t<T>;
 
   static constexpr bool kVisitsAbsent = true;
   static constexpr float kAbsent = -std::numeric_limits<float>::infinity();
+  static constexpr bool kReplaces = true;
 
-  DIGLOT_DEVICE LogSoftmaxRow of_row(const int64_t*, bool) const { return {}; }
+  DIGLOT_DEVICE LogSoftmaxRow for_row(const int64_t*, bool) const { return {}; }
 
   template <typename Visit>
   DIGLOT_DEVICE State reduce(Visit visit, int) const {
-    return State::of(visit);
+    return State::reduce(visit);
   }
 
   DIGLOT_DEVICE auto map(const State& total) const {
@@ -30,14 +31,14 @@ struct LogSoftmaxRow {
   // Each element is converted to the type that is computed with once.
   template <typename Visit, typename Replace>
   DIGLOT_DEVICE State reduce_replacing(Visit visit, Replace replace) const {
-    return State::of_replaced(visit, replace, [](Compute x, Compute) { return x; });
+    return State::reduce_replacing(visit, replace, [](Compute x, Compute) { return x; });
   }
   DIGLOT_DEVICE auto map_replaced(const State&, const State& total) const { return map(total); }
 };
 
 // g - e^y sum(g).
 template <typename T>
-struct LogSoftmaxRowGradient {
+struct LogSoftmaxRowGradient : RowOperation {
   using State = Sums<compute_t<T>, 1>;
   using Compute = compute_t<T>;
 
@@ -45,17 +46,17 @@ struct LogSoftmaxRowGradient {
   static constexpr float kAbsent = 0;
   static constexpr bool kReducesFirst = true;
 
-  DIGLOT_DEVICE LogSoftmaxRowGradient of_row(const int64_t*, bool) const { return {}; }
+  DIGLOT_DEVICE LogSoftmaxRowGradient for_row(const int64_t*, bool) const { return {}; }
 
   template <typename Visit>
   DIGLOT_DEVICE State reduce(Visit visit, int) const {
     State state = State::none();
-    visit([&](Compute grad, auto...) { state.of[0] += grad; });
+    visit([&](Compute grad, auto...) { state.values[0] += grad; });
     return state;
   }
 
   DIGLOT_DEVICE auto map(const State& total) const {
-    const Compute sum = total.of[0];
+    const Compute sum = total.values[0];
     return [=](Compute grad, Compute y) { return fma(-exp_nonpositive_for<T>(y), sum, grad); };
   }
 };
@@ -82,9 +83,9 @@ using namespace diglot;
 
 // The output has the input's type, or is of float32 where that is float16 or bfloat16.
 void log_softmax_forward(Planner& planner, const Operand& input, int64_t dim, const Operand& out) {
-  dispatch_widening(input.dtype, out.dtype, [&](auto of_input, auto of_output) {
-    using I = typename decltype(of_input)::type;
-    using O = typename decltype(of_output)::type;
+  dispatch_widening(input.dtype, out.dtype, [&](auto input_type, auto output_type) {
+    using I = typename decltype(input_type)::type;
+    using O = typename decltype(output_type)::type;
     using State = typename LogSoftmaxRow<O>::State;
     launch_rows<I, O, 1>(
         planner, {&out, &input}, dim,
@@ -98,9 +99,9 @@ void log_softmax_forward(Planner& planner, const Operand& input, int64_t dim, co
 
 void log_softmax_backward(Planner& planner, const Operand& grad_output, const Operand& output,
                           int64_t dim, const Operand& out) {
-  dispatch_widening(out.dtype, output.dtype, [&](auto of_output, auto of_input) {
-    using I = typename decltype(of_input)::type;
-    using O = typename decltype(of_output)::type;
+  dispatch_widening(out.dtype, output.dtype, [&](auto output_type, auto input_type) {
+    using I = typename decltype(input_type)::type;
+    using O = typename decltype(output_type)::type;
     using Shapes = RowShapes<I, O, 2, kReducedInputs<LogSoftmaxRowGradient<I>, 2>>;
     using State = typename LogSoftmaxRowGradient<I>::State;
     launch_rows<I, O, 2, Shapes>(

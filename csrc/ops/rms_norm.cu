@@ -17,20 +17,20 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
 template <typename Shape, typename T>
 __global__ void __launch_bounds__(kNormThreads, 1)
     rms_norm_backward_rows(NormRows rows, NormGradients<T> arrays) {
-  norm_backward<Shape, T, false>(rows, arrays);
+  norm_backward_resident<Shape, T, false>(rows, arrays);
 }
 
 template <typename Shape, typename T>
 __global__ void __launch_bounds__(kNormThreads, 1)
-    rms_norm_backward_again(NormRows rows, NormGradients<T> arrays) {
-  norm_backward_again<Shape, T, false>(rows, arrays);
+    rms_norm_backward_streaming(NormRows rows, NormGradients<T> arrays) {
+  norm_backward_streaming<Shape, T, false>(rows, arrays);
 }
 
 template <int kElements, typename Compute>
 __global__ void __launch_bounds__(kNormSumThreads)
     rms_norm_backward_sum(int64_t n, int groups, int side, const Compute* sums,
                           NormSumOutputs outputs, DType dtype) {
-  norm_backward_sum<kElements>(n, groups, side, sums, outputs, dtype);
+  norm_group_sums<kElements>(n, groups, side, sums, outputs, dtype);
 }
 
 }  // namespace diglot
@@ -61,8 +61,8 @@ struct RmsNormBackward {
     return &rms_norm_backward_rows<Shape, T>;
   }
   template <typename Shape>
-  static constexpr auto again() {
-    return &rms_norm_backward_again<Shape, T>;
+  static constexpr auto streaming() {
+    return &rms_norm_backward_streaming<Shape, T>;
   }
   template <int kElements>
   static constexpr auto sum() {

@@ -8,18 +8,19 @@ namespace diglot {
 
 // T: the output's type, for which exponentials are computed.
 template <typename T>
-struct SoftmaxRow {
+struct SoftmaxRow : RowOperation {
   using State = MaxSum<T>;
   using Compute = compute_t<T>;
 
   static constexpr bool kVisitsAbsent = true;
   static constexpr float kAbsent = -std::numeric_limits<float>::infinity();
+  static constexpr bool kReplaces = true;
 
-  DIGLOT_DEVICE SoftmaxRow of_row(const int64_t*, bool) const { return {}; }
+  DIGLOT_DEVICE SoftmaxRow for_row(const int64_t*, bool) const { return {}; }
 
   template <typename Visit>
   DIGLOT_DEVICE State reduce(Visit visit, int) const {
-    return State::of(visit);
+    return State::reduce(visit);
   }
 
   // If nothing is greater than -inf, this is NaN, as in PyTorch.
@@ -31,34 +32,34 @@ struct SoftmaxRow {
   // Each exponential is computed once, relative to the greatest element that the thread has.
   template <typename Visit, typename Replace>
   DIGLOT_DEVICE State reduce_replacing(Visit visit, Replace replace) const {
-    return State::of_replaced(visit, replace, [](Compute, Compute power) { return power; });
+    return State::reduce_replacing(visit, replace, [](Compute, Compute power) { return power; });
   }
-  DIGLOT_DEVICE auto map_replaced(const State& own, const State& total) const {
-    const Compute factor = exp_nonpositive_for<T>(own.max - total.max) / total.sum;
+  DIGLOT_DEVICE auto map_replaced(const State& thread_state, const State& total) const {
+    const Compute factor = exp_nonpositive_for<T>(thread_state.max - total.max) / total.sum;
     return [=](Compute power) { return power * factor; };
   }
 };
 
 // y (g - sum(g y)).
 template <typename T>
-struct SoftmaxRowGradient {
+struct SoftmaxRowGradient : RowOperation {
   using State = Sums<compute_t<T>, 1>;
   using Compute = compute_t<T>;
 
   static constexpr bool kVisitsAbsent = true;
   static constexpr float kAbsent = 0;
 
-  DIGLOT_DEVICE SoftmaxRowGradient of_row(const int64_t*, bool) const { return {}; }
+  DIGLOT_DEVICE SoftmaxRowGradient for_row(const int64_t*, bool) const { return {}; }
 
   template <typename Visit>
   DIGLOT_DEVICE State reduce(Visit visit, int) const {
     State state = State::none();
-    visit([&](Compute grad, Compute y) { state.of[0] = fma(grad, y, state.of[0]); });
+    visit([&](Compute grad, Compute y) { state.values[0] = fma(grad, y, state.values[0]); });
     return state;
   }
 
   DIGLOT_DEVICE auto map(const State& total) const {
-    const Compute sum = total.of[0];
+    const Compute sum = total.values[0];
     return [=](Compute grad, Compute y) { return y * (grad - sum); };
   }
 };
@@ -85,9 +86,9 @@ using namespace diglot;
 
 // The output has the input's type, or is of float32 where that is float16 or bfloat16.
 void softmax_forward(Planner& planner, const Operand& input, int64_t dim, const Operand& out) {
-  dispatch_widening(input.dtype, out.dtype, [&](auto of_input, auto of_output) {
-    using I = typename decltype(of_input)::type;
-    using O = typename decltype(of_output)::type;
+  dispatch_widening(input.dtype, out.dtype, [&](auto input_type, auto output_type) {
+    using I = typename decltype(input_type)::type;
+    using O = typename decltype(output_type)::type;
     using State = typename SoftmaxRow<O>::State;
     launch_rows<I, O, 1>(
         planner, {&out, &input}, dim,
@@ -101,9 +102,9 @@ void softmax_forward(Planner& planner, const Operand& input, int64_t dim, const 
 
 void softmax_backward(Planner& planner, const Operand& grad_output, const Operand& output,
                       int64_t dim, const Operand& out) {
-  dispatch_widening(out.dtype, output.dtype, [&](auto of_output, auto of_input) {
-    using I = typename decltype(of_input)::type;
-    using O = typename decltype(of_output)::type;
+  dispatch_widening(out.dtype, output.dtype, [&](auto output_type, auto input_type) {
+    using I = typename decltype(input_type)::type;
+    using O = typename decltype(output_type)::type;
     using State = typename SoftmaxRowGradient<I>::State;
     launch_rows<I, O, 2>(
         planner, {&out, &grad_output, &output}, dim,

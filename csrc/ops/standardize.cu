@@ -19,9 +19,9 @@ struct StandardizeForward {
   DIGLOT_DEVICE State reduce(Visit visit, int count) const {
     Compute sum = 0, squares = 0;
     visit([&](Compute x) { sum += x; });
-    const Compute own_mean = count == 0 ? Compute(0) : sum / static_cast<Compute>(count);
-    visit([&](Compute x) { squares = fma(x - own_mean, x - own_mean, squares); });
-    return {static_cast<Compute>(count), own_mean, squares};
+    const Compute thread_mean = count == 0 ? Compute(0) : sum / static_cast<Compute>(count);
+    visit([&](Compute x) { squares = fma(x - thread_mean, x - thread_mean, squares); });
+    return {static_cast<Compute>(count), thread_mean, squares};
   }
 
   DIGLOT_DEVICE auto map(const State& total) const {
@@ -49,14 +49,14 @@ struct StandardizeBackward {
   DIGLOT_DEVICE State reduce(Visit visit, int) const {
     State state = State::none();
     visit([&](Compute grad, Compute x) {
-      state.of[0] += grad;
-      state.of[1] = fma(grad, (x - center) * factor, state.of[1]);
+      state.values[0] += grad;
+      state.values[1] = fma(grad, (x - center) * factor, state.values[1]);
     });
     return state;
   }
 
   DIGLOT_DEVICE auto map(const State& total) const {
-    const Compute grad_mean = total.of[0] / n, slope = total.of[1] / n;
+    const Compute grad_mean = total.values[0] / n, slope = total.values[1] / n;
     return [=, center = center, factor = factor](Compute grad, Compute x) {
       return factor * fma((x - center) * factor, -slope, grad - grad_mean);
     };
@@ -65,20 +65,21 @@ struct StandardizeBackward {
 
 template <typename T, int kAccesses>
 __global__ void __launch_bounds__(kGlobalThreads, kGlobalBlocks)
-    standardize_forward_phases(Chunks chunks, uint32_t* word, Moments<compute_t<T>>* partials,
-                               const T* input, compute_t<T> eps, compute_t<T>* mean,
-                               compute_t<T>* rstd, T* output) {
-  reduce_then_map<kAccesses>(chunks, word, partials, StandardizeForward<T>{eps, mean, rstd}, output,
-                             Inputs<T, 1>{{input}});
+    standardize_forward_phases(Chunks chunks, uint32_t* barrier_state,
+                               Moments<compute_t<T>>* partials, const T* input, compute_t<T> eps,
+                               compute_t<T>* mean, compute_t<T>* rstd, T* output) {
+  reduce_then_map<kAccesses>(chunks, barrier_state, partials,
+                             StandardizeForward<T>{eps, mean, rstd}, output, Inputs<T, 1>{{input}});
 }
 
 template <typename T, int kAccesses>
 __global__ void __launch_bounds__(kGlobalThreads, kGlobalBlocks)
-    standardize_backward_phases(Chunks chunks, uint32_t* word, Sums<compute_t<T>, 2>* partials,
-                                const T* grad_output, const T* input, const compute_t<T>* mean,
-                                const compute_t<T>* rstd, T* grad_input) {
+    standardize_backward_phases(Chunks chunks, uint32_t* barrier_state,
+                                Sums<compute_t<T>, 2>* partials, const T* grad_output,
+                                const T* input, const compute_t<T>* mean, const compute_t<T>* rstd,
+                                T* grad_input) {
   const StandardizeBackward<T> operation{static_cast<compute_t<T>>(chunks.n), *mean, *rstd};
-  reduce_then_map<kAccesses>(chunks, word, partials, operation, grad_input,
+  reduce_then_map<kAccesses>(chunks, barrier_state, partials, operation, grad_input,
                              Inputs<T, 2>{{grad_output, input}});
 }
 

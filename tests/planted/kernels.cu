@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "diglot/cluster.cuh"
-#include "diglot/grid_barrier.cuh"
 #include "diglot/launch.cuh"
+#include "diglot/sync/cluster.cuh"
+#include "diglot/sync/grid_barrier.cuh"
 #include "diglot/vector_access.cuh"
 
 namespace planted {
@@ -513,7 +513,7 @@ __global__ void sum_in_cluster(const float* in, float* out) {
     float sum = 0;
     for (int other = 0; other < kBlocks; ++other) {
       const int block = other + (kFault == InCluster::kNoSuchBlock);
-      const float* const theirs = diglot::at_rank(values, block);
+      const float* const theirs = diglot::dsmem(values, block);
       for (int j = 0; j < 256; ++j) sum += theirs[j];
     }
     out[blockIdx.x] = sum;

@@ -29,12 +29,12 @@ DIGLOT_DEVICE void number_inputs(Function function, std::integer_sequence<int, k
 }
 
 // Whether a function takes whole accesses, after the row-major index of their first element,
-// because what it does depends on where an element stands: function(index, accesses...).
+// because its result depends on an element's position: function(index, accesses...).
 template <typename Function, typename... Accesses>
 constexpr bool kTakesIndex = std::is_invocable_v<const Function&, int64_t, const Accesses&...>;
 
-// What a function makes of an access to each input. All other functions than those take the
-// elements one by one: function(elements...).
+// Applies a function to an access of each input. A function that takes no index takes the elements
+// one by one: function(elements...).
 template <typename T, int kElements, typename Function, typename... Accesses>
 DIGLOT_DEVICE Vector<T, kElements> map_access(const Function& function,
                                               [[maybe_unused]] int64_t index,
@@ -49,8 +49,8 @@ DIGLOT_DEVICE Vector<T, kElements> map_access(const Function& function,
   }
 }
 
-// Loads that were written before this are issued before what follows, although what follows could
-// do without them for long: the compiler would rather have their registers free meanwhile.
+// Issues the loads written before this before what follows. The compiler would rather delay them to
+// keep registers free.
 DIGLOT_DEVICE void keep_loads_first() {
 #if defined(__CUDA_ARCH__)
   asm volatile("" ::: "memory");
@@ -134,24 +134,24 @@ DIGLOT_DEVICE void map_strided(int64_t n, const Strides<kArrays, Index>& strides
   };
   const int64_t first =
       static_cast<int64_t>(blockIdx.x) * (kElementwiseThreads * kAccesses) + threadIdx.x;
-  typename Strides<kArrays, Index>::Offsets at[kAccesses];
+  typename Strides<kArrays, Index>::Offsets offsets[kAccesses];
   DIGLOT_UNROLL
   for (int a = 0; a < kAccesses; ++a) {
     // Past the end the last is loaded again: loads without a condition are all in flight at once.
     const int64_t linear = first + a * kElementwiseThreads;
-    at[a] = strides.offsets(static_cast<Index>(linear < n ? linear : n - 1));
+    offsets[a] = strides.offsets(static_cast<Index>(linear < n ? linear : n - 1));
   }
   const auto load = [&](int array, const T* input) {
     Accesses loaded;
     if (kElements == 1 || strides.strides[0][array] != 0) {
       DIGLOT_UNROLL
       for (int a = 0; a < kAccesses; ++a) {
-        loaded.values[a] = load_vector<T, kElements>(input + at[a].of[array]);
+        loaded.values[a] = load_vector<T, kElements>(input + offsets[a].array[array]);
       }
     } else {
       DIGLOT_UNROLL
       for (int a = 0; a < kAccesses; ++a) {
-        const T value = input[at[a].of[array]];
+        const T value = input[offsets[a].array[array]];
         DIGLOT_UNROLL
         for (int i = 0; i < kElements; ++i) loaded.values[a][i] = value;
       }
@@ -162,30 +162,30 @@ DIGLOT_DEVICE void map_strided(int64_t n, const Strides<kArrays, Index>& strides
     if constexpr (kIsIndexed) keep_loads_first();
     DIGLOT_UNROLL
     for (int a = 0; a < kAccesses; ++a) {
-      const int64_t index = kIsIndexed ? at[a].of[kArrays - 1] : 0;
+      const int64_t index = kIsIndexed ? offsets[a].array[kArrays - 1] : 0;
       const auto result = map_access<T, kElements>(function, index, loaded.values[a]...);
-      if (first + a * kElementwiseThreads < n) store_vector(output + at[a].of[0], result);
+      if (first + a * kElementwiseThreads < n) store_vector(output + offsets[a].array[0], result);
     }
   };
   number_inputs([&](auto... numbers) { store(load(decltype(numbers)::value, inputs)...); },
                 std::make_integer_sequence<int, sizeof...(Inputs)>{});
 }
 
-// What the kernels map of a functor: its prepare(), which reads in each thread once what lies in
-// memory, or the functor itself.
+// What the kernels apply: the functor's prepare(), which reads parameters from memory once per
+// thread, or else the functor itself.
 template <typename Functor, typename = void>
 struct Prepared {
   using type = Functor;
-  DIGLOT_DEVICE static const Functor& of(const Functor& functor) { return functor; }
+  DIGLOT_DEVICE static const Functor& make(const Functor& functor) { return functor; }
 };
 template <typename Functor>
 struct Prepared<Functor, std::void_t<decltype(std::declval<const Functor&>().prepare())>> {
   using type = decltype(std::declval<const Functor&>().prepare());
-  DIGLOT_DEVICE static type of(const Functor& functor) { return functor.prepare(); }
+  DIGLOT_DEVICE static type make(const Functor& functor) { return functor.prepare(); }
 };
 
-// Blocks that an SM holds at least, for which registers are limited. A functor whose kernels need
-// another number than the compiler's own choice, 0, has it as kFlatBlocks or kStridedBlocks.
+// The minimum of resident blocks per SM (__launch_bounds__), which limits registers. 0 leaves it to
+// the compiler. A functor sets kFlatBlocks or kStridedBlocks where that is not best.
 template <typename Functor, typename = void>
 constexpr int kFlatBlocks = 0;
 template <typename Functor>
@@ -201,14 +201,14 @@ constexpr int kStridedBlocks<Functor, std::void_t<decltype(Functor::kStridedBloc
 template <typename Functor, typename Shape, typename T, typename... Inputs>
 __global__ void __launch_bounds__(kElementwiseThreads, kFlatBlocks<Functor>)
     elementwise_flat(int64_t n, int head, const Inputs*... inputs, Functor functor, T* output) {
-  map_flat<Shape>(n, head, Prepared<Functor>::of(functor), output, inputs...);
+  map_flat<Shape>(n, head, Prepared<Functor>::make(functor), output, inputs...);
 }
 
 template <typename Functor, typename Shape, typename Strides, typename T, typename... Inputs>
 __global__ void __launch_bounds__(kElementwiseThreads, kStridedBlocks<Functor>)
     elementwise_strided(int64_t n, Strides strides, const Inputs*... inputs, Functor functor,
                         T* output) {
-  map_strided<Shape>(n, strides, Prepared<Functor>::of(functor), output, inputs...);
+  map_strided<Shape>(n, strides, Prepared<Functor>::make(functor), output, inputs...);
 }
 
 // Calls function(offsets) for every element index below n, with the offsets of the element in each

@@ -99,13 +99,13 @@ DIGLOT_DEVICE double power(double x) { return exponential(x); }
 
 // value 2^(factor - (head + tail)^2), without an intermediate result that overflows, or underflows
 // before it does; 0 from 2^-227 on.
-DIGLOT_DEVICE float scale(float value, float head, float tail, const GaussianPdf<float>& of) {
+DIGLOT_DEVICE float scale(float value, float head, float tail, const GaussianPdf<float>& p) {
   const float square = head * head;
   const float square_tail = fma(head + head, tail, fma(head, head, -square));
-  const TwoPart<float> exponent = two_sum(of.factor, -square);
+  const TwoPart<float> exponent = two_sum(p.factor, -square);
   const float bounded = maximum(exponent.head, -227.0f);
   const float whole = round_down(bounded + 0.5f);
-  const float fraction = (bounded - whole) + (exponent.tail + (of.factor_tail - square_tail));
+  const float fraction = (bounded - whole) + (exponent.tail + (p.factor_tail - square_tail));
   const float first = maximum(minimum(whole, 100.0f), -100.0f);
   const float second = whole - first;
   constexpr float kBias = kRoundingShift + 127.0f;
@@ -115,11 +115,11 @@ DIGLOT_DEVICE float scale(float value, float head, float tail, const GaussianPdf
 
 // value factor exp(-(head + tail)^2), with the exponential as the square of a root that does not
 // underflow too early.
-DIGLOT_DEVICE double scale(double value, double head, double tail, const GaussianPdf<double>& of) {
+DIGLOT_DEVICE double scale(double value, double head, double tail, const GaussianPdf<double>& p) {
   const double square = head * head;
   const double square_tail = fma(head + head, tail, fma(head, head, -square));
   const double root = exponential(square * -0.5);
-  return (((value * of.factor) * (1.0 - square_tail)) * root) * root;
+  return (((value * p.factor) * (1.0 - square_tail)) * root) * root;
 }
 
 // What an element's terms have in common: the argument u of the greatest one, and its k.
@@ -131,34 +131,34 @@ struct Nearest {
 };
 
 template <typename T>
-DIGLOT_DEVICE Nearest<T> nearest_term(T x, const GaussianPdf<T>& of) {
+DIGLOT_DEVICE Nearest<T> nearest_term(T x, const GaussianPdf<T>& p) {
   const T hundred = 100;
   const T zero = 0;
-  const TwoPart<T> apart = two_sum(x, -of.mean);
+  const TwoPart<T> difference = two_sum(x, -p.mean);
   // Where x or the mean is infinite, what they leave is NaN. A mean's tail is no more than a head
   // that is not zero, but may be worth many terms.
   constexpr T kInfinity = std::numeric_limits<T>::infinity();
-  const T less = absolute(apart.head) < kInfinity ? apart.tail - of.mean_tail : zero;
-  const TwoPart<T> distance = ordered_two_sum(apart.head, less);
+  const T less = absolute(difference.head) < kInfinity ? difference.tail - p.mean_tail : zero;
+  const TwoPart<T> distance = ordered_two_sum(difference.head, less);
   const T position = distance.head * hundred;
   const T position_tail = fma(distance.tail, hundred, fma(distance.head, hundred, -position));
-  const T last = of.first + static_cast<T>(of.terms - 1);
-  const T k = minimum(maximum(round_down(static_cast<T>(0.5) - position), of.first), last);
+  const T last = p.first + static_cast<T>(p.terms - 1);
+  const T k = minimum(maximum(round_down(static_cast<T>(0.5) - position), p.first), last);
   // Either k is not greater than the position, or so near that what is left does not matter.
   const TwoPart<T> coarse = ordered_two_sum(position, k);
-  const T head = maximum(minimum(coarse.head, of.bound), -of.bound);
+  const T head = maximum(minimum(coarse.head, p.bound), -p.bound);
   // Where the position is infinite, its tail is NaN. A head that is not zero is worth more than it.
-  const T rest = absolute(head) < of.bound ? coarse.tail + position_tail : zero;
+  const T rest = absolute(head) < p.bound ? coarse.tail + position_tail : zero;
   const TwoPart<T> u = ordered_two_sum(head, rest);
   return {u.head, u.tail, k};
 }
 
 // value factor B^(-(step u)^2).
 template <typename T>
-DIGLOT_DEVICE T scale(T value, const Nearest<T>& u, const GaussianPdf<T>& of) {
-  const T head = u.head * of.step;
-  const T tail = fma(u.head, of.step_tail, fma(u.tail, of.step, fma(u.head, of.step, -head)));
-  return scale(value, head, tail, of);
+DIGLOT_DEVICE T scale(T value, const Nearest<T>& u, const GaussianPdf<T>& p) {
+  const T head = u.head * p.step;
+  const T tail = fma(u.head, p.step_tail, fma(u.tail, p.step, fma(u.head, p.step, -head)));
+  return scale(value, head, tail, p);
 }
 
 // The ratio of the term j to the greatest one, which is 0.
@@ -168,8 +168,8 @@ struct Ratio {
   T tail;   // what that leaves, times the curvature
   T curvature;
 
-  DIGLOT_DEVICE Ratio(const Nearest<T>& u, const GaussianPdf<T>& of)
-      : twice(u.head + u.head), tail((u.tail + u.tail) * of.curvature), curvature(of.curvature) {}
+  DIGLOT_DEVICE Ratio(const Nearest<T>& u, const GaussianPdf<T>& p)
+      : twice(u.head + u.head), tail((u.tail + u.tail) * p.curvature), curvature(p.curvature) {}
   DIGLOT_DEVICE T operator()(T j) const { return power(fma(twice + j, curvature, tail) * j); }
   // Twice u + j.
   DIGLOT_DEVICE T slope(T j) const { return (twice + j) + j; }
@@ -215,33 +215,33 @@ GaussianPdf<T> gaussian_pdf_slope_parameters(double mean, double std, int terms)
 
 // p(x).
 template <typename T>
-DIGLOT_DEVICE T gaussian_pdf(T x, const GaussianPdf<T>& of) {
+DIGLOT_DEVICE T gaussian_pdf(T x, const GaussianPdf<T>& p) {
   using namespace gaussian_pdf_detail;
-  const Nearest<T> u = nearest_term(x, of);
-  const Ratio<T> ratio(u, of);
+  const Nearest<T> u = nearest_term(x, p);
+  const Ratio<T> ratio(u, p);
   // From two, which no group exceeds, so that two operations find what a sum leaves.
   const T start = kGroup;
   T sum = start, rest = 0;
   for_each_group(
-      of.first - u.k, of.terms, [&](T j) { return ratio(j); },
+      p.first - u.k, p.terms, [&](T j) { return ratio(j); },
       [&](T j, T group) { return group + ratio(j); },
       [&](T group) {
         const TwoPart<T> next = ordered_two_sum(sum, group);
         sum = next.head, rest = rest + next.tail;
       });
-  return scale((sum - start) + rest, u, of);
+  return scale((sum - start) + rest, u, p);
 }
 
 // grad p'(x): the gradient is multiplied in before anything could underflow.
 template <typename T>
-DIGLOT_DEVICE T gaussian_pdf_gradient(T grad, T x, const GaussianPdf<T>& of) {
+DIGLOT_DEVICE T gaussian_pdf_gradient(T grad, T x, const GaussianPdf<T>& p) {
   using namespace gaussian_pdf_detail;
-  const Nearest<T> u = nearest_term(x, of);
-  const Ratio<T> ratio(u, of);
+  const Nearest<T> u = nearest_term(x, p);
+  const Ratio<T> ratio(u, p);
   // Kahan's summation: what a sum has too much is taken from what comes next.
   T sum = 0, excess = 0;
   for_each_group(
-      of.first - u.k, of.terms, [&](T j) { return ratio(j) * ratio.slope(j); },
+      p.first - u.k, p.terms, [&](T j) { return ratio(j) * ratio.slope(j); },
       [&](T j, T group) { return fma(ratio(j), ratio.slope(j), group); },
       [&](T group) {
         const T added = group - excess;
@@ -249,7 +249,7 @@ DIGLOT_DEVICE T gaussian_pdf_gradient(T grad, T x, const GaussianPdf<T>& of) {
         excess = (next - sum) - added;
         sum = next;
       });
-  return scale(-grad * ((sum - excess) * of.step), u, of);
+  return scale(-grad * ((sum - excess) * p.step), u, p);
 }
 
 }  // namespace diglot

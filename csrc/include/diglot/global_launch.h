@@ -2,8 +2,8 @@
 // launch. Twin of triton_ops/global_launch.py.
 #pragma once
 
-#include "diglot/global_reduce.cuh"
 #include "diglot/plan.h"
+#include "diglot/reduce/global.cuh"
 
 namespace diglot {
 

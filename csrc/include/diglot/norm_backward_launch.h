@@ -4,7 +4,9 @@
 
 #include <optional>
 
-#include "diglot/norm_backward.cuh"
+#include "diglot/norm/backward_resident.cuh"
+#include "diglot/norm/backward_streaming.cuh"
+#include "diglot/norm/group_sums.cuh"
 #include "diglot/norm_launch.h"
 #include "diglot/plan.h"
 
@@ -21,7 +23,7 @@ struct NormBackwardShapes {
   using Long = NormShape<sizeof(T) == 4 ? 8 : 4, true, false>;
   using Narrow = NormShape<2, false, false>;
   template <bool kIsWide>
-  using Again = NormShape<(kIsNarrowType ? 1 : 2) * (kIsWide ? 2 : 1), kIsWide, false>;
+  using Streaming = NormShape<(kIsNarrowType ? 1 : 2) * (kIsWide ? 2 : 1), kIsWide, false>;
 };
 
 // More do not help: what is under way at once then is unevenly shared by multiprocessors.
@@ -71,7 +73,7 @@ struct NormVariantNames {
   const char* in_lanes;
   const char* in_block;
   const char* in_cluster;
-  const char* again;
+  const char* two_pass;
 };
 template <bool kIsWide>
 constexpr NormVariantNames kNormVariantNames =
@@ -127,20 +129,20 @@ std::optional<Launch> share_out_norm(const Device& device, NormRows& rows, int w
 
 // The same of rows that are read twice, by so many blocks, which add up so many fields.
 template <typename Shape, typename T>
-Launch share_out_norm_again(const Device& device, NormRows& rows, int blocks, int fields) {
+Launch share_out_streaming_norm(const Device& device, NormRows& rows, int blocks, int fields) {
   rows.blocks = blocks;
   rows.share = share_of_block<Shape, T>(rows);
   rows.log_team = 0;
   while (1 << rows.log_team < kNormThreads) ++rows.log_team;
   const int64_t field_bytes = rows.share * static_cast<int64_t>(sizeof(compute_t<T>));
   const int room = device.shared_bytes() - kNormOtherBytes;
-  rows.kept = static_cast<int>(std::min<int64_t>(room / field_bytes, fields));
+  rows.smem_fields = static_cast<int>(std::min<int64_t>(room / field_bytes, fields));
   Launch how = launch_of_groups(rows);
-  how.shared_bytes = static_cast<std::size_t>(rows.kept * field_bytes);
+  how.shared_bytes = static_cast<std::size_t>(rows.smem_fields * field_bytes);
   return how;
 }
 
-// Plans the kernel Kernels::rows<Shape>() or, if no shape holds a row, Kernels::again<Shape>(),
+// Plans the kernel Kernels::rows<Shape>() or, if no shape holds a row, Kernels::streaming<Shape>(),
 // and, where there is something to add up, Kernels::sum<elements>().
 template <bool kIsCentered, typename T, typename Kernels>
 void launch_norm_backward(Planner& planner, const NormOperands& operands) {
@@ -150,7 +152,7 @@ void launch_norm_backward(Planner& planner, const NormOperands& operands) {
   const auto statistics =
       statistics_of<const Compute, kIsCentered>(operands.grad_input, &operands.statistics);
   const auto mean = statistics.mean, rstd = statistics.rstd;
-  const int64_t count = statistics.of_rows.numel;
+  const int64_t count = statistics.shape.numel;
   const bool has_wide_weight =
       operands.weight != nullptr && operands.weight->dtype != operands.grad_input.dtype;
   const int weight_accesses = has_wide_weight ? sizeof(Compute) / sizeof(T) : 1;
@@ -194,7 +196,7 @@ void launch_norm_backward(Planner& planner, const NormOperands& operands) {
         outer_dimensions(operands.grad_input), outer_dimensions(operands.grad_output),
         outer_dimensions(operands.input),
         outer_dimensions(operands.grad_sum == nullptr ? operands.grad_input : *operands.grad_sum),
-        outer_dimensions(statistics.of_rows)};
+        outer_dimensions(statistics.shape)};
     const Layout<kNormArrays> layout({&views[0], &views[1], &views[2], &views[3], &views[4]});
     bool is_wide = rows.n % kElements == 0;
     for (int a = 0; a < kStatistics; ++a) {
@@ -221,30 +223,30 @@ void launch_norm_backward(Planner& planner, const NormOperands& operands) {
         return attempt(typename Shapes::Wide{}, Shapes::kWideBlocks) ||
                attempt(typename Shapes::Long{}, kMostClusterBlocks);
       };
-      const auto attempt_again = [&](auto shape, int blocks) {
+      const auto attempt_streaming = [&](auto shape, int blocks) {
         using Shape = decltype(shape);
         if (fields == 0) rows.groups = 0;
-        const Launch how = share_out_norm_again<Shape, T>(planner.device, rows, blocks, fields);
-        constexpr auto kKernel = Kernels::template again<Shape>();
+        const Launch how = share_out_streaming_norm<Shape, T>(planner.device, rows, blocks, fields);
+        constexpr auto kKernel = Kernels::template streaming<Shape>();
         if (blocks > 1 && !planner.has_clusters<kKernel>(how)) return false;
-        planner.plan.variant = kNormVariantNames<Shape::kIsWide>.again;
+        planner.plan.variant = kNormVariantNames<Shape::kIsWide>.two_pass;
         planner.add<kKernel>(how, rows, arrays);
         return true;
       };
-      const auto read_twice = [&](auto shape) {
+      const auto stream = [&](auto shape) {
         for (int blocks : {kMostClusterBlocks, kPortableClusterBlocks, 1}) {
-          if (attempt_again(shape, blocks)) return;
+          if (attempt_streaming(shape, blocks)) return;
         }
       };
       const bool is_held =
           (is_wide && attempt_wide()) || attempt(typename Shapes::Narrow{}, kMostClusterBlocks);
       const bool are_weights_wide = operands.weight == nullptr || operands.weight->is_aligned();
       if (!is_held && is_wide && are_weights_wide) {
-        read_twice(typename Shapes::template Again<true>{});
+        stream(typename Shapes::template Streaming<true>{});
       } else if (!is_held) {
-        read_twice(typename Shapes::template Again<false>{});
+        stream(typename Shapes::template Streaming<false>{});
       }
-      rows.goes_on = true;
+      rows.accumulates = true;
     });
   }
   if (fields == 0) return;

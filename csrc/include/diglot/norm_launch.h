@@ -1,7 +1,7 @@
 // Host side of the norms of rows. Twin of triton_ops/norm_launch.py.
 #pragma once
 
-#include "diglot/norm.cuh"
+#include "diglot/norm/forward.cuh"
 #include "diglot/row_launch.h"
 
 namespace diglot {
@@ -24,7 +24,7 @@ struct NormShapes {
   using Whole = BlockRows<Shared::kThreads, Shared::kAccesses, Shared::kBlocks>;
   using Many = std::conditional_t<
       kWaits,
-      ShapeList<InLanes, InBlock, InLargeBlock, Whole, WalkedRows<512, 8>, TiledRows<kMost>>,
+      ShapeList<InLanes, InBlock, InLargeBlock, Whole, PersistentRows<512, 8>, TiledRows<kMost>>,
       ShapeList<InLanes, InBlock, InLargeBlock, Shared, TiledRows<kMost>>>;
   using Few = ShapeList<LaneRows<2>, TiledRows<kMost>>;
   using Wide = std::conditional_t<sizeof(T) <= 4, Many, Few>;
@@ -46,7 +46,7 @@ struct NormForwardOperands {
 // for rstd.
 template <typename Compute>
 struct RowStatistics {
-  Operand of_rows;  // an element of each row, with the dimensions of rows; both lie alike
+  Operand shape;  // an element of each row, with the dimensions of rows; both lie alike
   Address<Compute> mean, rstd;
 };
 
@@ -57,8 +57,8 @@ RowStatistics<Compute> statistics_of(const Operand& rows, const Operand* statist
   if (rows.rank == 0) throw std::invalid_argument("a norm takes rows");
   const int outer = rows.rank - 1;
   RowStatistics<Compute> result{rows, {}, {}};
-  result.of_rows.sizes[outer] = 1;
-  result.of_rows.set_contiguous_strides();
+  result.shape.sizes[outer] = 1;
+  result.shape.set_contiguous_strides();
   if (statistics != nullptr) {
     if (statistics->dtype != kDType<Compute> || statistics->rank != rows.rank ||
         statistics->sizes[0] != kFields ||
@@ -66,12 +66,12 @@ RowStatistics<Compute> statistics_of(const Operand& rows, const Operand* statist
       throw std::invalid_argument("statistics must have " + std::to_string(kFields) +
                                   " numbers for each row, of the type that is computed in");
     }
-    std::copy_n(statistics->strides + 1, outer, result.of_rows.strides);
+    std::copy_n(statistics->strides + 1, outer, result.shape.strides);
     result.mean = statistics->as<Compute>();
     result.rstd = result.mean + (kFields - 1) * statistics->strides[0];
   }
-  result.of_rows.numel = 1;
-  for (int d = 0; d < outer; ++d) result.of_rows.numel *= rows.sizes[d];
+  result.shape.numel = 1;
+  for (int d = 0; d < outer; ++d) result.shape.numel *= rows.sizes[d];
   return result;
 }
 
@@ -109,7 +109,7 @@ void launch_norm_forward(Planner& planner, const NormForwardOperands& operands, 
                             bias = address_of<const W>(operands.bias),
                             sum = address_of<T>(operands.sum)](const Arguments& now) {
       Operation result{};
-      result.of = {weight(now), bias(now)};
+      result.params = {weight(now), bias(now)};
       result.eps = static_cast<Compute>(eps(now));
       result.n = static_cast<Compute>(n);
       result.mean = mean(now), result.rstd = rstd(now);
@@ -119,8 +119,8 @@ void launch_norm_forward(Planner& planner, const NormForwardOperands& operands, 
     const auto add = [&](const auto& inputs) {
       return [&](auto shape, auto& rows, Launch how, const Address<char>&) {
         using Shape = decltype(shape);
-        rows.brings = false;
-        if constexpr (may_bring<Shape, Operation, T>()) {
+        rows.stages_params = false;
+        if constexpr (may_stage_params<Shape, Operation, T>()) {
           // Blocks that have a row alone read all of weight and bias, which L1 keeps for the next.
           const int arrays = (operands.weight != nullptr) + (operands.bias != nullptr);
           const std::size_t bytes = arrays * sizeof(W) * Shape::kThreads * Shape::kAccesses *
@@ -128,7 +128,7 @@ void launch_norm_forward(Planner& planner, const NormForwardOperands& operands, 
           const std::size_t all = (how.shared_bytes + bytes + kRowOtherBytes) * Shape::kBlocks;
           if (how.cluster_blocks > 1 &&
               all <= static_cast<std::size_t>(planner.device.shared_bytes())) {
-            rows.brings = true;
+            rows.stages_params = true;
             how.shared_bytes += bytes;
           }
         }
@@ -138,10 +138,10 @@ void launch_norm_forward(Planner& planner, const NormForwardOperands& operands, 
     using Shapes = NormShapes<T, kInputs, kIsCentered>;
     if constexpr (kAdds) {
       launch_rows<T, T, kInputs, Shapes>(
-          planner, {&out, &operands.input, operands.residual, &statistics.of_rows}, out.rank - 1,
+          planner, {&out, &operands.input, operands.residual, &statistics.shape}, out.rank - 1,
           add(inputs_of<T>(operands.input, *operands.residual)), is_aligned);
     } else {
-      launch_rows<T, T, kInputs, Shapes>(planner, {&out, &operands.input, &statistics.of_rows},
+      launch_rows<T, T, kInputs, Shapes>(planner, {&out, &operands.input, &statistics.shape},
                                          out.rank - 1, add(inputs_of<T>(operands.input)),
                                          is_aligned);
     }

@@ -139,7 +139,7 @@ struct Layout {
         const int64_t coordinate = rest % walked.sizes[d];
         rest /= walked.sizes[d];
         for (int a = 0; a < kArrays; ++a) {
-          strides.start.of[a] += static_cast<Index>(coordinate * walked.strides[d][a]);
+          strides.start.array[a] += static_cast<Index>(coordinate * walked.strides[d][a]);
         }
       }
       function(slice.numel, strides);

@@ -14,7 +14,7 @@
 namespace diglot {
 
 struct PhiloxWords {
-  uint32_t of[4];
+  uint32_t word[4];
 };
 
 // The 64-bit product of 32-bit words: one instruction on the GPU.
@@ -27,15 +27,15 @@ constexpr int kPhiloxRounds = 10;
 
 // The keys of the rounds. They are the same for all counters, and so made once.
 struct PhiloxKeys {
-  uint32_t of[kPhiloxRounds][2];
+  uint32_t key[kPhiloxRounds][2];
 };
 
 DIGLOT_HOST_DEVICE PhiloxKeys philox_keys(uint32_t key0, uint32_t key1) {
   PhiloxKeys keys;
   DIGLOT_UNROLL
   for (int round = 0; round < kPhiloxRounds; ++round) {
-    keys.of[round][0] = key0 + round * 0x9E3779B9u;
-    keys.of[round][1] = key1 + round * 0xBB67AE85u;
+    keys.key[round][0] = key0 + round * 0x9E3779B9u;
+    keys.key[round][1] = key1 + round * 0xBB67AE85u;
   }
   return keys;
 }
@@ -47,10 +47,10 @@ DIGLOT_HOST_DEVICE PhiloxKeys philox_keys(uint64_t seed) {
 DIGLOT_HOST_DEVICE PhiloxWords philox_4x32(PhiloxWords counter, const PhiloxKeys& keys) {
   DIGLOT_UNROLL
   for (int round = 0; round < kPhiloxRounds; ++round) {
-    const uint64_t product0 = multiply_wide(0xD2511F53u, counter.of[0]);
-    const uint64_t product1 = multiply_wide(0xCD9E8D57u, counter.of[2]);
-    counter = {high_word(product1) ^ counter.of[1] ^ keys.of[round][0], low_word(product1),
-               high_word(product0) ^ counter.of[3] ^ keys.of[round][1], low_word(product0)};
+    const uint64_t product0 = multiply_wide(0xD2511F53u, counter.word[0]);
+    const uint64_t product1 = multiply_wide(0xCD9E8D57u, counter.word[2]);
+    counter = {high_word(product1) ^ counter.word[1] ^ keys.key[round][0], low_word(product1),
+               high_word(product0) ^ counter.word[3] ^ keys.key[round][1], low_word(product0)};
   }
   return counter;
 }
@@ -73,13 +73,13 @@ DIGLOT_DEVICE Vector<uint32_t, kElements> random_bits(const PhiloxKeys& keys, ui
     for (int i = 0; i < kElements / 4; ++i) {
       const PhiloxWords words = random_words(keys, counter + i);
       DIGLOT_UNROLL
-      for (int w = 0; w < 4; ++w) bits[4 * i + w] = words.of[w];
+      for (int w = 0; w < 4; ++w) bits[4 * i + w] = words.word[w];
     }
   } else {
     const PhiloxWords words = random_words(keys, counter);
     const bool is_upper = index & 2, is_odd = index & 1;
-    const uint32_t even = is_upper ? words.of[2] : words.of[0];
-    const uint32_t odd = is_upper ? words.of[3] : words.of[1];
+    const uint32_t even = is_upper ? words.word[2] : words.word[0];
+    const uint32_t odd = is_upper ? words.word[3] : words.word[1];
     if constexpr (kElements == 2) {
       bits[0] = even, bits[1] = odd;
     } else {

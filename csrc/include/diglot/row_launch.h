@@ -3,30 +3,30 @@
 #pragma once
 
 #include "diglot/plan.h"
-#include "diglot/row_reduce.cuh"
+#include "diglot/rows/rows.cuh"
 
 namespace diglot {
 
 template <int kAccesses, bool kIsWide = true, int kBlocks = 1>
-using LaneRows = RowShape<Team::kLanes, kIsWide, 128, kAccesses, Walk::kOnce, kBlocks>;
+using LaneRows = RowShape<Team::kLanes, kIsWide, 128, kAccesses, Walk::kResident, kBlocks>;
 template <int kThreads, int kAccesses, int kBlocks = 1>
-using BlockRows = RowShape<Team::kBlock, true, kThreads, kAccesses, Walk::kOnce, kBlocks>;
+using BlockRows = RowShape<Team::kBlock, true, kThreads, kAccesses, Walk::kResident, kBlocks>;
 template <int kThreads, int kAccesses, int kBlocks>
-using ClusterRows = RowShape<Team::kCluster, true, kThreads, kAccesses, Walk::kOnce, kBlocks>;
+using ClusterRows = RowShape<Team::kCluster, true, kThreads, kAccesses, Walk::kResident, kBlocks>;
 template <int kThreads, int kAccesses>
-using WalkedRows = RowShape<Team::kCluster, true, kThreads, kAccesses, Walk::kOn>;
+using PersistentRows = RowShape<Team::kCluster, true, kThreads, kAccesses, Walk::kPersistent>;
 template <int kAccesses, bool kIsWide = true>
-using TiledRows = RowShape<Team::kBlock, kIsWide, 256, kAccesses, Walk::kTiles, 2>;
+using TiledRows = RowShape<Team::kBlock, kIsWide, 256, kAccesses, Walk::kTiled, 2>;
 template <int kAccesses, bool kIsWide = true>
-using TiledColumns = RowShape<Team::kColumns, kIsWide, 256, kAccesses, Walk::kTiles, 2>;
+using TiledColumns = RowShape<Team::kColumns, kIsWide, 256, kAccesses, Walk::kTiled, 2>;
 
 // Columns of more elements than kTallest_ take two launches; by the accesses of each.
 template <typename I, int64_t kTallest_, int kReduced, int kMapped, bool kIsWide = true>
 struct ChunkedColumns {
   static constexpr int64_t kTallest = kTallest_;
   static constexpr int kBlocks = sizeof(I) == 8 ? 2 : 3;
-  using Reduce = RowShape<Team::kColumns, kIsWide, 256, kReduced, Walk::kReduce, kBlocks>;
-  using Map = RowShape<Team::kColumns, kIsWide, 256, kMapped, Walk::kMap, kBlocks>;
+  using Reduce = RowShape<Team::kColumns, kIsWide, 256, kReduced, Walk::kReduceChunks, kBlocks>;
+  using Map = RowShape<Team::kColumns, kIsWide, 256, kMapped, Walk::kMapChunks, kBlocks>;
 };
 template <typename Shape, typename = void>
 constexpr bool kIsChunked = false;
@@ -78,7 +78,7 @@ struct RowShapes {
 
 // Tiles of a row that a block keeps in shared memory at most where more blocks could share the row;
 // with so many, two blocks fit on a multiprocessor of an H200.
-constexpr int kFewPlaces = 3;
+constexpr int kFewSlots = 3;
 // Of shared memory, what a block takes for other things, and the device beside it, at most.
 constexpr int kRowOtherBytes = 2 * 1024;
 constexpr int kColumnsBytes = 24 * 1024;  // of columns_reduce
@@ -154,7 +154,7 @@ struct VariantNames {
   const char* in_registers;
   const char* in_shared;
   const char* in_cluster;
-  const char* again;
+  const char* two_pass;
 };
 template <bool kIsColumns, bool kIsWide>
 constexpr VariantNames kVariantNames =
@@ -180,7 +180,7 @@ inline int log2_ceiling(int64_t n) {
 }
 
 // Groups of blocks that walk over rows, at most: more than any device runs at once.
-constexpr int64_t kMostWalkers = 1 << 16;
+constexpr int64_t kMostPersistent = 1 << 16;
 
 // The addresses of inputs of type I.
 template <typename I, typename... Operands>
@@ -204,7 +204,7 @@ Launch share_out(Planner& planner, Rows<kArrays>& rows, int most_blocks) {
   const auto quotient = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
   Launch how{{}, Shape::kThreads};
   how.tries = true;
-  rows.log_side = 0, rows.log_blocks = 0, rows.tiles = 1, rows.places = 0;
+  rows.log_side = 0, rows.log_blocks = 0, rows.tiles = 1, rows.slots = 0;
   if constexpr (Shape::kTeam == Team::kLanes) {
     rows.log_side = log2_ceiling(quotient(rows.n, Shape::kAccesses * kAlong));
     how.grid = blocks_for(rows.count, Shape::kThreads >> rows.log_side);
@@ -224,8 +224,8 @@ Launch share_out(Planner& planner, Rows<kArrays>& rows, int most_blocks) {
   const int tile_bytes = Shape::template kTileBytes<I, kInputs>;
   if constexpr (!Shape::kIsTiled) {
     rows.log_blocks = log2_ceiling(tiles);
-    how.stays = Shape::kWalk == Walk::kOn;
-    const int64_t groups = how.stays ? std::min(rows.count, kMostWalkers) : rows.count;
+    how.stays = Shape::kWalk == Walk::kPersistent;
+    const int64_t groups = how.stays ? std::min(rows.count, kMostPersistent) : rows.count;
     how.grid = static_cast<unsigned>(groups * rows.blocks());
     how.cluster_blocks = static_cast<unsigned>(rows.blocks());
     how.shared_bytes = how.stays ? static_cast<std::size_t>(tile_bytes) : 0;
@@ -235,20 +235,20 @@ Launch share_out(Planner& planner, Rows<kArrays>& rows, int most_blocks) {
   int room = 0;
   if (tiles > 1) {
     room = planner.device.shared_bytes() - kRowOtherBytes - (kIsColumns ? kColumnsBytes : 0);
-    while (rows.blocks() < most_blocks && rows.blocks() * (1 + kFewPlaces) < tiles) {
+    while (rows.blocks() < most_blocks && rows.blocks() * (1 + kFewSlots) < tiles) {
       ++rows.log_blocks;
     }
   }
   rows.tiles = static_cast<int>(quotient(tiles, rows.blocks()));
-  rows.places = std::min(room / tile_bytes, rows.tiles - 1);
+  rows.slots = std::min(room / tile_bytes, rows.tiles - 1);
   how.grid =
       static_cast<unsigned>(quotient(rows.count, int64_t{1} << rows.log_side) * rows.blocks());
   how.cluster_blocks = static_cast<unsigned>(rows.blocks());
-  how.shared_bytes = static_cast<std::size_t>(rows.places) * tile_bytes;
-  planner.plan.variant = rows.places < rows.tiles - 1 ? kNames.again
-                         : rows.blocks() > 1          ? kNames.in_cluster
-                         : rows.places > 0            ? kNames.in_shared
-                                                      : kNames.in_registers;
+  how.shared_bytes = static_cast<std::size_t>(rows.slots) * tile_bytes;
+  planner.plan.variant = rows.slots < rows.tiles - 1 ? kNames.two_pass
+                         : rows.blocks() > 1         ? kNames.in_cluster
+                         : rows.slots > 0            ? kNames.in_shared
+                                                     : kNames.in_registers;
   return how;
 }
 
@@ -256,7 +256,7 @@ Launch share_out(Planner& planner, Rows<kArrays>& rows, int most_blocks) {
 template <typename Shape, typename I, int kArrays>
 Launch share_chunks(Rows<kArrays>& rows, int64_t chunk) {
   const auto quotient = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
-  rows.log_blocks = 0, rows.places = 0;
+  rows.log_blocks = 0, rows.slots = 0;
   rows.tiles = static_cast<int>(chunk / ((Shape::kThreads >> rows.log_side) * Shape::kAccesses));
   rows.chunks = static_cast<int>(quotient(rows.n, chunk));
   return {static_cast<unsigned>(quotient(rows.count, int64_t{1} << rows.log_side) * rows.chunks),

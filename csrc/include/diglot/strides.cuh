@@ -5,7 +5,7 @@
 
 namespace diglot {
 
-constexpr int kMaxRank = 8;  // of more dimensions, a launch takes a slice
+constexpr int kMaxRank = 8;  // a launch takes a slice of arrays with more dimensions
 
 // Division of 32-bit unsigned integers by a divisor fixed at launch, by a multiplication and a
 // shift (Granlund and Montgomery, "Division by invariant integers using multiplication", 1994,
@@ -52,7 +52,7 @@ template <int kArrays, typename Index>
 struct Strides {
   using Divisor = typename DivisorOf<Index>::type;
   struct Offsets {
-    Index of[kArrays];
+    Index array[kArrays];
   };
 
   int rank = 0;
@@ -69,7 +69,7 @@ struct Strides {
     }
     return result;
   }
-  // The same with less code, where it is done once.
+  // The same with less code, for kernels that compute offsets once.
   DIGLOT_DEVICE Offsets offsets_by_loop(Index linear) const {
     Offsets result = start;
     DIGLOT_NO_UNROLL
@@ -79,12 +79,12 @@ struct Strides {
 
  private:
   DIGLOT_DEVICE void step_dimension(int d, Index& linear, Offsets& result) const {
-    // The last dimension's coordinate is what is left: no division.
+    // The last dimension's coordinate is the rest: no division.
     const Index rest = d + 1 < rank ? sizes[d].quotient(linear) : 0;
     const Index coordinate =
         d + 1 < rank ? linear - rest * static_cast<Index>(sizes[d].divisor) : linear;
     DIGLOT_UNROLL
-    for (int a = 0; a < kArrays; ++a) result.of[a] += coordinate * strides[d][a];
+    for (int a = 0; a < kArrays; ++a) result.array[a] += coordinate * strides[d][a];
     linear = rest;
   }
 };

@@ -1,5 +1,5 @@
-// 16-byte global-memory accesses: the widest a thread can make, and what it takes to reach memory
-// bandwidth with few instructions.
+// 16-byte (vectorised) accesses to global memory: the widest that a thread can make, and so the
+// fewest instructions that reach the memory's bandwidth.
 #pragma once
 
 #include <cstring>
@@ -33,7 +33,7 @@ DIGLOT_DEVICE Vector<T, kElements> load_vector(const T* address) {
   return value;
 }
 
-// 16 bytes of what nobody writes while the kernel runs, so that a load may move past stores.
+// 16 bytes that nobody writes while the kernel runs, so that the load may move past stores.
 template <typename T>
 DIGLOT_DEVICE uint4 load_constant(const T* address) {
 #if defined(__CUDA_ARCH__) || defined(DIGLOT_INTERPRETER)
@@ -59,7 +59,7 @@ DIGLOT_DEVICE void store_vector(T* address, const Vector<T, kElements>& value) {
   }
 #endif
   if constexpr (sizeof(value) > kAccessBytes) {
-    // Wider elements than those of the access that they come of.
+    // More than one access: the elements are wider than those that were loaded.
     constexpr int kPart = kAccessBytes / sizeof(T);
     DIGLOT_UNROLL
     for (int first = 0; first < kElements; first += kPart) {
@@ -73,8 +73,8 @@ DIGLOT_DEVICE void store_vector(T* address, const Vector<T, kElements>& value) {
   }
 }
 
-// An access as it is held: elements of 16 bits take a register each where the compiler knows them
-// one by one, and half of one so.
+// An access as 16 bytes in registers. Where the compiler knows 16-bit elements one by one, each
+// takes a register of its own; packed, it takes half.
 template <typename T, int kElements>
 DIGLOT_DEVICE uint4 pack(const Vector<T, kElements>& value) {
   static_assert(sizeof(value) == sizeof(uint4));
@@ -86,7 +86,7 @@ DIGLOT_DEVICE uint4 pack(const Vector<T, kElements>& value) {
 template <typename T>
 DIGLOT_DEVICE Vector<T> unpack(uint4 bits) {
 #if defined(__CUDA_ARCH__)
-  // The compiler does not know that the bits are the same, and unpacks them here, not earlier.
+  // Hides from the compiler that the bits do not change, so that it unpacks here and no earlier.
   asm volatile("" : "+r"(bits.x), "+r"(bits.y), "+r"(bits.z), "+r"(bits.w));
 #endif
   Vector<T> value;
@@ -94,7 +94,7 @@ DIGLOT_DEVICE Vector<T> unpack(uint4 bits) {
   return value;
 }
 
-// The elements of an access as they are computed with.
+// The elements of an access, in the type of the computation.
 template <typename T>
 DIGLOT_DEVICE auto unpack_computed(uint4 bits) {
   constexpr int kElements = kAccessBytes / sizeof(T);
@@ -105,8 +105,8 @@ DIGLOT_DEVICE auto unpack_computed(uint4 bits) {
     const uint32_t words[] = {bits.x, bits.y, bits.z, bits.w};
     DIGLOT_UNROLL
     for (int i = 0; i < kElements; ++i) {
-      const uint32_t of_float = i % 2 == 0 ? words[i / 2] << 16 : words[i / 2] & 0xffff0000u;
-      memcpy(&result[i], &of_float, sizeof(of_float));
+      const uint32_t bits_of_float = i % 2 == 0 ? words[i / 2] << 16 : words[i / 2] & 0xffff0000u;
+      memcpy(&result[i], &bits_of_float, sizeof(bits_of_float));
     }
   } else {
     Vector<T> values;
@@ -117,23 +117,23 @@ DIGLOT_DEVICE auto unpack_computed(uint4 bits) {
   return result;
 }
 
-// What an access is held as: packed, if it has 16 bytes.
+// An access in registers: packed, if it has 16 bytes.
 template <typename T, int kElements, bool kIsPacked = kElements * sizeof(T) == kAccessBytes>
 struct Held {
   uint4 bits;
 
-  DIGLOT_DEVICE static Held of(const Vector<T, kElements>& value) { return {pack(value)}; }
+  DIGLOT_DEVICE static Held make(const Vector<T, kElements>& value) { return {pack(value)}; }
   DIGLOT_DEVICE Vector<T, kElements> get() const { return unpack<T>(bits); }
 };
 template <typename T, int kElements>
 struct Held<T, kElements, false> {
   Vector<T, kElements> value;
 
-  DIGLOT_DEVICE static Held of(const Vector<T, kElements>& value) { return {value}; }
+  DIGLOT_DEVICE static Held make(const Vector<T, kElements>& value) { return {value}; }
   DIGLOT_DEVICE Vector<T, kElements> get() const { return value; }
 };
 
-// An address that the compiler computes once, and not from its terms wherever it is used.
+// Makes the compiler compute an address once, not from its terms at each use.
 template <typename T>
 DIGLOT_DEVICE T* as_it_is(T* address) {
 #if defined(__CUDA_ARCH__)
@@ -142,8 +142,8 @@ DIGLOT_DEVICE T* as_it_is(T* address) {
   return address;
 }
 
-// Copies 16 bytes from global to shared memory, of which none is in a register meanwhile. The
-// thread sees them once wait_for_copies has returned.
+// Copies 16 bytes from global to shared memory asynchronously, past the registers (cp.async). The
+// thread sees them after wait_for_copies.
 DIGLOT_DEVICE void copy_async(uint4* shared, const void* global) {
 #if defined(__CUDA_ARCH__)
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
@@ -162,17 +162,17 @@ DIGLOT_DEVICE void wait_for_copies() {
 #endif
 }
 
-// The copies that a thread has begun since it last called this are one group of its own.
+// Commits the copies that the thread has issued since its last call as one group.
 DIGLOT_DEVICE void group_copies() {
 #if defined(__CUDA_ARCH__)
   asm volatile("cp.async.commit_group;" : : : "memory");
 #endif
 }
 
-// Waits until of the thread's groups at most the latest `newer`, 0 to 3, are under way.
+// Waits until at most the thread's latest `newer` groups, 0 to 3, are in flight.
 DIGLOT_DEVICE void wait_for_copies_before(int newer) {
 #if defined(__CUDA_ARCH__)
-  switch (newer) {  // the instruction takes no register
+  switch (newer) {  // the instruction takes an immediate
     case 0: asm volatile("cp.async.wait_group 0;" : : : "memory"); break;
     case 1: asm volatile("cp.async.wait_group 1;" : : : "memory"); break;
     case 2: asm volatile("cp.async.wait_group 2;" : : : "memory"); break;
@@ -181,7 +181,7 @@ DIGLOT_DEVICE void wait_for_copies_before(int newer) {
 #endif
 }
 
-// Has a line of memory brought to the L2 cache, for a load that follows.
+// Prefetches a line of memory to the L2 cache.
 DIGLOT_DEVICE void prefetch(const void* global) {
 #if defined(__CUDA_ARCH__)
   asm volatile("prefetch.global.L2 [%0];" : : "l"(__cvta_generic_to_global(global)));

@@ -129,7 +129,10 @@ def _rooms() -> frozenset[str]:
 @functools.cache
 def _headers() -> dict[str, dict[str, str]]:
     folder = Path(diglot.get_include()) / "diglot"
-    return {f"diglot/{p.name}": _cpp_definitions(p.read_text()) for p in folder.glob("*.cuh")}
+    return {
+        f"diglot/{path.relative_to(folder)}": _cpp_definitions(path.read_text())
+        for path in folder.rglob("*.cuh")
+    }
 
 
 @dataclass(frozen=True)

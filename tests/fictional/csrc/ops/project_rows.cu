@@ -1,7 +1,7 @@
 // Rows times a vector, and each product's share of them all: kernel, launcher, registration. Twin
 // of triton_ops/project_rows.py.
-#include "diglot/grid_barrier.cuh"
 #include "diglot/plan.h"
+#include "diglot/sync/grid_barrier.cuh"
 #include "torch/launcher.h"
 
 namespace diglot {

@@ -1,0 +1,136 @@
+// Derivatives of layer norm and RMS norm: definitions that both ways through rows share. Twin of
+// triton_ops/lib/norm/backward.py.
+//
+// One launch finds the input's derivatives, and for weight and bias the sums over groups of rows. A
+// second launch adds up the groups (group_sums.cuh). With x' = (x - mean) rstd, h = g weight and
+// means over a row of n elements,
+//
+//   grad_input = rstd (h - mean(h) - x' mean(h x')) + grad_sum,
+//   grad_weight = the sum of g x' over all rows,  grad_bias = that of g;
+//
+// RMS norm has no mean: x' = x rstd, and no mean(h).
+//
+// A few groups of threads loop over rows, each group over its own. A thread has the same columns of
+// all rows of its group and adds up their derivatives.
+//
+//   backward_resident.cuh   a team of threads, or a cluster, holds a row; the next rows arrive in
+//                           shared memory meanwhile
+//   backward_streaming.cuh  longer rows: a cluster takes one at a time and reads it twice
+#pragma once
+
+#include "diglot/reduce/states.cuh"
+#include "diglot/strides.cuh"
+#include "diglot/vector_access.cuh"
+
+namespace diglot {
+
+constexpr int kNormThreads = 512;  // of a block, one per SM: sums take many registers
+
+// The compile-time shape of a kernel. A thread has kAccesses accesses to a row, of 16 bytes if
+// kIsWide, else element by element, with neighbours for neighbouring threads. If kHolds, it keeps
+// its part of the row in registers, in the type of the computation, until it stores the
+// derivatives. Else it reads the part twice from shared memory.
+template <int kAccesses_, bool kIsWide_, bool kHolds_>
+struct NormShape {
+  static constexpr int kAccesses = kAccesses_;
+  static constexpr bool kIsWide = kIsWide_;
+  static constexpr bool kHolds = kHolds_;
+  template <typename T>
+  static constexpr int kElements = kAccessBytes / static_cast<int>(sizeof(T));
+  template <typename T>
+  static constexpr int kColumns = kAccesses * kElements<T>;    // of a thread
+  static constexpr int kPartBytes = kAccesses * kAccessBytes;  // of a thread, for one array
+};
+
+// The arrays of rows, in the order of their offsets.
+enum NormArray { kGradInput, kGradOutput, kInput, kGradSum, kStatistics, kNormArrays };
+
+// Rows, and how groups, blocks and teams share them out.
+struct NormRows {
+  int64_t n;      // elements of a row
+  int64_t count;  // rows
+  Strides<kNormArrays, int64_t> starts;
+  int groups;       // of rows
+  int blocks;       // of a cluster that shares a row: a power of two
+  int64_t share;    // the most elements of a row for a block
+  int log_team;     // log2 of the threads of a block that share a row
+  int stages;       // rows of a team that are in shared memory or on their way there
+  int arrays;       // in each stage
+  int smem_fields;  // streaming rows: how many of the weight's and bias's sums are in shared memory
+  bool accumulates;  // adds to the sums of an earlier launch
+
+  static constexpr int64_t kNarrow = 0xffffffff;  // up to here a row's offset is cheap
+
+  DIGLOT_DEVICE auto offsets(int64_t row) const {
+    if (starts.rank > 1 || count > kNarrow) return starts.offsets_by_loop(row);
+    auto result = starts.start;
+    DIGLOT_UNROLL
+    for (int a = 0; a < kNormArrays; ++a) {
+      result.array[a] += int64_t{static_cast<uint32_t>(row)} * starts.strides[0][a];
+    }
+    return result;
+  }
+};
+
+template <typename T>
+struct NormGradients {
+  using Compute = compute_t<T>;
+
+  const T* grad_output;
+  const T* input;
+  const T* grad_sum;  // or null
+  const Compute* mean;
+  const Compute* rstd;
+  const void* weight;    // or null
+  int weight_accesses;   // to load an access's weights: above 1 if they have the wider type Compute
+  Compute* weight_sums;  // of the groups, one after the other; or null
+  Compute* bias_sums;    // likewise
+  T* grad_input;
+
+  // Calls function(weights) with a pointer to their type. Null: all weights are 1.
+  template <typename Function>
+  DIGLOT_DEVICE void with_weights(Function function) const {
+    if (sizeof(T) == sizeof(Compute) || weight_accesses == 1) {
+      function(static_cast<const T*>(weight));
+    } else {
+      function(static_cast<const Compute*>(weight));
+    }
+  }
+};
+
+// The sums over a row that its derivative needs: of h x', and of h if it is centred.
+template <typename Compute, bool kIsCentered>
+using NormSums = Sums<Compute, kIsCentered ? 2 : 1>;
+
+// A row's statistics, for x' = x factor + shift.
+template <typename Compute, bool kIsCentered>
+struct NormRow {
+  Compute factor, shift;
+
+  template <typename T>
+  DIGLOT_DEVICE static NormRow load(const NormGradients<T>& arrays, int64_t offset) {
+    return {arrays.rstd[offset], kIsCentered ? arrays.mean[offset] : Compute(0)};
+  }
+  DIGLOT_DEVICE NormRow ready() const { return {factor, -shift * factor}; }
+
+  DIGLOT_DEVICE Compute normalized(Compute x) const {
+    return kIsCentered ? fma(x, factor, shift) : x * factor;
+  }
+  // The derivative by an element.
+  struct Map {
+    Compute factor, slope, offset;
+
+    // h: the output's gradient times the weight.
+    DIGLOT_DEVICE Compute operator()(Compute h, Compute x) const {
+      return fma(h, factor, kIsCentered ? fma(x, slope, offset) : x * slope);
+    }
+  };
+  DIGLOT_DEVICE Map map(const NormSums<Compute, kIsCentered>& sums, Compute share) const {
+    const Compute mean = sums.values[0] * share * factor;
+    Map result{factor, -mean * factor, 0};
+    if constexpr (kIsCentered) result.offset = -fma(mean, shift, sums.values[1] * share * factor);
+    return result;
+  }
+};
+
+}  // namespace diglot

@@ -1,0 +1,61 @@
+// Sums over the teams of threads, or clusters, that share a row, for norms' derivatives.
+#pragma once
+
+#include "diglot/norm/backward.cuh"
+#include "diglot/reduce/warp_block.cuh"
+#include "diglot/sync/cluster.cuh"
+
+namespace diglot {
+
+// Adds up states over teams, repeatedly. The teams of a block do not wait for each other.
+template <typename State>
+class TeamSum {
+ public:
+  // All threads of all blocks call it.
+  DIGLOT_DEVICE explicit TeamSum(const NormRows& rows) : rows_(rows) {
+    if (rows.blocks > 1) shared().mailbox.open();
+  }
+
+  // Every thread of a team gets the sums of all its threads, and where a cluster shares a row, of
+  // the threads of all its blocks. All threads call it. Shared memory is used in two turns: late
+  // threads may still read the last turn's, and a barrier lies between that and its next use.
+  DIGLOT_DEVICE State operator()(State state) {
+    constexpr int kLogLanes = 5;
+    if (rows_.log_team < kLogLanes) return lanes_sum(state, 1 << rows_.log_team);
+    state = lanes_sum<kWarpLanes>(state);
+    if (rows_.log_team == kLogLanes) return state;
+    const int warp = threadIdx.x / kWarpLanes, lane = threadIdx.x % kWarpLanes;
+    const int warps = 1 << (rows_.log_team - kLogLanes), first = warp & -warps;
+    State(&warp_states)[kMostWarps] = shared().warp_states[number_ % 2];
+    if (lane == 0) warp_states[warp] = state;
+    part_barrier(first, warps * kWarpLanes);
+    const int other = lane % kMostWarps;
+    state = State::none();
+    if (other < warps) state = warp_states[first + other];
+    state = lanes_sum<kMostWarps>(state);
+    if (rows_.blocks > 1) {
+      auto& mailbox = shared().mailbox;
+      mailbox.exchange(state, static_cast<int>(blockIdx.x) & (rows_.blocks - 1), rows_.blocks,
+                       number_);
+      state = lanes_sum(mailbox.received(lane & (rows_.blocks - 1), number_), rows_.blocks);
+    }
+    ++number_;
+    return state;
+  }
+
+ private:
+  static constexpr int kMostWarps = kNormThreads / kWarpLanes;
+  struct Shared {
+    State warp_states[2][kMostWarps];
+    ClusterMailbox<State, kMostClusterBlocks> mailbox;
+  };
+  DIGLOT_DEVICE static Shared& shared() {
+    __shared__ Shared shared;
+    return shared;
+  }
+
+  const NormRows& rows_;
+  unsigned number_ = 0;
+};
+
+}  // namespace diglot

@@ -1,0 +1,52 @@
+// Reductions across the blocks of a cluster, once every thread has the state of its block.
+#pragma once
+
+#include "diglot/reduce/warp_block.cuh"
+#include "diglot/sync/cluster.cuh"
+
+namespace diglot {
+
+// Every thread gets the combined states of the blocks of its cluster. `state` is that of its block.
+// No block may end before all have arrived at the cluster's barrier once more.
+template <typename State>
+DIGLOT_DEVICE State cluster_reduce(const State& state, State* shared, int blocks) {
+  if (threadIdx.x == 0) *shared = state;
+  cluster_sync();
+  // Each lane reads the state of one block.
+  const int rank = static_cast<int>(threadIdx.x) & (blocks - 1);
+  const State total = lanes_reduce(*dsmem(shared, rank), blocks);
+  cluster_arrive();
+  return total;
+}
+
+// Exchanges a state per row among the blocks of a cluster. Does nothing where a block has a whole
+// row.
+template <typename State>
+class RowMailbox {
+ public:
+  DIGLOT_DEVICE explicit RowMailbox(int blocks) : blocks_(blocks) {}
+
+  // All threads of all blocks call it once, after they have issued their loads.
+  DIGLOT_DEVICE void begin() {
+    if (blocks_ > 1) mailbox().begin();
+  }
+  // The state of the whole row; `number` counts the rows of this block, from 0 on.
+  DIGLOT_DEVICE State combine_with_others(const State& state, int block, unsigned number) {
+    if (blocks_ == 1) return state;
+    if (number == 0) cluster_wait();
+    mailbox().exchange(state, block, blocks_, number);
+    const int lane = static_cast<int>(threadIdx.x) & (blocks_ - 1);
+    return lanes_reduce(mailbox().received(lane, number), blocks_);
+  }
+
+ private:
+  using Mailbox = ClusterMailbox<State, kMostClusterBlocks>;
+  DIGLOT_DEVICE static Mailbox& mailbox() {
+    __shared__ Mailbox mailbox;
+    return mailbox;
+  }
+
+  const int blocks_;
+};
+
+}  // namespace diglot

@@ -1,0 +1,122 @@
+// Reductions across the lanes of a warp and the threads of a block, of any state, in one fixed
+// order. Twin of triton_ops/lib/reduce/states.py, whose compiler chooses the order.
+//
+//   MaxSum<float> state = MaxSum<float>::none();
+//   for (...) state = combine(state, ...);
+//   state = block_reduce<kThreads>(state);  // every thread has it
+#pragma once
+
+#include <cstring>
+
+#include "diglot/reduce/states.cuh"
+
+namespace diglot {
+
+constexpr int kWarpLanes = 32;
+constexpr unsigned kAllLanes = 0xffffffffu;
+
+// Shuffles a state word by word.
+template <typename State, typename Shuffle>
+DIGLOT_DEVICE State shuffle_words(const State& state, Shuffle shuffle) {
+  constexpr int kWords = sizeof(State) / sizeof(uint32_t);
+  uint32_t words[kWords];
+  memcpy(words, &state, sizeof(state));
+  DIGLOT_UNROLL
+  for (int i = 0; i < kWords; ++i) words[i] = shuffle(words[i]);
+  State result;
+  memcpy(&result, words, sizeof(state));
+  return result;
+}
+
+// The state of the lane `lanes` further on; the lane's own at the end of the warp.
+template <typename State>
+DIGLOT_DEVICE State shuffle_down(const State& state, int lanes) {
+  return shuffle_words(state,
+                       [=](uint32_t word) { return __shfl_down_sync(kAllLanes, word, lanes); });
+}
+
+// The state of the lane of this number.
+template <typename State>
+DIGLOT_DEVICE State shuffle_from(const State& state, int lane) {
+  return shuffle_words(state, [=](uint32_t word) { return __shfl_sync(kAllLanes, word, lane); });
+}
+
+// The state of the lane whose number differs in the bits of `lanes`.
+template <typename State>
+DIGLOT_DEVICE State shuffle_across(const State& state, int lanes) {
+  return shuffle_words(state,
+                       [=](uint32_t word) { return __shfl_xor_sync(kAllLanes, word, lanes); });
+}
+
+// The first lane gets the combined states of kLanes lanes, pairwise.
+template <int kLanes = kWarpLanes, typename State>
+DIGLOT_DEVICE State warp_reduce(State state) {
+  DIGLOT_UNROLL
+  for (int lanes = kLanes / 2; lanes > 0; lanes /= 2) {
+    state = combine(state, shuffle_down(state, lanes));
+  }
+  return state;
+}
+
+// Each lane gets the combined states of its group of `lanes` neighbours, a power of two.
+template <typename State>
+DIGLOT_DEVICE State lanes_reduce(State state, int lanes) {
+  const int first = static_cast<int>(threadIdx.x) % kWarpLanes & ~(lanes - 1);
+  for (int distance = lanes / 2; distance > 0; distance /= 2) {
+    state = combine(state, shuffle_down(state, distance));
+  }
+  return shuffle_from(state, first);
+}
+
+// The same in fewer steps, for states whose combine(a, b) equals combine(b, a) bit by bit, as sums.
+template <typename State>
+DIGLOT_DEVICE State lanes_sum(State state, int lanes) {
+  DIGLOT_UNROLL
+  for (int distance = 1; distance < kWarpLanes; distance *= 2) {
+    if (distance < lanes) state = combine(state, shuffle_across(state, distance));
+  }
+  return state;
+}
+
+// The same for a number of lanes known at compile time.
+template <int kLanes, typename State>
+DIGLOT_DEVICE State lanes_sum(State state) {
+  DIGLOT_UNROLL
+  for (int distance = 1; distance < kLanes; distance *= 2) {
+    state = combine(state, shuffle_across(state, distance));
+  }
+  return state;
+}
+
+// A named barrier (bar.sync) of a part of a block: `threads` neighbouring threads, whole warps.
+// Parts have numbers below 15, and meet equally often. The interpreter's is a barrier of the block.
+DIGLOT_DEVICE void part_barrier([[maybe_unused]] int number, [[maybe_unused]] int threads) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("bar.sync %0, %1;" : : "r"(number + 1), "r"(threads) : "memory");
+#else
+  __syncthreads();
+#endif
+}
+
+// Every thread of a block of kThreads threads gets their combined state: within each warp first,
+// then across warps. All threads call it.
+template <int kThreads, typename State>
+DIGLOT_DEVICE State block_reduce(State state) {
+  constexpr int kWarps = kThreads / kWarpLanes;
+  static_assert(kWarps * kWarpLanes == kThreads && (kWarps & (kWarps - 1)) == 0);
+  __shared__ State states[kWarps + 1];
+  const int warp = threadIdx.x / kWarpLanes, lane = threadIdx.x % kWarpLanes;
+  state = warp_reduce(state);
+  if (lane == 0) states[warp] = state;
+  __syncthreads();
+  if (warp == 0) {
+    state = warp_reduce<kWarps>(states[lane % kWarps]);
+    if (lane == 0) states[kWarps] = state;
+  }
+  // No warp overwrites the result in a second call before all warps have read it: a barrier of that
+  // call lies in between.
+  __syncthreads();
+  return states[kWarps];
+}
+
+}  // namespace diglot

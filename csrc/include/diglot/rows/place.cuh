@@ -1,0 +1,105 @@
+// How rows are shared out: their layout, the shape of a kernel variant, and a thread's place.
+#pragma once
+
+#include "diglot/strides.cuh"
+#include "diglot/vector_access.cuh"
+
+namespace diglot {
+
+// kArrays arrays of rows, the output first, and how blocks and threads share the rows out.
+template <int kArrays>
+struct Rows {
+  int64_t n;                         // elements of a row
+  int64_t count;                     // rows; for columns: accesses side by side
+  Strides<kArrays, int64_t> starts;  // of rows
+  int64_t steps[kArrays];            // from an element of a row to the next
+  int log_side;  // log2 of: the lanes that hold a row; for columns, a block's accesses side by side
+  int log_blocks;  // log2 of the blocks of a cluster that share a row
+  int tiles;       // of a row, for each block that shares it; for split columns, of a chunk
+  int slots;       // tiles that fit in shared memory
+  bool stages_params = false;  // whether the map's parameters are staged in shared memory
+  int chunks = 1;              // of split columns
+
+  DIGLOT_HOST_DEVICE int blocks() const { return 1 << log_blocks; }
+};
+
+// Who shares a row: lanes of a warp; a block; the blocks of a cluster, one tile each; or, for
+// columns, the threads of a block that lie below each other.
+enum class Team { kLanes, kBlock, kCluster, kColumns };
+
+// How a kernel goes through rows.
+enum class Walk {
+  kResident,    // a team holds one row in registers (resident.cuh)
+  kPersistent,  // blocks stay on their SM and loop over rows, prefetching the next (persistent.cuh)
+  kTiled,  // a row has several tiles: in registers, in shared memory, or read twice (tiled.cuh)
+  kReduceChunks,  // split columns, first launch: reduces chunks (split_columns.cuh)
+  kMapChunks,     // split columns, second launch: combines the chunks' states and maps
+};
+
+// The compile-time shape of a row kernel. Each thread keeps kAccesses vectors of a row in registers
+// (16 bytes each if kIsWide, else single elements); those of all threads are one tile. kBlocks is
+// the minimum number of resident blocks per SM (__launch_bounds__), which caps registers so that
+// blocks hide each other's latency.
+template <Team kTeam_, bool kIsWide_, int kThreads_, int kAccesses_, Walk kWalk_, int kBlocks_ = 1>
+struct RowShape {
+  static constexpr Team kTeam = kTeam_;
+  static constexpr bool kIsWide = kIsWide_;
+  static constexpr int kThreads = kThreads_;
+  static constexpr int kAccesses = kAccesses_;
+  static constexpr Walk kWalk = kWalk_;
+  static constexpr bool kIsTiled = kWalk == Walk::kTiled;
+  static constexpr bool kIsChunked = kWalk == Walk::kReduceChunks || kWalk == Walk::kMapChunks;
+  static constexpr int kBlocks = kBlocks_;
+  // Elements of an access, and how many of them belong to one row.
+  template <typename T>
+  static constexpr int kElements =
+      kTeam == Team::kColumns && !kIsWide ? 1 : kAccessBytes / static_cast<int>(sizeof(T));
+  template <typename T>
+  static constexpr int kAlong = kTeam == Team::kColumns ? 1 : kElements<T>;
+  // Rows of which a thread has elements.
+  template <typename T>
+  static constexpr int kRows = kElements<T> / kAlong<T>;
+  // Shared memory for a tile of kInputs arrays.
+  template <typename T, int kInputs>
+  static constexpr int kTileBytes =
+      kInputs * kAccesses * kThreads * static_cast<int>(sizeof(Held<T, kElements<T>>));
+};
+
+// A thread's place: its row (for columns the first, counted in accesses), the number of threads of
+// the block that share the row, this thread's number among them, and its block's rank in the row.
+template <typename Shape>
+struct RowPlace {
+  int64_t row;
+  int threads;
+  int thread;
+  int block;
+
+  template <int kArrays>
+  DIGLOT_DEVICE explicit RowPlace(const Rows<kArrays>& rows)
+      : RowPlace(rows, blockIdx.x >> log_blocks_of(rows)) {}
+  // `group`: the number of the block, or of the blocks that share a row.
+  template <int kArrays>
+  DIGLOT_DEVICE RowPlace(const Rows<kArrays>& rows, int64_t group) {
+    const int self = static_cast<int>(threadIdx.x), side = 1 << rows.log_side;
+    if constexpr (Shape::kTeam == Team::kLanes) {
+      row = (group * Shape::kThreads + self) >> rows.log_side;
+      threads = side, thread = self & (side - 1), block = 0;
+    } else {
+      block = static_cast<int>(blockIdx.x & ((1u << log_blocks_of(rows)) - 1));
+      if constexpr (Shape::kTeam == Team::kColumns) {
+        row = (group << rows.log_side) + (self & (side - 1));
+        threads = Shape::kThreads >> rows.log_side, thread = self >> rows.log_side;
+      } else {
+        row = group;
+        threads = Shape::kThreads, thread = self;
+      }
+    }
+  }
+
+  template <int kArrays>
+  DIGLOT_DEVICE static int log_blocks_of(const Rows<kArrays>& rows) {
+    return Shape::kTeam == Team::kCluster || Shape::kIsTiled ? rows.log_blocks : 0;
+  }
+};
+
+}  // namespace diglot

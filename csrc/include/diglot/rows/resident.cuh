@@ -1,0 +1,39 @@
+// Resident rows: a team holds a row in registers. The team is lanes, a block or a cluster.
+#pragma once
+
+#include "diglot/reduce/cluster.cuh"
+#include "diglot/rows/tile.cuh"
+
+namespace diglot {
+
+// output = operation.map(total)(inputs...).
+template <typename Shape, typename Operation, typename I, int kInputs, int kArrays, typename O>
+DIGLOT_DEVICE void map_resident_rows(const Rows<kArrays>& rows, const Operation& operation,
+                                     const Inputs<I, kInputs>& inputs, O* output) {
+  constexpr bool kIsCluster = Shape::kTeam == Team::kCluster;
+  using State = typename Operation::State;
+  using Tile = RowTile<Shape, Operation, I, kInputs, kArrays>;
+  const RowPlace<Shape> place(rows);
+  Tile tile(rows, place, inputs);
+  const auto range = tile.range(place.block);
+  tile.load(range);
+  [[maybe_unused]] const auto params = tile.stage_params(operation, range, 0);
+  RowMailbox<State> mailbox(kIsCluster ? rows.blocks() : 1);
+  if constexpr (kIsCluster) mailbox.begin();
+  if constexpr (Operation::kJoins) tile.store_joined(range, operation.joined);
+
+  if constexpr (Operation::kReplaces) {
+    typename Tile::Replaced replaced;
+    const State thread_state = tile.reduce_replacing(operation, range, replaced);
+    State total = tile.combine_in_team(thread_state);
+    if constexpr (kIsCluster) total = mailbox.combine_with_others(total, place.block, 0);
+    tile.store_replaced(operation.map_replaced(thread_state, total), replaced, range, output);
+  } else {
+    State total = tile.reduce_in_team(operation, range);
+    if constexpr (kIsCluster) total = mailbox.combine_with_others(total, place.block, 0);
+    wait_for_copies();
+    tile.store_mapped(operation, total, params, range, output);
+  }
+}
+
+}  // namespace diglot
