@@ -20,8 +20,8 @@ RENAMED = [
     ("global_reduce", "own_tiles", "reduce.global_", "count_tiles"),
     ("norm_backward", "store_sums", "norm.group_sums", "store_sums"),
     ("norm_backward", "sum_groups", "norm.group_sums", "sum_groups"),
-    ("norm_backward", "walk_rows", "norm.backward_resident", "backward_resident"),
-    ("norm_backward", "walk_rows_in_tiles", "norm.backward_streaming", "backward_streaming"),
+    ("norm_backward", "walk_rows", "norm.backward_resident", "norm_backward_resident"),
+    ("norm_backward", "walk_rows_in_tiles", "norm.backward_streaming", "norm_backward_streaming"),
     ("row_reduce", "MAPPED_COLUMNS", "rows.rows", "MAPPED_CHUNKS"),
     ("row_reduce", "REDUCED_COLUMNS", "rows.rows", "REDUCED_CHUNKS"),
     ("row_reduce", "SHARED_COLUMNS", "rows.rows", "SPLIT_COLUMNS"),
@@ -29,8 +29,8 @@ RENAMED = [
     ("row_reduce", "kept", "rows.tile", "keep_narrow"),
     ("row_reduce", "load_shared", "rows.tile", "load_parameters"),
     ("row_reduce", "map_tile", "rows.operation", "map_tile"),
-    ("row_reduce", "share_rows", "rows.split", "split_rows"),
-    ("row_reduce", "take_chunk", "rows.split_columns", "reduce_or_map_chunk"),
+    ("row_reduce", "share_rows", "rows.split", "map_split_rows"),
+    ("row_reduce", "take_chunk", "rows.split_columns", "reduce_or_map_column_chunk"),
 ]
 LIBRARY = "diglot.triton_ops.lib"
 

@@ -11,8 +11,8 @@ import triton.language as tl
 
 from diglot.backends.plans import Plan, Scratch
 
-from .lib.norm.backward_resident import backward_resident
-from .lib.norm.backward_streaming import backward_streaming
+from .lib.norm.backward_resident import norm_backward_resident
+from .lib.norm.backward_streaming import norm_backward_streaming
 from .lib.norm.group_sums import sum_groups
 from .plan import ACCESS_BYTES, ALL_PHASES, NOTHING, Launch, Operand, Part, Scalar
 from .row_launch import ROW_RANK, mailbox_dtype, padded, rows_of, strides_of
@@ -89,7 +89,7 @@ class SplitRows(NamedTuple):
         warps: of a program.
         stages: of loads in flight.
         programs: on a multiprocessor.
-        late: LATE of `backward_resident`.
+        late: LATE of `norm_backward_resident`.
     """
 
     held: int
@@ -132,7 +132,7 @@ def norm_backward_rows(
 ):  # fmt: skip
     mean = statistics if row_field is not None else None
     rstd = statistics + row_field if row_field is not None else statistics
-    backward_resident(
+    norm_backward_resident(
         grad_output, grad_sum, input, mean, rstd, weight, workspace, mailboxes, grad_input,
         n, count, groups, (size0, size1, size2),
         (out_start, grad_start, sum_start, in_start, row_start),
@@ -157,7 +157,7 @@ def norm_backward_tiles(
 ):  # fmt: skip
     mean = statistics if row_field is not None else None
     rstd = statistics + row_field if row_field is not None else statistics
-    backward_streaming(
+    norm_backward_streaming(
         grad_output, grad_sum, input, mean, rstd, weight, workspace, grad_input,
         n, count, groups, (size0, size1, size2),
         (out_start, grad_start, sum_start, in_start, row_start),

@@ -38,7 +38,7 @@ def sums_of_lines(parts, line, SIDE: tl.constexpr):
 
 
 @triton.jit
-def backward_resident(
+def norm_backward_resident(
     grad_output, grad_sum, input, mean, rstd, weight, workspace, mailboxes, grad_input,
     n, count, groups, sizes, starts, strides,
     WEIGHT: tl.constexpr, BIAS: tl.constexpr, LATER: tl.constexpr, RANK: tl.constexpr,

@@ -17,13 +17,13 @@ from .group_sums import store_sums
 
 
 @triton.jit
-def backward_streaming(
+def norm_backward_streaming(
     grad_output, grad_sum, input, mean, rstd, weight, workspace, grad_input,
     n, count, groups, sizes, starts, strides,
     WEIGHT: tl.constexpr, BIAS: tl.constexpr, LATER: tl.constexpr, RANK: tl.constexpr,
     VECTOR: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr, THREADS: tl.constexpr,
 ):  # fmt: skip
-    """A group's rows, each in two passes. Arguments are those of `backward_resident`."""
+    """A group's rows, each in two passes. Arguments are those of `norm_backward_resident`."""
     T: tl.constexpr = grad_input.dtype.element_ty
     COMPUTE: tl.constexpr = compute_type(T)
     n = n * VECTOR

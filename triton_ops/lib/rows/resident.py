@@ -11,7 +11,7 @@ from .tile import LOADS, load_held, load_parameters, tile_mask
 
 
 @triton.jit
-def hold_rows(
+def map_resident_rows(
     inputs, output, row, row_mask, firsts, out_offset, index, n, sizes, starts, strides, steps,
     second, weight, bias, statistics, numbers,
     REDUCE: tl.constexpr, MAP: tl.constexpr, HOLD: tl.constexpr, FINISH: tl.constexpr,

@@ -12,11 +12,11 @@ import triton.language as tl
 
 from diglot.triton_ops.lib.elementwise import strided_offset
 
-from .resident import hold_rows
-from .split import split_rows
-from .split_columns import reduce_or_map_chunk
+from .resident import map_resident_rows
+from .split import map_split_rows
+from .split_columns import reduce_or_map_column_chunk
 from .tile import side_by_side
-from .tiled import take_tiles
+from .tiled import map_tiled_rows
 
 ROWS, TILES, COLUMNS, COLUMN_TILES, SPLIT_ROWS, SPLIT_COLUMNS, REDUCED_CHUNKS, MAPPED_CHUNKS = (
     tl.constexpr(0),
@@ -81,26 +81,26 @@ def reduce_then_map_rows(
         n = n * VECTOR  # a multiple, as the compiler sees: the end cuts no access
     index = tl.arange(0, BLOCK).to(tl.int64)
     if (KIND == SPLIT_ROWS) | (KIND == SPLIT_COLUMNS):
-        split_rows(
+        map_split_rows(
             inputs, scratch, output, n, count, sizes, starts, strides, steps,
             second, weight, bias, statistics, numbers, REDUCE, NONE, FOLD, MAP, HOLD, FINISH,
             OTHER, T, KIND == SPLIT_COLUMNS, RANK, STEPS, VECTOR, ALIGNED, SIDE, BLOCK,
             THREADS, SPLITS, PHASE,
         )  # fmt: skip
     elif (KIND == REDUCED_CHUNKS) | (KIND == MAPPED_CHUNKS):
-        reduce_or_map_chunk(
+        reduce_or_map_column_chunk(
             inputs, scratch, output, n, count, sizes, starts, strides, steps,
             REDUCE, COMBINE, NONE, FOLD, MAP, OTHER, T, KIND == MAPPED_CHUNKS, RANK, STEPS,
             VECTOR, ALIGNED, SIDE, BLOCK, THREADS,
         )  # fmt: skip
     elif (KIND == ROWS) | (KIND == COLUMNS):
-        hold_rows(
+        map_resident_rows(
             inputs, output, row, row_mask, firsts, out_offset, index, n, sizes, starts, strides,
             steps, second, weight, bias, statistics, numbers, REDUCE, MAP, HOLD, FINISH,
             OTHER, T, COLUMN, RANK, STEPS, VECTOR, ALIGNED,
         )  # fmt: skip
     else:
-        take_tiles(
+        map_tiled_rows(
             inputs, output, row, row_mask, firsts, out_offset, index, n, sizes, starts, strides,
             steps, second, weight, bias, statistics, numbers, REDUCE, COMBINE, NONE, FOLD, MAP,
             HOLD, FINISH, OTHER, T, COLUMN, RANK, STEPS, VECTOR, ALIGNED, SIDE, BLOCK, THREADS,

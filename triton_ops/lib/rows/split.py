@@ -27,7 +27,7 @@ from .tile import (
 
 
 @triton.jit
-def split_rows(
+def map_split_rows(
     inputs, mailboxes, output, n, count, sizes, starts, strides, steps,
     second, weight, bias, statistics, numbers,
     REDUCE: tl.constexpr, NONE: tl.constexpr, FOLD: tl.constexpr, MAP: tl.constexpr,

@@ -35,7 +35,7 @@ def _load_field(scratch, offset, mask, none):
 
 
 @triton.jit
-def reduce_or_map_chunk(
+def reduce_or_map_column_chunk(
     inputs, scratch, output, n, count, sizes, starts, strides, steps,
     REDUCE: tl.constexpr, COMBINE: tl.constexpr, NONE: tl.constexpr, FOLD: tl.constexpr,
     MAP: tl.constexpr, OTHER: tl.constexpr, T: tl.constexpr, MAPS: tl.constexpr,

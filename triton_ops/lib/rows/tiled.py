@@ -15,7 +15,7 @@ from .tile import STAGES, all_by_thread, by_thread, load_held, load_parameters, 
 
 
 @triton.jit
-def take_tiles(
+def map_tiled_rows(
     inputs, output, row, row_mask, firsts, out_offset, index, n, sizes, starts, strides, steps,
     second, weight, bias, statistics, numbers,
     REDUCE: tl.constexpr, COMBINE: tl.constexpr, NONE: tl.constexpr, FOLD: tl.constexpr,
