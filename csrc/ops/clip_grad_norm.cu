@@ -19,8 +19,8 @@ constexpr int kClipAccesses = 4;  // of 16 bytes that a thread has in flight
 constexpr int kPartialLoads = 8;  // of partial results that a thread has in flight
 constexpr int kBatch = 8;         // chunks between two barriers of a block
 
-// A norm as a fold over elements, from 0 on: what an element adds to it, how two folds make one,
-// and what the norm is of the fold of all.
+// A norm as a fold over elements, from 0 on: add() an element, combine() two folds, finish() the
+// fold of all.
 struct SumNorm {
   template <typename Value>
   DIGLOT_DEVICE static Value add(Value fold, Value x) {
@@ -130,8 +130,8 @@ DIGLOT_DEVICE void scale_elements(T* data, int count, compute_t<T> coefficient) 
       [&](T* x) { *x = scaled(*x); });
 }
 
-// partials[chunk] = the fold of the chunk, for the chunks of this block. What it is depends on the
-// chunk alone. Warps leave theirs in shared memory and go on: they meet once in kBatch chunks.
+// partials[chunk] = the fold of the chunk, for the chunks of this block. It depends on the chunk
+// alone. Warps leave their folds in shared memory and go on: they meet once in kBatch chunks.
 template <typename Norm, typename Value>
 DIGLOT_DEVICE void fold_chunks(const int64_t* table, int64_t chunks, Value* partials) {
   __shared__ Value folds[kBatch][kClipWarps];
@@ -179,7 +179,7 @@ DIGLOT_DEVICE Value fold_partials(int64_t chunks, const Value* partials) {
   return fold_warps<Norm>(folds);
 }
 
-// The chunks of this block are taken from the last one on: those read last are still in the cache.
+// Takes the chunks of this block from the last one on: those read last are still in the cache.
 template <typename Value>
 DIGLOT_DEVICE void scale_chunks(const int64_t* table, int64_t chunks, Value coefficient) {
   const int64_t rounds = (chunks - blockIdx.x + gridDim.x - 1) / gridDim.x;
@@ -231,7 +231,7 @@ namespace {
 
 using namespace diglot;
 
-// Calls function(norm, value) with the types of a norm and of what it is computed in.
+// Calls function(norm, value) with the types of a norm and of its computation.
 template <typename Function>
 void dispatch_norm(double norm_type, DType dtype, Function function) {
   const auto with_value = [&](auto norm) {

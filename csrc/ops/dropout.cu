@@ -6,8 +6,8 @@
 
 namespace diglot {
 
-// The elements whose random bits reach `threshold`, times `scale`; the others times zero, which
-// leaves NaN of NaN and infinities.
+// Multiplies elements whose random bits reach `threshold` by `scale`, and the others by zero, which
+// makes NaN of NaN and infinities.
 template <typename T>
 struct SeededDropout {
   using Value = compute_t<T>;
@@ -29,11 +29,10 @@ struct SeededDropout {
   }
 };
 
-// The same with a seed that lies in memory: what the kernels take.
+// The same with a seed in memory, as the kernels take it.
 //
-// Ten rounds take so many instructions that other warps' must go on while one waits, for which
-// registers are limited; with fewer blocks on an SM, the compiler would put off loads until late in
-// the arithmetic.
+// Ten rounds take many instructions, so other warps must run while one waits: registers are limited
+// for that. With fewer blocks per SM, the compiler would delay loads until late in the arithmetic.
 template <typename T>
 struct Dropout {
   static constexpr int kFlatBlocks = sizeof(T) == 2 ? 12 : 10;

@@ -1,4 +1,4 @@
-// Phases between grid barriers, in each of which every block checks what all others wrote: kernels,
+// Phases between grid barriers. In each, every block checks what all others wrote: kernels,
 // launcher, registration. Twin of triton_ops/grid_barrier_check.py.
 #include "diglot/dispatch.h"
 #include "diglot/plan.h"
@@ -24,7 +24,7 @@ constexpr int kCheckWords = 8;  // that a block writes in a phase: one by each w
 
 // In every phase each warp writes a word of slots[phase % 2][block], and after the barrier each
 // block counts the words, of all blocks, that are not those of this phase. One barrier per phase is
-// enough: who writes to a slot again has passed the next barrier, which nobody reaches before it
+// enough: a block writes to a slot again after the next barrier, which no block reaches before it
 // has read the slot.
 template <typename Barrier, bool kWrites, bool kReads>
 __global__ void __launch_bounds__(kCheckThreads)

@@ -39,7 +39,7 @@ std::unique_ptr<KeptStreams> take(int device) {
 
 Runtime::Runtime(int device, int slots, cudaStream_t caller, bool spins)
     : device_(device), spins_(spins) {
-  const BesideCaptures beside;
+  const RelaxedCaptureScope scope;
   kept_ = take(device);
   const std::size_t count = 2 + static_cast<std::size_t>(slots);
   while (kept_->streams.size() < count) {
@@ -73,7 +73,7 @@ void Runtime::synchronize() {
 Event Runtime::make_event() {
   std::vector<Event>& kept = spins_ ? kept_->spinning : kept_->sleeping;
   if (events_ == kept.size()) {
-    const BesideCaptures beside;
+    const RelaxedCaptureScope scope;
     cudaEvent_t timed = nullptr, untimed = nullptr;
     const unsigned int flags = spins_ ? cudaEventDefault : cudaEventBlockingSync;
     check(cudaEventCreateWithFlags(&timed, flags), "making an event");

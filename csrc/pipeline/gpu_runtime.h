@@ -106,7 +106,7 @@ class Runtime {
     }
 
    private:
-    BesideCaptures beside_;
+    RelaxedCaptureScope beside_;
   };
 
  private:

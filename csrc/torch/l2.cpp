@@ -110,7 +110,7 @@ struct Function<kFunction> {
   static int64_t run(const std::tuple<int, Numbers...>& numbers) {
     const WithoutGil gil;
     const DeviceGuard guard(std::get<0>(numbers));
-    const BesideCaptures beside;
+    const RelaxedCaptureScope scope;
     return std::apply(kFunction, numbers);
   }
 };

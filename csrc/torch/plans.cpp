@@ -80,8 +80,9 @@ bool append(PyObject* list, PyObject* item) {
 
 PyObject* flags_of(const Launch& how) {
   PyObject* const list = PyList_New(0);
-  const std::pair<bool, const char*> flags[] = {
-      {how.is_cooperative, "cooperative"}, {how.stays, "persistent"}, {how.begins_early, "pdl"}};
+  const std::pair<bool, const char*> flags[] = {{how.is_cooperative, "cooperative"},
+                                                {how.is_persistent, "persistent"},
+                                                {how.uses_pdl, "pdl"}};
   for (const auto& [is_set, name] : flags) {
     if (list != nullptr && is_set && !append(list, PyUnicode_InternFromString(name))) {
       Py_DECREF(list);

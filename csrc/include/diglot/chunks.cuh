@@ -1,8 +1,8 @@
-// Many tensors in one launch: they are cut in chunks, and a table on the device says where each
-// lies. Twin of triton_ops/lib/chunks.py; python/diglot/ops/chunk_table.py makes the table.
+// Many tensors in one launch, cut into chunks. A table on the device says where each chunk lies.
+// Twin of triton_ops/lib/chunks.py; python/diglot/ops/chunk_table.py makes the table.
 //
-// Every chunk begins at a multiple of 16 bytes or is shorter than that, so that whole accesses of
-// 16 bytes and, after them, fewer elements than one access has are all that there is to do.
+// A chunk begins at a multiple of 16 bytes, or is shorter than that. So it consists of whole
+// 16-byte accesses and a tail of fewer elements than an access has.
 #pragma once
 
 #include <type_traits>
@@ -48,7 +48,7 @@ DIGLOT_DEVICE auto with_data(const Chunk& chunk, Function function) {
 
 // This thread's part of a chunk, by a block of kThreads: accesses(first, number) for accesses at
 // first, first + kThreads accesses, ..., as many as the type `number` says; element(address) for an
-// element of the tail. Of whole accesses kAccesses are taken at once, as long as there are so many.
+// element of the tail. A thread takes kAccesses whole accesses at once while that many remain.
 template <int kThreads, int kAccesses, typename T, typename Accesses, typename Element>
 DIGLOT_DEVICE void walk_chunk(T* data, int count, Accesses accesses, Element element) {
   constexpr int kElements = kAccessBytes / sizeof(T);

@@ -54,9 +54,9 @@ struct Launch {
   std::size_t shared_bytes = 0;  // of dynamic shared memory
   bool is_cooperative = false;   // all blocks at once, or an error: they may wait for each other
   unsigned cluster_blocks = 1;   // neighbours in x that run at once as a cluster (cluster.cuh)
-  bool begins_early = false;     // while the launch before it ends (next_launch.cuh)
-  bool stays = false;            // only as many blocks as run at once, which take work in turns
-  bool tries = false;  // not started where there is no room for its cluster: no error then
+  bool uses_pdl = false;         // programmatic dependent launch (sync/pdl.cuh)
+  bool is_persistent = false;    // at most as many blocks as run at once, which loop over the work
+  bool skip_if_no_room = false;  // without room for a cluster, nothing starts and nothing fails
 
   unsigned threads() const { return block.x * block.y * block.z; }
 };
@@ -84,10 +84,11 @@ class Device {
   // none.
   virtual void prepare(const Kernel& kernel, const Launch& how) const = 0;
 
-  // Fits a launch to the device; false if there is no room for a launch that stays or tries.
+  // Fits a launch to the device; false if there is no room for a launch that is persistent or may
+  // be skipped.
   bool fit(const Kernel& kernel, Launch& how) const {
-    how.begins_early = how.begins_early && architecture() >= 90;
-    if (how.stays) {
+    how.uses_pdl = how.uses_pdl && architecture() >= 90;
+    if (how.is_persistent) {
       const int64_t most =
           how.cluster_blocks > 1
               ? int64_t{resident_clusters(kernel, how)} * how.cluster_blocks
@@ -96,7 +97,7 @@ class Device {
       how.grid.x = static_cast<unsigned>(std::min<int64_t>(how.grid.x, most));
       return true;
     }
-    return !how.tries || has_room_for_cluster(kernel, how);
+    return !how.skip_if_no_room || has_room_for_cluster(kernel, how);
   }
 
  private:

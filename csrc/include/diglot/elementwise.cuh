@@ -15,7 +15,7 @@ constexpr int kElementwiseThreads = 128;
 // Elements that each thread has in flight per array where it accesses them one by one.
 constexpr int kStridedElements = 4;
 
-// How a thread of a kernel works: so many accesses per array, of so many elements each.
+// A thread's work: kAccesses accesses per array, of kElements elements each.
 template <int kAccesses_, int kElements_>
 struct FlatShape {
   static constexpr int kAccesses = kAccesses_;

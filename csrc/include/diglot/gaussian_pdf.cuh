@@ -10,16 +10,15 @@
 //   u = 100 (x - mean) + k, for the k that makes it least: the greatest term's argument
 //   phi(..) = peak B^(-(step (u + j))^2) = peak B^(-(step u)^2) B^(-step^2 j (2 u + j))
 //
-// with B = 2 in fp32, B = e in fp64. The last exponent is never positive, so that its relative
-// error, times B to it, is worth half an ulp at most: these need no compensation, and no number of
-// terms and no std brings them to overflow. The ratios of two neighbours are added up as they are,
-// and these sums with what they leave: a multiprocessor does eight operations in the time of an
-// exponential, and a term should take no more.
+// with B = 2 in fp32, B = e in fp64. The last exponent is never positive. So its relative error
+// costs half an ulp at most: ratios need no compensation, and overflow for no number of terms and
+// no std. The ratios of two neighbours are added up plainly, their sums with compensation. An SM
+// does eight operations in the time of an exponential, and a term should take no more.
 //
-// Greatest errors found on an H200, of results that are normal, of 1 to 1000 terms: 4.3 ulp in
-// fp32, and in p', where terms on both sides of the mean cancel, 3.5 epsilon of the sum of their
-// magnitudes; but where p' is zero, at the middle of a term that has none beside it, the rounding
-// of the mean remains. In fp64 the tests find less than 4 epsilon.
+// Greatest errors found on an H200, for normal results of 1 to 1000 terms: 4.3 ulp in fp32. In p',
+// where terms on both sides of the mean cancel, 3.5 epsilon of the sum of their magnitudes. Where
+// p' is zero, at the middle of a lone term, the rounding of the mean remains. In fp64 the tests
+// find less than 4 epsilon.
 //
 // Infinite x are far out: p = p' = 0. NaN gives NaN. The twin of this file is
 // triton_ops/lib/gaussian_pdf.py, operation for operation.
@@ -34,10 +33,10 @@
 
 namespace diglot {
 
-// Terms are numbered by floats, of which k must be one.
+// Terms are numbered by floats, so k must be exact in one.
 constexpr int kMostGaussianTerms = 1 << 22;
 
-// What mean, std and terms come to, computed once for all elements.
+// Numbers that follow from mean, std and terms, computed once for all elements.
 template <typename T>
 struct GaussianPdf {
   T mean, mean_tail;
@@ -144,7 +143,7 @@ DIGLOT_DEVICE Nearest<T> nearest_term(T x, const GaussianPdf<T>& p) {
   const T position_tail = fma(distance.tail, hundred, fma(distance.head, hundred, -position));
   const T last = p.first + static_cast<T>(p.terms - 1);
   const T k = minimum(maximum(round_down(static_cast<T>(0.5) - position), p.first), last);
-  // Either k is not greater than the position, or so near that what is left does not matter.
+  // Either k is not greater than the position, or it is so near that the rest does not matter.
   const TwoPart<T> coarse = ordered_two_sum(position, k);
   const T head = maximum(minimum(coarse.head, p.bound), -p.bound);
   // Where the position is infinite, its tail is NaN. A head that is not zero is worth more than it.
@@ -177,8 +176,8 @@ struct Ratio {
 
 constexpr int kGroup = 2;
 
-// Calls take(group) for each group of terms, from j on: first(j), of which more(j, group) makes
-// that of a term more. Terms that are too many for groups come first, one by one.
+// Calls take(group) for each group of terms from j on. first(j) begins a group, more(j, group) adds
+// a term to it. The terms that fill no group come first, one by one.
 template <typename T, typename First, typename More, typename Take>
 DIGLOT_DEVICE void for_each_group(T j, int32_t terms, First first, More more, Take take) {
   DIGLOT_NO_UNROLL
@@ -200,14 +199,14 @@ DIGLOT_DEVICE void for_each_group(T j, int32_t terms, First first, More more, Ta
 
 }  // namespace gaussian_pdf_detail
 
-// Of a density: what gaussian_pdf takes, computed on the host. 1 <= terms <= kMostGaussianTerms,
-// and std from 1e-30 to 1e30, in fp64 from 1e-150 to 1e150.
+// The parameters of a density, for gaussian_pdf, computed on the host. 1 <= terms <=
+// kMostGaussianTerms, and std from 1e-30 to 1e30, in fp64 from 1e-150 to 1e150.
 template <typename T>
 GaussianPdf<T> gaussian_pdf_parameters(double mean, double std, int terms) {
   return gaussian_pdf_detail::parameters(T(), mean, std, terms, false);
 }
 
-// Of its derivative: what gaussian_pdf_gradient takes.
+// The parameters of its derivative, for gaussian_pdf_gradient.
 template <typename T>
 GaussianPdf<T> gaussian_pdf_slope_parameters(double mean, double std, int terms) {
   return gaussian_pdf_detail::parameters(T(), mean, std, terms, true);

@@ -27,7 +27,7 @@ DIGLOT_DEVICE DoubleSum tanh_exponent(double t) {
   return {head, fma(t, slope_tail, fma(t, slope, -head))};
 }
 
-// As erf_forward_half, with exp(-t^2/2) = exp(-t^2/4)^2, of which neither factor underflows too
+// As erf_forward_half, with exp(-t^2/2) = exp(-t^2/4)^2, so that neither factor underflows too
 // early, and the rounding error of t^2 multiplied in.
 DIGLOT_DEVICE double erf_forward_double(double x) {
   constexpr double kH[] = {0.099735570096886883,  0.09973557030537368,   0.09350209175421495,

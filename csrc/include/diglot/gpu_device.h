@@ -12,12 +12,12 @@ namespace diglot {
 
 // RAII: switches this thread to relaxed stream-capture mode, so that it may load code, or make
 // events and wait for them, while another thread captures a graph.
-class BesideCaptures {
+class RelaxedCaptureScope {
  public:
-  BesideCaptures() { check(exchange(), "cudaThreadExchangeStreamCaptureMode"); }
-  ~BesideCaptures() { exchange(); }
-  BesideCaptures(const BesideCaptures&) = delete;
-  BesideCaptures& operator=(const BesideCaptures&) = delete;
+  RelaxedCaptureScope() { check(exchange(), "cudaThreadExchangeStreamCaptureMode"); }
+  ~RelaxedCaptureScope() { exchange(); }
+  RelaxedCaptureScope(const RelaxedCaptureScope&) = delete;
+  RelaxedCaptureScope& operator=(const RelaxedCaptureScope&) = delete;
 
  private:
   cudaError_t exchange() { return cudaThreadExchangeStreamCaptureMode(&mode_); }
@@ -112,7 +112,7 @@ class GpuDevice final : public Device {
   void prepare(const Kernel& kernel, const Launch& how) const override {
     static std::mutex mutex;
     const std::lock_guard lock(mutex);
-    const BesideCaptures beside;
+    const RelaxedCaptureScope scope;
     cudaFuncAttributes attributes;
     check(cudaFuncGetAttributes(&attributes, kernel.code), "loading a kernel");
     const int bytes = static_cast<int>(how.shared_bytes);
@@ -187,7 +187,7 @@ void start(const Launch& how, cudaStream_t stream, std::tuple<Parameters...>& va
   std::apply(
       [&](auto&... value) {
         void* pointers[] = {static_cast<void*>(&value)...};
-        if (how.cluster_blocks > 1 || how.begins_early) {
+        if (how.cluster_blocks > 1 || how.uses_pdl) {
           const LaunchConfig launch(how, stream);
           status = cudaLaunchKernelExC(&launch.config, code, pointers);
         } else if (how.is_cooperative) {

@@ -33,7 +33,8 @@ int resident_clusters(const Launch& how) {
 }
 
 // Starts kKernel on `stream` of the current device. Arguments convert to the kernel's own types.
-// False if nothing was started: a launch that stays or tries, and the device has no room for it.
+// False if nothing was started: a launch that is persistent or may be skipped, and the device has
+// no room for it.
 template <auto kKernel, typename... Parameters, typename... Arguments>
 bool launch_as(void (*)(Parameters...), Launch how, cudaStream_t stream,
                const Arguments&... arguments) {

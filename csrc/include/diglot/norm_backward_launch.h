@@ -262,7 +262,7 @@ void launch_norm_backward(Planner& planner, const NormOperands& operands) {
     int side = 8;
     while (side < kNormSumThreads && kNormSumThreads / side * kNormSumLoads > 2 * groups) side *= 2;
     Launch how{dim3(blocks_for(accesses, side), static_cast<unsigned>(fields)), kNormSumThreads};
-    how.begins_early = true;
+    how.uses_pdl = true;
     planner.add<Kernels::template sum<kTaken>()>(how, rows.n, groups, side, sums, outputs,
                                                  asked[0]->dtype);
   };

@@ -63,7 +63,7 @@ class Planner {
 
   // A launch of kKernel. Each argument is a value, or a function that makes it of `Arguments`; it
   // converts to the kernel's own type. False, and nothing is added, if the device has no room for
-  // a launch that stays or tries.
+  // a launch that is persistent or may be skipped.
   template <auto kKernel, typename... Held>
   bool add(const Launch& how, const Held&... held) {
     return add_as<kKernel>(kKernel, how, held...);

@@ -203,7 +203,7 @@ Launch share_out(Planner& planner, Rows<kArrays>& rows, int most_blocks) {
   constexpr const VariantNames& kNames = kVariantNames<kIsColumns, Shape::kIsWide>;
   const auto quotient = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
   Launch how{{}, Shape::kThreads};
-  how.tries = true;
+  how.skip_if_no_room = true;
   rows.log_side = 0, rows.log_blocks = 0, rows.tiles = 1, rows.slots = 0;
   if constexpr (Shape::kTeam == Team::kLanes) {
     rows.log_side = log2_ceiling(quotient(rows.n, Shape::kAccesses * kAlong));
@@ -224,11 +224,11 @@ Launch share_out(Planner& planner, Rows<kArrays>& rows, int most_blocks) {
   const int tile_bytes = Shape::template kTileBytes<I, kInputs>;
   if constexpr (!Shape::kIsTiled) {
     rows.log_blocks = log2_ceiling(tiles);
-    how.stays = Shape::kWalk == Walk::kPersistent;
-    const int64_t groups = how.stays ? std::min(rows.count, kMostPersistent) : rows.count;
+    how.is_persistent = Shape::kWalk == Walk::kPersistent;
+    const int64_t groups = how.is_persistent ? std::min(rows.count, kMostPersistent) : rows.count;
     how.grid = static_cast<unsigned>(groups * rows.blocks());
     how.cluster_blocks = static_cast<unsigned>(rows.blocks());
-    how.shared_bytes = how.stays ? static_cast<std::size_t>(tile_bytes) : 0;
+    how.shared_bytes = how.is_persistent ? static_cast<std::size_t>(tile_bytes) : 0;
     planner.plan.variant = rows.blocks() > 1 ? kNames.in_cluster : kNames.in_registers;
     return how;
   }
@@ -287,7 +287,7 @@ void launch_chunks(Planner& planner, Rows<kArrays>& rows, std::size_t state_byte
       Reduce::kIsWide ? "columns in two launches, 16-byte accesses" : "columns in two launches";
   function(Reduce{}, rows, how, states);
   how = share_chunks<Map, I>(rows, chunk);
-  how.begins_early = true;
+  how.uses_pdl = true;
   function(Map{}, rows, how, states);
 }
 
