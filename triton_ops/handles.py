@@ -16,7 +16,8 @@ from diglot.backends.driver import driver, relaxed_capture
 from diglot.backends.plans import Plan, Scratch
 
 # Relative, because mypy finds this folder under its name in the tree.
-from .plan import SCRATCH_BYTES, Device, Launch, Part, Specialization, value_of
+from .descriptors import Descriptor, describe_addresses, needs_room, start_with_room
+from .plan import SCRATCH_BYTES, Device, Launch, Operand, Part, Specialization, value_of
 
 _handles: dict[tuple[Any, ...], Any] = {}
 
@@ -91,7 +92,7 @@ def runner_of(made: Plan, handles: list[Any], index: int) -> Callable[..., str |
 
 def _parts(made: Plan) -> list[Part]:
     """The parts of scratch that a plan's launches take."""
-    pointers = [pointer for launch in made.launches for pointer in launch.pointers]
+    pointers = [p for launch in made.launches for p in (*launch.pointers, launch.room)]
     return list(dict.fromkeys(pointer for pointer in pointers if isinstance(pointer, Part)))
 
 
@@ -111,17 +112,10 @@ def _starter(launch: Launch, handle: Any, parts: list[Part]) -> Callable[..., No
     runtime = knobs.runtime
     start, function, metadata = handle.run, handle.function, handle.packed_metadata
     x, y, z = launch.axes
-    # The first address is that of what is absent.
-    places = [
-        0
-        if pointer is None
-        else parts.index(pointer) - len(parts)
-        if isinstance(pointer, Part)
-        else pointer.position + 1
-        for pointer in launch.pointers
-    ]
+    places = [_place(pointer, parts) for pointer in launch.pointers]
     # A getter of one item makes no tuple.
     pick: Any = operator.itemgetter(*places) if len(places) > 1 else lambda a: (a[places[0]],)
+    pick = describe_addresses(pick, launch)
     make = launch.numbers
     scalars = tuple(map(value_of, launch.scalars))
     constants = launch.all_constants()
@@ -143,4 +137,16 @@ def _starter(launch: Launch, handle: Any, parts: list[Part]) -> Callable[..., No
                 *pick(addresses), *scalars, *make(*unseen), *constants,
             )  # fmt: skip
 
-    return run
+    if not needs_room(launch, handle.metadata):
+        return run
+    room = _place(launch.room, parts)
+    return lambda addresses, *rest: start_with_room(run, addresses[room], addresses, *rest)
+
+
+def _place(pointer: Operand | Part | Descriptor | None, parts: list[Part]) -> int:
+    """Where among the addresses that of a pointer is; the first is that of what is absent."""
+    if pointer is None:
+        return 0
+    if isinstance(pointer, Part):
+        return parts.index(pointer) - len(parts)
+    return (pointer.operand if isinstance(pointer, Descriptor) else pointer).position + 1

@@ -23,6 +23,7 @@ from diglot.backends.driver import driver
 from diglot.backends.plans import Plan, Scratch
 
 # Relative, because mypy finds this folder under its name in the tree.
+from .descriptors import Descriptor, with_room
 from .handles import check_scratch, find_handle, occupancy, runner_of
 from .lib.types import INTERPRETED
 from .plan import (
@@ -158,10 +159,11 @@ def plan(launcher: Any, device: tuple[Any, ...] | None, *arguments: Any) -> Plan
     if device is not None:
         described = launcher.describe(arguments, Device(*device), _address_in_storage)
     elif type(out) is not Tensor:
-        described = launcher.describe(arguments, TRACED, _unknown_address)
+        # A compiled graph's kernels get room for their descriptors from the compiler.
+        return launcher.planner(*launcher.describe(arguments, TRACED, _unknown_address))
     else:
         described = launcher.describe(arguments, _facts_of(out.get_device()), _address)
-    return launcher.planner(*described)
+    return with_room(launcher.planner(*described))
 
 
 def _describe(
@@ -233,7 +235,7 @@ def _prepare(
     planner: Callable[[Device], Plan], device: Device, index: int
 ) -> Callable[..., str | Scratch]:
     """What runs a plan on a device: a function of pointers, scratch, and unseen arguments."""
-    made = planner(device)
+    made = with_room(planner(device))
     facts = _facts_of(index)
     if INTERPRETED:
         return functools.partial(_interpret, made)
@@ -271,6 +273,10 @@ def _arguments(
         if isinstance(pointer, Part):
             assert scratch is not None
             arguments.append(scratch[pointer.offset : pointer.end].view(pointer.dtype))
+        elif isinstance(pointer, Descriptor):
+            tensor = tensors[pointer.operand.position + 1]
+            assert tensor is not None
+            arguments.append(pointer.of_tensor(tensor))
         else:
             arguments.append(None if pointer is None else tensors[pointer.position + 1])
     arguments += map(value_of, launch.scalars)

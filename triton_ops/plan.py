@@ -11,7 +11,7 @@ import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
@@ -20,6 +20,9 @@ from triton.compiler import ASTSource
 
 from diglot.backends import plans
 from diglot.backends.plans import Plan
+
+if TYPE_CHECKING:
+    from .descriptors import Descriptor
 
 ACCESS_BYTES = 16
 SCRATCH_BYTES = 256  # a part of scratch starts at a multiple of them
@@ -149,7 +152,8 @@ class Specialization:
     Attributes:
         kernel: the @triton.jit function. Its parameters are pointers, then scalars, then
             constants.
-        dtypes: element type of each pointer; None for a pointer that is absent.
+        dtypes: element type of each pointer; a descriptor's type, as Triton names it; None for a
+            pointer that is absent.
         scalars: the type of each scalar, such as "i64"; or its value, where it is a constant.
         constants: values of the constants.
         num_warps: warps per program.
@@ -160,7 +164,7 @@ class Specialization:
     """
 
     kernel: Any
-    dtypes: tuple[torch.dtype | None, ...]
+    dtypes: tuple[torch.dtype | str | None, ...]
     scalars: tuple[str | tl.constexpr | None, ...]
     constants: tuple[Any, ...]
     num_warps: int
@@ -172,7 +176,7 @@ class Specialization:
     def source(self) -> ASTSource:
         """What Triton compiles: integers have 64 bits, and nothing is specialised on values."""
         names = self.kernel.arg_names
-        types = ["constexpr" if d is None else f"*{TYPE_NAMES[d]}" for d in self.dtypes]
+        types = [_type_of_pointer(dtype) for dtype in self.dtypes]
         types += [s if isinstance(s, str) else "constexpr" for s in self.scalars]
         values = [None] * len(self.dtypes) + [value_of(s) for s in self.scalars]
         values += self.constants
@@ -211,7 +215,7 @@ class Launch:
     Attributes:
         kernel: the @triton.jit function. Its parameters are pointers, scalars, numbers, constants.
         grid: how many programs, along one axis to three.
-        pointers: operands, parts of scratch, and None for what is absent.
+        pointers: operands, parts of scratch, `Descriptor`s, and None for what is absent.
         scalars: arguments with 64 bits where they are integers, and 32 where they are floats. One
             that is None, or a constexpr, is compiled in.
         constants: compile-time arguments.
@@ -225,11 +229,13 @@ class Launch:
         per_multiprocessor: of a cooperative launch, how many of its programs are to run on each;
             None: exactly the grid is wanted, on however many.
         max_registers, num_stages, num_ctas: as in `Specialization`.
+        descriptors: how many tensor descriptors each program makes.
+        room: where in scratch they lie; the launcher fills it in.
     """
 
     kernel: Any
     grid: tuple[int, ...]
-    pointers: tuple[Operand | Part | None, ...]
+    pointers: tuple[Operand | Part | Descriptor | None, ...]
     scalars: tuple[Scalar, ...]
     constants: tuple[Any, ...]
     num_warps: int
@@ -239,6 +245,8 @@ class Launch:
     max_registers: int | None = None
     num_stages: int | None = None
     num_ctas: int = 1
+    descriptors: int = 0
+    room: Part | None = None
 
     @property
     def cooperative(self) -> bool:
@@ -268,7 +276,7 @@ class Launch:
         numbers = len(self.kernel.arg_names) - passed
         return Specialization(
             self.kernel,
-            tuple(None if p is None else p.dtype for p in self.pointers),
+            tuple(map(_dtype_of, self.pointers)),
             (*map(_type_of, self.scalars), *("i64",) * numbers),
             constants,
             self.num_warps,
@@ -277,6 +285,18 @@ class Launch:
             self.num_stages,
             self.num_ctas,
         )
+
+
+def _type_of_pointer(dtype: torch.dtype | str | None) -> str:
+    if isinstance(dtype, torch.dtype):
+        return f"*{TYPE_NAMES[dtype]}"
+    return dtype or "constexpr"
+
+
+def _dtype_of(pointer: Operand | Part | Descriptor | None) -> torch.dtype | str | None:
+    if pointer is None:
+        return None
+    return pointer.dtype if isinstance(pointer, Operand | Part) else pointer.type_name
 
 
 def _type_of(scalar: Scalar) -> str | tl.constexpr | None:
