@@ -169,7 +169,7 @@ def forbidden(size, alignment, stream):
 def test_room_reaches_the_launch_and_no_allocator_stays():
     meta = torch.empty(72, 136, device="meta"), 1, torch.empty(72, device="meta")
     made = launch.plan(kernels.sum_rows, H200, *meta)
-    assert made.scratch == (3 * 128, 0, "call")
+    assert made.scratch == Scratch(3 * 128, 0, "call")
     handle = Handle(128)
     start = handles._starter(made.launches[0], handle, [made.launches[0].room])
     before = _allocation._allocator.get()
@@ -264,7 +264,7 @@ def test_sums_rows(shape, dtype):
         for _ in range(2):
             x, out = draw(*shape, dtype=dtype), torch.empty(shape[0], device=DEVICE)
             need = kernels.sum_rows(x, 1, out, None)
-            assert need == (-(-shape[0] // TILE[0]) * DESCRIPTOR_BYTES, 0, "call")
+            assert need == Scratch(-(-shape[0] // TILE[0]) * DESCRIPTOR_BYTES, 0, "call")
             assert kernels.sum_rows(x, 1, out, provide(need, x.device)) == "by descriptors"
             torch.testing.assert_close(out, x.float().sum(1), rtol=1e-5, atol=1e-5)
             kept.append((x, out))  # so that the next call has other addresses
