@@ -23,6 +23,39 @@ std::size_t PlanCache::Hash::operator()(const PlanKey& key) const {
   return hash;
 }
 
+namespace {
+
+struct Caches {
+  std::mutex mutex;
+  std::vector<PlanCache*> all;
+
+  static Caches& instance() {
+    static Caches& caches = *new Caches;  // as the caches themselves, never destroyed
+    return caches;
+  }
+};
+
+}  // namespace
+
+PlanCache::PlanCache() {
+  Caches& caches = Caches::instance();
+  const std::lock_guard lock(caches.mutex);
+  caches.all.push_back(this);
+}
+
+void PlanCache::clear_all() {
+  Caches& caches = Caches::instance();
+  const std::lock_guard lock(caches.mutex);
+  for (PlanCache* const cache : caches.all) cache->clear();
+}
+
+void PlanCache::clear() {
+  decltype(plans_) forgotten;  // destroyed without the lock
+  const std::lock_guard lock(mutex_);
+  forgotten.swap(plans_);
+  steps_ = 0;
+}
+
 std::shared_ptr<const KeptPlan> PlanCache::find(const PlanKey& key) {
   const std::lock_guard lock(mutex_);
   const auto found = plans_.find(key);
@@ -87,20 +120,22 @@ PyObject* to_python(const Step& step) {
 
 PyObject* to_python(const Plan& plan) {
   PyObject* const steps = PyList_New(0);
-  if (steps == nullptr) return nullptr;
-  for (const Step& step : plan.steps) {
-    if (!append(steps, to_python(step))) {
-      Py_DECREF(steps);
-      return nullptr;
-    }
+  PyObject* const tunables = PyList_New(0);
+  PyObject* scratch = nullptr;
+  if (plan.scratch.bytes > 0) {
+    scratch = to_python(plan.scratch);
+  } else {
+    Py_IncRef(scratch = Py_None);
   }
-  if (plan.scratch.bytes == 0) return Py_BuildValue("(sNO)", plan.variant, steps, Py_None);
-  PyObject* const scratch = to_python(plan.scratch);
-  if (scratch == nullptr) {
-    Py_DECREF(steps);
-    return nullptr;
+  bool is_made = steps != nullptr && tunables != nullptr && scratch != nullptr;
+  for (const Step& step : plan.steps) is_made = is_made && append(steps, to_python(step));
+  for (const Tunables::Entry* const entry : plan.tuned) {
+    is_made = is_made && append(tunables, Py_BuildValue("(sL)", entry->name.c_str(),
+                                                        static_cast<long long>(entry->value)));
   }
-  return Py_BuildValue("(sNN)", plan.variant, steps, scratch);
+  if (is_made) return Py_BuildValue("(sNNN)", plan.variant, steps, scratch, tunables);
+  for (PyObject* const each : {steps, tunables, scratch}) Py_XDECREF(each);
+  return nullptr;
 }
 
 }  // namespace diglot::torch_binding

@@ -26,6 +26,10 @@ struct KeptPlan {
 // Of one launcher. Any thread may use it at any time.
 class PlanCache {
  public:
+  PlanCache();
+  // Forgets the plans of all launchers.
+  static void clear_all();
+
   // Null if there is none.
   std::shared_ptr<const KeptPlan> find(const PlanKey& key);
   std::shared_ptr<const KeptPlan> keep(const PlanKey& key, Plan plan);
@@ -37,6 +41,8 @@ class PlanCache {
     std::size_t operator()(const PlanKey& key) const;
   };
 
+  void clear();
+
   std::mutex mutex_;
   std::unordered_map<PlanKey, std::shared_ptr<const KeptPlan>, Hash> plans_;
   std::size_t steps_ = 0;
@@ -44,7 +50,8 @@ class PlanCache {
 
 // (bytes, zeroed, lifetime).
 PyObject* to_python(const Scratch& scratch);
-// (variant, [(kernel, grid, block, shared_bytes, cluster_blocks, flags), ...], scratch or None).
+// (variant, [(kernel, grid, block, shared_bytes, cluster_blocks, flags), ...], scratch or None,
+// [(name, value), ...] of the tunables that decided).
 PyObject* to_python(const Plan& plan);
 
 }  // namespace diglot::torch_binding

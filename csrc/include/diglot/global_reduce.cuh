@@ -22,13 +22,10 @@ namespace diglot {
 constexpr int kGlobalThreads = 256;
 // On a multiprocessor: a thread has 128 registers.
 constexpr int kGlobalBlocks = 2;
-// A block's tile is one, two, four, eight or sixteen 16-byte accesses by each of its threads, the
-// fewest with which there are no more tiles than this: on an H200, of 132 multiprocessors, each
-// block then has at most one, and holds it.
-constexpr int64_t kFewTiles = 256;
-// To each of kInputs arrays a thread makes so many at most: what it holds of them, and where there
-// is one array, more elements in an access and the arithmetic of other types than float, together
-// must fit in its registers.
+// A block's tile is one, two, four, eight or sixteen 16-byte accesses by each of its threads. To
+// each of kInputs arrays a thread makes so many at most: what it holds of them, and where there is
+// one array, more elements in an access and the arithmetic of other types than float, together must
+// fit in its registers.
 template <typename T, int kInputs>
 constexpr int kMostAccesses = kInputs == 1 && sizeof(T) == 4 ? 16 : 8;
 // Of shared memory, what a block takes for other things, and the device beside it, at most.
