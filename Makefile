@@ -104,7 +104,7 @@ bench: setup ## measure; writes bench/results/<gpu>/<op>.json, and tables; OPS="
 wheel: $(STATE)/build-requirements ## build dist/diglot-*.whl
 	@copy=$$(mktemp -d); trap 'rm -rf "$$copy"' EXIT; \
 	tar -c --exclude=__pycache__ --exclude='*.so' --exclude=bench/results LICENSE README.md \
-	  pyproject.toml setup.py bench csrc python triton_ops | tar -x -C "$$copy"; \
+	  pyproject.toml setup.py bench configs csrc python triton_ops | tar -x -C "$$copy"; \
 	mkdir -p build; rm -rf dist; \
 	$(RUN) -m pip wheel -v --no-build-isolation --no-deps -w dist "$$copy" >build/wheel.log 2>&1 \
 	  || { tail -n 40 build/wheel.log; exit 1; }; \

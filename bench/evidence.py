@@ -40,6 +40,7 @@ RESULTS = (ROOT or Path.cwd()) / "bench/results"
 SOURCES = (
     "Makefile",
     "bench",
+    "configs",
     "csrc",
     "examples",
     "pyproject.toml",
@@ -98,7 +99,7 @@ def commit(root: Path | None = ROOT) -> str:
 
 def gpu_short_name(name: str) -> str:
     """The folder of a GPU's results: "NVIDIA H200" gives "h200"."""
-    from diglot.tools.gpus import short_name  # later than tests say how kernels run
+    from diglot.backends.tunables import short_name  # later than tests say how kernels run
 
     return short_name(name)
 

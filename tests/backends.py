@@ -14,6 +14,7 @@ from diglot.backends.runs import last_run, run
 from diglot.tools import cuda_library, machine_code
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+GPU = torch.cuda.get_device_name() if DEVICE == "cuda" else ""
 
 # On a machine with a GPU all three run on it. Without one, both languages' kernels are interpreted,
 # and the tests of CUDA's are deselected, with those that need a GPU, where its interpreter was not

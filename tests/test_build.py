@@ -21,7 +21,7 @@ from diglot.tools import machine_code
 ROOT = Path(__file__).parent.parent
 PARTS = [
     *("LICENSE", "README.md", "pyproject.toml", "setup.py"),
-    *("bench", "csrc", "python", "triton_ops"),
+    *("bench", "configs", "csrc", "python", "triton_ops"),
 ]
 
 
@@ -99,8 +99,9 @@ def test_every_module_is_packaged(wheel):
     python = {p.relative_to(ROOT / "python") for p in files}
     beside = {
         "diglot" / p.relative_to(ROOT)
-        for name in ("bench", "triton_ops")
-        for p in (ROOT / name).rglob("*.py")
+        for name in ("bench", "configs", "triton_ops")
+        for p in (ROOT / name).rglob("*")
+        if p.suffix == ".py" or (name == "configs" and p.suffix == ".json")
     }
     headers = {
         "diglot/include" / p.relative_to(ROOT / "csrc/include")

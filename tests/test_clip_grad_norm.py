@@ -272,11 +272,12 @@ def test_distributed_tensors_are_refused(monkeypatch):
 COMPILED = """
 import sys, torch
 from diglot.tools.resources import compile_triton
-from diglot.triton_ops.clip_grad_norm import CLIP_WARPS as WARPS
+from diglot.backends.tunables import tunables
 from diglot.triton_ops.clip_grad_norm import NORMS
 from diglot.triton_ops.clip_grad_norm import clip_grad_norm_phases as phases
 from diglot.triton_ops.plan import Specialization
 
+WARPS = tunables().read("clip_grad_norm.triton.warps")
 half, single, double, word = torch.bfloat16, torch.float32, torch.float64, torch.int32
 kernels = [
     Specialization(phases, (torch.int64, value, word, total), ("i64",) * 3, constants, WARPS, True)

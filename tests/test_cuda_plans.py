@@ -124,23 +124,23 @@ def test_plans_read_no_memory():
 
 def test_plans_of_named_devices():
     x = torch.empty(4, 65536, device="meta")
-    (_, (h200,), none), (_, (a100,), _) = (
+    (_, (h200,), none, _), (_, (a100,), *_) = (
         launchers.plan("softmax_forward", device, x, 1, x) for device in (H200, A100)
     )
     assert none is None
     assert (h200[3:5], a100[3:5]) == ((0, 4), (5 * 256 * 8 * 16, 1))
     tall = torch.empty(40_000, 64, device="meta")
-    _, steps, scratch = launchers.plan("softmax_forward", H200, tall, 0, tall)
+    _, steps, scratch, _ = launchers.plan("softmax_forward", H200, tall, 0, tall)
     assert [flags for *_, flags in steps] == [(), ("pdl",)] and scratch[1:] == (0, "call")
-    _, steps, _ = launchers.plan("softmax_forward", A100, tall, 0, tall)
+    _, steps, *_ = launchers.plan("softmax_forward", A100, tall, 0, tall)
     assert [flags for *_, flags in steps] == [(), ()]
     large = torch.empty(1 << 26, device="meta")
-    _, ((_, grid, *_, flags),), scratch = launchers.plan(
+    _, ((_, grid, *_, flags),), scratch, _ = launchers.plan(
         "global_softmax_forward", H200, large, 0, large
     )
     assert grid == (264, 1, 1) and flags == ("cooperative",) and scratch[1:] == (16, "stream")
     rows = torch.empty(4096, 65536, device="meta")
-    _, ((*_, flags),), _ = launchers.plan(
+    _, ((*_, flags),), *_ = launchers.plan(
         "layer_norm_forward", H200, rows, None, None, 1e-5, None, rows
     )
     assert flags == ("persistent",)
@@ -149,6 +149,7 @@ def test_plans_of_named_devices():
         "nothing to do",
         [],
         None,
+        [],
     )
 
 

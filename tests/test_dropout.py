@@ -21,10 +21,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from layouts import LAYOUTS, in_order
 from operands import operands
-from planning import plan_anew
 
 import diglot
 from diglot.backends.runs import run
+from diglot.backends.tunables import use_tunables
 from diglot.reference.dropout import dropout_mask, threshold_and_scale
 from diglot.reference.philox import random_bits
 
@@ -125,11 +125,9 @@ SIZES = {"cuda": [1, 7, 129, (1 << 17) + 519], "triton": [1, 7, 256, 257, 2047]}
 
 @pytest.mark.parametrize("dtype", FLOATING, ids=str)
 @pytest.mark.parametrize("backend", KERNELS)
-def test_every_element_is_written_and_no_other(backend, dtype, monkeypatch):
+@use_tunables({"elementwise.triton.tiny_elements": 16})  # small arrays, as large ones
+def test_every_element_is_written_and_no_other(backend, dtype):
     """At an aligned place and at others, where flat kernels have no head."""
-    from diglot.triton_ops import elementwise_launch
-
-    plan_anew(monkeypatch, elementwise_launch, "TINY_ELEMENTS", 16)  # small arrays, as large ones
     for n in SIZES[backend]:
         for offset, own_offset in ((0, 0), (3, 3), (1, 0)):
             x = torch.randn(n + offset, device=DEVICE).to(dtype)[offset:]

@@ -5,23 +5,22 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from backends import BACKENDS, CUDA, DEVICE, KERNELS, launched, slow_interpreted
-from planning import plan_anew
+from backends import BACKENDS, CUDA, DEVICE, GPU, KERNELS, launched, slow_interpreted
 
 import diglot
+from diglot.backends.tunables import tunables, use_tunables
 from diglot.reference.gaussian_pdf import gaussian_pdf_oracle
 
 
 @pytest.fixture
-def no_array_is_tiny(monkeypatch):
+def no_array_is_tiny():
     """In Triton, small arrays run as large ones do: with 16-byte accesses, after a head."""
-    from diglot.triton_ops import elementwise_launch
+    with use_tunables({"elementwise.triton.tiny_elements": 16}):  # no head is longer
+        yield
 
-    plan_anew(monkeypatch, elementwise_launch, "TINY_ELEMENTS", 16)  # no head is longer
 
-
-# CUDA's: kTinyElements and kSmallVectors of csrc/include/diglot/elementwise_launch.h.
-TINY_ELEMENTS, SMALL_VECTORS = 1 << 17, 8 * 132 * 128
+TINY_ELEMENTS = tunables(GPU).read("elementwise.cuda.tiny_elements")
+SMALL_VECTORS = tunables(GPU).read("elementwise.cuda.small_vectors")
 
 
 def sizes(backend: str, dtype: torch.dtype) -> list[int]:

@@ -59,7 +59,8 @@ def test_an_op_of_another_kind(tmp_path):
     ignore = shutil.ignore_patterns("*.so", "__pycache__")
     shutil.copytree(ROOT / "csrc", tmp_path / "csrc", ignore=ignore)
     shutil.copytree(ROOT / "python/diglot", tmp_path / "diglot", ignore=ignore)
-    shutil.copytree(ROOT / "triton_ops", tmp_path / "diglot/triton_ops", ignore=ignore)
+    for beside in ("configs", "triton_ops"):
+        shutil.copytree(ROOT / beside, tmp_path / "diglot" / beside, ignore=ignore)
     before = {path for path in tmp_path.rglob("*") if path.is_file()}
     shutil.copytree(FICTIONAL / "csrc", tmp_path / "csrc", dirs_exist_ok=True)
     shutil.copytree(FICTIONAL / "python/diglot", tmp_path / "diglot", dirs_exist_ok=True)

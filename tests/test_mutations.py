@@ -136,6 +136,7 @@ def copy_of_sources(folder: Path) -> dict[str, Path]:
     """What is imported and compiled, by the names of its folders in the repository."""
     left_out = shutil.ignore_patterns("*.so", "__pycache__")
     places = {
+        "configs": folder / "python/diglot/configs",
         "csrc": folder / "csrc",
         "python/diglot": folder / "python/diglot",
         "triton_ops": folder / "python/diglot/triton_ops",

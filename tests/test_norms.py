@@ -27,6 +27,7 @@ from norms import FUSED, OPS, PARAMETERS, PLAIN, Norm, guarded, is_centered, onl
 import diglot
 from diglot.backends.plans import Device, plan_runs
 from diglot.backends.runs import observe_runs, plan
+from diglot.backends.tunables import use_tunables
 
 ROWS = [1, 2, 7, 8, 127, 128, 256, 1000, 1024, 2048, 4096, 4099]
 FUSED_ROWS = [1, 8, 127, 1024, 4099]  # their kernels are the others', of which they are instances
@@ -312,8 +313,44 @@ def test_every_gradient_is_written_and_no_other(backend, op, dtype):
 @pytest.mark.parametrize("backend", KERNELS)
 def test_rows_of_groups(backend, op):
     """Fewer rows than groups, and several to each: what is summed is the same."""
-    for rows in (1, 50, 600):
-        Norm.draw(op, (rows, 40)).check(backend)
+    with use_tunables({"norm_backward.*.groups": 3}):
+        for rows in (1, 2, 10):
+            for n in (40, 61):
+                Norm.draw(op, (rows, n)).check(backend)
+            assert (
+                bytes_of_sums(backend, op, rows, 40) == min(rows, 3) * (1 + is_centered(op)) * 160
+            )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("op", PLAIN)
+@pytest.mark.parametrize("backend", KERNELS)
+def test_short_rows_read_twice(backend, op, dtype):
+    """In several batches, by one block or program and by several, of a group that has more rows."""
+    block = {"norm_backward.cuda.streaming_blocks": 1, "norm_backward.triton.tile_elements": 1024}
+    for rows, n, more in ((9, 40, {}), (5, 1030, {}), (3, 8200, block), (3, 8203, block)):
+        with use_tunables({**READ_TWICE, **more}):
+            assert bytes_of_sums(backend, op, rows, n) == 2 * (1 + is_centered(op)) * n * 4
+            run = Norm.draw(op, (rows, n), dtype).check(backend)[-1]
+        assert run.variant.startswith("a row read twice"), run
+        assert ("16-byte accesses" in run.variant) == (n % 8 == 0), run
+
+
+READ_TWICE = {
+    "norm_backward.cuda.longest_held": 0,
+    "norm_backward.triton.longest_alone": 0,
+    "norm_backward.triton.longest_shared": 0,
+    "norm_backward.*.groups": 2,
+}
+
+
+def bytes_of_sums(backend: str, op: str, rows: int, n: int) -> int:
+    """What groups keep of a backward pass in float32, until it is added up."""
+    x, row = torch.empty(rows, n, device=DEVICE), torch.empty(n, device=DEVICE)
+    fields = 1 + is_centered(op)
+    statistics = torch.empty(fields, rows, device=DEVICE)
+    need = plan(backend, op, f"{op}_backward", x, None, x, statistics, row, *[row] * fields, x)
+    return need.scratch.bytes - need.scratch.zeroed
 
 
 @needs_extension

@@ -45,9 +45,9 @@ def test_launches_are_planned():
     from diglot import _C
 
     x, out = torch.empty(1 << 20, 3), torch.zeros(1 << 20, 3)
-    variant, (flat,), scratch = _C.plan("gelu_forward", H200, x, "none", out)
+    variant, (flat,), scratch, _ = _C.plan("gelu_forward", H200, x, "none", out)
     assert variant == "flat, 16 elements per thread" and scratch is None
-    variant, (strided,), _ = _C.plan("gelu_forward", H200, x[:, ::2], "none", out[:, ::2])
+    variant, (strided,), *_ = _C.plan("gelu_forward", H200, x[:, ::2], "none", out[:, ::2])
     assert variant == "strided, 32-bit offsets" and not out.any()
     names = [machine_code.short_name(kernel) for kernel, *_ in (flat, strided)]
     assert names == NAMES
@@ -55,7 +55,7 @@ def test_launches_are_planned():
     assert flat[1:] == ((3 * 2**20 // (128 * 16), 1, 1), (128, 1, 1), 0, 1, ())
     meta = torch.empty(5, 1, device="meta")
     grad = torch.empty(5, 2**20, device="meta")
-    _, split, scratch = _C.plan("add_backward", H200, grad, 1, meta)
+    _, split, scratch, _ = _C.plan("add_backward", H200, grad, 1, meta)
     slices = split[0][1][1]
     assert [grid for _, grid, *_ in split] == [(5, slices, 1), (1, 1, 1)] and slices > 1
     assert scratch == (5 * slices * 4, 0, "call")
@@ -67,8 +67,9 @@ def test_launches_are_planned_for_a_device():
     from diglot import _C
 
     x = torch.empty(4, 65536, device="meta")
-    _, ((on_h200, *_, h200_shared, h200_cluster, _),), _ = _C.plan("softmax_forward", H200, x, 1, x)
-    _, ((on_a100, *_, a100_shared, a100_cluster, _),), _ = _C.plan("softmax_forward", A100, x, 1, x)
+    of_h200, of_a100 = (_C.plan("softmax_forward", device, x, 1, x) for device in (H200, A100))
+    _, ((on_h200, *_, h200_shared, h200_cluster, _),), *_ = of_h200
+    _, ((on_a100, *_, a100_shared, a100_cluster, _),), *_ = of_a100
     assert (h200_shared, h200_cluster) == (0, 4) and on_h200 != on_a100
     # A block has eight tiles of 32 KiB, and as many in shared memory as there is room for.
     assert (a100_shared, a100_cluster) == (5 * 256 * 8 * 16, 1)

@@ -27,6 +27,7 @@ import diglot
 from diglot.backends.plans import Scratch
 from diglot.backends.registry import BACKENDS as REGISTRY
 from diglot.backends.scratch import provide
+from diglot.backends.tunables import use_tunables
 from diglot.tools.accuracy import measure_error
 from diglot.tools.specs import find_spec
 
@@ -116,6 +117,29 @@ def test_every_variant(backend, op, case):
     wide = shape[-1] % 4 == 0
     assert forward.startswith(cuda if backend == "cuda" else triton), forward
     assert ("16-byte accesses" in forward) == wide == ("16-byte" in runs[1].variant)
+
+
+FEW_CHUNKS = {
+    "rows.cuda.tallest*": 16,
+    "rows.triton.tall*": 16,
+    "rows.both.chunk_elements": 8,
+    "rows.both.chunk_blocks": 3,
+    "rows.both.many_chunks": 3,
+}
+
+
+@pytest.mark.parametrize("name", LAUNCHERS)
+@pytest.mark.parametrize("backend", KERNELS)
+def test_few_chunks(backend, name):
+    """Columns in two launches, of three chunks, of one, and of fewer elements than a tile."""
+    with use_tunables(FEW_CHUNKS):
+        for shape in ((17, 4), (300, 5), (2500, 8)):
+            x, grad = tensors(shape, torch.float32)
+            inputs = inputs_of(name, x, grad, 0)
+            out, expected = torch.empty_like(x), torch.empty_like(x)
+            assert launched(backend, name, *inputs, out).startswith(CHUNKED)
+            launched("torch", name, *inputs, expected)
+            torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)

@@ -10,11 +10,12 @@ import pytest
 import torch
 from commands import fails, run
 
+from diglot.backends.tunables import short_name
 from diglot.bench.evidence import RESULTS
 from diglot.tools import ceiling_runs, ceilings, measure, transfer
 from diglot.tools import device as devices
 from diglot.tools.ceilings import Ceiling, Ceilings
-from diglot.tools.gpus import find_gpu, gpus, short_name
+from diglot.tools.gpus import find_gpu, gpus
 
 FACTS = devices.DeviceFacts(
     name="NVIDIA H200",

@@ -30,8 +30,6 @@ from diglot.triton_ops.lib.types import compute_type, convert, number
 from diglot.triton_ops.numbers import number_halves
 from diglot.triton_ops.plan import ALL_PHASES, Launch, Operand, Unseen
 
-CLIP_WARPS = 8
-CLIP_PROGRAMS = 4  # on a multiprocessor
 PARTIALS_BLOCK = tl.constexpr(2048)
 
 # A norm is a fold over elements that begins with 0. These functions add an element to a fold,
@@ -223,17 +221,18 @@ def clip_grad_norm(
 
     `blocks` is how many programs, or 0.
     """
-    chunks = table.shape[0]
+    chunks, tuned = table.shape[0], total.device.tuned
+    programs = tuned("clip_grad_norm.triton.programs")
     partials = behind_barrier(compute_dtype(total.dtype), chunks)
     launch = Launch(
         clip_grad_norm_phases,
-        (total.device.programs(blocks or max(chunks, 1), CLIP_PROGRAMS),),
+        (total.device.programs(blocks or max(chunks, 1), programs),),
         (table, partials, BARRIER, total),
         (chunks,),
         (NORMS[norm_type], error_if_nonfinite),
-        CLIP_WARPS,
+        tuned("clip_grad_norm.triton.warps"),
         numbers,
         phases=2,
-        per_multiprocessor=CLIP_PROGRAMS,
+        per_multiprocessor=programs,
     )
     return Plan("one launch", (launch,), barrier_scratch(partials))

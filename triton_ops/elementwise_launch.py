@@ -14,13 +14,6 @@ from diglot.backends.plans import Plan
 from .layout import Layout, layout_of, strided_arguments
 from .plan import ACCESS_BYTES, NOTHING, Launch, Operand
 
-STRIDED_BLOCK, STRIDED_WARPS = 1024, 4
-# Up to this many elements a launch is bound by latency, and a thread takes two; beyond, a thread of
-# a flat kernel makes two 16-byte accesses to each array. Measured on an H200: with more, registers
-# cost more than loads in flight gain.
-TINY_ELEMENTS, TINY_BLOCK = 1 << 17, 256
-FLAT_WARPS = 4
-
 
 def common_head(operands: list[Operand]) -> int:
     """Elements to step over until all arrays are multiples of 16 bytes; -1 if they never are, or
@@ -45,16 +38,17 @@ def access_elements(layout: Layout, out: Operand) -> int:
     return elements
 
 
-def block_elements(element_size: int, most: int) -> int:
+def block_elements(out: Operand, warps: int, most: int | None) -> int:
     """Elements of each array in a program of a kernel with 16-byte accesses.
 
     Args:
-        element_size: in bytes.
-        most: that a thread has of them at most.
+        out: an array.
+        warps: of the program.
+        most: elements that a thread has of it at most; None: as many as its accesses have.
     """
-    # float64 arithmetic takes so many registers that with two accesses a thread some spill.
-    accesses = 1 if element_size == 8 else 2
-    return FLAT_WARPS * 32 * min(accesses * ACCESS_BYTES // element_size, most)
+    size = out.element_size()
+    elements = out.device.tuned("elementwise.triton.accesses", size) * ACCESS_BYTES // size
+    return warps * 32 * (elements if most is None else min(elements, most))
 
 
 def plan_elementwise(
@@ -66,7 +60,7 @@ def plan_elementwise(
     numbers: Callable[..., tuple[int, ...]] | None = None,
     common: tuple[Operand, ...] = (),
     indexed: bool = False,
-    most: int = 2 * ACCESS_BYTES,
+    most: int | None = None,
 ) -> Plan:
     """Plans a launch of `flat`, or launches of `strided`.
 
@@ -83,20 +77,24 @@ def plan_elementwise(
         indexed: whether what the kernels do depends on the elements' row-major indices. The strided
             one gets their strides after those of the inputs. There is no head then, which would
             shift every access: one starts at a multiple of its elements.
-        most: elements of each array that a thread has at most; fewer than two accesses have where
-            each takes many registers.
+        most: elements of each array that a thread has at most, where each takes many registers;
+            None: as many as its accesses have.
     """
     arrays = [operand for operand in operands if operand is not None]
     out = arrays.pop()
-    n = out.numel()
+    n, tuned = out.numel(), out.device.tuned
     if n == 0:
         return NOTHING
     one_dtype = all(array.dtype == out.dtype for array in arrays)
     layout = layout_of(out, *arrays, indexed=indexed)
     is_run = all(array.numel() == n and array.is_contiguous() for array in (*arrays, out))
     if one_dtype and (is_run or layout.is_flat):
-        block = TINY_BLOCK if n <= TINY_ELEMENTS else block_elements(out.element_size(), most)
-        head = -1 if n <= TINY_ELEMENTS else common_head([*arrays, out])
+        is_tiny = n <= tuned("elementwise.triton.tiny_elements")
+        warps = tuned("elementwise.triton.flat_warps")
+        block = (
+            tuned("elementwise.triton.tiny_block") if is_tiny else block_elements(out, warps, most)
+        )
+        head = -1 if is_tiny else common_head([*arrays, out])
         is_aligned = head == 0 if indexed else head >= 0
         head = head if is_aligned else 0
         launch = Launch(
@@ -105,15 +103,18 @@ def plan_elementwise(
             (*common, *operands),
             (n, head),
             (*constants, is_aligned, block),
-            FLAT_WARPS,
+            warps,
             numbers,
         )
         return Plan(f"flat, blocks of {block}{', 16-byte accesses' * is_aligned}", (launch,), None)
     vector = access_elements(layout, out) if one_dtype else 1
-    block, broadcast, is_aligned = STRIDED_BLOCK, 0, False
-    if vector > 1:
+    warps = tuned("elementwise.triton.strided_warps")
+    broadcast, is_aligned = 0, False
+    if vector == 1:
+        block = tuned("elementwise.triton.strided_block")
+    else:
         layout = layout.in_vectors(vector)
-        block = block_elements(out.element_size(), max(most, vector))
+        block = block_elements(out, warps, None if most is None else max(most, vector))
         # Inputs with one element per access need no alignment.
         repeated = [stride == 0 for stride in layout.strides[0][1 : 1 + len(arrays)]]
         broadcast = sum(1 << i for i, is_repeated in enumerate(repeated) if is_repeated)
@@ -129,7 +130,7 @@ def plan_elementwise(
             (*common, *operands),
             (slice.numel, *strided_arguments(slice, start, len(operands) + indexed)),
             (*constants, len(slice.sizes), wide, vector, broadcast, is_aligned, block),
-            STRIDED_WARPS,
+            warps,
             numbers,
         )
         for slice, start in layout.slices()

@@ -24,8 +24,6 @@ from diglot.triton_ops.lib.types import compute_type, convert, number
 from diglot.triton_ops.numbers import number_halves
 from diglot.triton_ops.plan import Operand, Unseen
 
-MOST = 4  # elements of a thread: each takes a dozen registers from term to term
-
 
 @triton.jit
 def parameters(halves, OUT: tl.constexpr):
@@ -84,7 +82,7 @@ def gaussian_pdf_forward(
         gaussian_pdf_forward_strided,
         (input, out),
         numbers=numbers(gaussian_pdf_parameters, out),
-        most=MOST,
+        most=out.device.tuned("gaussian_pdf.triton.elements"),
     )
 
 
@@ -98,5 +96,5 @@ def gaussian_pdf_backward(
         gaussian_pdf_backward_strided,
         (grad_output, input, out),
         numbers=numbers(gaussian_pdf_slope_parameters, out),
-        most=MOST,
+        most=out.device.tuned("gaussian_pdf.triton.elements"),
     )

@@ -14,19 +14,9 @@ from diglot.backends.plans import BARRIER_BYTES, Plan, Scratch
 
 # Relative, because mypy finds this folder under its name in the tree.
 from .lib.reduce.global_ import MAX_FIELDS, THREADS
-from .plan import ACCESS_BYTES, NOTHING, Launch, Operand, Part
+from .plan import ACCESS_BYTES, NOTHING, Device, Launch, Operand, Part
 
 GLOBAL_WARPS = THREADS.value // 32
-GLOBAL_PROGRAMS = 2  # on a multiprocessor
-GLOBAL_REGISTERS = 128  # of a thread, with which as many fit
-FEW_TILES = 256
-# By the bytes of an element: with more, threads would spill.
-MOST_HELD = {2: 32, 4: 32, 8: 8}  # elements of a tile, by each thread
-# States that a program combines at once, and chunks that arrays are cut into: at most. Of large
-# arrays there are between half as many chunks and as many: many more than programs, so that these
-# have about the same work, and few enough for every program to read them all.
-MOST_FOLDED = {2: 4096, 4: 4096, 8: 2048}
-FEW_FOLDED = 256  # states that are combined at once, where there are no more
 
 BARRIER = Part(torch.int32, 1)  # the word of a grid barrier
 
@@ -47,15 +37,17 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def cut_into_chunks(
-    n: int, element_size: int, most_accesses: int, room: int
+    device: Device, n: int, element_size: int, most_accesses: int, room: int
 ) -> tuple[int, int, int]:
     """Elements of a tile, chunks (at most `room`), and tiles of a chunk, for n elements."""
-    most_accesses = min(most_accesses, MOST_HELD[element_size] * element_size // ACCESS_BYTES)
+    most_held = device.tuned("global.triton.most_held", element_size)
+    most_accesses = min(most_accesses, max(most_held * element_size // ACCESS_BYTES, 1))
+    few_tiles = device.tuned("global.triton.few_tiles")
     accesses = 1
     while True:
         tile = THREADS.value * accesses * ACCESS_BYTES // element_size
         tiles = -(-n // tile)
-        if tiles <= FEW_TILES or accesses == most_accesses:
+        if tiles <= few_tiles or accesses == most_accesses:
             break
         accesses *= 2
     chunk_tiles = -(-tiles // room)
@@ -86,23 +78,26 @@ def plan_chunks(
     n, size = out.numel(), out.element_size()
     if n == 0:
         return NOTHING
-    room = MOST_FOLDED[size]
-    tile, chunks, chunk_tiles = cut_into_chunks(n, size, most_accesses, room)
+    device = out.device
+    room = device.tuned("global.triton.most_folded", size)
+    tile, chunks, chunk_tiles = cut_into_chunks(device, n, size, most_accesses, room)
     is_aligned = all(array.is_aligned for array in (*inputs, out))
-    fold = FEW_FOLDED if chunks <= FEW_FOLDED else triton.next_power_of_2(room)
+    few_folded = device.tuned("global.triton.few_folded")
+    fold = few_folded if chunks <= few_folded else triton.next_power_of_2(room)
+    programs = device.tuned("global.triton.programs")
     most = min(blocks, chunks) if blocks > 0 else chunks
     states = behind_barrier(compute_dtype(out.dtype), MAX_FIELDS.value * chunks)
     launch = Launch(
         kernel,
-        (out.device.programs(most, GLOBAL_PROGRAMS),),
+        (device.programs(most, programs),),
         (*inputs, *statistics, BARRIER, states, out),
         (n, chunks, chunk_tiles),
         (is_aligned, tile, fold),
         GLOBAL_WARPS,
         numbers,
         phases=2,
-        per_multiprocessor=GLOBAL_PROGRAMS,
-        max_registers=GLOBAL_REGISTERS,
+        per_multiprocessor=programs,
+        max_registers=device.tuned("global.triton.registers"),
     )
     name = f"tiles of {tile}{', 16-byte accesses' * is_aligned}"
     return Plan(name, (launch,), barrier_scratch(states))

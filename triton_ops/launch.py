@@ -21,6 +21,7 @@ from torch import Tensor
 
 from diglot.backends.driver import driver
 from diglot.backends.plans import Plan, Scratch
+from diglot.backends.tunables import on_change, record_reads
 
 # Relative, because mypy finds this folder under its name in the tree.
 from .descriptors import Descriptor, with_room
@@ -130,7 +131,7 @@ def launcher(planner: Callable[..., Plan]) -> Any:
         return run
 
     def trace(arguments: tuple[Any, ...], scratch: Tensor | None) -> Any:
-        made = planner(*describe(arguments, TRACED, _unknown_address))
+        made = planner(*describe(arguments, _traced_facts(arguments), _unknown_address))
         tensors = [a for a, name in zip(arguments, names, strict=True) if name in arrays]
         numbers = [a for a, name in zip(arguments, names, strict=True) if name in unseen]
         return _trace(made, (None, *tensors), scratch, tuple(numbers))
@@ -160,10 +161,13 @@ def plan(launcher: Any, device: tuple[Any, ...] | None, *arguments: Any) -> Plan
         described = launcher.describe(arguments, Device(*device), _address_in_storage)
     elif type(out) is not Tensor:
         # A compiled graph's kernels get room for their descriptors from the compiler.
-        return launcher.planner(*launcher.describe(arguments, TRACED, _unknown_address))
+        described = launcher.describe(arguments, _traced_facts(arguments), _unknown_address)
     else:
         described = launcher.describe(arguments, _facts_of(out.get_device()), _address)
-    return with_room(launcher.planner(*described))
+    with record_reads() as decided:
+        made: Plan = launcher.planner(*described)
+    made = made if device is None and type(out) is not Tensor else with_room(made)
+    return made._replace(tunables=tuple(decided.items()))
 
 
 def _describe(
@@ -209,6 +213,23 @@ def _address_in_storage(tensor: Tensor) -> int:
     return int(tensor.storage_offset()) * tensor.element_size() % ACCESS_BYTES
 
 
+@on_change
+def _forget_plans() -> None:
+    """Plans that were made by other tunables."""
+    with _plans_lock:
+        for each in launchers:
+            each.__globals__["plans"].clear()
+
+
+def _traced_facts(arguments: tuple[Any, ...]) -> Device:
+    """Facts of the device of tensors that are traced."""
+    *_, out = (argument for argument in arguments if isinstance(argument, Tensor))
+    if out.device.type != "cuda" or not torch.cuda.is_available():
+        return TRACED
+    index = torch.cuda.current_device() if out.device.index is None else out.device.index
+    return TRACED._replace(name=_gpu_facts(index).name)
+
+
 def _facts_of(index: int) -> Device:
     """Facts of the device with this index, or of the interpreter."""
     return INTERPRETER if INTERPRETED else _gpu_facts(index)
@@ -228,6 +249,7 @@ def _gpu_facts(index: int) -> Device:
         properties.multi_processor_count if is_cooperative else 0,
         properties.shared_memory_per_multiprocessor,
         properties.major >= 9,
+        properties.name,
     )
 
 

@@ -18,7 +18,7 @@ from diglot.triton_ops.lib.norm.forward import (
     moments_none,
 )
 from diglot.triton_ops.lib.rows.rows import reduce_then_map_rows
-from diglot.triton_ops.norm_launch import plan_norm_backward, row_config
+from diglot.triton_ops.norm_launch import norm_rows, plan_norm_backward
 from diglot.triton_ops.numbers import numbers_of
 from diglot.triton_ops.plan import Operand, Unseen
 from diglot.triton_ops.row_launch import plan_rows
@@ -86,7 +86,7 @@ def add_layer_norm_forward(
         (statistics,),
         (sum,),
         numbers_of(torch.float64),
-        row_config(out.element_size(), residual is not None, has_mean=True),
+        norm_rows(out, residual, has_mean=True),
     )
 
 

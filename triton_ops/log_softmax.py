@@ -23,7 +23,6 @@ from diglot.triton_ops.lib.rows.rows import reduce_then_map_rows
 from diglot.triton_ops.lib.types import compute_type
 from diglot.triton_ops.plan import Operand
 from diglot.triton_ops.row_launch import plan_rows
-from diglot.triton_ops.row_shares import TALL_OF_FIRST
 
 
 @triton.jit
@@ -99,4 +98,5 @@ def log_softmax_forward(input: Operand, dim: int, out: Operand) -> Plan:
 def log_softmax_backward(grad_output: Operand, output: Operand, dim: int, out: Operand) -> Plan:
     """out = grad_output - exp(output) * sum(grad_output) along a dimension."""
     operands = (grad_output, output, out)
-    return plan_rows(log_softmax_backward_rows, operands, dim, tall=TALL_OF_FIRST)
+    tall = "rows.triton.tall_of_first"
+    return plan_rows(log_softmax_backward_rows, operands, dim, tall=tall)

@@ -14,38 +14,9 @@ from diglot.backends.plans import Plan, Scratch
 from .lib.norm.backward_resident import norm_backward_resident
 from .lib.norm.backward_streaming import norm_backward_streaming
 from .lib.norm.group_sums import sum_groups
-from .plan import ACCESS_BYTES, ALL_PHASES, NOTHING, Launch, Operand, Part, Scalar
+from .plan import ACCESS_BYTES, ALL_PHASES, NOTHING, Device, Launch, Operand, Part, Scalar
 from .row_launch import ROW_RANK, mailbox_dtype, padded, rows_of, strides_of
-from .row_shares import RowConfig, Split, power_of_2, registers
-
-# Of the forward pass, by the bytes of an element and whether there is a residual: warps, and
-# registers of a thread.
-NARROW = {2048: (2, None), 8192: (4, None)}
-WIDE = {1024: (1, None), 2048: (4, None), 8192: (16, None)}
-FORWARD = {
-    (2, False): RowConfig(
-        16384, NARROW | {16384: (8, None), 32768: (32, None)}, Split(16384, 4, 3)
-    ),
-    (2, True): RowConfig(
-        16384, NARROW | {16384: (16, None), 32768: (32, None)}, Split(32768, 8, 2)
-    ),
-    (4, False): RowConfig(16384, WIDE | {16384: (16, 64), 32768: (32, None)}, Split(16384, 4, 3)),
-    (4, True): RowConfig(16384, WIDE | {16384: (32, None), 32768: (32, None)}, Split(32768, 8, 2)),
-    (8, False): RowConfig(0, {}, Split(16384, 8, 2)),
-    (8, True): RowConfig(0, {}, Split(32768, 8, 2)),
-}
-# An RMS norm needs fewer registers for a thread that has more.
-WITHOUT_MEAN = FORWARD | {
-    (4, False): RowConfig(16384, WIDE | {16384: (8, 128), 32768: (32, None)}, Split(16384, 4, 3))
-}
-# How many groups share rows of so many elements at most, and longer ones: two for each of an H200's
-# 132 multiprocessors while one of them holds a row, then fewer, since several work on one row.
-# Constants, so that a result does not depend on the device.
-GROUPS = {8192: 264, 16384: 132, 32768: 64, 65536: 32, 131072: 16}
-FEWEST_GROUPS = 8
-GROUPS_WITHOUT_SUMS = 264
-# Of the partial sums of a gradient: groups and columns of a tile, and warps.
-SUMMED_GROUPS, SUMMED_COLUMNS, SUMMING_WARPS = 64, 32, 8
+from .row_shares import NormRows, power_of_2, registers
 
 
 class ResidentRows(NamedTuple):
@@ -62,22 +33,6 @@ class ResidentRows(NamedTuple):
     warps: int
     stages: int
     groups: int
-
-
-# By the bytes of an element, for rows of so many elements at most.
-ALONE = {
-    2: {
-        2048: ResidentRows(4096, 4, 3, 264),
-        4096: ResidentRows(4096, 8, 3, 264),
-        8192: ResidentRows(8192, 8, 3, 132),
-    },
-    4: {
-        2048: ResidentRows(4096, 8, 2, 264),
-        4096: ResidentRows(4096, 16, 3, 132),
-        8192: ResidentRows(8192, 16, 2, 132),
-    },
-    8: {1024: ResidentRows(1024, 8, 2, 264), 2048: ResidentRows(2048, 16, 2, 132)},
-}
 
 
 class SplitRows(NamedTuple):
@@ -98,22 +53,6 @@ class SplitRows(NamedTuple):
     stages: int
     programs: int
     late: int
-
-
-# Longer rows are shared. Of the longest, a program has more, so that fewer wait.
-SHARED = {
-    2: SplitRows(4096, 1, 4, 3, 2, 1),
-    4: SplitRows(2048, 1, 8, 3, 2, 1),
-    8: SplitRows(2048, 1, 16, 2, 1, 0),
-}
-SHARED_LONG = {
-    2: SplitRows(8192, 1, 8, 3, 1, 1),
-    4: SplitRows(4096, 1, 8, 3, 1, 1),
-    8: SplitRows(2048, 1, 16, 2, 1, 0),
-}
-LONG = 131072
-TILES = {2: 4096, 4: 2048, 8: 1024}
-TILE_WARPS = 8
 
 
 @triton.jit
@@ -179,14 +118,18 @@ def norm_backward_sums(
         sum_groups(workspace, grad_bias, field, n, groups, room, column, ROWS, BLOCK)
 
 
-def row_config(size: int, has_residual: bool, has_mean: bool) -> RowConfig:
-    """How rows of the forward pass are shared out."""
-    return (FORWARD if has_mean else WITHOUT_MEAN)[size, has_residual]
+def norm_rows(out: Operand, residual: Operand | None, has_mean: bool) -> NormRows:
+    """Which norm's rows those of the forward pass are."""
+    inputs = 1 if residual is None else 2
+    return NormRows(out.device, out.element_size(), inputs, 1 + has_mean)
 
 
-def count_groups(rows: int, n: int) -> int:
+def count_groups(device: Device, rows: int, n: int, has_sums: bool) -> int:
     """How many groups share `rows` rows of `n` elements at most: at least one."""
-    groups = next((groups for most, groups in GROUPS.items() if n <= most), FEWEST_GROUPS)
+    if has_sums:
+        groups = device.tuned("norm_backward.triton.groups", n)
+    else:
+        groups = device.tuned("norm_backward.triton.groups_without_sums")
     return max(1, min(groups, rows))
 
 
@@ -214,7 +157,8 @@ def plan_norm_backward(
     sources = (grad_output, grad_sum, input)
     arrays = (grad_input, *(array for array in sources if array is not None))
     n, _, outer = rows_of(arrays, grad_input.dim() - 1, statistics)
-    size = grad_input.element_size()
+    size, device = grad_input.element_size(), grad_input.device
+    tuned = device.tuned
     vector = ACCESS_BYTES // size
     is_aligned = (
         n % vector == 0
@@ -223,22 +167,30 @@ def plan_norm_backward(
     )
     vector = vector if is_aligned else 1
     fields = (grad_weight is not None) + (grad_bias is not None)
-    room = count_groups(outer.numel, n) if fields else min(GROUPS_WITHOUT_SUMS, outer.numel)
+    room = count_groups(device, outer.numel, n, fields > 0)
     slices = list(outer.slices(ROW_RANK))
-    alone = next((share for most, share in ALONE[size].items() if n <= most), None)
-    shared = (SHARED if n < LONG else SHARED_LONG)[size]
-    splits = -(-n // shared.held)
+    alone, shared, splits = None, None, 0
+    if n <= tuned("norm_backward.triton.longest_alone", size):
+        alone = ResidentRows(**tuned("norm_backward.triton.alone", size, n))
+    elif n <= tuned("norm_backward.triton.longest_shared") and len(slices) == 1:
+        shared = SplitRows(**tuned("norm_backward.triton.shared", size, n))
+        splits = -(-n // shared.held)
+        shared = shared if splits <= device.room(shared.programs) else None
+    tile, tile_warps = 0, 0
     mailboxes: Part | None = None
     if alone is not None:
         name = f"rows in registers, blocks of {power_of_2(n)}"
         groups = min(room, alone.groups)
-    elif splits <= grad_input.device.room(shared.programs) and len(slices) == 1:
+    elif shared is not None:
         name = f"a row shared by programs, blocks of {shared.held}"
-        groups = grad_input.device.programs(room * splits, shared.programs, splits) // splits
+        groups = device.programs(room * splits, shared.programs, splits) // splits
         rows = -(-outer.numel // shared.side) * shared.side
         mailboxes = Part(mailbox_dtype(grad_input), rows * splits * 2)
     else:
-        name = f"a row read twice, blocks of {TILES[size]}"
+        tile_warps = tuned("norm_backward.triton.tile_warps")
+        # An access of each thread at least.
+        tile = max(tuned("norm_backward.triton.tile_elements", size), tile_warps * 32 * vector)
+        name = f"a row read twice, blocks of {tile}"
         groups = room
     sums: Part | None = None
     if fields:
@@ -271,7 +223,7 @@ def plan_norm_backward(
                 (*constants, side, block, keep, alone.stages, 1, 0, ALL_PHASES.value),
                 alone.warps,
             )
-        elif mailboxes is not None:
+        elif shared is not None:
             held, side, warps, stages, programs, late = shared
             launch = Launch(
                 norm_backward_rows,
@@ -290,18 +242,19 @@ def plan_norm_backward(
                 (groups,),
                 (*before, grad_input),
                 tuple(scalars),
-                (*constants, TILES[size], TILE_WARPS * 32),
-                TILE_WARPS,
+                (*constants, tile, tile_warps * 32),
+                tile_warps,
             )
         launches.append(launch)
     if sums is not None:
+        columns = tuned("norm_backward.triton.summed_columns")
         launch = Launch(
             norm_backward_sums,
-            (-(-n // SUMMED_COLUMNS),),
+            (-(-n // columns),),
             (grad_weight, grad_bias, sums),
             (n, groups, room),
-            (SUMMED_GROUPS, SUMMED_COLUMNS),
-            SUMMING_WARPS,
+            (tuned("norm_backward.triton.summed_groups"), columns),
+            tuned("norm_backward.triton.summing_warps"),
         )
         launches.append(launch)
     last = sums or mailboxes

@@ -20,6 +20,7 @@ from triton.compiler import ASTSource
 
 from diglot.backends import plans
 from diglot.backends.plans import Plan
+from diglot.backends.tunables import tunables
 
 if TYPE_CHECKING:
     from .descriptors import Descriptor
@@ -61,6 +62,10 @@ class Device(plans.Device):
     def is_interpreted(self) -> bool:
         """Whether this is Triton's interpreter, in which the phases of a kernel are launches."""
         return self == INTERPRETER
+
+    def tuned(self, name: str, *keys: int) -> Any:
+        """A measured number, or a record of some; `keys` find a table's entry."""
+        return tunables(self.name).read(name, *keys)
 
     def room(self, per_multiprocessor: int) -> int:
         """How many programs run at once, so many on each multiprocessor."""

@@ -11,7 +11,7 @@ from diglot.triton_ops.launch import launcher
 from diglot.triton_ops.lib.norm.forward import add, rms_map, squares_along, squares_finish
 from diglot.triton_ops.lib.reduce.states import sums_combine, sums_fold, sums_none
 from diglot.triton_ops.lib.rows.rows import reduce_then_map_rows
-from diglot.triton_ops.norm_launch import plan_norm_backward, row_config
+from diglot.triton_ops.norm_launch import norm_rows, plan_norm_backward
 from diglot.triton_ops.numbers import numbers_of
 from diglot.triton_ops.plan import Operand, Unseen
 from diglot.triton_ops.row_launch import plan_rows
@@ -76,7 +76,7 @@ def add_rms_norm_forward(
         (statistics,),
         (sum,),
         numbers_of(torch.float64),
-        row_config(out.element_size(), residual is not None, has_mean=False),
+        norm_rows(out, residual, has_mean=False),
     )
 
 

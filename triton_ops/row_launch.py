@@ -24,26 +24,18 @@ from .lib.rows.rows import (
     SPLIT_ROWS,
     TILES,
 )
-from .plan import ACCESS_BYTES, ALL_PHASES, NOTHING, Launch, Operand, Part, Scalar
+from .plan import ACCESS_BYTES, ALL_PHASES, NOTHING, Device, Launch, Operand, Part, Scalar
 from .row_shares import (
     CHUNK_FIELDS,
-    CHUNK_PROGRAMS,
-    CHUNK_TILE,
-    CHUNK_TILE_BYTES,
-    CHUNK_WARPS,
-    COLUMN_BYTES,
     STATE_FIELDS,
-    STRIP_BYTES,
-    TALL,
-    RowConfig,
+    NormRows,
     Split,
     choose_tile,
     count_chunks,
     count_splits,
-    count_splits_of,
+    count_splits_of_norm,
     power_of_2,
     registers,
-    split_of,
 )
 
 ROW_RANK = 3  # other dimensions that a kernel takes; of more, a launch takes a slice
@@ -106,8 +98,8 @@ def plan_rows(
     statistics: tuple[Operand | None, ...] = (),
     held: tuple[Operand | None, ...] = (),
     numbers: Callable[..., tuple[int, ...]] | None = None,
-    how: RowConfig | None = None,
-    tall: int = TALL,
+    norm: NormRows | None = None,
+    tall: str = "rows.triton.tall",
 ) -> Plan:
     """Plans launches of a kernel on the rows of arrays along a dimension.
 
@@ -125,11 +117,12 @@ def plan_rows(
         statistics: for a kernel that has some, an array (statistics, *outer); or None.
         held: a second output, which lies as the output does.
         numbers: makes 64-bit arguments of the launcher's unseen ones.
-        how: instead of HELD_WARPS and SHARED.
-        tall: elements of the longest column that takes one launch.
+        norm: which norm it is, if any.
+        tall: the tunable that says which columns take two launches.
     """
     *sources, out = operands
     assert out is not None
+    device = out.device
     if out.numel() == 0:
         return NOTHING
     arrays = (out, *(array for array in sources if array is not None))
@@ -144,21 +137,29 @@ def plan_rows(
         vector = 1
     if is_column and vector > 1:
         outer = outer.in_vectors(vector)
-    is_tall = is_column and n > tall
+    is_tall = is_column and n > device.tuned(tall)
     splits, part, split = 1, 0, None
     if vector > 1 and not is_tall and len(outer.sizes) <= ROW_RANK:
-        splits, part, split = _split(n, size, inputs, is_column, outer, how, out)
+        rank = len(outer.sizes)
+        splits, part, split = _split(device, n, size, inputs, is_column, rank, norm)
     if is_tall:
-        kind, warps = REDUCED_CHUNKS.value, CHUNK_WARPS
-        side = min(STRIP_BYTES // (size * vector), power_of_2(outer.numel))
-        tile = min(CHUNK_TILE, CHUNK_TILE_BYTES // sum(a.element_size() for a in arrays[1:]))
-        block = tile // (vector * side)
+        kind, warps = REDUCED_CHUNKS.value, device.tuned("rows.triton.chunk_warps")
+        strip_bytes = device.tuned("rows.both.strip_bytes")
+        side = min(strip_bytes // (size * vector), power_of_2(outer.numel))
+        bytes = device.tuned("rows.triton.chunk_tile_bytes")
+        tile = min(
+            device.tuned("rows.triton.chunk_tile"),
+            bytes // sum(array.element_size() for array in arrays[1:]),
+        )
+        block = max(tile // (vector * side), 1)
     elif split is not None:
         kind = (SPLIT_COLUMNS if is_column else SPLIT_ROWS).value
-        side = COLUMN_BYTES // (size * vector) if is_column else 1
+        side = device.tuned("rows.triton.column_bytes") // (size * vector) if is_column else 1
         block, warps = part, split.warps
     else:
-        kind, side, block, warps = choose_tile(n, outer.numel, size, vector, is_column, inputs)
+        kind, side, block, warps = choose_tile(
+            device, n, outer.numel, size, vector, is_column, inputs
+        )
     has_steps = any(step != 1 for step in steps[: len(arrays)])
     # Where a program's part of a row begins is a product with a step: if the compiler knew it, it
     # would add the part to each offset, and run out of registers.
@@ -184,19 +185,20 @@ def plan_rows(
         shape = (len(slice.sizes), has_steps, vector, is_aligned, side, block)
         programs, most, registers_of = strips, 1, None
         if is_tall:
-            chunks = count_chunks(n, strips, block)
+            chunks = count_chunks(device, n, strips, block)
             states = Part(mailbox_dtype(out), chunks * slice.numel * vector * CHUNK_FIELDS)
             programs = strips * chunks
             if vector > 1:
-                registers_of = registers(warps, CHUNK_PROGRAMS[len(slice.sizes) > 1])
+                each = device.tuned("rows.triton.chunk_programs", len(slice.sizes))
+                registers_of = registers(warps, each)
         elif split is not None:
             width = side * vector if is_column else 1
             states = Part(mailbox_dtype(out), strips * width * splits * STATE_FIELDS)
-            programs = out.device.programs(strips * splits, split.programs, splits)
+            programs = device.programs(strips * splits, split.programs, splits)
             most = power_of_2(max(splits, warps * 32 // width if is_column else 1))
             registers_of = registers(warps, split.programs)
-        elif how is not None and kind == ROWS.value and size < 8:
-            warps, registers_of = next(v for held, v in how.warps.items() if block * side <= held)
+        elif norm is not None and kind == ROWS.value and size < 8:
+            warps, registers_of = norm.held(block * side)
         pointers = (*sources, *shared, *statistics, *held, states, out)
         for launched in (kind, MAPPED_CHUNKS.value) if is_tall else (kind,):
             constants = (launched, *shape, warps * 32, most)
@@ -222,25 +224,21 @@ def plan_rows(
 
 
 def _split(
+    device: Device,
     n: int,
     size: int,
     inputs: int,
     is_column: bool,
-    outer: Layout,
-    how: RowConfig | None,
-    out: Operand,
+    rank: int,
+    norm: NormRows | None,
 ) -> tuple[int, int, Split | None]:
     """How many programs share a row, or columns, elements that each holds, and what it has; nothing
     where they are not shared.
     """
-    split = split_of(is_column, len(outer.sizes))
-    room = out.device.room(split.programs)
-    splits, part = count_splits(n, size, inputs, is_column, split, room)
-    if how is not None and splits > 1:
-        split = how.shared
-        room = out.device.room(split.programs)
-        splits, part = count_splits_of(n, size, inputs, how, room)
-    return (splits, part, split) if splits > 1 else (1, 0, None)
+    splits, part, split = count_splits(device, n, size, inputs, is_column, rank)
+    if norm is not None and splits > 1:
+        return count_splits_of_norm(n, norm)
+    return splits, part, split
 
 
 def padded(numbers: tuple[int, ...]) -> tuple[int | None, ...]:

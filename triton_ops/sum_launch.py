@@ -15,17 +15,8 @@ from .layout import Layout, compute_layout, split_layout, strided_arguments
 
 # Relative, because mypy finds this folder under its name in the tree.
 from .numbers import number_halves
-from .plan import ACCESS_BYTES, NOTHING, Launch, Operand, Part
+from .plan import ACCESS_BYTES, NOTHING, Device, Launch, Operand, Part
 
-# A sum is split until this many programs share it, 16 for each of an H200's 132 multiprocessors,
-# with at least this many elements each. A program is one kept element wide where a reduced
-# dimension is the fastest, and a warp's 16-byte accesses otherwise. Constants, so that the order of
-# a sum depends on shapes, strides and alignment alone.
-SUM_PROGRAMS = 16 * 132
-SUM_ELEMENTS_PER_PROGRAM = 16384
-SUM_BYTES_OF_KEPT = 32 * 16
-SUM_BYTES = 8192  # of a tile: four 16-byte loads per thread, or at most 16 of one element
-SUM_WARPS = 4
 MOST_PROGRAMS = 2**31 - 1
 
 
@@ -38,7 +29,11 @@ def power_of_two(n: int, most: int) -> int:
 
 
 def count_splits(grad_output: Operand, out: Operand) -> int:
-    """Into how many parts the sum over broadcast dimensions is split."""
+    """Into how many parts the sum over broadcast dimensions is split.
+
+    A program is taken to be one kept element wide where a reduced dimension is the fastest, and a
+    warp's 16-byte accesses otherwise.
+    """
     kept = out.numel()
     reduced = grad_output.numel() // max(kept, 1)
     if reduced <= 1:
@@ -46,10 +41,12 @@ def count_splits(grad_output: Operand, out: Operand) -> int:
     out_shape = [1] * (grad_output.dim() - out.dim()) + list(out.shape)
     steps = zip(grad_output.strides, grad_output.shape, out_shape, strict=True)
     _, is_kept = min((stride, of_out == size) for stride, size, of_out in steps if size != 1)
-    width = min(kept, SUM_BYTES_OF_KEPT // grad_output.element_size()) if is_kept else 1
+    tuned = out.device.tuned
+    kept_bytes = tuned("sum.both.kept_bytes")
+    width = min(kept, kept_bytes // grad_output.element_size()) if is_kept else 1
     programs = -(-kept // width)
-    most = reduced * width // SUM_ELEMENTS_PER_PROGRAM
-    return max(1, min(SUM_PROGRAMS // programs, most))
+    most = reduced * width // tuned("sum.both.split_elements")
+    return max(1, min(tuned("sum.both.split_blocks") // programs, most))
 
 
 def plan_sum(
@@ -60,10 +57,10 @@ def plan_sum(
     """
     if out.numel() == 0:
         return NOTHING
-    kept, reduced = split_layout(grad_output, out)
+    kept, reduced, device = *split_layout(grad_output, out), out.device
     splits = count_splits(grad_output, out)
     if splits == 1:
-        launches = _launches(kernel, grad_output, out, kept, reduced, 1, 0, numbers)
+        launches = _launches(device, kernel, grad_output, out, kept, reduced, 1, 0, numbers)
         return Plan("sum", tuple(launches), None)
     compute = torch.float64 if grad_output.dtype == torch.float64 else torch.float32
     partial = Part(compute, splits * kept.numel)
@@ -76,8 +73,8 @@ def plan_sum(
     one = functools.partial(_one, grad_output.dtype)
     width = kept.numel
     launches = [
-        *_launches(kernel, grad_output, partial, to_partial, reduced, splits, width, one),
-        *_launches(kernel, partial, out, from_partial, rows, 1, 0, numbers),
+        *_launches(device, kernel, grad_output, partial, to_partial, reduced, splits, width, one),
+        *_launches(device, kernel, partial, out, from_partial, rows, 1, 0, numbers),
     ]
     return Plan("sum, split", tuple(launches), Scratch(partial.end, 0, "call"))
 
@@ -87,6 +84,7 @@ def _one(dtype: torch.dtype, *_: Any) -> tuple[int, ...]:
 
 
 def _launches(
+    device: Device,
     kernel: Any,
     source: Operand | Part,
     target: Operand | Part,
@@ -109,7 +107,9 @@ def _launches(
                 reduced_vector = vector
         elif kept.has_vectors(0, vector) and reduced.has_multiples(0, vector, 0):
             kept_vector = vector
-    elements = SUM_BYTES // (size if kept_vector * reduced_vector > 1 else max(size, 4))
+    # Of one element each, a thread has 16 loads at most.
+    tile_bytes = device.tuned("sum.triton.tile_bytes")
+    elements = tile_bytes // (size if kept_vector * reduced_vector > 1 else max(size, 4))
     # The tile extends along the fastest dimension until a warp reads neighbouring elements, or all.
     if reduced_is_fastest:
         reduced_block = max(power_of_two(reduced.numel // splits, elements), reduced_vector)
@@ -142,7 +142,7 @@ def _launches(
                 kept_vector,
                 reduced_vector,
             ),
-            SUM_WARPS,
+            device.tuned("sum.triton.warps"),
             numbers,
         )
         for slice, start in kept.slices()

@@ -167,6 +167,7 @@ def build_extension(
             root / "torch/pipeline.cpp",
             root / "torch/plans.cpp",
             root / "torch/reader.cpp",
+            root / "torch/tunables.cpp",
             *sorted(root.glob("pipeline/*.cpp")),
         ],
         flags=[

@@ -1,6 +1,7 @@
 // The Python module diglot._interpreter: every launcher as a function, for tensors on the CPU,
 // and those of the pipeline.
 #include "torch/launcher.h"
+#include "torch/tunables.h"
 
 namespace {
 
@@ -21,9 +22,10 @@ PyMODINIT_FUNC PyInit__interpreter() {
   }
   methods.push_back(definition("plan", plan_from_python));
   methods.push_back(definition("scratch_of", scratch_from_python));
+  methods.push_back(definition("set_tunables", set_tunables_from_python));
   methods.push_back({nullptr, nullptr, 0, nullptr});
 
   static PyModuleDef module = {PyModuleDef_HEAD_INIT, "_interpreter", nullptr, -1, methods.data()};
   PyObject* const result = PyModule_Create(&module);
-  return result != nullptr && add_schemas(result) ? result : nullptr;
+  return result != nullptr && add_schemas(result) && add_tunable_names(result) ? result : nullptr;
 }

@@ -258,9 +258,10 @@ void clip_grad_norm(Planner& planner, TensorList, const Operand& table, Real max
     const auto bytes = kBarrierBytes + chunks * static_cast<int64_t>(sizeof(Value));
     const auto scratch = planner.need({bytes, kBarrierBytes, Lifetime::kStream});
     planner.add_cooperatively<clip_grad_norm_phases<decltype(norm), Value>>(
-        blocks > 0 ? blocks : chunks, kClipBlocks, kClipThreads, 0, table.as<const int64_t>(),
-        chunks, (scratch + kBarrierBytes).as<Value>(), scratch.as<uint32_t>(), max_norm.as<Value>(),
-        error_if_nonfinite, total.as<void>(), total.dtype);
+        blocks > 0 ? blocks : chunks, static_cast<int>(planner.tuned(Tunable::kClipBlocks)),
+        kClipThreads, 0, table.as<const int64_t>(), chunks, (scratch + kBarrierBytes).as<Value>(),
+        scratch.as<uint32_t>(), max_norm.as<Value>(), error_if_nonfinite, total.as<void>(),
+        total.dtype);
   });
   planner.plan.variant = "one launch";
 }

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "diglot/named_device.h"
+#include "torch/tunables.h"
 #include "torch/tuple_reader.h"
 
 // PyTorch's CUDA half is absent from a CPU-only build of it. A weak reference lets this library
@@ -229,7 +230,9 @@ PyObject* plan_from_python(PyObject*, PyObject* const* arguments, Py_ssize_t cou
     const int architecture = static_cast<int>(facts.integer());
     const int multiprocessors = static_cast<int>(facts.integer());
     const int shared_bytes = static_cast<int>(facts.integer());
-    const NamedDevice device(architecture, multiprocessors, shared_bytes, facts.boolean());
+    const bool has_clusters = facts.boolean();
+    const NamedDevice device(architecture, multiprocessors, shared_bytes, has_clusters,
+                             facts.size() > 4 ? read_tunables(facts.tuple()) : tunables_of(-1));
     return to_python(call->plan(device));
   } catch (...) {
     return raise_current_exception();

@@ -1,5 +1,6 @@
 // The Python module diglot._C: every launcher as a function, and what the build is.
 #include "torch/launcher.h"
+#include "torch/tunables.h"
 
 #ifndef DIGLOT_ARCHITECTURES
 #define DIGLOT_ARCHITECTURES ""
@@ -60,6 +61,7 @@ PyMODINIT_FUNC PyInit__C() {
   }
   methods.push_back(definition("plan", diglot::torch_binding::plan_from_python));
   methods.push_back(definition("scratch_of", diglot::torch_binding::scratch_from_python));
+  methods.push_back(definition("set_tunables", diglot::torch_binding::set_tunables_from_python));
   methods.push_back(definition("check_device", check_device));
   methods.push_back({"driver_version", driver_version, METH_NOARGS, nullptr});
   methods.push_back({nullptr, nullptr, 0, nullptr});
@@ -68,6 +70,7 @@ PyMODINIT_FUNC PyInit__C() {
   PyObject* result = PyModule_Create(&module);
   if (result == nullptr) return nullptr;
   if (!diglot::torch_binding::add_schemas(result)) return nullptr;
+  if (!diglot::torch_binding::add_tunable_names(result)) return nullptr;
   PyModule_AddStringConstant(result, "architectures", DIGLOT_ARCHITECTURES);
   PyModule_AddStringConstant(result, "built_with_torch", DIGLOT_BUILT_WITH_TORCH);
   PyModule_AddIntConstant(result, "cuda_version", CUDART_VERSION);

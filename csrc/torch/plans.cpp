@@ -1,24 +1,10 @@
 #include "torch/plans.h"
 
-#include <pthread.h>
-
 #include <mutex>
 
+#include "diglot/fork_safe_mutex.h"
+
 namespace diglot::torch_binding {
-
-namespace {
-
-// Of all caches. Whoever forks holds it: in the child no thread is left that could unlock it.
-std::mutex& plans_mutex() {
-  static std::mutex& instance = []() -> std::mutex& {
-    static std::mutex& made = *new std::mutex;  // never destroyed, as caches are not
-    pthread_atfork([] { made.lock(); }, [] { made.unlock(); }, [] { made.unlock(); });
-    return made;
-  }();
-  return instance;
-}
-
-}  // namespace
 
 PyObject* KeptPlan::variant() const {
   PyObject* known = name.load(std::memory_order_acquire);
@@ -39,6 +25,31 @@ std::size_t PlanCache::Hash::operator()(const PlanKey& key) const {
     hash ^= hash >> 33;
   }
   return hash;
+}
+
+namespace {
+
+std::mutex& plans_mutex() { return fork_safe_mutex<PlanCache>(); }
+
+// Under that mutex. Never destroyed, as the caches are not.
+std::vector<PlanCache*>& all_caches() {
+  static std::vector<PlanCache*>& caches = *new std::vector<PlanCache*>;
+  return caches;
+}
+
+}  // namespace
+
+PlanCache::PlanCache() {
+  const std::lock_guard lock(plans_mutex());
+  all_caches().push_back(this);
+}
+
+void PlanCache::clear_all() {
+  const std::lock_guard lock(plans_mutex());
+  for (PlanCache* const cache : all_caches()) {
+    cache->plans_.clear();
+    cache->steps_ = 0;
+  }
 }
 
 std::shared_ptr<const KeptPlan> PlanCache::find(const PlanKey& key) {
@@ -107,20 +118,22 @@ PyObject* to_python(const Step& step) {
 
 PyObject* to_python(const Plan& plan) {
   PyObject* const steps = PyList_New(0);
-  if (steps == nullptr) return nullptr;
-  for (const Step& step : plan.steps) {
-    if (!append(steps, to_python(step))) {
-      Py_DECREF(steps);
-      return nullptr;
-    }
+  PyObject* const tunables = PyList_New(0);
+  PyObject* scratch = nullptr;
+  if (plan.scratch.bytes > 0) {
+    scratch = to_python(plan.scratch);
+  } else {
+    Py_IncRef(scratch = Py_None);
   }
-  if (plan.scratch.bytes == 0) return Py_BuildValue("(sNO)", plan.variant, steps, Py_None);
-  PyObject* const scratch = to_python(plan.scratch);
-  if (scratch == nullptr) {
-    Py_DECREF(steps);
-    return nullptr;
+  bool is_made = steps != nullptr && tunables != nullptr && scratch != nullptr;
+  for (const Step& step : plan.steps) is_made = is_made && append(steps, to_python(step));
+  for (const Tunables::Entry* const entry : plan.tuned) {
+    is_made = is_made && append(tunables, Py_BuildValue("(sL)", entry->name.c_str(),
+                                                        static_cast<long long>(entry->value)));
   }
-  return Py_BuildValue("(sNN)", plan.variant, steps, scratch);
+  if (is_made) return Py_BuildValue("(sNNN)", plan.variant, steps, scratch, tunables);
+  for (PyObject* const each : {steps, tunables, scratch}) Py_XDECREF(each);
+  return nullptr;
 }
 
 }  // namespace diglot::torch_binding

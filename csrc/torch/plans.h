@@ -25,6 +25,10 @@ struct KeptPlan {
 // Of one launcher. Any thread may use it at any time.
 class PlanCache {
  public:
+  PlanCache();
+  // Forgets the plans of all launchers.
+  static void clear_all();
+
   // Null if there is none.
   std::shared_ptr<const KeptPlan> find(const PlanKey& key);
   std::shared_ptr<const KeptPlan> keep(const PlanKey& key, Plan plan);
@@ -42,7 +46,8 @@ class PlanCache {
 
 // (bytes, zeroed, lifetime, group).
 PyObject* to_python(const Scratch& scratch);
-// (variant, [(kernel, grid, block, shared_bytes, cluster_blocks, flags), ...], scratch or None).
+// (variant, [(kernel, grid, block, shared_bytes, cluster_blocks, flags), ...], scratch or None,
+// [(name, value), ...] of the tunables that decided).
 PyObject* to_python(const Plan& plan);
 
 }  // namespace diglot::torch_binding

@@ -20,6 +20,7 @@ class TupleReader {
   PyObject* const* items() const { return items_.data(); }
   PyObject* tuple() { return *address_of_next(); }
   int64_t integer() { return PythonReader(address_of_next()).read<int64_t>(); }
+  std::string_view text() { return PythonReader(address_of_next()).read<std::string_view>(); }
   bool boolean() { return PythonReader(address_of_next()).read<bool>(); }
   template <typename T>
   T* address() {

@@ -12,6 +12,7 @@
 #include <typeinfo>
 
 #include "diglot/platform.cuh"
+#include "diglot/tunables.h"
 
 namespace diglot {
 
@@ -74,6 +75,8 @@ class Device {
   // Of shared memory, on each multiprocessor.
   virtual int shared_bytes() const = 0;
   virtual bool has_clusters() const = 0;
+  // The numbers by which planners choose for it.
+  virtual std::shared_ptr<const Tunables> tunables() const = 0;
   // Threads that wait for other blocks need all blocks of the grid to run at once: the greatest
   // number of blocks for which that holds. 0 if not even one fits.
   virtual int resident_blocks(const Kernel& kernel, int block_threads,

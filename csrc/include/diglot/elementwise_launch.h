@@ -8,12 +8,9 @@
 
 namespace diglot {
 
-// Up to this many elements a launch is bound by latency, and a thread takes one. Up to this many
-// 16-byte vectors, eight blocks for each of an H200's 132 multiprocessors, more blocks are worth
-// more than more loads in flight per thread. Beyond, a thread takes 16 elements (four accesses at
-// most), which measured best for every type.
-constexpr int64_t kTinyElements = int64_t{1} << 17;
-constexpr int64_t kSmallVectors = 8 * 132 * kElementwiseThreads;
+// Of tiny arrays, bound by latency, a thread takes one element; of small ones, where more blocks
+// are worth more than more loads in flight per thread, one access. Beyond, a thread takes 16
+// elements (four accesses at most), which measured best for every type.
 constexpr int kElementsPerThread = 16;
 
 template <typename T>
@@ -91,12 +88,12 @@ void elementwise_launch(Planner& planner, const Operand* const (&operands)[kArra
   if (n == 0) return;
   const bool is_flat = have_one_dtype(operands) && layout.is_flat();
   const int head = is_flat ? common_head<T>(operands) : -1;
-  if (is_flat && n <= kTinyElements) {
+  if (is_flat && n <= planner.tuned(Tunable::kElementwiseTinyElements)) {
     planner.plan.variant = "flat, 1 element per thread";
     flat(TinyShape<T>{}, blocks_for(n, kElementwiseThreads), n, 0);
   } else if (head >= 0) {
     const int64_t vectors = (n - head) / kVectorElements<T>;
-    if (vectors < kSmallVectors) {
+    if (vectors < planner.tuned(Tunable::kElementwiseSmallVectors)) {
       planner.plan.variant = "flat, 1 access per thread";
       flat(SmallShape<T>{}, blocks_for(vectors, kElementwiseThreads), n, head);
     } else {

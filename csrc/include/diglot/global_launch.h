@@ -9,16 +9,12 @@ namespace diglot {
 
 // Where blocks have several of these tiles: the bytes of shared memory for as many as there is
 // room.
-inline int parking_bytes(const Device& device, int64_t tiles, int tile_bytes) {
-  if (tiles <= int64_t{kGlobalBlocks} * device.multiprocessors()) return 0;
-  const int room = device.shared_bytes() / kGlobalBlocks - kGlobalOtherBytes;
+inline int parking_bytes(Planner& planner, int64_t tiles, int tile_bytes) {
+  const auto blocks = static_cast<int>(planner.tuned(Tunable::kGlobalBlocks));
+  if (tiles <= int64_t{blocks} * planner.device.multiprocessors()) return 0;
+  const int room = planner.device.shared_bytes() / blocks - kGlobalOtherBytes;
   return std::max(0, room / tile_bytes * tile_bytes);
 }
-
-// The most chunks that arrays are cut into, and so, maybe, several tiles in one. Of large arrays
-// there are then between half as many chunks and as many: many more than blocks, so that these have
-// about the same work, and few enough for every block to read the states of all.
-constexpr int64_t kMaxChunks = 4096;
 
 // Plans function(integral_constant<int, accesses>{}, chunks) for arrays of one number of elements,
 // of type T, the output first.
@@ -35,13 +31,13 @@ void cut_into_chunks(Planner& planner, const Operand* const (&operands)[kArrays]
     if constexpr (kAccesses <= kMost) {
       const auto quotient = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
       const int64_t tiles = quotient(n, Tile<T, 1, kAccesses>::kSize);
-      if (tiles > kFewTiles && kAccesses < kMost) return false;
-      const int64_t chunk_tiles = quotient(tiles, kMaxChunks);
+      if (kAccesses < kMost && tiles > planner.tuned(Tunable::kGlobalFewTiles)) return false;
+      const int64_t chunk_tiles = quotient(tiles, planner.tuned(Tunable::kGlobalMostChunks));
       planner.plan.variant = is_aligned ? aligned : unaligned;
       function(
           accesses,
           Chunks{n, static_cast<int>(quotient(tiles, chunk_tiles)), static_cast<int>(chunk_tiles),
-                 parking_bytes(planner.device, tiles, Tile<T, kArrays - 1, kAccesses>::kBytes),
+                 parking_bytes(planner, tiles, Tile<T, kArrays - 1, kAccesses>::kBytes),
                  is_aligned});
       return true;
     }
@@ -66,7 +62,8 @@ void launch_on_chunks(Planner& planner, const Chunks& chunks, int64_t blocks, co
   const auto bytes = kBarrierBytes + chunks.count * static_cast<int64_t>(sizeof(State));
   const auto scratch = planner.need({bytes, kBarrierBytes, Lifetime::kStream});
   const int64_t most = blocks > 0 ? std::min<int64_t>(blocks, chunks.count) : chunks.count;
-  planner.add_cooperatively<kKernel>(most, kGlobalBlocks, kGlobalThreads, chunks.parking_bytes,
+  const auto most_of_each = static_cast<int>(planner.tuned(Tunable::kGlobalBlocks));
+  planner.add_cooperatively<kKernel>(most, most_of_each, kGlobalThreads, chunks.parking_bytes,
                                      chunks, scratch.as<uint32_t>(),
                                      (scratch + kBarrierBytes).as<State>(), held...);
 }

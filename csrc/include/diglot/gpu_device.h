@@ -78,6 +78,7 @@ class GpuDevice final : public Device {
   int multiprocessors() const override { return multiprocessors_; }
   int shared_bytes() const override { return shared_bytes_; }
   bool has_clusters() const override { return has_clusters_; }
+  std::shared_ptr<const Tunables> tunables() const override { return tunables_of(index_); }
 
   int resident_blocks(const Kernel& kernel, int block_threads,
                       std::size_t shared_bytes) const override {

@@ -18,6 +18,7 @@ class InterpretedDevice final : public Device {
   int multiprocessors() const override { return interpreter::kMultiprocessors; }
   int shared_bytes() const override { return static_cast<int>(interpreter::kMaxSharedBytes); }
   bool has_clusters() const override { return true; }
+  std::shared_ptr<const Tunables> tunables() const override { return tunables_of(-1); }
   int resident_blocks(const Kernel&, int block_threads, std::size_t shared_bytes) const override {
     return static_cast<int>(interpreter::resident_blocks(block_threads, shared_bytes));
   }

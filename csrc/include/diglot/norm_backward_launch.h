@@ -19,36 +19,19 @@ template <typename T>
 struct NormBackwardShapes {
   static constexpr bool kIsNarrowType = sizeof(T) == 2;
   using Wide = NormShape<kIsNarrowType ? 2 : 4, true, true>;
-  static constexpr int kWideBlocks = kIsNarrowType ? 1 : kMostClusterBlocks;
   using Long = NormShape<sizeof(T) == 4 ? 8 : 4, true, false>;
   using Narrow = NormShape<2, false, false>;
   template <bool kIsWide>
   using Streaming = NormShape<(kIsNarrowType ? 1 : 2) * (kIsWide ? 2 : 1), kIsWide, false>;
 };
 
-// More do not help: what is under way at once then is unevenly shared by multiprocessors.
-constexpr int kNormMostStages = 2;
 // Of shared memory, what a block takes for other things, and the device beside it, at most.
 constexpr int kNormOtherBytes = 2 * 1024 + 64;
-// Groups of rows where there is nothing to add up, so that their number is of no consequence: one
-// for each multiprocessor of an H200, of which clusters of more than two blocks leave some idle.
-constexpr int kNormGroups = 132;
-constexpr int kNormClusteredGroups = 120;
 
-// Otherwise: a multiprocessor's registers hold the sums of this many bytes of a row, and a longer
-// row is shared by a cluster: so many clusters run at once for each number of bytes, in kibibytes.
-// (Of the longest rows a fifth of them: devices without clusters have a block for each group.)
-// Constants, so that a result does not depend on the device.
-inline int groups_of_rows(int64_t count, int64_t row_bytes) {
-  constexpr struct {
-    int64_t kibibytes;
-    int groups;
-  } kTable[] = {{32, 132}, {64, 66}, {128, 30}, {256, 15}, {512, 7}};
-  constexpr int kOfLongest = 35;
-  const auto found = std::find_if(std::begin(kTable), std::end(kTable), [&](const auto& entry) {
-    return row_bytes <= entry.kibibytes * 1024;
-  });
-  const int groups = found == std::end(kTable) ? kOfLongest : found->groups;
+// Groups of rows whose sums are added up.
+inline int groups_of_rows(Planner& planner, int64_t count, int64_t row_bytes) {
+  const int64_t kibibytes = (row_bytes + 1023) / 1024;
+  const int64_t groups = planner.tuned(Tunable::kNormBackwardGroups, kibibytes);
   return static_cast<int>(std::clamp<int64_t>(count, 1, groups));
 }
 
@@ -93,10 +76,13 @@ int64_t share_of_block(const NormRows& rows) {
 }
 
 // By as many groups as there are sums for; if there are none, as run at once.
-inline Launch launch_of_groups(NormRows& rows) {
+inline Launch launch_of_groups(Planner& planner, NormRows& rows) {
   if (rows.groups == 0) {
-    const int groups = (rows.blocks <= 2 ? kNormGroups : kNormClusteredGroups) / rows.blocks;
-    rows.groups = static_cast<int>(std::min<int64_t>(groups, rows.count));
+    const int64_t blocks =
+        planner.tuned(rows.blocks <= 2 ? Tunable::kNormBackwardGroupsWithoutSums
+                                       : Tunable::kNormBackwardClusteredGroupsWithoutSums);
+    const int64_t groups = std::max<int64_t>(blocks / rows.blocks, 1);
+    rows.groups = static_cast<int>(std::min(groups, rows.count));
   }
   Launch how{static_cast<unsigned>(rows.groups * rows.blocks), kNormThreads};
   how.cluster_blocks = static_cast<unsigned>(rows.blocks);
@@ -106,8 +92,8 @@ inline Launch launch_of_groups(NormRows& rows) {
 // How a shape shares out rows, and what it is launched with; nothing if it cannot by so many blocks
 // for a row.
 template <typename Shape, typename T>
-std::optional<Launch> share_out_norm(const Device& device, NormRows& rows, int weight_accesses,
-                                     int most_blocks) {
+std::optional<Launch> share_out_norm(Planner& planner, NormRows& rows, int weight_accesses,
+                                     int64_t most_blocks) {
   constexpr int kColumns = Shape::template kColumns<T>;
   constexpr int64_t kMost = kNormThreads * kColumns;  // of a row's elements, for a block
   rows.blocks = 1;
@@ -117,11 +103,12 @@ std::optional<Launch> share_out_norm(const Device& device, NormRows& rows, int w
   rows.log_team = 0;
   while ((1 << rows.log_team) * kColumns < rows.share) ++rows.log_team;
   const int team = 1 << rows.log_team;
-  Launch how = launch_of_groups(rows);
+  Launch how = launch_of_groups(planner, rows);
   const int weight_bytes = Shape::kPartBytes * weight_accesses * std::max(team, kWarpLanes);
   const int stage_bytes = rows.arrays * Shape::kPartBytes * kNormThreads;
-  const int room = device.shared_bytes() - kNormOtherBytes - weight_bytes;
-  rows.stages = std::min(room / stage_bytes, kNormMostStages);
+  const int room = planner.device.shared_bytes() - kNormOtherBytes - weight_bytes;
+  const auto stages = static_cast<int>(planner.tuned(Tunable::kNormBackwardStages));
+  rows.stages = std::min(room / stage_bytes, stages);
   if (rows.stages < 1) return {};
   how.shared_bytes = static_cast<std::size_t>(weight_bytes + rows.stages * stage_bytes);
   return how;
@@ -129,15 +116,15 @@ std::optional<Launch> share_out_norm(const Device& device, NormRows& rows, int w
 
 // The same of rows that are read twice, by so many blocks, which add up so many fields.
 template <typename Shape, typename T>
-Launch share_out_streaming_norm(const Device& device, NormRows& rows, int blocks, int fields) {
+Launch share_out_streaming_norm(Planner& planner, NormRows& rows, int blocks, int fields) {
   rows.blocks = blocks;
   rows.share = share_of_block<Shape, T>(rows);
   rows.log_team = 0;
   while (1 << rows.log_team < kNormThreads) ++rows.log_team;
   const int64_t field_bytes = rows.share * static_cast<int64_t>(sizeof(compute_t<T>));
-  const int room = device.shared_bytes() - kNormOtherBytes;
+  const int room = planner.device.shared_bytes() - kNormOtherBytes;
   rows.smem_fields = static_cast<int>(std::min<int64_t>(room / field_bytes, fields));
-  Launch how = launch_of_groups(rows);
+  Launch how = launch_of_groups(planner, rows);
   how.shared_bytes = static_cast<std::size_t>(rows.smem_fields * field_bytes);
   return how;
 }
@@ -168,7 +155,7 @@ void launch_norm_backward(Planner& planner, const NormOperands& operands) {
   }
   Address<Compute> sums, weight_sums, bias_sums;
   if (fields > 0) {
-    rows.groups = groups_of_rows(count, rows.n * static_cast<int64_t>(sizeof(T)));
+    rows.groups = groups_of_rows(planner, count, rows.n * static_cast<int64_t>(sizeof(T)));
     const int64_t field = rows.groups * rows.n;
     sums = planner.need({fields * field * static_cast<int64_t>(sizeof(Compute))})
                .template as<Compute>();
@@ -204,11 +191,11 @@ void launch_norm_backward(Planner& planner, const NormOperands& operands) {
     }
     layout.template for_each_slice<int64_t>([&](int64_t slice, const auto& starts) {
       rows.count = slice, rows.starts = starts;
-      const auto attempt = [&](auto shape, int most_blocks) {
+      const auto attempt = [&](auto shape, int64_t most_blocks) {
         using Shape = decltype(shape);
         if (fields == 0) rows.groups = 0;
         const std::optional<Launch> how =
-            share_out_norm<Shape, T>(planner.device, rows, weight_accesses, most_blocks);
+            share_out_norm<Shape, T>(planner, rows, weight_accesses, most_blocks);
         if (!how.has_value()) return false;
         constexpr auto kKernel = Kernels::template rows<Shape>();
         if (how->cluster_blocks > 1 && !planner.has_clusters<kKernel>(*how)) return false;
@@ -220,13 +207,14 @@ void launch_norm_backward(Planner& planner, const NormOperands& operands) {
         return true;
       };
       const auto attempt_wide = [&] {
-        return attempt(typename Shapes::Wide{}, Shapes::kWideBlocks) ||
+        const int64_t most = planner.tuned(Tunable::kNormBackwardWideBlocks, sizeof(T));
+        return attempt(typename Shapes::Wide{}, most) ||
                attempt(typename Shapes::Long{}, kMostClusterBlocks);
       };
       const auto attempt_streaming = [&](auto shape, int blocks) {
         using Shape = decltype(shape);
         if (fields == 0) rows.groups = 0;
-        const Launch how = share_out_streaming_norm<Shape, T>(planner.device, rows, blocks, fields);
+        const Launch how = share_out_streaming_norm<Shape, T>(planner, rows, blocks, fields);
         constexpr auto kKernel = Kernels::template streaming<Shape>();
         if (blocks > 1 && !planner.has_clusters<kKernel>(how)) return false;
         planner.plan.variant = kNormVariantNames<Shape::kIsWide>.two_pass;
@@ -235,11 +223,13 @@ void launch_norm_backward(Planner& planner, const NormOperands& operands) {
       };
       const auto stream = [&](auto shape) {
         for (int blocks : {kMostClusterBlocks, kPortableClusterBlocks, 1}) {
-          if (attempt_streaming(shape, blocks)) return;
+          const bool is_wanted = blocks <= planner.tuned(Tunable::kNormBackwardStreamingBlocks);
+          if (is_wanted && attempt_streaming(shape, blocks)) return;
         }
       };
       const bool is_held =
-          (is_wide && attempt_wide()) || attempt(typename Shapes::Narrow{}, kMostClusterBlocks);
+          rows.n <= planner.tuned(Tunable::kNormBackwardLongestHeld) &&
+          ((is_wide && attempt_wide()) || attempt(typename Shapes::Narrow{}, kMostClusterBlocks));
       const bool are_weights_wide = operands.weight == nullptr || operands.weight->is_aligned();
       if (!is_held && is_wide && are_weights_wide) {
         stream(typename Shapes::template Streaming<true>{});
@@ -259,7 +249,7 @@ void launch_norm_backward(Planner& planner, const NormOperands& operands) {
     constexpr int kTaken = decltype(elements)::value;
     const int64_t accesses = rows.n / kTaken;
     // As deep as there are groups to read, but a line of memory wide.
-    int side = 8;
+    auto side = static_cast<int>(planner.tuned(Tunable::kNormBackwardSumSide));
     while (side < kNormSumThreads && kNormSumThreads / side * kNormSumLoads > 2 * groups) side *= 2;
     Launch how{dim3(blocks_for(accesses, side), static_cast<unsigned>(fields)), kNormSumThreads};
     how.uses_pdl = true;

@@ -30,6 +30,7 @@ struct NormShapes {
   using Wide = std::conditional_t<sizeof(T) <= 4, Many, Few>;
   using Narrow = ShapeList<LaneRows<1, false>, TiledRows<2, false>>;
   static constexpr bool kHasColumns = false;
+  static constexpr Tunable kSkipped = Tunable::kNormForwardSkippedShapes;
 };
 
 struct NormForwardOperands {

@@ -48,6 +48,8 @@ struct Plan {
   const char* variant = "nothing to do";  // its name: a literal
   std::vector<Step> steps;
   Scratch scratch;
+  std::vector<const Tunables::Entry*> tuned;  // the entries that decided, each once
+  std::shared_ptr<const Tunables> tunables;   // which have these
 
   void launch(const Arguments& now) const {
     for (const Step& step : steps) step.start(step.how, now);
@@ -60,6 +62,17 @@ class Planner {
 
   const Device& device;
   Plan plan;
+
+  // A number that was measured; of a table the first entry whose key is not less.
+  int64_t tuned(Tunable tunable, int64_t key = 0) {
+    if (plan.tunables == nullptr) plan.tunables = device.tunables();
+    const Tunables::Entry& entry = plan.tunables->find(tunable, key);
+    auto& entries = plan.tuned;
+    if (std::find(entries.begin(), entries.end(), &entry) == entries.end()) {
+      entries.push_back(&entry);
+    }
+    return entry.value;
+  }
 
   // A launch of kKernel. Each argument is a value, or a function that makes it of `Arguments`; it
   // converts to the kernel's own type. False, and nothing is added, if the device has no room for

@@ -21,9 +21,9 @@ template <int kAccesses, bool kIsWide = true>
 using TiledColumns = RowShape<Team::kColumns, kIsWide, 256, kAccesses, Walk::kTiled, 2>;
 
 // Columns of more elements than kTallest_ take two launches; by the accesses of each.
-template <typename I, int64_t kTallest_, int kReduced, int kMapped, bool kIsWide = true>
+template <typename I, Tunable kTallest_, int kReduced, int kMapped, bool kIsWide = true>
 struct ChunkedColumns {
-  static constexpr int64_t kTallest = kTallest_;
+  static constexpr Tunable kTallest = kTallest_;
   static constexpr int kBlocks = sizeof(I) == 8 ? 2 : 3;
   using Reduce = RowShape<Team::kColumns, kIsWide, 256, kReduced, Walk::kReduceChunks, kBlocks>;
   using Map = RowShape<Team::kColumns, kIsWide, 256, kMapped, Walk::kMapChunks, kBlocks>;
@@ -58,9 +58,10 @@ struct RowShapes {
   static constexpr int kReduced = kReduced_;
   static constexpr int kMost = sizeof(I) == 8 ? 2 : 8 / kInputs;
   static constexpr int kMostReduced = sizeof(I) == 8 ? 2 : 8 / kReduced;
-  // Of all inputs' columns, 128 bytes wide, a cluster holds no more elements. Shorter ones take two
-  // launches, too, if the first has less to read. Measured on an H200.
-  static constexpr int64_t kTallest = (kReduced < kInputs ? 8192 : 16384) / kInputs;
+  // Taller columns take two launches; shorter ones, too, if the first has less to read.
+  static constexpr Tunable kTallest =
+      kReduced < kInputs ? Tunable::kRowsTallestOfFirst : Tunable::kRowsTallest;
+  static constexpr Tunable kSkipped = Tunable::kRowsSkippedShapes;
   static constexpr int kOfLanes = sizeof(I) == 4 && kInputs == 1 ? 8 : 4;
   // float16 takes more registers on its way to float32: more threads hold as much.
   using Shared = std::conditional_t<std::is_same_v<I, float16> && kInputs == 1,
@@ -76,24 +77,9 @@ struct RowShapes {
   using NarrowColumns = ShapeList<ChunkedColumns<I, kTallest, 8, 8, false>, TiledColumns<8, false>>;
 };
 
-// Tiles of a row that a block keeps in shared memory at most where more blocks could share the row;
-// with so many, two blocks fit on a multiprocessor of an H200.
-constexpr int kFewSlots = 3;
 // Of shared memory, what a block takes for other things, and the device beside it, at most.
 constexpr int kRowOtherBytes = 2 * 1024;
 constexpr int kColumnsBytes = 24 * 1024;  // of columns_reduce
-// Neighbouring accesses that a block of columns makes at least, so that lines of memory are read
-// whole: 128 bytes, or 32 elements.
-template <bool kIsWide>
-constexpr int kColumnsAside = kIsWide ? 8 : 32;
-
-// Of columns that take two launches: bytes of a strip; the fewest elements of a chunk; blocks, if
-// there are so many chunks, which an H200 runs at once, three on each multiprocessor; and the most
-// chunks that make them more. Constants, so that no result depends on the device.
-constexpr int kStripBytes = 512;
-constexpr int64_t kChunkElements = 256;
-constexpr int64_t kChunkBlocks = 384;
-constexpr int64_t kManyChunks = 24;
 
 // Rows along one dimension of kArrays arrays of one shape, the output first. Those that follow the
 // inputs have size 1 there.
@@ -213,9 +199,10 @@ Launch share_out(Planner& planner, Rows<kArrays>& rows, int most_blocks) {
   }
   if (kIsColumns) {
     // No wider than there are columns, no narrower than memory likes, else so that rows fit.
-    constexpr int kLeast = kColumnsAside<Shape::kIsWide>;
+    const int64_t least =
+        planner.tuned(Shape::kIsWide ? Tunable::kRowsVectorsAside : Tunable::kRowsElementsAside);
     const int64_t widest = int64_t{Shape::kThreads} * Shape::kAccesses / rows.n;
-    rows.log_side = std::min(log2_ceiling(std::clamp<int64_t>(widest + 1, kLeast + 1, 512)) - 1,
+    rows.log_side = std::min(log2_ceiling(std::clamp<int64_t>(widest + 1, least + 1, 512)) - 1,
                              log2_ceiling(rows.count));
     rows.log_side = std::min(rows.log_side, log2_ceiling(Shape::kThreads));
   }
@@ -235,7 +222,8 @@ Launch share_out(Planner& planner, Rows<kArrays>& rows, int most_blocks) {
   int room = 0;
   if (tiles > 1) {
     room = planner.device.shared_bytes() - kRowOtherBytes - (kIsColumns ? kColumnsBytes : 0);
-    while (rows.blocks() < most_blocks && rows.blocks() * (1 + kFewSlots) < tiles) {
+    const int64_t few_slots = planner.tuned(Tunable::kRowsFewSlots);
+    while (rows.blocks() < most_blocks && rows.blocks() * (1 + few_slots) < tiles) {
       ++rows.log_blocks;
     }
   }
@@ -270,12 +258,15 @@ void launch_chunks(Planner& planner, Rows<kArrays>& rows, std::size_t state_byte
   using Map = typename Shapes::Map;
   const auto quotient = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
   constexpr int kElements = Reduce::template kElements<I>;
-  constexpr int kAside = kStripBytes / (kElements * static_cast<int>(sizeof(I)));
+  const int64_t strip_bytes = planner.tuned(Tunable::kRowsStripBytes);
+  const int64_t aside = std::max<int64_t>(strip_bytes / (kElements * sizeof(I)), 1);
   rows.log_side =
-      std::min(log2_ceiling(std::min(kAside, Reduce::kThreads)), log2_ceiling(rows.count));
+      std::min(log2_ceiling(std::min<int64_t>(aside, Reduce::kThreads)), log2_ceiling(rows.count));
   const int64_t strips = quotient(rows.count, int64_t{1} << rows.log_side);
-  const int64_t chunks = std::clamp<int64_t>(std::max(kChunkBlocks / strips, kManyChunks), 1,
-                                             std::max<int64_t>(rows.n / kChunkElements, 1));
+  const int64_t wanted = std::max(planner.tuned(Tunable::kRowsChunkBlocks) / strips,
+                                  planner.tuned(Tunable::kRowsManyChunks));
+  const int64_t most = rows.n / planner.tuned(Tunable::kRowsChunkElements);
+  const int64_t chunks = std::clamp<int64_t>(wanted, 1, std::max<int64_t>(most, 1));
   // Whole tiles of both launches, of powers of two.
   const int64_t tile =
       int64_t{Reduce::kThreads >> rows.log_side} * std::max(Reduce::kAccesses, Map::kAccesses);
@@ -301,24 +292,29 @@ bool holds(int64_t n) {
 
 // Plans function(shape, rows, how, states) for each slice of the arrays of `layout`, whose other
 // dimensions are `outer`, by the first shape that holds a row, and for which the function says that
-// it was launched, or else by the last.
-template <typename I, int kInputs, int kArrays, typename Function, typename... Shapes>
+// it was launched, or else by the last. Of the shapes that hold a row, a tunable may skip some.
+template <typename Shapes, typename I, int kInputs, int kArrays, typename Function,
+          typename... Each>
 void run_rows(Planner& planner, const RowLayout<kArrays>& layout, const Layout<kArrays>& outer,
-              ShapeList<Shapes...>, Function function, std::size_t state_bytes) {
+              ShapeList<Each...>, Function function, std::size_t state_bytes) {
   outer.template for_each_slice<int64_t>([&](int64_t count, const auto& starts) {
     Rows<kArrays> rows;
     rows.n = layout.n, rows.count = count, rows.starts = starts;
     std::copy_n(layout.steps, kArrays, rows.steps);
-    int left = sizeof...(Shapes);
+    int left = sizeof...(Each);
+    int64_t skipped = 0;
     const auto attempt = [&](auto shape) {
       using Shape = decltype(shape);
       --left;
       if constexpr (kIsChunked<Shape>) {
-        if (rows.n <= Shape::kTallest) return false;
+        if (rows.n <= planner.tuned(Shape::kTallest, kInputs)) return false;
         launch_chunks<Shape, I>(planner, rows, state_bytes, function);
         return true;
       } else {
-        if (left > 0 && !holds<Shape, I>(rows.n)) return false;
+        if (left > 0) {
+          if (!holds<Shape, I>(rows.n)) return false;
+          if (skipped++ < planner.tuned(Shapes::kSkipped)) return false;
+        }
         // A device may have no room for the largest clusters, or for none.
         for (int most : {kMostClusterBlocks, kPortableClusterBlocks, 1}) {
           const Launch how = share_out<Shape, I, kInputs>(planner, rows, most);
@@ -328,7 +324,7 @@ void run_rows(Planner& planner, const RowLayout<kArrays>& layout, const Layout<k
         return false;
       }
     };
-    static_cast<void>((attempt(Shapes{}) || ...));
+    static_cast<void>((attempt(Each{}) || ...));
   });
 }
 
@@ -352,7 +348,7 @@ void launch_rows(Planner& planner, const Operand* const (&operands)[kArrays], in
     is_aligned &= operands[a]->is_aligned(bytes);
   }
   const auto run = [&](const Layout<kArrays>& outer, auto shapes) {
-    run_rows<I, kInputs>(planner, layout, outer, shapes, function, state_bytes);
+    run_rows<Shapes, I, kInputs>(planner, layout, outer, shapes, function, state_bytes);
   };
   if (!Shapes::kHasColumns || !layout.is_columns()) {
     if (is_aligned && layout.is_wide(kElements, kCut)) {

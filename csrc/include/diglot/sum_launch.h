@@ -23,16 +23,9 @@ struct SumShape {
   int row_step, column_step;  // from a thread to the next row or column: 1 along the fastest
 };
 
-// A sum over broadcast dimensions is split until this many blocks share it, 16 for each of an
-// H200's 132 multiprocessors, with at least this many elements each. A block is one kept element
-// wide where a reduced dimension is the fastest, and a warp's 16-byte accesses otherwise.
-// Constants, so that the order of a sum depends on shapes, strides and alignment alone.
-constexpr int64_t kSumSplitBlocks = 16 * 132;
-constexpr int64_t kSumElementsPerBlock = 16384;
-constexpr int64_t kSumBytesOfKept = 32 * 16;
-
-// Into how many parts the sum over broadcast dimensions is split.
-inline int64_t sum_splits(const Operand& grad_output, const Operand& out) {
+// Into how many parts the sum over broadcast dimensions is split. A block is taken to be one kept
+// element wide where a reduced dimension is the fastest, and a warp's 16-byte accesses otherwise.
+inline int64_t sum_splits(Planner& planner, const Operand& grad_output, const Operand& out) {
   const int64_t kept = std::max<int64_t>(out.numel, 1), reduced = grad_output.numel / kept;
   if (reduced <= 1) return 1;
   std::pair<int64_t, bool> fastest{std::numeric_limits<int64_t>::max(), false};
@@ -41,11 +34,13 @@ inline int64_t sum_splits(const Operand& grad_output, const Operand& out) {
     const bool is_kept = (own < 0 ? 1 : out.sizes[own]) == grad_output.sizes[d];
     if (grad_output.sizes[d] != 1) fastest = std::min(fastest, {grad_output.strides[d], is_kept});
   }
+  const int64_t kept_bytes = planner.tuned(Tunable::kSumKeptBytes);
   const int64_t width =
-      fastest.second ? std::min(kept, kSumBytesOfKept / size_of(grad_output.dtype)) : 1;
+      fastest.second ? std::min(kept, kept_bytes / size_of(grad_output.dtype)) : 1;
   const int64_t blocks = (kept + width - 1) / width;
-  return std::max<int64_t>(
-      1, std::min(kSumSplitBlocks / blocks, reduced * width / kSumElementsPerBlock));
+  return std::max<int64_t>(1,
+                           std::min(planner.tuned(Tunable::kSumSplitBlocks) / blocks,
+                                    reduced * width / planner.tuned(Tunable::kSumSplitElements)));
 }
 
 // The dimensions of `operand` along which `shape` (of no higher rank, right-aligned) has its size,
@@ -148,7 +143,7 @@ void launch_sum(Planner& planner, const Operand& grad_output, const Alpha& alpha
   const Operand reduced_grad = select_dimensions(grad_output, out, false);
   const Layout<2> kept({&kept_grad, &kept_out});
   const Layout<1> reduced({&reduced_grad});
-  const int64_t splits = sum_splits(grad_output, out);
+  const int64_t splits = sum_splits(planner, grad_output, out);
   SumArrays<T> arrays{grad_output.as<const T>(), grad_output.is_aligned(), out.as<void>(),
                       out.dtype};
   planner.plan.variant = splits == 1 ? "sum" : "sum, split";

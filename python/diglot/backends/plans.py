@@ -47,12 +47,14 @@ class Device(NamedTuple):
         multiprocessors: how many.
         shared_bytes: shared memory of each multiprocessor.
         has_clusters: whether it launches clusters of blocks.
+        name: the GPU's, such as "h200", whose tunables are taken; the default ones of another.
     """
 
     architecture: int
     multiprocessors: int
     shared_bytes: int
     has_clusters: bool
+    name: str = ""
 
 
 class KernelLaunch(NamedTuple):
@@ -83,11 +85,13 @@ class Plan(NamedTuple):
         launches: the kernels, in their order; `KernelLaunch` for CUDA C++, and what
             `diglot.triton_ops` says for Triton.
         scratch: the memory that they need; None if none.
+        tunables: the measured numbers that decided, by name (tunables.py).
     """
 
     variant: str
     launches: tuple[Any, ...]
     scratch: Scratch | None
+    tunables: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ import torch
 
 from diglot.backends.needs import OLDEST_ARCHITECTURE, Call, needs_of
 from diglot.backends.plans import Device, KernelLaunch, Plan, Scratch
+from diglot.backends.tunables import on_change, tunables
 
 INTERPRET = os.environ.get("DIGLOT_INTERPRET") == "1"
 INTERPRETERS = {"cuda": "diglot's", "triton": "Triton's"}
@@ -61,13 +62,38 @@ def _load(name: str, what: str, absent: str) -> tuple[ModuleType | None, str]:
 @functools.cache
 def load_extension() -> tuple[ModuleType | None, str]:
     """The CUDA extension, or why it did not load."""
-    return _load("diglot._C", "extension", NO_EXTENSION)
+    return _with_tunables(*_load("diglot._C", "extension", NO_EXTENSION))
 
 
 @functools.cache
 def load_interpreter() -> tuple[ModuleType | None, str]:
     """The CUDA kernels compiled for the host, or why they did not load."""
-    return _load("diglot._interpreter", "interpreter", NO_INTERPRETER)
+    return _with_tunables(*_load("diglot._interpreter", "interpreter", NO_INTERPRETER))
+
+
+# By the index of a device, the GPU whose tunables a library has for it; by -1 those of others.
+_gpus: dict[ModuleType, dict[int, str]] = {}
+
+
+def _with_tunables(module: ModuleType | None, reason: str) -> tuple[ModuleType | None, str]:
+    if module is not None:
+        _set_tunables(module, -1, "")
+    return module, reason
+
+
+def _set_tunables(module: ModuleType, device: int, gpu: str) -> None:
+    """Hands a library of CUDA's kernels the tunables of a device, unless it has them."""
+    known = _gpus.setdefault(module, {})
+    if known.get(device) != gpu:
+        module.set_tunables(device, tunables(gpu).of_language("cuda"))
+        known[device] = gpu
+
+
+@on_change
+def _set_tunables_anew() -> None:
+    for module, gpus in _gpus.items():
+        for device, gpu in gpus.items():
+            module.set_tunables(device, tunables(gpu).of_language("cuda"))
 
 
 def has_interpreter() -> bool:
@@ -106,12 +132,16 @@ def _plan_cuda(op: str, launcher: str, device: Device | None, arguments: tuple[A
     module, reason = load_extension() if device is not None else cuda_module()
     if module is None:
         raise RuntimeError(reason)
+    facts = None
+    if device is not None:
+        facts = (*device[:4], tunables(Device(*device).name).of_language("cuda"))
     with contextlib.nullcontext() if device is not None else _current(arguments[-1].device):
-        variant, launches, scratch = module.plan(launcher, device, *arguments)
+        variant, launches, scratch, decided = module.plan(launcher, facts, *arguments)
     return Plan(
         variant,
         tuple([KernelLaunch(*launch) for launch in launches]),
         None if scratch is None else Scratch(*scratch),
+        tuple(decided),
     )
 
 
@@ -182,10 +212,12 @@ def _cuda_refusal(device: torch.device) -> str | None:
             f"the extension was built with CUDA {needed}, and the driver supports up to {found}: "
             "update the driver, or build diglot with an older toolkit"
         )
+    index = torch.cuda.current_device() if device.index is None else device.index
     try:
-        module.check_device(torch.cuda.current_device() if device.index is None else device.index)
+        module.check_device(index)
     except RuntimeError as error:
         return f"{error}; the extension was built for {module.architectures}"
+    _set_tunables(module, index, torch.cuda.get_device_name(index))
     return None
 
 

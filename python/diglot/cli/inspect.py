@@ -174,6 +174,15 @@ def _print_resources(console: Console, found: Any) -> None:
     for language, plans in found.plans.items():
         for plan in plans:
             console.print(_plan_line(language, plan), markup=False, soft_wrap=True)
+            decided = ", ".join(f"{name} {_number(value)}" for name, value in plan.tunables)
+            if decided:
+                console.print(f"   by tunables: {decided}", markup=False, soft_wrap=True)
+
+
+def _number(tunable: int) -> str:
+    from diglot.backends.tunable_files import NEVER
+
+    return "never" if tunable == NEVER else str(tunable)
 
 
 def _plan_line(language: str, plan: Any) -> str:

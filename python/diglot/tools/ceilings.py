@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from diglot.backends.tunables import short_name
 from diglot.tools.files import check_writable, for_json, writing
-from diglot.tools.gpus import short_name
 
 SCHEMA = "diglot.ceilings"
 SCHEMA_VERSION = 1

@@ -60,10 +60,3 @@ def gpus() -> tuple[Gpu, ...]:
 def find_gpu(name: str) -> Gpu | None:
     """The GPU that PyTorch calls so; None if the table lacks it."""
     return next((gpu for gpu in gpus() if re.fullmatch(gpu.match, name)), None)
-
-
-def short_name(name: str) -> str:
-    """A GPU's name as a part of a file's: "NVIDIA H200" gives "h200"."""
-    words = re.sub(r"[^a-z0-9]+", " ", name.lower()).split()
-    left_out = {"nvidia", "geforce", "tesla", "quadro", "gpu"}
-    return "-".join(word for word in words if word not in left_out) or "unknown"

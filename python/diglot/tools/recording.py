@@ -30,15 +30,15 @@ from diglot.tools.resources import (
 )
 from diglot.tools.specs import as_tuple, find_call
 
-# Of the device that is planned for: an H200's.
-MULTIPROCESSORS = 132
+# Of the device that is planned for.
+GPU, MULTIPROCESSORS = "h200", 132
 
 
 def _device(architecture: str) -> Device:
     # For an architecture without known limits the extension has no code either, and says so.
     number = check_architecture(architecture)
     limits = LIMITS.get(f"sm_{number}", LIMITS[DEFAULT_ARCHITECTURE])
-    return Device(number, MULTIPROCESSORS, limits.shared_bytes, limits.has_clusters)
+    return Device(number, MULTIPROCESSORS, limits.shared_bytes, limits.has_clusters, GPU)
 
 
 def _plan(call: Call, language: str, architecture: str) -> list[PlannedRun]:
@@ -80,7 +80,7 @@ def _told(runs: list[PlannedRun]) -> tuple[PlanOfRun, ...]:
     for run in runs:
         need = run.plan.scratch
         scratch = None if need is None else (need.bytes, need.zeroed, need.lifetime)
-        told.append(PlanOfRun(run.launcher, run.plan.variant, scratch))
+        told.append(PlanOfRun(run.launcher, run.plan.variant, scratch, run.plan.tunables))
     return tuple(told)
 
 

@@ -231,11 +231,13 @@ class PlanOfRun:
         variant: the plan's name.
         scratch: bytes, leading bytes that are zeroed, and the lifetime of the memory that it needs;
             None if it needs none.
+        tunables: the measured numbers that decided, by name.
     """
 
     launcher: str
     variant: str
     scratch: tuple[int, int, str] | None
+    tunables: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -306,8 +308,13 @@ def kernels_of_calls(
                     for kernel in answer["stages"]
                 ),
                 tuple(
-                    PlanOfRun(p["launcher"], p["variant"], p["scratch"] and tuple(p["scratch"]))
-                    for p in answer["plans"]
+                    PlanOfRun(
+                        planned["launcher"],
+                        planned["variant"],
+                        planned["scratch"] and tuple(planned["scratch"]),
+                        tuple((name, value) for name, value in planned["tunables"]),
+                    )
+                    for planned in answer["plans"]
                 ),
             )
             for language, answer in of_call.items()

@@ -22,9 +22,7 @@ namespace diglot {
 constexpr int kGlobalThreads = 256;
 // Resident blocks per SM, so that a thread has 128 registers.
 constexpr int kGlobalBlocks = 2;
-// A block's tile is one, two, four, eight or sixteen 16-byte accesses of each thread: the fewest
-// that give at most this many tiles. An H200 (132 SMs) then runs a block for each, which holds it.
-constexpr int64_t kFewTiles = 256;
+// A block's tile is one, two, four, eight or sixteen 16-byte accesses of each thread.
 // The most accesses of a thread to each of kInputs arrays. What it holds, and for one array the
 // wider accesses and arithmetic of other types than float, must fit in its registers.
 template <typename T, int kInputs>

@@ -1,0 +1,1 @@
+"""Measured numbers as data, by GPU: `tunables/`."""

@@ -1,0 +1,21 @@
+// Tunables as Python hands them over.
+#pragma once
+
+#include <memory>
+
+#include "diglot/tunables.h"
+#include "torch/python_abi.h"
+
+namespace diglot::torch_binding {
+
+// A tuple of (name, value).
+std::shared_ptr<const Tunables> read_tunables(PyObject* pairs);
+
+// set_tunables(device, pairs): of the device with an index; -1: of every other. What was planned is
+// forgotten.
+PyObject* set_tunables_from_python(PyObject*, PyObject* const* arguments, Py_ssize_t count);
+
+// Adds `tunables`, the names of all. False after an error.
+bool add_tunable_names(PyObject* module);
+
+}  // namespace diglot::torch_binding

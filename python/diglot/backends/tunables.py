@@ -1,0 +1,208 @@
+"""Tunables: measured numbers by which planners choose, as data that both languages read, by GPU.
+
+They lie in `configs/tunables/`: `default.json` has every tunable, and `<gpu>.json` what differs on
+a GPU. A number's full name is where it stands: "norm_backward.cuda.groups.64" is the entry 64 of
+the table `groups` of the family `norm_backward` in CUDA C++.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import functools
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from diglot.backends.tunable_files import NEVER, Spec, TunableError, read_default, read_gpu
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
+
+DEFAULT = "default"
+
+
+def short_name(name: str) -> str:
+    """A GPU's name as a part of a file's: "NVIDIA H200" gives "h200"."""
+    words = re.sub(r"[^a-z0-9]+", " ", name.lower()).split()
+    left_out = {"nvidia", "geforce", "tesla", "quadro", "gpu"}
+    return "-".join(word for word in words if word not in left_out) or "unknown"
+
+
+class Tunables:
+    """The values of all tunables for a GPU; nothing changes them.
+
+    Attributes:
+        gpu: the short name of the GPU whose file has them; "default" if there is none.
+        values: by full name.
+    """
+
+    __slots__ = ("_tables", "gpu", "values")
+
+    def __init__(self, gpu: str, values: Mapping[str, int], specs: Mapping[str, Spec]) -> None:
+        self.gpu = gpu
+        self.values = dict(values)
+        tree: dict[str, Any] = {}
+        for name, value in values.items():
+            top = specs[name].tunable
+            *tables, last = [top, *name.removeprefix(top).split(".")[1:]]
+            level = tree
+            for key in tables:
+                level = level.setdefault(key, {})
+            level[last] = value
+        self._tables = {name: _with_bounds(name, entry) for name, entry in tree.items()}
+
+    def read(self, name: str, *keys: int) -> Any:
+        """A number, or a record's numbers by the names of its fields.
+
+        Args:
+            name: the tunable's, such as "rows.triton.warps".
+            keys: one for each level of a table: its entry is the first whose key is not less.
+        """
+        entry = self._tables[name]
+        for key in keys:
+            found = next((pair for bound, pair in entry if key <= bound), None)
+            if found is None:
+                raise TunableError(f"the tunable {name} has no entry for {key}")
+            name, entry = found
+        if _reading.names is not None:
+            each = entry if isinstance(entry, dict) else {"": entry}
+            for field, value in each.items():
+                _reading.names[f"{name}.{field}" if field else name] = value
+        return entry
+
+    def of_language(self, language: str) -> tuple[tuple[str, int], ...]:
+        """The names and values that a language's planners read."""
+        kinds = (language, "both")
+        return tuple([pair for pair in self.values.items() if pair[0].split(".")[1] in kinds])
+
+
+def _with_bounds(name: str, entry: Any) -> Any:
+    """A table as pairs of a bound and (its entry's full name, the entry); others as they are."""
+    if not isinstance(entry, dict) or not all(key == "more" or key.isdigit() for key in entry):
+        return entry
+    pairs = []
+    for key, inner in entry.items():
+        full = f"{name}.{key}"
+        bound = NEVER if key == "more" else int(key)
+        pairs.append((bound, (full, _with_bounds(full, inner))))
+    return sorted(pairs, key=lambda pair: pair[0])
+
+
+class _Reading(threading.local):
+    names: dict[str, int] | None = None
+
+
+_reading = _Reading()
+
+
+@contextlib.contextmanager
+def record_reads() -> Iterator[dict[str, int]]:
+    """Context manager: what this thread reads in it, by full name."""
+    before = _reading.names
+    names: dict[str, int] = {}
+    _reading.names = names
+    try:
+        yield names
+    finally:
+        _reading.names = before
+
+
+_lock = threading.RLock()
+_overrides: list[Mapping[str, int]] = []
+_kept: dict[str, Tunables] = {}
+_on_change: list[Callable[[], None]] = []
+
+
+def _folder() -> Traversable:
+    return resources.files("diglot.configs") / "tunables"
+
+
+@functools.cache
+def specs() -> dict[str, Spec]:
+    """What default.json says of each number, by its full name."""
+    return read_default(_folder() / f"{DEFAULT}.json")
+
+
+def tunables(gpu: str = "") -> Tunables:
+    """Those of a GPU, by its name or its short name; the default ones of an unknown GPU."""
+    known = _kept.get(gpu)
+    if known is not None:
+        return known
+    with _lock:
+        name, every = short_name(gpu), specs()
+        file = _folder() / f"{name}.json"
+        is_known = name != DEFAULT and file.is_file()
+        values = {full: spec.value for full, spec in every.items()}
+        if is_known:
+            values |= read_gpu(file, every)
+        for changed in _overrides:
+            values |= changed
+        made = Tunables(name if is_known else DEFAULT, values, every)
+        _kept[gpu] = made
+        return made
+
+
+def on_change(forget: Callable[[], None]) -> Callable[[], None]:
+    """Decorator: a function that is called when values change, so that plans by others go."""
+    _on_change.append(forget)
+    return forget
+
+
+def _change() -> None:
+    _kept.clear()
+    for forget in _on_change:
+        forget()
+
+
+def find_numbers(name: str) -> list[str]:
+    """The full names of the numbers that a name stands for.
+
+    That of a number, or how one begins: of a table, for all its entries. Each part may have
+    wildcards, such as "norm_forward.triton.held.*.*.*.*.warps".
+    """
+    parts = name.split(".")
+    found = [
+        full
+        for full in specs()
+        if len(full.split(".")) >= len(parts)
+        and all(map(fnmatch.fnmatchcase, full.split("."), parts))
+    ]
+    if not found:
+        raise TunableError(f"there is no tunable {name}")
+    return found
+
+
+@contextlib.contextmanager
+def use_tunables(overrides: Mapping[str, int | str]) -> Iterator[None]:
+    """Context manager: some numbers are others, for every GPU, in both languages.
+
+    They are for the whole process; other threads should launch nothing while they change. Plans
+    that are kept are forgotten when they begin and when they end. A graph that was compiled or
+    captured keeps its launches.
+
+    Args:
+        overrides: numbers by name, as `find_numbers` takes it; "never" is a threshold that nothing
+            exceeds. Of contexts that are nested the inner one wins.
+
+    Raises:
+        ValueError: there is no such tunable, or its number is out of range.
+    """
+    changed: dict[str, int] = {}
+    for name, value in overrides.items():
+        for full in find_numbers(name):
+            changed[full] = specs()[full].check(value, f"use_tunables: {full}")
+    with _lock:
+        _overrides.append(changed)
+        _change()
+    try:
+        yield
+    finally:
+        with _lock:
+            for place, other in enumerate(_overrides):
+                if other is changed:
+                    del _overrides[place]
+                    break
+            _change()
