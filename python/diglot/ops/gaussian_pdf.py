@@ -19,6 +19,7 @@ from diglot.reference.gaussian_pdf import TERMS, gaussian_pdf_second_derivative
 MOST_TERMS = 2**22  # more are not told apart by float32
 # Of std: so that, in what is computed in, no constant overflows.
 FLOAT32_RANGE, FLOAT64_RANGE = (1e-30, 1e30), (1e-150, 1e150)
+FLOAT32_MOST = torch.finfo(torch.float32).max
 
 
 def gaussian_pdf(
@@ -83,7 +84,7 @@ def _check_range(dtype: torch.dtype, mean: float, std: float) -> None:
             f"gaussian_pdf: std must be from {least} to {greatest} where the input is {dtype}, "
             f"not {std}"
         )
-    if abs(mean) > torch.finfo(torch.float32).max and dtype != torch.float64:
+    if abs(mean) > FLOAT32_MOST and dtype != torch.float64:
         if not math.isinf(mean):
             raise ValueError(
                 f"gaussian_pdf: mean must be in the range of float32 where the input is {dtype}, "

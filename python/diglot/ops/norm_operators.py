@@ -199,8 +199,9 @@ class NormOperators:
             rows = tuple([_as_rows(array, rank) for array in arrays])
             vectors = tuple([_as_rows(parameter, 0) for parameter in parameters])
             written = tuple([_as_rows(result, rank) for result in results])
+        eps = eps if type(eps) is float else fixed(eps)
         launcher = self.launchers[name]
-        run(backend, name, launcher, *rows, *vectors, fixed(eps), statistics, *written[::-1])
+        run(backend, name, launcher, *rows, *vectors, eps, statistics, *written[::-1])
         return results
 
     def _statistics_of(self, given: Forward) -> Tensor:
