@@ -79,6 +79,65 @@ def test_conditions_of_the_direct_path():
     assert is_direct(x)
 
 
+def test_calls_of_one_kind_are_known():
+    """What was found out about a call holds for others of its kind, and for no others."""
+    kinds = direct.Kinds[str]()
+    x, y = torch.ones(3, device=DEVICE), torch.ones(5, device=DEVICE)
+    kinds.add("plain", x)
+    kinds.add("two", x, y)
+    assert kinds.find(y) == "plain" and kinds.find(y[::2]) == "plain"
+    assert kinds.find(y, x) == "two"
+    others = {
+        "rank": x[None],
+        "dtype": x.double(),
+        "device": x.to("meta"),
+        "requires grad": x.clone().requires_grad_(),
+        "class": torch.nn.Parameter(x, requires_grad=False),
+        "subclass": x.as_subclass(Subclass),
+        "wrapper": Wrapper(x),
+        "negative bit": torch.complex(x, x).conj().imag,
+        "no strides": torch.ones(4, device=DEVICE).to_sparse(),
+        "ragged": torch.nested.nested_tensor([x, y]),
+        "no tensor": 3,
+    }
+    if DEVICE == "cpu":
+        others["opaque"] = x.to_mkldnn()
+    for name, other in others.items():
+        assert kinds.find(other) is None, name
+    states = {
+        "no grad": torch.no_grad(),
+        "inference": torch.inference_mode(),
+        "autocast": torch.autocast(DEVICE, dtype=torch.bfloat16),
+        "dispatch mode": Watch(),
+        "function mode": torch.overrides.BaseTorchFunctionMode(),
+        "forward mode": torch.autograd.forward_ad.dual_level(),
+        "profiler": torch.profiler.profile(),
+    }
+    for name, state in states.items():
+        with state:
+            assert kinds.find(x) is None, name
+    seen = []
+    torch.func.vmap(lambda t: (seen.append(kinds.find(t)), t)[1])(x)
+    torch.func.grad(lambda t: (seen.append(kinds.find(t)), t.sum())[1])(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        torch.jit.trace(lambda t: (seen.append(kinds.find(t)), t)[1], x, check_trace=False)
+    assert seen == [None, None, None]
+    assert kinds.find(x) == "plain"
+    for rank in range(2, 3 + direct.MOST_KINDS):  # the oldest is forgotten
+        kinds.add("of a higher rank", x[(None,) * rank])
+    assert kinds.find(x) is None
+
+
+@pytest.mark.parametrize("first", ["no_grad", "enable_grad"])
+def test_grad_mode_is_no_matter_of_the_first_call(first):
+    """Tensors that require grad, met first where nothing is recorded, are recorded later."""
+    x = torch.ones(2, 3, 5, device=DEVICE, dtype=torch.float64, requires_grad=True)
+    for mode in (first, "enable_grad", "no_grad", "enable_grad"):
+        with getattr(torch, mode)():
+            assert diglot.gelu(x, backend="torch").requires_grad == (mode == "enable_grad")
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_modes_see_one_operator(backend):
     x = torch.randn(8, device=DEVICE)
@@ -103,11 +162,11 @@ def test_direct_and_dispatched_agree(backend, monkeypatch):
     for op in ("gelu", "add"):  # their modules are found by full names only
         operator_of = getattr(sys.modules[f"diglot.ops.{op}"], f"_{op}")
         monkeypatch.setattr(operator_of, "dispatched", watch(op, operator_of.dispatched))
+        monkeypatch.setattr(operator_of, "known", lambda *_: None)
     results = []
     for is_first in (True, False):
-        for module in ("ops.gelu", "ops.add", "define.operator"):
-            verdict = lambda *_, direct=is_first: direct  # noqa: E731
-            monkeypatch.setattr(sys.modules[f"diglot.{module}"], "is_direct", verdict)
+        verdict = lambda *_, direct=is_first: direct  # noqa: E731
+        monkeypatch.setattr(sys.modules["diglot.define.operator"], "is_direct", verdict)
         with diglot.record_runs() as runs:
             out = diglot.add(diglot.gelu(x, backend=backend), y, alpha=2, backend=backend)
             results.append((out, *torch.autograd.grad(out.sum(), (x, y))))

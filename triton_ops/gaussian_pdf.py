@@ -3,6 +3,7 @@
 Twin of csrc/ops/gaussian_pdf.cu.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -65,11 +66,13 @@ gaussian_pdf_backward_flat, gaussian_pdf_backward_strided = elementwise_kernels(
 def numbers(parameters: Callable[..., tuple[Any, ...]], out: Operand) -> Any:
     """What makes the kernels' numbers: the halves of what `parameters` makes of a call's."""
 
+    @functools.lru_cache
     def make(mean: float, std: float, terms: int) -> tuple[int, ...]:
         *values, terms = parameters(mean, std, terms, out.dtype == torch.float64)
         return (*(half for value in values for half in number_halves(value, out.dtype)), terms)
 
-    return make
+    # A cache takes 0.0 and -0.0 for one key; a sum with 0.0 makes one of both.
+    return lambda mean, std, terms: make(mean + 0.0, std, terms)
 
 
 @launcher

@@ -57,6 +57,7 @@ PyObject* PyBool_FromLong(long);
 void* PyCapsule_GetPointer(PyObject*, const char*);
 PyObject* PyCapsule_New(void*, const char*, void (*)(PyObject*));
 int PyErr_CheckSignals();
+void PyErr_Clear();
 PyObject* PyErr_Format(PyObject*, const char*, ...);
 PyObject* PyErr_Occurred();
 void PyErr_SetObject(PyObject*, PyObject*);

@@ -1,7 +1,10 @@
 #include "torch/reader.h"
 
+#include <algorithm>
 #include <optional>
 #include <utility>
+
+#include "torch/dlpack_abi.h"
 
 namespace diglot::torch_binding {
 
@@ -72,6 +75,41 @@ DType dtype_of(PyObject* dtype) {
   throw std::invalid_argument("this element type has no CUDA kernel");
 }
 
+// How PyTorch describes a tensor in one call; null where it has no such function. Found once, when
+// the module is imported.
+decltype(dlpack::ExchangeApi::describe) describe_tensor = nullptr;
+
+DType dtype_of(dlpack::DataType type) {
+  switch (type.code << 8 | type.bits) {
+    case dlpack::kBool << 8 | 8: return DType::kBool;
+    case dlpack::kUInt << 8 | 8: return DType::kUInt8;
+    case dlpack::kInt << 8 | 8: return DType::kInt8;
+    case dlpack::kInt << 8 | 16: return DType::kInt16;
+    case dlpack::kInt << 8 | 32: return DType::kInt32;
+    case dlpack::kInt << 8 | 64: return DType::kInt64;
+    case dlpack::kFloat << 8 | 16: return DType::kFloat16;
+    case dlpack::kBFloat << 8 | 16: return DType::kBFloat16;
+    case dlpack::kFloat << 8 | 32: return DType::kFloat32;
+    case dlpack::kFloat << 8 | 64: return DType::kFloat64;
+    default: throw std::invalid_argument("this element type has no CUDA kernel");
+  }
+}
+
+bool find_description(PyObject* torch) {
+  const Object type(PyObject_GetAttrString(torch, "Tensor"));
+  PyObject* const capsule = PyObject_GetAttrString(type.get(), dlpack::kAttribute);
+  if (capsule == nullptr) {
+    PyErr_Clear();  // PyTorch 2.10
+    return true;
+  }
+  const auto* api =
+      static_cast<const dlpack::ExchangeApi*>(PyCapsule_GetPointer(capsule, dlpack::kCapsule));
+  Py_DECREF(capsule);  // the table is there for ever
+  while (api != nullptr && api->major_version > dlpack::kMajorVersion) api = api->older;
+  if (api != nullptr) describe_tensor = api->describe;
+  return PyErr_Occurred() == nullptr;
+}
+
 int read_integers(PyObject* tuple, int64_t* values) {
   const Py_ssize_t count = PyTuple_Size(tuple);
   if (count < 0) throw PythonError{};
@@ -86,6 +124,18 @@ int read_integers(PyObject* tuple, int64_t* values) {
 void set_numel(Operand& operand) {
   operand.numel = 1;
   for (int d = 0; d < operand.rank; ++d) operand.numel *= operand.sizes[d];
+}
+
+// As PyTorch has it: strides of dimensions of one element say nothing, nor do those of no elements.
+bool is_contiguous(const Operand& operand, const int64_t* strides) {
+  if (operand.numel == 0) return true;
+  int64_t expected = 1;
+  for (int d = operand.rank - 1; d >= 0; --d) {
+    if (operand.sizes[d] == 1) continue;
+    if (strides[d] != expected) return false;
+    expected *= operand.sizes[d];
+  }
+  return true;
 }
 
 }  // namespace
@@ -110,8 +160,9 @@ bool find_dtypes() {
     if (object == nullptr) break;
     known_dtypes.emplace_back(object, code);
   }
+  const bool is_found = known_dtypes.size() == std::size(kNames) && find_description(torch);
   Py_DECREF(torch);
-  return known_dtypes.size() == std::size(kNames);
+  return is_found;
 }
 
 // --- off a stack ---------------------------------------------------------------------------------
@@ -197,21 +248,42 @@ Number StackReader::read<Number>() {
 
 // --- off a Python call ---------------------------------------------------------------------------
 
-const Operand& PythonReader::read_tensor(PyObject* tensor) {
-  GivenTensor& given = given_->add_tensor();
+namespace {
+
+void read_description(Given& all, GivenTensor& given, PyObject* tensor) {
+  Operand& operand = given.operand;
+  dlpack::Tensor described;
+  if (describe_tensor(tensor, &described) != 0) throw PythonError{};
+  all.set_address(given, static_cast<char*>(described.data) + described.byte_offset);
+  if (operand.number == 0) {
+    all.device = described.device_type == dlpack::kCuda ? described.device_index : -1;
+  }
+  operand.dtype = dtype_of(described.dtype);
+  operand.rank = described.rank;
+  if (operand.rank > kMaxTensorRank) {
+    throw std::invalid_argument("a tensor of too many dimensions");
+  }
+  std::copy_n(described.sizes, operand.rank, operand.sizes);
+  set_numel(operand);
+  given.is_contiguous = is_contiguous(operand, described.strides);
+  if (!given.is_contiguous) std::copy_n(described.strides, operand.rank, operand.strides);
+}
+
+// Where PyTorch describes no tensor, or this one has no memory.
+void read_attributes(Given& all, GivenTensor& given, PyObject* tensor, Alignment alignment) {
   Operand& operand = given.operand;
   const Object dtype(PyObject_GetAttr(tensor, names().dtype));
   operand.dtype = dtype_of(dtype.get());
-  if (alignment_ == Alignment::kNone) {
+  if (alignment == Alignment::kNone) {
     operand.remainder = size_of(operand.dtype) % kAddressModulus;
-  } else if (alignment_ == Alignment::kOfStorage) {
+  } else if (alignment == Alignment::kOfStorage) {
     const int64_t offset = call_for_integer(tensor, names().storage_offset);
     operand.remainder = offset * size_of(operand.dtype) % kAddressModulus;
   } else {
     const int64_t address = call_for_integer(tensor, names().data_ptr);
-    given_->set_address(given, reinterpret_cast<void*>(address));
+    all.set_address(given, reinterpret_cast<void*>(address));
     if (operand.number == 0) {
-      given_->device = static_cast<int>(call_for_integer(tensor, names().get_device));
+      all.device = static_cast<int>(call_for_integer(tensor, names().get_device));
     }
   }
   const Object shape(PyObject_GetAttr(tensor, names().shape));
@@ -223,7 +295,18 @@ const Operand& PythonReader::read_tensor(PyObject* tensor) {
     const Object stride(PyObject_CallMethodObjArgs(tensor, names().stride, nullptr));
     read_integers(stride.get(), operand.strides);
   }
-  return operand;
+}
+
+}  // namespace
+
+const Operand& PythonReader::read_tensor(PyObject* tensor) {
+  GivenTensor& given = given_->add_tensor();
+  if (alignment_ != Alignment::kOfMemory || describe_tensor == nullptr) {
+    read_attributes(*given_, given, tensor, alignment_);
+  } else {
+    read_description(*given_, given, tensor);
+  }
+  return given.operand;
 }
 
 template <>

@@ -26,7 +26,7 @@ from torch.compiler import is_compiling
 
 from diglot.backends.registry import is_interpreted
 from diglot.define.batching import one_by_one
-from diglot.define.direct import is_direct
+from diglot.define.direct import Kinds, is_direct
 
 # An output of this name is not differentiable: the backward pass needs it of the forward pass.
 STATISTICS = "statistics"
@@ -59,6 +59,29 @@ class Signature(NamedTuple):
         )
 
 
+def no_check(*tensors: Tensor) -> None:
+    """Takes all tensors."""
+
+
+class Kind(NamedTuple):
+    """How an operator takes tensors of one kind.
+
+    Attributes:
+        call: takes the operator's arguments and returns its outputs, but if it is recorded only the
+            differentiable ones.
+        is_direct: whether it skips the dispatcher.
+        is_recorded: whether it does, and is recorded for differentiation.
+        device: of the first tensor.
+        facts: what the operator's `check` returned.
+    """
+
+    call: Callable[..., Any]
+    is_direct: bool
+    is_recorded: bool
+    device: torch.device
+    facts: Any
+
+
 class Operator:
     """One functional operator, `diglot::<name>`.
 
@@ -79,9 +102,14 @@ class Operator:
         opaque: whether compilers are not to see into its kernels: their launch depends on the
             stream, or on whether it is captured, which a compiled graph does not know.
         inlined: whether compilers see what the backend "torch" does, so that they can fuse it.
+        check: raises an error unless the op takes such tensors, and returns what the facade wants
+            to know about their kind. It is asked once for each kind, so sizes, strides and values
+            are no matter to it.
 
     Attributes:
         signature: what the schema says.
+        known: from all tensors that a direct call is given, how the operator takes them; None if
+            it has not met their kind, or if the call is not direct.
         recorded: calls it directly, recorded for differentiation, and returns the differentiable
             outputs.
     """
@@ -98,9 +126,12 @@ class Operator:
         vmap: Callable[..., Any] = one_by_one,
         opaque: bool = False,
         inlined: bool = True,
+        check: Callable[..., Any] = no_check,
     ) -> None:
         self.signature = signature = Signature.parse(schema)
         self.forward, self.fake = forward, fake
+        self._check, self._kinds = check, Kinds[Kind]()
+        self.known: Callable[..., Kind | None] = self._kinds.find
         self._inlined, self._opaque = inlined, opaque
         tensors, outputs = signature.tensors, len(signature.outputs)
         differentiable = outputs - signature.outputs.count(STATISTICS)
@@ -141,7 +172,9 @@ class Operator:
         # costs as much as the launch. What is not differentiable is no output, but saved alone.
         def forward_of_one(ctx: Any, *args: Any) -> Any:
             output = forward(*args)
-            ctx.save_for_backward(*save(ctx, args, output))
+            kept = save(ctx, args, output)
+            if kept:
+                ctx.save_for_backward(*kept)
             return output if is_single else output[0]
 
         def forward_of_several(ctx: Any, *args: Any) -> Any:
@@ -223,18 +256,27 @@ class Operator:
             )
         )
 
+    def learn(self, *tensors: Tensor) -> Kind:
+        """How the operator takes these tensors, which are checked; `known` tells it from now on."""
+        return self.learn_checked(self._check(*tensors), *tensors)
+
+    def learn_checked(self, facts: Any, *tensors: Tensor) -> Kind:
+        """The same of tensors that were checked, and of what that said of them."""
+        if not is_direct(*tensors):
+            return Kind(self.indirect, False, False, tensors[0].device, facts)
+        is_recorded = torch.is_grad_enabled() and any([t.requires_grad for t in tensors])
+        call = self.recorded if is_recorded else self.forward
+        kind = Kind(call, True, is_recorded, tensors[0].device, facts)
+        self._kinds.add(kind, *tensors)
+        return kind
+
     def __call__(self, *args: Any) -> Any:
         """Calls the operator, whichever way; it returns the outputs of the schema."""
-        present = [arg for arg in args[: self.signature.tensors] if arg is not None]
-        if not is_direct(*present):
-            return self.indirect(*args)
-        if torch.is_grad_enabled() and any([tensor.requires_grad for tensor in present]):
-            return (
-                self.dispatched(*args)
-                if STATISTICS in self.signature.outputs
-                else self.recorded(*args)
-            )
-        return self.forward(*args)
+        tensors = [arg for arg in args[: self.signature.tensors] if arg is not None]
+        kind = self.known(*tensors) or self.learn(*tensors)
+        if kind.is_recorded and STATISTICS in self.signature.outputs:
+            return self.dispatched(*args)
+        return kind.call(*args)
 
     def indirect(self, *args: Any) -> Any:
         """Calls it through the transforms that are active, or the dispatcher."""

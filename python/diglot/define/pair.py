@@ -15,7 +15,7 @@ from torch import Tensor
 
 from diglot.backends.runs import run
 from diglot.define.batching import one_by_one
-from diglot.define.operator import Operator, Signature
+from diglot.define.operator import Operator, Signature, no_check
 
 
 class DifferentiablePair(Operator):
@@ -44,7 +44,7 @@ class DifferentiablePair(Operator):
             direction, the options without the backend, and `transposed`. None: no saved tensor has
             derivatives.
         vmap: the batching rule of both.
-        opaque, inlined: as `Operator` takes them.
+        opaque, inlined, check: as `Operator` takes them, the last for the op alone.
     """
 
     def __init__(
@@ -63,6 +63,7 @@ class DifferentiablePair(Operator):
         vmap: Callable[..., Any] = one_by_one,
         opaque: bool = False,
         inlined: bool = True,
+        check: Callable[..., Any] = no_check,
     ) -> None:
         op, backward_op = Signature.parse(schema), Signature.parse(backward_schema)
         name, places = op.name, op.arguments + op.outputs
@@ -70,22 +71,12 @@ class DifferentiablePair(Operator):
         # A slice of one, so that what is picked is always a tuple.
         pick = itemgetter(*saved if len(saved) > 1 else [slice(saved[0], saved[0] + 1)])
         optional, is_single = slice(op.tensors, None), len(op.outputs) == 1
-        forward_name, backward_name = f"{name}_forward", f"{name}_backward"
         like = backward_op.arguments[1] if like is None else like
         model = backward_op.arguments.index(like)
         others = (None,) * (op.tensors - 1)
 
-        def default_forward(*args: Any) -> Tensor:
-            out = torch.empty_like(args[0])
-            run(args[-1], name, forward_name, *args[:-1], out)
-            return out
-
-        def default_backward(*args: Any) -> Tensor:
-            out = torch.empty_like(args[model])
-            run(args[-1], name, backward_name, *args[:-1], out)
-            return out
-
-        compute = backward or default_backward
+        default_forward = _launch_of(op, name, op.arguments[0])
+        compute = backward or _launch_of(backward_op, name, like)
 
         def checked_backward(*args: Any) -> Tensor:
             grad, wanted = args[0], args[model]
@@ -153,7 +144,28 @@ class DifferentiablePair(Operator):
             vmap=vmap,
             opaque=opaque,
             inlined=inlined,
+            check=check,
         )
+
+
+# What runs a launcher whose output is like one of its arguments. Its source is made for each one,
+# so that a call neither packs nor slices arguments.
+_LAUNCH = """
+def {launcher}({arguments}, backend):
+    out = empty_like({like})
+    run(backend, {op!r}, {launcher!r}, {arguments}, out)
+    return out
+"""
+
+
+def _launch_of(signature: Signature, op: str, like: str) -> Callable[..., Tensor]:
+    launcher = signature.name if signature.name != op else f"{op}_forward"
+    *arguments, _ = signature.arguments
+    source = _LAUNCH.format(launcher=launcher, arguments=", ".join(arguments), like=like, op=op)
+    scope: dict[str, Any] = {"empty_like": torch.empty_like, "run": run}
+    exec(source, scope)
+    made: Callable[..., Tensor] = scope[launcher]
+    return made
 
 
 def pointwise(second_derivative: Callable[..., Tensor]) -> Callable[..., Tensor]:

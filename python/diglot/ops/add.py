@@ -69,30 +69,32 @@ def add(
         diglot.BackendUnavailable: the backend asked for cannot run on the tensors' device.
     """
     if isinstance(other, torch.Tensor):
-        direct = is_direct(input, other)
-        if not direct:
-            check_tensor("add", "input", input)
-            check_tensor("add", "other", other)
-        if input.device != other.device:
+        kind = _add.known(input, other) or _add.learn(input, other)
+        dtype = kind.facts
+        if dtype is None:
             return _add_across_devices(input, other, alpha, backend)
-        dtype = input.dtype if input.dtype == other.dtype else result_type(input, other)
-        # The other checks are inline while they pass: a call costs a tenth of a microsecond.
-        if dtype not in DTYPES or input.dtype not in DTYPES or other.dtype not in DTYPES:
-            _check_dtypes(dtype, input, other)
-        if input.shape != other.shape:
+        if not kind.is_direct:  # otherwise allocating the sum checks it
             check_broadcast("add", input, other)
-        factor = alpha
+        # Inline while it passes: a call costs a tenth of a microsecond.
         if type(alpha) is not int or alpha != 1:
-            factor = check_factor("add", "alpha", alpha, dtype)
-        chosen = choose("add", input.device, backend)
-        if direct:
-            if (input.requires_grad or other.requires_grad) and torch.is_grad_enabled():
-                return _add.recorded(input, other, factor, chosen)
-            return _add.forward(input, other, factor, chosen)
-        return _add.indirect(input, other, factor, chosen)
+            alpha = check_factor("add", "alpha", alpha, dtype)
+        return kind.call(input, other, alpha, choose("add", kind.device, backend))
     check_tensor("add", "input", input)
     number = check_number("add", "other", other, "a torch.Tensor or a number")
     return _add_number(input, number, alpha, result_type(input, number), backend)
+
+
+def _check(input: torch.Tensor, other: torch.Tensor | None = None) -> torch.dtype | None:
+    """The dtype of the sum of two tensors; None if they are on two devices."""
+    if other is None:  # a number
+        return None
+    check_tensor("add", "input", input)
+    check_tensor("add", "other", other)
+    if input.device != other.device:
+        return None
+    dtype = input.dtype if input.dtype == other.dtype else result_type(input, other)
+    _check_dtypes(dtype, input, other)
+    return dtype
 
 
 def _add_number(
@@ -154,15 +156,16 @@ def _check_dtypes(result: torch.dtype, *tensors: torch.Tensor) -> None:
 def _forward(
     input: torch.Tensor, other: torch.Tensor | None, alpha: Number, backend: str
 ) -> torch.Tensor:
-    out = empty_broadcast(input, other)
-    run(backend, "add", "add_forward", input, other, fixed(alpha), out)
+    out = empty_broadcast("add", input, other)
+    alpha = alpha if type(alpha) is int else fixed(alpha)
+    run(backend, "add", "add_forward", input, other, alpha, out)
     return out
 
 
 def _fake(
     input: torch.Tensor, other: torch.Tensor | None, alpha: Number, backend: str
 ) -> torch.Tensor:
-    return empty_broadcast(input, other)
+    return empty_broadcast("add", input, other)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> tuple[()]:
@@ -170,7 +173,6 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> tuple[()]:
     # Shapes and dtypes are all that the gradients need: nothing keeps the inputs alive.
     ctx.input = (input.shape, input.dtype)
     ctx.other = None if other is None else (other.shape, other.dtype)
-    ctx.output = (output.shape, output.dtype)
     return ()
 
 
@@ -186,12 +188,18 @@ def _gradients(ctx: Any, grad_output: torch.Tensor) -> tuple[Any, Any]:
 
 
 def _tangent(ctx: Any, of_input: Any, of_other: Any = None) -> torch.Tensor:
-    shape, dtype = ctx.output
-    if of_other is None:
-        return of_input.to(dtype).expand(shape)
+    if ctx.other is None:
+        return of_input
+    if of_other is None:  # not times alpha, which may be infinite
+        return add(of_input, _zeros(ctx.other, of_input.device), backend=ctx.backend)
     if of_input is None:
-        of_input = torch.zeros((), dtype=dtype, device=of_other.device).expand(shape)
+        of_input = _zeros(ctx.input, of_other.device)
     return add(of_input, of_other, alpha=ctx.alpha, backend=ctx.backend)
+
+
+def _zeros(kind: tuple[torch.Size, torch.dtype], device: torch.device) -> torch.Tensor:
+    shape, dtype = kind
+    return torch.zeros((), dtype=dtype, device=device).expand(shape)
 
 
 def _batch(operator: Operator, info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
@@ -210,4 +218,5 @@ _add = Operator(
     backward=_gradients,
     jvp=_tangent,
     vmap=_batch,
+    check=_check,
 )

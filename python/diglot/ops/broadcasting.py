@@ -16,16 +16,20 @@ def check_broadcast(op: str, input: torch.Tensor, other: torch.Tensor) -> None:
             )
 
 
-def empty_broadcast(input: torch.Tensor, other: torch.Tensor | None) -> torch.Tensor:
+def empty_broadcast(op: str, input: torch.Tensor, other: torch.Tensor | None) -> torch.Tensor:
     """An output of the shape, dtype and memory format that PyTorch's elementwise ops give.
 
     Without a second tensor, the operand is a number that has promoted no further than `input`.
+
+    Raises:
+        ValueError: the shapes do not broadcast.
     """
     if other is None:
         return torch.empty_like(input)
-    if input.dtype == other.dtype and input.shape == other.shape:
-        if input.is_contiguous() and other.is_contiguous():
+    if input.is_contiguous() and other.is_contiguous():
+        if input.dtype is other.dtype and input.shape == other.shape:
             return torch.empty_like(input)
+    check_broadcast(op, input, other)
     # Such as a bias: the first operand that is not broadcast along two dimensions decides on their
     # order. What follows finds that too, in ten times the time of a launch.
     if type(input) is torch.Tensor and input.is_contiguous():

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+FLOATING = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
 
 def check_tensor(op: str, name: str, value: Any) -> None:
     """Raises TypeError unless `value` is a dense tensor."""
@@ -26,6 +28,12 @@ def check_dtype(op: str, name: str, tensor: torch.Tensor, allowed: tuple[torch.d
         names = ", ".join(str(dtype).removeprefix("torch.") for dtype in allowed)
         found = str(tensor.dtype).removeprefix("torch.")
         raise TypeError(f"{op}: {name} must have one of the dtypes {names}, not {found}")
+
+
+def check_floating(op: str, name: str, value: Any) -> None:
+    """Raises TypeError unless `value` is a dense tensor of one of `FLOATING`."""
+    check_tensor(op, name, value)
+    check_dtype(op, name, value, FLOATING)
 
 
 def check_dim(op: str, dim: Any, tensor: torch.Tensor) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,14 +10,12 @@ from torch.autograd.graph import increment_version
 
 from diglot.backends.runs import run
 from diglot.backends.selection import choose
-from diglot.define.direct import is_direct
 from diglot.define.pair import DifferentiablePair
-from diglot.ops.checks import check_dtype, check_tensor
+from diglot.ops.checks import check_floating
 from diglot.ops.numbers import check_number, fixed
 from diglot.ops.random_seed import check_source, seed_tensor
 from diglot.reference.dropout import threshold_and_scale
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 # Over Philox in PyTorch's operators, Inductor (PyTorch 2.13) takes time exponential in its rounds.
 INLINED = False
 OVERLAPS = 1  # what PyTorch says of a tensor of which several elements are one, as an expanded one
@@ -71,31 +70,26 @@ def dropout(
             an expanded tensor.
         diglot.BackendUnavailable: the backend asked for cannot run on the tensor's device.
     """
-    direct = is_direct(input)
-    if not direct:
-        check_tensor("dropout", "input", input)
-    # The other checks are inline while they pass: a call costs a tenth of a microsecond.
-    if input.dtype not in DTYPES:
-        check_dtype("dropout", "input", input, DTYPES)
+    kind = _dropout.known(input) or _dropout.learn(input)
     if type(p) is not float:
         p = float(fixed(check_number("dropout", "p", p)))
     if not 0 <= p <= 1:
         raise ValueError(f"dropout: p must be from 0 to 1, not {p}")
     if generator is not None or seed is not None:
-        check_source("dropout", input.device, generator, seed)
-    chosen = choose("dropout", input.device, backend)
+        check_source("dropout", kind.device, generator, seed)
+    chosen = choose("dropout", kind.device, backend)
     if not training or p == 0:
         return input
-    drawn = seed_tensor(input.device, generator, seed)
+    drawn = seed_tensor(kind.device, generator, seed)
     if drawn is seed:
-        direct = direct and is_direct(drawn)
+        kind = _dropout.known(input, drawn) or _dropout.learn(input, drawn)
     if inplace:
-        return _in_place(direct, input, drawn, p, chosen)
-    if not direct:
-        return _dropout.indirect(input, drawn, 0, p, chosen)
-    if input.requires_grad and torch.is_grad_enabled():
-        return _dropout.recorded(input, drawn, 0, p, chosen)
-    return _dropout.forward(input, drawn, 0, p, chosen)
+        return _in_place(kind.is_direct, input, drawn, p, chosen)
+    return kind.call(input, drawn, 0, p, chosen)
+
+
+def _check(input: torch.Tensor, seed: torch.Tensor | None = None) -> None:
+    check_floating("dropout", "input", input)
 
 
 class _InPlace(torch.autograd.Function):
@@ -142,25 +136,14 @@ def _launch(
     offset: int,
     p: float,
     backend: str,
-    out: torch.Tensor,
-) -> None:
-    threshold, scale = threshold_and_scale(fixed(p))
-    run(backend, "dropout", name, input, seed, fixed(offset), threshold, scale, out)
-
-
-def _forward(
-    input: torch.Tensor, seed: torch.Tensor, offset: int, p: float, backend: str
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    out = torch.empty_like(input)
-    _launch("dropout_forward", input, seed, offset, p, backend, out)
-    return out
-
-
-def _backward(
-    grad_output: torch.Tensor, seed: torch.Tensor, offset: int, p: float, backend: str
-) -> torch.Tensor:
-    out = torch.empty_like(grad_output)
-    _launch("dropout_backward", grad_output, seed, offset, p, backend, out)
+    if out is None:
+        out = torch.empty_like(input)
+    if type(p) is not float or type(offset) is not int:
+        p, offset = fixed(p), fixed(offset)
+    threshold, scale = threshold_and_scale(p)
+    run(backend, "dropout", name, input, seed, offset, threshold, scale, out)
     return out
 
 
@@ -168,8 +151,9 @@ def _backward(
 _dropout = DifferentiablePair(
     "dropout(Tensor input, Tensor seed, int offset, float p, str backend) -> Tensor",
     "dropout_backward(Tensor grad_output, Tensor seed, int offset, float p, str backend) -> Tensor",
-    forward=_forward,
-    backward=_backward,
+    forward=partial(_launch, "dropout_forward"),
+    backward=partial(_launch, "dropout_backward"),
     like="grad_output",
+    check=_check,
     inlined=INLINED,
 )

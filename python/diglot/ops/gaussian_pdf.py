@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import math
 import operator
+from functools import partial
 from typing import Any
 
 import torch
 
 from diglot.backends.selection import choose
 from diglot.define.batching import elementwise
-from diglot.define.direct import is_direct
 from diglot.define.pair import DifferentiablePair, pointwise
-from diglot.ops.checks import check_dtype, check_tensor
+from diglot.ops.checks import check_floating
 from diglot.ops.numbers import Number, check_number, fixed
 from diglot.reference.gaussian_pdf import TERMS, gaussian_pdf_second_derivative
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 MOST_TERMS = 2**22  # more are not told apart by float32
 # Of std: so that, in what is computed in, no constant overflows.
 FLOAT32_RANGE, FLOAT64_RANGE = (1e-30, 1e30), (1e-150, 1e150)
+FLOAT32_MOST = torch.finfo(torch.float32).max
 
 
 def gaussian_pdf(
@@ -59,12 +59,7 @@ def gaussian_pdf(
         ValueError: `mean`, `std` or `terms` out of range, or an unknown `backend`.
         diglot.BackendUnavailable: the backend asked for cannot run on the tensor's device.
     """
-    direct = is_direct(input)
-    if not direct:
-        check_tensor("gaussian_pdf", "input", input)
-    # The other checks are inline while they pass: a call costs a tenth of a microsecond.
-    if input.dtype not in DTYPES:
-        check_dtype("gaussian_pdf", "input", input, DTYPES)
+    kind = _gaussian_pdf.known(input) or _gaussian_pdf.learn(input)
     if type(mean) is not float or type(std) is not float:
         mean = float(fixed(check_number("gaussian_pdf", "mean", mean)))
         std = float(fixed(check_number("gaussian_pdf", "std", std)))
@@ -73,12 +68,7 @@ def gaussian_pdf(
         terms = _integer(terms)
     if not 1 <= terms <= MOST_TERMS:
         raise ValueError(f"gaussian_pdf: terms must be from 1 to {MOST_TERMS}, not {terms}")
-    chosen = choose("gaussian_pdf", input.device, backend)
-    if not direct:
-        return _gaussian_pdf.indirect(input, mean, std, terms, chosen)
-    if input.requires_grad and torch.is_grad_enabled():
-        return _gaussian_pdf.recorded(input, mean, std, terms, chosen)
-    return _gaussian_pdf.forward(input, mean, std, terms, chosen)
+    return kind.call(input, mean, std, terms, choose("gaussian_pdf", kind.device, backend))
 
 
 def _check_range(dtype: torch.dtype, mean: float, std: float) -> None:
@@ -94,7 +84,7 @@ def _check_range(dtype: torch.dtype, mean: float, std: float) -> None:
             f"gaussian_pdf: std must be from {least} to {greatest} where the input is {dtype}, "
             f"not {std}"
         )
-    if abs(mean) > torch.finfo(torch.float32).max and dtype != torch.float64:
+    if abs(mean) > FLOAT32_MOST and dtype != torch.float64:
         if not math.isinf(mean):
             raise ValueError(
                 f"gaussian_pdf: mean must be in the range of float32 where the input is {dtype}, "
@@ -116,4 +106,5 @@ _gaussian_pdf = DifferentiablePair(
     "str backend) -> Tensor",
     slope=pointwise(gaussian_pdf_second_derivative),
     vmap=elementwise,
+    check=partial(check_floating, "gaussian_pdf", "input"),
 )

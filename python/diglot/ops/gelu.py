@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from diglot.backends.selection import choose
 from diglot.define.batching import elementwise
-from diglot.define.direct import is_direct
 from diglot.define.pair import DifferentiablePair, pointwise
-from diglot.ops.checks import check_dtype, check_tensor
+from diglot.ops.checks import check_floating
 from diglot.reference.gelu import gelu_second_derivative
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 APPROXIMATIONS = ("none", "tanh")
 
 
@@ -43,20 +43,10 @@ def gelu(
         ValueError: an unknown `approximate` or `backend`.
         diglot.BackendUnavailable: the backend asked for cannot run on the tensor's device.
     """
-    direct = is_direct(input)
-    if not direct:
-        check_tensor("gelu", "input", input)
-    # The other checks are inline while they pass: a call costs a tenth of a microsecond.
-    if input.dtype not in DTYPES:
-        check_dtype("gelu", "input", input, DTYPES)
+    kind = _gelu.known(input) or _gelu.learn(input)
     if approximate not in APPROXIMATIONS:
         raise ValueError(f"gelu: approximate must be 'none' or 'tanh', not {approximate!r}")
-    chosen = choose("gelu", input.device, backend)
-    if not direct:
-        return _gelu.indirect(input, approximate, chosen)
-    if input.requires_grad and torch.is_grad_enabled():
-        return _gelu.recorded(input, approximate, chosen)
-    return _gelu.forward(input, approximate, chosen)
+    return kind.call(input, approximate, choose("gelu", kind.device, backend))
 
 
 _gelu = DifferentiablePair(
@@ -64,4 +54,5 @@ _gelu = DifferentiablePair(
     "gelu_backward(Tensor grad_output, Tensor input, str approximate, str backend) -> Tensor",
     slope=pointwise(gelu_second_derivative),
     vmap=elementwise,
+    check=partial(check_floating, "gelu", "input"),
 )

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from diglot.backends.runs import run
 from diglot.backends.selection import choose
-from diglot.define.direct import is_direct
 from diglot.define.pair import DifferentiablePair
 from diglot.ops.autocast import autocast_to_float32
-from diglot.ops.checks import check_dtype, check_tensor
+from diglot.ops.checks import check_floating
 from diglot.ops.global_memory import dense_like
 from diglot.reference.global_softmax import softmax_gradient_slope
 
 NAME = "global_softmax"
-DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 def global_softmax(input: torch.Tensor, *, backend: str | None = None) -> torch.Tensor:
@@ -42,18 +42,8 @@ def global_softmax(input: torch.Tensor, *, backend: str | None = None) -> torch.
         ValueError: an unknown `backend`.
         diglot.BackendUnavailable: the backend asked for cannot run on the tensor's device.
     """
-    direct = is_direct(input)
-    if not direct:
-        check_tensor(NAME, "input", input)
-    if input.dtype not in DTYPES:
-        check_dtype(NAME, "input", input, DTYPES)
-    input = autocast_to_float32(input)
-    chosen = choose(NAME, input.device, backend)
-    if not direct:
-        return _softmax.indirect(input, chosen)
-    if input.requires_grad and torch.is_grad_enabled():
-        return _softmax.recorded(input, chosen)
-    return _softmax.forward(input, chosen)
+    kind = _softmax.known(input) or _softmax.learn(input)
+    return kind.call(autocast_to_float32(input), choose(NAME, kind.device, backend))
 
 
 def _forward(input: torch.Tensor, backend: str) -> torch.Tensor:
@@ -76,4 +66,5 @@ _softmax = DifferentiablePair(
     backward=_backward,
     slope=softmax_gradient_slope,
     opaque=True,
+    check=partial(check_floating, NAME, "input"),
 )

@@ -10,8 +10,8 @@ import torch
 HALVES = (torch.float16, torch.bfloat16)
 
 
-def check_shape(op: str, shape: Any, input: torch.Tensor) -> int:
-    """How many dimensions a row has.
+def check_shape(op: str, shape: Any, input: torch.Tensor) -> tuple[int, ...]:
+    """The shape of a row.
 
     Raises:
         TypeError: `shape` is neither an integer nor a sequence of them.
@@ -20,8 +20,9 @@ def check_shape(op: str, shape: Any, input: torch.Tensor) -> int:
     if type(shape) is int:
         shape = (shape,)
     elif type(shape) is not torch.Size:
-        is_sequence = isinstance(shape, Sequence) and not isinstance(shape, str)
-        shape = tuple(shape) if is_sequence else (shape,)
+        if type(shape) is not tuple:  # asking for a sequence takes as long as allocating a tensor
+            is_sequence = isinstance(shape, Sequence) and not isinstance(shape, str)
+            shape = tuple(shape) if is_sequence else (shape,)
         for size in shape:
             if type(size) is int:
                 continue
@@ -38,7 +39,7 @@ def check_shape(op: str, shape: Any, input: torch.Tensor) -> int:
             f"{op}: normalized_shape must be what the shape of input ends with: "
             f"{tuple(input.shape)} does not end with {tuple(shape)}"
         )
-    return dims
+    return shape
 
 
 def check_residual(op: str, input: torch.Tensor, residual: torch.Tensor) -> None:
@@ -53,7 +54,7 @@ def check_residual(op: str, input: torch.Tensor, residual: torch.Tensor) -> None
 
 
 def check_parameters(
-    op: str, input: torch.Tensor, shape: torch.Size, parameters: Sequence[Any]
+    op: str, input: torch.Tensor, shape: tuple[int, ...], parameters: Sequence[Any]
 ) -> None:
     """Checks weight and bias.
 

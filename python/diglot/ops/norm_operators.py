@@ -16,19 +16,16 @@ from torch import Tensor
 from diglot.backends.runs import run
 from diglot.backends.selection import choose
 from diglot.define.batching import batch_first, one_by_one
-from diglot.define.direct import is_direct
 from diglot.define.operator import Operator
 from diglot.ops.add import add
-from diglot.ops.autocast import autocast_to_float32
-from diglot.ops.checks import check_dtype, check_tensor
+from diglot.ops.autocast import autocast_to_float32, is_autocast_to_float32
+from diglot.ops.checks import FLOATING, check_dtype, check_tensor
 from diglot.ops.global_memory import compute_dtype
 from diglot.ops.norm_backward import define_backward
-from diglot.ops.norm_checks import HALVES, check_parameters, check_residual, check_shape
+from diglot.ops.norm_checks import check_parameters, check_residual, check_shape
 from diglot.ops.norm_rows import Tensors, as_rows, contiguous_like, sum_like
 from diglot.ops.numbers import check_number, fixed
 from diglot.reference.norm import Normalized, wide
-
-DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
 class Forward(NamedTuple):
@@ -81,6 +78,7 @@ class NormOperators:
         # The statistics of a row: mean and 1/sqrt(variance + eps), or the latter of the mean
         # square.
         self.fields = 2 if centered else 1
+        self.launchers = {each: f"{each}_forward" for each in (name, f"add_{name}")}
         self.forward = self._define(("input",))
         self.forward_of_sum = self._define(("input", "residual"))
         self.backward = define_backward(name, self.parameters, centered)
@@ -109,43 +107,44 @@ class NormOperators:
         operator = self.forward_of_sum if is_fused else self.forward
         name = operator.signature.name
         present = [p for p in parameters if p is not None]
-        direct = is_direct(*arrays, *present)
-        if not direct:
-            for which, tensor in zip(("input", "residual"), arrays, strict=False):
-                check_tensor(name, which, tensor)
-            for which, tensor in zip(self.parameters, parameters, strict=True):
-                if tensor is not None:
-                    check_tensor(name, which, tensor)
+        # What a kind says of tensors is checked once for each kind, their sizes in every call.
+        kind = operator.known(*arrays, *present)
+        if kind is None:
+            self._check_tensors(name, arrays, parameters)
         input = arrays[0]
-        dims = check_shape(name, normalized_shape, input)
-        dtype = input.dtype
-        if dtype not in DTYPES:
-            check_dtype(name, "input", input, DTYPES)
-        if is_fused:
+        row = check_shape(name, normalized_shape, input)
+        if is_fused and (kind is None or arrays[1].shape != input.shape):
             check_residual(name, input, arrays[1])
         if type(eps) is not float:
             eps = float(fixed(check_number(name, "eps", eps)))
-        if dtype in HALVES and autocast_to_float32(input) is not input:
+        if is_autocast_to_float32(input) if kind is None else kind.facts:
             # As the two ops do one after the other, of which PyTorch runs the norm in float32.
             total = add(*arrays, backend=backend) if is_fused else input
             widened = tuple([None if p is None else autocast_to_float32(p) for p in parameters])
             out = self((autocast_to_float32(total),), normalized_shape, widened, eps, backend)
             return (out, total) if is_fused else out
-        shape, device = input.shape[-dims:], input.device
-        for p in present:  # the checks are inline while they pass
-            if p.shape != shape or p.dtype is not dtype or p.device != device:
-                check_parameters(name, input, shape, parameters)
+        for parameter in present:
+            if kind is None or parameter.shape != row:
+                check_parameters(name, input, row, parameters)
                 break
-        chosen = choose(name, device, backend)
-        if not direct:
-            results = operator.indirect(*arrays, *parameters, dims, eps, chosen)
-            return results[:2] if is_fused else results[0]
-        if torch.is_grad_enabled():
-            for tensor in (*arrays, *present):
-                if tensor.requires_grad:
-                    return operator.recorded(*arrays, *parameters, dims, eps, chosen)
-        results = self._run(name, Forward(arrays, parameters, dims, eps, chosen), None)
-        return results if is_fused else results[0]
+        if kind is None:
+            kind = operator.learn_checked(is_autocast_to_float32(input), *arrays, *present)
+        dims, chosen = len(row), choose(name, kind.device, backend)
+        if kind.is_direct and not kind.is_recorded:  # nobody asks for statistics
+            results = self._run(name, Forward(arrays, parameters, dims, eps, chosen), None)
+            return results if is_fused else results[0]
+        results = kind.call(*arrays, *parameters, dims, eps, chosen)
+        if kind.is_direct:
+            return results
+        return results[:2] if is_fused else results[0]
+
+    def _check_tensors(self, name: str, arrays: Sequence[Any], parameters: Sequence[Any]) -> None:
+        for which, tensor in zip(("input", "residual"), arrays, strict=False):
+            check_tensor(name, which, tensor)
+        check_dtype(name, "input", arrays[0], FLOATING)
+        for which, tensor in zip(self.parameters, parameters, strict=True):
+            if tensor is not None:
+                check_tensor(name, which, tensor)
 
     def _run(self, name: str, call: Forward, statistics: Tensor | None) -> Tensors:
         """Allocates and writes the output, and the sum of two arrays.
@@ -156,25 +155,32 @@ class NormOperators:
             statistics: written too; None if nobody asks for them.
         """
         arrays, parameters, dims, eps, backend = call
-        results = tuple([contiguous_like(array) for array in arrays])
+        is_dense = dims == 1
+        for tensor in (*arrays, *parameters):
+            if tensor is not None and not tensor.is_contiguous():
+                is_dense = False
+        results = tuple(map(torch.empty_like if is_dense else contiguous_like, arrays))
         if arrays[0].numel() == 0:
             if statistics is not None:
                 statistics.fill_(torch.nan)
             return results
-        rank = arrays[0].dim() - dims
         rows, vectors, written = arrays, parameters, results
-        if dims > 1 or not all([t is None or t.is_contiguous() for t in (*arrays, *parameters)]):
+        if not is_dense:
+            rank = arrays[0].dim() - dims
             rows = tuple([as_rows(array, rank) for array in arrays])
             vectors = tuple([as_rows(parameter, 0) for parameter in parameters])
             written = tuple([as_rows(result, rank) for result in results])
-        arguments = (*rows, *vectors, fixed(eps), statistics, *written[::-1])
-        run(backend, name, f"{name}_forward", *arguments)
+        eps = eps if type(eps) is float else fixed(eps)
+        launcher = self.launchers[name]
+        run(backend, name, launcher, *rows, *vectors, eps, statistics, *written[::-1])
         return results
 
     def _statistics_of(self, call: Forward) -> Tensor:
-        shape, dtype = call.arrays[0].shape, call.arrays[0].dtype
-        size = (self.fields, *shape[: len(shape) - call.dims])
-        return call.arrays[0].new_empty(size, dtype=compute_dtype(dtype))
+        input = call.arrays[0]
+        outer = tuple(input.shape)[: input.dim() - call.dims]
+        # Sizes one by one: PyTorch parses them faster than a tuple.
+        dtype = compute_dtype(input.dtype)
+        return torch.empty(self.fields, *outer, dtype=dtype, device=input.device)
 
     def _define(self, arrays: tuple[str, ...]) -> Operator:
         """The op of an input, or of the sum of two arrays."""
@@ -193,10 +199,10 @@ class NormOperators:
             return (*self._run(name, call, statistics), statistics)
 
         def save(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> tuple[Any, ...]:
-            call = read(*inputs)
-            ctx.dims, ctx.eps, ctx.backend = call.dims, call.eps, call.backend
-            ctx.dtypes = [None if p is None else p.dtype for p in call.parameters]
-            return output[1] if is_fused else inputs[0], output[-1], call.parameters[0]
+            *tensors, ctx.dims, ctx.eps, ctx.backend = inputs
+            parameters = tensors[len(arrays) :]
+            ctx.dtypes = [None if p is None else p.dtype for p in parameters]
+            return output[1] if is_fused else inputs[0], output[-1], parameters[0]
 
         def gradients(ctx: Any, grad_output: Any, grad_sum: Any = None) -> tuple[Any, ...]:
             if grad_output is None:

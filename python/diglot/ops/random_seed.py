@@ -57,10 +57,10 @@ def _check_device(op: str, name: str, found: torch.device, device: torch.device)
 
 def seed_tensor(device: torch.device, generator: torch.Generator | None, seed: Any) -> torch.Tensor:
     """The seed: an int64 tensor of one element on `device`. What it comes from has been checked."""
-    if isinstance(seed, torch.Tensor):
-        return seed
     if seed is None:
         return torch.randint(MOST, (), dtype=torch.int64, device=device, generator=generator)
+    if isinstance(seed, torch.Tensor):
+        return seed
     if seed > MOST:
         seed -= 2**64
     return torch.full((), seed, dtype=torch.int64, device=device)

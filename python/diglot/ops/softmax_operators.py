@@ -10,15 +10,14 @@ import torch
 from diglot.backends.runs import run
 from diglot.backends.selection import choose
 from diglot.define.batching import batch_first
-from diglot.define.direct import is_direct
 from diglot.define.operator import Operator
 from diglot.define.pair import DifferentiablePair
-from diglot.ops.checks import check_dim, check_dtype, check_tensor
+from diglot.ops.autocast import is_autocast_to_float32
+from diglot.ops.checks import FLOATING, check_dim, check_dtype, check_tensor
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 HALVES = (torch.float16, torch.bfloat16)
 REAL_DTYPES = (
-    *DTYPES,
+    *FLOATING,
     torch.bool,
     torch.uint8,
     torch.int8,
@@ -46,20 +45,29 @@ class SoftmaxOperators:
         tangent: Callable[..., torch.Tensor] | None = None,
     ) -> None:
         self.name = name
+        forward_name, backward_name = f"{name}_forward", f"{name}_backward"
+
+        # Both of direct calls pass through without a call of PyTorch.
+        def positive(dim: int, tensor: torch.Tensor) -> int:
+            return dim if 0 <= dim < tensor.dim() else check_dim(name, dim, tensor)
+
+        def empty_like(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+            if dtype is tensor.dtype:
+                return torch.empty_like(tensor)
+            return torch.empty_like(tensor, dtype=dtype)
 
         def forward(
             input: torch.Tensor, dim: int, dtype: torch.dtype, backend: str
         ) -> torch.Tensor:
-            out = torch.empty_like(input, dtype=dtype)
-            run(backend, name, f"{name}_forward", input, check_dim(name, dim, input), out)
+            out = empty_like(input, dtype)
+            run(backend, name, forward_name, input, positive(dim, input), out)
             return out
 
         def backward(
             grad: torch.Tensor, output: torch.Tensor, dim: int, dtype: torch.dtype, backend: str
         ) -> torch.Tensor:
-            out = torch.empty_like(output, dtype=dtype)
-            dim = check_dim(name, dim, output)
-            run(backend, name, f"{name}_backward", grad, output, dim, out)
+            out = empty_like(output, dtype)
+            run(backend, name, backward_name, grad, output, positive(dim, output), out)
             return out
 
         def along(
@@ -86,25 +94,21 @@ class SoftmaxOperators:
             tangent=along,
             slope=lambda g, y, d, dim, dtype, transposed: slope(g, y, d, dim, transposed),
             vmap=_batch,
+            check=self._check,
         )
 
     def __call__(
         self, input: torch.Tensor, dim: int, dtype: torch.dtype | None, backend: str | None
     ) -> torch.Tensor:
         """Checks arguments and calls the op, as `diglot.softmax` says."""
-        direct = is_direct(input)
-        if not direct:
-            check_tensor(self.name, "input", input)
+        kind = self._pair.known(input) or self._pair.learn(input)
         dim = check_dim(self.name, dim, input)
         if dtype is None:
-            if input.dtype not in DTYPES:
-                check_dtype(self.name, "input", input, DTYPES)
-            dtype = input.dtype
-            if dtype in HALVES and not input.is_meta:
-                if torch.is_autocast_enabled(input.device.type):
-                    dtype = torch.float32
+            dtype = kind.facts
+            if dtype not in FLOATING:
+                check_dtype(self.name, "input", input, FLOATING)
         elif dtype is not input.dtype:
-            if dtype not in DTYPES:
+            if dtype not in FLOATING:
                 raise TypeError(
                     f"{self.name}: dtype must be None, float32, float16, bfloat16 or float64, "
                     f"not {dtype!r}"
@@ -112,15 +116,15 @@ class SoftmaxOperators:
             check_dtype(self.name, "input", input, REAL_DTYPES)
             if not (dtype is torch.float32 and input.dtype in HALVES):
                 input = input.to(dtype)
-                direct = is_direct(input)
-        elif dtype not in DTYPES:
-            check_dtype(self.name, "input", input, DTYPES)
-        chosen = choose(self.name, input.device, backend)
-        if not direct:
-            return self._pair.indirect(input, dim, dtype, chosen)
-        if input.requires_grad and torch.is_grad_enabled():
-            return self._pair.recorded(input, dim, dtype, chosen)
-        return self._pair.forward(input, dim, dtype, chosen)
+                kind = self._pair.known(input) or self._pair.learn(input)
+        elif dtype not in FLOATING:
+            check_dtype(self.name, "input", input, FLOATING)
+        return kind.call(input, dim, dtype, choose(self.name, kind.device, backend))
+
+    def _check(self, input: torch.Tensor) -> torch.dtype:
+        """The dtype of the result where none is asked for."""
+        check_tensor(self.name, "input", input)
+        return torch.float32 if is_autocast_to_float32(input) else input.dtype
 
 
 def _batch(operator: Operator, info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:

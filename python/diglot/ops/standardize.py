@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 
 from diglot.backends.runs import run
 from diglot.backends.selection import choose
-from diglot.define.direct import is_direct
 from diglot.define.pair import DifferentiablePair
 from diglot.ops.autocast import autocast_to_float32
-from diglot.ops.checks import check_dtype, check_tensor
+from diglot.ops.checks import check_floating
 from diglot.ops.global_memory import compute_dtype, dense_like
 from diglot.ops.numbers import check_number, fixed
 from diglot.reference.standardize import EPS, standardize_gradient_slope
 
 NAME = "standardize"
-DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 # The output, and its statistics: the mean and 1/sqrt(variance + eps), of the type that is computed
 # in.
@@ -52,20 +52,12 @@ def standardize(
         ValueError: an unknown `backend`.
         diglot.BackendUnavailable: the backend asked for cannot run on the tensor's device.
     """
-    direct = is_direct(input)
-    if not direct:
-        check_tensor(NAME, "input", input)
-    if input.dtype not in DTYPES:
-        check_dtype(NAME, "input", input, DTYPES)
+    kind = _standardize.known(input) or _standardize.learn(input)
     if type(eps) is not float:
         eps = float(fixed(check_number(NAME, "eps", eps)))
-    input = autocast_to_float32(input)
-    chosen = choose(NAME, input.device, backend)
-    if not direct:
-        return _standardize.indirect(input, eps, chosen)[0]
-    if input.requires_grad and torch.is_grad_enabled():
-        return _standardize.recorded(input, eps, chosen)
-    return _standardize.forward(input, eps, chosen)[0]
+    chosen = choose(NAME, kind.device, backend)
+    outputs = kind.call(autocast_to_float32(input), eps, chosen)
+    return outputs if kind.is_recorded else outputs[0]
 
 
 def _like(input: torch.Tensor, eps: float, backend: str) -> Outputs:
@@ -106,4 +98,5 @@ _standardize = DifferentiablePair(
         grad, x, direction, eps
     ),
     opaque=True,
+    check=partial(check_floating, NAME, "input"),
 )

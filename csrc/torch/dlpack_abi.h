@@ -1,0 +1,48 @@
+// The part of DLPack's C exchange API (version 1) that diglot uses: how PyTorch describes a tensor
+// in one call, without Python's objects for its shape, strides and dtype. Layouts are frozen by
+// DLPack's major version; they are declared here because PyTorch's copy is no part of its stable
+// headers.
+#pragma once
+
+#include <cstdint>
+
+namespace diglot::dlpack {
+
+constexpr uint32_t kMajorVersion = 1;
+constexpr const char* kAttribute = "__dlpack_c_exchange_api__";  // of the type torch.Tensor
+constexpr const char* kCapsule = "dlpack_exchange_api";
+
+enum DeviceType : int32_t { kCpu = 1, kCuda = 2 };
+enum TypeCode : uint8_t { kInt = 0, kUInt = 1, kFloat = 2, kBFloat = 4, kBool = 6 };
+
+struct DataType {
+  uint8_t code;
+  uint8_t bits;
+  uint16_t lanes;
+};
+
+struct Tensor {
+  void* data;
+  int32_t device_type;
+  int32_t device_index;
+  int32_t rank;
+  DataType dtype;
+  const int64_t* sizes;    // borrowed, as are the strides
+  const int64_t* strides;  // in elements
+  uint64_t byte_offset;
+};
+
+struct ExchangeApi {
+  uint32_t major_version;
+  uint32_t minor_version;
+  const ExchangeApi* older;
+  void (*allocate)();
+  void (*tensor_from_python)();
+  void (*tensor_to_python)();
+  // Describes a Python tensor for as long as it stays as it is. 0, or -1 with a Python error set;
+  // null where the producer has no such function.
+  int (*describe)(void* tensor, Tensor* out);
+  void (*current_stream)();
+};
+
+}  // namespace diglot::dlpack

@@ -1,0 +1,75 @@
+"""How many calls an eager call of an op makes in Python: its host time grows with them.
+
+They are counted without a GPU, and a busy machine counts the same. Whoever saves calls lowers the
+limits. tools/host_time.py measures microseconds.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+
+import diglot
+from diglot.backends import runs
+
+X, Y = torch.randn(2, 4096)
+ROWS, RESIDUAL = torch.randn(2, 64, 64)
+WEIGHT, BIAS = torch.randn(2, 64)
+OPS = {
+    "add": lambda x: diglot.add(x, Y, backend="torch"),
+    "dropout": lambda x: diglot.dropout(x, 0.1, backend="torch"),
+    "gaussian_pdf": lambda x: diglot.gaussian_pdf(x, terms=22, backend="torch"),
+    "gelu": lambda x: diglot.gelu(x, backend="torch"),
+    "log_softmax": lambda x: diglot.log_softmax(x, -1, backend="torch"),
+    "softmax": lambda x: diglot.softmax(x, -1, backend="torch"),
+    "add_layer_norm": lambda x: diglot.add_layer_norm(
+        x, RESIDUAL, (64,), WEIGHT, BIAS, backend="torch"
+    ),
+    "add_rms_norm": lambda x: diglot.add_rms_norm(x, RESIDUAL, (64,), WEIGHT, backend="torch"),
+    "layer_norm": lambda x: diglot.layer_norm(x, (64,), WEIGHT, BIAS, backend="torch"),
+    "rms_norm": lambda x: diglot.rms_norm(x, (64,), WEIGHT, backend="torch"),
+}
+# Calls of Python's functions and of C's, with an input that requires no gradient and with one.
+# Counted with Python 3.11; later versions inline some.
+LIMITS = {
+    "add": ((12, 16), (14, 17)),
+    "dropout": ((12, 13), (15, 14)),
+    "gaussian_pdf": ((12, 14), (15, 15)),
+    "gelu": ((11, 12), (14, 13)),
+    "log_softmax": ((15, 14), (19, 15)),
+    "softmax": ((15, 14), (19, 15)),
+    "add_layer_norm": ((16, 23), (25, 27)),
+    "add_rms_norm": ((18, 22), (27, 26)),
+    "layer_norm": ((16, 21), (24, 25)),
+    "rms_norm": ((18, 20), (26, 24)),
+}
+
+
+def count_calls(function, x: torch.Tensor) -> tuple[int, int]:
+    """The calls of Python's functions and of C's."""
+    counts = {"call": 0, "c_call": 0}
+
+    def count(frame, event, argument):
+        if event in counts:
+            counts[event] += 1
+
+    sys.setprofile(count)
+    try:
+        function(x)
+    finally:
+        sys.setprofile(None)
+    return counts["call"], counts["c_call"]
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_calls(op, monkeypatch):
+    """Of a call whose kind is known, of a launcher that does nothing."""
+    monkeypatch.setattr(runs, "_observers", ())
+    monkeypatch.setitem(runs._launchers, ("torch", f"{op}_forward"), lambda *_: "nothing")
+    x = ROWS if "norm" in op or "softmax" in op else X
+    for input, limit in zip((x, x.clone().requires_grad_()), LIMITS[op], strict=True):
+        OPS[op](input)
+        found = count_calls(OPS[op], input)
+        assert found[0] <= limit[0] and found[1] <= limit[1], (found, limit)
