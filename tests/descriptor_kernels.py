@@ -5,9 +5,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from diglot.triton_ops.descriptors import Descriptor
-from diglot.triton_ops.launch import launcher
-from diglot.triton_ops.plan import Launch, Operand, Plan, Unseen
+from diglot.triton_ops.launch.descriptors import Descriptor
+from diglot.triton_ops.launch.launch import launcher
+from diglot.triton_ops.launch.plan import Launch, Operand, Plan, Unseen
 
 TILE = (32, 64)
 

@@ -9,7 +9,7 @@ import pytest
 
 def plan_anew(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, value: Any) -> None:
     """Replaces what planners look at; plans that are kept are put aside until the test ends."""
-    from diglot.triton_ops import launch
+    from diglot.triton_ops.launch import launch
 
     monkeypatch.setattr(module, name, value)
     for launcher in launch.launchers:

@@ -275,7 +275,7 @@ from diglot.tools.resources import compile_triton
 from diglot.backends.tunables import tunables
 from diglot.triton_ops.clip_grad_norm import NORMS
 from diglot.triton_ops.clip_grad_norm import clip_grad_norm_phases as phases
-from diglot.triton_ops.plan import Specialization
+from diglot.triton_ops.launch.plan import Specialization
 
 WARPS = tunables().read("clip_grad_norm.triton.warps")
 half, single, double, word = torch.bfloat16, torch.float32, torch.float64, torch.int32

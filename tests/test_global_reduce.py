@@ -382,7 +382,7 @@ COMPILED = """
 import sys, torch
 from diglot.tools.resources import compile_triton
 from diglot.triton_ops import global_softmax, standardize
-from diglot.triton_ops.launch import plan
+from diglot.triton_ops.launch.launch import plan
 
 H200 = (90, 132, 228 << 10, True)
 

@@ -287,8 +287,8 @@ def test_a_dropped_arrival_ends_in_cuda_checked_build(tmp_path):
 
 def test_a_device_without_cooperative_launch():
     """What Triton's launch helper is told; CUDA's asks the runtime, which is not to be replaced."""
-    from diglot.triton_ops.handles import occupancy
-    from diglot.triton_ops.plan import Device
+    from diglot.triton_ops.launch.handles import occupancy
+    from diglot.triton_ops.launch.plan import Device
 
     with pytest.raises(RuntimeError, match="launches no kernel co-operatively"):
         occupancy(None, Device(90, 0, 0, False))

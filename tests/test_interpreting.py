@@ -79,8 +79,8 @@ def test_benchmarks_refuse_an_interpreter(monkeypatch):
 
 def test_triton_interprets_one_kernel_at_a_time():
     """Its interpreter changes its language while a kernel runs, for all threads."""
-    launch = pytest.importorskip("diglot.triton_ops.launch")
-    plan = pytest.importorskip("diglot.triton_ops.plan")
+    launch = pytest.importorskip("diglot.triton_ops.launch.launch")
+    plan = pytest.importorskip("diglot.triton_ops.launch.plan")
     running, most = [], []
 
     class Kernel:
@@ -109,7 +109,7 @@ def test_triton_interprets_one_kernel_at_a_time():
 @pytest.mark.filterwarnings("ignore")  # Python's, that a process of several threads forks
 @pytest.mark.skipif(DEVICE == "cuda", reason="with a GPU nothing is interpreted")
 def test_a_child_interprets_whatever_its_parent_did():
-    launch = pytest.importorskip("diglot.triton_ops.launch")
+    launch = pytest.importorskip("diglot.triton_ops.launch.launch")
     x, is_held, is_over = torch.randn(8, 8), threading.Event(), threading.Event()
     diglot.add(x, x, backend="triton")
 

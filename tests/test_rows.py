@@ -148,7 +148,7 @@ def test_triton_without_words(name, dtype, monkeypatch):
     """Where programs cannot wait for each other, what they would share is read twice."""
     if "triton" not in KERNELS:
         pytest.skip("there is no Triton")
-    from diglot.triton_ops import launch, plan
+    from diglot.triton_ops.launch import launch, plan
 
     plan_anew(monkeypatch, launch, "_facts_of", lambda index: plan.TRACED)
     most = 8192 if dtype == torch.float64 else 32768  # that a program holds of a row

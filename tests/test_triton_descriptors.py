@@ -26,9 +26,9 @@ from triton.runtime import _allocation
 
 from diglot.backends.plans import Scratch
 from diglot.backends.scratch import provide
-from diglot.triton_ops import handles, launch
-from diglot.triton_ops.descriptors import DESCRIPTOR_BYTES, Descriptor, with_room
-from diglot.triton_ops.plan import Device, Launch, Operand, Part, Plan
+from diglot.triton_ops.launch import handles, launch
+from diglot.triton_ops.launch.descriptors import DESCRIPTOR_BYTES, Descriptor, with_room
+from diglot.triton_ops.launch.plan import Device, Launch, Operand, Part, Plan
 
 H200 = (90, 132, 228 << 10, True)
 SIZES = [(32, 64), (72, 136), (200, 8)]
@@ -331,8 +331,8 @@ COMPILED = """
 import torch
 from triton.backends.compiler import GPUTarget
 import descriptor_kernels as kernels
-from diglot.triton_ops import launch
-from diglot.triton_ops.descriptors import DESCRIPTOR_BYTES, needs_room
+from diglot.triton_ops.launch import launch
+from diglot.triton_ops.launch.descriptors import DESCRIPTOR_BYTES, needs_room
 for dtype in (torch.float32, torch.float16, torch.bfloat16):
     x, out = (torch.empty(shape, dtype=dtype, device="meta") for shape in ((72, 136), (136, 72)))
     tile = torch.empty(32, 64, dtype=dtype, device="meta")

@@ -27,7 +27,7 @@ from diglot.triton_ops import (
     rms_norm,
     softmax,
 )
-from diglot.triton_ops.plan import Device, Launch, Operand, Part, Plan, Unseen
+from diglot.triton_ops.launch.plan import Device, Launch, Operand, Part, Plan, Unseen
 
 H200 = (90, 132, 228 << 10, True)
 MIB = 1 << 20

@@ -4,15 +4,15 @@ import triton
 import triton.language as tl
 
 from diglot.backends.plans import Plan
-from diglot.triton_ops.elementwise_launch import plan_elementwise
-from diglot.triton_ops.launch import launcher
+from diglot.triton_ops.launch.elementwise import plan_elementwise
+from diglot.triton_ops.launch.launch import launcher
+from diglot.triton_ops.launch.numbers import numbers_of
+from diglot.triton_ops.launch.plan import Operand, Unseen
+from diglot.triton_ops.launch.sum import plan_sum
 from diglot.triton_ops.lib.elementwise import strided_offset
 from diglot.triton_ops.lib.elementwise_kernels import elementwise_kernels
 from diglot.triton_ops.lib.math import fma
 from diglot.triton_ops.lib.types import compute_type, convert, number
-from diglot.triton_ops.numbers import numbers_of
-from diglot.triton_ops.plan import Operand, Unseen
-from diglot.triton_ops.sum_launch import plan_sum
 
 
 @triton.jit

@@ -10,13 +10,15 @@ import triton
 import triton.language as tl
 
 from diglot.backends.plans import Plan
-from diglot.triton_ops.global_launch import (
+from diglot.triton_ops.launch.global_ import (
     BARRIER,
     barrier_scratch,
     behind_barrier,
     compute_dtype,
 )
-from diglot.triton_ops.launch import launcher
+from diglot.triton_ops.launch.launch import launcher
+from diglot.triton_ops.launch.numbers import number_halves
+from diglot.triton_ops.launch.plan import ALL_PHASES, Launch, Operand, Unseen
 from diglot.triton_ops.lib.chunks import (
     BFLOAT16,
     FLOAT16,
@@ -27,8 +29,6 @@ from diglot.triton_ops.lib.chunks import (
 from diglot.triton_ops.lib.math import divide, fma, maximum, minimum, square_root
 from diglot.triton_ops.lib.sync import grid_barrier
 from diglot.triton_ops.lib.types import compute_type, convert, number
-from diglot.triton_ops.numbers import number_halves
-from diglot.triton_ops.plan import ALL_PHASES, Launch, Operand, Unseen
 
 PARTIALS_BLOCK = tl.constexpr(2048)
 

@@ -5,13 +5,13 @@ import triton
 import triton.language as tl
 
 from diglot.backends.plans import Plan
-from diglot.triton_ops.elementwise_launch import plan_elementwise
-from diglot.triton_ops.launch import launcher
+from diglot.triton_ops.launch.elementwise import plan_elementwise
+from diglot.triton_ops.launch.launch import launcher
+from diglot.triton_ops.launch.numbers import number_halves
+from diglot.triton_ops.launch.plan import NOTHING, Launch, Operand, Unseen
 from diglot.triton_ops.lib.elementwise_kernels import elementwise_kernels
 from diglot.triton_ops.lib.philox import philox_4x32, random_bits
 from diglot.triton_ops.lib.types import compute_type, convert, number
-from diglot.triton_ops.numbers import number_halves
-from diglot.triton_ops.plan import NOTHING, Launch, Operand, Unseen
 
 PHILOX_BLOCK, PHILOX_WARPS = 128, 4
 

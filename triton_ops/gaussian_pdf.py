@@ -12,8 +12,10 @@ import triton
 import triton.language as tl
 
 from diglot.backends.plans import Plan
-from diglot.triton_ops.elementwise_launch import plan_elementwise
-from diglot.triton_ops.launch import launcher
+from diglot.triton_ops.launch.elementwise import plan_elementwise
+from diglot.triton_ops.launch.launch import launcher
+from diglot.triton_ops.launch.numbers import number_halves
+from diglot.triton_ops.launch.plan import Operand, Unseen
 from diglot.triton_ops.lib.elementwise_kernels import elementwise_kernels
 from diglot.triton_ops.lib.gaussian_pdf import (
     gaussian_pdf,
@@ -22,8 +24,6 @@ from diglot.triton_ops.lib.gaussian_pdf import (
     gaussian_pdf_slope_parameters,
 )
 from diglot.triton_ops.lib.types import compute_type, convert, number
-from diglot.triton_ops.numbers import number_halves
-from diglot.triton_ops.plan import Operand, Unseen
 
 
 @triton.jit

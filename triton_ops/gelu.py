@@ -4,12 +4,12 @@ import triton
 import triton.language as tl
 
 from diglot.backends.plans import Plan
-from diglot.triton_ops.elementwise_launch import plan_elementwise
-from diglot.triton_ops.launch import launcher
+from diglot.triton_ops.launch.elementwise import plan_elementwise
+from diglot.triton_ops.launch.launch import launcher
+from diglot.triton_ops.launch.plan import Operand
 from diglot.triton_ops.lib.elementwise_kernels import elementwise_kernels
 from diglot.triton_ops.lib.gelu import gelu, gelu_gradient
 from diglot.triton_ops.lib.types import compute_type, convert
-from diglot.triton_ops.plan import Operand
 
 
 @triton.constexpr_function

@@ -6,8 +6,9 @@ import triton
 import triton.language as tl
 
 from diglot.backends.plans import Plan
-from diglot.triton_ops.global_launch import plan_chunks
-from diglot.triton_ops.launch import launcher
+from diglot.triton_ops.launch.global_ import plan_chunks
+from diglot.triton_ops.launch.launch import launcher
+from diglot.triton_ops.launch.plan import ALL_PHASES, Operand
 from diglot.triton_ops.lib.reduce.global_ import (
     THREADS,
     by_thread,
@@ -27,7 +28,6 @@ from diglot.triton_ops.lib.reduce.states import (
 )
 from diglot.triton_ops.lib.sync import grid_barrier
 from diglot.triton_ops.lib.types import compute_type, convert
-from diglot.triton_ops.plan import ALL_PHASES, Operand
 
 
 @triton.jit

@@ -7,14 +7,14 @@ import triton
 import triton.language as tl
 
 from diglot.backends.plans import Plan
-from diglot.triton_ops.launch import launcher
+from diglot.triton_ops.launch.launch import launcher
+from diglot.triton_ops.launch.norm_backward import norm_rows, plan_norm_backward
+from diglot.triton_ops.launch.numbers import numbers_of
+from diglot.triton_ops.launch.plan import Operand, Unseen
+from diglot.triton_ops.launch.rows import plan_rows
 from diglot.triton_ops.lib.norm.forward import add, rms_map, squares_along, squares_finish
 from diglot.triton_ops.lib.reduce.states import sums_combine, sums_fold, sums_none
 from diglot.triton_ops.lib.rows.rows import reduce_then_map_rows
-from diglot.triton_ops.norm_launch import norm_rows, plan_norm_backward
-from diglot.triton_ops.numbers import numbers_of
-from diglot.triton_ops.plan import Operand, Unseen
-from diglot.triton_ops.row_launch import plan_rows
 
 
 @triton.jit

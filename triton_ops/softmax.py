@@ -4,7 +4,9 @@ import triton
 import triton.language as tl
 
 from diglot.backends.plans import Plan
-from diglot.triton_ops.launch import launcher
+from diglot.triton_ops.launch.launch import launcher
+from diglot.triton_ops.launch.plan import Operand
+from diglot.triton_ops.launch.rows import plan_rows
 from diglot.triton_ops.lib.reduce.states import (
     exp_nonpositive_for,
     max_sum_along,
@@ -18,8 +20,6 @@ from diglot.triton_ops.lib.reduce.states import (
 )
 from diglot.triton_ops.lib.rows.rows import reduce_then_map_rows
 from diglot.triton_ops.lib.types import compute_type
-from diglot.triton_ops.plan import Operand
-from diglot.triton_ops.row_launch import plan_rows
 
 
 @triton.jit

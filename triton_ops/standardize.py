@@ -7,8 +7,10 @@ import triton
 import triton.language as tl
 
 from diglot.backends.plans import Plan
-from diglot.triton_ops.global_launch import plan_chunks
-from diglot.triton_ops.launch import launcher
+from diglot.triton_ops.launch.global_ import plan_chunks
+from diglot.triton_ops.launch.launch import launcher
+from diglot.triton_ops.launch.numbers import numbers_of
+from diglot.triton_ops.launch.plan import ALL_PHASES, Operand, Unseen
 from diglot.triton_ops.lib.math import fma, negate, reciprocal_root
 from diglot.triton_ops.lib.reduce.global_ import (
     THREADS,
@@ -28,8 +30,6 @@ from diglot.triton_ops.lib.reduce.states import (
 )
 from diglot.triton_ops.lib.sync import grid_barrier
 from diglot.triton_ops.lib.types import compute_type, convert, number
-from diglot.triton_ops.numbers import numbers_of
-from diglot.triton_ops.plan import ALL_PHASES, Operand, Unseen
 
 
 @triton.jit

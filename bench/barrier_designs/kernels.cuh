@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "designs.cuh"
-#include "diglot/launch.cuh"
+#include "diglot/launch/launch.h"
 
 namespace diglot {
 

@@ -2,10 +2,10 @@
 // triton_ops/add.py.
 #include <stdexcept>
 
-#include "diglot/dispatch.h"
-#include "diglot/elementwise_launch.h"
+#include "diglot/launch/dispatch.h"
+#include "diglot/launch/elementwise.h"
+#include "diglot/launch/sum.h"
 #include "diglot/math.cuh"
-#include "diglot/sum_launch.h"
 #include "torch/launcher.h"
 
 namespace diglot {

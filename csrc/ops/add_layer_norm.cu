@@ -1,7 +1,7 @@
 // Layer norm of rows of a sum of two arrays: kernels, launchers, registration. Its derivative is
 // that of layer_norm.cu. Twin of triton_ops/add_layer_norm.py.
-#include "diglot/dispatch.h"
-#include "diglot/norm_launch.h"
+#include "diglot/launch/dispatch.h"
+#include "diglot/launch/norm_forward.h"
 #include "torch/launcher.h"
 
 namespace diglot {

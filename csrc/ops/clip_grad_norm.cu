@@ -4,9 +4,9 @@
 #include <stdexcept>
 
 #include "diglot/chunks.cuh"
-#include "diglot/dispatch.h"
+#include "diglot/launch/dispatch.h"
+#include "diglot/launch/plan.h"
 #include "diglot/math.cuh"
-#include "diglot/plan.h"
 #include "diglot/sync/grid_barrier.cuh"
 #include "torch/launcher.h"
 

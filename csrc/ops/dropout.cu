@@ -1,6 +1,6 @@
 // Dropout: kernels, launchers, registration. Twin of triton_ops/dropout.py.
-#include "diglot/dispatch.h"
-#include "diglot/elementwise_launch.h"
+#include "diglot/launch/dispatch.h"
+#include "diglot/launch/elementwise.h"
 #include "diglot/philox.cuh"
 #include "torch/launcher.h"
 

@@ -4,8 +4,8 @@
 
 #include <stdexcept>
 
-#include "diglot/dispatch.h"
-#include "diglot/elementwise_launch.h"
+#include "diglot/launch/dispatch.h"
+#include "diglot/launch/elementwise.h"
 #include "torch/launcher.h"
 
 namespace diglot {

@@ -1,8 +1,8 @@
 // GELU and its derivative: kernels, launchers, registration. Twin of triton_ops/gelu.py.
 #include "diglot/gelu.cuh"
 
-#include "diglot/dispatch.h"
-#include "diglot/elementwise_launch.h"
+#include "diglot/launch/dispatch.h"
+#include "diglot/launch/elementwise.h"
 #include "torch/launcher.h"
 
 namespace diglot {

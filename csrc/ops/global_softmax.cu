@@ -1,7 +1,7 @@
 // Softmax over all elements and its derivative: kernels, launchers, registration. Twin of
 // triton_ops/global_softmax.py.
-#include "diglot/dispatch.h"
-#include "diglot/global_launch.h"
+#include "diglot/launch/dispatch.h"
+#include "diglot/launch/global.h"
 #include "torch/launcher.h"
 
 namespace diglot {

@@ -1,7 +1,7 @@
 // Phases between grid barriers. In each, every block checks what all others wrote: kernels,
 // launcher, registration. Twin of triton_ops/grid_barrier_check.py.
-#include "diglot/dispatch.h"
-#include "diglot/plan.h"
+#include "diglot/launch/dispatch.h"
+#include "diglot/launch/plan.h"
 #include "diglot/sync/grid_barrier.cuh"
 #include "torch/launcher.h"
 

@@ -1,7 +1,7 @@
 // The logarithm of softmax of rows and its derivative: kernels, launchers, registration. Twin of
 // triton_ops/log_softmax.py.
-#include "diglot/dispatch.h"
-#include "diglot/row_launch.h"
+#include "diglot/launch/dispatch.h"
+#include "diglot/launch/rows.h"
 #include "torch/launcher.h"
 
 namespace diglot {

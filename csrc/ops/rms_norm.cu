@@ -1,8 +1,8 @@
 // RMS norm and its derivatives: kernels, launchers, registration. Twin of
 // triton_ops/rms_norm.py.
-#include "diglot/dispatch.h"
-#include "diglot/norm_backward_launch.h"
-#include "diglot/norm_launch.h"
+#include "diglot/launch/dispatch.h"
+#include "diglot/launch/norm_backward.h"
+#include "diglot/launch/norm_forward.h"
 #include "torch/launcher.h"
 
 namespace diglot {

@@ -12,7 +12,7 @@
 #include <memory>
 #include <vector>
 
-#include "diglot/launch.cuh"
+#include "diglot/launch/launch.h"
 
 namespace diglot::pipeline {
 

@@ -5,7 +5,7 @@
 
 #include <cstring>
 
-#include "diglot/named_device.h"
+#include "diglot/launch/named_device.h"
 #include "torch/tunables.h"
 #include "torch/tuple_reader.h"
 

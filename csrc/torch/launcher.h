@@ -28,7 +28,7 @@
 #include <string_view>
 #include <tuple>
 
-#include "diglot/plan.h"
+#include "diglot/launch/plan.h"
 #include "torch/gil.h"
 #include "torch/plans.h"
 #include "torch/reader.h"

@@ -2,7 +2,7 @@
 
 #include <mutex>
 
-#include "diglot/fork_safe_mutex.h"
+#include "diglot/launch/fork_safe_mutex.h"
 
 namespace diglot::torch_binding {
 

@@ -7,7 +7,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "diglot/plan.h"
+#include "diglot/launch/plan.h"
 #include "torch/python_abi.h"
 
 namespace diglot::torch_binding {

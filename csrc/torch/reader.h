@@ -9,7 +9,7 @@
 #include <string_view>
 #include <vector>
 
-#include "diglot/operand.h"
+#include "diglot/launch/operand.h"
 #include "torch/python_abi.h"
 
 namespace diglot {

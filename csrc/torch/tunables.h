@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "diglot/tunables.h"
+#include "diglot/launch/tunables.h"
 #include "torch/python_abi.h"
 
 namespace diglot::torch_binding {

@@ -8,7 +8,7 @@
 
 #include "diglot/elementwise.cuh"
 #include "diglot/gelu.cuh"
-#include "diglot/launch.cuh"
+#include "diglot/launch/launch.h"
 #include "diglot/types.cuh"
 
 namespace {

@@ -37,7 +37,7 @@ def gelu_kernel(x, out, BLOCK: tl.constexpr):  # noqa: ANN001, ANN201
 
 def compile_with(sweep: Sequence[tuple[int, int]]) -> list[KernelResources]:
     """What the kernel is on an H200, for each block size and number of warps."""
-    from diglot.triton_ops.plan import Specialization
+    from diglot.triton_ops.launch.plan import Specialization
 
     types = (torch.float32,) * 2
     return compile_triton(

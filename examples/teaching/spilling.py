@@ -36,7 +36,7 @@ def rows_kernel(a, b, out, BLOCK: tl.constexpr):  # noqa: ANN001, ANN201
 
 def compile_with(caps: Sequence[int | None]) -> list[KernelResources]:
     """What the kernel is on an H200, with each limit on a thread's registers."""
-    from diglot.triton_ops.plan import Specialization
+    from diglot.triton_ops.launch.plan import Specialization
 
     types = (torch.float32,) * 3
     return compile_triton(

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "diglot/launch.cuh"
+#include "diglot/launch/launch.h"
 #include "diglot/sync/cluster.cuh"
 #include "diglot/sync/grid_barrier.cuh"
 #include "diglot/vector_access.cuh"

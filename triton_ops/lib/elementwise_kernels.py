@@ -14,7 +14,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from diglot.triton_ops.layout import MAX_RANK
+from diglot.triton_ops.launch.layout import MAX_RANK
 
 from .elementwise import map_flat, map_strided
 

@@ -2,7 +2,7 @@
 // GPU, diglot.interpreter compiles this file as it is. Twin of access_triton.py.
 #include "access.h"
 
-#include "diglot/launch.cuh"
+#include "diglot/launch/launch.h"
 
 namespace {
 

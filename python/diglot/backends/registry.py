@@ -157,7 +157,7 @@ def _current(device: torch.device) -> AbstractContextManager[Any]:
 
 
 def _plan_triton(op: str, launcher: str, device: Device | None, arguments: tuple[Any, ...]) -> Plan:
-    plan = importlib.import_module("diglot.triton_ops.launch").plan
+    plan = importlib.import_module("diglot.triton_ops.launch.launch").plan
     module = importlib.import_module(f"diglot.triton_ops.{op}")
     return plan(getattr(module, launcher), device, *arguments)
 

@@ -7,7 +7,7 @@ function of an input, or of an input and a residual that are added first.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch

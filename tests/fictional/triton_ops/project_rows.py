@@ -6,10 +6,10 @@ import triton
 import triton.language as tl
 
 from diglot.backends.plans import Plan
-from diglot.triton_ops.global_launch import BARRIER, barrier_scratch
-from diglot.triton_ops.launch import launcher
+from diglot.triton_ops.launch.global_ import BARRIER, barrier_scratch
+from diglot.triton_ops.launch.launch import launcher
+from diglot.triton_ops.launch.plan import ALL_PHASES, Launch, Operand
 from diglot.triton_ops.lib.sync import grid_barrier
-from diglot.triton_ops.plan import ALL_PHASES, Launch, Operand
 
 ROWS, MOST_COLUMNS = 32, 1024
 

@@ -1,6 +1,6 @@
 // Rows times a vector, and each product's share of them all: kernel, launcher, registration. Twin
 // of triton_ops/project_rows.py.
-#include "diglot/plan.h"
+#include "diglot/launch/plan.h"
 #include "diglot/sync/grid_barrier.cuh"
 #include "torch/launcher.h"
 

@@ -13,7 +13,7 @@
 #include <string_view>
 #include <vector>
 
-#include "diglot/fork_safe_mutex.h"
+#include "diglot/launch/fork_safe_mutex.h"
 
 namespace diglot {
 

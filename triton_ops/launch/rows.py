@@ -1,5 +1,5 @@
 """Host side of a kernel that reduces rows and then maps them: how rows lie in the arrays, which
-variant runs, and its grid. Twin of csrc/include/diglot/row_launch.h.
+variant runs, and its grid. Twin of csrc/include/diglot/launch/rows.h.
 """
 
 from __future__ import annotations
@@ -11,10 +11,7 @@ import torch
 import triton.language as tl
 
 from diglot.backends.plans import Plan, Scratch
-
-# Relative, because mypy finds this folder under its name in the tree.
-from .layout import Layout, compute_layout
-from .lib.rows.rows import (
+from diglot.triton_ops.lib.rows.rows import (
     COLUMN_TILES,
     COLUMNS,
     MAPPED_CHUNKS,
@@ -24,8 +21,11 @@ from .lib.rows.rows import (
     SPLIT_ROWS,
     TILES,
 )
+
+# Relative, because mypy finds this folder under its name in the tree.
+from .layout import Layout, compute_layout
 from .plan import ACCESS_BYTES, ALL_PHASES, NOTHING, Device, Launch, Operand, Part, Scalar
-from .row_shares import (
+from .row_splits import (
     CHUNK_FIELDS,
     STATE_FIELDS,
     NormRows,

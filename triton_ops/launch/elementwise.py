@@ -1,6 +1,6 @@
 """Host side of an elementwise kernel: chooses between the flat and the strided variant.
 
-Twin of csrc/include/diglot/elementwise_launch.h.
+Twin of csrc/include/diglot/launch/elementwise.h.
 """
 
 from __future__ import annotations

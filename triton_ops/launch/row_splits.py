@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from .lib.rows.rows import COLUMN_TILES, COLUMNS, ROWS, TILES
+from diglot.triton_ops.lib.rows.rows import COLUMN_TILES, COLUMNS, ROWS, TILES
+
 from .plan import Device
 
 REGISTERS = 65536  # of a multiprocessor

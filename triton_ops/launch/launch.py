@@ -22,11 +22,11 @@ from torch import Tensor
 from diglot.backends.driver import driver
 from diglot.backends.plans import Plan, Scratch
 from diglot.backends.tunables import on_change, record_reads
+from diglot.triton_ops.lib.types import INTERPRETED
 
 # Relative, because mypy finds this folder under its name in the tree.
 from .descriptors import Descriptor, with_room
 from .handles import check_scratch, find_handle, occupancy, runner_of
-from .lib.types import INTERPRETED
 from .plan import (
     ACCESS_BYTES,
     INTERPRETER,

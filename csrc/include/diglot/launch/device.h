@@ -11,8 +11,8 @@
 #include <string>
 #include <typeinfo>
 
+#include "diglot/launch/tunables.h"
 #include "diglot/platform.cuh"
-#include "diglot/tunables.h"
 
 namespace diglot {
 

@@ -3,7 +3,7 @@
 
 #include <tuple>
 
-#include "diglot/device.h"
+#include "diglot/launch/device.h"
 
 namespace diglot {
 

@@ -1,11 +1,11 @@
 // Host side of a sum over broadcast dimensions: how often it is split, and how the threads of a
-// block lie. Twin of triton_ops/sum_launch.py.
+// block lie. Twin of triton_ops/launch/sum.py.
 #pragma once
 
 #include <limits>
 #include <utility>
 
-#include "diglot/elementwise_launch.h"
+#include "diglot/launch/elementwise.h"
 
 namespace diglot {
 

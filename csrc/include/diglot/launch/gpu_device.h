@@ -6,7 +6,7 @@
 #include <mutex>
 #include <tuple>
 
-#include "diglot/device.h"
+#include "diglot/launch/device.h"
 
 namespace diglot {
 

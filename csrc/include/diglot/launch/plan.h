@@ -15,9 +15,9 @@
 #include <tuple>
 #include <vector>
 
-#include "diglot/arguments.h"
-#include "diglot/launch.cuh"
-#include "diglot/operand.h"
+#include "diglot/launch/arguments.h"
+#include "diglot/launch/launch.h"
+#include "diglot/launch/operand.h"
 
 namespace diglot {
 

@@ -1,5 +1,5 @@
 """Host side of a kernel that reduces whole arrays and then maps them: how they are cut, and the
-launch. Twin of csrc/include/diglot/global_launch.h.
+launch. Twin of csrc/include/diglot/launch/global.h.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import triton
 from diglot.backends.plans import BARRIER_BYTES, Plan, Scratch
 
 # Relative, because mypy finds this folder under its name in the tree.
-from .lib.reduce.global_ import MAX_FIELDS, THREADS
+from diglot.triton_ops.lib.reduce.global_ import MAX_FIELDS, THREADS
+
 from .plan import ACCESS_BYTES, NOTHING, Device, Launch, Operand, Part
 
 GLOBAL_WARPS = THREADS.value // 32

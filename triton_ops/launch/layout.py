@@ -1,4 +1,4 @@
-"""The common layout of several tensors. Twin of csrc/include/diglot/operand.h."""
+"""The common layout of several tensors. Twin of csrc/include/diglot/launch/operand.h."""
 
 from __future__ import annotations
 

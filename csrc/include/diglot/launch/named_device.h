@@ -3,7 +3,7 @@
 
 #include <limits>
 
-#include "diglot/device.h"
+#include "diglot/launch/device.h"
 
 namespace diglot {
 

@@ -1,5 +1,5 @@
 """The backward pass of a norm: kernels, and how they are launched. Twin of
-csrc/include/diglot/norm_backward_launch.h.
+csrc/include/diglot/launch/norm_backward.h.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ import triton
 import triton.language as tl
 
 from diglot.backends.plans import Plan, Scratch
+from diglot.triton_ops.lib.norm.backward_resident import norm_backward_resident
+from diglot.triton_ops.lib.norm.backward_streaming import norm_backward_streaming
+from diglot.triton_ops.lib.norm.group_sums import sum_groups
 
-from .lib.norm.backward_resident import norm_backward_resident
-from .lib.norm.backward_streaming import norm_backward_streaming
-from .lib.norm.group_sums import sum_groups
 from .plan import ACCESS_BYTES, ALL_PHASES, NOTHING, Device, Launch, Operand, Part, Scalar
-from .row_launch import ROW_RANK, mailbox_dtype, padded, rows_of, strides_of
-from .row_shares import NormRows, power_of_2, registers
+from .row_splits import NormRows, power_of_2, registers
+from .rows import ROW_RANK, mailbox_dtype, padded, rows_of, strides_of
 
 
 class ResidentRows(NamedTuple):

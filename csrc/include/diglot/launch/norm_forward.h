@@ -1,0 +1,152 @@
+// Host side of the norms of rows. Twin of triton_ops/launch/norm_backward.py.
+#pragma once
+
+#include "diglot/launch/rows.h"
+#include "diglot/norm/forward.cuh"
+
+namespace diglot {
+
+// Rows are the last dimension, whose elements are neighbours: there are no columns. Layer norm's
+// threads wait for each other twice, so that more of its blocks are to be there; longer rows'
+// weight and bias take so much of the L2 cache's speed that its blocks stay, and keep them. What is
+// faster was measured on an H200 (bench/layer_norm.py).
+template <typename T, int kInputs, bool kIsCentered>
+struct NormShapes {
+  static constexpr int kMost = sizeof(T) == 8 ? 2 : 8 / kInputs;
+  static constexpr bool kWaits = kIsCentered && kInputs == 1;
+  // Of 128 threads, on a multiprocessor.
+  static constexpr int kOfLanes = !kWaits ? 1 : sizeof(T) == 2 ? 9 : 8;
+  static constexpr int kOfBlock = !kWaits ? 1 : sizeof(T) == 2 ? 10 : 8;
+  using InLanes = LaneRows<4, true, kOfLanes>;
+  using InBlock = BlockRows<128, 4, kOfBlock>;
+  using InLargeBlock = BlockRows<256, 4, (kOfBlock + 1) / 2>;
+  using Shared = typename SharedRows<T, kInputs>::Shape;
+  using Whole = BlockRows<Shared::kThreads, Shared::kAccesses, Shared::kBlocks>;
+  using Many = std::conditional_t<
+      kWaits,
+      ShapeList<InLanes, InBlock, InLargeBlock, Whole, PersistentRows<512, 8>, TiledRows<kMost>>,
+      ShapeList<InLanes, InBlock, InLargeBlock, Shared, TiledRows<kMost>>>;
+  using Few = ShapeList<LaneRows<2>, TiledRows<kMost>>;
+  using Wide = std::conditional_t<sizeof(T) <= 4, Many, Few>;
+  using Narrow = ShapeList<LaneRows<1, false>, TiledRows<2, false>>;
+  static constexpr bool kHasColumns = false;
+  static constexpr Tunable kSkipped = Tunable::kNormForwardSkippedShapes;
+};
+
+struct NormForwardOperands {
+  const Operand& input;
+  const Operand* residual;
+  const Operand* weight;
+  const Operand* bias;
+  const Operand* statistics;
+  const Operand* sum;
+  const Operand& out;
+};
+
+// Where the statistics of rows are: a number of each row for the mean, if they are centred, and one
+// for rstd.
+template <typename Compute>
+struct RowStatistics {
+  Operand shape;  // an element of each row, with the dimensions of rows; both lie alike
+  Address<Compute> mean, rstd;
+};
+
+// `statistics`: (fields, *outer) for rows (*outer, n); without, null.
+template <typename Compute, bool kIsCentered>
+RowStatistics<Compute> statistics_of(const Operand& rows, const Operand* statistics) {
+  constexpr int kFields = kIsCentered ? 2 : 1;
+  if (rows.rank == 0) throw std::invalid_argument("a norm takes rows");
+  const int outer = rows.rank - 1;
+  RowStatistics<Compute> result{rows, {}, {}};
+  result.shape.sizes[outer] = 1;
+  result.shape.set_contiguous_strides();
+  if (statistics != nullptr) {
+    if (statistics->dtype != kDType<Compute> || statistics->rank != rows.rank ||
+        statistics->sizes[0] != kFields ||
+        !std::equal(rows.sizes, rows.sizes + outer, statistics->sizes + 1)) {
+      throw std::invalid_argument("statistics must have " + std::to_string(kFields) +
+                                  " numbers for each row, of the type that is computed in");
+    }
+    std::copy_n(statistics->strides + 1, outer, result.shape.strides);
+    result.mean = statistics->as<Compute>();
+    result.rstd = result.mean + (kFields - 1) * statistics->strides[0];
+  }
+  result.shape.numel = 1;
+  for (int d = 0; d < outer; ++d) result.shape.numel *= rows.sizes[d];
+  return result;
+}
+
+// Calls function(Type<W>{}) with the type of a weight or a bias of a norm of elements of type T.
+template <typename T, typename Function>
+void dispatch_parameters(const Operand* weight, const Operand* bias, Function function) {
+  const Operand* const parameters = weight != nullptr ? weight : bias;
+  if constexpr (sizeof(T) == 2) {
+    if (parameters != nullptr && parameters->dtype == DType::kFloat32)
+      return function(Type<float>{});
+  }
+  function(Type<T>{});
+}
+
+// Plans function(type, shape, rows, how, inputs, operation) for a norm of rows, as launch_rows; the
+// type is that of weight and bias.
+template <bool kIsCentered, bool kAdds, typename T, typename Function>
+void launch_norm_forward(Planner& planner, const NormForwardOperands& operands, Real eps,
+                         Function function) {
+  using Compute = compute_t<T>;
+  constexpr int kInputs = kAdds ? 2 : 1;
+  const Operand& out = operands.out;
+  const auto statistics = statistics_of<Compute, kIsCentered>(out, operands.statistics);
+  bool is_aligned = true;
+  for (const Operand* operand : {operands.weight, operands.bias, operands.sum}) {
+    is_aligned &= operand == nullptr || operand->is_aligned();
+  }
+  const int64_t n = out.sizes[out.rank - 1];
+  dispatch_parameters<T>(operands.weight, operands.bias, [&](auto type) {
+    using W = typename decltype(type)::type;
+    using Operation = std::conditional_t<kAdds, AddNormForward<T, W, kIsCentered>,
+                                         NormForward<T, W, kIsCentered>>;
+    const auto operation = [n, eps, mean = statistics.mean, rstd = statistics.rstd,
+                            weight = address_of<const W>(operands.weight),
+                            bias = address_of<const W>(operands.bias),
+                            sum = address_of<T>(operands.sum)](const Arguments& now) {
+      Operation result{};
+      result.params = {weight(now), bias(now)};
+      result.eps = static_cast<Compute>(eps(now));
+      result.n = static_cast<Compute>(n);
+      result.mean = mean(now), result.rstd = rstd(now);
+      if constexpr (kAdds) result.joined = sum(now);
+      return result;
+    };
+    const auto add = [&](const auto& inputs) {
+      return [&](auto shape, auto& rows, Launch how, const Address<char>&) {
+        using Shape = decltype(shape);
+        rows.stages_params = false;
+        if constexpr (may_stage_params<Shape, Operation, T>()) {
+          // Blocks that have a row alone read all of weight and bias, which L1 keeps for the next.
+          const int arrays = (operands.weight != nullptr) + (operands.bias != nullptr);
+          const std::size_t bytes = arrays * sizeof(W) * Shape::kThreads * Shape::kAccesses *
+                                    Shape::template kElements<T>;
+          const std::size_t all = (how.shared_bytes + bytes + kRowOtherBytes) * Shape::kBlocks;
+          if (how.cluster_blocks > 1 &&
+              all <= static_cast<std::size_t>(planner.device.shared_bytes())) {
+            rows.stages_params = true;
+            how.shared_bytes += bytes;
+          }
+        }
+        return function(type, shape, rows, how, inputs, operation);
+      };
+    };
+    using Shapes = NormShapes<T, kInputs, kIsCentered>;
+    if constexpr (kAdds) {
+      launch_rows<T, T, kInputs, Shapes>(
+          planner, {&out, &operands.input, operands.residual, &statistics.shape}, out.rank - 1,
+          add(inputs_of<T>(operands.input, *operands.residual)), is_aligned);
+    } else {
+      launch_rows<T, T, kInputs, Shapes>(planner, {&out, &operands.input, &statistics.shape},
+                                         out.rank - 1, add(inputs_of<T>(operands.input)),
+                                         is_aligned);
+    }
+  });
+}
+
+}  // namespace diglot

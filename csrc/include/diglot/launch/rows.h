@@ -1,0 +1,368 @@
+// Host side of a kernel that reduces rows and then maps them: how rows lie in the arrays, which
+// variant runs, and its grid. Twin of triton_ops/launch/rows.py.
+#pragma once
+
+#include "diglot/launch/plan.h"
+#include "diglot/rows/rows.cuh"
+
+namespace diglot {
+
+template <int kAccesses, bool kIsWide = true, int kBlocks = 1>
+using LaneRows = RowShape<Team::kLanes, kIsWide, 128, kAccesses, Walk::kResident, kBlocks>;
+template <int kThreads, int kAccesses, int kBlocks = 1>
+using BlockRows = RowShape<Team::kBlock, true, kThreads, kAccesses, Walk::kResident, kBlocks>;
+template <int kThreads, int kAccesses, int kBlocks>
+using ClusterRows = RowShape<Team::kCluster, true, kThreads, kAccesses, Walk::kResident, kBlocks>;
+template <int kThreads, int kAccesses>
+using PersistentRows = RowShape<Team::kCluster, true, kThreads, kAccesses, Walk::kPersistent>;
+template <int kAccesses, bool kIsWide = true>
+using TiledRows = RowShape<Team::kBlock, kIsWide, 256, kAccesses, Walk::kTiled, 2>;
+template <int kAccesses, bool kIsWide = true>
+using TiledColumns = RowShape<Team::kColumns, kIsWide, 256, kAccesses, Walk::kTiled, 2>;
+
+// Columns of more elements than kTallest_ take two launches; by the accesses of each.
+template <typename I, Tunable kTallest_, int kReduced, int kMapped, bool kIsWide = true>
+struct ChunkedColumns {
+  static constexpr Tunable kTallest = kTallest_;
+  static constexpr int kBlocks = sizeof(I) == 8 ? 2 : 3;
+  using Reduce = RowShape<Team::kColumns, kIsWide, 256, kReduced, Walk::kReduceChunks, kBlocks>;
+  using Map = RowShape<Team::kColumns, kIsWide, 256, kMapped, Walk::kMapChunks, kBlocks>;
+};
+template <typename Shape, typename = void>
+constexpr bool kIsChunked = false;
+template <typename Shape>
+constexpr bool kIsChunked<Shape, std::void_t<typename Shape::Reduce>> = true;
+
+// Variants, the first of which that holds a row in registers runs it, or else the last, in tiles.
+template <typename... Shapes>
+struct ShapeList {};
+
+// Of rows that blocks of a cluster share each has 16384 elements, held by so many threads that
+// their registers have room for as many blocks as keep memory busy while some wait for each other.
+// Which these are was measured on an H200 (bench/softmax.py, bench/rms_norm.py).
+template <typename I, int kInputs>
+struct SharedRows {
+  static constexpr int kBytes = sizeof(I) * kInputs;  // that are held for each element
+  static constexpr int kAccesses = sizeof(I) == 2 && kInputs == 2 ? 4 : 8;
+  static constexpr int kThreads = 16384 * sizeof(I) / (kAccessBytes * kAccesses);
+  static constexpr int kBlocks = kBytes == 2 ? 3 : kBytes == 4 ? 2 : 1;
+  using Shape = ClusterRows<kThreads, kAccesses, kBlocks>;
+};
+
+// Element types where speed matters most have more variants. Of kInputs arrays a thread holds so
+// many accesses that they fit in 32 registers; double's arithmetic takes more. What is faster for
+// rows of which length was measured on an H200 (bench/softmax.py). kReduced: of the inputs, those
+// that are reduced.
+template <typename I, typename O, int kInputs, int kReduced_ = kInputs>
+struct RowShapes {
+  static constexpr int kReduced = kReduced_;
+  static constexpr int kMost = sizeof(I) == 8 ? 2 : 8 / kInputs;
+  static constexpr int kMostReduced = sizeof(I) == 8 ? 2 : 8 / kReduced;
+  // Taller columns take two launches; shorter ones, too, if the first has less to read.
+  static constexpr Tunable kTallest =
+      kReduced < kInputs ? Tunable::kRowsTallestOfFirst : Tunable::kRowsTallest;
+  static constexpr Tunable kSkipped = Tunable::kRowsSkippedShapes;
+  static constexpr int kOfLanes = sizeof(I) == 4 && kInputs == 1 ? 8 : 4;
+  // float16 takes more registers on its way to float32: more threads hold as much.
+  using Shared = std::conditional_t<std::is_same_v<I, float16> && kInputs == 1,
+                                    ClusterRows<512, 4, 2>, typename SharedRows<I, kInputs>::Shape>;
+  using Many = ShapeList<LaneRows<1>, LaneRows<kOfLanes>, BlockRows<128, 4>, BlockRows<256, 4>,
+                         Shared, TiledRows<kMost>>;
+  using Few = ShapeList<LaneRows<2>, TiledRows<kMost>>;
+  using Wide = std::conditional_t<std::is_same_v<I, O> && sizeof(I) <= 4, Many, Few>;
+  using Narrow = ShapeList<LaneRows<1, false>, TiledRows<2, false>>;
+  static constexpr bool kHasColumns = true;
+  using WideColumns =
+      ShapeList<ChunkedColumns<I, kTallest, kMostReduced, kMost>, TiledColumns<kMost>>;
+  using NarrowColumns = ShapeList<ChunkedColumns<I, kTallest, 8, 8, false>, TiledColumns<8, false>>;
+};
+
+// Of shared memory, what a block takes for other things, and the device beside it, at most.
+constexpr int kRowOtherBytes = 2 * 1024;
+constexpr int kColumnsBytes = 24 * 1024;  // of columns_reduce
+
+// Rows along one dimension of kArrays arrays of one shape, the output first. Those that follow the
+// inputs have size 1 there.
+template <int kArrays>
+struct RowLayout {
+  int64_t n = 1;
+  int64_t steps[kArrays] = {};
+  Layout<kArrays> outer;
+
+  RowLayout(const Operand* const (&operands)[kArrays], int dim)
+      : outer(without(operands, dim, *this)) {}
+
+  // Whether rows consist of 16-byte accesses, of as many elements as one of the input's type has.
+  bool is_wide(int elements, int arrays) const {
+    if (n % elements != 0) return false;
+    for (int a = 0; a < arrays; ++a) {
+      if (steps[a] != 1 || !outer.has_multiples(a, elements, 0)) return false;
+    }
+    return true;
+  }
+  // Whether accesses side by side do.
+  bool has_wide_columns(int elements, int arrays) const {
+    for (int a = 0; a < arrays; ++a) {
+      if (!outer.has_vectors(a, elements) || steps[a] % elements != 0) return false;
+    }
+    return true;
+  }
+  // Whether neighbours along the dimension are further apart than those of another.
+  bool is_columns() const { return outer.rank > 0 && n > 1 && outer.strides[0][0] < steps[0]; }
+
+ private:
+  struct Views {
+    Operand operands[kArrays];
+    const Operand* pointers[kArrays];
+  };
+  static Layout<kArrays> without(const Operand* const (&operands)[kArrays], int dim,
+                                 RowLayout& row) {
+    Views views;
+    for (int a = 0; a < kArrays; ++a) {
+      Operand& view = views.operands[a] = *operands[a];
+      views.pointers[a] = &view;
+      if (view.rank == 0) continue;
+      const int64_t size = view.sizes[dim];
+      if (a == 0) row.n = size;
+      row.steps[a] = size == 1 ? (row.n == 1) : view.strides[dim];
+      --view.rank;
+      for (int d = dim; d < view.rank; ++d) {
+        view.sizes[d] = view.sizes[d + 1];
+        view.strides[d] = view.strides[d + 1];
+      }
+    }
+    return Layout<kArrays>(views.pointers);
+  }
+};
+
+struct VariantNames {
+  const char* in_lanes;
+  const char* in_registers;
+  const char* in_shared;
+  const char* in_cluster;
+  const char* two_pass;
+};
+template <bool kIsColumns, bool kIsWide>
+constexpr VariantNames kVariantNames =
+    kIsColumns
+        ? (kIsWide ? VariantNames{"", "columns in registers, 16-byte accesses",
+                                  "columns in shared memory, 16-byte accesses",
+                                  "columns across a cluster, 16-byte accesses",
+                                  "columns read twice, 16-byte accesses"}
+                   : VariantNames{"", "columns in registers", "columns in shared memory",
+                                  "columns across a cluster", "columns read twice"})
+        : (kIsWide ? VariantNames{"rows in lanes, 16-byte accesses",
+                                  "a row in registers, 16-byte accesses",
+                                  "a row in shared memory, 16-byte accesses",
+                                  "a row across a cluster, 16-byte accesses",
+                                  "a row read twice, 16-byte accesses"}
+                   : VariantNames{"rows in lanes", "a row in registers", "a row in shared memory",
+                                  "a row across a cluster", "a row read twice"});
+
+inline int log2_ceiling(int64_t n) {
+  int result = 0;
+  while ((int64_t{1} << result) < n) ++result;
+  return result;
+}
+
+// Groups of blocks that walk over rows, at most: more than any device runs at once.
+constexpr int64_t kMostPersistent = 1 << 16;
+
+// The addresses of inputs of type I.
+template <typename I, typename... Operands>
+auto inputs_of(const Operands&... operands) {
+  return [all = std::make_tuple(operands.template as<const I>()...)](const Arguments& now) {
+    return std::apply(
+        [&](const auto&... each) {
+          return Inputs<I, static_cast<int>(sizeof...(Operands))>{{each(now)...}};
+        },
+        all);
+  };
+}
+
+// How a shape shares out rows, to clusters of at most so many blocks if it has a choice, and what
+// it is launched with.
+template <typename Shape, typename I, int kInputs, int kArrays>
+Launch share_out(Planner& planner, Rows<kArrays>& rows, int most_blocks) {
+  constexpr int kAlong = Shape::template kAlong<I>;
+  constexpr bool kIsColumns = Shape::kTeam == Team::kColumns;
+  constexpr const VariantNames& kNames = kVariantNames<kIsColumns, Shape::kIsWide>;
+  const auto quotient = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
+  Launch how{{}, Shape::kThreads};
+  how.skip_if_no_room = true;
+  rows.log_side = 0, rows.log_blocks = 0, rows.tiles = 1, rows.slots = 0;
+  if constexpr (Shape::kTeam == Team::kLanes) {
+    rows.log_side = log2_ceiling(quotient(rows.n, Shape::kAccesses * kAlong));
+    how.grid = blocks_for(rows.count, Shape::kThreads >> rows.log_side);
+    planner.plan.variant = kNames.in_lanes;
+    return how;
+  }
+  if (kIsColumns) {
+    // No wider than there are columns, no narrower than memory likes, else so that rows fit.
+    const int64_t least =
+        planner.tuned(Shape::kIsWide ? Tunable::kRowsVectorsAside : Tunable::kRowsElementsAside);
+    const int64_t widest = int64_t{Shape::kThreads} * Shape::kAccesses / rows.n;
+    rows.log_side = std::min(log2_ceiling(std::clamp<int64_t>(widest + 1, least + 1, 512)) - 1,
+                             log2_ceiling(rows.count));
+    rows.log_side = std::min(rows.log_side, log2_ceiling(Shape::kThreads));
+  }
+  const int64_t size = int64_t{Shape::kThreads >> rows.log_side} * Shape::kAccesses * kAlong;
+  const int64_t tiles = quotient(rows.n, size);
+  const int tile_bytes = Shape::template kTileBytes<I, kInputs>;
+  if constexpr (!Shape::kIsTiled) {
+    rows.log_blocks = log2_ceiling(tiles);
+    how.is_persistent = Shape::kWalk == Walk::kPersistent;
+    const int64_t groups = how.is_persistent ? std::min(rows.count, kMostPersistent) : rows.count;
+    how.grid = static_cast<unsigned>(groups * rows.blocks());
+    how.cluster_blocks = static_cast<unsigned>(rows.blocks());
+    how.shared_bytes = how.is_persistent ? static_cast<std::size_t>(tile_bytes) : 0;
+    planner.plan.variant = rows.blocks() > 1 ? kNames.in_cluster : kNames.in_registers;
+    return how;
+  }
+  int room = 0;
+  if (tiles > 1) {
+    room = planner.device.shared_bytes() - kRowOtherBytes - (kIsColumns ? kColumnsBytes : 0);
+    const int64_t few_slots = planner.tuned(Tunable::kRowsFewSlots);
+    while (rows.blocks() < most_blocks && rows.blocks() * (1 + few_slots) < tiles) {
+      ++rows.log_blocks;
+    }
+  }
+  rows.tiles = static_cast<int>(quotient(tiles, rows.blocks()));
+  rows.slots = std::min(room / tile_bytes, rows.tiles - 1);
+  how.grid =
+      static_cast<unsigned>(quotient(rows.count, int64_t{1} << rows.log_side) * rows.blocks());
+  how.cluster_blocks = static_cast<unsigned>(rows.blocks());
+  how.shared_bytes = static_cast<std::size_t>(rows.slots) * tile_bytes;
+  planner.plan.variant = rows.slots < rows.tiles - 1 ? kNames.two_pass
+                         : rows.blocks() > 1         ? kNames.in_cluster
+                         : rows.slots > 0            ? kNames.in_shared
+                                                     : kNames.in_registers;
+  return how;
+}
+
+// How two launches share out columns: `Shape` is that of one of them.
+template <typename Shape, typename I, int kArrays>
+Launch share_chunks(Rows<kArrays>& rows, int64_t chunk) {
+  const auto quotient = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
+  rows.log_blocks = 0, rows.slots = 0;
+  rows.tiles = static_cast<int>(chunk / ((Shape::kThreads >> rows.log_side) * Shape::kAccesses));
+  rows.chunks = static_cast<int>(quotient(rows.n, chunk));
+  return {static_cast<unsigned>(quotient(rows.count, int64_t{1} << rows.log_side) * rows.chunks),
+          Shape::kThreads};
+}
+
+template <typename Shapes, typename I, int kArrays, typename Function>
+void launch_chunks(Planner& planner, Rows<kArrays>& rows, std::size_t state_bytes,
+                   Function function) {
+  using Reduce = typename Shapes::Reduce;
+  using Map = typename Shapes::Map;
+  const auto quotient = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
+  constexpr int kElements = Reduce::template kElements<I>;
+  const int64_t strip_bytes = planner.tuned(Tunable::kRowsStripBytes);
+  const int64_t aside = std::max<int64_t>(strip_bytes / (kElements * sizeof(I)), 1);
+  rows.log_side =
+      std::min(log2_ceiling(std::min<int64_t>(aside, Reduce::kThreads)), log2_ceiling(rows.count));
+  const int64_t strips = quotient(rows.count, int64_t{1} << rows.log_side);
+  const int64_t wanted = std::max(planner.tuned(Tunable::kRowsChunkBlocks) / strips,
+                                  planner.tuned(Tunable::kRowsManyChunks));
+  const int64_t most = rows.n / planner.tuned(Tunable::kRowsChunkElements);
+  const int64_t chunks = std::clamp<int64_t>(wanted, 1, std::max<int64_t>(most, 1));
+  // Whole tiles of both launches, of powers of two.
+  const int64_t tile =
+      int64_t{Reduce::kThreads >> rows.log_side} * std::max(Reduce::kAccesses, Map::kAccesses);
+  const int64_t chunk = quotient(quotient(rows.n, chunks), tile) * tile;
+  Launch how = share_chunks<Reduce, I>(rows, chunk);
+  const auto needed = rows.chunks * rows.count * kElements * state_bytes;
+  const auto states = planner.need({static_cast<int64_t>(needed)});
+  planner.plan.variant =
+      Reduce::kIsWide ? "columns in two launches, 16-byte accesses" : "columns in two launches";
+  function(Reduce{}, rows, how, states);
+  how = share_chunks<Map, I>(rows, chunk);
+  how.uses_pdl = true;
+  function(Map{}, rows, how, states);
+}
+
+// Whether a row of n elements is one for this shape, where others are left.
+template <typename Shape, typename I>
+bool holds(int64_t n) {
+  const int threads = Shape::kTeam == Team::kLanes ? kWarpLanes : Shape::kThreads;
+  const int64_t tile = int64_t{threads} * Shape::kAccesses * Shape::template kAlong<I>;
+  return n <= (Shape::kTeam == Team::kCluster ? kMostClusterBlocks : 1) * tile;
+}
+
+// Plans function(shape, rows, how, states) for each slice of the arrays of `layout`, whose other
+// dimensions are `outer`, by the first shape that holds a row, and for which the function says that
+// it was launched, or else by the last. Of the shapes that hold a row, a tunable may skip some.
+template <typename Shapes, typename I, int kInputs, int kArrays, typename Function,
+          typename... Each>
+void run_rows(Planner& planner, const RowLayout<kArrays>& layout, const Layout<kArrays>& outer,
+              ShapeList<Each...>, Function function, std::size_t state_bytes) {
+  outer.template for_each_slice<int64_t>([&](int64_t count, const auto& starts) {
+    Rows<kArrays> rows;
+    rows.n = layout.n, rows.count = count, rows.starts = starts;
+    std::copy_n(layout.steps, kArrays, rows.steps);
+    int left = sizeof...(Each);
+    int64_t skipped = 0;
+    const auto attempt = [&](auto shape) {
+      using Shape = decltype(shape);
+      --left;
+      if constexpr (kIsChunked<Shape>) {
+        if (rows.n <= planner.tuned(Shape::kTallest, kInputs)) return false;
+        launch_chunks<Shape, I>(planner, rows, state_bytes, function);
+        return true;
+      } else {
+        if (left > 0) {
+          if (!holds<Shape, I>(rows.n)) return false;
+          if (skipped++ < planner.tuned(Shapes::kSkipped)) return false;
+        }
+        // A device may have no room for the largest clusters, or for none.
+        for (int most : {kMostClusterBlocks, kPortableClusterBlocks, 1}) {
+          const Launch how = share_out<Shape, I, kInputs>(planner, rows, most);
+          if (function(shape, rows, how, Address<char>())) return true;
+          if (how.cluster_blocks > static_cast<unsigned>(most)) return false;
+        }
+        return false;
+      }
+    };
+    static_cast<void>((attempt(Each{}) || ...));
+  });
+}
+
+// Plans function(shape, rows, how, states) for arrays of type I, but for the output, of type O,
+// which is the first, and those that follow the kInputs inputs; more than once where the arrays
+// have more dimensions than a kernel takes, and for each launch. `is_aligned`: what else is
+// accessed of rows lies at multiples of 16 bytes.
+template <typename I, typename O, int kInputs, typename Shapes = RowShapes<I, O, kInputs>,
+          int kArrays, typename Function>
+void launch_rows(Planner& planner, const Operand* const (&operands)[kArrays], int64_t dim,
+                 Function function, bool is_aligned = true, std::size_t state_bytes = 0) {
+  if (operands[0]->numel == 0) return;
+  if (dim < 0 || dim >= std::max(operands[0]->rank, 1)) {
+    throw std::invalid_argument("there is no dimension " + std::to_string(dim));
+  }
+  constexpr int kElements = kAccessBytes / static_cast<int>(sizeof(I));
+  constexpr int kCut = kInputs + 1;  // arrays of whole rows
+  const RowLayout<kArrays> layout(operands, static_cast<int>(dim));
+  for (int a = 0; a < kCut; ++a) {
+    const int bytes = std::min(kAccessBytes, kElements * size_of(operands[a]->dtype));
+    is_aligned &= operands[a]->is_aligned(bytes);
+  }
+  const auto run = [&](const Layout<kArrays>& outer, auto shapes) {
+    run_rows<Shapes, I, kInputs>(planner, layout, outer, shapes, function, state_bytes);
+  };
+  if (!Shapes::kHasColumns || !layout.is_columns()) {
+    if (is_aligned && layout.is_wide(kElements, kCut)) {
+      run(layout.outer, typename Shapes::Wide{});
+    } else {
+      run(layout.outer, typename Shapes::Narrow{});
+    }
+  } else if constexpr (Shapes::kHasColumns) {
+    if (is_aligned && layout.has_wide_columns(kElements, kCut)) {
+      run(layout.outer.in_vectors(kElements), typename Shapes::WideColumns{});
+    } else {
+      run(layout.outer, typename Shapes::NarrowColumns{});
+    }
+  }
+}
+
+}  // namespace diglot
