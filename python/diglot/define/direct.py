@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
@@ -25,8 +26,6 @@ _PLAIN_KEYS = frozenset(
 )
 # Verdicts by the bits of a key set: a process meets a handful of them.
 _plain_keysets: dict[int, bool] = {}
-# Dynamo's check of tensors in one call; None in a PyTorch without it: then nothing is remembered.
-_TensorGuards: Any = getattr(torch._C._dynamo.guards, "TensorGuards", None)
 MOST_KINDS = 8  # of calls with one number of tensors
 
 Kind = TypeVar("Kind")
@@ -64,6 +63,29 @@ def is_direct(*tensors: Tensor) -> bool:
         if not plain:
             return False
     return True
+
+
+def _guard_of(*tensors: Tensor) -> Callable[..., bool]:
+    """Dynamo's check, in one call, of whether other tensors are of the same kind."""
+    any_sizes = [[None] * tensor.dim() for tensor in tensors]
+    guards: Any = torch._C._dynamo.guards.TensorGuards
+    guard = guards(*tensors, dynamic_dims_sizes=any_sizes, dynamic_dims_strides=any_sizes)
+    check: Callable[..., bool] = guard.check
+    return check
+
+
+def _has_guards() -> bool:
+    """Whether this PyTorch has that check, which is not public, and it does what it did."""
+    try:
+        x, y, z = (torch.empty(n, dtype=torch.float32, device="cpu") for n in (2, 3, 4))
+        is_alike = _guard_of(x, y)
+        differing = y.double(), y[None], torch.empty(3, device="cpu", requires_grad=True)
+        return is_alike(y, z) and not any([is_alike(x, other) for other in differing])
+    except Exception:  # nothing is remembered then, and calls take a little longer
+        return False
+
+
+_guards_work = functools.cache(_has_guards)
 
 
 class Kinds(Generic[Kind]):
@@ -104,11 +126,7 @@ class Kinds(Generic[Kind]):
         """Remembers what is known of the kind of a direct call."""
         count = len(tensors)
         # Dynamo's check fails where a tensor is given twice.
-        if _TensorGuards is None or len(set(map(id, tensors))) < count:
+        if not _guards_work() or len(set(map(id, tensors))) < count:
             return
-        any_sizes = [[None] * tensor.dim() for tensor in tensors]
-        guard = _TensorGuards(
-            *tensors, dynamic_dims_sizes=any_sizes, dynamic_dims_strides=any_sizes
-        )
         known = self._known[is_grad_enabled()]
-        known[count] = ((guard.check, kind), *known.get(count, ())[: MOST_KINDS - 1])
+        known[count] = ((_guard_of(*tensors), kind), *known.get(count, ())[: MOST_KINDS - 1])
