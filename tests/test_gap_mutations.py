@@ -55,8 +55,8 @@ TRITON = {
     ),
     "the table of another stream": of_triton(
         "python/diglot/ops/chunk_table.py",
-        "torch._C._cuda_getCurrentRawStream(device.index), tensors)",
-        "0, tensors)",
+        "stream_number(device.index) if",
+        "0 if",
         "test_tables_of_streams",
     )._replace(chosen="stream"),
 }
