@@ -215,6 +215,9 @@ def test_no_two_kernels_share_a_file():
     assert list(files) == ["cuda.a_1.sass", "cuda.a_1-2.sass", "cuda.a_E_1.sass", "cuda.a_1-3.sass"]
 
 
+DECIDED = (("elementwise.cuda.tiny_elements", 131072),)
+
+
 def test_plans_are_those_of_the_architecture(monkeypatch):
     """The planner is asked for a device of its limits, and what it would launch is kept whole."""
     asked = []
@@ -222,7 +225,7 @@ def test_plans_are_those_of_the_architecture(monkeypatch):
     def plan(op, launcher, device, arguments):
         asked.append(device)
         launch = KernelLaunch("void diglot::scale<float>(int)", (7, 1, 1), (32, 4, 2), 4096, 8, ())
-        return Plan("planned", (launch,), Scratch(100, 16, "stream"))
+        return Plan("planned", (launch,), Scratch(100, 16, "stream"), DECIDED)
 
     planned = dataclasses.replace(registry.BACKENDS["cuda"], plan=plan)
     monkeypatch.setitem(registry.BACKENDS, "cuda", planned)
@@ -237,11 +240,12 @@ def test_plans_are_those_of_the_architecture(monkeypatch):
             4096,
             8,
         )
-        plan_of_run = resources.PlanOfRun("gelu_forward", "planned", (100, 16, "stream"))
+        scratch = (100, 16, "stream")
+        plan_of_run = resources.PlanOfRun("gelu_forward", "planned", scratch, DECIDED)
         assert answer.plans == (plan_of_run,)
     limits = [LIMITS[name] for name in ("sm_90", "sm_86")]
     assert asked == [
-        (number, 132, limit.shared_bytes, limit.has_clusters)
+        (number, 132, limit.shared_bytes, limit.has_clusters, "h200")
         for number, limit in zip((90, 86), limits, strict=True)
     ]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import functools
+import os
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -114,6 +115,15 @@ _lock = threading.RLock()
 _overrides: list[Mapping[str, int]] = []
 _kept: dict[str, Tunables] = {}
 _on_change: list[Callable[[], None]] = []
+
+
+def _forget_lock() -> None:
+    """A child process has none of its parent's threads, one of which may have held the lock."""
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_forget_lock)
 
 
 def _folder() -> Traversable:
