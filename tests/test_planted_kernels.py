@@ -49,16 +49,6 @@ def test_blocks_of_a_cluster_read_each_other(run, seed):
     assert torch.equal(out, values.sum(1).repeat_interleave(2))
 
 
-def test_a_cluster_waits_for_blocks_that_have_not_started(run):
-    """A block that the system starts late is no deadlock, even to an impatient interpreter."""
-    for seed in range(20):
-        message, out = run(
-            "meet_in_cluster", blocks=32, threads=32, cluster=8, seed=seed, patience_ms=0
-        )
-        assert message == ""
-        assert torch.equal(out, torch.arange(32.0))
-
-
 def test_dynamic_shared_memory(run):
     message, out = run("sum_in_dynamic", shared=4 * THREADS)
     assert message == ""

@@ -521,12 +521,6 @@ __global__ void sum_in_cluster(const float* in, float* out) {
   diglot::cluster_sync();  // before a block ends
 }
 
-// The blocks of a cluster meet once.
-__global__ void meet_in_cluster(const float* in, float* out) {
-  diglot::cluster_sync();
-  if (threadIdx.x == 0) out[blockIdx.x] = in[blockIdx.x];
-}
-
 __global__ void empty(const float*, float*) {}
 
 using Start = void (*)(const diglot::Launch& how, const float* in, float* out);
@@ -552,7 +546,6 @@ const Entry kKernels[] = {
     {"sum_in_cluster", start<sum_in_cluster<InCluster::kNothing>>},
     {"cluster_without_a_block", start<sum_in_cluster<InCluster::kBlockMissing>>},
     {"beyond_cluster", start<sum_in_cluster<InCluster::kNoSuchBlock>>},
-    PLANTED(meet_in_cluster),
     PLANTED(sum_rows),
     PLANTED(beyond_shared_by_pointer),
     PLANTED(copy_beyond),
