@@ -91,9 +91,10 @@ def test_statistics_of_any_strides():
 
 def test_a_launcher_says_what_scratch_it_needs_and_checks_it():
     x, out = torch.randn(20_000, 8), torch.full((20_000, 8), torch.nan)
-    bytes, zeroed, lifetime = launchers.softmax_forward(x, 0, out, None)
-    assert (zeroed, lifetime) == (0, "call") and out.isnan().all()
-    assert launchers.plan("softmax_forward", None, x, 0, out)[2] == (bytes, zeroed, lifetime)
+    needed = launchers.softmax_forward(x, 0, out, None)
+    bytes, *rest = needed
+    assert rest == [0, "call", ""] and out.isnan().all()
+    assert launchers.plan("softmax_forward", None, x, 0, out)[2] == needed
     memory = torch.empty(bytes + 64, dtype=torch.uint8)
     aligned = memory[-memory.data_ptr() % 16 :]
     for wrong in (aligned[: bytes - 1], aligned[1 : bytes + 1], aligned[:bytes].view(torch.int8)):
@@ -131,14 +132,14 @@ def test_plans_of_named_devices():
     assert (h200[3:5], a100[3:5]) == ((0, 4), (5 * 256 * 8 * 16, 1))
     tall = torch.empty(40_000, 64, device="meta")
     _, steps, scratch, _ = launchers.plan("softmax_forward", H200, tall, 0, tall)
-    assert [flags for *_, flags in steps] == [(), ("pdl",)] and scratch[1:] == (0, "call")
+    assert [flags for *_, flags in steps] == [(), ("pdl",)] and scratch[1:] == (0, "call", "")
     _, steps, *_ = launchers.plan("softmax_forward", A100, tall, 0, tall)
     assert [flags for *_, flags in steps] == [(), ()]
     large = torch.empty(1 << 26, device="meta")
     _, ((_, grid, *_, flags),), scratch, _ = launchers.plan(
         "global_softmax_forward", H200, large, 0, large
     )
-    assert grid == (264, 1, 1) and flags == ("cooperative",) and scratch[1:] == (16, "stream")
+    assert grid == (264, 1, 1) and flags == ("cooperative",) and scratch[1:] == (16, "stream", "")
     rows = torch.empty(4096, 65536, device="meta")
     _, ((*_, flags),), *_ = launchers.plan(
         "layer_norm_forward", H200, rows, None, None, 1e-5, None, rows
@@ -188,18 +189,17 @@ def test_schemas():
 @pytest.mark.parametrize("height", [100, 20_000])
 def test_a_compiled_graphs_scratch_fits_memory_that_begins_anywhere(height):
     """The graph is traced with one alignment, and may run with another."""
-    storage = torch.empty(height * 64 + 1)
+    storage, out = torch.empty(height * 64 + 1), torch.empty(height, 64)
     needs = []
     for start in (0, 1):
         x = storage[start : start + height * 64].view(height, 64)
-        _, _, scratch = launchers.plan("softmax_forward", None, x, 0, torch.empty(height, 64))
-        needs.append(scratch or (0, 0, "call"))
-    enough = launchers.scratch_of("softmax_forward", x, 0, torch.empty(height, 64))
+        needs.append(launchers.plan("softmax_forward", None, x, 0, out)[2])
+    enough = launchers.scratch_of("softmax_forward", x, 0, out)
     if height == 100:
-        assert enough is None
+        assert enough is None and needs == [None, None]
     else:
-        assert needs[0][0] != needs[1][0], "the test is of plans that differ"
-        assert enough == (max(n[0] for n in needs), max(n[1] for n in needs), "call")
+        assert needs[0] != needs[1], "the test is of plans that differ"
+        assert enough == (max(n[0] for n in needs), max(n[1] for n in needs), "call", "")
 
 
 @pytest.mark.slow

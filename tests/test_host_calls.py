@@ -71,5 +71,6 @@ def test_calls(op, monkeypatch):
     x = ROWS if "norm" in op or "softmax" in op else X
     for input, limit in zip((x, x.clone().requires_grad_()), LIMITS[op], strict=True):
         OPS[op](input)
-        found = count_calls(OPS[op], input)
+        # The garbage collector may call something beside.
+        found = min(count_calls(OPS[op], input) for _ in range(5))
         assert found[0] <= limit[0] and found[1] <= limit[1], (found, limit)

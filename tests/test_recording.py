@@ -14,6 +14,7 @@ from backends import needs_extension, sampled, why_no_code
 
 import diglot
 from diglot.backends.plans import Device, plan_runs
+from diglot.backends.registry import load_extension
 from diglot.tools import machine_code
 from diglot.tools.cuda_library import cuda_kernel_names
 from diglot.tools.resources import LANGUAGES, Call, TensorLike, kernels_of_calls
@@ -42,7 +43,7 @@ A100 = (80, 108, 164 << 10, False)
 @needs_extension
 def test_launches_are_planned():
     """Nothing is launched, on no device, and a kernel's name is that of its symbol."""
-    from diglot import _C
+    _C, _ = load_extension()
 
     x, out = torch.empty(1 << 20, 3), torch.zeros(1 << 20, 3)
     variant, (flat,), scratch, _ = _C.plan("gelu_forward", H200, x, "none", out)
@@ -58,13 +59,13 @@ def test_launches_are_planned():
     _, split, scratch, _ = _C.plan("add_backward", H200, grad, 1, meta)
     slices = split[0][1][1]
     assert [grid for _, grid, *_ in split] == [(5, slices, 1), (1, 1, 1)] and slices > 1
-    assert scratch == (5 * slices * 4, 0, "call")
+    assert scratch == (5 * slices * 4, 0, "call", "")
 
 
 @needs_extension
 def test_launches_are_planned_for_a_device():
     """What a planner asks of its device is answered for the one that is named."""
-    from diglot import _C
+    _C, _ = load_extension()
 
     x = torch.empty(4, 65536, device="meta")
     of_h200, of_a100 = (_C.plan("softmax_forward", device, x, 1, x) for device in (H200, A100))
@@ -77,7 +78,7 @@ def test_launches_are_planned_for_a_device():
 
 @needs_extension
 def test_calls_that_cannot_be_planned():
-    from diglot import _C
+    _C, _ = load_extension()
 
     x = torch.empty(3)
     with pytest.raises(ValueError, match="approximate must be"):

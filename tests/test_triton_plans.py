@@ -14,6 +14,7 @@ from backends import DEVICE, KERNELS
 if "triton" not in KERNELS:
     pytest.skip("there is no Triton", allow_module_level=True)
 
+from diglot.backends.plans import Scratch
 from diglot.triton_ops import (
     add,
     clip_grad_norm,
@@ -21,12 +22,12 @@ from diglot.triton_ops import (
     gelu,
     global_softmax,
     grid_barrier_check,
-    launch,
     layer_norm,
     log_softmax,
     rms_norm,
     softmax,
 )
+from diglot.triton_ops.launch import launch
 from diglot.triton_ops.launch.plan import Device, Launch, Operand, Part, Plan, Unseen
 
 H200 = (90, 132, 228 << 10, True)
@@ -138,7 +139,7 @@ def test_a_named_device_decides():
     assert shared.variant.startswith("a row shared by programs")
     (only,) = shared.launches
     assert only.cooperative and only.per_multiprocessor == 4 and only.grid == (4 * 128,)
-    assert shared.scratch == (4 * 128 * 3 * 4, 4 * 128 * 3 * 4, "call")
+    assert shared.scratch == Scratch(4 * 128 * 3 * 4, 4 * 128 * 3 * 4, "call")
     fewer = planned(*call, device=(90, 40, 228 << 10, True))
     assert fewer.launches[0].grid == (128,)  # whole groups
     for multiprocessors in (0, 31):
@@ -193,7 +194,7 @@ def test_scratch_of_a_backward_pass_has_two_parts():
     assert (words.offset, words.count) == (0, rows * 8 * 2)
     assert sums.offset % 256 == 0 and sums.offset >= words.end
     assert sums.count == 2 * rows * n  # fewer rows than groups
-    assert plan.scratch == (sums.end, words.end, "call")
+    assert plan.scratch == Scratch(sums.end, words.end, "call")
 
 
 @pytest.mark.parametrize("height", [8192, 8193, 20000])
@@ -264,7 +265,7 @@ def test_scratch_is_asked_for_and_checked():
     x = torch.randn(2, 40000, device=DEVICE)
     out = torch.full_like(x, -1)
     need = softmax.softmax_forward(x, 1, out, None)
-    assert tuple(need) == (need.bytes, need.bytes, "call") and (out == -1).all()
+    assert need == Scratch(need.bytes, need.bytes, "call") and (out == -1).all()
     scratch = torch.zeros(need.bytes + 1, dtype=torch.uint8, device=DEVICE)
     for wrong in (scratch[: need.bytes - 1], scratch[1:]):
         with pytest.raises(ValueError, match="are needed, from a multiple of"):
