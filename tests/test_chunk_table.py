@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import diglot
-from diglot.ops import chunk_table
-from diglot.ops.chunk_table import CODES, DenseTensors, build_rows
+from diglot.backends import chunk_table, scratch
+from diglot.backends.chunk_table import CODES, DenseTensors, build_rows
 
 CHUNK = 16384  # bytes, of tensors as small as these
 
@@ -30,7 +30,7 @@ def built(monkeypatch):
         return build_rows(tensors)
 
     monkeypatch.setattr(chunk_table, "build_rows", build)
-    chunk_table._recent.clear()
+    scratch._values.clear()
     return tables
 
 
@@ -55,9 +55,9 @@ def test_a_table_is_kept(built):
 
 def test_tables_are_not_kept_for_ever(built):
     memory = torch.randn(1000, device=DEVICE)
-    for size in range(1, chunk_table.KEPT + 10):
+    for size in range(1, scratch.MOST_VALUES + 10):
         clip([memory[:size]], 1.0, backend="torch")
-    assert len(chunk_table._recent) == chunk_table.KEPT
+    assert len(scratch._values) == scratch.MOST_VALUES
     count = len(built)
     clip([memory[:20]], 1.0, backend="torch")
     assert len(built) == count

@@ -14,7 +14,7 @@ from clipping import check, clip, copies, draw, with_grads
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import diglot
-from diglot.ops import chunk_table
+from diglot.backends import chunk_table
 from diglot.ops import clip_grad_norm as op
 from diglot.reference.clip_grad_norm import clip_grad_norm_oracle
 

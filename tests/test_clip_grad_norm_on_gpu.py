@@ -10,7 +10,7 @@ from backends import KERNELS
 from clipping import check, clip, copies, draw, with_grads
 
 import diglot
-from diglot.ops import chunk_table
+from diglot.backends import scratch
 from diglot.reference.clip_grad_norm import clip_grad_norm_oracle
 
 pytestmark = pytest.mark.gpu
@@ -31,7 +31,7 @@ def test_capture(backend, is_known):
         total = clip(grads, 1.0, backend=backend)
     # Were the table recent alone, it would be gone now, and its memory another's.
     memory = torch.randn(1000, device="cuda")
-    for size in range(1, chunk_table.KEPT + 10):
+    for size in range(1, scratch.MOST_VALUES + 10):
         clip([memory[:size]], 1.0, backend=backend)
     for factor in (1.0, 3.0, 0.5):
         for grad, original in zip(grads, originals, strict=True):
@@ -87,7 +87,7 @@ def test_two_streams(backend):
     clip(grads, 1.0, backend=backend)  # loads the kernel
     side = torch.cuda.Stream()
     for _ in range(20):
-        chunk_table._recent.clear()
+        scratch._values.clear()
         with torch.no_grad():
             for grad in grads:
                 grad.normal_()

@@ -536,3 +536,13 @@ def test_dense_layouts_of_another_order_are_strided():
     own = diglot.dropout(x, seed=3, backend="torch")
     assert torch.equal(own, diglot.dropout(x.contiguous(), seed=3, backend="torch"))
     assert own.stride() == x.stride()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_parameter_is_changed_in_place(backend):
+    """A Parameter is no Tensor, which a launcher would take for traced."""
+    x = torch.nn.Parameter(torch.ones(1000, device=DEVICE))
+    expected = diglot.dropout(x.detach(), 0.5, seed=3, backend=backend)
+    with torch.no_grad():
+        assert diglot.dropout(x, 0.5, True, True, seed=3, backend=backend) is x
+    assert torch.equal(x.detach(), expected) and diglot.last_run().backend == backend

@@ -54,7 +54,7 @@ TRITON = {
         "test_flat_starts",
     ),
     "the table of another stream": of_triton(
-        "python/diglot/ops/chunk_table.py",
+        "python/diglot/backends/chunk_table.py",
         "stream_number(device.index) if",
         "0 if",
         "test_tables_of_streams",

@@ -144,6 +144,8 @@ def _write_to_peers(rank, ranks, port):
         assert addresses[rank] == scratch.data_ptr() and len(set(addresses)) == ranks
         assert not scratch[GROUP_HEADER_BYTES:].any()
         handle = module._buffers[name, rank, module.stream_number(rank)].handle
+        torch.cuda.synchronize()
+        handle.barrier()  # no rank writes before all have looked
         for peer in range(ranks):
             remote = handle.get_buffer(peer, (4096,), torch.uint8)
             assert remote.data_ptr() == addresses[peer]

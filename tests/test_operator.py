@@ -124,9 +124,12 @@ def test_calls_of_one_kind_are_known():
         torch.jit.trace(lambda t: (seen.append(kinds.find(t)), t)[1], x, check_trace=False)
     assert seen == [None, None, None]
     assert kinds.find(x) == "plain"
-    for rank in range(2, 3 + direct.MOST_KINDS):  # the oldest is forgotten
-        kinds.add("of a higher rank", x[(None,) * rank])
-    assert kinds.find(x) is None
+    for rank in range(1, 3 + direct.MOST_KINDS):  # the first ones stay, and no more are remembered
+        kinds.add(f"rank {1 + rank}", x[(None,) * rank])
+    assert kinds.find(x) == "plain"
+    last = direct.MOST_KINDS - 1
+    assert kinds.find(x[(None,) * last]) == f"rank {1 + last}"
+    assert kinds.find(x[(None,) * (last + 1)]) is None
 
 
 @pytest.mark.parametrize("first", ["no_grad", "enable_grad"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import gc
 import multiprocessing
@@ -17,8 +18,14 @@ import diglot
 from diglot.backends import runs
 from diglot.backends import scratch as module
 from diglot.backends.plans import BARRIER_BYTES, CALL, STREAM, Scratch
-from diglot.backends.scratch import held_bytes, keep_with_capture, kept_with_capture, provide
-from diglot.ops import chunk_table
+from diglot.backends.scratch import (
+    held_bytes,
+    keep_with_capture,
+    keep_with_stream,
+    kept_with_capture,
+    kept_with_stream,
+    provide,
+)
 
 GPU = torch.device("cuda", 0)
 
@@ -62,8 +69,8 @@ def gpu(monkeypatch):
                 return state.is_idle
 
     state = Gpu()
-    for name in ("_streams", "_retired", "_graphs", "_spare"):
-        monkeypatch.setattr(module, name, {})
+    for name in ("_streams", "_retired", "_graphs", "_spare", "_values"):
+        monkeypatch.setattr(module, name, collections.OrderedDict())
     monkeypatch.setattr(module, "relaxed_capture", contextlib.nullcontext)
     monkeypatch.setattr(module, "stream_number", lambda index: 100 * state.life + state.stream)
     monkeypatch.setattr(torch.cuda, "ExternalStream", lambda handle, device: None)
@@ -158,7 +165,7 @@ def test_what_a_thread_outgrew_is_kept_until_its_launches_have_ended(gpu):
 def test_a_child_process_takes_no_lock_of_its_parents_threads():
     """A thread that held one is not there to let go of it."""
     context = multiprocessing.get_context("fork")
-    with module._lock, chunk_table._lock, runs._lock:
+    with module._lock, runs._lock:
         child = context.Process(target=_take_locks)
         child.start()
         child.join(60)
@@ -166,7 +173,7 @@ def test_a_child_process_takes_no_lock_of_its_parents_threads():
 
 
 def _take_locks():
-    for kept in (module, chunk_table, runs):
+    for kept in (module, runs):
         assert kept._lock.acquire(timeout=5)
 
 
@@ -235,6 +242,17 @@ def test_values_are_kept_with_a_capture(gpu):
     assert kept_with_capture(GPU, "table") is None
     gpu.driver.destroy(1)
     assert held_bytes()["graphs"] == 0
+
+
+def test_values_are_kept_with_a_stream(gpu):
+    table = torch.zeros(8, dtype=torch.uint8)
+    assert kept_with_stream(GPU, "table") is None
+    assert keep_with_stream(GPU, "table", (table, 3)) == (table, 3)
+    assert kept_with_stream(GPU, "table")[0] is table and held_bytes(0)["streams"] == 8
+    gpu.life = 2  # another stream of the same handle
+    assert kept_with_stream(GPU, "table") is None
+    module.release_streams()
+    assert held_bytes()["streams"] == 0
 
 
 def test_modes_have_no_part_in_what_is_kept(gpu):

@@ -8,8 +8,8 @@ from backends import KERNELS
 from clipping import clip, copies, draw
 
 import diglot
-from diglot.ops import chunk_table
-from diglot.ops.chunk_table import DenseTensors, find_table, make_table
+from diglot.backends import chunk_table, scratch
+from diglot.backends.chunk_table import DenseTensors, find_table, make_table
 
 TENSORS = DenseTensors((1 << 20,), (300,), (torch.float32,))
 
@@ -28,12 +28,12 @@ class Rows:
 def streams(monkeypatch):
     """A device with a current stream for each index: streams[0] = 7 changes it."""
     current = {0: 7, 1: 7}
-    monkeypatch.setattr(chunk_table, "stream_number", current.get)
+    monkeypatch.setattr(scratch, "stream_number", current.get)
     monkeypatch.setattr(chunk_table, "is_captured", lambda device: False)
     monkeypatch.setattr(chunk_table, "build_rows", lambda tensors: Rows())
-    chunk_table._recent.clear()
+    scratch._values.clear()
     yield current
-    chunk_table._recent.clear()
+    scratch._values.clear()
 
 
 def test_each_stream_has_its_own(streams):
@@ -58,7 +58,7 @@ def test_each_device_has_its_own(streams):
 
 def test_the_table_that_was_not_used_for_longest_is_forgotten(streams):
     device = torch.device("cuda", 0)
-    several = [TENSORS._replace(sizes=(size,)) for size in range(chunk_table.KEPT + 1)]
+    several = [TENSORS._replace(sizes=(size,)) for size in range(scratch.MOST_VALUES + 1)]
     for tensors in several[:-1]:
         make_table(device, tensors)
     assert find_table(device, several[0]) is not None

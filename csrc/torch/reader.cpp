@@ -105,9 +105,12 @@ bool find_description(PyObject* torch) {
   const auto* api =
       static_cast<const dlpack::ExchangeApi*>(PyCapsule_GetPointer(capsule, dlpack::kCapsule));
   Py_DECREF(capsule);  // the table is there for ever
+  if (api == nullptr) PyErr_Clear();  // a capsule of another kind: attributes are read
   while (api != nullptr && api->major_version > dlpack::kMajorVersion) api = api->older;
-  if (api != nullptr) describe_tensor = api->describe;
-  return PyErr_Occurred() == nullptr;
+  if (api != nullptr && api->major_version == dlpack::kMajorVersion) {
+    describe_tensor = api->describe;
+  }
+  return true;
 }
 
 int read_integers(PyObject* tuple, int64_t* values) {

@@ -1,5 +1,6 @@
 """Many tensors in one launch: they are cut into chunks, and a table on the device has the address
-of each. Twin of csrc/include/diglot/chunks.cuh; python/diglot/ops/chunk_table.py makes the table.
+of each. Twin of csrc/include/diglot/chunks.cuh;
+python/diglot/backends/chunk_table.py makes the table.
 
 Every chunk begins at a multiple of 16 bytes or is shorter than that.
 """

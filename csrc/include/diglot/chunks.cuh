@@ -1,5 +1,5 @@
 // Many tensors in one launch, cut into chunks. A table on the device says where each chunk lies.
-// Twin of triton_ops/lib/chunks.py; python/diglot/ops/chunk_table.py makes the table.
+// Twin of triton_ops/lib/chunks.py; python/diglot/backends/chunk_table.py makes the table.
 //
 // A chunk begins at a multiple of 16 bytes, or is shorter than that. So it consists of whole
 // 16-byte accesses and a tail of fewer elements than an access has.

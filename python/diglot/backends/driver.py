@@ -29,7 +29,11 @@ def stream_number(index: int) -> int:
     """
     number = ctypes.c_ulonglong()
     handle = ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(index))
-    status = driver().cuStreamGetId(handle, ctypes.byref(number))
+    if torch.cuda.current_device() == index:
+        status = driver().cuStreamGetId(handle, ctypes.byref(number))
+    else:  # the handle of a default stream means that of the current device
+        with torch.cuda.device(index):
+            status = driver().cuStreamGetId(handle, ctypes.byref(number))
     check_driver(status, "asking for a stream's number")
     return number.value
 

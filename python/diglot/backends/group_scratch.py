@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from diglot.backends.capture import is_captured
+from diglot.backends.capture import is_captured, ordinary_tensors
 from diglot.backends.driver import stream_number
 from diglot.backends.plans import GROUP_HEADER_BYTES, Scratch
 
@@ -47,18 +47,20 @@ def provide_for_group(need: Scratch, device: torch.device) -> torch.Tensor:
     if device.type != "cuda":
         raise RuntimeError("a group's scratch lies in GPUs' memory, not on the CPU")
     index = torch.cuda.current_device() if device.index is None else device.index
+    captured = is_captured(device)
     resolve: Any = torch._C._distributed_c10d._resolve_process_group
     group = resolve(need.group)
     key = (need.group, index, stream_number(index))
     kept = _buffers.get(key)
     if kept is None or kept.group() is not group or kept.tensor.numel() < need.bytes:
-        if is_captured(device):
+        if captured:
             raise RuntimeError(
                 f"group {need.group!r} has no {need.bytes} bytes of scratch on this stream yet, "
                 "and ranks cannot meet while a graph is captured: run the op once before"
             )
         forget_closed_groups()
-        kept = _buffers[key] = _make(need.bytes, torch.device("cuda", index), group)
+        with ordinary_tensors():
+            kept = _buffers[key] = _make(need.bytes, torch.device("cuda", index), group)
     return kept.tensor
 
 

@@ -12,8 +12,7 @@ import functools
 import importlib
 import importlib.util
 import os
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -91,8 +90,8 @@ def _set_tunables(module: ModuleType, device: int, gpu: str) -> None:
 
 @on_change
 def _set_tunables_anew() -> None:
-    for module, gpus in _gpus.items():
-        for device, gpu in gpus.items():
+    for module, gpus in list(_gpus.items()):
+        for device, gpu in list(gpus.items()):
             module.set_tunables(device, tunables(gpu).of_language("cuda"))
 
 
@@ -135,7 +134,7 @@ def _plan_cuda(op: str, launcher: str, device: Device | None, arguments: tuple[A
     facts = None
     if device is not None:
         facts = (*device[:4], tunables(Device(*device).name).of_language("cuda"))
-    with contextlib.nullcontext() if device is not None else _current(arguments[-1].device):
+    with contextlib.nullcontext() if device is not None else _planned_on(arguments[-1].device):
         variant, launches, scratch, decided = module.plan(launcher, facts, *arguments)
     return Plan(
         variant,
@@ -146,14 +145,23 @@ def _plan_cuda(op: str, launcher: str, device: Device | None, arguments: tuple[A
 
 
 def _scratch_of_cuda(op: str, launcher: str, arguments: tuple[Any, ...]) -> Scratch | None:
-    with _current(arguments[-1].device):
+    with _planned_on(arguments[-1].device):
         scratch = _cuda_module(op).scratch_of(launcher, *arguments)
     return None if scratch is None else Scratch(*scratch)
 
 
-def _current(device: torch.device) -> AbstractContextManager[Any]:
-    """Makes a tensor's GPU the current device."""
-    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
+@contextlib.contextmanager
+def _planned_on(device: torch.device) -> Iterator[None]:
+    """Makes a tensor's GPU the current device, of which the library knows the tunables."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        yield
+        return
+    module, _ = load_extension()
+    index = torch.cuda.current_device() if device.index is None else device.index
+    if module is not None:
+        _set_tunables(module, index, torch.cuda.get_device_name(index))
+    with torch.cuda.device(index):
+        yield
 
 
 def _plan_triton(op: str, launcher: str, device: Device | None, arguments: tuple[Any, ...]) -> Plan:

@@ -17,6 +17,7 @@ import ctypes
 import functools
 import os
 import threading
+from collections import OrderedDict
 from typing import Any, NamedTuple
 
 import torch
@@ -58,6 +59,9 @@ _streams: dict[tuple[int, int], tuple[int, torch.Tensor]] = {}
 _thread_streams = _ThreadStreams()
 atexit.register(_thread_streams.buffers.clear)  # the main thread's have no use when Python ends
 _retired: dict[int, list[_Retired]] = {}  # by device
+# By stream and key: what launches on the stream use again.
+_values: OrderedDict[tuple[tuple[torch.device, int], Any], Any] = OrderedDict()
+MOST_VALUES = 64
 _lock = threading.RLock()  # its holder may free objects, and with them a thread's buffers
 
 
@@ -137,6 +141,33 @@ def _of_thread(bytes: int, index: int) -> torch.Tensor:
     return scratch
 
 
+def keep_with_stream(device: torch.device, key: Any, value: Any) -> Any:
+    """Keeps a value for later launches on the current stream, and returns it.
+
+    Of all streams together the values that were used last are kept, `MOST_VALUES`.
+    """
+    with _lock:
+        _values[_stream_of(device), key] = value
+        if len(_values) > MOST_VALUES:
+            _values.popitem(last=False)
+    return value
+
+
+def kept_with_stream(device: torch.device, key: Any) -> Any:
+    """What `keep_with_stream` keeps; None if nothing."""
+    place = (_stream_of(device), key)
+    with _lock:
+        value = _values.get(place)
+        if value is not None:
+            _values.move_to_end(place)
+    return value
+
+
+def _stream_of(device: torch.device) -> tuple[torch.device, int]:
+    """The current stream: not its handle, which may be given to another stream."""
+    return device, stream_number(device.index) if device.type == "cuda" else 0
+
+
 def _make(bytes: int, index: int) -> torch.Tensor:
     with ordinary_tensors():
         return _with_barrier(_rounded(bytes), torch.device("cuda", index))
@@ -175,7 +206,7 @@ def release_streams() -> None:
     """
     with _lock:
         _reclaim()
-        for kept in (_streams, _retired, _spare, _thread_streams.buffers):
+        for kept in (_streams, _values, _retired, _spare, _thread_streams.buffers):
             kept.clear()
 
 
@@ -328,7 +359,13 @@ def held_bytes(device: torch.device | int | None = None) -> dict[str, int]:
         _reclaim()
         return {
             "streams": total(t for (index, _), (_, t) in _streams.items() if counts(index))
-            + total(t for index, t in _thread_streams.buffers.items() if counts(index)),
+            + total(t for index, t in _thread_streams.buffers.items() if counts(index))
+            + total(
+                tensor
+                for ((place, _), _), value in _values.items()
+                if place.type == "cuda" and counts(place.index)
+                for tensor in _tensors([value])
+            ),
             "graphs": total(
                 tensor
                 for owner in _graphs.values()

@@ -190,8 +190,9 @@ def use_tunables(overrides: Mapping[str, int | str]) -> Iterator[None]:
     """Context manager: some numbers are others, for every GPU, in both languages.
 
     They are for the whole process; other threads should launch nothing while they change. Plans
-    that are kept are forgotten when they begin and when they end. A graph that was compiled or
-    captured keeps its launches.
+    that are kept are forgotten when they begin and when they end. A captured graph keeps its
+    launches. A graph of torch.compile must run under the numbers that it was compiled with: CUDA
+    C++ plans when it runs, with scratch that was sized when it was traced.
 
     Args:
         overrides: numbers by name, as `find_numbers` takes it; "never" is a threshold that nothing
@@ -204,10 +205,10 @@ def use_tunables(overrides: Mapping[str, int | str]) -> Iterator[None]:
     for name, value in overrides.items():
         for full in find_numbers(name):
             changed[full] = specs()[full].check(value, f"use_tunables: {full}")
-    with _lock:
-        _overrides.append(changed)
-        _change()
     try:
+        with _lock:
+            _overrides.append(changed)
+            _change()
         yield
     finally:
         with _lock:

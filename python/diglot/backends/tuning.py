@@ -8,6 +8,7 @@ from typing import Any
 
 from diglot.backends.plans import KernelLaunch, Plan
 from diglot.backends.runs import plan
+from diglot.backends.tunable_files import TunableError
 from diglot.backends.tunables import specs, use_tunables
 
 
@@ -43,8 +44,11 @@ def candidate_plans(backend: str, op: str, name: str, *arguments: Any) -> list[C
             overrides = {tunable: other}
             if other == value:
                 continue
-            with use_tunables(overrides):
-                made = plan(backend, op, name, *arguments)
+            try:
+                with use_tunables(overrides):
+                    made = plan(backend, op, name, *arguments)
+            except TunableError:  # no number of another tunable fits this one
+                continue
             if _launched(made) not in seen:
                 seen.append(_launched(made))
                 candidates.append(Candidate(made, overrides))

@@ -26,7 +26,7 @@ _PLAIN_KEYS = frozenset(
 )
 # Verdicts by the bits of a key set: a process meets a handful of them.
 _plain_keysets: dict[int, bool] = {}
-MOST_KINDS = 8  # of calls with one number of tensors
+MOST_KINDS = 32  # of calls with one number of tensors; others are judged anew
 
 Kind = TypeVar("Kind")
 
@@ -115,7 +115,7 @@ class Kinds(Generic[Kind]):
         try:  # Dynamo's check ends the process where a tensor has no strides
             for tensor in tensors:
                 tensor.stride()
-        except (AttributeError, RuntimeError):
+        except (AttributeError, RuntimeError, TypeError):
             return None
         for is_alike, kind in self._known[is_grad_enabled()].get(len(tensors), ()):
             if is_alike(*tensors):
@@ -129,4 +129,6 @@ class Kinds(Generic[Kind]):
         if not _guards_work() or len(set(map(id, tensors))) < count:
             return
         known = self._known[is_grad_enabled()]
-        known[count] = ((_guard_of(*tensors), kind), *known.get(count, ())[: MOST_KINDS - 1])
+        others = known.get(count, ())
+        if len(others) < MOST_KINDS:
+            known[count] = ((_guard_of(*tensors), kind), *others)

@@ -262,18 +262,23 @@ class Operator:
 
     def learn_checked(self, facts: Any, *tensors: Tensor) -> Kind:
         """The same of tensors that were checked, and of what that said of them."""
+        kind = self._judge(facts, *tensors)
+        if kind.is_direct:
+            self._kinds.add(kind, *tensors)
+        return kind
+
+    def _judge(self, facts: Any, *tensors: Tensor) -> Kind:
         if not is_direct(*tensors):
             return Kind(self.indirect, False, False, tensors[0].device, facts)
         is_recorded = torch.is_grad_enabled() and any([t.requires_grad for t in tensors])
         call = self.recorded if is_recorded else self.forward
-        kind = Kind(call, True, is_recorded, tensors[0].device, facts)
-        self._kinds.add(kind, *tensors)
-        return kind
+        return Kind(call, True, is_recorded, tensors[0].device, facts)
 
     def __call__(self, *args: Any) -> Any:
         """Calls the operator, whichever way; it returns the outputs of the schema."""
         tensors = [arg for arg in args[: self.signature.tensors] if arg is not None]
-        kind = self.known(*tensors) or self.learn(*tensors)
+        # Nobody has checked them: what is found out about them is not remembered.
+        kind = self.known(*tensors) or self._judge(None, *tensors)
         if kind.is_recorded and STATISTICS in self.signature.outputs:
             return self.dispatched(*args)
         return kind.call(*args)

@@ -14,11 +14,11 @@ from torch.autograd.graph import increment_version
 from torch.compiler import is_compiling
 
 from diglot.backends.capture import is_captured
+from diglot.backends.chunk_table import ChunkTable, DenseTensors, find_table, make_table
 from diglot.backends.runs import run
 from diglot.backends.selection import choose
 from diglot.define.direct import is_direct
 from diglot.ops.checks import check_dtype, check_tensor
-from diglot.ops.chunk_table import ChunkTable, DenseTensors, find_table, make_table
 
 NAME = "clip_grad_norm_"
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)

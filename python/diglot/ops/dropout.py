@@ -119,7 +119,9 @@ def _in_place(
         )
     if direct and torch._debug_has_internal_overlap(input) != OVERLAPS:
         if not input.requires_grad or not torch.is_grad_enabled():
-            _launch("dropout_forward", input, seed, 0, p, backend, input)
+            # A launcher takes an output that is no Tensor, such as a Parameter, for a traced one.
+            out = input if type(input) is torch.Tensor else input.detach()
+            _launch("dropout_forward", input, seed, 0, p, backend, out)
             if not input.is_inference():
                 increment_version(input)
             return input

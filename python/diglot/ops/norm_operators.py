@@ -118,6 +118,8 @@ class NormOperators:
         if type(eps) is not float:
             eps = float(fixed(check_number(name, "eps", eps)))
         if is_autocast_to_float32(input) if kind is None else kind.facts:
+            if kind is None:
+                operator.learn_checked(True, *arrays, *present)
             # As the two ops do one after the other, of which PyTorch runs the norm in float32.
             total = add(*arrays, backend=backend) if is_fused else input
             widened = tuple([None if p is None else autocast_to_float32(p) for p in parameters])
@@ -128,7 +130,7 @@ class NormOperators:
                 check_parameters(name, input, row, parameters)
                 break
         if kind is None:
-            kind = operator.learn_checked(is_autocast_to_float32(input), *arrays, *present)
+            kind = operator.learn_checked(False, *arrays, *present)
         dims, chosen = len(row), choose(name, kind.device, backend)
         if kind.is_direct and not kind.is_recorded:  # nobody asks for statistics
             results = self._run(name, Forward(arrays, parameters, dims, eps, chosen), None)

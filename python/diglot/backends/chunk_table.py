@@ -7,16 +7,17 @@ Where the cuts are depends on the tensors alone. csrc/include/diglot/chunks.cuh 
 from __future__ import annotations
 
 import functools
-import os
-import threading
-from collections import OrderedDict
 from typing import NamedTuple
 
 import torch
 
 from diglot.backends.capture import beside_captures, is_captured
-from diglot.backends.driver import stream_number
-from diglot.backends.scratch import keep_with_capture, kept_with_capture
+from diglot.backends.scratch import (
+    keep_with_capture,
+    keep_with_stream,
+    kept_with_capture,
+    kept_with_stream,
+)
 
 # DType of csrc/include/diglot/types.cuh.
 CODES = {torch.float16: 6, torch.bfloat16: 7, torch.float32: 8, torch.float64: 9}
@@ -27,8 +28,6 @@ ACCESS_BYTES = 16
 LEAST_CHUNK_BYTES = 1 << 14
 MOST_CHUNK_BYTES = 1 << 30
 MOST_CHUNKS = 1 << 14
-
-KEPT = 64  # tables besides those of captured launches
 
 
 class DenseTensors(NamedTuple):
@@ -59,31 +58,11 @@ class ChunkTable(NamedTuple):
     dtype: torch.dtype
 
 
-# The stream on which it is copied and read, and the tensors.
-_Key = tuple[torch.device, int, DenseTensors]
-_recent: OrderedDict[_Key, ChunkTable] = OrderedDict()
-_lock = threading.Lock()
-
-
-def _forget_lock() -> None:
-    """A child process has none of its parent's threads, one of which may have held the lock."""
-    global _lock
-    _lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_forget_lock)
-
-
 def find_table(device: torch.device, tensors: DenseTensors) -> ChunkTable | None:
     """The table of these tensors, if `make_table` has made it and it is still kept."""
     if is_captured(device):
         return kept_with_capture(device, tensors)
-    key = _key(device, tensors)
-    with _lock:
-        table = _recent.get(key)
-        if table is not None:
-            _recent.move_to_end(key)
-    return table
+    return kept_with_stream(device, tensors)
 
 
 def make_table(device: torch.device, tensors: DenseTensors) -> ChunkTable:
@@ -107,17 +86,7 @@ def make_table(device: torch.device, tensors: DenseTensors) -> ChunkTable:
     if device.type == "cuda":
         # PyTorch's allocator of pinned memory gives it to no one else before it has been read.
         rows = rows.pin_memory().to(device, non_blocking=True)
-    table = ChunkTable(rows, dtype)
-    with _lock:
-        _recent[_key(device, tensors)] = table
-        if len(_recent) > KEPT:
-            _recent.popitem(last=False)
-    return table
-
-
-def _key(device: torch.device, tensors: DenseTensors) -> _Key:
-    """What a table is kept by: not the stream's handle, which may be given to another stream."""
-    return device, stream_number(device.index) if device.type == "cuda" else 0, tensors
+    return keep_with_stream(device, tensors, ChunkTable(rows, dtype))
 
 
 def build_rows(tensors: DenseTensors) -> torch.Tensor:
