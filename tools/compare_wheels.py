@@ -3,8 +3,8 @@
     python tools/compare_wheels.py OLD_FOLDER NEW_FOLDER RESULT.json [OP ...] [--eager]
 
 Each folder is what `pip install --target FOLDER` made. For every op, language and case the two
-replay a CUDA graph in turns, and check each other's outputs; with --eager they call the op while the
-GPU is busy, so that the host's time is hidden. A case that is more than 3 % slower is measured again
+replay a CUDA graph in turns, and check each other's outputs. With --eager they call the op while
+the GPU is busy, which hides the host's time. A case that is more than 3 % slower is measured again
 with five times the samples. The result has, for each op and language, the geometric mean of old
 time / new time.
 """
