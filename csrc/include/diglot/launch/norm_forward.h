@@ -1,6 +1,7 @@
 // Host side of the norms of rows. The Triton side is in triton_ops/launch/rows.py.
 #pragma once
 
+#include "diglot/launch/dispatch.h"
 #include "diglot/launch/rows.h"
 #include "diglot/norm/forward.cuh"
 
