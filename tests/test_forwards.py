@@ -1,10 +1,15 @@
-"""Modules of the Triton device library under their old names: they are there for one release."""
+"""Modules and headers of the device libraries under their old names, kept for one release."""
 
 from __future__ import annotations
 
 import importlib
+import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
+
+import diglot
 
 MOVED = [
     ("global_reduce", "reduce.global_"),
@@ -32,6 +37,24 @@ RENAMED = [
     ("row_reduce", "share_rows", "rows.split", "map_split_rows"),
     ("row_reduce", "take_chunk", "rows.split_columns", "reduce_or_map_column_chunk"),
 ]
+HEADERS = [
+    "cluster.cuh",
+    "dispatch.h",
+    "elementwise_launch.h",
+    "global_launch.h",
+    "global_reduce.cuh",
+    "grid_barrier.cuh",
+    "launch.cuh",
+    "next_launch.cuh",
+    "norm.cuh",
+    "norm_backward.cuh",
+    "norm_backward_launch.h",
+    "norm_launch.h",
+    "operand.h",
+    "reduce.cuh",
+    "row_launch.h",
+    "row_reduce.cuh",
+]
 LIBRARY = "diglot.triton_ops.lib"
 
 
@@ -48,3 +71,18 @@ def test_an_old_name_is_the_same_object(old, name, new, renamed):
     before = importlib.import_module(f"{LIBRARY}.{old}")
     after = importlib.import_module(f"{LIBRARY}.{new}")
     assert getattr(before, name) is getattr(after, renamed)
+
+
+@pytest.mark.parametrize("header", HEADERS)
+def test_an_old_header_compiles(tmp_path, header):
+    """Alone, by the host's compiler, as the interpreter's kernels are."""
+    compiler = shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no g++")
+    include = Path(diglot.get_include())
+    stand_ins = [p for p in (include / "interpreter", include.parent / "interpreter") if p.is_dir()]
+    source = tmp_path / "kernel.cpp"
+    source.write_text(f'#include "diglot/{header}"\n')
+    command = [compiler, "-std=c++17", "-fsyntax-only", "-DDIGLOT_INTERPRETER", f"-I{include}"]
+    command += [f"-I{q}" for p in stand_ins for q in (p / "include", p.parent)]
+    subprocess.run([*command, source], check=True)

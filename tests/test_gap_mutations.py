@@ -16,6 +16,7 @@ pytestmark = [
 NORMS = "csrc/include/diglot/norm/"
 PART = NORMS + "backward_part.cuh"
 STREAMING = NORMS + "backward_streaming.cuh"
+GROUPS = NORMS + "group_sums.cuh"
 TRITON_GROUPS = "triton_ops/lib/norm/group_sums.py"
 TRITON_STREAMING = "triton_ops/lib/norm/backward_streaming.py"
 TRITON_STARTS = "triton_ops/lib/elementwise.py"
@@ -81,6 +82,9 @@ CUDA = {
         "Compute(0)",
         "layer_norm",
         "test_norm_slices",
+    ),
+    "groups that nobody wrote": Fault(
+        GROUPS, "number < groups ?", "number <= groups ?", "layer_norm", "test_uninitialized"
     ),
     "none": Fault(PART, "\n", "\n", "layer_norm", "test_norm_slices"),
 }

@@ -60,7 +60,7 @@ add_backward_flat, add_backward_strided = elementwise_kernels(
 
 @triton.jit
 def add_backward_sum(
-    grad_output, output, kept, reduced, splits, output_split_stride,
+    grad_output, output, kept_count, reduced_count, splits, output_split_stride,
     size0, size1, size2, size3, size4, size5, size6, size7,
     in_start, in0, in1, in2, in3, in4, in5, in6, in7,
     out_start, out0, out1, out2, out3, out4, out5, out6, out7,
@@ -81,13 +81,13 @@ def add_backward_sum(
     OUT: tl.constexpr = output.dtype.element_ty
     COMPUTE: tl.constexpr = compute_type(grad_output.dtype.element_ty)
     INDEX: tl.constexpr = tl.int64 if WIDE else tl.int32
-    tiles = tl.cdiv(kept, KEPT_BLOCK)
+    tiles = tl.cdiv(kept_count, KEPT_BLOCK)
     program = tl.program_id(0).to(tl.int64)
     split = program // tiles
     element = (program % tiles * KEPT_BLOCK + tl.arange(0, KEPT_BLOCK)).to(INDEX)
-    rows_per_split = tl.cdiv(reduced // REDUCED_VECTOR, splits) * REDUCED_VECTOR
+    rows_per_split = tl.cdiv(reduced_count // REDUCED_VECTOR, splits) * REDUCED_VECTOR
     begin = split * rows_per_split
-    end = tl.minimum(begin + rows_per_split, reduced)
+    end = tl.minimum(begin + rows_per_split, reduced_count)
 
     sizes = (size0, size1, size2, size3, size4, size5, size6, size7)
     in_strides = (in0, in1, in2, in3, in4, in5, in6, in7)
@@ -96,7 +96,7 @@ def add_backward_sum(
     reduced_strides = (r0, r1, r2, r3, r4, r5, r6, r7)
     in_at = strided_offset(element, sizes, in_start, in_strides, RANK, WIDE)
     out_at = strided_offset(element, sizes, out_start, out_strides, RANK, WIDE)
-    is_kept = element < kept
+    is_kept = element < kept_count
     partial = tl.zeros((REDUCED_BLOCK, KEPT_BLOCK), COMPUTE)
     for first in range(begin, end, REDUCED_BLOCK):
         row = first + tl.arange(0, REDUCED_BLOCK).to(tl.int64)

@@ -19,22 +19,22 @@ CHECK_BLOCK = tl.constexpr(256)
 @triton.jit
 def write_words(slots, phase):
     """Writes this program's words of slots[phase % 2]."""
-    words = tl.num_programs(0) * CHECK_WORDS
+    word_count = tl.num_programs(0) * CHECK_WORDS
     index = tl.program_id(0) * CHECK_WORDS + tl.arange(0, CHECK_WORDS)
-    first = (phase * words + 1).to(tl.int32)
-    tl.store(slots + phase % 2 * words + index, first + index)
+    first = (phase * word_count + 1).to(tl.int32)
+    tl.store(slots + phase % 2 * word_count + index, first + index)
 
 
 @triton.jit
 def count_mismatches(slots, mismatches, phase):
     """Counts the words of all programs in slots[phase % 2] that this phase has not written."""
-    words = tl.num_programs(0) * CHECK_WORDS
-    first = (phase * words + 1).to(tl.int32)
+    word_count = tl.num_programs(0) * CHECK_WORDS
+    first = (phase * word_count + 1).to(tl.int32)
     wrong = tl.zeros((CHECK_BLOCK,), tl.int32)
-    for start in range(0, words, CHECK_BLOCK):
+    for start in range(0, word_count, CHECK_BLOCK):
         i = start + tl.arange(0, CHECK_BLOCK)
-        found = tl.load(slots + phase % 2 * words + i, mask=i < words, other=0)
-        wrong += ((i < words) & (found != first + i)).to(tl.int32)
+        found = tl.load(slots + phase % 2 * word_count + i, mask=i < word_count, other=0)
+        wrong += ((i < word_count) & (found != first + i)).to(tl.int32)
     count = tl.sum(wrong)
     if count != 0:
         tl.atomic_add(mismatches + phase, count, sem="relaxed")

@@ -210,8 +210,8 @@ Lanes Block::exchange(std::uint32_t mask, std::uint64_t value, const char* what,
   Thread& thread = *thread_;
   // Lanes may meet in it from different places: all others must agree on one.
   const bool is_syncwarp = std::strcmp(what, "__syncwarp()") == 0;
-  const std::uint32_t own = 1u << thread.lane();
-  if ((mask & own) == 0) {
+  const std::uint32_t lane_bit = 1u << thread.lane();
+  if ((mask & lane_bit) == 0) {
     fail(std::string(what) + " with a mask that lacks the calling lane " +
              std::to_string(thread.lane()),
          {nullptr, place});
@@ -240,7 +240,7 @@ Lanes Block::exchange(std::uint32_t mask, std::uint64_t value, const char* what,
          {nullptr, place});
   }
   exchange->lanes.values[thread.lane()] = value;
-  exchange->arrived |= own;
+  exchange->arrived |= lane_bit;
   thread.state = State::kAtWarp;
   thread.waits_in = what;
   thread.site = {nullptr, place};

@@ -189,5 +189,7 @@ if __name__ == "__main__":
     parser.add_argument("folder", type=Path, help="for objects")
     parser.add_argument("ops", nargs="*", help="by default all")
     parser.add_argument("--sanitized", action="store_true")
-    given = parser.parse_args()
-    build_extension(given.output, given.folder, ops=given.ops, sanitized=given.sanitized)
+    arguments = parser.parse_args()
+    build_extension(
+        arguments.output, arguments.folder, ops=arguments.ops, sanitized=arguments.sanitized
+    )

@@ -54,8 +54,8 @@ Stack::Stack() {
 Stack::~Stack() { munmap(begin_ - page_bytes(), page_bytes() + kBytes); }
 
 bool Stack::is_overflow(const void* address) const {
-  const char* const at = static_cast<const char*>(address);
-  return at < begin_ && at >= begin_ - page_bytes();
+  const char* const byte = static_cast<const char*>(address);
+  return byte < begin_ && byte >= begin_ - page_bytes();
 }
 
 std::unique_ptr<Stack> take_stack() {

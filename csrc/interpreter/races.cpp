@@ -20,7 +20,7 @@ std::string Races::note(const Thread& thread, const void* address, std::size_t b
                         const Site& site) {
   const char* const first = static_cast<const char*>(address);
   const bool atomic = access == Access::kAtomic;
-  const Touch own{thread.linear, epoch_, warp_epochs_[thread.warp()], atomic, site};
+  const Touch touch{thread.linear, epoch_, warp_epochs_[thread.warp()], atomic, site};
   const auto account = [&](const char* verb, const Touch& other, const char* other_verb) {
     return std::string("a race in shared memory: ") + verb + " what thread " +
            std::to_string(other.thread) + " of the block " + other_verb + " at " +
@@ -35,13 +35,13 @@ std::string Races::note(const Thread& thread, const void* address, std::size_t b
     if (access == Access::kRead) {
       Touch& slot =
           byte.reads[byte.reads[0].thread != thread.linear && is_unordered(byte.reads[0], thread)];
-      slot = own;
+      slot = touch;
       continue;
     }
     for (const Touch& read : byte.reads) {
       if (is_unordered(read, thread)) return account("it writes", read, "read");
     }
-    byte.write = own;
+    byte.write = touch;
   }
   return "";
 }

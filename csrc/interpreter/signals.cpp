@@ -35,9 +35,9 @@ bool is_own(const void* address) {
 #if defined(__SANITIZE_ADDRESS__)
   return false;  // the sanitizer says more
 #else
-  Dl_info own{}, other{};
-  return dladdr(reinterpret_cast<const void*>(&report), &own) != 0 &&
-         dladdr(address, &other) != 0 && own.dli_fbase == other.dli_fbase;
+  Dl_info library{}, other{};
+  return dladdr(reinterpret_cast<const void*>(&report), &library) != 0 &&
+         dladdr(address, &other) != 0 && library.dli_fbase == other.dli_fbase;
 #endif
 }
 
@@ -53,13 +53,13 @@ void on_signal(int number, siginfo_t* info, void* context) {
   auto& stack = registers->uc_mcontext.sp;
   constexpr int kReturnBytes = 0;
 #endif
-  const char* const at = reinterpret_cast<const char*>(counter);
+  const char* const instruction = reinterpret_cast<const char*>(counter);
   const bool is_overflow =
       number == SIGSEGV && block != nullptr && block->thread().stack->is_overflow(info->si_addr);
-  if (is_overflow || (block != nullptr && is_own(at))) {
+  if (is_overflow || (block != nullptr && is_own(instruction))) {
     kind = is_overflow ? kOverflow : number == SIGSEGV ? kMemory : kDivision;
     // The thread goes on at the top of its stack, which nobody needs any more, in report().
-    code = at + 1;  // as a return address is
+    code = instruction + 1;  // as a return address is
     stack = reinterpret_cast<std::uintptr_t>(block->thread().stack->end()) - 256 - kReturnBytes;
     counter = reinterpret_cast<std::uintptr_t>(&report);
     return;
@@ -96,10 +96,10 @@ CatchSignals::CatchSignals() {
   sigaltstack(nullptr, &current);
   if ((current.ss_flags & SS_DISABLE) == 0) return;
   signal_stack_ = std::make_unique<char[]>(kSignalStackBytes);
-  stack_t own = {};
-  own.ss_sp = signal_stack_.get();
-  own.ss_size = kSignalStackBytes;
-  sigaltstack(&own, nullptr);
+  stack_t signal_stack = {};
+  signal_stack.ss_sp = signal_stack_.get();
+  signal_stack.ss_size = kSignalStackBytes;
+  sigaltstack(&signal_stack, nullptr);
 }
 
 CatchSignals::~CatchSignals() {

@@ -67,27 +67,29 @@ __global__ void __launch_bounds__(kElementwiseThreads)
 
 // Sums grad_output over the dimensions along which an operand was broadcast.
 //
-// `kept`, `reduced` and their strides count accesses: of kKept elements along the fastest dimension
-// where it is kept, of kReduced where it is reduced, of one otherwise. blockIdx.y is the split of
-// the reduced ones; with several splits, `output` is a workspace of one row per split, and a second
-// launch sums the rows. The order of the sum depends on shapes, strides and alignment alone.
+// `kept_count`, `reduced_count` and the strides count accesses: of kKept elements along the fastest
+// dimension where it is kept, of kReduced where it is reduced, of one otherwise. blockIdx.y is the
+// split of the reduced ones; with several splits, `output` is a workspace of one row per split, and
+// a second launch sums the rows. The order of the sum depends on shapes, strides and alignment
+// alone.
 template <typename T, typename Index, int kKept, int kReduced>
 __global__ void __launch_bounds__(kSumThreads, kSumBlocks<Index>)
-    add_backward_sum(SumShape shape, int64_t kept, int64_t reduced, Strides<2, Index> kept_strides,
-                     Strides<1, Index> reduced_strides, const T* grad_output, compute_t<T> alpha,
-                     void* output, DType output_dtype, int64_t output_step,
-                     int64_t output_split_stride) {
+    add_backward_sum(SumShape shape, int64_t kept_count, int64_t reduced_count,
+                     Strides<2, Index> kept_strides, Strides<1, Index> reduced_strides,
+                     const T* grad_output, compute_t<T> alpha, void* output, DType output_dtype,
+                     int64_t output_step, int64_t output_split_stride) {
   using Value = compute_t<T>;
   constexpr int kElements = kKept * kReduced;
   const int row = threadIdx.x / shape.row_step % shape.rows;
   const int column = threadIdx.x / shape.column_step % shape.columns;
   const int64_t element = static_cast<int64_t>(blockIdx.x) * shape.columns + column;
-  const int64_t rows_per_split = (reduced + gridDim.y - 1) / gridDim.y;
+  const int64_t rows_per_split = (reduced_count + gridDim.y - 1) / gridDim.y;
   const int64_t begin = blockIdx.y * rows_per_split;
-  const int64_t end = begin + rows_per_split < reduced ? begin + rows_per_split : reduced;
+  const int64_t end =
+      begin + rows_per_split < reduced_count ? begin + rows_per_split : reduced_count;
 
   const auto offsets =
-      kept_strides.offsets(static_cast<Index>(element < kept ? element : kept - 1));
+      kept_strides.offsets(static_cast<Index>(element < kept_count ? element : kept_count - 1));
   Value partial[kElements] = {};
   for (int64_t first = begin + row; first < end; first += shape.rows * kSumLoads) {
     // Past the end the last is loaded again: loads without a condition are all in flight at once.
@@ -125,7 +127,7 @@ __global__ void __launch_bounds__(kSumThreads, kSumBlocks<Index>)
     }
     __syncthreads();
   }
-  if (row == 0 && element < kept) {
+  if (row == 0 && element < kept_count) {
     DIGLOT_UNROLL
     for (int e = 0; e < kKept; ++e) {
       store_as(output, offsets.array[1] + e * output_step + blockIdx.y * output_split_stride,

@@ -31,10 +31,10 @@ __global__ void __launch_bounds__(kCheckThreads)
     grid_barrier_phases(uint32_t* barrier_state, int64_t phases, uint32_t* slots,
                         int32_t* mismatches) {
   Barrier barrier(barrier_state);
-  const uint32_t words = gridDim.x * kCheckWords;
+  const uint32_t word_count = gridDim.x * kCheckWords;
   for (int64_t phase = 0; phase < phases; ++phase) {
-    uint32_t* const slot = slots + phase % 2 * words;
-    const uint32_t first = static_cast<uint32_t>(phase) * words + 1;
+    uint32_t* const slot = slots + phase % 2 * word_count;
+    const uint32_t first = static_cast<uint32_t>(phase) * word_count + 1;
     if (kWrites && threadIdx.x % 32 == 0) {
       const uint32_t element = blockIdx.x * kCheckWords + threadIdx.x / 32;
       slot[element] = first + element;
@@ -42,7 +42,8 @@ __global__ void __launch_bounds__(kCheckThreads)
     barrier.sync();
     if (kReads) {
       int wrong = 0;
-      for (uint32_t i = threadIdx.x; i < words; i += kCheckThreads) wrong += slot[i] != first + i;
+      for (uint32_t i = threadIdx.x; i < word_count; i += kCheckThreads)
+        wrong += slot[i] != first + i;
       if (wrong != 0) atomicAdd(mismatches + phase, wrong);
     }
   }

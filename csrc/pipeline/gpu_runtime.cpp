@@ -27,9 +27,9 @@ std::unique_ptr<KeptStreams> take(int device) {
     const std::lock_guard lock(from.mutex);
     const auto found = from.of_device.find(device);
     if (found != from.of_device.end()) {
-      auto kept = std::move(found->second);
+      auto streams = std::move(found->second);
       from.of_device.erase(found);
-      return kept;
+      return streams;
     }
   }
   return std::make_unique<KeptStreams>();
@@ -71,16 +71,16 @@ void Runtime::synchronize() {
 }
 
 Event Runtime::make_event() {
-  std::vector<Event>& kept = spins_ ? kept_->spinning : kept_->sleeping;
-  if (events_ == kept.size()) {
+  std::vector<Event>& events = spins_ ? kept_->spinning : kept_->sleeping;
+  if (events_ == events.size()) {
     const RelaxedCaptureScope scope;
     cudaEvent_t timed = nullptr, untimed = nullptr;
     const unsigned int flags = spins_ ? cudaEventDefault : cudaEventBlockingSync;
     check(cudaEventCreateWithFlags(&timed, flags), "making an event");
     check(cudaEventCreateWithFlags(&untimed, flags | cudaEventDisableTiming), "making an event");
-    kept.emplace_back(timed, untimed);
+    events.emplace_back(timed, untimed);
   }
-  return kept[events_++];
+  return events[events_++];
 }
 
 void Runtime::wait(const Event& event) const {

@@ -87,9 +87,9 @@ void HostArray::read(int64_t begin, int64_t end, char* into) const {
   if (file < 0) {
     std::memcpy(into, part(begin), static_cast<std::size_t>(size));
   } else {
-    const int64_t at = offset + begin * row_bytes;
-    static_cast<void>(posix_fadvise(file, at + size, kReadAhead, POSIX_FADV_WILLNEED));
-    read_file(file, at, into, size);
+    const int64_t position = offset + begin * row_bytes;
+    static_cast<void>(posix_fadvise(file, position + size, kReadAhead, POSIX_FADV_WILLNEED));
+    read_file(file, position, into, size);
   }
 }
 

@@ -55,18 +55,18 @@ struct Plan {
   }
 };
 
-// What a run tells while it lasts, and is told: words (stop, valid rows, chunk at work, 0) that it
-// shares with Python.
+// The state of a run that it shares with Python: four integers (stop, valid rows, chunk at work,
+// 0).
 class Control {
  public:
-  explicit Control(int64_t* words) : words_(words) {}
-  bool is_stopped() const { return __atomic_load_n(words_, __ATOMIC_ACQUIRE) != 0; }
-  void set_valid_rows(int64_t rows) { __atomic_store_n(words_ + 1, rows, __ATOMIC_RELEASE); }
-  int64_t chunk() const { return __atomic_load_n(words_ + 2, __ATOMIC_ACQUIRE); }
-  void set_chunk(int64_t chunk) { __atomic_store_n(words_ + 2, chunk, __ATOMIC_RELEASE); }
+  explicit Control(int64_t* state) : state_(state) {}
+  bool is_stopped() const { return __atomic_load_n(state_, __ATOMIC_ACQUIRE) != 0; }
+  void set_valid_rows(int64_t rows) { __atomic_store_n(state_ + 1, rows, __ATOMIC_RELEASE); }
+  int64_t chunk() const { return __atomic_load_n(state_ + 2, __ATOMIC_ACQUIRE); }
+  void set_chunk(int64_t chunk) { __atomic_store_n(state_ + 2, chunk, __ATOMIC_RELEASE); }
 
  private:
-  int64_t* words_;
+  int64_t* state_;
 };
 
 // What one device is to do.

@@ -117,8 +117,8 @@ class Simulation {
     }
     if (total == 0) return false;
     int chosen = 0;
-    for (auto at = static_cast<int64_t>(draw(total)); at >= weights[chosen];) {
-      at -= weights[chosen++];
+    for (auto point = static_cast<int64_t>(draw(total)); point >= weights[chosen];) {
+      point -= weights[chosen++];
     }
     const Task task = std::move(queues_[chosen].front());
     queues_[chosen].pop_front();

@@ -42,11 +42,11 @@ PyObject* raise_current_exception() {
 
 // --- keys ----------------------------------------------------------------------------------------
 
-// Of the first so many tensors.
-static void append_to(PlanKey& key, const Given& given, int tensors) {
-  key.push_back(given.device);
+// Of the first `tensors` tensors.
+static void append_to(PlanKey& key, const CallOperands& operands, int tensors) {
+  key.push_back(operands.device);
   for (int i = 0; i < tensors; ++i) {
-    const GivenTensor& tensor = given.tensors[i];
+    const CallTensor& tensor = operands.tensors[i];
     const Operand& operand = tensor.operand;
     // A byte each.
     key.push_back(static_cast<int64_t>(operand.dtype) | int64_t{operand.rank} << 8 |
@@ -61,9 +61,9 @@ static void append_to(PlanKey& key, const Given& given, int tensors) {
 
 void append_to(PlanKey& key, std::string_view text) {
   key.push_back(static_cast<int64_t>(text.size()));
-  for (std::size_t at = 0; at < text.size(); at += sizeof(int64_t)) {
+  for (std::size_t offset = 0; offset < text.size(); offset += sizeof(int64_t)) {
     int64_t word = 0;
-    std::memcpy(&word, text.data() + at, std::min(sizeof(word), text.size() - at));
+    std::memcpy(&word, text.data() + offset, std::min(sizeof(word), text.size() - offset));
     key.push_back(word);
   }
 }
@@ -77,23 +77,23 @@ void append_to(PlanKey& key, double value) {
 // --- calls ---------------------------------------------------------------------------------------
 
 void CallBase::complete() {
-  for (int i = 0; i < given_.tensor_count; ++i) {
-    if (given_.tensors[i].is_contiguous) given_.tensors[i].operand.set_contiguous_strides();
+  for (int i = 0; i < operands_.tensor_count; ++i) {
+    if (operands_.tensors[i].is_contiguous) operands_.tensors[i].operand.set_contiguous_strides();
   }
 }
 
 std::shared_ptr<const KeptPlan> CallBase::kept_plan() {
   thread_local PlanKey key;
   key.clear();
-  append_to(key, given_, tensors());
+  append_to(key, operands_, tensors());
   append_parameters_to(key);
-  if (auto kept = plans_.find(key)) return kept;
+  if (auto found = plans_.find(key)) return found;
   return plans_.keep(key, plan(current_device()));
 }
 
 namespace {
 
-char* check_scratch(const GivenTensor& scratch, void* address, const Scratch& needed) {
+char* check_scratch(const CallTensor& scratch, void* address, const Scratch& needed) {
 #if defined(DIGLOT_INTERPRETER)
   constexpr uintptr_t kAlignment = 16;
 #else
@@ -115,12 +115,14 @@ char* check_scratch(const GivenTensor& scratch, void* address, const Scratch& ne
 
 #if defined(DIGLOT_INTERPRETER)
 // The memory of a call's tensors, of which the schema marks those that are written, as Tensor(a!).
-std::vector<interpreter::Range> ranges_of(const Given& given, std::string_view schema) {
+std::vector<interpreter::Range> ranges_of(const CallOperands& operands, std::string_view schema) {
   std::vector<interpreter::Range> ranges;
-  const auto add = [&](const GivenTensor& tensor, const void* address) {
-    std::size_t at = schema.find("Tensor");
-    for (int before = 0; before < tensor.place; ++before) at = schema.find("Tensor", at + 1);
-    const bool is_writable = schema.substr(at, sizeof("Tensor(a!)")).find('!') != schema.npos;
+  const auto add = [&](const CallTensor& tensor, const void* address) {
+    std::size_t position = schema.find("Tensor");
+    for (int before = 0; before < tensor.place; ++before) {
+      position = schema.find("Tensor", position + 1);
+    }
+    const bool is_writable = schema.substr(position, sizeof("Tensor(a!)")).find('!') != schema.npos;
     const Operand& operand = tensor.operand;
     int64_t elements = operand.numel > 0 ? 1 : 0;
     for (int d = 0; d < operand.rank && elements > 0; ++d) {
@@ -130,8 +132,8 @@ std::vector<interpreter::Range> ranges_of(const Given& given, std::string_view s
     const auto* const begin = static_cast<const char*>(address);
     ranges.push_back({begin, begin + elements * size_of(operand.dtype), is_writable});
   };
-  for (int i = 0; i < given.tensor_count; ++i) add(given.tensors[i], given.addresses[i]);
-  for (const auto& [tensor, address] : given.listed) add(tensor, address);
+  for (int i = 0; i < operands.tensor_count; ++i) add(operands.tensors[i], operands.addresses[i]);
+  for (const auto& [tensor, address] : operands.listed) add(tensor, address);
   return ranges;
 }
 #endif
@@ -142,13 +144,13 @@ bool CallBase::launch(const Plan& plan, cudaStream_t stream) const {
   char* scratch = nullptr;
   if (plan.scratch.bytes > 0) {
     if (scratch_ == nullptr) return false;
-    scratch = check_scratch(*scratch_, given_.address(*scratch_), plan.scratch);
+    scratch = check_scratch(*scratch_, operands_.address(*scratch_), plan.scratch);
   }
 #if defined(DIGLOT_INTERPRETER)
   // Tensors are in the host's memory, and a kernel may touch these and no other.
-  const interpreter::Arguments scope(ranges_of(given_, schema_));
+  const interpreter::Arguments scope(ranges_of(operands_, schema_));
 #endif
-  plan.launch({stream, given_.addresses, given_.numbers, scratch});
+  plan.launch({stream, operands_.addresses, operands_.numbers, scratch});
   return true;
 }
 
@@ -176,7 +178,7 @@ void check_count(Py_ssize_t expected, Py_ssize_t count) {
 namespace {
 
 struct Launched {
-  std::shared_ptr<const KeptPlan> kept;
+  std::shared_ptr<const KeptPlan> kept_plan;
   bool is_launched;
 };
 
@@ -187,9 +189,9 @@ Launched launch_on_current_stream(CallBase& call) {
   const DeviceGuard guard(call.device());
   cudaStream_t const stream = current_stream(call.device());
 #endif
-  auto kept = call.kept_plan();
-  const bool is_launched = call.launch(kept->plan, stream);
-  return {std::move(kept), is_launched};
+  auto kept_plan = call.kept_plan();
+  const bool is_launched = call.launch(kept_plan->plan, stream);
+  return {std::move(kept_plan), is_launched};
 }
 
 Launched launch_without_gil(CallBase& call) {
@@ -201,14 +203,15 @@ Launched launch_without_gil(CallBase& call) {
 
 PyObject* launch_from_python(CallBase& call) {
   const Launched launched = launch_without_gil(call);
-  return launched.is_launched ? launched.kept->variant() : to_python(launched.kept->plan.scratch);
+  return launched.is_launched ? launched.kept_plan->variant()
+                              : to_python(launched.kept_plan->plan.scratch);
 }
 
 void launch_from_stack(CallBase& call) {
   const Launched launched = launch_on_current_stream(call);
   if (!launched.is_launched) {
     throw std::invalid_argument("this call needs " +
-                                std::to_string(launched.kept->plan.scratch.bytes) +
+                                std::to_string(launched.kept_plan->plan.scratch.bytes) +
                                 " bytes of scratch");
   }
 }

@@ -6,11 +6,10 @@
 //   DIGLOT_LAUNCHER(gelu_forward,
 //                   "(Tensor input, str approximate, Tensor(a!) out, Tensor(z!)? scratch) -> ()")
 //
-// The function plans (plan.h); its plan is kept by device, the tensors' dtypes, sizes, strides and
-// alignment, and the parameters of plain types: strings, bool, int64_t ("int" in the schema),
-// double
-// ("float"). Real ("float"), Integer ("int") and Number ("float x, int x_integer", of one argument
-// in Python) are given at the launch.
+// The function plans (plan.h). The key of its plan is the device, the tensors' dtypes, sizes,
+// strides and alignment, and the parameters of plain types: strings, bool, int64_t ("int" in the
+// schema) and double ("float"). The launch passes Real ("float"), Integer ("int") and Number
+// ("float x, int x_integer", one argument in Python).
 //
 // Every schema ends with scratch. A call from Python returns the variant's name, or, if its plan
 // needs scratch and it has none, launches nothing and returns the requirement: (bytes, zeroed,
@@ -61,7 +60,7 @@ void append_to(PlanKey& key, std::string_view text);
 inline void append_to(PlanKey& key, int64_t value) { key.push_back(value); }
 inline void append_to(PlanKey& key, bool value) { key.push_back(value); }
 void append_to(PlanKey& key, double value);
-// What no plan depends on, and tensors, which `Given` has all.
+// No plan depends on numbers or lists. `CallOperands` appends all tensors.
 inline void append_to(PlanKey&, const Operand&) {}
 inline void append_to(PlanKey&, const Operand*) {}
 inline void append_to(PlanKey&, TensorList) {}
@@ -79,10 +78,10 @@ class CallBase {
   CallBase& operator=(const CallBase&) = delete;
 
   // The tensors, in order, without those that were left out, and without scratch.
-  int tensors() const { return given_.tensor_count - (scratch_ != nullptr); }
-  Operand& operand(int i) { return given_.tensors[i].operand; }
-  void set_address(int i, void* address) { given_.set_address(given_.tensors[i], address); }
-  int device() const { return given_.device; }
+  int tensors() const { return operands_.tensor_count - (scratch_ != nullptr); }
+  Operand& operand(int i) { return operands_.tensors[i].operand; }
+  void set_address(int i, void* address) { operands_.set_address(operands_.tensors[i], address); }
+  int device() const { return operands_.device; }
 
   // Its plan on the current device. Nothing of Python is needed.
   std::shared_ptr<const KeptPlan> kept_plan();
@@ -97,8 +96,8 @@ class CallBase {
   // Strides of contiguous tensors, which are not read.
   void complete();
 
-  Given given_;
-  const GivenTensor* scratch_ = nullptr;
+  CallOperands operands_;
+  const CallTensor* scratch_ = nullptr;
 
  private:
   [[maybe_unused]] std::string_view schema_;
@@ -115,12 +114,12 @@ class Call final : public CallBase {
   Call(Launcher launcher, std::string_view schema, PlanCache& plans, Reader& reader,
        bool has_scratch)
       : CallBase(schema, plans), launcher_(launcher) {
-    given_.tensors = tensors_, given_.addresses = addresses_, given_.numbers = numbers_;
-    reader.read_into(given_);
+    operands_.tensors = tensors_, operands_.addresses = addresses_, operands_.numbers = numbers_;
+    reader.read_into(operands_);
     // Braces order the reads from left to right.
     arguments_.emplace(std::tuple<Parameters...>{reader.template read<Parameters>()...});
     if (!has_scratch) return;
-    const int before = given_.tensor_count;
+    const int before = operands_.tensor_count;
     if (reader.template read<const Operand*>() != nullptr) scratch_ = &tensors_[before];
   }
 
@@ -139,7 +138,7 @@ class Call final : public CallBase {
   }
 
   Launcher launcher_;
-  GivenTensor tensors_[kTensors];
+  CallTensor tensors_[kTensors];
   void* addresses_[kTensors];
   NumberValue numbers_[sizeof...(Parameters)];
   std::optional<std::tuple<Parameters...>> arguments_;

@@ -71,11 +71,11 @@ class ChunkLauncher {
       placed.operand.numel = placed.row_elements * rows;
       placed.operand.sizes[0] = placed.row_size * rows;
     }
-    const auto kept = call_->kept_plan();
-    if (!call_->launch(kept->plan, stream)) {
+    const auto kept_plan = call_->kept_plan();
+    if (!call_->launch(kept_plan->plan, stream)) {
       throw std::invalid_argument("run_pipeline: a launcher that needs scratch has none");
     }
-    variant_ = kept->plan.variant;
+    variant_ = kept_plan->plan.variant;
   }
 
   const char* variant() const { return variant_; }

@@ -60,15 +60,15 @@ std::shared_ptr<const KeptPlan> PlanCache::find(const PlanKey& key) {
 
 std::shared_ptr<const KeptPlan> PlanCache::keep(const PlanKey& key, Plan plan) {
   const std::size_t steps = 1 + plan.steps.size();
-  const auto kept = std::make_shared<KeptPlan>();
-  kept->plan = std::move(plan);
+  const auto entry = std::make_shared<KeptPlan>();
+  entry->plan = std::move(plan);
   decltype(plans_) forgotten;  // destroyed without the lock
   const std::lock_guard lock(plans_mutex());
   if (steps_ + steps > kMostSteps) {
     forgotten.swap(plans_);
     steps_ = 0;
   }
-  const auto [place, is_new] = plans_.emplace(key, kept);
+  const auto [place, is_new] = plans_.emplace(key, entry);
   if (is_new) steps_ += steps;
   return place->second;
 }

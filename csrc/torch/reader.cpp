@@ -143,8 +143,8 @@ bool is_contiguous(const Operand& operand, const int64_t* strides) {
 
 }  // namespace
 
-GivenTensor& Given::add_tensor() {
-  GivenTensor& tensor = tensors[tensor_count];
+CallTensor& CallOperands::add_tensor() {
+  CallTensor& tensor = tensors[tensor_count];
   tensor.operand.number = tensor_count++;
   tensor.place = place++;
   return tensor;
@@ -171,9 +171,9 @@ bool find_dtypes() {
 // --- off a stack ---------------------------------------------------------------------------------
 
 const Operand& StackReader::read_tensor(torch::stable::Tensor tensor) {
-  GivenTensor& given = given_->add_tensor();
-  Operand& operand = given.operand;
-  given_->set_address(given, tensor.data_ptr());
+  CallTensor& entry = operands_->add_tensor();
+  Operand& operand = entry.operand;
+  operands_->set_address(entry, tensor.data_ptr());
   operand.dtype = dtype_of(tensor.scalar_type());
   operand.rank = static_cast<int>(tensor.dim());
   if (operand.rank > kMaxTensorRank) {
@@ -186,8 +186,8 @@ const Operand& StackReader::read_tensor(torch::stable::Tensor tensor) {
     operand.strides[d] = strides[d];
   }
   set_numel(operand);
-  given.is_contiguous = tensor.is_contiguous();
-  given_->device = tensor.get_device_index();
+  entry.is_contiguous = tensor.is_contiguous();
+  operands_->device = tensor.get_device_index();
   tensors_.push_back(std::move(tensor));  // alive until the launcher returns
   return operand;
 }
@@ -201,7 +201,7 @@ template <>
 const Operand* StackReader::read<const Operand*>() {
   auto tensor = torch::stable::detail::to<std::optional<torch::stable::Tensor>>(*stack_++);
   if (tensor.has_value()) return &read_tensor(std::move(*tensor));
-  ++given_->place;
+  ++operands_->place;
   return nullptr;
 }
 
@@ -209,7 +209,7 @@ template <>
 TensorList StackReader::read<TensorList>() {
   // Taken off the stack to be freed. The tensors live on: the caller has them, too.
   torch::stable::detail::to<std::vector<torch::stable::Tensor>>(*stack_++);
-  ++given_->place;
+  ++operands_->place;
   return {};
 }
 
@@ -235,31 +235,31 @@ double StackReader::read<double>() {
 
 template <>
 Real StackReader::read<Real>() {
-  return {{given_->add_number({read<double>(), 0})}};
+  return {{operands_->add_number({read<double>(), 0})}};
 }
 
 template <>
 Integer StackReader::read<Integer>() {
-  return {{given_->add_number({0, read<int64_t>()})}};
+  return {{operands_->add_number({0, read<int64_t>()})}};
 }
 
 template <>
 Number StackReader::read<Number>() {
   const double real = read<double>();
-  return {given_->add_number({real, read<int64_t>()})};
+  return {operands_->add_number({real, read<int64_t>()})};
 }
 
 // --- off a Python call ---------------------------------------------------------------------------
 
 namespace {
 
-void read_description(Given& all, GivenTensor& given, PyObject* tensor) {
-  Operand& operand = given.operand;
+void read_description(CallOperands& operands, CallTensor& entry, PyObject* tensor) {
+  Operand& operand = entry.operand;
   dlpack::Tensor described;
   if (describe_tensor(tensor, &described) != 0) throw PythonError{};
-  all.set_address(given, static_cast<char*>(described.data) + described.byte_offset);
+  operands.set_address(entry, static_cast<char*>(described.data) + described.byte_offset);
   if (operand.number == 0) {
-    all.device = described.device_type == dlpack::kCuda ? described.device_index : -1;
+    operands.device = described.device_type == dlpack::kCuda ? described.device_index : -1;
   }
   operand.dtype = dtype_of(described.dtype);
   operand.rank = described.rank;
@@ -268,13 +268,14 @@ void read_description(Given& all, GivenTensor& given, PyObject* tensor) {
   }
   std::copy_n(described.sizes, operand.rank, operand.sizes);
   set_numel(operand);
-  given.is_contiguous = is_contiguous(operand, described.strides);
-  if (!given.is_contiguous) std::copy_n(described.strides, operand.rank, operand.strides);
+  entry.is_contiguous = is_contiguous(operand, described.strides);
+  if (!entry.is_contiguous) std::copy_n(described.strides, operand.rank, operand.strides);
 }
 
 // Where PyTorch describes no tensor, or this one has no memory.
-void read_attributes(Given& all, GivenTensor& given, PyObject* tensor, Alignment alignment) {
-  Operand& operand = given.operand;
+void read_attributes(CallOperands& operands, CallTensor& entry, PyObject* tensor,
+                     Alignment alignment) {
+  Operand& operand = entry.operand;
   const Object dtype(PyObject_GetAttr(tensor, names().dtype));
   operand.dtype = dtype_of(dtype.get());
   if (alignment == Alignment::kNone) {
@@ -284,17 +285,17 @@ void read_attributes(Given& all, GivenTensor& given, PyObject* tensor, Alignment
     operand.remainder = offset * size_of(operand.dtype) % kAddressModulus;
   } else {
     const int64_t address = call_for_integer(tensor, names().data_ptr);
-    all.set_address(given, reinterpret_cast<void*>(address));
+    operands.set_address(entry, reinterpret_cast<void*>(address));
     if (operand.number == 0) {
-      all.device = static_cast<int>(call_for_integer(tensor, names().get_device));
+      operands.device = static_cast<int>(call_for_integer(tensor, names().get_device));
     }
   }
   const Object shape(PyObject_GetAttr(tensor, names().shape));
   operand.rank = read_integers(shape.get(), operand.sizes);
   set_numel(operand);
   const Object contiguous(PyObject_CallMethodObjArgs(tensor, names().is_contiguous, nullptr));
-  given.is_contiguous = contiguous.get() == Py_True;
-  if (!given.is_contiguous) {
+  entry.is_contiguous = contiguous.get() == Py_True;
+  if (!entry.is_contiguous) {
     const Object stride(PyObject_CallMethodObjArgs(tensor, names().stride, nullptr));
     read_integers(stride.get(), operand.strides);
   }
@@ -303,13 +304,13 @@ void read_attributes(Given& all, GivenTensor& given, PyObject* tensor, Alignment
 }  // namespace
 
 const Operand& PythonReader::read_tensor(PyObject* tensor) {
-  GivenTensor& given = given_->add_tensor();
+  CallTensor& entry = operands_->add_tensor();
   if (alignment_ != Alignment::kOfMemory || describe_tensor == nullptr) {
-    read_attributes(*given_, given, tensor, alignment_);
+    read_attributes(*operands_, entry, tensor, alignment_);
   } else {
-    read_description(*given_, given, tensor);
+    read_description(*operands_, entry, tensor);
   }
-  return given.operand;
+  return entry.operand;
 }
 
 template <>
@@ -321,7 +322,7 @@ template <>
 const Operand* PythonReader::read<const Operand*>() {
   PyObject* argument = *arguments_++;
   if (argument != Py_None) return &read_tensor(argument);
-  ++given_->place;
+  ++operands_->place;
   return nullptr;
 }
 
@@ -331,19 +332,19 @@ TensorList PythonReader::read<TensorList>() {
   const Py_ssize_t count = alignment_ == Alignment::kOfMemory ? PyList_Size(*arguments_) : 0;
   if (count < 0) throw PythonError{};
   for (Py_ssize_t i = 0; i < count; ++i) {
-    Given given;
-    GivenTensor tensor;
+    CallOperands operands;
+    CallTensor tensor;
     void* address = nullptr;
-    given.tensors = &tensor, given.addresses = &address;
+    operands.tensors = &tensor, operands.addresses = &address;
     PythonReader reader(nullptr);
-    reader.read_into(given);
+    reader.read_into(operands);
     reader.read_tensor(PyList_GetItem(*arguments_, i));
-    tensor.place = given_->place;
-    given_->listed.emplace_back(tensor, address);
+    tensor.place = operands_->place;
+    operands_->listed.emplace_back(tensor, address);
   }
 #endif
   ++arguments_;
-  ++given_->place;
+  ++operands_->place;
   return {};
 }
 
@@ -377,12 +378,12 @@ double PythonReader::read<double>() {
 
 template <>
 Real PythonReader::read<Real>() {
-  return {{given_->add_number({read<double>(), 0})}};
+  return {{operands_->add_number({read<double>(), 0})}};
 }
 
 template <>
 Integer PythonReader::read<Integer>() {
-  return {{given_->add_number({0, read<int64_t>()})}};
+  return {{operands_->add_number({0, read<int64_t>()})}};
 }
 
 template <>
@@ -390,7 +391,7 @@ Number PythonReader::read<Number>() {
   if (!PyLong_Check(*arguments_)) return read<Real>();
   const double real = PyLong_AsDouble(*arguments_);
   if (real == -1 && PyErr_Occurred()) throw PythonError{};
-  return {given_->add_number({real, read<int64_t>()})};
+  return {operands_->add_number({real, read<int64_t>()})};
 }
 
 }  // namespace diglot::torch_binding

@@ -23,16 +23,16 @@ namespace torch_binding {
 // A Python error is set; carries it through C++ frames.
 struct PythonError {};
 
-// What is read of a tensor. Its operand has no strides yet if it is contiguous.
-struct GivenTensor {
+// A tensor of a call. Its operand has no strides yet if it is contiguous.
+struct CallTensor {
   Operand operand;
   bool is_contiguous = false;
   int place = 0;  // among the schema's tensors, of which some may be left out
 };
 
-// Where what is read goes: there is room for all of a launcher's parameters.
-struct Given {
-  GivenTensor* tensors = nullptr;
+// The operands of a call: tensors and numbers. There is room for all of a launcher's parameters.
+struct CallOperands {
+  CallTensor* tensors = nullptr;
   void** addresses = nullptr;  // of the tensors
   NumberValue* numbers = nullptr;
   int tensor_count = 0;
@@ -40,15 +40,15 @@ struct Given {
   int place = 0;    // of the schema's next tensor
   int device = -1;  // of all tensors, as the caller has checked
 #if defined(DIGLOT_INTERPRETER)
-  std::vector<std::pair<GivenTensor, void*>> listed;  // the tensors in lists, their addresses
+  std::vector<std::pair<CallTensor, void*>> listed;  // the tensors in lists, their addresses
 #endif
 
-  GivenTensor& add_tensor();
-  void set_address(GivenTensor& tensor, void* address) {
+  CallTensor& add_tensor();
+  void set_address(CallTensor& tensor, void* address) {
     addresses[tensor.operand.number] = address;
     tensor.operand.remainder = reinterpret_cast<uintptr_t>(address) % kAddressModulus;
   }
-  void* address(const GivenTensor& tensor) const { return addresses[tensor.operand.number]; }
+  void* address(const CallTensor& tensor) const { return addresses[tensor.operand.number]; }
   int add_number(const NumberValue& value) {
     numbers[number_count] = value;
     return number_count++;
@@ -58,7 +58,7 @@ struct Given {
 class StackReader {
  public:
   explicit StackReader(StableIValue* stack) : stack_(stack) {}
-  void read_into(Given& given) { given_ = &given; }
+  void read_into(CallOperands& operands) { operands_ = &operands; }
   template <typename T>
   T read();
 
@@ -66,7 +66,7 @@ class StackReader {
   const Operand& read_tensor(torch::stable::Tensor tensor);
 
   StableIValue* stack_;
-  Given* given_ = nullptr;
+  CallOperands* operands_ = nullptr;
   std::deque<torch::stable::Tensor> tensors_;
   std::deque<std::string> strings_;
 };
@@ -80,7 +80,7 @@ class PythonReader {
  public:
   explicit PythonReader(PyObject* const* arguments, Alignment alignment = Alignment::kOfMemory)
       : arguments_(arguments), alignment_(alignment) {}
-  void read_into(Given& given) { given_ = &given; }
+  void read_into(CallOperands& operands) { operands_ = &operands; }
   template <typename T>
   T read();
 
@@ -89,7 +89,7 @@ class PythonReader {
 
   PyObject* const* arguments_;
   Alignment alignment_;
-  Given* given_ = nullptr;
+  CallOperands* operands_ = nullptr;
 };
 
 // Looks up the dtype objects that Python calls are read with; false, with a Python error set, if

@@ -143,20 +143,20 @@ def row_major_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(strides))
 
 
-def split_layout(operand: Operand, kept: Operand) -> tuple[Layout, Layout]:
-    """The dimensions of `operand` that `kept` has, in both arrays, and those that `kept` lacks or
-    has with size 1.
+def split_layout(operand: Operand, target: Operand) -> tuple[Layout, Layout]:
+    """The dimensions of `operand` that `target` has, in both arrays, and the others.
 
-    `kept` has no more dimensions than `operand`; they are aligned on the right.
+    `target` lacks the others, or has them with size 1. `target` has no more dimensions than
+    `operand`; they are aligned on the right.
     """
-    missing = operand.dim() - kept.dim()
-    kept_shape = (1,) * missing + kept.shape
-    kept_strides = (0,) * missing + kept.strides
+    missing = operand.dim() - target.dim()
+    target_shape = (1,) * missing + target.shape
+    target_strides = (0,) * missing + target.strides
     shape, strides = operand.shape, operand.strides
-    same = [d for d, size in enumerate(shape) if kept_shape[d] == size]
-    other = [d for d, size in enumerate(shape) if kept_shape[d] != size]
+    same = [d for d, size in enumerate(shape) if target_shape[d] == size]
+    other = [d for d, size in enumerate(shape) if target_shape[d] != size]
     sizes = tuple(shape[d] for d in same)
-    both = (tuple(strides[d] for d in same), tuple(kept_strides[d] for d in same))
+    both = (tuple(strides[d] for d in same), tuple(target_strides[d] for d in same))
     return (
         compute_layout((sizes, sizes), both),
         compute_layout((tuple(shape[d] for d in other),), (tuple(strides[d] for d in other),)),

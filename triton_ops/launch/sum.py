@@ -1,4 +1,7 @@
-"""Host side of a kernel that sums an array over dimensions along which another was broadcast."""
+"""Host side of a kernel that sums an array over dimensions along which another was broadcast.
+
+Twin of csrc/include/diglot/launch/sum.h.
+"""
 
 from __future__ import annotations
 
@@ -34,18 +37,18 @@ def count_splits(grad_output: Operand, out: Operand) -> int:
     A program is taken to be one kept element wide where a reduced dimension is the fastest, and a
     warp's 16-byte accesses otherwise.
     """
-    kept = out.numel()
-    reduced = grad_output.numel() // max(kept, 1)
-    if reduced <= 1:
+    kept_count = out.numel()
+    reduced_count = grad_output.numel() // max(kept_count, 1)
+    if reduced_count <= 1:
         return 1
     out_shape = [1] * (grad_output.dim() - out.dim()) + list(out.shape)
     steps = zip(grad_output.strides, grad_output.shape, out_shape, strict=True)
     _, is_kept = min((stride, of_out == size) for stride, size, of_out in steps if size != 1)
     tuned = out.device.tuned
     kept_bytes = tuned("sum.both.kept_bytes")
-    width = min(kept, kept_bytes // grad_output.element_size()) if is_kept else 1
-    programs = -(-kept // width)
-    most = reduced * width // tuned("sum.both.split_elements")
+    width = min(kept_count, kept_bytes // grad_output.element_size()) if is_kept else 1
+    programs = -(-kept_count // width)
+    most = reduced_count * width // tuned("sum.both.split_elements")
     return max(1, min(tuned("sum.both.split_blocks") // programs, most))
 
 
@@ -57,23 +60,27 @@ def plan_sum(
     """
     if out.numel() == 0:
         return NOTHING
-    kept, reduced, device = *split_layout(grad_output, out), out.device
+    kept_layout, reduced_layout, device = *split_layout(grad_output, out), out.device
     splits = count_splits(grad_output, out)
     if splits == 1:
-        launches = _launches(device, kernel, grad_output, out, kept, reduced, 1, 0, numbers)
+        launches = _launches(
+            device, kernel, grad_output, out, kept_layout, reduced_layout, 1, 0, numbers
+        )
         return Plan("sum", tuple(launches), None)
     compute = torch.float64 if grad_output.dtype == torch.float64 else torch.float32
-    partial = Part(compute, splits * kept.numel)
+    partial = Part(compute, splits * kept_layout.numel)
     # The partial sums lie in the order of the kept elements: one row of them per split.
-    steps = [math.prod(kept.sizes[:d]) for d in range(len(kept.sizes))]
-    pairs = list(zip(kept.strides, steps, strict=True))
-    to_partial = kept.with_strides([(source, step) for (source, _), step in pairs])
-    from_partial = kept.with_strides([(step, target) for (_, target), step in pairs])
-    rows = compute_layout(((splits,),), ((kept.numel,),))
+    steps = [math.prod(kept_layout.sizes[:d]) for d in range(len(kept_layout.sizes))]
+    pairs = list(zip(kept_layout.strides, steps, strict=True))
+    to_partial = kept_layout.with_strides([(source, step) for (source, _), step in pairs])
+    from_partial = kept_layout.with_strides([(step, target) for (_, target), step in pairs])
+    rows = compute_layout(((splits,),), ((kept_layout.numel,),))
     one = functools.partial(_one, grad_output.dtype)
-    width = kept.numel
+    width = kept_layout.numel
     launches = [
-        *_launches(device, kernel, grad_output, partial, to_partial, reduced, splits, width, one),
+        *_launches(
+            device, kernel, grad_output, partial, to_partial, reduced_layout, splits, width, one
+        ),
         *_launches(device, kernel, partial, out, from_partial, rows, 1, 0, numbers),
     ]
     return Plan("sum, split", tuple(launches), Scratch(partial.end, 0, "call"))
@@ -88,8 +95,8 @@ def _launches(
     kernel: Any,
     source: Operand | Part,
     target: Operand | Part,
-    kept: Layout,
-    reduced: Layout,
+    kept_layout: Layout,
+    reduced_layout: Layout,
     splits: int,
     split_stride: int,
     numbers: Callable[..., tuple[int, ...]],
@@ -97,29 +104,29 @@ def _launches(
     """One pass over an array."""
     size = source.dtype.itemsize
     vector = ACCESS_BYTES // size
-    reduced_is_fastest = bool(reduced.strides) and (
-        not kept.strides or reduced.strides[0][0] < kept.strides[0][0]
+    reduced_is_fastest = bool(reduced_layout.strides) and (
+        not kept_layout.strides or reduced_layout.strides[0][0] < kept_layout.strides[0][0]
     )
     kept_vector = reduced_vector = 1
     if isinstance(source, Part) or source.is_aligned:
         if reduced_is_fastest:
-            if reduced.has_vectors(0, vector) and kept.has_multiples(0, vector, 0):
+            if reduced_layout.has_vectors(0, vector) and kept_layout.has_multiples(0, vector, 0):
                 reduced_vector = vector
-        elif kept.has_vectors(0, vector) and reduced.has_multiples(0, vector, 0):
+        elif kept_layout.has_vectors(0, vector) and reduced_layout.has_multiples(0, vector, 0):
             kept_vector = vector
     # Of one element each, a thread has 16 loads at most.
     tile_bytes = device.tuned("sum.triton.tile_bytes")
     elements = tile_bytes // (size if kept_vector * reduced_vector > 1 else max(size, 4))
     # The tile extends along the fastest dimension until a warp reads neighbouring elements, or all.
     if reduced_is_fastest:
-        reduced_block = max(power_of_two(reduced.numel // splits, elements), reduced_vector)
-        kept_block = power_of_two(kept.numel, elements // reduced_block)
+        reduced_block = max(power_of_two(reduced_layout.numel // splits, elements), reduced_vector)
+        kept_block = power_of_two(kept_layout.numel, elements // reduced_block)
     else:
-        kept_block = power_of_two(kept.numel, 32 * vector)
+        kept_block = power_of_two(kept_layout.numel, 32 * vector)
         reduced_block = elements // kept_block
-    while -(-kept.numel // kept_block) * splits > MOST_PROGRAMS:
+    while -(-kept_layout.numel // kept_block) * splits > MOST_PROGRAMS:
         kept_block *= 2
-    wide = not (kept.is_narrow and reduced.is_narrow)
+    wide = not (kept_layout.is_narrow and reduced_layout.is_narrow)
     return [
         Launch(
             kernel,
@@ -127,15 +134,15 @@ def _launches(
             (source, target),
             (
                 slice.numel,
-                reduced.numel,
+                reduced_layout.numel,
                 splits,
                 split_stride,
                 *strided_arguments(slice, start, arrays=2),
-                *strided_arguments(reduced, (0,), arrays=1),
+                *strided_arguments(reduced_layout, (0,), arrays=1),
             ),
             (
                 len(slice.sizes),
-                len(reduced.sizes),
+                len(reduced_layout.sizes),
                 wide,
                 kept_block,
                 reduced_block,
@@ -145,5 +152,5 @@ def _launches(
             device.tuned("sum.triton.warps"),
             numbers,
         )
-        for slice, start in kept.slices()
+        for slice, start in kept_layout.slices()
     ]

@@ -176,10 +176,10 @@ struct Ratio {
 
 constexpr int kGroup = 2;
 
-// Calls take(group) for each group of terms from j on. first(j) begins a group, more(j, group) adds
-// a term to it. The terms that fill no group come first, one by one.
-template <typename T, typename First, typename More, typename Take>
-DIGLOT_DEVICE void for_each_group(T j, int32_t terms, First first, More more, Take take) {
+// Calls take(group) for each group of terms from j on. first(j) begins a group; add_term(j, group)
+// adds a term to it. The terms that fill no group come first, one by one.
+template <typename T, typename First, typename AddTerm, typename Take>
+DIGLOT_DEVICE void for_each_group(T j, int32_t terms, First first, AddTerm add_term, Take take) {
   DIGLOT_NO_UNROLL
   for (int32_t i = terms % kGroup; i > 0; --i) {
     take(first(j));
@@ -191,7 +191,7 @@ DIGLOT_DEVICE void for_each_group(T j, int32_t terms, First first, More more, Ta
   for (int32_t i = terms / kGroup; i > 0; --i) {
     T group = first(j);
     DIGLOT_UNROLL
-    for (int k = 1; k < kGroup; ++k) group = more(j + T(k), group);
+    for (int k = 1; k < kGroup; ++k) group = add_term(j + T(k), group);
     take(group);
     j = j + T(kGroup);
   }

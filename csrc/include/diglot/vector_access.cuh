@@ -102,10 +102,10 @@ DIGLOT_DEVICE auto unpack_computed(uint4 bits) {
   Vector<Compute, kElements> result;
   if constexpr (std::is_same_v<T, bfloat16>) {
     // The upper half of a float: one instruction each, whichever half of a word it is in.
-    const uint32_t words[] = {bits.x, bits.y, bits.z, bits.w};
+    const uint32_t pairs[] = {bits.x, bits.y, bits.z, bits.w};
     DIGLOT_UNROLL
     for (int i = 0; i < kElements; ++i) {
-      const uint32_t bits_of_float = i % 2 == 0 ? words[i / 2] << 16 : words[i / 2] & 0xffff0000u;
+      const uint32_t bits_of_float = i % 2 == 0 ? pairs[i / 2] << 16 : pairs[i / 2] & 0xffff0000u;
       memcpy(&result[i], &bits_of_float, sizeof(bits_of_float));
     }
   } else {

@@ -7,8 +7,8 @@
 
 namespace diglot {
 
-// Where blocks have several of these tiles: the bytes of shared memory for as many as there is
-// room.
+// Shared memory in which a block keeps its tiles between phases: as many as fit; 0 if a block has
+// one tile.
 inline int parking_bytes(Planner& planner, int64_t tiles, int tile_bytes) {
   const auto blocks = static_cast<int>(planner.tuned(Tunable::kGlobalBlocks));
   if (tiles <= int64_t{blocks} * planner.device.multiprocessors()) return 0;

@@ -55,8 +55,8 @@ void launch(dim3 grid, dim3 block, cudaStream_t stream, const Arguments&... argu
   launch_as<kKernel>(kKernel, Launch{grid, block}, stream, arguments...);
 }
 
-// Of `most` blocks, at most `per_multiprocessor` on each, as many as run at once, so that they may
-// wait for each other.
+// A grid of at most `most` blocks, all resident at once, at most `per_multiprocessor` per SM. The
+// blocks may wait for each other.
 inline Launch cooperative_launch(const Device& device, const Kernel& kernel, int64_t most,
                                  int per_multiprocessor, int block_threads,
                                  std::size_t shared_bytes) {

@@ -25,7 +25,8 @@ struct NormBackwardShapes {
   using Streaming = NormShape<(kIsNarrowType ? 1 : 2) * (kIsWide ? 2 : 1), kIsWide, false>;
 };
 
-// Of shared memory, what a block takes for other things, and the device beside it, at most.
+// Upper bound of the shared memory that a block uses for other purposes and that the driver
+// reserves.
 constexpr int kNormOtherBytes = 2 * 1024 + 64;
 
 // Groups of rows whose sums are added up.
@@ -75,7 +76,7 @@ int64_t share_of_block(const NormRows& rows) {
   return quotient(quotient(rows.n, rows.blocks), kElements) * kElements;
 }
 
-// By as many groups as there are sums for; if there are none, as run at once.
+// One block group per partial sum; without sums, as many groups as can be resident.
 inline Launch launch_of_groups(Planner& planner, NormRows& rows) {
   if (rows.groups == 0) {
     const int64_t blocks =
@@ -89,8 +90,8 @@ inline Launch launch_of_groups(Planner& planner, NormRows& rows) {
   return how;
 }
 
-// How a shape shares out rows, and what it is launched with; nothing if it cannot by so many blocks
-// for a row.
+// How a shape shares out rows, and its launch. Nothing if a row does not fit into `most_blocks`
+// blocks.
 template <typename Shape, typename T>
 std::optional<Launch> share_out_norm(Planner& planner, NormRows& rows, int weight_accesses,
                                      int64_t most_blocks) {
@@ -114,7 +115,7 @@ std::optional<Launch> share_out_norm(Planner& planner, NormRows& rows, int weigh
   return how;
 }
 
-// The same of rows that are read twice, by so many blocks, which add up so many fields.
+// As above for two-pass rows: `blocks` per row, `fields` sums.
 template <typename Shape, typename T>
 Launch share_out_streaming_norm(Planner& planner, NormRows& rows, int blocks, int fields) {
   rows.blocks = blocks;

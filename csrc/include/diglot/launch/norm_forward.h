@@ -1,20 +1,21 @@
-// Host side of the norms of rows. Twin of triton_ops/launch/norm_backward.py.
+// Host side of the norms of rows. The Triton side is in triton_ops/launch/rows.py.
 #pragma once
 
+#include "diglot/launch/dispatch.h"
 #include "diglot/launch/rows.h"
 #include "diglot/norm/forward.cuh"
 
 namespace diglot {
 
-// Rows are the last dimension, whose elements are neighbours: there are no columns. Layer norm's
-// threads wait for each other twice, so that more of its blocks are to be there; longer rows'
-// weight and bias take so much of the L2 cache's speed that its blocks stay, and keep them. What is
-// faster was measured on an H200 (bench/layer_norm.py).
+// Rows are the last dimension, whose elements are neighbours: there are no columns. Layer norm
+// synchronises twice per row, so it needs more resident blocks. For long rows, persistent blocks
+// keep weight and bias, which would otherwise use up L2 bandwidth. The shapes were measured on an
+// H200 (bench/layer_norm.py).
 template <typename T, int kInputs, bool kIsCentered>
 struct NormShapes {
   static constexpr int kMost = sizeof(T) == 8 ? 2 : 8 / kInputs;
   static constexpr bool kWaits = kIsCentered && kInputs == 1;
-  // Of 128 threads, on a multiprocessor.
+  // Resident blocks of 128 threads per SM.
   static constexpr int kOfLanes = !kWaits ? 1 : sizeof(T) == 2 ? 9 : 8;
   static constexpr int kOfBlock = !kWaits ? 1 : sizeof(T) == 2 ? 10 : 8;
   using InLanes = LaneRows<4, true, kOfLanes>;

@@ -93,7 +93,7 @@ struct Layout {
   // elements.
   bool has_multiples(int array, int elements, int first) const {
     return std::all_of(strides + first, strides + std::max(rank, first),
-                       [&](const auto& of) { return of[array] % elements == 0; });
+                       [&](const auto& dimension) { return dimension[array] % elements == 0; });
   }
 
   // The layout of the vectors of so many elements along the fastest dimension.
@@ -165,9 +165,9 @@ struct Layout {
  private:
   // Stride along dimension d of `shape`, 0 where the operand is broadcast.
   static int64_t stride_at(const Operand& operand, const Operand& shape, int d) {
-    const int own = d - (shape.rank - operand.rank);
-    if (own < 0 || operand.sizes[own] == 1) return 0;
-    return operand.strides[own];
+    const int dimension = d - (shape.rank - operand.rank);
+    if (dimension < 0 || operand.sizes[dimension] == 1) return 0;
+    return operand.strides[dimension];
   }
 
   void move_dimension(int d, Layout& to) {
@@ -188,21 +188,21 @@ struct Layout {
   }
 
   void merge() {
-    int kept = 0;
+    int last = 0;
     for (int d = 1; d < rank; ++d) {
       bool mergeable = true;
       for (int a = 0; a < kArrays; ++a) {
-        mergeable &= strides[d][a] == strides[kept][a] * sizes[kept];
+        mergeable &= strides[d][a] == strides[last][a] * sizes[last];
       }
       if (mergeable) {
-        sizes[kept] *= sizes[d];
+        sizes[last] *= sizes[d];
       } else {
-        ++kept;
-        sizes[kept] = sizes[d];
-        for (int a = 0; a < kArrays; ++a) strides[kept][a] = strides[d][a];
+        ++last;
+        sizes[last] = sizes[d];
+        for (int a = 0; a < kArrays; ++a) strides[last][a] = strides[d][a];
       }
     }
-    if (rank > 0) rank = kept + 1;
+    if (rank > 0) rank = last + 1;
   }
 
   void swap(int i, int j) {

@@ -23,8 +23,8 @@ namespace diglot {
 
 enum class Lifetime { kCall, kStream, kGroup };
 
-// Memory that a launch needs besides its tensors; of its leading bytes so many must be zero. For
-// the lifetime of a stream that means: when the stream's memory is made.
+// Memory that a launch needs besides its tensors. `zeroed` leading bytes must be zero: at each
+// launch, or for a stream's scratch when it is allocated.
 struct Scratch {
   int64_t bytes = 0;  // 0: none
   int64_t zeroed = 0;

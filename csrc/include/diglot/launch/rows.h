@@ -33,13 +33,14 @@ constexpr bool kIsChunked = false;
 template <typename Shape>
 constexpr bool kIsChunked<Shape, std::void_t<typename Shape::Reduce>> = true;
 
-// Variants, the first of which that holds a row in registers runs it, or else the last, in tiles.
+// Variants in order of preference. The first that can hold the row in registers runs. If none can,
+// the last runs, in tiles.
 template <typename... Shapes>
 struct ShapeList {};
 
-// Of rows that blocks of a cluster share each has 16384 elements, held by so many threads that
-// their registers have room for as many blocks as keep memory busy while some wait for each other.
-// Which these are was measured on an H200 (bench/softmax.py, bench/rms_norm.py).
+// In a cluster each block holds 16384 elements of the row. The thread count leaves registers for
+// enough resident blocks to hide latency. It was measured on an H200 (bench/softmax.py,
+// bench/rms_norm.py).
 template <typename I, int kInputs>
 struct SharedRows {
   static constexpr int kBytes = sizeof(I) * kInputs;  // that are held for each element
@@ -49,10 +50,9 @@ struct SharedRows {
   using Shape = ClusterRows<kThreads, kAccesses, kBlocks>;
 };
 
-// Element types where speed matters most have more variants. Of kInputs arrays a thread holds so
-// many accesses that they fit in 32 registers; double's arithmetic takes more. What is faster for
-// rows of which length was measured on an H200 (bench/softmax.py). kReduced: of the inputs, those
-// that are reduced.
+// Element types where speed matters most have more variants. A thread's accesses to all kInputs
+// arrays fit in 32 registers; double's arithmetic takes more. The fastest variant for each row
+// length was measured on an H200 (bench/softmax.py). kReduced: the number of reduced inputs.
 template <typename I, typename O, int kInputs, int kReduced_ = kInputs>
 struct RowShapes {
   static constexpr int kReduced = kReduced_;
@@ -77,7 +77,8 @@ struct RowShapes {
   using NarrowColumns = ShapeList<ChunkedColumns<I, kTallest, 8, 8, false>, TiledColumns<8, false>>;
 };
 
-// Of shared memory, what a block takes for other things, and the device beside it, at most.
+// Upper bound of the shared memory that a block uses for other purposes and that the driver
+// reserves.
 constexpr int kRowOtherBytes = 2 * 1024;
 constexpr int kColumnsBytes = 24 * 1024;  // of columns_reduce
 
@@ -301,17 +302,17 @@ void run_rows(Planner& planner, const RowLayout<kArrays>& layout, const Layout<k
     Rows<kArrays> rows;
     rows.n = layout.n, rows.count = count, rows.starts = starts;
     std::copy_n(layout.steps, kArrays, rows.steps);
-    int left = sizeof...(Each);
+    int later_shapes = sizeof...(Each);
     int64_t skipped = 0;
     const auto attempt = [&](auto shape) {
       using Shape = decltype(shape);
-      --left;
+      --later_shapes;
       if constexpr (kIsChunked<Shape>) {
         if (rows.n <= planner.tuned(Shape::kTallest, kInputs)) return false;
         launch_chunks<Shape, I>(planner, rows, state_bytes, function);
         return true;
       } else {
-        if (left > 0) {
+        if (later_shapes > 0) {
           if (!holds<Shape, I>(rows.n)) return false;
           if (skipped++ < planner.tuned(Shapes::kSkipped)) return false;
         }

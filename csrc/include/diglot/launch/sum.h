@@ -26,32 +26,33 @@ struct SumShape {
 // Into how many parts the sum over broadcast dimensions is split. A block is taken to be one kept
 // element wide where a reduced dimension is the fastest, and a warp's 16-byte accesses otherwise.
 inline int64_t sum_splits(Planner& planner, const Operand& grad_output, const Operand& out) {
-  const int64_t kept = std::max<int64_t>(out.numel, 1), reduced = grad_output.numel / kept;
-  if (reduced <= 1) return 1;
+  const int64_t kept_count = std::max<int64_t>(out.numel, 1);
+  const int64_t reduced_count = grad_output.numel / kept_count;
+  if (reduced_count <= 1) return 1;
   std::pair<int64_t, bool> fastest{std::numeric_limits<int64_t>::max(), false};
   for (int d = 0; d < grad_output.rank; ++d) {
-    const int own = d - (grad_output.rank - out.rank);
-    const bool is_kept = (own < 0 ? 1 : out.sizes[own]) == grad_output.sizes[d];
+    const int out_dimension = d - (grad_output.rank - out.rank);
+    const bool is_kept = (out_dimension < 0 ? 1 : out.sizes[out_dimension]) == grad_output.sizes[d];
     if (grad_output.sizes[d] != 1) fastest = std::min(fastest, {grad_output.strides[d], is_kept});
   }
   const int64_t kept_bytes = planner.tuned(Tunable::kSumKeptBytes);
   const int64_t width =
-      fastest.second ? std::min(kept, kept_bytes / size_of(grad_output.dtype)) : 1;
-  const int64_t blocks = (kept + width - 1) / width;
-  return std::max<int64_t>(1,
-                           std::min(planner.tuned(Tunable::kSumSplitBlocks) / blocks,
-                                    reduced * width / planner.tuned(Tunable::kSumSplitElements)));
+      fastest.second ? std::min(kept_count, kept_bytes / size_of(grad_output.dtype)) : 1;
+  const int64_t blocks = (kept_count + width - 1) / width;
+  return std::max<int64_t>(
+      1, std::min(planner.tuned(Tunable::kSumSplitBlocks) / blocks,
+                  reduced_count * width / planner.tuned(Tunable::kSumSplitElements)));
 }
 
 // The dimensions of `operand` along which `shape` (of no higher rank, right-aligned) has its size,
-// or, with `kept` false, the others.
-inline Operand select_dimensions(const Operand& operand, const Operand& shape, bool kept) {
+// or, with `is_kept` false, the others.
+inline Operand select_dimensions(const Operand& operand, const Operand& shape, bool is_kept) {
   Operand selected = operand;
   selected.rank = 0;
   for (int d = 0; d < operand.rank; ++d) {
-    const int own = d - (operand.rank - shape.rank);
-    const bool same = own >= 0 && shape.sizes[own] == operand.sizes[d];
-    if (same == kept) {
+    const int shape_dimension = d - (operand.rank - shape.rank);
+    const bool same = shape_dimension >= 0 && shape.sizes[shape_dimension] == operand.sizes[d];
+    if (same == is_kept) {
       selected.sizes[selected.rank] = operand.sizes[d];
       selected.strides[selected.rank++] = operand.strides[d];
     }
@@ -68,14 +69,15 @@ inline int power_of_two(int64_t n, int most) {
 
 // Threads along the fastest dimension until a warp reads neighbouring elements, or all that there
 // are; the others along the slower one.
-inline SumShape sum_shape(int64_t kept, int64_t reduced, int64_t splits, bool reduced_is_fastest) {
+inline SumShape sum_shape(int64_t kept_count, int64_t reduced_count, int64_t splits,
+                          bool reduced_is_fastest) {
   constexpr int64_t kMostBlocks = (int64_t{1} << 31) - 1;
-  int columns = power_of_two(kept, 32);
+  int columns = power_of_two(kept_count, 32);
   if (reduced_is_fastest) {
-    columns =
-        kSumThreads / power_of_two((reduced / splits + kSumLoads - 1) / kSumLoads, kSumThreads);
+    columns = kSumThreads /
+              power_of_two((reduced_count / splits + kSumLoads - 1) / kSumLoads, kSumThreads);
   }
-  while ((kept + columns - 1) / columns > kMostBlocks && columns < kSumThreads) columns *= 2;
+  while ((kept_count + columns - 1) / columns > kMostBlocks && columns < kSumThreads) columns *= 2;
   const int rows = kSumThreads / columns;
   return {rows, columns, reduced_is_fastest ? 1 : columns, reduced_is_fastest ? rows : 1};
 }
@@ -90,12 +92,13 @@ struct SumArrays {
 };
 
 template <typename T, typename Kernels, typename Alpha>
-void launch_part_of_sum(Planner& planner, const Layout<2>& kept, const Layout<1>& reduced,
-                        const SumArrays<T>& arrays, int64_t splits, const Alpha& alpha,
-                        int64_t split_stride) {
+void launch_part_of_sum(Planner& planner, const Layout<2>& kept_layout,
+                        const Layout<1>& reduced_layout, const SumArrays<T>& arrays, int64_t splits,
+                        const Alpha& alpha, int64_t split_stride) {
   constexpr int kVector = kVectorElements<T>;
   const bool reduced_is_fastest =
-      reduced.rank > 0 && (kept.rank == 0 || reduced.strides[0][0] < kept.strides[0][0]);
+      reduced_layout.rank > 0 &&
+      (kept_layout.rank == 0 || reduced_layout.strides[0][0] < kept_layout.strides[0][0]);
   const auto run = [&](auto kept_elements, auto reduced_elements, auto index,
                        const Layout<2>& kept_accesses, const Layout<1>& reduced_accesses) {
     using Index = decltype(index);
@@ -108,7 +111,7 @@ void launch_part_of_sum(Planner& planner, const Layout<2>& kept, const Layout<1>
           {dim3(blocks_for(elements, shape.columns), static_cast<unsigned>(splits)), kSumThreads},
           shape, elements, reduced_accesses.numel, kept_strides,
           reduced_accesses.template device_strides<Index>(), arrays.grad, alpha, arrays.out,
-          arrays.out_dtype, kept.rank > 0 ? kept.strides[0][1] : 0, split_stride);
+          arrays.out_dtype, kept_layout.rank > 0 ? kept_layout.strides[0][1] : 0, split_stride);
     });
   };
   const auto with_index = [&](auto kept_elements, auto reduced_elements,
@@ -121,14 +124,14 @@ void launch_part_of_sum(Planner& planner, const Layout<2>& kept, const Layout<1>
   };
   const std::integral_constant<int, 1> one;
   const std::integral_constant<int, kVector> vector;
-  if (arrays.is_aligned && !reduced_is_fastest && kept.has_vectors(0, kVector) &&
-      reduced.has_multiples(0, kVector, 0)) {
-    with_index(vector, one, kept.in_vectors(kVector), reduced);
-  } else if (arrays.is_aligned && reduced_is_fastest && reduced.has_vectors(0, kVector) &&
-             kept.has_multiples(0, kVector, 0)) {
-    with_index(one, vector, kept, reduced.in_vectors(kVector));
+  if (arrays.is_aligned && !reduced_is_fastest && kept_layout.has_vectors(0, kVector) &&
+      reduced_layout.has_multiples(0, kVector, 0)) {
+    with_index(vector, one, kept_layout.in_vectors(kVector), reduced_layout);
+  } else if (arrays.is_aligned && reduced_is_fastest && reduced_layout.has_vectors(0, kVector) &&
+             kept_layout.has_multiples(0, kVector, 0)) {
+    with_index(one, vector, kept_layout, reduced_layout.in_vectors(kVector));
   } else {
-    with_index(one, one, kept, reduced);
+    with_index(one, one, kept_layout, reduced_layout);
   }
 }
 
@@ -141,32 +144,32 @@ void launch_sum(Planner& planner, const Operand& grad_output, const Alpha& alpha
   const Operand kept_grad = select_dimensions(grad_output, out, true);
   const Operand kept_out = select_dimensions(out, grad_output, true);
   const Operand reduced_grad = select_dimensions(grad_output, out, false);
-  const Layout<2> kept({&kept_grad, &kept_out});
-  const Layout<1> reduced({&reduced_grad});
+  const Layout<2> kept_layout({&kept_grad, &kept_out});
+  const Layout<1> reduced_layout({&reduced_grad});
   const int64_t splits = sum_splits(planner, grad_output, out);
   SumArrays<T> arrays{grad_output.as<const T>(), grad_output.is_aligned(), out.as<void>(),
                       out.dtype};
   planner.plan.variant = splits == 1 ? "sum" : "sum, split";
   if (splits == 1) {
-    launch_part_of_sum<T, Kernels>(planner, kept, reduced, arrays, 1, alpha, 0);
+    launch_part_of_sum<T, Kernels>(planner, kept_layout, reduced_layout, arrays, 1, alpha, 0);
     return;
   }
   // The partial sums lie in the order of the kept elements: one row of them per split.
   const auto partials = planner.need({splits * out.numel * static_cast<int64_t>(sizeof(Value))});
-  Layout<2> to_partials = kept, from_partials = kept;
+  Layout<2> to_partials = kept_layout, from_partials = kept_layout;
   int64_t step = 1;
-  for (int d = 0; d < kept.rank; ++d) {
+  for (int d = 0; d < kept_layout.rank; ++d) {
     to_partials.strides[d][1] = step;
     from_partials.strides[d][0] = step;
-    step *= kept.sizes[d];
+    step *= kept_layout.sizes[d];
   }
   Operand rows;
   rows.rank = 1;
   rows.sizes[0] = splits;
-  rows.strides[0] = kept.numel;
+  rows.strides[0] = kept_layout.numel;
   arrays.out = partials.template as<void>(), arrays.out_dtype = kDType<Value>;
-  launch_part_of_sum<T, Kernels>(planner, to_partials, reduced, arrays, splits, Value{1},
-                                 kept.numel);
+  launch_part_of_sum<T, Kernels>(planner, to_partials, reduced_layout, arrays, splits, Value{1},
+                                 kept_layout.numel);
   const SumArrays<Value> of_rows{partials.template as<const Value>(), true, out.as<void>(),
                                  out.dtype};
   launch_part_of_sum<Value, Kernels>(planner, from_partials, Layout<1>({&rows}), of_rows, 1, alpha,

@@ -19,12 +19,12 @@ constexpr unsigned kAllLanes = 0xffffffffu;
 template <typename State, typename Shuffle>
 DIGLOT_DEVICE State shuffle_words(const State& state, Shuffle shuffle) {
   constexpr int kWords = sizeof(State) / sizeof(uint32_t);
-  uint32_t words[kWords];
-  memcpy(words, &state, sizeof(state));
+  uint32_t bits[kWords];
+  memcpy(bits, &state, sizeof(state));
   DIGLOT_UNROLL
-  for (int i = 0; i < kWords; ++i) words[i] = shuffle(words[i]);
+  for (int i = 0; i < kWords; ++i) bits[i] = shuffle(bits[i]);
   State result;
-  memcpy(&result, words, sizeof(state));
+  memcpy(&result, bits, sizeof(state));
   return result;
 }
 

@@ -1,4 +1,5 @@
-// Resident rows: a team holds a row in registers. The team is lanes, a block or a cluster.
+// Resident rows: a team holds a row in registers. The team is lanes, a block or a cluster. Twin of
+// triton_ops/lib/rows/resident.py.
 #pragma once
 
 #include "diglot/reduce/cluster.cuh"

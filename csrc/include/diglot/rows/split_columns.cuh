@@ -1,5 +1,6 @@
 // Split columns: columns too tall for a cluster take two launches over chunks of them. The first
-// reduces each chunk. The second combines the chunks' states and maps.
+// reduces each chunk. The second combines the chunks' states and maps. Twin of
+// triton_ops/lib/rows/split_columns.py.
 //
 // A cluster would hold a narrow strip of such columns, pieces of memory far apart, at half the
 // speed of whole lines side by side. Here blocks stream strips of 512 bytes. The second launch goes

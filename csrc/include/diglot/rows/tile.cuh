@@ -1,4 +1,5 @@
-// A thread's part of a tile of a row, in registers: reduced, mapped and stored.
+// A thread's part of a tile of a row, in registers: reduced, mapped and stored. Twin of
+// triton_ops/lib/rows/tile.py.
 #pragma once
 
 #include <type_traits>

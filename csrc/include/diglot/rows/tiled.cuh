@@ -1,4 +1,5 @@
 // Tiled rows: a row, or side-by-side columns, has several tiles for each block that shares it.
+// Twin of triton_ops/lib/rows/tiled.py.
 #pragma once
 
 #include "diglot/reduce/cluster.cuh"
@@ -26,11 +27,11 @@ DIGLOT_DEVICE void map_tiled_rows(const Rows<kArrays>& rows, const Operation& op
   const RowPlace<Shape> place(rows);
   Tile tile(rows, place, inputs);
   const auto operations = tile.operations_for_rows(operation);
-  const int tiles = rows.tiles, kept = 1 + rows.slots;
+  const int tiles = rows.tiles, held_tiles = 1 + rows.slots;
   const int first = place.block * tiles;
   const auto load = [&](int t) {
     const auto range = tile.range(first + t);
-    if (t > 0 && t < kept) {
+    if (t > 0 && t < held_tiles) {
       tile.load_staged(range, t - 1);
     } else {
       tile.load(range);
@@ -38,11 +39,11 @@ DIGLOT_DEVICE void map_tiled_rows(const Rows<kArrays>& rows, const Operation& op
     return range;
   };
 
-  for (int t = 1; t < kept; ++t) tile.load_async(tile.range(first + t), t - 1);
-  if (kept > 1) tile.prefetch_l2(tile.range(first));
+  for (int t = 1; t < held_tiles; ++t) tile.load_async(tile.range(first + t), t - 1);
+  if (held_tiles > 1) tile.prefetch_l2(tile.range(first));
   auto states = tile.none();
   for (int t = tiles - 1; t >= 0; --t) {
-    if (t > 0 && t == kept - 1) wait_for_copies();
+    if (t > 0 && t == held_tiles - 1) wait_for_copies();
     const auto range = load(t);
     if constexpr (Operation::kJoins) tile.store_joined(range, operation.joined);
     const auto tile_states = tile.reduce(operations, range);

@@ -99,15 +99,15 @@ class ClusterMailbox {
                    : "memory");
     }
     if (static_cast<int>(threadIdx.x) < blocks) {
-      uint32_t words[kWords];
-      memcpy(words, &value, sizeof(value));
+      uint32_t bits[kWords];
+      memcpy(bits, &value, sizeof(value));
       const uint32_t target = dsmem_address(shared_address(&received_[turn][rank]), threadIdx.x);
       const uint32_t signal = dsmem_address(arrived, threadIdx.x);
       DIGLOT_UNROLL
       for (int i = 0; i < kWords; ++i) {
         asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];"
                      :
-                     : "r"(target + 4 * i), "r"(words[i]), "r"(signal)
+                     : "r"(target + 4 * i), "r"(bits[i]), "r"(signal)
                      : "memory");
       }
     }
