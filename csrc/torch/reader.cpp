@@ -104,7 +104,7 @@ bool find_description(PyObject* torch) {
   }
   const auto* api =
       static_cast<const dlpack::ExchangeApi*>(PyCapsule_GetPointer(capsule, dlpack::kCapsule));
-  Py_DECREF(capsule);  // the table is there for ever
+  Py_DECREF(capsule);                 // the table is there for ever
   if (api == nullptr) PyErr_Clear();  // a capsule of another kind: attributes are read
   while (api != nullptr && api->major_version > dlpack::kMajorVersion) api = api->older;
   if (api != nullptr && api->major_version == dlpack::kMajorVersion) {
