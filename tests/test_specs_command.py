@@ -324,6 +324,7 @@ def test_tf32_does_not_pass_for_float32(timers, monkeypatch):
 
 
 @pytest.mark.gpu
+@pytest.mark.alone
 def test_on_a_gpu(here):
     """Everything is measured, right, and below what the data sheet promises."""
     path = here / "ceilings.json"
