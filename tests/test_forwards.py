@@ -62,7 +62,12 @@ LIBRARY = "diglot.triton_ops.lib"
 def test_an_old_module_has_the_same_objects(old, new):
     before = importlib.import_module(f"{LIBRARY}.{old}")
     after = importlib.import_module(f"{LIBRARY}.{new}")
-    public = [name for name in vars(after) if not name.startswith("_") and name != "annotations"]
+    # Functions and constants of Triton: its interpreter adds modules to what it has rewritten.
+    public = [
+        name
+        for name, value in vars(after).items()
+        if not name.startswith("_") and type(value).__module__.startswith("triton.")
+    ]
     assert public and all(getattr(before, name) is getattr(after, name) for name in public)
 
 
