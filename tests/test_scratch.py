@@ -164,11 +164,21 @@ def test_what_a_thread_outgrew_is_kept_until_its_launches_have_ended(gpu):
 
 def test_a_child_process_takes_no_lock_of_its_parents_threads():
     """A thread that held one is not there to let go of it."""
-    context = multiprocessing.get_context("fork")
-    with module._lock, runs._lock:
-        child = context.Process(target=_take_locks)
-        child.start()
-        child.join(60)
+    held, ended = threading.Event(), threading.Event()
+
+    def hold():  # on another thread: the one that forks may take a re-entrant lock again
+        with module._lock, runs._lock:
+            held.set()
+            ended.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert held.wait(10)
+    child = multiprocessing.get_context("fork").Process(target=_take_locks)
+    child.start()
+    child.join(60)
+    ended.set()
+    thread.join()
     assert child.exitcode == 0
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import inspect
-import os
 import threading
 from collections.abc import Callable
 from typing import Any, get_type_hints
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor
 
 from diglot.backends.driver import driver
+from diglot.backends.forks import renew_in_children
 from diglot.backends.plans import Plan, Scratch
 from diglot.backends.tunables import on_change, record_reads
 from diglot.triton_ops.lib.types import INTERPRETED
@@ -47,15 +47,8 @@ launchers: list[Any] = []  # all of them
 _plans_lock = threading.Lock()
 # The interpreter changes Triton's language while a kernel runs, for all threads.
 _interpreter = threading.RLock()
-
-
-def _forget_locks() -> None:
-    """A child process has none of its parent's threads, one of which may have held a lock."""
-    global _interpreter, _plans_lock
-    _interpreter, _plans_lock = threading.RLock(), threading.Lock()
-
-
-os.register_at_fork(after_in_child=_forget_locks)
+renew_in_children(globals(), "_plans_lock")
+renew_in_children(globals(), "_interpreter", threading.RLock)
 
 # What a launcher is: a call that builds a plan's key and runs the plan. Its source is made for each
 # one, so that a call loops over nothing.

@@ -28,8 +28,8 @@ class Scratch(NamedTuple):
         zeroed: leading bytes that are zero when the launch begins.
         lifetime: "call": for one call. "stream": kept by the stream, whose launches share it; its
             first 16 bytes are the grid barrier's state, zero at first, and every launch leaves them
-            as the next one wants them. "group": kept by a group of processes, each of which has one
-            for each of its streams; it begins with the addresses of all ranks' (group_scratch.py).
+            as the next one wants them. "group": kept by a group of processes. Each process has one
+            buffer per stream, which begins with all ranks' addresses (group_scratch.py).
         group: the group's name.
     """
 

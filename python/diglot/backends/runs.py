@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from diglot.backends.forks import renew_in_children
 from diglot.backends.plans import CALL, Plan, PlannedRun, Scratch, planning
 from diglot.backends.registry import BACKENDS, is_interpreted
 from diglot.backends.scratch import provide
@@ -54,15 +54,7 @@ _observers: tuple[Callable[[LastRun, tuple[Any, ...]], None], ...] = ()
 # What launchers run in. They are wrapped only while there is one: otherwise it costs nothing.
 _marks: tuple[Callable[[str], AbstractContextManager[Any]], ...] = ()
 _lock = threading.Lock()  # held by who changes either
-
-
-def _forget_lock() -> None:
-    """A child process has none of its parent's threads, one of which may have held the lock."""
-    global _lock
-    _lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_forget_lock)
+renew_in_children(globals(), "_lock")
 
 
 def _find(backend: str, op: str, name: str) -> Launcher:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import atexit
 import ctypes
 import functools
-import os
 import threading
 from collections import OrderedDict
 from typing import Any, NamedTuple
@@ -24,6 +23,7 @@ import torch
 
 from diglot.backends.capture import beside_captures, is_captured, ordinary_tensors
 from diglot.backends.driver import check_driver, driver, relaxed_capture, stream_number
+from diglot.backends.forks import renew_in_children
 from diglot.backends.group_scratch import group_buffers, provide_for_group
 from diglot.backends.plans import BARRIER_BYTES, CALL, GROUP, Scratch
 
@@ -63,15 +63,7 @@ _retired: dict[int, list[_Retired]] = {}  # by device
 _values: OrderedDict[tuple[tuple[torch.device, int], Any], Any] = OrderedDict()
 MOST_VALUES = 64
 _lock = threading.RLock()  # its holder may free objects, and with them a thread's buffers
-
-
-def _forget_lock() -> None:
-    """A child process has none of its parent's threads, one of which may have held the lock."""
-    global _lock
-    _lock = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_forget_lock)
+renew_in_children(globals(), "_lock", threading.RLock)
 
 
 def provide(need: Scratch, device: torch.device) -> torch.Tensor:

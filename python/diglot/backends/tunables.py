@@ -10,13 +10,13 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import functools
-import os
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
+from diglot.backends.forks import renew_in_children
 from diglot.backends.tunable_files import NEVER, Spec, TunableError, read_default, read_gpu
 
 if TYPE_CHECKING:
@@ -115,15 +115,7 @@ _lock = threading.RLock()
 _overrides: list[Mapping[str, int]] = []
 _kept: dict[str, Tunables] = {}
 _on_change: list[Callable[[], None]] = []
-
-
-def _forget_lock() -> None:
-    """A child process has none of its parent's threads, one of which may have held the lock."""
-    global _lock
-    _lock = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_forget_lock)
+renew_in_children(globals(), "_lock", threading.RLock)
 
 
 def _folder() -> Traversable:

@@ -91,10 +91,10 @@ _guards_work = functools.cache(_has_guards)
 class Kinds(Generic[Kind]):
     """What has been found out about tensors, for later calls with tensors of the same kind.
 
-    Two calls are of one kind if their tensors agree in class, dtype, device, rank and dispatch
-    keys, and in whether they require grad; and if grad mode and the thread's dispatch keys are the
-    same, so that modes, tracing, autocast and inference mode are. Sizes, strides and values have no
-    part in it. One call of PyTorch compares all tensors, in half the time of `is_direct`.
+    Tensors of one kind agree in class, dtype, device, rank, dispatch keys and requires_grad. Calls
+    of one kind also agree in grad mode and in the thread's dispatch keys. These keys tell modes,
+    tracing, autocast and inference mode. Sizes, strides and values do not matter. One call of
+    PyTorch compares all tensors, in half the time of `is_direct`.
     """
 
     def __init__(self) -> None:

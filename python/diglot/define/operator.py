@@ -1,12 +1,13 @@
 """From one definition of an op to the two ways of calling it.
 
 `Operator` registers `diglot::<name>` with torch.library, with its fake kernel, its derivative, its
-batching rule and its decomposition, and calls it:
+batching rule and its decomposition, and calls it in one of three ways:
 
-- directly, if all tensors are plain and nobody is watching (`is_direct`): the dispatcher costs as
-  much as a small kernel;
-- through the transforms of torch.func and forward-mode differentiation, if one is active;
-- through `torch.ops` otherwise: tensor subclasses, modes, compilers and profilers see one operator.
+- It calls directly if all tensors are plain and nobody watches (`is_direct`). The dispatcher would
+  cost as much as a small kernel.
+- It calls through torch.func's transforms or forward-mode differentiation where one is active.
+- Otherwise it calls through `torch.ops`. Tensor subclasses, modes, compilers and profilers then see
+  one operator.
 """
 
 from __future__ import annotations

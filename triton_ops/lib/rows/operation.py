@@ -3,10 +3,11 @@
 An operation is a set of @triton.jit functions on whole tiles. A state is a tuple of numbers.
 
     reduce(values, mask, length, AXIS, T)
-                              the states of a tile's rows. `values` has a tile of each input,
-                              `mask` tells which elements exist, `length` how many of a row
-    combine(a, b, T)          the states of two parts of the same rows, as one
-    none(zeros, T)            the states of no elements, in the shape of `zeros`
+                              returns the states of a tile's rows. `values` holds a tile of each
+                              input. `mask` marks the elements that exist. `length` counts those
+                              of a row.
+    combine(a, b, T)          merges the states of two parts of the same rows.
+    none(zeros, T)            returns the states of empty rows, shaped like `zeros`.
     fold(states, AXIS, T)     a tile of states combined along an axis, which is kept; with ALL, to
                               scalars
     map(states, values, T)    the output's tile, in the type that is computed in
@@ -18,10 +19,10 @@ An operation on rows, not on columns, may also take a weight and a bias, the sam
 map(states, values, weight, bias, T) gets a tile of each, or None. Such an operation also has
 
     finish(states, n, numbers, T)
-                              makes of the states of whole rows of n elements what `map` takes; the
-                              kernel can store these statistics, one element for each row
-    hold(values, T)           the one tile to keep in place of the inputs' tiles. It is stored as a
-                              second output. An operation without it keeps the inputs
+                              turns the states of whole rows of n elements into the statistics
+                              that `map` takes. The kernel can store them, one element per row.
+    hold(values, T)           returns the one tile that replaces the inputs' tiles. The kernel
+                              stores it as a second output. Without `hold` the inputs are kept.
 
 Twin of csrc/include/diglot/rows/operation.cuh.
 """
