@@ -258,7 +258,7 @@ def test_empty_tensors_need_nothing():
         planned(global_softmax.global_softmax_forward, x, 0, x),
         planned(dropout.philox_words, meta(0, 6), meta(0, 4)),
     ):
-        assert plan == ("nothing to do", (), None, ())
+        assert plan == ("nothing to do", (), None, (), ())
 
 
 def test_scratch_is_asked_for_and_checked():

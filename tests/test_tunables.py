@@ -12,11 +12,12 @@ from backends import DEVICE, KERNELS, needs_cuda, needs_extension
 
 import diglot
 from diglot.backends import tunables as module
+from diglot.backends.choosing import use_plans
 from diglot.backends.plans import Device, plan_runs
 from diglot.backends.registry import cuda_module
 from diglot.backends.runs import plan, run
 from diglot.backends.tunable_files import NEVER, TunableError, read_default, read_gpu
-from diglot.backends.tunables import specs, tunables, use_tunables
+from diglot.backends.tunables import generic_name, specs, tunables, use_tunables
 from diglot.backends.tuning import candidate_plans
 
 ROOT = Path(__file__).parent.parent
@@ -147,12 +148,12 @@ def test_the_library_takes_no_others():
     library, _ = cuda_module()
     pairs = tunables().of_language("cuda")
     with pytest.raises(ValueError, match=r"there is no tunable rows\.cuda\.other"):
-        library.set_tunables(-1, (*pairs, ("rows.cuda.other", 1)))
+        library.set_tunables(-1, (*pairs, ("rows.cuda.other", 1)), "")
     with pytest.raises(ValueError, match=r"rows\.cuda\.few_slots has no value"):
-        library.set_tunables(-1, tuple(p for p in pairs if p[0] != "rows.cuda.few_slots"))
+        library.set_tunables(-1, tuple(p for p in pairs if p[0] != "rows.cuda.few_slots"), "")
     for wrong in (("rows.cuda.few_slots",), (1, "rows.cuda.few_slots")):
         with pytest.raises((TypeError, ValueError)):
-            library.set_tunables(-1, (wrong,))
+            library.set_tunables(-1, (wrong,), "")
 
 
 VARIANTS = {
@@ -234,17 +235,18 @@ def test_candidates_are_distinct_and_right(backend, call):
     """Each is what the call then runs; the first is what it runs without a choice."""
     op, name, arguments, expected = call()
     candidates = candidate_plans(backend, op, name, *arguments)
-    assert len(candidates) >= 2 and candidates[0].overrides == {}
+    assert len(candidates) >= 2 and candidates[0].numbers == {}
     assert len({str((c.plan.variant, c.plan.launches, c.plan.scratch)) for c in candidates}) == len(
         candidates
     )
     for candidate in candidates:
         arguments[-1].fill_(torch.nan)
-        with use_tunables(candidate.overrides):
+        with use_plans(candidate.numbers):
             run(backend, op, name, *arguments)
         assert diglot.last_run().variant == candidate.plan.variant
         torch.testing.assert_close(arguments[-1], expected, rtol=1e-4, atol=1e-5)
-        assert set(candidate.overrides.items()) <= set(candidate.plan.tunables)
+        read = {(generic_name(n, specs()[n]), value) for n, value in candidate.plan.tunables}
+        assert set(candidate.numbers.items()) <= read
 
 
 @needs_extension

@@ -162,6 +162,7 @@ def build_extension(
         folder,
         sources=[
             HERE / "module.cpp",
+            root / "torch/choice.cpp",
             root / "torch/copier.cpp",
             root / "torch/launcher.cpp",
             root / "torch/pipeline.cpp",

@@ -1,5 +1,6 @@
 // The Python module diglot._interpreter: every launcher as a function, for tensors on the CPU,
 // and those of the pipeline.
+#include "torch/choice.h"
 #include "torch/launcher.h"
 #include "torch/tunables.h"
 
@@ -23,6 +24,7 @@ PyMODINIT_FUNC PyInit__interpreter() {
   methods.push_back(definition("plan", plan_from_python));
   methods.push_back(definition("scratch_of", scratch_from_python));
   methods.push_back(definition("set_tunables", set_tunables_from_python));
+  methods.push_back({"set_chooser", set_chooser_from_python, METH_O, nullptr});
   methods.push_back({nullptr, nullptr, 0, nullptr});
 
   static PyModuleDef module = {PyModuleDef_HEAD_INIT, "_interpreter", nullptr, -1, methods.data()};

@@ -234,8 +234,13 @@ PyObject* plan_from_python(PyObject*, PyObject* const* arguments, Py_ssize_t cou
     const int multiprocessors = static_cast<int>(facts.integer());
     const int shared_bytes = static_cast<int>(facts.integer());
     const bool has_clusters = facts.boolean();
+    auto tunables = tunables_of(-1);
+    if (facts.size() > 5) {
+      PyObject* const pairs = facts.tuple();
+      tunables = read_tunables(pairs, facts.text());
+    }
     const NamedDevice device(architecture, multiprocessors, shared_bytes, has_clusters,
-                             facts.size() > 4 ? read_tunables(facts.tuple()) : tunables_of(-1));
+                             std::move(tunables));
     return to_python(call->plan(device));
   } catch (...) {
     return raise_current_exception();

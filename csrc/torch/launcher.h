@@ -56,6 +56,13 @@ class DeviceGuard {
 
 PyObject* raise_current_exception();
 
+// "softmax" of "csrc/ops/softmax.cu": the op whose launchers a file has.
+constexpr std::string_view stem_of(std::string_view file) {
+  const std::size_t slash = file.rfind('/');
+  if (slash != file.npos) file.remove_prefix(slash + 1);
+  return file.substr(0, file.find('.'));
+}
+
 void append_to(PlanKey& key, std::string_view text);
 inline void append_to(PlanKey& key, int64_t value) { key.push_back(value); }
 inline void append_to(PlanKey& key, bool value) { key.push_back(value); }
@@ -91,13 +98,15 @@ class CallBase {
   bool launch(const Plan& plan, cudaStream_t stream) const;
 
  protected:
-  CallBase(std::string_view schema, PlanCache& plans) : schema_(schema), plans_(plans) {}
+  CallBase(const LauncherName& name, std::string_view schema, PlanCache& plans)
+      : name_(name), schema_(schema), plans_(plans) {}
   virtual void append_parameters_to(PlanKey& key) const = 0;
   // Strides of contiguous tensors, which are not read.
   void complete();
 
   CallOperands operands_;
   const CallTensor* scratch_ = nullptr;
+  const LauncherName& name_;
 
  private:
   [[maybe_unused]] std::string_view schema_;
@@ -111,9 +120,9 @@ class Call final : public CallBase {
 
   // Operands may refer to what the reader holds.
   template <typename Reader>
-  Call(Launcher launcher, std::string_view schema, PlanCache& plans, Reader& reader,
-       bool has_scratch)
-      : CallBase(schema, plans), launcher_(launcher) {
+  Call(Launcher launcher, const LauncherName& name, std::string_view schema, PlanCache& plans,
+       Reader& reader, bool has_scratch)
+      : CallBase(name, schema, plans), launcher_(launcher) {
     operands_.tensors = tensors_, operands_.addresses = addresses_, operands_.numbers = numbers_;
     reader.read_into(operands_);
     // Braces order the reads from left to right.
@@ -125,7 +134,7 @@ class Call final : public CallBase {
 
   Plan plan(const Device& device) override {
     complete();
-    Planner planner(device);
+    Planner planner(device, name_);
     std::apply([&](const auto&... each) { launcher_(planner, each...); }, *arguments_);
     return std::move(planner.plan);
   }
@@ -175,18 +184,19 @@ template <auto kLauncher>
 struct Entry;
 template <typename... Parameters, void (*kLauncher)(Planner&, Parameters...)>
 struct Entry<kLauncher> {
+  inline static LauncherName name;
   inline static std::string_view schema;
 
   static void from_stack(StableIValue* stack, uint64_t, uint64_t) {
     StackReader reader(stack);
-    Bound call(kLauncher, schema, plans(), reader, true);
+    Bound call(kLauncher, name, schema, plans(), reader, true);
     launch_from_stack(call);
   }
   static PyObject* from_python(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
     try {
       check_count(kCount, count);
       PythonReader reader(arguments);
-      Bound call(kLauncher, schema, plans(), reader, true);
+      Bound call(kLauncher, name, schema, plans(), reader, true);
       return launch_from_python(call);
     } catch (...) {
       return raise_current_exception();
@@ -195,13 +205,13 @@ struct Entry<kLauncher> {
   static std::unique_ptr<CallBase> bind(PyObject* const* arguments, Py_ssize_t count) {
     check_count(kCount, count);
     PythonReader reader(arguments);
-    return std::make_unique<Bound>(kLauncher, schema, plans(), reader, true);
+    return std::make_unique<Bound>(kLauncher, name, schema, plans(), reader, true);
   }
   static std::unique_ptr<CallBase> bind_planned(PyObject* const* arguments, Py_ssize_t count,
                                                 Alignment alignment) {
     check_count(kCount - 1, count);
     PythonReader reader(arguments, alignment);
-    return std::make_unique<Bound>(kLauncher, schema, plans(), reader, false);
+    return std::make_unique<Bound>(kLauncher, name, schema, plans(), reader, false);
   }
 
  private:
@@ -233,6 +243,7 @@ struct Entry<kLauncher> {
   DIGLOT_OPERATOR(NAME, SCHEMA)                                                    \
   static const bool NAME##_registered = [] {                                       \
     using Entry = diglot::torch_binding::Entry<NAME>;                              \
+    Entry::name = {diglot::torch_binding::stem_of(__FILE__), #NAME};               \
     Entry::schema = SCHEMA;                                                        \
     diglot::torch_binding::python_functions().push_back(                           \
         {#NAME, &Entry::from_python, SCHEMA, &Entry::bind, &Entry::bind_planned}); \

@@ -127,9 +127,9 @@ PyObject* to_python(const Plan& plan) {
   }
   bool is_made = steps != nullptr && tunables != nullptr && scratch != nullptr;
   for (const Step& step : plan.steps) is_made = is_made && append(steps, to_python(step));
-  for (const Tunables::Entry* const entry : plan.tuned) {
-    is_made = is_made && append(tunables, Py_BuildValue("(sL)", entry->name.c_str(),
-                                                        static_cast<long long>(entry->value)));
+  for (const Tunables::Entry& entry : plan.tuned) {
+    is_made = is_made && append(tunables, Py_BuildValue("(sL)", entry.name.c_str(),
+                                                        static_cast<long long>(entry.value)));
   }
   if (is_made) return Py_BuildValue("(sNNN)", plan.variant, steps, scratch, tunables);
   for (PyObject* const each : {steps, tunables, scratch}) Py_XDECREF(each);

@@ -5,7 +5,7 @@
 
 namespace diglot::torch_binding {
 
-std::shared_ptr<const Tunables> read_tunables(PyObject* pairs) {
+std::vector<Tunables::Entry> read_numbers(PyObject* pairs) {
   std::vector<Tunables::Entry> entries;
   const TupleReader every(pairs);
   for (std::size_t i = 0; i < every.size(); ++i) {
@@ -13,14 +13,19 @@ std::shared_ptr<const Tunables> read_tunables(PyObject* pairs) {
     std::string name(pair.text());
     entries.push_back({std::move(name), pair.integer()});
   }
-  return std::make_shared<const Tunables>(entries);
+  return entries;
+}
+
+std::shared_ptr<const Tunables> read_tunables(PyObject* pairs, std::string_view gpu) {
+  return std::make_shared<const Tunables>(read_numbers(pairs), std::string(gpu));
 }
 
 PyObject* set_tunables_from_python(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   try {
-    check_count(2, count);
+    check_count(3, count);
     const auto device = static_cast<int>(PythonReader(arguments).read<int64_t>());
-    TunablesOfDevices::instance().set(device, read_tunables(arguments[1]));
+    const auto gpu = PythonReader(arguments + 2).read<std::string_view>();
+    TunablesOfDevices::instance().set(device, read_tunables(arguments[1], gpu));
     PlanCache::clear_all();
     Py_RETURN_NONE;
   } catch (...) {

@@ -29,6 +29,7 @@ from diglot.backends import (
     last_run,
     record_runs,
     use_backend,
+    use_plans,
 )
 from diglot.ops import (
     GridBarrierCheck,
@@ -88,7 +89,9 @@ __all__ = [
     "standardize",
     "stream_map",
     "stream_reduce",
+    "tune",
     "use_backend",
+    "use_plans",
 ]
 
 
@@ -102,7 +105,12 @@ def get_include() -> str:
 
 
 # The tools need more than torch: imported when used.
-_TOOLS = {"compare": "compare", "profile": "profiling", "profile_call": "profiling"}
+_TOOLS = {
+    "compare": "compare",
+    "profile": "profiling",
+    "profile_call": "profiling",
+    "tune": "tune",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -12,12 +12,15 @@ import ctypes
 import functools
 import inspect
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor
+from triton.runtime.errors import OutOfResources
 
+from diglot.backends.choosing import own_numbers, planning_of, record_choices
 from diglot.backends.driver import driver
 from diglot.backends.forks import renew_in_children
 from diglot.backends.plans import Plan, Scratch
@@ -82,6 +85,13 @@ def launcher(planner: Callable[..., Plan]) -> Any:
         or, where the plan needs scratch and that is None, runs nothing and returns what is needed,
         a `Scratch`. Its attribute `planner` is the planner, and its global `plans` what is kept.
     """
+    op = planner.__module__.rpartition(".")[2]
+
+    @functools.wraps(planner)
+    def plan_here(*described: Any) -> Plan:
+        with planning_of(op, planner.__name__):
+            return planner(*described)
+
     hints = get_type_hints(planner)
     names = list(inspect.signature(planner).parameters)
     arrays = [name for name in names if hints[name] in (Operand, Operand | None)]
@@ -110,12 +120,22 @@ def launcher(planner: Callable[..., Plan]) -> Any:
         return _describe(hints, names, arguments, device, address)
 
     def prepare(key: tuple[Any, ...], arguments: tuple[Any, ...]) -> Callable[..., Any]:
-        index = key[0]
-        run = _prepare(
-            lambda device: planner(*describe(arguments, device, _address)),
-            _facts_of(index),
-            index,
-        )
+        index, facts = key[0], _facts_of(key[0])
+
+        def plan_on(device: Device) -> Plan:
+            return plan_here(*describe(arguments, device, _address))
+
+        with record_choices() as choices:
+            try:
+                run = _prepare(plan_on, facts, index)
+            except OutOfResources as error:
+                if not any(choice.source in ("exact", "near") for choice in choices):
+                    raise
+                warnings.warn(
+                    f"{planner.__name__}: a measured plan does not fit: {error}", stacklevel=3
+                )
+                with own_numbers():
+                    run = _prepare(plan_on, facts, index)
         with _plans_lock:
             plans = scope["plans"]
             while len(plans) >= MOST_PLANS:
@@ -124,7 +144,7 @@ def launcher(planner: Callable[..., Plan]) -> Any:
         return run
 
     def trace(arguments: tuple[Any, ...], scratch: Tensor | None) -> Any:
-        made = planner(*describe(arguments, _traced_facts(arguments), _unknown_address))
+        made = plan_here(*describe(arguments, _traced_facts(arguments), _unknown_address))
         tensors = [a for a, name in zip(arguments, names, strict=True) if name in arrays]
         numbers = [a for a, name in zip(arguments, names, strict=True) if name in unseen]
         return _trace(made, (None, *tensors), scratch, tuple(numbers))
@@ -133,7 +153,7 @@ def launcher(planner: Callable[..., Plan]) -> Any:
     exec(source, scope)
     made: Any = scope[planner.__name__]
     made.__doc__, made.__module__ = planner.__doc__, planner.__module__
-    made.planner, made.describe = planner, describe
+    made.planner, made.describe = plan_here, describe
     launchers.append(made)
     return made
 

@@ -19,6 +19,7 @@ import triton.language as tl
 from triton.compiler import ASTSource
 
 from diglot.backends import plans
+from diglot.backends.choosing import choose_here
 from diglot.backends.plans import Plan
 from diglot.backends.tunables import tunables
 
@@ -66,6 +67,17 @@ class Device(plans.Device):
     def tuned(self, name: str, *keys: int) -> Any:
         """A measured number, or a record of some; `keys` find a table's entry."""
         return tunables(self.name).read(name, *keys)
+
+    def choose(self, layout: str, shape: tuple[int, ...], *operands: Any) -> None:
+        """Takes the numbers that were measured to be best for calls like this one, if any were.
+
+        Args:
+            layout: a name for how the operands lie.
+            shape: what the time depends on, rows first.
+            operands: those whose dtypes matter; None where one is absent.
+        """
+        dtypes = [str(each.dtype).removeprefix("torch.") for each in operands if each is not None]
+        choose_here(self.name, dtypes, layout, shape)
 
     def room(self, per_multiprocessor: int) -> int:
         """How many programs run at once, so many on each multiprocessor."""

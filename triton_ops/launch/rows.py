@@ -135,6 +135,8 @@ def plan_rows(
     is_aligned = vector > 1 and all(array.is_aligned for array in whole)
     if not is_aligned:
         vector = 1
+    name = f"{'columns' if is_column else 'rows'}{', 16-byte accesses' * (vector > 1)}"
+    device.choose(name, (out.numel() // n, n), out, arrays[1])
     if is_column and vector > 1:
         outer = outer.in_vectors(vector)
     is_tall = is_column and n > device.tuned(tall)

@@ -1,5 +1,6 @@
 """Backends: what runs an op, how one is chosen, and why one is refused."""
 
+from diglot.backends.choosing import use_plans
 from diglot.backends.runs import LastRun, last_run, record_runs
 from diglot.backends.selection import (
     BackendUnavailable,
@@ -18,4 +19,5 @@ __all__ = [
     "last_run",
     "record_runs",
     "use_backend",
+    "use_plans",
 ]

@@ -86,12 +86,14 @@ class Plan(NamedTuple):
             `diglot.triton_ops` says for Triton.
         scratch: the memory that they need; None if none.
         tunables: the measured numbers that decided, by name (tunables.py).
+        choices: how these were chosen (choosing.py): a `Choice` for each problem.
     """
 
     variant: str
     launches: tuple[Any, ...]
     scratch: Scratch | None
     tunables: tuple[tuple[str, int], ...] = ()
+    choices: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True)

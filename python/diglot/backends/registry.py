@@ -19,9 +19,10 @@ from typing import Any
 
 import torch
 
+from diglot.backends.choosing import answer_cuda
 from diglot.backends.needs import OLDEST_ARCHITECTURE, Call, needs_of
 from diglot.backends.plans import Device, KernelLaunch, Plan, Scratch
-from diglot.backends.tunables import on_change, tunables
+from diglot.backends.tunables import on_change, short_name, tunables
 
 INTERPRET = os.environ.get("DIGLOT_INTERPRET") == "1"
 INTERPRETERS = {"cuda": "diglot's", "triton": "Triton's"}
@@ -77,6 +78,7 @@ _gpus: dict[ModuleType, dict[int, str]] = {}
 def _with_tunables(module: ModuleType | None, reason: str) -> tuple[ModuleType | None, str]:
     if module is not None:
         _set_tunables(module, -1, "")
+        module.set_chooser(answer_cuda)
     return module, reason
 
 
@@ -84,15 +86,20 @@ def _set_tunables(module: ModuleType, device: int, gpu: str) -> None:
     """Hands a library of CUDA's kernels the tunables of a device, unless it has them."""
     known = _gpus.setdefault(module, {})
     if known.get(device) != gpu:
-        module.set_tunables(device, tunables(gpu).of_language("cuda"))
+        module.set_tunables(device, *_numbers_of(gpu))
         known[device] = gpu
+
+
+def _numbers_of(gpu: str) -> tuple[tuple[tuple[str, int], ...], str]:
+    """What CUDA's planners read on a GPU, and its short name; "" of none."""
+    return tunables(gpu).of_language("cuda"), short_name(gpu) if gpu else ""
 
 
 @on_change
 def _set_tunables_anew() -> None:
     for module, gpus in list(_gpus.items()):
         for device, gpu in list(gpus.items()):
-            module.set_tunables(device, tunables(gpu).of_language("cuda"))
+            module.set_tunables(device, *_numbers_of(gpu))
 
 
 def has_interpreter() -> bool:
@@ -133,7 +140,7 @@ def _plan_cuda(op: str, launcher: str, device: Device | None, arguments: tuple[A
         raise RuntimeError(reason)
     facts = None
     if device is not None:
-        facts = (*device[:4], tunables(Device(*device).name).of_language("cuda"))
+        facts = (*device[:4], *_numbers_of(Device(*device).name))
     with contextlib.nullcontext() if device is not None else _planned_on(arguments[-1].device):
         variant, launches, scratch, decided = module.plan(launcher, facts, *arguments)
     return Plan(

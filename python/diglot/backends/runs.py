@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from diglot.backends.choosing import record_choices
 from diglot.backends.forks import renew_in_children
 from diglot.backends.plans import CALL, Plan, PlannedRun, Scratch, planning
 from diglot.backends.registry import BACKENDS, is_interpreted
@@ -113,7 +114,9 @@ def plan(backend: str, op: str, name: str, *arguments: Any) -> Plan:
     Within `plan_runs` it is planned for the device named there, and tensors may be on any device;
     else for the tensors' device.
     """
-    return BACKENDS[backend].plan(op, name, planning.device, arguments)
+    with record_choices() as choices:
+        made = BACKENDS[backend].plan(op, name, planning.device, arguments)
+    return made._replace(choices=tuple(choices))
 
 
 def _run_traced(backend: str, op: str, name: str, arguments: tuple[Any, ...]) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch.compiler import is_compiling
 
 from diglot.backends import needs
 from diglot.backends.needs import Call
-from diglot.backends.plans import planning
+from diglot.backends.plans import Plan, plan_runs, planning
 from diglot.backends.registry import BACKENDS, architecture_of, is_interpreted, supports
 
 AUTO = "auto"  # tries the backends in the order of BACKENDS
@@ -162,6 +163,7 @@ class Explanation:
         chosen: the backend that runs, or None if the one asked for cannot.
         reasons: for every backend, why it cannot run; None if it can.
         notes: remarks on backends that can run.
+        plans: for a backend, the plans of the call, and how each was chosen; where inputs make one.
     """
 
     op: str
@@ -169,6 +171,7 @@ class Explanation:
     chosen: str | None
     reasons: dict[str, str | None]
     notes: dict[str, str]
+    plans: dict[str, tuple[Plan, ...]] = field(default_factory=dict)
 
     def __str__(self) -> str:
         lines = [f"{self.op} on {self.device}:"]
@@ -177,6 +180,9 @@ class Explanation:
             note = f" ({self.notes[name]})" if name in self.notes else ""
             mark = "->" if name == self.chosen else "  "
             lines.append(f"{mark} {name}: {verdict}{note}")
+            for plan in self.plans.get(name, ()):
+                chosen = "; ".join(map(str, plan.choices))
+                lines.append(f"     {plan.variant}{f': {chosen}' if chosen else ''}")
         return "\n".join(lines)
 
 
@@ -188,23 +194,39 @@ def _device_of(where: Any) -> torch.device:
     return torch.device(where)
 
 
-def explain(op: str | Any, *inputs: torch.Tensor | torch.device | str | None) -> Explanation:
-    """Every backend's verdict on running an op.
+def explain(op: str | Any, *inputs: Any, **options: Any) -> Explanation:
+    """Every backend's verdict on running an op, and how its plan for a call is chosen.
 
     Args:
         op: an op's name, or the op itself (`diglot.gelu`).
-        inputs: the tensor arguments of a call; or a device, the first GPU if there is one, else the
-            CPU, by default.
+        inputs: the arguments of a call; or a device, the first GPU if there is one, else the CPU,
+            by default.
+        options: keyword arguments of the call.
 
     Returns:
-        An `Explanation`; printed, it has a line per backend.
+        An `Explanation`; printed, it has a line per backend, and one per plan of a call.
     """
     name = op if isinstance(op, str) else op.__name__
     device = _device_of(inputs[0] if inputs else None)
     tensors = tuple([each for each in inputs if isinstance(each, torch.Tensor)])
     wanted = _scope.backend or _environment
     check_name(wanted, "DIGLOT_BACKEND")
-    return _explain(name, Call.from_tensors(device, architecture_of(device), tensors), wanted)
+    said = _explain(name, Call.from_tensors(device, architecture_of(device), tensors), wanted)
+    if not tensors or device.type == "meta":
+        return said
+    kernels = [b for b, reason in said.reasons.items() if reason is None and b != "torch"]
+    return replace(said, plans={b: _plans_of(name, inputs, options, b) for b in kernels})
+
+
+def _plans_of(op: str, inputs: Any, options: Any, backend: str) -> tuple[Plan, ...]:
+    """The plans of a call's launches; none if these are no arguments of the op."""
+    function = getattr(importlib.import_module("diglot"), op, None)
+    try:
+        with plan_runs() as runs:
+            function(*inputs, **{**options, "backend": backend})
+    except (TypeError, ValueError, RuntimeError):
+        return ()
+    return tuple([run.plan for run in runs])
 
 
 def _explain(op: str, call: Call, wanted: str) -> Explanation:

@@ -62,16 +62,18 @@ class Tunables:
             name: the tunable's, such as "rows.triton.warps".
             keys: one for each level of a table: its entry is the first whose key is not less.
         """
-        entry = self._tables[name]
+        top, entry = name, self._tables[name]
         for key in keys:
             found = next((pair for bound, pair in entry if key <= bound), None)
             if found is None:
                 raise TunableError(f"the tunable {name} has no entry for {key}")
             name, entry = found
-        if _reading.names is not None:
+        if _thread.chosen:
+            entry = _with_chosen(top, entry, _thread.chosen)
+        if _thread.names is not None:
             each = entry if isinstance(entry, dict) else {"": entry}
             for field, value in each.items():
-                _reading.names[f"{name}.{field}" if field else name] = value
+                _thread.names[f"{name}.{field}" if field else name] = value
         return entry
 
     def of_language(self, language: str) -> tuple[tuple[str, int], ...]:
@@ -92,23 +94,78 @@ def _with_bounds(name: str, entry: Any) -> Any:
     return sorted(pairs, key=lambda pair: pair[0])
 
 
-class _Reading(threading.local):
-    names: dict[str, int] | None = None
+def _with_chosen(name: str, entry: Any, chosen: Mapping[str, int]) -> Any:
+    """An entry of a tunable, with what was chosen in place of its numbers."""
+    if isinstance(entry, dict):
+        return {field: chosen.get(f"{name}.{field}", value) for field, value in entry.items()}
+    return chosen.get(name, entry)
 
 
-_reading = _Reading()
+class _Thread(threading.local):
+    names: dict[str, int] | None = None  # what was read, while somebody asks
+    chosen: Mapping[str, int] | None = None  # for the plan that is being made
+
+
+_thread = _Thread()
 
 
 @contextlib.contextmanager
 def record_reads() -> Iterator[dict[str, int]]:
     """Context manager: what this thread reads in it, by full name."""
-    before = _reading.names
+    before = _thread.names
     names: dict[str, int] = {}
-    _reading.names = names
+    _thread.names = names
     try:
         yield names
     finally:
-        _reading.names = before
+        _thread.names = before
+
+
+@contextlib.contextmanager
+def chosen_numbers() -> Iterator[None]:
+    """Context manager: what this thread takes by `take_numbers` is for reads in it alone."""
+    before = _thread.chosen
+    _thread.chosen = None
+    try:
+        yield
+    finally:
+        _thread.chosen = before
+
+
+def take_numbers(numbers: Mapping[str, int]) -> None:
+    """Has this thread read some numbers in place of a GPU's, for every entry of a table.
+
+    Args:
+        numbers: by the names of tunables, with a field where one has records. Those that
+            `use_tunables` changes stay as they are there.
+    """
+    _thread.chosen = {name: n for name, n in numbers.items() if not is_overridden(name)}
+
+
+def named_numbers(name: str) -> list[str]:
+    """The full names of the numbers that a tunable's name stands for, or that of its field.
+
+    Raises:
+        ValueError: there is none.
+    """
+    found = [full for full, spec in specs().items() if generic_name(full, spec) == name]
+    if not found:
+        raise TunableError(f"there is no tunable {name}")
+    return found
+
+
+def generic_name(full: str, spec: Spec) -> str:
+    """The tunable of a number, with its field where that has records: its name without keys."""
+    last = full.rpartition(".")[2]
+    has_field = full != spec.tunable and not (last.isdigit() or last == "more")
+    return f"{spec.tunable}.{last}" if has_field else spec.tunable
+
+
+def is_overridden(name: str) -> bool:
+    """Whether `use_tunables` changes a number of a tunable."""
+    return any(
+        generic_name(full, specs()[full]) == name for changed in _overrides for full in changed
+    )
 
 
 _lock = threading.RLock()
@@ -153,10 +210,15 @@ def on_change(forget: Callable[[], None]) -> Callable[[], None]:
     return forget
 
 
-def _change() -> None:
-    _kept.clear()
+def forget_plans() -> None:
+    """Has every plan be made anew."""
     for forget in _on_change:
         forget()
+
+
+def _change() -> None:
+    _kept.clear()
+    forget_plans()
 
 
 def find_numbers(name: str) -> list[str]:

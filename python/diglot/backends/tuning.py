@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from diglot.backends.choosing import use_plans
 from diglot.backends.plans import KernelLaunch, Plan
 from diglot.backends.runs import plan
+from diglot.backends.store import Numbers
 from diglot.backends.tunable_files import TunableError
-from diglot.backends.tunables import specs, use_tunables
+from diglot.backends.tunables import generic_name, is_overridden, specs
 
 
 @dataclass(frozen=True)
@@ -18,40 +19,52 @@ class Candidate:
 
     Attributes:
         plan: it.
-        overrides: within `use_tunables` of these the call has this plan.
+        numbers: within `use_plans` of these the call has this plan.
     """
 
     plan: Plan
-    overrides: Mapping[str, int]
+    numbers: Numbers
 
 
-def candidate_plans(backend: str, op: str, name: str, *arguments: Any) -> list[Candidate]:
-    """The distinct plans of a call: the one that it has, and those by other tunables.
+def candidate_plans(
+    backend: str, op: str, name: str, *arguments: Any, start: Numbers | None = None
+) -> list[Candidate]:
+    """The distinct plans of a call: one, and those that differ from it in one tunable.
 
     Of the tunables that decided, each takes its alternatives, one at a time, and the others stay.
-    The plans that the process keeps are forgotten meanwhile, as `use_tunables` says.
+    Tunables on which results depend are left alone. The plans that the process keeps are forgotten
+    meanwhile, as `use_plans` says.
 
     Args:
         backend: "cuda" or "triton".
         op, name: the op, and the launcher.
         arguments: the launcher's, but for its scratch.
+        start: the numbers of the first plan; by default the planner's own.
     """
-    first = plan(backend, op, name, *arguments)
-    candidates = [Candidate(first, {})]
+    own = dict(start or {})
+    with use_plans(own):
+        first = plan(backend, op, name, *arguments)
+    candidates = [Candidate(first, own)]
     seen = [_launched(first)]
-    for tunable, value in first.tunables:
-        for other in specs()[tunable].alternatives:
-            overrides = {tunable: other}
+    for full, value in first.tunables:
+        spec = specs()[full]
+        tunable = generic_name(full, spec)
+        if spec.same_everywhere or is_overridden(tunable):
+            continue
+        for other in (spec.value, *spec.alternatives):
             if other == value:
                 continue
+            numbers = {**own, tunable: other}
+            if other == spec.value:
+                del numbers[tunable]
             try:
-                with use_tunables(overrides):
+                with use_plans(numbers):
                     made = plan(backend, op, name, *arguments)
             except TunableError:  # no number of another tunable fits this one
                 continue
             if _launched(made) not in seen:
                 seen.append(_launched(made))
-                candidates.append(Candidate(made, overrides))
+                candidates.append(Candidate(made, numbers))
     return candidates
 
 

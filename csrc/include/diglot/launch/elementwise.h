@@ -88,6 +88,10 @@ void elementwise_launch(Planner& planner, const Operand* const (&operands)[kArra
   if (n == 0) return;
   const bool is_flat = have_one_dtype(operands) && layout.is_flat();
   const int head = is_flat ? common_head<T>(operands) : -1;
+  planner.choose(!is_flat    ? "strided"
+                 : head >= 0 ? "flat, 16-byte accesses"
+                             : "flat",
+                 {n}, {operands[0]});
   if (is_flat && n <= planner.tuned(Tunable::kElementwiseTinyElements)) {
     planner.plan.variant = "flat, 1 element per thread";
     flat(TinyShape<T>{}, blocks_for(n, kElementwiseThreads), n, 0);

@@ -145,9 +145,11 @@ void launch_norm_backward(Planner& planner, const NormOperands& operands) {
       operands.weight != nullptr && operands.weight->dtype != operands.grad_input.dtype;
   const int weight_accesses = has_wide_weight ? sizeof(Compute) / sizeof(T) : 1;
 
+  const int64_t n = operands.grad_input.sizes[operands.grad_input.rank - 1];
+  planner.choose("rows", {count, n}, {&operands.grad_input, operands.weight});
   NormRows rows{};
   rows.arrays = operands.grad_sum == nullptr ? 2 : 3;
-  rows.n = operands.grad_input.sizes[operands.grad_input.rank - 1];
+  rows.n = n;
   // What is asked for of the derivatives that are sums over rows, weight first.
   const Operand* asked[2] = {};
   int fields = 0;

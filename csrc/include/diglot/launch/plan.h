@@ -10,12 +10,14 @@
 
 #include <algorithm>
 #include <functional>
+#include <initializer_list>
 #include <stdexcept>
 #include <string>
 #include <tuple>
 #include <vector>
 
 #include "diglot/launch/arguments.h"
+#include "diglot/launch/choice.h"
 #include "diglot/launch/launch.h"
 #include "diglot/launch/operand.h"
 
@@ -48,8 +50,7 @@ struct Plan {
   const char* variant = "nothing to do";  // its name: a literal
   std::vector<Step> steps;
   Scratch scratch;
-  std::vector<const Tunables::Entry*> tuned;  // the entries that decided, each once
-  std::shared_ptr<const Tunables> tunables;   // which have these
+  std::vector<Tunables::Entry> tuned;  // the entries that decided, each once
 
   void launch(const Arguments& now) const {
     for (const Step& step : steps) step.start(step.how, now);
@@ -58,19 +59,38 @@ struct Plan {
 
 class Planner {
  public:
-  explicit Planner(const Device& device) : device(device) {}
+  explicit Planner(const Device& device, const LauncherName& name = {})
+      : device(device), tunables_(device.tunables()), name_(name) {}
 
   const Device& device;
   Plan plan;
 
-  // A number that was measured; of a table the first entry whose key is not less.
-  int64_t tuned(Tunable tunable, int64_t key = 0) {
-    if (plan.tunables == nullptr) plan.tunables = device.tunables();
-    const Tunables::Entry& entry = plan.tunables->find(tunable, key);
-    auto& entries = plan.tuned;
-    if (std::find(entries.begin(), entries.end(), &entry) == entries.end()) {
-      entries.push_back(&entry);
+  // Takes the numbers that were measured to be best for calls like this one, if any were.
+  // `layout`: a name for how the operands lie; `shape`: what the time depends on, rows first.
+  void choose(std::string layout, std::vector<int64_t> shape,
+              std::initializer_list<const Operand*> operands) {
+    const Chooser ask = chooser().load(std::memory_order_acquire);
+    if (ask == nullptr) return;
+    Problem problem{name_, tunables_->gpu(), {}, std::move(layout), std::move(shape)};
+    for (const Operand* operand : operands) {
+      if (operand != nullptr) problem.dtypes.push_back(operand->dtype);
     }
+    chosen_ = ask(problem);
+  }
+
+  // A number that was measured: the chosen one; or of a table the first entry whose key is not
+  // less.
+  int64_t tuned(Tunable tunable, int64_t key = 0) {
+    Tunables::Entry entry = tunables_->find(tunable, key);
+    if (chosen_ != nullptr) {
+      for (const Tunables::Entry& chosen : *chosen_) {
+        if (chosen.name == kTunableNames[static_cast<std::size_t>(tunable)]) {
+          entry.value = chosen.value;
+        }
+      }
+    }
+    const auto is_it = [&](const Tunables::Entry& known) { return known.name == entry.name; };
+    if (std::none_of(plan.tuned.begin(), plan.tuned.end(), is_it)) plan.tuned.push_back(entry);
     return entry.value;
   }
 
@@ -124,6 +144,10 @@ class Planner {
          }});
     return true;
   }
+
+  std::shared_ptr<const Tunables> tunables_;
+  LauncherName name_;
+  std::shared_ptr<const ChosenNumbers> chosen_;
 };
 
 }  // namespace diglot

@@ -348,20 +348,22 @@ void launch_rows(Planner& planner, const Operand* const (&operands)[kArrays], in
     const int bytes = std::min(kAccessBytes, kElements * size_of(operands[a]->dtype));
     is_aligned &= operands[a]->is_aligned(bytes);
   }
-  const auto run = [&](const Layout<kArrays>& outer, auto shapes) {
+  const auto run = [&](const char* name, const Layout<kArrays>& outer, auto shapes) {
+    planner.choose(name, {operands[0]->numel / layout.n, layout.n}, {operands[0], operands[1]});
     run_rows<Shapes, I, kInputs>(planner, layout, outer, shapes, function, state_bytes);
   };
   if (!Shapes::kHasColumns || !layout.is_columns()) {
     if (is_aligned && layout.is_wide(kElements, kCut)) {
-      run(layout.outer, typename Shapes::Wide{});
+      run("rows, 16-byte accesses", layout.outer, typename Shapes::Wide{});
     } else {
-      run(layout.outer, typename Shapes::Narrow{});
+      run("rows", layout.outer, typename Shapes::Narrow{});
     }
   } else if constexpr (Shapes::kHasColumns) {
     if (is_aligned && layout.has_wide_columns(kElements, kCut)) {
-      run(layout.outer.in_vectors(kElements), typename Shapes::WideColumns{});
+      run("columns, 16-byte accesses", layout.outer.in_vectors(kElements),
+          typename Shapes::WideColumns{});
     } else {
-      run(layout.outer, typename Shapes::NarrowColumns{});
+      run("columns", layout.outer, typename Shapes::NarrowColumns{});
     }
   }
 }

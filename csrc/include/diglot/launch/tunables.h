@@ -66,7 +66,8 @@ class Tunables {
 
   // `entries`: by their full names. Throws std::invalid_argument if there is no such tunable, or if
   // a tunable has no value.
-  explicit Tunables(const std::vector<Entry>& entries) {
+  explicit Tunables(const std::vector<Entry>& entries, std::string gpu = {})
+      : gpu_(std::move(gpu)) {
     for (const Entry& entry : entries) add(entry);
     for (std::size_t i = 0; i < kTunableCount; ++i) {
       if (tables_[i].empty()) {
@@ -75,6 +76,9 @@ class Tunables {
       }
     }
   }
+
+  // Of which GPU they are: its short name, or nothing.
+  const std::string& gpu() const { return gpu_; }
 
   // Of a table: the first entry whose key is not less.
   const Entry& find(Tunable tunable, int64_t key) const {
@@ -109,6 +113,7 @@ class Tunables {
     throw std::invalid_argument("there is no tunable " + entry.name);
   }
 
+  std::string gpu_;
   std::map<int64_t, Entry> tables_[kTunableCount];
 };
 

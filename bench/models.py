@@ -1,0 +1,190 @@
+"""Shapes that published models have, drawn by a seed, and what came out over all of them.
+
+A benchmark's own cases are few and known beforehand. These are drawn: of every op so many shapes,
+most of them rows of published hidden sizes (`models.json`), of 1 to 65536 tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+import torch
+
+from diglot.bench.harness import OURS, Benchmark, Case, Row
+
+# Of a draw: rows of a hidden size; of a vocabulary; at most 4 MB; of an odd length.
+KINDS = ("hidden", "vocabulary", "small", "odd")
+WEIGHTS = (62, 15, 15, 8)
+SMALL_BYTES = 4 << 20
+MOST_BYTES, LEAST_BYTES = 512 << 20, 8 << 10  # of an input
+MOST_TOKENS = 1 << 16
+ODD_ROWS = ((7, 1000003), (100003, 77), (8191, 4097), (4096, 12289), (33333, 769))
+FLOAT32 = 4  # one case in so many
+CASES = 40
+
+
+@dataclass(frozen=True)
+class Model:
+    """Dimensions of a published model, by the names of its config.json."""
+
+    name: str
+    hidden_size: int
+    intermediate_size: int
+    num_attention_heads: int
+    vocab_size: int
+    source: str
+
+
+def published() -> list[Model]:
+    """The models of `models.json`."""
+    text = (resources.files("diglot.bench") / "models.json").read_text(encoding="utf-8")
+    return [Model(**raw) for raw in json.loads(text)["models"]]
+
+
+def shapes_of(config: dict[str, Any], tokens: Sequence[int] = (1, 256, 4096)) -> list[Any]:
+    """Rows that a model has, by its config.json: of its hidden size, and of its vocabulary.
+
+    Raises:
+        ValueError: the file does not say them.
+    """
+    config = config.get("text_config", config)
+    sizes = [config.get(name) for name in ("hidden_size", "intermediate_size", "vocab_size")]
+    if not all(isinstance(size, int) and size > 0 for size in sizes):
+        raise ValueError("a model's config has hidden_size, intermediate_size and vocab_size")
+    return [(rows, size) for size in sizes for rows in tokens]
+
+
+def draw(seed: str, count: int = CASES) -> list[tuple[tuple[int, int], torch.dtype]]:
+    """So many shapes (rows, length) and dtypes, the same for the same seed."""
+    chance = random.Random(seed)
+    models = published()
+    drawn: list[tuple[tuple[int, int], torch.dtype]] = []
+    while len(drawn) < count:
+        dtype = torch.float32 if len(drawn) % FLOAT32 == FLOAT32 - 1 else torch.bfloat16
+        kind = chance.choices(KINDS, WEIGHTS)[0]
+        model = chance.choice(models)
+        if kind == "odd":
+            shape = chance.choice(ODD_ROWS)
+        else:
+            n = model.vocab_size if kind == "vocabulary" else model.hidden_size
+            most = (SMALL_BYTES if kind == "small" else MOST_BYTES) // (n * dtype.itemsize)
+            least = 1 if kind == "small" else SMALL_BYTES // (n * dtype.itemsize) + 1
+            most = min(most, MOST_TOKENS)
+            if most < least:
+                continue
+            shape = (_tokens(chance, least, most), n)
+        size = shape[0] * shape[1] * dtype.itemsize
+        if LEAST_BYTES <= size <= MOST_BYTES and (shape, dtype) not in drawn:
+            drawn.append((shape, dtype))
+    return drawn
+
+
+def _tokens(chance: random.Random, least: int, most: int) -> int:
+    """A number of tokens: a batch of sequences, or a few that are decoded."""
+    count = int(math.exp(chance.uniform(math.log(least), math.log(most + 1))))
+    step = 128 if count >= 1024 else 8 if count >= 64 else 1
+    return max(least, min(most, count // step * step))
+
+
+def options_of(benchmark: Benchmark, direction: str) -> dict[str, Any]:
+    """The options of the first case that an op's benchmark has in a direction."""
+    options = (case.options for case in benchmark.cases if case.direction == direction)
+    return {name: value for name, value in next(options, {}).items() if name != "dim"}
+
+
+def cases(benchmark: Benchmark, seed: int) -> list[Case]:
+    """The cases of an op: each shape in every direction that it has."""
+    made = []
+    directions = dict.fromkeys(
+        case.direction for case in benchmark.cases if case.direction in ("forward", "backward")
+    )
+    for shape, dtype in draw(f"{benchmark.op} {seed}"):
+        is_small = shape[0] * shape[1] * dtype.itemsize <= SMALL_BYTES
+        for direction in directions:
+            timer = "captured" if is_small else "device"
+            case = Case(direction, dtype, shape, options_of(benchmark, direction), timer)
+            if benchmark.takes(case):
+                made.append(case)
+    return made
+
+
+# --- what came out -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How a case of ours did.
+
+    Attributes:
+        row: it.
+        over_peer: the best peer's time over ours; None without one.
+        peer: which.
+    """
+
+    row: Row
+    over_peer: float | None
+    peer: str | None
+
+
+def ratios(rows: Sequence[Row]) -> Iterator[Ratio]:
+    """Of every timed row of ours."""
+    key = ("op", "direction", "dtype", "shape", "timer")
+    cases: dict[str, list[Row]] = {}
+    for row in rows:
+        cases.setdefault(json.dumps([row[name] for name in key]), []).append(row)
+    for of_case in cases.values():
+        peers = [r for r in of_case if r["provider"] not in (*OURS, "formula") and "time_us" in r]
+        best = min(peers, key=lambda r: r["time_us"], default=None)
+        for row in of_case:
+            if row["provider"] in OURS and "time_us" in row:
+                over = None if best is None else best["time_us"] / row["time_us"]
+                yield Ratio(row, over, None if best is None else best["provider"])
+
+
+HEADER = (
+    "op", "direction", "language", "cases", "best peer's time / ours", "worst",
+    "below 0.95", "share of a copy, median", "worst case",
+)  # fmt: skip
+
+
+def table(rows: Sequence[Row]) -> list[list[str]]:
+    """A line for each op, direction and language, under `HEADER`."""
+    groups: dict[tuple[str, str, str], list[Ratio]] = {}
+    for ratio in ratios(rows):
+        row = ratio.row
+        groups.setdefault((row["op"], row["direction"], row["provider"]), []).append(ratio)
+    lines = []
+    for (op, direction, provider), of in sorted(groups.items()):
+        known = [ratio for ratio in of if ratio.over_peer is not None]
+        values = [ratio.over_peer for ratio in known if ratio.over_peer is not None]
+        copies = [r.row["share_of_copy"] for r in of if r.row.get("share_of_copy") is not None]
+        lines.append([op, direction, provider, str(len(of)), *_over_peers(known, values)])
+        lines[-1].insert(7, f"{statistics.median(copies):.2f}" if copies else "–")
+    return lines
+
+
+def _over_peers(known: Sequence[Ratio], values: Sequence[float]) -> list[str]:
+    if not values:
+        return ["–"] * 4
+    worst = min(known, key=lambda ratio: ratio.over_peer or 0)
+    below = sum(value < 0.95 for value in values)
+    shape = "x".join(map(str, worst.row["shape"]))
+    return [
+        f"{statistics.geometric_mean(values):.3f}",
+        f"{min(values):.2f}",
+        f"{100 * below / len(values):.0f} %",
+        f"{worst.row['dtype']} {shape}: {worst.row['time_us']:.1f} µs, {worst.peer}",
+    ]
+
+
+def worst(rows: Sequence[Row], count: int = 10) -> list[Ratio]:
+    """The cases in which the best peer is furthest ahead."""
+    known = [ratio for ratio in ratios(rows) if ratio.over_peer is not None]
+    return sorted(known, key=lambda ratio: ratio.over_peer or 0)[:count]

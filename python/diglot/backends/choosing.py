@@ -1,0 +1,218 @@
+"""Which numbers a call is planned with: measured ones, from the store, or the planner's own.
+
+A planner describes its problem once (`Device.choose` in Triton, `Planner::choose` in C++). The
+answer is kept with the plan, so a second call of a layout asks nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from diglot.backends import store
+from diglot.backends.forks import renew_in_children
+from diglot.backends.store import Entry, Numbers, Problem, Store
+from diglot.backends.tunables import (
+    chosen_numbers,
+    forget_plans,
+    is_overridden,
+    short_name,
+    take_numbers,
+)
+
+MEASURED, RULES = "measured", "rules"
+MODES = (MEASURED, RULES)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How the numbers of a plan were chosen.
+
+    Attributes:
+        problem: what was asked.
+        source: "exact": this problem was measured. "near": one of another shape was. "rules": the
+            planner has its own numbers, of `configs/tunables`. "given": `use_plans` has them.
+        numbers: by the names of tunables; none where the planner has its own.
+        entry: what was measured, if anything.
+    """
+
+    problem: Problem
+    source: str
+    numbers: Numbers
+    entry: Entry | None
+
+    def __str__(self) -> str:
+        said = {
+            "exact": "measured for this shape",
+            "near": "measured for a near shape",
+            "rules": "by the planner's rules: no measured shape is near",
+            "given": "given by use_plans",
+        }[self.source]
+        if self.entry is None:
+            return said
+        if self.source == "near":
+            said += f", {'x'.join(map(str, self.entry.problem.shape))}"
+        best = self.entry.best
+        plans = sorted(self.entry.timings.items(), key=lambda pair: pair[1].us)
+        told = [
+            f"{'-> ' if name == best else ''}{name or 'own numbers'}: {timing.us:g} µs"
+            for name, timing in plans
+        ]
+        return f"{said} ({'; '.join(told)})"
+
+
+class _Thread(threading.local):
+    name = ("", "")  # the op and the launcher that are being planned
+    choices: list[Choice] | None = None
+    has_own_numbers = False
+
+
+_thread = _Thread()
+_lock = threading.RLock()
+renew_in_children(globals(), "_lock", threading.RLock)
+_stores: dict[tuple[str, str], Store] = {}
+_modes: list[str | Numbers] = []
+_environment = os.environ.get("DIGLOT_PLANS", "").strip() or MEASURED
+
+
+class use_plans:
+    """Context manager: how the numbers of plans are chosen, in the whole process.
+
+    Plans that are kept are forgotten when it begins and when it ends; other threads should launch
+    nothing meanwhile. A captured graph keeps its launches.
+
+    Args:
+        plans: "measured": from the store, where it has a shape near that of a call; the default,
+            if the variable DIGLOT_PLANS says nothing else. "rules": the planner's own. Or numbers
+            by the names of tunables, such as {"rows.cuda.skipped_shapes": 1}, which hold for every
+            entry of a table.
+
+    Raises:
+        ValueError: there is no such choice, or no such tunable, or its number is out of range.
+    """
+
+    def __init__(self, plans: str | Numbers) -> None:
+        self.plans: str | Numbers
+        if isinstance(plans, str):
+            check_mode(plans, "use_plans")
+            self.plans = plans
+        else:
+            self.plans = store.plan_numbers(store.plan_name(plans))
+
+    def __enter__(self) -> None:
+        with _lock:
+            _modes.append(self.plans)
+        forget_plans()
+
+    def __exit__(self, *_: object) -> None:
+        with _lock:
+            _modes.remove(self.plans)
+        forget_plans()
+
+
+def check_mode(mode: str, source: str) -> None:
+    """Raises ValueError unless there is such a way to choose."""
+    if mode not in MODES:
+        raise ValueError(f"{source} must be one of {', '.join(map(repr, MODES))}, not {mode!r}")
+
+
+def choose(
+    op: str,
+    launcher: str,
+    backend: str,
+    gpu: str,
+    dtypes: Iterable[str],
+    layout: str,
+    shape: Iterable[int],
+) -> Choice:
+    """The numbers that a problem is planned with on a GPU, by its short name or its full one."""
+    problem = Problem(op, launcher, backend, tuple(dtypes), layout, tuple(shape))
+    choice = _choose(problem, gpu)
+    if _thread.choices is not None:
+        _thread.choices.append(choice)
+    return choice
+
+
+def _choose(problem: Problem, gpu: str) -> Choice:
+    mode = _modes[-1] if _modes else _environment
+    if not isinstance(mode, str):
+        return Choice(problem, "given", mode, None)
+    check_mode(mode, "DIGLOT_PLANS")
+    if mode == RULES or not gpu or _thread.has_own_numbers:
+        return Choice(problem, "rules", {}, None)
+    source, entry = store_of(problem.op, short_name(gpu)).find(problem)
+    if entry is None:
+        return Choice(problem, "rules", {}, None)
+    return Choice(problem, source, store.plan_numbers(entry.best), entry)
+
+
+def store_of(op: str, gpu: str) -> Store:
+    """What was measured of an op on a GPU, by its short name; read once."""
+    known = _stores.get((op, gpu))
+    if known is None:
+        with _lock:
+            known = _stores[op, gpu] = store.read_all(op, gpu)
+    return known
+
+
+def forget_stores() -> None:
+    """Has files be read again, as after tuning."""
+    with _lock:
+        _stores.clear()
+    forget_plans()
+
+
+def answer_cuda(
+    op: str,
+    launcher: str,
+    gpu: str,
+    dtypes: tuple[str, ...],
+    layout: str,
+    shape: tuple[int, ...],
+) -> tuple[tuple[str, int], ...] | None:
+    """What C++ is told when it asks for a problem's numbers."""
+    numbers = choose(op, launcher, "cuda", gpu, dtypes, layout, shape).numbers
+    return tuple([pair for pair in numbers.items() if not is_overridden(pair[0])]) or None
+
+
+@contextlib.contextmanager
+def planning_of(op: str, launcher: str) -> Iterator[None]:
+    """Context manager: this thread plans a launcher of Triton."""
+    before = _thread.name
+    _thread.name = op, launcher
+    try:
+        with chosen_numbers():
+            yield
+    finally:
+        _thread.name = before
+
+
+def choose_here(gpu: str, dtypes: Iterable[str], layout: str, shape: Iterable[int]) -> None:
+    """Chooses the numbers that the launcher which this thread plans reads from now on."""
+    take_numbers(choose(*_thread.name, "triton", gpu, dtypes, layout, shape).numbers)
+
+
+@contextlib.contextmanager
+def own_numbers() -> Iterator[None]:
+    """Context manager: on this thread nothing measured is chosen."""
+    before = _thread.has_own_numbers
+    _thread.has_own_numbers = True
+    try:
+        yield
+    finally:
+        _thread.has_own_numbers = before
+
+
+@contextlib.contextmanager
+def record_choices() -> Iterator[list[Choice]]:
+    """Context manager: the choices that this thread's planners make in it."""
+    before = _thread.choices
+    choices: list[Choice] = []
+    _thread.choices = choices
+    try:
+        yield choices
+    finally:
+        _thread.choices = before

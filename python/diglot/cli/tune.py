@@ -1,0 +1,201 @@
+"""`diglot tune`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from diglot.cli.common import ended_as_interrupted, make_console, one_line_errors
+
+DEFAULT_SHAPES = ("4096x4096",)
+
+
+@click.command()
+@click.argument("ops", metavar="OP...", nargs=-1, required=True)
+@click.option(
+    "--shape", "shapes", metavar="SHAPE", multiple=True, help="As 4096x18432; repeatable."
+)
+@click.option("--like", metavar="FILE", help="A model's config.json: tune the rows that it has.")
+@click.option("--dtype", "dtypes", metavar="DTYPE", multiple=True, help="As bf16; repeatable.")
+@click.option(
+    "--backend",
+    "backends",
+    type=click.Choice(["cuda", "triton"]),
+    multiple=True,
+    help="By default both.",
+)
+@click.option(
+    "--direction",
+    type=click.Choice(["forward", "backward", "both"]),
+    default="both",
+    show_default=True,
+    help="Which pass.",
+)
+@click.option("--folder", metavar="DIR", help="Where times go; else $DIGLOT_CONFIGS or a cache.")
+@click.option("--status", is_flag=True, help="Measure nothing: say how plans are chosen.")
+def tune(ops: tuple[str, ...], **arguments: Any) -> None:
+    """Measure an op's plans on this GPU, and keep what is fastest for calls like these.
+
+    Every plan runs in a CUDA graph, in turns with the others, on a cold L2 cache. Its results are
+    compared with those of the planner's own plan.
+    """
+    with one_line_errors(), ended_as_interrupted():
+        _tune(ops, **arguments)
+
+
+def _tune(
+    ops: tuple[str, ...],
+    *,
+    shapes: tuple[str, ...],
+    like: str | None,
+    dtypes: tuple[str, ...],
+    backends: tuple[str, ...],
+    direction: str,
+    folder: str | None,
+    status: bool,
+) -> None:
+    from diglot.bench import models
+    from diglot.bench.selection import load
+    from diglot.tools import measure
+    from diglot.tools.inputs import parse_dtype, parse_shape
+    from diglot.tools.tune import choices_of, tune_call
+
+    if like is not None and shapes:
+        raise ValueError("--like and --shape: one of them")
+    if like is not None:
+        chosen = models.shapes_of(_read_json(Path(like)))
+    else:
+        chosen = [parse_shape(shape) for shape in shapes or DEFAULT_SHAPES]
+    kinds = [parse_dtype(dtype) for dtype in dtypes or ("bf16",)]
+    benchmarks = [load(op).benchmark for op in ops]
+    reason = measure.why_not()
+    if reason is not None:
+        raise ValueError(f"nothing is tuned: {reason}")
+    directions = ("forward", "backward") if direction == "both" else (direction,)
+    calls = list(_calls(benchmarks, chosen, kinds, directions, backends or ("cuda", "triton")))
+    if not calls:
+        raise ValueError("no op of these has such a case")
+    messages = make_console(stderr=True)
+    if status:
+        _print_status([choice for _, make in calls for choice in choices_of(make())])
+        return
+    found = []
+    with _progress(messages) as progress:
+        task = progress.add_task("tuning", total=len(calls))
+        for name, make in calls:
+            progress.update(task, description=name)
+            found += tune_call(
+                make(),
+                folder=folder,
+                tell=lambda text: progress.update(task, description=text),
+            )
+            progress.advance(task)
+    _print_found(found)
+
+
+def _calls(
+    benchmarks: list[Any],
+    shapes: list[tuple[int, ...]],
+    dtypes: list[Any],
+    directions: tuple[str, ...],
+    backends: tuple[str, ...],
+) -> Iterator[tuple[str, Any]]:
+    """What makes each call, and its name."""
+    from diglot.bench.harness import Case
+    from diglot.bench.models import options_of
+    from diglot.bench.running import describe
+
+    def maker(benchmark: Any, case: Any, backend: str) -> Any:
+        return lambda: benchmark.providers[backend](case, benchmark.inputs(case))
+
+    for benchmark in benchmarks:
+        has = {case.direction for case in benchmark.cases}
+        for shape in shapes:
+            for dtype in dtypes:
+                for direction in directions:
+                    case = Case(direction, dtype, shape, options_of(benchmark, direction))
+                    if direction not in has or not benchmark.takes(case):
+                        continue
+                    for backend in backends:
+                        yield (
+                            f"{benchmark.op} {describe(case)} {backend}",
+                            maker(benchmark, case, backend),
+                        )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        read = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--like: {path} cannot be read: {error}") from error
+    if not isinstance(read, dict):
+        raise ValueError(f"--like: {path} is no model's config")
+    return read
+
+
+def _progress(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
+    )
+
+
+def _table(*titles: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    for title in titles:
+        table.add_column(title, overflow="fold")
+    return table
+
+
+def _where(problem: Any) -> list[str]:
+    shape = "x".join(map(str, problem.shape))
+    return [problem.launcher, problem.backend, problem.dtypes[0], shape, problem.layout]
+
+
+def _print_found(found: list[Any]) -> None:
+    table = _table(
+        "launcher", "language", "dtype", "shape", "layout", "plans", "own µs", "best µs", "plan"
+    )  # fmt: skip
+    for tuned in found:
+        own, best = tuned.times_us.get(""), tuned.times_us[tuned.best]
+        table.add_row(
+            *_where(tuned.problem),
+            str(len(tuned.times_us)),
+            "–" if own is None else f"{own:.2f}",
+            f"{best:.2f}",
+            tuned.best or "its own",
+        )
+    console = make_console()
+    console.print(table)
+    for tuned in found:
+        for name, reason in tuned.skipped.items():
+            console.print(
+                f"{tuned.problem.launcher} [{tuned.problem.backend}] skipped {name}: {reason}",
+                markup=False,
+            )
+
+
+def _print_status(choices: list[Any]) -> None:
+    table = _table("launcher", "language", "dtype", "shape", "layout", "chosen")
+    for choice in choices:
+        table.add_row(*_where(choice.problem), str(choice))
+    console = make_console()
+    console.print(table)
+    counts = dict.fromkeys(("exact", "near", "rules"), 0)
+    for choice in choices:
+        counts[choice.source] = counts.get(choice.source, 0) + 1
+    console.print(
+        f"{counts['exact']} measured, {counts['near']} by a near shape, {counts['rules']} by rules"
+    )

@@ -1,0 +1,285 @@
+"""Tuning: the plans of a call are measured, and their times kept for calls like it.
+
+Each launch of a call is tuned on its own. Its plans are captured in CUDA graphs and timed in turns,
+with a cold L2 cache, as the benchmarks do. A plan whose results differ is no plan.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import functools
+import hashlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from diglot.backends import store
+from diglot.backends.choosing import Choice, forget_stores, store_of, use_plans
+from diglot.backends.plans import plan_runs
+from diglot.backends.registry import cuda_module
+from diglot.backends.runs import LastRun, observe_runs, plan, run
+from diglot.backends.store import Entry, Problem, plan_name
+from diglot.backends.tunables import short_name
+from diglot.backends.tuning import Candidate, candidate_plans
+from diglot.tools import measure
+
+BUDGET_MS = 15  # of device time, for each plan
+ROUNDS = 2  # after the first, plans differ in one more tunable from the best so far
+ALLOWED = 8  # roundings of the largest value by which two plans' results may differ
+
+
+@dataclass
+class Tuned:
+    """What tuning found of one launch.
+
+    Attributes:
+        problem: what was measured.
+        times_us: medians by the plan's name; "" is the planner's own choice.
+        variants: what `last_run()` calls each plan.
+        skipped: why plans have no time, by name.
+    """
+
+    problem: Problem
+    times_us: dict[str, float] = field(default_factory=dict)
+    variants: dict[str, str] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def best(self) -> str:
+        """The name of the plan that is taken from now on."""
+        timings = {name: store.Timing(us, 0) for name, us in self.times_us.items()}
+        return Entry(self.problem, timings).best
+
+    @property
+    def gain(self) -> float:
+        """The time of the planner's own choice over that of the best plan."""
+        return self.times_us[""] / self.times_us[self.best]
+
+
+def tune(
+    op: Callable[..., Any],
+    *inputs: Any,
+    backends: Sequence[str] = ("cuda", "triton"),
+    folder: Path | str | None = None,
+    tell: Callable[[str], None] = lambda _: None,
+    **options: Any,
+) -> list[Tuned]:
+    """Measures the plans of a call, and keeps their times for calls like it.
+
+    The backward pass is tuned too, where an input requires grad.
+
+    Args:
+        op: an op, such as `diglot.softmax`.
+        inputs, options: what it takes, but for `backend`; tensors on a GPU.
+        backends: which to tune.
+        folder: where files of times go; by default `$DIGLOT_CONFIGS`, else the user's cache.
+        tell: is told what happens next.
+
+    Returns:
+        What was found of each launch that has plans to choose among.
+
+    Raises:
+        RuntimeError: there is no GPU, kernels are interpreted, or a graph is being captured.
+    """
+
+    def call_on(backend: str) -> None:
+        outputs = op(*inputs, backend=backend, **options)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        leaves = [i for i in inputs if isinstance(i, Tensor) and i.requires_grad]
+        if leaves:
+            recorded = [output for output in outputs if output.requires_grad]
+            torch.autograd.grad(recorded, leaves, [torch.randn_like(o) for o in recorded])
+
+    found = []
+    for backend in backends:
+        found += tune_call(functools.partial(call_on, backend), folder=folder, tell=tell)
+    return found
+
+
+def tune_call(
+    call: Callable[[], Any],
+    *,
+    folder: Path | str | None = None,
+    tell: Callable[[str], None] = lambda _: None,
+) -> list[Tuned]:
+    """Tunes every launch that a function makes, as `tune` does.
+
+    In a process group rank 0 measures, and the others wait for it and read what it wrote.
+    """
+    measure.check()
+    if torch.cuda.is_current_stream_capturing():
+        raise RuntimeError("nothing is tuned while a CUDA graph is captured")
+    with _rank_0_first() as is_first:
+        found = _tune_call(call, folder, tell) if is_first else []
+    forget_stores()
+    return found
+
+
+@contextlib.contextmanager
+def _rank_0_first() -> Iterator[bool]:
+    """Context manager: whether this process is to measure; the others go on after it has."""
+    group = torch.distributed if torch.distributed.is_available() else None
+    if group is None or not group.is_initialized():
+        yield True
+        return
+    try:
+        yield group.get_rank() == 0
+    finally:
+        group.barrier()
+
+
+def _tune_call(
+    call: Callable[[], Any], folder: Path | str | None, tell: Callable[[str], None]
+) -> list[Tuned]:
+    launched: list[tuple[LastRun, tuple[Any, ...]]] = []
+    with use_plans("rules"), observe_runs(lambda record, args: launched.append((record, args))):
+        call()
+    torch.cuda.synchronize()
+    found, seen = [], set()
+    for record, arguments in launched:
+        if record.backend not in ("cuda", "triton"):
+            continue
+        with use_plans("rules"):
+            choices = plan(record.backend, record.op, record.launcher, *arguments).choices
+        if not choices or choices[0].problem in seen:
+            continue
+        seen.add(choices[0].problem)
+        tuned = tune_launch(choices[0].problem, record, arguments, tell)
+        found.append(tuned)
+        _keep(tuned, Path(folder) if folder is not None else store.user_folder())
+    return found
+
+
+def tune_launch(
+    problem: Problem,
+    record: LastRun,
+    arguments: tuple[Any, ...],
+    tell: Callable[[str], None] = lambda _: None,
+) -> Tuned:
+    """Measures the plans of one launch, whose outputs hold its results before and after."""
+    tuned = Tuned(problem)
+    name = f"{problem.launcher} [{problem.backend}] {'x'.join(map(str, problem.shape))}"
+    call = functools.partial(run, record.backend, record.op, record.launcher, *arguments)
+    outputs = _outputs(record.launcher, arguments)
+    expected = [output.clone() for output in outputs]
+    best: Candidate | None = None
+    for number in range(ROUNDS):
+        start = {} if best is None else best.numbers
+        candidates = candidate_plans(
+            record.backend, record.op, record.launcher, *arguments, start=start
+        )
+        new = [c for c in candidates if plan_name(c.numbers) not in tuned.times_us]
+        new = [c for c in new if plan_name(c.numbers) not in tuned.skipped]
+        if number > 0 and not new:
+            break
+        tell(f"{name}: {len(new)} plans")
+        graphs: dict[str, Callable[[], object]] = {}
+        known = [c for c in (best, Candidate(candidates[0].plan, {})) if c is not None]
+        for candidate in [*known, *new]:
+            key = plan_name(candidate.numbers)
+            if key in graphs or key in tuned.skipped:
+                continue
+            try:
+                with use_plans(candidate.numbers):
+                    graph = measure.captured(call)
+                for output in outputs:
+                    output.fill_(torch.nan if output.is_floating_point() else 0)
+                graph()
+                _check(outputs, expected)
+                graphs[key] = graph
+                tuned.variants[key] = candidate.plan.variant
+            except (RuntimeError, ValueError) as error:
+                if isinstance(error, torch.AcceleratorError):
+                    raise
+                tuned.skipped[key] = str(error).splitlines()[0]
+        times = measure.interleaved(graphs, budget_ms=BUDGET_MS)
+        tuned.times_us |= {key: timing.median_us for key, timing in times.items()}
+        found = next((c for c in candidates if plan_name(c.numbers) == tuned.best), best)
+        if found is best:
+            break
+        best = found
+    for output, values in zip(outputs, expected, strict=True):
+        output.copy_(values)
+    return tuned
+
+
+def _outputs(launcher: str, arguments: tuple[Any, ...]) -> list[Tensor]:
+    """The tensors that a launcher writes, by its schema; of one without, the last."""
+    module, _ = cuda_module()
+    schema = getattr(module, "schemas", {}).get(launcher, "")
+    tensors = [part.strip() for part in schema.partition(")  ->")[0].split(",")]
+    marks = [part for part in tensors if "Tensor" in part and "(z!)" not in part]
+    given = [a for a in arguments if a is None or isinstance(a, Tensor)]
+    if len(marks) != len(given):
+        return [next(a for a in reversed(arguments) if isinstance(a, Tensor))]
+    return [a for mark, a in zip(marks, given, strict=True) if "!" in mark and a is not None]
+
+
+def _check(outputs: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+    for output, right in zip(outputs, expected, strict=True):
+        if not output.is_floating_point() or not output.numel():
+            continue
+        largest = right.abs().amax().double()
+        allowed = ALLOWED * torch.finfo(output.dtype).eps * largest
+        error = (output.double() - right.double()).abs().amax()
+        if not error <= allowed:  # NaN too
+            raise ValueError(f"its results differ by {error.item():.3g}")
+
+
+def _keep(tuned: Tuned, folder: Path) -> None:
+    gpu = short_name(torch.cuda.get_device_name())
+    with store.updating(tuned.problem.op, folder / tuned.problem.op / f"{gpu}.json") as kept:
+        kept.add(tuned.problem, tuned.times_us, run_facts(tuned.problem.backend))
+
+
+@functools.cache
+def run_facts(backend: str) -> Mapping[str, Any]:
+    """What a file says of a run: when, on what, by which versions and sources."""
+    from diglot.bench.evidence import versions
+
+    return {
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "gpu": torch.cuda.get_device_name(),
+        **{name: versions()[name] for name in ("driver", "torch", "triton", "diglot")},
+        "sources": sources_hash(backend),
+    }
+
+
+@functools.cache
+def sources_hash(backend: str) -> str:
+    """A hash of the kernels' sources in a language, as they are installed."""
+    import diglot
+
+    here = Path(diglot.__file__).parent
+    tree = here.parents[1]
+    if backend == "triton":
+        folders = [next(f for f in (here / "triton_ops", tree / "triton_ops") if f.is_dir())]
+    else:
+        ops = next(f for f in (here / "cuda_ops", tree / "csrc/ops") if f.is_dir())
+        folders = [ops, Path(diglot.get_include())]
+    total = hashlib.sha256()
+    for folder in folders:
+        for path in sorted(folder.rglob("*")):
+            if path.suffix in (".py", ".cu", ".cuh", ".h"):
+                total.update(path.relative_to(folder).as_posix().encode() + path.read_bytes())
+    return total.hexdigest()[:12]
+
+
+# --- what is known -------------------------------------------------------------------------------
+
+
+def choices_of(call: Callable[[], Any]) -> list[Choice]:
+    """How the plans of a call's launches are chosen. Nothing is launched."""
+    with plan_runs() as runs:
+        call()
+    return [choice for each in runs for choice in each.plan.choices]
+
+
+def entry_of(problem: Problem, gpu: str) -> tuple[str, Entry | None]:
+    """What the store has for a problem: "exact", "near" or "none", and the entry."""
+    return store_of(problem.op, gpu).find(problem)

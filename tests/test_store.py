@@ -1,0 +1,290 @@
+"""Measured plans on disk: what is found there, what is ignored, and what is written."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import diglot
+from diglot.backends import choosing, store
+from diglot.backends.choosing import forget_stores, store_of, use_plans
+from diglot.backends.plans import Device, plan_runs
+from diglot.backends.store import Problem, Store
+from diglot.backends.tunables import use_tunables
+
+H200 = Device(90, 132, 228 << 10, True, name="NVIDIA H200")
+WIDE = "rows, 16-byte accesses"
+FEW = {"cuda": "rows.cuda.skipped_shapes=1", "triton": "rows.triton.alone_elements=0"}
+needs_extension = pytest.mark.skipif(
+    diglot.backends.registry.load_extension()[0] is None, reason="without the extension"
+)
+KERNELS = [pytest.param("cuda", marks=needs_extension), "triton"]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A user's folder; of what is shipped there is nothing."""
+    monkeypatch.setenv("DIGLOT_CONFIGS", str(tmp_path))
+    monkeypatch.setattr(store, "shipped_folder", lambda: tmp_path / "shipped")
+    forget_stores()
+    yield tmp_path
+    forget_stores()
+
+
+def problem(rows: int, n: int, backend: str = "triton", layout: str = WIDE) -> Problem:
+    dtypes = ("float32", "float32")
+    return Problem("softmax", "softmax_forward", backend, dtypes, layout, (rows, n))
+
+
+def written(folder: Path, *entries: tuple[Problem, dict[str, float]]) -> Path:
+    file = folder / "softmax" / "h200.json"
+    with store.updating("softmax", file) as kept:
+        for where, times in entries:
+            kept.add(where, times, {"gpu": "NVIDIA H200"})
+    forget_stores()
+    return file
+
+
+def choice_of(rows: int, n: int, backend: str) -> choosing.Choice:
+    with plan_runs(H200) as runs:
+        diglot.softmax(torch.empty(rows, n), backend=backend)
+    (choice,) = runs[0].plan.choices
+    return choice
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+def test_what_was_measured_is_chosen(backend, folder):
+    """In both languages: for its own shape, for a near one, and not for others."""
+    written(folder, (problem(64, 32768, backend), {"": 10.0, FEW[backend]: 8.0}))
+    for rows, n, source in ((64, 32768, "exact"), (17, 20000, "near"), (64, 65540, "rules")):
+        choice = choice_of(rows, n, backend)
+        assert choice.source == source
+        assert dict(choice.numbers) == (
+            {} if source == "rules" else store.plan_numbers(FEW[backend])
+        )
+    with plan_runs(H200._replace(name="made up")) as runs:
+        diglot.softmax(torch.empty(64, 32768), backend=backend)
+    assert runs[0].plan.choices[0].source == "rules"
+    with use_plans("rules"):
+        assert choice_of(64, 32768, backend).source == "rules"
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+def test_chosen_numbers_decide(backend, folder):
+    """The plan has them; those of `use_tunables` win, and end with its scope."""
+    written(folder, (problem(64, 32768, backend), {"": 10.0, FEW[backend]: 8.0}))
+    name, _, value = FEW[backend].partition("=")
+
+    def number() -> int:
+        with plan_runs(H200) as runs:
+            diglot.softmax(torch.empty(64, 32768), backend=backend)
+        return dict(runs[0].plan.tunables)[name]
+
+    assert number() == int(value)
+    with use_tunables({name: 2}):
+        assert number() == 2
+    assert number() == int(value)
+    with use_plans({name: 3}):
+        assert number() == 3
+
+
+def test_nearest_is_nearest():
+    """In the logarithms of both sizes, not the floor, nor the first."""
+    kept = Store()
+    for n in (512, 1024, 2048):
+        kept.add(problem(100, n), {"": float(n)}, {})
+    for n, expected in ((700, 512), (740, 1024), (1400, 1024), (1500, 2048), (300, 512)):
+        source, entry = kept.find(problem(100, n))
+        assert source == "near" and entry is not None and entry.problem.shape == (100, expected)
+    kept.add(problem(399, 1500), {"": 1.0}, {})
+    _, entry = kept.find(problem(300, 1500))
+    assert entry is not None and entry.problem.shape == (399, 1500)
+
+
+@pytest.mark.parametrize(
+    ("rows", "n", "serves"),
+    [
+        (400, 1000, True), (401, 1000, False), (25, 1000, True), (24, 1000, False),
+        (100, 2000, True), (100, 2001, False), (100, 500, True), (100, 499, False),
+    ],
+)  # fmt: skip
+def test_far_is_not_near(rows, n, serves):
+    """A factor of 4 in rows, of 2 in their length, and no more."""
+    assert store.serves(problem(100, 1000), problem(rows, n)) is serves
+
+
+def test_other_kinds_are_not_near():
+    kept = Store()
+    kept.add(problem(100, 1000), {"": 1.0}, {})
+    assert kept.find(problem(100, 1000, "cuda"))[0] == "none"
+    assert kept.find(problem(100, 1000, layout="rows"))[0] == "none"
+    wanted = problem(100, 1000)
+    assert kept.find(replace(wanted, dtypes=("bfloat16", "bfloat16")))[0] == "none"
+
+
+def test_a_new_plan_keeps_old_times(folder):
+    where = problem(8, 8)
+    file = written(folder, (where, {"": 3.0, "rows.triton.warps=2": 2.0}))
+    written(folder, (where, {"rows.triton.warps=8": 2.5}))
+    (entry,) = store.read("softmax", file).entries.values()
+    times = {name: timing.us for name, timing in entry.timings.items()}
+    assert times == {"": 3.0, "rows.triton.warps=2": 2.0, "rows.triton.warps=8": 2.5}
+    assert entry.best == "rows.triton.warps=2"
+
+
+def test_a_gain_of_less_than_a_hundredth_is_none():
+    kept = Store()
+    kept.add(problem(8, 8), {"": 1.005, "rows.triton.warps=2": 1.0}, {})
+    assert next(iter(kept.entries.values())).best == ""
+
+
+ENTRY = {
+    "launcher": "softmax_forward", "backend": "triton", "dtypes": ["float32", "float32"],
+    "layout": WIDE, "shape": [64, 32768], "plans": {"rows.triton.alone_elements=0": [1.0, 1]},
+}  # fmt: skip
+GOOD = {"version": store.VERSION, "runs": {"1": {}}, "entries": [ENTRY]}
+
+
+def without(key: str) -> dict[str, object]:
+    return {name: value for name, value in ENTRY.items() if name != key}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "{", "[]", "null", json.dumps(GOOD)[:-40], "\x00\xff", "[" * 100000,
+        json.dumps({**GOOD, "version": store.VERSION + 1}),
+        json.dumps({**GOOD, "entries": {}}),
+        json.dumps({**GOOD, "runs": []}),
+        *[json.dumps({**GOOD, "entries": [without(key)]}) for key in ENTRY],
+        *[
+            json.dumps({**GOOD, "entries": [{**ENTRY, **wrong}]})
+            for wrong in (
+                {"more": 1}, {"shape": [64, -1]}, {"shape": []}, {"shape": ["64", 1]},
+                {"plans": {}}, {"plans": {"no.such.tunable=1": [1.0, 1]}},
+                {"plans": {"rows.triton.warps=3": [1.0, 1]}},
+                {"plans": {"rows.triton.warps=4096": [1.0, 1]}},
+                {"plans": {"rows.both.strip_bytes=256": [1.0, 1]}},
+                {"plans": {"rows.triton.warps=4": [-1.0, 1]}},
+                {"plans": {"rows.triton.warps=4": ["fast", 1]}},
+                {"plans": {"__import__('os')": [1.0, 1]}}, {"dtypes": [1]},
+            )
+        ],
+    ],
+)  # fmt: skip
+def test_a_wrong_file_is_one_warning(text, folder):
+    """And the planner's own numbers."""
+    file = folder / "softmax" / "h200.json"
+    file.parent.mkdir()
+    file.write_bytes(text.encode("latin-1"))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert choice_of(64, 32768, "triton").source == "rules"
+        assert choice_of(64, 32768, "triton").source == "rules"
+    assert len(caught) == 1 and "ignores measured plans in" in str(caught[0].message)
+
+
+def test_a_good_entry_beside_a_wrong_one_counts(folder):
+    file = folder / "softmax" / "h200.json"
+    file.parent.mkdir()
+    file.write_text(json.dumps({**GOOD, "entries": [{**ENTRY, "shape": []}, ENTRY]}))
+    with pytest.warns(UserWarning, match="1 of 2 entries"):
+        assert choice_of(64, 32768, "triton").source == "exact"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_an_unwritable_folder_is_an_error_of_who_writes(folder):
+    folder.chmod(0o500)
+    with pytest.raises(PermissionError):
+        written(folder, (problem(8, 8), {"": 1.0}))
+
+
+def test_a_failed_write_leaves_the_file(folder, monkeypatch):
+    file = written(folder, (problem(8, 8), {"": 1.0}))
+    before = file.read_text()
+
+    def fail(*_: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(Path, "replace", fail)
+    with pytest.raises(OSError, match="disk full"):
+        written(folder, (problem(8, 9), {"": 1.0}))
+    assert file.read_text() == before
+    assert not [each for each in file.parent.iterdir() if each.name.startswith(".h200.json.tmp")]
+
+
+def _write_some(folder: str, first: int) -> None:
+    for n in range(first, first + 20):
+        file = Path(folder) / "softmax" / "h200.json"
+        with store.updating("softmax", file) as kept:
+            kept.add(problem(8, n), {"": 1.0}, {"by": first})
+
+
+def test_two_processes_write_at_once(folder):
+    context = multiprocessing.get_context("spawn")
+    writers = [context.Process(target=_write_some, args=(str(folder), i)) for i in (100, 200)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join(60)
+    assert [writer.exitcode for writer in writers] == [0, 0]
+    assert len(store.read("softmax", folder / "softmax" / "h200.json").entries) == 40
+
+
+def test_the_users_times_win(folder, monkeypatch):
+    file = written(folder, (problem(8, 8), {"": 1.0}), (problem(8, 9), {"": 1.0}))
+    shipped = folder / "shipped" / "softmax"
+    shipped.mkdir(parents=True)
+    file.rename(shipped / file.name)
+    written(folder, (problem(8, 9), {"": 2.0, "rows.triton.warps=2": 1.0}))
+    found = store_of("softmax", "h200")
+    assert found.entries[problem(8, 8)].best == ""
+    assert found.entries[problem(8, 9)].best == "rows.triton.warps=2"
+    assert len(found.runs) == 2
+
+
+@pytest.mark.parametrize("shape", [(0, 5), (5, 0), (1, 1), (1, 2**31 + 8), (2**31, 1)])
+def test_extreme_shapes_are_planned(shape, folder):
+    written(folder, (problem(1, 1), {"rows.triton.warps=2": 1.0}))
+    with plan_runs(H200) as runs:
+        diglot.softmax(torch.empty(1).expand(shape), backend="triton")
+    assert len(runs) <= 1
+
+
+def test_what_is_shipped_reads_without_a_warning(monkeypatch, tmp_path):
+    """Every store of this package, each entry of it."""
+    monkeypatch.setenv("DIGLOT_CONFIGS", str(tmp_path))
+    shipped = Path(__file__).parents[1] / "configs"
+    files = [file for file in shipped.glob("*/*.json") if file.parent.name != "tunables"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for file in files:
+            kept = store.read(file.parent.name, file)
+            assert kept.entries and all(t.run in kept.runs for e in kept.entries.values()
+                                        for t in e.timings.values())  # fmt: skip
+
+
+def test_choices_that_there_are():
+    with pytest.raises(ValueError, match="use_plans must be one of 'measured', 'rules'"):
+        use_plans("fast")
+    with pytest.raises(ValueError, match="there is no tunable"):
+        use_plans({"rows.triton.wraps": 1})
+    with pytest.raises(ValueError, match="power of two"):
+        use_plans({"rows.triton.warps": 3})
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+def test_explain_says_why(backend, folder, monkeypatch):
+    written(folder, (problem(64, 32768, backend), {"": 10.0, FEW[backend]: 8.0}))
+    text = str(choice_of(64, 32768, backend))
+    assert text.startswith("measured for this shape (")
+    assert f"-> {FEW[backend]}: 8 µs" in text and "own numbers: 10 µs" in text
+    assert "a near shape, 64x32768" in str(choice_of(32, 32768, backend))
+    assert "no measured shape is near" in str(choice_of(1, 2, backend))
