@@ -6,18 +6,25 @@ most of them rows of published hidden sizes (`models.json`), of 1 to 65536 token
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import math
 import random
 import statistics
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from diglot.bench.harness import OURS, Benchmark, Case, Row
+from diglot.bench.reports import read_report
+from diglot.bench.running import row_of
 
 # Of a draw: rows of a hidden size; of a vocabulary; at most 4 MB; of an odd length.
 KINDS = ("hidden", "vocabulary", "small", "odd")
@@ -28,6 +35,7 @@ MOST_TOKENS = 1 << 16
 ODD_ROWS = ((7, 1000003), (100003, 77), (8191, 4097), (4096, 12289), (33333, 769))
 FLOAT32 = 4  # one case in so many
 CASES = 40
+CASE = ("direction", "dtype", "shape", "options", "timer")
 
 
 @dataclass(frozen=True)
@@ -115,6 +123,50 @@ def cases(benchmark: Benchmark, seed: int) -> list[Case]:
     return made
 
 
+def kernels_hash(op: str) -> str:
+    """A hash of all on which the times of an op of ours depend: kernels, plans, versions."""
+    from diglot.backends.choosing import store_of
+    from diglot.backends.tunables import short_name
+    from diglot.tools.tune import sources_hash
+
+    gpu = short_name(torch.cuda.get_device_name()) if torch.cuda.is_available() else "none"
+    parts = [sources_hash("cuda"), sources_hash("triton"), torch.__version__]
+    parts += [repr(sorted(map(repr, store_of(op, gpu).entries.values())))]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
+
+
+def known(
+    folder: Path | None, op: str, cases: Sequence[Case], kernels: str
+) -> tuple[list[Row], list[Case]]:
+    """What an earlier run has measured of the same kernels, and the cases that are left."""
+    path = None if folder is None else folder / f"{op}.json"
+    if path is None or not path.exists():
+        return [], list(cases)
+    found = [row for row in read_report(path)["rows"] if row.get("kernels") == kernels]
+    done = [{name: row[name] for name in CASE} for row in found]
+    left = [case for case in cases if row_of(case) not in done]
+    wanted = [row_of(case) for case in cases if case not in left]
+    return [row for row, of in zip(found, done, strict=True) if of in wanted], left
+
+
+def compile_beforehand(ops: Sequence[str], seed: int, jobs: int) -> None:
+    """Fills the compilers' caches by so many processes: each calls what it compiles once."""
+    command = [sys.executable, "-m", "diglot.bench.models", str(seed), str(jobs)]
+    workers = [subprocess.Popen([*command, str(i), *ops]) for i in range(jobs)]
+    for worker in workers:
+        worker.wait()
+
+
+def _compile(benchmark: Benchmark, case: Case) -> None:
+    tensors = benchmark.inputs(case)
+    for name in ("triton", "torch.compile", "liger"):
+        if name in benchmark.providers:
+            with contextlib.suppress(Exception):  # whoever measures it will say so
+                call = benchmark.providers[name](case, tensors)
+                if call is not None:
+                    call()
+
+
 # --- what came out -------------------------------------------------------------------------------
 
 
@@ -135,7 +187,7 @@ class Ratio:
 
 def ratios(rows: Sequence[Row]) -> Iterator[Ratio]:
     """Of every timed row of ours."""
-    key = ("op", "direction", "dtype", "shape", "timer")
+    key = ("op", *CASE)
     cases: dict[str, list[Row]] = {}
     for row in rows:
         cases.setdefault(json.dumps([row[name] for name in key]), []).append(row)
@@ -184,7 +236,36 @@ def _over_peers(known: Sequence[Ratio], values: Sequence[float]) -> list[str]:
     ]
 
 
-def worst(rows: Sequence[Row], count: int = 10) -> list[Ratio]:
-    """The cases in which the best peer is furthest ahead."""
+WORST_HEADER = (
+    "op", "direction", "language", "dtype", "shape", "time µs", "best peer", "peer / ours",
+    "share of a copy", "plan",
+)  # fmt: skip
+
+
+def worst(rows: Sequence[Row], count: int = 20) -> list[list[str]]:
+    """The cases in which the best peer is furthest ahead, under `WORST_HEADER`."""
     known = [ratio for ratio in ratios(rows) if ratio.over_peer is not None]
-    return sorted(known, key=lambda ratio: ratio.over_peer or 0)[:count]
+    lines = []
+    for ratio in sorted(known, key=lambda ratio: ratio.over_peer or 0)[:count]:
+        row, share = ratio.row, ratio.row.get("share_of_copy")
+        shape = "x".join(map(str, row["shape"]))
+        cells = [row["op"], row["direction"], row["provider"], row["dtype"], shape]
+        cells += [f"{row['time_us']:.1f}", ratio.peer or "–", f"{ratio.over_peer:.2f}"]
+        lines.append([*cells, "–" if share is None else f"{share:.2f}", row.get("chosen") or "–"])
+    return lines
+
+
+def main(seed: str, jobs: str, part: str, *ops: str) -> None:
+    """Calls a part of the cases once, so that what they need is compiled."""
+    from diglot.bench.selection import load
+
+    pairs = [
+        (load(op).benchmark, case) for op in ops for case in cases(load(op).benchmark, int(seed))
+    ]
+    for benchmark, case in pairs[int(part) :: int(jobs)]:
+        _compile(benchmark, case)
+        torch.cuda.empty_cache()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

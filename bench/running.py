@@ -16,6 +16,7 @@ from diglot.tools import measure
 from diglot.tools.accuracy import measure_error
 from diglot.tools.inputs import is_out_of_memory, tell_out_of_memory
 from diglot.tools.measure import Timing
+from diglot.tools.tune import choices_of
 
 # Ours have no speed unless every element is within the tolerance. Peers round as they please, and
 # after each step of a formula: they are only held to an error that is small beside the largest
@@ -188,6 +189,9 @@ def _run_case(
             if call is None:
                 continue
             rows[name] = row
+            if name in OURS:
+                chosen = _try(choices_of, call)
+                row["chosen"] = chosen[0].source if chosen else None
             _admit(benchmark, case, tensors, call, row, instruments)
         except Exception as error:  # whatever a provider raises is told in its row
             rows[name] = row | _failure(error)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from diglot.bench import models
 from diglot.bench.harness import RANKED, Benchmark, Case, Row
 from diglot.bench.reports import SHOWN, is_ranked
 from diglot.tools.specs import all_op_names
@@ -41,6 +42,8 @@ class Selection:
         timer: in place of that of cases timed on the device.
         providers: names of them.
         ranking: whether the cases are those of the ranking, and the providers its five.
+        models: the seed by which shapes of published models are drawn, in place of the
+            benchmark's own cases.
     """
 
     direction: str | None = None
@@ -51,6 +54,7 @@ class Selection:
     timer: str | None = None
     providers: Sequence[str] = ()
     ranking: bool = False
+    models: int | None = None
 
     @property
     def only(self) -> Collection[str]:
@@ -103,6 +107,9 @@ def cases_of(benchmark: Benchmark, selection: Selection) -> list[Case]:
     """
     cases = benchmark.cases
     sizes, dtypes = selection.sizes, selection.dtypes
+    if selection.models is not None:
+        drawn = models.cases(benchmark, selection.models) if benchmark.shape is not None else []
+        return [case for case in drawn if _is_chosen(case, selection, dtypes)]
     if selection.ranking:
         if "formula" not in benchmark.providers:
             return []

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from diglot.bench import models
 from diglot.bench.evidence import RESULTS, UNKNOWN, gpu_short_name
 from diglot.bench.harness import Benchmark, Case, Row
 from diglot.bench.lines import lines_of
@@ -137,9 +138,11 @@ def plan(
         folder = results / gpu_short_name(torch.cuda.get_device_name())
         if selection.ranking:
             folder /= "ranking"
+        if selection.models is not None:
+            folder /= "models"
         for name in (*(benchmark.op for benchmark, _ in chosen), *apart):
             path = folder / f"{name}.json"
-            if path.exists():
+            if path.exists() and selection.models is None:  # which goes on where it stopped
                 check_writable(path, force)
     return Plan(chosen, apart, selection, folder)
 
@@ -252,6 +255,11 @@ def measure_all(
                 done.lines[benchmark.op] = lines_of(benchmark)
             rows: list[Row] = []
             of_op = 0
+            hashes: dict[str, str] = {}
+            if plan.selection.models is not None:
+                hashes = {"kernels": models.kernels_hash(benchmark.op)}
+                rows, cases = models.known(plan.folder, benchmark.op, cases, hashes["kernels"])
+                of_op = planned_of(benchmark, plan) - len(cases)
             try:
                 for of_case in run(
                     benchmark,
@@ -261,7 +269,7 @@ def measure_all(
                     tell=tell,
                     instruments=instruments,
                 ):
-                    rows += of_case
+                    rows += [row | hashes for row in of_case]
                     of_op += 1
             finally:
                 measured += of_op
@@ -269,8 +277,8 @@ def measure_all(
                 if plan.folder is not None and rows:
                     missing = (
                         {}
-                        if of_op == len(cases)
-                        else {"incomplete": f"{of_op} of {len(cases)} cases"}
+                        if of_op == planned_of(benchmark, plan)
+                        else {"incomplete": f"{of_op} of {planned_of(benchmark, plan)} cases"}
                     )
                     path = plan.folder / f"{benchmark.op}.json"
                     save(done.report(rows, **missing), path)
@@ -286,6 +294,11 @@ def measure_all(
     if done.incomplete is not None:
         done.facts["incomplete"] = f"{measured} of {planned} cases"
     return done
+
+
+def planned_of(benchmark: Benchmark, plan: Plan) -> int:
+    """How many cases of a benchmark are planned."""
+    return sum(len(cases) for other, cases in plan.benchmarks if other is benchmark)
 
 
 def _folder_of_apart(folder: Path | None) -> Path | None:

@@ -153,7 +153,7 @@ def test_accesses_cost_what_their_addresses_say(monkeypatch):
 # In a process of its own, because here kernels are interpreted.
 COMPILED = """
 import dataclasses, json, sys
-import access_triton, block_size, ptx, spilling
+import access_triton, autotune, block_size, ptx, spilling
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 import triton
@@ -169,6 +169,7 @@ print(json.dumps({
     "add": [ptx.summary(ptx.compile_add(is_aligned).asm["ptx"]) for is_aligned in (False, True)],
     "transpose": [transpose.metadata.shared, transpose.asm["ttgir"]],
     "spilling": as_dicts(spilling.compile_with([None, 32])),
+    "autotune": as_dicts(autotune.compile_configs()),
     "block_size": as_dicts(block_size.compile_with([(64, 4), (1024, 4)])),
 }))
 """
@@ -203,6 +204,7 @@ def test_what_is_compiled(tmp_path):
     assert free["registers"] > 128 and free["spill_bytes"] == free["stack_bytes"] == 0
     assert capped["registers"] <= 32 and min(capped["spill_bytes"], capped["stack_bytes"]) > 128
 
+    assert [kernel["spill_bytes"] for kernel in found["autotune"]] == [0, 0, 0]
     small, medium = found["block_size"]
     assert (small["load_bytes"], medium["load_bytes"]) == (4, 16)
     assert small["registers"] < medium["registers"] and medium["spill_bytes"] == 0
@@ -224,7 +226,7 @@ def test_stages_are_not_overwritten(tmp_path, monkeypatch, capsys):
 
 
 @WITHOUT_GPU
-@pytest.mark.parametrize("name", ["ptx.py", "spilling.py", "block_size.py"])
+@pytest.mark.parametrize("name", ["ptx.py", "spilling.py", "block_size.py", "autotune.py"])
 def test_what_is_interpreted_is_not_compiled(name, monkeypatch):
     monkeypatch.setattr(sys, "argv", [name])
     with pytest.raises(SystemExit, match=r"^TRITON_INTERPRET is set"):
@@ -239,6 +241,20 @@ def test_spills_and_block_sizes_cost(monkeypatch):
     block_size = load("block_size.py", monkeypatch)
     tiny, medium = block_size.times_us([(64, 4), (1024, 4)])
     assert tiny > medium
+
+
+@pytest.mark.gpu
+def test_an_autotuner_times_new_keys_alone(monkeypatch):
+    """Once for each length, however often that comes."""
+    autotune = load("autotune.py", monkeypatch)
+    tuned, timed = autotune.make_tuned(), []
+    real = tuned._bench
+    monkeypatch.setattr(tuned, "_bench", lambda *a, **k: timed.append(k) or real(*a, **k))
+    for n, new in ((4096, 3), (4096, 0), (1 << 20, 3), (4096, 0)):
+        timed.clear()
+        autotune.first_and_second_call_ms(tuned, n)
+        assert len(timed) == new
+    assert len(tuned.cache) == 2 and tuned.best_config in autotune.CONFIGS
 
 
 # --- a breakpoint --------------------------------------------------------------------------------

@@ -52,8 +52,9 @@ constexpr const char* kDTypeNames[] = {"bool",  "uint8",   "int8",     "int16", 
                                        "int64", "float16", "bfloat16", "float32", "float64"};
 
 PyObject* to_python(const Problem& problem) {
-  PyObject* const dtypes = tuple_of(problem.dtypes, [](DType dtype) {
-    return PyUnicode_InternFromString(kDTypeNames[static_cast<int>(dtype)]);
+  PyObject* const dtypes = tuple_of(problem.operands, [](const Operand* operand) {
+    return PyUnicode_InternFromString(
+        operand == nullptr ? "none" : kDTypeNames[static_cast<int>(operand->dtype)]);
   });
   PyObject* const shape =
       tuple_of(problem.shape, [](int64_t size) { return PyLong_FromLong(size); });

@@ -167,7 +167,7 @@ def plan_norm_backward(
     )
     vector = vector if is_aligned else 1
     name = f"rows{', 16-byte accesses' * is_aligned}"
-    device.choose(name, (outer.numel, n), grad_input, weight)
+    device.choose(name, (outer.numel, n), grad_input, grad_sum, weight)
     fields = (grad_weight is not None) + (grad_bias is not None)
     room = count_groups(device, outer.numel, n, fields > 0)
     slices = list(outer.slices(ROW_RANK))

@@ -76,7 +76,7 @@ class Device(plans.Device):
             shape: what the time depends on, rows first.
             operands: those whose dtypes matter; None where one is absent.
         """
-        dtypes = [str(each.dtype).removeprefix("torch.") for each in operands if each is not None]
+        dtypes = ["none" if o is None else str(o.dtype).removeprefix("torch.") for o in operands]
         choose_here(self.name, dtypes, layout, shape)
 
     def room(self, per_multiprocessor: int) -> int:

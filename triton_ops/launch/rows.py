@@ -136,7 +136,7 @@ def plan_rows(
     if not is_aligned:
         vector = 1
     name = f"{'columns' if is_column else 'rows'}{', 16-byte accesses' * (vector > 1)}"
-    device.choose(name, (out.numel() // n, n), out, arrays[1])
+    device.choose(name, (out.numel() // n, n), *arrays)
     if is_column and vector > 1:
         outer = outer.in_vectors(vector)
     is_tall = is_column and n > device.tuned(tall)

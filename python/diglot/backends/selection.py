@@ -220,7 +220,7 @@ def explain(op: str | Any, *inputs: Any, **options: Any) -> Explanation:
 
 def _plans_of(op: str, inputs: Any, options: Any, backend: str) -> tuple[Plan, ...]:
     """The plans of a call's launches; none if these are no arguments of the op."""
-    function = getattr(importlib.import_module("diglot"), op, None)
+    function: Any = getattr(importlib.import_module("diglot"), op, None)
     try:
         with plan_runs() as runs:
             function(*inputs, **{**options, "backend": backend})

@@ -45,6 +45,9 @@ INTERRUPTED = 130  # as a shell reports Ctrl-C
 @click.option(
     "--ranking", is_flag=True, help="Formula, PyTorch, compiled, Triton and CUDA, by place."
 )
+@click.option("--models", is_flag=True, help="Shapes drawn from those of published models.")
+@click.option("--seed", type=int, default=1, show_default=True, help="By which they are drawn.")
+@click.option("--jobs", type=int, default=0, help="With --models: compile in so many processes.")
 @click.option("--fresh-caches", is_flag=True, help="Let compilers find nothing of earlier runs.")
 @click.option("--results", metavar="DIR", help="Write DIR/<gpu>/<op>.json, an op after the other.")
 @click.option("--json", "json_file", metavar="FILE", help="Write all rows as JSON.")
@@ -83,6 +86,9 @@ def _bench(
     warm: bool,
     graph: bool,
     ranking: bool,
+    models: bool,
+    seed: int,
+    jobs: int,
     fresh_caches: bool,
     results: str | None,
     json_file: str | None,
@@ -92,6 +98,7 @@ def _bench(
     against: str | None,
     force: bool,
 ) -> int:
+    from diglot.bench import models as distribution
     from diglot.bench import reports, session
     from diglot.bench.selection import Selection, parse_options, parse_sizes
     from diglot.tools.inputs import parse_dtype, parse_shape
@@ -108,8 +115,12 @@ def _bench(
         timer="warm" if warm else "graph" if graph else None,
         providers=providers,
         ranking=ranking,
+        models=seed if models else None,
     )
-    if load and not (selection.is_everything or selection == Selection(ranking=True)):
+    if models and (ranking or warm or graph or sizes is not None or shapes):
+        raise ValueError("--models draws cases of its own: it takes OPs, --direction and --dtype")
+    shown = (Selection(), Selection(ranking=True), Selection(models=seed))
+    if load and selection not in shown:
         raise ValueError("--load shows results as they are: it takes OPs, and no choice of cases")
     if load and results is not None:
         raise ValueError("--load and --results: what was read is not written there again")
@@ -124,6 +135,9 @@ def _bench(
         plan = session.plan(ops, selection, None if results is None else Path(results), force)
         session.check_gpu(older)
         with session.compilers(fresh_caches), ended_as_interrupted():
+            if models and jobs:
+                names = [benchmark.op for benchmark, _ in plan.benchmarks]
+                distribution.compile_beforehand(names, seed, jobs)
             done = session.measure_all(
                 plan,
                 lambda text: messages.print(text, markup=False),
@@ -134,7 +148,7 @@ def _bench(
     try:  # first of all: who reads the tables may go away, as head does
         _keep(done, json_file, csv_file, plot, force, messages)
     finally:
-        _print(done, ranking)
+        _print_models(done) if models else _print(done, ranking)
     for path in done.written:
         messages.print(f"wrote {path}", markup=False)
     status = _print_changes(done, older) if against is not None else 0
@@ -196,6 +210,15 @@ def _print(done: Any, ranking: bool) -> None:
     console = make_console()
     for reason in summary.reasons(done.rows):
         console.print(reason, markup=False)
+
+
+def _print_models(done: Any) -> None:
+    from diglot.bench import models
+    from diglot.tools.table import Column
+
+    _print_table([Column(title, False) for title in models.HEADER], models.table(done.rows))
+    header = [Column(title, False) for title in models.WORST_HEADER]
+    _print_table(header, models.worst(done.rows))
 
 
 def _print_changes(done: Any, older: Sequence[Any]) -> int:

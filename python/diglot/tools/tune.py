@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from diglot.backends import store
-from diglot.backends.choosing import Choice, forget_stores, store_of, use_plans
+from diglot.backends.choosing import Choice, forget_stores, use_plans
 from diglot.backends.plans import plan_runs
 from diglot.backends.registry import cuda_module
 from diglot.backends.runs import LastRun, observe_runs, plan, run
@@ -112,7 +112,7 @@ def tune_call(
     In a process group rank 0 measures, and the others wait for it and read what it wrote.
     """
     measure.check()
-    if torch.cuda.is_current_stream_capturing():
+    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
         raise RuntimeError("nothing is tuned while a CUDA graph is captured")
     with _rank_0_first() as is_first:
         found = _tune_call(call, folder, tell) if is_first else []
@@ -139,7 +139,6 @@ def _tune_call(
     launched: list[tuple[LastRun, tuple[Any, ...]]] = []
     with use_plans("rules"), observe_runs(lambda record, args: launched.append((record, args))):
         call()
-    torch.cuda.synchronize()
     found, seen = [], set()
     for record, arguments in launched:
         if record.backend not in ("cuda", "triton"):
@@ -150,6 +149,8 @@ def _tune_call(
             continue
         seen.add(choices[0].problem)
         tuned = tune_launch(choices[0].problem, record, arguments, tell)
+        if not tuned.times_us:
+            raise RuntimeError(f"{record.launcher}: no plan runs: {tuned.skipped}")
         found.append(tuned)
         _keep(tuned, Path(folder) if folder is not None else store.user_folder())
     return found
@@ -199,6 +200,8 @@ def tune_launch(
                 tuned.skipped[key] = str(error).splitlines()[0]
         times = measure.interleaved(graphs, budget_ms=BUDGET_MS)
         tuned.times_us |= {key: timing.median_us for key, timing in times.items()}
+        if not tuned.times_us:
+            break
         found = next((c for c in candidates if plan_name(c.numbers) == tuned.best), best)
         if found is best:
             break
@@ -232,9 +235,14 @@ def _check(outputs: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
 
 
 def _keep(tuned: Tuned, folder: Path) -> None:
-    gpu = short_name(torch.cuda.get_device_name())
+    gpu = short_name(gpu_name())
     with store.updating(tuned.problem.op, folder / tuned.problem.op / f"{gpu}.json") as kept:
         kept.add(tuned.problem, tuned.times_us, run_facts(tuned.problem.backend))
+
+
+def gpu_name() -> str:
+    """The current GPU's."""
+    return str(torch.cuda.get_device_name())
 
 
 @functools.cache
@@ -244,7 +252,7 @@ def run_facts(backend: str) -> Mapping[str, Any]:
 
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-        "gpu": torch.cuda.get_device_name(),
+        "gpu": gpu_name(),
         **{name: versions()[name] for name in ("driver", "torch", "triton", "diglot")},
         "sources": sources_hash(backend),
     }
@@ -278,8 +286,3 @@ def choices_of(call: Callable[[], Any]) -> list[Choice]:
     with plan_runs() as runs:
         call()
     return [choice for each in runs for choice in each.plan.choices]
-
-
-def entry_of(problem: Problem, gpu: str) -> tuple[str, Entry | None]:
-    """What the store has for a problem: "exact", "near" or "none", and the entry."""
-    return store_of(problem.op, gpu).find(problem)

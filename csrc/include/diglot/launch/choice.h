@@ -8,8 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include "diglot/launch/operand.h"
 #include "diglot/launch/tunables.h"
-#include "diglot/types.cuh"
 
 namespace diglot {
 
@@ -21,8 +21,8 @@ struct LauncherName {
 // What two calls have in common that should run alike.
 struct Problem {
   LauncherName name;
-  std::string gpu;            // its short name; "": not known
-  std::vector<DType> dtypes;  // of the arrays that are there
+  std::string gpu;                       // its short name; "": not known
+  std::vector<const Operand*> operands;  // whose dtypes matter; null: one that is absent
   std::string layout;
   std::vector<int64_t> shape;
 };

@@ -146,7 +146,7 @@ void launch_norm_backward(Planner& planner, const NormOperands& operands) {
   const int weight_accesses = has_wide_weight ? sizeof(Compute) / sizeof(T) : 1;
 
   const int64_t n = operands.grad_input.sizes[operands.grad_input.rank - 1];
-  planner.choose("rows", {count, n}, {&operands.grad_input, operands.weight});
+  planner.choose("rows", {count, n}, {&operands.grad_input, operands.grad_sum, operands.weight});
   NormRows rows{};
   rows.arrays = operands.grad_sum == nullptr ? 2 : 3;
   rows.n = n;

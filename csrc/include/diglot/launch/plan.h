@@ -10,7 +10,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <initializer_list>
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -68,14 +67,11 @@ class Planner {
   // Takes the numbers that were measured to be best for calls like this one, if any were.
   // `layout`: a name for how the operands lie; `shape`: what the time depends on, rows first.
   void choose(std::string layout, std::vector<int64_t> shape,
-              std::initializer_list<const Operand*> operands) {
+              std::vector<const Operand*> operands) {
     const Chooser ask = chooser().load(std::memory_order_acquire);
     if (ask == nullptr) return;
-    Problem problem{name_, tunables_->gpu(), {}, std::move(layout), std::move(shape)};
-    for (const Operand* operand : operands) {
-      if (operand != nullptr) problem.dtypes.push_back(operand->dtype);
-    }
-    chosen_ = ask(problem);
+    chosen_ =
+        ask({name_, tunables_->gpu(), std::move(operands), std::move(layout), std::move(shape)});
   }
 
   // A number that was measured: the chosen one; or of a table the first entry whose key is not

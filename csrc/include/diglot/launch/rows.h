@@ -349,7 +349,7 @@ void launch_rows(Planner& planner, const Operand* const (&operands)[kArrays], in
     is_aligned &= operands[a]->is_aligned(bytes);
   }
   const auto run = [&](const char* name, const Layout<kArrays>& outer, auto shapes) {
-    planner.choose(name, {operands[0]->numel / layout.n, layout.n}, {operands[0], operands[1]});
+    planner.choose(name, {operands[0]->numel / layout.n, layout.n}, {operands, operands + kCut});
     run_rows<Shapes, I, kInputs>(planner, layout, outer, shapes, function, state_bytes);
   };
   if (!Shapes::kHasColumns || !layout.is_columns()) {

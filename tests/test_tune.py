@@ -1,0 +1,230 @@
+"""Tuning, with times that are made up: which plans are measured, judged, kept and taken."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from backends import DEVICE
+
+import diglot
+from diglot.backends import store
+from diglot.backends.choosing import forget_stores, store_of, use_plans
+from diglot.backends.registry import INTERPRET
+from diglot.bench import models
+from diglot.bench.selection import load
+from diglot.tools import measure, tune
+from diglot.tools.measure import Timing
+
+pytestmark = pytest.mark.skipif(not INTERPRET, reason="times are made up where nothing is timed")
+BEST = {"cuda": "rows.cuda.skipped_shapes=2", "triton": "rows.triton.few_elements=2048"}
+
+
+@pytest.fixture
+def gpu(tmp_path, monkeypatch):
+    """A GPU on which the plans of BEST take half as long; times by name that were asked for."""
+    asked: list[str] = []
+
+    def times(functions, **_):
+        asked.extend(functions)
+        for function in functions.values():
+            function()
+        good = [name for name in functions if any(best in name for best in BEST.values())]
+        return {n: Timing(5.0 if n in good else 10.0, 1, 1, 1) for n in functions}
+
+    monkeypatch.setenv("DIGLOT_CONFIGS", str(tmp_path))
+    monkeypatch.setattr(store, "shipped_folder", lambda: tmp_path / "shipped")
+    monkeypatch.setattr(measure, "check", lambda: None)
+    monkeypatch.setattr(measure, "captured", _captured)
+    monkeypatch.setattr(measure, "interleaved", times)
+    monkeypatch.setattr(tune, "gpu_name", lambda: "NVIDIA H200")
+    forget_stores()
+    yield asked
+    forget_stores()
+
+
+def _captured(function):
+    """What a graph does: runs what was planned when it was captured."""
+    function()
+    from diglot.backends import choosing
+
+    numbers = dict(choosing._modes[-1])
+
+    def replay():
+        with use_plans(numbers):
+            function()
+
+    return replay
+
+
+@pytest.mark.parametrize("backend", ["cuda", "triton"])
+def test_the_fastest_plan_is_kept_and_taken(backend, gpu):
+    x = torch.randn(6, 300, device=DEVICE)
+    (found,) = diglot.tune(diglot.softmax, x, -1, backends=(backend,))
+    assert found.best == BEST[backend] and found.gain == 2
+    assert found.problem.shape == (6, 300) and found.problem.launcher == "softmax_forward"
+    entry = store_of("softmax", "h200").entries[found.problem]
+    assert entry.best == BEST[backend]
+    name, _, value = BEST[backend].partition("=")
+    assert store.plan_numbers(entry.best) == {name: int(value)}
+    run = store_of("softmax", "h200").runs[1]
+    assert run["gpu"] == "NVIDIA H200" and run["torch"] == torch.__version__ and run["sources"]
+
+
+@pytest.mark.parametrize("backend", ["cuda", "triton"])
+def test_results_stay_as_they_were(backend, gpu):
+    """The call's outputs hold its results when a launch was tuned."""
+    x, out = torch.randn(6, 300, device=DEVICE), torch.empty(6, 300, device=DEVICE)
+    arguments = (x, 1, out)
+    diglot.backends.runs.run(backend, "softmax", "softmax_forward", *arguments)
+    record = diglot.last_run()
+    before = out.clone()
+    problem = diglot.backends.runs.plan(backend, "softmax", "softmax_forward", *arguments)
+    tune.tune_launch(problem.choices[0].problem, record, arguments)
+    assert torch.equal(out, before)
+
+
+def test_backward_is_tuned_where_an_input_requires_grad(gpu):
+    x = torch.randn(6, 300, device=DEVICE, requires_grad=True)
+    w = torch.randn(300, device=DEVICE, requires_grad=True)
+    found = diglot.tune(diglot.rms_norm, x, (300,), w, backends=("triton",))
+    assert [t.problem.launcher for t in found] == [
+        "add_rms_norm_forward",
+        "rms_norm_backward",
+    ]
+
+
+def test_a_wrong_plan_is_none(gpu, monkeypatch):
+    """Neither one whose results differ, nor one that leaves them as they were."""
+    x = torch.randn(6, 300, device=DEVICE)
+    real = tune.run
+
+    def spoil(backend, op, launcher, *arguments):
+        real(backend, op, launcher, *arguments)
+        from diglot.backends import choosing
+
+        if choosing._modes and choosing._modes[-1]:
+            arguments[-1][3, 7] *= 1.01
+
+    monkeypatch.setattr(tune, "run", spoil)
+    (found,) = diglot.tune(diglot.softmax, x, -1, backends=("triton",))
+    assert found.best == "" and set(found.times_us) == {""}
+    assert found.skipped and all("results differ" in why for why in found.skipped.values())
+    monkeypatch.setattr(tune, "run", lambda *_: None)
+    with pytest.raises(RuntimeError, match="no plan runs"):
+        diglot.tune(diglot.softmax, x, -1, backends=("triton",))
+
+
+def test_a_plan_without_room_is_skipped_and_said(gpu, monkeypatch):
+    real = measure.captured
+
+    def refuse(function):
+        from diglot.backends import choosing
+
+        if choosing._modes[-1]:
+            raise RuntimeError("out of resource: shared memory")
+        return real(function)
+
+    monkeypatch.setattr(measure, "captured", refuse)
+    (found,) = diglot.tune(
+        diglot.softmax, torch.randn(6, 300, device=DEVICE), -1, backends=("cuda",)
+    )
+    assert set(found.times_us) == {""}
+    assert set(found.skipped.values()) == {"out of resource: shared memory"}
+
+
+def test_nothing_is_tuned_in_a_capture(gpu, monkeypatch):
+    for name in ("is_available", "is_current_stream_capturing"):
+        monkeypatch.setattr(torch.cuda, name, lambda: True)
+    with pytest.raises(RuntimeError, match="while a CUDA graph is captured"):
+        diglot.tune(diglot.softmax, torch.randn(4, 4, device=DEVICE), -1)
+    assert not gpu
+
+
+def test_interpreted_kernels_are_not_tuned():
+    with pytest.raises(RuntimeError, match="interpreted"):
+        diglot.tune(diglot.softmax, torch.randn(4, 4, device=DEVICE), -1)
+
+
+def test_outputs_are_those_that_the_schema_marks():
+    x, w, s = torch.empty(4, 8), torch.empty(8), torch.empty(1, 4)
+    outs = torch.empty(8), torch.empty(4, 8)
+    arguments = (x, None, x, s, w, *outs)
+    assert [id(t) for t in tune._outputs("rms_norm_backward", arguments)] == [*map(id, outs)]
+
+
+# --- shapes of models ----------------------------------------------------------------------------
+
+
+def test_a_draw_is_of_models_and_the_same_again():
+    """Shares of each kind within what chance allows; half of the draws are of either size."""
+    drawn = [pair for seed in range(30) for pair in models.draw(f"op {seed}")]
+    assert models.draw("op 3") == models.draw("op 3") != models.draw("op 4")
+    hidden = {model.hidden_size for model in models.published()}
+    words = {model.vocab_size for model in models.published()}
+    rows = [shape for shape, _ in drawn]
+    assert sum(n in hidden for _, n in rows) / len(rows) > 0.6
+    assert 0.10 < sum(n in words - hidden for _, n in rows) / len(rows) < 0.30
+    assert sum(shape in models.ODD_ROWS for shape in rows) / len(rows) < 0.13
+    assert sum(dtype == torch.float32 for _, dtype in drawn) == len(drawn) // 4
+    sizes = [shape[0] * shape[1] * dtype.itemsize for shape, dtype in drawn]
+    assert all(models.LEAST_BYTES <= size <= models.MOST_BYTES for size in sizes)
+    assert 0.08 < sum(size <= models.SMALL_BYTES for size in sizes) / len(sizes) < 0.3
+
+
+def test_a_models_config_gives_its_rows():
+    config = {"hidden_size": 8, "intermediate_size": 32, "vocab_size": 100}
+    assert models.shapes_of(config, (1, 2)) == [
+        (1, 8),
+        (2, 8),
+        (1, 32),
+        (2, 32),
+        (1, 100),
+        (2, 100),
+    ]
+    assert models.shapes_of({"text_config": config}, (1,)) == [(1, 8), (1, 32), (1, 100)]
+    for wrong in ({}, {**config, "vocab_size": "many"}):
+        with pytest.raises(ValueError, match="hidden_size"):
+            models.shapes_of(wrong)
+
+
+def row(provider: str, us: float, shape=(8, 8), **more) -> dict:
+    case = {"op": "softmax", "direction": "forward", "dtype": "bfloat16", "shape": list(shape)}
+    return {**case, "options": {}, "timer": "device", "provider": provider, "time_us": us, **more}
+
+
+def test_ratios_are_to_the_best_peer():
+    """Compiled code is a peer of both languages; a formula and what has no time are none."""
+    rows = [
+        row("cuda", 10, share_of_copy=0.8, chosen="near"), row("triton", 5, share_of_copy=1.0),
+        row("torch", 12), row("torch.compile", 8), row("formula", 1),
+        {**row("liger", 0), "time_us": 1, "shape": [9, 9]},
+        row("cuda", 10, (4, 4), share_of_copy=0.5), row("torch", 20, (4, 4)),
+    ]  # fmt: skip
+    (cuda, triton) = models.table(rows)
+    assert cuda[:4] == ["softmax", "forward", "cuda", "2"]
+    assert cuda[4:8] == ["1.265", "0.80", "50 %", "0.65"]
+    assert cuda[8] == "bfloat16 8x8: 10.0 µs, torch.compile"
+    assert triton[4:7] == ["1.600", "1.60", "0 %"]
+    first = models.worst(rows)[0]
+    assert first[2:8] == ["cuda", "bfloat16", "8x8", "10.0", "torch.compile", "0.80"]
+    assert first[9] == "near"
+
+
+def test_a_run_goes_on_where_it_stopped(tmp_path):
+    benchmark = load("softmax").benchmark
+    cases = models.cases(benchmark, 1)[:3]
+    from diglot.bench.reports import make_report
+    from diglot.bench.running import row_of
+
+    rows = [
+        {"op": "softmax", "provider": "cuda", **row_of(case), "bars": [], "kernels": kernels}
+        for case, kernels in zip(cases, ("now", "now", "older"), strict=True)
+    ]
+    (tmp_path / "softmax.json").write_text(json.dumps({**make_report("softmax", []), "rows": rows}))
+    kept, left = models.known(tmp_path, "softmax", cases, "now")
+    assert [r["shape"] for r in kept] == [list(case.shape) for case in cases[:2]]
+    assert left == cases[2:]
+    assert models.known(tmp_path, "gelu", cases, "now") == ([], cases)
+    assert models.known(None, "softmax", cases, "now") == ([], cases)
