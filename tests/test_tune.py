@@ -142,6 +142,25 @@ def test_nothing_is_tuned_in_a_capture(gpu, monkeypatch):
     assert not gpu
 
 
+def test_a_call_is_tuned_if_that_is_asked_for(gpu, monkeypatch):
+    """Once for each problem, never in a capture, and its outputs stay right."""
+    x = torch.randn(6, 300, device=DEVICE)
+    monkeypatch.setattr(diglot.backends.runs, "is_interpreted", lambda *_: False)
+    monkeypatch.setattr(diglot.backends.runs, "_observers", (tune.tune_if_new,))
+    monkeypatch.setattr(tune, "_seen", set())
+    capturing = [True]
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
+    diglot.softmax(x, -1, backend="triton")
+    assert not gpu
+    capturing[0] = False
+    for _ in range(2):
+        out = diglot.softmax(x, -1, backend="triton")
+        torch.testing.assert_close(out, x.softmax(-1))
+        assert gpu.count("") == 2  # one for each round
+    (entry,) = store_of("softmax", "h200").entries.values()
+    assert entry.best == BEST["triton"]
+
+
 def test_interpreted_kernels_are_not_tuned():
     with pytest.raises(RuntimeError, match="interpreted"):
         diglot.tune(diglot.softmax, torch.randn(4, 4, device=DEVICE), -1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -38,6 +40,7 @@ class LastRun:
 
 
 CPU = torch.device("cpu")
+TUNES = os.environ.get("DIGLOT_TUNE") == "1"  # whether a launch that was not measured is, once
 MARK = "diglot::"  # how labels of `mark_runs` begin
 
 
@@ -106,6 +109,14 @@ def run(backend: str, op: str, name: str, *arguments: Any) -> None:
         record = LastRun(op, name, backend, variant, is_interpreted(backend, CPU))
         for observer in _observers:
             observer(record, arguments)
+
+
+def _tune_if_new(record: LastRun, arguments: tuple[Any, ...]) -> None:
+    importlib.import_module("diglot.tools.tune").tune_if_new(record, arguments)
+
+
+if TUNES:
+    _observers = (_tune_if_new,)
 
 
 def plan(backend: str, op: str, name: str, *arguments: Any) -> Plan:

@@ -10,6 +10,8 @@ import contextlib
 import datetime
 import functools
 import hashlib
+import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -164,10 +166,27 @@ def tune_launch(
 ) -> Tuned:
     """Measures the plans of one launch, whose outputs hold its results before and after."""
     tuned = Tuned(problem)
-    name = f"{problem.launcher} [{problem.backend}] {'x'.join(map(str, problem.shape))}"
-    call = functools.partial(run, record.backend, record.op, record.launcher, *arguments)
     outputs = _outputs(record.launcher, arguments)
     expected = [output.clone() for output in outputs]
+    try:
+        _measure(tuned, record, arguments, outputs, expected, tell)
+    finally:
+        for output, values in zip(outputs, expected, strict=True):
+            output.copy_(values)
+    return tuned
+
+
+def _measure(
+    tuned: Tuned,
+    record: LastRun,
+    arguments: tuple[Any, ...],
+    outputs: Sequence[Tensor],
+    expected: Sequence[Tensor],
+    tell: Callable[[str], None],
+) -> None:
+    problem = tuned.problem
+    name = f"{problem.launcher} [{problem.backend}] {'x'.join(map(str, problem.shape))}"
+    call = functools.partial(run, record.backend, record.op, record.launcher, *arguments)
     best: Candidate | None = None
     for number in range(ROUNDS):
         start = {} if best is None else best.numbers
@@ -194,10 +213,10 @@ def tune_launch(
                 _check(outputs, expected)
                 graphs[key] = graph
                 tuned.variants[key] = candidate.plan.variant
-            except (RuntimeError, ValueError) as error:
-                if isinstance(error, torch.AcceleratorError):
-                    raise
-                tuned.skipped[key] = str(error).splitlines()[0]
+            except torch.AcceleratorError:  # after which nothing runs
+                raise
+            except Exception as error:  # Triton's OutOfResources among them
+                tuned.skipped[key] = (str(error).splitlines() or [type(error).__name__])[0]
         times = measure.interleaved(graphs, budget_ms=BUDGET_MS)
         tuned.times_us |= {key: timing.median_us for key, timing in times.items()}
         if not tuned.times_us:
@@ -206,9 +225,6 @@ def tune_launch(
         if found is best:
             break
         best = found
-    for output, values in zip(outputs, expected, strict=True):
-        output.copy_(values)
-    return tuned
 
 
 def _outputs(launcher: str, arguments: tuple[Any, ...]) -> list[Tensor]:
@@ -232,6 +248,44 @@ def _check(outputs: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
         error = (output.double() - right.double()).abs().amax()
         if not error <= allowed:  # NaN too
             raise ValueError(f"its results differ by {error.item():.3g}")
+
+
+class _Thread(threading.local):
+    is_tuning = False
+
+
+_thread = _Thread()
+_seen: set[Any] = set()
+
+
+def tune_if_new(record: LastRun, arguments: tuple[Any, ...]) -> None:
+    """Tunes a launch that has just run, unless its problem was measured, here or before.
+
+    With DIGLOT_TUNE=1 this follows every launch. In a process group rank 0 alone tunes.
+    """
+    if _thread.is_tuning or record.interpreted or record.backend not in ("cuda", "triton"):
+        return
+    if torch.cuda.is_current_stream_capturing() or not _is_first_rank():
+        return
+    _thread.is_tuning = True
+    try:
+        choices = plan(record.backend, record.op, record.launcher, *arguments).choices
+        if not choices or choices[0].problem in _seen or choices[0].source == "exact":
+            return
+        _seen.add(choices[0].problem)
+        tuned = tune_launch(choices[0].problem, record, arguments)
+        if tuned.times_us:
+            _keep(tuned, store.user_folder())
+            forget_stores()
+    except OSError as error:
+        warnings.warn(f"DIGLOT_TUNE: times are not kept: {error}", stacklevel=2)
+    finally:
+        _thread.is_tuning = False
+
+
+def _is_first_rank() -> bool:
+    group = torch.distributed if torch.distributed.is_available() else None
+    return group is None or not group.is_initialized() or group.get_rank() == 0
 
 
 def _keep(tuned: Tuned, folder: Path) -> None:
