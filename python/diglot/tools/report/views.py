@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -64,7 +65,8 @@ def page_of(results: Results, sources: str = "") -> Page:
             that is not known.
     """
     providers = providers_of(results.files)
-    gpus = list(dict.fromkeys(file.gpu for file in results.files if file.kind != "pipeline"))
+    counts = Counter(file.gpu for file in results.files if file.kind != "pipeline")
+    gpus = [gpu for gpu, _ in counts.most_common()]  # that of most results first
     of_gpu: dict[str, list[File]] = {gpu: [] for gpu in gpus or [""]}
     for file in results.files:
         # A pipeline's report does not say its GPU: it is shown with the first.
