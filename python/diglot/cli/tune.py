@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,8 @@ DEFAULT_SHAPES = ("4096x4096",)
     help="Which pass.",
 )
 @click.option("--folder", metavar="DIR", help="Where times go; else $DIGLOT_CONFIGS or a cache.")
+@click.option("--jobs", type=int, default=0, help="Compile Triton's plans in so many processes.")
+@click.option("--part", type=int, hidden=True, help="Of those processes this one's number.")
 @click.option("--status", is_flag=True, help="Measure nothing: say how plans are chosen.")
 def tune(ops: tuple[str, ...], **arguments: Any) -> None:
     """Measure an op's plans on this GPU, and keep what is fastest for calls like these.
@@ -60,13 +64,15 @@ def _tune(
     backends: tuple[str, ...],
     direction: str,
     folder: str | None,
+    jobs: int,
+    part: int | None,
     status: bool,
 ) -> None:
     from diglot.bench import models
     from diglot.bench.selection import load
     from diglot.tools import measure
     from diglot.tools.inputs import parse_dtype, parse_shape
-    from diglot.tools.tune import choices_of, tune_call
+    from diglot.tools.tune import choices_of, compile_call, tune_call
 
     if like is not None and shapes:
         raise ValueError("--like and --shape: one of them")
@@ -83,10 +89,19 @@ def _tune(
     calls = list(_calls(benchmarks, chosen, kinds, directions, backends or ("cuda", "triton")))
     if not calls:
         raise ValueError("no op of these has such a case")
+    if part is not None:
+        for _, make in calls[part::jobs]:
+            compile_call(make())
+        return
     messages = make_console(stderr=True)
     if status:
         _print_status([choice for _, make in calls for choice in choices_of(make())])
         return
+    if jobs > 0:
+        command = [sys.executable, "-m", "diglot.cli", *sys.argv[1:]]
+        workers = [subprocess.Popen([*command, "--part", str(i)]) for i in range(jobs)]
+        for worker in workers:
+            worker.wait()
     found = []
     with _progress(messages) as progress:
         task = progress.add_task("tuning", total=len(calls))

@@ -135,22 +135,37 @@ def _rank_0_first() -> Iterator[bool]:
         group.barrier()
 
 
-def _tune_call(
-    call: Callable[[], Any], folder: Path | str | None, tell: Callable[[str], None]
-) -> list[Tuned]:
+def _launches_of(call: Callable[[], Any]) -> Iterator[tuple[Problem, LastRun, tuple[Any, ...]]]:
+    """The launches of a call that have plans to choose among, each problem once."""
     launched: list[tuple[LastRun, tuple[Any, ...]]] = []
     with use_plans("rules"), observe_runs(lambda record, args: launched.append((record, args))):
         call()
-    found, seen = [], set()
+    seen = set()
     for record, arguments in launched:
         if record.backend not in ("cuda", "triton"):
             continue
         with use_plans("rules"):
             choices = plan(record.backend, record.op, record.launcher, *arguments).choices
-        if not choices or choices[0].problem in seen:
-            continue
-        seen.add(choices[0].problem)
-        tuned = tune_launch(choices[0].problem, record, arguments, tell)
+        if choices and choices[0].problem not in seen:
+            seen.add(choices[0].problem)
+            yield choices[0].problem, record, arguments
+
+
+def compile_call(call: Callable[[], Any]) -> None:
+    """Runs every plan of a call's launches once, so that Triton's cache on disk has them."""
+    for _, record, arguments in _launches_of(call):
+        launch = record.backend, record.op, record.launcher, *arguments
+        for candidate in candidate_plans(*launch):
+            with use_plans(candidate.numbers), contextlib.suppress(Exception):
+                run(*launch)  # who measures it will say what is wrong
+
+
+def _tune_call(
+    call: Callable[[], Any], folder: Path | str | None, tell: Callable[[str], None]
+) -> list[Tuned]:
+    found = []
+    for problem, record, arguments in _launches_of(call):
+        tuned = tune_launch(problem, record, arguments, tell)
         if not tuned.times_us:
             raise RuntimeError(f"{record.launcher}: no plan runs: {tuned.skipped}")
         found.append(tuned)
