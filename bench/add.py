@@ -110,7 +110,7 @@ def _directions(forward: Function, backward: Function) -> dict[str, Function]:
 FORMULAS = _directions(_formula, _sum_of_rows)
 benchmark.ours(_directions(diglot.add, _ours_backward))
 benchmark.way("torch", _directions(torch.add, _sum_of_rows), code=[torch.add])
-benchmark.way("torch.compile", FORMULAS, compiled=True)
+benchmark.compiled(FORMULAS)
 benchmark.way("formula", FORMULAS)
 
 

@@ -171,4 +171,4 @@ benchmark.way(
     code=[torch.nn.utils.clip_grad_norm_],
 )
 benchmark.way("formula", _all(_formula), operands=_of_gradients)
-benchmark.way("torch.compile", _all(_formula), compiled=True, operands=_of_gradients)
+benchmark.compiled(_all(_formula), operands=_of_gradients)

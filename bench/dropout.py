@@ -1,4 +1,4 @@
-"""dropout: cases, providers, bars."""
+"""dropout: cases, providers, bars. Ours are called as by a user, without a seed."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from diglot.bench.harness import (
     rows_of,
     share_of_copy,
 )
+from diglot.ops.random_seed import seed_tensor
 from diglot.reference.dropout import SPEC, dropout_oracle
 from diglot.tools.accuracy import measure_error
 from diglot.tools.specs import Expected, nbytes
@@ -38,13 +39,31 @@ SEED = SPEC.constants["seed"]
 
 
 @dataclass(frozen=True)
-class Seeded:
-    """A call whose mask is that of the seed; what others drop, they alone know."""
+class Ours:
+    """A call of ours, of whose mask the seed is known; what others drop, they alone know.
+
+    Attributes:
+        function: what is called.
+        seed: the one that is given; None: the call draws it, as it does for a user.
+    """
 
     function: Callable[[], Any]
+    seed: int | None = None
 
     def __call__(self) -> Any:
         return self.function()
+
+    def with_seed(self, device: torch.device) -> tuple[torch.Tensor, int]:
+        """A result, and the seed that it is of: one that is drawn is drawn again."""
+        if self.seed is not None:
+            return self(), self.seed
+        generator = torch.default_generator
+        if device.type == "cuda":
+            generator = torch.cuda.default_generators[device.index]
+        before = generator.get_state()
+        result = self()
+        generator.set_state(before)
+        return result, int(seed_tensor(device, None, None))
 
 
 def _inputs(case: Case) -> Tensors:
@@ -54,16 +73,17 @@ def _inputs(case: Case) -> Tensors:
 def _error(case: Case, tensors: Tensors, call: Call) -> ErrorOf:
     """Against the mask of the seed; of others, against their own, which must be of p's share."""
     (x,), p = (t.detach() for t in tensors), case.options["p"]
+    if isinstance(call, Ours):
+        result, seed = call.with_seed(x.device)
+        return ErrorOf.of([measure_error(result.detach(), SPEC.forward(x, p, seed))])
     result = call().detach()
-    expected = SPEC.forward(x, p)
-    if not isinstance(call, Seeded):
-        mask = (result != 0) | (x == 0)
-        deviation = math.sqrt(p * (1 - p) / x.numel())
-        if abs(1 - p - mask.double().mean().item()) > 6 * deviation:
-            return ErrorOf(math.inf, math.inf, math.inf, 1.0)
-        expected = Expected(
-            lambda x, mask: dropout_oracle(x, p, mask), (x, mask), {"input": x}, x.dtype
-        )
+    mask = (result != 0) | (x == 0)
+    deviation = math.sqrt(p * (1 - p) / x.numel())
+    if abs(1 - p - mask.double().mean().item()) > 6 * deviation:
+        return ErrorOf(math.inf, math.inf, math.inf, 1.0)
+    expected = Expected(
+        lambda x, mask: dropout_oracle(x, p, mask), (x, mask), {"input": x}, x.dtype
+    )
     return ErrorOf.of([measure_error(result, expected)])
 
 
@@ -76,7 +96,6 @@ benchmark = Benchmark(
             for direction in ("forward", "backward")
             for dtype in DTYPES
         ),
-        # With a seed that is drawn.
         *(Case("forward", dtype, SMALL, {"p": 0.1}, timer="graph") for dtype in DTYPES),
         *host_cases(SMALL, {"p": 0.1}),
     ],
@@ -104,13 +123,11 @@ benchmark = Benchmark(
 
 def _ours(backend: str, case: Case, tensors: Tensors) -> Call:
     (x,), p = tensors, case.options["p"]
-    seed = torch.full((), SEED, device=x.device)
     if case.direction == "backward":
+        seed = torch.full((), SEED, device=x.device)  # that of the forward pass, which kept it
         backward = torch.ops.diglot.dropout_backward
-        return Seeded(lambda: backward(x, seed, 0, p, backend))
-    if case.timer == "device":
-        return Seeded(lambda: diglot.dropout(x, p, seed=seed, backend=backend))
-    return lambda: diglot.dropout(x, p, backend=backend)
+        return Ours(lambda: backward(x, seed, 0, p, backend), SEED)
+    return Ours(lambda: diglot.dropout(x, p, backend=backend))
 
 
 @benchmark.provider("cuda")
@@ -147,7 +164,7 @@ def _gradient(grad: torch.Tensor, mask: torch.Tensor, p: float) -> torch.Tensor:
 OF_TORCH: dict[str, Function] = {"forward": F.dropout, "backward": _torch_backward}
 FORMULAS: dict[str, Function] = {"forward": _formula, "backward": _gradient}
 benchmark.way("torch", OF_TORCH | {RECORDED: F.dropout}, code=[F.dropout])
-benchmark.way("torch.compile", OF_TORCH, compiled=True)
+benchmark.compiled(OF_TORCH)
 benchmark.way("formula", FORMULAS)
 
 

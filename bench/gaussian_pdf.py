@@ -92,5 +92,5 @@ def _gradient(
 
 
 FORMULAS: dict[str, Function] = {"forward": _formula, "backward": _gradient}
-benchmark.way("torch.compile", FORMULAS, compiled=True)
+benchmark.compiled(FORMULAS)
 benchmark.way("formula", FORMULAS)

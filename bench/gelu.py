@@ -115,7 +115,7 @@ def _gradient(grad: torch.Tensor, x: torch.Tensor, approximate: str) -> torch.Te
 
 
 FORMULAS: dict[str, Function] = {"forward": _formula, "backward": _gradient}
-benchmark.way("torch.compile", FORMULAS, compiled=True)
+benchmark.compiled(FORMULAS)
 benchmark.way("formula", FORMULAS)
 
 

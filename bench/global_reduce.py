@@ -89,6 +89,6 @@ def benchmark_of(
     )
     made.ours(ours)
     made.way("torch", eager, code=[eager["forward"]])
-    made.way("torch.compile", formulas, compiled=True)
+    made.compiled(formulas)
     made.way("formula", formulas)
     return made

@@ -21,6 +21,10 @@ OURS = ("cuda", "triton")
 # The five ways of writing an op that `diglot bench --ranking` compares: the manual formula,
 # PyTorch's own op, one of the two compiled, and the two kernels of ours.
 RANKED = ("formula", "torch", "torch.compile", "triton", "cuda")
+# The modes of `torch.compile`, by provider. To autotune takes long, and only cases that ask for it
+# are. It is done without the compiler's CUDA graphs, which copy their inputs in every call.
+AUTOTUNED = "max-autotune"
+MODES = {"torch.compile": "default", AUTOTUNED: "max-autotune-no-cudagraphs"}
 # On which the caches are cold, and what is timed is one call.
 COLD = ("device", "captured")
 
@@ -61,6 +65,7 @@ class Case:
         timer: "device" (cold cache), "captured" (the same of a call that is a CUDA graph), "warm"
             (each call after one of the same), "graph" (in a CUDA graph of many, warm) or "host"
             (cost of the call).
+        autotuned: whether it asks for the provider `AUTOTUNED`.
     """
 
     direction: str
@@ -68,6 +73,7 @@ class Case:
     shape: tuple[int, ...]
     options: dict[str, Any] = field(default_factory=dict)
     timer: str = "device"
+    autotuned: bool = False
 
 
 @dataclass(frozen=True)
@@ -111,6 +117,8 @@ class Benchmark:
         providers: ways of computing a case.
         code: by provider, the functions that a user writes or calls for it.
         absent: peers that are not installed, and by what name they would be imported.
+        how: by provider, what is to be known of its way, for tables: a few words, and after a colon
+            more of them.
     """
 
     op: str
@@ -130,6 +138,7 @@ class Benchmark:
     providers: dict[str, Callable[[Case, Tensors], Call | None]] = field(default_factory=dict)
     code: dict[str, tuple[Function, ...]] = field(default_factory=dict)
     absent: dict[str, str] = field(default_factory=dict)
+    how: dict[str, str] = field(default_factory=dict)
 
     def provider(self, name: str, *code: Function) -> Callable[[Callable], Callable]:
         """Decorator: a way of computing a case; None where it cannot.
@@ -151,7 +160,7 @@ class Benchmark:
         name: str,
         functions: Mapping[str, Function],
         *,
-        compiled: bool = False,
+        mode: str | None = None,
         operands: Callable[[Case, Tensors], tuple[Any, ...]] | None = None,
         code: Sequence[Function] = (),
     ) -> None:
@@ -160,21 +169,26 @@ class Benchmark:
         Args:
             name: what it is called.
             functions: by direction; they take `operands` and `keywords`.
-            compiled: whether `torch.compile` compiles them, anew for each case.
+            mode: in which `torch.compile` compiles them; None: not at all.
             operands: other ones than the benchmark's.
             code: what a user writes for it, where that is more than the functions.
         """
 
         @self.provider(name, *(code or dict.fromkeys(functions.values())))
         def provide(case: Case, tensors: Tensors) -> Call | None:
-            if case.direction not in functions:
+            if case.direction not in functions or (name == AUTOTUNED and not case.autotuned):
                 return None
             function = functions[case.direction]
-            if compiled:
-                torch._dynamo.reset()  # each case is compiled for its shape alone
-                function = torch.compile(function, dynamic=False)
+            if mode is not None:
+                function = torch.compile(function, dynamic=False, mode=mode)
             taken = (operands or self.operands)(case, tensors)
             return functools.partial(function, *taken, **self.keywords(case))
+
+    def compiled(self, functions: Mapping[str, Function], **how: Any) -> None:
+        """Adds functions that `torch.compile` compiles, anew for each case, in each of `MODES`."""
+        for name, mode in MODES.items():
+            self.way(name, functions, mode=mode, **how)
+            self.how[name] = f"mode {mode}"
 
     def ours(self, functions: Mapping[str, Function], **how: Any) -> None:
         """Adds the two backends as providers: functions that take the keyword `backend`."""

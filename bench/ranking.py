@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from diglot.bench import marks
 from diglot.bench.harness import RANKED, Row, Rows
 from diglot.bench.lines import RULE
 from diglot.bench.regressions import is_noise
@@ -20,7 +21,6 @@ TITLES = {
 }
 # What is saved: a row's figure, its title, and how it is written.
 SAVED = (("launches", "launches saved", "d"), ("host_us", "host µs saved", ".3g"))
-HEADER = ("case", *(TITLES[name] for name in RANKED), *(title for _, title, _ in SAVED))
 LINES_HEADER = ("lines of code", *(TITLES[name] for name in RANKED))
 
 
@@ -46,13 +46,21 @@ def ranks(rows: Rows, among: Collection[str] = RANKED) -> dict[str, int]:
     return places
 
 
-def _cell(row: Row | None, places: Mapping[str, int]) -> str:
+def header(rows: Iterable[Row]) -> list[str]:
+    """The titles of `table`, with the words that all rows of a provider share."""
+    said = marks.common(rows)
+    names = [marks.titled(TITLES[name], said.get(name, "")) for name in RANKED]
+    return ["case", *names, *(title for _, title, _ in SAVED)]
+
+
+def _cell(row: Row | None, places: Mapping[str, int], titles: Mapping[str, str]) -> str:
     if row is None:
         return NOTHING
     if "time_us" not in row:
         return no_time(row)
     spread = f"{row['p20_us']:.4g}–{row['p80_us']:.4g}"
-    return f"{places[row['provider']]}. {row['time_us']:.4g} ({spread})"
+    place = f"{places[row['provider']]}. {row['time_us']:.4g} ({spread})"
+    return f"{place}{marks.mark(row, titles)}"
 
 
 def saved(rows: Rows, figure: str) -> float | None:
@@ -66,16 +74,20 @@ def saved_text(rows: Rows, figure: str, style: str) -> str:
     """What the formula takes, and what our kernels take instead."""
     figures = [rows.get(name, {}).get(figure) for name in ("formula", "triton", "cuda")]
     texts = [NOTHING if f is None else format(f, style) for f in figures]
-    return f"{texts[0]} → {' / '.join(dict.fromkeys(texts[1:]))}"
+    said = marks.of_ours(rows) if figure == "launches" else ""
+    return f"{texts[0]} → {' / '.join(dict.fromkeys(texts[1:]))}{said}"
 
 
-def cells(rows: Rows) -> list[str]:
-    """A case's cells under `HEADER`: places, medians in µs and their bands; launches; host µs."""
+def cells(rows: Rows, titles: Mapping[str, str]) -> list[str]:
+    """A case's cells under `header`: places, medians in µs and their bands; launches; host µs.
+
+    `titles` are the words that its titles have, by provider.
+    """
     places = ranks(rows)
     first = next(iter(rows.values()))
     return [
         label(first) if first["timer"] == "device" else f"{label(first)} [{first['timer']}]",
-        *(_cell(rows.get(name), places) for name in RANKED),
+        *(_cell(rows.get(name), places, titles) for name in RANKED),
         *(saved_text(rows, figure, style) for figure, _, style in SAVED),
     ]
 
@@ -94,8 +106,10 @@ def lines_cells(op: str, lines: Mapping[str, Mapping[str, int]]) -> list[str]:
 
 
 def table(rows: Iterable[Row]) -> list[list[str]]:
-    """The cells of every case under `HEADER`."""
-    return [cells(of) for of in by_case(rows)]
+    """The cells of every case under `header`."""
+    rows = list(rows)
+    titles = marks.common(rows)
+    return [cells(of, titles) for of in by_case(rows)]
 
 
 def markdown(reports: Sequence[Mapping[str, Any]]) -> str:
@@ -108,8 +122,8 @@ def markdown(reports: Sequence[Mapping[str, Any]]) -> str:
             "within noise of a place's first shares it. Every result was verified in the same run.",
             "",
         ]
-    body = [cells for report in reports for cells in table(report["rows"])]
-    lines += [*_markdown_table(HEADER, body), ""]
+    rows = [row for report in reports for row in report["rows"]]
+    lines += [*marks.paragraph(rows), *_markdown_table(header(rows), table(rows)), ""]
     of_code = [lines_cells(*of) for report in reports for of in report.get("lines", {}).items()]
     lines += [RULE, "", *_markdown_table(LINES_HEADER, of_code), ""]
     return "\n".join(lines)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from diglot.bench.harness import OURS, Row
+from diglot.bench.marks import how_of
 from diglot.bench.reports import TIMES, is_ranked, key_of
 
 NOISE = 0.02
@@ -29,7 +30,8 @@ class Change:
         old: the older one; None if there was none with a time.
         ratio: the new median over the older one; None where one of them is missing.
         verdict: "slower", "faster" or "same"; "broken" if the older one had a time and the new one
-            has none; "new" if only the new run has it, "gone" if only the older one.
+            has none; "new" if only the new run has it, or by another way, such as a mode of the
+            compiler; "gone" if only the older one.
         by: what the ratio is of: times as shares of the same run's ceiling, or times.
     """
 
@@ -78,7 +80,7 @@ def compare(
         if "time_us" not in row:
             if old is not None:
                 changes.append(Change(row, old, None, BROKEN))
-        elif old is None:
+        elif old is None or how_of(old) != how_of(row):
             changes.append(Change(row, None, None, NEW))
         else:
             changes.append(_beside(row, old))

@@ -36,10 +36,10 @@ ERRORS = ("worst_ulp", "worst_absolute", "worst_share", "failing")
 SHOWN = {"none": "erf"}
 COLUMNS = (
     *KEY,
-    *("bytes", "flops", "verified", "reason"),
+    *("how", "bytes", "flops", "verified", "reason"),
     *ERRORS,
     *TIMES,
-    *("samples", *SPEEDS),
+    *("samples", "exposed", *SPEEDS),
     *("host_us", "peak_bytes", "first_call_ms", "launches"),
 )
 
@@ -208,7 +208,7 @@ FIGURES: dict[str, tuple[Callable[[Any], bool], bool]] = {
     "host_us": (_is_positive, True),
     "peak_bytes": (_is_number, True),
     "first_call_ms": (_is_number, False),
-    "launches": (_is_count, True),
+    **dict.fromkeys(("launches", "exposed"), (_is_count, True)),
 }
 
 
@@ -218,6 +218,8 @@ def _damage(row: Row) -> str | None:
     for name, kind in kinds.items():
         if not isinstance(row.get(name), kind):
             return f"{name} is no {kind.__name__}"
+    if not isinstance(row.get("how"), (str, type(None))):
+        return "how is no text"
     if not row["shape"] or not all(map(_is_count, row["shape"])):
         return "shape is no list of sizes"
     if not all(map(_is_judged, row["bars"])):

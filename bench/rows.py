@@ -1,7 +1,8 @@
 """What the benchmarks of row-wise ops share: shapes, providers, bars.
 
 A row is read once, and its kernel is bound by memory: on an otherwise idle GPU the question is what
-share of a copy's speed it reaches, and how it compares with the best kernel of the same language.
+share of a copy's speed it reaches, and how it compares with the best that PyTorch, its compiler and
+other packages have.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from diglot.bench.harness import (
+    MODES,
     RECORDED,
     Bar,
     Benchmark,
@@ -45,12 +47,14 @@ SHAPES = (
 FEW = ((1, 4096), (8, 4096))  # in a CUDA graph
 SMALL = (64, 64)  # of the host's time
 LONG = 4096  # rows of which the bars of long rows are
-# What is compiled by Triton, and what is CUDA C++ or CUTLASS.
-PEERS = {"triton": ("torch.compile", "liger"), "cuda": ("torch", "quack")}
+AUTOTUNED_CASE = ((32768, 4096), BF16)
+# Whatever a user would call in place of a kernel: its own language's, and the compiler's for both.
+COMPILED = tuple(MODES)
+PEERS = {"triton": (*COMPILED, "liger"), "cuda": ("torch", *COMPILED, "quack")}
 
 
 def over_best_peer(row: Row, rows: Rows) -> float:
-    """Speed as a multiple of that of the best peer of the same language."""
+    """Speed as a multiple of that of the best peer."""
     times = [rows[p]["time_us"] for p in PEERS[row["provider"]] if "time_us" in rows.get(p, {})]
     return min(times, default=math.inf) / row["time_us"]
 
@@ -91,7 +95,7 @@ BARS = [
         lambda row: 0.85,
     ),
     Bar(
-        "speed over the best peer of the language",
+        "speed over the best peer",
         lambda row: _is_row(row),
         over_best_peer,
         lambda row: 1.15 if _bound(row) is None else 0.97,
@@ -110,7 +114,7 @@ def cases(extra: Sequence[Case] = ()) -> list[Case]:
     """Every shape in both directions, few rows in a graph, and others."""
     return [
         *(
-            Case(direction, dtype, shape)
+            Case(direction, dtype, shape, autotuned=(shape, dtype) == AUTOTUNED_CASE)
             for shape, dtype in SHAPES
             for direction in ("forward", "backward")
         ),
@@ -178,7 +182,7 @@ def benchmark_of(
     )
     made.ours({**ours, RECORDED: ours["forward"]})
     made.way("torch", {**eager, RECORDED: eager["forward"]}, code=[eager["forward"]])
-    made.way("torch.compile", {**formulas, "forward": eager["forward"]}, compiled=True)
+    made.compiled({**formulas, "forward": eager["forward"]})
     made.way("formula", formulas)
     return made
 

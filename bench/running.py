@@ -6,13 +6,24 @@ import functools
 import re
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from typing import Any
 
 import torch
 
-from diglot.bench.harness import COLD, OURS, Benchmark, Call, Case, ErrorOf, Row, Rows, Tensors
-from diglot.tools import measure
+from diglot.bench.harness import (
+    COLD,
+    MODES,
+    OURS,
+    Benchmark,
+    Call,
+    Case,
+    ErrorOf,
+    Row,
+    Rows,
+    Tensors,
+)
+from diglot.bench.instruments import CEILINGS, GPU, WITH_CEILING, Instruments, Timer
 from diglot.tools.accuracy import measure_error
 from diglot.tools.inputs import is_out_of_memory, tell_out_of_memory
 from diglot.tools.measure import Timing
@@ -26,78 +37,8 @@ PEER_ERROR = 1 / 16
 # With cold caches nothing moves its bytes at so many times the speed of a copy: what seems to was
 # not waited for. (Bytes that are counted twice may come from the L2 cache the second time.)
 TOO_FAST = 2.0
-BUDGET_MS = 60
-# For the host's time beside other measures; where it is what a case is about, there are more. The
-# device is waited for after each round: of calls that take it long there are fewer.
-HOST_ROUNDS, HOST_CALLS, HOST_BUDGET_US = 10, 20, 2e6
-CEILINGS = ("copy", "product")
 REASON_LENGTH = 200
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # of a terminal, in messages of some packages
-
-Timer = Callable[[Mapping[str, Call], "Call | None"], dict[str, Timing]]
-
-
-def _interleaved(cold: bool) -> Timer:
-    return lambda calls, prepare: measure.interleaved(
-        calls, budget_ms=BUDGET_MS, prepare=prepare, cold=cold
-    )
-
-
-def _captured(calls: Mapping[str, Call], prepare: Call | None) -> dict[str, Timing]:
-    """The ceilings are one launch each, and need no graph."""
-    graphs = {n: c if n in CEILINGS else measure.captured(c) for n, c in calls.items()}
-    return _interleaved(cold=True)(graphs, prepare)
-
-
-TIMERS: dict[str, Timer] = {
-    "device": _interleaved(cold=True),
-    "captured": _captured,
-    "warm": _interleaved(cold=False),
-    "graph": lambda calls, prepare: measure.graphed(calls),
-    "host": lambda calls, prepare: measure.host(calls),
-}
-WITH_CEILING = (*COLD, "warm")
-
-
-def _copy(moved: int, dtype: torch.dtype) -> Call:
-    return measure.copy_ceiling(moved, dtype, "cuda")
-
-
-def _host_us(call: Call, device_us: float) -> float:
-    calls = max(1, min(HOST_CALLS, int(HOST_BUDGET_US / HOST_ROUNDS / device_us)))
-    return measure.host({"": call}, rounds=HOST_ROUNDS, calls=calls)[""].median_us
-
-
-@dataclass(frozen=True)
-class Instruments:
-    """What measures on a GPU; tests on machines without one put others in their place.
-
-    Attributes:
-        check: raises RuntimeError where nothing is timed.
-        timers: by a case's timer: from calls by name and what prepares each, untimed, their times.
-        copy: from bytes and a dtype, a call that copies so many.
-        product: from a dtype, a call that multiplies matrices, and its operations.
-        host_us: from a call and the device's time for it, the host's.
-        peak_bytes: device memory that a call takes.
-        launches: kernels, copies and fills that a call gives the device.
-        ends_in_stream: whether all that a call starts is done when its stream is.
-        synchronize: waits for the device.
-        release: gives back memory that nothing uses.
-    """
-
-    check: Callable[[], None] = measure.check
-    timers: Mapping[str, Timer] = field(default_factory=lambda: TIMERS)
-    copy: Callable[[int, torch.dtype], Call] = _copy
-    product: Callable[[torch.dtype], tuple[Call, int]] = measure.product_ceiling
-    host_us: Callable[[Call, float], float] = _host_us
-    peak_bytes: Callable[[Call], int] = measure.peak_bytes
-    launches: Callable[[Call], int | None] = measure.launches
-    ends_in_stream: Callable[[Call], bool] = measure.ends_in_stream
-    synchronize: Callable[[], None] = torch.cuda.synchronize
-    release: Callable[[], None] = torch.cuda.empty_cache
-
-
-GPU = Instruments()
 
 
 def run(
@@ -170,12 +111,14 @@ def _run_case(
 ) -> Rows:
     chosen = [name for name in benchmark.providers if not only or name in only]
     common: Row = {"op": benchmark.op, **row_of(case)}
+    if not MODES.keys().isdisjoint(chosen):
+        torch.compiler.reset()  # each case is compiled for its shape alone
     try:
         tensors = benchmark.inputs(case)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        return {name: _row(common, name) | _failure(error) for name in chosen}
+        return {name: _row(benchmark, common, name) | _failure(error) for name in chosen}
     _refuse_constant(benchmark, case, tensors)
     common["bytes"] = benchmark.bytes_moved(case, tensors)
     if benchmark.flops is not None:
@@ -183,7 +126,7 @@ def _run_case(
     rows: Rows = {}
     calls: dict[str, Call] = {}
     for name in chosen:
-        row = _row(common, name)
+        row = _row(benchmark, common, name)
         try:
             call = benchmark.providers[name](case, tensors)
             if call is None:
@@ -209,8 +152,9 @@ def _run_case(
     return rows
 
 
-def _row(common: Row, provider: str) -> Row:
-    return {"op": common["op"], "provider": provider, **common, "bars": []}
+def _row(benchmark: Benchmark, common: Row, provider: str) -> Row:
+    how = benchmark.how.get(provider)
+    return {"op": common["op"], "provider": provider, **common, "how": how, "bars": []}
 
 
 def _refuse_constant(benchmark: Benchmark, case: Case, tensors: Tensors) -> None:
@@ -377,6 +321,7 @@ def _time(
             "p20_us": timing.p20_us,
             "p80_us": timing.p80_us,
             "samples": timing.samples,
+            "exposed": timing.exposed,
             **speeds,
         }
     if "time_us" in rows.get("torch", {}):

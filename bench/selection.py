@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from diglot.bench import models
-from diglot.bench.harness import RANKED, Benchmark, Case, Row
+from diglot.bench.harness import AUTOTUNED, RANKED, Benchmark, Case, Row
 from diglot.bench.reports import SHOWN, is_ranked
 from diglot.tools.specs import all_op_names
 
@@ -123,6 +123,8 @@ def cases_of(benchmark: Benchmark, selection: Selection) -> list[Case]:
     if selection.timer is not None:
         of_device = [case for case in cases if case.timer in ("device", selection.timer)]
         cases = _unique(replace(case, timer=selection.timer) for case in of_device)
+    if AUTOTUNED in selection.providers:
+        cases = _unique(replace(case, autotuned=True) for case in cases)
     return [case for case in cases if _is_chosen(case, selection, dtypes)]
 
 
@@ -165,7 +167,7 @@ def _swept(
     own = [case for case in benchmark.cases if case.timer != "host"]
     chosen = [*shapes, *map(benchmark.shape, sizes)]
     cases = _unique(
-        replace(case, dtype=dtype, shape=shape, timer="device")
+        replace(case, dtype=dtype, shape=shape, timer="device", autotuned=False)
         for case in own
         for dtype in dtypes or dict.fromkeys(case.dtype for case in own)
         for shape in chosen

@@ -15,9 +15,10 @@ import torch
 from diglot.bench import models
 from diglot.bench.evidence import RESULTS, UNKNOWN, gpu_short_name
 from diglot.bench.harness import Benchmark, Case, Row
+from diglot.bench.instruments import GPU, Instruments
 from diglot.bench.lines import lines_of
 from diglot.bench.reports import incomplete, is_ranked, make_report, read_reports, save
-from diglot.bench.running import GPU, Instruments, row_of, run
+from diglot.bench.running import row_of, run
 from diglot.bench.selection import (
     APART,
     OPS,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from diglot.bench import marks
 from diglot.bench.harness import Row
 from diglot.bench.ranking import NOTHING
 from diglot.bench.regressions import GONE, SAME, Change
@@ -61,7 +62,7 @@ def cells(row: Row) -> list[str]:
         spread, speed = f"{number(row['p20_us'])}–{number(row['p80_us'])}", _speed(row)
     return [
         f"{label(row)} [{TIMERS.get(row['timer'], row['timer'])}]",
-        row["provider"],
+        marks.titled(row["provider"], marks.words(row)),
         _figure(row, "time_us") if "time_us" in row else no_time(row),
         spread,
         *speed,

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from diglot.bench import ranking
+from diglot.bench import marks, ranking
 from diglot.bench.barrier_tables import designs_table, use_table
 from diglot.bench.evidence import ROOT
+from diglot.bench.harness import MODES
 from diglot.bench.reports import label, measured_on, no_time
 from diglot.bench.stream_tables import charts_markdown, stream_map_markdown
 from diglot.tools.report import cases, figures, page
@@ -25,7 +26,7 @@ PROVIDERS = (
     "triton",
     "grid.sync()",
     "torch",
-    "torch.compile",
+    *MODES,
     "liger",
     "quack",
     "flag_gems",
@@ -33,13 +34,15 @@ PROVIDERS = (
 )
 
 
-def _cell(row: dict[str, Any] | None, text: str) -> str:
+def _cell(
+    row: dict[str, Any] | None, text: Callable[[dict[str, Any]], str], titles: dict[str, str]
+) -> str:
     if row is None:
         return "–"
     if "time_us" not in row:
         return no_time(row)
     missed = any(not bar["met"] for bar in row["bars"])
-    return f"{text} ✗" if missed else text
+    return f"{text(row)}{' ✗' if missed else ''}{marks.mark(row, titles)}"
 
 
 def _grouped(reports: list[dict[str, Any]], timer: str) -> dict[str, dict[str, dict[str, Any]]]:
@@ -55,12 +58,12 @@ def _table(
     title: str, cases: dict[str, dict[str, dict[str, Any]]], text: Any, with_bars: bool = True
 ) -> list[str]:
     shown = [p for p in PROVIDERS if any(p in rows for rows in cases.values())]
-    header = [title, *shown, *(["bar"] if with_bars else [])]
+    titles = marks.common(row for rows in cases.values() for row in rows.values())
+    named = [marks.titled(name, titles[name]) for name in shown]
+    header = [title, *named, *(["bar"] if with_bars else [])]
     lines = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
     for case, rows in cases.items():
-        cells = [
-            _cell(rows.get(p), text(rows[p]) if "time_us" in rows.get(p, {}) else "") for p in shown
-        ]
+        cells = [_cell(rows.get(p), text, titles) for p in shown]
         lines.append(f"| {' | '.join([case, *cells, *([_bars(rows)] if with_bars else [])])} |")
     return [*lines, ""]
 
@@ -82,8 +85,8 @@ def _bars(rows: dict[str, dict[str, Any]]) -> str:
 Reports = list[dict[str, Any]]
 
 
-def _measured_on(reports: Reports) -> list[str]:
-    """By what and how, and what the signs mean."""
+def _measured_on(reports: Reports, rows: Sequence[dict[str, Any]]) -> list[str]:
+    """By what and how, and what the signs mean, and the words that rows have."""
     return [
         f"{measured_on(reports)}. Medians of interleaved runs, with a cold L2 cache "
         "where there is a share; bytes count each input and each output once; the number in "
@@ -91,6 +94,7 @@ def _measured_on(reports: Reports) -> list[str]:
         "that misses the project's own bar. In the same run every element of ours was checked "
         "against float64 to the tolerance of its type, and the peers' more loosely.",
         "",
+        *marks.paragraph(rows),
     ]
 
 
@@ -124,7 +128,7 @@ def of_op(report: dict[str, Any]) -> list[str]:
 
 def markdown(reports: Reports) -> str:
     """The tables of results of the common harness, op by op."""
-    lines = _measured_on(reports)
+    lines = _measured_on(reports, [row for report in reports for row in report["rows"]])
     lines[0] += " The last column says what the bar is (of two, cuda's and triton's)."
     for report in reports:
         lines += [f"## {report['op']}", "", f"Commit {report['commit'][:12]}.", "", *of_op(report)]
@@ -143,7 +147,9 @@ def summary(reports: Reports) -> str:
         for label, rows in _grouped(reports, "device").items()
         if all(row["shape"] in SHOWN and row["dtype"] in SHOWN_TYPES for row in rows.values())
     }
-    return "\n".join([*_measured_on(reports), *_table(SPEED, cases, _speed, with_bars=False)])
+    shown = [row for rows in cases.values() for row in rows.values()]
+    table = _table(SPEED, cases, _speed, with_bars=False)
+    return "\n".join([*_measured_on(reports, shown), *table])
 
 
 PICTURE = "docs/images/speed.svg"

@@ -7,7 +7,7 @@ import itertools
 import torch
 
 from diglot.bench.harness import Bar, Benchmark, Case, normal, share_of_copy
-from diglot.bench.running import TIMERS, Instruments
+from diglot.bench.instruments import TIMERS, Instruments
 from diglot.tools.measure import Timing
 from diglot.tools.specs import Expected, nbytes
 

@@ -14,6 +14,7 @@ from benchmarks import FP32, double, failing_after, instruments, times, toy
 from diglot.backends.registry import is_interpreted
 from diglot.bench import evidence, harness, ranking, regressions, reports, running, tables
 from diglot.bench.harness import Case
+from diglot.bench.instruments import GPU
 from diglot.bench.lines import cxx_lines, definition_lines, function_lines, lines_of, python_lines
 from diglot.bench.selection import OPS, Selection, cases_of, load, parse_sizes
 from diglot.tools import measure
@@ -58,7 +59,7 @@ def test_of_long_calls_the_host_has_few_to_wait_for(device_us, calls, monkeypatc
         return {"": Timing(7.0, 6.0, 8.0, rounds)}
 
     monkeypatch.setattr(measure, "host", host)
-    timed = instruments(times(cuda=device_us), host_us=running.GPU.host_us)
+    timed = instruments(times(cuda=device_us), host_us=GPU.host_us)
     assert {row["host_us"] for row in rows_of(toy(), instruments=timed).values()} == {7.0}
     assert taken[0] == calls
 

@@ -38,7 +38,7 @@ INTERRUPTED = 130  # as a shell reports Ctrl-C
     "providers",
     metavar="NAME",
     multiple=True,
-    help="Of cuda, triton, torch, torch.compile, formula, liger, ...; repeatable.",
+    help="Of cuda, triton, torch, torch.compile, max-autotune, formula, ...; repeatable.",
 )
 @click.option("--warm", is_flag=True, help="Each call right after one like it, not a cold cache.")
 @click.option("--graph", is_flag=True, help="Many calls in a CUDA graph, with warm caches.")
@@ -193,13 +193,13 @@ def _print_table(columns: Iterable[Any], body: Iterable[Sequence[str]]) -> None:
 
 
 def _print(done: Any, ranking: bool) -> None:
+    from diglot.bench import marks, summary
     from diglot.bench import ranking as ranks
-    from diglot.bench import summary
     from diglot.bench.lines import RULE
     from diglot.tools.table import Column
 
     if ranking:
-        header = [Column(title, False) for title in ranks.HEADER]
+        header = [Column(title, False) for title in ranks.header(done.rows)]
         _print_table(header, ranks.table(done.rows))
         header = [Column(title, False) for title in ranks.LINES_HEADER]
         _print_table(header, [ranks.lines_cells(*of) for of in done.lines.items()])
@@ -208,8 +208,8 @@ def _print(done: Any, ranking: bool) -> None:
     else:
         _print_table(summary.COLUMNS, map(summary.cells, done.rows))
     console = make_console()
-    for reason in summary.reasons(done.rows):
-        console.print(reason, markup=False)
+    for line in (*summary.reasons(done.rows), *marks.notes(done.rows)):
+        console.print(line, markup=False)
 
 
 def _print_models(done: Any) -> None:

@@ -7,6 +7,7 @@ timed.
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import statistics
@@ -19,11 +20,13 @@ import torch
 from diglot.backends.registry import INTERPRET, load_triton, triton_interprets
 
 Function = Callable[[], object]
+Filler = Callable[[float], None]
 
 GRAPH_CALLS, GRAPH_TURNS = 20, 50
 HOST_CALLS = 100
-# More than the host takes for any call that is timed on the device.
-HOST_US = 400
+# So long the device is kept busy before a call at least, while the host enqueues it; and at most.
+# Where that was too short the sample is taken anew, and the device kept busy twice as long.
+HOST_US, MOST_HOST_US = 400.0, 50_000.0
 PRODUCT = 8192  # rows and columns of the matrices of the ceiling of operations
 # A device that is done is waited for in less; a busy host may be interrupted often, not every time.
 ESCAPE_US, ESCAPE_TRIES = 100, 20
@@ -38,18 +41,20 @@ class Timing:
         p20_us: 20th percentile.
         p80_us: 80th percentile.
         samples: how many times it was measured.
+        exposed: in how many of these the device waited for the host, whose time is then in them.
     """
 
     median_us: float
     p20_us: float
     p80_us: float
     samples: int
+    exposed: int = 0
 
     @staticmethod
-    def of(times_us: list[float]) -> Timing:
+    def of(times_us: list[float], exposed: int = 0) -> Timing:
         """Summarises times in microseconds."""
         fifths = statistics.quantiles(times_us, n=5, method="inclusive")
-        return Timing(statistics.median(times_us), fifths[0], fifths[3], len(times_us))
+        return Timing(statistics.median(times_us), fifths[0], fifths[3], len(times_us), exposed)
 
 
 def why_not() -> str | None:
@@ -110,25 +115,90 @@ def _turns(samples: Mapping[str, int]) -> Iterator[str]:
                 yield name
 
 
-def _flush(us: float) -> Function:
+def _flush() -> Filler:
     """Overwrites the L2 cache, and keeps the device busy for at least so many microseconds."""
     buffer = _flush_buffer()
     buffer.zero_()
-    flushes = max(1, math.ceil(us / _timed_once(buffer.zero_)))
+    once_us = _timed_once(buffer.zero_)
 
-    def flush() -> None:
-        for _ in range(flushes):
+    def flush(us: float) -> None:
+        for _ in range(max(1, math.ceil(us / once_us))):
             buffer.zero_()
 
     return flush
 
 
-def _idle(us: float) -> Function:
+def _idle() -> Filler:
     """Keeps the device busy for at least so many microseconds, and the L2 cache as it is."""
     cycles = 1 << 20
     torch.cuda._sleep(cycles)
-    cycles = math.ceil(cycles * us / _timed_once(lambda: torch.cuda._sleep(cycles)))
-    return lambda: torch.cuda._sleep(cycles)
+    per_us = cycles / _timed_once(lambda: torch.cuda._sleep(cycles))
+    return lambda us: torch.cuda._sleep(math.ceil(per_us * us))
+
+
+def _host_us(function: Function) -> float:
+    """What the host takes for a call, whose first ones compile and allocate."""
+    times = []
+    for _ in range(3):
+        begin = time.perf_counter()
+        function()
+        times.append((time.perf_counter() - begin) * 1e6)
+    return min(times)
+
+
+def _nothing() -> None:
+    pass
+
+
+class _Samples:
+    """Device times of a function, without the host's: each call waits behind a filler.
+
+    Args:
+        function: what is timed.
+        fill: keeps the device busy.
+        host_us: what the host takes from the filler to the end of the call, about.
+        first: called before the filler, untimed.
+        last: likewise, between the filler and the call.
+    """
+
+    def __init__(
+        self,
+        function: Function,
+        fill: Filler,
+        host_us: float,
+        *,
+        first: Function = _nothing,
+        last: Function = _nothing,
+    ) -> None:
+        self.function, self.fill, self.first, self.last = function, fill, first, last
+        self.events: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self.exposed = 0
+        self.fillers_us = [min(max(HOST_US, 2 * host_us), MOST_HOST_US)]
+        while self.fillers_us[-1] < MOST_HOST_US:
+            self.fillers_us.append(min(2 * self.fillers_us[-1], MOST_HOST_US))
+
+    def take(self) -> None:
+        """Calls once, between two events; again where the device waited for the host."""
+        for us in self.fillers_us:
+            self.first()
+            self.fill(us)
+            self.last()
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            self.function()
+            end.record()
+            if not start.query():  # everything is enqueued, and the device has yet to come to it
+                break
+        else:
+            self.exposed += 1
+            # A call that waits for the device cannot be hidden, and is not tried so often again.
+            del self.fillers_us[1:]
+        self.events.append((start, end))
+
+    def timing(self, calls: int = 1) -> Timing:
+        """Of all that were taken, each of so many calls."""
+        times = [start.elapsed_time(end) * 1e3 / calls for start, end in self.events]
+        return Timing.of(times, self.exposed)
 
 
 def interleaved(
@@ -155,41 +225,33 @@ def interleaved(
         RuntimeError: kernels are interpreted, or there is no GPU. The other timers too.
     """
     check()
-    prepare = prepare or (lambda: None)
-    for function in functions.values():
-        for _ in range(3):
-            prepare()
-            function()
-    torch.cuda.synchronize()
-    # Either keeps the GPU busy while the host prepares the call, so that host time does not show.
-    keep_busy = _flush(HOST_US) if cold else _idle(2 * HOST_US)
-    busy_us = _timed_once(keep_busy)
-    samples = {}
-    for name, function in functions.items():
+    prepare = prepare or _nothing
+
+    def turn(function: Function) -> None:
         prepare()
-        turn_us = busy_us + _timed_once(function) * (1 if cold else 2)
-        samples[name] = int(min(200, max(10, budget_ms * 1e3 / turn_us)))
-    events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {n: [] for n in functions}
-    for name in _turns(samples):
-        function = functions[name]
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        if cold:
-            prepare()
-            keep_busy()
-        else:
-            keep_busy()
-            prepare()
-            function()
-            prepare()
-        start.record()
         function()
-        end.record()
-        events[name].append((start, end))
+
+    def turn_and_prepare(function: Function) -> None:
+        turn(function)
+        prepare()
+
+    host_us = {name: _host_us(functools.partial(turn, of)) for name, of in functions.items()}
     torch.cuda.synchronize()
-    return {
-        name: Timing.of([start.elapsed_time(end) * 1e3 for start, end in pairs])
-        for name, pairs in events.items()
-    }
+    fill, taken, counts = _flush() if cold else _idle(), {}, {}
+    for name, function in functions.items():
+        if cold:
+            samples = _Samples(function, fill, host_us[name], first=prepare)
+        else:
+            last = functools.partial(turn_and_prepare, function)
+            samples = _Samples(function, fill, 2 * host_us[name], last=last)
+        prepare()
+        turn_us = samples.fillers_us[0] + _timed_once(function) * (1 if cold else 2)
+        counts[name] = int(min(200, max(10, budget_ms * 1e3 / turn_us)))
+        taken[name] = samples
+    for name in _turns(counts):
+        taken[name].take()
+    torch.cuda.synchronize()
+    return {name: samples.timing() for name, samples in taken.items()}
 
 
 def captured(function: Function) -> Function:
@@ -219,16 +281,18 @@ def graphed(functions: Mapping[str, Function], *, budget_ms: float = 500) -> dic
                 function()
         graphs[name] = graph
 
-    for graph in graphs.values():
-        graph.replay()  # the first uploads it
-    samples = {
-        name: int(min(GRAPH_TURNS, max(10, budget_ms * 1e3 / _timed_once(graph.replay))))
-        for name, graph in graphs.items()
-    }
-    times: dict[str, list[float]] = {name: [] for name in functions}
-    for name in _turns(samples):
-        times[name].append(_timed_once(graphs[name].replay) / GRAPH_CALLS)
-    return {name: Timing.of(of) for name, of in times.items()}
+    # The first replay uploads it.
+    host_us = {name: _host_us(graph.replay) for name, graph in graphs.items()}
+    torch.cuda.synchronize()
+    fill, taken, counts = _idle(), {}, {}
+    for name, graph in graphs.items():
+        taken[name] = samples = _Samples(graph.replay, fill, host_us[name])
+        turn_us = samples.fillers_us[0] + _timed_once(graph.replay)
+        counts[name] = int(min(GRAPH_TURNS, max(10, budget_ms * 1e3 / turn_us)))
+    for name in _turns(counts):
+        taken[name].take()
+    torch.cuda.synchronize()
+    return {name: samples.timing(GRAPH_CALLS) for name, samples in taken.items()}
 
 
 def host(

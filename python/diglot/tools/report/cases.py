@@ -10,7 +10,16 @@ from diglot.bench import reports
 from diglot.tools.report.results import File, Row
 
 # In the order of the ranking: the formula, PyTorch, its compiler, the two languages, then peers.
-PROVIDERS = ("formula", "torch", "torch.compile", "triton", "cuda", "liger", "quack")
+PROVIDERS = (
+    "formula",
+    "torch",
+    "torch.compile",
+    "max-autotune",
+    "triton",
+    "cuda",
+    "liger",
+    "quack",
+)
 OURS = ("cuda", "triton")
 # Colour and mark of each; whatever else there is shares the last one.
 STYLES = {

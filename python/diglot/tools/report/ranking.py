@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from diglot.bench import reports
+from diglot.bench import marks, reports
 from diglot.bench.harness import RANKED
 from diglot.bench.lines import RULE
 from diglot.bench.ranking import LINES_HEADER, SAVED, TITLES, lines_cells, ranks, saved, saved_text
@@ -110,7 +110,7 @@ def _place(row: Row | None, place: int | None, best: float) -> Cell:
         kind,
         share,
         f"{share:.2f} of the fastest's speed",
-        f"{_time(row.p20_us)}–{_time(row.p80_us)}",
+        f"{_time(row.p20_us)}–{_time(row.p80_us)}{marks.mark(row.content, {})}",
     )
 
 

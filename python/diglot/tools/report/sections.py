@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from diglot.bench import marks
 from diglot.tools import ceilings
 from diglot.tools.report import figures
 from diglot.tools.report.cases import Provider, kind_text, shape_text
@@ -44,6 +45,7 @@ def of_op(file: File, providers: Mapping[str, Provider]) -> Section:
         about += f" Incomplete: {file.incomplete}."
     if judged:
         about += f" {judged - missed} of {judged} bars are met."
+    about = " ".join([about, *marks.notes([row.content for row in file.rows])])
     return Section(
         file.op, about, figures.of_op(file, providers), [_rows(file, providers)], op=file.op
     )
@@ -78,7 +80,7 @@ def _rows(file: File, providers: Mapping[str, Provider]) -> Table:
     body = []
     for row in file.rows:
         cells = [Cell(kind_text(row)), Cell(row.dtype), Cell(shape_text(row)), Cell(row.timer)]
-        cells += [Cell(row.provider), time_cell(row)]
+        cells += [Cell(row.provider, note=marks.words(row.content)), time_cell(row)]
         cells += [number_cell(row.p20_us), number_cell(row.p80_us)]
         cells += [number_cell(row.tb_per_s), number_cell(row.share_of_copy)]
         for key, _, factor in extras:
