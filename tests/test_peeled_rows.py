@@ -58,7 +58,7 @@ def call(name, layout, layout_out, dtype, backend, arrays, parameters):
 
 def check(name, layout, dtype, layout_out=None, parameters=None):
     """Against PyTorch's operators, of the rows in memory of their own; returns the variant."""
-    rows, n, pitch, offset = layout
+    rows, n, *_ = layout
     layout_out = layout_out or layout
     arrays = [torch.randn(rows, n, device=DEVICE).to(dtype) for _ in range(2)]
     if name.endswith("backward"):

@@ -286,7 +286,9 @@ def test_kernels_of_rows_access_16_bytes(kernels):
     assert len(rows) > len(kernels) // 10
     for name, kernel in rows.items():
         # Its Width, how many accesses a thread holds, and the types.
-        shape = re.search(r"RowShape<[^,]+, \(diglot::Width\)(\d), \d+, (\d+), [^>]+>, (.+)>$", name)
+        shape = re.search(
+            r"RowShape<[^,]+, \(diglot::Width\)(\d), \d+, (\d+), [^>]+>, (.+)>$", name
+        )
         width, accesses, types = shape.groups()
         loads, stores = dict(kernel.loads), dict(kernel.stores)
         arrays = 2 if "backward" in name or name.startswith("add_") else 1

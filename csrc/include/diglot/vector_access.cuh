@@ -61,19 +61,6 @@ DIGLOT_DEVICE uint4 shift_bytes(const uint4& first, const uint4& second, int ski
   return {words[0], words[1], words[2], words[3]};
 }
 
-// 16 bytes that are read once: they do not take the L1 cache's place from what is read again.
-DIGLOT_DEVICE uint4 load_once(const void* address) {
-#if defined(__CUDA_ARCH__)
-  uint4 bits;
-  asm volatile("ld.global.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(bits.x), "=r"(bits.y), "=r"(bits.z), "=r"(bits.w)
-               : "l"(__cvta_generic_to_global(address)));
-  return bits;
-#else
-  return *static_cast<const uint4*>(address);
-#endif
-}
-
 template <typename T, int kElements>
 DIGLOT_DEVICE void store_vector(T* address, const Vector<T, kElements>& value) {
 #if defined(__CUDA_ARCH__)

@@ -21,12 +21,11 @@ struct NormShapes {
   using InLanes = LaneRows<4, kWidth, kWidth == Width::kWide ? kOfLanes : 1>;
   template <Width kWidth>
   using Shared = typename SharedRows<T, kInputs>::template Shape<kWidth>;
-  using Many =
-      std::conditional_t<kWaits,
-                         ShapeList<InLanes<Width::kWide>, LaneRows<kMost>, BlockRows<256, 4, 4>,
-                                   Shared<Width::kWide>, PersistentRows<512, 8>, TiledRows<kMost>>,
-                         ShapeList<InLanes<Width::kWide>, LaneRows<kMost>, BlockRows<256, 4>,
-                                   Shared<Width::kWide>, TiledRows<kMost>>>;
+  using Many = std::conditional_t<
+      kWaits,
+      ShapeList<InLanes<Width::kWide>, BlockRows<256, 4, 4>, Shared<Width::kWide>,
+                PersistentRows<512, 8>, TiledRows<kMost>>,
+      ShapeList<InLanes<Width::kWide>, BlockRows<256, 4>, Shared<Width::kWide>, TiledRows<kMost>>>;
   using Few = ShapeList<LaneRows<2>, TiledRows<kMost>>;
   using Wide = std::conditional_t<sizeof(T) <= 4, Many, Few>;
   using Narrow = ShapeList<NarrowLaneRows, NarrowTiledRows>;
@@ -35,13 +34,22 @@ struct NormShapes {
       ShapeList<InLanes<Width::kPeeled>, Shared<Width::kPeeled>, TiledRows<kMost, Width::kPeeled>>,
       Narrow>;
   static constexpr bool kHasColumns = false;
-  // Whether a shape is one for a row of n elements: a resident cluster is, while there is no other
-  // or an SM's L1 cache holds weight and bias.
+  // Whether a shape is one for a row of n elements, besides that it holds one.
   template <typename Shape>
   static bool takes(Planner& planner, int64_t n) {
-    constexpr bool kIsOther = Shape::kTeam != Team::kCluster || Shape::kWalk != Walk::kResident;
-    if (kIsOther || Shape::kIsPeeled || !kWaits) return true;
+    if (Shape::kIsPeeled) return true;
+    if (Shape::kTeam == Team::kLanes) {
+      return n <= planner.tuned(Tunable::kNormForwardLongestInLanes);
+    }
+    // A resident cluster is, while there is no other, or L1 caches hold weight and bias.
+    const bool is_resident = Shape::kTeam == Team::kCluster && Shape::kWalk == Walk::kResident;
+    return !is_resident || !kWaits || is_cached(planner, n);
+  }
+  static bool is_cached(Planner& planner, int64_t n) {
     return n <= planner.tuned(Tunable::kNormForwardLongestCached, sizeof(T));
+  }
+  static int64_t most_threads(Planner& planner, int64_t n) {
+    return planner.tuned(Tunable::kNormForwardBlockThreads, n);
   }
   static constexpr Tunable kSkipped = Tunable::kNormForwardSkippedShapes;
 };
@@ -136,12 +144,13 @@ void launch_norm_forward(Planner& planner, const NormForwardOperands& operands, 
         using Shape = decltype(shape);
         rows.stages_params = false;
         if constexpr (may_stage_params<Shape, Operation, T>()) {
-          // Blocks that have a row alone read all of weight and bias, which L1 keeps for the next.
+          // L1 keeps short ones for the next row; copies would all come from the same lines of L2.
           const int arrays = (operands.weight != nullptr) + (operands.bias != nullptr);
           const std::size_t bytes =
               arrays * sizeof(W) * how.block.x * Shape::kAccesses * Shape::template kElements<T>;
           const std::size_t all = (how.shared_bytes + bytes + kRowOtherBytes) * Shape::kBlocks;
           if (how.cluster_blocks > 1 &&
+              !NormShapes<T, kInputs, kIsCentered>::is_cached(planner, n) &&
               all <= static_cast<std::size_t>(planner.device.shared_bytes())) {
             rows.stages_params = true;
             how.shared_bytes += bytes;

@@ -2,99 +2,9 @@
 // variant runs, and its grid. Twin of triton_ops/launch/rows.py.
 #pragma once
 
-#include "diglot/launch/plan.h"
-#include "diglot/rows/rows.cuh"
+#include "diglot/launch/row_shapes.h"
 
 namespace diglot {
-
-template <int kAccesses, Width kWidth = Width::kWide, int kBlocks = 1>
-using LaneRows = RowShape<Team::kLanes, kWidth, 128, kAccesses, Walk::kResident, kBlocks>;
-template <int kThreads, int kAccesses, int kBlocks = 1>
-using BlockRows =
-    RowShape<Team::kBlock, Width::kWide, kThreads, kAccesses, Walk::kResident, kBlocks>;
-template <int kThreads, int kAccesses, int kBlocks, Width kWidth>
-using ClusterRows = RowShape<Team::kCluster, kWidth, kThreads, kAccesses, Walk::kResident, kBlocks>;
-template <int kThreads, int kAccesses>
-using PersistentRows =
-    RowShape<Team::kCluster, Width::kWide, kThreads, kAccesses, Walk::kPersistent>;
-template <int kAccesses, Width kWidth = Width::kWide>
-using TiledRows = RowShape<Team::kBlock, kWidth, 256, kAccesses, Walk::kTiled, 2>;
-template <int kAccesses, Width kWidth = Width::kWide>
-using TiledColumns = RowShape<Team::kColumns, kWidth, 256, kAccesses, Walk::kTiled, 2>;
-// Rows of single elements.
-using NarrowLaneRows = LaneRows<1, Width::kNarrow>;
-using NarrowTiledRows = TiledRows<2, Width::kNarrow>;
-
-// Columns of more elements than kTallest_ take two launches; by the accesses of each.
-template <typename I, Tunable kTallest_, int kReduced, int kMapped, Width kWidth = Width::kWide>
-struct ChunkedColumns {
-  static constexpr Tunable kTallest = kTallest_;
-  static constexpr int kBlocks = sizeof(I) == 8 ? 2 : 3;
-  using Reduce = RowShape<Team::kColumns, kWidth, 256, kReduced, Walk::kReduceChunks, kBlocks>;
-  using Map = RowShape<Team::kColumns, kWidth, 256, kMapped, Walk::kMapChunks, kBlocks>;
-};
-template <typename Shape, typename = void>
-constexpr bool kIsChunked = false;
-template <typename Shape>
-constexpr bool kIsChunked<Shape, std::void_t<typename Shape::Reduce>> = true;
-
-// Variants in order of preference. The first that can hold the row in registers runs. If none can,
-// the last runs, in tiles.
-template <typename... Shapes>
-struct ShapeList {};
-
-// In a cluster each block holds 16384 elements of the row, at most; of 16-bit elements 24576, or
-// 12288 of two arrays. The most threads leave registers for enough resident blocks to hide latency.
-// It was measured on an H200 (bench/softmax.py, bench/rms_norm.py).
-template <typename I, int kInputs>
-struct SharedRows {
-  static constexpr int kBytes = sizeof(I) * kInputs;  // that are held for each element
-  static constexpr int kAccesses = sizeof(I) == 2 && kInputs == 2 ? 4 : 8;
-  static constexpr int kThreads = sizeof(I) == 2 ? 384 : 512;
-  static constexpr int kBlocks = kBytes <= 4 ? 2 : 1;
-  template <Width kWidth>
-  using Shape = ClusterRows<kThreads, kAccesses, kBlocks, kWidth>;
-};
-
-// Element types where speed matters most have more variants. A thread's accesses to all kInputs
-// arrays fit in 32 registers; double's arithmetic takes more. The fastest variant for each row
-// length was measured on an H200 (bench/softmax.py). kReduced: the number of reduced inputs.
-template <typename I, typename O, int kInputs, int kReduced_ = kInputs>
-struct RowShapes {
-  static constexpr int kReduced = kReduced_;
-  static constexpr int kMost = sizeof(I) == 8 ? 2 : 8 / kInputs;
-  static constexpr int kMostReduced = sizeof(I) == 8 ? 2 : 8 / kReduced;
-  // Taller columns take two launches; shorter ones, too, if the first has less to read.
-  static constexpr Tunable kTallest =
-      kReduced < kInputs ? Tunable::kRowsTallestOfFirst : Tunable::kRowsTallest;
-  static constexpr Tunable kSkipped = Tunable::kRowsSkippedShapes;
-  static constexpr int kOfLanes = sizeof(I) == 4 && kInputs == 1 ? 8 : 4;
-  // float16 takes more registers on its way to float32: more threads hold as much.
-  template <Width kWidth>
-  using Shared =
-      std::conditional_t<std::is_same_v<I, float16> && kInputs == 1, ClusterRows<512, 4, 2, kWidth>,
-                         typename SharedRows<I, kInputs>::template Shape<kWidth>>;
-  using Many = ShapeList<LaneRows<kOfLanes>, LaneRows<kMost>, BlockRows<256, 4>,
-                         Shared<Width::kWide>, TiledRows<kMost>>;
-  using Few = ShapeList<LaneRows<2>, TiledRows<kMost>>;
-  static constexpr bool kIsMany = std::is_same_v<I, O> && sizeof(I) <= 4;
-  using Wide = std::conditional_t<kIsMany, Many, Few>;
-  using Narrow = ShapeList<NarrowLaneRows, NarrowTiledRows>;
-  using Peeled =
-      std::conditional_t<kIsMany,
-                         ShapeList<LaneRows<kOfLanes, Width::kPeeled>, Shared<Width::kPeeled>,
-                                   TiledRows<kMost, Width::kPeeled>>,
-                         Narrow>;
-  template <typename Shape>
-  static bool takes(Planner&, int64_t) {
-    return true;
-  }
-  static constexpr bool kHasColumns = true;
-  using WideColumns =
-      ShapeList<ChunkedColumns<I, kTallest, kMostReduced, kMost>, TiledColumns<kMost>>;
-  using NarrowColumns =
-      ShapeList<ChunkedColumns<I, kTallest, 8, 8, Width::kNarrow>, TiledColumns<8, Width::kNarrow>>;
-};
 
 // Upper bound of the shared memory that a block uses for other purposes and that the driver
 // reserves.
@@ -219,16 +129,17 @@ auto inputs_of(const Operands&... operands) {
 // Groups of blocks that walk over rows, at most: more than any device runs at once.
 constexpr int64_t kMostPersistent = 1 << 16;
 
-// Shares a row of so many accesses out to blocks, evenly, and to as few threads as hold it. Returns
-// the threads of a block. They do not depend on how many rows there are, nor do sums.
+// Shares a row of so many accesses out to blocks, evenly, and to as few threads as hold it: at most
+// so many of a block, while a cluster has blocks. Returns the threads of a block. They do not
+// depend on how many rows there are, nor do sums.
 template <typename Shape, int kArrays>
-int share_accesses(Planner& planner, Rows<kArrays>& rows, int64_t accesses, int along) {
+int share_accesses(Rows<kArrays>& rows, int64_t accesses, int along, int most_blocks,
+                   int64_t most_threads) {
   const auto quotient = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
   int64_t blocks = quotient(accesses, Shape::kThreads * Shape::kAccesses);
-  if (Shape::kWalk == Walk::kResident && Shape::kTeam == Team::kCluster &&
-      planner.device.has_clusters()) {
-    const int64_t wanted = planner.tuned(Tunable::kRowsBlockThreads) * Shape::kAccesses;
-    blocks = std::max(blocks, std::min<int64_t>(quotient(accesses, wanted), kMostClusterBlocks));
+  if (Shape::kWalk == Walk::kResident && Shape::kTeam == Team::kCluster) {
+    const int64_t wanted = quotient(accesses, most_threads * Shape::kAccesses);
+    blocks = std::max(blocks, std::min<int64_t>(wanted, most_blocks));
   }
   const int64_t in_block = quotient(accesses, blocks);
   rows.blocks = static_cast<int>(quotient(accesses, in_block));
@@ -236,10 +147,11 @@ int share_accesses(Planner& planner, Rows<kArrays>& rows, int64_t accesses, int 
   return static_cast<int>(quotient(in_block, Shape::kAccesses * kWarpLanes) * kWarpLanes);
 }
 
-// How a shape shares out rows, to clusters of at most so many blocks if it has a choice, and what
-// it is launched with.
+// How a shape shares out rows, to clusters of at most so many blocks if it has a choice, with
+// blocks of at most so many threads, and what it is launched with.
 template <typename Shape, typename I, int kInputs, int kArrays>
-Launch share_out(Planner& planner, Rows<kArrays>& rows, int most_blocks) {
+Launch share_out(Planner& planner, Rows<kArrays>& rows, int most_blocks,
+                 [[maybe_unused]] int64_t most_threads) {
   constexpr int kAlong = Shape::template kAlong<I>;
   constexpr bool kIsColumns = Shape::kTeam == Team::kColumns;
   constexpr const VariantNames& kNames = kVariantNames<kIsColumns, Shape::kWidth>;
@@ -268,7 +180,7 @@ Launch share_out(Planner& planner, Rows<kArrays>& rows, int most_blocks) {
   const int64_t size = int64_t{Shape::kThreads >> rows.log_side} * Shape::kAccesses;
   const int64_t tiles = quotient(accesses, size);
   if constexpr (!Shape::kIsTiled) {
-    const int threads = share_accesses<Shape>(planner, rows, accesses, kAlong);
+    const int threads = share_accesses<Shape>(rows, accesses, kAlong, most_blocks, most_threads);
     how.block = static_cast<unsigned>(threads);
     how.is_persistent = Shape::kWalk == Walk::kPersistent;
     const int64_t groups = how.is_persistent ? std::min(rows.count, kMostPersistent) : rows.count;
@@ -377,7 +289,9 @@ void run_rows(Planner& planner, const RowLayout<kArrays>& layout, const Layout<k
         }
         // A device may have no room for the largest clusters, or for none.
         for (int most : {kMostClusterBlocks, kPortableClusterBlocks, 1}) {
-          const Launch how = share_out<Shape, I, kInputs>(planner, rows, most);
+          const int64_t most_threads =
+              Shape::kTeam == Team::kCluster ? Shapes::most_threads(planner, rows.n) : 0;
+          const Launch how = share_out<Shape, I, kInputs>(planner, rows, most, most_threads);
           if (function(shape, rows, how, Address<char>())) return true;
           if (how.cluster_blocks > static_cast<unsigned>(most)) return false;
         }

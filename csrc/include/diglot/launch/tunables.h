@@ -48,7 +48,9 @@ namespace diglot {
   X(kSumSplitBlocks, "sum.both.split_blocks")                                                    \
   X(kSumSplitElements, "sum.both.split_elements")                                                \
   X(kRowsBlockThreads, "rows.cuda.block_threads")                                                \
-  X(kNormForwardLongestCached, "norm_forward.cuda.longest_cached")
+  X(kNormForwardLongestCached, "norm_forward.cuda.longest_cached")                               \
+  X(kNormForwardBlockThreads, "norm_forward.cuda.block_threads")                                 \
+  X(kNormForwardLongestInLanes, "norm_forward.cuda.longest_in_lanes")
 
 #define DIGLOT_TUNABLE_ID(ID, NAME) ID,
 #define DIGLOT_TUNABLE_NAME(ID, NAME) NAME,

@@ -22,7 +22,6 @@ DIGLOT_DEVICE void map_resident_rows(const Rows<kArrays>& rows, const Operation&
   Tile tile(rows, place, inputs);
   auto range = tile.range(place.block);
   tile.load(range);
-  tile.prefetch_params(operation, range);
   const int thread_bytes = kLoops ? Shape::template kThreadBytes<I, kInputs> : 0;
   const auto params =
       tile.stage_params(operation, range, static_cast<int>(blockDim.x) * thread_bytes);

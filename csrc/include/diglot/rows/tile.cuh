@@ -130,10 +130,10 @@ class RowTile : public RowTileLoads<Shape, Operation, I, kInputs, kArrays> {
       return NothingStaged{};
     }
   }
-  // Begins to bring them to the L2 cache: of the first blocks, for which nothing did.
+  // Begins to bring them to the L2 cache. Few blocks do: all ask for the same lines.
   DIGLOT_DEVICE void prefetch_params(const Operation& operation, const Range& range) const {
     if constexpr (Operation::kStagesParams && Shape::kIsWide) {
-      if (blockIdx.x >= kFirstBlocks) return;
+      if (gridDim.x > kFewBlocks) return;
       operation.stage_params([&](auto* array) {
         DIGLOT_UNROLL
         for (int a = 0; a < kAccesses; ++a) {
@@ -205,7 +205,9 @@ class RowTile : public RowTileLoads<Shape, Operation, I, kInputs, kArrays> {
       O* const start = output + starts_.array[0] + offset(range, 0);
       DIGLOT_UNROLL
       for (int a = 0; a < kAccesses; ++a) {
-        if (!is_used(range, a)) break;
+        // Without this branch a block's accesses to parameters are in flight together.
+        constexpr bool kIsAtOnce = Operation::kMapsPositions && Shape::kTeam != Team::kLanes;
+        if (!kIsAtOnce && !is_used(range, a)) break;
         store_access(start, range, a, result_of(a));
       }
     }
@@ -226,7 +228,7 @@ class RowTile : public RowTileLoads<Shape, Operation, I, kInputs, kArrays> {
       Base::step_through;
   using Base::held_, Base::n_, Base::place_, Base::rows_, Base::skipped_, Base::starts_;
 
-  static constexpr unsigned kFirstBlocks = 1024;  // about as many as run at once
+  static constexpr unsigned kFewBlocks = 132;  // about one for each multiprocessor
 
   unsigned turn_ = 0;  // of block_reduce_in_turn
 

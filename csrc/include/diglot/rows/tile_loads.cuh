@@ -136,10 +136,9 @@ class RowTileLoads {
   DIGLOT_DEVICE bool is_whole(const Range& range, int a) const {
     return exists(range, a, 0) && (!Shape::kIsPeeled || exists(range, a, kElements - 1));
   }
-  // Whether the access exists for any of a row's lanes, which make no later ones either. Blocks
-  // have no more threads than they need.
+  // Whether the access exists for any thread of the team. Later ones then do not either.
   DIGLOT_DEVICE bool is_used(const Range& range, int a) const {
-    return Shape::kTeam != Team::kLanes || elements_to(a, 0) < range.count;
+    return Shape::kTeam == Team::kColumns || elements_to(a, 0) < range.count;
   }
   // Calls function(a) for each partial access of the thread.
   template <typename Function>
@@ -249,12 +248,7 @@ class RowTileLoads {
            ((slot * kInputs + k) * kAccesses + a) * static_cast<int>(blockDim.x) + threadIdx.x;
   }
   DIGLOT_DEVICE static uint4 load_bits(const I* address) {
-    // Blocks read whole lines, once. Lanes and columns may share a line.
-    if constexpr (Shape::kTeam == Team::kBlock || Shape::kTeam == Team::kCluster) {
-      return load_once(address);
-    } else {
-      return *reinterpret_cast<const uint4*>(address);
-    }
+    return *reinterpret_cast<const uint4*>(address);
   }
   DIGLOT_DEVICE static HeldAccess load_held(const I* address) {
     if constexpr (Shape::kIsWide) {
