@@ -129,7 +129,7 @@ def test_plans_of_named_devices():
         launchers.plan("softmax_forward", device, x, 1, x) for device in (H200, A100)
     )
     assert none is None
-    assert (h200[3:5], a100[3:5]) == ((0, 4), (5 * 256 * 8 * 16, 1))
+    assert (h200[3:5], a100[3:5]) == ((0, 16), (5 * 256 * 8 * 16, 1))
     tall = torch.empty(40_000, 64, device="meta")
     _, steps, scratch, _ = launchers.plan("softmax_forward", H200, tall, 0, tall)
     assert [flags for *_, flags in steps] == [(), ("pdl",)] and scratch[1:] == (0, "call", "")

@@ -59,7 +59,7 @@ VARIANTS = {
         7: (LANES, LANES),
         512: (LANES, LANES),
         4096: (REGISTERS, SHARED),
-        4099: (SHARED, CLUSTER),
+        4099: (REGISTERS, CLUSTER),
         40_004: (CLUSTER, CLUSTER),
         70_001: (CLUSTER, "a row read twice"),
     },

@@ -285,13 +285,15 @@ def test_kernels_of_rows_access_16_bytes(kernels):
     rows = {n: k for n, k in kernels.items() if "_rows<RowShape" in n}
     assert len(rows) > len(kernels) // 10
     for name, kernel in rows.items():
-        # Whether it is wide, how many accesses a thread holds, and the types.
-        shape = re.search(r"RowShape<[^,]+, (\w+), \d+, (\d+), [^>]+>, (.+)>$", name)
-        is_wide, accesses, types = shape.groups()
+        # Its Width, how many accesses a thread holds, and the types.
+        shape = re.search(
+            r"RowShape<[^,]+, \(diglot::Width\)(\d), \d+, (\d+), [^>]+>, (.+)>$", name
+        )
+        width, accesses, types = shape.groups()
         loads, stores = dict(kernel.loads), dict(kernel.stores)
         arrays = 2 if "backward" in name or name.startswith("add_") else 1
         assert not kernel.spill_bytes and not kernel.stack_bytes, name
-        if is_wide == "true":
+        if width != "0":  # it is not narrow
             assert loads.get(16, 0) >= arrays * int(accesses), name
             widens = "softmax" in name and "float, __" in types
             assert max(stores) == (8 if widens else 16), name

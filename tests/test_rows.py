@@ -41,7 +41,7 @@ THEIRS: dict[str, Callable[..., torch.Tensor]] = {
 # Shapes and dimensions, and the variants that run forward and backward: of CUDA without the words
 # about accesses, of Triton without the size of a block.
 LANES, REGISTERS = "rows in lanes", "a row in registers"
-SHARED, CLUSTER = "a row in shared memory", "a row across a cluster"
+CLUSTER = "a row across a cluster"
 COLUMNS, MANY = "columns in registers", "columns in shared memory"
 HELD, HELD_COLUMNS = "rows in registers", "columns in registers"
 SHARES, COLUMN_SHARES = "a row shared by programs", "columns shared by programs"
@@ -54,8 +54,8 @@ CASES = {
     "a warp": ((5, 512), 1, LANES, HELD),
     "a block": ((3, 2048), 1, REGISTERS, HELD),
     "a block, not whole": ((2, 4092), 1, REGISTERS, HELD),
-    "a large block": ((2, 12_000), 1, REGISTERS, HELD),
-    "shared memory": ((2, 8001), 1, SHARED, HELD),
+    "three blocks": ((2, 12_000), 1, CLUSTER, HELD),
+    "a block of odd rows": ((2, 4001), 1, REGISTERS, HELD),
     "a cluster": ((2, 40_004), 1, CLUSTER, SHARES),
     "a cluster, not whole": ((1, 40_003), 1, CLUSTER, "a row read twice"),
     "columns": ((19, 2, 64), 0, COLUMNS, HELD_COLUMNS),

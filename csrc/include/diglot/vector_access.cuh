@@ -43,6 +43,24 @@ DIGLOT_DEVICE uint4 load_constant(const T* address) {
 #endif
 }
 
+// The 16 bytes that begin `skipped` bytes, a multiple of kUnit, after the first ones.
+template <int kUnit>
+DIGLOT_DEVICE uint4 shift_bytes(const uint4& first, const uint4& second, int skipped) {
+  static_assert(kUnit >= 2);
+  uint32_t words[] = {first.x, first.y, first.z, first.w, second.x, second.y, second.z, second.w};
+  DIGLOT_UNROLL
+  for (int i = 0; i < 6; ++i) words[i] = skipped & 8 ? words[i + 2] : words[i];
+  DIGLOT_UNROLL
+  for (int i = 0; i < 5; ++i) words[i] = skipped & 4 ? words[i + 1] : words[i];
+  if constexpr (kUnit < 4) {
+    DIGLOT_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      words[i] = skipped & 2 ? words[i] >> 16 | words[i + 1] << 16 : words[i];
+    }
+  }
+  return {words[0], words[1], words[2], words[3]};
+}
+
 template <typename T, int kElements>
 DIGLOT_DEVICE void store_vector(T* address, const Vector<T, kElements>& value) {
 #if defined(__CUDA_ARCH__)
@@ -186,6 +204,12 @@ DIGLOT_DEVICE void prefetch(const void* global) {
 #if defined(__CUDA_ARCH__)
   asm volatile("prefetch.global.L2 [%0];" : : "l"(__cvta_generic_to_global(global)));
 #endif
+}
+
+// Elements from the last multiple of 16 bytes to `address`.
+template <typename T>
+DIGLOT_HOST_DEVICE int elements_since_alignment(const T* address) {
+  return static_cast<int>(reinterpret_cast<uintptr_t>(address) % kAccessBytes / sizeof(T));
 }
 
 // Elements to step over until `address` is a multiple of 16 bytes.

@@ -9,28 +9,48 @@ namespace diglot {
 
 // Rows are the last dimension, whose elements are neighbours: there are no columns. Layer norm
 // synchronises twice per row, so it needs more resident blocks. For long rows, persistent blocks
-// keep weight and bias, which would otherwise use up L2 bandwidth. The shapes were measured on an
-// H200 (bench/layer_norm.py).
+// keep weight and bias, which would otherwise use up L2 bandwidth: an SM's L1 cache does not hold
+// them. The shapes were measured on an H200 (bench/layer_norm.py).
 template <typename T, int kInputs, bool kIsCentered>
 struct NormShapes {
   static constexpr int kMost = sizeof(T) == 8 ? 2 : 8 / kInputs;
   static constexpr bool kWaits = kIsCentered && kInputs == 1;
   // Resident blocks of 128 threads per SM.
-  static constexpr int kOfLanes = !kWaits ? 1 : sizeof(T) == 2 ? 9 : 8;
-  static constexpr int kOfBlock = !kWaits ? 1 : sizeof(T) == 2 ? 10 : 8;
-  using InLanes = LaneRows<4, true, kOfLanes>;
-  using InBlock = BlockRows<128, 4, kOfBlock>;
-  using InLargeBlock = BlockRows<256, 4, (kOfBlock + 1) / 2>;
-  using Shared = typename SharedRows<T, kInputs>::Shape;
-  using Whole = BlockRows<Shared::kThreads, Shared::kAccesses, Shared::kBlocks>;
+  static constexpr int kOfLanes = !kWaits ? 1 : 8;
+  template <Width kWidth>
+  using InLanes = LaneRows<4, kWidth, kWidth == Width::kWide ? kOfLanes : 1>;
+  template <Width kWidth>
+  using Shared = typename SharedRows<T, kInputs>::template Shape<kWidth>;
   using Many = std::conditional_t<
       kWaits,
-      ShapeList<InLanes, InBlock, InLargeBlock, Whole, PersistentRows<512, 8>, TiledRows<kMost>>,
-      ShapeList<InLanes, InBlock, InLargeBlock, Shared, TiledRows<kMost>>>;
+      ShapeList<InLanes<Width::kWide>, BlockRows<256, 4, 4>, Shared<Width::kWide>,
+                PersistentRows<512, 8>, TiledRows<kMost>>,
+      ShapeList<InLanes<Width::kWide>, BlockRows<256, 4>, Shared<Width::kWide>, TiledRows<kMost>>>;
   using Few = ShapeList<LaneRows<2>, TiledRows<kMost>>;
   using Wide = std::conditional_t<sizeof(T) <= 4, Many, Few>;
-  using Narrow = ShapeList<LaneRows<1, false>, TiledRows<2, false>>;
+  using Narrow = ShapeList<NarrowLaneRows, NarrowTiledRows>;
+  using Peeled = std::conditional_t<
+      sizeof(T) <= 4,
+      ShapeList<InLanes<Width::kPeeled>, Shared<Width::kPeeled>, TiledRows<kMost, Width::kPeeled>>,
+      Narrow>;
   static constexpr bool kHasColumns = false;
+  // Whether a shape is one for a row of n elements, besides that it holds one.
+  template <typename Shape>
+  static bool takes(Planner& planner, int64_t n) {
+    if (Shape::kIsPeeled) return true;
+    if (Shape::kTeam == Team::kLanes) {
+      return n <= planner.tuned(Tunable::kNormForwardLongestInLanes);
+    }
+    // A resident cluster is, while there is no other, or L1 caches hold weight and bias.
+    const bool is_resident = Shape::kTeam == Team::kCluster && Shape::kWalk == Walk::kResident;
+    return !is_resident || !kWaits || is_cached(planner, n);
+  }
+  static bool is_cached(Planner& planner, int64_t n) {
+    return n <= planner.tuned(Tunable::kNormForwardLongestCached, sizeof(T));
+  }
+  static int64_t most_threads(Planner& planner, int64_t n) {
+    return planner.tuned(Tunable::kNormForwardBlockThreads, n);
+  }
   static constexpr Tunable kSkipped = Tunable::kNormForwardSkippedShapes;
 };
 
@@ -118,17 +138,19 @@ void launch_norm_forward(Planner& planner, const NormForwardOperands& operands, 
       if constexpr (kAdds) result.joined = sum(now);
       return result;
     };
+    const bool is_like_output = operands.sum == nullptr || operands.sum->remainder == out.remainder;
     const auto add = [&](const auto& inputs) {
       return [&](auto shape, auto& rows, Launch how, const Address<char>&) {
         using Shape = decltype(shape);
         rows.stages_params = false;
         if constexpr (may_stage_params<Shape, Operation, T>()) {
-          // Blocks that have a row alone read all of weight and bias, which L1 keeps for the next.
+          // L1 keeps short ones for the next row; copies would all come from the same lines of L2.
           const int arrays = (operands.weight != nullptr) + (operands.bias != nullptr);
-          const std::size_t bytes = arrays * sizeof(W) * Shape::kThreads * Shape::kAccesses *
-                                    Shape::template kElements<T>;
+          const std::size_t bytes =
+              arrays * sizeof(W) * how.block.x * Shape::kAccesses * Shape::template kElements<T>;
           const std::size_t all = (how.shared_bytes + bytes + kRowOtherBytes) * Shape::kBlocks;
           if (how.cluster_blocks > 1 &&
+              !NormShapes<T, kInputs, kIsCentered>::is_cached(planner, n) &&
               all <= static_cast<std::size_t>(planner.device.shared_bytes())) {
             rows.stages_params = true;
             how.shared_bytes += bytes;
@@ -141,7 +163,7 @@ void launch_norm_forward(Planner& planner, const NormForwardOperands& operands, 
     if constexpr (kAdds) {
       launch_rows<T, T, kInputs, Shapes>(
           planner, {&out, &operands.input, operands.residual, &statistics.shape}, out.rank - 1,
-          add(inputs_of<T>(operands.input, *operands.residual)), is_aligned);
+          add(inputs_of<T>(operands.input, *operands.residual)), is_aligned, 0, is_like_output);
     } else {
       launch_rows<T, T, kInputs, Shapes>(planner, {&out, &operands.input, &statistics.shape},
                                          out.rank - 1, add(inputs_of<T>(operands.input)),

@@ -2,80 +2,9 @@
 // variant runs, and its grid. Twin of triton_ops/launch/rows.py.
 #pragma once
 
-#include "diglot/launch/plan.h"
-#include "diglot/rows/rows.cuh"
+#include "diglot/launch/row_shapes.h"
 
 namespace diglot {
-
-template <int kAccesses, bool kIsWide = true, int kBlocks = 1>
-using LaneRows = RowShape<Team::kLanes, kIsWide, 128, kAccesses, Walk::kResident, kBlocks>;
-template <int kThreads, int kAccesses, int kBlocks = 1>
-using BlockRows = RowShape<Team::kBlock, true, kThreads, kAccesses, Walk::kResident, kBlocks>;
-template <int kThreads, int kAccesses, int kBlocks>
-using ClusterRows = RowShape<Team::kCluster, true, kThreads, kAccesses, Walk::kResident, kBlocks>;
-template <int kThreads, int kAccesses>
-using PersistentRows = RowShape<Team::kCluster, true, kThreads, kAccesses, Walk::kPersistent>;
-template <int kAccesses, bool kIsWide = true>
-using TiledRows = RowShape<Team::kBlock, kIsWide, 256, kAccesses, Walk::kTiled, 2>;
-template <int kAccesses, bool kIsWide = true>
-using TiledColumns = RowShape<Team::kColumns, kIsWide, 256, kAccesses, Walk::kTiled, 2>;
-
-// Columns of more elements than kTallest_ take two launches; by the accesses of each.
-template <typename I, Tunable kTallest_, int kReduced, int kMapped, bool kIsWide = true>
-struct ChunkedColumns {
-  static constexpr Tunable kTallest = kTallest_;
-  static constexpr int kBlocks = sizeof(I) == 8 ? 2 : 3;
-  using Reduce = RowShape<Team::kColumns, kIsWide, 256, kReduced, Walk::kReduceChunks, kBlocks>;
-  using Map = RowShape<Team::kColumns, kIsWide, 256, kMapped, Walk::kMapChunks, kBlocks>;
-};
-template <typename Shape, typename = void>
-constexpr bool kIsChunked = false;
-template <typename Shape>
-constexpr bool kIsChunked<Shape, std::void_t<typename Shape::Reduce>> = true;
-
-// Variants in order of preference. The first that can hold the row in registers runs. If none can,
-// the last runs, in tiles.
-template <typename... Shapes>
-struct ShapeList {};
-
-// In a cluster each block holds 16384 elements of the row. The thread count leaves registers for
-// enough resident blocks to hide latency. It was measured on an H200 (bench/softmax.py,
-// bench/rms_norm.py).
-template <typename I, int kInputs>
-struct SharedRows {
-  static constexpr int kBytes = sizeof(I) * kInputs;  // that are held for each element
-  static constexpr int kAccesses = sizeof(I) == 2 && kInputs == 2 ? 4 : 8;
-  static constexpr int kThreads = 16384 * sizeof(I) / (kAccessBytes * kAccesses);
-  static constexpr int kBlocks = kBytes == 2 ? 3 : kBytes == 4 ? 2 : 1;
-  using Shape = ClusterRows<kThreads, kAccesses, kBlocks>;
-};
-
-// Element types where speed matters most have more variants. A thread's accesses to all kInputs
-// arrays fit in 32 registers; double's arithmetic takes more. The fastest variant for each row
-// length was measured on an H200 (bench/softmax.py). kReduced: the number of reduced inputs.
-template <typename I, typename O, int kInputs, int kReduced_ = kInputs>
-struct RowShapes {
-  static constexpr int kReduced = kReduced_;
-  static constexpr int kMost = sizeof(I) == 8 ? 2 : 8 / kInputs;
-  static constexpr int kMostReduced = sizeof(I) == 8 ? 2 : 8 / kReduced;
-  // Taller columns take two launches; shorter ones, too, if the first has less to read.
-  static constexpr Tunable kTallest =
-      kReduced < kInputs ? Tunable::kRowsTallestOfFirst : Tunable::kRowsTallest;
-  static constexpr Tunable kSkipped = Tunable::kRowsSkippedShapes;
-  static constexpr int kOfLanes = sizeof(I) == 4 && kInputs == 1 ? 8 : 4;
-  // float16 takes more registers on its way to float32: more threads hold as much.
-  using Shared = std::conditional_t<std::is_same_v<I, float16> && kInputs == 1,
-                                    ClusterRows<512, 4, 2>, typename SharedRows<I, kInputs>::Shape>;
-  using Many = ShapeList<LaneRows<1>, LaneRows<kOfLanes>, BlockRows<128, 4>, BlockRows<256, 4>,
-                         Shared, TiledRows<kMost>>;
-  using Few = ShapeList<LaneRows<2>, TiledRows<kMost>>;
-  using Wide = std::conditional_t<std::is_same_v<I, O> && sizeof(I) <= 4, Many, Few>;
-  using Narrow = ShapeList<LaneRows<1, false>, TiledRows<2, false>>;
-  static constexpr bool kHasColumns = true;
-  using WideColumns =
-      ShapeList<ChunkedColumns<I, kTallest, kMostReduced, kMost>, TiledColumns<kMost>>;
-  using NarrowColumns = ShapeList<ChunkedColumns<I, kTallest, 8, 8, false>, TiledColumns<8, false>>;
-};
 
 // Upper bound of the shared memory that a block uses for other purposes and that the driver
 // reserves.
@@ -98,6 +27,20 @@ struct RowLayout {
     if (n % elements != 0) return false;
     for (int a = 0; a < arrays; ++a) {
       if (steps[a] != 1 || !outer.has_multiples(a, elements, 0)) return false;
+    }
+    return true;
+  }
+  // Whether they do but for their ends: the same elements of a row share an access in all arrays.
+  bool is_peeled(const Operand* const (&operands)[kArrays], int elements, int arrays) const {
+    for (int a = 0; a < arrays; ++a) {
+      if (steps[a] != 1 || operands[a]->dtype != operands[0]->dtype ||
+          operands[a]->remainder != operands[0]->remainder ||
+          !operands[a]->is_aligned(size_of(operands[a]->dtype))) {
+        return false;
+      }
+      for (int d = 0; d < outer.rank; ++d) {
+        if ((outer.strides[d][a] - outer.strides[d][0]) % elements != 0) return false;
+      }
     }
     return true;
   }
@@ -143,31 +86,33 @@ struct VariantNames {
   const char* in_cluster;
   const char* two_pass;
 };
-template <bool kIsColumns, bool kIsWide>
+template <bool kIsColumns, Width kWidth>
 constexpr VariantNames kVariantNames =
-    kIsColumns
-        ? (kIsWide ? VariantNames{"", "columns in registers, 16-byte accesses",
-                                  "columns in shared memory, 16-byte accesses",
-                                  "columns across a cluster, 16-byte accesses",
-                                  "columns read twice, 16-byte accesses"}
-                   : VariantNames{"", "columns in registers", "columns in shared memory",
-                                  "columns across a cluster", "columns read twice"})
-        : (kIsWide ? VariantNames{"rows in lanes, 16-byte accesses",
-                                  "a row in registers, 16-byte accesses",
-                                  "a row in shared memory, 16-byte accesses",
-                                  "a row across a cluster, 16-byte accesses",
-                                  "a row read twice, 16-byte accesses"}
-                   : VariantNames{"rows in lanes", "a row in registers", "a row in shared memory",
-                                  "a row across a cluster", "a row read twice"});
+    kIsColumns ? (kWidth == Width::kWide
+                      ? VariantNames{"", "columns in registers, 16-byte accesses",
+                                     "columns in shared memory, 16-byte accesses",
+                                     "columns across a cluster, 16-byte accesses",
+                                     "columns read twice, 16-byte accesses"}
+                      : VariantNames{"", "columns in registers", "columns in shared memory",
+                                     "columns across a cluster", "columns read twice"})
+    : kWidth == Width::kWide
+        ? VariantNames{"rows in lanes, 16-byte accesses", "a row in registers, 16-byte accesses",
+                       "a row in shared memory, 16-byte accesses",
+                       "a row across a cluster, 16-byte accesses",
+                       "a row read twice, 16-byte accesses"}
+    : kWidth == Width::kPeeled
+        ? VariantNames{"rows in lanes, peeled accesses", "a row in registers, peeled accesses",
+                       "a row in shared memory, peeled accesses",
+                       "a row across a cluster, peeled accesses",
+                       "a row read twice, peeled accesses"}
+        : (VariantNames{"rows in lanes", "a row in registers", "a row in shared memory",
+                        "a row across a cluster", "a row read twice"});
 
 inline int log2_ceiling(int64_t n) {
   int result = 0;
   while ((int64_t{1} << result) < n) ++result;
   return result;
 }
-
-// Groups of blocks that walk over rows, at most: more than any device runs at once.
-constexpr int64_t kMostPersistent = 1 << 16;
 
 // The addresses of inputs of type I.
 template <typename I, typename... Operands>
@@ -181,19 +126,44 @@ auto inputs_of(const Operands&... operands) {
   };
 }
 
-// How a shape shares out rows, to clusters of at most so many blocks if it has a choice, and what
-// it is launched with.
+// Groups of blocks that walk over rows, at most: more than any device runs at once.
+constexpr int64_t kMostPersistent = 1 << 16;
+
+// Shares a row of so many accesses out to blocks, evenly, and to as few threads as hold it: at most
+// so many of a block, while a cluster has blocks. Returns the threads of a block. They do not
+// depend on how many rows there are, nor do sums.
+template <typename Shape, int kArrays>
+int share_accesses(Rows<kArrays>& rows, int64_t accesses, int along, int most_blocks,
+                   int64_t most_threads) {
+  const auto quotient = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
+  int64_t blocks = quotient(accesses, Shape::kThreads * Shape::kAccesses);
+  if (Shape::kWalk == Walk::kResident && Shape::kTeam == Team::kCluster) {
+    const int64_t wanted = quotient(accesses, most_threads * Shape::kAccesses);
+    blocks = std::max(blocks, std::min<int64_t>(wanted, most_blocks));
+  }
+  const int64_t in_block = quotient(accesses, blocks);
+  rows.blocks = static_cast<int>(quotient(accesses, in_block));
+  rows.part = static_cast<int>(in_block) * along;
+  return static_cast<int>(quotient(in_block, Shape::kAccesses * kWarpLanes) * kWarpLanes);
+}
+
+// How a shape shares out rows, to clusters of at most so many blocks if it has a choice, with
+// blocks of at most so many threads, and what it is launched with.
 template <typename Shape, typename I, int kInputs, int kArrays>
-Launch share_out(Planner& planner, Rows<kArrays>& rows, int most_blocks) {
+Launch share_out(Planner& planner, Rows<kArrays>& rows, int most_blocks,
+                 [[maybe_unused]] int64_t most_threads) {
   constexpr int kAlong = Shape::template kAlong<I>;
   constexpr bool kIsColumns = Shape::kTeam == Team::kColumns;
-  constexpr const VariantNames& kNames = kVariantNames<kIsColumns, Shape::kIsWide>;
+  constexpr const VariantNames& kNames = kVariantNames<kIsColumns, Shape::kWidth>;
+  [[maybe_unused]] constexpr int kThreadBytes = Shape::template kThreadBytes<I, kInputs>;
+  // Of a row, wherever it begins.
+  const int64_t accesses = (rows.n + Shape::template kMostSkipped<I> + kAlong - 1) / kAlong;
   const auto quotient = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
   Launch how{{}, Shape::kThreads};
   how.skip_if_no_room = true;
-  rows.log_side = 0, rows.log_blocks = 0, rows.tiles = 1, rows.slots = 0;
+  rows.log_side = 0, rows.blocks = 1, rows.tiles = 1, rows.slots = 0;
   if constexpr (Shape::kTeam == Team::kLanes) {
-    rows.log_side = log2_ceiling(quotient(rows.n, Shape::kAccesses * kAlong));
+    rows.log_side = log2_ceiling(quotient(accesses, Shape::kAccesses));
     how.grid = blocks_for(rows.count, Shape::kThreads >> rows.log_side);
     planner.plan.variant = kNames.in_lanes;
     return how;
@@ -207,35 +177,33 @@ Launch share_out(Planner& planner, Rows<kArrays>& rows, int most_blocks) {
                              log2_ceiling(rows.count));
     rows.log_side = std::min(rows.log_side, log2_ceiling(Shape::kThreads));
   }
-  const int64_t size = int64_t{Shape::kThreads >> rows.log_side} * Shape::kAccesses * kAlong;
-  const int64_t tiles = quotient(rows.n, size);
-  const int tile_bytes = Shape::template kTileBytes<I, kInputs>;
+  const int64_t size = int64_t{Shape::kThreads >> rows.log_side} * Shape::kAccesses;
+  const int64_t tiles = quotient(accesses, size);
   if constexpr (!Shape::kIsTiled) {
-    rows.log_blocks = log2_ceiling(tiles);
+    const int threads = share_accesses<Shape>(rows, accesses, kAlong, most_blocks, most_threads);
+    how.block = static_cast<unsigned>(threads);
     how.is_persistent = Shape::kWalk == Walk::kPersistent;
     const int64_t groups = how.is_persistent ? std::min(rows.count, kMostPersistent) : rows.count;
-    how.grid = static_cast<unsigned>(groups * rows.blocks());
-    how.cluster_blocks = static_cast<unsigned>(rows.blocks());
-    how.shared_bytes = how.is_persistent ? static_cast<std::size_t>(tile_bytes) : 0;
-    planner.plan.variant = rows.blocks() > 1 ? kNames.in_cluster : kNames.in_registers;
+    how.grid = static_cast<unsigned>(groups * rows.blocks);
+    how.cluster_blocks = static_cast<unsigned>(rows.blocks);
+    how.shared_bytes = how.is_persistent ? static_cast<std::size_t>(threads * kThreadBytes) : 0;
+    planner.plan.variant = rows.blocks > 1 ? kNames.in_cluster : kNames.in_registers;
     return how;
   }
+  const int tile_bytes = Shape::kThreads * kThreadBytes;
   int room = 0;
   if (tiles > 1) {
     room = planner.device.shared_bytes() - kRowOtherBytes - (kIsColumns ? kColumnsBytes : 0);
     const int64_t few_slots = planner.tuned(Tunable::kRowsFewSlots);
-    while (rows.blocks() < most_blocks && rows.blocks() * (1 + few_slots) < tiles) {
-      ++rows.log_blocks;
-    }
+    while (rows.blocks < most_blocks && rows.blocks * (1 + few_slots) < tiles) rows.blocks *= 2;
   }
-  rows.tiles = static_cast<int>(quotient(tiles, rows.blocks()));
+  rows.tiles = static_cast<int>(quotient(tiles, rows.blocks));
   rows.slots = std::min(room / tile_bytes, rows.tiles - 1);
-  how.grid =
-      static_cast<unsigned>(quotient(rows.count, int64_t{1} << rows.log_side) * rows.blocks());
-  how.cluster_blocks = static_cast<unsigned>(rows.blocks());
+  how.grid = static_cast<unsigned>(quotient(rows.count, int64_t{1} << rows.log_side) * rows.blocks);
+  how.cluster_blocks = static_cast<unsigned>(rows.blocks);
   how.shared_bytes = static_cast<std::size_t>(rows.slots) * tile_bytes;
   planner.plan.variant = rows.slots < rows.tiles - 1 ? kNames.two_pass
-                         : rows.blocks() > 1         ? kNames.in_cluster
+                         : rows.blocks > 1           ? kNames.in_cluster
                          : rows.slots > 0            ? kNames.in_shared
                                                      : kNames.in_registers;
   return how;
@@ -245,7 +213,7 @@ Launch share_out(Planner& planner, Rows<kArrays>& rows, int most_blocks) {
 template <typename Shape, typename I, int kArrays>
 Launch share_chunks(Rows<kArrays>& rows, int64_t chunk) {
   const auto quotient = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
-  rows.log_blocks = 0, rows.slots = 0;
+  rows.blocks = 1, rows.slots = 0;
   rows.tiles = static_cast<int>(chunk / ((Shape::kThreads >> rows.log_side) * Shape::kAccesses));
   rows.chunks = static_cast<int>(quotient(rows.n, chunk));
   return {static_cast<unsigned>(quotient(rows.count, int64_t{1} << rows.log_side) * rows.chunks),
@@ -288,7 +256,8 @@ template <typename Shape, typename I>
 bool holds(int64_t n) {
   const int threads = Shape::kTeam == Team::kLanes ? kWarpLanes : Shape::kThreads;
   const int64_t tile = int64_t{threads} * Shape::kAccesses * Shape::template kAlong<I>;
-  return n <= (Shape::kTeam == Team::kCluster ? kMostClusterBlocks : 1) * tile;
+  const int blocks = Shape::kTeam == Team::kCluster ? kMostClusterBlocks : 1;
+  return n <= blocks * tile - Shape::template kMostSkipped<I>;
 }
 
 // Plans function(shape, rows, how, states) for each slice of the arrays of `layout`, whose other
@@ -313,12 +282,16 @@ void run_rows(Planner& planner, const RowLayout<kArrays>& layout, const Layout<k
         return true;
       } else {
         if (later_shapes > 0) {
-          if (!holds<Shape, I>(rows.n)) return false;
+          if (!holds<Shape, I>(rows.n) || !Shapes::template takes<Shape>(planner, rows.n)) {
+            return false;
+          }
           if (skipped++ < planner.tuned(Shapes::kSkipped)) return false;
         }
         // A device may have no room for the largest clusters, or for none.
         for (int most : {kMostClusterBlocks, kPortableClusterBlocks, 1}) {
-          const Launch how = share_out<Shape, I, kInputs>(planner, rows, most);
+          const int64_t most_threads =
+              Shape::kTeam == Team::kCluster ? Shapes::most_threads(planner, rows.n) : 0;
+          const Launch how = share_out<Shape, I, kInputs>(planner, rows, most, most_threads);
           if (function(shape, rows, how, Address<char>())) return true;
           if (how.cluster_blocks > static_cast<unsigned>(most)) return false;
         }
@@ -332,11 +305,13 @@ void run_rows(Planner& planner, const RowLayout<kArrays>& layout, const Layout<k
 // Plans function(shape, rows, how, states) for arrays of type I, but for the output, of type O,
 // which is the first, and those that follow the kInputs inputs; more than once where the arrays
 // have more dimensions than a kernel takes, and for each launch. `is_aligned`: what else is
-// accessed of rows lies at multiples of 16 bytes.
+// accessed of rows lies at multiples of 16 bytes. `is_like_output`: what else is stored of rows
+// lies as the output does.
 template <typename I, typename O, int kInputs, typename Shapes = RowShapes<I, O, kInputs>,
           int kArrays, typename Function>
 void launch_rows(Planner& planner, const Operand* const (&operands)[kArrays], int64_t dim,
-                 Function function, bool is_aligned = true, std::size_t state_bytes = 0) {
+                 Function function, bool is_aligned = true, std::size_t state_bytes = 0,
+                 bool is_like_output = true) {
   if (operands[0]->numel == 0) return;
   if (dim < 0 || dim >= std::max(operands[0]->rank, 1)) {
     throw std::invalid_argument("there is no dimension " + std::to_string(dim));
@@ -355,6 +330,8 @@ void launch_rows(Planner& planner, const Operand* const (&operands)[kArrays], in
   if (!Shapes::kHasColumns || !layout.is_columns()) {
     if (is_aligned && layout.is_wide(kElements, kCut)) {
       run("rows, 16-byte accesses", layout.outer, typename Shapes::Wide{});
+    } else if (is_like_output && layout.is_peeled(operands, kElements, kCut)) {
+      run("rows, 16-byte accesses, edges apart", layout.outer, typename Shapes::Peeled{});
     } else {
       run("rows", layout.outer, typename Shapes::Narrow{});
     }

@@ -46,7 +46,11 @@ namespace diglot {
   X(kRowsVectorsAside, "rows.cuda.vectors_aside")                                                \
   X(kSumKeptBytes, "sum.both.kept_bytes")                                                        \
   X(kSumSplitBlocks, "sum.both.split_blocks")                                                    \
-  X(kSumSplitElements, "sum.both.split_elements")
+  X(kSumSplitElements, "sum.both.split_elements")                                                \
+  X(kRowsBlockThreads, "rows.cuda.block_threads")                                                \
+  X(kNormForwardLongestCached, "norm_forward.cuda.longest_cached")                               \
+  X(kNormForwardBlockThreads, "norm_forward.cuda.block_threads")                                 \
+  X(kNormForwardLongestInLanes, "norm_forward.cuda.longest_in_lanes")
 
 #define DIGLOT_TUNABLE_ID(ID, NAME) ID,
 #define DIGLOT_TUNABLE_NAME(ID, NAME) NAME,

@@ -31,6 +31,41 @@ DIGLOT_DEVICE Vector<Compute, kCount> load_parameters(const W* parameters, int64
   return result;
 }
 
+// The same for kCount elements of an array of n, wherever it lies. Those before its start and
+// behind its end are `otherwise`. `first` is at most kCount before the start.
+template <int kCount, typename Compute, typename W>
+DIGLOT_DEVICE Vector<Compute, kCount> load_parameters_around(const W* parameters, int64_t first,
+                                                             int64_t n, Compute otherwise) {
+  constexpr int kElements = kAccessBytes / static_cast<int>(sizeof(W));
+  Vector<Compute, kCount> result;
+  DIGLOT_UNROLL
+  for (int i = 0; i < kCount; ++i) result[i] = otherwise;
+  if (parameters == nullptr) return result;
+  // Two accesses of 16 bytes around each part, where both are within the array.
+  const int skipped = elements_since_alignment(parameters + first);
+  const int64_t start = first - skipped;
+  if (start >= 0 && start + kCount + kElements <= n) {
+    uint4 bits[kCount / kElements + 1];
+    DIGLOT_UNROLL
+    for (int k = 0; k <= kCount / kElements; ++k) {
+      bits[k] = load_constant(parameters + start + k * kElements);
+    }
+    DIGLOT_UNROLL
+    for (int k = 0; k < kCount / kElements; ++k) {
+      const auto loaded = unpack_computed<W>(shift_bytes<static_cast<int>(sizeof(W))>(
+          bits[k], bits[k + 1], skipped * static_cast<int>(sizeof(W))));
+      DIGLOT_UNROLL
+      for (int i = 0; i < kElements; ++i) result[k * kElements + i] = loaded[i];
+    }
+  } else {
+    DIGLOT_UNROLL
+    for (int i = 0; i < kCount; ++i) {
+      if (first + i >= 0 && first + i < n) result[i] = convert<Compute>(parameters[first + i]);
+    }
+  }
+  return result;
+}
+
 // One element of each for each position in a row; null: absent.
 template <typename W>
 struct NormParameters {
@@ -51,9 +86,23 @@ struct NormMap {
   }
   template <int kCount>
   DIGLOT_DEVICE auto at_position(int64_t first) const {
-    const auto scale = load_parameters<kCount, kIsStaged>(params.weight, first, Compute(1));
+    return by([&](const W* array, Compute otherwise) {
+      return load_parameters<kCount, kIsStaged>(array, first, otherwise);
+    });
+  }
+  template <int kCount>
+  DIGLOT_DEVICE auto around_position(int64_t first, int64_t n) const {
+    return by([&](const W* array, Compute otherwise) {
+      return load_parameters_around<kCount>(array, first, n, otherwise);
+    });
+  }
+
+ private:
+  template <typename Load>
+  DIGLOT_DEVICE auto by(Load load) const {
+    const auto scale = load(params.weight, Compute(1));
     if constexpr (kIsCentered) {
-      const auto shift = load_parameters<kCount, kIsStaged>(params.bias, first, Compute(0));
+      const auto shift = load(params.bias, Compute(0));
       return [=, center = center, factor = factor](int i, Compute x) {
         return fma((x - center) * factor, scale[i], shift[i]);
       };

@@ -6,15 +6,22 @@
 
 namespace diglot {
 
+// Each thread gets the combined states of `blocks` blocks, where state_of(block) is that of one. A
+// lane asks for one.
+template <typename State, typename StateOf>
+DIGLOT_DEVICE State reduce_blocks(int blocks, StateOf state_of) {
+  const int block = static_cast<int>(threadIdx.x) % kMostClusterBlocks;
+  return lanes_reduce(block < blocks ? state_of(block) : State::none(), kMostClusterBlocks);
+}
+
 // Every thread gets the combined states of the blocks of its cluster. `state` is that of its block.
 // No block may end before all have arrived at the cluster's barrier once more.
 template <typename State>
 DIGLOT_DEVICE State cluster_reduce(const State& state, State* shared, int blocks) {
   if (threadIdx.x == 0) *shared = state;
   cluster_sync();
-  // Each lane reads the state of one block.
-  const int rank = static_cast<int>(threadIdx.x) & (blocks - 1);
-  const State total = lanes_reduce(*dsmem(shared, rank), blocks);
+  const State total =
+      reduce_blocks<State>(blocks, [&](int block) { return *dsmem(shared, block); });
   cluster_arrive();
   return total;
 }
@@ -35,8 +42,8 @@ class RowMailbox {
     if (blocks_ == 1) return state;
     if (number == 0) cluster_wait();
     mailbox().exchange(state, block, blocks_, number);
-    const int lane = static_cast<int>(threadIdx.x) & (blocks_ - 1);
-    return lanes_reduce(mailbox().received(lane, number), blocks_);
+    return reduce_blocks<State>(
+        blocks_, [&](int other) -> State { return mailbox().received(other, number); });
   }
 
  private:

@@ -119,4 +119,23 @@ DIGLOT_DEVICE State block_reduce(State state) {
   return states[kWarps];
 }
 
+// The same for a block of any number of warps, at most kMostWarps, by one barrier. `turn` counts
+// the calls of the block: slots are used in turns, so that none is overwritten before all warps
+// have read it.
+template <int kMostWarps, typename State>
+DIGLOT_DEVICE State block_reduce_in_turn(State state, unsigned turn) {
+  static_assert(kMostWarps <= kWarpLanes);
+  __shared__ State states[2][kMostWarps];
+  const int warps = static_cast<int>(blockDim.x) / kWarpLanes;
+  const int warp = threadIdx.x / kWarpLanes, lane = threadIdx.x % kWarpLanes;
+  state = warp_reduce(state);
+  if (warps > 1) {
+    if (lane == 0) states[turn % 2][warp] = state;
+    __syncthreads();
+    state = lane < warps ? states[turn % 2][lane] : State::none();
+    state = warp_reduce<kMostWarps <= 8 ? 8 : kMostWarps <= 16 ? 16 : 32>(state);
+  }
+  return shuffle_from(state, 0);
+}
+
 }  // namespace diglot

@@ -68,7 +68,9 @@ struct RowOperation {
 
   // The map depends on an element's position in its row, because it reads parameters there:
   // map.at_position<kCount>(first) returns function(i, x...) for the elements first + i, i <
-  // kCount. map.kIsStaged says whether `first` counts from the block's first element.
+  // kCount. map.kIsStaged says whether `first` counts from the block's first element. Of rows that
+  // begin anywhere, map.around_position<kCount>(first, n) returns it; of the elements before the
+  // row's start and behind its end, n, anything.
   static constexpr bool kMapsPositions = false;
 
   // Such a map's parameters may be staged in shared memory while a row is loaded.

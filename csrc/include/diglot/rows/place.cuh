@@ -14,13 +14,12 @@ struct Rows {
   Strides<kArrays, int64_t> starts;  // of rows
   int64_t steps[kArrays];            // from an element of a row to the next
   int log_side;  // log2 of: the lanes that hold a row; for columns, a block's accesses side by side
-  int log_blocks;  // log2 of the blocks of a cluster that share a row
-  int tiles;       // of a row, for each block that shares it; for split columns, of a chunk
-  int slots;       // tiles that fit in shared memory
+  int blocks;    // of a cluster that share a row
+  int part;      // elements of the row for each of them, at most
+  int tiles;     // of a row, for each block that shares it; for split columns, of a chunk
+  int slots;     // tiles that fit in shared memory
   bool stages_params = false;  // whether the map's parameters are staged in shared memory
   int chunks = 1;              // of split columns
-
-  DIGLOT_HOST_DEVICE int blocks() const { return 1 << log_blocks; }
 };
 
 // Who shares a row: lanes of a warp; a block; the blocks of a cluster, one tile each; or, for
@@ -30,20 +29,29 @@ enum class Team { kLanes, kBlock, kCluster, kColumns };
 // How a kernel goes through rows.
 enum class Walk {
   kResident,    // a team holds one row in registers (resident.cuh)
-  kPersistent,  // blocks stay on their SM and loop over rows, prefetching the next (persistent.cuh)
+  kPersistent,  // the same, looping over rows, with the next one on its way
   kTiled,  // a row has several tiles: in registers, in shared memory, or read twice (tiled.cuh)
   kReduceChunks,  // split columns, first launch: reduces chunks (split_columns.cuh)
   kMapChunks,     // split columns, second launch: combines the chunks' states and maps
 };
 
+// How a thread accesses an array.
+enum class Width {
+  kNarrow,  // element by element
+  kPeeled,  // by 16 bytes, but for a row's ends, which are elements: rows begin and end anywhere
+  kWide,    // by 16 bytes
+};
+
 // The compile-time shape of a row kernel. Each thread keeps kAccesses vectors of a row in registers
-// (16 bytes each if kIsWide, else single elements); those of all threads are one tile. kBlocks is
-// the minimum number of resident blocks per SM (__launch_bounds__), which caps registers so that
-// blocks hide each other's latency.
-template <Team kTeam_, bool kIsWide_, int kThreads_, int kAccesses_, Walk kWalk_, int kBlocks_ = 1>
+// (accessed by 16 bytes if kIsWide, else by elements); those of all threads are one tile. kThreads
+// is the most that a block has. kBlocks is the minimum number of such blocks per SM
+// (__launch_bounds__), which caps registers so that blocks hide each other's latency.
+template <Team kTeam_, Width kWidth_, int kThreads_, int kAccesses_, Walk kWalk_, int kBlocks_ = 1>
 struct RowShape {
   static constexpr Team kTeam = kTeam_;
-  static constexpr bool kIsWide = kIsWide_;
+  static constexpr Width kWidth = kWidth_;
+  static constexpr bool kIsWide = kWidth != Width::kNarrow;
+  static constexpr bool kIsPeeled = kWidth == Width::kPeeled;
   static constexpr int kThreads = kThreads_;
   static constexpr int kAccesses = kAccesses_;
   static constexpr Walk kWalk = kWalk_;
@@ -59,10 +67,13 @@ struct RowShape {
   // Rows of which a thread has elements.
   template <typename T>
   static constexpr int kRows = kElements<T> / kAlong<T>;
-  // Shared memory for a tile of kInputs arrays.
+  // Shared memory of a thread for its part of a tile of kInputs arrays.
   template <typename T, int kInputs>
-  static constexpr int kTileBytes =
-      kInputs * kAccesses * kThreads * static_cast<int>(sizeof(Held<T, kElements<T>>));
+  static constexpr int kThreadBytes =
+      kInputs * kAccesses * static_cast<int>(sizeof(Held<T, kElements<T>>));
+  // Elements by which a row's first access may reach back beyond its start.
+  template <typename T>
+  static constexpr int kMostSkipped = kIsPeeled ? kElements<T> - 1 : 0;
 };
 
 // A thread's place: its row (for columns the first, counted in accesses), the number of threads of
@@ -76,7 +87,7 @@ struct RowPlace {
 
   template <int kArrays>
   DIGLOT_DEVICE explicit RowPlace(const Rows<kArrays>& rows)
-      : RowPlace(rows, blockIdx.x >> log_blocks_of(rows)) {}
+      : RowPlace(rows, blockIdx.x / blocks_of(rows)) {}
   // `group`: the number of the block, or of the blocks that share a row.
   template <int kArrays>
   DIGLOT_DEVICE RowPlace(const Rows<kArrays>& rows, int64_t group) {
@@ -85,20 +96,28 @@ struct RowPlace {
       row = (group * Shape::kThreads + self) >> rows.log_side;
       threads = side, thread = self & (side - 1), block = 0;
     } else {
-      block = static_cast<int>(blockIdx.x & ((1u << log_blocks_of(rows)) - 1));
+      block = static_cast<int>(blockIdx.x % blocks_of(rows));
       if constexpr (Shape::kTeam == Team::kColumns) {
         row = (group << rows.log_side) + (self & (side - 1));
         threads = Shape::kThreads >> rows.log_side, thread = self >> rows.log_side;
       } else {
         row = group;
-        threads = Shape::kThreads, thread = self;
+        threads = Shape::kIsTiled ? Shape::kThreads : static_cast<int>(blockDim.x), thread = self;
       }
     }
   }
 
+  // To the row of the next turn of the grid.
   template <int kArrays>
-  DIGLOT_DEVICE static int log_blocks_of(const Rows<kArrays>& rows) {
-    return Shape::kTeam == Team::kCluster || Shape::kIsTiled ? rows.log_blocks : 0;
+  DIGLOT_DEVICE void move_on(const Rows<kArrays>& rows) {
+    static_assert(Shape::kTeam == Team::kCluster);
+    row += gridDim.x / blocks_of(rows);
+  }
+
+  template <int kArrays>
+  DIGLOT_DEVICE static unsigned blocks_of(const Rows<kArrays>& rows) {
+    constexpr bool kHasOthers = Shape::kTeam == Team::kCluster || Shape::kIsTiled;
+    return kHasOthers ? static_cast<unsigned>(rows.blocks) : 1;
   }
 };
 

@@ -13,7 +13,7 @@ struct NothingStaged {};
 // Whether the staged parameters of all of an SM's blocks fit in the shared memory of some device.
 template <typename Shape, typename Operation, typename I>
 constexpr bool may_stage_params() {
-  if constexpr (Operation::kStagesParams && Shape::kTeam == Team::kCluster) {
+  if constexpr (Operation::kStagesParams && Shape::kTeam == Team::kCluster && !Shape::kIsPeeled) {
     constexpr int kElements = Shape::kThreads * Shape::kAccesses * Shape::template kElements<I>;
     return Operation::kStagedBytes * kElements * Shape::kBlocks < 228 * 1024;
   } else {
@@ -23,22 +23,24 @@ constexpr bool may_stage_params() {
 
 // Copies this thread's elements of a parameter array to shared memory, `offset` bytes from its
 // start, and advances the offset. element(a): the number of the first element of access a.
-// source(a): its number in the array.
-template <typename Shape, typename I, typename W, typename Element, typename Source>
-DIGLOT_DEVICE const W* stage_array(const W* array, int& offset, Element element, Source source) {
+// exists(a): whether it exists. `first`: the number of the block's first element in the array.
+template <typename Shape, typename I, typename W, typename Element, typename Exists>
+DIGLOT_DEVICE const W* stage_array(const W* array, int& offset, int64_t first, Element element,
+                                   Exists exists) {
   if (array == nullptr) return nullptr;
   constexpr int kElements = Shape::template kElements<I>;
   constexpr int kPart = kAccessBytes / static_cast<int>(sizeof(W));
   extern __shared__ uint4 staged_accesses[];
   W* const staged = reinterpret_cast<W*>(staged_accesses + offset / kAccessBytes);
-  offset += Shape::kThreads * Shape::kAccesses * kElements * static_cast<int>(sizeof(W));
+  const int threads = static_cast<int>(blockDim.x);
+  offset += threads * Shape::kAccesses * kElements * static_cast<int>(sizeof(W));
   DIGLOT_UNROLL
   for (int a = 0; a < Shape::kAccesses; ++a) {
-    const int first = element(a);
-    const W* const from = array + source(a, first);
+    // Absent ones are not copied: all blocks would read the same address at once.
+    if (!exists(a)) break;
     DIGLOT_UNROLL
     for (int i = 0; i < kElements; i += kPart) {
-      copy_async(reinterpret_cast<uint4*>(staged + first + i), from + i);
+      copy_async(reinterpret_cast<uint4*>(staged + element(a) + i), array + first + element(a) + i);
     }
   }
   return staged;

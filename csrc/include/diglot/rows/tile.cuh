@@ -55,29 +55,30 @@ class RowTile : public RowTileLoads<Shape, Operation, I, kInputs, kArrays> {
   }
 
   // The state of the elements that the thread's lanes or block hold.
-  DIGLOT_DEVICE State combine_in_team(const State& state) const {
+  DIGLOT_DEVICE State combine_in_team(const State& state) {
     if constexpr (Shape::kTeam == Team::kLanes) {
       return lanes_reduce(state, place_.threads);
     } else {
-      return block_reduce<Shape::kThreads>(state);
+      return block_reduce_in_turn<Shape::kThreads / kWarpLanes>(state, turn_++);
     }
   }
-  DIGLOT_DEVICE State reduce_in_team(const Operation& operation, const Range& range) const {
+  DIGLOT_DEVICE State reduce_in_team(const Operation& operation, const Range& range) {
     if constexpr (Operation::kReducesTogether) {
       return reduce_together(operation, range);
     } else {
       return combine_in_team(reduce({{operation}}, range).values[0]);
     }
   }
-  DIGLOT_DEVICE State reduce_together(const Operation& operation, const Range& range) const {
+  DIGLOT_DEVICE State reduce_together(const Operation& operation, const Range& range) {
     const auto visit = [&](auto function) { visit_all(function, range); };
     if constexpr (Shape::kTeam == Team::kLanes) {
-      return operation.reduce_together(visit, n_, [&](auto x) {
+      return operation.reduce_together(visit, range.elements(), [&](auto x) {
         return lanes_sum(Sums<decltype(x), 1>{{x}}, place_.threads).values[0];
       });
     } else {
-      return operation.reduce_together(visit, range.count, [&](auto x) {
-        return block_reduce<Shape::kThreads>(Sums<decltype(x), 1>{{x}}).values[0];
+      return operation.reduce_together(visit, range.elements(), [&](auto x) {
+        const Sums<decltype(x), 1> sum{{x}};
+        return block_reduce_in_turn<Shape::kThreads / kWarpLanes>(sum, turn_++).values[0];
       });
     }
   }
@@ -92,6 +93,7 @@ class RowTile : public RowTileLoads<Shape, Operation, I, kInputs, kArrays> {
     return operation.reduce_replacing(visit, [&](auto function) {
       DIGLOT_UNROLL
       for (int a = 0; a < kAccesses; ++a) {
+        if (!is_used(range, a)) break;
         const Accesses accesses = held_accesses(a);
         DIGLOT_UNROLL
         for (int i = 0; i < kElements; ++i) replaced.values[a][i] = call(function, accesses, i);
@@ -104,6 +106,7 @@ class RowTile : public RowTileLoads<Shape, Operation, I, kInputs, kArrays> {
     O* const start = output + starts_.array[0] + offset(range, 0);
     DIGLOT_UNROLL
     for (int a = 0; a < kAccesses; ++a) {
+      if (!is_used(range, a)) break;
       Vector<O, kElements> result;
       DIGLOT_UNROLL
       for (int i = 0; i < kElements; ++i) result[i] = convert<O>(map(replaced.values[a][i]));
@@ -112,7 +115,7 @@ class RowTile : public RowTileLoads<Shape, Operation, I, kInputs, kArrays> {
   }
 
   // Begins to copy the parameters that the map needs for a tile to shared memory, `offset` bytes
-  // from its start, if the launcher found room. wait_for_copies and store_mapped follow.
+  // from its start, if the launcher found room. wait_for_params and store_mapped follow.
   DIGLOT_DEVICE auto stage_params(const Operation& operation, const Range& range,
                                   int offset) const {
     if constexpr (may_stage_params<Shape, Operation, I>()) {
@@ -120,12 +123,31 @@ class RowTile : public RowTileLoads<Shape, Operation, I, kInputs, kArrays> {
       if (!rows_.stages_params) return Staged{};
       return operation.stage_params([&](auto* array) {
         return stage_array<Shape, I>(
-            array, offset, [&](int a) { return first_element() + elements_to(a, 0); },
-            // The array's first elements instead of absent ones, so that the map needs no branch.
-            [&](int a, int first) { return exists(range, a, 0) ? range.first + first : 0; });
+            array, offset, range.first, [&](int a) { return position(a, 0); },
+            [&](int a) { return exists(range, a, 0); });
       });
     } else {
       return NothingStaged{};
+    }
+  }
+  // Begins to bring them to the L2 cache. Few blocks do: all ask for the same lines.
+  DIGLOT_DEVICE void prefetch_params(const Operation& operation, const Range& range) const {
+    if constexpr (Operation::kStagesParams && Shape::kIsWide) {
+      if (gridDim.x > kFewBlocks) return;
+      operation.stage_params([&](auto* array) {
+        DIGLOT_UNROLL
+        for (int a = 0; a < kAccesses; ++a) {
+          if (array != nullptr && is_whole(range, a)) {
+            prefetch(array + (range.first + position(a, 0) - skipped_));
+          }
+        }
+        return array;
+      });
+    }
+  }
+  DIGLOT_DEVICE void wait_for_params() const {
+    if constexpr (may_stage_params<Shape, Operation, I>()) {
+      if (rows_.stages_params) wait_for_copies();
     }
   }
   template <typename Staged, typename O>
@@ -157,11 +179,15 @@ class RowTile : public RowTileLoads<Shape, Operation, I, kInputs, kArrays> {
         };
         if constexpr (Operation::kMapsPositions) {
           constexpr bool kIsStaged = std::decay_t<decltype(map)>::kIsStaged;
-          // Absent elements take the parameters of the first, so that no branch is needed.
-          const int64_t position =
-              (kIsStaged ? 0 : range.first) + first_element() + elements_to(a, i);
-          const auto function =
-              map.template at_position<kAtOnce>(kIsStaged || exists(range, a, i) ? position : 0);
+          const int64_t element = (kIsStaged ? 0 : range.first) + position(a, i) - skipped_;
+          const auto function = [&] {
+            if constexpr (Shape::kIsPeeled) {
+              return map.template around_position<kAtOnce>(element, rows_.n);
+            } else {
+              // Absent elements take the parameters of the first, so that no branch is needed.
+              return map.template at_position<kAtOnce>(exists(range, a, i) ? element : 0);
+            }
+          }();
           convert_all([&](int j) {
             return call([&](auto... x) { return function(j, x...); }, accesses, i + j);
           });
@@ -178,7 +204,12 @@ class RowTile : public RowTileLoads<Shape, Operation, I, kInputs, kArrays> {
     } else {
       O* const start = output + starts_.array[0] + offset(range, 0);
       DIGLOT_UNROLL
-      for (int a = 0; a < kAccesses; ++a) store_access(start, range, a, result_of(a));
+      for (int a = 0; a < kAccesses; ++a) {
+        // Without this branch a block's accesses to parameters are in flight together.
+        constexpr bool kIsAtOnce = Operation::kMapsPositions && Shape::kTeam != Team::kLanes;
+        if (!kIsAtOnce && !is_used(range, a)) break;
+        store_access(start, range, a, result_of(a));
+      }
     }
   }
 
@@ -186,20 +217,27 @@ class RowTile : public RowTileLoads<Shape, Operation, I, kInputs, kArrays> {
   DIGLOT_DEVICE void store_joined(const Range& range, I* output) const {
     I* const start = output + starts_.array[0] + offset(range, 0);
     DIGLOT_UNROLL
-    for (int a = 0; a < kAccesses; ++a) store_access(start, range, a, held_[0][a].get());
+    for (int a = 0; a < kAccesses; ++a) {
+      if (!is_used(range, a)) break;
+      store_access(start, range, a, held_[0][a].get());
+    }
   }
 
  private:
-  using Base::elements_to, Base::exists, Base::first_element, Base::offset, Base::step,
+  using Base::exists, Base::is_used, Base::is_whole, Base::offset, Base::position, Base::step,
       Base::step_through;
-  using Base::held_, Base::n_, Base::place_, Base::rows_, Base::starts_;
+  using Base::held_, Base::n_, Base::place_, Base::rows_, Base::skipped_, Base::starts_;
+
+  static constexpr unsigned kFewBlocks = 132;  // about one for each multiprocessor
+
+  unsigned turn_ = 0;  // of block_reduce_in_turn
 
   template <typename O>
   DIGLOT_DEVICE void store_access(O* start, const Range& range, int a,
                                   const Vector<O, kElements>& access) const {
-    if constexpr (Shape::kIsWide) {
-      if (exists(range, a, 0)) store_vector(start + step(a, 0, 0), access);
-    } else {
+    if (Shape::kIsWide && is_whole(range, a)) {
+      store_vector(start + step(a, 0, 0), access);
+    } else if (Shape::kWidth != Width::kWide) {
       DIGLOT_UNROLL
       for (int i = 0; i < kElements; ++i) {
         if (exists(range, a, i)) start[step(a, i, 0)] = access[i];
@@ -230,16 +268,25 @@ class RowTile : public RowTileLoads<Shape, Operation, I, kInputs, kArrays> {
   DIGLOT_DEVICE void visit_all(Function& function, const Range& range) const {
     static_assert(kRows == 1);
     DIGLOT_UNROLL
-    for (int a = 0; a < kAccesses; ++a) visit_access(function, range, a, 0);
+    for (int a = 0; a < kAccesses; ++a) {
+      if (!is_used(range, a)) break;
+      visit_access(function, range, a, 0);
+    }
   }
   template <typename Function>
   DIGLOT_DEVICE void visit_access(Function& function, const Range& range, int a, int row) const {
     constexpr bool kVisitsAll = Operation::kVisitsAbsent;
-    if (Shape::kIsWide && !kVisitsAll && !exists(range, a, 0)) return;
+    const bool visits_all = kVisitsAll || (Shape::kIsWide && is_whole(range, a));
+    if (Shape::kWidth == Width::kWide && !visits_all) return;
     const Accesses accesses = held_accesses(a);
-    DIGLOT_UNROLL
-    for (int i = row * kAlong; i < (row + 1) * kAlong; ++i) {
-      if (Shape::kIsWide || kVisitsAll || exists(range, a, i)) call(function, accesses, i);
+    if (visits_all) {
+      DIGLOT_UNROLL
+      for (int i = row * kAlong; i < (row + 1) * kAlong; ++i) call(function, accesses, i);
+    } else {
+      DIGLOT_UNROLL
+      for (int i = row * kAlong; i < (row + 1) * kAlong; ++i) {
+        if (exists(range, a, i)) call(function, accesses, i);
+      }
     }
   }
 

@@ -5,7 +5,13 @@
 
 namespace diglot {
 
-// A row is cut into tiles of one size, except that the last may be shorter.
+// A row is cut into tiles of one size, except that the last may be shorter. Blocks of a cluster
+// have one each.
+//
+// The tiles of a peeled row begin at the last multiple of 16 bytes that is not behind the row's
+// start. All arrays of the row lie alike, so the elements before its start are as many in each;
+// they are absent, like those behind its end. An access that has some of these is partial: it goes
+// element by element. All others have 16 bytes.
 template <typename Shape, typename Operation, typename I, int kInputs, int kArrays>
 class RowTileLoads {
  public:
@@ -24,23 +30,40 @@ class RowTileLoads {
   }
   DIGLOT_DEVICE void move_to(const RowPlace<Shape>& place, const Inputs<I, kInputs>& inputs) {
     place_ = place;
-    n_ = place.row < rows_.count ? rows_.n : 0;
+    const bool is_row = place.row < rows_.count;
     // Beyond the last row nothing is read: any address will do.
-    starts_ = rows_.starts.offsets_by_loop(place.row < rows_.count ? place.row : 0);
+    starts_ = rows_.starts.offsets_by_loop(is_row ? place.row : 0);
     DIGLOT_UNROLL
     for (int k = 0; k < kInputs; ++k) inputs_[k] = inputs.arrays[k] + starts_.array[k + 1];
+    skipped_ = 0;
+    if constexpr (Shape::kIsPeeled) {
+      skipped_ = is_row ? elements_since_alignment(inputs_[0]) : 0;
+      DIGLOT_UNROLL
+      for (int k = 0; k < kInputs; ++k) inputs_[k] -= skipped_;
+      starts_.array[0] -= skipped_;
+    }
+    n_ = is_row ? rows_.n + skipped_ : 0;
   }
 
-  // The elements of a tile: the number of the first, and how many exist, of all threads.
+  // The elements of a tile: the number of the first, the end of those that exist, of all threads,
+  // and how many at the tile's start do not.
   struct Range {
     int64_t first;
     int count;
+    int skipped;
+
+    DIGLOT_DEVICE int elements() const { return count - skipped; }
   };
   DIGLOT_DEVICE Range range(int tile) const {
-    const int size = place_.threads * (kAccesses * kAlong);
+    constexpr bool kIsCluster = Shape::kTeam == Team::kCluster;
+    const int size = kIsCluster ? rows_.part : place_.threads * (kAccesses * kAlong);
     const int64_t first = int64_t{tile} * size;
     const int64_t rest = n_ - first;
-    return {first, rest < 0 ? 0 : rest < size ? static_cast<int>(rest) : size};
+    return {first,
+            rest < 0      ? 0
+            : rest < size ? static_cast<int>(rest)
+                          : size,
+            tile == 0 ? skipped_ : 0};
   }
 
   // From global memory to registers.
@@ -55,27 +78,43 @@ class RowTileLoads {
       }
     } else {
       set([&](int k, int a) { return read(range, k, a); });
+      // After all others, so that these are in flight meanwhile.
+      for_each_partial(range, [&](int partial) {
+        HeldAccess inputs[kInputs];
+        DIGLOT_UNROLL
+        for (int k = 0; k < kInputs; ++k) inputs[k] = read_elements(range, k, partial);
+        DIGLOT_UNROLL
+        for (int a = 0; a < kAccesses; ++a) {
+          if (a == partial) set_access(a, [&](int k) { return inputs[k]; });
+        }
+      });
     }
   }
   // From global memory to a slot in shared memory, asynchronously.
   DIGLOT_DEVICE void load_async(const Range& range, int slot) const {
     for_each_access([&](int k, int a) {
       if constexpr (Shape::kIsWide) {
-        if (!exists(range, a, 0)) return;
+        if (!is_whole(range, a)) return;
         copy_async(&smem_slot(slot, k, a)->bits, address(range, k, a, 0));
       } else {
         *smem_slot(slot, k, a) = read(range, k, a);
       }
     });
+    for_each_partial(range, [&](int a) {
+      DIGLOT_UNROLL
+      for (int k = 0; k < kInputs; ++k) *smem_slot(slot, k, a) = read_elements(range, k, a);
+    });
   }
   // From a slot to registers. wait_for_copies comes before it.
   DIGLOT_DEVICE void load_staged(const Range& range, int slot) {
-    set([&](int k, int a) { return exists(range, a, 0) ? *smem_slot(slot, k, a) : absent(); });
+    set([&](int k, int a) {
+      return position(a, 0) < range.count ? *smem_slot(slot, k, a) : absent();
+    });
   }
   // To the L2 cache, for a tile that is loaded once registers are free.
   DIGLOT_DEVICE void prefetch_l2(const Range& range) const {
     for_each_access([&](int k, int a) {
-      if (Shape::kIsWide && exists(range, a, 0)) prefetch(address(range, k, a, 0));
+      if (Shape::kIsWide && is_whole(range, a)) prefetch(address(range, k, a, 0));
     });
   }
 
@@ -88,8 +127,33 @@ class RowTileLoads {
     if constexpr (Shape::kIsWide) return a * place_.threads * kAlong + i % kAlong;
     return (a * kAlong + i % kAlong) * place_.threads;
   }
+  DIGLOT_DEVICE int position(int a, int i) const { return first_element() + elements_to(a, i); }
   DIGLOT_DEVICE bool exists(const Range& range, int a, int i) const {
-    return first_element() + elements_to(a, Shape::kIsWide ? 0 : i) < range.count;
+    const int element = position(a, Shape::kWidth == Width::kWide ? 0 : i);
+    return element < range.count && (!Shape::kIsPeeled || element >= range.skipped);
+  }
+  // Whether all elements of an access by 16 bytes exist.
+  DIGLOT_DEVICE bool is_whole(const Range& range, int a) const {
+    return exists(range, a, 0) && (!Shape::kIsPeeled || exists(range, a, kElements - 1));
+  }
+  // Whether the access exists for any thread of the team. Later ones then do not either.
+  DIGLOT_DEVICE bool is_used(const Range& range, int a) const {
+    return Shape::kTeam == Team::kColumns || elements_to(a, 0) < range.count;
+  }
+  // Calls function(a) for each partial access of the thread.
+  template <typename Function>
+  DIGLOT_DEVICE void for_each_partial(const Range& range, Function function) const {
+    if constexpr (Shape::kIsPeeled) {
+      unsigned partial = 0;  // bit a: whether access a is
+      DIGLOT_UNROLL
+      for (int a = 0; a < kAccesses; ++a) {
+        partial |= unsigned{position(a, 0) < range.count && !is_whole(range, a)} << a;
+      }
+      DIGLOT_NO_UNROLL
+      for (int a = 0; partial != 0; ++a, partial >>= 1) {
+        if (partial & 1) function(a);
+      }
+    }
   }
   // The same distances in the memory of an array.
   DIGLOT_DEVICE int64_t offset(const Range& range, int array) const {
@@ -124,7 +188,8 @@ class RowTileLoads {
   const I* inputs_[kInputs];
   typename Strides<kArrays, int64_t>::Offsets starts_;
   RowPlace<Shape> place_;
-  int64_t n_;
+  int64_t n_;                  // elements of the row, with those that are skipped
+  int skipped_;                // elements before the row's start
   const Rows<kArrays>& rows_;  // a kernel argument: it takes no registers
 
  private:
@@ -135,29 +200,39 @@ class RowTileLoads {
       HeldAccess inputs[kInputs][kAccesses];
       for_each_access([&](int k, int a) { inputs[k][a] = read(k, a); });
       DIGLOT_UNROLL
-      for (int a = 0; a < kAccesses; ++a) {
-        const Access x = inputs[0][a].get(), y = inputs[1][a].get();
-        Access joined;
-        DIGLOT_UNROLL
-        for (int i = 0; i < kElements; ++i) joined[i] = Operation::join(x[i], y[i]);
-        held_[0][a] = HeldAccess::make(joined);
-      }
+      for (int a = 0; a < kAccesses; ++a) set_access(a, [&](int k) { return inputs[k][a]; });
     } else {
       for_each_access([&](int k, int a) { held_[k][a] = read(k, a); });
+    }
+  }
+  template <typename Read>
+  DIGLOT_DEVICE void set_access(int a, Read read) {
+    if constexpr (Operation::kJoins) {
+      const Access x = read(0).get(), y = read(1).get();
+      Access joined;
+      DIGLOT_UNROLL
+      for (int i = 0; i < kElements; ++i) joined[i] = Operation::join(x[i], y[i]);
+      held_[0][a] = HeldAccess::make(joined);
+    } else {
+      DIGLOT_UNROLL
+      for (int k = 0; k < kInputs; ++k) held_[k][a] = read(k);
     }
   }
 
   DIGLOT_DEVICE HeldAccess read(const Range& range, int k, int a) const {
     if constexpr (Shape::kIsWide) {
-      return exists(range, a, 0) ? HeldAccess{load_bits(address(range, k, a, 0))} : absent();
+      return is_whole(range, a) ? HeldAccess{load_bits(address(range, k, a, 0))} : absent();
     } else {
-      Access access;
-      DIGLOT_UNROLL
-      for (int i = 0; i < kElements; ++i) {
-        access[i] = exists(range, a, i) ? *address(range, k, a, i) : convert<I>(Operation::kAbsent);
-      }
-      return HeldAccess::make(access);
+      return read_elements(range, k, a);
     }
+  }
+  DIGLOT_DEVICE HeldAccess read_elements(const Range& range, int k, int a) const {
+    Access access;
+    DIGLOT_UNROLL
+    for (int i = 0; i < kElements; ++i) {
+      access[i] = exists(range, a, i) ? *address(range, k, a, i) : convert<I>(Operation::kAbsent);
+    }
+    return HeldAccess::make(access);
   }
   DIGLOT_DEVICE static HeldAccess absent() {
     Access access;
@@ -170,7 +245,7 @@ class RowTileLoads {
   DIGLOT_DEVICE static HeldAccess* smem_slot(int slot, int k, int a) {
     extern __shared__ uint4 staged_accesses[];
     return reinterpret_cast<HeldAccess*>(staged_accesses) +
-           ((slot * kInputs + k) * kAccesses + a) * Shape::kThreads + threadIdx.x;
+           ((slot * kInputs + k) * kAccesses + a) * static_cast<int>(blockDim.x) + threadIdx.x;
   }
   DIGLOT_DEVICE static uint4 load_bits(const I* address) {
     return *reinterpret_cast<const uint4*>(address);

@@ -41,6 +41,7 @@ DIGLOT_DEVICE void map_tiled_rows(const Rows<kArrays>& rows, const Operation& op
 
   for (int t = 1; t < held_tiles; ++t) tile.load_async(tile.range(first + t), t - 1);
   if (held_tiles > 1) tile.prefetch_l2(tile.range(first));
+  for (int t = 0; t < tiles; ++t) tile.prefetch_params(operation, tile.range(first + t));
   auto states = tile.none();
   for (int t = tiles - 1; t >= 0; --t) {
     if (t > 0 && t == held_tiles - 1) wait_for_copies();
@@ -50,7 +51,7 @@ DIGLOT_DEVICE void map_tiled_rows(const Rows<kArrays>& rows, const Operation& op
     states = tiles > 1 ? combine(states, tile_states) : tile_states;
   }
 
-  const int blocks = rows.blocks();
+  const int blocks = rows.blocks;
   if constexpr (Shape::kTeam == Team::kColumns) {
     __shared__ State shared[Tile::kRows * Shape::kThreads];
     columns_reduce<Shape::kThreads>(states, shared, rows.log_side, blocks);

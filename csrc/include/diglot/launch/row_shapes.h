@@ -1,0 +1,102 @@
+// The compiled shapes of row kernels (rows/place.cuh), and which of them an operation has by
+// element type. A planner goes through such a list (rows.h).
+#pragma once
+
+#include "diglot/launch/plan.h"
+#include "diglot/rows/rows.cuh"
+
+namespace diglot {
+
+template <int kAccesses, Width kWidth = Width::kWide, int kBlocks = 1>
+using LaneRows = RowShape<Team::kLanes, kWidth, 128, kAccesses, Walk::kResident, kBlocks>;
+template <int kThreads, int kAccesses, int kBlocks = 1>
+using BlockRows =
+    RowShape<Team::kBlock, Width::kWide, kThreads, kAccesses, Walk::kResident, kBlocks>;
+template <int kThreads, int kAccesses, int kBlocks, Width kWidth>
+using ClusterRows = RowShape<Team::kCluster, kWidth, kThreads, kAccesses, Walk::kResident, kBlocks>;
+template <int kThreads, int kAccesses>
+using PersistentRows =
+    RowShape<Team::kCluster, Width::kWide, kThreads, kAccesses, Walk::kPersistent>;
+template <int kAccesses, Width kWidth = Width::kWide>
+using TiledRows = RowShape<Team::kBlock, kWidth, 256, kAccesses, Walk::kTiled, 2>;
+template <int kAccesses, Width kWidth = Width::kWide>
+using TiledColumns = RowShape<Team::kColumns, kWidth, 256, kAccesses, Walk::kTiled, 2>;
+// Rows of single elements.
+using NarrowLaneRows = LaneRows<1, Width::kNarrow>;
+using NarrowTiledRows = TiledRows<2, Width::kNarrow>;
+
+// Columns of more elements than kTallest_ take two launches; by the accesses of each.
+template <typename I, Tunable kTallest_, int kReduced, int kMapped, Width kWidth = Width::kWide>
+struct ChunkedColumns {
+  static constexpr Tunable kTallest = kTallest_;
+  static constexpr int kBlocks = sizeof(I) == 8 ? 2 : 3;
+  using Reduce = RowShape<Team::kColumns, kWidth, 256, kReduced, Walk::kReduceChunks, kBlocks>;
+  using Map = RowShape<Team::kColumns, kWidth, 256, kMapped, Walk::kMapChunks, kBlocks>;
+};
+template <typename Shape, typename = void>
+constexpr bool kIsChunked = false;
+template <typename Shape>
+constexpr bool kIsChunked<Shape, std::void_t<typename Shape::Reduce>> = true;
+
+// Variants in order of preference. The first that can hold the row in registers runs. If none can,
+// the last runs, in tiles.
+template <typename... Shapes>
+struct ShapeList {};
+
+// In a cluster each block holds 16384 elements of the row, at most; of 16-bit elements 24576, or
+// 12288 of two arrays. The most threads leave registers for enough resident blocks to hide latency.
+// It was measured on an H200 (bench/softmax.py, bench/rms_norm.py).
+template <typename I, int kInputs>
+struct SharedRows {
+  static constexpr int kBytes = sizeof(I) * kInputs;  // that are held for each element
+  static constexpr int kAccesses = sizeof(I) == 2 && kInputs == 2 ? 4 : 8;
+  static constexpr int kThreads = sizeof(I) == 2 ? 384 : 512;
+  static constexpr int kBlocks = kBytes <= 4 ? 2 : 1;
+  template <Width kWidth>
+  using Shape = ClusterRows<kThreads, kAccesses, kBlocks, kWidth>;
+};
+
+// Element types where speed matters most have more variants. A thread's accesses to all kInputs
+// arrays fit in 32 registers; double's arithmetic takes more. The fastest variant for each row
+// length was measured on an H200 (bench/softmax.py). kReduced: the number of reduced inputs.
+template <typename I, typename O, int kInputs, int kReduced_ = kInputs>
+struct RowShapes {
+  static constexpr int kReduced = kReduced_;
+  static constexpr int kMost = sizeof(I) == 8 ? 2 : 8 / kInputs;
+  static constexpr int kMostReduced = sizeof(I) == 8 ? 2 : 8 / kReduced;
+  // Taller columns take two launches; shorter ones, too, if the first has less to read.
+  static constexpr Tunable kTallest =
+      kReduced < kInputs ? Tunable::kRowsTallestOfFirst : Tunable::kRowsTallest;
+  static constexpr Tunable kSkipped = Tunable::kRowsSkippedShapes;
+  static constexpr int kOfLanes = sizeof(I) == 4 && kInputs == 1 ? 8 : 4;
+  // float16 takes more registers on its way to float32: more threads hold as much.
+  template <Width kWidth>
+  using Shared =
+      std::conditional_t<std::is_same_v<I, float16> && kInputs == 1, ClusterRows<512, 4, 2, kWidth>,
+                         typename SharedRows<I, kInputs>::template Shape<kWidth>>;
+  using Many = ShapeList<LaneRows<kOfLanes>, LaneRows<kMost>, BlockRows<256, 4>,
+                         Shared<Width::kWide>, TiledRows<kMost>>;
+  using Few = ShapeList<LaneRows<2>, TiledRows<kMost>>;
+  static constexpr bool kIsMany = std::is_same_v<I, O> && sizeof(I) <= 4;
+  using Wide = std::conditional_t<kIsMany, Many, Few>;
+  using Narrow = ShapeList<NarrowLaneRows, NarrowTiledRows>;
+  using Peeled =
+      std::conditional_t<kIsMany,
+                         ShapeList<LaneRows<kOfLanes, Width::kPeeled>, Shared<Width::kPeeled>,
+                                   TiledRows<kMost, Width::kPeeled>>,
+                         Narrow>;
+  template <typename Shape>
+  static bool takes(Planner&, int64_t) {
+    return true;
+  }
+  static int64_t most_threads(Planner& planner, int64_t) {
+    return planner.tuned(Tunable::kRowsBlockThreads, kInputs);
+  }
+  static constexpr bool kHasColumns = true;
+  using WideColumns =
+      ShapeList<ChunkedColumns<I, kTallest, kMostReduced, kMost>, TiledColumns<kMost>>;
+  using NarrowColumns =
+      ShapeList<ChunkedColumns<I, kTallest, 8, 8, Width::kNarrow>, TiledColumns<8, Width::kNarrow>>;
+};
+
+}  // namespace diglot
