@@ -25,6 +25,17 @@ def registers(warps: int, programs: int) -> int:
     return REGISTERS // (programs * warps * 32) // 8 * 8
 
 
+def blocks_of(device: Device, n: int) -> tuple[int, int]:
+    """Elements of the block, and of a second one or 0, in which a program holds so many."""
+    # Of one element Triton 3.6 makes no 16-bit tile.
+    whole = max(2, power_of_2(n))
+    half = whole // 2
+    rest = max(2, power_of_2(n - half))
+    if n > half and rest * device.tuned("rows.triton.second_block") <= half:
+        return half, rest
+    return whole, 0
+
+
 class Split(NamedTuple):
     """What programs that share rows, or columns, have.
 
@@ -37,6 +48,34 @@ class Split(NamedTuple):
     bytes: int
     warps: int
     programs: int
+
+
+class Walking(NamedTuple):
+    """How programs that hold rows take them in turn.
+
+    Attributes:
+        programs: on a multiprocessor; 0: each has one tile of rows.
+        stages: of loads in flight.
+    """
+
+    programs: int
+    stages: int
+
+
+class Held(NamedTuple):
+    """What a program has that holds rows.
+
+    Attributes:
+        warps: of one.
+        registers: of a thread; 0: as many as the compiler likes.
+        programs: on a multiprocessor, if programs take rows in turn; 0: they do not.
+        stages: of loads in flight, if they do.
+    """
+
+    warps: int
+    registers: int = 0
+    programs: int = 0
+    stages: int = 1
 
 
 class NormRows(NamedTuple):
@@ -62,11 +101,10 @@ class NormRows(NamedTuple):
         """What programs have that share a row."""
         return Split(**self.device.tuned("norm_forward.triton.shared", self.inputs, self.size))
 
-    def held(self, elements: int) -> tuple[int, int | None]:
-        """Warps of a program that holds so many, and registers of a thread, or None."""
+    def held(self, elements: int) -> Held:
+        """What a program has that holds so many elements."""
         keys = (self.size, self.inputs, self.statistics, elements)
-        found = self.device.tuned("norm_forward.triton.held", *keys)
-        return found["warps"], found["registers"] or None
+        return Held(**self.device.tuned("norm_forward.triton.held", *keys))
 
 
 def split_of(device: Device, is_column: bool, rank: int) -> Split:
@@ -127,27 +165,30 @@ def choose_tile(
     vector: int,
     is_column: bool,
     inputs: int,
-) -> tuple[int, int, int, int]:
-    """Kind, rows or accesses side by side, elements of a row in a tile, and warps."""
+) -> tuple[int, int, int, int, int]:
+    """Kind, rows or accesses side by side, elements of a row in a tile and in a second block, and
+    warps.
+    """
     most = device.tuned("rows.triton.most_held", inputs, size)
     if not is_column and n > most:
         tile = device.tuned("rows.triton.tile_elements", inputs, size)
         warps = device.tuned("rows.triton.tile_warps")
-        return TILES.value, 1, max(tile, warps * 32 * vector), warps  # an access of each thread
-    # Of one element Triton 3.6 makes no 16-bit tile.
-    kind, side, access, block = ROWS.value, 1, 1, max(2, power_of_2(n))
+        return TILES.value, 1, max(tile, warps * 32 * vector), 0, warps  # an access of each thread
+    kind, side, access = ROWS.value, 1, 1
+    block, rest = blocks_of(device, n)
     if is_column:
+        block, rest = max(2, power_of_2(n)), 0
         column_bytes = device.tuned("rows.triton.column_bytes")
         kind, side, access = COLUMNS.value, max(1, column_bytes // (size * vector)), vector
         if block * side * access > most:
             elements = device.tuned("rows.triton.column_elements", inputs, size)
             kind, block = COLUMN_TILES.value, max(elements // (side * access), 1)
     few_elements = device.tuned("rows.triton.few_elements")
-    while block * side * access < few_elements and side < count:
+    while (block + rest) * side * access < few_elements and side < count:
         side *= 2
-    held = block * side * access * (2 if size == 8 else 1)
+    held = (block + rest) * side * access * (2 if size == 8 else 1)
     is_narrow = size == 2 and inputs == 1 and not is_column
     warps = device.tuned("rows.triton.narrow_warps" if is_narrow else "rows.triton.warps", held)
     if kind == COLUMN_TILES.value:
         warps = max(warps, device.tuned("rows.triton.tile_warps"))
-    return kind, side, block, warps
+    return kind, side, block, rest, warps

@@ -30,6 +30,8 @@ from .row_splits import (
     STATE_FIELDS,
     NormRows,
     Split,
+    Walking,
+    blocks_of,
     choose_tile,
     count_chunks,
     count_splits,
@@ -77,17 +79,40 @@ def mailbox_dtype(operand: Operand) -> torch.dtype:
 
 
 def _access(
-    arrays: tuple[Operand, ...], n: int, steps: tuple[int, ...], outer: Layout, is_column: bool
-) -> int:
-    """Elements of an access that no row cuts, and that start at a multiple of as many."""
-    vector = ACCESS_BYTES // min(array.element_size() for array in arrays)
+    arrays: tuple[Operand, ...],
+    whole: tuple[Operand, ...],
+    same: tuple[Operand, ...],
+    n: int,
+    steps: tuple[int, ...],
+    outer: Layout,
+    is_column: bool,
+) -> tuple[int, bool]:
+    """Elements of an access, and whether rows begin and end at multiples of 16 bytes.
+
+    Rows are peeled that do not, but begin equally far from one in all arrays: their accesses have
+    several elements all the same. `whole`: also those that lie as the output; `same`: those that
+    are the same for every row.
+    """
+    size = min(array.element_size() for array in arrays)
+    vector = ACCESS_BYTES // size
     every = range(len(arrays))
     if is_column:
         is_cut = not all(outer.has_vectors(a, vector) and steps[a] % vector == 0 for a in every)
     else:
         is_cut = any(steps[a] != 1 for a in every) or n % vector != 0
         is_cut = is_cut or not all(outer.has_multiples(a, vector, 0) for a in every)
-    return 1 if is_cut else vector
+    if not is_cut and all(array.is_aligned for array in (*whole, *same)):
+        return vector, True
+    is_congruent = (
+        not is_column
+        and all(steps[a] == 1 for a in every)
+        and all(array.element_size() == size for array in arrays)
+        and None not in (addresses := {array.address for array in whole})
+        and len(addresses) == 1
+        and all((s[a] - s[0]) % vector == 0 for s in outer.strides for a in every)
+    )
+    is_peeled = is_congruent and n >= arrays[0].device.tuned("rows.triton.peeled_elements")
+    return vector if is_peeled else 1, False
 
 
 def plan_rows(
@@ -103,14 +128,15 @@ def plan_rows(
 ) -> Plan:
     """Plans launches of a kernel on the rows of arrays along a dimension.
 
-    Rows are shared where accesses have 16 bytes, and the device makes cooperative launches.
+    Rows are shared where their elements are neighbours, columns where accesses have 16 bytes, and
+    both where the device makes cooperative launches.
 
     Args:
         kernel: of (pointers: the inputs, shared, statistics, held, states, the output; n, count,
             three sizes; for each array, the output first, then the inputs, its start, three strides
             and step; for statistics a start, three strides, and the step from one to the next;
-            numbers; KIND, RANK, STEPS, VECTOR, ALIGNED, SIDE, BLOCK, THREADS, SPLITS, PHASE), as
-            `reduce_then_map_rows` takes them.
+            numbers; KIND, RANK, STEPS, VECTOR, ALIGNED, SIDE, BLOCK, REST, STAGES, THREADS, SPLITS,
+            PHASE), as `reduce_then_map_rows` takes them.
         operands: one input or two, then the output, of one shape. The second input may be None.
         dim: a dimension of them, from 0.
         shared: arrays of one row without gaps, the same for every row.
@@ -130,18 +156,21 @@ def plan_rows(
     n, steps, outer = rows_of(arrays, dim, statistic)
     size, inputs = min(array.element_size() for array in arrays), len(arrays) - 1
     is_column = bool(outer.sizes) and n > 1 and outer.strides[0][0] < steps[0]
-    vector = _access(arrays, n, steps, outer, is_column)
-    whole = (*arrays, *(array for array in (*shared, *held) if array is not None))
-    is_aligned = vector > 1 and all(array.is_aligned for array in whole)
-    if not is_aligned:
-        vector = 1
+    whole = (*arrays, *(array for array in held if array is not None))
+    same = tuple(array for array in shared if array is not None)
+    vector, is_aligned = _access(arrays, whole, same, n, steps, outer, is_column)
+    has_steps = any(step != 1 for step in steps[: len(arrays)])
+    is_peeled = vector > 1 and not is_aligned
     if is_column and vector > 1:
         outer = outer.in_vectors(vector)
     is_tall = is_column and n > device.tuned(tall)
+    reach = n + vector - 1 if is_peeled else n  # from the multiple of 16 bytes before a row
     splits, part, split = 1, 0, None
-    if vector > 1 and not is_tall and len(outer.sizes) <= ROW_RANK:
+    is_dense = vector > 1 if is_column else not has_steps
+    if is_dense and not is_tall and len(outer.sizes) <= ROW_RANK:
         rank = len(outer.sizes)
-        splits, part, split = _split(device, n, size, inputs, is_column, rank, norm)
+        splits, part, split = _split(device, reach, size, inputs, is_column, rank, norm)
+    rest, stages = 0, 0
     if is_tall:
         kind, warps = REDUCED_CHUNKS.value, device.tuned("rows.triton.chunk_warps")
         strip_bytes = device.tuned("rows.both.strip_bytes")
@@ -156,18 +185,20 @@ def plan_rows(
         kind = (SPLIT_COLUMNS if is_column else SPLIT_ROWS).value
         side = device.tuned("rows.triton.column_bytes") // (size * vector) if is_column else 1
         block, warps = part, split.warps
+        if not is_column:
+            block, rest = blocks_of(device, -(-reach // (splits * vector)) * vector)
+            splits = -(-reach // (block + rest))
     else:
-        kind, side, block, warps = choose_tile(
-            device, n, outer.numel, size, vector, is_column, inputs
+        kind, side, block, rest, warps = choose_tile(
+            device, reach, outer.numel, size, vector, is_column, inputs
         )
-    has_steps = any(step != 1 for step in steps[: len(arrays)])
     # Where a program's part of a row begins is a product with a step: if the compiler knew it, it
     # would add the part to each offset, and run out of registers.
     keeps_steps = has_steps or split is not None
     launches: list[Launch] = []
     states: Part | None = None
     for slice, start in outer.slices(ROW_RANK):
-        scalars: list[Scalar] = [n if is_column else n // vector, slice.numel]
+        scalars: list[Scalar] = [n // vector if is_aligned and not is_column else n, slice.numel]
         scalars += padded(slice.sizes)
         place = 0
         for array in (out, *sources):
@@ -182,7 +213,6 @@ def plan_rows(
         elif statistics:
             scalars += [None] * (ROW_RANK + 2)
         strips = -(-slice.numel // side)
-        shape = (len(slice.sizes), has_steps, vector, is_aligned, side, block)
         programs, most, registers_of = strips, 1, None
         if is_tall:
             chunks = count_chunks(device, n, strips, block)
@@ -197,10 +227,19 @@ def plan_rows(
             programs = device.programs(strips * splits, split.programs, splits)
             most = power_of_2(max(splits, warps * 32 // width if is_column else 1))
             registers_of = registers(warps, split.programs)
-        elif norm is not None and kind == ROWS.value and size < 8:
-            warps, registers_of = norm.held(block * side)
+        elif kind == ROWS.value:
+            elements = (block + rest) * side
+            walking = Walking(**device.tuned("rows.triton.walking", elements))
+            if norm is not None and size < 8:
+                found = norm.held(elements)
+                warps, registers_of = found.warps, found.registers or None
+                walking = Walking(found.programs, found.stages)
+            if walking.programs and device.multiprocessors:
+                stages = walking.stages
+                programs = device.programs(strips, walking.programs)
         pointers = (*sources, *shared, *statistics, *held, states, out)
         for launched in (kind, MAPPED_CHUNKS.value) if is_tall else (kind,):
+            shape = (len(slice.sizes), has_steps, vector, is_aligned, side, block, rest, stages)
             constants = (launched, *shape, warps * 32, most)
             launches.append(
                 Launch(
@@ -219,7 +258,9 @@ def plan_rows(
     scratch = None
     if states is not None:
         scratch = Scratch(states.end, 0 if is_tall else states.end, "call")
-    name = f"{NAMES[kind]}, blocks of {block}{', 16-byte accesses' * is_aligned}"
+    blocks = f"{block} and {rest}" if rest else f"{block}"
+    accesses = ", 16-byte accesses" * (vector > 1) + ", edges apart" * is_peeled
+    name = f"{NAMES[kind]}, blocks of {blocks}{accesses}"
     return Plan(name, tuple(launches), scratch)
 
 

@@ -46,8 +46,8 @@ def moments_along(values, mask, length, AXIS: tl.constexpr, T: tl.constexpr):
         counts = sum_along(mask.to(x.dtype), AXIS)
         means = share_of(sums, counts)
     else:
-        counts = tl.full(sums.shape, length, x.dtype)
-        means = divide(sums, counts)
+        counts = tl.broadcast_to(length.to(x.dtype), sums.shape)
+        means = divide(sums, tl.maximum(counts, 1.0))  # a part of a row may be empty
     distances = tl.where(mask, widen(opaque(values[0]), x.dtype) - means, 0.0)
     return counts, means, sum_along(distances * distances, AXIS)
 
