@@ -24,18 +24,17 @@ from diglot.triton_ops.lib.rows.rows import (
 
 # Relative, because mypy finds this folder under its name in the tree.
 from .layout import Layout, compute_layout
-from .plan import ACCESS_BYTES, ALL_PHASES, NOTHING, Device, Launch, Operand, Part, Scalar
+from .norm_forward import NormRows, copy_shifted, count_splits_of_norm
+from .plan import ACCESS_BYTES, ALL_PHASES, NOTHING, Launch, Operand, Part, Scalar
 from .row_splits import (
     CHUNK_FIELDS,
     STATE_FIELDS,
-    NormRows,
-    Split,
-    Walking,
+    at_once,
     blocks_of,
     choose_tile,
     count_chunks,
     count_splits,
-    count_splits_of_norm,
+    exchange_once,
     power_of_2,
     registers,
 )
@@ -111,7 +110,12 @@ def _access(
         and len(addresses) == 1
         and all((s[a] - s[0]) % vector == 0 for s in outer.strides for a in every)
     )
-    is_peeled = is_congruent and n >= arrays[0].device.tuned("rows.triton.peeled_elements")
+    tuned = arrays[0].device.tuned
+    is_peeled = is_congruent and n >= tuned("rows.triton.peeled_elements")
+    if is_peeled and same:
+        numel = arrays[0].numel()
+        is_peeled = numel >= tuned("norm_forward.triton.peeled_elements")
+        is_peeled = is_peeled and numel >= n * tuned("norm_forward.triton.peeled_rows")
     return vector if is_peeled else 1, False
 
 
@@ -135,8 +139,8 @@ def plan_rows(
         kernel: of (pointers: the inputs, shared, statistics, held, states, the output; n, count,
             three sizes; for each array, the output first, then the inputs, its start, three strides
             and step; for statistics a start, three strides, and the step from one to the next;
-            numbers; KIND, RANK, STEPS, VECTOR, ALIGNED, SIDE, BLOCK, REST, STAGES, THREADS, SPLITS,
-            PHASE), as `reduce_then_map_rows` takes them.
+            numbers; KIND, RANK, STEPS, VECTOR, ALIGNED, SIDE, BLOCK, REST, ONCE, THREADS,
+            SPLITS, PHASE), as `reduce_then_map_rows` takes them.
         operands: one input or two, then the output, of one shape. The second input may be None.
         dim: a dimension of them, from 0.
         shared: arrays of one row without gaps, the same for every row.
@@ -169,8 +173,12 @@ def plan_rows(
     is_dense = vector > 1 if is_column else not has_steps
     if is_dense and not is_tall and len(outer.sizes) <= ROW_RANK:
         rank = len(outer.sizes)
-        splits, part, split = _split(device, reach, size, inputs, is_column, rank, norm)
-    rest, stages = 0, 0
+        if norm is not None:
+            copies = len(same) if is_peeled else 0
+            splits, part, split = count_splits_of_norm(reach, norm, copies)
+        else:
+            splits, part, split = count_splits(device, reach, size, inputs, is_column, rank)
+    rest, most_registers = 0, 0
     if is_tall:
         kind, warps = REDUCED_CHUNKS.value, device.tuned("rows.triton.chunk_warps")
         strip_bytes = device.tuned("rows.both.strip_bytes")
@@ -186,17 +194,29 @@ def plan_rows(
         side = device.tuned("rows.triton.column_bytes") // (size * vector) if is_column else 1
         block, warps = part, split.warps
         if not is_column:
-            block, rest = blocks_of(device, -(-reach // (splits * vector)) * vector)
+            second = device.tuned("rows.triton.second_block", size)
+            block, rest = blocks_of(-(-reach // (splits * vector)) * vector, second)
             splits = -(-reach // (block + rest))
     else:
+        second = device.tuned("rows.triton.second_block", size)
+        if norm is not None:
+            second = norm.second_block(reach)
         kind, side, block, rest, warps = choose_tile(
-            device, reach, outer.numel, size, vector, is_column, inputs
+            device, reach, outer.numel, size, vector, is_column, inputs, second
         )
+        if kind == ROWS.value and norm is not None and size < 8:
+            warps, most_registers = norm.held((block + rest) * side)
+        if kind == ROWS.value and side == 1:
+            warps = at_once(device, outer.numel, block + rest, warps)
+    once = False
+    if side == 1 and warps > 1:
+        block, rest, once = exchange_once(device, block, rest, warps * 32 * vector)
     # Where a program's part of a row begins is a product with a step: if the compiler knew it, it
     # would add the part to each offset, and run out of registers.
     keeps_steps = has_steps or split is not None
     launches: list[Launch] = []
     states: Part | None = None
+    last: Part | None = None  # of scratch
     for slice, start in outer.slices(ROW_RANK):
         scalars: list[Scalar] = [n // vector if is_aligned and not is_column else n, slice.numel]
         scalars += padded(slice.sizes)
@@ -213,7 +233,7 @@ def plan_rows(
         elif statistics:
             scalars += [None] * (ROW_RANK + 2)
         strips = -(-slice.numel // side)
-        programs, most, registers_of = strips, 1, None
+        programs, most, registers_of = strips, 1, most_registers or None
         if is_tall:
             chunks = count_chunks(device, n, strips, block)
             states = Part(mailbox_dtype(out), chunks * slice.numel * vector * CHUNK_FIELDS)
@@ -227,20 +247,15 @@ def plan_rows(
             programs = device.programs(strips * splits, split.programs, splits)
             most = power_of_2(max(splits, warps * 32 // width if is_column else 1))
             registers_of = registers(warps, split.programs)
-        elif kind == ROWS.value:
-            elements = (block + rest) * side
-            walking = Walking(**device.tuned("rows.triton.walking", elements))
-            if norm is not None and size < 8:
-                found = norm.held(elements)
-                warps, registers_of = found.warps, found.registers or None
-                walking = Walking(found.programs, found.stages)
-            if walking.programs and device.multiprocessors:
-                stages = walking.stages
-                programs = device.programs(strips, walking.programs)
-        pointers = (*sources, *shared, *statistics, *held, states, out)
+        parameters: tuple[Operand | Part | None, ...] = shared
+        last = states
+        if is_peeled and same:
+            parameters, last, copying = copy_shifted(shared, n, vector, states)
+            launches.append(copying)
+        pointers = (*sources, *parameters, *statistics, *held, states, out)
         for launched in (kind, MAPPED_CHUNKS.value) if is_tall else (kind,):
-            shape = (len(slice.sizes), has_steps, vector, is_aligned, side, block, rest, stages)
-            constants = (launched, *shape, warps * 32, most)
+            shape = (len(slice.sizes), has_steps, vector, is_aligned, side, block, rest)
+            constants = (launched, *shape, once, warps * 32, most)
             launches.append(
                 Launch(
                     kernel,
@@ -256,30 +271,13 @@ def plan_rows(
                 )
             )
     scratch = None
-    if states is not None:
-        scratch = Scratch(states.end, 0 if is_tall else states.end, "call")
+    if last is not None:
+        zeroed = 0 if is_tall or states is None else states.end
+        scratch = Scratch(last.end, zeroed, "call")
     blocks = f"{block} and {rest}" if rest else f"{block}"
     accesses = ", 16-byte accesses" * (vector > 1) + ", edges apart" * is_peeled
     name = f"{NAMES[kind]}, blocks of {blocks}{accesses}"
     return Plan(name, tuple(launches), scratch)
-
-
-def _split(
-    device: Device,
-    n: int,
-    size: int,
-    inputs: int,
-    is_column: bool,
-    rank: int,
-    norm: NormRows | None,
-) -> tuple[int, int, Split | None]:
-    """How many programs share a row, or columns, elements that each holds, and what it has; nothing
-    where they are not shared.
-    """
-    splits, part, split = count_splits(device, n, size, inputs, is_column, rank)
-    if norm is not None and splits > 1:
-        return count_splits_of_norm(n, norm)
-    return splits, part, split
 
 
 def padded(numbers: tuple[int, ...]) -> tuple[int | None, ...]:

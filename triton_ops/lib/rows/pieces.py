@@ -12,8 +12,10 @@ In CUDA C++ a thread has as many accesses as its row needs, so there are no piec
 import triton
 import triton.language as tl
 
+from diglot.triton_ops.lib.reduce.states import ALL, BY_THREAD
+
 from .operation import map_tile
-from .tile import load_held, load_parameters, tile_mask
+from .tile import LOADS, all_by_thread, load_held, load_parameters, tile_mask
 
 
 @triton.constexpr_function
@@ -111,13 +113,13 @@ def load_piece(
 
 @triton.jit
 def load_parameter_piece(
-    P: tl.constexpr, pointer, at, begin, end, shift, BLOCK: tl.constexpr, REST: tl.constexpr,
+    P: tl.constexpr, pointer, at, begin, end, BLOCK: tl.constexpr, REST: tl.constexpr,
     COLUMN: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """A piece's tile of a weight or bias, the same for every row; None if there is none.
+    """A piece's tile of a weight or bias; None if there is none.
 
-    Its first element belongs to a row's element number `shift`. It is not shifted as rows are, so
-    that of peeled rows is accessed element by element.
+    It is the same for every row. For peeled rows, `pointer` says where each row's copy of it
+    begins, which is shifted as the row is (norm/shifted.py).
     """
     PEELED: tl.constexpr = is_peeled(VECTOR, ALIGNED, COLUMN)
     values = None
@@ -125,7 +127,7 @@ def load_parameter_piece(
         if PEELED:
             index, mask, _ = piece(P, at, begin, end, end > 0, BLOCK, REST, False, VECTOR, True)
             wide = index if len(index.shape) == 2 else index[None, :]
-            values = tl.load(pointer + (wide - shift[:, None]), mask=mask, other=0.0)
+            values = tl.load(pointer[:, None] + wide, mask=mask, other=0.0, eviction_policy=LOADS)
         else:
             SIZE: tl.constexpr = piece_size(P, BLOCK, REST, VECTOR)
             index = at + P * BLOCK + tl.arange(0, SIZE)
@@ -167,7 +169,7 @@ def load_pieces(
 
 @triton.jit
 def load_parameter_pieces(
-    pointer, at, begin, end, shift, BLOCK: tl.constexpr, REST: tl.constexpr,
+    pointer, at, begin, end, BLOCK: tl.constexpr, REST: tl.constexpr,
     COLUMN: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """Each piece's tile of a weight or bias; None if there is none."""
@@ -176,25 +178,64 @@ def load_parameter_pieces(
         loaded = ()
         for p in tl.static_range(pieces_of(REST, VECTOR, ALIGNED, COLUMN)):
             loaded += (load_parameter_piece(
-                p, pointer, at, begin, end, shift, BLOCK, REST, COLUMN, VECTOR, ALIGNED
+                p, pointer, at, begin, end, BLOCK, REST, COLUMN, VECTOR, ALIGNED
             ),)  # fmt: skip
     return loaded
 
 
 @triton.jit
-def reduce_pieces(
-    held, at, begin, end, row_mask, REDUCE: tl.constexpr, COMBINE: tl.constexpr, T: tl.constexpr,
-    BLOCK: tl.constexpr, REST: tl.constexpr, COLUMN: tl.constexpr, VECTOR: tl.constexpr,
-    ALIGNED: tl.constexpr,
+def accesses_by_thread(
+    P: tl.constexpr, at, begin, end, BLOCK: tl.constexpr, REST: tl.constexpr,
+    VECTOR: tl.constexpr, PEELED: tl.constexpr, THREADS: tl.constexpr,
 ):  # fmt: skip
-    """The states of the rows, of what is held of each piece."""
+    """Which accesses of a block of one row exist, as (accesses, threads, 1)."""
+    SIZE: tl.constexpr = piece_size(P, BLOCK, REST, VECTOR)
+    ACCESSES: tl.constexpr = SIZE // (THREADS * VECTOR)
+    access = tl.arange(0, ACCESSES)[:, None, None] * THREADS + tl.arange(0, THREADS)[None, :, None]
+    index = at + P * BLOCK + access * VECTOR
+    if PEELED:
+        first, last = whole_accesses(begin, end, VECTOR)
+        mask = (index >= first[None, :, None]) & (index < last[None, :, None])
+    else:
+        mask = index < end
+    return mask
+
+
+@triton.jit
+def reduce_pieces(
+    held, at, begin, end, row_mask, REDUCE: tl.constexpr, COMBINE: tl.constexpr,
+    FOLD: tl.constexpr, T: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr,
+    ONCE: tl.constexpr, COLUMN: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
+    THREADS: tl.constexpr,
+):  # fmt: skip
+    """The states of the rows, of what is held of each piece.
+
+    With ONCE, of a row in two blocks, each thread combines its parts of both first, so that threads
+    exchange states once.
+    """
     PEELED: tl.constexpr = is_peeled(VECTOR, ALIGNED, COLUMN)
     AXIS: tl.constexpr = 0 if COLUMN else 1
     for p in tl.static_range(len(held)):
         _, mask, length = piece(p, at, begin, end, row_mask, BLOCK, REST, COLUMN, VECTOR, PEELED)
-        of_piece = REDUCE(held[p], mask, length, AXIS, T)
+        if ONCE and p < 2:
+            parts = all_by_thread(held[p], VECTOR, THREADS)
+            mask = accesses_by_thread(p, at, begin, end, BLOCK, REST, VECTOR, PEELED, THREADS)
+            of_piece = REDUCE(parts, mask, length, BY_THREAD, T)
+            count = length if p == 0 else count + length  # noqa: F821 - of piece 0
+        else:
+            of_piece = REDUCE(held[p], mask, length, AXIS, T)
+            if ONCE:
+                of_piece = FOLD(of_piece, total(length), ALL, T)
         states = of_piece if p == 0 else COMBINE(states, of_piece, T)  # noqa: F821 - of piece 0
+        if ONCE and p == 1:
+            states = FOLD(states, total(count), ALL, T)
     return states
+
+
+@triton.jit
+def total(length):
+    """The one length of one row."""
+    return tl.sum(length) if len(length.shape) > 0 else length
 
 
 @triton.jit

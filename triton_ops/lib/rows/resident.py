@@ -6,6 +6,8 @@ Twin of csrc/include/diglot/rows/resident.cuh.
 import triton
 import triton.language as tl
 
+from diglot.triton_ops.lib.norm.shifted import copy_for
+
 from .operation import finish_rows
 from .pieces import (
     is_peeled,
@@ -22,53 +24,17 @@ from .tile import LOADS, row_offsets, side_by_side
 def map_resident_rows(
     inputs, output, n, count, sizes, starts, strides, steps,
     second, weight, bias, statistics, numbers,
-    REDUCE: tl.constexpr, COMBINE: tl.constexpr, MAP: tl.constexpr, HOLD: tl.constexpr,
-    FINISH: tl.constexpr, OTHER: tl.constexpr, T: tl.constexpr, COLUMN: tl.constexpr,
-    RANK: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
-    SIDE: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr, STAGES: tl.constexpr,
+    REDUCE: tl.constexpr, COMBINE: tl.constexpr, FOLD: tl.constexpr, MAP: tl.constexpr,
+    HOLD: tl.constexpr, FINISH: tl.constexpr, OTHER: tl.constexpr, T: tl.constexpr,
+    COLUMN: tl.constexpr, RANK: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr,
+    ALIGNED: tl.constexpr, SIDE: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr,
+    ONCE: tl.constexpr, THREADS: tl.constexpr,
 ):  # fmt: skip
-    """Loads the rows once, reduces them and maps them.
-
-    With STAGES the programs are persistent: they take the rows in turn, loads of the next ones are
-    in flight meanwhile, and weight and bias are loaded once.
-    """
+    """Loads the rows once, reduces them and maps them."""
     PEELED: tl.constexpr = is_peeled(VECTOR, ALIGNED, COLUMN)
-    program = tl.program_id(0).to(tl.int64)
     n = n.to(tl.int32)  # a row that is held is short
-    if STAGES == 0:
-        _map_tile_of_rows(
-            inputs, output, program, n, count, sizes, starts, strides, steps,
-            second, weight, bias, None, None, statistics, numbers, REDUCE, COMBINE, MAP, HOLD,
-            FINISH, OTHER, T, COLUMN, RANK, STEPS, VECTOR, ALIGNED, SIDE, BLOCK, REST,
-        )  # fmt: skip
-    else:
-        weights, biases = None, None
-        if not PEELED:
-            weights = load_parameter_pieces(weight, 0, 0, n, 0, BLOCK, REST, COLUMN, VECTOR, ALIGNED)
-            biases = load_parameter_pieces(bias, 0, 0, n, 0, BLOCK, REST, COLUMN, VECTOR, ALIGNED)
-        tiles = (count + SIDE - 1) // SIDE
-        for tile in tl.range(program, tiles, tl.num_programs(0), num_stages=STAGES):
-            _map_tile_of_rows(
-                inputs, output, tl.full((), tile, tl.int64), n, count, sizes, starts, strides,
-                steps, second, weight, bias, weights, biases, statistics, numbers, REDUCE,
-                COMBINE, MAP, HOLD, FINISH, OTHER, T, COLUMN, RANK, STEPS, VECTOR, ALIGNED, SIDE,
-                BLOCK, REST,
-            )  # fmt: skip
-
-
-@triton.jit
-def _map_tile_of_rows(
-    inputs, output, tile, n, count, sizes, starts, strides, steps,
-    second, weight, bias, weights, biases, statistics, numbers,
-    REDUCE: tl.constexpr, COMBINE: tl.constexpr, MAP: tl.constexpr, HOLD: tl.constexpr,
-    FINISH: tl.constexpr, OTHER: tl.constexpr, T: tl.constexpr, COLUMN: tl.constexpr,
-    RANK: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
-    SIDE: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr,
-):  # fmt: skip
-    """The same of one tile. `weights` and `biases` are tiles of the two, if they are loaded yet."""
-    PEELED: tl.constexpr = is_peeled(VECTOR, ALIGNED, COLUMN)
     at = tl.full((), 0, tl.int64) if COLUMN else 0  # steps from element to element may be long
-    row = side_by_side(tile, SIDE, VECTOR, COLUMN)
+    row = side_by_side(tl.program_id(0).to(tl.int64), SIDE, VECTOR, COLUMN)
     row_mask = row < count
     first = row_offsets(row, 0, sizes, starts, strides, steps, 0, RANK)
     shift = row_shift(output, first, VECTOR, PEELED)
@@ -84,17 +50,18 @@ def _map_tile_of_rows(
         COLUMN, STEPS, VECTOR, ALIGNED,
     )  # fmt: skip
     states = reduce_pieces(
-        held, at, begin, end, row_mask, REDUCE, COMBINE, T, BLOCK, REST, COLUMN, VECTOR, ALIGNED
-    )
+        held, at, begin, end, row_mask, REDUCE, COMBINE, FOLD, T, BLOCK, REST, ONCE, COLUMN,
+        VECTOR, ALIGNED, THREADS,
+    )  # fmt: skip
     results = finish_rows(
         states, statistics, row, row_mask, n, sizes, starts[-1], strides[-1], numbers,
         FINISH, T, RANK,
     )  # fmt: skip
-    if weights is None:
-        weights = load_parameter_pieces(
-            weight, at, begin, end, begin, BLOCK, REST, COLUMN, VECTOR, ALIGNED
-        )
-        biases = load_parameter_pieces(bias, at, begin, end, begin, BLOCK, REST, COLUMN, VECTOR, ALIGNED)
+    if PEELED:
+        weight = copy_for(weight, shift, n, VECTOR)
+        bias = copy_for(bias, shift, n, VECTOR)
+    weights = load_parameter_pieces(weight, at, begin, end, BLOCK, REST, COLUMN, VECTOR, ALIGNED)
+    biases = load_parameter_pieces(bias, at, begin, end, BLOCK, REST, COLUMN, VECTOR, ALIGNED)
     map_pieces(
         output, second, weights, biases, held, results, first, steps[0], at, begin, end,
         row_mask, MAP, FINISH, T, BLOCK, REST, COLUMN, STEPS, VECTOR, ALIGNED,

@@ -33,7 +33,7 @@ def reduce_then_map_rows(
     REDUCE: tl.constexpr, COMBINE: tl.constexpr, NONE: tl.constexpr, FOLD: tl.constexpr,
     MAP: tl.constexpr, OTHER: tl.constexpr, T: tl.constexpr, KIND: tl.constexpr,
     RANK: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
-    SIDE: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr, STAGES: tl.constexpr,
+    SIDE: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr, ONCE: tl.constexpr,
     THREADS: tl.constexpr, SPLITS: tl.constexpr, PHASE: tl.constexpr,
     second=None, weight=None, bias=None, statistics=None, numbers=None,
     HOLD: tl.constexpr = None, FINISH: tl.constexpr = None,
@@ -61,7 +61,7 @@ def reduce_then_map_rows(
         SIDE: rows of a program; of columns, accesses side by side.
         BLOCK: elements of a row in a tile.
         REST: of rows that are held, elements of a second block; 0 if there is none.
-        STAGES: of persistent programs that hold rows: loads in flight; 0: others.
+        ONCE: whether a thread combines its parts of both blocks before threads exchange states.
         SPLITS: of a split row, at least as many as its programs.
         PHASE: of a split row: 1 publishes, 2 collects and maps, ALL_PHASES does both.
         second: an array with the output's layout, for the held tile; or None.
@@ -77,7 +77,7 @@ def reduce_then_map_rows(
             inputs, scratch, output, n, count, sizes, starts, strides, steps,
             second, weight, bias, statistics, numbers, REDUCE, COMBINE, NONE, FOLD, MAP, HOLD,
             FINISH, OTHER, T, KIND == SPLIT_COLUMNS, RANK, STEPS, VECTOR, ALIGNED, SIDE, BLOCK,
-            REST, THREADS, SPLITS, PHASE,
+            REST, ONCE, THREADS, SPLITS, PHASE,
         )  # fmt: skip
     elif (KIND == REDUCED_CHUNKS) | (KIND == MAPPED_CHUNKS):
         reduce_or_map_column_chunk(
@@ -88,8 +88,9 @@ def reduce_then_map_rows(
     elif (KIND == ROWS) | (KIND == COLUMNS):
         map_resident_rows(
             inputs, output, n, count, sizes, starts, strides, steps,
-            second, weight, bias, statistics, numbers, REDUCE, COMBINE, MAP, HOLD, FINISH,
-            OTHER, T, COLUMN, RANK, STEPS, VECTOR, ALIGNED, SIDE, BLOCK, REST, STAGES,
+            second, weight, bias, statistics, numbers, REDUCE, COMBINE, FOLD, MAP, HOLD, FINISH,
+            OTHER, T, COLUMN, RANK, STEPS, VECTOR, ALIGNED, SIDE, BLOCK, REST, ONCE,
+            THREADS,
         )  # fmt: skip
     else:
         map_tiled_rows(

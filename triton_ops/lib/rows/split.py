@@ -7,6 +7,7 @@ the states of all parts. In CUDA C++ the blocks of a cluster do so in distribute
 import triton
 import triton.language as tl
 
+from diglot.triton_ops.lib.norm.shifted import copy_for
 from diglot.triton_ops.lib.reduce.states import ALL
 from diglot.triton_ops.lib.sync.mailbox import collect, collect_tile, publish
 from diglot.triton_ops.lib.types import compute_type
@@ -52,8 +53,8 @@ def map_split_rows(
     MAP: tl.constexpr, HOLD: tl.constexpr, FINISH: tl.constexpr,
     OTHER: tl.constexpr, T: tl.constexpr, COLUMN: tl.constexpr,
     RANK: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
-    SIDE: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr, THREADS: tl.constexpr,
-    SPLITS: tl.constexpr, PHASE: tl.constexpr,
+    SIDE: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr,
+    ONCE: tl.constexpr, THREADS: tl.constexpr, SPLITS: tl.constexpr, PHASE: tl.constexpr,
 ):  # fmt: skip
     """The programs of a group split each row into equal parts. The groups are persistent: they take
     the rows in turn.
@@ -91,10 +92,8 @@ def map_split_rows(
     # rows are not peeled.
     PIPELINED: tl.constexpr = FINISH is not None
     if not PEELED:
-        weights = load_parameter_pieces(
-            weight, 0, 0, length, 0, BLOCK, REST, COLUMN, VECTOR, ALIGNED
-        )
-        biases = load_parameter_pieces(bias, 0, 0, length, 0, BLOCK, REST, COLUMN, VECTOR, ALIGNED)
+        weights = load_parameter_pieces(weight, 0, 0, length, BLOCK, REST, COLUMN, VECTOR, ALIGNED)
+        biases = load_parameter_pieces(bias, 0, 0, length, BLOCK, REST, COLUMN, VECTOR, ALIGNED)
     tiles = (count + SIDE - 1) // SIDE
     end = tl.where(group < tiles, tiles + groups, tiles) if PIPELINED else tiles
     if PIPELINED:
@@ -114,8 +113,8 @@ def map_split_rows(
             COLUMN, STEPS, VECTOR, ALIGNED,
         )  # fmt: skip
         states = reduce_pieces(
-            held, 0, begin, stop, row_mask, REDUCE, COMBINE, T, BLOCK, REST, COLUMN, VECTOR,
-            ALIGNED,
+            held, 0, begin, stop, row_mask, REDUCE, COMBINE, FOLD, T, BLOCK, REST, ONCE, COLUMN,
+            VECTOR, ALIGNED, THREADS,
         )  # fmt: skip
         boxes_of_tile = len(states) * step
         boxes = mailboxes + tile * boxes_of_tile
@@ -133,10 +132,10 @@ def map_split_rows(
         if PHASE != 1:
             nothing = NONE(tl.full(is_split.shape, 0.0, COMPUTE), T)
             if COLUMN:
-                whole = FOLD(collect_tile(boxes, received, step, is_split, nothing), 0, T)
+                whole = FOLD(collect_tile(boxes, received, step, is_split, nothing), n, 0, T)
             else:
                 pack: tl.constexpr = max(1, SPLITS // THREADS)
-                whole = FOLD(collect(boxes, received, step, is_split, nothing, pack), ALL, T)
+                whole = FOLD(collect(boxes, received, step, is_split, nothing, pack), n, ALL, T)
             results = finish_rows(
                 whole, statistics, row, row_mask & (split == 0), n, sizes, starts[-1], strides[-1],
                 numbers, FINISH, T, RANK,
@@ -145,11 +144,13 @@ def map_split_rows(
             shift, begin, stop = part_of_rows(output, first, n, part, size, length, VECTOR, PEELED)
             first -= shift
             if PEELED:
+                weight_of_row = copy_for(weight, shift, n, VECTOR)
+                bias_of_row = copy_for(bias, shift, n, VECTOR)
                 weights = load_parameter_pieces(
-                    weight, 0, begin, stop, shift, BLOCK, REST, COLUMN, VECTOR, ALIGNED
+                    weight_of_row, 0, begin, stop, BLOCK, REST, COLUMN, VECTOR, ALIGNED
                 )
                 biases = load_parameter_pieces(
-                    bias, 0, begin, stop, shift, BLOCK, REST, COLUMN, VECTOR, ALIGNED
+                    bias_of_row, 0, begin, stop, BLOCK, REST, COLUMN, VECTOR, ALIGNED
                 )
             if not PIPELINED:
                 held = keep_pieces_narrow(
@@ -164,9 +165,7 @@ def map_split_rows(
 
 
 @triton.jit
-def part_of_rows(
-    output, first, n, part, size, length, VECTOR: tl.constexpr, PEELED: tl.constexpr
-):
+def part_of_rows(output, first, n, part, size, length, VECTOR: tl.constexpr, PEELED: tl.constexpr):
     """How far each row is shifted, and the numbers of the part's elements, from its own begin on.
 
     `first` is where the part would begin in the output, were rows not shifted.

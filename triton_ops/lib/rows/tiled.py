@@ -7,11 +7,13 @@ the threads' states are combined. The second pass maps. Twin of csrc/include/dig
 import triton
 import triton.language as tl
 
+from diglot.triton_ops.lib.norm.shifted import copy_for
 from diglot.triton_ops.lib.reduce.states import ALL, BY_THREAD
 from diglot.triton_ops.lib.types import compute_type
 
 from .operation import finish_rows
 from .pieces import (
+    accesses_by_thread,
     is_peeled,
     load_parameter_piece,
     load_piece,
@@ -19,8 +21,10 @@ from .pieces import (
     piece,
     pieces_of,
     row_shift,
+    total,
+    whole_accesses,
 )
-from .tile import STAGES, all_by_thread, by_thread, row_offsets, side_by_side
+from .tile import STAGES, all_by_thread, row_offsets, side_by_side
 
 
 @triton.jit
@@ -45,6 +49,9 @@ def map_tiled_rows(
     firsts = (out_first, in_first) if len(inputs) == 1 else (
         out_first, in_first, row_offsets(row, 0, sizes, starts, strides, steps, 2, RANK) - shift
     )  # fmt: skip
+    if PEELED:
+        weight = copy_for(weight, shift, n, VECTOR)
+        bias = copy_for(bias, shift, n, VECTOR)
     end = shift + n
     stop = tl.max(end) if PEELED else n  # of one row
     if COLUMN:
@@ -62,10 +69,14 @@ def map_tiled_rows(
             states = COMBINE(states, REDUCE(values, mask, length, 0, T), T)
         else:
             parts = all_by_thread(values, VECTOR, THREADS)
-            mask = by_thread(mask, VECTOR, THREADS)
+            mask = accesses_by_thread(0, at, shift, end, BLOCK, 0, VECTOR, PEELED, THREADS)
             states = COMBINE(states, REDUCE(parts, mask, length, BY_THREAD, T), T)
     if not COLUMN:
-        states = FOLD(states, ALL, T)
+        count = n
+        if PEELED:
+            first, last = whole_accesses(shift, end, VECTOR)
+            count = tl.sum(last - first)
+        states = FOLD(states, count, ALL, T)
     # Pieces after the first one: the edges, if there are any.
     for p in tl.static_range(1, pieces_of(0, VECTOR, ALIGNED, COLUMN)):
         edges = load_piece(
@@ -73,7 +84,8 @@ def map_tiled_rows(
             BLOCK, 0, COLUMN, STEPS, VECTOR, ALIGNED,
         )  # fmt: skip
         _, mask, length = piece(p, 0, shift, end, row_mask, BLOCK, 0, COLUMN, VECTOR, PEELED)
-        states = COMBINE(states, FOLD(REDUCE(edges, mask, length, 1, T), ALL, T), T)
+        edge_states = FOLD(REDUCE(edges, mask, length, 1, T), total(length), ALL, T)
+        states = COMBINE(states, edge_states, T)
     results = finish_rows(
         states, statistics, row, row_mask, n, sizes, starts[-1], strides[-1], numbers,
         FINISH, T, RANK,
@@ -86,9 +98,9 @@ def map_tiled_rows(
         map_piece(
             0, output, second,
             load_parameter_piece(
-                0, weight, at, shift, end, shift, BLOCK, 0, COLUMN, VECTOR, ALIGNED
+                0, weight, at, shift, end, BLOCK, 0, COLUMN, VECTOR, ALIGNED
             ),
-            load_parameter_piece(0, bias, at, shift, end, shift, BLOCK, 0, COLUMN, VECTOR, ALIGNED),
+            load_parameter_piece(0, bias, at, shift, end, BLOCK, 0, COLUMN, VECTOR, ALIGNED),
             values, results, out_first, steps[0], at, shift, end, row_mask,
             MAP, FINISH, T, BLOCK, 0, COLUMN, STEPS, VECTOR, ALIGNED,
         )  # fmt: skip
@@ -96,9 +108,9 @@ def map_tiled_rows(
         map_piece(
             p, output, second,
             load_parameter_piece(
-                p, weight, 0, shift, end, shift, BLOCK, 0, COLUMN, VECTOR, ALIGNED
+                p, weight, 0, shift, end, BLOCK, 0, COLUMN, VECTOR, ALIGNED
             ),
-            load_parameter_piece(p, bias, 0, shift, end, shift, BLOCK, 0, COLUMN, VECTOR, ALIGNED),
+            load_parameter_piece(p, bias, 0, shift, end, BLOCK, 0, COLUMN, VECTOR, ALIGNED),
             edges, results, out_first, steps[0], 0, shift, end, row_mask,
             MAP, FINISH, T, BLOCK, 0, COLUMN, STEPS, VECTOR, ALIGNED,
         )  # fmt: skip
