@@ -275,7 +275,7 @@ def plan_rows(
         zeroed = 0 if is_tall or states is None else states.end
         scratch = Scratch(last.end, zeroed, "call")
     blocks = f"{block} and {rest}" if rest else f"{block}"
-    accesses = ", 16-byte accesses" * (vector > 1) + ", edges apart" * is_peeled
+    accesses = ", 16-byte accesses" * is_aligned + ", whole accesses, edges apart" * is_peeled
     name = f"{NAMES[kind]}, blocks of {blocks}{accesses}"
     return Plan(name, tuple(launches), scratch)
 

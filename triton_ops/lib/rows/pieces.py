@@ -160,7 +160,7 @@ def load_pieces(
     """What an operation holds of each piece."""
     held = ()
     for p in tl.static_range(pieces_of(REST, VECTOR, ALIGNED, COLUMN)):
-        held += (load_piece(
+        held += (load_piece(  # type: ignore[assignment]
             p, inputs, firsts, steps, at, begin, end, row_mask, OTHER, POLICY, HOLD, T,
             BLOCK, REST, COLUMN, STEPS, VECTOR, ALIGNED,
         ),)  # fmt: skip
@@ -177,7 +177,7 @@ def load_parameter_pieces(
     if pointer is not None:
         loaded = ()
         for p in tl.static_range(pieces_of(REST, VECTOR, ALIGNED, COLUMN)):
-            loaded += (load_parameter_piece(
+            loaded += (load_parameter_piece(  # type: ignore[assignment]
                 p, pointer, at, begin, end, BLOCK, REST, COLUMN, VECTOR, ALIGNED
             ),)  # fmt: skip
     return loaded
@@ -202,6 +202,24 @@ def accesses_by_thread(
 
 
 @triton.jit
+def reduce_piece(
+    P: tl.constexpr, values, at, begin, end, row_mask, REDUCE: tl.constexpr, T: tl.constexpr,
+    BLOCK: tl.constexpr, REST: tl.constexpr, COLUMN: tl.constexpr, VECTOR: tl.constexpr,
+    ALIGNED: tl.constexpr, BY_THREADS: tl.constexpr, THREADS: tl.constexpr,
+):  # fmt: skip
+    """The states of a piece's rows, or of each thread's part of them, and how many elements."""
+    PEELED: tl.constexpr = is_peeled(VECTOR, ALIGNED, COLUMN)
+    _, mask, length = piece(P, at, begin, end, row_mask, BLOCK, REST, COLUMN, VECTOR, PEELED)
+    if BY_THREADS:
+        parts = all_by_thread(values, VECTOR, THREADS)
+        mask = accesses_by_thread(P, at, begin, end, BLOCK, REST, VECTOR, PEELED, THREADS)
+        states = REDUCE(parts, mask, length, BY_THREAD, T)
+    else:
+        states = REDUCE(values, mask, length, 0 if COLUMN else 1, T)
+    return states, length
+
+
+@triton.jit
 def reduce_pieces(
     held, at, begin, end, row_mask, REDUCE: tl.constexpr, COMBINE: tl.constexpr,
     FOLD: tl.constexpr, T: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr,
@@ -213,22 +231,28 @@ def reduce_pieces(
     With ONCE, of a row in two blocks, each thread combines its parts of both first, so that threads
     exchange states once.
     """
-    PEELED: tl.constexpr = is_peeled(VECTOR, ALIGNED, COLUMN)
-    AXIS: tl.constexpr = 0 if COLUMN else 1
-    for p in tl.static_range(len(held)):
-        _, mask, length = piece(p, at, begin, end, row_mask, BLOCK, REST, COLUMN, VECTOR, PEELED)
-        if ONCE and p < 2:
-            parts = all_by_thread(held[p], VECTOR, THREADS)
-            mask = accesses_by_thread(p, at, begin, end, BLOCK, REST, VECTOR, PEELED, THREADS)
-            of_piece = REDUCE(parts, mask, length, BY_THREAD, T)
-            count = length if p == 0 else count + length  # noqa: F821 - of piece 0
-        else:
-            of_piece = REDUCE(held[p], mask, length, AXIS, T)
-            if ONCE:
-                of_piece = FOLD(of_piece, total(length), ALL, T)
-        states = of_piece if p == 0 else COMBINE(states, of_piece, T)  # noqa: F821 - of piece 0
-        if ONCE and p == 1:
-            states = FOLD(states, total(count), ALL, T)
+    states, count = reduce_piece(
+        0, held[0], at, begin, end, row_mask, REDUCE, T, BLOCK, REST, COLUMN, VECTOR, ALIGNED,
+        ONCE, THREADS,
+    )  # fmt: skip
+    if REST > 0:
+        others, length = reduce_piece(
+            1, held[1], at, begin, end, row_mask, REDUCE, T, BLOCK, REST, COLUMN, VECTOR, ALIGNED,
+            ONCE, THREADS,
+        )  # fmt: skip
+        states = COMBINE(states, others, T)
+        count += length
+    if ONCE:
+        states = FOLD(states, total(count), ALL, T)
+    if is_peeled(VECTOR, ALIGNED, COLUMN):
+        EDGES: tl.constexpr = 2 if REST > 0 else 1
+        others, length = reduce_piece(
+            EDGES, held[EDGES], at, begin, end, row_mask, REDUCE, T, BLOCK, REST, COLUMN, VECTOR,
+            ALIGNED, False, THREADS,
+        )  # fmt: skip
+        if ONCE:
+            others = FOLD(others, total(length), ALL, T)
+        states = COMBINE(states, others, T)
     return states
 
 

@@ -186,7 +186,7 @@ def no_pieces(
     """Zeros, as pieces of rows that an operation with `finish` holds."""
     pieces = ()
     for p in tl.static_range(pieces_of(REST, VECTOR, ALIGNED, False)):
-        pieces += (no_tile(SIDE, piece_size(p, BLOCK, REST, VECTOR), T),)
+        pieces += (no_tile(SIDE, piece_size(p, BLOCK, REST, VECTOR), T),)  # type: ignore[assignment]
     return pieces
 
 
@@ -201,7 +201,7 @@ def widened_pieces(pieces, T: tl.constexpr):
     if pieces is not None:
         wide = ()
         for p in tl.static_range(len(pieces)):
-            wide += (widened_tile(pieces[p], T),)
+            wide += (widened_tile(pieces[p], T),)  # type: ignore[assignment]
     return wide
 
 
@@ -218,5 +218,5 @@ def keep_pieces_narrow(
             output, first, step, index, COLUMN, STEPS, VECTOR,
             is_whole(p, REST, VECTOR, ALIGNED, COLUMN),
         )  # fmt: skip
-        kept += (keep_narrow(held[p], pointers, n),)
+        kept += (keep_narrow(held[p], pointers, n),)  # type: ignore[assignment]
     return kept
