@@ -57,7 +57,7 @@ CASES = {
     "three blocks": ((2, 12_000), 1, CLUSTER, HELD),
     "a block of odd rows": ((2, 4001), 1, REGISTERS, HELD),
     "a cluster": ((2, 40_004), 1, CLUSTER, SHARES),
-    "a cluster, not whole": ((1, 40_003), 1, CLUSTER, "a row read twice"),
+    "a cluster, not whole": ((1, 40_003), 1, CLUSTER, SHARES),
     "columns": ((19, 2, 64), 0, COLUMNS, HELD_COLUMNS),
     "odd columns": ((5, 21, 13), 1, COLUMNS, HELD_COLUMNS),
     "many columns": ((700, 36), 0, MANY, COLUMN_SHARES),

@@ -119,7 +119,7 @@ def test_entries_of_tables():
     default = tunables()
     groups = [default.read("norm_backward.cuda.groups", n) for n in (1, 32, 33, 512, 513, NEVER)]
     assert groups == [132, 132, 66, 7, 35, 35]
-    assert default.read("norm_forward.triton.shared", 2, 4)["bytes"] == 32768
+    assert default.read("norm_forward.triton.shared", 2, 4, 0)["bytes"] == 32768
     with pytest.raises(TunableError, match=r"norm_backward\.triton\.alone\.4 has no entry"):
         default.read("norm_backward.triton.alone", 4, 10_000)
 

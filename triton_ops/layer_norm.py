@@ -8,7 +8,8 @@ import triton.language as tl
 
 from diglot.backends.plans import Plan
 from diglot.triton_ops.launch.launch import launcher
-from diglot.triton_ops.launch.norm_backward import norm_rows, plan_norm_backward
+from diglot.triton_ops.launch.norm_backward import plan_norm_backward
+from diglot.triton_ops.launch.norm_forward import norm_rows
 from diglot.triton_ops.launch.numbers import numbers_of
 from diglot.triton_ops.launch.plan import Operand, Unseen
 from diglot.triton_ops.launch.rows import plan_rows
@@ -32,8 +33,9 @@ def layer_norm_forward_rows(
     residual_start, residual0, residual1, residual2, residual_step,
     row_start, row0, row1, row2, row_field, eps_high, eps_low,
     KIND: tl.constexpr, RANK: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr,
-    ALIGNED: tl.constexpr, SIDE: tl.constexpr, BLOCK: tl.constexpr, THREADS: tl.constexpr,
-    SPLITS: tl.constexpr, PHASE: tl.constexpr,
+    ALIGNED: tl.constexpr, SIDE: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr,
+    ONCE: tl.constexpr, THREADS: tl.constexpr, SPLITS: tl.constexpr,
+    PHASE: tl.constexpr,
 ):  # fmt: skip
     ADDS: tl.constexpr = residual is not None
     reduce_then_map_rows(
@@ -43,8 +45,8 @@ def layer_norm_forward_rows(
          (row0, row1, row2)),
         (out_step, in_step, residual_step),
         moments_along, moments_combine, moments_none, moments_fold, layer_map, 0.0,
-        output.dtype.element_ty, KIND, RANK, STEPS, VECTOR, ALIGNED, SIDE, BLOCK, THREADS,
-        SPLITS, PHASE, sum, weight, bias,
+        output.dtype.element_ty, KIND, RANK, STEPS, VECTOR, ALIGNED, SIDE, BLOCK, REST,
+        ONCE, THREADS, SPLITS, PHASE, sum, weight, bias,
         (statistics, statistics + row_field) if statistics is not None else None,
         (eps_high, eps_low),
         add if ADDS else None, moments_finish,

@@ -53,15 +53,16 @@ def softmax_forward_rows(
     out_start, out0, out1, out2, out_step,
     in_start, in0, in1, in2, in_step,
     KIND: tl.constexpr, RANK: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr,
-    ALIGNED: tl.constexpr, SIDE: tl.constexpr, BLOCK: tl.constexpr, THREADS: tl.constexpr,
-    SPLITS: tl.constexpr, PHASE: tl.constexpr,
+    ALIGNED: tl.constexpr, SIDE: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr,
+    ONCE: tl.constexpr, THREADS: tl.constexpr, SPLITS: tl.constexpr,
+    PHASE: tl.constexpr,
 ):  # fmt: skip
     reduce_then_map_rows(
         (input,), scratch, output, n, count, (size0, size1, size2), (out_start, in_start),
         ((out0, out1, out2), (in0, in1, in2)), (out_step, in_step),
         reduce, max_sum_combine, max_sum_none, max_sum_fold, map, -float("inf"),
-        output.dtype.element_ty, KIND, RANK, STEPS, VECTOR, ALIGNED, SIDE, BLOCK, THREADS,
-        SPLITS, PHASE,
+        output.dtype.element_ty, KIND, RANK, STEPS, VECTOR, ALIGNED, SIDE, BLOCK, REST,
+        ONCE, THREADS, SPLITS, PHASE,
     )  # fmt: skip
 
 
@@ -72,8 +73,9 @@ def softmax_backward_rows(
     grad_start, grad0, grad1, grad2, grad_step,
     y_start, y0, y1, y2, y_step,
     KIND: tl.constexpr, RANK: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr,
-    ALIGNED: tl.constexpr, SIDE: tl.constexpr, BLOCK: tl.constexpr, THREADS: tl.constexpr,
-    SPLITS: tl.constexpr, PHASE: tl.constexpr,
+    ALIGNED: tl.constexpr, SIDE: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr,
+    ONCE: tl.constexpr, THREADS: tl.constexpr, SPLITS: tl.constexpr,
+    PHASE: tl.constexpr,
 ):  # fmt: skip
     reduce_then_map_rows(
         (grad_output, output), scratch, grad_input, n, count, (size0, size1, size2),
@@ -81,8 +83,8 @@ def softmax_backward_rows(
         ((out0, out1, out2), (grad0, grad1, grad2), (y0, y1, y2)),
         (out_step, grad_step, y_step),
         reduce_backward, sums_combine, sums_none, sums_fold, map_backward, 0.0,
-        output.dtype.element_ty, KIND, RANK, STEPS, VECTOR, ALIGNED, SIDE, BLOCK, THREADS,
-        SPLITS, PHASE,
+        output.dtype.element_ty, KIND, RANK, STEPS, VECTOR, ALIGNED, SIDE, BLOCK, REST,
+        ONCE, THREADS, SPLITS, PHASE,
     )  # fmt: skip
 
 

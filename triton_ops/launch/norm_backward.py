@@ -15,7 +15,7 @@ from diglot.triton_ops.lib.norm.backward_streaming import norm_backward_streamin
 from diglot.triton_ops.lib.norm.group_sums import sum_groups
 
 from .plan import ACCESS_BYTES, ALL_PHASES, NOTHING, Device, Launch, Operand, Part, Scalar
-from .row_splits import NormRows, power_of_2, registers
+from .row_splits import power_of_2, registers
 from .rows import ROW_RANK, mailbox_dtype, padded, rows_of, strides_of
 
 
@@ -116,12 +116,6 @@ def norm_backward_sums(
     if grad_bias is not None:
         field: tl.constexpr = 0 if grad_weight is None else 1
         sum_groups(workspace, grad_bias, field, n, groups, room, column, ROWS, BLOCK)
-
-
-def norm_rows(out: Operand, residual: Operand | None, has_mean: bool) -> NormRows:
-    """Which norm's rows those of the forward pass are."""
-    inputs = 1 if residual is None else 2
-    return NormRows(out.device, out.element_size(), inputs, 1 + has_mean)
 
 
 def count_groups(device: Device, rows: int, n: int, has_sums: bool) -> int:

@@ -1,5 +1,5 @@
 """Which programs work on a row, or on columns, and with what: it follows from measured numbers,
-`rows` and `norm_forward` of configs/tunables/.
+`rows` of configs/tunables/.
 """
 
 from __future__ import annotations
@@ -15,6 +15,15 @@ STATE_FIELDS = 3  # numbers of a state, at most
 CHUNK_FIELDS = 2  # the same of columns that take two launches
 
 
+def at_once(device: Device, programs: int, elements: int, warps: int) -> int:
+    """Warps of programs that hold so many elements each: more where programs are few."""
+    latency = device.tuned("rows.triton.latency")
+    if programs > device.multiprocessors * latency["programs"]:
+        return warps
+    most = elements // (32 * latency["elements"])
+    return max(warps, min(power_of_2(most), latency["warps"]))
+
+
 def power_of_2(n: int) -> int:
     """The least that is not below n, and 1 at least."""
     return 1 << max(n - 1, 0).bit_length()
@@ -23,6 +32,28 @@ def power_of_2(n: int) -> int:
 def registers(warps: int, programs: int) -> int:
     """Of a thread at most, so that so many programs run on a multiprocessor."""
     return REGISTERS // (programs * warps * 32) // 8 * 8
+
+
+def blocks_of(n: int, second: int) -> tuple[int, int]:
+    """Elements of the block, and of a second one or 0, in which a program holds so many.
+
+    The second one has at most the `second`-th part of the first.
+    """
+    # Of one element Triton 3.6 makes no 16-bit tile.
+    whole = max(2, power_of_2(n))
+    half = whole // 2
+    rest = max(2, power_of_2(n - half))
+    return (half, rest) if n > half and rest * second <= half else (whole, 0)
+
+
+def exchange_once(device: Device, block: int, rest: int, reach: int) -> tuple[int, int, bool]:
+    """Both blocks of a row, and whether threads combine their parts of both: each then has an
+    access of the second one. `reach`: elements of an access of all threads.
+    """
+    if rest == 0 or block > device.tuned("rows.triton.exchange_once"):
+        return block, rest, False
+    rest = max(rest, reach)
+    return (block, rest, True) if rest < block else (2 * block, 0, False)
 
 
 class Split(NamedTuple):
@@ -37,36 +68,6 @@ class Split(NamedTuple):
     bytes: int
     warps: int
     programs: int
-
-
-class NormRows(NamedTuple):
-    """How a norm, whose weight and statistics take registers, has its rows.
-
-    Attributes:
-        device: what runs it.
-        size: bytes of an element.
-        inputs: arrays that are read: one, or two that are added.
-        statistics: of a row: mean and rstd, or rstd alone.
-    """
-
-    device: Device
-    size: int
-    inputs: int
-    statistics: int
-
-    def alone(self) -> int:
-        """Elements of a row that one program holds at most."""
-        return self.device.tuned("norm_forward.triton.alone", self.size)
-
-    def shared(self) -> Split:
-        """What programs have that share a row."""
-        return Split(**self.device.tuned("norm_forward.triton.shared", self.inputs, self.size))
-
-    def held(self, elements: int) -> tuple[int, int | None]:
-        """Warps of a program that holds so many, and registers of a thread, or None."""
-        keys = (self.size, self.inputs, self.statistics, elements)
-        found = self.device.tuned("norm_forward.triton.held", *keys)
-        return found["warps"], found["registers"] or None
 
 
 def split_of(device: Device, is_column: bool, rank: int) -> Split:
@@ -86,25 +87,16 @@ def count_splits(
         is_alone = n * aside * size <= device.tuned("rows.triton.alone_bytes")
     else:
         aside = 1
-        most_held = device.tuned("rows.triton.most_held", inputs, size)
-        is_alone = n <= min(device.tuned("rows.triton.alone_elements"), most_held)
+        is_alone = n <= device.tuned("rows.triton.alone_elements", inputs, size)
     if is_alone:
         return 1, 0, None
     split = split_of(device, is_column, rank)
     bytes = split.bytes // 2 if size == 8 else split.bytes
-    return _divide(device, n, bytes // (inputs * size * aside), split)
+    return divide(device, n, bytes // (inputs * size * aside), split)
 
 
-def count_splits_of_norm(n: int, norm: NormRows) -> tuple[int, int, Split | None]:
-    """The same of rows of a norm."""
-    alone_bytes = norm.device.tuned("rows.triton.alone_bytes")
-    if n <= norm.alone() or n * norm.size <= alone_bytes:
-        return 1, 0, None
-    split = norm.shared()
-    return _divide(norm.device, n, split.bytes // (norm.inputs * norm.size), split)
-
-
-def _divide(device: Device, n: int, held: int, split: Split) -> tuple[int, int, Split | None]:
+def divide(device: Device, n: int, held: int, split: Split) -> tuple[int, int, Split | None]:
+    """The same, of programs that hold so many elements each."""
     splits = -(-n // held)
     return (splits, held, split) if 1 < splits <= device.room(split.programs) else (1, 0, None)
 
@@ -127,27 +119,31 @@ def choose_tile(
     vector: int,
     is_column: bool,
     inputs: int,
-) -> tuple[int, int, int, int]:
-    """Kind, rows or accesses side by side, elements of a row in a tile, and warps."""
+    second: int,
+) -> tuple[int, int, int, int, int]:
+    """Kind, rows or accesses side by side, elements of a row in a tile and in a second block, and
+    warps. `second`: as in `blocks_of`.
+    """
     most = device.tuned("rows.triton.most_held", inputs, size)
     if not is_column and n > most:
         tile = device.tuned("rows.triton.tile_elements", inputs, size)
         warps = device.tuned("rows.triton.tile_warps")
-        return TILES.value, 1, max(tile, warps * 32 * vector), warps  # an access of each thread
-    # Of one element Triton 3.6 makes no 16-bit tile.
-    kind, side, access, block = ROWS.value, 1, 1, max(2, power_of_2(n))
+        return TILES.value, 1, max(tile, warps * 32 * vector), 0, warps  # an access of each thread
+    kind, side, access = ROWS.value, 1, 1
+    block, rest = blocks_of(n, second)
     if is_column:
+        block, rest = max(2, power_of_2(n)), 0
         column_bytes = device.tuned("rows.triton.column_bytes")
         kind, side, access = COLUMNS.value, max(1, column_bytes // (size * vector)), vector
         if block * side * access > most:
             elements = device.tuned("rows.triton.column_elements", inputs, size)
             kind, block = COLUMN_TILES.value, max(elements // (side * access), 1)
     few_elements = device.tuned("rows.triton.few_elements")
-    while block * side * access < few_elements and side < count:
+    while 2 * (block + rest) * side * access <= few_elements and side < count:
         side *= 2
-    held = block * side * access * (2 if size == 8 else 1)
+    held = (block + rest) * side * access * (2 if size == 8 else 1)
     is_narrow = size == 2 and inputs == 1 and not is_column
     warps = device.tuned("rows.triton.narrow_warps" if is_narrow else "rows.triton.warps", held)
     if kind == COLUMN_TILES.value:
         warps = max(warps, device.tuned("rows.triton.tile_warps"))
-    return kind, side, block, warps
+    return kind, side, block, rest, warps

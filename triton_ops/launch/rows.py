@@ -24,16 +24,17 @@ from diglot.triton_ops.lib.rows.rows import (
 
 # Relative, because mypy finds this folder under its name in the tree.
 from .layout import Layout, compute_layout
-from .plan import ACCESS_BYTES, ALL_PHASES, NOTHING, Device, Launch, Operand, Part, Scalar
+from .norm_forward import NormRows, copy_shifted, count_splits_of_norm
+from .plan import ACCESS_BYTES, ALL_PHASES, NOTHING, Launch, Operand, Part, Scalar
 from .row_splits import (
     CHUNK_FIELDS,
     STATE_FIELDS,
-    NormRows,
-    Split,
+    at_once,
+    blocks_of,
     choose_tile,
     count_chunks,
     count_splits,
-    count_splits_of_norm,
+    exchange_once,
     power_of_2,
     registers,
 )
@@ -77,17 +78,45 @@ def mailbox_dtype(operand: Operand) -> torch.dtype:
 
 
 def _access(
-    arrays: tuple[Operand, ...], n: int, steps: tuple[int, ...], outer: Layout, is_column: bool
-) -> int:
-    """Elements of an access that no row cuts, and that start at a multiple of as many."""
-    vector = ACCESS_BYTES // min(array.element_size() for array in arrays)
+    arrays: tuple[Operand, ...],
+    whole: tuple[Operand, ...],
+    same: tuple[Operand, ...],
+    n: int,
+    steps: tuple[int, ...],
+    outer: Layout,
+    is_column: bool,
+) -> tuple[int, bool]:
+    """Elements of an access, and whether rows begin and end at multiples of 16 bytes.
+
+    Rows are peeled that do not, but begin equally far from one in all arrays: their accesses have
+    several elements all the same. `whole`: also those that lie as the output; `same`: those that
+    are the same for every row.
+    """
+    size = min(array.element_size() for array in arrays)
+    vector = ACCESS_BYTES // size
     every = range(len(arrays))
     if is_column:
         is_cut = not all(outer.has_vectors(a, vector) and steps[a] % vector == 0 for a in every)
     else:
         is_cut = any(steps[a] != 1 for a in every) or n % vector != 0
         is_cut = is_cut or not all(outer.has_multiples(a, vector, 0) for a in every)
-    return 1 if is_cut else vector
+    if not is_cut and all(array.is_aligned for array in (*whole, *same)):
+        return vector, True
+    is_congruent = (
+        not is_column
+        and all(steps[a] == 1 for a in every)
+        and all(array.element_size() == size for array in arrays)
+        and None not in (addresses := {array.address for array in whole})
+        and len(addresses) == 1
+        and all((s[a] - s[0]) % vector == 0 for s in outer.strides for a in every)
+    )
+    tuned = arrays[0].device.tuned
+    is_peeled = is_congruent and n >= tuned("rows.triton.peeled_elements")
+    if is_peeled and same:
+        numel = arrays[0].numel()
+        is_peeled = numel >= tuned("norm_forward.triton.peeled_elements")
+        is_peeled = is_peeled and numel >= n * tuned("norm_forward.triton.peeled_rows")
+    return vector if is_peeled else 1, False
 
 
 def plan_rows(
@@ -103,14 +132,15 @@ def plan_rows(
 ) -> Plan:
     """Plans launches of a kernel on the rows of arrays along a dimension.
 
-    Rows are shared where accesses have 16 bytes, and the device makes cooperative launches.
+    Rows are shared where their elements are neighbours, columns where accesses have 16 bytes, and
+    both where the device makes cooperative launches.
 
     Args:
         kernel: of (pointers: the inputs, shared, statistics, held, states, the output; n, count,
             three sizes; for each array, the output first, then the inputs, its start, three strides
             and step; for statistics a start, three strides, and the step from one to the next;
-            numbers; KIND, RANK, STEPS, VECTOR, ALIGNED, SIDE, BLOCK, THREADS, SPLITS, PHASE), as
-            `reduce_then_map_rows` takes them.
+            numbers; KIND, RANK, STEPS, VECTOR, ALIGNED, SIDE, BLOCK, REST, ONCE, THREADS,
+            SPLITS, PHASE), as `reduce_then_map_rows` takes them.
         operands: one input or two, then the output, of one shape. The second input may be None.
         dim: a dimension of them, from 0.
         shared: arrays of one row without gaps, the same for every row.
@@ -130,20 +160,28 @@ def plan_rows(
     n, steps, outer = rows_of(arrays, dim, statistic)
     size, inputs = min(array.element_size() for array in arrays), len(arrays) - 1
     is_column = bool(outer.sizes) and n > 1 and outer.strides[0][0] < steps[0]
-    vector = _access(arrays, n, steps, outer, is_column)
-    whole = (*arrays, *(array for array in (*shared, *held) if array is not None))
-    is_aligned = vector > 1 and all(array.is_aligned for array in whole)
-    if not is_aligned:
-        vector = 1
-    name = f"{'columns' if is_column else 'rows'}{', 16-byte accesses' * (vector > 1)}"
-    device.choose(name, (out.numel() // n, n), *arrays)
+    whole = (*arrays, *(array for array in held if array is not None))
+    same = tuple(array for array in shared if array is not None)
+    vector, is_aligned = _access(arrays, whole, same, n, steps, outer, is_column)
+    has_steps = any(step != 1 for step in steps[: len(arrays)])
+    is_peeled = vector > 1 and not is_aligned
+    accesses = ", 16-byte accesses" * (vector > 1) + ", edges apart" * is_peeled
+    lie = f"{'columns' if is_column else 'rows'}{accesses}"
+    device.choose(lie, (out.numel() // n, n), *arrays)
     if is_column and vector > 1:
         outer = outer.in_vectors(vector)
     is_tall = is_column and n > device.tuned(tall)
+    reach = n + vector - 1 if is_peeled else n  # from the multiple of 16 bytes before a row
     splits, part, split = 1, 0, None
-    if vector > 1 and not is_tall and len(outer.sizes) <= ROW_RANK:
+    is_dense = vector > 1 if is_column else not has_steps
+    if is_dense and not is_tall and len(outer.sizes) <= ROW_RANK:
         rank = len(outer.sizes)
-        splits, part, split = _split(device, n, size, inputs, is_column, rank, norm)
+        if norm is not None:
+            copies = len(same) if is_peeled else 0
+            splits, part, split = count_splits_of_norm(reach, norm, copies)
+        else:
+            splits, part, split = count_splits(device, reach, size, inputs, is_column, rank)
+    rest, most_registers = 0, 0
     if is_tall:
         kind, warps = REDUCED_CHUNKS.value, device.tuned("rows.triton.chunk_warps")
         strip_bytes = device.tuned("rows.both.strip_bytes")
@@ -158,18 +196,32 @@ def plan_rows(
         kind = (SPLIT_COLUMNS if is_column else SPLIT_ROWS).value
         side = device.tuned("rows.triton.column_bytes") // (size * vector) if is_column else 1
         block, warps = part, split.warps
+        if not is_column:
+            second = device.tuned("rows.triton.second_block", size)
+            block, rest = blocks_of(-(-reach // (splits * vector)) * vector, second)
+            splits = -(-reach // (block + rest))
     else:
-        kind, side, block, warps = choose_tile(
-            device, n, outer.numel, size, vector, is_column, inputs
+        second = device.tuned("rows.triton.second_block", size)
+        if norm is not None:
+            second = norm.second_block(reach)
+        kind, side, block, rest, warps = choose_tile(
+            device, reach, outer.numel, size, vector, is_column, inputs, second
         )
-    has_steps = any(step != 1 for step in steps[: len(arrays)])
+        if kind == ROWS.value and norm is not None and size < 8:
+            warps, most_registers = norm.held((block + rest) * side)
+        if kind == ROWS.value and side == 1:
+            warps = at_once(device, outer.numel, block + rest, warps)
+    once = False
+    if side == 1 and warps > 1:
+        block, rest, once = exchange_once(device, block, rest, warps * 32 * vector)
     # Where a program's part of a row begins is a product with a step: if the compiler knew it, it
     # would add the part to each offset, and run out of registers.
     keeps_steps = has_steps or split is not None
     launches: list[Launch] = []
     states: Part | None = None
+    last: Part | None = None  # of scratch
     for slice, start in outer.slices(ROW_RANK):
-        scalars: list[Scalar] = [n if is_column else n // vector, slice.numel]
+        scalars: list[Scalar] = [n // vector if is_aligned and not is_column else n, slice.numel]
         scalars += padded(slice.sizes)
         place = 0
         for array in (out, *sources):
@@ -184,8 +236,7 @@ def plan_rows(
         elif statistics:
             scalars += [None] * (ROW_RANK + 2)
         strips = -(-slice.numel // side)
-        shape = (len(slice.sizes), has_steps, vector, is_aligned, side, block)
-        programs, most, registers_of = strips, 1, None
+        programs, most, registers_of = strips, 1, most_registers or None
         if is_tall:
             chunks = count_chunks(device, n, strips, block)
             states = Part(mailbox_dtype(out), chunks * slice.numel * vector * CHUNK_FIELDS)
@@ -199,11 +250,15 @@ def plan_rows(
             programs = device.programs(strips * splits, split.programs, splits)
             most = power_of_2(max(splits, warps * 32 // width if is_column else 1))
             registers_of = registers(warps, split.programs)
-        elif norm is not None and kind == ROWS.value and size < 8:
-            warps, registers_of = norm.held(block * side)
-        pointers = (*sources, *shared, *statistics, *held, states, out)
+        parameters: tuple[Operand | Part | None, ...] = shared
+        last = states
+        if is_peeled and same:
+            parameters, last, copying = copy_shifted(shared, n, vector, states)
+            launches.append(copying)
+        pointers = (*sources, *parameters, *statistics, *held, states, out)
         for launched in (kind, MAPPED_CHUNKS.value) if is_tall else (kind,):
-            constants = (launched, *shape, warps * 32, most)
+            shape = (len(slice.sizes), has_steps, vector, is_aligned, side, block, rest)
+            constants = (launched, *shape, once, warps * 32, most)
             launches.append(
                 Launch(
                     kernel,
@@ -219,28 +274,13 @@ def plan_rows(
                 )
             )
     scratch = None
-    if states is not None:
-        scratch = Scratch(states.end, 0 if is_tall else states.end, "call")
-    name = f"{NAMES[kind]}, blocks of {block}{', 16-byte accesses' * is_aligned}"
+    if last is not None:
+        zeroed = 0 if is_tall or states is None else states.end
+        scratch = Scratch(last.end, zeroed, "call")
+    blocks = f"{block} and {rest}" if rest else f"{block}"
+    accesses = ", 16-byte accesses" * is_aligned + ", whole accesses, edges apart" * is_peeled
+    name = f"{NAMES[kind]}, blocks of {blocks}{accesses}"
     return Plan(name, tuple(launches), scratch)
-
-
-def _split(
-    device: Device,
-    n: int,
-    size: int,
-    inputs: int,
-    is_column: bool,
-    rank: int,
-    norm: NormRows | None,
-) -> tuple[int, int, Split | None]:
-    """How many programs share a row, or columns, elements that each holds, and what it has; nothing
-    where they are not shared.
-    """
-    splits, part, split = count_splits(device, n, size, inputs, is_column, rank)
-    if norm is not None and splits > 1:
-        return count_splits_of_norm(n, norm)
-    return splits, part, split
 
 
 def padded(numbers: tuple[int, ...]) -> tuple[int | None, ...]:

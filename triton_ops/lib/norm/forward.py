@@ -43,11 +43,12 @@ def moments_along(values, mask, length, AXIS: tl.constexpr, T: tl.constexpr):
     x = widen(values[0], compute_type(T))
     sums = sum_along(x, AXIS)
     if AXIS == BY_THREAD:
-        counts = sum_along(mask.to(x.dtype), AXIS)
+        # A mask of whole accesses has one element for each.
+        counts = sum_along(mask.to(x.dtype), AXIS) * (x.shape[2] // mask.shape[2])
         means = share_of(sums, counts)
     else:
-        counts = tl.full(sums.shape, length, x.dtype)
-        means = divide(sums, counts)
+        counts = tl.broadcast_to(length.to(x.dtype), sums.shape)
+        means = divide(sums, tl.maximum(counts, 1.0))  # a part of a row may be empty
     distances = tl.where(mask, widen(opaque(values[0]), x.dtype) - means, 0.0)
     return counts, means, sum_along(distances * distances, AXIS)
 
@@ -63,9 +64,9 @@ def moments_combine(a, b, T: tl.constexpr):
 
 
 @triton.jit
-def moments_fold(states, AXIS: tl.constexpr, T: tl.constexpr):
+def moments_fold(states, count, AXIS: tl.constexpr, T: tl.constexpr):
     """Along all axes, whatever AXIS is: a norm has no columns."""
-    count = tl.sum(states[0])
+    count = count.to(states[0].dtype)
     mean, squares = combine_all_moments(states[0], states[1], states[2], count)
     return count, mean, squares
 

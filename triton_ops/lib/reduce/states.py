@@ -53,7 +53,7 @@ def sums_combine(a, b, T: tl.constexpr):
 
 
 @triton.jit
-def sums_fold(states, AXIS: tl.constexpr, T: tl.constexpr):
+def sums_fold(states, count, AXIS: tl.constexpr, T: tl.constexpr):
     return (sum_along(states[0], AXIS),)
 
 
@@ -77,7 +77,7 @@ def max_sum_combine(a, b, T: tl.constexpr):
 
 
 @triton.jit
-def max_sum_fold(states, AXIS: tl.constexpr, T: tl.constexpr):
+def max_sum_fold(states, count, AXIS: tl.constexpr, T: tl.constexpr):
     max = max_along(states[0], AXIS)
     scaled = states[1] * exp_nonpositive_for(states[0] - shift_of(max), T)
     return max, sum_along(scaled, AXIS)

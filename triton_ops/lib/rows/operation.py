@@ -8,8 +8,9 @@ An operation is a set of @triton.jit functions on whole tiles. A state is a tupl
                               of a row.
     combine(a, b, T)          merges the states of two parts of the same rows.
     none(zeros, T)            returns the states of empty rows, shaped like `zeros`.
-    fold(states, AXIS, T)     a tile of states combined along an axis, which is kept; with ALL, to
-                              scalars
+    fold(states, count, AXIS, T)
+                              a tile of states combined along an axis, which is kept; with ALL, to
+                              scalars. `count` is the number of elements that they are of.
     map(states, values, T)    the output's tile, in the type that is computed in
 
 For example, division by the sum of a row: `reduce` is `(tl.sum(values[0], AXIS, keep_dims=True),)`,

@@ -6,30 +6,63 @@ Twin of csrc/include/diglot/rows/resident.cuh.
 import triton
 import triton.language as tl
 
-from .operation import finish_rows, map_tile
-from .tile import LOADS, load_held, load_parameters, tile_mask
+from diglot.triton_ops.lib.norm.shifted import copy_for
+
+from .operation import finish_rows
+from .pieces import (
+    is_peeled,
+    load_parameter_pieces,
+    load_pieces,
+    map_pieces,
+    reduce_pieces,
+    row_shift,
+)
+from .tile import LOADS, row_offsets, side_by_side
 
 
 @triton.jit
 def map_resident_rows(
-    inputs, output, row, row_mask, firsts, out_offset, index, n, sizes, starts, strides, steps,
+    inputs, output, n, count, sizes, starts, strides, steps,
     second, weight, bias, statistics, numbers,
-    REDUCE: tl.constexpr, MAP: tl.constexpr, HOLD: tl.constexpr, FINISH: tl.constexpr,
-    OTHER: tl.constexpr, T: tl.constexpr, COLUMN: tl.constexpr,
-    RANK: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
+    REDUCE: tl.constexpr, COMBINE: tl.constexpr, FOLD: tl.constexpr, MAP: tl.constexpr,
+    HOLD: tl.constexpr, FINISH: tl.constexpr, OTHER: tl.constexpr, T: tl.constexpr,
+    COLUMN: tl.constexpr, RANK: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr,
+    ALIGNED: tl.constexpr, SIDE: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr,
+    ONCE: tl.constexpr, THREADS: tl.constexpr,
 ):  # fmt: skip
     """Loads the rows once, reduces them and maps them."""
-    mask = tile_mask(index, n, row_mask, COLUMN)
-    values = load_held(
-        inputs, firsts, steps, index, mask, OTHER, LOADS, HOLD, T, COLUMN, STEPS, VECTOR, ALIGNED
-    )
-    states = REDUCE(values, mask, n, 0 if COLUMN else 1, T)
+    PEELED: tl.constexpr = is_peeled(VECTOR, ALIGNED, COLUMN)
+    n = n.to(tl.int32)  # a row that is held is short
+    at = tl.full((), 0, tl.int64) if COLUMN else 0  # steps from element to element may be long
+    row = side_by_side(tl.program_id(0).to(tl.int64), SIDE, VECTOR, COLUMN)
+    row_mask = row < count
+    first = row_offsets(row, 0, sizes, starts, strides, steps, 0, RANK)
+    shift = row_shift(output, first, VECTOR, PEELED)
+    first -= shift
+    in_first = row_offsets(row, 0, sizes, starts, strides, steps, 1, RANK) - shift
+    firsts = (first, in_first) if len(inputs) == 1 else (
+        first, in_first, row_offsets(row, 0, sizes, starts, strides, steps, 2, RANK) - shift
+    )  # fmt: skip
+    begin = shift.to(tl.int32) if PEELED else 0
+    end = begin + n
+    held = load_pieces(
+        inputs, firsts, steps, at, begin, end, row_mask, OTHER, LOADS, HOLD, T, BLOCK, REST,
+        COLUMN, STEPS, VECTOR, ALIGNED,
+    )  # fmt: skip
+    states = reduce_pieces(
+        held, at, begin, end, row_mask, REDUCE, COMBINE, FOLD, T, BLOCK, REST, ONCE, COLUMN,
+        VECTOR, ALIGNED, THREADS,
+    )  # fmt: skip
     results = finish_rows(
         states, statistics, row, row_mask, n, sizes, starts[-1], strides[-1], numbers,
         FINISH, T, RANK,
     )  # fmt: skip
-    map_tile(
-        output, second, load_parameters(weight, index, n, ALIGNED),
-        load_parameters(bias, index, n, ALIGNED), values, results, out_offset, steps[0], index,
-        mask, MAP, FINISH, T, COLUMN, STEPS, VECTOR, ALIGNED,
+    if PEELED:
+        weight = copy_for(weight, shift, n, VECTOR)
+        bias = copy_for(bias, shift, n, VECTOR)
+    weights = load_parameter_pieces(weight, at, begin, end, BLOCK, REST, COLUMN, VECTOR, ALIGNED)
+    biases = load_parameter_pieces(bias, at, begin, end, BLOCK, REST, COLUMN, VECTOR, ALIGNED)
+    map_pieces(
+        output, second, weights, biases, held, results, first, steps[0], at, begin, end,
+        row_mask, MAP, FINISH, T, BLOCK, REST, COLUMN, STEPS, VECTOR, ALIGNED,
     )  # fmt: skip

@@ -10,12 +10,9 @@ two launches (split_columns.py). Twin of csrc/include/diglot/rows/rows.cuh.
 import triton
 import triton.language as tl
 
-from diglot.triton_ops.lib.elementwise import strided_offset
-
 from .resident import map_resident_rows
 from .split import map_split_rows
 from .split_columns import reduce_or_map_column_chunk
-from .tile import side_by_side
 from .tiled import map_tiled_rows
 
 ROWS, TILES, COLUMNS, COLUMN_TILES, SPLIT_ROWS, SPLIT_COLUMNS, REDUCED_CHUNKS, MAPPED_CHUNKS = (
@@ -36,8 +33,8 @@ def reduce_then_map_rows(
     REDUCE: tl.constexpr, COMBINE: tl.constexpr, NONE: tl.constexpr, FOLD: tl.constexpr,
     MAP: tl.constexpr, OTHER: tl.constexpr, T: tl.constexpr, KIND: tl.constexpr,
     RANK: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
-    SIDE: tl.constexpr, BLOCK: tl.constexpr, THREADS: tl.constexpr,
-    SPLITS: tl.constexpr, PHASE: tl.constexpr,
+    SIDE: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr, ONCE: tl.constexpr,
+    THREADS: tl.constexpr, SPLITS: tl.constexpr, PHASE: tl.constexpr,
     second=None, weight=None, bias=None, statistics=None, numbers=None,
     HOLD: tl.constexpr = None, FINISH: tl.constexpr = None,
 ):  # fmt: skip
@@ -47,7 +44,7 @@ def reduce_then_map_rows(
         inputs: one array, or two.
         scratch: for split rows, mailboxes, zeros at first (sync/mailbox.py); for columns in two
             launches, room for the states of their chunks; else None.
-        n: accesses of a row; of columns, elements.
+        n: accesses of a row if ALIGNED, else elements; so of columns.
         count: rows; of columns, accesses side by side.
         sizes: of the other dimensions, the fastest first.
         starts, strides, steps: of the output, of each input and, last, of the statistics as one
@@ -59,9 +56,12 @@ def reduce_then_map_rows(
         RANK: how many other dimensions there are.
         STEPS: whether a step is not 1.
         VECTOR: elements of an access.
-        ALIGNED: whether all accesses are at multiples of 16 bytes.
+        ALIGNED: whether all accesses are at multiples of 16 bytes. If not, rows with a VECTOR are
+            peeled (pieces.py).
         SIDE: rows of a program; of columns, accesses side by side.
         BLOCK: elements of a row in a tile.
+        REST: of rows that are held, elements of a second block; 0 if there is none.
+        ONCE: whether a thread combines its parts of both blocks before threads exchange states.
         SPLITS: of a split row, at least as many as its programs.
         PHASE: of a split row: 1 publishes, 2 collects and maps, ALL_PHASES does both.
         second: an array with the output's layout, for the held tile; or None.
@@ -70,22 +70,14 @@ def reduce_then_map_rows(
         numbers: arguments of `finish`.
     """
     COLUMN: tl.constexpr = (KIND == COLUMNS) | (KIND == COLUMN_TILES) | (KIND >= SPLIT_COLUMNS)
-    row = side_by_side(tl.program_id(0).to(tl.int64), SIDE, VECTOR, COLUMN)
-    row_mask = row < count
-    out_offset = strided_offset(row, sizes, starts[0], strides[0], RANK, True)
-    in_offset = strided_offset(row, sizes, starts[1], strides[1], RANK, True)
-    firsts = (out_offset, in_offset) if len(inputs) == 1 else (
-        out_offset, in_offset, strided_offset(row, sizes, starts[2], strides[2], RANK, True)
-    )  # fmt: skip
-    if not COLUMN:
+    if not COLUMN and ALIGNED:
         n = n * VECTOR  # a multiple, as the compiler sees: the end cuts no access
-    index = tl.arange(0, BLOCK).to(tl.int64)
     if (KIND == SPLIT_ROWS) | (KIND == SPLIT_COLUMNS):
         map_split_rows(
             inputs, scratch, output, n, count, sizes, starts, strides, steps,
-            second, weight, bias, statistics, numbers, REDUCE, NONE, FOLD, MAP, HOLD, FINISH,
-            OTHER, T, KIND == SPLIT_COLUMNS, RANK, STEPS, VECTOR, ALIGNED, SIDE, BLOCK,
-            THREADS, SPLITS, PHASE,
+            second, weight, bias, statistics, numbers, REDUCE, COMBINE, NONE, FOLD, MAP, HOLD,
+            FINISH, OTHER, T, KIND == SPLIT_COLUMNS, RANK, STEPS, VECTOR, ALIGNED, SIDE, BLOCK,
+            REST, ONCE, THREADS, SPLITS, PHASE,
         )  # fmt: skip
     elif (KIND == REDUCED_CHUNKS) | (KIND == MAPPED_CHUNKS):
         reduce_or_map_column_chunk(
@@ -95,13 +87,14 @@ def reduce_then_map_rows(
         )  # fmt: skip
     elif (KIND == ROWS) | (KIND == COLUMNS):
         map_resident_rows(
-            inputs, output, row, row_mask, firsts, out_offset, index, n, sizes, starts, strides,
-            steps, second, weight, bias, statistics, numbers, REDUCE, MAP, HOLD, FINISH,
-            OTHER, T, COLUMN, RANK, STEPS, VECTOR, ALIGNED,
+            inputs, output, n, count, sizes, starts, strides, steps,
+            second, weight, bias, statistics, numbers, REDUCE, COMBINE, FOLD, MAP, HOLD, FINISH,
+            OTHER, T, COLUMN, RANK, STEPS, VECTOR, ALIGNED, SIDE, BLOCK, REST, ONCE,
+            THREADS,
         )  # fmt: skip
     else:
         map_tiled_rows(
-            inputs, output, row, row_mask, firsts, out_offset, index, n, sizes, starts, strides,
-            steps, second, weight, bias, statistics, numbers, REDUCE, COMBINE, NONE, FOLD, MAP,
+            inputs, output, n, count, sizes, starts, strides, steps,
+            second, weight, bias, statistics, numbers, REDUCE, COMBINE, NONE, FOLD, MAP,
             HOLD, FINISH, OTHER, T, COLUMN, RANK, STEPS, VECTOR, ALIGNED, SIDE, BLOCK, THREADS,
         )  # fmt: skip

@@ -7,52 +7,74 @@ the states of all parts. In CUDA C++ the blocks of a cluster do so in distribute
 import triton
 import triton.language as tl
 
+from diglot.triton_ops.lib.norm.shifted import copy_for
 from diglot.triton_ops.lib.reduce.states import ALL
 from diglot.triton_ops.lib.sync.mailbox import collect, collect_tile, publish
 from diglot.triton_ops.lib.types import compute_type
 
-from .operation import finish_rows, map_tile
+from .operation import finish_rows
+from .pieces import (
+    is_peeled,
+    is_whole,
+    load_parameter_pieces,
+    load_pieces,
+    map_pieces,
+    piece,
+    piece_size,
+    pieces_of,
+    reduce_pieces,
+    row_shift,
+)
 from .tile import (
     LOADS,
     STAGES,
     keep_narrow,
-    load_held,
-    load_parameters,
     row_offsets,
     side_by_side,
-    tile_mask,
     tile_pointers,
     widened_tile,
 )
 
 
 @triton.jit
+def part_of_row(n, VECTOR: tl.constexpr, PEELED: tl.constexpr, HELD: tl.constexpr):
+    """How many programs share a row of n elements, and elements of each, whole accesses."""
+    reach = n + VECTOR - 1 if PEELED else n  # from where accesses begin
+    programs = (reach + HELD - 1) // HELD
+    accesses = (reach + programs * VECTOR - 1) // (programs * VECTOR)
+    return programs, accesses * VECTOR
+
+
+@triton.jit
 def map_split_rows(
     inputs, mailboxes, output, n, count, sizes, starts, strides, steps,
     second, weight, bias, statistics, numbers,
-    REDUCE: tl.constexpr, NONE: tl.constexpr, FOLD: tl.constexpr, MAP: tl.constexpr,
-    HOLD: tl.constexpr, FINISH: tl.constexpr,
+    REDUCE: tl.constexpr, COMBINE: tl.constexpr, NONE: tl.constexpr, FOLD: tl.constexpr,
+    MAP: tl.constexpr, HOLD: tl.constexpr, FINISH: tl.constexpr,
     OTHER: tl.constexpr, T: tl.constexpr, COLUMN: tl.constexpr,
     RANK: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
-    SIDE: tl.constexpr, BLOCK: tl.constexpr, THREADS: tl.constexpr, SPLITS: tl.constexpr,
-    PHASE: tl.constexpr,
+    SIDE: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr,
+    ONCE: tl.constexpr, THREADS: tl.constexpr, SPLITS: tl.constexpr, PHASE: tl.constexpr,
 ):  # fmt: skip
-    """The programs of a group split each row into parts of BLOCK elements. The groups are
-    persistent: they take the rows in turn.
+    """The programs of a group split each row into equal parts. The groups are persistent: they take
+    the rows in turn.
 
     A row has one mailbox for each program and field, by field first. Columns have one for each
     program, column and field.
     """
     COMPUTE: tl.constexpr = compute_type(T)
+    PEELED: tl.constexpr = is_peeled(VECTOR, ALIGNED, COLUMN)
     WIDTH: tl.constexpr = SIDE * VECTOR if COLUMN else 1
     program = tl.program_id(0).to(tl.int64)
-    programs = (n + BLOCK - 1) // BLOCK  # of a group
+    if COLUMN:
+        programs, size = (n + BLOCK - 1) // BLOCK, BLOCK
+    else:
+        programs, size = part_of_row(n, VECTOR, PEELED, BLOCK + REST)
     group, split = program // programs, program % programs
     groups = tl.num_programs(0) // programs
-    part = split * BLOCK
-    length = tl.minimum(n - part, BLOCK)
+    part = split * size
     # The part's offset is added to where rows begin, so it takes no registers for each access.
-    index = tl.arange(0, BLOCK)
+    length = tl.minimum(tl.maximum(n - part, 0), size).to(tl.int32)
     weight = None if weight is None else weight + part
     bias = None if bias is None else bias + part
     every = tl.arange(0, SPLITS)
@@ -66,27 +88,34 @@ def map_split_rows(
     step = programs * WIDTH
     # An operation with `finish` is pipelined: loads of the next rows are in flight, and a program
     # collects a row's states only after it has published those of its next row. It holds the row
-    # until then, and so hardly ever waits. The program's part of weight and bias is loaded once.
+    # until then, and so hardly ever waits. The program's part of weight and bias is loaded once, if
+    # rows are not peeled.
     PIPELINED: tl.constexpr = FINISH is not None
-    weight = load_parameters(weight, index, length, ALIGNED)
-    bias = load_parameters(bias, index, length, ALIGNED)
+    if not PEELED:
+        weights = load_parameter_pieces(weight, 0, 0, length, BLOCK, REST, COLUMN, VECTOR, ALIGNED)
+        biases = load_parameter_pieces(bias, 0, 0, length, BLOCK, REST, COLUMN, VECTOR, ALIGNED)
     tiles = (count + SIDE - 1) // SIDE
     end = tl.where(group < tiles, tiles + groups, tiles) if PIPELINED else tiles
     if PIPELINED:
-        before = tl.full((SIDE, BLOCK), 0.0, COMPUTE).to(T)
+        before = no_pieces(SIDE, BLOCK, REST, VECTOR, ALIGNED, T)
     for tile in tl.range(group, end, groups, num_stages=STAGES if PIPELINED else 1):
         row = side_by_side(tl.full((), tile, tl.int64), SIDE, VECTOR, COLUMN)
         row_mask = row < count
-        mask = tile_mask(index, length, row_mask, COLUMN)
-        first = row_offsets(row, part, sizes, starts, strides, steps, 1, RANK)
-        firsts = (first, first) if len(inputs) == 1 else (
-            first, first, row_offsets(row, part, sizes, starts, strides, steps, 2, RANK)
+        first = row_offsets(row, part, sizes, starts, strides, steps, 0, RANK)
+        shift, begin, stop = part_of_rows(output, first, n, part, size, length, VECTOR, PEELED)
+        in_first = row_offsets(row, part, sizes, starts, strides, steps, 1, RANK) - shift
+        firsts = (in_first, in_first) if len(inputs) == 1 else (
+            in_first, in_first,
+            row_offsets(row, part, sizes, starts, strides, steps, 2, RANK) - shift,
         )  # fmt: skip
-        values = load_held(
-            inputs, firsts, steps, index, mask, OTHER, LOADS, HOLD, T, COLUMN, STEPS, VECTOR,
-            ALIGNED,
+        held = load_pieces(
+            inputs, firsts, steps, 0, begin, stop, row_mask, OTHER, LOADS, HOLD, T, BLOCK, REST,
+            COLUMN, STEPS, VECTOR, ALIGNED,
         )  # fmt: skip
-        states = REDUCE(values, mask, length, 0 if COLUMN else 1, T)
+        states = reduce_pieces(
+            held, 0, begin, stop, row_mask, REDUCE, COMBINE, FOLD, T, BLOCK, REST, ONCE, COLUMN,
+            VECTOR, ALIGNED, THREADS,
+        )  # fmt: skip
         boxes_of_tile = len(states) * step
         boxes = mailboxes + tile * boxes_of_tile
         if COLUMN:
@@ -97,29 +126,97 @@ def map_split_rows(
         if PIPELINED:
             row -= groups * SIDE
             row_mask = (row >= group * SIDE) & (row < count)
-            mask = tile_mask(index, length, row_mask, COLUMN)
             # The first time there is no row before: it collects its own states, to no purpose.
             boxes = mailboxes + tl.maximum(tile - groups, group) * boxes_of_tile
-            held, before = before, values[0]
-            values = (held,)
+            held, before = before, held
         if PHASE != 1:
             nothing = NONE(tl.full(is_split.shape, 0.0, COMPUTE), T)
             if COLUMN:
-                whole = FOLD(collect_tile(boxes, received, step, is_split, nothing), 0, T)
+                whole = FOLD(collect_tile(boxes, received, step, is_split, nothing), n, 0, T)
             else:
                 pack: tl.constexpr = max(1, SPLITS // THREADS)
-                whole = FOLD(collect(boxes, received, step, is_split, nothing, pack), ALL, T)
+                whole = FOLD(collect(boxes, received, step, is_split, nothing, pack), n, ALL, T)
             results = finish_rows(
                 whole, statistics, row, row_mask & (split == 0), n, sizes, starts[-1], strides[-1],
                 numbers, FINISH, T, RANK,
             )  # fmt: skip
-            out_offset = row_offsets(row, part, sizes, starts, strides, steps, 0, RANK)
-            pointers = tile_pointers(
-                output, out_offset, steps[0], index, COLUMN, STEPS, VECTOR, ALIGNED
-            )
+            first = row_offsets(row, part, sizes, starts, strides, steps, 0, RANK)
+            shift, begin, stop = part_of_rows(output, first, n, part, size, length, VECTOR, PEELED)
+            first -= shift
+            if PEELED:
+                weight_of_row = copy_for(weight, shift, n, VECTOR)
+                bias_of_row = copy_for(bias, shift, n, VECTOR)
+                weights = load_parameter_pieces(
+                    weight_of_row, 0, begin, stop, BLOCK, REST, COLUMN, VECTOR, ALIGNED
+                )
+                biases = load_parameter_pieces(
+                    bias_of_row, 0, begin, stop, BLOCK, REST, COLUMN, VECTOR, ALIGNED
+                )
             if not PIPELINED:
-                values = keep_narrow(values, pointers, n)
-            map_tile(
-                output, second, widened_tile(weight, T), widened_tile(bias, T), values, results,
-                out_offset, steps[0], index, mask, MAP, FINISH, T, COLUMN, STEPS, VECTOR, ALIGNED,
+                held = keep_pieces_narrow(
+                    held, output, first, steps[0], begin, stop, row_mask, n, BLOCK, REST, COLUMN,
+                    STEPS, VECTOR, ALIGNED,
+                )  # fmt: skip
+            map_pieces(
+                output, second, widened_pieces(weights, T), widened_pieces(biases, T), held,
+                results, first, steps[0], 0, begin, stop, row_mask, MAP, FINISH, T, BLOCK, REST,
+                COLUMN, STEPS, VECTOR, ALIGNED,
             )  # fmt: skip
+
+
+@triton.jit
+def part_of_rows(output, first, n, part, size, length, VECTOR: tl.constexpr, PEELED: tl.constexpr):
+    """How far each row is shifted, and the numbers of the part's elements, from its own begin on.
+
+    `first` is where the part would begin in the output, were rows not shifted.
+    """
+    shift, begin, stop = 0, 0, length
+    if PEELED:
+        shift = row_shift(output, first, VECTOR, True)  # a part has whole accesses
+        begin = tl.minimum(tl.maximum(shift - part, 0), size).to(tl.int32)
+        stop = tl.minimum(tl.maximum(shift + n - part, 0), size).to(tl.int32)
+    return shift, begin, stop
+
+
+@triton.jit
+def no_pieces(
+    SIDE: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr, VECTOR: tl.constexpr,
+    ALIGNED: tl.constexpr, T: tl.constexpr,
+):  # fmt: skip
+    """Zeros, as pieces of rows that an operation with `finish` holds."""
+    pieces = ()
+    for p in tl.static_range(pieces_of(REST, VECTOR, ALIGNED, False)):
+        pieces += (no_tile(SIDE, piece_size(p, BLOCK, REST, VECTOR), T),)  # type: ignore[assignment]
+    return pieces
+
+
+@triton.jit
+def no_tile(SIDE: tl.constexpr, SIZE: tl.constexpr, T: tl.constexpr):
+    return (tl.full((SIDE, SIZE), 0.0, compute_type(T)).to(T),)
+
+
+@triton.jit
+def widened_pieces(pieces, T: tl.constexpr):
+    wide = None
+    if pieces is not None:
+        wide = ()
+        for p in tl.static_range(len(pieces)):
+            wide += (widened_tile(pieces[p], T),)  # type: ignore[assignment]
+    return wide
+
+
+@triton.jit
+def keep_pieces_narrow(
+    held, output, first, step, begin, end, row_mask, n, BLOCK: tl.constexpr, REST: tl.constexpr,
+    COLUMN: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
+):  # fmt: skip
+    PEELED: tl.constexpr = is_peeled(VECTOR, ALIGNED, COLUMN)
+    kept = ()
+    for p in tl.static_range(len(held)):
+        index, _, _ = piece(p, 0, begin, end, row_mask, BLOCK, REST, COLUMN, VECTOR, PEELED)
+        pointers = tile_pointers(
+            output, first, step, index, COLUMN, STEPS, VECTOR,
+            is_whole(p, REST, VECTOR, ALIGNED, COLUMN),
+        )  # fmt: skip
+        kept += (keep_narrow(held[p], pointers, n),)  # type: ignore[assignment]
+    return kept

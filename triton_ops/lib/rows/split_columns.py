@@ -78,7 +78,7 @@ def reduce_or_map_column_chunk(
             mask = (every < chunks) & (column < columns)
             loaded = load_states(scratch, every * columns + column, step, mask, nothing)
             states = COMBINE(states, loaded, T)
-        states = FOLD(states, 0, T)
+        states = FOLD(states, n, 0, T)
     else:
         DEPTH: tl.constexpr = max(1, THREADS // SIDE)
         states = NONE(tl.full((1, DEPTH, WIDTH), 0.0, COMPUTE), T)
@@ -100,7 +100,7 @@ def reduce_or_map_column_chunk(
             length = tl.minimum(n - first, BLOCK)
             states = COMBINE(states, REDUCE(parts, by_depth(mask, DEPTH), length, 0, T), T)
     if not MAPS:
-        whole = FOLD(states, 1, T)
+        whole = FOLD(states, end - begin, 1, T)
         for field in tl.static_range(len(whole)):
             bits = tl.reshape(whole[field], (1, WIDTH)).to(scratch.dtype.element_ty, bitcast=True)
             mask = column < columns

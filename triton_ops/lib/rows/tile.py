@@ -38,7 +38,10 @@ def tile_pointers(
     pointer, starts, step, index,
     COLUMN: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """Pointers to the elements with numbers `index` of the rows that begin at `starts`."""
+    """Pointers to the elements with numbers `index` of the rows that begin at `starts`.
+
+    `index` is the same for every row, or is (rows, elements).
+    """
     first = pointer + starts
     if COLUMN:
         first += tl.arange(0, starts.shape[0]) % VECTOR
@@ -49,10 +52,8 @@ def tile_pointers(
     else:
         if ALIGNED:
             first = tl.multiple_of(first, 16)
-        if STEPS:
-            result = first[:, None] + (index.to(tl.int64) * step)[None, :]
-        else:
-            result = first[:, None] + index[None, :]
+        wide = index if len(index.shape) == 2 else index[None, :]
+        result = first[:, None] + (wide.to(tl.int64) * step if STEPS else wide)
     return result
 
 

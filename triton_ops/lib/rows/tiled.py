@@ -7,16 +7,29 @@ the threads' states are combined. The second pass maps. Twin of csrc/include/dig
 import triton
 import triton.language as tl
 
+from diglot.triton_ops.lib.norm.shifted import copy_for
 from diglot.triton_ops.lib.reduce.states import ALL, BY_THREAD
 from diglot.triton_ops.lib.types import compute_type
 
-from .operation import finish_rows, map_tile
-from .tile import STAGES, all_by_thread, by_thread, load_held, load_parameters, tile_mask
+from .operation import finish_rows
+from .pieces import (
+    accesses_by_thread,
+    is_peeled,
+    load_parameter_piece,
+    load_piece,
+    map_piece,
+    piece,
+    pieces_of,
+    row_shift,
+    total,
+    whole_accesses,
+)
+from .tile import STAGES, all_by_thread, row_offsets, side_by_side
 
 
 @triton.jit
 def map_tiled_rows(
-    inputs, output, row, row_mask, firsts, out_offset, index, n, sizes, starts, strides, steps,
+    inputs, output, n, count, sizes, starts, strides, steps,
     second, weight, bias, statistics, numbers,
     REDUCE: tl.constexpr, COMBINE: tl.constexpr, NONE: tl.constexpr, FOLD: tl.constexpr,
     MAP: tl.constexpr, HOLD: tl.constexpr, FINISH: tl.constexpr,
@@ -26,38 +39,78 @@ def map_tiled_rows(
 ):  # fmt: skip
     """Reduces the rows in a first pass over their tiles, and maps them in a second one."""
     COMPUTE: tl.constexpr = compute_type(T)
+    PEELED: tl.constexpr = is_peeled(VECTOR, ALIGNED, COLUMN)
+    row = side_by_side(tl.program_id(0).to(tl.int64), SIDE, VECTOR, COLUMN)
+    row_mask = row < count
+    out_first = row_offsets(row, 0, sizes, starts, strides, steps, 0, RANK)
+    shift = row_shift(output, out_first, VECTOR, PEELED)
+    out_first -= shift
+    in_first = row_offsets(row, 0, sizes, starts, strides, steps, 1, RANK) - shift
+    firsts = (out_first, in_first) if len(inputs) == 1 else (
+        out_first, in_first, row_offsets(row, 0, sizes, starts, strides, steps, 2, RANK) - shift
+    )  # fmt: skip
+    if PEELED:
+        weight = copy_for(weight, shift, n, VECTOR)
+        bias = copy_for(bias, shift, n, VECTOR)
+    end = shift + n
+    stop = tl.max(end) if PEELED else n  # of one row
     if COLUMN:
         states = NONE(tl.full((1, SIDE * VECTOR), 0.0, COMPUTE), T)
     else:
         states = NONE(tl.full((1, THREADS, 1), 0.0, COMPUTE), T)
     # The L2 cache keeps what the first pass reads for the second one.
-    for first in tl.range(0, n, BLOCK, num_stages=STAGES):
-        mask = tile_mask(first + index, n, row_mask, COLUMN)
-        values = load_held(
-            inputs, firsts, steps, first + index, mask, OTHER, "evict_last", HOLD, T,
-            COLUMN, STEPS, VECTOR, ALIGNED,
+    for at in tl.range(0, stop, BLOCK, num_stages=STAGES):
+        values = load_piece(
+            0, inputs, firsts, steps, at, shift, end, row_mask, OTHER, "evict_last", HOLD, T,
+            BLOCK, 0, COLUMN, STEPS, VECTOR, ALIGNED,
         )  # fmt: skip
-        length = tl.minimum(n - first, BLOCK)
+        _, mask, length = piece(0, at, shift, end, row_mask, BLOCK, 0, COLUMN, VECTOR, PEELED)
         if COLUMN:
             states = COMBINE(states, REDUCE(values, mask, length, 0, T), T)
         else:
             parts = all_by_thread(values, VECTOR, THREADS)
-            mask = by_thread(mask, VECTOR, THREADS)
+            mask = accesses_by_thread(0, at, shift, end, BLOCK, 0, VECTOR, PEELED, THREADS)
             states = COMBINE(states, REDUCE(parts, mask, length, BY_THREAD, T), T)
     if not COLUMN:
-        states = FOLD(states, ALL, T)
+        count = n
+        if PEELED:
+            first, last = whole_accesses(shift, end, VECTOR)
+            count = tl.sum(last - first)
+        states = FOLD(states, count, ALL, T)
+    # Pieces after the first one: the edges, if there are any.
+    for p in tl.static_range(1, pieces_of(0, VECTOR, ALIGNED, COLUMN)):
+        edges = load_piece(
+            p, inputs, firsts, steps, 0, shift, end, row_mask, OTHER, "evict_last", HOLD, T,
+            BLOCK, 0, COLUMN, STEPS, VECTOR, ALIGNED,
+        )  # fmt: skip
+        _, mask, length = piece(p, 0, shift, end, row_mask, BLOCK, 0, COLUMN, VECTOR, PEELED)
+        edge_states = FOLD(REDUCE(edges, mask, length, 1, T), total(length), ALL, T)
+        states = COMBINE(states, edge_states, T)
     results = finish_rows(
         states, statistics, row, row_mask, n, sizes, starts[-1], strides[-1], numbers,
         FINISH, T, RANK,
     )  # fmt: skip
-    for first in tl.range(0, n, BLOCK, num_stages=STAGES):
-        mask = tile_mask(first + index, n, row_mask, COLUMN)
-        values = load_held(
-            inputs, firsts, steps, first + index, mask, OTHER, "evict_first", HOLD, T,
-            COLUMN, STEPS, VECTOR, ALIGNED,
+    for at in tl.range(0, stop, BLOCK, num_stages=STAGES):
+        values = load_piece(
+            0, inputs, firsts, steps, at, shift, end, row_mask, OTHER, "evict_first", HOLD, T,
+            BLOCK, 0, COLUMN, STEPS, VECTOR, ALIGNED,
         )  # fmt: skip
-        map_tile(
-            output, second, load_parameters(weight, first + index, n, ALIGNED),
-            load_parameters(bias, first + index, n, ALIGNED), values, results, out_offset,
-            steps[0], first + index, mask, MAP, FINISH, T, COLUMN, STEPS, VECTOR, ALIGNED,
+        map_piece(
+            0, output, second,
+            load_parameter_piece(
+                0, weight, at, shift, end, BLOCK, 0, COLUMN, VECTOR, ALIGNED
+            ),
+            load_parameter_piece(0, bias, at, shift, end, BLOCK, 0, COLUMN, VECTOR, ALIGNED),
+            values, results, out_first, steps[0], at, shift, end, row_mask,
+            MAP, FINISH, T, BLOCK, 0, COLUMN, STEPS, VECTOR, ALIGNED,
+        )  # fmt: skip
+    for p in tl.static_range(1, pieces_of(0, VECTOR, ALIGNED, COLUMN)):
+        map_piece(
+            p, output, second,
+            load_parameter_piece(
+                p, weight, 0, shift, end, BLOCK, 0, COLUMN, VECTOR, ALIGNED
+            ),
+            load_parameter_piece(p, bias, 0, shift, end, BLOCK, 0, COLUMN, VECTOR, ALIGNED),
+            edges, results, out_first, steps[0], 0, shift, end, row_mask,
+            MAP, FINISH, T, BLOCK, 0, COLUMN, STEPS, VECTOR, ALIGNED,
         )  # fmt: skip

@@ -1,0 +1,174 @@
+"""Rows in Triton that begin between multiples of 16 bytes, and rows that are held in two blocks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from backends import DEVICE, launched, sum_error
+from norms import OPS as NORMS
+from norms import Norm
+
+import diglot
+from diglot.backends.tunables import use_tunables
+
+ALWAYS = {
+    "rows.triton.peeled_elements": 16,
+    "norm_forward.triton.peeled_elements": 0,
+    "norm_forward.triton.peeled_rows": 0,
+}
+SMALL = {
+    "rows.triton.alone_elements": 64,
+    "norm_forward.triton.alone": 64,
+    "rows.triton.shared.0.bytes": 1024,
+    "norm_forward.triton.shared.*.*.*.bytes": 1024,
+}
+# Ways to hold a row, and how a variant's name begins.
+WAYS = {
+    "a program": ({"rows.triton.latency.programs": 0}, "rows in registers"),
+    "many warps": ({"rows.triton.latency.elements": 1}, "rows in registers"),
+    "two blocks": (
+        {"rows.triton.second_block": 2, "norm_forward.triton.second_block": 2},
+        "rows in registers",
+    ),
+    "programs together": (SMALL, "a row shared by programs"),
+    "two passes": (
+        {
+            "rows.triton.alone_elements": "never",
+            "norm_forward.triton.alone": "never",
+            "rows.triton.most_held": 64,
+            "rows.triton.tile_elements": 256,
+            "rows.triton.tile_warps": 1,
+        },
+        "a row read twice",
+    ),
+}
+DTYPES = [torch.float32, torch.bfloat16, torch.float64]
+LENGTHS = [(9, 527), (3, 777), (2, 1283)]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", ["softmax_forward", "log_softmax_backward"])
+def test_rows_of_odd_lengths(name, dtype, way):
+    """Dense rows, or with gaps between them; guards around the output stay as they are."""
+    tunables, kind = WAYS[way]
+    for rows, n in LENGTHS:
+        for offset, pitch in ((0, n), (3, n + 4)):
+
+            def draw(rows=rows, n=n, offset=offset, pitch=pitch):
+                memory = torch.randn(rows * pitch + 64, device=DEVICE).to(dtype)
+                return memory, memory[offset : offset + rows * pitch].view(rows, pitch)[:, :n]
+
+            inputs = [draw()[1] for _ in range(1 if "forward" in name else 2)]
+            if len(inputs) == 2:
+                inputs[1].copy_(torch.log_softmax(inputs[1].double(), 1))
+            memory, out = draw()
+            memory.fill_(77)
+            expected = torch.empty_like(inputs[0])
+            with use_tunables(ALWAYS | tunables):
+                variant = launched("triton", name, *inputs, 1, out)
+            assert variant.startswith(kind) and variant.endswith("edges apart"), variant
+            launched("torch", name, *inputs, 1, expected)
+            error = max(2 * torch.finfo(dtype).eps, sum_error(dtype))
+            torch.testing.assert_close(out, expected, rtol=error, atol=error)
+            out.fill_(77)
+            assert (memory == 77).all()
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("parameters", ["none", "both", "float32 both"])
+@pytest.mark.parametrize("op", NORMS)
+def test_norms_of_odd_lengths(op, parameters, way):
+    """Copies of weight and bias begin where rows do, whatever their dtype."""
+    parameters = parameters if "layer" in op else parameters.replace("both", "weight")
+    tunables, kind = WAYS[way]
+    for dtype in (torch.float32, torch.bfloat16):
+        for rows, n in LENGTHS[1:]:
+            with use_tunables(ALWAYS | tunables):
+                Norm.draw(op, (rows, n), dtype, parameters).check("triton")
+                arrays = Norm.draw(op, (rows, n), dtype, parameters).arrays
+            with use_tunables(ALWAYS | tunables), diglot.record_runs() as runs, torch.no_grad():
+                norm = Norm(op, arrays, Norm.draw(op, (rows, n), dtype, parameters).parameters)
+                norm("triton")
+            assert runs[0].variant.startswith(kind), runs
+            assert runs[0].variant.endswith("edges apart"), runs
+
+
+def test_arrays_that_lie_otherwise():
+    """Where one begins elsewhere, or has other strides, or another dtype, no row is peeled."""
+    n = 521
+    x = torch.randn(4 * n + 8, device=DEVICE)
+    rows = x[: 4 * n].view(4, n)
+    padded = torch.randn(4, n + 2, device=DEVICE)[:, :n]
+    cases = (
+        (rows, rows.clone(), True),
+        (x[1 : 4 * n + 1].view(4, n), rows.clone(), False),
+        (padded, rows.clone(), False),
+        (rows.bfloat16(), rows.clone(), False),
+    )
+    for given, out, is_peeled in cases:
+        variant = launched("triton", "softmax_forward", given, 1, out)
+        assert ("edges apart" in variant) == is_peeled, variant
+        torch.testing.assert_close(out, torch.softmax(given.float(), 1), rtol=1e-5, atol=1e-6)
+
+
+def test_long_rows_are_shared_however_they_lie():
+    x = torch.randn(2, 1003, device=DEVICE)[:, 1:1000]
+    out = torch.empty(2, 999, device=DEVICE)
+    with use_tunables(SMALL):
+        variant = launched("triton", "softmax_forward", x, 1, out)
+    assert variant == "a row shared by programs, blocks of 256", variant
+    torch.testing.assert_close(out, torch.softmax(x, 1), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("op", ["softmax", "layer_norm"])
+def test_extreme_values_in_edges(op):
+    """An edge's elements count like others: here they decide."""
+    x = torch.randn(8, 263, device=DEVICE)
+    x[:, 0], x[:, -1] = 40, 50
+    with use_tunables(ALWAYS):
+        if op == "softmax":
+            result = diglot.softmax(x, backend="triton")
+            torch.testing.assert_close(result, torch.softmax(x, 1), rtol=1e-5, atol=1e-6)
+        else:
+            result = diglot.layer_norm(x, (263,), backend="triton")
+            expected = torch.nn.functional.layer_norm(x, (263,))
+            torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)
+    assert diglot.last_run().variant.endswith("edges apart")
+
+
+COMPILED = """
+import re
+import torch
+import diglot
+from triton.backends.compiler import GPUTarget
+from diglot.backends.plans import Device, plan_runs
+
+h200 = Device(90, 132, 228 << 10, True, name="h200")
+for op, n in (("softmax", 777), ("softmax", 50257), ("layer_norm", 5001)):
+    x = torch.empty(8192, n, dtype=torch.bfloat16)
+    with plan_runs(h200) as runs, torch.no_grad():
+        if op == "softmax":
+            diglot.softmax(x, backend="triton")
+        else:
+            diglot.layer_norm(x, (n,), torch.empty(n, dtype=x.dtype), backend="triton")
+    kernel = runs[-1].plan.launches[-1].specialization.compile(GPUTarget("cuda", 90, 32))
+    ptx = kernel.asm["ptx"]
+    loads = len(re.findall(r"cp\\.async\\.c[ag]|ld\\.global[^;]*\\.v4", ptx))
+    stores = len(re.findall(r"st\\.global[^;]*\\.v4", ptx))
+    assert loads >= stores > 0, (op, n, loads, stores)
+print("compiled")
+"""
+
+
+@pytest.mark.ahead_of_time
+def test_peeled_rows_have_accesses_of_16_bytes():
+    environment = {k: v for k, v in os.environ.items() if "INTERPRET" not in k}
+    done = subprocess.run(
+        [sys.executable, "-c", COMPILED], capture_output=True, text=True, env=environment
+    )
+    assert done.stdout == "compiled\n", done.stderr
