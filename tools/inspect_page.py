@@ -22,7 +22,7 @@ from diglot.tools.inspect import Inspection, inspect
 PAGE = Path(__file__).parent.parent / "docs/inspect.md"
 STAGES = ("ttir", "ttgir", "llir", "ptx", "sass")
 BLOCK = re.compile(r"(<!-- excerpt: ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-COPYING = "layer_norm_backward_rows<NormShape<4, true, true>, float>"
+COPYING = "layer_norm_backward_rows<NormShape<4, true>, float>"
 
 
 def versions() -> str:

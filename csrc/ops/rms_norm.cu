@@ -15,7 +15,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
 }
 
 template <typename Shape, typename T>
-__global__ void __launch_bounds__(kNormThreads, 1)
+__global__ void __launch_bounds__((kNormThreadsOf<Shape, T>), 1)
     rms_norm_backward_rows(NormRows rows, NormGradients<T> arrays) {
   norm_backward_resident<Shape, T, false>(rows, arrays);
 }

@@ -120,11 +120,12 @@ def norm_backward_sums(
 
 def count_groups(device: Device, rows: int, n: int, has_sums: bool) -> int:
     """How many groups share `rows` rows of `n` elements at most: at least one."""
-    if has_sums:
-        groups = device.tuned("norm_backward.triton.groups", n)
-    else:
-        groups = device.tuned("norm_backward.triton.groups_without_sums")
-    return max(1, min(groups, rows))
+    if not has_sums:
+        return max(1, min(device.tuned("norm_backward.triton.groups_without_sums"), rows))
+    groups = device.tuned("norm_backward.triton.groups", n)
+    enough = device.tuned("norm_backward.triton.enough_groups")
+    each = device.tuned("norm_backward.triton.rows_each")
+    return max(1, min(groups, rows, max(enough, -(-rows // each))))
 
 
 def plan_norm_backward(
@@ -249,7 +250,7 @@ def plan_norm_backward(
             (-(-n // columns),),
             (grad_weight, grad_bias, sums),
             (n, groups, room),
-            (tuned("norm_backward.triton.summed_groups"), columns),
+            (tuned("norm_backward.triton.summed_groups", groups), columns),
             tuned("norm_backward.triton.summing_warps"),
         )
         launches.append(launch)

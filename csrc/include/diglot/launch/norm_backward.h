@@ -2,7 +2,11 @@
 // triton_ops/launch/norm_backward.py.
 #pragma once
 
+#include <functional>
 #include <optional>
+#include <tuple>
+#include <utility>
+#include <vector>
 
 #include "diglot/launch/norm_forward.h"
 #include "diglot/launch/plan.h"
@@ -12,28 +16,34 @@
 
 namespace diglot {
 
-// Variants, by the type: one that holds a row, for rows of so many blocks, one for longer rows, one
-// for elements one by one, and one for rows that are read twice. What is faster was measured on an
-// H200 (bench/layer_norm.py).
+// Compiled shapes: those that hold a row with accesses of 16 bytes, one for elements one by one,
+// and those for rows that are read twice.
 template <typename T>
 struct NormBackwardShapes {
-  static constexpr bool kIsNarrowType = sizeof(T) == 2;
-  using Wide = NormShape<kIsNarrowType ? 2 : 4, true, true>;
-  using Long = NormShape<sizeof(T) == 4 ? 8 : 4, true, false>;
-  using Narrow = NormShape<2, false, false>;
+  template <int... kAccesses>
+  using WideList = std::tuple<NormShape<kAccesses, true>...>;
+  using Wide =
+      std::conditional_t<sizeof(T) == 2, WideList<1, 2, 3, 4, 6>,
+                         std::conditional_t<sizeof(T) == 4, WideList<1, 4, 6, 8>, WideList<1, 4>>>;
+  using Narrow = NormShape<2, false>;
   template <bool kIsWide>
-  using Streaming = NormShape<(kIsNarrowType ? 1 : 2) * (kIsWide ? 2 : 1), kIsWide, false>;
+  using Streaming = NormShape<(sizeof(T) == 2 ? 1 : 2) * (kIsWide ? 2 : 1), kIsWide>;
 };
 
 // Upper bound of the shared memory that a block uses for other purposes and that the driver
 // reserves.
 constexpr int kNormOtherBytes = 2 * 1024 + 64;
 
-// Groups of rows whose sums are added up.
-inline int groups_of_rows(Planner& planner, int64_t count, int64_t row_bytes) {
-  const int64_t kibibytes = (row_bytes + 1023) / 1024;
-  const int64_t groups = planner.tuned(Tunable::kNormBackwardGroups, kibibytes);
-  return static_cast<int>(std::clamp<int64_t>(count, 1, groups));
+// Groups of rows whose sums are added up. They decide the order in which rows are summed.
+template <typename T>
+int groups_of_rows(Planner& planner, int64_t count, int64_t n, int arrays) {
+  // Bytes of shared memory for a row, with its weights and a stage of the row after it.
+  const int64_t bytes = n * static_cast<int64_t>(2 * arrays * sizeof(T) + sizeof(compute_t<T>));
+  const int64_t groups = planner.tuned(Tunable::kNormBackwardGroups, (bytes + 1023) / 1024);
+  const int64_t enough = planner.tuned(Tunable::kNormBackwardEnoughGroups);
+  const int64_t each = planner.tuned(Tunable::kNormBackwardRowsEach);
+  const int64_t wanted = std::max(enough, (count + each - 1) / each);
+  return static_cast<int>(std::max<int64_t>(std::min({groups, count, wanted}), 1));
 }
 
 struct NormOperands {
@@ -76,43 +86,74 @@ int64_t share_of_block(const NormRows& rows) {
   return quotient(quotient(rows.n, rows.blocks), kElements) * kElements;
 }
 
-// One block group per partial sum; without sums, as many groups as can be resident.
-inline Launch launch_of_groups(Planner& planner, NormRows& rows) {
-  if (rows.groups == 0) {
-    const int64_t blocks =
-        planner.tuned(rows.blocks <= 2 ? Tunable::kNormBackwardGroupsWithoutSums
-                                       : Tunable::kNormBackwardClusteredGroupsWithoutSums);
-    const int64_t groups = std::max<int64_t>(blocks / rows.blocks, 1);
-    rows.groups = static_cast<int>(std::min(groups, rows.count));
-  }
-  Launch how{static_cast<unsigned>(rows.groups * rows.blocks), kNormThreads};
+// Blocks that walk rows: one, or a cluster, for each group. Without sums, as many groups as can be
+// resident.
+inline void count_groups(Planner& planner, NormRows& rows) {
+  if (rows.groups != 0) return;
+  const int64_t blocks =
+      planner.tuned(rows.blocks <= 2 ? Tunable::kNormBackwardGroupsWithoutSums
+                                     : Tunable::kNormBackwardClusteredGroupsWithoutSums);
+  const int64_t groups = std::max<int64_t>(blocks / rows.blocks, 1);
+  rows.groups = static_cast<int>(std::min(groups, rows.count));
+}
+
+inline Launch launch_of_groups(const NormRows& rows, int threads) {
+  Launch how{static_cast<unsigned>(rows.groups * rows.blocks), static_cast<unsigned>(threads)};
   how.cluster_blocks = static_cast<unsigned>(rows.blocks);
   return how;
 }
 
-// How a shape shares out rows, and its launch. Nothing if a row does not fit into `most_blocks`
-// blocks.
+// How a shape shares out rows.
+struct NormFit {
+  NormRows rows;
+  Launch how;
+  int64_t cost;  // issue slots of an SM, about; they bound a kernel that is not bound by memory
+};
+
+// Nothing if a row does not fit into a cluster of so many blocks with so many stages.
 template <typename Shape, typename T>
-std::optional<Launch> share_out_norm(Planner& planner, NormRows& rows, int weight_accesses,
-                                     int64_t most_blocks) {
+std::optional<NormFit> share_out_norm(Planner& planner, NormRows rows, int blocks,
+                                      int least_stages) {
   constexpr int kColumns = Shape::template kColumns<T>;
-  constexpr int64_t kMost = kNormThreads * kColumns;  // of a row's elements, for a block
-  rows.blocks = 1;
-  while (rows.blocks < most_blocks && rows.blocks * kMost < rows.n) rows.blocks *= 2;
+  constexpr int kThreads = kNormThreadsOf<Shape, T>;
+  constexpr int64_t kMost = kThreads * kColumns;  // of a row's elements, for a block
+  constexpr int kWarpColumns = kWarpLanes * kColumns;
+  rows.blocks = blocks;
   rows.share = share_of_block<Shape, T>(rows);
   if (rows.share > kMost) return {};
-  rows.log_team = 0;
-  while ((1 << rows.log_team) * kColumns < rows.share) ++rows.log_team;
-  const int team = 1 << rows.log_team;
-  Launch how = launch_of_groups(planner, rows);
-  const int weight_bytes = Shape::kPartBytes * weight_accesses * std::max(team, kWarpLanes);
-  const int stage_bytes = rows.arrays * Shape::kPartBytes * kNormThreads;
-  const int room = planner.device.shared_bytes() - kNormOtherBytes - weight_bytes;
+  count_groups(planner, rows);
+  rows.team = kWarpLanes * static_cast<int>((rows.share + kWarpColumns - 1) / kWarpColumns);
+  // With several accesses lanes are apart as in a whole warp. A cluster's blocks have whole warps.
+  constexpr bool kHasLanes = Shape::kAccesses == 1 || !Shape::kIsWide;
+  while (kHasLanes && blocks == 1 && rows.team <= kWarpLanes &&
+         rows.team / 2 * kColumns >= rows.share) {
+    rows.team /= 2;
+  }
+  // As many teams as have rows, fit, and leave room for enough stages. A cluster has one.
+  constexpr int kWeightParts = sizeof(compute_t<T>) / sizeof(T);
+  const auto most_threads = static_cast<int>(planner.tuned(Tunable::kNormBackwardThreads));
+  const int beside = rows.team > most_threads ? 1 : std::max(1, kThreads / most_threads);
+  const int room = (planner.device.shared_bytes() / beside - kNormOtherBytes) / Shape::kPartBytes;
+  const int64_t each = (rows.count + rows.groups - 1) / rows.groups;
+  const int threads =
+      std::min(kThreads / beside, room / (kWeightParts + least_stages * rows.arrays));
+  const auto teams =
+      static_cast<int>(std::min<int64_t>(threads / rows.team, blocks > 1 ? 1 : each));
+  if (teams < 1) return {};
+  const int warps = (teams * rows.team + kWarpLanes - 1) / kWarpLanes;
+  NormFit fit{rows, launch_of_groups(rows, warps * kWarpLanes)};
   const auto stages = static_cast<int>(planner.tuned(Tunable::kNormBackwardStages));
-  rows.stages = std::min(room / stage_bytes, stages);
-  if (rows.stages < 1) return {};
-  how.shared_bytes = static_cast<std::size_t>(weight_bytes + rows.stages * stage_bytes);
-  return how;
+  fit.rows.stages = std::min((room / (warps * kWarpLanes) - kWeightParts) / rows.arrays, stages);
+  if (fit.rows.stages < least_stages) return {};
+  const int parts = kWeightParts + fit.rows.stages * rows.arrays;
+  fit.how.shared_bytes = static_cast<std::size_t>(parts * warps * kWarpLanes * Shape::kPartBytes);
+  // A warp's instructions for a row, and how long it waits for others' and for its own.
+  constexpr int64_t kIssued = 16 * kColumns + 150, kWaited = 1200;
+  const int64_t at_once = warps * kWarpLanes / rows.team;
+  fit.cost = (each + at_once - 1) / at_once * (warps * kIssued / 4 + kWaited);
+  if (kThreads < kNormThreads) fit.cost += fit.cost / 2;        // few warps hide less
+  if (fit.rows.stages < stages) fit.cost += 3 * fit.cost / 10;  // and so do few stages
+  return fit;
 }
 
 // As above for two-pass rows: `blocks` per row, `fields` sums.
@@ -120,12 +161,12 @@ template <typename Shape, typename T>
 Launch share_out_streaming_norm(Planner& planner, NormRows& rows, int blocks, int fields) {
   rows.blocks = blocks;
   rows.share = share_of_block<Shape, T>(rows);
-  rows.log_team = 0;
-  while (1 << rows.log_team < kNormThreads) ++rows.log_team;
+  rows.team = kNormThreads;
   const int64_t field_bytes = rows.share * static_cast<int64_t>(sizeof(compute_t<T>));
   const int room = planner.device.shared_bytes() - kNormOtherBytes;
   rows.smem_fields = static_cast<int>(std::min<int64_t>(room / field_bytes, fields));
-  Launch how = launch_of_groups(planner, rows);
+  count_groups(planner, rows);
+  Launch how = launch_of_groups(rows, kNormThreads);
   how.shared_bytes = static_cast<std::size_t>(rows.smem_fields * field_bytes);
   return how;
 }
@@ -141,9 +182,8 @@ void launch_norm_backward(Planner& planner, const NormOperands& operands) {
       statistics_of<const Compute, kIsCentered>(operands.grad_input, &operands.statistics);
   const auto mean = statistics.mean, rstd = statistics.rstd;
   const int64_t count = statistics.shape.numel;
-  const bool has_wide_weight =
+  const bool is_weight_wide =
       operands.weight != nullptr && operands.weight->dtype != operands.grad_input.dtype;
-  const int weight_accesses = has_wide_weight ? sizeof(Compute) / sizeof(T) : 1;
 
   const int64_t n = operands.grad_input.sizes[operands.grad_input.rank - 1];
   planner.choose("rows", {count, n}, {&operands.grad_input, operands.grad_sum, operands.weight});
@@ -158,14 +198,14 @@ void launch_norm_backward(Planner& planner, const NormOperands& operands) {
   }
   Address<Compute> sums, weight_sums, bias_sums;
   if (fields > 0) {
-    rows.groups = groups_of_rows(planner, count, rows.n * static_cast<int64_t>(sizeof(T)));
+    rows.groups = groups_of_rows<T>(planner, count, rows.n, rows.arrays);
     const int64_t field = rows.groups * rows.n;
     sums = planner.need({fields * field * static_cast<int64_t>(sizeof(Compute))})
                .template as<Compute>();
     if (operands.grad_weight != nullptr) weight_sums = sums;
     if (operands.grad_bias != nullptr) bias_sums = sums + (fields - 1) * field;
   }
-  const auto arrays = [mean, rstd, weight_accesses, weight_sums, bias_sums,
+  const auto arrays = [mean, rstd, is_weight_wide, weight_sums, bias_sums,
                        grad_output = operands.grad_output.as<const T>(),
                        input = operands.input.as<const T>(),
                        grad_sum = address_of<const T>(operands.grad_sum),
@@ -175,7 +215,7 @@ void launch_norm_backward(Planner& planner, const NormOperands& operands) {
     result.grad_output = grad_output(now), result.input = input(now);
     result.grad_sum = grad_sum(now);
     result.mean = mean(now), result.rstd = rstd(now);
-    result.weight = weight(now), result.weight_accesses = weight_accesses;
+    result.weight = weight(now), result.is_weight_wide = is_weight_wide;
     result.weight_sums = weight_sums(now), result.bias_sums = bias_sums(now);
     result.grad_input = grad_input(now);
     return result;
@@ -194,29 +234,47 @@ void launch_norm_backward(Planner& planner, const NormOperands& operands) {
     }
     layout.template for_each_slice<int64_t>([&](int64_t slice, const auto& starts) {
       rows.count = slice, rows.starts = starts;
-      const auto attempt = [&](auto shape, int64_t most_blocks) {
+      if (fields == 0) rows.groups = 0;
+      const auto attempt = [&](auto shape, const NormFit& fit) {
         using Shape = decltype(shape);
-        if (fields == 0) rows.groups = 0;
-        const std::optional<Launch> how =
-            share_out_norm<Shape, T>(planner, rows, weight_accesses, most_blocks);
-        if (!how.has_value()) return false;
         constexpr auto kKernel = Kernels::template rows<Shape>();
-        if (how->cluster_blocks > 1 && !planner.has_clusters<kKernel>(*how)) return false;
+        if (fit.rows.blocks > 1 && !planner.has_clusters<kKernel>(fit.how)) return false;
         constexpr const NormVariantNames& kNames = kNormVariantNames<Shape::kIsWide>;
-        planner.plan.variant = rows.blocks > 1                    ? kNames.in_cluster
-                               : 1 << rows.log_team <= kWarpLanes ? kNames.in_lanes
-                                                                  : kNames.in_block;
-        planner.add<kKernel>(*how, rows, arrays);
+        planner.plan.variant = fit.rows.blocks > 1           ? kNames.in_cluster
+                               : fit.rows.team <= kWarpLanes ? kNames.in_lanes
+                                                             : kNames.in_block;
+        planner.add<kKernel>(fit.how, fit.rows, arrays);
+        rows.groups = fit.rows.groups;
         return true;
       };
-      const auto attempt_wide = [&] {
-        const int64_t most = planner.tuned(Tunable::kNormBackwardWideBlocks, sizeof(T));
-        return attempt(typename Shapes::Wide{}, most) ||
-               attempt(typename Shapes::Long{}, kMostClusterBlocks);
+      // Of the shapes that hold a row in as few blocks as possible the cheapest.
+      const auto attempt_shapes = [&](auto shapes, int least_stages) {
+        int64_t skipped = planner.tuned(Tunable::kNormBackwardSkippedShapes);
+        for (int blocks = 1; blocks <= kMostClusterBlocks; blocks *= 2) {
+          std::vector<std::pair<int64_t, std::function<bool()>>> found;
+          const auto look = [&](auto shape) {
+            const auto fit =
+                share_out_norm<decltype(shape), T>(planner, rows, blocks, least_stages);
+            if (!fit.has_value()) return;
+            found.emplace_back(fit->cost, [=] { return attempt(shape, *fit); });
+          };
+          std::apply([&](auto... shape) { (look(shape), ...); }, shapes);
+          std::stable_sort(found.begin(), found.end(),
+                           [](const auto& a, const auto& b) { return a.first < b.first; });
+          for (const auto& [cost, use] : found) {
+            if (skipped-- > 0) continue;
+            if (use()) return true;
+          }
+        }
+        return false;
+      };
+      // Rows that must wait for their copies are the last resort.
+      const auto attempt_held = [&](auto shapes) {
+        const auto stages = static_cast<int>(planner.tuned(Tunable::kNormBackwardStages));
+        return attempt_shapes(shapes, std::min(stages, 2)) || attempt_shapes(shapes, 1);
       };
       const auto attempt_streaming = [&](auto shape, int blocks) {
         using Shape = decltype(shape);
-        if (fields == 0) rows.groups = 0;
         const Launch how = share_out_streaming_norm<Shape, T>(planner, rows, blocks, fields);
         constexpr auto kKernel = Kernels::template streaming<Shape>();
         if (blocks > 1 && !planner.has_clusters<kKernel>(how)) return false;
@@ -230,9 +288,9 @@ void launch_norm_backward(Planner& planner, const NormOperands& operands) {
           if (is_wanted && attempt_streaming(shape, blocks)) return;
         }
       };
-      const bool is_held =
-          rows.n <= planner.tuned(Tunable::kNormBackwardLongestHeld) &&
-          ((is_wide && attempt_wide()) || attempt(typename Shapes::Narrow{}, kMostClusterBlocks));
+      const bool is_held = rows.n <= planner.tuned(Tunable::kNormBackwardLongestHeld) &&
+                           ((is_wide && attempt_held(typename Shapes::Wide{})) ||
+                            attempt_held(std::tuple(typename Shapes::Narrow{})));
       const bool are_weights_wide = operands.weight == nullptr || operands.weight->is_aligned();
       if (!is_held && is_wide && are_weights_wide) {
         stream(typename Shapes::template Streaming<true>{});

@@ -26,13 +26,16 @@ namespace diglot {
   X(kGlobalFewTiles, "global.cuda.few_tiles")                                                    \
   X(kGlobalMostChunks, "global.cuda.most_chunks")                                                \
   X(kNormBackwardClusteredGroupsWithoutSums, "norm_backward.cuda.clustered_groups_without_sums") \
+  X(kNormBackwardEnoughGroups, "norm_backward.cuda.enough_groups")                               \
   X(kNormBackwardGroups, "norm_backward.cuda.groups")                                            \
   X(kNormBackwardGroupsWithoutSums, "norm_backward.cuda.groups_without_sums")                    \
   X(kNormBackwardLongestHeld, "norm_backward.cuda.longest_held")                                 \
+  X(kNormBackwardRowsEach, "norm_backward.cuda.rows_each")                                       \
+  X(kNormBackwardSkippedShapes, "norm_backward.cuda.skipped_shapes")                             \
   X(kNormBackwardStreamingBlocks, "norm_backward.cuda.streaming_blocks")                         \
   X(kNormBackwardStages, "norm_backward.cuda.stages")                                            \
   X(kNormBackwardSumSide, "norm_backward.cuda.sum_side")                                         \
-  X(kNormBackwardWideBlocks, "norm_backward.cuda.wide_blocks")                                   \
+  X(kNormBackwardThreads, "norm_backward.cuda.threads")                                          \
   X(kNormForwardSkippedShapes, "norm_forward.cuda.skipped_shapes")                               \
   X(kRowsChunkBlocks, "rows.both.chunk_blocks")                                                  \
   X(kRowsChunkElements, "rows.both.chunk_elements")                                              \

@@ -24,23 +24,26 @@
 
 namespace diglot {
 
-constexpr int kNormThreads = 512;  // of a block, one per SM: sums take many registers
+constexpr int kNormThreads = 512;  // of a block, at most; one per SM: sums take many registers
 
 // The compile-time shape of a kernel. A thread has kAccesses accesses to a row, of 16 bytes if
-// kIsWide, else element by element, with neighbours for neighbouring threads. If kHolds, it keeps
-// its part of the row in registers, in the type of the computation, until it stores the
-// derivatives. Else it reads the part twice from shared memory.
-template <int kAccesses_, bool kIsWide_, bool kHolds_>
+// kIsWide, else element by element. Neighbouring lanes have neighbours, and a warp all of its
+// accesses side by side; where elements are accessed one by one, a team has them side by side.
+template <int kAccesses_, bool kIsWide_>
 struct NormShape {
   static constexpr int kAccesses = kAccesses_;
   static constexpr bool kIsWide = kIsWide_;
-  static constexpr bool kHolds = kHolds_;
   template <typename T>
   static constexpr int kElements = kAccessBytes / static_cast<int>(sizeof(T));
   template <typename T>
   static constexpr int kColumns = kAccesses * kElements<T>;    // of a thread
   static constexpr int kPartBytes = kAccesses * kAccessBytes;  // of a thread, for one array
 };
+
+// Threads of a block, at most: fewer where each has the sums of many columns in registers.
+template <typename Shape, typename T>
+constexpr int kNormThreadsOf =
+    Shape::template kColumns<T> > 40 ? kNormThreads * 3 / 4 : kNormThreads;
 
 // The arrays of rows, in the order of their offsets.
 enum NormArray { kGradInput, kGradOutput, kInput, kGradSum, kStatistics, kNormArrays };
@@ -53,7 +56,7 @@ struct NormRows {
   int groups;       // of rows
   int blocks;       // of a cluster that shares a row: a power of two
   int64_t share;    // the most elements of a row for a block
-  int log_team;     // log2 of the threads of a block that share a row
+  int team;         // threads of a block that share a row: whole warps, or a power of two
   int stages;       // rows of a team that are in shared memory or on their way there
   int arrays;       // in each stage
   int smem_fields;  // streaming rows: how many of the weight's and bias's sums are in shared memory
@@ -82,7 +85,7 @@ struct NormGradients {
   const Compute* mean;
   const Compute* rstd;
   const void* weight;    // or null
-  int weight_accesses;   // to load an access's weights: above 1 if they have the wider type Compute
+  bool is_weight_wide;   // it has the type Compute, not T
   Compute* weight_sums;  // of the groups, one after the other; or null
   Compute* bias_sums;    // likewise
   T* grad_input;
@@ -90,7 +93,7 @@ struct NormGradients {
   // Calls function(weights) with a pointer to their type. Null: all weights are 1.
   template <typename Function>
   DIGLOT_DEVICE void with_weights(Function function) const {
-    if (sizeof(T) == sizeof(Compute) || weight_accesses == 1) {
+    if (sizeof(T) == sizeof(Compute) || !is_weight_wide) {
       function(static_cast<const T*>(weight));
     } else {
       function(static_cast<const Compute*>(weight));

@@ -2,8 +2,7 @@
 // triton_ops/lib/norm/backward_resident.py.
 //
 // The next rows are on their way to shared memory while a row's sums are found, so that memory is
-// never idle. A thread that holds its part of a row in registers starts the copy of a later row
-// into the same stage at once; others start it when they are done with the row.
+// never idle.
 #pragma once
 
 #include "diglot/norm/backward_part.cuh"
@@ -20,32 +19,38 @@ DIGLOT_DEVICE void norm_backward_resident(const NormRows& rows, const NormGradie
   Part part(rows, arrays);
   part.clear();
   const int step = part.step();
-  int64_t row = part.first_row() + part.team_number();
-  for (int stage = 0; stage < rows.stages; ++stage) {
-    part.template load_async<0, Part::kReadArrays>(row + stage * step, stage);
-    group_copies();
-  }
-  auto next = part.statistics(row);
-  part.stage_weights();
+  const int64_t first = part.first_row();
+  int64_t row = first + part.team_number();
+  typename Part::Row next;
+  // Weights and statistics first: they would wait behind the copies.
+  part.load_weights([&] {
+    next = part.statistics(row);
+    for (int stage = 0; stage < rows.stages; ++stage) {
+      part.load_async(row + stage * step, stage);
+      group_copies();
+    }
+  });
   TeamSum<RowSums> team_sum(rows);
   launch_dependents();
 
   const Compute share = Compute(1) / static_cast<Compute>(rows.n);
   int stage = 0;
   DIGLOT_NO_UNROLL
-  for (; row - part.team_number() < rows.count;
-       row += step) {  // equally often for all teams of a block
+  for (int64_t common = first; common < rows.count;
+       common += step) {  // equally often for all teams
     const auto statistics = next.ready();
     next = part.statistics(row + step);
     wait_for_copies_before(rows.stages - 1);
-    const int64_t later = row + rows.stages * step;
-    typename Part::Held held;
     RowSums sums = RowSums::none();
-    if (row < rows.count) sums = part.reduce(statistics, held, stage, later);
+    if (row < rows.count) sums = part.reduce(statistics, stage);
     sums = team_sum(sums);
-    if (row < rows.count) part.store(row, statistics.map(sums, share), held, stage, later);
+    if (row < rows.count) {
+      part.store(row, statistics.map(sums, share), stage);
+      part.load_async(row + rows.stages * step, stage);
+    }
     group_copies();
     stage = stage + 1 == rows.stages ? 0 : stage + 1;
+    row += step;
   }
   part.finish();
   if (rows.blocks > 1)

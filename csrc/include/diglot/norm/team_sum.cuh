@@ -20,15 +20,15 @@ class TeamSum {
   // the threads of all its blocks. All threads call it. Shared memory is used in two turns: late
   // threads may still read the last turn's, and a barrier lies between that and its next use.
   DIGLOT_DEVICE State operator()(State state) {
-    constexpr int kLogLanes = 5;
-    if (rows_.log_team < kLogLanes) return lanes_sum(state, 1 << rows_.log_team);
+    if (rows_.team < kWarpLanes) return lanes_sum(state, rows_.team);
     state = lanes_sum<kWarpLanes>(state);
-    if (rows_.log_team == kLogLanes) return state;
+    const int warps = rows_.team / kWarpLanes;
+    if (warps == 1 && rows_.blocks == 1) return state;
     const int warp = threadIdx.x / kWarpLanes, lane = threadIdx.x % kWarpLanes;
-    const int warps = 1 << (rows_.log_team - kLogLanes), first = warp & -warps;
+    const int first = warp / warps * warps;
     State(&warp_states)[kMostWarps] = shared().warp_states[number_ % 2];
     if (lane == 0) warp_states[warp] = state;
-    part_barrier(first, warps * kWarpLanes);
+    part_barrier(first, rows_.team);
     const int other = lane % kMostWarps;
     state = State::none();
     if (other < warps) state = warp_states[first + other];

@@ -1,0 +1,61 @@
+"""A norm's backward pass in CUDA C++: each way to share out rows, and how its sums are grouped."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from backends import KERNELS, needs_cuda
+from norms import Norm
+
+from diglot.backends.plans import Device, plan_runs
+from diglot.backends.runs import plan
+from diglot.backends.tunables import use_tunables
+
+SKIPPED = "norm_backward.cuda.skipped_shapes"
+# Rows that fill their threads, that leave lanes or whole accesses idle, and that are odd.
+LENGTHS = (64, 768, 1032, 1280, 2880, 77)
+
+
+@needs_cuda
+@pytest.mark.parametrize("n", LENGTHS)
+@pytest.mark.parametrize("op", ["layer_norm", "rms_norm"])
+def test_every_shape(op, n):
+    """One after the other is skipped, until clusters share rows and then rows are read twice."""
+    norm = Norm.draw(op, (9, n), torch.bfloat16)
+    for skipped in range(8):
+        with use_tunables({SKIPPED: skipped, "norm_backward.cuda.groups": 3}):
+            norm.check("cuda")
+
+
+@needs_cuda
+@pytest.mark.parametrize("threads", [64, 128, 256])
+def test_blocks_that_share_a_multiprocessor(threads):
+    norm = Norm.draw("layer_norm", (40, 1280), torch.bfloat16)
+    with use_tunables({"norm_backward.cuda.threads": threads, "norm_backward.*.groups": 3}):
+        norm.check("cuda")
+
+
+@needs_cuda
+def test_teams_that_are_no_power_of_two():
+    """Their sums are added up by halves: here of three teams, and of five."""
+    for n, rows in ((5120, 30), (2880, 50)):
+        with use_tunables({"norm_backward.cuda.groups": 2}):
+            Norm.draw("layer_norm", (rows, n), torch.bfloat16).check("cuda")
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+def test_groups_of_few_rows(backend):
+    """A row each up to enough groups, then several rows each, up to the most groups."""
+
+    def groups_of(rows: int) -> int:
+        x = torch.empty(rows, 1024, device="meta", dtype=torch.bfloat16)
+        statistics, row = torch.empty(1, rows, device="meta"), x[0]
+        arguments = (x, None, x, statistics, row, row, x)
+        with plan_runs(Device(90, 132, 233_472, True)):
+            need = plan(backend, "rms_norm", "rms_norm_backward", *arguments).scratch
+        return (need.bytes - need.zeroed) // 4096
+
+    named = f"norm_backward.{backend}."
+    with use_tunables({f"{named}enough_groups": 8, f"{named}rows_each": 4}):
+        assert [groups_of(rows) for rows in (1, 7, 8, 9, 32, 33, 40)] == [1, 7, 8, 8, 8, 9, 10]
+    assert groups_of(10**6) == {"cuda": 132, "triton": 528}[backend]
