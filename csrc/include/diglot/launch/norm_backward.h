@@ -186,7 +186,10 @@ void launch_norm_backward(Planner& planner, const NormOperands& operands) {
       operands.weight != nullptr && operands.weight->dtype != operands.grad_input.dtype;
 
   const int64_t n = operands.grad_input.sizes[operands.grad_input.rank - 1];
-  planner.choose("rows", {count, n}, {&operands.grad_input, operands.grad_sum, operands.weight});
+  const bool is_cut = n % kElements != 0 || !operands.grad_input.is_aligned() ||
+                      !operands.grad_output.is_aligned() || !operands.input.is_aligned();
+  planner.choose(is_cut ? "rows" : "rows, 16-byte accesses", {count, n},
+                 {&operands.grad_input, operands.grad_sum, operands.weight});
   NormRows rows{};
   rows.arrays = operands.grad_sum == nullptr ? 2 : 3;
   rows.n = n;
