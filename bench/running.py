@@ -47,6 +47,7 @@ def run(
     *,
     only: Collection[str] = (),
     launches: bool = False,
+    weighs: bool = True,
     tell: Callable[[str], None] = lambda _: None,
     instruments: Instruments = GPU,
 ) -> Iterator[list[Row]]:
@@ -57,6 +58,7 @@ def run(
         cases: which cases; by default its own.
         only: names of the providers; by default all.
         launches: whether to count those of each call, with a profiler.
+        weighs: whether to measure the host's time and the memory of each call.
         tell: is told what happens next.
         instruments: what measures.
 
@@ -71,7 +73,7 @@ def run(
     cases = benchmark.cases if cases is None else cases
     for i, case in enumerate(cases):
         tell(f"{benchmark.op} {i + 1}/{len(cases)}: {describe(case)}")
-        rows = _run_case(benchmark, case, only, launches, instruments)
+        rows = _run_case(benchmark, case, only, launches, weighs, instruments)
         if case in benchmark.cases and not only:
             _judge(benchmark, rows)
         yield list(rows.values())
@@ -107,6 +109,7 @@ def _run_case(
     case: Case,
     only: Collection[str],
     launches: bool,
+    weighs: bool,
     instruments: Instruments,
 ) -> Rows:
     chosen = [name for name in benchmark.providers if not only or name in only]
@@ -143,7 +146,8 @@ def _run_case(
             calls[name] = call
         instruments.release()
     _time(benchmark, case, tensors, calls, rows, instruments)
-    _weigh(case, {n: c for n, c in calls.items() if "time_us" in rows[n]}, rows, instruments)
+    if weighs:
+        _weigh(case, {n: c for n, c in calls.items() if "time_us" in rows[n]}, rows, instruments)
     if launches:
         # Last: what the profiler leaves behind may cost the host a little from then on.
         for name, call in calls.items():

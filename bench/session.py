@@ -267,6 +267,7 @@ def measure_all(
                     cases,
                     only=plan.selection.only,
                     launches=plan.selection.ranking,
+                    weighs=plan.selection.models is None,
                     tell=tell,
                     instruments=instruments,
                 ):

@@ -4,7 +4,7 @@ configs/tunables/, and copies of weight and bias. Twin of csrc/include/diglot/la
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from diglot.triton_ops.lib.norm.shifted import shifted_copies
 
@@ -78,7 +78,11 @@ def norm_rows(out: Operand, residual: Operand | None, has_mean: bool) -> NormRow
 
 
 def copy_shifted(
-    parameters: tuple[Operand | None, ...], n: int, vector: int, before: Part | None
+    device: Device,
+    parameters: tuple[Operand | None, ...],
+    n: int,
+    vector: int,
+    before: Part | None,
 ) -> tuple[tuple[Part | None, ...], Part, Launch]:
     """Copies of a weight, and a bias, for peeled rows: where they lie in scratch behind a part, the
     last of them, and the launch that makes them.
@@ -91,23 +95,14 @@ def copy_shifted(
         copies.append(part)
         last = part or last
     assert last is not None
-    tuned = parameters_device(parameters).tuned
-    block = tuned("norm_forward.triton.copied_elements")
+    block = device.tuned("norm_forward.triton.copied_elements")
+    absent = (None,) * (2 - len(parameters))  # there may be no bias
     launch = Launch(
         shifted_copies,
         (vector * -(-length // block),),
-        (*padded(parameters), *padded(tuple(copies))),
+        (*parameters, *absent, *copies, *absent),
         (n,),
         (vector, block),
-        tuned("norm_forward.triton.copying_warps"),
+        device.tuned("norm_forward.triton.copying_warps"),
     )
     return tuple(copies), last, launch
-
-
-def padded(pair: tuple[Any, ...]) -> tuple[Any, Any]:
-    """What stands for weight and bias, where there may be a weight alone."""
-    return (*pair, None)[:2]
-
-
-def parameters_device(parameters: tuple[Operand | None, ...]) -> Device:
-    return next(array.device for array in parameters if array is not None)

@@ -199,7 +199,6 @@ def plan_rows(
         if not is_column:
             second = device.tuned("rows.triton.second_block", size)
             block, rest = blocks_of(-(-reach // (splits * vector)) * vector, second)
-            splits = -(-reach // (block + rest))
     else:
         second = device.tuned("rows.triton.second_block", size)
         if norm is not None:
@@ -214,6 +213,8 @@ def plan_rows(
     once = False
     if side == 1 and warps > 1:
         block, rest, once = exchange_once(device, block, rest, warps * 32 * vector)
+    if split is not None and not is_column:
+        splits = -(-reach // (block + rest))  # as the kernel counts them (`part_of_row`)
     # Where a program's part of a row begins is a product with a step: if the compiler knew it, it
     # would add the part to each offset, and run out of registers.
     keeps_steps = has_steps or split is not None
@@ -253,7 +254,7 @@ def plan_rows(
         parameters: tuple[Operand | Part | None, ...] = shared
         last = states
         if is_peeled and same:
-            parameters, last, copying = copy_shifted(shared, n, vector, states)
+            parameters, last, copying = copy_shifted(device, shared, n, vector, states)
             launches.append(copying)
         pointers = (*sources, *parameters, *statistics, *held, states, out)
         for launched in (kind, MAPPED_CHUNKS.value) if is_tall else (kind,):
