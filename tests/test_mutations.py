@@ -38,8 +38,8 @@ class Fault(NamedTuple):
     chosen: str | None = None
 
 
-# Maxima and sums of a row's parts that do not fit each other; a last element that is left out; a
-# counter of 32 bits; and, so that it is these that are found, none.
+# Maxima and sums of a row's parts that do not fit each other; a last element that is left out; one
+# before the first that is not; a counter of 32 bits; and, so that it is these that are found, none.
 FAULTS = {
     ("cuda", "none"): Fault(
         "csrc/include/diglot/reduce/states.cuh", "\n", "\n", "softmax", "test_rows"
@@ -67,6 +67,14 @@ FAULTS = {
         "return element < range.count - 1 &&",
         "softmax",
         "test_rows",
+    ),
+    ("cuda", "head"): Fault(
+        "csrc/include/diglot/rows/tile_loads.cuh",
+        "element >= range.skipped",
+        "element >= 0",
+        "softmax",
+        "test_peeled_rows",
+        "softmax and not log_softmax",
     ),
     ("triton", "tail"): Fault(
         "triton_ops/lib/rows/tile.py",
