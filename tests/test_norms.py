@@ -83,8 +83,8 @@ def test_variants(backend, op):
     ("op", "dtype", "n", "accesses"),
     [
         ("layer_norm", torch.float32, 66_001, ""),
-        ("add_layer_norm", torch.float32, 65_540, ", 16-byte accesses"),
-        ("add_rms_norm", torch.float32, 65_540, ", 16-byte accesses"),
+        ("add_layer_norm", torch.float32, 114_692, ", 16-byte accesses"),
+        ("add_rms_norm", torch.float32, 114_692, ", 16-byte accesses"),
         ("rms_norm", torch.bfloat16, 65_537, ""),
         ("rms_norm", torch.float64, 32_770, ", 16-byte accesses"),
         ("layer_norm", torch.float16, 240_008, ", 16-byte accesses"),
@@ -462,13 +462,14 @@ def test_gradients_against_float64(backend, op, data):
 @pytest.mark.parametrize("op", PLAIN)
 @pytest.mark.parametrize("backend", KERNELS)
 def test_rows_do_not_know_of_each_other(backend, op):
-    """No bit of a row depends on how many there are, or on which it is."""
+    """No bit of a row depends on how many there are; or on which it is, but for where a row that is
+    peeled begins between multiples of 16 bytes: its elements are shared out from there."""
     for shape in ((50, 96), (40, 61), (7, 3000)):
         norm = Norm.draw(op, shape)
         (whole,) = norm(backend)
         for row in (0, shape[0] // 2, shape[0] - 1):
             (alone,) = Norm(op, [norm.arrays[0][row : row + 1].clone()], norm.parameters)(backend)
-            if backend == "cuda":
+            if backend == "cuda" and row * shape[1] % 4 == 0:
                 assert torch.equal(alone[0], whole[row])
             else:  # how many rows a program has is another layout of its threads
                 torch.testing.assert_close(alone[0], whole[row], rtol=1e-6, atol=1e-6)

@@ -478,13 +478,14 @@ def test_gradients_against_float64(backend, op, data):
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("backend", KERNELS)
 def test_rows_do_not_know_of_each_other(backend, op):
-    """No bit of a row depends on how many there are, or on which it is."""
+    """No bit of a row depends on how many there are; or on which it is, but for where a row that is
+    peeled begins between multiples of 16 bytes: its elements are shared out from there."""
     for shape in ((50, 96), (40, 61), (7, 3000), (3, 40_004)):
         (x,) = tensors(shape, torch.float32, 1)
         whole = getattr(diglot, op)(x, backend=backend)
         for row in (0, shape[0] // 2, shape[0] - 1):
             alone = getattr(diglot, op)(x[row : row + 1].clone(), backend=backend)
-            if backend == "cuda":
+            if backend == "cuda" and row * shape[1] % 4 == 0:
                 assert torch.equal(alone[0], whole[row])
             else:  # how many rows a program has is another layout of its threads
                 torch.testing.assert_close(alone[0], whole[row], rtol=1e-6, atol=1e-6)
