@@ -49,7 +49,7 @@ SOURCES = (
     "tests",
     "triton_ops",
 )
-IGNORED_FOLDERS = ("bench/results",)
+IGNORED_FOLDERS = ("bench/distributions", "bench/results")
 IGNORED_SUFFIXES = (".md", ".pyc", ".pyo", ".so", ".orig", ".rej")
 
 

@@ -255,6 +255,24 @@ def worst(rows: Sequence[Row], count: int = 20) -> list[list[str]]:
     return lines
 
 
+def markdown(reports: Sequence[dict[str, Any]]) -> str:
+    """Both tables of committed results, for each GPU."""
+    lines: list[str] = []
+    for gpu in dict.fromkeys(report["gpu"] for report in reports):
+        of_gpu = [report for report in reports if report["gpu"] == gpu]
+        rows = [row for report in of_gpu for row in report["rows"]]
+        said = [f"{r['op']}: commit {r['commit'][:7]}, {r['date']}" for r in of_gpu]
+        lines += [f"### {gpu}", "", f"Measured at {'; '.join(said)}.", ""]
+        for header, body in ((HEADER, table(rows)), (WORST_HEADER, worst(rows))):
+            lines += [_markdown_row(header), _markdown_row(["---"] * len(header))]
+            lines += [*map(_markdown_row, body), ""]
+    return "\n".join(lines)
+
+
+def _markdown_row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
 def main(seed: str, jobs: str, part: str, *ops: str) -> None:
     """Calls a part of the cases once, so that what they need is compiled."""
     from diglot.bench.selection import load
@@ -263,6 +281,7 @@ def main(seed: str, jobs: str, part: str, *ops: str) -> None:
         (load(op).benchmark, case) for op in ops for case in cases(load(op).benchmark, int(seed))
     ]
     for benchmark, case in pairs[int(part) :: int(jobs)]:
+        torch._dynamo.reset()  # which compiles a function for a few shapes only
         _compile(benchmark, case)
         torch.cuda.empty_cache()
 

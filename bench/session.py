@@ -273,18 +273,12 @@ def measure_all(
                 ):
                     rows += [row | hashes for row in of_case]
                     of_op += 1
+                    _keep(plan, done, benchmark, rows, of_op)  # whatever ends the process
             finally:
                 measured += of_op
                 done.rows += rows
                 if plan.folder is not None and rows:
-                    missing = (
-                        {}
-                        if of_op == planned_of(benchmark, plan)
-                        else {"incomplete": f"{of_op} of {planned_of(benchmark, plan)} cases"}
-                    )
-                    path = plan.folder / f"{benchmark.op}.json"
-                    save(done.report(rows, **missing), path)
-                    done.written.append(path)
+                    done.written.append(_keep(plan, done, benchmark, rows, of_op))
         for name in plan.apart:
             done.written.append(load(name).run(_folder_of_apart(plan.folder)))
     except KeyboardInterrupt:
@@ -296,6 +290,16 @@ def measure_all(
     if done.incomplete is not None:
         done.facts["incomplete"] = f"{measured} of {planned} cases"
     return done
+
+
+def _keep(plan: Plan, done: Done, benchmark: Benchmark, rows: Sequence[Row], count: int) -> Path:
+    """Writes what was measured of an op, so many cases, where there is a folder; returns where."""
+    path = (plan.folder or Path()) / f"{benchmark.op}.json"
+    if plan.folder is not None:
+        all_of_it = planned_of(benchmark, plan)
+        missing = {} if count == all_of_it else {"incomplete": f"{count} of {all_of_it} cases"}
+        save(done.report(rows, **missing), path)
+    return path
 
 
 def planned_of(benchmark: Benchmark, plan: Plan) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from diglot.bench import marks, ranking
+from diglot.bench import marks, models, ranking
 from diglot.bench.barrier_tables import designs_table, use_table
 from diglot.bench.evidence import ROOT
 from diglot.bench.harness import MODES
@@ -271,6 +271,8 @@ def render() -> dict[Path, str]:
     put("README.md", "bench", common, summary)
     texts[ROOT / PICTURE] = picture(common)
     put("docs/speed.md", "bench", common, markdown)
+    drawn = sorted(root.glob("bench/distributions/*/models/*.json"))
+    put("docs/speed.md", "models", drawn, models.markdown)
     rankings = sorted(root.glob("bench/results/*/ranking/*.json"))
     put("docs/benchmarks.md", "ranking", rankings, ranking.markdown)
     for stem, places in APART.items():

@@ -338,7 +338,7 @@ def sources_hash(backend: str) -> str:
         folders = [next(f for f in (here / "triton_ops", tree / "triton_ops") if f.is_dir())]
     else:
         ops = next(f for f in (here / "cuda_ops", tree / "csrc/ops") if f.is_dir())
-        folders = [ops, Path(diglot.get_include())]
+        folders = [ops, Path(diglot.get_include()) / "diglot"]
     total = hashlib.sha256()
     for folder in folders:
         for path in sorted(folder.rglob("*")):
