@@ -177,7 +177,7 @@ def one_op(tmp_path) -> Path:
     for name in ("csrc/ops", "csrc/pipeline", "csrc/torch", "python/diglot"):
         (tmp_path / name).mkdir(parents=True)
     # What would take long to compile.
-    for name in ("copier", "launcher", "pipeline", "plans", "reader", "tunables"):
+    for name in ("choice", "copier", "launcher", "pipeline", "plans", "reader", "tunables"):
         (tmp_path / f"csrc/torch/{name}.cpp").write_text("")
     (tmp_path / "csrc/interpreter/module.cpp").write_text("")
     for name in ("Makefile", "pyproject.toml", "setup.py"):

@@ -92,7 +92,7 @@ def test_plans_of_a_named_device():
     """Nothing is launched; what a planner asks of its device is answered for the one named."""
     x = torch.empty(4, 65536)
     (on_h200,), (on_a100,) = (plan_of("softmax", "cuda", x, device=d) for d in (H200, A100))
-    assert on_h200.launches[0].cluster_blocks == 4 and on_a100.launches[0].cluster_blocks == 1
+    assert on_h200.launches[0].cluster_blocks == 16 and on_a100.launches[0].cluster_blocks == 1
     assert on_h200.variant != on_a100.variant and on_h200.scratch is None
     assert on_a100.launches[0].shared_bytes == 5 * 256 * 8 * 16
 

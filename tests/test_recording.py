@@ -71,7 +71,7 @@ def test_launches_are_planned_for_a_device():
     of_h200, of_a100 = (_C.plan("softmax_forward", device, x, 1, x) for device in (H200, A100))
     _, ((on_h200, *_, h200_shared, h200_cluster, _),), *_ = of_h200
     _, ((on_a100, *_, a100_shared, a100_cluster, _),), *_ = of_a100
-    assert (h200_shared, h200_cluster) == (0, 4) and on_h200 != on_a100
+    assert (h200_shared, h200_cluster) == (0, 16) and on_h200 != on_a100
     # A block has eight tiles of 32 KiB, and as many in shared memory as there is room for.
     assert (a100_shared, a100_cluster) == (5 * 256 * 8 * 16, 1)
 

@@ -287,7 +287,7 @@ def test_kernels_of_rows_access_16_bytes(kernels):
     for name, kernel in rows.items():
         # Its Width, how many accesses a thread holds, and the types.
         shape = re.search(
-            r"RowShape<[^,]+, \(diglot::Width\)(\d), \d+, (\d+), [^>]+>, (.+)>$", name
+            r"RowShape<[^,]+, \((?:diglot::)?Width\)(\d), \d+, (\d+), [^>]+>, (.+)>$", name
         )
         width, accesses, types = shape.groups()
         loads, stores = dict(kernel.loads), dict(kernel.stores)

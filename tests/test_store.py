@@ -17,7 +17,7 @@ from diglot.backends import choosing, store
 from diglot.backends.choosing import forget_stores, store_of, use_plans
 from diglot.backends.plans import Device, plan_runs
 from diglot.backends.store import Problem, Store
-from diglot.backends.tunables import use_tunables
+from diglot.backends.tunables import generic_name, specs, use_tunables
 
 H200 = Device(90, 132, 228 << 10, True, name="NVIDIA H200")
 WIDE = "rows, 16-byte accesses"
@@ -85,7 +85,8 @@ def test_chosen_numbers_decide(backend, folder):
     def number() -> int:
         with plan_runs(H200) as runs:
             diglot.softmax(torch.empty(64, 32768), backend=backend)
-        return dict(runs[0].plan.tunables)[name]
+        read = {generic_name(full, specs()[full]): n for full, n in runs[0].plan.tunables}
+        return read[name]
 
     assert number() == int(value)
     with use_tunables({name: 2}):
