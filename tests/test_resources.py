@@ -202,7 +202,10 @@ def sample_of(names: tuple[str, ...]) -> list[str]:
         if "bfloat16" in name:
             kind = name.partition("<")[0], functor_of(name)
             of_kernel.setdefault(kind, []).append(name)
-    wide_first = [sorted(of, key=lambda name: ", false," in name) for of in of_kernel.values()]
+    wide_first = [
+        sorted(of, key=lambda name: ", false," in name or "Width)0" in name)
+        for of in of_kernel.values()
+    ]
     return [variants[:2][-1] for variants in wide_first]
 
 
@@ -285,6 +288,8 @@ def test_kernels_of_rows_access_16_bytes(kernels):
     rows = {n: k for n, k in kernels.items() if "_rows<RowShape" in n}
     assert len(rows) > len(kernels) // 10
     for name, kernel in rows.items():
+        if "Walk)3" in name:  # what a launch of chunks writes are states
+            continue
         # Its Width, how many accesses a thread holds, and the types.
         shape = re.search(
             r"RowShape<[^,]+, \((?:diglot::)?Width\)(\d), \d+, (\d+), [^>]+>, (.+)>$", name
