@@ -63,7 +63,8 @@ PyMODINIT_FUNC PyInit__C() {
   methods.push_back(definition("plan", diglot::torch_binding::plan_from_python));
   methods.push_back(definition("scratch_of", diglot::torch_binding::scratch_from_python));
   methods.push_back(definition("set_tunables", diglot::torch_binding::set_tunables_from_python));
-  methods.push_back({"set_chooser", diglot::torch_binding::set_chooser_from_python, METH_O, nullptr});
+  methods.push_back(
+      {"set_chooser", diglot::torch_binding::set_chooser_from_python, METH_O, nullptr});
   methods.push_back(definition("check_device", check_device));
   methods.push_back({"driver_version", driver_version, METH_NOARGS, nullptr});
   methods.push_back({nullptr, nullptr, 0, nullptr});
