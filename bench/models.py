@@ -14,7 +14,7 @@ import random
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from diglot.bench.evidence import versions
 from diglot.bench.harness import OURS, Benchmark, Case, Row
 from diglot.bench.reports import read_report
 from diglot.bench.running import row_of
@@ -126,27 +127,39 @@ def cases(benchmark: Benchmark, seed: int) -> list[Case]:
 def kernels_hash(op: str) -> str:
     """A hash of all on which the times of an op of ours depend: kernels, plans, versions."""
     from diglot.backends.choosing import store_of
-    from diglot.backends.tunables import short_name
+    from diglot.backends.tunables import short_name, tunables
     from diglot.tools.tune import sources_hash
 
     gpu = short_name(torch.cuda.get_device_name()) if torch.cuda.is_available() else "none"
     parts = [sources_hash("cuda"), sources_hash("triton"), torch.__version__]
     parts += [repr(sorted(map(repr, store_of(op, gpu).entries.values())))]
+    parts += [repr(sorted(tunables(gpu).values.items())), str(versions()["triton"])]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
 
 def known(
-    folder: Path | None, op: str, cases: Sequence[Case], kernels: str
+    folder: Path | None,
+    op: str,
+    cases: Sequence[Case],
+    kernels: str,
+    providers: Collection[str],
 ) -> tuple[list[Row], list[Case]]:
-    """What an earlier run has measured of the same kernels, and the cases that are left."""
+    """What an earlier run has measured of the same kernels, and the cases that are left.
+
+    A case is left unless it has a row of each of these providers.
+    """
     path = None if folder is None else folder / f"{op}.json"
     if path is None or not path.exists():
         return [], list(cases)
     found = [row for row in read_report(path)["rows"] if row.get("kernels") == kernels]
-    done = [{name: row[name] for name in CASE} for row in found]
-    left = [case for case in cases if row_of(case) not in done]
-    wanted = [row_of(case) for case in cases if case not in left]
-    return [row for row, of in zip(found, done, strict=True) if of in wanted], left
+    of_case = [{name: row[name] for name in CASE} for row in found]
+    have = [
+        {row["provider"] for row, of in zip(found, of_case, strict=True) if of == row_of(case)}
+        for case in cases
+    ]
+    left = [case for case, names in zip(cases, have, strict=True) if not {*providers} <= names]
+    again = [row_of(case) for case in left]
+    return [row for row, of in zip(found, of_case, strict=True) if of not in again], left
 
 
 def compile_beforehand(ops: Sequence[str], seed: int, jobs: int) -> None:

@@ -14,7 +14,7 @@ import torch
 
 from diglot.bench import models
 from diglot.bench.evidence import RESULTS, UNKNOWN, gpu_short_name
-from diglot.bench.harness import Benchmark, Case, Row
+from diglot.bench.harness import OURS, Benchmark, Case, Row
 from diglot.bench.instruments import GPU, Instruments
 from diglot.bench.lines import lines_of
 from diglot.bench.reports import incomplete, is_ranked, make_report, read_reports, save
@@ -259,7 +259,13 @@ def measure_all(
             hashes: dict[str, str] = {}
             if plan.selection.models is not None:
                 hashes = {"kernels": models.kernels_hash(benchmark.op)}
-                rows, cases = models.known(plan.folder, benchmark.op, cases, hashes["kernels"])
+                rows, cases = models.known(
+                    plan.folder,
+                    benchmark.op,
+                    cases,
+                    hashes["kernels"],
+                    plan.selection.providers or OURS,
+                )
                 of_op = planned_of(benchmark, plan) - len(cases)
             try:
                 for of_case in run(

@@ -50,7 +50,11 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float64]
 LENGTHS = [(9, 527), (3, 777), (2, 1283)]
 
 
-@pytest.mark.parametrize("way", WAYS)
+TOGETHER = pytest.param("programs together", marks=pytest.mark.slow)
+MOST_WAYS = [TOGETHER if way == TOGETHER.values[0] else way for way in WAYS]
+
+
+@pytest.mark.parametrize("way", MOST_WAYS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", ["softmax_forward", "log_softmax_backward"])
 def test_rows_of_odd_lengths(name, dtype, way):
@@ -79,7 +83,7 @@ def test_rows_of_odd_lengths(name, dtype, way):
             assert (memory == 77).all()
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", MOST_WAYS)
 @pytest.mark.parametrize("parameters", ["none", "both", "float32 both"])
 @pytest.mark.parametrize("op", NORMS)
 def test_norms_of_odd_lengths(op, parameters, way):

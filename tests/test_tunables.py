@@ -236,7 +236,9 @@ def test_candidates_are_distinct_and_right(backend, call):
     """Each is what the call then runs; the first is what it runs without a choice."""
     op, name, arguments, expected = call()
     candidates = candidate_plans(backend, op, name, *arguments)
-    assert len(candidates) >= 2 and candidates[0].numbers == {}
+    # CUDA's columns have scratch or none by numbers that no tuning may change.
+    has_one = backend == "cuda" and call is columns_call
+    assert len(candidates) >= 2 - has_one and candidates[0].numbers == {}
     assert len({str((c.plan.variant, c.plan.launches, c.plan.scratch)) for c in candidates}) == len(
         candidates
     )

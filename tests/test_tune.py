@@ -242,8 +242,9 @@ def test_a_run_goes_on_where_it_stopped(tmp_path):
         for case, kernels in zip(cases, ("now", "now", "older"), strict=True)
     ]
     (tmp_path / "softmax.json").write_text(json.dumps({**make_report("softmax", []), "rows": rows}))
-    kept, left = models.known(tmp_path, "softmax", cases, "now")
+    kept, left = models.known(tmp_path, "softmax", cases, "now", ["cuda"])
     assert [r["shape"] for r in kept] == [list(case.shape) for case in cases[:2]]
     assert left == cases[2:]
-    assert models.known(tmp_path, "gelu", cases, "now") == ([], cases)
-    assert models.known(None, "softmax", cases, "now") == ([], cases)
+    assert models.known(tmp_path, "softmax", cases, "now", ["cuda", "torch"])[1] == cases
+    assert models.known(tmp_path, "gelu", cases, "now", ["cuda"]) == ([], cases)
+    assert models.known(None, "softmax", cases, "now", ["cuda"]) == ([], cases)

@@ -70,6 +70,7 @@ PyObject* to_python(const Problem& problem) {
 }
 
 std::shared_ptr<const ChosenNumbers> choose(const Problem& problem) {
+  if (Py_IsInitialized() == 0) return nullptr;  // Python has ended
   const WithGil gil;
   PyObject* const arguments = to_python(problem);
   PyObject* const answer =

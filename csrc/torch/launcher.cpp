@@ -88,7 +88,8 @@ std::shared_ptr<const KeptPlan> CallBase::kept_plan() {
   append_to(key, operands_, tensors());
   append_parameters_to(key);
   if (auto found = plans_.find(key)) return found;
-  return plans_.keep(key, plan(current_device()));
+  const PlanKey own = key;  // planning may run Python, and with it other launches of this thread
+  return plans_.keep(own, plan(current_device()));
 }
 
 namespace {

@@ -51,6 +51,7 @@ extern PyObject* PyExc_ValueError;
 
 int PyArg_ParseTuple(PyObject*, const char*, ...);
 PyObject* Py_BuildValue(const char*, ...);
+int Py_IsInitialized();
 void Py_DecRef(PyObject*);
 void Py_IncRef(PyObject*);
 PyObject* PyBool_FromLong(long);

@@ -12,15 +12,13 @@ import ctypes
 import functools
 import inspect
 import threading
-import warnings
 from collections.abc import Callable
 from typing import Any, get_type_hints
 
 import torch
 from torch import Tensor
-from triton.runtime.errors import OutOfResources
 
-from diglot.backends.choosing import own_numbers, planning_of, record_choices
+from diglot.backends.choosing import planned, planning_of
 from diglot.backends.driver import driver
 from diglot.backends.forks import renew_in_children
 from diglot.backends.plans import Plan, Scratch
@@ -90,7 +88,7 @@ def launcher(planner: Callable[..., Plan]) -> Any:
     @functools.wraps(planner)
     def plan_here(*described: Any) -> Plan:
         with planning_of(op, planner.__name__):
-            return planner(*described)
+            return planned(lambda: planner(*described), planner.__name__)
 
     hints = get_type_hints(planner)
     names = list(inspect.signature(planner).parameters)
@@ -125,17 +123,7 @@ def launcher(planner: Callable[..., Plan]) -> Any:
         def plan_on(device: Device) -> Plan:
             return plan_here(*describe(arguments, device, _address))
 
-        with record_choices() as choices:
-            try:
-                run = _prepare(plan_on, facts, index)
-            except OutOfResources as error:
-                if not any(choice.source in ("exact", "near") for choice in choices):
-                    raise
-                warnings.warn(
-                    f"{planner.__name__}: a measured plan does not fit: {error}", stacklevel=3
-                )
-                with own_numbers():
-                    run = _prepare(plan_on, facts, index)
+        run = planned(lambda: _prepare(plan_on, facts, index), planner.__name__)
         with _plans_lock:
             plans = scope["plans"]
             while len(plans) >= MOST_PLANS:

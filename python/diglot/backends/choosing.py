@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterable, Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 from diglot.backends import store
 from diglot.backends.forks import renew_in_children
@@ -23,6 +25,7 @@ from diglot.backends.tunables import (
     take_numbers,
 )
 
+Made = TypeVar("Made")
 MEASURED, RULES = "measured", "rules"
 MODES = (MEASURED, RULES)
 
@@ -109,7 +112,8 @@ class use_plans:
 
     def __exit__(self, *_: object) -> None:
         with _lock:
-            _modes.remove(self.plans)
+            place = max(i for i, mode in enumerate(_modes) if mode is self.plans)
+            del _modes[place]
         forget_plans()
 
 
@@ -131,13 +135,18 @@ def choose(
     """The numbers that a problem is planned with on a GPU, by its short name or its full one."""
     problem = Problem(op, launcher, backend, tuple(dtypes), layout, tuple(shape))
     choice = _choose(problem, gpu)
-    if _thread.choices is not None:
-        _thread.choices.append(choice)
+    record(choice)
     return choice
 
 
+def record(choice: Choice | None) -> None:
+    """Has whoever records this thread's choices know one."""
+    if choice is not None and _thread.choices is not None:
+        _thread.choices.append(choice)
+
+
 def _choose(problem: Problem, gpu: str) -> Choice:
-    mode = _modes[-1] if _modes else _environment
+    mode = (_environment, *_modes)[-1]
     if not isinstance(mode, str):
         return Choice(problem, "given", mode, None)
     check_mode(mode, "DIGLOT_PLANS")
@@ -216,3 +225,19 @@ def record_choices() -> Iterator[list[Choice]]:
         yield choices
     finally:
         _thread.choices = before
+        if before is not None:
+            before += choices
+
+
+def planned(make: Callable[[], Made], name: str) -> Made:
+    """What `make` makes; with the planner's own numbers and a warning, if measured ones fail."""
+    with record_choices() as choices:
+        try:
+            return make()
+        except Exception as error:
+            if not any(choice.source in ("exact", "near") for choice in choices):
+                raise
+            choices.clear()
+            warnings.warn(f"{name}: a measured plan does not fit: {error}", stacklevel=2)
+    with own_numbers():
+        return make()

@@ -222,7 +222,9 @@ def _plans_of(op: str, inputs: Any, options: Any, backend: str) -> tuple[Plan, .
     """The plans of a call's launches; none if these are no arguments of the op."""
     function: Any = getattr(importlib.import_module("diglot"), op, None)
     try:
-        with plan_runs() as runs:
+        # An op may draw a seed.
+        gpus = {i.device for i in inputs if isinstance(i, torch.Tensor) and i.is_cuda}
+        with torch.random.fork_rng(gpus), plan_runs() as runs:
             function(*inputs, **{**options, "backend": backend})
     except (TypeError, ValueError, RuntimeError):
         return ()

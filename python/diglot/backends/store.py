@@ -176,7 +176,10 @@ def user_folder() -> Path:
     chosen = os.environ.get("DIGLOT_CONFIGS")
     if chosen:
         return Path(chosen)
-    cache = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
+    try:
+        cache = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
+    except RuntimeError:  # nobody knows the user's home
+        cache = tempfile.gettempdir()
     return Path(cache) / "diglot/configs"
 
 
@@ -223,7 +226,7 @@ def read(op: str, file: Traversable | Path) -> Store:
     for raw in entries:
         try:
             entry = _entry(op, raw)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
             wrong.append(str(error))
             continue
         store.entries[entry.problem] = entry
@@ -237,7 +240,7 @@ def _warn(file: Traversable | Path, reason: str) -> None:
 
 
 def _entry(op: str, raw: Mapping[str, Any]) -> Entry:
-    """An entry of a file; of its plans those that this version has."""
+    """An entry of a file."""
     unknown = raw.keys() - {"launcher", "backend", "dtypes", "layout", "shape", "plans"}
     if unknown:
         raise ValueError(f"unknown keys: {', '.join(sorted(unknown))}")
@@ -303,6 +306,11 @@ def updating(op: str, file: Path) -> Iterator[Store]:
     file.parent.mkdir(parents=True, exist_ok=True)
     with (file.parent / f".{file.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        store = read(op, file)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)
+            try:
+                store = read(op, file)
+            except UserWarning as warning:
+                raise ValueError(f"{warning}; move it away before times are added") from None
         yield store
         write(store, file)

@@ -41,10 +41,10 @@ def layer_norm(
         A contiguous tensor of the shape and dtype of `input`; float32 of a float16 or bfloat16
         input under autocast, as PyTorch's layer_norm. A row is NaN if it has NaN or an infinity.
         Differentiable twice and more, by `input`, `weight` and `bias`; the first derivative runs on
-        the same backend, and the sums over rows in it are deterministic, in an order that depends
-        on shapes alone. Later derivatives and forward-mode ones are made of PyTorch's operators.
-        Under vmap, one launch, or one for each sample where the weight, the bias or the gradient of
-        one is of each sample.
+        the same backend, and the sums over rows in it are deterministic: their order depends on
+        shapes, the GPU and its measured plans. Later derivatives and forward-mode ones are made of
+        PyTorch's operators. Under vmap, one launch, or one for each sample where the weight, the
+        bias or the gradient of one is of each sample.
 
     Raises:
         TypeError: `input`, `weight` or `bias` is not a dense floating-point tensor of an allowed

@@ -183,8 +183,10 @@ def tune_launch(
     tuned = Tuned(problem)
     outputs = _outputs(record.launcher, arguments)
     expected = [output.clone() for output in outputs]
+    device = outputs[0].device
     try:
-        _measure(tuned, record, arguments, outputs, expected, tell)
+        with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+            _measure(tuned, record, arguments, outputs, expected, tell)
     finally:
         for output, values in zip(outputs, expected, strict=True):
             output.copy_(values)
@@ -292,8 +294,10 @@ def tune_if_new(record: LastRun, arguments: tuple[Any, ...]) -> None:
         if tuned.times_us:
             _keep(tuned, store.user_folder())
             forget_stores()
-    except OSError as error:
-        warnings.warn(f"DIGLOT_TUNE: times are not kept: {error}", stacklevel=2)
+    except torch.AcceleratorError:  # after which nothing runs
+        raise
+    except Exception as error:  # the call itself has succeeded
+        warnings.warn(f"DIGLOT_TUNE: {record.launcher} is not tuned: {error}", stacklevel=2)
     finally:
         _thread.is_tuning = False
 
