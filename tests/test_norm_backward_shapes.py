@@ -21,10 +21,18 @@ LENGTHS = (64, 768, 1032, 1280, 2880, 77)
 @pytest.mark.parametrize("op", ["layer_norm", "rms_norm"])
 def test_every_shape(op, n):
     """One after the other is skipped, until clusters share rows and then rows are read twice."""
-    norm = Norm.draw(op, (9, n), torch.bfloat16)
+    norm, kernels = Norm.draw(op, (9, n), torch.bfloat16), set()
+    x = torch.empty(9, n, device="meta", dtype=torch.bfloat16)
+    statistics, row = torch.empty(1 + (op == "layer_norm"), 9, device="meta"), x[0]
+    gradients = (row,) * (1 + (op == "layer_norm"))
     for skipped in range(8):
         with use_tunables({SKIPPED: skipped, "norm_backward.cuda.groups": 3}):
             norm.check("cuda")
+            with plan_runs(Device(90, 132, 233_472, True)):
+                arguments = (x, None, x, statistics, row, *gradients, x)
+                made = plan("cuda", op, f"{op}_backward", *arguments)
+        kernels.add(str(made.launches[0]))
+    assert len(kernels) > 3
 
 
 @needs_cuda

@@ -305,8 +305,8 @@ void run_rows(Planner& planner, const RowLayout<kArrays>& layout, const Layout<k
 // Plans function(shape, rows, how, states) for arrays of type I, but for the output, of type O,
 // which is the first, and those that follow the kInputs inputs; more than once where the arrays
 // have more dimensions than a kernel takes, and for each launch. `is_aligned`: what else is
-// accessed of rows lies at multiples of 16 bytes. `is_like_output`: what else is stored of rows
-// lies as the output does.
+// accessed of rows lies at multiples of 16 bytes. `is_like_output`: what else is stored of rows,
+// such as the sum of a fused norm, lies as the output does.
 template <typename I, typename O, int kInputs, typename Shapes = RowShapes<I, O, kInputs>,
           int kArrays, typename Function>
 void launch_rows(Planner& planner, const Operand* const (&operands)[kArrays], int64_t dim,
