@@ -88,9 +88,9 @@ Reports = list[dict[str, Any]]
 def _measured_on(reports: Reports, rows: Sequence[dict[str, Any]]) -> list[str]:
     """By what and how, and what the signs mean, and the words that rows have."""
     return [
-        f"{measured_on(reports)}. Medians of interleaved runs, with a cold L2 cache "
-        "where there is a share; bytes count each input and each output once; the number in "
-        "brackets is the share of a device copy of as many bytes in the same run. ✗ marks a figure "
+        f"{measured_on(reports)}. Figures are medians of interleaved runs. Where a share is given, "
+        "the L2 cache was cold. Bytes count each input once and each output once. The number in "
+        "brackets is the share of a device copy of as many bytes in that run. ✗ marks a figure "
         "that misses the project's own bar. In the same run every element of ours was checked "
         "against float64 to the tolerance of its type, and the peers' more loosely.",
         "",

@@ -38,8 +38,9 @@ class Fault(NamedTuple):
     chosen: str | None = None
 
 
-# Maxima and sums of a row's parts that do not fit each other; a last element that is left out; one
-# before the first that is not; a counter of 32 bits; and, so that it is these that are found, none.
+# "merge" combines a row's parts by maxima and sums that do not fit each other. Others leave out the
+# last element, take in one before the first, or count in 32 bits. "none" changes nothing: it shows
+# that the tests find the faults, and not the way in which they are planted.
 FAULTS = {
     ("cuda", "none"): Fault(
         "csrc/include/diglot/reduce/states.cuh", "\n", "\n", "softmax", "test_rows"

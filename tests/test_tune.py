@@ -248,3 +248,19 @@ def test_a_run_goes_on_where_it_stopped(tmp_path):
     assert models.known(tmp_path, "softmax", cases, "now", ["cuda", "torch"])[1] == cases
     assert models.known(tmp_path, "gelu", cases, "now", ["cuda"]) == ([], cases)
     assert models.known(None, "softmax", cases, "now", ["cuda"]) == ([], cases)
+
+
+def test_what_is_printed(capsys):
+    """A line for each problem, and the plans that were skipped; how many are chosen in each way."""
+    from diglot.backends.choosing import Choice
+    from diglot.cli import tune as command
+
+    where = store.Problem("softmax", "softmax_forward", "cuda", ("bfloat16",) * 2, "rows", (8, 64))
+    plan = "rows.cuda.skipped_shapes=1"
+    skipped = {"rows.cuda.few_slots=7": "its results differ by 1"}
+    command._print_found([tune.Tuned(where, {"": 3.0, plan: 2.0}, {}, skipped)])
+    text = capsys.readouterr().out
+    assert "8x64" in text and "3.00" in text and "2.00" in text and plan in text
+    assert "skipped rows.cuda.few_slots=7: its results differ by 1" in text
+    command._print_status([Choice(where, "near", {}, None), Choice(where, "rules", {}, None)])
+    assert "0 measured, 1 by a near shape, 1 by rules" in capsys.readouterr().out

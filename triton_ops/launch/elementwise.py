@@ -90,8 +90,8 @@ def plan_elementwise(
     is_run = all(array.numel() == n and array.is_contiguous() for array in (*arrays, out))
     is_flat = one_dtype and (is_run or layout.is_flat)
     is_common = is_flat and common_head([*arrays, out]) >= 0
-    name = f"flat{', 16-byte accesses' * is_common}" if is_flat else "strided"
-    out.device.choose(name, (n,), out)
+    lie = f"flat{', 16-byte accesses' * is_common}" if is_flat else "strided"
+    out.device.choose(lie, (n,), out)
     if is_flat:
         is_tiny = n <= tuned("elementwise.triton.tiny_elements")
         warps = tuned("elementwise.triton.flat_warps")

@@ -161,8 +161,8 @@ def plan_norm_backward(
         and all(array.is_aligned for array in (*arrays, weight) if array is not None)
     )
     vector = vector if is_aligned else 1
-    name = f"rows{', 16-byte accesses' * is_aligned}"
-    device.choose(name, (outer.numel, n), grad_input, grad_sum, weight)
+    lie = f"rows{', 16-byte accesses' * is_aligned}"
+    device.choose(lie, (outer.numel, n), grad_input, grad_sum, weight)
     fields = (grad_weight is not None) + (grad_bias is not None)
     room = count_groups(device, outer.numel, n, fields > 0)
     slices = list(outer.slices(ROW_RANK))

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from diglot.backends import store
 from diglot.backends.forks import renew_in_children
+from diglot.backends.scopes import scoped
 from diglot.backends.store import Entry, Numbers, Problem, Store
 from diglot.backends.tunables import (
     chosen_numbers,
@@ -139,9 +140,9 @@ def choose(
     return choice
 
 
-def record(choice: Choice | None) -> None:
+def record(choice: Choice) -> None:
     """Has whoever records this thread's choices know one."""
-    if choice is not None and _thread.choices is not None:
+    if _thread.choices is not None:
         _thread.choices.append(choice)
 
 
@@ -190,13 +191,8 @@ def answer_cuda(
 @contextlib.contextmanager
 def planning_of(op: str, launcher: str) -> Iterator[None]:
     """Context manager: this thread plans a launcher of Triton."""
-    before = _thread.name
-    _thread.name = op, launcher
-    try:
-        with chosen_numbers():
-            yield
-    finally:
-        _thread.name = before
+    with scoped(_thread, "name", (op, launcher)), chosen_numbers():
+        yield
 
 
 def choose_here(gpu: str, dtypes: Iterable[str], layout: str, shape: Iterable[int]) -> None:
@@ -205,28 +201,15 @@ def choose_here(gpu: str, dtypes: Iterable[str], layout: str, shape: Iterable[in
 
 
 @contextlib.contextmanager
-def own_numbers() -> Iterator[None]:
-    """Context manager: on this thread nothing measured is chosen."""
-    before = _thread.has_own_numbers
-    _thread.has_own_numbers = True
-    try:
-        yield
-    finally:
-        _thread.has_own_numbers = before
-
-
-@contextlib.contextmanager
 def record_choices() -> Iterator[list[Choice]]:
     """Context manager: the choices that this thread's planners make in it."""
-    before = _thread.choices
     choices: list[Choice] = []
-    _thread.choices = choices
     try:
-        yield choices
+        with scoped(_thread, "choices", choices):
+            yield choices
     finally:
-        _thread.choices = before
-        if before is not None:
-            before += choices
+        if _thread.choices is not None:  # somebody else records them too
+            _thread.choices += choices
 
 
 def planned(make: Callable[[], Made], name: str) -> Made:
@@ -239,5 +222,5 @@ def planned(make: Callable[[], Made], name: str) -> Made:
                 raise
             choices.clear()
             warnings.warn(f"{name}: a measured plan does not fit: {error}", stacklevel=2)
-    with own_numbers():
+    with scoped(_thread, "has_own_numbers", True):  # nothing measured is chosen
         return make()

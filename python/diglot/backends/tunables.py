@@ -13,10 +13,12 @@ import functools
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from diglot.backends.forks import renew_in_children
+from diglot.backends.scopes import scoped
 from diglot.backends.tunable_files import NEVER, Spec, TunableError, read_default, read_gpu
 
 if TYPE_CHECKING:
@@ -109,27 +111,14 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-@contextlib.contextmanager
-def record_reads() -> Iterator[dict[str, int]]:
+def record_reads() -> AbstractContextManager[dict[str, int]]:
     """Context manager: what this thread reads in it, by full name."""
-    before = _thread.names
-    names: dict[str, int] = {}
-    _thread.names = names
-    try:
-        yield names
-    finally:
-        _thread.names = before
+    return scoped(_thread, "names", {})
 
 
-@contextlib.contextmanager
-def chosen_numbers() -> Iterator[None]:
+def chosen_numbers() -> AbstractContextManager[None]:
     """Context manager: what this thread takes by `take_numbers` is for reads in it alone."""
-    before = _thread.chosen
-    _thread.chosen = None
-    try:
-        yield
-    finally:
-        _thread.chosen = before
+    return scoped(_thread, "chosen", None)
 
 
 def take_numbers(numbers: Mapping[str, int]) -> None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
-from rich import box
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
-from diglot.cli.common import check_files, ended_as_interrupted, make_console, one_line_errors
+from diglot.cli.common import (
+    check_files,
+    ended_as_interrupted,
+    make_console,
+    one_line_errors,
+    print_table,
+)
 
 INTERRUPTED = 130  # as a shell reports Ctrl-C
 
@@ -182,16 +185,6 @@ def _keep(
         messages.print(f"wrote {len(paths)} pictures to {plot}", markup=False)
 
 
-def _print_table(columns: Iterable[Any], body: Iterable[Sequence[str]]) -> None:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    for column in columns:
-        justify: Any = "right" if column.is_number else "left"
-        table.add_column(column.title, justify=justify, overflow="fold", vertical="bottom")
-    for cells in body:
-        table.add_row(*map(escape, cells))
-    make_console().print(table)
-
-
 def _print(done: Any, ranking: bool) -> None:
     from diglot.bench import marks, summary
     from diglot.bench import ranking as ranks
@@ -200,13 +193,13 @@ def _print(done: Any, ranking: bool) -> None:
 
     if ranking:
         header = [Column(title, False) for title in ranks.header(done.rows)]
-        _print_table(header, ranks.table(done.rows))
+        print_table(header, ranks.table(done.rows))
         header = [Column(title, False) for title in ranks.LINES_HEADER]
-        _print_table(header, [ranks.lines_cells(*of) for of in done.lines.items()])
+        print_table(header, [ranks.lines_cells(*of) for of in done.lines.items()])
         if done.lines:
             make_console().print(RULE, markup=False)
     else:
-        _print_table(summary.COLUMNS, map(summary.cells, done.rows))
+        print_table(summary.COLUMNS, map(summary.cells, done.rows))
     console = make_console()
     for line in (*summary.reasons(done.rows), *marks.notes(done.rows)):
         console.print(line, markup=False)
@@ -216,9 +209,9 @@ def _print_models(done: Any) -> None:
     from diglot.bench import models
     from diglot.tools.table import Column
 
-    _print_table([Column(title, False) for title in models.HEADER], models.table(done.rows))
+    print_table([Column(title, False) for title in models.HEADER], models.table(done.rows))
     header = [Column(title, False) for title in models.WORST_HEADER]
-    _print_table(header, models.worst(done.rows))
+    print_table(header, models.worst(done.rows))
 
 
 def _print_changes(done: Any, older: Sequence[Any]) -> int:
@@ -228,7 +221,7 @@ def _print_changes(done: Any, older: Sequence[Any]) -> int:
     changes = regressions.compare(done.rows, older_rows, done.covers)
     told = [change for change in changes if change.verdict != regressions.SAME]
     if told:
-        _print_table(summary.CHANGE_COLUMNS, map(summary.change_cells, told))
+        print_table(summary.CHANGE_COLUMNS, map(summary.change_cells, told))
     make_console().print(
         f"against older results: {summary.count_changes(changes) or 'nothing in common'}",
         markup=False,

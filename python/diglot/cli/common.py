@@ -7,12 +7,15 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import click
+from rich import box
 from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 PIPED_WIDTH = 240  # wide enough that nothing is wrapped where a program reads the output
 
@@ -81,6 +84,17 @@ def make_console(stderr: bool = False) -> Console:
     if not console.is_terminal:
         console = Console(stderr=stderr, highlight=False, width=PIPED_WIDTH)
     return console
+
+
+def print_table(columns: Iterable[Any], body: Iterable[Sequence[str]]) -> None:
+    """Prints cells under columns, each a `diglot.tools.table.Column`."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    for column in columns:
+        justify: Any = "right" if column.is_number else "left"
+        table.add_column(column.title, justify=justify, overflow="fold", vertical="bottom")
+    for cells in body:
+        table.add_row(*map(escape, cells))
+    make_console().print(table)
 
 
 def parse_number(option: str, text: str) -> bool | int | float:

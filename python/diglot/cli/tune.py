@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
-from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
-from diglot.cli.common import ended_as_interrupted, make_console, one_line_errors
+from diglot.cli.common import ended_as_interrupted, make_console, one_line_errors, print_table
 
 DEFAULT_SHAPES = ("4096x4096",)
 
@@ -167,33 +166,30 @@ def _progress(console: Console) -> Progress:
     )
 
 
-def _table(*titles: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    for title in titles:
-        table.add_column(title, overflow="fold")
-    return table
-
-
 def _where(problem: Any) -> list[str]:
     shape = "x".join(map(str, problem.shape))
     return [problem.launcher, problem.backend, problem.dtypes[0], shape, problem.layout]
 
 
+def _columns(*titles: str) -> list[Any]:
+    from diglot.tools.table import Column
+
+    where = ("launcher", "language", "dtype", "shape", "layout")
+    return [*(Column(title, False) for title in where), *(Column(title) for title in titles)]
+
+
 def _print_found(found: list[Any]) -> None:
-    table = _table(
-        "launcher", "language", "dtype", "shape", "layout", "plans", "own µs", "best µs", "plan"
-    )  # fmt: skip
+    from diglot.tools.table import NOTHING, Column
+
+    lines = []
     for tuned in found:
         own, best = tuned.times_us.get(""), tuned.times_us[tuned.best]
-        table.add_row(
-            *_where(tuned.problem),
-            str(len(tuned.times_us)),
-            "–" if own is None else f"{own:.2f}",
-            f"{best:.2f}",
-            tuned.best or "its own",
+        times = [NOTHING if own is None else f"{own:.2f}", f"{best:.2f}"]
+        lines.append(
+            [*_where(tuned.problem), str(len(tuned.times_us)), *times, tuned.best or "its own"]
         )
+    print_table([*_columns("plans", "own µs", "best µs"), Column("plan", False)], lines)
     console = make_console()
-    console.print(table)
     for tuned in found:
         for name, reason in tuned.skipped.items():
             console.print(
@@ -203,14 +199,11 @@ def _print_found(found: list[Any]) -> None:
 
 
 def _print_status(choices: list[Any]) -> None:
-    table = _table("launcher", "language", "dtype", "shape", "layout", "chosen")
-    for choice in choices:
-        table.add_row(*_where(choice.problem), str(choice))
-    console = make_console()
-    console.print(table)
-    counts = dict.fromkeys(("exact", "near", "rules"), 0)
-    for choice in choices:
-        counts[choice.source] = counts.get(choice.source, 0) + 1
-    console.print(
+    from diglot.tools.table import Column
+
+    lines = [[*_where(choice.problem), str(choice)] for choice in choices]
+    print_table([*_columns(), Column("chosen", False)], lines)
+    counts = Counter(choice.source for choice in choices)
+    make_console().print(
         f"{counts['exact']} measured, {counts['near']} by a near shape, {counts['rules']} by rules"
     )

@@ -247,13 +247,14 @@ def _measure(
 def _outputs(launcher: str, arguments: tuple[Any, ...]) -> list[Tensor]:
     """The tensors that a launcher writes, by its schema; of one without, the last."""
     module, _ = cuda_module()
-    schema = getattr(module, "schemas", {}).get(launcher, "")
-    tensors = [part.strip() for part in schema.partition(")  ->")[0].split(",")]
-    marks = [part for part in tensors if "Tensor" in part and "(z!)" not in part]
+    schema = getattr(module, "schemas", {}).get(launcher)
     given = [a for a in arguments if a is None or isinstance(a, Tensor)]
-    if len(marks) != len(given):
-        return [next(a for a in reversed(arguments) if isinstance(a, Tensor))]
-    return [a for mark, a in zip(marks, given, strict=True) if "!" in mark and a is not None]
+    if schema is None:
+        return [a for a in given if a is not None][-1:]
+    *parameters, _ = torch._C.parse_schema(f"{launcher}{schema}").arguments  # the last is scratch
+    tensors = [p for p in parameters if str(p.type) in ("Tensor", "Optional[Tensor]")]
+    written = [p.alias_info is not None and p.alias_info.is_write for p in tensors]
+    return [a for a, is_out in zip(given, written, strict=True) if is_out and a is not None]
 
 
 def _check(outputs: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
