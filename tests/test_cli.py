@@ -245,12 +245,14 @@ def test_output_without_unicode(monkeypatch):
 
 @pytest.mark.slow
 def test_interrupt():
-    """Ctrl-C ends a command in one line."""
+    """Ctrl-C ends a command in one line. Python ends by the signal itself, instead of with 1, if
+    it came while code ran that a library had as a string."""
     process = start("compare", "gelu", "--shape", "3000x1000", "--device", "cpu")
     assert "interpreted" in process.stderr.readline()
     process.send_signal(signal.SIGINT)
     out, error = process.communicate()
-    assert (out, error.split(), process.returncode) == ("", ["Aborted!"], 1)
+    assert (out, error.split()) == ("", ["Aborted!"])
+    assert process.returncode in (1, -signal.SIGINT)
 
 
 def test_unknown_command():
