@@ -128,12 +128,14 @@ def kernels_hash(op: str) -> str:
     """A hash of all on which the times of an op of ours depend: kernels, plans, versions."""
     from diglot.backends.choosing import store_of
     from diglot.backends.tunables import short_name, tunables
-    from diglot.tools.tune import sources_hash
+    from diglot.tools.op_sources import families_of, ops_of, sources_hash
 
     gpu = short_name(torch.cuda.get_device_name()) if torch.cuda.is_available() else "none"
-    parts = [sources_hash("cuda"), sources_hash("triton"), torch.__version__]
-    parts += [repr(sorted(map(repr, store_of(op, gpu).entries.values())))]
-    parts += [repr(sorted(tunables(gpu).values.items())), str(versions()["triton"])]
+    parts = [sources_hash("cuda", op), sources_hash("triton", op), torch.__version__]
+    entries = [entry for other in ops_of(op) for entry in store_of(other, gpu).entries.values()]
+    values = tunables(gpu).values.items()
+    parts += [repr(sorted(map(repr, entries))), str(versions()["triton"])]
+    parts += [repr(sorted(v for v in values if v[0].split(".")[0] in families_of(op)))]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
 

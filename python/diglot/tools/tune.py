@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import functools
-import hashlib
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,6 +28,7 @@ from diglot.backends.store import Entry, Problem, plan_name
 from diglot.backends.tunables import short_name
 from diglot.backends.tuning import Candidate, candidate_plans
 from diglot.tools import measure
+from diglot.tools.op_sources import sources_hash
 
 BUDGET_MS = 15  # of device time, for each plan
 ROUNDS = 2  # after the first, plans differ in one more tunable from the best so far
@@ -311,7 +311,7 @@ def _is_first_rank() -> bool:
 def _keep(tuned: Tuned, folder: Path) -> None:
     gpu = short_name(gpu_name())
     with store.updating(tuned.problem.op, folder / tuned.problem.op / f"{gpu}.json") as kept:
-        kept.add(tuned.problem, tuned.times_us, run_facts(tuned.problem.backend))
+        kept.add(tuned.problem, tuned.times_us, run_facts(tuned.problem.backend, tuned.problem.op))
 
 
 def gpu_name() -> str:
@@ -320,36 +320,16 @@ def gpu_name() -> str:
 
 
 @functools.cache
-def run_facts(backend: str) -> Mapping[str, Any]:
-    """What a file says of a run: when, on what, by which versions and sources."""
+def run_facts(backend: str, op: str) -> Mapping[str, Any]:
+    """What a file says of a run of an op: when, on what, by which versions and sources."""
     from diglot.bench.evidence import versions
 
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
         "gpu": gpu_name(),
         **{name: versions()[name] for name in ("driver", "torch", "triton", "diglot")},
-        "sources": sources_hash(backend),
+        "sources": sources_hash(backend, op),
     }
-
-
-@functools.cache
-def sources_hash(backend: str) -> str:
-    """A hash of the kernels' sources in a language, as they are installed."""
-    import diglot
-
-    here = Path(diglot.__file__).parent
-    tree = here.parents[1]
-    if backend == "triton":
-        folders = [next(f for f in (here / "triton_ops", tree / "triton_ops") if f.is_dir())]
-    else:
-        ops = next(f for f in (here / "cuda_ops", tree / "csrc/ops") if f.is_dir())
-        folders = [ops, Path(diglot.get_include()) / "diglot"]
-    total = hashlib.sha256()
-    for folder in folders:
-        for path in sorted(folder.rglob("*")):
-            if path.suffix in (".py", ".cu", ".cuh", ".h"):
-                total.update(path.relative_to(folder).as_posix().encode() + path.read_bytes())
-    return total.hexdigest()[:12]
 
 
 # --- what is known -------------------------------------------------------------------------------

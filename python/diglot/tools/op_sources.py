@@ -1,0 +1,102 @@
+"""The files on which the times of an op depend: its kernels and planners in a language, and every
+file that these include or import.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import diglot
+
+_INCLUDE = re.compile(r'^#include "(diglot/[^"]+)"', re.MULTILINE)
+_PACKAGE = "diglot.triton_ops."
+
+
+@functools.cache
+def sources_hash(language: str, op: str) -> str:
+    """A hash of these files, wherever they are installed.
+
+    Args:
+        language: "cuda" or "triton".
+        op: the op's name.
+
+    Raises:
+        FileNotFoundError: there is no such op in the language.
+    """
+    total = hashlib.sha256()
+    for text in sorted(files_of(language, op).values()):
+        total.update(text.encode() + b"\0")
+    return total.hexdigest()[:12]
+
+
+def files_of(language: str, op: str) -> dict[Path, str]:
+    """These files, and what they say."""
+    if language == "triton":
+        return _closure([_triton() / f"{op}.py"], _modules)
+    # Ops that launch each other's kernels do so in both languages, and only Triton's import them.
+    folder = _folder("cuda_ops", "csrc/ops")
+    return _closure([folder / f"{other}.cu" for other in ops_of(op)], _headers)
+
+
+def ops_of(op: str) -> list[str]:
+    """The op, and others whose kernels it launches."""
+    files = _closure([_triton() / f"{op}.py"], _modules)
+    return sorted(path.stem for path in files if path.parent == _triton())
+
+
+def families_of(op: str) -> set[str]:
+    """The families of tunables that its planners read, in both languages."""
+    found: set[str] = set()
+    for text in files_of("triton", op).values():
+        found.update(re.findall(r'"(\w+)\.(?:triton|both)\.', text))
+    return found
+
+
+def _triton() -> Path:
+    return _folder("triton_ops", "triton_ops")
+
+
+def _folder(installed: str, in_tree: str) -> Path:
+    here = Path(diglot.__file__).parent
+    return next(f for f in (here / installed, here.parents[1] / in_tree) if f.is_dir())
+
+
+def _closure(first: list[Path], used: Callable[[Path, str], Iterator[Path]]) -> dict[Path, str]:
+    """Files, and all that they use."""
+    texts: dict[Path, str] = {}
+    pending = list(first)
+    while pending:
+        path = pending.pop()
+        if path not in texts:
+            texts[path] = path.read_text(encoding="utf-8")
+            pending += used(path, texts[path])
+    return texts
+
+
+def _headers(_: Path, text: str) -> Iterator[Path]:
+    """The headers that a file includes from the device library and the planners."""
+    for name in _INCLUDE.findall(text):
+        yield Path(diglot.get_include()) / name
+
+
+def _modules(path: Path, text: str) -> Iterator[Path]:
+    """The modules of `triton_ops` that one imports, and those that it imports names from."""
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.ImportFrom):
+            continue
+        module = node.module or ""
+        if node.level:
+            place = path.parents[node.level - 1]
+        elif f"{module}.".startswith(_PACKAGE):
+            place, module = _triton(), module.removeprefix(_PACKAGE.rstrip(".")).lstrip(".")
+        else:
+            continue
+        place = place.joinpath(*filter(None, module.split(".")))
+        for candidate in (place, *(place / alias.name for alias in node.names)):
+            if candidate.with_suffix(".py").is_file():
+                yield candidate.with_suffix(".py")

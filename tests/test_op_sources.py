@@ -1,0 +1,55 @@
+"""The files on which an op's times depend."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import diglot
+from diglot.tools import op_sources
+from diglot.tools.specs import all_op_names
+
+
+def names(language, op):
+    return {path.name for path in op_sources.files_of(language, op)}
+
+
+@pytest.mark.parametrize("language", ["cuda", "triton"])
+@pytest.mark.parametrize("op", all_op_names())
+def test_every_op_has_files(op, language):
+    assert f"{op}.{'cu' if language == 'cuda' else 'py'}" in names(language, op)
+    assert len(op_sources.sources_hash(language, op)) == 12
+
+
+def test_files_that_are_used():
+    """Through files that are used themselves, and no others."""
+    assert {"gelu_half.cuh", "elementwise.h"} <= names("cuda", "gelu")
+    assert {"gelu_half.py", "elementwise.py"} <= names("triton", "gelu")
+    assert not {"rows.h", "softmax.cu"} & names("cuda", "gelu")
+    assert not {"rows.py", "softmax.py"} & names("triton", "gelu")
+
+
+def test_kernels_of_another_op():
+    """The gradient of a fused norm is the norm's own, in both languages."""
+    assert op_sources.ops_of("add_layer_norm") == ["add_layer_norm", "layer_norm"]
+    assert {"layer_norm.cu", "backward_resident.cuh"} <= names("cuda", "add_layer_norm")
+
+
+def test_families():
+    assert op_sources.families_of("gelu") == {"elementwise"}
+    assert {"rows", "norm_forward", "norm_backward"} <= op_sources.families_of("rms_norm")
+    assert "norm_backward" not in op_sources.families_of("softmax")
+
+
+def test_a_hash_is_of_what_is_used(tmp_path, monkeypatch):
+    """It follows a file that is used, and neither another nor the place of them all."""
+    tree = Path(diglot.__file__).parents[2] / "triton_ops"
+    copy = shutil.copytree(tree, tmp_path / "triton_ops")
+    before = op_sources.sources_hash("triton", "gelu")
+    monkeypatch.setattr(op_sources, "_triton", lambda: copy)
+    hashed = op_sources.sources_hash.__wrapped__
+    assert hashed("triton", "gelu") == before
+    (copy / "softmax.py").write_text("")
+    assert hashed("triton", "gelu") == before
+    (copy / "lib/gelu_half.py").open("a").write("# more\n")
+    assert hashed("triton", "gelu") != before
