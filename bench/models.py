@@ -279,12 +279,13 @@ def markdown(reports: Sequence[dict[str, Any]]) -> str:
         said = [f"{r['op']}: commit {r['commit'][:7]}, {r['date']}" for r in of_gpu]
         lines += [f"### {gpu}", "", f"Measured at {'; '.join(said)}.", ""]
         for header, body in ((HEADER, table(rows)), (WORST_HEADER, worst(rows))):
-            lines += [_markdown_row(header), _markdown_row(["---"] * len(header))]
-            lines += [*map(_markdown_row, body), ""]
+            lines += [markdown_row(header), markdown_row(["---"] * len(header))]
+            lines += [*map(markdown_row, body), ""]
     return "\n".join(lines)
 
 
-def _markdown_row(cells: Sequence[str]) -> str:
+def markdown_row(cells: Sequence[str]) -> str:
+    """A line of a table in Markdown."""
     return f"| {' | '.join(cells)} |"
 
 

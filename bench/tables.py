@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from diglot.bench import marks, models, ranking
+from diglot.bench import chosen_plans, marks, models, ranking
 from diglot.bench.barrier_tables import designs_table, use_table
 from diglot.bench.evidence import ROOT
 from diglot.bench.harness import MODES
@@ -273,6 +273,8 @@ def render() -> dict[Path, str]:
     put("docs/speed.md", "bench", common, markdown)
     drawn = sorted(root.glob("bench/distributions/*/models/*.json"))
     put("docs/speed.md", "models", drawn, models.markdown)
+    judged = sorted(root.glob("bench/distributions/*/plans/*.json"))
+    put("docs/tuning.md", "plans", judged, chosen_plans.markdown)
     rankings = sorted(root.glob("bench/results/*/ranking/*.json"))
     put("docs/benchmarks.md", "ranking", rankings, ranking.markdown)
     for stem, places in APART.items():

@@ -44,6 +44,13 @@ DEFAULT_SHAPES = ("4096x4096",)
 @click.option("--jobs", type=int, default=0, help="Compile Triton's plans in so many processes.")
 @click.option("--part", type=int, hidden=True, help="Of those processes this one's number.")
 @click.option("--status", is_flag=True, help="Measure nothing: say how plans are chosen.")
+@click.option(
+    "--judge",
+    metavar="SEED",
+    type=int,
+    help="Keep nothing: time chosen plans against a search's best, at 12 shapes that a seed draws.",
+)
+@click.option("--results", metavar="DIR", help="Where --judge writes a file for each op.")
 def tune(ops: tuple[str, ...], **arguments: Any) -> None:
     """Measure an op's plans on this GPU, and keep what is fastest for calls like these.
 
@@ -66,83 +73,95 @@ def _tune(
     jobs: int,
     part: int | None,
     status: bool,
+    judge: int | None,
+    results: str | None,
 ) -> None:
-    from diglot.bench import models
+    from diglot.bench import chosen_plans, models
+    from diglot.bench.reports import make_report, save
+    from diglot.bench.running import describe
     from diglot.bench.selection import load
     from diglot.tools import measure
     from diglot.tools.inputs import parse_dtype, parse_shape
+    from diglot.tools.table import Column
     from diglot.tools.tune import choices_of, compile_call, tune_call
 
     if like is not None and shapes:
         raise ValueError("--like and --shape: one of them")
+    if judge is not None and (like is not None or shapes or dtypes):
+        raise ValueError("--judge draws shapes and dtypes itself")
     if like is not None:
         chosen = models.shapes_of(_read_json(Path(like)))
     else:
         chosen = [parse_shape(shape) for shape in shapes or DEFAULT_SHAPES]
     kinds = [parse_dtype(dtype) for dtype in dtypes or ("bf16",)]
-    benchmarks = [load(op).benchmark for op in ops]
+    given = [(shape, kind) for shape in chosen for kind in kinds]
+    benchmarks = [
+        (load(op).benchmark, given if judge is None else chosen_plans.shapes(op, judge))
+        for op in ops
+    ]
     reason = measure.why_not()
     if reason is not None:
         raise ValueError(f"nothing is tuned: {reason}")
     directions = ("forward", "backward") if direction == "both" else (direction,)
-    calls = list(_calls(benchmarks, chosen, kinds, directions, backends or ("cuda", "triton")))
+    calls = list(_calls(benchmarks, directions, backends or ("cuda", "triton")))
     if not calls:
         raise ValueError("no op of these has such a case")
     if part is not None:
-        for _, make in calls[part::jobs]:
+        for *_, make in calls[part::jobs]:
             compile_call(make())
         return
     messages = make_console(stderr=True)
     if status:
-        _print_status([choice for _, make in calls for choice in choices_of(make())])
+        _print_status([choice for *_, make in calls for choice in choices_of(make())])
         return
     if jobs > 0:
         command = [sys.executable, "-m", "diglot.cli", *sys.argv[1:]]
         workers = [subprocess.Popen([*command, "--part", str(i)]) for i in range(jobs)]
         for worker in workers:
             worker.wait()
-    found = []
+    found: list[Any] = []
     with _progress(messages) as progress:
         task = progress.add_task("tuning", total=len(calls))
-        for name, make in calls:
-            progress.update(task, description=name)
-            found += tune_call(
-                make(),
-                folder=folder,
-                tell=lambda text: progress.update(task, description=text),
-            )
+
+        def tell(text: str) -> None:
+            progress.update(task, description=text)
+
+        for op, case, make in calls:
+            tell(f"{op} {describe(case)}")
+            if judge is not None:
+                found += chosen_plans.judge(op, case, make(), tell)
+            else:
+                found += tune_call(make(), folder=folder, tell=tell)
             progress.advance(task)
-    _print_found(found)
+    if judge is None:
+        _print_found(found)
+        return
+    columns = [Column(title, title.startswith("best")) for title in chosen_plans.HEADER]
+    print_table(columns, chosen_plans.table(found))
+    for op in ops if results is not None else ():
+        rows = [row for row in found if row["op"] == op]
+        save(make_report(op, rows, seed=judge), Path(results or "") / f"{op}.json")
 
 
 def _calls(
-    benchmarks: list[Any],
-    shapes: list[tuple[int, ...]],
-    dtypes: list[Any],
-    directions: tuple[str, ...],
-    backends: tuple[str, ...],
-) -> Iterator[tuple[str, Any]]:
-    """What makes each call, and its name."""
+    benchmarks: list[Any], directions: tuple[str, ...], backends: tuple[str, ...]
+) -> Iterator[tuple[str, Any, Any]]:
+    """The op, the case, and what makes the call, of each benchmark with its shapes and dtypes."""
     from diglot.bench.harness import Case
     from diglot.bench.models import options_of
-    from diglot.bench.running import describe
 
     def maker(benchmark: Any, case: Any, backend: str) -> Any:
         return lambda: benchmark.providers[backend](case, benchmark.inputs(case))
 
-    for benchmark in benchmarks:
+    for benchmark, shapes in benchmarks:
         has = {case.direction for case in benchmark.cases}
-        for shape in shapes:
-            for dtype in dtypes:
-                for direction in directions:
-                    case = Case(direction, dtype, shape, options_of(benchmark, direction))
-                    if direction not in has or not benchmark.takes(case):
-                        continue
-                    for backend in backends:
-                        yield (
-                            f"{benchmark.op} {describe(case)} {backend}",
-                            maker(benchmark, case, backend),
-                        )
+        for shape, dtype in shapes:
+            for direction in directions:
+                case = Case(direction, dtype, shape, options_of(benchmark, direction))
+                if direction not in has or not benchmark.takes(case):
+                    continue
+                for backend in backends:
+                    yield benchmark.op, case, maker(benchmark, case, backend)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

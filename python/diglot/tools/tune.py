@@ -24,14 +24,14 @@ from diglot.backends.choosing import Choice, forget_stores, use_plans
 from diglot.backends.plans import plan_runs
 from diglot.backends.registry import cuda_module
 from diglot.backends.runs import LastRun, observe_runs, plan, run
-from diglot.backends.store import Entry, Problem, plan_name
+from diglot.backends.store import Entry, Numbers, Problem, plan_name
 from diglot.backends.tunables import short_name
 from diglot.backends.tuning import Candidate, candidate_plans
 from diglot.tools import measure
 from diglot.tools.op_sources import sources_hash
 
 BUDGET_MS = 15  # of device time, for each plan
-ROUNDS = 2  # after the first, plans differ in one more tunable from the best so far
+ROUNDS = 2
 ALLOWED = 8  # roundings of the largest value by which two plans' results may differ
 
 
@@ -135,7 +135,7 @@ def _rank_0_first() -> Iterator[bool]:
         group.barrier()
 
 
-def _launches_of(call: Callable[[], Any]) -> Iterator[tuple[Problem, LastRun, tuple[Any, ...]]]:
+def launches_of(call: Callable[[], Any]) -> Iterator[tuple[Problem, LastRun, tuple[Any, ...]]]:
     """The launches of a call that have plans to choose among, each problem once."""
     launched: list[tuple[LastRun, tuple[Any, ...]]] = []
     with use_plans("rules"), observe_runs(lambda record, args: launched.append((record, args))):
@@ -153,7 +153,7 @@ def _launches_of(call: Callable[[], Any]) -> Iterator[tuple[Problem, LastRun, tu
 
 def compile_call(call: Callable[[], Any]) -> None:
     """Runs every plan of a call's launches once, so that Triton's cache on disk has them."""
-    for _, record, arguments in _launches_of(call):
+    for _, record, arguments in launches_of(call):
         launch = record.backend, record.op, record.launcher, *arguments
         for candidate in candidate_plans(*launch):
             with use_plans(candidate.numbers), contextlib.suppress(Exception):
@@ -164,7 +164,7 @@ def _tune_call(
     call: Callable[[], Any], folder: Path | str | None, tell: Callable[[str], None]
 ) -> list[Tuned]:
     found = []
-    for problem, record, arguments in _launches_of(call):
+    for problem, record, arguments in launches_of(call):
         tuned = tune_launch(problem, record, arguments, tell)
         if not tuned.times_us:
             raise RuntimeError(f"{record.launcher}: no plan runs: {tuned.skipped}")
@@ -178,15 +178,24 @@ def tune_launch(
     record: LastRun,
     arguments: tuple[Any, ...],
     tell: Callable[[str], None] = lambda _: None,
+    also: Sequence[Numbers] = (),
+    rounds: int = ROUNDS,
 ) -> Tuned:
-    """Measures the plans of one launch, whose outputs hold its results before and after."""
+    """Measures the plans of one launch, whose outputs hold its results before and after.
+
+    Args:
+        problem, record, arguments: the launch.
+        tell: is told what happens next.
+        also: numbers of further plans that are to have a time.
+        rounds: after the first, plans differ in one more tunable from the best so far.
+    """
     tuned = Tuned(problem)
     outputs = _outputs(record.launcher, arguments)
     expected = [output.clone() for output in outputs]
     device = outputs[0].device
     try:
         with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
-            _measure(tuned, record, arguments, outputs, expected, tell)
+            _measure(tuned, record, arguments, outputs, expected, tell, also, rounds)
     finally:
         for output, values in zip(outputs, expected, strict=True):
             output.copy_(values)
@@ -200,16 +209,19 @@ def _measure(
     outputs: Sequence[Tensor],
     expected: Sequence[Tensor],
     tell: Callable[[str], None],
+    also: Sequence[Numbers],
+    rounds: int,
 ) -> None:
     problem = tuned.problem
     name = f"{problem.launcher} [{problem.backend}] {'x'.join(map(str, problem.shape))}"
-    call = functools.partial(run, record.backend, record.op, record.launcher, *arguments)
+    launch = record.backend, record.op, record.launcher, *arguments
+    call = functools.partial(run, *launch)
     best: Candidate | None = None
-    for number in range(ROUNDS):
+    for number in range(rounds):
         start = {} if best is None else best.numbers
-        candidates = candidate_plans(
-            record.backend, record.op, record.launcher, *arguments, start=start
-        )
+        candidates = candidate_plans(*launch, start=start)
+        if number == 0:
+            candidates += [_candidate(launch, numbers) for numbers in also]
         new = [c for c in candidates if plan_name(c.numbers) not in tuned.times_us]
         new = [c for c in new if plan_name(c.numbers) not in tuned.skipped]
         if number > 0 and not new:
@@ -242,6 +254,12 @@ def _measure(
         if found is best:
             break
         best = found
+
+
+def _candidate(launch: tuple[Any, ...], numbers: Numbers) -> Candidate:
+    """The plan that a launch has with these numbers."""
+    with use_plans(numbers):
+        return Candidate(plan(*launch), numbers)
 
 
 def _outputs(launcher: str, arguments: tuple[Any, ...]) -> list[Tensor]:

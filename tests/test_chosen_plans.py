@@ -1,0 +1,118 @@
+"""How good chosen plans are, with times that are made up."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+from diglot.backends.choosing import Choice, forget_stores
+from diglot.backends.registry import INTERPRET
+from diglot.backends.store import Entry, Timing
+from diglot.bench import chosen_plans, harness
+from diglot.bench.chosen_plans import judge, markdown, table
+from diglot.bench.harness import Case
+from diglot.bench.selection import load
+from diglot.cli.tune import tune as command
+from diglot.tools import measure
+from diglot.tools import tune as tuning
+
+pytestmark = pytest.mark.skipif(not INTERPRET, reason="times are made up where nothing is timed")
+# Microseconds of softmax's plans in CUDA C++; others take 10.
+US = {"rows.cuda.skipped_shapes=1": 9.0, "rows.cuda.skipped_shapes=2": 8.0}
+NEAR = {"rows.cuda.skipped_shapes": 1}
+
+
+@pytest.fixture
+def gpu(monkeypatch, tmp_path):
+    def times(functions, **_):
+        return {name: measure.Timing(US.get(name, 10.0), 1, 1, 1) for name in functions}
+
+    def captured(function):
+        function()
+        return lambda: function()
+
+    monkeypatch.setenv("DIGLOT_CONFIGS", str(tmp_path))
+    monkeypatch.setattr(measure, "check", lambda: None)
+    monkeypatch.setattr(measure, "why_not", lambda: None)
+    monkeypatch.setattr(measure, "captured", captured)
+    monkeypatch.setattr(measure, "interleaved", times)
+    monkeypatch.setattr(tuning, "_check", lambda *_: None)
+    monkeypatch.setattr(tuning, "gpu_name", lambda: "NVIDIA H200")
+    monkeypatch.setattr(harness, "DEVICE", "cpu")
+    forget_stores()
+    yield
+    forget_stores()
+
+
+def call_of(case: Case, backend: str):
+    benchmark = load("softmax").benchmark
+    return benchmark.providers[backend](case, benchmark.inputs(case))
+
+
+CASE = Case("forward", torch.float32, (6, 300), {"dim": -1})
+
+
+def test_a_chosen_plan_is_timed_beside_the_best(gpu, monkeypatch):
+    real = chosen_plans.choices_of
+
+    def near(call):
+        return [Choice(choice.problem, "near", NEAR, None) for choice in real(call)]
+
+    monkeypatch.setattr(chosen_plans, "choices_of", near)
+    (row,) = judge("softmax", CASE, call_of(CASE, "cuda"))
+    assert (row["own_us"], row["chosen_us"], row["best_us"]) == (10, 9, 8)
+    assert row["best"] == "rows.cuda.skipped_shapes=2" and row["source"] == "near"
+    assert row["plans"] > 3 and row["shape"] == [6, 300] and row["launcher"] == "softmax_forward"
+    assert not list(chosen_plans.judge("softmax", CASE, lambda: None))
+
+
+def test_what_is_measured_is_not_judged(gpu, monkeypatch):
+    real = chosen_plans.choices_of
+
+    def exact(call):
+        problems = [choice.problem for choice in real(call)]
+        return [Choice(p, "exact", NEAR, Entry(p, {"": Timing(1, 1)})) for p in problems]
+
+    monkeypatch.setattr(chosen_plans, "choices_of", exact)
+    assert not list(judge("softmax", CASE, call_of(CASE, "cuda")))
+
+
+def row(chosen: float | None, own: float, best: float, **more) -> dict:
+    where = {"op": "softmax", "direction": "forward", "language": "cuda", "dtype": "bfloat16"}
+    of = {"shape": [8, 64], "source": "near", "best": "a.b.c=1", **where, **more}
+    return {**of, "chosen_us": chosen, "own_us": own, "best_us": best}
+
+
+def test_a_table():
+    rows = [row(10, 20, 5), row(10, 10, 10, shape=[1, 1], source="rules")]
+    ((*key, launches, near, chosen, worst, own, worst_own, told),) = table(rows)
+    assert key == ["softmax", "forward", "cuda"] and (launches, near) == ("2", "1")
+    assert (chosen, worst, own, worst_own) == ("0.707", "0.50", "0.500", "0.25")
+    assert told == "bfloat16 8x64: 10.0 µs, 5.0 by a.b.c=1"
+    assert table([row(None, 5, 5)])[0][6] == "0.10"  # the chosen plan did not run
+    report = {"gpu": "NVIDIA H200", "op": "softmax", "commit": "0123456789", "date": "today"}
+    text = markdown([{**report, "seed": 3, "rows": rows}])
+    assert "### NVIDIA H200" in text and "seed 3" in text and "| 0.707 |" in text
+
+
+def test_shapes_follow_a_seed():
+    drawn = chosen_plans.shapes("softmax", 1)
+    assert len(drawn) == 12 == len(set(drawn)) and drawn == chosen_plans.shapes("softmax", 1)
+    assert drawn != chosen_plans.shapes("softmax", 2) != chosen_plans.shapes("rms_norm", 2)
+
+
+def test_the_command(gpu, monkeypatch, tmp_path):
+    """A table, and a file for each op; shapes cannot be given."""
+    monkeypatch.setattr(chosen_plans, "draw", lambda *_: [((6, 300), torch.float32)])
+    arguments = ["softmax", "--judge", "1", "--direction", "forward", "--backend", "cuda"]
+    done = CliRunner().invoke(command, [*arguments, "--results", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    report = json.loads((tmp_path / "softmax.json").read_text())
+    assert report["seed"] == 1 and [r["language"] for r in report["rows"]] == ["cuda"]
+    assert report["rows"][0]["chosen_us"] == 10 and report["rows"][0]["best_us"] == 8
+    assert not list(tmp_path.glob("softmax/*"))  # no times are kept
+    done = CliRunner().invoke(command, [*arguments, "--shape", "2x2"])
+    assert done.exit_code != 0 and "--judge draws shapes" in done.output
