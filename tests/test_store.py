@@ -9,6 +9,7 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 
+import backends
 import pytest
 import torch
 
@@ -17,7 +18,7 @@ from diglot.backends import choosing, store
 from diglot.backends.choosing import forget_stores, store_of, use_plans
 from diglot.backends.plans import Device, plan_runs
 from diglot.backends.store import Problem, Store
-from diglot.backends.tunables import generic_name, specs, use_tunables
+from diglot.backends.tunables import forget_plans, generic_name, specs, use_tunables
 
 H200 = Device(90, 132, 228 << 10, True, name="NVIDIA H200")
 WIDE = "rows, 16-byte accesses"
@@ -294,6 +295,40 @@ def test_a_measured_plan_that_fails_is_none(folder, monkeypatch):
     assert made == [False, True]
     with pytest.raises(ZeroDivisionError):
         choosing.planned(lambda: 1 / 0, "softmax_forward")
+
+
+@pytest.mark.parametrize("backend", backends.KERNELS)
+def test_a_plan_by_older_numbers_is_not_kept(backend, monkeypatch):
+    """One that is being made while another thread has all be forgotten."""
+    asked = []
+    real = choosing.choose
+
+    def choose(*problem):
+        asked.append(problem)
+        if len(asked) == 1:
+            forget_plans()
+        return real(*problem)
+
+    monkeypatch.setattr(choosing, "choose", choose)
+    forget_plans()
+    x = torch.randn(3, 11, device=backends.DEVICE)
+    for expected in (1, 2, 2):
+        diglot.softmax(x, -1, backend=backend)
+        assert len(asked) == expected
+
+
+@pytest.mark.parametrize("backend", backends.KERNELS)
+def test_an_interrupt_while_plans_are_chosen(backend, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(choosing, "choose", interrupt)
+    forget_plans()
+    x = torch.randn(3, 13, device=backends.DEVICE)
+    with pytest.raises(KeyboardInterrupt):
+        diglot.softmax(x, -1, backend=backend)
+        [None for _ in range(100)]  # Python looks for interrupts between lines
+    forget_plans()
 
 
 def test_scopes_end_in_any_order():

@@ -85,7 +85,12 @@ std::shared_ptr<const ChosenNumbers> choose(const Problem& problem) {
     }
   }
   Py_XDECREF(answer);
-  if (PyErr_Occurred()) PyErr_WriteUnraisable(function);
+  if (PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_KeyboardInterrupt) != 0) {
+    PyErr_Clear();
+    PyErr_SetInterrupt();  // Python raises it again once it has control
+  } else if (PyErr_Occurred()) {
+    PyErr_WriteUnraisable(function);
+  }
   return chosen;
 }
 

@@ -89,7 +89,8 @@ std::shared_ptr<const KeptPlan> CallBase::kept_plan() {
   append_parameters_to(key);
   if (auto found = plans_.find(key)) return found;
   const PlanKey own = key;  // planning may run Python, and with it other launches of this thread
-  return plans_.keep(own, plan(current_device()));
+  const auto generation = PlanCache::generation();
+  return plans_.keep(own, plan(current_device()), generation);
 }
 
 namespace {

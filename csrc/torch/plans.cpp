@@ -37,6 +37,9 @@ std::vector<PlanCache*>& all_caches() {
   return caches;
 }
 
+// Under that mutex.
+std::uint64_t current_generation = 0;
+
 }  // namespace
 
 PlanCache::PlanCache() {
@@ -46,10 +49,16 @@ PlanCache::PlanCache() {
 
 void PlanCache::clear_all() {
   const std::lock_guard lock(plans_mutex());
+  ++current_generation;
   for (PlanCache* const cache : all_caches()) {
     cache->plans_.clear();
     cache->steps_ = 0;
   }
+}
+
+std::uint64_t PlanCache::generation() {
+  const std::lock_guard lock(plans_mutex());
+  return current_generation;
 }
 
 std::shared_ptr<const KeptPlan> PlanCache::find(const PlanKey& key) {
@@ -58,12 +67,14 @@ std::shared_ptr<const KeptPlan> PlanCache::find(const PlanKey& key) {
   return found == plans_.end() ? nullptr : found->second;
 }
 
-std::shared_ptr<const KeptPlan> PlanCache::keep(const PlanKey& key, Plan plan) {
+std::shared_ptr<const KeptPlan> PlanCache::keep(const PlanKey& key, Plan plan,
+                                                std::uint64_t generation) {
   const std::size_t steps = 1 + plan.steps.size();
   const auto entry = std::make_shared<KeptPlan>();
   entry->plan = std::move(plan);
   decltype(plans_) forgotten;  // destroyed without the lock
   const std::lock_guard lock(plans_mutex());
+  if (generation != current_generation) return entry;
   if (steps_ + steps > kMostSteps) {
     forgotten.swap(plans_);
     steps_ = 0;

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <unordered_map>
 #include <vector>
@@ -26,12 +27,14 @@ struct KeptPlan {
 class PlanCache {
  public:
   PlanCache();
-  // Forgets the plans of all launchers.
+  // Forgets the plans of all launchers, and begins another generation of plans.
   static void clear_all();
+  static std::uint64_t generation();
 
   // Null if there is none.
   std::shared_ptr<const KeptPlan> find(const PlanKey& key);
-  std::shared_ptr<const KeptPlan> keep(const PlanKey& key, Plan plan);
+  // Keeps it, unless the generation in which it was begun is over: it may be by older numbers.
+  std::shared_ptr<const KeptPlan> keep(const PlanKey& key, Plan plan, std::uint64_t generation);
 
  private:
   // Of kept plans, with one for each plan. More are not kept: all are forgotten, and made anew.

@@ -44,6 +44,7 @@ struct PyModuleDef {
 
 extern PyObject _Py_NoneStruct;
 extern PyObject _Py_TrueStruct;
+extern PyObject* PyExc_KeyboardInterrupt;
 extern PyObject* PyExc_OSError;
 extern PyObject* PyExc_RuntimeError;
 extern PyObject* PyExc_TypeError;
@@ -59,8 +60,10 @@ void* PyCapsule_GetPointer(PyObject*, const char*);
 PyObject* PyCapsule_New(void*, const char*, void (*)(PyObject*));
 int PyErr_CheckSignals();
 void PyErr_Clear();
+int PyErr_ExceptionMatches(PyObject*);
 PyObject* PyErr_Format(PyObject*, const char*, ...);
 PyObject* PyErr_Occurred();
+void PyErr_SetInterrupt();
 void PyErr_SetObject(PyObject*, PyObject*);
 void PyErr_SetString(PyObject*, const char*);
 void PyErr_WriteUnraisable(PyObject*);

@@ -46,6 +46,7 @@ MOST_PLANS = 1024  # that a launcher keeps
 _UNSEEN = Unseen()
 launchers: list[Any] = []  # all of them
 _plans_lock = threading.Lock()
+_generation = 0  # of plans: how often they were forgotten
 # The interpreter changes Triton's language while a kernel runs, for all threads.
 _interpreter = threading.RLock()
 renew_in_children(globals(), "_plans_lock")
@@ -123,8 +124,11 @@ def launcher(planner: Callable[..., Plan]) -> Any:
         def plan_on(device: Device) -> Plan:
             return plan_here(*describe(arguments, device, _address))
 
+        generation = _generation
         run = planned(lambda: _prepare(plan_on, facts, index), planner.__name__)
         with _plans_lock:
+            if generation != _generation:  # it may be by older numbers
+                return run
             plans = scope["plans"]
             while len(plans) >= MOST_PLANS:
                 del plans[next(iter(plans))]
@@ -216,8 +220,10 @@ def _address_in_storage(tensor: Tensor) -> int:
 
 @on_change
 def _forget_plans() -> None:
-    """Plans that were made by other tunables."""
+    """Plans that were made by other tunables. Another generation of plans begins."""
+    global _generation
     with _plans_lock:
+        _generation += 1
         for each in launchers:
             each.__globals__["plans"].clear()
 

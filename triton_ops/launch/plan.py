@@ -266,6 +266,12 @@ class Launch:
     room: Part | None = None
 
     @property
+    def order(self) -> tuple[Any, ...]:
+        """What decides in which order it sums (`diglot.backends.plans.Plan.order`)."""
+        compiled = tuple([s for s in self.scalars if s is None or isinstance(s, tl.constexpr)])
+        return self.kernel.__name__, self.grid, self.constants, compiled, self.num_warps
+
+    @property
     def cooperative(self) -> bool:
         """Whether its programs wait for each other."""
         return self.phases > 0

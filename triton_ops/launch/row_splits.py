@@ -15,6 +15,11 @@ STATE_FIELDS = 3  # numbers of a state, at most
 CHUNK_FIELDS = 2  # the same of columns that take two launches
 
 
+def planned_rows(device: Device, count: int) -> int:
+    """For how many rows a plan is made that is to run on so many."""
+    return device.tuned("rows.both.planned_rows") or count
+
+
 def at_once(device: Device, programs: int, elements: int, warps: int) -> int:
     """Warps of programs that hold so many elements each: more where programs are few."""
     latency = device.tuned("rows.triton.latency")

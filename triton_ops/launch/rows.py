@@ -35,6 +35,7 @@ from .row_splits import (
     count_chunks,
     count_splits,
     exchange_once,
+    planned_rows,
     power_of_2,
     registers,
 )
@@ -113,7 +114,7 @@ def _access(
     tuned = arrays[0].device.tuned
     is_peeled = is_congruent and n >= tuned("rows.triton.peeled_elements")
     if is_peeled and same:
-        numel = arrays[0].numel()
+        numel = planned_rows(arrays[0].device, arrays[0].numel() // n) * n
         is_peeled = numel >= tuned("norm_forward.triton.peeled_elements")
         is_peeled = is_peeled and numel >= n * tuned("norm_forward.triton.peeled_rows")
     return vector if is_peeled else 1, False
@@ -170,6 +171,7 @@ def plan_rows(
     device.choose(lie, (out.numel() // n, n), *arrays)
     if is_column and vector > 1:
         outer = outer.in_vectors(vector)
+    count = planned_rows(device, outer.numel)
     is_tall = is_column and n > device.tuned(tall)
     reach = n + vector - 1 if is_peeled else n  # from the multiple of 16 bytes before a row
     splits, part, split = 1, 0, None
@@ -204,12 +206,12 @@ def plan_rows(
         if norm is not None:
             second = norm.second_block(reach)
         kind, side, block, rest, warps = choose_tile(
-            device, reach, outer.numel, size, vector, is_column, inputs, second
+            device, reach, count, size, vector, is_column, inputs, second
         )
         if kind == ROWS.value and norm is not None and size < 8:
             warps, most_registers = norm.held((block + rest) * side)
         if kind == ROWS.value and side == 1:
-            warps = at_once(device, outer.numel, block + rest, warps)
+            warps = at_once(device, count, block + rest, warps)
     once = False
     if side == 1 and warps > 1:
         block, rest, once = exchange_once(device, block, rest, warps * 32 * vector)

@@ -21,14 +21,15 @@ from diglot.backends.store import Entry, Numbers, Problem, Store
 from diglot.backends.tunables import (
     chosen_numbers,
     forget_plans,
+    hold_order,
     is_overridden,
     short_name,
     take_numbers,
 )
 
 Made = TypeVar("Made")
-MEASURED, RULES = "measured", "rules"
-MODES = (MEASURED, RULES)
+MEASURED, RULES, INVARIANT = "measured", "rules", "invariant"
+MODES = (MEASURED, RULES, INVARIANT)
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Choice:
         problem: what was asked.
         source: "exact": this problem was measured. "near": one of another shape was. "rules": the
             planner has its own numbers, of `configs/tunables`. "given": `use_plans` has them.
+            "invariant": the planner has numbers that are the same for all GPUs.
         numbers: by the names of tunables; none where the planner has its own.
         entry: what was measured, if anything.
     """
@@ -54,6 +56,7 @@ class Choice:
             "near": "measured for a near shape",
             "rules": "by the planner's rules: no measured shape is near",
             "given": "given by use_plans",
+            "invariant": "the same for rows of this length everywhere",
         }[self.source]
         if self.entry is None:
             return said
@@ -80,6 +83,8 @@ renew_in_children(globals(), "_lock", threading.RLock)
 _stores: dict[tuple[str, str], Store] = {}
 _modes: list[str | Numbers] = []
 _environment = os.environ.get("DIGLOT_PLANS", "").strip() or MEASURED
+if _environment == INVARIANT:
+    hold_order(True)
 
 
 class use_plans:
@@ -90,9 +95,10 @@ class use_plans:
 
     Args:
         plans: "measured": from the store, where it has a shape near that of a call; the default,
-            if the variable DIGLOT_PLANS says nothing else. "rules": the planner's own. Or numbers
-            by the names of tunables, such as {"rows.cuda.skipped_shapes": 1}, which hold for every
-            entry of a table.
+            if the variable DIGLOT_PLANS says nothing else. "rules": the planner's own.
+            "invariant": those by which a row's result depends on its length and dtype alone
+            (docs/tuning.md). Or numbers by the names of tunables, such as
+            {"rows.cuda.skipped_shapes": 1}, which hold for every entry of a table.
 
     Raises:
         ValueError: there is no such choice, or no such tunable, or its number is out of range.
@@ -109,13 +115,23 @@ class use_plans:
     def __enter__(self) -> None:
         with _lock:
             _modes.append(self.plans)
-        forget_plans()
+            _take_mode()
 
     def __exit__(self, *_: object) -> None:
         with _lock:
             place = max(i for i, mode in enumerate(_modes) if mode is self.plans)
             del _modes[place]
-        forget_plans()
+            _take_mode()
+
+
+def mode() -> str | Numbers:
+    """How plans are chosen now: the name of a way, or numbers that are given."""
+    return (_environment, *_modes)[-1]
+
+
+def _take_mode() -> None:
+    """Has plans be made anew, in the way that has just become the one to choose by."""
+    hold_order(mode() == INVARIANT)
 
 
 def check_mode(mode: str, source: str) -> None:
@@ -147,12 +163,14 @@ def record(choice: Choice) -> None:
 
 
 def _choose(problem: Problem, gpu: str) -> Choice:
-    mode = (_environment, *_modes)[-1]
-    if not isinstance(mode, str):
-        return Choice(problem, "given", mode, None)
-    check_mode(mode, "DIGLOT_PLANS")
-    if mode == RULES or not gpu or _thread.has_own_numbers:
-        return Choice(problem, "rules", {}, None)
+    chosen = mode()
+    if not isinstance(chosen, str):
+        return Choice(problem, "given", chosen, None)
+    check_mode(chosen, "DIGLOT_PLANS")
+    if chosen == INVARIANT:
+        return Choice(problem, INVARIANT, {}, None)
+    if chosen == RULES or not gpu or _thread.has_own_numbers:
+        return Choice(problem, RULES, {}, None)
     source, entry = store_of(problem.op, short_name(gpu)).find(problem)
     if entry is None:
         return Choice(problem, "rules", {}, None)

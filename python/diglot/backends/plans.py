@@ -76,6 +76,11 @@ class KernelLaunch(NamedTuple):
     cluster_blocks: int
     flags: tuple[str, ...]
 
+    @property
+    def order(self) -> tuple[Any, ...]:
+        """What decides in which order it sums."""
+        return self.kernel, self.grid, self.block, self.cluster_blocks
+
 
 class Plan(NamedTuple):
     """How a launcher runs a call.
@@ -94,6 +99,15 @@ class Plan(NamedTuple):
     scratch: Scratch | None
     tunables: tuple[tuple[str, int], ...] = ()
     choices: tuple[Any, ...] = ()
+
+    @property
+    def order(self) -> tuple[Any, ...]:
+        """In which order it sums: the kernels, how they are compiled, and their threads.
+
+        Plans of equal order give equal bits for a call. They may differ in registers, shared
+        memory, and loads in flight.
+        """
+        return tuple([launch.order for launch in self.launches])
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diglot.backends.choosing import record_choices
+from diglot.backends.aligned_rows import Placed, on_aligned_rows, place, works_on_rows
+from diglot.backends.choosing import INVARIANT, mode, record_choices
 from diglot.backends.forks import renew_in_children
 from diglot.backends.plans import CALL, Plan, PlannedRun, Scratch, planning
 from diglot.backends.registry import BACKENDS, is_interpreted
 from diglot.backends.scratch import provide
+from diglot.backends.tunables import on_change
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,20 @@ def _find(backend: str, op: str, name: str) -> Launcher:
     return getattr(BACKENDS[backend].module(op), name)
 
 
+def _is_held(backend: str, name: str) -> bool:
+    """Whether a launcher must sum all rows in one order."""
+    return mode() == INVARIANT and backend != "torch" and works_on_rows(name)
+
+
+@on_change
+def _forget_launchers() -> None:
+    _launchers.clear()
+
+
 def _load(backend: str, op: str, name: str) -> Launcher:
     launcher = _find(backend, op, name)
+    if _is_held(backend, name):
+        launcher = on_aligned_rows(op, name, launcher)
     with _lock:  # `mark_runs` on another thread comes before or after both lines
         if _marks:
             launcher = _marked(f"{MARK}{name}[{backend}]", launcher)
@@ -94,6 +108,8 @@ def run(backend: str, op: str, name: str, *arguments: Any) -> None:
     """
     out = arguments[-1]
     if planning.runs is not None:
+        if _is_held(backend, name):
+            arguments = place(op, name, arguments).arguments
         planned = plan(backend, op, name, *arguments)
         planning.runs.append(PlannedRun(op, name, backend, planned))
         return
@@ -136,6 +152,9 @@ def _run_traced(backend: str, op: str, name: str, arguments: tuple[Any, ...]) ->
     Sizes are fixed: with symbolic ones an operator stays whole, and plans when it runs. The stream
     that a graph will run on is unknown, so its launchers take scratch of a call alone.
     """
+    placed = place(op, name, arguments) if _is_held(backend, name) else Placed(arguments, [], [])
+    placed.fill()
+    arguments = placed.arguments
     need = BACKENDS[backend].scratch(op, name, arguments)
     scratch = None
     if need is not None:
@@ -146,6 +165,7 @@ def _run_traced(backend: str, op: str, name: str, arguments: tuple[Any, ...]) ->
         getattr(torch.ops.diglot_cuda, name)(*flatten(name, arguments), scratch)
     else:
         _find(backend, op, name)(*arguments, scratch)
+    placed.put_back()
 
 
 def flatten(name: str, arguments: tuple[Any, ...]) -> list[Any]:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
 
 DEFAULT = "default"
+# What `hold_order` changes: plans are made for many rows.
+PLANNED = {"rows.both.planned_rows": 1 << 16}
 
 
 def short_name(name: str) -> str:
@@ -159,6 +161,7 @@ def is_overridden(name: str) -> bool:
 
 _lock = threading.RLock()
 _overrides: list[Mapping[str, int]] = []
+_held: dict[str, int] = {}  # by `hold_order`
 _kept: dict[str, Tunables] = {}
 _on_change: list[Callable[[], None]] = []
 renew_in_children(globals(), "_lock", threading.RLock)
@@ -182,8 +185,8 @@ def tunables(gpu: str = "") -> Tunables:
     with _lock:
         name, every = short_name(gpu), specs()
         file = _folder() / f"{name}.json"
-        is_known = name != DEFAULT and file.is_file()
-        values = {full: spec.value for full, spec in every.items()}
+        is_known = name != DEFAULT and file.is_file() and not _held
+        values = {full: spec.value for full, spec in every.items()} | _held
         if is_known:
             values |= read_gpu(file, every)
         for changed in _overrides:
@@ -203,6 +206,14 @@ def forget_plans() -> None:
     """Has every plan be made anew."""
     for forget in _on_change:
         forget()
+
+
+def hold_order(is_held: bool) -> None:
+    """Has planners read numbers that depend neither on the GPU nor on how many rows there are."""
+    global _held
+    with _lock:
+        _held = dict(PLANNED) if is_held else {}
+        _change()
 
 
 def _change() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from diglot.backends.choosing import INVARIANT, mode
 from diglot.backends.registry import cuda_module
 from diglot.backends.runs import note_run
 from diglot.pipeline import host
@@ -92,6 +93,8 @@ class NativeRing:
 def native_ring(job: Job, op: Op, one: Launch) -> NativeRing | None:
     """The library's ring for a job, if the op does the launch on a chunk that it does on a row."""
     if job.sink is None or any(array.kind == "strided" for array in job.inputs):
+        return None
+    if mode() == INVARIANT:  # a launch may need copies of its rows
         return None
     rows = job.plan.chunk_rows
     buffers = [

@@ -255,12 +255,15 @@ def interleaved(
 
 
 def captured(function: Function) -> Function:
-    """A replay of one call that is captured in a CUDA graph: its device time without the host's."""
+    """A replay of one call that is captured in a CUDA graph: its device time without the host's.
+
+    Other threads may go on with what a capture forbids, such as allocating.
+    """
     check()
     function()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
         function()
     return graph.replay
 

@@ -42,6 +42,7 @@ namespace diglot {
   X(kRowsElementsAside, "rows.cuda.elements_aside")                                              \
   X(kRowsFewSlots, "rows.cuda.few_slots")                                                        \
   X(kRowsManyChunks, "rows.both.many_chunks")                                                    \
+  X(kRowsPlannedRows, "rows.both.planned_rows")                                                  \
   X(kRowsSkippedShapes, "rows.cuda.skipped_shapes")                                              \
   X(kRowsStripBytes, "rows.both.strip_bytes")                                                    \
   X(kRowsTallest, "rows.cuda.tallest")                                                           \
