@@ -101,9 +101,9 @@ class Run:
             if self.bad_slot is not None:
                 kept.append(torch.empty(buffers[0].numel() + 1, dtype=array.rows.dtype))
                 addresses[0][self.bad_slot] = kept[-1].data_ptr() + 1
-            specs.append(
-                (array.is_output, array.row_bytes, *map(tuple, addresses), *place, 1 << 60)
-            )
+            is_new = array.is_output and array.path is None
+            addresses = [tuple(of) for of in addresses]
+            specs.append((array.is_output, array.row_bytes, *addresses, *place, 1 << 60, is_new))
         try:
             return module().run_pipeline(
                 self.launcher,

@@ -86,6 +86,7 @@ class NativeRing:
             array.file,
             array.mapping.offset + first if array.mapping is not None else 0,
             host.MARGIN,
+            array.is_new,
         )
 
 

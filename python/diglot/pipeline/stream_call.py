@@ -209,6 +209,7 @@ class StreamCall:
                 HostArray(
                     torch.empty((self.rows, *r.shape[1:]), dtype=r.dtype, device="cpu"),
                     is_output=True,
+                    is_new=True,
                     maps=NOTHING_SAID,
                 )
                 for r in results
