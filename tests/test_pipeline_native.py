@@ -446,14 +446,14 @@ def test_wrong_arguments():
     call(Run("gelu_forward", run.arguments, 4, copy_threads=0), "sizes must be positive")
     with pytest.raises(TypeError, match="expected 11 arguments"):
         module().run_pipeline("gelu_forward")
-    specs = (True, 20, (0,), (), out.rows.data_ptr(), -1, 0, 0)
+    specs = (True, 20, (0,), (), out.rows.data_ptr(), -1, 0, 0, False)
     for places, arrays, what in [
         ((0, 0), (specs,), "a tensor must be a chunk of its array"),
         ((0,), (specs,), "places must have a number for every tensor"),
         ((0, 1), (specs,), "a tensor must be a chunk of its array"),
         ((0, 0), (specs[:5],), "a tuple is too short"),
         ((0, 0), ((True, 20, (), *specs[3:]),), "a buffer for every slot"),
-        ((0, 0), ((*specs[:5], 1, 0, 0),), "a file needs pinned buffers"),
+        ((0, 0), ((*specs[:5], 1, 0, 0, False),), "a file needs pinned buffers"),
     ]:
         tensors = torch.zeros(4, 6, device=DEVICE), torch.zeros(4, 6, device=DEVICE)
         with pytest.raises(ValueError, match=what):
