@@ -1,4 +1,5 @@
 """stream_map: ops over arrays in host memory, beside the copies alone and beside simpler forms.
+What new results, small arrays and other people's streams have it do is in stream_cases.py.
 
 Everything of a workload is timed in turns, by the host's clock, from the call to the result.
 `python bench/stream_map.py --folder DIR` writes results, reports, charts and traces there; without
@@ -35,7 +36,6 @@ from diglot.tools.measure import Timing
 
 GIB, MIB = 1 << 30, 1 << 20
 COLUMNS = 1024  # of float32: a row has 4 KiB
-SMALL = 64 * MIB
 MAPPED_SHARE = 2  # maps have a half of the bytes, a compute-bound run a quarter
 COMPUTE_SHARE = 4
 COMPUTE_OVER_COPY = 5
@@ -89,7 +89,7 @@ class Workload:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-def _faster_than(other: str) -> Callable[[dict[str, Any], dict[str, dict[str, Any]]], float]:
+def faster_than(other: str) -> Callable[[dict[str, Any], dict[str, dict[str, Any]]], float]:
     """Speed over that of another provider of the workload, or of its form for the same backend."""
 
     def value(row: dict[str, Any], rows: dict[str, dict[str, Any]]) -> float:
@@ -111,7 +111,7 @@ def _once(provider: Provider) -> float:
     return time.perf_counter() - begin
 
 
-def _rows(
+def measured(
     workload: Workload, reports: dict[tuple[str, str], PipelineReport]
 ) -> list[dict[str, Any]]:
     """A row for each provider. Results are checked before and after the timed calls."""
@@ -246,7 +246,7 @@ def pinned(arrays: Arrays, copies: transfer.Copies) -> Iterator[Workload]:
     """From pinned memory to pinned memory: hw7, with its serial form, and gelu."""
     arrays.spoil(arrays.target)
     size = arrays.source.nbytes
-    duplex = Bar("share of the duplex ceiling", _faster_than("copies"), 0.97)
+    duplex = Bar("share of the duplex ceiling", faster_than("copies"), 0.97)
     for name, fn in OPS.items():
         providers = {"copies": Provider(copies.run)}
         providers |= {backend: arrays.provider(fn, backend) for backend in OURS}
@@ -260,7 +260,7 @@ def pinned(arrays: Arrays, copies: transfer.Copies) -> Iterator[Workload]:
                     torch.cuda.synchronize()
 
                 providers[f"serial {backend}"] = Provider(serial)
-            bars.append(Bar("speed over the serial form", _faster_than("serial"), 1.75))
+            bars.append(Bar("speed over the serial form", faster_than("serial"), 1.75))
         yield Workload(f"pinned, {name}", size, 5, providers, bars)
 
 
@@ -278,7 +278,7 @@ def pageable(arrays: Arrays) -> Iterator[Workload]:
     providers = {b: arrays.provider(fn, b, source, target) for b in OURS}
     bars = [
         Bar("GB/s each way", _gb_per_s, 18.0),
-        Bar("speed over .to, op, .cpu", _faster_than("plain"), 4.0),
+        Bar("speed over .to, op, .cpu", faster_than("plain"), 4.0),
     ]
     yield Workload("pageable, hw7", source.nbytes, 3, {**providers, "plain": Provider(plain)}, bars)
 
@@ -350,7 +350,7 @@ def mapped(arrays: Arrays, size: int) -> Iterator[tuple[list[Workload], str]]:
             for backend in OURS:
                 check = functools.partial(is_right, backend)
                 providers[backend] = Provider(functools.partial(stream, backend), target, check)
-            bars = [Bar("share of a parallel copy of maps", _faster_than("map copy"), 0.8)]
+            bars = [Bar("share of a parallel copy of maps", faster_than("map copy"), 0.8)]
             return Workload(name, size, 3, providers, bars, {"copy threads": threads})
 
         new()
@@ -383,46 +383,8 @@ def compute_bound(arrays: Arrays, size: int, duplex: float) -> Iterator[Workload
         fn = functools.partial(OPS["hw7"], terms=terms)
         providers[backend] = arrays.provider(fn, backend, source, target)
         providers[f"compute {backend}"] = Provider(functools.partial(alone, terms))
-    bars = [Bar("share of compute alone", _faster_than("compute"), 0.97)]
+    bars = [Bar("share of compute alone", faster_than("compute"), 0.97)]
     yield Workload("compute-bound, hw7", size, 3, providers, bars, terms_of)
-
-
-def small(arrays: Arrays, ceiling: transfer.Duplex) -> Iterator[Workload]:
-    """64 MiB, of which the first and the last chunk are a part that counts."""
-    rows = SMALL // 4 // COLUMNS
-    source, target = arrays.source[:rows], arrays.target[:rows]
-    on_device = arrays.on_device[:rows]
-    fn = OPS["hw7"]
-
-    def alone(backend: str) -> float:
-        """Seconds of compute."""
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        fn(on_device, backend=backend)
-        start.record()
-        fn(on_device, backend=backend)
-        end.record()
-        end.synchronize()
-        return start.elapsed_time(end) / 1e3
-
-    computing = {backend: alone(backend) for backend in OURS}
-
-    def over_ideal(row: dict[str, Any], _: dict[str, dict[str, Any]]) -> float:
-        """By max(H2D, compute, D2H) of everything, and what a chunk's other stages take before the
-        slowest can begin and after it has ended.
-        """
-        seconds = computing[row["provider"]]
-        share = row["run"]["chunk_rows"] / rows
-        copying, chunk = SMALL / ceiling.both / 1e9, share * SMALL / 1e9
-        if seconds > copying:
-            ideal = seconds + chunk / ceiling.h2d + chunk / ceiling.d2h
-        else:
-            ideal = copying + share * seconds + chunk / ceiling.d2h
-        row["ideal_us"] = 1e6 * ideal
-        return row["time_us"] / row["ideal_us"]
-
-    providers = {backend: arrays.provider(fn, backend, source, target) for backend in OURS}
-    bars = [Bar("time over the ideal", over_ideal, 1.15, at_least=False)]
-    yield Workload("64 MiB pinned, hw7", SMALL, 30, providers, bars)
 
 
 def several_gpus(arrays: Arrays) -> Iterator[Workload]:
@@ -434,7 +396,7 @@ def several_gpus(arrays: Arrays) -> Iterator[Workload]:
     arrays.spoil(arrays.target)
     providers = {"copies": Provider(copies.run)}
     providers |= {b: arrays.provider(OPS["hw7"], b, devices=devices) for b in OURS}
-    bars = [Bar("share of both GPUs' duplex ceiling", _faster_than("copies"), 0.95)]
+    bars = [Bar("share of both GPUs' duplex ceiling", faster_than("copies"), 0.95)]
     yield Workload("2 GPUs, pinned, hw7", arrays.source.nbytes, 5, providers, bars)
 
 
@@ -496,21 +458,19 @@ def run(folder: Path | None = None, size: int = 4 * GIB) -> Path:
     ceiling = transfer.duplex(copies)
     print(f"ceilings, GB/s: {ceiling}", flush=True)
     for workload in pinned(arrays, copies):
-        rows += _rows(workload, reports)
-    for workload in small(arrays, ceiling):
-        rows += _rows(workload, reports)
+        rows += measured(workload, reports)
     for workload in compute_bound(arrays, size // COMPUTE_SHARE, ceiling.both):
-        rows += _rows(workload, reports)
+        rows += measured(workload, reports)
     for workload in several_gpus(arrays):
-        rows += _rows(workload, reports)
+        rows += measured(workload, reports)
     for workload in pageable(arrays):
-        rows += _rows(workload, reports)
+        rows += measured(workload, reports)
     facts: dict[str, Any] = {"ceilings_gb_per_s": dataclasses.asdict(ceiling)}
     try:
         with mapped(arrays, size // MAPPED_SHARE) as (workloads, place):
             facts["maps"] = place
             for workload in workloads:
-                rows += _rows(workload, reports)
+                rows += measured(workload, reports)
     except RuntimeError as error:
         facts["maps"] = f"not measured: {error}"
         print(facts["maps"], flush=True)

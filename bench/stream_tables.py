@@ -1,4 +1,5 @@
-"""The tables and charts of docs/pipeline.md, from what bench/stream_map.py measured."""
+"""The tables and charts of docs/pipeline.md, from what bench/stream_map.py and
+stream_cases.py measured."""
 
 from __future__ import annotations
 
@@ -49,19 +50,42 @@ def stream_map_markdown(reports: Reports) -> str:
             f"{ceilings['both']:.1f} GB/s each way at once, which is the duplex ceiling. Maps were "
             f"of {report['maps'].partition(' at ')[0]}. ✗ marks what misses the project's bar.",
             "",
-            "| workload, GiB each way | cuda | triton | beside it | reached (bar), cuda / triton |",
-            "|---|---|---|---|---|",
+            *_workloads(report),
+            "",
         ]
-        workloads: dict[str, dict[str, dict[str, Any]]] = {}
-        for row in report["rows"]:
-            workloads.setdefault(row["workload"], {})[row["provider"]] = row
-        for name, rows in workloads.items():
-            size = next(iter(rows.values()))["bytes"] / 2**30
-            beside = "; ".join(f"{p} {_cell(row)}" for p, row in rows.items() if p not in OURS)
-            cells = [f"{name}, {size:g}", *(_cell(rows.get(p)) for p in OURS), beside or "–"]
-            lines.append(f"| {' | '.join([*cells, _bars(rows)])} |")
-        lines.append("")
     return "\n".join(lines)
+
+
+def stream_cases_markdown(reports: Reports) -> str:
+    """Likewise of new results, small arrays and homework 7."""
+    lines: list[str] = []
+    for report in reports:
+        v = report["versions"]
+        lines += [
+            f"{report['gpu']}, {report['processors']} processors, driver {v['driver']}, torch "
+            f"{v['torch']}, Triton {v['triton']}, {report['date']}, commit {report['commit']}. "
+            "Times and results are as in the table above. ✗ marks what misses the project's bar.",
+            "",
+            *_workloads(report),
+            "",
+        ]
+    return "\n".join(lines)
+
+
+def _workloads(report: dict[str, Any]) -> list[str]:
+    lines = [
+        "| workload, GiB each way | cuda | triton | beside it | reached (bar), cuda / triton |",
+        "|---|---|---|---|---|",
+    ]
+    workloads: dict[str, dict[str, dict[str, Any]]] = {}
+    for row in report["rows"]:
+        workloads.setdefault(row["workload"], {})[row["provider"]] = row
+    for name, rows in workloads.items():
+        size = next(iter(rows.values()))["bytes"] / 2**30
+        beside = "; ".join(f"{p} {_cell(row)}" for p, row in rows.items() if p not in OURS)
+        cells = [f"{name}, {size:g}", *(_cell(rows.get(p)) for p in OURS), beside or "–"]
+        lines.append(f"| {' | '.join([*cells, _bars(rows)])} |")
+    return lines
 
 
 def charts_markdown(reports: Reports, images: Path | None = None) -> str:

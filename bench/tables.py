@@ -17,7 +17,11 @@ from diglot.bench.barrier_tables import designs_table, use_table
 from diglot.bench.evidence import ROOT
 from diglot.bench.harness import MODES
 from diglot.bench.reports import label, measured_on, no_time
-from diglot.bench.stream_tables import charts_markdown, stream_map_markdown
+from diglot.bench.stream_tables import (
+    charts_markdown,
+    stream_cases_markdown,
+    stream_map_markdown,
+)
 from diglot.tools.report import cases, figures, page
 from diglot.tools.report.results import read
 
@@ -245,6 +249,7 @@ APART: dict[str, list[tuple[str, str, Callable[[Reports], str]]]] = {
     ],
     "ceilings": [],
     "l2": [("docs/l2.md", "bench", l2_markdown)],
+    "stream_cases": [("docs/pipeline.md", "cases", stream_cases_markdown)],
     "stream_map": [
         ("docs/pipeline.md", "bench", stream_map_markdown),
         ("docs/pipeline.md", "charts", charts_markdown),

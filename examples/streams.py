@@ -1,10 +1,15 @@
 """CUDA streams, shown rather than told: order, overlap, an early return, and what serialises.
 
     python examples/streams.py
+    python examples/streams.py --hw7
 
 Each lesson enqueues kernels that only spin for some milliseconds, takes the times at which they
 began and ended by events on the device and the host's clock beside it, asserts what must hold, and
 prints a line. It needs a GPU. `diglot.stream_map` is built on the first three; docs/pipeline.md.
+
+--hw7 runs homework 7 of the CUDA training series (https://github.com/olcf/cuda-training-series) as
+it was published: its arrays, chunks and streams, its kernel, which is `diglot.gaussian_pdf`, and
+the figures that it prints. What `stream_map` takes for the same arrays stands beside them.
 """
 
 from __future__ import annotations
@@ -12,13 +17,16 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import functools
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+
+import diglot
 
 SLACK_MS = 0.5  # by which events may seem to be out of order
 PER_THREAD_STREAM = 2  # cudaStreamPerThread: a name for the calling thread's own default stream
@@ -204,6 +212,73 @@ def non_blocking_streams(spin_ms: float) -> str:
     )
 
 
+class Homework:
+    """Homework 7 as published, solutions/overlap.cu: one way without streams, and one with them.
+
+    Args:
+        backend: of the kernel: "cuda" or "triton".
+        elements: of each array; 64 Mi floats are 256 MiB.
+
+    Attributes:
+        source: what is read, in pinned memory: random numbers from 0 to 1.
+        target: what is written, likewise.
+    """
+
+    ELEMENTS, CHUNKS, STREAMS = 1 << 26, 64, 8
+
+    def __init__(self, backend: str, elements: int = ELEMENTS) -> None:
+        # The mean of a normal density at 22 points around each number, from -0.11 to 0.10.
+        self._kernel = functools.partial(diglot.gaussian_pdf, backend=backend)
+        self.source = torch.rand(elements).pin_memory()
+        self.target = torch.zeros(elements).pin_memory()
+        self._on_device = torch.empty(elements, device="cuda")
+        self._streams = [torch.cuda.Stream() for _ in range(self.STREAMS)]
+
+    def without_streams(self) -> None:
+        """All of it in, the kernel, all of it out."""
+        self._on_device.copy_(self.source, non_blocking=True)
+        self.target.copy_(self._kernel(self._on_device), non_blocking=True)
+        torch.cuda.synchronize()
+
+    def with_streams(self) -> None:
+        """Depth first: chunk i goes in, is computed and goes out in stream i mod 8."""
+        arrays = (self.source, self._on_device, self.target)
+        chunks = zip(*(array.chunk(self.CHUNKS) for array in arrays), strict=True)
+        for i, (source, on_device, target) in enumerate(chunks):
+            with torch.cuda.stream(self._streams[i % self.STREAMS]):
+                on_device.copy_(source, non_blocking=True)
+                target.copy_(self._kernel(on_device), non_blocking=True)
+        torch.cuda.synchronize()
+
+    def with_stream_map(self) -> None:
+        """What does the same in one call."""
+        diglot.stream_map(self._kernel, self.source, out=self.target)
+
+    @property
+    def ways(self) -> dict[str, Callable[[], None]]:
+        """Each by the name that the published program, or diglot, has for it."""
+        return {
+            "non-stream": self.without_streams,
+            "streams": self.with_streams,
+            "stream_map": self.with_stream_map,
+        }
+
+    def figures(self) -> Iterator[str]:
+        """A line for each way, the second time that it runs; all results must be the first's."""
+        first, seconds = None, {}
+        for name, way in self.ways.items():
+            way()
+            self.target.zero_()
+            began = time.perf_counter()
+            way()
+            seconds[name] = time.perf_counter() - began
+            first = self.target.clone() if first is None else first
+            mismatches = int((self.target != first).sum())
+            assert mismatches == 0, f"{name}: {mismatches} mismatches"
+            faster = seconds["non-stream"] / seconds[name]
+            yield f"{name} elapsed time: {seconds[name]:.6f} s, {faster:.2f} times as fast"
+
+
 LESSONS = (
     order_within_a_stream,
     overlap_across_streams,
@@ -219,10 +294,16 @@ def main() -> None:
     """Prints a line for each lesson."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--spin-ms", type=float, default=20.0, help="how long a kernel spins")
+    parser.add_argument("--hw7", action="store_true", help="homework 7, in place of the lessons")
+    parser.add_argument("--backend", default="cuda", help="of homework 7's kernel: cuda or triton")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("there is no GPU, and streams are a GPU's")
     print(torch.cuda.get_device_name())
+    if arguments.hw7:
+        for line in Homework(arguments.backend).figures():
+            print(line, flush=True)
+        return
     for lesson in LESSONS:
         print(lesson(arguments.spin_ms), flush=True)
 

@@ -158,7 +158,7 @@ def test_wrong_arguments():
     with pytest.raises(ValueError, match="too short"):
         module.submit_copies(made, ((True, 0, 0),))
     with pytest.raises(ValueError, match="negative"):
-        module.submit_copies(made, ((False, 0, -1, 0, -1, 0, 0),))
+        module.submit_copies(made, ((False, 0, -1, 0, -1, 0, 0, False),))
     with pytest.raises(ValueError):
         module.submit_copies(object(), ())
     ticket = module.submit_copies(made, ())

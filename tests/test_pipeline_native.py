@@ -101,9 +101,9 @@ class Run:
             if self.bad_slot is not None:
                 kept.append(torch.empty(buffers[0].numel() + 1, dtype=array.rows.dtype))
                 addresses[0][self.bad_slot] = kept[-1].data_ptr() + 1
-            specs.append(
-                (array.is_output, array.row_bytes, *map(tuple, addresses), *place, 1 << 60)
-            )
+            is_new = array.is_output and array.path is None
+            addresses = [tuple(of) for of in addresses]
+            specs.append((array.is_output, array.row_bytes, *addresses, *place, 1 << 60, is_new))
         try:
             return module().run_pipeline(
                 self.launcher,
@@ -446,14 +446,14 @@ def test_wrong_arguments():
     call(Run("gelu_forward", run.arguments, 4, copy_threads=0), "sizes must be positive")
     with pytest.raises(TypeError, match="expected 11 arguments"):
         module().run_pipeline("gelu_forward")
-    specs = (True, 20, (0,), (), out.rows.data_ptr(), -1, 0, 0)
+    specs = (True, 20, (0,), (), out.rows.data_ptr(), -1, 0, 0, False)
     for places, arrays, what in [
         ((0, 0), (specs,), "a tensor must be a chunk of its array"),
         ((0,), (specs,), "places must have a number for every tensor"),
         ((0, 1), (specs,), "a tensor must be a chunk of its array"),
         ((0, 0), (specs[:5],), "a tuple is too short"),
         ((0, 0), ((True, 20, (), *specs[3:]),), "a buffer for every slot"),
-        ((0, 0), ((*specs[:5], 1, 0, 0),), "a file needs pinned buffers"),
+        ((0, 0), ((*specs[:5], 1, 0, 0, False),), "a file needs pinned buffers"),
     ]:
         tensors = torch.zeros(4, 6, device=DEVICE), torch.zeros(4, 6, device=DEVICE)
         with pytest.raises(ValueError, match=what):

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import runpy
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from backends import KERNELS
 from scripts import run_here
+
+import diglot
 
 EXAMPLE = Path(__file__).parent.parent / "examples/streams.py"
 
 
 def test_it_explains_itself():
     status, output = run_here(EXAMPLE, "--help")
-    assert status == 0 and "--spin-ms" in output
+    assert status == 0 and "--spin-ms" in output and "--hw7" in output
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -34,3 +40,43 @@ def test_it_shows_what_it_says():
     assert lines[4].startswith("early return: ")
     assert lines[5].endswith("one after the other")
     assert lines[6].endswith("at once") and lines[7].endswith("at once")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", KERNELS)
+def test_homework_7(backend):
+    """It compares the results by itself."""
+    command = [sys.executable, EXAMPLE, "--hw7", "--backend", backend]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    ways = [line.partition(" elapsed time: ")[0] for line in answer.stdout.splitlines()[1:]]
+    assert ways == ["non-stream", "streams", "stream_map"]
+
+
+def test_homework_7_is_as_published(monkeypatch):
+    """The sizes; and which stream each chunk is in, and that there its kernel follows its copy."""
+    calls, current = [], []
+
+    @contextlib.contextmanager
+    def stream(number):
+        current.append(number)
+        yield
+        current.pop()
+
+    def kernel(chunk, backend):
+        calls.append((current[-1], chunk.storage_offset()))
+        return chunk * 2
+
+    monkeypatch.setattr(torch.cuda, "Stream", itertools.count().__next__)
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *sizes, device: empty(*sizes))
+    monkeypatch.setattr(diglot, "gaussian_pdf", kernel)
+    homework = runpy.run_path(str(EXAMPLE))["Homework"]
+    assert homework.ELEMENTS * 4 == 256 << 20
+    problem = homework("cuda", 64 * 100)
+    problem.with_streams()
+    assert calls == [(i % 8, 100 * i) for i in range(64)]
+    assert torch.equal(problem.target, problem.source * 2)

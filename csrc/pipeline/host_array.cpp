@@ -5,6 +5,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <stdexcept>
@@ -16,6 +17,7 @@ namespace diglot::pipeline {
 namespace {
 
 constexpr int64_t kReadAhead = int64_t{64} << 20;
+constexpr int64_t kReadyAtOnce = int64_t{1} << 20;  // of new memory: a core's cache still has it
 
 [[noreturn]] void fail(const char* what, int64_t offset, int error) {
   throw std::system_error(error, std::generic_category(),
@@ -53,9 +55,9 @@ void make_room(int file, int64_t offset, int64_t size, int64_t margin) {
 #define MADV_POPULATE_WRITE 23
 #endif
 
-// Has the system make a file's pages ready to be written, at once: one fault after the other takes
-// it several times as long. What would be a signal when they are written is an error here.
-void make_ready(char* address, int64_t size, int64_t offset) {
+// Has the system make pages ready to be written, at once: one fault after the other takes it
+// longer, several times so of a file. False where writing them would be a signal.
+bool make_ready(char* address, int64_t size) {
   const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   const auto first = reinterpret_cast<uintptr_t>(address);
   const uintptr_t begin = first / page * page;
@@ -64,11 +66,8 @@ void make_ready(char* address, int64_t size, int64_t offset) {
   do {
     status = madvise(reinterpret_cast<void*>(begin), end - begin, MADV_POPULATE_WRITE);
   } while (status != 0 && (errno == EINTR || errno == EAGAIN));
-  if (status != 0 && errno == EFAULT) {
-    throw std::runtime_error("writing a file at byte " + std::to_string(offset) +
-                             ": the disk is full, or the file was cut short");
-  }
-  // Otherwise the system is older than Linux 5.14, and there will be faults.
+  // Otherwise the system is older than Linux 5.14, or has no memory, and there will be faults.
+  return status == 0 || errno != EFAULT;
 }
 
 // Takes a file's pages out of the process's memory; the system writes them when it will.
@@ -97,10 +96,19 @@ void HostArray::write(int64_t begin, int64_t end, const char* source) const {
   const int64_t size = (end - begin) * row_bytes;
   if (file >= 0 && size > 0) {
     // A file takes one write at a time, but its map as many as there are threads.
-    make_room(file, offset + begin * row_bytes, size, margin);
-    make_ready(part(begin), size, offset + begin * row_bytes);
+    const int64_t position = offset + begin * row_bytes;
+    make_room(file, position, size, margin);
+    if (!make_ready(part(begin), size)) {
+      throw std::runtime_error("writing a file at byte " + std::to_string(position) +
+                               ": the disk is full, or the file was cut short");
+    }
   }
-  std::memcpy(part(begin), source, static_cast<std::size_t>(size));
+  const int64_t step = is_new ? kReadyAtOnce : size;
+  for (int64_t at = 0; at < size; at += step) {
+    const int64_t bytes = std::min(step, size - at);
+    if (is_new) make_ready(part(begin) + at, bytes);
+    std::memcpy(part(begin) + at, source + at, static_cast<std::size_t>(bytes));
+  }
   if (file >= 0) leave_to_system(part(begin), size);
 }
 

@@ -9,6 +9,7 @@ namespace diglot::pipeline {
 
 struct HostArray {
   bool is_output = false;
+  bool is_new = false;  // the process's own memory, large, to which nothing was written yet
   int64_t row_bytes = 0;
   std::vector<char*> buffers;  // of each slot, on the device
   std::vector<char*> pinned;   // as many as chunks are under way; none where it is pinned itself

@@ -114,10 +114,11 @@ PyObject* make_copier(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
 
 // submit_copies(copier, pieces) -> ticket
 //
-// pieces  a tuple of (is_output, address, size, buffer, file, offset, margin): where bytes are, how
-//         many, and the address of their pinned buffer; a file's descriptor and where the bytes are
-//         there if their memory is a map of it, otherwise -1; of room that a disk has to have
-//         beyond what is written, as otherwise blocks are asked for first
+// pieces  a tuple of (is_output, address, size, buffer, file, offset, margin, is_new): where bytes
+//         are, how many, and the address of their pinned buffer; a file's descriptor and where the
+//         bytes are there if their memory is a map of it, otherwise -1; of room that a disk has to
+//         have beyond what is written, as otherwise blocks are asked for first; whether nothing was
+//         written there yet, so that its pages are to be made ready
 //
 // A thread copies them, in order. Memory and file must be there until that is waited for.
 PyObject* submit_copies(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
@@ -135,6 +136,7 @@ PyObject* submit_copies(PyObject*, PyObject* const* arguments, Py_ssize_t count)
       piece.array.file = static_cast<int>(reader.integer());
       piece.array.offset = reader.integer();
       piece.array.margin = reader.integer();
+      piece.array.is_new = reader.boolean();
       if (piece.size < 0) throw std::invalid_argument("submit_copies: a size is negative");
     }
     const int64_t ticket = copier.tickets++;

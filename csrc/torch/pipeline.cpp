@@ -19,7 +19,7 @@ std::vector<char*> read_addresses(PyObject* tuple) {
 }
 
 // (is_output, row_bytes, device_addresses, pinned_addresses, address, file, offset,
-//  margin)
+//  margin, is_new)
 HostArray read_array(PyObject* tuple, int slots, int64_t depth) {
   TupleReader reader(tuple);
   HostArray array;
@@ -31,6 +31,7 @@ HostArray read_array(PyObject* tuple, int slots, int64_t depth) {
   array.file = static_cast<int>(reader.integer());
   array.offset = reader.integer();
   array.margin = reader.integer();
+  array.is_new = reader.boolean();
   if (static_cast<int64_t>(array.buffers.size()) < slots ||
       (array.is_staged() && static_cast<int64_t>(array.pinned.size()) < depth)) {
     throw std::invalid_argument("run_pipeline: an array needs a buffer for every slot");
@@ -146,11 +147,12 @@ PyObject* to_python(const char* variant, const std::vector<pipeline::Times>& tim
 // places        a tuple: for every tensor among them which of the arrays it is a chunk of, or -1 if
 //               it is the same for all chunks
 // arrays        a tuple of (is_output, row_bytes, device_addresses, pinned_addresses, address,
-//               file, offset, margin): addresses of a buffer for every slot; of num_slots +
+//               file, offset, margin, is_new): addresses of a buffer for every slot; of num_slots +
 //               copy_threads pinned ones (or one for each chunk) where the array is to be staged,
 //               otherwise none; of the rows; a file's descriptor and where the rows are there if
 //               their memory is a map of it, otherwise -1; of room that a disk has to have beyond
-//               what is written, as otherwise blocks are asked for first
+//               what is written, as otherwise blocks are asked for first; whether nothing was
+//               written there yet, so that its pages are to be made ready
 // num_slots     chunks that are on the device at once
 // device        an index; means nothing where kernels are interpreted
 // copy_threads  that copy in each direction

@@ -53,6 +53,7 @@ class Piece:
             array.file,
             array.mapping.offset + first if array.mapping is not None else 0,
             host.MARGIN,
+            array.is_new,
         )
 
 

@@ -24,6 +24,10 @@ import torch
 
 READ_AHEAD = 64 << 20
 MADV_POPULATE_WRITE = 23
+# From so many bytes on the C library asks the system for an array's memory, and gives it back when
+# it is freed: the memory is new, and what is said of it is not said of what comes after.
+LARGE = 32 << 20
+READY_AT_ONCE = 1 << 20  # of new memory: a core's cache still has it when it is written
 # Of room on a disk: with more, blocks are not asked for beforehand, which one thread at a time may.
 MARGIN = 4 << 30
 
@@ -122,6 +126,7 @@ class HostArray:
     Args:
         tensor: it.
         is_output: whether it is written.
+        is_new: whether its memory was just allocated, for this.
         maps: what the system says of memory, if it was asked.
 
     Attributes:
@@ -131,10 +136,16 @@ class HostArray:
         address: where it begins, if it lies in one piece.
         mapping: the file, of kind "file".
         is_read_only: whether the system says that writing there would be a fault.
+        is_new: whether it is large, and nothing was written there yet.
     """
 
     def __init__(
-        self, tensor: torch.Tensor, *, is_output: bool = False, maps: Maps | None = None
+        self,
+        tensor: torch.Tensor,
+        *,
+        is_output: bool = False,
+        is_new: bool = False,
+        maps: Maps | None = None,
     ) -> None:
         self.tensor = tensor
         self.rows = tensor.shape[0]
@@ -151,6 +162,9 @@ class HostArray:
             self.kind = "strided"
         elif size > 0 and torch.cuda.is_available() and tensor.is_pinned():
             self.kind = "pinned"
+        self.is_new = is_new and self.kind == "memory" and size >= LARGE
+        if self.is_new:
+            _advise(self.address, size, mmap.MADV_HUGEPAGE)  # the system may not have them
         self._maps = maps or Maps()
         if size > 0 and self.kind == "memory":
             region = self._maps.region_of(self.address)
@@ -212,8 +226,14 @@ class HostArray:
             # A file takes one write at a time, but its map as many as there are threads.
             assert self.mapping is not None
             _make_room(self.file, self.mapping.offset + first, size)
-            _make_ready(self.address + first, size)
-        ctypes.memmove(self.address + first, source.data_ptr(), size)
+            if not _make_ready(self.address + first, size):
+                raise OSError("writing a file: the disk is full, or the file was cut short")
+        step = READY_AT_ONCE if self.is_new else max(size, 1)
+        for at in range(0, size, step):
+            part = min(step, size - at)
+            if self.is_new:
+                _make_ready(self.address + first + at, part)
+            ctypes.memmove(self.address + first + at, source.data_ptr() + at, part)
         if self.kind == "file":
             _leave_to_system(self.address + first, size)
 
@@ -238,19 +258,22 @@ def _make_room(file: int, offset: int, size: int) -> None:
         os.posix_fallocate(file, offset, size)
 
 
-def _make_ready(address: int, size: int) -> None:
-    """Has the system make a file's pages ready to be written, at once: one fault after the other
-    takes it several times as long. What would be a signal when they are written is an OSError here.
+def _make_ready(address: int, size: int) -> bool:
+    """Has the system make pages ready to be written, at once: one fault after the other takes it
+    longer, several times so of a file. False where writing them would be a signal.
     """
+    error = errno.EINTR
+    while error in (errno.EINTR, errno.EAGAIN):
+        error = _advise(address, size, MADV_POPULATE_WRITE)
+    # Otherwise the system is older than Linux 5.14, or has no memory, and there will be faults.
+    return error != errno.EFAULT
+
+
+def _advise(address: int, size: int, advice: int) -> int:
+    """Tells the system of all pages that memory lies in. The number of its error, or 0."""
     begin = address // mmap.PAGESIZE * mmap.PAGESIZE
     length = ctypes.c_size_t(address + size - begin)
-    status, error = -1, errno.EINTR
-    while status != 0 and error in (errno.EINTR, errno.EAGAIN):
-        status = _libc.madvise(ctypes.c_void_p(begin), length, MADV_POPULATE_WRITE)
-        error = ctypes.get_errno()
-    if status != 0 and error == errno.EFAULT:
-        raise OSError("writing a file: the disk is full, or the file was cut short")
-    # Otherwise the system is older than Linux 5.14, and there will be faults.
+    return ctypes.get_errno() if _libc.madvise(ctypes.c_void_p(begin), length, advice) else 0
 
 
 def _leave_to_system(address: int, size: int) -> None:
@@ -264,6 +287,15 @@ def _leave_to_system(address: int, size: int) -> None:
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def default_copy_threads() -> int:
-    """Of each direction: half of the processor's, but no more than memory's bandwidth feeds."""
-    return max(1, min(8, len(os.sched_getaffinity(0)) // 2))
+def default_copy_threads(new_bytes: int = 0) -> int:
+    """Of each direction: half of the processor's, but no more than memory's bandwidth feeds.
+
+    Args:
+        new_bytes: of the new memory that they write. If it is large, its pages are cleared on the
+            way: a chunk is under way for longer, and more chunks and threads have to be at once.
+            They are half as many more, if PyTorch's own threads are as many.
+    """
+    threads = max(1, min(8, len(os.sched_getaffinity(0)) // 2))
+    if new_bytes < LARGE:
+        return threads
+    return max(threads, min(threads * 3 // 2, torch.get_num_threads()))

@@ -49,10 +49,11 @@ class NativeRing:
             raise RuntimeError(reason)
         arrays = [*job.inputs, *job.sink.arrays_for(self.buffers[0][len(job.inputs) :])]
         taken: list[list[Buffer]] = []
+        copy_threads = min(job.copy_threads, plan.chunks)
         try:
             for array in arrays:
                 taken.append([])
-                depth = min(plan.slots + job.copy_threads, plan.chunks)
+                depth = min(plan.slots + copy_threads, plan.chunks)
                 for _ in range(depth if array.is_staged else 0):
                     taken[-1].append(pinned_cache.take(plan.chunk_rows * array.row_bytes))
             self.began = time.perf_counter()
@@ -65,7 +66,7 @@ class NativeRing:
                 plan.chunk_rows,
                 plan.slots,
                 -1 if job.device.type == "cpu" else job.device.index,
-                job.copy_threads,
+                copy_threads,
                 job.control.address,
                 threading.current_thread() is threading.main_thread(),
             )
@@ -87,6 +88,7 @@ class NativeRing:
             array.file,
             array.mapping.offset + first if array.mapping is not None else 0,
             host.MARGIN,
+            array.is_new,
         )
 
 

@@ -1,0 +1,147 @@
+"""Results that a call allocates: who makes their pages ready, and which, by counting.
+
+Another madvise stands before the system's, in a process of its own, so that the library's calls are
+seen as Python's are. What is not seen there is not done, however fast.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import json
+import mmap
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from backends import CUDA
+from new_results import CHUNK_ROWS, ROWS, THREADS
+
+from diglot.pipeline import host
+from diglot.pipeline.copier import library
+from diglot.pipeline.host import HostArray
+
+HERE = Path(__file__).parent
+PAGE = mmap.PAGESIZE
+CHUNKS = ROWS // CHUNK_ROWS
+# The native engine; Python's with the library's threads; Python's with its own.
+ENGINES = [
+    pytest.param("cuda", marks=CUDA.marks),
+    pytest.param("library", marks=pytest.mark.skipif(library() is None, reason="no library")),
+    "python",
+]
+
+
+@pytest.fixture(scope="module")
+def shim(tmp_path_factory):
+    """The other madvise."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler")
+    path = tmp_path_factory.mktemp("madvise") / "madvise.so"
+    subprocess.run(
+        [compiler, "-O1", "-shared", "-fPIC", HERE / "madvise.c", "-o", path], check=True
+    )
+    return path
+
+
+@pytest.fixture(scope="module")
+def seen(shim):
+    """What runs by an engine asked of the system, by what results were: "new", "small", "out"."""
+
+    @functools.cache
+    def run(engine, variable, value):
+        environment = {**os.environ, "LD_PRELOAD": str(shim), variable: str(value)}
+        done = subprocess.run(
+            [sys.executable, HERE / "new_results.py", engine],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        answers = json.loads(done.stdout.splitlines()[-1])
+        for answer in answers.values():
+            assert answer["right"]
+            assert answer["engine"] == ("native" if engine == "cuda" else "python")
+        return answers
+
+    return run
+
+
+def asked(answer, advice):
+    """(begin, end, thread) of what was asked for of the result's memory, by addresses."""
+    begin, end = answer["address"], answer["address"] + answer["size"]
+    return sorted(
+        (at, at + size, thread)
+        for at, size, what, thread in answer["calls"]
+        if what == advice and at < end and begin < at + size
+    )
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_several_threads_make_all_pages_ready(seen, engine):
+    answer = seen(engine, "WAIT_FOR", THREADS)["new"]
+    pieces = asked(answer, host.MADV_POPULATE_WRITE)
+    reached = answer["address"] // PAGE * PAGE
+    for begin, end, _ in pieces:
+        assert begin <= reached  # no gap
+        assert end - begin <= answer["size"] // CHUNKS + PAGE  # a thread has a chunk, or less
+        reached = max(reached, end)
+    assert reached >= answer["address"] + answer["size"]
+    assert len({thread for *_, thread in pieces}) == THREADS
+    if engine == "python":
+        assert len(pieces) > 2 * CHUNKS  # a little at a time, while the cache has it
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_large_pages_are_asked_for_first(seen, engine):
+    answer = seen(engine, "WAIT_FOR", THREADS)["new"]
+    ((begin, end, _),) = asked(answer, mmap.MADV_HUGEPAGE)
+    assert begin <= answer["address"] and end >= answer["address"] + answer["size"]
+    order = [what for at, _, what, _ in answer["calls"] if begin <= at < end]
+    assert order[0] == mmap.MADV_HUGEPAGE
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("what", ["small", "out"])
+def test_other_memory_is_left_alone(seen, engine, what):
+    """What the C library may have had before, and what the caller gave."""
+    answer = seen(engine, "WAIT_FOR", THREADS)[what]
+    assert not asked(answer, host.MADV_POPULATE_WRITE) and not asked(answer, mmap.MADV_HUGEPAGE)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_system_that_does_not(seen, engine):
+    """There are faults then, and the result is right: of an older one, or without memory."""
+    answer = seen(engine, "FAILS", errno.EFAULT)["new"]
+    assert asked(answer, host.MADV_POPULATE_WRITE)
+
+
+def test_threads(monkeypatch):
+    """More for large new memory, if PyTorch's threads are as many; never fewer."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(32)))
+    for most, expected in ((1, 8), (10, 10), (64, 12)):
+        monkeypatch.setattr(torch, "get_num_threads", lambda most=most: most)
+        assert host.default_copy_threads(host.LARGE) == expected
+        assert host.default_copy_threads(host.LARGE - 1) == host.default_copy_threads() == 8
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3})
+    assert host.default_copy_threads(host.LARGE) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bool, torch.float64, torch.complex64])
+@pytest.mark.parametrize("size", [0, 1, 4095, (1 << 20) + 3])
+def test_any_size_and_dtype(monkeypatch, dtype, size):
+    """Written as it is, with nothing beside it."""
+    monkeypatch.setattr(host, "LARGE", 1)
+    monkeypatch.setattr(host, "READY_AT_ONCE", 1 << 13)
+    source = torch.randint(0, 2, (size,)).to(dtype)
+    around = torch.full((size + 2,), 1).to(dtype)
+    array = HostArray(around[1:-1], is_output=True, is_new=True)
+    assert array.is_new == (size > 0)
+    array.write(0, size, source)
+    assert torch.equal(around[1:-1], source) and around[0] == around[-1] == 1
