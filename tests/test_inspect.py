@@ -551,9 +551,9 @@ def test_other_ops(op):
 @pytest.mark.slow
 @pytest.mark.ahead_of_time
 def test_shared_memory_of_launches():
-    """What the backward pass of layer norm asks for: as much as there is room for, in one block."""
+    """What the backward pass of layer norm asks for: much of an SM, for one block or two."""
     found = inspect.inspect("layer_norm")
     for language in LANGUAGES:
         most = max(found.of(language), key=lambda kernel: kernel.resources.dynamic_shared_bytes)
-        assert most.directions == ("backward",) and most.occupancy.blocks == 1
+        assert most.directions == ("backward",) and most.occupancy.blocks <= 2
         assert 50_000 < most.resources.dynamic_shared_bytes <= 227 << 10

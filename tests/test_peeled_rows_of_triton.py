@@ -1,4 +1,4 @@
-"""Rows in Triton that begin between multiples of 16 bytes, and rows that are held in two blocks."""
+"""Rows in Triton that begin between multiples of 16 bytes."""
 
 from __future__ import annotations
 
@@ -17,23 +17,18 @@ from diglot.backends.tunables import use_tunables
 
 ALWAYS = {
     "rows.triton.peeled_elements": 16,
-    "norm_forward.triton.peeled_elements": 0,
-    "norm_forward.triton.peeled_rows": 0,
 }
 SMALL = {
     "rows.triton.alone_elements": 64,
     "norm_forward.triton.alone": 64,
     "rows.triton.shared.0.bytes": 1024,
-    "norm_forward.triton.shared.*.*.*.bytes": 1024,
+    "norm_forward.triton.shared.*.*.bytes": 1024,
 }
 # Ways to hold a row, and how a variant's name begins.
 WAYS = {
     "a program": ({"rows.triton.latency.programs": 0}, "rows in registers"),
     "many warps": ({"rows.triton.latency.elements": 1}, "rows in registers"),
-    "two blocks": (
-        {"rows.triton.second_block": 2, "norm_forward.triton.second_block": 2},
-        "rows in registers",
-    ),
+    "weights late": ({"norm_forward.triton.held.*.*.*.*.early": 0}, "rows in registers"),
     "programs together": (SMALL, "a row shared by programs"),
     "two passes": (
         {
@@ -100,6 +95,27 @@ def test_norms_of_odd_lengths(op, parameters, way):
                 norm("triton")
             assert runs[0].variant.startswith(kind), runs
             assert runs[0].variant.endswith("edges apart"), runs
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("op", ["layer_norm", "add_rms_norm"])
+def test_gradients_of_odd_rows(op, dtype):
+    """All rows of a group begin alike: of as many groups as an access has elements, or of one row.
+    Otherwise elements are accessed one by one.
+    """
+    few = {"norm_backward.triton.groups": 8, "norm_backward.triton.enough_groups": 8}
+    two = {"norm_backward.triton.groups": 2}
+    split = {"norm_backward.triton.longest_alone": 64, "norm_backward.triton.shared.*.*.held": 256}
+    for rows, tunables, kind, is_peeled in (
+        (19, few, "rows in registers", True),
+        (19, two, "rows in registers", False),
+        (1, split, "a row shared by programs", True),
+        (3, split, "a row shared by programs", False),
+    ):
+        with use_tunables(ALWAYS | tunables):
+            run = Norm.draw(op, (rows, 777), dtype).check("triton")[-1]
+        assert run.variant.startswith(kind), run
+        assert run.variant.endswith("edges apart") == is_peeled, run
 
 
 def test_arrays_that_lie_otherwise():

@@ -151,7 +151,8 @@ def test_triton_without_words(name, dtype, monkeypatch):
     from diglot.triton_ops.launch import launch, plan
 
     plan_anew(monkeypatch, launch, "_facts_of", lambda index: plan.TRACED)
-    most = 8192 if dtype == torch.float64 else 32768  # that a program holds of a row
+    # That a program holds of a row.
+    most = {torch.float64: 8192, torch.float32: 32768, torch.bfloat16: 65536}[dtype]
     n = 2100 if dtype == torch.float32 else 1100
     for shape, dim, variant in (
         ((1, most + 4000), 1, "a row read twice"),

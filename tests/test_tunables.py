@@ -120,7 +120,7 @@ def test_entries_of_tables():
     sizes = (1, 224, 225, 3584, 3585, NEVER)
     groups = [default.read("norm_backward.cuda.groups", n) for n in sizes]
     assert groups == [132, 132, 66, 7, 35, 35]
-    assert default.read("norm_forward.triton.shared", 2, 4, 0)["bytes"] == 32768
+    assert default.read("norm_forward.triton.shared", 2, 4)["bytes"] == 32768
     with pytest.raises(TunableError, match=r"norm_backward\.triton\.alone\.4 has no entry"):
         default.read("norm_backward.triton.alone", 4, 10_000)
 

@@ -33,9 +33,9 @@ def layer_norm_forward_rows(
     residual_start, residual0, residual1, residual2, residual_step,
     row_start, row0, row1, row2, row_field, eps_high, eps_low,
     KIND: tl.constexpr, RANK: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr,
-    ALIGNED: tl.constexpr, SIDE: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr,
-    ONCE: tl.constexpr, THREADS: tl.constexpr, SPLITS: tl.constexpr,
-    PHASE: tl.constexpr,
+    ALIGNED: tl.constexpr, ALIKE: tl.constexpr, SIDE: tl.constexpr, BLOCK: tl.constexpr,
+    PIECES: tl.constexpr, EARLY: tl.constexpr, THREADS: tl.constexpr,
+    SPLITS: tl.constexpr, PHASE: tl.constexpr,
 ):  # fmt: skip
     ADDS: tl.constexpr = residual is not None
     reduce_then_map_rows(
@@ -45,8 +45,8 @@ def layer_norm_forward_rows(
          (row0, row1, row2)),
         (out_step, in_step, residual_step),
         moments_along, moments_combine, moments_none, moments_fold, layer_map, 0.0,
-        output.dtype.element_ty, KIND, RANK, STEPS, VECTOR, ALIGNED, SIDE, BLOCK, REST,
-        ONCE, THREADS, SPLITS, PHASE, sum, weight, bias,
+        output.dtype.element_ty, KIND, RANK, STEPS, VECTOR, ALIGNED, ALIKE, SIDE,
+        BLOCK, PIECES, EARLY, THREADS, SPLITS, PHASE, sum, weight, bias,
         (statistics, statistics + row_field) if statistics is not None else None,
         (eps_high, eps_low),
         add if ADDS else None, moments_finish,

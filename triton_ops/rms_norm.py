@@ -26,9 +26,9 @@ def rms_norm_forward_rows(
     residual_start, residual0, residual1, residual2, residual_step,
     row_start, row0, row1, row2, row_field, eps_high, eps_low,
     KIND: tl.constexpr, RANK: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr,
-    ALIGNED: tl.constexpr, SIDE: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr,
-    ONCE: tl.constexpr, THREADS: tl.constexpr, SPLITS: tl.constexpr,
-    PHASE: tl.constexpr,
+    ALIGNED: tl.constexpr, ALIKE: tl.constexpr, SIDE: tl.constexpr, BLOCK: tl.constexpr,
+    PIECES: tl.constexpr, EARLY: tl.constexpr, THREADS: tl.constexpr,
+    SPLITS: tl.constexpr, PHASE: tl.constexpr,
 ):  # fmt: skip
     ADDS: tl.constexpr = residual is not None
     reduce_then_map_rows(
@@ -38,8 +38,8 @@ def rms_norm_forward_rows(
          (row0, row1, row2)),
         (out_step, in_step, residual_step),
         squares_along, sums_combine, sums_none, sums_fold, rms_map, 0.0,
-        output.dtype.element_ty, KIND, RANK, STEPS, VECTOR, ALIGNED, SIDE, BLOCK, REST,
-        ONCE, THREADS, SPLITS, PHASE, sum, weight, None,
+        output.dtype.element_ty, KIND, RANK, STEPS, VECTOR, ALIGNED, ALIKE, SIDE,
+        BLOCK, PIECES, EARLY, THREADS, SPLITS, PHASE, sum, weight, None,
         (statistics,) if statistics is not None else None, (eps_high, eps_low),
         add if ADDS else None, squares_finish,
     )  # fmt: skip

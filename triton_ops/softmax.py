@@ -7,6 +7,7 @@ from diglot.backends.plans import Plan
 from diglot.triton_ops.launch.launch import launcher
 from diglot.triton_ops.launch.plan import Operand
 from diglot.triton_ops.launch.rows import plan_rows
+from diglot.triton_ops.lib.math import fma
 from diglot.triton_ops.lib.reduce.states import (
     exp_nonpositive_for,
     max_sum_along,
@@ -23,8 +24,8 @@ from diglot.triton_ops.lib.types import compute_type
 
 
 @triton.jit
-def reduce(values, mask, length, AXIS: tl.constexpr, T: tl.constexpr):
-    return max_sum_along(values[0], AXIS, T)
+def reduce(pieces, masks, length, AXIS: tl.constexpr, T: tl.constexpr):
+    return max_sum_along(pieces, AXIS, T)
 
 
 @triton.jit
@@ -35,9 +36,12 @@ def map(states, values, T: tl.constexpr):
 
 
 @triton.jit
-def reduce_backward(values, mask, length, AXIS: tl.constexpr, T: tl.constexpr):
+def reduce_backward(pieces, masks, length, AXIS: tl.constexpr, T: tl.constexpr):
     COMPUTE: tl.constexpr = compute_type(T)
-    return (sum_along(values[0].to(COMPUTE) * values[1].to(COMPUTE), AXIS),)
+    total = pieces[0][0].to(COMPUTE) * pieces[0][1].to(COMPUTE)
+    for p in tl.static_range(1, len(pieces)):
+        total = fma(pieces[p][0].to(COMPUTE), pieces[p][1].to(COMPUTE), total)
+    return (sum_along(total, AXIS),)
 
 
 @triton.jit
@@ -53,16 +57,16 @@ def softmax_forward_rows(
     out_start, out0, out1, out2, out_step,
     in_start, in0, in1, in2, in_step,
     KIND: tl.constexpr, RANK: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr,
-    ALIGNED: tl.constexpr, SIDE: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr,
-    ONCE: tl.constexpr, THREADS: tl.constexpr, SPLITS: tl.constexpr,
-    PHASE: tl.constexpr,
+    ALIGNED: tl.constexpr, ALIKE: tl.constexpr, SIDE: tl.constexpr, BLOCK: tl.constexpr,
+    PIECES: tl.constexpr, EARLY: tl.constexpr, THREADS: tl.constexpr,
+    SPLITS: tl.constexpr, PHASE: tl.constexpr,
 ):  # fmt: skip
     reduce_then_map_rows(
         (input,), scratch, output, n, count, (size0, size1, size2), (out_start, in_start),
         ((out0, out1, out2), (in0, in1, in2)), (out_step, in_step),
         reduce, max_sum_combine, max_sum_none, max_sum_fold, map, -float("inf"),
-        output.dtype.element_ty, KIND, RANK, STEPS, VECTOR, ALIGNED, SIDE, BLOCK, REST,
-        ONCE, THREADS, SPLITS, PHASE,
+        output.dtype.element_ty, KIND, RANK, STEPS, VECTOR, ALIGNED, ALIKE, SIDE,
+        BLOCK, PIECES, EARLY, THREADS, SPLITS, PHASE,
     )  # fmt: skip
 
 
@@ -73,9 +77,9 @@ def softmax_backward_rows(
     grad_start, grad0, grad1, grad2, grad_step,
     y_start, y0, y1, y2, y_step,
     KIND: tl.constexpr, RANK: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr,
-    ALIGNED: tl.constexpr, SIDE: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr,
-    ONCE: tl.constexpr, THREADS: tl.constexpr, SPLITS: tl.constexpr,
-    PHASE: tl.constexpr,
+    ALIGNED: tl.constexpr, ALIKE: tl.constexpr, SIDE: tl.constexpr, BLOCK: tl.constexpr,
+    PIECES: tl.constexpr, EARLY: tl.constexpr, THREADS: tl.constexpr,
+    SPLITS: tl.constexpr, PHASE: tl.constexpr,
 ):  # fmt: skip
     reduce_then_map_rows(
         (grad_output, output), scratch, grad_input, n, count, (size0, size1, size2),
@@ -83,8 +87,8 @@ def softmax_backward_rows(
         ((out0, out1, out2), (grad0, grad1, grad2), (y0, y1, y2)),
         (out_step, grad_step, y_step),
         reduce_backward, sums_combine, sums_none, sums_fold, map_backward, 0.0,
-        output.dtype.element_ty, KIND, RANK, STEPS, VECTOR, ALIGNED, SIDE, BLOCK, REST,
-        ONCE, THREADS, SPLITS, PHASE,
+        output.dtype.element_ty, KIND, RANK, STEPS, VECTOR, ALIGNED, ALIKE, SIDE,
+        BLOCK, PIECES, EARLY, THREADS, SPLITS, PHASE,
     )  # fmt: skip
 
 

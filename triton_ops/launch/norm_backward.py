@@ -15,24 +15,34 @@ from diglot.triton_ops.lib.norm.backward_streaming import norm_backward_streamin
 from diglot.triton_ops.lib.norm.group_sums import sum_groups
 
 from .plan import ACCESS_BYTES, ALL_PHASES, NOTHING, Device, Launch, Operand, Part, Scalar
-from .row_splits import power_of_2, registers
-from .rows import ROW_RANK, mailbox_dtype, padded, rows_of, strides_of
+from .row_splits import pieces_of, power_of_2, registers
+from .rows import (
+    ROW_RANK,
+    are_alike,
+    are_congruent,
+    mailbox_dtype,
+    padded,
+    rows_of,
+    strides_of,
+)
 
 
 class ResidentRows(NamedTuple):
     """How a program walks its rows.
 
     Attributes:
-        held: elements of all arrays' tiles that it holds at most.
-        warps: of a program.
+        together: warps that a row has.
+        warps: of a program, which has so many more rows at a time.
         stages: of loads in flight.
-        groups: programs, or groups of them, at most.
+        groups: programs at most.
+        registers: of a thread; 0: as many as the compiler likes.
     """
 
-    held: int
+    together: int
     warps: int
     stages: int
     groups: int
+    registers: int
 
 
 class SplitRows(NamedTuple):
@@ -66,7 +76,7 @@ def norm_backward_rows(
     row_start, row0, row1, row2, row_field,
     WEIGHT: tl.constexpr, BIAS: tl.constexpr, LATER: tl.constexpr, RANK: tl.constexpr,
     VECTOR: tl.constexpr, ALIGNED: tl.constexpr, SIDE: tl.constexpr, BLOCK: tl.constexpr,
-    KEEP: tl.constexpr, STAGES: tl.constexpr, SPLITS: tl.constexpr, LATE: tl.constexpr,
+    PIECES: tl.constexpr, STAGES: tl.constexpr, SPLITS: tl.constexpr, LATE: tl.constexpr,
     PHASE: tl.constexpr,
 ):  # fmt: skip
     mean = statistics if row_field is not None else None
@@ -77,7 +87,7 @@ def norm_backward_rows(
         (out_start, grad_start, sum_start, in_start, row_start),
         ((out0, out1, out2), (grad0, grad1, grad2), (sum0, sum1, sum2), (in0, in1, in2),
          (row0, row1, row2)),
-        WEIGHT, BIAS, LATER, RANK, VECTOR, ALIGNED, SIDE, BLOCK, KEEP, STAGES, SPLITS, LATE,
+        WEIGHT, BIAS, LATER, RANK, VECTOR, ALIGNED, SIDE, BLOCK, PIECES, STAGES, SPLITS, LATE,
         PHASE,
     )  # fmt: skip
 
@@ -128,6 +138,69 @@ def count_groups(device: Device, rows: int, n: int, has_sums: bool) -> int:
     return max(1, min(groups, rows, max(enough, -(-rows // each))))
 
 
+class Way(NamedTuple):
+    """How rows are shared out.
+
+    Attributes:
+        name: of the variant.
+        groups: of rows, that have sums of their own.
+        block, pieces: elements of a tile, and tiles of a row, or of a program's part of one.
+        program: what one has; None: it reads its rows twice.
+        splits: programs that share a row.
+        side: rows at a time.
+        late: LATE of `norm_backward_resident`.
+        registers: of a thread; None: as many as the compiler likes.
+    """
+
+    name: str
+    groups: int
+    block: int
+    pieces: int = 1
+    program: ResidentRows | SplitRows | None = None
+    splits: int = 1
+    side: int = 1
+    late: int = 0
+    registers: int | None = None
+
+
+def share_out(device: Device, n: int, size: int, peeled: int, room: int, is_one: bool) -> Way:
+    """How at most `room` groups share out rows of n elements.
+
+    Args:
+        peeled: elements of an access of peeled rows, or 1. All rows of a group then begin alike, if
+            there are a multiple of so many groups.
+        is_one: whether one launch has all rows.
+    """
+    tuned = device.tuned
+    access = 32 * ACCESS_BYTES // size  # elements of an access of a warp
+    reach = n + peeled - 1  # from the multiple of 16 bytes before a row
+    if n <= tuned("norm_backward.triton.longest_alone", size):
+        alone = ResidentRows(**tuned("norm_backward.triton.alone", size, n))
+        block, pieces = pieces_of(reach, alone.together * access)
+        groups = min(room, alone.groups)
+        groups = groups // peeled * peeled or groups
+        side, most = max(1, alone.warps * access // block), alone.registers or None
+        return Way("rows in registers", groups, block, pieces, alone, 1, side, 0, most)
+    if n <= tuned("norm_backward.triton.longest_shared") and is_one:
+        shared = SplitRows(**tuned("norm_backward.triton.shared", size, n))
+        line = 8 * ACCESS_BYTES // size  # as `part_of_row` has it
+        part = -(-reach // (-(-reach // shared.held) * line)) * line
+        block, pieces = pieces_of(part, shared.warps // shared.side * access)
+        splits = -(-reach // (block * pieces))  # as the kernel counts them (`part_of_row`)
+        if 1 < splits <= device.room(shared.programs):
+            groups = device.programs(room * splits, shared.programs, splits) // splits
+            groups = groups // peeled * peeled or groups
+            most = registers(shared.warps, shared.programs)
+            name = "a row shared by programs"
+            return Way(
+                name, groups, block, pieces, shared, splits, shared.side, shared.late, most
+            )  # fmt: skip
+    warps = tuned("norm_backward.triton.tile_warps")
+    # An access of each thread at least.
+    block = max(tuned("norm_backward.triton.tile_elements", size), warps * access)
+    return Way("a row read twice", room, block)
+
+
 def plan_norm_backward(
     grad_output: Operand,
     grad_sum: Operand | None,
@@ -160,41 +233,33 @@ def plan_norm_backward(
         and all(outer.has_multiples(a, vector, 0) for a in range(len(arrays)))
         and all(array.is_aligned for array in (*arrays, weight) if array is not None)
     )
-    vector = vector if is_aligned else 1
     lie = f"rows{', 16-byte accesses' * is_aligned}"
     device.choose(lie, (outer.numel, n), grad_input, grad_sum, weight)
     fields = (grad_weight is not None) + (grad_bias is not None)
     room = count_groups(device, outer.numel, n, fields > 0)
     slices = list(outer.slices(ROW_RANK))
-    alone, shared, splits = None, None, 0
-    if n <= tuned("norm_backward.triton.longest_alone", size):
-        alone = ResidentRows(**tuned("norm_backward.triton.alone", size, n))
-    elif n <= tuned("norm_backward.triton.longest_shared") and len(slices) == 1:
-        shared = SplitRows(**tuned("norm_backward.triton.shared", size, n))
-        splits = -(-n // shared.held)
-        shared = shared if splits <= device.room(shared.programs) else None
-    tile, tile_warps = 0, 0
+    is_peeled = not is_aligned and n >= tuned("rows.triton.peeled_elements")
+    is_peeled = is_peeled and are_congruent(arrays, arrays, outer, vector)
+    way = share_out(device, n, size, vector if is_peeled else 1, room, len(slices) == 1)
+    can_peel = way.program is not None and way.side == 1
+    if is_peeled and not (
+        can_peel and all(are_alike(slice, way.groups, vector) for slice, _ in slices)
+    ):
+        is_peeled = False
+        way = share_out(device, n, size, 1, room, len(slices) == 1)
+    vector = vector if is_aligned or is_peeled else 1
+    groups, splits, block = way.groups, way.splits, way.block
     mailboxes: Part | None = None
-    if alone is not None:
-        name = f"rows in registers, blocks of {power_of_2(n)}"
-        groups = min(room, alone.groups)
-    elif shared is not None:
-        name = f"a row shared by programs, blocks of {shared.held}"
-        groups = device.programs(room * splits, shared.programs, splits) // splits
-        rows = -(-outer.numel // shared.side) * shared.side
+    if isinstance(way.program, SplitRows):
+        rows = -(-outer.numel // way.side) * way.side
         mailboxes = Part(mailbox_dtype(grad_input), rows * splits * 2)
-    else:
-        tile_warps = tuned("norm_backward.triton.tile_warps")
-        # An access of each thread at least.
-        tile = max(tuned("norm_backward.triton.tile_elements", size), tile_warps * 32 * vector)
-        name = f"a row read twice, blocks of {tile}"
-        groups = room
     sums: Part | None = None
     if fields:
         sums = Part(statistics.dtype, fields * room * n).after(mailboxes)
     launches: list[Launch] = []
     for number, (slice, start) in enumerate(slices):
-        scalars: list[Scalar] = [n // vector, slice.numel, room, *padded(slice.sizes)]
+        accesses = n // vector if is_aligned else n
+        scalars: list[Scalar] = [accesses, slice.numel, room, *padded(slice.sizes)]
         place = 0
         for array in (grad_input, *sources, statistics):
             if array is None:
@@ -206,56 +271,46 @@ def plan_norm_backward(
         asked = (grad_weight is not None, grad_bias is not None)
         constants = (*asked, number > 0, len(slice.sizes), vector, is_aligned)
         before = (*sources, statistics, weight, sums)
-        if alone is not None:
-            block = power_of_2(n)
-            # Where a thread has columns of few rows at a time, each has its own sums.
-            has_few = block < alone.warps * 32 * vector
-            side = max(1, alone.held // block // (2 if has_few or not is_aligned else 1))
-            keep = side == 1 or has_few
-            launch = Launch(
-                norm_backward_rows,
-                (groups,),
-                (*before, None, grad_input),
-                tuple(scalars),
-                (*constants, side, block, keep, alone.stages, 1, 0, ALL_PHASES.value),
-                alone.warps,
-            )
-        elif shared is not None:
-            held, side, warps, stages, programs, late = shared
-            launch = Launch(
-                norm_backward_rows,
-                (groups * splits,),
-                (*before, mailboxes, grad_input),
-                tuple(scalars),
-                (*constants, side, held, side == 1, stages, power_of_2(splits), late),
-                warps,
-                phases=2,
-                per_multiprocessor=programs,
-                max_registers=registers(warps, programs),
-            )
-        else:
+        if way.program is None:
+            tile_warps = tuned("norm_backward.triton.tile_warps")
             launch = Launch(
                 norm_backward_tiles,
                 (groups,),
                 (*before, grad_input),
                 tuple(scalars),
-                (*constants, tile, tile_warps * 32),
+                (*constants, block, tile_warps * 32),
                 tile_warps,
+            )
+        else:
+            shape = (way.side, block, way.pieces, way.program.stages, power_of_2(splits))
+            each = way.program.programs if isinstance(way.program, SplitRows) else None
+            launch = Launch(
+                norm_backward_rows,
+                (groups * splits,),
+                (*before, mailboxes, grad_input),
+                tuple(scalars),
+                (*constants, *shape, way.late, *(() if each else (ALL_PHASES.value,))),
+                way.program.warps,
+                phases=2 if each else 0,
+                per_multiprocessor=each,
+                max_registers=way.registers,
             )
         launches.append(launch)
     if sums is not None:
-        columns = tuned("norm_backward.triton.summed_columns")
+        columns = tuned("norm_backward.triton.summed_columns", n)
         launch = Launch(
             norm_backward_sums,
             (-(-n // columns),),
             (grad_weight, grad_bias, sums),
             (n, groups, room),
             (tuned("norm_backward.triton.summed_groups", groups), columns),
-            tuned("norm_backward.triton.summing_warps"),
+            tuned("norm_backward.triton.summing_warps", n),
         )
         launches.append(launch)
     last = sums or mailboxes
     scratch = None
     if last is not None:
         scratch = Scratch(last.end, 0 if mailboxes is None else mailboxes.end, "call")
-    return Plan(f"{name}{', 16-byte accesses' * is_aligned}", tuple(launches), scratch)
+    blocks = f"blocks of {block}{f' by {way.pieces}' * (way.pieces > 1)}"
+    accesses_of = ", 16-byte accesses" * is_aligned + ", whole accesses, edges apart" * is_peeled
+    return Plan(f"{way.name}, {blocks}{accesses_of}", tuple(launches), scratch)

@@ -4,11 +4,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
-from diglot.triton_ops.lib.rows.rows import COLUMN_TILES, COLUMNS, ROWS, TILES
+from diglot.triton_ops.lib.rows.rows import (
+    COLUMN_TILES,
+    COLUMNS,
+    REDUCED_CHUNKS,
+    ROWS,
+    SPLIT_COLUMNS,
+    SPLIT_ROWS,
+    TILES,
+)
 
-from .plan import Device
+from .norm_forward import NormRows, Split
+from .plan import ACCESS_BYTES, Device
 
 REGISTERS = 65536  # of a multiprocessor
 STATE_FIELDS = 3  # numbers of a state, at most
@@ -20,11 +30,11 @@ def planned_rows(device: Device, count: int) -> int:
     return device.tuned("rows.both.planned_rows") or count
 
 
-def at_once(device: Device, programs: int, elements: int, warps: int) -> int:
-    """Warps of programs that hold so many elements each: more where programs are few."""
+def at_once(device: Device, programs: int, elements: int, warps: int) -> int | None:
+    """Warps of programs that hold so many elements each, where programs are few; else None."""
     latency = device.tuned("rows.triton.latency")
     if programs > device.multiprocessors * latency["programs"]:
-        return warps
+        return None
     most = elements // (32 * latency["elements"])
     return max(warps, min(power_of_2(most), latency["warps"]))
 
@@ -39,71 +49,52 @@ def registers(warps: int, programs: int) -> int:
     return REGISTERS // (programs * warps * 32) // 8 * 8
 
 
-def blocks_of(n: int, second: int) -> tuple[int, int]:
-    """Elements of the block, and of a second one or 0, in which a program holds so many.
+def pieces_of(n: int, access: int) -> tuple[int, int]:
+    """Elements of a piece, and how many pieces, in which a program holds so many elements.
 
-    The second one has at most the `second`-th part of the first.
+    `access`: elements of an access of all its threads. Of one element Triton 3.6 makes no 16-bit
+    tile.
     """
-    # Of one element Triton 3.6 makes no 16-bit tile.
-    whole = max(2, power_of_2(n))
-    half = whole // 2
-    rest = max(2, power_of_2(n - half))
-    return (half, rest) if n > half and rest * second <= half else (whole, 0)
+    return (max(2, power_of_2(n)), 1) if n <= access else (access, -(-n // access))
 
 
-def exchange_once(device: Device, block: int, rest: int, reach: int) -> tuple[int, int, bool]:
-    """Both blocks of a row, and whether threads combine their parts of both: each then has an
-    access of the second one. `reach`: elements of an access of all threads.
-    """
-    if rest == 0 or block > device.tuned("rows.triton.exchange_once"):
-        return block, rest, False
-    rest = max(rest, reach)
-    return (block, rest, True) if rest < block else (2 * block, 0, False)
-
-
-class Split(NamedTuple):
-    """What programs that share rows, or columns, have.
-
-    Attributes:
-        bytes: of the inputs, that one holds.
-        warps: of one.
-        programs: on a multiprocessor.
-    """
-
-    bytes: int
-    warps: int
-    programs: int
-
-
-def split_of(device: Device, is_column: bool, rank: int) -> Split:
-    """What programs have that share rows, or columns of so many other dimensions."""
-    return Split(**device.tuned("rows.triton.shared", rank if is_column else 0))
-
-
-def count_splits(
-    device: Device, n: int, size: int, inputs: int, is_column: bool, rank: int
-) -> tuple[int, int, Split | None]:
-    """How many programs share a row, or columns, elements that each holds, and what it has.
-
-    (1, 0, None): they are not shared. `rank`: other dimensions.
-    """
-    if is_column:
-        aside = max(device.tuned("rows.triton.column_bytes") // size, 1)
-        is_alone = n * aside * size <= device.tuned("rows.triton.alone_bytes")
+def choose_split(
+    device: Device,
+    n: int,
+    size: int,
+    vector: int,
+    inputs: int,
+    is_column: bool,
+    rank: int,
+    norm: NormRows | None,
+) -> Way | None:
+    """Of rows, or columns, that programs share; None: they do not. `rank`: other dimensions."""
+    aside = max(device.tuned("rows.triton.column_bytes") // size, 1) if is_column else 1
+    if norm is not None:
+        alone, split = norm.alone(), norm.shared()
+    elif is_column:
+        alone = device.tuned("rows.triton.alone_bytes") // (aside * size)
+        split = Split(**device.tuned("rows.triton.shared", rank))
     else:
-        aside = 1
-        is_alone = n <= device.tuned("rows.triton.alone_elements", inputs, size)
-    if is_alone:
-        return 1, 0, None
-    split = split_of(device, is_column, rank)
-    bytes = split.bytes // 2 if size == 8 else split.bytes
-    return divide(device, n, bytes // (inputs * size * aside), split)
-
-
-def divide(device: Device, n: int, held: int, split: Split) -> tuple[int, int, Split | None]:
-    """The same, of programs that hold so many elements each."""
-    splits = -(-n // held)
-    return (splits, held, split) if 1 < splits <= device.room(split.programs) else (1, 0, None)
+        alone = device.tuned("rows.triton.alone_elements", inputs, size)
+        split = Split(**device.tuned("rows.triton.shared", 0))
+    if n <= alone:
+        return None
+    bytes = split.bytes // 2 if size == 8 and norm is None else split.bytes
+    part = bytes // (inputs * size * aside)
+    splits = -(-n // part)
+    if not 1 < splits <= device.room(split.programs):
+        return None
+    most = registers(split.warps, split.programs)
+    if is_column:
+        side = device.tuned("rows.triton.column_bytes") // (size * vector)
+        kind, block, pieces = SPLIT_COLUMNS.value, part, 1
+    else:
+        kind, side, access = SPLIT_ROWS.value, 1, split.warps * 32 * ACCESS_BYTES // size
+        line = 8 * vector  # as `part_of_row` has it
+        block, pieces = pieces_of(-(-n // (splits * line)) * line, access)
+        splits = -(-n // (block * pieces))  # as the kernel counts them (`part_of_row`)
+    return Way(kind, split.warps, side, block, pieces, split.programs, splits, registers=most)
 
 
 def count_chunks(device: Device, n: int, strips: int, block: int) -> int:
@@ -116,6 +107,41 @@ def count_chunks(device: Device, n: int, strips: int, block: int) -> int:
     return -(-n // length)
 
 
+class Way(NamedTuple):
+    """Which variant runs, and what its programs have.
+
+    Attributes:
+        kind: the variant.
+        warps: of a program.
+        side: rows, or accesses side by side.
+        block, pieces: elements of a row in a tile, and tiles that are held.
+        programs: on a multiprocessor, that share rows.
+        splits: that share a row.
+        early: whether weight and bias are loaded before the reduction.
+        registers: of a thread; None: as many as the compiler likes.
+    """
+
+    kind: int
+    warps: int
+    side: int
+    block: int
+    pieces: int = 1
+    programs: int = 0
+    splits: int = 1
+    early: bool = True
+    registers: int | None = None
+
+
+def choose_chunks(device: Device, columns: int, inputs: tuple[int, ...], vector: int) -> Way:
+    """Of columns in two launches; `inputs` has the bytes of an element of each."""
+    width = min(inputs) * vector
+    side = min(device.tuned("rows.both.strip_bytes") // width, power_of_2(columns))
+    bytes = device.tuned("rows.triton.chunk_tile_bytes")
+    tile = min(device.tuned("rows.triton.chunk_tile"), bytes // sum(inputs))
+    warps = device.tuned("rows.triton.chunk_warps")
+    return Way(REDUCED_CHUNKS.value, warps, side, max(tile // (vector * side), 1))
+
+
 def choose_tile(
     device: Device,
     n: int,
@@ -124,31 +150,43 @@ def choose_tile(
     vector: int,
     is_column: bool,
     inputs: int,
-    second: int,
-) -> tuple[int, int, int, int, int]:
-    """Kind, rows or accesses side by side, elements of a row in a tile and in a second block, and
-    warps. `second`: as in `blocks_of`.
+    held: Callable[[int], tuple[int, int, int]] | None,
+) -> Way:
+    """Of rows, or columns, that a program has to itself. `held`: warps and registers of a program
+    that holds so many elements of rows; None: as `rows` of configs/tunables/ says.
     """
-    most = device.tuned("rows.triton.most_held", inputs, size)
+    held_by = "rows.triton.most_columns" if is_column else "rows.triton.most_held"
+    most = device.tuned(held_by, inputs, size)
     if not is_column and n > most:
         tile = device.tuned("rows.triton.tile_elements", inputs, size)
         warps = device.tuned("rows.triton.tile_warps")
-        return TILES.value, 1, max(tile, warps * 32 * vector), 0, warps  # an access of each thread
+        block = max(tile, warps * 32 * vector)  # an access of each thread
+        return Way(TILES.value, warps, 1, block)
     kind, side, access = ROWS.value, 1, 1
-    block, rest = blocks_of(n, second)
+    block = max(2, power_of_2(n))
     if is_column:
-        block, rest = max(2, power_of_2(n)), 0
         column_bytes = device.tuned("rows.triton.column_bytes")
         kind, side, access = COLUMNS.value, max(1, column_bytes // (size * vector)), vector
         if block * side * access > most:
             elements = device.tuned("rows.triton.column_elements", inputs, size)
             kind, block = COLUMN_TILES.value, max(elements // (side * access), 1)
     few_elements = device.tuned("rows.triton.few_elements")
-    while 2 * (block + rest) * side * access <= few_elements and side < count:
+    while 2 * block * side * access <= few_elements and side < count:
         side *= 2
-    held = (block + rest) * side * access * (2 if size == 8 else 1)
-    is_narrow = size == 2 and inputs == 1 and not is_column
-    warps = device.tuned("rows.triton.narrow_warps" if is_narrow else "rows.triton.warps", held)
+    is_alone = kind == ROWS.value and side == 1
+    elements = n if is_alone else block * side * access
+    limit, early = 0, 1
+    if kind == ROWS.value and held is not None:
+        warps, limit, early = held(elements)
+    else:
+        is_narrow = size == 2 and inputs == 1 and not is_column
+        by = "rows.triton.narrow_warps" if is_narrow else "rows.triton.warps"
+        warps = device.tuned(by, elements * (2 if size == 8 else 1))
     if kind == COLUMN_TILES.value:
         warps = max(warps, device.tuned("rows.triton.tile_warps"))
-    return kind, side, block, rest, warps
+    if not is_alone:
+        return Way(kind, warps, side, block, early=early > 0, registers=limit or None)
+    more = at_once(device, count, n, warps)
+    is_early, warps = early > 0 or more is not None, more or warps
+    block, pieces = pieces_of(n, warps * 32 * ACCESS_BYTES // size)
+    return Way(kind, warps, 1, block, pieces, early=is_early, registers=limit or None)

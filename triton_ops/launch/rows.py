@@ -24,17 +24,15 @@ from diglot.triton_ops.lib.rows.rows import (
 
 # Relative, because mypy finds this folder under its name in the tree.
 from .layout import Layout, compute_layout
-from .norm_forward import NormRows, copy_shifted, count_splits_of_norm
+from .norm_forward import NormRows
 from .plan import ACCESS_BYTES, ALL_PHASES, NOTHING, Launch, Operand, Part, Scalar
 from .row_splits import (
     CHUNK_FIELDS,
     STATE_FIELDS,
-    at_once,
-    blocks_of,
+    choose_chunks,
+    choose_split,
     choose_tile,
     count_chunks,
-    count_splits,
-    exchange_once,
     planned_rows,
     power_of_2,
     registers,
@@ -103,21 +101,32 @@ def _access(
         is_cut = is_cut or not all(outer.has_multiples(a, vector, 0) for a in every)
     if not is_cut and all(array.is_aligned for array in (*whole, *same)):
         return vector, True
-    is_congruent = (
-        not is_column
-        and all(steps[a] == 1 for a in every)
-        and all(array.element_size() == size for array in arrays)
+    is_peeled = not is_column and all(steps[a] == 1 for a in every)
+    is_peeled = is_peeled and are_congruent(arrays, whole, outer, vector)
+    is_peeled = is_peeled and n >= arrays[0].device.tuned("rows.triton.peeled_elements")
+    return vector if is_peeled else 1, False
+
+
+def are_congruent(
+    arrays: tuple[Operand, ...], whole: tuple[Operand, ...], outer: Layout, vector: int
+) -> bool:
+    """Whether each row begins equally far from a multiple of 16 bytes in all arrays."""
+    return (
+        len({array.element_size() for array in arrays}) == 1
         and None not in (addresses := {array.address for array in whole})
         and len(addresses) == 1
-        and all((s[a] - s[0]) % vector == 0 for s in outer.strides for a in every)
+        and all((s[a] - s[0]) % vector == 0 for s in outer.strides for a in range(len(arrays)))
     )
-    tuned = arrays[0].device.tuned
-    is_peeled = is_congruent and n >= tuned("rows.triton.peeled_elements")
-    if is_peeled and same:
-        numel = planned_rows(arrays[0].device, arrays[0].numel() // n) * n
-        is_peeled = numel >= tuned("norm_forward.triton.peeled_elements")
-        is_peeled = is_peeled and numel >= n * tuned("norm_forward.triton.peeled_rows")
-    return vector if is_peeled else 1, False
+
+
+def are_alike(slice: Layout, groups: int, vector: int) -> bool:
+    """Whether all rows of each group, which takes every so-many-th one, begin equally far from a
+    multiple of 16 bytes in the first array.
+    """
+    if slice.numel <= groups:
+        return True
+    step = groups if len(slice.sizes) == 1 else 1
+    return all(stride[0] * step % vector == 0 for stride in slice.strides)
 
 
 def plan_rows(
@@ -140,8 +149,8 @@ def plan_rows(
         kernel: of (pointers: the inputs, shared, statistics, held, states, the output; n, count,
             three sizes; for each array, the output first, then the inputs, its start, three strides
             and step; for statistics a start, three strides, and the step from one to the next;
-            numbers; KIND, RANK, STEPS, VECTOR, ALIGNED, SIDE, BLOCK, REST, ONCE, THREADS,
-            SPLITS, PHASE), as `reduce_then_map_rows` takes them.
+            numbers; KIND, RANK, STEPS, VECTOR, ALIGNED, ALIKE, SIDE, BLOCK, PIECES,
+            EARLY, THREADS, SPLITS, PHASE), as `reduce_then_map_rows` takes them.
         operands: one input or two, then the output, of one shape. The second input may be None.
         dim: a dimension of them, from 0.
         shared: arrays of one row without gaps, the same for every row.
@@ -171,58 +180,26 @@ def plan_rows(
     device.choose(lie, (out.numel() // n, n), *arrays)
     if is_column and vector > 1:
         outer = outer.in_vectors(vector)
-    count = planned_rows(device, outer.numel)
     is_tall = is_column and n > device.tuned(tall)
     reach = n + vector - 1 if is_peeled else n  # from the multiple of 16 bytes before a row
-    splits, part, split = 1, 0, None
+    rank, way = len(outer.sizes), None
     is_dense = vector > 1 if is_column else not has_steps
-    if is_dense and not is_tall and len(outer.sizes) <= ROW_RANK:
-        rank = len(outer.sizes)
-        if norm is not None:
-            copies = len(same) if is_peeled else 0
-            splits, part, split = count_splits_of_norm(reach, norm, copies)
-        else:
-            splits, part, split = count_splits(device, reach, size, inputs, is_column, rank)
-    rest, most_registers = 0, 0
     if is_tall:
-        kind, warps = REDUCED_CHUNKS.value, device.tuned("rows.triton.chunk_warps")
-        strip_bytes = device.tuned("rows.both.strip_bytes")
-        side = min(strip_bytes // (size * vector), power_of_2(outer.numel))
-        bytes = device.tuned("rows.triton.chunk_tile_bytes")
-        tile = min(
-            device.tuned("rows.triton.chunk_tile"),
-            bytes // sum(array.element_size() for array in arrays[1:]),
-        )
-        block = max(tile // (vector * side), 1)
-    elif split is not None:
-        kind = (SPLIT_COLUMNS if is_column else SPLIT_ROWS).value
-        side = device.tuned("rows.triton.column_bytes") // (size * vector) if is_column else 1
-        block, warps = part, split.warps
-        if not is_column:
-            second = device.tuned("rows.triton.second_block", size)
-            block, rest = blocks_of(-(-reach // (splits * vector)) * vector, second)
-    else:
-        second = device.tuned("rows.triton.second_block", size)
-        if norm is not None:
-            second = norm.second_block(reach)
-        kind, side, block, rest, warps = choose_tile(
-            device, reach, count, size, vector, is_column, inputs, second
-        )
-        if kind == ROWS.value and norm is not None and size < 8:
-            warps, most_registers = norm.held((block + rest) * side)
-        if kind == ROWS.value and side == 1:
-            warps = at_once(device, count, block + rest, warps)
-    once = False
-    if side == 1 and warps > 1:
-        block, rest, once = exchange_once(device, block, rest, warps * 32 * vector)
-    if split is not None and not is_column:
-        splits = -(-reach // (block + rest))  # as the kernel counts them (`part_of_row`)
+        sizes = tuple(array.element_size() for array in arrays[1:])
+        way = choose_chunks(device, outer.numel, sizes, vector)
+    elif is_dense and rank <= ROW_RANK:
+        way = choose_split(device, reach, size, vector, inputs, is_column, rank, norm)
+    if way is None:
+        held_by = norm.held if norm is not None and size < 8 else None
+        count = planned_rows(device, outer.numel)
+        way = choose_tile(device, reach, count, size, vector, is_column, inputs, held_by)
+    kind, warps, side, block = way.kind, way.warps, way.side, way.block
+    is_split = kind in (SPLIT_ROWS.value, SPLIT_COLUMNS.value)
     # Where a program's part of a row begins is a product with a step: if the compiler knew it, it
     # would add the part to each offset, and run out of registers.
-    keeps_steps = has_steps or split is not None
+    keeps_steps = has_steps or is_split
     launches: list[Launch] = []
     states: Part | None = None
-    last: Part | None = None  # of scratch
     for slice, start in outer.slices(ROW_RANK):
         scalars: list[Scalar] = [n // vector if is_aligned and not is_column else n, slice.numel]
         scalars += padded(slice.sizes)
@@ -239,7 +216,7 @@ def plan_rows(
         elif statistics:
             scalars += [None] * (ROW_RANK + 2)
         strips = -(-slice.numel // side)
-        programs, most, registers_of = strips, 1, most_registers or None
+        programs, most, registers_of = strips, 1, way.registers
         if is_tall:
             chunks = count_chunks(device, n, strips, block)
             states = Part(mailbox_dtype(out), chunks * slice.numel * vector * CHUNK_FIELDS)
@@ -247,40 +224,39 @@ def plan_rows(
             if vector > 1:
                 each = device.tuned("rows.triton.chunk_programs", len(slice.sizes))
                 registers_of = registers(warps, each)
-        elif split is not None:
+        elif is_split:
+            # Rows that are as far apart as a multiple of 16 bytes are peeled alike.
+            together = vector if is_peeled and same else 1
+            together = min(together, strips, max(device.room(way.programs) // way.splits, 1))
+            programs = device.programs(strips * way.splits, way.programs, way.splits * together)
             width = side * vector if is_column else 1
-            states = Part(mailbox_dtype(out), strips * width * splits * STATE_FIELDS)
-            programs = device.programs(strips * splits, split.programs, splits)
-            most = power_of_2(max(splits, warps * 32 // width if is_column else 1))
-            registers_of = registers(warps, split.programs)
-        parameters: tuple[Operand | Part | None, ...] = shared
-        last = states
-        if is_peeled and same:
-            parameters, last, copying = copy_shifted(device, shared, n, vector, states)
-            launches.append(copying)
-        pointers = (*sources, *parameters, *statistics, *held, states, out)
+            states = Part(mailbox_dtype(out), strips * width * way.splits * STATE_FIELDS)
+            most = power_of_2(max(way.splits, warps * 32 // width if is_column else 1))
+        is_alike = not is_peeled or are_alike(slice, programs // way.splits, vector)
+        pointers = (*sources, *shared, *statistics, *held, states, out)
         for launched in (kind, MAPPED_CHUNKS.value) if is_tall else (kind,):
-            shape = (len(slice.sizes), has_steps, vector, is_aligned, side, block, rest)
-            constants = (launched, *shape, once, warps * 32, most)
+            shape = (side, block, way.pieces, way.early, warps * 32, most)
+            constants = (
+                launched, len(slice.sizes), has_steps, vector, is_aligned, is_alike, *shape
+            )  # fmt: skip
             launches.append(
                 Launch(
                     kernel,
                     (programs,),
                     pointers,
                     tuple(scalars),
-                    constants if split is not None else (*constants, ALL_PHASES.value),
+                    constants if is_split else (*constants, ALL_PHASES.value),
                     warps,
                     numbers,
-                    phases=2 if split is not None else 0,
-                    per_multiprocessor=None if split is None else split.programs,
+                    phases=2 if is_split else 0,
+                    per_multiprocessor=way.programs if is_split else None,
                     max_registers=registers_of,
                 )
             )
     scratch = None
-    if last is not None:
-        zeroed = 0 if is_tall or states is None else states.end
-        scratch = Scratch(last.end, zeroed, "call")
-    blocks = f"{block} and {rest}" if rest else f"{block}"
+    if states is not None:
+        scratch = Scratch(states.end, 0 if is_tall else states.end, "call")
+    blocks = f"{block} by {way.pieces}" if way.pieces > 1 else f"{block}"
     accesses = ", 16-byte accesses" * is_aligned + ", whole accesses, edges apart" * is_peeled
     name = f"{NAMES[kind]}, blocks of {blocks}{accesses}"
     return Plan(name, tuple(launches), scratch)

@@ -18,26 +18,26 @@ import triton.language as tl
 from diglot.triton_ops.lib.elementwise import strided_offset
 from diglot.triton_ops.lib.math import fma, negate
 from diglot.triton_ops.lib.rows.tile import LOADS, tile_pointers
-from diglot.triton_ops.lib.types import convert, widen
+from diglot.triton_ops.lib.types import convert, opaque, widen
 
 
 @triton.jit
-def normalized(x, mean, rstd):
-    """y, of tiles; mean is None in a norm without a mean."""
-    return x * rstd if mean is None else (x - mean) * rstd
+def centered(x, mean):
+    """x - mean, of tiles; mean is None in a norm without a mean."""
+    return x if mean is None else x - mean
 
 
 @triton.jit
 def scaled(grad, scale):
     """h."""
-    return grad if scale is None else grad * widen(scale, grad.dtype)
+    return grad if scale is None else grad * widen(opaque(scale), grad.dtype)
 
 
 @triton.jit
 def gradient_of(y, h, rstd, mean_h, mean_hy):
-    """rstd * (h - mean_h - y * mean_hy)."""
-    centered = h if mean_h is None else h - mean_h
-    return rstd * fma(y, negate(mean_hy), centered)
+    """rstd * (h - mean_h - y * mean_hy), in two steps for each element."""
+    result = h * rstd if mean_h is None else fma(h, rstd, negate(rstd * mean_h))
+    return fma(y, negate(rstd * mean_hy), result)
 
 
 @triton.jit
@@ -67,16 +67,16 @@ def load_rows(
 
 @triton.jit
 def store_gradient(
-    grad_input, grad_sum, y, h, factor, mean_h, mean_hy, row, index, mask, sizes, start, strides,
-    T: tl.constexpr, RANK: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
+    grad_input, grad_sum, y, h, factor, mean_h, mean_hy, start, sum_start, index, mask,
+    T: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """Stores a tile of grad_input; adds `grad_sum`, a tile of the sum's own gradient, or None."""
+    """Stores a tile of grad_input, whose rows begin at `start`. Adds the sum's own gradient, which
+    begins at `sum_start`, if there is one.
+    """
     result = gradient_of(y, h, factor, mean_h, mean_hy)
     if grad_sum is not None:
-        result += grad_sum.to(result.dtype)
-    offset = strided_offset(row, sizes, start, strides, RANK, True)
-    tl.store(
-        tile_pointers(grad_input, offset, 1, index, False, False, VECTOR, ALIGNED),
-        convert(result, T),
-        mask=mask,
-    )
+        pointers = tile_pointers(grad_sum, sum_start, 1, index, False, False, VECTOR, ALIGNED)
+        tile = tl.load(pointers, mask=mask, other=0.0, eviction_policy=LOADS)
+        result += tile.to(result.dtype)
+    pointers = tile_pointers(grad_input, start, 1, index, False, False, VECTOR, ALIGNED)
+    tl.store(pointers, convert(result, T), mask=mask)

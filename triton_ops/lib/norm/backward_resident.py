@@ -10,18 +10,68 @@ import triton
 import triton.language as tl
 
 from diglot.triton_ops.lib.elementwise import strided_offset
-from diglot.triton_ops.lib.rows.tile import load_parameters, tile_mask
+from diglot.triton_ops.lib.math import fma
+from diglot.triton_ops.lib.rows.pieces import (
+    is_peeled,
+    is_whole,
+    load_parameter_pieces,
+    load_pieces,
+    piece_index,
+    piece_mask,
+    pieces_of,
+)
+from diglot.triton_ops.lib.rows.split import part_of_row, part_of_rows
+from diglot.triton_ops.lib.rows.tile import LOADS
 from diglot.triton_ops.lib.sync.mailbox import collect, publish
 from diglot.triton_ops.lib.types import compute_type, opaque, widen
 
-from .backward import load_rows, load_statistic, normalized, scaled, store_gradient
-from .group_sums import add_product, over_rows, store_sums
+from .backward import centered, load_statistic, scaled, store_gradient
+from .group_sums import store_sums
 
 
 @triton.jit
-def sums_of_rows(h, product):
-    """Each row's sum(h) and sum(product), as columns."""
-    return tl.sum(h, 1, keep_dims=True), tl.sum(product, 1, keep_dims=True)
+def sums_of_rows(held, scales, center, COMPUTE: tl.constexpr):
+    """Each row's sum(h) and sum(h (x - mean)), as columns."""
+    total, distance = terms(held[0], scales, center, 0, COMPUTE)
+    product = total * distance
+    for p in tl.static_range(1, len(held)):
+        h, distance = terms(held[p], scales, center, p, COMPUTE)
+        total += h
+        product = fma(h, distance, product)
+    return tl.sum(total, 1, keep_dims=True), tl.sum(product, 1, keep_dims=True)
+
+
+@triton.jit
+def terms(tiles, scales, center, P: tl.constexpr, COMPUTE: tl.constexpr):
+    """h, and x - mean, of a piece."""
+    scale = None if scales is None else scales[P]
+    h = scaled(widen(tiles[1], COMPUTE), scale)
+    return h, centered(widen(tiles[0], COMPUTE), center)
+
+
+@triton.jit
+def zeros_of_pieces(
+    SIDE: tl.constexpr, BLOCK: tl.constexpr, PIECES: tl.constexpr, VECTOR: tl.constexpr,
+    ALIGNED: tl.constexpr, T: tl.constexpr,
+):  # fmt: skip
+    pieces = ()
+    for _p in tl.static_range(pieces_of(PIECES, VECTOR, ALIGNED, False)):
+        pieces += (zeros(SIDE, BLOCK, T),)  # type: ignore[assignment]
+    return pieces
+
+
+@triton.jit
+def zeros(SIDE: tl.constexpr, SIZE: tl.constexpr, T: tl.constexpr):
+    return tl.full((SIDE, SIZE), 0.0, compute_type(T)).to(T)
+
+
+@triton.jit
+def pairs_of(first, second):
+    """Pieces that have a tile of each."""
+    pairs = ()
+    for p in tl.static_range(len(first)):
+        pairs += ((first[p], second[p]),)  # type: ignore[assignment]
+    return pairs
 
 
 @triton.jit
@@ -43,70 +93,85 @@ def norm_backward_resident(
     n, count, groups, sizes, starts, strides,
     WEIGHT: tl.constexpr, BIAS: tl.constexpr, LATER: tl.constexpr, RANK: tl.constexpr,
     VECTOR: tl.constexpr, ALIGNED: tl.constexpr, SIDE: tl.constexpr, BLOCK: tl.constexpr,
-    KEEP: tl.constexpr, STAGES: tl.constexpr, SPLITS: tl.constexpr, LATE: tl.constexpr,
+    PIECES: tl.constexpr, STAGES: tl.constexpr, SPLITS: tl.constexpr, LATE: tl.constexpr,
     PHASE: tl.constexpr,
 ):  # fmt: skip
-    """A persistent program of a group: it walks the group's rows, BLOCK elements of each.
+    """A persistent program of a group: it walks the group's rows, PIECES of BLOCK elements of each.
+
+    If rows are peeled (rows/pieces.py), all of a group begin equally far from a multiple of 16
+    bytes, so a thread has the same columns of all of them.
 
     Args:
         mailboxes: for programs that split a row, zeros at first (sync/mailbox.py): two for each
             program and row, of rows up to a multiple of SIDE; else None.
-        n: accesses of a row.
+        n: accesses of a row if ALIGNED, else elements.
         count: rows.
         groups: for which the workspace has room; there are no more.
         sizes: of the outer dimensions, the fastest first.
         starts, strides: of grad_input, grad_output, grad_sum, input, and the statistics.
         WEIGHT, BIAS: whether their gradients are wanted.
         LATER: whether the workspace has sums of an earlier launch.
-        SIDE: rows at a time.
-        KEEP: whether each of them has its own sums until the end.
+        SIDE: rows at a time; each place among them has its own sums until the end.
         STAGES: of loads in flight.
         SPLITS: at least as many as the programs that split a row; 1: rows are not split.
         LATE: when a program collects a row's sums. 0: at once. 1: after those of its next row are
-            published; it holds the row until then. 2: likewise, but it loads the row again, from
-            the L2 cache.
+            published; it holds the row until then.
         PHASE: of split rows: 1 publishes, 2 collects and stores, ALL_PHASES does both.
     """
     T: tl.constexpr = grad_input.dtype.element_ty
     COMPUTE: tl.constexpr = compute_type(T)
-    n = n * VECTOR
-    part = tl.full((), 1.0, COMPUTE) / tl.full((), n, COMPUTE)
+    PEELED: tl.constexpr = is_peeled(VECTOR, ALIGNED, False)
+    FIELD: tl.constexpr = 1 if WEIGHT else 0  # of the bias
+    if ALIGNED:
+        n = n * VECTOR
+    inverse = tl.full((), 1.0, COMPUTE) / tl.full((), n, COMPUTE)
     program = tl.program_id(0).to(tl.int64)
     if SPLITS > 1:
-        programs = (n + BLOCK - 1) // BLOCK  # of a group
+        programs, size = part_of_row(n, VECTOR, PEELED, BLOCK * PIECES)  # programs of a group
         group, split = program // programs, program % programs
         walkers = tl.num_programs(0) // programs
-        index = split * BLOCK + tl.arange(0, BLOCK)
+        part = split * size
         # Mailboxes of the SIDE rows: for each row, one field of all programs, then the other.
         mailbox = tl.arange(0, SIDE * SPLITS)
         line, sender = mailbox // SPLITS, mailbox % SPLITS
     else:
         group = program
         walkers = tl.num_programs(0)
-        index = tl.arange(0, BLOCK).to(tl.int64)
-    scale = load_parameters(weight, index, n, ALIGNED)
-    by_weight = tl.full((SIDE if KEEP else 1, BLOCK), 0.0, COMPUTE)
+        size = BLOCK * PIECES
+        part = tl.full((), 0, tl.int64)
+    length = tl.minimum(tl.maximum(n - part, 0), size).to(tl.int32)
+    row = group * SIDE + tl.arange(0, SIDE)
+    first_of = strided_offset(row, sizes, starts[0] + part, strides[0], RANK, True)
+    shift, begin, stop = part_of_rows(grad_input, first_of, n, part, size, length, VECTOR, PEELED)
+    parameters = None if weight is None else weight + part
+    scales = load_parameter_pieces(
+        parameters, shift, 0, begin, stop, BLOCK, PIECES, False, VECTOR, ALIGNED
+    )
+    by_weight = zeros_of_pieces(SIDE, BLOCK, PIECES, VECTOR, ALIGNED, COMPUTE)
     by_bias = by_weight
     step = walkers * SIDE
     # Programs that split a row may publish the next row's sums before they collect this one's.
     end = tl.where(group * SIDE < count, count + step, count) if LATE != 0 else count
     if LATE == 1:
-        x_before = tl.full((SIDE, BLOCK), 0.0, COMPUTE).to(T)
-        grad_before = x_before
+        no_row = zeros_of_pieces(SIDE, BLOCK, PIECES, VECTOR, ALIGNED, T)
+        before = pairs_of(no_row, no_row)
     for first in tl.range(group * SIDE, end, step, num_stages=STAGES):
         row = first + tl.arange(0, SIDE)
         row_mask = row < count
-        mask = tile_mask(index, n, row_mask, False)
-        x = load_rows(input, row, index, mask, sizes, starts[3], strides[3], RANK, VECTOR, ALIGNED)
-        grad = load_rows(
-            grad_output, row, index, mask, sizes, starts[1], strides[1], RANK, VECTOR, ALIGNED
-        )
+        # One row that is not split exists, and so do all elements of its pieces but the last.
+        LOADED: tl.constexpr = SIDE == 1 and SPLITS == 1
+        in_offset = strided_offset(row, sizes, starts[3] + part, strides[3], RANK, True) - shift
+        grad_offset = strided_offset(row, sizes, starts[1] + part, strides[1], RANK, True) - shift
+        held = load_pieces(
+            (input, grad_output), (in_offset, in_offset, grad_offset), (1, 1, 1), 0, begin, stop,
+            None if LOADED else row_mask, 0.0, LOADS, None, T, BLOCK, PIECES, False, False, VECTOR,
+            ALIGNED,
+        )  # fmt: skip
         offset = strided_offset(row, sizes, starts[4], strides[4], RANK, True)
         center = load_statistic(mean, offset, row_mask)
         factor = load_statistic(rstd, offset, row_mask)
-        y = normalized(widen(x, COMPUTE), center, factor)
-        h = scaled(widen(grad, COMPUTE), scale)
-        sum_h, sum_hy = sums_of_rows(h, h * y)
+        sum_h, sum_hy = sums_of_rows(held, scales, center, COMPUTE)
+        sum_hy *= factor
         if SPLITS > 1:
             if PHASE != 2:
                 lines = tl.arange(0, SIDE)[:, None] * (programs * 2)
@@ -117,62 +182,64 @@ def norm_backward_resident(
                     (sum_h, sum_hy),
                     tl.full((SIDE, 1), first < count, tl.int1),
                 )
-            if LATE != 0:
+            if LATE == 1:
                 row -= step
                 row_mask = (row < count) & (row >= group * SIDE)
-                mask = tile_mask(index, n, row_mask, False)
                 offset = strided_offset(row, sizes, starts[4], strides[4], RANK, True)
                 center = load_statistic(mean, offset, row_mask)
                 factor = load_statistic(rstd, offset, row_mask)
-                if LATE == 1:
-                    x, x_before = x_before, x
-                    grad, grad_before = grad_before, grad
-                else:
-                    x = load_rows(
-                        input, row, index, mask, sizes, starts[3], strides[3], RANK, VECTOR, ALIGNED
-                    )
-                    grad = load_rows(
-                        grad_output,
-                        row,
-                        index,
-                        mask,
-                        sizes,
-                        starts[1],
-                        strides[1],
-                        RANK,
-                        VECTOR,
-                        ALIGNED,
-                    )
+                held, before = before, held
             if PHASE != 1:
                 # The first time there is no row before: it collects its own sums, to no purpose.
-                begin = tl.maximum(first - step, group * SIDE) if LATE != 0 else first
+                previous = tl.maximum(first - step, group * SIDE) if LATE != 0 else first
                 nothing = tl.full(line.shape, 0.0, COMPUTE)
                 parts_h, parts_hy = collect(
-                    mailboxes + begin * (programs * 2),
+                    mailboxes + previous * (programs * 2),
                     line * (programs * 2) + tl.minimum(sender, programs.to(tl.int32) - 1),
                     programs, sender < programs, (nothing, nothing),
                 )  # fmt: skip
                 sum_h = sums_of_lines(parts_h, line, SIDE)
                 sum_hy = sums_of_lines(parts_hy, line, SIDE)
         if PHASE != 1:
-            # Narrow types are converted once more, so that they stay narrow until here.
-            wide = widen(opaque(grad), COMPUTE)
-            y = normalized(widen(opaque(x), COMPUTE), center, factor)
+            mean_h = None if mean is None else sum_h * inverse
+            out_offset = strided_offset(row, sizes, starts[0] + part, strides[0], RANK, True)
+            sum_offset = out_offset
+            if grad_sum is not None:
+                sum_offset = strided_offset(row, sizes, starts[2] + part, strides[2], RANK, True)
+            new_weight, new_bias = (), ()
+            for p in tl.static_range(pieces_of(PIECES, VECTOR, ALIGNED, False)):
+                # Narrow types are converted once more, so that they stay narrow until here.
+                wide = widen(opaque(held[p][1]), COMPUTE)
+                y = centered(widen(opaque(held[p][0]), COMPUTE), center) * factor
+                if WEIGHT:
+                    new_weight += (fma(wide, y, by_weight[p]),)  # type: ignore[assignment]
+                if BIAS:
+                    new_bias += (by_bias[p] + wide,)  # type: ignore[assignment]
+                store_gradient(
+                    grad_input, grad_sum, y,
+                    scaled(wide, None if scales is None else scales[p]), factor,
+                    mean_h, sum_hy * inverse, out_offset - shift, sum_offset - shift,
+                    piece_index(p, 0, begin, stop, BLOCK, PIECES, VECTOR),
+                    piece_mask(
+                        p, 0, begin, stop, None if LOADED else row_mask, BLOCK, PIECES, False,
+                        VECTOR, PEELED,
+                    ),
+                    T, VECTOR, is_whole(p, PIECES, VECTOR, ALIGNED, False),
+                )  # fmt: skip
             if WEIGHT:
-                by_weight = add_product(by_weight, wide, y, KEEP)
+                by_weight = new_weight
             if BIAS:
-                by_bias += over_rows(wide, KEEP)
-            sum_tile = load_rows(
-                grad_sum, row, index, mask, sizes, starts[2], strides[2], RANK, VECTOR, ALIGNED
-            )
-            store_gradient(
-                grad_input, sum_tile, y, scaled(wide, scale), factor,
-                None if mean is None else sum_h * part, sum_hy * part,
-                row, index, mask, sizes, starts[0], strides[0], T, RANK, VECTOR, ALIGNED,
-            )  # fmt: skip
+                by_bias = new_bias
     if PHASE != 1:
-        if WEIGHT:
-            store_sums(workspace, 0, group, groups, index, n, by_weight, LATER, ALIGNED)
-        if BIAS:
-            field: tl.constexpr = 1 if WEIGHT else 0
-            store_sums(workspace, field, group, groups, index, n, by_bias, LATER, ALIGNED)
+        exists = tl.full((1,), True, tl.int1)
+        for p in tl.static_range(pieces_of(PIECES, VECTOR, ALIGNED, False)):
+            column = piece_index(p, 0, begin, stop, BLOCK, PIECES, VECTOR) + (part - shift)
+            mask = piece_mask(p, 0, begin, stop, exists, BLOCK, PIECES, False, VECTOR, PEELED)
+            if WEIGHT:
+                store_sums(
+                    workspace, 0, group, groups, column, n, mask, by_weight[p], LATER, ALIGNED
+                )
+            if BIAS:
+                store_sums(
+                    workspace, FIELD, group, groups, column, n, mask, by_bias[p], LATER, ALIGNED
+                )

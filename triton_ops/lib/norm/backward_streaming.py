@@ -12,7 +12,7 @@ from diglot.triton_ops.lib.reduce.states import BY_THREAD, sum_along
 from diglot.triton_ops.lib.rows.tile import by_thread, load_parameters, tile_mask
 from diglot.triton_ops.lib.types import compute_type
 
-from .backward import load_rows, load_statistic, normalized, scaled, store_gradient
+from .backward import centered, load_rows, load_statistic, scaled, store_gradient
 from .group_sums import store_sums
 
 
@@ -34,10 +34,22 @@ def norm_backward_streaming(
         for first in range(0, n, BLOCK):
             index = first + tl.arange(0, BLOCK)
             nothing = tl.full((1, BLOCK), 0.0, COMPUTE)
+            mask = (index < n)[None, :]
             if WEIGHT:
-                store_sums(workspace, 0, group, groups, index, n, nothing, False, ALIGNED)
+                store_sums(workspace, 0, group, groups, index, n, mask, nothing, False, ALIGNED)
             if BIAS:
-                store_sums(workspace, BIAS_FIELD, group, groups, index, n, nothing, False, ALIGNED)
+                store_sums(
+                    workspace,
+                    BIAS_FIELD,
+                    group,
+                    groups,
+                    index,
+                    n,
+                    index < n,
+                    nothing,
+                    False,
+                    ALIGNED,
+                )
     for number in range(group, count, tl.num_programs(0)):
         row = number + tl.arange(0, 1)
         row_mask = row < count
@@ -55,7 +67,7 @@ def norm_backward_streaming(
             grad = load_rows(
                 grad_output, row, index, mask, sizes, starts[1], strides[1], RANK, VECTOR, ALIGNED
             )
-            y = normalized(x.to(COMPUTE), center, factor)
+            y = centered(x.to(COMPUTE), center) * factor
             h = scaled(grad.to(COMPUTE), load_parameters(weight, index, n, ALIGNED))
             sums_h += sum_along(by_thread(h, VECTOR, THREADS), BY_THREAD)
             sums_hy += sum_along(by_thread(h * y, VECTOR, THREADS), BY_THREAD)
@@ -69,18 +81,23 @@ def norm_backward_streaming(
             grad = load_rows(
                 grad_output, row, index, mask, sizes, starts[1], strides[1], RANK, VECTOR, ALIGNED
             )
-            sum_tile = load_rows(
-                grad_sum, row, index, mask, sizes, starts[2], strides[2], RANK, VECTOR, ALIGNED
-            )
-            y = normalized(x.to(COMPUTE), center, factor)
+            y = centered(x.to(COMPUTE), center) * factor
             wide = grad.to(COMPUTE)
             if WEIGHT:
-                store_sums(workspace, 0, group, groups, index, n, wide * y, True, ALIGNED)
+                store_sums(workspace, 0, group, groups, index, n, mask, wide * y, True, ALIGNED)
             if BIAS:
-                store_sums(workspace, BIAS_FIELD, group, groups, index, n, wide, True, ALIGNED)
+                store_sums(
+                    workspace, BIAS_FIELD, group, groups, index, n, mask, wide, True, ALIGNED
+                )
+            out_offset = strided_offset(row, sizes, starts[0], strides[0], RANK, True)
+            sum_offset = out_offset
+            if grad_sum is not None:
+                sum_offset = strided_offset(row, sizes, starts[2], strides[2], RANK, True)
             store_gradient(
-                grad_input, sum_tile, y,
+                grad_input, grad_sum, y,
                 scaled(wide, load_parameters(weight, index, n, ALIGNED)), factor,
                 None if mean is None else mean_h, mean_hy,
-                row, index, mask, sizes, starts[0], strides[0], T, RANK, VECTOR, ALIGNED,
+                out_offset,
+                sum_offset,
+                index, mask, T, VECTOR, ALIGNED,
             )  # fmt: skip

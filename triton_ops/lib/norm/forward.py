@@ -13,6 +13,7 @@ from diglot.triton_ops.lib.reduce.states import (
     combine_moments,
     share_of,
     sum_along,
+    total_of,
 )
 from diglot.triton_ops.lib.types import compute_type, convert, number, opaque, widen
 
@@ -38,19 +39,30 @@ def scale(y, weight, bias):
 
 
 @triton.jit
-def moments_along(values, mask, length, AXIS: tl.constexpr, T: tl.constexpr):
+def moments_along(pieces, masks, length, AXIS: tl.constexpr, T: tl.constexpr):
     """The count of elements, their mean, and the sum of their squared distances from it."""
-    x = widen(values[0], compute_type(T))
-    sums = sum_along(x, AXIS)
+    total = total_of(pieces, T)
+    sums = sum_along(total, AXIS)
     if AXIS == BY_THREAD:
         # A mask of whole accesses has one element for each.
-        counts = sum_along(mask.to(x.dtype), AXIS) * (x.shape[2] // mask.shape[2])
+        mask = masks[0]
+        counts = sum_along(mask.to(total.dtype), AXIS) * (total.shape[2] // mask.shape[2])
         means = share_of(sums, counts)
     else:
-        counts = tl.broadcast_to(length.to(x.dtype), sums.shape)
+        counts = tl.broadcast_to(length.to(total.dtype), sums.shape)
         means = divide(sums, tl.maximum(counts, 1.0))  # a part of a row may be empty
-    distances = tl.where(mask, widen(opaque(values[0]), x.dtype) - means, 0.0)
-    return counts, means, sum_along(distances * distances, AXIS)
+    distances = distances_from(means, pieces[0][0], masks[0], total.dtype)
+    squares = distances * distances
+    for p in tl.static_range(1, len(pieces)):
+        distances = distances_from(means, pieces[p][0], masks[p], total.dtype)
+        squares = fma(distances, distances, squares)
+    return counts, means, sum_along(squares, AXIS)
+
+
+@triton.jit
+def distances_from(means, tile, mask, COMPUTE: tl.constexpr):
+    """Zeros where the mask is false."""
+    return tl.where(mask, widen(opaque(tile), COMPUTE) - means, 0.0)
 
 
 @triton.jit
@@ -86,9 +98,13 @@ def layer_map(states, values, weight, bias, T: tl.constexpr):
 
 
 @triton.jit
-def squares_along(values, mask, length, AXIS: tl.constexpr, T: tl.constexpr):
-    x = widen(values[0], compute_type(T))
-    return (sum_along(x * x, AXIS),)
+def squares_along(pieces, masks, length, AXIS: tl.constexpr, T: tl.constexpr):
+    x = widen(pieces[0][0], compute_type(T))
+    squares = x * x
+    for p in tl.static_range(1, len(pieces)):
+        x = widen(pieces[p][0], compute_type(T))
+        squares = fma(x, x, squares)
+    return (sum_along(squares, AXIS),)
 
 
 @triton.jit

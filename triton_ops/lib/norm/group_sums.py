@@ -6,32 +6,21 @@ Twin of csrc/include/diglot/norm/group_sums.cuh.
 import triton
 import triton.language as tl
 
-from diglot.triton_ops.lib.math import fma
 from diglot.triton_ops.lib.types import convert
 
 
 @triton.jit
-def over_rows(tile, KEEP: tl.constexpr):
-    """What a tile adds to the sums over rows: its sum; with KEEP itself, summed at the end."""
-    return tile if KEEP else tl.sum(tile, 0, keep_dims=True)
-
-
-@triton.jit
-def add_product(sums, a, b, KEEP: tl.constexpr):
-    """sums + a b, over rows."""
-    return fma(a, b, sums) if KEEP else sums + over_rows(a * b, KEEP)
-
-
-@triton.jit
 def store_sums(
-    workspace, FIELD: tl.constexpr, group, groups, index, n, sums,
+    workspace, FIELD: tl.constexpr, group, groups, index, n, mask, sums,
     LATER: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """Writes a group's sums of a field. With LATER, adds those that the workspace has."""
-    pointers = (workspace + (FIELD * groups + group) * n + index)[None, :]
+    """Writes a group's sums of a field, which a tile has by row. With LATER, adds those that the
+    workspace has.
+    """
+    wide = index if len(index.shape) == 2 else index[None, :]
+    pointers = workspace + (FIELD * groups + group) * n + wide
     if ALIGNED:
         pointers = tl.multiple_of(pointers, [16, 16])
-    mask = (index < n)[None, :]
     total = sums if sums.shape[0] == 1 else tl.sum(sums, 0, keep_dims=True)
     if LATER:
         total += tl.load(pointers, mask=mask, other=0.0)

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from diglot.triton_ops.lib.math import exp2_approximate, exp_nonpositive, fma, maximum
-from diglot.triton_ops.lib.types import compute_type, opaque
+from diglot.triton_ops.lib.types import compute_type, opaque, widen
 
 LOG2_E = tl.constexpr(1.44269502)
 BY_THREAD = tl.constexpr(-1)  # all axes of a tile but the second, which counts threads
@@ -58,12 +58,30 @@ def sums_fold(states, count, AXIS: tl.constexpr, T: tl.constexpr):
 
 
 @triton.jit
-def max_sum_along(x, AXIS: tl.constexpr, T: tl.constexpr):
-    """The maxima of elements of type T, and the sums of e^(x - max). Masked elements are -inf."""
+def total_of(pieces, T: tl.constexpr):
+    """The sum of the first tile of each piece (rows/operation.py), element by element."""
+    total = widen(pieces[0][0], compute_type(T))
+    for p in tl.static_range(1, len(pieces)):
+        total += widen(pieces[p][0], compute_type(T))
+    return total
+
+
+@triton.jit
+def max_sum_along(pieces, AXIS: tl.constexpr, T: tl.constexpr):
+    """The maxima of the pieces' first tiles, of elements of type T, and the sums of e^(x - max).
+    Masked elements are -inf.
+    """
     COMPUTE: tl.constexpr = compute_type(T)
-    max = max_along(x.to(COMPUTE), AXIS)
+    largest = pieces[0][0].to(COMPUTE)
+    for p in tl.static_range(1, len(pieces)):
+        largest = tl.maximum(largest, pieces[p][0].to(COMPUTE))
+    max = max_along(largest, AXIS)
+    shift = shift_of(max)
     # A second conversion, so that narrow elements stay narrow in registers until here.
-    return max, sum_along(exp_nonpositive_for(opaque(x).to(COMPUTE) - shift_of(max), T), AXIS)
+    total = exp_nonpositive_for(opaque(pieces[0][0]).to(COMPUTE) - shift, T)
+    for p in tl.static_range(1, len(pieces)):
+        total += exp_nonpositive_for(opaque(pieces[p][0]).to(COMPUTE) - shift, T)
+    return max, sum_along(total, AXIS)
 
 
 @triton.jit

@@ -2,10 +2,10 @@
 
 An operation is a set of @triton.jit functions on whole tiles. A state is a tuple of numbers.
 
-    reduce(values, mask, length, AXIS, T)
-                              returns the states of a tile's rows. `values` holds a tile of each
-                              input. `mask` marks the elements that exist. `length` counts those
-                              of a row.
+    reduce(pieces, masks, length, AXIS, T)
+                              returns the states of rows that are held in pieces of one shape. Each
+                              piece has a tile of every input, and a mask of the elements that
+                              exist; True: all do. `length` counts those of a row.
     combine(a, b, T)          merges the states of two parts of the same rows.
     none(zeros, T)            returns the states of empty rows, shaped like `zeros`.
     fold(states, count, AXIS, T)
@@ -13,7 +13,7 @@ An operation is a set of @triton.jit functions on whole tiles. A state is a tupl
                               scalars. `count` is the number of elements that they are of.
     map(states, values, T)    the output's tile, in the type that is computed in
 
-For example, division by the sum of a row: `reduce` is `(tl.sum(values[0], AXIS, keep_dims=True),)`,
+For example, division by the sum of a row: `reduce` is `(sum_along(total_of(pieces, T), AXIS),)`,
 `combine` is `(a[0] + b[0],)`, `none` is `(zeros,)`, and `map` is `values[0] / states[0]`.
 
 An operation on rows, not on columns, may also take a weight and a bias, the same for every row. Its

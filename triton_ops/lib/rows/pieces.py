@@ -1,10 +1,12 @@
 """The pieces in which a program holds a row, or its part of one.
 
-A tile has a power of two of elements, so a row of 18432 is held in two *blocks*, of 16384 and 2048:
-no more than a few lanes are idle. Where rows begin between multiples of 16 bytes, they are
-*peeled*. Blocks then begin at the multiple at or before a row's start, and are accessed in whole
-accesses, those that lie wholly in the row. The *edges*, what is left of the row on either side, are
-a last piece, of two accesses' length, which is accessed element by element.
+A tile has a power of two of elements, but rows have any length. So a row is held in pieces of one
+size, as many as it needs: of long rows, a piece is one access of each thread. What is reduced is
+first added up piece by piece, so threads exchange states only once. Where rows begin between
+multiples of 16 bytes, they are *peeled*. Pieces then begin at the multiple at or before a row's
+start, and are accessed in whole accesses, those that lie wholly in the row. The *edges*, what is
+left of the row on either side, are a last piece, which is accessed element by element: fewer than
+an access has of either.
 
 In CUDA C++ a thread has as many accesses as its row needs, so there are no pieces.
 """
@@ -12,10 +14,8 @@ In CUDA C++ a thread has as many accesses as its row needs, so there are no piec
 import triton
 import triton.language as tl
 
-from diglot.triton_ops.lib.reduce.states import ALL, BY_THREAD
-
 from .operation import map_tile
-from .tile import LOADS, all_by_thread, load_held, load_parameters, tile_mask
+from .tile import LOADS, load_held, load_parameters, tile_mask, widened_tile
 
 
 @triton.constexpr_function
@@ -25,22 +25,15 @@ def is_peeled(vector, aligned, column):
 
 
 @triton.constexpr_function
-def pieces_of(rest, vector, aligned, column):
-    """How many pieces there are: a block, a second one if it has elements, edges if peeled."""
-    return 1 + (rest > 0) + is_peeled(vector, aligned, column)
+def pieces_of(pieces, vector, aligned, column):
+    """How many pieces there are, with the edges of peeled rows."""
+    return pieces + is_peeled(vector, aligned, column)
 
 
 @triton.constexpr_function
-def piece_size(piece, block, rest, vector):
-    """Elements of a piece."""
-    return (block, rest, 2 * vector)[piece if rest > 0 or piece == 0 else 2]
-
-
-@triton.constexpr_function
-def is_whole(piece, rest, vector, aligned, column):
+def is_whole(piece, pieces, vector, aligned, column):
     """Whether a piece's accesses are at multiples of 16 bytes: all but edges are, if peeled."""
-    blocks = 1 + (rest > 0)
-    return aligned or (is_peeled(vector, aligned, column) and piece < blocks)
+    return aligned or (is_peeled(vector, aligned, column) and piece < pieces)
 
 
 @triton.jit
@@ -61,76 +54,95 @@ def whole_accesses(begin, end, VECTOR: tl.constexpr):
 
 
 @triton.jit
-def piece(
-    P: tl.constexpr, at, begin, end, row_mask, BLOCK: tl.constexpr, REST: tl.constexpr,
-    COLUMN: tl.constexpr, VECTOR: tl.constexpr, PEELED: tl.constexpr,
+def piece_index(
+    P: tl.constexpr, at, begin, end, BLOCK: tl.constexpr, PIECES: tl.constexpr,
+    VECTOR: tl.constexpr,
 ):  # fmt: skip
-    """Numbers of a piece's elements, which of them exist, and how many of each row.
+    """Numbers of a piece's elements; of edges by row.
 
     Args:
         P: which piece.
-        at: the number of the first block's first element, a multiple of VECTOR.
+        at: the number of the first piece's first element, a multiple of VECTOR.
         begin, end: numbers of the elements that there are; by row if peeled.
     """
-    if PEELED:
+    lane = tl.arange(0, BLOCK)
+    if P == PIECES:
         first, last = whole_accesses(begin, end, VECTOR)
-    if P == (2 if REST > 0 else 1):
-        lane = tl.arange(0, 2 * VECTOR)[None, :]
+        lane = lane[None, :]
         index = tl.where(lane < VECTOR, first[:, None], last[:, None]) + (lane - VECTOR)
-        mask = (index >= begin[:, None]) & (index < end[:, None]) & row_mask[:, None]
-        length = (end - begin - (last - first))[:, None]
     else:
-        SIZE: tl.constexpr = piece_size(P, BLOCK, REST, VECTOR)
-        lane = tl.arange(0, SIZE)
-        start = at + P * BLOCK
-        index = start + lane
-        if PEELED:
-            access = (start + lane // VECTOR * VECTOR)[None, :]
-            mask = (access >= first[:, None]) & (access < last[:, None]) & row_mask[:, None]
-            length = tl.minimum(tl.maximum(last - start, 0), SIZE)
-            length = (length - tl.minimum(tl.maximum(first - start, 0), SIZE))[:, None]
+        index = at + P * BLOCK + lane
+    return index
+
+
+@triton.jit
+def piece_mask(
+    P: tl.constexpr, at, begin, end, row_mask, BLOCK: tl.constexpr, PIECES: tl.constexpr,
+    COLUMN: tl.constexpr, VECTOR: tl.constexpr, PEELED: tl.constexpr,
+):  # fmt: skip
+    """Which elements of a piece exist; True: all do.
+
+    Args:
+        row_mask: which rows exist. None: the one row does, and reaches into the last piece.
+    """
+    index = piece_index(P, at, begin, end, BLOCK, PIECES, VECTOR)
+    if PEELED:
+        if P == PIECES:
+            mask = (index >= begin[:, None]) & (index < end[:, None])
+            mask &= tl.arange(0, BLOCK)[None, :] < 2 * VECTOR
         else:
-            mask = tile_mask(index, end, row_mask, COLUMN)
-            length = tl.minimum(tl.maximum(end - start, 0), SIZE)
-    return index, mask, length
+            first, last = whole_accesses(begin, end, VECTOR)
+            access = (at + P * BLOCK + tl.arange(0, BLOCK) // VECTOR * VECTOR)[None, :]
+            mask = (access >= first[:, None]) & (access < last[:, None])
+        if row_mask is not None:
+            mask &= row_mask[:, None]
+    elif row_mask is not None:
+        mask = tile_mask(index, end, row_mask, COLUMN)
+    elif P == PIECES - 1:
+        mask = tile_mask(index, end, tl.full((1,), True, tl.int1), False)
+    else:
+        mask = True
+    return mask
 
 
 @triton.jit
 def load_piece(
     P: tl.constexpr, inputs, firsts, steps, at, begin, end, row_mask,
     OTHER: tl.constexpr, POLICY: tl.constexpr, HOLD: tl.constexpr, T: tl.constexpr,
-    BLOCK: tl.constexpr, REST: tl.constexpr,
+    BLOCK: tl.constexpr, PIECES: tl.constexpr,
     COLUMN: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """What an operation holds of a piece (`load_held`)."""
     PEELED: tl.constexpr = is_peeled(VECTOR, ALIGNED, COLUMN)
-    index, mask, _ = piece(P, at, begin, end, row_mask, BLOCK, REST, COLUMN, VECTOR, PEELED)
+    index = piece_index(P, at, begin, end, BLOCK, PIECES, VECTOR)
+    mask = piece_mask(P, at, begin, end, row_mask, BLOCK, PIECES, COLUMN, VECTOR, PEELED)
     return load_held(
         inputs, firsts, steps, index, mask, OTHER, POLICY, HOLD, T, COLUMN, STEPS, VECTOR,
-        is_whole(P, REST, VECTOR, ALIGNED, COLUMN),
+        is_whole(P, PIECES, VECTOR, ALIGNED, COLUMN),
     )  # fmt: skip
 
 
 @triton.jit
 def load_parameter_piece(
-    P: tl.constexpr, pointer, at, begin, end, BLOCK: tl.constexpr, REST: tl.constexpr,
+    P: tl.constexpr, pointer, shift, at, begin, end, BLOCK: tl.constexpr, PIECES: tl.constexpr,
     COLUMN: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """A piece's tile of a weight or bias; None if there is none.
 
-    It is the same for every row. For peeled rows, `pointer` says where each row's copy of it
-    begins, which is shifted as the row is (norm/shifted.py).
+    It is the same for every row, but begins at a multiple of 16 bytes and a peeled row does not:
+    for such rows it is loaded element by element.
     """
     PEELED: tl.constexpr = is_peeled(VECTOR, ALIGNED, COLUMN)
     values = None
     if pointer is not None:
         if PEELED:
-            index, mask, _ = piece(P, at, begin, end, end > 0, BLOCK, REST, False, VECTOR, True)
+            index = piece_index(P, at, begin, end, BLOCK, PIECES, VECTOR)
+            mask = piece_mask(P, at, begin, end, None, BLOCK, PIECES, False, VECTOR, True)
             wide = index if len(index.shape) == 2 else index[None, :]
-            values = tl.load(pointer[:, None] + wide, mask=mask, other=0.0, eviction_policy=LOADS)
+            pointers = (pointer - shift)[:, None] + wide
+            values = tl.load(pointers, mask=mask, other=0.0, eviction_policy=LOADS)
         else:
-            SIZE: tl.constexpr = piece_size(P, BLOCK, REST, VECTOR)
-            index = at + P * BLOCK + tl.arange(0, SIZE)
+            index = at + P * BLOCK + tl.arange(0, BLOCK)
             values = load_parameters(pointer, index, end, ALIGNED)
     return values
 
@@ -139,140 +151,109 @@ def load_parameter_piece(
 def map_piece(
     P: tl.constexpr, output, second, weight, bias, values, states, first, step,
     at, begin, end, row_mask, MAP: tl.constexpr, FINISH: tl.constexpr, T: tl.constexpr,
-    BLOCK: tl.constexpr, REST: tl.constexpr,
+    BLOCK: tl.constexpr, PIECES: tl.constexpr,
     COLUMN: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """Maps and stores a piece, with its tiles of weight and bias."""
     PEELED: tl.constexpr = is_peeled(VECTOR, ALIGNED, COLUMN)
-    index, mask, _ = piece(P, at, begin, end, row_mask, BLOCK, REST, COLUMN, VECTOR, PEELED)
+    index = piece_index(P, at, begin, end, BLOCK, PIECES, VECTOR)
+    mask = piece_mask(P, at, begin, end, row_mask, BLOCK, PIECES, COLUMN, VECTOR, PEELED)
     map_tile(
-        output, second, weight, bias, values, states, first, step, index, mask,
-        MAP, FINISH, T, COLUMN, STEPS, VECTOR, is_whole(P, REST, VECTOR, ALIGNED, COLUMN),
+        output, second, widened_tile(weight, T), widened_tile(bias, T), values, states, first,
+        step, index, mask, MAP, FINISH, T, COLUMN, STEPS, VECTOR,
+        is_whole(P, PIECES, VECTOR, ALIGNED, COLUMN),
     )  # fmt: skip
 
 
 @triton.jit
 def load_pieces(
     inputs, firsts, steps, at, begin, end, row_mask, OTHER: tl.constexpr, POLICY: tl.constexpr,
-    HOLD: tl.constexpr, T: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr,
+    HOLD: tl.constexpr, T: tl.constexpr, BLOCK: tl.constexpr, PIECES: tl.constexpr,
     COLUMN: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """What an operation holds of each piece."""
     held = ()
-    for p in tl.static_range(pieces_of(REST, VECTOR, ALIGNED, COLUMN)):
+    for p in tl.static_range(pieces_of(PIECES, VECTOR, ALIGNED, COLUMN)):
         held += (load_piece(  # type: ignore[assignment]
             p, inputs, firsts, steps, at, begin, end, row_mask, OTHER, POLICY, HOLD, T,
-            BLOCK, REST, COLUMN, STEPS, VECTOR, ALIGNED,
+            BLOCK, PIECES, COLUMN, STEPS, VECTOR, ALIGNED,
         ),)  # fmt: skip
     return held
 
 
 @triton.jit
 def load_parameter_pieces(
-    pointer, at, begin, end, BLOCK: tl.constexpr, REST: tl.constexpr,
+    pointer, shift, at, begin, end, BLOCK: tl.constexpr, PIECES: tl.constexpr,
     COLUMN: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
     """Each piece's tile of a weight or bias; None if there is none."""
     loaded = None
     if pointer is not None:
         loaded = ()
-        for p in tl.static_range(pieces_of(REST, VECTOR, ALIGNED, COLUMN)):
+        for p in tl.static_range(pieces_of(PIECES, VECTOR, ALIGNED, COLUMN)):
             loaded += (load_parameter_piece(  # type: ignore[assignment]
-                p, pointer, at, begin, end, BLOCK, REST, COLUMN, VECTOR, ALIGNED
+                p, pointer, shift, at, begin, end, BLOCK, PIECES, COLUMN, VECTOR, ALIGNED
             ),)  # fmt: skip
     return loaded
 
 
 @triton.jit
-def accesses_by_thread(
-    P: tl.constexpr, at, begin, end, BLOCK: tl.constexpr, REST: tl.constexpr,
-    VECTOR: tl.constexpr, PEELED: tl.constexpr, THREADS: tl.constexpr,
-):  # fmt: skip
-    """Which accesses of a block of one row exist, as (accesses, threads, 1)."""
-    SIZE: tl.constexpr = piece_size(P, BLOCK, REST, VECTOR)
-    ACCESSES: tl.constexpr = SIZE // (THREADS * VECTOR)
-    access = tl.arange(0, ACCESSES)[:, None, None] * THREADS + tl.arange(0, THREADS)[None, :, None]
-    index = at + P * BLOCK + access * VECTOR
-    if PEELED:
-        first, last = whole_accesses(begin, end, VECTOR)
-        mask = (index >= first[None, :, None]) & (index < last[None, :, None])
-    else:
-        mask = index < end
-    return mask
-
-
-@triton.jit
-def reduce_piece(
-    P: tl.constexpr, values, at, begin, end, row_mask, REDUCE: tl.constexpr, T: tl.constexpr,
-    BLOCK: tl.constexpr, REST: tl.constexpr, COLUMN: tl.constexpr, VECTOR: tl.constexpr,
-    ALIGNED: tl.constexpr, BY_THREADS: tl.constexpr, THREADS: tl.constexpr,
-):  # fmt: skip
-    """The states of a piece's rows, or of each thread's part of them, and how many elements."""
-    PEELED: tl.constexpr = is_peeled(VECTOR, ALIGNED, COLUMN)
-    _, mask, length = piece(P, at, begin, end, row_mask, BLOCK, REST, COLUMN, VECTOR, PEELED)
-    if BY_THREADS:
-        parts = all_by_thread(values, VECTOR, THREADS)
-        mask = accesses_by_thread(P, at, begin, end, BLOCK, REST, VECTOR, PEELED, THREADS)
-        states = REDUCE(parts, mask, length, BY_THREAD, T)
-    else:
-        states = REDUCE(values, mask, length, 0 if COLUMN else 1, T)
-    return states, length
-
-
-@triton.jit
 def reduce_pieces(
-    held, at, begin, end, row_mask, REDUCE: tl.constexpr, COMBINE: tl.constexpr,
-    FOLD: tl.constexpr, T: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr,
-    ONCE: tl.constexpr, COLUMN: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
-    THREADS: tl.constexpr,
+    held, at, begin, end, row_mask, REDUCE: tl.constexpr, T: tl.constexpr,
+    BLOCK: tl.constexpr, PIECES: tl.constexpr, COLUMN: tl.constexpr, VECTOR: tl.constexpr,
+    ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """The states of the rows, of what is held of each piece.
-
-    With ONCE, of a row in two blocks, each thread combines its parts of both first, so that threads
-    exchange states once.
-    """
-    states, count = reduce_piece(
-        0, held[0], at, begin, end, row_mask, REDUCE, T, BLOCK, REST, COLUMN, VECTOR, ALIGNED,
-        ONCE, THREADS,
-    )  # fmt: skip
-    if REST > 0:
-        others, length = reduce_piece(
-            1, held[1], at, begin, end, row_mask, REDUCE, T, BLOCK, REST, COLUMN, VECTOR, ALIGNED,
-            ONCE, THREADS,
-        )  # fmt: skip
-        states = COMBINE(states, others, T)
-        count += length
-    if ONCE:
-        states = FOLD(states, total(count), ALL, T)
-    if is_peeled(VECTOR, ALIGNED, COLUMN):
-        EDGES: tl.constexpr = 2 if REST > 0 else 1
-        others, length = reduce_piece(
-            EDGES, held[EDGES], at, begin, end, row_mask, REDUCE, T, BLOCK, REST, COLUMN, VECTOR,
-            ALIGNED, False, THREADS,
-        )  # fmt: skip
-        if ONCE:
-            others = FOLD(others, total(length), ALL, T)
-        states = COMBINE(states, others, T)
-    return states
-
-
-@triton.jit
-def total(length):
-    """The one length of one row."""
-    return tl.sum(length) if len(length.shape) > 0 else length
+    """The states of the rows, of what is held of each piece."""
+    PEELED: tl.constexpr = is_peeled(VECTOR, ALIGNED, COLUMN)
+    AXIS: tl.constexpr = 0 if COLUMN else 1
+    masks = ()
+    for p in tl.static_range(len(held)):
+        masks += (piece_mask(  # type: ignore[assignment]
+            p, at, begin, end, row_mask, BLOCK, PIECES, COLUMN, VECTOR, PEELED
+        ),)  # fmt: skip
+    if PEELED:
+        length = (end - begin)[:, None]
+    else:
+        length = tl.minimum(tl.maximum(end - at, 0), BLOCK * PIECES)
+    return REDUCE(held, masks, length, AXIS, T)
 
 
 @triton.jit
 def map_pieces(
-    output, second, weights, biases, held, states, first, step, at, begin, end, row_mask,
-    MAP: tl.constexpr, FINISH: tl.constexpr, T: tl.constexpr,
-    BLOCK: tl.constexpr, REST: tl.constexpr,
+    output, second, weight, bias, LOADED: tl.constexpr, held, states, first, step, shift,
+    at, begin, end, row_mask, MAP: tl.constexpr, FINISH: tl.constexpr, T: tl.constexpr,
+    BLOCK: tl.constexpr, PIECES: tl.constexpr,
     COLUMN: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """Maps and stores all pieces."""
+    """Maps and stores all pieces. LOADED: weight and bias are pieces, too; else each is loaded when
+    it is needed.
+    """
     for p in tl.static_range(len(held)):
         map_piece(
-            p, output, second, None if weights is None else weights[p],
-            None if biases is None else biases[p], held[p], states, first, step, at, begin, end,
-            row_mask, MAP, FINISH, T, BLOCK, REST, COLUMN, STEPS, VECTOR, ALIGNED,
+            p, output, second,
+            parameter_piece(
+                p, weight, LOADED, shift, at, begin, end, BLOCK, PIECES, COLUMN, VECTOR, ALIGNED
+            ),
+            parameter_piece(
+                p, bias, LOADED, shift, at, begin, end, BLOCK, PIECES, COLUMN, VECTOR, ALIGNED
+            ),
+            held[p], states, first, step, at, begin, end, row_mask, MAP, FINISH, T, BLOCK, PIECES,
+            COLUMN, STEPS, VECTOR, ALIGNED,
         )  # fmt: skip
+
+
+@triton.jit
+def parameter_piece(
+    P: tl.constexpr, parameter, LOADED: tl.constexpr, shift, at, begin, end, BLOCK: tl.constexpr,
+    PIECES: tl.constexpr, COLUMN: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
+):  # fmt: skip
+    """A piece's tile of a weight or bias, of which all pieces are LOADED or none is."""
+    values = None
+    if parameter is not None:
+        if LOADED:
+            values = parameter[P]
+        else:
+            values = load_parameter_piece(
+                P, parameter, shift, at, begin, end, BLOCK, PIECES, COLUMN, VECTOR, ALIGNED
+            )
+    return values

@@ -6,8 +6,6 @@ Twin of csrc/include/diglot/rows/resident.cuh.
 import triton
 import triton.language as tl
 
-from diglot.triton_ops.lib.norm.shifted import copy_for
-
 from .operation import finish_rows
 from .pieces import (
     is_peeled,
@@ -24,18 +22,18 @@ from .tile import LOADS, row_offsets, side_by_side
 def map_resident_rows(
     inputs, output, n, count, sizes, starts, strides, steps,
     second, weight, bias, statistics, numbers,
-    REDUCE: tl.constexpr, COMBINE: tl.constexpr, FOLD: tl.constexpr, MAP: tl.constexpr,
-    HOLD: tl.constexpr, FINISH: tl.constexpr, OTHER: tl.constexpr, T: tl.constexpr,
-    COLUMN: tl.constexpr, RANK: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr,
-    ALIGNED: tl.constexpr, SIDE: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr,
-    ONCE: tl.constexpr, THREADS: tl.constexpr,
+    REDUCE: tl.constexpr, MAP: tl.constexpr, HOLD: tl.constexpr, FINISH: tl.constexpr,
+    OTHER: tl.constexpr, T: tl.constexpr, COLUMN: tl.constexpr, RANK: tl.constexpr,
+    STEPS: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr, SIDE: tl.constexpr,
+    BLOCK: tl.constexpr, PIECES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Loads the rows once, reduces them and maps them."""
     PEELED: tl.constexpr = is_peeled(VECTOR, ALIGNED, COLUMN)
     n = n.to(tl.int32)  # a row that is held is short
     at = tl.full((), 0, tl.int64) if COLUMN else 0  # steps from element to element may be long
     row = side_by_side(tl.program_id(0).to(tl.int64), SIDE, VECTOR, COLUMN)
-    row_mask = row < count
+    exists = row < count
+    row_mask = None if SIDE == 1 and not COLUMN else exists
     first = row_offsets(row, 0, sizes, starts, strides, steps, 0, RANK)
     shift = row_shift(output, first, VECTOR, PEELED)
     first -= shift
@@ -46,23 +44,24 @@ def map_resident_rows(
     begin = shift.to(tl.int32) if PEELED else 0
     end = begin + n
     held = load_pieces(
-        inputs, firsts, steps, at, begin, end, row_mask, OTHER, LOADS, HOLD, T, BLOCK, REST,
+        inputs, firsts, steps, at, begin, end, row_mask, OTHER, LOADS, HOLD, T, BLOCK, PIECES,
         COLUMN, STEPS, VECTOR, ALIGNED,
     )  # fmt: skip
+    if EARLY:
+        weight = load_parameter_pieces(
+            weight, shift, at, begin, end, BLOCK, PIECES, COLUMN, VECTOR, ALIGNED
+        )
+        bias = load_parameter_pieces(
+            bias, shift, at, begin, end, BLOCK, PIECES, COLUMN, VECTOR, ALIGNED
+        )
     states = reduce_pieces(
-        held, at, begin, end, row_mask, REDUCE, COMBINE, FOLD, T, BLOCK, REST, ONCE, COLUMN,
-        VECTOR, ALIGNED, THREADS,
-    )  # fmt: skip
+        held, at, begin, end, row_mask, REDUCE, T, BLOCK, PIECES, COLUMN, VECTOR, ALIGNED
+    )
     results = finish_rows(
-        states, statistics, row, row_mask, n, sizes, starts[-1], strides[-1], numbers,
+        states, statistics, row, exists, n, sizes, starts[-1], strides[-1], numbers,
         FINISH, T, RANK,
     )  # fmt: skip
-    if PEELED:
-        weight = copy_for(weight, shift, n, VECTOR)
-        bias = copy_for(bias, shift, n, VECTOR)
-    weights = load_parameter_pieces(weight, at, begin, end, BLOCK, REST, COLUMN, VECTOR, ALIGNED)
-    biases = load_parameter_pieces(bias, at, begin, end, BLOCK, REST, COLUMN, VECTOR, ALIGNED)
     map_pieces(
-        output, second, weights, biases, held, results, first, steps[0], at, begin, end,
-        row_mask, MAP, FINISH, T, BLOCK, REST, COLUMN, STEPS, VECTOR, ALIGNED,
+        output, second, weight, bias, EARLY, held, results, first, steps[0], shift, at,
+        begin, end, row_mask, MAP, FINISH, T, BLOCK, PIECES, COLUMN, STEPS, VECTOR, ALIGNED,
     )  # fmt: skip

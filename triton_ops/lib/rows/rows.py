@@ -33,8 +33,9 @@ def reduce_then_map_rows(
     REDUCE: tl.constexpr, COMBINE: tl.constexpr, NONE: tl.constexpr, FOLD: tl.constexpr,
     MAP: tl.constexpr, OTHER: tl.constexpr, T: tl.constexpr, KIND: tl.constexpr,
     RANK: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
-    SIDE: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr, ONCE: tl.constexpr,
-    THREADS: tl.constexpr, SPLITS: tl.constexpr, PHASE: tl.constexpr,
+    ALIKE: tl.constexpr, SIDE: tl.constexpr, BLOCK: tl.constexpr, PIECES: tl.constexpr,
+    EARLY: tl.constexpr, THREADS: tl.constexpr, SPLITS: tl.constexpr,
+    PHASE: tl.constexpr,
     second=None, weight=None, bias=None, statistics=None, numbers=None,
     HOLD: tl.constexpr = None, FINISH: tl.constexpr = None,
 ):  # fmt: skip
@@ -58,10 +59,12 @@ def reduce_then_map_rows(
         VECTOR: elements of an access.
         ALIGNED: whether all accesses are at multiples of 16 bytes. If not, rows with a VECTOR are
             peeled (pieces.py).
+        ALIKE: whether the rows of a program all begin equally far from a multiple of 16 bytes.
         SIDE: rows of a program; of columns, accesses side by side.
         BLOCK: elements of a row in a tile.
-        REST: of rows that are held, elements of a second block; 0 if there is none.
-        ONCE: whether a thread combines its parts of both blocks before threads exchange states.
+        PIECES: tiles of a row that is held, or of a program's part of one.
+        EARLY: whether weight and bias are loaded before the reduction, so that a program waits
+            once; else behind it, for which it needs fewer registers.
         SPLITS: of a split row, at least as many as its programs.
         PHASE: of a split row: 1 publishes, 2 collects and maps, ALL_PHASES does both.
         second: an array with the output's layout, for the held tile; or None.
@@ -75,9 +78,9 @@ def reduce_then_map_rows(
     if (KIND == SPLIT_ROWS) | (KIND == SPLIT_COLUMNS):
         map_split_rows(
             inputs, scratch, output, n, count, sizes, starts, strides, steps,
-            second, weight, bias, statistics, numbers, REDUCE, COMBINE, NONE, FOLD, MAP, HOLD,
-            FINISH, OTHER, T, KIND == SPLIT_COLUMNS, RANK, STEPS, VECTOR, ALIGNED, SIDE, BLOCK,
-            REST, ONCE, THREADS, SPLITS, PHASE,
+            second, weight, bias, statistics, numbers, REDUCE, NONE, FOLD, MAP, HOLD,
+            FINISH, OTHER, T, KIND == SPLIT_COLUMNS, RANK, STEPS, VECTOR, ALIGNED, ALIKE, SIDE,
+            BLOCK, PIECES, THREADS, SPLITS, PHASE,
         )  # fmt: skip
     elif (KIND == REDUCED_CHUNKS) | (KIND == MAPPED_CHUNKS):
         reduce_or_map_column_chunk(
@@ -88,9 +91,8 @@ def reduce_then_map_rows(
     elif (KIND == ROWS) | (KIND == COLUMNS):
         map_resident_rows(
             inputs, output, n, count, sizes, starts, strides, steps,
-            second, weight, bias, statistics, numbers, REDUCE, COMBINE, FOLD, MAP, HOLD, FINISH,
-            OTHER, T, COLUMN, RANK, STEPS, VECTOR, ALIGNED, SIDE, BLOCK, REST, ONCE,
-            THREADS,
+            second, weight, bias, statistics, numbers, REDUCE, MAP, HOLD, FINISH, OTHER, T, COLUMN,
+            RANK, STEPS, VECTOR, ALIGNED, SIDE, BLOCK, PIECES, EARLY,
         )  # fmt: skip
     else:
         map_tiled_rows(

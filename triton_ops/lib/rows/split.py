@@ -7,7 +7,6 @@ the states of all parts. In CUDA C++ the blocks of a cluster do so in distribute
 import triton
 import triton.language as tl
 
-from diglot.triton_ops.lib.norm.shifted import copy_for
 from diglot.triton_ops.lib.reduce.states import ALL
 from diglot.triton_ops.lib.sync.mailbox import collect, collect_tile, publish
 from diglot.triton_ops.lib.types import compute_type
@@ -19,8 +18,7 @@ from .pieces import (
     load_parameter_pieces,
     load_pieces,
     map_pieces,
-    piece,
-    piece_size,
+    piece_index,
     pieces_of,
     reduce_pieces,
     row_shift,
@@ -32,29 +30,30 @@ from .tile import (
     row_offsets,
     side_by_side,
     tile_pointers,
-    widened_tile,
 )
 
 
 @triton.jit
 def part_of_row(n, VECTOR: tl.constexpr, PEELED: tl.constexpr, HELD: tl.constexpr):
-    """How many programs share a row of n elements, and elements of each, whole accesses."""
+    """How many programs share a row of n elements, and elements of each: of rows that have whole
+    accesses, whole lines of memory, of eight accesses.
+    """
+    LINE: tl.constexpr = 8 * VECTOR
     reach = n + VECTOR - 1 if PEELED else n  # from where accesses begin
     programs = (reach + HELD - 1) // HELD
-    accesses = (reach + programs * VECTOR - 1) // (programs * VECTOR)
-    return programs, accesses * VECTOR
+    lines = (reach + programs * LINE - 1) // (programs * LINE)
+    return programs, lines * LINE
 
 
 @triton.jit
 def map_split_rows(
     inputs, mailboxes, output, n, count, sizes, starts, strides, steps,
     second, weight, bias, statistics, numbers,
-    REDUCE: tl.constexpr, COMBINE: tl.constexpr, NONE: tl.constexpr, FOLD: tl.constexpr,
-    MAP: tl.constexpr, HOLD: tl.constexpr, FINISH: tl.constexpr,
-    OTHER: tl.constexpr, T: tl.constexpr, COLUMN: tl.constexpr,
-    RANK: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
-    SIDE: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr,
-    ONCE: tl.constexpr, THREADS: tl.constexpr, SPLITS: tl.constexpr, PHASE: tl.constexpr,
+    REDUCE: tl.constexpr, NONE: tl.constexpr, FOLD: tl.constexpr, MAP: tl.constexpr,
+    HOLD: tl.constexpr, FINISH: tl.constexpr, OTHER: tl.constexpr, T: tl.constexpr,
+    COLUMN: tl.constexpr, RANK: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr,
+    ALIGNED: tl.constexpr, ALIKE: tl.constexpr, SIDE: tl.constexpr, BLOCK: tl.constexpr,
+    PIECES: tl.constexpr, THREADS: tl.constexpr, SPLITS: tl.constexpr, PHASE: tl.constexpr,
 ):  # fmt: skip
     """The programs of a group split each row into equal parts. The groups are persistent: they take
     the rows in turn.
@@ -69,7 +68,7 @@ def map_split_rows(
     if COLUMN:
         programs, size = (n + BLOCK - 1) // BLOCK, BLOCK
     else:
-        programs, size = part_of_row(n, VECTOR, PEELED, BLOCK + REST)
+        programs, size = part_of_row(n, VECTOR, PEELED, BLOCK * PIECES)
     group, split = program // programs, program % programs
     groups = tl.num_programs(0) // programs
     part = split * size
@@ -89,15 +88,22 @@ def map_split_rows(
     # An operation with `finish` is pipelined: loads of the next rows are in flight, and a program
     # collects a row's states only after it has published those of its next row. It holds the row
     # until then, and so hardly ever waits. The program's part of weight and bias is loaded once, if
-    # rows are not peeled.
+    # its rows are ALIKE.
     PIPELINED: tl.constexpr = FINISH is not None
-    if not PEELED:
-        weights = load_parameter_pieces(weight, 0, 0, length, BLOCK, REST, COLUMN, VECTOR, ALIGNED)
-        biases = load_parameter_pieces(bias, 0, 0, length, BLOCK, REST, COLUMN, VECTOR, ALIGNED)
+    if ALIKE:
+        row = side_by_side(group, SIDE, VECTOR, COLUMN)
+        first = row_offsets(row, part, sizes, starts, strides, steps, 0, RANK)
+        shift, begin, stop = part_of_rows(output, first, n, part, size, length, VECTOR, PEELED)
+        weight = load_parameter_pieces(
+            weight, shift, 0, begin, stop, BLOCK, PIECES, COLUMN, VECTOR, ALIGNED
+        )
+        bias = load_parameter_pieces(
+            bias, shift, 0, begin, stop, BLOCK, PIECES, COLUMN, VECTOR, ALIGNED
+        )
     tiles = (count + SIDE - 1) // SIDE
     end = tl.where(group < tiles, tiles + groups, tiles) if PIPELINED else tiles
     if PIPELINED:
-        before = no_pieces(SIDE, BLOCK, REST, VECTOR, ALIGNED, T)
+        before = no_pieces(SIDE, BLOCK, PIECES, VECTOR, ALIGNED, T)
     for tile in tl.range(group, end, groups, num_stages=STAGES if PIPELINED else 1):
         row = side_by_side(tl.full((), tile, tl.int64), SIDE, VECTOR, COLUMN)
         row_mask = row < count
@@ -109,12 +115,11 @@ def map_split_rows(
             row_offsets(row, part, sizes, starts, strides, steps, 2, RANK) - shift,
         )  # fmt: skip
         held = load_pieces(
-            inputs, firsts, steps, 0, begin, stop, row_mask, OTHER, LOADS, HOLD, T, BLOCK, REST,
+            inputs, firsts, steps, 0, begin, stop, row_mask, OTHER, LOADS, HOLD, T, BLOCK, PIECES,
             COLUMN, STEPS, VECTOR, ALIGNED,
         )  # fmt: skip
         states = reduce_pieces(
-            held, 0, begin, stop, row_mask, REDUCE, COMBINE, FOLD, T, BLOCK, REST, ONCE, COLUMN,
-            VECTOR, ALIGNED, THREADS,
+            held, 0, begin, stop, row_mask, REDUCE, T, BLOCK, PIECES, COLUMN, VECTOR, ALIGNED,
         )  # fmt: skip
         boxes_of_tile = len(states) * step
         boxes = mailboxes + tile * boxes_of_tile
@@ -143,24 +148,15 @@ def map_split_rows(
             first = row_offsets(row, part, sizes, starts, strides, steps, 0, RANK)
             shift, begin, stop = part_of_rows(output, first, n, part, size, length, VECTOR, PEELED)
             first -= shift
-            if PEELED:
-                weight_of_row = copy_for(weight, shift, n, VECTOR)
-                bias_of_row = copy_for(bias, shift, n, VECTOR)
-                weights = load_parameter_pieces(
-                    weight_of_row, 0, begin, stop, BLOCK, REST, COLUMN, VECTOR, ALIGNED
-                )
-                biases = load_parameter_pieces(
-                    bias_of_row, 0, begin, stop, BLOCK, REST, COLUMN, VECTOR, ALIGNED
-                )
             if not PIPELINED:
                 held = keep_pieces_narrow(
-                    held, output, first, steps[0], begin, stop, row_mask, n, BLOCK, REST, COLUMN,
-                    STEPS, VECTOR, ALIGNED,
+                    held, output, first, steps[0], begin, stop, row_mask, n, BLOCK, PIECES,
+                    COLUMN, STEPS, VECTOR, ALIGNED,
                 )  # fmt: skip
             map_pieces(
-                output, second, widened_pieces(weights, T), widened_pieces(biases, T), held,
-                results, first, steps[0], 0, begin, stop, row_mask, MAP, FINISH, T, BLOCK, REST,
-                COLUMN, STEPS, VECTOR, ALIGNED,
+                output, second, weight, bias, ALIKE, held, results, first, steps[0], shift, 0,
+                begin, stop, row_mask, MAP, FINISH, T, BLOCK, PIECES, COLUMN, STEPS, VECTOR,
+                ALIGNED,
             )  # fmt: skip
 
 
@@ -180,13 +176,13 @@ def part_of_rows(output, first, n, part, size, length, VECTOR: tl.constexpr, PEE
 
 @triton.jit
 def no_pieces(
-    SIDE: tl.constexpr, BLOCK: tl.constexpr, REST: tl.constexpr, VECTOR: tl.constexpr,
+    SIDE: tl.constexpr, BLOCK: tl.constexpr, PIECES: tl.constexpr, VECTOR: tl.constexpr,
     ALIGNED: tl.constexpr, T: tl.constexpr,
 ):  # fmt: skip
     """Zeros, as pieces of rows that an operation with `finish` holds."""
     pieces = ()
-    for p in tl.static_range(pieces_of(REST, VECTOR, ALIGNED, False)):
-        pieces += (no_tile(SIDE, piece_size(p, BLOCK, REST, VECTOR), T),)  # type: ignore[assignment]
+    for _p in tl.static_range(pieces_of(PIECES, VECTOR, ALIGNED, False)):
+        pieces += (no_tile(SIDE, BLOCK, T),)  # type: ignore[assignment]
     return pieces
 
 
@@ -196,27 +192,16 @@ def no_tile(SIDE: tl.constexpr, SIZE: tl.constexpr, T: tl.constexpr):
 
 
 @triton.jit
-def widened_pieces(pieces, T: tl.constexpr):
-    wide = None
-    if pieces is not None:
-        wide = ()
-        for p in tl.static_range(len(pieces)):
-            wide += (widened_tile(pieces[p], T),)  # type: ignore[assignment]
-    return wide
-
-
-@triton.jit
 def keep_pieces_narrow(
-    held, output, first, step, begin, end, row_mask, n, BLOCK: tl.constexpr, REST: tl.constexpr,
+    held, output, first, step, begin, end, row_mask, n, BLOCK: tl.constexpr, PIECES: tl.constexpr,
     COLUMN: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    PEELED: tl.constexpr = is_peeled(VECTOR, ALIGNED, COLUMN)
     kept = ()
     for p in tl.static_range(len(held)):
-        index, _, _ = piece(p, 0, begin, end, row_mask, BLOCK, REST, COLUMN, VECTOR, PEELED)
+        index = piece_index(p, 0, begin, end, BLOCK, PIECES, VECTOR)
         pointers = tile_pointers(
             output, first, step, index, COLUMN, STEPS, VECTOR,
-            is_whole(p, REST, VECTOR, ALIGNED, COLUMN),
+            is_whole(p, PIECES, VECTOR, ALIGNED, COLUMN),
         )  # fmt: skip
         kept += (keep_narrow(held[p], pointers, n),)  # type: ignore[assignment]
     return kept

@@ -98,7 +98,7 @@ def reduce_or_map_column_chunk(
         else:
             parts = all_by_depth(values, DEPTH)
             length = tl.minimum(n - first, BLOCK)
-            states = COMBINE(states, REDUCE(parts, by_depth(mask, DEPTH), length, 0, T), T)
+            states = COMBINE(states, REDUCE((parts,), (by_depth(mask, DEPTH),), length, 0, T), T)
     if not MAPS:
         whole = FOLD(states, end - begin, 1, T)
         for field in tl.static_range(len(whole)):

@@ -7,21 +7,18 @@ the threads' states are combined. The second pass maps. Twin of csrc/include/dig
 import triton
 import triton.language as tl
 
-from diglot.triton_ops.lib.norm.shifted import copy_for
 from diglot.triton_ops.lib.reduce.states import ALL, BY_THREAD
 from diglot.triton_ops.lib.types import compute_type
 
 from .operation import finish_rows
 from .pieces import (
-    accesses_by_thread,
     is_peeled,
     load_parameter_piece,
     load_piece,
     map_piece,
-    piece,
+    piece_mask,
     pieces_of,
     row_shift,
-    total,
     whole_accesses,
 )
 from .tile import STAGES, all_by_thread, row_offsets, side_by_side
@@ -49,9 +46,6 @@ def map_tiled_rows(
     firsts = (out_first, in_first) if len(inputs) == 1 else (
         out_first, in_first, row_offsets(row, 0, sizes, starts, strides, steps, 2, RANK) - shift
     )  # fmt: skip
-    if PEELED:
-        weight = copy_for(weight, shift, n, VECTOR)
-        bias = copy_for(bias, shift, n, VECTOR)
     end = shift + n
     stop = tl.max(end) if PEELED else n  # of one row
     if COLUMN:
@@ -62,29 +56,32 @@ def map_tiled_rows(
     for at in tl.range(0, stop, BLOCK, num_stages=STAGES):
         values = load_piece(
             0, inputs, firsts, steps, at, shift, end, row_mask, OTHER, "evict_last", HOLD, T,
-            BLOCK, 0, COLUMN, STEPS, VECTOR, ALIGNED,
+            BLOCK, 1, COLUMN, STEPS, VECTOR, ALIGNED,
         )  # fmt: skip
-        _, mask, length = piece(0, at, shift, end, row_mask, BLOCK, 0, COLUMN, VECTOR, PEELED)
+        length = tl.minimum(n - at, BLOCK)  # of columns
         if COLUMN:
-            states = COMBINE(states, REDUCE(values, mask, length, 0, T), T)
+            mask = piece_mask(0, at, shift, end, row_mask, BLOCK, 1, COLUMN, VECTOR, PEELED)
+            states = COMBINE(states, REDUCE((values,), (mask,), length, 0, T), T)
         else:
             parts = all_by_thread(values, VECTOR, THREADS)
-            mask = accesses_by_thread(0, at, shift, end, BLOCK, 0, VECTOR, PEELED, THREADS)
-            states = COMBINE(states, REDUCE(parts, mask, length, BY_THREAD, T), T)
+            mask = accesses_by_thread(at, shift, end, BLOCK, VECTOR, PEELED, THREADS)
+            states = COMBINE(states, REDUCE((parts,), (mask,), length, BY_THREAD, T), T)
     if not COLUMN:
         count = n
         if PEELED:
             first, last = whole_accesses(shift, end, VECTOR)
             count = tl.sum(last - first)
         states = FOLD(states, count, ALL, T)
+    EDGES: tl.constexpr = 2 * VECTOR
     # Pieces after the first one: the edges, if there are any.
-    for p in tl.static_range(1, pieces_of(0, VECTOR, ALIGNED, COLUMN)):
+    for p in tl.static_range(1, pieces_of(1, VECTOR, ALIGNED, COLUMN)):
         edges = load_piece(
             p, inputs, firsts, steps, 0, shift, end, row_mask, OTHER, "evict_last", HOLD, T,
-            BLOCK, 0, COLUMN, STEPS, VECTOR, ALIGNED,
+            EDGES, 1, COLUMN, STEPS, VECTOR, ALIGNED,
         )  # fmt: skip
-        _, mask, length = piece(p, 0, shift, end, row_mask, BLOCK, 0, COLUMN, VECTOR, PEELED)
-        edge_states = FOLD(REDUCE(edges, mask, length, 1, T), total(length), ALL, T)
+        mask = piece_mask(p, 0, shift, end, row_mask, EDGES, 1, COLUMN, VECTOR, PEELED)
+        length = n - count
+        edge_states = FOLD(REDUCE((edges,), (mask,), length, 1, T), length, ALL, T)
         states = COMBINE(states, edge_states, T)
     results = finish_rows(
         states, statistics, row, row_mask, n, sizes, starts[-1], strides[-1], numbers,
@@ -93,24 +90,45 @@ def map_tiled_rows(
     for at in tl.range(0, stop, BLOCK, num_stages=STAGES):
         values = load_piece(
             0, inputs, firsts, steps, at, shift, end, row_mask, OTHER, "evict_first", HOLD, T,
-            BLOCK, 0, COLUMN, STEPS, VECTOR, ALIGNED,
+            BLOCK, 1, COLUMN, STEPS, VECTOR, ALIGNED,
         )  # fmt: skip
         map_piece(
             0, output, second,
             load_parameter_piece(
-                0, weight, at, shift, end, BLOCK, 0, COLUMN, VECTOR, ALIGNED
+                0, weight, shift, at, shift, end, BLOCK, 1, COLUMN, VECTOR, ALIGNED
             ),
-            load_parameter_piece(0, bias, at, shift, end, BLOCK, 0, COLUMN, VECTOR, ALIGNED),
+            load_parameter_piece(
+                0, bias, shift, at, shift, end, BLOCK, 1, COLUMN, VECTOR, ALIGNED
+            ),
             values, results, out_first, steps[0], at, shift, end, row_mask,
-            MAP, FINISH, T, BLOCK, 0, COLUMN, STEPS, VECTOR, ALIGNED,
+            MAP, FINISH, T, BLOCK, 1, COLUMN, STEPS, VECTOR, ALIGNED,
         )  # fmt: skip
-    for p in tl.static_range(1, pieces_of(0, VECTOR, ALIGNED, COLUMN)):
+    for p in tl.static_range(1, pieces_of(1, VECTOR, ALIGNED, COLUMN)):
         map_piece(
             p, output, second,
             load_parameter_piece(
-                p, weight, 0, shift, end, BLOCK, 0, COLUMN, VECTOR, ALIGNED
+                p, weight, shift, 0, shift, end, EDGES, 1, COLUMN, VECTOR, ALIGNED
             ),
-            load_parameter_piece(p, bias, 0, shift, end, BLOCK, 0, COLUMN, VECTOR, ALIGNED),
+            load_parameter_piece(
+                p, bias, shift, 0, shift, end, EDGES, 1, COLUMN, VECTOR, ALIGNED
+            ),
             edges, results, out_first, steps[0], 0, shift, end, row_mask,
-            MAP, FINISH, T, BLOCK, 0, COLUMN, STEPS, VECTOR, ALIGNED,
+            MAP, FINISH, T, EDGES, 1, COLUMN, STEPS, VECTOR, ALIGNED,
         )  # fmt: skip
+
+
+@triton.jit
+def accesses_by_thread(
+    at, begin, end, BLOCK: tl.constexpr, VECTOR: tl.constexpr, PEELED: tl.constexpr,
+    THREADS: tl.constexpr,
+):  # fmt: skip
+    """Which accesses of a tile of one row exist, as (accesses, threads, 1)."""
+    ACCESSES: tl.constexpr = BLOCK // (THREADS * VECTOR)
+    access = tl.arange(0, ACCESSES)[:, None, None] * THREADS + tl.arange(0, THREADS)[None, :, None]
+    index = at + access * VECTOR
+    if PEELED:
+        first, last = whole_accesses(begin, end, VECTOR)
+        mask = (index >= first[None, :, None]) & (index < last[None, :, None])
+    else:
+        mask = index < end
+    return mask
