@@ -79,6 +79,23 @@ def test_variants(backend, op):
 
 
 @needs_cuda
+@pytest.mark.parametrize("few_rows", [0, 264])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("op", OPS)
+def test_shapes_of_forward(op, dtype, few_rows):
+    """Rows that just fit each compiled shape, or just do not. The parts that warps hold of a row
+    have other means than the row."""
+    for accesses in (1, 90, 192, 193, 1536, 1537, 2304, 2305):
+        for parameters in PARAMETERS if accesses == 193 else ("both",):
+            norm = Norm.draw(op, (3, accesses * 16 // dtype.itemsize), dtype, parameters)
+            for array in norm.arrays:
+                array += torch.linspace(-2, 5, array.shape[1], device=DEVICE).to(dtype)
+                array += torch.tensor([[0], [40], [-1]], device=DEVICE)
+            with use_tunables({"norm_forward.cuda.few_rows": few_rows}):
+                norm.assert_right(norm("cuda"))
+
+
+@needs_cuda
 @pytest.mark.parametrize(
     ("op", "dtype", "n", "accesses"),
     [
