@@ -95,6 +95,28 @@ def test_shapes_of_forward(op, dtype, few_rows):
                 norm.assert_right(norm("cuda"))
 
 
+@needs_extension
+@pytest.mark.parametrize(
+    ("op", "n", "few", "many"),
+    [
+        ("layer_norm", 512, LANES, LANES),
+        ("layer_norm", 768, REGISTERS, LANES),
+        ("rms_norm", 1536, REGISTERS, LANES),
+        ("rms_norm", 1544, REGISTERS, REGISTERS),
+        ("layer_norm", 18_432, REGISTERS, REGISTERS),
+        ("layer_norm", 18_440, CLUSTER, SHARED),
+        ("rms_norm", 18_440, CLUSTER, CLUSTER),
+    ],
+)
+def test_few_rows_are_planned_otherwise(op, n, few, many):
+    """In bfloat16 on an H200."""
+    for rows, variant in ((264, few), (265, many)):
+        x = torch.empty(rows, n, dtype=torch.bfloat16)
+        with plan_runs(Device(90, 132, 233_472, True, name="h200")) as runs:
+            getattr(diglot, op)(x, (n,), x[0], backend="cuda")
+        assert runs[-1].plan.variant == f"{variant}, 16-byte accesses"
+
+
 @needs_cuda
 @pytest.mark.parametrize(
     ("op", "dtype", "n", "accesses"),

@@ -19,28 +19,34 @@ struct NormShapes {
   using InLanes = LaneRows<4, kWidth, kWidth == Width::kWide ? 8 : 1>;
   template <Width kWidth>
   using Shared = typename SharedRows<T, kInputs>::template Shape<kWidth>;
-  // Weight and bias of longer rows had better be read by few blocks, of tiles in shared memory.
-  using Longer =
-      std::conditional_t<kIsCentered, BlockRows<384, 6, 2>, ClusterRows<384, 6, 2, Width::kWide>>;
-  using One = ShapeList<InLanes<Width::kWide>, FewRows, LaneRows<6, Width::kWide, 6>,
-                        BlockRows<384, 4, 3>, Longer, TiledRows<kMost>>;
+  using One =
+      ShapeList<InLanes<Width::kWide>, FewRows, LaneRows<6, Width::kWide, 6>, BlockRows<384, 4, 3>,
+                ClusterRows<384, 6, 2, Width::kWide>, TiledRows<kMost>>;
   using Two = ShapeList<InLanes<Width::kWide>, FewRows, BlockRows<256, 4, 3>, Shared<Width::kWide>,
                         TiledRows<kMost>>;
   using Few = ShapeList<LaneRows<2>, TiledRows<kMost>>;
   using Wide = std::conditional_t<sizeof(T) == 8, Few, std::conditional_t<kInputs == 1, One, Two>>;
   using Narrow = ShapeList<NarrowLaneRows, NarrowTiledRows>;
+  // Weight and bias of peeled rows take registers, too.
+  using PeeledShared =
+      std::conditional_t<kIsCentered && sizeof(T) == 2, ClusterRows<384, 4, 2, Width::kPeeled>,
+                         Shared<Width::kPeeled>>;
   using Peeled = std::conditional_t<
       sizeof(T) <= 4,
-      ShapeList<InLanes<Width::kPeeled>, Shared<Width::kPeeled>, TiledRows<kMost, Width::kPeeled>>,
-      Narrow>;
+      ShapeList<InLanes<Width::kPeeled>, PeeledShared, TiledRows<kMost, Width::kPeeled>>, Narrow>;
   static constexpr bool kHasColumns = false;
-  // Whether a shape is one for so many rows of n elements, besides that it holds one.
+  // Whether a shape is one for so many rows of n elements, besides that it holds one. Of many rows
+  // weight and bias had better be read by few blocks, of tiles in shared memory.
   template <typename Shape>
   static bool takes(Planner& planner, int64_t n, int64_t count) {
     if (Shape::kIsPeeled) return true;
-    if (std::is_same_v<Shape, FewRows>) return count <= planner.tuned(Tunable::kNormForwardFewRows);
-    return Shape::kTeam != Team::kLanes ||
-           n <= planner.tuned(Tunable::kNormForwardLongestInLanes, Shape::kAccesses);
+    if (Shape::kTeam == Team::kLanes) {
+      return n <= planner.tuned(Tunable::kNormForwardLongestInLanes, Shape::kAccesses);
+    }
+    const bool is_split = n > Shape::kThreads * Shape::kAccesses * Shape::template kAlong<T>;
+    const bool is_for_few =
+        std::is_same_v<Shape, FewRows> || (kIsCentered && kInputs == 1 && is_split);
+    return !is_for_few || count <= planner.tuned(Tunable::kNormForwardFewRows);
   }
   static int64_t most_threads(Planner& planner, int64_t n) {
     return planner.tuned(Tunable::kNormForwardBlockThreads, n);

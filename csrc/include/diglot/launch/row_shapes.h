@@ -49,8 +49,10 @@ struct SharedRows {
   static constexpr int kAccesses = sizeof(I) == 2 && kInputs == 2 ? 4 : 8;
   static constexpr int kThreads = sizeof(I) == 2 ? 384 : 512;
   static constexpr int kBlocks = kBytes <= 4 ? 2 : 1;
+  // The edges of peeled rows take registers, too.
   template <Width kWidth>
-  using Shape = ClusterRows<kThreads, kAccesses, kBlocks, kWidth>;
+  using Shape = ClusterRows<kThreads, kWidth == Width::kPeeled && kAccesses == 8 ? 6 : kAccesses,
+                            kBlocks, kWidth>;
 };
 
 // Element types where speed matters most have more variants. A thread's accesses to all kInputs

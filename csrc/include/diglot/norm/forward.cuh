@@ -52,14 +52,17 @@ struct PackedParameters {
             bits[k], bits[k + 1], skipped * static_cast<int>(sizeof(W)))};
       }
     } else {
+      const int64_t rest = n - first;
+      const int begin = first < 0 ? static_cast<int>(-first) : 0;
+      const int end = rest < 0 ? 0 : rest < kCount ? static_cast<int>(rest) : kCount;
       DIGLOT_UNROLL
       for (int k = 0; k < kParts; ++k) {
         Vector<W, kPart> values;
         DIGLOT_UNROLL
         for (int i = 0; i < kPart; ++i) {
-          const int64_t element = first + k * kPart + i;
+          const int element = k * kPart + i;
           values[i] = convert<W>(0.0f);
-          if (element >= 0 && element < n) values[i] = parameters[element];
+          if (element >= begin && element < end) values[i] = parameters[first + element];
         }
         result.parts[k] = Held<W, kPart>::make(values);
       }

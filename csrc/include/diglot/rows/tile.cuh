@@ -151,6 +151,8 @@ class RowTile : public RowTileLoads<Shape, Operation, I, kInputs, kArrays> {
       const auto from = params_from(operation, range);
       DIGLOT_UNROLL
       for (int a = 0; a < kAccesses; ++a) params_[a] = params_of(from, range, a, 0);
+    } else {
+      prefetch_params(operation, range);
     }
   }
   // Begins to bring them to the L2 cache. Few blocks do: all ask for the same lines.
@@ -230,9 +232,11 @@ class RowTile : public RowTileLoads<Shape, Operation, I, kInputs, kArrays> {
                                        (sizeof(Params) <= kAccessBytes || kAccesses <= 2);
   Params params_[kHoldsParams ? kAccesses : 1];
 
-  // Without branches in between, a block's accesses to parameters are in flight together.
-  static constexpr bool kLoadsAtOnce =
-      Operation::kMapsPositions && !kHoldsParams && Shape::kTeam != Team::kLanes;
+  // Without branches in between, a block's accesses to parameters are in flight together. Those of
+  // a wider type than the row would take too many registers.
+  static constexpr bool kLoadsAtOnce = Operation::kMapsPositions && !kHoldsParams &&
+                                       sizeof(Params) <= 2 * kAccessBytes &&
+                                       Shape::kTeam != Team::kLanes;
 
   unsigned turn_ = 0;  // of the block's exchanges between warps
 
