@@ -246,8 +246,9 @@ struct NormForward : RowOperation {
   DIGLOT_DEVICE auto params_from(int64_t first) const { return params.from(first); }
   template <typename Function>
   DIGLOT_DEVICE void for_each_param(Function function) const {
-    for (const W* array : params.arrays) {
-      if (array != nullptr) function(array);
+    DIGLOT_UNROLL
+    for (int k = 0; k < params.kArrays; ++k) {
+      if (params.arrays[k] != nullptr) function(params.arrays[k]);
     }
   }
 
