@@ -16,7 +16,7 @@ struct NormShapes {
   static constexpr int kMost = sizeof(T) == 8 ? 2 : 8 / kInputs;
   using FewRows = BlockRows<1024, 2>;
   template <Width kWidth>
-  using InLanes = LaneRows<4, kWidth, kWidth == Width::kWide ? 8 : 1>;
+  using InLanes = LaneRows<4, kWidth, kWidth == Width::kWide && kInputs == 1 ? 8 : 1>;
   template <Width kWidth>
   using Shared = typename SharedRows<T, kInputs>::template Shape<kWidth>;
   using One =
