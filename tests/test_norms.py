@@ -79,6 +79,45 @@ def test_variants(backend, op):
 
 
 @needs_cuda
+@pytest.mark.parametrize("few_rows", [0, 264])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("op", OPS)
+def test_shapes_of_forward(op, dtype, few_rows):
+    """Rows that just fit each compiled shape, or just do not. The parts that warps hold of a row
+    have other means than the row."""
+    for accesses in (1, 90, 192, 193, 1536, 1537, 2304, 2305):
+        for parameters in PARAMETERS if accesses == 193 else ("both",):
+            norm = Norm.draw(op, (3, accesses * 16 // dtype.itemsize), dtype, parameters)
+            for array in norm.arrays:
+                array += torch.linspace(-2, 5, array.shape[1], device=DEVICE).to(dtype)
+                array += torch.tensor([[0], [40], [-1]], device=DEVICE)
+            with use_tunables({"norm_forward.cuda.few_rows": few_rows}):
+                norm.assert_right(norm("cuda"))
+
+
+@needs_extension
+@pytest.mark.parametrize(
+    ("op", "n", "few", "many"),
+    [
+        ("layer_norm", 512, LANES, LANES),
+        ("layer_norm", 768, REGISTERS, LANES),
+        ("rms_norm", 1536, REGISTERS, LANES),
+        ("rms_norm", 1544, REGISTERS, REGISTERS),
+        ("layer_norm", 18_432, REGISTERS, REGISTERS),
+        ("layer_norm", 18_440, CLUSTER, SHARED),
+        ("rms_norm", 18_440, CLUSTER, CLUSTER),
+    ],
+)
+def test_few_rows_are_planned_otherwise(op, n, few, many):
+    """In bfloat16 on an H200."""
+    for rows, variant in ((264, few), (265, many)):
+        x = torch.empty(rows, n, dtype=torch.bfloat16)
+        with plan_runs(Device(90, 132, 233_472, True, name="h200")) as runs:
+            getattr(diglot, op)(x, (n,), x[0], backend="cuda")
+        assert runs[-1].plan.variant == f"{variant}, 16-byte accesses"
+
+
+@needs_cuda
 @pytest.mark.parametrize(
     ("op", "dtype", "n", "accesses"),
     [

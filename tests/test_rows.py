@@ -55,7 +55,7 @@ CASES = {
     "a block": ((3, 2048), 1, REGISTERS, HELD),
     "a block, not whole": ((2, 4092), 1, REGISTERS, HELD),
     "three blocks": ((2, 12_000), 1, CLUSTER, HELD),
-    "a block of odd rows": ((2, 4001), 1, REGISTERS, HELD),
+    "a block of odd rows": ((2, 3001), 1, REGISTERS, HELD),
     "a cluster": ((2, 40_004), 1, CLUSTER, SHARES),
     "a cluster, not whole": ((1, 40_003), 1, CLUSTER, SHARES),
     "columns": ((19, 2, 64), 0, COLUMNS, HELD_COLUMNS),

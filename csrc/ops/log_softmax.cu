@@ -29,9 +29,9 @@ struct LogSoftmaxRow : RowOperation {
   }
 
   // Each element is converted to the type that is computed with once.
-  template <typename Visit, typename Replace>
-  DIGLOT_DEVICE State reduce_replacing(Visit visit, Replace replace) const {
-    return State::reduce_replacing(visit, replace, [](Compute x, Compute) { return x; });
+  template <typename Visit, typename SumPresent, typename Sum>
+  DIGLOT_DEVICE State reduce_replacing(Visit visit, SumPresent, int, Sum) const {
+    return State::reduce_replacing(visit, [](Compute x, Compute) { return x; });
   }
   DIGLOT_DEVICE auto map_replaced(const State&, const State& total) const { return map(total); }
 };

@@ -30,9 +30,9 @@ struct SoftmaxRow : RowOperation {
   }
 
   // Each exponential is computed once, relative to the greatest element that the thread has.
-  template <typename Visit, typename Replace>
-  DIGLOT_DEVICE State reduce_replacing(Visit visit, Replace replace) const {
-    return State::reduce_replacing(visit, replace, [](Compute, Compute power) { return power; });
+  template <typename Visit, typename SumPresent, typename Sum>
+  DIGLOT_DEVICE State reduce_replacing(Visit visit, SumPresent, int, Sum) const {
+    return State::reduce_replacing(visit, [](Compute, Compute power) { return power; });
   }
   DIGLOT_DEVICE auto map_replaced(const State& thread_state, const State& total) const {
     const Compute factor = exp_nonpositive_for<T>(thread_state.max - total.max) / total.sum;

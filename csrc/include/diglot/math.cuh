@@ -224,6 +224,17 @@ DIGLOT_HOST_DEVICE double reciprocal_root(double x) {
 #endif
 }
 
+// x / y within 2 ulp, where y is a count of elements.
+DIGLOT_HOST_DEVICE float divide_by_count(float x, float y) {
+#if defined(__CUDA_ARCH__)
+  return __fdividef(x, y);
+#else
+  return x / y;
+#endif
+}
+
+DIGLOT_HOST_DEVICE double divide_by_count(double x, double y) { return x / y; }
+
 // 1.5 * 2^23. Adding a float of magnitude below 2^22 rounds it to the nearest integer, which the
 // low bits of the sum then hold.
 constexpr float kRoundingShift = 12582912.0f;

@@ -69,11 +69,17 @@ struct Strides {
     }
     return result;
   }
-  // The same with less code, for kernels that compute offsets once.
+  // The same with less code, for kernels that compute offsets once. Most arrays have one dimension.
   DIGLOT_DEVICE Offsets offsets_by_loop(Index linear) const {
     Offsets result = start;
+    int d = 0;
     DIGLOT_NO_UNROLL
-    for (int d = 0; d < rank; ++d) step_dimension(d, linear, result);
+    for (; d + 1 < rank; ++d) {
+      const Index rest = sizes[d].quotient(linear);
+      add(d, linear - rest * static_cast<Index>(sizes[d].divisor), result);
+      linear = rest;
+    }
+    if (rank > 0) add(d, linear, result);
     return result;
   }
 
@@ -83,9 +89,12 @@ struct Strides {
     const Index rest = d + 1 < rank ? sizes[d].quotient(linear) : 0;
     const Index coordinate =
         d + 1 < rank ? linear - rest * static_cast<Index>(sizes[d].divisor) : linear;
+    add(d, coordinate, result);
+    linear = rest;
+  }
+  DIGLOT_DEVICE void add(int d, Index coordinate, Offsets& result) const {
     DIGLOT_UNROLL
     for (int a = 0; a < kArrays; ++a) result.array[a] += coordinate * strides[d][a];
-    linear = rest;
   }
 };
 

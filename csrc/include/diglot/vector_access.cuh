@@ -101,12 +101,17 @@ DIGLOT_DEVICE uint4 pack(const Vector<T, kElements>& value) {
   return bits;
 }
 
-template <typename T>
-DIGLOT_DEVICE Vector<T> unpack(uint4 bits) {
+// Hides from the compiler that the bits do not change, so that it unpacks here and no earlier.
+DIGLOT_DEVICE uint4 as_they_are(uint4 bits) {
 #if defined(__CUDA_ARCH__)
-  // Hides from the compiler that the bits do not change, so that it unpacks here and no earlier.
   asm volatile("" : "+r"(bits.x), "+r"(bits.y), "+r"(bits.z), "+r"(bits.w));
 #endif
+  return bits;
+}
+
+template <typename T>
+DIGLOT_DEVICE Vector<T> unpack(uint4 bits) {
+  bits = as_they_are(bits);
   Vector<T> value;
   memcpy(&value, &bits, sizeof(bits));
   return value;
@@ -142,6 +147,8 @@ struct Held {
 
   DIGLOT_DEVICE static Held make(const Vector<T, kElements>& value) { return {pack(value)}; }
   DIGLOT_DEVICE Vector<T, kElements> get() const { return unpack<T>(bits); }
+  // In the type of the computation.
+  DIGLOT_DEVICE auto computed() const { return unpack_computed<T>(as_they_are(bits)); }
 };
 template <typename T, int kElements>
 struct Held<T, kElements, false> {
@@ -149,15 +156,31 @@ struct Held<T, kElements, false> {
 
   DIGLOT_DEVICE static Held make(const Vector<T, kElements>& value) { return {value}; }
   DIGLOT_DEVICE Vector<T, kElements> get() const { return value; }
+  DIGLOT_DEVICE auto computed() const {
+    Vector<compute_t<T>, kElements> result;
+    DIGLOT_UNROLL
+    for (int i = 0; i < kElements; ++i) result[i] = convert<compute_t<T>>(value.elements[i]);
+    return result;
+  }
 };
 
-// Makes the compiler compute an address once, not from its terms at each use.
+// Makes the compiler compute an address of global memory once, not from its terms at each use.
 template <typename T>
 DIGLOT_DEVICE T* as_it_is(T* address) {
 #if defined(__CUDA_ARCH__)
   asm volatile("" : "+l"(address));
+  __builtin_assume(__isGlobal(address));
 #endif
   return address;
+}
+
+// The address of an element less than 2 GiB further on: one instruction, where 64-bit indices take
+// several.
+template <typename T>
+DIGLOT_DEVICE T* further(T* address, int elements) {
+  using Byte = std::conditional_t<std::is_const_v<T>, const char, char>;
+  return reinterpret_cast<T*>(reinterpret_cast<Byte*>(address) +
+                              static_cast<uint32_t>(elements * static_cast<int>(sizeof(T))));
 }
 
 // Copies 16 bytes from global to shared memory asynchronously, past the registers (cp.async). The

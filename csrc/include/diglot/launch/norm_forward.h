@@ -7,46 +7,46 @@
 
 namespace diglot {
 
-// Rows are the last dimension, whose elements are neighbours: there are no columns. Layer norm
-// synchronises twice per row, so it needs more resident blocks. For long rows, persistent blocks
-// keep weight and bias, which would otherwise use up L2 bandwidth: an SM's L1 cache does not hold
-// them. The shapes were measured on an H200 (bench/layer_norm.py).
+// Rows are the last dimension, whose elements are neighbours: there are no columns. Few rows take
+// as long as one: many threads share it, with little code. Else more accesses of a thread spread
+// what each warp takes besides, and fewer leave room for more warps. The shapes were measured on an
+// H200 (bench/layer_norm.py).
 template <typename T, int kInputs, bool kIsCentered>
 struct NormShapes {
   static constexpr int kMost = sizeof(T) == 8 ? 2 : 8 / kInputs;
-  static constexpr bool kWaits = kIsCentered && kInputs == 1;
-  // Resident blocks of 128 threads per SM.
-  static constexpr int kOfLanes = !kWaits ? 1 : 8;
+  using FewRows = BlockRows<1024, 2>;
   template <Width kWidth>
-  using InLanes = LaneRows<4, kWidth, kWidth == Width::kWide ? kOfLanes : 1>;
+  using InLanes = LaneRows<4, kWidth, kWidth == Width::kWide && kInputs == 1 ? 8 : 1>;
   template <Width kWidth>
   using Shared = typename SharedRows<T, kInputs>::template Shape<kWidth>;
-  using Many = std::conditional_t<
-      kWaits,
-      ShapeList<InLanes<Width::kWide>, BlockRows<256, 4, 4>, Shared<Width::kWide>,
-                PersistentRows<512, 8>, TiledRows<kMost>>,
-      ShapeList<InLanes<Width::kWide>, BlockRows<256, 4>, Shared<Width::kWide>, TiledRows<kMost>>>;
+  using One =
+      ShapeList<InLanes<Width::kWide>, FewRows, LaneRows<6, Width::kWide, 6>, BlockRows<384, 4, 3>,
+                ClusterRows<384, 6, 2, Width::kWide>, TiledRows<kMost>>;
+  using Two = ShapeList<InLanes<Width::kWide>, FewRows, BlockRows<256, 4, 3>, Shared<Width::kWide>,
+                        TiledRows<kMost>>;
   using Few = ShapeList<LaneRows<2>, TiledRows<kMost>>;
-  using Wide = std::conditional_t<sizeof(T) <= 4, Many, Few>;
+  using Wide = std::conditional_t<sizeof(T) == 8, Few, std::conditional_t<kInputs == 1, One, Two>>;
   using Narrow = ShapeList<NarrowLaneRows, NarrowTiledRows>;
+  // Weight and bias of peeled rows take registers, too.
+  using PeeledShared =
+      std::conditional_t<kIsCentered && sizeof(T) == 2, ClusterRows<384, 4, 2, Width::kPeeled>,
+                         Shared<Width::kPeeled>>;
   using Peeled = std::conditional_t<
       sizeof(T) <= 4,
-      ShapeList<InLanes<Width::kPeeled>, Shared<Width::kPeeled>, TiledRows<kMost, Width::kPeeled>>,
-      Narrow>;
+      ShapeList<InLanes<Width::kPeeled>, PeeledShared, TiledRows<kMost, Width::kPeeled>>, Narrow>;
   static constexpr bool kHasColumns = false;
-  // Whether a shape is one for a row of n elements, besides that it holds one.
+  // Whether a shape is one for so many rows of n elements, besides that it holds one. Of many rows
+  // weight and bias had better be read by few blocks, of tiles in shared memory.
   template <typename Shape>
-  static bool takes(Planner& planner, int64_t n) {
+  static bool takes(Planner& planner, int64_t n, int64_t count) {
     if (Shape::kIsPeeled) return true;
     if (Shape::kTeam == Team::kLanes) {
-      return n <= planner.tuned(Tunable::kNormForwardLongestInLanes);
+      return n <= planner.tuned(Tunable::kNormForwardLongestInLanes, Shape::kAccesses);
     }
-    // A resident cluster is, while there is no other, or L1 caches hold weight and bias.
-    const bool is_resident = Shape::kTeam == Team::kCluster && Shape::kWalk == Walk::kResident;
-    return !is_resident || !kWaits || is_cached(planner, n);
-  }
-  static bool is_cached(Planner& planner, int64_t n) {
-    return n <= planner.tuned(Tunable::kNormForwardLongestCached, sizeof(T));
+    const bool is_split = n > Shape::kThreads * Shape::kAccesses * Shape::template kAlong<T>;
+    const bool is_for_few =
+        std::is_same_v<Shape, FewRows> || (kIsCentered && kInputs == 1 && is_split);
+    return !is_for_few || count <= planner.tuned(Tunable::kNormForwardFewRows);
   }
   static int64_t most_threads(Planner& planner, int64_t n) {
     return planner.tuned(Tunable::kNormForwardBlockThreads, n);
@@ -131,31 +131,17 @@ void launch_norm_forward(Planner& planner, const NormForwardOperands& operands, 
                             bias = address_of<const W>(operands.bias),
                             sum = address_of<T>(operands.sum)](const Arguments& now) {
       Operation result{};
-      result.params = {weight(now), bias(now)};
+      result.params.arrays[0] = weight(now);
+      if constexpr (kIsCentered) result.params.arrays[1] = bias(now);
       result.eps = static_cast<Compute>(eps(now));
-      result.n = static_cast<Compute>(n);
+      result.inverse_n = 1 / static_cast<Compute>(n);
       result.mean = mean(now), result.rstd = rstd(now);
       if constexpr (kAdds) result.joined = sum(now);
       return result;
     };
     const bool is_like_output = operands.sum == nullptr || operands.sum->remainder == out.remainder;
     const auto add = [&](const auto& inputs) {
-      return [&](auto shape, auto& rows, Launch how, const Address<char>&) {
-        using Shape = decltype(shape);
-        rows.stages_params = false;
-        if constexpr (may_stage_params<Shape, Operation, T>()) {
-          // L1 keeps short ones for the next row; copies would all come from the same lines of L2.
-          const int arrays = (operands.weight != nullptr) + (operands.bias != nullptr);
-          const std::size_t bytes =
-              arrays * sizeof(W) * how.block.x * Shape::kAccesses * Shape::template kElements<T>;
-          const std::size_t all = (how.shared_bytes + bytes + kRowOtherBytes) * Shape::kBlocks;
-          if (how.cluster_blocks > 1 &&
-              !NormShapes<T, kInputs, kIsCentered>::is_cached(planner, n) &&
-              all <= static_cast<std::size_t>(planner.device.shared_bytes())) {
-            rows.stages_params = true;
-            how.shared_bytes += bytes;
-          }
-        }
+      return [&](auto shape, const auto& rows, const Launch& how, const Address<char>&) {
         return function(type, shape, rows, how, inputs, operation);
       };
     };

@@ -14,9 +14,6 @@ using BlockRows =
     RowShape<Team::kBlock, Width::kWide, kThreads, kAccesses, Walk::kResident, kBlocks>;
 template <int kThreads, int kAccesses, int kBlocks, Width kWidth>
 using ClusterRows = RowShape<Team::kCluster, kWidth, kThreads, kAccesses, Walk::kResident, kBlocks>;
-template <int kThreads, int kAccesses>
-using PersistentRows =
-    RowShape<Team::kCluster, Width::kWide, kThreads, kAccesses, Walk::kPersistent>;
 template <int kAccesses, Width kWidth = Width::kWide>
 using TiledRows = RowShape<Team::kBlock, kWidth, 256, kAccesses, Walk::kTiled, 2>;
 template <int kAccesses, Width kWidth = Width::kWide>
@@ -52,8 +49,10 @@ struct SharedRows {
   static constexpr int kAccesses = sizeof(I) == 2 && kInputs == 2 ? 4 : 8;
   static constexpr int kThreads = sizeof(I) == 2 ? 384 : 512;
   static constexpr int kBlocks = kBytes <= 4 ? 2 : 1;
+  // The edges of peeled rows take registers, too.
   template <Width kWidth>
-  using Shape = ClusterRows<kThreads, kAccesses, kBlocks, kWidth>;
+  using Shape = ClusterRows<kThreads, kWidth == Width::kPeeled && kAccesses == 8 ? 6 : kAccesses,
+                            kBlocks, kWidth>;
 };
 
 // Element types where speed matters most have more variants. A thread's accesses to all kInputs
@@ -74,8 +73,8 @@ struct RowShapes {
   using Shared =
       std::conditional_t<std::is_same_v<I, float16> && kInputs == 1, ClusterRows<512, 4, 2, kWidth>,
                          typename SharedRows<I, kInputs>::template Shape<kWidth>>;
-  using Many = ShapeList<LaneRows<kOfLanes>, LaneRows<kMost>, BlockRows<256, 4>,
-                         Shared<Width::kWide>, TiledRows<kMost>>;
+  using Many = ShapeList<LaneRows<kOfLanes>, LaneRows<kMost, Width::kWide, kMost == 8 ? 6 : 1>,
+                         BlockRows<256, 4>, Shared<Width::kWide>, TiledRows<kMost>>;
   using Few = ShapeList<LaneRows<2>, TiledRows<kMost>>;
   static constexpr bool kIsMany = std::is_same_v<I, O> && sizeof(I) <= 4;
   using Wide = std::conditional_t<kIsMany, Many, Few>;
@@ -86,7 +85,7 @@ struct RowShapes {
                                    TiledRows<kMost, Width::kPeeled>>,
                          Narrow>;
   template <typename Shape>
-  static bool takes(Planner&, int64_t) {
+  static bool takes(Planner&, int64_t, int64_t) {
     return true;
   }
   static int64_t most_threads(Planner& planner, int64_t) {

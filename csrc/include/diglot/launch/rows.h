@@ -126,9 +126,6 @@ auto inputs_of(const Operands&... operands) {
   };
 }
 
-// Groups of blocks that walk over rows, at most: more than any device runs at once.
-constexpr int64_t kMostPersistent = 1 << 16;
-
 // Shares a row of so many accesses out to blocks, evenly, and to as few threads as hold it: at most
 // so many of a block, while a cluster has blocks. Returns the threads of a block. They do not
 // depend on how many rows there are, nor do sums.
@@ -137,7 +134,7 @@ int share_accesses(Rows<kArrays>& rows, int64_t accesses, int along, int most_bl
                    int64_t most_threads) {
   const auto quotient = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
   int64_t blocks = quotient(accesses, Shape::kThreads * Shape::kAccesses);
-  if (Shape::kWalk == Walk::kResident && Shape::kTeam == Team::kCluster) {
+  if (Shape::kTeam == Team::kCluster) {
     const int64_t wanted = quotient(accesses, most_threads * Shape::kAccesses);
     blocks = std::max(blocks, std::min<int64_t>(wanted, most_blocks));
   }
@@ -182,11 +179,8 @@ Launch share_out(Planner& planner, Rows<kArrays>& rows, int most_blocks,
   if constexpr (!Shape::kIsTiled) {
     const int threads = share_accesses<Shape>(rows, accesses, kAlong, most_blocks, most_threads);
     how.block = static_cast<unsigned>(threads);
-    how.is_persistent = Shape::kWalk == Walk::kPersistent;
-    const int64_t groups = how.is_persistent ? std::min(rows.count, kMostPersistent) : rows.count;
-    how.grid = static_cast<unsigned>(groups * rows.blocks);
+    how.grid = static_cast<unsigned>(rows.count * rows.blocks);
     how.cluster_blocks = static_cast<unsigned>(rows.blocks);
-    how.shared_bytes = how.is_persistent ? static_cast<std::size_t>(threads * kThreadBytes) : 0;
     planner.plan.variant = rows.blocks > 1 ? kNames.in_cluster : kNames.in_registers;
     return how;
   }
@@ -282,7 +276,8 @@ void run_rows(Planner& planner, const RowLayout<kArrays>& layout, const Layout<k
         return true;
       } else {
         if (later_shapes > 0) {
-          if (!holds<Shape, I>(rows.n) || !Shapes::template takes<Shape>(planner, rows.n)) {
+          if (!holds<Shape, I>(rows.n) ||
+              !Shapes::template takes<Shape>(planner, rows.n, rows.count)) {
             return false;
           }
           if (skipped++ < planner.tuned(Shapes::kSkipped)) return false;

@@ -52,7 +52,7 @@ namespace diglot {
   X(kSumSplitBlocks, "sum.both.split_blocks")                                                    \
   X(kSumSplitElements, "sum.both.split_elements")                                                \
   X(kRowsBlockThreads, "rows.cuda.block_threads")                                                \
-  X(kNormForwardLongestCached, "norm_forward.cuda.longest_cached")                               \
+  X(kNormForwardFewRows, "norm_forward.cuda.few_rows")                                           \
   X(kNormForwardBlockThreads, "norm_forward.cuda.block_threads")                                 \
   X(kNormForwardLongestInLanes, "norm_forward.cuda.longest_in_lanes")
 

@@ -6,109 +6,170 @@
 
 namespace diglot {
 
-// Elements of a weight or a bias in the type of the computation; `otherwise` if there is none.
-// kIsStaged: they are in shared memory.
-template <int kCount, bool kIsStaged, typename Compute, typename W>
-DIGLOT_DEVICE Vector<Compute, kCount> load_parameters(const W* parameters, int64_t first,
-                                                      Compute otherwise) {
-  Vector<Compute, kCount> result;
-  DIGLOT_UNROLL
-  for (int i = 0; i < kCount; ++i) result[i] = otherwise;
-  if (parameters == nullptr) return result;
-  if constexpr (kCount == 1) {
-    result[0] = convert<Compute>(parameters[first]);
-  } else {
-    constexpr int kElements = kAccessBytes / static_cast<int>(sizeof(W));
-    DIGLOT_UNROLL
-    for (int part = 0; part < kCount; part += kElements) {
-      const W* const from = parameters + first + part;
-      const auto loaded = unpack_computed<W>(kIsStaged ? *reinterpret_cast<const uint4*>(from)
-                                                       : load_constant(from));
-      DIGLOT_UNROLL
-      for (int i = 0; i < kElements; ++i) result[part + i] = loaded[i];
-    }
-  }
-  return result;
-}
+// kCount elements of a weight or a bias, as they lie in memory: unpacked they would take more
+// registers.
+template <typename W, int kCount>
+struct PackedParameters {
+  static constexpr int kPart = kCount == 1 ? 1 : kAccessBytes / static_cast<int>(sizeof(W));
+  static constexpr int kParts = kCount / kPart;
+  Held<W, kPart> parts[kParts];
 
-// The same for kCount elements of an array of n, wherever it lies. Those before its start and
-// behind its end are `otherwise`. `first` is at most kCount before the start.
-template <int kCount, typename Compute, typename W>
-DIGLOT_DEVICE Vector<Compute, kCount> load_parameters_around(const W* parameters, int64_t first,
-                                                             int64_t n, Compute otherwise) {
-  constexpr int kElements = kAccessBytes / static_cast<int>(sizeof(W));
-  Vector<Compute, kCount> result;
-  DIGLOT_UNROLL
-  for (int i = 0; i < kCount; ++i) result[i] = otherwise;
-  if (parameters == nullptr) return result;
-  // Two accesses of 16 bytes around each part, where both are within the array.
-  const int skipped = elements_since_alignment(parameters + first);
-  const int64_t start = first - skipped;
-  if (start >= 0 && start + kCount + kElements <= n) {
-    uint4 bits[kCount / kElements + 1];
+  DIGLOT_DEVICE static PackedParameters all(float value) {
+    PackedParameters result;
+    Vector<W, kPart> values;
     DIGLOT_UNROLL
-    for (int k = 0; k <= kCount / kElements; ++k) {
-      bits[k] = load_constant(parameters + start + k * kElements);
-    }
+    for (int i = 0; i < kPart; ++i) values[i] = convert<W>(value);
     DIGLOT_UNROLL
-    for (int k = 0; k < kCount / kElements; ++k) {
-      const auto loaded = unpack_computed<W>(shift_bytes<static_cast<int>(sizeof(W))>(
-          bits[k], bits[k + 1], skipped * static_cast<int>(sizeof(W))));
-      DIGLOT_UNROLL
-      for (int i = 0; i < kElements; ++i) result[k * kElements + i] = loaded[i];
-    }
-  } else {
-    DIGLOT_UNROLL
-    for (int i = 0; i < kCount; ++i) {
-      if (first + i >= 0 && first + i < n) result[i] = convert<Compute>(parameters[first + i]);
-    }
+    for (int k = 0; k < kParts; ++k) result.parts[k] = Held<W, kPart>::make(values);
+    return result;
   }
-  return result;
-}
+  DIGLOT_DEVICE static PackedParameters load(const W* parameters) {
+    PackedParameters result;
+    if constexpr (kCount == 1) {
+      result.parts[0] = Held<W, 1>::make({parameters[0]});
+    } else {
+      DIGLOT_UNROLL
+      for (int k = 0; k < kParts; ++k) {
+        result.parts[k] = {load_constant(parameters + k * kPart)};
+      }
+    }
+    return result;
+  }
+  // The same of an array of n, wherever it lies. Those before its start and behind its end are
+  // anything. `first` is at most kCount before the start.
+  DIGLOT_DEVICE static PackedParameters load_around(const W* parameters, int64_t first, int64_t n) {
+    PackedParameters result;
+    // Two accesses of 16 bytes around each part, where both are within the array.
+    const int skipped = elements_since_alignment(parameters + first);
+    const int64_t start = first - skipped;
+    if (start >= 0 && start + kCount + kPart <= n) {
+      uint4 bits[kParts + 1];
+      DIGLOT_UNROLL
+      for (int k = 0; k <= kParts; ++k) bits[k] = load_constant(parameters + start + k * kPart);
+      DIGLOT_UNROLL
+      for (int k = 0; k < kParts; ++k) {
+        result.parts[k] = {shift_bytes<static_cast<int>(sizeof(W))>(
+            bits[k], bits[k + 1], skipped * static_cast<int>(sizeof(W)))};
+      }
+    } else {
+      const int64_t rest = n - first;
+      const int begin = first < 0 ? static_cast<int>(-first) : 0;
+      const int end = rest < 0 ? 0 : rest < kCount ? static_cast<int>(rest) : kCount;
+      DIGLOT_UNROLL
+      for (int k = 0; k < kParts; ++k) {
+        Vector<W, kPart> values;
+        DIGLOT_UNROLL
+        for (int i = 0; i < kPart; ++i) {
+          const int element = k * kPart + i;
+          values[i] = convert<W>(0.0f);
+          if (element >= begin && element < end) values[i] = parameters[first + element];
+        }
+        result.parts[k] = Held<W, kPart>::make(values);
+      }
+    }
+    return result;
+  }
+  template <typename Compute>
+  DIGLOT_DEVICE Vector<Compute, kCount> unpacked() const {
+    Vector<Compute, kCount> result;
+    DIGLOT_UNROLL
+    for (int k = 0; k < kParts; ++k) {
+      if constexpr (kCount == 1) {
+        result[0] = convert<Compute>(parts[0].get()[0]);
+      } else {
+        const auto part = unpack_computed<W>(as_they_are(parts[k].bits));
+        DIGLOT_UNROLL
+        for (int i = 0; i < kPart; ++i) result[k * kPart + i] = part[i];
+      }
+    }
+    return result;
+  }
+};
 
-// One element of each for each position in a row; null: absent.
-template <typename W>
+// Weight and, if centred, bias: one element of each for each position in a row; null: absent.
+template <typename W, bool kIsCentered>
 struct NormParameters {
-  const W* weight;
-  const W* bias;
+  static constexpr int kArrays = kIsCentered ? 2 : 1;
+  const W* arrays[kArrays];
+
+  template <int kCount>
+  struct Packed {
+    PackedParameters<W, kCount> arrays[kArrays];
+  };
+
+  // Those from a thread's first element on, whose addresses are computed once.
+  struct From {
+    const W* arrays[kArrays];
+    bool exist[kArrays];
+
+    // Of the kCount elements that are `step` further on.
+    template <int kCount>
+    DIGLOT_DEVICE Packed<kCount> load(int step) const {
+      return packed<kCount>(
+          [=](auto one, const W* array) { return decltype(one)::load(further(array, step)); });
+    }
+    // The same of rows of n elements that begin anywhere: those that lie within.
+    template <int kCount>
+    DIGLOT_DEVICE Packed<kCount> load_around(int64_t first, int64_t n) const {
+      return packed<kCount>(
+          [=](auto one, const W* array) { return decltype(one)::load_around(array, first, n); });
+    }
+
+   private:
+    template <int kCount, typename Load>
+    DIGLOT_DEVICE Packed<kCount> packed(Load load) const {
+      using One = PackedParameters<W, kCount>;
+      Packed<kCount> result;
+      DIGLOT_UNROLL
+      for (int k = 0; k < kArrays; ++k) {
+        result.arrays[k] = exist[k] ? load(One{}, arrays[k]) : One::all(k == 0 ? 1.0f : 0.0f);
+      }
+      return result;
+    }
+  };
+  DIGLOT_DEVICE From from(int64_t first) const {
+    From result;
+    DIGLOT_UNROLL
+    for (int k = 0; k < kArrays; ++k) {
+      result.exist[k] = arrays[k] != nullptr;
+      result.arrays[k] = as_it_is(arrays[k] + (result.exist[k] ? first : 0));
+    }
+    return result;
+  }
 };
 
 // (x - center) * factor * weight + bias.
-template <typename Compute, typename W, bool kIsCentered, bool kIsStaged_ = false>
+template <typename Compute, bool kIsCentered>
 struct NormMap {
-  static constexpr bool kIsStaged = kIsStaged_;
-
   Compute center, factor;
-  NormParameters<W> params;
 
-  DIGLOT_DEVICE auto staged(const NormParameters<W>& staged_params) const {
-    return NormMap<Compute, W, kIsCentered, true>{center, factor, staged_params};
-  }
-  template <int kCount>
-  DIGLOT_DEVICE auto at_position(int64_t first) const {
-    return by([&](const W* array, Compute otherwise) {
-      return load_parameters<kCount, kIsStaged>(array, first, otherwise);
-    });
-  }
-  template <int kCount>
-  DIGLOT_DEVICE auto around_position(int64_t first, int64_t n) const {
-    return by([&](const W* array, Compute otherwise) {
-      return load_parameters_around<kCount>(array, first, n, otherwise);
-    });
-  }
-
- private:
-  template <typename Load>
-  DIGLOT_DEVICE auto by(Load load) const {
-    const auto scale = load(params.weight, Compute(1));
+  template <typename Packed>
+  DIGLOT_DEVICE auto with(const Packed& params) const {
+    const auto scale = params.arrays[0].template unpacked<Compute>();
     if constexpr (kIsCentered) {
-      const auto shift = load(params.bias, Compute(0));
+      const auto shift = params.arrays[1].template unpacked<Compute>();
       return [=, center = center, factor = factor](int i, Compute x) {
         return fma((x - center) * factor, scale[i], shift[i]);
       };
     } else {
       return [=, factor = factor](int i, Compute x) { return x * factor * scale[i]; };
     }
+  }
+};
+
+// (x * factor + offset) * weight + bias, where x is the distance from the mean of a part of the
+// row.
+template <typename Compute>
+struct ReplacedNormMap {
+  Compute factor, offset;
+
+  template <typename Packed>
+  DIGLOT_DEVICE auto with(const Packed& params) const {
+    const auto scale = params.arrays[0].template unpacked<Compute>();
+    const auto shift = params.arrays[1].template unpacked<Compute>();
+    return [=, factor = factor, offset = offset](int i, Compute x) {
+      return fma(fma(x, factor, offset), scale[i], shift[i]);
+    };
   }
 };
 
@@ -122,15 +183,13 @@ struct NormForward : RowOperation {
   static constexpr bool kVisitsAbsent = !kIsCentered;
   static constexpr float kAbsent = 0;
 
+  static constexpr bool kReplaces = kIsCentered;
   static constexpr bool kReducesTogether = kIsCentered;
   static constexpr bool kMapsPositions = true;
-  static constexpr bool kStagesParams = true;
-  using Staged = NormParameters<W>;
-  static constexpr int kStagedBytes = (kIsCentered ? 2 : 1) * sizeof(W);
 
-  NormParameters<W> params;
+  NormParameters<W, kIsCentered> params;
   Compute eps;
-  Compute n;
+  Compute inverse_n;
   Compute* mean;  // of rows; null if not centred
   Compute* rstd;  // null: no statistics are stored
   int64_t row = 0;
@@ -157,36 +216,59 @@ struct NormForward : RowOperation {
     }
   }
 
-  // Two sums take fewer instructions than combining the means of parts.
-  template <typename Visit, typename Sum>
-  DIGLOT_DEVICE State reduce_together(Visit visit, int64_t count, Sum sum) const {
-    Compute thread_sum = 0, squares = 0;
-    visit([&](Compute x) { thread_sum += x; });
+  // Two sums take fewer instructions than combining the means of parts. Elements are replaced by
+  // their distances from the mean of the part.
+  template <typename Visit, typename SumPresent, typename Sum>
+  DIGLOT_DEVICE State reduce_replacing(Visit visit, SumPresent sum_present, int count,
+                                       Sum sum) const {
+    Compute thread_sum = 0;
+    visit([&](Compute& x) { thread_sum += x; });  // absent ones are 0
     const Compute elements = static_cast<Compute>(count);
     const Compute total = sum(thread_sum);  // by all lanes, also by those without a row
-    const Compute center = count == 0 ? Compute(0) : total / elements;
-    visit([&](Compute x) { squares = fma(x - center, x - center, squares); });
+    const Compute center = count == 0 ? Compute(0) : divide_by_count(total, elements);
+    const Compute squares = sum_present(center, [&](Compute& x, Compute& squares_so_far) {
+      x -= center;
+      squares_so_far = fma(x, x, squares_so_far);
+    });
     return {elements, center, sum(squares)};
   }
-
-  template <typename Stage>
-  DIGLOT_DEVICE NormParameters<W> stage_params(Stage stage) const {
-    return {stage(params.weight), stage(params.bias)};
+  // By two sums again: fewer instructions, one after the other, than combining pairs.
+  template <typename Sum>
+  DIGLOT_DEVICE State combine_together(const State& part, int count, Sum sum) const {
+    const Compute elements = static_cast<Compute>(count);
+    const Compute total = sum(part.count * part.mean);
+    const Compute center = count == 0 ? Compute(0) : divide_by_count(total, elements);
+    const Compute distance = part.mean - center;
+    // In this order an empty part adds 0 even where the squared distance overflows.
+    return {elements, center, sum(fma(part.count * distance, distance, part.squares))};
   }
 
-  DIGLOT_DEVICE NormMap<Compute, W, kIsCentered> map(const State& total) const {
+  DIGLOT_DEVICE auto params_from(int64_t first) const { return params.from(first); }
+  template <typename Function>
+  DIGLOT_DEVICE void for_each_param(Function function) const {
+    DIGLOT_UNROLL
+    for (int k = 0; k < params.kArrays; ++k) {
+      if (params.arrays[k] != nullptr) function(params.arrays[k]);
+    }
+  }
+
+  DIGLOT_DEVICE NormMap<Compute, kIsCentered> map(const State& total) const {
     Compute center = 0, squares;
     if constexpr (kIsCentered) {
       center = total.mean, squares = total.squares;
     } else {
       squares = total.values[0];
     }
-    const Compute factor = reciprocal_root(squares / n + eps);
+    const Compute factor = reciprocal_root(fma(squares, inverse_n, eps));
     if (is_leader && rstd != nullptr) {
       if constexpr (kIsCentered) mean[row] = center;
       rstd[row] = factor;
     }
-    return {center, factor, params};
+    return {center, factor};
+  }
+  DIGLOT_DEVICE auto map_replaced(const State& part, const State& total) const {
+    const Compute factor = map(total).factor;
+    return ReplacedNormMap<Compute>{factor, (part.mean - total.mean) * factor};
   }
 };
 

@@ -26,8 +26,8 @@ DIGLOT_DEVICE State cluster_reduce(const State& state, State* shared, int blocks
   return total;
 }
 
-// Exchanges a state per row among the blocks of a cluster. Does nothing where a block has a whole
-// row.
+// Exchanges the states of a row's parts among the blocks of a cluster. Does nothing where a block
+// has the whole row.
 template <typename State>
 class RowMailbox {
  public:
@@ -37,13 +37,13 @@ class RowMailbox {
   DIGLOT_DEVICE void begin() {
     if (blocks_ > 1) mailbox().begin();
   }
-  // The state of the whole row; `number` counts the rows of this block, from 0 on.
-  DIGLOT_DEVICE State combine_with_others(const State& state, int block, unsigned number) {
+  // The state of the whole row.
+  DIGLOT_DEVICE State combine_with_others(const State& state, int block) {
     if (blocks_ == 1) return state;
-    if (number == 0) cluster_wait();
-    mailbox().exchange(state, block, blocks_, number);
-    return reduce_blocks<State>(
-        blocks_, [&](int other) -> State { return mailbox().received(other, number); });
+    cluster_wait();
+    mailbox().exchange(state, block, blocks_, 0);
+    return reduce_blocks<State>(blocks_,
+                                [&](int other) -> State { return mailbox().received(other, 0); });
   }
 
  private:

@@ -61,17 +61,16 @@ struct MaxSum {
     visit([&](compute_t<T> x) { state.sum += exp_nonpositive_for<T>(x - shift); });
     return state;
   }
-  // The same, while one call of replace(function) replaces each element x by function(x), which is
-  // keep(x, e^(x - max)).
-  template <typename Visit, typename Replace, typename Keep>
-  DIGLOT_DEVICE static MaxSum reduce_replacing(Visit visit, Replace replace, Keep keep) {
+  // The same, while the second visit replaces each element x by keep(x, e^(x - max)).
+  template <typename Visit, typename Keep>
+  DIGLOT_DEVICE static MaxSum reduce_replacing(Visit visit, Keep keep) {
     MaxSum state = none();
-    visit([&](compute_t<T> x) { state.max = maximum(state.max, x); });
+    visit([&](compute_t<T>& x) { state.max = maximum(state.max, x); });
     const compute_t<T> shift = state.shift();
-    replace([&](compute_t<T> x) {
+    visit([&](compute_t<T>& x) {
       const compute_t<T> power = exp_nonpositive_for<T>(x - shift);
       state.sum += power;
-      return keep(x, power);
+      x = keep(x, power);
     });
     return state;
   }

@@ -119,21 +119,36 @@ DIGLOT_DEVICE State block_reduce(State state) {
   return states[kWarps];
 }
 
-// The same for a block of any number of warps, at most kMostWarps, by one barrier. `turn` counts
-// the calls of the block: slots are used in turns, so that none is overwritten before all warps
-// have read it.
+constexpr int power_of_two_ceiling(int n) {
+  int result = 1;
+  while (result < n) result *= 2;
+  return result;
+}
+
+// Each warp of a block, of kMostWarps at most, gives its state, that of its first lane. Lane i gets
+// the state of warp i, or none(); so do the next lanes, if kMostWarps is at most 16. It takes one
+// barrier. `turn` counts the calls of the block: slots are used in turns, so that none is
+// overwritten before all warps have read it.
 template <int kMostWarps, typename State>
-DIGLOT_DEVICE State block_reduce_in_turn(State state, unsigned turn) {
+DIGLOT_DEVICE State exchange_warps_in_turn(const State& state, unsigned turn) {
   static_assert(kMostWarps <= kWarpLanes);
   __shared__ State states[2][kMostWarps];
   const int warps = static_cast<int>(blockDim.x) / kWarpLanes;
   const int warp = threadIdx.x / kWarpLanes, lane = threadIdx.x % kWarpLanes;
+  if (lane == 0) states[turn % 2][warp] = state;
+  __syncthreads();
+  const int other = lane % power_of_two_ceiling(kMostWarps);
+  return other < warps ? states[turn % 2][other] : State::none();
+}
+
+// Every thread of a block of any number of warps, at most kMostWarps, gets their combined state by
+// one barrier.
+template <int kMostWarps, typename State>
+DIGLOT_DEVICE State block_reduce_in_turn(State state, unsigned turn) {
   state = warp_reduce(state);
-  if (warps > 1) {
-    if (lane == 0) states[turn % 2][warp] = state;
-    __syncthreads();
-    state = lane < warps ? states[turn % 2][lane] : State::none();
-    state = warp_reduce<kMostWarps <= 8 ? 8 : kMostWarps <= 16 ? 16 : 32>(state);
+  if (blockDim.x > kWarpLanes) {
+    state = warp_reduce<power_of_two_ceiling(kMostWarps)>(
+        exchange_warps_in_turn<kMostWarps>(state, turn));
   }
   return shuffle_from(state, 0);
 }

@@ -55,30 +55,27 @@ struct RowOperation {
   // does not read the second input. visit() passes one or two arguments.
   static constexpr bool kReducesFirst = false;
 
-  // The lanes or the block that hold a row reduce its `count` elements together, where that is
-  // faster: sum(x) adds up one number per thread.
-  //   State reduce_together(Visit visit, int64_t count, Sum sum) const;
-  static constexpr bool kReducesTogether = false;
-
-  // While reducing, the operation replaces each element x in registers by function(x), through one
-  // call of replace(function). Its map knows this thread's state too.
-  //   State reduce_replacing(Visit visit, Replace replace) const;
-  //   auto map_replaced(const State& thread_state, const State& total) const;  -> function(x)
+  // Where registers hold a row, the operation may replace its elements. visit(function) then calls
+  // function(x) with a reference, and sum_present(neutral, function) calls function(x, sum) and
+  // returns the sum, of which absent elements are no part, or are `neutral`. The map of replaced
+  // elements knows the state of the part of the row by which it replaced them.
+  //   State reduce_replacing(Visit visit, SumPresent sum_present, int count, Sum sum) const;
+  //   auto map_replaced(const State& part, const State& total) const;  -> function(x)
   static constexpr bool kReplaces = false;
 
-  // The map depends on an element's position in its row, because it reads parameters there:
-  // map.at_position<kCount>(first) returns function(i, x...) for the elements first + i, i <
-  // kCount. map.kIsStaged says whether `first` counts from the block's first element. Of rows that
-  // begin anywhere, map.around_position<kCount>(first, n) returns it; of the elements before the
-  // row's start and behind its end, n, anything.
-  static constexpr bool kMapsPositions = false;
+  // The part is what lanes hold of the row, all of it or one warp's, and not what a thread holds:
+  // `count` elements; sum(x) adds up one number per lane. The states of a block's warps are
+  // combined so, too: each lane has one of them, or none().
+  //   State combine_together(const State& part, int count, Sum sum) const;
+  static constexpr bool kReducesTogether = false;
 
-  // Such a map's parameters may be staged in shared memory while a row is loaded.
-  //   using Staged = ...;                          the addresses of the staged arrays
-  //   static constexpr int kStagedBytes = ...;     for each element of a row
-  //   Staged stage_params(Stage stage) const;      calls stage(array) for each array
-  //   auto map.staged(const Staged& params) const; the map that reads there
-  static constexpr bool kStagesParams = false;
+  // The map depends on an element's position in its row, because it has parameters there:
+  // params_from(first).load<kCount>(step) loads those of the elements first + step + i, i < kCount,
+  // and map.with(params) returns function(i, x...). They are loaded before the row is reduced, if a
+  // thread has registers for them. Of rows that begin anywhere, params_from(0).load_around<kCount>
+  // (first, n) loads them; those of elements before the row's start and behind its end, n, are
+  // anything. for_each_param(function) calls function(array) for each array of them.
+  static constexpr bool kMapsPositions = false;
 };
 
 // How many of the inputs the operation reduces.
@@ -94,10 +91,8 @@ DIGLOT_DEVICE void check_operation() {
   static_assert(!Operation::kJoins || kInputs == 2, "join(x, y) takes exactly two inputs");
   static_assert(!Operation::kReducesFirst || kInputs == 2,
                 "kReducesFirst is for operations of two inputs");
-  static_assert(!Operation::kReplaces || Operation::kVisitsAbsent,
-                "an operation that replaces elements must visit absent ones");
-  static_assert(!Operation::kStagesParams || Operation::kMapsPositions,
-                "only maps of positions read parameters that can be staged");
+  static_assert(!Operation::kReducesTogether || Operation::kReplaces,
+                "lanes reduce together what they may replace");
 }
 
 }  // namespace diglot

@@ -18,8 +18,7 @@ struct Rows {
   int part;      // elements of the row for each of them, at most
   int tiles;     // of a row, for each block that shares it; for split columns, of a chunk
   int slots;     // tiles that fit in shared memory
-  bool stages_params = false;  // whether the map's parameters are staged in shared memory
-  int chunks = 1;              // of split columns
+  int chunks = 1;  // of split columns
 };
 
 // Who shares a row: lanes of a warp; a block; the blocks of a cluster, one tile each; or, for
@@ -28,9 +27,8 @@ enum class Team { kLanes, kBlock, kCluster, kColumns };
 
 // How a kernel goes through rows.
 enum class Walk {
-  kResident,    // a team holds one row in registers (resident.cuh)
-  kPersistent,  // the same, looping over rows, with the next one on its way
-  kTiled,  // a row has several tiles: in registers, in shared memory, or read twice (tiled.cuh)
+  kResident,  // a team holds a row in registers (resident.cuh)
+  kTiled,     // a row has several tiles: in registers, in shared memory, or read twice (tiled.cuh)
   kReduceChunks,  // split columns, first launch: reduces chunks (split_columns.cuh)
   kMapChunks,     // split columns, second launch: combines the chunks' states and maps
 };
@@ -105,13 +103,6 @@ struct RowPlace {
         threads = Shape::kIsTiled ? Shape::kThreads : static_cast<int>(blockDim.x), thread = self;
       }
     }
-  }
-
-  // To the row of the next turn of the grid.
-  template <int kArrays>
-  DIGLOT_DEVICE void move_on(const Rows<kArrays>& rows) {
-    static_assert(Shape::kTeam == Team::kCluster);
-    row += gridDim.x / blocks_of(rows);
   }
 
   template <int kArrays>

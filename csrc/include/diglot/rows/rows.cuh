@@ -4,8 +4,7 @@
 // operation.cuh says what a kernel writes; place.cuh how rows are shared out; tile.cuh and
 // staging.cuh what a thread holds of a row. The kernel's shape chooses how it goes through rows:
 //
-//   resident.cuh       a team holds a row in registers: lanes, a block or a cluster. It may loop
-//                      over rows, with the next one on its way
+//   resident.cuh       a team holds a row in registers: lanes, a block or a cluster
 //   tiled.cuh          longer rows: in registers, in shared memory, the rest read twice
 //   split_columns.cuh  tall columns: two launches over chunks of them
 //
@@ -32,7 +31,7 @@ DIGLOT_DEVICE void reduce_then_map_rows(const Rows<kArrays>& rows, const Operati
                                         [[maybe_unused]]
                                         typename Operation::State* states = nullptr) {
   check_operation<Operation, kInputs>();
-  if constexpr (Shape::kWalk == Walk::kResident || Shape::kWalk == Walk::kPersistent) {
+  if constexpr (Shape::kWalk == Walk::kResident) {
     map_resident_rows<Shape>(rows, operation, inputs, output);
   } else if constexpr (Shape::kWalk == Walk::kTiled) {
     map_tiled_rows<Shape>(rows, operation, inputs, output);

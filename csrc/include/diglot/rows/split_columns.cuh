@@ -122,7 +122,7 @@ DIGLOT_DEVICE void map_column_chunks(const Rows<kArrays>& rows, const Operation&
   for (int t = last; t >= first; --t) {
     const auto range = tile.range(t);
     tile.load(range);
-    tile.store(maps, range, output);
+    tile.store(operation, maps, range, output);
   }
 }
 

@@ -5,10 +5,20 @@
 #include <type_traits>
 #include <utility>
 
-#include "diglot/reduce/warp_block.cuh"
 #include "diglot/rows/tile_loads.cuh"
 
 namespace diglot {
+
+// The parameters of kCount elements.
+struct NoParams {};
+template <typename Operation, int kCount, bool kMapsPositions = Operation::kMapsPositions>
+struct ParamsOf {
+  using type = decltype(std::declval<const Operation&>().params_from(0).template load<kCount>(0));
+};
+template <typename Operation, int kCount>
+struct ParamsOf<Operation, kCount, false> {
+  using type = NoParams;
+};
 
 template <typename Shape, typename Operation, typename I, int kInputs, int kArrays>
 class RowTile : public RowTileLoads<Shape, Operation, I, kInputs, kArrays> {
@@ -62,137 +72,123 @@ class RowTile : public RowTileLoads<Shape, Operation, I, kInputs, kArrays> {
       return block_reduce_in_turn<Shape::kThreads / kWarpLanes>(state, turn_++);
     }
   }
-  DIGLOT_DEVICE State reduce_in_team(const Operation& operation, const Range& range) {
-    if constexpr (Operation::kReducesTogether) {
-      return reduce_together(operation, range);
-    } else {
-      return combine_in_team(reduce({{operation}}, range).values[0]);
-    }
-  }
-  DIGLOT_DEVICE State reduce_together(const Operation& operation, const Range& range) {
-    const auto visit = [&](auto function) { visit_all(function, range); };
-    if constexpr (Shape::kTeam == Team::kLanes) {
-      return operation.reduce_together(visit, range.elements(), [&](auto x) {
-        return lanes_sum(Sums<decltype(x), 1>{{x}}, place_.threads).values[0];
-      });
-    } else {
-      return operation.reduce_together(visit, range.elements(), [&](auto x) {
-        const Sums<decltype(x), 1> sum{{x}};
-        return block_reduce_in_turn<Shape::kThreads / kWarpLanes>(sum, turn_++).values[0];
-      });
-    }
-  }
 
-  // What an operation that replaces elements puts in their place.
-  struct Replaced {
-    compute_t<I> values[kAccesses][kElements];
-  };
+  // The thread's elements in the type of the computation, where an operation may replace them.
+  using Values = Vector<compute_t<I>, kElements>[kAccesses];
   DIGLOT_DEVICE State reduce_replacing(const Operation& operation, const Range& range,
-                                       Replaced& replaced) const {
-    const auto visit = [&](auto function) { visit_all(function, range); };
-    return operation.reduce_replacing(visit, [&](auto function) {
+                                       Values& values) const {
+    static_assert(kHeld == 1 && kRows == 1);
+    const auto for_each_used = [&](auto function) {
       DIGLOT_UNROLL
       for (int a = 0; a < kAccesses; ++a) {
         if (!is_used(range, a)) break;
-        const Accesses accesses = held_accesses(a);
-        DIGLOT_UNROLL
-        for (int i = 0; i < kElements; ++i) replaced.values[a][i] = call(function, accesses, i);
+        function(a);
       }
-    });
+    };
+    for_each_used([&](int a) { values[a] = held_[0][a].computed(); });
+    const auto visit = [&](auto function) {
+      for_each_used([&](int a) {
+        DIGLOT_UNROLL
+        for (int i = 0; i < kElements; ++i) function(values[a][i]);
+      });
+    };
+    const auto sum_present = [&](compute_t<I> neutral, auto function) {
+      compute_t<I> sum = 0;
+      for_each_used([&](int a) {
+        if (Shape::kWidth != Width::kWide && !(Shape::kIsWide && is_whole(range, a))) {
+          DIGLOT_UNROLL
+          for (int i = 0; i < kElements; ++i) {
+            if (!exists(range, a, i)) values[a][i] = neutral;
+          }
+        }
+        compute_t<I> part = 0;
+        DIGLOT_UNROLL
+        for (int i = 0; i < kElements; ++i) function(values[a][i], part);
+        if (Shape::kWidth == Width::kWide && !is_whole(range, a)) part = 0;
+        sum += part;
+      });
+      return sum;
+    };
+    const int lanes = Shape::kTeam == Team::kLanes ? place_.threads : kWarpLanes;
+    return operation.reduce_replacing(visit, sum_present, elements_of_lanes(range),
+                                      [&](auto x) { return sum_of_lanes(x, lanes); });
   }
-  template <typename Map, typename O>
-  DIGLOT_DEVICE void store_replaced(const Map& map, const Replaced& replaced, const Range& range,
+  // The same of what the thread's lanes or block hold.
+  DIGLOT_DEVICE State combine_replaced(const Operation& operation, const State& part,
+                                       const Range& range) {
+    if constexpr (!Operation::kReducesTogether) {
+      return combine_in_team(part);
+    } else if constexpr (Shape::kTeam == Team::kLanes) {
+      return part;
+    } else {
+      if (place_.threads == kWarpLanes) return part;
+      constexpr int kMostWarps = Shape::kThreads / kWarpLanes;
+      return operation.combine_together(
+          exchange_warps_in_turn<kMostWarps>(part, turn_++), range.elements(),
+          [&](auto x) { return sum_of_lanes(x, power_of_two_ceiling(kMostWarps)); });
+    }
+  }
+  template <typename O>
+  DIGLOT_DEVICE void store_replaced(const Operation& operation, const State& part,
+                                    const State& total, const Values& values, const Range& range,
                                     O* output) const {
+    const auto map = operation_for_row(operation, 0).map_replaced(part, total);
+    [[maybe_unused]] const auto from = params_from(operation, range);
     O* const start = output + starts_.array[0] + offset(range, 0);
     DIGLOT_UNROLL
     for (int a = 0; a < kAccesses; ++a) {
-      if (!is_used(range, a)) break;
+      if (!kLoadsAtOnce && !is_used(range, a)) break;
       Vector<O, kElements> result;
-      DIGLOT_UNROLL
-      for (int i = 0; i < kElements; ++i) result[i] = convert<O>(map(replaced.values[a][i]));
+      map_elements(from, map, range, a,
+                   [&](int i, auto function) { result[i] = convert<O>(function(values[a][i])); });
       store_access(start, range, a, result);
     }
   }
 
-  // Begins to copy the parameters that the map needs for a tile to shared memory, `offset` bytes
-  // from its start, if the launcher found room. wait_for_params and store_mapped follow.
-  DIGLOT_DEVICE auto stage_params(const Operation& operation, const Range& range,
-                                  int offset) const {
-    if constexpr (may_stage_params<Shape, Operation, I>()) {
-      using Staged = typename Operation::Staged;
-      if (!rows_.stages_params) return Staged{};
-      return operation.stage_params([&](auto* array) {
-        return stage_array<Shape, I>(
-            array, offset, range.first, [&](int a) { return position(a, 0); },
-            [&](int a) { return exists(range, a, 0); });
-      });
+  // Loads the parameters of the map, if there are registers for them.
+  DIGLOT_DEVICE void load_params(const Operation& operation, const Range& range) {
+    if constexpr (kHoldsParams) {
+      const auto from = params_from(operation, range);
+      DIGLOT_UNROLL
+      for (int a = 0; a < kAccesses; ++a) params_[a] = params_of(from, range, a, 0);
     } else {
-      return NothingStaged{};
+      prefetch_params(operation, range);
     }
   }
   // Begins to bring them to the L2 cache. Few blocks do: all ask for the same lines.
   DIGLOT_DEVICE void prefetch_params(const Operation& operation, const Range& range) const {
-    if constexpr (Operation::kStagesParams && Shape::kIsWide) {
+    if constexpr (Operation::kMapsPositions && Shape::kIsWide) {
       if (gridDim.x > kFewBlocks) return;
-      operation.stage_params([&](auto* array) {
+      operation.for_each_param([&](auto* array) {
         DIGLOT_UNROLL
         for (int a = 0; a < kAccesses; ++a) {
-          if (array != nullptr && is_whole(range, a)) {
-            prefetch(array + (range.first + position(a, 0) - skipped_));
-          }
+          if (is_whole(range, a)) prefetch(array + (range.first + position(a, 0) - skipped_));
         }
-        return array;
       });
     }
   }
-  DIGLOT_DEVICE void wait_for_params() const {
-    if constexpr (may_stage_params<Shape, Operation, I>()) {
-      if (rows_.stages_params) wait_for_copies();
-    }
-  }
-  template <typename Staged, typename O>
-  DIGLOT_DEVICE void store_mapped(const Operation& operation, const State& total,
-                                  const Staged& params, const Range& range, O* output) const {
-    const auto map = operation_for_row(operation, 0).map(total);
-    if constexpr (!std::is_same_v<Staged, NothingStaged>) {
-      if (rows_.stages_params) {
-        const auto staged = map.staged(params);
-        return store(PerRow<std::decay_t<decltype(staged)>, 1>{{staged}}, range, output);
-      }
-    }
-    store(PerRow<std::decay_t<decltype(map)>, 1>{{map}}, range, output);
-  }
 
+  // The map of a row, which is the thread's only one.
+  DIGLOT_DEVICE auto map(const Operation& operation, const State& total) const {
+    const auto map = operation_for_row(operation, 0).map(total);
+    return PerRow<std::decay_t<decltype(map)>, 1>{{map}};
+  }
   // output = map(inputs...), where maps.values[row] maps each of the thread's rows.
   template <typename Maps, typename O>
-  DIGLOT_DEVICE void store(const Maps& maps, const Range& range, O* output) const {
-    constexpr int kAtOnce = Shape::kIsWide ? kElements : 1;
+  DIGLOT_DEVICE void store(const Operation& operation, const Maps& maps, const Range& range,
+                           O* output) const {
+    [[maybe_unused]] const auto from = params_from(operation, range);
     const auto result_of = [&](int a) {
       const Accesses accesses = held_accesses(a);
       Vector<O, kElements> result;
-      DIGLOT_UNROLL
-      for (int i = 0; i < kElements; i += kAtOnce) {
-        const auto& map = maps.values[i / kAlong];
-        const auto convert_all = [&](auto function) {
-          DIGLOT_UNROLL
-          for (int j = 0; j < kAtOnce; ++j) result[i + j] = convert<O>(function(j));
-        };
-        if constexpr (Operation::kMapsPositions) {
-          constexpr bool kIsStaged = std::decay_t<decltype(map)>::kIsStaged;
-          const int64_t element = (kIsStaged ? 0 : range.first) + position(a, i) - skipped_;
-          const auto function = [&] {
-            if constexpr (Shape::kIsPeeled) {
-              return map.template around_position<kAtOnce>(element, rows_.n);
-            } else {
-              // Absent elements take the parameters of the first, so that no branch is needed.
-              return map.template at_position<kAtOnce>(exists(range, a, i) ? element : 0);
-            }
-          }();
-          convert_all([&](int j) {
-            return call([&](auto... x) { return function(j, x...); }, accesses, i + j);
-          });
-        } else {
-          convert_all([&](int j) { return call(maps.values[(i + j) / kAlong], accesses, i + j); });
+      if constexpr (Operation::kMapsPositions) {
+        map_elements(from, maps.values[0], range, a, [&](int i, auto function) {
+          result[i] = convert<O>(call(function, accesses, i));
+        });
+      } else {
+        DIGLOT_UNROLL
+        for (int i = 0; i < kElements; ++i) {
+          result[i] = convert<O>(call(maps.values[i / kAlong], accesses, i));
         }
       }
       return result;
@@ -205,9 +201,7 @@ class RowTile : public RowTileLoads<Shape, Operation, I, kInputs, kArrays> {
       O* const start = output + starts_.array[0] + offset(range, 0);
       DIGLOT_UNROLL
       for (int a = 0; a < kAccesses; ++a) {
-        // Without this branch a block's accesses to parameters are in flight together.
-        constexpr bool kIsAtOnce = Operation::kMapsPositions && Shape::kTeam != Team::kLanes;
-        if (!kIsAtOnce && !is_used(range, a)) break;
+        if (!kLoadsAtOnce && !is_used(range, a)) break;
         store_access(start, range, a, result_of(a));
       }
     }
@@ -224,35 +218,93 @@ class RowTile : public RowTileLoads<Shape, Operation, I, kInputs, kArrays> {
   }
 
  private:
-  using Base::exists, Base::is_used, Base::is_whole, Base::offset, Base::position, Base::step,
+  using Base::elements_of_lanes, Base::elements_to, Base::first_element;
+  using Base::exists, Base::is_used, Base::is_whole, Base::offset, Base::position, Base::step_from,
       Base::step_through;
   using Base::held_, Base::n_, Base::place_, Base::rows_, Base::skipped_, Base::starts_;
 
   static constexpr unsigned kFewBlocks = 132;  // about one for each multiprocessor
+  static constexpr int kAtOnce = Shape::kIsWide ? kElements : 1;
 
-  unsigned turn_ = 0;  // of block_reduce_in_turn
+  using Params = typename ParamsOf<Operation, kAtOnce>::type;
+  static constexpr bool kHoldsParams = Operation::kMapsPositions && Shape::kIsWide &&
+                                       !Shape::kIsTiled &&
+                                       (sizeof(Params) <= kAccessBytes || kAccesses <= 2);
+  Params params_[kHoldsParams ? kAccesses : 1];
+
+  // Without branches in between, a block's accesses to parameters are in flight together. Those of
+  // a wider type than the row would take too many registers.
+  static constexpr bool kLoadsAtOnce = Operation::kMapsPositions && !kHoldsParams &&
+                                       sizeof(Params) <= 2 * kAccessBytes &&
+                                       Shape::kTeam != Team::kLanes;
+
+  unsigned turn_ = 0;  // of the block's exchanges between warps
+
+  template <typename T>
+  DIGLOT_DEVICE static T sum_of_lanes(T x, int lanes) {
+    return lanes_sum(Sums<T, 1>{{x}}, lanes).values[0];
+  }
+
+  // Calls use(i, function) for each element of an access, where function maps it.
+  template <typename From, typename Map, typename Use>
+  DIGLOT_DEVICE void map_elements(const From& from, const Map& map, const Range& range, int a,
+                                  Use use) const {
+    DIGLOT_UNROLL
+    for (int i = 0; i < kElements; i += kAtOnce) {
+      if constexpr (Operation::kMapsPositions) {
+        const auto function = map.with(kHoldsParams ? params_[a] : params_of(from, range, a, i));
+        DIGLOT_UNROLL
+        for (int j = 0; j < kAtOnce; ++j) {
+          use(i + j, [&](auto... x) { return function(j, x...); });
+        }
+      } else {
+        DIGLOT_UNROLL
+        for (int j = 0; j < kAtOnce; ++j) use(i + j, map);
+      }
+    }
+  }
+
+  // The parameters from the thread's first element on.
+  DIGLOT_DEVICE auto params_from(const Operation& operation, const Range& range) const {
+    if constexpr (!Operation::kMapsPositions) {
+      return NoParams{};
+    } else {
+      const bool is_here = !Shape::kIsPeeled && exists(range, 0, 0);
+      return operation.params_from(is_here ? range.first + first_element() : 0);
+    }
+  }
+  // Those of kAtOnce elements, from element i of access a on. Absent ones take those of others, so
+  // that no branch is needed.
+  template <typename From>
+  DIGLOT_DEVICE Params params_of(const From& from, const Range& range, int a, int i) const {
+    if constexpr (Shape::kIsPeeled) {
+      return from.template load_around<kAtOnce>(range.first + position(a, i) - skipped_, rows_.n);
+    } else {
+      return from.template load<kAtOnce>(exists(range, a, i) ? elements_to(a, i) : 0);
+    }
+  }
 
   template <typename O>
   DIGLOT_DEVICE void store_access(O* start, const Range& range, int a,
                                   const Vector<O, kElements>& access) const {
     if (Shape::kIsWide && is_whole(range, a)) {
-      store_vector(start + step(a, 0, 0), access);
+      store_vector(step_from(start, a, 0, 0), access);
     } else if (Shape::kWidth != Width::kWide) {
       DIGLOT_UNROLL
       for (int i = 0; i < kElements; ++i) {
-        if (exists(range, a, i)) start[step(a, i, 0)] = access[i];
+        if (exists(range, a, i)) *step_from(start, a, i, 0) = access[i];
       }
     }
   }
 
-  // One access of each array in registers.
+  // One access of each array in registers, in the type of the computation.
   struct Accesses {
-    Access inputs[kHeld];
+    Vector<compute_t<I>, kElements> inputs[kHeld];
   };
   DIGLOT_DEVICE Accesses held_accesses(int a) const {
     Accesses accesses;
     DIGLOT_UNROLL
-    for (int k = 0; k < kHeld; ++k) accesses.inputs[k] = held_[k][a].get();
+    for (int k = 0; k < kHeld; ++k) accesses.inputs[k] = held_[k][a].computed();
     return accesses;
   }
   template <typename Function>
@@ -262,16 +314,7 @@ class RowTile : public RowTileLoads<Shape, Operation, I, kInputs, kArrays> {
   template <typename Function, int... kInput>
   DIGLOT_DEVICE static auto call(const Function& function, const Accesses& accesses, int i,
                                  std::integer_sequence<int, kInput...>) {
-    return function(convert<compute_t<I>>(accesses.inputs[kInput][i])...);
-  }
-  template <typename Function>
-  DIGLOT_DEVICE void visit_all(Function& function, const Range& range) const {
-    static_assert(kRows == 1);
-    DIGLOT_UNROLL
-    for (int a = 0; a < kAccesses; ++a) {
-      if (!is_used(range, a)) break;
-      visit_access(function, range, a, 0);
-    }
+    return function(accesses.inputs[kInput].elements[i]...);
   }
   template <typename Function>
   DIGLOT_DEVICE void visit_access(Function& function, const Range& range, int a, int row) const {

@@ -1,7 +1,9 @@
 // A thread's part of a tile of a row: where it lies, and its way to registers.
 #pragma once
 
-#include "diglot/rows/staging.cuh"
+#include "diglot/reduce/warp_block.cuh"
+#include "diglot/rows/operation.cuh"
+#include "diglot/rows/place.cuh"
 
 namespace diglot {
 
@@ -57,8 +59,10 @@ class RowTileLoads {
   DIGLOT_DEVICE Range range(int tile) const {
     constexpr bool kIsCluster = Shape::kTeam == Team::kCluster;
     const int size = kIsCluster ? rows_.part : place_.threads * (kAccesses * kAlong);
-    const int64_t first = int64_t{tile} * size;
-    const int64_t rest = n_ - first;
+    // A row in registers has less than 2^31 elements.
+    using Index = std::conditional_t<Shape::kWalk == Walk::kResident, int, int64_t>;
+    const Index first = Index{tile} * size;
+    const Index rest = static_cast<Index>(n_) - first;
     return {first,
             rest < 0      ? 0
             : rest < size ? static_cast<int>(rest)
@@ -77,7 +81,17 @@ class RowTileLoads {
         });
       }
     } else {
-      set([&](int k, int a) { return read(range, k, a); });
+      const I* starts[kInputs];  // of the thread's accesses: computed once
+      DIGLOT_UNROLL
+      for (int k = 0; k < kInputs; ++k) starts[k] = as_it_is(inputs_[k] + offset(range, k + 1));
+      set([&](int k, int a) {
+        if constexpr (Shape::kIsWide) {
+          return is_whole(range, a) ? HeldAccess{load_bits(step_from(starts[k], a, 0, k + 1))}
+                                    : absent();
+        } else {
+          return read_elements(range, k, a);
+        }
+      });
       // After all others, so that these are in flight meanwhile.
       for_each_partial(range, [&](int partial) {
         HeldAccess inputs[kInputs];
@@ -97,7 +111,7 @@ class RowTileLoads {
         if (!is_whole(range, a)) return;
         copy_async(&smem_slot(slot, k, a)->bits, address(range, k, a, 0));
       } else {
-        *smem_slot(slot, k, a) = read(range, k, a);
+        *smem_slot(slot, k, a) = read_elements(range, k, a);
       }
     });
     for_each_partial(range, [&](int a) {
@@ -129,8 +143,9 @@ class RowTileLoads {
   }
   DIGLOT_DEVICE int position(int a, int i) const { return first_element() + elements_to(a, i); }
   DIGLOT_DEVICE bool exists(const Range& range, int a, int i) const {
-    const int element = position(a, Shape::kWidth == Width::kWide ? 0 : i);
-    return element < range.count && (!Shape::kIsPeeled || element >= range.skipped);
+    const int element = elements_to(a, Shape::kWidth == Width::kWide ? 0 : i);
+    return element < range.count - first_element() &&
+           (!Shape::kIsPeeled || element >= range.skipped - first_element());
   }
   // Whether all elements of an access by 16 bytes exist.
   DIGLOT_DEVICE bool is_whole(const Range& range, int a) const {
@@ -139,6 +154,20 @@ class RowTileLoads {
   // Whether the access exists for any thread of the team. Later ones then do not either.
   DIGLOT_DEVICE bool is_used(const Range& range, int a) const {
     return Shape::kTeam == Team::kColumns || elements_to(a, 0) < range.count;
+  }
+  // The elements of a row that the lanes hold together: all, or those of a block's warp.
+  DIGLOT_DEVICE int elements_of_lanes(const Range& range) const {
+    if constexpr (Shape::kTeam == Team::kLanes) return range.elements();
+    constexpr int kOfWarp = kWarpLanes * kAlong;
+    int elements = 0;
+    DIGLOT_UNROLL
+    for (int a = 0; a < kAccesses; ++a) {
+      const int first = place_.thread / kWarpLanes * kOfWarp + elements_to(a, 0);
+      const int end = first + kOfWarp < range.count ? first + kOfWarp : range.count;
+      const int begin = first > range.skipped ? first : range.skipped;
+      elements += end > begin ? end - begin : 0;
+    }
+    return elements;
   }
   // Calls function(a) for each partial access of the thread.
   template <typename Function>
@@ -159,12 +188,13 @@ class RowTileLoads {
   DIGLOT_DEVICE int64_t offset(const Range& range, int array) const {
     return (range.first + first_element()) * (kHasSteps ? rows_.steps[array] : 1);
   }
-  DIGLOT_DEVICE int64_t step(int a, int i, int array) const {
-    if constexpr (kHasSteps) return elements_to(a, i) * rows_.steps[array];
-    return elements_to(a, i);
+  template <typename T>
+  DIGLOT_DEVICE T* step_from(T* first, int a, int i, int array) const {
+    if constexpr (kHasSteps) return first + elements_to(a, i) * rows_.steps[array];
+    return further(first, elements_to(a, i));
   }
   DIGLOT_DEVICE const I* address(const Range& range, int k, int a, int i) const {
-    return inputs_[k] + offset(range, k + 1) + step(a, i, k + 1);
+    return step_from(inputs_[k] + offset(range, k + 1), a, i, k + 1);
   }
 
   // Calls function(a, exists, address) for the thread's accesses to a tile of columns of an array.
@@ -172,9 +202,6 @@ class RowTileLoads {
   template <typename T, typename Function>
   DIGLOT_DEVICE void step_through(const Range& range, T* data, int array, Function function) const {
     T* address = as_it_is(data + offset(range, array));
-#if defined(__CUDA_ARCH__)
-    __builtin_assume(__isGlobal(address));
-#endif
     const int64_t stride = rows_.steps[array] * place_.threads;
     int rest = range.count - place_.thread;
     DIGLOT_UNROLL
@@ -219,13 +246,6 @@ class RowTileLoads {
     }
   }
 
-  DIGLOT_DEVICE HeldAccess read(const Range& range, int k, int a) const {
-    if constexpr (Shape::kIsWide) {
-      return is_whole(range, a) ? HeldAccess{load_bits(address(range, k, a, 0))} : absent();
-    } else {
-      return read_elements(range, k, a);
-    }
-  }
   DIGLOT_DEVICE HeldAccess read_elements(const Range& range, int k, int a) const {
     Access access;
     DIGLOT_UNROLL

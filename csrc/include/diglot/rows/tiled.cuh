@@ -65,7 +65,7 @@ DIGLOT_DEVICE void map_tiled_rows(const Rows<kArrays>& rows, const Operation& op
   DIGLOT_NO_UNROLL
   for (int t = 0; t < tiles; ++t) {
     const auto range = t == 0 ? tile.range(first) : load(t);
-    tile.store(maps, range, output);
+    tile.store(operation, maps, range, output);
   }
   if (blocks > 1) cluster_wait();
 }
