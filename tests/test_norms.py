@@ -59,9 +59,9 @@ VARIANTS = {
         7: (LANES, LANES),
         512: (LANES, LANES),
         4096: (REGISTERS, SHARED),
-        4099: (REGISTERS, CLUSTER),
+        4099: (REGISTERS, SHARED),
         40_004: (CLUSTER, CLUSTER),
-        70_001: (CLUSTER, "a row read twice"),
+        70_001: (CLUSTER, CLUSTER),
     },
     "triton": {7: (HELD, HELD), 4099: (HELD, HELD), 33_000: (TOGETHER, TOGETHER)},
 }
