@@ -82,10 +82,10 @@ def test_variants(backend, op):
 @pytest.mark.parametrize(
     ("op", "dtype", "n", "accesses"),
     [
-        ("layer_norm", torch.float32, 66_001, ""),
+        ("layer_norm", torch.float32, 100_001, ""),
         ("add_layer_norm", torch.float32, 114_692, ", 16-byte accesses"),
         ("add_rms_norm", torch.float32, 114_692, ", 16-byte accesses"),
-        ("rms_norm", torch.bfloat16, 65_537, ""),
+        ("rms_norm", torch.bfloat16, 150_001, ""),
         ("rms_norm", torch.float64, 32_770, ", 16-byte accesses"),
         ("layer_norm", torch.float16, 240_008, ", 16-byte accesses"),
     ],
