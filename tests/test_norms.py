@@ -61,7 +61,7 @@ VARIANTS = {
         4096: (REGISTERS, SHARED),
         4099: (REGISTERS, SHARED),
         40_004: (CLUSTER, CLUSTER),
-        70_001: (CLUSTER, CLUSTER),
+        100_001: (CLUSTER, "a row read twice"),
     },
     "triton": {7: (HELD, HELD), 4099: (HELD, HELD), 33_000: (TOGETHER, TOGETHER)},
 }

@@ -28,8 +28,8 @@ struct NormBackwardShapes {
   template <int... kAccesses>
   using PeeledList = std::tuple<PeeledNormShape<kAccesses>...>;
   using Peeled =
-      std::conditional_t<sizeof(T) == 2, PeeledList<1, 2, 4, 6>,
-                         std::conditional_t<sizeof(T) == 4, PeeledList<1, 4, 8>, PeeledList<1, 4>>>;
+      std::conditional_t<sizeof(T) == 2, PeeledList<1, 2, 4>,
+                         std::conditional_t<sizeof(T) == 4, PeeledList<1, 4>, PeeledList<1, 4>>>;
   using Narrow = NormShape<2, false>;
   template <bool kIsWide>
   using Streaming = NormShape<(sizeof(T) == 2 ? 1 : 2) * (kIsWide ? 2 : 1), kIsWide>;
