@@ -27,9 +27,7 @@ struct NormBackwardShapes {
       std::conditional_t<sizeof(T) == 4, WideList<1, 4, 6, 8, 12>, WideList<1, 4>>>;
   template <int... kAccesses>
   using PeeledList = std::tuple<PeeledNormShape<kAccesses>...>;
-  using Peeled =
-      std::conditional_t<sizeof(T) == 2, PeeledList<1, 2, 4>,
-                         std::conditional_t<sizeof(T) == 4, PeeledList<1, 4>, PeeledList<1, 4>>>;
+  using Peeled = std::conditional_t<sizeof(T) == 2, PeeledList<1, 2, 4>, PeeledList<1, 4>>;
   using Narrow = NormShape<2, false>;
   template <bool kIsWide>
   using Streaming = NormShape<(sizeof(T) == 2 ? 1 : 2) * (kIsWide ? 2 : 1), kIsWide>;
