@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from backends import KERNELS, needs_cuda
-from norms import Norm
+from norms import OPS, Norm
 
 from diglot.backends.plans import Device, plan_runs
 from diglot.backends.runs import plan
@@ -33,6 +33,58 @@ def test_every_shape(op, n):
                 made = plan("cuda", op, f"{op}_backward", *arguments)
         kernels.add(str(made.launches[0]))
     assert len(kernels) > 3
+
+
+def variant_of(op: str, x: torch.Tensor) -> str:
+    """Of a derivative with all sums, on an H200."""
+    fields = 1 + (op == "layer_norm")
+    statistics, row = torch.empty(fields, len(x), device="meta"), x[0].clone()
+    with plan_runs(Device(90, 132, 233_472, True)):
+        arguments = (x, None, x, statistics, row, *(row,) * fields, x)
+        return plan("cuda", op, f"{op}_backward", *arguments).variant
+
+
+@needs_cuda
+@pytest.mark.parametrize("n", [9, 77, 769, 4097, 22059])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("op", OPS)
+def test_rows_that_begin_between_multiples_of_16_bytes(op, dtype, n):
+    """Neighbours share accesses; groups have a row each, or several, and teams that share them."""
+    variants = set()
+    for skipped in range(6 if n < 4097 else 2):
+        with use_tunables({SKIPPED: skipped, "norm_backward.cuda.groups": 8}):
+            variants.add(variant_of("rms_norm", torch.empty(40, n, device="meta", dtype=dtype)))
+            Norm.draw(op, (8 if skipped % 2 else 17, n), dtype).check("cuda")
+    assert any("peeled" in variant for variant in variants)
+
+
+@needs_cuda
+@pytest.mark.parametrize("offset", range(9))
+def test_arrays_that_begin_between_multiples_of_16_bytes(offset):
+    """They lie alike, though rows are whole accesses; what is beside them is not a number."""
+    rows, n = 12, 768
+    arrays = []
+    for _ in range(2):
+        around = torch.full((rows * n + 32,), float("nan"), dtype=torch.bfloat16)
+        array = around[offset : offset + rows * n].view(rows, n)
+        arrays.append(array.copy_(torch.randn(rows, n)))
+    norm = Norm.draw("rms_norm", (rows, n), torch.bfloat16)
+    norm.arrays[0] = arrays[0]
+    with use_tunables({"norm_backward.cuda.groups": 4}):
+        norm.check("cuda")
+
+
+@needs_cuda
+@pytest.mark.parametrize("step", [77, 84, 85])
+def test_peeled_rows_with_gaps(step):
+    """Not a number lies in the gaps."""
+    rows, n = 33, 77
+    around = torch.full((rows, step), float("nan"), dtype=torch.bfloat16)
+    norm = Norm.draw("layer_norm", (rows, n), torch.bfloat16)
+    around[:, :n] = norm.arrays[0]
+    norm.arrays[0] = around[:, :n]
+    with use_tunables({"norm_backward.cuda.groups": 8, SKIPPED: 1}):
+        norm.check("cuda")
 
 
 @needs_cuda

@@ -59,9 +59,9 @@ VARIANTS = {
         7: (LANES, LANES),
         512: (LANES, LANES),
         4096: (REGISTERS, SHARED),
-        4099: (REGISTERS, CLUSTER),
+        4099: (REGISTERS, SHARED),
         40_004: (CLUSTER, CLUSTER),
-        70_001: (CLUSTER, "a row read twice"),
+        100_001: (CLUSTER, "a row read twice"),
     },
     "triton": {7: (HELD, HELD), 4099: (HELD, HELD), 33_000: (TOGETHER, TOGETHER)},
 }
@@ -121,10 +121,10 @@ def test_few_rows_are_planned_otherwise(op, n, few, many):
 @pytest.mark.parametrize(
     ("op", "dtype", "n", "accesses"),
     [
-        ("layer_norm", torch.float32, 66_001, ""),
+        ("layer_norm", torch.float32, 100_001, ""),
         ("add_layer_norm", torch.float32, 114_692, ", 16-byte accesses"),
         ("add_rms_norm", torch.float32, 114_692, ", 16-byte accesses"),
-        ("rms_norm", torch.bfloat16, 65_537, ""),
+        ("rms_norm", torch.bfloat16, 150_001, ""),
         ("rms_norm", torch.float64, 32_770, ", 16-byte accesses"),
         ("layer_norm", torch.float16, 240_008, ", 16-byte accesses"),
     ],

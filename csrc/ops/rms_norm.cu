@@ -15,7 +15,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocks)
 }
 
 template <typename Shape, typename T>
-__global__ void __launch_bounds__((kNormThreadsOf<Shape, T>), 1)
+__global__ void __launch_bounds__(kNormResidentThreads, 1)
     rms_norm_backward_rows(NormRows rows, NormGradients<T> arrays) {
   norm_backward_resident<Shape, T, false>(rows, arrays);
 }
@@ -28,9 +28,9 @@ __global__ void __launch_bounds__(kNormThreads, 1)
 
 template <int kElements, typename Compute>
 __global__ void __launch_bounds__(kNormSumThreads)
-    rms_norm_backward_sum(int64_t n, int groups, int side, const Compute* sums,
+    rms_norm_backward_sum(int64_t n, int groups, int side, NormSumOrder order, const Compute* sums,
                           NormSumOutputs outputs, DType dtype) {
-  norm_group_sums<kElements>(n, groups, side, sums, outputs, dtype);
+  norm_group_sums<kElements>(n, groups, side, order, sums, outputs, dtype);
 }
 
 }  // namespace diglot

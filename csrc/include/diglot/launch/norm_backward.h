@@ -22,9 +22,12 @@ template <typename T>
 struct NormBackwardShapes {
   template <int... kAccesses>
   using WideList = std::tuple<NormShape<kAccesses, true>...>;
-  using Wide =
-      std::conditional_t<sizeof(T) == 2, WideList<1, 2, 3, 4, 6>,
-                         std::conditional_t<sizeof(T) == 4, WideList<1, 4, 6, 8>, WideList<1, 4>>>;
+  using Wide = std::conditional_t<
+      sizeof(T) == 2, WideList<1, 2, 3, 4, 5, 6>,
+      std::conditional_t<sizeof(T) == 4, WideList<1, 4, 6, 8, 12>, WideList<1, 4>>>;
+  template <int... kAccesses>
+  using PeeledList = std::tuple<PeeledNormShape<kAccesses>...>;
+  using Peeled = std::conditional_t<sizeof(T) == 2, PeeledList<1, 2, 4>, PeeledList<1, 4>>;
   using Narrow = NormShape<2, false>;
   template <bool kIsWide>
   using Streaming = NormShape<(sizeof(T) == 2 ? 1 : 2) * (kIsWide ? 2 : 1), kIsWide>;
@@ -69,21 +72,66 @@ struct NormVariantNames {
   const char* in_cluster;
   const char* two_pass;
 };
-template <bool kIsWide>
+template <typename Shape>
 constexpr NormVariantNames kNormVariantNames =
-    kIsWide ? NormVariantNames{"rows in lanes, 16-byte accesses",
-                               "a row in shared memory, 16-byte accesses",
-                               "a row across a cluster, 16-byte accesses",
-                               "a row read twice, 16-byte accesses"}
-            : NormVariantNames{"rows in lanes", "a row in shared memory", "a row across a cluster",
-                               "a row read twice"};
+    Shape::kIsPeeled ? NormVariantNames{"rows in lanes, peeled accesses",
+                                        "a row in shared memory, peeled accesses",
+                                        "a row across a cluster, peeled accesses", ""}
+    : Shape::kIsWide ? NormVariantNames{"rows in lanes, 16-byte accesses",
+                                        "a row in shared memory, 16-byte accesses",
+                                        "a row across a cluster, 16-byte accesses",
+                                        "a row read twice, 16-byte accesses"}
+                     : NormVariantNames{"rows in lanes", "a row in shared memory",
+                                        "a row across a cluster", "a row read twice"};
 
 // Elements of a row for each of its blocks: whole accesses.
 template <typename Shape, typename T>
 int64_t share_of_block(const NormRows& rows) {
   constexpr int kElements = Shape::template kElements<T>;
   const auto quotient = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
-  return quotient(quotient(rows.n, rows.blocks), kElements) * kElements;
+  const int64_t n = rows.n + (Shape::kIsPeeled ? kElements - 1 : 0);
+  return quotient(quotient(n, rows.blocks), kElements) * kElements;
+}
+
+// Whether rows can be peeled: all arrays have the same distances from a row's start to a multiple
+// of 16 bytes, and an access that reaches beyond a row ends in one beside it.
+template <typename T>
+bool are_peeled(const Operand (&views)[kNormArrays], const Layout<kNormArrays>& layout) {
+  constexpr int kElements = kAccessBytes / static_cast<int>(sizeof(T));
+  for (int a = 0; a < kStatistics; ++a) {
+    if (views[a].remainder != views[0].remainder || !views[a].is_aligned(sizeof(T))) return false;
+    if (layout.rank == 0) continue;
+    const int64_t step = layout.strides[0][a];
+    if (step < kElements || (step - layout.strides[0][0]) % kElements != 0) return false;
+  }
+  return layout.rank <= 1;
+}
+
+template <typename T>
+NormSumOrder order_by_access(int64_t n, bool is_peeled, const Operand& view,
+                             const Layout<kNormArrays>& layout) {
+  constexpr int kElements = kAccessBytes / static_cast<int>(sizeof(T));
+  constexpr int kSums = kAccessBytes / static_cast<int>(sizeof(compute_t<T>));
+  NormSumOrder order{n};
+  while (1 << order.access_bits < kElements) ++order.access_bits;
+  while (1 << order.plane_bits < kSums) ++order.plane_bits;
+  if (!is_peeled) return order;
+  order.pitch = (n + 2 * kElements - 2) / kElements * kElements;
+  order.first_skipped = static_cast<int>(view.remainder / sizeof(T));
+  if (layout.rank > 0) order.skipped_step = static_cast<int>(layout.strides[0][0] % kElements);
+  return order;
+}
+
+// From a row to the next that begins alike. Rows of a group do, if so many rows or a multiple lie
+// between them.
+inline int period_of(const NormSumOrder& order) {
+  int period = 1;
+  while (((period * order.skipped_step) & ((1 << order.access_bits) - 1)) != 0) ++period;
+  return period;
+}
+inline int groups_alike(const NormSumOrder& order, int64_t groups, int64_t count) {
+  const int period = period_of(order);
+  return static_cast<int>(groups < count && groups > period ? groups / period * period : groups);
 }
 
 // Blocks that walk rows: one, or a cluster, for each group. Without sums, as many groups as can be
@@ -94,7 +142,7 @@ inline void count_groups(Planner& planner, NormRows& rows) {
       planner.tuned(rows.blocks <= 2 ? Tunable::kNormBackwardGroupsWithoutSums
                                      : Tunable::kNormBackwardClusteredGroupsWithoutSums);
   const int64_t groups = std::max<int64_t>(blocks / rows.blocks, 1);
-  rows.groups = static_cast<int>(std::min(groups, rows.count));
+  rows.groups = groups_alike(rows.order, std::min(groups, rows.count), rows.count);
 }
 
 inline Launch launch_of_groups(const NormRows& rows, int threads) {
@@ -115,13 +163,13 @@ template <typename Shape, typename T>
 std::optional<NormFit> share_out_norm(Planner& planner, NormRows rows, int blocks,
                                       int least_stages) {
   constexpr int kColumns = Shape::template kColumns<T>;
-  constexpr int kThreads = kNormThreadsOf<Shape, T>;
-  constexpr int64_t kMost = kThreads * kColumns;  // of a row's elements, for a block
+  constexpr int64_t kMost = kNormResidentThreads * kColumns;  // of a row's elements, for a block
   constexpr int kWarpColumns = kWarpLanes * kColumns;
   rows.blocks = blocks;
   rows.share = share_of_block<Shape, T>(rows);
   if (rows.share > kMost) return {};
   count_groups(planner, rows);
+  if (rows.groups < rows.count && rows.groups % period_of(rows.order) != 0) return {};
   rows.team = kWarpLanes * static_cast<int>((rows.share + kWarpColumns - 1) / kWarpColumns);
   // With several accesses lanes are apart as in a whole warp. A cluster's blocks have whole warps.
   constexpr bool kHasLanes = Shape::kAccesses == 1 || !Shape::kIsWide;
@@ -131,12 +179,14 @@ std::optional<NormFit> share_out_norm(Planner& planner, NormRows rows, int block
   }
   // As many teams as have rows, fit, and leave room for enough stages. A cluster has one.
   constexpr int kWeightParts = sizeof(compute_t<T>) / sizeof(T);
-  const auto most_threads = static_cast<int>(planner.tuned(Tunable::kNormBackwardThreads));
-  const int beside = rows.team > most_threads ? 1 : std::max(1, kThreads / most_threads);
+  const auto wanted = static_cast<int>(planner.tuned(Tunable::kNormBackwardThreads));
+  const int most_threads = std::min(kNormResidentThreads, std::max(wanted, rows.team));
+  const int multiprocessors = std::max(planner.device.multiprocessors(), 1);
+  const int beside =
+      std::clamp(rows.groups * blocks / multiprocessors, 1, kNormResidentThreads / most_threads);
   const int room = (planner.device.shared_bytes() / beside - kNormOtherBytes) / Shape::kPartBytes;
   const int64_t each = (rows.count + rows.groups - 1) / rows.groups;
-  const int threads =
-      std::min(kThreads / beside, room / (kWeightParts + least_stages * rows.arrays));
+  const int threads = std::min(most_threads, room / (kWeightParts + least_stages * rows.arrays));
   const auto teams =
       static_cast<int>(std::min<int64_t>(threads / rows.team, blocks > 1 ? 1 : each));
   if (teams < 1) return {};
@@ -148,11 +198,11 @@ std::optional<NormFit> share_out_norm(Planner& planner, NormRows rows, int block
   const int parts = kWeightParts + fit.rows.stages * rows.arrays;
   fit.how.shared_bytes = static_cast<std::size_t>(parts * warps * kWarpLanes * Shape::kPartBytes);
   // A warp's instructions for a row, and how long it waits for others' and for its own.
-  constexpr int64_t kIssued = 16 * kColumns + 150, kWaited = 1200;
+  constexpr int kBeside = Shape::kIsPeeled ? 100 : Shape::kIsWide ? 0 : 12 * kColumns;
+  constexpr int64_t kIssued = 16 * kColumns + 150 + kBeside, kWaited = 1200;
   const int64_t at_once = warps * kWarpLanes / rows.team;
   fit.cost = (each + at_once - 1) / at_once * (warps * kIssued / 4 + kWaited);
-  if (kThreads < kNormThreads) fit.cost += fit.cost / 2;        // few warps hide less
-  if (fit.rows.stages < stages) fit.cost += 3 * fit.cost / 10;  // and so do few stages
+  if (fit.rows.stages < stages) fit.cost += 3 * fit.cost / 10;  // few stages hide less
   return fit;
 }
 
@@ -193,6 +243,20 @@ void launch_norm_backward(Planner& planner, const NormOperands& operands) {
   NormRows rows{};
   rows.arrays = operands.grad_sum == nullptr ? 2 : 3;
   rows.n = n;
+  const Operand views[] = {
+      outer_dimensions(operands.grad_input), outer_dimensions(operands.grad_output),
+      outer_dimensions(operands.input),
+      outer_dimensions(operands.grad_sum == nullptr ? operands.grad_input : *operands.grad_sum),
+      outer_dimensions(statistics.shape)};
+  const Layout<kNormArrays> layout({&views[0], &views[1], &views[2], &views[3], &views[4]});
+  bool is_wide = n % kElements == 0;
+  for (int a = 0; a < kStatistics; ++a) {
+    is_wide &= views[a].is_aligned() && layout.has_multiples(a, kElements, 0);
+  }
+  const bool may_hold = n <= planner.tuned(Tunable::kNormBackwardLongestHeld);
+  const bool is_peeled = may_hold && !is_wide && are_peeled<T>(views, layout);
+  const NormSumOrder by_access = order_by_access<T>(n, is_peeled, views[0], layout);
+  const NormSumOrder by_column{by_access.pitch};
   // What is asked for of the derivatives that are sums over rows, weight first.
   const Operand* asked[2] = {};
   int fields = 0;
@@ -202,7 +266,8 @@ void launch_norm_backward(Planner& planner, const NormOperands& operands) {
   Address<Compute> sums, weight_sums, bias_sums;
   if (fields > 0) {
     rows.groups = groups_of_rows<T>(planner, count, rows.n, rows.arrays);
-    const int64_t field = rows.groups * rows.n;
+    rows.groups = groups_alike(by_access, rows.groups, count);
+    const int64_t field = rows.groups * by_access.pitch;
     sums = planner.need({fields * field * static_cast<int64_t>(sizeof(Compute))})
                .template as<Compute>();
     if (operands.grad_weight != nullptr) weight_sums = sums;
@@ -224,17 +289,8 @@ void launch_norm_backward(Planner& planner, const NormOperands& operands) {
     return result;
   };
 
+  rows.order = by_column;
   if (count > 0) {
-    const Operand views[] = {
-        outer_dimensions(operands.grad_input), outer_dimensions(operands.grad_output),
-        outer_dimensions(operands.input),
-        outer_dimensions(operands.grad_sum == nullptr ? operands.grad_input : *operands.grad_sum),
-        outer_dimensions(statistics.shape)};
-    const Layout<kNormArrays> layout({&views[0], &views[1], &views[2], &views[3], &views[4]});
-    bool is_wide = rows.n % kElements == 0;
-    for (int a = 0; a < kStatistics; ++a) {
-      is_wide &= views[a].is_aligned() && layout.has_multiples(a, kElements, 0);
-    }
     layout.template for_each_slice<int64_t>([&](int64_t slice, const auto& starts) {
       rows.count = slice, rows.starts = starts;
       if (fields == 0) rows.groups = 0;
@@ -242,12 +298,12 @@ void launch_norm_backward(Planner& planner, const NormOperands& operands) {
         using Shape = decltype(shape);
         constexpr auto kKernel = Kernels::template rows<Shape>();
         if (fit.rows.blocks > 1 && !planner.has_clusters<kKernel>(fit.how)) return false;
-        constexpr const NormVariantNames& kNames = kNormVariantNames<Shape::kIsWide>;
+        constexpr const NormVariantNames& kNames = kNormVariantNames<Shape>;
         planner.plan.variant = fit.rows.blocks > 1           ? kNames.in_cluster
                                : fit.rows.team <= kWarpLanes ? kNames.in_lanes
                                                              : kNames.in_block;
         planner.add<kKernel>(fit.how, fit.rows, arrays);
-        rows.groups = fit.rows.groups;
+        rows.groups = fit.rows.groups, rows.order = fit.rows.order;
         return true;
       };
       // Of the shapes that hold a row in as few blocks as possible the cheapest.
@@ -256,10 +312,17 @@ void launch_norm_backward(Planner& planner, const NormOperands& operands) {
         for (int blocks = 1; blocks <= kMostClusterBlocks; blocks *= 2) {
           std::vector<std::pair<int64_t, std::function<bool()>>> found;
           const auto look = [&](auto shape) {
-            const auto fit =
-                share_out_norm<decltype(shape), T>(planner, rows, blocks, least_stages);
-            if (!fit.has_value()) return;
-            found.emplace_back(fit->cost, [=] { return attempt(shape, *fit); });
+            using Shape = decltype(shape);
+            rows.order = Shape::kIsWide ? by_access : by_column;
+            const auto fit = share_out_norm<Shape, T>(planner, rows, blocks, least_stages);
+            NormRows planned = rows;
+            planned.count = planned_rows(planner, rows.count);
+            if (fields > 0 && planned.count != rows.count) {
+              planned.groups = groups_of_rows<T>(planner, planned.count, n, rows.arrays);
+            }
+            const auto judged = share_out_norm<Shape, T>(planner, planned, blocks, least_stages);
+            if (!fit.has_value() || !judged.has_value()) return;
+            found.emplace_back(judged->cost, [=] { return attempt(shape, *fit); });
           };
           std::apply([&](auto... shape) { (look(shape), ...); }, shapes);
           std::stable_sort(found.begin(), found.end(),
@@ -281,7 +344,7 @@ void launch_norm_backward(Planner& planner, const NormOperands& operands) {
         const Launch how = share_out_streaming_norm<Shape, T>(planner, rows, blocks, fields);
         constexpr auto kKernel = Kernels::template streaming<Shape>();
         if (blocks > 1 && !planner.has_clusters<kKernel>(how)) return false;
-        planner.plan.variant = kNormVariantNames<Shape::kIsWide>.two_pass;
+        planner.plan.variant = kNormVariantNames<Shape>.two_pass;
         planner.add<kKernel>(how, rows, arrays);
         return true;
       };
@@ -291,9 +354,14 @@ void launch_norm_backward(Planner& planner, const NormOperands& operands) {
           if (is_wanted && attempt_streaming(shape, blocks)) return;
         }
       };
-      const bool is_held = rows.n <= planner.tuned(Tunable::kNormBackwardLongestHeld) &&
-                           ((is_wide && attempt_held(typename Shapes::Wide{})) ||
-                            attempt_held(std::tuple(typename Shapes::Narrow{})));
+      const auto attempt_all = [&] {
+        const std::tuple narrow(typename Shapes::Narrow{});
+        if (is_wide && attempt_held(typename Shapes::Wide{})) return true;
+        return is_peeled ? attempt_held(std::tuple_cat(typename Shapes::Peeled{}, narrow))
+                         : attempt_held(narrow);
+      };
+      const bool is_held = may_hold && attempt_all();
+      if (!is_held) rows.order = by_column;
       const bool are_weights_wide = operands.weight == nullptr || operands.weight->is_aligned();
       if (!is_held && is_wide && are_weights_wide) {
         stream(typename Shapes::template Streaming<true>{});
@@ -317,11 +385,11 @@ void launch_norm_backward(Planner& planner, const NormOperands& operands) {
     while (side < kNormSumThreads && kNormSumThreads / side * kNormSumLoads > 2 * groups) side *= 2;
     Launch how{dim3(blocks_for(accesses, side), static_cast<unsigned>(fields)), kNormSumThreads};
     how.uses_pdl = true;
-    planner.add<Kernels::template sum<kTaken>()>(how, rows.n, groups, side, sums, outputs,
-                                                 asked[0]->dtype);
+    planner.add<Kernels::template sum<kTaken>()>(how, rows.n, groups, side, rows.order, sums,
+                                                 outputs, asked[0]->dtype);
   };
   constexpr int kVector = kAccessBytes / static_cast<int>(sizeof(Compute));
-  if (rows.n % kVector == 0) {
+  if (rows.n % kVector == 0 && rows.order.pitch % kVector == 0 && !rows.order.skips()) {
     sum(std::integral_constant<int, kVector>{});
   } else {
     sum(std::integral_constant<int, 1>{});

@@ -146,4 +146,10 @@ class Planner {
   std::shared_ptr<const ChosenNumbers> chosen_;
 };
 
+// For how many rows a plan is made that is to run on so many.
+inline int64_t planned_rows(Planner& planner, int64_t count) {
+  const int64_t planned = planner.tuned(Tunable::kRowsPlannedRows);
+  return planned > 0 ? planned : count;
+}
+
 }  // namespace diglot

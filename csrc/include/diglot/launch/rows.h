@@ -265,6 +265,7 @@ void run_rows(Planner& planner, const RowLayout<kArrays>& layout, const Layout<k
     Rows<kArrays> rows;
     rows.n = layout.n, rows.count = count, rows.starts = starts;
     std::copy_n(layout.steps, kArrays, rows.steps);
+    const int64_t planned = planned_rows(planner, count);
     int later_shapes = sizeof...(Each);
     int64_t skipped = 0;
     const auto attempt = [&](auto shape) {
@@ -277,7 +278,7 @@ void run_rows(Planner& planner, const RowLayout<kArrays>& layout, const Layout<k
       } else {
         if (later_shapes > 0) {
           if (!holds<Shape, I>(rows.n) ||
-              !Shapes::template takes<Shape>(planner, rows.n, rows.count)) {
+              !Shapes::template takes<Shape>(planner, rows.n, planned)) {
             return false;
           }
           if (skipped++ < planner.tuned(Shapes::kSkipped)) return false;

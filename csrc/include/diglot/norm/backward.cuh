@@ -33,6 +33,7 @@ template <int kAccesses_, bool kIsWide_>
 struct NormShape {
   static constexpr int kAccesses = kAccesses_;
   static constexpr bool kIsWide = kIsWide_;
+  static constexpr bool kIsPeeled = false;
   template <typename T>
   static constexpr int kElements = kAccessBytes / static_cast<int>(sizeof(T));
   template <typename T>
@@ -40,10 +41,44 @@ struct NormShape {
   static constexpr int kPartBytes = kAccesses * kAccessBytes;  // of a thread, for one array
 };
 
-// Threads of a block, at most: fewer where each has the sums of many columns in registers.
-template <typename Shape, typename T>
-constexpr int kNormThreadsOf =
-    Shape::template kColumns<T> > 40 ? kNormThreads * 3 / 4 : kNormThreads;
+// The same for rows that begin or end between multiples of 16 bytes, alike in all arrays: the
+// accesses at a row's two ends are partial, and have elements beside the row.
+template <int kAccesses>
+struct PeeledNormShape : NormShape<kAccesses, true> {
+  static constexpr bool kIsPeeled = true;
+};
+
+// Threads of a block that holds rows: so few that each has registers for a row beside its sums.
+constexpr int kNormResidentThreads = 384;
+
+// Where the sums of a group of rows are kept. An access of the input has `1 << access_bits`
+// columns; their sums are several accesses, each in a plane of its own, so that neighbouring lanes
+// write neighbours. Peeled rows of a group have the same number of absent columns before their
+// first.
+struct NormSumOrder {
+  int64_t pitch;  // columns of a group
+  int access_bits = 0, plane_bits = 0;
+  int first_skipped = 0, skipped_step = 0;  // absent columns: of group 0, and more for each later
+
+  DIGLOT_HOST_DEVICE bool skips() const { return first_skipped != 0 || skipped_step != 0; }
+  DIGLOT_HOST_DEVICE int skipped(int group) const {
+    return (first_skipped + group * skipped_step) & ((1 << access_bits) - 1);
+  }
+  // Of a column, counted from the first absent one.
+  DIGLOT_DEVICE int64_t place(int64_t column) const {
+    const int rest = static_cast<int>(column & ((1 << access_bits) - 1));
+    const int64_t access = column >> access_bits;
+    const int64_t plane = (pitch >> access_bits) << plane_bits;
+    return (rest >> plane_bits) * plane + (access << plane_bits) + (rest & ((1 << plane_bits) - 1));
+  }
+  // Which column is there.
+  DIGLOT_DEVICE int64_t column(int64_t place) const {
+    const int64_t plane = (pitch >> access_bits) << plane_bits;
+    const int64_t number = place / plane, in_plane = place - number * plane;
+    return ((in_plane >> plane_bits) << access_bits) + (number << plane_bits) +
+           (in_plane & ((1 << plane_bits) - 1));
+  }
+};
 
 // The arrays of rows, in the order of their offsets.
 enum NormArray { kGradInput, kGradOutput, kInput, kGradSum, kStatistics, kNormArrays };
@@ -61,6 +96,7 @@ struct NormRows {
   int arrays;       // in each stage
   int smem_fields;  // streaming rows: how many of the weight's and bias's sums are in shared memory
   bool accumulates;  // adds to the sums of an earlier launch
+  NormSumOrder order;
 
   static constexpr int64_t kNarrow = 0xffffffff;  // up to here a row's offset is cheap
 

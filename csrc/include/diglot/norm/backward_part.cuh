@@ -7,7 +7,8 @@
 namespace diglot {
 
 // A thread's part of the rows of its group. Rows arrive in stages of shared memory; a thread reads
-// what it copied itself.
+// what it copied itself. Where registers suffice they hold a row from its sums to its derivatives,
+// so that the stage is free for a later row sooner.
 template <typename Shape, typename T, bool kIsCentered>
 class NormPart {
  public:
@@ -19,6 +20,11 @@ class NormPart {
   static constexpr int kColumns = Shape::template kColumns<T>;
   // Of an access's weights, which have the type of the computation.
   static constexpr int kWeightAccesses = sizeof(Compute) / sizeof(T);
+  // Registers for the sums of a thread's columns, and for a row of its input and gradient.
+  static constexpr int kSumRegisters =
+      (kIsCentered ? 2 : 1) * kColumns * static_cast<int>(sizeof(Compute) / sizeof(float));
+  static constexpr int kRowRegisters = 2 * Shape::kPartBytes / static_cast<int>(sizeof(float));
+  static constexpr bool kHolds = kSumRegisters + kRowRegisters <= (Shape::kIsPeeled ? 80 : 112);
   // The arrays of a stage, one after the other.
   enum { kInputs, kGrads, kAddends, kReadArrays };
 
@@ -36,9 +42,17 @@ class NormPart {
       step = rows.team;
       first = member;
     }
-    column_ = first_column() + first;
+    if constexpr (Shape::kIsPeeled) skipped_ = rows.order.skipped(group());
+    column_ = first_column() + first - skipped_;
     step_ = static_cast<uint32_t>(step * sizeof(T));
     count_ = (share() - first + step - 1) / step;
+    if constexpr (Shape::kIsPeeled) {
+      DIGLOT_UNROLL
+      for (int a = 0; a < kAccesses; ++a) {
+        const int64_t column = column_ + element(a, 0);
+        if (exists(a, 0) && (column < 0 || column + kElements > rows.n)) partial_ |= 1u << a;
+      }
+    }
     // A warp's accesses are neighbours, so that a thread finds all of its accesses from the first.
     weights_ = shared() + thread / kWarpLanes * warp_accesses() + lane;
     stages_ = weights_ + kWeightAccesses * kPart;
@@ -46,7 +60,7 @@ class NormPart {
 
   // The first row of the block's first team, this team's number in the block, and the distance from
   // a team's row to its next.
-  DIGLOT_DEVICE int64_t first_row() const { return int64_t{group()} * teams(); }
+  DIGLOT_DEVICE int64_t first_row() const { return group(); }
   DIGLOT_DEVICE int team_number() const { return team_number_; }
   DIGLOT_DEVICE int step() const { return rows_.groups * teams(); }
 
@@ -66,17 +80,19 @@ class NormPart {
     }
   }
 
-  // Begins to copy the thread's part of a row to a stage. The copy has arrived when
-  // wait_for_copies_before returns.
+  // Begins to copy the thread's part of a row to a stage: what its sums need, and what its
+  // derivatives need beside that. The copies have arrived when wait_for_copies_before returns.
   DIGLOT_DEVICE void load_async(int64_t row, int stage) const {
     if (row >= rows_.count) return;
     const auto starts = rows_.offsets(row);
     uint4* const to = staged(stage);
-    copy_part(to + kInputs * kPart, arrays_.input + starts.array[kInput]);
-    copy_part(to + kGrads * kPart, arrays_.grad_output + starts.array[kGradOutput]);
-    if (arrays_.grad_sum != nullptr) {
-      copy_part(to + kAddends * kPart, arrays_.grad_sum + starts.array[kGradSum]);
-    }
+    copy_part(to + kInputs * kPart, row, arrays_.input + starts.array[kInput]);
+    copy_part(to + kGrads * kPart, row, arrays_.grad_output + starts.array[kGradOutput]);
+  }
+  DIGLOT_DEVICE void load_addends_async(int64_t row, int stage) const {
+    if (row >= rows_.count || arrays_.grad_sum == nullptr) return;
+    const int64_t start = rows_.offsets(row).array[kGradSum];
+    copy_part(staged(stage) + kAddends * kPart, row, arrays_.grad_sum + start);
   }
 
   // Stages the thread's weights in shared memory, those of absent elements as zeros. Calls
@@ -86,7 +102,8 @@ class NormPart {
     arrays_.with_weights([&](const auto* weights) {
       using Weight = std::decay_t<decltype(*weights)>;
       Vector<Weight, kElements> loaded[kAccesses];
-      const bool is_aligned = Shape::kIsWide && elements_to_alignment(weights) == 0;
+      const bool is_aligned =
+          Shape::kIsWide && !Shape::kIsPeeled && elements_to_alignment(weights) == 0;
       DIGLOT_UNROLL
       for (int a = 0; a < kAccesses; ++a) {
         loaded[a] = {};
@@ -95,7 +112,7 @@ class NormPart {
         } else {
           DIGLOT_UNROLL
           for (int i = 0; i < kElements; ++i) {
-            if (!exists(a, i)) continue;
+            if (!is_in_row(a, i)) continue;
             loaded[a][i] =
                 weights == nullptr ? convert<Weight>(Compute(1)) : weights[column_ + element(a, i)];
           }
@@ -123,7 +140,16 @@ class NormPart {
     RowSums sums = RowSums::none();
     DIGLOT_UNROLL
     for (int a = 0; a < kAccesses; ++a) {
-      visit(from, a, [&](int i, Compute grad, Compute x, Compute weight) {
+      uint4 inputs = from[kInputs * kPart + a * kWarpLanes];
+      uint4 grads = from[kGrads * kPart + a * kWarpLanes];
+      if constexpr (Shape::kIsPeeled) {
+        if (!is_whole(a)) {
+          inputs = without_neighbours(inputs, a);
+          grads = without_neighbours(grads, a);
+        }
+      }
+      if constexpr (kHolds) inputs_[a] = inputs, grads_[a] = grads;
+      visit(inputs, grads, a, [&](int i, Compute grad, Compute x, Compute weight) {
         const int k = a * kElements + i;
         const Compute normalized = row.normalized(x), h = grad * weight;
         sums.values[0] = fma(h, normalized, sums.values[0]);
@@ -143,8 +169,10 @@ class NormPart {
     const uint4* const from = staged(stage);
     DIGLOT_UNROLL
     for (int a = 0; a < kAccesses; ++a) {
+      const uint4 inputs = kHolds ? inputs_[a] : from[kInputs * kPart + a * kWarpLanes];
+      const uint4 grads = kHolds ? grads_[a] : from[kGrads * kPart + a * kWarpLanes];
       Compute values[kElements];
-      visit(from, a, [&](int i, Compute grad, Compute x, Compute weight) {
+      visit(inputs, grads, a, [&](int i, Compute grad, Compute x, Compute weight) {
         values[i] = map(grad * weight, x);
       });
       if (arrays_.grad_sum != nullptr) {
@@ -152,7 +180,7 @@ class NormPart {
         DIGLOT_UNROLL
         for (int i = 0; i < kElements; ++i) values[i] += addends[i];
       }
-      if constexpr (Shape::kIsWide) {
+      if (Shape::kIsWide && is_whole(a)) {
         if (exists(a, 0)) {
           Vector<T, kElements> result;
           DIGLOT_UNROLL
@@ -162,7 +190,7 @@ class NormPart {
       } else {
         DIGLOT_UNROLL
         for (int i = 0; i < kElements; ++i) {
-          if (exists(a, i)) *access_address(output, a, i) = convert<T>(values[i]);
+          if (is_in_row(a, i)) *access_address(output, a, i) = convert<T>(values[i]);
         }
       }
     }
@@ -200,6 +228,9 @@ class NormPart {
  private:
   static constexpr int kPart = kAccesses * kWarpLanes;  // a warp's accesses to an array's row
   static constexpr int kPerAccess = kAccessBytes / sizeof(Compute);  // weights
+  static constexpr int kSummed = Shape::kIsWide ? kPerAccess : 1;    // sums that are stored at once
+  // A copy of a warp whose place in shared memory is no multiple of this reads from L2 twice.
+  static constexpr int kStageAlignment = 128;
 
   // Computed at each use, not kept in registers.
   DIGLOT_DEVICE int group() const { return static_cast<int>(blockIdx.x) / rows_.blocks; }
@@ -209,11 +240,33 @@ class NormPart {
     return static_cast<int>(blockIdx.x) % rows_.blocks * rows_.share;
   }
   DIGLOT_DEVICE int share() const {
-    const int64_t rest = rows_.n - first_column();
+    const int64_t rest = rows_.n + skipped_ - first_column();
     return static_cast<int>(rest < rows_.share ? rest : rows_.share);
   }
   DIGLOT_DEVICE bool exists(int a, int i) const {
     return (Shape::kIsWide ? a : a * kElements + i) < count_;
+  }
+  // Whether an access has elements of the row alone, and whether an element is one.
+  DIGLOT_DEVICE bool is_whole(int a) const { return !Shape::kIsPeeled || (partial_ >> a & 1) == 0; }
+  DIGLOT_DEVICE bool is_in_row(int a, int i) const {
+    if constexpr (!Shape::kIsPeeled) return exists(a, i);
+    const int64_t column = column_ + element(a, i);
+    return exists(a, i) && column >= 0 && column < rows_.n;
+  }
+  // Whether an access reaches beyond the arrays: before their first row, or behind their last.
+  DIGLOT_DEVICE bool is_beyond(int64_t row, int a) const {
+    if (is_whole(a)) return false;
+    const int64_t column = column_ + element(a, 0);
+    return (row == 0 && column < 0) || (row == rows_.count - 1 && column + kElements > rows_.n);
+  }
+  // A partial access, with zeros for elements beside the row.
+  DIGLOT_DEVICE uint4 without_neighbours(uint4 bits, int a) const {
+    Vector<T, kElements> access = unpack<T>(bits);
+    DIGLOT_UNROLL
+    for (int i = 0; i < kElements; ++i) {
+      if (!is_in_row(a, i)) access[i] = T{};
+    }
+    return pack(access);
   }
   // The distance from the thread's first element to another.
   DIGLOT_DEVICE int element(int a, int i) const {
@@ -223,21 +276,21 @@ class NormPart {
   // The address of an access, or of element i of it where elements are accessed one by one.
   template <typename U>
   DIGLOT_DEVICE U* access_address(U* part, int a, int i = 0) const {
-    if constexpr (Shape::kIsWide) return part + a * kWarpLanes * kElements;
+    if constexpr (Shape::kIsWide) return part + element(a, i);
     using Byte = std::conditional_t<std::is_const_v<U>, const char, char>;
     return reinterpret_cast<U*>(reinterpret_cast<Byte*>(part) + (a * kElements + i) * step_);
   }
-  DIGLOT_DEVICE void copy_part(uint4* to, const T* row) const {
-    const T* const from = as_it_is(row + column_);
+  DIGLOT_DEVICE void copy_part(uint4* to, int64_t row, const T* start) const {
+    const T* const from = as_it_is(start + column_);
     DIGLOT_UNROLL
     for (int a = 0; a < kAccesses; ++a) {
-      if constexpr (Shape::kIsWide) {
+      if (Shape::kIsWide && !is_beyond(row, a)) {
         if (exists(a, 0)) copy_async(to + a * kWarpLanes, access_address(from, a));
       } else {
         Vector<T, kElements> access;
         DIGLOT_UNROLL
         for (int i = 0; i < kElements; ++i) {
-          access[i] = exists(a, i) ? *access_address(from, a, i) : T{};
+          access[i] = is_in_row(a, i) ? *access_address(from, a, i) : T{};
         }
         to[a * kWarpLanes] = pack(access);
       }
@@ -246,8 +299,8 @@ class NormPart {
 
   // Shared memory: for each warp its weights, and behind them the stages.
   DIGLOT_DEVICE static uint4* shared() {
-    extern __shared__ uint4 staged_accesses[];
-    return staged_accesses;
+    alignas(kStageAlignment) extern __shared__ uint4 staged_rows[];
+    return staged_rows;
   }
   DIGLOT_DEVICE int warp_accesses() const {
     return (kWeightAccesses + rows_.stages * rows_.arrays) * kPart;
@@ -267,9 +320,8 @@ class NormPart {
 
   // Calls function(i, grad, x, weight) for the elements of an access; absent ones are zeros.
   template <typename Function>
-  DIGLOT_DEVICE void visit(const uint4* from, int a, Function function) const {
-    const auto inputs = unpack_computed<T>(from[kInputs * kPart + a * kWarpLanes]);
-    const auto grads = unpack_computed<T>(from[kGrads * kPart + a * kWarpLanes]);
+  DIGLOT_DEVICE void visit(uint4 input_bits, uint4 grad_bits, int a, Function function) const {
+    const auto inputs = unpack_computed<T>(input_bits), grads = unpack_computed<T>(grad_bits);
     DIGLOT_UNROLL
     for (int part = 0; part < kWeightAccesses; ++part) {
       const auto weights =
@@ -294,24 +346,19 @@ class NormPart {
 
   DIGLOT_DEVICE void store_sums(const Compute (&sums)[kColumns], Compute* output) const {
     if (output == nullptr) return;
-    output += group() * rows_.n + column_;
+    output += group() * rows_.order.pitch;
     DIGLOT_UNROLL
     for (int a = 0; a < kAccesses; ++a) {
-      if constexpr (Shape::kIsWide) {
-        if (!exists(a, 0)) continue;
-        Compute* const address = output + element(a, 0);
-        Vector<Compute, kElements> values = {};
-        if (rows_.accumulates) load_parts(values, address);
+      DIGLOT_UNROLL
+      for (int i = 0; i < kElements; i += kSummed) {
+        if (!exists(a, i)) continue;
+        const int64_t column = column_ + skipped_ + element(a, i);
+        Compute* const address = output + rows_.order.place(column);
+        Vector<Compute, kSummed> values = {};
+        if (rows_.accumulates) values = load_vector<Compute, kSummed>(address);
         DIGLOT_UNROLL
-        for (int i = 0; i < kElements; ++i) values[i] += sums[a * kElements + i];
+        for (int e = 0; e < kSummed; ++e) values[e] += sums[a * kElements + i + e];
         store_vector(address, values);
-      } else {
-        DIGLOT_UNROLL
-        for (int i = 0; i < kElements; ++i) {
-          if (!exists(a, i)) continue;
-          Compute& sum = output[element(a, i)];
-          sum = (rows_.accumulates ? sum : Compute(0)) + sums[a * kElements + i];
-        }
       }
     }
   }
@@ -322,8 +369,11 @@ class NormPart {
   uint32_t step_;    // bytes from an element to the thread's next, where they are accessed alone
   int count_;        // of accesses, or of elements
   int team_number_;  // in the block
+  int skipped_ = 0;  // elements of the first access that are before a peeled row
+  unsigned partial_ = 0;  // which accesses have elements beside it
   uint4* weights_;
   uint4* stages_;
+  uint4 inputs_[kAccesses], grads_[kAccesses];  // of a row, where they are held
   Compute weight_sums_[kColumns] = {};
   Compute bias_sums_[kIsCentered ? kColumns : 1] = {};
 };

@@ -20,13 +20,14 @@ DIGLOT_DEVICE void norm_backward_resident(const NormRows& rows, const NormGradie
   part.clear();
   const int step = part.step();
   const int64_t first = part.first_row();
-  int64_t row = first + part.team_number();
+  int64_t row = first + part.team_number() * int64_t{rows.groups};
   typename Part::Row next;
   // Weights and statistics first: they would wait behind the copies.
   part.load_weights([&] {
     next = part.statistics(row);
     for (int stage = 0; stage < rows.stages; ++stage) {
       part.load_async(row + stage * step, stage);
+      part.load_addends_async(row + stage * step, stage);
       group_copies();
     }
   });
@@ -43,11 +44,12 @@ DIGLOT_DEVICE void norm_backward_resident(const NormRows& rows, const NormGradie
     wait_for_copies_before(rows.stages - 1);
     RowSums sums = RowSums::none();
     if (row < rows.count) sums = part.reduce(statistics, stage);
+    const int64_t later = row + rows.stages * step;
+    if (Part::kHolds) part.load_async(later, stage);
     sums = team_sum(sums);
-    if (row < rows.count) {
-      part.store(row, statistics.map(sums, share), stage);
-      part.load_async(row + rows.stages * step, stage);
-    }
+    if (row < rows.count) part.store(row, statistics.map(sums, share), stage);
+    if (!Part::kHolds) part.load_async(later, stage);
+    part.load_addends_async(later, stage);
     group_copies();
     stage = stage + 1 == rows.stages ? 0 : stage + 1;
     row += step;

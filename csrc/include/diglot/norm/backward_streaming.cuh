@@ -115,7 +115,7 @@ DIGLOT_DEVICE void norm_backward_streaming(const NormRows& rows, const NormGradi
   // Where the sums for weight and bias go, and where they are added up. Null: not asked for.
   const auto stored = [&](int field) {
     Compute* const sums = field == 0 ? arrays.weight_sums : arrays.bias_sums;
-    return sums == nullptr ? nullptr : sums + group * rows.n + first;
+    return sums == nullptr ? nullptr : sums + group * rows.order.pitch + first;
   };
   Compute* added[kFields];
   extern __shared__ uint4 shared_sums[];

@@ -2,6 +2,7 @@
 // triton_ops/lib/norm/group_sums.py.
 #pragma once
 
+#include "diglot/norm/backward.cuh"
 #include "diglot/sync/pdl.cuh"
 #include "diglot/vector_access.cuh"
 
@@ -17,10 +18,12 @@ struct NormSumOutputs {
   void* field[2];
 };
 
-// output = the sum over groups, in order. blockIdx.y is the number of the field.
+// output = the sum over groups, in order. blockIdx.y is the number of the field. Whole accesses are
+// taken place by place; of peeled rows, whose groups begin differently, column by column.
 template <int kElements, typename Compute>
-DIGLOT_DEVICE void norm_group_sums(int64_t n, int groups, int side, const Compute* sums,
-                                   const NormSumOutputs& outputs, DType dtype) {
+DIGLOT_DEVICE void norm_group_sums(int64_t n, int groups, int side, const NormSumOrder& order,
+                                   const Compute* sums, const NormSumOutputs& outputs,
+                                   DType dtype) {
   using Access = Vector<Compute, kElements>;
   __shared__ Access shared[kNormSumThreads];
   grid_dependency_wait();
@@ -28,14 +31,16 @@ DIGLOT_DEVICE void norm_group_sums(int64_t n, int groups, int side, const Comput
   const int64_t first = (int64_t{blockIdx.x} * side + thread % side) * kElements;
   Access total = {};
   if (first < n) {
-    const Compute* const from = sums + int64_t{blockIdx.y} * groups * n + first;
+    const Compute* const from = sums + int64_t{blockIdx.y} * groups * order.pitch;
     for (int group = thread / side; group < groups; group += groups_at_once * kNormSumLoads) {
       Access loaded[kNormSumLoads];
       DIGLOT_UNROLL
       for (int load = 0; load < kNormSumLoads; ++load) {
         const int number = group + load * groups_at_once;
-        loaded[load] =
-            number < groups ? load_vector<Compute, kElements>(from + number * n) : Access{};
+        loaded[load] = Access{};
+        if (number >= groups) continue;
+        const int64_t place = kElements > 1 ? first : order.place(first + order.skipped(number));
+        loaded[load] = load_vector<Compute, kElements>(from + number * order.pitch + place);
       }
       DIGLOT_UNROLL
       for (int load = 0; load < kNormSumLoads; ++load) {
@@ -55,8 +60,9 @@ DIGLOT_DEVICE void norm_group_sums(int64_t n, int groups, int side, const Comput
   }
   void* const output = blockIdx.y == 0 ? outputs.field[0] : outputs.field[1];
   if (thread < side && first < n) {
+    const int64_t column = kElements > 1 ? order.column(first) : first;
     DIGLOT_UNROLL
-    for (int i = 0; i < kElements; ++i) store_as(output, first + i, dtype, shared[thread][i]);
+    for (int i = 0; i < kElements; ++i) store_as(output, column + i, dtype, shared[thread][i]);
   }
 }
 

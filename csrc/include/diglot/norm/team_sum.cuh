@@ -14,6 +14,8 @@ class TeamSum {
   // All threads of all blocks call it.
   DIGLOT_DEVICE explicit TeamSum(const NormRows& rows) : rows_(rows) {
     if (rows.blocks > 1) shared().mailbox.open();
+    const int warp = threadIdx.x / kWarpLanes;
+    if (rows.team >= kWarpLanes) first_warp_ = warp - warp % (rows.team / kWarpLanes);
   }
 
   // Every thread of a team gets the sums of all its threads, and where a cluster shares a row, of
@@ -25,13 +27,12 @@ class TeamSum {
     const int warps = rows_.team / kWarpLanes;
     if (warps == 1 && rows_.blocks == 1) return state;
     const int warp = threadIdx.x / kWarpLanes, lane = threadIdx.x % kWarpLanes;
-    const int first = warp / warps * warps;
     State(&warp_states)[kMostWarps] = shared().warp_states[number_ % 2];
     if (lane == 0) warp_states[warp] = state;
-    part_barrier(first, rows_.team);
+    part_barrier(first_warp_, rows_.team);
     const int other = lane % kMostWarps;
     state = State::none();
-    if (other < warps) state = warp_states[first + other];
+    if (other < warps) state = warp_states[first_warp_ + other];
     state = lanes_sum<kMostWarps>(state);
     if (rows_.blocks > 1) {
       auto& mailbox = shared().mailbox;
@@ -55,6 +56,7 @@ class TeamSum {
   }
 
   const NormRows& rows_;
+  int first_warp_ = 0;  // of the team
   unsigned number_ = 0;
 };
 
