@@ -25,9 +25,10 @@ OTHERS = (
 LENGTHS = (1, 77, 96, 1001, 2048, 4099)
 
 
-def parameters(n, dtype):
-    generator = torch.Generator().manual_seed(n)
-    return [torch.randn(n, generator=generator).to(DEVICE, dtype) for _ in range(2)]
+def parameters(x):
+    """Weight and bias of rows."""
+    generator = torch.Generator().manual_seed(x.shape[-1])
+    return [torch.randn(x.shape[-1], generator=generator).to(x) for _ in range(2)]
 
 
 def softmax(x, backend):
@@ -39,21 +40,21 @@ def log_softmax(x, backend):
 
 
 def layer_norm(x, backend):
-    w, b = parameters(x.shape[-1], x.dtype)
+    w, b = parameters(x)
     return diglot.layer_norm(x, x.shape[-1:], w, b, backend=backend)
 
 
 def rms_norm(x, backend):
-    return diglot.rms_norm(x, x.shape[-1:], parameters(x.shape[-1], x.dtype)[0], backend=backend)
+    return diglot.rms_norm(x, x.shape[-1:], parameters(x)[0], backend=backend)
 
 
 def add_layer_norm(x, backend):
-    w, b = parameters(x.shape[-1], x.dtype)
+    w, b = parameters(x)
     return diglot.add_layer_norm(x, 2 * x, x.shape[-1:], w, b, backend=backend)
 
 
 def add_rms_norm(x, backend):
-    w, _ = parameters(x.shape[-1], x.dtype)
+    w, _ = parameters(x)
     return diglot.add_rms_norm(x, 2 * x, x.shape[-1:], w, backend=backend)
 
 

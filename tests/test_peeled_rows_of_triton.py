@@ -110,7 +110,7 @@ def test_gradients_of_odd_rows(op, dtype):
         (19, few, "rows in registers", True),
         (19, two, "rows in registers", False),
         (1, split, "a row shared by programs", True),
-        (3, split, "a row shared by programs", False),
+        (3, split | two, "a row shared by programs", False),
     ):
         with use_tunables(ALWAYS | tunables):
             run = Norm.draw(op, (rows, 777), dtype).check("triton")[-1]

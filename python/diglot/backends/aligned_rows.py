@@ -120,10 +120,7 @@ def lies_in_rows(tensor: Tensor, dim: int) -> bool:
 
 
 def _begins_aligned(tensor: Tensor) -> bool:
-    # A traced tensor has no address. Compilers align its storage.
-    if type(tensor) is Tensor:
-        return tensor.data_ptr() % BYTES == 0
-    return tensor.storage_offset() * tensor.element_size() % BYTES == 0
+    return tensor.data_ptr() % BYTES == 0
 
 
 def _empty_rows(tensor: Tensor, dim: int) -> Tensor:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from diglot.backends.aligned_rows import Placed, on_aligned_rows, place, works_on_rows
+from diglot.backends.aligned_rows import on_aligned_rows, place, works_on_rows
 from diglot.backends.choosing import INVARIANT, mode, record_choices
 from diglot.backends.forks import renew_in_children
 from diglot.backends.plans import CALL, Plan, PlannedRun, Scratch, planning
@@ -149,12 +149,9 @@ def plan(backend: str, op: str, name: str, *arguments: Any) -> Plan:
 def _run_traced(backend: str, op: str, name: str, arguments: tuple[Any, ...]) -> None:
     """Tensors are being traced: the graph gets the scratch's allocation, and the launch.
 
-    Sizes are fixed: with symbolic ones an operator stays whole, and plans when it runs. The stream
-    that a graph will run on is unknown, so its launchers take scratch of a call alone.
+    Sizes are fixed, and rows in no held order: otherwise an operator stays whole, and plans when it
+    runs. The stream that a graph will run on is unknown, so its launchers take scratch of a call alone.
     """
-    placed = place(op, name, arguments) if _is_held(backend, name) else Placed(arguments, [], [])
-    placed.fill()
-    arguments = placed.arguments
     need = BACKENDS[backend].scratch(op, name, arguments)
     scratch = None
     if need is not None:
@@ -165,7 +162,6 @@ def _run_traced(backend: str, op: str, name: str, arguments: tuple[Any, ...]) ->
         getattr(torch.ops.diglot_cuda, name)(*flatten(name, arguments), scratch)
     else:
         _find(backend, op, name)(*arguments, scratch)
-    placed.put_back()
 
 
 def flatten(name: str, arguments: tuple[Any, ...]) -> list[Any]:

@@ -25,6 +25,7 @@ from torch._subclasses.functional_tensor import FunctionalTensorMode
 from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 
+from diglot.backends.choosing import INVARIANT, mode
 from diglot.backends.registry import is_interpreted
 from diglot.define.batching import one_by_one
 from diglot.define.direct import Kinds, is_direct
@@ -229,11 +230,11 @@ class Operator:
 
         # Under functionalization, that is in a graph that is being compiled.
         def decompose(
-            mode: Any, operator: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+            tracing: Any, operator: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
         ) -> Any:
             if self._stays_whole(args):
-                return mode.__torch_dispatch__(operator, types, args, kwargs)
-            with mode:
+                return tracing.__torch_dispatch__(operator, types, args, kwargs)
+            with tracing:
                 return self.forward(*args, **kwargs)
 
         torch.library.register_torch_dispatch(qualified, FunctionalTensorMode, decompose)
@@ -241,13 +242,15 @@ class Operator:
     def _stays_whole(self, args: tuple[Any, ...]) -> bool:
         """Whether a compiled graph calls the operator, instead of what its forward does.
 
-        It does where no compiler sees into the kernels (an interpreter), and where sizes are
-        symbols: the launch is planned when it runs, as in eager mode.
+        It does where no compiler sees into the kernels (an interpreter), and where the launch is to
+        be planned when it runs, as in eager mode: sizes are symbols, or rows are held to one order,
+        for which they may have to be copied.
         """
         if args[-1] == "torch":
             return not self._inlined
         return (
             self._opaque
+            or mode() == INVARIANT
             or is_interpreted(args[-1], args[0].device)
             or any(
                 type(number) is not int
