@@ -122,17 +122,6 @@ def test_a_system_that_does_not(seen, engine):
     assert asked(answer, host.MADV_POPULATE_WRITE)
 
 
-def test_threads(monkeypatch):
-    """More for large new memory, if PyTorch's threads are as many; never fewer."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(32)))
-    for most, expected in ((1, 8), (10, 10), (64, 12)):
-        monkeypatch.setattr(torch, "get_num_threads", lambda most=most: most)
-        assert host.default_copy_threads(host.LARGE) == expected
-        assert host.default_copy_threads(host.LARGE - 1) == host.default_copy_threads() == 8
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3})
-    assert host.default_copy_threads(host.LARGE) == 1
-
-
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.bool, torch.float64, torch.complex64])
 @pytest.mark.parametrize("size", [0, 1, 4095, (1 << 20) + 3])
 def test_any_size_and_dtype(monkeypatch, dtype, size):

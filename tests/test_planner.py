@@ -8,6 +8,7 @@ import pytest
 
 from diglot.pipeline.planner import (
     CHUNK_BYTES,
+    FEWEST_CHUNKS,
     MIB,
     SMALLEST_CHUNK_BYTES,
     chunk_range,
@@ -52,8 +53,8 @@ def test_every_small_size(row_bytes):
 @pytest.mark.parametrize("kind", CHUNK_BYTES)
 @pytest.mark.parametrize("devices", [1, 2, 8])
 def test_default_chunks(rows, row_bytes, kind, devices):
-    default = least, most, fewest = chunk_range(*kind, devices)
-    cut = plan(rows, (row_bytes,), (row_bytes,), default_bytes=default, devices=devices)
+    least, most = chunk_range(*kind, devices)
+    cut = plan(rows, (row_bytes,), (row_bytes,), default_bytes=(least, most), devices=devices)
     assert (cut.chunks - 1) * cut.chunk_rows < rows <= cut.chunks * cut.chunk_rows or rows == 0
     # A row is never too large by default.
     assert cut.chunk_rows == 1 or cut.chunk_rows * row_bytes <= most
@@ -61,30 +62,22 @@ def test_default_chunks(rows, row_bytes, kind, devices):
         more = (cut.chunk_rows + 1) * row_bytes
         assert more > SMALLEST_CHUNK_BYTES
         share = rows * row_bytes // devices
-        assert more * fewest > share or more > least
+        assert more * FEWEST_CHUNKS > share or more > least
         # Chunks of a share overlap with one another.
-        assert cut.chunks >= fewest * devices or share <= 2 * fewest * max(
+        assert cut.chunks >= FEWEST_CHUNKS * devices or share <= 2 * FEWEST_CHUNKS * max(
             SMALLEST_CHUNK_BYTES, row_bytes
         )
 
 
 def test_chunks_of_several_devices():
     """By the device's share, and, where Python enqueues them one after the other, larger."""
-    assert chunk_range("python", False, 2) == (32 * MIB, 32 * MIB, 8)
-    several = chunk_range("native", False, 2)
-    assert several == chunk_range("native", False, 1) == (8 * MIB, 32 * MIB, 16)
+    assert chunk_range("python", False, 2) == (32 * MIB, 32 * MIB)
+    assert chunk_range("native", False, 2) == chunk_range("native", False, 1) == (8 * MIB, 32 * MIB)
     assert chunk_range("python", True, 2) == chunk_range("python", True, 1)
     for devices, expected in ((1, 32 * MIB), (2, 16 * MIB), (4, 8 * MIB), (8, 8 * MIB)):
         default = chunk_range("native", False, devices)
         cut = plan(4 << 20, (1024,), (1024,), default_bytes=default, devices=devices)
         assert cut.chunk_rows * 1024 == expected
-
-
-@pytest.mark.parametrize(("engine", "mib"), [("native", 4), ("python", 8)])
-def test_chunks_of_a_small_array(engine, mib):
-    """64 MiB of pinned memory, of which the first and the last chunk are a part that counts."""
-    cut = plan(1 << 14, (4096,), (4096,), default_bytes=chunk_range(engine, False, 1))
-    assert cut.chunk_rows * 4096 == mib * MIB
 
 
 def test_a_chunk_has_at_most_the_bytes_of_its_largest_array():

@@ -287,15 +287,6 @@ def _leave_to_system(address: int, size: int) -> None:
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def default_copy_threads(new_bytes: int = 0) -> int:
-    """Of each direction: half of the processor's, but no more than memory's bandwidth feeds.
-
-    Args:
-        new_bytes: of the new memory that they write. If it is large, its pages are cleared on the
-            way: a chunk is under way for longer, and more chunks and threads have to be at once.
-            They are half as many more, if PyTorch's own threads are as many.
-    """
-    threads = max(1, min(8, len(os.sched_getaffinity(0)) // 2))
-    if new_bytes < LARGE:
-        return threads
-    return max(threads, min(threads * 3 // 2, torch.get_num_threads()))
+def default_copy_threads() -> int:
+    """Of each direction: half of the processor's, but no more than memory's bandwidth feeds."""
+    return max(1, min(8, len(os.sched_getaffinity(0)) // 2))

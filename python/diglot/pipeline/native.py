@@ -49,11 +49,10 @@ class NativeRing:
             raise RuntimeError(reason)
         arrays = [*job.inputs, *job.sink.arrays_for(self.buffers[0][len(job.inputs) :])]
         taken: list[list[Buffer]] = []
-        copy_threads = min(job.copy_threads, plan.chunks)
         try:
             for array in arrays:
                 taken.append([])
-                depth = min(plan.slots + copy_threads, plan.chunks)
+                depth = min(plan.slots + job.copy_threads, plan.chunks)
                 for _ in range(depth if array.is_staged else 0):
                     taken[-1].append(pinned_cache.take(plan.chunk_rows * array.row_bytes))
             self.began = time.perf_counter()
@@ -66,7 +65,7 @@ class NativeRing:
                 plan.chunk_rows,
                 plan.slots,
                 -1 if job.device.type == "cpu" else job.device.index,
-                copy_threads,
+                job.copy_threads,
                 job.control.address,
                 threading.current_thread() is threading.main_thread(),
             )

@@ -6,35 +6,34 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MIB = 1 << 20
-# Of a chunk's largest array, least and most bytes, and the fewest chunks of a small array, by what
-# drives the ring and whether memory is staged. The pipeline fills with the first chunk and drains
-# with the last, while one direction of the bus is idle.
+# Of a chunk's largest array, least and most, by what drives the ring and whether memory is staged.
 # Copies in both directions at once come near what the bus gives from about 16 MiB on; a kernel that
 # is slower than they are likes small chunks. Pinned buffers are best in the processor's cache, so
 # that chunks that are staged are better small; but Python takes its time for each.
-Range = tuple[int, int, int]
+Range = tuple[int, int]
 CHUNK_BYTES: dict[tuple[str, bool], Range] = {
-    ("native", False): (8 * MIB, 32 * MIB, 16),
-    ("native", True): (4 * MIB, 4 * MIB, 8),
-    ("python", False): (16 * MIB, 16 * MIB, 8),
-    ("python", True): (16 * MIB, 16 * MIB, 8),
+    ("native", False): (8 * MIB, 32 * MIB),
+    ("native", True): (4 * MIB, 4 * MIB),
+    ("python", False): (16 * MIB, 16 * MIB),
+    ("python", True): (16 * MIB, 16 * MIB),
 }
-DEFAULT_CHUNK_BYTES: Range = (16 * MIB, 16 * MIB, 8)
-# As many chunks a device's share of a large array has, if that range allows it.
+DEFAULT_CHUNK_BYTES: Range = (16 * MIB, 16 * MIB)
+# As many chunks a device's share of a large array has, if that range allows it; and the least of a
+# small one: the pipeline fills with the first and drains with the last, while one direction of the
+# bus is idle.
 MANY_CHUNKS = 128
+FEWEST_CHUNKS = 8
 SMALLEST_CHUNK_BYTES = 2 * MIB
 NUM_SLOTS = 3
 TIMED_FIRST = TIMED_EVERY = 16
 
 
 def chunk_range(engine: str, is_staged: bool, devices: int) -> Range:
-    """Least and most bytes of a chunk's largest array, and the fewest chunks of a small one, where
-    nothing else is said.
-    """
-    least, most, fewest = CHUNK_BYTES[engine, is_staged]
+    """Least and most bytes of a chunk's largest array, where nothing else is said."""
+    least, most = CHUNK_BYTES[engine, is_staged]
     # Devices' threads take turns at Python's lock, one for each call that lets go of it.
     of_several = devices if engine == "python" and not is_staged else 1
-    return least * of_several, most * of_several, fewest
+    return least * of_several, most * of_several
 
 
 @dataclass(frozen=True)
@@ -102,7 +101,7 @@ def plan(
             `default_bytes`, less for small arrays, so that there are chunks to overlap, and as much
             as one row needs.
         num_slots: chunks that are on the device at once, 1 or more. With one nothing overlaps.
-        default_bytes: least and most, and the fewest chunks, if nothing else is said.
+        default_bytes: least and most, if nothing else is said.
         devices: how many share the rows.
 
     Raises:
@@ -114,10 +113,10 @@ def plan(
         raise ValueError(f"num_slots must be at least 1, but is {num_slots}")
     largest = max((*in_row_bytes, *out_row_bytes, 1))
     if chunk_bytes is None:
-        least, most, fewest = default_bytes
+        least, most = default_bytes
         size = rows * largest // devices
         chunk_bytes = min(most, max(least, size // MANY_CHUNKS))
-        chunk_bytes = min(chunk_bytes, max(size // fewest, SMALLEST_CHUNK_BYTES))
+        chunk_bytes = min(chunk_bytes, max(size // FEWEST_CHUNKS, SMALLEST_CHUNK_BYTES))
         chunk_bytes = max(chunk_bytes, largest)
     elif chunk_bytes < 1:
         raise ValueError(f"chunk_bytes must be positive, but is {chunk_bytes}")

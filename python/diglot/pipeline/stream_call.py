@@ -24,7 +24,7 @@ from diglot.pipeline.arguments import (
 )
 from diglot.pipeline.errors import StreamError
 from diglot.pipeline.fold import Fold
-from diglot.pipeline.host import NOTHING_SAID, HostArray, Maps, default_copy_threads
+from diglot.pipeline.host import NOTHING_SAID, HostArray, Maps
 from diglot.pipeline.job import Job, Result, Sink
 from diglot.pipeline.launches import Like, Op, Seen, is_random, op_of
 from diglot.pipeline.native import NativeRing, native_ring
@@ -236,10 +236,7 @@ class StreamCall:
             if op is not None and launch is not None:
                 native = functools.partial(native_ring, op=op, one=launch)
             has_begun = True
-            # A callable's results are taken to be as large as what it is given.
-            largest = max((*whole.in_row_bytes, *whole.out_row_bytes))
-            copy_threads = default_copy_threads(self.rows * largest if out is None else 0)
-            self.run(shares, native, progress, copy_threads, sink=sink)
+            self.run(shares, native, progress, sink=sink)
         finally:
             sink.close()
             for array in (outs or ()) if has_begun else ():
@@ -259,7 +256,7 @@ class StreamCall:
         whole = self.make_plan([])
         shares = shares_of(whole, self.devices)
         fold = Fold(combine, lambda results: results[0] if self.is_single else results)
-        self.run(shares, None, progress, default_copy_threads(), fold=fold)
+        self.run(shares, None, progress, fold=fold)
         try:
             folded = fold.result()
         except Exception as error:  # of combine, at what was not folded meanwhile
@@ -289,7 +286,6 @@ class StreamCall:
         shares: list[Share],
         native: Callable[[Job], NativeRing | None] | None,
         progress: bool,
-        copy_threads: int,
         sink: Sink | None = None,
         fold: Fold | None = None,
     ) -> None:
@@ -299,7 +295,6 @@ class StreamCall:
 
         def job_of(share: Share, cut: Plan, first: int) -> Job:
             job = Job(share.device, cut, first, self.inputs, fn, sink, scope=scope)
-            job.copy_threads = copy_threads
             job.shares_compute = self.op is None
             if fold is not None:
                 job.fold = functools.partial(fold.take, share.number)
