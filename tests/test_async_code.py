@@ -88,7 +88,7 @@ SAMPLE = re.compile(
 )
 # What is launched so that it begins early: sums over groups of rows, and the second walk over
 # columns in two launches.
-BEGINS_EARLY = re.compile(r"norm_backward_sum<|\(Walk\)4")
+BEGINS_EARLY = re.compile(r"norm_backward_sum<|\(Walk\)3")
 
 
 def test_barriers_that_do_not_alternate_are_seen():

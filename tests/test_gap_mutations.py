@@ -55,23 +55,16 @@ TRITON = {
         "test_flat_starts",
     ),
     "the table of another stream": of_triton(
-        "python/diglot/backends/chunk_table.py",
+        "python/diglot/backends/scratch.py",
         "stream_number(device.index) if",
         "0 if",
         "test_tables_of_streams",
     )._replace(chosen="stream"),
 }
 CUDA = {
-    "later slices add nothing: a row in a team": Fault(
+    "later slices add nothing: a row that is held": Fault(
         PART,
-        "Compute sum = rows_.accumulates ? output[i] : Compute(0);",
-        "Compute sum = 0;",
-        "layer_norm",
-        "test_norm_slices",
-    ),
-    "later slices add nothing: a row in a block": Fault(
-        PART,
-        "if (rows_.accumulates) values = load_wide(address);",
+        "if (rows_.accumulates) values = load_vector<Compute, kSummed>(address);",
         "",
         "layer_norm",
         "test_norm_slices",
@@ -84,7 +77,7 @@ CUDA = {
         "test_norm_slices",
     ),
     "groups that nobody wrote": Fault(
-        GROUPS, "number < groups ?", "number <= groups ?", "layer_norm", "test_uninitialized"
+        GROUPS, "if (number >= groups)", "if (number > groups)", "layer_norm", "test_uninitialized"
     ),
     "none": Fault(PART, "\n", "\n", "layer_norm", "test_norm_slices"),
 }
