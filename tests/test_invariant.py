@@ -13,7 +13,7 @@ import diglot
 from diglot.backends import store
 from diglot.backends.aligned_rows import lies_in_rows, place, works_on_rows
 from diglot.backends.plans import Device, plan_runs
-from diglot.backends.registry import cuda_module
+from diglot.backends.registry import INTERPRET, cuda_module
 from diglot.backends.store import Entry, Timing
 from diglot.backends.tunables import forget_plans
 
@@ -22,7 +22,9 @@ OTHERS = (
     Device(90, 132, 228 << 10, True, name="h100-80gb-hbm3"),
     Device(90, 78, 228 << 10, True, name="no one knows it"),
 )
-LENGTHS = (1, 77, 96, 1001, 2048, 4099)
+LENGTHS = (1, 77, 96, 1001, 4099)
+# Triton's interpreter adds up as NumPy does, whatever the plan, and is slow.
+SHORT = LENGTHS[:3]
 
 
 def parameters(x):
@@ -100,7 +102,8 @@ WAYS = {
 def test_rows_have_the_same_bits(backend, op, way):
     """However many there are, and however they lie."""
     made, expected = WAYS[way]
-    for n, dtype in itertools.product(LENGTHS, (torch.float32, torch.bfloat16)):
+    lengths = SHORT if backend == "triton" and INTERPRET else LENGTHS
+    for n, dtype in itertools.product(lengths, (torch.float32, torch.bfloat16)):
         x = torch.randn(9, n, generator=torch.Generator().manual_seed(n)).to(DEVICE, dtype)
         with diglot.use_plans("invariant"):
             for whole, part in zip(
