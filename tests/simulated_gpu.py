@@ -84,7 +84,7 @@ class SimulatedGpu:
                     gpu._run(us, uses)
 
         @contextlib.contextmanager
-        def graph(of):
+        def graph(of, capture_error_mode="global"):
             gpu.graph = of.kernels
             yield
             gpu.graph = None

@@ -22,7 +22,7 @@ OTHERS = (
     Device(90, 132, 228 << 10, True, name="h100-80gb-hbm3"),
     Device(90, 78, 228 << 10, True, name="no one knows it"),
 )
-LENGTHS = (1, 77, 96, 1001, 4099)
+LENGTHS = (1, 77, 96, 1001, 2305)
 # Triton's interpreter adds up as NumPy does, whatever the plan, and is slow.
 SHORT = LENGTHS[:3]
 
@@ -79,6 +79,12 @@ def shifted(x, by=3):
     return view.copy_(x)
 
 
+def padded(x):
+    """The same values, in rows that begin at multiples of 16 elements."""
+    rows, n = x.shape
+    return x.new_empty(rows, -(-n // 16) * 16 + 16)[:, :n].copy_(x)
+
+
 def apart(x):
     """The same values, whose neighbours in a row are not neighbours in memory."""
     return x.t().contiguous().t()
@@ -88,9 +94,10 @@ def apart(x):
 WAYS = {
     "some": (lambda x: x[2:5], lambda y: y[2:5]),
     "one": (lambda x: x[7:8], lambda y: y[7:8]),
-    "many": (lambda x: x.repeat(9, 1), lambda y: y.repeat(9, 1)),
+    "many": (lambda x: x.repeat(3, 1), lambda y: y.repeat(3, 1)),
     "shifted": (shifted, lambda y: y),
     "apart": (apart, lambda y: y),
+    "padded": (lambda x: padded(x).view(3, 3, -1)[:, :2], lambda y: y.view(3, 3, -1)[:, :2]),
     "every other": (lambda x: x.repeat_interleave(2, 0)[1::2], lambda y: y),
     "a batch": (lambda x: x.view(3, 1, 3, -1), lambda y: y.view(3, 1, 3, -1)),
 }
@@ -110,6 +117,22 @@ def test_rows_have_the_same_bits(backend, op, way):
                 results(op, x, backend), results(op, made(x), backend), strict=True
             ):
                 assert torch.equal(expected(whole), part), (n, dtype)
+
+
+@pytest.mark.parametrize("n", [12, 77, 1004])
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("backend", KERNELS)
+def test_a_gradient_for_all_rows(backend, op, n):
+    """It is one row that is expanded, or a row for each: the bits are the same."""
+    x, g = torch.randn(3, n, device=DEVICE), torch.randn(n, device=DEVICE)
+    with diglot.use_plans("invariant"):
+        found = []
+        for gradient in (g.expand(3, n), g.repeat(3, 1)):
+            leaf = x.clone().requires_grad_()
+            output = op(leaf, backend)
+            output = output[0] if isinstance(output, tuple) else output
+            found.append(torch.autograd.grad(output, leaf, gradient)[0])
+    assert torch.equal(*found)
 
 
 @pytest.mark.parametrize("op", OPS)

@@ -7,6 +7,7 @@ import torch
 from backends import DEVICE, KERNELS, needs_cuda
 from norms import OPS, Norm
 
+from diglot.backends.choosing import use_plans
 from diglot.backends.plans import Device, plan_runs
 from diglot.backends.runs import plan
 from diglot.backends.tunables import use_tunables
@@ -45,7 +46,7 @@ def variant_of(op: str, x: torch.Tensor) -> str:
 
 
 @needs_cuda
-@pytest.mark.parametrize("n", [9, 77, 769, 4097, 22059])
+@pytest.mark.parametrize("n", [9, 77, 769, 4097, pytest.param(22059, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("op", OPS)
 def test_rows_that_begin_between_multiples_of_16_bytes(op, dtype, n):
@@ -56,6 +57,23 @@ def test_rows_that_begin_between_multiples_of_16_bytes(op, dtype, n):
             variants.add(variant_of("rms_norm", torch.empty(40, n, device="meta", dtype=dtype)))
             Norm.draw(op, (8 if skipped % 2 else 17, n), dtype).check("cuda")
     assert any("peeled" in variant for variant in variants)
+
+
+@needs_cuda
+@pytest.mark.parametrize("n", [12, 100, 1004])
+@pytest.mark.parametrize("op", OPS)
+def test_peeled_rows_that_begin_alike(op, n):
+    """Sums of groups have places behind a row's end, whose number is a multiple of four."""
+    for rows in (1, 9):
+        norm = Norm.draw(op, (rows, n), torch.bfloat16)
+        around = torch.full((rows, n + 4), float("nan"), dtype=torch.bfloat16, device=DEVICE)
+        around[:, :n] = norm.arrays[0]
+        norm.arrays[0] = around[:, :n]
+        for skipped in (0, 1):
+            with use_tunables({SKIPPED: skipped, "norm_backward.cuda.groups": 4}):
+                norm.check("cuda")
+            with use_plans("invariant"):
+                norm.check("cuda")
 
 
 @needs_cuda

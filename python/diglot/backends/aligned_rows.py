@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -110,11 +111,16 @@ def lies_in_rows(tensor: Tensor, dim: int) -> bool:
         return True
     sizes, strides = list(tensor.shape), list(tensor.stride())
     n, step = sizes.pop(dim), strides.pop(dim)
-    others = [stride for size, stride in zip(sizes, strides, strict=True) if size > 1]
+    others = [pair for pair in zip(sizes, strides, strict=True) if pair[0] > 1]
+    # The ends of rows that are no whole accesses may be read with what is beside them. Kernels
+    # differ in whether they do, unless rows are equally far apart.
+    is_whole = n * tensor.element_size() % BYTES == 0
+    is_even = all(far == size * near for (_, far), (size, near) in itertools.pairwise(others))
     return (
         (n == 1 or step == 1)
+        and (is_whole or (is_even and all(stride > 0 for _, stride in others)))
         and (len(others) < MOST_RANK or tensor.is_contiguous())
-        and all(stride * tensor.element_size() % BYTES == 0 for stride in others)
+        and all(stride * tensor.element_size() % BYTES == 0 for _, stride in others)
         and _begins_aligned(tensor)
     )
 

@@ -74,14 +74,15 @@ def _is_held(backend: str, name: str) -> bool:
 
 @on_change
 def _forget_launchers() -> None:
-    _launchers.clear()
+    with _lock:
+        _launchers.clear()
 
 
 def _load(backend: str, op: str, name: str) -> Launcher:
     launcher = _find(backend, op, name)
-    if _is_held(backend, name):
-        launcher = on_aligned_rows(op, name, launcher)
-    with _lock:  # `mark_runs` on another thread comes before or after both lines
+    with _lock:  # `mark_runs` or `use_plans` on another thread comes before or after all of it
+        if _is_held(backend, name):
+            launcher = on_aligned_rows(op, name, launcher)
         if _marks:
             launcher = _marked(f"{MARK}{name}[{backend}]", launcher)
         _launchers[backend, name] = launcher
@@ -149,8 +150,9 @@ def plan(backend: str, op: str, name: str, *arguments: Any) -> Plan:
 def _run_traced(backend: str, op: str, name: str, arguments: tuple[Any, ...]) -> None:
     """Tensors are being traced: the graph gets the scratch's allocation, and the launch.
 
-    Sizes are fixed, and rows in no held order: otherwise an operator stays whole, and plans when it
-    runs. The stream that a graph will run on is unknown, so its launchers take scratch of a call alone.
+    Sizes are fixed, and rows in no held order: otherwise an operator stays whole, and plans when
+    it runs. The stream that a graph will run on is unknown, so its launchers take scratch of a call
+    alone.
     """
     need = BACKENDS[backend].scratch(op, name, arguments)
     scratch = None

@@ -306,6 +306,8 @@ _seen: set[Any] = set()
 def tune_if_new(record: LastRun, arguments: tuple[Any, ...]) -> None:
     """Tunes a launch that has just run, unless its problem was measured, here or before.
 
+    Where plans are not chosen by measured times, it is not known what was measured before.
+
     With DIGLOT_TUNE=1 this follows every launch. In a process group rank 0 alone tunes.
     """
     if _thread.is_tuning or record.interpreted or record.backend not in ("cuda", "triton"):

@@ -202,7 +202,7 @@ std::optional<NormFit> share_out_norm(Planner& planner, NormRows rows, int block
   constexpr int64_t kIssued = 16 * kColumns + 150 + kBeside, kWaited = 1200;
   // Until it has its instructions, which no cache has when a call begins. On an H200, 256 rows of
   // 1536 took 20 µs with 6 accesses, and 11 to 13 with 2 to 4.
-  constexpr int64_t kStarted = 700 * Shape::kAccesses + (Shape::kAccesses > 4 ? 6000 : 0);
+  constexpr int64_t kStarted = Shape::kAccesses > 4 ? 6000 : 0;
   const int64_t at_once = warps * kWarpLanes / rows.team;
   fit.cost = kStarted + (each + at_once - 1) / at_once * (warps * kIssued / 4 + kWaited);
   if (fit.rows.stages < stages) fit.cost += 3 * fit.cost / 10;  // few stages hide less
@@ -321,7 +321,8 @@ void launch_norm_backward(Planner& planner, const NormOperands& operands) {
             NormRows planned = rows;
             planned.count = planned_rows(planner, rows.count);
             if (fields > 0 && planned.count != rows.count) {
-              planned.groups = groups_of_rows<T>(planner, planned.count, n, rows.arrays);
+              const int groups = groups_of_rows<T>(planner, planned.count, n, rows.arrays);
+              planned.groups = groups_alike(by_access, groups, planned.count);
             }
             const auto judged = share_out_norm<Shape, T>(planner, planned, blocks, least_stages);
             if (!fit.has_value() || !judged.has_value()) return;
@@ -392,7 +393,8 @@ void launch_norm_backward(Planner& planner, const NormOperands& operands) {
                                                  outputs, asked[0]->dtype);
   };
   constexpr int kVector = kAccessBytes / static_cast<int>(sizeof(Compute));
-  if (rows.n % kVector == 0 && rows.order.pitch % kVector == 0 && !rows.order.skips()) {
+  // Sums of peeled rows have places behind a row's end: whole accesses would take them for columns.
+  if (rows.n % kVector == 0 && rows.order.pitch == rows.n && !rows.order.skips()) {
     sum(std::integral_constant<int, kVector>{});
   } else {
     sum(std::integral_constant<int, 1>{});

@@ -2,7 +2,7 @@
 // forward and backward. Twin of triton_ops/lib/rows/rows.py.
 //
 // operation.cuh says what a kernel writes; place.cuh how rows are shared out; tile.cuh and
-// staging.cuh what a thread holds of a row. The kernel's shape chooses how it goes through rows:
+// tile_loads.cuh what a thread holds of a row. The kernel's shape chooses how it goes through rows:
 //
 //   resident.cuh       a team holds a row in registers: lanes, a block or a cluster
 //   tiled.cuh          longer rows: in registers, in shared memory, the rest read twice
