@@ -107,6 +107,7 @@ def test_ops_have_their_barriers(tmp_path, op):
     assert len(kernels) == OPS[op]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mutation", MUTATIONS)
 def test_a_mutation_is_found(tmp_path, mutation):
     file, right, wrong, faults = MUTATIONS[mutation]

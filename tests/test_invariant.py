@@ -139,7 +139,7 @@ def test_a_gradient_for_all_rows(backend, op, n):
 @pytest.mark.parametrize("backend", KERNELS)
 def test_results_are_right(backend, op):
     """Where arrays were copied, too: results are where the caller has them."""
-    for n in (5, 77, 1001):
+    for n in (5, 77):
         x = torch.randn(9, n, dtype=torch.float64, device=DEVICE)
         with diglot.use_plans("invariant"):
             for way in (shifted, apart):
