@@ -100,6 +100,7 @@ MUTATIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", OPS)
 def test_ops_have_their_barriers(tmp_path, op):
     kernels = compile_op(op, tmp_path, ROOT / "python")

@@ -306,6 +306,7 @@ def architectures_in(path: Path) -> set[str]:
     return set(re.findall(r"\bsm_\w+?(?=\.cubin)", listed))
 
 
+@pytest.mark.slow
 def test_changes_are_rebuilt(tmp_path):
     """A header that a .cu file includes, and a flag; and nothing if nothing changed."""
     files = {

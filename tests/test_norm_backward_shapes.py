@@ -46,7 +46,9 @@ def variant_of(op: str, x: torch.Tensor) -> str:
 
 
 @needs_cuda
-@pytest.mark.parametrize("n", [9, 77, 769, 4097, pytest.param(22059, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "n", [9, 77, 769, *(pytest.param(n, marks=pytest.mark.slow) for n in (4097, 22059))]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("op", OPS)
 def test_rows_that_begin_between_multiples_of_16_bytes(op, dtype, n):

@@ -79,7 +79,7 @@ def test_variants(backend, op):
 
 
 @needs_cuda
-@pytest.mark.parametrize("few_rows", [0, 264])
+@pytest.mark.parametrize("few_rows", [pytest.param(0, marks=pytest.mark.slow), 264])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("op", OPS)
 def test_shapes_of_forward(op, dtype, few_rows):

@@ -79,7 +79,9 @@ def test_rows_of_odd_lengths(name, dtype, way):
 
 
 @pytest.mark.parametrize("way", MOST_WAYS)
-@pytest.mark.parametrize("parameters", ["none", "both", "float32 both"])
+@pytest.mark.parametrize(
+    "parameters", ["none", "both", pytest.param("float32 both", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("op", NORMS)
 def test_norms_of_odd_lengths(op, parameters, way):
     """Copies of weight and bias begin where rows do, whatever their dtype."""

@@ -280,6 +280,7 @@ def check_names(found, elements):
     return seen == expected.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not READABLE, reason="neither CUDA's code nor Triton's can be read here")
 def test_kernels_of_few_calls():
     """One test, since one process answers. A call that cannot be made tells why it cannot."""
