@@ -123,10 +123,16 @@ def test_few_rows_are_planned_otherwise(op, n, few, many):
     [
         ("layer_norm", torch.float32, 100_001, ""),
         ("add_layer_norm", torch.float32, 114_692, ", 16-byte accesses"),
-        ("add_rms_norm", torch.float32, 114_692, ", 16-byte accesses"),
-        ("rms_norm", torch.bfloat16, 150_001, ""),
-        ("rms_norm", torch.float64, 32_770, ", 16-byte accesses"),
-        ("layer_norm", torch.float16, 240_008, ", 16-byte accesses"),
+        pytest.param(
+            "add_rms_norm", torch.float32, 114_692, ", 16-byte accesses", marks=pytest.mark.slow
+        ),
+        pytest.param("rms_norm", torch.bfloat16, 150_001, "", marks=pytest.mark.slow),
+        pytest.param(
+            "rms_norm", torch.float64, 32_770, ", 16-byte accesses", marks=pytest.mark.slow
+        ),
+        pytest.param(
+            "layer_norm", torch.float16, 240_008, ", 16-byte accesses", marks=pytest.mark.slow
+        ),
     ],
     ids=str,
 )

@@ -316,7 +316,7 @@ def test_triton_kernels_of_small_calls():
 @pytest.mark.parametrize(
     "dtypes", [FLOATING[:2] + OTHERS[:3], FLOATING[2:] + OTHERS[3:]], ids=" ".join
 )
-@sampled(11)
+@sampled(29)
 def test_triton_kernels_compile(architecture, step, dtypes):
     """Of a sample each type has other calls. One process looks at many kernels: to start one takes
     as long as to compile five.
