@@ -46,7 +46,7 @@ def test_a_hash_is_of_what_is_used(tmp_path, monkeypatch):
     tree = Path(diglot.__file__).parents[2] / "triton_ops"
     copy = shutil.copytree(tree, tmp_path / "triton_ops")
     before = op_sources.sources_hash("triton", "gelu")
-    monkeypatch.setattr(op_sources, "_triton", lambda: copy)
+    monkeypatch.setattr(op_sources, "folder_of", lambda _: copy)
     hashed = op_sources.sources_hash.__wrapped__
     assert hashed("triton", "gelu") == before
     (copy / "softmax.py").write_text("")

@@ -209,11 +209,16 @@ def forget_plans() -> None:
 
 
 def hold_order(is_held: bool) -> None:
-    """Has planners read numbers that depend neither on the GPU nor on how many rows there are."""
+    """Has planners read numbers that depend neither on the GPU nor on how many rows there are.
+
+    Every plan is made anew, whether they read others before or not.
+    """
     global _held
     with _lock:
-        _held = dict(PLANNED) if is_held else {}
-        _change()
+        if is_held != bool(_held):
+            _held = PLANNED if is_held else {}
+            _kept.clear()
+        forget_plans()
 
 
 def _change() -> None:

@@ -242,9 +242,9 @@ class Operator:
     def _stays_whole(self, args: tuple[Any, ...]) -> bool:
         """Whether a compiled graph calls the operator, instead of what its forward does.
 
-        It does where no compiler sees into the kernels (an interpreter), and where the launch is to
-        be planned when it runs, as in eager mode: sizes are symbols, or rows are held to one order,
-        for which they may have to be copied.
+        It does where no compiler sees into the kernels (an interpreter). It also does where the
+        launch is planned when it runs, as in eager mode. There sizes are symbols, or rows are held
+        to one order and may have to be copied.
         """
         if args[-1] == "torch":
             return not self._inlined

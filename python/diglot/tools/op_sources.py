@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import diglot
+from diglot.tools.sources import folder_of
 
 _INCLUDE = re.compile(r'^#include "(diglot/[^"]+)"', re.MULTILINE)
 _PACKAGE = "diglot.triton_ops."
@@ -37,16 +38,15 @@ def sources_hash(language: str, op: str) -> str:
 def files_of(language: str, op: str) -> dict[Path, str]:
     """These files, and what they say."""
     if language == "triton":
-        return _closure([_triton() / f"{op}.py"], _modules)
+        return _closure([folder_of("triton") / f"{op}.py"], _modules)
     # Ops that launch each other's kernels do so in both languages, and only Triton's import them.
-    folder = _folder("cuda_ops", "csrc/ops")
-    return _closure([folder / f"{other}.cu" for other in ops_of(op)], _headers)
+    return _closure([folder_of("cuda") / f"{other}.cu" for other in ops_of(op)], _headers)
 
 
 def ops_of(op: str) -> list[str]:
     """The op, and others whose kernels it launches."""
-    files = _closure([_triton() / f"{op}.py"], _modules)
-    return sorted(path.stem for path in files if path.parent == _triton())
+    files = _closure([folder_of("triton") / f"{op}.py"], _modules)
+    return sorted(path.stem for path in files if path.parent == folder_of("triton"))
 
 
 def families_of(op: str) -> set[str]:
@@ -55,15 +55,6 @@ def families_of(op: str) -> set[str]:
     for text in files_of("triton", op).values():
         found.update(re.findall(r'"(\w+)\.(?:triton|both)\.', text))
     return found
-
-
-def _triton() -> Path:
-    return _folder("triton_ops", "triton_ops")
-
-
-def _folder(installed: str, in_tree: str) -> Path:
-    here = Path(diglot.__file__).parent
-    return next(f for f in (here / installed, here.parents[1] / in_tree) if f.is_dir())
 
 
 def _closure(first: list[Path], used: Callable[[Path, str], Iterator[Path]]) -> dict[Path, str]:
@@ -93,7 +84,10 @@ def _modules(path: Path, text: str) -> Iterator[Path]:
         if node.level:
             place = path.parents[node.level - 1]
         elif f"{module}.".startswith(_PACKAGE):
-            place, module = _triton(), module.removeprefix(_PACKAGE.rstrip(".")).lstrip(".")
+            place, module = (
+                folder_of("triton"),
+                module.removeprefix(_PACKAGE.rstrip(".")).lstrip("."),
+            )
         else:
             continue
         place = place.joinpath(*filter(None, module.split(".")))

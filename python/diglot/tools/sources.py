@@ -120,9 +120,7 @@ def _python_imports(text: str) -> dict[str, str]:
 @functools.cache
 def _rooms() -> frozenset[str]:
     """The folders of Triton's device library, by their path in it; the library's own is ""."""
-    here = Path(diglot.__file__).parent
-    places = (here / "triton_ops/lib", here.parents[1] / "triton_ops/lib")
-    library = next(place for place in places if place.is_dir())
+    library = folder_of("triton") / "lib"
     return frozenset({"", *(path.name for path in library.iterdir() if path.is_dir())})
 
 
@@ -169,14 +167,19 @@ _LANGUAGES = {
 }
 
 
+def folder_of(language: str) -> Path:
+    """Where the files of ops lie in a language: installed, or else in the tree."""
+    of, here = _LANGUAGES[language], Path(diglot.__file__).parent
+    installed, in_tree = here / of.installed, here.parents[1] / of.folder
+    return installed if installed.is_dir() else in_tree
+
+
 @functools.cache
 def _files(language: str) -> dict[str, str]:
     """The files of a language's kernels, as the tree names them, and what they say."""
     of = _LANGUAGES[language]
-    here = Path(diglot.__file__).parent
-    paths = [*(here / of.installed).glob(of.pattern)]
-    paths = paths or [*(here.parents[1] / of.folder).glob(of.pattern)]
-    return {f"{of.folder}/{path.name}": path.read_text(encoding="utf-8") for path in sorted(paths)}
+    paths = sorted(folder_of(language).glob(of.pattern))
+    return {f"{of.folder}/{path.name}": path.read_text(encoding="utf-8") for path in paths}
 
 
 def source_of(language: str, kernel: str) -> Source | None:
