@@ -173,8 +173,8 @@ def test_triton_without_words(name, dtype, monkeypatch):
     ("dtype", "wide"),
     [
         (torch.float32, None),
-        (torch.bfloat16, None),
-        (torch.float64, None),
+        pytest.param(torch.bfloat16, None, marks=pytest.mark.slow),
+        pytest.param(torch.float64, None, marks=pytest.mark.slow),
         (torch.float16, torch.float32),
     ],
     ids=str,
@@ -388,7 +388,11 @@ def test_of_one_value(backend, op, fill):
         assert math.isfinite(fill) or result.isnan().all()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float32, torch.bfloat16, pytest.param(torch.float64, marks=pytest.mark.slow)],
+    ids=str,
+)
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("backend", KERNELS)
 def test_maxima_that_grow_and_fall(backend, op, dtype):
