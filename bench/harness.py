@@ -28,7 +28,7 @@ MODES = {"torch.compile": "default", AUTOTUNED: "max-autotune-no-cudagraphs"}
 # On which the caches are cold, and what is timed is one call.
 COLD = ("device", "captured")
 
-DEVICE = "cuda"
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # where nothing is measured
 RECORDED = "recorded"  # the direction of a forward call whose input requires grad
 
 Tensors = tuple[torch.Tensor, ...]

@@ -112,7 +112,7 @@ def run(backend: str, op: str, name: str, *arguments: Any) -> None:
         if _is_held(backend, name):
             arguments = place(op, name, arguments).arguments
         planned = plan(backend, op, name, *arguments)
-        planning.runs.append(PlannedRun(op, name, backend, planned))
+        planning.runs.append(PlannedRun(op, name, backend, planned, arguments))
         return
     if type(out) is not Tensor:
         _run_traced(backend, op, name, arguments)

@@ -12,7 +12,14 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    track,
+)
 
 from diglot.cli.common import ended_as_interrupted, make_console, one_line_errors, print_table
 
@@ -42,6 +49,11 @@ DEFAULT_SHAPES = ("4096x4096",)
 )
 @click.option("--folder", metavar="DIR", help="Where times go; else $DIGLOT_CONFIGS or a cache.")
 @click.option("--jobs", type=int, default=0, help="Compile Triton's plans in so many processes.")
+@click.option(
+    "--compile-for",
+    metavar="GPU",
+    help="Measure nothing: compile Triton's plans for a GPU, such as 'NVIDIA H200'.",
+)
 @click.option("--part", type=int, hidden=True, help="Of those processes this one's number.")
 @click.option("--status", is_flag=True, help="Measure nothing: say how plans are chosen.")
 @click.option(
@@ -71,6 +83,7 @@ def _tune(
     direction: str,
     folder: str | None,
     jobs: int,
+    compile_for: str | None,
     part: int | None,
     status: bool,
     judge: int | None,
@@ -81,6 +94,7 @@ def _tune(
     from diglot.bench.running import describe
     from diglot.bench.selection import load
     from diglot.tools import measure
+    from diglot.tools.gpus import named_device
     from diglot.tools.inputs import parse_dtype, parse_shape
     from diglot.tools.table import Column
     from diglot.tools.tune import choices_of, compile_call, tune_call
@@ -99,18 +113,21 @@ def _tune(
         (load(op).benchmark, given if judge is None else chosen_plans.shapes(op, judge))
         for op in ops
     ]
-    reason = measure.why_not()
+    device = named_device(compile_for) if compile_for is not None else None
+    reason = None if device is not None else measure.why_not()
     if reason is not None:
         raise ValueError(f"nothing is tuned: {reason}")
     directions = ("forward", "backward") if direction == "both" else (direction,)
     calls = list(_calls(benchmarks, directions, backends or ("cuda", "triton")))
     if not calls:
         raise ValueError("no op of these has such a case")
-    if part is not None:
-        for *_, make in calls[part::jobs]:
-            compile_call(make())
-        return
     messages = make_console(stderr=True)
+    if part is not None or (device is not None and jobs == 0):
+        mine = calls if part is None else calls[part::jobs]
+        is_silent = part is not None or not messages.is_terminal
+        for *_, make in track(mine, "compiling", console=messages, disable=is_silent):
+            compile_call(make(), device)
+        return
     if status:
         _print_status([choice for *_, make in calls for choice in choices_of(make())])
         return
@@ -119,6 +136,8 @@ def _tune(
         workers = [subprocess.Popen([*command, "--part", str(i)]) for i in range(jobs)]
         for worker in workers:
             worker.wait()
+    if device is not None:
+        return
     found: list[Any] = []
     with _progress(messages) as progress:
         task = progress.add_task("tuning", total=len(calls))
