@@ -19,6 +19,16 @@ SEED_GIVEN = (
     "by a launch more, 2 in all"
 )
 EXPOSED = "with host time"
+# Ops whose kernels have changed since their results, by the commit of these.
+OLD_KERNELS = {
+    "add_layer_norm": "c91be5552304",
+    "add_rms_norm": "c91be5552304",
+    "gaussian_pdf": "fd51c26b2faf",
+    "layer_norm": "c91be5552304",
+    "log_softmax": "fd51c26b2faf",
+    "rms_norm": "c91be5552304",
+    "softmax": "c91be5552304",
+}
 SHARE_EXPOSED = 0.2  # of a row's samples, beyond which the band shows it
 
 
@@ -33,6 +43,11 @@ def how_of(row: Mapping[str, Any]) -> str | None:
         return STRAWMAN
     drew = row.get("direction") != "forward" or row.get("timer") in ("graph", "host")
     return SEED_GIVEN if op == "dropout" and provider in OURS and not drew else None
+
+
+def is_of_old_kernels(report: Mapping[str, Any]) -> bool:
+    """Whether an op's kernels have changed since a report of it."""
+    return report["commit"].startswith(OLD_KERNELS.get(report["op"], "-"))
 
 
 def words(row: Mapping[str, Any]) -> str:

@@ -1,18 +1,17 @@
 """The tables of README.md and of pages in docs, from the committed results.
 
-`python bench/tables.py` writes them. Every figure is a row of bench/results/<gpu>/<op>.json;
-nothing is typed by hand. `--check` only says whether the documents are what it would write.
+`python tools/pages.py` writes them. Every figure is a row of bench/results/<gpu>/<op>.json; nothing
+is typed by hand.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from diglot.bench import chosen_plans, marks, models, ranking
+from diglot.bench import chosen_plans, marks, models, ranking, standing
 from diglot.bench.barrier_tables import designs_table, use_table
 from diglot.bench.evidence import ROOT
 from diglot.bench.harness import MODES
@@ -23,7 +22,7 @@ from diglot.bench.stream_tables import (
     stream_map_markdown,
 )
 from diglot.tools.report import cases, figures, page
-from diglot.tools.report.results import read
+from diglot.tools.report.results import File, read
 
 PROVIDERS = (
     "cuda",
@@ -59,16 +58,16 @@ def _grouped(reports: list[dict[str, Any]], timer: str) -> dict[str, dict[str, d
 
 
 def _table(
-    title: str, cases: dict[str, dict[str, dict[str, Any]]], text: Any, with_bars: bool = True
+    title: str, cases: dict[str, dict[str, dict[str, Any]]], text: Callable[[dict[str, Any]], str]
 ) -> list[str]:
     shown = [p for p in PROVIDERS if any(p in rows for rows in cases.values())]
     titles = marks.common(row for rows in cases.values() for row in rows.values())
     named = [marks.titled(name, titles[name]) for name in shown]
-    header = [title, *named, *(["bar"] if with_bars else [])]
+    header = [title, *named, "bar"]
     lines = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
     for case, rows in cases.items():
         cells = [_cell(rows.get(p), text, titles) for p in shown]
-        lines.append(f"| {' | '.join([case, *cells, *([_bars(rows)] if with_bars else [])])} |")
+        lines.append(f"| {' | '.join([case, *cells, _bars(rows)])} |")
     return [*lines, ""]
 
 
@@ -89,6 +88,11 @@ def _bars(rows: dict[str, dict[str, Any]]) -> str:
 Reports = list[dict[str, Any]]
 
 
+def page_of(op: str) -> str:
+    """Where in docs/ the page is that has an op's tables."""
+    return f"ops/{'workloads' if op in standing.WORKLOADS else op}.md"
+
+
 def _measured_on(reports: Reports, rows: Sequence[dict[str, Any]]) -> list[str]:
     """By what and how, and what the signs mean, and the words that rows have."""
     return [
@@ -106,10 +110,9 @@ def _speed(row: dict[str, Any]) -> str:
     return f"{row['tb_per_s']:.2f} ({row['share_of_copy']:.2f})"
 
 
-SPEED = "TB/s (share of copy)"
 # Of the common harness's timers: a table's title, and the text of a row.
 TIMERS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
-    "device": (SPEED, _speed),
+    "device": ("TB/s (share of copy)", _speed),
     "captured": (
         "µs, one call as a CUDA graph (share of copy)",
         lambda row: f"{row['time_us']:.1f} ({row['share_of_copy']:.2f})",
@@ -120,62 +123,58 @@ TIMERS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
 }
 
 
-def of_op(report: dict[str, Any]) -> list[str]:
-    """The tables of an op's results of the common harness."""
-    lines = []
+def of_op(report: dict[str, Any]) -> str:
+    """The tables of an op's results of the common harness, with what was measured on which GPU."""
+    lines = _measured_on([report], report["rows"])
+    lines[0] += " The last column says what the bar is (of two, cuda's and triton's)."
     for timer, (title, text) in TIMERS.items():
         cases = _grouped([report], timer)
         if cases:
             lines += _table(title, cases, text)
-    return lines
-
-
-def markdown(reports: Reports) -> str:
-    """The tables of results of the common harness, op by op."""
-    lines = _measured_on(reports, [row for report in reports for row in report["rows"]])
-    lines[0] += " The last column says what the bar is (of two, cuda's and triton's)."
-    for report in reports:
-        lines += [f"## {report['op']}", "", f"Commit {report['commit'][:12]}.", "", *of_op(report)]
     return "\n".join(lines)
 
 
-# What README shows: sizes, and types.
-SHOWN = ([16384, 16384], [32768, 4096], [8192, 65536])
-SHOWN_TYPES = ("float32", "bfloat16")
-
-
-def summary(reports: Reports) -> str:
-    """A few of them."""
-    cases = {
-        label: rows
-        for label, rows in _grouped(reports, "device").items()
-        if all(row["shape"] in SHOWN and row["dtype"] in SHOWN_TYPES for row in rows.values())
-    }
-    shown = [row for rows in cases.values() for row in rows.values()]
-    table = _table(SPEED, cases, _speed, with_bars=False)
-    return "\n".join([*_measured_on(reports, shown), *table])
+def contents(reports: Reports) -> str:
+    """How ours stand, and where the tables of each op are."""
+    links = [f"- [{report['op']}]({page_of(report['op'])})" for report in reports]
+    return "\n".join([standing.markdown(reports), *links, ""])
 
 
 PICTURE = "docs/images/speed.svg"
-# What it shows: ops, forward, in bfloat16, of these options.
-PICTURED = {"gelu": {"approximate": "tanh"}, "dropout": {"p": 0.1}, "softmax": {}}
-PICTURED |= {"layer_norm": {}, "rms_norm": {}, "add_rms_norm": {}}
+# What it shows in bfloat16: an op, its options, and the direction.
+PICTURED: tuple[tuple[str, dict[str, Any], str], ...] = (
+    ("gelu", {"approximate": "tanh"}, "forward"),
+    ("dropout", {"p": 0.1}, "forward"),
+    ("softmax", {}, "forward"),
+    ("rms_norm", {}, "backward"),
+)
+PICTURED_SHAPES = ((16384, 16384), (32768, 4096))
+
+
+def on_gpu(files: Sequence[File]) -> str:
+    """The GPU and the commits of results, and which are older than their kernels, for a picture."""
+    commits = ", ".join(sorted({file.commit[:12] for file in files}))
+    old = " and ".join(file.op for file in files if marks.is_of_old_kernels(file.content))
+    newer = f"; {old}: kernels are newer than this" if old else ""
+    return f"{files[0].gpu}, commit {commits}{newer}"
 
 
 def picture(paths: list[Path]) -> str:
     """README's picture of speed: ours and the others, of a few ops, as SVG."""
-    files = [file for file in read(paths).files if file.op in PICTURED]
+    ops = [op for op, _, _ in PICTURED]
+    files = {file.op: file for file in read(paths).files if file.op in ops}
     shown = []
-    for file in sorted(files, key=lambda file: list(PICTURED).index(file.op)):
+    for op, options, direction in PICTURED:
         rows = [
             row
-            for row in file.rows
-            if (row.timer, row.direction, row.dtype) == ("device", "forward", "bfloat16")
-            and row.options == PICTURED[file.op]
-            and list(row.shape) in SHOWN[:2]
+            for row in files[op].rows
+            if (row.timer, row.direction, row.dtype) == ("device", direction, "bfloat16")
+            and row.options == options
+            and row.shape in PICTURED_SHAPES
         ]
         shown += [case for of in cases.groups(rows, "op").values() for case in of.values()]
-    return page.alone(figures.side_by_side(shown, cases.providers_of(files)))
+    drawn = list(files.values())
+    return page.alone(figures.side_by_side(shown, cases.providers_of(drawn), on_gpu(drawn)))
 
 
 def _l2_cell(row: dict[str, Any], piece: str) -> str:
@@ -273,9 +272,9 @@ def render() -> dict[Path, str]:
         texts[path] = f"{before}<!-- {mark}:begin -->\n{tables}<!-- {mark}:end -->{after}"
 
     common = [p for p in found if p.stem not in ("tests", *APART)]
-    put("README.md", "bench", common, summary)
+    put("README.md", "bench", common, standing.markdown)
     texts[ROOT / PICTURE] = picture(common)
-    put("docs/speed.md", "bench", common, markdown)
+    put("docs/speed.md", "bench", common, contents)
     drawn = sorted(root.glob("bench/distributions/*/models/*.json"))
     put("docs/speed.md", "models", drawn, models.markdown)
     judged = sorted(root.glob("bench/distributions/*/plans/*.json"))
@@ -286,16 +285,3 @@ def render() -> dict[Path, str]:
         for document, mark, make in places:
             put(document, mark, [p for p in found if p.stem == stem], make)
     return texts
-
-
-def main() -> None:
-    """Writes the documents' tables, or with --check says whether they are up to date."""
-    for path, made in render().items():
-        if "--check" not in sys.argv[1:]:
-            path.write_text(made)
-        elif made != path.read_text():
-            raise SystemExit(f"error: the tables of {path.name} are not what the results say")
-
-
-if __name__ == "__main__":
-    main()

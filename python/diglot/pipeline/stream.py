@@ -92,7 +92,12 @@ def stream_reduce(
         fn: as for `stream_map`, but returns a partial result: a tensor on the device, or several.
         combine: from what was folded so far and the next partial result, both as `fn` returns
             them but on the CPU, to the same.
-        inputs, chunk_bytes, num_slots, devices, backend, progress: as for `stream_map`.
+        inputs: as for `stream_map`.
+        chunk_bytes: as for `stream_map`.
+        num_slots: as for `stream_map`.
+        devices: as for `stream_map`.
+        backend: as for `stream_map`.
+        progress: as for `stream_map`.
 
     Returns:
         What was folded: tensors on the CPU; arrays if the first input is one.
