@@ -106,6 +106,7 @@ pages: setup ## write the parts of the documents that programs make
 docs: $(STATE)/requirements ## build the documentation's site, build/site, strictly and without a network
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --quiet
 	@echo "the site: $(CURDIR)/build/site/index.html"
+	@echo "with search: $(RUN) -m http.server --bind 127.0.0.1 --directory build/site"
 
 # Built from a copy: what earlier builds left in the tree does not get into the wheel.
 wheel: $(STATE)/build-requirements ## build dist/diglot-*.whl

@@ -137,7 +137,7 @@ def of_op(report: dict[str, Any]) -> str:
 def contents(reports: Reports) -> str:
     """How ours stand, and where the tables of each op are."""
     links = [f"- [{report['op']}]({page_of(report['op'])})" for report in reports]
-    return "\n".join([standing.markdown(reports), *links, ""])
+    return "\n".join(["## Every op", "", standing.markdown(reports), *links, ""])
 
 
 PICTURE = "docs/images/speed.svg"
@@ -155,8 +155,8 @@ def on_gpu(files: Sequence[File]) -> str:
     """The GPU and the commits of results, and which are older than their kernels, for a picture."""
     commits = ", ".join(sorted({file.commit[:12] for file in files}))
     old = " and ".join(file.op for file in files if marks.is_of_old_kernels(file.content))
-    newer = f"; {old}: kernels are newer than this" if old else ""
-    return f"{files[0].gpu}, commit {commits}{newer}"
+    older = f", older kernels of {old}" if old else ""
+    return f"{files[0].gpu}, commit {commits}{older}"
 
 
 def picture(paths: list[Path]) -> str:

@@ -16,6 +16,9 @@ import tempfile
 import traceback
 from pathlib import Path
 
+# Asking for a GPU must not start CUDA, which processes forked later could not use.
+os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+
 import torch
 from documents import NEEDS_GPU, python_of
 

@@ -17,21 +17,29 @@ from tools.document_links import anchors, links, path_of
 README = ROOT / "README.md"
 # Nothing is interpreted, until the script says so.
 ENVIRONMENT = {name: of for name, of in os.environ.items() if not name.endswith("_INTERPRET")}
-ENVIRONMENT |= {"CUDA_VISIBLE_DEVICES": "", "PYTHONBREAKPOINT": "0"}
+ENVIRONMENT["PYTHONBREAKPOINT"] = "0"
+
+
+def run_snippets(pages: list[Path], **variables: str) -> subprocess.CompletedProcess[str]:
+    script = Path(__file__).parent / "run_snippets.py"
+    return subprocess.run(
+        [sys.executable, str(script), *map(str, pages)],
+        capture_output=True,
+        text=True,
+        env=ENVIRONMENT | variables,
+    )
+
+
+def pages_with_python() -> list[Path]:
+    """README first."""
+    return [README, *(path for path in documents() if path != README and python_of(path))]
 
 
 @pytest.mark.skipif(not has_interpreter(), reason="snippets need both interpreters")
-def test_snippets_run(tmp_path):
-    pages = [path for path in documents() if path != README and python_of(path)]
+def test_snippets_run():
+    pages = pages_with_python()
     assert len(pages) >= 15
-    command = [sys.executable, str(Path(__file__).parent / "run_snippets.py"), str(README)]
-    answer = subprocess.run(
-        [*command, *map(str, pages)],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env=ENVIRONMENT,
-    )
+    answer = run_snippets(pages, CUDA_VISIBLE_DEVICES="")
     assert answer.returncode == 0, answer.stdout + answer.stderr
     # README's first block prints what is shown below it, but for PyTorch's kernel, which is not the
     # same everywhere; where nothing is interpreted it prints that one alone.
@@ -40,12 +48,17 @@ def test_snippets_run(tmp_path):
     assert answer.stdout.startswith("## as it stands\ntorch ")
 
 
+@pytest.mark.gpu
+def test_snippets_run_on_a_gpu():
+    answer = run_snippets(pages_with_python())
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+
+
 @pytest.mark.slow
 def test_a_snippet_that_fails_is_told(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("# A page\n\n```python\none = 1\n```\n\n```python\none.gone\n```\n")
-    command = [sys.executable, str(Path(__file__).parent / "run_snippets.py"), str(page)]
-    answer = subprocess.run(command, capture_output=True, text=True)
+    answer = run_snippets([page])
     assert answer.returncode == 1
     assert 'page.md.py", line 8' in answer.stderr and "no attribute 'gone'" in answer.stderr
 

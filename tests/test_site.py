@@ -19,10 +19,11 @@ pytest.importorskip("material", reason="mkdocs-material is not installed")
 
 ROOT = Path(__file__).parent.parent
 NOWHERE = "http://127.0.0.1:9"  # a proxy that answers nothing
-# By how much the page is too wide, by what; its scheme; what it fetched.
+# By how much the page is too wide; what sticks out, in no box that scrolls; its scheme; what it
+# fetched.
 LOOK = """
 const root = document.documentElement;
-const scrolls = (of) => of &&
+const scrolls = (of) => !of.matches(".md-content") &&
   (getComputedStyle(of).overflowX !== "visible" || scrolls(of.parentElement));
 const out = [...document.querySelectorAll(".md-content *")]
   .filter((of) => of.getBoundingClientRect().right > root.clientWidth + 1)
@@ -112,11 +113,33 @@ def test_pages_read_well(site, address, window, width, is_dark):
     for page in shown:
         window.open(f"{address}/{page}", width=width, dark=is_dark)
         overflow, sticking_out, scheme, fetched = window.run(LOOK)
-        problems += [f"{page}: {overflow} px too wide: {sticking_out}"] if overflow > 0 else []
+        if overflow > 0 or sticking_out:
+            problems.append(f"{page}: {overflow} px too wide: {sticking_out}")
         problems += [f"{page}: {scheme}"] if (scheme == "slate") != is_dark else []
         problems += [f"{page}: fetches {of}" for of in fetched if not of.startswith(address)]
         problems += [f"{page}: {message}" for message in window.messages()]
     assert problems == []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(browser.missing() is not None, reason=f"no browser: {browser.missing()}")
+def test_what_does_not_read_well_is_told(address, window):
+    window.open(f"{address}/index.html", width=375)
+    window.run(
+        """
+    const wide = document.createElement("p");
+    wide.textContent = "wide";
+    wide.style.width = "2000px";
+    document.querySelector(".md-content").append(wide);
+    document.body.append(Object.assign(new Image(), {src: arguments[0]}));
+    """,
+        f"{address}/none.png",
+    )
+    time.sleep(0.5)
+    overflow, sticking_out, _, fetched = window.run(LOOK)
+    assert overflow > 0 and sticking_out[0].startswith("P wide")
+    assert f"{address}/none.png" in fetched
+    assert any("none.png" in message for message in window.messages())
 
 
 @pytest.mark.slow

@@ -251,7 +251,7 @@ def side_by_side(cases: Iterable[Mapping[str, Row]], providers: Providers, gpu: 
     """Bars of TB/s, wide enough for a page of text, a group for each case; `gpu` says on what."""
     bars = [_speed_bars(case, providers, with_op=True) for case in cases]
     label = f"Speed of each op beside others, TB/s on {gpu}; the dashed line is a device copy"
-    words = f"TB/s; dashed: a copy of as many bytes. {gpu}"
+    words = f"TB/s; dashed: a device copy. {gpu}"
     return charts.bars(label, bars, words, width=WIDTH_OF_TEXT)
 
 
