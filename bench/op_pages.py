@@ -11,29 +11,11 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
-
-from diglot.bench import marks, standing, tables
+from diglot.bench import marks, pictures, standing
 from diglot.bench.evidence import ROOT
 from diglot.bench.op_plans import plans, rows
 from diglot.bench.op_reference import reference
-from diglot.tools.report import cases, figures, page
-from diglot.tools.report.results import read
 
-OPS = (
-    "add",
-    "gelu",
-    "dropout",
-    "softmax",
-    "log_softmax",
-    "layer_norm",
-    "rms_norm",
-    "add_layer_norm",
-    "add_rms_norm",
-    "global_softmax",
-    "standardize",
-    "clip_grad_norm",
-)
 FILES = {
     "csrc/ops/{}.cu": "kernels in CUDA C++",
     "triton_ops/{}.py": "kernels in Triton",
@@ -44,7 +26,6 @@ FILES = {
 }
 JUDGED = ("cuda", "triton", "torch")
 FEW_ULP = 20
-WIDE = ("device", "bfloat16")  # the timer and the dtype of pictures and plans
 Report = dict[str, Any]
 
 
@@ -58,7 +39,7 @@ def accuracy(report: Report) -> list[str]:
     """The largest errors of each direction and dtype, against float64."""
     found: dict[tuple[str, str], dict[str, dict[str, float]]] = defaultdict(dict)
     for row in report["rows"]:
-        if row["provider"] in JUDGED and "worst_ulp" in row:
+        if row["provider"] in JUDGED and "worst_ulp" in row and "float" in row["dtype"]:
             errors = found[row["direction"], row["dtype"]].setdefault(row["provider"], {})
             for name in ("worst_ulp", "worst_share"):
                 errors[name] = max(errors.get(name, 0.0), float(row[name]))
@@ -79,64 +60,64 @@ def accuracy(report: Report) -> list[str]:
     return [*lines, ""]
 
 
-def measured(report: Report, has_picture: bool) -> str:
-    """The picture, the tables and the errors of an op's committed results."""
+def measured(report: Report, image: str | None) -> str:
+    """The picture, how the op stands beside others, and its errors."""
     op = report["op"]
     lines = []
     if marks.is_of_old_kernels(report):
         lines += [f"**The kernels of `{op}` have changed since these figures.**", ""]
-    if has_picture:
-        lines += [f"![Speed of {op} beside others](../images/speed_{op}.svg)", ""]
-    return "\n".join([*lines, tables.of_op(report), *accuracy(report)])
-
-
-def picture(path: Path) -> Markup | None:
-    """Bars of an op's device times in bfloat16: of each kind of call the largest case."""
-    file, *_ = read([path]).files
-    timed = [row for row in file.rows if (row.timer, row.dtype) == WIDE and row.tb_per_s]
-    shown = [cases.largest(of) for of in cases.groups(timed, "kind").values()]
-    if not shown:
-        return None
-    return figures.side_by_side(shown, cases.providers_of([file]), tables.on_gpu([file]))
+    if image is not None:
+        lines += [f"![Speed of {op} beside others](../images/{image})", ""]
+    lines += [standing.of_op(report), *accuracy(report)]
+    return "\n".join([*lines, f"[Every figure](../measurements.md#{op}).", ""])
 
 
 def _shapes(report: Report) -> list[tuple[int, ...]]:
-    return [tuple(row["shape"]) for row in report["rows"] if (row["timer"], row["dtype"]) == WIDE]
+    measured_in = (pictures.TIMER, pictures.DTYPE)
+    return [
+        tuple(row["shape"]) for row in report["rows"] if (row["timer"], row["dtype"]) == measured_in
+    ]
 
 
-def _mark(op: str, part: str) -> str:
-    return f"<!-- {op} {part}:begin -->\n"
+def page_of(op: str) -> Path:
+    """Where an op's page lies in the repository."""
+    return Path("docs/ops", f"{'workloads' if op in standing.WORKLOADS else op.rstrip('_')}.md")
+
+
+def _mark(op: str, part: str, end: str = "begin") -> str:
+    return f"<!-- {op.rstrip('_')} {part}:{end} -->"
 
 
 def _put(text: str, op: str, part: str, made: str) -> str:
-    """A page's text with one part of an op made anew."""
+    """A page's text with one part of an op made again."""
     before, rest = text.split(_mark(op, part))
-    end = f"<!-- {op} {part}:end -->"
-    return f"{before}{_mark(op, part)}{made}{end}{rest.split(end)[1]}"
+    _, after = rest.split(_mark(op, part, "end"))
+    return f"{before}{_mark(op, part)}\n{made}{_mark(op, part, 'end')}{after}"
 
 
 def render(with_plans: bool) -> dict[Path, str]:
-    """The texts of the pages and of their pictures.
+    """The texts of the pages and of the pictures.
 
     Args:
         with_plans: whether to plan, which takes the CUDA extension; else plans stay as they are.
     """
     assert ROOT is not None, "the pages are those of a source tree"
-    texts: dict[Path, str] = {}
+    results = ROOT / "bench/results/h200"
+    texts = {ROOT / "docs/images/speed.svg": pictures.of_readme(results)}
     held = (ROOT / "docs/rows.md").read_text()
-    for op in (*OPS, *standing.WORKLOADS):
-        results = ROOT / f"bench/results/h200/{op}.json"
-        report = json.loads(results.read_text())
-        drawn = picture(results)
+    for op in sorted(path.stem for path in ROOT.glob("csrc/ops/*.cu")):
+        report = json.loads((results / f"{op}.json").read_text())
+        drawn = pictures.of_op(results / f"{op}.json")
+        image = f"speed_{op.rstrip('_')}.svg" if drawn is not None else None
         if drawn is not None:
-            texts[ROOT / f"docs/images/speed_{op}.svg"] = page.alone(drawn)
+            texts[ROOT / f"docs/images/{image}"] = drawn
         parts = {
             "reference": reference(op),
             "rows": rows(op, held),
-            "measured": measured(report, drawn is not None),
+            "measured": measured(report, image),
             "files": files(op),
         }
-        path = ROOT / "docs" / tables.page_of(op)
+        path = ROOT / page_of(op)
         text = texts.get(path) or path.read_text()
         if with_plans and _mark(op, "plans") in text:
             parts["plans"] = plans(op, _shapes(report))

@@ -1,7 +1,7 @@
 """The tables of README.md and of pages in docs, from the committed results.
 
-`python tools/pages.py` writes them. Every figure is a row of bench/results/<gpu>/<op>.json; nothing
-is typed by hand.
+`python tools/pages.py` writes them. Every figure is a row of bench/results/<gpu>/<op>.json;
+nothing is typed by hand.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ from diglot.bench.stream_tables import (
     stream_cases_markdown,
     stream_map_markdown,
 )
-from diglot.tools.report import cases, figures, page
-from diglot.tools.report.results import File, read
 
 PROVIDERS = (
     "cuda",
@@ -57,9 +55,7 @@ def _grouped(reports: list[dict[str, Any]], timer: str) -> dict[str, dict[str, d
     return cases
 
 
-def _table(
-    title: str, cases: dict[str, dict[str, dict[str, Any]]], text: Callable[[dict[str, Any]], str]
-) -> list[str]:
+def _table(title: str, cases: dict[str, dict[str, dict[str, Any]]], text: Any) -> list[str]:
     shown = [p for p in PROVIDERS if any(p in rows for rows in cases.values())]
     titles = marks.common(row for rows in cases.values() for row in rows.values())
     named = [marks.titled(name, titles[name]) for name in shown]
@@ -86,11 +82,6 @@ def _bars(rows: dict[str, dict[str, Any]]) -> str:
 
 
 Reports = list[dict[str, Any]]
-
-
-def page_of(op: str) -> str:
-    """Where in docs/ the page is that has an op's tables."""
-    return f"ops/{'workloads' if op in standing.WORKLOADS else op}.md"
 
 
 def _measured_on(reports: Reports, rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -123,58 +114,23 @@ TIMERS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
 }
 
 
-def of_op(report: dict[str, Any]) -> str:
-    """The tables of an op's results of the common harness, with what was measured on which GPU."""
-    lines = _measured_on([report], report["rows"])
-    lines[0] += " The last column says what the bar is (of two, cuda's and triton's)."
+def of_op(report: dict[str, Any]) -> list[str]:
+    """The tables of an op's results of the common harness."""
+    lines = []
     for timer, (title, text) in TIMERS.items():
         cases = _grouped([report], timer)
         if cases:
             lines += _table(title, cases, text)
+    return lines
+
+
+def markdown(reports: Reports) -> str:
+    """The tables of results of the common harness, op by op."""
+    lines = _measured_on(reports, [row for report in reports for row in report["rows"]])
+    lines[0] += " The last column says what the bar is (of two, cuda's and triton's)."
+    for report in reports:
+        lines += [f"## {report['op']}", "", f"Commit {report['commit'][:12]}.", "", *of_op(report)]
     return "\n".join(lines)
-
-
-def contents(reports: Reports) -> str:
-    """How ours stand, and where the tables of each op are."""
-    links = [f"- [{report['op']}]({page_of(report['op'])})" for report in reports]
-    return "\n".join(["## Every op", "", standing.markdown(reports), *links, ""])
-
-
-PICTURE = "docs/images/speed.svg"
-# What it shows in bfloat16: an op, its options, and the direction.
-PICTURED: tuple[tuple[str, dict[str, Any], str], ...] = (
-    ("gelu", {"approximate": "tanh"}, "forward"),
-    ("dropout", {"p": 0.1}, "forward"),
-    ("softmax", {}, "forward"),
-    ("rms_norm", {}, "backward"),
-)
-PICTURED_SHAPES = ((16384, 16384), (32768, 4096))
-
-
-def on_gpu(files: Sequence[File]) -> str:
-    """The GPU and the commits of results, and which are older than their kernels, for a picture."""
-    commits = ", ".join(sorted({file.commit[:12] for file in files}))
-    old = " and ".join(file.op for file in files if marks.is_of_old_kernels(file.content))
-    older = f", older kernels of {old}" if old else ""
-    return f"{files[0].gpu}, commit {commits}{older}"
-
-
-def picture(paths: list[Path]) -> str:
-    """README's picture of speed: ours and the others, of a few ops, as SVG."""
-    ops = [op for op, _, _ in PICTURED]
-    files = {file.op: file for file in read(paths).files if file.op in ops}
-    shown = []
-    for op, options, direction in PICTURED:
-        rows = [
-            row
-            for row in files[op].rows
-            if (row.timer, row.direction, row.dtype) == ("device", direction, "bfloat16")
-            and row.options == options
-            and row.shape in PICTURED_SHAPES
-        ]
-        shown += [case for of in cases.groups(rows, "op").values() for case in of.values()]
-    drawn = list(files.values())
-    return page.alone(figures.side_by_side(shown, cases.providers_of(drawn), on_gpu(drawn)))
 
 
 def _l2_cell(row: dict[str, Any], piece: str) -> str:
@@ -273,8 +229,7 @@ def render() -> dict[Path, str]:
 
     common = [p for p in found if p.stem not in ("tests", *APART)]
     put("README.md", "bench", common, standing.markdown)
-    texts[ROOT / PICTURE] = picture(common)
-    put("docs/speed.md", "bench", common, contents)
+    put("docs/speed.md", "bench", common, markdown)
     drawn = sorted(root.glob("bench/distributions/*/models/*.json"))
     put("docs/speed.md", "models", drawn, models.markdown)
     judged = sorted(root.glob("bench/distributions/*/plans/*.json"))

@@ -228,7 +228,7 @@ def report_of(rows):
 
 def test_tables_name_the_modes():
     compiled = [row(name, how=f"mode {mode}") for name, mode in MODES.items()]
-    made = tables.of_op(report_of([row("cuda", how=None), *compiled]))
+    made = tables.markdown([report_of([row("cuda", how=None), *compiled])])
     names = "cuda | torch.compile (mode default) | max-autotune (mode max-autotune-no-cudagraphs)"
     assert f"| TB/s (share of copy) | {names} | bar |" in made
     assert "torch.compile: mode default." in made
@@ -243,7 +243,7 @@ def test_a_strawman_is_called_one():
     of_gelu = [row(name, op="gelu") for name in ("cuda", "torch")]
     for told in (torch_, torch_ | {"how": marks.STRAWMAN}):
         reports = [report_of([ours, told, other]), report_of(of_gelu)]
-        made = "".join(map(tables.of_op, reports))
+        made = tables.markdown(reports)
         assert "| cuda | torch (strawman) | formula |" in made and "| cuda | torch | bar |" in made
         assert '"strawman", of standardize by torch: PyTorch has no such op' in made
         assert "10 (10–10), strawman |" in ranking.markdown(reports)
