@@ -24,7 +24,7 @@ RULE = (
     "from another op's file. A function that serves two ops counts for both. The number in "
     "brackets adds all files that ops share, each once. For the formula they are the timed "
     "functions, and the functions that these call. For PyTorch they are the call. torch.compile "
-    "takes one line more than its input: the formula or, marked †, PyTorch's op in the forward pass."
+    "takes one line more than its input: the formula or, if marked †, PyTorch's forward op."
 )
 TRITON = "diglot.triton_ops."
 
