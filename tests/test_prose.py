@@ -20,7 +20,7 @@ LONGEST = 30
 BANNED = re.compile(
     r"\b(?:of which|of whom|by which|what is|what was|what are|what were|what there is|"
     r"so many|the same of|as are|as ever|as it stands|as they stand|but for|for want of|"
-    r"by way of|is no part of|is none|are none|one's own|in vain|anew|besides|"
+    r"by way of|is no part of|(?-i:(?:is|are) none)|one's own|in vain|anew|besides|"
     r"is done with|are done with|for as long as|as by)\b",
     re.IGNORECASE,
 )
