@@ -14,7 +14,7 @@ from typing import Any
 from diglot.bench import chosen_plans, marks, models, ranking, standing
 from diglot.bench.barrier_tables import designs_table, use_table
 from diglot.bench.evidence import ROOT
-from diglot.bench.harness import MODES
+from diglot.bench.harness import COLD, MODES, OURS
 from diglot.bench.reports import label, measured_on, no_time
 from diglot.bench.stream_tables import (
     charts_markdown,
@@ -46,12 +46,14 @@ def _cell(
     return f"{text(row)}{' ✗' if missed else ''}{marks.mark(row, titles)}"
 
 
-def _grouped(reports: list[dict[str, Any]], timer: str) -> dict[str, dict[str, dict[str, Any]]]:
+def _grouped(
+    reports: list[dict[str, Any]], timer: str, name: Callable[[dict[str, Any]], str] = label
+) -> dict[str, dict[str, dict[str, Any]]]:
     cases: dict[str, dict[str, dict[str, Any]]] = {}
     for report in reports:
         for row in report["rows"]:
             if row["timer"] == timer:
-                cases.setdefault(label(row), {})[row["provider"]] = row
+                cases.setdefault(name(row), {})[row["provider"]] = row
     return cases
 
 
@@ -67,31 +69,53 @@ def _table(title: str, cases: dict[str, dict[str, dict[str, Any]]], text: Any) -
     return [*lines, ""]
 
 
+# The names of bars, as the last column abbreviates them.
+SHORT = {
+    "share of the copy ceiling": "copy ≥",
+    "share of the copy ceiling along dimension 0": "copy ≥",
+    "share of the byte floor": "copy ≥",
+    "speed over the best peer": "peer ≥",
+    "speed over the best peer of the language": "peer ≥",
+    "speed over torch": "torch ≥",
+    "speed over torch.compile in a graph": "compiled ≥",
+    "speed over the formula in a graph": "formula ≥",
+    "time over torch in a graph": "torch's time ≤",
+    "time over torch's in a graph": "torch's time ≤",
+    "time over grid.sync()": "grid.sync()'s time ≤",
+    "host µs over torch": "torch + ≤",
+    "TB/s of the input": "TB/s ≥",
+}
+BARS_MEAN = (
+    'The last column has the bars. Two numbers are for cuda and triton. "copy ≥ 0.95" asks for '
+    '0.95 of a copy\'s speed. "peer ≥ 0.97" asks for 0.97 of the fastest peer\'s speed; "torch", '
+    '"compiled" and "formula" ask for a multiple of theirs. "torch\'s time ≤ 1.05" allows 1.05 of '
+    'PyTorch\'s time, and "torch + ≤ 3" allows 3 µs more than PyTorch.'
+)
+
+
 def _bars(rows: dict[str, dict[str, Any]]) -> str:
     bounds: dict[str, dict[str, float]] = {}
-    for provider in ("cuda", "triton"):
+    for provider in OURS:
         for bar in rows.get(provider, {}).get("bars", []):
             bounds.setdefault(bar["name"], {})[provider] = bar["bound"]
-    texts = []
-    for name, of in sorted(bounds.items()):
-        if len(set(of.values())) == 1:
-            texts.append(f"{name} {next(iter(of.values())):g}")
-        else:
-            texts.append(f"{name} {' / '.join(f'{bound:g}' for bound in of.values())}")
-    return "; ".join(texts) or "–"
+    texts = [
+        f"{SHORT.get(name, name)} {' / '.join(dict.fromkeys(f'{b:g}' for b in of.values()))}"
+        for name, of in sorted(bounds.items())
+    ]
+    return ", ".join(texts) or "–"
 
 
 Reports = list[dict[str, Any]]
 
 
 def _measured_on(reports: Reports, rows: Sequence[dict[str, Any]]) -> list[str]:
-    """By what and how, and what the signs mean, and the words that rows have."""
+    """On what it was measured and how, what signs mean, and the remarks of rows."""
     return [
-        f"{measured_on(reports)}. Figures are medians of interleaved runs. Where a share is given, "
-        "the L2 cache was cold. Bytes count each input once and each output once. The number in "
-        "brackets is the share of a device copy of as many bytes in that run. ✗ marks a figure "
-        "that misses the project's own bar. In the same run every element of ours was checked "
-        "against float64 to the tolerance of its type, and the peers' more loosely.",
+        f"{measured_on(reports)}. Figures are medians of interleaved runs. Bytes count each input "
+        "once and each output once. The number in brackets is the share of a device copy's speed, "
+        "with as many bytes in the same run and a cold L2 cache. ✗ marks a figure that misses the "
+        "project's own bar. The same run checked every element of our results against float64, to "
+        "the tolerance of its dtype. It checked the peers' results more loosely.",
         "",
         *marks.paragraph(rows),
     ]
@@ -114,11 +138,16 @@ TIMERS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
 }
 
 
+def _within_op(row: dict[str, Any]) -> str:
+    """A case's label below a heading that names its op."""
+    return label(row).removeprefix(f"{row['op']} ")
+
+
 def of_op(report: dict[str, Any]) -> list[str]:
     """The tables of an op's results of the common harness."""
     lines = []
     for timer, (title, text) in TIMERS.items():
-        cases = _grouped([report], timer)
+        cases = _grouped([report], timer, _within_op)
         if cases:
             lines += _table(title, cases, text)
     return lines
@@ -126,10 +155,37 @@ def of_op(report: dict[str, Any]) -> list[str]:
 
 def markdown(reports: Reports) -> str:
     """The tables of results of the common harness, op by op."""
-    lines = _measured_on(reports, [row for report in reports for row in report["rows"]])
-    lines[0] += " The last column says what the bar is (of two, cuda's and triton's)."
+    rows = [row for report in reports for row in report["rows"]]
+    lines = [*_measured_on(reports, rows), BARS_MEAN, ""]
     for report in reports:
         lines += [f"## {report['op']}", "", f"Commit {report['commit'][:12]}.", "", *of_op(report)]
+    return "\n".join(lines)
+
+
+MISSED_HEADER = ("op", "bars of cuda", "missed", "bars of triton", "missed")
+
+
+def _missed(report: dict[str, Any]) -> list[str]:
+    """An op's cells under `MISSED_HEADER`."""
+    cells = [report["op"]]
+    for provider in OURS:
+        bars = [b for row in report["rows"] if row["provider"] == provider for b in row["bars"]]
+        missed = sum(not bar["met"] for bar in bars)
+        cells += [str(len(bars)), f"{missed} ✗" if missed else "0"]
+    return cells
+
+
+def overview(reports: Reports) -> str:
+    """Ours against the best peer, and how many bars are missed, of all ops."""
+    rows = [row for report in reports for row in report["rows"]]
+    with_bars = [report for report in reports if any(row["bars"] for row in report["rows"])]
+    lines = [f"{measured_on(reports)}.", "", *marks.paragraph(rows)]
+    for header, body in (
+        (models.HEADER, models.table([row for row in rows if row["timer"] in COLD])),
+        (MISSED_HEADER, map(_missed, with_bars)),
+    ):
+        lines += map(models.markdown_row, (header, ["---"] * len(header), *body))
+        lines.append("")
     return "\n".join(lines)
 
 
@@ -174,10 +230,11 @@ def l2_markdown(reports: Reports) -> str:
         v = report["versions"]
         lines += [
             f"{report['gpu']}, driver {v['driver']}, torch {v['torch']}, Triton {v['triton']}, "
-            f"{report['date']}, commit {report['commit']}. A line for each size of the hot set, a "
-            "column for each hit ratio, the first without persistence. Medians of interleaved runs "
-            "in µs, with the speed against the first column in brackets; ✓ or ✗ says whether the "
-            "best cell meets the project's bar, 1.2. Results were checked in the same run.",
+            f"{report['date']}, commit {report['commit']}. Each line is a size of the hot set, and "
+            "each column a hit ratio. The first column has no persistence. Figures are medians of "
+            "interleaved runs in µs. The number in brackets is the speed against the first column. "
+            "✓ or ✗ says whether the best cell meets the project's bar, 1.2. Results were checked "
+            "in the same run.",
             "",
         ]
         for workload, piece, title in L2_TABLES:
@@ -229,13 +286,14 @@ def render() -> dict[Path, str]:
 
     common = [p for p in found if p.stem not in ("tests", *APART)]
     put("README.md", "bench", common, standing.markdown)
-    put("docs/speed.md", "bench", common, markdown)
+    put("docs/speed.md", "bench", common, overview)
+    put("docs/measurements.md", "bench", common, markdown)
     drawn = sorted(root.glob("bench/distributions/*/models/*.json"))
     put("docs/speed.md", "models", drawn, models.markdown)
     judged = sorted(root.glob("bench/distributions/*/plans/*.json"))
     put("docs/tuning.md", "plans", judged, chosen_plans.markdown)
     rankings = sorted(root.glob("bench/results/*/ranking/*.json"))
-    put("docs/benchmarks.md", "ranking", rankings, ranking.markdown)
+    put("docs/ranking.md", "ranking", rankings, ranking.markdown)
     for stem, places in APART.items():
         for document, mark, make in places:
             put(document, mark, [p for p in found if p.stem == stem], make)

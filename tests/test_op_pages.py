@@ -40,7 +40,7 @@ def test_the_reference_is_the_docstring():
     assert "- `diglot.gelu(input, approximate='none', *, backend=None)`" in text
     assert "- `diglot.nn.GELU(" in text
     assert '| `approximate` | "none" or "tanh". |' in text
-    assert "- `ValueError`: an unknown `approximate` or `backend`." in text
+    assert "- `ValueError`: `approximate` or `backend` is unknown." in text
     inherited = op_reference.reference("rms_norm")
     assert "**Raises.** As `diglot.layer_norm`." in inherited
     assert "diglot.dropout(input, p=0.5" in op_reference.reference("dropout")

@@ -55,11 +55,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         page = waiting.pop()
         for link in links((ROOT / page).read_text(encoding="utf-8")):
             path = path_of(link, page)
-            is_known = files.get_file_from_path(place_of(path)) is not None
-            if link.startswith("#") or is_known or not (ROOT / path).exists():
+            if link.startswith("#") or not (ROOT / path).exists():
                 continue  # what does not exist mkdocs reports
-            files.append(_generated(config, path))
-            waiting += [path] if path.suffix == ".md" else []
+            if files.get_file_from_path(place_of(path)) is None:
+                files.append(_generated(config, path))
+                waiting += [path] if path.suffix == ".md" else []
     return files
 
 
@@ -81,7 +81,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     def change(link: str) -> str:
         path = path_of(link, origin)
         if link.startswith("#") or ":" in link or not (ROOT / path).exists():
-            return link  # within the page, to the web; or wrong, which mkdocs says
+            return link  # within the page, to the web; or wrong, which mkdocs reports
         _, mark, heading = link.partition("#")
         return posixpath.relpath(place_of(path), here) + mark + heading
 
