@@ -37,12 +37,12 @@ class Choice:
     """How the numbers of a plan were chosen.
 
     Attributes:
-        problem: what was asked.
+        problem: the problem that the store was asked about.
         source: "exact": this problem was measured. "near": one of another shape was. "rules": the
             planner has its own numbers, of `configs/tunables`. "given": `use_plans` has them.
             "invariant": the planner has numbers that are the same for all GPUs.
-        numbers: by the names of tunables; none where the planner has its own.
-        entry: what was measured, if anything.
+        numbers: by the names of tunables; empty where the planner has its own.
+        entry: the measured entry, if there is one.
     """
 
     problem: Problem
@@ -125,12 +125,12 @@ class use_plans:
 
 
 def mode() -> str | Numbers:
-    """How plans are chosen now: the name of a way, or numbers that are given."""
+    """How plans are chosen now: the name of a way, or given numbers."""
     return (_environment, *_modes)[-1]
 
 
 def _take_mode() -> None:
-    """Has plans be made anew, in the way that has just become the one to choose by."""
+    """Drops kept plans, and applies the current way of choosing."""
     hold_order(mode() == INVARIANT)
 
 

@@ -18,7 +18,7 @@ from diglot.reference.dropout import threshold_and_scale
 
 # Over Philox in PyTorch's operators, Inductor (PyTorch 2.13) takes time exponential in its rounds.
 INLINED = False
-OVERLAPS = 1  # what PyTorch says of a tensor of which several elements are one, as an expanded one
+OVERLAPS = 1  # PyTorch's answer for a tensor whose elements share memory, as an expanded one
 
 
 def dropout(
