@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(
     [*ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")]
-    + [ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md")]
+    + [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")]
 )
 LONGEST = 30
 BANNED = re.compile(

@@ -5,7 +5,7 @@
 The sources are the committed results, docstrings, docs/rows.md, the planners and the compilers.
 `--check` writes nothing, and fails if a page is not what it would write. Plans and excerpts stay as
 they are where there is no CUDA extension. Excerpts of other compilers than those at hand stay too,
-unless `--compilers` asks for them anew.
+unless `--compilers` asks for new ones.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def render(compilers: bool = False) -> dict[Path, str]:
     """The texts, by path.
 
     Args:
-        compilers: whether excerpts are made anew that other compilers made.
+        compilers: whether to replace excerpts that other compilers made.
     """
     extension, _ = load_extension()
     texts = tables.render() | op_pages.render(with_plans=extension is not None)
