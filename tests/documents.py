@@ -11,7 +11,8 @@ ROOT = Path(__file__).parent.parent
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 # The first line of a block that is part of a file.
 QUOTED = re.compile(r"(?://|#) (\S+/\S+\.\w+)\n")
-NEEDS_GPU = "# Needs a GPU.\n"
+# The first line of a block that runs only with a GPU, or with a package.
+NEEDS = re.compile(r"# Needs (a GPU|\w+)\.\n")
 
 
 def documents() -> list[Path]:

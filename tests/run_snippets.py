@@ -9,6 +9,7 @@ the interpreters. Exits with 1 if one fails. Prints what they print, below the d
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
 import os
 import sys
@@ -20,16 +21,24 @@ from pathlib import Path
 os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
 
 import torch
-from documents import NEEDS_GPU, python_of
+from documents import NEEDS, python_of
 
 HAS_GPU = torch.cuda.is_available()
+
+
+def can_run(source: str) -> bool:
+    """Whether this machine has what a block's first line asks for."""
+    needs = NEEDS.match(source)
+    if needs is None:
+        return True
+    return HAS_GPU if needs[1] == "a GPU" else importlib.util.find_spec(needs[1]) is not None
 
 
 def run(blocks: list[tuple[int, str]], name: str) -> None:
     """Runs blocks in a file whose line numbers are the document's."""
     lines: list[str] = []
     for first, source in blocks:
-        if HAS_GPU or not source.startswith(NEEDS_GPU):
+        if can_run(source):
             lines += [""] * (first - 1 - len(lines)) + source.splitlines()
         compile(source, name, "exec")
     # A Triton kernel's source is read from its file.

@@ -58,10 +58,11 @@ def test_snippets_run_on_a_gpu():
 @pytest.mark.slow
 def test_a_snippet_that_fails_is_told(tmp_path):
     page = tmp_path / "page.md"
-    page.write_text("# A page\n\n```python\none = 1\n```\n\n```python\none.gone\n```\n")
+    needs = "```python\n# Needs nosuchpackage.\nimport nosuchpackage\n```\n\n"
+    page.write_text(f"# A page\n\n```python\none = 1\n```\n\n{needs}```python\none.gone\n```\n")
     answer = run_snippets([page])
     assert answer.returncode == 1
-    assert 'page.md.py", line 8' in answer.stderr and "no attribute 'gone'" in answer.stderr
+    assert 'page.md.py", line 13' in answer.stderr and "no attribute 'gone'" in answer.stderr
 
 
 def test_links_lead_somewhere():
