@@ -40,8 +40,8 @@ def _heading(report: dict[str, Any], kind: str) -> list[str]:
     samples = sorted({row["samples"] for row in report["rows"] if row.get("samples")})
     return [
         f"{report['gpu']}, driver {versions['driver']}, CUDA {versions['cuda']}, {report['date']}, "
-        f"commit {report['commit']}. {kind}; medians of {'/'.join(map(str, samples))} interleaved "
-        "runs. Each was verified beforehand.",
+        f"commit {report['commit']}. {kind} Figures are medians of "
+        f"{'/'.join(map(str, samples))} interleaved runs. Each variant was verified first.",
         "",
     ]
 
@@ -65,7 +65,7 @@ def designs_table(report: dict[str, Any]) -> str:
         if name in present
     ]
     header = ["µs per barrier, or launch", *(f"{blocks} × {threads}" for blocks, threads in grids)]
-    kind = "Columns are blocks × threads of a block"
+    kind = "Columns are blocks × threads of a block."
     return "\n".join([*_heading(report, kind), *_rows(header, body), ""])
 
 
@@ -98,5 +98,5 @@ def use_table(report: dict[str, Any]) -> str:
             ratios.append("–" if one is None or two is None else f"{two / one:.2f}")
         body.append([_size(size), *(_time(rows.get(name)) for name in names), *ratios])
     header = ["array, µs", *names, "launches over barrier", "programmatic over barrier"]
-    kind = "The ratios are to the fastest grid with a barrier, and above 1 where the barrier wins"
+    kind = "Ratios compare with the fastest grid that has a barrier. Above 1, the barrier wins."
     return "\n".join([*_heading(report, kind), *_rows(header, body), ""])

@@ -99,9 +99,9 @@ def markdown(reports: Sequence[dict[str, Any]]) -> str:
     for gpu in dict.fromkeys(report["gpu"] for report in reports):
         of_gpu = [report for report in reports if report["gpu"] == gpu]
         said = [
-            f"{r['op']}: commit {r['commit'][:7]}, {r['date']}, seed {r['seed']}" for r in of_gpu
+            f"{r['op']} at commit {r['commit'][:7]}, {r['date']}, seed {r['seed']}" for r in of_gpu
         ]
-        lines += [f"### {gpu}", "", f"Measured at {'; '.join(said)}.", ""]
+        lines += [f"### {gpu}", "", f"Measured: {'; '.join(said)}.", ""]
         lines += [markdown_row(HEADER), markdown_row(["---"] * len(HEADER))]
         rows = [row for report in of_gpu for row in report["rows"]]
         lines += [*map(markdown_row, table(rows)), ""]

@@ -20,11 +20,11 @@ from diglot.bench.harness import OURS, RANKED, Benchmark, Function
 
 # What is beside the table of them.
 RULE = (
-    "Lines with code on them. Of a kernel those of its op's file, with the functions that it takes "
-    "over from another op's file, so that what serves two ops counts for both; in brackets with "
-    "all files that ops share, each once. Of the formula the functions that were timed, with those "
-    "that they use; of PyTorch the call. torch.compile takes a line more than what it was given: "
-    "the formula or, where there is a †, PyTorch's op in the forward pass."
+    "Lines that hold code. For a kernel they are its op's file, and the functions that it takes "
+    "from another op's file. A function that serves two ops counts for both. The number in "
+    "brackets adds all files that ops share, each once. For the formula they are the timed "
+    "functions, and the functions that these call. For PyTorch they are the call. torch.compile "
+    "takes one line more than its input: the formula or, if marked †, PyTorch's forward op."
 )
 TRITON = "diglot.triton_ops."
 

@@ -276,8 +276,8 @@ def markdown(reports: Sequence[dict[str, Any]]) -> str:
     for gpu in dict.fromkeys(report["gpu"] for report in reports):
         of_gpu = [report for report in reports if report["gpu"] == gpu]
         rows = [row for report in of_gpu for row in report["rows"]]
-        said = [f"{r['op']}: commit {r['commit'][:7]}, {r['date']}" for r in of_gpu]
-        lines += [f"### {gpu}", "", f"Measured at {'; '.join(said)}.", ""]
+        said = [f"{r['op']} at commit {r['commit'][:7]}, {r['date']}" for r in of_gpu]
+        lines += [f"### {gpu}", "", f"Measured: {'; '.join(said)}.", ""]
         for header, body in ((HEADER, table(rows)), (WORST_HEADER, worst(rows))):
             lines += [markdown_row(header), markdown_row(["---"] * len(header))]
             lines += [*map(markdown_row, body), ""]

@@ -43,12 +43,13 @@ def stream_map_markdown(reports: Reports) -> str:
         lines += [
             f"{report['gpu']}, {report['processors']} processors, driver {v['driver']}, torch "
             f"{v['torch']}, Triton {v['triton']}, {report['date']}, commit {report['commit']}. "
-            "Times by the host's clock from the call to the result, medians of interleaved runs, "
-            "and GB/s each way. Results were compared with the op's on the whole array in the same "
-            "run, bit by bit. Of pinned memory in chunks of 16 MiB, copies alone reached "
-            f"{ceilings['h2d']:.1f} GB/s to the device, {ceilings['d2h']:.1f} GB/s from it, and "
-            f"{ceilings['both']:.1f} GB/s each way at once, which is the duplex ceiling. Maps were "
-            f"of {report['maps'].partition(' at ')[0]}. ✗ marks what misses the project's bar.",
+            "A cell has the time by the host's clock, from the call to the result, and GB/s each "
+            "way. Times are medians of interleaved runs. Each result equals, bit for bit, the op's "
+            "on the whole array in the same run. Copies alone, from pinned memory in chunks of 16 "
+            f"MiB, reached {ceilings['h2d']:.1f} GB/s to the device and {ceilings['d2h']:.1f} GB/s "
+            f"from it. In both directions at once they reached {ceilings['both']:.1f} GB/s each "
+            "way: the duplex ceiling. Maps were of "
+            f"{report['maps'].partition(' at ')[0]}. ✗ marks a figure that misses its bar.",
             "",
             *_workloads(report),
             "",
@@ -57,14 +58,14 @@ def stream_map_markdown(reports: Reports) -> str:
 
 
 def stream_cases_markdown(reports: Reports) -> str:
-    """Likewise of new results, small arrays and homework 7."""
+    """The same for new results, small arrays and homework 7."""
     lines: list[str] = []
     for report in reports:
         v = report["versions"]
         lines += [
             f"{report['gpu']}, {report['processors']} processors, driver {v['driver']}, torch "
             f"{v['torch']}, Triton {v['triton']}, {report['date']}, commit {report['commit']}. "
-            "Times and results are as in the table above. ✗ marks what misses the project's bar.",
+            "Cells are those of the table above. ✗ marks a figure that misses its bar.",
             "",
             *_workloads(report),
             "",
@@ -89,7 +90,7 @@ def _workloads(report: dict[str, Any]) -> list[str]:
 
 
 def charts_markdown(reports: Reports, images: Path | None = None) -> str:
-    """The charts that there are, for docs/pipeline.md."""
+    """The committed charts, for docs/pipeline.md."""
     del reports
     images = images or (ROOT or Path.cwd()) / "docs/images"
     titles = {

@@ -12,7 +12,7 @@ import torch
 from benchmarks import FP32, double, failing_after, instruments, times, toy
 
 from diglot.backends.registry import is_interpreted
-from diglot.bench import evidence, harness, ranking, regressions, reports, running, tables
+from diglot.bench import evidence, harness, ranking, regressions, reports, running, standing, tables
 from diglot.bench.harness import Case
 from diglot.bench.instruments import GPU
 from diglot.bench.lines import cxx_lines, definition_lines, function_lines, lines_of, python_lines
@@ -509,7 +509,7 @@ def test_documents_tell_what_is_incomplete():
     facts = {"gpu": "a GPU", "versions": {}, "date": "2026-01-02", "commit": "fed"}
     whole = {**facts, "op": "toy", "rows": []}
     part = {**whole, "op": "game", "incomplete": "2 of 6 cases"}
-    for made in (tables.markdown, tables.summary, ranking.markdown):
+    for made in (tables.markdown, standing.markdown, ranking.markdown):
         assert "commit fed, incomplete: game (2 of 6 cases)." in made([whole, part])
         assert "incomplete" not in made([whole])
 

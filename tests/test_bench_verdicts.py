@@ -245,8 +245,8 @@ def test_a_strawman_is_called_one():
         reports = [report_of([ours, told, other]), report_of(of_gelu)]
         made = tables.markdown(reports)
         assert "| cuda | torch (strawman) | formula |" in made and "| cuda | torch | bar |" in made
-        assert '"strawman", of standardize by torch: PyTorch has no such op' in made
-        assert "10 (10–10), strawman |" in ranking.markdown(reports)
+        assert '"strawman" (standardize by torch): PyTorch has no such op' in made
+        assert " 10, strawman |" in ranking.markdown(reports)
         assert "torch (strawman)" in summary.cells(told)
     assert marks.words(row("torch", op="global_softmax")) == ""
 
@@ -262,7 +262,7 @@ def test_a_seed_that_was_given_is_told(timer):
     assert cells[-2] == f"4 → 1{given}" and now[-2] == "4 → 1"
     notes = marks.notes(old)
     assert len(notes) == bool(given) and marks.notes(new) == []
-    assert not given or notes[0].startswith('"seed given", of dropout by cuda, triton: ')
+    assert not given or notes[0].startswith('"seed given" (dropout by cuda, triton): ')
     back = [of | {"direction": "backward"} for of in old]
     assert ranking.table(back)[0][-2] == "4 → 1"
 

@@ -53,9 +53,9 @@ def test_it_starts_python(tmp_path, monkeypatch):
     ("arguments", "message"),
     [
         ("", "Missing argument"),
-        ("python", "what to profile must be a script of Python's, or -m and a module"),
-        ("-- python -c pass", "what to profile must be a script of Python's"),
-        ("-- -m", "what to profile must be a script of Python's"),
+        ("python", "the command must be a Python script, or -m and a module"),
+        ("-- python -c pass", "the command must be a Python script"),
+        ("-- -m", "the command must be a Python script"),
         ("nowhere.py", "there is no script nowhere.py"),
         ("/nowhere/python a.py", "there is no program /nowhere/python"),
         ("--table-rows 0 a.py", "0 is not in the range x>=1"),

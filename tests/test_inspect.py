@@ -135,7 +135,7 @@ def check_page(page, excerpts):
     text = page.PAGE.read_text()
     assert set(excerpts) <= {name for _, name, _ in page.BLOCK.findall(text)}
     if page.versions() in text:
-        assert page.fill(text, excerpts) == text, "python tools/inspect_page.py writes it anew"
+        assert page.fill(text, excerpts) == text, "python tools/pages.py writes it anew"
 
 
 @pytest.mark.skipif("cuda" not in LANGUAGES, reason="the extension's code cannot be read here")

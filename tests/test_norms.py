@@ -700,7 +700,7 @@ ONES = torch.ones(2, 3)
         ((ONES, ()), ValueError, "normalized_shape must have at least one dimension"),
         ((ONES, (2,)), ValueError, r"\(2, 3\) does not end with \(2,\)"),
         ((ONES, 2), ValueError, r"\(2, 3\) does not end with \(2,\)"),
-        ((ONES, (1, 2, 3)), ValueError, "normalized_shape must be what the shape of input ends"),
+        ((ONES, (1, 2, 3)), ValueError, "normalized_shape must match the last dimensions"),
         ((torch.ones(()), (1,)), ValueError, r"\(\) does not end with \(1,\)"),
         ((ONES, (3.0,)), TypeError, "normalized_shape must be .* integers, not of float"),
         ((ONES, None), TypeError, "normalized_shape must be .* integers, not of NoneType"),

@@ -526,10 +526,3 @@ def test_cases(write):
     assert list(cases) == [(1024, 1024), (4096, 4096)]
     assert largest(cases)["cuda"].shape == (4096, 4096)
     assert list(providers_of([file])) == ["cuda", "other"]
-
-
-def test_the_pictures_of_documents_are_up_to_date():
-    from diglot.bench import tables
-
-    path = tables.ROOT / tables.PICTURE
-    assert path.read_text() == tables.render()[path]

@@ -1,5 +1,4 @@
-"""A user's own CUDA kernels without a GPU: `load` is for CPU tensors what
-`torch.utils.cpp_extension.load` is for a GPU's."""
+"""Your own CUDA kernels on CPU tensors: `load` corresponds to `torch.utils.cpp_extension.load`."""
 
 from __future__ import annotations
 
@@ -40,23 +39,23 @@ def load(
 ) -> ModuleType:
     """Compiles CUDA kernels for the host, with their binding to Python, and imports the result.
 
-    The kernels start by `diglot::launch` (there is no `<<<>>>` for a host compiler) and include of
-    PyTorch nothing: its own code is not to be watched. The binding sees `DIGLOT_INTERPRETER`
-    defined, takes CPU tensors, and says by `diglot::interpreter::Arguments` what memory its kernels
-    may touch. docs/interpreter.md says what is found and how a kernel is looked into.
+    The kernels start with `diglot::launch`, since a host compiler has no `<<<>>>`. They include no
+    header of PyTorch. The binding takes CPU tensors. Where `DIGLOT_INTERPRETER` is defined, it
+    names the memory that its kernels may touch, with `diglot::interpreter::Arguments`.
+    docs/interpreter.md says which errors the interpreter finds, and how to debug a kernel.
 
     Args:
         name: the module's, as `TORCH_EXTENSION_NAME`.
         sources: `.cu` files, the kernels, and `.cpp` files, their binding.
         extra_cflags: for the compiler, after diglot's own.
         extra_include_paths: folders for the compiler to look for headers in.
-        build_directory: where to compile; what is up to date there is not compiled again. By
+        build_directory: where to compile. Files that are up to date there are kept. By
             default the folder `name` in that of PyTorch's extensions (`TORCH_EXTENSIONS_DIR`).
 
     Raises:
         FileNotFoundError: a source does not exist.
         ValueError: a source is neither `.cu` nor `.cpp`.
-        RuntimeError: what the compiler said, or that there is none.
+        RuntimeError: the compiler failed, with its message; or there is no compiler.
     """
     from torch.utils import cpp_extension
 

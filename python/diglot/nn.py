@@ -13,7 +13,7 @@ from diglot.reference.layer_norm import EPS
 
 
 class _Module(torch.nn.Module):
-    """A module whose forward pass is an op, on a backend."""
+    """A module whose forward pass calls an op, on a backend."""
 
     def __init__(self, backend: str | None) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Softmax(_Module):
 
 
 class LogSoftmax(Softmax):
-    """Applies `diglot.log_softmax` along a dimension. Arguments as of `Softmax`."""
+    """Applies `diglot.log_softmax` along a dimension. Arguments are those of `Softmax`."""
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return log_softmax(input, self.dim, backend=self.backend)
@@ -84,8 +84,8 @@ class Dropout(_Module):
     """Applies `diglot.dropout` to its input while training.
 
     Args:
-        p: probability of an element to be zeroed.
-        inplace: whether the result is written over the input.
+        p: the probability that an element is zeroed.
+        inplace: whether to write the result over the input.
         backend: as in `diglot.gelu`.
     """
 
@@ -109,12 +109,12 @@ class LayerNorm(torch.nn.LayerNorm):
     """Applies `diglot.layer_norm` to the last dimensions: PyTorch's module with another forward.
 
     Args:
-        normalized_shape: of a row.
+        normalized_shape: the shape of a row.
         eps: added to the variance.
-        elementwise_affine: whether there is a weight, of ones at first.
-        bias: whether there is a bias beside it, of zeros at first.
+        elementwise_affine: whether there is a weight, initially ones.
+        bias: whether there is a bias too, initially zeros.
         device: of both.
-        dtype: of both: the input's, or float32 beside one of 16 bits.
+        dtype: of both: the input's, or float32 for an input of 16 bits.
         backend: as in `diglot.gelu`.
     """
 
@@ -145,11 +145,11 @@ class RMSNorm(torch.nn.RMSNorm):
     """Applies `diglot.rms_norm` to the last dimensions: PyTorch's module with another forward.
 
     Args:
-        normalized_shape: of a row.
-        eps: added to the mean square; None as in `diglot.rms_norm`.
-        elementwise_affine: whether there is a weight, of ones at first.
-        device: of it.
-        dtype: of it: the input's, or float32 beside one of 16 bits.
+        normalized_shape: the shape of a row.
+        eps: added to the mean square; the default is that of `diglot.rms_norm`.
+        elementwise_affine: whether there is a weight, initially ones.
+        device: of the weight.
+        dtype: of the weight: the input's, or float32 for an input of 16 bits.
         backend: as in `diglot.gelu`.
     """
 

@@ -105,7 +105,7 @@ def run(backend: str, op: str, name: str, *arguments: Any) -> None:
     Args:
         backend: "cuda", "triton" or "torch".
         op, name: the op, and the launcher.
-        arguments: the launcher's, but for its scratch. The last one is an output.
+        arguments: the launcher's, without its scratch. The last one is an output.
     """
     out = arguments[-1]
     if planning.runs is not None:

@@ -21,7 +21,7 @@ AUTO = "auto"  # tries the backends in the order of BACKENDS
 
 
 class BackendUnavailable(RuntimeError):
-    """The backend asked for cannot run this call. The message gives a reason per backend."""
+    """The requested backend cannot run this call. The message gives a reason per backend."""
 
 
 class _Scope(threading.local):
@@ -44,10 +44,10 @@ def check_name(backend: str, source: str = "backend") -> None:
 
 
 class use_backend:
-    """Context manager: ops called in its scope, on this thread, run on `backend`.
+    """Context manager: ops that this thread calls in its scope run on `backend`.
 
     Args:
-        backend: "cuda", "triton", "torch" or "auto". An argument `backend=` of a call overrides it.
+        backend: "cuda", "triton", "torch" or "auto". A call's argument `backend=` overrides it.
 
     Raises:
         ValueError: `backend` names no backend.
@@ -72,7 +72,7 @@ class use_backend:
 
 
 def scoped_backend() -> str | None:
-    """What `use_backend` says on this thread; None if this is in no scope of it."""
+    """The backend of `use_backend` on this thread; None outside of its scopes."""
     return _scope.backend
 
 
@@ -85,11 +85,11 @@ def choose(
         op: the op's name.
         device: where its tensors are.
         backend: the argument of the call.
-        tensors: its tensor arguments. Only an op that has `Needs` of dtypes or shapes gives them.
+        tensors: its tensor arguments; needed only for an op with `Needs` of dtypes or shapes.
 
     Raises:
-        ValueError: an unknown name.
-        BackendUnavailable: the backend asked for cannot run the call.
+        ValueError: the name is unknown.
+        BackendUnavailable: the requested backend cannot run the call.
     """
     name = backend if backend is not None else _scope.backend or _environment
     chosen: str | None
@@ -149,7 +149,7 @@ def _refusal(backend: str, op: str, call: Call) -> str | None:
 
 def _auto_refusal(backend: str, op: str, call: Call) -> str | None:
     if is_interpreted(backend, call.device):
-        return "it would be interpreted, which 'auto' never chooses"
+        return "it would be interpreted, and 'auto' never chooses that"
     return _refusal(backend, op, call)
 
 
@@ -160,10 +160,10 @@ class Explanation:
     Attributes:
         op: the op's name.
         device: the device asked about.
-        chosen: the backend that runs, or None if the one asked for cannot.
-        reasons: for every backend, why it cannot run; None if it can.
+        chosen: the backend that runs, or None if the requested one cannot.
+        reasons: by backend, why it cannot run; None if it can.
         notes: remarks on backends that can run.
-        plans: for a backend, the plans of the call, and how each was chosen; where inputs make one.
+        plans: by backend, the plans of the call and how each was chosen, if the inputs make a call.
     """
 
     op: str
@@ -199,12 +199,12 @@ def explain(op: str | Any, *inputs: Any, **options: Any) -> Explanation:
 
     Args:
         op: an op's name, or the op itself (`diglot.gelu`).
-        inputs: the arguments of a call; or a device, the first GPU if there is one, else the CPU,
-            by default.
+        inputs: the arguments of a call, or a device. By default the first GPU, or the CPU without
+            one.
         options: keyword arguments of the call.
 
     Returns:
-        An `Explanation`; printed, it has a line per backend, and one per plan of a call.
+        An `Explanation`. Printed, it has a line per backend and a line per plan of the call.
     """
     name = op if isinstance(op, str) else op.__name__
     device = _device_of(inputs[0] if inputs else None)
@@ -219,7 +219,7 @@ def explain(op: str | Any, *inputs: Any, **options: Any) -> Explanation:
 
 
 def _plans_of(op: str, inputs: Any, options: Any, backend: str) -> tuple[Plan, ...]:
-    """The plans of a call's launches; none if these are no arguments of the op."""
+    """The plans of a call's launches; empty if the op does not take these arguments."""
     function: Any = getattr(importlib.import_module("diglot"), op, None)
     try:
         # An op may draw a seed.
@@ -239,7 +239,7 @@ def _explain(op: str, call: Call, wanted: str) -> Explanation:
         if reason is None and is_interpreted(backend, call.device)
     }
     if call.device.type == "meta":
-        notes = dict.fromkeys(BACKENDS, "on meta tensors nothing runs")
+        notes = dict.fromkeys(BACKENDS, "nothing runs on meta tensors")
     return Explanation(op, call.device, _choice(op, call, wanted), reasons, notes)
 
 
@@ -247,7 +247,7 @@ def available_backends(device: torch.device | str | None = None) -> tuple[str, .
     """Names of the backends that can run on a device.
 
     Args:
-        device: the device; the first GPU if there is one, else the CPU, by default.
+        device: by default the first GPU, or the CPU without one.
     """
     call = _call_on(_device_of(device))
     return tuple(backend for backend in BACKENDS if _refusal(backend, "", call) is None)

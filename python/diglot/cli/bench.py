@@ -27,13 +27,15 @@ INTERRUPTED = 130  # as a shell reports Ctrl-C
     type=click.Choice(["forward", "backward", "both"]),
     default="both",
     show_default=True,
-    help="Which pass.",
+    help="The pass to measure.",
 )
-@click.option("--dtype", "dtypes", metavar="DTYPE", multiple=True, help="As bf16; repeatable.")
-@click.option("--shape", "shapes", metavar="SHAPE", multiple=True, help="As 8192x8192; repeatable.")
-@click.option("--sizes", metavar="SIZES", help="Numbers of elements, as 2^12..2^27 or 1000,2^20.")
+@click.option("--dtype", "dtypes", metavar="DTYPE", multiple=True, help="Such as bf16; repeatable.")
 @click.option(
-    "--option", "options", metavar="NAME=VALUE", multiple=True, help="As approximate=tanh."
+    "--shape", "shapes", metavar="SHAPE", multiple=True, help="Such as 8192x8192; repeatable."
+)
+@click.option("--sizes", metavar="SIZES", help="Numbers of elements: 2^12..2^27 or 1000,2^20.")
+@click.option(
+    "--option", "options", metavar="NAME=VALUE", multiple=True, help="Such as approximate=tanh."
 )
 @click.option(
     "--provider",
@@ -41,35 +43,33 @@ INTERRUPTED = 130  # as a shell reports Ctrl-C
     "providers",
     metavar="NAME",
     multiple=True,
-    help="Of cuda, triton, torch, torch.compile, max-autotune, formula, ...; repeatable.",
+    help="cuda, triton, torch, torch.compile, max-autotune, formula, ...; repeatable.",
 )
-@click.option("--warm", is_flag=True, help="Each call right after one like it, not a cold cache.")
-@click.option("--graph", is_flag=True, help="Many calls in a CUDA graph, with warm caches.")
-@click.option(
-    "--ranking", is_flag=True, help="Formula, PyTorch, compiled, Triton and CUDA, by place."
-)
-@click.option("--models", is_flag=True, help="Shapes drawn from those of published models.")
-@click.option("--seed", type=int, default=1, show_default=True, help="By which they are drawn.")
-@click.option("--jobs", type=int, default=0, help="With --models: compile in so many processes.")
-@click.option("--fresh-caches", is_flag=True, help="Let compilers find nothing of earlier runs.")
-@click.option("--results", metavar="DIR", help="Write DIR/<gpu>/<op>.json, an op after the other.")
+@click.option("--warm", is_flag=True, help="Make the same call just before; default: cold caches.")
+@click.option("--graph", is_flag=True, help="Time 20 calls in a CUDA graph, with warm caches.")
+@click.option("--ranking", is_flag=True, help="Rank formula, PyTorch, compiled, Triton and CUDA.")
+@click.option("--models", is_flag=True, help="Draw shapes of published models.")
+@click.option("--seed", type=int, default=1, show_default=True, help="Seed of --models.")
+@click.option("--jobs", type=int, default=0, help="With --models: compile in this many processes.")
+@click.option("--fresh-caches", is_flag=True, help="Give compilers empty caches.")
+@click.option("--results", metavar="DIR", help="Write DIR/<gpu>/<op>.json after each op.")
 @click.option("--json", "json_file", metavar="FILE", help="Write all rows as JSON.")
 @click.option("--csv", "csv_file", metavar="FILE", help="Write all rows as CSV.")
 @click.option("--plot", metavar="DIR", help="Draw speed against size, or bars per shape.")
 @click.option(
-    "--load", metavar="PATH", multiple=True, help="Read results, of a file or folder: no GPU."
+    "--load", metavar="PATH", multiple=True, help="Show results of a file or folder, without a GPU."
 )
 @click.option(
     "--against",
     metavar="PATH",
-    help="Older results: exit status 1 if a kernel of ours is worse or gone.",
+    help="Older results. Exit status 1 if a kernel of diglot is slower or missing.",
 )
 @click.option("--force", is_flag=True, help="Overwrite files.")
 def bench(ops: tuple[str, ...], **arguments: Any) -> None:
     """Measure ops on a GPU: every backend, PyTorch, and other packages' kernels, interleaved.
 
-    OP is such as gelu; by default all are measured, each in the cases of its own. Results are
-    checked in the same run, and what is wrong has no speed.
+    OP is an op, such as gelu; by default all ops. Each op has its own cases. The same run checks
+    the results, and a wrong result has no speed.
     """
     with one_line_errors():
         status = _bench(ops, **arguments)
@@ -108,7 +108,7 @@ def _bench(
 
     # Everything that can be known to be wrong is told before anything is measured.
     if warm and graph:
-        raise ValueError("--warm and --graph: one at a time; in a graph caches are warm")
+        raise ValueError("--warm and --graph exclude each other: in a graph caches are warm")
     selection = Selection(
         direction=None if direction == "both" else direction,
         dtypes=tuple(map(parse_dtype, dtypes)),
@@ -124,9 +124,11 @@ def _bench(
         raise ValueError("--models draws cases of its own: it takes OPs, --direction and --dtype")
     shown = (Selection(), Selection(ranking=True), Selection(models=seed))
     if load and selection not in shown:
-        raise ValueError("--load shows results as they are: it takes OPs, and no choice of cases")
+        raise ValueError("--load shows saved results: it takes OPs, and no choice of cases")
     if load and results is not None:
-        raise ValueError("--load and --results: what was read is not written there again")
+        raise ValueError(
+            "--load and --results exclude each other: loaded results are not written again"
+        )
     check_files([], {"--json": json_file, "--csv": csv_file}, force)
     if plot is not None:
         session.check_folder("--plot", Path(plot), force)

@@ -52,7 +52,7 @@ def one_line_errors() -> Iterator[None]:
 
 @contextmanager
 def ended_as_interrupted() -> Iterator[None]:
-    """Has SIGTERM, by which schedulers end what takes too long, raise what Ctrl-C raises."""
+    """SIGTERM raises KeyboardInterrupt here, as Ctrl-C does: schedulers end long jobs with it."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
@@ -118,7 +118,7 @@ def parse_number(option: str, text: str) -> bool | int | float:
 def op_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Decorator: the options of ops, which `parse_options` reads."""
     for name, metavar, text in (
-        ("p", "NUMBER", "dropout: the probability of an element to be zeroed."),
+        ("p", "NUMBER", "dropout: the probability that an element is zeroed."),
         ("alpha", "NUMBER", "add: the factor of the second input."),
         ("dim", "NUMBER", "softmax, log_softmax: the dimension."),
         ("approximate", "FORM", "gelu: none or tanh."),
@@ -146,9 +146,9 @@ def parse_options(
 
 
 def check_files(read: Iterable[str | None], written: dict[str, str | None], force: bool) -> None:
-    """Refuses to write where nothing can or may be written, or over another of these files.
+    """Refuses a file that cannot or must not be written, or that two options name.
 
-    `read` are the inputs' names, `written` those of what is to be written, by option.
+    `read` are the names of inputs, and `written` the names of outputs, by option.
     """
     from diglot.tools.files import check_writable
 
@@ -187,7 +187,7 @@ def find_device(name: str | None) -> Any:
 
 @contextmanager
 def show_progress(console: Console, announcement: str) -> Iterator[Callable[[str], None]]:
-    """A function that shows what happens next. The announcement comes before the first of it."""
+    """A function that shows the next step. The announcement precedes the first step."""
     announced = not announcement
 
     def announce() -> None:

@@ -30,24 +30,30 @@ from diglot.cli.common import (
     multiple=True,
     help="Tensor of the file; once per input. Default: what the file's metadata says.",
 )
-@click.option("--shape", metavar="SIZES", help="Random normal data of this shape, as 8192x8192.")
-@click.option("--dtype", metavar="DTYPE", help="Convert to this dtype, as bf16 or float32.")
+@click.option(
+    "--shape", metavar="SIZES", help="Random normal data of this shape, such as 8192x8192."
+)
+@click.option("--dtype", metavar="DTYPE", help="Convert to this dtype, such as bf16 or float32.")
 @click.option(
     "--seed",
     default=0,
     show_default=True,
     type=click.IntRange(0, 2**64 - 1),
     metavar="NUMBER",
-    help="Of random data.",
+    help="Seed of random data.",
 )
 @op_options
 @click.option("--backward", is_flag=True, help="Compare gradients instead of the output.")
-@click.option("--device", metavar="DEVICE", help="cpu, cuda, cuda:1. Default: a GPU if any.")
 @click.option(
-    "--arch", default="sm_90", show_default=True, help="What to look at compiled kernels for."
+    "--device",
+    metavar="DEVICE",
+    help="cpu, cuda or cuda:1. Default: a GPU, or the CPU without one.",
+)
+@click.option(
+    "--arch", default="sm_90", show_default=True, help="Architecture of the inspected kernels."
 )
 @click.option("--no-timing", is_flag=True, help="Do not time.")
-@click.option("--save", metavar="FILE", help="Write a report in JSON.")
+@click.option("--save", metavar="FILE", help="Write a report as JSON.")
 @click.option(
     "--plot", metavar="FILE", help="Draw error against x, and bandwidth, as .png or .svg."
 )
@@ -55,8 +61,8 @@ from diglot.cli.common import (
 def compare(op: str, **arguments: Any) -> None:
     """Run OP, such as gelu, on every backend that can run it, and judge the results.
 
-    Each backend's output is compared with a float64 oracle and with the others' outputs. On a GPU
-    each is timed against a device copy. For both languages the compiled kernel is looked at.
+    diglot compares each backend's output with a float64 oracle and with the others' outputs. On a
+    GPU it times each against a device copy. It also inspects the compiled kernels.
     """
     with one_line_errors():
         _compare(op, **arguments)

@@ -9,7 +9,7 @@ from diglot.cli.common import one_line_errors
 
 @click.command()
 def info() -> None:
-    """Tell what is installed, what it was built for, and which backends can run here."""
+    """Show what is installed, its build, and the backends that can run here."""
     from diglot.tools.info import collect
 
     with one_line_errors():

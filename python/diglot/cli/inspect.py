@@ -38,19 +38,21 @@ LEXER = {"cuda": "cuda", "triton": "python"}
     metavar="STAGE",
     help="ttir, ttgir, llir (triton), ptx, cubin, sass, or resources, the default.",
 )
-@click.option("--kernel", metavar="NAME", help="Only this kernel; * and ? stand for anything.")
-@click.option("--dtype", metavar="DTYPE", help="Of the call, as bf16. Default: float32.")
-@click.option("--shape", metavar="SIZES", help="Of the call's first input. Default: 4096x4096.")
+@click.option("--kernel", metavar="NAME", help="Only this kernel; * and ? are wildcards.")
+@click.option("--dtype", metavar="DTYPE", help="Dtype of the call, such as bf16. Default: float32.")
+@click.option(
+    "--shape", metavar="SIZES", help="Shape of the call's first input. Default: 4096x4096."
+)
 @op_options
 @click.option("--side-by-side", is_flag=True, help="Both languages: source and --stage, or SASS.")
 @click.option("--save", metavar="DIR", help="Write every stage, or --stage, of every kernel.")
 @click.option("--json", "as_json", is_flag=True, help="Print resources as JSON.")
 @click.option("--force", is_flag=True, help="Write into a folder that has files.")
 def inspect(op: str, **arguments: Any) -> None:
-    """Look into the kernels that OP, such as gelu, launches, in both languages; without a GPU.
+    """Look into the kernels of OP, such as gelu, in both languages, without a GPU.
 
-    Triton's kernels are compiled ahead of time, CUDA's are read from the built extension. Which
-    ones OP launches depends on the type and the shape of its input.
+    diglot compiles Triton's kernels ahead of time, and reads CUDA's from the built extension. The
+    kernels that OP launches depend on the dtype and the shape of its input.
     """
     from diglot.tools.machine_code import ResourcesUnavailable
 

@@ -29,16 +29,16 @@ START = (
     default="torch",
     show_default=True,
     metavar="NAME",
-    help="torch, or on a GPU proton (Triton's) or nvtx (ranges for Nsight Systems).",
+    help="torch; on a GPU also proton (Triton's) or nvtx (ranges for Nsight Systems).",
 )
 @click.option("--trace", metavar="FILE", help="Write a Chrome trace, a .json file.")
 @click.option("--tensorboard", metavar="DIR", help="Write a trace for TensorBoard into a folder.")
 @click.option("--flame", metavar="FILE", help="Draw a flame graph, an .svg file.")
-@click.option("--stacks", metavar="FILE", help="Write its times as text, a line for each stack.")
+@click.option("--stacks", metavar="FILE", help="Write the flame graph as text, a line per stack.")
 @click.option(
     "--frames/--no-frames",
     default=None,
-    help="Record Python's frames: host time, and memory for each call. Default: yes, unless Triton "
+    help="Record Python's frames, which costs host time and memory. Default: yes, unless Triton "
     "interprets kernels.",
 )
 @click.option(
@@ -50,15 +50,15 @@ START = (
     metavar="NUMBER",
     help="Rows of the tables.",
 )
-@click.option("--by-shape", is_flag=True, help="A row for each shape of an operator's inputs.")
+@click.option("--by-shape", is_flag=True, help="Show a row per shape of an operator's inputs.")
 @click.option("--force", is_flag=True, help="Overwrite files.")
 def profile(command: tuple[str, ...], **options: Any) -> None:
-    """Profile a script of Python's: diglot profile -- python script.py.
+    """Profile a Python script: diglot profile -- python script.py.
 
-    Shown are operators and kernels by the time they took, and how many kernels each operator
-    launched. All of the script counts, first calls too, which compile and load; to leave them out,
-    use diglot.profile or diglot.profile_call in the script. It ends as the script does, with its
-    output and its exit status.
+    The tables show operators and kernels by time, and how many kernels each operator launched.
+    The whole script counts, first calls too, which compile and load. To leave them out, use
+    diglot.profile or diglot.profile_call in the script. The command keeps the script's output and
+    exit status.
     """
     with one_line_errors():
         _profile(command, options)
@@ -99,5 +99,5 @@ def split(command: tuple[str, ...]) -> tuple[list[str], str, str, list[str]]:
         words[0] = words[0][2:]
         words = [word for word in words[:1] if word] + words[1:]
     if not words or words[0].startswith("-"):
-        raise ValueError("what to profile must be a script of Python's, or -m and a module")
+        raise ValueError("the command must be a Python script, or -m and a module")
     return python, kind, words[0], words[1:]

@@ -24,15 +24,15 @@ from diglot.cli.common import check_files, make_console, one_line_errors
     "--sources",
     metavar="HASH",
     default="",
-    help="Of the sources at hand, as python bench/evidence.py prints it: results of others are "
-    "marked as stale.",
+    help="Hash of the current sources, from python bench/evidence.py: marks results of other "
+    "sources as stale.",
 )
 @click.option("--force", is_flag=True, help="Overwrite the page.")
 def report(**arguments: Any) -> None:
-    """Make a page of RESULTS, files that benchmarks and GPU tests wrote, or folders of them.
+    """Make a page of RESULTS: files of benchmarks and GPU tests, or folders of them.
 
-    It is one HTML file, which needs no network: a roofline, speed against size, a ranking, bars
-    that are missed, and every measurement in tables that can be sorted.
+    The page is one HTML file that needs no network. It has a roofline, speed against size, a
+    ranking, missed bars, and every measurement in sortable tables.
     """
     with one_line_errors():
         _report(**arguments)

@@ -27,22 +27,22 @@ as quoted: the document was not read, only what others quote of it"""
 
 @click.command()
 @click.option(
-    "--measure", is_flag=True, help="Measure what this machine's GPU reaches, and save it."
+    "--measure", is_flag=True, help="Measure the ceilings of this machine's GPU, and save them."
 )
-@click.option("--device", metavar="DEVICE", help="Which GPU, as cuda:1. Default: the first.")
+@click.option("--device", metavar="DEVICE", help="The GPU, such as cuda:1. Default: the first.")
 @click.option(
     "--output",
     metavar="FILE",
-    help="Of --measure. Default: $DIGLOT_CEILINGS, or ~/.cache/diglot/ceilings-<gpu>.json.",
+    help="File of --measure. Default: $DIGLOT_CEILINGS, or ~/.cache/diglot/ceilings-<gpu>.json.",
 )
 @click.option("--force", is_flag=True, help="Overwrite the file of --output.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def specs(**arguments: Any) -> None:
-    """Tell what GPUs can do by their data sheets, and what this machine's was measured to do.
+    """Show GPUs' data sheets, and the measured ceilings of this machine's GPU.
 
-    Measured are copies, reads and writes of device memory, matrix products, and copies from and to
-    the host. `diglot stream` and `diglot report` read the file for what is possible;
-    `diglot bench` measures its ceilings in the same run as the ops.
+    --measure times copies, reads and writes of device memory, matrix products, and copies from and
+    to the host. `diglot stream` and `diglot report` read these ceilings. `diglot bench` measures
+    its own in the same run as the ops.
     """
     with one_line_errors():
         _specs(**arguments)

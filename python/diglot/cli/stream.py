@@ -37,7 +37,7 @@ from diglot.cli.common import check_files, make_console, one_line_errors, parse_
 @click.option("--terms", metavar="NUMBER", help="gaussian_pdf: the number of densities averaged.")
 @click.option("--backend", metavar="NAME", help="cuda, triton, torch or auto.")
 @click.option(
-    "--chunk-bytes", metavar="SIZE", help="Of a chunk's largest array, as 16MiB. Default: by size."
+    "--chunk-bytes", metavar="SIZE", help="Most for a chunk's largest array, such as 16MiB."
 )
 @click.option(
     "--num-slots",
@@ -47,16 +47,16 @@ from diglot.cli.common import check_files, make_console, one_line_errors, parse_
     metavar="NUMBER",
     help="Chunks on a device at once.",
 )
-@click.option("--devices", metavar="NUMBERS", help="GPUs to share the rows, as 0,1.")
-@click.option("--report", metavar="FILE", help="Write what was done when, in JSON.")
-@click.option("--plot", metavar="FILE", help="Draw it, as .png or .svg.")
+@click.option("--devices", metavar="NUMBERS", help="GPUs that share the rows, such as 0,1.")
+@click.option("--report", metavar="FILE", help="Write a timeline of the run as JSON.")
+@click.option("--plot", metavar="FILE", help="Draw the timeline, as .png or .svg.")
 @click.option("--force", is_flag=True, help="Overwrite files.")
 def stream(op: str, **arguments: Any) -> None:
     """Run OP, such as gelu, over arrays in files that may be larger than memory, chunk by chunk.
 
-    The files are mapped, not read as a whole. While a chunk is computed the next one is copied to
-    the device and the last one back. OP is one whose rows, along the first dimension, do not depend
-    on each other; layer_norm and rms_norm are over the last dimension, without weights.
+    The files are mapped, not read at once. While the device computes a chunk, the next one is
+    copied to it and the one before is copied back. The rows of OP, along the first dimension, must
+    not depend on each other. layer_norm and rms_norm are over the last dimension, without weights.
     """
     with one_line_errors():
         _stream(op, **arguments)

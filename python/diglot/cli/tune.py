@@ -29,42 +29,44 @@ DEFAULT_SHAPES = ("4096x4096",)
 @click.command()
 @click.argument("ops", metavar="OP...", nargs=-1, required=True)
 @click.option(
-    "--shape", "shapes", metavar="SHAPE", multiple=True, help="As 4096x18432; repeatable."
+    "--shape", "shapes", metavar="SHAPE", multiple=True, help="Such as 4096x18432; repeatable."
 )
-@click.option("--like", metavar="FILE", help="A model's config.json: tune the rows that it has.")
-@click.option("--dtype", "dtypes", metavar="DTYPE", multiple=True, help="As bf16; repeatable.")
+@click.option("--like", metavar="FILE", help="A model's config.json: tune this model's rows.")
+@click.option("--dtype", "dtypes", metavar="DTYPE", multiple=True, help="Such as bf16; repeatable.")
 @click.option(
     "--backend",
     "backends",
     type=click.Choice(["cuda", "triton"]),
     multiple=True,
-    help="By default both.",
+    help="Default: both.",
 )
 @click.option(
     "--direction",
     type=click.Choice(["forward", "backward", "both"]),
     default="both",
     show_default=True,
-    help="Which pass.",
+    help="The pass to tune.",
 )
-@click.option("--folder", metavar="DIR", help="Where times go; else $DIGLOT_CONFIGS or a cache.")
-@click.option("--jobs", type=int, default=0, help="Compile Triton's plans in so many processes.")
+@click.option(
+    "--folder", metavar="DIR", help="Folder of times. Default: $DIGLOT_CONFIGS, or a cache."
+)
+@click.option("--jobs", type=int, default=0, help="Compile Triton's plans in this many processes.")
 @click.option(
     "--compile-for",
     metavar="GPU",
     help="Measure nothing: compile Triton's plans for a GPU, such as 'NVIDIA H200'.",
 )
-@click.option("--part", type=int, hidden=True, help="Of those processes this one's number.")
-@click.option("--status", is_flag=True, help="Measure nothing: say how plans are chosen.")
+@click.option("--part", type=int, hidden=True, help="The number of this process.")
+@click.option("--status", is_flag=True, help="Only say how plans are chosen.")
 @click.option(
     "--judge",
     metavar="SEED",
     type=int,
-    help="Keep nothing: time chosen plans against a search's best, at 12 shapes that a seed draws.",
+    help="Time chosen plans against a search's best, at 12 random shapes; keep nothing.",
 )
-@click.option("--results", metavar="DIR", help="Where --judge writes a file for each op.")
+@click.option("--results", metavar="DIR", help="Folder for --judge: a file per op.")
 def tune(ops: tuple[str, ...], **arguments: Any) -> None:
-    """Measure an op's plans on this GPU, and keep what is fastest for calls like these.
+    """Measure the plans of ops on this GPU, and keep the times for later calls.
 
     Every plan runs in a CUDA graph, in turns with the others, on a cold L2 cache. Its results are
     compared with those of the planner's own plan.

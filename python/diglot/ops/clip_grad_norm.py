@@ -35,41 +35,41 @@ def clip_grad_norm_(
 ) -> Tensor:
     r"""Scales gradients in place so that their total norm is at most `max_norm`.
 
-    As `torch.nn.utils.clip_grad_norm_`: the norm is that of all gradients as one vector, and each
-    is multiplied by min(max_norm / (norm + 1e-6), 1). (Pascanu, Mikolov and Bengio, "On the
-    difficulty of training recurrent neural networks", 2013, arXiv:1211.5063.) On a GPU it is one
-    launch, and waits for nothing; gradients that fit the L2 cache are read from memory once. The
-    result depends on the gradients, and on the alignment of each, alone: not on the GPU's size.
+    This is `torch.nn.utils.clip_grad_norm_`: all gradients count as one vector, and each is
+    multiplied by min(max_norm / (norm + 1e-6), 1). (Pascanu, Mikolov and Bengio, "On the difficulty
+    of training recurrent neural networks", 2013, arXiv:1211.5063.) On a GPU it is one launch
+    without waiting. Gradients that fit the L2 cache are read from memory once. The result depends
+    only on the gradients and the alignment of each, not on the size of the GPU.
 
-    Parts of a gradient are summed in float32 (float64 for float64), the parts in float64 if any
-    gradient is float64, and the result is rounded once. PyTorch rounds the norm of every gradient,
-    the total and the factor to the gradients' dtype, and is less accurate in 16 bits. Where the
-    factor is 1 the kernel writes nothing.
+    Parts of a gradient are summed in float32 (float64 for float64). The parts are added in float64
+    if any gradient is float64, and the result is rounded once. PyTorch instead rounds the norm of
+    every gradient, the total and the factor to the gradients' dtype, which is less accurate in 16
+    bits. Where the factor is 1, the kernel writes nothing.
 
-    A gradient that comes twice counts twice, as in PyTorch, and is scaled once. Gradients with gaps
-    in memory are copied and copied back; they must not share elements with others.
+    A gradient that appears twice counts twice, as in PyTorch, and is scaled once. Gradients with
+    gaps in memory are copied and copied back. They must not share elements with others.
 
     Args:
-        parameters: tensors, or one, of any shapes, whose `grad`, where it is not None, is float32,
-            float16, bfloat16 or float64. Dtypes may be mixed.
+        parameters: a tensor or several, of any shapes. Each `grad` is None, float32, float16,
+            bfloat16 or float64. Dtypes may be mixed.
         max_norm: the greatest norm allowed; 0 or more.
         norm_type: 1, 2 or infinity (`math.inf` or "inf").
-        error_if_nonfinite: raise an error if the norm is infinite or NaN, for which this call waits
-            for the GPU. Otherwise they are scaled by what the formula gives: zero for an infinite
-            norm, which makes infinite elements NaN, and NaN for NaN.
+        error_if_nonfinite: raises an error if the norm is infinite or NaN; the call then waits for
+            the GPU. Otherwise the formula applies: an infinite norm gives zeros, and NaN for
+            infinite elements; NaN gives NaN.
         backend: as in `diglot.gelu`.
 
     Returns:
-        The total norm before clipping, a tensor of shape [], of the dtype that the gradients'
-        promote to, on their device; `torch.tensor(0.0)` if there are none.
+        The total norm before clipping, a tensor of shape [], on the gradients' device and of their
+        promoted dtype. Without gradients, `torch.tensor(0.0)`.
 
     Raises:
-        TypeError: a gradient is sparse, nested or a DTensor, or neither of the dtypes above.
-        ValueError: gradients on several devices; gradients without gaps that overlap in part;
-            `max_norm` is negative or NaN; another `norm_type`.
-        RuntimeError: the norm is not finite and `error_if_nonfinite` is set: no gradient is
-            changed; or it is set while a CUDA graph is captured.
-        diglot.BackendUnavailable: the backend asked for cannot run on the gradients' device.
+        TypeError: a gradient is sparse, nested, a DTensor, or of another dtype.
+        ValueError: gradients are on several devices; gradients without gaps overlap in part;
+            `max_norm` is negative or NaN; `norm_type` is another number.
+        RuntimeError: `error_if_nonfinite` is set, and the norm is not finite; no gradient is
+            changed. Or it is set during the capture of a CUDA graph.
+        diglot.BackendUnavailable: the requested backend cannot run on the gradients' device.
     """
     if isinstance(parameters, Tensor):
         parameters = [parameters]
@@ -78,14 +78,14 @@ def clip_grad_norm_(
         parameters = list(parameters)
         if is_generator and not parameters:
             warnings.warn(
-                f"{NAME}: `parameters` is an empty generator, nothing is clipped", stacklevel=2
+                f"{NAME}: `parameters` is an empty generator, so nothing is clipped", stacklevel=2
             )
     found = [parameter.grad for parameter in parameters]
     grads = [grad for grad in found if grad is not None]
     max_norm, norm_type = float(max_norm), float(norm_type)
     error_if_nonfinite = bool(error_if_nonfinite)
     if not max_norm >= 0:
-        raise ValueError(f"{NAME}: max_norm must be 0 or more, and is {max_norm}")
+        raise ValueError(f"{NAME}: max_norm must be 0 or more, not {max_norm}")
     if norm_type not in NORM_TYPES:
         raise ValueError(f"{NAME}: norm_type must be 1, 2 or infinity, not {norm_type}")
     if not grads:
@@ -197,7 +197,7 @@ def _launch(
     device = rows.device
     if error_if_nonfinite and is_captured(device):
         raise RuntimeError(
-            f"{NAME}: error_if_nonfinite waits for the GPU, which a graph capture does not allow"
+            f"{NAME}: error_if_nonfinite cannot wait for the GPU during the capture of a CUDA graph"
         )
     increment_version(grads)  # as any operator does that writes into its arguments
     total = torch.empty((), dtype=dtype, device=device)

@@ -57,7 +57,7 @@ class PipelineReport:
 
     Attributes:
         op: the name of the function that was run.
-        backend: that its chunks ran on; "callable" for what is no op of diglot's.
+        backend: where its chunks ran; "callable" if the function is not an op of diglot.
         engine: what drove the chunks, "native" or "python".
         devices: where they ran.
         rows: of the inputs, along dimension 0.

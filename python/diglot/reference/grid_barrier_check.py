@@ -1,5 +1,6 @@
-"""Phases between launches, each of which is a barrier across blocks: the launcher of the backend
-"torch", with which the grid barrier is compared.
+"""The launcher of the backend "torch", with which the grid barrier is compared.
+
+Its phases are separate launches, and each launch is a barrier across blocks.
 """
 
 from __future__ import annotations

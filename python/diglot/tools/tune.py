@@ -79,7 +79,8 @@ def tune(
 
     Args:
         op: an op, such as `diglot.softmax`.
-        inputs, options: what it takes, but for `backend`; tensors on a GPU.
+        inputs: its tensors, on a GPU.
+        options: its other arguments, but for `backend`.
         backends: which to tune.
         folder: where files of times go; by default `$DIGLOT_CONFIGS`, else the user's cache.
         tell: is told what happens next.
