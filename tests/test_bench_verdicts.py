@@ -237,6 +237,20 @@ def test_tables_name_the_modes():
     assert "| PyTorch | torch.compile (mode default) |" in made
 
 
+def test_documents_count_missed_bars():
+    def bar(name, bound, met):
+        return {"name": name, "value": 1.0, "bound": bound, "met": met}
+
+    copy, peer = bar("share of the copy ceiling", 0.95, True), bar("speed over torch", 2, False)
+    report = report_of([row("cuda", bars=[copy, peer]), row("triton", bars=[copy]), row("torch")])
+    made = tables.overview([report])
+    assert "| toy | 2 | 1 ✗ | 1 | 0 |" in made
+    assert "| toy | forward | cuda | 1 | 1.000 | 1.00 | 0 % | 0.50 |" in made
+    assert "| 1.00 (0.50) ✗ | 1.00 (0.50) | 1.00 (0.50) | copy ≥ 0.95, torch ≥ 2 |" in (
+        tables.markdown([report])
+    )
+
+
 def test_a_strawman_is_called_one():
     assert load("standardize").benchmark.how["torch"] == marks.STRAWMAN
     ours, torch_, other = (row(name, op="standardize") for name in ("cuda", "torch", "formula"))

@@ -24,7 +24,7 @@ from diglot.backends.tunables import on_change
 
 @dataclass(frozen=True)
 class LastRun:
-    """What ran: an op's launcher, on a backend, by a kernel variant.
+    """A run: an op's launcher, on a backend, by a kernel variant.
 
     Attributes:
         op: the op's name, such as "gelu".
@@ -195,10 +195,10 @@ def note_run(op: str, name: str, backend: str, variant: str) -> None:
 
 
 def last_run() -> LastRun | None:
-    """What ran last on this thread in eager mode; None if nothing has.
+    """The last run on this thread in eager mode; None before the first.
 
-    Compiled graphs call kernels without passing here, and change nothing of it. Autograd runs
-    backward passes of CUDA tensors on threads of its own: `record_runs` sees those.
+    Compiled graphs call kernels directly, so they do not change it. Autograd runs backward passes
+    of CUDA tensors on threads of its own: `record_runs` sees those.
     """
     if _thread.last is None:
         return None
@@ -222,7 +222,7 @@ def observe_runs(observer: Callable[[LastRun, tuple[Any, ...]], None]) -> Iterat
 
 @contextmanager
 def record_runs() -> Iterator[list[LastRun]]:
-    """Context manager: a list that every run, on any thread, is appended to."""
+    """Context manager: gives a list, to which every run on any thread is appended."""
     recording: list[LastRun] = []
     with observe_runs(lambda record, _: recording.append(record)):
         yield recording

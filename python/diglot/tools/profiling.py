@@ -39,32 +39,32 @@ class profile:
             y = model(x)
         print(p)
 
-    The device is waited for before the first thing recorded and after the last. First calls
-    compile, load and allocate: leave them out with `warmup` and `step`, or by `profile_call`.
-    Operators are recorded on this thread and on autograd's, kernels of all threads.
+    It waits for the device before the first recorded event and after the last. First calls compile,
+    load and allocate: leave them out with `warmup` and `step`, or with `profile_call`. Operators
+    are recorded on this thread and on autograd's, kernels on all threads.
 
     Args:
-        warmup: how many steps to leave out; each ends with a call of `step`.
+        warmup: the number of steps to leave out; each ends with a call of `step`.
         engine: "torch", PyTorch's profiler; "proton", Triton's; "nvtx", ranges for Nsight Systems.
             The latter two need a GPU.
         trace: Chrome trace to write, a .json file (engine "torch").
         tensorboard: folder to write a trace for TensorBoard into (engine "torch").
         flame: flame graph to write, an .svg file (not engine "nvtx").
-        stacks: the same times as text to write, a line for each stack (not engine "nvtx").
-        frames: whether to record Python's frames (engine "torch"), which takes time on the host and
-            some kilobytes of memory for each call of any function. By default yes, but not where
-            Triton interprets kernels, which takes a great many calls.
-        rows: rows of the tables that `str` gives.
-        by_shape: whether these have a row for each shape of inputs (engine "torch").
-        force: overwrite files.
+        stacks: text file to write with the same times, a line per stack (not engine "nvtx").
+        frames: whether to record Python's frames (engine "torch"). That costs host time, and some
+            kilobytes of memory per function call. By default yes, unless Triton interprets
+            kernels, with very many calls.
+        rows: the number of rows of the tables that `str` gives.
+        by_shape: whether tables have a row per shape of inputs (engine "torch").
+        force: whether to overwrite files.
 
     Raises:
-        ValueError: an unknown engine, one that needs a GPU where there is none, or that has no such
-            output; a file that exists or cannot be written; fewer steps than `warmup` and one.
+        ValueError: the engine is unknown, needs a GPU where there is none, or lacks such an output;
+            a file exists or cannot be written; there were fewer than `warmup` + 1 steps.
         RuntimeError: another profiler of this process is running.
 
     Attributes:
-        notes: what was done, in sentences.
+        notes: remarks on the recording, in sentences.
         written: the outputs that were written.
     """
 
@@ -284,12 +284,12 @@ class profile:
 def profile_call(
     function: Callable[[], object], *, warmup: int = 3, repeat: int = 5, **options: Any
 ) -> profile:
-    """Profiles calls of a function, after others that are not recorded.
+    """Profiles calls of a function, after calls that are not recorded.
 
     Args:
-        function: what to call.
-        warmup: calls that are not recorded, at least one.
-        repeat: calls that are.
+        function: the function to call.
+        warmup: the number of calls that are not recorded, at least one.
+        repeat: the number of recorded calls, at least one.
         options: of `profile`.
 
     Returns:

@@ -73,23 +73,24 @@ def tune(
     tell: Callable[[str], None] = lambda _: None,
     **options: Any,
 ) -> list[Tuned]:
-    """Measures the plans of a call, and keeps their times for calls like it.
+    """Measures the plans of a call, and keeps their times for similar calls.
 
-    The backward pass is tuned too, where an input requires grad.
+    It tunes the backward pass too if an input requires grad.
 
     Args:
         op: an op, such as `diglot.softmax`.
         inputs: its tensors, on a GPU.
-        options: its other arguments, but for `backend`.
-        backends: which to tune.
-        folder: where files of times go; by default `$DIGLOT_CONFIGS`, else the user's cache.
-        tell: is told what happens next.
+        options: its other arguments, without `backend`.
+        backends: the backends to tune.
+        folder: the folder of files of times; by default `$DIGLOT_CONFIGS`, or else the user's
+            cache.
+        tell: is called with each next step, in words.
 
     Returns:
-        What was found of each launch that has plans to choose among.
+        The times of each launch that has several plans.
 
     Raises:
-        RuntimeError: there is no GPU, kernels are interpreted, or a graph is being captured.
+        RuntimeError: there is no GPU, kernels are interpreted, or a CUDA graph is being captured.
     """
 
     def call_on(backend: str) -> None:
