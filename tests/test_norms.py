@@ -782,7 +782,7 @@ def test_modules(backend):
         module.load_state_dict(reference.state_dict())
         torch.testing.assert_close(module(x), reference(x))
         assert diglot.last_run().backend == backend
-        assert repr(module) == f"{repr(reference)[:-1]}, backend={backend!r})"
+        assert repr(module) == f"diglot.nn.{repr(reference)[:-1]}, backend={backend!r})"
     with pytest.raises(ValueError, match="backend"):
         diglot.nn.RMSNorm(4, backend="rocm")
 
