@@ -146,7 +146,7 @@ def test_scopes():
     assert "no function was called" in str(diglot.override())
 
 
-@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("inside", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_compiled(inside):
     """A compiled function is compiled anew in the scope, and the graph has diglot's ops."""
     counter = CompileCounterWithBackend("eager")

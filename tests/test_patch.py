@@ -13,6 +13,7 @@ from backends import DEVICE, SLOW_BACKENDS
 from stand_ins import NORMS, Block, LlamaRMSNorm, QuickGELUActivation
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch.fx import symbolic_trace
 
 import diglot
 from diglot.models import classes
@@ -191,6 +192,12 @@ def test_compiled():
         assert counter.frame_count == 2
     torch.testing.assert_close(compiled(x), expected)
     assert counter.frame_count == 2  # the first one fits again
+
+
+def test_symbolic_trace():
+    model, x = Block().eval(), torch.randn(4, 8)
+    diglot.patch(model, backend="torch")
+    assert torch.equal(symbolic_trace(model)(x), model(x))
 
 
 def test_the_table():

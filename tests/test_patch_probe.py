@@ -42,9 +42,10 @@ def changed(**settings):
         ({"shift": 1e-3}, "it computes something else: "),
         (
             {"rounded": torch.float32},
-            "of bfloat16 beside bfloat16 it makes float32, not bfloat16",
+            "it returns float32 for an input of bfloat16 and parameters of bfloat16, and diglot "
+            "bfloat16",
         ),
-        ({"result": torch.float16}, "of float32 beside float32 it makes float16, not float32"),
+        ({"result": torch.float16}, "it returns float16 for an input of float32 and parameters"),
         ({"rounded": "nonsense"}, "the probe failed: "),
     ],
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from stand_ins import Block, LlamaRMSNorm, QuickGELUActivation
@@ -87,6 +89,52 @@ def test_fsdp():
     model["free"].__class__ = type("FSDPLayerNorm", (diglot.nn.LayerNorm,), {})
     with pytest.raises(RuntimeError, match="that was made a LayerNorm is a FSDPLayerNorm now"):
         patched.undo()
+
+
+@pytest.fixture
+def process_group():
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_patched_and_sharded(process_group):
+    """Patched before it is sharded, a model trains as ever; with DistributedDataParallel too."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+
+    def gradients(model):
+        model(x)[:, 0].sum().backward()
+        found = [p.grad for p in model.parameters()]
+        return [g.full_tensor() if hasattr(g, "full_tensor") else g for g in found]
+
+    torch.manual_seed(0)
+    original = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.GELU(), nn.RMSNorm(8))
+    x, mesh = torch.randn(3, 8), init_device_mesh("cpu", (1,))
+    expected = gradients(copy.deepcopy(original))
+    sharded = copy.deepcopy(original)
+    patched = diglot.patch(sharded, backend="torch")
+    for each in (sharded[1], sharded):
+        fully_shard(each, mesh=mesh)
+    with diglot.record_runs() as runs:
+        torch.testing.assert_close(gradients(sharded), expected)
+    assert {run.op for run in runs} == {"layer_norm", "gelu", "rms_norm"}
+    with pytest.raises(RuntimeError, match="a LayerNorm is a FSDPLayerNorm now"):
+        patched.undo()
+    parallel = nn.parallel.DistributedDataParallel(copy.deepcopy(original))
+    assert len(diglot.patch(parallel, backend="torch").replaced) == 3
+    torch.testing.assert_close(gradients(parallel), expected)
+    late = (
+        fully_shard(copy.deepcopy(original), mesh=mesh),
+        FullyShardedDataParallel(copy.deepcopy(original), device_id=torch.device("cpu")),
+    )
+    for model in late:
+        left_alone = diglot.patch(model).left_alone
+        assert [each.reason[:21] for each in left_alone] == ["it is sharded by FSDP"] * 3
 
 
 def test_all_or_nothing():

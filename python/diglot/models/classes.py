@@ -1,11 +1,11 @@
 """The classes that modules get when they are replaced.
 
 A module is replaced by a change of its `__class__`, as PyTorch does for parametrizations and for
-FSDP2. It stays the same object: parameters, hooks, names, training mode, and whoever else refers to
-it are untouched, the model itself may be one, and a module that is shared is replaced everywhere.
-Graphs of `torch.compile` guard a module's class, so that they are compiled anew. A new child in its
-place would lose hooks and references. Another `forward` of the instance would be found neither by
-`print` nor by `torch.load`, and a copy of the module could call the original.
+FSDP2. It stays the same object: parameters, hooks, names and training mode are untouched, and so is
+everything that refers to it. A shared module is replaced everywhere, and the model itself may be
+one. Graphs of `torch.compile` guard a module's class, so they are compiled anew. A new child in its
+place would lose hooks and references. Another `forward` on the instance would not show in `print`,
+and a copy of the module could call the original.
 
 A class of `torch.nn` turns into its namesake in `diglot.nn`. Any other class turns into a subclass
 that is made here, so that `isinstance` still finds the original.
@@ -43,8 +43,9 @@ class _GELU(Made):
 class _Norm(Made):
     def forward(self, hidden_states: Tensor) -> Tensor:
         rule = self.rule
+        # A module takes long to say that it has no such attribute.
         weight = None if rule.weight == "none" else getattr(self, "weight", None)
-        bias = getattr(self, "bias", None)
+        bias = getattr(self, "bias", None) if rule.kind == "layer_norm" else None
         return norm(hidden_states, weight, bias, getattr(self, rule.eps), rule, self.backend)
 
 

@@ -21,13 +21,20 @@ def kind_of(module: Module) -> str | None:
 
 
 def is_sharded(kind: type) -> bool:
-    # By name: importing torch.distributed.fsdp takes a second.
+    """Whether FSDP wraps modules of this class, or made the class."""
+    # By name, so that torch.distributed need not be imported.
     names = {base.__name__ for base in kind.__mro__}
     return not names.isdisjoint(("FSDPModule", "FullyShardedDataParallel"))
 
 
 def judge(module: Module, names: tuple[str, ...], sharded: list[str]) -> Rule | str:
-    """What a module computes, if it can be replaced; otherwise why it is not."""
+    """What a module computes, if it can be replaced; otherwise why it is not.
+
+    Args:
+        module: one with a kind.
+        names: all that it has in the model.
+        sharded: the names of modules that FSDP shards.
+    """
     kind = type(module)
     said = reviewed().get(full_name(kind))
     if isinstance(module, nn.OnBackend):
