@@ -136,6 +136,8 @@ def test_a_pattern_or_a_kind():
     ]
     assert replaced("gelu", "1.*") == ["1.act", "1.new_act"]
     assert replaced("*.norm", "*.rms") == ["0.norm", "0.rms", "1.norm", "1.rms"]
+    with pytest.warns(UserWarning, match="replaced nothing"):
+        assert replaced() == []
     with pytest.raises(ValueError, match="'layernorm', which matches no module's name, and is no"):
         diglot.patch(Block(), only="layernorm")
 

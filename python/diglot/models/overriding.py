@@ -27,19 +27,16 @@ class LeftAloneCall(NamedTuple):
     reason: str
 
 
-# Each op as PyTorch's functions are called: what an op does not take is an error, and its reason.
+def _functional(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """softmax or log_softmax with the arguments of `torch.nn.functional`."""
 
-
-def _gelu(backend: str | None, input: Any, approximate: str = "none") -> Tensor:
-    return gelu(input, approximate, backend=backend)
-
-
-def _along(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def call(
-        backend: str | None,
         input: Any,
         dim: int | None = None,
+        _stacklevel: int = 3,
         dtype: torch.dtype | None = None,
+        *,
+        backend: str | None,
     ) -> Tensor:
         if dim is None:
             raise TypeError("no dim is given")
@@ -48,62 +45,19 @@ def _along(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return call
 
 
-def _functional_along(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    call = _along(op)
-
-    def call_functional(
-        backend: str | None,
-        input: Any,
-        dim: int | None = None,
-        _stacklevel: int = 3,
-        dtype: torch.dtype | None = None,
-    ) -> Tensor:
-        return call(backend, input, dim, dtype)
-
-    return call_functional
-
-
-def _layer_norm(
-    backend: str | None,
-    input: Any,
-    normalized_shape: Sequence[int],
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    eps: float = 1e-5,
-) -> Tensor:
-    return layer_norm(input, normalized_shape, weight, bias, eps, backend=backend)
-
-
-def _rms_norm(
-    backend: str | None,
-    input: Any,
-    normalized_shape: Sequence[int],
-    weight: Tensor | None = None,
-    eps: float | None = None,
-) -> Tensor:
-    return rms_norm(input, normalized_shape, weight, eps, backend=backend)
-
-
-def _dropout(
-    backend: str | None, input: Any, p: float = 0.5, training: bool = True, inplace: bool = False
-) -> Tensor:
-    return dropout(input, p, training, inplace, backend=backend)
-
-
+# PyTorch has checked the arguments by name. What an op does not take is an error, and its reason.
 _OPS: dict[Any, Callable[..., Tensor]] = {
-    F.gelu: _gelu,
-    F.softmax: _functional_along(softmax),
-    torch.softmax: _along(softmax),
-    Tensor.softmax: _along(softmax),
-    F.log_softmax: _functional_along(log_softmax),
-    torch.log_softmax: _along(log_softmax),
-    Tensor.log_softmax: _along(log_softmax),
-    F.layer_norm: _layer_norm,
-    F.rms_norm: _rms_norm,
-    F.dropout: _dropout,
+    F.gelu: gelu,
+    F.softmax: _functional(softmax),
+    torch.softmax: softmax,
+    Tensor.softmax: softmax,
+    F.log_softmax: _functional(log_softmax),
+    torch.log_softmax: log_softmax,
+    Tensor.log_softmax: log_softmax,
+    F.layer_norm: layer_norm,
+    F.rms_norm: rms_norm,
+    F.dropout: dropout,
 }
-for _function, _call in _OPS.items():
-    _call.__qualname__ = _function.__name__  # as errors name it
 
 
 class override(TorchFunctionMode):
@@ -155,8 +109,8 @@ class override(TorchFunctionMode):
         name = func.__name__
         try:
             if any([kind is not Tensor for kind in types]):
-                raise TypeError("a tensor of a class of its own, which has a say in it")
-            result = op(self.backend, *args, **kwargs)
+                raise TypeError("a tensor of a class that has a __torch_function__ of its own")
+            result = op(*args, **kwargs, backend=self.backend)
         except (TypeError, ValueError, IndexError) as error:
             if not is_compiling():
                 call = LeftAloneCall(name, str(error))

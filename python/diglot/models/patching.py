@@ -103,13 +103,15 @@ def _chosen(
     only: str | Iterable[str] | None, named: list[tuple[Module, tuple[str, ...]]]
 ) -> tuple[list[str], list[str]]:
     """The kinds and the patterns that `only` stands for."""
-    asked = [only] if isinstance(only, str) else list(only or ())
+    if only is None:
+        return list(KINDS), ["*"]
+    asked = [only] if isinstance(only, str) else list(only)
     patterns = [each for each in asked if each not in KINDS]
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for _, names in named for name in names):
-            kinds = ", ".join(map(repr, KINDS))
             raise ValueError(
                 f"patch: only has {pattern!r}, which matches no module's name, and is none of the "
-                f"kinds {kinds}"
+                f"kinds {', '.join(map(repr, KINDS))}"
             )
-    return [kind for kind in KINDS if kind in asked] or list(KINDS), patterns or ["*"]
+    kinds = [kind for kind in KINDS if kind in asked]
+    return kinds or list(KINDS if patterns else ()), patterns or ["*"]
