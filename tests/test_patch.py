@@ -10,12 +10,13 @@ import types
 import pytest
 import torch
 from backends import DEVICE, SLOW_BACKENDS
-from stand_ins import NORMS, Block, LlamaRMSNorm, QuickGELUActivation
+from stand_ins import NORMS, Block, GemmaRMSNorm, LlamaRMSNorm, QuickGELUActivation
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.fx import symbolic_trace
 
 import diglot
+from diglot.backends.runs import observe_runs
 from diglot.models import classes
 from diglot.models.reviewed import KINDS, Refusal, reviewed
 
@@ -80,12 +81,26 @@ def test_norms_of_all_dtypes(kind, dtype, of_weight):
     for autocast in (False, True):
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             expected = norm(x)
-            with diglot.patch(norm, backend="torch"):
+            with diglot.patch(norm, backend="torch") as patched:
                 made = norm(x)
+        assert patched.replaced, str(patched)
         assert made.dtype == expected.dtype
         narrow = max((torch.finfo(t).eps for t in (dtype, of_weight, made.dtype)), default=0)
         tolerance = 2 * narrow if narrow > 1e-5 else 1e-5
         torch.testing.assert_close(made, expected, rtol=tolerance, atol=1e-5)
+
+
+def test_autocast_adds_no_conversions():
+    """The op reads and writes 16 bits, where its namesake under autocast takes float32."""
+    norm, x = GemmaRMSNorm(64), torch.randn(5, 64).bfloat16()
+    diglot.patch(norm, backend="torch")
+    dtypes = []
+    with (
+        observe_runs(lambda _, arguments: dtypes.extend([arguments[0].dtype, arguments[-1].dtype])),
+        torch.autocast("cpu", torch.bfloat16),
+    ):
+        norm(x)
+    assert dtypes == [torch.bfloat16, torch.bfloat16]
 
 
 def test_states_survive():
