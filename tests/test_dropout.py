@@ -431,8 +431,9 @@ def test_shapes(backend):
 
 def test_module():
     module = diglot.nn.Dropout(0.3, backend="torch")
-    assert repr(module) == "Dropout(p=0.3, inplace=False, backend='torch')"
-    assert repr(diglot.nn.Dropout()) == repr(torch.nn.Dropout())
+    assert repr(module) == "diglot.nn.Dropout(p=0.3, inplace=False, backend='torch')"
+    assert repr(diglot.nn.Dropout()) == f"diglot.nn.{torch.nn.Dropout()!r}"
+    assert isinstance(module, torch.nn.Dropout)
     x = torch.ones(1000, device=DEVICE)
     torch.manual_seed(3)
     result = module(x)

@@ -660,6 +660,8 @@ def test_modules(backend):
     ):
         torch.testing.assert_close(module(x), theirs(x))
         assert diglot.last_run().backend == backend
-        assert repr(module) == f"{type(theirs).__name__}(dim={module.dim}, backend={backend!r})"
+        name = f"diglot.nn.{type(theirs).__name__}"
+        assert repr(module) == f"{name}(dim={module.dim}, backend={backend!r})"
+        assert isinstance(module, type(theirs))
     with pytest.raises(ValueError, match="backend"):
         diglot.nn.Softmax(backend="rocm")
