@@ -23,7 +23,7 @@ from diglot.bench.harness import (
     speed_over_torch,
 )
 from diglot.reference.add import SPEC
-from diglot.tools.specs import Expected, nbytes
+from diglot.reference.specs import Expected, nbytes
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 BIG, MIDDLE, SMALL = (16384, 16384), (1024, 4096), (4096,)

@@ -30,8 +30,8 @@ from diglot.bench.harness import (
 )
 from diglot.ops.random_seed import seed_tensor
 from diglot.reference.dropout import SPEC, dropout_oracle
+from diglot.reference.specs import Expected, nbytes
 from diglot.tools.accuracy import measure_error
-from diglot.tools.specs import Expected, nbytes
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 BIG, MIDDLE, SMALL = (16384, 16384), (1024, 4096), (4096,)

@@ -20,7 +20,7 @@ from diglot.bench.harness import (
     rows_of,
 )
 from diglot.reference.gaussian_pdf import SPEC
-from diglot.tools.specs import Expected, nbytes
+from diglot.reference.specs import Expected, nbytes
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 BIG, SMALL = (8192, 8192), (4096,)

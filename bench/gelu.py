@@ -25,7 +25,7 @@ from diglot.bench.harness import (
     share_of_copy,
 )
 from diglot.reference.gelu import SPEC
-from diglot.tools.specs import Expected, nbytes
+from diglot.reference.specs import Expected, nbytes
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 FORMS = ("tanh", "none")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 
 from diglot.bench.harness import Bar, Benchmark, Case, Function, Row, Rows, Tensors, arrays_of
-from diglot.tools.specs import Expected, find_spec, nbytes
+from diglot.reference.specs import Expected, find_spec, nbytes
 
 DTYPES = (torch.float32, torch.bfloat16)
 MEGABYTES = (1, 8, 32)

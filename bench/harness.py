@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+from diglot.reference.specs import Expected
 from diglot.tools.accuracy import Error
-from diglot.tools.specs import Expected
 
 OURS = ("cuda", "triton")
 # The five ways of writing an op that `diglot bench --ranking` compares: the manual formula,

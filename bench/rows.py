@@ -30,7 +30,7 @@ from diglot.bench.harness import (
     share_of_copy,
     time_over_torch,
 )
-from diglot.tools.specs import Expected, find_spec, nbytes
+from diglot.reference.specs import Expected, find_spec, nbytes
 
 BF16, FP32 = torch.bfloat16, torch.float32
 SHORT = (32768, 1024)

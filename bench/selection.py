@@ -16,7 +16,7 @@ import torch
 from diglot.bench import models
 from diglot.bench.harness import AUTOTUNED, RANKED, Benchmark, Case, Row
 from diglot.bench.reports import SHOWN, is_ranked
-from diglot.tools.specs import all_op_names
+from diglot.reference.specs import all_op_names
 
 # A benchmark has the name of its op's files.
 OPS = all_op_names()

@@ -70,7 +70,7 @@ def compile_op(op: str, folder: Path, package: Path) -> dict[str, str]:
     # Compiling and interpreting exclude each other in one process.
     environment = {k: v for k, v in os.environ.items() if "INTERPRET" not in k}
     environment["PYTHONPATH"] = str(package)
-    command = [sys.executable, "-m", "diglot.cli", "inspect", op, "--backend=triton"]
+    command = [sys.executable, "-m", "diglot_cli", "inspect", op, "--backend=triton"]
     command += ["--stage=ptx", "--shape=64x1024", f"--save={folder}", "--force"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=package)
     assert done.returncode == 0, done.stderr

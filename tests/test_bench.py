@@ -17,9 +17,9 @@ from diglot.bench.harness import Case
 from diglot.bench.instruments import GPU
 from diglot.bench.lines import cxx_lines, definition_lines, function_lines, lines_of, python_lines
 from diglot.bench.selection import OPS, Selection, cases_of, load, parse_sizes
+from diglot.reference.specs import Expected
 from diglot.tools import measure
 from diglot.tools.measure import Timing
-from diglot.tools.specs import Expected
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import sys
 import pytest
 from commands import fails, run
 
-from diglot.cli.profile import split
+from diglot_cli.profile import split
 
 
 @pytest.mark.parametrize(

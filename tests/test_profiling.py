@@ -463,7 +463,7 @@ def test_bad_options(started, tmp_path):
 def test_ctrl_c_for_real(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(ending="import time; time.sleep(60)"))
-    command = [sys.executable, "-m", "diglot.cli", "profile", "--flame", str(tmp_path / "f.svg")]
+    command = [sys.executable, "-m", "diglot_cli", "profile", "--flame", str(tmp_path / "f.svg")]
     process = subprocess.Popen(
         [*command, "--", "python", str(script)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1,

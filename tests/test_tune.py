@@ -253,7 +253,7 @@ def test_a_run_goes_on_where_it_stopped(tmp_path):
 def test_what_is_printed(capsys):
     """A line for each problem, and the plans that were skipped; how many are chosen in each way."""
     from diglot.backends.choosing import Choice
-    from diglot.cli import tune as command
+    from diglot_cli import tune as command
 
     where = store.Problem("softmax", "softmax_forward", "cuda", ("bfloat16",) * 2, "rows", (8, 64))
     plan = "rows.cuda.skipped_shapes=1"

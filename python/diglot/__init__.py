@@ -9,7 +9,6 @@ and without Triton: `diglot.explain("gelu")` says what can run here and why the 
 
 from __future__ import annotations
 
-import importlib as _importlib
 import os as _os
 from importlib import metadata as _metadata
 from pathlib import Path as _Path
@@ -31,6 +30,7 @@ from diglot.backends import (
     use_backend,
     use_plans,
 )
+from diglot.instruments import instrument as _instrument
 from diglot.ops import (
     GridBarrierCheck,
     add,
@@ -115,5 +115,5 @@ _TOOLS = {
 
 def __getattr__(name: str) -> Any:
     if name in _TOOLS:
-        return getattr(_importlib.import_module(f"diglot.tools.{_TOOLS[name]}"), name)
+        return getattr(_instrument(_TOOLS[name]), name)
     raise AttributeError(f"module 'diglot' has no attribute {name!r}")

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from diglot.reference.compute_eps import compute_eps
-from diglot.tools.specs import Expected, OpSpec, Option, nbytes
+from diglot.reference.specs import Expected, OpSpec, Option, nbytes
 
 PIECE_ELEMENTS = 1 << 24  # of which a few float64 copies exist at a time
 

@@ -23,8 +23,8 @@ import torch
 
 from diglot.backends.registry import INTERPRET, load_triton, triton_interprets
 from diglot.backends.runs import mark_runs
+from diglot.files import check_writable, writing
 from diglot.tools import flame, measure
-from diglot.tools.files import check_writable, writing
 from diglot.tools.profile_engines import ENGINES, HAVE_STACKS, HAVE_TRACE, Engine, TorchEngine
 from diglot.tools.profile_tables import span_table
 from diglot.tools.trace import Launches

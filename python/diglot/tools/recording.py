@@ -17,6 +17,7 @@ import torch
 
 from diglot.backends.plans import Device, PlannedRun, plan_runs
 from diglot.backends.registry import load_extension
+from diglot.reference.specs import as_tuple, find_call
 from diglot.tools.cuda_library import cuda_kernels
 from diglot.tools.machine_code import ResourcesUnavailable, check_architecture, short_name
 from diglot.tools.occupancy import LIMITS
@@ -28,7 +29,6 @@ from diglot.tools.resources import (
     TensorLike,
     compile_stages,
 )
-from diglot.tools.specs import as_tuple, find_call
 
 # Of the device that is planned for.
 GPU, MULTIPROCESSORS = "h200", 132

@@ -12,7 +12,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from diglot.cli.common import check_files, find_device, make_console, one_line_errors, show_progress
+from diglot_cli.common import check_files, find_device, make_console, one_line_errors, show_progress
 
 if TYPE_CHECKING:
     from diglot.tools.ceilings import Ceiling, Ceilings
@@ -111,7 +111,7 @@ def _measure(where: Any, facts: DeviceFacts, path: Path, named: bool) -> Ceiling
 
 
 def _save(measured: Ceilings, path: Path) -> None:
-    from diglot.tools.files import writing
+    from diglot.files import writing
 
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)

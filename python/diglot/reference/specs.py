@@ -1,6 +1,6 @@
 """What the tools know of an op: a record, which stands beside the op's oracle.
 
-`diglot.reference.<op>.SPEC` is the record of `diglot.<op>`; nothing else in the tools names an op.
+`diglot.reference.<op>.SPEC` is the record of `diglot.<op>`; no tool names an op.
 What is not an op of tensors alone, of which no tool could judge the result, has a `CallSpec` there.
 """
 

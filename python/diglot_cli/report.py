@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from diglot.cli.common import check_files, make_console, one_line_errors
+from diglot_cli.common import check_files, make_console, one_line_errors
 
 
 @click.command()
@@ -39,7 +39,7 @@ def report(**arguments: Any) -> None:
 
 
 def _report(*, results: tuple[str, ...], output: str, sources: str, force: bool) -> None:
-    from diglot.tools.files import writing
+    from diglot.files import writing
     from diglot.tools.report import read, render
 
     files = [name for name in results if not Path(name).is_dir()]

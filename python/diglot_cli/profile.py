@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import click
 
-from diglot.cli.common import check_files, one_line_errors
+from diglot_cli.common import check_files, one_line_errors
 
 TAKES_VALUE = ("-W", "-X")  # of Python's own options
 # Until the script runs, Ctrl-C ends the process without a traceback.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from diglot.cli.common import one_line_errors
+from diglot_cli.common import one_line_errors
 
 
 @click.command()

@@ -7,7 +7,13 @@ from typing import Any
 
 import click
 
-from diglot.cli.common import check_files, make_console, one_line_errors, parse_number
+from diglot_cli.common import (
+    check_files,
+    interpret_without_gpu,
+    make_console,
+    one_line_errors,
+    parse_number,
+)
 
 
 @click.command()
@@ -58,6 +64,8 @@ def stream(op: str, **arguments: Any) -> None:
     the device and the last one back. OP is one whose rows, along the first dimension, do not depend
     on each other; layer_norm and rms_norm are over the last dimension, without weights.
     """
+    if arguments["backend"] in ("cuda", "triton"):  # else PyTorch's own kernels run
+        interpret_without_gpu()
     with one_line_errors():
         _stream(op, **arguments)
 

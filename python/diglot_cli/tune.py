@@ -14,7 +14,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from diglot.cli.common import ended_as_interrupted, make_console, one_line_errors, print_table
+from diglot_cli.common import ended_as_interrupted, make_console, one_line_errors, print_table
 
 DEFAULT_SHAPES = ("4096x4096",)
 
@@ -115,7 +115,7 @@ def _tune(
         _print_status([choice for *_, make in calls for choice in choices_of(make())])
         return
     if jobs > 0:
-        command = [sys.executable, "-m", "diglot.cli", *sys.argv[1:]]
+        command = [sys.executable, "-m", "diglot_cli", *sys.argv[1:]]
         workers = [subprocess.Popen([*command, "--part", str(i)]) for i in range(jobs)]
         for worker in workers:
             worker.wait()

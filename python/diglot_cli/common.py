@@ -150,7 +150,7 @@ def check_files(read: Iterable[str | None], written: dict[str, str | None], forc
 
     `read` are the inputs' names, `written` those of what is to be written, by option.
     """
-    from diglot.tools.files import check_writable
+    from diglot.files import check_writable
 
     options = {os.path.realpath(name): "--input" for name in read if name is not None}
     for option, name in written.items():
@@ -209,19 +209,8 @@ def show_progress(console: Console, announcement: str) -> Iterator[Callable[[str
 
 
 def interpret_without_gpu() -> None:
-    """Starts this command again with interpreters on, where there is no GPU to run it.
-
-    Triton decides when it is imported, which it has been by now, so setting the variable is too
-    late for this process.
-    """
+    """Has kernels interpreted, where there is no GPU to run them: before diglot is imported."""
     import torch
 
-    if "DIGLOT_INTERPRET" in os.environ or torch.cuda.is_available():
-        return
-    os.environ["DIGLOT_INTERPRET"] = "1"
-    # Until `main` is reached, which takes seconds, Ctrl-C ends the process without a traceback.
-    start = (
-        "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL); "
-        "from diglot.cli import main; main()"
-    )
-    os.execv(sys.executable, [sys.executable, "-c", start, *sys.argv[1:]])
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DIGLOT_INTERPRET", "1")

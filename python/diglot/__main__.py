@@ -1,0 +1,6 @@
+"""`python -m diglot`: the command line, in a process that has not imported this package yet."""
+
+import os
+import sys
+
+os.execv(sys.executable, [sys.executable, "-m", "diglot_cli", *sys.argv[1:]])
