@@ -87,7 +87,7 @@ class Mutation(NamedTuple):
 
 
 # An op's kernels with a grid barrier each.
-OPS = {"standardize": 2, "global_softmax": 2, "clip_grad_norm": 1}
+OPS = {"standardize": 2, "global_softmax": 2, "clip_grad_norm_": 1}
 SYNC = "    if PHASE == ALL_PHASES:\n        grid_barrier.sync(barrier_state)\n"
 MUTATIONS = {
     "both barriers are missing": Mutation("standardize.py", SYNC, "", ["0 grid barriers"]),

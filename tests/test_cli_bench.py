@@ -67,7 +67,7 @@ def interrupted_after(cases, by=signal.SIGINT):
         ("gelu --direction sideways", "--direction"),
         ("gelu --warm --graph", "one at a time"),
         ("softmax --shape 5", "softmax takes shapes of 2 dimensions, unlike 5"),
-        ("clip_grad_norm --sizes 4096", "has cases of its own alone"),
+        ("clip_grad_norm_ --sizes 4096", "has cases of its own alone"),
         ("l2", "give --results alone"),
         ("--load nowhere.json", "nowhere.json does not exist"),
         ("--load {here}/README.md", "holds no results: it is not JSON"),

@@ -93,7 +93,7 @@ def _error(case: Case, grads: Tensors, call: Call) -> ErrorOf:
 
 
 benchmark = Benchmark(
-    op="clip_grad_norm",
+    op="clip_grad_norm_",
     cases=[
         *(
             _case(name, dtype, timer)
