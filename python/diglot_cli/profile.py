@@ -35,6 +35,10 @@ START = (
 @click.option("--tensorboard", metavar="DIR", help="Write a trace for TensorBoard into a folder.")
 @click.option("--flame", metavar="FILE", help="Draw a flame graph, an .svg file.")
 @click.option("--stacks", metavar="FILE", help="Write its times as text, a line for each stack.")
+@click.option("--json", metavar="FILE", help="Write numbers of modules, operators and scopes.")
+@click.option(
+    "--modules/--no-modules", default=True, help="A scope for each call of a module. Default: yes."
+)
 @click.option(
     "--frames/--no-frames",
     default=None,
@@ -51,6 +55,7 @@ START = (
     help="Rows of the tables.",
 )
 @click.option("--by-shape", is_flag=True, help="A row for each shape of an operator's inputs.")
+@click.option("--by-module", is_flag=True, help="Flame graph and stacks of modules, not frames.")
 @click.option("--force", is_flag=True, help="Overwrite files.")
 def profile(command: tuple[str, ...], **options: Any) -> None:
     """Profile a script of Python's: diglot profile -- python script.py.
@@ -66,7 +71,7 @@ def profile(command: tuple[str, ...], **options: Any) -> None:
 
 def _profile(command: tuple[str, ...], options: dict[str, Any]) -> NoReturn:
     python, kind, target, arguments = split(command)
-    written = {f"--{name}": options[name] for name in ("trace", "flame", "stacks")}
+    written = {f"--{name}": options[name] for name in ("trace", "flame", "stacks", "json")}
     check_files([], written, options["force"])
     if kind == "script" and not Path(target).is_file():
         raise ValueError(f"there is no script {target}")
