@@ -16,6 +16,7 @@ from diglot.bench import chosen_plans, marks, models, ranking
 from diglot.bench.barrier_tables import designs_table, use_table
 from diglot.bench.evidence import ROOT
 from diglot.bench.harness import MODES
+from diglot.bench.markdown import NOTHING, pivot, table
 from diglot.bench.reports import label, measured_on, no_time
 from diglot.bench.stream_tables import (
     charts_markdown,
@@ -42,7 +43,7 @@ def _cell(
     row: dict[str, Any] | None, text: Callable[[dict[str, Any]], str], titles: dict[str, str]
 ) -> str:
     if row is None:
-        return "–"
+        return NOTHING
     if "time_us" not in row:
         return no_time(row)
     missed = any(not bar["met"] for bar in row["bars"])
@@ -65,11 +66,15 @@ def _table(
     titles = marks.common(row for rows in cases.values() for row in rows.values())
     named = [marks.titled(name, titles[name]) for name in shown]
     header = [title, *named, *(["bar"] if with_bars else [])]
-    lines = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
-    for case, rows in cases.items():
-        cells = [_cell(rows.get(p), text, titles) for p in shown]
-        lines.append(f"| {' | '.join([case, *cells, *([_bars(rows)] if with_bars else [])])} |")
-    return [*lines, ""]
+    body = [
+        [
+            case,
+            *(_cell(rows.get(p), text, titles) for p in shown),
+            *([_bars(rows)] if with_bars else []),
+        ]
+        for case, rows in cases.items()
+    ]
+    return table(header, body)
 
 
 def _bars(rows: dict[str, dict[str, Any]]) -> str:
@@ -83,7 +88,7 @@ def _bars(rows: dict[str, dict[str, Any]]) -> str:
             texts.append(f"{name} {next(iter(of.values())):g}")
         else:
             texts.append(f"{name} {' / '.join(f'{bound:g}' for bound in of.values())}")
-    return "; ".join(texts) or "–"
+    return "; ".join(texts) or NOTHING
 
 
 Reports = list[dict[str, Any]]
@@ -191,16 +196,11 @@ def _l2_cell(row: dict[str, Any], piece: str) -> str:
 
 
 def _l2_table(title: str, rows: list[dict[str, Any]], piece: str) -> list[str]:
-    cells: dict[int, dict[float | None, str]] = {}
-    for row in rows:
-        options = row["options"]
-        cells.setdefault(options["hot_mb"], {})[options["hit_ratio"]] = _l2_cell(row, piece)
-    ratios = list(next(iter(cells.values())))
-    titles = ["none" if ratio is None else f"{ratio:g}" for ratio in ratios]
-    lines = [f"| {title} | {' | '.join(titles)} |", f"|---|{'---|' * len(ratios)}"]
-    for hot, texts in cells.items():
-        lines.append(f"| {hot} MB | {' | '.join(texts[ratio] for ratio in ratios)} |")
-    return [*lines, ""]
+    def key(options: dict[str, Any]) -> tuple[str, str]:
+        ratio = options["hit_ratio"]
+        return f"{options['hot_mb']} MB", "none" if ratio is None else f"{ratio:g}"
+
+    return pivot(title, {key(row["options"]): _l2_cell(row, piece) for row in rows})
 
 
 # Workload, piece (or the whole turn), title.
@@ -216,11 +216,9 @@ def l2_markdown(reports: Reports) -> str:
     """The tables of results of L2 persistence: a cell for each hot set and hit ratio."""
     lines = []
     for report in reports:
-        v = report["versions"]
         lines += [
-            f"{report['gpu']}, driver {v['driver']}, torch {v['torch']}, Triton {v['triton']}, "
-            f"{report['date']}, commit {report['commit']}. A line for each size of the hot set, a "
-            "column for each hit ratio, the first without persistence. Medians of interleaved runs "
+            f"{measured_on([report])}. A line for each size of the hot set, a column for each hit "
+            "ratio, the first without persistence. Medians of interleaved runs "
             "in µs, with the speed against the first column in brackets; ✓ or ✗ says whether the "
             "best cell meets the project's bar, 1.2. Results were checked in the same run.",
             "",
