@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from diglot.reference.specs import Expected
+from diglot.reference.specs import Expected, OpSpec, nbytes
 from diglot.tools.accuracy import Error
 
 OURS = ("cuda", "triton")
@@ -239,6 +239,22 @@ def normal(shapes: Iterable[int | Sequence[int]], dtype: torch.dtype) -> Tensors
 def arrays_of(case: Case) -> Tensors:
     """The input; of a backward pass the output's gradient and the input."""
     return normal([case.shape] * (1 + (case.direction == "backward")), case.dtype)
+
+
+def expected_of(spec: OpSpec) -> Callable[[Case, Tensors], Expected]:
+    """The right values of an op's result, or of its gradient by the first input."""
+
+    def expected(case: Case, tensors: Tensors) -> Expected:
+        if case.direction == "backward":
+            return spec.backward(*tensors, **case.options)[spec.inputs[0]]
+        return spec.forward(*tensors, **case.options)
+
+    return expected
+
+
+def bytes_moved(case: Case, tensors: Tensors) -> int:
+    """Each input once, the output once, which is as large as the first input."""
+    return sum(map(nbytes, tensors)) + nbytes(tensors[0])
 
 
 def rows_of(elements: int) -> tuple[int, ...]:

@@ -6,7 +6,6 @@ import importlib
 
 import torch
 
-import diglot
 from diglot.bench.harness import Function
 from diglot.bench.rows import benchmark_of, has_no_options
 
@@ -22,21 +21,7 @@ def _gradient(grad: torch.Tensor, y: torch.Tensor, dim: int) -> torch.Tensor:
     return (out * (wide - (wide * out).sum(dim, True))).to(grad.dtype)
 
 
-def _ours_backward(grad: torch.Tensor, y: torch.Tensor, dim: int, backend: str) -> torch.Tensor:
-    return torch.ops.diglot.softmax_backward(grad, y, dim, y.dtype, backend)
-
-
-def _eager_backward(grad: torch.Tensor, y: torch.Tensor, dim: int) -> torch.Tensor:
-    return torch.ops.aten._softmax_backward_data(grad, y, dim, y.dtype)
-
-
-benchmark = benchmark_of(
-    "softmax",
-    ours={"forward": diglot.softmax, "backward": _ours_backward},
-    eager={"forward": torch.softmax, "backward": _eager_backward},
-    formulas={"forward": _formula, "backward": _gradient},
-    saved=torch.softmax,
-)
+benchmark = benchmark_of("softmax", _formula, _gradient)
 
 
 def _liger() -> dict[str, Function]:

@@ -28,8 +28,9 @@ import torch
 
 import diglot
 from diglot.bench.evidence import RESULTS, ROOT, gpu_short_name
-from diglot.bench.harness import OURS
+from diglot.bench.harness import OURS, Bar, Row, Rows
 from diglot.bench.reports import write_report
+from diglot.bench.running import judge
 from diglot.pipeline.report import PipelineReport
 from diglot.tools import measure, transfer
 from diglot.tools.measure import Timing
@@ -67,16 +68,6 @@ class Provider:
     is_right: Callable[[], bool] | None = None
 
 
-@dataclass(frozen=True)
-class Bar:
-    """What the pipeline must reach in a workload, from the rows of it by provider."""
-
-    name: str
-    value: Callable[[dict[str, Any], dict[str, dict[str, Any]]], float]
-    bound: float
-    at_least: bool = True
-
-
 @dataclass
 class Workload:
     """Something to do, in several ways."""
@@ -89,17 +80,22 @@ class Workload:
     options: dict[str, Any] = field(default_factory=dict)
 
 
-def faster_than(other: str) -> Callable[[dict[str, Any], dict[str, dict[str, Any]]], float]:
+def bar(name: str, value: Callable[[Row, Rows], float], bound: float, at_least: bool = True) -> Bar:
+    """What the pipeline must reach in a workload."""
+    return Bar(name, lambda row: True, value, lambda row: bound, at_least)
+
+
+def faster_than(other: str) -> Callable[[Row, Rows], float]:
     """Speed over that of another provider of the workload, or of its form for the same backend."""
 
-    def value(row: dict[str, Any], rows: dict[str, dict[str, Any]]) -> float:
+    def value(row: Row, rows: Rows) -> float:
         found = rows.get(other) or rows[f"{other} {row['provider']}"]
         return found["time_us"] / row["time_us"]
 
     return value
 
 
-def _gb_per_s(row: dict[str, Any], _: dict[str, dict[str, Any]]) -> float:
+def _gb_per_s(row: Row, _: Rows) -> float:
     return row["gb_per_s"]
 
 
@@ -111,9 +107,7 @@ def _once(provider: Provider) -> float:
     return time.perf_counter() - begin
 
 
-def measured(
-    workload: Workload, reports: dict[tuple[str, str], PipelineReport]
-) -> list[dict[str, Any]]:
+def measured(workload: Workload, reports: dict[tuple[str, str], PipelineReport]) -> list[Row]:
     """A row for each provider. Results are checked before and after the timed calls."""
     print(f"stream_map: {workload.name}", flush=True)
     verified = {}
@@ -133,9 +127,9 @@ def measured(
         if provider.is_right is not None:
             _once(provider)
             verified[name] = provider.is_right()
-    rows: dict[str, dict[str, Any]] = {}
+    rows: Rows = {}
     for name in workload.providers:
-        row: dict[str, Any] = {
+        row: Row = {
             "op": "stream_map",
             "provider": name,
             "workload": workload.name,
@@ -164,23 +158,7 @@ def measured(
                 "busy": report.busy,
                 "stalls": report.stalls,
             }
-    timed = {name: row for name, row in rows.items() if "time_us" in row}
-    for name in OURS:
-        for bar in workload.bars if name in rows else ():
-            try:
-                value = bar.value(rows[name], timed) if name in timed else None
-            except KeyError:  # what it is measured by was wrong
-                value = None
-            met = value is not None and (value >= bar.bound if bar.at_least else value <= bar.bound)
-            rows[name]["bars"].append(
-                {
-                    "name": bar.name,
-                    "value": value,
-                    "bound": bar.bound,
-                    "at_least": bar.at_least,
-                    "met": met,
-                }
-            )
+    judge(workload.bars, rows)
     for row in rows.values():
         what = (
             f"{row['time_us'] / 1e3:9.2f} ms {row['gb_per_s']:6.1f} GB/s"
@@ -246,7 +224,7 @@ def pinned(arrays: Arrays, copies: transfer.Copies) -> Iterator[Workload]:
     """From pinned memory to pinned memory: hw7, with its serial form, and gelu."""
     arrays.spoil(arrays.target)
     size = arrays.source.nbytes
-    duplex = Bar("share of the duplex ceiling", faster_than("copies"), 0.97)
+    duplex = bar("share of the duplex ceiling", faster_than("copies"), 0.97)
     for name, fn in OPS.items():
         providers = {"copies": Provider(copies.run)}
         providers |= {backend: arrays.provider(fn, backend) for backend in OURS}
@@ -260,7 +238,7 @@ def pinned(arrays: Arrays, copies: transfer.Copies) -> Iterator[Workload]:
                     torch.cuda.synchronize()
 
                 providers[f"serial {backend}"] = Provider(serial)
-            bars.append(Bar("speed over the serial form", faster_than("serial"), 1.75))
+            bars.append(bar("speed over the serial form", faster_than("serial"), 1.75))
         yield Workload(f"pinned, {name}", size, 5, providers, bars)
 
 
@@ -277,8 +255,8 @@ def pageable(arrays: Arrays) -> Iterator[Workload]:
 
     providers = {b: arrays.provider(fn, b, source, target) for b in OURS}
     bars = [
-        Bar("GB/s each way", _gb_per_s, 18.0),
-        Bar("speed over .to, op, .cpu", faster_than("plain"), 4.0),
+        bar("GB/s each way", _gb_per_s, 18.0),
+        bar("speed over .to, op, .cpu", faster_than("plain"), 4.0),
     ]
     yield Workload("pageable, hw7", source.nbytes, 3, {**providers, "plain": Provider(plain)}, bars)
 
@@ -350,7 +328,7 @@ def mapped(arrays: Arrays, size: int) -> Iterator[tuple[list[Workload], str]]:
             for backend in OURS:
                 check = functools.partial(is_right, backend)
                 providers[backend] = Provider(functools.partial(stream, backend), target, check)
-            bars = [Bar("share of a parallel copy of maps", faster_than("map copy"), 0.8)]
+            bars = [bar("share of a parallel copy of maps", faster_than("map copy"), 0.8)]
             return Workload(name, size, 3, providers, bars, {"copy threads": threads})
 
         new()
@@ -383,7 +361,7 @@ def compute_bound(arrays: Arrays, size: int, duplex: float) -> Iterator[Workload
         fn = functools.partial(OPS["hw7"], terms=terms)
         providers[backend] = arrays.provider(fn, backend, source, target)
         providers[f"compute {backend}"] = Provider(functools.partial(alone, terms))
-    bars = [Bar("share of compute alone", faster_than("compute"), 0.97)]
+    bars = [bar("share of compute alone", faster_than("compute"), 0.97)]
     yield Workload("compute-bound, hw7", size, 3, providers, bars, terms_of)
 
 
@@ -396,7 +374,7 @@ def several_gpus(arrays: Arrays) -> Iterator[Workload]:
     arrays.spoil(arrays.target)
     providers = {"copies": Provider(copies.run)}
     providers |= {b: arrays.provider(OPS["hw7"], b, devices=devices) for b in OURS}
-    bars = [Bar("share of both GPUs' duplex ceiling", faster_than("copies"), 0.95)]
+    bars = [bar("share of both GPUs' duplex ceiling", faster_than("copies"), 0.95)]
     yield Workload("2 GPUs, pinned, hw7", arrays.source.nbytes, 5, providers, bars)
 
 
@@ -450,7 +428,7 @@ def run(folder: Path | None = None, size: int = 4 * GIB) -> Path:
     for path in (charts, beside):
         path.mkdir(parents=True, exist_ok=True)
     reports: dict[tuple[str, str], PipelineReport] = {}
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     began = time.perf_counter()
 
     arrays = Arrays(size)

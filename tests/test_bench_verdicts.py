@@ -60,7 +60,8 @@ def test_a_hundredth_of_wrong_elements_is_a_wrong_result(elements):
 def test_a_bar_is_met_at_its_bound_and_no_sooner(value, at_least, is_met, bound):
     bar = Bar("it", lambda row: True, lambda *_: value * bound, lambda row: bound, at_least)
     row = rows_of(toy(bars=[bar]))["cuda"]
-    assert row["bars"] == [{"name": "it", "value": value * bound, "bound": bound, "met": is_met}]
+    judged = {"name": "it", "value": value * bound, "bound": bound, "at_least": at_least}
+    assert row["bars"] == [{**judged, "met": is_met}]
 
 
 def norm_case(op, direction):
