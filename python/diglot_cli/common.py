@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import signal
@@ -33,21 +34,37 @@ class Failure(click.ClickException):
 @contextmanager
 def one_line_errors() -> Iterator[None]:
     """Turns what users can cause into one line."""
-    from diglot.backends import BackendUnavailable
-    from diglot.tools.inputs import is_out_of_memory, tell_out_of_memory
-
     try:
         yield
     except BrokenPipeError:  # who read the output has gone: click ends in silence
         raise
     except ImportError as error:
         raise Failure(str(error)) from error
-    except (ValueError, TypeError, BackendUnavailable, OSError) as error:
+    except (ValueError, TypeError, OSError) as error:
         raise Failure(" ".join(str(error).split())) from error
     except (RuntimeError, MemoryError) as error:
+        from diglot.backends import BackendUnavailable
+        from diglot.tools.inputs import is_out_of_memory, tell_out_of_memory
+
+        if isinstance(error, BackendUnavailable):
+            raise Failure(" ".join(str(error).split())) from error
         if not is_out_of_memory(error):
             raise
         raise Failure(tell_out_of_memory(error)) from error
+
+
+def command(**settings: Any) -> Callable[[Callable[..., Any]], click.Command]:
+    """Decorator: a command of click's whose function may raise what `one_line_errors` turns."""
+
+    def decorate(function: Callable[..., Any]) -> click.Command:
+        @functools.wraps(function)
+        def run(**arguments: Any) -> None:
+            with one_line_errors():
+                function(**arguments)
+
+        return click.command(**settings)(run)
+
+    return decorate
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import click
 
-from diglot_cli.common import check_files, one_line_errors
+from diglot_cli.common import check_files, command
 
 TAKES_VALUE = ("-W", "-X")  # of Python's own options
 # Until the script runs, Ctrl-C ends the process without a traceback.
@@ -22,8 +22,8 @@ START = (
 )
 
 
-@click.command(context_settings={"allow_interspersed_args": False})
-@click.argument("command", nargs=-1, required=True, metavar="[python] SCRIPT|-m MODULE [ARGS]...")
+@command(context_settings={"allow_interspersed_args": False})
+@click.argument("words", nargs=-1, required=True, metavar="[python] SCRIPT|-m MODULE [ARGS]...")
 @click.option(
     "--engine",
     default="torch",
@@ -57,7 +57,7 @@ START = (
 @click.option("--by-shape", is_flag=True, help="A row for each shape of an operator's inputs.")
 @click.option("--by-module", is_flag=True, help="Flame graph and stacks of modules, not frames.")
 @click.option("--force", is_flag=True, help="Overwrite files.")
-def profile(command: tuple[str, ...], **options: Any) -> None:
+def profile(words: tuple[str, ...], **options: Any) -> NoReturn:
     """Profile a script of Python's: diglot profile -- python script.py.
 
     Shown are operators and kernels by the time they took, and how many kernels each operator
@@ -65,12 +65,7 @@ def profile(command: tuple[str, ...], **options: Any) -> None:
     use diglot.profile or diglot.profile_call in the script. It ends as the script does, with its
     output and its exit status.
     """
-    with one_line_errors():
-        _profile(command, options)
-
-
-def _profile(command: tuple[str, ...], options: dict[str, Any]) -> NoReturn:
-    python, kind, target, arguments = split(command)
+    python, kind, target, arguments = split(words)
     written = {f"--{name}": options[name] for name in ("trace", "flame", "stacks", "json")}
     check_files([], written, options["force"])
     if kind == "script" and not Path(target).is_file():

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 
-from diglot_cli.common import check_files, make_console, one_line_errors
+from diglot_cli.common import check_files, command, make_console
 
 
-@click.command()
+@command()
 @click.argument("results", nargs=-1, required=True)
 @click.option(
     "-o",
@@ -28,17 +27,12 @@ from diglot_cli.common import check_files, make_console, one_line_errors
     "marked as stale.",
 )
 @click.option("--force", is_flag=True, help="Overwrite the page.")
-def report(**arguments: Any) -> None:
+def report(*, results: tuple[str, ...], output: str, sources: str, force: bool) -> None:
     """Make a page of RESULTS, files that benchmarks and GPU tests wrote, or folders of them.
 
     It is one HTML file, which needs no network: a roofline, speed against size, a ranking, bars
     that are missed, and every measurement in tables that can be sorted.
     """
-    with one_line_errors():
-        _report(**arguments)
-
-
-def _report(*, results: tuple[str, ...], output: str, sources: str, force: bool) -> None:
     from diglot.files import writing
     from diglot.tools.report import read, render
 

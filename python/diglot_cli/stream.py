@@ -9,14 +9,14 @@ import click
 
 from diglot_cli.common import (
     check_files,
+    command,
     interpret_without_gpu,
     make_console,
-    one_line_errors,
     parse_number,
 )
 
 
-@click.command()
+@command()
 @click.argument("op")
 @click.option(
     "--input",
@@ -57,20 +57,7 @@ from diglot_cli.common import (
 @click.option("--report", metavar="FILE", help="Write what was done when, in JSON.")
 @click.option("--plot", metavar="FILE", help="Draw it, as .png or .svg.")
 @click.option("--force", is_flag=True, help="Overwrite files.")
-def stream(op: str, **arguments: Any) -> None:
-    """Run OP, such as gelu, over arrays in files that may be larger than memory, chunk by chunk.
-
-    The files are mapped, not read as a whole. While a chunk is computed the next one is copied to
-    the device and the last one back. OP is one whose rows, along the first dimension, do not depend
-    on each other; layer_norm and rms_norm are over the last dimension, without weights.
-    """
-    if arguments["backend"] in ("cuda", "triton"):  # else PyTorch's own kernels run
-        interpret_without_gpu()
-    with one_line_errors():
-        _stream(op, **arguments)
-
-
-def _stream(
+def stream(
     op: str,
     *,
     paths: tuple[str, ...],
@@ -85,6 +72,14 @@ def _stream(
     force: bool,
     **texts: str | None,
 ) -> None:
+    """Run OP, such as gelu, over arrays in files that may be larger than memory, chunk by chunk.
+
+    The files are mapped, not read as a whole. While a chunk is computed the next one is copied to
+    the device and the last one back. OP is one whose rows, along the first dimension, do not depend
+    on each other; layer_norm and rms_norm are over the last dimension, without weights.
+    """
+    if backend in ("cuda", "triton"):  # else PyTorch's own kernels run
+        interpret_without_gpu()
     import diglot
     from diglot.tools import streaming
 

@@ -14,12 +14,12 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from diglot_cli.common import ended_as_interrupted, make_console, one_line_errors, print_table
+from diglot_cli.common import command, ended_as_interrupted, make_console, print_table
 
 DEFAULT_SHAPES = ("4096x4096",)
 
 
-@click.command()
+@command()
 @click.argument("ops", metavar="OP...", nargs=-1, required=True)
 @click.option(
     "--shape", "shapes", metavar="SHAPE", multiple=True, help="As 4096x18432; repeatable."
@@ -51,17 +51,8 @@ DEFAULT_SHAPES = ("4096x4096",)
     help="Keep nothing: time chosen plans against a search's best, at 12 shapes that a seed draws.",
 )
 @click.option("--results", metavar="DIR", help="Where --judge writes a file for each op.")
-def tune(ops: tuple[str, ...], **arguments: Any) -> None:
-    """Measure an op's plans on this GPU, and keep what is fastest for calls like these.
-
-    Every plan runs in a CUDA graph, in turns with the others, on a cold L2 cache. Its results are
-    compared with those of the planner's own plan.
-    """
-    with one_line_errors(), ended_as_interrupted():
-        _tune(ops, **arguments)
-
-
-def _tune(
+@ended_as_interrupted()
+def tune(
     ops: tuple[str, ...],
     *,
     shapes: tuple[str, ...],
@@ -76,6 +67,11 @@ def _tune(
     judge: int | None,
     results: str | None,
 ) -> None:
+    """Measure an op's plans on this GPU, and keep what is fastest for calls like these.
+
+    Every plan runs in a CUDA graph, in turns with the others, on a cold L2 cache. Its results are
+    compared with those of the planner's own plan.
+    """
     from diglot.bench import chosen_plans, models
     from diglot.bench.reports import make_report, save
     from diglot.bench.running import describe
@@ -115,8 +111,8 @@ def _tune(
         _print_status([choice for *_, make in calls for choice in choices_of(make())])
         return
     if jobs > 0:
-        command = [sys.executable, "-m", "diglot_cli", *sys.argv[1:]]
-        workers = [subprocess.Popen([*command, "--part", str(i)]) for i in range(jobs)]
+        again = [sys.executable, "-m", "diglot_cli", *sys.argv[1:]]
+        workers = [subprocess.Popen([*again, "--part", str(i)]) for i in range(jobs)]
         for worker in workers:
             worker.wait()
     found: list[Any] = []
