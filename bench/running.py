@@ -321,14 +321,7 @@ def _time(
                 "product_tflop_per_s": most,
                 "share_of_product": flops / us / 1e6 / most,
             }
-        row |= {
-            "time_us": us,
-            "p20_us": timing.p20_us,
-            "p80_us": timing.p80_us,
-            "samples": timing.samples,
-            "exposed": timing.exposed,
-            **speeds,
-        }
+        row |= {**timing.figures(), "exposed": timing.exposed, **speeds}
     if "time_us" in rows.get("torch", {}):
         for name in timings:
             if "time_us" in rows[name]:

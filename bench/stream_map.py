@@ -143,13 +143,7 @@ def measured(workload: Workload, reports: dict[tuple[str, str], PipelineReport])
         if not verified[name]:
             continue
         timing = Timing.of(times[name])
-        row |= {
-            "time_us": timing.median_us,
-            "p20_us": timing.p20_us,
-            "p80_us": timing.p80_us,
-            "samples": timing.samples,
-            "gb_per_s": workload.bytes / timing.median_us / 1e3,
-        }
+        row |= {**timing.figures(), "gb_per_s": workload.bytes / timing.median_us / 1e3}
         if (workload.name, name) in reports:
             report = reports[workload.name, name]
             row["run"] = {
