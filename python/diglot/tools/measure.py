@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -56,7 +57,7 @@ class Timing:
         fifths = statistics.quantiles(times_us, n=5, method="inclusive")
         return Timing(statistics.median(times_us), fifths[0], fifths[3], len(times_us), exposed)
 
-    def figures(self) -> dict[str, float | int]:
+    def figures(self) -> dict[str, Any]:
         """What a result says of its times, by the names that files of results have."""
         return {
             "time_us": self.median_us,

@@ -14,7 +14,7 @@ import torch
 
 from diglot.tools import proton
 from diglot.tools.module_costs import ModuleTrace
-from diglot.tools.profile_tables import NAME_WIDTH, launch_table, module_table
+from diglot.tools.profile_tables import launch_table, module_table
 from diglot.tools.trace import Trace
 
 ONE_AT_A_TIME = "of PyTorch's profilers one can record at a time"
@@ -117,10 +117,11 @@ class TorchEngine(Engine):
     def table(self, rows: int, by_shape: bool) -> str:
         """PyTorch's own table, by time on the GPU, or without one on the CPU."""
         averages = self.profiler.key_averages(group_by_input_shape=by_shape)
-        frames = {span.name for span in self.trace.spans if span.kind == "frame"}
-        averages[:] = [average for average in averages if average.key not in frames]
+        # Frames would fill it, and modules have a table of their own.
+        others = {span.name for span in self.trace.spans if span.kind in ("frame", "module")}
+        averages[:] = [average for average in averages if average.key not in others]
         by = "device_time_total" if self.trace.has_device else "cpu_time_total"
-        return averages.table(sort_by=by, row_limit=rows, max_name_column_width=NAME_WIDTH)
+        return averages.table(sort_by=by, row_limit=rows)
 
     def stacks(self, by_module: bool = False) -> dict[tuple[str, ...], float]:
         return self.modules.stacks() if by_module else self.trace.stacks()
