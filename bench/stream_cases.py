@@ -7,7 +7,6 @@ they go to bench/results/<gpu>.
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import dataclasses
 import functools
@@ -36,6 +35,7 @@ from diglot.bench.stream_map import (
     Workload,
     bar,
     faster_than,
+    main,
     measured,
 )
 from diglot.tools import measure, transfer
@@ -187,15 +187,5 @@ def run(folder: Path | None = None, size: int = NEW) -> Path:
     return write_report("stream_cases", rows, folder, **facts)
 
 
-def main() -> None:
-    """Measures, and says where the results are."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--folder", type=Path, help="where to write results")
-    parser.add_argument("--gib", type=float, default=2, help="size of the new results")
-    arguments = parser.parse_args()
-    size = int(arguments.gib * GIB) // (16 * MIB) * (16 * MIB)
-    print(f"written: {run(arguments.folder, size)}")
-
-
 if __name__ == "__main__":
-    main()
+    main(run, 2)

@@ -464,15 +464,20 @@ def run(folder: Path | None = None, size: int = 4 * GIB) -> Path:
     return write_report("stream_map", rows, results, **facts)
 
 
-def main() -> None:
-    """Measures, and says where the results are."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main(run: Callable[[Path | None, int], Path], gib: float) -> None:
+    """Measures, and says where the results are.
+
+    Args:
+        run: what measures, from a folder and the size of the largest arrays.
+        gib: that size by default.
+    """
+    parser = argparse.ArgumentParser()
     parser.add_argument("--folder", type=Path, help="where to write results and charts")
-    parser.add_argument("--gib", type=float, default=4, help="size of the largest arrays")
+    parser.add_argument("--gib", type=float, default=gib, help="size of the largest arrays")
     arguments = parser.parse_args()
     size = int(arguments.gib * GIB) // (16 * MIB) * (16 * MIB)
     print(f"written: {run(arguments.folder, size)}")
 
 
 if __name__ == "__main__":
-    main()
+    main(run, 4)

@@ -3,4 +3,5 @@
 import os
 import sys
 
-os.execv(sys.executable, [sys.executable, "-m", "diglot_cli", *sys.argv[1:]])
+if __name__ == "__main__":
+    os.execv(sys.executable, [sys.executable, "-m", "diglot_cli", *sys.argv[1:]])
