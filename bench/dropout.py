@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -168,12 +167,9 @@ benchmark.compiled(OF_TORCH)
 benchmark.way("formula", FORMULAS)
 
 
-def _flag_gems() -> dict[str, Function]:
-    ops = importlib.import_module("flag_gems.ops")
+@benchmark.peer("flag_gems", "flag_gems.ops")
+def _flag_gems(ops: Any) -> dict[str, Function]:
     return {
         "forward": lambda x, p: ops.dropout(x, p)[0],
         "backward": lambda grad, mask, p: ops.dropout_backward(grad, mask, 1 / (1 - p)),
     }
-
-
-benchmark.peer("flag_gems", "flag_gems", _flag_gems)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from typing import Any
 
 import torch
 
@@ -24,9 +25,10 @@ def _gradient(grad: torch.Tensor, y: torch.Tensor, dim: int) -> torch.Tensor:
 benchmark = benchmark_of("softmax", _formula, _gradient)
 
 
-def _liger() -> dict[str, Function]:
+# Liger and QuACK know the last dimension alone; Liger reads rows of 65536 elements at most at once.
+@benchmark.peer("liger", "liger_kernel.ops.softmax", takes=has_no_options)
+def _liger(ops: Any) -> dict[str, Function]:
     """Launchers, without their autograd functions."""
-    ops = importlib.import_module("liger_kernel.ops.softmax")
     settings = importlib.import_module("liger_kernel.ops.utils").calculate_settings
 
     def differentiate(grad: torch.Tensor, y: torch.Tensor, dim: int) -> torch.Tensor:
@@ -36,23 +38,17 @@ def _liger() -> dict[str, Function]:
     return {"forward": lambda x, dim: ops._softmax_forward(x)[0], "backward": differentiate}
 
 
-def _quack() -> dict[str, Function]:
-    ops = importlib.import_module("quack.softmax")
+@benchmark.peer("quack", "quack.softmax", takes=has_no_options)
+def _quack(ops: Any) -> dict[str, Function]:
     return {
         "forward": lambda x, dim: ops.softmax_fwd(x),
         "backward": lambda grad, y, dim: ops.softmax_bwd(grad, y),
     }
 
 
-def _flag_gems() -> dict[str, Function]:
-    ops = importlib.import_module("flag_gems.ops")
+@benchmark.peer("flag_gems", "flag_gems.ops")
+def _flag_gems(ops: Any) -> dict[str, Function]:
     return {
         "forward": lambda x, dim: ops.softmax(x, dim),
         "backward": lambda grad, y, dim: ops.softmax_backward(grad, y, dim, y.dtype),
     }
-
-
-# Liger reads rows of 65536 elements at most in one piece, and both know the last dimension alone.
-benchmark.peer("liger", "liger_kernel", _liger, takes=has_no_options)
-benchmark.peer("quack", "quack", _quack, takes=has_no_options)
-benchmark.peer("flag_gems", "flag_gems", _flag_gems)

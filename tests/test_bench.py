@@ -6,6 +6,7 @@ import json
 import math
 import re
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -178,15 +179,30 @@ def test_inputs_that_do_not_fit():
 
 
 def test_a_package_that_cannot_be_imported_is_told():
-    def load():
+    def find(module):
         raise ImportError("it needs another Triton")
 
     benchmark = toy()
-    benchmark.peer("broken", "json", load)
-    benchmark.peer("missing", "no_such_package_is_there", load)
+    benchmark.peer("broken", "json")(find)
+    benchmark.peer("missing", "no_such_package_is_there")(find)
     rows = rows_of(benchmark)
     assert rows["broken"]["reason"] == "ImportError: it needs another Triton"
     assert "missing" not in rows
+
+
+def test_a_peer_gets_its_module():
+    benchmark, found = toy(), []
+
+    @benchmark.peer("theirs", "json.decoder", takes=lambda case: case.dtype == FP32)
+    def find(module):
+        found.append(module.__name__)
+        return {"forward": max}
+
+    case = Case("forward", FP32, (4, 4))
+    call = benchmark.providers["theirs"](case, (1, 2))
+    assert call.func is max and call.args == (1, 2) and found == ["json.decoder"]
+    assert benchmark.providers["theirs"](replace(case, direction="backward"), (1, 2)) is None
+    assert benchmark.providers["theirs"](replace(case, dtype=torch.float16), (1, 2)) is None
 
 
 def test_bars_are_of_own_cases_with_all_providers():

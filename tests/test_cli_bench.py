@@ -146,7 +146,7 @@ def test_ctrl_c_keeps_what_was_measured(fake_gpu, tmp_path, by):
 
 def test_a_peer_that_is_not_installed_is_told(fake_gpu):
     benchmark = fake_gpu(times())
-    benchmark.peer("theirs", "no_such_package", dict)
+    benchmark.peer("theirs", "no_such_package")(dict)
     message = fails("bench", "toy", "--provider", "theirs")
     assert message == "error: --provider theirs: its package, no_such_package, is not installed"
 
