@@ -31,13 +31,9 @@ from diglot.bench.stream_map import (
     MIB,
     OPS,
     Arrays,
-    Provider,
-    Workload,
-    bar,
-    faster_than,
     main,
-    measured,
 )
+from diglot.bench.workloads import Provider, Workload, bar, faster_than, measured
 from diglot.tools import measure, transfer
 
 if ROOT is None:

@@ -7,10 +7,13 @@ import torch
 import torch.nn.functional as F
 from benchmarks import FP32, instruments, toy
 
+import diglot
 from diglot.bench import dropout as dropout_bench
 from diglot.bench import harness, marks, norms, ranking, regressions, rows, running, summary, tables
 from diglot.bench.harness import AUTOTUNED, MODES, OURS, Bar, Case
 from diglot.bench.selection import OPS, Selection, cases_of, load
+from diglot.bench.workloads import Provider, Workload, faster_than, measured
+from diglot.bench.workloads import bar as workload_bar
 from diglot.tools.measure import Timing
 
 LARGE = [Case("forward", FP32, (64, 64))]
@@ -292,3 +295,24 @@ def test_host_time_that_shows_is_told():
     assert summary.cells(made["cuda"])[1] == "cuda"
     (note,) = marks.notes(list(made.values()))
     assert note.startswith('"with host time": the device waited for the host')
+
+
+def test_a_workload_is_done_in_turns_and_judged():
+    calls = []
+
+    def way(name, is_right=True):
+        return Provider(lambda: calls.append(name), None, lambda: is_right)
+
+    x = torch.ones(8, 4)
+    stream = Provider(lambda: diglot.stream_map(diglot.gelu, x, backend="torch"))
+    providers = {"copies": way("copies"), "wrong": way("wrong", False), "cuda": stream}
+    bars = [workload_bar("met", lambda row, rows: 1.0, 1.0)]
+    bars += [workload_bar(other, faster_than(other), 0.0) for other in ("copies", "wrong")]
+    rows = measured(Workload("toy", x.nbytes, 2, providers, bars), {})
+    of = {row["provider"]: row for row in rows}
+    # Once to be checked, twice to be timed, and once to be checked again.
+    assert calls == ["copies", "wrong", "copies", "copies", "copies"]
+    assert of["copies"]["samples"] == 2 and not of["wrong"]["verified"]
+    assert "time_us" not in of["wrong"] and of["copies"]["bars"] == []
+    assert [bar["met"] for bar in of["cuda"]["bars"]] == [True, True, False]
+    assert of["cuda"]["bars"][2]["value"] is None and of["cuda"]["run"]["chunks"] >= 1
