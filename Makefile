@@ -26,7 +26,7 @@ VENV ?= .venv
 ifeq ($(strip $(VENV)),)
 RUN := $(or $(strip $(PYTHON)),python3)
 STATE := build/stamps/$(subst /,_,$(RUN))
-DIGLOT := $(RUN) -m diglot.cli
+DIGLOT := $(RUN) -m diglot_cli
 CLANG_FORMAT := clang-format
 else
 RUN := $(VENV)/bin/python

@@ -8,10 +8,11 @@ from typing import Any
 from diglot.bench import marks
 from diglot.bench.harness import RANKED, Row, Rows
 from diglot.bench.lines import RULE
+from diglot.bench.markdown import NOTHING
+from diglot.bench.markdown import table as markdown_table
 from diglot.bench.regressions import is_noise
 from diglot.bench.reports import by_case, label, measured_on, no_time
 
-NOTHING = "–"
 TITLES = {
     "formula": "manual formula",
     "torch": "PyTorch",
@@ -128,11 +129,7 @@ def markdown(reports: Sequence[Mapping[str, Any]]) -> str:
         ]
     rows = [row for report in reports for row in report["rows"]]
     shown = table(rows, has_bands=False)
-    lines += [*marks.paragraph(rows), *_markdown_table(header(rows), shown), ""]
+    lines += [*marks.paragraph(rows), *markdown_table(header(rows), shown)]
     of_code = [lines_cells(*of) for report in reports for of in report.get("lines", {}).items()]
-    lines += [RULE, "", *_markdown_table(LINES_HEADER, of_code), ""]
+    lines += [RULE, "", *markdown_table(LINES_HEADER, of_code)]
     return "\n".join(lines)
-
-
-def _markdown_table(header: Sequence[str], body: Iterable[Sequence[str]]) -> list[str]:
-    return [f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *body)]

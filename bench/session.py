@@ -28,8 +28,8 @@ from diglot.bench.selection import (
     load,
     why_none,
 )
+from diglot.files import check_writable
 from diglot.tools import measure
-from diglot.tools.files import check_writable
 
 
 @dataclass(frozen=True)

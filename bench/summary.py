@@ -7,7 +7,7 @@ from typing import Any
 
 from diglot.bench import marks
 from diglot.bench.harness import Row
-from diglot.bench.ranking import NOTHING
+from diglot.bench.markdown import NOTHING
 from diglot.bench.regressions import GONE, SAME, Change
 from diglot.bench.reports import label, no_time
 from diglot.tools.table import Column, number

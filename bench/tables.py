@@ -15,6 +15,7 @@ from diglot.bench import chosen_plans, marks, models, ranking, standing
 from diglot.bench.barrier_tables import designs_table, use_table
 from diglot.bench.evidence import ROOT
 from diglot.bench.harness import COLD, MODES, OURS
+from diglot.bench.markdown import NOTHING, pivot, table
 from diglot.bench.reports import label, measured_on, no_time
 from diglot.bench.stream_tables import (
     charts_markdown,
@@ -39,7 +40,7 @@ def _cell(
     row: dict[str, Any] | None, text: Callable[[dict[str, Any]], str], titles: dict[str, str]
 ) -> str:
     if row is None:
-        return "–"
+        return NOTHING
     if "time_us" not in row:
         return no_time(row)
     missed = any(not bar["met"] for bar in row["bars"])
@@ -62,11 +63,11 @@ def _table(title: str, cases: dict[str, dict[str, dict[str, Any]]], text: Any) -
     titles = marks.common(row for rows in cases.values() for row in rows.values())
     named = [marks.titled(name, titles[name]) for name in shown]
     header = [title, *named, "bar"]
-    lines = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
-    for case, rows in cases.items():
-        cells = [_cell(rows.get(p), text, titles) for p in shown]
-        lines.append(f"| {' | '.join([case, *cells, _bars(rows)])} |")
-    return [*lines, ""]
+    body = [
+        [case, *(_cell(rows.get(p), text, titles) for p in shown), _bars(rows)]
+        for case, rows in cases.items()
+    ]
+    return table(header, body)
 
 
 # The names of bars, as the last column abbreviates them.
@@ -102,7 +103,7 @@ def _bars(rows: dict[str, dict[str, Any]]) -> str:
         f"{SHORT.get(name, name)} {' / '.join(dict.fromkeys(f'{b:g}' for b in of.values()))}"
         for name, of in sorted(bounds.items())
     ]
-    return ", ".join(texts) or "–"
+    return ", ".join(texts) or NOTHING
 
 
 Reports = list[dict[str, Any]]
@@ -202,16 +203,11 @@ def _l2_cell(row: dict[str, Any], piece: str) -> str:
 
 
 def _l2_table(title: str, rows: list[dict[str, Any]], piece: str) -> list[str]:
-    cells: dict[int, dict[float | None, str]] = {}
-    for row in rows:
-        options = row["options"]
-        cells.setdefault(options["hot_mb"], {})[options["hit_ratio"]] = _l2_cell(row, piece)
-    ratios = list(next(iter(cells.values())))
-    titles = ["none" if ratio is None else f"{ratio:g}" for ratio in ratios]
-    lines = [f"| {title} | {' | '.join(titles)} |", f"|---|{'---|' * len(ratios)}"]
-    for hot, texts in cells.items():
-        lines.append(f"| {hot} MB | {' | '.join(texts[ratio] for ratio in ratios)} |")
-    return [*lines, ""]
+    def key(options: dict[str, Any]) -> tuple[str, str]:
+        ratio = options["hit_ratio"]
+        return f"{options['hot_mb']} MB", "none" if ratio is None else f"{ratio:g}"
+
+    return pivot(title, {key(row["options"]): _l2_cell(row, piece) for row in rows})
 
 
 # Workload, piece (or the whole turn), title.
@@ -227,14 +223,11 @@ def l2_markdown(reports: Reports) -> str:
     """The tables of results of L2 persistence: a cell for each hot set and hit ratio."""
     lines = []
     for report in reports:
-        v = report["versions"]
         lines += [
-            f"{report['gpu']}, driver {v['driver']}, torch {v['torch']}, Triton {v['triton']}, "
-            f"{report['date']}, commit {report['commit']}. Each line is a size of the hot set, and "
-            "each column a hit ratio. The first column has no persistence. Figures are medians of "
-            "interleaved runs in µs. The number in brackets is the speed against the first column. "
-            "✓ or ✗ says whether the best cell meets the project's bar, 1.2. Results were checked "
-            "in the same run.",
+            f"{measured_on([report])}. Each line is a size of the hot set, and each column a hit "
+            "ratio. The first column has no persistence. Figures are medians of interleaved runs "
+            "in µs. The number in brackets is the speed against the first column. ✓ or ✗ says whether "
+            "the best cell meets the project's bar, 1.2. Results were checked in the same run.",
             "",
         ]
         for workload, piece, title in L2_TABLES:

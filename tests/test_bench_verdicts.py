@@ -7,10 +7,13 @@ import torch
 import torch.nn.functional as F
 from benchmarks import FP32, instruments, toy
 
+import diglot
 from diglot.bench import dropout as dropout_bench
 from diglot.bench import harness, marks, norms, ranking, regressions, rows, running, summary, tables
 from diglot.bench.harness import AUTOTUNED, MODES, OURS, Bar, Case
 from diglot.bench.selection import OPS, Selection, cases_of, load
+from diglot.bench.workloads import Provider, Workload, faster_than, measured
+from diglot.bench.workloads import bar as workload_bar
 from diglot.tools.measure import Timing
 
 LARGE = [Case("forward", FP32, (64, 64))]
@@ -60,7 +63,8 @@ def test_a_hundredth_of_wrong_elements_is_a_wrong_result(elements):
 def test_a_bar_is_met_at_its_bound_and_no_sooner(value, at_least, is_met, bound):
     bar = Bar("it", lambda row: True, lambda *_: value * bound, lambda row: bound, at_least)
     row = rows_of(toy(bars=[bar]))["cuda"]
-    assert row["bars"] == [{"name": "it", "value": value * bound, "bound": bound, "met": is_met}]
+    judged = {"name": "it", "value": value * bound, "bound": bound, "at_least": at_least}
+    assert row["bars"] == [{**judged, "met": is_met}]
 
 
 def norm_case(op, direction):
@@ -92,7 +96,7 @@ def test_every_result_of_a_norm_is_judged(op, direction):
 
 def test_every_gradient_that_is_clipped_is_judged():
     """And the norm that is returned."""
-    clip = load("clip_grad_norm").benchmark
+    clip = load("clip_grad_norm_").benchmark
     case = Case("fits L2", FP32, (2, 4096))
 
     def judge(wrong_in=None, factor=1.0):
@@ -305,3 +309,24 @@ def test_host_time_that_shows_is_told():
     assert summary.cells(made["cuda"])[1] == "cuda"
     (note,) = marks.notes(list(made.values()))
     assert note.startswith('"with host time": the device waited for the host')
+
+
+def test_a_workload_is_done_in_turns_and_judged():
+    calls = []
+
+    def way(name, is_right=True):
+        return Provider(lambda: calls.append(name), None, lambda: is_right)
+
+    x = torch.ones(8, 4)
+    stream = Provider(lambda: diglot.stream_map(diglot.gelu, x, backend="torch"))
+    providers = {"copies": way("copies"), "wrong": way("wrong", False), "cuda": stream}
+    bars = [workload_bar("met", lambda row, rows: 1.0, 1.0)]
+    bars += [workload_bar(other, faster_than(other), 0.0) for other in ("copies", "wrong")]
+    rows = measured(Workload("toy", x.nbytes, 2, providers, bars), {})
+    of = {row["provider"]: row for row in rows}
+    # Once to be checked, twice to be timed, and once to be checked again.
+    assert calls == ["copies", "wrong", "copies", "copies", "copies"]
+    assert of["copies"]["samples"] == 2 and not of["wrong"]["verified"]
+    assert "time_us" not in of["wrong"] and of["copies"]["bars"] == []
+    assert [bar["met"] for bar in of["cuda"]["bars"]] == [True, True, False]
+    assert of["cuda"]["bars"][2]["value"] is None and of["cuda"]["run"]["chunks"] >= 1

@@ -67,7 +67,7 @@ def interrupted_after(cases, by=signal.SIGINT):
         ("gelu --direction sideways", "--direction"),
         ("gelu --warm --graph", "exclude each other"),
         ("softmax --shape 5", "softmax takes shapes of 2 dimensions, unlike 5"),
-        ("clip_grad_norm --sizes 4096", "has cases of its own alone"),
+        ("clip_grad_norm_ --sizes 4096", "has cases of its own alone"),
         ("l2", "give --results alone"),
         ("--load nowhere.json", "nowhere.json does not exist"),
         ("--load {here}/README.md", "holds no results: it is not JSON"),
@@ -146,7 +146,7 @@ def test_ctrl_c_keeps_what_was_measured(fake_gpu, tmp_path, by):
 
 def test_a_peer_that_is_not_installed_is_told(fake_gpu):
     benchmark = fake_gpu(times())
-    benchmark.peer("theirs", "no_such_package", dict)
+    benchmark.peer("theirs", "no_such_package")(dict)
     message = fails("bench", "toy", "--provider", "theirs")
     assert message == "error: --provider theirs: its package, no_such_package, is not installed"
 
@@ -155,7 +155,7 @@ def test_what_was_measured_is_kept_where_nobody_reads_it(fake_gpu, tmp_path, mon
     def closed(*_):
         raise BrokenPipeError
 
-    monkeypatch.setattr("diglot.cli.bench.print_table", closed)
+    monkeypatch.setattr("diglot_cli.bench.print_table", closed)
     result = run("bench", "toy", "--json", tmp_path / "a.json")
     assert result.exit_code == 1 and result.stdout == ""
     assert len(json.loads((tmp_path / "a.json").read_text())["rows"]) == 6

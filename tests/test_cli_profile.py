@@ -9,7 +9,7 @@ import sys
 import pytest
 from commands import fails, run
 
-from diglot.cli.profile import split
+from diglot_cli.profile import split
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,9 @@ def test_it_starts_python(tmp_path, monkeypatch):
     assert (program, rest) == (sys.executable, ["script", str(script), "--engine", "mine"])
     assert "profiled_script" in code
     options = {name: value for name, value in json.loads(options).items() if value}
-    assert options == {"engine": "torch", "flame": "f.svg", "rows": 3, "by_shape": True}
+    assert options == {
+        "engine": "torch", "flame": "f.svg", "rows": 3, "by_shape": True, "modules": True
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -15,11 +15,11 @@ from backends import needs_cuda
 import diglot
 from diglot.backends import runs
 from diglot.reference.gelu import gelu_derivative_oracle
+from diglot.reference.specs import Expected, find_spec, op_names
 from diglot.tools import accuracy, inputs
 from diglot.tools import compare as comparing
 from diglot.tools.accuracy import ProfileBuilder, measure_agreement, measure_error, pieces, ulp_of
 from diglot.tools.resources import Call, kernels_of_calls
-from diglot.tools.specs import Expected, find_spec, op_names
 
 FLOATING = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 needs_interpreters = pytest.mark.skipif(

@@ -488,7 +488,7 @@ def test_operations():
     assert counted.operations("gelu", "forward", (4, 8), {"approximate": "tanh"}) == 32 * 9
     assert counted.operations("gelu", "forward", (4, 8), {"approximate": "none"}) == 32 * 5
     assert counted.operations("add", "forward, bias", (4, 8), {}) == 32
-    assert counted.operations("clip_grad_norm", "2 GB", (3, 100), {}) == 300
+    assert counted.operations("clip_grad_norm_", "2 GB", (3, 100), {}) == 300
     assert counted.operations("gaussian_pdf", "forward", (10,), {"terms": 3}) == 10 * (3 * 6 + 2)
     assert counted.operations("gelu", "recorded", (4,), {}) is None
     assert counted.operations("nothing", "forward", (4,), {}) is None

@@ -28,8 +28,8 @@ from diglot.backends.plans import Scratch
 from diglot.backends.registry import BACKENDS as REGISTRY
 from diglot.backends.scratch import provide
 from diglot.backends.tunables import use_tunables
+from diglot.reference.specs import find_spec
 from diglot.tools.accuracy import measure_error
-from diglot.tools.specs import find_spec
 
 OPS = ["softmax", "log_softmax"]
 LAUNCHERS = [f"{op}_{direction}" for op in OPS for direction in ("forward", "backward")]

@@ -257,7 +257,7 @@ def test_a_run_goes_on_where_it_stopped(tmp_path):
 def test_what_is_printed(capsys):
     """A line for each problem, and the plans that were skipped; how many are chosen in each way."""
     from diglot.backends.choosing import Choice
-    from diglot.cli import tune as command
+    from diglot_cli import tune as command
 
     where = store.Problem("softmax", "softmax_forward", "cuda", ("bfloat16",) * 2, "rows", (8, 64))
     plan = "rows.cuda.skipped_shapes=1"
@@ -274,7 +274,7 @@ def test_what_is_printed(capsys):
 def test_plans_are_compiled_for_a_gpu_that_is_elsewhere(tmp_path):
     environment = {k: v for k, v in os.environ.items() if not k.endswith("INTERPRET")}
     environment["TRITON_CACHE_DIR"] = str(tmp_path)
-    command = [sys.executable, "-m", "diglot.cli", "tune", "softmax", "--shape", "64x4096"]
+    command = [sys.executable, "-m", "diglot_cli", "tune", "softmax", "--shape", "64x4096"]
     command += ["--direction", "forward", "--backend", "triton", "--compile-for", "NVIDIA H200"]
     subprocess.run(command, env=environment, check=True)
     kernels = [json.loads(path.read_text()) for path in tmp_path.glob("*/softmax_*.json")]

@@ -19,7 +19,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from diglot.tools.files import check_writable, writing
+from diglot.files import check_writable, writing
 
 ARCHITECTURE = 90
 STAGES = ("ttir", "ttgir", "llir", "ptx", "cubin")

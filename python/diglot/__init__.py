@@ -34,6 +34,7 @@ from diglot.backends import (
     use_backend,
     use_plans,
 )
+from diglot.instruments import instrument as _instrument
 from diglot.ops import (
     GridBarrierCheck,
     add,
@@ -120,19 +121,19 @@ for _name in _ops.__all__:
     _wrap(_name)
 
 # Imported when used: tools need more than torch, and models come in when one is patched.
-_LAZY = {
-    "compare": "tools.compare",
-    "override": "models",
-    "patch": "models",
-    "profile": "tools.profiling",
-    "profile_call": "tools.profiling",
-    "tune": "tools.tune",
+_TOOLS = {
+    "compare": "compare",
+    "profile": "profiling",
+    "profile_call": "profiling",
+    "tune": "tune",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return getattr(_importlib.import_module(f"diglot.{_LAZY[name]}"), name)
+    if name in _TOOLS:
+        return getattr(_instrument(_TOOLS[name]), name)
+    if name in ("override", "patch"):
+        return getattr(_importlib.import_module("diglot.models"), name)
     raise AttributeError(f"module 'diglot' has no attribute {name!r}")
 
 

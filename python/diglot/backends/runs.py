@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -20,6 +19,7 @@ from diglot.backends.plans import CALL, Plan, PlannedRun, Scratch, planning
 from diglot.backends.registry import BACKENDS, is_interpreted
 from diglot.backends.scratch import provide
 from diglot.backends.tunables import on_change
+from diglot.instruments import instrument
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def run(backend: str, op: str, name: str, *arguments: Any) -> None:
 
 
 def _tune_if_new(record: LastRun, arguments: tuple[Any, ...]) -> None:
-    importlib.import_module("diglot.tools.tune").tune_if_new(record, arguments)
+    instrument("tune").tune_if_new(record, arguments)
 
 
 if TUNES:

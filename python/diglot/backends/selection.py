@@ -16,6 +16,7 @@ from diglot.backends import needs
 from diglot.backends.needs import Call
 from diglot.backends.plans import Plan, plan_runs, planning
 from diglot.backends.registry import BACKENDS, architecture_of, is_interpreted, supports
+from diglot.names import unknown_name
 
 AUTO = "auto"  # tries the backends in the order of BACKENDS
 
@@ -205,8 +206,15 @@ def explain(op: str | Any, *inputs: Any, **options: Any) -> Explanation:
 
     Returns:
         An `Explanation`. Printed, it has a line per backend and a line per plan of the call.
+
+    Raises:
+        ValueError: there is no such op. The message suggests a near name.
     """
     name = op if isinstance(op, str) else op.__name__
+    # Imported now: the records are of ops, which import this module.
+    known = {*importlib.import_module("diglot.reference.specs").all_op_names(), *needs.ops()}
+    if name not in known:
+        raise unknown_name("op", name, sorted(known))
     device = _device_of(inputs[0] if inputs else None)
     tensors = tuple([each for each in inputs if isinstance(each, torch.Tensor)])
     wanted = _scope.backend or _environment
@@ -216,6 +224,11 @@ def explain(op: str | Any, *inputs: Any, **options: Any) -> Explanation:
         return said
     kernels = [b for b, reason in said.reasons.items() if reason is None and b != "torch"]
     return replace(said, plans={b: _plans_of(name, inputs, options, b) for b in kernels})
+
+
+def explain_device(device: torch.device) -> Explanation:
+    """Every backend's verdict on a device, whatever the op."""
+    return _explain("", _call_on(device), _scope.backend or _environment)
 
 
 def _plans_of(op: str, inputs: Any, options: Any, backend: str) -> tuple[Plan, ...]:

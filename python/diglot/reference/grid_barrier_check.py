@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from diglot.tools.specs import CallSpec
+from diglot.reference.specs import CallSpec
 
 
 def grid_barrier_check(

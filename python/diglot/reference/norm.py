@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from diglot.reference.compute_eps import compute_eps
-from diglot.tools.specs import Expected, OpSpec, Option, nbytes
+from diglot.reference.specs import Expected, OpSpec, Option, nbytes
 
 PIECE_ELEMENTS = 1 << 24  # a few float64 copies of a piece exist at a time
 

@@ -13,6 +13,7 @@ import torch
 
 from diglot.backends import explain, record_runs
 from diglot.backends.registry import BACKENDS, is_interpreted
+from diglot.reference.specs import Expected, OpSpec, as_tuple, find_spec, nbytes
 from diglot.tools import measure
 from diglot.tools.accuracy import (
     Agreement,
@@ -32,7 +33,6 @@ from diglot.tools.resources import (
     TensorLike,
     kernels_of_calls,
 )
-from diglot.tools.specs import Expected, OpSpec, as_tuple, find_spec, nbytes
 
 
 class _Case:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from diglot.tools.specs import OpSpec
+from diglot.reference.specs import OpSpec
 
 SUFFIXES = (".npy", ".safetensors", ".pt", ".pth")
 

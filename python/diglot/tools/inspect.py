@@ -17,8 +17,9 @@ from typing import Any
 
 import torch
 
+from diglot.files import check_writable, writing
+from diglot.reference.specs import find_call
 from diglot.tools import cuda_library
-from diglot.tools.files import check_writable, writing
 from diglot.tools.machine_code import ResourcesUnavailable, dump, read_listing
 from diglot.tools.occupancy import Occupancy, find_limits, occupancy
 from diglot.tools.resources import (
@@ -32,7 +33,6 @@ from diglot.tools.resources import (
     kernels_of_calls,
 )
 from diglot.tools.sources import Source, source_of
-from diglot.tools.specs import find_call
 
 # What a language's compiler leaves of a kernel, in order, beside what is told of it: "resources".
 STAGES = {"cuda": ("ptx", "cubin", "sass"), "triton": (*TRITON_STAGES, "sass")}

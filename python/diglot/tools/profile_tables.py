@@ -2,47 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
+from itertools import islice
 
 from diglot.tools.flame import duration
-from diglot.tools.trace import Row, Trace
+from diglot.tools.module_costs import ModuleCost
+from diglot.tools.trace import Trace
 
 NAME_WIDTH, KERNEL_WIDTH = 80, 60
-
-
-def span_table(rows: Iterable[Row], limit: int, has_device: bool) -> list[str]:
-    """Rows as text."""
-    columns: Mapping[str, Callable[[Row], str]] = {
-        **({"GPU": lambda r: duration(r.device_us)} if has_device else {}),
-        **({"GPU self": lambda r: duration(r.device_self_us)} if has_device else {}),
-        "CPU": lambda r: "–" if r.is_kernel else duration(r.cpu_us),
-        "CPU self": lambda r: "–" if r.is_kernel else duration(r.cpu_self_us),
-        "allocated": lambda r: _bytes(r.allocated),
-        "calls": lambda r: str(r.calls),
-    }
-    rows = list(rows)
-    names = [_cut(f"{r.name} {r.shapes}".strip()) for r in rows[:limit]]
-    width = max([4, *map(len, names)])
-    lines = [f"{'name':{width}}" + "".join(f"  {title:>9}" for title in columns)]
-    for name, row in zip(names, rows, strict=False):
-        lines.append(f"{name:{width}}" + "".join(f"  {cell(row):>9}" for cell in columns.values()))
-    if len(rows) > limit:
-        lines.append(f"and {len(rows) - limit} more")
-    return lines
+MOST_KERNELS = 3  # of an operator, that are named
 
 
 def launch_table(trace: Trace, limit: int) -> list[str]:
     """Kernels by scope and by operator as text."""
     what = "kernels" if trace.has_device else "operators that compute"
     found = [*trace.kernels_by_scope().items(), *trace.kernels_by_op().items()]
-    names = [_cut(name) for name, _ in found[:limit]]
-    width = max([16, *map(len, names)])
-    lines = [f"{'scope or operator':{width}}  {'calls':>6}  {'per call':>8}  {what}"]
-    for name, (_, of) in zip(names, found, strict=False):
-        kernels = ", ".join(f"{n} {_cut(k, KERNEL_WIDTH)}" for k, n in of.kernels.most_common(3))
-        more = f", and {len(of.kernels) - 3} others" if len(of.kernels) > 3 else ""
-        lines.append(f"{name:{width}}  {of.calls:>6}  {of.per_call:>8.3g}  {kernels}{more}")
-    return lines
+    body = []
+    for name, launches in found[:limit]:
+        common = launches.kernels.most_common(MOST_KERNELS)
+        kernels = ", ".join(f"{count} {_cut(kernel, KERNEL_WIDTH)}" for kernel, count in common)
+        others = len(launches.kernels) - len(common)
+        more = f", and {others} others" if others else ""
+        body.append([name, str(launches.calls), f"{launches.per_call:.3g}", kernels + more])
+    return _table("<>><", ["scope or operator", "calls", "per call", what], body)
+
+
+def module_table(costs: Mapping[str, ModuleCost], limit: int, has_device: bool) -> list[str]:
+    """Modules as text, in the order in which they were called."""
+    where = "GPU" if has_device else "CPU"
+    titles = ["module", "calls", f"forward, {where}", "backward", "launches", "allocated"]
+    body = [
+        [
+            name,
+            str(cost.calls),
+            duration(cost.forward_us),
+            duration(cost.backward_us) if cost.backward_us else "–",
+            str(cost.launches),
+            _bytes(cost.allocated),
+        ]
+        for name, cost in islice(costs.items(), limit)
+    ]
+    lines = _table("<>>>>>", titles, body)
+    return [*lines, f"and {len(costs) - limit} more"] if len(costs) > limit else lines
+
+
+def _table(alignment: str, titles: list[str], body: list[list[str]]) -> list[str]:
+    """Columns side by side; `alignment` has "<" or ">" for each."""
+    rows = [titles, *([_cut(name), *cells] for name, *cells in body)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            f"{cell:{side}{width}}"
+            for cell, side, width in zip(row, alignment, widths, strict=True)
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def _bytes(count: float) -> str:

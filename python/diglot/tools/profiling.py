@@ -15,6 +15,8 @@ import time
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import asdict
+from json import dumps
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -23,13 +25,16 @@ import torch
 
 from diglot.backends.registry import INTERPRET, load_triton, triton_interprets
 from diglot.backends.runs import mark_runs
+from diglot.files import check_writable, writing
 from diglot.tools import flame, measure
-from diglot.tools.files import check_writable, writing
+from diglot.tools.module_costs import ModuleCost
+from diglot.tools.module_scopes import module_scopes
 from diglot.tools.profile_engines import ENGINES, HAVE_STACKS, HAVE_TRACE, Engine, TorchEngine
-from diglot.tools.profile_tables import span_table
 from diglot.tools.trace import Launches
 
 ROWS = 20
+SCHEMA = "diglot.profile"
+SCHEMA_VERSION = 1
 
 
 class profile:
@@ -51,11 +56,16 @@ class profile:
         tensorboard: folder to write a trace for TensorBoard into (engine "torch").
         flame: flame graph to write, an .svg file (not engine "nvtx").
         stacks: text file to write with the same times, a line per stack (not engine "nvtx").
+        json: file to write with numbers of modules, operators and scopes (engine "torch").
+        modules: whether every call of a `torch.nn.Module` has a scope with its name, such as
+            "encoder.layer.0.attention". A scope takes some microseconds on the host.
         frames: whether to record Python's frames (engine "torch"). That costs host time, and some
             kilobytes of memory per function call. By default yes, unless Triton interprets
             kernels, with very many calls.
         rows: the number of rows of the tables that `str` gives.
         by_shape: whether tables have a row per shape of inputs (engine "torch").
+        by_module: whether flame graph and stacks are of modules and operators instead of Python's
+            frames (engine "torch"). Backward passes stand below the modules that they belong to.
         force: whether to overwrite files.
 
     Raises:
@@ -77,25 +87,33 @@ class profile:
         tensorboard: str | Path | None = None,
         flame: str | Path | None = None,
         stacks: str | Path | None = None,
+        json: str | Path | None = None,
+        modules: bool = True,
         frames: bool | None = None,
         rows: int = ROWS,
         by_shape: bool = False,
+        by_module: bool = False,
         force: bool = False,
     ) -> None:
         if engine not in ENGINES:
             raise ValueError(f"engine must be one of {', '.join(ENGINES)}, not {engine!r}")
         if warmup < 0 or rows < 1:
             raise ValueError("warmup must be at least 0, and rows at least 1")
-        if by_shape and engine not in HAVE_TRACE:
-            raise ValueError(f"by_shape: engine {engine!r} has no shapes; {HAVE_TRACE[0]} has")
+        if engine not in HAVE_TRACE:
+            if by_shape:
+                raise ValueError(f"by_shape: engine {engine!r} has no shapes; {HAVE_TRACE[0]} has")
+            if by_module:
+                raise ValueError(f"by_module: engine {engine!r} cannot; {HAVE_TRACE[0]} can")
         self._engine_name, self._force = engine, force
-        self._rows, self._by_shape = rows, by_shape
+        self._rows, self._by_shape, self._by_module = rows, by_shape, by_module
+        self._modules = modules
         self._outputs: dict[str, Path] = {}
         for name, path, engines in (
             ("trace", trace, HAVE_TRACE),
             ("tensorboard", tensorboard, HAVE_TRACE),
             ("flame", flame, HAVE_STACKS),
             ("stacks", stacks, HAVE_STACKS),
+            ("json", json, HAVE_TRACE),
         ):
             if path is None:
                 continue
@@ -122,6 +140,8 @@ class profile:
         with contextlib.ExitStack() as stack:
             self._engine = ENGINES[self._engine_name](Path(self._folder), self._frames)
             stack.enter_context(mark_runs(self._engine.scope))
+            if self._modules:
+                stack.enter_context(module_scopes(self._engine.scope))
             if self._warmup == 0:
                 self._start()
             self._marks = stack.pop_all()
@@ -229,9 +249,8 @@ class profile:
         return self._torch().profiler
 
     def table(self, rows: int = ROWS, *, by_shape: bool = False) -> str:
-        """Operators, scopes and kernels, by time on the GPU, or without one on the CPU."""
-        trace = self._torch().trace
-        return "\n".join(span_table(trace.rows(by_shape), rows, trace.has_device))
+        """PyTorch's table of operators, scopes and kernels, by time on the GPU, else on the CPU."""
+        return self._torch().table(rows, by_shape)
 
     def kernels_by_op(self) -> dict[str, Launches]:
         """Kernels by operator: which ran, how often, and how many to a call (engine "torch").
@@ -246,9 +265,13 @@ class profile:
         """The same by the scopes that the user named."""
         return self._torch().trace.kernels_by_scope()
 
+    def modules(self) -> dict[str, ModuleCost]:
+        """What modules cost, by name, in the order in which they were called (engine "torch")."""
+        return self._torch().modules.costs
+
     def stacks(self) -> dict[tuple[str, ...], float]:
-        """Microseconds by stack, outermost frame first: on the GPU, or without one on the CPU."""
-        return self._finished().stacks()
+        """Microseconds by stack, outermost first: on the GPU, or without one on the CPU."""
+        return self._finished().stacks(self._by_module)
 
     def save_trace(self, path: str | Path, force: bool = False) -> None:
         """Writes a Chrome trace, for chrome://tracing or ui.perfetto.dev."""
@@ -268,13 +291,27 @@ class profile:
 
     def save_flame(self, path: str | Path, force: bool = False) -> None:
         """Writes a flame graph, as SVG."""
-        engine = self._finished()
         where = "GPU" if self._is_of_device() else "CPU"
-        _write(path, flame.render(engine.stacks(), f"Time on the {where} by stack"), force)
+        what = "module" if self._by_module else "stack"
+        _write(path, flame.render(self.stacks(), f"Time on the {where} by {what}"), force)
 
     def save_stacks(self, path: str | Path, force: bool = False) -> None:
         """Writes the stacks as text, `a;b;c 12` in microseconds, which other renderers read."""
-        _write(path, flame.folded(self._finished().stacks()), force)
+        _write(path, flame.folded(self.stacks()), force)
+
+    def save_json(self, path: str | Path, force: bool = False) -> None:
+        """Writes what modules cost, and kernels by operator and by scope, as JSON."""
+        trace, costs = self._torch().trace, self.modules()
+        content = {
+            "schema": SCHEMA,
+            "schema_version": SCHEMA_VERSION,
+            "times": "GPU" if trace.has_device else "CPU",
+            "notes": self.notes,
+            "modules": {name: asdict(cost) for name, cost in costs.items()},
+            "operators": {name: of.as_dict() for name, of in trace.kernels_by_op().items()},
+            "scopes": {name: of.as_dict() for name, of in trace.kernels_by_scope().items()},
+        }
+        _write(path, dumps(content, indent=1) + "\n", force)
 
     def _is_of_device(self) -> bool:
         engine = self._finished()

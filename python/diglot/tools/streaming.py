@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from diglot.files import check_writable, writing
 from diglot.pipeline.arguments import numpy_dtype
-from diglot.tools.files import check_writable, writing
 
 UNITS = {"": 1, "b": 1} | {
     f"{prefix}{unit}": base**power

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from diglot.backends.runs import MARK
+from diglot.tools.module_scopes import PREFIX
 
 # Kinds of spans, by the categories of events in the trace.
 KINDS = {
@@ -50,12 +51,13 @@ class Span:
     """What a thread of the host did from one time to another.
 
     Attributes:
-        name: of an operator, such as "aten::mm", of a scope of the user's, of one of Python's
-            frames, or of a call of the CUDA runtime.
-        kind: "operator", "scope", "frame" or "call".
+        name: of an operator, such as "aten::mm", of a module, of a scope of the user's, of one of
+            Python's frames, or of a call of the CUDA runtime.
+        kind: "operator", "module", "scope", "frame" or "call".
         begin_us: when it began.
         end_us: when it ended.
-        shapes: of an operator's inputs, as text.
+        sequence: the number of the node of autograd's graph that an operator makes or evaluates.
+        is_backward: whether it evaluates one.
         parent: what it is part of.
         self_us: its time without that of its parts.
         allocated: bytes of memory allocated by itself and not by its parts; freed bytes do not
@@ -66,7 +68,8 @@ class Span:
     kind: str
     begin_us: float
     end_us: float
-    shapes: str = ""
+    sequence: int | None = None
+    is_backward: bool = False
     parent: Span | None = None
     self_us: float = field(default=0.0, repr=False)
     allocated: int = 0
@@ -121,6 +124,10 @@ class Launches:
         """Kernels for each call."""
         return self.kernels.total() / self.calls
 
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"calls": self.calls, "kernels": dict(self.kernels)}
+
 
 class Trace:
     """What a trace holds.
@@ -143,12 +150,14 @@ class Trace:
             elif category in DEVICE_WORK:
                 work.append(event)
             elif category in KINDS and event.get("ph") == "X":
+                is_module = category == "user_annotation" and event["name"].startswith(PREFIX)
                 span = Span(
                     event["name"],
-                    KINDS[category],
+                    "module" if is_module else KINDS[category],
                     event["ts"],
                     event["ts"] + event["dur"],
-                    _shapes(arguments),
+                    arguments.get("Sequence number"),
+                    arguments.get("Fwd thread id", 0) > 0,
                 )
                 threads[event["pid"], event["tid"]].append((span.begin_us, -span.us, span))
                 if span.kind == "call":
@@ -225,11 +234,11 @@ class Trace:
 
     def kernels_by_op(self) -> dict[str, Launches]:
         """Kernels by the operator that launched them: a launcher of diglot's, or the outermost."""
-        calls = Counter(_short(s.name) for s in self.spans if _operator_of(s) is s)
+        calls = Counter(short(s.name) for s in self.spans if operator_of(s) is s)
         launched: dict[str, Counter[str]] = defaultdict(Counter)
         for kernel in self.kernels:
-            span = kernel.launched_by and _operator_of(kernel.launched_by)
-            launched[_short(span.name) if span else "(no operator)"][kernel.name] += 1
+            span = kernel.launched_by and operator_of(kernel.launched_by)
+            launched[short(span.name) if span else "(no operator)"][kernel.name] += 1
         return {name: Launches(calls[name] or 1, of) for name, of in launched.items()}
 
     def kernels_by_scope(self) -> dict[str, Launches]:
@@ -265,84 +274,12 @@ class Trace:
                     times[own] += span.self_us
         return {stack: us for stack, us in times.items() if us > 0}
 
-    def rows(self, by_shape: bool = False) -> list[Row]:
-        """What ran, by name (and shapes), the longest first: by time on the GPU, else on the CPU.
 
-        Python's frames are not among them: `stacks` has those.
-        """
-        rows: dict[tuple[str, str], Row] = {}
-
-        def row(name: str, shapes: str = "") -> Row:
-            key = (name, shapes if by_shape else "")
-            return rows.setdefault(key, Row(*key))
-
-        for span in self.spans:
-            if span.kind == "frame":
-                continue
-            of = row(span.name, span.shapes)
-            around = [s for s in span.with_ancestors() if s.kind != "frame"][1:]
-            of.calls += 1
-            of.cpu_self_us += span.us
-            of.allocated += span.allocated
-            if around:
-                row(around[0].name, around[0].shapes).cpu_self_us -= span.us
-            if all(row(s.name, s.shapes) is not of for s in around):  # nor twice where it recurs
-                of.cpu_us += span.us
-        for kernel in self.kernels if self.has_device else ():
-            row(kernel.name).count(kernel.us)
-            spans = kernel.launched_by.with_ancestors() if kernel.launched_by else ()
-            launching = [row(s.name, s.shapes) for s in spans if s.kind in ("operator", "scope")]
-            if launching:
-                launching[0].device_self_us += kernel.us
-            for of in {id(of): of for of in launching}.values():
-                of.device_us += kernel.us
-        by = "device_us" if self.has_device else "cpu_us"
-        return sorted(rows.values(), key=lambda of: getattr(of, by), reverse=True)
-
-
-@dataclass
-class Row:
-    """What all spans or kernels of one name took together, in microseconds.
-
-    Attributes:
-        name: the name.
-        shapes: of the inputs, where rows are by shape.
-        calls: how many there were.
-        cpu_us: time on the host; what is inside another of the same name counts once.
-        cpu_self_us: without that of other rows inside.
-        device_us: time on the device, of all that was launched inside.
-        device_self_us: of what was launched by itself.
-        allocated: bytes of memory that were allocated by itself.
-        is_kernel: whether it ran on the device.
-    """
-
-    name: str
-    shapes: str = ""
-    calls: int = 0
-    cpu_us: float = 0.0
-    cpu_self_us: float = 0.0
-    device_us: float = 0.0
-    device_self_us: float = 0.0
-    allocated: int = 0
-    is_kernel: bool = False
-
-    def count(self, us: float) -> None:
-        """Adds a kernel's run."""
-        self.is_kernel = True
-        self.calls += 1
-        self.device_us += us
-        self.device_self_us += us
-
-
-def _shapes(arguments: dict[str, Any]) -> str:
-    return str(arguments["Input Dims"]).replace(" ", "") if "Input Dims" in arguments else ""
-
-
-def _short(name: str) -> str:
+def short(name: str) -> str:
     return name.removeprefix(BACKWARD)
 
 
-def _operator_of(span: Span) -> Span | None:
+def operator_of(span: Span) -> Span | None:
     """What counts as the operator that a span belongs to."""
     around = list(span.with_ancestors())
     own = [s for s in around if s.is_own]

@@ -1,5 +1,5 @@
 """The norm of many gradients as of one vector, and their scaling by it, in one launch: kernel and
-launcher. Twin of csrc/ops/clip_grad_norm.cu.
+launcher. Twin of csrc/ops/clip_grad_norm_.cu.
 """
 
 import math

@@ -11,7 +11,7 @@ from clipping import check, clip, copies, draw, with_grads
 
 import diglot
 from diglot.backends import scratch
-from diglot.reference.clip_grad_norm import clip_grad_norm_oracle
+from diglot.reference.clip_grad_norm_ import clip_grad_norm_oracle
 
 pytestmark = pytest.mark.gpu
 

@@ -9,9 +9,10 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from diglot.cli.common import (
+from diglot_cli.common import (
     check_files,
     find_device,
+    interpret_without_gpu,
     make_console,
     one_line_errors,
     op_options,
@@ -64,6 +65,7 @@ def compare(op: str, **arguments: Any) -> None:
     diglot compares each backend's output with a float64 oracle and with the others' outputs. On a
     GPU it times each against a device copy. It also inspects the compiled kernels.
     """
+    interpret_without_gpu()
     with one_line_errors():
         _compare(op, **arguments)
 
@@ -89,9 +91,9 @@ def _compare(
     force: bool,
 ) -> None:
     from diglot.backends.registry import BACKENDS, is_interpreted
+    from diglot.reference.specs import find_spec
     from diglot.tools import compare as comparing
     from diglot.tools import inputs
-    from diglot.tools.specs import find_spec
 
     # Everything that can be known to be wrong is told before anything is computed.
     spec = find_spec(op)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 
-from diglot.cli.common import check_files, make_console, one_line_errors
+from diglot_cli.common import check_files, command, make_console
 
 
-@click.command()
+@command()
 @click.argument("results", nargs=-1, required=True)
 @click.option(
     "-o",
@@ -28,18 +27,13 @@ from diglot.cli.common import check_files, make_console, one_line_errors
     "sources as stale.",
 )
 @click.option("--force", is_flag=True, help="Overwrite the page.")
-def report(**arguments: Any) -> None:
+def report(*, results: tuple[str, ...], output: str, sources: str, force: bool) -> None:
     """Make a page of RESULTS: files of benchmarks and GPU tests, or folders of them.
 
     The page is one HTML file that needs no network. It has a roofline, speed against size, a
     ranking, missed bars, and every measurement in sortable tables.
     """
-    with one_line_errors():
-        _report(**arguments)
-
-
-def _report(*, results: tuple[str, ...], output: str, sources: str, force: bool) -> None:
-    from diglot.tools.files import writing
+    from diglot.files import writing
     from diglot.tools.report import read, render
 
     files = [name for name in results if not Path(name).is_dir()]

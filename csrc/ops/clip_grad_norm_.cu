@@ -1,5 +1,5 @@
 // The norm of many gradients as of one vector, and their scaling by it, in one launch: kernel,
-// launcher, registration. Twin of triton_ops/clip_grad_norm.py.
+// launcher, registration. Twin of triton_ops/clip_grad_norm_.py.
 #include <limits>
 #include <stdexcept>
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import signal
@@ -33,21 +34,37 @@ class Failure(click.ClickException):
 @contextmanager
 def one_line_errors() -> Iterator[None]:
     """Turns what users can cause into one line."""
-    from diglot.backends import BackendUnavailable
-    from diglot.tools.inputs import is_out_of_memory, tell_out_of_memory
-
     try:
         yield
     except BrokenPipeError:  # who read the output has gone: click ends in silence
         raise
     except ImportError as error:
         raise Failure(str(error)) from error
-    except (ValueError, TypeError, BackendUnavailable, OSError) as error:
+    except (ValueError, TypeError, OSError) as error:
         raise Failure(" ".join(str(error).split())) from error
     except (RuntimeError, MemoryError) as error:
+        from diglot.backends import BackendUnavailable
+        from diglot.tools.inputs import is_out_of_memory, tell_out_of_memory
+
+        if isinstance(error, BackendUnavailable):
+            raise Failure(" ".join(str(error).split())) from error
         if not is_out_of_memory(error):
             raise
         raise Failure(tell_out_of_memory(error)) from error
+
+
+def command(**settings: Any) -> Callable[[Callable[..., Any]], click.Command]:
+    """Decorator: a command of click's whose function may raise what `one_line_errors` turns."""
+
+    def decorate(function: Callable[..., Any]) -> click.Command:
+        @functools.wraps(function)
+        def run(**arguments: Any) -> None:
+            with one_line_errors():
+                function(**arguments)
+
+        return click.command(**settings)(run)
+
+    return decorate
 
 
 @contextmanager
@@ -150,7 +167,7 @@ def check_files(read: Iterable[str | None], written: dict[str, str | None], forc
 
     `read` are the names of inputs, and `written` the names of outputs, by option.
     """
-    from diglot.tools.files import check_writable
+    from diglot.files import check_writable
 
     options = {os.path.realpath(name): "--input" for name in read if name is not None}
     for option, name in written.items():
@@ -209,19 +226,8 @@ def show_progress(console: Console, announcement: str) -> Iterator[Callable[[str
 
 
 def interpret_without_gpu() -> None:
-    """Starts this command again with interpreters on, where there is no GPU to run it.
-
-    Triton decides when it is imported, which it has been by now, so setting the variable is too
-    late for this process.
-    """
+    """Has kernels interpreted, where there is no GPU to run them: before diglot is imported."""
     import torch
 
-    if "DIGLOT_INTERPRET" in os.environ or torch.cuda.is_available():
-        return
-    os.environ["DIGLOT_INTERPRET"] = "1"
-    # Until `main` is reached, which takes seconds, Ctrl-C ends the process without a traceback.
-    start = (
-        "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL); "
-        "from diglot.cli import main; main()"
-    )
-    os.execv(sys.executable, [sys.executable, "-c", start, *sys.argv[1:]])
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DIGLOT_INTERPRET", "1")

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from diglot.tools.specs import CallSpec
+from diglot.reference.specs import CallSpec
 
 EPSILON = 1e-6
 

@@ -203,7 +203,7 @@ def _launch(
     total = torch.empty((), dtype=dtype, device=device)
     run(
         backend,
-        "clip_grad_norm",
+        "clip_grad_norm_",
         "clip_grad_norm",
         grads,
         rows,

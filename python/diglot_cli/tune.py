@@ -21,12 +21,12 @@ from rich.progress import (
     track,
 )
 
-from diglot.cli.common import ended_as_interrupted, make_console, one_line_errors, print_table
+from diglot_cli.common import command, ended_as_interrupted, make_console, print_table
 
 DEFAULT_SHAPES = ("4096x4096",)
 
 
-@click.command()
+@command()
 @click.argument("ops", metavar="OP...", nargs=-1, required=True)
 @click.option(
     "--shape", "shapes", metavar="SHAPE", multiple=True, help="Such as 4096x18432; repeatable."
@@ -65,17 +65,8 @@ DEFAULT_SHAPES = ("4096x4096",)
     help="Time chosen plans against a search's best, at 12 random shapes; keep nothing.",
 )
 @click.option("--results", metavar="DIR", help="Folder for --judge: a file per op.")
-def tune(ops: tuple[str, ...], **arguments: Any) -> None:
-    """Measure the plans of ops on this GPU, and keep the times for later calls.
-
-    Every plan runs in a CUDA graph, in turns with the others, on a cold L2 cache. Its results are
-    compared with those of the planner's own plan.
-    """
-    with one_line_errors(), ended_as_interrupted():
-        _tune(ops, **arguments)
-
-
-def _tune(
+@ended_as_interrupted()
+def tune(
     ops: tuple[str, ...],
     *,
     shapes: tuple[str, ...],
@@ -91,6 +82,11 @@ def _tune(
     judge: int | None,
     results: str | None,
 ) -> None:
+    """Measure the plans of ops on this GPU, and keep the times for later calls.
+
+    Every plan runs in a CUDA graph, in turns with the others, on a cold L2 cache. Its results are
+    compared with those of the planner's own plan.
+    """
     from diglot.bench import chosen_plans, models
     from diglot.bench.reports import make_report, save
     from diglot.bench.running import describe
@@ -134,8 +130,8 @@ def _tune(
         _print_status([choice for *_, make in calls for choice in choices_of(make())])
         return
     if jobs > 0:
-        command = [sys.executable, "-m", "diglot.cli", *sys.argv[1:]]
-        workers = [subprocess.Popen([*command, "--part", str(i)]) for i in range(jobs)]
+        again = [sys.executable, "-m", "diglot_cli", *sys.argv[1:]]
+        workers = [subprocess.Popen([*again, "--part", str(i)]) for i in range(jobs)]
         for worker in workers:
             worker.wait()
     if device is not None:

@@ -1,4 +1,8 @@
-"""The command line: `diglot COMMAND`, each command in a file of its name."""
+"""The command line: `diglot COMMAND`, each command in a file of its name.
+
+It lies outside the package `diglot`, which imports PyTorch: help, version and completion of the
+shell answer without either. A command imports them when it runs.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ MISSING = 'error: the command line needs {}: pip install "diglot[tools]"'
 try:
     import click
 
-    from diglot.cli.common import interpret_without_gpu, usage_errors
+    from diglot_cli.common import usage_errors
 except ImportError as missing:
     print(MISSING.format(missing.name), file=sys.stderr)
     raise SystemExit(2) from None
@@ -30,7 +34,7 @@ class _Group(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        return getattr(importlib.import_module(f"diglot.cli.{cmd_name}"), cmd_name)
+        return getattr(importlib.import_module(f"diglot_cli.{cmd_name}"), cmd_name)
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         with usage_errors():
@@ -46,7 +50,14 @@ class _Group(click.Group):
 )
 @click.version_option(package_name="diglot", message="%(package)s %(version)s")
 def app() -> None:
-    """PyTorch ops written twice by hand, in CUDA C++ and in Triton."""
+    """PyTorch ops written twice by hand, in CUDA C++ and in Triton.
+
+    \b
+    Completion in the shell, by a line of its start-up file:
+      bash   eval "$(_DIGLOT_COMPLETE=bash_source diglot)"
+      zsh    eval "$(_DIGLOT_COMPLETE=zsh_source diglot)"
+      fish   _DIGLOT_COMPLETE=fish_source diglot | source
+    """
 
 
 def main() -> None:
@@ -55,11 +66,4 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # where the encoding has no µ or –
-    if not {"-h", "--help"} & set(sys.argv):
-        if sys.argv[1:2] == ["compare"] or (
-            # Kernels that are asked for; otherwise PyTorch's run.
-            sys.argv[1:2] == ["stream"]
-            and {"cuda", "triton", "--backend=cuda", "--backend=triton"} & set(sys.argv)
-        ):
-            interpret_without_gpu()
     app(prog_name="diglot")

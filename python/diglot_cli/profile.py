@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import click
 
-from diglot.cli.common import check_files, one_line_errors
+from diglot_cli.common import check_files, command
 
 TAKES_VALUE = ("-W", "-X")  # of Python's own options
 # Until the script runs, Ctrl-C ends the process without a traceback.
@@ -22,8 +22,8 @@ START = (
 )
 
 
-@click.command(context_settings={"allow_interspersed_args": False})
-@click.argument("command", nargs=-1, required=True, metavar="[python] SCRIPT|-m MODULE [ARGS]...")
+@command(context_settings={"allow_interspersed_args": False})
+@click.argument("words", nargs=-1, required=True, metavar="[python] SCRIPT|-m MODULE [ARGS]...")
 @click.option(
     "--engine",
     default="torch",
@@ -35,6 +35,10 @@ START = (
 @click.option("--tensorboard", metavar="DIR", help="Write a trace for TensorBoard into a folder.")
 @click.option("--flame", metavar="FILE", help="Draw a flame graph, an .svg file.")
 @click.option("--stacks", metavar="FILE", help="Write the flame graph as text, a line per stack.")
+@click.option("--json", metavar="FILE", help="Write numbers of modules, operators and scopes.")
+@click.option(
+    "--modules/--no-modules", default=True, help="A scope per call of a module. Default: yes."
+)
 @click.option(
     "--frames/--no-frames",
     default=None,
@@ -51,8 +55,9 @@ START = (
     help="Rows of the tables.",
 )
 @click.option("--by-shape", is_flag=True, help="Show a row per shape of an operator's inputs.")
+@click.option("--by-module", is_flag=True, help="Flame graph and stacks of modules, not frames.")
 @click.option("--force", is_flag=True, help="Overwrite files.")
-def profile(command: tuple[str, ...], **options: Any) -> None:
+def profile(words: tuple[str, ...], **options: Any) -> NoReturn:
     """Profile a Python script: diglot profile -- python script.py.
 
     The tables show operators and kernels by time, and how many kernels each operator launched.
@@ -60,13 +65,8 @@ def profile(command: tuple[str, ...], **options: Any) -> None:
     diglot.profile or diglot.profile_call in the script. The command keeps the script's output and
     exit status.
     """
-    with one_line_errors():
-        _profile(command, options)
-
-
-def _profile(command: tuple[str, ...], options: dict[str, Any]) -> NoReturn:
-    python, kind, target, arguments = split(command)
-    written = {f"--{name}": options[name] for name in ("trace", "flame", "stacks")}
+    python, kind, target, arguments = split(words)
+    written = {f"--{name}": options[name] for name in ("trace", "flame", "stacks", "json")}
     check_files([], written, options["force"])
     if kind == "script" and not Path(target).is_file():
         raise ValueError(f"there is no script {target}")

@@ -25,8 +25,8 @@ from diglot.bench.harness import (
     share_of_copy,
     speed_over_torch,
 )
+from diglot.reference.specs import Expected, nbytes
 from diglot.tools.accuracy import measure_error
-from diglot.tools.specs import Expected, nbytes
 
 DTYPES = (torch.float32, torch.bfloat16)
 SMALL, GPT2, LARGE = "fits L2", "GPT-2 small", "2 GB"
@@ -93,7 +93,7 @@ def _error(case: Case, grads: Tensors, call: Call) -> ErrorOf:
 
 
 benchmark = Benchmark(
-    op="clip_grad_norm",
+    op="clip_grad_norm_",
     cases=[
         *(
             _case(name, dtype, timer)

@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.syntax import Syntax
 from rich.table import Table
 
-from diglot.cli.common import (
+from diglot_cli.common import (
     Failure,
     make_console,
     one_line_errors,

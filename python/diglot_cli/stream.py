@@ -7,10 +7,16 @@ from typing import Any
 
 import click
 
-from diglot.cli.common import check_files, make_console, one_line_errors, parse_number
+from diglot_cli.common import (
+    check_files,
+    command,
+    interpret_without_gpu,
+    make_console,
+    parse_number,
+)
 
 
-@click.command()
+@command()
 @click.argument("op")
 @click.option(
     "--input",
@@ -51,18 +57,7 @@ from diglot.cli.common import check_files, make_console, one_line_errors, parse_
 @click.option("--report", metavar="FILE", help="Write a timeline of the run as JSON.")
 @click.option("--plot", metavar="FILE", help="Draw the timeline, as .png or .svg.")
 @click.option("--force", is_flag=True, help="Overwrite files.")
-def stream(op: str, **arguments: Any) -> None:
-    """Run OP, such as gelu, over arrays in files that may be larger than memory, chunk by chunk.
-
-    The files are mapped, not read at once. While the device computes a chunk, the next one is
-    copied to it and the one before is copied back. The rows of OP, along the first dimension, must
-    not depend on each other. layer_norm and rms_norm are over the last dimension, without weights.
-    """
-    with one_line_errors():
-        _stream(op, **arguments)
-
-
-def _stream(
+def stream(
     op: str,
     *,
     paths: tuple[str, ...],
@@ -77,6 +72,14 @@ def _stream(
     force: bool,
     **texts: str | None,
 ) -> None:
+    """Run OP, such as gelu, over arrays in files that may be larger than memory, chunk by chunk.
+
+    The files are mapped, not read at once. While the device computes a chunk, the next one is
+    copied to it and the one before is copied back. The rows of OP, along the first dimension, must
+    not depend on each other. layer_norm and rms_norm are over the last dimension, without weights.
+    """
+    if backend in ("cuda", "triton"):  # else PyTorch's own kernels run
+        interpret_without_gpu()
     import diglot
     from diglot.tools import streaming
 

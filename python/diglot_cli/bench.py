@@ -9,7 +9,7 @@ from typing import Any
 import click
 from rich.console import Console
 
-from diglot.cli.common import (
+from diglot_cli.common import (
     check_files,
     ended_as_interrupted,
     make_console,

@@ -15,8 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import diglot
 from diglot.backends import chunk_table
-from diglot.ops import clip_grad_norm as op
-from diglot.reference.clip_grad_norm import clip_grad_norm_oracle
+from diglot.reference.clip_grad_norm_ import clip_grad_norm_oracle
+
+op = sys.modules["diglot.ops.clip_grad_norm_"]  # diglot.ops.clip_grad_norm_ names the function
 
 NORM_TYPES = [1.0, 2.0, math.inf]
 CHUNK = 16384  # bytes, of tensors as small as these
@@ -273,8 +274,8 @@ COMPILED = """
 import sys, torch
 from diglot.tools.resources import compile_triton
 from diglot.backends.tunables import tunables
-from diglot.triton_ops.clip_grad_norm import NORMS
-from diglot.triton_ops.clip_grad_norm import clip_grad_norm_phases as phases
+from diglot.triton_ops.clip_grad_norm_ import NORMS
+from diglot.triton_ops.clip_grad_norm_ import clip_grad_norm_phases as phases
 from diglot.triton_ops.launch.plan import Specialization
 
 WARPS = tunables().read("clip_grad_norm.triton.warps")

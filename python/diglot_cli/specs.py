@@ -12,7 +12,7 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
-from diglot.cli.common import check_files, find_device, make_console, one_line_errors, show_progress
+from diglot_cli.common import check_files, command, find_device, make_console, show_progress
 
 if TYPE_CHECKING:
     from diglot.tools.ceilings import Ceiling, Ceilings
@@ -25,7 +25,7 @@ FOOTNOTES = """\
 as quoted: the document was not read, only what others quote of it"""
 
 
-@click.command()
+@command()
 @click.option(
     "--measure", is_flag=True, help="Measure the ceilings of this machine's GPU, and save them."
 )
@@ -37,20 +37,15 @@ as quoted: the document was not read, only what others quote of it"""
 )
 @click.option("--force", is_flag=True, help="Overwrite the file of --output.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def specs(**arguments: Any) -> None:
+def specs(
+    *, measure: bool, device: str | None, output: str | None, force: bool, as_json: bool
+) -> None:
     """Show GPUs' data sheets, and the measured ceilings of this machine's GPU.
 
     --measure times copies, reads and writes of device memory, matrix products, and copies from and
     to the host. `diglot stream` and `diglot report` read these ceilings. `diglot bench` measures
     its own in the same run as the ops.
     """
-    with one_line_errors():
-        _specs(**arguments)
-
-
-def _specs(
-    *, measure: bool, device: str | None, output: str | None, force: bool, as_json: bool
-) -> None:
     from diglot.tools import ceilings
     from diglot.tools.device import query
     from diglot.tools.gpus import find_gpu, gpus
@@ -111,7 +106,7 @@ def _measure(where: Any, facts: DeviceFacts, path: Path, named: bool) -> Ceiling
 
 
 def _save(measured: Ceilings, path: Path) -> None:
-    from diglot.tools.files import writing
+    from diglot.files import writing
 
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)

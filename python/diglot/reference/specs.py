@@ -1,6 +1,6 @@
 """What the tools know of an op: a record, which stands beside the op's oracle.
 
-`diglot.reference.<op>.SPEC` is the record of `diglot.<op>`; nothing else in the tools names an op.
+`diglot.reference.<op>.SPEC` is the record of `diglot.<op>`; no tool names an op.
 What is not an op of tensors alone, of which no tool could judge the result, has a `CallSpec` there.
 """
 
@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+
+from diglot.names import unknown_name
 
 
 @dataclass(frozen=True)
@@ -138,11 +140,11 @@ def nbytes(tensor: torch.Tensor) -> int:
 
 @functools.cache
 def _records() -> dict[str, CallSpec]:
-    """Of every op, by the name of its files."""
+    """The records of all ops, by name."""
     package = importlib.import_module("diglot.reference")
     names = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
     modules = {name: importlib.import_module(f"{package.__name__}.{name}") for name in names}
-    return {name: of.SPEC for name, of in modules.items() if hasattr(of, "SPEC")}
+    return {name: module.SPEC for name, module in modules.items() if hasattr(module, "SPEC")}
 
 
 def all_op_names() -> tuple[str, ...]:
@@ -156,26 +158,25 @@ def op_names() -> tuple[str, ...]:
     return tuple(name for name, record in _records().items() if isinstance(record, OpSpec))
 
 
-def find_spec(op: str | Callable[..., Any]) -> OpSpec:
-    """The record of an op of tensors, given by name or as its function.
+def find_call(op: str | Callable[..., Any], names: Sequence[str] = ()) -> CallSpec:
+    """The record of an op, given by name or as its function.
+
+    Args:
+        op: the op.
+        names: the ops that it may be; by default all.
 
     Raises:
-        ValueError: there is no such op.
+        ValueError: there is no such op. The message suggests a near name.
     """
     name = op if isinstance(op, str) else getattr(op, "__name__", repr(op))
-    record = _records().get(name)
-    if not isinstance(record, OpSpec):
-        raise ValueError(f"op must be one of {', '.join(op_names())}, not {name!r}")
+    known = names or all_op_names()
+    if name not in known:
+        raise unknown_name("op", name, known)
+    return _records()[name]
+
+
+def find_spec(op: str | Callable[..., Any]) -> OpSpec:
+    """The record of an op of tensors, as `find_call` finds it."""
+    record = find_call(op, op_names())
+    assert isinstance(record, OpSpec)
     return record
-
-
-def find_call(op: str) -> CallSpec:
-    """The record of any op, by the name of its files or of its function.
-
-    Raises:
-        ValueError: there is no such op.
-    """
-    for name, record in _records().items():
-        if op in (name, record.name):
-            return record
-    raise ValueError(f"op must be one of {', '.join(_records())}, not {op!r}")

@@ -1,4 +1,4 @@
-"""Files that the tools write: refused early and in one line, never overwritten by accident."""
+"""Files to write: refused early and in one line, never overwritten by accident."""
 
 from __future__ import annotations
 
