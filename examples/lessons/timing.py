@@ -1,6 +1,6 @@
 """A GPU works behind the host's back: timing that does not wait for it, and timing that does.
 
-    python examples/teaching/timing.py
+    python examples/lessons/timing.py
 
 The same matrix product is timed in five ways. Needs a GPU.
 """

@@ -1,6 +1,6 @@
 """What Triton makes of a vector add: all stages from its own language down to machine code.
 
-    python examples/teaching/ptx.py --out stages
+    python examples/lessons/ptx.py --out stages
 
 No GPU is needed: the kernel is compiled ahead of time. It is compiled twice, because the compiler
 accesses 16 bytes at once only where it is told that addresses and sizes are multiples of 16, which

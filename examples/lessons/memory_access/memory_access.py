@@ -1,6 +1,6 @@
 """What a warp's 32 addresses have to do with speed: coalesced reads, and banks of shared memory.
 
-    python examples/teaching/memory_access/memory_access.py
+    python examples/lessons/memory_access/memory_access.py
 
 Two things are shown, in CUDA C++ and in Triton. A copy reads elements that are 1 to 32 apart: every
 element once, so that only the distance between neighbouring threads differs. And a matrix is

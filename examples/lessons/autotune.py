@@ -1,6 +1,6 @@
 """What Triton's own autotuner does: three ways to launch a kernel, timed when a key is new.
 
-    python examples/teaching/autotune.py
+    python examples/lessons/autotune.py
 
 The kernel adds two vectors. Its autotuner has the key n: it times every configuration when it meets
 a value of n for the first time, and takes the fastest from then on. Without a GPU the kernels are

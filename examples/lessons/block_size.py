@@ -1,6 +1,6 @@
 """How much work for a block: a sweep of an elementwise kernel over block sizes and warps.
 
-    python examples/teaching/block_size.py
+    python examples/lessons/block_size.py
 
 Blocks too small do little for what their start costs, and leave a thread less than the 16 bytes
 that it could access at once; blocks too large leave multiprocessors without one, or at the end with

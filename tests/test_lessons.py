@@ -1,4 +1,4 @@
-"""examples/teaching: each program shows what it says; and the snippet of docs/teaching.md."""
+"""examples/lessons: each program shows what it says; and the snippet of docs/lessons.md."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from backends import DEVICE, needs_cuda
 
 from diglot.tools import measure
 
-FOLDER = Path(__file__).parents[1] / "examples/teaching"
-PAGE = Path(__file__).parents[1] / "docs/teaching.md"
+FOLDER = Path(__file__).parents[1] / "examples/lessons"
+PAGE = Path(__file__).parents[1] / "docs/lessons.md"
 WITHOUT_GPU = pytest.mark.skipif(DEVICE == "cuda", reason="there is a GPU")
 
 
@@ -27,7 +27,7 @@ def load(path, monkeypatch):
     """A program as a module, with its folder on the path, as Python itself would have it."""
     path = FOLDER / path
     monkeypatch.syspath_prepend(str(path.parent))
-    spec = importlib.util.spec_from_file_location(f"teaching_{path.stem}", path)
+    spec = importlib.util.spec_from_file_location(f"lesson_{path.stem}", path)
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, spec.name, module)
     spec.loader.exec_module(module)

@@ -1,6 +1,6 @@
 """What fusing saves: kernels launched, and bytes moved, by GELU's formula and by one kernel.
 
-    python examples/teaching/fusion.py
+    python examples/lessons/fusion.py
 
 Without a GPU kernels and bytes are counted, by the operators that run; with one, kernels are
 counted as they run, and times are shown; the host's too, which is most of it for small arrays.

@@ -1,6 +1,6 @@
 """Register spilling: one kernel, compiled with ever fewer registers for a thread.
 
-    python examples/teaching/spilling.py
+    python examples/lessons/spilling.py
 
 out = a · Σ(a·b) + b in rows: a and b are needed again after the sum, so that a thread holds all its
 elements of both. With fewer registers than that takes, the compiler stores them to local memory,
