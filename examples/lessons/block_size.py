@@ -4,26 +4,41 @@
 
 Blocks too small do little for what their start costs, and leave a thread less than the 16 bytes
 that it could access at once; blocks too large leave multiprocessors without one, or at the end with
-the last few. No GPU is needed for what the compiler makes of each; with one, times are shown.
+the last few. In CUDA C++ the source says how many threads a block has and what each one does; in
+Triton it says how many elements a block has, and `num_warps` how many threads share them. No GPU is
+needed for what the compilers make of each; with one, times are shown.
 """
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
+from typing import Any
 
+from lesson import (
+    DEVICE,
+    INTERPRETED,
+    Row,
+    Table,
+    add_times,
+    call,
+    check_equal,
+    compiled,
+    cuda_kernels,
+    show,
+)
+
+# isort: split
 import torch
 import triton
 import triton.language as tl
 
-from diglot.tools.resources import KernelResources, compile_triton
 from diglot.triton_ops.lib.gelu import gelu
 
-ELEMENTS = 1 << 26  # a multiple of every block, so that none needs a mask
-MULTIPROCESSORS = 132  # of an H200
+ELEMENTS = 1 << 14 if INTERPRETED else 1 << 26  # a multiple of every block: none needs a mask
+FULL, MULTIPROCESSORS = 1 << 26, 132  # of an H200
 SWEEP = [(64, 4), (256, 4), (1024, 4), (4096, 4), (4096, 16), (16384, 4), (16384, 16)]
+CUDA_SWEEP = [(128, 1), (512, 4), (2048, 4), (1024, 8), (4096, 8), (4096, 32), (16384, 32)]
 
 
 @triton.jit
@@ -35,8 +50,9 @@ def gelu_kernel(x, out, BLOCK: tl.constexpr):  # noqa: ANN001, ANN201
     tl.store(tl.multiple_of(out + start, 16) + at, gelu(values, "tanh", "float"))
 
 
-def compile_with(sweep: Sequence[tuple[int, int]]) -> list[KernelResources]:
-    """What the kernel is on an H200, for each block size and number of warps."""
+def compile_with(sweep: Sequence[tuple[int, int]]) -> list[Any]:
+    """What the Triton kernel is on an H200, for each block size and number of warps."""
+    from diglot.tools.resources import compile_triton
     from diglot.triton_ops.launch.plan import Specialization
 
     types = (torch.float32,) * 2
@@ -45,45 +61,48 @@ def compile_with(sweep: Sequence[tuple[int, int]]) -> list[KernelResources]:
     )
 
 
-def times_us(sweep: Sequence[tuple[int, int]], elements: int = ELEMENTS) -> list[float]:
-    """How long each takes on this GPU; the results are checked."""
-    from diglot.tools import measure
+def triton_figures() -> list[tuple[int, int | None]]:
+    """Registers and the width of a load for each of SWEEP."""
+    return [(kernel.registers, kernel.load_bytes) for kernel in compile_with(SWEEP)]
 
-    x = torch.randn(elements, device="cuda")
-    out = torch.empty_like(x)
 
-    def run(block: int, warps: int) -> None:
-        grid = (elements // block,)
+def cuda_kernel_figures() -> list[tuple[int, int | None] | None]:
+    """The same of the CUDA kernel for each of CUDA_SWEEP; None without nvcc."""
+    kernels = cuda_kernels("block_size")
+    names = [f"gelu_kernel<{32 * warps}, {block // (128 * warps)}>" for block, warps in CUDA_SWEEP]
+    found = [kernels.get(name) for name in names]
+    return [kernel and (kernel.registers, kernel.load_bytes) for kernel in found]
+
+
+def run(language: str, block: int, warps: int, x: torch.Tensor, out: torch.Tensor) -> None:
+    """One launch."""
+    if language == "cuda":
+        call("block_size", "gelu_of", block, 32 * warps, x.numel(), x, out)
+    else:
+        grid = (x.numel() // block,)
         gelu_kernel[grid](x, out, block, num_warps=warps, enable_fp_fusion=False)
 
+
+def main() -> Iterator[Table]:
+    """A row for each block size and number of warps, in both languages; results are checked."""
+    x = torch.randn(ELEMENTS, device=DEVICE)
+    out = torch.empty_like(x)
     expected = torch.nn.functional.gelu(x.double(), approximate="tanh").float()
-    for how in sweep:
+    ways = [("cuda", *how) for how in CUDA_SWEEP] + [("triton", *how) for how in SWEEP]
+    rows, calls = list[Row](), []
+    for way, kernel in zip(ways, [*cuda_kernel_figures(), *compiled(triton_figures)], strict=True):
         out.zero_()
-        run(*how)
-        torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-6)
-    times = measure.interleaved({str(how): partial(run, *how) for how in sweep})
-    return [times[str(how)].median_us for how in sweep]
-
-
-def main() -> None:
-    """Prints a line for each block size and number of warps."""
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        sys.exit("TRITON_INTERPRET is set, and what is interpreted is not compiled")
-    on_gpu = torch.cuda.is_available()
-    times = times_us(SWEEP) if on_gpu else [None] * len(SWEEP)
-    print(f"GELU of {ELEMENTS:,} float32 numbers, on {MULTIPROCESSORS} multiprocessors")
-    print("block  warps  for a thread  registers  bytes an access  blocks for each")
-    for (block, warps), kernel, time in zip(SWEEP, compile_with(SWEEP), times, strict=True):
-        line = (
-            f"{block:5}  {warps:5}  {block / (32 * warps):12g}  {kernel.registers:9}"
-            f"  {kernel.load_bytes:15}  {ELEMENTS / block / MULTIPROCESSORS:15.1f}"
-        )
-        if time is not None:
-            line += f"  {time:6.0f} µs, {8e-3 * ELEMENTS / time:.0f} GB/s"
-        print(line)
-    if not on_gpu:
-        print("There is no GPU: how long each takes is not shown.")
+        calls.append(partial(run, *way, x, out))
+        calls[-1]()
+        check_equal(out, expected, 1e-5)
+        language, block, warps = way
+        registers, width = kernel or (None, None)
+        row: Row = {"language": language, "block": block, "warps": warps}
+        row |= {"for a thread": block / (32 * warps), "registers": registers}
+        rows.append({**row, "bytes a load": width, "blocks an SM": FULL / block / MULTIPROCESSORS})
+    add_times(rows, calls, 2 * x.nbytes)
+    yield Table(f"GELU of {FULL:,} float32 numbers, {MULTIPROCESSORS} SMs", rows)
 
 
 if __name__ == "__main__":
-    main()
+    show(main)
