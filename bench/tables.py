@@ -226,8 +226,8 @@ def l2_markdown(reports: Reports) -> str:
         lines += [
             f"{measured_on([report])}. Each line is a size of the hot set, and each column a hit "
             "ratio. The first column has no persistence. Figures are medians of interleaved runs "
-            "in µs. The number in brackets is the speed against the first column. ✓ or ✗ says whether "
-            "the best cell meets the project's bar, 1.2. Results were checked in the same run.",
+            "in µs. The number in brackets is the speed against the first column. ✓ or ✗ says "
+            "whether the best cell meets the project's bar, 1.2. Results were checked in that run.",
             "",
         ]
         for workload, piece, title in L2_TABLES:

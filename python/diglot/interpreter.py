@@ -1,12 +1,16 @@
-"""Your own CUDA kernels on CPU tensors: `load` corresponds to `torch.utils.cpp_extension.load`."""
+"""Your own CUDA kernels on CPU tensors: `load` corresponds to `torch.utils.cpp_extension.load`.
+
+`compile_library` needs no binding.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import importlib.util
 import sys
 import sysconfig
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -27,6 +31,35 @@ def _import(name: str, path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
     return module
+
+
+def compile_library(sources: Iterable[str | Path], output: str | Path) -> None:
+    """Compiles CUDA kernels for the host into a shared library, whose C functions ctypes calls.
+
+    The kernels start by `diglot::launch`, as for `load`. Nothing limits the memory that they may
+    touch unless a source makes a `diglot::interpreter::Arguments`.
+
+    Args:
+        sources: `.cu` files.
+        output: the library. What is up to date in the folder `objects` beside it is not compiled
+            again.
+
+    Raises:
+        RuntimeError: what the compiler said, or that there is none.
+    """
+    output = Path(output)
+    with _locked(output.parent) as folder:
+        builder = _import("build", _folder() / "build.py")
+        builder.build(output, [Path(source) for source in sources], folder / "objects")
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[Path]:
+    """A folder, made if need be: of processes that compile there, one does at a time."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield folder
 
 
 def load(
@@ -71,9 +104,7 @@ def load(
     includes = [*cpp_extension.include_paths(), sysconfig.get_path("include")]
     builder = _import("build", _folder() / "build.py")
     output = folder / f"{name}.so"
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # of processes that compile the same, one does
+    with _locked(folder):
         builder.build(
             output,
             [path for path in paths if path.suffix == ".cu"],

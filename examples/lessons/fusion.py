@@ -1,6 +1,6 @@
 """What fusing saves: kernels launched, and bytes moved, by GELU's formula and by one kernel.
 
-    python examples/teaching/fusion.py
+    python examples/lessons/fusion.py
 
 Without a GPU kernels and bytes are counted, by the operators that run; with one, kernels are
 counted as they run, and times are shown; the host's too, which is most of it for small arrays.
@@ -12,6 +12,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+from lesson import ON_GPU, Row, Table, add_times, show
+
+# isort: split
 import torch
 import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -71,33 +74,26 @@ def kernels_of(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor
     return sum(of.kernels.total() for of in done.kernels_by_op().values()) / repeat
 
 
-def main() -> None:
-    """Prints a line for each way, for a small array and for a large one."""
-    on_gpu = torch.cuda.is_available()
-    for size in (128, 8192 if on_gpu else 1024):
-        x = torch.randn(size, size, device="cuda" if on_gpu else "cpu")
-        functions = dict(FUNCTIONS)
-        if on_gpu:
-            functions["compiled"] = torch.compile(formula)
+def main() -> Iterator[Table]:
+    """A row for each way, for a small array and for a large one."""
+    for size in (128, 8192 if ON_GPU else 1024):
+        x = torch.randn(size, size, device="cuda" if ON_GPU else "cpu")
+        functions = {**FUNCTIONS, **({"compiled": torch.compile(formula)} if ON_GPU else {})}
         calls = {name: partial(function, x) for name, function in functions.items()}
-        times, host = {}, {}
-        if on_gpu:
-            from diglot.tools import measure
-
-            times, host = measure.interleaved(calls), measure.host(calls)
-        minimum = 2 * x.numel() * x.element_size()
-        print(f"GELU of {size} × {size} numbers, which are {minimum // 2:,} bytes")
+        rows = []
         for name, function in functions.items():
             # A compiled graph is one kernel here, into which no mode looks.
-            moved = minimum if name == "compiled" else bytes_of(function, x)
-            line = f"  {name:9}{kernels_of(function, x):3g} kernels, {moved / minimum:4.1f} × bytes"
-            if on_gpu:
-                line += f", GPU {times[name].median_us:8.1f} µs"
-                line += f", host {host[name].median_us:6.1f} µs"
-            print(line)
-    if not on_gpu:
-        print("There is no GPU: operators stand for kernels, and times are left out.")
+            moved = 2 * x.nbytes if name == "compiled" else bytes_of(function, x)
+            row: Row = {"written as": name, "kernels": kernels_of(function, x)}
+            rows.append({**row, "times the bytes": moved / (2 * x.nbytes)})
+        add_times(rows, list(calls.values()))
+        if ON_GPU:
+            from diglot.tools import measure
+
+            for row, timing in zip(rows, measure.host(calls).values(), strict=True):
+                row["host µs"] = timing.median_us
+        yield Table(f"GELU of {size} x {size} float32 numbers", rows)
 
 
 if __name__ == "__main__":
-    main()
+    show(main)

@@ -1,6 +1,6 @@
 """What Triton's own autotuner does: three ways to launch a kernel, timed when a key is new.
 
-    python examples/teaching/autotune.py
+    python examples/lessons/autotune.py
 
 The kernel adds two vectors. Its autotuner has the key n: it times every configuration when it meets
 a value of n for the first time, and takes the fastest from then on. Without a GPU the kernels are
@@ -9,9 +9,12 @@ compiled, and no time is shown.
 
 from __future__ import annotations
 
-import os
 import time
+from collections.abc import Iterator
 
+from lesson import ON_GPU, Row, Table, compiled, show
+
+# isort: split
 import torch
 import triton
 import triton.language as tl
@@ -66,30 +69,31 @@ def first_and_second_call_ms(tuned: triton.runtime.Autotuner, n: int) -> tuple[f
     return times[0], times[1]
 
 
-def main() -> None:
-    """Prints what is compiled; and on a GPU what each size cost and got, beside diglot's."""
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        raise SystemExit("TRITON_INTERPRET is set, and what is interpreted is not compiled")
-    print("configuration             registers  bytes an access")
-    for config, kernel in zip(CONFIGS, compile_configs(), strict=True):
-        name = f"BLOCK {config.kwargs['BLOCK']}, {config.num_warps} warps"
-        print(f"{name:24}  {kernel.registers:9}  {kernel.load_bytes:15}")
-    if not torch.cuda.is_available():
-        print("There is no GPU: nothing is timed, so nothing is tuned.")
+def resources() -> list[tuple[int, int | None]]:
+    """Registers and the width of a load, for each configuration."""
+    return [(kernel.registers, kernel.load_bytes) for kernel in compile_configs()]
+
+
+def main() -> Iterator[Table]:
+    """What is compiled; and on a GPU what each size cost and got, beside diglot's choice."""
+    rows = list[Row]()
+    for config, (registers, width) in zip(CONFIGS, compiled(resources), strict=True):
+        row: Row = {"BLOCK": config.kwargs["BLOCK"], "warps": config.num_warps}
+        rows.append({**row, "registers": registers, "bytes a load": width})
+    yield Table("What is compiled for sm_90", rows)
+    if not ON_GPU:
         return
-    tuned = make_tuned()
+    tuned, rows = make_tuned(), list[Row]()
     for n in SIZES:
         known = len(tuned.cache)
         first, second = first_and_second_call_ms(tuned, n)
-        was = "timed all" if len(tuned.cache) > known else "knew it"
-        print(
-            f"n = {n:9,}: {was:9}  first call {first:8.2f} ms, second {second:.3f} ms;"
-            f" {tuned.best_config}"
-        )
-    print(f"\nTriton's cache, in this process: {len(tuned.cache)} keys")
+        row = {"n": n, "the tuner": "timed all" if len(tuned.cache) > known else "knew it"}
+        row |= {"first call ms": first, "second ms": second}
+        rows.append({**row, "best": str(tuned.best_config)})
+    yield Table(f"Triton's cache, in this process: {len(tuned.cache)} keys", rows)
     x, y = torch.randn(2, SIZES[-1], device="cuda")
     print(diglot.explain(diglot.add, x, y))
 
 
 if __name__ == "__main__":
-    main()
+    show(main)

@@ -1,17 +1,20 @@
 """A GPU works behind the host's back: timing that does not wait for it, and timing that does.
 
-    python examples/teaching/timing.py
+    python examples/lessons/timing.py
 
-The same matrix product is timed in five ways. Needs a GPU.
+The same matrix product is timed in five ways. A rate above what the GPU can do is the sign of a
+time that was not waited for. Needs a GPU: only a GPU works behind the host's back.
 """
 
 from __future__ import annotations
 
 import statistics
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+from lesson import ON_GPU, Table, show
+
+# isort: split
 import torch
 
 SIZE = 8192  # a product that takes the GPU much longer than the host takes to ask for it
@@ -79,15 +82,16 @@ def times_ms(function: Callable[[], object]) -> dict[str, float]:
     return {name: way(function) for name, way in WAYS.items()}
 
 
-def main() -> None:
-    """Prints a line for each way."""
-    if not torch.cuda.is_available():
-        sys.exit("there is no GPU, and only a GPU works behind the host's back")
-    a, b = torch.randn(2, SIZE, SIZE, device="cuda", dtype=torch.bfloat16)
-    for name, ms in times_ms(lambda: a @ b).items():
-        print(f"{name:26}{ms:9.3f} ms {2e-9 * SIZE**3 / ms:9.0f} TFLOP/s")
-    print("A rate above what the GPU can do is the sign of a time that was not waited for.")
+def main() -> Iterator[Table]:
+    """A row for each way."""
+    if ON_GPU:
+        a, b = torch.randn(2, SIZE, SIZE, device="cuda", dtype=torch.bfloat16)
+        rows = [
+            {"timed by": name, "ms": ms, "TFLOP/s": 2e-9 * SIZE**3 / ms}
+            for name, ms in times_ms(lambda: a @ b).items()
+        ]
+        yield Table(f"A product of {SIZE} x {SIZE} bfloat16 matrices", rows)
 
 
 if __name__ == "__main__":
-    main()
+    show(main)

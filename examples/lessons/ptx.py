@@ -1,6 +1,6 @@
 """What Triton makes of a vector add: all stages from its own language down to machine code.
 
-    python examples/teaching/ptx.py --out stages
+    python examples/lessons/ptx.py --out stages
 
 No GPU is needed: the kernel is compiled ahead of time. It is compiled twice, because the compiler
 accesses 16 bytes at once only where it is told that addresses and sizes are multiples of 16, which
@@ -9,13 +9,15 @@ a launch finds out by looking at its arguments.
 
 from __future__ import annotations
 
-import argparse
-import os
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from lesson import Table, compiled, options, show
+
+# isort: split
 import triton
 import triton.language as tl
 
@@ -79,32 +81,33 @@ def check_files(out: Path, force: bool) -> None:
             check_writable(path, force)
 
 
-def main() -> None:
-    """Compiles, prints what the PTX says, and writes the stages."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, help="folder to write the stages into")
-    parser.add_argument("--arch", type=int, default=ARCHITECTURE, help="such as 80 or 90")
-    parser.add_argument("--force", action="store_true", help="overwrite files")
-    arguments = parser.parse_args()
-    if os.environ.get("TRITON_INTERPRET") == "1":
-        sys.exit("TRITON_INTERPRET is set, and what is interpreted is not compiled")
-    if arguments.out is not None:
+def make(out: str | None = None, architecture: int = ARCHITECTURE) -> list[dict[str, str]]:
+    """Compiles twice; what each PTX says. Writes the stages into a folder, if one is given."""
+    told = []
+    for is_aligned in (False, True):
+        made = compile_add(is_aligned, architecture)
+        promise = "multiples of 16" if is_aligned else "nothing"
+        told.append({"promised": promise, **summary(made.asm["ptx"])})
+        for stage, path in files(Path(out), is_aligned).items() if out else ():
+            content = made.asm[stage]
+            path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return told
+
+
+def main(out: Path | None = None, arch: int = ARCHITECTURE, force: bool = False) -> Iterator[Table]:
+    """Compiles, tells what the PTX says, and writes the stages."""
+    if out is not None:
         try:
-            check_files(arguments.out, arguments.force)
+            check_files(out, force)
         except ValueError as error:
             print(f"error: {error}", file=sys.stderr)
             sys.exit(2)
-    for is_aligned in (False, True):
-        made = compile_add(is_aligned, arguments.arch)
-        print("multiples of 16 promised:" if is_aligned else "nothing promised:")
-        for name, value in summary(made.asm["ptx"]).items():
-            print(f"  {name:8}{value}")
-        if arguments.out is not None:
-            for stage, path in files(arguments.out, is_aligned).items():
-                content = made.asm[stage]
-                path.write_bytes(content if isinstance(content, bytes) else content.encode())
-            print(f"  wrote   {path.parent}/add.*")
+    yield Table("PTX", compiled(make, out and str(out.resolve()), arch))
 
 
 if __name__ == "__main__":
-    main()
+    parser = options()
+    parser.add_argument("--out", type=Path, help="folder to write the stages into")
+    parser.add_argument("--arch", type=int, default=ARCHITECTURE, help="such as 80 or 90")
+    parser.add_argument("--force", action="store_true", help="overwrite files")
+    show(main, parser)
