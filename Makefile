@@ -96,9 +96,10 @@ test-sanitize: setup ## CUDA kernels interpreted with AddressSanitizer and UBSan
 	  DIGLOT_INTERPRET=1 DIGLOT_TEST_INTERPRETER=$(sanitized) \
 	  $(RUN) -m pytest tests/test_sanitizers.py $(computing) -k "cuda or sanitizers or native"
 
-bench: setup ## measure; writes bench/results/<gpu>/<op>.json, and tables; OPS="gelu add" for these alone
+bench: setup ## measure; writes bench/results/<gpu>/<op>.json, tables and pictures; OPS="gelu add" for these alone
 	$(DIGLOT) bench $(OPS) --results bench/results --force
 	$(RUN) bench/tables.py
+	$(RUN) bench/plots.py
 
 # Built from a copy: what earlier builds left in the tree does not get into the wheel.
 wheel: $(STATE)/build-requirements ## build dist/diglot-*.whl

@@ -22,8 +22,6 @@ from diglot.bench.stream_tables import (
     stream_cases_markdown,
     stream_map_markdown,
 )
-from diglot.tools.report import cases, figures, page
-from diglot.tools.report.results import read
 
 PROVIDERS = (
     "cuda",
@@ -156,28 +154,6 @@ def summary(reports: Reports) -> str:
     return "\n".join([*_measured_on(reports, shown), *table])
 
 
-PICTURE = "docs/images/speed.svg"
-# What it shows: ops, forward, in bfloat16, of these options.
-PICTURED = {"gelu": {"approximate": "tanh"}, "dropout": {"p": 0.1}, "softmax": {}}
-PICTURED |= {"layer_norm": {}, "rms_norm": {}, "add_rms_norm": {}}
-
-
-def picture(paths: list[Path]) -> str:
-    """README's picture of speed: ours and the others, of a few ops, as SVG."""
-    files = [file for file in read(paths).files if file.op in PICTURED]
-    shown = []
-    for file in sorted(files, key=lambda file: list(PICTURED).index(file.op)):
-        rows = [
-            row
-            for row in file.rows
-            if (row.timer, row.direction, row.dtype) == ("device", "forward", "bfloat16")
-            and row.options == PICTURED[file.op]
-            and list(row.shape) in SHOWN[:2]
-        ]
-        shown += [case for of in cases.groups(rows, "op").values() for case in of.values()]
-    return page.alone(figures.side_by_side(shown, cases.providers_of(files)))
-
-
 def _l2_cell(row: dict[str, Any], piece: str) -> str:
     if "time_us" not in row:
         return "wrong result"
@@ -274,7 +250,6 @@ def render() -> dict[Path, str]:
 
     common = [p for p in found if p.stem not in ("tests", *APART)]
     put("README.md", "bench", common, summary)
-    texts[ROOT / PICTURE] = picture(common)
     put("docs/speed.md", "bench", common, markdown)
     drawn = sorted(root.glob("bench/distributions/*/models/*.json"))
     put("docs/speed.md", "models", drawn, models.markdown)

@@ -2,194 +2,108 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 
+from diglot.bench import plots
+from diglot.bench.harness import Row
+from diglot.pipeline import chart
+from diglot.pipeline.report import PipelineReport
+from diglot.tools import drawing, inline_svg
 from diglot.tools.ceilings import Ceilings
+from diglot.tools.drawing import INK, SOFT, Case, Picture, Point, number
 from diglot.tools.gpus import find_gpu
-from diglot.tools.report import charts
-from diglot.tools.report.cases import Provider, groups, kind_text, largest, shape_text
-from diglot.tools.report.charts import Group, Place, Point, Roof, Series
-from diglot.tools.report.operations import operations
-from diglot.tools.report.results import LARGEST, File, Row, finite
-from diglot.tools.report.svg import number
+from diglot.tools.report.cases import kind_text, largest
+from diglot.tools.report.operations import find, operations
+from diglot.tools.report.results import File, finite
+from diglot.tools.report.tables import Cell, Column, Table, TableRow, is_missed, number_cell
 
-# Timers whose times are of the device with cold caches, and have a ceiling.
-COLD = {"device": "cold cache", "captured": "one call as a CUDA graph, cold cache"}
-OTHER = {"graph": "µs per call in a CUDA graph", "host": "host µs per call"}
 DTYPES = ("float32", "bfloat16", "float16")
-WIDTH_OF_TEXT = 640
+SMALL = 1e-30  # what is smaller is not drawn on a logarithmic scale
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A picture with its caption; `legend` has names and styles where the page's does not do."""
+    """A picture with its caption; `is_wide` where it takes the page's width."""
 
     title: str
-    picture: Markup
-    legend: Sequence[tuple[str, int]] = field(default=())
+    svg: Markup
     dtype: str = ""
+    is_wide: bool = False
 
 
-Providers = Mapping[str, Provider]
+def figure(picture: Picture, dtype: str = "") -> Figure:
+    """A picture as the page shows it."""
+    svg = Markup(inline_svg.inline(picture))
+    return Figure(picture.title, svg, dtype, picture.width > plots.WIDTH)
 
 
-def _spread(row: Row, work: float) -> tuple[float | None, float | None]:
-    """Rates at the 80th and the 20th percentile of the time."""
-    if not row.p20_us or not row.p80_us:
-        return None, None
-    return work / row.p80_us, work / row.p20_us
+def of_op(rows: Iterable[Row]) -> list[Figure]:
+    """Speed or time by case, for each direction, options and timer."""
+    return [figure(picture) for picture in plots.pictures(rows).values()]
 
 
-def _speed_point(row: Row, x: float) -> Point:
-    assert row.tb_per_s is not None
-    low, high = _spread(row, row.tb_per_s * (row.time_us or 0))
-    note = f"{shape_text(row)}, {number(row.time_us)} µs"
-    if row.share_of_copy is not None:
-        note += f", {row.share_of_copy:.2f} of a copy"
-    return Point(x, row.tb_per_s, low, high, note, row.is_missed)
+@dataclass(frozen=True)
+class Roof:
+    """A line that nothing gets above: TB/s of one that rises, or TFLOP/s of a flat one."""
+
+    name: str
+    slope: float | None = None
+    height: float | None = None
+    is_measured: bool = True
 
 
-def _series(
-    rows_of: Mapping[str, list[tuple[float, Row]]], providers: Providers
-) -> tuple[Series, ...]:
-    return tuple(
-        Series(
-            name,
-            provider.style,
-            provider.key,
-            tuple(_speed_point(row, x) for x, row in rows_of[name]),
-        )
-        for name, provider in providers.items()
-        if rows_of.get(name)
-    )
+@dataclass(frozen=True)
+class Place:
+    """A case in a roofline: TFLOP/s by provider, at so many operations per byte."""
+
+    name: str
+    counted: str
+    intensity: float
+    points: Mapping[str, Point]
 
 
-def of_op(file: File, providers: Providers) -> list[Figure]:
-    """Speed against size where there are several sizes, bars where there is one; other timers."""
-    figures = []
-    for timer, words in COLD.items():
-        rows = [row for row in file.rows if row.timer == timer and row.tb_per_s]
-        single: dict[str, list[Group]] = {}
-        for (kind, dtype), cases in groups(rows, "kind", "dtype").items():
-            title = f"{file.op} {kind}, {dtype}"
-            if len(cases) > 1:
-                picture = _against_size(f"{title}, {words}: TB/s against size", cases, providers)
-                figures.append(Figure(title, picture))
-            else:
-                ((_, case),) = cases.items()
-                single.setdefault(kind, []).append(_speed_bars(case, providers))
-        for kind, bars in single.items():
-            title = f"{file.op} {kind}, TB/s"
-            figures.append(Figure(title, charts.bars(f"{title}, {words}", bars, f"TB/s, {words}")))
-    for timer, words in OTHER.items():
-        timed = [row for row in file.rows if row.timer == timer and row.time_us]
-        found = [
-            _time_bars(case, providers)
-            for of in groups(timed, "kind", "dtype").values()
-            for _, case in sorted(of.items())
-        ]
-        if found:
-            title = f"{file.op}, {words}"
-            figures.append(Figure(title, charts.bars(title, found, words, has_one_scale=False)))
-    return figures
-
-
-def _against_size(
-    label: str, cases: Mapping[tuple[int, ...], dict[str, Row]], providers: Providers
-) -> Markup:
-    moved = [next(iter(rows.values())).bytes for rows in cases.values()]
-    lengths = [shape[-1] for shape in cases]
-    # Rows are of several lengths where shapes differ that move as many bytes.
-    by_row = len(set(moved)) < len(cases) and len(set(lengths)) == len(cases)
-    lines: dict[str, list[tuple[float, Row]]] = {}
-    ceiling: dict[float, float] = {}
-    for rows in cases.values():
-        for name, row in rows.items():
-            x = float(row.shape[-1] if by_row else row.bytes or 1)
-            lines.setdefault(name, []).append((x, row))
-            if row.copy_tb_per_s is not None:
-                ceiling[x] = row.copy_tb_per_s
-    return charts.lines(
-        label,
-        _series(lines, providers),
-        "length of a row, elements" if by_row else "bytes moved",
-        "TB/s",
-        ceiling=sorted(ceiling.items()),
-        unit="" if by_row else "B",
-    )
-
-
-def _speed_bars(case: Mapping[str, Row], providers: Providers, with_op: bool = False) -> Group:
-    first = next(iter(case.values()))
-    name = f"{first.op} {kind_text(first)}, " if with_op else ""
-    ceilings = [row.copy_tb_per_s for row in case.values() if row.copy_tb_per_s is not None]
-    bars = _series({name: [(0.0, row)] for name, row in case.items()}, providers)
-    return Group(f"{name}{shape_text(first)}, {first.dtype}", bars, max(ceilings, default=None))
-
-
-def _time_bars(case: Mapping[str, Row], providers: Providers) -> Group:
-    first = next(iter(case.values()))
-    bars = []
-    for name, provider in providers.items():
-        row = case.get(name)
-        if row is not None and row.time_us is not None:
-            point = Point(0, row.time_us, row.p20_us, row.p80_us, shape_text(row), row.is_missed)
-            bars.append(Series(name, provider.style, provider.key, (point,)))
-    return Group(f"{kind_text(first)}, {shape_text(first)}, {first.dtype}", bars)
-
-
-def rooflines(files: Iterable[File], providers: Providers, known: Ceilings | None) -> list[Figure]:
-    """A roofline for each dtype, of the largest case of each op and direction."""
-    rows = [
-        row
-        for file in files
-        for row in file.rows
-        if row.timer in COLD and row.tb_per_s and row.bytes
-    ]
-    gpu = next((file.gpu for file in files), "")
-    figures = []
-    found = {row.dtype for row in rows}
+def rooflines(
+    rows: Sequence[Row], gpu: str, known: Ceilings | None
+) -> tuple[list[Figure], list[Table]]:
+    """For each dtype a roofline of the largest case of each op and direction, and it in numbers."""
+    figures, tables = [], []
+    found = {row["dtype"] for row in rows}
     for dtype in [*(d for d in DTYPES if d in found), *sorted(found - set(DTYPES))]:
-        places = _places([row for row in rows if row.dtype == dtype], providers)
+        of_dtype = [row for row in rows if row["dtype"] == dtype]
+        cases = largest(of_dtype, lambda row: (row["op"], kind_text(row), row["timer"]))
+        places = [place for case in cases if (place := _place(case)) is not None]
         if places:
-            roofs = _roofs([row for row in rows if row.dtype == dtype], gpu, known)
-            title = f"Roofline, {dtype}"
-            label = f"{title}: TFLOP/s against operations per byte of {len(places)} cases"
-            figures.append(Figure(title, charts.roofline(label, roofs, places), dtype=dtype))
-    return figures
+            roofs = _roofs(of_dtype, gpu, known)
+            figures.append(figure(_roofline(dtype, roofs, places), dtype))
+            tables.append(_numbers(dtype, places))
+    return figures, tables
 
 
-def _places(rows: Sequence[Row], providers: Providers) -> list[Place]:
-    places = []
-    for (op, kind), cases in groups(rows, "op", "kind").items():
-        case = largest(cases)
-        points: dict[str, Point] = {}
-        intensity = None
-        for name, row in case.items():
-            count = operations(row.op, row.direction, row.shape, row.options)
-            if not count or not row.bytes or not row.time_us:
-                continue
-            intensity = count / row.bytes
-            note = f"{shape_text(row)}, {number(row.time_us)} µs"
-            points[name] = Point(0, count / row.time_us / 1e6, note=note, is_missed=row.is_missed)
-        if intensity is not None:
-            series = [
-                Series(name, provider.style, provider.key, (points[name],))
-                for name, provider in providers.items()
-                if name in points
-            ]
-            places.append(Place(f"{op} {kind}", intensity, series))
-    return places
+def _place(case: Mapping[str, Row]) -> Place | None:
+    points = {}
+    for name, row in case.items():
+        count = operations(row["op"], row["direction"], row["shape"], row["options"])
+        if count and row.get("bytes") and "time_us" in row:
+            speed, intensity = count / row["time_us"] / 1e6, count / row["bytes"]
+            words = f"{plots.shape_text(row)}, {number(row['time_us'])} µs"
+            points[name] = Point(speed, intensity, note=words, is_missed=is_missed(row))
+    if not points:
+        return None
+    counted = find(row["op"], row["direction"])
+    assert counted is not None
+    name = f"{row['op']} {kind_text(row)}"
+    return Place(name, counted.of, next(iter(points.values())).at, points)
 
 
 def _roofs(rows: Sequence[Row], gpu: str, known: Ceilings | None) -> list[Roof]:
+    copies = [row["copy_tb_per_s"] for row in rows if "copy_tb_per_s" in row]
     roofs = []
-    copies = [row.copy_tb_per_s for row in rows if row.copy_tb_per_s is not None]
     if copies:
         roofs.append(Roof(f"fastest copy, {number(max(copies))} TB/s", slope=max(copies)))
     sheet = find_gpu(gpu)
@@ -204,6 +118,63 @@ def _roofs(rows: Sequence[Row], gpu: str, known: Ceilings | None) -> list[Roof]:
     return roofs
 
 
+def _roofline(dtype: str, roofs: Sequence[Roof], places: Sequence[Place]) -> Picture:
+    """TFLOP/s against operations per byte, both logarithmic; marks say whose they are."""
+    by_provider: dict[str, list[tuple[Place, Point]]] = {}
+    for place in places:
+        for name, point in place.points.items():
+            by_provider.setdefault(name, []).append((place, point))
+    xs = [place.intensity for place in places]
+    ys = [point.value for place in places for point in place.points.values()]
+    left, right = min(xs) / 1.5, max(*xs, 30) * 1.5
+    bottom, top = min(ys) / 2, 2 * max(*ys, *(roof.height or 0 for roof in roofs), 0)
+
+    def draw(figure: Any) -> None:
+        axes = figure.subplots()
+        for roof in roofs:
+            ends = [roof.height or (roof.slope or 0) * x for x in (left, right)]
+            style = {"color": INK if roof.is_measured else SOFT, "linestyle": "--"}
+            style["linestyle"] = "--" if roof.slope else "-." if roof.is_measured else ":"
+            axes.plot([left, right], ends, label=roof.name, **style)
+        for name, (color, marker) in drawing.styles(by_provider).items():
+            notes = [
+                f"{place.name}, {name}: {number(point.value)} TFLOP/s ({point.note})"
+                for place, point in by_provider[name]
+            ]
+            at = [point.at for _, point in by_provider[name]]
+            of = [point.value for _, point in by_provider[name]]
+            style = {"color": color, "marker": marker, "linestyle": "none"}
+            gid = drawing.about(name, notes)
+            axes.plot(at, of, label=drawing.shown(name), gid=gid, **style)
+            missed = [(p.at, p.value) for _, p in by_provider[name] if p.is_missed]
+            drawing.ring(axes, name, missed)
+        axes.set(xscale="log", yscale="log", xlim=(left, right), ylim=(bottom, top))
+        drawing.decades(axes.xaxis, drawing.powers_between(left, right))
+        drawing.decades(axes.yaxis, drawing.powers_between(bottom, top))
+        axes.grid(True)
+        axes.set_xlabel("operations per byte moved, logarithmic scale")
+        axes.set_ylabel("TFLOP/s, logarithmic scale")
+        drawing.legend(figure)
+
+    return Picture(f"Roofline, {dtype}", draw, 8.6, 5.4)
+
+
+def _numbers(dtype: str, places: Sequence[Place]) -> Table:
+    names = list(dict.fromkeys(name for place in places for name in place.points))
+    columns = [Column("case"), Column("operations per byte", True)]
+    columns += [*(Column(name, True) for name in names), Column("operations of an element")]
+    rows = []
+    for place in places:
+        values = [place.points[name].value if name in place.points else None for name in names]
+        cells = [Cell(place.name), number_cell(place.intensity), *map(number_cell, values)]
+        rows.append(TableRow([*cells, Cell(place.counted)], place.name.split()[0]))
+    return Table(
+        f"The roofline of {dtype} in TFLOP/s. Operations that count are the definition's.",
+        columns,
+        rows,
+    )
+
+
 def over_options(
     rows: Iterable[Row],
     title: str,
@@ -214,8 +185,8 @@ def over_options(
     x_title: str,
     y_title: str,
     is_log: bool = False,
-) -> Figure | None:
-    """Lines over an option; None where there is nothing to draw.
+) -> list[Figure]:
+    """Lines over an option; none where there is nothing to draw.
 
     Args:
         rows: of results that are of no op.
@@ -229,68 +200,51 @@ def over_options(
     """
     found: dict[str, list[Point]] = {}
     for row in rows:
-        at = _positive(row.options.get(x))
-        value = _positive(row.time_us if y == "time_us" else row.others.get(y))
-        if at is None or value is None:
-            continue
-        low, high = (row.p20_us, row.p80_us) if y == "time_us" else (None, None)
-        found.setdefault(series(row), []).append(Point(at, value, low, high))
-    if not found:
-        return None
-    drawn = [Series(name, style, "", of) for style, (name, of) in enumerate(found.items())]
-    picture = charts.lines(f"{title}: {y_title}", drawn, x_title, y_title, is_log=is_log)
-    return Figure(title, picture, [(of.name, of.style) for of in drawn])
+        at, value = _positive(row["options"].get(x)), _positive(row.get(y))
+        if at is not None and value is not None:
+            low, high = (row.get(end) if y == "time_us" else None for end in ("p20_us", "p80_us"))
+            found.setdefault(series(row), []).append(Point(value, at, low, high))
+
+    def draw(figure: Any) -> None:
+        axes = figure.subplots()
+        drawing.lines(axes, found)
+        if is_log:
+            axes.set_yscale("log")
+            low, high = axes.get_ylim()
+            drawing.decades(axes.yaxis, drawing.powers_between(low, high))
+        else:
+            axes.set_ylim(bottom=0)
+        axes.set_xlabel(f"{x_title}, logarithmic scale")
+        axes.set_ylabel(f"{y_title}, logarithmic scale" if is_log else y_title)
+        drawing.legend(figure)
+
+    return [figure(Picture(title, draw, plots.WIDTH, 3.8))] if found else []
 
 
 def _positive(value: Any) -> float | None:
     found = finite(value)
-    return found if found is not None and found > 1 / LARGEST else None
+    return found if found is not None and found > SMALL else None
 
 
-def side_by_side(cases: Iterable[Mapping[str, Row]], providers: Providers) -> Markup:
-    """Bars of TB/s, wide enough for a page of text, a group for each case."""
-    bars = [_speed_bars(case, providers, with_op=True) for case in cases]
-    label = "Speed of each op beside PyTorch's, TB/s; the dashed line is a device copy"
-    return charts.bars(label, bars, "TB/s; dashed: a copy of as many bytes", width=WIDTH_OF_TEXT)
-
-
-def workloads(rows: Iterable[Row], title: str) -> Figure | None:
-    """Bars of GB/s, a group for each workload."""
-    styles = {"cuda": 0, "triton": 1}
-    found: dict[str, list[Series]] = {}
+def workloads(rows: Iterable[Row], title: str) -> list[Figure]:
+    """GB/s of each workload."""
+    found: dict[str, dict[str, Point]] = {}
     for row in rows:
-        rate = _positive(row.others.get("gb_per_s"))
-        if rate is None or not row.time_us:
-            continue
-        low, high = _spread(row, rate * row.time_us)
-        point = Point(0, rate, low, high, f"{number(row.time_us)} µs", row.is_missed)
-        style = styles.get(row.provider, 2)
-        found.setdefault(row.workload, []).append(Series(row.provider, style, "", (point,)))
-    if not found:
-        return None
-    bars = [Group(name, of) for name, of in found.items()]
-    return Figure(title, charts.bars(title, bars, "GB/s each way"))
+        rate = _positive(row.get("gb_per_s"))
+        if rate is not None and "time_us" in row:
+            low, high = (
+                rate * row["time_us"] / row[end] if end in row else None
+                for end in ("p80_us", "p20_us")
+            )
+            words = f"{number(row['time_us'])} µs"
+            point = Point(rate, 0, low, high, words, is_missed(row))
+            found.setdefault(row["workload"], {})[row["provider"]] = point
+    cases = [Case(name, points) for name, points in found.items()]
+    return [figure(plots.by_case(title, cases, "GB/s each way", width=8.6))] if cases else []
 
 
-def stages(file: File) -> Figure | None:
+def stages(file: File) -> Figure:
     """When the stages of a pipeline's chunks were at work."""
-    names = ("read", "h2d", "compute", "d2h", "write")
-    content = file.content
-    devices, timelines = content.get("devices"), content.get("timelines")
-    if not isinstance(devices, list) or not isinstance(timelines, list):
-        return None
-    lanes = []
-    for device, chunks in zip(devices, timelines, strict=False):
-        for stage, name in enumerate(names):
-            spans = []
-            for chunk in chunks if isinstance(chunks, list) else []:
-                times = chunk[2 * stage : 2 * stage + 2] if isinstance(chunk, list) else []
-                begin, end = (finite(of) for of in times) if len(times) == 2 else (None, None)
-                if begin is not None and end is not None:  # a stage that there was
-                    spans.append((begin, end))
-            if spans:
-                lanes.append((f"{device} {name}" if len(devices) > 1 else name, spans))
-    if not lanes:
-        return None
-    title = f"{Path(file.path).stem}: {file.op}, {len(devices)} GPU{'s' * (len(devices) > 1)}"
-    return Figure(title, charts.timeline(title, lanes))
+    picture = chart.picture(PipelineReport.from_json(json.dumps(file.content)))
+    made = figure(picture)
+    return Figure(f"{Path(file.path).stem}: {picture.title}", made.svg, is_wide=True)

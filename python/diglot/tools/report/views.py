@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
+from diglot.bench import marks
+from diglot.bench.harness import Row
+from diglot.bench.plots import shape_text
 from diglot.bench.regressions import NOISE
 from diglot.tools import ceilings
-from diglot.tools.report import figures, sections
-from diglot.tools.report.cases import Provider, by_op, is_of_op, providers_of
+from diglot.tools.drawing import number
+from diglot.tools.report import figures, ranking
+from diglot.tools.report.cases import COLD, by_op, kind_text, providers_of
 from diglot.tools.report.figures import Figure
 from diglot.tools.report.operations import find
-from diglot.tools.report.ranking import counted, missed, rankings
-from diglot.tools.report.results import File, Results
-from diglot.tools.report.sections import Section
-from diglot.tools.report.tables import Cell, Column, Table, TableRow, any_cell
+from diglot.tools.report.results import NUMBERS, TEXTS, File, Results
+from diglot.tools.report.tables import (
+    Cell,
+    Column,
+    Table,
+    TableRow,
+    any_cell,
+    bars_cell,
+    number_cell,
+    time_cell,
+    was_run,
+)
+
+STALE = "stale: the sources have changed since"
 
 
 @dataclass(frozen=True)
@@ -28,14 +42,28 @@ class Tile:
 
 
 @dataclass(frozen=True)
+class Section:
+    """A part of the page: of an op, or of something else that was measured."""
+
+    name: str
+    about: str
+    figures: Sequence[Figure] = field(default=())
+    tables: Sequence[Table] = field(default=())
+    op: str = ""
+    stale: str = ""
+
+
+@dataclass(frozen=True)
 class Machine:
     """Everything that was measured on one GPU."""
 
     gpu: str
     tiles: Sequence[Tile]
+    stale: str
     rooflines: Sequence[Figure]
     not_on_roofline: Sequence[str]
-    counted: Table
+    roofline_tables: Sequence[Table]
+    summary: Table
     ranking: Sequence[Table]
     missed: Table
     ops: Sequence[Section]
@@ -48,7 +76,7 @@ class Page:
     """All of it."""
 
     machines: Sequence[Machine]
-    providers: Sequence[Provider]
+    providers: Sequence[str]
     ops: Sequence[str]
     files: Table
     left_out: Sequence[tuple[str, str]]
@@ -64,19 +92,17 @@ def page_of(results: Results, sources: str = "") -> Page:
         sources: the hash of the sources at hand: what was measured with others is stale. "" if
             that is not known.
     """
-    providers = providers_of(results.files)
     counts = Counter(file.gpu for file in results.files if file.kind != "pipeline")
     gpus = [gpu for gpu, _ in counts.most_common()]  # that of most results first
     of_gpu: dict[str, list[File]] = {gpu: [] for gpu in gpus or [""]}
     for file in results.files:
-        # A pipeline's report does not say its GPU: it is shown with the first.
-        of_gpu[file.gpu if file.kind != "pipeline" else next(iter(of_gpu))].append(file)
-    machines = [_machine(gpu, files, providers, sources) for gpu, files in of_gpu.items()]
-    ops = list(dict.fromkeys(section.op for machine in machines for section in machine.ops))
+        # A pipeline's report may not say its GPU: it is shown with the first.
+        of_gpu[file.gpu if file.gpu in of_gpu else next(iter(of_gpu))].append(file)
+    machines = [_machine(gpu, files, sources) for gpu, files in of_gpu.items()]
     return Page(
         machines,
-        list(providers.values()),
-        ops,
+        providers_of(results.files),
+        list(dict.fromkeys(section.op for machine in machines for section in machine.ops)),
         _files(results.files, sources),
         results.left_out,
         bool(sources),
@@ -84,37 +110,40 @@ def page_of(results: Results, sources: str = "") -> Page:
     )
 
 
-def _machine(
-    gpu: str, files: Sequence[File], providers: Mapping[str, Provider], sources: str
-) -> Machine:
-    of_ops = by_op(files)
+def _machine(gpu: str, files: Sequence[File], sources: str) -> Machine:
     known = next(
         (ceilings.parse(file.content, file.path) for file in files if file.kind == "ceilings"), None
     )
-    rows = [row for file in of_ops for row in file.rows]
-    suites = [_suite(file, sources) for file in files if file.kind == "tests"]
-    names = dict.fromkeys(row.op for row in rows if row.timer in figures.COLD)
+    of_ops = by_op(files)
+    rows = [row for of in of_ops.values() for _, found in of for row in found]
+    cold = [row for row in rows if row["timer"] in COLD]
+    rooflines, numbers = figures.rooflines(cold, gpu, known)
+    lost = [op for op in of_ops if not any(find(op, r["direction"]) for r in cold if r["op"] == op)]
+    kinds = ("benchmark", "ceilings")
+    apart = [file for file in files if file.kind in kinds and not file.is_of_ops]
     return Machine(
         gpu or "an unknown GPU",
-        _tiles(files, of_ops),
-        figures.rooflines(of_ops, providers, known),
-        [op for op in names if not any(find(op, r.direction) for r in rows if r.op == op)],
-        counted(rows),
-        rankings(files, providers),
-        missed(files),
-        [sections.of_op(file, providers) for file in of_ops],
-        sections.of_others([file for file in files if file.kind != "tests" and not is_of_op(file)]),
-        suites,
+        _tiles(files, len(of_ops)),
+        _stale([file for file in files if file.is_of_ops], sources),
+        rooflines,
+        [op for op in lost if any(row["op"] == op for row in cold)],
+        numbers,
+        ranking.summary(files),
+        ranking.rankings(files),
+        ranking.missed(files),
+        [_op(op, of, sources) for op, of in of_ops.items()],
+        [*(_apart(file, sources) for file in apart), *_pipelines(files)],
+        [_suite(file, sources) for file in files if file.kind == "tests"],
     )
 
 
-def _tiles(files: Sequence[File], of_ops: Sequence[File]) -> list[Tile]:
+def _tiles(files: Sequence[File], ops: int) -> list[Tile]:
     rows = [row for file in files for row in file.rows]
-    bars = [bar for row in rows for bar in row.bars]
-    wrong = sum(row.was_run and not row.verified for row in rows)
-    missed = sum(not bar.met for bar in bars)
+    bars = [bar for row in rows for bar in row["bars"]]
+    wrong = sum(was_run(row) and not row.get("verified") for row in rows)
+    missed = sum(bar.get("met") is not True for bar in bars)
     tiles = [
-        Tile(str(len(of_ops)), "ops measured"),
+        Tile(str(ops), "ops measured"),
         Tile(f"{len(rows):,}", "measurements"),
         Tile(f"{len(bars) - missed}/{len(bars)}", "bars met", "bad" if missed else "good"),
         Tile(str(wrong), "results not verified, without a speed", "bad" if wrong else "good"),
@@ -127,59 +156,217 @@ def _tiles(files: Sequence[File], of_ops: Sequence[File]) -> list[Tile]:
     return tiles
 
 
+def _is_stale(file: File, sources: str) -> bool:
+    return bool(file.sources and sources and file.sources != sources)
+
+
+def _stale(files: Sequence[File], sources: str) -> str:
+    """What is said where results of these files are shown; "" if none is known to be stale."""
+    count = sum(_is_stale(file, sources) for file in files)
+    if not count:
+        return ""
+    return STALE if count == len(files) else f"{count} of {len(files)} files are {STALE}"
+
+
+def _about(files: Sequence[File], rows: Sequence[Row]) -> str:
+    """How much was measured, when and of which commits, and how many bars are met."""
+    commits = dict.fromkeys(file.commit[:12] for file in files if file.commit)
+    parts = dict.fromkeys(file.incomplete for file in files if file.incomplete)
+    met = [bar.get("met") is True for row in rows for bar in row["bars"]]
+    about = [
+        f"{len(rows)} measurements, commit {', '.join(commits) or 'unknown'}, "
+        f"{max(file.date for file in files)}.",
+        f"Incomplete: {', '.join(parts)}." if parts else "",
+        f"{sum(met)} of {len(met)} bars are met." if met else "",
+        *marks.notes(rows),
+    ]
+    return " ".join(filter(None, about))
+
+
+def _op(op: str, of: Sequence[tuple[File, list[Row]]], sources: str) -> Section:
+    """An op: its figures, and all that was measured."""
+    files, rows = [file for file, _ in of], [row for _, found in of for row in found]
+    drawn = figures.of_op(rows)
+    return Section(
+        op, _about(files, rows), drawn, [_measurements(op, rows, True)], op, _stale(files, sources)
+    )
+
+
+# What rows have beside a time: the entry, its column, a factor, and what the column means.
+EXTRAS: tuple[tuple[str, str, float, str], ...] = (
+    ("tb_per_s", "TB/s", 1, "each input and each output counted once"),
+    ("share_of_copy", "of copy", 1, "share of a device copy of as many bytes, in the same run"),
+    ("launches", "launches", 1, ""),
+    ("host_us", "host µs", 1, ""),
+    ("peak_bytes", "peak MB", 1e-6, ""),
+    ("first_call_ms", "first call ms", 1, ""),
+    ("worst_ulp", "worst ulp", 1, ""),
+)
+KNOWN = {*TEXTS, *NUMBERS, "shape", "options", "bars", "verified", "reason"}
+
+
+def _measurements(name: str, rows: Sequence[Row], is_of_ops: bool) -> Table:
+    """Every row; of results of no op with whatever they have that is text or a number."""
+    extras = [of for of in EXTRAS if any(of[0] in row for row in rows)]
+    if not is_of_ops:
+        keys = dict.fromkeys(key for row in rows for key in row if key not in KNOWN)
+        simple = (str, int, float, type(None))
+        keep = [k for k in keys if all(isinstance(row.get(k), simple) for row in rows)]
+        extras = [(key, key, 1, "") for key in keep]
+    columns = [
+        *map(Column, ("case", "timer", "by")),
+        Column("µs", True, "median"),
+        Column("20th–80th", True, "percentiles, µs"),
+        *(Column(title, True, hint) for _, title, _, hint in extras),
+        Column("bars", hint="or why there is no time"),
+    ]
+    body = []
+    for row in rows:
+        words = (row["workload"], kind_text(row), row["dtype"], shape_text(row))
+        band = [number(row[end]) for end in ("p20_us", "p80_us") if end in row]
+        cells = [
+            Cell(", ".join(filter(None, words)) or "–"),
+            Cell(row["timer"] or "–"),
+            Cell(row["provider"] or "–", note=marks.words(row)),
+            time_cell(row),
+            Cell("–".join(band) or "–"),
+            *(any_cell(row.get(key), factor) for key, _, factor, _ in extras),
+            bars_cell(row),
+        ]
+        body.append(TableRow(cells, provider=row["provider"]))
+    return Table(f"All measurements of {name}.", columns, body)
+
+
+def _apart(file: File, sources: str) -> Section:
+    """What is of no op: ceilings, results with options of their own."""
+    if file.kind == "ceilings":
+        return _ceilings(file)
+    name, stale = file.op, _stale([file], sources)
+    drawn = DRAWN.get(name, lambda file: [])(file)
+    return Section(
+        name, _about([file], file.rows), drawn, [_measurements(name, file.rows, False)], stale=stale
+    )
+
+
+def _pipelines(files: Sequence[File]) -> list[Section]:
+    drawn = [figures.stages(file) for file in files if file.kind == "pipeline"]
+    return [Section("pipelines", "When each stage was at work.", drawn)] if drawn else []
+
+
+def _l2(file: File) -> list[Figure]:
+    return [
+        each
+        for workload in dict.fromkeys(row["workload"] for row in file.rows)
+        for each in figures.over_options(
+            [row for row in file.rows if row["workload"] == workload],
+            f"{workload}: speed over that without persistence, by hit ratio",
+            x="hot_mb",
+            y="speed",
+            series=lambda row: any_cell(row["options"].get("hit_ratio")).text.replace("–", "none"),
+            x_title="hot set, MB",
+            y_title="speed over none",
+        )
+    ]
+
+
+def _design(row: Row) -> str:
+    each = row["options"].get("blocks per multiprocessor")
+    return row["provider"] if each is None else f"{row['provider']}, {each} blocks each"
+
+
+def _designs(file: File) -> list[Figure]:
+    by_threads: dict[str, list[Row]] = {}
+    for row in file.rows:
+        by_threads.setdefault(str(row["options"].get("threads", "")), []).append(row)
+    return [
+        each
+        for threads, rows in sorted(by_threads.items(), key=lambda of: of[0].zfill(9))
+        for each in figures.over_options(
+            rows,
+            f"A barrier, blocks of {threads} threads"
+            if threads
+            else "An array standardized: one launch with a barrier beside several",
+            x="blocks" if threads else "bytes",
+            y="time_us",
+            series=_design,
+            x_title="blocks" if threads else "bytes of the array",
+            y_title="µs",
+            is_log=True,
+        )
+    ]
+
+
+def _streams(file: File) -> list[Figure]:
+    limits = file.content.get("ceilings_gb_per_s")
+    words = ""
+    if isinstance(limits, dict):
+        words = "; copies alone: " + ", ".join(f"{k} {any_cell(v).text}" for k, v in limits.items())
+    return figures.workloads(file.rows, f"Arrays in host memory, GB/s each way{words}")
+
+
+# How results of no op are drawn, by what they are about.
+DRAWN: dict[str, Callable[[File], list[Figure]]] = {
+    "l2": _l2,
+    "grid_barrier_designs": _designs,
+    "stream_map": _streams,
+}
+
+
+def _ceilings(file: File) -> Section:
+    known = ceilings.parse(file.content, file.path)
+    titles = ("what", "how", "type", "size", "median µs", "20th", "80th", "rate", "unit")
+    columns = [Column(title, 4 <= number < 8) for number, title in enumerate(titles)]
+    rows = []
+    for row in known.rows:
+        size = (
+            "×".join(map(str, row.shape)) if row.shape else f"{(row.bytes or 0) / 2**20:,.0f} MiB"
+        )
+        cells = [Cell(row.what), Cell(row.how), Cell(row.dtype), Cell(size)]
+        cells += [number_cell(of) for of in (row.time_us, row.p20_us, row.p80_us, row.rate)]
+        rows.append(TableRow([*cells, Cell(row.reason or row.unit)]))
+    facts = ", ".join(f"{name} {value}" for name, value in known.device.items())
+    table = Table("What the machine reaches at most.", columns, rows)
+    return Section("ceilings", f"Measured {known.date}. The driver says: {facts}.", tables=[table])
+
+
 def _state(file: File, sources: str) -> Cell:
-    if not file.sources:
-        return Cell("–")
-    if not sources:
-        return Cell(file.sources)
+    if not file.sources or not sources:
+        return Cell(file.sources or "–")
     if file.sources == sources:
         return Cell("of these sources", kind="good")
-    return Cell("stale: the sources have changed since", kind="bad")
+    return Cell(STALE, kind="bad")
 
 
 SHOWN_VERSIONS = ("diglot", "torch", "triton", "cuda", "driver", "python")
 
 
 def _files(files: Iterable[File], sources: str) -> Table:
-    columns = [
-        Column("file"),
-        Column("GPU"),
-        Column("date"),
-        Column("commit"),
-        Column("sources"),
-        *(Column(name) for name in SHOWN_VERSIONS),
-        Column("rows", True),
-        Column("bars missed", True),
-    ]
+    titles = ("file", "GPU", "date", "commit", "sources", *SHOWN_VERSIONS)
+    columns = [*map(Column, titles), Column("rows", True), Column("bars missed", True)]
     rows = []
     for file in files:
-        missed = sum(not bar.met for row in file.rows for bar in row.bars)
-        versions = [
-            Cell(file.versions.get(name, "–"), hint=name + " of what ran")
-            for name in SHOWN_VERSIONS
-        ]
+        missed = sum(bar.get("met") is not True for row in file.rows for bar in row["bars"])
+        note = f"incomplete: {file.incomplete}" if file.incomplete else ""
         cells = [
-            Cell(file.path, kind="bad", note=f"incomplete: {file.incomplete}")
-            if file.incomplete
-            else Cell(file.path),
+            Cell(file.path, kind="bad" if note else "", note=note),
             Cell(file.gpu or "–"),
             Cell(file.date or "–"),
             Cell(file.commit[:12] or "–", hint=file.commit),
             _state(file, sources),
-            *versions,
-            Cell(str(len(file.rows)) if file.rows else "–", float(len(file.rows))),
-            Cell(str(missed), float(missed), "bad" if missed else ""),
+            *(Cell(file.versions.get(name, "–")) for name in SHOWN_VERSIONS),
+            number_cell(len(file.rows) or None),
+            number_cell(missed, "bad" if missed else ""),
         ]
         rows.append(TableRow(cells))
     return Table("Each file, what it was measured on and with.", columns, rows)
 
 
 def _suite(file: File, sources: str) -> Section:
-    content, state = file.content, _state(file, sources)
+    content = file.content
     counts = ", ".join(f"{content[key]} {key}" for key in ("passed", "failed", "skipped"))
     if file.incomplete:
         counts += f"; {file.incomplete}"
-    about = f"{counts}; {content.get('gpus', 1)} GPU(s), commit {file.commit[:12]}, {state.text}."
+    about = f"{counts}; {content.get('gpus', 1)} GPU(s), commit {file.commit[:12]}."
     tables = []
     failures, reasons = content.get("failures"), content.get("skip_reasons")
     if isinstance(failures, list) and failures:
@@ -189,4 +376,4 @@ def _suite(file: File, sources: str) -> Section:
         skipped = [TableRow([Cell(str(k)), any_cell(v)]) for k, v in reasons.items()]
         columns = [Column("reason"), Column("tests", True)]
         tables.append(Table("Why tests were skipped.", columns, skipped))
-    return Section(file.op, about, tables=tables)
+    return Section(file.op, about, tables=tables, stale=_stale([file], sources))
