@@ -30,8 +30,7 @@ PICTURE = "docs/images/speed.svg"
 PICTURED: dict[str, dict[str, Any]] = {"gelu": {"approximate": "tanh"}, "dropout": {"p": 0.1}}
 PICTURED |= {"softmax": {}, "layer_norm": {}, "rms_norm": {}, "add_rms_norm": {}}
 # README's picture of errors: a command of its own, since errors need no GPU.
-COMPARE = ("compare", "gelu", "--input", "examples/activations.safetensors")
-COMPARE += ("--plot", "docs/images/gelu.png", "--force")
+COMPARE = "compare gelu --input examples/activations.safetensors --plot docs/images/gelu.png"
 PICTURED_SHAPES = ([16384, 16384], [32768, 4096])
 
 
@@ -175,7 +174,7 @@ def _by_case(figure: Any, of: Sequence[Case], unit: str) -> None:
         axes.set_xscale("log")
         low, high = min(values) / 1.5, max(values) * 1.5
         axes.set_xlim(low, high)
-        drawing.decades(axes.xaxis, drawing.powers_between(low, high))
+        drawing.ticks(axes.xaxis, drawing.powers_between(low, high))
         unit += "\nlogarithmic scale"
     axes.set_xlabel(unit)
     drawing.legend(figure)
@@ -229,7 +228,9 @@ def main() -> None:
     from diglot.pipeline.report import PipelineReport
 
     assert ROOT is not None, "the documents are those of a source tree"
-    subprocess.run([sys.executable, "-m", "diglot.cli", *COMPARE], cwd=ROOT, check=True)
+    subprocess.run(
+        [sys.executable, "-m", "diglot.cli", *COMPARE.split(), "--force"], cwd=ROOT, check=True
+    )
     (ROOT / PICTURE).write_text(inline_svg.standalone(speed()))
     for path in sorted(RESULTS.glob("*/stream_map/overlap*.json")):
         report = PipelineReport.from_json(path.read_text())

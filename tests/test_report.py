@@ -6,6 +6,7 @@ import copy
 import json
 import math
 import re
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -299,6 +300,8 @@ def test_stale_or_not(write):
     assert page.text.count("Ranking 1 of 2 files are stale") == 1
     assert "add stale: the sources have changed since" in page.text
     assert "tests stale: the sources have changed since" in page.text
+    assert "GPU tests passed, 1 failed, stale: " in page.text
+    assert "NVIDIA H200 1 of 2 files are stale" in page.text
     text = page_text(*paths).text
     assert "0123" in text and "4567" in text and "stale:" not in text
     assert "7 passed, 1 failed, 2 skipped" in text and "tests/test_x.py::test_y" in text
@@ -426,6 +429,20 @@ def test_mistakes_are_one_line(write, tmp_path):
     assert "there is no folder" in fails("report", path, "-o", tmp_path / "no/page.html")
     assert "must name another file" in fails("report", path, "-o", path, "--force")
     assert json.loads(path.read_text())["op"] == "gelu"
+
+
+def test_no_page_is_written_where_it_cannot_be_drawn(write, tmp_path, monkeypatch):
+    path, page = write(benchmark(row())), tmp_path / "page.html"
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert "pictures need matplotlib, which is not installed" in fails("report", path, "-o", page)
+    assert not page.exists()
+
+
+def test_a_gpu_without_benchmarks(write):
+    """Such as one on which the tests alone ran: what there is is shown, and nothing is drawn."""
+    page = page_text(write(TESTS, "tests.json"))
+    assert "7 passed, 1 failed, 2 skipped" in page.text and not page.all("svg")
+    assert "Roofline" not in page.text and "Ranking" not in page.text
 
 
 def test_a_file_named_twice_counts_once(write, tmp_path):

@@ -104,6 +104,10 @@ class Case:
     ceiling: float | None = None
 
 
+# A point at its place along the other axis, with what its mark says.
+Place = tuple[float, Point, str]
+
+
 def check_plot(path: str | Path) -> None:
     """Raises an error if no picture can be drawn to this file.
 
@@ -175,32 +179,55 @@ def styles(names: Collection[str]) -> dict[str, tuple[str, str]]:
     return {name: found[name] for name in names}
 
 
+def series(
+    axes: Any, name: str, style: tuple[str, str], places: Sequence[Place], **options: Any
+) -> None:
+    """Marks of one provider, with whiskers, and rings where bars are missed.
+
+    Args:
+        axes: where.
+        name: of the provider.
+        style: colour and marker.
+        places: the points, each at its place along the other axis, with what a mark says.
+        options: `across`: values go along x. Others are the line's.
+    """
+    across = options.pop("across", False)
+    color, marker = style
+
+    def put(found: Sequence[Place], gid: str, **style: Any) -> None:
+        ends = [(p.value, at) if across else (at, p.value) for at, p, _ in found]
+        axes.plot(*zip(*ends, strict=True), gid=gid, clip_on=False, **style)
+
+    spread = [(at, p.low, p.high) for at, p, _ in places if p.low is not None]
+    if spread:
+        whiskers = axes.hlines if across else axes.vlines
+        thin = {"color": color, "linewidth": 1, "gid": about(name), "clip_on": False}
+        whiskers(*zip(*spread, strict=True), **thin)
+    gid = about(name, [words for _, _, words in places])
+    put(places, gid, color=color, marker=marker, label=short(name), **options)
+    missed = [place for place in places if place[1].is_missed]
+    if missed:
+        ring = {"marker": "o", "markersize": 9, "markerfacecolor": "none", "linestyle": "none"}
+        put(missed, about(name), color=BAD, label=MISSED, **ring)
+
+
 def lines(
-    axes: Any, series: Mapping[str, Sequence[Point]], ceiling: Sequence[tuple[float, float]] = ()
+    axes: Any, of: Mapping[str, Sequence[Point]], ceiling: Sequence[tuple[float, float]] = ()
 ) -> None:
     """Lines over sizes, on a logarithmic scale; whiskers are the spread."""
-    for name, (color, marker) in styles(series).items():
-        points = sorted(series[name], key=lambda point: point.at)
-        xs, ys = [point.at for point in points], [point.value for point in points]
-        gid = about(name, [_words(name, point) for point in points])
-        axes.plot(xs, ys, color=color, marker=marker, label=short(name), gid=gid, clip_on=False)
-        spread = [(p.at, p.low, p.high) for p in points if p.low is not None]
-        if spread:
-            axes.vlines(
-                *zip(*spread, strict=True), color=color, linewidth=1, gid=about(name), clip_on=False
-            )
-        ring(axes, name, [(p.at, p.value) for p in points if p.is_missed])
+    for name, style in styles(of).items():
+        points = sorted(of[name], key=lambda point: point.at)
+        series(axes, name, style, [(p.at, p, words(name, p)) for p in points])
     if ceiling:
         axes.plot(*zip(*sorted(ceiling), strict=True), color=INK, linestyle="--", label=CEILING)
     axes.set_xscale("log", base=2)
-    every = sorted({point.at for of in series.values() for point in of})
+    every = sorted({point.at for points in of.values() for point in points})
     apart = (every[-1] / every[0]) ** (1 / 5)
-    ticks = every[:1]
+    kept = every[:1]
     for x in every[1:]:
-        if x >= ticks[-1] * apart:
-            ticks.append(x)
-    axes.set_xticks(ticks, [size(x) for x in ticks])
-    axes.minorticks_off()
+        if x >= kept[-1] * apart:
+            kept.append(x)
+    ticks(axes.xaxis, kept, size)
     axes.grid(True, axis="y")
 
 
@@ -208,36 +235,22 @@ def dots(axes: Any, cases: Sequence[Case]) -> None:
     """Values along x: a row for each case, and in it a lane for each provider."""
     names = list(dict.fromkeys(name for case in cases for name in case.points))
     lanes = len(names) if any(len(case.points) > 1 for case in cases) else 1
-    for lane, (name, (color, marker)) in enumerate(styles(names).items()):
+    for lane, (name, style) in enumerate(styles(names).items()):
         offset = 0.8 * ((lane % lanes + 0.5) / lanes - 0.5)
-        found = [
-            (row + offset, case.points[name], case)
+        places = [
+            (row + offset, case.points[name], f"{case.name}, {words(name, case.points[name])}")
             for row, case in enumerate(cases)
             if name in case.points
         ]
-        xs, ys = [point.value for _, point, _ in found], [y for y, _, _ in found]
-        gid = about(name, [f"{case.name}, {_words(name, point)}" for _, point, case in found])
-        spread = [(y, p.low, p.high) for y, p, _ in found if p.low is not None]
-        if spread:
-            axes.hlines(
-                *zip(*spread, strict=True), color=color, linewidth=1, gid=about(name), clip_on=False
-            )
-        style = {"linestyle": "none", "color": color, "marker": marker}
-        axes.plot(xs, ys, **style, label=short(name), gid=gid, clip_on=False)
-        ring(axes, name, [(p.value, y) for y, p, _ in found if p.is_missed])
+        series(axes, name, style, places, across=True, linestyle="none")
     ceilings = [(c.ceiling, r - 0.45, r + 0.45) for r, c in enumerate(cases) if c.ceiling]
     if ceilings:
         axes.vlines(*zip(*ceilings, strict=True), color=INK, linestyle="--", label=CEILING)
-    every = [
-        (p.value, p.high or 0.0, case.ceiling or 0.0)
-        for case in cases
-        for p in case.points.values()
-    ]
-    axes.set_xlim(0, 1.05 * max(map(max, every)))
+    ends = [end for c in cases for p in c.points.values() for end in (p.value, p.high, c.ceiling)]
+    axes.set_xlim(0, 1.05 * max(end or 0.0 for end in ends))
+    stripe = {"color": RULE, "alpha": 0.4, "linewidth": 0, "zorder": 0, "clip_on": False}
     for row in range(1, len(cases), 2):
-        axes.axhspan(
-            row - 0.5, row + 0.5, color=RULE, alpha=0.4, linewidth=0, zorder=0, clip_on=False
-        )
+        axes.axhspan(row - 0.5, row + 0.5, **stripe)
     axes.set_ylim(len(cases) - 0.5, -0.5)  # the first on top
     axes.set_yticks(range(len(cases)), [short(case.name) for case in cases])
     axes.grid(True, axis="x")
@@ -249,24 +262,10 @@ def height_of(cases: Sequence[Case]) -> float:
     return len(cases) * (0.16 + 0.07 * len(names))
 
 
-def _words(name: str, point: Point) -> str:
-    return f"{name}: {number(point.value)}{f' ({point.note})' if point.note else ''}"
-
-
-def ring(axes: Any, name: str, places: Sequence[tuple[float, float]]) -> None:
-    """Circles what misses its bar."""
-    if places:
-        has_label = MISSED in axes.get_legend_handles_labels()[1]
-        style = {"marker": "o", "markersize": 9, "markerfacecolor": "none", "linestyle": "none"}
-        label = None if has_label else MISSED
-        axes.plot(
-            *zip(*places, strict=True),
-            color=BAD,
-            label=label,
-            gid=about(name),
-            clip_on=False,
-            **style,
-        )
+def words(name: str, point: Point, unit: str = "") -> str:
+    """What a mark says."""
+    note = f" ({point.note})" if point.note else ""
+    return f"{name}: {number(point.value)}{unit}{note}"
 
 
 def legend(figure: Any) -> None:
@@ -289,13 +288,10 @@ def say(axes: Any, text: str) -> None:
     axes.set_yticks([])
 
 
-def decades(axis: Any, values: Sequence[float]) -> None:
+def ticks(axis: Any, values: Sequence[float], text: Callable[[float], str] | None = None) -> None:
     """Puts ticks at these values alone, written without mathematics."""
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
-
-    axis.set_major_locator(FixedLocator(values))
-    axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: power(value)))
+    axis.set_ticks(values, labels=[(text or power)(value) for value in values])
+    axis.set_ticks([], minor=True)
 
 
 def power(value: float) -> str:

@@ -16,12 +16,20 @@ from diglot.pipeline import chart
 from diglot.pipeline.report import PipelineReport
 from diglot.tools import drawing, inline_svg
 from diglot.tools.ceilings import Ceilings
-from diglot.tools.drawing import INK, SOFT, Case, Picture, Point, number
+from diglot.tools.drawing import INK, Case, Picture, Point, number
 from diglot.tools.gpus import find_gpu
 from diglot.tools.report.cases import kind_text, largest
 from diglot.tools.report.operations import find, operations
 from diglot.tools.report.results import File, finite
-from diglot.tools.report.tables import Cell, Column, Table, TableRow, is_missed, number_cell
+from diglot.tools.report.tables import (
+    Cell,
+    Column,
+    Table,
+    TableRow,
+    any_cell,
+    is_missed,
+    number_cell,
+)
 
 DTYPES = ("float32", "bfloat16", "float16")
 SMALL = 1e-30  # what is smaller is not drawn on a logarithmic scale
@@ -49,23 +57,17 @@ def of_op(rows: Iterable[Row]) -> list[Figure]:
 
 
 @dataclass(frozen=True)
-class Roof:
-    """A line that nothing gets above: TB/s of one that rises, or TFLOP/s of a flat one."""
-
-    name: str
-    slope: float | None = None
-    height: float | None = None
-    is_measured: bool = True
-
-
-@dataclass(frozen=True)
 class Place:
     """A case in a roofline: TFLOP/s by provider, at so many operations per byte."""
 
     name: str
     counted: str
-    intensity: float
     points: Mapping[str, Point]
+
+    @property
+    def intensity(self) -> float:
+        """Operations per byte."""
+        return next(iter(self.points.values())).at
 
 
 def rooflines(
@@ -97,60 +99,56 @@ def _place(case: Mapping[str, Row]) -> Place | None:
         return None
     counted = find(row["op"], row["direction"])
     assert counted is not None
-    name = f"{row['op']} {kind_text(row)}"
-    return Place(name, counted.of, next(iter(points.values())).at, points)
+    return Place(f"{row['op']} {kind_text(row)}", counted.of, points)
 
 
-def _roofs(rows: Sequence[Row], gpu: str, known: Ceilings | None) -> list[Roof]:
+def constant(value: float) -> Callable[[float], float]:
+    """A flat line."""
+    return lambda _: value
+
+
+Roofs = Mapping[str, tuple[str, Callable[[float], float]]]
+
+
+def _roofs(rows: Sequence[Row], gpu: str, known: Ceilings | None) -> Roofs:
+    """Lines that nothing gets above: by name their dashes, and TFLOP/s by operations per byte."""
+    roofs: dict[str, tuple[str, Callable[[float], float]]] = {}
     copies = [row["copy_tb_per_s"] for row in rows if "copy_tb_per_s" in row]
-    roofs = []
     if copies:
-        roofs.append(Roof(f"fastest copy, {number(max(copies))} TB/s", slope=max(copies)))
+        roofs[f"fastest copy, {number(max(copies))} TB/s"] = "--", lambda x: max(copies) * x
     sheet = find_gpu(gpu)
     peak = None if sheet is None else sheet.tflop_per_s["float32"]
     if sheet is not None and peak is not None:
         words = f"{sheet.name}, float32 outside tensor cores, data sheet: {number(peak)} TFLOP/s"
-        roofs.append(Roof(words, height=peak, is_measured=False))
+        roofs[words] = ":", constant(peak)
     measured = None if known is None else known.tflop_per_s("float32")
     if measured is not None:
         words = f"float32 product, measured: {number(measured)} TFLOP/s"
-        roofs.append(Roof(words, height=measured))
+        roofs[words] = "-.", constant(measured)
     return roofs
 
 
-def _roofline(dtype: str, roofs: Sequence[Roof], places: Sequence[Place]) -> Picture:
+def _roofline(dtype: str, roofs: Roofs, places: Sequence[Place]) -> Picture:
     """TFLOP/s against operations per byte, both logarithmic; marks say whose they are."""
-    by_provider: dict[str, list[tuple[Place, Point]]] = {}
-    for place in places:
-        for name, point in place.points.items():
-            by_provider.setdefault(name, []).append((place, point))
+    names = list(dict.fromkeys(name for place in places for name in place.points))
     xs = [place.intensity for place in places]
     ys = [point.value for place in places for point in place.points.values()]
     left, right = min(xs) / 1.5, max(*xs, 30) * 1.5
-    bottom, top = min(ys) / 2, 2 * max(*ys, *(roof.height or 0 for roof in roofs), 0)
+    bottom, top = min(ys) / 2, 2 * max([*ys, *(height(left) for _, height in roofs.values())])
 
     def draw(figure: Any) -> None:
         axes = figure.subplots()
-        for roof in roofs:
-            ends = [roof.height or (roof.slope or 0) * x for x in (left, right)]
-            style = {"color": INK if roof.is_measured else SOFT, "linestyle": "--"}
-            style["linestyle"] = "--" if roof.slope else "-." if roof.is_measured else ":"
-            axes.plot([left, right], ends, label=roof.name, **style)
-        for name, (color, marker) in drawing.styles(by_provider).items():
-            notes = [
-                f"{place.name}, {name}: {number(point.value)} TFLOP/s ({point.note})"
-                for place, point in by_provider[name]
-            ]
-            at = [point.at for _, point in by_provider[name]]
-            of = [point.value for _, point in by_provider[name]]
-            style = {"color": color, "marker": marker, "linestyle": "none"}
-            gid = drawing.about(name, notes)
-            axes.plot(at, of, label=drawing.shown(name), gid=gid, **style)
-            missed = [(p.at, p.value) for _, p in by_provider[name] if p.is_missed]
-            drawing.ring(axes, name, missed)
+        for name, (dashes, height) in roofs.items():
+            ends = [height(left), height(right)]
+            axes.plot([left, right], ends, color=INK, linestyle=dashes, label=name)
+        for name, style in drawing.styles(names).items():
+            of = [(place, place.points[name]) for place in places if name in place.points]
+            said = [f"{place.name}, {drawing.words(name, p, ' TFLOP/s')}" for place, p in of]
+            marks = [(p.at, p, words) for (_, p), words in zip(of, said, strict=True)]
+            drawing.series(axes, name, style, marks, linestyle="none")
         axes.set(xscale="log", yscale="log", xlim=(left, right), ylim=(bottom, top))
-        drawing.decades(axes.xaxis, drawing.powers_between(left, right))
-        drawing.decades(axes.yaxis, drawing.powers_between(bottom, top))
+        drawing.ticks(axes.xaxis, drawing.powers_between(left, right))
+        drawing.ticks(axes.yaxis, drawing.powers_between(bottom, top))
         axes.grid(True)
         axes.set_xlabel("operations per byte moved, logarithmic scale")
         axes.set_ylabel("TFLOP/s, logarithmic scale")
@@ -175,50 +173,75 @@ def _numbers(dtype: str, places: Sequence[Place]) -> Table:
     )
 
 
-def over_options(
-    rows: Iterable[Row],
-    title: str,
-    *,
-    x: str,
-    y: str,
-    series: Callable[[Row], str],
-    x_title: str,
-    y_title: str,
-    is_log: bool = False,
-) -> list[Figure]:
-    """Lines over an option; none where there is nothing to draw.
+@dataclass(frozen=True)
+class Lines:
+    """How results of no op are drawn: which entries of a row, or of its options, are what.
 
-    Args:
-        rows: of results that are of no op.
-        title: the caption.
-        x: the option that goes along.
-        y: what goes up: "time_us", or one of the row's others.
-        series: the name of the line that a row is on.
-        x_title: what x is.
-        y_title: what y is.
+    Attributes:
+        x: what goes along; the first of these that a row has.
+        y: what goes up.
+        series: what tells a provider's lines apart, if anything does.
+        panel: what has a picture of its own.
         is_log: whether y is on a logarithmic scale.
     """
-    found: dict[str, list[Point]] = {}
-    for row in rows:
-        at, value = _positive(row["options"].get(x)), _positive(row.get(y))
-        if at is not None and value is not None:
-            low, high = (row.get(end) if y == "time_us" else None for end in ("p20_us", "p80_us"))
-            found.setdefault(series(row), []).append(Point(value, at, low, high))
 
+    x: tuple[str, ...]
+    y: str
+    series: str
+    panel: str
+    is_log: bool = False
+
+
+APART = {
+    "l2": Lines(("hot_mb",), "speed", "hit_ratio", "workload"),
+    "grid_barrier_designs": Lines(
+        ("bytes", "blocks"), "time_us", "blocks per multiprocessor", "threads", is_log=True
+    ),
+}
+
+
+NAMES = {"time_us": "µs", "speed": "speed over none", "hot_mb": "hot set, MB"}
+
+
+def apart(file: File) -> list[Figure]:
+    """Pictures of results of no op: lines over an option, or GB/s of each workload."""
+    how = APART.get(file.op)
+    if how is None:
+        return _workloads(file)
+    panels: dict[str, dict[str, dict[str, list[Point]]]] = {}
+    for row in file.rows:
+        every = {**row, **row["options"]}
+        x = next((name for name in how.x if name in every), "")
+        at, value = _positive(every.get(x)), _positive(row.get(how.y))
+        if at is not None and value is not None:
+            panel = f", {how.panel} {every[how.panel]}" if every.get(how.panel) else ""
+            title = f"{file.op}{panel}: {NAMES.get(how.y, how.y)} by {NAMES.get(x, x)}"
+            which = every.get(how.series)
+            name = row["provider"] if which is None else f"{how.series} {which}"
+            low, high = (row.get(f"p{n}_us") if how.y == "time_us" else None for n in (20, 80))
+            series = panels.setdefault(title, {}).setdefault(x, {})
+            series.setdefault(name, []).append(Point(value, at, low, high))
+    return [
+        figure(Picture(title, _lines(how, x, series), plots.WIDTH, 4.4))
+        for title, of in panels.items()
+        for x, series in of.items()
+    ]
+
+
+def _lines(how: Lines, x: str, series: Mapping[str, Sequence[Point]]) -> Callable[[Any], None]:
     def draw(figure: Any) -> None:
         axes = figure.subplots()
-        drawing.lines(axes, found)
-        if is_log:
+        drawing.lines(axes, series)
+        if how.is_log:
             axes.set_yscale("log")
-            low, high = axes.get_ylim()
-            drawing.decades(axes.yaxis, drawing.powers_between(low, high))
+            drawing.ticks(axes.yaxis, drawing.powers_between(*axes.get_ylim()))
         else:
             axes.set_ylim(bottom=0)
-        axes.set_xlabel(f"{x_title}, logarithmic scale")
-        axes.set_ylabel(f"{y_title}, logarithmic scale" if is_log else y_title)
+        axes.set_xlabel(f"{NAMES.get(x, x)}, logarithmic scale")
+        axes.set_ylabel(NAMES.get(how.y, how.y) + ", logarithmic scale" * how.is_log)
         drawing.legend(figure)
 
-    return [figure(Picture(title, draw, plots.WIDTH, 3.8))] if found else []
+    return draw
 
 
 def _positive(value: Any) -> float | None:
@@ -226,19 +249,19 @@ def _positive(value: Any) -> float | None:
     return found if found is not None and found > SMALL else None
 
 
-def workloads(rows: Iterable[Row], title: str) -> list[Figure]:
+def _workloads(file: File) -> list[Figure]:
     """GB/s of each workload."""
     found: dict[str, dict[str, Point]] = {}
-    for row in rows:
+    for row in file.rows:
         rate = _positive(row.get("gb_per_s"))
         if rate is not None and "time_us" in row:
-            low, high = (
-                rate * row["time_us"] / row[end] if end in row else None
-                for end in ("p80_us", "p20_us")
-            )
+            points = found.setdefault(row["workload"], {})
             words = f"{number(row['time_us'])} µs"
-            point = Point(rate, 0, low, high, words, is_missed(row))
-            found.setdefault(row["workload"], {})[row["provider"]] = point
+            points[row["provider"]] = Point(rate, note=words, is_missed=is_missed(row))
+    limits = file.content.get("ceilings_gb_per_s")
+    known = limits.items() if isinstance(limits, dict) else ()
+    alone = ", ".join(f"{name} {any_cell(value).text}" for name, value in known)
+    title = f"{file.op}, GB/s each way" + (f"; copies alone: {alone}" if alone else "")
     cases = [Case(name, points) for name, points in found.items()]
     return [figure(plots.by_case(title, cases, "GB/s each way", width=8.6))] if cases else []
 

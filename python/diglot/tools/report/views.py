@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from diglot.bench import marks
@@ -123,7 +123,7 @@ def _machine(gpu: str, files: Sequence[File], sources: str) -> Machine:
     apart = [file for file in files if file.kind in kinds and not file.is_of_ops]
     return Machine(
         gpu or "an unknown GPU",
-        _tiles(files, len(of_ops)),
+        _tiles(files, len(of_ops), sources),
         _stale([file for file in files if file.is_of_ops], sources),
         rooflines,
         [op for op in lost if any(row["op"] == op for row in cold)],
@@ -137,7 +137,7 @@ def _machine(gpu: str, files: Sequence[File], sources: str) -> Machine:
     )
 
 
-def _tiles(files: Sequence[File], ops: int) -> list[Tile]:
+def _tiles(files: Sequence[File], ops: int, sources: str) -> list[Tile]:
     rows = [row for file in files for row in file.rows]
     bars = [bar for row in rows for bar in row["bars"]]
     wrong = sum(was_run(row) and not row.get("verified") for row in rows)
@@ -151,7 +151,9 @@ def _tiles(files: Sequence[File], ops: int) -> list[Tile]:
     for file in files:
         if file.kind == "tests":
             failed = file.content["failed"]
-            words = f"GPU tests passed, {failed} failed"
+            words = ", ".join(
+                filter(None, (f"GPU tests passed, {failed} failed", _stale([file], sources)))
+            )
             tiles.append(Tile(f"{file.content['passed']:,}", words, "bad" if failed else "good"))
     return tiles
 
@@ -242,7 +244,7 @@ def _apart(file: File, sources: str) -> Section:
     if file.kind == "ceilings":
         return _ceilings(file)
     name, stale = file.op, _stale([file], sources)
-    drawn = DRAWN.get(name, lambda file: [])(file)
+    drawn = figures.apart(file)
     return Section(
         name, _about([file], file.rows), drawn, [_measurements(name, file.rows, False)], stale=stale
     )
@@ -251,65 +253,6 @@ def _apart(file: File, sources: str) -> Section:
 def _pipelines(files: Sequence[File]) -> list[Section]:
     drawn = [figures.stages(file) for file in files if file.kind == "pipeline"]
     return [Section("pipelines", "When each stage was at work.", drawn)] if drawn else []
-
-
-def _l2(file: File) -> list[Figure]:
-    return [
-        each
-        for workload in dict.fromkeys(row["workload"] for row in file.rows)
-        for each in figures.over_options(
-            [row for row in file.rows if row["workload"] == workload],
-            f"{workload}: speed over that without persistence, by hit ratio",
-            x="hot_mb",
-            y="speed",
-            series=lambda row: any_cell(row["options"].get("hit_ratio")).text.replace("–", "none"),
-            x_title="hot set, MB",
-            y_title="speed over none",
-        )
-    ]
-
-
-def _design(row: Row) -> str:
-    each = row["options"].get("blocks per multiprocessor")
-    return row["provider"] if each is None else f"{row['provider']}, {each} blocks each"
-
-
-def _designs(file: File) -> list[Figure]:
-    by_threads: dict[str, list[Row]] = {}
-    for row in file.rows:
-        by_threads.setdefault(str(row["options"].get("threads", "")), []).append(row)
-    return [
-        each
-        for threads, rows in sorted(by_threads.items(), key=lambda of: of[0].zfill(9))
-        for each in figures.over_options(
-            rows,
-            f"A barrier, blocks of {threads} threads"
-            if threads
-            else "An array standardized: one launch with a barrier beside several",
-            x="blocks" if threads else "bytes",
-            y="time_us",
-            series=_design,
-            x_title="blocks" if threads else "bytes of the array",
-            y_title="µs",
-            is_log=True,
-        )
-    ]
-
-
-def _streams(file: File) -> list[Figure]:
-    limits = file.content.get("ceilings_gb_per_s")
-    words = ""
-    if isinstance(limits, dict):
-        words = "; copies alone: " + ", ".join(f"{k} {any_cell(v).text}" for k, v in limits.items())
-    return figures.workloads(file.rows, f"Arrays in host memory, GB/s each way{words}")
-
-
-# How results of no op are drawn, by what they are about.
-DRAWN: dict[str, Callable[[File], list[Figure]]] = {
-    "l2": _l2,
-    "grid_barrier_designs": _designs,
-    "stream_map": _streams,
-}
 
 
 def _ceilings(file: File) -> Section:
