@@ -19,7 +19,6 @@ from diglot.tools.report.tables import (
     Table,
     TableRow,
     is_missed,
-    number_cell,
     time_cell,
 )
 
@@ -137,36 +136,3 @@ def _place(row: Row | None, place: int | None, best: float) -> Cell:
 def _time(value: float) -> str:
     """Four digits: places are of differences that three do not show."""
     return number(value) if value >= 1000 else f"{value:.4g}"
-
-
-def missed(files: Iterable[File]) -> Table:
-    """What misses its bar, the worst first."""
-    titles = ("op", "by", "case", "bar", "reached", "bar at", "missed by")
-    columns = [Column(title, number > 3) for number, title in enumerate(titles)]
-    found = [
-        (_shortfall(bar), bar, row)
-        for file in files
-        for row in file.rows
-        for bar in row["bars"]
-        if bar.get("met") is not True
-    ]
-    rows = []
-    for shortfall, bar, row in sorted(found, key=lambda of: -of[0]):
-        words = (row["workload"], kind_text(row), row["dtype"], shape_text(row), row["timer"])
-        cells = [
-            Cell(row["op"]),
-            Cell(row["provider"]),
-            Cell(", ".join(filter(None, words))),
-            Cell(bar["name"]),
-            time_cell(row) if bar["value"] is None else number_cell(bar["value"]),
-            number_cell(bar["bound"]),
-            Cell(f"{shortfall:.0%}", 100 * shortfall, "bad"),
-        ]
-        rows.append(TableRow(cells, row["op"]))
-    return Table("Bars that are missed, the worst first.", columns, rows)
-
-
-def _shortfall(bar: Mapping[str, float | None]) -> float:
-    """How far it is missed, as a share of the bound; without a value, wholly."""
-    value, bound = bar["value"], bar["bound"]
-    return 1.0 if value is None or not bound else abs(value / bound - 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ class File:
         sources: the hash of the sources it was measured with.
         incomplete: how much was measured, of a run that was ended before all was.
         versions: of what ran, by name.
-        rows: of a benchmark; each has the keys of `TEXTS`, shape, options and bars.
+        rows: of a benchmark or of ceilings; each has the keys of `TEXTS`, shape, options and bars.
         content: everything.
     """
 
@@ -111,11 +111,13 @@ def read_file(path: Path) -> File:
 
 def _file(path: Path, content: dict[str, Any]) -> File:
     schema, version = content.get("schema"), content.get("schema_version")
-    rows: tuple[Row, ...] = ()
+    listed: list[Row] = []
     op = _text(content, "op")
     if schema == ceilings.SCHEMA:
-        ceilings.parse(content, path)
+        known = ceilings.parse(content, path).rows
         kind, op = "ceilings", "ceilings"
+        names = {"what": "workload", "how": "provider"}
+        listed = [{names.get(k, k): of for k, of in asdict(row).items()} for row in known]
     elif schema == PIPELINE:
         if version != PIPELINE_VERSION:
             raise ValueError(f"{path} is of schema version {version!r}, not {PIPELINE_VERSION}")
@@ -127,8 +129,7 @@ def _file(path: Path, content: dict[str, Any]) -> File:
             if not isinstance(content[key], int):
                 raise _Damaged(f"{key} is no number")
     elif isinstance(schema, int):
-        listed = reports.check(path, content)["rows"]
-        kind, rows = "benchmark", tuple(_row(row, number) for number, row in enumerate(listed))
+        kind, listed = "benchmark", reports.check(path, content)["rows"]
     else:
         raise ValueError(f"{path} is not a results file: it has no schema that is known")
     versions = content.get("versions")
@@ -140,7 +141,7 @@ def _file(path: Path, content: dict[str, Any]) -> File:
         op=op,
         **{name: _text(content, name) for name in texts},
         versions={str(name): str(of) for name, of in named if of is not None},
-        rows=rows,
+        rows=tuple(_row(row, number) for number, row in enumerate(listed)),
         content=content,
     )
 
@@ -173,8 +174,8 @@ NUMBERS = ("bytes", *reports.TIMES, "tb_per_s", "copy_tb_per_s", "share_of_copy"
 def _row(row: Row, number: int) -> Row:
     """A row with all of its keys, and without numbers that say nothing."""
     try:
-        shape, options, bars = row.get("shape", []), row.get("options", {}), row.get("bars", [])
-        if not isinstance(shape, list) or not all(isinstance(size, int) for size in shape):
+        shape, options, bars = row.get("shape") or [], row.get("options", {}), row.get("bars", [])
+        if not isinstance(shape, (list, tuple)) or not all(isinstance(size, int) for size in shape):
             raise _Damaged("shape is no list of integers")
         if any(size < 0 for size in shape) or math.prod(shape) >= LARGEST:
             raise _Damaged("shape is out of range")
@@ -183,7 +184,13 @@ def _row(row: Row, number: int) -> Row:
         if not all(isinstance(bar, dict) and finite(bar.get("bound")) is not None for bar in bars):
             raise _Damaged("a bar has no bound")
         judged = [
-            {**bar, "name": _text(bar, "name"), "value": finite(bar.get("value"))} for bar in bars
+            {
+                "name": _text(bar, "name"),
+                "value": finite(bar.get("value")),
+                "bound": bar["bound"],
+                "met": bar.get("met") is True,
+            }
+            for bar in bars
         ]
         found = {str(key): value for key, value in row.items() if value is not None}
         found |= {name: _text(row, name) for name in TEXTS}

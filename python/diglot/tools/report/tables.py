@@ -90,20 +90,9 @@ def time_cell(row: Row) -> Cell:
     return Cell("–") if row.get("verified") else Cell("wrong result", kind="bad", hint=reason)
 
 
-def bars_cell(row: Row) -> Cell:
-    """A row's bars; without any, why it has no time."""
-    texts = [
-        f"{'✓' if bar['met'] is True else '✗'} {bar['name']} {number(bar['value'])} "
-        f"(bar {number(bar['bound'])})"
-        for bar in row["bars"]
-    ]
-    kind = "" if not texts else "bad" if is_missed(row) else "good"
-    return Cell("; ".join(texts) or str(row.get("reason") or "–"), kind=kind)
-
-
 def is_missed(row: Row) -> bool:
     """Whether a bar is."""
-    return any(bar.get("met") is not True for bar in row["bars"])
+    return not all(bar["met"] for bar in row["bars"])
 
 
 def any_cell(value: Any, factor: float = 1.0) -> Cell:

@@ -8,26 +8,15 @@ from dataclasses import dataclass, field
 
 from diglot.bench import marks
 from diglot.bench.harness import Row
-from diglot.bench.plots import shape_text
 from diglot.bench.regressions import NOISE
 from diglot.tools import ceilings
-from diglot.tools.drawing import number
 from diglot.tools.report import figures, ranking
-from diglot.tools.report.cases import COLD, by_op, kind_text, providers_of
+from diglot.tools.report.cases import COLD, by_op, providers_of
 from diglot.tools.report.figures import Figure
+from diglot.tools.report.measurements import measurements, missed
 from diglot.tools.report.operations import find
-from diglot.tools.report.results import NUMBERS, TEXTS, File, Results
-from diglot.tools.report.tables import (
-    Cell,
-    Column,
-    Table,
-    TableRow,
-    any_cell,
-    bars_cell,
-    number_cell,
-    time_cell,
-    was_run,
-)
+from diglot.tools.report.results import File, Results
+from diglot.tools.report.tables import Cell, Column, Table, TableRow, any_cell, number_cell, was_run
 
 STALE = "stale: the sources have changed since"
 
@@ -130,7 +119,7 @@ def _machine(gpu: str, files: Sequence[File], sources: str) -> Machine:
         numbers,
         ranking.summary(files),
         ranking.rankings(files),
-        ranking.missed(files),
+        missed(files),
         [_op(op, of, sources) for op, of in of_ops.items()],
         [*(_apart(file, sources) for file in apart), *_pipelines(files)],
         [_suite(file, sources) for file in files if file.kind == "tests"],
@@ -141,7 +130,7 @@ def _tiles(files: Sequence[File], ops: int, sources: str) -> list[Tile]:
     rows = [row for file in files for row in file.rows]
     bars = [bar for row in rows for bar in row["bars"]]
     wrong = sum(was_run(row) and not row.get("verified") for row in rows)
-    missed = sum(bar.get("met") is not True for bar in bars)
+    missed = sum(not bar["met"] for bar in bars)
     tiles = [
         Tile(str(ops), "ops measured"),
         Tile(f"{len(rows):,}", "measurements"),
@@ -151,9 +140,8 @@ def _tiles(files: Sequence[File], ops: int, sources: str) -> list[Tile]:
     for file in files:
         if file.kind == "tests":
             failed = file.content["failed"]
-            words = ", ".join(
-                filter(None, (f"GPU tests passed, {failed} failed", _stale([file], sources)))
-            )
+            stale = _stale([file], sources)
+            words = f"GPU tests passed, {failed} failed" + (f", {stale}" if stale else "")
             tiles.append(Tile(f"{file.content['passed']:,}", words, "bad" if failed else "good"))
     return tiles
 
@@ -174,7 +162,7 @@ def _about(files: Sequence[File], rows: Sequence[Row]) -> str:
     """How much was measured, when and of which commits, and how many bars are met."""
     commits = dict.fromkeys(file.commit[:12] for file in files if file.commit)
     parts = dict.fromkeys(file.incomplete for file in files if file.incomplete)
-    met = [bar.get("met") is True for row in rows for bar in row["bars"]]
+    met = [bar["met"] for row in rows for bar in row["bars"]]
     about = [
         f"{len(rows)} measurements, commit {', '.join(commits) or 'unknown'}, "
         f"{max(file.date for file in files)}.",
@@ -189,87 +177,23 @@ def _op(op: str, of: Sequence[tuple[File, list[Row]]], sources: str) -> Section:
     """An op: its figures, and all that was measured."""
     files, rows = [file for file, _ in of], [row for _, found in of for row in found]
     drawn = figures.of_op(rows)
-    return Section(
-        op, _about(files, rows), drawn, [_measurements(op, rows, True)], op, _stale(files, sources)
-    )
-
-
-# What rows have beside a time: the entry, its column, a factor, and what the column means.
-EXTRAS: tuple[tuple[str, str, float, str], ...] = (
-    ("tb_per_s", "TB/s", 1, "each input and each output counted once"),
-    ("share_of_copy", "of copy", 1, "share of a device copy of as many bytes, in the same run"),
-    ("launches", "launches", 1, ""),
-    ("host_us", "host µs", 1, ""),
-    ("peak_bytes", "peak MB", 1e-6, ""),
-    ("first_call_ms", "first call ms", 1, ""),
-    ("worst_ulp", "worst ulp", 1, ""),
-)
-KNOWN = {*TEXTS, *NUMBERS, "shape", "options", "bars", "verified", "reason"}
-
-
-def _measurements(name: str, rows: Sequence[Row], is_of_ops: bool) -> Table:
-    """Every row; of results of no op with whatever they have that is text or a number."""
-    extras = [of for of in EXTRAS if any(of[0] in row for row in rows)]
-    if not is_of_ops:
-        keys = dict.fromkeys(key for row in rows for key in row if key not in KNOWN)
-        simple = (str, int, float, type(None))
-        keep = [k for k in keys if all(isinstance(row.get(k), simple) for row in rows)]
-        extras = [(key, key, 1, "") for key in keep]
-    columns = [
-        *map(Column, ("case", "timer", "by")),
-        Column("µs", True, "median"),
-        Column("20th–80th", True, "percentiles, µs"),
-        *(Column(title, True, hint) for _, title, _, hint in extras),
-        Column("bars", hint="or why there is no time"),
-    ]
-    body = []
-    for row in rows:
-        words = (row["workload"], kind_text(row), row["dtype"], shape_text(row))
-        band = [number(row[end]) for end in ("p20_us", "p80_us") if end in row]
-        cells = [
-            Cell(", ".join(filter(None, words)) or "–"),
-            Cell(row["timer"] or "–"),
-            Cell(row["provider"] or "–", note=marks.words(row)),
-            time_cell(row),
-            Cell("–".join(band) or "–"),
-            *(any_cell(row.get(key), factor) for key, _, factor, _ in extras),
-            bars_cell(row),
-        ]
-        body.append(TableRow(cells, provider=row["provider"]))
-    return Table(f"All measurements of {name}.", columns, body)
+    table = measurements(f"All measurements of {op}.", rows)
+    return Section(op, _about(files, rows), drawn, [table], op, _stale(files, sources))
 
 
 def _apart(file: File, sources: str) -> Section:
     """What is of no op: ceilings, results with options of their own."""
-    if file.kind == "ceilings":
-        return _ceilings(file)
-    name, stale = file.op, _stale([file], sources)
-    drawn = figures.apart(file)
-    return Section(
-        name, _about([file], file.rows), drawn, [_measurements(name, file.rows, False)], stale=stale
-    )
+    about, drawn = _about([file], file.rows), figures.apart(file)
+    device = file.content.get("device")
+    if isinstance(device, dict):
+        about += f" The driver says: {', '.join(f'{name} {of}' for name, of in device.items())}."
+    table = measurements(f"All measurements of {file.op}.", file.rows, is_of_ops=False)
+    return Section(file.op, about, drawn, [table], stale=_stale([file], sources))
 
 
 def _pipelines(files: Sequence[File]) -> list[Section]:
     drawn = [figures.stages(file) for file in files if file.kind == "pipeline"]
     return [Section("pipelines", "When each stage was at work.", drawn)] if drawn else []
-
-
-def _ceilings(file: File) -> Section:
-    known = ceilings.parse(file.content, file.path)
-    titles = ("what", "how", "type", "size", "median µs", "20th", "80th", "rate", "unit")
-    columns = [Column(title, 4 <= number < 8) for number, title in enumerate(titles)]
-    rows = []
-    for row in known.rows:
-        size = (
-            "×".join(map(str, row.shape)) if row.shape else f"{(row.bytes or 0) / 2**20:,.0f} MiB"
-        )
-        cells = [Cell(row.what), Cell(row.how), Cell(row.dtype), Cell(size)]
-        cells += [number_cell(of) for of in (row.time_us, row.p20_us, row.p80_us, row.rate)]
-        rows.append(TableRow([*cells, Cell(row.reason or row.unit)]))
-    facts = ", ".join(f"{name} {value}" for name, value in known.device.items())
-    table = Table("What the machine reaches at most.", columns, rows)
-    return Section("ceilings", f"Measured {known.date}. The driver says: {facts}.", tables=[table])
 
 
 def _state(file: File, sources: str) -> Cell:
@@ -288,7 +212,7 @@ def _files(files: Iterable[File], sources: str) -> Table:
     columns = [*map(Column, titles), Column("rows", True), Column("bars missed", True)]
     rows = []
     for file in files:
-        missed = sum(bar.get("met") is not True for row in file.rows for bar in row["bars"])
+        missed = sum(not bar["met"] for row in file.rows for bar in row["bars"])
         note = f"incomplete: {file.incomplete}" if file.incomplete else ""
         cells = [
             Cell(file.path, kind="bad" if note else "", note=note),
