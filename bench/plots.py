@@ -191,8 +191,8 @@ def _sweep(figure: Any, panels: Sequence[list[Row]]) -> None:
             sorted({(row["bytes"], c) for row in rows if (c := _ceiling(row)) is not None}),
         )
         axes.set_title(rows[0]["dtype"])
-        axes.set_ylabel(_unit(rows[0]).replace(" (", "\n("))
-        axes.set_xlabel("bytes moved, logarithmic scale")
+        axes.set_ylabel(_unit(rows[0]).partition(" (")[0])
+        axes.set_xlabel("bytes moved, each input and output once, logarithmic scale")
         axes.set_ylim(bottom=0)
     drawing.legend(figure)
 

@@ -16,6 +16,7 @@ from diglot.tools.report.figures import Figure
 from diglot.tools.report.measurements import measurements, missed
 from diglot.tools.report.operations import find
 from diglot.tools.report.results import File, Results
+from diglot.tools.report.roofline import rooflines
 from diglot.tools.report.tables import Cell, Column, Table, TableRow, any_cell, number_cell, was_run
 
 STALE = "stale: the sources have changed since"
@@ -106,7 +107,7 @@ def _machine(gpu: str, files: Sequence[File], sources: str) -> Machine:
     of_ops = by_op(files)
     rows = [row for of in of_ops.values() for _, found in of for row in found]
     cold = [row for row in rows if row["timer"] in COLD]
-    rooflines, numbers = figures.rooflines(cold, gpu, known)
+    drawn, numbers = rooflines(cold, gpu, known)
     lost = [op for op in of_ops if not any(find(op, r["direction"]) for r in cold if r["op"] == op)]
     kinds = ("benchmark", "ceilings")
     apart = [file for file in files if file.kind in kinds and not file.is_of_ops]
@@ -114,7 +115,7 @@ def _machine(gpu: str, files: Sequence[File], sources: str) -> Machine:
         gpu or "an unknown GPU",
         _tiles(files, len(of_ops), sources),
         _stale([file for file in files if file.is_of_ops], sources),
-        rooflines,
+        drawn,
         [op for op in lost if any(row["op"] == op for row in cold)],
         numbers,
         ranking.summary(files),
