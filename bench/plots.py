@@ -58,13 +58,13 @@ def _ceiling(row: Row) -> float | None:
     return row.get("product_tflop_per_s", None if copy is None else copy * 1e3)
 
 
-def _point(row: Row, at: float = 0.0) -> Point:
+def _point(row: Row, position: float = 0.0) -> Point:
     value, *ends = (_figure_of(row, row[name]) for name in reports.TIMES)
     words = f"{drawing.number(row['time_us'])} µs"
     if "share_of_copy" in row:
         words += f", {row['share_of_copy']:.2f} of a copy"
     missed = any(not bar["met"] for bar in row["bars"])
-    return Point(value, at, min(ends), max(ends), words, missed)
+    return Point(value, position, min(ends), max(ends), words, missed)
 
 
 def shape_text(row: Row) -> str:
@@ -139,37 +139,37 @@ def _picture(rows: list[Row], gpu: str) -> Picture:
         panels = _groups(rows, "dtype")
         height = FRAME + 2.4 * len(panels)
         return Picture(title, lambda figure: _sweep(figure, panels), WIDTH, height)
-    return by_case(title, cases(rows), _unit(first))
+    return by_case(title, cases_of(rows), _unit(first))
 
 
-def cases(rows: Iterable[Row], with_op: bool = False) -> list[Case]:
+def cases_of(rows: Iterable[Row], with_op: bool = False) -> list[Case]:
     """Rows as cases, named by type and shape, or by op and shape."""
     found = []
     if not with_op:
         rows = sorted(rows, key=lambda row: (row["dtype"], row.get("bytes", 0)))
-    for of in reports.by_case(rows):
-        first = next(iter(of.values()))
-        ceilings = [c for row in of.values() if (c := _ceiling(row)) is not None]
+    for case in reports.by_case(rows):
+        first = next(iter(case.values()))
+        ceilings = [c for row in case.values() if (c := _ceiling(row)) is not None]
         name = f"{first['op' if with_op else 'dtype']}\n{shape_text(first)}"
-        points = {provider: _point(row) for provider, row in of.items()}
+        points = {provider: _point(row) for provider, row in case.items()}
         found.append(Case(name, points, max(ceilings, default=None)))
     return found
 
 
-def by_case(title: str, of: Sequence[Case], unit: str, width: float = WIDTH) -> Picture:
+def by_case(title: str, cases: Sequence[Case], unit: str, width: float = WIDTH) -> Picture:
     """A row for each case, on one scale, which says so where it is logarithmic."""
     return Picture(
         title,
-        lambda figure: _by_case(figure, of, unit),
+        lambda figure: _by_case(figure, cases, unit),
         width,
-        FRAME + drawing.height_of(of),
+        FRAME + drawing.height_of(cases),
     )
 
 
-def _by_case(figure: Any, of: Sequence[Case], unit: str) -> None:
+def _by_case(figure: Any, cases: Sequence[Case], unit: str) -> None:
     axes = figure.subplots()
-    drawing.dots(axes, of)
-    values = [point.value for case in of for point in case.points.values()]
+    drawing.dots(axes, cases)
+    values = [point.value for case in cases for point in case.points.values()]
     if max(values) > SPREAD * min(values):
         axes.set_xscale("log")
         low, high = min(values) / 1.5, max(values) * 1.5
@@ -184,10 +184,13 @@ def _sweep(figure: Any, panels: Sequence[list[Row]]) -> None:
     """Speed against size, a panel for each dtype."""
     all_axes = figure.subplots(len(panels), squeeze=False)[:, 0]
     for axes, rows in zip(all_axes, panels, strict=True):
-        by_provider = {of[0]["provider"]: of for of in _groups(rows, "provider")}
+        by_provider = {group[0]["provider"]: group for group in _groups(rows, "provider")}
         drawing.lines(
             axes,
-            {name: [_point(row, row["bytes"]) for row in of] for name, of in by_provider.items()},
+            {
+                name: [_point(row, row["bytes"]) for row in group]
+                for name, group in by_provider.items()
+            },
             sorted({(row["bytes"], c) for row in rows if (c := _ceiling(row)) is not None}),
         )
         axes.set_title(rows[0]["dtype"])
@@ -213,7 +216,7 @@ def speed() -> Picture:
     ]
     gpus = ", ".join(sorted({str(report["gpu"]) for report in shown}))
     title = f"Speed of six ops in bfloat16, forward, cold cache · {gpus}"
-    return by_case(title, cases(rows, with_op=True), _unit(rows[0]), width=7.0)
+    return by_case(title, cases_of(rows, with_op=True), _unit(rows[0]), width=7.0)
 
 
 def _of_harness(path: Path) -> list[dict[str, Any]]:

@@ -88,7 +88,7 @@ class Point:
     """A value, where along the other axis it is, its spread, and what the pointer is told."""
 
     value: float
-    at: float = 0.0
+    position: float = 0.0
     low: float | None = None
     high: float | None = None
     note: str = ""
@@ -172,7 +172,7 @@ def short(text: str) -> str:
 def styles(names: Collection[str]) -> dict[str, tuple[str, str]]:
     """A colour and a marker for each name, no two the same."""
     known = {name: PROVIDERS[name] for name in names if name in PROVIDERS}
-    colors, markers = (set(of) for of in zip(*known.values(), strict=True)) if known else ((), ())
+    colors, markers = map(set, zip(*known.values(), strict=True)) if known else ((), ())
     spare = sorted(SPARE, key=lambda pair: (pair[1] in markers, pair[0] in colors))
     unknown = zip((n for n in names if n not in known), itertools.cycle(spare), strict=False)
     found = known | dict(unknown)
@@ -195,10 +195,10 @@ def series(
     color, marker = style
 
     def put(found: Sequence[Place], gid: str, **style: Any) -> None:
-        ends = [(p.value, at) if across else (at, p.value) for at, p, _ in found]
+        ends = [(p.value, place) if across else (place, p.value) for place, p, _ in found]
         axes.plot(*zip(*ends, strict=True), gid=gid, clip_on=False, **style)
 
-    spread = [(at, p.low, p.high) for at, p, _ in places if p.low is not None]
+    spread = [(place, p.low, p.high) for place, p, _ in places if p.low is not None]
     if spread:
         whiskers = axes.hlines if across else axes.vlines
         thin = {"color": color, "linewidth": 1, "gid": about(name), "clip_on": False}
@@ -212,16 +212,18 @@ def series(
 
 
 def lines(
-    axes: Any, of: Mapping[str, Sequence[Point]], ceiling: Sequence[tuple[float, float]] = ()
+    axes: Any,
+    by_provider: Mapping[str, Sequence[Point]],
+    ceiling: Sequence[tuple[float, float]] = (),
 ) -> None:
     """Lines over sizes, on a logarithmic scale; whiskers are the spread."""
-    for name, style in styles(of).items():
-        points = sorted(of[name], key=lambda point: point.at)
-        series(axes, name, style, [(p.at, p, words(name, p)) for p in points])
+    for name, style in styles(by_provider).items():
+        points = sorted(by_provider[name], key=lambda point: point.position)
+        series(axes, name, style, [(p.position, p, words(name, p)) for p in points])
     if ceiling:
         axes.plot(*zip(*sorted(ceiling), strict=True), color=INK, linestyle="--", label=CEILING)
     axes.set_xscale("log", base=2)
-    every = sorted({point.at for points in of.values() for point in points})
+    every = sorted({point.position for points in by_provider.values() for point in points})
     apart = (every[-1] / every[0]) ** (1 / 5)
     kept = every[:1]
     for x in every[1:]:

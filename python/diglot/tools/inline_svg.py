@@ -66,7 +66,8 @@ def standalone(picture: Picture) -> str:
 def variables(selector: str) -> str:
     """A style sheet's colours, light and dark."""
     light, dark = (
-        "".join(f"--{name}: {color}; " for name, color in of.items()) for of in (COLORS, DARK)
+        "".join(f"--{name}: {color}; " for name, color in colors.items())
+        for colors in (COLORS, DARK)
     )
     dark_mode = "@media (prefers-color-scheme: dark)"
     return f"{selector} {{ {light}}}\n{dark_mode} {{ {selector} {{ {dark}}} }}\n"
@@ -75,8 +76,8 @@ def variables(selector: str) -> str:
 def _plain(value: str, ids: Mapping[str, str]) -> str:
     """An attribute without what is the default, and with as many digits as are seen."""
     value = re.sub(DEFAULT, "", value)
-    value = re.sub(r"#[0-9a-f]{6}\b", lambda of: VARIABLES.get(of[0], of[0]), value)
-    value = re.sub(r"(?<=#)[mph][0-9a-f]{8,}", lambda of: ids[of[0]], value)
+    value = re.sub(r"#[0-9a-f]{6}\b", lambda found: VARIABLES.get(found[0], found[0]), value)
+    value = re.sub(r"(?<=#)[mph][0-9a-f]{8,}", lambda found: ids[found[0]], value)
     value = re.sub(r"\d+\.\d{2,}", _digits, value)
     return " ".join(value.split())
 

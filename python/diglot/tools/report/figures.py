@@ -82,19 +82,19 @@ def apart(file: File) -> list[Figure]:
     for row in file.rows:
         every = {**row, **row["options"]}
         x = next((name for name in how.x if name in every), "")
-        at, value = _positive(every.get(x)), _positive(row.get(how.y))
-        if at is not None and value is not None:
+        position, value = _positive(every.get(x)), _positive(row.get(how.y))
+        if position is not None and value is not None:
             panel = f", {how.panel} {every[how.panel]}" if every.get(how.panel) else ""
             title = f"{file.op}{panel}: {NAMES.get(how.y, how.y)} by {NAMES.get(x, x)}"
             which = every.get(how.series)
             name = row["provider"] if which is None else f"{how.series} {which}"
             low, high = (row.get(f"p{n}_us") if how.y == "time_us" else None for n in (20, 80))
             series = panels.setdefault(title, {}).setdefault(x, {})
-            series.setdefault(name, []).append(Point(value, at, low, high))
+            series.setdefault(name, []).append(Point(value, position, low, high))
     return [
         figure(Picture(title, _lines(how, x, series), plots.WIDTH, 4.4))
-        for title, of in panels.items()
-        for x, series in of.items()
+        for title, by_x in panels.items()
+        for x, series in by_x.items()
     ]
 
 

@@ -27,7 +27,7 @@ KNOWN = ({*TEXTS, *NUMBERS} - {"bytes"}) | {"shape", "options", "bars", "verifie
 
 def measurements(caption: str, rows: Sequence[Row], is_of_ops: bool = True) -> Table:
     """Every row; of results of no op with whatever they have that is text or a number."""
-    extras = [of for of in EXTRAS if any(of[0] in row for row in rows)]
+    extras = [extra for extra in EXTRAS if any(extra[0] in row for row in rows)]
     if not is_of_ops:
         keys = dict.fromkeys(key for row in rows for key in row if key not in KNOWN)
         simple = (str, int, float, type(None))

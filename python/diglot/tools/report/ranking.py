@@ -32,7 +32,7 @@ def rankings(files: Sequence[File]) -> list[Table]:
     found = [file for file in files if file.is_of_ops]
     rows = [row for file in found for row in file.rows if row["timer"] in COLD]
     ranked = [file for file in found if file.content.get("lines")]
-    lines = {op: of for file in ranked for op, of in file.content["lines"].items()}
+    lines = {op: ways for file in ranked for op, ways in file.content["lines"].items()}
     missing = reports.incomplete(file.content for file in ranked)
     tables = [_cases(rows, providers_of(found), missing), _lines(lines)]
     return [table for table in tables if table.rows]

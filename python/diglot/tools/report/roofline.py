@@ -33,7 +33,7 @@ class Place:
     @property
     def intensity(self) -> float:
         """Operations per byte."""
-        return next(iter(self.points.values())).at
+        return next(iter(self.points.values())).position
 
 
 def rooflines(
@@ -100,9 +100,9 @@ def _roofline(dtype: str, roofs: Roofs, places: Sequence[Place]) -> Picture:
             ends = [height(left), height(right)]
             axes.plot([left, right], ends, color=INK, linestyle=dashes, label=name)
         for name, style in drawing.styles(names).items():
-            of = [(place, place.points[name]) for place in places if name in place.points]
-            said = [f"{place.name}, {drawing.words(name, p, ' TFLOP/s')}" for place, p in of]
-            marks = [(p.at, p, words) for (_, p), words in zip(of, said, strict=True)]
+            found = [(place, place.points[name]) for place in places if name in place.points]
+            said = [f"{place.name}, {drawing.words(name, p, ' TFLOP/s')}" for place, p in found]
+            marks = [(p.position, p, words) for (_, p), words in zip(found, said, strict=True)]
             drawing.series(axes, name, style, marks, linestyle="none")
         axes.set(xscale="log", yscale="log", xlim=(left, right), ylim=(bottom, top))
         drawing.ticks(axes.xaxis, drawing.powers_between(left, right))

@@ -105,7 +105,7 @@ def _machine(gpu: str, files: Sequence[File], sources: str) -> Machine:
         (ceilings.parse(file.content, file.path) for file in files if file.kind == "ceilings"), None
     )
     of_ops = by_op(files)
-    rows = [row for of in of_ops.values() for _, found in of for row in found]
+    rows = [row for parts in of_ops.values() for _, found in parts for row in found]
     cold = [row for row in rows if row["timer"] in COLD]
     drawn, numbers = rooflines(cold, gpu, known)
     lost = [op for op in of_ops if not any(find(op, r["direction"]) for r in cold if r["op"] == op)]
@@ -121,7 +121,7 @@ def _machine(gpu: str, files: Sequence[File], sources: str) -> Machine:
         ranking.summary(files),
         ranking.rankings(files),
         missed(files),
-        [_op(op, of, sources) for op, of in of_ops.items()],
+        [_op(op, parts, sources) for op, parts in of_ops.items()],
         [*(_apart(file, sources) for file in apart), *_pipelines(files)],
         [_suite(file, sources) for file in files if file.kind == "tests"],
     )
@@ -174,9 +174,9 @@ def _about(files: Sequence[File], rows: Sequence[Row]) -> str:
     return " ".join(filter(None, about))
 
 
-def _op(op: str, of: Sequence[tuple[File, list[Row]]], sources: str) -> Section:
+def _op(op: str, parts: Sequence[tuple[File, list[Row]]], sources: str) -> Section:
     """An op: its figures, and all that was measured."""
-    files, rows = [file for file, _ in of], [row for _, found in of for row in found]
+    files, rows = [file for file, _ in parts], [row for _, found in parts for row in found]
     drawn = figures.of_op(rows)
     table = measurements(f"All measurements of {op}.", rows)
     return Section(op, _about(files, rows), drawn, [table], op, _stale(files, sources))
@@ -187,7 +187,9 @@ def _apart(file: File, sources: str) -> Section:
     about, drawn = _about([file], file.rows), figures.apart(file)
     device = file.content.get("device")
     if isinstance(device, dict):
-        about += f" The driver says: {', '.join(f'{name} {of}' for name, of in device.items())}."
+        about += (
+            f" The driver says: {', '.join(f'{name} {fact}' for name, fact in device.items())}."
+        )
     table = measurements(f"All measurements of {file.op}.", file.rows, is_of_ops=False)
     return Section(file.op, about, drawn, [table], stale=_stale([file], sources))
 
