@@ -28,7 +28,7 @@ TIMERS = {"device": "", "captured": ", as a CUDA graph"}  # as words behind the 
 
 
 def rankings(files: Sequence[File]) -> list[Table]:
-    """Each case that was timed more than once, with what each way costs; lines of code."""
+    """Each case with cold caches, with what each way costs; and the lines of code of each way."""
     found = [file for file in files if file.is_of_ops]
     rows = [row for file in found for row in file.rows if row["timer"] in COLD]
     ranked = [file for file in found if file.content.get("lines")]
@@ -38,14 +38,15 @@ def rankings(files: Sequence[File]) -> list[Table]:
     return [table for table in tables if table.rows]
 
 
-def summary(files: Iterable[File]) -> Table:
+def summary(files: Sequence[File]) -> Table:
     """How often each provider is first, and how close to the fastest it is on average."""
     rows = [row for f in files if f.is_of_ops for row in f.rows if row["timer"] in COLD]
     by_op: dict[str, list[Rows]] = {}
     for case in reports.by_case(rows):
         if len([row for row in case.values() if "time_us" in row]) > 1:
             by_op.setdefault(next(iter(case.values()))["op"], []).append(case)
-    names = providers_of(files)
+    timed = {name for cases in by_op.values() for case in cases for name in case}
+    names = [name for name in providers_of(files) if name in timed]
     body = []
     for op, cases in by_op.items():
         found: dict[str, list[tuple[bool, float]]] = {}
