@@ -12,7 +12,8 @@ from typing import Any
 
 from diglot.bench import marks
 from diglot.bench.harness import OURS
-from diglot.bench.models import Ratio, markdown_row, ratios
+from diglot.bench.markdown import table
+from diglot.bench.models import Ratio, ratios
 from diglot.bench.reports import label, measured_on
 
 NOTHING = "–"
@@ -66,16 +67,12 @@ HEADER = (
 )
 
 
-def _table(lines: Sequence[Sequence[str]]) -> list[str]:
-    return [markdown_row(HEADER), markdown_row(["---"] * len(HEADER)), *map(markdown_row, lines)]
-
-
 def of_op(report: Report) -> str:
     """The table's line of one op; only where it was measured, if nothing compares."""
     found = list(compared(report))
     lines = [f"{measured_on([report])}.", ""]
     if found:
-        lines += [MEANING, "", *_table([_line(report, found)]), ""]
+        lines += [MEANING, "", *table(HEADER, [_line(report, found)])]
     return "\n".join(lines)
 
 
@@ -88,4 +85,4 @@ def markdown(reports: Sequence[Report]) -> str:
         for report in reports
         if known[report["op"]] and report["op"] not in WORKLOADS
     ]
-    return "\n".join([f"{measured_on(reports)}. {MEANING} {older}", "", *_table(lines), ""])
+    return "\n".join([f"{measured_on(reports)}. {MEANING} {older}", "", *table(HEADER, lines)])

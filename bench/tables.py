@@ -185,8 +185,7 @@ def overview(reports: Reports) -> str:
         (models.HEADER, models.table([row for row in rows if row["timer"] in COLD])),
         (MISSED_HEADER, map(_missed, with_bars)),
     ):
-        lines += map(models.markdown_row, (header, ["---"] * len(header), *body))
-        lines.append("")
+        lines += table(header, body)
     return "\n".join(lines)
 
 

@@ -93,7 +93,7 @@ def figures(name: str, tables: Sequence[Table]) -> dict[str, Any]:
 
 def save(path: Path, name: str, tables: Sequence[Table]) -> None:
     """Writes a lesson's figures as JSON."""
-    from diglot.tools.files import for_json
+    from diglot.files import for_json
 
     path.write_text(json.dumps(for_json(figures(name, tables)), indent=1) + "\n")
 
@@ -110,7 +110,7 @@ def show(
     main: Callable[..., Iterator[Table]], parser: argparse.ArgumentParser | None = None
 ) -> None:
     """Runs a lesson as a program. Options beyond `--save` are keyword arguments of its main."""
-    from diglot.tools.files import check_writable
+    from diglot.files import check_writable
 
     parser = parser or options()
     arguments = vars(parser.parse_args())
