@@ -92,8 +92,15 @@ def _is_below(module: str, packages: tuple[str, ...]) -> bool:
 
 
 def _named_modules(source: str) -> Iterator[str]:
-    """What a file imports, anywhere in it, and every text that could be a module's name."""
-    for node in ast.walk(ast.parse(source)):
+    """What a file imports, anywhere in it, and every text that could be a module's name.
+
+    Imports for type checkers alone do not run.
+    """
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body = []
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -112,6 +119,7 @@ def _named_modules(source: str) -> Iterator[str]:
         ("import_module('diglot.tools.tune')", True),
         ("import_module(f'diglot.tools.{name}')", True),
         ("from diglot.ops import add", False),
+        ("if TYPE_CHECKING:\n    from diglot.tools.tune import tune", False),
     ],
 )
 def test_the_walk_finds_edges(source, named):

@@ -231,7 +231,7 @@ def test_bars_of_the_picture():
 
 def bars(of):
     """The bars of both axes in whole ms, by what they are and their lane."""
-    from diglot.pipeline import chart
+    from diglot.tools import stream_chart as chart
     from diglot.tools.drawing import drawn
 
     found = []
@@ -269,7 +269,7 @@ def test_the_picture_says_what_was_not_timed():
 
 
 def test_the_picture_names_the_gpu():
-    from diglot.pipeline import chart
+    from diglot.tools import stream_chart as chart
 
     assert "NVIDIA H200 (cuda:0)" in chart.picture(report(gpu="NVIDIA H200")).title
     assert "· cuda:0\n" in chart.picture(report()).title
