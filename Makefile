@@ -110,16 +110,16 @@ docs: $(STATE)/requirements ## build the documentation's site, build/site, stric
 	@echo "the site: $(CURDIR)/build/site/index.html"
 	@echo "with search: $(RUN) -m http.server --bind 127.0.0.1 --directory build/site"
 
-# Built from a copy: what earlier builds left in the tree does not get into the wheel.
-wheel: $(STATE)/build-requirements ## build dist/diglot-*.whl
-	@copy=$$(mktemp -d); trap 'rm -rf "$$copy"' EXIT; \
-	tar -c --exclude=__pycache__ --exclude='*.so' --exclude=bench/results LICENSE README.md \
-	  pyproject.toml setup.py bench configs csrc python triton_ops | tar -x -C "$$copy"; \
-	mkdir -p build; rm -rf dist; \
-	$(RUN) -m pip wheel -v --no-build-isolation --no-deps -w dist "$$copy" >build/wheel.log 2>&1 \
-	  || { tail -n 40 build/wheel.log; exit 1; }; \
-	$(call tell_left_out,build/wheel.log); \
-	ls -l dist/*.whl
+# Built from the sdist: what earlier builds left in the tree does not get into the wheel, and a file
+# that the sdist lacks is missed. PyTorch's libraries are those of the user's PyTorch.
+wheel: $(STATE)/requirements ## build dist/diglot-*.tar.gz and dist/diglot-*.whl, and say what is large
+	@rm -rf dist build/wheel; mkdir -p build
+	$(RUN) setup.py -q egg_info -e build sdist -d dist
+	$(RUN) -m pip wheel -v --no-build-isolation --no-deps -w build/wheel dist/diglot-*.tar.gz \
+	  >build/wheel.log 2>&1 || { tail -n 40 build/wheel.log; exit 1; }
+	@$(call tell_left_out,build/wheel.log)
+	$(RUN) -m auditwheel repair --exclude 'libtorch*' --exclude 'libc10*' -w dist build/wheel/*.whl
+	$(RUN) tools/wheel_size.py dist/*.whl
 
 lint: $(STATE)/requirements ## ruff, clang-format and mypy; nothing is changed
 	$(RUN) -m ruff check .
