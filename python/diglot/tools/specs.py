@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from diglot.suggest import nearest, unknown
+
 
 @dataclass(frozen=True)
 class Expected:
@@ -93,11 +95,13 @@ class CallSpec:
         for name, value in options.items():
             if name not in self.options:
                 known = ", ".join(self.options) or "none"
-                raise ValueError(f"{self.name} has no option {name!r}; its options: {known}")
+                hint = nearest(name, self.options)
+                raise ValueError(f"{self.name} has no option {name!r}; its options: {known}{hint}")
             allowed = self.options[name].allowed
             if allowed is not None and value not in allowed:
                 names = " or ".join(repr(v) for v in allowed)
-                raise ValueError(f"{self.name}: {name} must be {names}, not {value!r}")
+                hint = nearest(value, map(str, allowed))
+                raise ValueError(f"{self.name}: {name} must be {names}, not {value!r}{hint}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +169,7 @@ def find_spec(op: str | Callable[..., Any]) -> OpSpec:
     name = op if isinstance(op, str) else getattr(op, "__name__", repr(op))
     record = _records().get(name)
     if not isinstance(record, OpSpec):
-        raise ValueError(f"op must be one of {', '.join(op_names())}, not {name!r}")
+        raise unknown("op", name, op_names())
     return record
 
 
@@ -178,4 +182,4 @@ def find_call(op: str) -> CallSpec:
     for name, record in _records().items():
         if op in (name, record.name):
             return record
-    raise ValueError(f"op must be one of {', '.join(_records())}, not {op!r}")
+    raise unknown("op", op, _records())
