@@ -14,6 +14,7 @@ import torch
 
 from diglot.tools import proton
 from diglot.tools.profile_tables import launch_table, span_table
+from diglot.tools.regimes import peak_gb_per_s
 from diglot.tools.trace import Trace
 
 ONE_AT_A_TIME = "of PyTorch's profilers one can record at a time"
@@ -81,6 +82,7 @@ class TorchEngine(Engine):
             experimental_config=_ExperimentalConfig(verbose=True),
         )
         self.profiler.prepare_trace()
+        self.moved: dict[str, float] = {}  # bytes of what launchers were given, by their marks
 
     def start(self) -> None:
         self.profiler.start_trace()
@@ -112,11 +114,13 @@ class TorchEngine(Engine):
         return self.trace.stacks()
 
     def lines(self, rows: int, by_shape: bool = False) -> list[str]:
-        return [
-            *span_table(self.trace.rows(by_shape), rows, self.trace.has_device),
-            "",
-            *launch_table(self.trace, rows),
-        ]
+        return [*self.table(rows, by_shape), "", *launch_table(self.trace, rows)]
+
+    def table(self, rows: int, by_shape: bool) -> list[str]:
+        """Operators, scopes and kernels, as text."""
+        on_gpu = self.trace.has_device
+        peak = peak_gb_per_s(torch.cuda.get_device_name()) if on_gpu else None
+        return span_table(self.trace.rows(by_shape), rows, on_gpu, peak, self.moved)
 
 
 class ProtonEngine(Engine):

@@ -20,13 +20,14 @@ from types import TracebackType
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from diglot.backends.registry import INTERPRET, load_triton, triton_interprets
-from diglot.backends.runs import mark_runs
+from diglot.backends.runs import MARK, LastRun, mark_runs, observe_runs
 from diglot.tools import flame, measure
 from diglot.tools.files import check_writable, writing
 from diglot.tools.profile_engines import ENGINES, HAVE_STACKS, HAVE_TRACE, Engine, TorchEngine
-from diglot.tools.profile_tables import span_table
+from diglot.tools.specs import nbytes
 from diglot.tools.trace import Launches
 
 ROWS = 20
@@ -122,10 +123,20 @@ class profile:
         with contextlib.ExitStack() as stack:
             self._engine = ENGINES[self._engine_name](Path(self._folder), self._frames)
             stack.enter_context(mark_runs(self._engine.scope))
+            if isinstance(self._engine, TorchEngine):
+                stack.enter_context(observe_runs(self._weigh))
             if self._warmup == 0:
                 self._start()
             self._marks = stack.pop_all()
         return self
+
+    def _weigh(self, run: LastRun, arguments: tuple[Any, ...]) -> None:
+        """Counts the bytes of a launcher's tensors: it reads or writes each once."""
+        assert isinstance(self._engine, TorchEngine)
+        if self._recording:
+            moved, name = self._engine.moved, f"{MARK}{run.launcher}[{run.backend}]"
+            tensors = [of for of in tree_leaves(arguments) if isinstance(of, torch.Tensor)]
+            moved[name] = moved.get(name, 0.0) + sum(map(nbytes, tensors))
 
     def step(self) -> None:
         """Ends a step. After as many as `warmup`, recording begins."""
@@ -230,8 +241,7 @@ class profile:
 
     def table(self, rows: int = ROWS, *, by_shape: bool = False) -> str:
         """Operators, scopes and kernels, by time on the GPU, or without one on the CPU."""
-        trace = self._torch().trace
-        return "\n".join(span_table(trace.rows(by_shape), rows, trace.has_device))
+        return "\n".join(self._torch().table(rows, by_shape))
 
     def kernels_by_op(self) -> dict[str, Launches]:
         """Kernels by operator: which ran, how often, and how many to a call (engine "torch").

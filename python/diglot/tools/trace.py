@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
@@ -18,6 +19,7 @@ from typing import Any
 import torch
 
 from diglot.backends.runs import MARK
+from diglot.tools.regimes import input_bytes
 
 # Kinds of spans, by the categories of events in the trace.
 KINDS = {
@@ -60,6 +62,8 @@ class Span:
         self_us: its time without that of its parts.
         allocated: bytes of memory allocated by itself and not by its parts; freed bytes do not
             count. On the GPU where there is one.
+        moved: of an operator, bytes of its inputs, and of what was allocated in it, its outputs
+            among that: about what it must move. NaN where the trace does not tell.
     """
 
     name: str
@@ -70,6 +74,7 @@ class Span:
     parent: Span | None = None
     self_us: float = field(default=0.0, repr=False)
     allocated: int = 0
+    moved: float = math.nan
 
     @property
     def us(self) -> float:
@@ -149,6 +154,7 @@ class Trace:
                     event["ts"],
                     event["ts"] + event["dur"],
                     _shapes(arguments),
+                    moved=input_bytes(arguments.get("Input type"), arguments.get("Input Dims")),
                 )
                 threads[event["pid"], event["tid"]].append((span.begin_us, -span.us, span))
                 if span.kind == "call":
@@ -185,7 +191,10 @@ class Trace:
             if isinstance(entry, dict):  # memory
                 is_device = entry.get("Device Type") != ON_CPU
                 if open_spans and is_device == self.has_device:
-                    open_spans[-1].allocated += max(0, entry.get("Bytes", 0))
+                    allocated = max(0, entry.get("Bytes", 0))
+                    open_spans[-1].allocated += allocated
+                    for span in open_spans:
+                        span.moved += allocated
                 continue
             while open_spans and open_spans[-1].end_us <= entry.begin_us:
                 open_spans.pop()
@@ -284,6 +293,7 @@ class Trace:
             of.calls += 1
             of.cpu_self_us += span.us
             of.allocated += span.allocated
+            of.moved += span.moved
             if around:
                 row(around[0].name, around[0].shapes).cpu_self_us -= span.us
             if all(row(s.name, s.shapes) is not of for s in around):  # nor twice where it recurs
@@ -313,6 +323,7 @@ class Row:
         device_us: time on the device, of all that was launched inside.
         device_self_us: of what was launched by itself.
         allocated: bytes of memory that were allocated by itself.
+        moved: bytes that it must move, about; NaN where that is not known.
         is_kernel: whether it ran on the device.
     """
 
@@ -324,6 +335,7 @@ class Row:
     device_us: float = 0.0
     device_self_us: float = 0.0
     allocated: int = 0
+    moved: float = 0.0
     is_kernel: bool = False
 
     def count(self, us: float) -> None:

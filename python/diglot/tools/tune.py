@@ -68,7 +68,7 @@ def tune(
     *inputs: Any,
     backends: Sequence[str] = ("cuda", "triton"),
     folder: Path | str | None = None,
-    tell: Callable[[str], None] = lambda _: None,
+    tell: Callable[[str], None] | None = None,
     **options: Any,
 ) -> list[Tuned]:
     """Measures the plans of a call, and keeps their times for calls like it.
@@ -80,7 +80,7 @@ def tune(
         inputs, options: what it takes, but for `backend`; tensors on a GPU.
         backends: which to tune.
         folder: where files of times go; by default `$DIGLOT_CONFIGS`, else the user's cache.
-        tell: is told what happens next.
+        tell: is told what happens next; None: nobody is.
 
     Returns:
         What was found of each launch that has plans to choose among.
@@ -99,7 +99,8 @@ def tune(
 
     found = []
     for backend in backends:
-        found += tune_call(functools.partial(call_on, backend), folder=folder, tell=tell)
+        call = functools.partial(call_on, backend)
+        found += tune_call(call, folder=folder, tell=tell or (lambda _: None))
     return found
 
 

@@ -1,0 +1,83 @@
+"""Comparisons that are interpreted: how far one is, and how long it will take."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from diglot.backends.registry import load_triton, triton_interprets
+from diglot.tools import inputs
+from diglot.tools.compare import compare
+from diglot.tools.specs import OpSpec
+
+LARGE = 1 << 20  # elements from which on it is worth a trial to know how long they take
+TRIED = 1 << 12  # elements of that trial
+
+
+@contextmanager
+def follow_programs(tell: Callable[[int, int], None]) -> Iterator[None]:
+    """Context manager: a function is told of every program of a kernel that Triton interprets.
+
+    Args:
+        tell: takes the program's number, from 0, and how many the launch has.
+    """
+    if load_triton()[0] is None or not triton_interprets():
+        yield
+        return
+    from triton.runtime.interpreter import interpreter_builder as builder
+
+    begin = builder.set_grid_idx
+
+    def begin_and_tell(x: int, y: int, z: int) -> None:
+        _, height, depth = builder.grid_dim
+        tell((x * height + y) * depth + z, math.prod(builder.grid_dim))
+        begin(x, y, z)
+
+    builder.set_grid_idx = begin_and_tell
+    try:
+        yield
+    finally:
+        builder.set_grid_idx = begin
+
+
+def estimate_seconds(
+    spec: OpSpec,
+    shape: tuple[int, ...],
+    dtype: torch.dtype | None,
+    device: torch.device,
+    backward: bool,
+    options: dict[str, Any],
+) -> float:
+    """How long the comparison of an op takes where it is interpreted, by a trial of few elements.
+
+    Args:
+        spec: the op's record.
+        shape: of the first input.
+        dtype: of the inputs; None: float32.
+        device: of the inputs.
+        backward: whether the gradients are compared.
+        options: the op's keyword options.
+    """
+    sizes, left = [], TRIED
+    for size in reversed(shape):
+        sizes.append(min(size, left))
+        left = max(1, left // sizes[-1])
+    small = tuple(reversed(sizes))
+    tried = inputs.load(spec, shape=small, dtype=dtype, device=device)
+    for _ in range(2):  # the first call loads libraries
+        begin = time.perf_counter()
+        compare(spec.name, *tried, backward=backward, timed=False, resources=False, **options)
+    return (time.perf_counter() - begin) * math.prod(shape) / math.prod(small)
+
+
+def duration(seconds: float) -> str:
+    """A time in words, such as "40 s", "12 min" or "3 h"."""
+    for unit, length in (("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:,.0f} {unit}"
+    return f"{seconds:.0f} s"
