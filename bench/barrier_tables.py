@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from diglot.bench.markdown import NOTHING, table
+
 DESIGNS = (
     "diglot",
     "grid.sync()",
@@ -24,15 +26,10 @@ THREADS = 256
 
 def _time(row: dict[str, Any] | None) -> str:
     if row is None:
-        return "–"
+        return NOTHING
     if "time_us" not in row:
         return "wrong result"
     return "does not fit" if row["time_us"] is None else f"{row['time_us']:.2f}"
-
-
-def _rows(header: list[str], body: Iterable[list[str]]) -> list[str]:
-    lines = [header, ["---"] * len(header), *body]
-    return [f"| {' | '.join(cells)} |" for cells in lines]
 
 
 def _heading(report: dict[str, Any], kind: str) -> list[str]:
@@ -40,8 +37,8 @@ def _heading(report: dict[str, Any], kind: str) -> list[str]:
     samples = sorted({row["samples"] for row in report["rows"] if row.get("samples")})
     return [
         f"{report['gpu']}, driver {versions['driver']}, CUDA {versions['cuda']}, {report['date']}, "
-        f"commit {report['commit']}. {kind}; medians of {'/'.join(map(str, samples))} interleaved "
-        "runs. Each was verified beforehand.",
+        f"commit {report['commit']}. {kind} Figures are medians of "
+        f"{'/'.join(map(str, samples))} interleaved runs. Each variant was verified first.",
         "",
     ]
 
@@ -65,8 +62,8 @@ def designs_table(report: dict[str, Any]) -> str:
         if name in present
     ]
     header = ["µs per barrier, or launch", *(f"{blocks} × {threads}" for blocks, threads in grids)]
-    kind = "Columns are blocks × threads of a block"
-    return "\n".join([*_heading(report, kind), *_rows(header, body), ""])
+    kind = "Columns are blocks × threads of a block."
+    return "\n".join([*_heading(report, kind), *table(header, body)])
 
 
 def _size(count: int) -> str:
@@ -95,8 +92,8 @@ def use_table(report: dict[str, Any]) -> str:
         ratios = []
         for other in ("launches", "programmatic launches"):
             two = _fastest([rows[other]]) if other in rows else None
-            ratios.append("–" if one is None or two is None else f"{two / one:.2f}")
+            ratios.append(NOTHING if one is None or two is None else f"{two / one:.2f}")
         body.append([_size(size), *(_time(rows.get(name)) for name in names), *ratios])
     header = ["array, µs", *names, "launches over barrier", "programmatic over barrier"]
-    kind = "The ratios are to the fastest grid with a barrier, and above 1 where the barrier wins"
-    return "\n".join([*_heading(report, kind), *_rows(header, body), ""])
+    kind = "Ratios compare with the fastest grid that has a barrier. Above 1, the barrier wins."
+    return "\n".join([*_heading(report, kind), *table(header, body)])

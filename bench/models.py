@@ -24,6 +24,7 @@ import torch
 
 from diglot.bench.evidence import versions
 from diglot.bench.harness import OURS, Benchmark, Case, Row
+from diglot.bench.markdown import table as markdown_table
 from diglot.bench.reports import read_report
 from diglot.bench.running import row_of
 
@@ -276,17 +277,11 @@ def markdown(reports: Sequence[dict[str, Any]]) -> str:
     for gpu in dict.fromkeys(report["gpu"] for report in reports):
         of_gpu = [report for report in reports if report["gpu"] == gpu]
         rows = [row for report in of_gpu for row in report["rows"]]
-        said = [f"{r['op']}: commit {r['commit'][:7]}, {r['date']}" for r in of_gpu]
-        lines += [f"### {gpu}", "", f"Measured at {'; '.join(said)}.", ""]
+        said = [f"{r['op']} at commit {r['commit'][:7]}, {r['date']}" for r in of_gpu]
+        lines += [f"### {gpu}", "", f"Measured: {'; '.join(said)}.", ""]
         for header, body in ((HEADER, table(rows)), (WORST_HEADER, worst(rows))):
-            lines += [markdown_row(header), markdown_row(["---"] * len(header))]
-            lines += [*map(markdown_row, body), ""]
+            lines += markdown_table(header, body)
     return "\n".join(lines)
-
-
-def markdown_row(cells: Sequence[str]) -> str:
-    """A line of a table in Markdown."""
-    return f"| {' | '.join(cells)} |"
 
 
 def main(seed: str, jobs: str, part: str, *ops: str) -> None:

@@ -31,8 +31,8 @@ from diglot.bench.harness import (
 from diglot.bench.norm_formulas import EPS, FORMULAS
 from diglot.bench.rows import BARS, cases, is_matrix
 from diglot.reference.norm import Exact
+from diglot.reference.specs import Expected, nbytes
 from diglot.tools.accuracy import measure_error
-from diglot.tools.specs import Expected, nbytes
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 from diglot.bench.harness import Row, Rows
 from diglot.bench.reports import by_case
 from diglot.bench.summary import TIMERS
-from diglot.tools.files import check_writable, writing
+from diglot.files import check_writable, writing
 from diglot.tools.plots import DPI, GRID, STYLES, check_plot, hide_frame, say
 
 # Beside the backends': colour, told apart by colour-blind readers (Okabe and Ito's), and marker.

@@ -14,7 +14,7 @@ import torch
 
 from diglot.bench.evidence import RESULTS, commit, gpu_short_name, source_hash, versions
 from diglot.bench.harness import Row
-from diglot.tools.files import for_json, json_files, writing
+from diglot.files import for_json, json_files, writing
 
 SCHEMA = 1
 # What every report says beside its rows.
@@ -23,7 +23,7 @@ FACTS = ("op", "gpu", "commit", "versions", "date")
 MORE_FACTS = {"lines": dict, "incomplete": str}
 LARGEST = 1e30  # far beyond what is measured
 ALIKE = 1 + 1e-9
-NOT_FINITE = ("inf", "nan")  # which JSON's numbers are not: diglot.tools.files.for_json
+NOT_FINITE = ("inf", "nan")  # which JSON's numbers are not: diglot.files.for_json
 # What makes two rows the same measurement of the same thing, at different times.
 KEY = ("op", "provider", "direction", "dtype", "shape", "options", "timer")
 TIMES = ("time_us", "p20_us", "p80_us")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -15,6 +15,7 @@ from diglot.bench.harness import (
     COLD,
     MODES,
     OURS,
+    Bar,
     Benchmark,
     Call,
     Case,
@@ -75,7 +76,7 @@ def run(
         tell(f"{benchmark.op} {i + 1}/{len(cases)}: {describe(case)}")
         rows = _run_case(benchmark, case, only, launches, weighs, instruments)
         if case in benchmark.cases and not only:
-            _judge(benchmark, rows)
+            judge(benchmark.bars, rows)
         yield list(rows.values())
         del rows
         instruments.release()
@@ -320,14 +321,7 @@ def _time(
                 "product_tflop_per_s": most,
                 "share_of_product": flops / us / 1e6 / most,
             }
-        row |= {
-            "time_us": us,
-            "p20_us": timing.p20_us,
-            "p80_us": timing.p80_us,
-            "samples": timing.samples,
-            "exposed": timing.exposed,
-            **speeds,
-        }
+        row |= {**timing.figures(), "exposed": timing.exposed, **speeds}
     if "time_us" in rows.get("torch", {}):
         for name in timings:
             if "time_us" in rows[name]:
@@ -344,11 +338,10 @@ def _weigh(case: Case, calls: Mapping[str, Call], rows: Rows, instruments: Instr
         row["peak_bytes"] = _try(instruments.peak_bytes, call)
 
 
-def _judge(benchmark: Benchmark, rows: Rows) -> None:
+def judge(bars: Iterable[Bar], rows: Rows) -> None:
+    """Adds to each row of ours what it reaches of the bars that speak of it."""
     for row in rows.values():
-        if row["provider"] not in OURS:
-            continue
-        for bar in benchmark.bars:
+        for bar in bars if row["provider"] in OURS else ():
             if not bar.applies(row):
                 continue
             bound = bar.bound(row)
@@ -357,4 +350,5 @@ def _judge(benchmark: Benchmark, rows: Rows) -> None:
             except KeyError:  # what it is measured by has no time
                 value = None
             met = value is not None and (value >= bound if bar.at_least else value <= bound)
-            row["bars"].append({"name": bar.name, "value": value, "bound": bound, "met": met})
+            judged = {"name": bar.name, "value": value, "bound": bound, "at_least": bar.at_least}
+            row["bars"].append({**judged, "met": met})

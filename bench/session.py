@@ -28,9 +28,9 @@ from diglot.bench.selection import (
     load,
     why_none,
 )
-from diglot.suggest import unknown
+from diglot.files import check_writable
+from diglot.names import unknown_name
 from diglot.tools import measure
-from diglot.tools.files import check_writable
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,7 @@ def read(paths: Iterable[Path], ops: Sequence[str]) -> Done:
     known = {row["op"] for report in reports for row in report["rows"]}
     for op in ops:
         if op not in known:
-            raise unknown("OP", op, sorted(known))
+            raise unknown_name("OP", op, sorted(known))
     done.facts = {"versions": reports[0]["versions"]}
     done.incomplete = incomplete(reports) or None
     for name in ("commit", "sources", "date"):

@@ -7,8 +7,7 @@ from typing import Any
 
 from diglot.bench import marks
 from diglot.bench.harness import OURS, Row
-from diglot.bench.models import markdown_row
-from diglot.bench.ranking import NOTHING
+from diglot.bench.markdown import NOTHING, table
 from diglot.bench.regressions import GONE, SAME, Change
 from diglot.bench.reports import case_of, label, measured_on, no_time
 from diglot.tools.regimes import find_regime, peak_gb_per_s
@@ -175,18 +174,18 @@ REGIMES_SHOWN: dict[str, dict[str, Any]] = {
 
 def regimes_markdown(reports: Sequence[Mapping[str, Any]]) -> str:
     """The regimes of a few committed results, as a table."""
-    lines = [markdown_row(REGIMES_HEADER), markdown_row(["---"] * len(REGIMES_HEADER))]
+    body = []
     for report in sorted(reports, key=lambda report: list(REGIMES_SHOWN).index(report["op"])):
         peak = peak_gb_per_s(report["gpu"])
-        lines += [
-            markdown_row([label(row), *map(number, times), _bound_by(row, peak)])
+        body += [
+            [label(row), *map(number, times), _bound_by(row, peak)]
             for row in report["rows"]
             if (row["provider"], row["direction"]) == ("cuda", "forward")
             and (row["dtype"], row["timer"]) == ("bfloat16", "device")
             and row["options"] == REGIMES_SHOWN[report["op"]]
             and None not in (times := _times(row, peak))
         ]
-    return "\n".join([f"{measured_on(reports)}.", "", *lines, ""])
+    return "\n".join([f"{measured_on(reports)}.", "", *table(REGIMES_HEADER, body)])
 
 
 def _times(row: Row, peak_gb_per_s: float | None) -> list[Any]:

@@ -6,20 +6,21 @@ import json
 import math
 import re
 import time
+from dataclasses import replace
 
 import pytest
 import torch
 from benchmarks import FP32, double, failing_after, instruments, times, toy
 
 from diglot.backends.registry import is_interpreted
-from diglot.bench import evidence, harness, ranking, regressions, reports, running, tables
+from diglot.bench import evidence, harness, ranking, regressions, reports, running, standing, tables
 from diglot.bench.harness import Case
 from diglot.bench.instruments import GPU
 from diglot.bench.lines import cxx_lines, definition_lines, function_lines, lines_of, python_lines
 from diglot.bench.selection import OPS, Selection, cases_of, load, parse_sizes
+from diglot.reference.specs import Expected
 from diglot.tools import measure
 from diglot.tools.measure import Timing
-from diglot.tools.specs import Expected
 
 
 @pytest.fixture(autouse=True)
@@ -178,15 +179,30 @@ def test_inputs_that_do_not_fit():
 
 
 def test_a_package_that_cannot_be_imported_is_told():
-    def load():
+    def find(module):
         raise ImportError("it needs another Triton")
 
     benchmark = toy()
-    benchmark.peer("broken", "json", load)
-    benchmark.peer("missing", "no_such_package_is_there", load)
+    benchmark.peer("broken", "json")(find)
+    benchmark.peer("missing", "no_such_package_is_there")(find)
     rows = rows_of(benchmark)
     assert rows["broken"]["reason"] == "ImportError: it needs another Triton"
     assert "missing" not in rows
+
+
+def test_a_peer_gets_its_module():
+    benchmark, found = toy(), []
+
+    @benchmark.peer("theirs", "json.decoder", takes=lambda case: case.dtype == FP32)
+    def find(module):
+        found.append(module.__name__)
+        return {"forward": max}
+
+    case = Case("forward", FP32, (4, 4))
+    call = benchmark.providers["theirs"](case, (1, 2))
+    assert call.func is max and call.args == (1, 2) and found == ["json.decoder"]
+    assert benchmark.providers["theirs"](replace(case, direction="backward"), (1, 2)) is None
+    assert benchmark.providers["theirs"](replace(case, dtype=torch.float16), (1, 2)) is None
 
 
 def test_bars_are_of_own_cases_with_all_providers():
@@ -197,7 +213,7 @@ def test_bars_are_of_own_cases_with_all_providers():
     assert rows_of(own, only=["cuda"]).keys() == {"cuda"}
 
 
-@pytest.mark.parametrize("op", sorted({*OPS} - {"clip_grad_norm", "grid_barrier_check"}))
+@pytest.mark.parametrize("op", sorted({*OPS} - {"clip_grad_norm_", "grid_barrier_check"}))
 def test_every_formula_is_right(op):
     """So are PyTorch's ops, where the CPU has them, and CUDA's kernels, if they are interpreted."""
     benchmark = load(op).benchmark
@@ -493,7 +509,7 @@ def test_one_row_without_a_key_is_told(tmp_path):
 def test_committed_results_are_read():
     folder = evidence.RESULTS / "h200"
     read = {report["op"] for report in reports.read_reports(folder)}
-    assert {"gelu", "softmax", "clip_grad_norm"} <= read and "l2" not in read
+    assert {"gelu", "softmax", "clip_grad_norm_"} <= read and "l2" not in read
 
 
 def test_what_was_measured_on_tells_all():
@@ -509,7 +525,7 @@ def test_documents_tell_what_is_incomplete():
     facts = {"gpu": "a GPU", "versions": {}, "date": "2026-01-02", "commit": "fed"}
     whole = {**facts, "op": "toy", "rows": []}
     part = {**whole, "op": "game", "incomplete": "2 of 6 cases"}
-    for made in (tables.markdown, tables.summary, ranking.markdown):
+    for made in (tables.markdown, standing.markdown, ranking.markdown):
         assert "commit fed, incomplete: game (2 of 6 cases)." in made([whole, part])
         assert "incomplete" not in made([whole])
 

@@ -276,6 +276,7 @@ def make_tree(folder: Path, files: dict[str, str]) -> None:
         shutil.copy(ROOT / name, folder)
 
 
+@pytest.mark.slow
 def test_sources_have_architectures(tmp_path):
     """One that names some is compiled for these, as far as they are asked for."""
     files = {

@@ -16,7 +16,7 @@ import torch
 from backends import needs_cuda
 from commands import fails, run
 
-from diglot import cli
+import diglot_cli as cli
 
 np = pytest.importorskip("numpy")
 safetensors = pytest.importorskip("safetensors.torch")
@@ -253,7 +253,7 @@ def test_kernels_are_left_out(monkeypatch):
 
 def start(*arguments) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "diglot.cli", *map(str, arguments)],
+        [sys.executable, "-m", "diglot_cli", *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -333,7 +333,7 @@ def test_no_variable_is_needed(tmp_path):
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     environment = {k: v for k, v in os.environ.items() if not k.endswith("_INTERPRET")}
-    command = [sys.executable, "-m", "diglot.cli", "compare", "add", "--shape", "40x30"]
+    command = [sys.executable, "-m", "diglot_cli", "compare", "add", "--shape", "40x30"]
     done = subprocess.run(
         [*command, "--save", tmp_path / "report.json"],
         env=environment,

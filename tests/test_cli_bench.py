@@ -65,9 +65,9 @@ def interrupted_after(cases, by=signal.SIGINT):
         ("gelu --option form=tanh", "gelu has no cases of an option 'form'"),
         ("gelu --provider cublas", "--provider must be one of cuda, triton, torch"),
         ("gelu --direction sideways", "--direction"),
-        ("gelu --warm --graph", "one at a time"),
+        ("gelu --warm --graph", "exclude each other"),
         ("softmax --shape 5", "softmax takes shapes of 2 dimensions, unlike 5"),
-        ("clip_grad_norm --sizes 4096", "has cases of its own alone"),
+        ("clip_grad_norm_ --sizes 4096", "has cases of its own alone"),
         ("l2", "give --results alone"),
         ("--load nowhere.json", "nowhere.json does not exist"),
         ("--load {here}/README.md", "holds no results: it is not JSON"),
@@ -76,7 +76,7 @@ def interrupted_after(cases, by=signal.SIGINT):
         ("--load {tmp}/other.json", "results of schema 7, and this diglot reads 1"),
         ("--load {tmp}/bare.json", "holds no results: it does not say the op"),
         ("--load {results} jelu", "OP must be one of"),
-        ("--load {results} --sizes 64", "--load shows results as they are"),
+        ("--load {results} --sizes 64", "--load shows saved results"),
         ("--load {tmp}", "bare.json holds no results"),
         ("gelu --against {here}/README.md", "it is not JSON"),
         ("gelu --json {tmp}/other.json", "exists and is not overwritten without force"),
@@ -146,7 +146,7 @@ def test_ctrl_c_keeps_what_was_measured(fake_gpu, tmp_path, by):
 
 def test_a_peer_that_is_not_installed_is_told(fake_gpu):
     benchmark = fake_gpu(times())
-    benchmark.peer("theirs", "no_such_package", dict)
+    benchmark.peer("theirs", "no_such_package")(dict)
     message = fails("bench", "toy", "--provider", "theirs")
     assert message == "error: --provider theirs: its package, no_such_package, is not installed"
 
@@ -155,7 +155,7 @@ def test_what_was_measured_is_kept_where_nobody_reads_it(fake_gpu, tmp_path, mon
     def closed(*_):
         raise BrokenPipeError
 
-    monkeypatch.setattr("diglot.cli.bench.print_verdict", closed)
+    monkeypatch.setattr("diglot_cli.bench.print_verdict", closed)
     result = run("bench", "toy", "--json", tmp_path / "a.json")
     assert result.exit_code == 1 and result.stdout == ""
     assert len(json.loads((tmp_path / "a.json").read_text())["rows"]) == 6

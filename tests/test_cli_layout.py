@@ -13,14 +13,14 @@ from backends import needs_cuda
 from commands import run
 
 import diglot
-from diglot.cli import common
-from diglot.cli import inspect as inspecting
+from diglot.reference.specs import find_spec
 from diglot.tools import interpreted
 from diglot.tools.inspect import InspectedKernel, Inspection
 from diglot.tools.occupancy import occupancy
 from diglot.tools.resources import KernelResources
-from diglot.tools.specs import find_spec
 from diglot.tools.table import Column
+from diglot_cli import common
+from diglot_cli import inspect as inspecting
 
 RESULTS = Path(__file__).parents[1] / "bench/results/h200"
 widths = pytest.mark.parametrize("width", [80, 120, 200])

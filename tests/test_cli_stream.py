@@ -339,7 +339,7 @@ def test_what_is_no_size(text):
 def test_interrupt(data):
     """Ctrl-C ends the command in a line, and the file that was begun is gone."""
     np.save("large.npy", np.ones((400_000, 300), np.float32))
-    command = [sys.executable, "-m", "diglot.cli", "stream", "gelu", "--input", "large.npy"]
+    command = [sys.executable, "-m", "diglot_cli", "stream", "gelu", "--input", "large.npy"]
     process = subprocess.Popen(
         [*command, "--output", "out.npy", "--backend", "torch", "--chunk-bytes", "64k"],
         stdout=subprocess.PIPE,

@@ -15,11 +15,11 @@ from backends import needs_cuda
 import diglot
 from diglot.backends import runs
 from diglot.reference.gelu import gelu_derivative_oracle
+from diglot.reference.specs import Expected, find_spec, op_names
 from diglot.tools import accuracy, inputs
 from diglot.tools import compare as comparing
 from diglot.tools.accuracy import ProfileBuilder, measure_agreement, measure_error, pieces, ulp_of
 from diglot.tools.resources import Call, kernels_of_calls
-from diglot.tools.specs import Expected, find_spec, op_names
 
 FLOATING = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 needs_interpreters = pytest.mark.skipif(
@@ -297,7 +297,7 @@ def test_failure_of_one_backend_is_a_finding(monkeypatch):
         (("gelu", torch.ones(2)), {"alpha": 2}, "gelu has no option 'alpha'"),
         (("gelu", torch.ones(2)), {"approximate": "erf"}, "must be 'none' or 'tanh', not 'erf'"),
         (("gelu", torch.ones(2)), {"arch": "hopper"}, "arch must be like 'sm_90'"),
-        (("gelu", torch.ones(2)), {"backends": ["rocm"]}, "backends must be of .* not 'rocm'"),
+        (("gelu", torch.ones(2)), {"backends": ["rocm"]}, "a backend must be one of .* not 'rocm'"),
         (("add", torch.ones(2).int(), torch.ones(2).int()), {"backward": True}, "floating-point"),
         (("add", torch.ones(2), torch.ones(3)), {}, "do not broadcast"),
     ],

@@ -54,6 +54,7 @@ PROGRAM = """
 
 
 @needs_cuda
+@pytest.mark.slow
 @pytest.mark.ahead_of_time
 def test_an_op_of_another_kind(tmp_path):
     ignore = shutil.ignore_patterns("*.so", "__pycache__")

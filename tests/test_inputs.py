@@ -11,8 +11,8 @@ import pytest
 import torch
 from commands import fails
 
+from diglot.reference.specs import find_spec
 from diglot.tools import inputs
-from diglot.tools.specs import find_spec
 
 np = pytest.importorskip("numpy")
 safetensors = pytest.importorskip("safetensors.torch")

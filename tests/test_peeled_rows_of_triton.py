@@ -45,8 +45,8 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float64]
 LENGTHS = [(9, 527), (3, 777), (2, 1283)]
 
 
-TOGETHER = pytest.param("programs together", marks=pytest.mark.slow)
-MOST_WAYS = [TOGETHER if way == TOGETHER.values[0] else way for way in WAYS]
+SLOW = ("programs together", "many warps")
+MOST_WAYS = [pytest.param(way, marks=[pytest.mark.slow] if way in SLOW else []) for way in WAYS]
 
 
 @pytest.mark.parametrize("way", MOST_WAYS)

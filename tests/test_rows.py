@@ -28,8 +28,8 @@ from diglot.backends.plans import Scratch
 from diglot.backends.registry import BACKENDS as REGISTRY
 from diglot.backends.scratch import provide
 from diglot.backends.tunables import use_tunables
+from diglot.reference.specs import find_spec
 from diglot.tools.accuracy import measure_error
-from diglot.tools.specs import find_spec
 
 OPS = ["softmax", "log_softmax"]
 LAUNCHERS = [f"{op}_{direction}" for op in OPS for direction in ("forward", "backward")]
@@ -173,8 +173,8 @@ def test_triton_without_words(name, dtype, monkeypatch):
     ("dtype", "wide"),
     [
         (torch.float32, None),
-        (torch.bfloat16, None),
-        (torch.float64, None),
+        pytest.param(torch.bfloat16, None, marks=pytest.mark.slow),
+        pytest.param(torch.float64, None, marks=pytest.mark.slow),
         (torch.float16, torch.float32),
     ],
     ids=str,
@@ -388,7 +388,11 @@ def test_of_one_value(backend, op, fill):
         assert math.isfinite(fill) or result.isnan().all()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float32, torch.bfloat16, pytest.param(torch.float64, marks=pytest.mark.slow)],
+    ids=str,
+)
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("backend", KERNELS)
 def test_maxima_that_grow_and_fall(backend, op, dtype):
@@ -656,6 +660,8 @@ def test_modules(backend):
     ):
         torch.testing.assert_close(module(x), theirs(x))
         assert diglot.last_run().backend == backend
-        assert repr(module) == f"{type(theirs).__name__}(dim={module.dim}, backend={backend!r})"
+        name = f"diglot.nn.{type(theirs).__name__}"
+        assert repr(module) == f"{name}(dim={module.dim}, backend={backend!r})"
+        assert isinstance(module, type(theirs))
     with pytest.raises(ValueError, match="backend"):
         diglot.nn.Softmax(backend="rocm")

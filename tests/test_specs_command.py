@@ -48,7 +48,7 @@ def here(tmp_path, monkeypatch):
 @pytest.fixture
 def gpu(here, monkeypatch):
     """A machine that seems to have a GPU, and measures it at once."""
-    import diglot.cli.specs as command
+    import diglot_cli.specs as command
 
     monkeypatch.setattr(command, "find_device", lambda name: torch.device("cuda"))
     monkeypatch.setattr(devices, "query", lambda device: FACTS)

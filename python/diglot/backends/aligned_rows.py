@@ -27,7 +27,7 @@ WRITTEN = ("sum", "out", "grad_input")
 PARAMETERS = ("weight", "bias")
 OPS = ("softmax", "log_softmax", "layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm")
 BYTES = 16  # of an access
-STEP = 16  # elements: rows of copies begin at multiples of so many
+STEP = 16  # elements: rows of copies begin at multiples of it
 MOST_RANK = 4  # of an array that kernels walk over in one launch, however it lies
 
 
@@ -100,7 +100,7 @@ def _placed(dim: int, parameter: str, argument: Any) -> Any:
 
 @functools.cache
 def _parameters(op: str, name: str) -> tuple[str, ...]:
-    """The names of a launcher's parameters, but for its scratch: all backends have the same."""
+    """The names of a launcher's parameters without its scratch: all backends have the same."""
     reference = getattr(BACKENDS["torch"].module(op), name)
     return tuple(inspect.signature(reference).parameters)[:-1]
 
@@ -112,7 +112,7 @@ def lies_in_rows(tensor: Tensor, dim: int) -> bool:
     sizes, strides = list(tensor.shape), list(tensor.stride())
     n, step = sizes.pop(dim), strides.pop(dim)
     others = [pair for pair in zip(sizes, strides, strict=True) if pair[0] > 1]
-    # The ends of rows that are no whole accesses may be read with what is beside them. Kernels
+    # The end of a row that is no whole access may be read together with the data beside it. Kernels
     # differ in whether they do, unless rows are equally far apart.
     is_whole = n * tensor.element_size() % BYTES == 0
     is_even = all(far == size * near for (_, far), (size, near) in itertools.pairwise(others))

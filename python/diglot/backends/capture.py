@@ -16,7 +16,7 @@ NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 
 
 def is_captured(device: torch.device) -> bool:
-    """Whether what is launched on the device's current stream goes to a CUDA graph."""
+    """Whether a CUDA graph captures the launches on the device's current stream."""
     if device.type != "cuda":
         return False
     if device.index is None or device.index == torch.cuda.current_device():

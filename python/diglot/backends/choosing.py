@@ -37,12 +37,12 @@ class Choice:
     """How the numbers of a plan were chosen.
 
     Attributes:
-        problem: what was asked.
+        problem: the problem that the store was asked about.
         source: "exact": this problem was measured. "near": one of another shape was. "rules": the
             planner has its own numbers, of `configs/tunables`. "given": `use_plans` has them.
             "invariant": the planner has numbers that are the same for all GPUs.
-        numbers: by the names of tunables; none where the planner has its own.
-        entry: what was measured, if anything.
+        numbers: by the names of tunables; empty where the planner has its own.
+        entry: the measured entry, if there is one.
     """
 
     problem: Problem
@@ -88,20 +88,20 @@ if _environment == INVARIANT:
 
 
 class use_plans:
-    """Context manager: how the numbers of plans are chosen, in the whole process.
+    """Context manager: decides how plans get their numbers, in the whole process.
 
-    Plans that are kept are forgotten when it begins and when it ends; other threads should launch
-    nothing meanwhile. A captured graph keeps its launches.
+    Kept plans are dropped when it begins and when it ends. Other threads should launch nothing
+    meanwhile. A captured graph keeps its launches.
 
     Args:
-        plans: "measured": from the store, where it has a shape near that of a call; the default,
-            if the variable DIGLOT_PLANS says nothing else. "rules": the planner's own.
-            "invariant": those by which a row's result depends on its length and dtype alone
-            (docs/tuning.md). Or numbers by the names of tunables, such as
-            {"rows.cuda.skipped_shapes": 1}, which hold for every entry of a table.
+        plans: "measured" takes measured plans where the store has a near shape; it is the default,
+            unless the variable DIGLOT_PLANS says otherwise. "rules" takes the planner's own
+            numbers. "invariant" makes a row's result depend only on its values, length and dtype
+            (docs/tuning.md). Or a dict of numbers by the names of tunables, such as
+            {"rows.cuda.skipped_shapes": 1}, for every entry of a table.
 
     Raises:
-        ValueError: there is no such choice, or no such tunable, or its number is out of range.
+        ValueError: the choice or the tunable does not exist, or its number is out of range.
     """
 
     def __init__(self, plans: str | Numbers) -> None:
@@ -125,12 +125,12 @@ class use_plans:
 
 
 def mode() -> str | Numbers:
-    """How plans are chosen now: the name of a way, or numbers that are given."""
+    """How plans are chosen now: the name of a way, or given numbers."""
     return (_environment, *_modes)[-1]
 
 
 def _take_mode() -> None:
-    """Has plans be made anew, in the way that has just become the one to choose by."""
+    """Drops kept plans, and applies the current way of choosing."""
     hold_order(mode() == INVARIANT)
 
 

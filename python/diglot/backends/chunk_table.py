@@ -23,8 +23,8 @@ from diglot.backends.scratch import (
 CODES = {torch.float16: 6, torch.bfloat16: 7, torch.float32: 8, torch.float64: 9}
 
 ACCESS_BYTES = 16
-# Of a chunk; so many at most that a block can look through the results of all, and with those many
-# or with small ones, all blocks of a grid have work for about as long.
+# Of a chunk. The number of chunks is limited so that one block can read the results of all. With
+# that number, or with small chunks, all blocks of a grid have about the same work.
 LEAST_CHUNK_BYTES = 1 << 14
 MOST_CHUNK_BYTES = 1 << 30
 MOST_CHUNKS = 1 << 14

@@ -40,9 +40,9 @@ def stream_number(index: int) -> int:
 
 @contextlib.contextmanager
 def relaxed_capture() -> Iterator[None]:
-    """Lets this thread do what is otherwise an error while a stream is being captured.
+    """Switches this thread to relaxed stream capture.
 
-    That is to load code, or to allocate memory and wait for another stream.
+    It may then load code, allocate memory, and wait for another stream during a capture.
     """
     mode = ctypes.c_int(2)  # CU_STREAM_CAPTURE_MODE_RELAXED
     driver().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))

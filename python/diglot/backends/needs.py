@@ -102,6 +102,11 @@ def require(op: str, backend: str, needs: Needs) -> None:
         per_call.add(op)
 
 
+def ops() -> set[str]:
+    """Names of the ops whose kernels need something special."""
+    return {op for op, _ in _needs}
+
+
 def needs_of(op: str, backend: str) -> Needs | None:
     """What an op's kernels of a backend need; None: nothing special."""
     return _needs.get((op, backend))

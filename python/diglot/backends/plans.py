@@ -119,12 +119,14 @@ class PlannedRun:
         launcher: the direction, such as "gelu_forward".
         backend: "cuda", "triton" or "torch".
         plan: how it would run.
+        arguments: the launcher's, but for its scratch.
     """
 
     op: str
     launcher: str
     backend: str
     plan: Plan
+    arguments: tuple[Any, ...]
 
 
 class _Planning(threading.local):

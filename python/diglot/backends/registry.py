@@ -96,7 +96,7 @@ def _numbers_of(gpu: str) -> tuple[tuple[tuple[str, int], ...], str]:
 
 
 @on_change
-def _set_tunables_anew() -> None:
+def _update_tunables() -> None:
     for module, gpus in list(_gpus.items()):
         for device, gpu in list(gpus.items()):
             module.set_tunables(device, *_numbers_of(gpu))
@@ -159,7 +159,7 @@ def _scratch_of_cuda(op: str, launcher: str, arguments: tuple[Any, ...]) -> Scra
 
 @contextlib.contextmanager
 def _planned_on(device: torch.device) -> Iterator[None]:
-    """Makes a tensor's GPU the current device, of which the library knows the tunables."""
+    """Makes a tensor's GPU the current device: the library knows the tunables of that one."""
     if device.type != "cuda" or not torch.cuda.is_available():
         yield
         return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -20,11 +19,12 @@ from diglot.backends.plans import CALL, Plan, PlannedRun, Scratch, planning
 from diglot.backends.registry import BACKENDS, is_interpreted
 from diglot.backends.scratch import provide
 from diglot.backends.tunables import on_change
+from diglot.instruments import instrument
 
 
 @dataclass(frozen=True)
 class LastRun:
-    """What ran: an op's launcher, on a backend, by a kernel variant.
+    """A run: an op's launcher, on a backend, by a kernel variant.
 
     Attributes:
         op: the op's name, such as "gelu".
@@ -105,14 +105,14 @@ def run(backend: str, op: str, name: str, *arguments: Any) -> None:
     Args:
         backend: "cuda", "triton" or "torch".
         op, name: the op, and the launcher.
-        arguments: the launcher's, but for its scratch. The last one is an output.
+        arguments: the launcher's, without its scratch. The last one is an output.
     """
     out = arguments[-1]
     if planning.runs is not None:
         if _is_held(backend, name):
             arguments = place(op, name, arguments).arguments
         planned = plan(backend, op, name, *arguments)
-        planning.runs.append(PlannedRun(op, name, backend, planned))
+        planning.runs.append(PlannedRun(op, name, backend, planned, arguments))
         return
     if type(out) is not Tensor:
         _run_traced(backend, op, name, arguments)
@@ -129,7 +129,7 @@ def run(backend: str, op: str, name: str, *arguments: Any) -> None:
 
 
 def _tune_if_new(record: LastRun, arguments: tuple[Any, ...]) -> None:
-    importlib.import_module("diglot.tools.tune").tune_if_new(record, arguments)
+    instrument("tune").tune_if_new(record, arguments)
 
 
 if TUNES:
@@ -195,10 +195,10 @@ def note_run(op: str, name: str, backend: str, variant: str) -> None:
 
 
 def last_run() -> LastRun | None:
-    """What ran last on this thread in eager mode; None if nothing has.
+    """The last run on this thread in eager mode; None before the first.
 
-    Compiled graphs call kernels without passing here, and change nothing of it. Autograd runs
-    backward passes of CUDA tensors on threads of its own: `record_runs` sees those.
+    Compiled graphs call kernels directly, so they do not change it. Autograd runs backward passes
+    of CUDA tensors on threads of its own: `record_runs` sees those.
     """
     if _thread.last is None:
         return None
@@ -222,7 +222,7 @@ def observe_runs(observer: Callable[[LastRun, tuple[Any, ...]], None]) -> Iterat
 
 @contextmanager
 def record_runs() -> Iterator[list[LastRun]]:
-    """Context manager: a list that every run, on any thread, is appended to."""
+    """Context manager: gives a list, to which every run on any thread is appended."""
     recording: list[LastRun] = []
     with observe_runs(lambda record, _: recording.append(record)):
         yield recording

@@ -16,12 +16,13 @@ from diglot.backends import needs
 from diglot.backends.needs import Call
 from diglot.backends.plans import Plan, plan_runs, planning
 from diglot.backends.registry import BACKENDS, architecture_of, is_interpreted, supports
+from diglot.names import unknown_name
 
 AUTO = "auto"  # tries the backends in the order of BACKENDS
 
 
 class BackendUnavailable(RuntimeError):
-    """The backend asked for cannot run this call. The message gives a reason per backend."""
+    """The requested backend cannot run this call. The message gives a reason per backend."""
 
 
 class _Scope(threading.local):
@@ -44,10 +45,10 @@ def check_name(backend: str, source: str = "backend") -> None:
 
 
 class use_backend:
-    """Context manager: ops called in its scope, on this thread, run on `backend`.
+    """Context manager: ops that this thread calls in its scope run on `backend`.
 
     Args:
-        backend: "cuda", "triton", "torch" or "auto". An argument `backend=` of a call overrides it.
+        backend: "cuda", "triton", "torch" or "auto". A call's argument `backend=` overrides it.
 
     Raises:
         ValueError: `backend` names no backend.
@@ -72,7 +73,7 @@ class use_backend:
 
 
 def scoped_backend() -> str | None:
-    """What `use_backend` says on this thread; None if this is in no scope of it."""
+    """The backend of `use_backend` on this thread; None outside of its scopes."""
     return _scope.backend
 
 
@@ -85,11 +86,11 @@ def choose(
         op: the op's name.
         device: where its tensors are.
         backend: the argument of the call.
-        tensors: its tensor arguments. Only an op that has `Needs` of dtypes or shapes gives them.
+        tensors: its tensor arguments; needed only for an op with `Needs` of dtypes or shapes.
 
     Raises:
-        ValueError: an unknown name.
-        BackendUnavailable: the backend asked for cannot run the call.
+        ValueError: the name is unknown.
+        BackendUnavailable: the requested backend cannot run the call.
     """
     name = backend if backend is not None else _scope.backend or _environment
     chosen: str | None
@@ -149,7 +150,7 @@ def _refusal(backend: str, op: str, call: Call) -> str | None:
 
 def _auto_refusal(backend: str, op: str, call: Call) -> str | None:
     if is_interpreted(backend, call.device):
-        return "it would be interpreted, which 'auto' never chooses"
+        return "it would be interpreted, and 'auto' never chooses that"
     return _refusal(backend, op, call)
 
 
@@ -160,10 +161,10 @@ class Explanation:
     Attributes:
         op: the op's name.
         device: the device asked about.
-        chosen: the backend that runs, or None if the one asked for cannot.
-        reasons: for every backend, why it cannot run; None if it can.
+        chosen: the backend that runs, or None if the requested one cannot.
+        reasons: by backend, why it cannot run; None if it can.
         notes: remarks on backends that can run.
-        plans: for a backend, the plans of the call, and how each was chosen; where inputs make one.
+        plans: by backend, the plans of the call and how each was chosen, if the inputs make a call.
     """
 
     op: str
@@ -199,14 +200,21 @@ def explain(op: str | Any, *inputs: Any, **options: Any) -> Explanation:
 
     Args:
         op: an op's name, or the op itself (`diglot.gelu`).
-        inputs: the arguments of a call; or a device, the first GPU if there is one, else the CPU,
-            by default.
+        inputs: the arguments of a call, or a device. By default the first GPU, or the CPU without
+            one.
         options: keyword arguments of the call.
 
     Returns:
-        An `Explanation`; printed, it has a line per backend, and one per plan of a call.
+        An `Explanation`. Printed, it has a line per backend and a line per plan of the call.
+
+    Raises:
+        ValueError: there is no such op. The message suggests a near name.
     """
     name = op if isinstance(op, str) else op.__name__
+    # Imported now: the records are of ops, which import this module.
+    known = {*importlib.import_module("diglot.reference.specs").all_op_names(), *needs.ops()}
+    if name not in known:
+        raise unknown_name("op", name, sorted(known))
     device = _device_of(inputs[0] if inputs else None)
     tensors = tuple([each for each in inputs if isinstance(each, torch.Tensor)])
     wanted = _scope.backend or _environment
@@ -218,8 +226,13 @@ def explain(op: str | Any, *inputs: Any, **options: Any) -> Explanation:
     return replace(said, plans={b: _plans_of(name, inputs, options, b) for b in kernels})
 
 
+def explain_device(device: torch.device) -> Explanation:
+    """Every backend's verdict on a device, whatever the op."""
+    return _explain("", _call_on(device), _scope.backend or _environment)
+
+
 def _plans_of(op: str, inputs: Any, options: Any, backend: str) -> tuple[Plan, ...]:
-    """The plans of a call's launches; none if these are no arguments of the op."""
+    """The plans of a call's launches; empty if the op does not take these arguments."""
     function: Any = getattr(importlib.import_module("diglot"), op, None)
     try:
         # An op may draw a seed.
@@ -239,7 +252,7 @@ def _explain(op: str, call: Call, wanted: str) -> Explanation:
         if reason is None and is_interpreted(backend, call.device)
     }
     if call.device.type == "meta":
-        notes = dict.fromkeys(BACKENDS, "on meta tensors nothing runs")
+        notes = dict.fromkeys(BACKENDS, "nothing runs on meta tensors")
     return Explanation(op, call.device, _choice(op, call, wanted), reasons, notes)
 
 
@@ -247,7 +260,7 @@ def available_backends(device: torch.device | str | None = None) -> tuple[str, .
     """Names of the backends that can run on a device.
 
     Args:
-        device: the device; the first GPU if there is one, else the CPU, by default.
+        device: by default the first GPU, or the CPU without one.
     """
     call = _call_on(_device_of(device))
     return tuple(backend for backend in BACKENDS if _refusal(backend, "", call) is None)

@@ -134,7 +134,7 @@ def _log(size: int) -> float:
 
 
 def serves(measured: Problem, problem: Problem) -> bool:
-    """Whether what was measured of one problem may be used for another."""
+    """Whether the times of one problem may serve another."""
     if measured.kind != problem.kind:
         return False
     factors = (FIRST_FACTOR if len(problem.shape) > 1 else FACTOR, *(FACTOR,) * len(problem.shape))

@@ -60,7 +60,7 @@ def read_default(file: Traversable) -> dict[str, Spec]:
     """Every number of default.json, by its full name.
 
     Raises:
-        TunableError: names the file and the key of what is wrong.
+        TunableError: something is wrong; the message names the file and the key.
     """
     found: dict[str, Spec] = {}
     for name, entry in _entries(file):
@@ -80,7 +80,7 @@ def read_gpu(file: Traversable, specs: Mapping[str, Spec]) -> dict[str, int]:
     """The numbers that a GPU's file changes, by full name.
 
     Raises:
-        TunableError: names the file and the key of what is wrong.
+        TunableError: something is wrong; the message names the file and the key.
     """
     found: dict[str, int] = {}
     for name, entry in _entries(file):
@@ -121,7 +121,7 @@ def _leaves(name: str, entry: Any) -> Iterator[tuple[str, Any]]:
 def _numbers(
     name: str, value: Any, levels: int, fields: Mapping[str, Any], where: str
 ) -> Iterator[tuple[str, Any]]:
-    """The numbers of a table of so many levels, whose entries have these fields, if any."""
+    """The numbers of a table of `levels` levels, whose entries have these fields, if any."""
     if levels > 0:
         if not isinstance(value, dict) or not value:
             raise TunableError(f"{where}: {name} must be a table")

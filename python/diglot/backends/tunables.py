@@ -1,7 +1,7 @@
 """Tunables: measured numbers by which planners choose, as data that both languages read, by GPU.
 
-They lie in `configs/tunables/`: `default.json` has every tunable, and `<gpu>.json` what differs on
-a GPU. A number's full name is where it stands: "norm_backward.cuda.groups.64" is the entry 64 of
+They lie in `configs/tunables/`: `default.json` has every tunable, and `<gpu>.json` the numbers that
+differ on a GPU. A number's full name is its place: "norm_backward.cuda.groups.64" is entry 64 of
 the table `groups` of the family `norm_backward` in CUDA C++.
 """
 
@@ -99,14 +99,14 @@ def _with_bounds(name: str, entry: Any) -> Any:
 
 
 def _with_chosen(name: str, entry: Any, chosen: Mapping[str, int]) -> Any:
-    """An entry of a tunable, with what was chosen in place of its numbers."""
+    """An entry of a tunable, with chosen numbers in place of its own."""
     if isinstance(entry, dict):
         return {field: chosen.get(f"{name}.{field}", value) for field, value in entry.items()}
     return chosen.get(name, entry)
 
 
 class _Thread(threading.local):
-    names: dict[str, int] | None = None  # what was read, while somebody asks
+    names: dict[str, int] | None = None  # the numbers that were read, while somebody asks
     chosen: Mapping[str, int] | None = None  # for the plan that is being made
 
 
@@ -197,21 +197,21 @@ def tunables(gpu: str = "") -> Tunables:
 
 
 def on_change(forget: Callable[[], None]) -> Callable[[], None]:
-    """Decorator: a function that is called when values change, so that plans by others go."""
+    """Decorator: registers a function to call when values change, so that old plans go."""
     _on_change.append(forget)
     return forget
 
 
 def forget_plans() -> None:
-    """Has every plan be made anew."""
+    """Drops every kept plan."""
     for forget in _on_change:
         forget()
 
 
 def hold_order(is_held: bool) -> None:
-    """Has planners read numbers that depend neither on the GPU nor on how many rows there are.
+    """Makes planners read numbers that depend neither on the GPU nor on the number of rows.
 
-    Every plan is made anew, whether they read others before or not.
+    Every kept plan is dropped.
     """
     global _held
     with _lock:

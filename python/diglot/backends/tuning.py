@@ -38,7 +38,7 @@ def candidate_plans(
     Args:
         backend: "cuda" or "triton".
         op, name: the op, and the launcher.
-        arguments: the launcher's, but for its scratch.
+        arguments: the launcher's, without its scratch.
         start: the numbers of the first plan; by default the planner's own.
     """
     own = dict(start or {})

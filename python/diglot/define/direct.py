@@ -26,7 +26,7 @@ _PLAIN_KEYS = frozenset(
 )
 # Verdicts by the bits of a key set: a process meets a handful of them.
 _plain_keysets: dict[int, bool] = {}
-MOST_KINDS = 32  # of calls with one number of tensors; others are judged anew
+MOST_KINDS = 32  # of calls with one number of tensors; others are judged in every call
 
 Kind = TypeVar("Kind")
 
@@ -123,7 +123,7 @@ class Kinds(Generic[Kind]):
         return None
 
     def add(self, kind: Kind, *tensors: Tensor) -> None:
-        """Remembers what is known of the kind of a direct call."""
+        """Remembers the kind of a direct call."""
         count = len(tensors)
         # Dynamo's check fails where a tensor is given twice.
         if not _guards_work() or len(set(map(id, tensors))) < count:

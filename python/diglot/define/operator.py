@@ -281,7 +281,7 @@ class Operator:
     def __call__(self, *args: Any) -> Any:
         """Calls the operator, whichever way; it returns the outputs of the schema."""
         tensors = [arg for arg in args[: self.signature.tensors] if arg is not None]
-        # Nobody has checked them: what is found out about them is not remembered.
+        # Nobody has checked them, so nothing is remembered of them.
         kind = self.known(*tensors) or self._judge(None, *tensors)
         if kind.is_recorded and STATISTICS in self.signature.outputs:
             return self.dispatched(*args)

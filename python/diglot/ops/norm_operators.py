@@ -117,10 +117,14 @@ class NormOperators:
             check_residual(name, input, arrays[1])
         if type(eps) is not float:
             eps = float(fixed(check_number(name, "eps", eps)))
-        if is_autocast_to_float32(input) if kind is None else kind.facts:
+        if (
+            any([is_autocast_to_float32(tensor) for tensor in (input, *present)])
+            if kind is None
+            else kind.facts
+        ):
             if kind is None:
                 operator.learn_checked(True, *arrays, *present)
-            # As the two ops do one after the other, of which PyTorch runs the norm in float32.
+            # As the two ops do in turn: PyTorch runs the norm in float32.
             total = add(*arrays, backend=backend) if is_fused else input
             widened = tuple([None if p is None else autocast_to_float32(p) for p in parameters])
             out = self((autocast_to_float32(total),), normalized_shape, widened, eps, backend)

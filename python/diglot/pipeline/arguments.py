@@ -37,7 +37,7 @@ def tensor_of(name: str, what: str, given: Any, writable: bool = False) -> torch
         if writable and not given.flags.writeable:
             raise ValueError(f"{name}: {what} is read-only")
         if any(kind.__name__ == "MaskedArray" for kind in type(given).__mro__):
-            raise TypeError(f"{name}: {what} is a masked array, of which the mask would be lost")
+            raise TypeError(f"{name}: {what} is a masked array, and its mask would be lost")
         if any(stride < 0 for stride in given.strides):
             raise ValueError(f"{name}: {what} has a negative stride: copy it first")
         with warnings.catch_warnings():
@@ -50,7 +50,7 @@ def tensor_of(name: str, what: str, given: Any, writable: bool = False) -> torch
                 ) from error
             except ValueError as error:  # bytes in the other order, steps of parts of an element
                 reason = str(error).partition("\n")[0]
-                raise ValueError(f"{name}: {what} cannot be taken as it is: {reason}") from error
+                raise ValueError(f"{name}: {what} cannot be used: {reason}") from error
     else:
         raise TypeError(
             f"{name}: {what} must be a CPU tensor or a NumPy array, not a {type(given).__name__}"
@@ -58,7 +58,7 @@ def tensor_of(name: str, what: str, given: Any, writable: bool = False) -> torch
     if tensor.device.type != "cpu":
         raise ValueError(f"{name}: {what} must be in host memory, not on {tensor.device}")
     if tensor.is_nested or tensor.is_quantized:
-        raise TypeError(f"{name}: {what} must be of rows of numbers, not nested or quantized")
+        raise TypeError(f"{name}: {what} must have rows of numbers, and is nested or quantized")
     if tensor.layout != torch.strided:
         raise TypeError(f"{name}: {what} must be dense, not {tensor.layout}")
     if tensor.dim() == 0:

@@ -71,7 +71,7 @@ class Copier(Protocol):
     """Threads, for one run."""
 
     def submit(self, pieces: Sequence[Piece]) -> Copies:
-        """Has one of them copy these, in order."""
+        """Makes one thread copy these, in order."""
 
     def close(self) -> None:
         """Waits until none copies, and ends them. What was not begun is left out."""
@@ -88,7 +88,7 @@ class PythonCopier:
         self._threads = ThreadPoolExecutor(threads, "diglot-copy")
 
     def submit(self, pieces: Sequence[Piece]) -> Copies:
-        """Has one of them copy these, in order."""
+        """Makes one thread copy these, in order."""
         return self._threads.submit(self.copy, pieces)
 
     def copy(self, pieces: Sequence[Piece]) -> Span:
@@ -99,12 +99,12 @@ class PythonCopier:
         return began, time.perf_counter()
 
     def close(self) -> None:
-        """Waits until none copies, and ends them; what was not begun is left out."""
+        """Waits for the running copies, drops the others, and ends the threads."""
         self._threads.shutdown(cancel_futures=True)
 
 
 class NativeCopier:
-    """Threads of the library's, which copies no rows of arrays that are strided.
+    """Threads of the library. They do not copy rows of strided arrays.
 
     Args:
         threads: how many.
@@ -116,14 +116,14 @@ class NativeCopier:
         self.pieces: dict[int, Sequence[Piece]] = {}  # whose memory is in use, by ticket
 
     def submit(self, pieces: Sequence[Piece]) -> Copies:
-        """Has one of them copy these, in order."""
+        """Makes one thread copy these, in order."""
         described = tuple(piece.described() for piece in pieces)
         ticket = self.module.submit_copies(self.copier, described)
         self.pieces[ticket] = pieces
         return _NativeCopies(self, ticket)
 
     def close(self) -> None:
-        """Waits until none copies, and ends them; what was not begun is left out."""
+        """Waits for the running copies, drops the others, and ends the threads."""
         self.module.close_copier(self.copier)
         self.pieces.clear()
 

@@ -10,10 +10,10 @@ import torch
 
 
 class Fold:
-    """What is folded so far.
+    """The folded result so far.
 
     Args:
-        combine: from what was folded and the next partial result to the same.
+        combine: from the folded result and the next partial result to the new folded result.
         unpack: from a chunk's tensors to its partial result.
     """
 

@@ -24,8 +24,8 @@ import torch
 
 READ_AHEAD = 64 << 20
 MADV_POPULATE_WRITE = 23
-# From so many bytes on the C library asks the system for an array's memory, and gives it back when
-# it is freed: the memory is new, and what is said of it is not said of what comes after.
+# From this size on, the C library asks the system for an array's memory, and returns it when the
+# array is freed. So the memory is new, and advice about it does not reach later arrays.
 LARGE = 32 << 20
 READY_AT_ONCE = 1 << 20  # of new memory: a core's cache still has it when it is written
 # Of room on a disk: with more, blocks are not asked for beforehand, which one thread at a time may.
@@ -47,7 +47,7 @@ class Place:
 
     identity: tuple[int, int]  # device and inode: a file may have several paths
     offset: int
-    is_shared: bool  # what is written there is in the file
+    is_shared: bool  # whether writes reach the file
 
 
 Region = tuple[int, int, list[str]]
@@ -69,12 +69,13 @@ class Maps:
         self._lines = lines
 
     def region_of(self, address: int) -> Region | None:
-        """Begin and end of the piece of memory that an address is in, and what is said of it:
-        permissions, offset, device, inode and perhaps a path. None if nothing is.
+        """The region of memory around an address: begin, end, and what the system says of it.
+
+        That is permissions, offset, device, inode and perhaps a path. None outside of all regions.
         """
         if self._lines is None:
             try:
-                # Names of files are bytes, of which only a line's end is told otherwise.
+                # Names of files are bytes; only a line's end is escaped.
                 self._lines = os.fsdecode(Path("/proc/self/maps").read_bytes()).split("\n")[:-1]
             except OSError:
                 self._lines = []
@@ -252,7 +253,7 @@ def _read_file(file: int, offset: int, address: int, size: int) -> None:
 
 
 def _make_room(file: int, offset: int, size: int) -> None:
-    """Raises OSError where the disk has no room: what is written to a map then is a signal."""
+    """Raises OSError where the disk has no room: a write to a map would be a signal then."""
     room = os.fstatvfs(file)
     if room.f_bavail * room.f_frsize < size + MARGIN:
         os.posix_fallocate(file, offset, size)

@@ -30,7 +30,7 @@ class Part:
     shape: tuple[int, ...]
 
     def differs_in_rows_alone(self, other: Part, rows: tuple[int, int]) -> bool:
-        """Whether two of so many rows are the same but for the rows."""
+        """Whether two parts, with these numbers of rows, differ only in the rows."""
         (a, *rest), (b, *rest_of_other) = self.shape or (0,), other.shape or (0,)
         is_same = self.place == other.place and rest == rest_of_other
         return is_same and a * rows[1] == b * rows[0]
@@ -75,7 +75,7 @@ class Launch:
         )
 
     def differs_in_rows_alone(self, other: Launch, rows: tuple[int, int]) -> bool:
-        """Whether two calls, on so many rows, are the same but for the rows."""
+        """Whether two calls, on these numbers of rows, differ only in the rows."""
         if self.launcher != other.launcher or len(self.arguments) != len(other.arguments):
             return False
         for a, b in zip(self.arguments, other.arguments, strict=True):

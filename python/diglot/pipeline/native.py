@@ -1,5 +1,7 @@
-"""The CUDA library's own ring, for the calls of diglot's ops that it can make: one launch, which is
-the same for every chunk but for where the rows are and how many (launches.py).
+"""The CUDA library's own ring.
+
+It serves calls of diglot's ops that are one launch, which differs between chunks only in the place
+and the number of the rows (launches.py).
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ class NativeRing:
     """One run of a job by the CUDA library.
 
     Args:
-        job: what is to be done. Its sink knows its arrays.
+        job: the work. Its sink knows its arrays.
         launch: that of a whole chunk.
         buffers: for each slot, those of the inputs and results.
 

@@ -16,7 +16,7 @@ import torch
 
 PAGES = 2 << 20  # huge ones, where the system has them
 DEFAULT_LIMIT = 2 << 30
-# Of a kept buffer at most so much of what was asked for is not used.
+# At most this share of a request may stay unused in a kept buffer.
 MOST_WASTE = 0.25
 
 
@@ -76,27 +76,27 @@ class PinnedCache:
             return self._used
 
     def limit(self, bytes: int) -> None:
-        """Keeps at most so many bytes from now on, 2 GiB by default; 0: none.
+        """Keeps at most this many bytes from now on: 2 GiB by default, 0 for none.
 
         Raises:
-            TypeError: it is no int.
-            ValueError: it is negative.
+            TypeError: `bytes` is not an int.
+            ValueError: `bytes` is negative.
         """
         if isinstance(bytes, bool) or not isinstance(bytes, int):
             raise TypeError(f"pinned_cache.limit: bytes must be an int, not {bytes!r}")
         if bytes < 0:
-            raise ValueError(f"pinned_cache.limit: bytes must not be negative, but is {bytes}")
+            raise ValueError(f"pinned_cache.limit: bytes must be 0 or more, not {bytes}")
         with self._lock:
             self._limit = bytes
             self._shrink()
 
     def clear(self) -> None:
-        """Gives all that is kept back to the system."""
+        """Gives all kept buffers back to the system."""
         with self._lock:
             self._shrink(0)
 
     def take(self, size: int) -> Buffer:
-        """A buffer of so many bytes or a few more; it is to be given back."""
+        """A buffer of at least `size` bytes. The caller gives it back."""
         pinned = torch.cuda.is_available()
         with self._lock:
             fitting = [
@@ -122,7 +122,7 @@ class PinnedCache:
             self._shrink()
 
     def forget(self) -> list[Buffer]:
-        """Begins anew, with nothing; returns what was kept. For a process that was forked."""
+        """Starts again without buffers, after a fork; returns the kept ones."""
         self._lock = threading.Lock()
         kept, self._free, self._used = self._free, [], 0
         return kept

@@ -108,9 +108,9 @@ def plan(
         ValueError: a number is out of range, or a row is larger than `chunk_bytes`.
     """
     if rows < 0:
-        raise ValueError(f"rows must not be negative, but is {rows}")
+        raise ValueError(f"rows must be 0 or more, not {rows}")
     if num_slots < 1:
-        raise ValueError(f"num_slots must be at least 1, but is {num_slots}")
+        raise ValueError(f"num_slots must be at least 1, not {num_slots}")
     largest = max((*in_row_bytes, *out_row_bytes, 1))
     if chunk_bytes is None:
         least, most = default_bytes
@@ -119,7 +119,7 @@ def plan(
         chunk_bytes = min(chunk_bytes, max(size // FEWEST_CHUNKS, SMALLEST_CHUNK_BYTES))
         chunk_bytes = max(chunk_bytes, largest)
     elif chunk_bytes < 1:
-        raise ValueError(f"chunk_bytes must be positive, but is {chunk_bytes}")
+        raise ValueError(f"chunk_bytes must be positive, not {chunk_bytes}")
     elif chunk_bytes < largest:
         raise ValueError(
             f"a row has {largest} bytes, and a chunk takes {chunk_bytes}: rows are not cut, so "
@@ -130,11 +130,11 @@ def plan(
 
 
 def split(rows: int, parts: int) -> list[tuple[int, int]]:
-    """Cuts rows into so many neighbouring shares, (begin, end), whose sizes differ by one at most.
+    """Cuts rows into `parts` neighbouring shares, (begin, end), whose sizes differ by at most one.
 
     Raises:
         ValueError: `parts` is less than 1.
     """
     if parts < 1:
-        raise ValueError(f"parts must be at least 1, but is {parts}")
+        raise ValueError(f"parts must be at least 1, not {parts}")
     return [(rows * part // parts, rows * (part + 1) // parts) for part in range(parts)]

@@ -9,6 +9,9 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from diglot.files import check_writable, writing
+from diglot.instruments import instrument
+
 SCHEMA = "diglot.pipeline_report"
 SCHEMA_VERSION = 1
 
@@ -57,7 +60,7 @@ class PipelineReport:
 
     Attributes:
         op: the name of the function that was run.
-        backend: that its chunks ran on; "callable" for what is no op of diglot's.
+        backend: where its chunks ran; "callable" if the function is not an op of diglot.
         engine: what drove the chunks, "native" or "python".
         devices: where they ran.
         rows: of the inputs, along dimension 0.
@@ -115,10 +118,8 @@ class PipelineReport:
         """What such copies reached on this machine, in 10^9 bytes/s each way, when `diglot specs
         --measure` ran; None if it did not, or the run was not on one GPU.
         """
-        from diglot.tools import ceilings
-
         try:
-            found = None if self.gpu is None else ceilings.load(self.gpu)
+            found = None if self.gpu is None else instrument("ceilings").load(self.gpu)
         except ValueError:  # another machine's file, or none at all
             return None
         return None if found is None else found.gb_per_s("both ways")
@@ -319,12 +320,9 @@ class PipelineReport:
                 it cannot be written.
             ImportError: matplotlib is not installed.
         """
-        from diglot.pipeline.chart import draw
-        from diglot.tools.files import check_writable, writing
-
         check_writable(path, force)
         with writing(path):
-            draw(self, Path(path))
+            instrument("stream_chart").draw(self, Path(path))
 
 
 def intervals_of(timeline: Sequence[Times], stage: str) -> Iterator[tuple[int, Interval]]:
@@ -378,8 +376,6 @@ def _time(seconds: float) -> str:
 
 
 def _write(path: str | Path, text: str, force: bool) -> None:
-    from diglot.tools.files import check_writable, writing
-
     check_writable(path, force)
     with writing(path):
         Path(path).write_text(text, encoding="utf-8")

@@ -51,7 +51,7 @@ class Passage:
         return event
 
     def times(self, runtime: Runtime) -> Times:
-        """Once all is done; NaN for what is not there, or not timed."""
+        """The times, once all is done; NaN for stages that are missing or not timed."""
 
         def span(begin: Event | None, end: Event | None) -> Span:
             if begin is None or end is None:
@@ -248,7 +248,7 @@ class Ring:
         return self.parts_of(passage, arrays, self.pinned_out)
 
     def drain(self, chunks: int) -> None:
-        """Takes results that are there off the device, and waits until so many chunks are out."""
+        """Takes finished results off the device, and waits until `chunks` chunks are out."""
         while self.fed and (self.fed[0].chunk < chunks or self.fed[0].last.query()):
             passage = self.fed.popleft()
             passage.last.synchronize()
@@ -295,7 +295,7 @@ class Ring:
         self.job.control.valid_rows = passage.end
 
     def take_pinned(self, arrays: Sequence[HostArray]) -> list[Buffer | None]:
-        """Buffers for a chunk of what is staged."""
+        """Buffers for a chunk of the staged arrays."""
         taken: list[Buffer | None] = []
         for array in arrays:
             buffer = None

@@ -40,7 +40,7 @@ class Stream(Protocol):
         """Tensors that are computed, on the CPU; waits for them."""
 
     def record(self, is_timed: bool) -> Event:
-        """An event after what was enqueued so far, which keeps the time or need not."""
+        """An event after the enqueued work; a timed one keeps the time."""
 
 
 class Runtime(Protocol):
@@ -167,9 +167,7 @@ class GpuStream:
         return tuple(tensor.to("cpu") for tensor in tensors)
 
     def record(self, is_timed: bool) -> torch.cuda.Event:
-        """An event after what was enqueued so far. One that is timed holds up a stream of copies
-        for some 2 us.
-        """
+        """An event after the enqueued work. A timed one delays a stream of copies by some 2 us."""
         event = torch.cuda.Event(enable_timing=is_timed, blocking=not self._runtime.spins)
         event.record(self.stream)
         return event
@@ -185,7 +183,7 @@ def copy(to: torch.Tensor, source: torch.Tensor) -> None:
 
 
 class HostRuntime:
-    """The CPU's: what is enqueued is done before the call returns."""
+    """The CPU's: enqueued work is done before the call returns."""
 
     def __init__(self, slots: int = 1) -> None:
         self.began = time.perf_counter()

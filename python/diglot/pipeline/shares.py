@@ -21,7 +21,7 @@ from diglot.pipeline.planner import Plan, split
 from diglot.pipeline.report import Times
 from diglot.pipeline.runtime import current_stream
 
-SMALLER = 4  # so many times smaller are the chunks after one that the device had no memory for
+SMALLER = 4  # chunks are divided by it after the device had no memory for one
 POLL = 0.02  # seconds between looks at what the devices do
 
 
@@ -125,7 +125,7 @@ def shares_of(whole: Plan, devices: list[torch.device]) -> list[Share]:
 
 
 def sizes_of(cut: Plan) -> str:
-    """What the device is to hold, in words; of outputs what is known before."""
+    """The chunks on a device, in words, with the outputs that are known early."""
     row_bytes = sum(cut.in_row_bytes) + sum(cut.out_row_bytes)
     return f"{cut.slots} chunks of {cut.chunk_rows} rows of {row_bytes} bytes"
 
@@ -135,7 +135,7 @@ class Run:
 
     Args:
         name: of the function that was called, for messages.
-        shares: what is to be done.
+        shares: the work.
         job_of: a share's job, from how its rows are cut and the first of them.
         engine_of: what drives a job.
         update: called now and then with how many rows are done; None if nobody asks.
@@ -268,7 +268,7 @@ class Run:
             share.timeline += [tuple(at + late for at in times) for times in job.timeline]
 
     def ask_to_stop(self) -> None:
-        """Has all end when what is under way is done."""
+        """Makes all shares end after their running chunks."""
         self.is_stopped = True
         for share in self.shares:
             for job in list(share.jobs):

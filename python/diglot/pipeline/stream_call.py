@@ -90,8 +90,8 @@ class StreamCall:
         if self.op is not None and self.rows > 1 and len({tensor.dim() for tensor in tensors}) > 1:
             shapes = " and ".join(str(tuple(tensor.shape)) for tensor in tensors)
             raise ValueError(
-                f"{name}: inputs of {self.op} must have as many dimensions as each other: of "
-                f"{shapes}, a chunk's rows would be taken for columns"
+                f"{name}: inputs of {self.op} must have the same number of dimensions: with shapes "
+                f"{shapes}, a chunk's rows would become columns"
             )
         if backend is None and self.op is not None and isinstance(fn, functools.partial):
             backend = fn.keywords.get("backend")
@@ -115,12 +115,12 @@ class StreamCall:
             self.notes.append(f"{why}chunks ran on the CPU, {what}")
 
     def call(self, *chunks: torch.Tensor) -> Results:
-        """fn, whose results are checked."""
+        """Calls fn and checks its results."""
         returned = self.fn(*chunks)
         self.is_single = not isinstance(returned, (tuple, list))
         results = (returned,) if self.is_single else tuple(returned)
         if not results:
-            raise TypeError("fn must return a tensor or several, not none")
+            raise TypeError("fn must return at least one tensor")
         for result in results:
             if not isinstance(result, torch.Tensor):
                 raise TypeError(f"fn must return tensors, not a {type(result).__name__}")
@@ -139,7 +139,7 @@ class StreamCall:
         for result in results:
             if result.dim() == 0 or result.shape[0] != chunks[0].shape[0]:
                 raise ValueError(
-                    f"fn must return as many rows as it is given, {chunks[0].shape[0]}, not a "
+                    f"fn must return as many rows as its chunk has, {chunks[0].shape[0]}, not a "
                     f"tensor of shape {tuple(result.shape)}"
                 )
         return results

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from diglot.tools.specs import Expected, OpSpec, Option, nbytes
+from diglot.reference.specs import Expected, OpSpec, Option, nbytes
 
 
 def add_forward(

@@ -9,7 +9,7 @@ import torch
 
 from diglot.backends.runs import wrap_to_64_bits
 from diglot.reference.philox import philox_4x32, random_bits, split
-from diglot.tools.specs import Expected, OpSpec, Option, nbytes
+from diglot.reference.specs import Expected, OpSpec, Option, nbytes
 
 WORDS = 2**32  # that random bits can be
 

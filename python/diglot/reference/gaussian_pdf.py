@@ -18,7 +18,7 @@ from diglot.reference.compensated import (
     two_sum,
 )
 from diglot.reference.compute_eps import compute_eps
-from diglot.tools.specs import Expected, OpSpec, Option, nbytes
+from diglot.reference.specs import Expected, OpSpec, Option, nbytes
 
 TERMS = 22
 FLOAT64_ULP = 16.0  # of exact values, kernels and the oracle are each within 5

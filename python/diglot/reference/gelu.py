@@ -7,7 +7,7 @@ import math
 import torch
 
 from diglot.reference.compensated import TwoPart, exp_negative, two_product, two_sum
-from diglot.tools.specs import Expected, OpSpec, Option, nbytes
+from diglot.reference.specs import Expected, OpSpec, Option, nbytes
 
 KAPPA = 0.044715
 

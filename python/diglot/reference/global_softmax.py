@@ -8,7 +8,7 @@ import torch
 
 from diglot.reference.compute_eps import compute_eps
 from diglot.reference.memory_order import in_memory_order
-from diglot.tools.specs import Expected, OpSpec, nbytes
+from diglot.reference.specs import Expected, OpSpec, nbytes
 
 
 def global_softmax_forward(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from diglot.reference.norm import norm_spec, oracle, wide
-from diglot.tools.specs import OpSpec, Option
+from diglot.reference.specs import OpSpec, Option
 
 EPS = 1e-5
 

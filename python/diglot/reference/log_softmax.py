@@ -8,7 +8,7 @@ import torch
 
 from diglot.reference.compute_eps import compute_eps
 from diglot.reference.softmax import max_and_log_sum
-from diglot.tools.specs import Expected, OpSpec, Option, nbytes
+from diglot.reference.specs import Expected, OpSpec, Option, nbytes
 
 
 def log_softmax_forward(

@@ -1,4 +1,4 @@
-"""What the references of the norms of rows share: the rows' derivatives, and what is expected."""
+"""Shared by the references of the norms of rows: the rows' derivatives and expected results."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from diglot.reference.compute_eps import compute_eps
-from diglot.tools.specs import Expected, OpSpec, Option, nbytes
+from diglot.reference.specs import Expected, OpSpec, Option, nbytes
 
-PIECE_ELEMENTS = 1 << 24  # of which a few float64 copies exist at a time
+PIECE_ELEMENTS = 1 << 24  # a few float64 copies of a piece exist at a time
 
 
 def wide(tensor: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from diglot.tools.specs import Expected
+from diglot.reference.specs import Expected
 
 # Elements in a piece: some float64 copies of one exist at a time.
 PIECE_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 24}

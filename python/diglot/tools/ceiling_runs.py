@@ -252,10 +252,7 @@ def with_timing(row: Ceiling, work: float, timing: measure.Timing) -> Ceiling:
         row,
         verified=True,
         rate=work / (timing.median_us * 1e-6) / units[row.unit],
-        time_us=timing.median_us,
-        p20_us=timing.p20_us,
-        p80_us=timing.p80_us,
-        samples=timing.samples,
+        **timing.figures(),
     )
 
 

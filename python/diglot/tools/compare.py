@@ -13,7 +13,8 @@ import torch
 
 from diglot.backends import explain, record_runs
 from diglot.backends.registry import BACKENDS, is_interpreted
-from diglot.suggest import nearest
+from diglot.names import unknown_name
+from diglot.reference.specs import Expected, OpSpec, as_tuple, find_spec, nbytes
 from diglot.tools import measure
 from diglot.tools.accuracy import (
     Agreement,
@@ -35,7 +36,6 @@ from diglot.tools.resources import (
     TensorLike,
     kernels_of_calls,
 )
-from diglot.tools.specs import Expected, OpSpec, as_tuple, find_spec, nbytes
 
 
 class _Case:
@@ -137,9 +137,7 @@ def _check_arguments(
     chosen = tuple(BACKENDS) if backends is None else tuple(backends)
     for name in chosen:
         if name not in BACKENDS:
-            raise ValueError(
-                f"backends must be of {', '.join(BACKENDS)}, not {name!r}{nearest(name, BACKENDS)}"
-            )
+            raise unknown_name("a backend", name, BACKENDS)
     return chosen
 
 
@@ -159,23 +157,23 @@ def compare(
 
     Args:
         op: the op's name, or the op (`diglot.gelu`).
-        inputs: what it takes: tensors of any strides, on one device.
-        backward: compare the gradients of the inputs instead of the output. The output's gradient
-            is random and normal, drawn with `seed`.
-        backends: of "cuda", "triton" and "torch"; all by default.
-        arch: architecture for which compiled kernels are looked at, such as "sm_90".
-        timed: whether to time; only on a GPU, and never where kernels are interpreted.
-        resources: whether to look at the compiled kernels, which takes seconds.
+        inputs: the op's inputs: tensors of any strides, on one device.
+        backward: whether to compare the gradients of the inputs instead of the output. The output's
+            gradient is random and normal, drawn with `seed`.
+        backends: any of "cuda", "triton" and "torch"; by default all.
+        arch: architecture of the inspected kernels, such as "sm_90".
+        timed: whether to measure times. It needs a GPU; interpreted kernels are never timed.
+        resources: whether to inspect the compiled kernels, which takes seconds.
         seed: of the output's gradient.
-        progress: is told what happens next.
+        progress: is called with each next step, in words.
         options: the op's keyword options, such as `approximate="tanh"`.
 
     Returns:
-        A `Comparison`. A backend that cannot run has a row that says why.
+        A `Comparison`. For a backend that cannot run, its row gives the reason.
 
     Raises:
-        ValueError: an unknown op, option, backend or architecture, or bad inputs.
-        TypeError: inputs that the op does not take.
+        ValueError: an op, option, backend or architecture is unknown, or inputs are wrong.
+        TypeError: the op does not take such inputs.
     """
     spec = find_spec(op)
     chosen = _check_arguments(spec, inputs, backends, options)

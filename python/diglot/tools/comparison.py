@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from diglot.files import check_writable, for_json, writing
 from diglot.tools.accuracy import Agreement, Error, Profile
-from diglot.tools.files import check_writable, for_json, writing
 from diglot.tools.regimes import Regime
 from diglot.tools.resources import KernelResources, TensorLike
 

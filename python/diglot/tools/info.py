@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 
-from diglot.backends import explain
 from diglot.backends.registry import INTERPRET, load_extension, load_interpreter, load_triton
+from diglot.backends.selection import explain_device
 
 NOT_INSTALLED = "not installed"
 
@@ -129,7 +129,7 @@ def collect() -> Info:
     if os.environ.get("DIGLOT_BACKEND"):
         versions["DIGLOT_BACKEND"] = os.environ["DIGLOT_BACKEND"]
     devices = ["cpu", *(f"cuda:{index}" for index in range(len(gpus)))]
-    explanations = {device: explain("", torch.device(device)) for device in devices}
+    explanations = {device: explain_device(torch.device(device)) for device in devices}
     return Info(
         versions=versions,
         driver=_driver(),

@@ -17,9 +17,10 @@ from typing import Any
 
 import torch
 
-from diglot.suggest import nearest, unknown
+from diglot.files import check_writable, writing
+from diglot.names import suggestion, unknown_name
+from diglot.reference.specs import find_call
 from diglot.tools import cuda_library
-from diglot.tools.files import check_writable, writing
 from diglot.tools.machine_code import ResourcesUnavailable, dump, read_listing
 from diglot.tools.occupancy import Occupancy, find_limits, occupancy
 from diglot.tools.resources import (
@@ -33,7 +34,6 @@ from diglot.tools.resources import (
     kernels_of_calls,
 )
 from diglot.tools.sources import Source, source_of
-from diglot.tools.specs import find_call
 
 # What a language's compiler leaves of a kernel, in order, beside what is told of it: "resources".
 STAGES = {"cuda": ("ptx", "cubin", "sass"), "triton": (*TRITON_STAGES, "sass")}
@@ -126,7 +126,7 @@ def check_stage(stage: str, languages: Sequence[str]) -> tuple[str, ...]:
         known = "; ".join(f"{of} has {', '.join((*STAGES[of], RESOURCES))}" for of in languages)
         every = dict.fromkeys(of for language in languages for of in STAGES[language])
         raise ValueError(
-            f"there is no stage {stage!r}: {known}{nearest(stage, (*every, RESOURCES))}"
+            f"there is no stage {stage!r}: {known}{suggestion(stage, (*every, RESOURCES))}"
         )
     return having
 
@@ -184,7 +184,7 @@ def _pick(kernels: Sequence[InspectedKernel], wanted: str) -> tuple[InspectedKer
         or (len(words) > 1 and kernel.language not in matches and words <= _words(kernel.name))
     )
     if not picked:
-        raise unknown("kernel", wanted, dict.fromkeys(kernel.name for kernel in kernels))
+        raise unknown_name("kernel", wanted, dict.fromkeys(kernel.name for kernel in kernels))
     return picked
 
 

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from diglot.backends.registry import load_triton, triton_interprets
+from diglot.reference.specs import OpSpec
 from diglot.tools import inputs
 from diglot.tools.compare import compare
-from diglot.tools.specs import OpSpec
 
 LARGE = 1 << 20  # elements from which on it is worth a trial to know how long they take
 TRIED = 1 << 12  # elements of that trial

@@ -96,7 +96,8 @@ def demangle(symbol: str) -> str:
 def short_name(signature: str) -> str:
     """`name<T, (E)1>` of `void diglot::name<T, (diglot::E)1>(parameters)`."""
     # The parameters follow from the rest.
-    found = re.match(r"(?:void )?(\w+(?:<.*?>)?)(?:\(|$)", signature.replace("diglot::", ""))
+    plain = re.sub(r"diglot::|\(anonymous namespace\)::", "", signature)
+    found = re.match(r"(?:void )?(\w+(?:<.*?>)?)(?:\(|$)", plain)
     return found.group(1) if found else signature
 
 

@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -56,6 +57,15 @@ class Timing:
         """Summarises times in microseconds."""
         fifths = statistics.quantiles(times_us, n=5, method="inclusive")
         return Timing(statistics.median(times_us), fifths[0], fifths[3], len(times_us), exposed)
+
+    def figures(self) -> dict[str, Any]:
+        """What a result says of its times, by the names that files of results have."""
+        return {
+            "time_us": self.median_us,
+            "p20_us": self.p20_us,
+            "p80_us": self.p80_us,
+            "samples": self.samples,
+        }
 
 
 def why_not() -> str | None:

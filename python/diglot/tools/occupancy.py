@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from diglot.suggest import unknown
+from diglot.names import unknown_name
 from diglot.tools.machine_code import RESERVED_SHARED_BYTES, check_architecture
 
 LANES = 32
@@ -85,7 +85,7 @@ def find_limits(architecture: str) -> Limits:
     """
     name = f"sm_{check_architecture(architecture)}"
     if name not in LIMITS:
-        raise unknown("arch", architecture, LIMITS)
+        raise unknown_name("arch", architecture, LIMITS)
     return LIMITS[name]
 
 

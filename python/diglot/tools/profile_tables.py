@@ -3,82 +3,93 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
+from itertools import islice
 
 from diglot.tools.flame import duration
+from diglot.tools.module_costs import ModuleCost
 from diglot.tools.regimes import find_regime
-from diglot.tools.trace import Row, Trace
+from diglot.tools.trace import Launches, Trace
 
 NAME_WIDTH, KERNEL_WIDTH = 80, 60
+MOST_KERNELS = 3  # of an operator, that are named
 
 
-def span_table(
-    rows: Iterable[Row],
+def launch_table(
+    trace: Trace,
     limit: int,
-    has_device: bool,
     gb_per_s: float | None = None,
     moved: Mapping[str, float] | None = None,
 ) -> list[str]:
-    """Rows as text.
+    """Kernels by scope and by operator as text.
 
     Args:
-        rows: what ran.
-        limit: how many are shown.
-        has_device: whether a GPU's work is among them.
+        trace: the trace.
+        limit: the number of rows.
         gb_per_s: the GPU's peak bandwidth; None: unknown, and no row says what bounds it.
-        moved: bytes that rows must move, by name, where more is known of it than rows say.
+        moved: exact bytes that an operator must move, by name, instead of the trace's.
     """
-    columns: dict[str, Callable[[Row], str]] = {
-        **({"GPU": lambda r: duration(r.device_us)} if has_device else {}),
-        **({"GPU self": lambda r: duration(r.device_self_us)} if has_device else {}),
-        "CPU": lambda r: "–" if r.is_kernel else duration(r.cpu_us),
-        "CPU self": lambda r: "–" if r.is_kernel else duration(r.cpu_self_us),
-        "allocated": lambda r: _bytes(r.allocated),
-        "calls": lambda r: str(r.calls),
-    }
-    if has_device and gb_per_s is not None:
-        columns["bound by"] = lambda r: _bound_by(r, (moved or {}).get(r.name, r.moved), gb_per_s)
-    rows = list(rows)
-    names = [_cut(f"{r.name} {r.shapes}".strip()) for r in rows[:limit]]
-    width = max([4, *map(len, names)])
-    lines = [f"{'name':{width}}" + "".join(f"  {title:>{_width(title)}}" for title in columns)]
-    for name, row in zip(names, rows, strict=False):
-        cells = (f"  {cell(row):>{_width(title)}}" for title, cell in columns.items())
-        lines.append(f"{name:{width}}" + "".join(cells))
-    if len(rows) > limit:
-        lines.append(f"and {len(rows) - limit} more")
-    return lines
-
-
-def launch_table(trace: Trace, limit: int) -> list[str]:
-    """Kernels by scope and by operator as text."""
     what = "kernels" if trace.has_device else "operators that compute"
     found = [*trace.kernels_by_scope().items(), *trace.kernels_by_op().items()]
-    names = [_cut(name) for name, _ in found[:limit]]
-    width = max([16, *map(len, names)])
-    lines = [f"{'scope or operator':{width}}  {'calls':>6}  {'per call':>8}  {what}"]
-    for name, (_, of) in zip(names, found, strict=False):
-        kernels = ", ".join(f"{n} {_cut(k, KERNEL_WIDTH)}" for k, n in of.kernels.most_common(3))
-        more = f", and {len(of.kernels) - 3} others" if len(of.kernels) > 3 else ""
-        lines.append(f"{name:{width}}  {of.calls:>6}  {of.per_call:>8.3g}  {kernels}{more}")
-    return lines
+    body = []
+    for name, launches in found[:limit]:
+        common = launches.kernels.most_common(MOST_KERNELS)
+        kernels = ", ".join(f"{count} {_cut(kernel, KERNEL_WIDTH)}" for kernel, count in common)
+        others = len(launches.kernels) - len(common)
+        more = f", and {others} others" if others else ""
+        cells = [name, str(launches.calls), f"{launches.per_call:.3g}"]
+        if gb_per_s is not None:
+            cells.append(_bound_by(launches, (moved or {}).get(name, launches.moved), gb_per_s))
+        body.append([*cells, kernels + more])
+    if gb_per_s is None:
+        return _table("<>><", ["scope or operator", "calls", "per call", what], body)
+    return _table("<>><<", ["scope or operator", "calls", "per call", "bound by", what], body)
 
 
-def _width(title: str) -> int:
-    return 14 if title == "bound by" else 9
+def module_table(costs: Mapping[str, ModuleCost], limit: int, has_device: bool) -> list[str]:
+    """Modules as text, in the order in which they were called."""
+    where = "GPU" if has_device else "CPU"
+    titles = ["module", "calls", f"forward, {where}", "backward", "launches", "allocated"]
+    body = [
+        [
+            name,
+            str(cost.calls),
+            duration(cost.forward_us),
+            duration(cost.backward_us) if cost.backward_us else "–",
+            str(cost.launches),
+            _bytes(cost.allocated),
+        ]
+        for name, cost in islice(costs.items(), limit)
+    ]
+    lines = _table("<>>>>>", titles, body)
+    return [*lines, f"and {len(costs) - limit} more"] if len(costs) > limit else lines
 
 
-def _bound_by(row: Row, moved: float, gb_per_s: float) -> str:
-    """The regime of what launches kernels by itself."""
-    if row.is_kernel or row.device_self_us == 0:
+def _table(alignment: str, titles: list[str], body: list[list[str]]) -> list[str]:
+    """Columns side by side; `alignment` has "<" or ">" for each."""
+    rows = [titles, *([_cut(name), *cells] for name, *cells in body)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            f"{cell:{side}{width}}"
+            for cell, side, width in zip(row, alignment, widths, strict=True)
+        ).rstrip()
+        for row in rows
+    ]
+
+
+def _bound_by(launches: Launches, moved: float, gb_per_s: float) -> str:
+    """The regime of a call that launches kernels."""
+    if launches.device_us == 0:
         return "–"
+    calls = launches.calls
     regime = find_regime(
-        row.device_self_us / row.calls,
-        0 if math.isnan(moved) else moved / row.calls,
+        launches.device_us / calls,
+        0 if math.isnan(moved) else moved / calls,
         gb_per_s,
-        host_us=row.cpu_us / row.calls,
+        host_us=launches.host_us / calls,
     )
-    # Of unknown bytes only that is certain: that the host takes longer than all of the device.
+    # Where the bytes are unknown, only overhead is certain: the host takes longer than the device.
     return "–" if math.isnan(moved) and regime.name != "overhead" else str(regime)
 
 

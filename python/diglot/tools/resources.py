@@ -6,15 +6,14 @@ for either.
 
 from __future__ import annotations
 
-import base64
-import json
 import os
+import pickle
 import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -71,13 +70,6 @@ class KernelResources:
     dynamic_shared_bytes: int = 0
     threads: int | None = None
     cluster_blocks: int = 1
-
-    @staticmethod
-    def from_dict(fields: dict[str, Any]) -> KernelResources:
-        """From what `dataclasses.asdict` made, by way of JSON."""
-        names = ("loads", "stores", "instructions")
-        pairs = {name: tuple((of, n) for of, n in fields[name]) for name in names}
-        return KernelResources(**{**fields, **pairs})
 
     def launched(
         self, threads: int, dynamic_bytes: int, cluster_blocks: int = 1
@@ -279,45 +271,18 @@ def kernels_of_calls(
         ResourcesUnavailable: the other process failed as a whole.
     """
     check_architecture(architecture)
-    request = {
-        "architecture": architecture,
-        "languages": list(languages),
-        "stages": list(stages),
-        "calls": [asdict(call) for call in calls],
-    }
+    request = calls, architecture, languages, stages
     leave_out = {"DIGLOT_INTERPRET", "TRITON_INTERPRET", "DIGLOT_BACKEND"}
     environment = {name: value for name, value in os.environ.items() if name not in leave_out}
     done = subprocess.run(
         [sys.executable, "-m", "diglot.tools.recording"],
-        input=json.dumps(request),
+        input=pickle.dumps(request),
         env=environment,
         capture_output=True,
-        text=True,
         check=False,
     )
     if done.returncode != 0:
-        last = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
-        raise ResourcesUnavailable(f"looking at the kernels failed: {last[0]}")
-    return [
-        {
-            language: Kernels(
-                tuple(KernelResources.from_dict(kernel) for kernel in answer["kernels"]),
-                answer["reason"],
-                tuple(
-                    {name: base64.b64decode(of) for name, of in kernel.items()}
-                    for kernel in answer["stages"]
-                ),
-                tuple(
-                    PlanOfRun(
-                        planned["launcher"],
-                        planned["variant"],
-                        planned["scratch"] and tuple(planned["scratch"]),
-                        tuple((name, value) for name, value in planned["tunables"]),
-                    )
-                    for planned in answer["plans"]
-                ),
-            )
-            for language, answer in of_call.items()
-        }
-        for of_call in json.loads(done.stdout)
-    ]
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        last = lines[-1] if lines else f"exit status {done.returncode}"
+        raise ResourcesUnavailable(f"looking at the kernels failed: {last}")
+    return pickle.loads(done.stdout)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import os
-import queue
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -178,22 +177,13 @@ def copy_host(source: np.ndarray, target: np.ndarray, threads: int) -> None:
     """
     if source.shape != target.shape:
         raise ValueError(f"source has {source.size} bytes, and target {target.size}")
-    pieces: queue.SimpleQueue[int] = queue.SimpleQueue()
-    for begin in range(0, source.size, PIECE_BYTES):
-        pieces.put(begin)
 
-    def work() -> None:
-        while True:
-            try:
-                begin = pieces.get_nowait()
-            except queue.Empty:
-                return
-            piece = slice(begin, begin + PIECE_BYTES)
-            np.copyto(target[piece], source[piece])  # without Python's lock
+    def copy(begin: int) -> None:
+        piece = slice(begin, begin + PIECE_BYTES)
+        np.copyto(target[piece], source[piece])  # without Python's lock
 
     with ThreadPoolExecutor(threads) as pool:
-        for done in [pool.submit(work) for _ in range(threads)]:
-            done.result()
+        list(pool.map(copy, range(0, source.size, PIECE_BYTES)))
 
 
 def host_ceiling(

@@ -6,12 +6,14 @@ with a cold L2 cache, as the benchmarks do. A plan whose results differ is no pl
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import datetime
 import functools
+import itertools
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,8 +23,8 @@ from torch import Tensor
 
 from diglot.backends import store
 from diglot.backends.choosing import Choice, forget_stores, use_plans
-from diglot.backends.plans import plan_runs
-from diglot.backends.registry import cuda_module
+from diglot.backends.plans import Device, plan_runs
+from diglot.backends.registry import cuda_module, triton_interprets
 from diglot.backends.runs import LastRun, observe_runs, plan, run
 from diglot.backends.store import Entry, Numbers, Problem, plan_name
 from diglot.backends.tunables import short_name
@@ -71,22 +73,24 @@ def tune(
     tell: Callable[[str], None] | None = None,
     **options: Any,
 ) -> list[Tuned]:
-    """Measures the plans of a call, and keeps their times for calls like it.
+    """Measures the plans of a call, and keeps their times for similar calls.
 
-    The backward pass is tuned too, where an input requires grad.
+    It tunes the backward pass too if an input requires grad.
 
     Args:
         op: an op, such as `diglot.softmax`.
-        inputs, options: what it takes, but for `backend`; tensors on a GPU.
-        backends: which to tune.
-        folder: where files of times go; by default `$DIGLOT_CONFIGS`, else the user's cache.
-        tell: is told what happens next; None: nobody is.
+        inputs: its tensors, on a GPU.
+        options: its other arguments, without `backend`.
+        backends: the backends to tune.
+        folder: the folder of files of times; by default `$DIGLOT_CONFIGS`, or else the user's
+            cache.
+        tell: is called with each next step, in words; None: nobody is told.
 
     Returns:
-        What was found of each launch that has plans to choose among.
+        The times of each launch that has several plans.
 
     Raises:
-        RuntimeError: there is no GPU, kernels are interpreted, or a graph is being captured.
+        RuntimeError: there is no GPU, kernels are interpreted, or a CUDA graph is being captured.
     """
 
     def call_on(backend: str) -> None:
@@ -152,13 +156,40 @@ def launches_of(call: Callable[[], Any]) -> Iterator[tuple[Problem, LastRun, tup
             yield choices[0].problem, record, arguments
 
 
-def compile_call(call: Callable[[], Any]) -> None:
-    """Runs every plan of a call's launches once, so that Triton's cache on disk has them."""
-    for _, record, arguments in launches_of(call):
-        launch = record.backend, record.op, record.launcher, *arguments
-        for candidate in candidate_plans(*launch):
-            with use_plans(candidate.numbers), contextlib.suppress(Exception):
-                run(*launch)  # who measures it will say what is wrong
+def compile_call(call: Callable[[], Any], device: Device | None = None) -> None:
+    """Compiles the plans of a call's launches, so that Triton's cache on disk has them.
+
+    Nothing runs. Triton of the same version takes them from there, on another machine too.
+
+    Args:
+        call: what is called. Its tensors may be on any device, if `device` is given.
+        device: the GPU that is planned for; by default the current one.
+    """
+    with use_plans("rules"), plan_runs(device) as runs:
+        call()
+        planned = [r for r in runs if r.backend == "triton"]
+        plans = [candidate_plans("triton", r.op, r.launcher, *r.arguments) for r in planned]
+    _compile(itertools.chain(*plans), device)
+
+
+def _compile(candidates: Iterable[Candidate], device: Device | None = None) -> None:
+    """Compiles Triton's plans by several threads: half of the time goes to what is not Python."""
+    from triton.backends.compiler import GPUTarget
+
+    if device is None:
+        major, minor = torch.cuda.get_device_capability()
+        architecture = 10 * major + minor
+    else:
+        architecture = device.architecture
+
+    def compile_launch(launch: Any) -> None:
+        with contextlib.suppress(Exception):  # who measures it will say what is wrong
+            launch.specialization.compile(GPUTarget("cuda", architecture, 32))
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        for candidate in candidates:
+            for launch in candidate.plan.launches:
+                pool.submit(compile_launch, launch)
 
 
 def _tune_call(
@@ -229,6 +260,8 @@ def _measure(
         if number > 0 and not new:
             break
         tell(f"{name}: {len(new)} plans")
+        if record.backend == "triton" and not triton_interprets():
+            _compile(new)
         graphs: dict[str, Callable[[], object]] = {}
         known = [c for c in (best, Candidate(candidates[0].plan, {})) if c is not None]
         for candidate in [*known, *new]:

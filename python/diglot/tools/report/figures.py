@@ -247,11 +247,12 @@ def _positive(value: Any) -> float | None:
     return found if found is not None and found > 1 / LARGEST else None
 
 
-def side_by_side(cases: Iterable[Mapping[str, Row]], providers: Providers) -> Markup:
-    """Bars of TB/s, wide enough for a page of text, a group for each case."""
+def side_by_side(cases: Iterable[Mapping[str, Row]], providers: Providers, gpu: str) -> Markup:
+    """Bars of TB/s, wide enough for a page of text, a group for each case; `gpu` says on what."""
     bars = [_speed_bars(case, providers, with_op=True) for case in cases]
-    label = "Speed of each op beside PyTorch's, TB/s; the dashed line is a device copy"
-    return charts.bars(label, bars, "TB/s; dashed: a copy of as many bytes", width=WIDTH_OF_TEXT)
+    label = f"Speed of each op beside others, TB/s on {gpu}; the dashed line is a device copy"
+    words = f"TB/s; dashed: a device copy. {gpu}"
+    return charts.bars(label, bars, words, width=WIDTH_OF_TEXT)
 
 
 def workloads(rows: Iterable[Row], title: str) -> Figure | None:

@@ -90,7 +90,7 @@ OPERATIONS: dict[str, dict[str, Operations] | Operations] = {
         "forward": Operations(5, _NORM),
         "backward": Operations(9, "normalise 2, two sums 3, gradient 4"),
     },
-    "clip_grad_norm": Operations(3, "square 1, sum 1, scale 1"),
+    "clip_grad_norm_": Operations(3, "square 1, sum 1, scale 1"),
     "gaussian_pdf": {
         "forward": Operations(
             _by_terms(6, 2), "each term: point, deviation, square, ½, exp, sum, 6; mean and scale 2"
@@ -116,13 +116,13 @@ def operations(
     Args:
         op: its name.
         direction: such as "forward" or "forward, bias".
-        shape: of the first input; of clip_grad_norm, how many tensors and elements there are.
+        shape: of the first input; of clip_grad_norm_, how many tensors and elements there are.
         options: of the call.
     """
     of = find(op, direction)
     if of is None or not shape:
         return None
-    elements = shape[-1] if op == "clip_grad_norm" else math.prod(shape)
+    elements = shape[-1] if op == "clip_grad_norm_" else math.prod(shape)
     try:
         return elements * (of.count(options) if callable(of.count) else of.count)
     except (TypeError, ValueError):  # options from elsewhere

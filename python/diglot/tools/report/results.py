@@ -11,10 +11,10 @@ from typing import Any
 
 from diglot.bench import reports
 from diglot.bench.reports import LARGEST
+from diglot.files import json_files
 from diglot.pipeline.report import SCHEMA as PIPELINE
 from diglot.pipeline.report import SCHEMA_VERSION as PIPELINE_VERSION
 from diglot.tools import ceilings
-from diglot.tools.files import json_files
 
 
 @dataclass(frozen=True)

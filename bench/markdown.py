@@ -1,0 +1,23 @@
+"""Tables of Markdown, as the documents have them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+NOTHING = "–"
+
+
+def table(header: Sequence[str], body: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a table, and an empty one below it."""
+    return [_line(header), f"|{'---|' * len(header)}", *map(_line, body), ""]
+
+
+def pivot(title: str, cells: Mapping[tuple[str, str], str]) -> list[str]:
+    """The same of cells by row and column, both in the order in which they come first."""
+    rows, columns = (dict.fromkeys(key[axis] for key in cells) for axis in (0, 1))
+    body = [[row, *(cells.get((row, column), NOTHING) for column in columns)] for row in rows]
+    return table([title, *columns], body)
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"

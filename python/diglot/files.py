@@ -1,0 +1,51 @@
+"""Files to write: refused early and in one line, never overwritten by accident."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+def check_writable(path: str | Path, force: bool) -> None:
+    """Raises ValueError unless a file may be written: overwriting takes `force`."""
+    path = Path(path)
+    folder = path.absolute().parent
+    with writing(path):
+        if path.is_dir():
+            raise ValueError(f"{path} is a folder, not a file to write")
+        if path.exists() and not force:
+            raise ValueError(f"{path} exists and is not overwritten without force (--force)")
+        if not folder.is_dir():
+            raise ValueError(f"{path} cannot be written: there is no folder {folder}")
+        if not os.access(path if path.exists() else folder, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+@contextmanager
+def writing(path: str | Path) -> Iterator[None]:
+    """Context manager: what keeps a file from being written is a ValueError that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def json_files(folder: Path) -> list[Path]:
+    """The .json files below a folder, in the order of their paths: where results are looked for."""
+    return sorted(folder.rglob("*.json"))
+
+
+def for_json(value: Any) -> Any:
+    """`value` with the numbers that JSON lacks as strings ("inf", "nan")."""
+    if isinstance(value, dict):
+        return {key: for_json(of) for key, of in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [for_json(of) for of in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value

@@ -1,0 +1,48 @@
+"""`diglot report`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from diglot_cli.common import check_files, command, make_console
+
+
+@command()
+@click.argument("results", nargs=-1, required=True)
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    default="report.html",
+    show_default=True,
+    help="The page to write.",
+)
+@click.option(
+    "--sources",
+    metavar="HASH",
+    default="",
+    help="Hash of the current sources, from python bench/evidence.py: marks results of other "
+    "sources as stale.",
+)
+@click.option("--force", is_flag=True, help="Overwrite the page.")
+def report(*, results: tuple[str, ...], output: str, sources: str, force: bool) -> None:
+    """Make a page of RESULTS: files of benchmarks and GPU tests, or folders of them.
+
+    The page is one HTML file that needs no network. It has a roofline, speed against size, a
+    ranking, missed bars, and every measurement in sortable tables.
+    """
+    from diglot.files import writing
+    from diglot.tools.report import read, render
+
+    files = [name for name in results if not Path(name).is_dir()]
+    check_files(files, {"--output": output}, force)
+    found = read(results)
+    page = render(found, sources)
+    with writing(output):
+        Path(output).write_text(page, encoding="utf-8")
+    messages = make_console(stderr=True)
+    for _, reason in found.left_out:
+        messages.print(f"left out: {reason}", markup=False, soft_wrap=True)
+    messages.print(f"wrote {output}", markup=False, soft_wrap=True)
