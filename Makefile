@@ -96,12 +96,14 @@ test-sanitize: setup ## CUDA kernels interpreted with AddressSanitizer and UBSan
 	  DIGLOT_INTERPRET=1 DIGLOT_TEST_INTERPRETER=$(sanitized) \
 	  $(RUN) -m pytest tests/test_sanitizers.py $(computing) -k "cuda or sanitizers or native"
 
-bench: setup ## measure; writes bench/results/<gpu>/<op>.json, and tables; OPS="gelu add" for these alone
+bench: setup ## measure; writes bench/results/<gpu>/<op>.json, tables and pictures; OPS="gelu add" for these alone
 	$(DIGLOT) bench $(OPS) --results bench/results --force
 	$(RUN) tools/pages.py
+	$(RUN) bench/plots.py
 
-pages: setup ## write the parts of the documents that programs make
+pages: setup ## write the parts of the documents that programs make, and the pictures
 	$(RUN) tools/pages.py
+	$(RUN) bench/plots.py
 
 docs: $(STATE)/requirements ## build the documentation's site, build/site, strictly and without a network
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --quiet

@@ -270,23 +270,32 @@ def test_pictures(tmp_path):
     )
 
 
-def test_what_is_drawn(monkeypatch):
-    """A shape that grows is a curve, several shapes are bars; the ceiling is in both."""
-    figure = pytest.importorskip("matplotlib.figure").Figure
+def test_what_is_drawn():
+    """A line joins cases of one growing size alone; a copy's speed is drawn with either."""
+    pytest.importorskip("matplotlib")
     from diglot.bench import plots
+    from diglot.tools.drawing import CEILING, drawn
 
-    drawn = []
-    monkeypatch.setattr(figure, "savefig", lambda self, *_, **__: drawn.append(self))
     rows = next(iter(reports.read_reports(RESULTS / "softmax.json")))["rows"]
-    plots._draw([r for r in rows if r["timer"] == "device" and "time_us" in r], RESULTS)
-    (made,) = drawn
-    assert len(made.axes) == 2 and all(axes.patches for axes in made.axes)
-    labels = [text.get_text() for text in made.legends[0].get_texts()]
-    assert {"ceiling", "cuda", "triton", "torch"} <= set(labels)
-    grown = [
-        {**rows[0], "shape": [n, 4], "bytes": 8 * n, "time_us": 1.0, "p20_us": 1.0, "p80_us": 1.0}
-        for n in (1, 2, 3)
-    ]
-    plots._draw(grown, RESULTS)
-    assert not drawn[1].axes[0].patches and len(drawn[1].axes[0].lines) == 2
-    assert drawn[1].axes[0].get_xscale() == "log"
+    rows = [row for row in rows if row["timer"] == "device"]
+    picture = plots.pictures(rows, "a GPU")["softmax_forward_device"]
+    with drawn(picture) as figure:
+        (axes,) = figure.axes
+        labels = [text.get_text() for text in figure.legends[0].get_texts()]
+        assert "a GPU" in figure.get_suptitle() and "logarithmic" not in axes.get_xlabel()
+    assert {CEILING, "cuda", "triton", "torch"} <= set(labels)
+    assert {line.get_linestyle() for line in axes.lines} == {"None"}
+    sizes = {"bytes": 8, "time_us": 1.0, "p20_us": 1.0, "p80_us": 1.0}
+    grown = [{**rows[0], **sizes, "shape": [n, 4], "bytes": 8 * n} for n in (1, 2, 3)]
+    for shapes, is_line in (([[1, 4], [2, 4], [3, 4]], True), ([[1, 4], [2, 5], [3, 4]], False)):
+        found = [{**row, "shape": shape} for row, shape in zip(grown, shapes, strict=True)]
+        (picture,) = plots.pictures(found).values()
+        with drawn(picture) as figure:
+            (axes,) = figure.axes
+        assert ("-" in {line.get_linestyle() for line in axes.lines}) == is_line
+        if is_line:
+            assert axes.get_xscale() == "log" and "logarithmic" in axes.get_xlabel()
+    far = [grown[0], {**grown[1], "time_us": 99.0, "p20_us": 99.0, "p80_us": 99.0}]
+    with drawn(*plots.pictures(far).values()) as figure:
+        assert figure.axes[0].get_xscale() == "log"
+        assert "logarithmic" in figure.axes[0].get_xlabel()

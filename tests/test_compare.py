@@ -16,7 +16,7 @@ import diglot
 from diglot.backends import runs
 from diglot.reference.gelu import gelu_derivative_oracle
 from diglot.reference.specs import Expected, find_spec, op_names
-from diglot.tools import accuracy, inputs
+from diglot.tools import accuracy, drawing, inputs, plots
 from diglot.tools import compare as comparing
 from diglot.tools.accuracy import ProfileBuilder, measure_agreement, measure_error, pieces, ulp_of
 from diglot.tools.resources import Call, kernels_of_calls
@@ -353,6 +353,19 @@ def test_picture(suffix, tmp_path):
         pictures.append(path.read_bytes())
         assert len(pictures[-1]) > 5000
     assert len(pictures[1]) > len(pictures[0])  # bandwidths too
+    with drawing.drawn(plots.picture(timed)) as figure:
+        errors, speeds = figure.axes
+        assert timed.device in figure.get_suptitle()
+        names = [label.get_text() for label in speeds.get_yticklabels()]
+        legend = [text.get_text() for text in figure.legends[0].get_texts()]
+    # What is said stands beside what is drawn, and a scale that changes says where.
+    assert not errors.texts and not speeds.texts
+    assert names == [f"{of}\n4000 GB/s, 97 %\n100 µs" for of in ("cuda", "triton", "torch")]
+    assert drawing.CEILING in legend and any("tolerance" in text for text in legend)
+    assert "linear below the line at 1, logarithmic above" in errors.get_ylabel()
+    assert "logarithmic beyond ±1" not in errors.get_xlabel()
+    with drawing.drawn(plots.picture(torch_only("gelu", sample(500) * 50))) as figure:
+        assert "logarithmic beyond ±1" in figure.axes[0].get_xlabel()
     with pytest.raises(ValueError, match="exists"):
         result.plot(path)
     with pytest.raises(ValueError, match="must end in one of"):

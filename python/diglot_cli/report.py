@@ -23,23 +23,24 @@ from diglot_cli.common import check_files, command, make_console
     "--sources",
     metavar="HASH",
     default="",
-    help="Hash of the current sources, from python bench/evidence.py: marks results of other "
-    "sources as stale.",
+    help="Hash of the sources, from python bench/evidence.py: marks results of other sources as "
+    "stale. In a source tree it is that of the tree.",
 )
 @click.option("--force", is_flag=True, help="Overwrite the page.")
 def report(*, results: tuple[str, ...], output: str, sources: str, force: bool) -> None:
     """Make a page of RESULTS: files of benchmarks and GPU tests, or folders of them.
 
-    The page is one HTML file that needs no network. It has a roofline, speed against size, a
-    ranking, missed bars, and every measurement in sortable tables.
+    The page is one HTML file that needs no network. It has a roofline, a ranking, missed bars, a
+    picture of each op's speed, and every measurement in sortable tables.
     """
+    from diglot.bench.evidence import ROOT, source_hash
     from diglot.files import writing
     from diglot.tools.report import read, render
 
     files = [name for name in results if not Path(name).is_dir()]
     check_files(files, {"--output": output}, force)
     found = read(results)
-    page = render(found, sources)
+    page = render(found, sources or (source_hash() if ROOT is not None else ""))
     with writing(output):
         Path(output).write_text(page, encoding="utf-8")
     messages = make_console(stderr=True)

@@ -2,162 +2,162 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from diglot.pipeline.report import STAGES, PipelineReport, intervals_of
-from diglot.tools.plots import DPI, GRID, check_plot, hide_frame, say
+from diglot.pipeline.report import ON_DEVICE, STAGES, Interval, PipelineReport, Times, intervals_of
+from diglot.tools import drawing
+from diglot.tools.drawing import SERIES, SOFT, Picture
 
 # The first chunks are drawn closely: the pipeline fills, and is full.
 CLOSE_CHUNKS = 12
-# Of each stage: its lane's name and its colour, told apart by colour-blind readers and in grey.
+# Of each stage: its lane's name and its colour.
 LANES = {
-    "read": ("host read", "#b9b9b9"),
-    "h2d": ("H2D copy", "#0b5fa5"),
-    "compute": ("compute", "#e07b00"),
-    "d2h": ("D2H copy", "#56b4e9"),
-    "write": ("host write", "#6f6f6f"),
+    "read": ("host read", SERIES[2]),
+    "h2d": ("H2D copy", SERIES[0]),
+    "compute": ("compute", SERIES[1]),
+    "d2h": ("D2H copy", SERIES[6]),
+    "write": ("host write", SERIES[4]),
 }
-LANE_HEIGHT = 0.84  # of the distance between lanes
-GAP = 0.7  # between slots, in lanes
-NARROWEST_NUMBERED = 0.017  # of the width: a bar with its chunk's number
+UNTIMED = "not timed"
+LANE_HEIGHT = 0.8  # of the distance between lanes
+SEEN = 2000  # of so many parts of a run, one is about a pixel
+LANE, FRAME = 0.2, 1.2  # inches: of a lane, and of what an axis has beside them
 
 
 def draw(report: PipelineReport, path: Path) -> None:
-    """Draws what each slot of the first device did while the first chunks went through, a lane for
-    each stage, and below what each stage of every device did in the whole run.
-    """
-    check_plot(path)
-    from matplotlib.figure import Figure
+    """Draws `picture` to a file."""
+    drawing.save(picture(report), path)
 
+
+def picture(report: PipelineReport) -> Picture:
+    """A lane for each of the first device's first chunks, and below what each stage of every
+    device did in the whole run.
+    """
     stages = [name for name in STAGES if name in report.busy]
-    slots = min(report.num_slots, max((len(of) for of in report.timelines), default=0))
-    close_lanes = max(3, slots * len(stages) + round(GAP * (slots - 1)))
-    whole_lanes = max(2, len(report.timelines) * len(stages))
-    heights = (0.235 * close_lanes, 0.235 * whole_lanes)
-    figure = Figure(figsize=(12.5, sum(heights) + 2.3), layout="constrained", facecolor="white")
-    close, whole = figure.subplots(2, 1, height_ratios=heights)
-    figure.suptitle(_title(report), fontsize=12, fontweight="bold", x=0.01, ha="left")
-    for axes in (close, whole):
-        axes.set_axisbelow(True)
-        axes.grid(True, axis="x", **GRID)
-        axes.set_xlabel("ms since the run began")
-        hide_frame(axes)
-    if not stages:
-        for axes in (close, whole):
-            say(axes, "no chunk was done")
-    else:
-        _draw_close(close, report, stages, slots)
-        _draw_whole(whole, report, stages)
-    figure.savefig(path, dpi=DPI)
+    close = min(CLOSE_CHUNKS, max(map(len, report.timelines[:1]), default=0))
+    lanes = [max(2, close), max(2, len(report.timelines) * len(stages))]
+    heights = [LANE * count + FRAME for count in lanes]
+
+    def draw(figure: Any) -> None:
+        above, below = figure.subplots(2, 1, height_ratios=lanes)
+        for axes in (above, below):
+            if not stages:
+                drawing.say(axes, "no chunk was done")
+        if stages:
+            _draw_close(above, report, stages, close)
+            _draw_whole(below, report, stages)
+        drawing.legend(figure)
+
+    return Picture(_title(report), draw, 8.6, sum(heights))
 
 
 def _title(report: PipelineReport) -> str:
+    devices = ", ".join(report.devices)
+    where = f"{report.gpu} ({devices})" if report.gpu else devices
     return (
-        f"{report.op} · backend {report.backend}, {report.engine} engine · "
-        f"{', '.join(report.devices)} · {report.chunks:,} chunks in {1e3 * report.seconds:.4g} ms: "
+        f"{report.op} · backend {report.backend}, {report.engine} engine · {where}\n"
+        f"{report.chunks:,} chunks in {1e3 * report.seconds:.4g} ms: "
         f"{report.gb_per_s_in:.3g} GB/s in, {report.gb_per_s_out:.3g} GB/s out"
     )
 
 
-def _draw_close(axes: Any, report: PipelineReport, stages: list[str], slots: int) -> None:
-    timeline = report.timelines[0]
-    first = timeline[:CLOSE_CHUNKS]
-    shown = [(stage, list(intervals_of(timeline, stage))) for stage in stages]
-    end = max(until for stage in stages for _, (_, until) in intervals_of(first, stage))
-    axes.set_title(
-        f"Slot by slot, the first {len(first)} chunks; bars bear their chunk's number",
-        loc="left",
-        fontsize=11,
-    )
-    ticks, names = [], []
-    for slot in range(slots):
-        for lane, (stage, intervals) in enumerate(shown):
-            place = slot * (len(stages) + GAP) + lane
-            ticks.append(place)
-            names.append(f"slot {slot}  {LANES[stage][0]}" if lane == 0 else LANES[stage][0])
-            for chunk, (begin, until) in intervals:
-                if chunk % report.num_slots == slot and begin < end:
-                    _bar(axes, place, begin, until, stage, chunk, end)
-        if slot:
-            axes.axhline(slot * (len(stages) + GAP) - (1 + GAP) / 2, color="#9a9a9a", linewidth=0.8)
-    _finish(axes, ticks, names, end)
+def _draw_close(axes: Any, report: PipelineReport, stages: Sequence[str], close: int) -> None:
+    timeline = report.timelines[0][:close]
+    names = [f"chunk {chunk}" for chunk in range(close)]
+    for stage in stages:
+        for chunk, (begin, end) in intervals_of(timeline, stage):
+            _spans(axes, chunk, [(begin, end)], stage)
+    for chunk, times in enumerate(timeline):
+        if _is_untimed(times):
+            begin, end = times[ON_DEVICE.start - 1], times[ON_DEVICE.stop]
+            _untimed(axes, chunk, [] if math.isnan(begin + end) else [(begin, end)])
+            names[chunk] += f", {UNTIMED}"
+    axes.set_title(f"The first {close} chunks of {report.devices[0]}")
+    _finish(axes, range(close), names)
 
 
-def _bar(
-    axes: Any, place: float, begin: float, until: float, stage: str, chunk: int, end: float
-) -> None:
-    color = LANES[stage][1]
-    width = until - begin
-    axes.broken_barh(
-        [(1e3 * begin, 1e3 * width)],
-        (place - LANE_HEIGHT / 2, LANE_HEIGHT),
-        facecolor=color,
-        edgecolor="white",
-        linewidth=0.5,
-        zorder=3,
-    )
-    seen = min(until, end) - begin
-    if seen > NARROWEST_NUMBERED * end:
-        axes.text(
-            1e3 * (begin + seen / 2),
-            place,
-            str(chunk),
-            ha="center",
-            va="center",
-            fontsize=7,
-            color="white" if stage in ("h2d", "write") else "black",
-            zorder=4,
-            clip_on=True,
-        )
-
-
-def _draw_whole(axes: Any, report: PipelineReport, stages: list[str]) -> None:
-    timed, chunks = report.timed_chunks, sum(map(len, report.timelines))
-    some = f" ({timed} of {chunks} chunks timed)" if timed < chunks else ""
-    axes.set_title(
-        "The whole run, all slots of a stage in one lane, and the share of it in which the stage "
-        f"was at work{some}",
-        loc="left",
-        fontsize=11,
-    )
-    ticks, names = [], []
-    ends = [report.seconds]
-    several = len(report.timelines) > 1
+def _draw_whole(axes: Any, report: PipelineReport, stages: Sequence[str]) -> None:
+    names: list[str] = []
     for device, timeline in enumerate(report.timelines):
         found = report.stages(device)
-        for lane, stage in enumerate(stages):
-            place = device * (len(stages) + GAP) + lane
-            ticks.append(place)
-            name = LANES[stage][0]
-            names.append(f"{report.devices[device]}  {name}" if several and lane == 0 else name)
-            # Without edges, which would cover hundreds of bars, and not moved to whole pixels, by
-            # which narrower ones would vanish.
-            axes.broken_barh(
-                [(1e3 * b, 1e3 * (e - b)) for _, (b, e) in intervals_of(timeline, stage)],
-                (place - LANE_HEIGHT / 2, LANE_HEIGHT),
-                facecolor=LANES[stage][1],
-                linewidth=0,
-                snap=False,
-                zorder=3,
-            )
-            if stage not in found:
-                continue
-            ends.append(found[stage].end)
-            if report.seconds > 0:
-                axes.annotate(
-                    f"{100 * found[stage].busy / report.seconds:.0f} %",
-                    (1.004, place),
-                    xycoords=("axes fraction", "data"),
-                    va="center",
-                    fontsize=8,
-                    annotation_clip=False,
-                )
-    _finish(axes, ticks, names, max(ends))
+        for stage in stages:
+            lane = len(names)
+            intervals = [interval for _, interval in intervals_of(timeline, stage)]
+            if ON_DEVICE.start <= 2 * STAGES.index(stage) < ON_DEVICE.stop:
+                _untimed(axes, lane, _gaps(timeline, stage))
+            _spans(axes, lane, _merged(intervals, report.seconds / SEEN), stage)
+            busy = found[stage].busy if stage in found else 0.0
+            share = f", {100 * busy / report.seconds:.0f} %" if report.seconds > 0 else ""
+            where = f"{report.devices[device]} " if len(report.timelines) > 1 else ""
+            names.append(f"{where}{LANES[stage][0]}{share}")
+    timed, chunks = report.timed_chunks, sum(map(len, report.timelines))
+    some = f"\n(estimated: {timed:,} of {chunks:,} chunks were timed)" if timed < chunks else ""
+    axes.set_title(f"The whole run, and the share of it that each stage was at work{some}")
+    _finish(axes, range(len(names)), names)
 
 
-def _finish(axes: Any, ticks: list[float], names: list[str], end: float) -> None:
-    axes.set_yticks(ticks, names, fontsize=8)
+def _is_untimed(times: Times) -> bool:
+    return all(map(math.isnan, times[ON_DEVICE]))
+
+
+def _gaps(timeline: Sequence[Times], stage: str) -> list[Interval]:
+    """From the end of a chunk's stage to the next begin, where chunks between were not timed."""
+    known = list(intervals_of(timeline, stage))
+    return [
+        (end, begin)
+        for (chunk, (_, end)), (later, (begin, _)) in itertools.pairwise(known)
+        if begin > end and any(map(_is_untimed, timeline[chunk + 1 : later]))
+    ]
+
+
+def _merged(intervals: Iterable[Interval], apart: float) -> list[Interval]:
+    """Intervals in order, as one where they are no further apart than is seen."""
+    found: list[Interval] = []
+    for begin, end in sorted(intervals):
+        if found and begin - found[-1][1] <= apart:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        else:
+            found.append((begin, end))
+    return found
+
+
+def _spans(axes: Any, lane: float, intervals: Iterable[Interval], stage: str) -> None:
+    """Bars in a lane, as one path: there may be thousands."""
+    name, color = LANES[stage]
+    _bars(axes, lane, intervals, label=name, facecolor=color, linewidth=0)
+
+
+def _untimed(axes: Any, lane: float, intervals: Iterable[Interval]) -> None:
+    style = {"facecolor": "none", "edgecolor": SOFT, "hatch": "////", "linewidth": 0, "alpha": 0.6}
+    _bars(axes, lane, intervals, label=UNTIMED, **style)
+
+
+def _bars(axes: Any, lane: float, intervals: Iterable[Interval], **style: Any) -> None:
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path as Outline
+
+    bottom, top = lane - LANE_HEIGHT / 2, lane + LANE_HEIGHT / 2
+    corners = [
+        corner
+        for begin, end in intervals
+        for x in [(1e3 * begin, 1e3 * end)]
+        for corner in ((x[0], bottom), (x[0], top), (x[1], top), (x[1], bottom), (x[0], bottom))
+    ]
+    if corners:
+        steps = [Outline.MOVETO, *[Outline.LINETO] * 3, Outline.CLOSEPOLY]
+        codes = steps * (len(corners) // len(steps))
+        axes.add_patch(PathPatch(Outline(corners, codes), snap=False, zorder=3, **style))
+
+
+def _finish(axes: Any, lanes: Sequence[int], names: Sequence[str]) -> None:
+    axes.autoscale_view()
+    axes.set_xlim(left=0)
+    axes.set_ylim(lanes[-1] + 0.6, lanes[0] - 0.6)  # the first on top
+    axes.set_yticks(lanes, [drawing.shown(name) for name in names])
     axes.tick_params(axis="y", length=0)
-    axes.set_ylim(ticks[-1] + 0.6, ticks[0] - 0.6)  # the first on top
-    axes.set_xlim(0, 1e3 * (end if end > 0 else 1))
+    axes.grid(True, axis="x")
+    axes.set_xlabel("ms since the run began")

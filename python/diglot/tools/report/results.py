@@ -1,116 +1,39 @@
-"""Reads result files, and checks what is in them: what they say is data, and may be anything."""
+"""Finds and checks result files: what they say is data, and may be anything."""
 
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from diglot.bench import reports
+from diglot.bench.harness import Row
 from diglot.bench.reports import LARGEST
 from diglot.files import json_files
 from diglot.pipeline.report import SCHEMA as PIPELINE
 from diglot.pipeline.report import SCHEMA_VERSION as PIPELINE_VERSION
+from diglot.pipeline.report import STAGES, PipelineReport
 from diglot.tools import ceilings
 
 
 @dataclass(frozen=True)
-class Bar:
-    """What was to be reached, and whether it was."""
-
-    name: str
-    value: float | None
-    bound: float
-    met: bool
-
-    @property
-    def shortfall(self) -> float:
-        """How far it is missed, as a share of the bound; without a value, wholly."""
-        if self.value is None or not self.bound:
-            return 1.0
-        return abs(self.value / self.bound - 1)
-
-
-@dataclass(frozen=True)
-class Row:
-    """One provider's result of one case.
-
-    Attributes:
-        op: what was computed.
-        provider: by what.
-        timer: how it was timed.
-        direction: "" where the file has none, as are dtype and workload.
-        dtype: of the tensors.
-        shape: of the tensors.
-        workload: what was done, of results that are not of an op.
-        options: by name.
-        bytes: moved; None if the file does not say.
-        verified: whether the result was right; None where there is none, or nobody looked.
-        time_us: None where it was not, and so has no speed.
-        p20_us: 20th percentile.
-        p80_us: 80th percentile.
-        tb_per_s: bytes over time.
-        copy_tb_per_s: of a device copy of as many bytes in the same run.
-        share_of_copy: the one as a share of the other.
-        bars: what was to be reached.
-        others: everything else of the row.
-        content: everything, as the file has it.
-    """
-
-    op: str
-    provider: str
-    timer: str
-    direction: str
-    dtype: str
-    shape: tuple[int, ...]
-    workload: str
-    options: dict[str, Any]
-    bytes: float | None
-    verified: bool | None
-    time_us: float | None
-    p20_us: float | None
-    p80_us: float | None
-    tb_per_s: float | None
-    copy_tb_per_s: float | None
-    share_of_copy: float | None
-    bars: tuple[Bar, ...]
-    others: dict[str, Any]
-    content: dict[str, Any] = field(repr=False)
-
-    @property
-    def is_missed(self) -> bool:
-        """Whether a bar is."""
-        return any(not bar.met for bar in self.bars)
-
-    @property
-    def was_run(self) -> bool:
-        """False of what does not go, such as more blocks than the GPU holds: it is not wrong."""
-        return self.verified is not None or self.time_us is not None
-
-    @property
-    def reason(self) -> str:
-        """Why it has no time; "" where the file does not say."""
-        return str(self.others.get("reason") or "")
-
-
-@dataclass(frozen=True)
 class File:
-    """A result file.
+    """A result file; a text is "" where the file does not say it.
 
     Attributes:
         path: as it was given.
         kind: "benchmark", "tests", "pipeline" or "ceilings".
         op: what it is about.
-        gpu: "" where the file does not say.
-        date: likewise.
-        commit: likewise.
-        sources: the hash of the sources it was measured with, likewise.
-        incomplete: how much was measured, of a run that was ended before all was; else "".
+        gpu: what was measured on.
+        date: when.
+        commit: of which commit.
+        sources: the hash of the sources it was measured with.
+        incomplete: how much was measured, of a run that was ended before all was.
         versions: of what ran, by name.
-        rows: of a benchmark.
+        rows: of a benchmark or of ceilings; each has the keys of `TEXTS`, shape, options and bars.
         content: everything.
     """
 
@@ -125,6 +48,11 @@ class File:
     versions: dict[str, str]
     rows: tuple[Row, ...]
     content: dict[str, Any] = field(repr=False)
+
+    @property
+    def is_of_ops(self) -> bool:
+        """Whether it has results of ops, as `diglot bench` measures them."""
+        return self.kind == "benchmark" and bool(self.rows) and reports.is_of_harness(self.content)
 
 
 @dataclass(frozen=True)
@@ -183,86 +111,97 @@ def read_file(path: Path) -> File:
 
 def _file(path: Path, content: dict[str, Any]) -> File:
     schema, version = content.get("schema"), content.get("schema_version")
-    rows: tuple[Row, ...] = ()
+    listed: list[Row] = []
     op = _text(content, "op")
     if schema == ceilings.SCHEMA:
-        ceilings.parse(content, path)
+        known = ceilings.parse(content, path).rows
         kind, op = "ceilings", "ceilings"
+        names = {"what": "workload", "how": "provider"}
+        listed = [{names.get(k, k): of for k, of in asdict(row).items()} for row in known]
     elif schema == PIPELINE:
         if version != PIPELINE_VERSION:
             raise ValueError(f"{path} is of schema version {version!r}, not {PIPELINE_VERSION}")
         kind = "pipeline"
+        _check_pipeline(content)
     elif schema is None and {"passed", "failed", "skipped"} <= content.keys():
         kind, op = "tests", "tests"
         for key in ("passed", "failed", "skipped"):
             if not isinstance(content[key], int):
                 raise _Damaged(f"{key} is no number")
     elif isinstance(schema, int):
-        listed = reports.check(path, content)["rows"]
-        kind, rows = "benchmark", tuple(_row(row, number) for number, row in enumerate(listed))
+        kind, listed = "benchmark", reports.check(path, content)["rows"]
     else:
         raise ValueError(f"{path} is not a results file: it has no schema that is known")
     versions = content.get("versions")
+    named = versions.items() if isinstance(versions, dict) else ()
+    texts = ("gpu", "date", "commit", "sources", "incomplete")
     return File(
         path=str(path),
         kind=kind,
         op=op,
-        gpu=_text(content, "gpu"),
-        date=_text(content, "date"),
-        commit=_text(content, "commit"),
-        sources=_text(content, "sources"),
-        incomplete=_text(content, "incomplete"),
-        versions=(
-            {str(name): str(of) for name, of in versions.items() if of is not None}
-            if isinstance(versions, dict)
-            else {}
-        ),
-        rows=rows,
+        **{name: _text(content, name) for name in texts},
+        versions={str(name): str(of) for name, of in named if of is not None},
+        rows=tuple(_row(row, number) for number, row in enumerate(listed)),
         content=content,
     )
+
+
+def _check_pipeline(content: dict[str, Any]) -> None:
+    """Whether a run can be drawn."""
+    try:
+        report = PipelineReport.from_json(json.dumps(content))
+        numbers = (report.seconds, report.bytes_in, report.bytes_out, report.chunks)
+        times = [time for timeline in report.timelines for chunk in timeline for time in chunk]
+        is_whole = (
+            len(report.timelines) == len(report.devices)
+            and all(len(chunk) == 2 * len(STAGES) for of in report.timelines for chunk in of)
+            and all(isinstance(time, (int, float)) for time in (*times, *numbers))
+        )
+    except (KeyError, TypeError) as error:
+        raise _Damaged(f"{type(error).__name__}: {error}") from None
+    if not is_whole:
+        raise _Damaged("its timelines are not as they should be")
 
 
 class _Damaged(Exception):
     """Something is of another type than it must be."""
 
 
-_TEXTS = ("op", "provider", "timer", "direction", "dtype", "workload")
-_POSITIVE = ("time_us", "p20_us", "p80_us", "tb_per_s", "copy_tb_per_s", "share_of_copy")
-_NUMBERS = ("bytes", *_POSITIVE)
+TEXTS = ("op", "provider", "timer", "direction", "dtype", "workload")
+NUMBERS = ("bytes", *reports.TIMES, "tb_per_s", "copy_tb_per_s", "share_of_copy")
 
 
-def _row(row: dict[str, Any], number: int) -> Row:
+def _row(row: Row, number: int) -> Row:
+    """A row with all of its keys, and without numbers that say nothing."""
     try:
-        shape, options, bars = row.get("shape", []), row.get("options", {}), row.get("bars", [])
-        if not isinstance(shape, list) or not all(isinstance(size, int) for size in shape):
+        shape, options, bars = row.get("shape") or [], row.get("options", {}), row.get("bars", [])
+        if not isinstance(shape, (list, tuple)) or not all(isinstance(size, int) for size in shape):
             raise _Damaged("shape is no list of integers")
         if any(size < 0 for size in shape) or math.prod(shape) >= LARGEST:
             raise _Damaged("shape is out of range")
         if not isinstance(options, dict) or not isinstance(bars, list):
             raise _Damaged("options or bars are of another type")
-        found: dict[str, Any] = {name: _text(row, name) for name in _TEXTS}
-        found |= {name: _number(row, name) for name in _NUMBERS}
-        known = {*_TEXTS, *_NUMBERS, "shape", "options", "bars", "verified"}
-        return Row(
-            **found,
-            shape=tuple(shape),
-            options=options,
-            verified=None if row.get("verified") is None else bool(row["verified"]),
-            bars=tuple(map(_bar, bars)),
-            others={str(key): value for key, value in row.items() if key not in known},
-            content=row,
-        )
+        if not all(isinstance(bar, dict) and finite(bar.get("bound")) is not None for bar in bars):
+            raise _Damaged("a bar has no bound")
+        judged = [
+            {
+                "name": _text(bar, "name"),
+                "value": finite(bar.get("value")),
+                "bound": bar["bound"],
+                "met": bar.get("met") is True,
+            }
+            for bar in bars
+        ]
+        found = {str(key): value for key, value in row.items() if value is not None}
+        found |= {name: _text(row, name) for name in TEXTS}
+        found |= {"shape": shape, "options": options, "bars": judged}
     except _Damaged as error:
         raise _Damaged(f"row {number}: {error}") from None
-
-
-def _bar(bar: Any) -> Bar:
-    if not isinstance(bar, dict):
-        raise _Damaged("a bar is no object")
-    bound = _number(bar, "bound")
-    if bound is None:
-        raise _Damaged("a bar has no bound")
-    return Bar(_text(bar, "name"), _number(bar, "value"), bound, bar.get("met") is True)
+    for name in NUMBERS:
+        value = finite(found.get(name))
+        if value is None or (value <= 0 and name != "bytes"):
+            found.pop(name, None)
+    return found
 
 
 def _text(content: dict[str, Any], key: str) -> str:
@@ -272,19 +211,6 @@ def _text(content: dict[str, Any], key: str) -> str:
     if not isinstance(value, str):
         raise _Damaged(f"{key} is no text")
     return value
-
-
-def _number(content: dict[str, Any], key: str) -> float | None:
-    """None also for what is infinite or NaN: nothing can be drawn of it."""
-    value = content.get(key)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise _Damaged(f"{key} is no number")
-    found = finite(value)
-    if found is not None and found <= 0 and key in _POSITIVE:
-        raise _Damaged(f"{key} is not positive")
-    return found
 
 
 def finite(value: Any) -> float | None:
