@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from diglot.tools.table import Column, Table
 
 PIPED_WIDTH = 240  # wide enough that nothing is wrapped where a program reads the output
-WRAPPED_WIDTH = 16  # of a column of text, to which it may shrink before rows are stacked
+WRAPPED_WIDTH = 16  # a column of text may shrink to this before rows are stacked
 
 
 class Failure(click.ClickException):
@@ -119,15 +119,15 @@ def make_console(stderr: bool = False) -> Console:
 
 
 def print_verdict(line: str, is_bad: bool = False) -> None:
-    """Prints what a command found, before the figures that say so."""
+    """Prints the result of a command in one line. Its figures follow."""
     make_console().print(line, markup=False, style="bold red" if is_bad else "bold")
 
 
 def print_table(columns: Sequence[Column], body: Iterable[Sequence[str]]) -> None:
-    """Prints cells under columns, without those that are empty; nothing where there is no row.
+    """Prints cells under columns. Leaves out empty columns, and prints nothing without rows.
 
-    Where the console is too narrow, what first cells say stands above their rows; where that is
-    not enough, or saves nothing, a row is pairs of a title and a cell.
+    On a narrow console the first cell of a row stands above the row. If that is not enough, or
+    saves nothing, a row is printed as pairs of a title and a cell.
     """
     from diglot.tools.table import NOTHING, Table
 
@@ -161,7 +161,7 @@ def print_table(columns: Sequence[Column], body: Iterable[Sequence[str]]) -> Non
 
 
 def _rich_table(shown: Table) -> rich.table.Table:
-    """A table in which numbers are whole, and texts wrap between words, to some width."""
+    """A table that never breaks numbers. Texts wrap between words, down to `WRAPPED_WIDTH`."""
     made = rich.table.Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
     for place, column in enumerate(shown.columns):
         lines = [*column.title.split("\n"), *(cells[place] for cells in shown.rows)]
@@ -272,9 +272,9 @@ def find_device(name: str | None) -> Any:
 
 
 class Steps:
-    """Shows what happens next, and how much of that is done, on a terminal.
+    """Shows the current step of a command, and its progress, on a terminal.
 
-    Called with a message, it begins a step; the announcement comes before the first one.
+    A call with a message begins a step. The announcement precedes the first step.
     """
 
     def __init__(self, bars: Progress, announcement: str) -> None:
@@ -288,13 +288,13 @@ class Steps:
         self.bars.reset(self.task, total=None, description=escape(message))
 
     def done(self, count: int, total: int) -> None:
-        """So much of this step is done, of so much."""
+        """Shows that `count` of the `total` parts of this step are done."""
         self.bars.update(self.task, completed=count, total=total)
 
 
 @contextmanager
 def show_progress(console: Console, announcement: str) -> Iterator[Steps]:
-    """What shows the steps of a command. What is shown goes away at the end."""
+    """Context manager: shows the steps of a command, and clears them at the end."""
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),

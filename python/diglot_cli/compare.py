@@ -120,7 +120,7 @@ def _compare(
     kind = None if dtype is None else inputs.parse_dtype(dtype)
 
     def announce(sizes: tuple[int, ...], kind: Any) -> str:
-        """What is interpreted, if anything is; an error if that takes too long."""
+        """Says which backends are interpreted, or "". Raises if the work would take too long."""
         names = [name for name in BACKENDS if is_interpreted(name, where)]
         if not names:
             return ""
@@ -133,8 +133,8 @@ def _compare(
             said += f", about {interpreted.duration(seconds)}"
             if seconds > limit:
                 raise ValueError(
-                    f"{said}, beyond the limit of {interpreted.duration(limit)}: take fewer, "
-                    "a GPU, or --limit SECONDS"
+                    f"{said}, beyond the limit of {interpreted.duration(limit)}: use fewer "
+                    "elements, a GPU, or --limit SECONDS"
                 )
         return f"{'no GPU found' if device is None else f'on {where}'}: {said}"
 

@@ -52,7 +52,7 @@ class Error:
             also be off by that number, because results there may be flushed to zero.
         failing: share of elements beyond the tolerance, from 0 to 1.
         worst_of_allowed: the largest error as a multiple of what the check allows that element:
-            `tolerance_ulp`, and what sums may lose to rounding. Above 1 it is beyond the tolerance.
+            `tolerance_ulp`, plus the rounding of sums. Above 1 it is beyond the tolerance.
         has_sums: whether the check allows for the rounding of sums.
     """
 

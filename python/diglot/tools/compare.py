@@ -72,7 +72,7 @@ class _Case:
         }
         if not self.leaves:
             raise ValueError(f"{spec.name}: backward needs a floating-point input")
-        # Not the inputs' seed, by which a gradient of the input's shape would equal the input.
+        # With the inputs' seed, a gradient of the input's shape would equal the input.
         generator = torch.Generator(self.device).manual_seed((seed + 1) % 2**64)
         self.grads = [
             torch.empty_strided(

@@ -1,4 +1,4 @@
-"""Comparisons that are interpreted: how far one is, and how long it will take."""
+"""Interpreted comparisons: their progress, and an estimate of their time."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from diglot.reference.specs import OpSpec
 from diglot.tools import inputs
 from diglot.tools.compare import compare
 
-LARGE = 1 << 20  # elements from which on it is worth a trial to know how long they take
-TRIED = 1 << 12  # elements of that trial
+LARGE = 1 << 20  # elements; a trial estimates the time of arrays from this size on
+TRIED = 1 << 12  # elements of the trial
 
 
 @contextmanager
 def follow_programs(tell: Callable[[int, int], None]) -> Iterator[None]:
-    """Context manager: a function is told of every program of a kernel that Triton interprets.
+    """Context manager: calls a function before every program that Triton interprets.
 
     Args:
-        tell: takes the program's number, from 0, and how many the launch has.
+        tell: takes the program's number, from 0, and the number of programs of the launch.
     """
     if load_triton()[0] is None or not triton_interprets():
         yield
@@ -53,7 +53,7 @@ def estimate_seconds(
     backward: bool,
     options: dict[str, Any],
 ) -> float:
-    """How long the comparison of an op takes where it is interpreted, by a trial of few elements.
+    """The seconds that an interpreted comparison of an op takes, by a trial of few elements.
 
     Args:
         spec: the op's record.

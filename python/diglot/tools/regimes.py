@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from diglot.tools.ceilings import load
 from diglot.tools.gpus import find_gpu
 
-# What a kernel costs the device before it moves anything, where no copy was timed beside it. An
-# estimate: on an H200, gelu of 4096 elements takes 1.4 µs in a CUDA graph, and softmax 2.1 µs.
+# The device's time of a kernel's start, where no copy was timed beside it. An estimate: on an
+# H200, gelu of 4096 elements takes 1.4 µs in a CUDA graph, and softmax 2.1 µs.
 START_US = 2.0
-# By an operand's type, as a trace names it; what is not here is no tensor.
+# By an operand's type, as a trace names it. Other types are no tensors.
 ELEMENT_BYTES = {"double": 8, "long int": 8, "float": 4, "int": 4, "c10::BFloat16": 2}
 ELEMENT_BYTES |= {"c10::Half": 2, "bool": 1, "signed char": 1, "unsigned char": 1}
 
@@ -23,7 +23,7 @@ class Regime:
 
     Attributes:
         name: "bandwidth", "compute" or "overhead".
-        share: the share of the time between such calls that it takes, from 0 to 1.
+        share: its share of the time from one such call to the next, from 0 to 1.
     """
 
     name: str
@@ -46,10 +46,10 @@ def find_regime(
     That time is the device's, or the host's where a call takes the host longer. Its parts:
 
     - bandwidth: the bytes at the peak bandwidth;
-    - overhead: what a copy of as many bytes takes beyond that, and where the device waits for the
-      host, that time;
-    - compute: the rest of the device's time. What a kernel takes beyond a copy of as many bytes
-      goes into instructions, and into waiting for them.
+    - overhead: the time of a copy of as many bytes beyond the first part, plus the time in which
+      the device waits for the host;
+    - compute: the rest of the device's time. Beyond such a copy a kernel's time goes into
+      instructions, and into waiting for their results.
 
     Args:
         device_us: the device's time of a call, in microseconds.

@@ -1,4 +1,4 @@
-"""A comparison as text: a verdict for each backend, tables, and what is to be known of them."""
+"""A comparison as text: a verdict for each backend, tables, and notes."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Cells under columns. Where a cell is empty there is nothing to say."""
+    """Cells under columns. A cell may be empty."""
 
     columns: Sequence[Column]
     rows: Sequence[Sequence[str]]
 
     def shown(self) -> Table:
-        """The same without the columns in which no cell says anything; the first stays."""
+        """The same without columns whose cells are all empty. The first column stays."""
         kept = [
             place
             for place in range(len(self.columns))
@@ -53,7 +53,7 @@ def _index(index: tuple[int, ...] | None) -> str:
 def verdicts(comparison: Comparison) -> list[tuple[str, bool]]:
     """A line for each backend, such as "cuda: within tolerance (worst 0.5 ulp of 1.5)".
 
-    Beside each line stands whether it is bad news: a result beyond the tolerance.
+    Each line comes with a flag: whether a result is beyond the tolerance.
     """
     return [_verdict(row) for row in comparison.rows]
 
@@ -208,7 +208,7 @@ def _scale(comparison: Comparison) -> Iterator[str]:
     for error in {error.output: error for row in comparison.rows for error in row.errors}.values():
         limit = f"may be off the float64 oracle by {error.tolerance_ulp:g} ulp"
         if error.has_sums:
-            limit += " and by what its sums may lose to rounding, which is more where terms cancel"
+            limit += " plus the rounding of its sums, which is larger where terms cancel"
         results.setdefault(limit if error.tolerance_ulp else "must be exact", []).append(
             error.output
         )
