@@ -16,7 +16,7 @@ import torch
 from diglot.bench import models
 from diglot.bench.harness import AUTOTUNED, RANKED, Benchmark, Case, Row
 from diglot.bench.reports import SHOWN, is_ranked
-from diglot.names import unknown_name
+from diglot.names import suggestion, unknown_name
 from diglot.reference.specs import all_op_names
 
 # A benchmark has the name of its op's files.
@@ -148,10 +148,12 @@ def why_none(benchmark: Benchmark, selection: Selection) -> str:
             str(case.options[name]) for case in benchmark.cases if name in case.options
         )
         if not known:
-            return f"{benchmark.op} has no cases of an option {name!r}"
+            names = {name for case in benchmark.cases for name in case.options}
+            return f"{benchmark.op} has no cases of an option {name!r}{suggestion(name, names)}"
         if value not in known:
             shown = (f"{of} (in tables {SHOWN[of]})" if of in SHOWN else of for of in known)
-            return f"{benchmark.op} has cases of {name} {' and '.join(shown)}, not {value!r}"
+            hint = suggestion(value, known)
+            return f"{benchmark.op} has cases of {name} {' and '.join(shown)}, not {value!r}{hint}"
     return f"{benchmark.op} has no such case"
 
 

@@ -29,6 +29,7 @@ from diglot.bench.selection import (
     why_none,
 )
 from diglot.files import check_writable
+from diglot.names import unknown_name
 from diglot.tools import measure
 
 
@@ -223,7 +224,7 @@ def read(paths: Iterable[Path], ops: Sequence[str]) -> Done:
     known = {row["op"] for report in reports for row in report["rows"]}
     for op in ops:
         if op not in known:
-            raise ValueError(f"OP must be one of {', '.join(sorted(known))} there, not {op!r}")
+            raise unknown_name("OP", op, sorted(known))
     done.facts = {"versions": reports[0]["versions"]}
     done.incomplete = incomplete(reports) or None
     for name in ("commit", "sources", "date"):

@@ -22,6 +22,7 @@ from diglot.bench.stream_tables import (
     stream_cases_markdown,
     stream_map_markdown,
 )
+from diglot.bench.summary import REGIMES_SHOWN, regimes_markdown
 
 PROVIDERS = (
     "cuda",
@@ -280,6 +281,8 @@ def render() -> dict[Path, str]:
     put("README.md", "bench", common, standing.markdown)
     put("docs/speed.md", "bench", common, overview)
     put("docs/measurements.md", "bench", common, markdown)
+    shown = [p for p in common if p.stem in REGIMES_SHOWN]
+    put("docs/regimes.md", "regimes", shown, regimes_markdown)
     drawn = sorted(root.glob("bench/distributions/*/models/*.json"))
     put("docs/speed.md", "models", drawn, models.markdown)
     judged = sorted(root.glob("bench/distributions/*/plans/*.json"))

@@ -38,6 +38,7 @@ if "DIGLOT_TEST_INTERPRETER" in os.environ:
     assert specification is not None and specification.loader is not None
     sys.modules["diglot._interpreter"] = importlib.util.module_from_spec(specification)
 
+os.environ.pop("COLUMNS", None)  # a worker has it, and commands fit their tables to it
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # each worker has a core, and its neighbours need theirs
 

@@ -155,7 +155,7 @@ def test_what_was_measured_is_kept_where_nobody_reads_it(fake_gpu, tmp_path, mon
     def closed(*_):
         raise BrokenPipeError
 
-    monkeypatch.setattr("diglot_cli.bench.print_table", closed)
+    monkeypatch.setattr("diglot_cli.bench.print_verdict", closed)
     result = run("bench", "toy", "--json", tmp_path / "a.json")
     assert result.exit_code == 1 and result.stdout == ""
     assert len(json.loads((tmp_path / "a.json").read_text())["rows"]) == 6

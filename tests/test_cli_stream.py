@@ -91,6 +91,12 @@ def test_options_reach_the_op(arguments, function, options, data):
     assert np.array_equal(np.load("out.npy"), expected(data, "torch", function, **options))
 
 
+def test_a_dimension_that_is_not_there(data):
+    arguments = ("softmax", "--dim", "7", "--input", "in.npy", "--output", "out.npy")
+    assert "softmax: dim must be from -2 to 1" in fails("stream", *arguments)
+    assert "out.npy" not in left_behind()
+
+
 @pytest.mark.parametrize(
     "files",
     [

@@ -6,9 +6,14 @@ import difflib
 from collections.abc import Iterable
 
 
-def unknown_name(what: str, name: str, known: Iterable[str]) -> ValueError:
+def suggestion(name: object, known: Iterable[str]) -> str:
+    """The end of an error about an unknown name: the nearest known one, or "" if none is near."""
+    near = difflib.get_close_matches(str(name).lower(), list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def unknown_name(what: str, name: object, known: Iterable[str]) -> ValueError:
     """The error that `name` is none of the known names of `what`."""
     names = list(known)
-    near = difflib.get_close_matches(name, names, n=1)
-    suggestion = f"; did you mean {near[0]!r}?" if near else ""
-    return ValueError(f"{what} must be one of {', '.join(names)}, not {name!r}{suggestion}")
+    end = suggestion(name, names)
+    return ValueError(f"{what} must be one of {', '.join(names)}, not {name!r}{end}")

@@ -15,6 +15,7 @@ from diglot_cli.common import (
     make_console,
     one_line_errors,
     print_table,
+    print_verdict,
 )
 
 INTERRUPTED = 130  # as a shell reports Ctrl-C
@@ -191,8 +192,10 @@ def _print(done: Any, ranking: bool) -> None:
     from diglot.bench import marks, summary
     from diglot.bench import ranking as ranks
     from diglot.bench.lines import RULE
+    from diglot.tools.regimes import peak_gb_per_s
     from diglot.tools.table import Column
 
+    print_verdict(*summary.verdict(done.rows, done.gpu))
     if ranking:
         header = [Column(title, False) for title in ranks.header(done.rows)]
         print_table(header, ranks.table(done.rows))
@@ -201,7 +204,8 @@ def _print(done: Any, ranking: bool) -> None:
         if done.lines:
             make_console().print(RULE, markup=False)
     else:
-        print_table(summary.COLUMNS, map(summary.cells, done.rows))
+        peak = None if done.gpu is None else peak_gb_per_s(done.gpu)
+        print_table(summary.COLUMNS, [summary.cells(row, peak) for row in done.rows])
     console = make_console()
     for line in (*summary.reasons(done.rows), *marks.notes(done.rows)):
         console.print(line, markup=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import os
 import signal
@@ -10,15 +11,29 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+import rich.table
 from rich import box
+from rich.columns import Columns
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.measure import Measurement
+from rich.progress import (
+    BarColumn,
+    Progress,
+    SpinnerColumn,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
+
+if TYPE_CHECKING:
+    from diglot.tools.table import Column, Table
 
 PIPED_WIDTH = 240  # wide enough that nothing is wrapped where a program reads the output
+WRAPPED_WIDTH = 16  # a column of text may shrink to this before rows are stacked
 
 
 class Failure(click.ClickException):
@@ -40,7 +55,7 @@ def one_line_errors() -> Iterator[None]:
         raise
     except ImportError as error:
         raise Failure(str(error)) from error
-    except (ValueError, TypeError, OSError) as error:
+    except (ValueError, TypeError, IndexError, OSError) as error:
         raise Failure(" ".join(str(error).split())) from error
     except (RuntimeError, MemoryError) as error:
         from diglot.backends import BackendUnavailable
@@ -98,20 +113,74 @@ def usage_errors() -> Iterator[None]:
 
 def make_console(stderr: bool = False) -> Console:
     console = Console(stderr=stderr, highlight=False)
-    if not console.is_terminal:
+    if not console.is_terminal and "COLUMNS" not in os.environ:
         console = Console(stderr=stderr, highlight=False, width=PIPED_WIDTH)
     return console
 
 
-def print_table(columns: Iterable[Any], body: Iterable[Sequence[str]]) -> None:
-    """Prints cells under columns, each a `diglot.tools.table.Column`."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    for column in columns:
-        justify: Any = "right" if column.is_number else "left"
-        table.add_column(column.title, justify=justify, overflow="fold", vertical="bottom")
-    for cells in body:
-        table.add_row(*map(escape, cells))
-    make_console().print(table)
+def print_verdict(line: str, is_bad: bool = False) -> None:
+    """Prints the result of a command in one line. Its figures follow."""
+    make_console().print(line, markup=False, style="bold red" if is_bad else "bold")
+
+
+def print_table(columns: Sequence[Column], body: Iterable[Sequence[str]]) -> None:
+    """Prints cells under columns. Leaves out empty columns, and prints nothing without rows.
+
+    On a narrow console the first cell of a row stands above the row. If that is not enough, or
+    saves nothing, a row is printed as pairs of a title and a cell.
+    """
+    from diglot.tools.table import NOTHING, Table
+
+    shown = Table(columns, list(body)).shown()
+    if not shown.rows:
+        return
+    console = make_console()
+    if _fits(console, _rich_table(shown)):
+        console.print(_rich_table(shown))
+        return
+    rest = Table(shown.columns[1:], [cells[1:] for cells in shown.rows])
+    groups = [(first, [*of]) for first, of in itertools.groupby(shown.rows, lambda row: row[0])]
+    is_table = len(groups) < len(shown.rows) and _fits(console, _rich_table(rest))
+    titles = [column.title.replace("\n", " ") for column in rest.columns]
+    for first, group in groups:
+        console.print(first, markup=False, style="bold")
+        rows = [cells[1:] for cells in group]
+        if is_table:
+            console.print(_rich_table(Table(rest.columns, rows)))
+            continue
+        for cells in rows:
+            pairs = [
+                f"[dim]{escape(title)}[/dim] {escape(cell)}"
+                for title, cell in zip(titles, cells, strict=True)
+                if cell not in ("", NOTHING)
+            ]
+            row = rich.table.Table.grid(padding=(0, 1))
+            row.add_row("•", Columns(pairs, padding=(0, 3)))
+            console.print(row)
+        console.print()
+
+
+def _rich_table(shown: Table) -> rich.table.Table:
+    """A table that never breaks numbers. Texts wrap between words, down to `WRAPPED_WIDTH`."""
+    made = rich.table.Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    for place, column in enumerate(shown.columns):
+        lines = [*column.title.split("\n"), *(cells[place] for cells in shown.rows)]
+        longest = max(map(len, lines))
+        word = max(map(len, " ".join(lines).split()), default=0)
+        made.add_column(
+            escape(column.title),
+            justify="right" if column.is_number else "left",
+            min_width=longest if column.is_number else min(longest, max(word, WRAPPED_WIDTH)),
+            vertical="bottom",
+        )
+    for cells in shown.rows:
+        made.add_row(*map(escape, cells))
+    return made
+
+
+def _fits(console: Console, table: rich.table.Table) -> bool:
+    unbounded = console.options.update(max_width=sys.maxsize)
+    return Measurement.get(console, unbounded, table).minimum <= console.width
 
 
 def parse_number(option: str, text: str) -> bool | int | float:
@@ -202,27 +271,41 @@ def find_device(name: str | None) -> Any:
     return device
 
 
+class Steps:
+    """Shows the current step of a command, and its progress, on a terminal.
+
+    A call with a message begins a step. The announcement precedes the first step.
+    """
+
+    def __init__(self, bars: Progress, announcement: str) -> None:
+        self.bars, self.announcement = bars, announcement
+        self.task = bars.add_task("starting", total=None)
+
+    def __call__(self, message: str) -> None:
+        if self.announcement:
+            self.bars.console.print(self.announcement, markup=False)
+            self.announcement = ""
+        self.bars.reset(self.task, total=None, description=escape(message))
+
+    def done(self, count: int, total: int) -> None:
+        """Shows that `count` of the `total` parts of this step are done."""
+        self.bars.update(self.task, completed=count, total=total)
+
+
 @contextmanager
-def show_progress(console: Console, announcement: str) -> Iterator[Callable[[str], None]]:
-    """A function that shows the next step. The announcement precedes the first step."""
-    announced = not announcement
-
-    def announce() -> None:
-        nonlocal announced
-        if not announced:
-            console.print(announcement, markup=False)
-            announced = True
-
-    if not console.is_terminal:
-        yield lambda _: announce()
-        return
-    with console.status("starting") as status:
-
-        def tell(message: str) -> None:
-            announce()
-            status.update(f"{message} …")
-
-        yield tell
+def show_progress(console: Console, announcement: str) -> Iterator[Steps]:
+    """Context manager: shows the steps of a command, and clears them at the end."""
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bars:
+        yield Steps(bars, announcement)
 
 
 def interpret_without_gpu() -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import click
-from rich import box
-from rich.markup import escape
-from rich.table import Table
 
 from diglot_cli.common import (
     check_files,
@@ -17,6 +15,8 @@ from diglot_cli.common import (
     one_line_errors,
     op_options,
     parse_options,
+    print_table,
+    print_verdict,
     show_progress,
 )
 
@@ -53,7 +53,16 @@ from diglot_cli.common import (
 @click.option(
     "--arch", default="sm_90", show_default=True, help="Architecture of the inspected kernels."
 )
+@click.option("--no-kernels", is_flag=True, help="Do not look at compiled kernels.")
 @click.option("--no-timing", is_flag=True, help="Do not time.")
+@click.option(
+    "--limit",
+    default=600.0,
+    show_default=True,
+    type=click.FloatRange(0),
+    metavar="SECONDS",
+    help="Refuse interpreted work that would take longer by an estimate; inf: refuse none.",
+)
 @click.option("--save", metavar="FILE", help="Write a report as JSON.")
 @click.option(
     "--plot", metavar="FILE", help="Draw error against x, and bandwidth, as .png or .svg."
@@ -85,7 +94,9 @@ def _compare(
     backward: bool,
     device: str | None,
     arch: str,
+    no_kernels: bool,
     no_timing: bool,
+    limit: float,
     save: str | None,
     plot: str | None,
     force: bool,
@@ -93,7 +104,7 @@ def _compare(
     from diglot.backends.registry import BACKENDS, is_interpreted
     from diglot.reference.specs import find_spec
     from diglot.tools import compare as comparing
-    from diglot.tools import inputs
+    from diglot.tools import inputs, interpreted
 
     # Everything that can be known to be wrong is told before anything is computed.
     spec = find_spec(op)
@@ -105,30 +116,46 @@ def _compare(
         from diglot.tools.plots import check_plot
 
         check_plot(plot)
-    data = inputs.load(
-        spec,
-        path,
-        tensors=tensors,
-        shape=None if shape is None else inputs.parse_shape(shape),
-        dtype=None if dtype is None else inputs.parse_dtype(dtype),
-        device=where,
-        seed=seed,
-    )
+    sizes = None if shape is None else inputs.parse_shape(shape)
+    kind = None if dtype is None else inputs.parse_dtype(dtype)
+
+    def announce(sizes: tuple[int, ...], kind: Any) -> str:
+        """Says which backends are interpreted, or "". Raises if the work would take too long."""
+        names = [name for name in BACKENDS if is_interpreted(name, where)]
+        if not names:
+            return ""
+        count = f"{math.prod(sizes):,} elements"
+        said = f"{' and '.join(names)} interpreted on the CPU, {count}"
+        if math.prod(sizes) >= interpreted.LARGE and limit < math.inf:
+            with show_progress(messages, "") as tell:
+                tell(f"estimating how long {count} take")
+                seconds = interpreted.estimate_seconds(spec, sizes, kind, where, backward, options)
+            said += f", about {interpreted.duration(seconds)}"
+            if seconds > limit:
+                raise ValueError(
+                    f"{said}, beyond the limit of {interpreted.duration(limit)}: use fewer "
+                    "elements, a GPU, or --limit SECONDS"
+                )
+        return f"{'no GPU found' if device is None else f'on {where}'}: {said}"
+
     messages = make_console(stderr=True)
-    announcement = ""
-    interpreted = [name for name in BACKENDS if is_interpreted(name, where)]
-    if interpreted:
-        elements = max(tensor.numel() for tensor in data)
-        found = "no GPU found" if device is None else f"on {where}"
-        names = " and ".join(interpreted)
-        announcement = f"{found}: {names} interpreted on the CPU, {elements:,} elements"
-    with show_progress(messages, announcement) as tell:
+    announcement = "" if sizes is None else announce(sizes, kind)
+    data = inputs.load(
+        spec, path, tensors=tensors, shape=sizes, dtype=kind, device=where, seed=seed
+    )
+    if sizes is None:
+        announcement = announce(tuple(data[0].shape), data[0].dtype)
+    with (
+        show_progress(messages, announcement) as tell,
+        interpreted.follow_programs(tell.done),
+    ):
         result = comparing.compare(
             spec.name,
             *data,
             backward=backward,
             arch=arch,
             timed=not no_timing,
+            resources=not no_kernels,
             seed=seed,
             progress=tell,
             **options,
@@ -145,15 +172,11 @@ def _compare(
 def _print(result: Any) -> None:
     from diglot.tools import table as text
 
+    for line, is_bad in text.verdicts(result):
+        print_verdict(line, is_bad)
     console = make_console()
-    console.print(text.heading(result), markup=False, style="bold")
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    for column in text.columns(result):
-        justify: Any = "right" if column.is_number else "left"
-        table.add_column(column.title, justify=justify, overflow="fold", vertical="bottom")
-    for row in result.rows:
-        style = None if row.reason is None else "dim"
-        table.add_row(*(escape(cell) for cell in text.cells(row)), style=style)
-    console.print(table)
+    console.print(text.heading(result), markup=False)
+    for table in text.tables(result):
+        print_table(table.columns, table.rows)
     for note in text.notes(result):
         console.print(note, markup=False)

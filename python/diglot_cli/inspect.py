@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 import json
 import sys
@@ -21,12 +22,19 @@ from diglot_cli.common import (
     one_line_errors,
     op_options,
     parse_options,
+    print_table,
+    print_verdict,
     show_progress,
 )
 
 # How a comment begins in what has no other, and what to colour a text as on a terminal.
 COMMENT = {"llir": ";"}
 LEXER = {"cuda": "cuda", "triton": "python"}
+LIMITED_BY = "limited by"
+RESOURCES = (
+    *("", "threads", "registers", "spills/stack\nbytes", "shared bytes\nstatic+dynamic"),
+    *("cluster\nblocks", "blocks\nper SM", "occupancy", LIMITED_BY, "load/store\nbytes"),
+)
 
 
 @click.command()
@@ -78,12 +86,13 @@ def _inspect(
     force: bool,
     **texts: str | None,
 ) -> None:
+    from diglot.names import unknown_name
     from diglot.tools import inputs
     from diglot.tools import inspect as inspecting
     from diglot.tools.resources import LANGUAGES
 
     if backend is not None and backend not in LANGUAGES:
-        raise ValueError(f"--backend must be one of {', '.join(LANGUAGES)}, not {backend!r}")
+        raise unknown_name("--backend", backend, LANGUAGES)
     languages: tuple[str, ...] = LANGUAGES if backend is None else (backend,)
     if side_by_side and backend is not None:
         raise ValueError("--side-by-side shows both languages: it takes no --backend")
@@ -149,15 +158,22 @@ def _print_binary(kernels: Sequence[Any], stage: str) -> None:
     click.echo(kernels[0].stages[stage], nl=False)
 
 
+def _verdict(found: Any) -> tuple[str, bool]:
+    """How many kernels of each language there are, and whether they spill registers."""
+    counts = collections.Counter(kernel.language for kernel in found.kernels)
+    said = " and ".join(f"{count} of {language}" for language, count in counts.items())
+    of_all = f"{found.op}: kernels for {found.architecture}, {said}"
+    spilling = [str(n) for n, k in enumerate(found.kernels, 1) if k.resources.spill_bytes]
+    if spilling:
+        return f"{of_all}; registers are spilled by {', '.join(spilling)}", True
+    return f"{of_all}; no register is spilled", False
+
+
 def _print_resources(console: Console, found: Any) -> None:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    for title in (
-        *("", "threads", "registers", "spills/stack\nbytes", "shared bytes\nstatic+dynamic"),
-        *("cluster\nblocks", "blocks\nper SM", "occupancy"),
-    ):
-        table.add_column(title, justify="right", vertical="bottom")
-    table.add_column("limited by", vertical="bottom")
-    table.add_column("load/store\nbytes", justify="right", vertical="bottom")
+    from diglot.tools.table import Column
+
+    print_verdict(*_verdict(found))
+    rows = []
     for number, kernel in enumerate(found.kernels, 1):
         of = kernel.resources
         # Names of CUDA's kernels are too long for a cell, and so is what they do.
@@ -171,8 +187,8 @@ def _print_resources(console: Console, found: Any) -> None:
             ", ".join(kernel.occupancy.limited_by),
             f"{of.load_bytes or '–'}/{of.store_bytes or '–'}",
         )
-        table.add_row(*map(str, cells))
-    console.print(table)
+        rows.append([*map(str, cells)])
+    print_table([Column(title, title != LIMITED_BY) for title in RESOURCES], rows)
     for language, plans in found.plans.items():
         for plan in plans:
             console.print(_plan_line(language, plan), markup=False, soft_wrap=True)

@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
-from rich import box
-from rich.markup import escape
-from rich.table import Table
 
-from diglot_cli.common import check_files, command, find_device, make_console, show_progress
+from diglot_cli.common import (
+    check_files,
+    command,
+    find_device,
+    make_console,
+    print_table,
+    show_progress,
+)
 
 if TYPE_CHECKING:
     from diglot.tools.ceilings import Ceiling, Ceilings
@@ -113,16 +117,12 @@ def _save(measured: Ceilings, path: Path) -> None:
     measured.save(path, force=True)  # whether it may be written was checked before
 
 
-def _table(title: str, columns: list[str], rows: list[list[str]]) -> Table:
-    table = Table(
-        title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False
-    )
-    for number, name in enumerate(columns):
-        justify: Any = "right" if number and rows and _is_number(rows, number) else "left"
-        table.add_column(name, justify=justify, vertical="bottom", overflow="fold")
-    for row in rows:
-        table.add_row(*map(escape, row))
-    return table
+def _print_table(title: str, titles: list[str], rows: list[list[str]]) -> None:
+    from diglot.tools.table import Column
+
+    make_console().print(title, markup=False, style="italic")
+    columns = [Column(name, bool(n) and _is_number(rows, n)) for n, name in enumerate(titles)]
+    print_table(columns, rows)
 
 
 def _is_number(rows: list[list[str]], column: int) -> bool:
@@ -152,9 +152,9 @@ def _print_data_sheets() -> None:
         rates.append([gpu.name, *map(_text, gpu.tflop_per_s.values()), ", ".join(numbers)])
     columns = ["GPU", "architecture", "capability", "memory, GB", "GB/s", "L2, MB", "SMs"]
     columns += ["shared, KB\nSM/block"]
-    console.print(_table("By data sheets", columns, chips))
+    _print_table("By data sheets", columns, chips)
     columns = ["GPU", *gpus()[0].tflop_per_s, "sources"]
-    console.print(_table("Peak TFLOP/s without sparsity", columns, rates))
+    _print_table("Peak TFLOP/s without sparsity", columns, rates)
     for source, number in sources.items():
         console.print(f"{number:2} {source}", markup=False, style="dim", soft_wrap=True)
     console.print(FOOTNOTES, markup=False, style="dim", soft_wrap=True)
@@ -184,7 +184,7 @@ def _print_machine(facts: DeviceFacts | None, gpu: Gpu | None, measured: Ceiling
     rows = [_row(row, gpu) for row in measured.rows]
     title = f"Measured {measured.date}, torch {measured.versions.get('torch')}"
     columns = ["what", "how", "type", "size", "median, µs", "20th", "80th", "rate", "", "of sheet"]
-    console.print(_table(title, columns, rows))
+    _print_table(title, columns, rows)
 
 
 def _row(row: Ceiling, gpu: Gpu | None) -> list[str]:

@@ -320,7 +320,12 @@ def _interpret(
     scratch: Tensor | None,
     unseen: tuple[Any, ...],
 ) -> str | Scratch:
-    """Runs a plan under Triton's interpreter."""
+    """Runs a plan under Triton's interpreter.
+
+    It computes lanes that are masked, too, such as log(0), of which NumPy would warn.
+    """
+    import numpy as np
+
     if made.scratch is not None:
         if scratch is None:
             return made.scratch
@@ -329,7 +334,7 @@ def _interpret(
         arguments = _arguments(launch, tensors, scratch, unseen)
         for phase in range(1, launch.phases + 1) or [None]:
             phases = () if phase is None else (phase,)
-            with _interpreter:
+            with _interpreter, np.errstate(all="ignore"):
                 launch.kernel[launch.axes](*arguments, *launch.constants, *phases)
     return made.variant
 

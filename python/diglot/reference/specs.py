@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from diglot.names import unknown_name
+from diglot.names import suggestion, unknown_name
 
 
 @dataclass(frozen=True)
@@ -95,11 +95,13 @@ class CallSpec:
         for name, value in options.items():
             if name not in self.options:
                 known = ", ".join(self.options) or "none"
-                raise ValueError(f"{self.name} has no option {name!r}; its options: {known}")
+                hint = suggestion(name, self.options)
+                raise ValueError(f"{self.name} has no option {name!r}; its options: {known}{hint}")
             allowed = self.options[name].allowed
             if allowed is not None and value not in allowed:
                 names = " or ".join(repr(v) for v in allowed)
-                raise ValueError(f"{self.name}: {name} must be {names}, not {value!r}")
+                hint = suggestion(value, map(str, allowed))
+                raise ValueError(f"{self.name}: {name} must be {names}, not {value!r}{hint}")
 
 
 @dataclass(frozen=True, kw_only=True)

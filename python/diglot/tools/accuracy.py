@@ -51,6 +51,9 @@ class Error:
         tolerance_ulp: error in ulps that an element may have. Below the least normal number one may
             also be off by that number, because results there may be flushed to zero.
         failing: share of elements beyond the tolerance, from 0 to 1.
+        worst_of_allowed: the largest error as a multiple of what the check allows that element:
+            `tolerance_ulp`, plus the rounding of sums. Above 1 it is beyond the tolerance.
+        has_sums: whether the check allows for the rounding of sums.
     """
 
     output: str
@@ -64,6 +67,8 @@ class Error:
     expected: float
     tolerance_ulp: float
     failing: float
+    worst_of_allowed: float
+    has_sums: bool
 
     @property
     def worst_share(self) -> float:
@@ -246,7 +251,7 @@ def measure_error(
     allowance = None if expected.allowance is None else expected.allowance.expand(shape)
     tiny = torch.finfo(result.dtype).tiny if result.is_floating_point() else 0.0
 
-    worst_ulp, worst_absolute, largest, failing = -1.0, 0.0, 0.0, 0
+    worst_ulp, worst_absolute, worst_of_allowed, largest, failing = -1.0, 0.0, 0.0, 0.0, 0
     index: tuple[int, ...] | None = None
     for piece in pieces(shape, _piece_elements(result)):
         got, exact = result[piece], expected.function(*(t[piece] for t in tensors))
@@ -259,6 +264,8 @@ def measure_error(
         if allowance is not None:
             allowed = allowed + allowance[piece]
         failing += int((absolute > allowed).sum())
+        of_allowed = torch.where(absolute > 0, absolute / allowed, 0.0)
+        worst_of_allowed = max(worst_of_allowed, float(of_allowed.max()))
         worst_absolute = max(worst_absolute, float(absolute.max()))
         finite = exact.double().nan_to_num(0.0, 0.0, 0.0)
         largest = max(largest, *(abs(float(of)) for of in torch.aminmax(finite)))
@@ -271,7 +278,8 @@ def measure_error(
 
     if index is None:
         nan = math.nan
-        return Error(output, 0, 0.0, 0.0, 0.0, None, {}, nan, nan, tolerance, 0.0)
+        has_sums = allowance is not None
+        return Error(output, 0, 0.0, 0.0, 0.0, None, {}, nan, nan, tolerance, 0.0, 0.0, has_sums)
     here = tuple(slice(i, i + 1) for i in index)
     return Error(
         output=output,
@@ -285,6 +293,8 @@ def measure_error(
         expected=expected.function(*(t[here] for t in tensors)).item(),
         tolerance_ulp=tolerance,
         failing=failing / result.numel(),
+        worst_of_allowed=worst_of_allowed,
+        has_sums=allowance is not None,
     )
 
 

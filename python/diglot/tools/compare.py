@@ -13,6 +13,7 @@ import torch
 
 from diglot.backends import explain, record_runs
 from diglot.backends.registry import BACKENDS, is_interpreted
+from diglot.names import unknown_name
 from diglot.reference.specs import Expected, OpSpec, as_tuple, find_spec, nbytes
 from diglot.tools import measure
 from diglot.tools.accuracy import (
@@ -24,7 +25,9 @@ from diglot.tools.accuracy import (
     measure_error,
 )
 from diglot.tools.comparison import Comparison, Row, Speed
-from diglot.tools.machine_code import ResourcesUnavailable, check_architecture
+from diglot.tools.machine_code import ResourcesUnavailable
+from diglot.tools.occupancy import find_limits
+from diglot.tools.regimes import Regime, find_regime, peak_gb_per_s
 from diglot.tools.resources import (
     DEFAULT_ARCHITECTURE,
     LANGUAGES,
@@ -69,7 +72,8 @@ class _Case:
         }
         if not self.leaves:
             raise ValueError(f"{spec.name}: backward needs a floating-point input")
-        generator = torch.Generator(self.device).manual_seed(seed)
+        # With the inputs' seed, a gradient of the input's shape would equal the input.
+        generator = torch.Generator(self.device).manual_seed((seed + 1) % 2**64)
         self.grads = [
             torch.empty_strided(
                 like.shape, like.stride(), dtype=like.dtype, device=self.device
@@ -133,7 +137,7 @@ def _check_arguments(
     chosen = tuple(BACKENDS) if backends is None else tuple(backends)
     for name in chosen:
         if name not in BACKENDS:
-            raise ValueError(f"backends must be of {', '.join(BACKENDS)}, not {name!r}")
+            raise unknown_name("a backend", name, BACKENDS)
     return chosen
 
 
@@ -173,7 +177,7 @@ def compare(
     """
     spec = find_spec(op)
     chosen = _check_arguments(spec, inputs, backends, options)
-    check_architecture(arch)
+    find_limits(arch)
     tell = progress or (lambda _: None)
     case = _Case(spec, inputs, options, backward, seed)
     scope = torch.cuda.device(case.device) if case.device.type == "cuda" else nullcontext()
@@ -274,6 +278,19 @@ def _time(case: _Case, ran: dict[str, _Ran]) -> dict[str, Speed]:
     functions |= {name: of.function for name, of in ran.items() if of.function is not None}
     timings = measure.interleaved(functions)
     copy_us = timings["copy"].median_us
+    host_us = {
+        name: measure.host_beside(of.function, timings[name].median_us)
+        for name, of in ran.items()
+        if of.function is not None
+    }
+    peak = peak_gb_per_s(_device_name(case.device))
+
+    def regime(name: str) -> Regime | None:
+        if peak is None or name not in host_us:
+            return None
+        device_us = timings[name].median_us
+        return find_regime(device_us, case.bytes, peak, copy_us=copy_us, host_us=host_us[name])
+
     return {
         name: Speed(
             median_us=timing.median_us,
@@ -281,6 +298,8 @@ def _time(case: _Case, ran: dict[str, _Ran]) -> dict[str, Speed]:
             p80_us=timing.p80_us,
             gb_per_s=case.bytes / timing.median_us / 1e3,
             of_ceiling=None if name == "copy" else copy_us / timing.median_us,
+            host_us=host_us.get(name),
+            regime=regime(name),
         )
         for name, timing in timings.items()
     }

@@ -9,6 +9,7 @@ from typing import Any
 
 from diglot.files import check_writable, for_json, writing
 from diglot.tools.accuracy import Agreement, Error, Profile
+from diglot.tools.regimes import Regime
 from diglot.tools.resources import KernelResources, TensorLike
 
 SCHEMA = "diglot.comparison"
@@ -25,6 +26,9 @@ class Speed:
         p80_us: 80th percentile.
         gb_per_s: bandwidth by the median: each input once, each output once, in 10^9 bytes/s.
         of_ceiling: the bandwidth over the copy ceiling's; None for the ceiling itself.
+        host_us: the host's time of a call, in microseconds; None for the ceiling.
+        regime: what bounds the call; None for the ceiling, and where the GPU's peak bandwidth is
+            not known.
     """
 
     median_us: float
@@ -32,6 +36,8 @@ class Speed:
     p80_us: float
     gb_per_s: float
     of_ceiling: float | None = None
+    host_us: float | None = None
+    regime: Regime | None = None
 
 
 @dataclass(frozen=True)

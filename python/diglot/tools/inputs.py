@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from diglot.names import suggestion, unknown_name
 from diglot.reference.specs import OpSpec
 
 SUFFIXES = (".npy", ".safetensors", ".pt", ".pth")
@@ -62,7 +63,7 @@ def parse_dtype(name: str) -> torch.dtype:
         ValueError: there is no such dtype.
     """
     if name not in DTYPES:
-        raise ValueError(f"--dtype must be one of {', '.join(DTYPES)}, not {name!r}")
+        raise unknown_name("--dtype", name, DTYPES)
     return DTYPES[name]
 
 
@@ -217,7 +218,8 @@ def pick(spec: OpSpec, file: TensorFile, names: Sequence[str], source: str) -> l
         chosen = known[:needed]
     for name in chosen:
         if name not in file.tensors:
-            raise ValueError(f"--tensor: {source} has no tensor {name!r}; it has {listed}")
+            end = suggestion(name, known)
+            raise ValueError(f"--tensor: {source} has no tensor {name!r}; it has {listed}{end}")
     if len(chosen) != needed:
         raise ValueError(
             f"--input: {spec.name} takes {needed} tensors ({', '.join(spec.inputs)}), and {source} "

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from diglot.files import check_writable, writing
+from diglot.names import suggestion, unknown_name
 from diglot.reference.specs import find_call
 from diglot.tools import cuda_library
 from diglot.tools.machine_code import ResourcesUnavailable, dump, read_listing
@@ -123,7 +124,10 @@ def check_stage(stage: str, languages: Sequence[str]) -> tuple[str, ...]:
     having = tuple(of for of in languages if stage in (*STAGES[of], RESOURCES))
     if not having:
         known = "; ".join(f"{of} has {', '.join((*STAGES[of], RESOURCES))}" for of in languages)
-        raise ValueError(f"there is no stage {stage!r}: {known}")
+        every = dict.fromkeys(of for language in languages for of in STAGES[language])
+        raise ValueError(
+            f"there is no stage {stage!r}: {known}{suggestion(stage, (*every, RESOURCES))}"
+        )
     return having
 
 
@@ -180,8 +184,7 @@ def _pick(kernels: Sequence[InspectedKernel], wanted: str) -> tuple[InspectedKer
         or (len(words) > 1 and kernel.language not in matches and words <= _words(kernel.name))
     )
     if not picked:
-        known = ", ".join(dict.fromkeys(kernel.name for kernel in kernels))
-        raise ValueError(f"kernel must be one of {known}, not {wanted!r}")
+        raise unknown_name("kernel", wanted, dict.fromkeys(kernel.name for kernel in kernels))
     return picked
 
 

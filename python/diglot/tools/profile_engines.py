@@ -15,6 +15,7 @@ import torch
 from diglot.tools import proton
 from diglot.tools.module_costs import ModuleTrace
 from diglot.tools.profile_tables import launch_table, module_table
+from diglot.tools.regimes import peak_gb_per_s
 from diglot.tools.trace import Trace
 
 ONE_AT_A_TIME = "of PyTorch's profilers one can record at a time"
@@ -82,6 +83,7 @@ class TorchEngine(Engine):
             experimental_config=_ExperimentalConfig(verbose=True),
         )
         self.profiler.prepare_trace()
+        self.moved: dict[str, float] = {}  # bytes of what launchers were given, by their marks
 
     def start(self) -> None:
         self.profiler.start_trace()
@@ -127,7 +129,8 @@ class TorchEngine(Engine):
         return self.modules.stacks() if by_module else self.trace.stacks()
 
     def lines(self, rows: int, by_shape: bool = False) -> list[str]:
-        lines = [self.table(rows, by_shape), *launch_table(self.trace, rows)]
+        peak = peak_gb_per_s(torch.cuda.get_device_name()) if self.trace.has_device else None
+        lines = [self.table(rows, by_shape), *launch_table(self.trace, rows, peak, self.moved)]
         if self.modules.costs:
             lines += ["", *module_table(self.modules.costs, rows, self.trace.has_device)]
         return lines

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from itertools import islice
 
 from diglot.tools.flame import duration
 from diglot.tools.module_costs import ModuleCost
-from diglot.tools.trace import Trace
+from diglot.tools.regimes import find_regime
+from diglot.tools.trace import Launches, Trace
 
 NAME_WIDTH, KERNEL_WIDTH = 80, 60
 MOST_KERNELS = 3  # of an operator, that are named
 
 
-def launch_table(trace: Trace, limit: int) -> list[str]:
-    """Kernels by scope and by operator as text."""
+def launch_table(
+    trace: Trace,
+    limit: int,
+    gb_per_s: float | None = None,
+    moved: Mapping[str, float] | None = None,
+) -> list[str]:
+    """Kernels by scope and by operator as text.
+
+    Args:
+        trace: the trace.
+        limit: the number of rows.
+        gb_per_s: the GPU's peak bandwidth; None: unknown, and no row says what bounds it.
+        moved: exact bytes that an operator must move, by name, instead of the trace's.
+    """
     what = "kernels" if trace.has_device else "operators that compute"
     found = [*trace.kernels_by_scope().items(), *trace.kernels_by_op().items()]
     body = []
@@ -23,8 +37,13 @@ def launch_table(trace: Trace, limit: int) -> list[str]:
         kernels = ", ".join(f"{count} {_cut(kernel, KERNEL_WIDTH)}" for kernel, count in common)
         others = len(launches.kernels) - len(common)
         more = f", and {others} others" if others else ""
-        body.append([name, str(launches.calls), f"{launches.per_call:.3g}", kernels + more])
-    return _table("<>><", ["scope or operator", "calls", "per call", what], body)
+        cells = [name, str(launches.calls), f"{launches.per_call:.3g}"]
+        if gb_per_s is not None:
+            cells.append(_bound_by(launches, (moved or {}).get(name, launches.moved), gb_per_s))
+        body.append([*cells, kernels + more])
+    if gb_per_s is None:
+        return _table("<>><", ["scope or operator", "calls", "per call", what], body)
+    return _table("<>><<", ["scope or operator", "calls", "per call", "bound by", what], body)
 
 
 def module_table(costs: Mapping[str, ModuleCost], limit: int, has_device: bool) -> list[str]:
@@ -57,6 +76,21 @@ def _table(alignment: str, titles: list[str], body: list[list[str]]) -> list[str
         ).rstrip()
         for row in rows
     ]
+
+
+def _bound_by(launches: Launches, moved: float, gb_per_s: float) -> str:
+    """The regime of a call that launches kernels."""
+    if launches.device_us == 0:
+        return "–"
+    calls = launches.calls
+    regime = find_regime(
+        launches.device_us / calls,
+        0 if math.isnan(moved) else moved / calls,
+        gb_per_s,
+        host_us=launches.host_us / calls,
+    )
+    # Where the bytes are unknown, only overhead is certain: the host takes longer than the device.
+    return "–" if math.isnan(moved) and regime.name != "overhead" else str(regime)
 
 
 def _bytes(count: float) -> str:

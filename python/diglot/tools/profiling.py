@@ -22,10 +22,12 @@ from types import TracebackType
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from diglot.backends.registry import INTERPRET, load_triton, triton_interprets
-from diglot.backends.runs import mark_runs
+from diglot.backends.runs import MARK, LastRun, mark_runs, observe_runs
 from diglot.files import check_writable, writing
+from diglot.reference.specs import nbytes
 from diglot.tools import flame, measure
 from diglot.tools.module_costs import ModuleCost
 from diglot.tools.module_scopes import module_scopes
@@ -140,12 +142,22 @@ class profile:
         with contextlib.ExitStack() as stack:
             self._engine = ENGINES[self._engine_name](Path(self._folder), self._frames)
             stack.enter_context(mark_runs(self._engine.scope))
+            if isinstance(self._engine, TorchEngine):
+                stack.enter_context(observe_runs(self._weigh))
             if self._modules:
                 stack.enter_context(module_scopes(self._engine.scope))
             if self._warmup == 0:
                 self._start()
             self._marks = stack.pop_all()
         return self
+
+    def _weigh(self, run: LastRun, arguments: tuple[Any, ...]) -> None:
+        """Counts the bytes of a launcher's tensors: it reads or writes each once."""
+        assert isinstance(self._engine, TorchEngine)
+        if self._recording:
+            moved, name = self._engine.moved, f"{MARK}{run.launcher}[{run.backend}]"
+            tensors = [of for of in tree_leaves(arguments) if isinstance(of, torch.Tensor)]
+            moved[name] = moved.get(name, 0.0) + sum(map(nbytes, tensors))
 
     def step(self) -> None:
         """Ends a step. After as many as `warmup`, recording begins."""

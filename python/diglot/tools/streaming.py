@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from diglot.files import check_writable, writing
+from diglot.names import suggestion
 from diglot.pipeline.arguments import numpy_dtype
 
 UNITS = {"": 1, "b": 1} | {
@@ -99,7 +100,7 @@ def find(op: str) -> Streamed:
     import diglot
 
     known = ", ".join(OPS)
-    why = f"not {op!r}"
+    why = f"not {op!r}{suggestion(op, OPS)}"
     if op in diglot.__all__:
         why = f"and {op} is none: a row of its results does not depend on that row alone"
     raise ValueError(f"op must be one whose rows can be computed in chunks: {known}; {why}")
@@ -123,6 +124,7 @@ def call(op: str, shape: tuple[int, ...], options: dict[str, Any]) -> Callable[.
         if name not in of.options:
             raise ValueError(
                 f"{op} has no option {name!r}; its options: {', '.join(of.options) or 'none'}"
+                f"{suggestion(name, of.options)}"
             )
     if not shape:
         raise ValueError("--input: an array of no dimensions has no rows")

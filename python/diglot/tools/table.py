@@ -1,8 +1,8 @@
-"""A comparison as a table of text."""
+"""A comparison as text: a verdict for each backend, tables, and notes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from diglot.tools.comparison import Comparison, Row
@@ -19,6 +19,24 @@ class Column:
     is_number: bool = True
 
 
+@dataclass(frozen=True)
+class Table:
+    """Cells under columns. A cell may be empty."""
+
+    columns: Sequence[Column]
+    rows: Sequence[Sequence[str]]
+
+    def shown(self) -> Table:
+        """The same without columns whose cells are all empty. The first column stays."""
+        kept = [
+            place
+            for place in range(len(self.columns))
+            if place == 0 or any(row[place] not in ("", NOTHING) for row in self.rows)
+        ]
+        rows = [[row[place] for place in kept] for row in self.rows]
+        return Table([self.columns[place] for place in kept], rows)
+
+
 def number(value: float) -> str:
     """A number in three significant digits, without an exponent where it needs none."""
     if value != 0 and (abs(value) < 1e-3 or abs(value) >= 1e5):
@@ -32,8 +50,31 @@ def _index(index: tuple[int, ...] | None) -> str:
     return NOTHING if index is None else f"[{', '.join(map(str, index))}]"
 
 
-def _share(share: float) -> str:
-    return "0" if share == 0 else f"{100 * share:.2g} %"
+def verdicts(comparison: Comparison) -> list[tuple[str, bool]]:
+    """A line for each backend, such as "cuda: within tolerance (worst 0.5 ulp of 1.5)".
+
+    Each line comes with a flag: whether a result is beyond the tolerance.
+    """
+    return [_verdict(row) for row in comparison.rows]
+
+
+def _verdict(row: Row) -> tuple[str, bool]:
+    if row.reason is not None:
+        return f"{row.backend}: did not run: {row.reason}", False
+    if not row.errors:
+        return f"{row.backend}: no result to judge", False
+    worst = max(row.errors, key=lambda error: error.worst_of_allowed)
+    if worst.has_sums:
+        said = f"worst error {number(worst.worst_of_allowed)} of the allowed"
+    else:
+        unit = " ulp" if worst.tolerance_ulp else ""
+        said = f"worst {number(worst.worst_ulp)}{unit} of {worst.tolerance_ulp:g}"
+    if len(row.errors) > 1:
+        said += f", in {worst.output}"
+    if worst.failing == 0:
+        return f"{row.backend}: within tolerance ({said})", False
+    share = f"{100 * worst.failing:.2g} % of the elements"
+    return f"{row.backend}: beyond tolerance in {share} ({said})", True
 
 
 def heading(comparison: Comparison) -> str:
@@ -49,72 +90,101 @@ def heading(comparison: Comparison) -> str:
     return f"{call}, {comparison.direction}, on {comparison.device}"
 
 
-def columns(comparison: Comparison) -> list[Column]:
-    """The columns of `cells`."""
+def tables(comparison: Comparison) -> list[Table]:
+    """The errors of each result, how each backend ran, and its compiled kernels; none is empty."""
+    title = Column(f"compiled kernel,\n{comparison.architecture}", False)
+    made = (
+        Table(ERRORS, [line for row in comparison.rows for line in _error_cells(row)]),
+        Table(RUNS, [_run_cells(row) for row in comparison.rows if row.reason is None]),
+        Table(
+            [KERNELS[0], title, *KERNELS[1:]],
+            [_kernel_cells(row.backend, of) for row in comparison.rows for of in row.kernels],
+        ),
+    )
+    return [table.shown() for table in made if table.rows]
+
+
+ERRORS = (
+    Column("backend", False),
+    Column("result", False),
+    Column("worst error\nulp"),
+    Column("at index: value", False),
+    Column("worst error\nabsolute"),
+    Column("of the\nallowed"),
+    Column("beyond\ntolerance"),
+)
+
+
+def _error_cells(row: Row) -> Iterator[list[str]]:
+    for error in row.errors:
+        at = ", ".join(f"{name}={value:.6g}" for name, value in error.at.items())
+        yield [
+            row.backend,
+            error.output if len(row.errors) > 1 else "",
+            number(error.worst_ulp),
+            f"{_index(error.index)}{': ' if at else ''}{at}",
+            number(error.worst_absolute),
+            number(error.worst_of_allowed),
+            f"{100 * error.failing:.2g} %" if error.failing else "",
+        ]
+
+
+RUNS = (
+    Column("backend", False),
+    Column("variant that ran", False),
+    Column("time\nµs"),
+    Column("GB/s"),
+    Column("of copy\nceiling"),
+    Column("host\nµs"),
+    Column("bound by", False),
+)
+
+
+def _run_cells(row: Row) -> list[str]:
+    variant = "; ".join(dict.fromkeys(row.variants)) or "no kernel needed"
+    if row.interpreted:
+        variant += " (interpreted)"
+    cells, speed = [row.backend, variant], row.speed
+    if speed is None:
+        return cells + [NOTHING] * 5
     return [
-        Column("backend", False),
-        Column("variant that ran", False),
-        Column("worst error\nulp"),
-        Column("worst error\nabsolute"),
-        Column("largest ulp at\nindex: value", False),
-        Column("beyond\ntolerance"),
-        Column("time\nµs"),
-        Column("GB/s"),
-        Column("of copy\nceiling"),
-        Column(f"{comparison.architecture}\nregisters"),
-        Column("spills\nbytes"),
-        Column("shared\nbytes"),
-        Column("load/store\nbytes"),
+        *cells,
+        number(speed.median_us),
+        number(speed.gb_per_s),
+        NOTHING if speed.of_ceiling is None else f"{speed.of_ceiling:.2f}",
+        NOTHING if speed.host_us is None else number(speed.host_us),
+        NOTHING if speed.regime is None else str(speed.regime),
     ]
 
 
-def cells(row: Row) -> list[str]:
-    """A row's cells; several kernels of one call are separated by " + "."""
-    variant = "did not run: see below"
-    if row.reason is None:
-        variant = "; ".join(dict.fromkeys(row.variants)) or "no kernel needed"
-        if row.interpreted:
-            variant += " (interpreted)"
-    error = [NOTHING] * 4
-    if row.error is not None:
-        at = ", ".join(f"{name}={value:.6g}" for name, value in row.error.at.items())
-        where = f"{_index(row.error.index)}{': ' if at else ''}{at}"
-        if len(row.errors) > 1:
-            where = f"{row.error.output} {where}"
-        absolute = max(of.worst_absolute for of in row.errors)
-        failing = max(of.failing for of in row.errors)
-        error = [number(row.error.worst_ulp), number(absolute), where, _share(failing)]
-    speed = [NOTHING] * 3
-    if row.speed is not None:
-        speed = [number(row.speed.median_us), number(row.speed.gb_per_s), NOTHING]
-        if row.speed.of_ceiling is not None:
-            speed[2] = f"{row.speed.of_ceiling:.2f}"
-    return [row.backend, variant, *error, *speed, *_kernel_cells(row.kernels)]
+KERNELS = (
+    Column("backend", False),
+    Column("registers"),
+    Column("spills\nbytes"),
+    Column("shared\nbytes"),
+    Column("load/store\nbytes"),
+)
 
 
-def _kernel_cells(kernels: Sequence[KernelResources]) -> list[str]:
-    if not kernels:
-        return [NOTHING] * 4
-    fields = [
-        (
-            str(kernel.registers),
-            str(kernel.spill_bytes),
-            str(kernel.shared_bytes),
-            f"{kernel.load_bytes or NOTHING}/{kernel.store_bytes or NOTHING}",
-        )
-        for kernel in kernels
+def _kernel_cells(backend: str, kernel: KernelResources) -> list[str]:
+    return [
+        backend,
+        kernel.name.partition("<")[0],
+        str(kernel.registers),
+        str(kernel.spill_bytes),
+        str(kernel.shared_bytes),
+        f"{kernel.load_bytes or NOTHING}/{kernel.store_bytes or NOTHING}",
     ]
-    return [" + ".join(of) for of in zip(*fields, strict=True)]
 
 
 def notes(comparison: Comparison) -> list[str]:
-    """The lines below the table: agreement, ceiling, reasons."""
-    lines = []
+    """The lines below the tables: the scale of the check, agreement, ceiling, reasons."""
+    lines = list(_scale(comparison))
     for pair in comparison.agreement:
         text = f"{pair.first} and {pair.second}: {100 * pair.bit_equal:.4g} % bit-equal"
         if pair.max_ulp:
             text += f", at most {number(pair.max_ulp)} representable numbers apart"
-            text += f" (at {_index(pair.index)})"
+            text += f" (in {pair.output} at {_index(pair.index)})"
         lines.append(text)
     if comparison.ceiling is not None:
         ceiling = comparison.ceiling
@@ -124,34 +194,51 @@ def notes(comparison: Comparison) -> list[str]:
         )
     if comparison.untimed is not None:
         lines.append(f"not timed: {comparison.untimed}")
-    for row in comparison.rows:
-        if row.reason is not None:
-            lines.append(f"{row.backend} did not run: {row.reason}")
-        if row.kernels_reason is not None:
-            lines.append(f"{row.backend}, compiled kernel: {row.kernels_reason}")
-    tolerances = {row.error.tolerance_ulp for row in comparison.rows if row.error is not None}
-    for tolerance in sorted(tolerances):
-        lines.append(
-            f"errors are against the float64 oracle, in ulps of the result's dtype; tolerance "
-            f"{tolerance:g} ulp"
-        )
+    lines += [
+        f"{row.backend}, compiled kernel: {row.kernels_reason}"
+        for row in comparison.rows
+        if row.kernels_reason is not None
+    ]
     return lines
+
+
+def _scale(comparison: Comparison) -> Iterator[str]:
+    """What an error is measured against, and how much of it is allowed."""
+    results: dict[str, list[str]] = {}
+    for error in {error.output: error for row in comparison.rows for error in row.errors}.values():
+        limit = f"may be off the float64 oracle by {error.tolerance_ulp:g} ulp"
+        if error.has_sums:
+            limit += " plus the rounding of its sums, which is larger where terms cancel"
+        results.setdefault(limit if error.tolerance_ulp else "must be exact", []).append(
+            error.output
+        )
+    for limit, names in results.items():
+        yield f"{', '.join(names)}: an element {limit}"
 
 
 def plain(comparison: Comparison) -> str:
     """The comparison as plain text, as wide as it needs to be."""
-    head = columns(comparison)
-    titles = [column.title.split("\n") for column in head]
-    depth = max(len(title) for title in titles)
-    lines = [[([""] * (depth - len(t)) + t)[i] for t in titles] for i in range(depth)]
-    lines += [cells(row) for row in comparison.rows]
-    widths = [max(len(line[c]) for line in lines) for c in range(len(head))]
-    table = [
+    lines = [line for line, _ in verdicts(comparison)]
+    lines += [heading(comparison), ""]
+    for table in tables(comparison):
+        lines += [*_plain_table(table), ""]
+    return "\n".join([*lines, *notes(comparison)])
+
+
+def _plain_table(table: Table) -> list[str]:
+    titles = [column.title.split("\n") for column in table.columns]
+    depth = max(map(len, titles))
+    lines: list[Sequence[str]] = [
+        [([""] * (depth - len(title)) + title)[i] for title in titles] for i in range(depth)
+    ]
+    lines += table.rows
+    widths = [max(len(line[place]) for line in lines) for place in range(len(titles))]
+    texts = [
         "  ".join(
             text.rjust(width) if column.is_number else text.ljust(width)
-            for text, width, column in zip(line, widths, head, strict=True)
+            for text, width, column in zip(line, widths, table.columns, strict=True)
         ).rstrip()
         for line in lines
     ]
-    table.insert(depth, "  ".join("-" * width for width in widths))
-    return "\n".join([heading(comparison), "", *table, "", *notes(comparison)])
+    texts.insert(depth, "  ".join("-" * width for width in widths))
+    return texts

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import torch
 
 from diglot.backends.runs import MARK
 from diglot.tools.module_scopes import PREFIX
+from diglot.tools.regimes import input_bytes
 
 # Kinds of spans, by the categories of events in the trace.
 KINDS = {
@@ -32,6 +34,7 @@ DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 MEMORY = "[memory]"
 ON_CPU = 0  # "Device Type" of memory
 
+NO_OPERATOR = "(no operator)"
 BACKWARD = "autograd::engine::evaluate_function: "
 # Frames of the profiler itself; those that start a script; and what calls what is profiled, above
 # which nothing is shown.
@@ -62,6 +65,8 @@ class Span:
         self_us: its time without that of its parts.
         allocated: bytes of memory allocated by itself and not by its parts; freed bytes do not
             count. On the GPU where there is one.
+        moved: of an operator, the bytes of its inputs plus the bytes allocated in it, which
+            include its outputs: about what it must move. NaN where the trace does not tell.
     """
 
     name: str
@@ -73,6 +78,7 @@ class Span:
     parent: Span | None = None
     self_us: float = field(default=0.0, repr=False)
     allocated: int = 0
+    moved: float = math.nan
 
     @property
     def us(self) -> float:
@@ -114,10 +120,16 @@ class Launches:
     Attributes:
         calls: how many times it ran.
         kernels: how many times each kernel ran, by name.
+        device_us: what the kernels took on the GPU, in microseconds.
+        host_us: what all calls took on the host.
+        moved: bytes that all calls must move, about. NaN where that is not known.
     """
 
     calls: int
     kernels: Counter[str]
+    device_us: float = 0.0
+    host_us: float = 0.0
+    moved: float = math.nan
 
     @property
     def per_call(self) -> float:
@@ -158,6 +170,7 @@ class Trace:
                     event["ts"] + event["dur"],
                     arguments.get("Sequence number"),
                     arguments.get("Fwd thread id", 0) > 0,
+                    moved=input_bytes(arguments.get("Input type"), arguments.get("Input Dims")),
                 )
                 threads[event["pid"], event["tid"]].append((span.begin_us, -span.us, span))
                 if span.kind == "call":
@@ -194,7 +207,10 @@ class Trace:
             if isinstance(entry, dict):  # memory
                 is_device = entry.get("Device Type") != ON_CPU
                 if open_spans and is_device == self.has_device:
-                    open_spans[-1].allocated += max(0, entry.get("Bytes", 0))
+                    allocated = max(0, entry.get("Bytes", 0))
+                    open_spans[-1].allocated += allocated
+                    for span in open_spans:
+                        span.moved += allocated
                 continue
             while open_spans and open_spans[-1].end_us <= entry.begin_us:
                 open_spans.pop()
@@ -234,22 +250,31 @@ class Trace:
 
     def kernels_by_op(self) -> dict[str, Launches]:
         """Kernels by the operator that launched them: a launcher of diglot's, or the outermost."""
-        calls = Counter(short(s.name) for s in self.spans if operator_of(s) is s)
-        launched: dict[str, Counter[str]] = defaultdict(Counter)
+        calls = _by_name((short(s.name), s) for s in self.spans if operator_of(s) is s)
+        launched: dict[str, list[Kernel]] = defaultdict(list)
         for kernel in self.kernels:
             span = kernel.launched_by and operator_of(kernel.launched_by)
-            launched[short(span.name) if span else "(no operator)"][kernel.name] += 1
-        return {name: Launches(calls[name] or 1, of) for name, of in launched.items()}
+            launched[short(span.name) if span else NO_OPERATOR].append(kernel)
+        return {name: self._launches(calls[name], of) for name, of in launched.items()}
 
     def kernels_by_scope(self) -> dict[str, Launches]:
         """Kernels by the scopes of the user's in which they were launched, however deep."""
-        calls = Counter(s.name for s in self.spans if s.kind == "scope" and not s.is_own)
-        launched: dict[str, Counter[str]] = {name: Counter() for name in calls}
+        calls = _by_name((s.name, s) for s in self.spans if s.kind == "scope" and not s.is_own)
+        launched: dict[str, list[Kernel]] = {name: [] for name in calls}
         for kernel in self.kernels:
             spans = kernel.launched_by.with_ancestors() if kernel.launched_by else ()
             for name in {s.name for s in spans if s.kind == "scope" and not s.is_own}:
-                launched[name][kernel.name] += 1
-        return {name: Launches(calls[name], of) for name, of in launched.items()}
+                launched[name].append(kernel)
+        return {name: self._launches(calls[name], of) for name, of in launched.items()}
+
+    def _launches(self, calls: Sequence[Span], kernels: Sequence[Kernel]) -> Launches:
+        return Launches(
+            calls=len(calls) or 1,
+            kernels=Counter(kernel.name for kernel in kernels),
+            device_us=sum(kernel.us for kernel in kernels) if self.has_device else 0.0,
+            host_us=sum(span.us for span in calls),
+            moved=sum(span.moved for span in calls) if calls else math.nan,
+        )
 
     def stacks(self) -> dict[tuple[str, ...], float]:
         """Time in microseconds by stack: frames, scopes, operators and kernels, outermost first.
@@ -273,6 +298,13 @@ class Trace:
                 if own:
                     times[own] += span.self_us
         return {stack: us for stack, us in times.items() if us > 0}
+
+
+def _by_name(spans: Iterable[tuple[str, Span]]) -> dict[str, list[Span]]:
+    found: dict[str, list[Span]] = defaultdict(list)
+    for name, span in spans:
+        found[name].append(span)
+    return found
 
 
 def short(name: str) -> str:

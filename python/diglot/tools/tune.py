@@ -70,7 +70,7 @@ def tune(
     *inputs: Any,
     backends: Sequence[str] = ("cuda", "triton"),
     folder: Path | str | None = None,
-    tell: Callable[[str], None] = lambda _: None,
+    tell: Callable[[str], None] | None = None,
     **options: Any,
 ) -> list[Tuned]:
     """Measures the plans of a call, and keeps their times for similar calls.
@@ -84,7 +84,7 @@ def tune(
         backends: the backends to tune.
         folder: the folder of files of times; by default `$DIGLOT_CONFIGS`, or else the user's
             cache.
-        tell: is called with each next step, in words.
+        tell: is called with each next step, in words; None: nobody is told.
 
     Returns:
         The times of each launch that has several plans.
@@ -103,7 +103,8 @@ def tune(
 
     found = []
     for backend in backends:
-        found += tune_call(functools.partial(call_on, backend), folder=folder, tell=tell)
+        call = functools.partial(call_on, backend)
+        found += tune_call(call, folder=folder, tell=tell or (lambda _: None))
     return found
 
 
