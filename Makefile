@@ -118,7 +118,8 @@ wheel: $(STATE)/requirements ## build dist/diglot-*.tar.gz and dist/diglot-*.whl
 	$(RUN) -m pip wheel -v --no-build-isolation --no-deps -w build/wheel dist/diglot-*.tar.gz \
 	  >build/wheel.log 2>&1 || { tail -n 40 build/wheel.log; exit 1; }
 	@$(call tell_left_out,build/wheel.log)
-	$(RUN) -m auditwheel repair --exclude 'libtorch*' --exclude 'libc10*' -w dist build/wheel/*.whl
+	PATH="$$($(RUN) -c 'import sysconfig; print(sysconfig.get_path("scripts"))'):$$PATH" \
+	  $(RUN) -m auditwheel repair --exclude 'libtorch*' --exclude 'libc10*' -w dist build/wheel/*.whl
 	$(RUN) tools/wheel_size.py dist/*.whl
 
 lint: $(STATE)/requirements ## ruff, clang-format and mypy; nothing is changed
