@@ -106,6 +106,8 @@ pages: setup ## write the parts of the documents that programs make, and the pic
 	$(RUN) bench/plots.py
 
 docs: $(STATE)/requirements ## build the documentation's site, build/site, strictly and without a network
+	@$(RUN) -c 'import mkdocs' 2>/dev/null \
+	  || { echo "make docs needs mkdocs, for which Python must be 3.11 or newer" >&2; exit 1; }
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --quiet
 	@echo "the site: $(CURDIR)/build/site/index.html"
 	@echo "with search: $(RUN) -m http.server --bind 127.0.0.1 --directory build/site"
@@ -118,8 +120,10 @@ wheel: $(STATE)/requirements ## build dist/diglot-*.tar.gz and dist/diglot-*.whl
 	$(RUN) -m pip wheel -v --no-build-isolation --no-deps -w build/wheel dist/diglot-*.tar.gz \
 	  >build/wheel.log 2>&1 || { tail -n 40 build/wheel.log; exit 1; }
 	@$(call tell_left_out,build/wheel.log)
-	PATH="$$($(RUN) -c 'import sysconfig; print(sysconfig.get_path("scripts"))'):$$PATH" \
-	  $(RUN) -m auditwheel repair --exclude 'libtorch*' --exclude 'libc10*' -w dist build/wheel/*.whl
+	if ls build/wheel/*-any.whl >/dev/null 2>&1; then cp build/wheel/*.whl dist; else \
+	  PATH="$$($(RUN) -c 'import sysconfig; print(sysconfig.get_path("scripts"))'):$$PATH" \
+	  $(RUN) -m auditwheel repair --exclude 'libtorch*' --exclude 'libc10*' -w dist build/wheel/*.whl; \
+	fi
 	$(RUN) tools/wheel_size.py dist/*.whl
 
 lint: $(STATE)/requirements ## ruff, clang-format and mypy; nothing is changed

@@ -49,7 +49,6 @@ SHAPES = (
 )
 FEW = ((1, 4096), (8, 4096))  # in a CUDA graph
 SMALL = (64, 64)  # of the host's time
-LONG = 4096  # rows of which the bars of long rows are
 AUTOTUNED_CASE = ((32768, 4096), BF16)
 # Whatever a user would call in place of a kernel: its own language's, and the compiler's for both.
 COMPILED = tuple(MODES)

@@ -1,4 +1,4 @@
-"""Writes every page and picture of the documentation that programs make: `make pages`.
+"""Writes the generated parts of the pages, and the pictures of speed: `make pages`.
 
     python tools/pages.py [--check] [--compilers]
 

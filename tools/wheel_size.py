@@ -21,6 +21,7 @@ from diglot.tools.machine_code import dump
 LIMIT = 25  # MB
 OPS = sorted(path.stem for path in (Path(__file__).parents[1] / "csrc/ops").glob("*.cu"))
 MB = 1e6
+EXTENSION = "diglot/_C.abi3.so"
 
 
 def machine_code(library: Path) -> dict[str, list[float]]:
@@ -44,11 +45,13 @@ def machine_code(library: Path) -> dict[str, list[float]]:
 def main(wheel: Path) -> str | None:
     console = Console()
     megabytes = wheel.stat().st_size / MB
+    sizes: dict[str, list[float]] = {}
     with zipfile.ZipFile(wheel) as archive, tempfile.TemporaryDirectory() as folder:
         for file in archive.infolist():
             if re.fullmatch(r"diglot/_\w+\..*so", file.filename):
                 console.print(f"{file.filename}: {file.compress_size / MB:.1f} MB of the wheel")
-        sizes = machine_code(Path(archive.extract("diglot/_C.abi3.so", folder)))
+        if EXTENSION in archive.namelist():
+            sizes = machine_code(Path(archive.extract(EXTENSION, folder)))
     table = Table("op", *sizes, title="machine code, MB before compression")
     for op, row in zip(OPS, zip(*sizes.values(), strict=True), strict=True):
         table.add_row(op, *(f"{size:.2f}" for size in row))
