@@ -158,7 +158,7 @@ def cuda_extension() -> Any:
                 *definitions,
             ],
         },
-        extra_link_args=["-Wl,--no-as-needed", "-ltorch", "-Wl,--exclude-libs,ALL"],
+        extra_link_args=["-Wl,--no-as-needed", "-ltorch", "-Wl,--exclude-libs,ALL", "-Wl,-s"],
         py_limited_api=True,
     )
 
