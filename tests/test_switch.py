@@ -192,3 +192,10 @@ def test_explain_names_ops_as_everything_else_does():
         diglot.explain("nosuch")
     with pytest.raises(ValueError, match=r"not 'layernorm'; did you mean 'layer_norm'\?"):
         diglot.explain("layernorm")
+
+
+def test_a_misspelt_name_is_told_the_nearest():
+    with pytest.raises(ValueError, match=r"did you mean 'triton'\?"):
+        diglot.gelu(torch.zeros(1), backend="trition")
+    with pytest.raises(ValueError, match=r"did you mean 'invariant'\?"):
+        diglot.use_plans("invariants")

@@ -26,6 +26,7 @@ from diglot.backends.tunables import (
     short_name,
     take_numbers,
 )
+from diglot.names import suggestion
 
 Made = TypeVar("Made")
 MEASURED, RULES, INVARIANT = "measured", "rules", "invariant"
@@ -137,7 +138,8 @@ def _take_mode() -> None:
 def check_mode(mode: str, source: str) -> None:
     """Raises ValueError unless there is such a way to choose."""
     if mode not in MODES:
-        raise ValueError(f"{source} must be one of {', '.join(map(repr, MODES))}, not {mode!r}")
+        allowed, near = ", ".join(map(repr, MODES)), suggestion(mode, MODES)
+        raise ValueError(f"{source} must be one of {allowed}, not {mode!r}{near}")
 
 
 def choose(

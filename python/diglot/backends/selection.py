@@ -16,7 +16,7 @@ from diglot.backends import needs
 from diglot.backends.needs import Call
 from diglot.backends.plans import Plan, plan_runs, planning
 from diglot.backends.registry import BACKENDS, architecture_of, is_interpreted, supports
-from diglot.names import unknown_name
+from diglot.names import suggestion, unknown_name
 
 AUTO = "auto"  # tries the backends in the order of BACKENDS
 
@@ -41,7 +41,8 @@ def check_name(backend: str, source: str = "backend") -> None:
     """Raises ValueError unless `backend` names a backend or is "auto"."""
     if not isinstance(backend, str) or (backend != AUTO and backend not in BACKENDS):
         allowed = ", ".join(repr(name) for name in (*BACKENDS, AUTO))
-        raise ValueError(f"{source} must be one of {allowed}, not {backend!r}")
+        near = suggestion(backend, (*BACKENDS, AUTO))
+        raise ValueError(f"{source} must be one of {allowed}, not {backend!r}{near}")
 
 
 class use_backend:

@@ -27,6 +27,7 @@ from torch.utils._pytree import tree_leaves
 from diglot.backends.registry import INTERPRET, load_triton, triton_interprets
 from diglot.backends.runs import MARK, LastRun, mark_runs, observe_runs
 from diglot.files import check_writable, writing
+from diglot.names import unknown_name
 from diglot.reference.specs import nbytes
 from diglot.tools import flame, measure
 from diglot.tools.module_costs import ModuleCost
@@ -98,7 +99,7 @@ class profile:
         force: bool = False,
     ) -> None:
         if engine not in ENGINES:
-            raise ValueError(f"engine must be one of {', '.join(ENGINES)}, not {engine!r}")
+            raise unknown_name("engine", engine, ENGINES)
         if warmup < 0 or rows < 1:
             raise ValueError("warmup must be at least 0, and rows at least 1")
         if engine not in HAVE_TRACE:
