@@ -12,11 +12,10 @@ from typing import Any
 
 from diglot.bench import marks
 from diglot.bench.harness import OURS
-from diglot.bench.markdown import table
+from diglot.bench.markdown import NOTHING, table
 from diglot.bench.models import Ratio, ratios
 from diglot.bench.reports import label, measured_on
 
-NOTHING = "–"
 DIRECTIONS = ("forward", "backward")
 WORKLOADS = ("gaussian_pdf", "grid_barrier_check")  # functions that exist to be measured
 MEANING = (

@@ -4,7 +4,7 @@
 
 A transpose reads rows and writes columns. Straight, the 32 writes of a warp are far apart. Through
 a tile in shared memory both sides are along rows, but then a column of the tile is read. Shared
-memory has 32 banks, each of which gives one word at a time: a column of rows of 32 words lies in
+memory has 32 banks, and each delivers one word at a time. If rows have 32 words, a column lies in
 one bank. Rows of 33 words, or an XOR of the column with the row, spread it over all banks. In
 Triton there is nothing to choose: the compiler arranges shared memory itself (swizzle.py). The
 counts follow from the addresses alone; with a GPU, times are shown beside them.

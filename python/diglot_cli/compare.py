@@ -9,10 +9,10 @@ import click
 
 from diglot_cli.common import (
     check_files,
+    command,
     find_device,
     interpret_without_gpu,
     make_console,
-    one_line_errors,
     op_options,
     parse_options,
     print_table,
@@ -21,7 +21,7 @@ from diglot_cli.common import (
 )
 
 
-@click.command()
+@command()
 @click.argument("op")
 @click.option("--input", "path", metavar="FILE", help="A .npy, .safetensors or .pt file.")
 @click.option(
@@ -68,18 +68,7 @@ from diglot_cli.common import (
     "--plot", metavar="FILE", help="Draw error against x, and bandwidth, as .png or .svg."
 )
 @click.option("--force", is_flag=True, help="Overwrite files.")
-def compare(op: str, **arguments: Any) -> None:
-    """Run OP, such as gelu, on every backend that can run it, and judge the results.
-
-    diglot compares each backend's output with a float64 oracle and with the others' outputs. On a
-    GPU it times each against a device copy. It also inspects the compiled kernels.
-    """
-    interpret_without_gpu()
-    with one_line_errors():
-        _compare(op, **arguments)
-
-
-def _compare(
+def compare(
     op: str,
     *,
     path: str | None,
@@ -101,6 +90,12 @@ def _compare(
     plot: str | None,
     force: bool,
 ) -> None:
+    """Run OP, such as gelu, on every backend that can run it, and judge the results.
+
+    diglot compares each backend's output with a float64 oracle and with the others' outputs. On a
+    GPU it times each against a device copy. It also inspects the compiled kernels.
+    """
+    interpret_without_gpu()
     from diglot.backends.registry import BACKENDS, is_interpreted
     from diglot.reference.specs import find_spec
     from diglot.tools import compare as comparing

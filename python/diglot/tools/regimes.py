@@ -45,10 +45,10 @@ def find_regime(
 
     That time is the device's, or the host's where a call takes the host longer. Its parts:
 
-    - bandwidth: the bytes at the peak bandwidth;
-    - overhead: the time of a copy of as many bytes beyond the first part, plus the time in which
-      the device waits for the host;
-    - compute: the rest of the device's time. Beyond such a copy a kernel's time goes into
+    - Bandwidth is the bytes at the peak bandwidth.
+    - Overhead is the time of a copy of as many bytes, less the first part. The time in which the
+      device waits for the host is added.
+    - Compute is the rest of the device's time. Beyond such a copy a kernel's time goes into
       instructions, and into waiting for their results.
 
     Args:
