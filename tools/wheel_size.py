@@ -53,10 +53,11 @@ def main(wheel: Path) -> str | None:
         if EXTENSION in archive.namelist():
             sizes = machine_code(Path(archive.extract(EXTENSION, folder)))
     table = Table("op", *sizes, title="machine code, MB before compression")
-    for op, row in zip(OPS, zip(*sizes.values(), strict=True), strict=True):
-        table.add_row(op, *(f"{size:.2f}" for size in row))
+    for i, op in enumerate(OPS):
+        table.add_row(op, *(f"{of_ops[i]:.2f}" for of_ops in sizes.values()))
     table.add_row("all", *(f"{sum(of_ops):.1f}" for of_ops in sizes.values()), style="bold")
-    console.print(table)
+    if sizes:  # else the CUDA extension was left out
+        console.print(table)
     console.print(f"{wheel.name}: {megabytes:.1f} MB, of at most {LIMIT}")
     return None if megabytes <= LIMIT else f"the wheel takes more than {LIMIT} MB"
 
