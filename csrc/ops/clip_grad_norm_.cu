@@ -1,4 +1,4 @@
-// The norm of many gradients as of one vector, and their scaling by it, in one launch: kernel,
+// The norm of many gradients, taken as one vector, and their scaling by it, in one launch: kernel,
 // launcher, registration. Twin of triton_ops/clip_grad_norm_.py.
 #include <limits>
 #include <stdexcept>
@@ -15,12 +15,12 @@ namespace diglot {
 constexpr int kClipThreads = 256;
 constexpr int kClipWarps = kClipThreads / 32;
 constexpr int kClipBlocks = 4;    // per SM
-constexpr int kClipAccesses = 4;  // of 16 bytes that a thread has in flight
-constexpr int kPartialLoads = 8;  // of partial results that a thread has in flight
+constexpr int kClipAccesses = 4;  // 16-byte accesses that a thread has in flight
+constexpr int kPartialLoads = 8;  // partial results that a thread has in flight
 constexpr int kBatch = 8;         // chunks between two barriers of a block
 
-// A norm as a fold over elements, from 0 on: add() an element, combine() two folds, finish() the
-// fold of all.
+// A norm as a fold over elements that begins with 0: add() an element, combine() two folds,
+// finish() the fold of all.
 struct SumNorm {
   template <typename Value>
   DIGLOT_DEVICE static Value add(Value fold, Value x) {
@@ -66,7 +66,7 @@ DIGLOT_DEVICE Value fold_warp(Value fold) {
   return fold;
 }
 
-// The fold of what the warps of a block left in shared memory.
+// The combined fold of a block's warps, from shared memory.
 template <typename Norm, typename Value>
 DIGLOT_DEVICE Value fold_warps(const Value (&warp_folds)[kClipWarps]) {
   Value fold = warp_folds[0];
@@ -130,8 +130,8 @@ DIGLOT_DEVICE void scale_elements(T* data, int count, compute_t<T> coefficient) 
       [&](T* x) { *x = scaled(*x); });
 }
 
-// partials[chunk] = the fold of the chunk, for the chunks of this block. It depends on the chunk
-// alone. Warps leave their folds in shared memory and go on: they meet once in kBatch chunks.
+// partials[chunk] = the fold of the chunk, for this block's chunks. It depends only on the chunk.
+// Warps leave their folds in shared memory and go on; they meet once in kBatch chunks.
 template <typename Norm, typename Value>
 DIGLOT_DEVICE void fold_chunks(const int64_t* table, int64_t chunks, Value* partials) {
   __shared__ Value folds[kBatch][kClipWarps];
@@ -142,7 +142,7 @@ DIGLOT_DEVICE void fold_chunks(const int64_t* table, int64_t chunks, Value* part
     int batch = 0;
     for (; batch < kBatch && index < chunks; ++batch) {
       index += gridDim.x;
-      const Chunk next = read_chunk(table, chunks, index);  // on its way meanwhile
+      const Chunk next = read_chunk(table, chunks, index);  // on its way while this chunk is folded
       const Value fold = fold_warp<Norm>(with_data<Value>(chunk, [&](auto* data) {
         return static_cast<Value>(fold_elements<Norm>(data, chunk.count));
       }));
@@ -179,7 +179,7 @@ DIGLOT_DEVICE Value fold_partials(int64_t chunks, const Value* partials) {
   return fold_warps<Norm>(folds);
 }
 
-// Takes the chunks of this block from the last one on: those read last are still in the cache.
+// Scales this block's chunks from the last one on: the chunks read last are still in the cache.
 template <typename Value>
 DIGLOT_DEVICE void scale_chunks(const int64_t* table, int64_t chunks, Value coefficient) {
   const int64_t rounds = (chunks - blockIdx.x + gridDim.x - 1) / gridDim.x;
@@ -197,7 +197,7 @@ DIGLOT_DEVICE void scale_chunks(const int64_t* table, int64_t chunks, Value coef
   }
 }
 
-// `value` as an element of the type would hold it.
+// `value` rounded to an element type.
 template <typename Value>
 DIGLOT_DEVICE Value rounded_to(DType dtype, Value value) {
   switch (dtype) {
@@ -247,8 +247,8 @@ void dispatch_norm(double norm_type, DType dtype, Function function) {
   throw std::invalid_argument("clip_grad_norm: norm_type must be 1, 2 or infinity");
 }
 
-// Scales `grads` in place, which the kernel finds by `table` alone, and writes their norm to
-// `total`. `blocks` is how many, or 0.
+// Scales `grads` in place and writes their norm to `total`. The kernel finds the gradients by
+// `table` alone. It runs `blocks` blocks; 0 leaves the number to the planner.
 void clip_grad_norm(Planner& planner, TensorList, const Operand& table, Real max_norm,
                     double norm_type, bool error_if_nonfinite, int64_t blocks,
                     const Operand& total) {

@@ -1,14 +1,14 @@
 // Operations on a 32-bit word that several blocks share, with the order that they give to other
-// memory: a release makes what its thread has seen or written before visible to whoever acquires
-// its value. PTX ISA, "Memory Consistency Model"; all at the scope of the GPU. The interpreter's
-// are sequentially consistent.
+// memory. A release publishes all that its thread has seen or written before. An acquire that reads
+// the released value then sees it. PTX ISA, "Memory Consistency Model"; the scope is the GPU. The
+// interpreter's operations are sequentially consistent.
 #pragma once
 
 #include "diglot/platform.cuh"
 
 namespace diglot {
 
-// Adds, with the order of a release and of an acquire. Returns what was there before.
+// Adds, as a release and an acquire. Returns the value before the addition.
 DIGLOT_DEVICE uint32_t atomic_add_acquire_release(uint32_t* word, uint32_t value) {
 #if defined(__CUDA_ARCH__)
   uint32_t before;
@@ -42,7 +42,7 @@ DIGLOT_DEVICE uint64_t global_nanoseconds() {
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
   return now;
 #else
-  return 0;  // the interpreter finds by itself what waits for ever
+  return 0;  // the interpreter finds endless waits by itself
 #endif
 }
 

@@ -1,5 +1,5 @@
-// 16-byte (vectorised) accesses to global memory: the widest that a thread can make, and so the
-// fewest instructions that reach the memory's bandwidth.
+// 16-byte (vectorised) accesses to global memory. They are the widest that a thread can make, so
+// they take the fewest instructions to reach the memory's bandwidth.
 #pragma once
 
 #include <cstring>
@@ -33,7 +33,7 @@ DIGLOT_DEVICE Vector<T, kElements> load_vector(const T* address) {
   return value;
 }
 
-// 16 bytes that nobody writes while the kernel runs, so that the load may move past stores.
+// 16 bytes that no thread writes while the kernel runs, so that the load may move past stores.
 template <typename T>
 DIGLOT_DEVICE uint4 load_constant(const T* address) {
 #if defined(__CUDA_ARCH__) || defined(DIGLOT_INTERPRETER)
@@ -43,7 +43,7 @@ DIGLOT_DEVICE uint4 load_constant(const T* address) {
 #endif
 }
 
-// The 16 bytes that begin `skipped` bytes, a multiple of kUnit, after the first ones.
+// The 16 bytes that begin `skipped` bytes, a multiple of kUnit, after the start of the first 16.
 template <int kUnit>
 DIGLOT_DEVICE uint4 shift_bytes(const uint4& first, const uint4& second, int skipped) {
   static_assert(kUnit >= 2);
@@ -77,7 +77,7 @@ DIGLOT_DEVICE void store_vector(T* address, const Vector<T, kElements>& value) {
   }
 #endif
   if constexpr (sizeof(value) > kAccessBytes) {
-    // More than one access: the elements are wider than those that were loaded.
+    // More than one access: the elements are wider than the loaded ones.
     constexpr int kPart = kAccessBytes / sizeof(T);
     DIGLOT_UNROLL
     for (int first = 0; first < kElements; first += kPart) {
@@ -101,7 +101,7 @@ DIGLOT_DEVICE uint4 pack(const Vector<T, kElements>& value) {
   return bits;
 }
 
-// Hides from the compiler that the bits do not change, so that it unpacks here and no earlier.
+// Hides from the compiler that the bits stay the same, so that it unpacks here and no earlier.
 DIGLOT_DEVICE uint4 as_they_are(uint4 bits) {
 #if defined(__CUDA_ARCH__)
   asm volatile("" : "+r"(bits.x), "+r"(bits.y), "+r"(bits.z), "+r"(bits.w));

@@ -68,7 +68,8 @@ DIGLOT_DEVICE State lanes_reduce(State state, int lanes) {
   return shuffle_from(state, first);
 }
 
-// The same in fewer steps, for states whose combine(a, b) equals combine(b, a) bit by bit, as sums.
+// The same in fewer steps, for states whose combine(a, b) equals combine(b, a) bit by bit, such as
+// sums.
 template <typename State>
 DIGLOT_DEVICE State lanes_sum(State state, int lanes) {
   DIGLOT_UNROLL
@@ -125,10 +126,10 @@ constexpr int power_of_two_ceiling(int n) {
   return result;
 }
 
-// Each warp of a block, of kMostWarps at most, gives its state, that of its first lane. Lane i gets
-// the state of warp i, or none(); so do the next lanes, if kMostWarps is at most 16. It takes one
-// barrier. `turn` counts the calls of the block: slots are used in turns, so that none is
-// overwritten before all warps have read it.
+// Exchanges states across the warps of a block, of kMostWarps at most. Each warp gives the state of
+// its first lane. Lane i gets the state of warp i, or none(). The next lanes do too, if kMostWarps
+// is at most 16. It takes one barrier. `turn` counts the block's calls: slots alternate, so that
+// none is overwritten before all warps have read it.
 template <int kMostWarps, typename State>
 DIGLOT_DEVICE State exchange_warps_in_turn(const State& state, unsigned turn) {
   static_assert(kMostWarps <= kWarpLanes);
@@ -141,8 +142,7 @@ DIGLOT_DEVICE State exchange_warps_in_turn(const State& state, unsigned turn) {
   return other < warps ? states[turn % 2][other] : State::none();
 }
 
-// Every thread of a block of any number of warps, at most kMostWarps, gets their combined state by
-// one barrier.
+// Every thread of a block of at most kMostWarps warps gets their combined state, by one barrier.
 template <int kMostWarps, typename State>
 DIGLOT_DEVICE State block_reduce_in_turn(State state, unsigned turn) {
   state = warp_reduce(state);

@@ -54,7 +54,7 @@ DIGLOT_DEVICE const T* dsmem(const T* shared, int rank) {
 #endif
 }
 
-// A mailbox in shared memory through which each block of a cluster repeatedly sends a value to all
+// A mailbox in shared memory, through which each block of a cluster repeatedly sends a value to all
 // of them. A barrier of the cluster would also wait for the threads' stores to global memory. Here
 // the values signal an mbarrier as they arrive, and a block waits for nothing else. PTX ISA,
 // "st.async", "mbarrier".
@@ -66,7 +66,7 @@ class ClusterMailbox {
     begin();
     cluster_wait();
   }
-  // The same without waiting: cluster_wait must follow. It orders only its own writes, so that it
+  // The same without waiting: cluster_wait must follow. It releases only its own writes, so it
   // waits for no memory access in flight.
   DIGLOT_DEVICE void begin() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -83,10 +83,10 @@ class ClusterMailbox {
 #endif
   }
 
-  // Sends thread 0's value to all blocks of the cluster, and returns when their values have
-  // arrived. All threads call it with the number of the exchange, from 0 on. Slots are used in
-  // turns: before the call, all threads have read the exchange before the last, and met at a
-  // barrier since.
+  // Sends thread 0's value to all blocks of the cluster, and returns when the values of all have
+  // arrived. All threads call it with the number of the exchange, from 0 on. Slots alternate. So
+  // before the call all threads must have read the exchange before the last, and met at a barrier
+  // since.
   DIGLOT_DEVICE void exchange(const T& value, int rank, int blocks, unsigned number) {
     const unsigned turn = number % 2;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
