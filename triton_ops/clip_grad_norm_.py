@@ -1,5 +1,5 @@
-"""The norm of many gradients as of one vector, and their scaling by it, in one launch: kernel and
-launcher. Twin of csrc/ops/clip_grad_norm_.cu.
+"""The norm of many gradients, taken as one vector, and their scaling by it, in one launch: kernel
+and launcher. Twin of csrc/ops/clip_grad_norm_.cu.
 """
 
 import math
@@ -42,7 +42,7 @@ NORMS = {1.0: SUM.value, 2.0: EUCLIDEAN.value, math.inf: MAXIMUM.value}
 
 @triton.constexpr_function
 def block_elements(dtype):
-    """Elements at a time: as many as the registers of an SM hold for four programs."""
+    """Elements at a time: as many as an SM's registers hold for four programs."""
     return 1024 if dtype == tl.float64 else 4096
 
 
@@ -119,9 +119,9 @@ def scale_elements(address, count, coefficient, DTYPE: tl.constexpr):
 
 @triton.jit
 def fold_chunks(table, chunks, partials, NORM: tl.constexpr):
-    """partials[chunk] = the fold of the chunk, for the chunks of this program.
+    """partials[chunk] = the fold of the chunk, for this program's chunks.
 
-    A fold depends on its chunk alone.
+    A fold depends only on its chunk.
     """
     VALUE: tl.constexpr = partials.dtype.element_ty
     programs = tl.num_programs(0)
@@ -154,7 +154,9 @@ def fold_partials(chunks, partials, NORM: tl.constexpr):
 
 @triton.jit
 def scale_chunks(table, chunks, coefficient):
-    """Scales the chunks of this program, from the last one on: those are still in the cache."""
+    """Scales this program's chunks from the last one on: the chunks read last are still in the
+    cache.
+    """
     VALUE: tl.constexpr = coefficient.dtype
     programs = tl.num_programs(0)
     start = tl.program_id(0).to(tl.int64)
@@ -203,7 +205,7 @@ def clip_grad_norm_phases(
 
 
 def numbers(grads: Any, max_norm: float) -> tuple[int, ...]:
-    """The kernel's numbers. The gradients are found by the table."""
+    """The kernel's numbers. The table leads to the gradients, so their list is ignored."""
     return number_halves(max_norm, torch.float64)
 
 
@@ -217,9 +219,10 @@ def clip_grad_norm(
     blocks: int,
     total: Operand,
 ) -> Plan:
-    """Scales `grads` in place, which the kernel finds by `table`; their norm goes to `total`.
+    """Scales `grads` in place and writes their norm to `total`.
 
-    `blocks` is how many programs, or 0.
+    The kernel finds the gradients by `table`. It runs `blocks` programs; 0 leaves the number to the
+    planner.
     """
     chunks, tuned = table.shape[0], total.device.tuned
     programs = tuned("clip_grad_norm.triton.programs")

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from triton import knobs
 
-INTERPRETED = knobs.runtime.interpret  # what @triton.jit asks, too, when it meets a function
+INTERPRETED = knobs.runtime.interpret  # @triton.jit also asks this, when it decorates a function
 
 
 @triton.constexpr_function
@@ -67,7 +67,7 @@ else:
     def widen(values, dtype: tl.constexpr):
         """Values of a floating-point type in another one that is not narrower.
 
-        A register holds two bfloat16 values, and one instruction makes each of them float32; Triton
+        A register holds two bfloat16 values, and one instruction turns each into float32. Triton
         would unpack them first.
         """
         if values.dtype == tl.bfloat16 and dtype == tl.float32 and values.numel > 1:
