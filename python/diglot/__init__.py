@@ -116,11 +116,11 @@ def get_include() -> str:
     raise RuntimeError("diglot was installed without its headers")
 
 
-# torch.fx records a call of `diglot.gelu` as it is; it could not trace into the op.
+# torch.fx records a call of `diglot.gelu` as one node, because it cannot trace into the op.
 for _name in _ops.__all__:
     _wrap(_name)
 
-# Imported when used: tools need more than torch, and models come in when one is patched.
+# Imported at the first use: tools need more than torch, and few programs patch models.
 _TOOLS = {
     "compare": "compare",
     "profile": "profiling",

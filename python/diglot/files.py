@@ -28,7 +28,7 @@ def check_writable(path: str | Path, force: bool) -> None:
 
 @contextmanager
 def writing(path: str | Path) -> Iterator[None]:
-    """Context manager: what keeps a file from being written is a ValueError that names it."""
+    """Context manager: an error in writing a file becomes a ValueError that names the file."""
     try:
         yield
     except OSError as error:
@@ -36,7 +36,7 @@ def writing(path: str | Path) -> Iterator[None]:
 
 
 def json_files(folder: Path) -> list[Path]:
-    """The .json files below a folder, in the order of their paths: where results are looked for."""
+    """The .json files below a folder, sorted by path: the places of results."""
     return sorted(folder.rglob("*.json"))
 
 

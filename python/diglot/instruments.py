@@ -1,7 +1,7 @@
 """The one door from the library to its instruments.
 
-The library imports no instrument. What an instrument adds to it, such as `diglot.compare`, is
-loaded when somebody asks for it.
+The library imports no instrument. An instrument, such as `diglot.compare`, is loaded at its first
+use.
 """
 
 from __future__ import annotations

@@ -41,11 +41,11 @@ def compile_library(sources: Iterable[str | Path], output: str | Path) -> None:
 
     Args:
         sources: `.cu` files.
-        output: the library. What is up to date in the folder `objects` beside it is not compiled
-            again.
+        output: the library. Files that are up to date in the folder `objects` beside it are not
+            compiled again.
 
     Raises:
-        RuntimeError: what the compiler said, or that there is none.
+        RuntimeError: the compiler failed, with its message; or there is no compiler.
     """
     output = Path(output)
     with _locked(output.parent) as folder:
@@ -55,7 +55,7 @@ def compile_library(sources: Iterable[str | Path], output: str | Path) -> None:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[Path]:
-    """A folder, made if need be: of processes that compile there, one does at a time."""
+    """A folder, made if need be, in which only one process compiles at a time."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -109,8 +109,8 @@ def persist(tensor: torch.Tensor, hit_ratio: float | None = None) -> Iterator[Wi
     lines become normal ones, and the set-aside is restored. The exit does not wait for that.
 
     CUDA changes the set-aside only when all work on the device is done, and blocks launches until
-    then. A scope changes it, on entry and after its exit, only if it needs more than is set aside
-    already: by the driver (11.25 MB on an H200) or by an outer scope.
+    then. A scope changes it, on entry and after its exit, only if it needs more than is already set
+    aside. That may be the driver's default (11.25 MB on an H200) or an outer scope's.
 
     Scopes nest, and may be open on several streams and threads. Their needs add up. On one stream
     the window opened last counts. The process ends only after the work of its scopes.
@@ -161,7 +161,7 @@ def persist(tensor: torch.Tensor, hit_ratio: float | None = None) -> Iterator[Wi
     stream = torch.cuda.current_stream(device)
     with torch.cuda.device(device):
         is_captured = torch.cuda.is_current_stream_capturing()
-    # What is captured runs later: nothing is needed now, and an event would not tell when.
+    # Captured work runs later, so it needs nothing now, and an event would not show when it ends.
     need = 0 if is_captured else math.ceil(num_bytes * hit_ratio)
     scopes = _scopes.setdefault(device, _Scopes(native, device, state.largest_set_aside))
     scopes.begin(stream.cuda_stream, window, need)

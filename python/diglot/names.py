@@ -13,7 +13,7 @@ def suggestion(name: object, known: Iterable[str]) -> str:
 
 
 def unknown_name(what: str, name: object, known: Iterable[str]) -> ValueError:
-    """The error that `name` is none of the known names of `what`."""
+    """The error for a `name` that is not among the known names of `what`."""
     names = list(known)
     end = suggestion(name, names)
     return ValueError(f"{what} must be one of {', '.join(names)}, not {name!r}{end}")

@@ -50,9 +50,9 @@ from .gelu_half import (
 def gelu(x, approximate: tl.constexpr, precision: tl.constexpr):
     """gelu(x). Greatest errors found, in ulp of the result, for results that are normal:
 
-        half    1 ulp after rounding (erf: at 90 of 63488 fp16 and 1 bf16 inputs; tanh: 8 and 0)
-        float   1.85 ulp (erf), 1.80 ulp (tanh); 0.95 and 1.45 ulp for x > 0
-        double  1.3e-15 (erf) and 7e-16 (tanh), relative
+    - half: 1 ulp after rounding (erf: at 90 of 63488 fp16 and 1 bf16 inputs; tanh: 8 and 0)
+    - float: 1.85 ulp (erf), 1.80 ulp (tanh); 0.95 and 1.45 ulp for x > 0
+    - double: 1.3e-15 (erf) and 7e-16 (tanh), relative
     """
     if precision == "half":
         if approximate == "tanh":
@@ -76,9 +76,9 @@ def gelu(x, approximate: tl.constexpr, precision: tl.constexpr):
 def gelu_derivative(x, approximate: tl.constexpr, precision: tl.constexpr):
     """The derivative of gelu at x. Greatest errors found, as above:
 
-        half    1 ulp after rounding (erf: at 121 fp16 inputs, no bf16 input; tanh: 8 and 0)
-        float   1.75 ulp (erf), 1.82 ulp (tanh); 1.13 and 1.27 ulp for x > 0
-        double  8e-16 (erf) and 1.0e-15 (tanh), relative
+    - half: 1 ulp after rounding (erf: at 121 fp16 inputs, no bf16 input; tanh: 8 and 0)
+    - float: 1.75 ulp (erf), 1.82 ulp (tanh); 1.13 and 1.27 ulp for x > 0
+    - double: 8e-16 (erf) and 1.0e-15 (tanh), relative
     """
     if precision == "half":
         if approximate == "tanh":

@@ -1,4 +1,4 @@
-"""What ops do while a stream is captured in a CUDA graph, and must not become part of it."""
+"""Work of ops during the capture of a CUDA graph that must not become part of the graph."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ def is_captured(device: torch.device) -> bool:
 
 @contextlib.contextmanager
 def ordinary_tensors() -> Iterator[None]:
-    """Tensors made in this context may be kept: no mode that is entered has a part in them."""
+    """Tensors made in this context may be kept: no active mode takes part in them."""
     with torch.inference_mode(False), _disable_current_modes():
         yield
 
 
 @contextlib.contextmanager
 def beside_captures(device: torch.device) -> Iterator[None]:
-    """What is enqueued in this context is done when it ends, and by no graph.
+    """Work enqueued in this context is done when the context ends, and belongs to no graph.
 
-    Memory that is allocated in it lives as long as its tensors, whatever becomes of a graph.
+    Memory allocated in it lives as long as its tensors, independent of any graph.
     """
     with relaxed_capture(), torch.cuda.stream(_own_stream(device)):
         yield
@@ -45,7 +45,9 @@ def beside_captures(device: torch.device) -> Iterator[None]:
 
 @functools.cache
 def _own_stream(device: torch.device) -> torch.cuda.Stream:
-    """None of PyTorch's, which it gives out in turns: they may be captured, or busy."""
+    """A stream that is not PyTorch's. PyTorch gives out its own in turns, so they may be captured,
+    or busy.
+    """
     stream = ctypes.c_void_p()
     with torch.cuda.device(device):
         status = driver().cuStreamCreate(ctypes.byref(stream), NON_BLOCKING)

@@ -1,4 +1,4 @@
-"""Which numbers a call is planned with: measured ones, from the store, or the planner's own.
+"""The choice of numbers for a plan: measured ones, from the store, or the planner's own.
 
 A planner describes its problem once (`Device.choose` in Triton, `Planner::choose` in C++). The
 answer is kept with the plan, so a second call of a layout asks nothing.
@@ -126,7 +126,7 @@ class use_plans:
 
 
 def mode() -> str | Numbers:
-    """How plans are chosen now: the name of a way, or given numbers."""
+    """How plans are chosen now: by name, or with given numbers."""
     return (_environment, *_modes)[-1]
 
 
@@ -151,7 +151,7 @@ def choose(
     layout: str,
     shape: Iterable[int],
 ) -> Choice:
-    """The numbers that a problem is planned with on a GPU, by its short name or its full one."""
+    """The numbers for planning a problem on a GPU, given its short name or its full one."""
     problem = Problem(op, launcher, backend, tuple(dtypes), layout, tuple(shape))
     choice = _choose(problem, gpu)
     record(choice)
@@ -159,7 +159,7 @@ def choose(
 
 
 def record(choice: Choice) -> None:
-    """Has whoever records this thread's choices know one."""
+    """Tells a choice to all who record this thread's choices."""
     if _thread.choices is not None:
         _thread.choices.append(choice)
 
@@ -180,7 +180,7 @@ def _choose(problem: Problem, gpu: str) -> Choice:
 
 
 def store_of(op: str, gpu: str) -> Store:
-    """What was measured of an op on a GPU, by its short name; read once."""
+    """The measured plans of an op on a GPU, given its short name; read once."""
     known = _stores.get((op, gpu))
     if known is None:
         with _lock:
@@ -189,7 +189,7 @@ def store_of(op: str, gpu: str) -> Store:
 
 
 def forget_stores() -> None:
-    """Has files be read again, as after tuning."""
+    """Makes files be read again, as after tuning."""
     with _lock:
         _stores.clear()
     forget_plans()
@@ -203,7 +203,7 @@ def answer_cuda(
     layout: str,
     shape: tuple[int, ...],
 ) -> tuple[tuple[str, int], ...] | None:
-    """What C++ is told when it asks for a problem's numbers."""
+    """The answer to C++ when it asks for a problem's numbers."""
     numbers = choose(op, launcher, "cuda", gpu, dtypes, layout, shape).numbers
     return tuple([pair for pair in numbers.items() if not is_overridden(pair[0])]) or None
 
@@ -228,12 +228,12 @@ def record_choices() -> Iterator[list[Choice]]:
         with scoped(_thread, "choices", choices):
             yield choices
     finally:
-        if _thread.choices is not None:  # somebody else records them too
+        if _thread.choices is not None:  # others record them too
             _thread.choices += choices
 
 
 def planned(make: Callable[[], Made], name: str) -> Made:
-    """What `make` makes; with the planner's own numbers and a warning, if measured ones fail."""
+    """The result of `make`. If measured numbers fail, it uses the planner's own, with a warning."""
     with record_choices() as choices:
         try:
             return make()

@@ -42,8 +42,8 @@ class LastRun:
 
 
 CPU = torch.device("cpu")
-TUNES = os.environ.get("DIGLOT_TUNE") == "1"  # whether a launch that was not measured is, once
-MARK = "diglot::"  # how labels of `mark_runs` begin
+TUNES = os.environ.get("DIGLOT_TUNE") == "1"  # whether to measure a launch without measured plans
+MARK = "diglot::"  # the beginning of labels of `mark_runs`
 
 
 class _Thread(threading.local):
@@ -57,9 +57,10 @@ _launchers: dict[tuple[str, str], Launcher] = {}
 # Called on the thread of each run, after it, with the run and the launcher's arguments. Observers
 # come and go while other threads run: a tuple stays as it is.
 _observers: tuple[Callable[[LastRun, tuple[Any, ...]], None], ...] = ()
-# What launchers run in. They are wrapped only while there is one: otherwise it costs nothing.
+# Contexts in which launchers run. Launchers are wrapped only while there are some, so that others
+# cost nothing.
 _marks: tuple[Callable[[str], AbstractContextManager[Any]], ...] = ()
-_lock = threading.Lock()  # held by who changes either
+_lock = threading.Lock()  # held while either changes
 renew_in_children(globals(), "_lock")
 
 
@@ -150,9 +151,8 @@ def plan(backend: str, op: str, name: str, *arguments: Any) -> Plan:
 def _run_traced(backend: str, op: str, name: str, arguments: tuple[Any, ...]) -> None:
     """Tensors are being traced: the graph gets the scratch's allocation, and the launch.
 
-    Sizes are fixed, and rows in no held order: otherwise an operator stays whole, and plans when
-    it runs. The stream that a graph will run on is unknown, so its launchers take scratch of a call
-    alone.
+    Sizes are fixed, and no order of rows is held: otherwise an operator stays whole, and plans when
+    it runs. The stream of the graph is unknown, so its launchers take only scratch of a call.
     """
     need = BACKENDS[backend].scratch(op, name, arguments)
     scratch = None
@@ -167,7 +167,7 @@ def _run_traced(backend: str, op: str, name: str, arguments: tuple[Any, ...]) ->
 
 
 def flatten(name: str, arguments: tuple[Any, ...]) -> list[Any]:
-    """A CUDA launcher's arguments as its operator takes them.
+    """A CUDA launcher's arguments in the form that its operator takes.
 
     Schemas have no number that is an integer or a float: one travels as both, and the parameter
     after it is named `<name>_integer`.

@@ -26,7 +26,7 @@ class BackendUnavailable(RuntimeError):
 
 
 class _Scope(threading.local):
-    # Not an attribute of the class: Dynamo (PyTorch 2.11) would take that for the thread's own.
+    # Not an attribute of the class: Dynamo (PyTorch 2.11) would take it for the thread's own.
     def __init__(self) -> None:
         self.backend: str | None = None
 
@@ -119,7 +119,7 @@ def _resolve(op: str, device: torch.device, name: str) -> str:
     return _resolve_call(op, _call_on(device), name)
 
 
-# As torch.compiler.assume_constant_result marks it, which imports the compiler: 1.5 s.
+# torch.compiler.assume_constant_result sets this mark, but imports the compiler: 1.5 s.
 _resolve._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
@@ -212,7 +212,7 @@ def explain(op: str | Any, *inputs: Any, **options: Any) -> Explanation:
         ValueError: there is no such op. The message suggests a near name.
     """
     name = op if isinstance(op, str) else op.__name__
-    # Imported now: the records are of ops, which import this module.
+    # Imported here, because the records import ops, which import this module.
     known = {*importlib.import_module("diglot.reference.specs").all_op_names(), *needs.ops()}
     if name not in known:
         raise unknown_name("op", name, sorted(known))
@@ -228,7 +228,7 @@ def explain(op: str | Any, *inputs: Any, **options: Any) -> Explanation:
 
 
 def explain_device(device: torch.device) -> Explanation:
-    """Every backend's verdict on a device, whatever the op."""
+    """Every backend's verdict on a device, for any op."""
     return _explain("", _call_on(device), _scope.backend or _environment)
 
 

@@ -3,9 +3,9 @@
 A module is replaced by a change of its `__class__`, as PyTorch does for parametrizations and for
 FSDP2. It stays the same object: parameters, hooks, names and training mode are untouched, and so is
 everything that refers to it. A shared module is replaced everywhere, and the model itself may be
-one. Graphs of `torch.compile` guard a module's class, so they are compiled anew. A new child in its
-place would lose hooks and references. Another `forward` on the instance would not show in `print`,
-and a copy of the module could call the original.
+one. Graphs of `torch.compile` guard a module's class, so they are compiled again. A new child in
+its place would lose hooks and references. Another `forward` on the instance would not show in
+`print`, and a copy of the module could call the original.
 
 A class of `torch.nn` turns into its namesake in `diglot.nn`. Any other class turns into a subclass
 that is made here, so that `isinstance` still finds the original.
@@ -24,7 +24,7 @@ from diglot.ops import gelu, layer_norm, rms_norm
 
 
 class Made(nn.OnBackend):
-    """What the classes that are made here have in common."""
+    """The common part of the classes that are made here."""
 
     original: ClassVar[type[torch.nn.Module]]
     rule: ClassVar[Rule]
@@ -43,7 +43,7 @@ class _GELU(Made):
 class _Norm(Made):
     def forward(self, hidden_states: Tensor) -> Tensor:
         rule = self.rule
-        # A module takes long to say that it has no such attribute.
+        # A module's search for a missing attribute takes long.
         weight = None if rule.weight == "none" else getattr(self, "weight", None)
         bias = getattr(self, "bias", None) if rule.kind == "layer_norm" else None
         return norm(hidden_states, weight, bias, getattr(self, rule.eps), rule, self.backend)
@@ -82,7 +82,7 @@ def norm(
 
 
 def _wide(input: Tensor, parameter: Tensor) -> Tensor:
-    """A parameter in the dtype that the op computes in, which it takes beside every input."""
+    """A parameter in the op's dtype of computation, which the op accepts beside every input."""
     return parameter.to(torch.promote_types(input.dtype, torch.float32))
 
 
@@ -94,7 +94,7 @@ _made: dict[type[torch.nn.Module], type[torch.nn.Module]] = {}  # from originals
 
 
 def class_of(original: type[torch.nn.Module]) -> type[torch.nn.Module]:
-    """The class that modules of a reviewed class turn into.
+    """The new class for modules of a reviewed class.
 
     Raises:
         TypeError: the class is not on the list, or is refused there.

@@ -1,4 +1,4 @@
-"""Whether a module can be replaced, and if not, why."""
+"""Whether a module can be replaced, and the reason if not."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from diglot.models.reviewed import Refusal, Rule, full_name, looks_like, reviewe
 
 
 def kind_of(module: Module) -> str | None:
-    """The kind of a module that is replaced, or is worth a reason why it is not."""
+    """The kind of a module that could be replaced; None for modules of no interest."""
     for base in type(module).__mro__:
         said = reviewed().get(full_name(base))
         if said is not None:
@@ -28,7 +28,7 @@ def is_sharded(kind: type) -> bool:
 
 
 def judge(module: Module, names: tuple[str, ...], sharded: list[str]) -> Rule | str:
-    """What a module computes, if it can be replaced; otherwise why it is not.
+    """The rule of a module that can be replaced; otherwise the reason why it is not.
 
     Args:
         module: one with a kind.
@@ -58,7 +58,7 @@ def judge(module: Module, names: tuple[str, ...], sharded: list[str]) -> Rule | 
 
 
 def _why_unknown(module: Module) -> str:
-    """Why a module is not replaced whose class is not on the list."""
+    """Why a module is not replaced if its class is not on the list."""
     kind = type(module)
     if torch.nn.utils.parametrize.is_parametrized(module):
         return "it is parametrized"

@@ -1,4 +1,4 @@
-"""What `diglot.patch` did to a model: said as a table, and undone."""
+"""The outcome of `diglot.patch`: a table of it, and its undoing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Replaced:
         names: of the module in the model; several if it is shared, "" for the model itself.
         original: the name of its class before.
         kind: the op, such as "rms_norm".
-        note: what differs; "" if nothing does.
+        note: a difference; "" without one.
     """
 
     names: tuple[str, ...]
@@ -45,7 +45,7 @@ class LeftAlone:
 
 
 class Change(NamedTuple):
-    """A module, its class before, and the one that it turns into."""
+    """A module, its old class, and its new one."""
 
     module: Module
     before: type[Module]
@@ -53,18 +53,19 @@ class Change(NamedTuple):
 
 
 def restore(changes: Sequence[Change]) -> None:
-    """Gives modules the classes that they had."""
+    """Gives modules their old classes back."""
     for each in changes:
         each.module.__class__ = each.before
         vars(each.module).pop("backend", None)
 
 
 class Patch:
-    """What `diglot.patch` did. `print` shows it as a table; as a context manager it undoes it.
+    """The outcome of `diglot.patch`. `print` shows a table; as a context manager it undoes the
+    patch.
 
     Attributes:
         replaced: the modules that run an op of diglot now.
-        left_alone: those that might, and why they do not. Modules of other kinds, such as
+        left_alone: modules that might run one, and why they do not. Modules of other kinds, such as
             `torch.nn.Linear`, are not mentioned.
     """
 
@@ -121,7 +122,7 @@ class Patch:
 
 
 def _table(rows: list[tuple[Replaced | LeftAlone, str, str]]) -> Iterator[str]:
-    """Lines, each for the modules of which the same is to be said."""
+    """The table's lines. Modules with the same entry share a line."""
     groups: dict[tuple[str, str], list[str]] = {}
     for each, what, why in rows:
         groups.setdefault((what, why), []).append(

@@ -1,4 +1,4 @@
-"""`diglot.override`: PyTorch's functions run diglot's ops, in a model as it stands."""
+"""`diglot.override`: PyTorch's functions run diglot's ops, in an unchanged model."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from diglot.ops import dropout, gelu, layer_norm, log_softmax, rms_norm, softmax
 
 
 class LeftAloneCall(NamedTuple):
-    """Calls of a function that ran in PyTorch as ever.
+    """Calls of a function that PyTorch ran.
 
     Attributes:
         function: its name.
-        reason: why diglot's op does not take them.
+        reason: why diglot's op does not accept them.
     """
 
     function: str
@@ -45,7 +45,7 @@ def _functional(op: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return call
 
 
-# PyTorch has checked the arguments by name. What an op does not take is an error, and its reason.
+# PyTorch has checked the arguments by name. If an op does not accept them, its error is the reason.
 _OPS: dict[Any, Callable[..., Tensor]] = {
     F.gelu: gelu,
     F.softmax: _functional(softmax),
@@ -65,12 +65,12 @@ class override(TorchFunctionMode):
 
     They are `gelu`, `softmax`, `log_softmax`, `layer_norm`, `rms_norm` and `dropout` of
     `torch.nn.functional`, and `softmax` and `log_softmax` of `torch` and of tensors. So a module
-    that calls them needs no patch. A call that an op does not take, such as one with `out=`, runs
-    in PyTorch as ever, as does what is called in C++ (`scaled_dot_product_attention`).
+    that calls them needs no patch. PyTorch still runs calls that an op does not accept, such as one
+    with `out=`, and calls from C++ (`scaled_dot_product_attention`).
 
         with diglot.override(backend="cuda") as overridden:
             model(x)
-        print(overridden)  # what was left alone, and why
+        print(overridden)  # calls left alone, and why
 
     The innermost one of several decides. Other threads are not concerned. Under `torch.compile`
     the graph has diglot's ops, and calls are not counted.

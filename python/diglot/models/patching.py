@@ -1,4 +1,4 @@
-"""`diglot.patch`: the modules of a model that diglot has ops for run those ops."""
+"""`diglot.patch`: modules of a model run diglot's ops."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from diglot.models.reviewed import KINDS
 def patch(
     model: Module, backend: str | None = None, only: str | Iterable[str] | None = None
 ) -> Patch:
-    """Has the modules of a model run diglot's ops.
+    """Makes the modules of a model run diglot's ops.
 
     It replaces `torch.nn`'s LayerNorm, RMSNorm, GELU, Softmax, LogSoftmax and Dropout, and the
     norms and GELUs of transformers. A module is replaced only if its very class is on a reviewed
-    list, and if a probe agrees: both classes compute the same from random numbers, in float32 and
+    list, and if a probe agrees. The probe compares both classes on random numbers, in float32 and
     bfloat16. The module stays the same object, of a class that derives from its own or from
     PyTorch's. Its parameters, names, hooks, device, dtype and training mode stay.
 
         patched = diglot.patch(model)
-        print(patched)  # what was replaced, what was not, and why
+        print(patched)  # modules replaced, modules left alone, and why
         patched.undo()
 
         with diglot.patch(model, backend="triton"):
@@ -42,7 +42,7 @@ def patch(
             module must have one of the kinds and match one of the patterns.
 
     Returns:
-        What was done. If nothing was replaced, a warning says so.
+        The outcome, a `Patch`. If nothing was replaced, a warning says so.
 
     Raises:
         TypeError: `model` is no module, or a scripted one.
@@ -80,7 +80,7 @@ def patch(
 
 
 def _apply(changes: list[Change], backend: str | None) -> None:
-    """Replaces all modules, or none where that fails."""
+    """Replaces all modules, or none if one fails."""
     try:
         for each in changes:
             each.module.__class__ = each.after

@@ -1,4 +1,4 @@
-"""Does a module's class compute what the class that is to replace it does?
+"""Compares a module's class with the class that shall replace it.
 
 Both run, on the CPU, on bare modules that have the settings of the real one and random parameters.
 The real module is only read: its parameters, hooks, training mode and device do not matter.
@@ -13,10 +13,10 @@ from torch import Tensor
 
 from diglot.models.classes import Made
 
-ROWS = 4  # of a norm; the first is so small that eps matters
+ROWS = 4  # of a norm; the first has values so small that eps matters
 ROW = 32  # elements of a row, where the module does not say
 SHAPE = (2, 3, 2, 3, 8)  # for modules of elements, and of dimensions
-DROPPED = 10_000  # elements by which a rate is judged
+DROPPED = 10_000  # elements for judging a rate
 # The dtypes of input and parameters, and a tolerance for values near 1. A reviewed class may round
 # several times in 16 bits, where diglot rounds once.
 CASES = {
@@ -27,7 +27,7 @@ CASES = {
 
 
 def disagreement(module: torch.nn.Module, target: type[torch.nn.Module], kind: str) -> str | None:
-    """How the class of a module and its replacement differ; None where they agree.
+    """How the class of a module and its replacement differ; None if they agree.
 
     Args:
         module: as it is in a model.
@@ -35,7 +35,7 @@ def disagreement(module: torch.nn.Module, target: type[torch.nn.Module], kind: s
         kind: one of `diglot.models.reviewed.KINDS`.
     """
     generator = torch.Generator("cpu").manual_seed(0)
-    # Neither modes nor autocast have a say in it, nor has the generator that the model draws from.
+    # Modes, autocast and the model's random generator do not affect it.
     no_modes = torch._C.DisableTorchFunction()
     with no_modes, torch.no_grad(), torch.autocast("cpu", enabled=False):
         try:
@@ -73,7 +73,7 @@ def _differing_values(
 def _differing_dropout(
     module: Any, target: type[torch.nn.Module], generator: torch.Generator
 ) -> str | None:
-    """Masks differ by design: what is kept must be scaled alike, and as much be dropped."""
+    """Masks differ by design. Kept elements must be scaled alike, and as many be dropped."""
     input, p = torch.ones(DROPPED, device="cpu"), module.p
     kept_value = torch.tensor(0.0 if p == 1 else 1 / (1 - p), device="cpu")
     deviation = (p * (1 - p) / DROPPED) ** 0.5

@@ -1,4 +1,4 @@
-"""The reviewed classes of modules: what each computes, or why it is refused (reviewed.json).
+"""The reviewed classes of modules: the rule of each, or the reason for its refusal (reviewed.json).
 
 The file lists classes by name, so that neither transformers nor any other package is imported. A
 name under "models" stands for a class of transformers: "llama.LlamaRMSNorm" is
@@ -19,14 +19,14 @@ KINDS = ("layer_norm", "rms_norm", "gelu", "log_softmax", "softmax", "dropout")
 
 @dataclass(frozen=True)
 class Rule:
-    """What the modules of a reviewed class compute.
+    """The computation of a reviewed class's modules.
 
     Attributes:
         kind: the op that computes it, one of `KINDS`.
         becomes: the class of `diglot.nn` that such a module turns into; None for a class that is
             made from its own class.
         approximate: of GELU.
-        weight: what a norm multiplies by: "weight", "1 + weight" or "none". A bias is added if the
+        weight: the factor of a norm: "weight", "1 + weight" or "none". A bias is added if the
             module has one.
         rounds: "before the weight": it rounds the normalized row to the type of the result, and
             then rounds the product. "once": it rounds only the product. diglot rounds once.
@@ -54,7 +54,7 @@ class Refusal:
 
 @functools.cache
 def reviewed() -> dict[str, Rule | Refusal]:
-    """What the review said, by the full name of a class."""
+    """The results of the review, by the full name of a class."""
     file = json.loads(Path(__file__).with_name("reviewed.json").read_text())
     said: dict[str, Rule | Refusal] = {}
     for which, made in (("replaced", Rule), ("refused", Refusal)):
@@ -73,11 +73,11 @@ def _names(entry: dict[str, Any]) -> Iterator[str]:
 
 
 def full_name(kind: type) -> str:
-    """The name by which the list has a class."""
+    """The name that a class has in the list."""
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def looks_like(kind: type) -> str | None:
-    """The kind of module that a class has by its name; None if it has none."""
+    """The kind of module that a class's name suggests, or None."""
     name = kind.__name__.lower()
     return next((each for each in KINDS if each.replace("_", "") in name), None)

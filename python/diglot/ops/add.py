@@ -74,9 +74,9 @@ def add(
         dtype = kind.facts
         if dtype is None:
             return _add_across_devices(input, other, alpha, backend)
-        if not kind.is_direct:  # otherwise allocating the sum checks it
+        if not kind.is_direct:  # otherwise the allocation of the sum checks it
             check_broadcast("add", input, other)
-        # Inline while it passes: a call costs a tenth of a microsecond.
+        # The passing check is inline: a call would cost a tenth of a microsecond.
         if type(alpha) is not int or alpha != 1:
             alpha = check_factor("add", "alpha", alpha, dtype)
         return kind.call(input, other, alpha, choose("add", kind.device, backend))
@@ -101,10 +101,10 @@ def _check(input: torch.Tensor, other: torch.Tensor | None = None) -> torch.dtyp
 def _add_number(
     input: torch.Tensor, other: Number, alpha: Number, dtype: torch.dtype, backend: str | None
 ) -> torch.Tensor:
-    """input + alpha · other of type `dtype`, to which `input` and the number have promoted."""
+    """input + alpha · other in `dtype`, the promoted type of `input` and the number."""
     _check_dtypes(dtype, input)
     if dtype != input.dtype:
-        input = input.to(dtype)  # a number of a higher category than the tensor: torch converts too
+        input = input.to(dtype)  # of a higher category than the tensor: torch converts too
     number = check_factor("add", "alpha", alpha, dtype) * other
     if dtype == torch.bool:
         number = bool(number)
@@ -117,10 +117,10 @@ def _add_number(
 def _add_across_devices(
     input: torch.Tensor, other: torch.Tensor, alpha: Number, backend: str | None
 ) -> torch.Tensor:
-    """The sum of a 0-d CPU tensor, in either place, and a tensor that is elsewhere.
+    """The sum of a 0-d CPU tensor, in either place, and a tensor on another device.
 
-    The value is read here where nobody else needs to see the tensor: a copy to the device would
-    wait for it, which is an error while a CUDA graph is being captured.
+    If nobody else needs to see the tensor, its value is read here. A copy to the device would wait
+    for it, which is an error during the capture of a CUDA graph.
     """
     tensor, scalar = (input, other) if _is_host_scalar(other) else (other, input)
     if not _is_host_scalar(scalar):
@@ -171,7 +171,7 @@ def _fake(
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> tuple[()]:
     input, other, ctx.alpha, ctx.backend = inputs
-    # Shapes and dtypes are all that the gradients need: nothing keeps the inputs alive.
+    # The gradients need only shapes and dtypes, so nothing keeps the inputs alive.
     ctx.input = (input.shape, input.dtype)
     ctx.other = None if other is None else (other.shape, other.dtype)
     return ()

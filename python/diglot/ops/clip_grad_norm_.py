@@ -95,7 +95,7 @@ def clip_grad_norm_(
         tensors = _describe(grads)
         table = None if tensors is None else find_table(device, tensors)
         if table is not None:
-            # Gradients that lie where those did that the table is of: nothing is left to check.
+            # These gradients are where the table's were, so they need no checks.
             chosen = choose(NAME, device, backend)
             return _launch(grads, table, max_norm, norm_type, error_if_nonfinite, chosen)
     _check(grads)
@@ -129,7 +129,7 @@ def _check(grads: Sequence[Tensor]) -> None:
 
 
 def _is_distributed(tensor: Tensor) -> bool:
-    module = sys.modules.get("torch.distributed.tensor")  # where DTensors come from
+    module = sys.modules.get("torch.distributed.tensor")  # the module of DTensors
     return module is not None and isinstance(tensor, module.DTensor)
 
 
@@ -137,7 +137,7 @@ _dtype_of = Tensor.dtype.__get__  # type: ignore[attr-defined]
 
 
 def _describe(grads: Sequence[Tensor]) -> DenseTensors | None:
-    """What their table depends on, if they are plain contiguous tensors."""
+    """The facts on which the gradients' table depends, if they are plain contiguous tensors."""
     try:
         if not all(map(Tensor.is_contiguous, grads)):
             return None
@@ -146,7 +146,7 @@ def _describe(grads: Sequence[Tensor]) -> DenseTensors | None:
             tuple(map(Tensor.numel, grads)),
             tuple(map(_dtype_of, grads)),
         )
-    except RuntimeError:  # sparse ones have no such thing
+    except RuntimeError:  # sparse tensors have no pointer
         return None
 
 
@@ -199,7 +199,7 @@ def _launch(
         raise RuntimeError(
             f"{NAME}: error_if_nonfinite cannot wait for the GPU during the capture of a CUDA graph"
         )
-    increment_version(grads)  # as any operator does that writes into its arguments
+    increment_version(grads)  # as every operator does that writes into its arguments
     total = torch.empty((), dtype=dtype, device=device)
     run(
         backend,

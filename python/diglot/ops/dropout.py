@@ -16,9 +16,9 @@ from diglot.ops.numbers import check_number, fixed
 from diglot.ops.random_seed import check_source, seed_tensor
 from diglot.reference.dropout import threshold_and_scale
 
-# Over Philox in PyTorch's operators, Inductor (PyTorch 2.13) takes time exponential in its rounds.
+# For Philox in PyTorch's operators, Inductor (PyTorch 2.13) takes time exponential in its rounds.
 INLINED = False
-OVERLAPS = 1  # PyTorch's answer for a tensor whose elements share memory, as an expanded one
+OVERLAPS = 1  # PyTorch's error for a tensor whose elements share memory, such as an expanded one
 
 
 def dropout(
@@ -120,7 +120,8 @@ def _in_place(
         )
     if direct and torch._debug_has_internal_overlap(input) != OVERLAPS:
         if not input.requires_grad or not torch.is_grad_enabled():
-            # A launcher takes an output that is no Tensor, such as a Parameter, for a traced one.
+            # A launcher would take an output of another class, such as Parameter, for a traced
+            # tensor.
             out = input if type(input) is torch.Tensor else input.detach()
             _launch("dropout_forward", input, seed, 0, p, backend, out)
             if not input.is_inference():
@@ -128,7 +129,7 @@ def _in_place(
             return input
         if not input.is_leaf and not input._is_view():
             return _InPlace.apply(input, seed, p, backend)
-    # PyTorch's own copy knows which tensors may not be changed, and how to record that one was.
+    # PyTorch's own copy knows which tensors may not change, and how to record a change.
     return input.copy_(_dropout(input, seed, 0, p, backend))
 
 
@@ -150,7 +151,7 @@ def _launch(
     return out
 
 
-# The same mask of another tensor: a linear function is its own derivative.
+# The same mask for another tensor: a linear function is its own derivative.
 _dropout = DifferentiablePair(
     "dropout(Tensor input, Tensor seed, int offset, float p, str backend) -> Tensor",
     "dropout_backward(Tensor grad_output, Tensor seed, int offset, float p, str backend) -> Tensor",

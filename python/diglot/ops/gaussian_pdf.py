@@ -17,7 +17,7 @@ from diglot.ops.numbers import Number, check_number, fixed
 from diglot.reference.gaussian_pdf import TERMS, gaussian_pdf_second_derivative
 
 MOST_TERMS = 2**22  # float32 cannot distinguish more
-# Of std: no constant of the computation overflows.
+# Bounds of std, within which no constant of the computation overflows.
 FLOAT32_RANGE, FLOAT64_RANGE = (1e-30, 1e30), (1e-150, 1e150)
 FLOAT32_MOST = torch.finfo(torch.float32).max
 

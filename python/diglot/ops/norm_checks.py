@@ -20,7 +20,7 @@ def check_shape(op: str, shape: Any, input: torch.Tensor) -> tuple[int, ...]:
     if type(shape) is int:
         shape = (shape,)
     elif type(shape) is not torch.Size:
-        if type(shape) is not tuple:  # asking for a sequence takes as long as allocating a tensor
+        if type(shape) is not tuple:  # a check for a sequence takes as long as allocating a tensor
             is_sequence = isinstance(shape, Sequence) and not isinstance(shape, str)
             shape = tuple(shape) if is_sequence else (shape,)
         for size in shape:

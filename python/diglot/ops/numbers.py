@@ -10,8 +10,8 @@ import torch
 
 Number = bool | int | float
 
-# Least and greatest factor for each dtype of result: what PyTorch's ops on a CPU convert without an
-# overflow error. They let a negative number wrap in uint8, and any number is true or false.
+# Least and greatest factor for each dtype of result: PyTorch's ops on a CPU convert them without an
+# overflow error. A negative number wraps in uint8, and any number is true or false.
 FACTOR_RANGES: dict[torch.dtype, tuple[float, float]] = {
     **{
         dtype: (-torch.finfo(dtype).max, torch.finfo(dtype).max)
@@ -53,9 +53,10 @@ def _held_number(value: Any) -> Any:
 
 
 def check_factor(op: str, name: str, value: Any, result: torch.dtype) -> Any:
-    """`value` as a Python number that PyTorch's ops take for this dtype of result, or an error.
+    """`value` as a Python number, checked to be one that PyTorch's ops take for this dtype of
+    result.
 
-    Floating for floating results, an integer for integer ones, a bool for bool.
+    It is floating for floating results, an integer for integer ones, a bool for bool.
     """
     value = check_number(op, name, value)
     if isinstance(value, bool):

@@ -51,7 +51,7 @@ def call(
     eps: float | None,
     backend: str | None,
 ) -> Any:
-    """The output of the op, or those of the fused one, with the default of eps."""
+    """Calls the op, or the fused one, with the default of eps."""
     if eps is None and isinstance(arrays[0], torch.Tensor):
         eps = default_eps(arrays[0].dtype)
     return OPERATORS(arrays, normalized_shape, (weight,), eps, backend)

@@ -17,8 +17,8 @@ from diglot.reference.standardize import EPS, standardize_gradient_slope
 
 NAME = "standardize"
 
-# The output, and its statistics: the mean and 1/sqrt(variance + eps), of the type that is computed
-# in.
+# The output, and its statistics: the mean and 1/sqrt(variance + eps), in the type of the
+# computation.
 Outputs = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -86,7 +86,7 @@ def _backward(
     return out
 
 
-# The statistics are those of the input: its derivatives hold theirs, and they have none.
+# The input's derivatives include those of the statistics, which have none of their own.
 _standardize = DifferentiablePair(
     "standardize(Tensor input, float eps, str backend) -> (Tensor, Tensor statistics)",
     "standardize_backward(Tensor grad_output, Tensor input, Tensor statistics, float eps, "

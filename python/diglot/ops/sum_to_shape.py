@@ -14,7 +14,7 @@ from diglot.backends.runs import run
 from diglot.define.operator import Operator
 from diglot.ops.numbers import Number, fixed
 
-# A kernel sums over this many dimensions at most (kMaxRank, MAX_RANK); over more, several do.
+# The most dimensions that one kernel sums over (kMaxRank, MAX_RANK). Several kernels sum over more.
 SUM_DIMENSIONS = 8
 
 

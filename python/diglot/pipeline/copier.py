@@ -1,6 +1,6 @@
-"""Threads that copy chunks between their place and pinned buffers: the CUDA library's own, which
-need nothing of Python while they copy. Where that was not built, or rows are strided, they are
-Python's, which wait for each other's lock at each chunk.
+"""Threads that copy chunks between their place and pinned buffers. The CUDA library's own threads
+use nothing of Python while they copy. Without the library, or with strided rows, Python's threads
+do it. These compete for Python's lock at each chunk.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ Span = tuple[float, float]  # begin and end, by time.perf_counter
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows of an array, and the pinned buffer that they are copied to, or from if it is an output.
+    """Rows of an array, and their pinned buffer: copied to it, or from it for an output.
 
     Attributes:
-        array: which.
+        array: the array.
         begin, end: the rows.
         buffer: contiguous, (end - begin, *row_shape).
     """
@@ -43,7 +43,7 @@ class Piece:
         copy(self.begin, self.end, self.buffer)
 
     def described(self) -> tuple[Any, ...]:
-        """As the library is told of it."""
+        """The piece in the form that the library takes."""
         array, first = self.array, self.begin * self.array.row_bytes
         return (
             array.is_output,
@@ -58,13 +58,13 @@ class Piece:
 
 
 class Copies(Protocol):
-    """What a thread copies, or has copied."""
+    """Copies that a thread makes, or has made."""
 
     def done(self) -> bool:
-        """Whether it has."""
+        """Whether they are done."""
 
     def result(self) -> Span:
-        """When. Waits for it, once; raises what failed."""
+        """When they began and ended. Waits for them, once; raises the error of a failed copy."""
 
 
 class Copier(Protocol):
@@ -74,7 +74,7 @@ class Copier(Protocol):
         """Makes one thread copy these, in order."""
 
     def close(self) -> None:
-        """Waits until none copies, and ends them. What was not begun is left out."""
+        """Waits for the running copies, drops the others, and ends the threads."""
 
 
 class PythonCopier:

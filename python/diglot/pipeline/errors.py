@@ -40,7 +40,7 @@ class StreamInterrupted(KeyboardInterrupt):
 
 
 def prefix(valid: Sequence[tuple[int, int]]) -> int:
-    """How many first rows neighbouring ranges cover."""
+    """How many rows from the first on neighbouring ranges cover."""
     rows = 0
     for begin, end in valid:
         if begin != rows:

@@ -1,6 +1,6 @@
 """Pinned host memory, kept between calls: pinning costs more than a copy.
 
-A buffer is anonymous memory that CUDA is told of (cudaHostRegister), in whole pages. PyTorch's own
+A buffer is anonymous memory in whole pages, registered with CUDA (cudaHostRegister). PyTorch's own
 allocator would round each up to a power of two.
 """
 
@@ -44,34 +44,34 @@ class Buffer:
                 raise RuntimeError(
                     f"pinning {self.bytes} bytes of host memory failed: CUDA error {int(status)}"
                 )
-        # However it ends: CUDA would take what the system puts there next for pinned.
+        # Even after an error: otherwise CUDA would take later memory at this place for pinned.
         self.free = weakref.finalize(self, unpin, self.address, self._memory if pinned else None)
 
 
 def unpin(address: int, memory: mmap.mmap | None) -> None:
-    """CUDA forgets memory, which is the system's again then; nothing may use it any more."""
+    """Makes CUDA forget memory, and gives it back to the system; nothing may use it any more."""
     if memory is not None:
         torch.cuda.cudart().cudaHostUnregister(address)
 
 
 class PinnedCache:
-    """Pinned buffers that nobody uses now, for who asks next."""
+    """Pinned buffers that no run uses, kept for the next one."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._free: list[Buffer] = []  # the one that was used last is last
+        self._free: list[Buffer] = []  # the most recently used one is last
         self._limit = DEFAULT_LIMIT
         self._used = 0
 
     @property
     def bytes(self) -> int:
-        """Kept now, in no one's use."""
+        """Bytes kept now, and not in use."""
         with self._lock:
             return sum(buffer.bytes for buffer in self._free)
 
     @property
     def bytes_in_use(self) -> int:
-        """Of the buffers that runs have now."""
+        """Bytes of the buffers that runs use now."""
         with self._lock:
             return self._used
 
@@ -115,7 +115,7 @@ class PinnedCache:
         return buffer
 
     def give_back(self, buffer: Buffer) -> None:
-        """Nothing reads or writes the buffer any more."""
+        """Takes a buffer back. Nothing may read or write it any more."""
         with self._lock:
             self._used -= buffer.bytes
             self._free.append(buffer)

@@ -259,7 +259,7 @@ class StreamCall:
         self.run(shares, None, progress, fold=fold)
         try:
             folded = fold.result()
-        except Exception as error:  # of combine, at what was not folded meanwhile
+        except Exception as error:  # of combine, for chunks that were not folded yet
             chunk, what = fold.chunks, f"{type(error).__name__}: {error}"
             done = [(0, whole.rows_of(chunk)[0])]
             raise StreamError(f"{self.name}: chunk {chunk}: {what}", chunk, done) from error
@@ -316,7 +316,8 @@ class StreamCall:
                 self.notes += run.notes
 
     def look(self) -> tuple[Op | None, Seen | None]:
-        """fn as an op, and what it does on one row, or on no row if there is none. None: unknown.
+        """fn as an op, and its behaviour on one row, or on no row if the inputs are empty. None:
+        unknown.
 
         Calling an op of diglot for this changes nothing.
         """

@@ -91,7 +91,7 @@ def _expected_gradients(grad_output: torch.Tensor, input: torch.Tensor) -> dict[
     def value(grad: torch.Tensor, y: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
         return y * (grad.double() - total)
 
-    # The output that is differentiated is rounded to its type, and then they cancel.
+    # The output is rounded to its type before it is differentiated, and then terms cancel.
     eps = torch.finfo(input.dtype).eps
     x = input.detach().double()
     below = (x - x.max()).clamp(min=-200) if x.numel() else x

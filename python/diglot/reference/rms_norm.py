@@ -9,7 +9,7 @@ from diglot.reference.specs import OpSpec, Option
 
 
 def default_eps(dtype: torch.dtype) -> float:
-    """The eps that stands for None: of the type that is computed in."""
+    """The eps that None stands for: the epsilon of the type of the computation."""
     return torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps
 
 

@@ -1,7 +1,7 @@
-"""What the tools know of an op: a record, which stands beside the op's oracle.
+"""The record of an op for the tools, which stands beside the op's oracle.
 
-`diglot.reference.<op>.SPEC` is the record of `diglot.<op>`; no tool names an op.
-What is not an op of tensors alone, of which no tool could judge the result, has a `CallSpec` there.
+`diglot.reference.<op>.SPEC` is the record of `diglot.<op>`; no tool names an op. A function with
+other arguments than tensors has a `CallSpec` there, because no tool could judge its result.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ class Expected:
     Attributes:
         function: from pieces of `tensors` to the values: float64 for floating results, the result's
             own dtype for others.
-        tensors: what `function` takes, each broadcasting to the result's shape.
-        shown: by name, the tensors of which a report tells the value where an error is worst.
-        dtype: dtype that the result is rounded to.
-        allowance: what an error may be beyond its ulps, broadcasting to the result's shape: for a
-            sum, the rounding of its partial sums. None: nothing.
-        float64_ulp: what an error in float64 may be, in ulps, where the oracle, which is no wider,
-            has several as well. None: as for other ops.
+        tensors: the arguments of `function`, each broadcasting to the result's shape.
+        shown: by name, the tensors whose values a report shows at the worst error.
+        dtype: the dtype of the rounded result.
+        allowance: the error allowed beyond the ulps, broadcasting to the result's shape, such as
+            the rounding of a sum's partial sums. None: nothing.
+        float64_ulp: the error allowed in float64, in ulps, where the oracle, which is no wider,
+            errs by several too. None: as for other ops.
     """
 
     function: Callable[..., torch.Tensor]
@@ -47,9 +47,9 @@ class Option:
     """A keyword option of an op.
 
     Attributes:
-        default: its value where none is given.
+        default: its default.
         allowed: the values that it can have; None: numbers.
-        another: of numbers, one beside the default.
+        another: for numbers, a value beside the default.
     """
 
     default: Any
@@ -59,7 +59,7 @@ class Option:
 
 @dataclass(frozen=True, kw_only=True)
 class CallSpec:
-    """How an op is called: what it takes to ask for its kernels.
+    """How an op is called: the facts needed to ask for its kernels.
 
     Attributes:
         name: the name of its function, which is `diglot.<name>`.
@@ -68,9 +68,9 @@ class CallSpec:
         constants: keyword arguments that the tools always give, by name.
         floating_only: whether the inputs must be floating-point.
         directions: the passes that it has.
-        call: from the op's function, the inputs and keyword arguments, its result, where these are
-            not simply its arguments.
-        shapes: from the shape of the first input, that of each, where they differ.
+        call: calls the op's function with the inputs and keyword arguments, if these are not simply
+            its arguments.
+        shapes: the shapes of all inputs from that of the first, if they differ.
     """
 
     name: str
@@ -106,18 +106,18 @@ class CallSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class OpSpec(CallSpec):
-    """One op of tensors, as the tools see it: beside how it is called, what comes of it.
+    """One op of tensors for the tools: how it is called, and its right results.
 
     The launchers of its two directions are `<name>_forward` and `<name>_backward`.
 
     Attributes:
         outputs: names of the outputs, in order.
-        forward: from the inputs and options, what the output must be: an `Expected`, or a tuple of
-            them where there are several outputs.
-        backward: from the outputs' gradients, the inputs and options, what the gradients of the
-            inputs must be, by the names of the inputs.
-        backward_bytes: from the same, the bytes that the backward pass must move: each array that
-            it reads once, each that it writes once.
+        forward: from the inputs and options, the right output: an `Expected`, or a tuple of them
+            for several outputs.
+        backward: from the outputs' gradients, the inputs and options, the right gradients, by the
+            names of the inputs.
+        backward_bytes: from the same, the bytes that the backward pass must move. It reads each
+            input once and writes each output once.
     """
 
     forward: Callable[..., Any]
@@ -126,12 +126,12 @@ class OpSpec(CallSpec):
     outputs: tuple[str, ...] = ("output",)
 
     def expected(self, *inputs: Any, **options: Any) -> dict[str, Expected]:
-        """What each output must be, by its name."""
+        """The right value of each output, by its name."""
         return dict(zip(self.outputs, as_tuple(self.forward(*inputs, **options)), strict=True))
 
 
 def as_tuple(results: Any) -> tuple[Any, ...]:
-    """Of one result or several."""
+    """A tuple of one result, or of several."""
     return results if isinstance(results, tuple) else (results,)
 
 
