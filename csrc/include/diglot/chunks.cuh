@@ -34,7 +34,7 @@ DIGLOT_DEVICE Chunk read_chunk(const int64_t* table, int64_t rows, int64_t index
 template <typename Compute, typename Function>
 DIGLOT_DEVICE auto with_data(const Chunk& chunk, Function function) {
 #if defined(__CUDA_ARCH__)
-  __builtin_assume(__isGlobal(chunk.data));  // the compiler cannot know it of a loaded address
+  __builtin_assume(__isGlobal(chunk.data));  // a loaded address does not tell the compiler
 #endif
   switch (chunk.dtype) {
     case DType::kFloat16: return function(static_cast<float16*>(chunk.data));

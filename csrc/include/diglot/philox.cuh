@@ -62,8 +62,8 @@ DIGLOT_HOST_DEVICE PhiloxWords random_words(const PhiloxKeys& keys, uint64_t cou
   return philox_4x32({low_word(counter), high_word(counter), 0, 0}, keys);
 }
 
-// The bits of the elements from row-major index `index` on. It is a multiple of their number, or of
-// 4.
+// The bits of the elements from row-major index `index` on, a multiple of their number or
+// of 4.
 template <int kElements>
 DIGLOT_DEVICE Vector<uint32_t, kElements> random_bits(const PhiloxKeys& keys, uint64_t offset,
                                                       int64_t index) {

@@ -172,8 +172,8 @@ std::optional<NormFit> share_out_norm(Planner& planner, NormRows rows, int block
   count_groups(planner, rows);
   if (rows.groups < rows.count && rows.groups % period_of(rows.order) != 0) return {};
   rows.team = kWarpLanes * static_cast<int>((rows.share + kWarpColumns - 1) / kWarpColumns);
-  // With several accesses a thread's lanes are as far apart as in a whole warp. A cluster's blocks
-  // have whole warps.
+  // Several wide accesses of a thread are a whole warp's width apart, so a team then has whole
+  // warps. So has a cluster's block.
   constexpr bool kHasLanes = Shape::kAccesses == 1 || !Shape::kIsWide;
   while (kHasLanes && blocks == 1 && rows.team <= kWarpLanes &&
          rows.team / 2 * kColumns >= rows.share) {

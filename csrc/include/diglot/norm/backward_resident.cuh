@@ -22,7 +22,7 @@ DIGLOT_DEVICE void norm_backward_resident(const NormRows& rows, const NormGradie
   const int64_t first = part.first_row();
   int64_t row = first + part.team_number() * int64_t{rows.groups};
   typename Part::Row next;
-  // Weights and statistics come first: they would wait behind the copies.
+  // Weights and statistics come first. Later they would wait behind the copies.
   part.load_weights([&] {
     next = part.statistics(row);
     for (int stage = 0; stage < rows.stages; ++stage) {
