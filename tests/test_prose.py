@@ -92,7 +92,8 @@ def comments_of_cpp(text: str) -> str:
 
 def comments_of_python(text: str) -> str:
     """The comments and docstrings of Python; one behind code, or an argument, is an item."""
-    lines = [""] * (text.count("\n") + 1)
+    source = text.splitlines()
+    lines = [""] * len(source)
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT and not DIRECTIVE.match(token.string):
             mark = "- " if token.line[: token.start[1]].strip() else ""
@@ -100,11 +101,10 @@ def comments_of_python(text: str) -> str:
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, DOCUMENTED) and ast.get_docstring(node) is not None:
             docstring = node.body[0]
-            first, *rest = ast.get_source_segment(text, docstring, padded=True).splitlines()
-            lines[docstring.lineno - 1] = first.strip().strip('"')
-            for number, line in enumerate(rest, docstring.lineno):
-                indent = len(line) - len(line.lstrip()) - docstring.col_offset
-                lines[number] = ("- " if indent == 4 else "") + line.strip().strip('"')
+            for number in range(docstring.lineno - 1, docstring.end_lineno):
+                line = source[number].strip()
+                indent = source[number].index(line) - docstring.col_offset
+                lines[number] = ("- " if indent == 4 else "") + line.strip('"')
     return "\n".join(lines)
 
 

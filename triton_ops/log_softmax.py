@@ -93,7 +93,7 @@ def log_softmax_backward_rows(
 
 @launcher
 def log_softmax_forward(input: Operand, dim: int, out: Operand) -> Plan:
-    """out = log_softmax(input) along a dimension, of the input's dtype or, if narrower, float32."""
+    """out = log_softmax(input) along a dimension. Its dtype is input's, or float32 for 16 bits."""
     return plan_rows(log_softmax_forward_rows, (input, out), dim)
 
 

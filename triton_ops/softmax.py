@@ -94,9 +94,7 @@ def softmax_backward_rows(
 
 @launcher
 def softmax_forward(input: Operand, dim: int, out: Operand) -> Plan:
-    """out = softmax(input) along a dimension, of the input's dtype or, if that is narrower,
-    float32.
-    """
+    """out = softmax(input) along a dimension. Its dtype is input's, or float32 for 16 bits."""
     return plan_rows(softmax_forward_rows, (input, out), dim)
 
 

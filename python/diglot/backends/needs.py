@@ -1,6 +1,6 @@
 """The requirements of an op's kernels on a call: architecture, dtypes, shapes, an interpreter.
 
-An op declares them once, beside its definition, and only if they exceed the facade's checks:
+An op declares them once, beside its definition, and only if it needs more than every backend has:
 
     require("attention", "cuda", Needs(architecture=90, dtypes=HALVES, call=check_head_dim))
 """

@@ -24,7 +24,7 @@ def one_by_one(operator: Operator, info: Any, in_dims: tuple[Any, ...], *args: A
     ]
     if samples:
         results = [operator(*sample) for sample in samples]
-    else:  # an empty call gives the shape of no results
+    else:  # a fake call gives the shapes of results
         sample = [
             a if d is None else a.new_empty([size for i, size in enumerate(a.shape) if i != d])
             for a, d in zip(args, in_dims, strict=True)

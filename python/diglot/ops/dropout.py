@@ -18,7 +18,7 @@ from diglot.reference.dropout import threshold_and_scale
 
 # For Philox in PyTorch's operators, Inductor (PyTorch 2.13) takes time exponential in its rounds.
 INLINED = False
-OVERLAPS = 1  # PyTorch's error for a tensor whose elements share memory, such as an expanded one
+OVERLAPS = 1  # PyTorch's answer for a tensor whose elements share memory, such as an expanded one
 
 
 def dropout(

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-MOST = 2**63 - 1  # the range of an int64
+MOST = 2**63 - 1  # the largest int64
 
 
 def check_source(

@@ -125,7 +125,7 @@ class Op:
             options += [*fn.args, len(fn.args), *fn.keywords, *fn.keywords.values(), None]
             fn = fn.func
         self._constants = {id(of): of for of in options if isinstance(of, torch.Tensor)}
-        # The future value of other objects is unknown.
+        # Other objects may change between calls.
         known = (bool, int, float, str, type(None))
         self._key: tuple[Any, ...] | None = None
         if is_known and all(type(of) in known for of in options):

@@ -80,7 +80,7 @@ class Ring:
             for inputs in [job.inputs] * self.plan.slots
         ]
         self.outputs: list[list[torch.Tensor]] = []
-        self.last: list[Event | None] = [None] * self.plan.slots  # outputs wait for it
+        self.last: list[Event | None] = [None] * self.plan.slots  # frees outputs
         self.reads = any(array.is_staged for array in job.inputs)
         self.runtime = job.runtime(
             job.device, self.plan.slots, job.shares_compute, not self.reads and job.writes_in_place

@@ -63,9 +63,9 @@ def standardize_gradient_slope(
 ) -> torch.Tensor:
     """The derivative of the input's gradient by the input, along a direction; it is symmetric.
 
-    Let P be the derivative of y = standardize(x), and a and c the means of d·y and g·y. It is -rstd
-    · (rstd · y · (mean(d·g) - mean(d) mean(g) - a c) + c P d + a P g). In float32 or wider, and
-    differentiable to any order.
+    Let P be the derivative of y = standardize(x), and a and c the means of d·y and g·y. It is
+    -rstd · (rstd · y · (mean(d·g) - mean(d) mean(g) - a c) + c P d + a P g),
+    in float32 or wider, and differentiable to any order.
     """
     g, x, d = _wide(grad_output), _wide(input), _wide(direction)
     variance, mean = torch.var_mean(x, correction=0)
