@@ -16,8 +16,7 @@
 
 namespace diglot {
 
-// Compiled shapes. Wide and Peeled hold a row in accesses of 16 bytes, Narrow element by element.
-// Streaming reads rows twice.
+// Compiled shapes. Wide and Peeled have accesses of 16 bytes. Streaming reads rows twice.
 template <typename T>
 struct NormBackwardShapes {
   template <int... kAccesses>
@@ -33,8 +32,7 @@ struct NormBackwardShapes {
   using Streaming = NormShape<(sizeof(T) == 2 ? 1 : 2) * (kIsWide ? 2 : 1), kIsWide>;
 };
 
-// Upper bound of the shared memory that a block uses for other purposes and that the driver
-// reserves.
+// The most shared memory that a block uses for other purposes, with the driver's part.
 constexpr int kNormOtherBytes = 2 * 1024 + 64;
 
 // How many groups of rows have sums of their own. The number sets the order of summation.
@@ -122,8 +120,7 @@ NormSumOrder order_by_access(int64_t n, bool is_peeled, const Operand& view,
   return order;
 }
 
-// The distance in rows to the next one that begins alike, relative to 16 bytes. Rows of a group are
-// that far apart, or a multiple.
+// The distance in rows to the next that begins alike. Rows of a group are a multiple of it apart.
 inline int period_of(const NormSumOrder& order) {
   int period = 1;
   while (((period * order.skipped_step) & ((1 << order.access_bits) - 1)) != 0) ++period;
@@ -134,8 +131,7 @@ inline int groups_alike(const NormSumOrder& order, int64_t groups, int64_t count
   return static_cast<int>(groups < count && groups > period ? groups / period * period : groups);
 }
 
-// Chooses how many groups of rows there are, if no sums have fixed it. One block, or one cluster,
-// walks each group. As many groups run as can be resident.
+// Without sums: as many groups as can be resident. A block, or a cluster, walks each.
 inline void count_groups(Planner& planner, NormRows& rows) {
   if (rows.groups != 0) return;
   const int64_t blocks =
@@ -158,8 +154,7 @@ struct NormFit {
   int64_t cost;  // estimate in issue slots of an SM, which bound kernels that memory does not
 };
 
-// Shares a row out to a cluster of `blocks` blocks. Returns nothing if the row does not fit with at
-// least `least_stages` stages.
+// Nothing if a row does not fit into `blocks` blocks with at least `least_stages` stages.
 template <typename Shape, typename T>
 std::optional<NormFit> share_out_norm(Planner& planner, NormRows rows, int blocks,
                                       int least_stages) {
@@ -172,15 +167,13 @@ std::optional<NormFit> share_out_norm(Planner& planner, NormRows rows, int block
   count_groups(planner, rows);
   if (rows.groups < rows.count && rows.groups % period_of(rows.order) != 0) return {};
   rows.team = kWarpLanes * static_cast<int>((rows.share + kWarpColumns - 1) / kWarpColumns);
-  // Several wide accesses of a thread are a whole warp's width apart, so a team then has whole
-  // warps. So has a cluster's block.
+  // Only a team within one block, with one access per thread or single elements, is below a warp.
   constexpr bool kHasLanes = Shape::kAccesses == 1 || !Shape::kIsWide;
   while (kHasLanes && blocks == 1 && rows.team <= kWarpLanes &&
          rows.team / 2 * kColumns >= rows.share) {
     rows.team /= 2;
   }
-  // The number of teams is limited by rows, by threads, and by room for enough stages. A cluster
-  // has one.
+  // As many teams as rows, threads, and room for enough stages allow. A cluster has one.
   constexpr int kWeightParts = sizeof(compute_t<T>) / sizeof(T);
   const auto wanted = static_cast<int>(planner.tuned(Tunable::kNormBackwardThreads));
   const int most_threads = std::min(kNormResidentThreads, std::max(wanted, rows.team));
@@ -312,8 +305,7 @@ void launch_norm_backward(Planner& planner, const NormOperands& operands) {
         rows.groups = fit.rows.groups, rows.order = fit.rows.order;
         return true;
       };
-      // Tries few blocks first. Among the shapes that hold a row in that many blocks, the cheapest
-      // comes first.
+      // Few blocks come first. Among shapes that hold a row in as many, the cheapest does.
       const auto attempt_shapes = [&](auto shapes, int least_stages) {
         int64_t skipped = planner.tuned(Tunable::kNormBackwardSkippedShapes);
         for (int blocks = 1; blocks <= kMostClusterBlocks; blocks *= 2) {
@@ -397,8 +389,7 @@ void launch_norm_backward(Planner& planner, const NormOperands& operands) {
                                                  outputs, asked[0]->dtype);
   };
   constexpr int kVector = kAccessBytes / static_cast<int>(sizeof(Compute));
-  // Sums of peeled rows have places behind a row's end. Whole accesses would take those for
-  // columns.
+  // Whole accesses would take the places behind a peeled row's end for columns.
   if (rows.n % kVector == 0 && rows.order.pitch == rows.n && !rows.order.skips()) {
     sum(std::integral_constant<int, kVector>{});
   } else {
