@@ -19,5 +19,12 @@ def pivot(title: str, cells: Mapping[tuple[str, str], str]) -> list[str]:
     return table([title, *columns], body)
 
 
+def put(text: str, name: str, made: str) -> str:
+    """A page's text with its part of this name, between two comments, made again."""
+    begin, end = (f"<!-- {name}:{which} -->" for which in ("begin", "end"))
+    before, rest = text.split(begin)
+    return f"{before}{begin}\n{made}{end}{rest.split(end)[1]}"
+
+
 def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"

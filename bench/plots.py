@@ -17,6 +17,7 @@ from typing import Any
 from diglot.bench import reports
 from diglot.bench.evidence import RESULTS, ROOT
 from diglot.bench.harness import Row
+from diglot.bench.results import read_file
 from diglot.bench.summary import TIMERS
 from diglot.files import check_writable, writing
 from diglot.tools import drawing
@@ -204,7 +205,7 @@ def main() -> None:
     for path in sorted(RESULTS.glob("*/stream_map/overlap*.json")):
         report = PipelineReport.from_json(path.read_text())
         if report.gpu is None:  # of several; the benchmark's own file says which
-            gpu = reports.read_report(path.parent.with_suffix(".json"))["gpu"]
+            gpu = read_file(path.parent.with_suffix(".json")).gpu
             report = dataclasses.replace(report, gpu=gpu)
         report.plot(ROOT / f"docs/images/{path.stem}.png", force=True)
 

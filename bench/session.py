@@ -17,7 +17,8 @@ from diglot.bench.evidence import RESULTS, UNKNOWN, gpu_short_name
 from diglot.bench.harness import OURS, Benchmark, Case, Row
 from diglot.bench.instruments import GPU, Instruments
 from diglot.bench.lines import lines_of
-from diglot.bench.reports import incomplete, is_ranked, make_report, read_reports, save
+from diglot.bench.reports import incomplete, is_ranked, make_report, save
+from diglot.bench.results import read_reports
 from diglot.bench.running import row_of, run
 from diglot.bench.selection import (
     APART,

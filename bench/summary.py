@@ -175,7 +175,8 @@ REGIMES_SHOWN: dict[str, dict[str, Any]] = {
 def regimes_markdown(reports: Sequence[Mapping[str, Any]]) -> str:
     """The regimes of a few committed results, as a table."""
     body = []
-    for report in sorted(reports, key=lambda report: list(REGIMES_SHOWN).index(report["op"])):
+    shown = [report for op in REGIMES_SHOWN for report in reports if report["op"] == op]
+    for report in shown:
         peak = peak_gb_per_s(report["gpu"])
         body += [
             [label(row), *map(number, times), _bound_by(row, peak)]
@@ -185,7 +186,7 @@ def regimes_markdown(reports: Sequence[Mapping[str, Any]]) -> str:
             and row["options"] == REGIMES_SHOWN[report["op"]]
             and None not in (times := _times(row, peak))
         ]
-    return "\n".join([f"{measured_on(reports)}.", "", *table(REGIMES_HEADER, body)])
+    return "\n".join([f"{measured_on(shown)}.", "", *table(REGIMES_HEADER, body)])
 
 
 def _times(row: Row, peak_gb_per_s: float | None) -> list[Any]:

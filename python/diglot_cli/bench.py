@@ -103,7 +103,8 @@ def _bench(
     force: bool,
 ) -> int:
     from diglot.bench import models as distribution
-    from diglot.bench import reports, session
+    from diglot.bench import session
+    from diglot.bench.results import read_reports
     from diglot.bench.selection import Selection, parse_options, parse_sizes
     from diglot.tools.inputs import parse_dtype, parse_shape
 
@@ -133,7 +134,7 @@ def _bench(
     check_files([], {"--json": json_file, "--csv": csv_file}, force)
     if plot is not None:
         session.check_folder("--plot", Path(plot), force)
-    older = [] if against is None else reports.read_reports(Path(against))
+    older = [] if against is None else read_reports(Path(against))
     messages = make_console(stderr=True)
     if load:
         done = session.read(map(Path, load), ops)
