@@ -230,6 +230,7 @@ def test_other_errors_are_not_hidden(monkeypatch):
         ("bench gelx", "gelu"),
         ("bench gelu --provider tritn", "triton"),
         ("bench gelu --option aproximate=tanh", "approximate"),
+        ("comprae gelu", "compare"),
         ("stream softmx --input a.npy --output b.npy", "softmax"),
     ],
 )

@@ -17,9 +17,8 @@ from rich.syntax import Syntax
 from rich.table import Table
 
 from diglot_cli.common import (
-    Failure,
+    command,
     make_console,
-    one_line_errors,
     op_options,
     parse_options,
     print_table,
@@ -37,7 +36,7 @@ RESOURCES = (
 )
 
 
-@click.command()
+@command()
 @click.argument("op")
 @click.option("--backend", metavar="NAME", help="cuda or triton. Default: both.")
 @click.option("--arch", default="sm_90", show_default=True, help="The GPU's architecture.")
@@ -56,22 +55,7 @@ RESOURCES = (
 @click.option("--save", metavar="DIR", help="Write every stage, or --stage, of every kernel.")
 @click.option("--json", "as_json", is_flag=True, help="Print resources as JSON.")
 @click.option("--force", is_flag=True, help="Write into a folder that has files.")
-def inspect(op: str, **arguments: Any) -> None:
-    """Look into the kernels of OP, such as gelu, in both languages, without a GPU.
-
-    diglot compiles Triton's kernels ahead of time, and reads CUDA's from the built extension. The
-    kernels that OP launches depend on the dtype and the shape of its input.
-    """
-    from diglot.tools.machine_code import ResourcesUnavailable
-
-    with one_line_errors():
-        try:
-            _inspect(op, **arguments)
-        except ResourcesUnavailable as error:
-            raise Failure(" ".join(str(error).split())) from error
-
-
-def _inspect(
+def inspect(
     op: str,
     *,
     backend: str | None,
@@ -86,6 +70,11 @@ def _inspect(
     force: bool,
     **texts: str | None,
 ) -> None:
+    """Look into the kernels of OP, such as gelu, in both languages, without a GPU.
+
+    diglot compiles Triton's kernels ahead of time, and reads CUDA's from the built extension. The
+    kernels that OP launches depend on the dtype and the shape of its input.
+    """
     from diglot.names import unknown_name
     from diglot.tools import inputs
     from diglot.tools import inspect as inspecting
