@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from diglot.bench.markdown import NOTHING, table
+from diglot.tools.numbers import size as count
 
 DESIGNS = (
     "diglot",
@@ -66,13 +67,6 @@ def designs_table(report: dict[str, Any]) -> str:
     return "\n".join([*_heading(report, kind), *table(header, body)])
 
 
-def _size(count: int) -> str:
-    for shift, unit in ((30, "GiB"), (20, "MiB")):
-        if count >= 1 << shift:
-            return f"{count >> shift} {unit}"
-    return f"{count >> 10} KiB"
-
-
 def _fastest(rows: Iterable[dict[str, Any]]) -> float | None:
     return min((row["time_us"] for row in rows if row.get("time_us")), default=None)
 
@@ -93,7 +87,7 @@ def use_table(report: dict[str, Any]) -> str:
         for other in ("launches", "programmatic launches"):
             two = _fastest([rows[other]]) if other in rows else None
             ratios.append(NOTHING if one is None or two is None else f"{two / one:.2f}")
-        body.append([_size(size), *(_time(rows.get(name)) for name in names), *ratios])
+        body.append([count(size, "B"), *(_time(rows.get(name)) for name in names), *ratios])
     header = ["array, µs", *names, "launches over barrier", "programmatic over barrier"]
     kind = "Ratios compare with the fastest grid that has a barrier. Above 1, the barrier wins."
     return "\n".join([*_heading(report, kind), *table(header, body)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-NOTHING = "–"
+from diglot.tools.numbers import NOTHING
 
 
 def table(header: Sequence[str], body: Iterable[Sequence[str]]) -> list[str]:

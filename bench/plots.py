@@ -22,6 +22,7 @@ from diglot.bench.summary import TIMERS
 from diglot.files import check_writable, writing
 from diglot.tools import drawing
 from diglot.tools.drawing import Case, Picture, Point
+from diglot.tools.numbers import number
 
 CURVE = 3  # sizes from which on there is a curve
 SPREAD = 20  # the largest value over the smallest, from which on a scale is logarithmic
@@ -56,7 +57,7 @@ def _ceiling(row: Row) -> float | None:
 
 def _point(row: Row, position: float = 0.0) -> Point:
     value, *ends = (_figure_of(row, row[name]) for name in reports.TIMES)
-    words = f"{drawing.number(row['time_us'])} µs"
+    words = f"{number(row['time_us'])} µs"
     if "share_of_copy" in row:
         words += f", {row['share_of_copy']:.2f} of a copy"
     missed = any(not bar["met"] for bar in row["bars"])

@@ -21,7 +21,8 @@ from diglot.bench.results import read_reports
 from diglot.pipeline.report import PipelineReport
 from diglot.tools import drawing, inline_svg
 from diglot.tools.ceilings import Ceiling, Ceilings
-from diglot.tools.drawing import Case, Picture, Point, number, size
+from diglot.tools.drawing import Case, Picture, Point
+from diglot.tools.numbers import number, size
 from diglot.tools.report import operations as counted
 from diglot.tools.report import read, render
 from diglot.tools.report.cases import largest, providers_of
@@ -545,7 +546,7 @@ def test_operations():
 
 def test_words_of_numbers():
     assert [number(v) for v in (None, 12345.6, 123.4, 12.34, 1.234, 0.01234, 0.0001234)] == [
-        *("–", "12,346", "123", "12.3", "1.23", "0.01", "0.00012")
+        *("–", "12,346", "123", "12.3", "1.23", "0.0123", "1.23e-04")
     ]
     assert [size(v) for v in (512, 4096, 3 << 20, 1.5 * 2**30)] == ["512", "4 Ki", "3 Mi", "1.5 Gi"]
 

@@ -100,6 +100,7 @@ def compare(
     from diglot.reference.specs import find_spec
     from diglot.tools import compare as comparing
     from diglot.tools import inputs, interpreted
+    from diglot.tools.numbers import duration
 
     # Everything that can be known to be wrong is told before anything is computed.
     spec = find_spec(op)
@@ -125,10 +126,10 @@ def compare(
             with show_progress(messages, "") as tell:
                 tell(f"estimating how long {count} take")
                 seconds = interpreted.estimate_seconds(spec, sizes, kind, where, backward, options)
-            said += f", about {interpreted.duration(seconds)}"
+            said += f", about {duration(seconds)}"
             if seconds > limit:
                 raise ValueError(
-                    f"{said}, beyond the limit of {interpreted.duration(limit)}: use fewer "
+                    f"{said}, beyond the limit of {duration(limit)}: use fewer "
                     "elements, a GPU, or --limit SECONDS"
                 )
         return f"{'no GPU found' if device is None else f'on {where}'}: {said}"
@@ -165,13 +166,13 @@ def compare(
 
 
 def _print(result: Any) -> None:
-    from diglot.tools import table as text
+    from diglot.tools import comparison_text as text
 
     for line, is_bad in text.verdicts(result):
         print_verdict(line, is_bad)
     console = make_console()
     console.print(text.heading(result), markup=False)
     for table in text.tables(result):
-        print_table(table.columns, table.rows)
+        print_table(table.titles, table.rows)
     for note in text.notes(result):
         console.print(note, markup=False)

@@ -113,7 +113,7 @@ class Comparison:
         raise KeyError(backend)
 
     def __str__(self) -> str:
-        from diglot.tools.table import plain
+        from diglot.tools.comparison_text import plain
 
         return plain(self)
 

@@ -15,7 +15,8 @@ from diglot.bench.harness import Row
 from diglot.bench.results import LARGEST, File
 from diglot.pipeline.report import PipelineReport
 from diglot.tools import drawing, inline_svg, stream_chart
-from diglot.tools.drawing import Case, Picture, Point, number
+from diglot.tools.drawing import Case, Picture, Point
+from diglot.tools.numbers import number
 from diglot.tools.report.tables import any_cell, is_missed
 
 SMALL = 1e-30  # what is smaller is not drawn on a logarithmic scale

@@ -9,7 +9,7 @@ from diglot.bench.harness import Row
 from diglot.bench.plots import shape_text
 from diglot.bench.reports import TIMES
 from diglot.bench.results import TEXTS, File
-from diglot.tools.drawing import number
+from diglot.tools.numbers import number
 from diglot.tools.report.cases import kind_text
 from diglot.tools.report.tables import Cell, Column, Table, TableRow, any_cell, is_missed, time_cell
 
