@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import platform
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ import torch
 
 from diglot.backends import explain, record_runs
 from diglot.backends.registry import BACKENDS, is_interpreted
+from diglot.bench.evidence import versions
 from diglot.names import unknown_name
 from diglot.reference.specs import Expected, OpSpec, as_tuple, find_spec, nbytes
 from diglot.tools import measure
@@ -216,7 +216,7 @@ def compare(
         agreement=agreement,
         ceiling=speeds.get("copy"),
         untimed=untimed,
-        versions=_versions(),
+        versions=versions(),
     )
 
 
@@ -331,15 +331,3 @@ def _device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return "CPU"
-
-
-def _versions() -> dict[str, str]:
-    from importlib import metadata
-
-    versions = {"python": platform.python_version(), "torch": torch.__version__}
-    for package in ("diglot", "triton"):
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return versions

@@ -85,7 +85,7 @@ class Comparison:
         agreement: one `Agreement` per pair of backends that ran, the two kernels first.
         ceiling: speed of a device copy of as many bytes in the same run; None if nothing was timed.
         untimed: why nothing was timed; None if it was, or was not asked for.
-        versions: of diglot, torch, Triton and Python.
+        versions: of diglot, torch, Triton, Python, CUDA and the driver.
     """
 
     op: str
@@ -99,7 +99,7 @@ class Comparison:
     agreement: tuple[Agreement, ...]
     ceiling: Speed | None
     untimed: str | None
-    versions: dict[str, str]
+    versions: dict[str, str | None]
 
     def row(self, backend: str) -> Row:
         """The row of a backend.

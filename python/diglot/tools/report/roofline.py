@@ -66,7 +66,7 @@ def _place(case: Mapping[str, Row]) -> Place | None:
         return None
     counted = find(row["op"], row["direction"])
     assert counted is not None
-    return Place(f"{row['op']} {kind_text(row)}", counted.of, points)
+    return Place(f"{row['op']} {kind_text(row)}", counted, points)
 
 
 def _roofs(rows: Sequence[Row], gpu: str, known: Ceilings | None) -> Roofs:
