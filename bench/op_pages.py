@@ -12,7 +12,7 @@ from typing import Any
 
 from diglot.bench import marks, pictures, standing
 from diglot.bench.evidence import ROOT
-from diglot.bench.markdown import put
+from diglot.bench.markdown import put, table
 from diglot.bench.op_plans import plans, rows
 from diglot.bench.op_reference import reference
 from diglot.bench.results import read_file
@@ -50,15 +50,14 @@ def accuracy(report: Report) -> list[str]:
         "Largest error against float64 in the same run, in ulp. Where sums cancel, an ulp of a",
         "tiny result says little; then it is the error as a share of the largest element.",
         "",
-        f"| direction | dtype | {' | '.join(JUDGED)} |",
-        "|---|---|---|---|---|",
     ]
+    body = []
     for case, of in found.items():
         ulps = [of[name]["worst_ulp"] for name in ("cuda", "triton") if name in of]
         style = "{worst_ulp:.3g} ulp" if max(ulps) < FEW_ULP else "{worst_share:.1e}"
         cells = [style.format(**of[name]) if name in of else "–" for name in JUDGED]
-        lines.append(f"| {' | '.join([*case, *cells])} |")
-    return [*lines, ""]
+        body.append([*case, *cells])
+    return [*lines, *table(["direction", "dtype", *JUDGED], body)]
 
 
 def measured(report: Report, image: str | None) -> str:

@@ -15,7 +15,7 @@ from diglot.bench.barrier_tables import designs_table, use_table
 from diglot.bench.evidence import ROOT
 from diglot.bench.harness import COLD, MODES, OURS
 from diglot.bench.markdown import NOTHING, pivot, put, table
-from diglot.bench.reports import label, measured_on, no_time
+from diglot.bench.reports import by_case, label, measured_on, no_time
 from diglot.bench.results import OF_OPS, committed
 from diglot.bench.stream_tables import (
     charts_markdown,
@@ -48,27 +48,22 @@ def _cell(
     return f"{text(row)}{' ✗' if missed else ''}{marks.mark(row, titles)}"
 
 
-def _grouped(
-    reports: list[dict[str, Any]], timer: str, name: Callable[[dict[str, Any]], str] = label
-) -> dict[str, dict[str, dict[str, Any]]]:
-    cases: dict[str, dict[str, dict[str, Any]]] = {}
-    for report in reports:
-        for row in report["rows"]:
-            if row["timer"] == timer:
-                cases.setdefault(name(row), {})[row["provider"]] = row
-    return cases
-
-
-def _table(title: str, cases: dict[str, dict[str, dict[str, Any]]], text: Any) -> list[str]:
-    shown = [p for p in PROVIDERS if any(p in rows for rows in cases.values())]
-    titles = marks.common(row for rows in cases.values() for row in rows.values())
-    named = [marks.titled(name, titles[name]) for name in shown]
-    header = [title, *named, "bar"]
+def _table(title: str, cases: Sequence[dict[str, dict[str, Any]]], text: Any) -> list[str]:
+    """A table with a line for each case, whose rows are given by provider."""
+    shown = [p for p in PROVIDERS if any(p in rows for rows in cases)]
+    titles = marks.common(row for rows in cases for row in rows.values())
+    header = [title, *(marks.titled(name, titles[name]) for name in shown), "bar"]
     body = [
-        [case, *(_cell(rows.get(p), text, titles) for p in shown), _bars(rows)]
-        for case, rows in cases.items()
+        [_within_op(rows), *(_cell(rows.get(p), text, titles) for p in shown), _bars(rows)]
+        for rows in cases
     ]
     return table(header, body)
+
+
+def _within_op(rows: dict[str, dict[str, Any]]) -> str:
+    """A case's label below a heading that names its op."""
+    first = next(iter(rows.values()))
+    return label(first).removeprefix(f"{first['op']} ")
 
 
 # The names of bars, as the last column abbreviates them.
@@ -140,16 +135,11 @@ TIMERS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
 }
 
 
-def _within_op(row: dict[str, Any]) -> str:
-    """A case's label below a heading that names its op."""
-    return label(row).removeprefix(f"{row['op']} ")
-
-
 def of_op(report: dict[str, Any]) -> list[str]:
     """The tables of an op's results of the common harness."""
     lines = []
     for timer, (title, text) in TIMERS.items():
-        cases = _grouped([report], timer, _within_op)
+        cases = by_case(row for row in report["rows"] if row["timer"] == timer)
         if cases:
             lines += _table(title, cases, text)
     return lines
