@@ -168,17 +168,6 @@ def check_same_gpu(older: Sequence[Mapping[str, Any]], gpu: str | None) -> None:
             )
 
 
-def check_folder(option: str, folder: Path, force: bool) -> None:
-    """Raises ValueError unless a folder is there to be filled, or can be made."""
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{option}: {folder} is no folder")
-    if folder.is_dir() and any(folder.iterdir()) and not force:
-        raise ValueError(
-            f"{option}: {folder} is not empty, and nothing in it is overwritten "
-            "without force (--force)"
-        )
-
-
 @contextlib.contextmanager
 def compilers(fresh: bool) -> Iterator[None]:
     """Has compilers work in this process, and with `fresh` as if they had never run before.

@@ -6,6 +6,7 @@ import importlib.util
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -321,10 +322,11 @@ def test_missing_click_is_one_line(monkeypatch, capsys):
 def test_info():
     result = run("info")
     assert result.exit_code == 0, result.output
-    for text in ("diglot", torch.__version__, "driver", "backends on cpu", "torch   can run"):
+    for text in ("diglot", torch.__version__, "driver", "backends on cpu"):
         assert text in result.stdout
+    assert re.search(r"^  torch +can run$", result.stdout, re.MULTILINE)
     for backend in ("cuda", "triton"):
-        assert f"  {backend:7} " in result.stdout
+        assert f"  {backend} " in result.stdout
 
 
 @pytest.mark.slow

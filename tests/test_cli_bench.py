@@ -81,8 +81,8 @@ def interrupted_after(cases, by=signal.SIGINT):
         ("gelu --against {here}/README.md", "it is not JSON"),
         ("gelu --json {tmp}/other.json", "exists and is not overwritten without force"),
         ("gelu --json {tmp}/none/a.json", "there is no folder"),
-        ("gelu --plot {tmp}", "is not empty, and nothing in it is overwritten"),
-        ("gelu --plot {tmp}/other.json", "is no folder"),
+        ("gelu --plot {tmp}", "has files, which are not overwritten without force"),
+        ("gelu --plot {tmp}/other.json", "is a file, not a folder"),
     ],
 )
 def test_mistakes_are_one_line(arguments, message, tmp_path):
@@ -265,7 +265,7 @@ def test_pictures(tmp_path):
     assert result.exit_code == 0, result.output
     found = sorted(path.name for path in (tmp_path / "plots").iterdir())
     assert found == [f"gelu_forward_approximate_{form}_device.png" for form in ("none", "tanh")]
-    assert "is not empty" in fails(
+    assert "has files" in fails(
         "bench", "--load", tmp_path / "a.json", "--plot", tmp_path / "plots"
     )
 

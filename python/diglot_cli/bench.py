@@ -99,6 +99,7 @@ def bench(
     from diglot.bench import session
     from diglot.bench.results import read_reports
     from diglot.bench.selection import Selection, parse_options, parse_sizes
+    from diglot.files import check_folder
     from diglot.tools.inputs import parse_dtype, parse_shape
 
     # Everything that can be known to be wrong is told before anything is measured.
@@ -126,7 +127,7 @@ def bench(
         )
     check_files([], {"--json": json_file, "--csv": csv_file}, force)
     if plot is not None:
-        session.check_folder("--plot", Path(plot), force)
+        check_folder(plot, force)
     older = [] if against is None else read_reports(Path(against))
     messages = make_console(stderr=True)
     if load:

@@ -75,6 +75,7 @@ def inspect(
     diglot compiles Triton's kernels ahead of time, and reads CUDA's from the built extension. The
     kernels that OP launches depend on the dtype and the shape of its input.
     """
+    from diglot.files import check_folder
     from diglot.names import unknown_name
     from diglot.tools import inputs
     from diglot.tools import inspect as inspecting
@@ -92,7 +93,7 @@ def inspect(
     if side_by_side and (len(languages) < 2 or stage == inspecting.BINARY):
         raise ValueError(f"--side-by-side shows what both languages have as text, not {stage}")
     if save is not None:
-        inspecting.check_folder(save, force)
+        check_folder(save, force, makes_parents=False)
     if stage not in (None, inspecting.RESOURCES):
         stages: tuple[str, ...] = (stage,)
     elif save is not None:

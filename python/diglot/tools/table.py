@@ -58,7 +58,8 @@ class Table:
             message = 'tables need rich, which is not installed: pip install "diglot[tools]"'
             raise ImportError(message) from error
         form = box.SIMPLE_HEAD if has_rule else None
-        made = rich.table.Table(box=form, padding=(0, 1), pad_edge=False)
+        has_head = any(column.title for column in self.columns)
+        made = rich.table.Table(box=form, padding=(0, 1), pad_edge=False, show_header=has_head)
         for place, column in enumerate(self.columns):
             lines = [*column.title.split("\n"), *(cells[place] for cells in self.rows)]
             longest = max(map(len, lines))
