@@ -280,7 +280,7 @@ def test_safetensors_that_are_damaged(header, data):
         ("gelu --input in.npy --output o.npy --approximate x", "approximate must be 'none' or"),
         ("softmax --input in.npy --output o.npy --dim 0", "--dim 0 is the dimension that is cut"),
         ("softmax --input in.npy --output o.npy --dim -2", "--dim -2 is the dimension that is cut"),
-        ("softmax --input in.npy --output o.npy --dim x", "--dim must be a number, not 'x'"),
+        ("softmax --input in.npy --output o.npy --dim x", "'--dim': it must be a number, not 'x'"),
         ("softmax --input line.npy --output o.npy", "--dim -1 is the dimension that is cut"),
         ("rms_norm --input line.npy --output o.npy", "must have two dimensions or more"),
         ("standardize --input in.npy --output o.npy", "and standardize is none: a row of its"),

@@ -165,52 +165,58 @@ def _fits(console: Console, table: Table) -> bool:
     return Measurement.get(console, unbounded, table.rich()).minimum <= console.width
 
 
-def parse_number(option: str, text: str) -> bool | int | float:
-    if text in ("True", "False"):
-        return text == "True"
-    number: int | float
-    try:
-        number = int(text)
-    except ValueError:
+class _Number(click.ParamType):
+    """A number of an op's: an integer, a float, or a bool."""
+
+    name = "number"
+
+    def convert(self, value: str, param: Any, ctx: click.Context | None) -> bool | int | float:
+        if value in ("True", "False"):
+            return value == "True"
+        number: int | float
         try:
-            number = float(text)
+            number = int(value)
         except ValueError:
-            raise ValueError(f"{option} must be a number, not {text!r}") from None
-        if math.isinf(number) and "inf" not in text.lower():
-            raise ValueError(f"{option} must fit a float64, unlike {text}") from None
-    if isinstance(number, int) and not -(2**63) <= number < 2**63:
-        raise ValueError(f"{option} must fit 64 bits if it is an integer, unlike {text}")
-    return number
+            try:
+                number = float(value)
+            except ValueError:
+                self.fail(f"it must be a number, not {value!r}", param, ctx)
+            if math.isinf(number) and "inf" not in value.lower():
+                self.fail(f"it must fit a float64, unlike {value}", param, ctx)
+        if isinstance(number, int) and not -(2**63) <= number < 2**63:
+            self.fail(f"it must fit 64 bits if it is an integer, unlike {value}", param, ctx)
+        return number
 
 
-def op_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorator: the options of ops, which `parse_options` reads."""
-    for name, metavar, text in (
-        ("p", "NUMBER", "dropout: the probability that an element is zeroed."),
-        ("alpha", "NUMBER", "add: the factor of the second input."),
-        ("dim", "NUMBER", "softmax, log_softmax: the dimension."),
-        ("approximate", "FORM", "gelu: none or tanh."),
-    ):
-        command = click.option(f"--{name}", metavar=metavar, help=text)(command)
-    return command
+NUMBER = _Number()
+# Options of ops: how a value is called, its type, and what it is.
+OP_OPTIONS: dict[str, tuple[str, Any, str]] = {
+    "p": ("NUMBER", NUMBER, "dropout: the probability that an element is zeroed."),
+    "alpha": ("NUMBER", NUMBER, "add: the factor of the second input."),
+    "dim": ("NUMBER", NUMBER, "softmax, log_softmax: the dimension."),
+    "approximate": ("FORM", str, "gelu: none or tanh."),
+    "eps": ("NUMBER", NUMBER, "layer_norm, rms_norm: added to the variance."),
+    "mean": ("NUMBER", NUMBER, "gaussian_pdf: the mean."),
+    "std": ("NUMBER", NUMBER, "gaussian_pdf: the standard deviation."),
+    "terms": ("NUMBER", NUMBER, "gaussian_pdf: the number of densities averaged."),
+}
 
 
-def parse_options(
-    approximate: str | None, dim: str | None, alpha: str | None, p: str | None
-) -> dict[str, Any]:
-    options: dict[str, Any] = {}
-    if approximate is not None:
-        options["approximate"] = approximate
-    if dim is not None:
-        try:
-            options["dim"] = int(dim)
-        except ValueError:
-            raise ValueError(f"--dim must be an integer, not {dim!r}") from None
-    if alpha is not None:
-        options["alpha"] = parse_number("--alpha", alpha)
-    if p is not None:
-        options["p"] = parse_number("--p", p)
-    return options
+def op_options(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator: options of ops, which `given` collects."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        for name in reversed(names):
+            metavar, kind, text = OP_OPTIONS[name]
+            command = click.option(f"--{name}", metavar=metavar, type=kind, help=text)(command)
+        return command
+
+    return decorate
+
+
+def given(options: dict[str, Any]) -> dict[str, Any]:
+    """Those of an op's options that have a value."""
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def check_files(read: Iterable[str | None], written: dict[str, str | None], force: bool) -> None:

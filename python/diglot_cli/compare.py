@@ -11,10 +11,10 @@ from diglot_cli.common import (
     check_files,
     command,
     find_device,
+    given,
     interpret_without_gpu,
     make_console,
     op_options,
-    parse_options,
     print_table,
     print_verdict,
     show_progress,
@@ -43,7 +43,7 @@ from diglot_cli.common import (
     metavar="NUMBER",
     help="Seed of random data.",
 )
-@op_options
+@op_options("p", "alpha", "dim", "approximate")
 @click.option("--backward", is_flag=True, help="Compare gradients instead of the output.")
 @click.option(
     "--device",
@@ -76,10 +76,6 @@ def compare(
     shape: str | None,
     dtype: str | None,
     seed: int,
-    approximate: str | None,
-    dim: str | None,
-    alpha: str | None,
-    p: str | None,
     backward: bool,
     device: str | None,
     arch: str,
@@ -89,6 +85,7 @@ def compare(
     save: str | None,
     plot: str | None,
     force: bool,
+    **of_op: Any,
 ) -> None:
     """Run OP, such as gelu, on every backend that can run it, and judge the results.
 
@@ -104,7 +101,7 @@ def compare(
 
     # Everything that can be known to be wrong is told before anything is computed.
     spec = find_spec(op)
-    options = parse_options(approximate, dim, alpha, p)
+    options = given(of_op)
     spec.check_options(options)
     where = find_device(device)
     check_files([path], {"--save": save, "--plot": plot}, force)

@@ -18,9 +18,9 @@ from rich.table import Table
 
 from diglot_cli.common import (
     command,
+    given,
     make_console,
     op_options,
-    parse_options,
     print_table,
     print_verdict,
     show_progress,
@@ -50,7 +50,7 @@ RESOURCES = (
 @click.option(
     "--shape", metavar="SIZES", help="Shape of the call's first input. Default: 4096x4096."
 )
-@op_options
+@op_options("p", "alpha", "dim", "approximate")
 @click.option("--side-by-side", is_flag=True, help="Both languages: source and --stage, or SASS.")
 @click.option("--save", metavar="DIR", help="Write every stage, or --stage, of every kernel.")
 @click.option("--json", "as_json", is_flag=True, help="Print resources as JSON.")
@@ -68,7 +68,7 @@ def inspect(
     save: str | None,
     as_json: bool,
     force: bool,
-    **texts: str | None,
+    **of_op: Any,
 ) -> None:
     """Look into the kernels of OP, such as gelu, in both languages, without a GPU.
 
@@ -112,7 +112,7 @@ def inspect(
             kernel=kernel,
             shape=inspecting.DEFAULT_SHAPE if shape is None else inputs.parse_shape(shape),
             dtype=inputs.parse_dtype(dtype or "float32"),
-            **parse_options(**texts),
+            **given(of_op),
         )
     if save is not None:
         for path in inspecting.save(found, save, force):

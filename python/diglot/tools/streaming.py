@@ -10,9 +10,9 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,13 +50,13 @@ class Streamed:
 
     Attributes:
         inputs: names of its inputs.
-        options: of its keyword options, whether each is a text (else a number).
+        options: names of its keyword options.
         defaults: from the shape of the first input, keyword arguments that are always given.
         refusal: from that shape and the options, why it cannot be cut into rows; None if it can.
     """
 
     inputs: tuple[str, ...] = ("input",)
-    options: Mapping[str, bool] = field(default_factory=dict)
+    options: tuple[str, ...] = ()
     defaults: Callable[[tuple[int, ...]], dict[str, Any]] = lambda shape: {}
     refusal: Callable[[tuple[int, ...], dict[str, Any]], str | None] = lambda shape, options: None
 
@@ -76,12 +76,12 @@ def _last(shape: tuple[int, ...]) -> dict[str, Any]:
     return {"normalized_shape": shape[-1:]}
 
 
-_SOFTMAX = Streamed(options={"dim": False}, refusal=_across_rows)
-_NORM = Streamed(options={"eps": False}, defaults=_last, refusal=_needs_columns)
+_SOFTMAX = Streamed(options=("dim",), refusal=_across_rows)
+_NORM = Streamed(options=("eps",), defaults=_last, refusal=_needs_columns)
 OPS = {
-    "add": Streamed(("input", "other"), {"alpha": False}),
-    "gaussian_pdf": Streamed(options={"mean": False, "std": False, "terms": False}),
-    "gelu": Streamed(options={"approximate": True}),
+    "add": Streamed(("input", "other"), ("alpha",)),
+    "gaussian_pdf": Streamed(options=("mean", "std", "terms")),
+    "gelu": Streamed(options=("approximate",)),
     "layer_norm": _NORM,
     "log_softmax": _SOFTMAX,
     "rms_norm": _NORM,
