@@ -25,7 +25,7 @@ import torch
 from diglot.bench.evidence import versions
 from diglot.bench.harness import OURS, Benchmark, Case, Row
 from diglot.bench.markdown import table as markdown_table
-from diglot.bench.results import read_file
+from diglot.bench.result_files import read_file
 from diglot.bench.running import row_of
 
 # Of a draw: rows of a hidden size; of a vocabulary; at most 4 MB; of an odd length.

@@ -15,7 +15,7 @@ from diglot.bench.evidence import ROOT
 from diglot.bench.markdown import put, table
 from diglot.bench.op_plans import plans, rows
 from diglot.bench.op_reference import reference
-from diglot.bench.results import read_file
+from diglot.bench.result_files import read_file
 
 FILES = {
     "csrc/ops/{}.cu": "kernels in CUDA C++",

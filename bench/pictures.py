@@ -10,7 +10,7 @@ from typing import Any
 from diglot.bench import marks, plots
 from diglot.bench.harness import Row, Rows
 from diglot.bench.reports import by_case
-from diglot.bench.results import read_file
+from diglot.bench.result_files import read_file
 from diglot.tools import inline_svg
 from diglot.tools.drawing import Case
 from diglot.tools.report.cases import kind_text, largest

@@ -17,7 +17,7 @@ from typing import Any
 from diglot.bench import reports
 from diglot.bench.evidence import RESULTS, ROOT
 from diglot.bench.harness import Row
-from diglot.bench.results import read_file
+from diglot.bench.result_files import read_file
 from diglot.bench.summary import TIMERS
 from diglot.files import check_writable, writing
 from diglot.tools import drawing

@@ -18,7 +18,7 @@ from diglot.bench.harness import OURS, Benchmark, Case, Row
 from diglot.bench.instruments import GPU, Instruments
 from diglot.bench.lines import lines_of
 from diglot.bench.reports import incomplete, is_ranked, make_report, save
-from diglot.bench.results import read_reports
+from diglot.bench.result_files import read_reports
 from diglot.bench.running import row_of, run
 from diglot.bench.selection import (
     APART,

@@ -16,7 +16,7 @@ from diglot.bench.evidence import ROOT
 from diglot.bench.harness import COLD, MODES, OURS
 from diglot.bench.markdown import NOTHING, pivot, put, table
 from diglot.bench.reports import by_case, label, measured_on, no_time
-from diglot.bench.results import OF_OPS, committed
+from diglot.bench.result_files import OF_OPS, committed
 from diglot.bench.stream_tables import (
     charts_markdown,
     stream_cases_markdown,

@@ -12,7 +12,7 @@ import torch
 from benchmarks import instruments, times, toy
 from commands import fails, run
 
-from diglot.bench import evidence, harness, reports, results, session
+from diglot.bench import evidence, harness, reports, result_files, session
 from diglot.tools import measure
 
 RESULTS = evidence.RESULTS / "h200"
@@ -276,7 +276,7 @@ def test_what_is_drawn():
     from diglot.bench import plots
     from diglot.tools.drawing import CEILING, drawn
 
-    rows = next(iter(results.read_reports(RESULTS / "softmax.json")))["rows"]
+    rows = next(iter(result_files.read_reports(RESULTS / "softmax.json")))["rows"]
     rows = [row for row in rows if row["timer"] == "device"]
     picture = plots.pictures(rows, "a GPU")["softmax_forward_device"]
     with drawn(picture) as figure:

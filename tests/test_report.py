@@ -17,7 +17,7 @@ pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
 
 from diglot.bench.ranking import ranks
-from diglot.bench.results import read_reports
+from diglot.bench.result_files import read_reports
 from diglot.pipeline.report import PipelineReport
 from diglot.tools import drawing, inline_svg
 from diglot.tools.ceilings import Ceiling, Ceilings

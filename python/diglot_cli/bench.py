@@ -97,7 +97,7 @@ def bench(
     """
     from diglot.bench import models as distribution
     from diglot.bench import session
-    from diglot.bench.results import read_reports
+    from diglot.bench.result_files import read_reports
     from diglot.bench.selection import Selection, parse_options, parse_sizes
     from diglot.files import check_folder
     from diglot.tools.inputs import parse_dtype, parse_shape

@@ -7,7 +7,7 @@ from typing import Any
 
 from diglot.bench.harness import Row, Rows
 from diglot.bench.reports import SHOWN, by_case
-from diglot.bench.results import File
+from diglot.bench.result_files import File
 from diglot.tools.drawing import PROVIDERS
 
 # In the order of the ranking: the formula, PyTorch, its compiler, the two languages, then peers.

@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from diglot.bench import plots
 from diglot.bench.harness import Row
-from diglot.bench.results import LARGEST, File
+from diglot.bench.result_files import LARGEST, File
 from diglot.pipeline.report import PipelineReport
 from diglot.tools import drawing, inline_svg, stream_chart
 from diglot.tools.drawing import Case, Picture, Point

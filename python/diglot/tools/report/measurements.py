@@ -8,7 +8,7 @@ from diglot.bench import marks
 from diglot.bench.harness import Row
 from diglot.bench.plots import shape_text
 from diglot.bench.reports import TIMES
-from diglot.bench.results import TEXTS, File
+from diglot.bench.result_files import TEXTS, File
 from diglot.tools.numbers import number
 from diglot.tools.report.cases import kind_text
 from diglot.tools.report.tables import Cell, Column, Table, TableRow, any_cell, is_missed, time_cell

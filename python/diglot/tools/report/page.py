@@ -6,7 +6,7 @@ import base64
 import hashlib
 from pathlib import Path
 
-from diglot.bench.results import Results
+from diglot.bench.result_files import Results
 from diglot.tools import inline_svg
 from diglot.tools.report.views import page_of
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from diglot.bench import marks
 from diglot.bench.harness import Row
 from diglot.bench.regressions import NOISE
-from diglot.bench.results import File, Results
+from diglot.bench.result_files import File, Results
 from diglot.tools import ceilings
 from diglot.tools.report import figures, ranking
 from diglot.tools.report.cases import COLD, by_op, providers_of
