@@ -60,13 +60,13 @@ class Row:
     backend: str
     reason: str | None
     interpreted: bool
-    variants: tuple[str, ...]
-    error: Error | None
-    errors: tuple[Error, ...]
-    profile: Profile | None
-    speed: Speed | None
-    kernels: tuple[KernelResources, ...]
-    kernels_reason: str | None
+    variants: tuple[str, ...] = ()
+    error: Error | None = None
+    errors: tuple[Error, ...] = ()
+    profile: Profile | None = None
+    speed: Speed | None = None
+    kernels: tuple[KernelResources, ...] = ()
+    kernels_reason: str | None = None
 
 
 @dataclass(frozen=True)
