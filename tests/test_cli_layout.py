@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import sys
 import warnings
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from diglot.tools.inspect import InspectedKernel, Inspection
 from diglot.tools.numbers import duration
 from diglot.tools.occupancy import occupancy
 from diglot.tools.resources import KernelResources
-from diglot.tools.table import Column
+from diglot.tools.table import Column, Table
 from diglot_cli import common
 from diglot_cli import inspect as inspecting
 
@@ -110,6 +111,12 @@ def test_forms_of_a_table(width, expected, monkeypatch, capsys):
 def test_no_rows_are_no_table(capsys):
     common.print_table(["case", Column("ns")], [])
     assert capsys.readouterr().out == ""
+
+
+def test_a_table_says_that_it_needs_rich(monkeypatch):
+    monkeypatch.setitem(sys.modules, "rich.table", None)
+    with pytest.raises(ImportError, match=r"need rich, which is not installed: pip install "):
+        str(Table(["case"], [["one"]]))
 
 
 def test_a_program_that_reads_has_nothing_wrapped(monkeypatch):

@@ -76,9 +76,10 @@ class Table:
 
     def __str__(self) -> str:
         """As wide as it needs to be, without a rule below its head."""
+        made = self.rich(has_rule=False)
         from rich.console import Console
 
         console = Console(file=io.StringIO(), width=1 << 20, color_system=None, _environ={})
         with console.capture() as captured:
-            console.print(self.rich(has_rule=False))
+            console.print(made)
         return "\n".join(line.rstrip() for line in captured.get().splitlines())
