@@ -13,7 +13,7 @@ from diglot.bench.evidence import ROOT
 from diglot.bench.harness import Row
 from diglot.bench.reports import ERRORS, KEY, SCHEMA, SPEEDS, TIMES
 from diglot.files import json_files
-from diglot.pipeline.report import SCHEMA as PIPELINE
+from diglot.pipeline import report as pipeline
 from diglot.pipeline.report import STAGES, PipelineReport
 from diglot.tools import ceilings
 
@@ -25,6 +25,11 @@ NOT_FINITE = ("inf", "nan")  # which JSON's numbers are not: diglot.files.for_js
 FACTS = {"op": str, "gpu": str, "commit": str, "date": str, "versions": dict}
 MORE_FACTS = {"sources": str, "incomplete": str, "lines": dict}
 TEXTS = ("op", "provider", "timer", "direction", "dtype", "workload")
+# Files that name their schema, with the kind and the version.
+OTHERS = (
+    (ceilings.SCHEMA, "ceilings", ceilings.SCHEMA_VERSION),
+    (pipeline.SCHEMA, "pipeline", pipeline.SCHEMA_VERSION),
+)
 COUNTS = ("passed", "failed", "skipped")  # of a record of tests
 
 
@@ -164,10 +169,11 @@ def read_file(path: Path) -> File:
 
 def _kind(path: Path, content: Mapping[str, Any]) -> str:
     schema, version = content.get("schema"), content.get("schema_version")
-    if schema in (ceilings.SCHEMA, PIPELINE):
-        if version != 1:
-            raise ValueError(f"{path} is of schema version {version!r}, not 1")
-        return "ceilings" if schema == ceilings.SCHEMA else "pipeline"
+    for name, kind, known in OTHERS:
+        if schema == name and version != known:
+            raise ValueError(f"{path} is of schema version {version!r}, not {known}")
+        if schema == name:
+            return kind
     if isinstance(schema, int):
         if not isinstance(content.get("rows"), list):
             raise ValueError(f"{path} holds no results: it has no rows")

@@ -187,7 +187,7 @@ def regimes_markdown(reports: Sequence[Mapping[str, Any]]) -> str:
             and row["options"] == REGIMES_SHOWN[report["op"]]
             and None not in (times := _times(row, peak))
         ]
-    return "\n".join([f"{measured_on(shown)}.", "", *table(REGIMES_HEADER, body)])
+    return "\n".join([f"{measured_on(shown or reports)}.", "", *table(REGIMES_HEADER, body)])
 
 
 def _times(row: Row, peak_gb_per_s: float | None) -> list[Any]:
