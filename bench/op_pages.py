@@ -6,15 +6,16 @@ the sources.
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 from diglot.bench import marks, pictures, standing
 from diglot.bench.evidence import ROOT
+from diglot.bench.markdown import put, table
 from diglot.bench.op_plans import plans, rows
 from diglot.bench.op_reference import reference
+from diglot.bench.result_files import read_file
 
 FILES = {
     "csrc/ops/{}.cu": "kernels in CUDA C++",
@@ -49,15 +50,14 @@ def accuracy(report: Report) -> list[str]:
         "Largest error against float64 in the same run, in ulp. Where sums cancel, an ulp of a",
         "tiny result says little; then it is the error as a share of the largest element.",
         "",
-        f"| direction | dtype | {' | '.join(JUDGED)} |",
-        "|---|---|---|---|---|",
     ]
+    body = []
     for case, of in found.items():
         ulps = [of[name]["worst_ulp"] for name in ("cuda", "triton") if name in of]
         style = "{worst_ulp:.3g} ulp" if max(ulps) < FEW_ULP else "{worst_share:.1e}"
         cells = [style.format(**of[name]) if name in of else "–" for name in JUDGED]
-        lines.append(f"| {' | '.join([*case, *cells])} |")
-    return [*lines, ""]
+        body.append([*case, *cells])
+    return [*lines, *table(["direction", "dtype", *JUDGED], body)]
 
 
 def measured(report: Report, image: str | None) -> str:
@@ -84,17 +84,6 @@ def page_of(op: str) -> Path:
     return Path("docs/ops", f"{'workloads' if op in standing.WORKLOADS else op.rstrip('_')}.md")
 
 
-def _mark(op: str, part: str, end: str = "begin") -> str:
-    return f"<!-- {op.rstrip('_')} {part}:{end} -->"
-
-
-def _put(text: str, op: str, part: str, made: str) -> str:
-    """A page's text with one part of an op made again."""
-    before, rest = text.split(_mark(op, part))
-    _, after = rest.split(_mark(op, part, "end"))
-    return f"{before}{_mark(op, part)}\n{made}{_mark(op, part, 'end')}{after}"
-
-
 def render(with_plans: bool) -> dict[Path, str]:
     """The texts of the pages and of the pictures.
 
@@ -106,7 +95,7 @@ def render(with_plans: bool) -> dict[Path, str]:
     texts = {ROOT / "docs/images/speed.svg": pictures.of_readme(results)}
     held = (ROOT / "docs/rows.md").read_text()
     for op in sorted(path.stem for path in ROOT.glob("csrc/ops/*.cu")):
-        report = json.loads((results / f"{op}.json").read_text())
+        report = read_file(results / f"{op}.json").content
         drawn = pictures.of_op(results / f"{op}.json")
         image = f"speed_{op.rstrip('_')}.svg" if drawn is not None else None
         if drawn is not None:
@@ -119,9 +108,11 @@ def render(with_plans: bool) -> dict[Path, str]:
         }
         path = ROOT / page_of(op)
         text = texts.get(path) or path.read_text()
-        if with_plans and _mark(op, "plans") in text:
+        title = op.rstrip("_")
+        if with_plans and f"<!-- {title} plans:begin -->" in text:
             parts["plans"] = plans(op, _shapes(report))
         for part, made in parts.items():
-            text = _put(text, op, part, made) if _mark(op, part) in text else text
+            name = f"{title} {part}"
+            text = put(text, name, made) if f"<!-- {name}:begin -->" in text else text
         texts[path] = text
     return texts

@@ -10,6 +10,7 @@ import torch
 
 import diglot
 from diglot.backends.plans import Device, Plan, plan_runs
+from diglot.bench.markdown import table
 
 H200 = Device(90, 132, 228 << 10, True, name="h200")
 
@@ -34,7 +35,7 @@ def rows(op: str, page: str) -> str:
 
 def plans(op: str, shapes: Iterable[tuple[int, ...]]) -> str:
     """How an H200 would launch these shapes in bfloat16; nothing is launched."""
-    lines = ["| shape | direction | CUDA C++ | Triton |", "|---|---|---|---|"]
+    body = []
     for shape in sorted(set(shapes), key=lambda of: (len(of), of)):
         found: dict[str, list[str]] = defaultdict(list)
         for backend in ("cuda", "triton"):
@@ -43,8 +44,8 @@ def plans(op: str, shapes: Iterable[tuple[int, ...]]) -> str:
             for run in runs:
                 found[run.launcher.removeprefix(f"{op}_")].append(_text(run.plan))
         for direction, texts in found.items():
-            lines.append(f"| {' | '.join(['×'.join(map(str, shape)), direction, *texts])} |")
-    return "\n".join([*lines, ""])
+            body.append(["×".join(map(str, shape)), direction, *texts])
+    return "\n".join(table(["shape", "direction", "CUDA C++", "Triton"], body))
 
 
 def _call(op: str, x: torch.Tensor, backend: str) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 
 from diglot.bench import marks, plots
 from diglot.bench.harness import Row, Rows
-from diglot.bench.reports import by_case, read_report
+from diglot.bench.reports import by_case
+from diglot.bench.result_files import read_file
 from diglot.tools import inline_svg
 from diglot.tools.drawing import Case
 from diglot.tools.report.cases import kind_text, largest
@@ -29,7 +30,7 @@ Report = dict[str, Any]
 
 def of_readme(folder: Path) -> str:
     """Ours and the others, of a few ops, as SVG; `folder` has a GPU's results."""
-    reports = [read_report(folder / f"{op}.json") for op, _, _ in SHOWN]
+    reports = [read_file(folder / f"{op}.json").content for op, _, _ in SHOWN]
     rows = [
         row
         for report, (_, options, direction) in zip(reports, SHOWN, strict=True)
@@ -41,7 +42,7 @@ def of_readme(folder: Path) -> str:
 
 def of_op(path: Path) -> str | None:
     """Of each kind of call in an op's results the largest case, as SVG; None if none was timed."""
-    report = read_report(path)
+    report = read_file(path).content
     rows = _timed(report)
     return _draw(largest(rows, kind_text), [report]) if rows else None
 

@@ -17,10 +17,12 @@ from typing import Any
 from diglot.bench import reports
 from diglot.bench.evidence import RESULTS, ROOT
 from diglot.bench.harness import Row
+from diglot.bench.result_files import read_file
 from diglot.bench.summary import TIMERS
 from diglot.files import check_writable, writing
 from diglot.tools import drawing
 from diglot.tools.drawing import Case, Picture, Point
+from diglot.tools.numbers import number
 
 CURVE = 3  # sizes from which on there is a curve
 SPREAD = 20  # the largest value over the smallest, from which on a scale is logarithmic
@@ -55,7 +57,7 @@ def _ceiling(row: Row) -> float | None:
 
 def _point(row: Row, position: float = 0.0) -> Point:
     value, *ends = (_figure_of(row, row[name]) for name in reports.TIMES)
-    words = f"{drawing.number(row['time_us'])} µs"
+    words = f"{number(row['time_us'])} µs"
     if "share_of_copy" in row:
         words += f", {row['share_of_copy']:.2f} of a copy"
     missed = any(not bar["met"] for bar in row["bars"])
@@ -204,7 +206,7 @@ def main() -> None:
     for path in sorted(RESULTS.glob("*/stream_map/overlap*.json")):
         report = PipelineReport.from_json(path.read_text())
         if report.gpu is None:  # of several; the benchmark's own file says which
-            gpu = reports.read_report(path.parent.with_suffix(".json"))["gpu"]
+            gpu = read_file(path.parent.with_suffix(".json")).gpu
             report = dataclasses.replace(report, gpu=gpu)
         report.plot(ROOT / f"docs/images/{path.stem}.png", force=True)
 

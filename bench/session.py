@@ -17,7 +17,8 @@ from diglot.bench.evidence import RESULTS, UNKNOWN, gpu_short_name
 from diglot.bench.harness import OURS, Benchmark, Case, Row
 from diglot.bench.instruments import GPU, Instruments
 from diglot.bench.lines import lines_of
-from diglot.bench.reports import incomplete, is_ranked, make_report, read_reports, save
+from diglot.bench.reports import incomplete, is_ranked, make_report, save
+from diglot.bench.result_files import read_reports
 from diglot.bench.running import row_of, run
 from diglot.bench.selection import (
     APART,
@@ -165,17 +166,6 @@ def check_same_gpu(older: Sequence[Mapping[str, Any]], gpu: str | None) -> None:
                 f"--against: its results are of {report['gpu']}, and cannot be compared with "
                 f"those of {gpu}"
             )
-
-
-def check_folder(option: str, folder: Path, force: bool) -> None:
-    """Raises ValueError unless a folder is there to be filled, or can be made."""
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{option}: {folder} is no folder")
-    if folder.is_dir() and any(folder.iterdir()) and not force:
-        raise ValueError(
-            f"{option}: {folder} is not empty, and nothing in it is overwritten "
-            "without force (--force)"
-        )
 
 
 @contextlib.contextmanager

@@ -1,8 +1,7 @@
 """stream_map where it is hardest: results that the call allocates, small arrays, and the streams of
 homework 7 as it was published, which is a mode of examples/streams.py.
 
-`python bench/stream_cases.py --folder DIR` writes results there; without it, and by `make bench`,
-they go to bench/results/<gpu>.
+`diglot bench stream_cases --results DIR` writes results to DIR/<gpu>.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ from diglot.bench.stream_map import (
     MIB,
     OPS,
     Arrays,
-    main,
 )
 from diglot.bench.workloads import Provider, Workload, bar, faster_than, measured
 from diglot.tools import measure, transfer
@@ -181,7 +179,3 @@ def run(folder: Path | None = None, size: int = NEW) -> Path:
     print(f"stream_cases: {time.perf_counter() - began:.0f} s", flush=True)
     facts: dict[str, Any] = {"processors": len(os.sched_getaffinity(0))}
     return write_report("stream_cases", rows, folder, **facts)
-
-
-if __name__ == "__main__":
-    main(run, 2)

@@ -2,13 +2,12 @@
 What new results, small arrays and other people's streams have it do is in stream_cases.py.
 
 Everything of a workload is timed in turns, by the host's clock, from the call to the result.
-`python bench/stream_map.py --folder DIR` writes results, reports, charts and traces there; without
-it, and by `make bench`, they go to bench/results/<gpu> and docs/images.
+`diglot bench stream_map --results DIR` writes results, reports, charts and traces to DIR/<gpu>. By
+`make bench` they go to bench/results/<gpu>, and charts to docs/images.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import gzip
@@ -352,22 +351,3 @@ def run(folder: Path | None = None, size: int = 4 * GIB) -> Path:
     facts["processors"] = len(os.sched_getaffinity(0))
     print(f"stream_map: {time.perf_counter() - began:.0f} s", flush=True)
     return write_report("stream_map", rows, results, **facts)
-
-
-def main(run: Callable[[Path | None, int], Path], gib: float) -> None:
-    """Measures, and says where the results are.
-
-    Args:
-        run: what measures, from a folder and the size of the largest arrays.
-        gib: that size by default.
-    """
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--folder", type=Path, help="where to write results and charts")
-    parser.add_argument("--gib", type=float, default=gib, help="size of the largest arrays")
-    arguments = parser.parse_args()
-    size = int(arguments.gib * GIB) // (16 * MIB) * (16 * MIB)
-    print(f"written: {run(arguments.folder, size)}")
-
-
-if __name__ == "__main__":
-    main(run, 4)

@@ -10,8 +10,9 @@ from diglot.bench.harness import OURS, Row
 from diglot.bench.markdown import NOTHING, table
 from diglot.bench.regressions import GONE, SAME, Change
 from diglot.bench.reports import case_of, label, measured_on, no_time
+from diglot.tools.numbers import number
 from diglot.tools.regimes import find_regime, peak_gb_per_s
-from diglot.tools.table import Column, number
+from diglot.tools.table import Column
 
 TIMERS = {
     "device": "cold",
@@ -21,18 +22,18 @@ TIMERS = {
     "host": "the host's time",
 }
 COLUMNS = (
-    Column("case", False),
-    Column("provider", False),
+    "case",
+    "provider",
     Column("time\nµs"),
     Column("p20–p80\nµs"),
     Column("GB/s or\nTFLOP/s"),
     Column("of the\nceiling"),
-    Column("bound by", False),
+    "bound by",
     Column("host\nµs"),
     Column("peak\nMB"),
     Column("first call\nms"),
     Column("worst error\nulp"),
-    Column("bars", False),
+    "bars",
 )
 
 
@@ -121,11 +122,11 @@ def reasons(rows: Iterable[Row]) -> list[str]:
 
 
 CHANGE_COLUMNS = (
-    Column("case", False),
-    Column("provider", False),
-    Column("verdict", False),
+    "case",
+    "provider",
+    "verdict",
     Column("new over old"),
-    Column("of", False),
+    "of",
     Column("old, µs"),
     Column("new, µs"),
 )
@@ -175,7 +176,8 @@ REGIMES_SHOWN: dict[str, dict[str, Any]] = {
 def regimes_markdown(reports: Sequence[Mapping[str, Any]]) -> str:
     """The regimes of a few committed results, as a table."""
     body = []
-    for report in sorted(reports, key=lambda report: list(REGIMES_SHOWN).index(report["op"])):
+    shown = [report for op in REGIMES_SHOWN for report in reports if report["op"] == op]
+    for report in shown:
         peak = peak_gb_per_s(report["gpu"])
         body += [
             [label(row), *map(number, times), _bound_by(row, peak)]
@@ -185,7 +187,7 @@ def regimes_markdown(reports: Sequence[Mapping[str, Any]]) -> str:
             and row["options"] == REGIMES_SHOWN[report["op"]]
             and None not in (times := _times(row, peak))
         ]
-    return "\n".join([f"{measured_on(reports)}.", "", *table(REGIMES_HEADER, body)])
+    return "\n".join([f"{measured_on(shown or reports)}.", "", *table(REGIMES_HEADER, body)])
 
 
 def _times(row: Row, peak_gb_per_s: float | None) -> list[Any]:

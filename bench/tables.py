@@ -6,7 +6,6 @@ nothing is typed by hand.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,14 +14,15 @@ from diglot.bench import chosen_plans, marks, models, ranking, standing
 from diglot.bench.barrier_tables import designs_table, use_table
 from diglot.bench.evidence import ROOT
 from diglot.bench.harness import COLD, MODES, OURS
-from diglot.bench.markdown import NOTHING, pivot, table
-from diglot.bench.reports import label, measured_on, no_time
+from diglot.bench.markdown import NOTHING, pivot, put, table
+from diglot.bench.reports import by_case, label, measured_on, no_time
+from diglot.bench.result_files import OF_OPS, committed
 from diglot.bench.stream_tables import (
     charts_markdown,
     stream_cases_markdown,
     stream_map_markdown,
 )
-from diglot.bench.summary import REGIMES_SHOWN, regimes_markdown
+from diglot.bench.summary import regimes_markdown
 
 PROVIDERS = (
     "cuda",
@@ -48,27 +48,22 @@ def _cell(
     return f"{text(row)}{' ✗' if missed else ''}{marks.mark(row, titles)}"
 
 
-def _grouped(
-    reports: list[dict[str, Any]], timer: str, name: Callable[[dict[str, Any]], str] = label
-) -> dict[str, dict[str, dict[str, Any]]]:
-    cases: dict[str, dict[str, dict[str, Any]]] = {}
-    for report in reports:
-        for row in report["rows"]:
-            if row["timer"] == timer:
-                cases.setdefault(name(row), {})[row["provider"]] = row
-    return cases
-
-
-def _table(title: str, cases: dict[str, dict[str, dict[str, Any]]], text: Any) -> list[str]:
-    shown = [p for p in PROVIDERS if any(p in rows for rows in cases.values())]
-    titles = marks.common(row for rows in cases.values() for row in rows.values())
-    named = [marks.titled(name, titles[name]) for name in shown]
-    header = [title, *named, "bar"]
+def _table(title: str, cases: Sequence[dict[str, dict[str, Any]]], text: Any) -> list[str]:
+    """A table with a line for each case, whose rows are given by provider."""
+    shown = [p for p in PROVIDERS if any(p in rows for rows in cases)]
+    titles = marks.common(row for rows in cases for row in rows.values())
+    header = [title, *(marks.titled(name, titles[name]) for name in shown), "bar"]
     body = [
-        [case, *(_cell(rows.get(p), text, titles) for p in shown), _bars(rows)]
-        for case, rows in cases.items()
+        [_within_op(rows), *(_cell(rows.get(p), text, titles) for p in shown), _bars(rows)]
+        for rows in cases
     ]
     return table(header, body)
+
+
+def _within_op(rows: dict[str, dict[str, Any]]) -> str:
+    """A case's label below a heading that names its op."""
+    first = next(iter(rows.values()))
+    return label(first).removeprefix(f"{first['op']} ")
 
 
 # The names of bars, as the last column abbreviates them.
@@ -140,16 +135,11 @@ TIMERS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
 }
 
 
-def _within_op(row: dict[str, Any]) -> str:
-    """A case's label below a heading that names its op."""
-    return label(row).removeprefix(f"{row['op']} ")
-
-
 def of_op(report: dict[str, Any]) -> list[str]:
     """The tables of an op's results of the common harness."""
     lines = []
     for timer, (title, text) in TIMERS.items():
-        cases = _grouped([report], timer, _within_op)
+        cases = by_case(row for row in report["rows"] if row["timer"] == timer)
         if cases:
             lines += _table(title, cases, text)
     return lines
@@ -246,50 +236,30 @@ def use_markdown(reports: Reports) -> str:
     return "\n".join(map(use_table, reports))
 
 
-# Of results that are not the common harness's: a page's place, by its mark, and what makes it.
-APART: dict[str, list[tuple[str, str, Callable[[Reports], str]]]] = {
-    "barrier_designs": [
-        ("docs/barriers.md", "designs", designs_markdown),
-        ("docs/barriers.md", "use", use_markdown),
-    ],
-    "ceilings": [],
-    "l2": [("docs/l2.md", "bench", l2_markdown)],
-    "stream_cases": [("docs/pipeline.md", "cases", stream_cases_markdown)],
-    "stream_map": [
-        ("docs/pipeline.md", "bench", stream_map_markdown),
-        ("docs/pipeline.md", "charts", charts_markdown),
-    ],
-}
+# Of the pages, by the mark of a part: which committed results it is of, and what makes it.
+PARTS: tuple[tuple[str, str, str, Callable[[Reports], str]], ...] = (
+    ("README.md", "bench", OF_OPS, standing.markdown),
+    ("docs/speed.md", "bench", OF_OPS, overview),
+    ("docs/speed.md", "models", "distributions/*/models/*.json", models.markdown),
+    ("docs/measurements.md", "bench", OF_OPS, markdown),
+    ("docs/regimes.md", "regimes", OF_OPS, regimes_markdown),
+    ("docs/tuning.md", "plans", "distributions/*/plans/*.json", chosen_plans.markdown),
+    ("docs/ranking.md", "ranking", "results/*/ranking/*.json", ranking.markdown),
+    ("docs/barriers.md", "designs", "results/*/barrier_designs.json", designs_markdown),
+    ("docs/barriers.md", "use", "results/*/barrier_designs.json", use_markdown),
+    ("docs/l2.md", "bench", "results/*/l2.json", l2_markdown),
+    ("docs/pipeline.md", "cases", "results/*/stream_cases.json", stream_cases_markdown),
+    ("docs/pipeline.md", "bench", "results/*/stream_map.json", stream_map_markdown),
+    ("docs/pipeline.md", "charts", "results/*/stream_map.json", charts_markdown),
+)
 
 
 def render() -> dict[Path, str]:
     """The documents' texts with their tables made anew."""
     assert ROOT is not None, "the documents are those of a source tree"
-    root = ROOT
-    found = sorted(root.glob("bench/results/*/*.json"))
     texts: dict[Path, str] = {}
-
-    def put(document: str, mark: str, paths: list[Path], make: Callable[[Reports], str]) -> None:
-        path = root / document
-        before, rest = texts.setdefault(path, path.read_text()).split(f"<!-- {mark}:begin -->")
-        _, after = rest.split(f"<!-- {mark}:end -->")
-        reports = [json.loads(p.read_text()) for p in paths]
-        tables = make(reports) if reports else "No results are committed yet.\n"
-        texts[path] = f"{before}<!-- {mark}:begin -->\n{tables}<!-- {mark}:end -->{after}"
-
-    common = [p for p in found if p.stem not in ("tests", *APART)]
-    put("README.md", "bench", common, standing.markdown)
-    put("docs/speed.md", "bench", common, overview)
-    put("docs/measurements.md", "bench", common, markdown)
-    shown = [p for p in common if p.stem in REGIMES_SHOWN]
-    put("docs/regimes.md", "regimes", shown, regimes_markdown)
-    drawn = sorted(root.glob("bench/distributions/*/models/*.json"))
-    put("docs/speed.md", "models", drawn, models.markdown)
-    judged = sorted(root.glob("bench/distributions/*/plans/*.json"))
-    put("docs/tuning.md", "plans", judged, chosen_plans.markdown)
-    rankings = sorted(root.glob("bench/results/*/ranking/*.json"))
-    put("docs/ranking.md", "ranking", rankings, ranking.markdown)
-    for stem, places in APART.items():
-        for document, mark, make in places:
-            put(document, mark, [p for p in found if p.stem == stem], make)
+    for document, name, pattern, make in PARTS:
+        path, reports = ROOT / document, committed(pattern)
+        made = make(reports) if reports else "No results are committed yet.\n"
+        texts[path] = put(texts.get(path) or path.read_text(), name, made)
     return texts

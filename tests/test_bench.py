@@ -13,7 +13,17 @@ import torch
 from benchmarks import FP32, double, failing_after, instruments, times, toy
 
 from diglot.backends.registry import is_interpreted
-from diglot.bench import evidence, harness, ranking, regressions, reports, running, standing, tables
+from diglot.bench import (
+    evidence,
+    harness,
+    ranking,
+    regressions,
+    reports,
+    result_files,
+    running,
+    standing,
+    tables,
+)
 from diglot.bench.harness import Case
 from diglot.bench.instruments import GPU
 from diglot.bench.lines import cxx_lines, definition_lines, function_lines, lines_of, python_lines
@@ -412,7 +422,7 @@ def test_lines_are_those_of_the_op():
 def test_results_come_back(tmp_path):
     rows = [row(10, worst_ulp=math.inf, bytes=4), row(11, "triton", bytes=4)]
     reports.save(reports.make_report("toy", rows, gpu="a GPU"), tmp_path / "h200/toy.json")
-    (report,) = reports.read_reports(tmp_path)
+    (report,) = result_files.read_reports(tmp_path)
     assert report["gpu"] == "a GPU" and report["rows"][1] == rows[1]
     assert report["rows"][0]["worst_ulp"] == "inf"  # JSON has none
     json.loads((tmp_path / "h200/toy.json").read_text(), parse_constant=pytest.fail)
@@ -456,7 +466,7 @@ def test_damaged_results_are_told(changes, message, tmp_path):
     path = tmp_path / "toy.json"
     reports.save(reports.make_report("toy", [good, good | changes], gpu="a GPU"), path)
     with pytest.raises(ValueError, match=message):
-        reports.read_reports(path)
+        result_files.read_reports(path)
 
 
 def test_a_bar_that_is_more_than_reached_is_no_damage(tmp_path):
@@ -464,13 +474,13 @@ def test_a_bar_that_is_more_than_reached_is_no_damage(tmp_path):
     bar = {"name": "host time over torch's", "value": -2.5, "bound": 1.0, "met": True}
     fast = row(10, bars=[bar])
     reports.save(reports.make_report("toy", [fast], gpu="a GPU"), tmp_path / "toy.json")
-    assert reports.read_reports(tmp_path)[0]["rows"] == [fast]
+    assert result_files.read_reports(tmp_path)[0]["rows"] == [fast]
 
 
 def test_times_that_are_alike_are_no_damage(tmp_path):
     alike = row(62.9352904800649) | dict.fromkeys(("p20_us", "p80_us"), 62.93529048006489)
     reports.save(reports.make_report("toy", [alike], gpu="a GPU"), tmp_path / "toy.json")
-    assert reports.read_reports(tmp_path)[0]["rows"] == [alike]
+    assert result_files.read_reports(tmp_path)[0]["rows"] == [alike]
 
 
 def test_a_time_without_its_band_is_told(tmp_path):
@@ -478,7 +488,7 @@ def test_a_time_without_its_band_is_told(tmp_path):
     del bare["p80_us"]
     reports.save(reports.make_report("toy", [bare], gpu="a GPU"), tmp_path / "toy.json")
     with pytest.raises(ValueError, match="row 0: it has not all of time_us"):
-        reports.read_reports(tmp_path)
+        result_files.read_reports(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -495,7 +505,7 @@ def test_damaged_facts_are_told(facts, message, tmp_path):
     path = tmp_path / "toy.json"
     reports.save(reports.make_report("toy", [row(10)], **{"gpu": "a GPU", **facts}), path)
     with pytest.raises(ValueError, match=message):
-        reports.read_reports(path)
+        result_files.read_reports(path)
 
 
 def test_one_row_without_a_key_is_told(tmp_path):
@@ -503,12 +513,12 @@ def test_one_row_without_a_key_is_told(tmp_path):
     del bare["timer"]
     reports.save(reports.make_report("toy", [row(10), bare], gpu="a GPU"), tmp_path / "toy.json")
     with pytest.raises(ValueError, match="row 1: timer is no str"):
-        reports.read_reports(tmp_path)
+        result_files.read_reports(tmp_path)
 
 
 def test_committed_results_are_read():
     folder = evidence.RESULTS / "h200"
-    read = {report["op"] for report in reports.read_reports(folder)}
+    read = {report["op"] for report in result_files.read_reports(folder)}
     assert {"gelu", "softmax", "clip_grad_norm_"} <= read and "l2" not in read
 
 

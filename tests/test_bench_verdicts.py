@@ -72,8 +72,9 @@ def norm_case(op, direction):
     case = Case(direction, FP32, (64, 128))
     tensors = benchmark.inputs(case)
     (of,) = benchmark.operands(case, tensors)
-    kind = norms.Kind("layer" in op, op.startswith("add"))
-    return benchmark, case, tensors, norms._ours(kind, direction, "torch")(of)
+    norm = norms._Norm("layer" in op, op.startswith("add"))
+    function = norm.ours if direction == "forward" else norm.our_gradient
+    return benchmark, case, tensors, function(of, "torch")
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])

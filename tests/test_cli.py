@@ -6,6 +6,7 @@ import importlib.util
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -117,13 +118,13 @@ def test_nothing_is_overwritten(tmp_path, monkeypatch):
         ("gelu --shape 3 --dtype int8", "--dtype must be floating-point for gelu"),
         ("gelu --shape 3 --approximate erf", "approximate must be 'none' or 'tanh', not 'erf'"),
         ("gelu --shape 3 --alpha 2", "gelu has no option 'alpha'; its options: approximate"),
-        ("add --shape 3 --alpha two", "--alpha must be a number, not 'two'"),
-        (f"add --shape 3 --alpha {10**26}", "--alpha must fit 64 bits if it is an integer"),
-        ("add --shape 3 --alpha 1e400", "--alpha must fit a float64, unlike 1e400"),
-        (f"add --shape 3 --alpha {'9' * 5000}", "--alpha must fit a float64"),
+        ("add --shape 3 --alpha two", "'--alpha': it must be a number, not 'two'"),
+        (f"add --shape 3 --alpha {10**26}", "'--alpha': it must fit 64 bits if it is an integer"),
+        ("add --shape 3 --alpha 1e400", "'--alpha': it must fit a float64, unlike 1e400"),
+        (f"add --shape 3 --alpha {'9' * 5000}", "'--alpha': it must fit a float64"),
         ("add --shape 3 --dtype int32 --alpha 0.5", "alpha must be an integer"),
         ("add --shape 3 --dtype int32 --backward", "backward needs a floating-point input"),
-        ("dropout --shape 3 --p x", "--p must be a number, not 'x'"),
+        ("dropout --shape 3 --p x", "'--p': it must be a number, not 'x'"),
         ("dropout --shape 3 --p 1.5", "p must be from 0 to 1, not 1.5"),
         ("gelu --shape 3 --device tpu", "--device must be cpu, cuda or cuda:N, not 'tpu'"),
         ("gelu --shape 3 --device cuda:99", "--device: there is no cuda:99 here"),
@@ -230,6 +231,7 @@ def test_other_errors_are_not_hidden(monkeypatch):
         ("bench gelx", "gelu"),
         ("bench gelu --provider tritn", "triton"),
         ("bench gelu --option aproximate=tanh", "approximate"),
+        ("comprae gelu", "compare"),
         ("stream softmx --input a.npy --output b.npy", "softmax"),
     ],
 )
@@ -320,10 +322,11 @@ def test_missing_click_is_one_line(monkeypatch, capsys):
 def test_info():
     result = run("info")
     assert result.exit_code == 0, result.output
-    for text in ("diglot", torch.__version__, "driver", "backends on cpu", "torch   can run"):
+    for text in ("diglot", torch.__version__, "driver", "backends on cpu"):
         assert text in result.stdout
+    assert re.search(r"^  torch +can run$", result.stdout, re.MULTILINE)
     for backend in ("cuda", "triton"):
-        assert f"  {backend:7} " in result.stdout
+        assert f"  {backend} " in result.stdout
 
 
 @pytest.mark.slow

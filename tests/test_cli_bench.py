@@ -12,7 +12,7 @@ import torch
 from benchmarks import instruments, times, toy
 from commands import fails, run
 
-from diglot.bench import evidence, harness, reports, session
+from diglot.bench import evidence, harness, reports, result_files, session
 from diglot.tools import measure
 
 RESULTS = evidence.RESULTS / "h200"
@@ -71,7 +71,7 @@ def interrupted_after(cases, by=signal.SIGINT):
         ("l2", "give --results alone"),
         ("--load nowhere.json", "nowhere.json does not exist"),
         ("--load {here}/README.md", "holds no results: it is not JSON"),
-        ("--load {results}/tests.json", "holds no results: it has no rows"),
+        ("--load {results}/tests.json", "results of another kind"),
         ("--load {results}/l2.json", "results of another kind"),
         ("--load {tmp}/other.json", "results of schema 7, and this diglot reads 1"),
         ("--load {tmp}/bare.json", "holds no results: it does not say the op"),
@@ -81,8 +81,8 @@ def interrupted_after(cases, by=signal.SIGINT):
         ("gelu --against {here}/README.md", "it is not JSON"),
         ("gelu --json {tmp}/other.json", "exists and is not overwritten without force"),
         ("gelu --json {tmp}/none/a.json", "there is no folder"),
-        ("gelu --plot {tmp}", "is not empty, and nothing in it is overwritten"),
-        ("gelu --plot {tmp}/other.json", "is no folder"),
+        ("gelu --plot {tmp}", "has files, which are not overwritten without force"),
+        ("gelu --plot {tmp}/other.json", "is a file, not a folder"),
     ],
 )
 def test_mistakes_are_one_line(arguments, message, tmp_path):
@@ -265,7 +265,7 @@ def test_pictures(tmp_path):
     assert result.exit_code == 0, result.output
     found = sorted(path.name for path in (tmp_path / "plots").iterdir())
     assert found == [f"gelu_forward_approximate_{form}_device.png" for form in ("none", "tanh")]
-    assert "is not empty" in fails(
+    assert "has files" in fails(
         "bench", "--load", tmp_path / "a.json", "--plot", tmp_path / "plots"
     )
 
@@ -276,7 +276,7 @@ def test_what_is_drawn():
     from diglot.bench import plots
     from diglot.tools.drawing import CEILING, drawn
 
-    rows = next(iter(reports.read_reports(RESULTS / "softmax.json")))["rows"]
+    rows = next(iter(result_files.read_reports(RESULTS / "softmax.json")))["rows"]
     rows = [row for row in rows if row["timer"] == "device"]
     picture = plots.pictures(rows, "a GPU")["softmax_forward_device"]
     with drawn(picture) as figure:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import sys
 import warnings
 from pathlib import Path
 
@@ -16,9 +17,10 @@ import diglot
 from diglot.reference.specs import find_spec
 from diglot.tools import interpreted
 from diglot.tools.inspect import InspectedKernel, Inspection
+from diglot.tools.numbers import duration
 from diglot.tools.occupancy import occupancy
 from diglot.tools.resources import KernelResources
-from diglot.tools.table import Column
+from diglot.tools.table import Column, Table
 from diglot_cli import common
 from diglot_cli import inspect as inspecting
 
@@ -57,7 +59,7 @@ def test_bench(columns):
     assert lines[0] == "8 cases on NVIDIA H200, 16 results of ours are right, 6 of 6 bars are met"
     assert max(map(len, lines)) <= columns
     text = "\n".join(lines)
-    assert "22567–22574" in text and "compute 90 %" in text and "overhead 100 %" in text
+    assert "22,567–22,574" in text and "compute 90 %" in text and "overhead 100 %" in text
 
 
 @widths
@@ -100,15 +102,21 @@ def test_inspect(columns, spilled, capsys):
 def test_forms_of_a_table(width, expected, monkeypatch, capsys):
     """A table; tables below what their first cells say; rows of pairs. An empty column goes."""
     monkeypatch.setenv("COLUMNS", str(width))
-    head = [Column("case", False), Column("of", False), Column("gone"), Column("ns")]
+    head = ["case", "of", Column("gone"), Column("ns")]
     common.print_table(head, [["one case", "cuda", "–", "12"], ["one case", "", "", "3"]])
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert [line for line in lines if line.strip(" ─")] == expected
 
 
 def test_no_rows_are_no_table(capsys):
-    common.print_table([Column("case", False), Column("ns")], [])
+    common.print_table(["case", Column("ns")], [])
     assert capsys.readouterr().out == ""
+
+
+def test_a_table_says_that_it_needs_rich(monkeypatch):
+    monkeypatch.setitem(sys.modules, "rich.table", None)
+    with pytest.raises(ImportError, match=r"need rich, which is not installed: pip install "):
+        str(Table(["case"], [["one"]]))
 
 
 def test_a_program_that_reads_has_nothing_wrapped(monkeypatch):
@@ -150,7 +158,7 @@ def test_an_estimate_grows_with_the_elements(monkeypatch):
         )
         assert tuple(tried[-1][0].shape) == size
         assert seconds == torch.Size(shape).numel() / torch.Size(size).numel()
-    assert [interpreted.duration(s) for s in (40, 600, 1e4)] == ["40 s", "10 min", "3 h"]
+    assert [duration(s) for s in (40, 600, 1e4, 2e-6)] == ["40 s", "10 min", "3 h", "2 µs"]
 
 
 @needs_cuda

@@ -129,7 +129,6 @@ def test_profile_puts_errors_where_x_is():
     assert list(filled.values()) == [1, 7, 2]
     for i, x in zip(filled, (-4, 0, 4), strict=True):
         assert profile.edges[i] <= x <= profile.edges[i + 1]
-    assert [m for m in profile.mean_ulp if m is not None] == [1, 6, 2]
 
 
 @pytest.mark.parametrize("backward", [False, True])
@@ -262,7 +261,7 @@ def test_the_verdict_names_the_result(monkeypatch):
     lines = str(dataclasses.replace(right, rows=rows)).splitlines()
     assert lines[0] == (
         "torch: beyond tolerance in 25 % of the elements "
-        "(worst error 30000 of the allowed, in grad_weight)"
+        "(worst error 30,000 of the allowed, in grad_weight)"
     )
     (cells,) = [line.split() for line in lines if "grad_weight" in line and "[" in line]
     assert cells[:2] == ["torch", "grad_weight"] and cells[-2:] == ["25", "%"]

@@ -16,12 +16,13 @@ from commands import fails, run
 pytest.importorskip("jinja2")
 pytest.importorskip("matplotlib")
 
-from diglot.bench import reports
 from diglot.bench.ranking import ranks
+from diglot.bench.result_files import read_reports
 from diglot.pipeline.report import PipelineReport
 from diglot.tools import drawing, inline_svg
 from diglot.tools.ceilings import Ceiling, Ceilings
-from diglot.tools.drawing import Case, Picture, Point, number, size
+from diglot.tools.drawing import Case, Picture, Point
+from diglot.tools.numbers import number, size
 from diglot.tools.report import operations as counted
 from diglot.tools.report import read, render
 from diglot.tools.report.cases import largest, providers_of
@@ -358,9 +359,9 @@ def test_numbers_that_are_none(write):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "is not a results file: Expecting value"),
-        ("[1]", "is not a results file: it holds no object"),
-        ("[" * 100_000, "is not a results file"),
+        ("", "holds no results: it is not JSON: Expecting value"),
+        ("[1]", "holds no results: it holds no object"),
+        ("[" * 100_000, "holds no results: it is not JSON"),
         ("{}", "it has no schema that is known"),
         ({"schema": 1}, "holds no results: it has no rows"),
         ({"schema": 2, "rows": []}, "has results of schema 2, and this diglot reads 1"),
@@ -369,15 +370,15 @@ def test_numbers_that_are_none(write):
         (benchmark(row(), row(time_us="fast")), "row 1: time_us is no positive number"),
         (benchmark(row(time_us=-1)), "row 0: time_us is no positive number"),
         (benchmark(row(p20_us=None)), "row 0: p20_us is no positive number"),
-        (benchmark(row(shape=[2**63, 2**63])), "row 0: shape is out of range"),
+        (benchmark(row(shape=[2**63, 2**63])), "row 0: shape is no list of sizes"),
         (benchmark(row(provider=3)), "row 0: provider is no str"),
         (benchmark(row(tb_per_s=-1)), "row 0: tb_per_s is no positive number"),
         (benchmark(row(bars=[{"name": "", "met": True, "bound": None}])), "row 0: bars are not as"),
         (benchmark(row(bars=[3])), "row 0: bars are not as they should be"),
-        (benchmark({"shape": [-4]}), "row 0: shape is out of range"),
-        (benchmark({"options": []}), "row 0: options or bars are of another type"),
+        (benchmark({"shape": [-4]}), "row 0: shape is no list of sizes"),
+        (benchmark({"options": []}), "row 0: options is no dict"),
         (benchmark(row(), gpu=3), "is damaged: gpu is no str"),
-        ({**TESTS, "passed": "all"}, "damaged results file: passed is no number"),
+        ({**TESTS, "passed": "all"}, "is damaged: passed is no number"),
         ({"schema": "diglot.pipeline_report", "schema_version": 9}, "schema version 9, not 1"),
         ({"schema": "diglot.ceilings", "schema_version": 9}, "schema version 9, not 1"),
     ],
@@ -396,7 +397,7 @@ def test_what_diglot_bench_does_not_load_is_not_shown(name, write, tmp_path):
     del bare[name]
     path = write(benchmark(row(), bare))
     with pytest.raises(ValueError, match="is damaged: row 1: ") as error:
-        reports.read_reports(path)
+        read_reports(path)
     assert str(error.value) in fails("report", path, "-o", tmp_path / "page.html")
 
 
@@ -411,9 +412,9 @@ def test_folders(write, tmp_path):
     page = tmp_path / "page.html"
     result = run("report", tmp_path / "some", "-o", page)
     assert result.exit_code == 0, result.output
-    assert "left out: " in result.stderr and "other.json is not a results file" in result.stderr
+    assert "left out: " in result.stderr and "other.json holds no results" in result.stderr
     text = Page(page.read_text()).text
-    assert "Left out (1)" in text and "other.json is not a results file" in text
+    assert "Left out (1)" in text and "other.json holds no results" in text
 
 
 def test_mistakes_are_one_line(write, tmp_path):
@@ -545,7 +546,7 @@ def test_operations():
 
 def test_words_of_numbers():
     assert [number(v) for v in (None, 12345.6, 123.4, 12.34, 1.234, 0.01234, 0.0001234)] == [
-        *("–", "12,346", "123", "12.3", "1.23", "0.01", "0.00012")
+        *("–", "12,346", "123", "12.3", "1.23", "0.0123", "1.23e-04")
     ]
     assert [size(v) for v in (512, 4096, 3 << 20, 1.5 * 2**30)] == ["512", "4 Ki", "3 Mi", "1.5 Gi"]
 

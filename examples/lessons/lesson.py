@@ -60,7 +60,7 @@ def device_name() -> str:
 
 def text(table: Table) -> str:
     """The table as lines of text; columns in which no row has anything are left out."""
-    from diglot.tools.table import number
+    from diglot.tools.numbers import number
 
     def cell(value: Any) -> str:
         if value is None:

@@ -26,6 +26,18 @@ def check_writable(path: str | Path, force: bool) -> None:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
+def check_folder(folder: str | Path, force: bool, makes_parents: bool = True) -> None:
+    """Raises ValueError unless files may be written into a folder: one with files takes `force`."""
+    path = Path(folder)
+    if not path.exists() and not makes_parents:
+        check_writable(path, force)
+    with writing(path):
+        if path.exists() and not path.is_dir():
+            raise ValueError(f"{path} is a file, not a folder to write into")
+        if path.is_dir() and any(path.iterdir()) and not force:
+            raise ValueError(f"{path} has files, which are not overwritten without force (--force)")
+
+
 @contextmanager
 def writing(path: str | Path) -> Iterator[None]:
     """Context manager: an error in writing a file becomes a ValueError that names the file."""

@@ -6,6 +6,7 @@ shell answer without either. A command imports them when it runs.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import io
 import signal
@@ -33,6 +34,11 @@ class _Group(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
+            near = difflib.get_close_matches(cmd_name.lower(), COMMANDS, n=1)
+            if near and not ctx.resilient_parsing:
+                raise click.UsageError(
+                    f"No such command {cmd_name!r}; did you mean {near[0]!r}?", ctx
+                )
             return None
         return getattr(importlib.import_module(f"diglot_cli.{cmd_name}"), cmd_name)
 

@@ -11,9 +11,9 @@ from rich.console import Console
 
 from diglot_cli.common import (
     check_files,
+    command,
     ended_as_interrupted,
     make_console,
-    one_line_errors,
     print_table,
     print_verdict,
 )
@@ -21,7 +21,7 @@ from diglot_cli.common import (
 INTERRUPTED = 130  # as a shell reports Ctrl-C
 
 
-@click.command()
+@command()
 @click.argument("ops", metavar="[OP]...", nargs=-1)
 @click.option(
     "--direction",
@@ -66,19 +66,7 @@ INTERRUPTED = 130  # as a shell reports Ctrl-C
     help="Older results. Exit status 1 if a kernel of diglot is slower or missing.",
 )
 @click.option("--force", is_flag=True, help="Overwrite files.")
-def bench(ops: tuple[str, ...], **arguments: Any) -> None:
-    """Measure ops on a GPU: every backend, PyTorch, and other packages' kernels, interleaved.
-
-    OP is an op, such as gelu; by default all ops. Each op has its own cases. The same run checks
-    the results, and a wrong result has no speed.
-    """
-    with one_line_errors():
-        status = _bench(ops, **arguments)
-    if status:
-        raise click.exceptions.Exit(status)
-
-
-def _bench(
+def bench(
     ops: tuple[str, ...],
     *,
     direction: str,
@@ -101,10 +89,17 @@ def _bench(
     load: tuple[str, ...],
     against: str | None,
     force: bool,
-) -> int:
+) -> None:
+    """Measure ops on a GPU: every backend, PyTorch, and other packages' kernels, interleaved.
+
+    OP is an op, such as gelu; by default all ops. Each op has its own cases. The same run checks
+    the results, and a wrong result has no speed.
+    """
     from diglot.bench import models as distribution
-    from diglot.bench import reports, session
+    from diglot.bench import session
+    from diglot.bench.result_files import read_reports
     from diglot.bench.selection import Selection, parse_options, parse_sizes
+    from diglot.files import check_folder
     from diglot.tools.inputs import parse_dtype, parse_shape
 
     # Everything that can be known to be wrong is told before anything is measured.
@@ -132,8 +127,8 @@ def _bench(
         )
     check_files([], {"--json": json_file, "--csv": csv_file}, force)
     if plot is not None:
-        session.check_folder("--plot", Path(plot), force)
-    older = [] if against is None else reports.read_reports(Path(against))
+        check_folder(plot, force)
+    older = [] if against is None else read_reports(Path(against))
     messages = make_console(stderr=True)
     if load:
         done = session.read(map(Path, load), ops)
@@ -162,7 +157,8 @@ def _bench(
         messages.print(f"{done.incomplete}", markup=False)
     if done.error is not None:
         raise done.error
-    return INTERRUPTED if done.interrupted else status
+    if status or done.interrupted:
+        raise click.exceptions.Exit(INTERRUPTED if done.interrupted else status)
 
 
 def _keep(
@@ -193,14 +189,11 @@ def _print(done: Any, ranking: bool) -> None:
     from diglot.bench import ranking as ranks
     from diglot.bench.lines import RULE
     from diglot.tools.regimes import peak_gb_per_s
-    from diglot.tools.table import Column
 
     print_verdict(*summary.verdict(done.rows, done.gpu))
     if ranking:
-        header = [Column(title, False) for title in ranks.header(done.rows)]
-        print_table(header, ranks.table(done.rows))
-        header = [Column(title, False) for title in ranks.LINES_HEADER]
-        print_table(header, [ranks.lines_cells(*of) for of in done.lines.items()])
+        print_table(ranks.header(done.rows), ranks.table(done.rows))
+        print_table(ranks.LINES_HEADER, [ranks.lines_cells(*of) for of in done.lines.items()])
         if done.lines:
             make_console().print(RULE, markup=False)
     else:
@@ -213,11 +206,9 @@ def _print(done: Any, ranking: bool) -> None:
 
 def _print_models(done: Any) -> None:
     from diglot.bench import models
-    from diglot.tools.table import Column
 
-    print_table([Column(title, False) for title in models.HEADER], models.table(done.rows))
-    header = [Column(title, False) for title in models.WORST_HEADER]
-    print_table(header, models.worst(done.rows))
+    print_table(models.HEADER, models.table(done.rows))
+    print_table(models.WORST_HEADER, models.worst(done.rows))
 
 
 def _print_changes(done: Any, older: Sequence[Any]) -> int:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 import rich.table
-from rich import box
 from rich.columns import Columns
 from rich.console import Console
 from rich.markup import escape
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from diglot.tools.table import Column, Table
 
 PIPED_WIDTH = 240  # wide enough that nothing is wrapped where a program reads the output
-WRAPPED_WIDTH = 16  # a column of text may shrink to this before rows are stacked
 
 
 class Failure(click.ClickException):
@@ -51,7 +49,7 @@ def one_line_errors() -> Iterator[None]:
     """Turns what users can cause into one line."""
     try:
         yield
-    except BrokenPipeError:  # who read the output has gone: click ends in silence
+    except (BrokenPipeError, click.exceptions.Exit):  # who read the output has gone; a status
         raise
     except ImportError as error:
         raise Failure(str(error)) from error
@@ -60,8 +58,9 @@ def one_line_errors() -> Iterator[None]:
     except (RuntimeError, MemoryError) as error:
         from diglot.backends import BackendUnavailable
         from diglot.tools.inputs import is_out_of_memory, tell_out_of_memory
+        from diglot.tools.machine_code import ResourcesUnavailable
 
-        if isinstance(error, BackendUnavailable):
+        if isinstance(error, (BackendUnavailable, ResourcesUnavailable)):
             raise Failure(" ".join(str(error).split())) from error
         if not is_out_of_memory(error):
             raise
@@ -123,30 +122,31 @@ def print_verdict(line: str, is_bad: bool = False) -> None:
     make_console().print(line, markup=False, style="bold red" if is_bad else "bold")
 
 
-def print_table(columns: Sequence[Column], body: Iterable[Sequence[str]]) -> None:
+def print_table(columns: Sequence[Column | str], body: Iterable[Sequence[str]]) -> None:
     """Prints cells under columns. Leaves out empty columns, and prints nothing without rows.
 
     On a narrow console the first cell of a row stands above the row. If that is not enough, or
     saves nothing, a row is printed as pairs of a title and a cell.
     """
-    from diglot.tools.table import NOTHING, Table
+    from diglot.tools.numbers import NOTHING
+    from diglot.tools.table import Table
 
     shown = Table(columns, list(body)).shown()
     if not shown.rows:
         return
     console = make_console()
-    if _fits(console, _rich_table(shown)):
-        console.print(_rich_table(shown))
+    if _fits(console, shown):
+        console.print(shown.rich())
         return
-    rest = Table(shown.columns[1:], [cells[1:] for cells in shown.rows])
+    rest = Table(shown.titles[1:], [cells[1:] for cells in shown.rows])
     groups = [(first, [*of]) for first, of in itertools.groupby(shown.rows, lambda row: row[0])]
-    is_table = len(groups) < len(shown.rows) and _fits(console, _rich_table(rest))
+    is_table = len(groups) < len(shown.rows) and _fits(console, rest)
     titles = [column.title.replace("\n", " ") for column in rest.columns]
     for first, group in groups:
         console.print(first, markup=False, style="bold")
         rows = [cells[1:] for cells in group]
         if is_table:
-            console.print(_rich_table(Table(rest.columns, rows)))
+            console.print(Table(rest.titles, rows).rich())
             continue
         for cells in rows:
             pairs = [
@@ -160,75 +160,63 @@ def print_table(columns: Sequence[Column], body: Iterable[Sequence[str]]) -> Non
         console.print()
 
 
-def _rich_table(shown: Table) -> rich.table.Table:
-    """A table that never breaks numbers. Texts wrap between words, down to `WRAPPED_WIDTH`."""
-    made = rich.table.Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-    for place, column in enumerate(shown.columns):
-        lines = [*column.title.split("\n"), *(cells[place] for cells in shown.rows)]
-        longest = max(map(len, lines))
-        word = max(map(len, " ".join(lines).split()), default=0)
-        made.add_column(
-            escape(column.title),
-            justify="right" if column.is_number else "left",
-            min_width=longest if column.is_number else min(longest, max(word, WRAPPED_WIDTH)),
-            vertical="bottom",
-        )
-    for cells in shown.rows:
-        made.add_row(*map(escape, cells))
-    return made
-
-
-def _fits(console: Console, table: rich.table.Table) -> bool:
+def _fits(console: Console, table: Table) -> bool:
     unbounded = console.options.update(max_width=sys.maxsize)
-    return Measurement.get(console, unbounded, table).minimum <= console.width
+    return Measurement.get(console, unbounded, table.rich()).minimum <= console.width
 
 
-def parse_number(option: str, text: str) -> bool | int | float:
-    if text in ("True", "False"):
-        return text == "True"
-    number: int | float
-    try:
-        number = int(text)
-    except ValueError:
+class _Number(click.ParamType):
+    """A number of an op's: an integer, a float, or a bool."""
+
+    name = "number"
+
+    def convert(self, value: str, param: Any, ctx: click.Context | None) -> bool | int | float:
+        if value in ("True", "False"):
+            return value == "True"
+        number: int | float
         try:
-            number = float(text)
+            number = int(value)
         except ValueError:
-            raise ValueError(f"{option} must be a number, not {text!r}") from None
-        if math.isinf(number) and "inf" not in text.lower():
-            raise ValueError(f"{option} must fit a float64, unlike {text}") from None
-    if isinstance(number, int) and not -(2**63) <= number < 2**63:
-        raise ValueError(f"{option} must fit 64 bits if it is an integer, unlike {text}")
-    return number
+            try:
+                number = float(value)
+            except ValueError:
+                self.fail(f"it must be a number, not {value!r}", param, ctx)
+            if math.isinf(number) and "inf" not in value.lower():
+                self.fail(f"it must fit a float64, unlike {value}", param, ctx)
+        if isinstance(number, int) and not -(2**63) <= number < 2**63:
+            self.fail(f"it must fit 64 bits if it is an integer, unlike {value}", param, ctx)
+        return number
 
 
-def op_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorator: the options of ops, which `parse_options` reads."""
-    for name, metavar, text in (
-        ("p", "NUMBER", "dropout: the probability that an element is zeroed."),
-        ("alpha", "NUMBER", "add: the factor of the second input."),
-        ("dim", "NUMBER", "softmax, log_softmax: the dimension."),
-        ("approximate", "FORM", "gelu: none or tanh."),
-    ):
-        command = click.option(f"--{name}", metavar=metavar, help=text)(command)
-    return command
+NUMBER = _Number()
+# Options of ops: how a value is called, its type, and what it is.
+OP_OPTIONS: dict[str, tuple[str, Any, str]] = {
+    "p": ("NUMBER", NUMBER, "dropout: the probability that an element is zeroed."),
+    "alpha": ("NUMBER", NUMBER, "add: the factor of the second input."),
+    "dim": ("NUMBER", NUMBER, "softmax, log_softmax: the dimension."),
+    "approximate": ("FORM", str, "gelu: none or tanh."),
+    "eps": ("NUMBER", NUMBER, "layer_norm, rms_norm: added to the variance."),
+    "mean": ("NUMBER", NUMBER, "gaussian_pdf: the mean."),
+    "std": ("NUMBER", NUMBER, "gaussian_pdf: the standard deviation."),
+    "terms": ("NUMBER", NUMBER, "gaussian_pdf: the number of densities averaged."),
+}
 
 
-def parse_options(
-    approximate: str | None, dim: str | None, alpha: str | None, p: str | None
-) -> dict[str, Any]:
-    options: dict[str, Any] = {}
-    if approximate is not None:
-        options["approximate"] = approximate
-    if dim is not None:
-        try:
-            options["dim"] = int(dim)
-        except ValueError:
-            raise ValueError(f"--dim must be an integer, not {dim!r}") from None
-    if alpha is not None:
-        options["alpha"] = parse_number("--alpha", alpha)
-    if p is not None:
-        options["p"] = parse_number("--p", p)
-    return options
+def op_options(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator: options of ops, which `given` collects."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        for name in reversed(names):
+            metavar, kind, text = OP_OPTIONS[name]
+            command = click.option(f"--{name}", metavar=metavar, type=kind, help=text)(command)
+        return command
+
+    return decorate
+
+
+def given(options: dict[str, Any]) -> dict[str, Any]:
+    """Those of an op's options that have a value."""
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def check_files(read: Iterable[str | None], written: dict[str, str | None], force: bool) -> None:
@@ -286,6 +274,10 @@ class Steps:
             self.bars.console.print(self.announcement, markup=False)
             self.announcement = ""
         self.bars.reset(self.task, total=None, description=escape(message))
+
+    def say(self, message: str) -> None:
+        """Names the current part of this step."""
+        self.bars.update(self.task, description=escape(message))
 
     def done(self, count: int, total: int) -> None:
         """Shows that `count` of the `total` parts of this step are done."""

@@ -11,10 +11,10 @@ from diglot_cli.common import (
     check_files,
     command,
     find_device,
+    given,
     interpret_without_gpu,
     make_console,
     op_options,
-    parse_options,
     print_table,
     print_verdict,
     show_progress,
@@ -43,7 +43,7 @@ from diglot_cli.common import (
     metavar="NUMBER",
     help="Seed of random data.",
 )
-@op_options
+@op_options("p", "alpha", "dim", "approximate")
 @click.option("--backward", is_flag=True, help="Compare gradients instead of the output.")
 @click.option(
     "--device",
@@ -76,10 +76,6 @@ def compare(
     shape: str | None,
     dtype: str | None,
     seed: int,
-    approximate: str | None,
-    dim: str | None,
-    alpha: str | None,
-    p: str | None,
     backward: bool,
     device: str | None,
     arch: str,
@@ -89,6 +85,7 @@ def compare(
     save: str | None,
     plot: str | None,
     force: bool,
+    **of_op: Any,
 ) -> None:
     """Run OP, such as gelu, on every backend that can run it, and judge the results.
 
@@ -100,10 +97,11 @@ def compare(
     from diglot.reference.specs import find_spec
     from diglot.tools import compare as comparing
     from diglot.tools import inputs, interpreted
+    from diglot.tools.numbers import duration
 
     # Everything that can be known to be wrong is told before anything is computed.
     spec = find_spec(op)
-    options = parse_options(approximate, dim, alpha, p)
+    options = given(of_op)
     spec.check_options(options)
     where = find_device(device)
     check_files([path], {"--save": save, "--plot": plot}, force)
@@ -125,10 +123,10 @@ def compare(
             with show_progress(messages, "") as tell:
                 tell(f"estimating how long {count} take")
                 seconds = interpreted.estimate_seconds(spec, sizes, kind, where, backward, options)
-            said += f", about {interpreted.duration(seconds)}"
+            said += f", about {duration(seconds)}"
             if seconds > limit:
                 raise ValueError(
-                    f"{said}, beyond the limit of {interpreted.duration(limit)}: use fewer "
+                    f"{said}, beyond the limit of {duration(limit)}: use fewer "
                     "elements, a GPU, or --limit SECONDS"
                 )
         return f"{'no GPU found' if device is None else f'on {where}'}: {said}"
@@ -165,13 +163,13 @@ def compare(
 
 
 def _print(result: Any) -> None:
-    from diglot.tools import table as text
+    from diglot.tools import comparison_text as text
 
     for line, is_bad in text.verdicts(result):
         print_verdict(line, is_bad)
     console = make_console()
     console.print(text.heading(result), markup=False)
     for table in text.tables(result):
-        print_table(table.columns, table.rows)
+        print_table(table.titles, table.rows)
     for note in text.notes(result):
         console.print(note, markup=False)

@@ -17,11 +17,10 @@ from rich.syntax import Syntax
 from rich.table import Table
 
 from diglot_cli.common import (
-    Failure,
+    command,
+    given,
     make_console,
-    one_line_errors,
     op_options,
-    parse_options,
     print_table,
     print_verdict,
     show_progress,
@@ -37,7 +36,7 @@ RESOURCES = (
 )
 
 
-@click.command()
+@command()
 @click.argument("op")
 @click.option("--backend", metavar="NAME", help="cuda or triton. Default: both.")
 @click.option("--arch", default="sm_90", show_default=True, help="The GPU's architecture.")
@@ -51,27 +50,12 @@ RESOURCES = (
 @click.option(
     "--shape", metavar="SIZES", help="Shape of the call's first input. Default: 4096x4096."
 )
-@op_options
+@op_options("p", "alpha", "dim", "approximate")
 @click.option("--side-by-side", is_flag=True, help="Both languages: source and --stage, or SASS.")
 @click.option("--save", metavar="DIR", help="Write every stage, or --stage, of every kernel.")
 @click.option("--json", "as_json", is_flag=True, help="Print resources as JSON.")
 @click.option("--force", is_flag=True, help="Write into a folder that has files.")
-def inspect(op: str, **arguments: Any) -> None:
-    """Look into the kernels of OP, such as gelu, in both languages, without a GPU.
-
-    diglot compiles Triton's kernels ahead of time, and reads CUDA's from the built extension. The
-    kernels that OP launches depend on the dtype and the shape of its input.
-    """
-    from diglot.tools.machine_code import ResourcesUnavailable
-
-    with one_line_errors():
-        try:
-            _inspect(op, **arguments)
-        except ResourcesUnavailable as error:
-            raise Failure(" ".join(str(error).split())) from error
-
-
-def _inspect(
+def inspect(
     op: str,
     *,
     backend: str | None,
@@ -84,8 +68,14 @@ def _inspect(
     save: str | None,
     as_json: bool,
     force: bool,
-    **texts: str | None,
+    **of_op: Any,
 ) -> None:
+    """Look into the kernels of OP, such as gelu, in both languages, without a GPU.
+
+    diglot compiles Triton's kernels ahead of time, and reads CUDA's from the built extension. The
+    kernels that OP launches depend on the dtype and the shape of its input.
+    """
+    from diglot.files import check_folder
     from diglot.names import unknown_name
     from diglot.tools import inputs
     from diglot.tools import inspect as inspecting
@@ -103,7 +93,7 @@ def _inspect(
     if side_by_side and (len(languages) < 2 or stage == inspecting.BINARY):
         raise ValueError(f"--side-by-side shows what both languages have as text, not {stage}")
     if save is not None:
-        inspecting.check_folder(save, force)
+        check_folder(save, force, makes_parents=False)
     if stage not in (None, inspecting.RESOURCES):
         stages: tuple[str, ...] = (stage,)
     elif save is not None:
@@ -122,7 +112,7 @@ def _inspect(
             kernel=kernel,
             shape=inspecting.DEFAULT_SHAPE if shape is None else inputs.parse_shape(shape),
             dtype=inputs.parse_dtype(dtype or "float32"),
-            **parse_options(**texts),
+            **given(of_op),
         )
     if save is not None:
         for path in inspecting.save(found, save, force):

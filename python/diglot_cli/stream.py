@@ -10,9 +10,10 @@ import click
 from diglot_cli.common import (
     check_files,
     command,
+    given,
     interpret_without_gpu,
     make_console,
-    parse_number,
+    op_options,
 )
 
 
@@ -34,13 +35,7 @@ from diglot_cli.common import (
     help="Tensor of a .safetensors file; once per input.",
 )
 @click.option("--output", metavar="FILE", required=True, help="The .npy file to write.")
-@click.option("--approximate", metavar="FORM", help="gelu: none or tanh.")
-@click.option("--dim", metavar="NUMBER", help="softmax, log_softmax: the dimension.")
-@click.option("--alpha", metavar="NUMBER", help="add: the factor of the second input.")
-@click.option("--eps", metavar="NUMBER", help="layer_norm, rms_norm: added to the variance.")
-@click.option("--mean", metavar="NUMBER", help="gaussian_pdf: the mean.")
-@click.option("--std", metavar="NUMBER", help="gaussian_pdf: the standard deviation.")
-@click.option("--terms", metavar="NUMBER", help="gaussian_pdf: the number of densities averaged.")
+@op_options("approximate", "dim", "alpha", "eps", "mean", "std", "terms")
 @click.option("--backend", metavar="NAME", help="cuda, triton, torch or auto.")
 @click.option(
     "--chunk-bytes", metavar="SIZE", help="Most for a chunk's largest array, such as 16MiB."
@@ -70,7 +65,7 @@ def stream(
     report: str | None,
     plot: str | None,
     force: bool,
-    **texts: str | None,
+    **of_op: Any,
 ) -> None:
     """Run OP, such as gelu, over arrays in files that may be larger than memory, chunk by chunk.
 
@@ -85,11 +80,6 @@ def stream(
 
     # Everything that can be known to be wrong is told before anything is computed.
     known = streaming.find(op)
-    options: dict[str, Any] = {
-        name: text if known.options.get(name) else parse_number(f"--{name}", text)
-        for name, text in texts.items()
-        if text is not None
-    }
     size = None if chunk_bytes is None else streaming.parse_bytes(chunk_bytes)
     where = None if devices is None else streaming.parse_devices(devices)
     check_files(paths, {"--output": output, "--report": report, "--plot": plot}, force)
@@ -100,7 +90,7 @@ def stream(
 
         check_plot(plot)
     inputs = streaming.open_inputs(known.inputs, paths, tensors)
-    function = streaming.call(op, tuple(inputs[0].shape), options)
+    function = streaming.call(op, tuple(inputs[0].shape), given(of_op))
     shape, dtype = streaming.result_like(function, inputs)
     messages = make_console(stderr=True)
     with streaming.npy_file(output, shape, dtype, force) as out:

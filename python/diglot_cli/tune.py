@@ -11,19 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-    track,
+from rich.progress import track
+
+from diglot_cli.common import (
+    command,
+    ended_as_interrupted,
+    make_console,
+    print_table,
+    show_progress,
 )
 
-from diglot_cli.common import command, ended_as_interrupted, make_console, print_table
-
 DEFAULT_SHAPES = ("4096x4096",)
+WHERE = ("launcher", "language", "dtype", "shape", "layout")
 
 
 @command()
@@ -94,7 +93,6 @@ def tune(
     from diglot.tools import measure
     from diglot.tools.gpus import named_device
     from diglot.tools.inputs import parse_dtype, parse_shape
-    from diglot.tools.table import Column
     from diglot.tools.tune import choices_of, compile_call, tune_call
 
     if like is not None and shapes:
@@ -137,24 +135,18 @@ def tune(
     if device is not None:
         return
     found: list[Any] = []
-    with _progress(messages) as progress:
-        task = progress.add_task("tuning", total=len(calls))
-
-        def tell(text: str) -> None:
-            progress.update(task, description=text)
-
-        for op, case, make in calls:
-            tell(f"{op} {describe(case)}")
+    with show_progress(messages, "") as tell:
+        for number, (op, case, make) in enumerate(calls):
+            tell.say(f"{op} {describe(case)}")
+            tell.done(number, len(calls))
             if judge is not None:
-                found += chosen_plans.judge(op, case, make(), tell)
+                found += chosen_plans.judge(op, case, make(), tell.say)
             else:
-                found += tune_call(make(), folder=folder, tell=tell)
-            progress.advance(task)
+                found += tune_call(make(), folder=folder, tell=tell.say)
     if judge is None:
         _print_found(found)
         return
-    columns = [Column(title, title.startswith("best")) for title in chosen_plans.HEADER]
-    print_table(columns, chosen_plans.table(found))
+    print_table(chosen_plans.HEADER, chosen_plans.table(found))
     for op in ops if results is not None else ():
         rows = [row for row in found if row["op"] == op]
         save(make_report(op, rows, seed=judge), Path(results or "") / f"{op}.json")
@@ -191,31 +183,14 @@ def _read_json(path: Path) -> dict[str, Any]:
     return read
 
 
-def _progress(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=console,
-        disable=not console.is_terminal,
-    )
-
-
 def _where(problem: Any) -> list[str]:
     shape = "x".join(map(str, problem.shape))
     return [problem.launcher, problem.backend, problem.dtypes[0], shape, problem.layout]
 
 
-def _columns(*titles: str) -> list[Any]:
-    from diglot.tools.table import Column
-
-    where = ("launcher", "language", "dtype", "shape", "layout")
-    return [*(Column(title, False) for title in where), *(Column(title) for title in titles)]
-
-
 def _print_found(found: list[Any]) -> None:
-    from diglot.tools.table import NOTHING, Column
+    from diglot.tools.numbers import NOTHING
+    from diglot.tools.table import Column
 
     lines = []
     for tuned in found:
@@ -224,7 +199,7 @@ def _print_found(found: list[Any]) -> None:
         lines.append(
             [*_where(tuned.problem), str(len(tuned.times_us)), *times, tuned.best or "its own"]
         )
-    print_table([*_columns("plans", "own µs", "best µs"), Column("plan", False)], lines)
+    print_table([*WHERE, *map(Column, ("plans", "own µs", "best µs")), "plan"], lines)
     console = make_console()
     for tuned in found:
         for name, reason in tuned.skipped.items():
@@ -235,10 +210,8 @@ def _print_found(found: list[Any]) -> None:
 
 
 def _print_status(choices: list[Any]) -> None:
-    from diglot.tools.table import Column
-
     lines = [[*_where(choice.problem), str(choice)] for choice in choices]
-    print_table([*_columns(), Column("chosen", False)], lines)
+    print_table([*WHERE, "chosen"], lines)
     counts = Counter(choice.source for choice in choices)
     make_console().print(
         f"{counts['exact']} measured, {counts['near']} by a near shape, {counts['rules']} by rules"

@@ -108,7 +108,7 @@ class PipelineReport:
         """Speed as a share of that of copies in both directions at once.
 
         Args:
-            ceiling_gb_per_s: in each direction, as `diglot.tools.transfer.duplex_ceiling` measures
+            ceiling_gb_per_s: in each direction, as `diglot.tools.transfer.duplex` measures
                 it.
         """
         return max(self.gb_per_s_in, self.gb_per_s_out) / ceiling_gb_per_s

@@ -101,17 +101,15 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Profile:
-    """Error as a function of an input's value: the largest and the mean one in each bin.
+    """Error as a function of an input's value: the largest one in each bin.
 
     Attributes:
         edges: edges of the bins.
         worst_ulp: the largest error in each bin, in ulps; None for an empty bin.
-        mean_ulp: the mean of the finite errors in each bin.
     """
 
     edges: tuple[float, ...]
     worst_ulp: tuple[float | None, ...]
-    mean_ulp: tuple[float | None, ...]
 
 
 def pieces(shape: torch.Size, limit: int) -> Iterator[tuple[slice, ...]]:
@@ -171,10 +169,7 @@ class ProfileBuilder:
         if high <= low:
             low, high = low - 0.5, high + 0.5
         self.low, self.width = low, (high - low) / PROFILE_BINS
-        device = input.device
-        self.worst = torch.full((PROFILE_BINS,), -1.0, dtype=torch.float64, device=device)
-        self.total = torch.zeros(PROFILE_BINS, dtype=torch.float64, device=device)
-        self.count = torch.zeros(PROFILE_BINS, dtype=torch.float64, device=device)
+        self.worst = torch.full((PROFILE_BINS,), -1.0, dtype=torch.float64, device=input.device)
 
     def add(self, values: torch.Tensor, ulps: torch.Tensor) -> None:
         """Counts a piece: values of the input, and the errors there."""
@@ -185,22 +180,14 @@ class ProfileBuilder:
             values = values.asinh()
         bins = ((values - self.low) / self.width).long().clamp(0, PROFILE_BINS - 1)
         self.worst.scatter_reduce_(0, bins, ulps, "amax")
-        finite = ulps.isfinite()
-        self.total.index_add_(0, bins[finite], ulps[finite])
-        self.count.index_add_(0, bins[finite], torch.ones_like(ulps[finite]))
 
     def profile(self) -> Profile:
         """What was collected."""
         edges = self.low + self.width * torch.arange(PROFILE_BINS + 1, dtype=torch.float64)
         if not self.linear:
             edges = edges.sinh()
-        mean = (self.total / self.count).tolist()
         worst = [None if w < 0 else w for w in self.worst.tolist()]
-        return Profile(
-            tuple(edges.tolist()),
-            tuple(worst),
-            tuple(None if math.isnan(m) else m for m in mean),
-        )
+        return Profile(tuple(edges.tolist()), tuple(worst))
 
 
 def _finite_extremes(input: torch.Tensor) -> tuple[float, float]:

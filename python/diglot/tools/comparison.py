@@ -60,13 +60,13 @@ class Row:
     backend: str
     reason: str | None
     interpreted: bool
-    variants: tuple[str, ...]
-    error: Error | None
-    errors: tuple[Error, ...]
-    profile: Profile | None
-    speed: Speed | None
-    kernels: tuple[KernelResources, ...]
-    kernels_reason: str | None
+    variants: tuple[str, ...] = ()
+    error: Error | None = None
+    errors: tuple[Error, ...] = ()
+    profile: Profile | None = None
+    speed: Speed | None = None
+    kernels: tuple[KernelResources, ...] = ()
+    kernels_reason: str | None = None
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Comparison:
         agreement: one `Agreement` per pair of backends that ran, the two kernels first.
         ceiling: speed of a device copy of as many bytes in the same run; None if nothing was timed.
         untimed: why nothing was timed; None if it was, or was not asked for.
-        versions: of diglot, torch, Triton and Python.
+        versions: of diglot, torch, Triton, Python, CUDA and the driver.
     """
 
     op: str
@@ -99,7 +99,7 @@ class Comparison:
     agreement: tuple[Agreement, ...]
     ceiling: Speed | None
     untimed: str | None
-    versions: dict[str, str]
+    versions: dict[str, str | None]
 
     def row(self, backend: str) -> Row:
         """The row of a backend.
@@ -113,7 +113,7 @@ class Comparison:
         raise KeyError(backend)
 
     def __str__(self) -> str:
-        from diglot.tools.table import plain
+        from diglot.tools.comparison_text import plain
 
         return plain(self)
 

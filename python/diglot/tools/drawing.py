@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from diglot.tools.numbers import number, size
+
 FORMATS = (".png", ".svg", ".pdf")
 DPI = 150
 LONGEST = 40  # letters of a name
@@ -312,25 +314,3 @@ def powers_between(low: float, high: float) -> list[float]:
     steps = (1, 2, 5) if last - first < 4 else (1,)
     found = [step * 10.0**power for power in range(first, last + 1) for step in steps]
     return [value for value in found if low <= value <= high]
-
-
-def number(value: float | None) -> str:
-    """Three to four digits, without an exponent; of a count all."""
-    if value is None:
-        return "–"
-    if not math.isfinite(value):
-        return str(value).replace("inf", "∞").replace("nan", "NaN")
-    if isinstance(value, int) or abs(value) >= 1000:
-        return f"{value:,.0f}"
-    for limit, digits in ((100, 0), (10, 1), (0.01, 2)):
-        if abs(value) >= limit:
-            return f"{value:.{digits}f}"
-    return f"{value:.2g}"
-
-
-def size(value: float) -> str:
-    """A number in powers of two: 4096 gives "4 Ki"."""
-    for power, unit in ((40, "Ti"), (30, "Gi"), (20, "Mi"), (10, "Ki")):
-        if value >= 1 << power:
-            return f"{value / (1 << power):.3g} {unit}"
-    return f"{value:g}"

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from diglot.files import check_writable, writing
+from diglot.files import check_folder, writing
 from diglot.names import suggestion, unknown_name
 from diglot.reference.specs import find_call
 from diglot.tools import cuda_library
@@ -329,18 +329,6 @@ def file_names(inspection: Inspection) -> dict[str, tuple[InspectedKernel, str]]
     return names
 
 
-def check_folder(folder: str | Path, force: bool) -> None:
-    """Raises ValueError unless files may be saved in a folder: one with files takes `force`."""
-    path = Path(folder)
-    with writing(path):
-        if path.exists() and not path.is_dir():
-            raise ValueError(f"{path} is a file, not a folder to save in")
-        if path.is_dir() and any(path.iterdir()) and not force:
-            raise ValueError(f"{path} has files, which are not overwritten without force (--force)")
-        if not path.exists():
-            check_writable(path, force)
-
-
 def save(inspection: Inspection, folder: str | Path, force: bool = False) -> list[Path]:
     """Writes every stage that was asked for, a file for each kernel and stage, and resources.json.
 
@@ -355,7 +343,7 @@ def save(inspection: Inspection, folder: str | Path, force: bool = False) -> lis
     Raises:
         ValueError: the folder cannot be written, or has files and `force` is not set.
     """
-    check_folder(folder, force)
+    check_folder(folder, force, makes_parents=False)
     written = []
     with writing(folder):
         Path(folder).mkdir(exist_ok=True)

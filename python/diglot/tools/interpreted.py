@@ -73,11 +73,3 @@ def estimate_seconds(
         begin = time.perf_counter()
         compare(spec.name, *tried, backward=backward, timed=False, resources=False, **options)
     return (time.perf_counter() - begin) * math.prod(shape) / math.prod(small)
-
-
-def duration(seconds: float) -> str:
-    """A time in words, such as "40 s", "12 min" or "3 h"."""
-    for unit, length in (("h", 3600), ("min", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:,.0f} {unit}"
-    return f"{seconds:.0f} s"

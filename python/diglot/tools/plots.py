@@ -10,8 +10,8 @@ from typing import Any
 from diglot.tools import drawing
 from diglot.tools.comparison import Comparison, Row
 from diglot.tools.drawing import BAD, INK, PROVIDERS, Case, Picture, Point, check_plot
+from diglot.tools.numbers import NOTHING, number
 from diglot.tools.resources import TensorLike
-from diglot.tools.table import NOTHING, number
 
 __all__ = ["check_plot", "picture", "plot"]
 # Size of marker and width of line, in the order in which they are drawn: lines that coincide stay

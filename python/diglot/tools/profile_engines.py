@@ -130,9 +130,9 @@ class TorchEngine(Engine):
 
     def lines(self, rows: int, by_shape: bool = False) -> list[str]:
         peak = peak_gb_per_s(torch.cuda.get_device_name()) if self.trace.has_device else None
-        lines = [self.table(rows, by_shape), *launch_table(self.trace, rows, peak, self.moved)]
+        lines = [self.table(rows, by_shape), launch_table(self.trace, rows, peak, self.moved)]
         if self.modules.costs:
-            lines += ["", *module_table(self.modules.costs, rows, self.trace.has_device)]
+            lines += ["", module_table(self.modules.costs, rows, self.trace.has_device)]
         return lines
 
 
@@ -158,7 +158,7 @@ class ProtonEngine(Engine):
         return self.tree.stacks()
 
     def lines(self, rows: int, by_shape: bool = False) -> list[str]:
-        return [f"{'share':>7}  {'time':>9}  {'count':>6}  scope or kernel", *self.tree.lines()]
+        return [str(self.tree)]
 
 
 class NvtxEngine(Engine):

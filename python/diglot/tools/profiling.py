@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves
 
 from diglot.backends.registry import INTERPRET, load_triton, triton_interprets
 from diglot.backends.runs import MARK, LastRun, mark_runs, observe_runs
-from diglot.files import check_writable, writing
+from diglot.files import check_folder, check_writable, writing
 from diglot.names import unknown_name
 from diglot.reference.specs import nbytes
 from diglot.tools import flame, measure
@@ -123,7 +123,7 @@ class profile:
             if engine not in engines:
                 raise ValueError(f"{name}: engine {engine!r} has none; {' or '.join(engines)} has")
             if name == "tensorboard":
-                _check_folder(Path(path))
+                check_folder(path, force=True)  # what is there is left alone
             else:
                 check_writable(path, force)
             self._outputs[name] = Path(path)
@@ -296,7 +296,7 @@ class profile:
     def save_tensorboard(self, folder: str | Path, force: bool = False) -> None:
         """Writes a trace into a folder, for TensorBoard; what is there is left alone."""
         source, folder = self._torch().path, Path(folder)
-        _check_folder(folder)
+        check_folder(folder, force=True)
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             name = f"{socket.gethostname()}.{time.time_ns()}.pt.trace.json"
@@ -356,11 +356,6 @@ def profile_call(
 
 def _triton_interprets() -> bool:
     return INTERPRET or (load_triton()[0] is not None and triton_interprets())
-
-
-def _check_folder(folder: Path) -> None:
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{folder} is a file, not a folder to write into")
 
 
 def _synchronize() -> None:

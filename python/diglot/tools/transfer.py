@@ -148,22 +148,6 @@ def duplex(copies: Copies, rounds: int = ROUNDS) -> Duplex:
     )
 
 
-def duplex_ceiling(
-    device: Device | Sequence[Device] = "cuda", total_bytes: int = 1 << 30
-) -> Duplex:
-    """The same, of `total_bytes` of random data in memory that is pinned for it.
-
-    Raises:
-        RuntimeError: kernels are interpreted, or there is no GPU.
-    """
-    measure.check()
-    source, target = (
-        torch.empty(total_bytes, dtype=torch.uint8, pin_memory=True) for _ in range(2)
-    )
-    source.copy_(torch.randint(256, (total_bytes,), dtype=torch.uint8, device="cuda"))
-    return duplex(Copies(device, source, target))
-
-
 def copy_host(source: np.ndarray, target: np.ndarray, threads: int) -> None:
     """Copies an array of bytes within the host, by several threads; either may be a map of a file.
 

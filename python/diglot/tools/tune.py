@@ -101,11 +101,9 @@ def tune(
             recorded = [output for output in outputs if output.requires_grad]
             torch.autograd.grad(recorded, leaves, [torch.randn_like(o) for o in recorded])
 
-    found = []
-    for backend in backends:
-        call = functools.partial(call_on, backend)
-        found += tune_call(call, folder=folder, tell=tell or (lambda _: None))
-    return found
+    tell = tell or (lambda _: None)
+    calls = (functools.partial(call_on, backend) for backend in backends)
+    return [tuned for call in calls for tuned in tune_call(call, folder=folder, tell=tell)]
 
 
 def tune_call(
@@ -130,14 +128,11 @@ def tune_call(
 @contextlib.contextmanager
 def _rank_0_first() -> Iterator[bool]:
     """Context manager: whether this process is to measure; the others go on after it has."""
-    group = torch.distributed if torch.distributed.is_available() else None
-    if group is None or not group.is_initialized():
-        yield True
-        return
     try:
-        yield group.get_rank() == 0
+        yield _is_first_rank()
     finally:
-        group.barrier()
+        if _has_group():
+            torch.distributed.barrier()
 
 
 def launches_of(call: Callable[[], Any]) -> Iterator[tuple[Problem, LastRun, tuple[Any, ...]]]:
@@ -176,15 +171,12 @@ def _compile(candidates: Iterable[Candidate], device: Device | None = None) -> N
     """Compiles Triton's plans by several threads: half of the time goes to what is not Python."""
     from triton.backends.compiler import GPUTarget
 
-    if device is None:
-        major, minor = torch.cuda.get_device_capability()
-        architecture = 10 * major + minor
-    else:
-        architecture = device.architecture
+    major, minor = torch.cuda.get_device_capability() if device is None else (0, 0)
+    target = GPUTarget("cuda", device.architecture if device else 10 * major + minor, 32)
 
     def compile_launch(launch: Any) -> None:
         with contextlib.suppress(Exception):  # who measures it will say what is wrong
-            launch.specialization.compile(GPUTarget("cuda", architecture, 32))
+            launch.specialization.compile(target)
 
     with concurrent.futures.ThreadPoolExecutor() as pool:
         for candidate in candidates:
@@ -255,8 +247,8 @@ def _measure(
         candidates = candidate_plans(*launch, start=start)
         if number == 0:
             candidates += [_candidate(launch, numbers) for numbers in also]
-        new = [c for c in candidates if plan_name(c.numbers) not in tuned.times_us]
-        new = [c for c in new if plan_name(c.numbers) not in tuned.skipped]
+        tried = tuned.times_us.keys() | tuned.skipped.keys()
+        new = [c for c in candidates if plan_name(c.numbers) not in tried]
         if number > 0 and not new:
             break
         tell(f"{name}: {len(new)} plans")
@@ -366,9 +358,12 @@ def tune_if_new(record: LastRun, arguments: tuple[Any, ...]) -> None:
         _thread.is_tuning = False
 
 
+def _has_group() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
 def _is_first_rank() -> bool:
-    group = torch.distributed if torch.distributed.is_available() else None
-    return group is None or not group.is_initialized() or group.get_rank() == 0
+    return not _has_group() or torch.distributed.get_rank() == 0
 
 
 def _keep(tuned: Tuned, folder: Path) -> None:

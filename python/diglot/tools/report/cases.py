@@ -7,8 +7,8 @@ from typing import Any
 
 from diglot.bench.harness import Row, Rows
 from diglot.bench.reports import SHOWN, by_case
+from diglot.bench.result_files import File
 from diglot.tools.drawing import PROVIDERS
-from diglot.tools.report.results import File
 
 # In the order of the ranking: the formula, PyTorch, its compiler, the two languages, then peers.
 ORDER = ("formula", "torch", "torch.compile", "max-autotune", "triton", "cuda", *PROVIDERS)

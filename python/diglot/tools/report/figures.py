@@ -12,10 +12,11 @@ from markupsafe import Markup
 
 from diglot.bench import plots
 from diglot.bench.harness import Row
+from diglot.bench.result_files import LARGEST, File
 from diglot.pipeline.report import PipelineReport
 from diglot.tools import drawing, inline_svg, stream_chart
-from diglot.tools.drawing import Case, Picture, Point, number
-from diglot.tools.report.results import File, finite
+from diglot.tools.drawing import Case, Picture, Point
+from diglot.tools.numbers import number
 from diglot.tools.report.tables import any_cell, is_missed
 
 SMALL = 1e-30  # what is smaller is not drawn on a logarithmic scale
@@ -114,8 +115,8 @@ def _lines(how: Lines, x: str, series: Mapping[str, Sequence[Point]]) -> Callabl
 
 
 def _positive(value: Any) -> float | None:
-    found = finite(value)
-    return found if found is not None and found > SMALL else None
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return value if is_number and SMALL < value < LARGEST else None
 
 
 def _workloads(file: File) -> list[Figure]:

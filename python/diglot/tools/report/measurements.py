@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 from diglot.bench import marks
 from diglot.bench.harness import Row
 from diglot.bench.plots import shape_text
-from diglot.tools.drawing import number
+from diglot.bench.reports import TIMES
+from diglot.bench.result_files import TEXTS, File
+from diglot.tools.numbers import number
 from diglot.tools.report.cases import kind_text
-from diglot.tools.report.results import NUMBERS, TEXTS, File
 from diglot.tools.report.tables import Cell, Column, Table, TableRow, any_cell, is_missed, time_cell
 
 # What rows have beside a time: the entry, its column, a factor, and what the column means.
@@ -22,7 +23,8 @@ EXTRAS: tuple[tuple[str, str, float, str], ...] = (
     ("first_call_ms", "first call ms", 1, ""),
     ("worst_ulp", "worst ulp", 1, ""),
 )
-KNOWN = ({*TEXTS, *NUMBERS} - {"bytes"}) | {"shape", "options", "bars", "verified", "reason"}
+KNOWN = {*TEXTS, *TIMES, "tb_per_s", "copy_tb_per_s", "share_of_copy"}
+KNOWN |= {"shape", "options", "bars", "verified", "reason"}
 
 
 def measurements(caption: str, rows: Sequence[Row], is_of_ops: bool = True) -> Table:

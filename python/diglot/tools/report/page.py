@@ -6,8 +6,8 @@ import base64
 import hashlib
 from pathlib import Path
 
+from diglot.bench.result_files import Results
 from diglot.tools import inline_svg
-from diglot.tools.report.results import Results
 from diglot.tools.report.views import page_of
 
 FOLDER = Path(__file__).parent

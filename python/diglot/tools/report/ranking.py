@@ -10,9 +10,9 @@ from diglot.bench.harness import RANKED, Row, Rows
 from diglot.bench.lines import RULE
 from diglot.bench.plots import shape_text
 from diglot.bench.ranking import LINES_HEADER, SAVED, TITLES, lines_cells, ranks, saved, saved_text
-from diglot.tools.drawing import number
+from diglot.bench.result_files import File
+from diglot.tools.numbers import number
 from diglot.tools.report.cases import COLD, kind_text, providers_of
-from diglot.tools.report.results import File
 from diglot.tools.report.tables import (
     Cell,
     Column,

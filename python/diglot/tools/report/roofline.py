@@ -10,8 +10,9 @@ from diglot.bench.harness import Row
 from diglot.bench.plots import shape_text
 from diglot.tools import drawing
 from diglot.tools.ceilings import Ceilings
-from diglot.tools.drawing import INK, Picture, Point, number
+from diglot.tools.drawing import INK, Picture, Point
 from diglot.tools.gpus import find_gpu
+from diglot.tools.numbers import number
 from diglot.tools.report.cases import kind_text, largest
 from diglot.tools.report.figures import Figure, figure
 from diglot.tools.report.operations import find, operations
@@ -65,7 +66,7 @@ def _place(case: Mapping[str, Row]) -> Place | None:
         return None
     counted = find(row["op"], row["direction"])
     assert counted is not None
-    return Place(f"{row['op']} {kind_text(row)}", counted.of, points)
+    return Place(f"{row['op']} {kind_text(row)}", counted, points)
 
 
 def _roofs(rows: Sequence[Row], gpu: str, known: Ceilings | None) -> Roofs:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from diglot.bench.harness import Row
-from diglot.tools.drawing import number
+from diglot.tools.numbers import number
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from diglot.bench import marks
 from diglot.bench.harness import Row
 from diglot.bench.regressions import NOISE
+from diglot.bench.result_files import File, Results
 from diglot.tools import ceilings
 from diglot.tools.report import figures, ranking
 from diglot.tools.report.cases import COLD, by_op, providers_of
 from diglot.tools.report.figures import Figure
 from diglot.tools.report.measurements import measurements, missed
 from diglot.tools.report.operations import find
-from diglot.tools.report.results import File, Results
 from diglot.tools.report.roofline import rooflines
 from diglot.tools.report.tables import Cell, Column, Table, TableRow, any_cell, number_cell, was_run
 
