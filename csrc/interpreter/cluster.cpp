@@ -88,7 +88,7 @@ void Cluster::end_phase() {
 
 Block* Cluster::owner(const char* begin, const char* end) const {
   for (Block* block : blocks_) {
-    if (block != nullptr && block->has_shared(begin, end)) return block;
+    if (block != nullptr && block->shared().contains(begin, end)) return block;
   }
   return nullptr;
 }

@@ -39,11 +39,16 @@ class Cluster {
   std::string account() const;
 
   // A thread arrives at the cluster's barrier; all threads that have not ended must.
-  void arrive(int threads = 1) { arrived_ += threads; }
-  // Lets the barrier's phase end, if all threads have arrived. Called where a thread arrives or ends.
+  void arrive() {
+    ++arrived_;
+    end_phase();
+  }
+  // Lets the barrier's phase end, if all threads have arrived. Called where a thread arrives or
+  // ends.
   void end_phase();
   std::uint32_t phase() const { return phase_; }
 
+  bool is_full() const { return entered_ == size(); }
   // The block of this rank; null before it begins. It stays when it has ended.
   Block* block(unsigned rank) const { return rank < blocks_.size() ? blocks_[rank] : nullptr; }
   unsigned size() const { return static_cast<unsigned>(blocks_.size()); }
@@ -65,7 +70,7 @@ class Cluster {
   std::vector<bool> stalled_;  // blocks that could not go on since another did
   std::mutex mutex_;
   std::condition_variable passed_;
-  unsigned turn_ = 0;  // whose it is
+  unsigned turn_ = 0;                 // whose it is
   unsigned entered_ = 0, ended_ = 0;  // blocks
 };
 
