@@ -141,8 +141,7 @@ void store_async(std::uint32_t to, std::uint64_t value, std::size_t bytes, std::
   operation.complete = [operation, target, signal, value, bytes] {
     Block& block = *target.block;
     if (block.live_threads() == 0) {
-      return block.fail_operation("its target has ended: a block leaves its cluster early",
-                                  operation);
+      return block.fail_operation("its target has ended: it leaves its cluster early", operation);
     }
     if (!check_operation(block, operation, target.pointer(), bytes, Access::kWrite)) return;
     std::memcpy(target.pointer(), &value, bytes);
