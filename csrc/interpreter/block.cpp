@@ -33,19 +33,39 @@ void Grid::fail(const std::string& what) {
   is_over = true;
 }
 
+std::shared_ptr<Detector> Grid::detector_of(const Index3& block) {
+  if (!options().finds_races) return nullptr;
+  const Index3& size = launch.grid;
+  const int together = static_cast<int>(launch.cluster_blocks);
+  const std::uint32_t number =
+      ((block.z * size.y + block.y) * size.x + block.x) / launch.cluster_blocks;
+  const int threads = static_cast<int>(launch.block.x * launch.block.y * launch.block.z);
+  if (together == 1) return std::make_shared<Detector>(1, threads, number);
+  const std::lock_guard lock(mutex);
+  if (cluster.detector == nullptr || cluster.number != number) {
+    cluster.detector = std::make_shared<Detector>(together, threads, number);
+    cluster.number = number;
+  }
+  return cluster.detector;
+}
+
 Block::Block(Grid& grid, Index3 index, std::uint64_t seed)
     : grid_(grid),
       index_(index),
       random_((seed * 0x9e3779b97f4a7c15u) | 1),
       threads_(grid.launch.block.x * grid.launch.block.y * grid.launch.block.z),
       exchanges_((threads_.size() + kWarp - 1) / kWarp),
-      races_(static_cast<int>(exchanges_.size())) {
+      detector_(grid.detector_of(index)) {
   for (std::size_t i = 0; i < threads_.size(); ++i) {
     threads_[i].linear = static_cast<int>(i);
     threads_[i].index = index_of(static_cast<unsigned>(i), grid.launch.block);
   }
   clear_shared(grid.launch.shared_bytes);
-  if (grid.launch.cluster_blocks > 1) grid.cluster.shared[rank()] = shared_begin();
+  if (grid.launch.cluster_blocks > 1) grid.cluster.shared[rank()] = shared_window().begin;
+  if (detector_ != nullptr) {
+    const Range shared = shared_window();
+    detector_->add_block(shared.begin, static_cast<std::size_t>(shared.end - shared.begin));
+  }
   // run() has counted blocks that wait for each other.
   busy_ = grid.launch.is_cooperative || grid.launch.cluster_blocks > 1;
   set_busy(true);
@@ -143,6 +163,9 @@ void Block::run() {
     sched_yield();
   }
   running_block = nullptr;
+  if (detector_ == nullptr || done_ < count) return;
+  const std::string fault = detector_->end_block(static_cast<int>(rank()), shared_window().begin);
+  if (!fault.empty()) grid_.fail("block " + text_of(index_) + ": " + fault);
 }
 
 bool Block::is_late() const {
@@ -164,7 +187,7 @@ bool Block::release_barrier() {
     thread.state = State::kReady;
   }
   waiting_ = 0;
-  races_.block_barrier();
+  if (detector_ != nullptr) detector_->meet_block(static_cast<int>(rank()));
   return true;
 }
 
@@ -197,6 +220,7 @@ void Block::cluster_barrier(Place place) {
     const unsigned generation = cluster.generation;
     if (++cluster.arrived == grid_.launch.cluster_blocks) {
       cluster.arrived = 0;
+      if (detector_ != nullptr) detector_->meet_cluster();
       ++cluster.generation;
       ++grid_.progress;
     } else {
@@ -270,7 +294,9 @@ void Block::release_exchange(std::size_t warp, std::size_t index) {
   }
   pending[index] = pending.back();
   pending.pop_back();
-  races_.warp_barrier(static_cast<int>(warp));
+  if (detector_ != nullptr) {
+    detector_->meet_lanes(component(threads_[first]), exchange.arrived);
+  }
 }
 
 std::uint32_t Block::active_mask() const {

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <vector>
 
+#include "interpreter/detector.h"
 #include "interpreter/fiber.h"
 #include "interpreter/interpreter.h"
 #include "interpreter/races.h"
@@ -19,6 +20,8 @@ struct Cluster {
   std::atomic<unsigned> generation{0};                      // of the barrier
   std::atomic<unsigned> ended{0};                           // blocks, of all clusters
   std::atomic<const char*> shared[kMaxClusterBlocks] = {};  // where each has its shared memory
+  std::shared_ptr<Detector> detector;                       // of the cluster that runs
+  std::uint32_t number = 0;                                 // of that
 };
 
 // What all blocks of a launch share.
@@ -37,6 +40,8 @@ struct Grid {
   std::string failure;
 
   void fail(const std::string& what);
+  // The one of a block's cluster; null if races are not looked for.
+  std::shared_ptr<Detector> detector_of(const Index3& block);
 };
 
 enum class State { kNew, kReady, kAtBarrier, kAtWarp, kDone };
@@ -85,10 +90,16 @@ class Block {
     if (++ticks_ % kTicks == 0) check_time(site);
   }
 
+  // An access to shared memory of the cluster, which may race.
+  void note(const void* address, std::size_t bytes, Access access, const Site& site) {
+    if (detector_ == nullptr) return;
+    const std::string fault = detector_->note(component(*thread_), address, bytes, access, site);
+    if (!fault.empty()) fail(fault, site);
+  }
+
   bool is_running() const { return thread_ != nullptr; }
   Thread& thread() { return *thread_; }
   Grid& grid() { return grid_; }
-  Races& races() { return races_; }
   const Index3& index() const { return index_; }
   // In its cluster.
   unsigned rank() const { return index_.x % grid_.launch.cluster_blocks; }
@@ -108,6 +119,10 @@ class Block {
   bool release_barrier();
   void release_exchange(std::size_t warp, std::size_t index);
   void set_busy(bool busy);
+  // Of a thread's clock, in the cluster.
+  int component(const Thread& thread) const {
+    return static_cast<int>(rank() * threads_.size()) + thread.linear;
+  }
   bool is_late() const;
   void check_time(const Site& site);
   void shuffle(std::vector<int>& order);
@@ -121,7 +136,7 @@ class Block {
   std::uint32_t ticks_ = 0;
   std::vector<Thread> threads_;
   std::vector<std::vector<Exchange>> exchanges_;  // by warp
-  Races races_;
+  std::shared_ptr<Detector> detector_;
   Context scheduler_;
   Thread* thread_ = nullptr;
   bool busy_ = false;
@@ -132,8 +147,8 @@ class Block {
 
 // Readies this OS thread's shared memory for a block: as if never written.
 void clear_shared(std::size_t dynamic_bytes);
-// Where it begins.
-const char* shared_begin();
+// Where it lies.
+Range shared_window();
 
 // The block that this OS thread runs, while one of its threads does; null in host code and in the
 // interpreter's own.

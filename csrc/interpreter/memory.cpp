@@ -28,7 +28,7 @@ const Range* find(const std::vector<Range>& ranges, const char* begin, const cha
   const Range* found = nullptr;
   for (const Range& range : ranges) {
     if (!contains(range, begin, end)) continue;
-    if (range.is_writable || access == Access::kRead) return &range;
+    if (range.is_writable || is_read(access)) return &range;
     found = &range;
   }
   return found;
@@ -117,7 +117,7 @@ std::string beside(const std::vector<Range>& ranges, const char* begin, const ch
          " a tensor of " + std::to_string(nearest->end - nearest->begin) + " bytes";
 }
 
-const char* verb(Access access) { return access == Access::kRead ? "read" : "written"; }
+const char* verb(Access access) { return is_read(access) ? "read" : "written"; }
 
 bool is_local(const Thread& thread, const void* address, std::size_t bytes) {
   const char* const begin = static_cast<const char*>(address);
@@ -155,14 +155,15 @@ void check(const void* address, std::size_t bytes, Access access, const Site& si
   block->tick(site);
   Thread& thread = block->thread();
   if (is_local(thread, address, bytes)) return;
-  if (access == Access::kWrite) thread.looks = 0;
+  const bool is_write = access == Access::kWrite || access == Access::kStrongWrite;
+  if (is_write) thread.looks = 0;
   const auto fail_read_only = [&](const char* of_what) {
     block->fail(std::to_string(bytes) + " bytes of " + of_what + " are written", site);
   };
   const std::vector<Range>* const ranges = block->grid().arguments;
   if (ranges != nullptr) {
     if (const Range* const range = find(*ranges, begin, end, access)) {
-      if (range->is_writable || access == Access::kRead) return;
+      if (range->is_writable || is_read(access)) return;
       fail_read_only("a tensor that may only be read");
     }
   }
@@ -185,19 +186,17 @@ void check(const void* address, std::size_t bytes, Access access, const Site& si
       if (!fault.empty()) block->fail(fault, site);
     }
     if (!is_tracked) return;
-    if (access == Access::kWrite) note_written(module().shared, begin, end);
+    if (is_write) note_written(module().shared, begin, end);
     if (!is_written(module().shared, begin, end)) {
       block->fail(
           "shared memory is read that no thread of the block has written: a barrier is "
           "missing, or a writer",
           site);
     }
-    if (!options().finds_races) return;
-    const std::string race = block->races().note(thread, address, bytes, access, site);
-    if (race.empty()) return;
-    block->fail(race, site);
+    block->note(address, bytes, access, site);
+    return;
   }
-  // Of other blocks of the cluster only the bounds are known.
+  // Of other blocks of the cluster it is not known what has been written.
   if (block->grid().launch.cluster_blocks > 1) {
     const Range shared = module().shared;
     for (const auto& other : block->grid().cluster.shared) {
@@ -217,11 +216,12 @@ void check(const void* address, std::size_t bytes, Access access, const Site& si
       const std::string fault =
           is_dynamic ? "" : fault_in_shared(mirrored, mirrored + bytes, access, is_tracked);
       if (!fault.empty()) block->fail(fault + ", of another block", site);
+      if (is_tracked) block->note(address, bytes, access, site);
       return;
     }
   }
   if (const Range* const range = find(module().image, begin, end, access)) {
-    if (range->is_writable || access == Access::kRead) return;
+    if (range->is_writable || is_read(access)) return;
     fail_read_only("a constant");
   }
   constexpr std::uintptr_t kNullPage = 4096;
@@ -235,13 +235,13 @@ void check(const void* address, std::size_t bytes, Access access, const Site& si
 }
 
 void check_look(const void* address, std::size_t bytes, const Site& site) {
-  check(address, bytes, Access::kRead, site);
+  check(address, bytes, Access::kStrongRead, site);
   Block* const block = current_block();
   if (block != nullptr && !is_local(block->thread(), address, bytes)) block->look(site);
 }
 
 void check_change(const void* address, std::size_t bytes, const Site& site) {
-  check(address, bytes, Access::kWrite, site);
+  check(address, bytes, Access::kStrongWrite, site);
   Block* const block = current_block();
   if (block != nullptr && !is_local(block->thread(), address, bytes)) note_change();
 }
@@ -252,7 +252,7 @@ void clear_shared(std::size_t dynamic_bytes) {
   std::memset(diglot_dynamic_shared, 0xff, dynamic_bytes);
 }
 
-const char* shared_begin() { return module().shared.begin; }
+Range shared_window() { return module().shared; }
 
 void touch(const void* address, std::size_t bytes, Access access, Place place) {
 #if !defined(__SANITIZE_ADDRESS__)  // there, only these accesses would be known

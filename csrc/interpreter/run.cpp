@@ -231,7 +231,7 @@ const void* shared_of_rank(const void* shared, int rank, Place place) {
         "the shared memory of a block that may not run yet: the cluster's barrier is missing",
         {nullptr, place});
   }
-  return addresses[rank] + (static_cast<const char*>(shared) - shared_begin());
+  return addresses[rank] + (static_cast<const char*>(shared) - shared_window().begin);
 }
 
 Lanes warp_exchange(std::uint32_t mask, std::uint64_t value, const char* what, Place place) {
