@@ -74,19 +74,19 @@ PLANTED = {
     "half_a_warp_of_registers": "wait in setmaxnreg",
     "cluster_without_arrival": "a wait for the cluster's barrier, at which the thread has not arrived",
     "cluster_two_arrivals": "a second arrival at the cluster's barrier",
-    "leave_cluster_early": "it leaves its cluster early",
+    "leave_cluster_early": "leaves its cluster early",
 }
 OF_CLUSTERS = {"cluster_without_arrival", "cluster_two_arrivals", "leave_cluster_early"}
 OF_REGISTERS = {"too_many_registers", "release_that_takes", "half_a_warp_of_registers"}
-# Races are found where they are looked for; without that, some seeds give wrong sums.
+# What is said depends on the order of threads: one of these.
 RACES = {
-    "parity_not_flipped": "race",
-    "arrival_twice": "",
-    "wait_missing": "race",
-    "cluster_without_wait": "",
-    "copies_without_wait": "",
-    "copies_of_too_few_groups": "",
-    "copies_not_committed": "",
+    "parity_not_flipped": ("race", "has written"),
+    "arrival_twice": ("race", "arrivals more than its"),
+    "wait_missing": ("race", "two phases of an mbarrier ended"),
+    "cluster_without_wait": ("race", "may not run yet"),
+    "copies_without_wait": ("race", "has written"),
+    "copies_of_too_few_groups": ("race", "has written"),
+    "copies_not_committed": ("race", "has written"),
 }
 
 
@@ -108,6 +108,5 @@ def test_planted_bugs_are_named(run, kernel, seed):
 @pytest.mark.parametrize("kernel", RACES)
 def test_planted_races_are_named(run, kernel, seed):
     message, _ = run(kernel, seed=seed, **options(kernel))
-    assert message != ""
-    assert RACES[kernel] in message, message
+    assert any(said in message for said in RACES[kernel]), message
     assert "planted/mbarriers.cu:" in message

@@ -102,6 +102,9 @@ struct Options {
   // How long blocks that do nothing but wait are believed to wait for something.
   unsigned patience_ms = 2000;
   unsigned seconds = 300;  // after which a block is taken to have no end
+  // Whether a race is what a thread reads and the async proxy then writes, in order, but with no
+  // fence.proxy.async between. Watched with finds_races.
+  bool finds_generic_reads_before_async_writes = true;
 };
 // At first what the variables DIGLOT_INTERPRET_SEED, _RACES, _THREADS and _SECONDS say. Throws
 // std::invalid_argument for a number that is none.
@@ -139,7 +142,11 @@ void poll(Place place);
 void look(Place place);
 void fence();
 
-enum class Access { kRead, kWrite, kAtomic };
+// Strong accesses, which are atomic or volatile, do not race with each other.
+enum class Access { kRead, kWrite, kAtomic, kStrongRead, kStrongWrite };
+inline bool is_read(Access access) {
+  return access == Access::kRead || access == Access::kStrongRead;
+}
 // An access that the compiler does not report by itself.
 void touch(const void* address, std::size_t bytes, Access access, Place place);
 

@@ -162,9 +162,10 @@ void run(const Launch& launch, const Kernel& kernel) {
                          static_cast<unsigned>(linear / size.x % size.y),
                          static_cast<unsigned>(linear / size.x / size.y)};
       try {
-        std::shared_ptr<Cluster> joined = together > 1
-                                              ? grid.join_cluster(seed + cluster)
-                                              : std::make_shared<Cluster>(grid, 1, seed + linear);
+        const auto number = static_cast<std::uint32_t>(place);
+        std::shared_ptr<Cluster> joined =
+            together > 1 ? grid.join_cluster(number, seed + cluster)
+                         : std::make_shared<Cluster>(grid, 1, number, seed + linear);
         Block(grid, std::move(joined), index, seed + linear).run();
       } catch (const std::exception& error) {  // out of memory, say
         grid.fail(error.what());
