@@ -184,7 +184,8 @@ void Block::end() {
                       " is complete, issued at " + operation->site.text());
   }
   const std::string fault = mbarriers_.fault_at_end();
-  if (!fault.empty()) grid_.fail("block " + text_of(index_) + ": " + fault);
+  if (!fault.empty()) return grid_.fail("block " + text_of(index_) + ": " + fault);
+  cluster_->complete_rest();
 }
 
 bool Block::is_late() const {

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <vector>
 
+#include "interpreter/bulk_groups.h"
 #include "interpreter/cluster.h"
 #include "interpreter/copies.h"
 #include "interpreter/fiber.h"
@@ -66,6 +67,7 @@ struct Thread {
   bool is_at_cluster_barrier = false;  // it has arrived, and not waited since
   std::uint32_t cluster_phase = 0;     // that it arrived in
   AsyncCopies copies;
+  BulkGroups bulk_groups;
 
   // More looks than a thread needs that does not wait.
   static constexpr int kIdle = 64;
