@@ -69,10 +69,10 @@ PLANTED = {
     "part_beyond_numbers": "a block has barriers 0 to 15",
     "part_of_a_warp": "for 100 threads, which is no multiple of 32",
     "part_without_a_thread": "127 of 128 threads have arrived at barrier 1",
-    "too_many_registers": "a warp of 168 registers a thread asks for 232, which takes 2048 registers",
+    "too_many_registers": "168 registers a thread asks for 232, which takes 2048 registers",
     "release_that_takes": "setmaxnreg to 176 is no decrease from 168 registers a thread",
     "half_a_warp_of_registers": "wait in setmaxnreg",
-    "cluster_without_arrival": "a wait for the cluster's barrier, at which the thread has not arrived",
+    "cluster_without_arrival": "barrier, at which the thread has not arrived",
     "cluster_two_arrivals": "a second arrival at the cluster's barrier",
     "leave_cluster_early": "leaves its cluster early",
 }
@@ -80,10 +80,10 @@ OF_CLUSTERS = {"cluster_without_arrival", "cluster_two_arrivals", "leave_cluster
 OF_REGISTERS = {"too_many_registers", "release_that_takes", "half_a_warp_of_registers"}
 # What is said depends on the order of threads: one of these.
 RACES = {
-    "parity_not_flipped": ("race", "has written"),
+    "parity_not_flipped": ("race", "has written", "two phases of an mbarrier ended"),
     "arrival_twice": ("race", "arrivals more than its"),
     "wait_missing": ("race", "two phases of an mbarrier ended"),
-    "cluster_without_wait": ("race", "may not run yet"),
+    "cluster_without_wait": ("race", "may not run yet", "a second arrival"),
     "copies_without_wait": ("race", "has written"),
     "copies_of_too_few_groups": ("race", "has written"),
     "copies_not_committed": ("race", "has written"),

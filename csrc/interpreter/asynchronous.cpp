@@ -4,12 +4,11 @@
 
 #include "interpreter/block.h"
 #include "interpreter/memory.h"
+#include "interpreter/target.h"
 
 namespace diglot::interpreter {
 
 namespace {
-
-constexpr int kRankBit = 24;
 
 [[noreturn]] void fail(const std::string& what, Place place) {
   current_block()->fail(what, {nullptr, place});
@@ -17,29 +16,6 @@ constexpr int kRankBit = 24;
 
 void check_fault(const std::string& fault, Place place) {
   if (!fault.empty()) fail(fault, place);
-}
-
-// The block of a rank, and a place in its shared memory.
-struct Target {
-  Block* block;
-  std::size_t offset;
-
-  char* pointer() const { return block->shared().pointer(offset); }
-};
-
-Target target_of(std::uint32_t address, Place place) {
-  Block& self = *current_block();
-  const std::uint32_t rank = address >> kRankBit;
-  Block* const block = rank == 0 ? &self : self.cluster().block(rank - 1);
-  if (block == nullptr) {
-    fail("the shared memory of a block that may not run yet: the cluster's barrier is missing",
-         place);
-  }
-  char* const pointer = block->shared().at(address & ((1u << kRankBit) - 1));
-  if (pointer == nullptr) {
-    fail("there is no shared memory at the address " + std::to_string(address), place);
-  }
-  return {block, block->shared().offset(pointer)};
 }
 
 std::size_t own_offset(const void* shared, const char* what, Place place) {
@@ -65,7 +41,7 @@ std::uint32_t cluster_address(std::uint32_t address, std::uint32_t rank, Place p
              std::to_string(blocks),
          place);
   }
-  return (rank + 1) << kRankBit | (address & ((1u << kRankBit) - 1));
+  return (rank + 1) << kRankBit | (address & kWindowMask);
 }
 
 const void* shared_of_rank(const void* shared, int rank, Place place) {

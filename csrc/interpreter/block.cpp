@@ -186,7 +186,7 @@ void Block::end() {
   if (Detector* const detector = cluster_->detector(); detector != nullptr && fault.empty()) {
     fault = detector->end_block(static_cast<int>(rank()), shared_.pointer(0));
   }
-  if (fault.empty()) return;
+  if (fault.empty()) return cluster_->complete_rest();
   const char* const early = cluster_->size() > 1 ? ", which leaves its cluster early: " : ": ";
   grid_.fail("block " + text_of(index_) + early + fault);
 }
@@ -303,6 +303,14 @@ Clock Block::completed(const Issue& issue, const Channel& channel) {
 Clock Block::release() {
   Detector* const detector = cluster_->detector();
   return detector == nullptr ? Clock() : detector->order().release(component(*thread_));
+}
+
+void Block::acquire(const Channel& channel) {
+  Detector* const detector = cluster_->detector();
+  if (detector == nullptr) return;
+  Order& order = detector->order();
+  const int thread = component(*thread_);
+  order.acquire(thread, order.complete(order.of(thread), channel.component, channel.epoch));
 }
 
 void Block::acquire(const Clock& clock) {

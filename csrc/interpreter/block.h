@@ -8,6 +8,7 @@
 #include <mutex>
 #include <vector>
 
+#include "interpreter/bulk_groups.h"
 #include "interpreter/cluster.h"
 #include "interpreter/copies.h"
 #include "interpreter/fiber.h"
@@ -65,6 +66,7 @@ struct Thread {
   bool is_at_cluster_barrier = false;  // it has arrived, and not waited since
   std::uint32_t cluster_phase = 0;     // that it arrived in
   AsyncCopies copies;
+  BulkGroups bulk_groups;
 
   // More looks than a thread needs that does not wait.
   static constexpr int kIdle = 64;
@@ -101,6 +103,8 @@ class Block {
   // What the thread has seen and done until now, if races are looked for.
   Clock release();
   void acquire(const Clock& clock);
+  // The thread has seen that its own operations are complete, as far as the channel tells.
+  void acquire(const Channel& channel);
   // What is known to whoever sees by the channel that an operation is complete.
   Clock completed(const Issue& issue, const Channel& channel);
   // A fault of an operation that has been issued; it returns.

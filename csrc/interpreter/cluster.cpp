@@ -102,6 +102,14 @@ void Cluster::end_phase() {
   ++grid_.progress;
 }
 
+void Cluster::complete_rest() {
+  for (const Block* block : blocks_) {
+    if (block == nullptr || block->live_threads() > 0) return;
+  }
+  while (!grid_.is_over && queue_.complete_one()) {
+  }
+}
+
 Block* Cluster::owner(const char* begin, const char* end) const {
   for (Block* block : blocks_) {
     if (block != nullptr && block->shared().contains(begin, end)) return block;

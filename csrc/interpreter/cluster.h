@@ -49,6 +49,9 @@ class Cluster {
   void end_phase();
   std::uint32_t phase() const { return phase_; }
 
+  // Completes what no thread has waited for, once all blocks' threads have ended.
+  void complete_rest();
+
   bool is_full() const { return entered_ == size(); }
   // The block of this rank; null before it begins. It stays when it has ended.
   Block* block(unsigned rank) const { return rank < blocks_.size() ? blocks_[rank] : nullptr; }

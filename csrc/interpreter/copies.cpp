@@ -45,9 +45,8 @@ void AsyncCopies::wait(Block& block, std::size_t newer) {
     groups_.pop_front();
     for (const Copy& copied : group) {
       if (!copied.is_done) copy(block, copied, done_);
-      block.acquire(block.completed(copied.issue, {component_, done_ + 1}));
     }
-    ++done_;
+    block.acquire(Channel{component_, ++done_});
   }
 }
 

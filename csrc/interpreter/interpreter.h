@@ -56,6 +56,9 @@ class Arguments {
   const std::vector<Range>* outer_;
 };
 
+// Bytes from an address to the end of its range in this OS thread's Arguments; 0 if there is none.
+std::uint64_t argument_bytes(const void* address);
+
 struct Launch {
   std::string kernel;  // its name, for messages
   Index3 grid;

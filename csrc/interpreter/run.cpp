@@ -104,6 +104,17 @@ Arguments::Arguments(std::vector<Range> ranges) : ranges_(std::move(ranges)), ou
 
 Arguments::~Arguments() { arguments = outer_; }
 
+std::uint64_t argument_bytes(const void* address) {
+  if (arguments == nullptr) return 0;
+  const auto* const begin = static_cast<const char*>(address);
+  for (const Range& range : *arguments) {
+    if (begin >= range.begin && begin < range.end) {
+      return static_cast<std::uint64_t>(range.end - begin);
+    }
+  }
+  return 0;
+}
+
 unsigned resident_blocks(std::uint64_t block_threads, std::size_t shared_bytes) {
   if (block_threads == 0 || block_threads > kMaxBlockThreads || shared_bytes > kMaxSharedBytes) {
     return 0;
