@@ -110,7 +110,7 @@ void mbarrier_wait(const void* barrier, bool parity, Place place) {
   block.acquire(barriers.clock(offset));
 }
 
-void fence_mbarrier_init(Place) {}
+void fence_mbarrier_init(Place) { current_block()->mbarriers().fence(); }
 
 void store_async(std::uint32_t to, std::uint64_t value, std::size_t bytes, std::uint32_t barrier,
                  Place place) {
@@ -206,6 +206,7 @@ bool elect_one(std::uint32_t mask, Place place) {
 
 void fence_async_proxy(Place) {
   Block& block = *current_block();
+  block.mbarriers().fence();
   if (Detector* const detector = block.cluster().detector()) {
     detector->order().fence_proxy(block.component(block.thread()));
   }

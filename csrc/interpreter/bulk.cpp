@@ -131,6 +131,11 @@ void issue_load(const Traffic& traffic, const char* what, std::uint32_t to_addre
   if (to.block != barrier.block) {
     fail(traffic.name(what) + " to one block, with the mbarrier of another", place);
   }
+  if (!barrier.block->mbarriers().is_fenced(barrier.offset)) {
+    fail(traffic.name(what) + " signals an mbarrier that may not be visible to it: " +
+             "fence_mbarrier_init() is missing since it was initialised",
+         place);
+  }
   Operation operation = operation_of(traffic.name(what), place);
   operation.uses_shared = uses_shared || to.block == &self;
   operation.complete = [traffic, to, barrier](const Operation& issued) {

@@ -50,6 +50,15 @@ std::string Mbarriers::invalidate(std::size_t offset) {
   return "";
 }
 
+void Mbarriers::fence() {
+  for (auto& [offset, state] : states_) state.is_fenced = true;
+}
+
+bool Mbarriers::is_fenced(std::size_t offset) const {
+  const auto found = states_.find(offset);
+  return found == states_.end() || found->second.is_fenced;
+}
+
 std::string Mbarriers::arrive(std::size_t offset, std::uint32_t arrivals, std::uint32_t bytes,
                               const Clock& clock) {
   const auto found = states_.find(offset);

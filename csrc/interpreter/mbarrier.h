@@ -17,6 +17,9 @@ class Mbarriers {
   // `component` is the one of its channel, if races are looked for.
   std::string init(std::size_t offset, std::uint32_t arrivals, int component, const Site& site);
   std::string invalidate(std::size_t offset);
+  // A fence makes all that are initialised visible to asynchronous copies.
+  void fence();
+  bool is_fenced(std::size_t offset) const;
   // Expects more bytes in this phase, and then notes arrivals. Either may be zero. Whoever waits
   // for the phase acquires the clock.
   std::string arrive(std::size_t offset, std::uint32_t arrivals, std::uint32_t bytes,
@@ -55,6 +58,7 @@ class Mbarriers {
     std::uint64_t phase = 0;
     std::int64_t expected_bytes = 0;  // of this phase, for messages
     Site site;                        // that initialised it
+    bool is_fenced = false;
     int component = 0;
     Clock telling, told;  // of this phase, of the one before
   };
