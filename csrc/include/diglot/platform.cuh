@@ -28,3 +28,17 @@
 #define DIGLOT_UNROLL
 #define DIGLOT_NO_UNROLL
 #endif
+
+namespace diglot {
+
+// The line of a kernel that calls a function of the device library: the last parameter of functions
+// whose misuse the interpreter reports. On a GPU it is empty, and costs nothing.
+#if defined(DIGLOT_INTERPRETER)
+using Place = interpreter::Place;
+#else
+struct Place {
+  static DIGLOT_HOST_DEVICE constexpr Place here() { return {}; }
+};
+#endif
+
+}  // namespace diglot
