@@ -46,19 +46,7 @@ COMMON_FLAGS = [
 ]
 # Instead: for everything, and by the compiler's own libraries.
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-O1"]
-RUNTIME = [
-    "block",
-    "fiber",
-    "hooks",
-    "matrices",
-    "memory",
-    "products",
-    "races",
-    "run",
-    "signals",
-    "symbols",
-    "variables",
-]
+RUNTIME = sorted(path.stem for path in HERE.glob("*.cpp") if path.stem != "module")
 # Of the runtime's objects nothing else is seen outside: where a kernel's file and the runtime have
 # an inline function in common, such as those of std::vector, each keeps its own, since a kernel's
 # tells the runtime what it touches.

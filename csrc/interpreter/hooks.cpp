@@ -7,12 +7,12 @@
 #include "interpreter/block.h"
 #include "interpreter/memory.h"
 
+using diglot::Place;
 using diglot::interpreter::Access;
 using diglot::interpreter::check;
 using diglot::interpreter::check_change;
 using diglot::interpreter::check_look;
 using diglot::interpreter::current_block;
-using diglot::interpreter::Place;
 
 #define DIGLOT_HOOK extern "C" __attribute__((visibility("hidden"))) void
 #define DIGLOT_ACCESS(BYTES)                                                  \

@@ -9,11 +9,7 @@
 #include <string>
 #include <vector>
 
-namespace diglot::interpreter {
-
-struct Index3 {
-  unsigned x = 1, y = 1, z = 1;
-};
+namespace diglot {
 
 // A line of a kernel's source.
 struct Place {
@@ -24,6 +20,14 @@ struct Place {
     return {file, line};
   }
   bool operator==(const Place& other) const { return line == other.line && file == other.file; }
+};
+
+}  // namespace diglot
+
+namespace diglot::interpreter {
+
+struct Index3 {
+  unsigned x = 1, y = 1, z = 1;
 };
 
 // What a kernel did that no kernel may do. The message names kernel, block, thread and place.
@@ -109,11 +113,6 @@ Index3 thread_index();
 Index3 block_index();
 Index3 block_size();
 Index3 grid_size();
-
-// Returns when all threads of all blocks of the cluster have called it.
-void cluster_barrier(Place place);
-// The address in another block's shared memory, by its rank in the cluster.
-const void* shared_of_rank(const void* shared, int rank, Place place);
 
 struct Votes {
   int count;  // of threads whose predicate was true

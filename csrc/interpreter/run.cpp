@@ -18,11 +18,6 @@ namespace {
 // The ranges that launches of this OS thread may touch; null: no limit.
 thread_local const std::vector<Range>* arguments = nullptr;
 
-std::string text_of(const Index3& size) {
-  return "(" + std::to_string(size.x) + ", " + std::to_string(size.y) + ", " +
-         std::to_string(size.z) + ")";
-}
-
 // What CUDA refuses, in its words.
 void check(const Launch& launch) {
   const auto refuse = [&](const std::string& why) {
@@ -160,19 +155,22 @@ void run(const Launch& launch, const Kernel& kernel) {
       const std::uint64_t place = static_cast<std::uint64_t>(
           (static_cast<unsigned __int128>(cluster) * stride + seed) % clusters);
       const std::uint64_t linear = place * together + i % together;
-      while (together > 1 && grid.cluster.ended < cluster * together && !grid.is_over) {
+      while (together > 1 && grid.ended < cluster * together && !grid.is_over) {
         std::this_thread::yield();
       }
       const Index3 index{static_cast<unsigned>(linear % size.x),
                          static_cast<unsigned>(linear / size.x % size.y),
                          static_cast<unsigned>(linear / size.x / size.y)};
       try {
-        Block(grid, index, seed + linear).run();
+        std::shared_ptr<Cluster> joined = together > 1
+                                              ? grid.join_cluster(seed + cluster)
+                                              : std::make_shared<Cluster>(grid, 1, seed + linear);
+        Block(grid, std::move(joined), index, seed + linear).run();
       } catch (const std::exception& error) {  // out of memory, say
         grid.fail(error.what());
       }
       count_next_cluster();
-      ++grid.cluster.ended;  // lets the next cluster start
+      ++grid.ended;  // lets the next cluster start
     }
   };
 
@@ -214,24 +212,6 @@ Index3 grid_size() { return current_block()->grid().launch.grid; }
 
 Votes block_barrier(bool predicate, const char* what, Place place) {
   return current_block()->barrier(predicate, what, place);
-}
-
-void cluster_barrier(Place place) { current_block()->cluster_barrier(place); }
-
-const void* shared_of_rank(const void* shared, int rank, Place place) {
-  Block& block = *current_block();
-  const auto& addresses = block.grid().cluster.shared;
-  if (rank < 0 || static_cast<unsigned>(rank) >= block.grid().launch.cluster_blocks) {
-    block.fail("the shared memory of block " + std::to_string(rank) + " of a cluster of " +
-                   std::to_string(block.grid().launch.cluster_blocks),
-               {nullptr, place});
-  }
-  if (addresses[rank] == nullptr) {
-    block.fail(
-        "the shared memory of a block that may not run yet: the cluster's barrier is missing",
-        {nullptr, place});
-  }
-  return addresses[rank] + (static_cast<const char*>(shared) - shared_begin());
 }
 
 Lanes warp_exchange(std::uint32_t mask, std::uint64_t value, const char* what, Place place) {

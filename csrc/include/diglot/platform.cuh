@@ -29,16 +29,14 @@
 #define DIGLOT_NO_UNROLL
 #endif
 
+#if !defined(DIGLOT_INTERPRETER)
 namespace diglot {
 
 // The line of a kernel that calls a function of the device library: the last parameter of functions
-// whose misuse the interpreter reports. On a GPU it is empty, and costs nothing.
-#if defined(DIGLOT_INTERPRETER)
-using Place = interpreter::Place;
-#else
+// whose misuse the interpreter reports. The interpreter has its own; on a GPU it is empty.
 struct Place {
   static DIGLOT_HOST_DEVICE constexpr Place here() { return {}; }
 };
-#endif
 
 }  // namespace diglot
+#endif

@@ -126,7 +126,7 @@ T reduce_lanes(unsigned mask, T value, const char* what, Place place, Combine co
 
 }  // namespace diglot::interpreter
 
-#define DIGLOT_PLACE ::diglot::interpreter::Place place = ::diglot::interpreter::Place::here()
+#define DIGLOT_PLACE ::diglot::Place place = ::diglot::Place::here()
 
 inline void __syncthreads(DIGLOT_PLACE) {
   diglot::interpreter::block_barrier(false, "__syncthreads()", place);
@@ -292,7 +292,7 @@ inline void __threadfence_block() { diglot::interpreter::fence(); }
 inline void __threadfence_system() { diglot::interpreter::fence(); }
 inline void __nanosleep(unsigned, DIGLOT_PLACE) { diglot::interpreter::poll(place); }
 
-#define __trap() ::diglot::interpreter::fail("__trap()", ::diglot::interpreter::Place::here())
+#define __trap() ::diglot::interpreter::fail("__trap()", ::diglot::Place::here())
 
 #include "cuda_arithmetic.h"
 

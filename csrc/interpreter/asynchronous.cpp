@@ -1,0 +1,216 @@
+#include "interpreter/asynchronous.h"
+
+#include <cstring>
+
+#include "interpreter/block.h"
+#include "interpreter/memory.h"
+
+namespace diglot::interpreter {
+
+namespace {
+
+constexpr int kRankBit = 24;
+
+[[noreturn]] void fail(const std::string& what, Place place) {
+  current_block()->fail(what, {nullptr, place});
+}
+
+void check_fault(const std::string& fault, Place place) {
+  if (!fault.empty()) fail(fault, place);
+}
+
+// The block of a rank, and a place in its shared memory.
+struct Target {
+  Block* block;
+  std::size_t offset;
+
+  char* pointer() const { return block->shared().pointer(offset); }
+};
+
+Target target_of(std::uint32_t address, Place place) {
+  Block& self = *current_block();
+  const std::uint32_t rank = address >> kRankBit;
+  Block* const block = rank == 0 ? &self : self.cluster().block(rank - 1);
+  if (block == nullptr) {
+    fail("the shared memory of a block that may not run yet: the cluster's barrier is missing",
+         place);
+  }
+  char* const pointer = block->shared().at(address & ((1u << kRankBit) - 1));
+  if (pointer == nullptr) {
+    fail("there is no shared memory at the address " + std::to_string(address), place);
+  }
+  return {block, block->shared().offset(pointer)};
+}
+
+std::size_t own_offset(const void* shared, const char* what, Place place) {
+  Block& block = *current_block();
+  const char* const byte = static_cast<const char*>(shared);
+  if (!block.shared().contains(byte, byte + 1)) {
+    fail(std::string(what) + " outside the block's shared memory", place);
+  }
+  return block.shared().offset(byte);
+}
+
+}  // namespace
+
+std::uint32_t shared_address(const void* shared, Place place) {
+  const std::size_t offset = own_offset(shared, "the shared address of memory", place);
+  return current_block()->shared().address(offset);
+}
+
+std::uint32_t cluster_address(std::uint32_t address, std::uint32_t rank, Place place) {
+  const unsigned blocks = current_block()->cluster().size();
+  if (rank >= blocks) {
+    fail("the shared memory of block " + std::to_string(rank) + " of a cluster of " +
+             std::to_string(blocks),
+         place);
+  }
+  return (rank + 1) << kRankBit | (address & ((1u << kRankBit) - 1));
+}
+
+const void* shared_of_rank(const void* shared, int rank, Place place) {
+  const std::uint32_t address = shared_address(shared, place);
+  return target_of(cluster_address(address, static_cast<std::uint32_t>(rank), place), place)
+      .pointer();
+}
+
+void cluster_arrive(bool, Place place) { current_block()->arrive_at_cluster(place); }
+void cluster_wait(Place place) { current_block()->wait_for_cluster(place); }
+
+void mbarrier_init(void* barrier, std::uint32_t arrivals, Place place) {
+  const std::size_t offset = own_offset(barrier, "an mbarrier", place);
+  check_fault(current_block()->mbarriers().init(offset, arrivals, {nullptr, place}), place);
+}
+
+void mbarrier_invalidate(void* barrier, Place place) {
+  const std::size_t offset = own_offset(barrier, "an mbarrier", place);
+  check_fault(current_block()->mbarriers().invalidate(offset), place);
+}
+
+void mbarrier_arrive(std::uint32_t barrier, std::uint32_t arrivals, std::uint32_t bytes,
+                     Place place) {
+  const Target target = target_of(barrier, place);
+  if (target.block->live_threads() == 0) {
+    fail("an arrival at an mbarrier of a block that has ended: it leaves its cluster early", place);
+  }
+  check_fault(target.block->mbarriers().arrive(target.offset, arrivals, bytes), place);
+  note_change();
+}
+
+bool mbarrier_try_wait(const void* barrier, bool parity, Place place) {
+  Block& block = *current_block();
+  Mbarriers::Wait wait;
+  const std::size_t offset = own_offset(barrier, "a wait for an mbarrier", place);
+  check_fault(block.mbarriers().begin_wait(offset, parity, wait), place);
+  const bool has_ended = block.mbarriers().has_ended(wait);
+  if (!has_ended) block.poll({nullptr, place});
+  return has_ended;
+}
+
+void mbarrier_wait(const void* barrier, bool parity, Place place) {
+  Block& block = *current_block();
+  Mbarriers& barriers = block.mbarriers();
+  Mbarriers::Wait wait;
+  const std::size_t offset = own_offset(barrier, "a wait for an mbarrier", place);
+  check_fault(barriers.begin_wait(offset, parity, wait), place);
+  block.wait_until([&barriers, wait] { return barriers.has_ended(wait); }, "Mbarrier::wait()",
+                   [&barriers, offset] { return barriers.account(offset); }, place);
+  if (barriers.is_missed(wait)) {
+    fail(
+        "two phases of an mbarrier ended while a thread waited for the first: a GPU's thread may "
+        "wait for ever",
+        place);
+  }
+}
+
+void fence_mbarrier_init(Place) {}
+
+void store_async(std::uint32_t to, std::uint64_t value, std::size_t bytes, std::uint32_t barrier,
+                 Place place) {
+  Block& self = *current_block();
+  const Target target = target_of(to, place), signal = target_of(barrier, place);
+  if (target.block != signal.block) {
+    fail("st.async to one block, with the mbarrier of another", place);
+  }
+  Operation operation;
+  operation.what = "an asynchronous store of " + std::to_string(bytes) + " bytes";
+  operation.site = {nullptr, place};
+  operation.rank = self.rank();
+  operation.thread = self.thread().linear;
+  operation.uses_shared = false;
+  operation.complete = [operation, target, signal, value, bytes] {
+    Block& block = *target.block;
+    if (block.live_threads() == 0) {
+      return block.fail_operation("its target has ended: a block leaves its cluster early",
+                                  operation);
+    }
+    if (!check_operation(block, operation, target.pointer(), bytes, Access::kWrite)) return;
+    std::memcpy(target.pointer(), &value, bytes);
+    const std::string fault =
+        block.mbarriers().complete(signal.offset, static_cast<std::uint32_t>(bytes));
+    if (!fault.empty()) block.fail_operation(fault, operation);
+  };
+  self.cluster().queue().issue(std::move(operation));
+}
+
+void copy_async(void* shared, const void* global, std::size_t bytes, Place place) {
+  Block& block = *current_block();
+  const bool is_late = block.random() % 2 == 0;
+  block.thread().copies.issue(shared, global, bytes, is_late, place);
+}
+
+void commit_copies(Place) { current_block()->thread().copies.commit(); }
+
+void wait_for_copies_before(int newer, Place) {
+  current_block()->thread().copies.wait(static_cast<std::size_t>(newer));
+}
+
+void wait_for_copies(Place) { current_block()->thread().copies.wait_for_all(); }
+
+void named_barrier(int number, int threads, bool waits, Place place) {
+  Block& block = *current_block();
+  NamedBarriers& barriers = block.named_barriers();
+  const std::uint32_t phase =
+      number >= 0 && number < NamedBarriers::kCount ? barriers.phase(number) : 0;
+  check_fault(barriers.arrive(number, threads, {nullptr, place}), place);
+  note_change();
+  if (!waits) return;
+  block.wait_until([&barriers, number, phase] { return barriers.phase(number) != phase; },
+                   "a named barrier", [&barriers, number] { return barriers.account(number); },
+                   place);
+}
+
+void set_registers(int count, bool is_more, Place place) {
+  Block& block = *current_block();
+  const int warp = block.thread().warp();
+  constexpr const char* kWhat = "setmaxnreg";
+  const Lanes lanes = block.exchange(0xffffffffu, static_cast<std::uint64_t>(count), kWhat, place);
+  for (int lane = 0; lane < kWarp; ++lane) {
+    if ((lanes.mask >> lane & 1) != 0 && lanes.values[lane] != static_cast<std::uint64_t>(count)) {
+      fail("setmaxnreg with different numbers in one warp", place);
+    }
+  }
+  Registers& registers = block.registers();
+  if (lanes.lane == 0) {
+    check_fault(registers.ask(warp, count, is_more), place);
+    block.wait_until([&registers, warp, count] { return registers.try_take(warp, count); }, kWhat,
+                     [&registers, warp, count] { return registers.account(warp, count); }, place);
+    note_change();
+  }
+  block.exchange(0xffffffffu, 0, kWhat, place);
+}
+
+bool elect_one(std::uint32_t mask, Place place) {
+  const Lanes lanes = current_block()->exchange(mask, 0, "elect.sync", place);
+  // Which lane it is, PTX does not say; it is the same each time.
+  const std::uint64_t hash = (options().seed + 1) * 0x9e3779b97f4a7c15u >> 40;
+  int skipped = static_cast<int>(hash % __builtin_popcount(lanes.mask));
+  for (int lane = 0; lane < kWarp; ++lane) {
+    if ((lanes.mask >> lane & 1) != 0 && skipped-- == 0) return lane == lanes.lane;
+  }
+  return false;
+}
+
+void fence_async_proxy(Place) {}
+
+}  // namespace diglot::interpreter
