@@ -101,10 +101,11 @@ struct Options {
   unsigned os_threads = 0;   // 0: as many as the machine has
   // How long blocks that do nothing but wait are believed to wait for something.
   unsigned patience_ms = 2000;
-  unsigned seconds = 300;  // after which a block is taken to have no end
+  unsigned seconds = 300;      // after which a block is taken to have no end
+  bool truncates_fp8 = false;  // sums of wgmma's FP8 products keep 14 bits, as Hopper's do
 };
-// At first what the variables DIGLOT_INTERPRET_SEED, _RACES, _THREADS and _SECONDS say. Throws
-// std::invalid_argument for a number that is none.
+// At first what the variables DIGLOT_INTERPRET_SEED, _RACES, _THREADS, _SECONDS and
+// _TRUNCATE_FP8 say. Throws std::invalid_argument for a number that is none.
 Options& options();
 
 // --- what include/ is made of: called by kernels -------------------------------------------------

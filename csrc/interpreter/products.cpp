@@ -220,18 +220,18 @@ void unpack_a(const Product& product, const char* chunks, float* a) {
 }
 
 template <MmaType kType>
-static void place_registers(const std::uint32_t (*registers)[4], float* a) {
+static void place_registers(const std::uint32_t* registers, float* a) {
   constexpr int kDepth = depth_of(kType), kElements = 16 / bytes_of(kType);
   for (int thread = 0; thread < kWarpgroup; ++thread) {
     float numbers[kElements];
-    decode_numbers(kType, registers[thread], kElements, numbers);
+    decode_numbers(kType, registers + 4 * thread, kElements, numbers);
     for (int i = 0; i < kElements; ++i) {
       a[operand_row<kType>(thread, i) * kDepth + operand_depth<kType>(thread, i)] = numbers[i];
     }
   }
 }
 
-void unpack_a(const Product& product, const std::uint32_t (*registers)[4], float* a) {
+void unpack_a(const Product& product, const std::uint32_t* registers, float* a) {
   switch (product.type_a) {
     case MmaType::kBfloat16: place_registers<MmaType::kBfloat16>(registers, a); break;
     case MmaType::kFloat16: place_registers<MmaType::kFloat16>(registers, a); break;

@@ -46,9 +46,9 @@ std::vector<std::uint32_t> chunk_addresses(const MatrixDescriptor& descriptor, M
 // Numbers of an operand's chunks, in that order.
 void decode_numbers(MmaType type, const void* bits, int count, float* numbers);
 
-// A as rows of depth() numbers: from its chunks, and from four registers of each thread.
+// A as rows of depth() numbers: from its chunks, and from the four registers of each thread.
 void unpack_a(const Product& product, const char* chunks, float* a);
-void unpack_a(const Product& product, const std::uint32_t (*registers)[4], float* a);
+void unpack_a(const Product& product, const std::uint32_t* registers, float* a);
 // B as depth() rows of n numbers, from its chunks.
 void unpack_b(const Product& product, int n, const char* chunks, float* b);
 

@@ -131,7 +131,7 @@ EXPORT void place_in_fragment(int type, int thread, int i, int* row, int* column
 }
 
 // d, in fragments of 128 threads, of one instruction; A in registers if `registers` are given.
-EXPORT void multiply(const int* form, int n, const std::uint32_t (*registers)[4], std::uint64_t a,
+EXPORT void multiply(const int* form, int n, const std::uint32_t* registers, std::uint64_t a,
                      std::uint64_t b, const char* window, int accumulate, int truncates,
                      float* fragments) {
   const Product product{static_cast<MmaType>(form[0]),
