@@ -23,7 +23,7 @@ TORCH_TYPES = {
     E5M2: torch.float8_e5m2,
 }
 BYTES = {BF16: 2, FP16: 2, TF32: 4, E4M3: 1, E5M2: 1}
-SWIZZLES = [16, 32, 64, 128]
+SWIZZLES = range(4)  # none, 32, 64, 128 bytes
 EXTENTS = [8, 16, 64, 96, 128, 256]
 WINDOW = 1 << 18
 
@@ -110,7 +110,7 @@ def test_a_base_offset_moves_the_pattern(library):
     """The layout of a tile whose pattern begins at 1024, seen from 1024 + 3 * 128."""
     moved = 1024 + 3 * 128
     at_0, at_3 = (
-        library.tile_descriptor(BF16, K_MAJOR, 128, 64, address, 0, 0) for address in (1024, moved)
+        library.tile_descriptor(BF16, K_MAJOR, 3, 64, address, 0, 0) for address in (1024, moved)
     )
     assert b"base offset" in library.descriptor_fault(ctypes.c_uint64(at_3))
     at_3 |= 3 << 49
@@ -204,7 +204,7 @@ def multiply(
     d,
     *,
     majors=(0, 0),
-    swizzle=128,
+    swizzle=3,
     signs=(0, 0),
     in_registers=False,
     accumulate=True,

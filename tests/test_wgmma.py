@@ -53,10 +53,11 @@ RIGHT = {
 }
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("races", [False, True])
 @pytest.mark.parametrize("kernel", RIGHT)
-def test_right_kernels(interpret, kernel, seed):
-    assert interpret(kernel, threads=RIGHT[kernel], seed=seed) == ("", 0)
+def test_right_kernels(interpret, kernel, races):
+    for seed in range(2):
+        assert interpret(kernel, threads=RIGHT[kernel], seed=seed, races=races) == ("", 0)
 
 
 # What is said, under every seed.
@@ -87,6 +88,22 @@ def test_planted_bugs_are_named(interpret, kernel):
         message, _ = interpret(kernel, threads=threads, seed=seed)
         assert re.search(PLANTED[kernel], message)
         assert "wgmma.cu:" in message
+
+
+# What the race checks say.
+RACES = {
+    "proxy_fence_missing": "a proxy fence is missing .* it reads through the async proxy",
+    "barrier_missing": "a race in shared memory: it reads what thread \\d+ .* wrote",
+    "overwritten_early": "a race in shared memory: it (reads what thread|writes what wgmma)",
+}
+
+
+@pytest.mark.parametrize("kernel", RACES)
+def test_races_are_named(interpret, kernel):
+    for seed in range(4):
+        message, _ = interpret(kernel, seed=seed, races=True)
+        assert re.search(RACES[kernel], message)
+        assert "wgmma.m64n32k16" in message
 
 
 @pytest.mark.parametrize(("threads", "last"), [(96, 96), (160, 32)])

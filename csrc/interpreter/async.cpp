@@ -24,7 +24,7 @@ void AsyncQueue::issue(Operation operation) {
 void AsyncQueue::complete(std::size_t item) {
   const Operation operation = std::move(items_[item].operation);
   items_.erase(items_.begin() + static_cast<std::ptrdiff_t>(item));
-  operation.complete();
+  operation.complete(operation);
 }
 
 void AsyncQueue::find_next_due() {

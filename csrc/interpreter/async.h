@@ -7,22 +7,28 @@
 #include <string>
 #include <vector>
 
-#include "interpreter/races.h"
+#include "interpreter/detector.h"
 
 namespace diglot::interpreter {
 
-struct Operation {
-  std::string what;  // "a bulk load of 16384 bytes"
-  Site site;         // that issued it
+// Who accesses memory asynchronously: for messages, and for the race checks.
+struct Issue {
+  std::string what;   // "a bulk load of 16384 bytes"
+  Site site;          // that issued it
   unsigned rank = 0;  // of the block that issued it
-  int thread = 0;
-  bool uses_shared = true;  // of the block that issued it, which must not end before
-  std::function<bool()> may_complete;  // empty: at any time
-  std::function<void()> complete;      // its whole effect
+  int thread = 0;     // of that block
+  Clock clock;        // of the thread then, if races are looked for
+  bool is_in_async_proxy = true;
 };
 
-// Each operation completes at a random later point: soon, some turns of threads later, or as late as
-// possible, when no thread can go on without it.
+struct Operation : Issue {
+  bool uses_shared = true;             // of the block that issued it, which must not end before
+  std::function<bool()> may_complete;  // empty: at any time
+  std::function<void(const Operation&)> complete;  // its whole effect
+};
+
+// Each operation completes at a random later point: soon, some turns of threads later, or as late
+// as possible, when no thread can go on without it.
 class AsyncQueue {
  public:
   explicit AsyncQueue(std::uint64_t seed) : random_(seed | 1) {}

@@ -4,12 +4,11 @@
 
 #include "interpreter/block.h"
 #include "interpreter/memory.h"
+#include "interpreter/target.h"
 
 namespace diglot::interpreter {
 
 namespace {
-
-constexpr int kRankBit = 24;
 
 [[noreturn]] void fail(const std::string& what, Place place) {
   current_block()->fail(what, {nullptr, place});
@@ -17,29 +16,6 @@ constexpr int kRankBit = 24;
 
 void check_fault(const std::string& fault, Place place) {
   if (!fault.empty()) fail(fault, place);
-}
-
-// The block of a rank, and a place in its shared memory.
-struct Target {
-  Block* block;
-  std::size_t offset;
-
-  char* pointer() const { return block->shared().pointer(offset); }
-};
-
-Target target_of(std::uint32_t address, Place place) {
-  Block& self = *current_block();
-  const std::uint32_t rank = address >> kRankBit;
-  Block* const block = rank == 0 ? &self : self.cluster().block(rank - 1);
-  if (block == nullptr) {
-    fail("the shared memory of a block that may not run yet: the cluster's barrier is missing",
-         place);
-  }
-  char* const pointer = block->shared().at(address & ((1u << kRankBit) - 1));
-  if (pointer == nullptr) {
-    fail("there is no shared memory at the address " + std::to_string(address), place);
-  }
-  return {block, block->shared().offset(pointer)};
 }
 
 std::size_t own_offset(const void* shared, const char* what, Place place) {
@@ -65,7 +41,7 @@ std::uint32_t cluster_address(std::uint32_t address, std::uint32_t rank, Place p
              std::to_string(blocks),
          place);
   }
-  return (rank + 1) << kRankBit | (address & ((1u << kRankBit) - 1));
+  return (rank + 1) << kRankBit | (address & kWindowMask);
 }
 
 const void* shared_of_rank(const void* shared, int rank, Place place) {
@@ -74,12 +50,17 @@ const void* shared_of_rank(const void* shared, int rank, Place place) {
       .pointer();
 }
 
-void cluster_arrive(bool, Place place) { current_block()->arrive_at_cluster(place); }
+void cluster_arrive(bool releases, Place place) {
+  current_block()->arrive_at_cluster(releases, place);
+}
 void cluster_wait(Place place) { current_block()->wait_for_cluster(place); }
 
 void mbarrier_init(void* barrier, std::uint32_t arrivals, Place place) {
   const std::size_t offset = own_offset(barrier, "an mbarrier", place);
-  check_fault(current_block()->mbarriers().init(offset, arrivals, {nullptr, place}), place);
+  Block& block = *current_block();
+  Detector* const detector = block.cluster().detector();
+  const int component = detector == nullptr ? 0 : detector->order().add_channel();
+  check_fault(block.mbarriers().init(offset, arrivals, component, {nullptr, place}), place);
 }
 
 void mbarrier_invalidate(void* barrier, Place place) {
@@ -93,7 +74,8 @@ void mbarrier_arrive(std::uint32_t barrier, std::uint32_t arrivals, std::uint32_
   if (target.block->live_threads() == 0) {
     fail("an arrival at an mbarrier of a block that has ended: it leaves its cluster early", place);
   }
-  check_fault(target.block->mbarriers().arrive(target.offset, arrivals, bytes), place);
+  const Clock clock = current_block()->release();
+  check_fault(target.block->mbarriers().arrive(target.offset, arrivals, bytes, clock), place);
   note_change();
 }
 
@@ -103,7 +85,11 @@ bool mbarrier_try_wait(const void* barrier, bool parity, Place place) {
   const std::size_t offset = own_offset(barrier, "a wait for an mbarrier", place);
   check_fault(block.mbarriers().begin_wait(offset, parity, wait), place);
   const bool has_ended = block.mbarriers().has_ended(wait);
-  if (!has_ended) block.poll({nullptr, place});
+  if (has_ended) {
+    block.acquire(block.mbarriers().clock(offset));
+  } else {
+    block.poll({nullptr, place});
+  }
   return has_ended;
 }
 
@@ -121,6 +107,7 @@ void mbarrier_wait(const void* barrier, bool parity, Place place) {
         "wait for ever",
         place);
   }
+  block.acquire(barriers.clock(offset));
 }
 
 void fence_mbarrier_init(Place) {}
@@ -135,49 +122,55 @@ void store_async(std::uint32_t to, std::uint64_t value, std::size_t bytes, std::
   Operation operation;
   operation.what = "an asynchronous store of " + std::to_string(bytes) + " bytes";
   operation.site = {nullptr, place};
-  operation.rank = self.rank();
-  operation.thread = self.thread().linear;
+  operation.is_in_async_proxy = false;
   operation.uses_shared = false;
-  operation.complete = [operation, target, signal, value, bytes] {
+  operation.complete = [target, signal, value, bytes](const Operation& issued) {
     Block& block = *target.block;
     if (block.live_threads() == 0) {
-      return block.fail_operation("its target has ended: a block leaves its cluster early",
-                                  operation);
+      return block.fail_operation("its target has ended: it leaves its cluster early", issued);
     }
-    if (!check_operation(block, operation, target.pointer(), bytes, Access::kWrite)) return;
-    std::memcpy(target.pointer(), &value, bytes);
-    const std::string fault =
-        block.mbarriers().complete(signal.offset, static_cast<std::uint32_t>(bytes));
-    if (!fault.empty()) block.fail_operation(fault, operation);
+    const Channel channel = block.mbarriers().channel(signal.offset);
+    std::string fault = find_fault(block, issued, channel, target.pointer(), bytes, Access::kWrite);
+    if (fault.empty()) {
+      std::memcpy(target.pointer(), &value, bytes);
+      fault = block.mbarriers().complete(signal.offset, static_cast<std::uint32_t>(bytes),
+                                         block.completed(issued, channel));
+    }
+    if (!fault.empty()) block.fail_operation(fault, issued);
   };
-  self.cluster().queue().issue(std::move(operation));
+  self.issue(std::move(operation));
 }
 
 void copy_async(void* shared, const void* global, std::size_t bytes, Place place) {
   Block& block = *current_block();
-  const bool is_late = block.random() % 2 == 0;
-  block.thread().copies.issue(shared, global, bytes, is_late, place);
+  block.thread().copies.issue(block, shared, global, bytes, place);
 }
 
 void commit_copies(Place) { current_block()->thread().copies.commit(); }
 
 void wait_for_copies_before(int newer, Place) {
-  current_block()->thread().copies.wait(static_cast<std::size_t>(newer));
+  Block& block = *current_block();
+  block.thread().copies.wait(block, static_cast<std::size_t>(newer));
 }
 
-void wait_for_copies(Place) { current_block()->thread().copies.wait_for_all(); }
+void wait_for_copies(Place) {
+  Block& block = *current_block();
+  block.thread().copies.commit();
+  block.thread().copies.wait(block, 0);
+}
 
 void named_barrier(int number, int threads, bool waits, Place place) {
   Block& block = *current_block();
   NamedBarriers& barriers = block.named_barriers();
   const std::uint32_t phase =
       number >= 0 && number < NamedBarriers::kCount ? barriers.phase(number) : 0;
-  check_fault(barriers.arrive(number, threads, {nullptr, place}), place);
+  check_fault(barriers.arrive(number, threads, block.release(), {nullptr, place}), place);
   note_change();
   if (!waits) return;
   block.wait_until([&barriers, number, phase] { return barriers.phase(number) != phase; },
                    "a named barrier", [&barriers, number] { return barriers.account(number); },
                    place);
+  block.acquire(barriers.clock(number));
 }
 
 void set_registers(int count, bool is_more, Place place) {
@@ -211,6 +204,11 @@ bool elect_one(std::uint32_t mask, Place place) {
   return false;
 }
 
-void fence_async_proxy(Place) {}
+void fence_async_proxy(Place) {
+  Block& block = *current_block();
+  if (Detector* const detector = block.cluster().detector()) {
+    detector->order().fence_proxy(block.component(block.thread()));
+  }
+}
 
 }  // namespace diglot::interpreter

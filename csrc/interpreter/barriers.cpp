@@ -15,7 +15,9 @@ bool Block::release_barrier() {
     thread.state = State::kReady;
   }
   waiting_ = 0;
-  races_.block_barrier();
+  if (Detector* const detector = cluster_->detector()) {
+    detector->meet_block(static_cast<int>(rank()));
+  }
   return true;
 }
 
@@ -105,10 +107,12 @@ void Block::release_exchange(std::size_t warp, std::size_t index) {
   }
   pending[index] = pending.back();
   pending.pop_back();
-  races_.warp_barrier(static_cast<int>(warp));
+  if (Detector* const detector = cluster_->detector()) {
+    detector->meet_lanes(component(threads_[first]), exchange.arrived);
+  }
 }
 
-void Block::arrive_at_cluster(Place place) {
+void Block::arrive_at_cluster(bool releases, Place place) {
   Thread& thread = *thread_;
   if (thread.is_at_cluster_barrier) {
     fail("a second arrival at the cluster's barrier, without a wait since the first",
@@ -116,7 +120,7 @@ void Block::arrive_at_cluster(Place place) {
   }
   thread.is_at_cluster_barrier = true;
   thread.cluster_phase = cluster_->phase();
-  cluster_->arrive();
+  cluster_->arrive(releases ? release() : Clock());
 }
 
 void Block::wait_for_cluster(Place place) {
@@ -128,6 +132,7 @@ void Block::wait_for_cluster(Place place) {
   wait_until([this, phase] { return cluster_->phase() != phase; }, "the cluster's barrier", {},
              place);
   thread.is_at_cluster_barrier = false;
+  acquire(cluster_->told());
 }
 
 void Block::wait_until(std::function<bool()> is_over, const char* what,

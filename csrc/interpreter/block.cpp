@@ -32,11 +32,11 @@ void Grid::fail(const std::string& what) {
   is_over = true;
 }
 
-std::shared_ptr<Cluster> Grid::join_cluster(std::uint64_t seed) {
+std::shared_ptr<Cluster> Grid::join_cluster(std::uint32_t number, std::uint64_t seed) {
   const std::lock_guard lock(mutex);
   std::shared_ptr<Cluster> joined = cluster.lock();
   if (joined == nullptr || joined->is_full()) {
-    joined = std::make_shared<Cluster>(*this, launch.cluster_blocks, seed);
+    joined = std::make_shared<Cluster>(*this, launch.cluster_blocks, number, seed);
     cluster = joined;
   }
   return joined;
@@ -49,7 +49,6 @@ Block::Block(Grid& grid, std::shared_ptr<Cluster> cluster, Index3 index, std::ui
       random_((seed * 0x9e3779b97f4a7c15u) | 1),
       threads_(grid.launch.block.x * grid.launch.block.y * grid.launch.block.z),
       exchanges_((threads_.size() + kWarp - 1) / kWarp),
-      races_(static_cast<int>(exchanges_.size())),
       shared_(grid.launch.shared_bytes),
       registers_(static_cast<int>(threads_.size())),
       warpgroups_(threads_.size() / kWarpgroup),
@@ -172,7 +171,7 @@ void Block::judge(Round round) {
   }
   // Every thread that could run has done nothing but look. If those of all other blocks that run
   // do the same, nobody changes what they look at.
-  const auto now = Clock::now();
+  const auto now = Time::now();
   if (grid_.busy > 0 || grid_.progress != seen_progress_) {
     seen_progress_ = grid_.progress;
     seen_at_ = now;
@@ -188,12 +187,17 @@ void Block::end() {
     return grid_.fail("block " + text_of(index_) + " ends before " + operation->what +
                       " is complete, issued at " + operation->site.text());
   }
-  const std::string fault = mbarriers_.fault_at_end();
-  if (!fault.empty()) grid_.fail("block " + text_of(index_) + ": " + fault);
+  std::string fault = mbarriers_.fault_at_end();
+  if (Detector* const detector = cluster_->detector(); detector != nullptr && fault.empty()) {
+    fault = detector->end_block(static_cast<int>(rank()), shared_.pointer(0));
+  }
+  if (fault.empty()) return cluster_->complete_rest();
+  const char* const early = cluster_->size() > 1 ? ", which leaves its cluster early: " : ": ";
+  grid_.fail("block " + text_of(index_) + early + fault);
 }
 
 bool Block::is_late() const {
-  return Clock::now() - begin_ > std::chrono::seconds(options().seconds);
+  return Time::now() - begin_ > std::chrono::seconds(options().seconds);
 }
 
 void Block::check_time(const Site& site) {
@@ -282,9 +286,42 @@ void Block::fail(const std::string& what, const Site& site) {
   for (;;) suspend();
 }
 
-void Block::fail_operation(const std::string& what, const Operation& operation) {
-  grid_.fail(operation.what + " of " + name_of(threads_[operation.thread]) + ": " + what +
-             ", issued at " + operation.site.text());
+void Block::fail_operation(const std::string& what, const Issue& issue) {
+  const Block& issuer = *cluster_->block(issue.rank);
+  grid_.fail(issue.what + " of " + issuer.name_of(issuer.threads_[issue.thread]) + ": " + what +
+             ", issued at " + issue.site.text());
+}
+
+void Block::issue(Operation operation) {
+  operation.rank = rank();
+  operation.thread = thread_->linear;
+  operation.clock = release();
+  cluster_->queue().issue(std::move(operation));
+}
+
+Clock Block::completed(const Issue& issue, const Channel& channel) {
+  Detector* const detector = cluster_->detector();
+  if (detector == nullptr) return {};
+  return detector->order().complete(issue.clock, channel.component, channel.epoch);
+}
+
+Clock Block::release() {
+  Detector* const detector = cluster_->detector();
+  return detector == nullptr ? Clock() : detector->order().release(component(*thread_));
+}
+
+void Block::acquire(const Channel& channel) {
+  Detector* const detector = cluster_->detector();
+  if (detector == nullptr) return;
+  Order& order = detector->order();
+  const int thread = component(*thread_);
+  order.acquire(thread, order.complete(order.of(thread), channel.component, channel.epoch));
+}
+
+void Block::acquire(const Clock& clock) {
+  if (Detector* const detector = cluster_->detector()) {
+    detector->order().acquire(component(*thread_), clock);
+  }
 }
 
 }  // namespace diglot::interpreter

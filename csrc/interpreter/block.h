@@ -8,13 +8,13 @@
 #include <mutex>
 #include <vector>
 
+#include "interpreter/bulk_groups.h"
 #include "interpreter/cluster.h"
 #include "interpreter/copies.h"
 #include "interpreter/fiber.h"
 #include "interpreter/interpreter.h"
 #include "interpreter/mbarrier.h"
 #include "interpreter/named_barriers.h"
-#include "interpreter/races.h"
 #include "interpreter/registers.h"
 #include "interpreter/shared_memory.h"
 #include "interpreter/warpgroup.h"
@@ -39,7 +39,7 @@ struct Grid {
 
   void fail(const std::string& what);
   // What the blocks of a cluster share, which is the same object for all of them.
-  std::shared_ptr<Cluster> join_cluster(std::uint64_t seed);
+  std::shared_ptr<Cluster> join_cluster(std::uint32_t number, std::uint64_t seed);
 };
 
 enum class State { kNew, kReady, kAtBarrier, kAtWarp, kWaiting, kDone };
@@ -67,6 +67,7 @@ struct Thread {
   bool is_at_cluster_barrier = false;  // it has arrived, and not waited since
   std::uint32_t cluster_phase = 0;     // that it arrived in
   AsyncCopies copies;
+  BulkGroups bulk_groups;
   std::unique_ptr<Accumulators> accumulators;  // null until the thread uses wgmma
 
   // More looks than a thread needs that does not wait.
@@ -78,7 +79,7 @@ struct Thread {
 
 class Block {
  public:
-  using Clock = std::chrono::steady_clock;
+  using Time = std::chrono::steady_clock;
 
   Block(Grid& grid, std::shared_ptr<Cluster> cluster, Index3 index, std::uint64_t seed);
   ~Block();
@@ -88,7 +89,7 @@ class Block {
 
   Votes barrier(bool predicate, const char* what, Place place);
   // The two halves of the cluster's barrier.
-  void arrive_at_cluster(Place place);
+  void arrive_at_cluster(bool releases, Place place);
   void wait_for_cluster(Place place);
   Lanes exchange(std::uint32_t mask, std::uint64_t value, const char* what, Place place);
   std::uint32_t active_mask() const;
@@ -99,8 +100,17 @@ class Block {
   void wait_until(std::function<bool()> is_over, const char* what,
                   std::function<std::string()> account, Place place);
   [[noreturn]] void fail(const std::string& what, const Site& site);
-  // The same for an operation that has been issued; it returns.
-  void fail_operation(const std::string& what, const Operation& operation);
+  // Issues an operation of the thread. Its block, thread and clock are set here.
+  void issue(Operation operation);
+  // What the thread has seen and done until now, if races are looked for.
+  Clock release();
+  void acquire(const Clock& clock);
+  // The thread has seen that its own operations are complete, as far as the channel tells.
+  void acquire(const Channel& channel);
+  // What is known to whoever sees by the channel that an operation is complete.
+  Clock completed(const Issue& issue, const Channel& channel);
+  // A fault of an operation that has been issued; it returns.
+  void fail_operation(const std::string& what, const Issue& issue);
   // An access, which counts: a thread that never waits is ended now and then if it must be.
   void tick(const Site& site) {
     constexpr std::uint32_t kTicks = 1 << 16;
@@ -116,7 +126,6 @@ class Block {
   bool is_running() const { return thread_ != nullptr; }
   Thread& thread() { return *thread_; }
   Grid& grid() { return grid_; }
-  Races& races() { return races_; }
   Cluster& cluster() { return *cluster_; }
   Mbarriers& mbarriers() { return mbarriers_; }
   NamedBarriers& named_barriers() { return named_barriers_; }
@@ -125,6 +134,10 @@ class Block {
   SharedMemory& shared() { return shared_; }
   const SharedMemory& shared() const { return shared_; }
   const Index3& index() const { return index_; }
+  // Of a thread's clock, in the cluster.
+  int component(const Thread& thread) const {
+    return static_cast<int>(rank() * threads_.size()) + thread.linear;
+  }
   int threads() const { return static_cast<int>(threads_.size()); }
   int live_threads() const { return threads() - done_; }
   // Who waits for what.
@@ -162,11 +175,10 @@ class Block {
   const std::shared_ptr<Cluster> cluster_;
   Index3 index_;
   std::uint64_t random_;
-  const Clock::time_point begin_ = Clock::now();
+  const Time::time_point begin_ = Time::now();
   std::uint32_t ticks_ = 0;
   std::vector<Thread> threads_;
   std::vector<std::vector<Exchange>> exchanges_;  // by warp
-  Races races_;
   SharedMemory shared_;
   Mbarriers mbarriers_;
   NamedBarriers named_barriers_;
@@ -176,7 +188,7 @@ class Block {
   Thread* thread_ = nullptr;
   std::vector<int> order_;  // of threads in a round
   std::uint64_t seen_progress_ = 0;
-  Clock::time_point seen_at_ = begin_;  // since when there has been none
+  Time::time_point seen_at_ = begin_;  // since when there has been none
   bool busy_ = false;
   int waiting_ = 0;  // at the barrier
   int done_ = 0;

@@ -1,18 +1,25 @@
 #include "interpreter/cluster.h"
 
 #include <chrono>
+#include <utility>
 
 #include "interpreter/block.h"
 
 namespace diglot::interpreter {
 
-Cluster::Cluster(Grid& grid, unsigned blocks, std::uint64_t seed)
+Cluster::Cluster(Grid& grid, unsigned blocks, std::uint32_t number, std::uint64_t seed)
     : grid_(grid),
       random_(seed | 1),
       blocks_(blocks, nullptr),
       has_ended_(blocks, false),
       queue_(seed * 0x2545f4914f6cdd1du),
-      stalled_(blocks, false) {}
+      stalled_(blocks, false) {
+  const Index3& size = grid.launch.block;
+  const int threads = static_cast<int>(size.x * size.y * size.z);
+  if (options().finds_races) {
+    detector_ = std::make_unique<Detector>(static_cast<int>(blocks), threads, number);
+  }
+}
 
 std::uint64_t Cluster::random() {
   random_ ^= random_ << 13, random_ ^= random_ >> 7, random_ ^= random_ << 17;  // xorshift64
@@ -41,6 +48,7 @@ void Cluster::enter(Block& block) {
   const std::lock_guard lock(mutex_);
   blocks_[block.rank()] = &block;
   ++entered_;
+  if (detector_ != nullptr) detector_->add_block(block.shared().pointer(0), block.shared().bytes());
 }
 
 void Cluster::leave(unsigned rank) {
@@ -74,6 +82,12 @@ std::string Cluster::account() const {
   return what;
 }
 
+void Cluster::arrive(const Clock& clock) {
+  telling_ = Order::join(telling_, clock);
+  ++arrived_;
+  end_phase();
+}
+
 void Cluster::end_phase() {
   int expected = 0;
   for (const Block* block : blocks_) {
@@ -83,7 +97,17 @@ void Cluster::end_phase() {
   if (arrived_ == 0 || arrived_ < expected) return;
   arrived_ = 0;
   ++phase_;
+  told_ = std::move(telling_);
+  telling_ = {};
   ++grid_.progress;
+}
+
+void Cluster::complete_rest() {
+  for (const Block* block : blocks_) {
+    if (block == nullptr || block->live_threads() > 0) return;
+  }
+  while (!grid_.is_over && queue_.complete_one()) {
+  }
 }
 
 Block* Cluster::owner(const char* begin, const char* end) const {

@@ -20,7 +20,8 @@ struct Grid;
 // decides the order.
 class Cluster {
  public:
-  Cluster(Grid& grid, unsigned blocks, std::uint64_t seed);
+  // `number` names it among all clusters of the launch.
+  Cluster(Grid& grid, unsigned blocks, std::uint32_t number, std::uint64_t seed);
 
   // Waits for the turn of the block of this rank, until which the other blocks run.
   void take_turn(unsigned rank);
@@ -38,15 +39,18 @@ class Cluster {
   // Who waits for what, in all blocks.
   std::string account() const;
 
-  // A thread arrives at the cluster's barrier; all threads that have not ended must.
-  void arrive() {
-    ++arrived_;
-    end_phase();
-  }
+  // A thread arrives at the cluster's barrier, and tells what it has seen. All threads that have
+  // not ended must arrive.
+  void arrive(const Clock& clock);
+  // What all have told that arrived in the phase that ended last.
+  const Clock& told() const { return told_; }
   // Lets the barrier's phase end, if all threads have arrived. Called where a thread arrives or
   // ends.
   void end_phase();
   std::uint32_t phase() const { return phase_; }
+
+  // Completes what no thread has waited for, once all blocks' threads have ended.
+  void complete_rest();
 
   bool is_full() const { return entered_ == size(); }
   // The block of this rank; null before it begins. It stays when it has ended.
@@ -56,6 +60,8 @@ class Cluster {
   Block* owner(const char* begin, const char* end) const;
 
   AsyncQueue& queue() { return queue_; }
+  // Null if races are not looked for.
+  Detector* detector() { return detector_.get(); }
 
  private:
   std::uint64_t random();
@@ -65,6 +71,8 @@ class Cluster {
   std::vector<Block*> blocks_;
   std::vector<bool> has_ended_;
   AsyncQueue queue_;
+  std::unique_ptr<Detector> detector_;
+  Clock telling_, told_;  // of the cluster's barrier
   int arrived_ = 0;
   std::uint32_t phase_ = 0;
   std::vector<bool> stalled_;  // blocks that could not go on since another did

@@ -4,34 +4,39 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <vector>
 
-#include "interpreter/interpreter.h"
+#include "interpreter/async.h"
 
 namespace diglot::interpreter {
+
+class Block;
 
 // A copy happens when it is issued, or as late as the wait for its group, as chance has it: at each
 // time a kernel must expect it.
 class AsyncCopies {
  public:
-  void issue(void* to, const void* from, std::size_t bytes, bool is_late, Place place);
-  void commit() { groups_.emplace_back().swap(open_); }
+  void issue(Block& block, void* to, const void* from, std::size_t bytes, Place place);
+  void commit();
   // Returns when at most the latest `newer` groups are under way.
-  void wait(std::size_t newer);
-  // The same for all copies, committed or not.
-  void wait_for_all();
+  void wait(Block& block, std::size_t newer);
 
  private:
   struct Copy {
     void* to;
     const void* from;
     std::size_t bytes;
-    Place place;
+    Issue issue;
+    bool is_done;
   };
-  static void copy(const Copy& copy);
+
+  void copy(Block& block, const Copy& copy, std::uint32_t group);
 
   std::vector<Copy> open_;
-  std::vector<std::vector<Copy>> groups_;
+  std::deque<std::vector<Copy>> groups_;
+  std::uint32_t done_ = 0;  // groups
+  int component_ = -1;      // of the channel that tells of groups
 };
 
 }  // namespace diglot::interpreter

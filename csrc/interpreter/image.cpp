@@ -11,7 +11,7 @@ const Range* find(const std::vector<Range>& ranges, const char* begin, const cha
   const Range* found = nullptr;
   for (const Range& range : ranges) {
     if (!contains(range, begin, end)) continue;
-    if (range.is_writable || access == Access::kRead) return &range;
+    if (range.is_writable || is_read(access)) return &range;
     found = &range;
   }
   return found;

@@ -56,6 +56,9 @@ class Arguments {
   const std::vector<Range>* outer_;
 };
 
+// Bytes from an address to the end of its range in this OS thread's Arguments; 0 if there is none.
+std::uint64_t argument_bytes(const void* address);
+
 struct Launch {
   std::string kernel;  // its name, for messages
   Index3 grid;
@@ -101,7 +104,10 @@ struct Options {
   unsigned os_threads = 0;   // 0: as many as the machine has
   // How long blocks that do nothing but wait are believed to wait for something.
   unsigned patience_ms = 2000;
-  unsigned seconds = 300;      // after which a block is taken to have no end
+  unsigned seconds = 300;  // after which a block is taken to have no end
+  // Whether a race is what a thread reads and the async proxy then writes, in order, but with no
+  // fence.proxy.async between. Watched with finds_races.
+  bool finds_generic_reads_before_async_writes = true;
   bool truncates_fp8 = false;  // sums of wgmma's FP8 products keep 14 bits, as Hopper's do
 };
 // At first what the variables DIGLOT_INTERPRET_SEED, _RACES, _THREADS, _SECONDS and
@@ -140,7 +146,11 @@ void poll(Place place);
 void look(Place place);
 void fence();
 
-enum class Access { kRead, kWrite, kAtomic };
+// Strong accesses, which are atomic or volatile, do not race with each other.
+enum class Access { kRead, kWrite, kAtomic, kStrongRead, kStrongWrite };
+inline bool is_read(Access access) {
+  return access == Access::kRead || access == Access::kStrongRead;
+}
 // An access that the compiler does not report by itself.
 void touch(const void* address, std::size_t bytes, Access access, Place place);
 

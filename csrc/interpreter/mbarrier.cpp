@@ -1,5 +1,7 @@
 #include "interpreter/mbarrier.h"
 
+#include <utility>
+
 namespace diglot::interpreter {
 
 namespace {
@@ -20,7 +22,8 @@ bool Mbarriers::overlaps(std::size_t begin, std::size_t end) const {
   return after != states_.begin() && std::prev(after)->first + kMbarrierBytes > begin;
 }
 
-std::string Mbarriers::init(std::size_t offset, std::uint32_t arrivals, const Site& site) {
+std::string Mbarriers::init(std::size_t offset, std::uint32_t arrivals, int component,
+                            const Site& site) {
   if (offset % kMbarrierBytes != 0) {
     return "an mbarrier at an address that is no multiple of 8: " + std::to_string(offset);
   }
@@ -35,6 +38,7 @@ std::string Mbarriers::init(std::size_t offset, std::uint32_t arrivals, const Si
   State state;
   state.expected = state.pending = arrivals;
   state.site = site;
+  state.component = component;
   states_[offset] = state;
   find_bounds();
   return "";
@@ -46,7 +50,8 @@ std::string Mbarriers::invalidate(std::size_t offset) {
   return "";
 }
 
-std::string Mbarriers::arrive(std::size_t offset, std::uint32_t arrivals, std::uint32_t bytes) {
+std::string Mbarriers::arrive(std::size_t offset, std::uint32_t arrivals, std::uint32_t bytes,
+                              const Clock& clock) {
   const auto found = states_.find(offset);
   if (found == states_.end()) return kNotInitialised;
   State& state = found->second;
@@ -61,14 +66,16 @@ std::string Mbarriers::arrive(std::size_t offset, std::uint32_t arrivals, std::u
            std::to_string(state.expected) + " in one phase: " + account(offset);
   }
   state.pending -= arrivals;
+  state.telling = Order::join(state.telling, clock);
   return end_phase(state);
 }
 
-std::string Mbarriers::complete(std::size_t offset, std::uint32_t bytes) {
+std::string Mbarriers::complete(std::size_t offset, std::uint32_t bytes, const Clock& clock) {
   const auto found = states_.find(offset);
   if (found == states_.end()) return kNotInitialised;
   State& state = found->second;
   state.due_bytes -= bytes;
+  state.telling = Order::join(state.telling, clock);
   if (state.due_bytes < -kMost) {
     return "an mbarrier gets more than 1048575 bytes beyond those that it expects";
   }
@@ -80,7 +87,21 @@ std::string Mbarriers::end_phase(State& state) {
   ++state.phase;
   state.pending = state.expected;
   state.expected_bytes = 0;
+  state.told = std::move(state.telling);
+  state.telling = {};
   return "";
+}
+
+Channel Mbarriers::channel(std::size_t offset) const {
+  const auto found = states_.find(offset);
+  if (found == states_.end()) return {};
+  return {found->second.component, static_cast<std::uint32_t>(found->second.phase) + 1};
+}
+
+const Clock& Mbarriers::clock(std::size_t offset) const {
+  static const Clock none;
+  const auto found = states_.find(offset);
+  return found == states_.end() ? none : found->second.told;
 }
 
 std::string Mbarriers::begin_wait(std::size_t offset, bool parity, Wait& wait) const {

@@ -6,7 +6,7 @@
 #include <map>
 #include <string>
 
-#include "interpreter/races.h"
+#include "interpreter/detector.h"
 
 namespace diglot::interpreter {
 
@@ -14,12 +14,19 @@ namespace diglot::interpreter {
 // shared memory.
 class Mbarriers {
  public:
-  std::string init(std::size_t offset, std::uint32_t arrivals, const Site& site);
+  // `component` is the one of its channel, if races are looked for.
+  std::string init(std::size_t offset, std::uint32_t arrivals, int component, const Site& site);
   std::string invalidate(std::size_t offset);
-  // Expects more bytes in this phase, and then notes arrivals. Either may be zero.
-  std::string arrive(std::size_t offset, std::uint32_t arrivals, std::uint32_t bytes);
+  // Expects more bytes in this phase, and then notes arrivals. Either may be zero. Whoever waits
+  // for the phase acquires the clock.
+  std::string arrive(std::size_t offset, std::uint32_t arrivals, std::uint32_t bytes,
+                     const Clock& clock);
   // Bytes that an operation has written.
-  std::string complete(std::size_t offset, std::uint32_t bytes);
+  std::string complete(std::size_t offset, std::uint32_t bytes, const Clock& clock);
+  // What tells of operations that complete now.
+  Channel channel(std::size_t offset) const;
+  // What a thread acquires that has waited.
+  const Clock& clock(std::size_t offset) const;
 
   // A wait for the end of a phase.
   struct Wait {
@@ -48,6 +55,8 @@ class Mbarriers {
     std::uint64_t phase = 0;
     std::int64_t expected_bytes = 0;  // of this phase, for messages
     Site site;                        // that initialised it
+    int component = 0;
+    Clock telling, told;  // of this phase, of the one before
   };
 
   bool overlaps(std::size_t begin, std::size_t end) const;

@@ -31,10 +31,11 @@ bool is_local(const Thread& thread, const void* address, std::size_t bytes) {
   return contains({thread.stack->begin(), thread.stack->end()}, begin, begin + bytes);
 }
 
-// What is wrong with an access to memory that is no thread's own; "" if nothing. `thread` is null
-// for an asynchronous operation.
-std::string find_fault(Block& block, const Thread* thread, const char* begin, const char* end,
-                       Access access, const Site& site) {
+// What is wrong with an access to memory that is no thread's own; "" if nothing. `find_race` is
+// asked about shared memory.
+template <typename FindRace>
+std::string find_fault(Block& block, const char* begin, const char* end, Access access,
+                       FindRace find_race) {
   const auto is_written = [&](const std::string& what) {
     return std::to_string(static_cast<std::size_t>(end - begin)) + " bytes of " + what +
            " are written";
@@ -42,7 +43,7 @@ std::string find_fault(Block& block, const Thread* thread, const char* begin, co
   const std::vector<Range>* const ranges = block.grid().arguments;
   if (ranges != nullptr) {
     if (const Range* const range = find(*ranges, begin, end, access)) {
-      if (range->is_writable || access == Access::kRead) return "";
+      if (range->is_writable || is_read(access)) return "";
       return is_written("a tensor that may only be read");
     }
   }
@@ -60,18 +61,17 @@ std::string find_fault(Block& block, const Thread* thread, const char* begin, co
     if (owner->mbarriers().is_live(owner->shared().offset(begin), owner->shared().offset(end))) {
       return "an ordinary access to an mbarrier that is in use";
     }
-    if (!options().finds_races || owner != &block || thread == nullptr) return "";
-    return block.races().note(*thread, begin, static_cast<std::size_t>(end - begin), access, site);
+    return find_race();
   }
   if (const Range* const range = find(image().segments, begin, end, access)) {
-    if (range->is_writable || access == Access::kRead) return "";
+    if (range->is_writable || is_read(access)) return "";
     return is_written("a constant");
   }
   constexpr std::uintptr_t kNullPage = 4096;
   if (reinterpret_cast<std::uintptr_t>(begin) < kNullPage) return "a null pointer is used";
   if (ranges == nullptr) return "";
   return std::to_string(static_cast<std::size_t>(end - begin)) + " bytes out of bounds are " +
-         (access == Access::kRead ? "read" : "written") + ", " + beside(*ranges, begin, end);
+         (is_read(access) ? "read" : "written") + ", " + beside(*ranges, begin, end);
 }
 
 }  // namespace
@@ -89,28 +89,35 @@ void check(const void* address, std::size_t bytes, Access access, const Site& si
     if (fault.empty()) return;
     block->fail(fault, site);
   }
-  if (access == Access::kWrite) thread.looks = 0;
-  const std::string fault = find_fault(*block, &thread, begin, end, access, site);
+  if (access == Access::kWrite || access == Access::kStrongWrite) thread.looks = 0;
+  const std::string fault = find_fault(*block, begin, end, access, [&]() -> std::string {
+    Detector* const detector = block->cluster().detector();
+    if (detector == nullptr) return "";
+    return detector->note(block->component(thread), begin, bytes, access, site);
+  });
   if (!fault.empty()) block->fail(fault, site);
 }
 
-bool check_operation(Block& block, const Operation& operation, const void* address,
-                     std::size_t bytes, Access access) {
+std::string find_fault(Block& block, const Issue& issue, const Channel& channel,
+                       const void* address, std::size_t bytes, Access access) {
   const char* const begin = static_cast<const char*>(address);
-  const std::string fault =
-      find_fault(block, nullptr, begin, begin + bytes, access, operation.site);
-  if (!fault.empty()) block.fail_operation(fault, operation);
-  return fault.empty();
+  return find_fault(block, begin, begin + bytes, access, [&]() -> std::string {
+    Detector* const detector = block.cluster().detector();
+    if (detector == nullptr) return "";
+    const Actor actor{channel.component, channel.epoch, &issue.clock, issue.is_in_async_proxy,
+                      issue.what.c_str()};
+    return detector->note(actor, begin, bytes, access, issue.site);
+  });
 }
 
 void check_look(const void* address, std::size_t bytes, const Site& site) {
-  check(address, bytes, Access::kRead, site);
+  check(address, bytes, Access::kStrongRead, site);
   Block* const block = current_block();
   if (block != nullptr && !is_local(block->thread(), address, bytes)) block->look(site);
 }
 
 void check_change(const void* address, std::size_t bytes, const Site& site) {
-  check(address, bytes, Access::kWrite, site);
+  check(address, bytes, Access::kStrongWrite, site);
   Block* const block = current_block();
   if (block != nullptr && !is_local(block->thread(), address, bytes)) note_change();
 }

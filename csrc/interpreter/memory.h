@@ -17,8 +17,9 @@ void check(const void* address, std::size_t bytes, Access access, const Site& si
 void check_look(const void* address, std::size_t bytes, const Site& site);
 void check_change(const void* address, std::size_t bytes, const Site& site);
 
-// Checks an access that an asynchronous operation of a block's makes. False after a fault.
-bool check_operation(Block& block, const Operation& operation, const void* address,
-                     std::size_t bytes, Access access);
+// Checks an access to shared or global memory that a block issued, and that the channel tells of.
+// Returns what is wrong, or "".
+std::string find_fault(Block& block, const Issue& issue, const Channel& channel,
+                       const void* address, std::size_t bytes, Access access);
 
 }  // namespace diglot::interpreter

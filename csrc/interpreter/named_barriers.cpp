@@ -1,8 +1,10 @@
 #include "interpreter/named_barriers.h"
 
+#include <utility>
+
 namespace diglot::interpreter {
 
-std::string NamedBarriers::arrive(int number, int threads, const Site& site) {
+std::string NamedBarriers::arrive(int number, int threads, const Clock& clock, const Site& site) {
   if (number < 0 || number >= kCount) {
     return "barrier " + std::to_string(number) + ": a block has barriers 0 to 15";
   }
@@ -19,9 +21,12 @@ std::string NamedBarriers::arrive(int number, int threads, const Site& site) {
            " threads, where others arrived at it for " + std::to_string(barrier.expected) + " at " +
            barrier.site.text();
   }
+  barrier.telling = Order::join(barrier.telling, clock);
   if (++barrier.arrived == barrier.expected) {
     barrier.arrived = 0;
     ++barrier.phase;
+    barrier.told = std::move(barrier.telling);
+    barrier.telling = {};
   }
   return "";
 }

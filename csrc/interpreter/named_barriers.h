@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <string>
 
-#include "interpreter/races.h"
+#include "interpreter/detector.h"
 
 namespace diglot::interpreter {
 
@@ -13,8 +13,11 @@ class NamedBarriers {
  public:
   static constexpr int kCount = 16;
 
-  // A thread arrives at a barrier for `threads` threads. Returns what is wrong, or "".
-  std::string arrive(int number, int threads, const Site& site);
+  // A thread arrives at a barrier for `threads` threads, and tells what it has seen. Returns what
+  // is wrong, or "".
+  std::string arrive(int number, int threads, const Clock& clock, const Site& site);
+  // What all have told in the phase that ended last.
+  const Clock& clock(int number) const { return barriers_[number].told; }
   // How often all its threads have arrived.
   std::uint32_t phase(int number) const { return barriers_[number].phase; }
   // "32 of 64 threads have arrived at barrier 3"
@@ -25,6 +28,7 @@ class NamedBarriers {
     int expected = 0, arrived = 0;
     std::uint32_t phase = 0;
     Site site;  // of the first arrival of the phase
+    Clock telling, told;
   };
   Barrier barriers_[kCount];
 };

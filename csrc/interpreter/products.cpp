@@ -21,7 +21,7 @@ std::string hexadecimal(std::uint32_t value) {
 // The address of a chunk: of index `line` and chunk `chunk` of the operand's lines, where a line
 // follows the contiguous dimension.
 std::uint32_t chunk_address(const MatrixDescriptor& descriptor, Major major, int line, int chunk) {
-  const auto line_bytes = static_cast<std::uint32_t>(descriptor.swizzle);
+  const auto line_bytes = static_cast<std::uint32_t>(line_bytes_of(descriptor.swizzle));
   const std::uint32_t first = line % 8 * line_bytes, group = line / 8;
   std::uint32_t address = descriptor.address + first;
   if (major == Major::kK) {
@@ -149,9 +149,9 @@ std::string decode(std::uint64_t bits, MatrixDescriptor& descriptor) {
     return "a matrix descriptor with reserved bits that are not 0: was an address or an offset "
            "shifted by 4 twice, or not at all?";
   }
-  const auto line = static_cast<std::uint32_t>(descriptor.swizzle);
+  const std::uint32_t line = span_of(descriptor.swizzle);
   const std::uint32_t begin = descriptor.address - (descriptor.base_offset << 7);
-  if (descriptor.swizzle != Swizzle::kNone && begin % (8 * line) >= line) {
+  if (line != 0 && begin % (8 * line) >= line) {
     return "a matrix descriptor whose address, " + hexadecimal(descriptor.address) +
            ", is not in the first line of the swizzle's pattern: with a swizzle of " +
            std::to_string(line) + " bytes a tile must begin at a multiple of " +

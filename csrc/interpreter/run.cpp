@@ -105,6 +105,17 @@ Arguments::Arguments(std::vector<Range> ranges) : ranges_(std::move(ranges)), ou
 
 Arguments::~Arguments() { arguments = outer_; }
 
+std::uint64_t argument_bytes(const void* address) {
+  if (arguments == nullptr) return 0;
+  const auto* const begin = static_cast<const char*>(address);
+  for (const Range& range : *arguments) {
+    if (begin >= range.begin && begin < range.end) {
+      return static_cast<std::uint64_t>(range.end - begin);
+    }
+  }
+  return 0;
+}
+
 unsigned resident_blocks(std::uint64_t block_threads, std::size_t shared_bytes) {
   if (block_threads == 0 || block_threads > kMaxBlockThreads || shared_bytes > kMaxSharedBytes) {
     return 0;
@@ -163,9 +174,10 @@ void run(const Launch& launch, const Kernel& kernel) {
                          static_cast<unsigned>(linear / size.x % size.y),
                          static_cast<unsigned>(linear / size.x / size.y)};
       try {
-        std::shared_ptr<Cluster> joined = together > 1
-                                              ? grid.join_cluster(seed + cluster)
-                                              : std::make_shared<Cluster>(grid, 1, seed + linear);
+        const auto number = static_cast<std::uint32_t>(place);
+        std::shared_ptr<Cluster> joined =
+            together > 1 ? grid.join_cluster(number, seed + cluster)
+                         : std::make_shared<Cluster>(grid, 1, number, seed + linear);
         Block(grid, std::move(joined), index, seed + linear).run();
       } catch (const std::exception& error) {  // out of memory, say
         grid.fail(error.what());

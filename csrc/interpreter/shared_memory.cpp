@@ -27,7 +27,7 @@ bool is_dynamic(std::size_t offset) {
   return offset >= dynamic_offset() && offset < dynamic_offset() + kMaxSharedBytes;
 }
 
-const char* verb(Access access) { return access == Access::kRead ? "read" : "written"; }
+const char* verb(Access access) { return is_read(access) ? "read" : "written"; }
 
 std::vector<bool>& written_of_os_thread() {
   static thread_local std::vector<bool> bytes;
@@ -102,7 +102,7 @@ std::string SharedMemory::note(const char* begin, const char* end, Access access
   }
   if (!is_tracked) return "";
   std::vector<bool>& written = *written_;
-  if (access == Access::kWrite) {
+  if (access == Access::kWrite || access == Access::kStrongWrite) {
     if (written.size() < bytes_) written.resize(bytes_);
     std::fill(written.begin() + first, written.begin() + last, true);
     return "";

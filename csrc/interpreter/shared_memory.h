@@ -18,6 +18,7 @@ class SharedMemory {
   bool contains(const char* begin, const char* end) const {
     return begin >= begin_ && end <= begin_ + bytes_ && begin <= end;
   }
+  std::size_t bytes() const { return bytes_; }
   std::size_t offset(const char* address) const {
     return static_cast<std::size_t>(address - begin_);
   }

@@ -10,26 +10,6 @@ namespace diglot::interpreter {
 
 namespace {
 
-// Copies an operand's chunks out of shared memory. False after a fault.
-bool gather(Block& block, const Operation& operation, const std::vector<std::uint32_t>& addresses,
-            std::vector<char>& chunks) {
-  chunks.resize(addresses.size() * kChunkBytes);
-  for (std::size_t i = 0; i < addresses.size(); i += kLineChunks) {
-    for (std::size_t j = i; j < i + kLineChunks; ++j) {
-      const char* const chunk = block.shared().at(addresses[j]);
-      if (chunk == nullptr) {
-        block.fail_operation("its descriptor leaves shared memory: there is no address " +
-                                 std::to_string(addresses[j]),
-                             operation);
-        return false;
-      }
-      if (!check_operation(block, operation, chunk, kChunkBytes, Access::kRead)) return false;
-      std::memcpy(chunks.data() + j * kChunkBytes, chunk, kChunkBytes);
-    }
-  }
-  return true;
-}
-
 std::string check_descriptors(const Instruction& instruction) {
   MatrixDescriptor descriptor;
   std::string fault;
@@ -82,45 +62,86 @@ std::string Warpgroup::issue(Block& block, const Instruction& instruction,
     const int index = thread.linear % kWarpgroup;
     std::memcpy(step.registers.data() + 4 * index, registers, 4 * sizeof(std::uint32_t));
   }
-  if (++step.issued == kWarpgroup) enqueue(block, thread.linear);
+  if (Detector* const detector = block.cluster().detector()) {
+    if (component_ < 0) component_ = detector->order().add_channel();
+    Clock& clock = step.clocks[thread.warp() % kWarps];
+    clock = Order::join(clock, block.release());
+  }
+  if (++step.issued == kWarpgroup) enqueue(block);
   return "";
 }
 
-void Warpgroup::enqueue(Block& block, int thread) {
+void Warpgroup::enqueue(Block& block) {
   // All threads issue in one order, so that products become complete in that order too.
   const std::uint64_t number = block.thread().accumulators->issued() - 1;
   const Instruction& instruction = steps_[number - done_].instruction;
   Operation operation;
   operation.what = instruction.name();
   operation.site = {nullptr, instruction.place};
-  operation.rank = block.rank();
-  operation.thread = thread;
   operation.may_complete = [this, number] { return done_ == number; };
-  operation.complete = [this, &block, operation] { run(block, operation); };
-  block.cluster().queue().issue(std::move(operation));
+  operation.complete = [this, &block](const Operation& issued) { run(block, issued); };
+  block.issue(std::move(operation));
+}
+
+// Copies the chunks of A or B out of shared memory. False after a fault.
+bool Warpgroup::gather(Block& block, const Operation& operation, const Step& step, bool is_a) {
+  const Product& product = step.instruction.product;
+  const Major major = is_a ? product.major_a : product.major_b;
+  const int extent = is_a ? kProductRows : step.instruction.n;
+  MatrixDescriptor descriptor;
+  decode(is_a ? step.instruction.a : step.instruction.b, descriptor);
+  const std::vector<std::uint32_t> addresses = chunk_addresses(descriptor, major, extent);
+  chunks_.resize(addresses.size() * kChunkBytes);
+  for (std::size_t i = 0; i < addresses.size(); ++i) {
+    const char* const chunk = block.shared().at(addresses[i]);
+    if (chunk == nullptr) {
+      block.fail_operation("its descriptor leaves shared memory: there is no address " +
+                               std::to_string(addresses[i]),
+                           operation);
+      return false;
+    }
+    std::memcpy(chunks_.data() + i * kChunkBytes, chunk, kChunkBytes);
+  }
+  // Each warp reads its 16 rows of A and all of B; nothing orders it after what other warps did
+  // but what they told it.
+  const int warps = block.cluster().detector() == nullptr ? 1 : kWarps;
+  for (int warp = 0; warp < warps; ++warp) {
+    Issue issue = operation;
+    issue.clock = step.clocks[warp];
+    for (std::size_t i = 0; i < addresses.size(); ++i) {
+      const int row = major == Major::kK ? static_cast<int>(i) / kLineChunks
+                                         : static_cast<int>(i) % (extent / 8) * 8;
+      if (is_a && warps > 1 && row / 16 != warp) continue;
+      const std::string fault =
+          find_fault(block, issue, channel(done_), block.shared().at(addresses[i]), kChunkBytes,
+                     Access::kRead);
+      if (fault.empty()) continue;
+      block.fail_operation(fault, operation);
+      return false;
+    }
+  }
+  return true;
 }
 
 void Warpgroup::run(Block& block, const Operation& operation) {
   const Step step = std::move(steps_.front());
   steps_.pop_front();
   ++done_;
-  const auto& [product, n, descriptor_a, descriptor_b, accumulate, place] = step.instruction;
-  MatrixDescriptor descriptor;
+  const Product& product = step.instruction.product;
+  const int n = step.instruction.n;
   a_.resize(kProductRows * product.depth());
   if (product.has_registers_a) {
     unpack_a(product, step.registers.data(), a_.data());
   } else {
-    decode(descriptor_a, descriptor);
-    const auto addresses = chunk_addresses(descriptor, product.major_a, kProductRows);
-    if (!gather(block, operation, addresses, chunks_)) return;
+    if (!gather(block, operation, step, true)) return;
     unpack_a(product, chunks_.data(), a_.data());
   }
   b_.resize(n * product.depth());
-  decode(descriptor_b, descriptor);
-  if (!gather(block, operation, chunk_addresses(descriptor, product.major_b, n), chunks_)) return;
+  if (!gather(block, operation, step, false)) return;
   unpack_b(product, n, chunks_.data(), b_.data());
   const bool truncates = options().truncates_fp8 && bytes_of(product.type_a) == 1;
-  multiply(product, n, a_.data(), b_.data(), accumulate, truncates, step.sums->rows.data());
+  multiply(product, n, a_.data(), b_.data(), step.instruction.accumulate, truncates,
+           step.sums->rows.data());
 }
 
 std::string Warpgroup::account() const {

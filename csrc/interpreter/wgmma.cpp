@@ -59,6 +59,7 @@ void wgmma_wait(int newer, Place place) {
   Warpgroup& group = warpgroup(place);
   current_block()->wait_until([&group, awaited] { return group.done() >= awaited; }, "wgmma_wait()",
                               [&group] { return group.account(); }, place);
+  current_block()->acquire(group.channel(awaited));
   const std::string fault = own.take(awaited);
   if (!fault.empty()) fail(fault, place);
 }

@@ -28,6 +28,7 @@ enum class Fault {
   kOtherShape,
   kOverwrittenEarly,
   kProxyFenceMissing,
+  kBarrierMissing,
   kUnwritten,
 };
 
@@ -85,7 +86,7 @@ __global__ void __launch_bounds__(128) product(const float* in, float* out) {
       store<kB>(b + TileB::offset(column, k), in_b[column * kK + step * kDepth + k]);
     }
     if (kFault != Fault::kProxyFenceMissing) fence_async_proxy();
-    __syncthreads();
+    if (kFault != Fault::kBarrierMissing) __syncthreads();
     const uint32_t address_b = shared_address(b);
     const uint32_t address_a = shared_address(a);
     fence_accumulators(d);
@@ -95,7 +96,7 @@ __global__ void __launch_bounds__(128) product(const float* in, float* out) {
     for (int k = 0; k < kDepth; k += depth_of(kA)) {
       uint64_t from_a = TileA::descriptor(address_a, 0, k);
       uint64_t from_b = TileB::descriptor(address_b, 0, k);
-      constexpr auto kStride = static_cast<uint64_t>(8 * static_cast<int>(kSwizzle)) >> 4;
+      constexpr auto kStride = static_cast<uint64_t>(TileB::kAlignment) >> 4;
       if (kFault == Fault::kDescriptorDiffers && thread == 77) from_a += 2;
       if (kFault == Fault::kWrongStride) from_b += kStride << 32;
       if (kFault == Fault::kWrongSwizzle) from_b ^= 3ull << 62;
@@ -267,6 +268,7 @@ const std::vector<Entry>& kernels() {
       {"other_shape", faulty<Fault::kOtherShape>},
       {"overwritten_early", faulty<Fault::kOverwrittenEarly>},
       {"proxy_fence_missing", faulty<Fault::kProxyFenceMissing>},
+      {"barrier_missing", faulty<Fault::kBarrierMissing>},
       {"unwritten", faulty<Fault::kUnwritten>},
   };
   return all;

@@ -3,14 +3,7 @@
 // warpgroup level matrix instructions". docs/wgmma.md draws it.
 #pragma once
 
-#include <cstdint>
-
-// Without vendor headers: the interpreter's own sources include this too.
-#if defined(__CUDACC__)
-#define DIGLOT_CONSTEXPR __host__ __device__ constexpr
-#else
-#define DIGLOT_CONSTEXPR constexpr
-#endif
+#include "diglot/mma/swizzle.h"
 
 namespace diglot {
 
@@ -20,20 +13,14 @@ enum class MmaType { kBfloat16, kFloat16, kTf32, kE4m3, kE5m2 };
 // Which dimension of an operand is contiguous in shared memory: K, or M of A and N of B.
 enum class Major { kK, kMn };
 
-// How the 16-byte chunks of lines change places, in bytes of a line; as in a tensor map.
-enum class Swizzle { kNone = 16, k32 = 32, k64 = 64, k128 = 128 };
-
 DIGLOT_CONSTEXPR int bytes_of(MmaType type) {
   return type == MmaType::kTf32 ? 4 : type == MmaType::kE4m3 || type == MmaType::kE5m2 ? 1 : 2;
 }
 // The K of one instruction: 32 bytes.
 DIGLOT_CONSTEXPR int depth_of(MmaType type) { return 32 / bytes_of(type); }
 
-// The bytes that a swizzle makes of an offset in a pattern of 8 lines, which begins at a multiple
-// of 8 lines: bits 4.. of the offset are xored with bits 7.. .
-DIGLOT_CONSTEXPR uint32_t swizzled(uint32_t offset, Swizzle swizzle) {
-  return offset ^ (offset >> 3 & (static_cast<uint32_t>(swizzle) - 16));
-}
+// Bytes of a line of a tile in shared memory: a swizzle's span, or a chunk of 16 bytes.
+DIGLOT_CONSTEXPR int line_bytes_of(Swizzle swizzle) { return 16 << static_cast<int>(swizzle); }
 
 // --- registers -----------------------------------------------------------------------------------
 
@@ -66,10 +53,7 @@ DIGLOT_CONSTEXPR int operand_depth(int thread, int i) {
 DIGLOT_CONSTEXPR uint64_t matrix_descriptor(uint32_t address, uint32_t leading_bytes,
                                             uint32_t stride_bytes, Swizzle swizzle,
                                             uint32_t base_offset = 0) {
-  const uint64_t mode = swizzle == Swizzle::kNone  ? 0
-                        : swizzle == Swizzle::k128 ? 1
-                        : swizzle == Swizzle::k64  ? 2
-                                                   : 3;
+  const uint64_t mode = (4 - static_cast<uint64_t>(swizzle)) % 4;  // 1: 128 bytes, to 3: 32
   return static_cast<uint64_t>(address >> 4 & 0x3fff) |
          static_cast<uint64_t>(leading_bytes >> 4 & 0x3fff) << 16 |
          static_cast<uint64_t>(stride_bytes >> 4 & 0x3fff) << 32 |
@@ -83,7 +67,7 @@ DIGLOT_CONSTEXPR uint64_t matrix_descriptor(uint32_t address, uint32_t leading_b
 template <MmaType kType, Major kMajor, Swizzle kSwizzle, int kMn, int kK>
 struct SmemTile {
   static constexpr int kElementBytes = bytes_of(kType);
-  static constexpr int kLineBytes = static_cast<int>(kSwizzle);
+  static constexpr int kLineBytes = line_bytes_of(kSwizzle);
   static constexpr int kLineElements = kLineBytes / kElementBytes;
   static constexpr int kLines = kMajor == Major::kK ? kMn : kK;
   static constexpr int kPanelBytes = kLines * kLineBytes;
@@ -118,7 +102,5 @@ struct SmemTile {
            element % kLineElements * kElementBytes;
   }
 };
-
-#undef DIGLOT_CONSTEXPR
 
 }  // namespace diglot
