@@ -51,6 +51,7 @@ Block::Block(Grid& grid, std::shared_ptr<Cluster> cluster, Index3 index, std::ui
       exchanges_((threads_.size() + kWarp - 1) / kWarp),
       shared_(grid.launch.shared_bytes),
       registers_(static_cast<int>(threads_.size())),
+      warpgroups_(threads_.size() / kWarpgroup),
       seen_progress_(grid.progress) {
   for (std::size_t i = 0; i < threads_.size(); ++i) {
     threads_[i].linear = static_cast<int>(i);
@@ -79,6 +80,10 @@ void Block::begin_thread() {
   Block& block = *running_block;
   begin_context(block.scheduler_);
   block.grid_.kernel.call(block.grid_.kernel.parameters);
+  if (block.thread_->accumulators != nullptr) {
+    const std::string fault = block.thread_->accumulators->fault_at_end();
+    if (!fault.empty()) block.grid_.fail(block.name_of(*block.thread_) + ": " + fault);
+  }
   block.thread_->state = State::kDone;
   block.suspend();
 }

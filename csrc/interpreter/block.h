@@ -17,6 +17,7 @@
 #include "interpreter/named_barriers.h"
 #include "interpreter/registers.h"
 #include "interpreter/shared_memory.h"
+#include "interpreter/warpgroup.h"
 
 namespace diglot::interpreter {
 
@@ -67,6 +68,7 @@ struct Thread {
   std::uint32_t cluster_phase = 0;     // that it arrived in
   AsyncCopies copies;
   BulkGroups bulk_groups;
+  std::unique_ptr<Accumulators> accumulators;  // null until the thread uses wgmma
 
   // More looks than a thread needs that does not wait.
   static constexpr int kIdle = 64;
@@ -128,6 +130,7 @@ class Block {
   Mbarriers& mbarriers() { return mbarriers_; }
   NamedBarriers& named_barriers() { return named_barriers_; }
   Registers& registers() { return registers_; }
+  Warpgroup& warpgroup(int index) { return warpgroups_[index]; }
   SharedMemory& shared() { return shared_; }
   const SharedMemory& shared() const { return shared_; }
   const Index3& index() const { return index_; }
@@ -135,7 +138,8 @@ class Block {
   int component(const Thread& thread) const {
     return static_cast<int>(rank() * threads_.size()) + thread.linear;
   }
-  int live_threads() const { return static_cast<int>(threads_.size()) - done_; }
+  int threads() const { return static_cast<int>(threads_.size()); }
+  int live_threads() const { return threads() - done_; }
   // Who waits for what.
   std::string account() const;
   // In its cluster.
@@ -179,6 +183,7 @@ class Block {
   Mbarriers mbarriers_;
   NamedBarriers named_barriers_;
   Registers registers_;
+  std::vector<Warpgroup> warpgroups_;
   Context scheduler_;
   Thread* thread_ = nullptr;
   std::vector<int> order_;  // of threads in a round

@@ -108,9 +108,10 @@ struct Options {
   // Whether a race is what a thread reads and the async proxy then writes, in order, but with no
   // fence.proxy.async between. Watched with finds_races.
   bool finds_generic_reads_before_async_writes = true;
+  bool truncates_fp8 = false;  // sums of wgmma's FP8 products keep 14 bits, as Hopper's do
 };
-// At first what the variables DIGLOT_INTERPRET_SEED, _RACES, _THREADS and _SECONDS say. Throws
-// std::invalid_argument for a number that is none.
+// At first what the variables DIGLOT_INTERPRET_SEED, _RACES, _THREADS, _SECONDS and
+// _TRUNCATE_FP8 say. Throws std::invalid_argument for a number that is none.
 Options& options();
 
 // --- what include/ is made of: called by kernels -------------------------------------------------

@@ -83,7 +83,12 @@ void check(const void* address, std::size_t bytes, Access access, const Site& si
   const char* const end = begin + bytes;
   block->tick(site);
   Thread& thread = block->thread();
-  if (is_local(thread, address, bytes)) return;
+  if (is_local(thread, address, bytes)) {
+    if (thread.accumulators == nullptr) return;
+    const std::string fault = thread.accumulators->note(begin, end, site);
+    if (fault.empty()) return;
+    block->fail(fault, site);
+  }
   if (access == Access::kWrite || access == Access::kStrongWrite) thread.looks = 0;
   const std::string fault = find_fault(*block, begin, end, access, [&]() -> std::string {
     Detector* const detector = block->cluster().detector();

@@ -72,6 +72,7 @@ Options options_of_environment() {
   result.finds_races = number_of("DIGLOT_INTERPRET_RACES", 0) != 0;
   result.os_threads = static_cast<unsigned>(number_of("DIGLOT_INTERPRET_THREADS", 0));
   result.seconds = static_cast<unsigned>(number_of("DIGLOT_INTERPRET_SECONDS", result.seconds));
+  result.truncates_fp8 = number_of("DIGLOT_INTERPRET_TRUNCATE_FP8", 0) != 0;
   return result;
 }
 

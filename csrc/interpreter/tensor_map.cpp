@@ -114,12 +114,6 @@ std::string fault_of_box(const TensorDescription& tensor, const Coordinates& beg
   return "";
 }
 
-std::uint32_t swizzled(std::uint32_t address, Swizzle swizzle) {
-  // A chunk's number within its span is combined with that of its 128-byte line.
-  const std::uint32_t span = span_of(swizzle);
-  return span == 0 ? address : address ^ (address / 128 * kChunk % span);
-}
-
 void walk_box(const TensorDescription& tensor, const Coordinates& begin, std::uint32_t shared,
               const std::function<void(const BoxRun&)>& visit) {
   const std::int64_t element = facts_of(tensor.type).bytes;

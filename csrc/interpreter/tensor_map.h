@@ -39,9 +39,6 @@ struct BoxRun {
 void walk_box(const TensorDescription& tensor, const Coordinates& begin, std::uint32_t shared,
               const std::function<void(const BoxRun&)>& visit);
 
-// The address at which a swizzle keeps what belongs at `address`.
-std::uint32_t swizzled(std::uint32_t address, Swizzle swizzle);
-
 // Writes what a load finds outside the tensor.
 void fill_outside(const TensorDescription& tensor, void* to, std::size_t bytes);
 

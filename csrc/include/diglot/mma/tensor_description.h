@@ -10,6 +10,7 @@
 #include <tuple>
 #include <vector>
 
+#include "diglot/mma/swizzle.h"
 #include "diglot/platform.cuh"
 
 namespace diglot {
@@ -47,15 +48,6 @@ inline const TensorTypeFacts& facts_of(TensorType type) {
       {"bfloat16", 2, true},    {"float32_ftz", 4, true}, {"tfloat32", 4, true},
       {"tfloat32_ftz", 4, true}};
   return facts[static_cast<int>(type)];
-}
-
-// Permutes the 16-byte chunks of a box in shared memory, within spans of so many bytes, so that
-// neither its rows nor its columns conflict in banks. Numbered as CUtensorMapSwizzle.
-enum class Swizzle : uint8_t { kNone, k32, k64, k128 };
-
-// Bytes of a span; 0 without a swizzle.
-constexpr unsigned span_of(Swizzle swizzle) {
-  return swizzle == Swizzle::kNone ? 0 : 16u << static_cast<unsigned>(swizzle);
 }
 
 // How many bytes L2 fetches at once, as a hint. Numbered as CUtensorMapL2promotion.
