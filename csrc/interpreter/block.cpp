@@ -27,6 +27,16 @@ Block* current_block() {
   return running_block != nullptr && running_block->is_running() ? running_block : nullptr;
 }
 
+Grid::Grid(const Launch& launch, const Kernel& kernel, const std::vector<Range>* arguments)
+    : launch(launch), kernel(kernel), arguments(arguments) {
+  if (!options().finds_races) return;
+  launched = std::make_unique<Launched>(GlobalMemory::instance().begin(launch));
+}
+
+Grid::~Grid() {
+  if (launched != nullptr) GlobalMemory::instance().end(*launched);
+}
+
 void Grid::fail(const std::string& what) {
   const std::lock_guard lock(mutex);
   if (failure.empty()) failure = launch.kernel + ": " + what;
@@ -34,16 +44,14 @@ void Grid::fail(const std::string& what) {
 }
 
 std::shared_ptr<Detector> Grid::detector_of(const Index3& block) {
-  if (!options().finds_races) return nullptr;
+  if (launched == nullptr) return nullptr;
   const Index3& size = launch.grid;
-  const int together = static_cast<int>(launch.cluster_blocks);
   const std::uint32_t number =
       ((block.z * size.y + block.y) * size.x + block.x) / launch.cluster_blocks;
-  const int threads = static_cast<int>(launch.block.x * launch.block.y * launch.block.z);
-  if (together == 1) return std::make_shared<Detector>(1, threads, number);
+  if (launch.cluster_blocks == 1) return std::make_shared<Detector>(*launched, number);
   const std::lock_guard lock(mutex);
   if (cluster.detector == nullptr || cluster.number != number) {
-    cluster.detector = std::make_shared<Detector>(together, threads, number);
+    cluster.detector = std::make_shared<Detector>(*launched, number);
     cluster.number = number;
   }
   return cluster.detector;

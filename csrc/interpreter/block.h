@@ -11,6 +11,7 @@
 #include "interpreter/fiber.h"
 #include "interpreter/interpreter.h"
 #include "interpreter/races.h"
+#include "interpreter/watch.h"
 
 namespace diglot::interpreter {
 
@@ -26,8 +27,8 @@ struct Cluster {
 
 // What all blocks of a launch share.
 struct Grid {
-  Grid(const Launch& launch, const Kernel& kernel, const std::vector<Range>* arguments)
-      : launch(launch), kernel(kernel), arguments(arguments) {}
+  Grid(const Launch& launch, const Kernel& kernel, const std::vector<Range>* arguments);
+  ~Grid();
 
   const Launch& launch;
   const Kernel& kernel;
@@ -35,6 +36,7 @@ struct Grid {
   std::atomic<std::uint64_t> progress{0};  // grows with everything that a waiting thread may see
   std::atomic<std::int64_t> busy{0};       // blocks of which a thread does more than wait
   std::atomic<bool> is_over{false};        // a thread has failed
+  std::unique_ptr<Launched> launched;      // null if races are not looked for
   Cluster cluster;
   std::mutex mutex;
   std::string failure;
@@ -90,12 +92,16 @@ class Block {
     if (++ticks_ % kTicks == 0) check_time(site);
   }
 
-  // An access to shared memory of the cluster, which may race.
-  void note(const void* address, std::size_t bytes, Access access, const Site& site) {
+  // An access that may race.
+  void note(const void* address, std::size_t bytes, Access access, Scope scope, const Site& site) {
     if (detector_ == nullptr) return;
-    const std::string fault = detector_->note(component(*thread_), address, bytes, access, site);
+    const std::string fault =
+        detector_->note(component(*thread_), address, bytes, access, scope, site);
     if (!fault.empty()) fail(fault, site);
   }
+  Detector* detector() { return detector_.get(); }
+  // Of the thread's clock, in the cluster.
+  int component() const { return component(*thread_); }
 
   bool is_running() const { return thread_ != nullptr; }
   Thread& thread() { return *thread_; }

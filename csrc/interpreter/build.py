@@ -50,6 +50,7 @@ RUNTIME = [
     "block",
     "detector",
     "fiber",
+    "flags",
     "hooks",
     "memory",
     "order",
@@ -58,6 +59,7 @@ RUNTIME = [
     "signals",
     "symbols",
     "variables",
+    "watch",
 ]
 # Of the runtime's objects nothing else is seen outside: where a kernel's file and the runtime have
 # an inline function in common, such as those of std::vector, each keeps its own, since a kernel's

@@ -147,7 +147,7 @@ std::string fault_in_shared(const char* begin, const char* end, Access access, b
 
 }  // namespace
 
-void check(const void* address, std::size_t bytes, Access access, const Site& site) {
+void check(const void* address, std::size_t bytes, Access access, const Site& site, Scope scope) {
   Block* const block = current_block();
   if (block == nullptr || bytes == 0) return;  // host code
   const char* const begin = static_cast<const char*>(address);
@@ -160,6 +160,9 @@ void check(const void* address, std::size_t bytes, Access access, const Site& si
   const auto fail_read_only = [&](const char* of_what) {
     block->fail(std::to_string(bytes) + " bytes of " + of_what + " are written", site);
   };
+  if (block->detector() != nullptr && block->detector()->watches(address)) {
+    block->note(address, bytes, access, scope, site);
+  }
   const std::vector<Range>* const ranges = block->grid().arguments;
   if (ranges != nullptr) {
     if (const Range* const range = find(*ranges, begin, end, access)) {
@@ -193,7 +196,7 @@ void check(const void* address, std::size_t bytes, Access access, const Site& si
           "missing, or a writer",
           site);
     }
-    block->note(address, bytes, access, site);
+    block->note(address, bytes, access, scope, site);
     return;
   }
   // Of other blocks of the cluster it is not known what has been written.
@@ -216,7 +219,7 @@ void check(const void* address, std::size_t bytes, Access access, const Site& si
       const std::string fault =
           is_dynamic ? "" : fault_in_shared(mirrored, mirrored + bytes, access, is_tracked);
       if (!fault.empty()) block->fail(fault + ", of another block", site);
-      if (is_tracked) block->note(address, bytes, access, site);
+      if (is_tracked) block->note(address, bytes, access, scope, site);
       return;
     }
   }
@@ -234,16 +237,56 @@ void check(const void* address, std::size_t bytes, Access access, const Site& si
               site);
 }
 
-void check_look(const void* address, std::size_t bytes, const Site& site) {
-  check(address, bytes, Access::kStrongRead, site);
+namespace {
+
+void check_volatile(const void* address, std::size_t bytes, Access access, const Site& site) {
+  check(address, bytes, access, site);
   Block* const block = current_block();
-  if (block != nullptr && !is_local(block->thread(), address, bytes)) block->look(site);
+  if (block == nullptr || is_local(block->thread(), address, bytes)) return;
+  if (block->detector() != nullptr) {
+    block->detector()->note_volatile(block->component(),
+                                     {address, access, Ordering::kRelaxed, Scope::kSystem, site});
+  }
+  if (access == Access::kStrongRead) {
+    block->look(site);
+  } else {
+    note_change();
+  }
+}
+
+}  // namespace
+
+void check_look(const void* address, std::size_t bytes, const Site& site) {
+  check_volatile(address, bytes, Access::kStrongRead, site);
 }
 
 void check_change(const void* address, std::size_t bytes, const Site& site) {
-  check(address, bytes, Access::kStrongWrite, site);
+  check_volatile(address, bytes, Access::kStrongWrite, site);
+}
+
+void begin_atomic(const void* address, std::size_t bytes, Access access, Scope scope, Place place) {
+#if !defined(__SANITIZE_ADDRESS__)  // there, only these accesses would be known
+  check(address, bytes, access, {nullptr, place}, scope);
+#endif
   Block* const block = current_block();
-  if (block != nullptr && !is_local(block->thread(), address, bytes)) note_change();
+  if (block != nullptr && block->detector() != nullptr) {
+    block->detector()->begin_atomic(address);
+  }
+}
+
+void end_atomic(const void* address, Access access, Ordering ordering, Scope scope, Place place) {
+  Block* const block = current_block();
+  if (block == nullptr || block->detector() == nullptr) return;
+  block->detector()->end_atomic(block->component(),
+                                {address, access, ordering, scope, {nullptr, place}});
+}
+
+void fence(Scope scope) {
+  __atomic_thread_fence(__ATOMIC_SEQ_CST);
+  Block* const block = current_block();
+  if (block != nullptr && block->detector() != nullptr) {
+    block->detector()->fence(block->component(), scope);
+  }
 }
 
 void clear_shared(std::size_t dynamic_bytes) {

@@ -29,7 +29,7 @@ Run = Callable[..., "tuple[str, torch.Tensor]"]
 
 
 class Options(ctypes.Structure):
-    """As in kernels.cu."""
+    """As in run.h."""
 
     _fields_ = (
         ("blocks", ctypes.c_uint),

@@ -20,6 +20,19 @@
 #define DIGLOT_HOST_DEVICE inline
 #endif
 
+namespace diglot {
+
+// Where a function of this library is called: known to the interpreter, for its messages.
+#if defined(DIGLOT_INTERPRETER)
+using Place = interpreter::Place;
+#else
+struct Place {
+  static constexpr DIGLOT_HOST_DEVICE Place here() { return {}; }
+};
+#endif
+
+}  // namespace diglot
+
 // Unrolls the loop that follows, or leaves it as it is, where the compiler knows how.
 #if defined(__CUDACC__)
 #define DIGLOT_UNROLL _Pragma("unroll")

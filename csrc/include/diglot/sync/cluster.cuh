@@ -126,17 +126,17 @@ class ClusterMailbox {
 #else
     if (threadIdx.x == 0) received_[turn][rank] = value;
     cluster_sync();
+    const int other = static_cast<int>(threadIdx.x);
+    if (other < blocks && other != rank) {
+      received_[turn][other] = *dsmem(&received_[turn][other], other);
+    }
+    cluster_sync();
 #endif
   }
 
   // The value from the block of this rank.
   DIGLOT_DEVICE const T& received(int rank, unsigned number) const {
-    const T* const slot = &received_[number % 2][rank];
-#if defined(DIGLOT_INTERPRETER)
-    return *dsmem(slot, rank);
-#else
-    return *slot;
-#endif
+    return received_[number % 2][rank];
   }
 
  private:
