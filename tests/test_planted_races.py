@@ -50,8 +50,9 @@ def run():
     return runner(build_interpreted(ROOT / "tests/planted/races.cu", folder / "races.so"))
 
 
-GRID = {"cooperative": True, "blocks": 5, "threads": 64, "patience_ms": 10000}
+GRID = {"cooperative": True, "blocks": 4, "threads": 32, "patience_ms": 10000}
 IN_CLUSTER = {"cluster": 2, "patience_ms": 10000}
+AT_ONCE = {"patience_ms": 10000}
 
 RIGHT = {
     "lanes_that_meet": {},
@@ -62,7 +63,7 @@ RIGHT = {
     "in_grid": GRID,
     "meet_in_grid": GRID,
     "launches_one_by_one": {},
-    "launches_apart": {"patience_ms": 10000},
+    "launches_apart": AT_ONCE,
 }
 SHARED, GLOBAL = "a race in shared memory: it ", "a race in global memory: it "
 WROTE = "reads what thread 0 of the block wrote at "
@@ -84,7 +85,7 @@ WRONG = {
     "meet_relaxed_wait": (GRID, [GLOBAL, " what thread "]),
     "meet_no_barrier_before": (GRID, [GLOBAL, " what thread "]),
     "meet_no_barrier_behind": (GRID, [GLOBAL, " what thread "]),
-    "launches_at_once": ({"patience_ms": 500}, [GLOBAL, " at once wrote at "]),
+    "launches_at_once": (AT_ONCE, [GLOBAL, " at once wrote at "]),
 }
 SEEDS = [
     pytest.param(range(8), id="8 seeds"),

@@ -45,14 +45,13 @@ Launched GlobalMemory::begin(const Launch& launch) {
 
 void GlobalMemory::end(const Launched& launched) {
   const std::lock_guard lock(mutex);
-  bool is_any_running = false;
   for (Described& other : launches_) {
     if (other.begin == launched.past.begin) other.is_running = false;
-    is_any_running |= other.is_running;
   }
-  if (is_any_running) return;
-  flags.clear();
-  if (watched_.empty()) launches_.clear();
+  const auto is_over = [](const Described& other) { return !other.is_running; };
+  if (std::all_of(launches_.begin(), launches_.end(), is_over)) flags.clear();
+  if (!watched_.empty()) return;  // messages name launches that have ended
+  launches_.erase(std::remove_if(launches_.begin(), launches_.end(), is_over), launches_.end());
 }
 
 std::string GlobalMemory::name(std::uint32_t group, int thread, const Actor& to) const {

@@ -108,12 +108,12 @@ __global__ void hand_over_in_grid(const float* in, float* out) {
   out[blockIdx.x] = static_cast<float>(words[0][0]);
 }
 
-// In each of 4 phases every block writes, waits for the others, and reads theirs.
+// In each of 3 phases every block writes, waits for the others, and reads theirs.
 template <typename Barrier>
 __global__ void meet_in_grid(const float* in, float* out) {
   Barrier barrier(&flag);
   uint32_t sum = 0;
-  for (uint32_t phase = 0; phase < 4; ++phase) {
+  for (uint32_t phase = 0; phase < 3; ++phase) {
     // Not the thread that arrives: the barrier answers for the whole block.
     if (threadIdx.x == blockDim.x - 1) words[phase % 2][blockIdx.x] = phase;
     barrier.sync();
@@ -125,12 +125,11 @@ __global__ void meet_in_grid(const float* in, float* out) {
 // Two launches run at once, each on its part of the words or not.
 template <bool kIsRight>
 __global__ void write_with_another(uint32_t first) {
-  if (threadIdx.x != 0) return;
-  words[0][blockIdx.x + (kIsRight ? first : 0)] = 1;
-  if (blockIdx.x != 0) return;
+  if (threadIdx.x != 0 || blockIdx.x != 0) return;
   atomicAdd(&flag, 1u);  // which orders nothing
   while (atomicAdd(&flag, 0u) < 2) {
   }
+  words[0][kIsRight ? first : 0] = 1;
 }
 
 // A launch, while the words are watched.
@@ -169,9 +168,8 @@ constexpr Start at_once = [](const diglot::Launch& how, const float*, float*) {
     run(0);
     other.join();
     for (const std::string& fault : faults) {
-      if (fault.find("a race") != std::string::npos) throw std::runtime_error(fault);
+      if (!fault.empty()) throw std::runtime_error(fault);
     }
-    if (!faults[0].empty()) throw std::runtime_error(faults[0]);
   });
 };
 
