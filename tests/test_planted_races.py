@@ -56,11 +56,13 @@ AT_ONCE = {"patience_ms": 10000}
 
 RIGHT = {
     "lanes_that_meet": {},
+    "order_by_syncwarp": {},
     "by_atomics": {},
     "by_volatile": {},
     "read_in_cluster": IN_CLUSTER,
     "write_words": {},
     "in_grid": GRID,
+    "count_in_grid": {},
     "meet_in_grid": GRID,
     "launches_one_by_one": {},
     "launches_apart": AT_ONCE,
@@ -70,6 +72,7 @@ WROTE = "reads what thread 0 of the block wrote at "
 # How the kernel runs, and what is said of it.
 WRONG = {
     "a_lane_is_not_in_the_mask": ({}, [SHARED, "writes what thread 2 of the block read at "]),
+    "order_by_shuffle": ({}, [SHARED, "with no barrier between"]),
     "by_atomics_no_release": ({}, [SHARED + WROTE]),
     "by_atomics_no_acquire": ({}, [SHARED + WROTE]),
     "by_volatile_no_release": ({}, [SHARED + WROTE]),
@@ -81,6 +84,7 @@ WRONG = {
     "in_grid_no_acquire": (GRID, [GLOBAL, "reads what thread 0 of block (0, 0, 0) wrote at "]),
     "in_grid_narrow_fence": (GRID, [GLOBAL, "is too narrow to order them"]),
     "in_grid_narrow_flag": (GRID, [GLOBAL, "is too narrow to order them"]),
+    "count_for_the_block": ({}, [GLOBAL, "with a scope too narrow for the two threads"]),
     "meet_relaxed_arrival": (GRID, [GLOBAL, " what thread "]),
     "meet_relaxed_wait": (GRID, [GLOBAL, " what thread "]),
     "meet_no_barrier_before": (GRID, [GLOBAL, " what thread "]),

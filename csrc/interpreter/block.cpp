@@ -265,6 +265,7 @@ Lanes Block::exchange(std::uint32_t mask, std::uint64_t value, const char* what,
     exchange = &pending.back();
     exchange->lanes.mask = mask;
     exchange->what = what;
+    exchange->is_syncwarp = is_syncwarp;
     exchange->place = place;
   } else if (!(exchange->place == place) && !is_syncwarp) {
     fail(std::string(what) + " while other lanes of its mask wait in " + exchange->what + " at " +
@@ -302,7 +303,8 @@ void Block::release_exchange(std::size_t warp, std::size_t index) {
   }
   pending[index] = pending.back();
   pending.pop_back();
-  if (detector_ != nullptr) {
+  // Shuffles and votes order no memory accesses.
+  if (detector_ != nullptr && exchange.is_syncwarp) {
     detector_->meet_lanes(component(threads_[first]), exchange.arrived);
   }
 }

@@ -116,6 +116,7 @@ class Block {
     Lanes lanes{};
     std::uint32_t arrived = 0;
     const char* what = "";
+    bool is_syncwarp = false;
     Place place;
   };
 

@@ -28,6 +28,19 @@ __global__ void lanes_that_meet(const float* in, float* out) {
   if (lane == 3) value = 1;
 }
 
+// Lanes exchange values: registers, which order no memory.
+template <bool kIsRight>
+__global__ void order_by_shuffle(const float* in, float* out) {
+  __shared__ float values[32];
+  const unsigned lane = threadIdx.x;
+  if (lane >= 32) return;
+  values[lane] = in[lane];
+  const unsigned other = __shfl_xor_sync(0xffffffffu, lane, 1);
+  if (kIsRight) __syncwarp();
+  const float value = values[other];
+  if (lane == 0) out[blockIdx.x] = value;
+}
+
 // A thread hands a value to another by a flag in shared memory.
 enum class By { kAtomics, kVolatile };
 template <By kBy, bool kRelease, bool kAcquire>
@@ -108,6 +121,13 @@ __global__ void hand_over_in_grid(const float* in, float* out) {
   out[blockIdx.x] = static_cast<float>(words[0][0]);
 }
 
+// Blocks count in one word. `kScope`: for whom it is atomic.
+template <Scope kScope>
+__global__ void count_in_grid(const float* in, float* out) {
+  if (kScope == Scope::kBlock) atomicAdd_block(&words[0][0], 1u);
+  if (kScope == Scope::kDevice) atomicAdd(&words[0][0], 1u);
+}
+
 // In each of 3 phases every block writes, waits for the others, and reads theirs.
 template <typename Barrier>
 __global__ void meet_in_grid(const float* in, float* out) {
@@ -176,6 +196,8 @@ constexpr Start at_once = [](const diglot::Launch& how, const float*, float*) {
 const Entry kKernels[] = {
     {"lanes_that_meet", start<lanes_that_meet<0xfu>>},
     {"a_lane_is_not_in_the_mask", start<lanes_that_meet<0xbu>>},
+    {"order_by_syncwarp", start<order_by_shuffle<true>>},
+    {"order_by_shuffle", start<order_by_shuffle<false>>},
     {"by_atomics", start<hand_over_in_block<By::kAtomics, true, true>>},
     {"by_atomics_no_release", start<hand_over_in_block<By::kAtomics, false, true>>},
     {"by_atomics_no_acquire", start<hand_over_in_block<By::kAtomics, true, false>>},
@@ -192,6 +214,8 @@ const Entry kKernels[] = {
     {"in_grid_no_acquire", watched<hand_over_in_grid<true, false, Scope::kDevice, Scope::kDevice>>},
     {"in_grid_narrow_fence", watched<hand_over_in_grid<true, true, Scope::kBlock, Scope::kDevice>>},
     {"in_grid_narrow_flag", watched<hand_over_in_grid<true, true, Scope::kDevice, Scope::kBlock>>},
+    {"count_in_grid", watched<count_in_grid<Scope::kDevice>>},
+    {"count_for_the_block", watched<count_in_grid<Scope::kBlock>>},
     {"meet_in_grid", watched<meet_in_grid<diglot::GridBarrier>>},
     {"meet_relaxed_arrival", watched<meet_in_grid<diglot::RelaxedArrival>>},
     {"meet_relaxed_wait", watched<meet_in_grid<diglot::RelaxedWait>>},
