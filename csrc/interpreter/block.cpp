@@ -318,6 +318,13 @@ std::uint32_t Block::active_mask() const {
   return mask;
 }
 
+void Block::note(const void* address, std::size_t bytes, Access access, Scope scope,
+                 const Site& site) {
+  if (detector_ == nullptr) return;
+  const std::string fault = detector_->note(component(), address, bytes, access, scope, site);
+  if (!fault.empty()) fail(fault, site);
+}
+
 void Block::poll(const Site& site) {
   thread_->looks = std::max(thread_->looks, Thread::kIdle);
   look(site);

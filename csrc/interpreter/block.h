@@ -93,12 +93,7 @@ class Block {
   }
 
   // An access that may race.
-  void note(const void* address, std::size_t bytes, Access access, Scope scope, const Site& site) {
-    if (detector_ == nullptr) return;
-    const std::string fault =
-        detector_->note(component(*thread_), address, bytes, access, scope, site);
-    if (!fault.empty()) fail(fault, site);
-  }
+  void note(const void* address, std::size_t bytes, Access access, Scope scope, const Site& site);
   Detector* detector() { return detector_.get(); }
   // Of the thread's clock, in the cluster.
   int component() const { return component(*thread_); }

@@ -166,8 +166,8 @@ enum class Access { kRead, kWrite, kAtomic, kStrongRead, kStrongWrite };
 inline bool is_read(Access access) {
   return access == Access::kRead || access == Access::kStrongRead;
 }
-// Around an atomic operation, which changed memory or did not: what it orders.
-void begin_atomic(const void* address, std::size_t bytes, Access access, Scope scope, Place place);
+// Before an atomic operation. Whether end_atomic() follows it, which says what it did and orders.
+bool begin_atomic(const void* address, std::size_t bytes, Access access, Scope scope, Place place);
 void end_atomic(const void* address, Access access, Ordering ordering, Scope scope, Place place);
 // An access that the compiler does not report by itself.
 void touch(const void* address, std::size_t bytes, Access access, Place place);

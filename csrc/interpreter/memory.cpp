@@ -81,25 +81,38 @@ const Module& module() {
   return instance;
 }
 
-// Which bytes of the shared memory of this OS thread its block has written.
-std::vector<bool>& written() {
-  static thread_local std::vector<bool> bytes;
-  return bytes;
+// Which bytes of the shared memory of this OS thread its block has written: a bit for each.
+std::vector<std::uint64_t>& written() {
+  static thread_local std::vector<std::uint64_t> bits;
+  return bits;
+}
+
+// Calls visit(word, mask) for the words of bits of some bytes, until it returns true.
+template <typename Visit>
+bool visit_bits(std::size_t first, std::size_t last, Visit visit) {
+  while (first < last) {
+    const std::size_t count = std::min<std::size_t>(64 - first % 64, last - first);
+    if (visit(first / 64, ~std::uint64_t{0} >> (64 - count) << first % 64)) return true;
+    first += count;
+  }
+  return false;
 }
 
 void note_written(const Range& shared, const char* begin, const char* end) {
-  std::vector<bool>& bytes = written();
-  bytes.resize(static_cast<std::size_t>(shared.end - shared.begin));
-  for (const char* byte = begin; byte < end; ++byte) bytes[byte - shared.begin] = true;
+  std::vector<std::uint64_t>& bits = written();
+  bits.resize((static_cast<std::size_t>(shared.end - shared.begin) + 63) / 64);
+  visit_bits(begin - shared.begin, end - shared.begin, [&](std::size_t word, std::uint64_t mask) {
+    bits[word] |= mask;
+    return false;
+  });
 }
 
 bool is_written(const Range& shared, const char* begin, const char* end) {
-  const std::vector<bool>& bytes = written();
-  const auto first = static_cast<std::size_t>(begin - shared.begin);
-  const auto last = static_cast<std::size_t>(end - shared.begin);
-  if (last > bytes.size()) return false;
+  const std::vector<std::uint64_t>& bits = written();
   // Of a structure that is copied as a whole, nobody writes what lies between its members.
-  return std::any_of(bytes.begin() + first, bytes.begin() + last, [](bool is) { return is; });
+  return !bits.empty() &&
+         visit_bits(begin - shared.begin, end - shared.begin,
+                    [&](std::size_t word, std::uint64_t mask) { return (bits[word] & mask) != 0; });
 }
 
 // Where the nearest of the ranges lies, for a message.
@@ -160,13 +173,15 @@ void check(const void* address, std::size_t bytes, Access access, const Site& si
   const auto fail_read_only = [&](const char* of_what) {
     block->fail(std::to_string(bytes) + " bytes of " + of_what + " are written", site);
   };
-  if (block->detector() != nullptr && block->detector()->watches(address)) {
+  const auto note_global = [&] {
+    const Detector* const detector = block->detector();
+    if (detector == nullptr || !detector->watches(address)) return;
     block->note(address, bytes, access, scope, site);
-  }
+  };
   const std::vector<Range>* const ranges = block->grid().arguments;
   if (ranges != nullptr) {
     if (const Range* const range = find(*ranges, begin, end, access)) {
-      if (range->is_writable || is_read(access)) return;
+      if (range->is_writable || is_read(access)) return note_global();
       fail_read_only("a tensor that may only be read");
     }
   }
@@ -224,14 +239,14 @@ void check(const void* address, std::size_t bytes, Access access, const Site& si
     }
   }
   if (const Range* const range = find(module().image, begin, end, access)) {
-    if (range->is_writable || is_read(access)) return;
+    if (range->is_writable || is_read(access)) return note_global();
     fail_read_only("a constant");
   }
   constexpr std::uintptr_t kNullPage = 4096;
   if (reinterpret_cast<std::uintptr_t>(address) < kNullPage) {
     block->fail("a null pointer is used", site);
   }
-  if (ranges == nullptr) return;
+  if (ranges == nullptr) return note_global();
   block->fail(std::to_string(bytes) + " bytes out of bounds are " + verb(access) + ", " +
                   beside(*ranges, begin, end),
               site);
@@ -264,21 +279,20 @@ void check_change(const void* address, std::size_t bytes, const Site& site) {
   check_volatile(address, bytes, Access::kStrongWrite, site);
 }
 
-void begin_atomic(const void* address, std::size_t bytes, Access access, Scope scope, Place place) {
+bool begin_atomic(const void* address, std::size_t bytes, Access access, Scope scope, Place place) {
 #if !defined(__SANITIZE_ADDRESS__)  // there, only these accesses would be known
   check(address, bytes, access, {nullptr, place}, scope);
 #endif
   Block* const block = current_block();
-  if (block != nullptr && block->detector() != nullptr) {
-    block->detector()->begin_atomic(address);
-  }
+  if (block == nullptr || block->detector() == nullptr) return false;
+  block->detector()->begin_atomic(address);
+  return true;
 }
 
 void end_atomic(const void* address, Access access, Ordering ordering, Scope scope, Place place) {
-  Block* const block = current_block();
-  if (block == nullptr || block->detector() == nullptr) return;
-  block->detector()->end_atomic(block->component(),
-                                {address, access, ordering, scope, {nullptr, place}});
+  Block& block = *current_block();
+  block.detector()->end_atomic(block.component(),
+                               {address, access, ordering, scope, {nullptr, place}});
 }
 
 void fence(Scope scope) {
@@ -290,7 +304,7 @@ void fence(Scope scope) {
 }
 
 void clear_shared(std::size_t dynamic_bytes) {
-  written().assign(written().size(), false);
+  written().assign(written().size(), 0);
   // A kernel that counts on zeros finds none. NaN, in every floating type.
   std::memset(diglot_dynamic_shared, 0xff, dynamic_bytes);
 }

@@ -244,15 +244,17 @@ __attribute__((noinline, no_sanitize("thread"))) T atomic_update(T* address, Pla
   if (reinterpret_cast<std::uintptr_t>(address) % sizeof(T) != 0) {
     fail("a misaligned atomic operation", place);
   }
-  begin_atomic(address, sizeof(T), Access::kAtomic, how.scope, place);
+  const bool is_noted = begin_atomic(address, sizeof(T), Access::kAtomic, how.scope, place);
   T old, desired;
   __atomic_load(address, &old, __ATOMIC_SEQ_CST);
   do {
     desired = update(old);
   } while (!__atomic_compare_exchange(address, &old, &desired, false, __ATOMIC_SEQ_CST,
                                       __ATOMIC_SEQ_CST));
-  end_atomic(address, writes(old) ? Access::kAtomic : Access::kStrongRead, how.ordering, how.scope,
-             place);
+  if (is_noted) {
+    end_atomic(address, writes(old) ? Access::kAtomic : Access::kStrongRead, how.ordering,
+               how.scope, place);
+  }
   if (std::memcmp(&old, &desired, sizeof(T)) != 0) note_change();
   look(place);
   return old;
@@ -265,10 +267,10 @@ T atomic_update(T* address, Place place, Atomic how, Update update) {
 template <typename T>
 __attribute__((noinline, no_sanitize("thread"))) T atomic_load(const T* address, Atomic how,
                                                                Place place) {
-  begin_atomic(address, sizeof(T), Access::kStrongRead, how.scope, place);
+  const bool is_noted = begin_atomic(address, sizeof(T), Access::kStrongRead, how.scope, place);
   T value;
   __atomic_load(address, &value, __ATOMIC_SEQ_CST);
-  end_atomic(address, Access::kStrongRead, how.ordering, how.scope, place);
+  if (is_noted) end_atomic(address, Access::kStrongRead, how.ordering, how.scope, place);
   look(place);
   return value;
 }
@@ -276,9 +278,9 @@ __attribute__((noinline, no_sanitize("thread"))) T atomic_load(const T* address,
 template <typename T>
 __attribute__((noinline, no_sanitize("thread"))) void atomic_store(T* address, T value, Atomic how,
                                                                    Place place) {
-  begin_atomic(address, sizeof(T), Access::kStrongWrite, how.scope, place);
+  const bool is_noted = begin_atomic(address, sizeof(T), Access::kStrongWrite, how.scope, place);
   __atomic_store(address, &value, __ATOMIC_SEQ_CST);
-  end_atomic(address, Access::kStrongWrite, how.ordering, how.scope, place);
+  if (is_noted) end_atomic(address, Access::kStrongWrite, how.ordering, how.scope, place);
   note_change();
 }
 
