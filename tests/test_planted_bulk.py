@@ -55,7 +55,7 @@ PLANTED = {
     "no_init_fence": ("fence_mbarrier_init",),
     "misaligned_stage": ("multiple of 128",),
     "not_initialised": ("an mbarrier is used that is not initialised",),
-    "ends_early": ("before a bulk load", "waits for bytes", RACE),
+    "ends_early": ("before a bulk load", "waits for bytes", "before the block's end"),
     "no_fence_before_store": ("a proxy fence is missing",),
     "no_barrier_before_store": (RACE, UNWRITTEN),
     "no_wait_after_store": (RACE,),

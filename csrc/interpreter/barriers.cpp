@@ -70,6 +70,7 @@ Lanes Block::exchange(std::uint32_t mask, std::uint64_t value, const char* what,
     exchange = &pending.back();
     exchange->lanes.mask = mask;
     exchange->what = what;
+    exchange->is_syncwarp = is_syncwarp;
     exchange->place = place;
   } else if (!(exchange->place == place) && !is_syncwarp) {
     fail(std::string(what) + " while other lanes of its mask wait in " + exchange->what + " at " +
@@ -107,7 +108,9 @@ void Block::release_exchange(std::size_t warp, std::size_t index) {
   }
   pending[index] = pending.back();
   pending.pop_back();
-  if (Detector* const detector = cluster_->detector()) {
+  // Shuffles and votes order no memory accesses.
+  Detector* const detector = cluster_->detector();
+  if (detector != nullptr && exchange.is_syncwarp) {
     detector->meet_lanes(component(threads_[first]), exchange.arrived);
   }
 }

@@ -26,6 +26,16 @@ Block* current_block() {
   return running_block != nullptr && running_block->is_running() ? running_block : nullptr;
 }
 
+Grid::Grid(const Launch& launch, const Kernel& kernel, const std::vector<Range>* arguments)
+    : launch(launch), kernel(kernel), arguments(arguments) {
+  if (!options().finds_races) return;
+  launched = std::make_unique<Launched>(GlobalMemory::instance().begin(launch));
+}
+
+Grid::~Grid() {
+  if (launched != nullptr) GlobalMemory::instance().end(*launched);
+}
+
 void Grid::fail(const std::string& what) {
   const std::lock_guard lock(mutex);
   if (failure.empty()) failure = launch.kernel + ": " + what;

@@ -18,13 +18,14 @@
 #include "interpreter/registers.h"
 #include "interpreter/shared_memory.h"
 #include "interpreter/warpgroup.h"
+#include "interpreter/watch.h"
 
 namespace diglot::interpreter {
 
 // What all blocks of a launch share.
 struct Grid {
-  Grid(const Launch& launch, const Kernel& kernel, const std::vector<Range>* arguments)
-      : launch(launch), kernel(kernel), arguments(arguments) {}
+  Grid(const Launch& launch, const Kernel& kernel, const std::vector<Range>* arguments);
+  ~Grid();
 
   const Launch& launch;
   const Kernel& kernel;
@@ -33,6 +34,7 @@ struct Grid {
   std::atomic<std::int64_t> busy{0};       // blocks of which a thread does more than wait
   std::atomic<bool> is_over{false};        // a thread has failed
   std::atomic<std::uint64_t> ended{0};     // blocks
+  std::unique_ptr<Launched> launched;      // null if races are not looked for
   std::mutex mutex;
   std::string failure;
   std::weak_ptr<Cluster> cluster;  // that runs, of launches with clusters: one after the other
@@ -151,6 +153,7 @@ class Block {
     Lanes lanes{};
     std::uint32_t arrived = 0;
     const char* what = "";
+    bool is_syncwarp = false;
     Place place;
   };
 

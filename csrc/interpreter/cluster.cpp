@@ -14,11 +14,7 @@ Cluster::Cluster(Grid& grid, unsigned blocks, std::uint32_t number, std::uint64_
       has_ended_(blocks, false),
       queue_(seed * 0x2545f4914f6cdd1du),
       stalled_(blocks, false) {
-  const Index3& size = grid.launch.block;
-  const int threads = static_cast<int>(size.x * size.y * size.z);
-  if (options().finds_races) {
-    detector_ = std::make_unique<Detector>(static_cast<int>(blocks), threads, number);
-  }
+  if (grid.launched != nullptr) detector_ = std::make_unique<Detector>(*grid.launched, number);
 }
 
 std::uint64_t Cluster::random() {

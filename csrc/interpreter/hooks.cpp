@@ -116,7 +116,9 @@ DIGLOT_ATOMIC(32)
 DIGLOT_ATOMIC(64)
 #undef DIGLOT_ATOMIC
 #undef DIGLOT_UPDATE
-DIGLOT_HOOK __tsan_atomic_thread_fence(int) { diglot::interpreter::fence(); }
+DIGLOT_HOOK __tsan_atomic_thread_fence(int) {
+  diglot::interpreter::fence(diglot::interpreter::Scope::kSystem);
+}
 DIGLOT_HOOK __tsan_atomic_signal_fence(int) {}
 
 DIGLOT_HOOK __tsan_vptr_update(void**, void*) {}

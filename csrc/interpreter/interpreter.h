@@ -59,6 +59,20 @@ class Arguments {
 // Bytes from an address to the end of its range in this OS thread's Arguments; 0 if there is none.
 std::uint64_t argument_bytes(const void* address);
 
+// While one lives, launches that begin and find races find them in these ranges of global memory
+// too: between threads of all blocks, and of launches that run at once. A launch that ended before
+// another began is ordered before it.
+class Watch {
+ public:
+  explicit Watch(std::vector<Range> ranges);
+  ~Watch();
+  Watch(const Watch&) = delete;
+  Watch& operator=(const Watch&) = delete;
+
+ private:
+  std::vector<Range> ranges_;
+};
+
 struct Launch {
   std::string kernel;  // its name, for messages
   Index3 grid;
@@ -144,13 +158,20 @@ void note_change();
 void poll(Place place);
 // An atomic operation has looked at memory. Who does so over and over, and changes nothing, polls.
 void look(Place place);
-void fence();
+
+// Whose threads an atomic operation or a fence is for, and what it orders. PTX ISA, "Scope".
+enum class Scope { kBlock, kCluster, kDevice, kSystem };
+enum class Ordering { kRelaxed, kAcquire, kRelease, kAcquireRelease };
+void fence(Scope scope);
 
 // Strong accesses, which are atomic or volatile, do not race with each other.
 enum class Access { kRead, kWrite, kAtomic, kStrongRead, kStrongWrite };
 inline bool is_read(Access access) {
   return access == Access::kRead || access == Access::kStrongRead;
 }
+// Before an atomic operation. Whether end_atomic() follows it, which says what it did and orders.
+bool begin_atomic(const void* address, std::size_t bytes, Access access, Scope scope, Place place);
+void end_atomic(const void* address, Access access, Ordering ordering, Scope scope, Place place);
 // An access that the compiler does not report by itself.
 void touch(const void* address, std::size_t bytes, Access access, Place place);
 

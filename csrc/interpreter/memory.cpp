@@ -24,15 +24,13 @@ std::string beside(const std::vector<Range>& ranges, const char* begin, const ch
          " a tensor of " + std::to_string(nearest->end - nearest->begin) + " bytes";
 }
 
-const char* verb(Access access) { return access == Access::kRead ? "read" : "written"; }
-
 bool is_local(const Thread& thread, const void* address, std::size_t bytes) {
   const char* const begin = static_cast<const char*>(address);
   return contains({thread.stack->begin(), thread.stack->end()}, begin, begin + bytes);
 }
 
 // What is wrong with an access to memory that is no thread's own; "" if nothing. `find_race` is
-// asked about shared memory.
+// asked about shared memory, and about global memory that is watched.
 template <typename FindRace>
 std::string find_fault(Block& block, const char* begin, const char* end, Access access,
                        FindRace find_race) {
@@ -40,10 +38,14 @@ std::string find_fault(Block& block, const char* begin, const char* end, Access 
     return std::to_string(static_cast<std::size_t>(end - begin)) + " bytes of " + what +
            " are written";
   };
+  const auto find_global_race = [&]() -> std::string {
+    const Detector* const detector = block.cluster().detector();
+    return detector != nullptr && detector->watches(begin) ? find_race() : "";
+  };
   const std::vector<Range>* const ranges = block.grid().arguments;
   if (ranges != nullptr) {
     if (const Range* const range = find(*ranges, begin, end, access)) {
-      if (range->is_writable || is_read(access)) return "";
+      if (range->is_writable || is_read(access)) return find_global_race();
       return is_written("a tensor that may only be read");
     }
   }
@@ -64,19 +66,19 @@ std::string find_fault(Block& block, const char* begin, const char* end, Access 
     return find_race();
   }
   if (const Range* const range = find(image().segments, begin, end, access)) {
-    if (range->is_writable || is_read(access)) return "";
+    if (range->is_writable || is_read(access)) return find_global_race();
     return is_written("a constant");
   }
   constexpr std::uintptr_t kNullPage = 4096;
   if (reinterpret_cast<std::uintptr_t>(begin) < kNullPage) return "a null pointer is used";
-  if (ranges == nullptr) return "";
+  if (ranges == nullptr) return find_global_race();
   return std::to_string(static_cast<std::size_t>(end - begin)) + " bytes out of bounds are " +
          (is_read(access) ? "read" : "written") + ", " + beside(*ranges, begin, end);
 }
 
 }  // namespace
 
-void check(const void* address, std::size_t bytes, Access access, const Site& site) {
+void check(const void* address, std::size_t bytes, Access access, const Site& site, Scope scope) {
   Block* const block = current_block();
   if (block == nullptr || bytes == 0) return;  // host code
   const char* const begin = static_cast<const char*>(address);
@@ -93,7 +95,7 @@ void check(const void* address, std::size_t bytes, Access access, const Site& si
   const std::string fault = find_fault(*block, begin, end, access, [&]() -> std::string {
     Detector* const detector = block->cluster().detector();
     if (detector == nullptr) return "";
-    return detector->note(block->component(thread), begin, bytes, access, site);
+    return detector->note(block->component(thread), begin, bytes, access, scope, site);
   });
   if (!fault.empty()) block->fail(fault, site);
 }
@@ -104,22 +106,61 @@ std::string find_fault(Block& block, const Issue& issue, const Channel& channel,
   return find_fault(block, begin, begin + bytes, access, [&]() -> std::string {
     Detector* const detector = block.cluster().detector();
     if (detector == nullptr) return "";
-    const Actor actor{channel.component, channel.epoch, &issue.clock, issue.is_in_async_proxy,
-                      issue.what.c_str()};
-    return detector->note(actor, begin, bytes, access, issue.site);
+    return detector->note(channel, issue.clock, issue.is_in_async_proxy, issue.what.c_str(),
+                          static_cast<int>(issue.rank), begin, bytes, access, issue.site);
   });
 }
 
-void check_look(const void* address, std::size_t bytes, const Site& site) {
-  check(address, bytes, Access::kStrongRead, site);
+namespace {
+
+void check_volatile(const void* address, std::size_t bytes, Access access, const Site& site) {
+  check(address, bytes, access, site);
   Block* const block = current_block();
-  if (block != nullptr && !is_local(block->thread(), address, bytes)) block->look(site);
+  if (block == nullptr || is_local(block->thread(), address, bytes)) return;
+  if (block->cluster().detector() != nullptr) {
+    block->cluster().detector()->note_volatile(
+        block->component(block->thread()),
+        {address, access, Ordering::kRelaxed, Scope::kSystem, site});
+  }
+  if (access == Access::kStrongRead) {
+    block->look(site);
+  } else {
+    note_change();
+  }
+}
+
+}  // namespace
+
+void check_look(const void* address, std::size_t bytes, const Site& site) {
+  check_volatile(address, bytes, Access::kStrongRead, site);
 }
 
 void check_change(const void* address, std::size_t bytes, const Site& site) {
-  check(address, bytes, Access::kStrongWrite, site);
+  check_volatile(address, bytes, Access::kStrongWrite, site);
+}
+
+bool begin_atomic(const void* address, std::size_t bytes, Access access, Scope scope, Place place) {
+#if !defined(__SANITIZE_ADDRESS__)  // there, only these accesses would be known
+  check(address, bytes, access, {nullptr, place}, scope);
+#endif
   Block* const block = current_block();
-  if (block != nullptr && !is_local(block->thread(), address, bytes)) note_change();
+  if (block == nullptr || block->cluster().detector() == nullptr) return false;
+  block->cluster().detector()->begin_atomic(address);
+  return true;
+}
+
+void end_atomic(const void* address, Access access, Ordering ordering, Scope scope, Place place) {
+  Block& block = *current_block();
+  block.cluster().detector()->end_atomic(block.component(block.thread()),
+                                         {address, access, ordering, scope, {nullptr, place}});
+}
+
+void fence(Scope scope) {
+  __atomic_thread_fence(__ATOMIC_SEQ_CST);
+  Block* const block = current_block();
+  if (block != nullptr && block->cluster().detector() != nullptr) {
+    block->cluster().detector()->fence(block->component(block->thread()), scope);
+  }
 }
 
 void touch(const void* address, std::size_t bytes, Access access, Place place) {

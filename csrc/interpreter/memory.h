@@ -12,7 +12,8 @@ namespace diglot::interpreter {
 class Block;
 
 // Checks an access; in host code it does nothing. A fault ends the kernel.
-void check(const void* address, std::size_t bytes, Access access, const Site& site);
+void check(const void* address, std::size_t bytes, Access access, const Site& site,
+           Scope scope = Scope::kSystem);
 // The same for a volatile access. A read looks whether memory has changed; a write changes it.
 void check_look(const void* address, std::size_t bytes, const Site& site);
 void check_change(const void* address, std::size_t bytes, const Site& site);

@@ -26,6 +26,26 @@ struct Known {
   std::shared_ptr<const Away> away;
 };
 
+// A block: the group of its cluster, and its rank there.
+struct Party {
+  std::uint32_t group;
+  int rank;
+};
+
+// What a launch follows: all groups but those of launches that ran when it began.
+struct Past {
+  std::uint32_t begin = 0;                                       // its own groups' first number
+  std::vector<std::pair<std::uint32_t, std::uint32_t>> running;  // [first, last) of the others
+
+  bool has(std::uint32_t group) const {
+    if (group >= begin) return false;
+    for (const auto& [first, last] : running) {
+      if (group >= first && group < last) return false;
+    }
+    return true;
+  }
+};
+
 class Clock {
  public:
   Clock() = default;
@@ -74,6 +94,8 @@ class Order {
   // A component for completions of asynchronous operations. Its epochs begin with 1.
   int add_channel() { return components_++; }
   int threads() const { return static_cast<int>(clocks_.size()); }
+  // Threads and channels.
+  int components() const { return components_; }
 
   const Clock& of(int thread) const { return clocks_[thread]; }
   // What the thread has seen and done until now.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "interpreter/flags.h"
 #include "interpreter/symbols.h"
 
 namespace diglot::interpreter {
@@ -43,8 +44,15 @@ Races::Window* Races::window_of(const char* address) {
   return nullptr;
 }
 
+bool Races::watches(const void* address) const {
+  const char* const byte = static_cast<const char*>(address);
+  return std::any_of(windows_.begin(), windows_.end(), [&](const Window& window) {
+    return byte >= window.begin && byte < window.begin + window.bytes;
+  });
+}
+
 std::string Races::note(const Actor& actor, const void* address, std::size_t bytes, Access access,
-                        const Site& site) {
+                        const Site& site, Scope scope) {
   const char* const first = static_cast<const char*>(address);
   Window* const window = window_of(first);
   if (window == nullptr) return "";
@@ -52,8 +60,8 @@ std::string Races::note(const Actor& actor, const void* address, std::size_t byt
     return std::string("it ") + (is_read(access) ? "reads " : "writes ") + where_ +
            " of a block that has ended: a block leaves its cluster early";
   }
-  const Touch touch{actor.epoch, actor.clock->group(), actor.component,
-                    manner_of(actor, access, site)};
+  const Touch touch{actor.epoch, actor.clock->group(), actor.component, actor.rank,
+                    manner_of(actor, access, site, scope)};
   const auto begin = static_cast<std::size_t>(first - window->begin);
   const std::size_t end = std::min(begin + bytes, window->bytes);
   for (std::size_t i = begin; i < end;) {
@@ -72,15 +80,16 @@ std::string Races::note(const Actor& actor, const void* address, std::size_t byt
   return "";
 }
 
-std::uint32_t Races::manner_of(const Actor& actor, Access access, const Site& site) {
+std::uint32_t Races::manner_of(const Actor& actor, Access access, const Site& site, Scope scope) {
   std::size_t hash = mixed(0, reinterpret_cast<std::size_t>(site.code));
   hash = mixed(hash, reinterpret_cast<std::size_t>(site.place.file) + site.place.line);
-  hash = mixed(hash, static_cast<std::size_t>(access) * 2 + actor.is_async);
+  hash = mixed(hash, static_cast<std::size_t>(access) * 16 + static_cast<std::size_t>(scope) * 2 +
+                         actor.is_async);
   const char* const what = actor.what == nullptr ? "" : actor.what;
   const auto is_it = [&](std::uint32_t id) {
     const Manner& manner = manners_[id];
-    return manner.site == site && manner.access == access && manner.is_async == actor.is_async &&
-           manner.what == what;
+    return manner.site == site && manner.access == access && manner.scope == scope &&
+           manner.is_async == actor.is_async && manner.what == what;
   };
   std::uint32_t& recent = recent_[hash >> 32 & (kRecent - 1)];
   if (recent < manners_.size() && is_it(recent)) return recent;
@@ -89,7 +98,8 @@ std::uint32_t Races::manner_of(const Actor& actor, Access access, const Site& si
     if (is_it(entry->second)) return recent = entry->second;
   }
   recent = static_cast<std::uint32_t>(manners_.size());
-  manners_.push_back({site, access, actor.is_async, what});
+  manners_.push_back({site, access, scope, actor.is_async, what});
+  has_narrow_ |= scope < Scope::kDevice;
   manner_ids_.emplace(hash, recent);
   return recent;
 }
@@ -118,7 +128,8 @@ Races::Id Races::follow(Id from, std::size_t bytes, const Touch& touch, const Ac
     }
     if (find_fault(history.write, touch, actor)) return from;
     if (!is_plain_read && find_fault(history.reads, touch, actor)) return from;
-    if (!is_strong(access) && find_fault(history.strong, touch, actor)) return from;
+    const bool may_race_strong = !is_strong(access) || has_narrow_;
+    if (may_race_strong && find_fault(history.strong, touch, actor)) return from;
   }
   const bool is_alone = from != 0 && histories_[from].bytes == bytes;
   const Id to = is_alone ? from : take();
@@ -175,6 +186,7 @@ Races::Id Races::take() {
 }
 
 Races::Verdict Races::judge(const Touch& earlier, const Actor& actor) const {
+  if (actor.past != nullptr && actor.past->has(earlier.group)) return Verdict::kOrdered;
   if (actor.clock->seen(earlier.group, earlier.component) < earlier.epoch) return Verdict::kRace;
   const bool needs_fence = actor.is_async && !manners_[earlier.manner].is_async;
   if (needs_fence && actor.clock->fenced(earlier.group, earlier.component) < earlier.epoch) {
@@ -184,6 +196,7 @@ Races::Verdict Races::judge(const Touch& earlier, const Actor& actor) const {
 }
 
 bool Races::may_forget(const Touch& earlier, const Touch& later, const Actor& actor) const {
+  if (manners_[earlier.manner].scope < manners_[later.manner].scope) return false;
   const Access first = manners_[earlier.manner].access, second = manners_[later.manner].access;
   // Both are plain reads, or both strong: then the first must be a read if the second is.
   const bool races_less = second != Access::kStrongRead || first == Access::kStrongRead;
@@ -196,7 +209,10 @@ bool Races::find_fault(const Touch& earlier, const Touch& later, const Actor& ac
   const Manner& first = manners_[earlier.manner];
   const Manner& second = manners_[later.manner];
   if (is_read(first.access) && is_read(second.access)) return false;
-  if (is_strong(first.access) && is_strong(second.access)) return false;
+  const bool are_strong = is_strong(first.access) && is_strong(second.access);
+  const Party theirs{earlier.group, earlier.rank}, own{later.group, later.rank};
+  const Scope scope = std::min(first.scope, second.scope);
+  if (are_strong && holds(scope, theirs, own)) return false;
   const Verdict verdict = judge(earlier, actor);
   if (verdict == Verdict::kOrdered) return false;
   const bool was_read = is_read(first.access);
@@ -205,16 +221,18 @@ bool Races::find_fault(const Touch& earlier, const Touch& later, const Actor& ac
     return false;
   }
   const std::string what = std::string(is_read(second.access) ? "it reads " : "it writes ");
-  const std::string theirs = "what " + name_of(earlier, actor) + (was_read ? " read" : " wrote") +
-                             " at " + first.site.text();
+  const std::string whose = "what " + name_of(earlier, actor) + (was_read ? " read" : " wrote") +
+                            " at " + first.site.text();
   if (verdict == Verdict::kRace) {
-    fault_ = std::string("a race in ") + where_ + ": " + what + theirs +
-             (first.is_async || second.is_async ? ", and nothing orders the two"
-                                                : ", with no barrier between");
+    fault_ = std::string("a race in ") + where_ + ": " + what + whose +
+             (are_strong ? ", both atomically, but with a scope too narrow for the two threads"
+              : first.is_async || second.is_async || earlier.group != later.group
+                  ? ", and nothing orders the two"
+                  : ", with no barrier between");
   } else {
     fault_ = std::string(was_read ? "a generic read before an async write without a proxy fence in "
                                   : "a proxy fence is missing in ") +
-             where_ + ": " + what + "through the async proxy " + theirs +
+             where_ + ": " + what + "through the async proxy " + whose +
              ", with no fence.proxy.async between";
   }
   return true;
@@ -247,10 +265,9 @@ std::string Races::close_window(const char* begin, const Clock& clock, int first
       return "";
     }
     const Manner& manner = manners_[touch.manner];
-    const Actor reader{first, 0, &clock};
-    return "a block leaves its cluster early: " + name_of(touch, reader) +
-           (is_read(manner.access) ? " reads " : " writes ") + where_ + " of it at " +
-           manner.site.text() + ", and nothing orders that before the block's end";
+    const Actor reader{first, 0, &clock, false, nullptr, -1};
+    return name_of(touch, reader) + (is_read(manner.access) ? " reads " : " writes ") + where_ +
+           " of it at " + manner.site.text() + ", and nothing orders that before the block's end";
   };
   for (const auto& page : window->pages) {
     for (std::size_t i = 0; page != nullptr && i < kPage; ++i) {

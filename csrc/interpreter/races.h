@@ -34,6 +34,8 @@ struct Actor {
   const Clock* clock;          // of the thread, or of the operation when it was issued
   bool is_async = false;       // through the async proxy
   const char* what = nullptr;  // "the bulk load"; null for a thread
+  int rank = 0;                // of its block
+  const Past* past = nullptr;  // of its launch; null if all is of one
 };
 
 class Races {
@@ -48,7 +50,8 @@ class Races {
 
   // Notes an access. Returns an account of the fault that it makes, or "".
   std::string note(const Actor& actor, const void* address, std::size_t bytes, Access access,
-                   const Site& site);
+                   const Site& site, Scope scope = Scope::kSystem);
+  bool watches(const void* address) const;
 
   // The memory of a block ends, whose components are [first, last). Accounts for an access of
   // another that the clock has not seen, or "". Whoever touches the window later has a fault.
@@ -63,6 +66,7 @@ class Races {
   struct Manner {
     Site site;
     Access access;
+    Scope scope;  // of a strong access
     bool is_async;
     std::string what;
   };
@@ -70,6 +74,7 @@ class Races {
     std::uint32_t epoch = 0;  // 0: none
     std::uint32_t group = 0;
     int component = 0;
+    int rank = 0;
     std::uint32_t manner = 0;
 
     bool operator==(const Touch& other) const {
@@ -107,7 +112,7 @@ class Races {
 
   static constexpr std::size_t kSteps = 256, kRecent = 64;
 
-  std::uint32_t manner_of(const Actor& actor, Access access, const Site& site);
+  std::uint32_t manner_of(const Actor& actor, Access access, const Site& site, Scope scope);
   Window* window_of(const char* address);
   Id follow(Id from, std::size_t bytes, const Touch& touch, const Actor& actor);
   void add(Touches& touches, const Touch& touch, const Actor& actor) const;
@@ -123,6 +128,7 @@ class Races {
   Name name_;
   std::vector<Window> windows_;
   std::vector<Manner> manners_;
+  bool has_narrow_ = false;  // a strong access with a scope that does not hold all threads
   std::unordered_multimap<std::size_t, std::uint32_t> manner_ids_;  // by hash
   std::uint32_t recent_[kRecent] = {};                              // manners, by hash
   std::vector<History> histories_;

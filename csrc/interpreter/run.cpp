@@ -246,8 +246,6 @@ void look(Place place) {
   if (Block* const block = current_block()) block->look({nullptr, place});
 }
 
-void fence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
-
 void fail(const char* what, Place place) { current_block()->fail(what, {nullptr, place}); }
 
 void fail_width(const char* what, Place place) {

@@ -29,10 +29,21 @@ bool is_dynamic(std::size_t offset) {
 
 const char* verb(Access access) { return is_read(access) ? "read" : "written"; }
 
-std::vector<bool>& written_of_os_thread() {
-  static thread_local std::vector<bool> bytes;
-  bytes.assign(bytes.size(), false);
-  return bytes;
+std::vector<std::uint64_t>& written_of_os_thread() {
+  static thread_local std::vector<std::uint64_t> bits;
+  bits.assign(bits.size(), 0);
+  return bits;
+}
+
+// Calls visit(word, mask) for the words of bits of some bytes, until it returns true.
+template <typename Visit>
+bool visit_bits(std::size_t first, std::size_t last, Visit visit) {
+  while (first < last) {
+    const std::size_t count = std::min<std::size_t>(64 - first % 64, last - first);
+    if (visit(first / 64, ~std::uint64_t{0} >> (64 - count) << first % 64)) return true;
+    first += count;
+  }
+  return false;
 }
 
 }  // namespace
@@ -101,16 +112,20 @@ std::string SharedMemory::note(const char* begin, const char* end, Access access
     if (!fault.empty()) return fault;
   }
   if (!is_tracked) return "";
-  std::vector<bool>& written = *written_;
+  std::vector<std::uint64_t>& bits = *written_;
   if (access == Access::kWrite || access == Access::kStrongWrite) {
-    if (written.size() < bytes_) written.resize(bytes_);
-    std::fill(written.begin() + first, written.begin() + last, true);
+    if (bits.empty()) bits.resize((bytes_ + 63) / 64);
+    visit_bits(first, last, [&](std::size_t word, std::uint64_t mask) {
+      bits[word] |= mask;
+      return false;
+    });
     return "";
   }
   // Of a structure that is copied as a whole, nobody writes what lies between its members.
   const bool is_written =
-      last <= written.size() &&
-      std::any_of(written.begin() + first, written.begin() + last, [](bool is) { return is; });
+      !bits.empty() && visit_bits(first, last, [&](std::size_t word, std::uint64_t mask) {
+        return (bits[word] & mask) != 0;
+      });
   if (is_written) return "";
   return "shared memory is read that no thread of the block has written: a barrier is missing, or "
          "a "

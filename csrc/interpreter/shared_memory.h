@@ -39,7 +39,8 @@ class SharedMemory {
   char* begin_;
   std::size_t bytes_;
   std::size_t dynamic_bytes_;
-  std::vector<bool>* written_;  // by byte, of the OS thread: making it anew takes time
+  std::vector<std::uint64_t>*
+      written_;  // a bit for each byte, of the OS thread: making it anew takes time
 };
 
 }  // namespace diglot::interpreter
