@@ -55,7 +55,7 @@ std::string Warpgroup::issue(Block& block, const Instruction& instruction,
   Step& step = steps_[number];
   std::string fault = compare(instruction, step, thread.linear);
   if (!fault.empty()) return fault;
-  fault = thread.accumulators->issue(instruction.product, instruction.n, d,
+  fault = thread.accumulators->issue(instruction.product, instruction.n, d, instruction.accumulate,
                                      {nullptr, instruction.place}, step.sums);
   if (!fault.empty()) return fault;
   if (registers != nullptr) {
