@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(128) product(const float* in, float* out) {
       uint64_t from_a = TileA::descriptor(address_a, 0, k);
       uint64_t from_b = TileB::descriptor(address_b, 0, k);
       constexpr auto kStride = static_cast<uint64_t>(TileB::kAlignment) >> 4;
-      if (kFault == Fault::kDescriptorDiffers && thread == 77) from_a += 2;
+      if (kFault == Fault::kDescriptorDiffers && thread == 77) from_a ^= 2;
       if (kFault == Fault::kWrongStride) from_b += kStride << 32;
       if (kFault == Fault::kWrongSwizzle) from_b ^= 3ull << 62;
       if (kFault == Fault::kBeyondShared) from_b += 0x3000;
