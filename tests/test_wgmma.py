@@ -27,9 +27,9 @@ def interpret():
         pytest.skip("interprets kernels")
     run = runner(build_interpreted(KERNELS))
 
-    def call(kernel, *, threads=128, seed=0, races=False):
+    def call(kernel, *, threads=128, seed=0, races=False, values=VALUES):
         message, out = run(
-            kernel, values=VALUES, blocks=1, threads=threads, shared=1 << 17, seed=seed, races=races
+            kernel, values=values, blocks=1, threads=threads, shared=1 << 17, seed=seed, races=races
         )
         return message, out.item()
 
@@ -128,6 +128,15 @@ def test_products_happen_late(interpret):
     wrong = [interpret("overwritten_early", seed=seed) for seed in range(12)]
     assert all(message == "" for message, _ in wrong)
     assert {count > 0 for _, count in wrong} == {False, True}
+
+
+def test_truncated_sums(interpret):
+    """Of 64 and 2^-10, the sum of 14 bits keeps the 64 alone."""
+    values = torch.where(VALUES > 0, 8.0, 2.0**-5)
+    assert interpret("e4m3", values=values) == ("", 0)
+    message, wrong = interpret("e4m3_truncated", values=values)
+    assert message == ""
+    assert wrong > 0
 
 
 def compile_for(architecture, folder):
