@@ -27,9 +27,9 @@ def interpret():
         pytest.skip("interprets kernels")
     run = runner(build_interpreted(KERNELS))
 
-    def call(kernel, *, threads=128, seed=0, races=False):
+    def call(kernel, *, threads=128, seed=0, races=False, values=VALUES):
         message, out = run(
-            kernel, values=VALUES, blocks=1, threads=threads, shared=1 << 17, seed=seed, races=races
+            kernel, values=values, blocks=1, threads=threads, shared=1 << 17, seed=seed, races=races
         )
         return message, out.item()
 
@@ -53,11 +53,20 @@ RIGHT = {
 }
 
 
+SEEDS = pytest.mark.parametrize("seeds", [8, pytest.param(200, marks=pytest.mark.slow)])
+
+
 @pytest.mark.parametrize("races", [False, True])
 @pytest.mark.parametrize("kernel", RIGHT)
 def test_right_kernels(interpret, kernel, races):
-    for seed in range(2):
-        assert interpret(kernel, threads=RIGHT[kernel], seed=seed, races=races) == ("", 0)
+    assert interpret(kernel, threads=RIGHT[kernel], races=races) == ("", 0)
+
+
+@SEEDS
+@pytest.mark.parametrize("kernel", ["right", "overlap", "registers"])
+def test_right_kernels_under_many_seeds(interpret, kernel, seeds):
+    for seed in range(seeds):
+        assert interpret(kernel, threads=RIGHT[kernel], seed=seed, races=True) == ("", 0)
 
 
 # What is said, under every seed.
@@ -81,9 +90,10 @@ PLANTED = {
 }
 
 
+@SEEDS
 @pytest.mark.parametrize("kernel", PLANTED)
-def test_planted_bugs_are_named(interpret, kernel):
-    for seed in range(3):
+def test_planted_bugs_are_named(interpret, kernel, seeds):
+    for seed in range(seeds):
         threads = 32 if kernel.startswith("matrices") else 128
         message, _ = interpret(kernel, threads=threads, seed=seed)
         assert re.search(PLANTED[kernel], message)
@@ -98,9 +108,10 @@ RACES = {
 }
 
 
+@SEEDS
 @pytest.mark.parametrize("kernel", RACES)
-def test_races_are_named(interpret, kernel):
-    for seed in range(4):
+def test_races_are_named(interpret, kernel, seeds):
+    for seed in range(seeds):
         message, _ = interpret(kernel, seed=seed, races=True)
         assert re.search(RACES[kernel], message)
         assert "wgmma.m64n32k16" in message
@@ -117,6 +128,15 @@ def test_products_happen_late(interpret):
     wrong = [interpret("overwritten_early", seed=seed) for seed in range(12)]
     assert all(message == "" for message, _ in wrong)
     assert {count > 0 for _, count in wrong} == {False, True}
+
+
+def test_truncated_sums(interpret):
+    """Of 64 and 2^-10, the sum of 14 bits keeps the 64 alone."""
+    values = torch.where(VALUES > 0, 8.0, 2.0**-5)
+    assert interpret("e4m3", values=values) == ("", 0)
+    message, wrong = interpret("e4m3_truncated", values=values)
+    assert message == ""
+    assert wrong > 0
 
 
 def compile_for(architecture, folder):
@@ -165,7 +185,7 @@ def test_compiled_for_hopper(tmp_path):
         assert instruction in code
 
 
-@pytest.mark.compiled
+@pytest.mark.slow
 def test_compiled_for_others(tmp_path):
     """A file of such kernels compiles for all architectures; there the products trap."""
     cubin, said = compile_for("sm_80", tmp_path)

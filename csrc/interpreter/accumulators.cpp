@@ -63,8 +63,8 @@ Accumulators::Held& Accumulators::hold(float* d, int n) {
   return held_.back();
 }
 
-std::string Accumulators::issue(const Product& product, int n, float* d, const Site& site,
-                                std::shared_ptr<Sums>& sums) {
+std::string Accumulators::issue(const Product& product, int n, float* d, bool accumulate,
+                                const Site& site, std::shared_ptr<Sums>& sums) {
   if (!has_fenced_) return "wgmma before any wgmma_fence() of the thread";
   const char* const begin = reinterpret_cast<const char*>(d);
   const char* const end = reinterpret_cast<const char*>(d + n / 2);
@@ -80,7 +80,7 @@ std::string Accumulators::issue(const Product& product, int n, float* d, const S
   if (held.sums == nullptr) {
     if (sums == nullptr) sums = std::make_shared<Sums>(n);
     held.sums = sums;
-    write_fragment(d, n, thread_, sums->rows.data());
+    if (accumulate) write_fragment(d, n, thread_, sums->rows.data());
   } else if (held.depth != 0 && held.depth != product.depth()) {
     return "wgmma of another shape than the one before into the same accumulators, with no "
            "wgmma_fence() between";

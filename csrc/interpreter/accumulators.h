@@ -33,7 +33,7 @@ class Accumulators {
   std::uint64_t issued() const { return issued_; }
   // Notes the issue of a product into `d`. `sums` are those that the warpgroup's product uses, null
   // before its first thread says so. Returns what is wrong, or "".
-  std::string issue(const Product& product, int n, float* d, const Site& site,
+  std::string issue(const Product& product, int n, float* d, bool accumulate, const Site& site,
                     std::shared_ptr<Sums>& sums);
   void commit() { groups_.push_back(issued_); }
   // How many products must be done before a wait for all but the latest `newer` groups returns.

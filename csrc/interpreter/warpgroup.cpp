@@ -25,7 +25,7 @@ std::string Instruction::name() const {
   return "wgmma.m64n" + std::to_string(n) + "k" + std::to_string(product.depth());
 }
 
-std::string Warpgroup::compare(const Instruction& instruction, const Step& step, int thread) const {
+std::string Warpgroup::compare(const Instruction& instruction, const Step& step) const {
   const Instruction& first = step.instruction;
   const std::string of_thread = ", thread " + std::to_string(step.first_thread) + "'s, at " +
                                 Site{nullptr, first.place}.text();
@@ -53,9 +53,9 @@ std::string Warpgroup::issue(Block& block, const Instruction& instruction,
     if (registers != nullptr) steps_.back().registers.resize(4 * kWarpgroup);
   }
   Step& step = steps_[number];
-  std::string fault = compare(instruction, step, thread.linear);
+  std::string fault = compare(instruction, step);
   if (!fault.empty()) return fault;
-  fault = thread.accumulators->issue(instruction.product, instruction.n, d,
+  fault = thread.accumulators->issue(instruction.product, instruction.n, d, instruction.accumulate,
                                      {nullptr, instruction.place}, step.sums);
   if (!fault.empty()) return fault;
   if (registers != nullptr) {
@@ -91,16 +91,14 @@ bool Warpgroup::gather(Block& block, const Operation& operation, const Step& ste
   MatrixDescriptor descriptor;
   decode(is_a ? step.instruction.a : step.instruction.b, descriptor);
   const std::vector<std::uint32_t> addresses = chunk_addresses(descriptor, major, extent);
-  chunks_.resize(addresses.size() * kChunkBytes);
-  for (std::size_t i = 0; i < addresses.size(); ++i) {
-    const char* const chunk = block.shared().at(addresses[i]);
-    if (chunk == nullptr) {
-      block.fail_operation("its descriptor leaves shared memory: there is no address " +
-                               std::to_string(addresses[i]),
-                           operation);
-      return false;
-    }
-    std::memcpy(chunks_.data() + i * kChunkBytes, chunk, kChunkBytes);
+  std::vector<const char*> chunks;
+  for (const std::uint32_t address : addresses) {
+    chunks.push_back(block.shared().at(address));
+    if (chunks.back() != nullptr) continue;
+    const std::string place = std::to_string(address);
+    block.fail_operation("its descriptor leaves shared memory: there is no address " + place,
+                         operation);
+    return false;
   }
   // Each warp reads its 16 rows of A and all of B; nothing orders it after what other warps did
   // but what they told it.
@@ -108,17 +106,20 @@ bool Warpgroup::gather(Block& block, const Operation& operation, const Step& ste
   for (int warp = 0; warp < warps; ++warp) {
     Issue issue = operation;
     issue.clock = step.clocks[warp];
-    for (std::size_t i = 0; i < addresses.size(); ++i) {
-      const int row = major == Major::kK ? static_cast<int>(i) / kLineChunks
-                                         : static_cast<int>(i) % (extent / 8) * 8;
+    for (std::size_t i = 0; i < chunks.size(); ++i) {
+      const int number = static_cast<int>(i);
+      const int row = major == Major::kK ? number / kLineChunks : number % (extent / 8) * 8;
       if (is_a && warps > 1 && row / 16 != warp) continue;
       const std::string fault =
-          find_fault(block, issue, channel(done_), block.shared().at(addresses[i]), kChunkBytes,
-                     Access::kRead);
+          find_fault(block, issue, channel(done_), chunks[i], kChunkBytes, Access::kRead);
       if (fault.empty()) continue;
       block.fail_operation(fault, operation);
       return false;
     }
+  }
+  chunks_.resize(chunks.size() * kChunkBytes);
+  for (std::size_t i = 0; i < chunks.size(); ++i) {
+    std::memcpy(chunks_.data() + i * kChunkBytes, chunks[i], kChunkBytes);
   }
   return true;
 }

@@ -52,7 +52,7 @@ class Warpgroup {
     Clock clocks[kWarps];  // of each warp's threads, when they issued it
   };
 
-  std::string compare(const Instruction& instruction, const Step& step, int thread) const;
+  std::string compare(const Instruction& instruction, const Step& step) const;
   void enqueue(Block& block);
   void run(Block& block, const Operation& operation);
   bool gather(Block& block, const Operation& operation, const Step& step, bool is_a);

@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(128) product(const float* in, float* out) {
       uint64_t from_a = TileA::descriptor(address_a, 0, k);
       uint64_t from_b = TileB::descriptor(address_b, 0, k);
       constexpr auto kStride = static_cast<uint64_t>(TileB::kAlignment) >> 4;
-      if (kFault == Fault::kDescriptorDiffers && thread == 77) from_a += 2;
+      if (kFault == Fault::kDescriptorDiffers && thread == 77) from_a ^= 2;
       if (kFault == Fault::kWrongStride) from_b += kStride << 32;
       if (kFault == Fault::kWrongSwizzle) from_b ^= 3ull << 62;
       if (kFault == Fault::kBeyondShared) from_b += 0x3000;
@@ -233,6 +233,14 @@ template <Fault kFault>
 constexpr Start faulty = start<product<MmaType::kBfloat16, MmaType::kBfloat16, Major::kK, Major::kK,
                                        Swizzle::k128, 32, false, kFault>>;
 
+// With FP8 sums of 14 bits.
+void start_truncating(const Launch& how, const float* in, float* out) {
+#if defined(DIGLOT_INTERPRETER)
+  interpreter::options().truncates_fp8 = true;
+#endif
+  k_major<MmaType::kE4m3>(how, in, out);
+}
+
 const std::vector<Entry>& kernels() {
   constexpr auto kBf16 = MmaType::kBfloat16, kFp16 = MmaType::kFloat16;
   constexpr auto kE4m3 = MmaType::kE4m3, kE5m2 = MmaType::kE5m2;
@@ -241,6 +249,7 @@ const std::vector<Entry>& kernels() {
       {"bf16", k_major<kBf16>},
       {"tf32", k_major<MmaType::kTf32>},
       {"e4m3", k_major<kE4m3>},
+      {"e4m3_truncated", start_truncating},
       {"mixed", start<product<kE5m2, kE4m3, kK, kK, Swizzle::k64, 8>>},
       {"fp16_mn", start<product<kFp16, kFp16, kMn, kMn, Swizzle::k64, 96>>},
       {"bf16_none", start<product<kBf16, kBf16, kMn, kK, Swizzle::kNone, 16>>},

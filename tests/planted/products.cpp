@@ -1,4 +1,4 @@
-// The interpreter's arithmetic of wgmma, for tests/test_products.py: no kernels.
+// The interpreter's arithmetic of wgmma, for tests/test_products.py, which calls it by ctypes.
 #include "interpreter/products.h"
 
 #include <cstdio>
