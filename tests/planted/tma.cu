@@ -20,6 +20,7 @@ enum class Fault {
   kWaitMissing,
   kSwizzle,
   kMisaligned,
+  kFenceMissing,
   kEndsEarly,
   kNegative,
   kRank,
@@ -60,13 +61,37 @@ __global__ void add_number(const __grid_constant__ TensorMap in,
   }
   if (kFault != Fault::kWaitMissing) full.wait(0);
   tile[kFault == Fault::kSwizzle ? i : place_of(i)] += static_cast<float>(i);
-  fence_async_proxy();
+  if (kFault != Fault::kFenceMissing) fence_async_proxy();
   __syncthreads();
   if (i == 0) {
     tma_store(kFault == Fault::kReadOnly ? in : out, tile,
               {kFault == Fault::kNegative ? -4 : 0, row});
     commit_bulk_group();
     if (kFault != Fault::kEndsEarly) wait_bulk_groups_read<0>();
+  }
+}
+
+// Loads both halves of a tile into one buffer, whose readers must have a fence behind them.
+template <bool kFences>
+__global__ void refill(const __grid_constant__ TensorMap in, float* out) {
+  __shared__ __align__(128) float half[kTile / 2];
+  __shared__ Mbarrier full;
+  const int i = static_cast<int>(threadIdx.x);
+  const int block = static_cast<int>(blockIdx.x);
+  if (i == 0) {
+    full.init(1);
+    fence_mbarrier_init();
+  }
+  __syncthreads();
+  for (int part = 0; part < 2; ++part) {
+    if (i == 0) {
+      full.arrive_expect(kTileBytes / 2);
+      tma_load(in, half, full, {0, block * kRows + part * kRows / 2});
+    }
+    full.wait(part);
+    if (i < kTile / 2) out[block * kTile + part * kTile / 2 + i] = half[i];
+    if (kFences) fence_async_proxy();
+    __syncthreads();
   }
 }
 
@@ -223,15 +248,15 @@ template <auto kKernel>
 constexpr Start start_plain = [](const Launch& how, const float* in, float* out) {
   launch<kKernel>(by_tiles(how), nullptr, in, out);
 };
-template <auto kKernel, int kBoxRows>
+template <auto kKernel>
 constexpr Start start_to_map = [](const Launch& how, const float* in, float* out) {
-  const TensorMap map = map_of(out, rows_of(how), Swizzle::kNone, kBoxRows);
+  const TensorMap map = map_of(out, rows_of(how), Swizzle::kNone, kRows / 2);
   launch<kKernel>(by_tiles(how), nullptr, in, map);
 };
-template <Share kShare>
-constexpr Start start_share = [](const Launch& how, const float* in, float* out) {
+template <auto kKernel>
+constexpr Start start_from_map = [](const Launch& how, const float* in, float* out) {
   const TensorMap map = map_of(in, rows_of(how), Swizzle::kNone, kRows / 2);
-  launch<share_tile<kShare>>(by_tiles(how), nullptr, map, out);
+  launch<kKernel>(by_tiles(how), nullptr, map, out);
 };
 template <Fault kFault>
 constexpr Start start_add = [](const Launch& how, const float* in, float* out) {
@@ -263,6 +288,7 @@ const std::vector<Entry>& kernels() {
       {"missing_wait", start_add<Fault::kWaitMissing>},
       {"no_swizzle", start_add<Fault::kSwizzle>},
       {"misaligned_stage", start_add<Fault::kMisaligned>},
+      {"store_without_fence", start_add<Fault::kFenceMissing>},
       {"ends_before_its_store", start_add<Fault::kEndsEarly>},
       {"negative_store", start_add<Fault::kNegative>},
       {"wrong_rank", start_add<Fault::kRank>},
@@ -271,18 +297,20 @@ const std::vector<Entry>& kernels() {
       {"beyond_stages", start_add<Fault::kOutOfShared>},
       {"old_map", start_with_old_map},
       {"long_map", start_with_long_map},
-      {"through_one_buffer", start_to_map<through_one_buffer<true>, kRows / 2>},
-      {"overwritten_buffer", start_to_map<through_one_buffer<false>, kRows / 2>},
+      {"refill", start_from_map<refill<true>>},
+      {"refill_without_fence", start_from_map<refill<false>>},
+      {"through_one_buffer", start_to_map<through_one_buffer<true>>},
+      {"overwritten_buffer", start_to_map<through_one_buffer<false>>},
       {"read_back", start_plain<read_back<true>>},
       {"read_back_too_soon", start_plain<read_back<false>>},
       {"plain_copy", start_plain<plain_copy<kTileBytes>>},
       {"plain_copy_of_1000_bytes", start_plain<plain_copy<1000>>},
-      {"share_tile", start_share<Share::kRight>},
-      {"leaves_cluster_early", start_share<Share::kLeavesEarly>},
-      {"multicast_beyond_cluster", start_share<Share::kMask>},
+      {"share_tile", start_from_map<share_tile<Share::kRight>>},
+      {"leaves_cluster_early", start_from_map<share_tile<Share::kLeavesEarly>>},
+      {"multicast_beyond_cluster", start_from_map<share_tile<Share::kMask>>},
       {"send_tile", start_plain<send_tile>},
-      {"add_tiles", start_to_map<add_tiles, kRows / 2>},
-      {"minimum_of_floats", start_to_map<reduce_wrongly<Reduction::kMin>, kRows / 2>},
+      {"add_tiles", start_to_map<add_tiles>},
+      {"minimum_of_floats", start_to_map<reduce_wrongly<Reduction::kMin>>},
   };
   return entries;
 }
