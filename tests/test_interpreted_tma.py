@@ -60,6 +60,7 @@ RIGHT = {
     "refill": tiles,
     "through_one_buffer": tiles,
     "read_back": lambda: first_of_rest(tiles().sum(1)),
+    "double_tiles": lambda: 2 * tiles(),
     "plain_copy": tiles,
     "share_tile": lambda: tiles()[::2].repeat_interleave(2, 0),
     "send_tile": lambda: tiles().view(-1, 2, TILE).flip(1).view(TILES, TILE),

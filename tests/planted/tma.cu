@@ -138,6 +138,30 @@ __global__ void read_back(const float* in, float* out) {
   *stored = sum;
 }
 
+// Doubles a tile: docs/tma.md shows it.
+__global__ void double_tiles(const __grid_constant__ TensorMap in,
+                             const __grid_constant__ TensorMap out) {
+  __shared__ __align__(1024) float tile[kTile];
+  __shared__ Mbarrier full;
+  const int row = static_cast<int>(blockIdx.x) * kRows;
+  if (threadIdx.x == 0) {
+    full.init(1);
+    fence_mbarrier_init();
+    full.arrive_expect(sizeof(tile));
+    tma_load(in, tile, full, {0, row});  // column and row of the tile's first element
+  }
+  __syncthreads();
+  full.wait(0);
+  tile[threadIdx.x] *= 2;
+  fence_async_proxy();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    tma_store(out, tile, {0, row});
+    commit_bulk_group();
+    wait_bulk_groups_read<0>();
+  }
+}
+
 template <uint32_t kBytes>
 __global__ void plain_copy(const float* in, float* out) {
   __shared__ __align__(16) float tile[kTile];
@@ -265,6 +289,11 @@ constexpr Start start_add = [](const Launch& how, const float* in, float* out) {
   const TensorMap to = map_of(out, rows_of(how), Swizzle::k128, kRows);
   launch<add_number<kFault>>(by_tiles(how), nullptr, from, to);
 };
+void start_doubling(const Launch& how, const float* in, float* out) {
+  const TensorMap from = map_of(in, rows_of(how), Swizzle::k128, kRows);
+  const TensorMap to = map_of(out, rows_of(how), Swizzle::k128, kRows);
+  launch<double_tiles>(by_tiles(how), nullptr, from, to);
+}
 // Of memory that the launch is not given.
 void start_with_old_map(const Launch& how, const float*, float* out) {
   static std::vector<float> old(4096);
@@ -303,6 +332,7 @@ const std::vector<Entry>& kernels() {
       {"overwritten_buffer", start_to_map<through_one_buffer<false>>},
       {"read_back", start_plain<read_back<true>>},
       {"read_back_too_soon", start_plain<read_back<false>>},
+      {"double_tiles", start_doubling},
       {"plain_copy", start_plain<plain_copy<kTileBytes>>},
       {"plain_copy_of_1000_bytes", start_plain<plain_copy<1000>>},
       {"share_tile", start_from_map<share_tile<Share::kRight>>},
