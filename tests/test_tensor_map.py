@@ -10,8 +10,8 @@ WINDOW = 64 * 1024
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory):
-    return build(tmp_path_factory.mktemp("tensor_maps"))
+def library():
+    return build()
 
 
 def aligned(shape, dtype, generator, outer_padding=0):

@@ -135,11 +135,12 @@ def build(
     of_kernels = compile(kernels, "compile_kernel")
     of_sources = compile(path.resolve() for path in sources)
     of_runtime = compile(HERE / f"{name}.cpp" for name in RUNTIME)
+    shared = f"{output.stem}.shared"  # libraries built in one folder share only the runtime
     lines += [
         f"build runtime.o: merge {of_runtime}",
-        f"build shared.s: define_shared {of_kernels} | {HERE / 'dynamic_shared.py'}",
-        "build shared.o: assemble shared.s",
-        f"build {output.resolve()}: link {of_kernels} {of_sources} runtime.o shared.o",
+        f"build {shared}.s: define_shared {of_kernels} | {HERE / 'dynamic_shared.py'}",
+        f"build {shared}.o: assemble {shared}.s",
+        f"build {output.resolve()}: link {of_kernels} {of_sources} runtime.o {shared}.o",
         "",
     ]
     (folder / "build.ninja").write_text("\n".join(lines))

@@ -47,15 +47,15 @@ class Options(ctypes.Structure):
 def build_interpreted(
     kernels: Path = KERNELS, library: Path | None = None, *, sanitized: bool = False
 ) -> Path:
-    """For the interpreter, which is compiled once for all processes that run tests."""
+    """For the interpreter, which is compiled once for all tests and all their processes."""
     where = ROOT / "csrc/interpreter/build.py"
     specification = importlib.util.spec_from_file_location("build", where)
     assert specification is not None and specification.loader is not None
     builder = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(builder)
-    folder = ROOT / "build" / ("planted-sanitized" if sanitized else "planted") / kernels.stem
+    folder = ROOT / "build" / ("planted-sanitized" if sanitized else "planted")
     folder.mkdir(parents=True, exist_ok=True)
-    library = library or folder / "planted.so"
+    library = library or folder / f"{kernels.stem}.so"
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         builder.build(library, [kernels], folder, sanitized=sanitized)
