@@ -40,6 +40,8 @@ TYPE_NAMES = {
     torch.int16: "i16",
     torch.int32: "i32",
     torch.int64: "i64",
+    torch.float8_e4m3fn: "fp8e4nv",
+    torch.float8_e5m2: "fp8e5",
     torch.float16: "fp16",
     torch.bfloat16: "bf16",
     torch.float32: "fp32",
