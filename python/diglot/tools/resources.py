@@ -55,8 +55,8 @@ class KernelResources:
         dynamic_shared_bytes: of the shared memory, what the launch adds.
         threads: of a block; None where no launch was looked at.
         cluster_blocks: blocks of a cluster; 1 where there are none.
-        products: the instructions of tensor cores in its code: pairs of a name with shape and types,
-            such as ("HGMMA.64x128x16.F32.BF16", 8), and a number.
+        products: the instructions of tensor cores in its code: pairs of a name with shape and
+            types, such as ("HGMMA.64x128x16.F32.BF16", 8), and a number.
     """
 
     name: str
@@ -89,7 +89,7 @@ class KernelResources:
         return "; ".join(
             [
                 ("" if self.is_warp_specialised else "not ") + f"warp-specialised{warps}",
-                f"{loads} descriptor loads and {stores} stores",
+                f"descriptor loads {loads}, stores {stores}",
                 " and ".join(f"{count} {name}" for name, count in self.products)
                 or "no tensor cores",
                 f"{self.registers} registers, {self.spill_bytes} bytes spilled",
