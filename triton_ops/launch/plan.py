@@ -248,7 +248,8 @@ class Launch:
         per_multiprocessor: of a cooperative launch, how many of its programs are to run on each;
             None: exactly the grid is wanted, on however many.
         max_registers, num_stages, num_ctas: as in `Specialization`.
-        descriptors: how many tensor descriptors each program makes.
+        descriptors: how many tensor descriptors each program makes; one more if it is
+            warp-specialised, as Triton asks for.
         room: where in scratch they lie; the launcher fills it in.
     """
 

@@ -24,16 +24,11 @@ def float8_to_float16(value):
 @triton.jit
 def float32_to_float8(value, dtype: tl.constexpr):
     """Rounded to nearest even; beyond the largest number, that number, as cvt.rn.satfinite."""
-    if dtype == tl.float8e5:
-        LARGEST: tl.constexpr = 57344.0
-        MANTISSA: tl.constexpr = 2
-        SMALLEST: tl.constexpr = -14  # exponent of a normal number
-        SCALE: tl.constexpr = 1.0
-    else:
-        LARGEST: tl.constexpr = 448.0
-        MANTISSA: tl.constexpr = 3
-        SMALLEST: tl.constexpr = -6
-        SCALE: tl.constexpr = 1 / 256
+    IS_E5M2: tl.constexpr = dtype == tl.float8e5
+    LARGEST: tl.constexpr = 57344.0 if IS_E5M2 else 448.0
+    MANTISSA: tl.constexpr = 2 if IS_E5M2 else 3
+    SMALLEST: tl.constexpr = -14 if IS_E5M2 else -6  # exponent of a normal number
+    SCALE: tl.constexpr = 1.0 if IS_E5M2 else 1 / 256
     bits = value.to(tl.uint32, bitcast=True)
     magnitude = tl.minimum((bits & 0x7FFFFFFF).to(tl.float32, bitcast=True), LARGEST)
     # A power of two whose sum with the magnitude ends with the last bit that the result keeps.
