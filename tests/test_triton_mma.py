@@ -252,19 +252,15 @@ CONVERSIONS = {
     "fp8e5>bf16": ["cvt.rn.f16x2.e5m2x2"],
 }
 PRODUCTS = ["fp32:tf32", "bf16:tf32", "fp8e4nv:tf32", "fp32:tf32x3", "fp32:ieee"]
-FEW = ["fp32>fp8e4nv", "fp8e5>bf16"], ["fp32:tf32"]
-ALL = list(CONVERSIONS), PRODUCTS
 
 
 @pytest.mark.ahead_of_time
-@pytest.mark.parametrize(
-    ("conversions", "products"), [FEW, pytest.param(*ALL, marks=pytest.mark.slow)]
-)
-def test_compiled_forms(conversions, products):
+@pytest.mark.slow
+def test_compiled_forms():
     """Conversions are the hardware's own instructions, and `dot` is `tl.dot` alone."""
     environment = {k: v for k, v in os.environ.items() if "INTERPRET" not in k}
     done = subprocess.run(
-        [sys.executable, "-c", COMPILED, " ".join(conversions), " ".join(products)],
+        [sys.executable, "-c", COMPILED, " ".join(CONVERSIONS), " ".join(PRODUCTS)],
         capture_output=True,
         text=True,
         env={
@@ -275,5 +271,6 @@ def test_compiled_forms(conversions, products):
     )
     assert done.returncode == 0, done.stderr[-3000:]
     answers = json.loads(done.stdout)
-    assert answers["conversions"] == {name: CONVERSIONS[name] for name in conversions}
-    assert answers["same"] and all(answers["same"].values()), answers["same"]
+    assert answers["conversions"] == CONVERSIONS
+    assert len(answers["same"]) == 2 * len(PRODUCTS) - 1
+    assert all(answers["same"].values()), answers["same"]
