@@ -1,4 +1,4 @@
-"""Kernels of conversions and of products, for tests; launchers of products by descriptors."""
+"""Kernels of conversions and products, for tests; launchers of products and attention."""
 
 from __future__ import annotations
 
@@ -107,3 +107,46 @@ def multiply_persistent(
         descriptors=descriptors,
     )  # fmt: skip
     return Plan(form, (launch,), None)
+
+
+@triton.jit
+def attention(
+    q, k, v, out, N,
+    IS_CAUSAL: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, D: tl.constexpr,
+):  # fmt: skip
+    """One head of attention, warp-specialised: one loop over the keys, with a mask if causal."""
+    rows = tl.cast(N, tl.int32)
+    tiles_q = tl.make_tensor_descriptor(q, [rows, D], [D, 1], [BM, D])
+    tiles_k = tl.make_tensor_descriptor(k, [rows, D], [D, 1], [BN, D])
+    tiles_v = tl.make_tensor_descriptor(v, [rows, D], [D, 1], [BN, D])
+    tiles_out = tl.make_tensor_descriptor(out, [rows, D], [D, 1], [BM, D])
+    first = tl.program_id(0) * BM
+    query = tiles_q.load([first, 0])
+    largest, total = tl.full([BM], -1e30, tl.float32), tl.zeros([BM], tl.float32)
+    sums = tl.zeros([BM, D], tl.float32)
+    last = first + BM if IS_CAUSAL else rows
+    for key in tl.range(0, last, BN, warp_specialize=True):
+        scores = dot(query, tl.trans(tiles_k.load([key, 0])), tl.zeros([BM, BN], tl.float32))
+        if IS_CAUSAL:
+            is_past = (first + tl.arange(0, BM))[:, None] >= (key + tl.arange(0, BN))[None, :]
+            scores = tl.where(is_past, scores, -1e30)
+        larger = tl.maximum(largest, tl.max(scores, 1))
+        weights = tl.exp2(scores - larger[:, None])
+        scale = tl.exp2(largest - larger)
+        total = total * scale + tl.sum(weights, 1)
+        sums = dot(
+            convert(weights, v.dtype.element_ty), tiles_v.load([key, 0]), sums * scale[:, None]
+        )
+        largest = larger
+    tiles_out.store([first, 0], convert(sums / total[:, None], out.dtype.element_ty))
+
+
+@launcher
+def attend(q: Operand, k: Operand, v: Operand, is_causal: bool, out: Operand) -> Plan:
+    """softmax over base 2 of q @ k.T, times v; the length is a multiple of 128."""
+    rows, width = q.shape
+    launch = Launch(
+        attention, (rows // 128,), (q, k, v, out), (rows,), (is_causal, 128, 128, width), 4,
+        num_stages=2, descriptors=5,
+    )  # fmt: skip
+    return Plan("causal" if is_causal else "full", (launch,), None)

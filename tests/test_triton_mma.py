@@ -184,6 +184,11 @@ def test_precisions_of_float32():
     assert errors["tf32"] > 1e-3 > 1e-4 > errors["tf32x3"]
 
 
+def test_a_precision_that_does_not_exist():
+    with pytest.raises(Exception, match=r"tf32x3|input_precision"):
+        product(draw(64, 64), draw(64, 32), precision="tf31")
+
+
 def test_the_last_13_bits_are_ignored():
     a = (torch.rand(64, 64, device=DEVICE).view(torch.int32) | 0x1FFF).view(F32)
     b = torch.eye(64, device=DEVICE)

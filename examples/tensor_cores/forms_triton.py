@@ -56,10 +56,8 @@ def product_by_block_pointers(
     block_c = tl.make_block_ptr(c, (M, N), (stride_c, 1), (row, column), (BM, BN), (1, 0))
     sums = tl.zeros((BM, BN), tl.float32)
     for _ in range(0, K, BK):
-        tile_a, tile_b = (
-            tl.load(block_a, boundary_check=(0, 1), padding_option="zero"),
-            tl.load(block_b, boundary_check=(0, 1), padding_option="zero"),
-        )
+        tile_a = tl.load(block_a, boundary_check=(0, 1), padding_option="zero")
+        tile_b = tl.load(block_b, boundary_check=(0, 1), padding_option="zero")
         sums = dot(tile_a, tile_b, sums, PRECISION)
         block_a, block_b = tl.advance(block_a, (0, BK)), tl.advance(block_b, (BK, 0))
     tl.store(block_c, convert(sums, c.dtype.element_ty), boundary_check=(0, 1))

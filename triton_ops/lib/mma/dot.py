@@ -65,6 +65,7 @@ if INTERPRETED:
             elif input_precision == "tf32x3":
                 total = _dot_tf32x3(wide_a, wide_b, total)
             else:
+                tl.static_assert(input_precision == "tf32", "it must be tf32, tf32x3 or ieee")
                 total = _dot_tf32(wide_a, wide_b, total)
             result = total.to(accumulator.dtype)
         return result
