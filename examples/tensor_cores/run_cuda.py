@@ -1,6 +1,6 @@
 """Multiplies matrices by the product in CUDA C++, and checks it.
 
-    python examples/tensor_cores/run.py
+    python examples/tensor_cores/run_cuda.py
 
 With a GPU of compute capability 9.0 it needs nvcc, ninja and a C++ compiler. Without one the kernel
 is interpreted, and the interpreter looks for races.
