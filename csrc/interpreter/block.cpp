@@ -322,7 +322,7 @@ Clock Block::release() {
 
 void Block::acquire(const Channel& channel) {
   Detector* const detector = cluster_->detector();
-  if (detector == nullptr) return;
+  if (detector == nullptr || channel.component < 0) return;  // nothing was issued
   Order& order = detector->order();
   const int thread = component(*thread_);
   order.acquire(thread, order.complete(order.of(thread), channel.component, channel.epoch));

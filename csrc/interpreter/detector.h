@@ -17,7 +17,7 @@ namespace diglot::interpreter {
 
 // What tells of the completion of asynchronous operations, and how far it has come.
 struct Channel {
-  int component = 0;
+  int component = -1;  // none
   std::uint32_t epoch = 0;
 };
 
