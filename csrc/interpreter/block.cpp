@@ -27,36 +27,6 @@ Block* current_block() {
   return running_block != nullptr && running_block->is_running() ? running_block : nullptr;
 }
 
-Grid::Grid(const Launch& launch, const Kernel& kernel, const std::vector<Range>* arguments)
-    : launch(launch), kernel(kernel), arguments(arguments) {
-  if (!options().finds_races) return;
-  launched = std::make_unique<Launched>(GlobalMemory::instance().begin(launch));
-}
-
-Grid::~Grid() {
-  if (launched != nullptr) GlobalMemory::instance().end(*launched);
-}
-
-void Grid::fail(const std::string& what) {
-  const std::lock_guard lock(mutex);
-  if (failure.empty()) failure = launch.kernel + ": " + what;
-  is_over = true;
-}
-
-std::shared_ptr<Detector> Grid::detector_of(const Index3& block) {
-  if (launched == nullptr) return nullptr;
-  const Index3& size = launch.grid;
-  const std::uint32_t number =
-      ((block.z * size.y + block.y) * size.x + block.x) / launch.cluster_blocks;
-  if (launch.cluster_blocks == 1) return std::make_shared<Detector>(*launched, number);
-  const std::lock_guard lock(mutex);
-  if (cluster.detector == nullptr || cluster.number != number) {
-    cluster.detector = std::make_shared<Detector>(*launched, number);
-    cluster.number = number;
-  }
-  return cluster.detector;
-}
-
 Block::Block(Grid& grid, Index3 index, std::uint64_t seed)
     : grid_(grid),
       index_(index),

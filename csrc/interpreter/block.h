@@ -36,6 +36,7 @@ struct Grid {
   std::atomic<std::uint64_t> progress{0};  // grows with everything that a waiting thread may see
   std::atomic<std::int64_t> busy{0};       // blocks of which a thread does more than wait
   std::atomic<bool> is_over{false};        // a thread has failed
+  std::unique_ptr<const Watch> watch;      // of the arguments, if they are watched
   std::unique_ptr<Launched> launched;      // null if races are not looked for
   Cluster cluster;
   std::mutex mutex;

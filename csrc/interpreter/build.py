@@ -51,6 +51,7 @@ RUNTIME = [
     "detector",
     "fiber",
     "flags",
+    "grid",
     "hooks",
     "memory",
     "order",

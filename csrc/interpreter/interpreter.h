@@ -115,6 +115,8 @@ struct Options {
   // Whether a race is what a thread reads and the async proxy then writes, in order, but with no
   // fence.proxy.async between. Watched with finds_races.
   bool finds_generic_reads_before_async_writes = true;
+  // Whether a launch watches the memory that Arguments let it write, as by a Watch.
+  bool watches_arguments = false;
 };
 // At first what the variables DIGLOT_INTERPRET_SEED, _RACES, _THREADS and _SECONDS say. Throws
 // std::invalid_argument for a number that is none.
