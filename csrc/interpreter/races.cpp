@@ -62,6 +62,8 @@ std::string Races::note(const Actor& actor, const void* address, std::size_t byt
   }
   const Touch touch{actor.epoch, actor.clock->group(), actor.component, actor.rank,
                     manner_of(actor, access, site, scope)};
+  if (first_.rank < 0) first_ = {touch.group, touch.rank};
+  has_several_ |= !holds(Scope::kBlock, first_, {touch.group, touch.rank});
   const auto begin = static_cast<std::size_t>(first - window->begin);
   const std::size_t end = std::min(begin + bytes, window->bytes);
   for (std::size_t i = begin; i < end;) {
@@ -128,7 +130,7 @@ Races::Id Races::follow(Id from, std::size_t bytes, const Touch& touch, const Ac
     }
     if (find_fault(history.write, touch, actor)) return from;
     if (!is_plain_read && find_fault(history.reads, touch, actor)) return from;
-    const bool may_race_strong = !is_strong(access) || has_narrow_;
+    const bool may_race_strong = !is_strong(access) || (has_narrow_ && has_several_);
     if (may_race_strong && find_fault(history.strong, touch, actor)) return from;
   }
   const bool is_alone = from != 0 && histories_[from].bytes == bytes;
