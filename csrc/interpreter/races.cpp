@@ -124,9 +124,11 @@ Races::Id Races::follow(Id from, std::size_t bytes, const Touch& touch, const Ac
     History& history = histories_[from];
     const std::vector<Touch>& alike = (is_plain_read ? history.reads : history.strong).all;
     const bool is_clear = history.reads.all.empty() && history.strong.all.empty();
-    if (is_plain_write ? is_clear && history.write == touch
+    // The same once more; but two writes may be those of two operations that nothing orders.
+    const bool is_thread = actor.what == nullptr;
+    if (is_plain_write ? is_thread && is_clear && history.write == touch
                        : !alike.empty() && alike.back() == touch) {
-      return from;  // the same once more
+      return from;
     }
     if (find_fault(history.write, touch, actor)) return from;
     if (!is_plain_read && find_fault(history.reads, touch, actor)) return from;
