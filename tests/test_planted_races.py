@@ -61,6 +61,7 @@ RIGHT = {
     "by_volatile": {},
     "read_in_cluster": IN_CLUSTER,
     "write_words": {},
+    "write_tensor": {},
     "in_grid": GRID,
     "count_in_grid": {},
     "meet_in_grid": GRID,
@@ -71,7 +72,7 @@ SHARED, GLOBAL = "a race in shared memory: it ", "a race in global memory: it "
 WROTE = "reads what thread 0 of the block wrote at "
 # How the kernel runs, and what is said of it.
 WRONG = {
-    "a_lane_is_not_in_the_mask": ({}, [SHARED, "writes what thread 2 of the block read at "]),
+    "a_lane_is_not_in_the_mask": ({}, [SHARED, " of the block "]),
     "order_by_shuffle": ({}, [SHARED, "with no barrier between"]),
     "by_atomics_no_release": ({}, [SHARED + WROTE]),
     "by_atomics_no_acquire": ({}, [SHARED + WROTE]),
@@ -80,6 +81,7 @@ WRONG = {
     "cluster_writes_early": (IN_CLUSTER, [SHARED, " of the cluster "]),
     "cluster_ends_early": (IN_CLUSTER, ["leaves its cluster early"]),
     "write_words_of_others": ({}, [GLOBAL, "writes what thread 0 of block ("]),
+    "write_tensor_of_others": ({}, [GLOBAL, "writes what thread 0 of block ("]),
     "in_grid_no_release": (GRID, [GLOBAL, "reads what thread 0 of block (0, 0, 0) wrote at "]),
     "in_grid_no_acquire": (GRID, [GLOBAL, "reads what thread 0 of block (0, 0, 0) wrote at "]),
     "in_grid_narrow_fence": (GRID, [GLOBAL, "is too narrow to order them"]),

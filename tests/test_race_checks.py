@@ -62,6 +62,8 @@ SCRIPTS = {
     ),
     "a load that another waits for": ("load 0 x; complete x s; acquire 1 s; read 2", RACE),
     "two loads at once": ("load 0 x; load 0 y", RACE),
+    "two loads at once, of one line": ("load 0 x; load 0 x", RACE),
+    "two stores at once, of one line": ("store 0 x; store 0 x", None),
     "a load after a store that is done": (
         "store 0 x; complete x s; acquire 0 s; load 0 y",
         None,

@@ -26,32 +26,6 @@ Block* current_block() {
   return running_block != nullptr && running_block->is_running() ? running_block : nullptr;
 }
 
-Grid::Grid(const Launch& launch, const Kernel& kernel, const std::vector<Range>* arguments)
-    : launch(launch), kernel(kernel), arguments(arguments) {
-  if (!options().finds_races) return;
-  launched = std::make_unique<Launched>(GlobalMemory::instance().begin(launch));
-}
-
-Grid::~Grid() {
-  if (launched != nullptr) GlobalMemory::instance().end(*launched);
-}
-
-void Grid::fail(const std::string& what) {
-  const std::lock_guard lock(mutex);
-  if (failure.empty()) failure = launch.kernel + ": " + what;
-  is_over = true;
-}
-
-std::shared_ptr<Cluster> Grid::join_cluster(std::uint32_t number, std::uint64_t seed) {
-  const std::lock_guard lock(mutex);
-  std::shared_ptr<Cluster> joined = cluster.lock();
-  if (joined == nullptr || joined->is_full()) {
-    joined = std::make_shared<Cluster>(*this, launch.cluster_blocks, number, seed);
-    cluster = joined;
-  }
-  return joined;
-}
-
 Block::Block(Grid& grid, std::shared_ptr<Cluster> cluster, Index3 index, std::uint64_t seed)
     : grid_(grid),
       cluster_(std::move(cluster)),

@@ -34,6 +34,7 @@ struct Grid {
   std::atomic<std::int64_t> busy{0};       // blocks of which a thread does more than wait
   std::atomic<bool> is_over{false};        // a thread has failed
   std::atomic<std::uint64_t> ended{0};     // blocks
+  std::unique_ptr<const Watch> watch;      // of the arguments, if they are watched
   std::unique_ptr<Launched> launched;      // null if races are not looked for
   std::mutex mutex;
   std::string failure;

@@ -2,6 +2,7 @@
 // PTX ISA, "Memory Consistency Model", release and acquire patterns.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <unordered_map>
 #include <vector>

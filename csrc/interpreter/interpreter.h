@@ -123,6 +123,8 @@ struct Options {
   // fence.proxy.async between. Watched with finds_races.
   bool finds_generic_reads_before_async_writes = true;
   bool truncates_fp8 = false;  // sums of wgmma's FP8 products keep 14 bits, as Hopper's do
+  // Whether a launch watches the memory that Arguments let it write, as by a Watch.
+  bool watches_arguments = false;
 };
 // At first what the variables DIGLOT_INTERPRET_SEED, _RACES, _THREADS, _SECONDS and
 // _TRUNCATE_FP8 say. Throws std::invalid_argument for a number that is none.

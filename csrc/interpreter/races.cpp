@@ -62,6 +62,8 @@ std::string Races::note(const Actor& actor, const void* address, std::size_t byt
   }
   const Touch touch{actor.epoch, actor.clock->group(), actor.component, actor.rank,
                     manner_of(actor, access, site, scope)};
+  if (first_.rank < 0) first_ = {touch.group, touch.rank};
+  has_several_ |= !holds(Scope::kBlock, first_, {touch.group, touch.rank});
   const auto begin = static_cast<std::size_t>(first - window->begin);
   const std::size_t end = std::min(begin + bytes, window->bytes);
   for (std::size_t i = begin; i < end;) {
@@ -122,13 +124,15 @@ Races::Id Races::follow(Id from, std::size_t bytes, const Touch& touch, const Ac
     History& history = histories_[from];
     const std::vector<Touch>& alike = (is_plain_read ? history.reads : history.strong).all;
     const bool is_clear = history.reads.all.empty() && history.strong.all.empty();
-    if (is_plain_write ? is_clear && history.write == touch
+    // The same once more; but two writes may be those of two operations that nothing orders.
+    const bool is_thread = actor.what == nullptr;
+    if (is_plain_write ? is_thread && is_clear && history.write == touch
                        : !alike.empty() && alike.back() == touch) {
-      return from;  // the same once more
+      return from;
     }
     if (find_fault(history.write, touch, actor)) return from;
     if (!is_plain_read && find_fault(history.reads, touch, actor)) return from;
-    const bool may_race_strong = !is_strong(access) || has_narrow_;
+    const bool may_race_strong = !is_strong(access) || (has_narrow_ && has_several_);
     if (may_race_strong && find_fault(history.strong, touch, actor)) return from;
   }
   const bool is_alone = from != 0 && histories_[from].bytes == bytes;

@@ -128,7 +128,9 @@ class Races {
   Name name_;
   std::vector<Window> windows_;
   std::vector<Manner> manners_;
-  bool has_narrow_ = false;  // a strong access with a scope that does not hold all threads
+  bool has_narrow_ = false;   // a strong access with a scope that may not hold all threads
+  Party first_{0, -1};        // who made the first access
+  bool has_several_ = false;  // blocks that made any
   std::unordered_multimap<std::size_t, std::uint32_t> manner_ids_;  // by hash
   std::uint32_t recent_[kRecent] = {};                              // manners, by hash
   std::vector<History> histories_;

@@ -69,7 +69,9 @@ std::uint64_t number_of(const char* variable, std::uint64_t otherwise) {
 Options options_of_environment() {
   Options result;
   result.seed = number_of("DIGLOT_INTERPRET_SEED", result.seed);
-  result.finds_races = number_of("DIGLOT_INTERPRET_RACES", 0) != 0;
+  const std::uint64_t races = number_of("DIGLOT_INTERPRET_RACES", 0);
+  result.finds_races = races != 0;
+  result.watches_arguments = races > 1;
   result.os_threads = static_cast<unsigned>(number_of("DIGLOT_INTERPRET_THREADS", 0));
   result.seconds = static_cast<unsigned>(number_of("DIGLOT_INTERPRET_SECONDS", result.seconds));
   result.truncates_fp8 = number_of("DIGLOT_INTERPRET_TRUNCATE_FP8", 0) != 0;

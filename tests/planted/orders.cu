@@ -12,14 +12,15 @@ namespace {
 using namespace diglot::interpreter;
 
 struct Operation {
-  int channel;
+  int channel, line;
   Clock issued;
 };
 
 // Statements end with ";". THREAD is a number, others are names:
 //   read THREAD; write THREAD; atomic THREAD; fence THREAD; meet THREAD THREAD ...;
 //   release THREAD SIGNAL; acquire THREAD SIGNAL;
-//   load THREAD OPERATION; store THREAD OPERATION;   issued by the thread: writes, reads the bytes
+//   load THREAD OPERATION; store THREAD OPERATION;   issued by the thread: writes, reads the bytes;
+//                                                    the same name tells of both, as one barrier
 //   complete OPERATION SIGNAL
 std::string play(const std::string& script, int threads) {
   static const char memory[16] = {};
@@ -59,11 +60,14 @@ std::string play(const std::string& script, int threads) {
     const Clock& clock = order.of(thread);
     std::string fault;
     if (what == "load" || what == "store") {
-      const Operation operation{order.add_channel(), order.release(thread)};
-      operations[name] = operation;
+      const bool is_new = operations.count(name) == 0;
+      Operation& operation = operations[name];
+      if (is_new) operation.channel = order.add_channel(), operation.line = line;
+      operation.issued = order.release(thread);
+      const Site issue{nullptr, {"script", operation.line}};
       const Actor actor{operation.channel, 1, &operation.issued, true, name.c_str()};
       fault = races.note(actor, memory, sizeof(memory),
-                         what == "load" ? Access::kWrite : Access::kRead, site);
+                         what == "load" ? Access::kWrite : Access::kRead, issue);
     } else if (what == "read" || what == "write" || what == "atomic") {
       const Access access = what == "read"    ? Access::kRead
                             : what == "write" ? Access::kWrite

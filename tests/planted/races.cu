@@ -95,6 +95,12 @@ __global__ void write_words(const float* in, float* out) {
   if (!kIsRight) words[0][(blockIdx.x + 1) % gridDim.x] = 1;
 }
 
+// The same with the tensor that the launch may write.
+template <bool kIsRight>
+__global__ void write_tensor(const float* in, float* out) {
+  if (threadIdx.x == 0) out[kIsRight ? blockIdx.x : 0] = 1;
+}
+
 // The first block hands words to all others by a flag.
 enum class Scope { kBlock, kDevice };
 template <Scope kScope>
@@ -166,6 +172,13 @@ constexpr Start watched = [](const diglot::Launch& how, const float* in, float* 
   watch([&] { diglot::launch<kKernel>(how, nullptr, in, out); });
 };
 
+// A launch that watches what it may write.
+template <auto kKernel>
+constexpr Start watching_tensors = [](const diglot::Launch& how, const float* in, float* out) {
+  diglot::interpreter::options().watches_arguments = true;
+  diglot::launch<kKernel>(how, nullptr, in, out);
+};
+
 // Two launches after each other, which need no order of their own.
 constexpr Start one_by_one = [](const diglot::Launch& how, const float* in, float* out) {
   watch([&] {
@@ -210,6 +223,8 @@ const std::vector<Entry>& kernels() {
       {"cluster_ends_early", start<read_in_cluster<true, false>>},
       {"write_words", watched<write_words<true>>},
       {"write_words_of_others", watched<write_words<false>>},
+      {"write_tensor", watching_tensors<write_tensor<true>>},
+      {"write_tensor_of_others", watching_tensors<write_tensor<false>>},
       {"in_grid", watched<hand_over_in_grid<true, true, Scope::kDevice, Scope::kDevice>>},
       {"in_grid_no_release",
        watched<hand_over_in_grid<false, true, Scope::kDevice, Scope::kDevice>>},
