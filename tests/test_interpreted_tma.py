@@ -90,6 +90,7 @@ PLANTED = {
     "plain_copy_of_1000_bytes": ["a bulk copy of 1000 bytes", "must be a multiple of 16"],
     "multicast_beyond_cluster": ["by the mask 7, in a cluster of 2"],
     "leaves_cluster_early": ["leaves its cluster early"],
+    "ends_before_its_store": ["a bulk store of 1024 bytes", "end"],
     "store_without_fence": ["a bulk store of 1024 bytes", "a proxy fence is missing"],
     "refill_without_fence": ["a generic read before an async write without a proxy fence"],
     "overwritten_buffer": ["a race in shared memory", "a bulk store of 512 bytes"],
@@ -122,19 +123,11 @@ def test_many_seeds(run, kernel):
         assert torch.equal(out, RIGHT[kernel]()), seed
 
 
-# Found by chance: what is said under some seeds, of which there are enough.
-CHANCE = {
-    "missing_wait": "shared memory",
-    "ends_before_its_store": "ends before a bulk store of 1024 bytes is complete",
-}
-
-
-@pytest.mark.parametrize("kernel", CHANCE)
-def test_bugs_that_a_seed_may_miss(run, kernel):
-    said = [message for seed in SEEDS if (message := run(kernel, seed)[0])]
+def test_a_missing_wait(run):
+    """A seed may have the load complete in time."""
+    said = [message for seed in SEEDS if (message := run("missing_wait", seed)[0])]
     assert len(said) >= len(SEEDS) // 2
-    for message in said:
-        assert CHANCE[kernel] in message
+    assert all("shared memory" in message for message in said)
 
 
 @pytest.mark.parametrize(

@@ -243,7 +243,7 @@ void store_tensor(const void* map, const Coordinates& begin, std::uint32_t from,
 
 void reduce_tensor(const void* map, const Coordinates& begin, std::uint32_t from,
                    Reduction reduction, Place place) {
-  const Traffic traffic = traffic_of(map, begin, from, BoxMove::kReduce, place);
+  const Traffic traffic = traffic_of(map, begin, from, BoxMove::kStore, place);
   const std::string fault = fault_of_reduction(traffic.tensor->type, reduction);
   if (!fault.empty()) fail(fault, place);
   issue_store(traffic, from, "reduction", reduction, place);

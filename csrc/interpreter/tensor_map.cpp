@@ -135,7 +135,7 @@ void walk_box(const TensorDescription& tensor, const Coordinates& begin, std::ui
                            static_cast<std::uint64_t>(begin.at[0] * element);
     for (std::size_t d = 1; d < tensor.rank(); ++d) {
       const std::int64_t at = begin.at[d] + std::int64_t{index[d]} * tensor.element_stride(d);
-      is_inside &= at >= 0 && static_cast<std::uint64_t>(at) < tensor.shape[d];
+      is_inside &= static_cast<std::uint64_t>(at) < tensor.shape[d];  // no negative one is
       global += static_cast<std::uint64_t>(at) * tensor.strides[d - 1];
     }
     for (std::uint32_t offset = 0; offset < width;) {

@@ -19,7 +19,7 @@ void encode_tensor_map(const TensorDescription& tensor, void* map);
 // The description that a map was encoded from; nothing where there is no map.
 std::optional<TensorDescription> decode_tensor_map(const void* map);
 
-enum class BoxMove { kLoad, kStore, kReduce };
+enum class BoxMove { kLoad, kStore };  // a reduction is a store
 
 // Why an instruction cannot move a box; "" if it can. `shared` is the address in the window of
 // shared memory.

@@ -109,10 +109,8 @@ DIGLOT_EXPORT const char* move(const void* map, const std::int32_t* at, int rank
     if (!tensor) return std::string("it is no tensor map");
     const Coordinates begin = coordinates_of(at, rank);
     const auto reduction = static_cast<diglot::Reduction>(what - 2);
-    std::string fault = fault_of_box(*tensor, begin, shared,
-                                     what == 0   ? BoxMove::kLoad
-                                     : what == 1 ? BoxMove::kStore
-                                                 : BoxMove::kReduce);
+    std::string fault =
+        fault_of_box(*tensor, begin, shared, what == 0 ? BoxMove::kLoad : BoxMove::kStore);
     if (fault.empty() && what >= 2) fault = fault_of_reduction(tensor->type, reduction);
     if (!fault.empty()) return fault;
     walk_box(*tensor, begin, shared, [&](const BoxRun& run) {

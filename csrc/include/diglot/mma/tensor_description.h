@@ -78,7 +78,7 @@ struct TensorDescription {
   std::vector<uint64_t> shape;                 // in elements
   std::vector<uint64_t> strides;               // in bytes, of every dimension but the innermost
   std::vector<uint32_t> box;                   // elements of the tensor that a box spans
-  std::vector<uint32_t> element_strides = {};  // a box takes every so manieth; empty: every one
+  std::vector<uint32_t> element_strides = {};  // steps within a box; empty: all are 1
   Swizzle swizzle = Swizzle::kNone;
   L2Promotion l2_promotion = L2Promotion::kNone;
   OutsideFill fill = OutsideFill::kZeros;

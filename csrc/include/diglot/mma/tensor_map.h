@@ -87,11 +87,13 @@ inline TensorMap encode(const TensorDescription& description) {
   static_assert(alignof(TensorMap) >= alignof(CUtensorMap));
   const std::vector<uint32_t> ones(tensor.rank(), 1);
   const auto& element_strides = tensor.element_strides.empty() ? ones : tensor.element_strides;
+  std::vector<uint64_t> strides = tensor.strides;
+  strides.push_back(0);  // not read; of one dimension the driver gets no null pointer
   const CUresult result = driver_encoder()(
       reinterpret_cast<CUtensorMap*>(&map), static_cast<CUtensorMapDataType>(tensor.type),
       static_cast<uint32_t>(tensor.rank()), const_cast<void*>(tensor.address), tensor.shape.data(),
-      tensor.strides.data(), tensor.box.data(), element_strides.data(),
-      CU_TENSOR_MAP_INTERLEAVE_NONE, static_cast<CUtensorMapSwizzle>(tensor.swizzle),
+      strides.data(), tensor.box.data(), element_strides.data(), CU_TENSOR_MAP_INTERLEAVE_NONE,
+      static_cast<CUtensorMapSwizzle>(tensor.swizzle),
       static_cast<CUtensorMapL2promotion>(tensor.l2_promotion),
       static_cast<CUtensorMapFloatOOBfill>(tensor.fill));
   if (result != CUDA_SUCCESS) {
