@@ -128,7 +128,7 @@ def test_order_is_shuffled_and_repeatable(run):
 @pytest.mark.parametrize(
     ("kernel", "message"),
     [
-        ("cluster_without_a_block", "wait in a loop that waits for memory"),
+        ("cluster_without_a_block", "of a block that has ended: it leaves its cluster early"),
         ("beyond_cluster", "the shared memory of block 2 of a cluster of 2"),
     ],
 )

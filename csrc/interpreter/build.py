@@ -46,7 +46,7 @@ COMMON_FLAGS = [
 ]
 # Instead: for everything, and by the compiler's own libraries.
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-O1"]
-RUNTIME = ["block", "fiber", "hooks", "memory", "races", "run", "signals", "symbols", "variables"]
+RUNTIME = sorted(path.stem for path in HERE.glob("*.cpp") if path.stem != "module")
 # Of the runtime's objects nothing else is seen outside: where a kernel's file and the runtime have
 # an inline function in common, such as those of std::vector, each keeps its own, since a kernel's
 # tells the runtime what it touches.
@@ -135,11 +135,12 @@ def build(
     of_kernels = compile(kernels, "compile_kernel")
     of_sources = compile(path.resolve() for path in sources)
     of_runtime = compile(HERE / f"{name}.cpp" for name in RUNTIME)
+    shared = f"{output.stem}.shared"  # libraries built in one folder share only the runtime
     lines += [
         f"build runtime.o: merge {of_runtime}",
-        f"build shared.s: define_shared {of_kernels} | {HERE / 'dynamic_shared.py'}",
-        "build shared.o: assemble shared.s",
-        f"build {output.resolve()}: link {of_kernels} {of_sources} runtime.o shared.o",
+        f"build {shared}.s: define_shared {of_kernels} | {HERE / 'dynamic_shared.py'}",
+        f"build {shared}.o: assemble {shared}.s",
+        f"build {output.resolve()}: link {of_kernels} {of_sources} runtime.o {shared}.o",
         "",
     ]
     (folder / "build.ninja").write_text("\n".join(lines))

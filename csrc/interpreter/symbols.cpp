@@ -6,6 +6,8 @@
 
 #include <cstdint>
 #include <cstdio>
+#include <mutex>
+#include <unordered_map>
 
 namespace diglot::interpreter {
 
@@ -46,7 +48,12 @@ std::string source_line(const void* return_address) {
   // The call lies before the address that it returns to.
   const auto offset = reinterpret_cast<std::uintptr_t>(return_address) -
                       reinterpret_cast<std::uintptr_t>(info.dli_fbase) - 1;
-  const std::string line = ask(info.dli_fname, offset);
+  static std::mutex mutex;
+  static std::unordered_map<const void*, std::string> known;
+  const std::lock_guard lock(mutex);
+  const auto [entry, is_new] = known.try_emplace(return_address);
+  if (is_new) entry->second = ask(info.dli_fname, offset);
+  const std::string& line = entry->second;
   if (!line.empty()) return line;
   char text[64];
   std::snprintf(text, sizeof(text), "offset 0x%zx (addr2line would name the line)",

@@ -170,6 +170,8 @@ def _print_resources(console: Console, found: Any) -> None:
         console.print(f"{number}  {_title(kernel)}", markup=False, style="bold", soft_wrap=True)
         counts = ", ".join(f"{count} {name}" for name, count in of.instructions)
         console.print(f"   {counts or 'no instruction that is counted'}", soft_wrap=True)
+        if of.products:
+            console.print(f"   {of.form}", markup=False, soft_wrap=True)
         cells = (
             *(number, of.threads, of.registers, f"{of.spill_bytes}/{of.stack_bytes}"),
             f"{of.shared_bytes - of.dynamic_shared_bytes}+{of.dynamic_shared_bytes}",

@@ -1,4 +1,4 @@
-"""Builds kernels.cu, for the interpreter or for this machine's GPU, and calls it.
+"""Builds planted kernels, for the interpreter or for this machine's GPU, and calls them.
 
     python library.py LIBRARY KERNEL
 
@@ -29,7 +29,7 @@ Run = Callable[..., "tuple[str, torch.Tensor]"]
 
 
 class Options(ctypes.Structure):
-    """As in kernels.cu."""
+    """As in runner.h."""
 
     _fields_ = (
         ("blocks", ctypes.c_uint),
@@ -47,7 +47,7 @@ class Options(ctypes.Structure):
 def build_interpreted(
     kernels: Path = KERNELS, library: Path | None = None, *, sanitized: bool = False
 ) -> Path:
-    """For the interpreter, which is compiled once for all processes that run tests."""
+    """For the interpreter, which is compiled once for all tests and all their processes."""
     where = ROOT / "csrc/interpreter/build.py"
     specification = importlib.util.spec_from_file_location("build", where)
     assert specification is not None and specification.loader is not None
@@ -55,7 +55,7 @@ def build_interpreted(
     specification.loader.exec_module(builder)
     folder = ROOT / "build" / ("planted-sanitized" if sanitized else "planted")
     folder.mkdir(parents=True, exist_ok=True)
-    library = library or folder / "planted.so"
+    library = library or folder / f"{kernels.stem}.so"
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         builder.build(library, [kernels], folder, sanitized=sanitized)
@@ -66,7 +66,7 @@ def find_nvcc() -> str | None:
     return shutil.which("nvcc") or shutil.which("/usr/local/cuda/bin/nvcc")
 
 
-def build_for_gpu(folder: Path, flags: Sequence[str] = ()) -> Path:
+def build_for_gpu(folder: Path, flags: Sequence[str] = (), kernels: Path = KERNELS) -> Path:
     """For the GPU of this machine, by nvcc."""
     import torch
 
@@ -75,8 +75,9 @@ def build_for_gpu(folder: Path, flags: Sequence[str] = ()) -> Path:
     major, minor = torch.cuda.get_device_capability()
     library = folder / "planted.so"
     command = [nvcc, "-std=c++17", "-O2", "-lineinfo", "--expt-relaxed-constexpr", "-shared"]
-    command += [f"-arch=sm_{major}{minor}", "-Xcompiler=-fPIC,-fvisibility=hidden"]
-    command += [*flags, f"-I{ROOT / 'csrc/include'}", str(KERNELS), "-o", str(library)]
+    feature = "a" if major == 9 else ""
+    command += [f"-arch=sm_{major}{minor}{feature}", "-Xcompiler=-fPIC,-fvisibility=hidden"]
+    command += [*flags, f"-I{ROOT / 'csrc/include'}", str(kernels), "-o", str(library)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return library

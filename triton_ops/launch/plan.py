@@ -40,6 +40,8 @@ TYPE_NAMES = {
     torch.int16: "i16",
     torch.int32: "i32",
     torch.int64: "i64",
+    torch.float8_e4m3fn: "fp8e4nv",
+    torch.float8_e5m2: "fp8e5",
     torch.float16: "fp16",
     torch.bfloat16: "bf16",
     torch.float32: "fp32",
@@ -247,7 +249,8 @@ class Launch:
         per_multiprocessor: of a cooperative launch, how many programs to run on each
             multiprocessor; None: the grid is exact.
         max_registers, num_stages, num_ctas: as in `Specialization`.
-        descriptors: how many tensor descriptors each program makes.
+        descriptors: how many tensor descriptors each program makes; one more if it is
+            warp-specialised, as Triton asks for.
         room: where in scratch they lie; the launcher fills it in.
     """
 

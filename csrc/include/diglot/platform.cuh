@@ -28,3 +28,15 @@
 #define DIGLOT_UNROLL
 #define DIGLOT_NO_UNROLL
 #endif
+
+#if !defined(DIGLOT_INTERPRETER)
+namespace diglot {
+
+// The line of a kernel that calls a function of the device library: the last parameter of functions
+// whose misuse the interpreter reports. The interpreter has its own; on a GPU it is empty.
+struct Place {
+  static DIGLOT_HOST_DEVICE constexpr Place here() { return {}; }
+};
+
+}  // namespace diglot
+#endif

@@ -7,6 +7,10 @@
 
 #include "diglot/types.cuh"
 
+#if defined(DIGLOT_INTERPRETER)
+#include "interpreter/asynchronous.h"
+#endif
+
 namespace diglot {
 
 constexpr int kAccessBytes = 16;
@@ -185,8 +189,11 @@ DIGLOT_DEVICE T* further(T* address, int elements) {
 
 // Copies 16 bytes from global to shared memory asynchronously, past the registers (cp.async). The
 // thread sees them after wait_for_copies.
-DIGLOT_DEVICE void copy_async(uint4* shared, const void* global) {
-#if defined(__CUDA_ARCH__)
+DIGLOT_DEVICE void copy_async(uint4* shared, const void* global,
+                              [[maybe_unused]] Place place = Place::here()) {
+#if defined(DIGLOT_INTERPRETER)
+  interpreter::copy_async(shared, global, sizeof(*shared), place);
+#elif defined(__CUDA_ARCH__)
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
                :
                : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(shared))),
@@ -197,22 +204,29 @@ DIGLOT_DEVICE void copy_async(uint4* shared, const void* global) {
 #endif
 }
 
-DIGLOT_DEVICE void wait_for_copies() {
-#if defined(__CUDA_ARCH__)
+DIGLOT_DEVICE void wait_for_copies([[maybe_unused]] Place place = Place::here()) {
+#if defined(DIGLOT_INTERPRETER)
+  interpreter::wait_for_copies(place);
+#elif defined(__CUDA_ARCH__)
   asm volatile("cp.async.wait_all;" : : : "memory");
 #endif
 }
 
 // Commits the copies that the thread has issued since its last call as one group.
-DIGLOT_DEVICE void group_copies() {
-#if defined(__CUDA_ARCH__)
+DIGLOT_DEVICE void group_copies([[maybe_unused]] Place place = Place::here()) {
+#if defined(DIGLOT_INTERPRETER)
+  interpreter::commit_copies(place);
+#elif defined(__CUDA_ARCH__)
   asm volatile("cp.async.commit_group;" : : : "memory");
 #endif
 }
 
 // Waits until at most the thread's latest `newer` groups, 0 to 3, are in flight.
-DIGLOT_DEVICE void wait_for_copies_before(int newer) {
-#if defined(__CUDA_ARCH__)
+DIGLOT_DEVICE void wait_for_copies_before([[maybe_unused]] int newer,
+                                          [[maybe_unused]] Place place = Place::here()) {
+#if defined(DIGLOT_INTERPRETER)
+  interpreter::wait_for_copies_before(newer, place);
+#elif defined(__CUDA_ARCH__)
   switch (newer) {  // the instruction takes an immediate
     case 0: asm volatile("cp.async.wait_group 0;" : : : "memory"); break;
     case 1: asm volatile("cp.async.wait_group 1;" : : : "memory"); break;

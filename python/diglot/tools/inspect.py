@@ -102,6 +102,7 @@ class Inspection:
                 "directions": kernel.directions,
                 **asdict(kernel.resources),
                 "instructions": dict(kernel.resources.instructions),
+                "products": dict(kernel.resources.products),
                 "occupancy": asdict(kernel.occupancy),
             }
             for kernel in self.kernels

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from diglot.tools.machine_code import (
+    ROLES,
     ResourcesUnavailable,
     Usage,
     check_architecture,
@@ -54,6 +55,8 @@ class KernelResources:
         dynamic_shared_bytes: of the shared memory, what the launch adds.
         threads: of a block; None where no launch was looked at.
         cluster_blocks: blocks of a cluster; 1 where there are none.
+        products: the instructions of tensor cores in its code: pairs of a name with shape and
+            types, such as ("HGMMA.64x128x16.F32.BF16", 8), and a number.
     """
 
     name: str
@@ -70,6 +73,28 @@ class KernelResources:
     dynamic_shared_bytes: int = 0
     threads: int | None = None
     cluster_blocks: int = 1
+    products: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def is_warp_specialised(self) -> bool:
+        """Whether its warpgroups have roles and share out the registers: loading, multiplying."""
+        return ROLES in dict(self.instructions)
+
+    @property
+    def form(self) -> str:
+        """How its code loads and multiplies tiles, in one line."""
+        counts = dict(self.instructions)
+        warps = "" if self.threads is None else f", {self.threads // 32} warps"
+        loads, stores = counts.get("UTMALDG", 0), counts.get("UTMASTG", 0)
+        return "; ".join(
+            [
+                ("" if self.is_warp_specialised else "not ") + f"warp-specialised{warps}",
+                f"descriptor loads {loads}, stores {stores}",
+                " and ".join(f"{count} {name}" for name, count in self.products)
+                or "no tensor cores",
+                f"{self.registers} registers, {self.spill_bytes} bytes spilled",
+            ]
+        )
 
     def launched(
         self, threads: int, dynamic_bytes: int, cluster_blocks: int = 1
@@ -100,6 +125,7 @@ def join(usage: Iterable[Usage], sass: str, architecture: str) -> dict[str, Kern
             loads=code[entry.symbol].loads,
             stores=code[entry.symbol].stores,
             instructions=code[entry.symbol].instructions,
+            products=code[entry.symbol].products,
         )
         for entry in usage
     ]
@@ -139,7 +165,12 @@ def compile_stages(specialization: Any, architecture: str = DEFAULT_ARCHITECTURE
 
     if knobs.runtime.interpret:
         raise RuntimeError("Triton cannot compile in a process in which it interprets")
-    compiled = specialization.compile(GPUTarget("cuda", check_architecture(architecture), 32))
+    target = GPUTarget("cuda", check_architecture(architecture), 32)
+    return read_compiled(specialization.compile(target))
+
+
+def read_compiled(compiled: Any) -> CompiledKernel:
+    """Reads what Triton compiled: a `triton.compiler.CompiledKernel`."""
     kept = {stage: compiled.asm[stage] for stage in TRITON_STAGES}
     stages = {name: of.encode() if isinstance(of, str) else of for name, of in kept.items()}
     with tempfile.TemporaryDirectory() as folder:

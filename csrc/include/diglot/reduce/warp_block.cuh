@@ -8,6 +8,7 @@
 
 #include <cstring>
 
+#include "diglot/mma/warpgroup.cuh"
 #include "diglot/reduce/states.cuh"
 
 namespace diglot {
@@ -89,14 +90,10 @@ DIGLOT_DEVICE State lanes_sum(State state) {
   return state;
 }
 
-// A named barrier (bar.sync) of a part of a block: `threads` neighbouring threads, whole warps.
-// Parts have numbers below 15, and meet equally often. The interpreter's is a barrier of the block.
-DIGLOT_DEVICE void part_barrier([[maybe_unused]] int number, [[maybe_unused]] int threads) {
-#if defined(__CUDA_ARCH__)
-  asm volatile("bar.sync %0, %1;" : : "r"(number + 1), "r"(threads) : "memory");
-#else
-  __syncthreads();
-#endif
+// A barrier of a part of a block: `threads` neighbouring threads, whole warps. Parts have numbers
+// below 15.
+DIGLOT_DEVICE void part_barrier(int number, int threads, Place place = Place::here()) {
+  named_barrier_sync(number + 1, threads, place);
 }
 
 // Every thread of a block of kThreads threads gets their combined state: within each warp first,
