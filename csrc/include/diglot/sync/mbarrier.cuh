@@ -14,10 +14,10 @@
 //   full.wait(0);               // the phase of parity 0, the first; the next has parity 1
 //
 // A phase ends when all its arrivals have come, and all bytes that they expect. wait(parity)
-// returns when the current phase, if it has this parity, has ended, and at once if the phase before
-// has it: so wait(1) on a new barrier returns at once. An arrival releases what its thread has
-// written; a wait acquires it. Twin of Triton's descriptor loads, which make and await their own
-// barriers.
+// returns when the current phase has ended, if it has this parity. It returns at once if the phase
+// before has this parity. So wait(1) on a new barrier returns at once. An arrival releases what its
+// thread has written; a wait acquires it. In Triton, the compiler makes and awaits the barriers of
+// descriptors.
 #pragma once
 
 #include "diglot/sync/shared_address.cuh"
@@ -60,7 +60,7 @@ struct alignas(8) Mbarrier {
 #endif
   }
 
-  // Expects so many bytes more in this phase, without an arrival.
+  // Expects more bytes in this phase, without an arrival.
   DIGLOT_DEVICE void expect([[maybe_unused]] uint32_t bytes,
                             [[maybe_unused]] Place place = Place::here()) {
 #if defined(DIGLOT_INTERPRETER)
@@ -73,7 +73,7 @@ struct alignas(8) Mbarrier {
 #endif
   }
 
-  // Expects so many bytes more, and arrives once, in one step.
+  // Expects more bytes and arrives once, in one step.
   DIGLOT_DEVICE void arrive_expect([[maybe_unused]] uint32_t bytes,
                                    [[maybe_unused]] Place place = Place::here()) {
 #if defined(DIGLOT_INTERPRETER)
@@ -144,9 +144,9 @@ DIGLOT_DEVICE void fence_mbarrier_init([[maybe_unused]] Place place = Place::her
 #endif
 }
 
-// Orders the ordinary accesses to shared memory before it, this thread's and those it has
-// synchronised with, before asynchronous ones after it: bulk copies and wgmma, which reach memory
-// through another proxy. PTX ISA, "fence.proxy.async".
+// Bulk copies and wgmma reach shared memory through another proxy than ordinary accesses. The fence
+// orders ordinary accesses before it, this thread's and those that it has synchronised with, before
+// asynchronous ones after it. PTX ISA, "fence.proxy.async".
 DIGLOT_DEVICE void fence_async_proxy([[maybe_unused]] Place place = Place::here()) {
 #if defined(DIGLOT_INTERPRETER)
   interpreter::fence_async_proxy(place);
