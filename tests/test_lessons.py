@@ -66,7 +66,7 @@ def test_a_table_as_text_and_as_json(monkeypatch, tmp_path):
     table = lesson.Table("Two rows", rows)
     first, *lines = lesson.text(table).splitlines()
     assert first == f"Two rows ({lesson.device_name()})"
-    assert lines == ["kind      n", "plain     7", "wide   1234"]  # no column without figures
+    assert lines == ["kind       n", "plain      7", "wide   1,234"]  # no column without figures
     lesson.save(tmp_path / "figures.json", "two_rows", [table])
     saved = json.loads((tmp_path / "figures.json").read_text())
     assert saved["lesson"] == "two_rows" and saved["device"] == lesson.device_name()

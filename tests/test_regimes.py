@@ -12,6 +12,7 @@ from diglot.bench import summary
 from diglot.reference.specs import find_spec
 from diglot.tools import compare as comparing
 from diglot.tools import measure
+from diglot.tools.comparison import Row
 from diglot.tools.measure import Timing
 from diglot.tools.profile_tables import launch_table
 from diglot.tools.regimes import find_regime, input_bytes, peak_gb_per_s
@@ -93,7 +94,7 @@ def test_compare_says_it(monkeypatch):
     )
     monkeypatch.setattr(measure, "host_beside", lambda function, us: 30.0)
     monkeypatch.setattr(comparing, "_device_name", lambda device: "NVIDIA H200")
-    ran = {name: comparing._Ran(dict) for name in ("cuda", "triton")}
+    ran = {n: comparing._Ran(Row(n, None, False), dict) for n in ("cuda", "triton")}
     speeds = comparing._time(case, ran)
     assert speeds["copy"].regime is None
     assert (speeds["cuda"].regime.name, speeds["cuda"].host_us) == ("overhead", 30.0)
@@ -148,7 +149,7 @@ def test_profiles_say_it():
         ]
     )
     moved = {"diglot::gelu_forward[cuda]": 80.0 * MB}
-    header, *lines = launch_table(trace, 20, 1000.0, moved)
+    header, *lines = launch_table(trace, 20, 1000.0, moved).splitlines()
     begin = header.index("bound by")
     said = {line.split("  ")[0]: line[begin:].split("  ")[0] for line in lines}
     assert said["moving"] == "bandwidth 89 %"
@@ -156,4 +157,4 @@ def test_profiles_say_it():
     assert said["waiting"] == "overhead 82 %"
     assert said["unknown"] == "–"
     assert said["diglot::gelu_forward[cuda]"] == "bandwidth 89 %"
-    assert "bound by" not in launch_table(trace, 20)[0]
+    assert "bound by" not in launch_table(trace, 20)

@@ -79,7 +79,6 @@ class Table:
         made = self.rich(has_rule=False)
         from rich.console import Console
 
-        console = Console(file=io.StringIO(), width=1 << 20, color_system=None, _environ={})
-        with console.capture() as captured:
-            console.print(made)
-        return "\n".join(line.rstrip() for line in captured.get().splitlines())
+        text = io.StringIO()
+        Console(file=text, width=1 << 20, force_terminal=False, force_jupyter=False).print(made)
+        return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
