@@ -38,7 +38,7 @@ endif
 NATIVE := $(shell find csrc -name '*.cu' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.h')
 CXX_FILES := $(NATIVE) $(shell find bench examples tests -name '*.cu' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.h')
 
-.PHONY: help demo test test-all test-quick test-sanitize gpu-test bench pages docs wheel lint format setup
+.PHONY: help demo test test-all test-planted test-quick test-sanitize gpu-test bench pages docs wheel lint format setup
 .PHONY: linted-setup ready clean distclean FORCE
 
 help: ## this list
@@ -68,6 +68,12 @@ test: linted-setup ## lint, then most tests, slow ones left out; without a GPU k
 
 test-all: linted-setup ## lint, then all tests
 	$(RUN) -m pytest $(call workers,worksteal)
+
+# Kernels with planted bugs, and their right twins, in orders that only seeds reach.
+planted = tests/test_interpreted_*.py tests/test_planted_*.py tests/test_products.py \
+  tests/test_tensor_cores_cuda.py tests/test_wgmma.py
+test-planted: setup ## planted bugs of asynchronous kernels, under 200 seeds
+	$(RUN) -m pytest $(call workers,worksteal) $(planted) -m "slow and not compiled"
 
 test-quick: setup ## the tests that are not slow, and need no machine code, without lint
 	$(RUN) -m pytest $(call workers,worksteal) -m "not slow"
