@@ -63,7 +63,11 @@ void Block::set_busy(bool busy) {
 void Block::begin_thread() {
   Block& block = *running_block;
   begin_context(block.scheduler_);
-  block.grid_.kernel.call(block.grid_.kernel.parameters);
+  try {
+    block.grid_.kernel.call(block.grid_.kernel.parameters);
+  } catch (const std::exception& error) {  // nobody catches it below this frame
+    block.grid_.fail(block.name_of(*block.thread_) + ": " + error.what());
+  }
   if (block.thread_->accumulators != nullptr) {
     const std::string fault = block.thread_->accumulators->fault_at_end();
     if (!fault.empty()) block.grid_.fail(block.name_of(*block.thread_) + ": " + fault);
@@ -86,7 +90,7 @@ void Block::resume(Thread& thread) {
   give_back(std::move(thread.stack));
   ++done_;
   cluster_->note_progress();
-  cluster_->end_phase();
+  cluster_->end_thread(thread.is_at_cluster_barrier && thread.cluster_phase == cluster_->phase());
   // Who has ended is waited for no longer.
   for (std::size_t i = exchanges_[thread.warp()].size(); i > 0; --i) {
     release_exchange(thread.warp(), i - 1);
@@ -103,11 +107,15 @@ void Block::shuffle(std::vector<int>& order) {
 
 void Block::run() {
   running_block = this;
-  while (live_threads() > 0 && !grid_.is_over) {
-    cluster_->take_turn(rank());
-    if (!grid_.is_over) judge(run_round());
-    if (live_threads() == 0 && !grid_.is_over) end();
-    cluster_->pass_turn(rank());
+  try {
+    while (live_threads() > 0 && !grid_.is_over) {
+      cluster_->take_turn(rank());
+      if (!grid_.is_over) judge(run_round());
+      if (live_threads() == 0 && !grid_.is_over) end();
+      cluster_->pass_turn(rank());
+    }
+  } catch (const std::exception& error) {  // out of memory, say; the cluster must learn of the end
+    grid_.fail(error.what());
   }
   set_busy(false);
   cluster_->leave(rank());

@@ -11,6 +11,7 @@ Cluster::Cluster(Grid& grid, unsigned blocks, std::uint32_t number, std::uint64_
     : grid_(grid),
       random_(seed | 1),
       blocks_(blocks, nullptr),
+      has_begun_(blocks, blocks == 1),
       has_ended_(blocks, false),
       queue_(seed * 0x2545f4914f6cdd1du),
       stalled_(blocks, false) {
@@ -27,7 +28,8 @@ void Cluster::take_turn(unsigned rank) {
   std::unique_lock lock(mutex_);
   // A launch that has failed lets all go: a block that never began passes no turn.
   constexpr std::chrono::milliseconds kLook(50);
-  while (turn_ != rank && !grid_.is_over) passed_.wait_for(lock, kLook);
+  while ((turn_ != rank || !is_full()) && !grid_.is_over) passed_.wait_for(lock, kLook);
+  has_begun_[rank] = true;
 }
 
 void Cluster::pass_turn(unsigned rank) {
@@ -42,9 +44,10 @@ void Cluster::pass_turn(unsigned rank) {
 
 void Cluster::enter(Block& block) {
   const std::lock_guard lock(mutex_);
+  if (detector_ != nullptr) detector_->add_block(block.shared().pointer(0), block.shared().bytes());
   blocks_[block.rank()] = &block;
   ++entered_;
-  if (detector_ != nullptr) detector_->add_block(block.shared().pointer(0), block.shared().bytes());
+  if (is_full()) passed_.notify_all();
 }
 
 void Cluster::leave(unsigned rank) {
@@ -72,7 +75,7 @@ bool Cluster::note_stalled(unsigned rank) {
 std::string Cluster::account() const {
   std::string what;
   for (unsigned rank = 0; rank < size(); ++rank) {
-    if (blocks_[rank] == nullptr || has_ended_[rank]) continue;
+    if (has_ended_[rank]) continue;
     what += (what.empty() ? "" : "; ") + blocks_[rank]->account();
   }
   return what;
@@ -84,12 +87,14 @@ void Cluster::arrive(const Clock& clock) {
   end_phase();
 }
 
+void Cluster::end_thread(bool has_arrived) {
+  if (has_arrived) --arrived_;
+  end_phase();
+}
+
 void Cluster::end_phase() {
   int expected = 0;
-  for (const Block* block : blocks_) {
-    if (block == nullptr) return;  // it has yet to begin
-    expected += block->live_threads();
-  }
+  for (const Block* block : blocks_) expected += block->live_threads();
   if (arrived_ == 0 || arrived_ < expected) return;
   arrived_ = 0;
   ++phase_;
@@ -100,7 +105,7 @@ void Cluster::end_phase() {
 
 void Cluster::complete_rest() {
   for (const Block* block : blocks_) {
-    if (block == nullptr || block->live_threads() > 0) return;
+    if (block->live_threads() > 0) return;
   }
   while (!grid_.is_over && queue_.complete_one()) {
   }
@@ -108,7 +113,7 @@ void Cluster::complete_rest() {
 
 Block* Cluster::owner(const char* begin, const char* end) const {
   for (Block* block : blocks_) {
-    if (block != nullptr && block->shared().contains(begin, end)) return block;
+    if (block->shared().contains(begin, end)) return block;
   }
   return nullptr;
 }

@@ -23,7 +23,8 @@ class Cluster {
   // `number` names it among all clusters of the launch.
   Cluster(Grid& grid, unsigned blocks, std::uint32_t number, std::uint64_t seed);
 
-  // Waits for the turn of the block of this rank, until which the other blocks run.
+  // Waits for the turn of the block of this rank, until which the other blocks run. None runs
+  // before all have entered: so the seed alone decides what the first ones find of the others.
   void take_turn(unsigned rank);
   // Gives the turn to any block that has not ended.
   void pass_turn(unsigned rank);
@@ -44,17 +45,18 @@ class Cluster {
   void arrive(const Clock& clock);
   // What all have told that arrived in the phase that ended last.
   const Clock& told() const { return told_; }
-  // Lets the barrier's phase end, if all threads have arrived. Called where a thread arrives or
-  // ends.
-  void end_phase();
+  // A thread ends, which may have arrived in the barrier's phase: the others wait for it no longer.
+  void end_thread(bool has_arrived);
   std::uint32_t phase() const { return phase_; }
 
   // Completes what no thread has waited for, once all blocks' threads have ended.
   void complete_rest();
 
   bool is_full() const { return entered_ == size(); }
-  // The block of this rank; null before it begins. It stays when it has ended.
-  Block* block(unsigned rank) const { return rank < blocks_.size() ? blocks_[rank] : nullptr; }
+  // The block of this rank; null before its first turn. It stays when it has ended.
+  Block* block(unsigned rank) const {
+    return rank < size() && has_begun_[rank] ? blocks_[rank] : nullptr;
+  }
   unsigned size() const { return static_cast<unsigned>(blocks_.size()); }
   // The block whose shared memory holds all of [begin, end), or null.
   Block* owner(const char* begin, const char* end) const;
@@ -65,11 +67,13 @@ class Cluster {
 
  private:
   std::uint64_t random();
+  // Lets the barrier's phase end, if all threads have arrived.
+  void end_phase();
 
   Grid& grid_;
   std::uint64_t random_;
   std::vector<Block*> blocks_;
-  std::vector<bool> has_ended_;
+  std::vector<bool> has_begun_, has_ended_;
   AsyncQueue queue_;
   std::unique_ptr<Detector> detector_;
   Clock telling_, told_;  // of the cluster's barrier

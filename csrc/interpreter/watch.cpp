@@ -3,10 +3,13 @@
 #include <algorithm>
 #include <utility>
 
+#include "diglot/launch/fork_safe_mutex.h"
+
 namespace diglot::interpreter {
 
 GlobalMemory::GlobalMemory()
-    : races("global memory", [this](std::uint32_t group, int thread, const Actor& to) {
+    : mutex(fork_safe_mutex<GlobalMemory>()),
+      races("global memory", [this](std::uint32_t group, int thread, const Actor& to) {
         return name(group, thread, to);
       }) {}
 

@@ -38,7 +38,7 @@ class GlobalMemory {
   void end(const Launched& launched);
 
   // Whoever uses what follows holds this.
-  std::mutex mutex;
+  std::mutex& mutex;
   Flags flags;
   Races races;
 
