@@ -20,6 +20,7 @@ struct Operation {
 //   read THREAD; write THREAD; atomic THREAD; fence THREAD; meet THREAD THREAD ...;
 //   release THREAD SIGNAL; acquire THREAD SIGNAL;
 //   load THREAD OPERATION; store THREAD OPERATION;   issued by the thread: writes, reads the bytes
+//   store THREAD OPERATION OTHER;                    the same, in the group of another operation
 //   complete OPERATION SIGNAL
 std::string play(const std::string& script, int threads) {
   static const char memory[16] = {};
@@ -59,9 +60,14 @@ std::string play(const std::string& script, int threads) {
     const Clock& clock = order.of(thread);
     std::string fault;
     if (what == "load" || what == "store") {
-      const Operation operation{order.add_channel(), order.release(thread)};
+      std::string other;
+      words >> other;
+      const int channel = other.empty() ? order.add_channel() : operations.at(other).channel;
+      const Operation operation{channel, order.release(thread)};
       operations[name] = operation;
-      const Actor actor{operation.channel, 1, &operation.issued, true, name.c_str()};
+      const auto issue = static_cast<std::uint32_t>(line);
+      const std::string& whose = other.empty() ? name : other;
+      const Actor actor{channel, 1, &operation.issued, true, whose.c_str(), 0, nullptr, issue};
       fault = races.note(actor, memory, sizeof(memory),
                          what == "load" ? Access::kWrite : Access::kRead, site);
     } else if (what == "read" || what == "write" || what == "atomic") {
