@@ -21,6 +21,7 @@ struct Operation {
 //   release THREAD SIGNAL; acquire THREAD SIGNAL;
 //   load THREAD OPERATION; store THREAD OPERATION;   issued by the thread: writes, reads the bytes;
 //                                                    the same name tells of both, as one barrier
+//   store THREAD OPERATION OTHER;                    the same, in the group of another operation
 //   complete OPERATION SIGNAL
 std::string play(const std::string& script, int threads) {
   static const char memory[16] = {};
@@ -60,12 +61,21 @@ std::string play(const std::string& script, int threads) {
     const Clock& clock = order.of(thread);
     std::string fault;
     if (what == "load" || what == "store") {
+      std::string other;
+      words >> other;
       const bool is_new = operations.count(name) == 0;
+      const int channel = other.empty() ? 0 : operations.at(other).channel;
       Operation& operation = operations[name];
-      if (is_new) operation.channel = order.add_channel(), operation.line = line;
+      if (is_new) {
+        operation.channel = other.empty() ? order.add_channel() : channel;
+        operation.line = line;
+      }
       operation.issued = order.release(thread);
       const Site issue{nullptr, {"script", operation.line}};
-      const Actor actor{operation.channel, 1, &operation.issued, true, name.c_str()};
+      const std::string& whose = other.empty() ? name : other;
+      const auto number = static_cast<std::uint32_t>(line);
+      const Actor actor{operation.channel, 1, &operation.issued, true,
+                        whose.c_str(),     0, nullptr,           number};
       fault = races.note(actor, memory, sizeof(memory),
                          what == "load" ? Access::kWrite : Access::kRead, issue);
     } else if (what == "read" || what == "write" || what == "atomic") {
