@@ -1,8 +1,9 @@
 """8-bit floats bit by bit, for Triton's interpreter, whose own conversions round wrongly.
 
-float16 holds both types exactly. The bits of an e5m2 number are the upper half of its float16. Those
-of an e4m3 number are the upper bits of the float16 of its 256th part (Micikevicius et al., "FP8 formats
-for deep learning", 2022, arXiv:2209.05433).
+float16 holds both types exactly. The bits of an e5m2 number are the upper half of its float16.
+Those of an e4m3 number are the upper bits of the float16 of its 256th part.
+
+Source: Micikevicius et al., "FP8 formats for deep learning", 2022, arXiv:2209.05433.
 """
 
 import triton
