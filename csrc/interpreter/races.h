@@ -79,8 +79,8 @@ class Races {
     std::uint32_t manner = 0;
     std::uint32_t issue = 0;
 
-    // For accesses after it, but not for those before it: an operation of another issue has seen
-    // others of them.
+    // What comes later races with both or with neither. What came before may race with one alone:
+    // operations of different issues have seen different accesses.
     bool is_like(const Touch& other) const {
       return epoch == other.epoch && group == other.group && component == other.component &&
              manner == other.manner;
