@@ -27,7 +27,7 @@ void Cluster::take_turn(unsigned rank) {
   std::unique_lock lock(mutex_);
   // A launch that has failed lets all go: a block that never began passes no turn.
   constexpr std::chrono::milliseconds kLook(50);
-  while (turn_ != rank && !grid_.is_over) passed_.wait_for(lock, kLook);
+  while ((turn_ != rank || !is_full()) && !grid_.is_over) passed_.wait_for(lock, kLook);
 }
 
 void Cluster::pass_turn(unsigned rank) {
@@ -45,6 +45,7 @@ void Cluster::enter(Block& block) {
   blocks_[block.rank()] = &block;
   ++entered_;
   if (detector_ != nullptr) detector_->add_block(block.shared().pointer(0), block.shared().bytes());
+  if (is_full()) passed_.notify_all();
 }
 
 void Cluster::leave(unsigned rank) {

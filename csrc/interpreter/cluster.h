@@ -23,7 +23,8 @@ class Cluster {
   // `number` names it among all clusters of the launch.
   Cluster(Grid& grid, unsigned blocks, std::uint32_t number, std::uint64_t seed);
 
-  // Waits for the turn of the block of this rank, until which the other blocks run.
+  // Waits for the turn of the block of this rank, until which the other blocks run. The first
+  // begins when all have entered.
   void take_turn(unsigned rank);
   // Gives the turn to any block that has not ended.
   void pass_turn(unsigned rank);

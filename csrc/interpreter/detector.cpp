@@ -2,9 +2,13 @@
 
 #include <numeric>
 
+#include "interpreter/async.h"
+
 namespace diglot::interpreter {
 
 namespace {
+
+constexpr std::uint32_t kMostThreads = 1024;  // of a block
 
 int threads_of(const Launch& launch) {
   return static_cast<int>(launch.block.x * launch.block.y * launch.block.z);
@@ -42,11 +46,16 @@ std::string Detector::note(int thread, const void* address, std::size_t bytes, A
               address, bytes, access, scope, site);
 }
 
-std::string Detector::note(const Channel& channel, const Clock& clock, bool is_async,
-                           const char* what, int rank, const void* address, std::size_t bytes,
-                           Access access, const Site& site) {
-  return note({channel.component, channel.epoch, &clock, is_async, what, rank, &launched_.past},
-              address, bytes, access, Scope::kSystem, site);
+std::string Detector::note(const Channel& channel, const Issue& issue, const void* address,
+                           std::size_t bytes, Access access) {
+  const int rank = static_cast<int>(issue.rank);
+  const int thread = rank * block_threads_ + issue.thread;
+  // A thread's epoch is another at each issue.
+  const std::uint32_t epoch = issue.clock.seen(issue.clock.group(), thread);
+  const std::uint32_t number = epoch * kMostThreads + static_cast<std::uint32_t>(issue.thread);
+  const Actor actor{channel.component,  channel.epoch, &issue.clock,    issue.is_in_async_proxy,
+                    issue.what.c_str(), rank,          &launched_.past, number};
+  return note(actor, address, bytes, access, Scope::kSystem, issue.site);
 }
 
 std::string Detector::note(const Actor& actor, const void* address, std::size_t bytes,

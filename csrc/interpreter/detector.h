@@ -15,6 +15,8 @@
 
 namespace diglot::interpreter {
 
+struct Issue;
+
 // What tells of the completion of asynchronous operations, and how far it has come.
 struct Channel {
   int component = 0;
@@ -45,10 +47,9 @@ class Detector {
   std::string note(int thread, const void* address, std::size_t bytes, Access access, Scope scope,
                    const Site& site);
 
-  // The same for an asynchronous operation that a thread of the block of this rank issued.
-  std::string note(const Channel& channel, const Clock& clock, bool is_async, const char* what,
-                   int rank, const void* address, std::size_t bytes, Access access,
-                   const Site& site);
+  // The same for an asynchronous operation.
+  std::string note(const Channel& channel, const Issue& issue, const void* address,
+                   std::size_t bytes, Access access);
 
   // Barriers: of a block, of lanes of a warp.
   void meet_block(int rank);

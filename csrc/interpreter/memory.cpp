@@ -106,8 +106,7 @@ std::string find_fault(Block& block, const Issue& issue, const Channel& channel,
   return find_fault(block, begin, begin + bytes, access, [&]() -> std::string {
     Detector* const detector = block.cluster().detector();
     if (detector == nullptr) return "";
-    return detector->note(channel, issue.clock, issue.is_in_async_proxy, issue.what.c_str(),
-                          static_cast<int>(issue.rank), begin, bytes, access, issue.site);
+    return detector->note(channel, issue, begin, bytes, access);
   });
 }
 

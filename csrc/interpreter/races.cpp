@@ -60,8 +60,12 @@ std::string Races::note(const Actor& actor, const void* address, std::size_t byt
     return std::string("it ") + (is_read(access) ? "reads " : "writes ") + where_ +
            " of a block that has ended: a block leaves its cluster early";
   }
-  const Touch touch{actor.epoch, actor.clock->group(), actor.component, actor.rank,
-                    manner_of(actor, access, site, scope)};
+  const Touch touch{actor.epoch,
+                    actor.clock->group(),
+                    actor.component,
+                    actor.rank,
+                    manner_of(actor, access, site, scope),
+                    actor.issue};
   const auto begin = static_cast<std::size_t>(first - window->begin);
   const std::size_t end = std::min(begin + bytes, window->bytes);
   for (std::size_t i = begin; i < end;) {
@@ -107,7 +111,7 @@ std::uint32_t Races::manner_of(const Actor& actor, Access access, const Site& si
 // The history of bytes after one more touch.
 Races::Id Races::follow(Id from, std::size_t bytes, const Touch& touch, const Actor& actor) {
   std::size_t hash = mixed(mixed(from, touch.epoch), touch.component);
-  hash = mixed(mixed(hash, touch.manner), touch.group);
+  hash = mixed(mixed(mixed(hash, touch.manner), touch.group), touch.issue);
   Step& step = steps_[hash >> 32 & (kSteps - 1)];
   if (step.from == from && step.touch == touch && step.to != 0 &&
       histories_[from].version == step.from_version &&
@@ -130,6 +134,7 @@ Races::Id Races::follow(Id from, std::size_t bytes, const Touch& touch, const Ac
     if (!is_plain_read && find_fault(history.reads, touch, actor)) return from;
     const bool may_race_strong = !is_strong(access) || has_narrow_;
     if (may_race_strong && find_fault(history.strong, touch, actor)) return from;
+    if (!is_plain_write && !alike.empty() && alike.back().is_like(touch)) return from;
   }
   const bool is_alone = from != 0 && histories_[from].bytes == bytes;
   const Id to = is_alone ? from : take();

@@ -36,6 +36,7 @@ struct Actor {
   const char* what = nullptr;  // "the bulk load"; null for a thread
   int rank = 0;                // of its block
   const Past* past = nullptr;  // of its launch; null if all is of one
+  std::uint32_t issue = 0;     // tells operations of one component and epoch apart
 };
 
 class Races {
@@ -76,11 +77,15 @@ class Races {
     int component = 0;
     int rank = 0;
     std::uint32_t manner = 0;
+    std::uint32_t issue = 0;
 
-    bool operator==(const Touch& other) const {
+    // What comes later races with both or with neither. What came before may race with one alone:
+    // operations of different issues have seen different accesses.
+    bool is_like(const Touch& other) const {
       return epoch == other.epoch && group == other.group && component == other.component &&
              manner == other.manner;
     }
+    bool operator==(const Touch& other) const { return is_like(other) && issue == other.issue; }
   };
   // Those since the last write, but for some that can be in no race in which no other is too.
   struct Touches {

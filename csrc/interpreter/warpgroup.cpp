@@ -106,6 +106,7 @@ bool Warpgroup::gather(Block& block, const Operation& operation, const Step& ste
   for (int warp = 0; warp < warps; ++warp) {
     Issue issue = operation;
     issue.clock = step.clocks[warp];
+    issue.thread = operation.thread / kWarpgroup * kWarpgroup + warp * kWarp;
     for (std::size_t i = 0; i < chunks.size(); ++i) {
       const int number = static_cast<int>(i);
       const int row = major == Major::kK ? number / kLineChunks : number % (extent / 8) * 8;

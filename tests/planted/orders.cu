@@ -14,12 +14,15 @@ using namespace diglot::interpreter;
 struct Operation {
   int channel;
   Clock issued;
+  Site site;
+  std::string name;
 };
 
 // Statements end with ";". THREAD is a number, others are names:
 //   read THREAD; write THREAD; atomic THREAD; fence THREAD; meet THREAD THREAD ...;
 //   release THREAD SIGNAL; acquire THREAD SIGNAL;
 //   load THREAD OPERATION; store THREAD OPERATION;   issued by the thread: writes, reads the bytes
+//   store THREAD OPERATION OTHER;   the same, in the group of another operation, and on its line
 //   complete OPERATION SIGNAL
 std::string play(const std::string& script, int threads) {
   static const char memory[16] = {};
@@ -59,11 +62,19 @@ std::string play(const std::string& script, int threads) {
     const Clock& clock = order.of(thread);
     std::string fault;
     if (what == "load" || what == "store") {
-      const Operation operation{order.add_channel(), order.release(thread)};
+      std::string other;
+      words >> other;
+      Operation operation{order.add_channel(), order.release(thread), site, name};
+      if (!other.empty()) {
+        const Operation& of = operations.at(other);
+        operation.channel = of.channel, operation.site = of.site, operation.name = of.name;
+      }
       operations[name] = operation;
-      const Actor actor{operation.channel, 1, &operation.issued, true, name.c_str()};
+      const auto issue = static_cast<std::uint32_t>(line);
+      const char* const called = operation.name.c_str();
+      const Actor actor{operation.channel, 1, &operation.issued, true, called, 0, nullptr, issue};
       fault = races.note(actor, memory, sizeof(memory),
-                         what == "load" ? Access::kWrite : Access::kRead, site);
+                         what == "load" ? Access::kWrite : Access::kRead, operation.site);
     } else if (what == "read" || what == "write" || what == "atomic") {
       const Access access = what == "read"    ? Access::kRead
                             : what == "write" ? Access::kWrite
