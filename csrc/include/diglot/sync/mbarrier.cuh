@@ -18,9 +18,17 @@
 // has it: so wait(1) on a new barrier returns at once. An arrival releases what its thread has
 // written; a wait acquires it. Twin of Triton's descriptor loads, which make and await their own
 // barriers.
+//
+// Built with -DDIGLOT_CHECKED, a thread that has waited for two seconds prints where, and traps.
 #pragma once
 
 #include "diglot/sync/shared_address.cuh"
+
+#if defined(DIGLOT_CHECKED)
+#include <cstdio>
+
+#include "diglot/atomics.cuh"
+#endif
 
 namespace diglot {
 
@@ -127,11 +135,30 @@ struct alignas(8) Mbarrier {
   DIGLOT_DEVICE void wait(uint32_t parity, [[maybe_unused]] Place place = Place::here()) const {
 #if defined(DIGLOT_INTERPRETER)
     interpreter::mbarrier_wait(this, parity != 0, place);
+#elif defined(DIGLOT_CHECKED)
+    const uint64_t begin = global_nanoseconds();
+    while (!try_wait(parity)) {
+      if (global_nanoseconds() - begin > kPatience) give_up(parity);
+    }
 #else
     while (!try_wait(parity)) {
     }
 #endif
   }
+
+#if defined(DIGLOT_CHECKED)
+ private:
+  static constexpr uint64_t kPatience = 2'000'000'000;  // nanoseconds
+
+  DIGLOT_DEVICE void give_up(uint32_t parity) const {
+    printf(
+        "mbarrier: thread (%u, %u, %u) of block (%u, %u, %u) has waited 2 s for the phase of "
+        "parity %u of the barrier at shared address %u\n",
+        threadIdx.x, threadIdx.y, threadIdx.z, blockIdx.x, blockIdx.y, blockIdx.z, parity,
+        shared_address(this));
+    __trap();
+  }
+#endif
 };
 
 // Makes the initialisation of mbarriers visible to bulk copies and to other blocks of the cluster,
