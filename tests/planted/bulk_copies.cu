@@ -1,5 +1,5 @@
 // Kernels that move tiles by bulk copies: right, and with a bug each. For
-// tests/test_planted_bulk.py.
+// tests/test_planted_table.py.
 #include "diglot/mma/tma.cuh"
 #include "runner.h"
 
@@ -136,12 +136,17 @@ constexpr Start start_sum = [](const Launch& how, const float* in, float* out) {
   launch<sum_tiles<kBug>>(how, nullptr, encode(describe(in, how.grid.x)), out);
 };
 
-// The second half of `out` is scratch.
+// The second half of `out` is scratch, which the interpreter watches.
 template <Store kBug>
 constexpr Start start_store = [](const Launch& how, const float* in, float* out) {
   Launch part = how;
   part.grid.x = 2;
   float* const scratch = out + 32;
+#if defined(DIGLOT_INTERPRETER)
+  const auto* const begin = reinterpret_cast<const char*>(scratch);
+  const auto bytes = sizeof(float) * part.grid.x * kTiles * kRows * kColumns;
+  const interpreter::Watch scope(std::vector<interpreter::Range>{{begin, begin + bytes}});
+#endif
   launch<store_tiles<kBug>>(part, nullptr, in, encode(describe(scratch, part.grid.x)), scratch,
                             out);
 };

@@ -1,5 +1,6 @@
 // Kernels that wait at mbarriers, named barriers and a cluster's barrier, and that move registers:
-// right, and with a bug each. For tests/test_interpreted_barriers.py.
+// right, and with a bug each. For tests/test_interpreted_barriers.py and
+// tests/test_planted_table.py.
 #include "diglot/mma/warpgroup.cuh"
 #include "diglot/sync/cluster.cuh"
 #include "diglot/vector_access.cuh"

@@ -1,5 +1,6 @@
-// Kernels that copy by TMA: right, and with a bug each. For tests/test_interpreted_tma.py. `in` and
-// `out` have a tile of 8 rows of 32 floats for each block, which has a thread for each element.
+// Kernels that copy by TMA: right, and with a bug each. For tests/test_interpreted_tma.py and
+// tests/test_planted_table.py. `in` and `out` have a tile of 8 rows of 32 floats for each block,
+// which has a thread for each element.
 #include "diglot/mma/tma.cuh"
 
 #include "diglot/sync/cluster.cuh"
@@ -15,12 +16,9 @@ constexpr uint32_t kTileBytes = kTile * sizeof(float);
 
 enum class Fault {
   kNone,
-  kNotInitialised,
   kBytes,
-  kWaitMissing,
   kSwizzle,
   kMisaligned,
-  kFenceMissing,
   kEndsEarly,
   kNegative,
   kRank,
@@ -47,7 +45,7 @@ __global__ void add_number(const __grid_constant__ TensorMap in,
   if (i == 0) {
     tma_prefetch_map(in);
     tma_prefetch(in, {0, row});
-    if (kFault != Fault::kNotInitialised) full.init(1);
+    full.init(1);
     fence_mbarrier_init();
   }
   __syncthreads();
@@ -59,39 +57,15 @@ __global__ void add_number(const __grid_constant__ TensorMap in,
       tma_load(in, kFault == Fault::kOutOfShared ? tile + 2 * kTile : tile, full, {0, row});
     }
   }
-  if (kFault != Fault::kWaitMissing) full.wait(0);
+  full.wait(0);
   tile[kFault == Fault::kSwizzle ? i : place_of(i)] += static_cast<float>(i);
-  if (kFault != Fault::kFenceMissing) fence_async_proxy();
+  fence_async_proxy();
   __syncthreads();
   if (i == 0) {
     tma_store(kFault == Fault::kReadOnly ? in : out, tile,
               {kFault == Fault::kNegative ? -4 : 0, row});
     commit_bulk_group();
     if (kFault != Fault::kEndsEarly) wait_bulk_groups_read<0>();
-  }
-}
-
-// Loads both halves of a tile into one buffer, whose readers must have a fence behind them.
-template <bool kFences>
-__global__ void refill(const __grid_constant__ TensorMap in, float* out) {
-  __shared__ __align__(128) float half[kTile / 2];
-  __shared__ Mbarrier full;
-  const int i = static_cast<int>(threadIdx.x);
-  const int block = static_cast<int>(blockIdx.x);
-  if (i == 0) {
-    full.init(1);
-    fence_mbarrier_init();
-  }
-  __syncthreads();
-  for (int part = 0; part < 2; ++part) {
-    if (i == 0) {
-      full.arrive_expect(kTileBytes / 2);
-      tma_load(in, half, full, {0, block * kRows + part * kRows / 2});
-    }
-    full.wait(part);
-    if (i < kTile / 2) out[block * kTile + part * kTile / 2 + i] = half[i];
-    if (kFences) fence_async_proxy();
-    __syncthreads();
   }
 }
 
@@ -312,12 +286,9 @@ void start_with_long_map(const Launch& how, const float* in, float* out) {
 const std::vector<Entry>& kernels() {
   static const std::vector<Entry> entries = {
       {"add_number", start_add<Fault::kNone>},
-      {"mbarrier_not_initialised", start_add<Fault::kNotInitialised>},
       {"bytes_of_two_tiles", start_add<Fault::kBytes>},
-      {"missing_wait", start_add<Fault::kWaitMissing>},
       {"no_swizzle", start_add<Fault::kSwizzle>},
       {"misaligned_stage", start_add<Fault::kMisaligned>},
-      {"store_without_fence", start_add<Fault::kFenceMissing>},
       {"ends_before_its_store", start_add<Fault::kEndsEarly>},
       {"negative_store", start_add<Fault::kNegative>},
       {"wrong_rank", start_add<Fault::kRank>},
@@ -326,8 +297,6 @@ const std::vector<Entry>& kernels() {
       {"beyond_stages", start_add<Fault::kOutOfShared>},
       {"old_map", start_with_old_map},
       {"long_map", start_with_long_map},
-      {"refill", start_from_map<refill<true>>},
-      {"refill_without_fence", start_from_map<refill<false>>},
       {"through_one_buffer", start_to_map<through_one_buffer<true>>},
       {"overwritten_buffer", start_to_map<through_one_buffer<false>>},
       {"read_back", start_plain<read_back<true>>},

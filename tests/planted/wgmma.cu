@@ -1,5 +1,6 @@
 // Kernels of wgmma, ldmatrix and stmatrix: right ones, and the same with a bug each. For
-// tests/test_wgmma.py, which gives them small integers: their products are exact.
+// tests/test_wgmma.py and tests/test_planted_table.py, which give them small integers: their
+// products are exact.
 #include "diglot/mma/wgmma.cuh"
 
 #include "diglot/mma/matrix.cuh"
