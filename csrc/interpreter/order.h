@@ -56,6 +56,11 @@ class Clock {
   bool home_has(std::uint32_t group, int component, std::uint32_t epoch) const;
   // The thread's own epoch, if this is a thread's clock.
   std::uint32_t epoch() const { return seen_.own; }
+  // Whether it is a copy of the other, or of the same.
+  bool is_copy(const Clock& other) const {
+    return group_ == other.group_ && own_ == other.own_ && seen_.is_copy(other.seen_) &&
+           fenced_.is_copy(other.fenced_);
+  }
   // The last epoch of a component whose accesses the owner has seen.
   std::uint32_t seen(std::uint32_t group, int component) const {
     return count(seen_, group, component);
@@ -72,6 +77,10 @@ class Clock {
   struct Part {
     Known known;
     std::uint32_t own = 0;
+
+    bool is_copy(const Part& other) const {
+      return own == other.own && known.home == other.known.home && known.away == other.known.away;
+    }
   };
 
   std::uint32_t count(const Part& part, std::uint32_t group, int component) const;

@@ -109,7 +109,9 @@ Races::Id Races::follow(Id from, std::size_t bytes, const Touch& touch, const Ac
   std::size_t hash = mixed(mixed(from, touch.epoch), touch.component);
   hash = mixed(mixed(hash, touch.manner), touch.group);
   Step& step = steps_[hash >> 32 & (kSteps - 1)];
+  const bool is_operation = actor.what != nullptr;
   if (step.from == from && step.touch == touch && step.to != 0 &&
+      (!is_operation || step.clock.is_copy(*actor.clock)) &&
       histories_[from].version == step.from_version &&
       histories_[step.to].version == step.to_version) {
     histories_[step.to].bytes += bytes;
@@ -122,14 +124,14 @@ Races::Id Races::follow(Id from, std::size_t bytes, const Touch& touch, const Ac
     History& history = histories_[from];
     const std::vector<Touch>& alike = (is_plain_read ? history.reads : history.strong).all;
     const bool is_clear = history.reads.all.empty() && history.strong.all.empty();
-    if (is_plain_write ? is_clear && history.write == touch
-                       : !alike.empty() && alike.back() == touch) {
-      return from;  // the same once more
-    }
+    const bool is_repeated = is_plain_write ? is_clear && history.write == touch
+                                            : !alike.empty() && alike.back() == touch;
+    if (is_repeated && !is_operation) return from;
     if (find_fault(history.write, touch, actor)) return from;
     if (!is_plain_read && find_fault(history.reads, touch, actor)) return from;
     const bool may_race_strong = !is_strong(access) || has_narrow_;
     if (may_race_strong && find_fault(history.strong, touch, actor)) return from;
+    if (is_repeated) return from;
   }
   const bool is_alone = from != 0 && histories_[from].bytes == bytes;
   const Id to = is_alone ? from : take();
@@ -141,7 +143,7 @@ Races::Id Races::follow(Id from, std::size_t bytes, const Touch& touch, const Ac
     history.write = old.write;
     if (!is_plain_write) history.reads = old.reads, history.strong = old.strong;
     history.bytes = bytes;
-    step = {from, to, old.version, history.version, touch};
+    step = {from, to, old.version, history.version, touch, is_operation ? *actor.clock : Clock()};
   }
   if (is_plain_write) {
     history.write = touch;

@@ -101,6 +101,7 @@ class Races {
     Id from = 0, to = 0;
     std::uint32_t from_version = 0, to_version = 0;
     Touch touch;
+    Clock clock;  // of an operation: others of its channel may have seen less
   };
   struct Window {
     const char* begin;
