@@ -38,3 +38,8 @@ def test_each_warp_must_wait_for_what_a_product_reads(run, seed):
 def test_two_loads_of_one_phase_race(run, seed):
     message, _ = run("two_loads", seed)
     assert f"{RACE}writes what a bulk load" in message
+
+
+def test_a_copy_of_few_bytes_is_named_by_the_kernels_line(run):
+    message, _ = run("copy_words", 0)
+    assert message.count("operations.cu:") == 2

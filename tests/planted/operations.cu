@@ -1,4 +1,4 @@
-// Asynchronous operations of which some follow a wait and some do not. For
+// Asynchronous operations of which some follow a wait and some do not, and a memcpy. For
 // tests/test_races_of_operations.py.
 #include "diglot/mma/tma.cuh"
 #include "diglot/mma/wgmma.cuh"
@@ -40,11 +40,19 @@ __global__ void square(const float* in, float* out) {
   if (is_first) out[blockIdx.x] = sums[0];
 }
 
+// All threads write the same words.
+__global__ void copy_words(const float* in, float* out) {
+  __shared__ float words[2];
+  memcpy(&words[threadIdx.x % 2], in + threadIdx.x, sizeof(float));
+  out[blockIdx.x] = words[0];
+}
+
 const std::vector<Entry>& kernels() {
   static const std::vector<Entry> all = {
       {"square", start<square<Fault::kNone>>},
       {"one_warp_waits", start<square<Fault::kOneWarpWaits>>},
       {"two_loads", start<square<Fault::kTwoLoads>>},
+      PLANTED(copy_words),
   };
   return all;
 }
