@@ -16,6 +16,19 @@ namespace diglot::interpreter {
 
 namespace {
 
+// Of the lines of calls that the compiler has inlined, innermost first: the first that is not in a
+// header that stands in for CUDA's.
+std::string line_of_kernel(const std::string& lines) {
+  std::size_t begin = 0;
+  for (;;) {
+    const std::size_t end = lines.find('\n', begin);
+    const std::string line = lines.substr(begin, end - begin);
+    const bool is_last = end == std::string::npos || end + 1 >= lines.size();
+    if (is_last || line.find("/interpreter/include/") == std::string::npos) return line;
+    begin = end + 1;
+  }
+}
+
 // What addr2line says of an offset in a library; "" where there is no addr2line or no answer.
 std::string ask(const char* library, std::uintptr_t offset) {
   int ends[2];
@@ -27,7 +40,7 @@ std::string ask(const char* library, std::uintptr_t offset) {
   posix_spawn_file_actions_adddup2(&actions, ends[1], 1);
   posix_spawn_file_actions_addclose(&actions, ends[0]);
   posix_spawn_file_actions_addclose(&actions, ends[1]);
-  char* const arguments[] = {const_cast<char*>("addr2line"), const_cast<char*>("-e"),
+  char* const arguments[] = {const_cast<char*>("addr2line"), const_cast<char*>("-ie"),
                              const_cast<char*>(library), address, nullptr};
   // No fork(), which would wait for mutexes that this thread holds (fork_safe_mutex.h).
   pid_t child = 0;
@@ -42,7 +55,7 @@ std::string ask(const char* library, std::uintptr_t offset) {
   }
   close(ends[0]);
   if (is_started) waitpid(child, nullptr, 0);
-  answer = answer.substr(0, answer.find('\n'));
+  answer = line_of_kernel(answer);
   answer = answer.substr(0, answer.find(" (discriminator"));
   return answer.rfind("??", 0) == 0 ? "" : answer;
 }
