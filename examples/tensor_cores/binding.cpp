@@ -51,9 +51,8 @@ at::Tensor multiply(const at::Tensor& a, const at::Tensor& b) {
   const c10::cuda::CUDAGuard guard(a.device());
   void* const stream = c10::cuda::getCurrentCUDAStream();
 #endif
-  product(a.const_data_ptr(), b.const_data_ptr(), c.mutable_data_ptr(),
-          static_cast<int>(a.size(0)), static_cast<int>(b.size(1)), static_cast<int>(a.size(1)),
-          stream);
+  product(a.const_data_ptr(), b.const_data_ptr(), c.mutable_data_ptr(), static_cast<int>(a.size(0)),
+          static_cast<int>(b.size(1)), static_cast<int>(a.size(1)), stream);
   return c;
 }
 

@@ -126,8 +126,13 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 TensorMap map_of(const void* matrix, int rows, int columns, uint32_t box_rows) {
   const auto width = static_cast<uint64_t>(columns);
-  return tensor_map({TensorType::kBfloat16, matrix, {width, static_cast<uint64_t>(rows)},
-                     {width * sizeof(bfloat16)}, {kPanel, box_rows}, {}, Swizzle::k128});
+  return tensor_map({TensorType::kBfloat16,
+                     matrix,
+                     {width, static_cast<uint64_t>(rows)},
+                     {width * sizeof(bfloat16)},
+                     {kPanel, box_rows},
+                     {},
+                     Swizzle::k128});
 }
 
 }  // namespace
@@ -137,6 +142,7 @@ void product(const void* a, const void* b, void* c, int m, int n, int k, void* s
                   static_cast<unsigned>((m + kRows - 1) / kRows)),
              kThreads};
   how.shared_bytes = sizeof(Shared);
-  launch<multiply>(how, static_cast<cudaStream_t>(stream), map_of(a, m, k, kRows), map_of(b, k, n, kDepth),
-                   map_of(c, m, n, kConsumerRows), (k + kDepth - 1) / kDepth);
+  launch<multiply>(how, static_cast<cudaStream_t>(stream), map_of(a, m, k, kRows),
+                   map_of(b, k, n, kDepth), map_of(c, m, n, kConsumerRows),
+                   (k + kDepth - 1) / kDepth);
 }
