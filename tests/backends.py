@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+import diglot
 from diglot.backends.runs import last_run, run
 from diglot.tools import cuda_library, machine_code
 
@@ -43,6 +44,13 @@ OPS = sorted(path.stem for path in (Path(__file__).parent.parent / "csrc/ops").g
 def needs_cuda(test: Callable[..., None]) -> Callable[..., None]:
     """Marks a test that runs CUDA's kernels, or compiles some for the interpreter."""
     return test if HAS_CUDA else pytest.mark.gpu(test)
+
+
+# Marks a test of what is said of kernels on the CPU.
+needs_interpreters = pytest.mark.skipif(
+    DEVICE == "cuda" or len(diglot.available_backends("cpu")) < 3,
+    reason="the interpreters are not on",
+)
 
 
 def interpreted_line() -> str:
