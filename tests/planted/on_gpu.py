@@ -165,16 +165,16 @@ def main(results: Path) -> int:
             plain, found = runs.ask(bug.kernel, bug.right)
             bugs[bug.name] = [plain.verdict(bug.right.is_right), found]
             print(f"{bug.name}: {'; '.join(bugs[bug.name])}", flush=True)
+        facts = {
+            "gpu": torch.cuda.get_device_name(),
+            "cuda": torch.version.cuda,
+            "date": date.today().isoformat(),
+        }
+        results.write_text(json.dumps({**facts, "wrong": wrong, "bugs": bugs}, indent=2) + "\n")
         for kernel in ELSEWHERE:
             plain, found = runs.ask(kernel, None)
             verdict = "hangs" if plain.hangs else plain.said or str(plain.results.tolist())
             print(f"kernels.{kernel}: {verdict}; {found}", flush=True)
-    facts = {
-        "gpu": torch.cuda.get_device_name(),
-        "cuda": torch.version.cuda,
-        "date": date.today().isoformat(),
-    }
-    results.write_text(json.dumps({**facts, "wrong": wrong, "bugs": bugs}, indent=2) + "\n")
     return len(wrong)
 
 
