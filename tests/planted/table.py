@@ -3,7 +3,7 @@
     python tests/planted/table.py
 
 prints it, as docs/interpreter.md has it. What a GPU and compute-sanitizer say comes from
-bench/results/*/planted_bugs.json, which on_gpu.py writes.
+bench/comparisons/*-planted-bugs.json, which on_gpu.py writes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 FOLDER = Path(__file__).resolve().parent
-RESULTS = "planted_bugs.json"
+RESULTS = "bench/comparisons/*-planted-bugs.json"
 
 
 @dataclass(frozen=True)
@@ -273,7 +273,7 @@ RIGHT = list({bug.right.name: bug.right for bug in BUGS}.values())
 
 def results() -> dict[str, list[str]]:
     """Of each bug that ran on a GPU: what a plain run gave, and what compute-sanitizer said."""
-    files = sorted((FOLDER.parent.parent / "bench/results").glob(f"*/{RESULTS}"))
+    files = sorted(FOLDER.parent.parent.glob(RESULTS))
     return json.loads(files[-1].read_text())["bugs"] if files else {}
 
 
