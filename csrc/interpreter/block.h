@@ -12,13 +12,13 @@
 #include "interpreter/cluster.h"
 #include "interpreter/copies.h"
 #include "interpreter/fiber.h"
+#include "interpreter/global_memory.h"
 #include "interpreter/interpreter.h"
 #include "interpreter/mbarrier.h"
 #include "interpreter/named_barriers.h"
 #include "interpreter/registers.h"
 #include "interpreter/shared_memory.h"
 #include "interpreter/warpgroup.h"
-#include "interpreter/watch.h"
 
 namespace diglot::interpreter {
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "interpreter/async.h"
+#include "interpreter/async_queue.h"
 #include "interpreter/interpreter.h"
 
 namespace diglot::interpreter {

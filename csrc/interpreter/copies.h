@@ -7,7 +7,7 @@
 #include <deque>
 #include <vector>
 
-#include "interpreter/async.h"
+#include "interpreter/async_queue.h"
 
 namespace diglot::interpreter {
 

@@ -2,7 +2,7 @@
 
 #include <numeric>
 
-#include "interpreter/async.h"
+#include "interpreter/async_queue.h"
 
 namespace diglot::interpreter {
 

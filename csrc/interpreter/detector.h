@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "interpreter/flags.h"
+#include "interpreter/global_memory.h"
 #include "interpreter/order.h"
 #include "interpreter/races.h"
-#include "interpreter/watch.h"
 
 namespace diglot::interpreter {
 

@@ -3,7 +3,7 @@
 
 #include <cstddef>
 
-#include "interpreter/async.h"
+#include "interpreter/async_queue.h"
 #include "interpreter/interpreter.h"
 #include "interpreter/races.h"
 

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "interpreter/accumulators.h"
-#include "interpreter/async.h"
+#include "interpreter/async_queue.h"
 
 namespace diglot::interpreter {
 

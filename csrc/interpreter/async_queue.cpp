@@ -1,4 +1,4 @@
-#include "interpreter/async.h"
+#include "interpreter/async_queue.h"
 
 #include <algorithm>
 #include <utility>

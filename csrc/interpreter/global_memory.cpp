@@ -1,4 +1,4 @@
-#include "interpreter/watch.h"
+#include "interpreter/global_memory.h"
 
 #include <algorithm>
 #include <utility>
