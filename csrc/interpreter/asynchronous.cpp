@@ -10,14 +10,6 @@ namespace diglot::interpreter {
 
 namespace {
 
-[[noreturn]] void fail(const std::string& what, Place place) {
-  current_block()->fail(what, {nullptr, place});
-}
-
-void check_fault(const std::string& fault, Place place) {
-  if (!fault.empty()) fail(fault, place);
-}
-
 std::size_t own_offset(const void* shared, const char* what, Place place) {
   Block& block = *current_block();
   const char* const byte = static_cast<const char*>(shared);
@@ -60,7 +52,7 @@ void mbarrier_init(void* barrier, std::uint32_t arrivals, Place place) {
   Block& block = *current_block();
   Detector* const detector = block.cluster().detector();
   const int component = detector == nullptr ? 0 : detector->order().add_channel();
-  check_fault(block.mbarriers().init(offset, arrivals, component, {nullptr, place}), place);
+  check_fault(block.mbarriers().init(offset, arrivals, component, place), place);
 }
 
 void mbarrier_invalidate(void* barrier, Place place) {
@@ -88,7 +80,7 @@ bool mbarrier_try_wait(const void* barrier, bool parity, Place place) {
   if (has_ended) {
     block.acquire(block.mbarriers().clock(offset));
   } else {
-    block.poll({nullptr, place});
+    block.poll(place);
   }
   return has_ended;
 }
@@ -121,7 +113,7 @@ void store_async(std::uint32_t to, std::uint64_t value, std::size_t bytes, std::
   }
   Operation operation;
   operation.what = "an asynchronous store of " + std::to_string(bytes) + " bytes";
-  operation.site = {nullptr, place};
+  operation.site = place;
   operation.is_in_async_proxy = false;
   operation.uses_shared = false;
   operation.complete = [target, signal, value, bytes](const Operation& issued) {
@@ -164,7 +156,7 @@ void named_barrier(int number, int threads, bool waits, Place place) {
   NamedBarriers& barriers = block.named_barriers();
   const std::uint32_t phase =
       number >= 0 && number < NamedBarriers::kCount ? barriers.phase(number) : 0;
-  check_fault(barriers.arrive(number, threads, block.release(), {nullptr, place}), place);
+  check_fault(barriers.arrive(number, threads, block.release(), place), place);
   note_change();
   if (!waits) return;
   block.wait_until([&barriers, number, phase] { return barriers.phase(number) != phase; },

@@ -29,7 +29,7 @@ Votes Block::barrier(bool predicate, const char* what, Place place) {
     fail(std::string(what) + " while thread " + text_of(other.index) + " waits in " +
              other.waits_in + " at " + other.site.text() +
              ": all threads of a block must reach the same barrier",
-         {nullptr, place});
+         place);
   }
   if (waiting_++ == 0) votes_ = {0, true, false};
   votes_.count += predicate;
@@ -38,7 +38,7 @@ Votes Block::barrier(bool predicate, const char* what, Place place) {
   Thread& thread = *thread_;
   thread.state = State::kAtBarrier;
   thread.waits_in = what;
-  thread.site = {nullptr, place};
+  thread.site = place;
   suspend();
   return thread.votes;
 }
@@ -51,13 +51,12 @@ Lanes Block::exchange(std::uint32_t mask, std::uint64_t value, const char* what,
   if ((mask & lane_bit) == 0) {
     fail(std::string(what) + " with a mask that lacks the calling lane " +
              std::to_string(thread.lane()),
-         {nullptr, place});
+         place);
   }
   const int first = thread.warp() * kWarp;
   const int lanes = std::min<int>(kWarp, static_cast<int>(threads_.size()) - first);
   if (lanes < kWarp && mask >> lanes != 0 && mask != 0xffffffffu) {
-    fail(std::string(what) + " with a mask that names lanes beyond the block's threads",
-         {nullptr, place});
+    fail(std::string(what) + " with a mask that names lanes beyond the block's threads", place);
   }
 
   std::vector<Exchange>& pending = exchanges_[thread.warp()];
@@ -74,14 +73,14 @@ Lanes Block::exchange(std::uint32_t mask, std::uint64_t value, const char* what,
     exchange->place = place;
   } else if (!(exchange->place == place) && !is_syncwarp) {
     fail(std::string(what) + " while other lanes of its mask wait in " + exchange->what + " at " +
-             Site{nullptr, exchange->place}.text(),
-         {nullptr, place});
+             Site(exchange->place).text(),
+         place);
   }
   exchange->lanes.values[thread.lane()] = value;
   exchange->arrived |= lane_bit;
   thread.state = State::kAtWarp;
   thread.waits_in = what;
-  thread.site = {nullptr, place};
+  thread.site = place;
   release_exchange(thread.warp(), exchange - pending.data());
   if (thread.state == State::kAtWarp) suspend();
   return thread.lanes;
@@ -118,8 +117,7 @@ void Block::release_exchange(std::size_t warp, std::size_t index) {
 void Block::arrive_at_cluster(bool releases, Place place) {
   Thread& thread = *thread_;
   if (thread.is_at_cluster_barrier) {
-    fail("a second arrival at the cluster's barrier, without a wait since the first",
-         {nullptr, place});
+    fail("a second arrival at the cluster's barrier, without a wait since the first", place);
   }
   thread.is_at_cluster_barrier = true;
   thread.cluster_phase = cluster_->phase();
@@ -129,7 +127,7 @@ void Block::arrive_at_cluster(bool releases, Place place) {
 void Block::wait_for_cluster(Place place) {
   Thread& thread = *thread_;
   if (!thread.is_at_cluster_barrier) {
-    fail("a wait for the cluster's barrier, at which the thread has not arrived", {nullptr, place});
+    fail("a wait for the cluster's barrier, at which the thread has not arrived", place);
   }
   const std::uint32_t phase = thread.cluster_phase;
   wait_until([this, phase] { return cluster_->phase() != phase; }, "the cluster's barrier", {},
@@ -145,7 +143,7 @@ void Block::wait_until(std::function<bool()> is_over, const char* what,
   thread.wait = {std::move(is_over), std::move(account)};
   thread.state = State::kWaiting;
   thread.waits_in = what;
-  thread.site = {nullptr, place};
+  thread.site = place;
   suspend();
 }
 

@@ -26,6 +26,12 @@ Block* current_block() {
   return running_block != nullptr && running_block->is_running() ? running_block : nullptr;
 }
 
+void fail(const std::string& what, Place place) { current_block()->fail(what, place); }
+
+void check_fault(const std::string& fault, Place place) {
+  if (!fault.empty()) fail(fault, place);
+}
+
 Block::Block(Grid& grid, std::shared_ptr<Cluster> cluster, Index3 index, std::uint64_t seed)
     : grid_(grid),
       cluster_(std::move(cluster)),

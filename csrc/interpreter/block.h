@@ -205,4 +205,9 @@ std::string text_of(const Index3& index);
 // interpreter's own.
 Block* current_block();
 
+// Ends the kernel of the thread that runs.
+[[noreturn]] void fail(const std::string& what, Place place);
+// The same, if there is a fault.
+void check_fault(const std::string& fault, Place place);
+
 }  // namespace diglot::interpreter

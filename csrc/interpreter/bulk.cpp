@@ -14,10 +14,6 @@ namespace {
 
 constexpr std::uint32_t kUnit = 16;
 
-[[noreturn]] void fail(const std::string& what, Place place) {
-  current_block()->fail(what, {nullptr, place});
-}
-
 // The bytes that an operation moves between global and shared memory. Shared addresses of runs
 // count from the beginning of the box.
 struct Traffic {
@@ -32,7 +28,7 @@ struct Traffic {
 
 TensorDescription read_map(const void* map, Place place) {
   constexpr std::uintptr_t kMapAlignment = 64;
-  check(map, kTensorMapBytes, Access::kRead, {nullptr, place});
+  check(map, kTensorMapBytes, Access::kRead, place);
   if (reinterpret_cast<std::uintptr_t>(map) % kMapAlignment != 0) {
     fail("a tensor map at an address that is no multiple of 64", place);
   }
@@ -55,8 +51,7 @@ Traffic traffic_of(const void* map, const Coordinates& begin, std::uint32_t shar
   Traffic traffic;
   traffic.tensor = read_map(map, place);
   const std::uint32_t address = shared & kWindowMask;
-  const std::string fault = fault_of_box(*traffic.tensor, begin, address, move);
-  if (!fault.empty()) fail(fault, place);
+  check_fault(fault_of_box(*traffic.tensor, begin, address, move), place);
   traffic.bytes = traffic.tensor->box_bytes();
   walk_box(*traffic.tensor, begin, address, [&](BoxRun run) {
     run.shared -= address;
@@ -96,7 +91,7 @@ Traffic traffic_of(const void* global, std::uint32_t bytes, std::uint32_t shared
 Operation operation_of(std::string what, Place place) {
   Operation operation;
   operation.what = std::move(what);
-  operation.site = {nullptr, place};
+  operation.site = place;
   return operation;
 }
 
@@ -244,8 +239,7 @@ void store_tensor(const void* map, const Coordinates& begin, std::uint32_t from,
 void reduce_tensor(const void* map, const Coordinates& begin, std::uint32_t from,
                    Reduction reduction, Place place) {
   const Traffic traffic = traffic_of(map, begin, from, BoxMove::kStore, place);
-  const std::string fault = fault_of_reduction(traffic.tensor->type, reduction);
-  if (!fault.empty()) fail(fault, place);
+  check_fault(fault_of_reduction(traffic.tensor->type, reduction), place);
   issue_store(traffic, from, "reduction", reduction, place);
 }
 
@@ -270,8 +264,7 @@ void wait_bulk_groups(int newer, bool only_read, Place place) {
 }
 
 void prefetch_tensor(const void* map, const Coordinates& begin, Place place) {
-  const std::string fault = fault_of_box(read_map(map, place), begin, 0, BoxMove::kLoad);
-  if (!fault.empty()) fail(fault, place);
+  check_fault(fault_of_box(read_map(map, place), begin, 0, BoxMove::kLoad), place);
 }
 
 void check_tensor_map(const void* map, Place place) { read_map(map, place); }

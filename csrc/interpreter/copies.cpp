@@ -25,7 +25,7 @@ void AsyncCopies::issue(Block& block, void* to, const void* from, std::size_t by
   }
   Copy issued{to, from, bytes, {}, block.random() % 2 == 0};
   issued.issue.what = "cp.async";
-  issued.issue.site = {nullptr, place};
+  issued.issue.site = place;
   issued.issue.rank = block.rank();
   issued.issue.thread = block.thread().linear;
   issued.issue.clock = block.release();

@@ -140,7 +140,7 @@ void check_change(const void* address, std::size_t bytes, const Site& site) {
 
 bool begin_atomic(const void* address, std::size_t bytes, Access access, Scope scope, Place place) {
 #if !defined(__SANITIZE_ADDRESS__)  // there, only these accesses would be known
-  check(address, bytes, access, {nullptr, place}, scope);
+  check(address, bytes, access, place, scope);
 #endif
   Block* const block = current_block();
   if (block == nullptr || block->cluster().detector() == nullptr) return false;
@@ -151,7 +151,7 @@ bool begin_atomic(const void* address, std::size_t bytes, Access access, Scope s
 void end_atomic(const void* address, Access access, Ordering ordering, Scope scope, Place place) {
   Block& block = *current_block();
   block.cluster().detector()->end_atomic(block.component(block.thread()),
-                                         {address, access, ordering, scope, {nullptr, place}});
+                                         {address, access, ordering, scope, place});
 }
 
 void fence(Scope scope) {
@@ -164,7 +164,7 @@ void fence(Scope scope) {
 
 void touch(const void* address, std::size_t bytes, Access access, Place place) {
 #if !defined(__SANITIZE_ADDRESS__)  // there, only these accesses would be known
-  check(address, bytes, access, {nullptr, place});
+  check(address, bytes, access, place);
 #endif
 }
 

@@ -23,6 +23,10 @@ struct Site {
   const void* code = nullptr;
   Place place;
 
+  Site() = default;
+  explicit Site(const void* code) : code(code) {}
+  Site(const Place& place) : place(place) {}
+
   bool operator==(const Site& other) const { return code == other.code && place == other.place; }
   std::string text() const;
 };

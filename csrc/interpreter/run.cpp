@@ -242,23 +242,20 @@ void note_change() {
   ++block->grid().progress;
 }
 
-void poll(Place place) { current_block()->poll({nullptr, place}); }
+void poll(Place place) { current_block()->poll(place); }
 
 void look(Place place) {
-  if (Block* const block = current_block()) block->look({nullptr, place});
+  if (Block* const block = current_block()) block->look(place);
 }
 
-void fail(const char* what, Place place) { current_block()->fail(what, {nullptr, place}); }
+void fail(const char* what, Place place) { fail(std::string(what), place); }
 
 void fail_width(const char* what, Place place) {
-  current_block()->fail(std::string(what) + " of a width that is no power of two up to 32",
-                        {nullptr, place});
+  fail(std::string(what) + " of a width that is no power of two up to 32", place);
 }
 
 void fail_absent_lane(const char* what, int lane, Place place) {
-  current_block()->fail(
-      std::string(what) + " from lane " + std::to_string(lane) + ", which is not there",
-      {nullptr, place});
+  fail(std::string(what) + " from lane " + std::to_string(lane) + ", which is not there", place);
 }
 
 }  // namespace diglot::interpreter

@@ -7,13 +7,12 @@ Target target_of(std::uint32_t address, Place place) {
   const std::uint32_t rank = address >> kRankBit;
   Block* const block = rank == 0 ? &self : self.cluster().block(rank - 1);
   if (block == nullptr) {
-    self.fail("the shared memory of a block that may not run yet: the cluster's barrier is missing",
-              {nullptr, place});
+    fail("the shared memory of a block that may not run yet: the cluster's barrier is missing",
+         place);
   }
   char* const pointer = block->shared().at(address & kWindowMask);
   if (pointer == nullptr) {
-    self.fail("there is no shared memory at the address " + std::to_string(address),
-              {nullptr, place});
+    fail("there is no shared memory at the address " + std::to_string(address), place);
   }
   return {block, block->shared().offset(pointer)};
 }

@@ -27,8 +27,8 @@ std::string Instruction::name() const {
 
 std::string Warpgroup::compare(const Instruction& instruction, const Step& step) const {
   const Instruction& first = step.instruction;
-  const std::string of_thread = ", thread " + std::to_string(step.first_thread) + "'s, at " +
-                                Site{nullptr, first.place}.text();
+  const std::string of_thread =
+      ", thread " + std::to_string(step.first_thread) + "'s, at " + Site(first.place).text();
   if (!(instruction.place == first.place) || instruction.n != first.n) {
     return "wgmma while another thread of the warpgroup issues another" + of_thread;
   }
@@ -56,7 +56,7 @@ std::string Warpgroup::issue(Block& block, const Instruction& instruction,
   std::string fault = compare(instruction, step);
   if (!fault.empty()) return fault;
   fault = thread.accumulators->issue(instruction.product, instruction.n, d, instruction.accumulate,
-                                     {nullptr, instruction.place}, step.sums);
+                                     instruction.place, step.sums);
   if (!fault.empty()) return fault;
   if (registers != nullptr) {
     const int index = thread.linear % kWarpgroup;
@@ -77,7 +77,7 @@ void Warpgroup::enqueue(Block& block) {
   const Instruction& instruction = steps_[number - done_].instruction;
   Operation operation;
   operation.what = instruction.name();
-  operation.site = {nullptr, instruction.place};
+  operation.site = instruction.place;
   operation.may_complete = [this, number] { return done_ == number; };
   operation.complete = [this, &block](const Operation& issued) { run(block, issued); };
   block.issue(std::move(operation));
@@ -149,8 +149,8 @@ void Warpgroup::run(Block& block, const Operation& operation) {
 std::string Warpgroup::account() const {
   if (steps_.empty()) return "none is under way";
   const Step& step = steps_.front();
-  return step.instruction.name() + " issued at " + Site{nullptr, step.instruction.place}.text() +
-         " by " + std::to_string(step.issued) + " of the " + std::to_string(kWarpgroup) +
+  return step.instruction.name() + " issued at " + Site(step.instruction.place).text() + " by " +
+         std::to_string(step.issued) + " of the " + std::to_string(kWarpgroup) +
          " threads of a warpgroup";
 }
 
