@@ -5,9 +5,11 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "interpreter/detector.h"
+#include "interpreter/random.h"
 
 namespace diglot::interpreter {
 
@@ -19,19 +21,23 @@ struct Issue {
   int thread = 0;     // of that block
   Clock clock;        // of the thread then, if races are looked for
   bool is_in_async_proxy = true;
+
+  Issue(std::string what, const Site& site) : what(std::move(what)), site(site) {}
 };
 
 struct Operation : Issue {
   bool uses_shared = true;             // of the block that issued it, which must not end before
   std::function<bool()> may_complete;  // empty: at any time
   std::function<void(const Operation&)> complete;  // its whole effect
+
+  using Issue::Issue;
 };
 
 // Each operation completes at a random later point: soon, some turns of threads later, or as late
 // as possible, when no thread can go on without it.
 class AsyncQueue {
  public:
-  explicit AsyncQueue(std::uint64_t seed) : random_(seed | 1) {}
+  explicit AsyncQueue(std::uint64_t seed) : random_(seed) {}
 
   void issue(Operation operation);
   // Passes a little time: completes what is due. Returns whether anything was.
@@ -48,12 +54,11 @@ class AsyncQueue {
   };
   static constexpr std::uint64_t kNever = ~std::uint64_t{0};
 
-  std::uint64_t random();
   bool complete_due();
   void complete(std::size_t item);
   void find_next_due();
 
-  std::uint64_t random_;
+  Random random_;
   std::uint64_t now_ = 0;
   std::uint64_t next_due_ = kNever;
   std::vector<Item> items_;

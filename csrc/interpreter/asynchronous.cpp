@@ -3,7 +3,6 @@
 #include <cstring>
 
 #include "interpreter/block.h"
-#include "interpreter/memory.h"
 #include "interpreter/target.h"
 
 namespace diglot::interpreter {
@@ -50,9 +49,7 @@ void cluster_wait(Place place) { current_block()->wait_for_cluster(place); }
 void mbarrier_init(void* barrier, std::uint32_t arrivals, Place place) {
   const std::size_t offset = own_offset(barrier, "an mbarrier", place);
   Block& block = *current_block();
-  Detector* const detector = block.cluster().detector();
-  const int component = detector == nullptr ? 0 : detector->order().add_channel();
-  check_fault(block.mbarriers().init(offset, arrivals, component, place), place);
+  check_fault(block.mbarriers().init(offset, arrivals, block.add_channel(), place), place);
 }
 
 void mbarrier_invalidate(void* barrier, Place place) {
@@ -78,7 +75,7 @@ bool mbarrier_try_wait(const void* barrier, bool parity, Place place) {
   check_fault(block.mbarriers().begin_wait(offset, parity, wait), place);
   const bool has_ended = block.mbarriers().has_ended(wait);
   if (has_ended) {
-    block.acquire(block.mbarriers().clock(offset));
+    block.acquire(block.mbarriers().released(offset));
   } else {
     block.poll(place);
   }
@@ -99,7 +96,7 @@ void mbarrier_wait(const void* barrier, bool parity, Place place) {
         "wait for ever",
         place);
   }
-  block.acquire(barriers.clock(offset));
+  block.acquire(barriers.released(offset));
 }
 
 void fence_mbarrier_init(Place) { current_block()->mbarriers().fence(); }
@@ -111,24 +108,14 @@ void store_async(std::uint32_t to, std::uint64_t value, std::size_t bytes, std::
   if (target.block != signal.block) {
     fail("st.async to one block, with the mbarrier of another", place);
   }
-  Operation operation;
-  operation.what = "an asynchronous store of " + std::to_string(bytes) + " bytes";
-  operation.site = place;
+  Operation operation("an asynchronous store of " + std::to_string(bytes) + " bytes", place);
   operation.is_in_async_proxy = false;
   operation.uses_shared = false;
   operation.complete = [target, signal, value, bytes](const Operation& issued) {
-    Block& block = *target.block;
-    if (block.live_threads() == 0) {
-      return block.fail_operation("its target has ended: it leaves its cluster early", issued);
-    }
-    const Channel channel = block.mbarriers().channel(signal.offset);
-    std::string fault = find_fault(block, issued, channel, target.pointer(), bytes, Access::kWrite);
-    if (fault.empty()) {
+    deliver(issued, target, signal, static_cast<std::uint32_t>(bytes), [&](const Channel&) {
       std::memcpy(target.pointer(), &value, bytes);
-      fault = block.mbarriers().complete(signal.offset, static_cast<std::uint32_t>(bytes),
-                                         block.completed(issued, channel));
-    }
-    if (!fault.empty()) block.fail_operation(fault, issued);
+      return "";
+    });
   };
   self.issue(std::move(operation));
 }
@@ -162,7 +149,7 @@ void named_barrier(int number, int threads, bool waits, Place place) {
   block.wait_until([&barriers, number, phase] { return barriers.phase(number) != phase; },
                    "a named barrier", [&barriers, number] { return barriers.account(number); },
                    place);
-  block.acquire(barriers.clock(number));
+  block.acquire(barriers.released(number));
 }
 
 void set_registers(int count, bool is_more, Place place) {

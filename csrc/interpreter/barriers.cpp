@@ -133,7 +133,7 @@ void Block::wait_for_cluster(Place place) {
   wait_until([this, phase] { return cluster_->phase() != phase; }, "the cluster's barrier", {},
              place);
   thread.is_at_cluster_barrier = false;
-  acquire(cluster_->told());
+  acquire(cluster_->released());
 }
 
 void Block::wait_until(std::function<bool()> is_over, const char* what,

@@ -103,8 +103,11 @@ class Block {
   void wait_until(std::function<bool()> is_over, const char* what,
                   std::function<std::string()> account, Place place);
   [[noreturn]] void fail(const std::string& what, const Site& site);
-  // Issues an operation of the thread. Its block, thread and clock are set here.
+  // Sets the block, thread and clock of what the thread issues.
+  void sign(Issue& issue);
   void issue(Operation operation);
+  // A channel's component; -1 if races are not looked for.
+  int add_channel();
   // What the thread has seen and done until now, if races are looked for.
   Clock release();
   void acquire(const Clock& clock);
@@ -121,10 +124,7 @@ class Block {
   }
 
   // A number that the seed decides.
-  std::uint64_t random() {
-    random_ ^= random_ << 13, random_ ^= random_ >> 7, random_ ^= random_ << 17;  // xorshift64
-    return random_;
-  }
+  std::uint64_t random() { return random_.next(); }
 
   bool is_running() const { return thread_ != nullptr; }
   Thread& thread() { return *thread_; }
@@ -178,7 +178,7 @@ class Block {
   Grid& grid_;
   const std::shared_ptr<Cluster> cluster_;
   Index3 index_;
-  std::uint64_t random_;
+  Random random_;
   const Time::time_point begin_ = Time::now();
   std::uint32_t ticks_ = 0;
   std::vector<Thread> threads_;
@@ -199,6 +199,8 @@ class Block {
   Votes votes_{};
 };
 
+// By its number in x-major order.
+Index3 index_of(std::uint64_t linear, const Index3& size);
 std::string text_of(const Index3& index);
 
 // The block that this OS thread runs, while one of its threads does; null in host code and in the

@@ -88,34 +88,22 @@ Traffic traffic_of(const void* global, std::uint32_t bytes, std::uint32_t shared
   return traffic_of(global, reinterpret_cast<std::uint64_t>(global), bytes, shared, place);
 }
 
-Operation operation_of(std::string what, Place place) {
-  Operation operation;
-  operation.what = std::move(what);
-  operation.site = place;
-  return operation;
-}
-
-// Moves the bytes of a load. Returns what is wrong, or "".
-std::string load(const Operation& load, const Traffic& traffic, const Target& to,
-                 const Target& barrier) {
-  Block& block = *to.block;
-  if (block.live_threads() == 0) return "its target has ended: it leaves its cluster early";
-  Mbarriers& barriers = block.mbarriers();
-  const Channel channel = barriers.channel(barrier.offset);
-  std::string fault = find_fault(block, load, channel, to.pointer(), traffic.bytes, Access::kWrite);
+// Moves the bytes of a load. Returns the fault, or "".
+std::string load(const Operation& issued, const Traffic& traffic, const Target& to,
+                 const Channel& channel) {
   for (const BoxRun& run : traffic.runs) {
-    if (!fault.empty()) return fault;
     char* const local = to.pointer() + run.shared;
     if (!run.is_inside()) {
       fill_outside(*traffic.tensor, local, run.bytes);
       continue;
     }
     const auto* const global = reinterpret_cast<const char*>(run.global);
-    fault = find_fault(block, load, channel, global, run.bytes, Access::kRead);
-    if (fault.empty()) std::memcpy(local, global, run.bytes);
+    const std::string fault =
+        find_fault(*to.block, issued, channel, global, run.bytes, Access::kRead);
+    if (!fault.empty()) return fault;
+    std::memcpy(local, global, run.bytes);
   }
-  if (!fault.empty()) return fault;
-  return barriers.complete(barrier.offset, traffic.bytes, block.completed(load, channel));
+  return "";
 }
 
 // Copies to one block.
@@ -131,11 +119,11 @@ void issue_load(const Traffic& traffic, const char* what, std::uint32_t to_addre
              "fence_mbarrier_init() is missing since it was initialised",
          place);
   }
-  Operation operation = operation_of(traffic.name(what), place);
+  Operation operation(traffic.name(what), place);
   operation.uses_shared = uses_shared || to.block == &self;
   operation.complete = [traffic, to, barrier](const Operation& issued) {
-    const std::string fault = load(issued, traffic, to, barrier);
-    if (!fault.empty()) to.block->fail_operation(fault, issued);
+    deliver(issued, to, barrier, traffic.bytes,
+            [&](const Channel& channel) { return load(issued, traffic, to, channel); });
   };
   self.issue(std::move(operation));
 }
@@ -184,14 +172,14 @@ void issue_store(const Traffic& traffic, std::uint32_t from_address, const char*
   const Target from = target_of(from_address, place);
   if (from.block != &self) fail("a bulk store from another block's shared memory", place);
   BulkGroups& groups = self.thread().bulk_groups;
-  if (Detector* const detector = self.cluster().detector(); detector && groups.read_component < 0) {
-    groups.read_component = detector->order().add_channel();
-    groups.write_component = detector->order().add_channel();
+  if (groups.read_component < 0) {
+    groups.read_component = self.add_channel();
+    groups.write_component = self.add_channel();
   }
   const std::shared_ptr<BulkGroup> group = groups.add();
   const Channel reads{groups.read_component, group->number};
   const Channel writes{groups.write_component, group->number};
-  Operation read = operation_of(traffic.name(what), place);
+  Operation read(traffic.name(what), place);
   read.complete = [&self, traffic, from, group, reduction, reads, writes](const Operation& issued) {
     const std::string fault =
         find_fault(self, issued, reads, from.pointer(), traffic.bytes, Access::kRead);

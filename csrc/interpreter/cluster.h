@@ -40,11 +40,11 @@ class Cluster {
   // Who waits for what, in all blocks.
   std::string account() const;
 
-  // A thread arrives at the cluster's barrier, and tells what it has seen. All threads that have
-  // not ended must arrive.
+  // A thread arrives at the cluster's barrier, and releases the clock. All threads that have not
+  // ended must arrive.
   void arrive(const Clock& clock);
-  // What all have told that arrived in the phase that ended last.
-  const Clock& told() const { return told_; }
+  // What threads released in the phase that ended last.
+  const Clock& released() const { return clock_.last(); }
   // A thread ends, which may have arrived in the barrier's phase: the others wait for it no longer.
   void end_thread(bool has_arrived);
   std::uint32_t phase() const { return phase_; }
@@ -66,17 +66,16 @@ class Cluster {
   Detector* detector() { return detector_.get(); }
 
  private:
-  std::uint64_t random();
   // Lets the barrier's phase end, if all threads have arrived.
   void end_phase();
 
   Grid& grid_;
-  std::uint64_t random_;
+  Random random_;
   std::vector<Block*> blocks_;
   std::vector<bool> has_begun_, has_ended_;
   AsyncQueue queue_;
   std::unique_ptr<Detector> detector_;
-  Clock telling_, told_;  // of the cluster's barrier
+  PhaseClock clock_;  // of the cluster's barrier
   int arrived_ = 0;
   std::uint32_t phase_ = 0;
   std::vector<bool> stalled_;  // blocks that could not go on since another did

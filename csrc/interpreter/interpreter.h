@@ -28,6 +28,8 @@ namespace diglot::interpreter {
 
 struct Index3 {
   unsigned x = 1, y = 1, z = 1;
+
+  std::uint64_t count() const { return std::uint64_t{x} * y * z; }
 };
 
 // What a kernel did that no kernel may do. The message names kernel, block, thread and place.

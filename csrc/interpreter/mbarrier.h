@@ -28,8 +28,8 @@ class Mbarriers {
   std::string complete(std::size_t offset, std::uint32_t bytes, const Clock& clock);
   // What tells of operations that complete now.
   Channel channel(std::size_t offset) const;
-  // What a thread acquires that has waited.
-  const Clock& clock(std::size_t offset) const;
+  // What threads and operations released in the phase that ended last.
+  const Clock& released(std::size_t offset) const;
 
   // A wait for the end of a phase.
   struct Wait {
@@ -60,9 +60,11 @@ class Mbarriers {
     Site site;                        // that initialised it
     bool is_fenced = false;
     int component = 0;
-    Clock telling, told;  // of this phase, of the one before
+    PhaseClock clock;
   };
 
+  // Null if there is no mbarrier.
+  const State* find(std::size_t offset) const;
   bool overlaps(std::size_t begin, std::size_t end) const;
   std::string end_phase(State& state);
   void find_bounds();

@@ -85,6 +85,19 @@ class Clock {
   Part seen_, fenced_;
 };
 
+// What threads release as they arrive at a barrier. Whoever waits for the end of a phase acquires
+// what all have released in it.
+class PhaseClock {
+ public:
+  void release(const Clock& clock);
+  void end_phase() { last_ = std::exchange(current_, {}); }
+  // Of the phase that ended last.
+  const Clock& last() const { return last_; }
+
+ private:
+  Clock current_, last_;
+};
+
 // The clocks of a group: of the threads of a cluster's blocks, by rank * threads of a block +
 // linear index.
 class Order {

@@ -6,6 +6,9 @@
 #include <cstring>
 #include <limits>
 
+#include "interpreter/include/cuda_bf16.h"
+#include "interpreter/include/cuda_fp16.h"
+
 namespace diglot::interpreter {
 
 namespace {
@@ -66,22 +69,6 @@ void decode_each(const void* bits, int count, float* numbers, Number number) {
     std::memcpy(&value, static_cast<const char*>(bits) + i * sizeof(Bits), sizeof(Bits));
     numbers[i] = number(value);
   }
-}
-
-float from_bits(std::uint32_t bits) {
-  float number;
-  std::memcpy(&number, &bits, sizeof(number));
-  return number;
-}
-
-float from_half(std::uint16_t bits) {
-  const std::uint32_t sign = (bits & 0x8000u) << 16, rest = (bits & 0x7fffu) << 13;
-  // Exponents are 112 less than those of float32; infinity and NaN have the largest.
-  const float scaled = from_bits(rest) * 0x1p112f;
-  std::uint32_t result;
-  std::memcpy(&result, &scaled, sizeof(result));
-  if (rest >= 0x7c00u << 13) result = rest | 0x7f800000u;
-  return from_bits(result | sign);
 }
 
 void negate(float* numbers, int count) {
@@ -186,13 +173,18 @@ void decode_numbers(MmaType type, const void* bits, int count, float* numbers) {
   static const std::array<float, 256> e5m2 = table_of_bytes(2, true);
   switch (type) {
     case MmaType::kBfloat16:
-      return decode_each<std::uint16_t>(bits, count, numbers, [](std::uint16_t value) {
-        return from_bits(static_cast<std::uint32_t>(value) << 16);
-      });
-    case MmaType::kFloat16: return decode_each<std::uint16_t>(bits, count, numbers, from_half);
+      return decode_each<std::uint16_t>(
+          bits, count, numbers, [](std::uint16_t value) { return __bfloat162float({value}); });
+    case MmaType::kFloat16:
+      return decode_each<std::uint16_t>(bits, count, numbers,
+                                        [](std::uint16_t value) { return __half2float({value}); });
     case MmaType::kTf32:
-      return decode_each<std::uint32_t>(
-          bits, count, numbers, [](std::uint32_t value) { return from_bits(value & ~0x1fffu); });
+      return decode_each<std::uint32_t>(bits, count, numbers, [](std::uint32_t value) {
+        const std::uint32_t kept = value & ~0x1fffu;
+        float number;
+        std::memcpy(&number, &kept, sizeof(number));
+        return number;
+      });
     case MmaType::kE4m3:
     case MmaType::kE5m2: {
       const auto& table = type == MmaType::kE4m3 ? e4m3 : e5m2;

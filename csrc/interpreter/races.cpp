@@ -29,8 +29,7 @@ void Races::add_window(const char* begin, std::size_t bytes) {
 }
 
 void Races::remove_window(const char* begin) {
-  const auto found = std::find_if(windows_.begin(), windows_.end(),
-                                  [&](const Window& window) { return window.begin == begin; });
+  const auto found = window_at(begin);
   for (const auto& page : found->pages) {
     for (std::size_t i = 0; page != nullptr && i < kPage; ++i) drop(page[i], 1);
   }
@@ -39,16 +38,20 @@ void Races::remove_window(const char* begin) {
 
 Races::Window* Races::window_of(const char* address) {
   for (Window& window : windows_) {
-    if (address >= window.begin && address < window.begin + window.bytes) return &window;
+    if (window.has(address)) return &window;
   }
   return nullptr;
 }
 
 bool Races::watches(const void* address) const {
   const char* const byte = static_cast<const char*>(address);
-  return std::any_of(windows_.begin(), windows_.end(), [&](const Window& window) {
-    return byte >= window.begin && byte < window.begin + window.bytes;
-  });
+  return std::any_of(windows_.begin(), windows_.end(),
+                     [&](const Window& window) { return window.has(byte); });
+}
+
+std::vector<Races::Window>::iterator Races::window_at(const char* begin) {
+  return std::find_if(windows_.begin(), windows_.end(),
+                      [&](const Window& window) { return window.begin == begin; });
 }
 
 std::string Races::note(const Actor& actor, const void* address, std::size_t bytes, Access access,
@@ -263,8 +266,7 @@ std::string Races::name_of(const Touch& touch, const Actor& to) const {
 }
 
 std::string Races::close_window(const char* begin, const Clock& clock, int first, int last) {
-  const auto window = std::find_if(windows_.begin(), windows_.end(),
-                                   [&](const Window& w) { return w.begin == begin; });
+  const auto window = window_at(begin);
   window->is_closed = true;
   const auto account = [&](const Touch& touch) -> std::string {
     if (touch.epoch == 0 || (touch.component >= first && touch.component < last) ||

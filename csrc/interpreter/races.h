@@ -116,6 +116,8 @@ class Races {
     std::size_t bytes;
     std::vector<std::unique_ptr<Id[]>> pages;
     bool is_closed = false;
+
+    bool has(const char* address) const { return address >= begin && address < begin + bytes; }
   };
   enum class Verdict { kOrdered, kRace, kNoFence };
 
@@ -123,6 +125,7 @@ class Races {
 
   std::uint32_t manner_of(const Actor& actor, Access access, const Site& site, Scope scope);
   Window* window_of(const char* address);
+  std::vector<Window>::iterator window_at(const char* begin);
   Id follow(Id from, std::size_t bytes, const Touch& touch, const Actor& actor);
   void add(Touches& touches, const Touch& touch, const Actor& actor) const;
   void drop(Id id, std::size_t bytes);

@@ -29,7 +29,7 @@ void check(const Launch& launch) {
     refuse("invalid configuration argument (cudaErrorInvalidConfiguration): a grid of " +
            text_of(grid));
   }
-  const std::uint64_t threads = std::uint64_t{block.x} * block.y * block.z;
+  const std::uint64_t threads = block.count();
   if (threads == 0 || threads > kMaxBlockThreads || block.z > 64) {
     refuse("invalid configuration argument (cudaErrorInvalidConfiguration): a block of " +
            text_of(block) + " threads; a block has at most " + std::to_string(kMaxBlockThreads));
@@ -45,7 +45,7 @@ void check(const Launch& launch) {
            "; a cluster has at most " + std::to_string(kMaxClusterBlocks));
   }
   const unsigned resident = resident_blocks(threads, shared_bytes);
-  if (is_cooperative && std::uint64_t{grid.x} * grid.y * grid.z > resident) {
+  if (is_cooperative && grid.count() > resident) {
     refuse(
         "too many blocks in cooperative launch (cudaErrorCooperativeLaunchTooLarge): a grid of " +
         text_of(grid) + "; " + std::to_string(resident) + " blocks run at once");
@@ -137,7 +137,7 @@ Options& options() {
 void run(const Launch& launch, const Kernel& kernel) {
   check(launch);
   const Index3 size = launch.grid;
-  const std::uint64_t blocks = std::uint64_t{size.x} * size.y * size.z;
+  const std::uint64_t blocks = size.count();
   Grid grid(launch, kernel, arguments);
 
   // A random order of clusters that needs no list: steps of a stride that has no divisor in common
@@ -172,15 +172,12 @@ void run(const Launch& launch, const Kernel& kernel) {
       while (together > 1 && grid.ended < cluster * together && !grid.is_over) {
         std::this_thread::yield();
       }
-      const Index3 index{static_cast<unsigned>(linear % size.x),
-                         static_cast<unsigned>(linear / size.x % size.y),
-                         static_cast<unsigned>(linear / size.x / size.y)};
       try {
         const auto number = static_cast<std::uint32_t>(place);
         std::shared_ptr<Cluster> joined =
             together > 1 ? grid.join_cluster(number, seed + cluster)
                          : std::make_shared<Cluster>(grid, 1, number, seed + linear);
-        Block(grid, std::move(joined), index, seed + linear).run();
+        Block(grid, std::move(joined), index_of(linear, size), seed + linear).run();
       } catch (const std::exception& error) {  // out of memory, say
         grid.fail(error.what());
       }
@@ -197,8 +194,7 @@ void run(const Launch& launch, const Kernel& kernel) {
   // Every thread of the blocks that run may need a stack, which takes two of the 65530 mappings
   // that Linux gives a process by default.
   constexpr std::uint64_t kMostStacks = kMultiprocessors * kMultiprocessorThreads;
-  const std::uint64_t block_threads =
-      std::uint64_t{launch.block.x} * launch.block.y * launch.block.z;
+  const std::uint64_t block_threads = launch.block.count();
   if (!launch.is_cooperative) {
     workers = std::min(workers, kMostStacks / block_threads);
     if (blocks * block_threads < kFewThreads) workers = 1;

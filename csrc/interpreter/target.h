@@ -19,4 +19,9 @@ struct Target {
 // For the block that this OS thread runs. A fault ends the kernel.
 Target target_of(std::uint32_t address, Place place);
 
+// Completes an operation that writes bytes to a block and signals an mbarrier there: calls `move`,
+// which writes them and returns its fault, or "". A fault ends the kernel.
+void deliver(const Operation& operation, const Target& to, const Target& barrier,
+             std::uint32_t bytes, const std::function<std::string(const Channel&)>& move);
+
 }  // namespace diglot::interpreter

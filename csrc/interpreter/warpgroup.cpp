@@ -62,11 +62,9 @@ std::string Warpgroup::issue(Block& block, const Instruction& instruction,
     const int index = thread.linear % kWarpgroup;
     std::memcpy(step.registers.data() + 4 * index, registers, 4 * sizeof(std::uint32_t));
   }
-  if (Detector* const detector = block.cluster().detector()) {
-    if (component_ < 0) component_ = detector->order().add_channel();
-    Clock& clock = step.clocks[thread.warp() % kWarps];
-    clock = Order::join(clock, block.release());
-  }
+  if (component_ < 0) component_ = block.add_channel();
+  Clock& clock = step.clocks[thread.warp() % kWarps];
+  clock = Order::join(clock, block.release());
   if (++step.issued == kWarpgroup) enqueue(block);
   return "";
 }
@@ -75,9 +73,7 @@ void Warpgroup::enqueue(Block& block) {
   // All threads issue in one order, so that products become complete in that order too.
   const std::uint64_t number = block.thread().accumulators->issued() - 1;
   const Instruction& instruction = steps_[number - done_].instruction;
-  Operation operation;
-  operation.what = instruction.name();
-  operation.site = instruction.place;
+  Operation operation(instruction.name(), instruction.place);
   operation.may_complete = [this, number] { return done_ == number; };
   operation.complete = [this, &block](const Operation& issued) { run(block, issued); };
   block.issue(std::move(operation));
