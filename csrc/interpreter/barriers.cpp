@@ -35,38 +35,41 @@ Votes Block::barrier(bool predicate, const char* what, Place place) {
   votes_.count += predicate;
   votes_.all &= predicate;
   votes_.any |= predicate;
-  Thread& thread = *thread_;
-  thread.state = State::kAtBarrier;
-  thread.waits_in = what;
-  thread.site = place;
+  begin_wait(State::kAtBarrier, what, place);
   suspend();
-  return thread.votes;
+  return thread_->votes;
 }
 
-Lanes Block::exchange(std::uint32_t mask, std::uint64_t value, const char* what, Place place) {
-  Thread& thread = *thread_;
-  // Lanes may meet in it from different places: all others must agree on one.
-  const bool is_syncwarp = std::strcmp(what, "__syncwarp()") == 0;
-  const std::uint32_t lane_bit = 1u << thread.lane();
-  if ((mask & lane_bit) == 0) {
-    fail(std::string(what) + " with a mask that lacks the calling lane " +
-             std::to_string(thread.lane()),
+void Block::begin_wait(State state, const char* what, Place place) {
+  thread_->state = state;
+  thread_->waits_in = what;
+  thread_->site = place;
+}
+
+// A mask must have the calling lane, and no lanes that the warp lacks.
+void Block::check_mask(std::uint32_t mask, const char* what, Place place) {
+  const int lane = thread_->lane();
+  if ((mask >> lane & 1) == 0) {
+    fail(std::string(what) + " with a mask that lacks the calling lane " + std::to_string(lane),
          place);
   }
-  const int first = thread.warp() * kWarp;
-  const int lanes = std::min<int>(kWarp, static_cast<int>(threads_.size()) - first);
+  const int lanes = std::min(kWarp, threads() - thread_->warp() * kWarp);
   if (lanes < kWarp && mask >> lanes != 0 && mask != 0xffffffffu) {
     fail(std::string(what) + " with a mask that names lanes beyond the block's threads", place);
   }
+}
 
+Lanes Block::exchange(std::uint32_t mask, std::uint64_t value, const char* what, Place place) {
+  check_mask(mask, what, place);
+  // Lanes may meet in it from different places. In all others they must agree on one.
+  const bool is_syncwarp = std::strcmp(what, "__syncwarp()") == 0;
+  Thread& thread = *thread_;
   std::vector<Exchange>& pending = exchanges_[thread.warp()];
-  Exchange* exchange = nullptr;
-  for (Exchange& candidate : pending) {
-    if (candidate.lanes.mask == mask) exchange = &candidate;
-  }
-  if (exchange == nullptr) {
-    pending.emplace_back();
-    exchange = &pending.back();
+  auto exchange = std::find_if(pending.begin(), pending.end(), [mask](const Exchange& candidate) {
+    return candidate.lanes.mask == mask;
+  });
+  if (exchange == pending.end()) {
+    exchange = pending.emplace(pending.end());
     exchange->lanes.mask = mask;
     exchange->what = what;
     exchange->is_syncwarp = is_syncwarp;
@@ -77,11 +80,9 @@ Lanes Block::exchange(std::uint32_t mask, std::uint64_t value, const char* what,
          place);
   }
   exchange->lanes.values[thread.lane()] = value;
-  exchange->arrived |= lane_bit;
-  thread.state = State::kAtWarp;
-  thread.waits_in = what;
-  thread.site = place;
-  release_exchange(thread.warp(), exchange - pending.data());
+  exchange->arrived |= 1u << thread.lane();
+  begin_wait(State::kAtWarp, what, place);
+  release_exchange(thread.warp(), exchange - pending.begin());
   if (thread.state == State::kAtWarp) suspend();
   return thread.lanes;
 }
@@ -139,11 +140,8 @@ void Block::wait_for_cluster(Place place) {
 void Block::wait_until(std::function<bool()> is_over, const char* what,
                        std::function<std::string()> account, Place place) {
   if (is_over()) return;
-  Thread& thread = *thread_;
-  thread.wait = {std::move(is_over), std::move(account)};
-  thread.state = State::kWaiting;
-  thread.waits_in = what;
-  thread.site = place;
+  thread_->wait = {std::move(is_over), std::move(account)};
+  begin_wait(State::kWaiting, what, place);
   suspend();
 }
 

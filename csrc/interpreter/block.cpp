@@ -253,14 +253,14 @@ std::string Block::account() const {
       if (ended == nullptr) ended = &thread;
       continue;
     }
-    bool found = false;
-    for (Group& group : groups) {
-      if (group.example->site == thread.site) {
-        ++group.count;
-        found = true;
-      }
+    const auto known = std::find_if(groups.begin(), groups.end(), [&](const Group& group) {
+      return group.example->site == thread.site;
+    });
+    if (known == groups.end()) {
+      groups.push_back({&thread, 1});
+    } else {
+      ++known->count;
     }
-    if (!found) groups.push_back({&thread, 1});
   }
   std::string what = "block " + text_of(index_) + " cannot go on: ";
   for (std::size_t i = 0; i < groups.size(); ++i) {

@@ -167,6 +167,8 @@ class Block {
   void end();
   void resume(Thread& thread);
   void suspend();
+  void begin_wait(State state, const char* what, Place place);
+  void check_mask(std::uint32_t mask, const char* what, Place place);
   bool release_barrier();
   void release_exchange(std::size_t warp, std::size_t index);
   void set_busy(bool busy);

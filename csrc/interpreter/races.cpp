@@ -113,6 +113,23 @@ std::uint32_t Races::manner_of(const Actor& actor, Access access, const Site& si
   return recent;
 }
 
+// Whether a touch leaves a history as it is: it repeats another, or fault_ now says what is wrong.
+bool Races::changes_nothing(History& history, const Touch& touch, const Actor& actor) {
+  const Access access = manners_[touch.manner].access;
+  const bool is_plain_read = access == Access::kRead, is_plain_write = access == Access::kWrite;
+  const std::vector<Touch>& alike = (is_plain_read ? history.reads : history.strong).all;
+  const bool is_clear = history.reads.all.empty() && history.strong.all.empty();
+  if (is_plain_write ? is_clear && history.write == touch
+                     : !alike.empty() && alike.back() == touch) {
+    return true;  // the same once more
+  }
+  if (find_fault(history.write, touch, actor)) return true;
+  if (!is_plain_read && find_fault(history.reads, touch, actor)) return true;
+  const bool may_race_strong = !is_strong(access) || (has_narrow_ && has_several_);
+  if (may_race_strong && find_fault(history.strong, touch, actor)) return true;
+  return !is_plain_write && !alike.empty() && alike.back().is_like(touch);
+}
+
 // The history of bytes after one more touch.
 Races::Id Races::follow(Id from, std::size_t bytes, const Touch& touch, const Actor& actor) {
   std::size_t hash = mixed(mixed(from, touch.epoch), touch.component);
@@ -125,22 +142,9 @@ Races::Id Races::follow(Id from, std::size_t bytes, const Touch& touch, const Ac
     drop(from, bytes);
     return step.to;
   }
+  if (changes_nothing(histories_[from], touch, actor)) return from;
   const Access access = manners_[touch.manner].access;
-  const bool is_plain_read = access == Access::kRead, is_plain_write = access == Access::kWrite;
-  {
-    History& history = histories_[from];
-    const std::vector<Touch>& alike = (is_plain_read ? history.reads : history.strong).all;
-    const bool is_clear = history.reads.all.empty() && history.strong.all.empty();
-    if (is_plain_write ? is_clear && history.write == touch
-                       : !alike.empty() && alike.back() == touch) {
-      return from;  // the same once more
-    }
-    if (find_fault(history.write, touch, actor)) return from;
-    if (!is_plain_read && find_fault(history.reads, touch, actor)) return from;
-    const bool may_race_strong = !is_strong(access) || (has_narrow_ && has_several_);
-    if (may_race_strong && find_fault(history.strong, touch, actor)) return from;
-    if (!is_plain_write && !alike.empty() && alike.back().is_like(touch)) return from;
-  }
+  const bool is_plain_write = access == Access::kWrite;
   const bool is_alone = from != 0 && histories_[from].bytes == bytes;
   const Id to = is_alone ? from : take();
   History& history = histories_[to];
@@ -158,7 +162,7 @@ Races::Id Races::follow(Id from, std::size_t bytes, const Touch& touch, const Ac
     history.reads.clear();
     history.strong.clear();
   } else {
-    add(is_plain_read ? history.reads : history.strong, touch, actor);
+    add(access == Access::kRead ? history.reads : history.strong, touch, actor);
   }
   if (!is_alone) drop(from, bytes);
   return to;

@@ -126,6 +126,7 @@ class Races {
   std::uint32_t manner_of(const Actor& actor, Access access, const Site& site, Scope scope);
   Window* window_of(const char* address);
   std::vector<Window>::iterator window_at(const char* begin);
+  bool changes_nothing(History& history, const Touch& touch, const Actor& actor);
   Id follow(Id from, std::size_t bytes, const Touch& touch, const Actor& actor);
   void add(Touches& touches, const Touch& touch, const Actor& actor) const;
   void drop(Id id, std::size_t bytes);

@@ -78,6 +78,39 @@ Options options_of_environment() {
   return result;
 }
 
+// How many OS threads run the blocks of a launch.
+std::uint64_t os_threads_of(const Launch& launch) {
+  const std::uint64_t blocks = launch.grid.count(), block_threads = launch.block.count();
+  if (launch.is_cooperative) return blocks;
+  if (launch.cluster_blocks > 1) return launch.cluster_blocks;
+  // Starting an OS thread takes as long as some hundred threads of a block.
+  constexpr std::uint64_t kFewThreads = 2048;
+  if (blocks * block_threads < kFewThreads) return 1;
+  const unsigned machine = std::max(1u, std::thread::hardware_concurrency());
+  const std::uint64_t allowed = options().os_threads > 0 ? options().os_threads : machine;
+  // Every thread of the blocks that run may need a stack, which takes two of the 65530 mappings
+  // that Linux gives a process by default.
+  constexpr std::uint64_t kMostStacks = kMultiprocessors * kMultiprocessorThreads;
+  return std::min({allowed, blocks, kMostStacks / block_threads});
+}
+
+// A random order of clusters that needs no list: steps of a stride that has no divisor in common
+// with their number.
+class ClusterOrder {
+ public:
+  ClusterOrder(std::uint64_t clusters, std::uint64_t seed)
+      : clusters_(clusters), seed_(seed), stride_(seed % clusters | 1) {
+    while (std::gcd(stride_, clusters) != 1) stride_ += 2;
+  }
+  std::uint64_t operator[](std::uint64_t i) const {
+    return static_cast<std::uint64_t>((static_cast<unsigned __int128>(i) * stride_ + seed_) %
+                                      clusters_);
+  }
+
+ private:
+  std::uint64_t clusters_, seed_, stride_;
+};
+
 // OS threads that end before this does.
 class Team {
  public:
@@ -140,9 +173,7 @@ void run(const Launch& launch, const Kernel& kernel) {
   const std::uint64_t blocks = size.count();
   Grid grid(launch, kernel, arguments);
 
-  // A random order of clusters that needs no list: steps of a stride that has no divisor in common
-  // with their number.
-  const std::uint64_t together = launch.cluster_blocks, clusters = blocks / together;
+  const std::uint64_t together = launch.cluster_blocks;
   const std::uint64_t seed = options().seed * 0x9e3779b97f4a7c15u + 0x2545f4914f6cdd1du;
   // Blocks that wait for each other are counted as busy before they start: a block that waits for
   // one that has no OS thread yet is in no deadlock.
@@ -157,8 +188,7 @@ void run(const Launch& launch, const Kernel& kernel) {
     if (launch.is_cooperative || together == 1 || count % together != 0 || count == blocks) return;
     grid.busy += static_cast<std::int64_t>(together);
   };
-  std::uint64_t stride = seed % clusters | 1;
-  while (std::gcd(stride, clusters) != 1) stride += 2;
+  const ClusterOrder order(blocks / together, seed);
   std::atomic<std::uint64_t> next{0};
   const auto work = [&] {
     const CatchSignals scope;
@@ -166,8 +196,7 @@ void run(const Launch& launch, const Kernel& kernel) {
       // Blocks of a cluster are taken one after the other, each by an OS thread of its own: when
       // one is taken, all of the clusters before have ended.
       const std::uint64_t cluster = i / together;
-      const std::uint64_t place = static_cast<std::uint64_t>(
-          (static_cast<unsigned __int128>(cluster) * stride + seed) % clusters);
+      const std::uint64_t place = order[cluster];
       const std::uint64_t linear = place * together + i % together;
       while (together > 1 && grid.ended < cluster * together && !grid.is_over) {
         std::this_thread::yield();
@@ -186,20 +215,7 @@ void run(const Launch& launch, const Kernel& kernel) {
     }
   };
 
-  const unsigned machine = std::max(1u, std::thread::hardware_concurrency());
-  std::uint64_t workers = options().os_threads > 0 ? options().os_threads : machine;
-  workers = launch.is_cooperative ? blocks : std::min(workers, blocks);
-  // Starting an OS thread takes as long as some hundred threads of a block.
-  constexpr std::uint64_t kFewThreads = 2048;
-  // Every thread of the blocks that run may need a stack, which takes two of the 65530 mappings
-  // that Linux gives a process by default.
-  constexpr std::uint64_t kMostStacks = kMultiprocessors * kMultiprocessorThreads;
-  const std::uint64_t block_threads = launch.block.count();
-  if (!launch.is_cooperative) {
-    workers = std::min(workers, kMostStacks / block_threads);
-    if (blocks * block_threads < kFewThreads) workers = 1;
-    if (together > 1) workers = together;
-  }
+  const std::uint64_t workers = os_threads_of(launch);
   {
     Team others;
     for (std::uint64_t i = 1; i < workers; ++i) {
