@@ -19,7 +19,7 @@ struct Issue {
   Site site;          // that issued it
   unsigned rank = 0;  // of the block that issued it
   int thread = 0;     // of that block
-  Clock clock;        // of the thread then, if races are looked for
+  Clock clock;        // of the thread at the issue, if races are looked for
   bool is_in_async_proxy = true;
 
   Issue(std::string what, const Site& site) : what(std::move(what)), site(site) {}
@@ -40,11 +40,12 @@ class AsyncQueue {
   explicit AsyncQueue(std::uint64_t seed) : random_(seed) {}
 
   void issue(Operation operation);
-  // Passes a little time: completes what is due. Returns whether anything was.
+  // Passes a little time, and completes the operations that are due. Returns whether there were
+  // any.
   bool step() { return next_due_ <= ++now_ && complete_due(); }
-  // Completes one operation, due or not. False if there is none that may complete.
+  // Completes one operation, due or not. Returns false if no operation may complete.
   bool complete_one();
-  // One that a block issued and that uses its shared memory, or null.
+  // An operation that a block has issued and that uses its shared memory, or null.
   const Operation* find(unsigned rank) const;
 
  private:

@@ -229,7 +229,8 @@ void Block::look(const Site& site) {
   }
   ++thread.turns;
   if (thread.looks < Thread::kIdle) ++thread.looks;
-  // Who only looks lets others run, to change what it looks at; who does more, now and then.
+  // A thread that only looks lets others run after each look, so that they change what it looks at.
+  // Any other thread does so now and then.
   if (!thread.is_idle() && thread.turns < kTurns) return;
   thread.waits_in = "a loop that waits for memory";
   thread.site = site;

@@ -14,12 +14,12 @@ namespace {
 
 constexpr std::uint32_t kUnit = 16;
 
-// The bytes that an operation moves between global and shared memory. Shared addresses of runs
-// count from the beginning of the box.
+// The bytes that an operation moves between global and shared memory. A run's shared address counts
+// from the beginning of the box.
 struct Traffic {
   std::vector<BoxRun> runs;
   std::uint32_t bytes = 0;
-  std::optional<TensorDescription> tensor;  // of tensor operations
+  std::optional<TensorDescription> tensor;  // if the operation is on a tensor
 
   std::string name(const char* what) const {
     return std::string("a bulk ") + what + " of " + std::to_string(bytes) + " bytes";
@@ -39,8 +39,7 @@ TensorDescription read_map(const void* map, Place place) {
   if (ranges != nullptr && find(*ranges, begin, begin + 1, Access::kRead) == nullptr) {
     fail(
         "a tensor map of memory that is none of this launch's tensors: it may have been freed "
-        "since "
-        "the map was encoded",
+        "since the map was encoded",
         place);
   }
   return *std::move(tensor);
@@ -69,7 +68,7 @@ Traffic traffic_of(const void* map, const Coordinates& begin, std::uint32_t shar
   return traffic;
 }
 
-// Of a plain copy. `other` is the address at the other end, as the kernel names it.
+// The same for a plain copy. `other` is the address at its other end, as the kernel names it.
 Traffic traffic_of(const void* source, std::uint64_t other, std::uint32_t bytes,
                    std::uint32_t shared, Place place) {
   if (bytes % kUnit != 0 || other % kUnit != 0 || shared % kUnit != 0) {
@@ -106,7 +105,7 @@ std::string load(const Operation& issued, const Traffic& traffic, const Target& 
   return "";
 }
 
-// Copies to one block.
+// Issues a copy to one block.
 void issue_load(const Traffic& traffic, const char* what, std::uint32_t to_address,
                 std::uint32_t barrier_address, bool uses_shared, Place place) {
   Block& self = *current_block();
@@ -128,7 +127,7 @@ void issue_load(const Traffic& traffic, const char* what, std::uint32_t to_addre
   self.issue(std::move(operation));
 }
 
-// Loads to a block, or to the same place in each block of a mask.
+// Issues a load to a block, or loads to the same place in each block of a mask.
 void issue_loads(const Traffic& traffic, std::uint32_t to, std::uint32_t barrier, BlockMask mask,
                  Place place) {
   if (mask == 0) return issue_load(traffic, "load", to, barrier, false, place);
@@ -146,7 +145,7 @@ void issue_loads(const Traffic& traffic, std::uint32_t to, std::uint32_t barrier
   }
 }
 
-// Writes the bytes of a store, or combines them with what is there. Returns what is wrong, or "".
+// Writes the bytes of a store, or combines them with the destination's. Returns the fault, or "".
 std::string store(Block& block, const Issue& issue, const Traffic& traffic, const Channel& channel,
                   const std::vector<char>& values, std::optional<Reduction> reduction) {
   for (const BoxRun& run : traffic.runs) {
@@ -165,7 +164,7 @@ std::string store(Block& block, const Issue& issue, const Traffic& traffic, cons
   return "";
 }
 
-// Reads the source at one time, and writes the destination at a later one.
+// Issues a store or a reduction: it reads its source at one time, and writes at a later one.
 void issue_store(const Traffic& traffic, std::uint32_t from_address, const char* what,
                  std::optional<Reduction> reduction, Place place) {
   Block& self = *current_block();

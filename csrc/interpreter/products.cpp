@@ -21,8 +21,7 @@ std::string hexadecimal(std::uint32_t value) {
   return text;
 }
 
-// The address of a chunk: of index `line` and chunk `chunk` of the operand's lines, where a line
-// follows the contiguous dimension.
+// The address of a chunk of one of the operand's lines, which follow the contiguous dimension.
 std::uint32_t chunk_address(const MatrixDescriptor& descriptor, Major major, int line, int chunk) {
   const auto line_bytes = static_cast<std::uint32_t>(line_bytes_of(descriptor.swizzle));
   const std::uint32_t first = line % 8 * line_bytes, group = line / 8;
@@ -75,7 +74,7 @@ void negate(float* numbers, int count) {
   for (int i = 0; i < count; ++i) numbers[i] = -numbers[i];
 }
 
-// A sum of terms that keep 13 bits below the first one of the largest.
+// A sum of terms, each cut to 13 bits below the first bit of the largest term.
 float truncated_sum(const float* terms, int count) {
   float largest = 0, sum = 0;
   for (int i = 0; i < count; ++i) {
@@ -194,7 +193,7 @@ void decode_numbers(MmaType type, const void* bits, int count, float* numbers) {
   }
 }
 
-// Both signs are given to A.
+// Whether A is negated: a change of B's sign is made on A too.
 static bool is_negative(const Product& product) { return product.negates_a != product.negates_b; }
 
 void unpack_a(const Product& product, const char* chunks, float* a) {

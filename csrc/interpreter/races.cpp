@@ -113,7 +113,7 @@ std::uint32_t Races::manner_of(const Actor& actor, Access access, const Site& si
   return recent;
 }
 
-// Whether a touch leaves a history as it is: it repeats another, or fault_ now says what is wrong.
+// Whether a touch leaves a history as it is: it repeats another, or it is a fault (see fault_).
 bool Races::changes_nothing(History& history, const Touch& touch, const Actor& actor) {
   const Access access = manners_[touch.manner].access;
   const bool is_plain_read = access == Access::kRead, is_plain_write = access == Access::kWrite;
@@ -168,7 +168,8 @@ Races::Id Races::follow(Id from, std::size_t bytes, const Touch& touch, const Ac
   return to;
 }
 
-// Adds a touch, and forgets those that can be in no race in which this one is not too.
+// Adds a touch. Forgets each touch that it replaces: whatever races with that one races with the
+// new one too.
 void Races::add(Touches& touches, const Touch& touch, const Actor& actor) const {
   std::vector<Touch>& all = touches.all;
   if (!all.empty() && may_forget(all.back(), touch, actor)) all.pop_back();
@@ -217,7 +218,7 @@ bool Races::may_forget(const Touch& earlier, const Touch& later, const Actor& ac
   return races_less && judge(earlier, actor) == Verdict::kOrdered;
 }
 
-// Says in fault_ what is wrong between two touches of a byte, if anything is.
+// Whether two touches of a byte are a fault. Describes it in fault_.
 bool Races::find_fault(const Touch& earlier, const Touch& later, const Actor& actor) {
   if (earlier.epoch == 0) return false;
   const Manner& first = manners_[earlier.manner];

@@ -1,4 +1,4 @@
-// What a 32-bit address of shared memory names: a block of the cluster, and a place in its memory.
+// The block of the cluster, and the place in its memory, that a 32-bit shared address names.
 #pragma once
 
 #include "interpreter/block.h"

@@ -96,8 +96,8 @@ bool Warpgroup::gather(Block& block, const Operation& operation, const Step& ste
                          operation);
     return false;
   }
-  // Each warp reads its 16 rows of A and all of B; nothing orders it after what other warps did
-  // but what they told it.
+  // Each warp reads its 16 rows of A and all of B. Only what other warps have released to it orders
+  // it after their accesses.
   const int warps = block.cluster().detector() == nullptr ? 1 : kWarps;
   for (int warp = 0; warp < warps; ++warp) {
     Issue issue = operation;
