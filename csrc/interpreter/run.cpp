@@ -111,6 +111,26 @@ class ClusterOrder {
   std::uint64_t clusters_, seed_, stride_;
 };
 
+// Runs a block, the i-th in the order of the launch.
+void run_block(Grid& grid, const ClusterOrder& order, std::uint64_t i, std::uint64_t seed) {
+  // Blocks of a cluster are taken one after the other, each by an OS thread of its own: when one is
+  // taken, all of the clusters before have ended.
+  const std::uint64_t together = grid.launch.cluster_blocks, cluster = i / together;
+  const std::uint64_t place = order[cluster], linear = place * together + i % together;
+  while (together > 1 && grid.ended < cluster * together && !grid.is_over) {
+    std::this_thread::yield();
+  }
+  try {
+    const auto number = static_cast<std::uint32_t>(place);
+    std::shared_ptr<Cluster> joined =
+        together > 1 ? grid.join_cluster(number, seed + cluster)
+                     : std::make_shared<Cluster>(grid, 1, number, seed + linear);
+    Block(grid, std::move(joined), index_of(linear, grid.launch.grid), seed + linear).run();
+  } catch (const std::exception& error) {  // out of memory, say
+    grid.fail(error.what());
+  }
+}
+
 // OS threads that end before this does.
 class Team {
  public:
@@ -169,8 +189,7 @@ Options& options() {
 
 void run(const Launch& launch, const Kernel& kernel) {
   check(launch);
-  const Index3 size = launch.grid;
-  const std::uint64_t blocks = size.count();
+  const std::uint64_t blocks = launch.grid.count();
   Grid grid(launch, kernel, arguments);
 
   const std::uint64_t together = launch.cluster_blocks;
@@ -193,23 +212,7 @@ void run(const Launch& launch, const Kernel& kernel) {
   const auto work = [&] {
     const CatchSignals scope;
     for (std::uint64_t i; !grid.is_over && (i = next++) < blocks;) {
-      // Blocks of a cluster are taken one after the other, each by an OS thread of its own: when
-      // one is taken, all of the clusters before have ended.
-      const std::uint64_t cluster = i / together;
-      const std::uint64_t place = order[cluster];
-      const std::uint64_t linear = place * together + i % together;
-      while (together > 1 && grid.ended < cluster * together && !grid.is_over) {
-        std::this_thread::yield();
-      }
-      try {
-        const auto number = static_cast<std::uint32_t>(place);
-        std::shared_ptr<Cluster> joined =
-            together > 1 ? grid.join_cluster(number, seed + cluster)
-                         : std::make_shared<Cluster>(grid, 1, number, seed + linear);
-        Block(grid, std::move(joined), index_of(linear, size), seed + linear).run();
-      } catch (const std::exception& error) {  // out of memory, say
-        grid.fail(error.what());
-      }
+      run_block(grid, order, i, seed);
       count_next_cluster();
       ++grid.ended;  // lets the next cluster start
     }
