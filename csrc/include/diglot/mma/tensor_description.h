@@ -82,7 +82,7 @@ struct TensorDescription {
   Swizzle swizzle = Swizzle::kNone;
   L2Promotion l2_promotion = L2Promotion::kNone;
   OutsideFill fill = OutsideFill::kZeros;
-  uint64_t bytes = 0;  // of the memory from `address` on; 0 if nobody knows
+  uint64_t bytes = 0;  // of the memory from `address` on; 0 if unknown
 
   std::size_t rank() const { return shape.size(); }
   // The innermost dimension has none: the driver ignores that number.
@@ -94,7 +94,7 @@ struct TensorDescription {
     const uint32_t step = element_stride(dimension);
     return (box[dimension] + step - 1) / step;
   }
-  // Of a box in shared memory, wherever it lies: what an mbarrier must expect of a load.
+  // Bytes of a whole box, even outside the tensor: an mbarrier must expect as many of a load.
   uint32_t box_bytes() const {
     uint32_t result = facts_of(type).bytes;
     for (std::size_t d = 0; d < rank(); ++d) result *= taken(d);
