@@ -23,6 +23,8 @@ GPU = torch.cuda.get_device_name() if DEVICE == "cuda" else ""
 HAS_CUDA = DEVICE == "cuda" or importlib.util.find_spec("diglot._interpreter") is not None
 NEEDS_CUDA = [] if HAS_CUDA else [pytest.mark.gpu]
 CUDA = pytest.param("cuda", marks=NEEDS_CUDA)
+# Marks of tests that interpret kernels of their own in CUDA C++.
+INTERPRETS_CUDA = [*NEEDS_CUDA, pytest.mark.skipif(DEVICE != "cpu", reason="interprets kernels")]
 KERNELS = [CUDA, "triton"]
 BACKENDS = [*KERNELS, "torch"]
 

@@ -46,9 +46,9 @@ ELSEWHERE = [
     "spin_on_volatile",
 ]
 TOOLS = ["memcheck", "racecheck", "synccheck", "initcheck"]
-SECONDS, TOOL_SECONDS = 20, 60  # after which a kernel is taken to hang
-# In a wait that gives up is a call, for which ptxas puts products one after the other: that hides
-# a missing wait for them.
+SECONDS, TOOL_SECONDS = 20, 60  # a kernel that takes longer hangs.
+# With -DDIGLOT_CHECKED, a wait contains a call. ptxas then makes products wait for each other. That
+# hides a missing wait for them.
 NOT_CHECKED = {"product"}
 GAVE_UP = "has waited 2 s"
 

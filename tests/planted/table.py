@@ -1,4 +1,4 @@
-"""The table of planted bugs of asynchronous machinery: each one's kernel, and what is said of it.
+"""The table of planted bugs of asynchronous machinery: each one's kernel, and its messages.
 
     python tests/planted/table.py
 
@@ -57,7 +57,7 @@ class Bug:
 
 
 def integers(count: int) -> torch.Tensor:
-    """Of which products are exact."""
+    """Small ones, whose products are exact."""
     return torch.randint(-8, 9, (count,), generator=torch.Generator().manual_seed(0)).float()
 
 
@@ -65,7 +65,7 @@ def integers(count: int) -> torch.Tensor:
 TILES = (torch.arange(2 * 8 * 8 * 32) % 61).float()
 TILE_SUMS = TILES.view(2, -1).sum(1)
 SUM = Right("bulk_copies", "sum_tiles", {"blocks": 2, "threads": 160}, TILES, TILE_SUMS)
-STORE_LAUNCH = {"blocks": 32 + len(TILES), "threads": 128}  # of which two blocks run
+STORE_LAUNCH = {"blocks": 32 + len(TILES), "threads": 128}  # a block for each result; two run
 STORE = Right("bulk_copies", "store_tiles", STORE_LAUNCH, TILES, 2 * TILE_SUMS)
 
 # product.cu: A of 64 x 320 and B of 320 x 64, of whose depth 296 count.
