@@ -90,8 +90,18 @@ Traffic traffic_of(const void* global, std::uint32_t bytes, std::uint32_t shared
 // Moves the bytes of a load. Returns the fault, or "".
 std::string load(const Operation& issued, const Traffic& traffic, const Target& to,
                  const Channel& channel) {
+  Detector* const detector = to.block->cluster().detector();
+  std::shared_ptr<const Tiles::Box> box;
+  if (detector != nullptr && traffic.tensor) {
+    std::uint32_t plane = traffic.bytes;
+    for (std::size_t d = 2; d < traffic.tensor->rank(); ++d) plane /= traffic.tensor->taken(d);
+    box = std::make_shared<Tiles::Box>(Tiles::Box{issued.site, plane});
+  }
+  std::uint32_t place = 0;
   for (const BoxRun& run : traffic.runs) {
     char* const local = to.pointer() + run.shared;
+    if (box != nullptr) detector->tiles().write(box, place, local, run.bytes);
+    place += run.bytes;
     if (!run.is_inside()) {
       fill_outside(*traffic.tensor, local, run.bytes);
       continue;

@@ -59,6 +59,7 @@ std::string Detector::note(const Actor& actor, const void* address, std::size_t 
   std::string fault;
   if (races_.watches(address)) {
     fault = races_.note(actor, address, bytes, access, site, scope);
+    if (!is_read(access)) tiles_.overwrite(address, bytes);
   } else {
     GlobalMemory& memory = GlobalMemory::instance();
     const std::lock_guard global(memory.mutex);

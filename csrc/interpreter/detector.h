@@ -12,6 +12,7 @@
 #include "interpreter/global_memory.h"
 #include "interpreter/order.h"
 #include "interpreter/races.h"
+#include "interpreter/tiles.h"
 
 namespace diglot::interpreter {
 
@@ -64,6 +65,7 @@ class Detector {
   void fence(int thread, Scope scope);
 
   Order& order() { return order_; }
+  Tiles& tiles() { return tiles_; }
   bool watches(const void* address) const { return launched_.watches(address); }
 
  private:
@@ -78,6 +80,7 @@ class Detector {
   int block_threads_;
   Order order_;
   Races races_;
+  Tiles tiles_;
   Flags flags_;
   std::unordered_map<int, Fences> fences_;  // by thread
 };

@@ -96,9 +96,10 @@ bool Warpgroup::gather(Block& block, const Operation& operation, const Step& ste
                          operation);
     return false;
   }
+  Detector* const detector = block.cluster().detector();
   // Each warp reads its 16 rows of A and all of B. Only what other warps have released to it orders
   // it after their accesses.
-  const int warps = block.cluster().detector() == nullptr ? 1 : kWarps;
+  const int warps = detector == nullptr ? 1 : kWarps;
   for (int warp = 0; warp < warps; ++warp) {
     Issue issue = operation;
     issue.clock = step.clocks[warp];
@@ -113,6 +114,12 @@ bool Warpgroup::gather(Block& block, const Operation& operation, const Step& ste
       block.fail_operation(fault, operation);
       return false;
     }
+  }
+  const std::string fault =
+      detector == nullptr ? "" : detector->tiles().find_fault(chunks, descriptor, major, extent);
+  if (!fault.empty()) {
+    block.fail_operation(fault, operation);
+    return false;
   }
   chunks_.resize(chunks.size() * kChunkBytes);
   for (std::size_t i = 0; i < chunks.size(); ++i) {

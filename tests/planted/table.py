@@ -112,6 +112,7 @@ TOUCHED = "accumulators are touched before the wgmma_wait() that covers"
 PROXY = "a proxy fence is missing"
 PATTERN = "is not in the first line of the swizzle's pattern"
 LEFT = "leaves its cluster early"
+ORDER = "reads a tile in another order than the bulk load at"
 
 BUGS = [
     Bug("no wait for a tile", "wait_missing", SUM, (RACE, UNWRITTEN, MISSED, MANY)),
@@ -204,16 +205,16 @@ BUGS = [
         ("ends before a bulk store of 1024 bytes is complete", "nothing orders that before"),
     ),
     Bug("a tile read as if it had no swizzle", "no_swizzle", SWIZZLED, ()),
-    Bug("a tile loaded without its descriptor's swizzle", "other_swizzle", PRODUCT, ()),
+    Bug("a tile loaded without its descriptor's swizzle", "other_swizzle", PRODUCT, (ORDER,)),
     Bug(
         "a descriptor of another swizzle, at an address that it forbids",
         "wrong_swizzle",
         WGMMA,
         (PATTERN,),
     ),
-    Bug("a stride offset that leads to other written bytes", "half_stride", PRODUCT, ()),
+    Bug("a stride offset that leads to other written bytes", "half_stride", PRODUCT, (ORDER,)),
     Bug("a stride offset that leads to unwritten bytes", "wrong_stride", WGMMA, (UNWRITTEN,)),
-    Bug("a leading offset that leads to other written bytes", "short_leading", PRODUCT, ()),
+    Bug("a leading offset that leads to other written bytes", "short_leading", PRODUCT, (ORDER,)),
     Bug(
         "a leading offset that leads out of shared memory",
         "far_leading",
