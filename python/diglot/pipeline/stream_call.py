@@ -24,7 +24,7 @@ from diglot.pipeline.arguments import (
 )
 from diglot.pipeline.errors import StreamError
 from diglot.pipeline.fold import Fold
-from diglot.pipeline.host import NOTHING_SAID, HostArray, Maps
+from diglot.pipeline.host import HostArray, Maps
 from diglot.pipeline.job import Job, Result, Sink
 from diglot.pipeline.launches import Like, Op, Seen, is_random, op_of
 from diglot.pipeline.native import NativeRing, native_ring
@@ -205,15 +205,7 @@ class StreamCall:
             if outs is not None:
                 check_fit(self.name, outs, results)
                 return outs
-            return [
-                HostArray(
-                    torch.empty((self.rows, *r.shape[1:]), dtype=r.dtype, device="cpu"),
-                    is_output=True,
-                    is_new=True,
-                    maps=NOTHING_SAID,
-                )
-                for r in results
-            ]
+            return [HostArray.new((self.rows, *r.shape[1:]), r.dtype) for r in results]
 
         sink = Sink(make)
         has_begun = False
