@@ -159,6 +159,22 @@ def test_large_memory_begins_with_a_large_page():
     assert tensor.untyped_storage().nbytes() == tensor.nbytes == pages.LARGE
 
 
+def test_the_memory_goes_back():
+    """To the system, as soon as nothing uses the result."""
+
+    def resident():
+        return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
+
+    before = resident()
+    tensor = pages.new_tensor((2 * pages.LARGE,), torch.uint8).fill_(1)
+    part = tensor[5:]
+    del tensor
+    assert resident() - before > pages.LARGE
+    assert part.sum() == len(part)
+    del part
+    assert resident() - before < pages.LARGE // 2
+
+
 def test_no_memory():
     """The system's refusal is an error that says how much was asked for."""
     size = 1 << 62
