@@ -27,7 +27,7 @@ class Chunking:
     most: int
 
     def bytes_of(self, size: int) -> int:
-        """Bytes of a chunk, of so many in all."""
+        """Bytes of a chunk of arrays of `size` bytes."""
         best = math.sqrt(size * self.each)
         return min(self.most, max(1, round(best / STEP)) * STEP)
 
