@@ -47,7 +47,7 @@ int madvise(void* address, size_t size, int advice) {
   const int place = count++;
   if (place < MOST) {
     calls[place] = (struct call){(size_t)address, size, advice, syscall(SYS_gettid),
-                                is_there((size_t)address + size - 1)};
+                                 is_there((size_t)address + size - 1)};
   }
   if (advice == POPULATE_WRITE) {
     const struct timespec pause = {0, 1000000};
