@@ -77,7 +77,7 @@ int64_t piece_of_new(const char* address, int64_t size) {
 }
 
 // Makes pages of new memory ready. Linux clears a large page from both ends towards the touched
-// byte. So the last byte is touched: pages that are cleared upwards take about half the time
+// byte. So the last byte is touched: some processors clear upwards in less than half the time
 // (docs/pipeline.md).
 void make_new_ready(char* address, int64_t size) {
   address[size - 1] = 0;

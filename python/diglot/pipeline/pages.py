@@ -51,7 +51,7 @@ def make_new_ready(address: int, size: int) -> None:
     """Makes pages of new memory ready.
 
     Linux clears a large page from both ends towards the touched byte. So the last byte is touched:
-    pages that are cleared upwards take about half the time (docs/pipeline.md).
+    some processors clear upwards in less than half the time (docs/pipeline.md).
     """
     ctypes.memset(address + size - 1, 0, 1)
     make_ready(address, size)  # where pages are small
