@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "interpreter/block.h"
+#include "interpreter/completions.h"
 #include "interpreter/memory.h"
 #include "interpreter/target.h"
 
@@ -25,6 +26,16 @@ std::size_t own_offset(const void* shared, const char* what, Place place) {
     fail(std::string(what) + " outside the block's shared memory", place);
   }
   return block.shared().offset(byte);
+}
+
+// Notes that the thread uses an mbarrier, which must be ordered after its init.
+void note_use(const Target& barrier, Access access, Place place) {
+  Block& self = *current_block();
+  Detector* const detector = self.cluster().detector();
+  if (detector == nullptr) return;
+  check_fault(detector->note(self.component(self.thread()), barrier.pointer(), kMbarrierBytes,
+                             access, Scope::kSystem, {nullptr, place}),
+              place);
 }
 
 }  // namespace
@@ -60,12 +71,22 @@ void mbarrier_init(void* barrier, std::uint32_t arrivals, Place place) {
   Block& block = *current_block();
   Detector* const detector = block.cluster().detector();
   const int component = detector == nullptr ? 0 : detector->order().add_channel();
-  check_fault(block.mbarriers().init(offset, arrivals, component, {nullptr, place}), place);
+  const int thread = block.thread().linear;
+  check_fault(block.mbarriers().init(offset, arrivals, component, thread, {nullptr, place}), place);
+  if (detector == nullptr) return;
+  // The channel tells of the init alone, as a fence of inits does.
+  const Channel channel{component, 1};
+  const Issue issue{"the init of an mbarrier", {nullptr, place}, block.rank(), thread,
+                    block.release(),           false};
+  check_fault(detector->note(channel, issue, barrier, kMbarrierBytes, Access::kWrite), place);
+  block.acquire(channel);
 }
 
 void mbarrier_invalidate(void* barrier, Place place) {
   const std::size_t offset = own_offset(barrier, "an mbarrier", place);
-  check_fault(current_block()->mbarriers().invalidate(offset), place);
+  Block& block = *current_block();
+  check_fault(block.mbarriers().invalidate(offset), place);
+  note_use({&block, offset}, Access::kWrite, place);
 }
 
 void mbarrier_arrive(std::uint32_t barrier, std::uint32_t arrivals, std::uint32_t bytes,
@@ -74,6 +95,7 @@ void mbarrier_arrive(std::uint32_t barrier, std::uint32_t arrivals, std::uint32_
   if (target.block->live_threads() == 0) {
     fail("an arrival at an mbarrier of a block that has ended: it leaves its cluster early", place);
   }
+  note_use(target, Access::kAtomic, place);
   const Clock clock = current_block()->release();
   check_fault(target.block->mbarriers().arrive(target.offset, arrivals, bytes, clock), place);
   note_change();
@@ -84,6 +106,7 @@ bool mbarrier_try_wait(const void* barrier, bool parity, Place place) {
   Mbarriers::Wait wait;
   const std::size_t offset = own_offset(barrier, "a wait for an mbarrier", place);
   check_fault(block.mbarriers().begin_wait(offset, parity, wait), place);
+  note_use({&block, offset}, Access::kStrongRead, place);
   const bool has_ended = block.mbarriers().has_ended(wait);
   if (has_ended) {
     block.acquire(block.mbarriers().clock(offset));
@@ -99,6 +122,7 @@ void mbarrier_wait(const void* barrier, bool parity, Place place) {
   Mbarriers::Wait wait;
   const std::size_t offset = own_offset(barrier, "a wait for an mbarrier", place);
   check_fault(barriers.begin_wait(offset, parity, wait), place);
+  note_use({&block, offset}, Access::kStrongRead, place);
   block.wait_until([&barriers, wait] { return barriers.has_ended(wait); }, "Mbarrier::wait()",
                    [&barriers, offset] { return barriers.account(offset); }, place);
   if (barriers.is_missed(wait)) {
@@ -110,7 +134,15 @@ void mbarrier_wait(const void* barrier, bool parity, Place place) {
   block.acquire(barriers.clock(offset));
 }
 
-void fence_mbarrier_init(Place) { current_block()->mbarriers().fence(); }
+void fence_mbarrier_init(Place) {
+  Block& block = *current_block();
+  Thread& thread = block.thread();
+  for (const int component : block.mbarriers().fence(thread.linear)) {
+    Detector* const detector = block.cluster().detector();
+    if (detector == nullptr) return;
+    thread.inits = Order::join(thread.inits, detector->order().only(component, 1));
+  }
+}
 
 void store_async(std::uint32_t to, std::uint64_t value, std::size_t bytes, std::uint32_t barrier,
                  Place place) {
@@ -133,8 +165,7 @@ void store_async(std::uint32_t to, std::uint64_t value, std::size_t bytes, std::
     std::string fault = find_fault(block, issued, channel, target.pointer(), bytes, Access::kWrite);
     if (fault.empty()) {
       std::memcpy(target.pointer(), &value, bytes);
-      fault = block.mbarriers().complete(signal.offset, static_cast<std::uint32_t>(bytes),
-                                         block.completed(issued, channel));
+      fault = complete_bytes(signal, static_cast<std::uint32_t>(bytes), issued);
     }
     if (!fault.empty()) block.fail_operation(fault, issued);
   };

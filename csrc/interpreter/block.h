@@ -69,6 +69,7 @@ struct Thread {
   Wait wait;
   bool is_at_cluster_barrier = false;  // it has arrived, and not waited since
   std::uint32_t cluster_phase = 0;     // that it arrived in
+  Clock inits;  // of mbarriers, which the thread has fenced: a relaxed arrival tells of them
   AsyncCopies copies;
   BulkGroups bulk_groups;
   std::unique_ptr<Accumulators> accumulators;  // null until the thread uses wgmma

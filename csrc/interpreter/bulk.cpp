@@ -3,6 +3,7 @@
 #include <cstring>
 #include <utility>
 
+#include "interpreter/completions.h"
 #include "interpreter/image.h"
 #include "interpreter/memory.h"
 #include "interpreter/target.h"
@@ -105,8 +106,7 @@ std::string load(const Operation& load, const Traffic& traffic, const Target& to
                  const Target& barrier) {
   Block& block = *to.block;
   if (block.live_threads() == 0) return "its target has ended: it leaves its cluster early";
-  Mbarriers& barriers = block.mbarriers();
-  const Channel channel = barriers.channel(barrier.offset);
+  const Channel channel = block.mbarriers().channel(barrier.offset);
   std::string fault = find_fault(block, load, channel, to.pointer(), traffic.bytes, Access::kWrite);
   for (const BoxRun& run : traffic.runs) {
     if (!fault.empty()) return fault;
@@ -120,7 +120,7 @@ std::string load(const Operation& load, const Traffic& traffic, const Target& to
     if (fault.empty()) std::memcpy(local, global, run.bytes);
   }
   if (!fault.empty()) return fault;
-  return barriers.complete(barrier.offset, traffic.bytes, block.completed(load, channel));
+  return complete_bytes(barrier, traffic.bytes, load);
 }
 
 // Copies to one block.

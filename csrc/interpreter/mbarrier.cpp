@@ -23,7 +23,7 @@ bool Mbarriers::overlaps(std::size_t begin, std::size_t end) const {
 }
 
 std::string Mbarriers::init(std::size_t offset, std::uint32_t arrivals, int component,
-                            const Site& site) {
+                            int thread, const Site& site) {
   if (offset % kMbarrierBytes != 0) {
     return "an mbarrier at an address that is no multiple of 8: " + std::to_string(offset);
   }
@@ -39,6 +39,7 @@ std::string Mbarriers::init(std::size_t offset, std::uint32_t arrivals, int comp
   state.expected = state.pending = arrivals;
   state.site = site;
   state.component = component;
+  state.thread = thread;
   states_[offset] = state;
   find_bounds();
   return "";
@@ -52,6 +53,16 @@ std::string Mbarriers::invalidate(std::size_t offset) {
 
 void Mbarriers::fence() {
   for (auto& [offset, state] : states_) state.is_fenced = true;
+}
+
+std::vector<int> Mbarriers::fence(int thread) {
+  std::vector<int> components;
+  for (auto& [offset, state] : states_) {
+    if (state.thread != thread) continue;
+    state.is_fenced = true;
+    components.push_back(state.component);
+  }
+  return components;
 }
 
 bool Mbarriers::is_fenced(std::size_t offset) const {
@@ -104,7 +115,7 @@ std::string Mbarriers::end_phase(State& state) {
 Channel Mbarriers::channel(std::size_t offset) const {
   const auto found = states_.find(offset);
   if (found == states_.end()) return {};
-  return {found->second.component, static_cast<std::uint32_t>(found->second.phase) + 1};
+  return {found->second.component, static_cast<std::uint32_t>(found->second.phase) + 2};
 }
 
 const Clock& Mbarriers::clock(std::size_t offset) const {

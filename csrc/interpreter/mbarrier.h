@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "interpreter/detector.h"
 
@@ -14,11 +15,14 @@ namespace diglot::interpreter {
 // shared memory.
 class Mbarriers {
  public:
-  // `component` is the one of its channel, if races are looked for.
-  std::string init(std::size_t offset, std::uint32_t arrivals, int component, const Site& site);
+  // `component` is the one of its channel, if races are looked for; its first epoch is the init.
+  std::string init(std::size_t offset, std::uint32_t arrivals, int component, int thread,
+                   const Site& site);
   std::string invalidate(std::size_t offset);
   // A fence makes all that are initialised visible to asynchronous copies.
   void fence();
+  // The same for those that the thread has initialised. Returns the components of their channels.
+  std::vector<int> fence(int thread);
   bool is_fenced(std::size_t offset) const;
   // Expects more bytes in this phase, and then notes arrivals. Either may be zero. Whoever waits
   // for the phase acquires the clock.
@@ -60,6 +64,7 @@ class Mbarriers {
     Site site;                        // that initialised it
     bool is_fenced = false;
     int component = 0;
+    int thread = 0;  // that initialised it
     Clock telling, told;  // of this phase, of the one before
   };
 

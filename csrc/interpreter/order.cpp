@@ -183,6 +183,12 @@ Clock Order::join(const Clock& a, const Clock& b) {
   return result;
 }
 
+Clock Order::only(int channel, std::uint32_t epoch) const {
+  Clock nothing;
+  nothing.group_ = clocks_.front().group_;
+  return complete(nothing, channel, epoch);
+}
+
 Clock Order::complete(const Clock& issued, int channel, std::uint32_t epoch) const {
   Clock result;
   result.group_ = issued.group_;

@@ -107,6 +107,8 @@ class Order {
   void fence_proxy(int thread);
 
   static Clock join(const Clock& a, const Clock& b);
+  // Of who has seen nothing but a channel, up to this epoch.
+  Clock only(int channel, std::uint32_t epoch) const;
   // Of an operation that was issued with a clock: whoever acquires the result has seen its
   // accesses, those of the channel up to this epoch.
   Clock complete(const Clock& issued, int channel, std::uint32_t epoch) const;

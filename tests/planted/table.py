@@ -91,6 +91,7 @@ COPIES = Right("mbarriers", "copy_in_groups", {"blocks": 8}, RAMP, BLOCK_SUMS)
 CLUSTER_LAUNCH = {"blocks": 8, "cluster": 2, "patience_ms": 10_000}
 OF_THE_OTHER = BLOCK_SUMS.view(4, 2).flip(1).flatten()
 HALVES = Right("mbarriers", "cluster_in_halves", CLUSTER_LAUNCH, RAMP, OF_THE_OTHER)
+ARRIVALS = Right("mbarriers", "arrive_in_cluster", CLUSTER_LAUNCH, RAMP, OF_THE_OTHER)
 MESSAGES = Right("mbarriers", "send_in_cluster", CLUSTER_LAUNCH, RAMP, OF_THE_OTHER)
 TMA_LAUNCH = {"blocks": len(RAMP), "threads": 256, "shared": 2048}
 MULTICAST = Right(
@@ -112,6 +113,7 @@ TOUCHED = "accumulators are touched before the wgmma_wait() that covers"
 PROXY = "a proxy fence is missing"
 PATTERN = "is not in the first line of the swizzle's pattern"
 LEFT = "leaves its cluster early"
+NO_INIT = "an mbarrier is used that is not initialised"
 
 BUGS = [
     Bug("no wait for a tile", "wait_missing", SUM, (RACE, UNWRITTEN, MISSED, MANY)),
@@ -167,7 +169,7 @@ BUGS = [
         "an mbarrier that is not initialised",
         "not_initialised",
         SUM,
-        ("an mbarrier is used that is not initialised",),
+        (NO_INIT,),
     ),
     Bug(
         "an mbarrier's init without its fence",
@@ -257,6 +259,24 @@ BUGS = [
         "cluster_without_wait",
         HALVES,
         (RACE, UNWRITTEN, "a second arrival", "of a block that may not run yet"),
+    ),
+    Bug(
+        "another block's mbarrier used, where no cluster's barrier follows its init",
+        "arrive_after_early_barrier",
+        ARRIVALS,
+        (RACE, NO_INIT),
+    ),
+    Bug(
+        "an init without its fence before a relaxed arrival at the cluster's barrier",
+        "arrive_without_init_fence",
+        ARRIVALS,
+        (RACE,),
+    ),
+    Bug(
+        "a multicast to mbarriers, where no cluster's barrier follows their init",
+        "multicast_after_early_barrier",
+        MULTICAST,
+        (RACE, NO_INIT),
     ),
     Bug(
         "a block that leaves its cluster before a message", "leave_cluster_early", MESSAGES, (LEFT,)

@@ -152,7 +152,7 @@ __global__ void plain_copy(const float* in, float* out) {
   wait_bulk_groups_read<0>();
 }
 
-enum class Share { kRight, kLeavesEarly, kMask };
+enum class Share { kRight, kLeavesEarly, kMask, kBarrierBefore };
 
 // Each block of a cluster of two loads half of the cluster's first tile, for both.
 template <Share kShare>
@@ -162,12 +162,17 @@ __global__ void share_tile(const __grid_constant__ TensorMap in, float* out) {
   const int i = static_cast<int>(threadIdx.x);
   const int rank = static_cast<int>(blockIdx.x) % 2;
   const int row = (static_cast<int>(blockIdx.x) - rank) * kRows + rank * kRows / 2;
+  if (kShare == Share::kBarrierBefore) cluster_sync();
   if (i == 0) {
     full.init(1);
     fence_mbarrier_init();
     if (kShare != Share::kLeavesEarly || rank == 0) full.arrive_expect(kTileBytes);
   }
-  cluster_sync();
+  if (kShare == Share::kBarrierBefore) {
+    __syncthreads();
+  } else {
+    cluster_sync();
+  }
   if (kShare == Share::kLeavesEarly && rank == 1) return;
   if (i == 0) {
     tma_load_multicast(in, tile + rank * kTile / 2, full, {0, row}, kShare == Share::kMask ? 7 : 3);
@@ -306,6 +311,7 @@ const std::vector<Entry>& kernels() {
       {"plain_copy_of_1000_bytes", start_plain<plain_copy<1000>>},
       {"share_tile", start_from_map<share_tile<Share::kRight>>},
       {"leaves_cluster_early", start_from_map<share_tile<Share::kLeavesEarly>>},
+      {"multicast_after_early_barrier", start_from_map<share_tile<Share::kBarrierBefore>>},
       {"multicast_beyond_cluster", start_from_map<share_tile<Share::kMask>>},
       {"send_tile", start_plain<send_tile>},
       {"add_tiles", start_to_map<add_tiles>},
