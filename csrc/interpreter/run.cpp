@@ -164,12 +164,12 @@ void run(const Launch& launch, const Kernel& kernel) {
     const CatchSignals scope;
     for (std::uint64_t i; !grid.is_over && (i = next++) < blocks;) {
       // Blocks of a cluster are taken one after the other, each by an OS thread of its own: when
-      // one is taken, all of the clusters before have ended.
+      // one is taken, all of the clusters before have ended, but in a cooperative launch.
       const std::uint64_t cluster = i / together;
       const std::uint64_t place = static_cast<std::uint64_t>(
           (static_cast<unsigned __int128>(cluster) * stride + seed) % clusters);
       const std::uint64_t linear = place * together + i % together;
-      while (together > 1 && grid.ended < cluster * together && !grid.is_over) {
+      while (together > 1 && !launch.is_cooperative && grid.ended < cluster * together && !grid.is_over) {
         std::this_thread::yield();
       }
       const Index3 index{static_cast<unsigned>(linear % size.x),
