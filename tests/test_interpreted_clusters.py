@@ -53,9 +53,7 @@ def test_who_arrives_and_ends_lets_nobody_go_on_early(run, seed):
 def test_clusters_of_a_cooperative_launch_run_at_once(run, seed):
     message, out = run("sum_in_grid", seed, cooperative=True, seconds=20)
     assert message == ""
-    assert torch.equal(
-        out, torch.full((BLOCKS,), torch.arange(BLOCKS * THREADS).sum().item() * 1.0)
-    )
+    assert torch.equal(out, torch.arange(float(BLOCKS * THREADS)).sum().expand(BLOCKS))
 
 
 def test_clusters_that_wait_for_those_to_come_are_an_endless_wait(run):

@@ -111,6 +111,7 @@ MISSED = "two phases of an mbarrier ended while a thread waited for the first"
 MANY = "arrivals more than its"
 TOUCHED = "accumulators are touched before the wgmma_wait() that covers"
 PROXY = "a proxy fence is missing"
+UNLIKE = "all threads of a warpgroup must execute the same"
 PATTERN = "is not in the first line of the swizzle's pattern"
 LEFT = "leaves its cluster early"
 NO_INIT = "an mbarrier is used that is not initialised"
@@ -239,6 +240,14 @@ BUGS = [
         "fence_missing",
         WGMMA,
         ("wgmma before any wgmma_fence() of the thread",),
+    ),
+    Bug("a `wgmma_fence` for half of a warp", "fence_diverges", WGMMA, (UNLIKE,)),
+    Bug("a `wgmma_commit` for half of a warp", "commit_diverges", WGMMA, (UNLIKE,)),
+    Bug(
+        "a `wgmma_wait` for half of a warpgroup",
+        "wait_diverges",
+        WGMMA,
+        ("was executed by 64 of the 128 threads of a warpgroup",),
     ),
     Bug("accumulators touched before the wait", "touched_before_wait", WGMMA, (TOUCHED,)),
     Bug(

@@ -31,6 +31,9 @@ enum class Fault {
   kProxyFenceMissing,
   kBarrierMissing,
   kUnwritten,
+  kFenceDiverges,
+  kCommitDiverges,
+  kWaitDiverges,
 };
 
 // The bits of a small integer.
@@ -92,6 +95,7 @@ __global__ void __launch_bounds__(128) product(const float* in, float* out) {
     const uint32_t address_a = shared_address(a);
     fence_accumulators(d);
     if (kFault != Fault::kFenceMissing) wgmma_fence();
+    if (kFault == Fault::kFenceDiverges && thread % 32 < 16) wgmma_fence();
     if (kFault == Fault::kTouchedAfterFence && step == 1) d[2] += 0;
     if (kFault == Fault::kHalfWarpgroup && thread >= 64) break;
     for (int k = 0; k < kDepth; k += depth_of(kA)) {
@@ -118,6 +122,7 @@ __global__ void __launch_bounds__(128) product(const float* in, float* out) {
       }
     }
     if (kFault != Fault::kCommitMissing) wgmma_commit();
+    if (kFault == Fault::kCommitDiverges && thread % 2 == 0) wgmma_commit();
     if (kFault == Fault::kOverwrittenEarly && step == 0) {
       __syncthreads();
       store<kA>(a + TileA::offset(thread % 64, thread / 64), 5);
@@ -128,6 +133,7 @@ __global__ void __launch_bounds__(128) product(const float* in, float* out) {
     } else if (kFault != Fault::kWaitMissing) {
       wgmma_wait<0>();
     }
+    if (kFault == Fault::kWaitDiverges && thread >= 64 && step == 1) wgmma_wait<0>();
     fence_accumulators(d);
     __syncthreads();
   }
@@ -280,6 +286,9 @@ const std::vector<Entry>& kernels() {
       {"proxy_fence_missing", faulty<Fault::kProxyFenceMissing>},
       {"barrier_missing", faulty<Fault::kBarrierMissing>},
       {"unwritten", faulty<Fault::kUnwritten>},
+      {"fence_diverges", faulty<Fault::kFenceDiverges>},
+      {"commit_diverges", faulty<Fault::kCommitDiverges>},
+      {"wait_diverges", faulty<Fault::kWaitDiverges>},
   };
   return all;
 }
