@@ -28,6 +28,13 @@ std::size_t own_offset(const void* shared, const char* what, Place place) {
   return block.shared().offset(byte);
 }
 
+void fence_proxy(Space space) {
+  Block& block = *current_block();
+  if (Detector* const detector = block.cluster().detector()) {
+    detector->order().fence_proxy(block.component(block.thread()), space);
+  }
+}
+
 // Notes that the thread uses an mbarrier, which must be ordered after its init.
 void note_use(const Target& barrier, Access access, Place place) {
   Block& self = *current_block();
@@ -236,11 +243,10 @@ bool elect_one(std::uint32_t mask, Place place) {
 }
 
 void fence_async_proxy(Place) {
-  Block& block = *current_block();
-  block.mbarriers().fence();
-  if (Detector* const detector = block.cluster().detector()) {
-    detector->order().fence_proxy(block.component(block.thread()));
-  }
+  current_block()->mbarriers().fence();
+  fence_proxy(Space::kShared);
 }
+
+void fence_async_proxy_global(Place) { fence_proxy(Space::kGlobal); }
 
 }  // namespace diglot::interpreter

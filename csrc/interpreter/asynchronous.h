@@ -44,5 +44,6 @@ void set_registers(int count, bool is_more, Place place);
 // True in one lane of the mask.
 bool elect_one(std::uint32_t mask, Place place);
 void fence_async_proxy(Place place);
+void fence_async_proxy_global(Place place);
 
 }  // namespace diglot::interpreter

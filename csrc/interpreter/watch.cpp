@@ -9,7 +9,7 @@ namespace diglot::interpreter {
 
 GlobalMemory::GlobalMemory()
     : mutex(fork_safe_mutex<GlobalMemory>()),
-      races("global memory", [this](std::uint32_t group, int thread, const Actor& to) {
+      races(Space::kGlobal, [this](std::uint32_t group, int thread, const Actor& to) {
         return name(group, thread, to);
       }) {}
 

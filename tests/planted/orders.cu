@@ -26,7 +26,7 @@ struct Operation {
 std::string play(const std::string& script, int threads) {
   static const char memory[16] = {};
   Order order(threads);
-  Races races("shared memory", [](std::uint32_t, int thread, const Actor&) {
+  Races races(Space::kShared, [](std::uint32_t, int thread, const Actor&) {
     return "thread " + std::to_string(thread);
   });
   races.add_window(memory, sizeof(memory));
@@ -55,7 +55,7 @@ std::string play(const std::string& script, int threads) {
       continue;
     }
     words >> thread >> name;
-    if (what == "fence") order.fence_proxy(thread);
+    if (what == "fence") order.fence_proxy(thread, Space::kShared);
     if (what == "release") signals[name] = Order::join(signals[name], order.release(thread));
     if (what == "acquire") order.acquire(thread, signals[name]);
     const Clock& clock = order.of(thread);

@@ -67,6 +67,13 @@ TILE_SUMS = TILES.view(2, -1).sum(1)
 SUM = Right("bulk_copies", "sum_tiles", {"blocks": 2, "threads": 160}, TILES, TILE_SUMS)
 STORE_LAUNCH = {"blocks": 32 + len(TILES), "threads": 128}  # of which two blocks run
 STORE = Right("bulk_copies", "store_tiles", STORE_LAUNCH, TILES, 2 * TILE_SUMS)
+LOAD = Right(
+    "bulk_copies",
+    "load_what_was_written",
+    STORE_LAUNCH,
+    TILES,
+    2 * TILES.view(-1, 8 * 32).sum(1)[:2],
+)
 
 # product.cu: A of 64 x 320 and B of 320 x 64, of whose depth 296 count.
 OPERANDS = integers(2 * 64 * 320)
@@ -111,6 +118,7 @@ MISSED = "two phases of an mbarrier ended while a thread waited for the first"
 MANY = "arrivals more than its"
 TOUCHED = "accumulators are touched before the wgmma_wait() that covers"
 PROXY = "a proxy fence is missing"
+GLOBAL_PROXY = "a proxy fence is missing in global memory"
 UNLIKE = "all threads of a warpgroup must execute the same"
 PATTERN = "is not in the first line of the swizzle's pattern"
 LEFT = "leaves its cluster early"
@@ -141,6 +149,18 @@ BUGS = [
         (RACE,),
     ),
     Bug("no proxy fence before a TMA store", "no_fence_before_store", STORE, (PROXY,)),
+    Bug(
+        "no proxy fence between writes to global memory and a bulk load of them",
+        "no_global_fence",
+        LOAD,
+        (GLOBAL_PROXY,),
+    ),
+    Bug(
+        "a proxy fence for shared memory, where global memory needs one",
+        "fence_of_shared_memory",
+        LOAD,
+        (GLOBAL_PROXY,),
+    ),
     Bug("no proxy fence before wgmma", "proxy_fence_missing", WGMMA, (PROXY,)),
     Bug(
         "no proxy fence between reads and a TMA load",

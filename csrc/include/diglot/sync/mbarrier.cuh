@@ -171,14 +171,24 @@ DIGLOT_DEVICE void fence_mbarrier_init([[maybe_unused]] Place place = Place::her
 #endif
 }
 
-// Bulk copies and wgmma reach shared memory through another proxy than ordinary accesses. The fence
-// orders ordinary accesses before it, this thread's and those that it has synchronised with, before
-// asynchronous ones after it. PTX ISA, "fence.proxy.async".
+// Bulk copies and wgmma reach memory through another proxy than ordinary accesses. The fence orders
+// ordinary accesses to shared memory before it, this thread's and those that it has synchronised
+// with, before asynchronous ones after it. PTX ISA, "fence.proxy.async".
 DIGLOT_DEVICE void fence_async_proxy([[maybe_unused]] Place place = Place::here()) {
 #if defined(DIGLOT_INTERPRETER)
   interpreter::fence_async_proxy(place);
 #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
+#endif
+}
+
+// The same for global memory: where a kernel writes or reads it, and bulk copies then read or write
+// the same bytes. Earlier launches' accesses need no fence.
+DIGLOT_DEVICE void fence_async_proxy_global([[maybe_unused]] Place place = Place::here()) {
+#if defined(DIGLOT_INTERPRETER)
+  interpreter::fence_async_proxy_global(place);
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.global;" : : : "memory");
 #endif
 }
 
