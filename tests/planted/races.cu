@@ -28,6 +28,15 @@ __global__ void lanes_that_meet(const float* in, float* out) {
   if (lane == 3) value = 1;
 }
 
+// One thread writes a word, or all do, and reads what it wrote: the compiler needs no word for that.
+template <bool kIsRight>
+__global__ void write_one_word(const float* in, float* out) {
+  __shared__ float word;
+  if (kIsRight && threadIdx.x != 0) return;
+  memcpy(&word, in + threadIdx.x, sizeof(word));
+  out[blockIdx.x] = word;
+}
+
 // Lanes exchange values: registers, which order no memory.
 template <bool kIsRight>
 __global__ void order_by_shuffle(const float* in, float* out) {
@@ -212,6 +221,8 @@ const std::vector<Entry>& kernels() {
       {"a_lane_is_not_in_the_mask", start<lanes_that_meet<0xbu>>},
       {"order_by_syncwarp", start<order_by_shuffle<true>>},
       {"order_by_shuffle", start<order_by_shuffle<false>>},
+      {"write_one_word", start<write_one_word<true>>},
+      {"all_write_one_word", start<write_one_word<false>>},
       {"by_atomics", start<hand_over_in_block<By::kAtomics, true, true>>},
       {"by_atomics_no_release", start<hand_over_in_block<By::kAtomics, false, true>>},
       {"by_atomics_no_acquire", start<hand_over_in_block<By::kAtomics, true, false>>},
