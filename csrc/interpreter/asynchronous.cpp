@@ -28,6 +28,16 @@ std::size_t own_offset(const void* shared, const char* what, Place place) {
   return block.shared().offset(byte);
 }
 
+// The thread has waited for an mbarrier's phase.
+void acquire(std::size_t offset, Scope scope) {
+  Block& block = *current_block();
+  const Mbarriers& barriers = block.mbarriers();
+  block.acquire(barriers.clock(offset, scope));
+  Detector* const detector = block.cluster().detector();
+  if (detector == nullptr || scope > Scope::kBlock) return;
+  detector->note_narrow(block.component(block.thread()), barriers.other_block(offset));
+}
+
 void fence_proxy(Space space) {
   Block& block = *current_block();
   if (Detector* const detector = block.cluster().detector()) {
@@ -103,12 +113,13 @@ void mbarrier_arrive(std::uint32_t barrier, std::uint32_t arrivals, std::uint32_
     fail("an arrival at an mbarrier of a block that has ended: it leaves its cluster early", place);
   }
   note_use(target, Access::kAtomic, place);
-  const Clock clock = current_block()->release();
-  check_fault(target.block->mbarriers().arrive(target.offset, arrivals, bytes, clock), place);
+  Block& self = *current_block();
+  const Mbarriers::Arrival arrival{self.release(), target.block != &self, {nullptr, place}};
+  check_fault(target.block->mbarriers().arrive(target.offset, arrivals, bytes, arrival), place);
   note_change();
 }
 
-bool mbarrier_try_wait(const void* barrier, bool parity, Place place) {
+bool mbarrier_try_wait(const void* barrier, bool parity, Scope scope, Place place) {
   Block& block = *current_block();
   Mbarriers::Wait wait;
   const std::size_t offset = own_offset(barrier, "a wait for an mbarrier", place);
@@ -116,14 +127,14 @@ bool mbarrier_try_wait(const void* barrier, bool parity, Place place) {
   note_use({&block, offset}, Access::kStrongRead, place);
   const bool has_ended = block.mbarriers().has_ended(wait);
   if (has_ended) {
-    block.acquire(block.mbarriers().clock(offset));
+    acquire(offset, scope);
   } else {
     block.poll({nullptr, place});
   }
   return has_ended;
 }
 
-void mbarrier_wait(const void* barrier, bool parity, Place place) {
+void mbarrier_wait(const void* barrier, bool parity, Scope scope, Place place) {
   Block& block = *current_block();
   Mbarriers& barriers = block.mbarriers();
   Mbarriers::Wait wait;
@@ -138,7 +149,7 @@ void mbarrier_wait(const void* barrier, bool parity, Place place) {
         "wait for ever",
         place);
   }
-  block.acquire(barriers.clock(offset));
+  acquire(offset, scope);
 }
 
 void fence_mbarrier_init(Place) {

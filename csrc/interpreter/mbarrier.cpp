@@ -71,7 +71,7 @@ bool Mbarriers::is_fenced(std::size_t offset) const {
 }
 
 std::string Mbarriers::arrive(std::size_t offset, std::uint32_t arrivals, std::uint32_t bytes,
-                              const Clock& clock) {
+                              const Arrival& arrival) {
   const auto found = states_.find(offset);
   if (found == states_.end()) return kNotInitialised;
   State& state = found->second;
@@ -86,7 +86,9 @@ std::string Mbarriers::arrive(std::size_t offset, std::uint32_t arrivals, std::u
            std::to_string(state.expected) + " in one phase: " + account(offset);
   }
   state.pending -= arrivals;
-  state.telling = Order::join(state.telling, clock);
+  Clock& telling = arrival.is_of_other_block ? state.telling.others : state.telling.own;
+  telling = Order::join(telling, arrival.clock);
+  if (arrival.is_of_other_block) state.telling.site = arrival.site;
   return end_phase(state);
 }
 
@@ -95,7 +97,7 @@ std::string Mbarriers::complete(std::size_t offset, std::uint32_t bytes, const C
   if (found == states_.end()) return kNotInitialised;
   State& state = found->second;
   state.due_bytes -= bytes;
-  state.telling = Order::join(state.telling, clock);
+  state.telling.own = Order::join(state.telling.own, clock);
   if (state.due_bytes < -kMost) {
     return "an mbarrier gets more than 1048575 bytes beyond those that it expects";
   }
@@ -118,10 +120,16 @@ Channel Mbarriers::channel(std::size_t offset) const {
   return {found->second.component, static_cast<std::uint32_t>(found->second.phase) + 2};
 }
 
-const Clock& Mbarriers::clock(std::size_t offset) const {
-  static const Clock none;
+Clock Mbarriers::clock(std::size_t offset, Scope scope) const {
   const auto found = states_.find(offset);
-  return found == states_.end() ? none : found->second.told;
+  if (found == states_.end()) return {};
+  const auto& told = found->second.told;
+  return scope == Scope::kBlock ? told.own : Order::join(told.own, told.others);
+}
+
+Site Mbarriers::other_block(std::size_t offset) const {
+  const auto found = states_.find(offset);
+  return found == states_.end() ? Site{} : found->second.told.site;
 }
 
 std::string Mbarriers::begin_wait(std::size_t offset, bool parity, Wait& wait) const {

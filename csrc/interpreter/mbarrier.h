@@ -24,16 +24,24 @@ class Mbarriers {
   // The same for those that the thread has initialised. Returns the components of their channels.
   std::vector<int> fence(int thread);
   bool is_fenced(std::size_t offset) const;
-  // Expects more bytes in this phase, and then notes arrivals. Either may be zero. Whoever waits
-  // for the phase acquires the clock.
+  // Who arrives, where, and what it has seen: whoever waits for the phase acquires the clock.
+  struct Arrival {
+    Clock clock;
+    bool is_of_other_block;
+    Site site;
+  };
+  // Expects more bytes in this phase, and then notes arrivals. Either may be zero.
   std::string arrive(std::size_t offset, std::uint32_t arrivals, std::uint32_t bytes,
-                     const Clock& clock);
+                     const Arrival& arrival);
   // Bytes that an operation has written.
   std::string complete(std::size_t offset, std::uint32_t bytes, const Clock& clock);
   // What tells of operations that complete now.
   Channel channel(std::size_t offset) const;
-  // What a thread acquires that has waited.
-  const Clock& clock(std::size_t offset) const;
+  // What a thread acquires that has waited with this scope: that of its block leaves out what other
+  // blocks' threads have released.
+  Clock clock(std::size_t offset, Scope scope) const;
+  // Where another block's thread arrived in the phase before; none if no one did.
+  Site other_block(std::size_t offset) const;
 
   // A wait for the end of a phase.
   struct Wait {
@@ -65,7 +73,11 @@ class Mbarriers {
     bool is_fenced = false;
     int component = 0;
     int thread = 0;  // that initialised it
-    Clock telling, told;  // of this phase, of the one before
+    // Of this phase, and of the one before: of the block and of operations, and of other blocks.
+    struct {
+      Clock own, others;
+      Site site;  // in another block
+    } telling, told;
   };
 
   bool overlaps(std::size_t begin, std::size_t end) const;

@@ -206,7 +206,7 @@ __global__ void send_in_cluster(const float* in, float* out) {
   if (threadIdx.x == 9) out[blockIdx.x] = value;
 }
 
-enum class Order { kRight, kNoFence, kBarrierBefore };
+enum class Order { kRight, kNoFence, kBarrierBefore, kNarrowWait };
 
 // out[block] = the sum of the other block of the cluster, which arrives at this block's mbarrier.
 template <Order kOrder>
@@ -230,7 +230,11 @@ __global__ void arrive_in_cluster(const float* in, float* out) {
     value = sum;
     arrived.arrive_at(other);
   }
-  arrived.wait(0);
+  if (kOrder == Order::kNarrowWait) {
+    arrived.wait(0);
+  } else {
+    arrived.wait_for_cluster(0);
+  }
   if (threadIdx.x == 9) out[blockIdx.x] = *dsmem(&value, static_cast<int>(other));
   cluster_sync();
 }
@@ -304,6 +308,7 @@ const std::vector<Entry>& kernels() {
       {"leave_cluster_early", start<send_in_cluster<true>>},
       {"arrive_in_cluster", start<arrive_in_cluster<Order::kRight>>},
       {"arrive_without_init_fence", start<arrive_in_cluster<Order::kNoFence>>},
+      {"wait_of_block_scope", start<arrive_in_cluster<Order::kNarrowWait>>},
       {"arrive_after_early_barrier", start<arrive_in_cluster<Order::kBarrierBefore>>},
       {"copy_in_groups", start<copy_in_groups<Copies::kRight>>},
       {"copies_without_wait", start<copy_in_groups<Copies::kNoWait>>},

@@ -302,6 +302,12 @@ BUGS = [
         (RACE,),
     ),
     Bug(
+        "a wait of the block's scope for another block's arrival",
+        "wait_of_block_scope",
+        ARRIVALS,
+        ("is too narrow to order them",),
+    ),
+    Bug(
         "a multicast to mbarriers, where no cluster's barrier follows their init",
         "multicast_after_early_barrier",
         MULTICAST,
