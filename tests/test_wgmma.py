@@ -70,6 +70,12 @@ def test_right_kernels_under_many_seeds(interpret, kernel, seeds):
         assert interpret(kernel, threads=RIGHT[kernel], seed=seed, races=True) == ("", 0)
 
 
+def test_groups_that_were_waited_for_take_no_memory(interpret):
+    message, held = interpret("commit_often")
+    assert message == ""
+    assert held < 1 << 20
+
+
 # What is said, under every seed.
 PLANTED = {
     "touched_after_fence": "touched at .*, with no wgmma_fence\\(\\) after that",

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
@@ -36,8 +37,9 @@ class Accumulators {
   std::string issue(const Product& product, int n, float* d, bool accumulate, const Site& site,
                     std::shared_ptr<Sums>& sums);
   void commit() { groups_.push_back(issued_); }
-  // How many products must be done before a wait for all but the latest `newer` groups returns.
-  std::uint64_t awaited(int newer) const;
+  // How many products must be done before a wait for all but the latest `newer` groups returns; 0 if
+  // an earlier wait was for them. Forgets those groups.
+  std::uint64_t await(int newer);
   // Gives the accumulators their sums, once `done` products are. Returns what is wrong, or "".
   std::string take(std::uint64_t done);
   // "" if all products have been waited for.
@@ -66,7 +68,7 @@ class Accumulators {
   std::vector<Held> held_;
   std::vector<Touch> touches_;  // since the last fence, of memory that held nothing before
   std::uint64_t issued_ = 0;
-  std::vector<std::uint64_t> groups_;  // how many products each ends after
+  std::deque<std::uint64_t> groups_;  // that no wait was for: how many products each ends after
 };
 
 }  // namespace diglot::interpreter

@@ -70,7 +70,7 @@ void wgmma_commit(Place place) {
 void wgmma_wait(int newer, Place place) {
   Warpgroup& group = align("wgmma_wait()", place);
   Accumulators& own = accumulators();
-  const std::uint64_t awaited = own.awaited(newer);
+  const std::uint64_t awaited = own.await(newer);
   if (awaited == 0) return;
   current_block()->wait_until([&group, awaited] { return group.done() >= awaited; }, "wgmma_wait()",
                               [&group] { return group.account(); }, place);

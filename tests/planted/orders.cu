@@ -1,11 +1,14 @@
 // Plays accesses to 16 bytes of memory to the interpreter's race checks, for
-// tests/test_race_checks.py: what threads do, and what asynchronous operations do.
+// tests/test_race_checks.py: what threads do, and what asynchronous operations do. And launches.
 #include <cstdint>
 #include <map>
 #include <sstream>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "interpreter/races.h"
+#include "interpreter/watch.h"
 
 namespace {
 
@@ -97,5 +100,29 @@ extern "C" __attribute__((visibility("default"))) const char* play(const char* s
   static thread_local std::string answer;
   options().finds_generic_reads_before_async_writes = finds_generic_reads != 0;
   answer = play(std::string(script), threads);
+  return answer.c_str();
+}
+
+// Begins and ends launches of so many blocks, one after the other. The answer is what is wrong, or
+// the number of the last one's first cluster.
+extern "C" __attribute__((visibility("default"))) const char* begin_launches(int launches,
+                                                                             unsigned blocks,
+                                                                             int are_watched) {
+  static thread_local std::string answer;
+  static const char watched[16] = {};
+  std::vector<Range> ranges;
+  if (are_watched != 0) ranges.push_back({watched, watched + sizeof(watched)});
+  const Watch scope(std::move(ranges));
+  Launch launch;
+  launch.grid = {blocks, 1, 1};
+  try {
+    for (int i = 0; i < launches; ++i) {
+      const Launched launched = GlobalMemory::instance().begin(launch);
+      answer = std::to_string(launched.past.begin);
+      GlobalMemory::instance().end(launched);
+    }
+  } catch (const std::exception& error) {
+    answer = error.what();
+  }
   return answer.c_str();
 }

@@ -7,6 +7,10 @@
 #include "diglot/sync/mbarrier.cuh"
 #include "runner.h"
 
+#if defined(DIGLOT_INTERPRETER)
+#include <malloc.h>
+#endif
+
 namespace planted {
 
 using namespace diglot;
@@ -35,6 +39,15 @@ enum class Fault {
   kCommitDiverges,
   kWaitDiverges,
 };
+
+// By the process, where the kernel is interpreted.
+DIGLOT_DEVICE float held_bytes() {
+#if defined(DIGLOT_INTERPRETER)
+  return static_cast<float>(mallinfo2().uordblks);
+#else
+  return 0;
+#endif
+}
 
 // The bits of a small integer.
 template <MmaType kType>
@@ -206,6 +219,20 @@ __global__ void __launch_bounds__(256) overlap(const float* in, float* out) {
   if (thread == 0) out[blockIdx.x] = static_cast<float>(wrong);
 }
 
+// out[block] = how much more memory the interpreter holds after many groups, in bytes.
+__global__ void commit_often(const float*, float* out) {
+  __shared__ float before;
+  if (threadIdx.x == 0) before = held_bytes();
+  __syncthreads();
+  for (int i = 0; i < 4096; ++i) {
+    wgmma_fence();
+    wgmma_commit();
+    wgmma_wait<0>();
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) out[blockIdx.x] = held_bytes() - before;
+}
+
 // A warp transposes matrices of 8 x 8: as many elements are wrong. out[block] counts them.
 template <int kMatrices, bool kIsMisaligned = false>
 __global__ void transpose_matrices(const float*, float* out) {
@@ -263,6 +290,7 @@ const std::vector<Entry>& kernels() {
       {"bf16_wide", start<product<kBf16, kBf16, kK, kMn, Swizzle::k128, 256>>},
       {"registers", start<product<kBf16, kBf16, kK, kMn, Swizzle::k128, 128, true>>},
       PLANTED(overlap),
+      PLANTED(commit_often),
       {"matrices_1", start<transpose_matrices<1>>},
       {"matrices_2", start<transpose_matrices<2>>},
       {"matrices_4", start<transpose_matrices<4>>},
