@@ -116,6 +116,18 @@ inline std::string fault_of(const TensorDescription& tensor) {
   const auto in_dimension = [&](std::size_t d) { return " in dimension " + text(d); };
   constexpr uint64_t kMostElements = uint64_t{1} << 32, kMostStride = uint64_t{1} << 40;
   constexpr uint32_t kMostBox = 256, kMostElementStride = 8, kUnit = 16;
+  // A number that was cast may be none of its enumeration's.
+  std::string unknown;
+  const auto check_number = [&](const char* what, auto value, auto last) {
+    if (value <= last || !unknown.empty()) return;
+    unknown = std::string("there is no ") + what + " of number " +
+              text(static_cast<uint64_t>(value));
+  };
+  check_number("type", tensor.type, TensorType::kTfloat32Ftz);
+  check_number("swizzle", tensor.swizzle, Swizzle::k128);
+  check_number("L2 promotion", tensor.l2_promotion, L2Promotion::k256);
+  check_number("fill", tensor.fill, OutsideFill::kNan);
+  if (!unknown.empty()) return unknown;
   const TensorTypeFacts& type = facts_of(tensor.type);
   const std::size_t rank = tensor.rank();
   if (rank == 0 || rank > kMostTensorRank) {
