@@ -99,7 +99,7 @@ def test_planted_bugs_are_named(interpret, kernel, seeds):
         assert "wgmma.cu:" in message
 
 
-@pytest.mark.parametrize(("threads", "last"), [(96, 96), (160, 32)])
+@pytest.mark.parametrize(("threads", "last"), [(96, 96), (160, 32), (385, 1)])
 def test_a_warpgroup_has_128_threads(interpret, threads, last):
     message, _ = interpret("right", threads=threads)
     assert f"wgmma in a warpgroup of {last} threads: the block has {threads}" in message

@@ -204,6 +204,25 @@ __global__ void send_tile(const float* in, float* out) {
   cluster_sync();
 }
 
+enum class Map { kWritten, kInShared };
+
+// One thread loads a tile by a copy of the map.
+template <Map kMap>
+__global__ void load_by_copy(const __grid_constant__ TensorMap in, float* out) {
+  __shared__ __align__(128) float tile[kTile];
+  __shared__ TensorMap copy;
+  __shared__ Mbarrier full;
+  if (threadIdx.x != 0) return;
+  full.init(1);
+  fence_mbarrier_init();
+  full.arrive_expect(kTileBytes / 2);
+  copy = in;
+  if (kMap == Map::kWritten) fence_tensor_map_release();
+  tma_load(copy, tile, full, {0, 0});
+  full.wait(0);
+  out[blockIdx.x] = tile[0];
+}
+
 // All blocks add their tiles to the first one, by boxes of half a tile.
 __global__ void add_tiles(const float* in, const __grid_constant__ TensorMap out) {
   __shared__ __align__(128) float tile[kTile];
@@ -313,6 +332,8 @@ const std::vector<Entry>& kernels() {
       {"leaves_cluster_early", start_from_map<share_tile<Share::kLeavesEarly>>},
       {"multicast_after_early_barrier", start_from_map<share_tile<Share::kBarrierBefore>>},
       {"multicast_beyond_cluster", start_from_map<share_tile<Share::kMask>>},
+      {"written_map", start_from_map<load_by_copy<Map::kWritten>>},
+      {"map_in_shared", start_from_map<load_by_copy<Map::kInShared>>},
       {"send_tile", start_plain<send_tile>},
       {"add_tiles", start_to_map<add_tiles>},
       {"minimum_of_floats", start_to_map<reduce_wrongly<Reduction::kMin>>},
