@@ -95,7 +95,7 @@ struct alignas(8) Mbarrier {
   }
 
   // Arrives at the corresponding barrier of the block of this rank in the cluster, which must not
-  // end before. It waits by wait_for_cluster().
+  // end before, and waits by wait_for_cluster().
   DIGLOT_DEVICE void arrive_at(uint32_t rank, [[maybe_unused]] uint32_t count = 1,
                                [[maybe_unused]] Place place = Place::here()) {
     [[maybe_unused]] const uint32_t address =
