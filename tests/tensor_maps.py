@@ -94,9 +94,14 @@ class Library:
 
     def encode(self, tensor: Tensor, argument_bytes: int = 0) -> tuple[str, ctypes.Array]:
         """What went wrong, or "", and the map."""
+        return self.encode_description(tensor.description(), argument_bytes)
+
+    def encode_description(
+        self, description: Description, argument_bytes: int = 0
+    ) -> tuple[str, ctypes.Array]:
         encoded = (ctypes.c_char * 128)()
         message = self.functions.encode(
-            ctypes.byref(tensor.description()), ctypes.c_uint64(argument_bytes), encoded
+            ctypes.byref(description), ctypes.c_uint64(argument_bytes), encoded
         )
         return message.decode(), encoded
 

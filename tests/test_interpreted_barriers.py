@@ -66,6 +66,8 @@ RACES = {
     "parity_not_flipped": ("race", "has written", "two phases of an mbarrier ended"),
     "arrival_twice": ("race", "arrivals more than its"),
     "wait_missing": ("race", "two phases of an mbarrier ended"),
+    "no_barrier_after_init": ("wrote at ", "is not initialised"),
+    "invalidated_early": ("race", "is not initialised"),
     "copies_not_committed": ("race", "has written"),
 }
 

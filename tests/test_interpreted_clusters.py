@@ -18,10 +18,9 @@ def run():
     start = runner(build_interpreted(ROOT / "tests/planted/clusters.cu"))
     values = torch.arange(BLOCKS * THREADS, dtype=torch.float32)
 
-    def run(kernel, seed):
-        return start(
-            kernel, values=values, blocks=BLOCKS, threads=THREADS, cluster=CLUSTER, seed=seed
-        )
+    def run(kernel, seed, **launch):
+        how = {"blocks": BLOCKS, "threads": THREADS, "cluster": CLUSTER, **launch}
+        return start(kernel, values=values, seed=seed, **how)
 
     return run
 
@@ -48,3 +47,20 @@ def test_who_arrives_and_ends_lets_nobody_go_on_early(run, seed):
     last = torch.arange(BLOCKS).view(-1, CLUSTER)[:, -1:] * float(THREADS)
     assert message == ""
     assert torch.equal(out, last.expand(-1, CLUSTER).flatten())
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_clusters_of_a_cooperative_launch_run_at_once(run, seed):
+    message, out = run("sum_in_grid", seed, cooperative=True, seconds=20)
+    assert message == ""
+    assert torch.equal(out, torch.arange(float(BLOCKS * THREADS)).sum().expand(BLOCKS))
+
+
+def test_clusters_that_wait_for_those_to_come_are_an_endless_wait(run):
+    message, _ = run("sum_in_grid", 0, seconds=20)
+    assert "cannot go on" in message
+
+
+def test_a_cooperative_launch_of_too_many_clusters_is_refused(run):
+    message, _ = run("sum_in_grid", 0, cooperative=True, blocks=72)
+    assert "cudaErrorCooperativeLaunchTooLarge" in message

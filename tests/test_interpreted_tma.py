@@ -82,6 +82,10 @@ PLANTED = {
     "no_map": ["what is given as a tensor map is none"],
     "store_to_input": ["a bulk store of 1024 bytes", "of a tensor that may only be read are"],
     "beyond_stages": ["a bulk load of 1024 bytes", "the block has 2048 bytes of dynamic shared"],
+    "written_map": [
+        "fence.proxy.tensormap: the interpreter does not model tensor maps that a kernel"
+    ],
+    "map_in_shared": ["a tensor map in shared memory: it must be a parameter"],
     "old_map": ["a tensor map of memory that is none of this launch's tensors"],
     "plain_copy_of_1000_bytes": ["a bulk copy of 1000 bytes", "must be a multiple of 16"],
     "multicast_beyond_cluster": ["by the mask 7, in a cluster of 2"],

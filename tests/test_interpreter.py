@@ -206,3 +206,28 @@ def test_a_seed_that_is_none():
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment
     )
     assert "ValueError: DIGLOT_INTERPRET_SEED must be an integer" in done.stderr
+
+
+IN_PLACE = """
+import torch, diglot
+for elements in (4096, 100):  # as many as there are threads to load them, and fewer
+    every_other = torch.ones(2 * elements)[::2]
+    try:
+        diglot.dropout(every_other, 0.5, True, True, backend="cuda")
+        print("nothing")
+    except RuntimeError as error:
+        print(error)
+"""
+
+
+@pytest.mark.slow
+def test_the_race_for_a_value_that_nobody_uses():
+    """As docs/interpreter.md says: surplus threads read what the last element's owner writes."""
+    environment = {**os.environ, "DIGLOT_INTERPRET_RACES": "2"}
+    done = subprocess.run(
+        [sys.executable, "-c", IN_PLACE], capture_output=True, text=True, env=environment
+    )
+    many, few = done.stdout.splitlines()
+    assert many == "nothing", done.stderr
+    assert "elementwise_strided" in few
+    assert "a race in global memory: it " in few

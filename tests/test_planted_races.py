@@ -58,6 +58,7 @@ AT_ONCE = {"patience_ms": 10000}
 RIGHT = {
     "lanes_that_meet": {},
     "order_by_syncwarp": {},
+    "write_one_word": {},
     "by_atomics": {},
     "by_volatile": {},
     "read_in_cluster": IN_CLUSTER,
@@ -75,6 +76,7 @@ WROTE = "reads what thread 0 of the block wrote at "
 WRONG = {
     "a_lane_is_not_in_the_mask": ({}, [SHARED, " of the block "]),
     "order_by_shuffle": ({}, [SHARED, "with no barrier between"]),
+    "all_write_one_word": ({}, [SHARED, "with no barrier between"]),
     "by_atomics_no_release": ({}, [SHARED + WROTE]),
     "by_atomics_no_acquire": ({}, [SHARED + WROTE]),
     "by_volatile_no_release": ({}, [SHARED + WROTE]),

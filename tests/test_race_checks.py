@@ -19,9 +19,14 @@ RACE, NO_FENCE, READ_BEFORE = (
 
 
 @pytest.fixture(scope="module")
-def play():
+def library():
     library = ctypes.CDLL(str(build_interpreted(ROOT / "tests/planted/orders.cu")))
-    library.play.restype = ctypes.c_char_p
+    library.play.restype = library.begin_launches.restype = ctypes.c_char_p
+    return library
+
+
+@pytest.fixture(scope="module")
+def play(library):
     return lambda script, finds_reads=True: library.play(script.encode(), 4, finds_reads).decode()
 
 
@@ -118,3 +123,13 @@ def test_a_script(play, name):
     # That class of findings alone can be left out.
     is_read_before = fault is not None and fault.startswith(READ_BEFORE)
     assert play(script, finds_reads=False) == ("" if is_read_before else said)
+
+
+def test_clusters_of_a_process_that_launches_for_ever_have_numbers(library):
+    assert library.begin_launches(9, 1 << 31, False) == b"1"
+
+
+def test_more_clusters_than_there_are_numbers_are_refused(library):
+    assert library.begin_launches(1, 1 << 31, True) == b"1"
+    assert b"tell 4294967295 clusters apart" in library.begin_launches(2, 1 << 31, True)
+    assert library.begin_launches(1, 1 << 31, False) == b"1"

@@ -272,6 +272,23 @@ def test_bad_maps(library, change, says):
     assert message.startswith(f"encoding a tensor map: {says}"), message
 
 
+@pytest.mark.parametrize(
+    ("member", "number", "says"),
+    [
+        ("type", 13, "type of number 13"),
+        ("type", 77, "type of number 77"),
+        ("swizzle", 4, "swizzle of number 4"),
+        ("l2_promotion", 4, "L2 promotion of number 4"),
+        ("fill", 2, "fill of number 2"),
+    ],
+)
+def test_a_number_that_names_nothing(library, member, number, says):
+    description = Tensor(**GOOD).description()
+    setattr(description, member, number)
+    message, _ = library.encode_description(description)
+    assert message == f"encoding a tensor map: there is no {says}"
+
+
 def test_limits_that_are_allowed(library):
     for change in (
         {"shape": (2**32, 8)},

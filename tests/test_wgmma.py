@@ -70,6 +70,12 @@ def test_right_kernels_under_many_seeds(interpret, kernel, seeds):
         assert interpret(kernel, threads=RIGHT[kernel], seed=seed, races=True) == ("", 0)
 
 
+def test_groups_that_were_waited_for_take_no_memory(interpret):
+    message, held = interpret("commit_often")
+    assert message == ""
+    assert held < 1 << 20
+
+
 # What is said, under every seed.
 PLANTED = {
     "touched_after_fence": "touched at .*, with no wgmma_fence\\(\\) after that",
@@ -93,7 +99,7 @@ def test_planted_bugs_are_named(interpret, kernel, seeds):
         assert "wgmma.cu:" in message
 
 
-@pytest.mark.parametrize(("threads", "last"), [(96, 96), (160, 32)])
+@pytest.mark.parametrize(("threads", "last"), [(96, 96), (160, 32), (385, 1)])
 def test_a_warpgroup_has_128_threads(interpret, threads, last):
     message, _ = interpret("right", threads=threads)
     assert f"wgmma in a warpgroup of {last} threads: the block has {threads}" in message

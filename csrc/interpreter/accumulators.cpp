@@ -96,9 +96,13 @@ std::string Accumulators::issue(const Product& product, int n, float* d, bool ac
   return "";
 }
 
-std::uint64_t Accumulators::awaited(int newer) const {
-  const std::size_t count = groups_.size(), kept = static_cast<std::size_t>(newer);
-  return count > kept ? groups_[count - kept - 1] : 0;
+std::uint64_t Accumulators::await(int newer) {
+  std::uint64_t products = 0;
+  while (groups_.size() > static_cast<std::size_t>(newer)) {
+    products = groups_.front();
+    groups_.pop_front();
+  }
+  return products;
 }
 
 std::string Accumulators::take(std::uint64_t done) {

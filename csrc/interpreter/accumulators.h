@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
@@ -36,8 +37,9 @@ class Accumulators {
   std::string issue(const Product& product, int n, float* d, bool accumulate, const Site& site,
                     std::shared_ptr<Sums>& sums);
   void commit() { groups_.push_back(issued_); }
-  // How many products a wait for all groups but the latest `newer` waits for.
-  std::uint64_t awaited(int newer) const;
+  // How many products a wait for all groups but the latest `newer` waits for; 0 if an earlier wait
+  // was for them. Forgets those groups.
+  std::uint64_t await(int newer);
   // Gives their sums to accumulators that only the first `done` products use. Returns the fault, or
   // "".
   std::string take(std::uint64_t done);
@@ -67,7 +69,8 @@ class Accumulators {
   std::vector<Held> held_;
   std::vector<Touch> touches_;  // since the last fence, of memory that was no accumulator then
   std::uint64_t issued_ = 0;
-  std::vector<std::uint64_t> groups_;  // by group: products issued before its commit
+  // By group that no wait was for: products issued before its commit.
+  std::deque<std::uint64_t> groups_;
 };
 
 }  // namespace diglot::interpreter

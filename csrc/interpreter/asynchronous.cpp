@@ -18,6 +18,33 @@ std::size_t own_offset(const void* shared, const char* what, Place place) {
   return block.shared().offset(byte);
 }
 
+// The thread has waited for an mbarrier's phase.
+void acquire(std::size_t offset, Scope scope) {
+  Block& block = *current_block();
+  const Mbarriers& barriers = block.mbarriers();
+  block.acquire(barriers.released(offset, scope));
+  Detector* const detector = block.cluster().detector();
+  if (detector == nullptr || scope > Scope::kBlock) return;
+  detector->note_narrow(block.component(block.thread()), barriers.other_block(offset));
+}
+
+void fence_proxy(Space space) {
+  Block& block = *current_block();
+  if (Detector* const detector = block.cluster().detector()) {
+    detector->order().fence_proxy(block.component(block.thread()), space);
+  }
+}
+
+// Notes that the thread uses an mbarrier, which must be ordered after its init.
+void note_use(const Target& barrier, Access access, Place place) {
+  Block& self = *current_block();
+  Detector* const detector = self.cluster().detector();
+  if (detector == nullptr) return;
+  check_fault(detector->note(self.component(self.thread()), barrier.pointer(), kMbarrierBytes,
+                             access, Scope::kSystem, place),
+              place);
+}
+
 }  // namespace
 
 std::uint32_t shared_address(const void* shared, Place place) {
@@ -49,12 +76,24 @@ void cluster_wait(Place place) { current_block()->wait_for_cluster(place); }
 void mbarrier_init(void* barrier, std::uint32_t arrivals, Place place) {
   const std::size_t offset = own_offset(barrier, "an mbarrier", place);
   Block& block = *current_block();
-  check_fault(block.mbarriers().init(offset, arrivals, block.add_channel(), place), place);
+  const int component = block.add_channel(), thread = block.thread().linear;
+  check_fault(block.mbarriers().init(offset, arrivals, component, thread, place), place);
+  Detector* const detector = block.cluster().detector();
+  if (detector == nullptr) return;
+  // The channel tells of the init alone, as a fence of inits does.
+  const Channel channel{component, 1};
+  Issue issue("the init of an mbarrier", place);
+  issue.is_in_async_proxy = false;
+  block.sign(issue);
+  check_fault(detector->note(channel, issue, barrier, kMbarrierBytes, Access::kWrite), place);
+  block.acquire(channel);
 }
 
 void mbarrier_invalidate(void* barrier, Place place) {
   const std::size_t offset = own_offset(barrier, "an mbarrier", place);
-  check_fault(current_block()->mbarriers().invalidate(offset), place);
+  Block& block = *current_block();
+  check_fault(block.mbarriers().invalidate(offset), place);
+  note_use({&block, offset}, Access::kWrite, place);
 }
 
 void mbarrier_arrive(std::uint32_t barrier, std::uint32_t arrivals, std::uint32_t bytes,
@@ -63,31 +102,35 @@ void mbarrier_arrive(std::uint32_t barrier, std::uint32_t arrivals, std::uint32_
   if (target.block->live_threads() == 0) {
     fail("an arrival at an mbarrier of a block that has ended: it leaves its cluster early", place);
   }
-  const Clock clock = current_block()->release();
-  check_fault(target.block->mbarriers().arrive(target.offset, arrivals, bytes, clock), place);
+  note_use(target, Access::kAtomic, place);
+  Block& self = *current_block();
+  const Mbarriers::Arrival arrival{self.release(), target.block != &self, place};
+  check_fault(target.block->mbarriers().arrive(target.offset, arrivals, bytes, arrival), place);
   note_change();
 }
 
-bool mbarrier_try_wait(const void* barrier, bool parity, Place place) {
+bool mbarrier_try_wait(const void* barrier, bool parity, Scope scope, Place place) {
   Block& block = *current_block();
   Mbarriers::Wait wait;
   const std::size_t offset = own_offset(barrier, "a wait for an mbarrier", place);
   check_fault(block.mbarriers().begin_wait(offset, parity, wait), place);
+  note_use({&block, offset}, Access::kStrongRead, place);
   const bool has_ended = block.mbarriers().has_ended(wait);
   if (has_ended) {
-    block.acquire(block.mbarriers().released(offset));
+    acquire(offset, scope);
   } else {
     block.poll(place);
   }
   return has_ended;
 }
 
-void mbarrier_wait(const void* barrier, bool parity, Place place) {
+void mbarrier_wait(const void* barrier, bool parity, Scope scope, Place place) {
   Block& block = *current_block();
   Mbarriers& barriers = block.mbarriers();
   Mbarriers::Wait wait;
   const std::size_t offset = own_offset(barrier, "a wait for an mbarrier", place);
   check_fault(barriers.begin_wait(offset, parity, wait), place);
+  note_use({&block, offset}, Access::kStrongRead, place);
   block.wait_until([&barriers, wait] { return barriers.has_ended(wait); }, "Mbarrier::wait()",
                    [&barriers, offset] { return barriers.account(offset); }, place);
   if (barriers.is_missed(wait)) {
@@ -96,10 +139,18 @@ void mbarrier_wait(const void* barrier, bool parity, Place place) {
         "wait for ever",
         place);
   }
-  block.acquire(barriers.released(offset));
+  acquire(offset, scope);
 }
 
-void fence_mbarrier_init(Place) { current_block()->mbarriers().fence(); }
+void fence_mbarrier_init(Place) {
+  Block& block = *current_block();
+  Thread& thread = block.thread();
+  for (const int component : block.mbarriers().fence(thread.linear)) {
+    Detector* const detector = block.cluster().detector();
+    if (detector == nullptr) return;
+    thread.inits = Order::join(thread.inits, detector->order().only(component, 1));
+  }
+}
 
 void store_async(std::uint32_t to, std::uint64_t value, std::size_t bytes, std::uint32_t barrier,
                  Place place) {
@@ -184,11 +235,10 @@ bool elect_one(std::uint32_t mask, Place place) {
 }
 
 void fence_async_proxy(Place) {
-  Block& block = *current_block();
-  block.mbarriers().fence();
-  if (Detector* const detector = block.cluster().detector()) {
-    detector->order().fence_proxy(block.component(block.thread()));
-  }
+  current_block()->mbarriers().fence();
+  fence_proxy(Space::kShared);
 }
+
+void fence_async_proxy_global(Place) { fence_proxy(Space::kGlobal); }
 
 }  // namespace diglot::interpreter

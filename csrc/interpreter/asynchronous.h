@@ -24,8 +24,9 @@ void mbarrier_invalidate(void* barrier, Place place);
 // Expects bytes, then arrives; either number may be 0. The address may be in another block.
 void mbarrier_arrive(std::uint32_t barrier, std::uint32_t arrivals, std::uint32_t bytes,
                      Place place);
-bool mbarrier_try_wait(const void* barrier, bool parity, Place place);
-void mbarrier_wait(const void* barrier, bool parity, Place place);
+// A wait of the block's scope acquires nothing of other blocks' threads.
+bool mbarrier_try_wait(const void* barrier, bool parity, Scope scope, Place place);
+void mbarrier_wait(const void* barrier, bool parity, Scope scope, Place place);
 void fence_mbarrier_init(Place place);
 
 // Stores up to 8 bytes in a block of the cluster, and completes as many at its mbarrier.
@@ -44,5 +45,6 @@ void set_registers(int count, bool is_more, Place place);
 // True in one lane of the mask.
 bool elect_one(std::uint32_t mask, Place place);
 void fence_async_proxy(Place place);
+void fence_async_proxy_global(Place place);
 
 }  // namespace diglot::interpreter

@@ -122,7 +122,7 @@ void Block::arrive_at_cluster(bool releases, Place place) {
   }
   thread.is_at_cluster_barrier = true;
   thread.cluster_phase = cluster_->phase();
-  cluster_->arrive(releases ? release() : Clock());
+  cluster_->arrive(releases ? release() : thread.inits);
 }
 
 void Block::wait_for_cluster(Place place) {

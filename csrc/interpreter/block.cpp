@@ -187,6 +187,9 @@ void Block::end() {
                       " is complete, issued at " + operation->site.text());
   }
   std::string fault = mbarriers_.fault_at_end();
+  for (const Warpgroup& group : warpgroups_) {
+    if (fault.empty()) fault = group.aligned.fault_at_end();
+  }
   if (Detector* const detector = cluster_->detector(); detector != nullptr && fault.empty()) {
     fault = detector->end_block(static_cast<int>(rank()), shared_.pointer(0));
   }

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -38,7 +39,7 @@ struct Grid {
   std::unique_ptr<Launched> launched;      // null if races are not looked for
   std::mutex mutex;
   std::string failure;
-  std::weak_ptr<Cluster> cluster;  // that runs, of launches with clusters: one after the other
+  std::map<std::uint32_t, std::weak_ptr<Cluster>> clusters;  // by number, of those that run
 
   void fail(const std::string& what);
   // What the blocks of a cluster share, which is the same object for all of them.
@@ -69,6 +70,7 @@ struct Thread {
   Wait wait;
   bool is_at_cluster_barrier = false;  // it has arrived, and not waited since
   std::uint32_t cluster_phase = 0;     // that it arrived in
+  Clock inits;  // of mbarriers, which the thread has fenced: a relaxed arrival tells of them
   AsyncCopies copies;
   BulkGroups bulk_groups;
   std::unique_ptr<Accumulators> accumulators;  // null until the thread uses wgmma

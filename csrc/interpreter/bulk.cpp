@@ -32,6 +32,11 @@ TensorDescription read_map(const void* map, Place place) {
   if (reinterpret_cast<std::uintptr_t>(map) % kMapAlignment != 0) {
     fail("a tensor map at an address that is no multiple of 64", place);
   }
+  const auto* const first = static_cast<const char*>(map);
+  if (current_block()->cluster().owner(first, first + kTensorMapBytes) != nullptr) {
+    fail("a tensor map in shared memory: it must be a parameter, or in constant or global memory",
+         place);
+  }
   std::optional<TensorDescription> tensor = decode_tensor_map(map);
   if (!tensor) fail("what is given as a tensor map is none", place);
   const std::vector<Range>* const ranges = current_block()->grid().arguments;
@@ -265,5 +270,10 @@ void prefetch_tensor(const void* map, const Coordinates& begin, Place place) {
 }
 
 void check_tensor_map(const void* map, Place place) { read_map(map, place); }
+
+void refuse_written_map(Place place) {
+  fail("fence.proxy.tensormap: the interpreter does not model tensor maps that a kernel writes",
+       place);
+}
 
 }  // namespace diglot::interpreter

@@ -32,5 +32,7 @@ void wait_bulk_groups(int newer, bool only_read, Place place);
 // A hint; its operands are checked.
 void prefetch_tensor(const void* map, const Coordinates& begin, Place place);
 void check_tensor_map(const void* map, Place place);
+// A kernel writes tensor maps, which is not modelled.
+[[noreturn]] void refuse_written_map(Place place);
 
 }  // namespace diglot::interpreter

@@ -17,7 +17,7 @@ Detector::Detector(const Launched& launched, std::uint32_t cluster)
       block_threads_(static_cast<int>(launched.launch->block.count())),
       order_(static_cast<int>(launched.launch->cluster_blocks) * block_threads_,
              launched.past.begin + cluster),
-      races_("shared memory", [this](std::uint32_t, int thread, const Actor& to) {
+      races_(Space::kShared, [this](std::uint32_t, int thread, const Actor& to) {
         const int rank = thread / block_threads_;
         return "thread " + std::to_string(thread % block_threads_) + " of " +
                (rank == to.rank ? "the block"

@@ -63,6 +63,10 @@ class Detector {
   // A volatile access, before it is made.
   void note_volatile(int thread, const Strong& strong);
   void fence(int thread, Scope scope);
+  // A release that the scope of the thread's acquire keeps out, if there is one.
+  void note_narrow(int thread, const Site& release) {
+    if (!(release == Site{})) fences_[thread].narrow = release;
+  }
 
   Order& order() { return order_; }
   Tiles& tiles() { return tiles_; }

@@ -1,6 +1,8 @@
 #include "interpreter/global_memory.h"
 
 #include <algorithm>
+#include <cstdint>
+#include <stdexcept>
 #include <utility>
 
 #include "diglot/launch/fork_safe_mutex.h"
@@ -10,7 +12,7 @@ namespace diglot::interpreter {
 
 GlobalMemory::GlobalMemory()
     : mutex(fork_safe_mutex<GlobalMemory>()),
-      races("global memory", [this](std::uint32_t group, int thread, const Actor& to) {
+      races(Space::kGlobal, [this](std::uint32_t group, int thread, const Actor& to) {
         return name(group, thread, to);
       }) {}
 
@@ -30,6 +32,7 @@ void GlobalMemory::end_watch(const Range& range) {
   const auto is_it = [&](const Range& other) { return other.begin == range.begin; };
   watched_.erase(std::find_if(watched_.begin(), watched_.end(), is_it));
   races.remove_window(range.begin);
+  forget();
 }
 
 Launched GlobalMemory::begin(const Launch& launch) {
@@ -38,8 +41,15 @@ Launched GlobalMemory::begin(const Launch& launch) {
   for (const Described& other : launches_) {
     if (other.is_running) result.past.running.emplace_back(other.begin, other.begin + other.groups);
   }
+  const std::uint64_t blocks = std::uint64_t{launch.grid.x} * launch.grid.y * launch.grid.z;
+  const std::uint64_t groups = blocks / launch.cluster_blocks;
+  if (groups > UINT32_MAX - next_group_) {
+    throw std::invalid_argument("launching " + launch.kernel +
+                                ": race checks tell 4294967295 clusters apart, of all launches "
+                                "since one that has not ended or since memory is watched");
+  }
   result.past.begin = next_group_;
-  result.groups = static_cast<std::uint32_t>(launch.grid.count()) / launch.cluster_blocks;
+  result.groups = static_cast<std::uint32_t>(groups);
   next_group_ += result.groups;
   launches_.push_back({result.past.begin, result.groups, launch.kernel, launch.grid,
                        launch.cluster_blocks, static_cast<unsigned>(launch.block.count()), true});
@@ -51,10 +61,15 @@ void GlobalMemory::end(const Launched& launched) {
   for (Described& other : launches_) {
     if (other.begin == launched.past.begin) other.is_running = false;
   }
+  forget();
+}
+
+void GlobalMemory::forget() {
   const auto is_over = [](const Described& other) { return !other.is_running; };
   if (std::all_of(launches_.begin(), launches_.end(), is_over)) flags.clear();
   if (!watched_.empty()) return;  // messages name launches that have ended
   launches_.erase(std::remove_if(launches_.begin(), launches_.end(), is_over), launches_.end());
+  if (launches_.empty()) next_group_ = 1;
 }
 
 std::string GlobalMemory::name(std::uint32_t group, int thread, const Actor& to) const {

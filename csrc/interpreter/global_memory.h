@@ -53,6 +53,8 @@ class GlobalMemory {
   };
 
   GlobalMemory();
+  // Forgets launches that have ended, once no message can name them.
+  void forget();
   std::string name(std::uint32_t group, int thread, const Actor& to) const;
 
   std::vector<Range> watched_;

@@ -31,8 +31,12 @@ void Grid::fail(const std::string& what) {
 
 std::shared_ptr<Cluster> Grid::join_cluster(std::uint32_t number, std::uint64_t seed) {
   const std::lock_guard lock(mutex);
+  for (auto other = clusters.begin(); other != clusters.end();) {
+    other = other->second.expired() ? clusters.erase(other) : std::next(other);
+  }
+  std::weak_ptr<Cluster>& cluster = clusters[number];
   std::shared_ptr<Cluster> joined = cluster.lock();
-  if (joined == nullptr || joined->is_full()) {
+  if (joined == nullptr) {
     joined = std::make_shared<Cluster>(*this, launch.cluster_blocks, number, seed);
     cluster = joined;
   }

@@ -1,5 +1,7 @@
 #include "interpreter/mbarrier.h"
 
+#include <utility>
+
 namespace diglot::interpreter {
 
 namespace {
@@ -20,7 +22,7 @@ bool Mbarriers::overlaps(std::size_t begin, std::size_t end) const {
   return after != states_.begin() && std::prev(after)->first + kMbarrierBytes > begin;
 }
 
-std::string Mbarriers::init(std::size_t offset, std::uint32_t arrivals, int component,
+std::string Mbarriers::init(std::size_t offset, std::uint32_t arrivals, int component, int thread,
                             const Site& site) {
   if (offset % kMbarrierBytes != 0) {
     return "an mbarrier at an address that is no multiple of 8: " + std::to_string(offset);
@@ -37,6 +39,7 @@ std::string Mbarriers::init(std::size_t offset, std::uint32_t arrivals, int comp
   state.expected = state.pending = arrivals;
   state.site = site;
   state.component = component;
+  state.thread = thread;
   states_[offset] = state;
   find_bounds();
   return "";
@@ -52,6 +55,16 @@ void Mbarriers::fence() {
   for (auto& [offset, state] : states_) state.is_fenced = true;
 }
 
+std::vector<int> Mbarriers::fence(int thread) {
+  std::vector<int> components;
+  for (auto& [offset, state] : states_) {
+    if (state.thread != thread) continue;
+    state.is_fenced = true;
+    components.push_back(state.component);
+  }
+  return components;
+}
+
 const Mbarriers::State* Mbarriers::find(std::size_t offset) const {
   const auto found = states_.find(offset);
   return found == states_.end() ? nullptr : &found->second;
@@ -63,7 +76,7 @@ bool Mbarriers::is_fenced(std::size_t offset) const {
 }
 
 std::string Mbarriers::arrive(std::size_t offset, std::uint32_t arrivals, std::uint32_t bytes,
-                              const Clock& clock) {
+                              const Arrival& arrival) {
   const auto found = states_.find(offset);
   if (found == states_.end()) return kNotInitialised;
   State& state = found->second;
@@ -78,7 +91,8 @@ std::string Mbarriers::arrive(std::size_t offset, std::uint32_t arrivals, std::u
            std::to_string(state.expected) + " in one phase: " + account(offset);
   }
   state.pending -= arrivals;
-  state.clock.release(clock);
+  (arrival.is_of_other_block ? state.others : state.own).release(arrival.clock);
+  if (arrival.is_of_other_block) state.arriving = arrival.site;
   return end_phase(state);
 }
 
@@ -87,7 +101,7 @@ std::string Mbarriers::complete(std::size_t offset, std::uint32_t bytes, const C
   if (found == states_.end()) return kNotInitialised;
   State& state = found->second;
   state.due_bytes -= bytes;
-  state.clock.release(clock);
+  state.own.release(clock);
   if (state.due_bytes < -kMost) {
     return "an mbarrier gets more than 1048575 bytes beyond those that it expects";
   }
@@ -99,20 +113,28 @@ std::string Mbarriers::end_phase(State& state) {
   ++state.phase;
   state.pending = state.expected;
   state.expected_bytes = 0;
-  state.clock.end_phase();
+  state.own.end_phase();
+  state.others.end_phase();
+  state.arrived = std::exchange(state.arriving, {});
   return "";
 }
 
 Channel Mbarriers::channel(std::size_t offset) const {
   const State* const state = find(offset);
   if (state == nullptr) return {};
-  return {state->component, static_cast<std::uint32_t>(state->phase) + 1};
+  return {state->component, static_cast<std::uint32_t>(state->phase) + 2};
 }
 
-const Clock& Mbarriers::released(std::size_t offset) const {
-  static const Clock none;
+Clock Mbarriers::released(std::size_t offset, Scope scope) const {
   const State* const state = find(offset);
-  return state == nullptr ? none : state->clock.last();
+  if (state == nullptr) return {};
+  const Clock& own = state->own.last();
+  return scope == Scope::kBlock ? own : Order::join(own, state->others.last());
+}
+
+Site Mbarriers::other_block(std::size_t offset) const {
+  const State* const state = find(offset);
+  return state == nullptr ? Site{} : state->arrived;
 }
 
 std::string Mbarriers::begin_wait(std::size_t offset, bool parity, Wait& wait) const {

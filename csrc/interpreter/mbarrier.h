@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "interpreter/detector.h"
 
@@ -14,22 +15,34 @@ namespace diglot::interpreter {
 // block's shared memory.
 class Mbarriers {
  public:
-  // `component` is that of the barrier's channel, if races are looked for.
-  std::string init(std::size_t offset, std::uint32_t arrivals, int component, const Site& site);
+  // `component` is that of the barrier's channel, if races are looked for. Its first epoch is the
+  // init, by `thread`.
+  std::string init(std::size_t offset, std::uint32_t arrivals, int component, int thread,
+                   const Site& site);
   std::string invalidate(std::size_t offset);
   // A fence makes all that are initialised visible to asynchronous copies.
   void fence();
+  // The same for those that the thread has initialised. Returns the components of their channels.
+  std::vector<int> fence(int thread);
   bool is_fenced(std::size_t offset) const;
-  // Expects more bytes in this phase, and then notes arrivals. Either may be zero. Whoever waits
-  // for the phase acquires the clock.
+  // Who arrives, where, and what it has seen: whoever waits for the phase acquires the clock.
+  struct Arrival {
+    Clock clock;
+    bool is_of_other_block;
+    Site site;
+  };
+  // Expects more bytes in this phase, and then notes arrivals. Either may be zero.
   std::string arrive(std::size_t offset, std::uint32_t arrivals, std::uint32_t bytes,
-                     const Clock& clock);
+                     const Arrival& arrival);
   // Notes bytes that an operation has written. Waiting threads acquire the clock too.
   std::string complete(std::size_t offset, std::uint32_t bytes, const Clock& clock);
   // The channel that tells of operations that complete now.
   Channel channel(std::size_t offset) const;
-  // What threads and operations released in the phase that ended last.
-  const Clock& released(std::size_t offset) const;
+  // What threads and operations released in the phase that ended last, to a wait of this scope:
+  // that of a block leaves out threads of other blocks.
+  Clock released(std::size_t offset, Scope scope) const;
+  // Where another block's thread arrived in that phase; none if no one did.
+  Site other_block(std::size_t offset) const;
 
   // A wait for the end of a phase.
   struct Wait {
@@ -61,7 +74,9 @@ class Mbarriers {
     Site site;                        // that initialised it
     bool is_fenced = false;
     int component = 0;
-    PhaseClock clock;
+    int thread = 0;          // that initialised it
+    PhaseClock own, others;  // of the block's threads and of operations; of other blocks' threads
+    Site arriving, arrived;  // where such a thread arrived: in this phase, in the one before
   };
 
   // Null if there is no mbarrier.

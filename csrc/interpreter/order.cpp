@@ -136,18 +136,20 @@ void Order::acquire(int thread, const Clock& clock) {
     assign(part.known, interpreter::join(part.known, to.group_, clock.whole(from), clock.group_));
   };
   take(to.seen_, clock.seen_);
-  take(to.fenced_, clock.fenced_);
+  for (int space = 0; space < kSpaces; ++space) take(to.fenced_[space], clock.fenced_[space]);
 }
 
-Known Order::gather(const std::vector<int>& threads, Clock::Part Clock::* part) const {
-  Known result = (clocks_[threads.front()].*part).known;
+// What threads know together in one part of their clocks.
+template <typename PartOf>
+Known Order::gather(const std::vector<int>& threads, PartOf part_of) const {
+  Known result = part_of(clocks_[threads.front()]).known;
   for (const int thread : threads) {
-    const Known& known = (clocks_[thread].*part).known;
+    const Known& known = part_of(clocks_[thread]).known;
     result.home = interpreter::join(result.home, known.home);
     result.away = interpreter::join(result.away, known.away);
   }
   const auto is_new = [&](int thread) {
-    return at(result.home, thread) < (clocks_[thread].*part).own;
+    return at(result.home, thread) < part_of(clocks_[thread]).own;
   };
   if (std::none_of(threads.begin(), threads.end(), is_new)) return result;
   std::vector<std::uint32_t> counts;
@@ -155,24 +157,27 @@ Known Order::gather(const std::vector<int>& threads, Clock::Part Clock::* part) 
   if (result.home != nullptr) counts = *result.home;
   counts.resize(std::max<std::size_t>(counts.size(), components_));
   for (const int thread : threads) {
-    counts[thread] = std::max(counts[thread], (clocks_[thread].*part).own);
+    counts[thread] = std::max(counts[thread], part_of(clocks_[thread]).own);
   }
   result.home = std::make_shared<const std::vector<std::uint32_t>>(std::move(counts));
   return result;
 }
 
 void Order::meet(const std::vector<int>& threads) {
-  const Known seen = gather(threads, &Clock::seen_), fenced = gather(threads, &Clock::fenced_);
-  for (const int thread : threads) {
-    assign(clocks_[thread].seen_.known, seen);
-    assign(clocks_[thread].fenced_.known, fenced);
-    ++clocks_[thread].seen_.own;
+  const auto meet_in = [&](auto part_of) {
+    const Known known = gather(threads, part_of);
+    for (const int thread : threads) assign(part_of(clocks_[thread]).known, known);
+  };
+  meet_in([](auto& clock) -> auto& { return clock.seen_; });
+  for (int space = 0; space < kSpaces; ++space) {
+    meet_in([space](auto& clock) -> auto& { return clock.fenced_[space]; });
   }
+  for (const int thread : threads) ++clocks_[thread].seen_.own;
 }
 
-void Order::fence_proxy(int thread) {
+void Order::fence_proxy(int thread, Space space) {
   Clock& clock = clocks_[thread];
-  clock.fenced_ = clock.seen_;
+  clock.fenced_[static_cast<int>(space)] = clock.seen_;
   ++clock.seen_.own;
 }
 
@@ -184,8 +189,16 @@ Clock Order::join(const Clock& a, const Clock& b) {
     return interpreter::join(a.whole(x), a.group_, b.whole(y), b.group_);
   };
   result.seen_.known = both(a.seen_, b.seen_);
-  result.fenced_.known = both(a.fenced_, b.fenced_);
+  for (int space = 0; space < kSpaces; ++space) {
+    result.fenced_[space].known = both(a.fenced_[space], b.fenced_[space]);
+  }
   return result;
+}
+
+Clock Order::only(int channel, std::uint32_t epoch) const {
+  Clock nothing;
+  nothing.group_ = clocks_.front().group_;
+  return complete(nothing, channel, epoch);
 }
 
 Clock Order::complete(const Clock& issued, int channel, std::uint32_t epoch) const {
@@ -193,7 +206,9 @@ Clock Order::complete(const Clock& issued, int channel, std::uint32_t epoch) con
   result.group_ = issued.group_;
   result.seen_.known = issued.whole(issued.seen_);
   result.seen_.known.home = with(result.seen_.known.home, channel, epoch);
-  result.fenced_.known = issued.whole(issued.fenced_);
+  for (int space = 0; space < kSpaces; ++space) {
+    result.fenced_[space].known = issued.whole(issued.fenced_[space]);
+  }
   return result;
 }
 

@@ -47,6 +47,10 @@ struct Past {
   }
 };
 
+// Memory that proxy fences tell apart.
+enum class Space { kShared, kGlobal };
+constexpr int kSpaces = 2;
+
 class Clock {
  public:
   Clock() = default;
@@ -61,9 +65,9 @@ class Clock {
   std::uint32_t seen(std::uint32_t group, int component) const {
     return count(seen_, group, component);
   }
-  // The last epoch whose generic accesses the async proxy sees too.
-  std::uint32_t fenced(std::uint32_t group, int component) const {
-    return count(fenced_, group, component);
+  // The last epoch whose generic accesses to the space the async proxy sees too.
+  std::uint32_t fenced(Space space, std::uint32_t group, int component) const {
+    return count(fenced_[static_cast<int>(space)], group, component);
   }
 
  private:
@@ -83,7 +87,7 @@ class Clock {
 
   std::uint32_t group_ = 0;
   int own_ = -1;  // the thread; -1 if the parts are whole
-  Part seen_, fenced_;
+  Part seen_, fenced_[kSpaces];
 };
 
 // What threads release as they arrive at a barrier. Whoever waits for the end of a phase acquires
@@ -117,16 +121,19 @@ class Order {
   void acquire(int thread, const Clock& clock);
   // A barrier: each thread releases, then acquires what all have released.
   void meet(const std::vector<int>& threads);
-  // fence.proxy.async
-  void fence_proxy(int thread);
+  // fence.proxy.async of a space
+  void fence_proxy(int thread, Space space);
 
   static Clock join(const Clock& a, const Clock& b);
+  // Of who has seen nothing but a channel, up to this epoch.
+  Clock only(int channel, std::uint32_t epoch) const;
   // Of an operation that was issued with a clock: whoever acquires the result has seen its
   // accesses, those of the channel up to this epoch.
   Clock complete(const Clock& issued, int channel, std::uint32_t epoch) const;
 
  private:
-  Known gather(const std::vector<int>& threads, Clock::Part Clock::* part) const;
+  template <typename PartOf>
+  Known gather(const std::vector<int>& threads, PartOf part_of) const;
 
   std::vector<Clock> clocks_;
   int components_;

@@ -45,9 +45,13 @@ struct Actor {
 
 class Races {
  public:
-  // `where` is for messages: "shared memory". `name` names a thread of a group to another group's.
+  // `name` names a thread of a group to another group's.
   using Name = std::function<std::string(std::uint32_t group, int thread, const Actor& to)>;
-  Races(const char* where, Name name) : where_(where), name_(std::move(name)), histories_(1) {}
+  Races(Space space, Name name)
+      : space_(space),
+        where_(space == Space::kShared ? "shared memory" : "global memory"),
+        name_(std::move(name)),
+        histories_(1) {}
 
   // Watches memory; what lies outside of all windows is not.
   void add_window(const char* begin, std::size_t bytes);
@@ -138,6 +142,7 @@ class Races {
   bool find_fault(Touches& earlier, const Touch& later, const Actor& actor);
   std::string name_of(const Touch& touch, const Actor& to) const;
 
+  Space space_;
   const char* where_;
   Name name_;
   std::vector<Window> windows_;

@@ -113,11 +113,12 @@ class ClusterOrder {
 
 // Runs a block, the i-th in the order of the launch.
 void run_block(Grid& grid, const ClusterOrder& order, std::uint64_t i, std::uint64_t seed) {
-  // Blocks of a cluster are taken one after the other, each by an OS thread of its own: when one is
-  // taken, all of the clusters before have ended.
+  // Blocks of a cluster are taken one after the other, each by an OS thread of its own. When one is
+  // taken, all of the clusters before have ended. Those of a cooperative launch run at once.
   const std::uint64_t together = grid.launch.cluster_blocks, cluster = i / together;
   const std::uint64_t place = order[cluster], linear = place * together + i % together;
-  while (together > 1 && grid.ended < cluster * together && !grid.is_over) {
+  const bool is_alone = together > 1 && !grid.launch.is_cooperative;
+  while (is_alone && grid.ended < cluster * together && !grid.is_over) {
     std::this_thread::yield();
   }
   try {

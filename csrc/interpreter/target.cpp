@@ -29,6 +29,14 @@ void deliver(const Operation& operation, const Target& to, const Target& barrier
   const Channel channel = barriers.channel(barrier.offset);
   std::string fault = find_fault(block, operation, channel, to.pointer(), bytes, Access::kWrite);
   if (fault.empty()) fault = move(channel);
+  Detector* const detector = block.cluster().detector();
+  if (fault.empty() && detector != nullptr && channel.component >= 0) {
+    // The init must happen before the operation is issued. Its visibility to the async proxy is
+    // another rule, which the issue has checked.
+    Issue use = operation;
+    use.is_in_async_proxy = false;
+    fault = detector->note(channel, use, barrier.pointer(), kMbarrierBytes, Access::kAtomic);
+  }
   if (fault.empty()) {
     fault = barriers.complete(barrier.offset, bytes, block.completed(operation, channel));
   }

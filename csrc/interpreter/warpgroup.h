@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "interpreter/accumulators.h"
+#include "interpreter/aligned.h"
 #include "interpreter/async_queue.h"
 
 namespace diglot::interpreter {
@@ -40,6 +41,8 @@ class Warpgroup {
   }
   // Of a product that is not done: "wgmma.m64n64k16 issued at ...: by 64 of 128 threads".
   std::string account() const;
+
+  Aligned aligned;
 
  private:
   static constexpr int kWarps = kWarpgroup / kWarp;

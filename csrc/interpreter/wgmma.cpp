@@ -25,6 +25,15 @@ Warpgroup& warpgroup(Place place) {
   return block.warpgroup(first / kWarpgroup);
 }
 
+// The thread's warpgroup, all of whose threads must execute the same.
+Warpgroup& align(const char* what, Place place) {
+  Warpgroup& group = warpgroup(place);
+  const int thread = current_block()->thread().linear;
+  const std::string fault = group.aligned.note(thread, what, place);
+  if (!fault.empty()) fail(fault, place);
+  return group;
+}
+
 void issue(const Instruction& instruction, const std::uint32_t* registers, float* d) {
   accumulators();
   check_fault(warpgroup(instruction.place).issue(*current_block(), instruction, registers, d),
@@ -43,15 +52,21 @@ void wgmma(const Product& product, int n, float* d, const std::uint32_t (&a)[4],
   issue({product, n, 0, b, accumulate, place}, a, d);
 }
 
-void wgmma_fence(Place) { accumulators().fence(); }
+void wgmma_fence(Place place) {
+  align("wgmma_fence()", place);
+  accumulators().fence();
+}
 
-void wgmma_commit(Place) { accumulators().commit(); }
+void wgmma_commit(Place place) {
+  align("wgmma_commit()", place);
+  accumulators().commit();
+}
 
 void wgmma_wait(int newer, Place place) {
+  Warpgroup& group = align("wgmma_wait()", place);
   Accumulators& own = accumulators();
-  const std::uint64_t awaited = own.awaited(newer);
+  const std::uint64_t awaited = own.await(newer);
   if (awaited == 0) return;
-  Warpgroup& group = warpgroup(place);
   current_block()->wait_until([&group, awaited] { return group.done() >= awaited; }, "wgmma_wait()",
                               [&group] { return group.account(); }, place);
   current_block()->acquire(group.channel(awaited));

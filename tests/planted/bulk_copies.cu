@@ -125,6 +125,32 @@ __global__ void store_tiles(const float* in, const __grid_constant__ TensorMap m
   }
 }
 
+enum class Between { kGlobalFence, kSharedFence, kNothing };
+
+// Threads write twice a tile to `scratch`, and one has that loaded: out[block] = its sum.
+template <Between kBetween>
+__global__ void load_what_was_written(const float* in, float* scratch, float* out) {
+  __shared__ __align__(128) float tile[kRows * kColumns];
+  __shared__ Mbarrier full;
+  const int thread = static_cast<int>(threadIdx.x), first = blockIdx.x * kRows * kColumns;
+  for (int i = thread; i < kRows * kColumns; i += blockDim.x)
+    scratch[first + i] = 2 * in[first + i];
+  if (kBetween == Between::kGlobalFence) fence_async_proxy_global();
+  if (kBetween == Between::kSharedFence) fence_async_proxy();
+  if (thread == 0) {
+    full.init(1);
+    fence_mbarrier_init();
+  }
+  __syncthreads();
+  if (thread != 0) return;
+  full.arrive_expect(kTileBytes);
+  bulk_load(tile, scratch + first, kTileBytes, full);
+  full.wait(0);
+  float sum = 0;
+  for (const float value : tile) sum += value;
+  out[blockIdx.x] = sum;
+}
+
 TensorDescription describe(const float* memory, unsigned blocks) {
   return {TensorType::kFloat32,
           memory,
@@ -138,19 +164,31 @@ constexpr Start start_sum = [](const Launch& how, const float* in, float* out) {
   launch<sum_tiles<kBug>>(how, nullptr, encode(describe(in, how.grid.x)), out);
 };
 
-// The second half of `out` is scratch, which the interpreter watches.
-template <Store kBug>
-constexpr Start start_store = [](const Launch& how, const float* in, float* out) {
-  Launch part = how;
-  part.grid.x = 2;
+// Two blocks; from out[32] on is scratch, which the interpreter watches.
+template <typename Begin>
+void with_scratch(Launch how, float* out, const Begin& begin_launch) {
+  how.grid.x = 2;
   float* const scratch = out + 32;
 #if defined(DIGLOT_INTERPRETER)
   const auto* const begin = reinterpret_cast<const char*>(scratch);
-  const auto bytes = sizeof(float) * part.grid.x * kTiles * kRows * kColumns;
+  const auto bytes = sizeof(float) * how.grid.x * kTiles * kRows * kColumns;
   const interpreter::Watch scope(std::vector<interpreter::Range>{{begin, begin + bytes}});
 #endif
-  launch<store_tiles<kBug>>(part, nullptr, in, encode(describe(scratch, part.grid.x)), scratch,
-                            out);
+  begin_launch(how, scratch);
+}
+
+template <Store kBug>
+constexpr Start start_store = [](const Launch& how, const float* in, float* out) {
+  with_scratch(how, out, [&](const Launch& part, float* scratch) {
+    launch<store_tiles<kBug>>(part, nullptr, in, encode(describe(scratch, part.grid.x)), scratch,
+                              out);
+  });
+};
+template <Between kBetween>
+constexpr Start start_load = [](const Launch& how, const float* in, float* out) {
+  with_scratch(how, out, [&](const Launch& part, float* scratch) {
+    launch<load_what_was_written<kBetween>>(part, nullptr, in, scratch, out);
+  });
 };
 
 const std::vector<Entry> kernels = {
@@ -173,6 +211,9 @@ const std::vector<Entry> kernels = {
     {"no_wait_after_store", start_store<Store::kNoWait>},
     {"store_not_committed", start_store<Store::kNotCommitted>},
     {"only_read", start_store<Store::kOnlyRead>},
+    {"load_what_was_written", start_load<Between::kGlobalFence>},
+    {"no_global_fence", start_load<Between::kNothing>},
+    {"fence_of_shared_memory", start_load<Between::kSharedFence>},
 };
 
 }  // namespace planted

@@ -1,6 +1,8 @@
-// Kernels of clusters whose blocks begin and end at different times, and one of many atomic
-// operations. For tests/test_interpreted_clusters.py and tests/test_interpreted_forks.py.
+// Kernels of clusters whose blocks begin and end at different times, of a grid of them that waits,
+// and one of many atomic operations. For tests/test_interpreted_clusters.py and
+// tests/test_interpreted_forks.py.
 #include "diglot/sync/cluster.cuh"
+#include "diglot/sync/grid_barrier.cuh"
 #include "runner.h"
 
 namespace planted {
@@ -41,6 +43,33 @@ __global__ void arrive_and_end(const float* in, float* out) {
   cluster_sync();
 }
 
+__device__ uint32_t barrier_word = 0;  // never reset
+__device__ float sums[64];
+
+// out[block] = the sum of the whole grid: of clusters by distributed shared memory, of those by a
+// barrier of the grid.
+__global__ void sum_in_grid(const float* in, float* out) {
+  __shared__ float value;
+  GridBarrier barrier(&barrier_word);
+  const int thread = static_cast<int>(threadIdx.x), rank = static_cast<int>(blockIdx.x) % kBlocks;
+  if (thread == 0) {
+    value = 0;
+    for (int i = 0; i < kThreads; ++i) value += in[blockIdx.x * kThreads + i];
+  }
+  cluster_sync();
+  if (thread == 0 && rank == 0) {
+    float sum = 0;
+    for (int other = 0; other < kBlocks; ++other) sum += *dsmem(&value, other);
+    sums[blockIdx.x / kBlocks] = sum;
+  }
+  cluster_sync();
+  barrier.sync();
+  if (thread != 0) return;
+  float sum = 0;
+  for (unsigned i = 0; i < gridDim.x / kBlocks; ++i) sum += sums[i];
+  out[blockIdx.x] = sum;
+}
+
 __global__ void add_atomically(const float* in, float* out) { atomicAdd(out, in[threadIdx.x]); }
 
 const std::vector<Entry> kernels = {
@@ -48,6 +77,7 @@ const std::vector<Entry> kernels = {
     {"next_before_it_begins", start<sum_of_next<false>>},
     PLANTED(arrive_and_end),
     PLANTED(add_atomically),
+    PLANTED(sum_in_grid),
 };
 
 }  // namespace planted

@@ -30,6 +30,8 @@ enum class Fault {
   kWaitMissing,
   kNoArrivals,
   kMisaligned,
+  kNoBarrier,
+  kInvalidatedEarly,
 };
 
 // out[block] = the block's sum. Rounds of 32 values pass from the first warp, the producer, to the
@@ -49,7 +51,7 @@ __global__ void pass_by_mbarrier(const float* in, float* out) {
       reinterpret_cast<Mbarrier*>(reinterpret_cast<char*>(&full) + 4)->init(1);
     }
   }
-  __syncthreads();
+  if (kFault != Fault::kNoBarrier) __syncthreads();
   if (warp == 0) {
     for (int round = 0; round < kRounds; ++round) {
       empty.wait(kFault == Fault::kParityNotFlipped ? 1 : (round + 1) % 2);
@@ -68,6 +70,8 @@ __global__ void pass_by_mbarrier(const float* in, float* out) {
     }
     if (lane == 0) out[blockIdx.x] = sum;
   }
+  if (kFault != Fault::kInvalidatedEarly) __syncthreads();
+  if (threadIdx.x == 0) full.invalidate();
 }
 
 // The same by try_wait in a loop.
@@ -203,6 +207,39 @@ __global__ void send_in_cluster(const float* in, float* out) {
   if (threadIdx.x == 9) out[blockIdx.x] = value;
 }
 
+enum class Order { kRight, kNoFence, kBarrierBefore, kNarrowWait };
+
+// out[block] = the sum of the other block of the cluster, which arrives at this block's mbarrier.
+template <Order kOrder>
+__global__ void arrive_in_cluster(const float* in, float* out) {
+  __shared__ float value;
+  __shared__ Mbarrier arrived;
+  const uint32_t other = 1 - blockIdx.x % 2;
+  if (kOrder == Order::kBarrierBefore) cluster_sync();
+  if (threadIdx.x == 0) {
+    arrived.init(1);
+    if (kOrder != Order::kNoFence) fence_mbarrier_init();
+  }
+  __syncthreads();
+  if (kOrder != Order::kBarrierBefore) {
+    cluster_arrive_relaxed();
+    cluster_wait();
+  }
+  if (threadIdx.x == 0) {
+    float sum = 0;
+    for (int i = 0; i < kThreads; ++i) sum += in[blockIdx.x * kThreads + i];
+    value = sum;
+    arrived.arrive_at(other);
+  }
+  if (kOrder == Order::kNarrowWait) {
+    arrived.wait(0);
+  } else {
+    arrived.wait_for_cluster(0);
+  }
+  if (threadIdx.x == 9) out[blockIdx.x] = *dsmem(&value, static_cast<int>(other));
+  cluster_sync();
+}
+
 enum class Copies { kRight, kNoWait, kFewGroups, kNotCommitted };
 
 // out[block] = the block's sum, by two groups of copies. The second group is under way while the
@@ -271,6 +308,12 @@ const std::vector<Entry> kernels = {
     {"copies_without_wait", start<copy_in_groups<Copies::kNoWait>>},
     {"copies_of_too_few_groups", start<copy_in_groups<Copies::kFewGroups>>},
     {"copies_not_committed", start<copy_in_groups<Copies::kNotCommitted>>},
+    {"no_barrier_after_init", start<pass_by_mbarrier<Fault::kNoBarrier>>},
+    {"invalidated_early", start<pass_by_mbarrier<Fault::kInvalidatedEarly>>},
+    {"arrive_in_cluster", start<arrive_in_cluster<Order::kRight>>},
+    {"arrive_without_init_fence", start<arrive_in_cluster<Order::kNoFence>>},
+    {"wait_of_block_scope", start<arrive_in_cluster<Order::kNarrowWait>>},
+    {"arrive_after_early_barrier", start<arrive_in_cluster<Order::kBarrierBefore>>},
 };
 
 }  // namespace planted

@@ -1,11 +1,14 @@
 // Plays accesses to 16 bytes of memory to the interpreter's race checks, for
-// tests/test_race_checks.py: what threads do, and what asynchronous operations do.
+// tests/test_race_checks.py: what threads do, and what asynchronous operations do. And launches.
 #include <cstdint>
 #include <map>
 #include <sstream>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "interpreter/races.h"
+#include "interpreter/watch.h"
 
 namespace {
 
@@ -26,7 +29,7 @@ struct Operation {
 std::string play(const std::string& script, int threads) {
   static const char memory[16] = {};
   Order order(threads);
-  Races races("shared memory", [](std::uint32_t, int thread, const Actor&) {
+  Races races(Space::kShared, [](std::uint32_t, int thread, const Actor&) {
     return "thread " + std::to_string(thread);
   });
   races.add_window(memory, sizeof(memory));
@@ -55,7 +58,7 @@ std::string play(const std::string& script, int threads) {
       continue;
     }
     words >> thread >> name;
-    if (what == "fence") order.fence_proxy(thread);
+    if (what == "fence") order.fence_proxy(thread, Space::kShared);
     if (what == "release") signals[name] = Order::join(signals[name], order.release(thread));
     if (what == "acquire") order.acquire(thread, signals[name]);
     const Clock& clock = order.of(thread);
@@ -97,5 +100,29 @@ extern "C" __attribute__((visibility("default"))) const char* play(const char* s
   static thread_local std::string answer;
   options().finds_generic_reads_before_async_writes = finds_generic_reads != 0;
   answer = play(std::string(script), threads);
+  return answer.c_str();
+}
+
+// Begins and ends launches of so many blocks, one after the other. The answer is what is wrong, or
+// the number of the last one's first cluster.
+extern "C" __attribute__((visibility("default"))) const char* begin_launches(int launches,
+                                                                             unsigned blocks,
+                                                                             int are_watched) {
+  static thread_local std::string answer;
+  static const char watched[16] = {};
+  std::vector<Range> ranges;
+  if (are_watched != 0) ranges.push_back({watched, watched + sizeof(watched)});
+  const Watch scope(std::move(ranges));
+  Launch launch;
+  launch.grid = {blocks, 1, 1};
+  try {
+    for (int i = 0; i < launches; ++i) {
+      const Launched launched = GlobalMemory::instance().begin(launch);
+      answer = std::to_string(launched.past.begin);
+      GlobalMemory::instance().end(launched);
+    }
+  } catch (const std::exception& error) {
+    answer = error.what();
+  }
   return answer.c_str();
 }

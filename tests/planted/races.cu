@@ -28,6 +28,16 @@ __global__ void lanes_that_meet(const float* in, float* out) {
   if (lane == 3) value = 1;
 }
 
+// One thread writes a word, or all do, and reads what it wrote: the compiler needs no word for
+// that.
+template <bool kIsRight>
+__global__ void write_one_word(const float* in, float* out) {
+  __shared__ float word;
+  if (kIsRight && threadIdx.x != 0) return;
+  memcpy(&word, in + threadIdx.x, sizeof(word));
+  out[blockIdx.x] = word;
+}
+
 // Lanes exchange values: registers, which order no memory.
 template <bool kIsRight>
 __global__ void order_by_shuffle(const float* in, float* out) {
@@ -239,6 +249,8 @@ const std::vector<Entry> kernels = {
     {"launches_one_by_one", one_by_one},
     {"launches_apart", at_once<true>},
     {"launches_at_once", at_once<false>},
+    {"write_one_word", start<write_one_word<true>>},
+    {"all_write_one_word", start<write_one_word<false>>},
 };
 
 }  // namespace planted

@@ -67,6 +67,13 @@ TILE_SUMS = TILES.view(2, -1).sum(1)
 SUM = Right("bulk_copies", "sum_tiles", {"blocks": 2, "threads": 160}, TILES, TILE_SUMS)
 STORE_LAUNCH = {"blocks": 32 + len(TILES), "threads": 128}  # a block for each result; two run
 STORE = Right("bulk_copies", "store_tiles", STORE_LAUNCH, TILES, 2 * TILE_SUMS)
+LOAD = Right(
+    "bulk_copies",
+    "load_what_was_written",
+    STORE_LAUNCH,
+    TILES,
+    2 * TILES.view(-1, 8 * 32).sum(1)[:2],
+)
 
 # product.cu: A of 64 x 320 and B of 320 x 64, of whose depth 296 count.
 OPERANDS = integers(2 * 64 * 320)
@@ -91,6 +98,7 @@ COPIES = Right("mbarriers", "copy_in_groups", {"blocks": 8}, RAMP, BLOCK_SUMS)
 CLUSTER_LAUNCH = {"blocks": 8, "cluster": 2, "patience_ms": 10_000}
 OF_THE_OTHER = BLOCK_SUMS.view(4, 2).flip(1).flatten()
 HALVES = Right("mbarriers", "cluster_in_halves", CLUSTER_LAUNCH, RAMP, OF_THE_OTHER)
+ARRIVALS = Right("mbarriers", "arrive_in_cluster", CLUSTER_LAUNCH, RAMP, OF_THE_OTHER)
 MESSAGES = Right("mbarriers", "send_in_cluster", CLUSTER_LAUNCH, RAMP, OF_THE_OTHER)
 TMA_LAUNCH = {"blocks": len(RAMP), "threads": 256, "shared": 2048}
 MULTICAST = Right(
@@ -110,9 +118,12 @@ MISSED = "two phases of an mbarrier ended while a thread waited for the first"
 MANY = "arrivals more than its"
 TOUCHED = "accumulators are touched before the wgmma_wait() that covers"
 PROXY = "a proxy fence is missing"
+GLOBAL_PROXY = "a proxy fence is missing in global memory"
+UNLIKE = "all threads of a warpgroup must execute the same"
 PATTERN = "is not in the first line of the swizzle's pattern"
 LEFT = "leaves its cluster early"
 ORDER = "reads a tile in another order than the bulk load at"
+NO_INIT = "an mbarrier is used that is not initialised"
 
 BUGS = [
     Bug("no wait for a tile", "wait_missing", SUM, (RACE, UNWRITTEN, MISSED, MANY)),
@@ -139,6 +150,18 @@ BUGS = [
         (RACE,),
     ),
     Bug("no proxy fence before a TMA store", "no_fence_before_store", STORE, (PROXY,)),
+    Bug(
+        "no proxy fence between writes to global memory and a bulk load of them",
+        "no_global_fence",
+        LOAD,
+        (GLOBAL_PROXY,),
+    ),
+    Bug(
+        "a proxy fence for shared memory, where global memory needs one",
+        "fence_of_shared_memory",
+        LOAD,
+        (GLOBAL_PROXY,),
+    ),
     Bug("no proxy fence before wgmma", "proxy_fence_missing", WGMMA, (PROXY,)),
     Bug(
         "no proxy fence between reads and a TMA load",
@@ -168,7 +191,7 @@ BUGS = [
         "an mbarrier that is not initialised",
         "not_initialised",
         SUM,
-        ("an mbarrier is used that is not initialised",),
+        (NO_INIT,),
     ),
     Bug(
         "an mbarrier's init without its fence",
@@ -239,6 +262,14 @@ BUGS = [
         WGMMA,
         ("wgmma before any wgmma_fence() of the thread",),
     ),
+    Bug("a `wgmma_fence` for half of a warp", "fence_diverges", WGMMA, (UNLIKE,)),
+    Bug("a `wgmma_commit` for half of a warp", "commit_diverges", WGMMA, (UNLIKE,)),
+    Bug(
+        "a `wgmma_wait` for half of a warpgroup",
+        "wait_diverges",
+        WGMMA,
+        ("was executed by 64 of the 128 threads of a warpgroup",),
+    ),
     Bug("accumulators touched before the wait", "touched_before_wait", WGMMA, (TOUCHED,)),
     Bug(
         "accumulators touched after a wait for too few groups",
@@ -258,6 +289,30 @@ BUGS = [
         "cluster_without_wait",
         HALVES,
         (RACE, UNWRITTEN, "a second arrival", "of a block that may not run yet"),
+    ),
+    Bug(
+        "another block's mbarrier used, where no cluster's barrier follows its init",
+        "arrive_after_early_barrier",
+        ARRIVALS,
+        (RACE, NO_INIT),
+    ),
+    Bug(
+        "an init without its fence before a relaxed arrival at the cluster's barrier",
+        "arrive_without_init_fence",
+        ARRIVALS,
+        (RACE,),
+    ),
+    Bug(
+        "a wait of the block's scope for another block's arrival",
+        "wait_of_block_scope",
+        ARRIVALS,
+        ("is too narrow to order them",),
+    ),
+    Bug(
+        "a multicast to mbarriers, where no cluster's barrier follows their init",
+        "multicast_after_early_barrier",
+        MULTICAST,
+        (RACE, NO_INIT),
     ),
     Bug(
         "a block that leaves its cluster before a message", "leave_cluster_early", MESSAGES, (LEFT,)

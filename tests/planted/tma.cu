@@ -151,7 +151,7 @@ __global__ void plain_copy(const float* in, float* out) {
   wait_bulk_groups_read<0>();
 }
 
-enum class Share { kRight, kLeavesEarly, kMask };
+enum class Share { kRight, kLeavesEarly, kMask, kBarrierBefore };
 
 // Each block of a cluster of two loads half of the cluster's first tile, for both.
 template <Share kShare>
@@ -161,12 +161,17 @@ __global__ void share_tile(const __grid_constant__ TensorMap in, float* out) {
   const int i = static_cast<int>(threadIdx.x);
   const int rank = static_cast<int>(blockIdx.x) % 2;
   const int row = (static_cast<int>(blockIdx.x) - rank) * kRows + rank * kRows / 2;
+  if (kShare == Share::kBarrierBefore) cluster_sync();
   if (i == 0) {
     full.init(1);
     fence_mbarrier_init();
     if (kShare != Share::kLeavesEarly || rank == 0) full.arrive_expect(kTileBytes);
   }
-  cluster_sync();
+  if (kShare == Share::kBarrierBefore) {
+    __syncthreads();
+  } else {
+    cluster_sync();
+  }
   if (kShare == Share::kLeavesEarly && rank == 1) return;
   if (i == 0) {
     tma_load_multicast(in, tile + rank * kTile / 2, full, {0, row}, kShare == Share::kMask ? 7 : 3);
@@ -196,6 +201,25 @@ __global__ void send_tile(const float* in, float* out) {
   full.wait(0);
   out[blockIdx.x * kTile + i] = received[i];
   cluster_sync();
+}
+
+enum class Map { kWritten, kInShared };
+
+// One thread loads a tile by a copy of the map.
+template <Map kMap>
+__global__ void load_by_copy(const __grid_constant__ TensorMap in, float* out) {
+  __shared__ __align__(128) float tile[kTile];
+  __shared__ TensorMap copy;
+  __shared__ Mbarrier full;
+  if (threadIdx.x != 0) return;
+  full.init(1);
+  fence_mbarrier_init();
+  full.arrive_expect(kTileBytes / 2);
+  copy = in;
+  if (kMap == Map::kWritten) fence_tensor_map_release();
+  tma_load(copy, tile, full, {0, 0});
+  full.wait(0);
+  out[blockIdx.x] = tile[0];
 }
 
 // All blocks add their tiles to the first one, by boxes of half a tile.
@@ -312,6 +336,9 @@ const std::vector<Entry> kernels = {
     {"send_tile", start_plain<send_tile>},
     {"add_tiles", start_to_map<add_tiles>},
     {"minimum_of_floats", start_to_map<reduce_wrongly<Reduction::kMin>>},
+    {"multicast_after_early_barrier", start_from_map<share_tile<Share::kBarrierBefore>>},
+    {"written_map", start_from_map<load_by_copy<Map::kWritten>>},
+    {"map_in_shared", start_from_map<load_by_copy<Map::kInShared>>},
 };
 
 }  // namespace planted

@@ -7,6 +7,10 @@
 #include "diglot/sync/mbarrier.cuh"
 #include "runner.h"
 
+#if defined(DIGLOT_INTERPRETER)
+#include <malloc.h>
+#endif
+
 namespace planted {
 
 using namespace diglot;
@@ -31,7 +35,19 @@ enum class Fault {
   kProxyFenceMissing,
   kBarrierMissing,
   kUnwritten,
+  kFenceDiverges,
+  kCommitDiverges,
+  kWaitDiverges,
 };
+
+// By the process, where the kernel is interpreted.
+DIGLOT_DEVICE float held_bytes() {
+#if defined(DIGLOT_INTERPRETER)
+  return static_cast<float>(mallinfo2().uordblks);
+#else
+  return 0;
+#endif
+}
 
 // The bits of a small integer.
 template <MmaType kType>
@@ -92,6 +108,7 @@ __global__ void __launch_bounds__(128) product(const float* in, float* out) {
     const uint32_t address_a = shared_address(a);
     fence_accumulators(d);
     if (kFault != Fault::kFenceMissing) wgmma_fence();
+    if (kFault == Fault::kFenceDiverges && thread % 32 < 16) wgmma_fence();
     if (kFault == Fault::kTouchedAfterFence && step == 1) d[2] += 0;
     if (kFault == Fault::kHalfWarpgroup && thread >= 64) break;
     for (int k = 0; k < kDepth; k += depth_of(kA)) {
@@ -118,6 +135,7 @@ __global__ void __launch_bounds__(128) product(const float* in, float* out) {
       }
     }
     if (kFault != Fault::kCommitMissing) wgmma_commit();
+    if (kFault == Fault::kCommitDiverges && thread % 2 == 0) wgmma_commit();
     if (kFault == Fault::kOverwrittenEarly && step == 0) {
       __syncthreads();
       store<kA>(a + TileA::offset(thread % 64, thread / 64), 5);
@@ -128,6 +146,7 @@ __global__ void __launch_bounds__(128) product(const float* in, float* out) {
     } else if (kFault != Fault::kWaitMissing) {
       wgmma_wait<0>();
     }
+    if (kFault == Fault::kWaitDiverges && thread >= 64 && step == 1) wgmma_wait<0>();
     fence_accumulators(d);
     __syncthreads();
   }
@@ -198,6 +217,20 @@ __global__ void __launch_bounds__(256) overlap(const float* in, float* out) {
   count(right, kN);
   __syncthreads();
   if (thread == 0) out[blockIdx.x] = static_cast<float>(wrong);
+}
+
+// out[block] = how much more memory the interpreter holds after many groups, in bytes.
+__global__ void commit_often(const float*, float* out) {
+  __shared__ float before;
+  if (threadIdx.x == 0) before = held_bytes();
+  __syncthreads();
+  for (int i = 0; i < 4096; ++i) {
+    wgmma_fence();
+    wgmma_commit();
+    wgmma_wait<0>();
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) out[blockIdx.x] = held_bytes() - before;
 }
 
 // A warp transposes matrices of 8 x 8: as many elements are wrong. out[block] counts them.
@@ -280,6 +313,10 @@ const std::vector<Entry> kernels = {
     {"proxy_fence_missing", faulty<Fault::kProxyFenceMissing>},
     {"barrier_missing", faulty<Fault::kBarrierMissing>},
     {"unwritten", faulty<Fault::kUnwritten>},
+    PLANTED(commit_often),
+    {"fence_diverges", faulty<Fault::kFenceDiverges>},
+    {"commit_diverges", faulty<Fault::kCommitDiverges>},
+    {"wait_diverges", faulty<Fault::kWaitDiverges>},
 };
 
 }  // namespace planted

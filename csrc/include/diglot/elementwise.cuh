@@ -138,6 +138,7 @@ DIGLOT_DEVICE void map_strided(int64_t n, const Strides<kArrays, Index>& strides
   DIGLOT_UNROLL
   for (int a = 0; a < kAccesses; ++a) {
     // Accesses past the end load the last one again: unconditional loads are all in flight at once.
+    // In place, its owner may write it meanwhile; nobody uses the value.
     const int64_t linear = first + a * kElementwiseThreads;
     offsets[a] = strides.offsets(static_cast<Index>(linear < n ? linear : n - 1));
   }

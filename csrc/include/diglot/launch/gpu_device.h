@@ -32,24 +32,27 @@ Kernel kernel_of() {
 
 // The attributes of a launch, and the configuration that points to them.
 struct LaunchConfig {
-  cudaLaunchAttribute attribute = {};
+  cudaLaunchAttribute attributes[2] = {};
   cudaLaunchConfig_t config = {};
 
   LaunchConfig(const Launch& how, cudaStream_t stream) {
+    cudaLaunchAttribute& first = attributes[0];
     if (how.cluster_blocks > 1) {
-      attribute.id = cudaLaunchAttributeClusterDimension;
-      attribute.val.clusterDim.x = how.cluster_blocks;
-      attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+      first.id = cudaLaunchAttributeClusterDimension;
+      first.val.clusterDim.x = how.cluster_blocks;
+      first.val.clusterDim.y = first.val.clusterDim.z = 1;
     } else {
-      attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-      attribute.val.programmaticStreamSerializationAllowed = 1;
+      first.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+      first.val.programmaticStreamSerializationAllowed = 1;
     }
+    attributes[1].id = cudaLaunchAttributeCooperative;
+    attributes[1].val.cooperative = 1;
     config.gridDim = how.grid;
     config.blockDim = how.block;
     config.dynamicSmemBytes = how.shared_bytes;
     config.stream = stream;
-    config.attrs = &attribute;
-    config.numAttrs = 1;
+    config.attrs = attributes;
+    config.numAttrs = how.is_cooperative ? 2 : 1;
   }
   LaunchConfig(const LaunchConfig&) = delete;
   LaunchConfig& operator=(const LaunchConfig&) = delete;

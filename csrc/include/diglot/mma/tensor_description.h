@@ -115,6 +115,20 @@ namespace tensor_faults {
 inline std::string text(uint64_t number) { return std::to_string(number); }
 constexpr uint32_t kUnit = 16;
 
+// A number that was cast may be none of its enumeration's.
+inline std::string of_numbers(const TensorDescription& tensor) {
+  std::string fault;
+  const auto check = [&](const char* what, auto value, auto last) {
+    if (value <= last || !fault.empty()) return;
+    fault = std::string("there is no ") + what + " of number " + text(static_cast<uint64_t>(value));
+  };
+  check("type", tensor.type, TensorType::kTfloat32Ftz);
+  check("swizzle", tensor.swizzle, Swizzle::k128);
+  check("L2 promotion", tensor.l2_promotion, L2Promotion::k256);
+  check("fill", tensor.fill, OutsideFill::kNan);
+  return fault;
+}
+
 // How many dimensions each member has, and the address.
 inline std::string of_counts(const TensorDescription& tensor) {
   const std::size_t rank = tensor.rank();
@@ -205,7 +219,8 @@ inline std::string of_bytes(const TensorDescription& tensor) {
 
 // Why no tensor map can be encoded from a description; "" if one can.
 inline std::string fault_of(const TensorDescription& tensor) {
-  std::string fault = tensor_faults::of_counts(tensor);
+  std::string fault = tensor_faults::of_numbers(tensor);
+  if (fault.empty()) fault = tensor_faults::of_counts(tensor);
   for (std::size_t d = 0; fault.empty() && d < tensor.rank(); ++d) {
     fault = tensor_faults::of_dimension(tensor, d);
   }

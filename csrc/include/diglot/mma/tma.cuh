@@ -289,14 +289,19 @@ DIGLOT_DEVICE void wait_bulk_groups_read([[maybe_unused]] Place place = Place::h
 // --- maps that a kernel writes to global memory --------------------------------------------------
 
 // Orders a thread's writes of a map before uses of it that follow an acquiring fence. The
-// interpreter does not check these fences. PTX ISA, "fence.proxy.tensormap".
-DIGLOT_DEVICE void fence_tensor_map_release() {
-#if defined(DIGLOT_HAS_TMA)
+// interpreter refuses these fences. PTX ISA, "fence.proxy.tensormap".
+DIGLOT_DEVICE void fence_tensor_map_release([[maybe_unused]] Place place = Place::here()) {
+#if defined(DIGLOT_INTERPRETER)
+  interpreter::refuse_written_map(place);
+#elif defined(DIGLOT_HAS_TMA)
   asm volatile("fence.proxy.tensormap::generic.release.gpu;" : : : "memory");
 #endif
 }
-DIGLOT_DEVICE void fence_tensor_map_acquire(const TensorMap& map) {
-#if defined(DIGLOT_HAS_TMA)
+DIGLOT_DEVICE void fence_tensor_map_acquire([[maybe_unused]] const TensorMap& map,
+                                            [[maybe_unused]] Place place = Place::here()) {
+#if defined(DIGLOT_INTERPRETER)
+  interpreter::refuse_written_map(place);
+#elif defined(DIGLOT_HAS_TMA)
   asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" : : "l"(&map) : "memory");
 #endif
 }

@@ -16,8 +16,8 @@
 // A phase ends when all its arrivals have come, and all bytes that they expect. wait(parity)
 // returns when the current phase has ended, if it has this parity. It returns at once if the phase
 // before has this parity. So wait(1) on a new barrier returns at once. An arrival releases what its
-// thread has written; a wait acquires it. In Triton, the compiler makes and awaits the barriers of
-// descriptors.
+// thread has written; a wait acquires it, wait_for_cluster() also where the thread is of another
+// block. In Triton, the compiler makes and awaits the barriers of descriptors.
 //
 // Built with -DDIGLOT_CHECKED, a thread that has waited for two seconds prints where, and traps.
 #pragma once
@@ -89,7 +89,7 @@ struct alignas(8) Mbarrier {
   }
 
   // Arrives at the corresponding barrier of the block of this rank in the cluster, which must not
-  // end before.
+  // end before, and waits by wait_for_cluster().
   DIGLOT_DEVICE void arrive_at(uint32_t rank, [[maybe_unused]] uint32_t count = 1,
                                [[maybe_unused]] Place place = Place::here()) {
     [[maybe_unused]] const uint32_t address =
@@ -105,43 +105,79 @@ struct alignas(8) Mbarrier {
   }
 
   // Whether the phase has ended. It may wait for a short time.
-  DIGLOT_DEVICE bool try_wait([[maybe_unused]] uint32_t parity,
-                              [[maybe_unused]] Place place = Place::here()) const {
+  DIGLOT_DEVICE bool try_wait(uint32_t parity, Place place = Place::here()) const {
+    return try_wait_in<Scope::kBlock>(parity, place);
+  }
+  DIGLOT_DEVICE void wait(uint32_t parity, Place place = Place::here()) const {
+    wait_in<Scope::kBlock>(parity, place);
+  }
+
+  // The same where other blocks' threads arrive: a wait of the block's scope acquires nothing of
+  // them. It also empties the L1 cache.
+  DIGLOT_DEVICE bool try_wait_for_cluster(uint32_t parity, Place place = Place::here()) const {
+    return try_wait_in<Scope::kCluster>(parity, place);
+  }
+  DIGLOT_DEVICE void wait_for_cluster(uint32_t parity, Place place = Place::here()) const {
+    wait_in<Scope::kCluster>(parity, place);
+  }
+
+ private:
 #if defined(DIGLOT_INTERPRETER)
-    return interpreter::mbarrier_try_wait(this, parity != 0, place);
+  using Scope = interpreter::Scope;
+#else
+  enum class Scope { kBlock, kCluster };
+#endif
+
+  template <Scope kScope>
+  DIGLOT_DEVICE bool try_wait_in([[maybe_unused]] uint32_t parity,
+                                 [[maybe_unused]] Place place) const {
+#if defined(DIGLOT_INTERPRETER)
+    return interpreter::mbarrier_try_wait(this, parity != 0, kScope, place);
 #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     uint32_t has_ended;
-    asm volatile(
-        "{\n"
-        ".reg .pred ended;\n"
-        "mbarrier.try_wait.parity.shared::cta.b64 ended, [%1], %2;\n"
-        "selp.u32 %0, 1, 0, ended;\n"
-        "}\n"
-        : "=r"(has_ended)
-        : "r"(shared_address(this)), "r"(parity)
-        : "memory");
+    if constexpr (kScope == Scope::kBlock) {
+      asm volatile(
+          "{\n"
+          ".reg .pred ended;\n"
+          "mbarrier.try_wait.parity.shared::cta.b64 ended, [%1], %2;\n"
+          "selp.u32 %0, 1, 0, ended;\n"
+          "}\n"
+          : "=r"(has_ended)
+          : "r"(shared_address(this)), "r"(parity)
+          : "memory");
+    } else {
+      asm volatile(
+          "{\n"
+          ".reg .pred ended;\n"
+          "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 ended, [%1], %2;\n"
+          "selp.u32 %0, 1, 0, ended;\n"
+          "}\n"
+          : "=r"(has_ended)
+          : "r"(shared_address(this)), "r"(parity)
+          : "memory");
+    }
     return has_ended != 0;
 #else
     return true;
 #endif
   }
 
-  DIGLOT_DEVICE void wait(uint32_t parity, [[maybe_unused]] Place place = Place::here()) const {
+  template <Scope kScope>
+  DIGLOT_DEVICE void wait_in(uint32_t parity, [[maybe_unused]] Place place) const {
 #if defined(DIGLOT_INTERPRETER)
-    interpreter::mbarrier_wait(this, parity != 0, place);
+    interpreter::mbarrier_wait(this, parity != 0, kScope, place);
 #elif defined(DIGLOT_CHECKED)
     const uint64_t begin = global_nanoseconds();
-    while (!try_wait(parity)) {
+    while (!try_wait_in<kScope>(parity, place)) {
       if (global_nanoseconds() - begin > kPatience) give_up(parity);
     }
 #else
-    while (!try_wait(parity)) {
+    while (!try_wait_in<kScope>(parity, place)) {
     }
 #endif
   }
 
 #if defined(DIGLOT_CHECKED)
- private:
   static constexpr uint64_t kPatience = 2'000'000'000;  // nanoseconds
 
   DIGLOT_DEVICE void give_up(uint32_t parity) const {
@@ -167,14 +203,24 @@ DIGLOT_DEVICE void fence_mbarrier_init([[maybe_unused]] Place place = Place::her
 #endif
 }
 
-// Bulk copies and wgmma reach shared memory through another proxy than ordinary accesses. The fence
-// orders ordinary accesses before it, this thread's and those that it has synchronised with, before
-// asynchronous ones after it. PTX ISA, "fence.proxy.async".
+// Bulk copies and wgmma reach memory through another proxy than ordinary accesses. The fence orders
+// ordinary accesses to shared memory before it, this thread's and those that it has synchronised
+// with, before asynchronous ones after it. PTX ISA, "fence.proxy.async".
 DIGLOT_DEVICE void fence_async_proxy([[maybe_unused]] Place place = Place::here()) {
 #if defined(DIGLOT_INTERPRETER)
   interpreter::fence_async_proxy(place);
 #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
+#endif
+}
+
+// The same for global memory: where a kernel writes or reads it, and bulk copies then read or write
+// the same bytes. Earlier launches' accesses need no fence.
+DIGLOT_DEVICE void fence_async_proxy_global([[maybe_unused]] Place place = Place::here()) {
+#if defined(DIGLOT_INTERPRETER)
+  interpreter::fence_async_proxy_global(place);
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.global;" : : : "memory");
 #endif
 }
 
