@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from diglot.bench import models
+from diglot.bench import models, plan_costs
 from diglot.bench.harness import AUTOTUNED, RANKED, Benchmark, Case, Row
 from diglot.bench.reports import SHOWN, is_ranked
 from diglot.names import suggestion, unknown_name
@@ -45,6 +45,7 @@ class Selection:
         ranking: whether the cases are those of the ranking, and the providers its five.
         models: the seed by which shapes of published models are drawn, in place of the
             benchmark's own cases.
+        plans: a way to choose plans, under which our kernels are timed beside their usual plans.
     """
 
     direction: str | None = None
@@ -56,10 +57,13 @@ class Selection:
     providers: Sequence[str] = ()
     ranking: bool = False
     models: int | None = None
+    plans: str | None = None
 
     @property
     def only(self) -> Collection[str]:
         """The providers' names; empty for all."""
+        if self.plans is not None:
+            return plan_costs.providers(self.plans, self.providers)
         return self.providers or (RANKED if self.ranking else ())
 
     def covers(self, row: Row, cases: Iterable[Row]) -> bool:
@@ -121,6 +125,8 @@ def cases_of(benchmark: Benchmark, selection: Selection) -> list[Case]:
             dtypes = dtypes or RANKED_DTYPES
     if sizes or selection.shapes:
         cases = _swept(benchmark, selection.shapes, sizes, dtypes)
+    if selection.plans is not None:
+        cases = [case for case in cases if case.timer == "device"]
     if selection.timer is not None:
         of_device = [case for case in cases if case.timer in ("device", selection.timer)]
         cases = _unique(replace(case, timer=selection.timer) for case in of_device)

@@ -12,6 +12,7 @@ from backends import DEVICE, KERNELS
 import diglot
 from diglot.backends import store
 from diglot.backends.aligned_rows import lies_in_rows, place, works_on_rows
+from diglot.backends.compiled_order import TAG
 from diglot.backends.plans import Device, plan_runs
 from diglot.backends.registry import INTERPRET, cuda_module
 from diglot.backends.store import Entry, Timing
@@ -27,36 +28,40 @@ LENGTHS = (1, 77, 96, 1001, 2305)
 SHORT = LENGTHS[:3]
 
 
-def parameters(x):
+def parameters(x, sums=False):
     """Weight and bias of rows."""
+    if isinstance(sums, tuple):
+        return sums
     generator = torch.Generator().manual_seed(x.shape[-1])
-    return [torch.randn(x.shape[-1], generator=generator).to(x) for _ in range(2)]
+    made = [torch.randn(x.shape[-1], generator=generator).to(x) for _ in range(2)]
+    return [parameter.requires_grad_(sums) for parameter in made]
 
 
-def softmax(x, backend):
+# Ops of rows. Of norms, `sums` says whether weight and bias require grad, or has both.
+def softmax(x, backend, sums=False):
     return diglot.softmax(x, -1, backend=backend)
 
 
-def log_softmax(x, backend):
+def log_softmax(x, backend, sums=False):
     return diglot.log_softmax(x, -1, backend=backend)
 
 
-def layer_norm(x, backend):
-    w, b = parameters(x)
+def layer_norm(x, backend, sums=False):
+    w, b = parameters(x, sums)
     return diglot.layer_norm(x, x.shape[-1:], w, b, backend=backend)
 
 
-def rms_norm(x, backend):
-    return diglot.rms_norm(x, x.shape[-1:], parameters(x)[0], backend=backend)
+def rms_norm(x, backend, sums=False):
+    return diglot.rms_norm(x, x.shape[-1:], parameters(x, sums)[0], backend=backend)
 
 
-def add_layer_norm(x, backend):
-    w, b = parameters(x)
+def add_layer_norm(x, backend, sums=False):
+    w, b = parameters(x, sums)
     return diglot.add_layer_norm(x, 2 * x, x.shape[-1:], w, b, backend=backend)
 
 
-def add_rms_norm(x, backend):
-    w, _ = parameters(x)
+def add_rms_norm(x, backend, sums=False):
+    w, _ = parameters(x, sums)
     return diglot.add_rms_norm(x, 2 * x, x.shape[-1:], w, backend=backend)
 
 
@@ -154,18 +159,41 @@ def test_results_are_right(backend, op):
                     torch.testing.assert_close(found, right)
 
 
-def plans(op, shape, backend, device):
+def planned(op, shape, backend, device, has_sums=False):
+    """The runs of a call that was planned; `has_sums`: weight and bias require grad, too."""
+    x = torch.empty(shape).requires_grad_()
     with plan_runs(device) as runs:
-        results(op, torch.randn(shape), backend)
-    return {run.launcher: order_of_rows(run) for run in runs}
+        outputs = op(x, backend, has_sums)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        torch.autograd.backward(outputs, [torch.empty_like(output) for output in outputs])
+    return runs
+
+
+def plans(*call, **options):
+    return {run.launcher: order_of_rows(run) for run in planned(*call, **options)}
+
+
+# What a kernel of rows goes by when it sums one.
+OF_A_ROW = {
+    "n", "VECTOR", "ALIGNED", "SIDE", "BLOCK", "PIECES", "SPLITS", "THREADS",
+    "side", "blocks", "part", "tiles", "share", "team",
+}  # fmt: skip
 
 
 def order_of_rows(run):
-    """What decides how the first launch sums a row: without the grid and, where a block has teams
-    for several rows, without their number."""
-    kernel, _, *others = run.plan.launches[0].order
+    """How the first launch sums a row: without the grid and, where a block has teams for several
+    rows, without their number."""
+    order = run.plan.launches[0].order
     has_teams = run.backend == "cuda" and run.launcher.endswith("norm_backward")
-    return kernel, others[1:] if has_teams else others
+    numbers = [pair for pair in order.numbers if pair[0] in OF_A_ROW]
+    return order.kernel, order.cluster, None if has_teams else order.threads, numbers
+
+
+def all_sums(run):
+    """How all launches sum. How many blocks walk through rows is left out where no sum is over
+    rows."""
+    has_sums = run.launcher.endswith("norm_backward")
+    return run.plan.order if has_sums else [order_of_rows(run)]
 
 
 @pytest.mark.parametrize("n", [768, 1001, 12288, 50257])
@@ -178,6 +206,69 @@ def test_plans_are_the_same(backend, op, n):
         assert known == plans(op, (4000 if n < 50000 else 100, n), backend, H200)
         for device in OTHERS:
             assert known == plans(op, (3, n), backend, device)
+
+
+@pytest.mark.parametrize("n", [77, 768, 8192, 20480, 50257, 131072])
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("backend", KERNELS)
+def test_frozen_parameters_change_no_row(backend, op, n):
+    """A backward pass sums rows alike, with sums for weight and bias and without."""
+    with diglot.use_plans("invariant"):
+        for rows in (3, 300 if n < 10000 else 20):
+            call = op, (rows, n), backend, H200
+            assert plans(*call, has_sums=True) == plans(*call, has_sums=False)
+
+
+@pytest.mark.parametrize("shape", [(300, 77), (3, 20480), (100, 20480), (40, 50257), (3, 131072)])
+@pytest.mark.parametrize("op", [op for op in OPS if "norm" in op.__name__])
+@pytest.mark.parametrize("backend", KERNELS)
+def test_gradients_of_parameters_have_one_order(backend, op, shape):
+    """It depends on the number of rows and their length, on no GPU and no measured plan."""
+    with diglot.use_plans("invariant"):
+        known = [*map(all_sums, planned(op, shape, backend, H200, has_sums=True))]
+        for device in OTHERS:
+            found = planned(op, shape, backend, device, has_sums=True)
+            assert known == [*map(all_sums, found)], device.name
+
+
+@pytest.mark.parametrize("op", [op for op in OPS if "norm" in op.__name__])
+@pytest.mark.parametrize("backend", KERNELS)
+def test_gradients_of_parameters_have_the_same_bits(backend, op):
+    """However the rows lie, and whatever was tuned."""
+    x = torch.randn(9, 77, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+
+    def gradients(x):
+        x = x.detach().requires_grad_()
+        w, b = (p.requires_grad_() for p in parameters(x.detach()))
+        outputs = op(x, backend, (w, b))
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        torch.autograd.backward(outputs, [torch.sin(3 * x.detach())] * len(outputs))
+        return [p.grad for p in (w, b) if p.grad is not None]
+
+    with diglot.use_plans("invariant"):
+        known = gradients(x)
+        for made in (shifted(x), padded(x), padded(x).view(3, 3, -1), apart(x)):
+            assert all(map(torch.equal, known, gradients(made)))
+
+
+@pytest.mark.parametrize("op", [diglot.standardize, diglot.global_softmax])
+@pytest.mark.parametrize("backend", KERNELS)
+def test_whole_arrays_have_one_order(backend, op):
+    """In every mode: chunks follow from the number of elements and the dtype alone."""
+
+    def orders(device, mode):
+        with diglot.use_plans(mode), plan_runs(device) as runs:
+            op(torch.empty(10_000_000), backend=backend)
+        numbers = [dict(order.numbers) for run in runs for order in run.plan.order]
+        cut = ("chunks", "tiles", "chunk_tiles", "BLOCK", "FOLD")
+        return [
+            (run.plan.order[0].kernel, [n.get(name) for name in cut])
+            for run, n in zip(runs, numbers, strict=True)
+        ]
+
+    known = orders(H200, "invariant")
+    for device in (H200, *OTHERS):
+        assert known == orders(device, "invariant") == orders(device, "rules")
 
 
 def test_rules_follow_the_number_of_rows():
@@ -249,6 +340,32 @@ def test_compiled_graphs(backend):
         compiled = torch.compile(functools.partial(softmax, backend=backend), backend="aot_eager")
         assert torch.equal(compiled(x[1:4]), eager[1:4])
     torch._dynamo.reset()
+
+
+def test_a_graph_of_another_mode_is_not_taken():
+    """torch.compile compiles again within it, keeps both graphs, and keeps its caches apart."""
+    x = torch.randn(6, 77, device=DEVICE)
+    counter = torch._dynamo.testing.CompileCounter()
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: diglot.softmax(x, -1, backend="torch"), backend=counter)
+    for expected in (1, 2):
+        compiled(x)
+        assert counter.frame_count == expected
+        with diglot.use_plans("invariant"):
+            compiled(x)
+        assert counter.frame_count == 2
+    torch._dynamo.reset()
+
+
+def test_caches_of_compilers_know_the_mode():
+    config = torch.compiler.config
+    with config.patch(cache_key_tag="mine"):
+        with diglot.use_plans("invariant"):
+            assert config.cache_key_tag == f"mine; {TAG}"
+            with diglot.use_plans("rules"):
+                assert config.cache_key_tag == "mine"
+            assert config.cache_key_tag == f"mine; {TAG}"
+        assert config.cache_key_tag == "mine"
 
 
 def test_modes_may_be_nested():

@@ -187,13 +187,19 @@ def _compile(candidates: Iterable[Candidate], device: Device | None = None) -> N
 def _tune_call(
     call: Callable[[], Any], folder: Path | str | None, tell: Callable[[str], None]
 ) -> list[Tuned]:
-    found = []
+    found: list[Tuned] = []
+    refused: list[str] = []
     for problem, record, arguments in launches_of(call):
         tuned = tune_launch(problem, record, arguments, tell)
         if not tuned.times_us:
             raise RuntimeError(f"{record.launcher}: no plan runs: {tuned.skipped}")
         found.append(tuned)
-        _keep(tuned, Path(folder) if folder is not None else store.user_folder())
+        try:
+            _keep(tuned, Path(folder) if folder is not None else store.user_folder())
+        except (OSError, ValueError) as error:  # the caller still gets the times
+            refused.append(str(error))
+    if refused:
+        warnings.warn(f"diglot.tune keeps no times: {refused[0]}", stacklevel=2)
     return found
 
 

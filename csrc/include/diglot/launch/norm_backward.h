@@ -47,6 +47,11 @@ int groups_of_rows(Planner& planner, int64_t count, int64_t n, int arrays) {
   return static_cast<int>(std::max<int64_t>(std::min({groups, count, wanted}), 1));
 }
 
+inline Numbers order_of(const NormRows& rows) {
+  return {
+      {"groups", rows.groups}, {"blocks", rows.blocks}, {"share", rows.share}, {"team", rows.team}};
+}
+
 struct NormOperands {
   const Operand& grad_output;
   const Operand* grad_sum;
