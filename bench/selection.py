@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from diglot.bench import models, plan_costs
-from diglot.bench.harness import AUTOTUNED, RANKED, Benchmark, Case, Row
+from diglot.bench.harness import AUTOTUNED, COLD, RANKED, Benchmark, Case, Row
 from diglot.bench.reports import SHOWN, is_ranked
 from diglot.names import suggestion, unknown_name
 from diglot.reference.specs import all_op_names
@@ -114,7 +114,7 @@ def cases_of(benchmark: Benchmark, selection: Selection) -> list[Case]:
     sizes, dtypes = selection.sizes, selection.dtypes
     if selection.models is not None:
         drawn = models.cases(benchmark, selection.models) if benchmark.shape is not None else []
-        return [case for case in drawn if _is_chosen(case, selection, dtypes)]
+        return _asked([case for case in drawn if _is_chosen(case, selection, dtypes)], selection)
     if selection.ranking:
         if "formula" not in benchmark.providers:
             return []
@@ -125,14 +125,19 @@ def cases_of(benchmark: Benchmark, selection: Selection) -> list[Case]:
             dtypes = dtypes or RANKED_DTYPES
     if sizes or selection.shapes:
         cases = _swept(benchmark, selection.shapes, sizes, dtypes)
-    if selection.plans is not None:
-        cases = [case for case in cases if case.timer == "device"]
     if selection.timer is not None:
         of_device = [case for case in cases if case.timer in ("device", selection.timer)]
         cases = _unique(replace(case, timer=selection.timer) for case in of_device)
     if AUTOTUNED in selection.providers:
         cases = _unique(replace(case, autotuned=True) for case in cases)
-    return [case for case in cases if _is_chosen(case, selection, dtypes)]
+    return _asked([case for case in cases if _is_chosen(case, selection, dtypes)], selection)
+
+
+def _asked(cases: list[Case], selection: Selection) -> list[Case]:
+    """The cases; to compare plans, only those on cold caches, whose calls are graphs already."""
+    if selection.plans is None:
+        return cases
+    return _unique(replace(case, timer="device") for case in cases if case.timer in COLD)
 
 
 def _is_chosen(case: Case, selection: Selection, dtypes: Sequence[torch.dtype]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import threading
 
 import pytest
 import torch
@@ -212,11 +213,16 @@ def test_plans_are_the_same(backend, op, n):
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("backend", KERNELS)
 def test_frozen_parameters_change_no_row(backend, op, n):
-    """A backward pass sums rows alike, with sums for weight and bias and without."""
+    """A backward pass sums rows alike, with sums for weight and bias and without; and a forward
+    pass, recorded or not."""
     with diglot.use_plans("invariant"):
         for rows in (3, 300 if n < 10000 else 20):
             call = op, (rows, n), backend, H200
-            assert plans(*call, has_sums=True) == plans(*call, has_sums=False)
+            known = plans(*call, has_sums=True)
+            assert known == plans(*call, has_sums=False)
+            with torch.no_grad(), plan_runs(H200) as runs:
+                op(torch.empty(rows, n), backend)
+            assert order_of_rows(runs[0]) == known[runs[0].launcher]
 
 
 @pytest.mark.parametrize("shape", [(300, 77), (3, 20480), (100, 20480), (40, 50257), (3, 131072)])
@@ -366,6 +372,50 @@ def test_caches_of_compilers_know_the_mode():
                 assert config.cache_key_tag == "mine"
             assert config.cache_key_tag == f"mine; {TAG}"
         assert config.cache_key_tag == "mine"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", KERNELS)
+def test_a_captured_graph_keeps_the_order(backend):
+    """It was captured within it, and is replayed outside. Rows of 77 are copied in the graph."""
+    x = torch.randn(6, 77, device=DEVICE)
+    with diglot.use_plans("invariant"):
+        expected = softmax(x, backend)[1:4]
+        softmax(x[1:4], backend)  # compiles
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = softmax(x[1:4], backend)
+    graph.replay()
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+def test_threads_that_launch_while_it_begins(backend):
+    """Their results are right, and no plan of before is kept: then all have the same bits."""
+    x = torch.randn(8, 77, device=DEVICE)
+    right, wrong, stop = x.softmax(-1), [], threading.Event()
+
+    def launch():
+        while not stop.is_set():
+            found = diglot.softmax(x[:4], -1, backend=backend)
+            if not torch.allclose(found, right[:4], rtol=1e-5, atol=1e-6):
+                wrong.append(found)
+
+    threads = [threading.Thread(target=launch) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(5):
+            with diglot.use_plans("invariant"):
+                diglot.softmax(x, -1, backend=backend)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert not wrong
+    with diglot.use_plans("invariant"):
+        assert torch.equal(softmax(x, backend)[:4], softmax(x[:4], backend))
 
 
 def test_modes_may_be_nested():

@@ -12,7 +12,7 @@ from commands import fails, run
 from diglot.backends.choosing import mode
 from diglot.backends.registry import INTERPRET
 from diglot.bench import harness, plan_costs, session
-from diglot.bench.selection import load
+from diglot.bench.selection import Selection, load
 from diglot.tools import measure
 
 CASE = {"op": "softmax", "direction": "forward", "dtype": "float32", "options": {}}
@@ -46,7 +46,7 @@ def captured_in(monkeypatch):
 @needs_interpreter
 def test_both_are_timed_in_one_run(captured_in, tmp_path):
     """A graph of each; the results of both are checked, and the ratio is printed."""
-    command = "bench softmax --shape 6x300 --direction forward --dtype fp32 --plans invariant"
+    command = "bench softmax --shape 3x64 --direction forward --dtype fp32 --plans invariant"
     result = run(*command.split(), "--results", tmp_path)
     assert result.exit_code == 0, result.output
     assert captured_in == ["measured", "invariant"] * 2 * (len(captured_in) // 4)
@@ -69,7 +69,7 @@ def test_a_wrong_result_under_other_plans_has_no_time(captured_in, monkeypatch):
         return lambda: call() * (1.001 if mode() == "invariant" else 1)
 
     monkeypatch.setitem(benchmark.providers, "cuda", spoiled)
-    command = "bench softmax --shape 6x300 --direction forward --dtype fp32 --plans invariant"
+    command = "bench softmax --shape 3x64 --direction forward --dtype fp32 --plans invariant"
     result = run(*command.split(), "--provider", "cuda")
     assert result.exit_code == 0, result.output
     assert "1.500" not in result.stdout
@@ -85,6 +85,15 @@ def test_ratios_are_of_the_same_case_and_language():
         ["softmax", "forward", "cuda", "invariant", "2", "4.000", "8.00", "float32 3x77"],
         ["softmax", "forward", "triton", "invariant", "1", "1.000", "1.00", "float32 8x8"],
     ]
+
+
+@pytest.mark.parametrize("models", [None, 1])
+def test_cases_are_on_cold_caches(models):
+    """No call is captured twice: each is a graph, whatever the case's own timer."""
+    chosen = Selection(models=models, plans="invariant")
+    ((_, cases),) = session.plan(["softmax"], chosen).benchmarks
+    assert {case.timer for case in cases} == {"device"} and len(cases) > 10
+    assert all(case not in cases[:place] for place, case in enumerate(cases))
 
 
 def test_mistakes_are_one_line():

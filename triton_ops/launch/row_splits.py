@@ -22,7 +22,7 @@ from .plan import ACCESS_BYTES, Device
 
 REGISTERS = 65536  # on a multiprocessor
 # Multiprocessors that share rows where the number of rows to plan for is a tunable's. All GPUs that
-# have so many then share rows alike.
+# have as many then share rows alike.
 PLANNED_MULTIPROCESSORS = 78
 STATE_FIELDS = 3  # the most numbers of a state
 CHUNK_FIELDS = 2  # the same for columns that take two launches
