@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import torch
+from torch.compiler import config
 
 TAG = "diglot: rows have one order"
 
@@ -19,6 +19,5 @@ order = _Order()
 def tell_compiler(is_held: bool) -> None:
     """Makes torch.compile keep graphs of both kinds apart, in memory and in its caches on disk."""
     order.is_held = is_held
-    config = torch.compiler.config
     tags = [tag for tag in config.cache_key_tag.split("; ") if tag not in ("", TAG)]
     config.cache_key_tag = "; ".join([*tags, TAG] if is_held else tags)

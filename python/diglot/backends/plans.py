@@ -123,12 +123,13 @@ def _without_ones(axes: tuple[int, ...]) -> tuple[int, ...]:
 
 def _without_parameters(kernel: str) -> str:
     """A demangled kernel's name with its template arguments: no result, namespace, parameters."""
-    depth = 0
+    depth, end = 0, len(kernel)
     for place in reversed(range(len(kernel))):
         depth += (kernel[place] == ")") - (kernel[place] == "(")
-        if depth == 0:
+        if depth == 0:  # at the bracket that opens the parameters
+            end = place if kernel[place] == "(" else end
             break
-    return kernel[:place].removeprefix("void ").replace("diglot::", "") or kernel
+    return kernel[:end].removeprefix("void ").replace("diglot::", "")
 
 
 class Plan(NamedTuple):
