@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from backends import KERNELS
@@ -9,6 +13,7 @@ from row_ops import OPS, softmax
 
 import diglot
 from diglot.backends import store
+from diglot.backends.compiled_order import TAG
 from diglot.backends.plans import Device, plan_runs
 from diglot.backends.store import Entry, Timing
 from diglot.backends.tunables import forget_plans
@@ -138,3 +143,30 @@ def test_measured_plans_are_left_out(monkeypatch):
     assert [run.plan.choices[0].source for run in runs[:2]] == ["exact", "invariant"]
     assert "the same for rows of this length everywhere" in str(text)
     forget_plans()
+
+
+# In a process of its own: the variable is read once.
+SCRIPT = """
+import torch, diglot
+from diglot.backends.plans import plan_runs
+with plan_runs() as runs:
+    diglot.softmax(torch.empty(3, 5), -1, backend="triton")
+with diglot.use_plans("rules"), plan_runs() as others:
+    diglot.softmax(torch.empty(3, 5), -1, backend="triton")
+print(*(run.plan.choices[0].source for run in (*runs, *others)))
+print(dict(runs[0].plan.tunables)["rows.both.planned_rows"], torch.compiler.config.cache_key_tag)
+"""
+
+
+@pytest.mark.parametrize("value", ["invariant", pytest.param("invarient", marks=pytest.mark.slow)])
+def test_the_variable(value):
+    """It selects the mode from the start; a value that is none is told by name."""
+    environment = {**os.environ, "DIGLOT_PLANS": value, "DIGLOT_INTERPRET": "1"}
+    environment["CUDA_VISIBLE_DEVICES"] = ""
+    command = [sys.executable, "-c", SCRIPT]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if value == "invariant":
+        assert done.stdout.splitlines() == ["invariant rules", f"65536 {TAG}"], done.stderr
+    else:
+        assert "DIGLOT_PLANS must be one of 'measured', 'rules', 'invariant'" in done.stderr
+        assert "did you mean 'invariant'?" in done.stderr
