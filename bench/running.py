@@ -191,7 +191,9 @@ class _Run:
         row["first_call_ms"] = (time.perf_counter() - begin) * 1e3
         row |= asdict(self._error(call))
         row["verified"] = (
-            row["failing"] == 0 if row["provider"] in OURS else row["worst_share"] < PEER_ERROR
+            row["failing"] == 0
+            if row["provider"].partition(",")[0] in OURS
+            else row["worst_share"] < PEER_ERROR
         )
         if not row["verified"]:
             row["reason"] = (

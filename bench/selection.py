@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from diglot.bench import models
-from diglot.bench.harness import AUTOTUNED, RANKED, Benchmark, Case, Row
+from diglot.bench import models, plan_costs
+from diglot.bench.harness import AUTOTUNED, COLD, RANKED, Benchmark, Case, Row
 from diglot.bench.reports import SHOWN, is_ranked
 from diglot.names import suggestion, unknown_name
 from diglot.reference.specs import all_op_names
@@ -45,6 +45,7 @@ class Selection:
         ranking: whether the cases are those of the ranking, and the providers its five.
         models: the seed by which shapes of published models are drawn, in place of the
             benchmark's own cases.
+        plans: a way to choose plans, under which our kernels are timed beside their usual plans.
     """
 
     direction: str | None = None
@@ -56,10 +57,13 @@ class Selection:
     providers: Sequence[str] = ()
     ranking: bool = False
     models: int | None = None
+    plans: str | None = None
 
     @property
     def only(self) -> Collection[str]:
         """The providers' names; empty for all."""
+        if self.plans is not None:
+            return plan_costs.providers(self.plans, self.providers)
         return self.providers or (RANKED if self.ranking else ())
 
     def covers(self, row: Row, cases: Iterable[Row]) -> bool:
@@ -110,7 +114,7 @@ def cases_of(benchmark: Benchmark, selection: Selection) -> list[Case]:
     sizes, dtypes = selection.sizes, selection.dtypes
     if selection.models is not None:
         drawn = models.cases(benchmark, selection.models) if benchmark.shape is not None else []
-        return [case for case in drawn if _is_chosen(case, selection, dtypes)]
+        return _asked([case for case in drawn if _is_chosen(case, selection, dtypes)], selection)
     if selection.ranking:
         if "formula" not in benchmark.providers:
             return []
@@ -126,7 +130,14 @@ def cases_of(benchmark: Benchmark, selection: Selection) -> list[Case]:
         cases = _unique(replace(case, timer=selection.timer) for case in of_device)
     if AUTOTUNED in selection.providers:
         cases = _unique(replace(case, autotuned=True) for case in cases)
-    return [case for case in cases if _is_chosen(case, selection, dtypes)]
+    return _asked([case for case in cases if _is_chosen(case, selection, dtypes)], selection)
+
+
+def _asked(cases: list[Case], selection: Selection) -> list[Case]:
+    """The cases; to compare plans, only those on cold caches, whose calls are graphs already."""
+    if selection.plans is None:
+        return cases
+    return _unique(replace(case, timer="device") for case in cases if case.timer in COLD)
 
 
 def _is_chosen(case: Case, selection: Selection, dtypes: Sequence[torch.dtype]) -> bool:

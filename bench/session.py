@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from diglot.bench import models
+from diglot.backends.aligned_rows import OPS as ROW_OPS
+from diglot.bench import models, plan_costs
 from diglot.bench.evidence import RESULTS, UNKNOWN, gpu_short_name
 from diglot.bench.harness import OURS, Benchmark, Case, Row
 from diglot.bench.instruments import GPU, Instruments
@@ -115,7 +116,8 @@ def plan(
     """
     for op in ops:
         load(op)
-    names = [op for op in ops or OPS if op not in APART]
+    known = OPS if selection.plans is None else ROW_OPS
+    names = [op for op in ops or known if op not in APART]
     apart = [op for op in ops or APART if op in APART]
     if results is None or not selection.is_everything:
         if ops and apart:
@@ -123,6 +125,8 @@ def plan(
         apart = []
     chosen = []
     benchmarks = [load(name).benchmark for name in names]
+    if selection.plans is not None:
+        benchmarks = [plan_costs.beside(benchmark, selection.plans) for benchmark in benchmarks]
     check_providers(benchmarks, selection.providers)
     for benchmark in benchmarks:
         try:
@@ -141,7 +145,9 @@ def plan(
         folder = results / gpu_short_name(torch.cuda.get_device_name())
         if selection.ranking:
             folder /= "ranking"
-        if selection.models is not None:
+        if selection.plans is not None:
+            folder /= selection.plans
+        elif selection.models is not None:
             folder /= "models"
         for name in (*(benchmark.op for benchmark, _ in chosen), *apart):
             path = folder / f"{name}.json"
@@ -255,7 +261,7 @@ def measure_all(
                     benchmark.op,
                     cases,
                     hashes["kernels"],
-                    plan.selection.providers or OURS,
+                    plan.selection.only or OURS,
                 )
                 of_op = planned_of(benchmark, plan) - len(cases)
             try:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from diglot.bench import chosen_plans, marks, models, ranking, standing
+from diglot.bench import chosen_plans, marks, models, plan_costs, ranking, standing
 from diglot.bench.barrier_tables import designs_table, use_table
 from diglot.bench.evidence import ROOT
 from diglot.bench.harness import COLD, MODES, OURS
@@ -244,6 +244,7 @@ PARTS: tuple[tuple[str, str, str, Callable[[Reports], str]], ...] = (
     ("docs/measurements.md", "bench", OF_OPS, markdown),
     ("docs/regimes.md", "regimes", OF_OPS, regimes_markdown),
     ("docs/tuning.md", "plans", "distributions/*/plans/*.json", chosen_plans.markdown),
+    ("docs/tuning.md", "invariant", "distributions/*/invariant/*.json", plan_costs.markdown),
     ("docs/ranking.md", "ranking", "results/*/ranking/*.json", ranking.markdown),
     ("docs/barriers.md", "designs", "results/*/barrier_designs.json", designs_markdown),
     ("docs/barriers.md", "use", "results/*/barrier_designs.json", use_markdown),

@@ -132,11 +132,11 @@ def test_plans_of_named_devices():
     assert (h200[3:5], a100[3:5]) == ((0, 16), (5 * 256 * 8 * 16, 1))
     tall = torch.empty(40_000, 64, device="meta")
     _, steps, scratch, _ = launchers.plan("softmax_forward", H200, tall, 0, tall)
-    assert [flags for *_, flags in steps] == [(), ("pdl",)] and scratch[1:] == (0, "call", "")
+    assert [step[5] for step in steps] == [(), ("pdl",)] and scratch[1:] == (0, "call", "")
     _, steps, *_ = launchers.plan("softmax_forward", A100, tall, 0, tall)
-    assert [flags for *_, flags in steps] == [(), ()]
+    assert [step[5] for step in steps] == [(), ()]
     large = torch.empty(1 << 26, device="meta")
-    _, ((_, grid, *_, flags),), scratch, _ = launchers.plan(
+    _, ((_, grid, *_, flags, _),), scratch, _ = launchers.plan(
         "global_softmax_forward", H200, large, 0, large
     )
     assert grid == (264, 1, 1) and flags == ("cooperative",) and scratch[1:] == (16, "stream", "")

@@ -116,13 +116,31 @@ PyObject* flags_of(const Launch& how) {
   return tuple;
 }
 
+PyObject* tuple_of(const Numbers& numbers) {
+  PyObject* const list = PyList_New(0);
+  for (const auto& [name, value] : numbers) {
+    if (list != nullptr &&
+        !append(list, Py_BuildValue("(sL)", name, static_cast<long long>(value)))) {
+      Py_DECREF(list);
+      return nullptr;
+    }
+  }
+  PyObject* const tuple = list == nullptr ? nullptr : PyList_AsTuple(list);
+  Py_XDECREF(list);
+  return tuple;
+}
+
 PyObject* to_python(const Step& step) {
   PyObject* const flags = flags_of(step.how);
-  if (flags == nullptr) return nullptr;
+  PyObject* const order = flags == nullptr ? nullptr : tuple_of(step.order);
+  if (order == nullptr) {
+    Py_XDECREF(flags);
+    return nullptr;
+  }
   const auto &grid = step.how.grid, &block = step.how.block;
-  return Py_BuildValue("(s(III)(III)nIN)", step.kernel.name().c_str(), grid.x, grid.y, grid.z,
+  return Py_BuildValue("(s(III)(III)nINN)", step.kernel.name().c_str(), grid.x, grid.y, grid.z,
                        block.x, block.y, block.z, static_cast<Py_ssize_t>(step.how.shared_bytes),
-                       step.how.cluster_blocks, flags);
+                       step.how.cluster_blocks, flags, order);
 }
 
 }  // namespace

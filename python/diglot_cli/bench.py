@@ -52,6 +52,11 @@ INTERRUPTED = 130  # as a shell reports Ctrl-C
 @click.option("--models", is_flag=True, help="Draw shapes of published models.")
 @click.option("--seed", type=int, default=1, show_default=True, help="Seed of --models.")
 @click.option("--jobs", type=int, default=0, help="With --models: compile in this many processes.")
+@click.option(
+    "--plans",
+    type=click.Choice(["measured", "rules", "invariant"]),
+    help="Time our kernels under these plans, beside their usual ones.",
+)
 @click.option("--fresh-caches", is_flag=True, help="Give compilers empty caches.")
 @click.option("--results", metavar="DIR", help="Write DIR/<gpu>/<op>.json after each op.")
 @click.option("--json", "json_file", metavar="FILE", help="Write all rows as JSON.")
@@ -81,6 +86,7 @@ def bench(
     models: bool,
     seed: int,
     jobs: int,
+    plans: str | None,
     fresh_caches: bool,
     results: str | None,
     json_file: str | None,
@@ -96,7 +102,8 @@ def bench(
     the results, and a wrong result has no speed.
     """
     from diglot.bench import models as distribution
-    from diglot.bench import session
+    from diglot.bench import plan_costs, session
+    from diglot.bench.harness import OURS
     from diglot.bench.result_files import read_reports
     from diglot.bench.selection import Selection, parse_options, parse_sizes
     from diglot.files import check_folder
@@ -115,9 +122,14 @@ def bench(
         providers=providers,
         ranking=ranking,
         models=seed if models else None,
+        plans=plans,
     )
     if models and (ranking or warm or graph or sizes is not None or shapes):
         raise ValueError("--models draws cases of its own: it takes OPs, --direction and --dtype")
+    if plans is not None and (ranking or warm or graph or load or against is not None):
+        raise ValueError("--plans compares two times of our kernels, on cold caches, in this run")
+    if not {*providers} <= {*OURS} and plans is not None:
+        raise ValueError(f"--plans takes a --provider of {' and '.join(OURS)}")
     shown = (Selection(), Selection(ranking=True), Selection(models=seed))
     if load and selection not in shown:
         raise ValueError("--load shows saved results: it takes OPs, and no choice of cases")
@@ -149,7 +161,12 @@ def bench(
     try:  # first of all: who reads the tables may go away, as head does
         _keep(done, json_file, csv_file, plot, force, messages)
     finally:
-        _print_models(done) if models else _print(done, ranking)
+        if plans is not None:
+            print_table(plan_costs.HEADER, plan_costs.table(done.rows))
+        elif models:
+            _print_models(done)
+        else:
+            _print(done, ranking)
     for path in done.written:
         messages.print(f"wrote {path}", markup=False)
     status = _print_changes(done, older) if against is not None else 0

@@ -15,7 +15,7 @@ from diglot.triton_ops.lib.norm.backward_streaming import norm_backward_streamin
 from diglot.triton_ops.lib.norm.group_sums import sum_groups
 
 from .plan import ACCESS_BYTES, ALL_PHASES, NOTHING, Device, Launch, Operand, Part, Scalar
-from .row_splits import pieces_of, power_of_2, registers
+from .row_splits import pieces_of, planned_device, power_of_2, registers
 from .rows import (
     ROW_RANK,
     are_alike,
@@ -187,8 +187,9 @@ def share_out(device: Device, n: int, size: int, peeled: int, room: int, is_one:
         part = -(-reach // (-(-reach // shared.held) * line)) * line
         block, pieces = pieces_of(part, shared.warps // shared.side * access)
         splits = -(-reach // (block * pieces))  # as the kernel counts them (`part_of_row`)
-        if 1 < splits <= device.room(shared.programs):
-            groups = device.programs(room * splits, shared.programs, splits) // splits
+        planned = planned_device(device)
+        if 1 < splits <= planned.room(shared.programs):
+            groups = planned.programs(room * splits, shared.programs, splits) // splits
             groups = groups // peeled * peeled or groups
             most = registers(shared.warps, shared.programs)
             name = "a row shared by programs"

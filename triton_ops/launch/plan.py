@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from .descriptors import Descriptor
 
 ACCESS_BYTES = 16
+# Kernels' constants that only decide when data are loaded.
+UNORDERED = ("EARLY", "STAGES")
 SCRATCH_BYTES = 256  # a part of scratch starts at a multiple of this
 ALL_PHASES = tl.constexpr(0)
 # The interpreter runs programs one after another, so more would only take longer.
@@ -270,10 +272,14 @@ class Launch:
     room: Part | None = None
 
     @property
-    def order(self) -> tuple[Any, ...]:
+    def order(self) -> plans.Order:
         """Everything that sets the order of sums (`diglot.backends.plans.Plan.order`)."""
-        compiled = tuple([s for s in self.scalars if s is None or isinstance(s, tl.constexpr)])
-        return self.kernel.__name__, self.grid, self.constants, compiled, self.num_warps
+        names, constants = self.kernel.arg_names, self.all_constants()
+        scalars = zip(names[len(self.pointers) :], map(value_of, self.scalars), strict=False)
+        compiled = zip(names[len(names) - len(constants) :], constants, strict=True)
+        threads = f"{self.num_warps} warps"
+        numbers = tuple([pair for pair in (*scalars, *compiled) if pair[0] not in UNORDERED])
+        return plans.Order(self.kernel.__name__, self.grid, threads, self.num_ctas, numbers)
 
     @property
     def cooperative(self) -> bool:

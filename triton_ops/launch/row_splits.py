@@ -21,6 +21,9 @@ from .norm_forward import NormRows, Split
 from .plan import ACCESS_BYTES, Device
 
 REGISTERS = 65536  # on a multiprocessor
+# Multiprocessors that share rows where the number of rows to plan for is a tunable's. All GPUs that
+# have as many then share rows alike.
+PLANNED_MULTIPROCESSORS = 78
 STATE_FIELDS = 3  # the most numbers of a state
 CHUNK_FIELDS = 2  # the same for columns that take two launches
 
@@ -28,6 +31,13 @@ CHUNK_FIELDS = 2  # the same for columns that take two launches
 def planned_rows(device: Device, count: int) -> int:
     """The number of rows that a plan is made for: a tunable's, or the real `count`."""
     return device.tuned("rows.both.planned_rows") or count
+
+
+def planned_device(device: Device) -> Device:
+    """The device that a plan of shared rows is made for."""
+    if device.is_interpreted or not device.tuned("rows.both.planned_rows"):
+        return device
+    return device._replace(multiprocessors=min(device.multiprocessors, PLANNED_MULTIPROCESSORS))
 
 
 def at_once(device: Device, programs: int, elements: int, warps: int) -> int | None:
@@ -85,7 +95,7 @@ def choose_split(
     bytes = split.bytes // 2 if size == 8 and norm is None else split.bytes
     part = bytes // (inputs * size * aside)
     splits = -(-n // part)
-    if not 1 < splits <= device.room(split.programs):
+    if not 1 < splits <= planned_device(device).room(split.programs):
         return None
     most = registers(split.warps, split.programs)
     if is_column:

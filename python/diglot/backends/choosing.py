@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from diglot.backends import store
+from diglot.backends.compiled_order import order, tell_compiler
 from diglot.backends.forks import renew_in_children
 from diglot.backends.scopes import scoped
 from diglot.backends.store import Entry, Numbers, Problem, Store
@@ -86,6 +87,7 @@ _modes: list[str | Numbers] = []
 _environment = os.environ.get("DIGLOT_PLANS", "").strip() or MEASURED
 if _environment == INVARIANT:
     hold_order(True)
+    tell_compiler(True)
 
 
 class use_plans:
@@ -132,7 +134,10 @@ def mode() -> str | Numbers:
 
 def _take_mode() -> None:
     """Drops kept plans, and applies the current way of choosing."""
-    hold_order(mode() == INVARIANT)
+    is_held = mode() == INVARIANT
+    hold_order(is_held)
+    if is_held != order.is_held:
+        tell_compiler(is_held)
 
 
 def check_mode(mode: str, source: str) -> None:

@@ -58,6 +58,33 @@ class Device(NamedTuple):
     name: str = ""
 
 
+class Order(NamedTuple):
+    """The order in which one launch sums, as data. A printed order has what tells plans apart.
+
+    Attributes:
+        kernel: its name, with its template arguments in CUDA C++.
+        grid: blocks along each axis; in Triton, programs.
+        threads: of a block, in words: "256 threads", "8 warps".
+        cluster: blocks of a cluster.
+        numbers: by name, how the kernel shares out its work. Some have no name ("").
+    """
+
+    kernel: str
+    grid: tuple[int, ...]
+    threads: str
+    cluster: int
+    numbers: tuple[tuple[str, Any], ...]
+
+    def __str__(self) -> str:
+        parts = [f"{self.kernel}: {'x'.join(map(str, self.grid))} blocks of {self.threads}"]
+        if self.cluster > 1:
+            parts.append(f"clusters of {self.cluster}")
+        # Left out: strides, such as `in0`, which belong to the call, and switches.
+        known = [(name, n) for name, n in self.numbers if name.isalpha() and type(n) is int]
+        shown = [f"{name} {n}" for name, n in known if n > 1]
+        return ", ".join([*parts, *shown])
+
+
 class KernelLaunch(NamedTuple):
     """One kernel of a plan of CUDA C++.
 
@@ -68,6 +95,7 @@ class KernelLaunch(NamedTuple):
         shared_bytes: dynamic shared memory of a block.
         cluster_blocks: blocks of a cluster; 1: no clusters.
         flags: "cooperative", "persistent", "pdl", ...
+        numbers: by name, those of its arguments that set the order of its sums.
     """
 
     kernel: str
@@ -76,11 +104,32 @@ class KernelLaunch(NamedTuple):
     shared_bytes: int
     cluster_blocks: int
     flags: tuple[str, ...]
+    numbers: tuple[tuple[str, int], ...] = ()
 
     @property
-    def order(self) -> tuple[Any, ...]:
+    def order(self) -> Order:
         """Everything that sets the order of sums."""
-        return self.kernel, self.grid, self.block, self.cluster_blocks
+        grid, block = (_without_ones(axes) for axes in (self.grid, self.block))
+        threads = f"{'x'.join(map(str, block))} threads"
+        name = _without_parameters(self.kernel)
+        return Order(name, grid, threads, self.cluster_blocks, self.numbers)
+
+
+def _without_ones(axes: tuple[int, ...]) -> tuple[int, ...]:
+    """Sizes along the axes, up to the last that is not 1."""
+    last = max((i for i, size in enumerate(axes) if size != 1), default=0)
+    return axes[: last + 1]
+
+
+def _without_parameters(kernel: str) -> str:
+    """A demangled kernel's name with its template arguments: no result, namespace, parameters."""
+    depth, end = 0, len(kernel)
+    for place in reversed(range(len(kernel))):
+        depth += (kernel[place] == ")") - (kernel[place] == "(")
+        if depth == 0:  # at the bracket that opens the parameters
+            end = place if kernel[place] == "(" else end
+            break
+    return kernel[:end].removeprefix("void ").replace("diglot::", "")
 
 
 class Plan(NamedTuple):
@@ -102,12 +151,11 @@ class Plan(NamedTuple):
     choices: tuple[Any, ...] = ()
 
     @property
-    def order(self) -> tuple[Any, ...]:
-        """Everything that sets the order of sums: the kernels, how they are compiled, and their
-        threads.
+    def order(self) -> tuple[Order, ...]:
+        """The order of all sums, by launch.
 
         Plans of equal order give equal bits for a call. They may differ in registers, shared
-        memory, and loads in flight.
+        memory, and loads in flight. Plans of other orders may give equal bits, too.
         """
         return tuple([launch.order for launch in self.launches])
 

@@ -13,6 +13,7 @@ import torch
 from torch.compiler import is_compiling
 
 from diglot.backends import needs
+from diglot.backends.compiled_order import order
 from diglot.backends.needs import Call
 from diglot.backends.plans import Plan, plan_runs, planning
 from diglot.backends.registry import BACKENDS, architecture_of, is_interpreted, supports
@@ -96,7 +97,7 @@ def choose(
     name = backend if backend is not None else _scope.backend or _environment
     chosen: str | None
     if is_compiling():
-        chosen = _resolve(op, device, name)
+        chosen = _resolve(op, device, name, order.is_held)
     else:
         try:
             chosen = _chosen.get((name, op, device))
@@ -113,8 +114,12 @@ def choose(
     return chosen
 
 
-def _resolve(op: str, device: torch.device, name: str) -> str:
-    """The backend that `name` stands for on a device, as far as the device decides."""
+def _resolve(op: str, device: torch.device, name: str, is_held: bool = False) -> str:
+    """The backend that `name` stands for on a device, as far as the device decides.
+
+    `is_held` decides nothing here. Dynamo guards its arguments, and so compiles again in the mode
+    that holds the order of rows.
+    """
     check_name(name, "DIGLOT_BACKEND" if name == _environment else "backend")
     return _resolve_call(op, _call_on(device), name)
 
@@ -185,6 +190,7 @@ class Explanation:
             for plan in self.plans.get(name, ()):
                 chosen = "; ".join(map(str, plan.choices))
                 lines.append(f"     {plan.variant}{f': {chosen}' if chosen else ''}")
+                lines += [f"       {order}" for order in plan.order]
         return "\n".join(lines)
 
 
@@ -206,7 +212,7 @@ def explain(op: str | Any, *inputs: Any, **options: Any) -> Explanation:
         options: keyword arguments of the call.
 
     Returns:
-        An `Explanation`. Printed, it has a line per backend and a line per plan of the call.
+        An `Explanation`. Printed, it has a line per backend, per plan of the call, and per launch.
 
     Raises:
         ValueError: there is no such op. The message suggests a near name.

@@ -26,15 +26,18 @@ if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
 
 DEFAULT = "default"
+MOST_LETTERS = 100  # of a GPU in a file's name
 # The change of `hold_order`: plans are made for many rows.
 PLANNED = {"rows.both.planned_rows": 1 << 16}
 
 
 def short_name(name: str) -> str:
-    """A GPU's name as a part of a file's: "NVIDIA H200" gives "h200"."""
+    """A GPU's name as a part of a file's: "NVIDIA H200" gives "h200". CUDA's names may be longer
+    than a file's.
+    """
     words = re.sub(r"[^a-z0-9]+", " ", name.lower()).split()
     left_out = {"nvidia", "geforce", "tesla", "quadro", "gpu"}
-    return "-".join(word for word in words if word not in left_out) or "unknown"
+    return "-".join(word for word in words if word not in left_out)[:MOST_LETTERS] or "unknown"
 
 
 class Tunables:

@@ -42,9 +42,9 @@ def layer_norm(
         input gives float32, as PyTorch's layer_norm. A row is NaN if it has NaN or an infinity.
         Differentiable twice and more, with respect to `input`, `weight` and `bias`. The first
         derivative runs on the same backend. Its sums over rows are deterministic: their order
-        depends on shapes, the GPU and its measured plans. PyTorch's operators compute later
-        derivatives and forward-mode ones. Under vmap there is one launch, or one per sample where a
-        parameter or its gradient is per sample.
+        depends on shapes, the GPU and its measured plans; within `use_plans("invariant")`, on
+        shapes alone. PyTorch's operators compute later derivatives and forward-mode ones. Under
+        vmap there is one launch, or one per sample where a parameter or its gradient is per sample.
 
     Raises:
         TypeError: `input`, `weight` or `bias` is not a dense floating-point tensor of an allowed

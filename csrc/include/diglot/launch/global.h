@@ -7,6 +7,10 @@
 
 namespace diglot {
 
+inline Numbers order_of(const Chunks& chunks) {
+  return {{"chunks", chunks.count}, {"tiles", chunks.tiles}};
+}
+
 // Bytes of shared memory where a block parks tiles between phases: as many tiles as fit, or 0 if
 // each block has one tile.
 inline int parking_bytes(Planner& planner, int64_t tiles, int tile_bytes) {

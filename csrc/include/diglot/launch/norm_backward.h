@@ -9,28 +9,13 @@
 #include <vector>
 
 #include "diglot/launch/norm_forward.h"
+#include "diglot/launch/norm_shapes.h"
 #include "diglot/launch/plan.h"
 #include "diglot/norm/backward_resident.cuh"
 #include "diglot/norm/backward_streaming.cuh"
 #include "diglot/norm/group_sums.cuh"
 
 namespace diglot {
-
-// Compiled shapes. Wide and Peeled have accesses of 16 bytes. Streaming reads rows twice.
-template <typename T>
-struct NormBackwardShapes {
-  template <int... kAccesses>
-  using WideList = std::tuple<NormShape<kAccesses, true>...>;
-  using Wide = std::conditional_t<
-      sizeof(T) == 2, WideList<1, 2, 3, 4, 5, 6>,
-      std::conditional_t<sizeof(T) == 4, WideList<1, 4, 6, 8, 12>, WideList<1, 4>>>;
-  template <int... kAccesses>
-  using PeeledList = std::tuple<PeeledNormShape<kAccesses>...>;
-  using Peeled = std::conditional_t<sizeof(T) == 2, PeeledList<1, 2, 4>, PeeledList<1, 4>>;
-  using Narrow = NormShape<2, false>;
-  template <bool kIsWide>
-  using Streaming = NormShape<(sizeof(T) == 2 ? 1 : 2) * (kIsWide ? 2 : 1), kIsWide>;
-};
 
 // The most shared memory that a block uses for other purposes, with the driver's part.
 constexpr int kNormOtherBytes = 2 * 1024 + 64;
@@ -45,6 +30,11 @@ int groups_of_rows(Planner& planner, int64_t count, int64_t n, int arrays) {
   const int64_t each = planner.tuned(Tunable::kNormBackwardRowsEach);
   const int64_t wanted = std::max(enough, (count + each - 1) / each);
   return static_cast<int>(std::max<int64_t>(std::min({groups, count, wanted}), 1));
+}
+
+inline Numbers order_of(const NormRows& rows) {
+  return {
+      {"groups", rows.groups}, {"blocks", rows.blocks}, {"share", rows.share}, {"team", rows.team}};
 }
 
 struct NormOperands {
@@ -63,24 +53,6 @@ inline Operand outer_dimensions(Operand operand) {
   --operand.rank;
   return operand;
 }
-
-struct NormVariantNames {
-  const char* in_lanes;
-  const char* in_block;
-  const char* in_cluster;
-  const char* two_pass;
-};
-template <typename Shape>
-constexpr NormVariantNames kNormVariantNames =
-    Shape::kIsPeeled ? NormVariantNames{"rows in lanes, peeled accesses",
-                                        "a row in shared memory, peeled accesses",
-                                        "a row across a cluster, peeled accesses", ""}
-    : Shape::kIsWide ? NormVariantNames{"rows in lanes, 16-byte accesses",
-                                        "a row in shared memory, 16-byte accesses",
-                                        "a row across a cluster, 16-byte accesses",
-                                        "a row read twice, 16-byte accesses"}
-                     : NormVariantNames{"rows in lanes", "a row in shared memory",
-                                        "a row across a cluster", "a row read twice"};
 
 // Elements of a row in each of its blocks: whole accesses.
 template <typename Shape, typename T>

@@ -9,10 +9,13 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 #include <functional>
 #include <stdexcept>
 #include <string>
 #include <tuple>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "diglot/launch/arguments.h"
@@ -38,10 +41,25 @@ constexpr int64_t kBarrierBytes = 16;
 // Bytes for the addresses of all ranks' buffers at the start of scratch that a group keeps.
 constexpr int64_t kGroupHeaderBytes = 512;
 
+// Numbers by name, or without one.
+using Numbers = std::vector<std::pair<const char*, int64_t>>;
+
+// The numbers of a kernel's argument that set its order of summation: of an integer, itself.
+// Structures that share out work have overloads.
+template <typename Held>
+Numbers order_of([[maybe_unused]] const Held& held) {
+  if constexpr (std::is_integral_v<Held>) {
+    return {{"", static_cast<int64_t>(held)}};
+  } else {
+    return {};
+  }
+}
+
 // One kernel.
 struct Step {
   Kernel kernel;
   Launch how;
+  Numbers order;  // `order_of` its arguments
   std::function<void(const Launch&, const Arguments&)> start;
 };
 
@@ -129,8 +147,13 @@ class Planner {
     const Kernel kernel = kernel_of<kKernel>();
     if (!device.fit(kernel, how)) return false;
     device.prepare(kernel, how);
+    Numbers order;
+    const auto append = [&](const Numbers& numbers) {
+      order.insert(order.end(), numbers.begin(), numbers.end());
+    };
+    (append(order_of(held)), ...);
     plan.steps.push_back(
-        {kernel, how,
+        {kernel, how, std::move(order),
          [all = std::tuple<Held...>(held...)](const Launch& how, const Arguments& now) {
            std::apply(
                [&](const auto&... each) {

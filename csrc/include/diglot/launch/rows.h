@@ -11,6 +11,15 @@ namespace diglot {
 constexpr int kRowOtherBytes = 2 * 1024;
 constexpr int kColumnsBytes = 24 * 1024;  // for columns_reduce
 
+template <int kArrays>
+Numbers order_of(const Rows<kArrays>& rows) {
+  return {{"side", 1 << rows.log_side},
+          {"blocks", rows.blocks},
+          {"part", rows.part},
+          {"tiles", rows.tiles},
+          {"chunks", rows.chunks}};
+}
+
 // Rows along one dimension of kArrays arrays of one shape, the output first. The arrays that follow
 // the inputs have size 1 along it.
 template <int kArrays>
@@ -159,7 +168,7 @@ Launch share_out(Planner& planner, Rows<kArrays>& rows, int most_blocks,
   const auto quotient = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
   Launch how{{}, Shape::kThreads};
   how.skip_if_no_room = true;
-  rows.log_side = 0, rows.blocks = 1, rows.tiles = 1, rows.slots = 0;
+  rows.log_side = 0, rows.blocks = 1, rows.part = 0, rows.tiles = 1, rows.slots = 0;
   if constexpr (Shape::kTeam == Team::kLanes) {
     rows.log_side = log2_ceiling(quotient(accesses, Shape::kAccesses));
     how.grid = blocks_for(rows.count, Shape::kThreads >> rows.log_side);
@@ -209,7 +218,7 @@ Launch share_out(Planner& planner, Rows<kArrays>& rows, int most_blocks,
 template <typename Shape, typename I, int kArrays>
 Launch share_chunks(Rows<kArrays>& rows, int64_t chunk) {
   const auto quotient = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
-  rows.blocks = 1, rows.slots = 0;
+  rows.blocks = 1, rows.part = 0, rows.slots = 0;
   rows.tiles = static_cast<int>(chunk / ((Shape::kThreads >> rows.log_side) * Shape::kAccesses));
   rows.chunks = static_cast<int>(quotient(rows.n, chunk));
   return {static_cast<unsigned>(quotient(rows.count, int64_t{1} << rows.log_side) * rows.chunks),

@@ -23,6 +23,10 @@ struct SumShape {
   int row_step, column_step;  // from a thread to the next row or column: 1 along the fastest
 };
 
+inline Numbers order_of(const SumShape& shape) {
+  return {{"rows", shape.rows}, {"columns", shape.columns}};
+}
+
 // How many parts the sum over broadcast dimensions is split into. A block is assumed to be one kept
 // element wide if a reduced dimension is the fastest. Otherwise it is as wide as a warp's 16-byte
 // accesses.

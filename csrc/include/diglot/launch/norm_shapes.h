@@ -1,0 +1,46 @@
+// The compiled shapes of the norms' backward kernels (norm/backward.cuh), and their variants'
+// names. A planner goes through them (norm_backward.h).
+#pragma once
+
+#include <tuple>
+#include <type_traits>
+
+#include "diglot/norm/backward.cuh"
+
+namespace diglot {
+
+// Compiled shapes. Wide and Peeled have accesses of 16 bytes. Streaming reads rows twice.
+template <typename T>
+struct NormBackwardShapes {
+  template <int... kAccesses>
+  using WideList = std::tuple<NormShape<kAccesses, true>...>;
+  using Wide = std::conditional_t<
+      sizeof(T) == 2, WideList<1, 2, 3, 4, 5, 6>,
+      std::conditional_t<sizeof(T) == 4, WideList<1, 4, 6, 8, 12>, WideList<1, 4>>>;
+  template <int... kAccesses>
+  using PeeledList = std::tuple<PeeledNormShape<kAccesses>...>;
+  using Peeled = std::conditional_t<sizeof(T) == 2, PeeledList<1, 2, 4>, PeeledList<1, 4>>;
+  using Narrow = NormShape<2, false>;
+  template <bool kIsWide>
+  using Streaming = NormShape<(sizeof(T) == 2 ? 1 : 2) * (kIsWide ? 2 : 1), kIsWide>;
+};
+
+struct NormVariantNames {
+  const char* in_lanes;
+  const char* in_block;
+  const char* in_cluster;
+  const char* two_pass;
+};
+template <typename Shape>
+constexpr NormVariantNames kNormVariantNames =
+    Shape::kIsPeeled ? NormVariantNames{"rows in lanes, peeled accesses",
+                                        "a row in shared memory, peeled accesses",
+                                        "a row across a cluster, peeled accesses", ""}
+    : Shape::kIsWide ? NormVariantNames{"rows in lanes, 16-byte accesses",
+                                        "a row in shared memory, 16-byte accesses",
+                                        "a row across a cluster, 16-byte accesses",
+                                        "a row read twice, 16-byte accesses"}
+                     : NormVariantNames{"rows in lanes", "a row in shared memory",
+                                        "a row across a cluster", "a row read twice"};
+
+}  // namespace diglot
