@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "interpreter/races.h"
-#include "interpreter/watch.h"
+#include "interpreter/global_memory.h"
 
 namespace {
 
