@@ -73,6 +73,7 @@ __all__ = [
     "gelu",
     "get_include",
     "global_softmax",
+    "graphs",
     "grid_barrier_check",
     "l2",
     "last_run",
@@ -114,6 +115,8 @@ _TOOLS = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "graphs":  # imported when used, too
+        return _importlib.import_module("diglot.graphs")
     if name in _TOOLS:
         return getattr(_importlib.import_module(f"diglot.tools.{_TOOLS[name]}"), name)
     raise AttributeError(f"module 'diglot' has no attribute {name!r}")

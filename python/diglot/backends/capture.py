@@ -38,14 +38,16 @@ def beside_captures(device: torch.device) -> Iterator[None]:
 
     Memory that is allocated in it lives as long as its tensors, whatever becomes of a graph.
     """
-    with relaxed_capture(), torch.cuda.stream(_own_stream(device)):
+    with relaxed_capture(), torch.cuda.stream(own_stream(device, "beside captures")):
         yield
         torch.cuda.current_stream(device).synchronize()
 
 
 @functools.cache
-def _own_stream(device: torch.device) -> torch.cuda.Stream:
-    """None of PyTorch's, which it gives out in turns: they may be captured, or busy."""
+def own_stream(device: torch.device, use: str) -> torch.cuda.Stream:
+    """A stream for one use. PyTorch gives its own streams out in turns: they may be captured, or
+    busy.
+    """
     stream = ctypes.c_void_p()
     with torch.cuda.device(device):
         status = driver().cuStreamCreate(ctypes.byref(stream), NON_BLOCKING)

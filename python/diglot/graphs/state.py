@@ -1,0 +1,197 @@
+"""What a function reads besides its arguments: found once, and checked before each replay.
+
+A graph has addresses. It must not be replayed after a parameter was replaced or moved, or after a
+module went from training to evaluation.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import operator
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from diglot.graphs.errors import GraphError
+
+DEEPEST = 4  # objects within objects in which tensors are looked for
+LIBRARIES = ("torch", "diglot")  # whose functions are not looked into
+
+
+class Place(NamedTuple):
+    """Where a tensor is: `owner[key]`, by a name for messages."""
+
+    name: str
+    owner: Any
+    key: Any
+
+    @property
+    def tensor(self) -> Tensor:
+        """The one that is there now."""
+        return self.owner[self.key]
+
+
+class State:
+    """The tensors and the modules that a function reads besides its arguments.
+
+    They are found in modules, in objects whose methods are called, in closures, in the globals that
+    a function names, in partial functions, and in lists, tuples and dictionaries of these.
+    """
+
+    def __init__(self, *roots: Any) -> None:
+        self.places: list[Place] = []
+        self.modules: list[tuple[str, nn.Module]] = []
+        self._seen: set[int] = set()
+        self._kept: list[Any] = []  # an id is an object's while the object lives
+        for root in roots:
+            self._look_into("", root, 0)
+        self._seen.clear()
+        self._kept.clear()
+
+    def _look_into(self, name: str, value: Any, depth: int) -> None:
+        if id(value) in self._seen or depth > DEEPEST:
+            return
+        self._seen.add(id(value))
+        self._kept.append(value)
+        if isinstance(value, nn.Module):
+            self._add_module(name, value)
+        elif isinstance(value, functools.partial):
+            for part in (value.func, value.args, value.keywords):
+                self._look_into(name, part, depth)
+        elif inspect.ismethod(value):
+            self._look_into(name, value.__self__, depth)
+            self._look_into(name, value.__func__, depth)
+        elif inspect.isfunction(value):
+            self._add_function(name, value, depth)
+        elif isinstance(value, dict):
+            for key in list(value):
+                self._visit(f"{name}[{key!r}]" if name else str(key), value, key, depth)
+        elif isinstance(value, (list, tuple)):
+            for i in range(len(value)):
+                self._visit(f"{name}[{i}]", value, i, depth)
+        elif hasattr(value, "__dict__") and not isinstance(value, (type, type(inspect))):
+            prefix = f"{name}." if name else ""
+            attributes = vars(value)
+            for key in list(attributes):
+                self._visit(f"{prefix}{key}", attributes, key, depth)
+            call = getattr(type(value), "__call__", None)
+            if inspect.isfunction(call):
+                self._look_into(name, call, depth + 1)
+
+    def _visit(self, name: str, owner: Any, key: Any, depth: int) -> None:
+        value = owner[key]
+        if isinstance(value, Tensor):
+            self._add_tensor(name, owner, key)
+        elif isinstance(value, (nn.Module, dict, list, tuple, functools.partial)) or depth == 0:
+            self._look_into(name, value, depth + 1)
+        elif inspect.isfunction(value) or inspect.ismethod(value):
+            self._look_into(name, value, depth + 1)
+
+    def _add_function(self, name: str, function: Callable[..., Any], depth: int) -> None:
+        compiled = getattr(function, "_torchdynamo_orig_callable", None)
+        if compiled is not None:
+            self._look_into(name, compiled, depth)
+            return
+        if str(function.__module__).partition(".")[0] in LIBRARIES:
+            return
+        names = inspect.getclosurevars(function)
+        for key in names.globals:
+            self._visit(key, function.__globals__, key, max(depth, 1))
+        cells = dict(names.nonlocals)
+        for key in cells:
+            self._visit(key, cells, key, max(depth, 1))
+
+    def _add_module(self, name: str, module: nn.Module) -> None:
+        for path, each in module.named_modules(prefix=name):
+            path = path.removeprefix("_orig_mod").removeprefix(".")
+            self.modules.append((path, each))
+            prefix = f"{path}." if path else ""
+            for held in (each._parameters, each._buffers):
+                for key, tensor in held.items():
+                    if tensor is not None:
+                        self._add_tensor(f"{prefix}{key}", held, key)
+
+    def _add_tensor(self, name: str, owner: Any, key: Any) -> None:
+        if owner[key].layout == torch.strided:
+            self.places.append(Place(name, owner, key))
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Those that are there now, each once."""
+        return list({id(place.tensor): place.tensor for place in self.places}.values())
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """Those of which a gradient may be asked."""
+        return [tensor for tensor in self.tensors if tensor.requires_grad and tensor.is_leaf]
+
+
+class StateCheck:
+    """Whether what a graph reads is where it was when the graph was captured.
+
+    The tensors are kept alive, so that a replay never reads memory that was freed.
+    """
+
+    def __init__(self, state: State) -> None:
+        self._places = state.places
+        self._owners = [place.owner for place in state.places]
+        self._keys = [place.key for place in state.places]
+        self._tensors = [place.tensor for place in state.places]
+        self._addresses = list(map(Tensor.data_ptr, self._tensors))
+        self._strides = [tensor.stride() for tensor in self._tensors]
+        self._modules = state.modules
+        self._bare_modules = [module for _, module in state.modules]
+        self._training = [module.training for module in self._bare_modules]
+
+    def check(self) -> None:
+        """Raises GraphError, which names the tensor or the module, unless all is as it was."""
+        try:
+            there = map(operator.getitem, self._owners, self._keys)
+            if (
+                all(map(operator.is_, there, self._tensors))
+                and list(map(Tensor.data_ptr, self._tensors)) == self._addresses
+                and list(map(Tensor.stride, self._tensors)) == self._strides
+                and list(map(_is_training, self._bare_modules)) == self._training
+            ):
+                return
+        except LookupError:
+            pass
+        self._explain()
+
+    def _explain(self) -> None:
+        captured = zip(self._places, self._tensors, self._addresses, self._strides, strict=True)
+        for place, tensor, address, strides in captured:
+            try:
+                now = place.tensor
+            except LookupError:
+                raise GraphError(
+                    f"{place.name} is gone, which the graph reads: capture anew"
+                ) from None
+            if now is not tensor:
+                raise GraphError(
+                    f"{place.name} was replaced by another tensor after the capture, and the graph "
+                    "would read the old one: copy into it (copy_), or capture anew"
+                )
+            if now.data_ptr() != address:
+                raise GraphError(
+                    f"{place.name} has moved in memory since the capture, and the graph would read "
+                    "the old memory: capture anew"
+                )
+            if now.stride() != strides:
+                raise GraphError(
+                    f"{place.name} had strides {strides} when it was captured, and has {now.stride()}: "
+                    "capture anew"
+                )
+        for (name, module), mode in zip(self._modules, self._training, strict=True):
+            if module.training != mode:
+                modes = ("evaluation", "training")
+                raise GraphError(
+                    f"module {name or type(module).__name__} was captured in {modes[mode]} mode, "
+                    f"and is now in {modes[not mode]} mode: switch it back, or capture anew"
+                )
+
+
+_is_training = operator.attrgetter("training")
