@@ -1,8 +1,8 @@
 """A device without a GPU on which graphs can be captured: it records operators, and replays them.
 
 A capture runs the function, and notes every operator with its arguments. Tensors that the function
-changes are then set back: a capture computes nothing. A replay runs the operators again, in the same
-memory. So what Python did in between is not done again, and an operator that gives Python a value
+changes are then set back: a capture computes nothing. A replay runs the operators again, in the
+same memory. What Python did in between is not done again, and an operator that gives Python a value
 is an error, as on a GPU.
 """
 
@@ -15,7 +15,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
+from diglot.graphs import device
 from diglot.graphs.device import Capture
+from diglot.graphs.nodes import Node
 
 VALUES = ("aten._local_scalar_dense", "aten.item", "aten.nonzero", "aten.is_nonzero")
 
@@ -51,6 +53,7 @@ class Recording(TorchDispatchMode):
         super().__init__()
         self.device, self.graph = device, RecordedGraph()
         self.made, self.before, self.num_bytes = set(), {}, 0
+        self.asked = None  # how often it was asked for nodes during the operator that runs
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -60,7 +63,13 @@ class Recording(TorchDispatchMode):
         if self.device.fails_at == name:
             raise torch.OutOfMemoryError(f"{name}: out of memory")
         self._keep(function, args, kwargs)
+        # As CUDA's: a graph has memory, and knows nothing of tensors.
+        plain = tree_map(lambda x: x.detach() if isinstance(x, torch.Tensor) else x, (args, kwargs))
+        results = []
+        self.graph.calls.append((function, *plain, results))
+        self.asked = 0
         result = function(*args, **kwargs)
+        self.asked = None
         tensors = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         known = {tensor.untyped_storage().data_ptr() for tensor in given}
@@ -68,10 +77,7 @@ class Recording(TorchDispatchMode):
             if tensor.untyped_storage().data_ptr() not in known:
                 self.made.add(tensor.untyped_storage().data_ptr())
                 self.num_bytes += tensor.untyped_storage().nbytes()
-        # As CUDA's: a graph has memory, and knows nothing of tensors.
-        plain = tree_map(lambda x: x.detach() if isinstance(x, torch.Tensor) else x, (args, kwargs))
-        results = [r.detach() if isinstance(r, torch.Tensor) else r for r in tree_leaves(result)]
-        self.graph.calls.append((function, *plain, results))
+        results += [r.detach() if isinstance(r, torch.Tensor) else r for r in tree_leaves(result)]
         return result
 
     def _keep(self, function, args, kwargs):
@@ -93,6 +99,13 @@ class Recording(TorchDispatchMode):
             storage.copy_(before)
 
 
+def install(monkeypatch):
+    """Has graphs of tensors on the CPU captured by a recorded device, which is returned."""
+    recorded = RecordedDevice()
+    monkeypatch.setitem(device.MAKERS, "cpu", lambda where: recorded)
+    return recorded
+
+
 class RecordedPool:
     def __init__(self):
         self.needs = []
@@ -109,7 +122,7 @@ class RecordedDevice:
         elapsed: what `elapsed_ms` says a call took; by default the host's clock says it.
     """
 
-    def __init__(self, device=None):
+    def __init__(self):
         self.device = torch.device("cpu")
         self.stream, self.waits, self.side_streams = 1, [], 0
         self.fails_at = None
@@ -138,6 +151,20 @@ class RecordedDevice:
             torch.set_rng_state(state)
         pool.needs.append(recording.num_bytes)
         return Capture(recording.graph, result, recording.num_bytes)
+
+    def captured_nodes(self):
+        if self.recording is None:
+            return []
+        count = len(self.recording.graph.calls)
+        if self.recording.asked is not None:  # a launcher runs: it is asked before it, and after it
+            count -= self.recording.asked == 0
+            self.recording.asked += 1
+        return list(range(count))
+
+    def nodes_of(self, graph):
+        names = [str(function) for function, *_ in graph.calls]
+        nodes = [Node(i, "kernel", name) for i, name in enumerate(names)]
+        return nodes, [(i, i + 1) for i in range(len(nodes) - 1)]
 
     @contextlib.contextmanager
     def side_stream(self):

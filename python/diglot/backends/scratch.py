@@ -255,7 +255,7 @@ def _c_library() -> ctypes.CDLL:
     return ctypes.CDLL(None)
 
 
-def _capture_of(index: int) -> tuple[int, int]:
+def current_capture(index: int) -> tuple[int, int]:
     """The number of the capture that the current stream takes part in, and its graph."""
     status, number, graph = ctypes.c_int(), ctypes.c_uint64(), ctypes.c_void_p()
     check_driver(
@@ -276,7 +276,7 @@ def _capture_of(index: int) -> tuple[int, int]:
 
 def _graph_of(index: int) -> _Graph:
     """What the graph that the current stream is captured in owns. The lock is held."""
-    number, graph = _capture_of(index)
+    number, graph = current_capture(index)
     owner = _graphs.get((index, number))
     if owner is None:
         owner = _graphs[index, number] = _Graph(index, graph)
@@ -330,7 +330,7 @@ def kept_with_capture(device: torch.device, key: Any) -> Any:
     """What `keep_with_capture` keeps with the graph that is being captured; None if nothing."""
     index = torch.cuda.current_device() if device.index is None else device.index
     with _lock:
-        owner = _graphs.get((index, _capture_of(index)[0]))
+        owner = _graphs.get((index, current_capture(index)[0]))
         return None if owner is None else owner.kept.get(key)
 
 

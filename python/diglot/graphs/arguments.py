@@ -86,7 +86,8 @@ class Arguments:
         Raises:
             ValueError: the tree has another form than the arguments.
         """
-        for whole in (tree, (tree, {}), ((tree,), {})):
+        wholes: tuple[Any, ...] = (tree, (tree, {}), ((tree,), {}))
+        for whole in wholes:
             try:
                 return self.spec.flatten_up_to(whole)
             except ValueError:

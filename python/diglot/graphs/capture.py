@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from diglot.graphs.errors import GraphError
 from diglot.graphs.family import Family
 from diglot.graphs.inputs import Slot, make_slot
 from diglot.graphs.pool import Pool
+from diglot.graphs.progress import progress_bar
 from diglot.graphs.report import GraphReport, Report, with_freed_bytes
 from diglot.graphs.state import State
 
@@ -45,9 +45,9 @@ def capture(
     """Captures a function in CUDA graphs, and returns what replays them.
 
     The result has `fn`'s signature. A call copies its tensors into the memory that a graph reads,
-    replays the graph, and returns views of the memory that it writes: **the next call, or any replay
-    of a graph of the same pool, writes over them** (`clone=True` returns copies). docs/graphs.md
-    explains it.
+    replays the graph, and returns views of the memory that it writes. The next call writes over
+    them, and so does any replay of a graph of the same pool; `clone=True` returns copies.
+    docs/graphs.md explains it.
 
     Each graph is captured after `warmup` calls on a side stream, which load kernels, tune and
     allocate. Random state, and buffers of modules in training mode, are then as before. What else
@@ -73,8 +73,8 @@ def capture(
             example's; None where the function does not read it, as under a mask.
         out_dims: as `dims`, of the result. By default it is found out, by calls with other sizes.
         reads: what the function reads besides its arguments, where it is not found: modules or
-            tensors, in lists or dictionaries. It is looked for in modules, objects whose methods are
-            called, closures, named globals and partial functions.
+            tensors, in lists or dictionaries. It is looked for in modules, in objects whose methods
+            are called, in closures, in globals that are named, and in partial functions.
         pool: memory to share with other graphs; by default one for all graphs of this call.
         warmup: calls before each capture, 1 or more.
         max_padding: a call whose bucket is more than so many times as large runs eagerly.
@@ -185,8 +185,8 @@ class GraphedCallable:
             for dim, name in self._dims_at(place).items():
                 if not -tensor.dim() <= dim < tensor.dim():
                     raise ValueError(
-                        f"capture: dims gives {self._arguments.names[place]} a dimension {dim}, and "
-                        f"it has {tensor.dim()}"
+                        f"capture: dims names dimension {dim} of {self._arguments.names[place]}, "
+                        f"which has {tensor.dim()}"
                     )
                 size = tensor.shape[dim]
                 if sizes.setdefault(name, size) != size:
@@ -224,15 +224,16 @@ class GraphedCallable:
     def capture_all(self, *, progress: bool = False) -> None:
         """Captures every bucket that is not captured yet, for the example's other arguments."""
         family = self._families[self._key]
-        with _bar(progress, self._name, len(self._buckets.smallest_first)) as tell:
+        with progress_bar(progress, self._name, len(self._buckets.smallest_first)) as tell:
             family.capture_all(self._example, tell)
 
     # --- what it has -------------------------------------------------------------------------
 
     @property
     def inputs(self) -> Any:
-        """The memory that the largest bucket reads, as the arguments lie. Who writes there and calls
-        with these tensors spares the copies.
+        """The memory that the largest bucket reads, in the form of the arguments.
+
+        A call with these tensors copies nothing.
         """
         return self.inputs_for()
 
@@ -279,8 +280,8 @@ class GraphedCallable:
     def measure(self, calls: int = 20) -> Report:
         """Times replays of each graph, on what its arguments hold, and reports.
 
-        The function runs `calls` times for each graph: what it writes besides its results, it writes
-        so many times.
+        The function runs `calls` times and more for each graph, with all that it writes besides its
+        results.
         """
         for (family, bucket), graph in list(self._captured()):
             with self.pool.lock:
@@ -335,9 +336,9 @@ class GraphedCallable:
         )
 
     def release(self) -> None:
-        """Lets all graphs go. Their memory is freed with the last result, and the pool's last graph.
+        """Lets all graphs go; a later call captures anew.
 
-        A later call captures anew.
+        Memory is freed when the pool has no graph left, and no result is used.
         """
         with self.pool.lock:
             for _, graph in list(self._captured()):
@@ -387,25 +388,3 @@ def _out_dims_of(given: Any, names: Sequence[str]) -> list[dict[int, int]] | Non
 
 def _is_int(value: object) -> bool:
     return isinstance(value, int)
-
-
-@contextlib.contextmanager
-def _bar(is_shown: bool, name: str, count: int) -> Iterator[Callable[[str], None]]:
-    """Context manager: a function that is told which bucket is captured next, and shows it."""
-    if not is_shown:
-        yield lambda text: None
-        return
-    try:
-        from rich import progress
-        from rich.console import Console
-    except ImportError:
-        raise ImportError('progress needs rich: pip install "diglot[tools]"') from None
-    with progress.Progress(console=Console(stderr=True)) as bar:
-        task = bar.add_task(name, total=count)
-
-        def tell(text: str) -> None:
-            done = bar.tasks[task].description != name
-            bar.update(task, description=f"{name}: {text}", advance=1 if done else 0)
-
-        yield tell
-        bar.update(task, completed=count)

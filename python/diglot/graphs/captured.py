@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from diglot.graphs.device import Capture, Graph
 from diglot.graphs.errors import GraphError
 from diglot.graphs.modes import without_autocast_cache
+from diglot.graphs.nodes import NotedRun, noted_runs
 from diglot.graphs.pool import Pool, capture_lock
 
 _numbers = itertools.count()
@@ -40,6 +41,7 @@ class CapturedGraph:
         added_bytes: by how much the pool has grown.
         needed_bytes: the most that it had allocated at once.
         replays: how many there were.
+        runs: for each of `graphs`, the launches of diglot's ops.
 
     Raises:
         GraphError: the function does what no graph can hold.
@@ -60,6 +62,7 @@ class CapturedGraph:
         self.replays = 0
         self._parameters = list(parameters)
         self._graphs: list[Graph] = []
+        self.runs: list[list[NotedRun]] = []
         self._backward: Graph | None = None
         self.gradients: list[Tensor | None] = []  # of inputs that want one, then of parameters
         self.gradients_of_outputs: list[Tensor] = []
@@ -86,7 +89,8 @@ class CapturedGraph:
 
     def _capture(self, function: Callable[[], Any]) -> Any:
         try:
-            made: Capture = self.pool.device.capture(function, self.pool.handle)
+            with noted_runs(self.pool.device.captured_nodes) as runs:
+                made: Capture = self.pool.device.capture(function, self.pool.handle)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
@@ -99,6 +103,7 @@ class CapturedGraph:
                 "from memory that is not pinned. The error above shows where it does"
             ) from error
         self._graphs.append(made.graph)
+        self.runs.append(runs)
         self.needed_bytes = max(self.needed_bytes, made.needed_bytes)
         return made.result
 
@@ -185,9 +190,9 @@ class CapturedGraph:
         with self.pool.lock:
             if self._backward is None or token is not self.pool.last_forward:
                 raise GraphError(
-                    f"{self.label}: another graph of the same pool was replayed between the forward "
-                    "pass and the backward pass, over values that the backward pass needs: give the "
-                    "callables pools of their own, or run the backward pass first"
+                    f"{self.label}: after the forward pass another graph of the same pool was "
+                    "replayed, over values that the backward pass needs: give each callable a pool "
+                    "of its own, or run the backward pass first"
                 )
             self.pool.order()
             for target, source in zip(self.gradients_of_outputs, gradients, strict=True):

@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 
 from diglot.backends.capture import is_captured, own_stream
+from diglot.backends.scratch import current_capture
 from diglot.graphs.errors import GraphError
+from diglot.graphs.nodes import Edge, Node, node_handles, read_edges, read_node
 
 
 class Graph(Protocol):
@@ -53,6 +55,12 @@ class Device(Protocol):
 
     def capture(self, function: Callable[[], Any], pool: Any) -> Capture:
         """Captures what a function enqueues. If it raises, the device is as it was before."""
+
+    def captured_nodes(self) -> list[int]:
+        """Handles of the nodes that the current stream's capture has so far."""
+
+    def nodes_of(self, graph: Any) -> tuple[list[Node], list[Edge]]:
+        """A graph's nodes and edges."""
 
     def side_stream(self) -> AbstractContextManager[None]:
         """Context manager: work goes to the stream of captures, after what was enqueued before."""
@@ -200,6 +208,16 @@ class CudaDevice:
         graph.reset()
         _CudaPool(self)
 
+    def captured_nodes(self) -> list[int]:
+        """Handles of the nodes that the current stream's capture has so far."""
+        return node_handles(current_capture(self._index)[1]) if self.is_capturing() else []
+
+    def nodes_of(self, graph: torch.cuda.CUDAGraph) -> tuple[list[Node], list[Edge]]:
+        """A graph's nodes and edges."""
+        handle = graph.raw_cuda_graph()
+        handles = node_handles(handle)
+        return [read_node(each) for each in handles], read_edges(handle, handles)
+
     def is_capturing(self) -> bool:
         """Whether the current stream is being captured."""
         return is_captured(self.device)
@@ -252,7 +270,7 @@ class CudaDevice:
         torch.cuda.empty_cache()
 
 
-MAKERS: dict[str, Callable[[torch.device], Device]] = {"cuda": CudaDevice}
+MAKERS: dict[str, Callable[[torch.device], Device]] = {"cuda": functools.cache(CudaDevice)}
 
 
 def find_device(device: torch.device) -> Device:
@@ -265,9 +283,4 @@ def find_device(device: torch.device) -> Device:
         raise GraphError(f"CUDA graphs need tensors on a GPU, and these are on {device}")
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
-    return _made(device)
-
-
-@functools.cache
-def _made(device: torch.device) -> Device:
     return MAKERS[device.type](device)

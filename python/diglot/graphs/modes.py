@@ -29,8 +29,8 @@ def check_modes(captured: Modes, has_gradient: bool, device_type: str) -> None:
         return
     if now[1] != captured[1]:
         raise GraphError(
-            f"autocast: the graph was captured with {captured[1] or 'autocast off'}, and the call is "
-            f"made with {now[1] or 'autocast off'}: call it as it was captured, or capture anew"
+            f"autocast was {captured[1] or 'off'} in the capture, and is {now[1] or 'off'} in this "
+            "call: call as it was captured, or capture anew"
         )
     if now[0] and not has_gradient:
         raise GraphError(
@@ -41,8 +41,9 @@ def check_modes(captured: Modes, has_gradient: bool, device_type: str) -> None:
 
 @contextlib.contextmanager
 def without_autocast_cache() -> Iterator[None]:
-    """Context manager: an autocast around it keeps no casts. A graph would read them after they were
-    freed, and those that a graph makes are in its memory.
+    """Context manager: an autocast around it keeps no casts.
+
+    A graph would read them after they were freed, and casts that a graph makes are in its memory.
     """
     was_enabled = torch.is_autocast_cache_enabled()
     torch.clear_autocast_cache()

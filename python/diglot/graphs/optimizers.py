@@ -30,7 +30,7 @@ FIRST_VALUES: dict[str, dict[str, float | str]] = {
 
 
 def state_of(optimizer: Optimizer) -> Iterator[tuple[dict[str, Any], Tensor, str, Any]]:
-    """Each value of an optimizer's state: its parameter's group, the parameter, its name, itself."""
+    """Each value of an optimizer's state: the group, the parameter, the value's name, the value."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             for name, value in optimizer.state.get(parameter, {}).items():
@@ -87,8 +87,8 @@ def check_state(optimizer: Optimizer, device: torch.device, before: dict[Any, An
         if is_elsewhere or is_changed:
             what = f"a tensor on {value.device}" if is_elsewhere else f"a {type(value).__name__}"
             raise GraphError(
-                f"training_step: {type(optimizer).__name__} keeps {key!r} as {what}, which no replay "
-                "would change: take an optimizer that has `capturable`, such as AdamW"
+                f"training_step: {type(optimizer).__name__} keeps {key!r} as {what}, which no "
+                "replay would change: take an optimizer that has `capturable`, such as AdamW"
             )
 
 
@@ -169,9 +169,9 @@ class HyperparameterCheck:
             now = group.get(key)
             if now is not value and (isinstance(value, Tensor) or not _is_same(now, value)):
                 raise GraphError(
-                    f"training_step: {key} of parameter group {i} was {value!r} in the capture, and "
-                    f"is {now!r}: a graph keeps numbers. Make it a tensor on the GPU before the "
-                    f"capture, and change that in place ({key}.fill_), or capture anew"
+                    f"training_step: {key} of parameter group {i} was {value!r} in the capture, "
+                    f"and is {now!r}: a graph keeps numbers. Make it a tensor on the GPU before "
+                    f"the capture, and change that in place ({key}.fill_), or capture anew"
                 )
 
 

@@ -27,7 +27,7 @@ class Pool:
     Args:
         device: a GPU; the current one by default.
         limit: the most bytes that the pool may reserve. Where a capture exceeds it, the pool is
-            built anew with that graph alone, and the others are captured again when they are called.
+            built anew with that graph alone. The others are captured again when they are called.
     """
 
     def __init__(

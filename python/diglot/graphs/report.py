@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 SCHEMA = "diglot.graphs_report"
@@ -82,10 +83,9 @@ class Report:
             graph["break_even"] = each.break_even
         return {"schema": SCHEMA, "schema_version": SCHEMA_VERSION, **data}
 
-    def save(self, path: str) -> None:
+    def save(self, path: Path | str) -> None:
         """Writes it as JSON."""
-        with open(path, "w") as file:
-            json.dump(self.json(), file, indent=2)
+        Path(path).write_text(json.dumps(self.json(), indent=2) + "\n")
 
     def __str__(self) -> str:
         head = ["graph", "pool +", "needs", "frees", "capture ms", "replays",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
+import types
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -18,6 +19,15 @@ from torch import Tensor, nn
 from diglot.graphs.errors import GraphError
 
 DEEPEST = 4  # objects within objects in which tensors are looked for
+CONTAINERS = (
+    nn.Module,
+    dict,
+    list,
+    tuple,
+    functools.partial,
+    types.FunctionType,
+    types.MethodType,
+)
 LIBRARIES = ("torch", "diglot")  # whose functions are not looked into
 
 
@@ -77,17 +87,12 @@ class State:
             attributes = vars(value)
             for key in list(attributes):
                 self._visit(f"{prefix}{key}", attributes, key, depth)
-            call = getattr(type(value), "__call__", None)
-            if inspect.isfunction(call):
-                self._look_into(name, call, depth + 1)
 
     def _visit(self, name: str, owner: Any, key: Any, depth: int) -> None:
         value = owner[key]
         if isinstance(value, Tensor):
             self._add_tensor(name, owner, key)
-        elif isinstance(value, (nn.Module, dict, list, tuple, functools.partial)) or depth == 0:
-            self._look_into(name, value, depth + 1)
-        elif inspect.isfunction(value) or inspect.ismethod(value):
+        elif depth == 0 or isinstance(value, CONTAINERS):
             self._look_into(name, value, depth + 1)
 
     def _add_function(self, name: str, function: Callable[..., Any], depth: int) -> None:
@@ -182,7 +187,7 @@ class StateCheck:
                 )
             if now.stride() != strides:
                 raise GraphError(
-                    f"{place.name} had strides {strides} when it was captured, and has {now.stride()}: "
+                    f"{place.name} had strides {strides} in the capture, and has {now.stride()}: "
                     "capture anew"
                 )
         for (name, module), mode in zip(self._modules, self._training, strict=True):

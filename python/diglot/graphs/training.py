@@ -26,7 +26,6 @@ from diglot.graphs.optimizers import (
     numbers_in,
     parameters_of,
     prepare,
-    state_of,
     steps_undone,
 )
 from diglot.graphs.pool import Pool, capture_lock
@@ -311,8 +310,8 @@ class TrainingStep:
         for place, tensor in places:
             if place.tensor is not tensor:
                 raise GraphError(
-                    f"training_step: a step replaces {place.name} by another tensor, which no replay "
-                    "would do: change it in place (copy_)"
+                    f"training_step: a step replaces {place.name} by another tensor, which no "
+                    "replay would do: change it in place (copy_)"
                 )
 
     def _capture(self) -> None:
