@@ -172,8 +172,8 @@ class GraphedCallable:
         found = family.run(tensors, self._clone)
         if found is None:
             return self._fn(*args, **kwargs)
-        results, spec = found
-        return results[0] if spec.is_leaf() else pytree.tree_unflatten(results, spec)
+        results, graph = found
+        return graph.tree(results)
 
     # --- what it was asked for ---------------------------------------------------------------
 

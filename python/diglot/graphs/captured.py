@@ -36,7 +36,6 @@ class CapturedGraph:
 
     Attributes:
         outputs: the leaves of what the function returned; tensors are the graph's memory.
-        output_spec: the tree that they are leaves of.
         capture_ms: how long it took to capture, of the host's time.
         added_bytes: by how much the pool has grown.
         needed_bytes: the most that it had allocated at once.
@@ -74,7 +73,8 @@ class CapturedGraph:
                 for view, wants in zip(inputs, wants_gradient, strict=True)
             ]
             result = self._capture(lambda: function(leaves))
-            self.outputs, self.output_spec = pytree.tree_flatten(result)
+            self.outputs, self._spec = pytree.tree_flatten(result)
+            self._is_single = self._spec.is_leaf()
             self._capture_backward([leaf for leaf in leaves if leaf.requires_grad])
         self.capture_ms = 1e3 * (time.perf_counter() - began)
         self.added_bytes = pool.bytes - before
@@ -161,6 +161,10 @@ class CapturedGraph:
         self._graphs = []
         self._backward = None
         self.outputs, self.output_tensors, self.gradients = [], [], []
+
+    def tree(self, leaves: list[Any]) -> Any:
+        """Leaves as the function returned them."""
+        return leaves[0] if self._is_single else pytree.tree_unflatten(leaves, self._spec)
 
     def replay(self) -> object:
         """Replays the function; what the inputs hold is what it gets. The pool's lock is held.

@@ -84,8 +84,8 @@ class Family:
 
     # --- a call ------------------------------------------------------------------------------
 
-    def run(self, tensors: Sequence[Tensor], clone: bool) -> tuple[list[Any], Any] | None:
-        """The results of a call, and their tree; None if it is to run eagerly.
+    def run(self, tensors: Sequence[Tensor], clone: bool) -> tuple[list[Any], CapturedGraph] | None:
+        """The leaves of a call's results, and the graph; None if it is to run eagerly.
 
         Raises:
             TypeError, ValueError: a tensor is not as the captured one was.
@@ -104,7 +104,7 @@ class Family:
                 graph = self._capture_for(route.bucket, tensors)
             self.check.check()
             check_modes(self.modes, graph.has_gradient, self._device_type)
-            return self._replay(graph, route, tensors, clone), graph.output_spec
+            return self._replay(graph, route, tensors, clone), graph
 
     def _replay(
         self, graph: CapturedGraph, route: Route, tensors: Sequence[Tensor], clone: bool

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -132,11 +133,15 @@ class Load:
     """How arguments of certain sizes get into a bucket's views.
 
     Attributes:
+        bucket: it.
         valid: of each argument, the elements that are copied.
+        shapes: theirs.
         beyond: for each argument the views that make up its padding.
     """
 
+    bucket: Sizes
     valid: list[Tensor]
+    shapes: list[tuple[int, ...]]
     beyond: list[list[Tensor]]
 
 
@@ -162,10 +167,9 @@ class StaticInputs:
         self._begin, self._end = self.buffer.data_ptr(), self.buffer.data_ptr() + end
         self._views: dict[Sizes, list[Tensor]] = {}
         self._loads: dict[tuple[Sizes, Sizes], Load] = {}
-        # What the buffer holds: views of which bucket, and how much of them is no padding. Views of
-        # another bucket lie otherwise in the same memory.
-        self._bucket: Sizes | None = None
-        self._filled: list[tuple[int, ...]] = []
+        # What the buffer holds; None if nobody knows. Views of another bucket lie otherwise in the
+        # same memory, so that all their padding must be filled.
+        self._held: Load | None = None
 
     def views(self, sizes: Sizes) -> list[Tensor]:
         """The arguments in a bucket of these sizes."""
@@ -185,7 +189,7 @@ class StaticInputs:
 
     def valid(self, bucket: Sizes, sizes: Sizes) -> list[Tensor]:
         """The arguments of these sizes, within a bucket. Who has them may write into them."""
-        self._bucket = None  # nobody knows now what is in the buffer
+        self._held = None
         return self._load(bucket, sizes).valid
 
     def load(self, tensors: Sequence[Tensor], bucket: Sizes, sizes: Sizes) -> None:
@@ -203,40 +207,33 @@ class StaticInputs:
                 source = source.clone()  # another part of the same buffer
             targets.append(target)
             sources.append(source)
-        self._clear(load, bucket)
+        if load is not self._held:
+            self._clear(load)
         if targets:
             with torch.no_grad():
                 for same in _by_dtype(targets, sources):
                     torch._foreach_copy_(*same)
 
-    def _clear(self, load: Load, bucket: Sizes) -> None:
+    def _clear(self, load: Load) -> None:
         """Fills the padding, unless it still is as an earlier call left it."""
-        filled = [tuple(valid.shape) for valid in load.valid]
+        held, self._held = self._held, load
+        before = held.shapes if held is not None and held.bucket == load.bucket else None
         for i, (slot, beyond) in enumerate(zip(self.slots, load.beyond, strict=True)):
             if slot.padding is None or not beyond:
                 continue
-            is_clear = self._bucket == bucket and all(
-                before <= now for before, now in zip(self._filled[i], filled[i], strict=True)
-            )
-            if not is_clear:
+            if before is None or any(map(operator.gt, before[i], load.shapes[i])):
                 for view in beyond:
                     view.fill_(slot.padding)
-        self._bucket, self._filled = bucket, filled
 
     def _load(self, bucket: Sizes, sizes: Sizes) -> Load:
         load = self._loads.get((bucket, sizes))
         if load is None:
             views = self.views(bucket)
+            shapes = [slot.shape_for(sizes) for slot in self.slots]
             with torch.inference_mode(False):
-                valid = [
-                    _narrowed(view, slot.shape_for(sizes))
-                    for slot, view in zip(self.slots, views, strict=True)
-                ]
-                beyond = [
-                    _beyond(view, slot.shape_for(sizes))
-                    for slot, view in zip(self.slots, views, strict=True)
-                ]
-            load = self._loads[bucket, sizes] = Load(valid, beyond)
+                valid = list(map(_narrowed, views, shapes))
+                beyond = list(map(_beyond, views, shapes))
+            load = self._loads[bucket, sizes] = Load(bucket, valid, shapes, beyond)
         return load
 
 
