@@ -31,10 +31,11 @@ class RecordedGraph:
     def __init__(self):
         self.calls = []
         self.replays = 0
+        self.is_inference = torch.is_inference_mode_enabled()
 
     def replay(self):
         self.replays += 1
-        with torch.no_grad(), torch.inference_mode(False), _disable_current_modes():
+        with torch.no_grad(), torch.inference_mode(self.is_inference), _disable_current_modes():
             for function, args, kwargs, results in self.calls:
                 again = function(*args, **kwargs)
                 for old, new in zip(results, tree_leaves(again), strict=True):
@@ -186,7 +187,9 @@ class RecordedDevice:
         self.waits.append((self.stream, stream))
 
     def unowned(self, tensor, owner):
-        return tensor
+        alias = torch.empty(0, dtype=tensor.dtype)
+        storage, offset = tensor.untyped_storage(), tensor.storage_offset()
+        return alias.set_(storage, offset, tensor.size(), tensor.stride())
 
     def random_state(self):
         return torch.get_rng_state()

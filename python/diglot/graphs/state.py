@@ -92,7 +92,7 @@ class State:
         value = owner[key]
         if isinstance(value, Tensor):
             self._add_tensor(name, owner, key)
-        elif depth == 0 or isinstance(value, CONTAINERS):
+        elif depth <= 1 or isinstance(value, CONTAINERS):
             self._look_into(name, value, depth + 1)
 
     def _add_function(self, name: str, function: Callable[..., Any], depth: int) -> None:
