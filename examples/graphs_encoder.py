@@ -112,6 +112,8 @@ def latency(encode: Encode, requests: Sequence[Request], reserved_before: int) -
 
 def make_contenders(encoder: Encoder, names: Sequence[str]) -> dict[str, Encode]:
     """Ways to encode a request, by name. Each has seen every bucket once."""
+    # One compilation for each bucket; PyTorch's limit is smaller.
+    torch._dynamo.config.recompile_limit = 2 * len(BUCKETS["batch"]) * len(BUCKETS["length"])
     made: dict[str, Encode] = {}
     example = pad_to_bucket(*make_requests(1)[0])
     for name in names:

@@ -1,4 +1,4 @@
-"""examples/graphs.py and examples/graphs_encoder.py: they assert by themselves; here they are run."""
+"""The examples of CUDA graphs assert by themselves; here they are run."""
 
 from __future__ import annotations
 
