@@ -125,7 +125,7 @@ class RecordedDevice:
 
     def __init__(self):
         self.device = torch.device("cpu")
-        self.stream, self.waits, self.side_streams = 1, [], 0
+        self.stream, self.waits = 1, []
         self.fails_at = None
         self.captures = 0
         self.recording = None
@@ -170,9 +170,10 @@ class RecordedDevice:
     @contextlib.contextmanager
     def side_stream(self):
         before, self.stream = self.stream, 7
-        self.side_streams += 1
-        yield
-        self.stream = before
+        try:
+            yield
+        finally:
+            self.stream = before
 
     def is_capturing(self):
         return self.recording is not None

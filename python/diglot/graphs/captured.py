@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 from torch.utils import _pytree as pytree
 
+from diglot.graphs.buckets import Sizes
 from diglot.graphs.device import Capture, Graph
 from diglot.graphs.errors import GraphError
 from diglot.graphs.modes import without_autocast_cache
@@ -40,6 +41,7 @@ class CapturedGraph:
         added_bytes: by how much the pool has grown.
         needed_bytes: the most that it had allocated at once.
         replays: how many there were.
+        results: by a call's sizes, views of the outputs' valid elements.
         runs: for each of `graphs`, the launches of diglot's ops.
 
     Raises:
@@ -59,6 +61,7 @@ class CapturedGraph:
         self.number = next(_numbers)
         self.pool, self.label = pool, label
         self.replays = 0
+        self.results: dict[Sizes, list[Any]] = {}
         self._parameters = list(parameters)
         self._graphs: list[Graph] = []
         self.runs: list[list[NotedRun]] = []
@@ -161,6 +164,7 @@ class CapturedGraph:
         self._graphs = []
         self._backward = None
         self.outputs, self.output_tensors, self.gradients = [], [], []
+        self.results.clear()  # which keep the memory
 
     def tree(self, leaves: list[Any]) -> Any:
         """Leaves as the function returned them."""

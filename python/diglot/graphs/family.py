@@ -29,12 +29,10 @@ class Route:
     Attributes:
         sizes: of the named dimensions.
         bucket: that they are padded to; None if they run eagerly.
-        results: views of the valid elements of the bucket's outputs.
     """
 
     sizes: Sizes
     bucket: Sizes | None
-    results: list[Any] | None = None
 
 
 class Family:
@@ -120,10 +118,11 @@ class Family:
         else:
             self.inputs.load(tensors, bucket, route.sizes)
             graph.replay()
-            if route.results is None:
+            results = graph.results.get(route.sizes, [])
+            if not results:
                 with torch.inference_mode(False), torch.no_grad():
-                    route.results = self._valid_results(graph.outputs, route.sizes)
-            results = route.results
+                    results = self._valid_results(graph.outputs, route.sizes)
+                graph.results[route.sizes] = results
         if clone:
             return [each.clone() if isinstance(each, Tensor) else each for each in results]
         return results
@@ -227,9 +226,6 @@ class Family:
             )
             raise self.failed[bucket]
         self.captured[bucket] = graph
-        for route in self._routes.values():
-            if route.bucket == bucket:
-                route.results = None
         return graph
 
     def _capture_views(self, bucket: Sizes, label: str) -> CapturedGraph:
