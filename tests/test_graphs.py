@@ -306,6 +306,30 @@ def test_gradients_are_those_of_the_function(device, size):
     assert not any(p.grad is not None for p in module.parameters())
 
 
+def test_an_input_that_wants_no_gradient_now(device):
+    example = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    graphed = capture(torch.mul, example)
+    one, other = torch.full((2,), 3.0), torch.full((2,), 5.0, requires_grad=True)
+    graphed(one, other).sum().backward()
+    assert one.grad is None and other.grad.tolist() == [3, 3]
+
+
+def test_a_bucket_that_is_first_called_without_gradients(device):
+    module = nn.Linear(3, 3)
+    graphed = capture(module, torch.ones(4, 3), dims={0: "n"}, buckets={"n": (2, 4)}, lazy=True)
+    with torch.inference_mode():
+        graphed(torch.ones(4, 3)), graphed(torch.ones(2, 3))
+    graphed(torch.ones(2, 3)).sum().backward()
+    assert module.weight.grad.eq(2).all()
+
+
+def test_capture_all_captures_what_is_missing(device):
+    graphed = capture(torch.neg, torch.ones(4), dims={0: "n"}, buckets={"n": (2, 4)}, lazy=True)
+    graphed(torch.ones(4))
+    graphed.capture_all()
+    assert device.captures == 2 and len(graphed.graphs) == 2
+
+
 def test_gradients_are_nobody_else_s_memory(device):
     module = nn.Linear(3, 3)
     graphed = capture(module, torch.ones(2, 3))
@@ -320,8 +344,12 @@ def test_a_backward_pass_after_another_replay(device):
     graphed = capture(module, torch.ones(2, 3))
     first = graphed(torch.ones(2, 3)).sum()
     graphed(torch.ones(2, 3))
-    with pytest.raises(GraphError, match="after the forward pass another graph of the same pool"):
+    with pytest.raises(GraphError, match="the values that the backward pass needs are gone"):
         first.backward()
+    again = graphed(torch.ones(2, 3)).sum()
+    again.backward(retain_graph=True)
+    with pytest.raises(GraphError, match="it has run before"):
+        again.backward()
     with torch.no_grad():  # forward alone
         assert not graphed(torch.ones(2, 3)).requires_grad
 

@@ -434,6 +434,47 @@ def test_ten_steps_are_eager_s(case):
     torch.testing.assert_close(*results, rtol=0, atol=0, equal_nan=True)
 
 
+def test_ten_steps_by_hand():
+    """PyTorch's own calls, as its documentation has them: static tensors, warm-up, ten replays."""
+    results = []
+    for graphed in (False, True):
+        torch.manual_seed(0)
+        first, second = nn.Linear(32, 64).cuda(), nn.Linear(64, 8).cuda()
+        parameters = [*first.parameters(), *second.parameters()]
+        optimizer = torch.optim.AdamW(parameters, lr=0.01, capturable=True)
+        generator = torch.Generator("cuda").manual_seed(1)
+        data = torch.randn(STEPS, 16, 32, device="cuda", generator=generator)
+        static = data[0].clone()
+
+        def step(first=first, second=second, optimizer=optimizer, static=static):
+            optimizer.zero_grad(set_to_none=True)
+            hidden = diglot.dropout(diglot.gelu(first(static)), 0.1)
+            loss = diglot.log_softmax(second(hidden), -1).square().mean()
+            loss.backward()
+            diglot.clip_grad_norm_([*first.parameters(), *second.parameters()], 0.1)
+            optimizer.step()
+            return loss
+
+        torch.manual_seed(7)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                step()
+        torch.cuda.current_stream().wait_stream(side)
+        replay = step
+        if graphed:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                step()
+            replay = graph.replay
+        for batch in data:
+            static.copy_(batch)
+            replay()
+        results.append([parameter.detach().clone() for parameter in parameters])
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+
+
 # --- seeing --------------------------------------------------------------------------------------
 
 

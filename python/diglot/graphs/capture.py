@@ -168,7 +168,10 @@ class GraphedCallable:
         if self._device.is_capturing():
             return self._fn(*args, **kwargs)
         tensors, key = self._arguments.split(args, kwargs)
-        family = self._families.get(key) or self._family(key, tensors)
+        family = self._families.get(key)
+        if family is None:
+            with self.pool.lock:
+                family = self._families.get(key) or self._family(key, tensors)
         found = family.run(tensors, self._clone)
         if found is None:
             return self._fn(*args, **kwargs)

@@ -32,7 +32,7 @@ class CapturedGraph:
         label: its bucket, in words.
         function: of a list of tensors.
         inputs: the memory of those tensors.
-        wants_gradient: of which inputs the graph has a gradient.
+        wants_gradient: for each input, whether the graph has a gradient of it.
         parameters: of which it has one too.
 
     Attributes:
@@ -62,7 +62,7 @@ class CapturedGraph:
         self.pool, self.label = pool, label
         self.replays = 0
         self.results: dict[Sizes, list[Any]] = {}
-        self._parameters = list(parameters)
+        self._parameters, self.wants_gradient = list(parameters), list(wants_gradient)
         self._graphs: list[Graph] = []
         self.runs: list[list[NotedRun]] = []
         self._backward: Graph | None = None
@@ -193,14 +193,15 @@ class CapturedGraph:
             The gradients of the inputs that want one, which are copies, and of the parameters.
 
         Raises:
-            GraphError: another graph of the pool was replayed since, over values that are needed.
+            GraphError: values that are needed were written over: by this function before, or by
+                another graph of the pool.
         """
         with self.pool.lock:
             if self._backward is None or token is not self.pool.last_forward:
                 raise GraphError(
-                    f"{self.label}: after the forward pass another graph of the same pool was "
-                    "replayed, over values that the backward pass needs: give each callable a pool "
-                    "of its own, or run the backward pass first"
+                    f"{self.label}: the values that the backward pass needs are gone: it has run "
+                    "before, or another graph of the pool was replayed after the forward pass. Run "
+                    "it once, and first; or give each callable a pool of its own"
                 )
             self.pool.order()
             for target, source in zip(self.gradients_of_outputs, gradients, strict=True):
@@ -209,6 +210,7 @@ class CapturedGraph:
                 else:
                     target.copy_(source)
             self._backward.replay()
+            self.pool.last_forward = None
             count = len(self.gradients) - len(self._parameters)
             of_inputs = [g if g is None else g.clone() for g in self.gradients[:count]]
             # autograd keeps a gradient that nobody else has: as these are kept here, it copies them
@@ -240,8 +242,7 @@ class _Replay(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         load()
         ctx.graph, ctx.token = graph, graph.replay()
-        ctx.shapes = [each.shape for each in tensors[:count] if each.requires_grad]
-        ctx.wants = [each.requires_grad for each in tensors[:count]]
+        ctx.shapes = [each.shape for each in tensors[:count]]
         ctx.set_materialize_grads(False)
         outputs = [each.detach() for each in graph.output_tensors]
         recorded = {id(graph.outputs[i]) for i in graph._differentiable}
@@ -258,10 +259,10 @@ class _Replay(torch.autograd.Function):
         wanted = [gradients[i] for i in ctx.places]
         found = ctx.graph.replay_backward(ctx.token, wanted)
         of_inputs: list[Tensor | None] = []
-        for i, wants in enumerate(ctx.wants):
+        for shape, wants in zip(ctx.shapes, ctx.graph.wants_gradient, strict=True):
             gradient = found.pop(0) if wants else None
             if gradient is not None:
-                for dim, size in enumerate(ctx.shapes[sum(ctx.wants[:i])]):
+                for dim, size in enumerate(shape):
                     gradient = gradient.narrow(dim, 0, size)
             of_inputs.append(gradient)
         return (None, None, None, *of_inputs, *found)

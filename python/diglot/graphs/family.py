@@ -15,7 +15,13 @@ from diglot.graphs.buckets import Buckets, Sizes, padding_of
 from diglot.graphs.captured import CapturedGraph
 from diglot.graphs.errors import GraphError, GraphWarning
 from diglot.graphs.inputs import Slot, StaticInputs, TypeCheck
-from diglot.graphs.modes import check_modes, current_modes, undone, without_autocast_cache
+from diglot.graphs.modes import (
+    as_captured,
+    check_modes,
+    current_modes,
+    undone,
+    without_autocast_cache,
+)
 from diglot.graphs.pool import Pool, capture_lock
 from diglot.graphs.state import State, StateCheck
 
@@ -97,9 +103,7 @@ class Family:
             if route.bucket is None:
                 self.eager_calls += 1
                 return None
-            graph = self.captured.get(route.bucket)
-            if graph is None or not graph.is_alive:
-                graph = self._capture_for(route.bucket, tensors)
+            graph = self._graph_of(route.bucket) or self._capture_for(route.bucket, tensors)
             self.check.check()
             check_modes(self.modes, graph.has_gradient, self._device_type)
             return self._replay(graph, route, tensors, clone), graph
@@ -175,11 +179,20 @@ class Family:
     # --- captures ----------------------------------------------------------------------------
 
     def capture_all(self, tensors: Sequence[Tensor], tell: Tell) -> None:
-        """Captures all buckets, the largest first. One for which memory lacks is left out."""
+        """Captures the buckets that have no graph, the largest first.
+
+        One for which memory lacks is left out.
+        """
         for bucket in self.buckets.largest_first:
             tell(self.buckets.describe(bucket))
             with self.pool.lock:
-                self._capture_if_room(bucket, tensors)
+                if self._graph_of(bucket) is None:
+                    self._capture_if_room(bucket, tensors)
+
+    def _graph_of(self, bucket: Sizes) -> CapturedGraph | None:
+        """A bucket's graph, if it has one that was not dropped."""
+        graph = self.captured.get(bucket)
+        return graph if graph is not None and graph.is_alive else None
 
     def _capture_for(self, bucket: Sizes, tensors: Sequence[Tensor]) -> CapturedGraph:
         """Captures a bucket when a call needs it; the largest before all others."""
@@ -199,12 +212,12 @@ class Family:
 
     def _capture(self, bucket: Sizes, tensors: Sequence[Tensor]) -> CapturedGraph:
         if bucket in self.failed:
-            raise self.failed[bucket]
+            raise GraphError(str(self.failed[bucket]))
         self.check.check()
         check_modes(self.modes, self.modes[0], self._device_type)
         label = f"{self.name} ({self.buckets.describe(bucket)})"
         try:
-            with capture_lock:
+            with capture_lock, as_captured(self.modes):
                 self._warm_up(bucket, tensors)
                 graph = self._capture_views(bucket, label)
                 if self.pool.is_over_limit() and len(self.pool.graphs) > 1:

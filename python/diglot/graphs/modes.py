@@ -40,6 +40,16 @@ def check_modes(captured: Modes, has_gradient: bool, device_type: str) -> None:
 
 
 @contextlib.contextmanager
+def as_captured(captured: Modes) -> Iterator[None]:
+    """Context manager: gradients are recorded if they were in the first capture."""
+    if captured[0]:
+        with torch.inference_mode(False), torch.enable_grad():
+            yield
+    else:
+        yield
+
+
+@contextlib.contextmanager
 def without_autocast_cache() -> Iterator[None]:
     """Context manager: an autocast around it keeps no casts.
 
