@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -26,6 +27,8 @@ SCHEMA = "diglot.graph"
 SCHEMA_VERSION = 1
 LONGEST = 44  # characters of a kernel's name in a table
 COLORS = {"kernel": "#9ecae1", "memcpy": "#fdd0a2", "memset": "#fee6ce", "host function": "#c7e9c0"}
+OTHER = "#dddddd"
+NAMESPACES = re.compile(r"\b(?:\w+|\(anonymous namespace\))::|^void ")
 
 
 @dataclass(frozen=True)
@@ -124,18 +127,14 @@ class Inspection:
         for i, layer in enumerate(self._generations()):
             for place in layer:
                 drawn.nodes[place]["layer"] = -i
-        figure = Figure(figsize=(2 + 3 * self.width, 1 + 0.6 * self.depth))
+        places = networkx.multipartite_layout(drawn, subset_key="layer", align="horizontal")
+        figure = Figure(figsize=(1 + 3.5 * self.width, 1 + 0.6 * self.depth))
         axes = figure.add_subplot()
-        networkx.draw_networkx(
-            drawn,
-            networkx.multipartite_layout(drawn, subset_key="layer", align="horizontal"),
-            ax=axes,
-            labels={i: _label(node) for i, node in enumerate(self.nodes)},
-            node_color=[COLORS.get(self.nodes[i].kind, "#dddddd") for i in drawn],
-            node_shape="s",
-            node_size=300,
-            font_size=7,
-        )
+        networkx.draw_networkx_edges(drawn, places, ax=axes, node_size=500)
+        for i, node in enumerate(self.nodes):
+            box = {"boxstyle": "round", "facecolor": COLORS.get(node.kind, OTHER), "linewidth": 0}
+            axes.text(*places[i], _label(node), fontsize=7, ha="center", va="center", bbox=box)
+        axes.margins(x=0.5)
         axes.set_title(self.name, fontsize=9)
         axes.set_axis_off()
         return figure
@@ -214,5 +213,5 @@ def _label(node: Node) -> str:
     """What a node is, in few words."""
     if node.run is not None:
         return f"{node.run.launcher} [{node.run.backend}] {node.run.variant}"
-    name = node.name or node.kind
+    name = NAMESPACES.sub("", node.name) or node.kind
     return name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…"

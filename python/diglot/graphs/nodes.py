@@ -11,6 +11,7 @@ from typing import Any
 
 from diglot.backends.driver import check_driver, driver
 from diglot.backends.runs import LastRun, mark_runs, observe_runs
+from diglot.tools.machine_code import demangle
 
 KINDS = {
     0: "kernel",
@@ -142,7 +143,7 @@ def _read_kernel(handle: int, kind: str) -> Node:
         library.cuFuncGetName(ctypes.byref(text), ctypes.c_void_p(params.func))
     elif params.kern:
         library.cuKernelGetName(ctypes.byref(text), ctypes.c_void_p(params.kern))
-    name = text.value.decode() if text.value else "a kernel without a name"
+    name = demangle(text.value.decode()) if text.value else "a kernel without a name"
     return Node(handle, kind, name, tuple(params.grid), tuple(params.block), params.shared_bytes)
 
 
