@@ -133,7 +133,8 @@ class Inspection:
         networkx.draw_networkx_edges(drawn, places, ax=axes, node_size=500)
         for i, node in enumerate(self.nodes):
             box = {"boxstyle": "round", "facecolor": COLORS.get(node.kind, OTHER), "linewidth": 0}
-            axes.text(*places[i], _label(node), fontsize=7, ha="center", va="center", bbox=box)
+            x, y = places[i]
+            axes.text(x, y, _label(node), fontsize=7, ha="center", va="center", bbox=box)
         axes.margins(x=0.5)
         axes.set_title(self.name, fontsize=9)
         axes.set_axis_off()
