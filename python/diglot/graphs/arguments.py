@@ -1,4 +1,4 @@
-"""The arguments of a call: tensors, and what else there is, which is a part of the graph's key."""
+"""The arguments of a call: tensors are copied, and other values are a part of the graph's key."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-Key = tuple[Hashable, ...]  # of each leaf its type and value; None for a tensor
+Key = tuple[Hashable, ...]  # the type and value of each leaf; None for a tensor
 
 
 class Arguments:
-    """How the arguments of a function lie in a tree: that of an example's call.
+    """The tree in which a function takes its arguments: that of an example's call.
 
     Args:
         args, kwargs: the example's.
@@ -23,7 +23,7 @@ class Arguments:
         self.names = [_name_of(path) for path, _ in paths]
         self._count = len(args)
         tensors, self._key = self._split([leaf for _, leaf in paths])
-        # Tensors alone, one after the other: a call of such needs no walk through a tree.
+        # Positional tensors alone: their call needs no walk through a tree.
         self._is_flat = not kwargs and len(tensors) == len(args) == len(paths)
 
     def split(

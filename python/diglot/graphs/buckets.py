@@ -58,7 +58,7 @@ def make_buckets(
     Args:
         names: of the dimensions that `dims` names.
         example: their sizes in the example.
-        given: for each name its sizes, of which every combination is a bucket; or the buckets.
+        given: the sizes of each name, whose combinations are the buckets; or a list of buckets.
 
     Raises:
         ValueError: a name is missing, or is no dimension's, or a size is no positive integer.

@@ -77,7 +77,8 @@ def capture(
             are called, in closures, in globals that are named, and in partial functions.
         pool: memory to share with other graphs; by default one for all graphs of this call.
         warmup: calls before each capture, 1 or more.
-        max_padding: a call whose bucket is more than so many times as large runs eagerly.
+        max_padding: the largest ratio of a bucket's size to a call's. Beyond it the call runs
+            eagerly, with a warning.
         clone: whether results are copies.
         lazy: whether a bucket is captured when it is first needed, after the largest one, instead
             of now.

@@ -33,7 +33,7 @@ class CapturedGraph:
         function: of a list of tensors.
         inputs: the memory of those tensors.
         wants_gradient: for each input, whether the graph has a gradient of it.
-        parameters: of which it has one too.
+        parameters: tensors beside the inputs whose gradients it has too.
 
     Attributes:
         outputs: the leaves of what the function returned; tensors are the graph's memory.

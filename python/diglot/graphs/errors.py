@@ -1,4 +1,4 @@
-"""What graphs raise, and of what they warn."""
+"""The errors and warnings of graphs."""
 
 from __future__ import annotations
 
@@ -8,4 +8,4 @@ class GraphError(RuntimeError):
 
 
 class GraphWarning(UserWarning):
-    """A call ran otherwise than asked: eagerly, or after a new capture."""
+    """A call runs eagerly, or a bucket has no graph; the message says why."""

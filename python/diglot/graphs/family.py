@@ -49,12 +49,12 @@ class Family:
         function: of a list of tensors.
         slots: those tensors.
         buckets: the sizes that graphs are for.
-        output_dims: for each output leaf, by dimension the name of what it is as long as; None to
-            find out.
+        output_dims: for each leaf of the result, its padded dimensions, with the numbers of their
+            names; None to find them out.
         state: what the function reads besides.
         pool: where the graphs' memory is.
         warmup: calls before a capture.
-        max_padding: a bucket may be so many times as large as a call's sizes.
+        max_padding: the largest ratio of a bucket's size to a call's.
     """
 
     def __init__(

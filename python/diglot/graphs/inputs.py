@@ -1,4 +1,4 @@
-"""The memory from which graphs read their arguments: one buffer, of which each bucket has views."""
+"""The memory from which graphs read their arguments: one buffer, with views for each bucket."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 
 from diglot.graphs.errors import GraphError
 
-# Classes of which it is known what their state is before the first step: zeros, but for these. A
-# string names the number of the group that it is.
+# Optimizers whose state before the first step is known: zeros, except for these values. A string
+# names the group's number that a value equals.
 FIRST_VALUES: dict[str, dict[str, float | str]] = {
     "SGD": {},
     "Adam": {},

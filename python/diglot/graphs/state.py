@@ -130,7 +130,7 @@ class State:
 
     @property
     def parameters(self) -> list[Tensor]:
-        """Those of which a gradient may be asked."""
+        """The leaves that require grad."""
         return [tensor for tensor in self.tensors if tensor.requires_grad and tensor.is_leaf]
 
 

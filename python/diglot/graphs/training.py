@@ -63,8 +63,8 @@ def training_step(
         diglot.clip_grad_norm_(parameters, max_norm, norm_type)
         optimizer.step()
 
-    With more, every call is a part of a batch. Losses are divided by `accumulation` before the
-    backward pass, and each such number of calls ends with a step of the optimizer.
+    With a larger `accumulation` every call is a part of a batch. The loss is divided by it before
+    the backward pass, and the optimizer takes its step after the last part.
 
     Warm-up and capture leave parameters, buffers, the optimizer, the scaler, gradients and random
     state as they were. Replays leave no gradients in `parameter.grad`.
@@ -75,22 +75,21 @@ def training_step(
         optimizer: where it has `capturable`, that is set. Its numbers are a part of the graph; a
             learning rate that is a tensor on the GPU can be changed in place.
         example: inputs and targets of a call, a tensor each, or a tuple of tensors.
-        max_norm: of gradients, which `diglot.clip_grad_norm_` scales; None to clip nothing.
-        norm_type: as in `diglot.clip_grad_norm_`.
+        max_norm, norm_type: for `diglot.clip_grad_norm_`; without `max_norm` nothing is clipped.
         accumulation: calls for each step of the optimizer, 1 or more.
-        scaler: of the loss. The optimizer must be a fused one, since others ask the GPU whether
+        scaler: scales the loss. The optimizer must be a fused one, since others ask the GPU whether
             gradients are finite.
         autocast: the dtype of the forward pass and the loss; None for no autocast of its own.
         backend: of the clipping.
         reads: what else model and loss read, as in `capture`.
         pool: as in `capture`.
         warmup: steps before the capture, 1 or more.
-        clone: whether losses are copies; else the next replay of the pool writes over them.
+        clone: whether losses are copies. Otherwise the pool's next replay writes over them.
 
     Raises:
         TypeError: an argument is of another type than it must be.
         ValueError: `accumulation` or `warmup` is no positive integer; tensors on several devices.
-        GraphError: the step cannot be captured, or the optimizer's would not be the same.
+        GraphError: the step cannot be captured, or a replay would not do what the optimizer does.
     """
     for name, number in (("accumulation", accumulation), ("warmup", warmup)):
         if isinstance(number, bool) or not isinstance(number, int) or number < 1:
@@ -230,7 +229,8 @@ class TrainingStep:
 
         Raises:
             TypeError, ValueError: a tensor is not as the example's.
-            GraphError: what the graph has is not what is there now; the message names it.
+            GraphError: a tensor, a mode or a number has changed since the capture; the message
+                names it.
         """
         tensors, key = self._arguments.split((inputs, targets), {})
         if key != self._key:
