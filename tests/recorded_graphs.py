@@ -117,7 +117,8 @@ class RecordedDevice:
 
     Attributes:
         stream: the current one.
-        waits: pairs of streams, of which the first was made to wait for the second.
+        waits: pairs of streams: the first was made to wait for the second.
+        uses: pairs of a stream and the address of what was said to be used on it.
         fails_at: the operator that finds no memory in a capture.
         captures: how many were begun.
         elapsed: what `elapsed_ms` says a call took; by default the host's clock says it.
@@ -125,7 +126,7 @@ class RecordedDevice:
 
     def __init__(self):
         self.device = torch.device("cpu")
-        self.stream, self.waits = 1, []
+        self.stream, self.waits, self.uses = 1, [], []
         self.fails_at = None
         self.captures = 0
         self.recording = None
@@ -186,6 +187,9 @@ class RecordedDevice:
 
     def wait_for(self, stream):
         self.waits.append((self.stream, stream))
+
+    def record_use(self, tensor):
+        self.uses.append((self.stream, tensor.data_ptr()))
 
     def unowned(self, tensor, owner):
         alias = torch.empty(0, dtype=tensor.dtype)

@@ -467,6 +467,15 @@ def test_replays_of_a_pool_do_not_overlap(device):
     assert len(device.waits) == 2
 
 
+def test_inputs_are_known_to_the_streams_that_read_them(device):
+    graphed = capture(torch.neg, torch.ones(2))
+    address = graphed.inputs[0].data_ptr()
+    for stream in (1, 2, 1, 2):
+        device.stream = stream
+        graphed(torch.ones(2))
+    assert device.uses == [(1, address), (2, address)]
+
+
 def test_a_pool_that_is_released(device):
     pool = Pool("cpu")
     graphed = capture(torch.neg, torch.ones(2), pool=pool)

@@ -289,7 +289,7 @@ class GraphedCallable:
         """
         for (family, bucket), graph in list(self._captured()):
             with self.pool.lock:
-                self.pool.order()
+                self.pool.order(family.inputs)
                 views = family.inputs.valid(bucket, bucket)
                 device = self._device
 

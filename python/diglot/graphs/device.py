@@ -77,6 +77,9 @@ class Device(Protocol):
     def wait_for(self, stream: Any) -> None:
         """Has the current stream wait for all that is enqueued on another."""
 
+    def record_use(self, tensor: Tensor) -> None:
+        """Says that the current stream uses a tensor, so that its memory is not freed too early."""
+
     def unowned(self, tensor: Tensor, owner: Any) -> Tensor:
         """The same memory, in a tensor that keeps `owner` alive instead of the memory."""
 
@@ -173,6 +176,7 @@ class CudaDevice:
         """
         graph = torch.cuda.CUDAGraph(keep_graph=True)
         torch.cuda.synchronize(self.device)
+        torch.cuda.empty_cache()  # as torch.cuda.graph does: the pool can use none of it
         torch.cuda.reset_peak_memory_stats(self.device)
         before = torch.cuda.memory_allocated(self.device)
         with self.on_stream():
@@ -233,6 +237,10 @@ class CudaDevice:
     def wait_for(self, stream: torch.cuda.Stream) -> None:
         """Has the current stream wait for all that is enqueued on another."""
         torch.cuda.current_stream(self.device).wait_stream(stream)
+
+    def record_use(self, tensor: Tensor) -> None:
+        """Says that the current stream uses a tensor, so that its memory is not freed too early."""
+        tensor.record_stream(torch.cuda.current_stream(self.device))
 
     def unowned(self, tensor: Tensor, owner: Any) -> Tensor:
         """The same memory, in a tensor that keeps `owner` alive instead of the memory."""

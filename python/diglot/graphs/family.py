@@ -113,7 +113,7 @@ class Family:
     ) -> list[Any]:
         assert route.bucket is not None
         bucket = route.bucket
-        self.pool.order()
+        self.pool.order(self.inputs)
         if graph.has_gradient and torch.is_grad_enabled():
             outputs = graph.differentiable_outputs(
                 tensors, lambda: self.inputs.load(tensors, bucket, route.sizes)

@@ -152,9 +152,14 @@ class StaticInputs:
         slots: the arguments.
         buckets: the sizes.
         device: where.
+
+    Attributes:
+        buffer: all of it.
+        stream_handles: of streams that have used it.
     """
 
     def __init__(self, slots: Sequence[Slot], buckets: Buckets, device: torch.device) -> None:
+        self.stream_handles: set[int] = set()
         self.slots = list(slots)
         self._offsets = []
         end = 0

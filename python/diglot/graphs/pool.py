@@ -13,6 +13,7 @@ from diglot.graphs.errors import GraphError
 
 if TYPE_CHECKING:
     from diglot.graphs.captured import CapturedGraph
+    from diglot.graphs.inputs import StaticInputs
 
 # PyTorch's allocator and CUDA's capture are one for all threads: one capture at a time.
 capture_lock = threading.RLock()
@@ -68,9 +69,16 @@ class Pool:
         if self.is_released:
             raise GraphError("the graph's pool was released: capture anew, in another pool")
 
-    def order(self) -> None:
-        """Has the current stream wait for the pool's last replay. The lock is held."""
+    def order(self, inputs: StaticInputs | None = None) -> None:
+        """Has the current stream wait for the pool's last replay. The lock is held.
+
+        Args:
+            inputs: the memory that the next replay reads, unless this stream has read it before.
+        """
         handle = self.device.stream_handle()
+        if inputs is not None and handle not in inputs.stream_handles:
+            self.device.record_use(inputs.buffer)
+            inputs.stream_handles.add(handle)
         if handle != self._stream_handle:
             if self._stream is not None:
                 self.device.wait_for(self._stream)

@@ -242,7 +242,7 @@ class TrainingStep:
                 slot.sizes_in(tensor.shape)
             self._check.check()
             self._numbers.check()
-            self.pool.order()
+            self.pool.order(self._inputs)
             self._inputs.load(tensors, SIZES, SIZES)
             is_last = self.part == self._work.accumulation - 1
             return self._replay(self._graphs[-1 if is_last else min(self.part, 1)])
