@@ -7,6 +7,7 @@ import itertools
 
 import pytest
 import torch
+from backends import KERNELS
 from recorded_graphs import install
 from torch import nn
 
@@ -57,7 +58,15 @@ loss = nn.CrossEntropyLoss()
 
 
 def train_eagerly(
-    model, optimizer, data, *, max_norm=0.5, accumulation=1, scaler=None, autocast=None
+    model,
+    optimizer,
+    data,
+    *,
+    max_norm=0.5,
+    accumulation=1,
+    scaler=None,
+    autocast=None,
+    backend="torch",
 ):
     """The loop that a captured step stands for."""
     torch.manual_seed(5)
@@ -72,7 +81,7 @@ def train_eagerly(
             continue
         if scaler is not None:
             scaler.unscale_(optimizer)
-        diglot.clip_grad_norm_(model.parameters(), max_norm, backend="torch")
+        diglot.clip_grad_norm_(model.parameters(), max_norm, backend=backend)
         if scaler is None:
             optimizer.step()
         else:
@@ -118,6 +127,13 @@ def test_accumulation(device, accumulation):
     step = compare("AdamW", accumulation=accumulation)
     assert len(step.graphs) == min(accumulation, 3)
     assert step.part == 0
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are not interpreted")
+@pytest.mark.parametrize("backend", KERNELS)
+def test_clipping_by_kernels(backend):
+    """Interpreted ones, on the gradients of replays."""
+    compare("AdamW", backend=backend)
 
 
 def test_autocast():
