@@ -9,6 +9,7 @@ is an error, as on a GPU.
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 
 import torch
@@ -53,6 +54,7 @@ class Recording(TorchDispatchMode):
     def __init__(self, device):
         super().__init__()
         self.device, self.graph = device, RecordedGraph()
+        self.thread = threading.get_ident()  # as a stream: other threads are captured nowhere
         self.made, self.before, self.num_bytes = set(), {}, 0
         self.asked = None  # how often it was asked for nodes during the operator that runs
 
@@ -155,7 +157,7 @@ class RecordedDevice:
         return Capture(recording.graph, result, recording.num_bytes)
 
     def captured_nodes(self):
-        if self.recording is None:
+        if not self.is_capturing():
             return []
         count = len(self.recording.graph.calls)
         if self.recording.asked is not None:  # a launcher runs: it is asked before it, and after it
@@ -177,7 +179,7 @@ class RecordedDevice:
             self.stream = before
 
     def is_capturing(self):
-        return self.recording is not None
+        return self.recording is not None and self.recording.thread == threading.get_ident()
 
     def stream_handle(self):
         return self.stream
