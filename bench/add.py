@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+from typing import Any
 
 import torch
 
@@ -23,7 +23,7 @@ from diglot.bench.harness import (
     speed_over_torch,
 )
 from diglot.reference.add import SPEC
-from diglot.tools.specs import Expected, nbytes
+from diglot.reference.specs import Expected, nbytes
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 BIG, MIDDLE, SMALL = (16384, 16384), (1024, 4096), (4096,)
@@ -114,9 +114,6 @@ benchmark.compiled(FORMULAS)
 benchmark.way("formula", FORMULAS)
 
 
-def _flag_gems() -> dict[str, Function]:
-    ops = importlib.import_module("flag_gems.ops")
+@benchmark.peer("flag_gems", "flag_gems.ops")
+def _flag_gems(ops: Any) -> dict[str, Function]:
     return {"forward": ops.add, "forward, bias": ops.add}
-
-
-benchmark.peer("flag_gems", "flag_gems", _flag_gems)

@@ -12,8 +12,8 @@ from diglot.bench.rms_norm import LLAMA
 benchmark = benchmark_of(centered=False, fused=True)
 
 
-def _liger() -> dict[str, Function]:
-    ops = importlib.import_module("liger_kernel.ops.fused_add_rms_norm")
+@benchmark.peer("liger", "liger_kernel.ops.fused_add_rms_norm")
+def _liger(ops: Any) -> dict[str, Function]:
     settings = importlib.import_module("liger_kernel.ops.utils").calculate_settings
 
     def differentiate(of: Operands) -> Any:
@@ -28,9 +28,8 @@ def _liger() -> dict[str, Function]:
     return {"forward": forward, "backward": differentiate}
 
 
-def _quack() -> dict[str, Function]:
-    ops = importlib.import_module("quack.rmsnorm")
-
+@benchmark.peer("quack", "quack.rmsnorm")
+def _quack(ops: Any) -> dict[str, Function]:
     def differentiate(of: Operands) -> Any:
         grad, more, x = of.arrays
         return ops.rmsnorm_bwd(x, of.weight, grad, of.rstd, more, has_residual=True)[:2]
@@ -40,7 +39,3 @@ def _quack() -> dict[str, Function]:
         return ops.rmsnorm_fwd(x, of.weight, residual=residual, eps=EPS)[:2]
 
     return {"forward": forward, "backward": differentiate}
-
-
-benchmark.peer("liger", "liger_kernel", _liger)
-benchmark.peer("quack", "quack", _quack)

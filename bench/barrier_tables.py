@@ -5,34 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-DESIGNS = (
-    "diglot",
-    "grid.sync()",
-    "premature poll",
-    "all threads poll",
-    "flag apart",
-    "clusters of 2 first",
-    "clusters of 4 first",
-    "clusters of 8 first",
-    "text-book",
-    "launches",
-    "programmatic launches",
-)
+from diglot.bench.markdown import NOTHING, pivot, table
+from diglot.tools.numbers import size as count
+
 # Blocks vary at this many threads, and threads at one block per multiprocessor.
 THREADS = 256
 
 
 def _time(row: dict[str, Any] | None) -> str:
     if row is None:
-        return "–"
+        return NOTHING
     if "time_us" not in row:
         return "wrong result"
     return "does not fit" if row["time_us"] is None else f"{row['time_us']:.2f}"
-
-
-def _rows(header: list[str], body: Iterable[list[str]]) -> list[str]:
-    lines = [header, ["---"] * len(header), *body]
-    return [f"| {' | '.join(cells)} |" for cells in lines]
 
 
 def _heading(report: dict[str, Any], kind: str) -> list[str]:
@@ -40,40 +25,27 @@ def _heading(report: dict[str, Any], kind: str) -> list[str]:
     samples = sorted({row["samples"] for row in report["rows"] if row.get("samples")})
     return [
         f"{report['gpu']}, driver {versions['driver']}, CUDA {versions['cuda']}, {report['date']}, "
-        f"commit {report['commit']}. {kind}; medians of {'/'.join(map(str, samples))} interleaved "
-        "runs. Each was verified beforehand.",
+        f"commit {report['commit']}. {kind} Figures are medians of "
+        f"{'/'.join(map(str, samples))} interleaved runs. Each variant was verified first.",
         "",
     ]
 
 
 def designs_table(report: dict[str, Any]) -> str:
     """Microseconds per barrier: a row for each design, a column for each grid."""
-    cells: dict[tuple[str, int, int], dict[str, Any]] = {}
+    found: dict[tuple[int, int], list[dict[str, Any]]] = {}
     for row in report["rows"]:
-        if row["part"] == "barrier":
-            options = row["options"]
-            cells[row["provider"], options["blocks"], options["threads"]] = row
-    one_each = report["multiprocessors"]
-    grids = sorted(
-        {(b, t) for _, b, t in cells if t == THREADS or b == one_each},
-        key=lambda grid: (grid[1] != THREADS, grid),
-    )
-    present = {provider for provider, _, _ in cells}
-    body = [
-        [name, *(_time(cells.get((name, *grid))) for grid in grids)]
-        for name in DESIGNS
-        if name in present
-    ]
-    header = ["µs per barrier, or launch", *(f"{blocks} × {threads}" for blocks, threads in grids)]
-    kind = "Columns are blocks × threads of a block"
-    return "\n".join([*_heading(report, kind), *_rows(header, body), ""])
-
-
-def _size(count: int) -> str:
-    for shift, unit in ((30, "GiB"), (20, "MiB")):
-        if count >= 1 << shift:
-            return f"{count >> shift} {unit}"
-    return f"{count >> 10} KiB"
+        blocks, threads = (row["options"].get(name) for name in ("blocks", "threads"))
+        if row["part"] == "barrier" and (threads == THREADS or blocks == report["multiprocessors"]):
+            found.setdefault((blocks, threads), []).append(row)
+    grids = sorted(found, key=lambda grid: (grid[1] != THREADS, grid))
+    cells = {
+        (row["provider"], f"{grid[0]} × {grid[1]}"): _time(row)
+        for grid in grids
+        for row in found[grid]
+    }
+    kind = "Columns are blocks × threads of a block."
+    return "\n".join([*_heading(report, kind), *pivot("µs per barrier, or launch", cells)])
 
 
 def _fastest(rows: Iterable[dict[str, Any]]) -> float | None:
@@ -95,8 +67,8 @@ def use_table(report: dict[str, Any]) -> str:
         ratios = []
         for other in ("launches", "programmatic launches"):
             two = _fastest([rows[other]]) if other in rows else None
-            ratios.append("–" if one is None or two is None else f"{two / one:.2f}")
-        body.append([_size(size), *(_time(rows.get(name)) for name in names), *ratios])
+            ratios.append(NOTHING if one is None or two is None else f"{two / one:.2f}")
+        body.append([count(size, "B"), *(_time(rows.get(name)) for name in names), *ratios])
     header = ["array, µs", *names, "launches over barrier", "programmatic over barrier"]
-    kind = "The ratios are to the fastest grid with a barrier, and above 1 where the barrier wins"
-    return "\n".join([*_heading(report, kind), *_rows(header, body), ""])
+    kind = "Ratios compare with the fastest grid that has a barrier. Above 1, the barrier wins."
+    return "\n".join([*_heading(report, kind), *table(header, body)])

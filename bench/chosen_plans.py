@@ -14,7 +14,8 @@ import torch
 
 from diglot.backends.store import plan_name
 from diglot.bench.harness import Case, Row
-from diglot.bench.models import draw, markdown_row
+from diglot.bench.markdown import table as markdown_table
+from diglot.bench.models import draw
 from diglot.bench.running import dtype_name
 from diglot.tools.tune import choices_of, launches_of, tune_launch
 
@@ -99,10 +100,8 @@ def markdown(reports: Sequence[dict[str, Any]]) -> str:
     for gpu in dict.fromkeys(report["gpu"] for report in reports):
         of_gpu = [report for report in reports if report["gpu"] == gpu]
         said = [
-            f"{r['op']}: commit {r['commit'][:7]}, {r['date']}, seed {r['seed']}" for r in of_gpu
+            f"{r['op']} at commit {r['commit'][:7]}, {r['date']}, seed {r['seed']}" for r in of_gpu
         ]
-        lines += [f"### {gpu}", "", f"Measured at {'; '.join(said)}.", ""]
-        lines += [markdown_row(HEADER), markdown_row(["---"] * len(HEADER))]
-        rows = [row for report in of_gpu for row in report["rows"]]
-        lines += [*map(markdown_row, table(rows)), ""]
+        lines += [f"### {gpu}", "", f"Measured: {'; '.join(said)}.", ""]
+        lines += markdown_table(HEADER, table([row for of in of_gpu for row in of["rows"]]))
     return "\n".join(lines)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,8 +29,8 @@ from diglot.bench.harness import (
 )
 from diglot.ops.random_seed import seed_tensor
 from diglot.reference.dropout import SPEC, dropout_oracle
+from diglot.reference.specs import Expected, nbytes
 from diglot.tools.accuracy import measure_error
-from diglot.tools.specs import Expected, nbytes
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 BIG, MIDDLE, SMALL = (16384, 16384), (1024, 4096), (4096,)
@@ -168,12 +167,9 @@ benchmark.compiled(OF_TORCH)
 benchmark.way("formula", FORMULAS)
 
 
-def _flag_gems() -> dict[str, Function]:
-    ops = importlib.import_module("flag_gems.ops")
+@benchmark.peer("flag_gems", "flag_gems.ops")
+def _flag_gems(ops: Any) -> dict[str, Function]:
     return {
         "forward": lambda x, p: ops.dropout(x, p)[0],
         "backward": lambda grad, mask, p: ops.dropout_backward(grad, mask, 1 / (1 - p)),
     }
-
-
-benchmark.peer("flag_gems", "flag_gems", _flag_gems)

@@ -108,6 +108,8 @@ def versions() -> dict[str, str | None]:
     """Versions of what ran: Python, torch, Triton, diglot, CUDA (PyTorch's) and the driver."""
     import torch
 
+    from diglot.tools.device import ask_driver
+
     def installed(package: str) -> str | None:
         try:
             return metadata.version(package)
@@ -120,17 +122,8 @@ def versions() -> dict[str, str | None]:
         "triton": installed("triton"),
         "diglot": installed("diglot"),
         "cuda": torch.version.cuda,
-        "driver": _driver_version(),
+        "driver": ask_driver(["driver_version"]).get("driver_version"),
     }
-
-
-def _driver_version() -> str | None:
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return answer.stdout.splitlines()[0].strip() if answer.stdout else None
 
 
 if __name__ == "__main__":

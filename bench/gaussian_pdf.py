@@ -13,14 +13,14 @@ from diglot.bench.harness import (
     Benchmark,
     Case,
     Function,
-    Tensors,
     arrays_of,
+    bytes_moved,
+    expected_of,
     host_cases,
     recorded,
     rows_of,
 )
 from diglot.reference.gaussian_pdf import SPEC
-from diglot.tools.specs import Expected, nbytes
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 BIG, SMALL = (8192, 8192), (4096,)
@@ -28,12 +28,6 @@ OPTIONS = {"terms": 22}
 # What a copy to or from the host moves in a second over PCIe of the fifth generation. The kernel is
 # to work through an array at twice that, for copies to hide it.
 HOST_COPY_TB_PER_S = 0.05
-
-
-def _expected(case: Case, tensors: Tensors) -> Expected:
-    if case.direction == "backward":
-        return SPEC.backward(*tensors, **case.options)["input"]
-    return SPEC.forward(*tensors, **case.options)
 
 
 benchmark = Benchmark(
@@ -48,8 +42,8 @@ benchmark = Benchmark(
         *host_cases(SMALL, OPTIONS),
     ],
     inputs=lambda case: recorded(case, arrays_of(case)),
-    expected=_expected,
-    bytes_moved=lambda case, tensors: sum(map(nbytes, tensors)) + nbytes(tensors[0]),
+    expected=expected_of(SPEC),
+    bytes_moved=bytes_moved,
     shape=rows_of,
     keywords=lambda case: {"mean": 0.0, "std": 1.0, **case.options},
     bars=[

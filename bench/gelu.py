@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +17,8 @@ from diglot.bench.harness import (
     Function,
     Tensors,
     arrays_of,
+    bytes_moved,
+    expected_of,
     graph_bar,
     host_bar,
     host_cases,
@@ -25,7 +27,6 @@ from diglot.bench.harness import (
     share_of_copy,
 )
 from diglot.reference.gelu import SPEC
-from diglot.tools.specs import Expected, nbytes
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 FORMS = ("tanh", "none")
@@ -34,12 +35,6 @@ BIG, MIDDLE, SMALL = (16384, 16384), (1024, 4096), (4096,)
 
 def _inputs(case: Case) -> Tensors:
     return recorded(case, arrays_of(case))
-
-
-def _expected(case: Case, tensors: Tensors) -> Expected:
-    if case.direction == "backward":
-        return SPEC.backward(*tensors, **case.options)["input"]
-    return SPEC.forward(*tensors, **case.options)
 
 
 benchmark = Benchmark(
@@ -60,8 +55,8 @@ benchmark = Benchmark(
         *host_cases(SMALL, {"approximate": "none"}),
     ],
     inputs=_inputs,
-    expected=_expected,
-    bytes_moved=lambda case, tensors: sum(map(nbytes, tensors)) + nbytes(tensors[0]),
+    expected=expected_of(SPEC),
+    bytes_moved=bytes_moved,
     shape=rows_of,
     bars=[
         Bar(
@@ -119,9 +114,6 @@ benchmark.compiled(FORMULAS)
 benchmark.way("formula", FORMULAS)
 
 
-def _flag_gems() -> dict[str, Function]:
-    ops = importlib.import_module("flag_gems.ops")
+@benchmark.peer("flag_gems", "flag_gems.ops")
+def _flag_gems(ops: Any) -> dict[str, Function]:
     return {"forward": ops.gelu, "backward": ops.gelu_backward}
-
-
-benchmark.peer("flag_gems", "flag_gems", _flag_gems)

@@ -10,8 +10,19 @@ from collections.abc import Callable
 
 import torch
 
-from diglot.bench.harness import Bar, Benchmark, Case, Function, Row, Rows, Tensors, arrays_of
-from diglot.tools.specs import Expected, find_spec, nbytes
+from diglot.bench.harness import (
+    Bar,
+    Benchmark,
+    Case,
+    Function,
+    Row,
+    Rows,
+    Tensors,
+    arrays_of,
+    bytes_moved,
+    expected_of,
+)
+from diglot.reference.specs import find_spec
 
 DTYPES = (torch.float32, torch.bfloat16)
 MEGABYTES = (1, 8, 32)
@@ -42,12 +53,6 @@ def benchmark_of(
         formulas: the definition written out.
         saved: from the input, what the backward pass takes beside the output's gradient.
     """
-    spec = find_spec(op)
-
-    def expected(case: Case, tensors: Tensors) -> Expected:
-        if case.direction == "backward":
-            return spec.backward(*tensors)["input"]
-        return spec.forward(*tensors)
 
     def operands(case: Case, tensors: Tensors) -> Tensors:
         if case.direction == "backward":
@@ -67,8 +72,8 @@ def benchmark_of(
             for dtype in DTYPES
         ],
         inputs=arrays_of,
-        expected=expected,
-        bytes_moved=lambda case, tensors: sum(map(nbytes, tensors)) + nbytes(tensors[0]),
+        expected=expected_of(find_spec(op)),
+        bytes_moved=bytes_moved,
         bars=[
             Bar(
                 "speed over torch.compile in a graph",

@@ -12,7 +12,7 @@ import torch
 from diglot.backends.runs import run
 from diglot.bench.harness import Bar, Benchmark, Call, Case, Tensors
 from diglot.ops.grid_barrier_check import WORDS
-from diglot.tools.specs import Expected
+from diglot.reference.specs import Expected
 
 BARRIERS = 1000
 # Blocks on each multiprocessor.

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+from diglot.reference.specs import Expected, OpSpec, nbytes
 from diglot.tools.accuracy import Error
-from diglot.tools.specs import Expected
 
 OURS = ("cuda", "triton")
 # The five ways of writing an op that `diglot bench --ranking` compares: the manual formula,
@@ -28,7 +28,7 @@ MODES = {"torch.compile": "default", AUTOTUNED: "max-autotune-no-cudagraphs"}
 # On which the caches are cold, and what is timed is one call.
 COLD = ("device", "captured")
 
-DEVICE = "cuda"
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # where nothing is measured
 RECORDED = "recorded"  # the direction of a forward call whose input requires grad
 
 Tensors = tuple[torch.Tensor, ...]
@@ -199,34 +199,40 @@ class Benchmark:
     def peer(
         self,
         name: str,
-        package: str,
-        load: Callable[[], Mapping[str, Function]],
+        module: str,
         *,
         takes: Callable[[Case], bool] = lambda case: True,
         operands: Callable[[Case, Tensors], tuple[Any, ...]] | None = None,
-    ) -> None:
-        """Adds another package's kernels, if it is installed, as a provider.
+    ) -> Callable[[Callable[[Any], Mapping[str, Function]]], Callable]:
+        """Decorator: another package's kernels, if it is installed, as a provider.
 
-        What goes wrong with it, from its import on, is said in its rows.
+        What is decorated returns their functions by direction, from the module that has them. What
+        goes wrong, from its import on, is said in the provider's rows.
 
         Args:
             name: what it is called.
-            package: the name by which it is imported.
-            load: imports it, and returns its functions by direction.
+            module: the name by which it is imported.
             takes: of which cases it is known that they can be.
             operands: other ones than the benchmark's.
         """
-        if importlib.util.find_spec(package) is None:
-            self.absent[name] = package
-            return
+        package = module.partition(".")[0]
 
-        @self.provider(name)
-        def provide(case: Case, tensors: Tensors) -> Call | None:
-            functions = load() if takes(case) else {}
-            if case.direction not in functions:
-                return None
-            taken = (operands or self.operands)(case, tensors)
-            return functools.partial(functions[case.direction], *taken, **self.keywords(case))
+        def add(find: Callable[[Any], Mapping[str, Function]]) -> Callable:
+            if importlib.util.find_spec(package) is None:
+                self.absent[name] = package
+                return find
+
+            @self.provider(name)
+            def provide(case: Case, tensors: Tensors) -> Call | None:
+                functions = find(importlib.import_module(module)) if takes(case) else {}
+                if case.direction not in functions:
+                    return None
+                taken = (operands or self.operands)(case, tensors)
+                return functools.partial(functions[case.direction], *taken, **self.keywords(case))
+
+            return find
+
+        return add
 
 
 def normal(shapes: Iterable[int | Sequence[int]], dtype: torch.dtype) -> Tensors:
@@ -239,6 +245,22 @@ def normal(shapes: Iterable[int | Sequence[int]], dtype: torch.dtype) -> Tensors
 def arrays_of(case: Case) -> Tensors:
     """The input; of a backward pass the output's gradient and the input."""
     return normal([case.shape] * (1 + (case.direction == "backward")), case.dtype)
+
+
+def expected_of(spec: OpSpec) -> Callable[[Case, Tensors], Expected]:
+    """The right values of an op's result, or of its gradient by the first input."""
+
+    def expected(case: Case, tensors: Tensors) -> Expected:
+        if case.direction == "backward":
+            return spec.backward(*tensors, **case.options)[spec.inputs[0]]
+        return spec.forward(*tensors, **case.options)
+
+    return expected
+
+
+def bytes_moved(case: Case, tensors: Tensors) -> int:
+    """Each input once, the output once, which is as large as the first input."""
+    return sum(map(nbytes, tensors)) + nbytes(tensors[0])
 
 
 def rows_of(elements: int) -> tuple[int, ...]:

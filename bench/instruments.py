@@ -12,9 +12,6 @@ from diglot.tools import measure
 from diglot.tools.measure import Timing
 
 BUDGET_MS = 60
-# For the host's time beside other measures; where it is what a case is about, there are more. The
-# device is waited for after each round: of calls that take it long there are fewer.
-HOST_ROUNDS, HOST_CALLS, HOST_BUDGET_US = 10, 20, 2e6
 CEILINGS = ("copy", "product")
 
 Timer = Callable[[Mapping[str, Call], "Call | None"], dict[str, Timing]]
@@ -46,11 +43,6 @@ def _copy(moved: int, dtype: torch.dtype) -> Call:
     return measure.copy_ceiling(moved, dtype, "cuda")
 
 
-def _host_us(call: Call, device_us: float) -> float:
-    calls = max(1, min(HOST_CALLS, int(HOST_BUDGET_US / HOST_ROUNDS / device_us)))
-    return measure.host({"": call}, rounds=HOST_ROUNDS, calls=calls)[""].median_us
-
-
 @dataclass(frozen=True)
 class Instruments:
     """What measures on a GPU; tests on machines without one put others in their place.
@@ -72,7 +64,7 @@ class Instruments:
     timers: Mapping[str, Timer] = field(default_factory=lambda: TIMERS)
     copy: Callable[[int, torch.dtype], Call] = _copy
     product: Callable[[torch.dtype], tuple[Call, int]] = measure.product_ceiling
-    host_us: Callable[[Call, float], float] = _host_us
+    host_us: Callable[[Call, float], float] = measure.host_beside
     peak_bytes: Callable[[Call], int] = measure.peak_bytes
     launches: Callable[[Call], int | None] = measure.launches
     ends_in_stream: Callable[[Call], bool] = measure.ends_in_stream

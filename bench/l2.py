@@ -111,10 +111,7 @@ def _rows(workload: Workload, hot_mb: int) -> list[dict[str, Any]]:
             continue
         turn = Timing.of([sum(pieces) for pieces in times])
         row |= {
-            "time_us": turn.median_us,
-            "p20_us": turn.p20_us,
-            "p80_us": turn.p80_us,
-            "samples": turn.samples,
+            **turn.figures(),
             "pieces_us": {
                 name: Timing.of(list(part)).median_us
                 for name, part in zip(workload.pieces, zip(*times, strict=True), strict=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import replace
 from typing import Any
 
@@ -12,9 +11,8 @@ from diglot.bench.norms import EPS, Operands, benchmark_of
 benchmark = benchmark_of(centered=True, fused=False)
 
 
-def _liger() -> dict[str, Function]:
-    ops = importlib.import_module("liger_kernel.ops.layer_norm")
-
+@benchmark.peer("liger", "liger_kernel.ops.layer_norm")
+def _liger(ops: Any) -> dict[str, Function]:
     def differentiate(of: Operands) -> Any:
         grad, _, x = of.arrays
         return ops.layer_norm_backward(grad, x, of.weight, of.bias, of.mean, of.rstd)
@@ -25,8 +23,17 @@ def _liger() -> dict[str, Function]:
     }
 
 
-def _quack() -> dict[str, Function]:
-    ops = importlib.import_module("quack.rmsnorm")
+def _wide(of: Operands) -> Operands:
+    """QuACK's takes weights of float32 alone."""
+    return replace(of, weight=of.weight.float(), bias=of.bias.float())
+
+
+@benchmark.peer(
+    "quack",
+    "quack.rmsnorm",
+    operands=lambda case, tensors: tuple(map(_wide, benchmark.operands(case, tensors))),
+)
+def _quack(ops: Any) -> dict[str, Function]:
     return {
         "forward": lambda of: (ops.layernorm_fwd(of.arrays[0], of.weight, of.bias, EPS),),
         "backward": lambda of: ops.layernorm_bwd(
@@ -35,9 +42,8 @@ def _quack() -> dict[str, Function]:
     }
 
 
-def _flag_gems() -> dict[str, Function]:
-    ops = importlib.import_module("flag_gems.ops")
-
+@benchmark.peer("flag_gems", "flag_gems.ops")
+def _flag_gems(ops: Any) -> dict[str, Function]:
     def forward(of: Operands) -> Any:
         return ops.layer_norm(of.arrays[0], (of.n,), of.weight, of.bias, EPS)[:1]
 
@@ -47,20 +53,3 @@ def _flag_gems() -> dict[str, Function]:
         return ops.layer_norm_backward(grad, x, (of.n,), of.mean, of.rstd, *parameters, mask)
 
     return {"forward": forward, "backward": differentiate}
-
-
-def _wide_parameters(of: Operands) -> Operands:
-    return replace(of, weight=of.weight.float(), bias=of.bias.float())
-
-
-benchmark.peer("liger", "liger_kernel", _liger)
-# QuACK's takes weights of float32 alone.
-benchmark.peer(
-    "quack",
-    "quack",
-    _quack,
-    operands=lambda case, tensors: tuple(
-        map(_wide_parameters, benchmark.operands(case, tensors)),
-    ),
-)
-benchmark.peer("flag_gems", "flag_gems", _flag_gems)

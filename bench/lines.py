@@ -6,53 +6,56 @@ A line counts if there is code on it: no comment, no docstring, not blank.
 from __future__ import annotations
 
 import ast
-import importlib.util
 import inspect
-import io
 import re
 import sys
-import tokenize
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from diglot.bench.evidence import find_tree
 from diglot.bench.harness import OURS, RANKED, Benchmark, Function
+from diglot.tools.op_sources import closure, modules
+from diglot.tools.sources import folder_of
 
 # What is beside the table of them.
 RULE = (
-    "Lines with code on them. Of a kernel those of its op's file, with the functions that it takes "
-    "over from another op's file, so that what serves two ops counts for both; in brackets with "
-    "all files that ops share, each once. Of the formula the functions that were timed, with those "
-    "that they use; of PyTorch the call. torch.compile takes a line more than what it was given: "
-    "the formula or, where there is a †, PyTorch's op in the forward pass."
+    "Lines that hold code. For a kernel they are its op's file, and the functions that it takes "
+    "from another op's file. A function that serves two ops counts for both. The number in "
+    "brackets adds all files that ops share, each once. For the formula they are the timed "
+    "functions, and the functions that these call. For PyTorch they are the call. torch.compile "
+    "takes one line more than its input: the formula or, if marked †, PyTorch's forward op."
 )
 TRITON = "diglot.triton_ops."
 
-# Strings first, so that what looks like a comment in one is none.
-_CXX = re.compile(r'"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'|//[^\n]*|/\*.*?\*/', re.DOTALL)
 _INCLUDE = re.compile(r'^\s*#include "((?:diglot|torch)/[^"]+)"', re.MULTILINE)
-_IMPORT = re.compile(r"^\s*from (diglot\.triton_ops)?\.([\w.]+) import", re.MULTILINE)
-_LAYOUT = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
 
 
-def _used_lines(source: str) -> set[int]:
-    """The numbers of a Python source's lines of code."""
+def code_lines(source: str, language: str) -> set[int]:
+    """The numbers of a source's lines of code, from 1, as the lexers of Pygments tell them."""
+    from pygments.lexers import get_lexer_by_name
+    from pygments.token import Comment, String
+
     used: set[int] = set()
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type not in (*_LAYOUT, tokenize.ENDMARKER):
-            used.update(range(token.start[0], token.end[0] + 1))
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
-            first = node.body[0] if node.body else None
-            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
-                if isinstance(first.value.value, str):
-                    used -= set(range(first.lineno, (first.end_lineno or first.lineno) + 1))
+    number = 1
+    for token, text in get_lexer_by_name(language, stripnl=False).get_tokens(source):
+        is_directive = token in Comment.Preproc or token in Comment.PreprocFile
+        is_code = is_directive or (token not in Comment and token not in String.Doc)
+        for line in text.split("\n"):
+            if is_code and line.strip():
+                used.add(number)
+            number += 1
+        number -= 1
     return used
 
 
 def python_lines(source: str) -> int:
     """Lines of code of a Python source."""
-    return len(_used_lines(source))
+    return len(code_lines(source, "python"))
+
+
+def cxx_lines(source: str) -> int:
+    """Lines of code of a C++ source."""
+    return len(code_lines(source, "cpp"))
 
 
 def definition_lines(source: str, names: Iterable[str]) -> int:
@@ -73,17 +76,7 @@ def definition_lines(source: str, names: Iterable[str]) -> int:
         lines |= set(range(first, (node.end_lineno or node.lineno) + 1))
         used = {of.id for of in ast.walk(node) if isinstance(of, ast.Name)}
         waiting += used & functions.keys()
-    return len(lines & _used_lines(source))
-
-
-def cxx_lines(source: str) -> int:
-    """Lines of code of a C++ source."""
-
-    def without_comment(match: re.Match[str]) -> str:
-        text = match.group()
-        return text if text[0] in "\"'" else "\n" * text.count("\n")
-
-    return sum(bool(line.strip()) for line in _CXX.sub(without_comment, source).splitlines())
+    return len(lines & code_lines(source, "python"))
 
 
 def is_only_called(function: Function) -> bool:
@@ -110,34 +103,13 @@ def function_lines(functions: Iterable[Function]) -> int:
     return lines
 
 
-def _reached(start: Path, neighbours: Callable[[Path], Iterator[Path]]) -> list[Path]:
-    """A file and what it includes or imports, and so on."""
-    found, waiting = [start], [start]
-    while waiting:
-        for path in neighbours(waiting.pop()):
-            if path not in found:
-                found.append(path)
-                waiting.append(path)
-    return found
-
-
-def _included(folder: Path) -> Callable[[Path], Iterator[Path]]:
-    def of(path: Path) -> Iterator[Path]:
-        for name in _INCLUDE.findall(path.read_text()):
-            places = (folder / "include" / name, folder / name)
-            yield from (place for place in places if place.is_file())
-
-    return of
-
-
-def _imported(folder: Path) -> Callable[[Path], Iterator[Path]]:
-    def of(path: Path) -> Iterator[Path]:
-        for package, name in _IMPORT.findall(path.read_text()):
-            place = (folder if package else path.parent) / f"{name.replace('.', '/')}.py"
-            if place.is_file():
-                yield place
-
-    return of
+def _included(path: Path, text: str) -> Iterator[Path]:
+    """What a source in the tree includes of the device library, the planners and PyTorch's part."""
+    folder = next(parent for parent in path.parents if parent.name == "csrc")
+    for name in _INCLUDE.findall(text):
+        yield from (
+            place for place in (folder / "include" / name, folder / name) if place.is_file()
+        )
 
 
 def _reexported(folder: Path, path: Path) -> int:
@@ -171,14 +143,12 @@ def lines_of(benchmark: Benchmark) -> dict[str, dict[str, int]]:
         lines = function_lines(code) + (name == "torch.compile")
         calls = sum(map(is_only_called, code))
         found[name] = {"own": lines, "with_shared": lines, "calls": calls}
-    package = importlib.util.find_spec("diglot.triton_ops")
-    assert package is not None and package.submodule_search_locations
-    folder = Path(package.submodule_search_locations[0])
+    folder = folder_of("triton")
     triton = folder / f"{benchmark.op}.py"
     if triton.is_file():
         found["triton"] = {
             "own": python_lines(triton.read_text()) + _reexported(folder, triton),
-            "with_shared": _lines(_reached(triton, _imported(folder)), python_lines),
+            "with_shared": sum(map(python_lines, closure([triton], modules).values())),
         }
     tree = find_tree()
     if tree is not None:
@@ -186,10 +156,6 @@ def lines_of(benchmark: Benchmark) -> dict[str, dict[str, int]]:
         if cuda.is_file():
             found["cuda"] = {
                 "own": cxx_lines(cuda.read_text()),
-                "with_shared": _lines(_reached(cuda, _included(tree / "csrc")), cxx_lines),
+                "with_shared": sum(map(cxx_lines, closure([cuda], _included).values())),
             }
     return found
-
-
-def _lines(paths: Iterable[Path], count: Callable[[str], int]) -> int:
-    return sum(count(path.read_text()) for path in paths)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
+from typing import Any
 
 import torch
 
-import diglot
 from diglot.bench.harness import Function
 from diglot.bench.rows import benchmark_of
 
@@ -22,29 +21,12 @@ def _gradient(grad: torch.Tensor, y: torch.Tensor, dim: int) -> torch.Tensor:
     return (wide - y.float().exp() * wide.sum(dim, True)).to(grad.dtype)
 
 
-def _ours_backward(grad: torch.Tensor, y: torch.Tensor, dim: int, backend: str) -> torch.Tensor:
-    return torch.ops.diglot.log_softmax_backward(grad, y, dim, y.dtype, backend)
+benchmark = benchmark_of("log_softmax", _formula, _gradient)
 
 
-def _eager_backward(grad: torch.Tensor, y: torch.Tensor, dim: int) -> torch.Tensor:
-    return torch.ops.aten._log_softmax_backward_data(grad, y, dim, y.dtype)
-
-
-benchmark = benchmark_of(
-    "log_softmax",
-    ours={"forward": diglot.log_softmax, "backward": _ours_backward},
-    eager={"forward": torch.log_softmax, "backward": _eager_backward},
-    formulas={"forward": _formula, "backward": _gradient},
-    saved=torch.log_softmax,
-)
-
-
-def _flag_gems() -> dict[str, Function]:
-    ops = importlib.import_module("flag_gems.ops")
+@benchmark.peer("flag_gems", "flag_gems.ops")
+def _flag_gems(ops: Any) -> dict[str, Function]:
     return {
         "forward": lambda x, dim: ops.log_softmax(x, dim),
         "backward": lambda grad, y, dim: ops.log_softmax_backward(grad, y, dim, y.dtype),
     }
-
-
-benchmark.peer("flag_gems", "flag_gems", _flag_gems)

@@ -1,6 +1,6 @@
-"""What tables say of rows beside their figures: a compiler's mode, a strawman, the host's time.
+"""Remarks that tables add to figures: a compiler's mode, a strawman, exposed host time.
 
-A row says it of itself, in "how": a few words, and after a colon more of them.
+A row carries its remark in "how": a few words, and after a colon the explanation.
 """
 
 from __future__ import annotations
@@ -11,19 +11,29 @@ from typing import Any
 from diglot.bench.harness import OURS
 
 STRAWMAN = (
-    "strawman: PyTorch has no such op, and F.layer_norm of the whole array as a single row, for "
-    "which it was not made, is no way that anyone would choose"
+    "strawman: PyTorch has no such op. F.layer_norm of the whole array as one row stands in its "
+    "place. Nobody would choose that"
 )
 SEED_GIVEN = (
-    "seed given: ours were given a seed, while the others drew theirs; a call without one draws it "
-    "by a launch more, 2 in all"
+    "seed given: our calls received a seed, and the others drew theirs. A call without a seed "
+    "draws it with one more launch, so it has 2"
 )
 EXPOSED = "with host time"
+# Ops whose kernels have changed since their results, by the commit of these.
+OLD_KERNELS = {
+    "add_layer_norm": "c91be5552304",
+    "add_rms_norm": "c91be5552304",
+    "gaussian_pdf": "fd51c26b2faf",
+    "layer_norm": "c91be5552304",
+    "log_softmax": "fd51c26b2faf",
+    "rms_norm": "c91be5552304",
+    "softmax": "c91be5552304",
+}
 SHARE_EXPOSED = 0.2  # of a row's samples, beyond which the band shows it
 
 
 def how_of(row: Mapping[str, Any]) -> str | None:
-    """What is to be known of a row; of one of the time before rows said it, what is known now."""
+    """The remark of a row; for a row of an older format, the remark that is known today."""
     if "how" in row:
         return row["how"] if isinstance(row["how"], str) else None
     op, provider = row.get("op"), row.get("provider")
@@ -35,8 +45,13 @@ def how_of(row: Mapping[str, Any]) -> str | None:
     return SEED_GIVEN if op == "dropout" and provider in OURS and not drew else None
 
 
+def is_of_old_kernels(report: Mapping[str, Any]) -> bool:
+    """Whether an op's kernels have changed since a report of it."""
+    return report["commit"].startswith(OLD_KERNELS.get(report["op"], "-"))
+
+
 def words(row: Mapping[str, Any]) -> str:
-    """Likewise in a few words; "" if there is nothing to say."""
+    """The same in a few words; "" if there is nothing to say."""
     counts = [row.get(name) for name in ("exposed", "samples")]
     exposed, samples = (count if isinstance(count, int) else 0 for count in counts)
     said = (how_of(row) or "").partition(":")[0]
@@ -49,7 +64,7 @@ def titled(name: str, said: str) -> str:
 
 
 def common(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """The words that all rows of a provider share, by provider: a table's titles have them."""
+    """By provider, the words that all its rows share: a table's titles show them."""
     found: dict[str, set[str]] = {}
     for row in rows:
         found.setdefault(row["provider"], set()).add(words(row))
@@ -57,13 +72,13 @@ def common(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def mark(row: Mapping[str, Any], titles: Mapping[str, str]) -> str:
-    """What a cell has behind its figure: the words that its title does not have."""
+    """The words behind a cell's figure: those that its title does not show."""
     said = words(row)
     return f", {said}" if said and said != titles.get(row["provider"]) else ""
 
 
 def of_ours(rows: Mapping[str, Mapping[str, Any]]) -> str:
-    """What stands behind a figure of ours together, of a case's rows by provider."""
+    """The words behind a figure that both our backends share, of a case's rows by provider."""
     said = [how_of(rows[name]) or "" for name in OURS if name in rows]
     return "".join(f", {of}" for of in dict.fromkeys(of.partition(":")[0] for of in said) if of)
 
@@ -75,7 +90,7 @@ def paragraph(rows: Collection[Mapping[str, Any]]) -> list[str]:
 
 
 def notes(rows: Collection[Mapping[str, Any]]) -> list[str]:
-    """What the words of rows mean, a sentence for each."""
+    """What the words of rows mean, one note for each."""
     providers: dict[str, list[str]] = {}
     ops: dict[str, list[str]] = {}
     for row in rows:
@@ -89,7 +104,7 @@ def notes(rows: Collection[Mapping[str, Any]]) -> list[str]:
         said, _, more = how.partition(": ")
         who = ", ".join(names)
         if more:
-            lines.append(f'"{said}", of {", ".join(ops[how])} by {who}: {more}.')
+            lines.append(f'"{said}" ({", ".join(ops[how])} by {who}): {more}.')
         else:
             lines.append(f"{who}: {said}.")
     if any(EXPOSED in words(row) for row in rows):

@@ -24,7 +24,8 @@ import torch
 
 from diglot.bench.evidence import versions
 from diglot.bench.harness import OURS, Benchmark, Case, Row
-from diglot.bench.reports import read_report
+from diglot.bench.markdown import table as markdown_table
+from diglot.bench.result_files import read_file
 from diglot.bench.running import row_of
 
 # Of a draw: rows of a hidden size; of a vocabulary; at most 4 MB; of an odd length.
@@ -153,7 +154,7 @@ def known(
     path = None if folder is None else folder / f"{op}.json"
     if path is None or not path.exists():
         return [], list(cases)
-    found = [row for row in read_report(path)["rows"] if row.get("kernels") == kernels]
+    found = [row for row in read_file(path).content["rows"] if row.get("kernels") == kernels]
     of_case = [{name: row[name] for name in CASE} for row in found]
     have = [
         {row["provider"] for row, of in zip(found, of_case, strict=True) if of == row_of(case)}
@@ -276,17 +277,11 @@ def markdown(reports: Sequence[dict[str, Any]]) -> str:
     for gpu in dict.fromkeys(report["gpu"] for report in reports):
         of_gpu = [report for report in reports if report["gpu"] == gpu]
         rows = [row for report in of_gpu for row in report["rows"]]
-        said = [f"{r['op']}: commit {r['commit'][:7]}, {r['date']}" for r in of_gpu]
-        lines += [f"### {gpu}", "", f"Measured at {'; '.join(said)}.", ""]
+        said = [f"{r['op']} at commit {r['commit'][:7]}, {r['date']}" for r in of_gpu]
+        lines += [f"### {gpu}", "", f"Measured: {'; '.join(said)}.", ""]
         for header, body in ((HEADER, table(rows)), (WORST_HEADER, worst(rows))):
-            lines += [markdown_row(header), markdown_row(["---"] * len(header))]
-            lines += [*map(markdown_row, body), ""]
+            lines += markdown_table(header, body)
     return "\n".join(lines)
-
-
-def markdown_row(cells: Sequence[str]) -> str:
-    """A line of a table in Markdown."""
-    return f"| {' | '.join(cells)} |"
 
 
 def main(seed: str, jobs: str, part: str, *ops: str) -> None:

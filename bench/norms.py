@@ -15,7 +15,6 @@ import torch.nn.functional as F
 
 import diglot
 from diglot.bench.harness import (
-    OURS,
     RECORDED,
     Benchmark,
     Call,
@@ -31,29 +30,8 @@ from diglot.bench.harness import (
 from diglot.bench.norm_formulas import EPS, FORMULAS
 from diglot.bench.rows import BARS, cases, is_matrix
 from diglot.reference.norm import Exact
+from diglot.reference.specs import Expected, nbytes
 from diglot.tools.accuracy import measure_error
-from diglot.tools.specs import Expected, nbytes
-
-
-@dataclass(frozen=True)
-class Kind:
-    """One of the four ops.
-
-    Attributes:
-        centered: whether it is the layer norm.
-        fused: whether a residual is added first.
-    """
-
-    centered: bool
-    fused: bool
-
-    @property
-    def plain(self) -> str:
-        return "layer_norm" if self.centered else "rms_norm"
-
-    @property
-    def op(self) -> str:
-        return f"add_{self.plain}" if self.fused else self.plain
 
 
 @dataclass(frozen=True)
@@ -90,57 +68,63 @@ class Operands:
         return [s for s in (self.mean, self.rstd) if s is not None]
 
 
-# Functions are from operands to the outputs, or to the gradients of the input (or the sum) and the
-# parameters.
+class _Norm:
+    """One of the four ops: the ways to compute it, from operands, and how results are judged.
 
+    A way returns the outputs, or the gradients of the input (or the sum) and the parameters.
+    """
 
-def operands(kind: Kind, case: Case, tensors: Tensors) -> Operands:
-    """What the functions of a case take."""
-    split = len(tensors) - 1 - kind.centered
-    arrays, (weight, bias) = tensors[:split], (*tensors[split:], None)[:2]
-    if case.direction != "backward":
-        return Operands(arrays, weight, bias)
-    grad, *sums, x = arrays
-    # Row by row in double precision, of which a few at a time take little memory.
-    exact = Exact(x, None, None, 1, EPS, kind.centered)
-    mean, rstd = (of.flatten().float() for of in (exact.mean, exact.rstd))
-    more = sums[0] if sums else None
-    stacked = torch.stack([mean, rstd] if kind.centered else [rstd])
-    return Operands((grad, more, x), weight, bias, mean if kind.centered else None, rstd, stacked)
+    def __init__(self, centered: bool, fused: bool) -> None:
+        self.centered, self.fused = centered, fused
+        self.plain = "layer_norm" if centered else "rms_norm"
+        self.op = f"add_{self.plain}" if fused else self.plain
+        self.formula, self.formula_gradient = FORMULAS[self.op].values()
+        self.function = getattr(diglot, self.op)
+        self.backward = getattr(torch.ops.diglot, f"{self.plain}_backward")
+        self.judged: Tensors | None = None  # of what the expected results are known
+        self.expected: list[Expected] = []
 
+    def inputs(self, case: Case) -> Tensors:
+        """The arrays of a case, the weight, and the bias if there is one."""
+        arrays = (2 if case.direction == "backward" else 1) + self.fused
+        shapes = [case.shape] * arrays + [case.shape[-1:]] * (1 + self.centered)
+        return recorded(case, normal(shapes, case.dtype))
 
-def _forward_eager(kind: Kind) -> Function:
-    """PyTorch's op, after an addition where there is one."""
+    def bytes_moved(self, case: Case, tensors: Tensors) -> int:
+        """Each array that is read once, each that is written once."""
+        read = [t for t in tensors if t.dim() == 2]
+        written = 2 if self.fused and case.direction != "backward" else 1
+        return sum(map(nbytes, read)) + written * nbytes(tensors[0])
 
-    def function(of: Operands) -> Any:
-        x = of.arrays[0] + of.arrays[1] if kind.fused else of.arrays[0]
-        if kind.centered:
+    def operands(self, case: Case, tensors: Tensors) -> Operands:
+        """What the functions of a case take."""
+        split = len(tensors) - 1 - self.centered
+        arrays, (weight, bias) = tensors[:split], (*tensors[split:], None)[:2]
+        if case.direction != "backward":
+            return Operands(arrays, weight, bias)
+        grad, *sums, x = arrays
+        # Row by row in double precision, of which a few at a time take little memory.
+        exact = Exact(x, None, None, 1, EPS, self.centered)
+        mean, rstd = (of.flatten().float() for of in (exact.mean, exact.rstd))
+        arrays = (grad, sums[0] if sums else None, x)
+        if not self.centered:
+            return Operands(arrays, weight, bias, None, rstd, torch.stack([rstd]))
+        return Operands(arrays, weight, bias, mean, rstd, torch.stack([mean, rstd]))
+
+    def eager(self, of: Operands) -> Any:
+        """PyTorch's op, after an addition where there is one."""
+        x = of.arrays[0] + of.arrays[1] if self.fused else of.arrays[0]
+        if self.centered:
             out = F.layer_norm(x, (of.n,), of.weight, of.bias, EPS)
         else:
             out = F.rms_norm(x, (of.n,), of.weight, EPS)
-        return (out, x) if kind.fused else (out,)
+        return (out, x) if self.fused else (out,)
 
-    return function
-
-
-def _forward_formula(kind: Kind) -> Function:
-    """The definition written out."""
-    formula = FORMULAS[kind.op]["forward"]
-
-    def function(of: Operands) -> Any:
-        made = formula(*of.arrays, *of.parameters)
-        return made if kind.fused else (made,)
-
-    return function
-
-
-def _backward_eager(kind: Kind) -> Function:
-    """PyTorch's operator, and an addition of the sum's gradient."""
-
-    def function(of: Operands) -> Any:
+    def eager_gradient(self, of: Operands) -> Any:
+        """PyTorch's operator, and an addition of the sum's gradient."""
         grad, more, x = of.arrays
         rows = [s[:, None] for s in of.statistics]
-        if kind.centered:
+        if self.centered:
             made = torch.ops.aten.native_layer_norm_backward(
                 grad, x, [of.n], *rows, of.weight, of.bias, [True, True, True]
             )
@@ -150,71 +134,48 @@ def _backward_eager(kind: Kind) -> Function:
             )
         return made if more is None else (made[0] + more, *made[1:])
 
-    return function
+    def written_out(self, of: Operands) -> Any:
+        """The definition."""
+        made = self.formula(*of.arrays, *of.parameters)
+        return made if self.fused else (made,)
 
+    def gradient_written_out(self, of: Operands) -> Any:
+        """The same of the backward pass."""
+        grad, *more, x = (array for array in of.arrays if array is not None)
+        return self.formula_gradient(grad, *more, x, *of.statistics, of.weight)
 
-def _backward_formula(kind: Kind) -> Function:
-    """The definition written out."""
-    formula = FORMULAS[kind.op]["backward"]
+    def ours(self, of: Operands, backend: str) -> Any:
+        """The public function."""
+        made = self.function(*of.arrays, of.n, *of.parameters, eps=EPS, backend=backend)
+        return made if self.fused else (made,)
 
-    def function(of: Operands) -> Any:
-        grad, more, x = of.arrays
-        return formula(grad, *([more] if kind.fused else []), x, *of.statistics, of.weight)
-
-    return function
-
-
-def _ours(kind: Kind, direction: str, backend: str) -> Function:
-    if direction != "backward":
-        function = getattr(diglot, kind.op)
-
-        def forward(of: Operands) -> Any:
-            made = function(*of.arrays, of.n, *of.parameters, eps=EPS, backend=backend)
-            return made if kind.fused else (made,)
-
-        return forward
-    backward = getattr(torch.ops.diglot, f"{kind.plain}_backward")
-
-    def differentiate(of: Operands) -> Any:
+    def our_gradient(self, of: Operands, backend: str) -> Any:
+        """The operator of its backward pass."""
         dtypes = [p.dtype for p in of.parameters]
-        return backward(*of.arrays, of.stacked, of.weight, *dtypes, EPS, backend)
+        return self.backward(*of.arrays, of.stacked, of.weight, *dtypes, EPS, backend)
 
-    return differentiate
-
-
-class _Judge:
-    """The worst error of all results of calls; what is expected of a case is computed once."""
-
-    def __init__(self, kind: Kind) -> None:
-        self.kind = kind
-        self.tensors: Tensors | None = None
-        self.expected: list[Expected] = []
-
-    def __call__(self, case: Case, tensors: Tensors, call: Call) -> ErrorOf:
-        if tensors is not self.tensors:
+    def judge(self, case: Case, tensors: Tensors, call: Call) -> ErrorOf:
+        """The worst error of all results; what is expected of a case is computed once."""
+        if tensors is not self.judged:
             self.expected = []
-            self.expected = self._expect(case, operands(self.kind, case, tensors))
-            self.tensors = tensors
+            self.expected = self._expect(case, self.operands(case, tensors))
+            self.judged = tensors
         results = call()
         if len(results) < len(self.expected):
             raise ValueError(f"{len(results)} of {len(self.expected)} results")
         # What peers return beyond these, such as statistics, is left out.
-        return ErrorOf.of(
-            [
-                measure_error(result.detach().to(expected.dtype), expected)
-                for result, expected in zip(results, self.expected, strict=False)
-            ]
-        )
+        pairs = zip(results, self.expected, strict=False)
+        return ErrorOf.of([measure_error(of.detach().to(to.dtype), to) for of, to in pairs])
 
     def _expect(self, case: Case, of: Operands) -> list[Expected]:
         if case.direction == "backward":
             grad, more, x = of.arrays
-            exact = Exact(x, of.weight, of.bias, 1, EPS, self.kind.centered)
+            exact = Exact(x, of.weight, of.bias, 1, EPS, self.centered)
             return list(exact.gradients(grad, more).values())
-        x = of.arrays[0] + of.arrays[1] if self.kind.fused else of.arrays[0]
-        output = Exact(x, of.weight, of.bias, 1, EPS, self.kind.centered).output()
+        x = of.arrays[0] + of.arrays[1] if self.fused else of.arrays[0]
+        output = Exact(x, of.weight, of.bias, 1, EPS, self.centered).output()
         same = Expected(lambda x: x.double(), (x,), {}, x.dtype)
-        return [output, same] if self.kind.fused else [output]
+        return [output, same] if self.fused else [output]
 
 
 def benchmark_of(centered: bool, fused: bool) -> Benchmark:
@@ -224,46 +185,35 @@ def benchmark_of(centered: bool, fused: bool) -> Benchmark:
         centered: whether it is a layer norm.
         fused: whether a residual is added first.
     """
-    kind = Kind(centered, fused)
-
-    def inputs(case: Case) -> Tensors:
-        arrays = (2 if case.direction == "backward" else 1) + fused
-        row = case.shape[-1:]
-        return recorded(case, normal([case.shape] * arrays + [row] * (1 + centered), case.dtype))
-
-    def bytes_moved(case: Case, tensors: Tensors) -> int:
-        """Each array that is read once, each that is written once."""
-        read = [t for t in tensors if t.dim() == 2]
-        written = 2 if fused and case.direction != "backward" else 1
-        return sum(map(nbytes, read)) + written * nbytes(tensors[0])
-
+    norm = _Norm(centered, fused)
     made = Benchmark(
-        op=kind.op,
+        op=norm.op,
         cases=cases(),
-        inputs=inputs,
+        inputs=norm.inputs,
         expected=None,
-        error=_Judge(kind),
-        bytes_moved=bytes_moved,
+        error=norm.judge,
+        bytes_moved=norm.bytes_moved,
         bars=[*BARS, host_bar(cuda=(8, 14), triton=(18, 26))],
         shape=rows_of,
         takes=is_matrix,
-        operands=lambda case, tensors: (operands(kind, case, tensors),),
+        operands=lambda case, tensors: (norm.operands(case, tensors),),
     )
-    for backend in OURS:
-        made.way(backend, {d: _ours(kind, d, backend) for d in ("forward", RECORDED, "backward")})
-    eager, gradient = _forward_eager(kind), _backward_formula(kind)
-    forward, backward = FORMULAS[kind.op].values()
+
+    def ways(forward: Function, backward: Function) -> dict[str, Function]:
+        return {"forward": forward, RECORDED: forward, "backward": backward}
+
     called = [F.layer_norm if centered else F.rms_norm, *([torch.add] if fused else [])]
-    made.way(
-        "torch",
-        {"forward": eager, RECORDED: eager, "backward": _backward_eager(kind)},
-        code=called,
-    )
+    formulas = [norm.formula, norm.formula_gradient]
+    made.ours(ways(norm.ours, norm.our_gradient))
+    made.way("torch", ways(norm.eager, norm.eager_gradient), code=called)
     # As softmax, the op itself is what is compiled.
-    made.compiled({"forward": eager, "backward": gradient}, code=[*called, backward])
+    made.compiled(
+        {"forward": norm.eager, "backward": norm.gradient_written_out},
+        code=[*called, norm.formula_gradient],
+    )
     made.way(
         "formula",
-        {"forward": _forward_formula(kind), "backward": gradient},
-        code=[forward, backward],
+        {"forward": norm.written_out, "backward": norm.gradient_written_out},
+        code=formulas,
     )
     return made

@@ -1,49 +1,45 @@
-"""Pictures of results: speed against size, and bars per shape, with the ceiling drawn."""
+"""Pictures of results of ops: speed or time by case, with what a device copy reaches.
+
+`python bench/plots.py` draws pictures of the documents anew: those of pipelines from the committed
+results, and that of errors from a comparison, which it runs. `pictures.py` has those of speed.
+"""
 
 from __future__ import annotations
 
-import itertools
+import dataclasses
 import re
+import subprocess
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from diglot.bench.harness import Row, Rows
-from diglot.bench.reports import by_case
+from diglot.bench import reports
+from diglot.bench.evidence import RESULTS, ROOT
+from diglot.bench.harness import Row
+from diglot.bench.result_files import read_file
 from diglot.bench.summary import TIMERS
-from diglot.tools.files import check_writable, writing
-from diglot.tools.plots import DPI, GRID, STYLES, check_plot, hide_frame, say
+from diglot.files import check_writable, writing
+from diglot.tools import drawing
+from diglot.tools.drawing import Case, Picture, Point
+from diglot.tools.numbers import number
 
-# Beside the backends': colour, told apart by colour-blind readers (Okabe and Ito's), and marker.
-PEERS = {
-    "torch.compile": ("#009e73", "D"),
-    "formula": ("#cc79a7", "v"),
-    "liger": ("#d55e00", "P"),
-    "quack": ("#f0c000", "X"),
-    "flag_gems": ("#56b4e9", "*"),
-}
-OTHER = ("#222222", ".")
-CURVE = 3  # sizes from which on there is a curve; fewer are bars
-
-
-def _style(provider: str) -> tuple[str, str]:
-    if provider in STYLES:
-        color, marker, *_ = STYLES[provider]
-        return color, marker
-    return PEERS.get(provider, OTHER)
+CURVE = 3  # sizes from which on there is a curve
+SPREAD = 20  # the largest value over the smallest, from which on a scale is logarithmic
+WIDTH, FRAME = 5.0, 1.4  # inches: of a picture, and of the height that is not rows
+# README's picture of errors: a command of its own, since errors need no GPU.
+COMPARE = "compare gelu --input examples/activations.safetensors --plot docs/images/gelu.png"
 
 
 def _figure_of(row: Row, us: float) -> float:
-    """GB/s of a row for a time, or the time itself where nothing is moved or speed says nothing."""
+    """GB/s of a row for a time, or the time itself where speed says nothing."""
     if _is_time(row):
         return us
-    if "tflop_per_s" in row:
-        return row["flops"] / us / 1e6
-    return row["bytes"] / us / 1e3
+    return row["flops"] / us / 1e6 if "tflop_per_s" in row else row["bytes"] / us / 1e3
 
 
 def _is_time(row: Row) -> bool:
-    return row["timer"] == "host" or not row.get("bytes")
+    return row["timer"] in ("host", "graph")
 
 
 def _unit(row: Row) -> str:
@@ -53,9 +49,24 @@ def _unit(row: Row) -> str:
 
 
 def _ceiling(row: Row) -> float | None:
-    if "product_tflop_per_s" in row:
-        return row["product_tflop_per_s"]
-    return row["copy_tb_per_s"] * 1e3 if "copy_tb_per_s" in row else None
+    if _is_time(row):
+        return None
+    copy = row.get("copy_tb_per_s")
+    return row.get("product_tflop_per_s", None if copy is None else copy * 1e3)
+
+
+def _point(row: Row, position: float = 0.0) -> Point:
+    value, *ends = (_figure_of(row, row[name]) for name in reports.TIMES)
+    words = f"{number(row['time_us'])} µs"
+    if "share_of_copy" in row:
+        words += f", {row['share_of_copy']:.2f} of a copy"
+    missed = any(not bar["met"] for bar in row["bars"])
+    return Point(value, position, min(ends), max(ends), words, missed)
+
+
+def shape_text(row: Row) -> str:
+    """Sizes, such as 16384×16384."""
+    return "×".join(map(str, row.get("shape", ())))
 
 
 def _groups(rows: Iterable[Row], *names: str) -> list[list[Row]]:
@@ -72,13 +83,21 @@ def name_of(row: Row) -> str:
     return re.sub(r"[^\w.]+", "_", words)
 
 
-def plot(rows: Sequence[Row], folder: Path, force: bool = False) -> list[Path]:
-    """Draws a picture for each op, direction, options and timer, with a panel for each dtype.
+def pictures(rows: Iterable[Row], gpu: str = "") -> dict[str, Picture]:
+    """A picture for each op, direction, options and timer, by its name; `gpu` is in its title."""
+    timed = [row for row in rows if "time_us" in row and (_is_time(row) or row.get("bytes"))]
+    groups = _groups(timed, "op", "direction", "options", "timer")
+    return {name_of(group[0]): _picture(group, gpu) for group in groups}
+
+
+def plot(rows: Iterable[Row], folder: Path, force: bool = False, gpu: str = "") -> list[Path]:
+    """Draws `pictures` to files.
 
     Args:
         rows: results of the common harness.
         folder: where to, made if it is not there.
         force: whether files may be overwritten.
+        gpu: what the rows were measured on.
 
     Returns:
         The files written.
@@ -87,129 +106,110 @@ def plot(rows: Sequence[Row], folder: Path, force: bool = False) -> list[Path]:
         ValueError: a file is there and `force` is not set, or it cannot be written.
         ImportError: matplotlib is not installed.
     """
-    timed = [row for row in rows if "time_us" in row]
-    groups = _groups(timed, "op", "direction", "options", "timer")
-    paths = [folder / f"{name_of(group[0])}.png" for group in groups]
+    found = {folder / f"{name}.png": picture for name, picture in pictures(rows, gpu).items()}
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    for path in paths:
-        check_plot(path)
+    for path in found:
+        drawing.check_plot(path)
         check_writable(path, force)
-    for path, group in zip(paths, groups, strict=True):
+    for path, picture in found.items():
         with writing(path):
-            _draw(group, path)
-    return paths
+            drawing.save(picture, path)
+    return list(found)
 
 
-def _is_sweep(rows: Iterable[Row]) -> bool:
-    """Whether shapes are one that grows, so that a line through them says something."""
-    shapes = {tuple(row["shape"]): row["bytes"] for row in rows}
-    growing = sorted(shapes, key=lambda shape: shapes[shape])
-    return len(growing) >= CURVE and all(
-        len(a) == len(b) and all(x <= y for x, y in zip(a, b, strict=True))
-        for a, b in itertools.pairwise(growing)
-    )
+def _is_sweep(rows: Sequence[Row]) -> bool:
+    """Whether one size alone grows, so that a line through the cases says something."""
+    shapes = {tuple(row["shape"]) for row in rows}
+    if len(shapes) < CURVE or len({len(shape) for shape in shapes}) > 1:
+        return False
+    return sum(len(set(sizes)) > 1 for sizes in zip(*shapes, strict=True)) == 1
 
 
-def _draw(rows: list[Row], path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    panels = _groups(rows, "dtype")
-    figure = Figure(figsize=(1 + 5.4 * len(panels), 4.8), layout="constrained", facecolor="white")
-    all_axes = figure.subplots(1, len(panels), squeeze=False)[0]
-    for axes, of in zip(all_axes, panels, strict=True):
-        _draw_frame(axes, of[0])
-        draw = _draw_curves if _is_sweep(of) and not _is_time(of[0]) else _draw_bars
-        draw(axes, of)
-        axes.set_ylim(bottom=0)
-    named: dict[str, Any] = {}
-    for axes in all_axes:
-        handles, labels = axes.get_legend_handles_labels()
-        named |= dict(zip(labels, handles, strict=True))
-    figure.legend(
-        named.values(),
-        named.keys(),
-        loc="outside lower center",
-        ncols=min(len(named), 4 * len(panels)),
-        frameon=False,
-        fontsize=9,
-    )
+def _picture(rows: list[Row], gpu: str) -> Picture:
     first = rows[0]
     options = "".join(f", {name}={value}" for name, value in first["options"].items())
     timer = TIMERS.get(first["timer"], first["timer"])
-    figure.suptitle(
-        f"{first['op']}{options} · {first['direction']} · {timer}",
-        fontsize=13,
-        fontweight="bold",
-        x=0.01,
-        ha="left",
+    title = f"{first['op']}{options} · {first['direction']} · {timer}"
+    title = "\n".join(filter(None, (title, gpu)))
+    if _is_sweep(rows) and not _is_time(first):
+        panels = _groups(rows, "dtype")
+        height = FRAME + 2.4 * len(panels)
+        return Picture(title, lambda figure: _sweep(figure, panels), WIDTH, height)
+    return by_case(title, cases_of(rows), _unit(first))
+
+
+def cases_of(rows: Iterable[Row]) -> list[Case]:
+    """Rows as cases, named by type and shape."""
+    found = []
+    for case in reports.by_case(sorted(rows, key=lambda r: (r["dtype"], r.get("bytes", 0)))):
+        first = next(iter(case.values()))
+        ceilings = [c for row in case.values() if (c := _ceiling(row)) is not None]
+        name = f"{first['dtype']}\n{shape_text(first)}"
+        points = {provider: _point(row) for provider, row in case.items()}
+        found.append(Case(name, points, max(ceilings, default=None)))
+    return found
+
+
+def by_case(title: str, cases: Sequence[Case], unit: str, width: float = WIDTH) -> Picture:
+    """A row for each case, on one scale, which says so where it is logarithmic."""
+    return Picture(
+        title,
+        lambda figure: _by_case(figure, cases, unit),
+        width,
+        FRAME + drawing.height_of(cases),
     )
-    figure.savefig(path, dpi=DPI)
 
 
-def _draw_frame(axes: Any, row: Row) -> None:
-    axes.set_title(row["dtype"], loc="left", fontsize=11)
-    axes.set_ylabel(_unit(row))
-    axes.set_axisbelow(True)
-    axes.grid(True, axis="y", **GRID)
-    hide_frame(axes)
+def _by_case(figure: Any, cases: Sequence[Case], unit: str) -> None:
+    axes = figure.subplots()
+    drawing.dots(axes, cases)
+    values = [point.value for case in cases for point in case.points.values()]
+    if max(values) > SPREAD * min(values):
+        axes.set_xscale("log")
+        low, high = min(values) / 1.5, max(values) * 1.5
+        axes.set_xlim(low, high)
+        drawing.ticks(axes.xaxis, drawing.powers_between(low, high))
+        unit += "\nlogarithmic scale"
+    axes.set_xlabel(unit)
+    drawing.legend(figure)
 
 
-def _draw_curves(axes: Any, rows: list[Row]) -> None:
-    """Speed against bytes, with a band from the 20th to the 80th percentile."""
-    for of in _groups(rows, "provider"):
-        of.sort(key=lambda row: row["bytes"])
-        color, marker = _style(of[0]["provider"])
-        sizes = [row["bytes"] for row in of]
-        middle, low, high = (
-            [_figure_of(row, row[name]) for row in of] for name in ("time_us", "p80_us", "p20_us")
+def _sweep(figure: Any, panels: Sequence[list[Row]]) -> None:
+    """Speed against size, a panel for each dtype."""
+    all_axes = figure.subplots(len(panels), squeeze=False)[:, 0]
+    for axes, rows in zip(all_axes, panels, strict=True):
+        by_provider = {group[0]["provider"]: group for group in _groups(rows, "provider")}
+        drawing.lines(
+            axes,
+            {
+                name: [_point(row, row["bytes"]) for row in group]
+                for name, group in by_provider.items()
+            },
+            sorted({(row["bytes"], c) for row in rows if (c := _ceiling(row)) is not None}),
         )
-        axes.fill_between(sizes, low, high, color=color, alpha=0.2, linewidth=0)
-        axes.plot(sizes, middle, color=color, marker=marker, markersize=5, label=of[0]["provider"])
-    ceilings = sorted({(row["bytes"], c) for row in rows if (c := _ceiling(row)) is not None})
-    if ceilings:
-        axes.plot(*zip(*ceilings, strict=True), color="#222222", linestyle="--", label="ceiling")
-    axes.set_xscale("log", base=2)
-    axes.set_xlabel("bytes moved")
+        axes.set_title(rows[0]["dtype"])
+        axes.set_ylabel(_unit(rows[0]).partition(" (")[0])
+        axes.set_xlabel("bytes moved, each input and output once, logarithmic scale")
+        axes.set_ylim(bottom=0)
+    drawing.legend(figure)
 
 
-def _draw_bars(axes: Any, rows: list[Row]) -> None:
-    """A group of bars for each shape, with whiskers from the 20th to the 80th percentile."""
-    cases = by_case(rows)
-    providers = list(dict.fromkeys(row["provider"] for row in rows))
-    if not cases:
-        say(axes, "nothing was timed")
-        return
-    width = 0.84 / len(providers)
-    for place, provider in enumerate(providers):
-        having = [(at, of[provider]) for at, of in enumerate(cases) if provider in of]
-        middle = [_figure_of(row, row["time_us"]) for _, row in having]
-        ends = [
-            sorted(_figure_of(row, row[name]) for name in ("p20_us", "p80_us")) for _, row in having
-        ]
-        whiskers = [
-            [max(0.0, m - low) for m, (low, _) in zip(middle, ends, strict=True)],
-            [max(0.0, high - m) for m, (_, high) in zip(middle, ends, strict=True)],
-        ]
-        axes.bar(
-            [at + (place - (len(providers) - 1) / 2) * width for at, _ in having],
-            middle,
-            width=0.9 * width,
-            color=_style(provider)[0],
-            yerr=whiskers,
-            error_kw={"ecolor": "#222222", "linewidth": 0.8, "capsize": 2},
-            label=provider,
-        )
-    _draw_ceilings(axes, cases)
-    shapes = ["×".join(map(str, next(iter(of.values()))["shape"])) for of in cases]
-    slanted = {"rotation": 25, "ha": "right"} if len(cases) > 3 else {}
-    axes.set_xticks(range(len(cases)), shapes, fontsize=9, **slanted)
+def main() -> None:
+    """Draws the documents' pictures of what was measured."""
+    from diglot.pipeline.report import PipelineReport
+
+    assert ROOT is not None, "the documents are those of a source tree"
+    subprocess.run(
+        [sys.executable, "-m", "diglot_cli", *COMPARE.split(), "--force"], cwd=ROOT, check=True
+    )
+    for path in sorted(RESULTS.glob("*/stream_map/overlap*.json")):
+        report = PipelineReport.from_json(path.read_text())
+        if report.gpu is None:  # of several; the benchmark's own file says which
+            gpu = read_file(path.parent.with_suffix(".json")).gpu
+            report = dataclasses.replace(report, gpu=gpu)
+        report.plot(ROOT / f"docs/images/{path.stem}.png", force=True)
 
 
-def _draw_ceilings(axes: Any, cases: list[Rows]) -> None:
-    label: str | None = "ceiling"
-    for at, of in enumerate(cases):
-        height = _ceiling(next(iter(of.values())))
-        if height is not None:
-            axes.hlines(height, at - 0.46, at + 0.46, color="#222222", linestyle="--", label=label)
-            label = None
+if __name__ == "__main__":
+    main()

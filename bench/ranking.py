@@ -1,4 +1,4 @@
-"""The ranking: five ways of writing an op, by time, with what each costs beside it."""
+"""The ranking: five ways to write an op, ordered by time, with launches, host time and lines."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 from diglot.bench import marks
 from diglot.bench.harness import RANKED, Row, Rows
 from diglot.bench.lines import RULE
+from diglot.bench.markdown import NOTHING
+from diglot.bench.markdown import table as markdown_table
 from diglot.bench.regressions import is_noise
 from diglot.bench.reports import by_case, label, measured_on, no_time
 
-NOTHING = "–"
 TITLES = {
     "formula": "manual formula",
     "torch": "PyTorch",
@@ -53,41 +54,46 @@ def header(rows: Iterable[Row]) -> list[str]:
     return ["case", *names, *(title for _, title, _ in SAVED)]
 
 
-def _cell(row: Row | None, places: Mapping[str, int], titles: Mapping[str, str]) -> str:
+def _cell(
+    row: Row | None, places: Mapping[str, int], titles: Mapping[str, str], has_bands: bool
+) -> str:
     if row is None:
         return NOTHING
     if "time_us" not in row:
         return no_time(row)
-    spread = f"{row['p20_us']:.4g}–{row['p80_us']:.4g}"
-    place = f"{places[row['provider']]}. {row['time_us']:.4g} ({spread})"
+    band = f" ({row['p20_us']:.4g}–{row['p80_us']:.4g})" if has_bands else ""
+    place = f"{places[row['provider']]}. {row['time_us']:.4g}{band}"
     return f"{place}{marks.mark(row, titles)}"
 
 
 def saved(rows: Rows, figure: str) -> float | None:
-    """How much less of a figure our best kernel takes than the formula; None if unknown."""
+    """By how much our best kernel's figure is below the formula's; None if unknown."""
     ours = [of for name in ("triton", "cuda") if (of := rows.get(name, {}).get(figure)) is not None]
     formula = rows.get("formula", {}).get(figure)
     return None if formula is None or not ours else formula - min(ours)
 
 
 def saved_text(rows: Rows, figure: str, style: str) -> str:
-    """What the formula takes, and what our kernels take instead."""
+    """The formula's figure, and our kernels' figures."""
     figures = [rows.get(name, {}).get(figure) for name in ("formula", "triton", "cuda")]
     texts = [NOTHING if f is None else format(f, style) for f in figures]
     said = marks.of_ours(rows) if figure == "launches" else ""
     return f"{texts[0]} → {' / '.join(dict.fromkeys(texts[1:]))}{said}"
 
 
-def cells(rows: Rows, titles: Mapping[str, str]) -> list[str]:
-    """A case's cells under `header`: places, medians in µs and their bands; launches; host µs.
+def cells(rows: Rows, titles: Mapping[str, str], has_bands: bool = True) -> list[str]:
+    """A case's cells under `header`: places and medians in µs; launches; host µs.
 
-    `titles` are the words that its titles have, by provider.
+    Args:
+        rows: of one case, by provider.
+        titles: the words that the table's titles have, by provider.
+        has_bands: whether medians have their bands from the 20th to the 80th percentile.
     """
     places = ranks(rows)
     first = next(iter(rows.values()))
     return [
         label(first) if first["timer"] == "device" else f"{label(first)} [{first['timer']}]",
-        *(_cell(rows.get(name), places, titles) for name in RANKED),
+        *(_cell(rows.get(name), places, titles, has_bands) for name in RANKED),
         *(saved_text(rows, figure, style) for figure, _, style in SAVED),
     ]
 
@@ -105,11 +111,11 @@ def lines_cells(op: str, lines: Mapping[str, Mapping[str, int]]) -> list[str]:
     return [op, *texts]
 
 
-def table(rows: Iterable[Row]) -> list[list[str]]:
-    """The cells of every case under `header`."""
+def table(rows: Iterable[Row], has_bands: bool = True) -> list[list[str]]:
+    """The cells of every case under `header`, as `cells` says."""
     rows = list(rows)
     titles = marks.common(rows)
-    return [cells(of, titles) for of in by_case(rows)]
+    return [cells(of, titles, has_bands) for of in by_case(rows)]
 
 
 def markdown(reports: Sequence[Mapping[str, Any]]) -> str:
@@ -117,17 +123,13 @@ def markdown(reports: Sequence[Mapping[str, Any]]) -> str:
     lines: list[str] = []
     if reports:
         lines += [
-            f"{measured_on(reports)}. In each cell the place, the median in µs and the band from "
-            "the 20th to the 80th percentile; who is "
-            "within noise of a place's first shares it. Every result was verified in the same run.",
+            f"{measured_on(reports)}. A cell has the place and the median in µs. Ways that differ "
+            "by no more than noise share a place. Every result was verified in the same run.",
             "",
         ]
     rows = [row for report in reports for row in report["rows"]]
-    lines += [*marks.paragraph(rows), *_markdown_table(header(rows), table(rows)), ""]
+    shown = table(rows, has_bands=False)
+    lines += [*marks.paragraph(rows), *markdown_table(header(rows), shown)]
     of_code = [lines_cells(*of) for report in reports for of in report.get("lines", {}).items()]
-    lines += [RULE, "", *_markdown_table(LINES_HEADER, of_code), ""]
+    lines += [RULE, "", *markdown_table(LINES_HEADER, of_code)]
     return "\n".join(lines)
-
-
-def _markdown_table(header: Sequence[str], body: Iterable[Sequence[str]]) -> list[str]:
-    return [f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *body)]

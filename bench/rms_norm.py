@@ -13,8 +13,8 @@ LLAMA = 0  # Liger's number of the mode that computes in float32, as the forward
 benchmark = benchmark_of(centered=False, fused=False)
 
 
-def _liger() -> dict[str, Function]:
-    ops = importlib.import_module("liger_kernel.ops.rms_norm")
+@benchmark.peer("liger", "liger_kernel.ops.rms_norm")
+def _liger(ops: Any) -> dict[str, Function]:
     settings = importlib.import_module("liger_kernel.ops.utils").calculate_settings
 
     def differentiate(of: Operands) -> Any:
@@ -29,17 +29,16 @@ def _liger() -> dict[str, Function]:
     return {"forward": forward, "backward": differentiate}
 
 
-def _quack() -> dict[str, Function]:
-    ops = importlib.import_module("quack.rmsnorm")
+@benchmark.peer("quack", "quack.rmsnorm")
+def _quack(ops: Any) -> dict[str, Function]:
     return {
         "forward": lambda of: ops.rmsnorm_fwd(of.arrays[0], of.weight, eps=EPS)[:1],
         "backward": lambda of: ops.rmsnorm_bwd(of.arrays[2], of.weight, of.arrays[0], of.rstd)[:2],
     }
 
 
-def _flag_gems() -> dict[str, Function]:
-    ops = importlib.import_module("flag_gems.ops.rms_norm")
-
+@benchmark.peer("flag_gems", "flag_gems.ops.rms_norm")
+def _flag_gems(ops: Any) -> dict[str, Function]:
     def differentiate(of: Operands) -> Any:
         grad, _, x = of.arrays
         return ops.rms_norm_backward(grad, x, of.rstd, (of.n,), of.weight, EPS)
@@ -48,8 +47,3 @@ def _flag_gems() -> dict[str, Function]:
         "forward": lambda of: ops.rms_norm_forward(of.arrays[0], (of.n,), of.weight, EPS)[:1],
         "backward": differentiate,
     }
-
-
-benchmark.peer("liger", "liger_kernel", _liger)
-benchmark.peer("quack", "quack", _quack)
-benchmark.peer("flag_gems", "flag_gems", _flag_gems)

@@ -8,10 +8,11 @@ other packages have.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 
+import diglot
 from diglot.bench.harness import (
     MODES,
     RECORDED,
@@ -23,6 +24,8 @@ from diglot.bench.harness import (
     Rows,
     Tensors,
     arrays_of,
+    bytes_moved,
+    expected_of,
     host_bar,
     host_cases,
     recorded,
@@ -30,7 +33,7 @@ from diglot.bench.harness import (
     share_of_copy,
     time_over_torch,
 )
-from diglot.tools.specs import Expected, find_spec, nbytes
+from diglot.reference.specs import find_spec
 
 BF16, FP32 = torch.bfloat16, torch.float32
 SHORT = (32768, 1024)
@@ -46,7 +49,6 @@ SHAPES = (
 )
 FEW = ((1, 4096), (8, 4096))  # in a CUDA graph
 SMALL = (64, 64)  # of the host's time
-LONG = 4096  # rows of which the bars of long rows are
 AUTOTUNED_CASE = ((32768, 4096), BF16)
 # Whatever a user would call in place of a kernel: its own language's, and the compiler's for both.
 COMPILED = tuple(MODES)
@@ -124,43 +126,31 @@ def cases(extra: Sequence[Case] = ()) -> list[Case]:
     ]
 
 
-def bytes_moved(case: Case, tensors: Tensors) -> int:
-    """Each input once, the output once."""
-    return sum(map(nbytes, tensors)) + nbytes(tensors[0])
-
-
-def benchmark_of(
-    op: str,
-    ours: dict[str, Function],
-    eager: dict[str, Function],
-    formulas: dict[str, Function],
-    saved: Callable[[torch.Tensor, int], torch.Tensor],
-) -> Benchmark:
+def benchmark_of(op: str, forward: Function, gradient: Function) -> Benchmark:
     """The benchmark of softmax or of its logarithm.
 
-    Functions are given for the directions "forward" and "backward"; they take tensors and the
-    keyword `dim`.
-
     Args:
-        op: the op's name.
-        ours: functions that take the keyword `backend` too.
-        eager: PyTorch's own op. Its forward one is also what is compiled.
-        formulas: the definition written out.
-        saved: from the input and the dimension, what the backward pass takes beside the gradient.
+        op: the op's name, here and in PyTorch.
+        forward: the definition written out: from the input and the keyword `dim`.
+        gradient: likewise, from the output's gradient and the output.
     """
-    spec = find_spec(op)
+    formulas = {"forward": forward, "backward": gradient}
+    eager: Function = getattr(torch, op)
+    differentiate_ours = getattr(torch.ops.diglot, f"{op}_backward")
+    differentiate_eager = getattr(torch.ops.aten, f"_{op}_backward_data")
 
-    def expected(case: Case, tensors: Tensors) -> Expected:
-        if case.direction == "backward":
-            return spec.backward(*tensors, **case.options)["input"]
-        return spec.forward(*tensors, **case.options)
+    def ours_backward(grad: torch.Tensor, y: torch.Tensor, dim: int, backend: str) -> torch.Tensor:
+        return differentiate_ours(grad, y, dim, y.dtype, backend)
+
+    def eager_backward(grad: torch.Tensor, y: torch.Tensor, dim: int) -> torch.Tensor:
+        return differentiate_eager(grad, y, dim, y.dtype)
 
     def operands(case: Case, tensors: Tensors) -> Tensors:
         if case.direction == "backward":
             grad, x = tensors
             # In double precision: along dimension 0 PyTorch's own is off by hundreds of ulp, and
             # what follows from it would be.
-            return grad, saved(x.double(), case.options.get("dim", -1)).to(x.dtype)
+            return grad, eager(x.double(), case.options.get("dim", -1)).to(x.dtype)
         return tensors
 
     made = Benchmark(
@@ -172,7 +162,7 @@ def benchmark_of(
             ]
         ),
         inputs=lambda case: recorded(case, arrays_of(case)),
-        expected=expected,
+        expected=expected_of(find_spec(op)),
         bytes_moved=bytes_moved,
         bars=[*BARS, host_bar(cuda=(4, 9), triton=(12, 18))],
         shape=rows_of,
@@ -180,9 +170,10 @@ def benchmark_of(
         operands=operands,
         keywords=lambda case: {"dim": case.options.get("dim", -1)},
     )
-    made.ours({**ours, RECORDED: ours["forward"]})
-    made.way("torch", {**eager, RECORDED: eager["forward"]}, code=[eager["forward"]])
-    made.compiled({**formulas, "forward": eager["forward"]})
+    ours = getattr(diglot, op)
+    made.ours({"forward": ours, RECORDED: ours, "backward": ours_backward})
+    made.way("torch", {"forward": eager, RECORDED: eager, "backward": eager_backward}, code=[eager])
+    made.compiled({**formulas, "forward": eager})
     made.way("formula", formulas)
     return made
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -15,6 +15,7 @@ from diglot.bench.harness import (
     COLD,
     MODES,
     OURS,
+    Bar,
     Benchmark,
     Call,
     Case,
@@ -73,9 +74,9 @@ def run(
     cases = benchmark.cases if cases is None else cases
     for i, case in enumerate(cases):
         tell(f"{benchmark.op} {i + 1}/{len(cases)}: {describe(case)}")
-        rows = _run_case(benchmark, case, only, launches, weighs, instruments)
+        rows = _Run(benchmark, case, instruments).measure(only, launches, weighs)
         if case in benchmark.cases and not only:
-            _judge(benchmark, rows)
+            judge(benchmark.bars, rows)
         yield list(rows.values())
         del rows
         instruments.release()
@@ -104,113 +105,154 @@ def row_of(case: Case) -> Row:
     }
 
 
-def _run_case(
-    benchmark: Benchmark,
-    case: Case,
-    only: Collection[str],
-    launches: bool,
-    weighs: bool,
-    instruments: Instruments,
-) -> Rows:
-    chosen = [name for name in benchmark.providers if not only or name in only]
-    common: Row = {"op": benchmark.op, **row_of(case)}
-    if not MODES.keys().isdisjoint(chosen):
-        torch.compiler.reset()  # each case is compiled for its shape alone
-    try:
-        tensors = benchmark.inputs(case)
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        return {name: _row(benchmark, common, name) | _failure(error) for name in chosen}
-    _refuse_constant(benchmark, case, tensors)
-    common["bytes"] = benchmark.bytes_moved(case, tensors)
-    if benchmark.flops is not None:
-        common["flops"] = benchmark.flops(case, tensors)
-    rows: Rows = {}
-    calls: dict[str, Call] = {}
-    for name in chosen:
-        row = _row(benchmark, common, name)
+class _Run:
+    """All providers of one case: called, checked, timed in turns, and weighed."""
+
+    def __init__(self, benchmark: Benchmark, case: Case, instruments: Instruments) -> None:
+        self.benchmark, self.case, self.instruments = benchmark, case, instruments
+        self.tensors: Tensors = ()
+        self.common: Row = {"op": benchmark.op, **row_of(case)}
+        self.rows: Rows = {}
+
+    def measure(self, only: Collection[str], launches: bool, weighs: bool) -> Rows:
+        """The rows of the providers that take the case."""
+        chosen = [name for name in self.benchmark.providers if not only or name in only]
+        if not MODES.keys().isdisjoint(chosen):
+            torch.compiler.reset()  # each case is compiled for its shape alone
         try:
-            call = benchmark.providers[name](case, tensors)
-            if call is None:
-                continue
-            rows[name] = row
-            if name in OURS:
-                chosen = _try(choices_of, call)
-                row["chosen"] = chosen[0].source if chosen else None
-            _admit(benchmark, case, tensors, call, row, instruments)
-        except Exception as error:  # whatever a provider raises is told in its row
-            rows[name] = row | _failure(error)
-            continue
-        if "reason" not in row:
-            calls[name] = call
-        instruments.release()
-    _time(benchmark, case, tensors, calls, rows, instruments)
-    if weighs:
-        _weigh(case, {n: c for n, c in calls.items() if "time_us" in rows[n]}, rows, instruments)
-    if launches:
+            self.tensors = self.benchmark.inputs(self.case)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            return {name: self._row(name) | _failure(error) for name in chosen}
+        self._refuse_constant()
+        self.common["bytes"] = self.benchmark.bytes_moved(self.case, self.tensors)
+        if self.benchmark.flops is not None:
+            self.common["flops"] = self.benchmark.flops(self.case, self.tensors)
+        calls = {name: call for name in chosen if (call := self._admitted(name)) is not None}
+        self._time(calls)
+        timed = {name: call for name, call in calls.items() if "time_us" in self.rows[name]}
+        for name, call in timed.items() if weighs else ():
+            row, us = self.rows[name], self.rows[name]["time_us"]
+            is_host = self.case.timer == "host"
+            row["host_us"] = us if is_host else _try(self.instruments.host_us, call, us)
+            row["peak_bytes"] = _try(self.instruments.peak_bytes, call)
         # Last: what the profiler leaves behind may cost the host a little from then on.
-        for name, call in calls.items():
-            if "time_us" in rows[name]:
-                rows[name]["launches"] = _try(instruments.launches, call)
-    return rows
+        for name, call in timed.items() if launches else ():
+            self.rows[name]["launches"] = _try(self.instruments.launches, call)
+        return self.rows
 
+    def _row(self, provider: str) -> Row:
+        how = self.benchmark.how.get(provider)
+        op = self.benchmark.op
+        return {"op": op, "provider": provider, **self.common, "how": how, "bars": []}
 
-def _row(benchmark: Benchmark, common: Row, provider: str) -> Row:
-    how = benchmark.how.get(provider)
-    return {"op": common["op"], "provider": provider, **common, "how": how, "bars": []}
+    def _refuse_constant(self) -> None:
+        """Power draw, and with it the clock, depends on the bits: zeros are fast and no measure."""
+        for place, tensor in enumerate(self.tensors):
+            if tensor.is_floating_point() and tensor.numel() > 1:
+                least, most = torch.aminmax(tensor.detach())
+                if bool(least == most):
+                    raise ValueError(
+                        f"{self.benchmark.op}, {describe(self.case)}: input {place} is "
+                        f"{least.item():g} everywhere, and nothing is timed on constant data"
+                    )
 
+    def _admitted(self, name: str) -> Call | None:
+        """A provider's call, if it takes the case and is to be timed; else its row says why not."""
+        row = self._row(name)
+        try:
+            call = self.benchmark.providers[name](self.case, self.tensors)
+            if call is None:
+                return None
+            self.rows[name] = row
+            if name in OURS:
+                choices = _try(choices_of, call)
+                row["chosen"] = choices[0].source if choices else None
+            self._check(call, row)
+        except Exception as error:  # whatever a provider raises is told in its row
+            self.rows[name] = row | _failure(error)
+            return None
+        self.instruments.release()
+        return None if "reason" in row else call
 
-def _refuse_constant(benchmark: Benchmark, case: Case, tensors: Tensors) -> None:
-    """Power draw, and with it the clock, depends on the bits: zeros are fast, and tell nothing."""
-    for place, tensor in enumerate(tensors):
-        if tensor.is_floating_point() and tensor.numel() > 1:
-            least, most = torch.aminmax(tensor.detach())
-            if bool(least == most):
-                raise ValueError(
-                    f"{benchmark.op}, {describe(case)}: input {place} is {least.item():g} "
-                    "everywhere, and nothing is timed on constant data"
-                )
+    def _check(self, call: Call, row: Row) -> None:
+        """Calls for the first time and checks the result; a reason says why nothing is timed.
 
-
-def _admit(
-    benchmark: Benchmark,
-    case: Case,
-    tensors: Tensors,
-    call: Call,
-    row: Row,
-    instruments: Instruments,
-) -> None:
-    """Calls for the first time and checks the result; a reason says why there is nothing to time.
-
-    A wrong result of ours has no speed. Peers are timed whatever their tail is worth, and their
-    error stands beside it.
-    """
-    if benchmark.prepare is not None:
-        benchmark.prepare(tensors)
-    instruments.synchronize()
-    begin = time.perf_counter()
-    call()
-    instruments.synchronize()
-    row["first_call_ms"] = (time.perf_counter() - begin) * 1e3
-    row |= asdict(_error(benchmark, case, tensors, call))
-    row["verified"] = (
-        row["failing"] == 0 if row["provider"] in OURS else row["worst_share"] < PEER_ERROR
-    )
-    if not row["verified"]:
-        row["reason"] = (
-            f"wrong result: {100 * row['failing']:.3g} % beyond the tolerance, "
-            f"by up to {row['worst_absolute']:.3g}, {row['worst_share']:.3g} of the largest value"
+        A wrong result of ours has no speed. Peers are timed whatever their tail is worth, and their
+        error stands beside it.
+        """
+        if self.benchmark.prepare is not None:
+            self.benchmark.prepare(self.tensors)
+        self.instruments.synchronize()
+        begin = time.perf_counter()
+        call()
+        self.instruments.synchronize()
+        row["first_call_ms"] = (time.perf_counter() - begin) * 1e3
+        row |= asdict(self._error(call))
+        row["verified"] = (
+            row["failing"] == 0 if row["provider"] in OURS else row["worst_share"] < PEER_ERROR
         )
-    elif not instruments.ends_in_stream(call):
-        row["reason"] = "not timed: it leaves work to a stream that is not waited for"
+        if not row["verified"]:
+            row["reason"] = (
+                f"wrong result: {100 * row['failing']:.3g} % beyond the tolerance, by up to "
+                f"{row['worst_absolute']:.3g}, {row['worst_share']:.3g} of the largest value"
+            )
+        elif not self.instruments.ends_in_stream(call):
+            row["reason"] = "not timed: it leaves work to a stream that is not waited for"
 
+    def _error(self, call: Call) -> ErrorOf:
+        if self.benchmark.error is not None:
+            return self.benchmark.error(self.case, self.tensors, call)
+        assert self.benchmark.expected is not None
+        expected = self.benchmark.expected(self.case, self.tensors)
+        return ErrorOf.of([measure_error(call(), expected)])
 
-def _error(benchmark: Benchmark, case: Case, tensors: Tensors, call: Call) -> ErrorOf:
-    if benchmark.error is not None:
-        return benchmark.error(case, tensors, call)
-    assert benchmark.expected is not None
-    return ErrorOf.of([measure_error(call(), benchmark.expected(case, tensors))])
+    def _time(self, calls: Mapping[str, Call]) -> None:
+        """Adds times and speeds to rows."""
+        if not calls:
+            return
+        moved, flops = self.common["bytes"], self.common.get("flops", 0)
+        timed, done, prepare = dict(calls), 0, self.benchmark.prepare
+        if self.case.timer in WITH_CEILING:
+            timed["copy"] = self.instruments.copy(moved, self.case.dtype)
+            if flops:
+                timed["product"], done = self.instruments.product(self.case.dtype)
+        timings = _timings(
+            self.instruments.timers[self.case.timer],
+            timed,
+            functools.partial(prepare, self.tensors) if prepare else None,
+            self.rows,
+        )
+        ceilings = {name: timings.pop(name) for name in CEILINGS if name in timings}
+        for name, timing in timings.items():
+            row, us = self.rows[name], timing.median_us
+            speeds: Row = {}
+            if "copy" in ceilings:
+                copy_us = ceilings["copy"].median_us
+                speeds = {
+                    "tb_per_s": moved / us / 1e6,
+                    "copy_tb_per_s": moved / copy_us / 1e6,
+                    "share_of_copy": copy_us / us,
+                }
+                if self.case.timer in COLD and copy_us / us > TOO_FAST:
+                    row["reason"] = (
+                        f"refused: {copy_us / us:.3g} times as fast as a copy of as many bytes, "
+                        "which no kernel is: its end was not waited for"
+                    )
+                    continue
+            if "product" in ceilings:
+                most = done / ceilings["product"].median_us / 1e6
+                speeds |= {
+                    "tflop_per_s": flops / us / 1e6,
+                    "product_tflop_per_s": most,
+                    "share_of_product": flops / us / 1e6 / most,
+                }
+            row |= {**timing.figures(), "exposed": timing.exposed, **speeds}
+        torch_us = self.rows.get("torch", {}).get("time_us")
+        for name in timings if torch_us is not None else ():
+            if "time_us" in self.rows[name]:
+                self.rows[name]["speed_over_torch"] = torch_us / self.rows[name]["time_us"]
 
 
 def _failure(error: BaseException) -> Row:
@@ -276,79 +318,10 @@ def _timings(
     return {}
 
 
-def _time(
-    benchmark: Benchmark,
-    case: Case,
-    tensors: Tensors,
-    calls: Mapping[str, Call],
-    rows: Rows,
-    instruments: Instruments,
-) -> None:
-    """Adds times and speeds to rows."""
-    if not calls:
-        return
-    common = next(iter(rows.values()))
-    moved, flops = common["bytes"], common.get("flops", 0)
-    timed, done = dict(calls), 0
-    if case.timer in WITH_CEILING:
-        timed["copy"] = instruments.copy(moved, case.dtype)
-        if flops:
-            timed["product"], done = instruments.product(case.dtype)
-    prepare = functools.partial(benchmark.prepare, tensors) if benchmark.prepare else None
-    timings = _timings(instruments.timers[case.timer], timed, prepare, rows)
-    ceilings = {name: timings.pop(name) for name in CEILINGS if name in timings}
-    for name, timing in timings.items():
-        row, us = rows[name], timing.median_us
-        speeds: Row = {}
-        if "copy" in ceilings:
-            copy_us = ceilings["copy"].median_us
-            speeds = {
-                "tb_per_s": moved / us / 1e6,
-                "copy_tb_per_s": moved / copy_us / 1e6,
-                "share_of_copy": copy_us / us,
-            }
-            if case.timer in COLD and copy_us / us > TOO_FAST:
-                row["reason"] = (
-                    f"refused: {copy_us / us:.3g} times as fast as a copy of as many bytes, which "
-                    "no kernel is: its end was not waited for"
-                )
-                continue
-        if "product" in ceilings:
-            most = done / ceilings["product"].median_us / 1e6
-            speeds |= {
-                "tflop_per_s": flops / us / 1e6,
-                "product_tflop_per_s": most,
-                "share_of_product": flops / us / 1e6 / most,
-            }
-        row |= {
-            "time_us": us,
-            "p20_us": timing.p20_us,
-            "p80_us": timing.p80_us,
-            "samples": timing.samples,
-            "exposed": timing.exposed,
-            **speeds,
-        }
-    if "time_us" in rows.get("torch", {}):
-        for name in timings:
-            if "time_us" in rows[name]:
-                rows[name]["speed_over_torch"] = rows["torch"]["time_us"] / rows[name]["time_us"]
-
-
-def _weigh(case: Case, calls: Mapping[str, Call], rows: Rows, instruments: Instruments) -> None:
-    """Adds the host's time and the memory of calls to rows."""
-    for name, call in calls.items():
-        row = rows[name]
-        is_host = case.timer == "host"
-        us = row["time_us"]
-        row["host_us"] = us if is_host else _try(instruments.host_us, call, us)
-        row["peak_bytes"] = _try(instruments.peak_bytes, call)
-
-
-def _judge(benchmark: Benchmark, rows: Rows) -> None:
+def judge(bars: Iterable[Bar], rows: Rows) -> None:
+    """Adds to each row of ours what it reaches of the bars that speak of it."""
     for row in rows.values():
-        if row["provider"] not in OURS:
-            continue
-        for bar in benchmark.bars:
+        for bar in bars if row["provider"] in OURS else ():
             if not bar.applies(row):
                 continue
             bound = bar.bound(row)
@@ -357,4 +330,5 @@ def _judge(benchmark: Benchmark, rows: Rows) -> None:
             except KeyError:  # what it is measured by has no time
                 value = None
             met = value is not None and (value >= bound if bar.at_least else value <= bound)
-            row["bars"].append({"name": bar.name, "value": value, "bound": bound, "met": met})
+            judged = {"name": bar.name, "value": value, "bound": bound, "at_least": bar.at_least}
+            row["bars"].append({**judged, "met": met})

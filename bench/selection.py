@@ -16,7 +16,8 @@ import torch
 from diglot.bench import models
 from diglot.bench.harness import AUTOTUNED, RANKED, Benchmark, Case, Row
 from diglot.bench.reports import SHOWN, is_ranked
-from diglot.tools.specs import all_op_names
+from diglot.names import suggestion, unknown_name
+from diglot.reference.specs import all_op_names
 
 # A benchmark has the name of its op's files.
 OPS = all_op_names()
@@ -95,7 +96,7 @@ def load(name: str) -> ModuleType:
         ValueError: there is none of that name.
     """
     if name not in (*OPS, *APART):
-        raise ValueError(f"OP must be one of {', '.join((*OPS, *APART))}, not {name!r}")
+        raise unknown_name("OP", name, (*OPS, *APART))
     return importlib.import_module(f"diglot.bench.{name}")
 
 
@@ -147,10 +148,12 @@ def why_none(benchmark: Benchmark, selection: Selection) -> str:
             str(case.options[name]) for case in benchmark.cases if name in case.options
         )
         if not known:
-            return f"{benchmark.op} has no cases of an option {name!r}"
+            names = {name for case in benchmark.cases for name in case.options}
+            return f"{benchmark.op} has no cases of an option {name!r}{suggestion(name, names)}"
         if value not in known:
             shown = (f"{of} (in tables {SHOWN[of]})" if of in SHOWN else of for of in known)
-            return f"{benchmark.op} has cases of {name} {' and '.join(shown)}, not {value!r}"
+            hint = suggestion(value, known)
+            return f"{benchmark.op} has cases of {name} {' and '.join(shown)}, not {value!r}{hint}"
     return f"{benchmark.op} has no such case"
 
 
@@ -200,7 +203,7 @@ def check_providers(benchmarks: Sequence[Benchmark], providers: Sequence[str]) -
         if name in absent:
             raise ValueError(f"--provider {name}: its package, {absent[name]}, is not installed")
         if name not in known:
-            raise ValueError(f"--provider must be one of {', '.join(known)}, not {name!r}")
+            raise unknown_name("--provider", name, known)
 
 
 def parse_sizes(text: str) -> list[int]:

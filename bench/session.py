@@ -17,7 +17,8 @@ from diglot.bench.evidence import RESULTS, UNKNOWN, gpu_short_name
 from diglot.bench.harness import OURS, Benchmark, Case, Row
 from diglot.bench.instruments import GPU, Instruments
 from diglot.bench.lines import lines_of
-from diglot.bench.reports import incomplete, is_ranked, make_report, read_reports, save
+from diglot.bench.reports import incomplete, is_ranked, make_report, save
+from diglot.bench.result_files import read_reports
 from diglot.bench.running import row_of, run
 from diglot.bench.selection import (
     APART,
@@ -28,8 +29,9 @@ from diglot.bench.selection import (
     load,
     why_none,
 )
+from diglot.files import check_writable
+from diglot.names import unknown_name
 from diglot.tools import measure
-from diglot.tools.files import check_writable
 
 
 @dataclass(frozen=True)
@@ -166,17 +168,6 @@ def check_same_gpu(older: Sequence[Mapping[str, Any]], gpu: str | None) -> None:
             )
 
 
-def check_folder(option: str, folder: Path, force: bool) -> None:
-    """Raises ValueError unless a folder is there to be filled, or can be made."""
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{option}: {folder} is no folder")
-    if folder.is_dir() and any(folder.iterdir()) and not force:
-        raise ValueError(
-            f"{option}: {folder} is not empty, and nothing in it is overwritten "
-            "without force (--force)"
-        )
-
-
 @contextlib.contextmanager
 def compilers(fresh: bool) -> Iterator[None]:
     """Has compilers work in this process, and with `fresh` as if they had never run before.
@@ -223,7 +214,7 @@ def read(paths: Iterable[Path], ops: Sequence[str]) -> Done:
     known = {row["op"] for report in reports for row in report["rows"]}
     for op in ops:
         if op not in known:
-            raise ValueError(f"OP must be one of {', '.join(sorted(known))} there, not {op!r}")
+            raise unknown_name("OP", op, sorted(known))
     done.facts = {"versions": reports[0]["versions"]}
     done.incomplete = incomplete(reports) or None
     for name in ("commit", "sources", "date"):

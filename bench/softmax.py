@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib
+from typing import Any
 
 import torch
 
-import diglot
 from diglot.bench.harness import Function
 from diglot.bench.rows import benchmark_of, has_no_options
 
@@ -22,26 +22,13 @@ def _gradient(grad: torch.Tensor, y: torch.Tensor, dim: int) -> torch.Tensor:
     return (out * (wide - (wide * out).sum(dim, True))).to(grad.dtype)
 
 
-def _ours_backward(grad: torch.Tensor, y: torch.Tensor, dim: int, backend: str) -> torch.Tensor:
-    return torch.ops.diglot.softmax_backward(grad, y, dim, y.dtype, backend)
+benchmark = benchmark_of("softmax", _formula, _gradient)
 
 
-def _eager_backward(grad: torch.Tensor, y: torch.Tensor, dim: int) -> torch.Tensor:
-    return torch.ops.aten._softmax_backward_data(grad, y, dim, y.dtype)
-
-
-benchmark = benchmark_of(
-    "softmax",
-    ours={"forward": diglot.softmax, "backward": _ours_backward},
-    eager={"forward": torch.softmax, "backward": _eager_backward},
-    formulas={"forward": _formula, "backward": _gradient},
-    saved=torch.softmax,
-)
-
-
-def _liger() -> dict[str, Function]:
+# Liger and QuACK know the last dimension alone; Liger reads rows of 65536 elements at most at once.
+@benchmark.peer("liger", "liger_kernel.ops.softmax", takes=has_no_options)
+def _liger(ops: Any) -> dict[str, Function]:
     """Launchers, without their autograd functions."""
-    ops = importlib.import_module("liger_kernel.ops.softmax")
     settings = importlib.import_module("liger_kernel.ops.utils").calculate_settings
 
     def differentiate(grad: torch.Tensor, y: torch.Tensor, dim: int) -> torch.Tensor:
@@ -51,23 +38,17 @@ def _liger() -> dict[str, Function]:
     return {"forward": lambda x, dim: ops._softmax_forward(x)[0], "backward": differentiate}
 
 
-def _quack() -> dict[str, Function]:
-    ops = importlib.import_module("quack.softmax")
+@benchmark.peer("quack", "quack.softmax", takes=has_no_options)
+def _quack(ops: Any) -> dict[str, Function]:
     return {
         "forward": lambda x, dim: ops.softmax_fwd(x),
         "backward": lambda grad, y, dim: ops.softmax_bwd(grad, y),
     }
 
 
-def _flag_gems() -> dict[str, Function]:
-    ops = importlib.import_module("flag_gems.ops")
+@benchmark.peer("flag_gems", "flag_gems.ops")
+def _flag_gems(ops: Any) -> dict[str, Function]:
     return {
         "forward": lambda x, dim: ops.softmax(x, dim),
         "backward": lambda grad, y, dim: ops.softmax_backward(grad, y, dim, y.dtype),
     }
-
-
-# Liger reads rows of 65536 elements at most in one piece, and both know the last dimension alone.
-benchmark.peer("liger", "liger_kernel", _liger, takes=has_no_options)
-benchmark.peer("quack", "quack", _quack, takes=has_no_options)
-benchmark.peer("flag_gems", "flag_gems", _flag_gems)

@@ -1,13 +1,11 @@
 """stream_map where it is hardest: results that the call allocates, small arrays, and the streams of
 homework 7 as it was published, which is a mode of examples/streams.py.
 
-`python bench/stream_cases.py --folder DIR` writes results there; without it, and by `make bench`,
-they go to bench/results/<gpu>.
+`diglot bench stream_cases --results DIR` writes results to DIR/<gpu>.
 """
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import dataclasses
 import functools
@@ -24,7 +22,7 @@ import torch
 
 import diglot
 from diglot.bench.evidence import ROOT
-from diglot.bench.harness import OURS
+from diglot.bench.harness import OURS, Row, Rows
 from diglot.bench.reports import write_report
 from diglot.bench.stream_map import (
     COLUMNS,
@@ -32,12 +30,8 @@ from diglot.bench.stream_map import (
     MIB,
     OPS,
     Arrays,
-    Bar,
-    Provider,
-    Workload,
-    faster_than,
-    measured,
 )
+from diglot.bench.workloads import Provider, Workload, bar, faster_than, measured
 from diglot.tools import measure, transfer
 
 if ROOT is None:
@@ -49,7 +43,6 @@ SMALL = 64 * MIB
 NEW = 2 * GIB
 PIECE = 16 * MIB  # of memory that a thread touches
 HW7 = OPS["hw7"]
-Row = dict[str, Any]
 
 
 def touch(size: int, threads: int) -> torch.Tensor:
@@ -87,14 +80,14 @@ def new_results(arrays: Arrays) -> Iterator[Workload]:
         call, check = (functools.partial(of, b) for of in (stream, is_right))
         providers[b] = Provider(call, results.clear, check)
 
-    def over_slower(row: Row, rows: dict[str, Row]) -> float:
+    def over_slower(row: Row, rows: Rows) -> float:
         """Speed over that of the slower of a warm `out` and the first touch."""
         slower = max(
             rows[name]["time_us"] for name in ("first touch", f"warm out {row['provider']}")
         )
         return slower / row["time_us"]
 
-    bars = [Bar("share of the slower of a warm out and the first touch", over_slower, 0.85)]
+    bars = [bar("share of the slower of a warm out and the first touch", over_slower, 0.85)]
     yield Workload("new result, pageable, hw7", size, 5, providers, bars, {"threads": threads})
 
 
@@ -122,7 +115,7 @@ def small(arrays: Arrays) -> Iterator[Workload]:
 
     computing = {backend: alone(backend) for backend in OURS}
 
-    def over_ideal(row: Row, _: dict[str, Row]) -> float:
+    def over_ideal(row: Row, _: Rows) -> float:
         """By the first chunk in, the slowest stage over the rest, and the last chunk out."""
         chunk = row["run"]["chunk_rows"] * COLUMNS * 4
         copies = ceiling(chunk)
@@ -133,7 +126,7 @@ def small(arrays: Arrays) -> Iterator[Workload]:
         return row["time_us"] / row["ideal_us"]
 
     providers = {backend: arrays.provider(HW7, backend, source, target) for backend in OURS}
-    bars = [Bar("time over the ideal", over_ideal, 1.25, at_least=False)]
+    bars = [bar("time over the ideal", over_ideal, 1.25, at_least=False)]
     yield Workload("64 MiB pinned, hw7", SMALL, 30, providers, bars)
 
 
@@ -158,8 +151,8 @@ def homework() -> Iterator[Workload]:
         for b in OURS:
             providers[b if way == "stream_map" else f"{way} {b}"] = provider(b, way)
     bars = [
-        Bar("speed over the published streams", faster_than("streams"), 0.97),
-        Bar("speed over no streams", faster_than("non-stream"), 1.6),
+        bar("speed over the published streams", faster_than("streams"), 0.97),
+        bar("speed over no streams", faster_than("non-stream"), 1.6),
     ]
     size = problems[OURS[0]].source.nbytes
     options = {"chunks": example.Homework.CHUNKS, "streams": example.Homework.STREAMS}
@@ -186,17 +179,3 @@ def run(folder: Path | None = None, size: int = NEW) -> Path:
     print(f"stream_cases: {time.perf_counter() - began:.0f} s", flush=True)
     facts: dict[str, Any] = {"processors": len(os.sched_getaffinity(0))}
     return write_report("stream_cases", rows, folder, **facts)
-
-
-def main() -> None:
-    """Measures, and says where the results are."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--folder", type=Path, help="where to write results")
-    parser.add_argument("--gib", type=float, default=2, help="size of the new results")
-    arguments = parser.parse_args()
-    size = int(arguments.gib * GIB) // (16 * MIB) * (16 * MIB)
-    print(f"written: {run(arguments.folder, size)}")
-
-
-if __name__ == "__main__":
-    main()

@@ -2,13 +2,12 @@
 What new results, small arrays and other people's streams have it do is in stream_cases.py.
 
 Everything of a workload is timed in turns, by the host's clock, from the call to the result.
-`python bench/stream_map.py --folder DIR` writes results, reports, charts and traces there; without
-it, and by `make bench`, they go to bench/results/<gpu> and docs/images.
+`diglot bench stream_map --results DIR` writes results, reports, charts and traces to DIR/<gpu>. By
+`make bench` they go to bench/results/<gpu>, and charts to docs/images.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import functools
 import gzip
@@ -19,7 +18,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +26,11 @@ import torch
 
 import diglot
 from diglot.bench.evidence import RESULTS, ROOT, gpu_short_name
-from diglot.bench.harness import OURS
+from diglot.bench.harness import OURS, Row, Rows
 from diglot.bench.reports import write_report
+from diglot.bench.workloads import Provider, Workload, bar, faster_than, measured, once
 from diglot.pipeline.report import PipelineReport
 from diglot.tools import measure, transfer
-from diglot.tools.measure import Timing
 
 GIB, MIB = 1 << 30, 1 << 20
 COLUMNS = 1024  # of float32: a row has 4 KiB
@@ -48,148 +46,11 @@ KEPT = {
     "2 GPUs, pinned, hw7": "overlap_2gpus",
 }
 
-Call = Callable[[], object]
 OPS: dict[str, Callable[..., torch.Tensor]] = {"hw7": diglot.gaussian_pdf, "gelu": diglot.gelu}
 
 
-@dataclass(frozen=True)
-class Provider:
-    """A way of doing a workload.
-
-    Attributes:
-        call: does it, and returns when it is done.
-        prepare: before each call, untimed: spoils what is there, or makes a new file.
-        is_right: whether what the last call left is right; None for what computes nothing.
-    """
-
-    call: Call
-    prepare: Call | None = None
-    is_right: Callable[[], bool] | None = None
-
-
-@dataclass(frozen=True)
-class Bar:
-    """What the pipeline must reach in a workload, from the rows of it by provider."""
-
-    name: str
-    value: Callable[[dict[str, Any], dict[str, dict[str, Any]]], float]
-    bound: float
-    at_least: bool = True
-
-
-@dataclass
-class Workload:
-    """Something to do, in several ways."""
-
-    name: str
-    bytes: int  # of the input, and as many of the output
-    rounds: int
-    providers: dict[str, Provider]
-    bars: list[Bar]
-    options: dict[str, Any] = field(default_factory=dict)
-
-
-def faster_than(other: str) -> Callable[[dict[str, Any], dict[str, dict[str, Any]]], float]:
-    """Speed over that of another provider of the workload, or of its form for the same backend."""
-
-    def value(row: dict[str, Any], rows: dict[str, dict[str, Any]]) -> float:
-        found = rows.get(other) or rows[f"{other} {row['provider']}"]
-        return found["time_us"] / row["time_us"]
-
-    return value
-
-
-def _gb_per_s(row: dict[str, Any], _: dict[str, dict[str, Any]]) -> float:
+def _gb_per_s(row: Row, _: Rows) -> float:
     return row["gb_per_s"]
-
-
-def _once(provider: Provider) -> float:
-    if provider.prepare is not None:
-        provider.prepare()
-    begin = time.perf_counter()
-    provider.call()
-    return time.perf_counter() - begin
-
-
-def measured(
-    workload: Workload, reports: dict[tuple[str, str], PipelineReport]
-) -> list[dict[str, Any]]:
-    """A row for each provider. Results are checked before and after the timed calls."""
-    print(f"stream_map: {workload.name}", flush=True)
-    verified = {}
-    for name, provider in workload.providers.items():
-        _once(provider)
-        verified[name] = provider.is_right is None or provider.is_right()
-    times: dict[str, list[float]] = {name: [] for name, right in verified.items() if right}
-    for _ in range(workload.rounds):
-        for name, of in times.items():
-            of.append(1e6 * _once(workload.providers[name]))
-            if name in OURS:
-                report = diglot.last_stream_report()
-                assert report is not None
-                reports[workload.name, name] = report
-    for name in times:
-        provider = workload.providers[name]
-        if provider.is_right is not None:
-            _once(provider)
-            verified[name] = provider.is_right()
-    rows: dict[str, dict[str, Any]] = {}
-    for name in workload.providers:
-        row: dict[str, Any] = {
-            "op": "stream_map",
-            "provider": name,
-            "workload": workload.name,
-            "options": workload.options,
-            "timer": "wall",
-            "bytes": workload.bytes,
-            "verified": verified[name],
-            "bars": [],
-        }
-        rows[name] = row
-        if not verified[name]:
-            continue
-        timing = Timing.of(times[name])
-        row |= {
-            "time_us": timing.median_us,
-            "p20_us": timing.p20_us,
-            "p80_us": timing.p80_us,
-            "samples": timing.samples,
-            "gb_per_s": workload.bytes / timing.median_us / 1e3,
-        }
-        if (workload.name, name) in reports:
-            report = reports[workload.name, name]
-            row["run"] = {
-                **{key: getattr(report, key) for key in ("engine", "chunk_rows", "chunks")},
-                **{key: getattr(report, key) for key in ("num_slots", "device_bytes", "notes")},
-                "busy": report.busy,
-                "stalls": report.stalls,
-            }
-    timed = {name: row for name, row in rows.items() if "time_us" in row}
-    for name in OURS:
-        for bar in workload.bars if name in rows else ():
-            try:
-                value = bar.value(rows[name], timed) if name in timed else None
-            except KeyError:  # what it is measured by was wrong
-                value = None
-            met = value is not None and (value >= bar.bound if bar.at_least else value <= bar.bound)
-            rows[name]["bars"].append(
-                {
-                    "name": bar.name,
-                    "value": value,
-                    "bound": bar.bound,
-                    "at_least": bar.at_least,
-                    "met": met,
-                }
-            )
-    for row in rows.values():
-        what = (
-            f"{row['time_us'] / 1e3:9.2f} ms {row['gb_per_s']:6.1f} GB/s"
-            if row["verified"]
-            else "wrong"
-        )
-        bars = ", ".join(f"{b['name']} {b['value'] or 0:.3f} ({b['bound']})" for b in row["bars"])
-        print(f"  {row['provider']:16} {what}  {bars}", flush=True)
-    return list(rows.values())
 
 
 class Arrays:
@@ -246,7 +107,7 @@ def pinned(arrays: Arrays, copies: transfer.Copies) -> Iterator[Workload]:
     """From pinned memory to pinned memory: hw7, with its serial form, and gelu."""
     arrays.spoil(arrays.target)
     size = arrays.source.nbytes
-    duplex = Bar("share of the duplex ceiling", faster_than("copies"), 0.97)
+    duplex = bar("share of the duplex ceiling", faster_than("copies"), 0.97)
     for name, fn in OPS.items():
         providers = {"copies": Provider(copies.run)}
         providers |= {backend: arrays.provider(fn, backend) for backend in OURS}
@@ -260,7 +121,7 @@ def pinned(arrays: Arrays, copies: transfer.Copies) -> Iterator[Workload]:
                     torch.cuda.synchronize()
 
                 providers[f"serial {backend}"] = Provider(serial)
-            bars.append(Bar("speed over the serial form", faster_than("serial"), 1.75))
+            bars.append(bar("speed over the serial form", faster_than("serial"), 1.75))
         yield Workload(f"pinned, {name}", size, 5, providers, bars)
 
 
@@ -277,8 +138,8 @@ def pageable(arrays: Arrays) -> Iterator[Workload]:
 
     providers = {b: arrays.provider(fn, b, source, target) for b in OURS}
     bars = [
-        Bar("GB/s each way", _gb_per_s, 18.0),
-        Bar("speed over .to, op, .cpu", faster_than("plain"), 4.0),
+        bar("GB/s each way", _gb_per_s, 18.0),
+        bar("speed over .to, op, .cpu", faster_than("plain"), 4.0),
     ]
     yield Workload("pageable, hw7", source.nbytes, 3, {**providers, "plain": Provider(plain)}, bars)
 
@@ -350,7 +211,7 @@ def mapped(arrays: Arrays, size: int) -> Iterator[tuple[list[Workload], str]]:
             for backend in OURS:
                 check = functools.partial(is_right, backend)
                 providers[backend] = Provider(functools.partial(stream, backend), target, check)
-            bars = [Bar("share of a parallel copy of maps", faster_than("map copy"), 0.8)]
+            bars = [bar("share of a parallel copy of maps", faster_than("map copy"), 0.8)]
             return Workload(name, size, 3, providers, bars, {"copy threads": threads})
 
         new()
@@ -374,7 +235,7 @@ def compute_bound(arrays: Arrays, size: int, duplex: float) -> Iterator[Workload
 
         def seconds(terms: int, alone: Callable[[int], None] = alone) -> float:
             alone(terms)
-            return statistics.median(_once(Provider(lambda: alone(terms))) for _ in range(3))
+            return statistics.median(once(Provider(lambda: alone(terms))) for _ in range(3))
 
         few, many = 256, 1024
         slope = (seconds(many) - seconds(few)) / (many - few)
@@ -383,7 +244,7 @@ def compute_bound(arrays: Arrays, size: int, duplex: float) -> Iterator[Workload
         fn = functools.partial(OPS["hw7"], terms=terms)
         providers[backend] = arrays.provider(fn, backend, source, target)
         providers[f"compute {backend}"] = Provider(functools.partial(alone, terms))
-    bars = [Bar("share of compute alone", faster_than("compute"), 0.97)]
+    bars = [bar("share of compute alone", faster_than("compute"), 0.97)]
     yield Workload("compute-bound, hw7", size, 3, providers, bars, terms_of)
 
 
@@ -396,7 +257,7 @@ def several_gpus(arrays: Arrays) -> Iterator[Workload]:
     arrays.spoil(arrays.target)
     providers = {"copies": Provider(copies.run)}
     providers |= {b: arrays.provider(OPS["hw7"], b, devices=devices) for b in OURS}
-    bars = [Bar("share of both GPUs' duplex ceiling", faster_than("copies"), 0.95)]
+    bars = [bar("share of both GPUs' duplex ceiling", faster_than("copies"), 0.95)]
     yield Workload("2 GPUs, pinned, hw7", arrays.source.nbytes, 5, providers, bars)
 
 
@@ -450,7 +311,7 @@ def run(folder: Path | None = None, size: int = 4 * GIB) -> Path:
     for path in (charts, beside):
         path.mkdir(parents=True, exist_ok=True)
     reports: dict[tuple[str, str], PipelineReport] = {}
-    rows: list[dict[str, Any]] = []
+    rows: list[Row] = []
     began = time.perf_counter()
 
     arrays = Arrays(size)
@@ -490,17 +351,3 @@ def run(folder: Path | None = None, size: int = 4 * GIB) -> Path:
     facts["processors"] = len(os.sched_getaffinity(0))
     print(f"stream_map: {time.perf_counter() - began:.0f} s", flush=True)
     return write_report("stream_map", rows, results, **facts)
-
-
-def main() -> None:
-    """Measures, and says where the results are."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--folder", type=Path, help="where to write results and charts")
-    parser.add_argument("--gib", type=float, default=4, help="size of the largest arrays")
-    arguments = parser.parse_args()
-    size = int(arguments.gib * GIB) // (16 * MIB) * (16 * MIB)
-    print(f"written: {run(arguments.folder, size)}")
-
-
-if __name__ == "__main__":
-    main()

@@ -3,12 +3,15 @@ stream_cases.py measured."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from diglot.bench.evidence import ROOT
+from diglot.bench.harness import OURS
+from diglot.bench.markdown import NOTHING, table
+from diglot.bench.reports import measured_on
 
-OURS = ("cuda", "triton")
 Reports = list[dict[str, Any]]
 
 
@@ -37,59 +40,54 @@ def _bars(rows: dict[str, dict[str, Any]]) -> str:
 
 def stream_map_markdown(reports: Reports) -> str:
     """A line for each workload."""
-    lines: list[str] = []
-    for report in reports:
-        v, ceilings = report["versions"], report["ceilings_gb_per_s"]
-        lines += [
-            f"{report['gpu']}, {report['processors']} processors, driver {v['driver']}, torch "
-            f"{v['torch']}, Triton {v['triton']}, {report['date']}, commit {report['commit']}. "
-            "Times by the host's clock from the call to the result, medians of interleaved runs, "
-            "and GB/s each way. Results were compared with the op's on the whole array in the same "
-            "run, bit by bit. Of pinned memory in chunks of 16 MiB, copies alone reached "
-            f"{ceilings['h2d']:.1f} GB/s to the device, {ceilings['d2h']:.1f} GB/s from it, and "
-            f"{ceilings['both']:.1f} GB/s each way at once, which is the duplex ceiling. Maps were "
-            f"of {report['maps'].partition(' at ')[0]}. ✗ marks what misses the project's bar.",
-            "",
-            *_workloads(report),
-            "",
-        ]
-    return "\n".join(lines)
+
+    def said(report: dict[str, Any]) -> str:
+        ceilings = report["ceilings_gb_per_s"]
+        return (
+            "A cell has the time by the host's clock, from the call to the result, and GB/s each "
+            "way. Times are medians of interleaved runs. Each result equals, bit for bit, the op's "
+            "on the whole array in the same run. Copies alone, from pinned memory in chunks of 16 "
+            f"MiB, reached {ceilings['h2d']:.1f} GB/s to the device and {ceilings['d2h']:.1f} GB/s "
+            f"from it. In both directions at once they reached {ceilings['both']:.1f} GB/s each "
+            f"way: the duplex ceiling. Maps were of {report['maps'].partition(' at ')[0]}."
+        )
+
+    return _markdown(reports, said)
 
 
 def stream_cases_markdown(reports: Reports) -> str:
-    """Likewise of new results, small arrays and homework 7."""
+    """The same for new results, small arrays and homework 7."""
+    return _markdown(reports, lambda _: "Cells are those of the table above.")
+
+
+def _markdown(reports: Reports, said: Callable[[dict[str, Any]], str]) -> str:
     lines: list[str] = []
     for report in reports:
-        v = report["versions"]
         lines += [
-            f"{report['gpu']}, {report['processors']} processors, driver {v['driver']}, torch "
-            f"{v['torch']}, Triton {v['triton']}, {report['date']}, commit {report['commit']}. "
-            "Times and results are as in the table above. ✗ marks what misses the project's bar.",
+            f"{measured_on([report])}, {report['processors']} processors. {said(report)} ✗ marks "
+            "a figure that misses its bar.",
             "",
             *_workloads(report),
-            "",
         ]
     return "\n".join(lines)
 
 
 def _workloads(report: dict[str, Any]) -> list[str]:
-    lines = [
-        "| workload, GiB each way | cuda | triton | beside it | reached (bar), cuda / triton |",
-        "|---|---|---|---|---|",
-    ]
     workloads: dict[str, dict[str, dict[str, Any]]] = {}
     for row in report["rows"]:
         workloads.setdefault(row["workload"], {})[row["provider"]] = row
+    body = []
     for name, rows in workloads.items():
         size = next(iter(rows.values()))["bytes"] / 2**30
         beside = "; ".join(f"{p} {_cell(row)}" for p, row in rows.items() if p not in OURS)
-        cells = [f"{name}, {size:g}", *(_cell(rows.get(p)) for p in OURS), beside or "–"]
-        lines.append(f"| {' | '.join([*cells, _bars(rows)])} |")
-    return lines
+        ours = [_cell(rows.get(p)) for p in OURS]
+        body.append([f"{name}, {size:g}", *ours, beside or NOTHING, _bars(rows)])
+    header = ["workload, GiB each way", *OURS, "beside it", "reached (bar), cuda / triton"]
+    return table(header, body)
 
 
 def charts_markdown(reports: Reports, images: Path | None = None) -> str:
-    """The charts that there are, for docs/pipeline.md."""
+    """The committed charts, for docs/pipeline.md."""
     del reports
     images = images or (ROOT or Path.cwd()) / "docs/images"
     titles = {

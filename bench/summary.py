@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from diglot.bench import marks
-from diglot.bench.harness import Row
-from diglot.bench.ranking import NOTHING
+from diglot.bench.harness import OURS, Row
+from diglot.bench.markdown import NOTHING, table
 from diglot.bench.regressions import GONE, SAME, Change
-from diglot.bench.reports import label, no_time
-from diglot.tools.table import Column, number
+from diglot.bench.reports import case_of, label, measured_on, no_time
+from diglot.tools.numbers import number
+from diglot.tools.regimes import find_regime, peak_gb_per_s
+from diglot.tools.table import Column
 
 TIMERS = {
     "device": "cold",
@@ -20,17 +22,18 @@ TIMERS = {
     "host": "the host's time",
 }
 COLUMNS = (
-    Column("case", False),
-    Column("provider", False),
+    "case",
+    "provider",
     Column("time\nµs"),
     Column("p20–p80\nµs"),
     Column("GB/s or\nTFLOP/s"),
     Column("of the\nceiling"),
+    "bound by",
     Column("host\nµs"),
     Column("peak\nMB"),
     Column("first call\nms"),
     Column("worst error\nulp"),
-    Column("bars", False),
+    "bars",
 )
 
 
@@ -55,8 +58,44 @@ def _bars(row: Row) -> str:
     )
 
 
-def cells(row: Row) -> list[str]:
-    """A row's cells under `COLUMNS`."""
+def verdict(rows: Collection[Row], gpu: str | None) -> tuple[str, bool]:
+    """What rows say in one line, and whether a result of ours is wrong or misses a bar."""
+    ours = [row for row in rows if row["provider"] in OURS]
+    wrong = sum(row.get("verified") is False for row in ours)
+    bars = [bar["met"] for row in ours for bar in row["bars"]]
+    cases = len({case_of(row) for row in rows})
+    said = [f"{cases} case{'s' * (cases != 1)} on {gpu or 'no GPU'}"]
+    said.append(f"{wrong} of {len(ours)} results of ours are wrong or failed" if wrong else "")
+    said.append(f"{len(ours)} results of ours are right" if ours and not wrong else "")
+    said.append(f"{bars.count(True)} of {len(bars)} bars are met" if bars else "")
+    return ", ".join(filter(None, said)), bool(wrong) or False in bars
+
+
+def _copy_us(row: Row) -> float | None:
+    """Of a copy of as many bytes in the same run."""
+    copy = row.get("copy_tb_per_s")
+    return None if copy is None else row["bytes"] / copy / 1e6
+
+
+def _bound_by(row: Row, peak_gb_per_s: float | None) -> str:
+    """Its regime; nothing of a row that has no time on the device.
+
+    Nor of a formula, a kernel for each operation: what these move between them is not counted.
+    """
+    if peak_gb_per_s is None or "time_us" not in row or row["timer"] == "host":
+        return NOTHING
+    if row["provider"] == "formula":
+        return NOTHING
+    is_eager = row["timer"] in ("device", "warm")
+    host_us = row.get("host_us") if is_eager else None
+    regime = find_regime(
+        row["time_us"], row["bytes"], peak_gb_per_s, copy_us=_copy_us(row), host_us=host_us
+    )
+    return str(regime)
+
+
+def cells(row: Row, peak_gb_per_s: float | None = None) -> list[str]:
+    """A row's cells under `COLUMNS`; the GPU's peak bandwidth is what regimes need."""
     spread, speed = NOTHING, [NOTHING, NOTHING]
     if "time_us" in row:
         spread, speed = f"{number(row['p20_us'])}–{number(row['p80_us'])}", _speed(row)
@@ -66,6 +105,7 @@ def cells(row: Row) -> list[str]:
         _figure(row, "time_us") if "time_us" in row else no_time(row),
         spread,
         *speed,
+        _bound_by(row, peak_gb_per_s),
         _figure(row, "host_us"),
         _figure(row, "peak_bytes", 1e-6),
         _figure(row, "first_call_ms"),
@@ -82,11 +122,11 @@ def reasons(rows: Iterable[Row]) -> list[str]:
 
 
 CHANGE_COLUMNS = (
-    Column("case", False),
-    Column("provider", False),
-    Column("verdict", False),
+    "case",
+    "provider",
+    "verdict",
     Column("new over old"),
-    Column("of", False),
+    "of",
     Column("old, µs"),
     Column("new, µs"),
 )
@@ -120,3 +160,37 @@ def count_changes(changes: Iterable[Change]) -> str:
         counts[change.verdict] = counts.get(change.verdict, 0) + 1
     named = {SAME: "within noise"}
     return ", ".join(f"{count} {named.get(verdict, verdict)}" for verdict, count in counts.items())
+
+
+REGIMES_HEADER = (
+    *("case, by the CUDA kernel", "device µs", "host µs"),
+    *("bytes at the peak, µs", "a copy of them, µs", "bound by"),
+)
+# What docs/regimes.md shows of each: forward in bfloat16 on cold caches.
+REGIMES_SHOWN: dict[str, dict[str, Any]] = {
+    "gelu": {"approximate": "tanh"},
+    "gaussian_pdf": {"terms": 22},
+}
+
+
+def regimes_markdown(reports: Sequence[Mapping[str, Any]]) -> str:
+    """The regimes of a few committed results, as a table."""
+    body = []
+    shown = [report for op in REGIMES_SHOWN for report in reports if report["op"] == op]
+    for report in shown:
+        peak = peak_gb_per_s(report["gpu"])
+        body += [
+            [label(row), *map(number, times), _bound_by(row, peak)]
+            for row in report["rows"]
+            if (row["provider"], row["direction"]) == ("cuda", "forward")
+            and (row["dtype"], row["timer"]) == ("bfloat16", "device")
+            and row["options"] == REGIMES_SHOWN[report["op"]]
+            and None not in (times := _times(row, peak))
+        ]
+    return "\n".join([f"{measured_on(shown or reports)}.", "", *table(REGIMES_HEADER, body)])
+
+
+def _times(row: Row, peak_gb_per_s: float | None) -> list[Any]:
+    """A row's times under `REGIMES_HEADER`, in microseconds; None where one is not known."""
+    moving = None if peak_gb_per_s is None else row["bytes"] / peak_gb_per_s / 1e3
+    return [row.get("time_us"), row.get("host_us"), moving, _copy_us(row)]

@@ -1,29 +1,28 @@
 """The tables of README.md and of pages in docs, from the committed results.
 
-`python bench/tables.py` writes them. Every figure is a row of bench/results/<gpu>/<op>.json;
-nothing is typed by hand. `--check` only says whether the documents are what it would write.
+`python tools/pages.py` writes them. Every figure is a row of bench/results/<gpu>/<op>.json;
+nothing is typed by hand.
 """
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from diglot.bench import chosen_plans, marks, models, ranking
+from diglot.bench import chosen_plans, marks, models, ranking, standing
 from diglot.bench.barrier_tables import designs_table, use_table
 from diglot.bench.evidence import ROOT
-from diglot.bench.harness import MODES
-from diglot.bench.reports import label, measured_on, no_time
+from diglot.bench.harness import COLD, MODES, OURS
+from diglot.bench.markdown import NOTHING, pivot, put, table
+from diglot.bench.reports import by_case, label, measured_on, no_time
+from diglot.bench.result_files import OF_OPS, committed
 from diglot.bench.stream_tables import (
     charts_markdown,
     stream_cases_markdown,
     stream_map_markdown,
 )
-from diglot.tools.report import cases, figures, page
-from diglot.tools.report.results import read
+from diglot.bench.summary import regimes_markdown
 
 PROVIDERS = (
     "cuda",
@@ -42,61 +41,78 @@ def _cell(
     row: dict[str, Any] | None, text: Callable[[dict[str, Any]], str], titles: dict[str, str]
 ) -> str:
     if row is None:
-        return "–"
+        return NOTHING
     if "time_us" not in row:
         return no_time(row)
     missed = any(not bar["met"] for bar in row["bars"])
     return f"{text(row)}{' ✗' if missed else ''}{marks.mark(row, titles)}"
 
 
-def _grouped(reports: list[dict[str, Any]], timer: str) -> dict[str, dict[str, dict[str, Any]]]:
-    cases: dict[str, dict[str, dict[str, Any]]] = {}
-    for report in reports:
-        for row in report["rows"]:
-            if row["timer"] == timer:
-                cases.setdefault(label(row), {})[row["provider"]] = row
-    return cases
+def _table(title: str, cases: Sequence[dict[str, dict[str, Any]]], text: Any) -> list[str]:
+    """A table with a line for each case, whose rows are given by provider."""
+    shown = [p for p in PROVIDERS if any(p in rows for rows in cases)]
+    titles = marks.common(row for rows in cases for row in rows.values())
+    header = [title, *(marks.titled(name, titles[name]) for name in shown), "bar"]
+    body = [
+        [_within_op(rows), *(_cell(rows.get(p), text, titles) for p in shown), _bars(rows)]
+        for rows in cases
+    ]
+    return table(header, body)
 
 
-def _table(
-    title: str, cases: dict[str, dict[str, dict[str, Any]]], text: Any, with_bars: bool = True
-) -> list[str]:
-    shown = [p for p in PROVIDERS if any(p in rows for rows in cases.values())]
-    titles = marks.common(row for rows in cases.values() for row in rows.values())
-    named = [marks.titled(name, titles[name]) for name in shown]
-    header = [title, *named, *(["bar"] if with_bars else [])]
-    lines = [f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
-    for case, rows in cases.items():
-        cells = [_cell(rows.get(p), text, titles) for p in shown]
-        lines.append(f"| {' | '.join([case, *cells, *([_bars(rows)] if with_bars else [])])} |")
-    return [*lines, ""]
+def _within_op(rows: dict[str, dict[str, Any]]) -> str:
+    """A case's label below a heading that names its op."""
+    first = next(iter(rows.values()))
+    return label(first).removeprefix(f"{first['op']} ")
+
+
+# The names of bars, as the last column abbreviates them.
+SHORT = {
+    "share of the copy ceiling": "copy ≥",
+    "share of the copy ceiling along dimension 0": "copy ≥",
+    "share of the byte floor": "copy ≥",
+    "speed over the best peer": "peer ≥",
+    "speed over the best peer of the language": "peer ≥",
+    "speed over torch": "torch ≥",
+    "speed over torch.compile in a graph": "compiled ≥",
+    "speed over the formula in a graph": "formula ≥",
+    "time over torch in a graph": "torch's time ≤",
+    "time over torch's in a graph": "torch's time ≤",
+    "time over grid.sync()": "grid.sync()'s time ≤",
+    "host µs over torch": "torch + ≤",
+    "TB/s of the input": "TB/s ≥",
+}
+BARS_MEAN = (
+    'The last column has the bars. Two numbers are for cuda and triton. "copy ≥ 0.95" asks for '
+    '0.95 of a copy\'s speed. "peer ≥ 0.97" asks for 0.97 of the fastest peer\'s speed; "torch", '
+    '"compiled" and "formula" ask for a multiple of theirs. "torch\'s time ≤ 1.05" allows 1.05 of '
+    'PyTorch\'s time, and "torch + ≤ 3" allows 3 µs more than PyTorch.'
+)
 
 
 def _bars(rows: dict[str, dict[str, Any]]) -> str:
     bounds: dict[str, dict[str, float]] = {}
-    for provider in ("cuda", "triton"):
+    for provider in OURS:
         for bar in rows.get(provider, {}).get("bars", []):
             bounds.setdefault(bar["name"], {})[provider] = bar["bound"]
-    texts = []
-    for name, of in sorted(bounds.items()):
-        if len(set(of.values())) == 1:
-            texts.append(f"{name} {next(iter(of.values())):g}")
-        else:
-            texts.append(f"{name} {' / '.join(f'{bound:g}' for bound in of.values())}")
-    return "; ".join(texts) or "–"
+    texts = [
+        f"{SHORT.get(name, name)} {' / '.join(dict.fromkeys(f'{b:g}' for b in of.values()))}"
+        for name, of in sorted(bounds.items())
+    ]
+    return ", ".join(texts) or NOTHING
 
 
 Reports = list[dict[str, Any]]
 
 
 def _measured_on(reports: Reports, rows: Sequence[dict[str, Any]]) -> list[str]:
-    """By what and how, and what the signs mean, and the words that rows have."""
+    """On what it was measured and how, what signs mean, and the remarks of rows."""
     return [
-        f"{measured_on(reports)}. Figures are medians of interleaved runs. Where a share is given, "
-        "the L2 cache was cold. Bytes count each input once and each output once. The number in "
-        "brackets is the share of a device copy of as many bytes in that run. ✗ marks a figure "
-        "that misses the project's own bar. In the same run every element of ours was checked "
-        "against float64 to the tolerance of its type, and the peers' more loosely.",
+        f"{measured_on(reports)}. Figures are medians of interleaved runs. Bytes count each input "
+        "once and each output once. The number in brackets is the share of a device copy's speed, "
+        "with as many bytes in the same run and a cold L2 cache. ✗ marks a figure that misses the "
+        "project's own bar. The same run checked every element of our results against float64, to "
+        "the tolerance of its dtype. It checked the peers' results more loosely.",
         "",
         *marks.paragraph(rows),
     ]
@@ -106,10 +122,9 @@ def _speed(row: dict[str, Any]) -> str:
     return f"{row['tb_per_s']:.2f} ({row['share_of_copy']:.2f})"
 
 
-SPEED = "TB/s (share of copy)"
 # Of the common harness's timers: a table's title, and the text of a row.
 TIMERS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
-    "device": (SPEED, _speed),
+    "device": ("TB/s (share of copy)", _speed),
     "captured": (
         "µs, one call as a CUDA graph (share of copy)",
         lambda row: f"{row['time_us']:.1f} ({row['share_of_copy']:.2f})",
@@ -124,7 +139,7 @@ def of_op(report: dict[str, Any]) -> list[str]:
     """The tables of an op's results of the common harness."""
     lines = []
     for timer, (title, text) in TIMERS.items():
-        cases = _grouped([report], timer)
+        cases = by_case(row for row in report["rows"] if row["timer"] == timer)
         if cases:
             lines += _table(title, cases, text)
     return lines
@@ -132,50 +147,37 @@ def of_op(report: dict[str, Any]) -> list[str]:
 
 def markdown(reports: Reports) -> str:
     """The tables of results of the common harness, op by op."""
-    lines = _measured_on(reports, [row for report in reports for row in report["rows"]])
-    lines[0] += " The last column says what the bar is (of two, cuda's and triton's)."
+    rows = [row for report in reports for row in report["rows"]]
+    lines = [*_measured_on(reports, rows), BARS_MEAN, ""]
     for report in reports:
         lines += [f"## {report['op']}", "", f"Commit {report['commit'][:12]}.", "", *of_op(report)]
     return "\n".join(lines)
 
 
-# What README shows: sizes, and types.
-SHOWN = ([16384, 16384], [32768, 4096], [8192, 65536])
-SHOWN_TYPES = ("float32", "bfloat16")
+MISSED_HEADER = ("op", "bars of cuda", "missed", "bars of triton", "missed")
 
 
-def summary(reports: Reports) -> str:
-    """A few of them."""
-    cases = {
-        label: rows
-        for label, rows in _grouped(reports, "device").items()
-        if all(row["shape"] in SHOWN and row["dtype"] in SHOWN_TYPES for row in rows.values())
-    }
-    shown = [row for rows in cases.values() for row in rows.values()]
-    table = _table(SPEED, cases, _speed, with_bars=False)
-    return "\n".join([*_measured_on(reports, shown), *table])
+def _missed(report: dict[str, Any]) -> list[str]:
+    """An op's cells under `MISSED_HEADER`."""
+    cells = [report["op"]]
+    for provider in OURS:
+        bars = [b for row in report["rows"] if row["provider"] == provider for b in row["bars"]]
+        missed = sum(not bar["met"] for bar in bars)
+        cells += [str(len(bars)), f"{missed} ✗" if missed else "0"]
+    return cells
 
 
-PICTURE = "docs/images/speed.svg"
-# What it shows: ops, forward, in bfloat16, of these options.
-PICTURED = {"gelu": {"approximate": "tanh"}, "dropout": {"p": 0.1}, "softmax": {}}
-PICTURED |= {"layer_norm": {}, "rms_norm": {}, "add_rms_norm": {}}
-
-
-def picture(paths: list[Path]) -> str:
-    """README's picture of speed: ours and the others, of a few ops, as SVG."""
-    files = [file for file in read(paths).files if file.op in PICTURED]
-    shown = []
-    for file in sorted(files, key=lambda file: list(PICTURED).index(file.op)):
-        rows = [
-            row
-            for row in file.rows
-            if (row.timer, row.direction, row.dtype) == ("device", "forward", "bfloat16")
-            and row.options == PICTURED[file.op]
-            and list(row.shape) in SHOWN[:2]
-        ]
-        shown += [case for of in cases.groups(rows, "op").values() for case in of.values()]
-    return page.alone(figures.side_by_side(shown, cases.providers_of(files)))
+def overview(reports: Reports) -> str:
+    """Ours against the best peer, and how many bars are missed, of all ops."""
+    rows = [row for report in reports for row in report["rows"]]
+    with_bars = [report for report in reports if any(row["bars"] for row in report["rows"])]
+    lines = [f"{measured_on(reports)}.", "", *marks.paragraph(rows)]
+    for header, body in (
+        (models.HEADER, models.table([row for row in rows if row["timer"] in COLD])),
+        (MISSED_HEADER, map(_missed, with_bars)),
+    ):
+        lines += table(header, body)
+    return "\n".join(lines)
 
 
 def _l2_cell(row: dict[str, Any], piece: str) -> str:
@@ -191,16 +193,11 @@ def _l2_cell(row: dict[str, Any], piece: str) -> str:
 
 
 def _l2_table(title: str, rows: list[dict[str, Any]], piece: str) -> list[str]:
-    cells: dict[int, dict[float | None, str]] = {}
-    for row in rows:
-        options = row["options"]
-        cells.setdefault(options["hot_mb"], {})[options["hit_ratio"]] = _l2_cell(row, piece)
-    ratios = list(next(iter(cells.values())))
-    titles = ["none" if ratio is None else f"{ratio:g}" for ratio in ratios]
-    lines = [f"| {title} | {' | '.join(titles)} |", f"|---|{'---|' * len(ratios)}"]
-    for hot, texts in cells.items():
-        lines.append(f"| {hot} MB | {' | '.join(texts[ratio] for ratio in ratios)} |")
-    return [*lines, ""]
+    def key(options: dict[str, Any]) -> tuple[str, str]:
+        ratio = options["hit_ratio"]
+        return f"{options['hot_mb']} MB", "none" if ratio is None else f"{ratio:g}"
+
+    return pivot(title, {key(row["options"]): _l2_cell(row, piece) for row in rows})
 
 
 # Workload, piece (or the whole turn), title.
@@ -216,13 +213,11 @@ def l2_markdown(reports: Reports) -> str:
     """The tables of results of L2 persistence: a cell for each hot set and hit ratio."""
     lines = []
     for report in reports:
-        v = report["versions"]
         lines += [
-            f"{report['gpu']}, driver {v['driver']}, torch {v['torch']}, Triton {v['triton']}, "
-            f"{report['date']}, commit {report['commit']}. A line for each size of the hot set, a "
-            "column for each hit ratio, the first without persistence. Medians of interleaved runs "
-            "in µs, with the speed against the first column in brackets; ✓ or ✗ says whether the "
-            "best cell meets the project's bar, 1.2. Results were checked in the same run.",
+            f"{measured_on([report])}. Each line is a size of the hot set, and each column a hit "
+            "ratio. The first column has no persistence. Figures are medians of interleaved runs "
+            "in µs. The number in brackets is the speed against the first column. ✓ or ✗ says "
+            "whether the best cell meets the project's bar, 1.2. Results were checked in that run.",
             "",
         ]
         for workload, piece, title in L2_TABLES:
@@ -241,61 +236,30 @@ def use_markdown(reports: Reports) -> str:
     return "\n".join(map(use_table, reports))
 
 
-# Of results that are not the common harness's: a page's place, by its mark, and what makes it.
-APART: dict[str, list[tuple[str, str, Callable[[Reports], str]]]] = {
-    "barrier_designs": [
-        ("docs/barriers.md", "designs", designs_markdown),
-        ("docs/barriers.md", "use", use_markdown),
-    ],
-    "ceilings": [],
-    "l2": [("docs/l2.md", "bench", l2_markdown)],
-    "stream_cases": [("docs/pipeline.md", "cases", stream_cases_markdown)],
-    "stream_map": [
-        ("docs/pipeline.md", "bench", stream_map_markdown),
-        ("docs/pipeline.md", "charts", charts_markdown),
-    ],
-}
+# Of the pages, by the mark of a part: which committed results it is of, and what makes it.
+PARTS: tuple[tuple[str, str, str, Callable[[Reports], str]], ...] = (
+    ("README.md", "bench", OF_OPS, standing.markdown),
+    ("docs/speed.md", "bench", OF_OPS, overview),
+    ("docs/speed.md", "models", "distributions/*/models/*.json", models.markdown),
+    ("docs/measurements.md", "bench", OF_OPS, markdown),
+    ("docs/regimes.md", "regimes", OF_OPS, regimes_markdown),
+    ("docs/tuning.md", "plans", "distributions/*/plans/*.json", chosen_plans.markdown),
+    ("docs/ranking.md", "ranking", "results/*/ranking/*.json", ranking.markdown),
+    ("docs/barriers.md", "designs", "results/*/barrier_designs.json", designs_markdown),
+    ("docs/barriers.md", "use", "results/*/barrier_designs.json", use_markdown),
+    ("docs/l2.md", "bench", "results/*/l2.json", l2_markdown),
+    ("docs/pipeline.md", "cases", "results/*/stream_cases.json", stream_cases_markdown),
+    ("docs/pipeline.md", "bench", "results/*/stream_map.json", stream_map_markdown),
+    ("docs/pipeline.md", "charts", "results/*/stream_map.json", charts_markdown),
+)
 
 
 def render() -> dict[Path, str]:
     """The documents' texts with their tables made anew."""
     assert ROOT is not None, "the documents are those of a source tree"
-    root = ROOT
-    found = sorted(root.glob("bench/results/*/*.json"))
     texts: dict[Path, str] = {}
-
-    def put(document: str, mark: str, paths: list[Path], make: Callable[[Reports], str]) -> None:
-        path = root / document
-        before, rest = texts.setdefault(path, path.read_text()).split(f"<!-- {mark}:begin -->")
-        _, after = rest.split(f"<!-- {mark}:end -->")
-        reports = [json.loads(p.read_text()) for p in paths]
-        tables = make(reports) if reports else "No results are committed yet.\n"
-        texts[path] = f"{before}<!-- {mark}:begin -->\n{tables}<!-- {mark}:end -->{after}"
-
-    common = [p for p in found if p.stem not in ("tests", *APART)]
-    put("README.md", "bench", common, summary)
-    texts[ROOT / PICTURE] = picture(common)
-    put("docs/speed.md", "bench", common, markdown)
-    drawn = sorted(root.glob("bench/distributions/*/models/*.json"))
-    put("docs/speed.md", "models", drawn, models.markdown)
-    judged = sorted(root.glob("bench/distributions/*/plans/*.json"))
-    put("docs/tuning.md", "plans", judged, chosen_plans.markdown)
-    rankings = sorted(root.glob("bench/results/*/ranking/*.json"))
-    put("docs/benchmarks.md", "ranking", rankings, ranking.markdown)
-    for stem, places in APART.items():
-        for document, mark, make in places:
-            put(document, mark, [p for p in found if p.stem == stem], make)
+    for document, name, pattern, make in PARTS:
+        path, reports = ROOT / document, committed(pattern)
+        made = make(reports) if reports else "No results are committed yet.\n"
+        texts[path] = put(texts.get(path) or path.read_text(), name, made)
     return texts
-
-
-def main() -> None:
-    """Writes the documents' tables, or with --check says whether they are up to date."""
-    for path, made in render().items():
-        if "--check" not in sys.argv[1:]:
-            path.write_text(made)
-        elif made != path.read_text():
-            raise SystemExit(f"error: the tables of {path.name} are not what the results say")
-
-
-if __name__ == "__main__":
-    main()

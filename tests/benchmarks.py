@@ -8,8 +8,8 @@ import torch
 
 from diglot.bench.harness import Bar, Benchmark, Case, normal, share_of_copy
 from diglot.bench.instruments import TIMERS, Instruments
+from diglot.reference.specs import Expected, nbytes
 from diglot.tools.measure import Timing
-from diglot.tools.specs import Expected, nbytes
 
 FP32 = torch.float32
 

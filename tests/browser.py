@@ -94,8 +94,10 @@ class Browser:
         time.sleep(0.1)
         self.folder.cleanup()
 
-    def open(self, page: Path, width: int = 1280, height: int = 900, dark: bool = False) -> None:
-        """Shows a page, with a viewport of this size and in this mode."""
+    def open(
+        self, page: Path | str, width: int = 1280, height: int = 900, dark: bool = False
+    ) -> None:
+        """Shows a page, a file or an address, with a viewport of this size and in this mode."""
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.devtools("Emulation.setEmulatedMedia", features=[scheme])
         self.devtools(
@@ -105,7 +107,8 @@ class Browser:
             deviceScaleFactor=1,
             mobile=width < 600,
         )
-        self._ask("POST", "/url", {"url": page.absolute().as_uri()})
+        url = page if isinstance(page, str) else page.absolute().as_uri()
+        self._ask("POST", "/url", {"url": url})
 
     def devtools(self, command: str, **parameters):
         return self._ask("POST", "/goog/cdp/execute", {"cmd": command, "params": parameters})

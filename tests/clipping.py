@@ -6,7 +6,7 @@ import torch
 from backends import DEVICE
 
 import diglot
-from diglot.reference.clip_grad_norm import clip_grad_norm_oracle
+from diglot.reference.clip_grad_norm_ import clip_grad_norm_oracle
 
 
 def with_grads(grads):

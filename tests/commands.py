@@ -9,7 +9,7 @@ pytest.importorskip("rich")
 
 from click.testing import CliRunner
 
-from diglot import cli
+import diglot_cli as cli
 
 
 def run(*arguments):

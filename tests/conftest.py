@@ -38,6 +38,7 @@ if "DIGLOT_TEST_INTERPRETER" in os.environ:
     assert specification is not None and specification.loader is not None
     sys.modules["diglot._interpreter"] = importlib.util.module_from_spec(specification)
 
+os.environ.pop("COLUMNS", None)  # a worker has it, and commands fit their tables to it
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)  # each worker has a core, and its neighbours need theirs
 
@@ -194,3 +195,18 @@ class _Record:
             )
         for line in last_results(RESULTS, self.sources):
             terminalreporter.write_line(line)
+
+
+@pytest.fixture(scope="session")
+def committed_page(tmp_path_factory):
+    """The page of all committed results, which takes seconds: once for all processes of a run."""
+    from diglot.tools.report import read, render
+
+    folder = tmp_path_factory.getbasetemp()
+    path = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "report.html"
+    if not path.exists():
+        own = folder / "own.html"
+        results = Path(__file__).parents[1] / "bench/results"
+        own.write_text(render(read([results]), sources="of now"), encoding="utf-8")
+        own.replace(path)
+    return path

@@ -70,7 +70,7 @@ def compile_op(op: str, folder: Path, package: Path) -> dict[str, str]:
     # Compiling and interpreting exclude each other in one process.
     environment = {k: v for k, v in os.environ.items() if "INTERPRET" not in k}
     environment["PYTHONPATH"] = str(package)
-    command = [sys.executable, "-m", "diglot.cli", "inspect", op, "--backend=triton"]
+    command = [sys.executable, "-m", "diglot_cli", "inspect", op, "--backend=triton"]
     command += ["--stage=ptx", "--shape=64x1024", f"--save={folder}", "--force"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=package)
     assert done.returncode == 0, done.stderr
@@ -87,7 +87,7 @@ class Mutation(NamedTuple):
 
 
 # An op's kernels with a grid barrier each.
-OPS = {"standardize": 2, "global_softmax": 2, "clip_grad_norm": 1}
+OPS = {"standardize": 2, "global_softmax": 2, "clip_grad_norm_": 1}
 SYNC = "    if PHASE == ALL_PHASES:\n        grid_barrier.sync(barrier_state)\n"
 MUTATIONS = {
     "both barriers are missing": Mutation("standardize.py", SYNC, "", ["0 grid barriers"]),

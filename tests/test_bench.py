@@ -6,20 +6,31 @@ import json
 import math
 import re
 import time
+from dataclasses import replace
 
 import pytest
 import torch
 from benchmarks import FP32, double, failing_after, instruments, times, toy
 
 from diglot.backends.registry import is_interpreted
-from diglot.bench import evidence, harness, ranking, regressions, reports, running, tables
+from diglot.bench import (
+    evidence,
+    harness,
+    ranking,
+    regressions,
+    reports,
+    result_files,
+    running,
+    standing,
+    tables,
+)
 from diglot.bench.harness import Case
 from diglot.bench.instruments import GPU
 from diglot.bench.lines import cxx_lines, definition_lines, function_lines, lines_of, python_lines
 from diglot.bench.selection import OPS, Selection, cases_of, load, parse_sizes
+from diglot.reference.specs import Expected
 from diglot.tools import measure
 from diglot.tools.measure import Timing
-from diglot.tools.specs import Expected
 
 
 @pytest.fixture(autouse=True)
@@ -178,15 +189,30 @@ def test_inputs_that_do_not_fit():
 
 
 def test_a_package_that_cannot_be_imported_is_told():
-    def load():
+    def find(module):
         raise ImportError("it needs another Triton")
 
     benchmark = toy()
-    benchmark.peer("broken", "json", load)
-    benchmark.peer("missing", "no_such_package_is_there", load)
+    benchmark.peer("broken", "json")(find)
+    benchmark.peer("missing", "no_such_package_is_there")(find)
     rows = rows_of(benchmark)
     assert rows["broken"]["reason"] == "ImportError: it needs another Triton"
     assert "missing" not in rows
+
+
+def test_a_peer_gets_its_module():
+    benchmark, found = toy(), []
+
+    @benchmark.peer("theirs", "json.decoder", takes=lambda case: case.dtype == FP32)
+    def find(module):
+        found.append(module.__name__)
+        return {"forward": max}
+
+    case = Case("forward", FP32, (4, 4))
+    call = benchmark.providers["theirs"](case, (1, 2))
+    assert call.func is max and call.args == (1, 2) and found == ["json.decoder"]
+    assert benchmark.providers["theirs"](replace(case, direction="backward"), (1, 2)) is None
+    assert benchmark.providers["theirs"](replace(case, dtype=torch.float16), (1, 2)) is None
 
 
 def test_bars_are_of_own_cases_with_all_providers():
@@ -197,7 +223,7 @@ def test_bars_are_of_own_cases_with_all_providers():
     assert rows_of(own, only=["cuda"]).keys() == {"cuda"}
 
 
-@pytest.mark.parametrize("op", sorted({*OPS} - {"clip_grad_norm", "grid_barrier_check"}))
+@pytest.mark.parametrize("op", sorted({*OPS} - {"clip_grad_norm_", "grid_barrier_check"}))
 def test_every_formula_is_right(op):
     """So are PyTorch's ops, where the CPU has them, and CUDA's kernels, if they are interpreted."""
     benchmark = load(op).benchmark
@@ -396,7 +422,7 @@ def test_lines_are_those_of_the_op():
 def test_results_come_back(tmp_path):
     rows = [row(10, worst_ulp=math.inf, bytes=4), row(11, "triton", bytes=4)]
     reports.save(reports.make_report("toy", rows, gpu="a GPU"), tmp_path / "h200/toy.json")
-    (report,) = reports.read_reports(tmp_path)
+    (report,) = result_files.read_reports(tmp_path)
     assert report["gpu"] == "a GPU" and report["rows"][1] == rows[1]
     assert report["rows"][0]["worst_ulp"] == "inf"  # JSON has none
     json.loads((tmp_path / "h200/toy.json").read_text(), parse_constant=pytest.fail)
@@ -440,7 +466,7 @@ def test_damaged_results_are_told(changes, message, tmp_path):
     path = tmp_path / "toy.json"
     reports.save(reports.make_report("toy", [good, good | changes], gpu="a GPU"), path)
     with pytest.raises(ValueError, match=message):
-        reports.read_reports(path)
+        result_files.read_reports(path)
 
 
 def test_a_bar_that_is_more_than_reached_is_no_damage(tmp_path):
@@ -448,13 +474,13 @@ def test_a_bar_that_is_more_than_reached_is_no_damage(tmp_path):
     bar = {"name": "host time over torch's", "value": -2.5, "bound": 1.0, "met": True}
     fast = row(10, bars=[bar])
     reports.save(reports.make_report("toy", [fast], gpu="a GPU"), tmp_path / "toy.json")
-    assert reports.read_reports(tmp_path)[0]["rows"] == [fast]
+    assert result_files.read_reports(tmp_path)[0]["rows"] == [fast]
 
 
 def test_times_that_are_alike_are_no_damage(tmp_path):
     alike = row(62.9352904800649) | dict.fromkeys(("p20_us", "p80_us"), 62.93529048006489)
     reports.save(reports.make_report("toy", [alike], gpu="a GPU"), tmp_path / "toy.json")
-    assert reports.read_reports(tmp_path)[0]["rows"] == [alike]
+    assert result_files.read_reports(tmp_path)[0]["rows"] == [alike]
 
 
 def test_a_time_without_its_band_is_told(tmp_path):
@@ -462,7 +488,7 @@ def test_a_time_without_its_band_is_told(tmp_path):
     del bare["p80_us"]
     reports.save(reports.make_report("toy", [bare], gpu="a GPU"), tmp_path / "toy.json")
     with pytest.raises(ValueError, match="row 0: it has not all of time_us"):
-        reports.read_reports(tmp_path)
+        result_files.read_reports(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -479,7 +505,7 @@ def test_damaged_facts_are_told(facts, message, tmp_path):
     path = tmp_path / "toy.json"
     reports.save(reports.make_report("toy", [row(10)], **{"gpu": "a GPU", **facts}), path)
     with pytest.raises(ValueError, match=message):
-        reports.read_reports(path)
+        result_files.read_reports(path)
 
 
 def test_one_row_without_a_key_is_told(tmp_path):
@@ -487,13 +513,13 @@ def test_one_row_without_a_key_is_told(tmp_path):
     del bare["timer"]
     reports.save(reports.make_report("toy", [row(10), bare], gpu="a GPU"), tmp_path / "toy.json")
     with pytest.raises(ValueError, match="row 1: timer is no str"):
-        reports.read_reports(tmp_path)
+        result_files.read_reports(tmp_path)
 
 
 def test_committed_results_are_read():
     folder = evidence.RESULTS / "h200"
-    read = {report["op"] for report in reports.read_reports(folder)}
-    assert {"gelu", "softmax", "clip_grad_norm"} <= read and "l2" not in read
+    read = {report["op"] for report in result_files.read_reports(folder)}
+    assert {"gelu", "softmax", "clip_grad_norm_"} <= read and "l2" not in read
 
 
 def test_what_was_measured_on_tells_all():
@@ -509,7 +535,7 @@ def test_documents_tell_what_is_incomplete():
     facts = {"gpu": "a GPU", "versions": {}, "date": "2026-01-02", "commit": "fed"}
     whole = {**facts, "op": "toy", "rows": []}
     part = {**whole, "op": "game", "incomplete": "2 of 6 cases"}
-    for made in (tables.markdown, tables.summary, ranking.markdown):
+    for made in (tables.markdown, standing.markdown, ranking.markdown):
         assert "commit fed, incomplete: game (2 of 6 cases)." in made([whole, part])
         assert "incomplete" not in made([whole])
 

@@ -7,10 +7,13 @@ import torch
 import torch.nn.functional as F
 from benchmarks import FP32, instruments, toy
 
+import diglot
 from diglot.bench import dropout as dropout_bench
 from diglot.bench import harness, marks, norms, ranking, regressions, rows, running, summary, tables
 from diglot.bench.harness import AUTOTUNED, MODES, OURS, Bar, Case
 from diglot.bench.selection import OPS, Selection, cases_of, load
+from diglot.bench.workloads import Provider, Workload, faster_than, measured
+from diglot.bench.workloads import bar as workload_bar
 from diglot.tools.measure import Timing
 
 LARGE = [Case("forward", FP32, (64, 64))]
@@ -60,7 +63,8 @@ def test_a_hundredth_of_wrong_elements_is_a_wrong_result(elements):
 def test_a_bar_is_met_at_its_bound_and_no_sooner(value, at_least, is_met, bound):
     bar = Bar("it", lambda row: True, lambda *_: value * bound, lambda row: bound, at_least)
     row = rows_of(toy(bars=[bar]))["cuda"]
-    assert row["bars"] == [{"name": "it", "value": value * bound, "bound": bound, "met": is_met}]
+    judged = {"name": "it", "value": value * bound, "bound": bound, "at_least": at_least}
+    assert row["bars"] == [{**judged, "met": is_met}]
 
 
 def norm_case(op, direction):
@@ -68,8 +72,9 @@ def norm_case(op, direction):
     case = Case(direction, FP32, (64, 128))
     tensors = benchmark.inputs(case)
     (of,) = benchmark.operands(case, tensors)
-    kind = norms.Kind("layer" in op, op.startswith("add"))
-    return benchmark, case, tensors, norms._ours(kind, direction, "torch")(of)
+    norm = norms._Norm("layer" in op, op.startswith("add"))
+    function = norm.ours if direction == "forward" else norm.our_gradient
+    return benchmark, case, tensors, function(of, "torch")
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
@@ -92,7 +97,7 @@ def test_every_result_of_a_norm_is_judged(op, direction):
 
 def test_every_gradient_that_is_clipped_is_judged():
     """And the norm that is returned."""
-    clip = load("clip_grad_norm").benchmark
+    clip = load("clip_grad_norm_").benchmark
     case = Case("fits L2", FP32, (2, 4096))
 
     def judge(wrong_in=None, factor=1.0):
@@ -237,6 +242,20 @@ def test_tables_name_the_modes():
     assert "| PyTorch | torch.compile (mode default) |" in made
 
 
+def test_documents_count_missed_bars():
+    def bar(name, bound, met):
+        return {"name": name, "value": 1.0, "bound": bound, "met": met}
+
+    copy, peer = bar("share of the copy ceiling", 0.95, True), bar("speed over torch", 2, False)
+    report = report_of([row("cuda", bars=[copy, peer]), row("triton", bars=[copy]), row("torch")])
+    made = tables.overview([report])
+    assert "| toy | 2 | 1 ✗ | 1 | 0 |" in made
+    assert "| toy | forward | cuda | 1 | 1.000 | 1.00 | 0 % | 0.50 |" in made
+    assert "| 1.00 (0.50) ✗ | 1.00 (0.50) | 1.00 (0.50) | copy ≥ 0.95, torch ≥ 2 |" in (
+        tables.markdown([report])
+    )
+
+
 def test_a_strawman_is_called_one():
     assert load("standardize").benchmark.how["torch"] == marks.STRAWMAN
     ours, torch_, other = (row(name, op="standardize") for name in ("cuda", "torch", "formula"))
@@ -245,8 +264,8 @@ def test_a_strawman_is_called_one():
         reports = [report_of([ours, told, other]), report_of(of_gelu)]
         made = tables.markdown(reports)
         assert "| cuda | torch (strawman) | formula |" in made and "| cuda | torch | bar |" in made
-        assert '"strawman", of standardize by torch: PyTorch has no such op' in made
-        assert "10 (10–10), strawman |" in ranking.markdown(reports)
+        assert '"strawman" (standardize by torch): PyTorch has no such op' in made
+        assert " 10, strawman |" in ranking.markdown(reports)
         assert "torch (strawman)" in summary.cells(told)
     assert marks.words(row("torch", op="global_softmax")) == ""
 
@@ -262,7 +281,7 @@ def test_a_seed_that_was_given_is_told(timer):
     assert cells[-2] == f"4 → 1{given}" and now[-2] == "4 → 1"
     notes = marks.notes(old)
     assert len(notes) == bool(given) and marks.notes(new) == []
-    assert not given or notes[0].startswith('"seed given", of dropout by cuda, triton: ')
+    assert not given or notes[0].startswith('"seed given" (dropout by cuda, triton): ')
     back = [of | {"direction": "backward"} for of in old]
     assert ranking.table(back)[0][-2] == "4 → 1"
 
@@ -291,3 +310,24 @@ def test_host_time_that_shows_is_told():
     assert summary.cells(made["cuda"])[1] == "cuda"
     (note,) = marks.notes(list(made.values()))
     assert note.startswith('"with host time": the device waited for the host')
+
+
+def test_a_workload_is_done_in_turns_and_judged():
+    calls = []
+
+    def way(name, is_right=True):
+        return Provider(lambda: calls.append(name), None, lambda: is_right)
+
+    x = torch.ones(8, 4)
+    stream = Provider(lambda: diglot.stream_map(diglot.gelu, x, backend="torch"))
+    providers = {"copies": way("copies"), "wrong": way("wrong", False), "cuda": stream}
+    bars = [workload_bar("met", lambda row, rows: 1.0, 1.0)]
+    bars += [workload_bar(other, faster_than(other), 0.0) for other in ("copies", "wrong")]
+    rows = measured(Workload("toy", x.nbytes, 2, providers, bars), {})
+    of = {row["provider"]: row for row in rows}
+    # Once to be checked, twice to be timed, and once to be checked again.
+    assert calls == ["copies", "wrong", "copies", "copies", "copies"]
+    assert of["copies"]["samples"] == 2 and not of["wrong"]["verified"]
+    assert "time_us" not in of["wrong"] and of["copies"]["bars"] == []
+    assert [bar["met"] for bar in of["cuda"]["bars"]] == [True, True, False]
+    assert of["cuda"]["bars"][2]["value"] is None and of["cuda"]["run"]["chunks"] >= 1

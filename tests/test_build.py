@@ -19,15 +19,17 @@ import pytest
 from diglot.tools import machine_code
 
 ROOT = Path(__file__).parent.parent
+
+
 PARTS = [
-    *("LICENSE", "README.md", "pyproject.toml", "setup.py"),
+    *("LICENSE", "MANIFEST.in", "README.md", "pyproject.toml", "setup.py"),
     *("bench", "configs", "csrc", "python", "triton_ops"),
 ]
 
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory) -> Path:
-    """A copy of what a build reads, so that the tree's own build folder has no part in it."""
+    """What the sdist has. It is made from a copy: what earlier builds left has no part in it."""
     copy = tmp_path_factory.mktemp("diglot")
     ignored = shutil.ignore_patterns("__pycache__", "*.so", "*-info")
     for name in PARTS:
@@ -35,7 +37,19 @@ def sources(tmp_path_factory) -> Path:
             shutil.copytree(ROOT / name, copy / name, ignore=ignored)
         else:
             shutil.copy(ROOT / name, copy / name)
-    return copy
+    subprocess.run([sys.executable, "setup.py", "-q", "sdist"], cwd=copy, check=True)
+    (archive,) = copy.glob("dist/diglot-*.tar.gz")
+    unpacked = tmp_path_factory.mktemp("sdist")
+    shutil.unpack_archive(archive, unpacked, filter="data")
+    return unpacked / archive.name.removesuffix(".tar.gz")
+
+
+def test_the_sdist_has_all_that_is_compiled(sources):
+    kept = {
+        path.relative_to(ROOT) for path in (ROOT / "csrc").rglob("*.*") if path.suffix != ".pyc"
+    }
+    assert len(kept) > 100
+    assert {path for path in kept if not (sources / path).exists()} == set()
 
 
 def build(sources: Path, where: Path, **variables: str) -> subprocess.CompletedProcess[str]:

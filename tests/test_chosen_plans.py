@@ -15,9 +15,9 @@ from diglot.bench import chosen_plans, harness
 from diglot.bench.chosen_plans import judge, markdown, table
 from diglot.bench.harness import Case
 from diglot.bench.selection import load
-from diglot.cli.tune import tune as command
 from diglot.tools import measure
 from diglot.tools import tune as tuning
+from diglot_cli.tune import tune as command
 
 pytestmark = pytest.mark.skipif(not INTERPRET, reason="times are made up where nothing is timed")
 # Microseconds of softmax's plans in CUDA C++; others take 10.

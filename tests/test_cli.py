@@ -6,6 +6,7 @@ import importlib.util
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import torch
 from backends import needs_cuda
 from commands import fails, run
 
-from diglot import cli
+import diglot_cli as cli
 
 np = pytest.importorskip("numpy")
 safetensors = pytest.importorskip("safetensors.torch")
@@ -108,7 +109,7 @@ def test_nothing_is_overwritten(tmp_path, monkeypatch):
         ("gelu --input a.npy --shape 3", "exactly one of --input FILE and --shape SIZES"),
         ("gelu --shape 3x", "--shape must be sizes joined by x, such as 8192x8192, not '3x'"),
         ("gelu --shape ٣", "--shape must be sizes joined by x"),
-        ("gelu --shape 99999999x999999", "--shape: out of memory: "),
+        ("gelu --shape 99999999x999999 --limit inf", "--shape: out of memory: "),
         ("gelu --shape 9999999999x9999999999", "--shape must have fewer than 2^60 elements"),
         ("gelu --shape 0x99999999999999999999", "--shape must have fewer than 2^60 elements"),
         (f"gelu --shape {'9' * 5000}", "--shape must have fewer than 2^60 elements"),
@@ -117,16 +118,20 @@ def test_nothing_is_overwritten(tmp_path, monkeypatch):
         ("gelu --shape 3 --dtype int8", "--dtype must be floating-point for gelu"),
         ("gelu --shape 3 --approximate erf", "approximate must be 'none' or 'tanh', not 'erf'"),
         ("gelu --shape 3 --alpha 2", "gelu has no option 'alpha'; its options: approximate"),
-        ("add --shape 3 --alpha two", "--alpha must be a number, not 'two'"),
-        (f"add --shape 3 --alpha {10**26}", "--alpha must fit 64 bits if it is an integer"),
-        ("add --shape 3 --alpha 1e400", "--alpha must fit a float64, unlike 1e400"),
-        (f"add --shape 3 --alpha {'9' * 5000}", "--alpha must fit a float64"),
+        ("add --shape 3 --alpha two", "'--alpha': it must be a number, not 'two'"),
+        (f"add --shape 3 --alpha {10**26}", "'--alpha': it must fit 64 bits if it is an integer"),
+        ("add --shape 3 --alpha 1e400", "'--alpha': it must fit a float64, unlike 1e400"),
+        (f"add --shape 3 --alpha {'9' * 5000}", "'--alpha': it must fit a float64"),
         ("add --shape 3 --dtype int32 --alpha 0.5", "alpha must be an integer"),
         ("add --shape 3 --dtype int32 --backward", "backward needs a floating-point input"),
-        ("dropout --shape 3 --p x", "--p must be a number, not 'x'"),
+        ("dropout --shape 3 --p x", "'--p': it must be a number, not 'x'"),
         ("dropout --shape 3 --p 1.5", "p must be from 0 to 1, not 1.5"),
         ("gelu --shape 3 --device tpu", "--device must be cpu, cuda or cuda:N, not 'tpu'"),
         ("gelu --shape 3 --device cuda:99", "--device: there is no cuda:99 here"),
+        ("gelu --shape 30000x30000", "900,000,000 elements, about "),
+        ("gelu --shape 3 --limit -1", "Invalid value for '--limit'"),
+        ("softmax --shape 3x3 --dim 4", "softmax: dim must be from -2 to 1"),
+        ("gelu --shape 3 --arch sm_10", "arch must be one of sm_80, "),
         ("gelu --shape 3 --arch hopper", "arch must be like 'sm_90', not 'hopper'"),
         ("gelu --shape 3 --seed x", "Invalid value for '--seed'"),
         (
@@ -213,9 +218,44 @@ def test_other_errors_are_not_hidden(monkeypatch):
     assert isinstance(result.exception, RuntimeError)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        ("compare gelx --shape 3", "gelu"),
+        ("compare gelu --shape 3 --dtype bfloat", "bfloat16"),
+        ("compare gelu --shape 3 --approximate tahn", "tanh"),
+        ("compare gelu --shape 3 --aproximate tanh", "--approximate"),
+        ("inspect softmx", "softmax"),
+        ("inspect gelu --backend cdua", "cuda"),
+        ("inspect gelu --stage pxt", "ptx"),
+        ("bench gelx", "gelu"),
+        ("bench gelu --provider tritn", "triton"),
+        ("bench gelu --option aproximate=tanh", "approximate"),
+        ("comprae gelu", "compare"),
+        ("stream softmx --input a.npy --output b.npy", "softmax"),
+    ],
+)
+def test_what_was_meant_is_asked(arguments, meant):
+    message = fails(*arguments.split()).lower()
+    assert f"did you mean '{meant}'?" in message
+
+
+def test_what_is_far_from_every_name_is_no_question():
+    assert "did you mean" not in fails("compare", "frobnicate", "--shape", "3")
+
+
+def test_kernels_are_left_out(monkeypatch):
+    from diglot.tools import compare
+
+    monkeypatch.setattr(compare, "kernels_of_calls", None)
+    result = run("compare", "gelu", "--shape", "3", "--no-kernels")
+    assert result.exit_code == 0, result.output
+    assert "compiled kernel" not in result.stdout
+
+
 def start(*arguments) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "diglot.cli", *map(str, arguments)],
+        [sys.executable, "-m", "diglot_cli", *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -233,21 +273,21 @@ def test_output_that_nobody_reads():
 
 def test_output_without_unicode(monkeypatch):
     """Where the encoding of standard output has no µ or –, something stands in their place."""
+    results = Path(__file__).parents[1] / "bench/results/h200/global_softmax.json"
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, "ascii"))
-    monkeypatch.setattr(sys, "argv", ["diglot", "compare", "gelu", "--shape", "3"])
-    monkeypatch.setenv("DIGLOT_INTERPRET", "1")
+    monkeypatch.setattr(sys, "argv", ["diglot", "bench", "--load", str(results)])
     with pytest.raises(SystemExit) as end:
         cli.main()
     sys.stdout.flush()
-    assert end.value.code == 0 and b"aten" in written.getvalue() and b"?" in written.getvalue()
+    assert end.value.code == 0 and b"H200" in written.getvalue() and b"?" in written.getvalue()
 
 
 @pytest.mark.slow
 def test_interrupt():
     """Ctrl-C ends a command in one line. Python ends by the signal itself, instead of with 1, if
     it came while code ran that a library had as a string."""
-    process = start("compare", "gelu", "--shape", "3000x1000", "--device", "cpu")
+    process = start("compare", "gelu", "--shape", "3000x1000", "--device", "cpu", "--limit", "inf")
     assert "interpreted" in process.stderr.readline()
     process.send_signal(signal.SIGINT)
     out, error = process.communicate()
@@ -282,10 +322,11 @@ def test_missing_click_is_one_line(monkeypatch, capsys):
 def test_info():
     result = run("info")
     assert result.exit_code == 0, result.output
-    for text in ("diglot", torch.__version__, "driver", "backends on cpu", "torch   can run"):
+    for text in ("diglot", torch.__version__, "driver", "backends on cpu"):
         assert text in result.stdout
+    assert re.search(r"^  torch +can run$", result.stdout, re.MULTILINE)
     for backend in ("cuda", "triton"):
-        assert f"  {backend:7} " in result.stdout
+        assert f"  {backend} " in result.stdout
 
 
 @pytest.mark.slow
@@ -295,7 +336,7 @@ def test_no_variable_is_needed(tmp_path):
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     environment = {k: v for k, v in os.environ.items() if not k.endswith("_INTERPRET")}
-    command = [sys.executable, "-m", "diglot.cli", "compare", "add", "--shape", "40x30"]
+    command = [sys.executable, "-m", "diglot_cli", "compare", "add", "--shape", "40x30"]
     done = subprocess.run(
         [*command, "--save", tmp_path / "report.json"],
         env=environment,

@@ -12,7 +12,7 @@ import torch
 from benchmarks import instruments, times, toy
 from commands import fails, run
 
-from diglot.bench import evidence, harness, reports, session
+from diglot.bench import evidence, harness, reports, result_files, session
 from diglot.tools import measure
 
 RESULTS = evidence.RESULTS / "h200"
@@ -65,24 +65,24 @@ def interrupted_after(cases, by=signal.SIGINT):
         ("gelu --option form=tanh", "gelu has no cases of an option 'form'"),
         ("gelu --provider cublas", "--provider must be one of cuda, triton, torch"),
         ("gelu --direction sideways", "--direction"),
-        ("gelu --warm --graph", "one at a time"),
+        ("gelu --warm --graph", "exclude each other"),
         ("softmax --shape 5", "softmax takes shapes of 2 dimensions, unlike 5"),
-        ("clip_grad_norm --sizes 4096", "has cases of its own alone"),
+        ("clip_grad_norm_ --sizes 4096", "has cases of its own alone"),
         ("l2", "give --results alone"),
         ("--load nowhere.json", "nowhere.json does not exist"),
         ("--load {here}/README.md", "holds no results: it is not JSON"),
-        ("--load {results}/tests.json", "holds no results: it has no rows"),
+        ("--load {results}/tests.json", "results of another kind"),
         ("--load {results}/l2.json", "results of another kind"),
         ("--load {tmp}/other.json", "results of schema 7, and this diglot reads 1"),
         ("--load {tmp}/bare.json", "holds no results: it does not say the op"),
         ("--load {results} jelu", "OP must be one of"),
-        ("--load {results} --sizes 64", "--load shows results as they are"),
+        ("--load {results} --sizes 64", "--load shows saved results"),
         ("--load {tmp}", "bare.json holds no results"),
         ("gelu --against {here}/README.md", "it is not JSON"),
         ("gelu --json {tmp}/other.json", "exists and is not overwritten without force"),
         ("gelu --json {tmp}/none/a.json", "there is no folder"),
-        ("gelu --plot {tmp}", "is not empty, and nothing in it is overwritten"),
-        ("gelu --plot {tmp}/other.json", "is no folder"),
+        ("gelu --plot {tmp}", "has files, which are not overwritten without force"),
+        ("gelu --plot {tmp}/other.json", "is a file, not a folder"),
     ],
 )
 def test_mistakes_are_one_line(arguments, message, tmp_path):
@@ -146,7 +146,7 @@ def test_ctrl_c_keeps_what_was_measured(fake_gpu, tmp_path, by):
 
 def test_a_peer_that_is_not_installed_is_told(fake_gpu):
     benchmark = fake_gpu(times())
-    benchmark.peer("theirs", "no_such_package", dict)
+    benchmark.peer("theirs", "no_such_package")(dict)
     message = fails("bench", "toy", "--provider", "theirs")
     assert message == "error: --provider theirs: its package, no_such_package, is not installed"
 
@@ -155,7 +155,7 @@ def test_what_was_measured_is_kept_where_nobody_reads_it(fake_gpu, tmp_path, mon
     def closed(*_):
         raise BrokenPipeError
 
-    monkeypatch.setattr("diglot.cli.bench.print_table", closed)
+    monkeypatch.setattr("diglot_cli.bench.print_verdict", closed)
     result = run("bench", "toy", "--json", tmp_path / "a.json")
     assert result.exit_code == 1 and result.stdout == ""
     assert len(json.loads((tmp_path / "a.json").read_text())["rows"]) == 6
@@ -265,28 +265,37 @@ def test_pictures(tmp_path):
     assert result.exit_code == 0, result.output
     found = sorted(path.name for path in (tmp_path / "plots").iterdir())
     assert found == [f"gelu_forward_approximate_{form}_device.png" for form in ("none", "tanh")]
-    assert "is not empty" in fails(
+    assert "has files" in fails(
         "bench", "--load", tmp_path / "a.json", "--plot", tmp_path / "plots"
     )
 
 
-def test_what_is_drawn(monkeypatch):
-    """A shape that grows is a curve, several shapes are bars; the ceiling is in both."""
-    figure = pytest.importorskip("matplotlib.figure").Figure
+def test_what_is_drawn():
+    """A line joins cases of one growing size alone; a copy's speed is drawn with either."""
+    pytest.importorskip("matplotlib")
     from diglot.bench import plots
+    from diglot.tools.drawing import CEILING, drawn
 
-    drawn = []
-    monkeypatch.setattr(figure, "savefig", lambda self, *_, **__: drawn.append(self))
-    rows = next(iter(reports.read_reports(RESULTS / "softmax.json")))["rows"]
-    plots._draw([r for r in rows if r["timer"] == "device" and "time_us" in r], RESULTS)
-    (made,) = drawn
-    assert len(made.axes) == 2 and all(axes.patches for axes in made.axes)
-    labels = [text.get_text() for text in made.legends[0].get_texts()]
-    assert {"ceiling", "cuda", "triton", "torch"} <= set(labels)
-    grown = [
-        {**rows[0], "shape": [n, 4], "bytes": 8 * n, "time_us": 1.0, "p20_us": 1.0, "p80_us": 1.0}
-        for n in (1, 2, 3)
-    ]
-    plots._draw(grown, RESULTS)
-    assert not drawn[1].axes[0].patches and len(drawn[1].axes[0].lines) == 2
-    assert drawn[1].axes[0].get_xscale() == "log"
+    rows = next(iter(result_files.read_reports(RESULTS / "softmax.json")))["rows"]
+    rows = [row for row in rows if row["timer"] == "device"]
+    picture = plots.pictures(rows, "a GPU")["softmax_forward_device"]
+    with drawn(picture) as figure:
+        (axes,) = figure.axes
+        labels = [text.get_text() for text in figure.legends[0].get_texts()]
+        assert "a GPU" in figure.get_suptitle() and "logarithmic" not in axes.get_xlabel()
+    assert {CEILING, "cuda", "triton", "torch"} <= set(labels)
+    assert {line.get_linestyle() for line in axes.lines} == {"None"}
+    sizes = {"bytes": 8, "time_us": 1.0, "p20_us": 1.0, "p80_us": 1.0}
+    grown = [{**rows[0], **sizes, "shape": [n, 4], "bytes": 8 * n} for n in (1, 2, 3)]
+    for shapes, is_line in (([[1, 4], [2, 4], [3, 4]], True), ([[1, 4], [2, 5], [3, 4]], False)):
+        found = [{**row, "shape": shape} for row, shape in zip(grown, shapes, strict=True)]
+        (picture,) = plots.pictures(found).values()
+        with drawn(picture) as figure:
+            (axes,) = figure.axes
+        assert ("-" in {line.get_linestyle() for line in axes.lines}) == is_line
+        if is_line:
+            assert axes.get_xscale() == "log" and "logarithmic" in axes.get_xlabel()
+    far = [grown[0], {**grown[1], "time_us": 99.0, "p20_us": 99.0, "p80_us": 99.0}]
+    with drawn(*plots.pictures(far).values()) as figure:
+        assert figure.axes[0].get_xscale() == "log"
+        assert "logarithmic" in figure.axes[0].get_xlabel()

@@ -9,7 +9,7 @@ import sys
 import pytest
 from commands import fails, run
 
-from diglot.cli.profile import split
+from diglot_cli.profile import split
 
 
 @pytest.mark.parametrize(
@@ -46,16 +46,18 @@ def test_it_starts_python(tmp_path, monkeypatch):
     assert (program, rest) == (sys.executable, ["script", str(script), "--engine", "mine"])
     assert "profiled_script" in code
     options = {name: value for name, value in json.loads(options).items() if value}
-    assert options == {"engine": "torch", "flame": "f.svg", "rows": 3, "by_shape": True}
+    assert options == {
+        "engine": "torch", "flame": "f.svg", "rows": 3, "by_shape": True, "modules": True
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ("", "Missing argument"),
-        ("python", "what to profile must be a script of Python's, or -m and a module"),
-        ("-- python -c pass", "what to profile must be a script of Python's"),
-        ("-- -m", "what to profile must be a script of Python's"),
+        ("python", "the command must be a Python script, or -m and a module"),
+        ("-- python -c pass", "the command must be a Python script"),
+        ("-- -m", "the command must be a Python script"),
         ("nowhere.py", "there is no script nowhere.py"),
         ("/nowhere/python a.py", "there is no program /nowhere/python"),
         ("--table-rows 0 a.py", "0 is not in the range x>=1"),

@@ -91,6 +91,12 @@ def test_options_reach_the_op(arguments, function, options, data):
     assert np.array_equal(np.load("out.npy"), expected(data, "torch", function, **options))
 
 
+def test_a_dimension_that_is_not_there(data):
+    arguments = ("softmax", "--dim", "7", "--input", "in.npy", "--output", "out.npy")
+    assert "softmax: dim must be from -2 to 1" in fails("stream", *arguments)
+    assert "out.npy" not in left_behind()
+
+
 @pytest.mark.parametrize(
     "files",
     [
@@ -232,9 +238,12 @@ def test_safetensors_that_are_damaged(header, data):
         ("gelu --input in.npy", "Missing option '--output'"),
         ("gelu --input no.npy --output o.npy", "--input: no.npy is not there"),
         ("gelu --input . --output o.npy", "--input: . is not a file"),
-        ("gelu --input in.txt --output o.npy", "in.txt must end in .npy or .safetensors"),
+        ("gelu --input in.txt --output o.npy", "in.txt must end in one of .npy, .safetensors"),
         ("gelu --input broken.npy --output o.npy", "broken.npy is not a .npy file"),
-        ("gelu --input objects.npy --output o.npy", "it holds objects, not numbers"),
+        (
+            "gelu --input objects.npy --output o.npy",
+            "objects.npy is or holds a pickle, which is not loaded",
+        ),
         ("gelu --input scalar.npy --output o.npy", "an array of no dimensions has no rows"),
         ("gelu --input swapped.npy --output o.npy", "has NumPy's dtype >f4"),
         ("gelu --input ints.npy --output o.npy", "gelu: input must have one of the dtypes"),
@@ -271,7 +280,7 @@ def test_safetensors_that_are_damaged(header, data):
         ("gelu --input in.npy --output o.npy --approximate x", "approximate must be 'none' or"),
         ("softmax --input in.npy --output o.npy --dim 0", "--dim 0 is the dimension that is cut"),
         ("softmax --input in.npy --output o.npy --dim -2", "--dim -2 is the dimension that is cut"),
-        ("softmax --input in.npy --output o.npy --dim x", "--dim must be a number, not 'x'"),
+        ("softmax --input in.npy --output o.npy --dim x", "'--dim': it must be a number, not 'x'"),
         ("softmax --input line.npy --output o.npy", "--dim -1 is the dimension that is cut"),
         ("rms_norm --input line.npy --output o.npy", "must have two dimensions or more"),
         ("standardize --input in.npy --output o.npy", "and standardize is none: a row of its"),
@@ -333,7 +342,7 @@ def test_what_is_no_size(text):
 def test_interrupt(data):
     """Ctrl-C ends the command in a line, and the file that was begun is gone."""
     np.save("large.npy", np.ones((400_000, 300), np.float32))
-    command = [sys.executable, "-m", "diglot.cli", "stream", "gelu", "--input", "large.npy"]
+    command = [sys.executable, "-m", "diglot_cli", "stream", "gelu", "--input", "large.npy"]
     process = subprocess.Popen(
         [*command, "--output", "out.npy", "--backend", "torch", "--chunk-bytes", "64k"],
         stdout=subprocess.PIPE,

@@ -431,8 +431,9 @@ def test_shapes(backend):
 
 def test_module():
     module = diglot.nn.Dropout(0.3, backend="torch")
-    assert repr(module) == "Dropout(p=0.3, inplace=False, backend='torch')"
-    assert repr(diglot.nn.Dropout()) == repr(torch.nn.Dropout())
+    assert repr(module) == "diglot.nn.Dropout(p=0.3, inplace=False, backend='torch')"
+    assert repr(diglot.nn.Dropout()) == f"diglot.nn.{torch.nn.Dropout()!r}"
+    assert isinstance(module, torch.nn.Dropout)
     x = torch.ones(1000, device=DEVICE)
     torch.manual_seed(3)
     result = module(x)
@@ -475,7 +476,7 @@ OTHER = torch.Generator("cpu") if DEVICE == "cuda" else None
             (X,),
             {"seed": torch.zeros(1, dtype=torch.int64, device="meta")},
             ValueError,
-            "seed must be of input's device, cpu, not meta",
+            "seed must be on input's device, cpu, not on meta",
         ),
         (
             (X,),
@@ -494,11 +495,11 @@ def test_bad_arguments(arguments, options, error, message):
 @pytest.mark.gpu
 def test_a_generator_of_another_device():
     x = torch.ones(4, device="cuda")
-    with pytest.raises(ValueError, match="generator must be of input's device, cuda:0, not cpu"):
+    with pytest.raises(ValueError, match="generator must be on input's device, cuda:0, not on cpu"):
         diglot.dropout(x, generator=torch.Generator())
-    with pytest.raises(ValueError, match="generator must be of input's device, cpu, not cuda"):
+    with pytest.raises(ValueError, match="generator must be on input's device, cpu, not on cuda"):
         diglot.dropout(x.cpu(), generator=torch.Generator("cuda"))
-    with pytest.raises(ValueError, match="seed must be of input's device, cuda:0, not cpu"):
+    with pytest.raises(ValueError, match="seed must be on input's device, cuda:0, not on cpu"):
         diglot.dropout(x, seed=torch.tensor(3))
 
 

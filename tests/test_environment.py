@@ -50,7 +50,9 @@ IMPORT = """
 import sys, torch, diglot
 assert not torch.cuda.is_initialized()
 lazy = {"diglot.triton_ops", "diglot._C", "diglot._interpreter", "diglot.tools.profiling"}
-assert not lazy & set(sys.modules)
+assert not (lazy | {"diglot.models"}) & set(sys.modules)
+assert set(diglot.__all__) <= set(dir(diglot))
+assert callable(diglot.patch) and "transformers" not in sys.modules
 print("imported")
 """
 CONTRADICTION = """

@@ -236,7 +236,8 @@ def test_oracle_in_the_tail():
 
 def test_module():
     module = diglot.nn.GELU("tanh", backend="torch")
-    assert repr(module) == "GELU(approximate='tanh', backend='torch')"
+    assert repr(module) == "diglot.nn.GELU(approximate='tanh', backend='torch')"
+    assert isinstance(module, torch.nn.GELU)
     x = torch.randn(10, device=DEVICE)
     torch.testing.assert_close(module(x), F.gelu(x, approximate="tanh"))
     assert not list(module.parameters())

@@ -27,8 +27,8 @@ from layouts import LAYOUTS
 
 import diglot
 from diglot.ops.global_memory import compute_dtype
+from diglot.reference.specs import find_spec
 from diglot.tools.accuracy import measure_error
-from diglot.tools.specs import find_spec
 
 OPS = ["global_softmax", "standardize"]
 LAUNCHERS = [f"{op}_{direction}" for op in OPS for direction in ("forward", "backward")]

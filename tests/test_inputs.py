@@ -11,8 +11,8 @@ import pytest
 import torch
 from commands import fails
 
+from diglot.reference.specs import find_spec
 from diglot.tools import inputs
-from diglot.tools.specs import find_spec
 
 np = pytest.importorskip("numpy")
 safetensors = pytest.importorskip("safetensors.torch")
@@ -99,7 +99,7 @@ def test_default_tensors(op, file, names, files):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("gelu --input missing.npy", "--input: there is no file missing.npy"),
+        ("gelu --input missing.npy", "--input: missing.npy is not there"),
         ("gelu --input folder.pt", "folder.pt is not a file"),
         ("gelu --input a.txt", "must end in one of .npy, .safetensors, .pt"),
         ("gelu --input junk.npy", "junk.npy is or holds a pickle, which is not loaded"),
@@ -140,7 +140,7 @@ def test_a_file_that_cannot_be_read(files, monkeypatch):
     def refuse(path):
         raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
-    monkeypatch.setattr(inputs, "_read_npy", refuse)
+    monkeypatch.setattr(inputs, "load_npy", refuse)
     message = fails("compare", "gelu", "--input", files / "a.npy")
     assert "--input: " in message and "a.npy cannot be read: Permission denied" in message
     monkeypatch.setattr(Path, "exists", refuse)  # of a folder that may not be entered

@@ -20,12 +20,12 @@ from commands import fails, run
 
 from diglot.backends import registry
 from diglot.backends.plans import KernelLaunch, Plan, Scratch
+from diglot.reference.specs import find_call
 from diglot.tools import cuda_library, inspect, machine_code, recording, resources, sources
 from diglot.tools.inspect import STAGES
 from diglot.tools.machine_code import ResourcesUnavailable
 from diglot.tools.occupancy import LIMITS, occupancy
 from diglot.tools.resources import KernelResources, Kernels, TensorLike
-from diglot.tools.specs import find_call
 
 pytest.importorskip("triton")
 
@@ -135,7 +135,7 @@ def check_page(page, excerpts):
     text = page.PAGE.read_text()
     assert set(excerpts) <= {name for _, name, _ in page.BLOCK.findall(text)}
     if page.versions() in text:
-        assert page.fill(text, excerpts) == text, "python tools/inspect_page.py writes it anew"
+        assert page.fill(text, excerpts) == text, "python tools/pages.py writes it anew"
 
 
 @pytest.mark.skipif("cuda" not in LANGUAGES, reason="the extension's code cannot be read here")
@@ -366,7 +366,7 @@ def test_columns(recorded, monkeypatch):
     """On a terminal the languages are in columns, whole at any width."""
     from rich.console import Console
 
-    from diglot.cli import inspect as command
+    from diglot_cli import inspect as command
 
     console = Console(width=60, record=True, force_terminal=True, file=io.StringIO())
     command._print_columns(console, ["left", "right"], ["a" * 40, "int x;"], ["text", "cuda"])
@@ -381,7 +381,7 @@ def test_columns(recorded, monkeypatch):
     [
         (
             "nothing",
-            "op must be one of add, .*clip_grad_norm, .*grid_barrier_check, .* not 'nothing'",
+            "op must be one of add, .*clip_grad_norm_, .*grid_barrier_check, .* not 'nothing'",
         ),
         ("gelu --arch sm_75", "arch must be one of sm_80, .*sm_90, .*, not 'sm_75'"),
         ("gelu --arch 90", "arch must be like 'sm_90', not '90'"),
@@ -536,7 +536,7 @@ def test_a_library_with_ptx(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.ahead_of_time
-@pytest.mark.parametrize("op", ("clip_grad_norm", "grid_barrier_check", "softmax"))
+@pytest.mark.parametrize("op", ("clip_grad_norm_", "grid_barrier_check", "softmax"))
 def test_other_ops(op):
     """Ops that are no functions of tensors, too."""
     found = inspect.inspect(op, stages=("sass",))

@@ -34,7 +34,7 @@ def test_info_tells_of_the_interpreter(monkeypatch):
     is_built = registry.has_interpreter()
     assert (info.collect().interpreter == "built") == is_built
     monkeypatch.setattr(info, "load_interpreter", lambda: (None, registry.NO_INTERPRETER))
-    assert f"CUDA interpreter  {registry.NO_INTERPRETER}" in str(info.collect())
+    assert info.collect().interpreter == registry.NO_INTERPRETER in str(info.collect())
 
 
 def no_work():

@@ -292,7 +292,7 @@ def test_the_window_of_a_strided_tensor(driver, size, strides, elements):
         ),
         ({"name": "NVIDIA A100 MIG 1g.5gb"}, r"A100 MIG 1g\.5gb is a part of a GPU in MIG mode"),
         ({"mps": 1}, "used through MPS.*CUDA_DEVICE_DEFAULT_PERSISTING_L2_CACHE"),
-        ({"largest": 0}, "nothing can be set aside"),
+        ({"largest": 0}, "cannot set cache aside"),
     ],
 )
 def test_where_it_has_no_effect(driver, change, reason):

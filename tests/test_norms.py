@@ -700,7 +700,7 @@ ONES = torch.ones(2, 3)
         ((ONES, ()), ValueError, "normalized_shape must have at least one dimension"),
         ((ONES, (2,)), ValueError, r"\(2, 3\) does not end with \(2,\)"),
         ((ONES, 2), ValueError, r"\(2, 3\) does not end with \(2,\)"),
-        ((ONES, (1, 2, 3)), ValueError, "normalized_shape must be what the shape of input ends"),
+        ((ONES, (1, 2, 3)), ValueError, "normalized_shape must match the last dimensions"),
         ((torch.ones(()), (1,)), ValueError, r"\(\) does not end with \(1,\)"),
         ((ONES, (3.0,)), TypeError, "normalized_shape must be .* integers, not of float"),
         ((ONES, None), TypeError, "normalized_shape must be .* integers, not of NoneType"),
@@ -782,9 +782,35 @@ def test_modules(backend):
         module.load_state_dict(reference.state_dict())
         torch.testing.assert_close(module(x), reference(x))
         assert diglot.last_run().backend == backend
-        assert repr(module) == f"{repr(reference)[:-1]}, backend={backend!r})"
+        assert repr(module) == f"diglot.nn.{repr(reference)[:-1]}, backend={backend!r})"
     with pytest.raises(ValueError, match="backend"):
         diglot.nn.RMSNorm(4, backend="rocm")
+
+
+@pytest.mark.parametrize("name", ["layer_norm", "rms_norm"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradients_of_transposed_results(backend, name):
+    """As in attention, where heads are normalized and then become an outer dimension."""
+    x = torch.randn(2, 3, 4, 8, device=DEVICE, requires_grad=True)
+    weight = torch.randn(8, device=DEVICE, requires_grad=True)
+    grad = torch.randn(2, 4, 3, 8, device=DEVICE)
+    made = getattr(diglot, name)(x, 8, weight, eps=1e-5, backend=backend).transpose(1, 2)
+    expected = getattr(torch.nn.functional, name)(x, (8,), weight, eps=1e-5).transpose(1, 2)
+    ours, theirs = (torch.autograd.grad(y, (x, weight), grad) for y in (made, expected))
+    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["layer_norm", "rms_norm"])
+def test_autocast_takes_parameters_of_16_bits(name):
+    """Beside an input of float32, which a norm under autocast returned before, they are widened."""
+    x, weight = torch.randn(3, 8, device=DEVICE), torch.randn(8, device=DEVICE).bfloat16()
+    expected = getattr(diglot, name)(x, 8, weight.float(), eps=1e-5, backend="torch")
+    with torch.autocast(DEVICE, torch.bfloat16):
+        for _ in range(2):  # the second call is of a kind that is known
+            made = getattr(diglot, name)(x, 8, weight, eps=1e-5, backend="torch")
+            assert made.dtype == torch.float32 and torch.equal(made, expected)
+    with pytest.raises(TypeError, match="weight must have the dtype of input"):
+        getattr(diglot, name)(x, 8, weight, eps=1e-5, backend="torch")
 
 
 @pytest.mark.parametrize("op", OPS)

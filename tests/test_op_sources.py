@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import diglot
+from diglot.reference.specs import all_op_names
 from diglot.tools import op_sources
-from diglot.tools.specs import all_op_names
 
 
 def names(language, op):

@@ -207,38 +207,72 @@ def test_a_picture_in_place_of_another(tmp_path):
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
-def test_bars_of_the_picture(tmp_path, monkeypatch):
-    """One for each chunk and stage, in its slot's lane, from its begin to its end."""
+def test_bars_of_the_picture():
+    """Each chunk's stages from begin to end, in its own lane; below, in the stages' lanes."""
     pytest.importorskip("matplotlib")
-    from matplotlib.axes import Axes
-
-    bars = []
-    real = Axes.broken_barh
-
-    def note(self, spans, lane, **options):
-        bars.append((list(spans), lane[0] + lane[1] / 2))
-        return real(self, spans, lane, **options)
-
-    monkeypatch.setattr(Axes, "broken_barh", note)
-    report().plot(tmp_path / "overlap.svg")
-    close, whole = bars[:9], bars[9:]
-    # Slot 0 has lanes 0 to 2, with chunks 0 and 2; slot 1 the next three, with chunk 1.
-    assert {(span, round(lane, 3)) for (span,), lane in close} == {
-        ((0.0, 1000.0), 0),
-        ((2250.0, 1000.0), 0),
-        ((1000.0, 250.0), 1),
-        ((3250.0, 250.0), 1),
-        ((1250.0, 1000.0), 2),
-        ((3500.0, 1000.0), 2),
-        ((1000.0, 1000.0), 3.7),
-        ((2000.0, 250.0), 4.7),
-        ((2250.0, 1000.0), 5.7),
+    close, whole = bars(report())
+    assert close == {
+        ("H2D copy", 0): [(0, 1000)],
+        ("compute", 0): [(1000, 1250)],
+        ("D2H copy", 0): [(1250, 2250)],
+        ("H2D copy", 1): [(1000, 2000)],
+        ("compute", 1): [(2000, 2250)],
+        ("D2H copy", 1): [(2250, 3250)],
+        ("H2D copy", 2): [(2250, 3250)],
+        ("compute", 2): [(3250, 3500)],
+        ("D2H copy", 2): [(3500, 4500)],
     }
-    assert [spans for spans, _ in whole] == [
-        [(0.0, 1000.0), (1000.0, 1000.0), (2250.0, 1000.0)],
-        [(1000.0, 250.0), (2000.0, 250.0), (3250.0, 250.0)],
-        [(1250.0, 1000.0), (2250.0, 1000.0), (3500.0, 1000.0)],
-    ]
+    assert whole == {
+        ("H2D copy", 0): [(0, 2000), (2250, 3250)],  # as one where they touch
+        ("compute", 1): [(1000, 1250), (2000, 2250), (3250, 3500)],
+        ("D2H copy", 2): [(1250, 3250), (3500, 4500)],
+    }
+
+
+def bars(of):
+    """The bars of both axes in whole ms, by what they are and their lane."""
+    from diglot.tools import stream_chart as chart
+    from diglot.tools.drawing import drawn
+
+    found = []
+    with drawn(chart.picture(of)) as figure:
+        for axes in figure.axes:
+            spans = {}
+            for patch in axes.patches:
+                corners = patch.get_path().vertices.reshape(-1, 5, 2)
+                lane = round(float(corners[0, :, 1].min() + chart.LANE_HEIGHT / 2))
+                ends = [(round(float(x.min())), round(float(x.max()))) for x in corners[:, :, 0]]
+                spans[patch.get_label(), lane] = ends
+            found.append(spans)
+    return found
+
+
+def test_the_picture_says_what_was_not_timed():
+    """Between chunks that were timed, and in a chunk of which only the host's part is known."""
+    pytest.importorskip("matplotlib")
+    from diglot.tools.stream_chart import UNTIMED
+
+    def at(i, **more):
+        return chunk(read=(i, i + 1), write=(i + 5, i + 6), **more)
+
+    timed = [at(i, h2d=(i + 1, i + 2), d2h=(i + 2, i + 3)) for i in (0, 3)]
+    close, whole = bars(report([[timed[0], at(1), at(2), timed[1]]], seconds=9.0))
+    assert {key: of for key, of in close.items() if key[0] == UNTIMED} == {
+        (UNTIMED, 1): [(500, 1500)],
+        (UNTIMED, 2): [(750, 1750)],
+    }
+    assert {key: of for key, of in whole.items() if key[0] == UNTIMED} == {
+        (UNTIMED, 1): [(500, 1000)],
+        (UNTIMED, 2): [(750, 1250)],
+    }
+    assert not any(UNTIMED in key for spans in bars(report()) for key in spans)
+
+
+def test_the_picture_names_the_gpu():
+    from diglot.tools import stream_chart as chart
+
+    assert "NVIDIA H200 (cuda:0)" in chart.picture(report(gpu="NVIDIA H200")).title
+    assert "· cuda:0\n" in chart.picture(report()).title
 
 
 def test_a_picture_of_no_known_kind(tmp_path):

@@ -99,11 +99,11 @@ def test_split():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((-1, (4,), (4,)), "rows must not be negative, but is -1"),
-        ((5, (4,), (4,), 0), "chunk_bytes must be positive, but is 0"),
-        ((5, (4,), (4,), -8), "chunk_bytes must be positive, but is -8"),
+        ((-1, (4,), (4,)), "rows must be 0 or more, not -1"),
+        ((5, (4,), (4,), 0), "chunk_bytes must be positive, not 0"),
+        ((5, (4,), (4,), -8), "chunk_bytes must be positive, not -8"),
         ((5, (4,), (9,), 8), "a row has 9 bytes, and a chunk takes 8"),
-        ((5, (4,), (4,), 8, 0), "num_slots must be at least 1, but is 0"),
+        ((5, (4,), (4,), 8, 0), "num_slots must be at least 1, not 0"),
     ],
 )
 def test_what_cannot_be(arguments, message):

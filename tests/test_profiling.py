@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import Counter
 from contextlib import contextmanager
 from xml.etree import ElementTree
 
@@ -85,15 +86,15 @@ def test_shapes_and_memory(x):
         a @ b
     (row,) = [line for line in done.table(by_shape=True).splitlines() if "aten::mm" in line]
     # 7000 numbers of 4 bytes; a GPU's memory is given out by 512 bytes.
-    size = "27.3 KiB" if DEVICE == "cpu" else "27.5 KiB"
-    assert "[[1000,100],[100,7]]" in row and size in row
+    size = "27.34 KB" if DEVICE == "cpu" else "27.50 KB"
+    assert "[[1000, 100], [100, 7]]" in row and size in row
 
 
 def test_shapes_in_what_is_printed(x):
     with diglot.profile(by_shape=True) as done:
         F.gelu(x)
-    (size,) = {line for line in str(done).splitlines() if line.startswith("aten::gelu [[")}
-    assert ",".join(map(str, x.shape)) in size
+    (row,) = [line for line in done.table(by_shape=True).splitlines() if "aten::gelu " in line]
+    assert row in str(done) and f"[[{len(x)}]," in row
 
 
 @ON_CPU
@@ -297,20 +298,6 @@ def test_kernels_are_found_by_what_launched_them():
     }  # fmt: skip
 
 
-def test_rows_are_sorted_by_time_on_the_device():
-    rows = Trace(OF_GPU).rows(by_shape=True)
-    assert [row.name for row in rows[:2]] == ["mine", "gemm"] or rows[0].device_us == 75
-    of = {row.name: row for row in rows}
-    assert (of["mine"].device_us, of["mine"].device_self_us) == (75, 25)
-    assert (of["aten::linear"].device_us, of["aten::linear"].device_self_us) == (50, 0)
-    assert (of["aten::addmm"].device_self_us, of["aten::addmm"].shapes) == (50, "[[2,3]]")
-    assert of["gemm"].is_kernel and of["gemm"].device_us == 50
-    # Of its own, without calls of the runtime; of memory the device's alone.
-    assert (of["aten::linear"].cpu_us, of["aten::linear"].cpu_self_us) == (100, 20)
-    assert (of["aten::addmm"].cpu_self_us, of["aten::addmm"].allocated) == (59, 512)
-    assert [r.device_us for r in rows] == sorted((r.device_us for r in rows), reverse=True)
-
-
 def test_stacks_begin_with_the_script():
     starting = {"pathlib.py(1): resolve", "<built-in function exec>", "runpy.py(1): run_path"}
     host = Trace([e for e in OF_GPU if e.get("cat") not in ("kernel", None)])
@@ -318,12 +305,6 @@ def test_stacks_begin_with_the_script():
     assert not host.has_device and not [s for s in stacks if starting & set(s)]
     assert stacks["script.py(1): <module>",] == 900 - 10 - 200 - 5
     assert not [s for s in stacks if s[-1] == "aten::empty"]
-
-
-def test_recursion_counts_once():
-    nested = [event("cpu_op", "aten::sum", 0, 10), event("cpu_op", "aten::sum", 2, 6)]
-    (row,) = Trace(nested).rows()
-    assert (row.calls, row.cpu_us, row.cpu_self_us) == (2, 10, 10)
 
 
 # --- flame graphs, and Proton's trees ------------------------------------------------------------
@@ -371,7 +352,7 @@ def test_protons_tree(tmp_path):
     root = Node.read(path)
     assert (root.us, root.count) == (4, 3)
     assert root.stacks() == {("copy", "memcpy"): 1, ("scope", "softmax"): 3}
-    assert [re.sub(r"^.* µs +", "", line) for line in root.lines()] == [
+    assert [re.sub(r"^.* µs +", "", line) for line in str(root).splitlines()[1:]] == [
         "3  ROOT", "1  ├─ scope", "1  │  └─ softmax",
         "2  └─ copy  (bytes 4e+06, 4000 GB/s)", "2     └─ memcpy",
     ]  # fmt: skip
@@ -463,7 +444,7 @@ def test_bad_options(started, tmp_path):
 def test_ctrl_c_for_real(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(ending="import time; time.sleep(60)"))
-    command = [sys.executable, "-m", "diglot.cli", "profile", "--flame", str(tmp_path / "f.svg")]
+    command = [sys.executable, "-m", "diglot_cli", "profile", "--flame", str(tmp_path / "f.svg")]
     process = subprocess.Popen(
         [*command, "--", "python", str(script)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1,
@@ -520,11 +501,13 @@ def test_kernels_on_a_gpu(tmp_path):
         assert (launched.calls, launched.per_call) == (5, 1)
         (kernel,) = launched.kernels
         assert ("GeluForward" if backend == "cuda" else "gelu_forward") in kernel
-    rows = {row.name: row for row in done._torch().trace.rows()}
+    us = Counter()
+    for kernel in done._torch().trace.kernels:
+        us.update({span.name: kernel.us for span in kernel.launched_by.with_ancestors()})
     # A megabyte-sized kernel takes microseconds, not nothing and not milliseconds.
-    assert 1 < rows["torch"].device_us / 5 < 100
-    assert rows["formula"].device_us > 3 * rows["torch"].device_us
-    assert any(row.is_kernel for row in rows.values())
+    assert 1 < us["torch"] / 5 < 100
+    assert us["formula"] > 3 * us["torch"]
+    assert "aten::gelu" in done.table()
     assert "the GPU was waited for" in done.notes[0] and len(done.notes) == 1
     stacks = done.stacks()
     assert all(any("all_of_them" in frame for frame in stack) for stack in stacks)

@@ -66,6 +66,8 @@ def test_symbols_are_read():
     symbol += "NS_7ComputeIS3_E4typeEPS3_"
     assert machine_code.demangle(symbol) == "add_forward_flat<float, FlatShape<4, 4> >"
     assert machine_code.demangle("add_forward_flat") == "add_forward_flat"
+    unnamed = "_ZN12_GLOBAL__N_111rows_kernelILi4EEEvPKfS2_Pf"  # of an unnamed namespace
+    assert machine_code.demangle(unnamed) == "rows_kernel<4>"
 
 
 @pytest.mark.parametrize(

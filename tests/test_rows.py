@@ -28,8 +28,8 @@ from diglot.backends.plans import Scratch
 from diglot.backends.registry import BACKENDS as REGISTRY
 from diglot.backends.scratch import provide
 from diglot.backends.tunables import use_tunables
+from diglot.reference.specs import find_spec
 from diglot.tools.accuracy import measure_error
-from diglot.tools.specs import find_spec
 
 OPS = ["softmax", "log_softmax"]
 LAUNCHERS = [f"{op}_{direction}" for op in OPS for direction in ("forward", "backward")]
@@ -660,6 +660,8 @@ def test_modules(backend):
     ):
         torch.testing.assert_close(module(x), theirs(x))
         assert diglot.last_run().backend == backend
-        assert repr(module) == f"{type(theirs).__name__}(dim={module.dim}, backend={backend!r})"
+        name = f"diglot.nn.{type(theirs).__name__}"
+        assert repr(module) == f"{name}(dim={module.dim}, backend={backend!r})"
+        assert isinstance(module, type(theirs))
     with pytest.raises(ValueError, match="backend"):
         diglot.nn.Softmax(backend="rocm")

@@ -48,7 +48,7 @@ def here(tmp_path, monkeypatch):
 @pytest.fixture
 def gpu(here, monkeypatch):
     """A machine that seems to have a GPU, and measures it at once."""
-    import diglot.cli.specs as command
+    import diglot_cli.specs as command
 
     monkeypatch.setattr(command, "find_device", lambda name: torch.device("cuda"))
     monkeypatch.setattr(devices, "query", lambda device: FACTS)
@@ -363,7 +363,7 @@ def test_links_that_copy_nothing_are_found(monkeypatch):
 
 def test_a_driver_that_cannot_be_asked(monkeypatch):
     monkeypatch.setenv("PATH", os.devnull)
-    assert devices._ask_driver("GPU-0") == {}
+    assert devices.ask_driver(["driver_version"], "GPU-0") == {}
     assert devices._number("[N/A]") is None and devices._number("700.00") == 700
 
 

@@ -69,7 +69,7 @@ REFUSED = {
         {"chunk_bytes": 12, "out": torch.zeros(40, 6)},
     ),
     "no chunk": (ValueError, "chunk_bytes must be positive", (NO, X), {"chunk_bytes": 0}),
-    "no slots": (ValueError, "num_slots must be at least 1, but is 0", (NO, X), {"num_slots": 0}),
+    "no slots": (ValueError, "num_slots must be at least 1, not 0", (NO, X), {"num_slots": 0}),
     "half a slot": (TypeError, "num_slots must be an int, not 2.5", (NO, X), {"num_slots": 2.5}),
     "a true slot": (TypeError, "num_slots must be an int, not True", (NO, X), {"num_slots": True}),
     "a text": (TypeError, "chunk_bytes must be an int, not '9'", (NO, X), {"chunk_bytes": "9"}),
@@ -82,25 +82,25 @@ REFUSED = {
     "no list": (TypeError, "devices must be a list of devices, not 1.5", (NO, X), {"devices": 1.5}),
     "big-endian": (
         ValueError,
-        "input 0 cannot be taken as it is: .* byte order",
+        "input 0 cannot be used: .* byte order",
         (NO, X.numpy().astype(">f4")),
         {},
     ),
     "parts of elements": (
         ValueError,
-        "input 0 cannot be taken as it is: .* strides",
+        "input 0 cannot be used: .* strides",
         (NO, np.zeros(4, [("a", "f4"), ("b", "i1")])["a"]),
         {},
     ),
     "masked": (
         TypeError,
-        "input 0 is a masked array, of which the mask would be lost",
+        "input 0 is a masked array, and its mask would be lost",
         (NO, np.ma.masked_array(X.numpy(), X.numpy() > 3)),
         {},
     ),
     "of other ranks": (
         ValueError,
-        r"inputs of add must have as many dimensions as each other: of \(3, 3\) and \(3,\)",
+        r"inputs of add must have the same number of dimensions: with shapes \(3, 3\) and \(3,\)",
         (diglot.add, X[:3], X[:3, 0].contiguous()),
         {},
     ),
@@ -210,5 +210,5 @@ def test_tensors_that_are_no_rows_of_numbers():
     nested = torch.nested.nested_tensor([X, X])
     quantized = torch.quantize_per_tensor(X, 0.1, 0, torch.qint8)
     for tensor in (nested, quantized):
-        with pytest.raises(TypeError, match="input 0 must be of rows of numbers, not nested or"):
+        with pytest.raises(TypeError, match="input 0 must have rows of numbers, and is nested or"):
             stream_map(NO, tensor)

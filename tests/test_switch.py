@@ -10,6 +10,7 @@ from backends import CUDA, DEVICE, KERNELS
 
 import diglot
 from diglot.backends import selection
+from diglot.reference.specs import all_op_names
 
 X = torch.ones(4, device=DEVICE)
 
@@ -181,3 +182,20 @@ def test_last_run_is_per_thread():
     thread.join()
     assert seen == [None]
     assert diglot.last_run().op == "gelu"
+
+
+def test_explain_names_ops_as_everything_else_does():
+    """The function's name; a name that is none is an error, which suggests a near one."""
+    assert diglot.explain(diglot.clip_grad_norm_, "cpu").op == "clip_grad_norm_"
+    assert "clip_grad_norm_" in all_op_names()
+    with pytest.raises(ValueError, match=r"op must be one of add, .* not 'nosuch'$"):
+        diglot.explain("nosuch")
+    with pytest.raises(ValueError, match=r"not 'layernorm'; did you mean 'layer_norm'\?"):
+        diglot.explain("layernorm")
+
+
+def test_a_misspelt_name_is_told_the_nearest():
+    with pytest.raises(ValueError, match=r"did you mean 'triton'\?"):
+        diglot.gelu(torch.zeros(1), backend="trition")
+    with pytest.raises(ValueError, match=r"did you mean 'invariant'\?"):
+        diglot.use_plans("invariants")

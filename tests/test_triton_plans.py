@@ -17,7 +17,7 @@ if "triton" not in KERNELS:
 from diglot.backends.plans import Scratch
 from diglot.triton_ops import (
     add,
-    clip_grad_norm,
+    clip_grad_norm_,
     dropout,
     gelu,
     global_softmax,
@@ -217,7 +217,7 @@ def test_a_streams_scratch_begins_with_the_barrier():
     x, total = meta(MIB), meta()
     global_plan = planned(global_softmax.global_softmax_forward, x, 0, x)
     table = meta(7, 4, dtype=torch.int64)
-    clip = planned(clip_grad_norm.clip_grad_norm, [], table, 1.0, 2.0, False, 0, total)
+    clip = planned(clip_grad_norm_.clip_grad_norm, [], table, 1.0, 2.0, False, 0, total)
     check = (meta(2, 3, 8, dtype=torch.int32), "diglot", "check", meta(4, dtype=torch.int32))
     barrier = planned(grid_barrier_check.grid_barrier_check, *check)
     for plan in (global_plan, clip, barrier):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -15,6 +18,7 @@ from diglot.backends.registry import INTERPRET
 from diglot.bench import models
 from diglot.bench.selection import load
 from diglot.tools import measure, tune
+from diglot.tools.gpus import named_device
 from diglot.tools.measure import Timing
 
 pytestmark = pytest.mark.skipif(not INTERPRET, reason="times are made up where nothing is timed")
@@ -253,7 +257,7 @@ def test_a_run_goes_on_where_it_stopped(tmp_path):
 def test_what_is_printed(capsys):
     """A line for each problem, and the plans that were skipped; how many are chosen in each way."""
     from diglot.backends.choosing import Choice
-    from diglot.cli import tune as command
+    from diglot_cli import tune as command
 
     where = store.Problem("softmax", "softmax_forward", "cuda", ("bfloat16",) * 2, "rows", (8, 64))
     plan = "rows.cuda.skipped_shapes=1"
@@ -264,3 +268,21 @@ def test_what_is_printed(capsys):
     assert "skipped rows.cuda.few_slots=7: its results differ by 1" in text
     command._print_status([Choice(where, "near", {}, None), Choice(where, "rules", {}, None)])
     assert "0 measured, 1 by a near shape, 1 by rules" in capsys.readouterr().out
+
+
+@pytest.mark.compiled
+def test_plans_are_compiled_for_a_gpu_that_is_elsewhere(tmp_path):
+    environment = {k: v for k, v in os.environ.items() if not k.endswith("INTERPRET")}
+    environment["TRITON_CACHE_DIR"] = str(tmp_path)
+    command = [sys.executable, "-m", "diglot_cli", "tune", "softmax", "--shape", "64x4096"]
+    command += ["--direction", "forward", "--backend", "triton", "--compile-for", "NVIDIA H200"]
+    subprocess.run(command, env=environment, check=True)
+    kernels = [json.loads(path.read_text()) for path in tmp_path.glob("*/softmax_*.json")]
+    assert len({kernel["num_warps"] for kernel in kernels}) >= 2
+    for kernel in kernels:
+        assert (kernel["target"]["backend"], kernel["target"]["arch"]) == ("cuda", 90)
+
+
+def test_a_gpu_that_nobody_knows():
+    with pytest.raises(ValueError, match=r"as 'NVIDIA H2000'; these are: .*NVIDIA H200,"):
+        named_device("NVIDIA H2000")

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from operands import KINDS, operands
 
 from diglot.ops.add import DTYPES
-from diglot.tools.specs import Expected, as_tuple, find_spec, op_names
+from diglot.reference.specs import Expected, as_tuple, find_spec, op_names
 
 F32 = torch.float32
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

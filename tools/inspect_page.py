@@ -1,6 +1,6 @@
 """The excerpts of docs/inspect.md, out of the compilers.
 
-`python tools/inspect_page.py` writes them. What the page shows of gelu is what `diglot inspect`
+`python tools/pages.py` writes them. What the page shows of gelu is what `diglot inspect`
 shows; what it shows of its own kernel, a product of two tiles, is compiled from the page's text.
 """
 
@@ -162,10 +162,12 @@ def fill(page: str, excerpts: dict[str, str]) -> str:
     return BLOCK.sub(put, page)
 
 
-def main() -> None:
+def render() -> dict[Path, str]:
+    """The page as the compilers at hand make it, by its path."""
     page = PAGE.read_text()
-    PAGE.write_text(fill(page, of_gelu(inspect("gelu", stages=STAGES)) | of_product(page)))
+    return {PAGE: fill(page, of_gelu(inspect("gelu", stages=STAGES)) | of_product(page))}
 
 
-if __name__ == "__main__":
-    main()
+def is_of_these_compilers() -> bool:
+    """Whether the page's excerpts were made by the compilers at hand."""
+    return versions() in PAGE.read_text()

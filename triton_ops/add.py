@@ -17,7 +17,7 @@ from diglot.triton_ops.lib.types import compute_type, convert, number
 
 @triton.jit
 def add(input, other, alpha, OUT: tl.constexpr):
-    """input + alpha * other with one rounding, computed in the type that OUT is computed in.
+    """input + alpha * other with one rounding, in OUT's type of computation.
 
     On bool, `or` and `and`.
     """
@@ -42,7 +42,7 @@ def add_number(input, alpha, OUT: tl.constexpr):
 
 @triton.jit
 def scale(gradient, alpha, OUT: tl.constexpr):
-    """alpha * gradient, computed in the type that the gradient is computed in."""
+    """alpha * gradient, in the gradient's type of computation."""
     COMPUTE: tl.constexpr = compute_type(gradient.dtype)
     return convert(number(alpha[0], alpha[1], COMPUTE) * gradient.to(COMPUTE), OUT)
 
@@ -118,7 +118,7 @@ def load_tile(
     """Elements at the sums of two offsets, zero outside.
 
     Along one direction ROWS or COLUMNS of them are neighbours, from a multiple of 16 bytes on. The
-    sums and the hints on them are made here: a hint on a parameter is lost in inlining.
+    sums get their hints here, because inlining loses a hint on a parameter.
     """
     # In 64 bits: two offsets that fit 31 bits may not when added.
     offset = row_at.to(tl.int64)[:, None] + column_at[None, :]

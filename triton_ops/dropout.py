@@ -39,7 +39,7 @@ dropout_flat, dropout_strided = elementwise_kernels(
 
 @triton.jit
 def philox_rows(rows, output, n, BLOCK: tl.constexpr):
-    """Philox of n rows, each a counter of four words and a key of two, gives four words of each."""
+    """Philox of n rows. Each has a counter of four words and a key of two, and gives four words."""
     row = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = row < n
     in_pointer, out_pointer = rows + 6 * row, output + 4 * row
@@ -66,7 +66,7 @@ def numbers(offset: int, threshold: int, scale: float) -> tuple[int, ...]:
 def dropout_forward(
     input: Operand, seed: Operand, offset: Unseen, threshold: Unseen, scale: Unseen, out: Operand
 ) -> Plan:
-    """out = input, dropped out: the mask is that of the seed and the offset."""
+    """out = input, dropped out by the mask of the seed and the offset."""
     return plan_elementwise(
         dropout_flat,
         dropout_strided,

@@ -28,7 +28,7 @@ from diglot.triton_ops.lib.types import compute_type, convert, number
 
 @triton.jit
 def parameters(halves, OUT: tl.constexpr):
-    """The parameters of gaussian_pdf, in the type that OUT is computed in."""
+    """The parameters of gaussian_pdf, in OUT's type of computation."""
     COMPUTE: tl.constexpr = compute_type(OUT)
     return (
         number(halves[0], halves[1], COMPUTE),
@@ -64,7 +64,7 @@ gaussian_pdf_backward_flat, gaussian_pdf_backward_strided = elementwise_kernels(
 
 
 def numbers(parameters: Callable[..., tuple[Any, ...]], out: Operand) -> Any:
-    """What makes the kernels' numbers: the halves of what `parameters` makes of a call's."""
+    """Makes the function of the kernels' numbers: the halves of the results of `parameters`."""
 
     @functools.lru_cache
     def make(mean: float, std: float, terms: int) -> tuple[int, ...]:

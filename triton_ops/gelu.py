@@ -14,7 +14,7 @@ from diglot.triton_ops.lib.types import compute_type, convert
 
 @triton.constexpr_function
 def precision_of(dtype):
-    """What the maths must be good for: the type that the result is rounded to."""
+    """The precision of the mathematics that a result of this type needs."""
     if dtype in (tl.float16, tl.bfloat16):
         return "half"
     return "double" if dtype == tl.float64 else "float"

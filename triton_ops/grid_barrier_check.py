@@ -1,4 +1,4 @@
-"""Phases between grid barriers, in each of which every program checks what all others wrote: kernel
+"""Phases between grid barriers. In each phase every program checks the words of all others: kernel
 and launcher. Twin of csrc/ops/grid_barrier_check.cu.
 """
 
@@ -12,7 +12,7 @@ from diglot.triton_ops.launch.plan import ALL_PHASES, Launch, Operand
 from diglot.triton_ops.lib.sync import grid_barrier
 
 CHECK_WARPS = 8
-CHECK_WORDS = tl.constexpr(8)  # that a program writes in a phase
+CHECK_WORDS = tl.constexpr(8)  # words that a program writes in a phase
 CHECK_BLOCK = tl.constexpr(256)
 
 
@@ -51,7 +51,7 @@ def grid_barrier_phases(
     READS: tl.constexpr,
     PHASE: tl.constexpr,
 ):
-    """One barrier per phase is enough: a slot is written again behind the next one."""
+    """One barrier per phase is enough: a slot is written again only after the next one."""
     for phase in range(first, first + phases):
         if WRITES and PHASE != 2:
             write_words(slots, phase)
@@ -65,8 +65,8 @@ def grid_barrier_phases(
 def grid_barrier_check(slots: Operand, barrier: str, run: str, mismatches: Operand) -> Plan:
     """Runs mismatches.numel() phases on slots.shape[1] programs.
 
-    `barrier` is "diglot": there is no other. `run` is what they do in a phase: "check", "read"
-    without having written, or "wait" alone.
+    `barrier` is "diglot": there is no other. `run` says what programs do in a phase: "check",
+    "read" without writing, or "wait" alone.
     """
     if barrier != "diglot":
         raise ValueError(f"grid_barrier_check: Triton has no {barrier}()")

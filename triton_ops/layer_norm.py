@@ -62,8 +62,8 @@ def layer_norm_forward(
     statistics: Operand | None,
     out: Operand,
 ) -> Plan:
-    """out = (input - mean) * rstd * weight + bias of rows, the last dimension; the statistics, mean
-    and rstd, are written where they are asked for.
+    """out = (input - mean) * rstd * weight + bias of rows, the last dimension. The statistics, mean
+    and rstd, are written if requested.
     """
     return add_layer_norm_forward.planner(input, None, weight, bias, eps, statistics, None, out)
 
@@ -79,7 +79,7 @@ def add_layer_norm_forward(
     sum: Operand | None,
     out: Operand,
 ) -> Plan:
-    """The same of sum = input + residual, rounded to their dtype, and that sum."""
+    """The same for sum = input + residual, rounded to their dtype. The sum is written too."""
     return plan_rows(
         layer_norm_forward_rows,
         (input, residual, out),
@@ -103,7 +103,7 @@ def layer_norm_backward(
     grad_bias: Operand | None,
     grad_input: Operand,
 ) -> Plan:
-    """grad_input = the gradient of the input, plus grad_sum; and those of weight and bias."""
+    """grad_input = the gradient of the input, plus grad_sum; also those of weight and bias."""
     return plan_norm_backward(
         grad_output, grad_sum, input, statistics, weight, grad_weight, grad_bias, grad_input
     )

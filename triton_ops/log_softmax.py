@@ -93,7 +93,7 @@ def log_softmax_backward_rows(
 
 @launcher
 def log_softmax_forward(input: Operand, dim: int, out: Operand) -> Plan:
-    """out = log_softmax(input) along a dimension; float32 of a narrower input, or of its dtype."""
+    """out = log_softmax(input) along a dimension. Its dtype is input's, or float32 for 16 bits."""
     return plan_rows(log_softmax_forward_rows, (input, out), dim)
 
 

@@ -53,8 +53,8 @@ def rms_norm_forward(
     statistics: Operand | None,
     out: Operand,
 ) -> Plan:
-    """out = input * rstd * weight of rows, the last dimension; rstd, the statistic, is written
-    where it is asked for.
+    """out = input * rstd * weight of rows, the last dimension. The statistic, rstd, is written if
+    requested.
     """
     return add_rms_norm_forward.planner(input, None, weight, eps, statistics, None, out)
 
@@ -69,7 +69,7 @@ def add_rms_norm_forward(
     sum: Operand | None,
     out: Operand,
 ) -> Plan:
-    """The same of sum = input + residual, rounded to their dtype, and that sum."""
+    """The same for sum = input + residual, rounded to their dtype. The sum is written too."""
     return plan_rows(
         rms_norm_forward_rows,
         (input, residual, out),
@@ -92,7 +92,7 @@ def rms_norm_backward(
     grad_weight: Operand | None,
     grad_input: Operand,
 ) -> Plan:
-    """grad_input = the gradient of the input, plus grad_sum; and that of weight."""
+    """grad_input = the gradient of the input, plus grad_sum; also that of weight."""
     return plan_norm_backward(
         grad_output, grad_sum, input, statistics, weight, grad_weight, None, grad_input
     )

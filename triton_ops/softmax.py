@@ -30,7 +30,7 @@ def reduce(pieces, masks, length, AXIS: tl.constexpr, T: tl.constexpr):
 
 @triton.jit
 def map(states, values, T: tl.constexpr):
-    """If nothing is greater than -inf, NaN, as in PyTorch."""
+    """NaN if nothing is greater than -inf, as in PyTorch."""
     max, factor = states[0], 1.0 / states[1]
     return exp_nonpositive_for(values[0].to(compute_type(T)) - max, T) * factor
 
@@ -94,7 +94,7 @@ def softmax_backward_rows(
 
 @launcher
 def softmax_forward(input: Operand, dim: int, out: Operand) -> Plan:
-    """out = softmax(input) along a dimension; float32 of a narrower input, or of its dtype."""
+    """out = softmax(input) along a dimension. Its dtype is input's, or float32 for 16 bits."""
     return plan_rows(softmax_forward_rows, (input, out), dim)
 
 

@@ -142,7 +142,9 @@ def standardize_backward_phases(
 def standardize_forward(
     input: Operand, eps: Unseen, blocks: int, statistics: Operand, out: Operand
 ) -> Plan:
-    """out = (input - mean) * rstd, and the two, statistics; input and out in one dense order."""
+    """out = (input - mean) * rstd, and the statistics, mean and rstd; input and out in one dense
+    order.
+    """
     return plan_chunks(
         standardize_forward_phases,
         (input,),

@@ -3,7 +3,6 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 namespace diglot::interpreter {
@@ -12,43 +11,40 @@ namespace {
 
 thread_local Block* running_block = nullptr;
 
-std::string text_of(const Index3& index) {
-  return "(" + std::to_string(index.x) + ", " + std::to_string(index.y) + ", " +
-         std::to_string(index.z) + ")";
-}
-
 Index3 index_of(unsigned linear, const Index3& size) {
   return {linear % size.x, linear / size.x % size.y, linear / size.x / size.y};
 }
 
 }  // namespace
 
+std::string text_of(const Index3& index) {
+  return "(" + std::to_string(index.x) + ", " + std::to_string(index.y) + ", " +
+         std::to_string(index.z) + ")";
+}
+
 Block* current_block() {
   return running_block != nullptr && running_block->is_running() ? running_block : nullptr;
 }
 
-void Grid::fail(const std::string& what) {
-  const std::lock_guard lock(mutex);
-  if (failure.empty()) failure = launch.kernel + ": " + what;
-  is_over = true;
-}
-
-Block::Block(Grid& grid, Index3 index, std::uint64_t seed)
+Block::Block(Grid& grid, std::shared_ptr<Cluster> cluster, Index3 index, std::uint64_t seed)
     : grid_(grid),
+      cluster_(std::move(cluster)),
       index_(index),
       random_((seed * 0x9e3779b97f4a7c15u) | 1),
       threads_(grid.launch.block.x * grid.launch.block.y * grid.launch.block.z),
       exchanges_((threads_.size() + kWarp - 1) / kWarp),
-      races_(static_cast<int>(exchanges_.size())) {
+      shared_(grid.launch.shared_bytes),
+      registers_(static_cast<int>(threads_.size())),
+      warpgroups_(threads_.size() / kWarpgroup),
+      seen_progress_(grid.progress) {
   for (std::size_t i = 0; i < threads_.size(); ++i) {
     threads_[i].linear = static_cast<int>(i);
     threads_[i].index = index_of(static_cast<unsigned>(i), grid.launch.block);
   }
-  clear_shared(grid.launch.shared_bytes);
-  if (grid.launch.cluster_blocks > 1) grid.cluster.shared[rank()] = shared_begin();
   // run() has counted blocks that wait for each other.
   busy_ = grid.launch.is_cooperative || grid.launch.cluster_blocks > 1;
   set_busy(true);
+  cluster_->enter(*this);
 }
 
 Block::~Block() {
@@ -67,7 +63,15 @@ void Block::set_busy(bool busy) {
 void Block::begin_thread() {
   Block& block = *running_block;
   begin_context(block.scheduler_);
-  block.grid_.kernel.call(block.grid_.kernel.parameters);
+  try {
+    block.grid_.kernel.call(block.grid_.kernel.parameters);
+  } catch (const std::exception& error) {  // nobody catches it below this frame
+    block.grid_.fail(block.name_of(*block.thread_) + ": " + error.what());
+  }
+  if (block.thread_->accumulators != nullptr) {
+    const std::string fault = block.thread_->accumulators->fault_at_end();
+    if (!fault.empty()) block.grid_.fail(block.name_of(*block.thread_) + ": " + fault);
+  }
   block.thread_->state = State::kDone;
   block.suspend();
 }
@@ -85,6 +89,8 @@ void Block::resume(Thread& thread) {
   if (thread.state != State::kDone) return;
   give_back(std::move(thread.stack));
   ++done_;
+  cluster_->note_progress();
+  cluster_->end_thread(thread.is_at_cluster_barrier && thread.cluster_phase == cluster_->phase());
   // Who has ended is waited for no longer.
   for (std::size_t i = exchanges_[thread.warp()].size(); i > 0; --i) {
     release_exchange(thread.warp(), i - 1);
@@ -95,182 +101,101 @@ void Block::suspend() { switch_context(thread_->context, scheduler_); }
 
 void Block::shuffle(std::vector<int>& order) {
   for (std::size_t i = order.size(); i > 1; --i) {
-    random_ ^= random_ << 13, random_ ^= random_ >> 7, random_ ^= random_ << 17;  // xorshift64
-    std::swap(order[i - 1], order[random_ % i]);
+    std::swap(order[i - 1], order[random() % i]);
   }
 }
 
 void Block::run() {
   running_block = this;
-  std::vector<int> order;
-  std::uint64_t seen = grid_.progress;
-  auto since = begin_;
-  const std::chrono::milliseconds patience(options().patience_ms);
-  const int count = static_cast<int>(threads_.size());
-  while (done_ < count && !grid_.is_over) {
-    order.clear();
-    for (const Thread& thread : threads_) {
-      if (thread.state == State::kNew || thread.state == State::kReady) {
-        order.push_back(thread.linear);
-      }
+  try {
+    while (live_threads() > 0 && !grid_.is_over) {
+      cluster_->take_turn(rank());
+      if (!grid_.is_over) judge(run_round());
+      if (live_threads() == 0 && !grid_.is_over) end();
+      cluster_->pass_turn(rank());
     }
-    if (order.empty()) {
-      if (release_barrier()) continue;
-      grid_.fail(account_of_threads());
-      break;
-    }
-    shuffle(order);
-    bool is_idle = true;
-    for (const int linear : order) {
-      resume(threads_[linear]);
-      if (grid_.is_over) break;
-      is_idle &= threads_[linear].is_idle();
-    }
-    if (is_late()) {
-      grid_.fail("after " + std::to_string(options().seconds) + " seconds " + account_of_threads());
-    }
-    set_busy(!is_idle);
-    if (!is_idle) continue;
-    const auto now = Clock::now();
-    // Every thread that could run has done nothing but look. If those of all other blocks that run
-    // do the same, nobody changes what they look at.
-    if (grid_.busy > 0 || grid_.progress != seen) {
-      seen = grid_.progress;
-      since = now;
-    } else if (now - since > patience) {
-      grid_.fail(account_of_threads());
-    }
-    sched_yield();
+  } catch (const std::exception& error) {  // out of memory, say; the cluster must learn of the end
+    grid_.fail(error.what());
   }
+  set_busy(false);
+  cluster_->leave(rank());
   running_block = nullptr;
 }
 
+// Lets each thread run that can, until it waits or looks at memory.
+Block::Round Block::run_round() {
+  order_.clear();
+  for (Thread& thread : threads_) {
+    if (thread.state == State::kWaiting && thread.wait.is_over()) thread.state = State::kReady;
+    if (thread.state == State::kNew || thread.state == State::kReady) {
+      order_.push_back(thread.linear);
+    }
+  }
+  if (order_.empty()) return release_barrier() ? Round::kWorked : Round::kStuck;
+  shuffle(order_);
+  bool is_idle = true;
+  for (const int linear : order_) {
+    if (cluster_->queue().step()) note_completion();
+    resume(threads_[linear]);
+    if (grid_.is_over) break;
+    is_idle &= threads_[linear].is_idle();
+  }
+  if (is_late()) {
+    grid_.fail("after " + std::to_string(options().seconds) + " seconds " + account());
+  }
+  return is_idle ? Round::kLooked : Round::kWorked;
+}
+
+void Block::note_completion() {
+  ++grid_.progress;
+  cluster_->note_progress();
+}
+
+// Decides after a round whether threads wait for what never comes.
+void Block::judge(Round round) {
+  set_busy(round == Round::kWorked);
+  if (round == Round::kWorked) return cluster_->note_progress();
+  // What has been issued may be all that is waited for.
+  if (cluster_->queue().complete_one()) return note_completion();
+  if (round == Round::kStuck) {
+    if (cluster_->note_stalled(rank())) grid_.fail(cluster_->account());
+    return;
+  }
+  // Every thread that could run has done nothing but look. If those of all other blocks that run
+  // do the same, nobody changes what they look at.
+  const auto now = Time::now();
+  if (grid_.busy > 0 || grid_.progress != seen_progress_) {
+    seen_progress_ = grid_.progress;
+    seen_at_ = now;
+  } else if (now - seen_at_ > std::chrono::milliseconds(options().patience_ms)) {
+    grid_.fail(account());
+  }
+  sched_yield();
+}
+
+// Checks what the block leaves behind.
+void Block::end() {
+  if (const Operation* const operation = cluster_->queue().find(rank())) {
+    return grid_.fail("block " + text_of(index_) + " ends before " + operation->what +
+                      " is complete, issued at " + operation->site.text());
+  }
+  std::string fault = mbarriers_.fault_at_end();
+  if (Detector* const detector = cluster_->detector(); detector != nullptr && fault.empty()) {
+    fault = detector->end_block(static_cast<int>(rank()), shared_.pointer(0));
+  }
+  if (fault.empty()) return cluster_->complete_rest();
+  const char* const early = cluster_->size() > 1 ? ", which leaves its cluster early: " : ": ";
+  grid_.fail("block " + text_of(index_) + early + fault);
+}
+
 bool Block::is_late() const {
-  return Clock::now() - begin_ > std::chrono::seconds(options().seconds);
+  return Time::now() - begin_ > std::chrono::seconds(options().seconds);
 }
 
 void Block::check_time(const Site& site) {
   while (grid_.is_over) suspend();
   if (!is_late()) return;
   fail("it has not ended after " + std::to_string(options().seconds) + " seconds", site);
-}
-
-bool Block::release_barrier() {
-  if (waiting_ == 0 || waiting_ + done_ < static_cast<int>(threads_.size()) || done_ > 0) {
-    return false;
-  }
-  for (Thread& thread : threads_) {
-    thread.votes = votes_;
-    thread.state = State::kReady;
-  }
-  waiting_ = 0;
-  races_.block_barrier();
-  return true;
-}
-
-Votes Block::barrier(bool predicate, const char* what, Place place) {
-  for (const Thread& other : threads_) {
-    if (waiting_ == 0) break;
-    if (other.state != State::kAtBarrier) continue;
-    if (other.site.place == place) break;
-    fail(std::string(what) + " while thread " + text_of(other.index) + " waits in " +
-             other.waits_in + " at " + other.site.text() +
-             ": all threads of a block must reach the same barrier",
-         {nullptr, place});
-  }
-  if (waiting_++ == 0) votes_ = {0, true, false};
-  votes_.count += predicate;
-  votes_.all &= predicate;
-  votes_.any |= predicate;
-  Thread& thread = *thread_;
-  thread.state = State::kAtBarrier;
-  thread.waits_in = what;
-  thread.site = {nullptr, place};
-  suspend();
-  return thread.votes;
-}
-
-void Block::cluster_barrier(Place place) {
-  Cluster& cluster = grid_.cluster;
-  barrier(false, "the cluster's barrier", place);
-  if (thread_->linear == 0 && grid_.launch.cluster_blocks > 1) {
-    const unsigned generation = cluster.generation;
-    if (++cluster.arrived == grid_.launch.cluster_blocks) {
-      cluster.arrived = 0;
-      ++cluster.generation;
-      ++grid_.progress;
-    } else {
-      while (cluster.generation == generation) poll({nullptr, place});
-    }
-  }
-  barrier(false, "the cluster's barrier", place);
-}
-
-Lanes Block::exchange(std::uint32_t mask, std::uint64_t value, const char* what, Place place) {
-  Thread& thread = *thread_;
-  // Lanes may meet in it from different places: all others must agree on one.
-  const bool is_syncwarp = std::strcmp(what, "__syncwarp()") == 0;
-  const std::uint32_t lane_bit = 1u << thread.lane();
-  if ((mask & lane_bit) == 0) {
-    fail(std::string(what) + " with a mask that lacks the calling lane " +
-             std::to_string(thread.lane()),
-         {nullptr, place});
-  }
-  const int first = thread.warp() * kWarp;
-  const int lanes = std::min<int>(kWarp, static_cast<int>(threads_.size()) - first);
-  if (lanes < kWarp && mask >> lanes != 0 && mask != 0xffffffffu) {
-    fail(std::string(what) + " with a mask that names lanes beyond the block's threads",
-         {nullptr, place});
-  }
-
-  std::vector<Exchange>& pending = exchanges_[thread.warp()];
-  Exchange* exchange = nullptr;
-  for (Exchange& candidate : pending) {
-    if (candidate.lanes.mask == mask) exchange = &candidate;
-  }
-  if (exchange == nullptr) {
-    pending.emplace_back();
-    exchange = &pending.back();
-    exchange->lanes.mask = mask;
-    exchange->what = what;
-    exchange->place = place;
-  } else if (!(exchange->place == place) && !is_syncwarp) {
-    fail(std::string(what) + " while other lanes of its mask wait in " + exchange->what + " at " +
-             Site{nullptr, exchange->place}.text(),
-         {nullptr, place});
-  }
-  exchange->lanes.values[thread.lane()] = value;
-  exchange->arrived |= lane_bit;
-  thread.state = State::kAtWarp;
-  thread.waits_in = what;
-  thread.site = {nullptr, place};
-  release_exchange(thread.warp(), exchange - pending.data());
-  if (thread.state == State::kAtWarp) suspend();
-  return thread.lanes;
-}
-
-// Lets the lanes of an exchange go, if all of its mask have arrived or ended.
-void Block::release_exchange(std::size_t warp, std::size_t index) {
-  std::vector<Exchange>& pending = exchanges_[warp];
-  const Exchange exchange = pending[index];
-  const std::size_t first = warp * kWarp;
-  std::uint32_t expected = 0;
-  for (int lane = 0; lane < kWarp && first + lane < threads_.size(); ++lane) {
-    const bool is_there = threads_[first + lane].state != State::kDone;
-    expected |= static_cast<std::uint32_t>(is_there) << lane;
-  }
-  if (exchange.arrived != (exchange.lanes.mask & expected)) return;
-  for (int lane = 0; lane < kWarp; ++lane) {
-    if ((exchange.arrived >> lane & 1) == 0) continue;
-    Thread& thread = threads_[first + lane];
-    thread.lanes = exchange.lanes;
-    thread.lanes.mask = exchange.arrived;
-    thread.lanes.lane = lane;
-    thread.state = State::kReady;
-  }
-  pending[index] = pending.back();
-  pending.pop_back();
-  races_.warp_barrier(static_cast<int>(warp));
 }
 
 std::uint32_t Block::active_mask() const {
@@ -308,7 +233,7 @@ std::string Block::name_of(const Thread& thread) const {
   return "block " + text_of(index_) + ", thread " + text_of(thread.index);
 }
 
-std::string Block::account_of_threads() const {
+std::string Block::account() const {
   // Who waits where, one example for each place, and who has ended.
   struct Group {
     const Thread* example;
@@ -336,6 +261,9 @@ std::string Block::account_of_threads() const {
     what += (i == 0 ? "" : "; ") + std::to_string(groups[i].count) + " of its " +
             std::to_string(threads_.size()) + " threads, thread " + text_of(example.index) +
             " for one, wait in " + example.waits_in + " at " + example.site.text();
+    if (example.state == State::kWaiting && example.wait.account) {
+      what += " (" + example.wait.account() + ")";
+    }
   }
   if (ended != nullptr) {
     what +=
@@ -348,6 +276,44 @@ void Block::fail(const std::string& what, const Site& site) {
   grid_.fail(name_of(*thread_) + ": " + what + ", at " + site.text());
   // The stack is left as it is: kernels own nothing that needs an end.
   for (;;) suspend();
+}
+
+void Block::fail_operation(const std::string& what, const Issue& issue) {
+  const Block& issuer = *cluster_->block(issue.rank);
+  grid_.fail(issue.what + " of " + issuer.name_of(issuer.threads_[issue.thread]) + ": " + what +
+             ", issued at " + issue.site.text());
+}
+
+void Block::issue(Operation operation) {
+  operation.rank = rank();
+  operation.thread = thread_->linear;
+  operation.clock = release();
+  cluster_->queue().issue(std::move(operation));
+}
+
+Clock Block::completed(const Issue& issue, const Channel& channel) {
+  Detector* const detector = cluster_->detector();
+  if (detector == nullptr) return {};
+  return detector->order().complete(issue.clock, channel.component, channel.epoch);
+}
+
+Clock Block::release() {
+  Detector* const detector = cluster_->detector();
+  return detector == nullptr ? Clock() : detector->order().release(component(*thread_));
+}
+
+void Block::acquire(const Channel& channel) {
+  Detector* const detector = cluster_->detector();
+  if (detector == nullptr || channel.component < 0) return;  // nothing was issued
+  Order& order = detector->order();
+  const int thread = component(*thread_);
+  order.acquire(thread, order.complete(order.of(thread), channel.component, channel.epoch));
+}
+
+void Block::acquire(const Clock& clock) {
+  if (Detector* const detector = cluster_->detector()) {
+    detector->order().acquire(component(*thread_), clock);
+  }
 }
 
 }  // namespace diglot::interpreter

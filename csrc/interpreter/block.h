@@ -3,28 +3,29 @@
 
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <vector>
 
+#include "interpreter/bulk_groups.h"
+#include "interpreter/cluster.h"
+#include "interpreter/copies.h"
 #include "interpreter/fiber.h"
 #include "interpreter/interpreter.h"
-#include "interpreter/races.h"
+#include "interpreter/mbarrier.h"
+#include "interpreter/named_barriers.h"
+#include "interpreter/registers.h"
+#include "interpreter/shared_memory.h"
+#include "interpreter/warpgroup.h"
+#include "interpreter/watch.h"
 
 namespace diglot::interpreter {
 
-// What blocks share that run as a cluster, one cluster after the other.
-struct Cluster {
-  std::atomic<unsigned> arrived{0};
-  std::atomic<unsigned> generation{0};                      // of the barrier
-  std::atomic<unsigned> ended{0};                           // blocks, of all clusters
-  std::atomic<const char*> shared[kMaxClusterBlocks] = {};  // where each has its shared memory
-};
-
 // What all blocks of a launch share.
 struct Grid {
-  Grid(const Launch& launch, const Kernel& kernel, const std::vector<Range>* arguments)
-      : launch(launch), kernel(kernel), arguments(arguments) {}
+  Grid(const Launch& launch, const Kernel& kernel, const std::vector<Range>* arguments);
+  ~Grid();
 
   const Launch& launch;
   const Kernel& kernel;
@@ -32,14 +33,25 @@ struct Grid {
   std::atomic<std::uint64_t> progress{0};  // grows with everything that a waiting thread may see
   std::atomic<std::int64_t> busy{0};       // blocks of which a thread does more than wait
   std::atomic<bool> is_over{false};        // a thread has failed
-  Cluster cluster;
+  std::atomic<std::uint64_t> ended{0};     // blocks
+  std::unique_ptr<const Watch> watch;      // of the arguments, if they are watched
+  std::unique_ptr<Launched> launched;      // null if races are not looked for
   std::mutex mutex;
   std::string failure;
+  std::weak_ptr<Cluster> cluster;  // that runs, of launches with clusters: one after the other
 
   void fail(const std::string& what);
+  // What the blocks of a cluster share, which is the same object for all of them.
+  std::shared_ptr<Cluster> join_cluster(std::uint32_t number, std::uint64_t seed);
 };
 
-enum class State { kNew, kReady, kAtBarrier, kAtWarp, kDone };
+enum class State { kNew, kReady, kAtBarrier, kAtWarp, kWaiting, kDone };
+
+// What a thread waits for in kWaiting.
+struct Wait {
+  std::function<bool()> is_over;
+  std::function<std::string()> account;  // of it, for a deadlock's report
+};
 
 struct Thread {
   Index3 index;
@@ -54,6 +66,12 @@ struct Thread {
   const void* deepest = nullptr;  // frame that has looked
   Lanes lanes;                    // what the last exchange gave
   Votes votes;                    // what the last barrier gave
+  Wait wait;
+  bool is_at_cluster_barrier = false;  // it has arrived, and not waited since
+  std::uint32_t cluster_phase = 0;     // that it arrived in
+  AsyncCopies copies;
+  BulkGroups bulk_groups;
+  std::unique_ptr<Accumulators> accumulators;  // null until the thread uses wgmma
 
   // More looks than a thread needs that does not wait.
   static constexpr int kIdle = 64;
@@ -64,32 +82,69 @@ struct Thread {
 
 class Block {
  public:
-  using Clock = std::chrono::steady_clock;
+  using Time = std::chrono::steady_clock;
 
-  Block(Grid& grid, Index3 index, std::uint64_t seed);
+  Block(Grid& grid, std::shared_ptr<Cluster> cluster, Index3 index, std::uint64_t seed);
   ~Block();
 
   // Runs all threads to their end, or until the grid is over.
   void run();
 
   Votes barrier(bool predicate, const char* what, Place place);
-  void cluster_barrier(Place place);
+  // The two halves of the cluster's barrier.
+  void arrive_at_cluster(bool releases, Place place);
+  void wait_for_cluster(Place place);
   Lanes exchange(std::uint32_t mask, std::uint64_t value, const char* what, Place place);
   std::uint32_t active_mask() const;
   void poll(const Site& site);
   void look(const Site& site);
+  // Suspends the thread until `is_over`, which is asked again and again between threads' turns.
+  // `account` tells a deadlock's report more of what is waited for; it may be empty.
+  void wait_until(std::function<bool()> is_over, const char* what,
+                  std::function<std::string()> account, Place place);
   [[noreturn]] void fail(const std::string& what, const Site& site);
+  // Issues an operation of the thread. Its block, thread and clock are set here.
+  void issue(Operation operation);
+  // What the thread has seen and done until now, if races are looked for.
+  Clock release();
+  void acquire(const Clock& clock);
+  // The thread has seen that its own operations are complete, as far as the channel tells.
+  void acquire(const Channel& channel);
+  // What is known to whoever sees by the channel that an operation is complete.
+  Clock completed(const Issue& issue, const Channel& channel);
+  // A fault of an operation that has been issued; it returns.
+  void fail_operation(const std::string& what, const Issue& issue);
   // An access, which counts: a thread that never waits is ended now and then if it must be.
   void tick(const Site& site) {
     constexpr std::uint32_t kTicks = 1 << 16;
     if (++ticks_ % kTicks == 0) check_time(site);
   }
 
+  // A number that the seed decides.
+  std::uint64_t random() {
+    random_ ^= random_ << 13, random_ ^= random_ >> 7, random_ ^= random_ << 17;  // xorshift64
+    return random_;
+  }
+
   bool is_running() const { return thread_ != nullptr; }
   Thread& thread() { return *thread_; }
   Grid& grid() { return grid_; }
-  Races& races() { return races_; }
+  Cluster& cluster() { return *cluster_; }
+  Mbarriers& mbarriers() { return mbarriers_; }
+  NamedBarriers& named_barriers() { return named_barriers_; }
+  Registers& registers() { return registers_; }
+  Warpgroup& warpgroup(int index) { return warpgroups_[index]; }
+  SharedMemory& shared() { return shared_; }
+  const SharedMemory& shared() const { return shared_; }
   const Index3& index() const { return index_; }
+  // Of a thread's clock, in the cluster.
+  int component(const Thread& thread) const {
+    return static_cast<int>(rank() * threads_.size()) + thread.linear;
+  }
+  int threads() const { return static_cast<int>(threads_.size()); }
+  int live_threads() const { return threads() - done_; }
+  // Who waits for what.
+  std::string account() const;
   // In its cluster.
   unsigned rank() const { return index_.x % grid_.launch.cluster_blocks; }
 
@@ -99,10 +154,17 @@ class Block {
     Lanes lanes{};
     std::uint32_t arrived = 0;
     const char* what = "";
+    bool is_syncwarp = false;
     Place place;
   };
 
+  enum class Round { kWorked, kLooked, kStuck };  // threads only looked at memory; none could run
+
   static void begin_thread();
+  Round run_round();
+  void judge(Round round);
+  void note_completion();
+  void end();
   void resume(Thread& thread);
   void suspend();
   bool release_barrier();
@@ -111,29 +173,33 @@ class Block {
   bool is_late() const;
   void check_time(const Site& site);
   void shuffle(std::vector<int>& order);
-  std::string account_of_threads() const;
   std::string name_of(const Thread& thread) const;
 
   Grid& grid_;
+  const std::shared_ptr<Cluster> cluster_;
   Index3 index_;
   std::uint64_t random_;
-  const Clock::time_point begin_ = Clock::now();
+  const Time::time_point begin_ = Time::now();
   std::uint32_t ticks_ = 0;
   std::vector<Thread> threads_;
   std::vector<std::vector<Exchange>> exchanges_;  // by warp
-  Races races_;
+  SharedMemory shared_;
+  Mbarriers mbarriers_;
+  NamedBarriers named_barriers_;
+  Registers registers_;
+  std::vector<Warpgroup> warpgroups_;
   Context scheduler_;
   Thread* thread_ = nullptr;
+  std::vector<int> order_;  // of threads in a round
+  std::uint64_t seen_progress_ = 0;
+  Time::time_point seen_at_ = begin_;  // since when there has been none
   bool busy_ = false;
   int waiting_ = 0;  // at the barrier
   int done_ = 0;
   Votes votes_{};
 };
 
-// Readies this OS thread's shared memory for a block: as if never written.
-void clear_shared(std::size_t dynamic_bytes);
-// Where it begins.
-const char* shared_begin();
+std::string text_of(const Index3& index);
 
 // The block that this OS thread runs, while one of its threads does; null in host code and in the
 // interpreter's own.

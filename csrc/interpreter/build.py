@@ -46,7 +46,7 @@ COMMON_FLAGS = [
 ]
 # Instead: for everything, and by the compiler's own libraries.
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-O1"]
-RUNTIME = ["block", "fiber", "hooks", "memory", "races", "run", "signals", "symbols", "variables"]
+RUNTIME = sorted(path.stem for path in HERE.glob("*.cpp") if path.stem != "module")
 # Of the runtime's objects nothing else is seen outside: where a kernel's file and the runtime have
 # an inline function in common, such as those of std::vector, each keeps its own, since a kernel's
 # tells the runtime what it touches.
@@ -93,7 +93,13 @@ def build(
         flags, link_flags = [*flags, *SANITIZERS], [*link_flags, *SANITIZERS]
     kernels = [path.resolve() for path in kernels]
     renames = " ".join(f"--redefine-sym {name}=diglot_{name}" for name in COPIES)
-    watch = "" if sanitized else f" && objcopy {renames} $out"
+    # Messages name a kernel's lines. Names of its functions, half of what is built, tell no more.
+    blank = (
+        "objcopy --dump-section .debug_str=$out.names $out && "
+        r"LC_ALL=C tr '\001-\377' '\000' < $out.names > $out.blank"
+    )
+    watch = f" && {blank} && objcopy {renames} --update-section .debug_str=$out.blank $out"
+    watch = "" if sanitized else watch
     lines = [
         f"cxx = {os.environ.get('CXX', 'g++')}",
         f"flags = {' '.join([*COMMON_FLAGS, *includes, *flags])} {os.environ.get('CXXFLAGS', '')}",
@@ -114,7 +120,8 @@ def build(
         "rule assemble",
         "  command = $cxx -c $in -o $out",
         "rule link",
-        f"  command = $cxx -shared $in -o $out {' '.join(link_flags)} -ldl -lpthread",
+        "  command = $cxx -shared $in -o $out -Wl,--compress-debug-sections=zlib "
+        f"{' '.join(link_flags)} -ldl -lpthread",
     ]
 
     def compile(paths: Iterable[Path], rule: str = "compile") -> str:
@@ -128,11 +135,12 @@ def build(
     of_kernels = compile(kernels, "compile_kernel")
     of_sources = compile(path.resolve() for path in sources)
     of_runtime = compile(HERE / f"{name}.cpp" for name in RUNTIME)
+    shared = f"{output.stem}.shared"  # libraries built in one folder share only the runtime
     lines += [
         f"build runtime.o: merge {of_runtime}",
-        f"build shared.s: define_shared {of_kernels} | {HERE / 'dynamic_shared.py'}",
-        "build shared.o: assemble shared.s",
-        f"build {output.resolve()}: link {of_kernels} {of_sources} runtime.o shared.o",
+        f"build {shared}.s: define_shared {of_kernels} | {HERE / 'dynamic_shared.py'}",
+        f"build {shared}.o: assemble {shared}.s",
+        f"build {output.resolve()}: link {of_kernels} {of_sources} runtime.o {shared}.o",
         "",
     ]
     (folder / "build.ninja").write_text("\n".join(lines))

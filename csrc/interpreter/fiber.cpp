@@ -1,12 +1,13 @@
 #include "interpreter/fiber.h"
 
-#include <pthread.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include <cstdint>
 #include <mutex>
 #include <new>
+
+#include "diglot/launch/fork_safe_mutex.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/asan_interface.h>
@@ -23,17 +24,11 @@ std::size_t page_bytes() {
 }
 
 struct Pool {
-  std::mutex mutex;
+  std::mutex& mutex = fork_safe_mutex<Pool>();
   std::vector<std::unique_ptr<Stack>> stacks;
 };
 Pool& pool() {
-  // Never destroyed: threads may end after the process' statics. A child of fork() finds it
-  // unlocked.
-  static Pool& instance = *[] {
-    pthread_atfork([] { pool().mutex.lock(); }, [] { pool().mutex.unlock(); },
-                   [] { pool().mutex.unlock(); });
-    return new Pool;
-  }();
+  static Pool& instance = *new Pool;  // threads may end after the process' statics
   return instance;
 }
 

@@ -7,12 +7,12 @@
 #include "interpreter/block.h"
 #include "interpreter/memory.h"
 
+using diglot::Place;
 using diglot::interpreter::Access;
 using diglot::interpreter::check;
 using diglot::interpreter::check_change;
 using diglot::interpreter::check_look;
 using diglot::interpreter::current_block;
-using diglot::interpreter::Place;
 
 #define DIGLOT_HOOK extern "C" __attribute__((visibility("hidden"))) void
 #define DIGLOT_ACCESS(BYTES)                                                  \
@@ -116,7 +116,9 @@ DIGLOT_ATOMIC(32)
 DIGLOT_ATOMIC(64)
 #undef DIGLOT_ATOMIC
 #undef DIGLOT_UPDATE
-DIGLOT_HOOK __tsan_atomic_thread_fence(int) { diglot::interpreter::fence(); }
+DIGLOT_HOOK __tsan_atomic_thread_fence(int) {
+  diglot::interpreter::fence(diglot::interpreter::Scope::kSystem);
+}
 DIGLOT_HOOK __tsan_atomic_signal_fence(int) {}
 
 DIGLOT_HOOK __tsan_vptr_update(void**, void*) {}

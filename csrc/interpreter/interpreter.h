@@ -9,11 +9,7 @@
 #include <string>
 #include <vector>
 
-namespace diglot::interpreter {
-
-struct Index3 {
-  unsigned x = 1, y = 1, z = 1;
-};
+namespace diglot {
 
 // A line of a kernel's source.
 struct Place {
@@ -24,6 +20,14 @@ struct Place {
     return {file, line};
   }
   bool operator==(const Place& other) const { return line == other.line && file == other.file; }
+};
+
+}  // namespace diglot
+
+namespace diglot::interpreter {
+
+struct Index3 {
+  unsigned x = 1, y = 1, z = 1;
 };
 
 // What a kernel did that no kernel may do. The message names kernel, block, thread and place.
@@ -50,6 +54,23 @@ class Arguments {
  private:
   std::vector<Range> ranges_;
   const std::vector<Range>* outer_;
+};
+
+// Bytes from an address to the end of its range in this OS thread's Arguments; 0 if there is none.
+std::uint64_t argument_bytes(const void* address);
+
+// While one lives, launches that begin and find races find them in these ranges of global memory
+// too: between threads of all blocks, and of launches that run at once. A launch that ended before
+// another began is ordered before it.
+class Watch {
+ public:
+  explicit Watch(std::vector<Range> ranges);
+  ~Watch();
+  Watch(const Watch&) = delete;
+  Watch& operator=(const Watch&) = delete;
+
+ private:
+  std::vector<Range> ranges_;
 };
 
 struct Launch {
@@ -98,9 +119,15 @@ struct Options {
   // How long blocks that do nothing but wait are believed to wait for something.
   unsigned patience_ms = 2000;
   unsigned seconds = 300;  // after which a block is taken to have no end
+  // Whether a race is what a thread reads and the async proxy then writes, in order, but with no
+  // fence.proxy.async between. Watched with finds_races.
+  bool finds_generic_reads_before_async_writes = true;
+  bool truncates_fp8 = false;  // sums of wgmma's FP8 products keep 14 bits, as Hopper's do
+  // Whether a launch watches the memory that Arguments let it write, as by a Watch.
+  bool watches_arguments = false;
 };
-// At first what the variables DIGLOT_INTERPRET_SEED, _RACES, _THREADS and _SECONDS say. Throws
-// std::invalid_argument for a number that is none.
+// At first what the variables DIGLOT_INTERPRET_SEED, _RACES, _THREADS, _SECONDS and
+// _TRUNCATE_FP8 say. Throws std::invalid_argument for a number that is none.
 Options& options();
 
 // --- what include/ is made of: called by kernels -------------------------------------------------
@@ -109,11 +136,6 @@ Index3 thread_index();
 Index3 block_index();
 Index3 block_size();
 Index3 grid_size();
-
-// Returns when all threads of all blocks of the cluster have called it.
-void cluster_barrier(Place place);
-// The address in another block's shared memory, by its rank in the cluster.
-const void* shared_of_rank(const void* shared, int rank, Place place);
 
 struct Votes {
   int count;  // of threads whose predicate was true
@@ -138,9 +160,20 @@ void note_change();
 void poll(Place place);
 // An atomic operation has looked at memory. Who does so over and over, and changes nothing, polls.
 void look(Place place);
-void fence();
 
-enum class Access { kRead, kWrite, kAtomic };
+// Whose threads an atomic operation or a fence is for, and what it orders. PTX ISA, "Scope".
+enum class Scope { kBlock, kCluster, kDevice, kSystem };
+enum class Ordering { kRelaxed, kAcquire, kRelease, kAcquireRelease };
+void fence(Scope scope);
+
+// Strong accesses, which are atomic or volatile, do not race with each other.
+enum class Access { kRead, kWrite, kAtomic, kStrongRead, kStrongWrite };
+inline bool is_read(Access access) {
+  return access == Access::kRead || access == Access::kStrongRead;
+}
+// Before an atomic operation. Whether end_atomic() follows it, which says what it did and orders.
+bool begin_atomic(const void* address, std::size_t bytes, Access access, Scope scope, Place place);
+void end_atomic(const void* address, Access access, Ordering ordering, Scope scope, Place place);
 // An access that the compiler does not report by itself.
 void touch(const void* address, std::size_t bytes, Access access, Place place);
 

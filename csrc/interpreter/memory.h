@@ -3,15 +3,24 @@
 
 #include <cstddef>
 
+#include "interpreter/async.h"
 #include "interpreter/interpreter.h"
 #include "interpreter/races.h"
 
 namespace diglot::interpreter {
 
+class Block;
+
 // Checks an access; in host code it does nothing. A fault ends the kernel.
-void check(const void* address, std::size_t bytes, Access access, const Site& site);
+void check(const void* address, std::size_t bytes, Access access, const Site& site,
+           Scope scope = Scope::kSystem);
 // The same for a volatile access. A read looks whether memory has changed; a write changes it.
 void check_look(const void* address, std::size_t bytes, const Site& site);
 void check_change(const void* address, std::size_t bytes, const Site& site);
+
+// Checks an access to shared or global memory that a block issued, and that the channel tells of.
+// Returns what is wrong, or "".
+std::string find_fault(Block& block, const Issue& issue, const Channel& channel,
+                       const void* address, std::size_t bytes, Access access);
 
 }  // namespace diglot::interpreter

@@ -1,15 +1,22 @@
-// Who touched which byte of shared memory since the last barrier.
+// Who touched which byte of watched memory, and whether what they did was ordered.
+//
+// Bytes that have been through the same accesses share a history: the last write, and the accesses
+// since that may still race with one to come. So an access of many bytes, or one thread after the
+// other reading an array, costs a step for each run of such bytes.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <string>
 #include <unordered_map>
+#include <vector>
 
 #include "interpreter/interpreter.h"
+#include "interpreter/order.h"
 
 namespace diglot::interpreter {
-
-struct Thread;
 
 // Where an access was made: a return address, or a place of the source.
 struct Site {
@@ -20,37 +27,121 @@ struct Site {
   std::string text() const;
 };
 
+// Who makes an access: a thread, or an asynchronous operation.
+struct Actor {
+  int component;               // the thread, or the channel that tells of the completion
+  std::uint32_t epoch;         // of the component
+  const Clock* clock;          // of the thread, or of the operation when it was issued
+  bool is_async = false;       // through the async proxy
+  const char* what = nullptr;  // "the bulk load"; null for a thread
+  int rank = 0;                // of its block
+  const Past* past = nullptr;  // of its launch; null if all is of one
+  std::uint32_t issue = 0;     // tells operations of one component and epoch apart
+};
+
 class Races {
  public:
-  explicit Races(int warps) : warp_epochs_(warps, 0) {}
+  // `where` is for messages: "shared memory". `name` names a thread of a group to another group's.
+  using Name = std::function<std::string(std::uint32_t group, int thread, const Actor& to)>;
+  Races(const char* where, Name name) : where_(where), name_(std::move(name)), histories_(1) {}
 
-  // Orders what all threads of the block did before with what they do after.
-  void block_barrier() { ++epoch_; }
-  // The same for a warp.
-  void warp_barrier(int warp) { ++warp_epochs_[warp]; }
+  // Watches memory; what lies outside of all windows is not.
+  void add_window(const char* begin, std::size_t bytes);
+  void remove_window(const char* begin);
 
-  // Notes an access to shared memory. Returns an account of the race that it makes, or "".
-  std::string note(const Thread& thread, const void* address, std::size_t bytes, Access access,
-                   const Site& site);
+  // Notes an access. Returns an account of the fault that it makes, or "".
+  std::string note(const Actor& actor, const void* address, std::size_t bytes, Access access,
+                   const Site& site, Scope scope = Scope::kSystem);
+  bool watches(const void* address) const;
+
+  // The memory of a block ends, whose components are [first, last). Accounts for an access of
+  // another that the clock has not seen, or "". Whoever touches the window later has a fault.
+  std::string close_window(const char* begin, const Clock& clock, int first, int last);
 
  private:
-  struct Touch {
-    int thread = -1;
-    std::uint32_t epoch = 0;
-    std::uint32_t warp_epoch = 0;
-    bool atomic = false;
+  static constexpr std::size_t kFew = 8, kPage = 1024;
+
+  using Id = std::uint32_t;  // of a history; 0: never touched
+
+  // How a byte was accessed: what accesses of a loop have in common.
+  struct Manner {
     Site site;
+    Access access;
+    Scope scope;  // of a strong access
+    bool is_async;
+    std::string what;
   };
-  struct Byte {
+  struct Touch {
+    std::uint32_t epoch = 0;  // 0: none
+    std::uint32_t group = 0;
+    int component = 0;
+    int rank = 0;
+    std::uint32_t manner = 0;
+    std::uint32_t issue = 0;
+
+    // What comes later races with both or with neither. What came before may race with one alone:
+    // operations of different issues have seen different accesses.
+    bool is_like(const Touch& other) const {
+      return epoch == other.epoch && group == other.group && component == other.component &&
+             manner == other.manner;
+    }
+    bool operator==(const Touch& other) const { return is_like(other) && issue == other.issue; }
+  };
+  // Those since the last write, but for some that can be in no race in which no other is too.
+  struct Touches {
+    std::vector<Touch> all;
+    std::size_t prune_at = kFew;
+    Counts seen;  // whoever has seen this has seen all of them
+
+    void clear() { all.clear(), prune_at = kFew, seen.reset(); }
+  };
+  struct History {
     Touch write;
-    Touch reads[2];  // by different threads
+    Touches reads, strong;      // plain reads, and strong accesses
+    std::size_t bytes = 0;      // that have it
+    std::uint32_t version = 0;  // grows with each change
   };
+  // That a touch took bytes from one history to another.
+  struct Step {
+    Id from = 0, to = 0;
+    std::uint32_t from_version = 0, to_version = 0;
+    Touch touch;
+  };
+  struct Window {
+    const char* begin;
+    std::size_t bytes;
+    std::vector<std::unique_ptr<Id[]>> pages;
+    bool is_closed = false;
+  };
+  enum class Verdict { kOrdered, kRace, kNoFence };
 
-  bool is_unordered(const Touch& touch, const Thread& thread) const;
+  static constexpr std::size_t kSteps = 256, kRecent = 64;
 
-  std::uint32_t epoch_ = 1;
-  std::vector<std::uint32_t> warp_epochs_;
-  std::unordered_map<const char*, Byte> bytes_;
+  std::uint32_t manner_of(const Actor& actor, Access access, const Site& site, Scope scope);
+  Window* window_of(const char* address);
+  Id follow(Id from, std::size_t bytes, const Touch& touch, const Actor& actor);
+  void add(Touches& touches, const Touch& touch, const Actor& actor) const;
+  void drop(Id id, std::size_t bytes);
+  Id take();
+  Verdict judge(const Touch& earlier, const Actor& actor) const;
+  bool may_forget(const Touch& earlier, const Touch& later, const Actor& actor) const;
+  bool find_fault(const Touch& earlier, const Touch& later, const Actor& actor);
+  bool find_fault(Touches& earlier, const Touch& later, const Actor& actor);
+  std::string name_of(const Touch& touch, const Actor& to) const;
+
+  const char* where_;
+  Name name_;
+  std::vector<Window> windows_;
+  std::vector<Manner> manners_;
+  bool has_narrow_ = false;   // a strong access with a scope that may not hold all threads
+  Party first_{0, -1};        // who made the first access
+  bool has_several_ = false;  // blocks that made any
+  std::unordered_multimap<std::size_t, std::uint32_t> manner_ids_;  // by hash
+  std::uint32_t recent_[kRecent] = {};                              // manners, by hash
+  std::vector<History> histories_;
+  std::vector<Id> free_;
+  Step steps_[kSteps];
+  std::string fault_;
 };
 
 }  // namespace diglot::interpreter

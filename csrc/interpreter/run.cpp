@@ -18,11 +18,6 @@ namespace {
 // The ranges that launches of this OS thread may touch; null: no limit.
 thread_local const std::vector<Range>* arguments = nullptr;
 
-std::string text_of(const Index3& size) {
-  return "(" + std::to_string(size.x) + ", " + std::to_string(size.y) + ", " +
-         std::to_string(size.z) + ")";
-}
-
 // What CUDA refuses, in its words.
 void check(const Launch& launch) {
   const auto refuse = [&](const std::string& why) {
@@ -74,9 +69,12 @@ std::uint64_t number_of(const char* variable, std::uint64_t otherwise) {
 Options options_of_environment() {
   Options result;
   result.seed = number_of("DIGLOT_INTERPRET_SEED", result.seed);
-  result.finds_races = number_of("DIGLOT_INTERPRET_RACES", 0) != 0;
+  const std::uint64_t races = number_of("DIGLOT_INTERPRET_RACES", 0);
+  result.finds_races = races != 0;
+  result.watches_arguments = races > 1;
   result.os_threads = static_cast<unsigned>(number_of("DIGLOT_INTERPRET_THREADS", 0));
   result.seconds = static_cast<unsigned>(number_of("DIGLOT_INTERPRET_SECONDS", result.seconds));
+  result.truncates_fp8 = number_of("DIGLOT_INTERPRET_TRUNCATE_FP8", 0) != 0;
   return result;
 }
 
@@ -108,6 +106,17 @@ Arguments::Arguments(std::vector<Range> ranges) : ranges_(std::move(ranges)), ou
 }
 
 Arguments::~Arguments() { arguments = outer_; }
+
+std::uint64_t argument_bytes(const void* address) {
+  if (arguments == nullptr) return 0;
+  const auto* const begin = static_cast<const char*>(address);
+  for (const Range& range : *arguments) {
+    if (begin >= range.begin && begin < range.end) {
+      return static_cast<std::uint64_t>(range.end - begin);
+    }
+  }
+  return 0;
+}
 
 unsigned resident_blocks(std::uint64_t block_threads, std::size_t shared_bytes) {
   if (block_threads == 0 || block_threads > kMaxBlockThreads || shared_bytes > kMaxSharedBytes) {
@@ -160,19 +169,23 @@ void run(const Launch& launch, const Kernel& kernel) {
       const std::uint64_t place = static_cast<std::uint64_t>(
           (static_cast<unsigned __int128>(cluster) * stride + seed) % clusters);
       const std::uint64_t linear = place * together + i % together;
-      while (together > 1 && grid.cluster.ended < cluster * together && !grid.is_over) {
+      while (together > 1 && grid.ended < cluster * together && !grid.is_over) {
         std::this_thread::yield();
       }
       const Index3 index{static_cast<unsigned>(linear % size.x),
                          static_cast<unsigned>(linear / size.x % size.y),
                          static_cast<unsigned>(linear / size.x / size.y)};
       try {
-        Block(grid, index, seed + linear).run();
+        const auto number = static_cast<std::uint32_t>(place);
+        std::shared_ptr<Cluster> joined =
+            together > 1 ? grid.join_cluster(number, seed + cluster)
+                         : std::make_shared<Cluster>(grid, 1, number, seed + linear);
+        Block(grid, std::move(joined), index, seed + linear).run();
       } catch (const std::exception& error) {  // out of memory, say
         grid.fail(error.what());
       }
       count_next_cluster();
-      ++grid.cluster.ended;  // lets the next cluster start
+      ++grid.ended;  // lets the next cluster start
     }
   };
 
@@ -216,24 +229,6 @@ Votes block_barrier(bool predicate, const char* what, Place place) {
   return current_block()->barrier(predicate, what, place);
 }
 
-void cluster_barrier(Place place) { current_block()->cluster_barrier(place); }
-
-const void* shared_of_rank(const void* shared, int rank, Place place) {
-  Block& block = *current_block();
-  const auto& addresses = block.grid().cluster.shared;
-  if (rank < 0 || static_cast<unsigned>(rank) >= block.grid().launch.cluster_blocks) {
-    block.fail("the shared memory of block " + std::to_string(rank) + " of a cluster of " +
-                   std::to_string(block.grid().launch.cluster_blocks),
-               {nullptr, place});
-  }
-  if (addresses[rank] == nullptr) {
-    block.fail(
-        "the shared memory of a block that may not run yet: the cluster's barrier is missing",
-        {nullptr, place});
-  }
-  return addresses[rank] + (static_cast<const char*>(shared) - shared_begin());
-}
-
 Lanes warp_exchange(std::uint32_t mask, std::uint64_t value, const char* what, Place place) {
   return current_block()->exchange(mask, value, what, place);
 }
@@ -252,8 +247,6 @@ void poll(Place place) { current_block()->poll({nullptr, place}); }
 void look(Place place) {
   if (Block* const block = current_block()) block->look({nullptr, place});
 }
-
-void fence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 
 void fail(const char* what, Place place) { current_block()->fail(what, {nullptr, place}); }
 

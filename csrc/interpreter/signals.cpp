@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <mutex>
 
+#include "diglot/launch/fork_safe_mutex.h"
 #include "interpreter/block.h"
 
 namespace diglot::interpreter {
@@ -78,9 +79,8 @@ void on_signal(int number, siginfo_t* info, void* context) {
 
 CatchSignals::CatchSignals() {
   // Again if somebody has put another in its place since.
-  static std::mutex mutex;
   {
-    const std::lock_guard lock(mutex);
+    const std::lock_guard lock(fork_safe_mutex<CatchSignals>());
     for (int i = 0; i < 2; ++i) {
       struct sigaction installed = {};
       sigaction(kSignals[i], nullptr, &installed);

@@ -10,7 +10,7 @@
 
 namespace diglot {
 
-// One rounding: the product is not rounded before the sum. On bool, `or` and `and`.
+// Rounds once: the product is not rounded before the sum. On bool, `or` and `and`.
 template <typename T>
 struct Add {
   using Value = compute_t<T>;
@@ -36,7 +36,7 @@ struct Add {
   }
 };
 
-// For inputs of other types than the output's: they are converted as they are loaded.
+// For inputs of other types than the output's. They are converted as they are loaded.
 template <typename T, typename Index>
 __global__ void __launch_bounds__(kElementwiseThreads)
     add_forward_mixed(int64_t n, Strides<3, Index> strides, const void* input, DType input_dtype,
@@ -54,7 +54,7 @@ struct Scale {
   DIGLOT_DEVICE T operator()(T x) const { return convert<T>(alpha * convert<compute_t<T>>(x)); }
 };
 
-// For a gradient of another type than that of the result.
+// For a gradient of another type than the result's.
 template <typename T, typename Index>
 __global__ void __launch_bounds__(kElementwiseThreads)
     add_backward_mixed(int64_t n, Strides<2, Index> strides, const T* grad_output,
@@ -67,11 +67,11 @@ __global__ void __launch_bounds__(kElementwiseThreads)
 
 // Sums grad_output over the dimensions along which an operand was broadcast.
 //
-// `kept_count`, `reduced_count` and the strides count accesses: of kKept elements along the fastest
-// dimension where it is kept, of kReduced where it is reduced, of one otherwise. blockIdx.y is the
-// split of the reduced ones; with several splits, `output` is a workspace of one row per split, and
-// a second launch sums the rows. The order of the sum depends on shapes, strides and alignment
-// alone.
+// `kept_count`, `reduced_count` and the strides count accesses. Along the fastest dimension an
+// access has kKept elements if it is kept, and kReduced if it is reduced; otherwise one. blockIdx.y
+// is the split of the reduced elements. With several splits, `output` is a workspace of one row per
+// split, and a second launch sums the rows. The order of the sum depends only on shapes, strides
+// and alignment.
 template <typename T, typename Index, int kKept, int kReduced>
 __global__ void __launch_bounds__(kSumThreads, kSumBlocks<Index>)
     add_backward_sum(SumShape shape, int64_t kept_count, int64_t reduced_count,
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(kSumThreads, kSumBlocks<Index>)
       kept_strides.offsets(static_cast<Index>(element < kept_count ? element : kept_count - 1));
   Value partial[kElements] = {};
   for (int64_t first = begin + row; first < end; first += shape.rows * kSumLoads) {
-    // Past the end the last is loaded again: loads without a condition are all in flight at once.
+    // Accesses past the end load the last one again: unconditional loads are all in flight at once.
     Vector<T, kElements> loaded[kSumLoads];
     DIGLOT_UNROLL
     for (int i = 0; i < kSumLoads; ++i) {

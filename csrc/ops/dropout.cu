@@ -6,8 +6,8 @@
 
 namespace diglot {
 
-// Multiplies elements whose random bits reach `threshold` by `scale`, and the others by zero, which
-// makes NaN of NaN and infinities.
+// Multiplies elements whose random bits reach `threshold` by `scale`, and the others by zero. So a
+// dropped NaN or infinity becomes NaN.
 template <typename T>
 struct SeededDropout {
   using Value = compute_t<T>;
@@ -29,9 +29,9 @@ struct SeededDropout {
   }
 };
 
-// The same with a seed in memory, as the kernels take it.
+// The same with a seed in memory, which the kernels take.
 //
-// Ten rounds take many instructions, so other warps must run while one waits: registers are limited
+// Ten rounds take many instructions, so other warps must run while one waits. Registers are limited
 // for that. With fewer blocks per SM, the compiler would delay loads until late in the arithmetic.
 template <typename T>
 struct Dropout {
@@ -48,7 +48,8 @@ struct Dropout {
 
 constexpr int kPhiloxThreads = 128;
 
-// A counter of four words and a key of two in each of n rows; four words in each row of the output.
+// Each of n rows has a counter of four words and a key of two. Each row of the output gets four
+// words.
 __global__ void __launch_bounds__(kPhiloxThreads)
     philox_rows(int64_t n, const uint32_t* rows, uint32_t* output) {
   const int64_t row = static_cast<int64_t>(blockIdx.x) * kPhiloxThreads + threadIdx.x;
@@ -65,7 +66,7 @@ namespace {
 
 using namespace diglot;
 
-// Both directions are one function: the mask is that of the seed and the offset.
+// One function serves both directions: seed and offset give both the same mask.
 void dropout(Planner& planner, const Operand& input, const Operand& seed, Integer offset,
              Integer threshold, Real scale, const Operand& out) {
   dispatch_floating(out.dtype, [&](auto type) {

@@ -19,8 +19,7 @@ struct GaussianPdfForward {
   }
 };
 
-// In float64 the compiler by itself would have more blocks on an SM than registers suffice for, and
-// keep some in memory.
+// In float64 the compiler would choose more blocks on an SM than registers suffice for, and spill.
 template <typename T>
 struct GaussianPdfBackward {
   static constexpr int kFlatBlocks = sizeof(T) == 8 ? 1 : 0;

@@ -12,7 +12,7 @@ constexpr Precision kPrecision = sizeof(T) == 2   ? Precision::kHalf
                                  : sizeof(T) == 4 ? Precision::kFloat
                                                   : Precision::kDouble;
 
-// Gains from all the threads of an SM: 32 registers each, which in float64 would spill.
+// All threads of an SM should be resident: 32 registers each. In float64 that would spill.
 template <typename T, Approximate kApproximate>
 struct GeluForward {
   static constexpr int kFlatBlocks = sizeof(T) == 8 ? 1 : 2048 / kElementwiseThreads;

@@ -1,4 +1,4 @@
-// Phases between grid barriers. In each, every block checks what all others wrote: kernels,
+// Phases between grid barriers. In each phase every block checks the words of all others: kernels,
 // launcher, registration. Twin of triton_ops/grid_barrier_check.py.
 #include "diglot/launch/dispatch.h"
 #include "diglot/launch/plan.h"
@@ -12,7 +12,7 @@
 namespace diglot {
 
 #if !defined(DIGLOT_INTERPRETER)
-// What GridBarrier is compared with.
+// Cooperative groups' barrier, with which GridBarrier is compared.
 struct CooperativeGroups {
   DIGLOT_DEVICE explicit CooperativeGroups(uint32_t*) {}
   DIGLOT_DEVICE void sync() { cooperative_groups::this_grid().sync(); }
@@ -20,12 +20,12 @@ struct CooperativeGroups {
 #endif
 
 constexpr int kCheckThreads = 256;
-constexpr int kCheckWords = 8;  // that a block writes in a phase: one by each warp
+constexpr int kCheckWords = 8;  // words that a block writes in a phase, one for each warp
 
-// In every phase each warp writes a word of slots[phase % 2][block], and after the barrier each
-// block counts the words, of all blocks, that are not those of this phase. One barrier per phase is
-// enough: a block writes to a slot again after the next barrier, which no block reaches before it
-// has read the slot.
+// In every phase each warp writes a word of slots[phase % 2][block]. After the barrier each block
+// counts the words of all blocks that differ from this phase's. One barrier per phase is enough. A
+// block writes to a slot again only after the next barrier, and no block reaches that before it has
+// read the slot.
 template <typename Barrier, bool kWrites, bool kReads>
 __global__ void __launch_bounds__(kCheckThreads)
     grid_barrier_phases(uint32_t* barrier_state, int64_t phases, uint32_t* slots,
@@ -60,10 +60,10 @@ namespace {
 
 using namespace diglot;
 
-// `barrier` is "diglot", or "grid.sync" for that of co-operative groups; `run` is what the blocks
-// do in a phase: "check", "read" without having written, or "wait" alone. `slots` is int32 [2,
-// blocks, kCheckWords], `mismatches` int32 [phases], zeros. The grid is as `slots` says: if it does
-// not run at once, that is an error.
+// `barrier` is "diglot", or "grid.sync" for cooperative groups' barrier. `run` says what the blocks
+// do in a phase: "check", "read" without writing, or "wait" alone. `slots` is int32 [2, blocks,
+// kCheckWords], `mismatches` int32 [phases], zeros. The grid has the number of blocks in `slots`;
+// it is an error if they do not run at once.
 void grid_barrier_check(Planner& planner, const Operand& slots, std::string_view barrier,
                         std::string_view run, const Operand& mismatches) {
   const auto word = planner.need({kBarrierBytes, kBarrierBytes, Lifetime::kStream}).as<uint32_t>();

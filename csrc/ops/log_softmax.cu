@@ -28,7 +28,7 @@ struct LogSoftmaxRow : RowOperation {
     return [=](Compute x) { return x - max - log_sum; };
   }
 
-  // Each element is converted to the type that is computed with once.
+  // Each element is converted once, to the type of the computation.
   template <typename Visit, typename SumPresent, typename Sum>
   DIGLOT_DEVICE State reduce_replacing(Visit visit, SumPresent, int, Sum) const {
     return State::reduce_replacing(visit, [](Compute x, Compute) { return x; });
@@ -81,7 +81,7 @@ namespace {
 
 using namespace diglot;
 
-// The output has the input's type, or is of float32 where that is float16 or bfloat16.
+// The output has the input's type; or it is float32 where the input is float16 or bfloat16.
 void log_softmax_forward(Planner& planner, const Operand& input, int64_t dim, const Operand& out) {
   dispatch_widening(input.dtype, out.dtype, [&](auto input_type, auto output_type) {
     using I = typename decltype(input_type)::type;

@@ -29,7 +29,7 @@ struct SoftmaxRow : RowOperation {
     return [=](Compute x) { return exp_nonpositive_for<T>(x - max) * factor; };
   }
 
-  // Each exponential is computed once, relative to the greatest element that the thread has.
+  // Each exponential is computed once, relative to the thread's greatest element.
   template <typename Visit, typename SumPresent, typename Sum>
   DIGLOT_DEVICE State reduce_replacing(Visit visit, SumPresent, int, Sum) const {
     return State::reduce_replacing(visit, [](Compute, Compute power) { return power; });
@@ -84,7 +84,7 @@ namespace {
 
 using namespace diglot;
 
-// The output has the input's type, or is of float32 where that is float16 or bfloat16.
+// The output has the input's type; or it is float32 where the input is float16 or bfloat16.
 void softmax_forward(Planner& planner, const Operand& input, int64_t dim, const Operand& out) {
   dispatch_widening(input.dtype, out.dtype, [&](auto input_type, auto output_type) {
     using I = typename decltype(input_type)::type;

@@ -89,8 +89,8 @@ namespace {
 
 using namespace diglot;
 
-// The arrays lie in memory in one dense order; `statistics` are the mean and rstd, of the type that
-// is computed in.
+// The arrays lie in memory in one dense order. `statistics` are the mean and rstd, in the type of
+// the computation.
 void standardize_forward(Planner& planner, const Operand& input, Real eps, int64_t blocks,
                          const Operand& statistics, const Operand& out) {
   dispatch_floating(out.dtype, [&](auto type) {

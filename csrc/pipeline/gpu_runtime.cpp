@@ -15,7 +15,7 @@ struct Shelf {
   std::multimap<int, std::unique_ptr<KeptStreams>> of_device;
 };
 
-// Never destroyed: when a process ends, the driver may be gone before.
+// Never destroyed: when a process ends, the driver may go first.
 Shelf& shelf() {
   static Shelf& instance = *new Shelf;
   return instance;
@@ -56,7 +56,7 @@ Runtime::Runtime(int device, int slots, cudaStream_t caller, bool spins)
   began_ = std::chrono::steady_clock::now();
   Event before = make_event();
   Stream(caller).record(before, false);
-  loading.wait(before);  // and all else for what is loaded
+  loading.wait(before);  // all other streams wait for loaded chunks
 }
 
 Runtime::~Runtime() {

@@ -17,7 +17,7 @@ namespace diglot::pipeline {
 namespace {
 
 constexpr int64_t kReadAhead = int64_t{64} << 20;
-constexpr int64_t kReadyAtOnce = int64_t{1} << 20;  // of new memory: a core's cache still has it
+constexpr int64_t kReadyAtOnce = int64_t{1} << 20;  // fits in a core's cache
 
 [[noreturn]] void fail(const char* what, int64_t offset, int error) {
   throw std::system_error(error, std::generic_category(),
@@ -39,7 +39,7 @@ void read_file(int file, int64_t offset, char* into, int64_t size) {
   }
 }
 
-// Throws where the disk has no room: what is written to a map then is a signal.
+// Throws if the disk has no room. Writing to a map would then raise a signal.
 void make_room(int file, int64_t offset, int64_t size, int64_t margin) {
   struct statvfs room = {};
   if (fstatvfs(file, &room) == 0 &&
@@ -55,8 +55,8 @@ void make_room(int file, int64_t offset, int64_t size, int64_t margin) {
 #define MADV_POPULATE_WRITE 23
 #endif
 
-// Has the system make pages ready to be written, at once: one fault after the other takes it
-// longer, several times so of a file. False where writing them would be a signal.
+// Makes the system prepare pages for writing, all at once. One fault after the other takes longer,
+// for a file several times. False if writing the pages would raise a signal.
 bool make_ready(char* address, int64_t size) {
   const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   const auto first = reinterpret_cast<uintptr_t>(address);
@@ -66,11 +66,11 @@ bool make_ready(char* address, int64_t size) {
   do {
     status = madvise(reinterpret_cast<void*>(begin), end - begin, MADV_POPULATE_WRITE);
   } while (status != 0 && (errno == EINTR || errno == EAGAIN));
-  // Otherwise the system is older than Linux 5.14, or has no memory, and there will be faults.
+  // Other errors: the system is older than Linux 5.14, or short of memory. Faults then do the work.
   return status == 0 || errno != EFAULT;
 }
 
-// Takes a file's pages out of the process's memory; the system writes them when it will.
+// Takes a file's pages out of the process's memory; the system writes them back later.
 void leave_to_system(char* address, int64_t size) {
   const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
   const auto first = reinterpret_cast<uintptr_t>(address);
@@ -95,7 +95,7 @@ void HostArray::read(int64_t begin, int64_t end, char* into) const {
 void HostArray::write(int64_t begin, int64_t end, const char* source) const {
   const int64_t size = (end - begin) * row_bytes;
   if (file >= 0 && size > 0) {
-    // A file takes one write at a time, but its map as many as there are threads.
+    // A file takes one write at a time, but its map takes one from each thread.
     const int64_t position = offset + begin * row_bytes;
     make_room(file, position, size, margin);
     if (!make_ready(part(begin), size)) {

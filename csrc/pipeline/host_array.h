@@ -1,4 +1,4 @@
-// Arrays in host memory, or in maps of files, as the ring reads and writes them: by rows. Twin of
+// Arrays in host memory, or in maps of files, which the ring reads and writes by rows. Twin of
 // python/diglot/pipeline/host.py, which opens the files.
 #pragma once
 
@@ -9,25 +9,25 @@ namespace diglot::pipeline {
 
 struct HostArray {
   bool is_output = false;
-  bool is_new = false;  // the process's own memory, large, to which nothing was written yet
+  bool is_new = false;  // a large array of the process itself, not written yet
   int64_t row_bytes = 0;
-  std::vector<char*> buffers;  // of each slot, on the device
-  std::vector<char*> pinned;   // as many as chunks are under way; none where it is pinned itself
+  std::vector<char*> buffers;  // one on the device for each slot
+  std::vector<char*> pinned;   // one for each chunk under way; empty if the array itself is pinned
   char* address = nullptr;     // of the first row
-  int file = -1;               // a descriptor, where memory is a map of a file
-  int64_t offset = 0;          // of the first row there
+  int file = -1;               // a descriptor, if memory is a map of a file
+  int64_t offset = 0;          // of the first row in the file
   int64_t margin = 0;  // of room on a disk: with more, blocks are not asked for first, which
                        // one thread at a time may
 
   bool is_staged() const { return !pinned.empty(); }
 
-  // Rows where they are, in memory.
+  // The address of a row.
   char* part(int64_t begin) const { return address + begin * row_bytes; }
-  // Copies rows to a buffer. Throws std::system_error where a file cannot be read, and
-  // std::runtime_error where it ends before.
+  // Copies rows to a buffer. Throws std::system_error if a file cannot be read, and
+  // std::runtime_error if it ends too early.
   void read(int64_t begin, int64_t end, char* into) const;
-  // Copies a buffer's rows to their place. Throws likewise, where a disk is full, or the file was
-  // cut short.
+  // Copies a buffer's rows to their place. Throws the same errors if a disk is full, or the file
+  // was cut short.
   void write(int64_t begin, int64_t end, const char* source) const;
 };
 

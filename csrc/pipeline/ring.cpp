@@ -55,7 +55,7 @@ std::vector<Times> Ring::run() {
     error = std::current_exception();
     failed = control_.chunk();
     try {
-      // What was fed before is good, if nothing else is.
+      // The chunks fed before the failed one are good: takes them off the device.
       if (drained_ < failed) drain(std::min(failed, fed_));
     } catch (...) {
     }
@@ -93,7 +93,7 @@ void Ring::feed_all() {
 
 void Ring::feed(int64_t chunk) {
   const Span read = next_read(chunk);
-  drain(chunk - depth_ + 1);  // so that there are pinned buffers and events for it
+  drain(chunk - depth_ + 1);  // frees pinned buffers and events for this chunk
   Passage& passage = this->passage(chunk);
   passage.chunk = chunk;
   std::tie(passage.begin, passage.end) = plan_.rows_of(chunk);
@@ -132,7 +132,7 @@ Span Ring::next_read(int64_t chunk) {
 Span Ring::fill(int64_t chunk) {
   if (chunk >= depth_) {
     const Runtime::Scope scope(runtime_);
-    passage(chunk).loaded.synchronize();  // of the chunk before, whose buffers these were
+    passage(chunk).loaded.synchronize();  // the buffers' earlier chunk
   }
   const double began = runtime_.now();
   const auto [begin, end] = plan_.rows_of(chunk);
@@ -175,7 +175,7 @@ void Ring::check_launch(int64_t chunk) {
   std::rethrow_exception(launch_error_);
 }
 
-// Enqueues the copies of a chunk's results to where they go, or to pinned buffers.
+// Enqueues the copies of a chunk's results to their place, or to pinned buffers.
 void Ring::store(const Passage& passage) {
   for (const HostArray* array : outputs_) {
     char* const to =

@@ -1,5 +1,5 @@
-// Streams and events, as the ring asks for them: those of a GPU, or simulated ones where kernels
-// are interpreted. Twin of python/diglot/pipeline/runtime.py.
+// The ring's streams and events: a GPU's, or simulated ones where kernels are interpreted. Twin of
+// python/diglot/pipeline/runtime.py.
 #pragma once
 
 #if defined(DIGLOT_INTERPRETER)

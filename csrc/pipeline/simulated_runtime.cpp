@@ -24,7 +24,7 @@ struct Mark {
 class Simulation {
  public:
   Simulation(int streams, uint64_t seed) : queues_(streams), weights_(streams), random_(seed) {
-    // Of a random stream nearly all is done before anything of the next, or of all alike.
+    // Runs nearly all work of one random stream before the next stream's, or mixes all alike.
     const int ratio = std::array{1, 8, 64}[draw(3)];
     std::vector<int> order(streams);
     std::iota(order.begin(), order.end(), 0);
@@ -50,7 +50,7 @@ class Simulation {
     return mark.is_done;
   }
 
-  // What is done, once a mark is, if there is one.
+  // Work, done once a mark is done if there is one.
   struct Task {
     std::function<void()> work;
     std::shared_ptr<Mark> after;
@@ -77,7 +77,7 @@ class Simulation {
     });
   }
 
-  // Waits until something holds; does tasks meanwhile.
+  // Does tasks until a condition holds.
   template <typename Condition>
   void wait_until(const Condition& holds) {
     dawdle();
@@ -96,7 +96,7 @@ class Simulation {
  private:
   uint64_t draw(uint64_t below) { return random_() % below; }
 
-  // Gives the other thread time to go on before something is waited for.
+  // Sometimes gives the other thread time to go on before a wait.
   void dawdle() {
     bool does;
     {
@@ -106,7 +106,7 @@ class Simulation {
     if (does) std::this_thread::sleep_for(std::chrono::microseconds(200));
   }
 
-  // Does the first task of a stream; false if there is none that waits for nothing.
+  // Does the first task of a stream. False if every first task waits for a mark.
   bool step() {
     int64_t total = 0;
     std::vector<int> weights(queues_.size());
@@ -130,7 +130,7 @@ class Simulation {
   std::vector<std::deque<Task>> queues_;
   std::vector<int> weights_;
   std::mt19937_64 random_;
-  int eagerness_;  // how much is done before anybody waits for it
+  int eagerness_;  // how much work is done before a thread waits for it
   std::chrono::steady_clock::time_point began_ = std::chrono::steady_clock::now();
 };
 

@@ -1,9 +1,8 @@
-// Streams and events without a device. What is enqueued waits in queues, one for each stream, until
-// a thread of the host waits for some of it; then tasks are done in a random order, of which only
-// that of each stream is certain. Where a wait is missing, the order is sooner or
-// later one in which it shows.
+// Streams and events without a device. Work waits in queues, one for each stream, until a host
+// thread waits for some of it. Tasks are then done in a random order, which keeps only the order
+// within each stream. If the ring lacks a wait, sooner or later an order shows it.
 //
-// The order is drawn from DIGLOT_PIPELINE_SEED, a number (0).
+// The order is drawn from the seed DIGLOT_PIPELINE_SEED, a number (0).
 #pragma once
 
 #include <cstddef>
@@ -17,16 +16,16 @@
 namespace diglot::pipeline {
 
 class Simulation;
-struct Mark;  // what an event marks: done or not
+struct Mark;  // whether the work before an event is done
 
-// A place in a stream's order of work: a handle, of the runtime that made it.
+// A moment in a stream's order of work: a handle.
 class Event {
  public:
   Event() = default;
   explicit Event(Simulation* simulation) : simulation_(simulation) {}
-  // Whether the work before it is done.
+  // Whether the work before the event is done.
   bool is_done() const;
-  // Waits, on the host, until it is.
+  // Blocks the host until the work before the event is done.
   void synchronize() const;
 
  private:
@@ -36,18 +35,18 @@ class Event {
   std::shared_ptr<Mark> mark_;
 };
 
-// Work in order: a handle.
+// A stream of work that runs in order: a handle.
 class Stream {
  public:
   Stream() = default;
   Stream(Simulation* simulation, int number) : simulation_(simulation), number_(number) {}
-  // What comes after this waits for what an event marks now.
+  // Later work here waits for the work that the event marks now.
   void wait(const Event& event);
-  // The event marks what was enqueued so far.
+  // The event marks all work so far.
   void record(Event& event, bool is_timed);
-  // Has function(stream) do its work here, later.
+  // function(stream) does its work here, later.
   void run(std::function<void(cudaStream_t)> function);
-  // Waits, on the host, until all is done.
+  // Blocks the host until all work here is done.
   void synchronize();
 
  private:
@@ -59,7 +58,7 @@ inline void copy(void* to, const void* from, std::size_t bytes, cudaStream_t) {
   if (bytes > 0) std::memcpy(to, from, bytes);
 }
 
-// For one run.
+// The streams and events of one run.
 class Runtime {
  public:
   Runtime(int device, int slots, cudaStream_t caller, bool spins);
@@ -68,15 +67,15 @@ class Runtime {
   Runtime& operator=(const Runtime&) = delete;
 
   Stream loading, storing;
-  std::vector<Stream> computing;  // of each slot
+  std::vector<Stream> computing;  // one for each slot
   void wait(const Event& event) const { event.synchronize(); }
   Event make_event() { return Event(simulation_.get()); }
   void synchronize();
-  // Since the run began.
+  // Seconds since the run began.
   double now() const;
   double seconds(const Event& event) const;
 
-  // What a thread is in while it uses the streams.
+  // A thread has a scope while it uses the streams.
   struct Scope {
     explicit Scope(const Runtime&) {}
   };

@@ -1,4 +1,5 @@
-// Threads that do one thing each: copy a chunk. One of them does not do what memory can.
+// Threads that copy chunks, one thread a chunk. A single thread cannot use all of memory's
+// bandwidth.
 #pragma once
 
 #include <condition_variable>
@@ -13,13 +14,14 @@ namespace diglot::pipeline {
 
 class Workers {
  public:
-  // So many, or fewer where the system starts no more; without any, submit() does the work.
+  // Starts `threads` threads, or fewer if the system starts no more. Without any, submit() does the
+  // work.
   explicit Workers(int threads);
   ~Workers() { finish(); }
   Workers(const Workers&) = delete;
   Workers& operator=(const Workers&) = delete;
 
-  // Has a thread call function(); the future has what it returned or threw.
+  // A thread calls function(); the future gets its result or exception.
   template <typename Function>
   auto submit(Function function) {
     using Result = decltype(function());
@@ -28,7 +30,8 @@ class Workers {
     add([task] { (*task)(); });
     return result;
   }
-  // Waits until no thread works, and ends them. What was not begun is left out: its futures say so.
+  // Waits until no thread works, and ends them. Tasks that have not begun are dropped, and their
+  // futures say so.
   void finish();
 
  private:

@@ -9,10 +9,10 @@ namespace diglot::torch_binding {
 
 namespace {
 
-// Kept for ever: launches outlive what a module has.
+// Kept for ever: launches outlive the module's objects.
 PyObject* function = nullptr;
 
-// Python's lock, from whatever thread.
+// RAII: holds Python's lock, from any thread.
 class WithGil {
  public:
   WithGil() : state_(ensure()) {}
@@ -32,7 +32,7 @@ class WithGil {
   int state_;
 };
 
-// Takes over the items' references. Null after an error, as for null items.
+// Takes over the items' references. Returns null after an error, and if an item is null.
 template <typename Items, typename Make>
 PyObject* tuple_of(const Items& items, Make make) {
   PyObject* const list = PyList_New(0);
@@ -87,7 +87,7 @@ std::shared_ptr<const ChosenNumbers> choose(const Problem& problem) {
   Py_XDECREF(answer);
   if (PyErr_Occurred() && PyErr_ExceptionMatches(PyExc_KeyboardInterrupt) != 0) {
     PyErr_Clear();
-    PyErr_SetInterrupt();  // Python raises it again once it has control
+    PyErr_SetInterrupt();  // Python raises it again when it is back in control
   } else if (PyErr_Occurred()) {
     PyErr_WriteUnraisable(function);
   }

@@ -1,5 +1,5 @@
-// Threads that copy between arrays in host memory and pinned buffers, as functions of Python: they
-// need nothing of Python while they copy, and do not wait for its lock.
+// Threads that copy between arrays in host memory and pinned buffers, as functions of Python. While
+// they copy, they use nothing of Python and do not wait for its lock.
 #include <unistd.h>
 
 #include <chrono>
@@ -22,9 +22,9 @@ using Span = std::pair<double, double>;
 
 constexpr const char* kCapsule = "diglot.copier";
 
-// Bytes of an array, and the buffer that they are copied to, or from if it is an output.
+// Bytes of an array, and their buffer: copied to the buffer, or from it if the array is an output.
 struct Piece {
-  HostArray array;  // of rows of a byte, which begins with the piece
+  HostArray array;  // an array of one-byte rows that begins with the piece
   char* buffer;
   int64_t size;
 
@@ -37,7 +37,7 @@ struct Piece {
   }
 };
 
-// By Python's time.perf_counter.
+// The clock of Python's time.perf_counter.
 double now() {
   const auto time = std::chrono::steady_clock::now().time_since_epoch();
   return std::chrono::duration<double>(time).count();
@@ -45,10 +45,10 @@ double now() {
 
 struct Copier {
   explicit Copier(int threads) : workers(threads) {}
-  // A child of a fork has none of the threads, and nothing here is of use to it.
+  // Whether this process has the threads: the child of a fork has none.
   bool is_here() const { return getpid() == owner; }
   const pid_t owner = getpid();
-  std::map<int64_t, std::future<Span>> copies;  // by ticket, until they are waited for
+  std::map<int64_t, std::future<Span>> copies;  // by ticket, until somebody waits for them
   int64_t tickets = 0;
   pipeline::Workers workers;
 };
@@ -59,7 +59,7 @@ Copier& copier_of(PyObject* capsule) {
   return *static_cast<Copier*>(copier);
 }
 
-// The same, where it has its threads.
+// The same, but an error in a process without its threads.
 Copier& working(PyObject* capsule) {
   Copier& copier = copier_of(capsule);
   if (!copier.is_here()) throw std::runtime_error("threads do not outlive a fork");
@@ -68,7 +68,7 @@ Copier& working(PyObject* capsule) {
 
 void destroy(PyObject* capsule) {
   auto* const copier = static_cast<Copier*>(PyCapsule_GetPointer(capsule, kCapsule));
-  if (!copier->is_here()) return;  // to wait for its threads would be for ever
+  if (!copier->is_here()) return;  // waiting for its threads would never end
   const WithoutGil gil;
   delete copier;
 }
@@ -79,7 +79,7 @@ auto find(Copier& copier, PyObject* ticket) {
   return found;
 }
 
-// What a function of Python's returns, unless it throws.
+// Calls the body of a Python function, and turns its exceptions into Python's.
 template <typename Function>
 PyObject* returned(Py_ssize_t count, Py_ssize_t wanted, const Function& function) {
   if (count != wanted) {
@@ -114,13 +114,16 @@ PyObject* make_copier(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
 
 // submit_copies(copier, pieces) -> ticket
 //
-// pieces  a tuple of (is_output, address, size, buffer, file, offset, margin, is_new): where bytes
-//         are, how many, and the address of their pinned buffer; a file's descriptor and where the
-//         bytes are there if their memory is a map of it, otherwise -1; of room that a disk has to
-//         have beyond what is written, as otherwise blocks are asked for first; whether nothing was
-//         written there yet, so that its pages are to be made ready
+// pieces  a tuple of (is_output, address, size, buffer, file, offset, margin, is_new):
+//   address, size  the bytes
+//   buffer         the address of their pinned buffer
+//   file, offset   a descriptor, and the bytes' place in the file, if their memory is a map of it;
+//                  otherwise -1
+//   margin         with this much room on the disk beyond the written bytes, no blocks are
+//                  reserved first
+//   is_new         nothing was written to the memory yet, so its pages are made ready
 //
-// A thread copies them, in order. Memory and file must be there until that is waited for.
+// A thread copies them, in order. Memory and file must stay until wait_for_copies.
 PyObject* submit_copies(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   return returned(count, 2, [&] {
     Copier& copier = working(arguments[0]);
@@ -159,7 +162,7 @@ PyObject* are_copied(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
 
 // wait_for_copies(copier, ticket) -> (began, ended), by time.perf_counter
 //
-// Raises what a copy failed with: OSError with the system's words, for one.
+// Raises the error of a failed copy, for example OSError with the system's words.
 PyObject* wait_for_copies(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   return returned(count, 2, [&] {
     Copier& copier = working(arguments[0]);
@@ -175,8 +178,8 @@ PyObject* wait_for_copies(PyObject*, PyObject* const* arguments, Py_ssize_t coun
   });
 }
 
-// close_copier(copier): waits until no thread copies, and ends them. What was not begun is left
-// out.
+// close_copier(copier): waits until no thread copies, and ends them. Copies that have not begun are
+// dropped.
 PyObject* close_copier(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   return returned(count, 1, [&] {
     Copier& copier = copier_of(arguments[0]);

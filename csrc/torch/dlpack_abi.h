@@ -1,7 +1,6 @@
 // The part of DLPack's C exchange API (version 1) that diglot uses: how PyTorch describes a tensor
 // in one call, without Python's objects for its shape, strides and dtype. Layouts are frozen by
-// DLPack's major version; they are declared here because PyTorch's copy is no part of its stable
-// headers.
+// DLPack's major version; they are declared here because PyTorch's stable headers lack them.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +26,7 @@ struct Tensor {
   int32_t device_index;
   int32_t rank;
   DataType dtype;
-  const int64_t* sizes;    // borrowed, as are the strides
+  const int64_t* sizes;    // borrowed, and so are the strides
   const int64_t* strides;  // in elements
   uint64_t byte_offset;
 };
@@ -39,8 +38,8 @@ struct ExchangeApi {
   void (*allocate)();
   void (*tensor_from_python)();
   void (*tensor_to_python)();
-  // Describes a Python tensor for as long as it stays as it is. 0, or -1 with a Python error set;
-  // null where the producer has no such function.
+  // Describes a Python tensor; the description holds while the tensor stays unchanged. Returns 0,
+  // or -1 with a Python error set. Null if the producer has no such function.
   int (*describe)(void* tensor, Tensor* out);
   void (*current_stream)();
 };

@@ -1,4 +1,4 @@
-// Python's lock, given up for a while.
+// Gives up Python's lock for a while.
 #pragma once
 
 #include <unistd.h>
@@ -7,9 +7,9 @@
 
 namespace diglot::torch_binding {
 
-// Takes Python's lock again. When Python ends, it ends other threads that ask for it, by unwinding
-// them, which no destructor of C++ takes: such a thread sleeps until the process is gone, as Python
-// has it do from 3.14 on.
+// Takes Python's lock again. When Python ends, it unwinds other threads that ask for the lock, and
+// no C++ destructor allows that. Such a thread sleeps here until the process is gone, as Python
+// itself does from 3.14 on.
 inline void restore_thread(PyThreadState* state) {
   try {
     PyEval_RestoreThread(state);

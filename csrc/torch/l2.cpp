@@ -1,5 +1,5 @@
-// L2 persistence: the calls of the CUDA runtime that diglot.l2 is made of, as functions of Python.
-// Which is made when is decided there.
+// L2 persistence: the CUDA runtime's calls that diglot.l2 uses, as functions of Python. diglot.l2
+// decides which to make.
 #include "torch/launcher.h"
 
 namespace {
@@ -33,7 +33,7 @@ int64_t set_set_aside(int, int64_t bytes) {
   return 0;
 }
 
-// No bytes clear the stream's window.
+// Zero bytes clear the stream's window.
 int64_t set_window(int, int64_t stream, int64_t address, int64_t bytes, float hit_ratio) {
   cudaLaunchAttributeValue value{};
   if (bytes > 0) {
@@ -41,7 +41,7 @@ int64_t set_window(int, int64_t stream, int64_t address, int64_t bytes, float hi
     value.accessPolicyWindow.num_bytes = static_cast<std::size_t>(bytes);
     value.accessPolicyWindow.hitRatio = hit_ratio;
     value.accessPolicyWindow.hitProp = cudaAccessPropertyPersisting;
-    // Not streaming, which would be the first to leave the cache.
+    // Streaming lines would be the first to leave the cache.
     value.accessPolicyWindow.missProp = cudaAccessPropertyNormal;
   }
   check(cudaStreamSetAttribute(handle_of<cudaStream_t>(stream),
@@ -50,10 +50,10 @@ int64_t set_window(int, int64_t stream, int64_t address, int64_t bytes, float hi
   return 0;
 }
 
-// An event after the stream's work so far. await() destroys it.
+// Records an event after the stream's work so far. await() destroys it.
 int64_t record_event(int, int64_t stream) {
   cudaEvent_t event = nullptr;
-  // Whoever waits sleeps: another thread, which is to cost no core.
+  // The waiting thread sleeps, so that it costs no core.
   check(cudaEventCreateWithFlags(&event, cudaEventBlockingSync | cudaEventDisableTiming),
         "cudaEventCreateWithFlags");
   const cudaError_t status = cudaEventRecord(event, handle_of<cudaStream_t>(stream));
@@ -70,13 +70,13 @@ int64_t await(int, int64_t event) {
 }
 
 int64_t reset_lines(int device) {
-  // It does not make the device's context current to a thread that has called nothing before.
+  // cudaCtxResetPersistingL2Cache alone does not make the device's context current to a new thread.
   check(cudaSetDevice(device), "cudaSetDevice");
   check(cudaCtxResetPersistingL2Cache(), "cudaCtxResetPersistingL2Cache");
   return 0;
 }
 
-// A function of numbers, the first a device index. It is called with that device current.
+// A Python function of numbers, the first a device index. That device is current during the call.
 template <auto kFunction>
 struct Function;
 template <typename... Numbers, int64_t (*kFunction)(int, Numbers...)>

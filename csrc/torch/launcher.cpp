@@ -9,15 +9,14 @@
 #include "torch/tunables.h"
 #include "torch/tuple_reader.h"
 
-// PyTorch's CUDA half is absent from a CPU-only build of it. A weak reference lets this library
-// load there all the same.
+// A CPU-only build of PyTorch lacks its CUDA half. A weak reference lets this library load there.
 extern "C" __attribute__((weak)) AOTITorchError
 aoti_torch_get_current_cuda_stream(int32_t device_index, void** stream);
 
 namespace diglot::torch_binding {
 
 cudaStream_t current_stream(int device) {
-  // The facade refuses such tensors; operators, which anybody can call, come here without it.
+  // The facade refuses such tensors, but operators can be called without it.
   if (device < 0) throw std::invalid_argument("a CUDA kernel takes CUDA tensors");
   void* stream = nullptr;
   if (aoti_torch_get_current_cuda_stream == nullptr) {
@@ -31,7 +30,7 @@ PyObject* raise_current_exception() {
   try {
     throw;
   } catch (const PythonError&) {
-    // set already
+    // already set
   } catch (const std::invalid_argument& error) {
     PyErr_SetString(PyExc_ValueError, error.what());
   } catch (const std::exception& error) {
@@ -42,13 +41,13 @@ PyObject* raise_current_exception() {
 
 // --- keys ----------------------------------------------------------------------------------------
 
-// Of the first `tensors` tensors.
+// Appends the first `tensors` tensors.
 static void append_to(PlanKey& key, const CallOperands& operands, int tensors) {
   key.push_back(operands.device);
   for (int i = 0; i < tensors; ++i) {
     const CallTensor& tensor = operands.tensors[i];
     const Operand& operand = tensor.operand;
-    // A byte each.
+    // Each takes a byte.
     key.push_back(static_cast<int64_t>(operand.dtype) | int64_t{operand.rank} << 8 |
                   static_cast<int64_t>(operand.remainder) << 16 |
                   int64_t{tensor.is_contiguous} << 24 | int64_t{tensor.place} << 32);
@@ -88,7 +87,7 @@ std::shared_ptr<const KeptPlan> CallBase::kept_plan() {
   append_to(key, operands_, tensors());
   append_parameters_to(key);
   if (auto found = plans_.find(key)) return found;
-  const PlanKey own = key;  // planning may run Python, and with it other launches of this thread
+  const PlanKey own = key;  // planning may run Python, and so other launches on this thread
   const auto generation = PlanCache::generation();
   return plans_.keep(own, plan(current_device()), generation);
 }
@@ -116,7 +115,7 @@ char* check_scratch(const CallTensor& scratch, void* address, const Scratch& nee
 }
 
 #if defined(DIGLOT_INTERPRETER)
-// The memory of a call's tensors, of which the schema marks those that are written, as Tensor(a!).
+// The memory of a call's tensors. The schema marks written tensors as Tensor(a!).
 std::vector<interpreter::Range> ranges_of(const CallOperands& operands, std::string_view schema) {
   std::vector<interpreter::Range> ranges;
   const auto add = [&](const CallTensor& tensor, const void* address) {
@@ -149,7 +148,7 @@ bool CallBase::launch(const Plan& plan, cudaStream_t stream) const {
     scratch = check_scratch(*scratch_, operands_.address(*scratch_), plan.scratch);
   }
 #if defined(DIGLOT_INTERPRETER)
-  // Tensors are in the host's memory, and a kernel may touch these and no other.
+  // Tensors are in the host's memory. A kernel may touch only these.
   const interpreter::Arguments scope(ranges_of(operands_, schema_));
 #endif
   plan.launch({stream, operands_.addresses, operands_.numbers, scratch});

@@ -7,14 +7,14 @@
 //                   "(Tensor input, str approximate, Tensor(a!) out, Tensor(z!)? scratch) -> ()")
 //
 // The function plans (plan.h). The key of its plan is the device, the tensors' dtypes, sizes,
-// strides and alignment, and the parameters of plain types: strings, bool, int64_t ("int" in the
-// schema) and double ("float"). The launch passes Real ("float"), Integer ("int") and Number
-// ("float x, int x_integer", one argument in Python).
+// strides and alignment, and the plain parameters. These are strings, bool, int64_t ("int" in the
+// schema) and double ("float"). No plan depends on Real ("float"), Integer ("int") and Number
+// ("float x, int x_integer", one argument in Python); a launch passes their values.
 //
-// Every schema ends with scratch. A call from Python returns the variant's name, or, if its plan
-// needs scratch and it has none, launches nothing and returns the requirement: (bytes, zeroed,
-// lifetime, group). Bound to its arguments a launcher is called again and again with other operands
-// (csrc/torch/pipeline.cpp).
+// Every schema ends with scratch. A call from Python returns the variant's name. If its plan needs
+// scratch and it has none, it launches nothing and returns the requirement: (bytes, zeroed,
+// lifetime, group). A launcher can be bound to its arguments once, and then called with other
+// operands (csrc/torch/pipeline.cpp).
 //
 // A launcher runs with its output's device current. Only this folder includes PyTorch's headers.
 #pragma once
@@ -39,8 +39,8 @@ namespace torch_binding {
 cudaStream_t current_stream(int device);
 
 #if !defined(DIGLOT_INTERPRETER)
-// Makes `device` current for a scope. Going back is PyTorch's business, which alone knows whether
-// the device left has a context yet: setting it by the CUDA runtime would make one.
+// Makes `device` current for a scope. PyTorch restores the previous device, because only it knows
+// whether that one has a context yet. The CUDA runtime would make one.
 class DeviceGuard {
  public:
   explicit DeviceGuard(int device) {
@@ -56,7 +56,7 @@ class DeviceGuard {
 
 PyObject* raise_current_exception();
 
-// "softmax" of "csrc/ops/softmax.cu": the op whose launchers a file has.
+// The op of a file of launchers: "softmax" of "csrc/ops/softmax.cu".
 constexpr std::string_view stem_of(std::string_view file) {
   const std::size_t slash = file.rfind('/');
   if (slash != file.npos) file.remove_prefix(slash + 1);
@@ -77,31 +77,31 @@ template <typename Parameter>
 constexpr bool kIsTensor =
     std::is_same_v<Parameter, const Operand&> || std::is_same_v<Parameter, const Operand*>;
 
-// A call's arguments, which are read once; its tensors may then be changed.
+// A call's arguments. They are read once; later calls may change its tensors.
 class CallBase {
  public:
   virtual ~CallBase() = default;
   CallBase(const CallBase&) = delete;
   CallBase& operator=(const CallBase&) = delete;
 
-  // The tensors, in order, without those that were left out, and without scratch.
+  // The tensors in order, without absent ones and without scratch.
   int tensors() const { return operands_.tensor_count - (scratch_ != nullptr); }
   Operand& operand(int i) { return operands_.tensors[i].operand; }
   void set_address(int i, void* address) { operands_.set_address(operands_.tensors[i], address); }
   int device() const { return operands_.device; }
 
-  // Its plan on the current device. Nothing of Python is needed.
+  // The plan on the current device. This needs nothing of Python.
   std::shared_ptr<const KeptPlan> kept_plan();
-  // A new one, on any device.
+  // A new plan, on any device.
   virtual Plan plan(const Device& device) = 0;
-  // Launches a plan of it. False, and nothing is launched, if that needs scratch and there is none.
+  // Launches a plan. Returns false, and launches nothing, if the plan lacks scratch that it needs.
   bool launch(const Plan& plan, cudaStream_t stream) const;
 
  protected:
   CallBase(const LauncherName& name, std::string_view schema, PlanCache& plans)
       : name_(name), schema_(schema), plans_(plans) {}
   virtual void append_parameters_to(PlanKey& key) const = 0;
-  // Strides of contiguous tensors, which are not read.
+  // Sets the strides of contiguous tensors, which are not read.
   void complete();
 
   CallOperands operands_;
@@ -118,7 +118,7 @@ class Call final : public CallBase {
  public:
   using Launcher = void (*)(Planner&, Parameters...);
 
-  // Operands may refer to what the reader holds.
+  // Operands may refer to objects that the reader holds.
   template <typename Reader>
   Call(Launcher launcher, const LauncherName& name, std::string_view schema, PlanCache& plans,
        Reader& reader, bool has_scratch)
@@ -153,31 +153,31 @@ class Call final : public CallBase {
   std::optional<std::tuple<Parameters...>> arguments_;
 };
 
-// A function of the Python module; one that calls a launcher can also bind and plan it.
+// A function of the Python module. A launcher's function can also bind and plan its call.
 struct PythonFunction {
   const char* name;
   PyObject* (*function)(PyObject*, PyObject* const*, Py_ssize_t);
   std::string_view schema = {};
-  // With the arguments of a Python call, which outlive what is returned.
+  // Binds the arguments of a Python call, which must outlive the result.
   std::unique_ptr<CallBase> (*bind)(PyObject* const*, Py_ssize_t) = nullptr;
-  // Without scratch.
+  // The same without scratch.
   std::unique_ptr<CallBase> (*bind_planned)(PyObject* const*, Py_ssize_t, Alignment) = nullptr;
 };
 std::vector<PythonFunction>& python_functions();
-// The launcher of a name. Throws std::invalid_argument if there is none.
+// The launcher with this name. Throws std::invalid_argument if the name is unknown.
 const PythonFunction& find_launcher(std::string_view name);
 
 void check_count(Py_ssize_t expected, Py_ssize_t count);
-// Launches a call, and returns what Python is told.
+// Launches a call, and returns its result for Python.
 PyObject* launch_from_python(CallBase& call);
 void launch_from_stack(CallBase& call);
 
 // plan(name, device, *arguments)
 PyObject* plan_from_python(PyObject*, PyObject* const* arguments, Py_ssize_t count);
-// scratch_of(name, *arguments): what the call needs on the current device, wherever its tensors'
-// memory begins: a compiled graph is given memory of other addresses than it was traced with.
+// scratch_of(name, *arguments): the scratch that the call needs on the current device, wherever its
+// tensors' memory begins. A compiled graph runs with other addresses than it was traced with.
 PyObject* scratch_from_python(PyObject*, PyObject* const* arguments, Py_ssize_t count);
-// What both modules have beside the launchers: `schemas`. False after an error.
+// Adds `schemas`, which both modules have beside the launchers. False after an error.
 bool add_schemas(PyObject* module);
 
 template <auto kLauncher>
@@ -218,7 +218,7 @@ struct Entry<kLauncher> {
   using Bound = Call<Parameters...>;
   static constexpr Py_ssize_t kCount = sizeof...(Parameters) + 1;
 
-  // Never destroyed: when a process ends, launches may still be made.
+  // Never destroyed: launches may follow static destruction.
   static PlanCache& plans() {
     static PlanCache& instance = *new PlanCache;
     return instance;
@@ -229,7 +229,7 @@ struct Entry<kLauncher> {
 }  // namespace diglot
 
 #if defined(DIGLOT_INTERPRETER)
-// Compiled graphs do not see into the interpreter: there are no operators of its launchers.
+// Compiled graphs do not see into the interpreter, so its launchers have no operators.
 #define DIGLOT_OPERATOR(NAME, SCHEMA)
 #else
 #define DIGLOT_OPERATOR(NAME, SCHEMA)                                    \

@@ -1,4 +1,4 @@
-// The Python module diglot._C: every launcher as a function, and what the build is.
+// The Python module diglot._C: every launcher as a function, and facts about the build.
 #include "torch/choice.h"
 #include "torch/launcher.h"
 #include "torch/tunables.h"
@@ -11,8 +11,8 @@
 #endif
 
 namespace diglot {
-// Defined beside a kernel, where the device compiler sees it: cudaSuccess if this library holds
-// code that the current device can run.
+// Defined beside a kernel, where the device compiler sees it. Returns cudaSuccess if this library
+// holds code that the current device can run.
 cudaError_t probe_device();
 }  // namespace diglot
 
@@ -41,7 +41,7 @@ PyObject* check_device(PyObject*, PyObject* const* arguments, Py_ssize_t count) 
 
 PyObject* driver_version(PyObject*, PyObject*) {
   int driver = 0;
-  // 0 without a driver, as the call itself reports.
+  // Without a driver the version is 0, as from the call itself.
   if (cudaDriverGetVersion(&driver) != cudaSuccess) driver = 0;
   return PyLong_FromLong(driver);
 }

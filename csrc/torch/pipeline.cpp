@@ -42,7 +42,7 @@ HostArray read_array(PyObject* tuple, int slots, int64_t depth) {
   return array;
 }
 
-// A launcher that is given the rows of a slot's buffers.
+// A launcher that runs on the rows of a slot's buffers.
 class ChunkLauncher {
  public:
   ChunkLauncher(std::unique_ptr<CallBase> call, PyObject* places,
@@ -86,7 +86,7 @@ class ChunkLauncher {
     Operand& operand;
     const HostArray& array;
     int64_t row_elements;
-    int64_t row_size;  // of a row in the first dimension
+    int64_t row_size;  // in the first dimension, of one row
   };
 
   std::unique_ptr<CallBase> call_;
@@ -94,7 +94,7 @@ class ChunkLauncher {
   const char* variant_ = "";
 };
 
-// Has Python handle signals now and then: what handles one may ask the run to stop.
+// Lets Python handle signals from time to time. A signal's handler may stop the run.
 class Signals {
  public:
   explicit Signals(WithoutGil& gil) : gil_(gil) {}
@@ -141,29 +141,31 @@ PyObject* to_python(const char* variant, const std::vector<pipeline::Times>& tim
 // run_pipeline(launcher, arguments, places, arrays, rows, chunk_rows, num_slots, device,
 //              copy_threads, control, handles_signals) -> (variant, times of the chunks)
 //
-// launcher      the name of one, such as "gelu_forward"
-// arguments     a tuple, as for a call of it, without scratch: the last is None; tensors are of the
-//               shape of a whole chunk
-// places        a tuple: for every tensor among them which of the arrays it is a chunk of, or -1 if
-//               it is the same for all chunks
-// arrays        a tuple of (is_output, row_bytes, device_addresses, pinned_addresses, address,
-//               file, offset, margin, is_new): addresses of a buffer for every slot; of num_slots +
-//               copy_threads pinned ones (or one for each chunk) where the array is to be staged,
-//               otherwise none; of the rows; a file's descriptor and where the rows are there if
-//               their memory is a map of it, otherwise -1; of room that a disk has to have beyond
-//               what is written, as otherwise blocks are asked for first; whether nothing was
-//               written there yet, so that its pages are to be made ready
-// num_slots     chunks that are on the device at once
-// device        an index; means nothing where kernels are interpreted
-// copy_threads  that copy in each direction
-// control       the address of four int64: (stop, valid rows, chunk at work, 0)
-// handles_signals  whether this is Python's main thread, which is to handle signals meanwhile
+//   launcher         the name of one, such as "gelu_forward"
+//   arguments        a tuple of its arguments without scratch, so the last is None; tensors have
+//                    the shape of a whole chunk
+//   places           a tuple: for each of these tensors the number of the array that it is a chunk
+//                    of, or -1 if it is the same for all chunks
+//   arrays           a tuple of (is_output, row_bytes, device_addresses, pinned_addresses, address,
+//                    file, offset, margin, is_new):
+//     device_addresses   a buffer for every slot
+//     pinned_addresses   for a staged array num_slots + copy_threads buffers, or one for each chunk
+//     address            the rows
+//     file, offset       a descriptor, and the rows' place in the file, if their memory is a map of
+//                        it; otherwise -1
+//     margin             with this much room on the disk beyond the written bytes, no blocks are
+//                        reserved first
+//     is_new             nothing was written to the memory yet, so its pages are made ready
+//   num_slots        chunks that are on the device at once
+//   device           an index; it means nothing where kernels are interpreted
+//   copy_threads     that copy in each direction
+//   control          the address of four int64: (stop, valid rows, chunk at work, 0)
+//   handles_signals  whether this is Python's main thread, which then handles signals
 //
-// It runs without the interpreter's lock, after what PyTorch's current stream of this thread holds,
-// and has done everything when it returns. The variant is that of the last chunk's launch, "" if
-// there was none; times are ten floats a chunk (ring.h), of the chunks that are done. Raises
-// ValueError for arguments that do not fit each other, and RuntimeError, which names the chunk, for
-// what happens on the way.
+// It runs without the interpreter's lock, after the work in PyTorch's current stream of this
+// thread. All work is done when it returns. The variant is that of the last chunk's launch, "" if
+// there was no chunk. Times are ten floats for each finished chunk (ring.h). Raises ValueError for
+// arguments that do not fit each other, and RuntimeError, which names the chunk, for later errors.
 PyObject* run_pipeline(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   constexpr int kCount = 11;
   if (count != kCount) {

@@ -31,13 +31,13 @@ namespace {
 
 std::mutex& plans_mutex() { return fork_safe_mutex<PlanCache>(); }
 
-// Under that mutex. Never destroyed, as the caches are not.
+// Needs that mutex. Never destroyed, as the caches are not.
 std::vector<PlanCache*>& all_caches() {
   static std::vector<PlanCache*>& caches = *new std::vector<PlanCache*>;
   return caches;
 }
 
-// Under that mutex.
+// Needs that mutex.
 std::uint64_t current_generation = 0;
 
 }  // namespace

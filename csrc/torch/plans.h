@@ -1,4 +1,4 @@
-// Plans that are kept, by what they follow from: the second call of a layout plans nothing.
+// A cache of plans: the second call with a layout plans nothing.
 #pragma once
 
 #include <atomic>
@@ -17,27 +17,27 @@ using PlanKey = std::vector<int64_t>;
 
 struct KeptPlan {
   Plan plan;
-  mutable std::atomic<PyObject*> name{nullptr};  // of the variant, interned, once it was asked for
+  mutable std::atomic<PyObject*> name{nullptr};  // the variant's, interned at the first request
 
-  // With Python's lock.
+  // Needs Python's lock.
   PyObject* variant() const;
 };
 
-// Of one launcher. Any thread may use it at any time.
+// The plans of one launcher. Any thread may use it at any time.
 class PlanCache {
  public:
   PlanCache();
-  // Forgets the plans of all launchers, and begins another generation of plans.
+  // Forgets the plans of all launchers, and begins a new generation of plans.
   static void clear_all();
   static std::uint64_t generation();
 
-  // Null if there is none.
+  // Null if no plan is kept for the key.
   std::shared_ptr<const KeptPlan> find(const PlanKey& key);
-  // Keeps it, unless the generation in which it was begun is over: it may be by older numbers.
+  // Keeps a plan, unless its generation is over: older numbers may have made it.
   std::shared_ptr<const KeptPlan> keep(const PlanKey& key, Plan plan, std::uint64_t generation);
 
  private:
-  // Of kept plans, with one for each plan. More are not kept: all are forgotten, and made anew.
+  // The limit on kept plans: their steps, and one for each plan. Beyond it all plans are forgotten.
   static constexpr std::size_t kMostSteps = 4096;
   struct Hash {
     std::size_t operator()(const PlanKey& key) const;

@@ -1,7 +1,7 @@
-// The part of Python's stable ABI (3.10 and later) that diglot uses, declared here instead of by
-// Python.h: a system's Python often comes without its C headers, and nothing else of the build
-// needs them. Names, signatures and layouts are frozen (PEP 384, and "C API Stability" in Python's
-// documentation); what Python.h has as macros are functions here.
+// The part of Python's stable ABI (3.10 and later) that diglot uses. It is declared here because a
+// system's Python often comes without its C headers, and nothing else in the build needs Python.h.
+// Names, signatures and layouts are frozen (PEP 384, and "C API Stability" in Python's
+// documentation); macros of Python.h are functions here.
 #pragma once
 
 #include <sys/types.h>

@@ -43,7 +43,7 @@ class Object {
   PyObject* object_;
 };
 
-// Names of the methods called on tensors, made once. The module is never unloaded.
+// Names of methods that are called on tensors, made once. The module is never unloaded.
 struct Names {
   PyObject* data_ptr = PyUnicode_InternFromString("data_ptr");
   PyObject* dtype = PyUnicode_InternFromString("dtype");
@@ -75,8 +75,8 @@ DType dtype_of(PyObject* dtype) {
   throw std::invalid_argument("this element type has no CUDA kernel");
 }
 
-// How PyTorch describes a tensor in one call; null where it has no such function. Found once, when
-// the module is imported.
+// PyTorch's function that describes a tensor in one call; null if it has none. Found once, when the
+// module is imported.
 decltype(dlpack::ExchangeApi::describe) describe_tensor = nullptr;
 
 DType dtype_of(dlpack::DataType type) {
@@ -129,7 +129,8 @@ void set_numel(Operand& operand) {
   for (int d = 0; d < operand.rank; ++d) operand.numel *= operand.sizes[d];
 }
 
-// As PyTorch has it: strides of dimensions of one element say nothing, nor do those of no elements.
+// PyTorch's rule: strides count only along dimensions of several elements, and in tensors that have
+// elements.
 bool is_contiguous(const Operand& operand, const int64_t* strides) {
   if (operand.numel == 0) return true;
   int64_t expected = 1;
@@ -207,7 +208,7 @@ const Operand* StackReader::read<const Operand*>() {
 
 template <>
 TensorList StackReader::read<TensorList>() {
-  // Taken off the stack to be freed. The tensors live on: the caller has them, too.
+  // Taken off the stack, and freed here. The tensors live on, because the caller has them too.
   torch::stable::detail::to<std::vector<torch::stable::Tensor>>(*stack_++);
   ++operands_->place;
   return {};
@@ -272,7 +273,7 @@ void read_description(CallOperands& operands, CallTensor& entry, PyObject* tenso
   if (!entry.is_contiguous) std::copy_n(described.strides, operand.rank, operand.strides);
 }
 
-// Where PyTorch describes no tensor, or this one has no memory.
+// For a tensor that PyTorch does not describe, or that has no memory.
 void read_attributes(CallOperands& operands, CallTensor& entry, PyObject* tensor,
                      Alignment alignment) {
   Operand& operand = entry.operand;

@@ -14,8 +14,8 @@
 
 namespace diglot {
 
-// Tensors that a kernel reaches by addresses in a tensor of its own: a launcher only says with it
-// that they are used, and looks at none of them.
+// Tensors that a kernel reaches through addresses in another tensor. A launcher only declares their
+// use, and looks at none of them.
 struct TensorList {};
 
 namespace torch_binding {
@@ -27,18 +27,18 @@ struct PythonError {};
 struct CallTensor {
   Operand operand;
   bool is_contiguous = false;
-  int place = 0;  // among the schema's tensors, of which some may be left out
+  int place = 0;  // among the schema's tensors; some may be absent
 };
 
 // The operands of a call: tensors and numbers. There is room for all of a launcher's parameters.
 struct CallOperands {
   CallTensor* tensors = nullptr;
-  void** addresses = nullptr;  // of the tensors
+  void** addresses = nullptr;  // one for each tensor
   NumberValue* numbers = nullptr;
   int tensor_count = 0;
   int number_count = 0;
-  int place = 0;    // of the schema's next tensor
-  int device = -1;  // of all tensors, as the caller has checked
+  int place = 0;    // that of the schema's next tensor
+  int device = -1;  // the same for all tensors, which the caller has checked
 #if defined(DIGLOT_INTERPRETER)
   std::vector<std::pair<CallTensor, void*>> listed;  // the tensors in lists, their addresses
 #endif
@@ -71,11 +71,11 @@ class StackReader {
   std::deque<std::string> strings_;
 };
 
-// Where tensors are taken to begin: at their addresses; or, where a call is only planned and they
-// may have no memory, in a storage that is aligned, or an element behind a 16-byte boundary.
+// Where tensors are assumed to begin: at their addresses; or, for a call that is only planned, in
+// an aligned storage, or one element behind a 16-byte boundary.
 enum class Alignment { kOfMemory, kOfStorage, kNone };
 
-// Tensors are already validated.
+// Reads tensors that are already validated.
 class PythonReader {
  public:
   explicit PythonReader(PyObject* const* arguments, Alignment alignment = Alignment::kOfMemory)
@@ -92,7 +92,7 @@ class PythonReader {
   CallOperands* operands_ = nullptr;
 };
 
-// Looks up the dtype objects that Python calls are read with; false, with a Python error set, if
+// Looks up the dtype objects that Python calls pass. Returns false, with a Python error set, if
 // that fails.
 bool find_dtypes();
 

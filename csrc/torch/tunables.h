@@ -1,4 +1,4 @@
-// Tunables as Python hands them over.
+// Reads Python's tunables.
 #pragma once
 
 #include <memory>
@@ -10,11 +10,11 @@ namespace diglot::torch_binding {
 
 // A tuple of (name, value).
 std::vector<Tunables::Entry> read_numbers(PyObject* pairs);
-// All of them, for a GPU of that short name.
+// All tunables, for the GPU with this short name.
 std::shared_ptr<const Tunables> read_tunables(PyObject* pairs, std::string_view gpu);
 
-// set_tunables(device, pairs, gpu): of the device with an index; -1: of every other. What was
-// planned is forgotten.
+// set_tunables(device, pairs, gpu): sets the tunables of the device with this index, or with -1 of
+// every other device. Existing plans are forgotten.
 PyObject* set_tunables_from_python(PyObject*, PyObject* const* arguments, Py_ssize_t count);
 
 // Adds `tunables`, the names of all. False after an error.

@@ -13,13 +13,16 @@ import importlib as _importlib
 import os as _os
 from importlib import metadata as _metadata
 from pathlib import Path as _Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 if _os.environ.get("DIGLOT_INTERPRET") == "1":
     # Triton reads its own variable when a kernel is defined.
     _os.environ.setdefault("TRITON_INTERPRET", "1")
 
+from torch.fx import wrap as _wrap
+
 from diglot import l2, nn
+from diglot import ops as _ops
 from diglot.backends import (
     BackendUnavailable,
     Explanation,
@@ -31,6 +34,7 @@ from diglot.backends import (
     use_backend,
     use_plans,
 )
+from diglot.instruments import instrument as _instrument
 from diglot.ops import (
     GridBarrierCheck,
     add,
@@ -51,6 +55,12 @@ from diglot.ops import (
 from diglot.pipeline.errors import StreamError, StreamInterrupted
 from diglot.pipeline.pinned import pinned_cache
 from diglot.pipeline.stream import last_stream_report, stream_map, stream_reduce
+
+if TYPE_CHECKING:
+    from diglot.models import override, patch
+    from diglot.tools.compare import compare
+    from diglot.tools.profiling import profile, profile_call
+    from diglot.tools.tune import tune
 
 __version__ = _metadata.version("diglot")
 
@@ -81,6 +91,8 @@ __all__ = [
     "layer_norm",
     "log_softmax",
     "nn",
+    "override",
+    "patch",
     "pinned_cache",
     "profile",
     "profile_call",
@@ -105,7 +117,11 @@ def get_include() -> str:
     raise RuntimeError("diglot was installed without its headers")
 
 
-# The tools need more than torch: imported when used.
+# torch.fx records a call of `diglot.gelu` as one node, because it cannot trace into the op.
+for _name in _ops.__all__:
+    _wrap(_name)
+
+# Imported at the first use: tools need more than torch, and few programs patch models.
 _TOOLS = {
     "compare": "compare",
     "profile": "profiling",
@@ -118,5 +134,11 @@ def __getattr__(name: str) -> Any:
     if name == "graphs":  # imported when used, too
         return _importlib.import_module("diglot.graphs")
     if name in _TOOLS:
-        return getattr(_importlib.import_module(f"diglot.tools.{_TOOLS[name]}"), name)
+        return getattr(_instrument(_TOOLS[name]), name)
+    if name in ("override", "patch"):
+        return getattr(_importlib.import_module("diglot.models"), name)
     raise AttributeError(f"module 'diglot' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,13 +1,16 @@
-"""A user's own CUDA kernels without a GPU: `load` is for CPU tensors what
-`torch.utils.cpp_extension.load` is for a GPU's."""
+"""Your own CUDA kernels on CPU tensors: `load` corresponds to `torch.utils.cpp_extension.load`.
+
+`compile_library` needs no binding.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import importlib.util
 import sys
 import sysconfig
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -30,6 +33,35 @@ def _import(name: str, path: Path) -> ModuleType:
     return module
 
 
+def compile_library(sources: Iterable[str | Path], output: str | Path) -> None:
+    """Compiles CUDA kernels for the host into a shared library, whose C functions ctypes calls.
+
+    The kernels start by `diglot::launch`, as for `load`. Nothing limits the memory that they may
+    touch unless a source makes a `diglot::interpreter::Arguments`.
+
+    Args:
+        sources: `.cu` files.
+        output: the library. Files that are up to date in the folder `objects` beside it are not
+            compiled again.
+
+    Raises:
+        RuntimeError: the compiler failed, with its message; or there is no compiler.
+    """
+    output = Path(output)
+    with _locked(output.parent) as folder:
+        builder = _import("build", _folder() / "build.py")
+        builder.build(output, [Path(source) for source in sources], folder / "objects")
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[Path]:
+    """A folder, made if need be, in which only one process compiles at a time."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield folder
+
+
 def load(
     name: str,
     sources: Iterable[str | Path],
@@ -40,23 +72,23 @@ def load(
 ) -> ModuleType:
     """Compiles CUDA kernels for the host, with their binding to Python, and imports the result.
 
-    The kernels start by `diglot::launch` (there is no `<<<>>>` for a host compiler) and include of
-    PyTorch nothing: its own code is not to be watched. The binding sees `DIGLOT_INTERPRETER`
-    defined, takes CPU tensors, and says by `diglot::interpreter::Arguments` what memory its kernels
-    may touch. docs/interpreter.md says what is found and how a kernel is looked into.
+    The kernels start with `diglot::launch`, since a host compiler has no `<<<>>>`. They include no
+    header of PyTorch. The binding takes CPU tensors. Where `DIGLOT_INTERPRETER` is defined, it
+    names the memory that its kernels may touch, with `diglot::interpreter::Arguments`.
+    docs/interpreter.md says which errors the interpreter finds, and how to debug a kernel.
 
     Args:
         name: the module's, as `TORCH_EXTENSION_NAME`.
         sources: `.cu` files, the kernels, and `.cpp` files, their binding.
         extra_cflags: for the compiler, after diglot's own.
         extra_include_paths: folders for the compiler to look for headers in.
-        build_directory: where to compile; what is up to date there is not compiled again. By
+        build_directory: where to compile. Files that are up to date there are kept. By
             default the folder `name` in that of PyTorch's extensions (`TORCH_EXTENSIONS_DIR`).
 
     Raises:
         FileNotFoundError: a source does not exist.
         ValueError: a source is neither `.cu` nor `.cpp`.
-        RuntimeError: what the compiler said, or that there is none.
+        RuntimeError: the compiler failed, with its message; or there is no compiler.
     """
     from torch.utils import cpp_extension
 
@@ -72,9 +104,7 @@ def load(
     includes = [*cpp_extension.include_paths(), sysconfig.get_path("include")]
     builder = _import("build", _folder() / "build.py")
     output = folder / f"{name}.so"
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # of processes that compile the same, one does
+    with _locked(folder):
         builder.build(
             output,
             [path for path in paths if path.suffix == ".cu"],

@@ -1,10 +1,10 @@
-"""L2 persistence: a part of the GPU's L2 cache kept for one tensor while other data streams past.
+"""L2 persistence: keeps a tensor in a part of the GPU's L2 cache while other data streams past.
 
     with diglot.l2.persist(table):
-        ...  # kernels of the current stream that read `table` find more of it in the cache
+        ...  # kernels of the current stream find more of `table` in the cache
 
-It changes speed, never results; when it helps, and when it costs, is measured in docs/l2.md. Source
-of the scheme: "L2 Cache Control" in NVIDIA's CUDA Programming Guide.
+It changes speed, never results. docs/l2.md measures when it helps, and when it costs. Source of the
+scheme: "L2 Cache Control" in NVIDIA's CUDA Programming Guide.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ OLDEST_CAPABILITY = (8, 0)
 
 @dataclass(frozen=True)
 class Info:
-    """A GPU's L2 cache; sizes are in bytes.
+    """A GPU's L2 cache. Sizes are in bytes.
 
     Attributes:
         size: of the cache.
-        set_aside: what is set aside for persisting lines now, in this process; some may be from
-            the start.
-        largest_set_aside: what `persist` sets aside at most: 3/4, or what the device allows.
-        largest_window: of a tensor, what `persist` covers at most.
-        refusal: why `persist` has no effect there; None if it has.
+        set_aside: the part that is set aside for persisting lines now, in this process. The driver
+            may set some aside from the start.
+        largest_set_aside: the most that `persist` sets aside: 3/4, or the device's limit.
+        largest_window: the most of a tensor that `persist` covers.
+        refusal: why `persist` has no effect there; None if it has an effect.
     """
 
     size: int
@@ -52,10 +52,10 @@ class Info:
 
 @dataclass(frozen=True)
 class Window:
-    """What `persist` asked for.
+    """The request of a `persist`.
 
     Attributes:
-        address: where the range begins.
+        address: the start of the range.
         num_bytes: its length.
         hit_ratio: the share of its lines that persist.
     """
@@ -66,13 +66,13 @@ class Window:
 
 
 def info(device: torch.device | str | int | None = None) -> Info:
-    """The L2 cache of a GPU, and what can be set aside of it.
+    """The L2 cache of a GPU, and the part of it that can be set aside.
 
     Args:
-        device: a CUDA device; the current one by default. CUDA is initialised.
+        device: a CUDA device; by default the current one. The call initialises CUDA.
 
     Raises:
-        ValueError: it is no CUDA device.
+        ValueError: `device` is not a CUDA device.
         RuntimeError: there is no GPU, or diglot was installed without its CUDA extension.
     """
     if isinstance(device, int):  # which torch.device takes for the accelerator, if there is one
@@ -99,38 +99,38 @@ def info(device: torch.device | str | int | None = None) -> Info:
 def persist(tensor: torch.Tensor, hit_ratio: float | None = None) -> Iterator[Window | None]:
     """Context manager: lines of `tensor` persist in the L2 cache.
 
-    On entry, as much of the cache is set aside for persisting lines as the tensor needs, up to
-    `info().largest_set_aside`, and the current stream gets an access-policy window on the tensor's
-    memory: kernels that are launched on it in the scope mark the lines that they touch there as
-    persisting, and other data does not displace them from what is set aside. On exit, also by an
-    exception, the stream's window is cleared at once. When the work enqueued on the stream is done,
-    and that of every other scope on the device, persisting lines become normal ones and the
-    set-aside is again what it was. A thread of diglot's waits for that; the exit does not.
+    The entry sets aside as much of the cache as the tensor needs, up to `info().largest_set_aside`.
+    It also sets an access-policy window on the current stream, over the tensor's memory. Kernels
+    that are launched on that stream mark the lines that they touch there as persisting. Other data
+    does not displace these lines.
 
-    To change the set-aside, CUDA waits for all work on the device, and meanwhile lets no thread
-    launch any. A scope changes it, on entry and after its exit, only if it needs more than is set
-    aside already: by the driver (11.25 MB on an H200) or by a scope around it.
+    The exit clears the stream's window at once, after an exception too. A thread of diglot waits
+    until the work of this scope, and of every other scope on the device, is done. Then persisting
+    lines become normal ones, and the set-aside is restored. The exit does not wait for that.
 
-    Scopes nest, and may be open on several streams and threads: what they need adds up. Of a stream
-    with several, the window opened last counts. The process does not end before the work enqueued
-    in scopes has.
+    CUDA changes the set-aside only when all work on the device is done, and blocks launches until
+    then. A scope changes it, on entry and after its exit, only if it needs more than is already set
+    aside. That may be the driver's default (11.25 MB on an H200) or an outer scope's.
 
-    In the capture of a CUDA graph, the captured kernels get the window for good, and nothing is set
-    aside: replay the graph in a scope of its own, which sees to that.
+    Scopes nest, and may be open on several streams and threads. Their needs add up. On one stream
+    the window opened last counts. The process ends only after the work of its scopes.
+
+    During the capture of a CUDA graph, the captured kernels get the window for good, and nothing is
+    set aside. Replay the graph in a scope of its own.
 
     Args:
-        tensor: a CUDA tensor of any dtype and strides. The window is the memory from its first
-            element to its last, with what lies between them where it is not contiguous, and of
-            that no more than `info().largest_window` bytes.
+        tensor: a CUDA tensor of any dtype and strides. The window covers the memory from its first
+            element to its last, gaps included, but at most `info().largest_window` bytes.
         hit_ratio: the share of the window's lines that persist, greater than 0 and at most 1. CUDA
-            chooses which. By default as many as can be set aside; more displace each other.
+            chooses which. By default it is as large as the set-aside allows; beyond that, lines
+            displace each other.
 
     Returns:
-        The `Window`, as the target of `as`; None where there is no effect.
+        The `Window`, as the target of `as`; None if there is no effect.
 
     Raises:
-        TypeError: `tensor` is no dense tensor, or `hit_ratio` no number.
-        ValueError: the tensor is not on a GPU or has no elements; `hit_ratio` is out of its range.
+        TypeError: `tensor` is not a dense tensor, or `hit_ratio` not a number.
+        ValueError: the tensor is not on a GPU or has no elements; `hit_ratio` is out of range.
         RuntimeError: diglot was installed without its CUDA extension, or CUDA fails.
 
     Warns:
@@ -161,7 +161,7 @@ def persist(tensor: torch.Tensor, hit_ratio: float | None = None) -> Iterator[Wi
     stream = torch.cuda.current_stream(device)
     with torch.cuda.device(device):
         is_captured = torch.cuda.is_current_stream_capturing()
-    # What is captured runs later: nothing is needed now, and an event would not tell when.
+    # Captured work runs later, so it needs nothing now, and an event would not show when it ends.
     need = 0 if is_captured else math.ceil(num_bytes * hit_ratio)
     scopes = _scopes.setdefault(device, _Scopes(native, device, state.largest_set_aside))
     scopes.begin(stream.cuda_stream, window, need)
@@ -196,22 +196,22 @@ def _refusal(native: Any, device: int) -> str | None:
         found, least = (f"{major}.{minor}" for major, minor in (capability, OLDEST_CAPABILITY))
         return f"{name} has compute capability {found}; the least is {least}"
     if " MIG " in name:
-        return f"{name} is a part of a GPU in MIG mode, of whose cache nothing can be set aside"
+        return f"{name} is a part of a GPU in MIG mode, and MIG cannot set cache aside"
     if native.l2_is_under_mps(device):
         return (
-            f"{name} is used through MPS, whose server decides at its start what is set aside "
+            f"{name} is used through MPS, whose server fixes at its start how much is set aside "
             "(CUDA_DEVICE_DEFAULT_PERSISTING_L2_CACHE_PERCENTAGE_LIMIT)"
         )
     if native.l2_largest_set_aside(device) == 0:
-        return f"of the cache of {name} nothing can be set aside (as in MIG mode)"
+        return f"{name} cannot set cache aside (as in MIG mode)"
     return None
 
 
 class _Scopes:
     """The scopes on one device.
 
-    What is set aside, and which lines persist, is its context's: both are reset after the last
-    scope whose work is done. Windows are their streams'.
+    The set-aside and the persisting lines belong to the device's context: both are reset after the
+    work of the last scope. Windows belong to their streams.
     """
 
     def __init__(self, native: Any, device: int, largest_set_aside: int) -> None:
@@ -238,7 +238,7 @@ class _Scopes:
                 raise
 
     def end(self, stream: int, window: Window, need: int) -> None:
-        """Takes the window off, and gives back when the stream's work is done."""
+        """Takes the window off, and frees its set-aside when the stream's work is done."""
         with self.lock:
             self.windows[stream].remove(window)
             try:

@@ -1,4 +1,4 @@
-"""Modules, with the names and arguments of `torch.nn`."""
+"""Modules, with the names and arguments of `torch.nn`: PyTorch's own, with another forward pass."""
 
 from __future__ import annotations
 
@@ -11,16 +11,30 @@ from diglot.ops import dropout, gelu, layer_norm, log_softmax, rms_norm, softmax
 from diglot.ops.gelu import APPROXIMATIONS
 from diglot.reference.layer_norm import EPS
 
+# torch.fx records calls of these as they are; it could not trace into them.
+for _op in ("dropout", "gelu", "layer_norm", "log_softmax", "rms_norm", "softmax"):
+    torch.fx.wrap(_op)
 
-class _Module(torch.nn.Module):
-    """A module whose forward pass is an op, on a backend."""
 
-    def __init__(self, backend: str | None) -> None:
-        super().__init__()
-        self.backend = _checked(backend)
+class OnBackend(torch.nn.Module):
+    """A module whose forward pass is an op of diglot. It stands before PyTorch's class.
 
-    def _said_of_backend(self) -> str:
-        return _said_of(self.backend)
+    Attributes:
+        backend: as in `diglot.gelu`. The class has one too, so that `diglot.patch` can turn a
+            module of PyTorch's class into one of this class.
+    """
+
+    backend: str | None = None
+
+    def _get_name(self) -> str:
+        """What `print` calls it: diglot's classes by their full names."""
+        kind = type(self)
+        is_ours = kind.__module__.startswith("diglot.")
+        return f"{kind.__module__}.{kind.__name__}" if is_ours else kind.__name__
+
+    def extra_repr(self) -> str:
+        said = [super().extra_repr()] if super().extra_repr() else []
+        return ", ".join(said if self.backend is None else [*said, f"backend={self.backend!r}"])
 
 
 def _checked(backend: str | None) -> str | None:
@@ -29,11 +43,7 @@ def _checked(backend: str | None) -> str | None:
     return backend
 
 
-def _said_of(backend: str | None) -> str:
-    return "" if backend is None else f", backend={backend!r}"
-
-
-class GELU(_Module):
+class GELU(OnBackend, torch.nn.GELU):
     """Applies `diglot.gelu` to every element.
 
     Args:
@@ -42,19 +52,16 @@ class GELU(_Module):
     """
 
     def __init__(self, approximate: str = "none", *, backend: str | None = None) -> None:
-        super().__init__(backend)
         if approximate not in APPROXIMATIONS:
             raise ValueError(f"GELU: approximate must be 'none' or 'tanh', not {approximate!r}")
-        self.approximate = approximate
+        super().__init__(approximate)
+        self.backend = _checked(backend)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return gelu(input, self.approximate, backend=self.backend)
 
-    def extra_repr(self) -> str:
-        return f"approximate={self.approximate!r}{self._said_of_backend()}"
 
-
-class Softmax(_Module):
+class Softmax(OnBackend, torch.nn.Softmax):
     """Applies `diglot.softmax` along a dimension.
 
     Args:
@@ -62,59 +69,60 @@ class Softmax(_Module):
         backend: as in `diglot.gelu`.
     """
 
+    dim: int
+
     def __init__(self, dim: int = -1, *, backend: str | None = None) -> None:
-        super().__init__(backend)
-        self.dim = dim
+        super().__init__(dim)
+        self.backend = _checked(backend)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return softmax(input, self.dim, backend=self.backend)
 
-    def extra_repr(self) -> str:
-        return f"dim={self.dim}{self._said_of_backend()}"
 
+class LogSoftmax(OnBackend, torch.nn.LogSoftmax):
+    """Applies `diglot.log_softmax` along a dimension. Arguments are those of `Softmax`."""
 
-class LogSoftmax(Softmax):
-    """Applies `diglot.log_softmax` along a dimension. Arguments as of `Softmax`."""
+    dim: int
+
+    def __init__(self, dim: int = -1, *, backend: str | None = None) -> None:
+        super().__init__(dim)
+        self.backend = _checked(backend)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return log_softmax(input, self.dim, backend=self.backend)
 
 
-class Dropout(_Module):
+class Dropout(OnBackend, torch.nn.Dropout):
     """Applies `diglot.dropout` to its input while training.
 
     Args:
-        p: probability of an element to be zeroed.
-        inplace: whether the result is written over the input.
+        p: the probability that an element is zeroed.
+        inplace: whether to write the result over the input.
         backend: as in `diglot.gelu`.
     """
 
     def __init__(
         self, p: float = 0.5, inplace: bool = False, *, backend: str | None = None
     ) -> None:
-        super().__init__(backend)
         if not 0 <= p <= 1:
             raise ValueError(f"Dropout: p must be from 0 to 1, not {p}")
-        self.p = p
-        self.inplace = inplace
+        super().__init__(p, inplace)
+        self.backend = _checked(backend)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return dropout(input, self.p, self.training, self.inplace, backend=self.backend)
 
-    def extra_repr(self) -> str:
-        return f"p={self.p}, inplace={self.inplace}{self._said_of_backend()}"
 
-
-class LayerNorm(torch.nn.LayerNorm):
-    """Applies `diglot.layer_norm` to the last dimensions: PyTorch's module with another forward.
+class LayerNorm(OnBackend, torch.nn.LayerNorm):
+    """Applies `diglot.layer_norm` to the last dimensions.
 
     Args:
-        normalized_shape: of a row.
+        normalized_shape: the shape of a row.
         eps: added to the variance.
-        elementwise_affine: whether there is a weight, of ones at first.
-        bias: whether there is a bias beside it, of zeros at first.
+        elementwise_affine: whether there is a weight, initially ones.
+        bias: whether there is a bias too, initially zeros.
         device: of both.
-        dtype: of both: the input's, or float32 beside one of 16 bits.
+        dtype: of both: the input's, or float32 for an input of 16 bits.
         backend: as in `diglot.gelu`.
     """
 
@@ -137,19 +145,16 @@ class LayerNorm(torch.nn.LayerNorm):
         shape, backend = self.normalized_shape, self.backend
         return layer_norm(input, shape, self.weight, self.bias, self.eps, backend=backend)
 
-    def extra_repr(self) -> str:
-        return super().extra_repr() + _said_of(self.backend)
 
-
-class RMSNorm(torch.nn.RMSNorm):
-    """Applies `diglot.rms_norm` to the last dimensions: PyTorch's module with another forward.
+class RMSNorm(OnBackend, torch.nn.RMSNorm):
+    """Applies `diglot.rms_norm` to the last dimensions.
 
     Args:
-        normalized_shape: of a row.
-        eps: added to the mean square; None as in `diglot.rms_norm`.
-        elementwise_affine: whether there is a weight, of ones at first.
-        device: of it.
-        dtype: of it: the input's, or float32 beside one of 16 bits.
+        normalized_shape: the shape of a row.
+        eps: added to the mean square; the default is that of `diglot.rms_norm`.
+        elementwise_affine: whether there is a weight, initially ones.
+        device: of the weight.
+        dtype: of the weight: the input's, or float32 for an input of 16 bits.
         backend: as in `diglot.gelu`.
     """
 
@@ -168,9 +173,6 @@ class RMSNorm(torch.nn.RMSNorm):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return rms_norm(input, self.normalized_shape, self.weight, self.eps, backend=self.backend)
-
-    def extra_repr(self) -> str:
-        return super().extra_repr() + _said_of(self.backend)
 
 
 def _as_list(shape: int | Sequence[int]) -> list[int]:

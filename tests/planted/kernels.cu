@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "diglot/launch/launch.h"
 #include "diglot/sync/cluster.cuh"
 #include "diglot/sync/grid_barrier.cuh"
 #include "diglot/vector_access.cuh"
+#include "runner.h"
 
 namespace planted {
 
@@ -523,157 +523,73 @@ __global__ void sum_in_cluster(const float* in, float* out) {
 
 __global__ void empty(const float*, float*) {}
 
-using Start = void (*)(const diglot::Launch& how, const float* in, float* out);
-struct Entry {
-  const char* name;
-  Start start;
-};
-
-template <auto kKernel>
-constexpr Start start = [](const diglot::Launch& how, const float* in, float* out) {
-  diglot::launch<kKernel>(how, nullptr, in, out);
-};
-
-#define PLANTED(KERNEL) {#KERNEL, start<KERNEL>}
-const Entry kKernels[] = {
-    {"sum_in_shared", start<sum_in_shared<true, true>>},
-    {"missing_barrier", start<sum_in_shared<false, true>>},
-    {"missing_barrier_in_loop", start<sum_in_shared<true, false>>},
-    {"sum_by_shuffles", start<sum_by_shuffles<8>>},
-    {"dropped_warp", start<sum_by_shuffles<7>>},
-    {"race_in_warp", start<race_in_warp<false>>},
-    {"ordered_in_warp", start<race_in_warp<true>>},
-    {"sum_in_cluster", start<sum_in_cluster<InCluster::kNothing>>},
-    {"cluster_without_a_block", start<sum_in_cluster<InCluster::kBlockMissing>>},
-    {"beyond_cluster", start<sum_in_cluster<InCluster::kNoSuchBlock>>},
-    PLANTED(sum_rows),
-    PLANTED(beyond_shared_by_pointer),
-    PLANTED(copy_beyond),
-    PLANTED(copy_constant_size_beyond),
-    PLANTED(set_constant_size_beyond),
-    PLANTED(set_shared_beyond),
-    PLANTED(copy_huge),
-    PLANTED(least_by_minus_one),
-    PLANTED(write_to_literal),
-    PLANTED(write_to_table),
-    PLANTED(copy_from_nowhere),
-    PLANTED(write_to_input),
-    PLANTED(misaligned_atomic),
-    PLANTED(null_pointer),
-    PLANTED(spin_in_vote),
-    PLANTED(spin_in_barrier),
-    PLANTED(wait_for_two_words),
-    PLANTED(wait_for_slow_block),
-    PLANTED(forms),
-    {"cross_grid_barriers", start<cross_grid_barriers<~0u>>},
-    {"drop_arrival", start<cross_grid_barriers<3>>},
-    PLANTED(divergent_barrier),
-    PLANTED(missing_arrival),
-    PLANTED(off_by_one_read),
-    PLANTED(off_by_one_write),
-    PLANTED(misaligned_vector),
-    PLANTED(beyond_shared),
-    PLANTED(race_in_shared),
-    PLANTED(absent_lane),
-    PLANTED(odd_width),
-    PLANTED(absent_lanes_of_mask),
-    PLANTED(failed_assertion),
-    PLANTED(division_by_zero),
-    PLANTED(stack_overflow),
-    PLANTED(overflow_by_looks),
-    PLANTED(never_ends),
-    PLANTED(wait_for_nobody),
-    PLANTED(spin_on_atomic),
-    PLANTED(spin_on_volatile),
-    PLANTED(wait_for_lane),
-    PLANTED(wait_for_blocks),
-    PLANTED(sum_in_dynamic),
-    PLANTED(trap),
-    PLANTED(print),
-    PLANTED(votes),
-    PLANTED(shuffles),
-    PLANTED(atomics),
-    PLANTED(round_to_half),
-    PLANTED(round_to_bfloat16),
-    PLANTED(fast_exponential),
-    PLANTED(fast_sine),
-    PLANTED(fast_quotient),
-    PLANTED(empty),
-};
-#undef PLANTED
+const std::vector<Entry>& kernels() {
+  static const std::vector<Entry> all = {
+      {"sum_in_shared", start<sum_in_shared<true, true>>},
+      {"missing_barrier", start<sum_in_shared<false, true>>},
+      {"missing_barrier_in_loop", start<sum_in_shared<true, false>>},
+      {"sum_by_shuffles", start<sum_by_shuffles<8>>},
+      {"dropped_warp", start<sum_by_shuffles<7>>},
+      {"race_in_warp", start<race_in_warp<false>>},
+      {"ordered_in_warp", start<race_in_warp<true>>},
+      {"sum_in_cluster", start<sum_in_cluster<InCluster::kNothing>>},
+      {"cluster_without_a_block", start<sum_in_cluster<InCluster::kBlockMissing>>},
+      {"beyond_cluster", start<sum_in_cluster<InCluster::kNoSuchBlock>>},
+      PLANTED(sum_rows),
+      PLANTED(beyond_shared_by_pointer),
+      PLANTED(copy_beyond),
+      PLANTED(copy_constant_size_beyond),
+      PLANTED(set_constant_size_beyond),
+      PLANTED(set_shared_beyond),
+      PLANTED(copy_huge),
+      PLANTED(least_by_minus_one),
+      PLANTED(write_to_literal),
+      PLANTED(write_to_table),
+      PLANTED(copy_from_nowhere),
+      PLANTED(write_to_input),
+      PLANTED(misaligned_atomic),
+      PLANTED(null_pointer),
+      PLANTED(spin_in_vote),
+      PLANTED(spin_in_barrier),
+      PLANTED(wait_for_two_words),
+      PLANTED(wait_for_slow_block),
+      PLANTED(forms),
+      {"cross_grid_barriers", start<cross_grid_barriers<~0u>>},
+      {"drop_arrival", start<cross_grid_barriers<3>>},
+      PLANTED(divergent_barrier),
+      PLANTED(missing_arrival),
+      PLANTED(off_by_one_read),
+      PLANTED(off_by_one_write),
+      PLANTED(misaligned_vector),
+      PLANTED(beyond_shared),
+      PLANTED(race_in_shared),
+      PLANTED(absent_lane),
+      PLANTED(odd_width),
+      PLANTED(absent_lanes_of_mask),
+      PLANTED(failed_assertion),
+      PLANTED(division_by_zero),
+      PLANTED(stack_overflow),
+      PLANTED(overflow_by_looks),
+      PLANTED(never_ends),
+      PLANTED(wait_for_nobody),
+      PLANTED(spin_on_atomic),
+      PLANTED(spin_on_volatile),
+      PLANTED(wait_for_lane),
+      PLANTED(wait_for_blocks),
+      PLANTED(sum_in_dynamic),
+      PLANTED(trap),
+      PLANTED(print),
+      PLANTED(votes),
+      PLANTED(shuffles),
+      PLANTED(atomics),
+      PLANTED(round_to_half),
+      PLANTED(round_to_bfloat16),
+      PLANTED(fast_exponential),
+      PLANTED(fast_sine),
+      PLANTED(fast_quotient),
+      PLANTED(empty),
+  };
+  return all;
+}
 
 }  // namespace planted
-
-// How a kernel is run; the test's Options has the same fields.
-struct Options {
-  unsigned blocks, threads;
-  unsigned long long shared_bytes;
-  int is_cooperative;
-  unsigned long long seed;
-  int finds_races;
-  unsigned patience_ms, seconds;
-  unsigned cluster_blocks;
-};
-
-namespace {
-
-// Runs a kernel on arrays of the host, of which `out` has an element for each block.
-#if defined(DIGLOT_INTERPRETER)
-
-void run_entry(const planted::Entry& entry, const Options& options, const float* in,
-               std::int64_t elements, float* out) {
-  using diglot::interpreter::Range;
-  diglot::interpreter::options() = {options.seed, options.finds_races != 0, 0, options.patience_ms,
-                                    options.seconds};
-  const auto range = [](const float* begin, std::int64_t count, bool is_writable) {
-    return Range{reinterpret_cast<const char*>(begin), reinterpret_cast<const char*>(begin + count),
-                 is_writable};
-  };
-  const diglot::interpreter::Arguments scope(
-      {range(in, elements, false), range(out, options.blocks, true)});
-  entry.start({options.blocks, options.threads, options.shared_bytes, options.is_cooperative != 0,
-               options.cluster_blocks},
-              in, out);
-}
-
-#else
-
-void run_entry(const planted::Entry& entry, const Options& options, const float* in,
-               std::int64_t elements, float* out) {
-  using diglot::check;
-  const std::size_t in_bytes = elements * sizeof(float), out_bytes = options.blocks * sizeof(float);
-  float *device_in = nullptr, *device_out = nullptr;
-  check(cudaMalloc(&device_in, in_bytes), "allocating");
-  check(cudaMalloc(&device_out, out_bytes), "allocating");
-  check(cudaMemcpy(device_in, in, in_bytes, cudaMemcpyHostToDevice), "copying");
-  check(cudaMemcpy(device_out, out, out_bytes, cudaMemcpyHostToDevice), "copying");
-  entry.start({options.blocks, options.threads, options.shared_bytes, options.is_cooperative != 0,
-               options.cluster_blocks},
-              device_in, device_out);
-  check(cudaDeviceSynchronize(), "running");
-  check(cudaMemcpy(out, device_out, out_bytes, cudaMemcpyDeviceToHost), "copying");
-}
-
-#endif
-
-}  // namespace
-
-// Runs a kernel on `elements` values and one result for each block. Returns what went wrong, or "".
-extern "C" __attribute__((visibility("default"))) const char* run(
-    const char* name, const Options* options, const float* in, std::int64_t elements, float* out) {
-  static thread_local std::string answer;
-  // Host code of a kernel's file may use what the interpreter uses too.
-  std::vector<int> tried;
-  answer = "there is no such kernel";
-  for (const planted::Entry& entry : planted::kKernels) {
-    tried.push_back(static_cast<int>(tried.size()));
-    if (std::strcmp(entry.name, name) != 0) continue;
-    answer.clear();
-    try {
-      run_entry(entry, *options, in, elements, out);
-    } catch (const std::exception& error) {
-      answer = error.what();
-    }
-  }
-  return answer.c_str();
-}

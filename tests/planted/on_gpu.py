@@ -1,22 +1,33 @@
-"""What a GPU and compute-sanitizer say of the planted bugs: the table of docs/interpreter.md.
+"""What a GPU and compute-sanitizer say of the planted bugs: for the tables of docs/interpreter.md.
 
-    python tests/planted/on_gpu.py
+    python tests/planted/on_gpu.py RESULTS
 
-Needs a GPU, nvcc and compute-sanitizer.
+writes RESULTS, such as bench/results/h200/planted_bugs.json, and prints all answers. Each kernel
+runs in a process of its own. The run fails if a right kernel is wrong. Needs a GPU, nvcc and
+compute-sanitizer.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 
 import library
+import table
+import torch
 
-BUGS = [
+# Bugs of kernels.cu, which need no compute capability 9.0, beside a right kernel.
+ELSEWHERE = [
+    "sum_in_shared",
     "missing_barrier",
     "missing_barrier_in_loop",
     "race_in_shared",
@@ -35,36 +46,139 @@ BUGS = [
     "spin_on_volatile",
 ]
 TOOLS = ["memcheck", "racecheck", "synccheck", "initcheck"]
-SECONDS = 40  # after which a kernel is taken to hang
+SECONDS, TOOL_SECONDS = 20, 60  # after which a kernel is taken to hang
+# In a wait that gives up is a call, for which ptxas puts products one after the other: that hides
+# a missing wait for them.
+NOT_CHECKED = {"product"}
+GAVE_UP = "has waited 2 s"
 
 
-def run(built: Path, kernel: str, tool: str | None) -> str:
-    command = [sys.executable, library.__file__, str(built), kernel]
+@dataclass(frozen=True)
+class Answer:
+    """What one process printed."""
+
+    text: str
+    status: int | None  # None: it was stopped
+
+    @property
+    def hangs(self) -> bool:
+        return self.status is None or GAVE_UP in self.text
+
+    @property
+    def said(self) -> str:
+        found = re.search(r"said: (['\"])(.*)\1; results:", self.text)
+        return found[2] if found else f"exit {self.status}"
+
+    @property
+    def results(self) -> torch.Tensor:
+        found = re.search(r"; results: (.*)", self.text)
+        return torch.tensor([float(number) for number in found[1].split()] if found else [])
+
+    def verdict(self, is_right: Callable[[torch.Tensor], bool]) -> str:
+        """Of a plain run."""
+        if self.hangs:
+            return "hangs"
+        if self.said:
+            return self.said.removeprefix("running: ").partition(" (cuda")[0]
+        return "as if right" if is_right(self.results) else "wrong result"
+
+    def finding(self) -> str:
+        """What a tool of compute-sanitizer found, or ""."""
+        if self.hangs:
+            return "hangs"
+        count = re.search(r"(?:ERROR SUMMARY|RACECHECK SUMMARY): (\d+)", self.text)
+        if count is None:
+            return f"exit {self.status}"
+        first = re.search(r"========= (?:Error: |Warning: )?((?!COMPUTE|ERROR|RACE).*)", self.text)
+        what = first[1].partition(" at ")[0] if first else "it found something"
+        return "" if count[1] == "0" else what
+
+
+def run(
+    built: Path, kernel: str, launch: Mapping[str, int], values: Path | None, tool: str | None
+) -> Answer:
+    command = [sys.executable, library.__file__, str(built), kernel, json.dumps(dict(launch))]
+    if values is not None:
+        command.append(str(values))
     if tool is not None:
         sanitizer = ["/usr/local/cuda/bin/compute-sanitizer", "--tool", tool]
         command = [*sanitizer, "--error-exitcode", "9", *command]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+        done = subprocess.run(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=SECONDS if tool is None else TOOL_SECONDS,
+        )
     except subprocess.TimeoutExpired:
-        return "hangs"
-    if tool is None:
-        said = re.search(r"said: (.*)", done.stdout)
-        return said.group(1) if said else f"exit {done.returncode}"
-    found = re.search(r"(ERROR SUMMARY|RACECHECK SUMMARY): (.*)", done.stdout)
-    first = re.search(r"========= (?:Error: )?((?!COMPUTE|ERROR|RACE).*)", done.stdout)
-    return f"{found.group(2) if found else done.returncode}; {first.group(1) if first else ''}"
+        return Answer("", None)
+    return Answer(done.stdout, done.returncode)
 
 
-def main() -> None:
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(8) as pool:
-        built = library.build_for_gpu(Path(folder))
-        rows = {
-            kernel: [pool.submit(run, built, kernel, tool) for tool in (None, *TOOLS)]
-            for kernel in ["sum_in_shared", *BUGS]
-        }
-        for kernel, cells in rows.items():
-            print("|", kernel, "|", " | ".join(cell.result() for cell in cells), "|", flush=True)
+def summary(findings: Mapping[str, str]) -> str:
+    """Of all tools."""
+    named = [f"{tool}: {said}" for tool, said in findings.items() if said and said != "hangs"]
+    if named:
+        return "; ".join(named)
+    return "hangs" if "hangs" in findings.values() else "nothing"
+
+
+class Runs:
+    """Runs kernels in processes, a few at a time."""
+
+    def __init__(self, folder: Path, pool: ThreadPoolExecutor) -> None:
+        self.pool = pool
+        sources = {library.KERNELS, *(right.source for right in table.RIGHT)}
+        self.built = dict(pool.map(lambda source: (source.stem, build(source, folder)), sources))
+        self.inputs = {right.name: folder / f"{right.name}.bin" for right in table.RIGHT}
+        for right in table.RIGHT:
+            self.inputs[right.name].write_bytes(right.values.numpy().tobytes())
+
+    def ask(self, kernel: str, right: table.Right | None) -> tuple[Answer, str]:
+        """Of a plain run, and of compute-sanitizer. Without `right`, a kernel of kernels.cu."""
+        how = (
+            (self.built["kernels"], kernel, {}, None)
+            if right is None
+            else (self.built[right.file], kernel, right.launch, self.inputs[right.name])
+        )
+        plain, *tools = self.pool.map(lambda tool: run(*how, tool), (None, *TOOLS))
+        return plain, summary(dict(zip(TOOLS, map(Answer.finding, tools), strict=True)))
+
+
+def build(source: Path, folder: Path) -> Path:
+    flags = [] if source.stem in NOT_CHECKED else ["-DDIGLOT_CHECKED"]
+    return library.build_for_gpu(folder, flags, source)
+
+
+def main(results: Path) -> int:
+    wrong, bugs = [], {}
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(4) as pool:
+        runs = Runs(Path(folder), pool)
+        for right in table.RIGHT:
+            plain, found = runs.ask(right.kernel, right)
+            verdict = plain.verdict(right.is_right)
+            print(f"right: {right.name}: {verdict}; {found}", flush=True)
+            if verdict != "as if right":
+                wrong.append(right.name)
+        for bug in table.BUGS:
+            plain, found = runs.ask(bug.kernel, bug.right)
+            bugs[bug.name] = [plain.verdict(bug.right.is_right), found]
+            print(f"{bug.name}: {'; '.join(bugs[bug.name])}", flush=True)
+        for kernel in ELSEWHERE:
+            plain, found = runs.ask(kernel, None)
+            verdict = "hangs" if plain.hangs else plain.said or str(plain.results.tolist())
+            print(f"kernels.{kernel}: {verdict}; {found}", flush=True)
+    facts = {
+        "gpu": torch.cuda.get_device_name(),
+        "cuda": torch.version.cuda,
+        "date": date.today().isoformat(),
+    }
+    results.write_text(json.dumps({**facts, "wrong": wrong, "bugs": bugs}, indent=2) + "\n")
+    return len(wrong)
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("results", type=Path)
+    sys.exit(main(parser.parse_args().results))

@@ -1,4 +1,4 @@
-"""Host code of the Triton kernels: planners of each kind of op, and what starts a plan's kernels.
+"""Host code of the Triton kernels: planners for each kind of op, and the start of a plan's kernels.
 
 The twin of csrc/include/diglot/launch, under the same file names.
 """

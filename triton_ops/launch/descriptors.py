@@ -1,4 +1,4 @@
-"""Tensor descriptors, by which the GPU's copy engine (TMA) loads and stores tiles.
+"""Tensor descriptors, with which the GPU's copy engine (TMA) loads and stores tiles.
 
 The host makes a descriptor and passes it to a kernel: a `Descriptor` among a launch's pointers. Or
 each program makes its own by `tl.make_tensor_descriptor`: `Launch.descriptors` says how many, and
@@ -35,8 +35,8 @@ MOST_STRIDE_BYTES = (1 << 40) - 1
 class Descriptor:
     """A tensor descriptor that the host makes at each launch: a kernel's `tl.tensor_descriptor`.
 
-    The hardware asks for an address and strides that are multiples of 16 bytes, for a last stride
-    of 1, for one to five dimensions, and for rows of a block with at least 16 bytes. A planner asks
+    The hardware needs an address and strides that are multiples of 16 bytes, and a last stride of
+    1. It takes one to five dimensions. A row of a block must have at least 16 bytes. A planner asks
     `Descriptor.fits`, and plans another kernel where it is False. It is False while a graph is
     compiled: addresses are unknown there, and PyTorch's `wrap_triton` takes no descriptors.
 
@@ -75,7 +75,7 @@ class Descriptor:
         return f"tensordesc<{TYPE_NAMES[self.operand.dtype]}{list(self.block_shape)}>"
 
     def argument(self) -> Callable[[int], Any]:
-        """What makes a launch's argument of an address, for Triton's launcher."""
+        """The function that turns an address into an argument for Triton's launcher."""
         fixed = {
             "__slots__": (),
             "shape": self.operand.shape,
@@ -91,7 +91,7 @@ class Descriptor:
 
 
 def _why_not(operand: Operand, block_shape: tuple[int, ...]) -> str | None:
-    """Why the hardware takes no descriptor of an operand; None: it does."""
+    """Why the hardware takes no descriptor of an operand; None if it does."""
     shape, strides, item = operand.shape, operand.strides, operand.element_size()
     if operand.address is None:
         return "its address is unknown, as while a graph is compiled; plan another kernel there"
@@ -143,7 +143,7 @@ class _LaunchDescriptor:
 
 
 def describe_addresses(pick: Callable[..., Any], launch: Launch) -> Callable[..., Any]:
-    """Makes what picks a launch's addresses also make its descriptors of them."""
+    """Extends the function that picks a launch's addresses: it also turns them into descriptors."""
     makers = [
         (place, pointer.argument())
         for place, pointer in enumerate(launch.pointers)
@@ -186,7 +186,7 @@ def _room_bytes(launch: Launch) -> int:
 
 
 def needs_room(launch: Launch, metadata: Any) -> bool:
-    """Whether a compiled kernel takes the room that its launch has.
+    """Whether a compiled kernel needs the room for descriptors that its launch has.
 
     Raises:
         ValueError: it takes more.

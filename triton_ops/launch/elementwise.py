@@ -16,8 +16,8 @@ from .plan import ACCESS_BYTES, NOTHING, Launch, Operand
 
 
 def common_head(operands: list[Operand]) -> int:
-    """Elements to step over until all arrays are multiples of 16 bytes; -1 if they never are, or
-    nobody knows.
+    """Elements to step over until all arrays are at multiples of 16 bytes; -1 if no number does it,
+    or if addresses are unknown.
     """
     addresses = {operand.address for operand in operands}
     address = addresses.pop()
@@ -28,7 +28,9 @@ def common_head(operands: list[Operand]) -> int:
 
 
 def access_elements(layout: Layout, out: Operand) -> int:
-    """Elements of an access that no array's rows cut: those of 16 bytes, or one."""
+    """Elements of an access: 16 bytes of them, or one if some array's rows would cut such an
+    access.
+    """
     elements = ACCESS_BYTES // out.element_size()
     if not layout.has_vectors(0, elements):
         return 1
@@ -43,8 +45,8 @@ def block_elements(out: Operand, warps: int, most: int | None) -> int:
 
     Args:
         out: an array.
-        warps: of the program.
-        most: elements that a thread has of it at most; None: as many as its accesses have.
+        warps: the program's.
+        most: the most elements of it that a thread has; None: as many as its accesses have.
     """
     size = out.element_size()
     elements = out.device.tuned("elementwise.triton.accesses", size) * ACCESS_BYTES // size
@@ -72,12 +74,12 @@ def plan_elementwise(
             input i has one element per access.
         operands: the inputs (None: one that is absent), then the output.
         constants: compile-time arguments of the kernels.
-        numbers: makes their 64-bit arguments of the launcher's unseen ones.
-        common: arrays of which every program takes the whole; their pointers come first.
-        indexed: whether what the kernels do depends on the elements' row-major indices. The strided
-            one gets their strides after those of the inputs. There is no head then, which would
-            shift every access: one starts at a multiple of its elements.
-        most: elements of each array that a thread has at most, where each takes many registers;
+        numbers: makes their 64-bit arguments from the launcher's unseen ones.
+        common: arrays that every program takes whole; their pointers come first.
+        indexed: whether results depend on the elements' row-major indices. The strided kernel gets
+            their strides after those of the inputs. There is then no head, which would shift every
+            access: an access must start at a multiple of its elements.
+        most: the most elements of each array that a thread has, where each takes many registers;
             None: as many as its accesses have.
     """
     arrays = [operand for operand in operands if operand is not None]

@@ -23,7 +23,7 @@ BARRIER = Part(torch.int32, 1)  # the word of a grid barrier
 
 
 def behind_barrier(dtype: torch.dtype, count: int) -> Part:
-    """The part of scratch behind the grid barrier's."""
+    """A part of scratch, behind the grid barrier's."""
     return Part(dtype, count, BARRIER_BYTES)
 
 
@@ -64,17 +64,17 @@ def plan_chunks(
     statistics: tuple[Operand, ...] = (),
     numbers: Callable[..., tuple[int, ...]] | None = None,
 ) -> Plan:
-    """Plans a launch of a program for each chunk, or of fewer that run at once.
+    """Plans a launch with a program for each chunk, or with as many as run at once.
 
     Args:
         kernel: of (pointers: the inputs, statistics, the barrier's word, states, the output; n,
             chunks, tiles of a chunk, numbers, ALIGNED, BLOCK, FOLD, PHASE).
         inputs: arrays that are cut, as the output is; all lie in one dense order.
-        most_accesses: that a thread makes to each of them in a tile.
-        blocks: how many programs; 0: as many as run at once.
+        most_accesses: the most accesses of a thread to each input in a tile.
+        blocks: the number of programs; 0: as many as run at once.
         out: the output.
         statistics: arrays of a few numbers.
-        numbers: makes 64-bit arguments of the launcher's unseen ones.
+        numbers: makes 64-bit arguments from the launcher's unseen ones.
     """
     n, size = out.numel(), out.element_size()
     if n == 0:

@@ -1,4 +1,4 @@
-"""Handles to compiled kernels on a GPU, and what starts them: all that a warm call does is here."""
+"""Handles to compiled kernels on a GPU, and their start: all the work of a warm call is here."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def occupancy(handle: Any, device: Device) -> int:
 
 
 def runner_of(made: Plan, handles: list[Any], index: int) -> Callable[..., str | Scratch]:
-    """What runs a plan on the GPU with this index."""
+    """The function that runs a plan on the GPU with this index."""
     parts = _parts(made)
     offsets = [part.offset for part in parts]
     starts = [
@@ -91,13 +91,13 @@ def runner_of(made: Plan, handles: list[Any], index: int) -> Callable[..., str |
 
 
 def _parts(made: Plan) -> list[Part]:
-    """The parts of scratch that a plan's launches take."""
+    """The parts of scratch that a plan's launches use."""
     pointers = [p for launch in made.launches for p in (*launch.pointers, launch.room)]
     return list(dict.fromkeys(pointer for pointer in pointers if isinstance(pointer, Part)))
 
 
 def check_scratch(scratch: Tensor, needed: Scratch, alignment: int) -> int:
-    """Its address."""
+    """The address of scratch; an error if it is too small or misaligned."""
     address = scratch.data_ptr()
     if scratch.numel() < needed.bytes or address % alignment:
         raise ValueError(
@@ -108,7 +108,7 @@ def check_scratch(scratch: Tensor, needed: Scratch, alignment: int) -> int:
 
 
 def _starter(launch: Launch, handle: Any, parts: list[Part]) -> Callable[..., None]:
-    """What starts a launch, from the addresses of operands, then those of parts of scratch."""
+    """The function that starts a launch with the addresses of operands and parts of scratch."""
     runtime = knobs.runtime
     start, function, metadata = handle.run, handle.function, handle.packed_metadata
     x, y, z = launch.axes
@@ -122,7 +122,7 @@ def _starter(launch: Launch, handle: Any, parts: list[Part]) -> Callable[..., No
     fixed = scalars + constants
 
     def run(addresses: tuple[int | None, ...], stream: int, unseen: tuple[Any, ...]) -> None:
-        # Chains without hooks, as they are where no profiler has added one, are not worth calls.
+        # A chain is empty unless a profiler has added a hook, and then not worth a call.
         enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook
         if getattr(enter, "calls", enter) or getattr(leave, "calls", leave):
             rest = fixed if make is None else (*scalars, *make(*unseen), *constants)
@@ -144,7 +144,9 @@ def _starter(launch: Launch, handle: Any, parts: list[Part]) -> Callable[..., No
 
 
 def _place(pointer: Operand | Part | Descriptor | None, parts: list[Part]) -> int:
-    """Where among the addresses that of a pointer is; the first is that of what is absent."""
+    """The index of a pointer's address among the addresses. The first one, for absent pointers, is
+    None.
+    """
     if pointer is None:
         return 0
     if isinstance(pointer, Part):

@@ -1,9 +1,9 @@
-"""How plans run: one function that starts every launch, whatever is to become of it.
+"""How plans run: one function starts every launch, in one of three ways.
 
-- On a GPU it goes through handles to compiled kernels, which a plan keeps with all that is known of
-  their arguments: a call whose plan is known collects addresses and starts them.
-- In a graph that is being compiled it is recorded as kernels that the compiler sees into.
-- Under Triton's interpreter the kernels are called as they are.
+- On a GPU it uses handles to compiled kernels. A plan keeps them with the known part of their
+  arguments, so a call with a known plan only collects addresses and starts the kernels.
+- In a graph that is being compiled it records kernels, and the compiler sees into them.
+- Under Triton's interpreter it calls the kernels directly.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ from .plan import (
 )
 
 COOPERATIVE_LAUNCH = 95  # CU_DEVICE_ATTRIBUTE_COOPERATIVE_LAUNCH
-MOST_PLANS = 1024  # that a launcher keeps
+MOST_PLANS = 1024  # of a launcher
 
 _UNSEEN = Unseen()
 launchers: list[Any] = []  # all of them
 _plans_lock = threading.Lock()
-_generation = 0  # of plans: how often they were forgotten
+_generation = 0  # how often all plans were forgotten
 # The interpreter changes Triton's language while a kernel runs, for all threads.
 _interpreter = threading.RLock()
 renew_in_children(globals(), "_plans_lock")
 renew_in_children(globals(), "_interpreter", threading.RLock)
 
-# What a launcher is: a call that builds a plan's key and runs the plan. Its source is made for each
-# one, so that a call loops over nothing.
+# The source of a launcher: it builds a plan's key and runs the plan. Each launcher has its own
+# source, so that a call needs no loops.
 _SOURCE = """
 def {name}({parameters}, scratch):
     if type({out}) is not Tensor:
@@ -73,16 +73,17 @@ if {name} is None:
 
 
 def launcher(planner: Callable[..., Plan]) -> Any:
-    """Decorator: a launcher, of the function that plans its launches.
+    """Decorator: turns a planner, the function that plans launches, into a launcher.
 
-    The planner's parameters are annotated: `Operand` or `Operand | None` stands for a tensor, the
-    last of which is an output; `Unseen` for an argument that no plan depends on; others are part
-    of a plan's key as they are.
+    The planner's parameters are annotated. `Operand` or `Operand | None` stands for a tensor; the
+    last tensor is an output. `Unseen` stands for an argument that no plan depends on. Other
+    arguments are part of a plan's key, unchanged.
 
     Returns:
-        A function of the same parameters, and `scratch`. It runs the plan and returns its variant;
-        or, where the plan needs scratch and that is None, runs nothing and returns what is needed,
-        a `Scratch`. Its attribute `planner` is the planner, and its global `plans` what is kept.
+        A function of the same parameters and `scratch`. It runs the plan and returns its variant.
+        If the plan needs scratch and `scratch` is None, it runs nothing and returns the
+        requirement, a `Scratch`. Its attribute `planner` is the planner; its global `plans` has the
+        kept plans.
     """
     op = planner.__module__.rpartition(".")[2]
 
@@ -127,7 +128,7 @@ def launcher(planner: Callable[..., Plan]) -> Any:
         generation = _generation
         run = planned(lambda: _prepare(plan_on, facts, index), planner.__name__)
         with _plans_lock:
-            if generation != _generation:  # it may be by older numbers
+            if generation != _generation:  # older numbers may have made it
                 return run
             plans = scope["plans"]
             while len(plans) >= MOST_PLANS:
@@ -151,15 +152,15 @@ def launcher(planner: Callable[..., Plan]) -> Any:
 
 
 def plan(launcher: Any, device: tuple[Any, ...] | None, *arguments: Any) -> Plan:
-    """What a launcher would launch.
+    """The plan of a call: what the launcher would launch.
 
     Args:
-        launcher: it.
-        device: a device that is only named, a tuple as `Device`; None: that of the tensors, or
-            none that is known while they are traced. For one that is named no address is read:
-            where a tensor starts is told by its storage offset, as if storages were aligned. So
-            tensors may be on any device.
-        arguments: those of the launcher, but for `scratch`.
+        launcher: the launcher.
+        device: a device that is only named, as a tuple like `Device`. None: the tensors' device,
+            which is unknown while they are traced. With a named device no address is read, so
+            tensors may be on any device. Their storage offsets then stand for addresses, as if
+            storages were aligned.
+        arguments: the launcher's, without `scratch`.
     """
     *_, out = (argument for argument in arguments if isinstance(argument, Tensor))
     if device is not None:
@@ -182,7 +183,7 @@ def _describe(
     device: Device,
     address: Callable[[Tensor], int | None],
 ) -> list[Any]:
-    """Arguments as planners take them."""
+    """Arguments in the form that planners take."""
     described: list[Any] = []
     position = 0
     for name, argument in zip(names, arguments, strict=True):
@@ -211,7 +212,7 @@ def _address(tensor: Tensor) -> int:
 
 
 def _unknown_address(tensor: Tensor) -> None:
-    """A compiler knows addresses; who plans while it traces does not."""
+    """None: while a compiler traces, addresses are unknown."""
 
 
 def _address_in_storage(tensor: Tensor) -> int:
@@ -220,7 +221,7 @@ def _address_in_storage(tensor: Tensor) -> int:
 
 @on_change
 def _forget_plans() -> None:
-    """Plans that were made by other tunables. Another generation of plans begins."""
+    """Forgets plans that older tunables made. A new generation of plans begins."""
     global _generation
     with _plans_lock:
         _generation += 1
@@ -229,7 +230,7 @@ def _forget_plans() -> None:
 
 
 def _traced_facts(arguments: tuple[Any, ...]) -> Device:
-    """Facts of the device of tensors that are traced."""
+    """Facts of the device of traced tensors."""
     *_, out = (argument for argument in arguments if isinstance(argument, Tensor))
     if out.device.type != "cuda" or not torch.cuda.is_available():
         return TRACED
@@ -244,8 +245,7 @@ def _facts_of(index: int) -> Device:
 
 @functools.cache
 def _gpu_facts(index: int) -> Device:
-    # The facade refuses others than CUDA tensors; operators, which anybody can call, come here
-    # without it.
+    # The facade accepts only CUDA tensors, but operators can be called without it.
     if index < 0:
         raise ValueError("a Triton kernel takes CUDA tensors")
     is_cooperative = ctypes.c_int()
@@ -263,7 +263,7 @@ def _gpu_facts(index: int) -> Device:
 def _prepare(
     planner: Callable[[Device], Plan], device: Device, index: int
 ) -> Callable[..., str | Scratch]:
-    """What runs a plan on a device: a function of pointers, scratch, and unseen arguments."""
+    """The function of pointers, scratch and unseen arguments that runs a plan on a device."""
     made = with_room(planner(device))
     facts = _facts_of(index)
     if INTERPRETED:
@@ -284,8 +284,8 @@ def _prepare(
                     f"{handle.metadata.shared} bytes of shared memory this device runs {fit} at "
                     "once"
                 )
-            # As if the device had fewer multiprocessors: so all that depends on their number
-            # follows.
+            # Plans again as if the device had fewer multiprocessors, so that all that depends on
+            # their number changes too.
             return _prepare(planner, device._replace(multiprocessors=fit // per), index)
     return runner_of(made, handles, index)
 
@@ -296,7 +296,7 @@ def _arguments(
     scratch: Tensor | None,
     unseen: tuple[Any, ...],
 ) -> list[Any]:
-    """A kernel's arguments but for its constants, with tensors as pointers."""
+    """A kernel's arguments without its constants, with tensors as pointers."""
     arguments: list[Any] = []
     for pointer in launch.pointers:
         if isinstance(pointer, Part):
@@ -320,7 +320,12 @@ def _interpret(
     scratch: Tensor | None,
     unseen: tuple[Any, ...],
 ) -> str | Scratch:
-    """Runs a plan under Triton's interpreter."""
+    """Runs a plan under Triton's interpreter.
+
+    It also computes masked lanes, such as log(0), so NumPy's warnings are off.
+    """
+    import numpy as np
+
     if made.scratch is not None:
         if scratch is None:
             return made.scratch
@@ -329,7 +334,7 @@ def _interpret(
         arguments = _arguments(launch, tensors, scratch, unseen)
         for phase in range(1, launch.phases + 1) or [None]:
             phases = () if phase is None else (phase,)
-            with _interpreter:
+            with _interpreter, np.errstate(all="ignore"):
                 launch.kernel[launch.axes](*arguments, *launch.constants, *phases)
     return made.variant
 

@@ -13,7 +13,7 @@ import triton.language as tl
 if TYPE_CHECKING:
     from .plan import Operand, Scalar
 
-MAX_RANK = 8  # dimensions that a strided kernel takes; of more, a launch takes a slice
+MAX_RANK = 8  # dimensions of a strided kernel; larger arrays take a launch for each slice
 NARROW_LIMIT = 2**31
 
 
@@ -21,12 +21,12 @@ NARROW_LIMIT = 2**31
 class Layout:
     """How the elements of several arrays of one shape lie.
 
-    Size-1 dimensions are dropped, dimensions are ordered by the first array's strides (fastest
-    first), and neighbours are merged wherever all arrays step through both as through one.
+    Size-1 dimensions are dropped. The others are ordered by the first array's strides, the fastest
+    first. Neighbours are merged wherever all arrays step through both as through one.
 
     Attributes:
         numel: number of elements.
-        sizes: of each dimension.
+        sizes: the size of each dimension.
         strides: for each dimension, the stride of each array; 0 where it is broadcast.
     """
 
@@ -51,8 +51,8 @@ class Layout:
         return all(extent < NARROW_LIMIT for extent in extents)
 
     def has_vectors(self, array: int, elements: int) -> bool:
-        """Whether an array consists of runs of `elements` neighbours, each of which starts at a
-        multiple of `elements`.
+        """Whether an array consists of runs of `elements` neighbours, each starting at a multiple
+        of `elements`.
         """
         return (
             bool(self.sizes)
@@ -78,8 +78,8 @@ class Layout:
     def slices(self, max_rank: int = MAX_RANK) -> Iterator[tuple[Layout, tuple[int, ...]]]:
         """Slices of at most `max_rank` dimensions, with the offset of each in every array.
 
-        Most layouts are one slice. Else the smallest dimensions are walked here, for the fewest
-        slices; the fastest dimension stays in every slice.
+        Most layouts are one slice. For others this walks the smallest dimensions, which takes the
+        fewest slices. The fastest dimension stays in every slice.
         """
         dimensions = list(zip(self.sizes, self.strides, strict=True))
         walked = []
@@ -97,7 +97,7 @@ class Layout:
 def layout_of(*operands: Operand, indexed: bool = False) -> Layout:
     """The layout of operands broadcast to the shape of the first.
 
-    With `indexed`, the last array is that of the row-major indices of the first one's elements.
+    With `indexed`, the last array has the row-major indices of the first one's elements.
     """
     shapes = tuple(operand.shape for operand in operands)
     strides = tuple(operand.strides for operand in operands)
@@ -134,7 +134,7 @@ def compute_layout(
 
 
 def row_major_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of the array of the row-major indices of a shape's elements."""
+    """The strides of an array that holds the row-major index of each element of a shape."""
     strides = []
     stride = 1
     for size in reversed(shape):
@@ -144,7 +144,7 @@ def row_major_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def split_layout(operand: Operand, target: Operand) -> tuple[Layout, Layout]:
-    """The dimensions of `operand` that `target` has, in both arrays, and the others.
+    """The dimensions of `operand` that `target` also has, in both arrays, and the other dimensions.
 
     `target` lacks the others, or has them with size 1. `target` has no more dimensions than
     `operand`; they are aligned on the right.
@@ -166,8 +166,8 @@ def split_layout(operand: Operand, target: Operand) -> tuple[Layout, Layout]:
 def strided_arguments(layout: Layout, start: tuple[int, ...], arrays: int) -> tuple[Scalar, ...]:
     """A strided kernel's sizes, then each of its arrays' first offset and strides, to MAX_RANK.
 
-    Missing dimensions are None. Of an array that is not given, a kernel takes zeros as strides.
-    Neither costs a launch anything.
+    Missing dimensions are None. For an absent array a kernel gets strides of zero. Neither costs a
+    launch anything.
     """
     if len(layout.sizes) > MAX_RANK:
         raise ValueError(f"more dimensions than a kernel takes ({MAX_RANK})")

@@ -1,4 +1,4 @@
-"""The backward pass of a norm: kernels, and how they are launched. Twin of
+"""The backward pass of a norm: kernels, and the plan of their launches. Twin of
 csrc/include/diglot/launch/norm_backward.h.
 """
 
@@ -28,13 +28,13 @@ from .rows import (
 
 
 class ResidentRows(NamedTuple):
-    """How a program walks its rows.
+    """How a program walks rows that it holds alone.
 
     Attributes:
-        together: warps that a row has.
-        warps: of a program, which has so many more rows at a time.
+        together: warps for a row.
+        warps: warps of a program; with more than `together` it walks several rows at a time.
         stages: of loads in flight.
-        groups: programs at most.
+        groups: the most programs.
         registers: of a thread; 0: as many as the compiler likes.
     """
 
@@ -167,8 +167,8 @@ def share_out(device: Device, n: int, size: int, peeled: int, room: int, is_one:
     """How at most `room` groups share out rows of n elements.
 
     Args:
-        peeled: elements of an access of peeled rows, or 1. All rows of a group then begin alike, if
-            there are a multiple of so many groups.
+        peeled: elements of an access of peeled rows, or 1. If the number of groups is a multiple of
+            it, all rows of a group begin alike.
         is_one: whether one launch has all rows.
     """
     tuned = device.tuned

@@ -1,5 +1,5 @@
-"""Host side of the norms of rows, forward: what programs have, from `norm_forward` of
-configs/tunables/. Twin of csrc/include/diglot/launch/norm_forward.h.
+"""Host side of the norms of rows, forward: how programs hold rows, by the tunables `norm_forward`
+in configs/tunables/. Twin of csrc/include/diglot/launch/norm_forward.h.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from .plan import Device, Operand
 
 
 class Split(NamedTuple):
-    """What programs that share rows, or columns, have.
+    """How programs share rows, or columns.
 
     Attributes:
-        bytes: of the inputs, that one holds.
+        bytes: of the inputs, in one program.
         warps: of one.
         programs: on a multiprocessor.
     """
@@ -25,7 +25,7 @@ class Split(NamedTuple):
 
 
 class Held(NamedTuple):
-    """What a program has that holds rows.
+    """How one program holds rows.
 
     Attributes:
         warps: of one.
@@ -39,13 +39,13 @@ class Held(NamedTuple):
 
 
 class NormRows(NamedTuple):
-    """How a norm, whose weight and statistics take registers, has its rows.
+    """The rows of a norm, whose weight and statistics take registers.
 
     Attributes:
         device: what runs it.
         size: bytes of an element.
-        inputs: arrays that are read: one, or two that are added.
-        statistics: of a row: mean and rstd, or rstd alone.
+        inputs: arrays to read: one, or two that are added.
+        statistics: numbers of a row: 2, mean and rstd, or 1, rstd.
     """
 
     device: Device
@@ -54,22 +54,22 @@ class NormRows(NamedTuple):
     statistics: int
 
     def alone(self) -> int:
-        """Elements of a row that one program holds at most."""
+        """The most elements of a row that one program holds."""
         return self.device.tuned(
             "norm_forward.triton.alone", self.inputs, self.size, self.statistics
         )
 
     def shared(self) -> Split:
-        """What programs have that share a row."""
+        """How programs share a row."""
         return Split(**self.device.tuned("norm_forward.triton.shared", self.inputs, self.size))
 
     def held(self, elements: int) -> Held:
-        """What a program has that holds so many elements."""
+        """How one program holds `elements` elements."""
         keys = (self.size, self.inputs, self.statistics, elements)
         return Held(**self.device.tuned("norm_forward.triton.held", *keys))
 
 
 def norm_rows(out: Operand, residual: Operand | None, has_mean: bool) -> NormRows:
-    """Which norm's rows those of the forward pass are."""
+    """The rows of a norm's forward pass."""
     inputs = 1 if residual is None else 2
     return NormRows(out.device, out.element_size(), inputs, 1 + has_mean)

@@ -1,4 +1,4 @@
-"""How the numbers of a launch travel: as halves, which every way of launching keeps as they are."""
+"""Numbers travel to a launch as halves, which every way of launching leaves unchanged."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ _halves = functools.lru_cache(maxsize=1024)(_pack_halves)
 
 
 def number_halves(value: float, dtype: torch.dtype) -> tuple[int, int]:
-    """The high and low 32 bits of a number: of a float64 where `dtype` is floating, else an int64.
+    """The high and low 32 bits of a number, as a float64 where `dtype` is floating, else as an
+    int64.
 
-    Kernels take every number so, because Triton passes a Python float as float32, and Inductor no
-    integer constant beyond 32 bits.
+    Kernels take every number this way, because Triton passes a Python float as float32, and
+    Inductor passes no integer constant beyond 32 bits.
     """
     kind = float if dtype.is_floating_point else int
     # A cache takes 0.0 and -0.0 for one key.
@@ -30,5 +31,5 @@ def number_halves(value: float, dtype: torch.dtype) -> tuple[int, int]:
 
 
 def numbers_of(dtype: torch.dtype) -> Callable[..., tuple[int, ...]]:
-    """What makes a launch's numbers of the one argument that is unseen: its halves."""
+    """The function that makes a launch's numbers from its single unseen argument: the halves."""
     return functools.partial(number_halves, dtype=dtype)

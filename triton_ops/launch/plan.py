@@ -1,8 +1,8 @@
-"""Plans of launches, as values. A launcher is a *planner*, which says what a call would launch, and
-one way to run what it says (launch.py).
+"""Plans of launches, as values. A launcher is a *planner*, which plans a call's launches, and one
+way to run a plan (launch.py).
 
-A planner sees the device, and of each tensor how its elements lie, an `Operand`; never memory, and
-no number that a plan does not depend on.
+A planner sees the device and, as an `Operand`, how the elements of each tensor lie. It sees no
+memory, and no number that plans do not depend on.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from .descriptors import Descriptor
 
 ACCESS_BYTES = 16
-SCRATCH_BYTES = 256  # a part of scratch starts at a multiple of them
+SCRATCH_BYTES = 256  # a part of scratch starts at a multiple of this
 ALL_PHASES = tl.constexpr(0)
-# Under the interpreter, which runs them one after the other, more would only take longer.
+# The interpreter runs programs one after another, so more would only take longer.
 INTERPRETED_PROGRAMS = 3
 
 # Names of Triton's types for the elements that pointers point to.
@@ -40,6 +40,8 @@ TYPE_NAMES = {
     torch.int16: "i16",
     torch.int32: "i32",
     torch.int64: "i64",
+    torch.float8_e4m3fn: "fp8e4nv",
+    torch.float8_e5m2: "fp8e5",
     torch.float16: "fp16",
     torch.bfloat16: "bf16",
     torch.float32: "fp32",
@@ -48,39 +50,39 @@ TYPE_NAMES = {
 
 NOTHING = Plan("nothing to do", (), None)
 
-# A scalar argument of a kernel: what has a value at compile time is a constexpr, or None.
+# A scalar argument of a kernel. A constexpr, or None, has its value at compile time.
 Scalar = Any
 
 
 class Device(plans.Device):
-    """The device that is planned for; its multiprocessors are those that run cooperative launches:
-    without one, no program may wait for another.
+    """The device of a plan. `multiprocessors` counts those that run cooperative launches; with 0 no
+    program may wait for another.
     """
 
     __slots__ = ()
 
     @property
     def is_interpreted(self) -> bool:
-        """Whether this is Triton's interpreter, in which the phases of a kernel are launches."""
+        """Whether this is Triton's interpreter, which runs each phase of a kernel as a launch."""
         return self == INTERPRETER
 
     def tuned(self, name: str, *keys: int) -> Any:
-        """A measured number, or a record of some; `keys` find a table's entry."""
+        """A measured number, or a record of several; `keys` find a table's entry."""
         return tunables(self.name).read(name, *keys)
 
     def choose(self, layout: str, shape: tuple[int, ...], *operands: Any) -> None:
-        """Takes the numbers that were measured to be best for calls like this one, if any were.
+        """Takes the numbers that measured best for calls like this one, if there are any.
 
         Args:
             layout: a name for how the operands lie.
-            shape: what the time depends on, rows first.
-            operands: those whose dtypes matter; None where one is absent.
+            shape: the sizes on which the time depends, rows first.
+            operands: operands whose dtypes matter; None for an absent one.
         """
         dtypes = ["none" if o is None else str(o.dtype).removeprefix("torch.") for o in operands]
         choose_here(self.name, dtypes, layout, shape)
 
     def room(self, per_multiprocessor: int) -> int:
-        """How many programs run at once, so many on each multiprocessor."""
+        """How many programs run at once, with `per_multiprocessor` on each multiprocessor."""
         return self.multiprocessors * per_multiprocessor
 
     def programs(self, most: int, per_multiprocessor: int, together: int = 1) -> int:
@@ -90,7 +92,7 @@ class Device(plans.Device):
 
 
 INTERPRETER = Device(0, sys.maxsize, 0, False)
-TRACED = Device(0, 0, 0, False)  # a compiled graph makes no cooperative launches
+TRACED = Device(0, 0, 0, False)  # compiled graphs have no cooperative launches
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,7 @@ class Operand:
         dtype: of its elements.
         shape: its sizes.
         strides: in elements.
-        address: modulo 16 bytes; None where it is unknown, as in a graph that is being compiled.
+        address: modulo 16 bytes; None if unknown, as in a graph that is being compiled.
         device: what runs the launch.
     """
 
@@ -140,12 +142,12 @@ class Operand:
 
 
 class Unseen:
-    """An argument that no plan depends on: its value is given at the launch."""
+    """An argument that no plan depends on. A launch gets its value."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of the scratch memory: `count` elements of `dtype`, from a byte on."""
+    """A part of the scratch memory: `count` elements of `dtype` from byte `offset` on."""
 
     dtype: torch.dtype
     count: int
@@ -153,7 +155,7 @@ class Part:
 
     @property
     def end(self) -> int:
-        """The byte after it."""
+        """The byte after the part."""
         return self.offset + self.count * self.dtype.itemsize
 
     def after(self, before: Part | None) -> Part:
@@ -164,7 +166,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Specialization:
-    """A kernel with its types and constants: what a compilation needs.
+    """A kernel with its types and constants: the input of a compilation.
 
     Attributes:
         kernel: the @triton.jit function. Its parameters are pointers, then scalars, then
@@ -176,7 +178,7 @@ class Specialization:
         num_warps: warps per program.
         cooperative: whether programs wait for each other, so that all must run at once.
         max_registers: of a thread; None: as many as the compiler likes.
-        num_stages: of loops that do not say it; None: as Triton has it.
+        num_stages: stages of loops that do not set it; None: Triton's default.
         num_ctas: programs of a cluster.
     """
 
@@ -191,7 +193,9 @@ class Specialization:
     num_ctas: int = 1
 
     def source(self) -> ASTSource:
-        """What Triton compiles: integers have 64 bits, and nothing is specialised on values."""
+        """The source for Triton's compiler. Integers have 64 bits, and nothing is specialised on
+        values.
+        """
         names = self.kernel.arg_names
         types = [_type_of_pointer(dtype) for dtype in self.dtypes]
         types += [s if isinstance(s, str) else "constexpr" for s in self.scalars]
@@ -206,7 +210,7 @@ class Specialization:
         return ASTSource(self.kernel, dict(zip(names, types, strict=True)), constants)
 
     def options(self) -> dict[str, Any]:
-        """Options of its launch, as Triton names them; those that are not its defaults."""
+        """Triton's options for a launch that differ from its defaults."""
         options: dict[str, Any] = {"num_warps": self.num_warps}
         if self.max_registers is not None:
             options["maxnreg"] = self.max_registers
@@ -220,7 +224,7 @@ class Specialization:
 
     def compile(self, target: Any) -> Any:
         """Compiles for a target, on a GPU's machine or ahead of time."""
-        # As nvcc is told: what is to be fused is written as fma, in both languages.
+        # As in nvcc's options: both languages write fma where they want it.
         options = {**self.options(), "enable_fp_fusion": False}
         return triton.compile(self.source(), target=target, options=options)
 
@@ -232,21 +236,21 @@ class Launch:
     Attributes:
         kernel: the @triton.jit function. Its parameters are pointers, scalars, numbers, constants.
         grid: how many programs, along one axis to three.
-        pointers: operands, parts of scratch, `Descriptor`s, and None for what is absent.
-        scalars: arguments with 64 bits where they are integers, and 32 where they are floats. One
-            that is None, or a constexpr, is compiled in.
+        pointers: operands, parts of scratch, `Descriptor`s, and None for absent ones.
+        scalars: 64-bit integers and 32-bit floats. None, or a constexpr, is compiled in.
         constants: compile-time arguments.
         num_warps: warps of a program.
-        numbers: what makes the kernel's numbers, 64-bit integers, of the launcher's unseen
-            arguments; None: it has none.
-        phases: of a cooperative launch, whose programs run at once and may wait for each other:
-            between two phases there is a barrier. The kernel's last constant, which is added, is
-            ALL_PHASES, or the one phase to run, from 1 on: Triton's interpreter, in which no
-            program waits for another, runs the phases as launches one after the other.
-        per_multiprocessor: of a cooperative launch, how many of its programs are to run on each;
-            None: exactly the grid is wanted, on however many.
+        numbers: makes the kernel's numbers, 64-bit integers, from the launcher's unseen arguments;
+            None: the kernel has no numbers.
+        phases: of a cooperative launch, with a barrier between two phases. Its programs run at once
+            and may wait for each other. A last constant is added: ALL_PHASES, or the one phase to
+            run, from 1 on. In Triton's interpreter programs cannot wait, so each phase is a launch
+            of its own.
+        per_multiprocessor: of a cooperative launch, how many programs to run on each
+            multiprocessor; None: the grid is exact.
         max_registers, num_stages, num_ctas: as in `Specialization`.
-        descriptors: how many tensor descriptors each program makes.
+        descriptors: how many tensor descriptors each program makes; one more if it is
+            warp-specialised, as Triton asks for.
         room: where in scratch they lie; the launcher fills it in.
     """
 
@@ -267,7 +271,7 @@ class Launch:
 
     @property
     def order(self) -> tuple[Any, ...]:
-        """What decides in which order it sums (`diglot.backends.plans.Plan.order`)."""
+        """Everything that sets the order of sums (`diglot.backends.plans.Plan.order`)."""
         compiled = tuple([s for s in self.scalars if s is None or isinstance(s, tl.constexpr)])
         return self.kernel.__name__, self.grid, self.constants, compiled, self.num_warps
 
@@ -288,12 +292,12 @@ class Launch:
         return math.prod(self.grid)
 
     def all_constants(self) -> tuple[Any, ...]:
-        """The constants of a launch in which programs wait for each other, if they do at all."""
+        """The constants, with ALL_PHASES for a cooperative launch."""
         return (*self.constants, ALL_PHASES.value) if self.cooperative else self.constants
 
     @property
     def specialization(self) -> Specialization:
-        """What is compiled for it."""
+        """The compilation that the launch needs."""
         constants = self.all_constants()
         passed = len(self.pointers) + len(self.scalars) + len(constants)
         numbers = len(self.kernel.arg_names) - passed
@@ -329,5 +333,5 @@ def _type_of(scalar: Scalar) -> str | tl.constexpr | None:
 
 
 def value_of(scalar: Any) -> Any:
-    """A scalar as Python has it."""
+    """A scalar's plain Python value."""
     return scalar.value if isinstance(scalar, tl.constexpr) else scalar

@@ -1,5 +1,5 @@
-"""Which programs work on a row, or on columns, and with what: it follows from measured numbers,
-`rows` of configs/tunables/.
+"""How many programs work on a row, or on columns, and how much each holds. The tunables `rows` in
+configs/tunables/ decide.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from diglot.triton_ops.lib.rows.rows import (
 from .norm_forward import NormRows, Split
 from .plan import ACCESS_BYTES, Device
 
-REGISTERS = 65536  # of a multiprocessor
-STATE_FIELDS = 3  # numbers of a state, at most
-CHUNK_FIELDS = 2  # the same of columns that take two launches
+REGISTERS = 65536  # on a multiprocessor
+STATE_FIELDS = 3  # the most numbers of a state
+CHUNK_FIELDS = 2  # the same for columns that take two launches
 
 
 def planned_rows(device: Device, count: int) -> int:
-    """For how many rows a plan is made that is to run on so many."""
+    """The number of rows that a plan is made for: a tunable's, or the real `count`."""
     return device.tuned("rows.both.planned_rows") or count
 
 
 def at_once(device: Device, programs: int, elements: int, warps: int) -> int | None:
-    """Warps of programs that hold so many elements each, where programs are few; else None."""
+    """Warps of each program that holds `elements` elements, if programs are few; else None."""
     latency = device.tuned("rows.triton.latency")
     if programs > device.multiprocessors * latency["programs"]:
         return None
@@ -40,20 +40,20 @@ def at_once(device: Device, programs: int, elements: int, warps: int) -> int | N
 
 
 def power_of_2(n: int) -> int:
-    """The least that is not below n, and 1 at least."""
+    """The least power of 2 that is at least n."""
     return 1 << max(n - 1, 0).bit_length()
 
 
 def registers(warps: int, programs: int) -> int:
-    """Of a thread at most, so that so many programs run on a multiprocessor."""
+    """The most registers of a thread with which `programs` programs run on a multiprocessor."""
     return REGISTERS // (programs * warps * 32) // 8 * 8
 
 
 def pieces_of(n: int, access: int) -> tuple[int, int]:
-    """Elements of a piece, and how many pieces, in which a program holds so many elements.
+    """Elements of a piece, and how many pieces hold n elements.
 
-    `access`: elements of an access of all its threads. Of one element Triton 3.6 makes no 16-bit
-    tile.
+    `access`: elements of one access of all the program's threads. A piece has at least 2, because
+    Triton 3.6 makes no 16-bit tile of one element.
     """
     return (max(2, power_of_2(n)), 1) if n <= access else (access, -(-n // access))
 
@@ -68,7 +68,9 @@ def choose_split(
     rank: int,
     norm: NormRows | None,
 ) -> Way | None:
-    """Of rows, or columns, that programs share; None: they do not. `rank`: other dimensions."""
+    """The way of rows, or columns, that programs share; None if they do not. `rank`: how many other
+    dimensions there are.
+    """
     aside = max(device.tuned("rows.triton.column_bytes") // size, 1) if is_column else 1
     if norm is not None:
         alone, split = norm.alone(), norm.shared()
@@ -98,7 +100,7 @@ def choose_split(
 
 
 def count_chunks(device: Device, n: int, strips: int, block: int) -> int:
-    """How many chunks columns of n elements have, of whole tiles of so many."""
+    """How many chunks columns of n elements have, in whole tiles of `block` elements."""
     wanted = max(
         device.tuned("rows.both.chunk_blocks") // strips, device.tuned("rows.both.many_chunks")
     )
@@ -108,15 +110,15 @@ def count_chunks(device: Device, n: int, strips: int, block: int) -> int:
 
 
 class Way(NamedTuple):
-    """Which variant runs, and what its programs have.
+    """The variant that runs, and the shape of its programs.
 
     Attributes:
         kind: the variant.
         warps: of a program.
         side: rows, or accesses side by side.
-        block, pieces: elements of a row in a tile, and tiles that are held.
-        programs: on a multiprocessor, that share rows.
-        splits: that share a row.
+        block, pieces: elements of a row in a tile, and tiles that a program holds.
+        programs: on a multiprocessor, if they share rows.
+        splits: programs that share a row.
         early: whether weight and bias are loaded before the reduction.
         registers: of a thread; None: as many as the compiler likes.
     """
@@ -133,7 +135,7 @@ class Way(NamedTuple):
 
 
 def choose_chunks(device: Device, columns: int, inputs: tuple[int, ...], vector: int) -> Way:
-    """Of columns in two launches; `inputs` has the bytes of an element of each."""
+    """The way of columns in two launches. `inputs` has the bytes of an element of each input."""
     width = min(inputs) * vector
     side = min(device.tuned("rows.both.strip_bytes") // width, power_of_2(columns))
     bytes = device.tuned("rows.triton.chunk_tile_bytes")
@@ -152,8 +154,9 @@ def choose_tile(
     inputs: int,
     held: Callable[[int], tuple[int, int, int]] | None,
 ) -> Way:
-    """Of rows, or columns, that a program has to itself. `held`: warps and registers of a program
-    that holds so many elements of rows; None: as `rows` of configs/tunables/ says.
+    """The way of rows, or columns, that each have a program to themselves. `held`, given a number
+    of elements, returns warps, registers and `early` of a program that holds them. None: the
+    tunables `rows` decide.
     """
     held_by = "rows.triton.most_columns" if is_column else "rows.triton.most_held"
     most = device.tuned(held_by, inputs, size)

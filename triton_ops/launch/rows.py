@@ -38,7 +38,7 @@ from .row_splits import (
     registers,
 )
 
-ROW_RANK = 3  # other dimensions that a kernel takes; of more, a launch takes a slice
+ROW_RANK = 3  # other dimensions of a kernel; larger arrays take a launch for each slice
 ONE = tl.constexpr(1)
 NAMES = {
     ROWS.value: "rows in registers",
@@ -54,10 +54,10 @@ NAMES = {
 def rows_of(
     operands: tuple[Operand, ...], dim: int, statistics: Operand | None = None
 ) -> tuple[int, tuple[int, ...], Layout]:
-    """Elements of a row along a dimension, the step to the next in each array, and the layout of
-    the other dimensions.
+    """Elements of a row along a dimension, the step to the next element in each array, and the
+    layout of the other dimensions.
 
-    `statistics` lacks the dimension, has a first one of its own, and is the last array.
+    `statistics` is the last array. It lacks the dimension, and has an additional first one.
     """
     shape, strides = operands[0].shape, tuple(operand.strides for operand in operands)
     if statistics is not None:
@@ -72,7 +72,7 @@ def rows_of(
 
 
 def mailbox_dtype(operand: Operand) -> torch.dtype:
-    """What programs write states as: integers of the size of what is computed in."""
+    """The type in which programs write states: integers as wide as the type of the computation."""
     return torch.int64 if operand.dtype == torch.float64 else torch.int32
 
 
@@ -87,9 +87,9 @@ def _access(
 ) -> tuple[int, bool]:
     """Elements of an access, and whether rows begin and end at multiples of 16 bytes.
 
-    Rows are peeled that do not, but begin equally far from one in all arrays: their accesses have
-    several elements all the same. `whole`: also those that lie as the output; `same`: those that
-    are the same for every row.
+    Other rows are peeled if they begin equally far from such a multiple in all arrays. Their
+    accesses still have several elements. `whole`: the arrays, and others that lie as the output
+    does. `same`: arrays that are the same for every row.
     """
     size = min(array.element_size() for array in arrays)
     vector = ACCESS_BYTES // size
@@ -120,8 +120,8 @@ def are_congruent(
 
 
 def are_alike(slice: Layout, groups: int, vector: int) -> bool:
-    """Whether all rows of each group, which takes every so-many-th one, begin equally far from a
-    multiple of 16 bytes in the first array.
+    """Whether all rows of each group begin equally far from a multiple of 16 bytes in the first
+    array. A group takes every `groups`-th row.
     """
     if slice.numel <= groups:
         return True
@@ -142,23 +142,23 @@ def plan_rows(
 ) -> Plan:
     """Plans launches of a kernel on the rows of arrays along a dimension.
 
-    Rows are shared where their elements are neighbours, columns where accesses have 16 bytes, and
-    both where the device makes cooperative launches.
+    Programs share rows whose elements are neighbours, and columns whose accesses have 16 bytes. The
+    device must support cooperative launches.
 
     Args:
-        kernel: of (pointers: the inputs, shared, statistics, held, states, the output; n, count,
-            three sizes; for each array, the output first, then the inputs, its start, three strides
-            and step; for statistics a start, three strides, and the step from one to the next;
-            numbers; KIND, RANK, STEPS, VECTOR, ALIGNED, ALIKE, SIDE, BLOCK, PIECES,
-            EARLY, THREADS, SPLITS, PHASE), as `reduce_then_map_rows` takes them.
+        kernel: takes pointers to the inputs, shared, statistics, held, states and the output. Then
+            it takes n, count, and three sizes. For each array, the output first, it takes a start,
+            three strides and a step. For statistics the step is from one statistic to the next.
+            Numbers and constants come last: KIND, RANK, STEPS, VECTOR, ALIGNED, ALIKE, SIDE, BLOCK,
+            PIECES, EARLY, THREADS, SPLITS and PHASE, as in `reduce_then_map_rows`.
         operands: one input or two, then the output, of one shape. The second input may be None.
         dim: a dimension of them, from 0.
-        shared: arrays of one row without gaps, the same for every row.
+        shared: arrays of one row without gaps, such as a weight, the same for every row.
         statistics: for a kernel that has some, an array (statistics, *outer); or None.
-        held: a second output, which lies as the output does.
-        numbers: makes 64-bit arguments of the launcher's unseen ones.
-        norm: which norm it is, if any.
-        tall: the tunable that says which columns take two launches.
+        held: a second output with the output's layout.
+        numbers: makes 64-bit arguments from the launcher's unseen ones.
+        norm: the norm's rows, if it is a norm.
+        tall: the tunable that decides which columns take two launches.
     """
     *sources, out = operands
     assert out is not None
@@ -195,8 +195,8 @@ def plan_rows(
         way = choose_tile(device, reach, count, size, vector, is_column, inputs, held_by)
     kind, warps, side, block = way.kind, way.warps, way.side, way.block
     is_split = kind in (SPLIT_ROWS.value, SPLIT_COLUMNS.value)
-    # Where a program's part of a row begins is a product with a step: if the compiler knew it, it
-    # would add the part to each offset, and run out of registers.
+    # The begin of a program's part of a row is a product with a step. If the compiler knew the
+    # step, it would add the part to each offset, and run out of registers.
     keeps_steps = has_steps or is_split
     launches: list[Launch] = []
     states: Part | None = None
@@ -225,7 +225,7 @@ def plan_rows(
                 each = device.tuned("rows.triton.chunk_programs", len(slice.sizes))
                 registers_of = registers(warps, each)
         elif is_split:
-            # Rows that are as far apart as a multiple of 16 bytes are peeled alike.
+            # Rows are peeled alike if they are a multiple of 16 bytes apart.
             together = vector if is_peeled and same else 1
             together = min(together, strips, max(device.room(way.programs) // way.splits, 1))
             programs = device.programs(strips * way.splits, way.programs, way.splits * together)
@@ -263,7 +263,7 @@ def plan_rows(
 
 
 def padded(numbers: tuple[int, ...]) -> tuple[int | None, ...]:
-    """For each dimension that a kernel takes; None, which costs nothing, where there is none."""
+    """A size for each dimension of a kernel. None, which costs nothing, for a missing one."""
     return (*numbers, *(None,) * (ROW_RANK - len(numbers)))
 
 

@@ -32,10 +32,10 @@ def power_of_two(n: int, most: int) -> int:
 
 
 def count_splits(grad_output: Operand, out: Operand) -> int:
-    """Into how many parts the sum over broadcast dimensions is split.
+    """How many parts the sum over broadcast dimensions is split into.
 
-    A program is taken to be one kept element wide where a reduced dimension is the fastest, and a
-    warp's 16-byte accesses otherwise.
+    A program is assumed to be one kept element wide if a reduced dimension is the fastest.
+    Otherwise it is as wide as a warp's 16-byte accesses.
     """
     kept_count = out.numel()
     reduced_count = grad_output.numel() // max(kept_count, 1)
@@ -55,8 +55,8 @@ def count_splits(grad_output: Operand, out: Operand) -> int:
 def plan_sum(
     kernel: Any, grad_output: Operand, out: Operand, numbers: Callable[..., tuple[int, ...]]
 ) -> Plan:
-    """Plans the launches of `add_backward_sum`, the kernel, or of one like it: a second launch sums
-    what the splits of the first one have.
+    """Plans the launches of a kernel, `add_backward_sum` or one like it. If the first launch splits
+    the sum, a second one adds up the splits.
     """
     if out.numel() == 0:
         return NOTHING
@@ -114,7 +114,7 @@ def _launches(
                 reduced_vector = vector
         elif kept_layout.has_vectors(0, vector) and reduced_layout.has_multiples(0, vector, 0):
             kept_vector = vector
-    # Of one element each, a thread has 16 loads at most.
+    # With one element per access, a thread has at most 16 loads.
     tile_bytes = device.tuned("sum.triton.tile_bytes")
     elements = tile_bytes // (size if kept_vector * reduced_vector > 1 else max(size, 4))
     # The tile extends along the fastest dimension until a warp reads neighbouring elements, or all.

@@ -1,1 +1,1 @@
-"""Device library in Triton, the twin of the headers in diglot/include: mathematics by function."""
+"""The device library in Triton, twin of the headers in diglot/include."""

@@ -1,6 +1,5 @@
-"""Many tensors in one launch: they are cut into chunks, and a table on the device has the address
-of each. Twin of csrc/include/diglot/chunks.cuh;
-python/diglot/backends/chunk_table.py makes the table.
+"""Many tensors in one launch, cut into chunks. A table on the device has the address of each chunk.
+Twin of csrc/include/diglot/chunks.cuh; python/diglot/backends/chunk_table.py makes the table.
 
 Every chunk begins at a multiple of 16 bytes or is shorter than that.
 """
@@ -19,9 +18,9 @@ FLOAT64 = tl.constexpr(9)
 def read_chunk(table, rows, index):
     """A chunk's address, count and code of the element type, and whether it is repeated.
 
-    `index` is a row of the table, int64 [rows, 2]: an address, and packed from the low bits on 32
-    bits of count, 8 of code, and 1 that is set if an earlier chunk is the same memory. An index
-    beyond the table gives an empty chunk.
+    `index` is a row of the table, int64 [rows, 2]: an address, and a packed word. From its low bits
+    on, the word has 32 bits of count, 8 of code, and 1 that is set if an earlier chunk is the same
+    memory. Beyond the table the chunk is empty.
     """
     exists = (index >= 0) & (index < rows)
     address = tl.load(table + 2 * index, mask=exists, other=0)

@@ -5,8 +5,8 @@ A kernel calls `map_flat` or `map_strided` with the op's function, a @triton.jit
     (*elements, *parameters, OUT, *constants)
 
 `elements` has a tile of each input, OUT is the output's element type, and the result is a tile of
-that type. `parameters` and `constants` are the kernel's own: runtime values and constants. With
-INDEXED the function also takes, before the elements, the row-major index at which each run of
+that type. `parameters` are runtime values of the kernel, `constants` its compile-time arguments.
+With INDEXED the function also takes, before the elements, the row-major index at which each run of
 neighbouring elements begins, of shape [runs, 1].
 
 Twin of csrc/include/diglot/elementwise.cuh and strides.cuh.
@@ -57,17 +57,18 @@ def map_tile(
     FUNCTION: tl.constexpr, inputs, output, index, mask, start, parameters, constants,
     RUN: tl.constexpr,
 ):  # fmt: skip
-    """The elements at these offsets from the pointers; runs of RUN elements have an index."""
+    """Maps the elements at these offsets from the pointers; runs of RUN elements have an index."""
     OUT: tl.constexpr = output.dtype.element_ty
     values = ()
     for i in tl.static_range(len(inputs)):
         values += (tl.load(inputs[i] + index, mask=mask),)  # type: ignore[assignment]
-    # Under a mask, or beside random bits, registers are short: the address is computed only after
+    # With a mask, or with random bits, registers are scarce, so the address is computed only after
     # the arithmetic.
     if mask is None and RUN == 0:
         address = output + index
     if RUN > 0:
-        # The thread that accesses a run of 16 bytes computes what depends on the run's index.
+        # The thread that accesses a run of 16 bytes also computes the values that depend on its
+        # index.
         first = start + RUN * tl.arange(0, index.shape[0] // RUN)
         result = FUNCTION(first[:, None], *values, *parameters, OUT, *constants)
     else:
@@ -114,7 +115,7 @@ def flat_start(head, BLOCK: tl.constexpr):
 
 @triton.jit
 def shifted(pointer, offset, ALIGNED: tl.constexpr):
-    """pointer + offset, with the promise that it is a multiple of 16 bytes if ALIGNED.
+    """pointer + offset, promised to be a multiple of 16 bytes if ALIGNED.
 
     The sum is made here because inlining loses a hint on a function's own parameter. None stays
     None.
@@ -162,7 +163,7 @@ def strided_offset(index, sizes, start, strides, RANK: tl.constexpr, WIDE: tl.co
 def strided_pointers(pointer, offset, VECTOR: tl.constexpr, ALIGNED: tl.constexpr):
     """A tile of pointers: to the VECTOR elements from each offset on, one access per row.
 
-    With ALIGNED, the promise that every access starts at a multiple of 16 bytes.
+    ALIGNED promises that every access starts at a multiple of 16 bytes.
     """
     first = pointer + offset
     if ALIGNED:
@@ -176,7 +177,7 @@ def strided_load(
 ):
     """The tile of elements; with BROADCAST, an access has one element, repeated.
 
-    None for an array that is not given.
+    None for an absent array.
     """
     values = None
     if pointer is not None:

@@ -1,7 +1,7 @@
 """An op's two elementwise kernels, made from its function.
 
-A kernel has a parameter for every stride, and Triton has no parameter packs, so their source is
-written here. Their names have the op's in them, which profilers show. Twin of the kernel templates
+A kernel has a parameter for every stride, and Triton has no parameter packs, so this module writes
+their source. Their names contain the op's, for profilers. Twin of the kernel templates
 `elementwise_flat` and `elementwise_strided` in csrc/include/diglot/elementwise.cuh.
 """
 
@@ -37,10 +37,11 @@ def elementwise_kernels(
             those of `common`, a tuple of `numbers`; its constants are the kernels' too.
         inputs: names of the input tensors.
         common: names of tensors that every program takes whole.
-        numbers: how many 64-bit numbers the kernels take; no tuple of them is passed for none.
+        numbers: how many 64-bit numbers the kernels take; with 0 the function gets no tuple of
+            them.
         prepare: a @triton.jit function of (numbers, OUT). A program calls it once, and the function
             takes its result instead of the numbers.
-        indexed: whether the function takes where elements stand.
+        indexed: whether the function takes the elements' row-major indices.
     """
     constants = function.arg_names[function.arg_names.index("OUT") + 1 :]
     values = [f"number{i}" for i in range(numbers)]
@@ -78,7 +79,7 @@ def _tuple(parts: Iterable[str]) -> str:
 
 
 def _define(name: str, source: str, function: Any, prepare: Any) -> Any:
-    """The kernel. Triton and tracebacks read the source again, as the lines of a file."""
+    """Defines the kernel. Triton and tracebacks read its source again, as lines of a file."""
     file = f"<{function.__module__}.{name}>"
     linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file
     known = {"triton": triton, "tl": tl, "map_flat": map_flat, "map_strided": map_strided}

@@ -4,7 +4,7 @@ p(x) = 1/terms sum over i < terms of phi(x + (i - terms / 2) / 100)
 phi(y) = exp(-((y - mean) / std)^2 / 2) / (std sqrt(2 pi))
 
 In the far tail the textbook formula multiplies the rounding error of y - mean by the square of its
-distance in standard deviations: at 13 of them it costs fp32 six bits. Here the greatest term is
+distance in standard deviations. At 13 of them fp32 loses six bits. Here the greatest term is
 computed from an argument of two floats, and the others by their ratio to it:
 
 u = 100 (x - mean) + k, for the k that makes it least: the greatest term's argument
@@ -12,11 +12,11 @@ phi(..) = peak B^(-(step (u + j))^2) = peak B^(-(step u)^2) B^(-step^2 j (2 u + 
 
 with B = 2 in fp32, B = e in fp64. The last exponent is never positive, so its relative error costs
 half an ulp at most: the ratios need no compensation, and none overflows for any std and terms. The
-ratios of two neighbours are added plainly, and these pairs with their rounding errors: an SM does
+ratios of two neighbours are added plainly, and these pairs with their rounding errors. An SM does
 eight operations in the time of an exponential, and a term should take no more.
 
 Greatest errors found on an H200, of normal results of 1 to 1000 terms: 4.3 ulp in fp32. In p',
-where terms on both sides of the mean cancel, 3.5 epsilon of the sum of their magnitudes; where p'
+where terms on both sides of the mean cancel, 3.5 epsilon of the sum of their magnitudes. Where p'
 is zero, in the middle of a single term, the rounding error of the mean remains. In fp64 the tests
 find less than 4 epsilon.
 
@@ -57,8 +57,8 @@ _GROUP = tl.constexpr(2)
 class GaussianPdf(NamedTuple):
     """Numbers that follow from mean, std and terms, computed once for all elements.
 
-    For fp32 they are rounded to it. Kernels take them in this order, as tensors of the type that is
-    computed in; `terms` is an integer. A tail is the rounding error of the number before it.
+    For fp32 they are rounded to it. Kernels take them in this order, as tensors of the type of the
+    computation; `terms` is an integer. A tail is the rounding error of the number before it.
 
     Attributes:
         mean, mean_tail: the mean.
@@ -137,8 +137,8 @@ def _parameters_double(mean: float, std: float, terms: int, is_slope: bool) -> G
 
 @functools.lru_cache(maxsize=1024)
 def gaussian_pdf_parameters(mean: float, std: float, terms: int, is_double: bool) -> GaussianPdf:
-    """What gaussian_pdf takes. 1 <= terms <= MOST_GAUSSIAN_TERMS, and std from 1e-30 to 1e30, in
-    fp64 from 1e-150 to 1e150.
+    """The parameters of gaussian_pdf. 1 <= terms <= MOST_GAUSSIAN_TERMS, and std from 1e-30 to
+    1e30, in fp64 from 1e-150 to 1e150.
     """
     parameters = _parameters_double if is_double else _parameters_float
     return parameters(mean, std, terms, False)
@@ -148,7 +148,7 @@ def gaussian_pdf_parameters(mean: float, std: float, terms: int, is_double: bool
 def gaussian_pdf_slope_parameters(
     mean: float, std: float, terms: int, is_double: bool
 ) -> GaussianPdf:
-    """What gaussian_pdf_gradient takes, within the same bounds."""
+    """The parameters of gaussian_pdf_gradient, within the same bounds."""
     parameters = _parameters_double if is_double else _parameters_float
     return parameters(mean, std, terms, True)
 
@@ -276,7 +276,7 @@ def gaussian_pdf(x, p):
 
 @triton.jit
 def gaussian_pdf_gradient(grad, x, p):
-    """grad p'(x): the gradient is multiplied in before anything could underflow."""
+    """grad p'(x). The gradient is multiplied in before anything could underflow."""
     u, u_tail, k = _nearest_term(x, p)
     twice, tail = _ratio_parts(u, u_tail, p)
     j = p[8] - k

@@ -4,17 +4,18 @@ erf form, ``approximate="none"``: x Phi(x), Phi the normal distribution function
 tanh form, ``approximate="tanh"``: x / (1 + exp(-z)), z = 2 sqrt(2/pi) (x + 0.044715 x^3).
 
 The textbook 0.5 x (1 + erf(..)) or (1 + tanh(..)) cancels for x < 0: it has no correct digit left
-at x = -5.5 in fp32, where gelu is -1e-7. These functions compute the lower tail itself, with
-t = |x|, and take the other side as its complement, so that they keep their relative accuracy for
-every x whose result is a normal number, near the root of the derivative included. There are no
-branches, only selections.
+at x = -5.5 in fp32, where gelu is -1e-7. These functions compute the lower tail itself, with t =
+|x|, and take the other side as its complement. So they keep their relative accuracy for every x
+whose result is a normal number, even near the root of the derivative. There are no branches, only
+selections.
 
 Special values, as in the CUDA kernels of PyTorch: gelu(NaN) = NaN, gelu(+inf) = +inf and
 gelu(-inf) = NaN; the derivative at +-inf is NaN. Every finite x has a finite result. Results below
 the least normal number may be flushed to zero, and a zero may lose its sign.
 
-``precision`` names what the result is rounded to, which sets the length of the polynomials:
-"half" (x was fp16 or bf16, the fp32 result is rounded to it later), "float" or "double".
+``precision`` names the type that the result is rounded to, which sets the length of the
+polynomials. It is "half", "float" or "double". With "half", x was fp16 or bf16, and the caller
+rounds the fp32 result to it.
 
 Each precision has a file of its own: gelu_half.py, gelu_float.py and gelu_double.py. Their
 polynomials are minimax fits of tools/fit_gelu.py, which defines H, G, Q, C and W. The twin is
@@ -49,9 +50,9 @@ from .gelu_half import (
 def gelu(x, approximate: tl.constexpr, precision: tl.constexpr):
     """gelu(x). Greatest errors found, in ulp of the result, for results that are normal:
 
-    half    1 ulp after rounding (erf: at 90 of 63488 fp16 and 1 bf16 inputs; tanh: 8 and 0)
-    float   1.85 ulp (erf), 1.80 ulp (tanh); 0.95 and 1.45 ulp for x > 0
-    double  1.3e-15 (erf) and 7e-16 (tanh), relative
+    - half: 1 ulp after rounding (erf: at 90 of 63488 fp16 and 1 bf16 inputs; tanh: 8 and 0)
+    - float: 1.85 ulp (erf), 1.80 ulp (tanh); 0.95 and 1.45 ulp for x > 0
+    - double: 1.3e-15 (erf) and 7e-16 (tanh), relative
     """
     if precision == "half":
         if approximate == "tanh":
@@ -75,9 +76,9 @@ def gelu(x, approximate: tl.constexpr, precision: tl.constexpr):
 def gelu_derivative(x, approximate: tl.constexpr, precision: tl.constexpr):
     """The derivative of gelu at x. Greatest errors found, as above:
 
-    half    1 ulp after rounding (erf: at 121 fp16 inputs, no bf16 input; tanh: 8 and 0)
-    float   1.75 ulp (erf), 1.82 ulp (tanh); 1.13 and 1.27 ulp for x > 0
-    double  8e-16 (erf) and 1.0e-15 (tanh), relative
+    - half: 1 ulp after rounding (erf: at 121 fp16 inputs, no bf16 input; tanh: 8 and 0)
+    - float: 1.75 ulp (erf), 1.82 ulp (tanh); 1.13 and 1.27 ulp for x > 0
+    - double: 8e-16 (erf) and 1.0e-15 (tanh), relative
     """
     if precision == "half":
         if approximate == "tanh":
@@ -98,7 +99,7 @@ def gelu_derivative(x, approximate: tl.constexpr, precision: tl.constexpr):
 def gelu_gradient(grad, x, approximate: tl.constexpr, precision: tl.constexpr):
     """grad times the derivative of gelu at x, with the derivative's accuracy.
 
-    In fp32 the product is not rounded on its own, and does not vanish where the derivative alone
+    In fp32 the product is not rounded on its own. It does not vanish where the derivative alone
     would.
     """
     if precision == "float":

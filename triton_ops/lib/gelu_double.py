@@ -93,7 +93,7 @@ def erf_derivative_double(x):
 
 @triton.jit
 def tanh_derivative_double(x):
-    """As tanh_derivative_float in gelu_float.py, with the formula as it stands beyond t = 1.5."""
+    """As tanh_derivative_float in gelu_float.py, with the plain formula beyond t = 1.5."""
     t = minimum(tl.abs(x), 30.0)
     root = (0.75246142207101629 - t) + -3.6355605092076871e-17
     near_root = root * horner(root, _Q_DOUBLE)

@@ -65,7 +65,7 @@ def _normal_exponent(t, correction, bias: tl.constexpr):
 
 @triton.jit
 def _tanh_slope(t):
-    """t^2, and linear + cubic t^2 as head and tail: z(t) log2(e) / t but for the constants' tails.
+    """t^2, and linear + cubic t^2 as head and tail: z(t) log2(e) / t, without the constants' tails.
 
     linear is short enough for its difference from the head to be exact.
     """
@@ -114,9 +114,9 @@ def _exp2_product(fraction, g):
 def erf_forward_float(x):
     """As erf_forward_half in gelu_half.py, with s = 1/(2 + 2.3 t), which keeps H within 8 % of 1.
 
-    The tail is t s 2^n times 1 + correction. The rounding error of t s is added, and that of s,
-    its own and that of its denominator, joins the exponent. H is a polynomial in
-    t/(1 + 0.3 t) - 1, on which errors of this other reciprocal have little effect.
+    The tail is t s 2^n times 1 + correction. The rounding error of t s is added. The errors of s
+    and of its denominator join the exponent. H is a polynomial in t/(1 + 0.3 t) - 1, on which
+    errors of this other reciprocal have little effect.
     """
     clamped = minimum(x, 13.26)
     t = minimum(tl.abs(clamped), 13.26)

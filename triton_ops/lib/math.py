@@ -1,9 +1,8 @@
 """Scalar arithmetic for the kernels: the few operations whose rounding or instruction matters.
 
-The twin of this file is csrc/include/diglot/math.cuh. Triton's interpreter has neither a fused
-fma nor inline assembly, so that under ``TRITON_INTERPRET=1`` the functions that need them are
-replaced by others that round alike (the reciprocal is rounded correctly there instead of within
-1 ulp).
+The twin of this file is csrc/include/diglot/math.cuh. Triton's interpreter has neither a fused fma
+nor inline assembly. Under ``TRITON_INTERPRET=1`` the functions that need them are replaced by
+others that round alike. The reciprocal is rounded correctly there, instead of within 1 ulp.
 """
 
 import triton
@@ -26,7 +25,7 @@ if INTERPRETED:
 
     @triton.jit
     def _like(value, x):
-        """An operand of fma as a tensor of x's type: rounded to it, where it is a number."""
+        """An operand of fma as a tensor of x's type. A number is rounded to it."""
         value = value.value if isinstance(value, tl.constexpr) else value
         return tl.full([], value, x.dtype) if isinstance(value, (int, float)) else value
 
@@ -77,8 +76,8 @@ else:
     def fma(a, b, c):
         """a * b + c with one rounding. a must be a tensor; a literal b or c is taken as fp32.
 
-        Named, since the kernels forbid the compiler to contract: what is fused here is fused in
-        the CUDA twin, and nothing else is.
+        It has a name because the kernels forbid the compiler to contract: only this fuses, here and
+        in the CUDA twin.
         """
         return tl.fma(a, b, c)
 
@@ -161,7 +160,7 @@ def ordered_two_sum(a, b):
 
 @triton.jit
 def relu(x):
-    """max(x, 0). What it gives for NaN is not specified."""
+    """max(x, 0). The result for NaN is not specified."""
     return tl.maximum(x, 0.0)
 
 
@@ -175,8 +174,8 @@ def exp2_approximate(x):
 def exp_nonpositive(x):
     """e^x for x <= 0, in fp32 within 3 ulp, with subnormal results flushed to zero, or in fp64.
 
-    exp2_approximate would multiply the rounding error of its argument by up to 126; it enters by
-    the exponential's slope.
+    exp2_approximate would multiply the rounding error of its argument by up to 126. So that error
+    enters by the exponential's slope.
     """
     log2_e: tl.constexpr = 1.44269502
     log2_e_tail: tl.constexpr = 1.92596303e-8

@@ -1,4 +1,4 @@
-"""Old names of what is now in norm/, kept for one release."""
+"""Old names of functions that are now in norm/, kept for one release."""
 
 from .norm.backward import *  # noqa: F403
 from .norm.backward_resident import norm_backward_resident, sums_of_lines, sums_of_rows  # noqa: F401

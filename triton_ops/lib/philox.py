@@ -1,7 +1,8 @@
 """Philox-4x32-10: random bits as a function of a counter and a key (Salmon, Moraes, Dror and Shaw,
-"Parallel random numbers: as easy as 1, 2, 3", 2011), and the bits of each element of an array.
+"Parallel random numbers: as easy as 1, 2, 3", 2011). Also the assignment of bits to an array's
+elements.
 
-Philox makes four words of a counter. The element with row-major index i gets word i % 4 of the
+Philox makes four words from a counter. The element with row-major index i gets word i % 4 of the
 counter offset + i / 4, a 64-bit sum that wraps around. The sum's low half is word 0 of Philox's
 counter, its high half word 1; words 2 and 3 are zero. The seed's low half is word 0 of the key, its
 high half word 1.
@@ -28,8 +29,8 @@ else:
     def multiply_wide(a, b):
         """The 64-bit product of 32-bit words: its high and its low word.
 
-        One instruction. The compiler makes two of tl.umulhi and a * b. It makes so many of a 64-bit
-        product that it rather exchanges results between threads.
+        It takes one instruction. The compiler makes two of tl.umulhi and a * b. For a 64-bit
+        product it makes more, and then prefers to exchange results between threads.
         """
         return tl.inline_asm_elementwise(
             "{ .reg .b64 p; mul.wide.u32 p, $2, $3; mov.b64 {$1, $0}, p; }",

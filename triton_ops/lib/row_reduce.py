@@ -1,4 +1,4 @@
-"""Old names of what is now in rows/, kept for one release."""
+"""Old names of functions that are now in rows/, kept for one release."""
 
 from .rows import tile
 from .rows.operation import finish_rows, map_tile, store_statistic  # noqa: F401

@@ -4,7 +4,9 @@ import triton
 import triton.language as tl
 from triton import knobs
 
-INTERPRETED = knobs.runtime.interpret  # what @triton.jit asks, too, when it meets a function
+from diglot.triton_ops.lib.float8 import float8_to_float16, float32_to_float8
+
+INTERPRETED = knobs.runtime.interpret  # @triton.jit also asks this, when it decorates a function
 
 
 @triton.constexpr_function
@@ -21,16 +23,30 @@ if INTERPRETED:
 
     @triton.jit
     def convert(value, dtype: tl.constexpr):
-        """value rounded to dtype, to nearest even.
+        """value rounded to dtype, to nearest even; 8-bit floats saturate.
 
-        The interpreter truncates float32 to bfloat16, so the rounding is done on the bits first.
+        The interpreter truncates float32 to bfloat16, widens subnormal bfloat16 wrongly, and rounds
+        8-bit floats wrongly. So these conversions are done on the bits.
         """
-        if dtype == tl.bfloat16 and value.dtype != tl.bfloat16:
+        source: tl.constexpr = value.dtype
+        if source == dtype:
+            result = value
+        elif source.is_fp8():
+            result = convert(float8_to_float16(value), dtype)
+        elif source == tl.bfloat16:
+            bits = value.to(tl.uint16, bitcast=True).to(tl.uint32) << 16
+            result = convert(bits.to(tl.float32, bitcast=True), dtype)
+        elif dtype.is_fp8():
+            result = float32_to_float8(value.to(tl.float32), dtype)
+        elif dtype == tl.bfloat16:
             wide = value.to(tl.float32)
             bits = wide.to(tl.uint32, bitcast=True)
-            rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
-            value = tl.where(wide == wide, rounded.to(tl.float32, bitcast=True), wide)
-        return value.to(dtype)
+            rounded = bits + 0x7FFF + ((bits >> 16) & 1)
+            bits = tl.where(wide == wide, rounded, bits | 0x400000) >> 16
+            result = bits.to(tl.uint16).to(tl.bfloat16, bitcast=True)
+        else:
+            result = value.to(dtype)
+        return result
 
     @triton.jit
     def opaque(values):
@@ -42,15 +58,23 @@ if INTERPRETED:
     @triton.jit
     def widen(values, dtype: tl.constexpr):
         """Values of a floating-point type in another one that is not narrower."""
-        return values.to(dtype)
+        return convert(values, dtype)
 
 
 else:
 
     @triton.jit
     def convert(value, dtype: tl.constexpr):
-        """value rounded to dtype, to nearest even."""
-        return value.to(dtype)
+        """value rounded to dtype, to nearest even; 8-bit floats saturate.
+
+        8-bit floats become float16 first: Triton's own conversion of e5m2 to bfloat16 makes numbers
+        of infinities and NaN.
+        """
+        if value.dtype.is_fp8():
+            result = value.to(tl.float16).to(dtype)
+        else:
+            result = value.to(dtype)
+        return result
 
     @triton.jit
     def opaque(values):
@@ -67,7 +91,7 @@ else:
     def widen(values, dtype: tl.constexpr):
         """Values of a floating-point type in another one that is not narrower.
 
-        A register holds two bfloat16 values, and one instruction makes each of them float32; Triton
+        A register holds two bfloat16 values, and one instruction turns each into float32. Triton
         would unpack them first.
         """
         if values.dtype == tl.bfloat16 and dtype == tl.float32 and values.numel > 1:
@@ -80,7 +104,7 @@ else:
                 pack=2,
             )
         else:
-            result = values.to(dtype)
+            result = convert(values, dtype)
         return result
 
 

@@ -1,15 +1,15 @@
 // Operations on a 32-bit word that several blocks share, with the order that they give to other
-// memory: a release makes what its thread has seen or written before visible to whoever acquires
-// its value. PTX ISA, "Memory Consistency Model"; all at the scope of the GPU. The interpreter's
-// are sequentially consistent.
+// memory. A release publishes all that its thread has seen or written before. An acquire that reads
+// the released value then sees it. PTX ISA, "Memory Consistency Model"; the scope is the GPU.
 #pragma once
 
 #include "diglot/platform.cuh"
 
 namespace diglot {
 
-// Adds, with the order of a release and of an acquire. Returns what was there before.
-DIGLOT_DEVICE uint32_t atomic_add_acquire_release(uint32_t* word, uint32_t value) {
+// Adds, as a release and an acquire. Returns the value before the addition.
+DIGLOT_DEVICE uint32_t atomic_add_acquire_release(uint32_t* word, uint32_t value,
+                                                  [[maybe_unused]] Place place = Place::here()) {
 #if defined(__CUDA_ARCH__)
   uint32_t before;
   asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;"
@@ -17,12 +17,17 @@ DIGLOT_DEVICE uint32_t atomic_add_acquire_release(uint32_t* word, uint32_t value
                : "l"(__cvta_generic_to_global(word)), "r"(value)
                : "memory");
   return before;
+#elif defined(DIGLOT_INTERPRETER)
+  return interpreter::atomic_update(
+      word, place, {interpreter::Ordering::kAcquireRelease, interpreter::Scope::kDevice},
+      [=](uint32_t old) { return old + value; });
 #else
   return atomicAdd(word, value);
 #endif
 }
 
-DIGLOT_DEVICE uint32_t load_acquire(const uint32_t* word) {
+DIGLOT_DEVICE uint32_t load_acquire(const uint32_t* word,
+                                    [[maybe_unused]] Place place = Place::here()) {
 #if defined(__CUDA_ARCH__)
   uint32_t value;
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];"
@@ -30,6 +35,9 @@ DIGLOT_DEVICE uint32_t load_acquire(const uint32_t* word) {
                : "l"(__cvta_generic_to_global(word))
                : "memory");
   return value;
+#elif defined(DIGLOT_INTERPRETER)
+  return interpreter::atomic_load(
+      word, {interpreter::Ordering::kAcquire, interpreter::Scope::kDevice}, place);
 #else
   return atomicAdd(const_cast<uint32_t*>(word), 0u);
 #endif
@@ -42,7 +50,7 @@ DIGLOT_DEVICE uint64_t global_nanoseconds() {
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
   return now;
 #else
-  return 0;  // the interpreter finds by itself what waits for ever
+  return 0;  // the interpreter finds endless waits by itself
 #endif
 }
 

@@ -16,11 +16,12 @@ struct Chunk {
   void* data = nullptr;
   int count = 0;  // of elements
   DType dtype = DType::kFloat32;
-  bool is_repeated = false;  // the same memory is a chunk before this one, too
+  bool is_repeated = false;  // an earlier chunk is the same memory
 };
 
-// Row `index` of a table of int64 [rows, 2]: an address, and from the low bits on 32 of the count,
-// 8 of the element type, 1 of is_repeated. An empty chunk where there is no such row.
+// Row `index` of a table of int64 [rows, 2]: an address, and a packed word. From its low bits on,
+// the word has 32 bits of count, 8 of the element type, and 1 of is_repeated. Beyond the table the
+// chunk is empty.
 DIGLOT_DEVICE Chunk read_chunk(const int64_t* table, int64_t rows, int64_t index) {
   if (index < 0 || index >= rows) return {};
   const auto row = load_vector<int64_t, 2>(table + 2 * index);
@@ -28,12 +29,12 @@ DIGLOT_DEVICE Chunk read_chunk(const int64_t* table, int64_t rows, int64_t index
           static_cast<DType>(row[1] >> 32 & 0xff), (row[1] >> 40 & 1) != 0};
 }
 
-// Calls function(data), with the chunk's data as a pointer to its type: a floating one, and double
-// only where Compute is.
+// Calls function(data) with the chunk's data as a pointer to its floating type. A double is
+// possible only where Compute is double.
 template <typename Compute, typename Function>
 DIGLOT_DEVICE auto with_data(const Chunk& chunk, Function function) {
 #if defined(__CUDA_ARCH__)
-  __builtin_assume(__isGlobal(chunk.data));  // nothing else tells it of an address from memory
+  __builtin_assume(__isGlobal(chunk.data));  // a loaded address does not tell the compiler
 #endif
   switch (chunk.dtype) {
     case DType::kFloat16: return function(static_cast<float16*>(chunk.data));
@@ -46,9 +47,10 @@ DIGLOT_DEVICE auto with_data(const Chunk& chunk, Function function) {
   }
 }
 
-// This thread's part of a chunk, by a block of kThreads: accesses(first, number) for accesses at
-// first, first + kThreads accesses, ..., as many as the type `number` says; element(address) for an
-// element of the tail. A thread takes kAccesses whole accesses at once while that many remain.
+// Walks this thread's part of a chunk, in a block of kThreads. Calls accesses(first, number) for
+// `number` accesses (a type), kThreads accesses apart, from element `first` on, and
+// element(address) for an element of the tail. A thread takes kAccesses accesses at once while that
+// many remain.
 template <int kThreads, int kAccesses, typename T, typename Accesses, typename Element>
 DIGLOT_DEVICE void walk_chunk(T* data, int count, Accesses accesses, Element element) {
   constexpr int kElements = kAccessBytes / sizeof(T);

@@ -1,6 +1,6 @@
-// The two ways an elementwise kernel walks its arrays: flat, when all of them lie in memory in the
-// same dense order, and strided otherwise; and the two kernels of every op, which map a functor.
-// Twin of triton_ops/lib/elementwise.py and elementwise_kernels.py.
+// An elementwise kernel walks its arrays in one of two ways. Flat: all arrays lie in memory in the
+// same dense order. Strided: any others. Every op has a kernel for each, which maps a functor. Twin
+// of triton_ops/lib/elementwise.py and elementwise_kernels.py.
 #pragma once
 
 #include <type_traits>
@@ -28,13 +28,13 @@ DIGLOT_DEVICE void number_inputs(Function function, std::integer_sequence<int, k
   function(std::integral_constant<int, kInput + 1>{}...);
 }
 
-// Whether a function takes whole accesses, after the row-major index of their first element,
-// because its result depends on an element's position: function(index, accesses...).
+// Whether a function takes whole accesses and the row-major index of their first element, as
+// function(index, accesses...), because its result depends on an element's position.
 template <typename Function, typename... Accesses>
 constexpr bool kTakesIndex = std::is_invocable_v<const Function&, int64_t, const Accesses&...>;
 
-// Applies a function to an access of each input. A function that takes no index takes the elements
-// one by one: function(elements...).
+// Applies a function to an access of each input. A function without an index takes the elements one
+// by one: function(elements...).
 template <typename T, int kElements, typename Function, typename... Accesses>
 DIGLOT_DEVICE Vector<T, kElements> map_access(const Function& function,
                                               [[maybe_unused]] int64_t index,
@@ -49,20 +49,20 @@ DIGLOT_DEVICE Vector<T, kElements> map_access(const Function& function,
   }
 }
 
-// Issues the loads written before this before what follows. The compiler would rather delay them to
-// keep registers free.
+// Issues all earlier loads before what follows. Otherwise the compiler delays them to keep
+// registers free.
 DIGLOT_DEVICE void keep_loads_first() {
 #if defined(__CUDA_ARCH__)
   asm volatile("" ::: "memory");
 #endif
 }
 
-// output[i] = function(inputs[i]...) for i < n, in accesses of Shape::kElements, of which
-// Shape::kAccesses per thread and array are in flight at once.
+// output[i] = function(inputs[i]...) for i < n, in accesses of Shape::kElements elements. Each
+// thread has Shape::kAccesses accesses to each array in flight.
 //
-// The first `head` elements bring every array to a multiple of an access's size (the launcher makes
-// sure that one head serves them all). They and the tail are done one by one by the first block,
-// which costs its threads at most two scalar accesses.
+// The first `head` elements bring every array to a multiple of an access's size; the launcher makes
+// sure that one head serves all arrays. The first block takes head and tail element by element, at
+// most two scalar accesses for each of its threads.
 template <typename Shape, typename T, typename Function, typename... Inputs>
 DIGLOT_DEVICE void map_flat(int64_t n, int head, Function function, T* output,
                             const Inputs*... inputs) {
@@ -111,16 +111,16 @@ DIGLOT_DEVICE void map_flat(int64_t n, int head, Function function, T* output,
     const auto map_one = [&](int64_t i) {
       store_vector(output + i, map_access<T, 1>(function, i, load_vector<T, 1>(inputs + i)...));
     };
-    // What takes an index takes no head, which would shift every access: see index_operand.
+    // A function with an index has no head, which would shift every access: see index_operand.
     constexpr bool kHasHead = !kTakesIndex<Function, Vector<Inputs, 1>...>;
     if (kHasHead && threadIdx.x < head) map_one(threadIdx.x);
     if (threadIdx.x < n - tail) map_one(tail + threadIdx.x);
   }
 }
 
-// The same over strided arrays: `n` and `strides` count accesses, and each has its offsets computed
+// The same over strided arrays: `n` and `strides` count accesses. An access computes its offsets
 // once for all of its elements. An array whose fastest stride is 0 has one element per access. For
-// a function that takes an index, the last array of `strides` is that of the row-major indices.
+// a function with an index, the last array of `strides` has the row-major indices.
 template <typename Shape, typename T, int kArrays, typename Index, typename Function,
           typename... Inputs>
 DIGLOT_DEVICE void map_strided(int64_t n, const Strides<kArrays, Index>& strides, Function function,
@@ -137,7 +137,7 @@ DIGLOT_DEVICE void map_strided(int64_t n, const Strides<kArrays, Index>& strides
   typename Strides<kArrays, Index>::Offsets offsets[kAccesses];
   DIGLOT_UNROLL
   for (int a = 0; a < kAccesses; ++a) {
-    // Past the end the last is loaded again: loads without a condition are all in flight at once.
+    // Accesses past the end load the last one again: unconditional loads are all in flight at once.
     const int64_t linear = first + a * kElementwiseThreads;
     offsets[a] = strides.offsets(static_cast<Index>(linear < n ? linear : n - 1));
   }
@@ -171,8 +171,8 @@ DIGLOT_DEVICE void map_strided(int64_t n, const Strides<kArrays, Index>& strides
                 std::make_integer_sequence<int, sizeof...(Inputs)>{});
 }
 
-// What the kernels apply: the functor's prepare(), which reads parameters from memory once per
-// thread, or else the functor itself.
+// The function that a kernel applies: the functor's prepare(), which reads parameters from memory
+// once per thread, or else the functor itself.
 template <typename Functor, typename = void>
 struct Prepared {
   using type = Functor;
@@ -184,8 +184,8 @@ struct Prepared<Functor, std::void_t<decltype(std::declval<const Functor&>().pre
   DIGLOT_DEVICE static type make(const Functor& functor) { return functor.prepare(); }
 };
 
-// The minimum of resident blocks per SM (__launch_bounds__), which limits registers. 0 leaves it to
-// the compiler. A functor sets kFlatBlocks or kStridedBlocks where that is not best.
+// The minimum of resident blocks per SM (__launch_bounds__), which limits registers. With 0 the
+// compiler decides; a functor sets kFlatBlocks or kStridedBlocks where another number is better.
 template <typename Functor, typename = void>
 constexpr int kFlatBlocks = 0;
 template <typename Functor>

@@ -4,7 +4,7 @@
 //   phi(y) = exp(-((y - mean) / std)^2 / 2) / (std sqrt(2 pi))
 //
 // In the far tail the textbook formula multiplies the rounding error of y - mean by the square of
-// its distance in standard deviations: at 13 of them it costs fp32 six bits. Here one term, the
+// its distance in standard deviations. At 13 of them fp32 loses six bits. Here one term, the
 // greatest, is computed from an argument of two floats, and the others by their ratio to it:
 //
 //   u = 100 (x - mean) + k, for the k that makes it least: the greatest term's argument
@@ -44,7 +44,7 @@ struct GaussianPdf {
   T curvature;        // -step^2
   T bound;            // of |u|, beyond which p and p' are zero, also times the greatest gradient
   T factor;           // of the sum of the ratios; in fp32 its logarithm to base 2,
-  T factor_tail;      // and what that leaves
+  T factor_tail;      // and its rounding error
   T first;            // least k, or minus the number of terms before the middle one
   int32_t terms;
 };
@@ -96,8 +96,8 @@ inline GaussianPdf<double> parameters(double, double mean, double std, int terms
 DIGLOT_DEVICE float power(float x) { return exp2_approximate(x); }
 DIGLOT_DEVICE double power(double x) { return exponential(x); }
 
-// value 2^(factor - (head + tail)^2), without an intermediate result that overflows, or underflows
-// before it does; 0 from 2^-227 on.
+// value 2^(factor - (head + tail)^2); 0 from 2^-227 on. No intermediate result overflows, or
+// underflows too early.
 DIGLOT_DEVICE float scale(float value, float head, float tail, const GaussianPdf<float>& p) {
   const float square = head * head;
   const float square_tail = fma(head + head, tail, fma(head, head, -square));
@@ -121,7 +121,7 @@ DIGLOT_DEVICE double scale(double value, double head, double tail, const Gaussia
   return (((value * p.factor) * (1.0 - square_tail)) * root) * root;
 }
 
-// What an element's terms have in common: the argument u of the greatest one, and its k.
+// The argument u of an element's greatest term, and its k: all terms of the element share them.
 template <typename T>
 struct Nearest {
   T head;
@@ -134,8 +134,8 @@ DIGLOT_DEVICE Nearest<T> nearest_term(T x, const GaussianPdf<T>& p) {
   const T hundred = 100;
   const T zero = 0;
   const TwoPart<T> difference = two_sum(x, -p.mean);
-  // Where x or the mean is infinite, what they leave is NaN. A mean's tail is no more than a head
-  // that is not zero, but may be worth many terms.
+  // Where x or the mean is infinite, the tail is NaN. A mean's tail is no greater than a head that
+  // is not zero, but may be worth many terms.
   constexpr T kInfinity = std::numeric_limits<T>::infinity();
   const T less = absolute(difference.head) < kInfinity ? difference.tail - p.mean_tail : zero;
   const TwoPart<T> distance = ordered_two_sum(difference.head, less);
@@ -143,10 +143,12 @@ DIGLOT_DEVICE Nearest<T> nearest_term(T x, const GaussianPdf<T>& p) {
   const T position_tail = fma(distance.tail, hundred, fma(distance.head, hundred, -position));
   const T last = p.first + static_cast<T>(p.terms - 1);
   const T k = minimum(maximum(round_down(static_cast<T>(0.5) - position), p.first), last);
-  // Either k is not greater than the position, or it is so near that the rest does not matter.
+  // Either k is not greater than the position, or it is so near that the rounding error does not
+  // matter.
   const TwoPart<T> coarse = ordered_two_sum(position, k);
   const T head = maximum(minimum(coarse.head, p.bound), -p.bound);
-  // Where the position is infinite, its tail is NaN. A head that is not zero is worth more than it.
+  // Where the position is infinite, its tail is NaN. A head that is not zero is greater than its
+  // tail.
   const T rest = absolute(head) < p.bound ? coarse.tail + position_tail : zero;
   const TwoPart<T> u = ordered_two_sum(head, rest);
   return {u.head, u.tail, k};
@@ -164,7 +166,7 @@ DIGLOT_DEVICE T scale(T value, const Nearest<T>& u, const GaussianPdf<T>& p) {
 template <typename T>
 struct Ratio {
   T twice;  // 2 u
-  T tail;   // what that leaves, times the curvature
+  T tail;   // twice the tail of u, times the curvature
   T curvature;
 
   DIGLOT_DEVICE Ratio(const Nearest<T>& u, const GaussianPdf<T>& p)
@@ -186,7 +188,7 @@ DIGLOT_DEVICE void for_each_group(T j, int32_t terms, First first, AddTerm add_t
     j = j + T(1);
   }
 #if defined(__CUDA_ARCH__)
-#pragma unroll 2  // not more: the code of all elements is to stay within the instruction cache
+#pragma unroll 2  // not more: all of the loop must fit in the instruction cache
 #endif
   for (int32_t i = terms / kGroup; i > 0; --i) {
     T group = first(j);
@@ -218,7 +220,7 @@ DIGLOT_DEVICE T gaussian_pdf(T x, const GaussianPdf<T>& p) {
   using namespace gaussian_pdf_detail;
   const Nearest<T> u = nearest_term(x, p);
   const Ratio<T> ratio(u, p);
-  // From two, which no group exceeds, so that two operations find what a sum leaves.
+  // The sum starts at two, which no group exceeds, so two operations find its rounding error.
   const T start = kGroup;
   T sum = start, rest = 0;
   for_each_group(
@@ -231,13 +233,13 @@ DIGLOT_DEVICE T gaussian_pdf(T x, const GaussianPdf<T>& p) {
   return scale((sum - start) + rest, u, p);
 }
 
-// grad p'(x): the gradient is multiplied in before anything could underflow.
+// grad p'(x). The gradient is multiplied in before anything could underflow.
 template <typename T>
 DIGLOT_DEVICE T gaussian_pdf_gradient(T grad, T x, const GaussianPdf<T>& p) {
   using namespace gaussian_pdf_detail;
   const Nearest<T> u = nearest_term(x, p);
   const Ratio<T> ratio(u, p);
-  // Kahan's summation: what a sum has too much is taken from what comes next.
+  // Kahan's summation: a sum's excess is subtracted from the next addend.
   T sum = 0, excess = 0;
   for_each_group(
       p.first - u.k, p.terms, [&](T j) { return ratio(j) * ratio.slope(j); },

@@ -5,9 +5,9 @@
 //
 // The textbook 0.5 x (1 + erf(..)) or (1 + tanh(..)) cancels for x < 0: it has no correct digit
 // left at x = -5.5 in fp32, where gelu is -1e-7. These functions compute the lower tail itself,
-// with t = |x|, and take the other side as its complement, so that they keep their relative
-// accuracy for every x whose result is a normal number, near the root of the derivative included.
-// There are no branches, only selections.
+// with t = |x|, and take the other side as its complement. So they keep their relative accuracy for
+// every x whose result is a normal number, even near the root of the derivative. There are no
+// branches, only selections.
 //
 // Special values, as in the CUDA kernels of PyTorch: gelu(NaN) = NaN, gelu(+inf) = +inf and
 // gelu(-inf) = NaN; the derivative at +-inf is NaN. Every finite x has a finite result. Results
@@ -42,8 +42,8 @@ struct ComputeType<Precision::kDouble> {
   using type = double;
 };
 
-// gelu(x). Greatest errors found, in ulp of the result, for results that are normal; in fp32 among
-// all floats from 2^-12 to 14, the reciprocal rounded correctly or 1 ulp off to either side:
+// gelu(x). Greatest errors found, in ulp of normal results. In fp32 among all floats from 2^-12 to
+// 14, with the reciprocal rounded correctly or 1 ulp off to either side:
 //   kHalf    1 ulp after rounding (erf: at 90 of 63488 fp16 and 1 bf16 inputs; tanh: 8 and 0)
 //   kFloat   1.93 ulp (erf), 1.82 ulp (tanh); 0.97 and 1.51 ulp for x > 0
 //   kDouble  1.3e-15 (erf) and 7e-16 (tanh), relative
@@ -78,8 +78,8 @@ DIGLOT_DEVICE typename ComputeType<precision>::type gelu_derivative(
   }
 }
 
-// grad times the derivative of gelu at x, with the derivative's accuracy: in fp32 the product is
-// not rounded on its own, and does not vanish where the derivative alone would.
+// grad times the derivative of gelu at x, with the derivative's accuracy. In fp32 the product is
+// not rounded on its own. It does not vanish where the derivative alone would.
 template <Approximate approximate, Precision precision>
 DIGLOT_DEVICE typename ComputeType<precision>::type gelu_gradient(
     typename ComputeType<precision>::type grad, typename ComputeType<precision>::type x) {

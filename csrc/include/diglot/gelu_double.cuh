@@ -78,7 +78,7 @@ DIGLOT_DEVICE double erf_derivative_double(double x) {
   return x < 0.0 ? lower : 1.0 - lower;
 }
 
-// As tanh_derivative_float, with the formula as it stands beyond t = 1.5.
+// As tanh_derivative_float, with the plain formula beyond t = 1.5.
 DIGLOT_DEVICE double tanh_derivative_double(double x) {
   constexpr double kQ[] = {0.43040009102485854,    0.38751844613578801,    -0.015782853521863212,
                            -0.1139444830808625,    -0.016619328342133838,  0.019682309456769242,

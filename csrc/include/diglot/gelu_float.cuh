@@ -33,8 +33,8 @@ DIGLOT_DEVICE Exponent normal_exponent(float t, float correction, float bias) {
   return {head + fma(square_tail, -kHalfLog2E, correction), shifted};
 }
 
-// kLinear + kCubic t^2 as head + tail, which is z(t) log2(e) / t but for the tails of the two
-// constants. kLinear is short enough for its difference from the head to be exact.
+// kLinear + kCubic t^2 as head + tail: z(t) log2(e) / t, without the tails of the two constants.
+// kLinear is short enough for its difference from the head to be exact.
 struct TanhSlope {
   float square;
   float head;
@@ -82,9 +82,9 @@ DIGLOT_DEVICE float exp2_product(float fraction, float g) {
 }
 
 // As erf_forward_half, with s = 1/(2 + 2.3 t), which keeps H within 8 % of 1: the tail is t s 2^n
-// times 1 + correction. The rounding error of t s is added, and that of s, its own and that of its
-// denominator, joins the exponent. H is a polynomial in t/(1 + 0.3 t) - 1, on which errors of this
-// other reciprocal have little effect.
+// times 1 + correction. The rounding error of t s is added. The errors of s and of its denominator
+// join the exponent. H is a polynomial in t/(1 + 0.3 t) - 1, on which errors of this other
+// reciprocal have little effect.
 DIGLOT_DEVICE float erf_forward_float(float x) {
   constexpr float kH[] = {0.122753359f,    -0.0330858268f,  -0.0925081149f,  0.0523286983f,
                           -0.0114390757f,  -3.38006539e-5f, 0.000416611903f, -3.52658617e-6f,

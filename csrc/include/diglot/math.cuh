@@ -13,8 +13,8 @@
 
 namespace diglot {
 
-// a * b + c with one rounding. Named, since the build forbids the compiler to contract: what is
-// fused here is fused in the Triton twin, and nothing else is.
+// a * b + c with one rounding. It has a name because the build forbids the compiler to contract:
+// only this fuses, here and in the Triton twin.
 DIGLOT_HOST_DEVICE float fma(float a, float b, float c) {
 #if defined(__CUDA_ARCH__)
   return __fmaf_rn(a, b, c);
@@ -108,7 +108,7 @@ DIGLOT_HOST_DEVICE double round_down(double x) {
 #endif
 }
 
-// A number as the sum of two: the nearest one of its type, and what that leaves.
+// A number as a sum of two: head is the nearest number of the type, tail the rounding error.
 template <typename T>
 struct TwoPart {
   T head;
@@ -131,7 +131,7 @@ DIGLOT_HOST_DEVICE TwoPart<T> ordered_two_sum(T a, T b) {
   return {head, b - (head - a)};
 }
 
-// max(x, 0). What it gives for NaN is not specified.
+// max(x, 0). The result for NaN is not specified.
 DIGLOT_HOST_DEVICE float relu(float x) {
 #if defined(__CUDA_ARCH__)
   return fmaxf(x, 0.0f);
@@ -192,11 +192,12 @@ DIGLOT_HOST_DEVICE double logarithm(double x) {
 }
 
 constexpr float kLog2E = 1.44269502f;         // log2(e), rounded,
-constexpr float kLog2ETail = 1.92596303e-8f;  // and what that leaves
+constexpr float kLog2ETail = 1.92596303e-8f;  // and its rounding error
 constexpr float kLn2 = 0.693147182f;
 
 // e^x for x <= 0 within 3 ulp, with subnormal results flushed to zero. exp2_approximate would
-// multiply the rounding error of its argument by up to 126; it enters by the exponential's slope.
+// multiply the rounding error of its argument by up to 126. So that error enters by the
+// exponential's slope.
 DIGLOT_HOST_DEVICE float exp_nonpositive(float x) {
   x = maximum(x, -128.0f);  // where the result is zero: the tail of -inf would be NaN
   const float exponent = x * kLog2E;

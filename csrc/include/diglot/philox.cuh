@@ -1,9 +1,11 @@
 // Philox-4x32-10: random bits as a function of a counter and a key (Salmon, Moraes, Dror and Shaw,
-// "Parallel random numbers: as easy as 1, 2, 3", 2011), and which of them an array's elements get.
+// "Parallel random numbers: as easy as 1, 2, 3", 2011). Also the assignment of bits to an array's
+// elements.
 //
-// The element of row-major index i has word i % 4 of what Philox makes of the 64-bit counter
-// offset + i / 4, which wraps around: its low half is word 0 of Philox's counter and its high half
-// word 1; words 2 and 3 are zero. The seed's low half is word 0 of the key, its high half word 1.
+// Philox makes four words from a counter. The element with row-major index i gets word i % 4 of the
+// counter offset + i / 4, a 64-bit sum that wraps around. The sum's low half is word 0 of Philox's
+// counter, its high half word 1; words 2 and 3 are zero. The seed's low half is word 0 of the key,
+// its high half word 1.
 //
 // Twin of triton_ops/lib/philox.py.
 #pragma once
@@ -25,7 +27,7 @@ DIGLOT_HOST_DEVICE uint32_t low_word(uint64_t value) { return static_cast<uint32
 
 constexpr int kPhiloxRounds = 10;
 
-// The keys of the rounds. They are the same for all counters, and so made once.
+// The keys of the rounds. All counters share them, so they are made once.
 struct PhiloxKeys {
   uint32_t key[kPhiloxRounds][2];
 };
@@ -60,8 +62,8 @@ DIGLOT_HOST_DEVICE PhiloxWords random_words(const PhiloxKeys& keys, uint64_t cou
   return philox_4x32({low_word(counter), high_word(counter), 0, 0}, keys);
 }
 
-// The bits of the elements from row-major index `index` on, which is a multiple of their number,
-// or of 4.
+// The bits of the elements from row-major index `index` on, a multiple of their number or
+// of 4.
 template <int kElements>
 DIGLOT_DEVICE Vector<uint32_t, kElements> random_bits(const PhiloxKeys& keys, uint64_t offset,
                                                       int64_t index) {

@@ -1,7 +1,7 @@
-// What the device library needs of its compiler, in one place: function qualifiers and vendor
-// headers. A kernel includes this instead of CUDA's own headers, so that the same source can also
-// be given to a host compiler: alone, for its arithmetic, or with DIGLOT_INTERPRETER defined, where
-// csrc/interpreter/include stands in for CUDA's headers.
+// All that the device library needs of its compiler: function qualifiers and vendor headers. A
+// kernel includes this instead of CUDA's own headers, so that a host compiler can compile the same
+// source. Alone, it does so for the kernel's arithmetic. With DIGLOT_INTERPRETER defined,
+// csrc/interpreter/include replaces CUDA's headers.
 #pragma once
 
 #include <cstdint>
@@ -20,11 +20,23 @@
 #define DIGLOT_HOST_DEVICE inline
 #endif
 
-// Unrolls the loop that follows, or leaves it as it is, where the compiler knows how.
+// Unroll the next loop, or leave it rolled, where the compiler knows how.
 #if defined(__CUDACC__)
 #define DIGLOT_UNROLL _Pragma("unroll")
 #define DIGLOT_NO_UNROLL _Pragma("unroll 1")
 #else
 #define DIGLOT_UNROLL
 #define DIGLOT_NO_UNROLL
+#endif
+
+#if !defined(DIGLOT_INTERPRETER)
+namespace diglot {
+
+// The line of a kernel that calls a function of the device library: the last parameter of functions
+// whose misuse the interpreter reports. The interpreter has its own; on a GPU it is empty.
+struct Place {
+  static DIGLOT_HOST_DEVICE constexpr Place here() { return {}; }
+};
+
+}  // namespace diglot
 #endif

@@ -5,7 +5,7 @@
 
 namespace diglot {
 
-constexpr int kMaxRank = 8;  // a launch takes a slice of arrays with more dimensions
+constexpr int kMaxRank = 8;  // larger arrays take a launch for each slice
 
 // Division of 32-bit unsigned integers by a divisor fixed at launch, by a multiplication and a
 // shift (Granlund and Montgomery, "Division by invariant integers using multiplication", 1994,

@@ -1,4 +1,4 @@
-// Element types by the library's own names, the type each is computed in, and the conversions
+// Element types by the library's own names, the type in which each is computed, and the conversions
 // between the two. Twin of triton_ops/lib/types.py.
 #pragma once
 
@@ -43,9 +43,9 @@ constexpr int size_of(DType dtype) {
   }
 }
 
-// The type that arithmetic on T is done in: float for the floating types up to 32 bits, double for
-// double, and 32-bit or 64-bit integers, which wrap on the final store exactly as arithmetic in a
-// narrower type would. Unsigned, because signed overflow is undefined in C++.
+// The type of arithmetic on T: float for the floating types up to 32 bits, double for double.
+// Integers compute in 32 or 64 bits and wrap on the final store, exactly as arithmetic in a
+// narrower type would. They are unsigned, because signed overflow is undefined in C++.
 template <typename T>
 struct Compute {
   using type = uint32_t;

@@ -1,11 +1,15 @@
-// 16-byte (vectorised) accesses to global memory: the widest that a thread can make, and so the
-// fewest instructions that reach the memory's bandwidth.
+// 16-byte (vectorised) accesses to global memory. They are the widest that a thread can make, so
+// they take the fewest instructions to reach the memory's bandwidth.
 #pragma once
 
 #include <cstring>
 #include <type_traits>
 
 #include "diglot/types.cuh"
+
+#if defined(DIGLOT_INTERPRETER)
+#include "interpreter/asynchronous.h"
+#endif
 
 namespace diglot {
 
@@ -33,7 +37,7 @@ DIGLOT_DEVICE Vector<T, kElements> load_vector(const T* address) {
   return value;
 }
 
-// 16 bytes that nobody writes while the kernel runs, so that the load may move past stores.
+// 16 bytes that no thread writes while the kernel runs, so that the load may move past stores.
 template <typename T>
 DIGLOT_DEVICE uint4 load_constant(const T* address) {
 #if defined(__CUDA_ARCH__) || defined(DIGLOT_INTERPRETER)
@@ -43,7 +47,7 @@ DIGLOT_DEVICE uint4 load_constant(const T* address) {
 #endif
 }
 
-// The 16 bytes that begin `skipped` bytes, a multiple of kUnit, after the first ones.
+// The 16 bytes that begin `skipped` bytes, a multiple of kUnit, after the start of the first 16.
 template <int kUnit>
 DIGLOT_DEVICE uint4 shift_bytes(const uint4& first, const uint4& second, int skipped) {
   static_assert(kUnit >= 2);
@@ -77,7 +81,7 @@ DIGLOT_DEVICE void store_vector(T* address, const Vector<T, kElements>& value) {
   }
 #endif
   if constexpr (sizeof(value) > kAccessBytes) {
-    // More than one access: the elements are wider than those that were loaded.
+    // More than one access: the elements are wider than the loaded ones.
     constexpr int kPart = kAccessBytes / sizeof(T);
     DIGLOT_UNROLL
     for (int first = 0; first < kElements; first += kPart) {
@@ -101,7 +105,7 @@ DIGLOT_DEVICE uint4 pack(const Vector<T, kElements>& value) {
   return bits;
 }
 
-// Hides from the compiler that the bits do not change, so that it unpacks here and no earlier.
+// Hides from the compiler that the bits stay the same, so that it unpacks here and no earlier.
 DIGLOT_DEVICE uint4 as_they_are(uint4 bits) {
 #if defined(__CUDA_ARCH__)
   asm volatile("" : "+r"(bits.x), "+r"(bits.y), "+r"(bits.z), "+r"(bits.w));
@@ -185,8 +189,11 @@ DIGLOT_DEVICE T* further(T* address, int elements) {
 
 // Copies 16 bytes from global to shared memory asynchronously, past the registers (cp.async). The
 // thread sees them after wait_for_copies.
-DIGLOT_DEVICE void copy_async(uint4* shared, const void* global) {
-#if defined(__CUDA_ARCH__)
+DIGLOT_DEVICE void copy_async(uint4* shared, const void* global,
+                              [[maybe_unused]] Place place = Place::here()) {
+#if defined(DIGLOT_INTERPRETER)
+  interpreter::copy_async(shared, global, sizeof(*shared), place);
+#elif defined(__CUDA_ARCH__)
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
                :
                : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(shared))),
@@ -197,22 +204,29 @@ DIGLOT_DEVICE void copy_async(uint4* shared, const void* global) {
 #endif
 }
 
-DIGLOT_DEVICE void wait_for_copies() {
-#if defined(__CUDA_ARCH__)
+DIGLOT_DEVICE void wait_for_copies([[maybe_unused]] Place place = Place::here()) {
+#if defined(DIGLOT_INTERPRETER)
+  interpreter::wait_for_copies(place);
+#elif defined(__CUDA_ARCH__)
   asm volatile("cp.async.wait_all;" : : : "memory");
 #endif
 }
 
 // Commits the copies that the thread has issued since its last call as one group.
-DIGLOT_DEVICE void group_copies() {
-#if defined(__CUDA_ARCH__)
+DIGLOT_DEVICE void group_copies([[maybe_unused]] Place place = Place::here()) {
+#if defined(DIGLOT_INTERPRETER)
+  interpreter::commit_copies(place);
+#elif defined(__CUDA_ARCH__)
   asm volatile("cp.async.commit_group;" : : : "memory");
 #endif
 }
 
 // Waits until at most the thread's latest `newer` groups, 0 to 3, are in flight.
-DIGLOT_DEVICE void wait_for_copies_before(int newer) {
-#if defined(__CUDA_ARCH__)
+DIGLOT_DEVICE void wait_for_copies_before([[maybe_unused]] int newer,
+                                          [[maybe_unused]] Place place = Place::here()) {
+#if defined(DIGLOT_INTERPRETER)
+  interpreter::wait_for_copies_before(newer, place);
+#elif defined(__CUDA_ARCH__)
   switch (newer) {  // the instruction takes an immediate
     case 0: asm volatile("cp.async.wait_group 0;" : : : "memory"); break;
     case 1: asm volatile("cp.async.wait_group 1;" : : : "memory"); break;

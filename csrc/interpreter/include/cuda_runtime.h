@@ -126,7 +126,7 @@ T reduce_lanes(unsigned mask, T value, const char* what, Place place, Combine co
 
 }  // namespace diglot::interpreter
 
-#define DIGLOT_PLACE ::diglot::interpreter::Place place = ::diglot::interpreter::Place::here()
+#define DIGLOT_PLACE ::diglot::Place place = ::diglot::Place::here()
 
 inline void __syncthreads(DIGLOT_PLACE) {
   diglot::interpreter::block_barrier(false, "__syncthreads()", place);
@@ -229,46 +229,76 @@ unsigned __match_any_sync(unsigned mask, T value, DIGLOT_PLACE) {
 
 namespace diglot::interpreter {
 
-// Reported as one atomic access, and not as what it is made of.
-template <typename T, typename Update>
+// What an atomic operation does with a word, and for whom.
+struct Atomic {
+  Ordering ordering = Ordering::kRelaxed;
+  Scope scope = Scope::kDevice;
+};
+
+// Reported as one atomic access, and not as what it is made of. `writes` says of the old value
+// whether another takes its place.
+template <typename T, typename Update, typename Writes>
 __attribute__((noinline, no_sanitize("thread"))) T atomic_update(T* address, Place place,
-                                                                 Update update) {
-  touch(address, sizeof(T), Access::kAtomic, place);
+                                                                 Atomic how, Update update,
+                                                                 Writes writes) {
   if (reinterpret_cast<std::uintptr_t>(address) % sizeof(T) != 0) {
     fail("a misaligned atomic operation", place);
   }
-  T old;
+  const bool is_noted = begin_atomic(address, sizeof(T), Access::kAtomic, how.scope, place);
+  T old, desired;
   __atomic_load(address, &old, __ATOMIC_SEQ_CST);
-  for (;;) {
-    T desired = update(old);
-    if (__atomic_compare_exchange(address, &old, &desired, false, __ATOMIC_SEQ_CST,
-                                  __ATOMIC_SEQ_CST)) {
-      if (std::memcmp(&old, &desired, sizeof(T)) != 0) {
-        note_change();
-      }
-      look(place);
-      return old;
-    }
+  do {
+    desired = update(old);
+  } while (!__atomic_compare_exchange(address, &old, &desired, false, __ATOMIC_SEQ_CST,
+                                      __ATOMIC_SEQ_CST));
+  if (is_noted) {
+    end_atomic(address, writes(old) ? Access::kAtomic : Access::kStrongRead, how.ordering,
+               how.scope, place);
   }
+  if (std::memcmp(&old, &desired, sizeof(T)) != 0) note_change();
+  look(place);
+  return old;
+}
+template <typename T, typename Update>
+T atomic_update(T* address, Place place, Atomic how, Update update) {
+  return atomic_update(address, place, how, update, [](T) { return true; });
+}
+
+template <typename T>
+__attribute__((noinline, no_sanitize("thread"))) T atomic_load(const T* address, Atomic how,
+                                                               Place place) {
+  const bool is_noted = begin_atomic(address, sizeof(T), Access::kStrongRead, how.scope, place);
+  T value;
+  __atomic_load(address, &value, __ATOMIC_SEQ_CST);
+  if (is_noted) end_atomic(address, Access::kStrongRead, how.ordering, how.scope, place);
+  look(place);
+  return value;
+}
+
+template <typename T>
+__attribute__((noinline, no_sanitize("thread"))) void atomic_store(T* address, T value, Atomic how,
+                                                                   Place place) {
+  const bool is_noted = begin_atomic(address, sizeof(T), Access::kStrongWrite, how.scope, place);
+  __atomic_store(address, &value, __ATOMIC_SEQ_CST);
+  if (is_noted) end_atomic(address, Access::kStrongWrite, how.ordering, how.scope, place);
+  note_change();
 }
 
 }  // namespace diglot::interpreter
 
-// With CUDA's scopes: all are the widest here.
-#define DIGLOT_ATOMIC(NAME, EXPRESSION)                                          \
-  template <typename T>                                                          \
-  T NAME(T* address, std::common_type_t<T> value, DIGLOT_PLACE) {                \
-    return diglot::interpreter::atomic_update(                                   \
-        address, place, [=](T old) -> T { return static_cast<T>(EXPRESSION); }); \
-  }                                                                              \
-  template <typename T>                                                          \
-  T NAME##_block(T* address, std::common_type_t<T> value, DIGLOT_PLACE) {        \
-    return NAME(address, value, place);                                          \
-  }                                                                              \
-  template <typename T>                                                          \
-  T NAME##_system(T* address, std::common_type_t<T> value, DIGLOT_PLACE) {       \
-    return NAME(address, value, place);                                          \
+// With CUDA's scopes. They order nothing by themselves.
+#define DIGLOT_ATOMIC_OF(NAME, SCOPE, EXPRESSION)                                     \
+  template <typename T>                                                               \
+  T NAME(T* address, std::common_type_t<T> value, DIGLOT_PLACE) {                     \
+    return diglot::interpreter::atomic_update(                                        \
+        address, place,                                                               \
+        {diglot::interpreter::Ordering::kRelaxed, diglot::interpreter::Scope::SCOPE}, \
+        [=](T old) -> T { return static_cast<T>(EXPRESSION); });                      \
   }
+#define DIGLOT_ATOMIC(NAME, EXPRESSION)              \
+  DIGLOT_ATOMIC_OF(NAME, kDevice, EXPRESSION)        \
+  DIGLOT_ATOMIC_OF(NAME##_block, kBlock, EXPRESSION) \
+  DIGLOT_ATOMIC_OF(NAME##_system, kSystem, EXPRESSION)
 DIGLOT_ATOMIC(atomicAdd, old + value)
 DIGLOT_ATOMIC(atomicSub, old - value)
 DIGLOT_ATOMIC(atomicExch, (static_cast<void>(old), value))
@@ -280,19 +310,25 @@ DIGLOT_ATOMIC(atomicXor, old ^ value)
 DIGLOT_ATOMIC(atomicInc, old >= value ? 0 : old + 1)
 DIGLOT_ATOMIC(atomicDec, old == 0 || old > value ? value : old - 1)
 #undef DIGLOT_ATOMIC
+#undef DIGLOT_ATOMIC_OF
 
 template <typename T>
 T atomicCAS(T* address, std::common_type_t<T> compare, std::common_type_t<T> value, DIGLOT_PLACE) {
   return diglot::interpreter::atomic_update(
-      address, place, [=](T old) -> T { return old == compare ? value : old; });
+      address, place, {}, [=](T old) -> T { return old == compare ? value : old; },
+      [=](T old) { return old == compare; });
 }
 
-inline void __threadfence() { diglot::interpreter::fence(); }
-inline void __threadfence_block() { diglot::interpreter::fence(); }
-inline void __threadfence_system() { diglot::interpreter::fence(); }
+inline void __threadfence() { diglot::interpreter::fence(diglot::interpreter::Scope::kDevice); }
+inline void __threadfence_block() {
+  diglot::interpreter::fence(diglot::interpreter::Scope::kBlock);
+}
+inline void __threadfence_system() {
+  diglot::interpreter::fence(diglot::interpreter::Scope::kSystem);
+}
 inline void __nanosleep(unsigned, DIGLOT_PLACE) { diglot::interpreter::poll(place); }
 
-#define __trap() ::diglot::interpreter::fail("__trap()", ::diglot::interpreter::Place::here())
+#define __trap() ::diglot::interpreter::fail("__trap()", ::diglot::Place::here())
 
 #include "cuda_arithmetic.h"
 

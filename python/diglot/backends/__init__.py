@@ -1,4 +1,4 @@
-"""Backends: what runs an op, how one is chosen, and why one is refused."""
+"""Backends: ways to run an op, how one is chosen, and why one is refused."""
 
 from diglot.backends.choosing import use_plans
 from diglot.backends.runs import LastRun, last_run, record_runs

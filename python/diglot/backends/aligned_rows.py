@@ -1,9 +1,9 @@
-"""One way to lie for all rows, so that one order of summation serves them.
+"""One layout for all rows, so that one order of summation serves them.
 
 A kernel sums a row in an order that depends on where the row begins, and on how far apart its
-elements are. Within `use_plans("invariant")` a launcher of rows gets copies of arrays that lie
-otherwise: elements are neighbours, and each row begins at a multiple of 16 bytes. Its results are
-copied to where they belong.
+elements are. Within `use_plans("invariant")` elements of a row must be neighbours, and each row
+must begin at a multiple of 16 bytes. A launcher of rows gets copies of other arrays, and its
+results are copied back.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ WRITTEN = ("sum", "out", "grad_input")
 PARAMETERS = ("weight", "bias")
 OPS = ("softmax", "log_softmax", "layer_norm", "rms_norm", "add_layer_norm", "add_rms_norm")
 BYTES = 16  # of an access
-STEP = 16  # elements: rows of copies begin at multiples of so many
-MOST_RANK = 4  # of an array that kernels walk over in one launch, however it lies
+STEP = 16  # elements: rows of copies begin at multiples of it
+MOST_RANK = 4  # dimensions of an array that kernels walk over in one launch, in any layout
 
 
 def works_on_rows(name: str) -> bool:
@@ -41,7 +41,7 @@ class Placed(NamedTuple):
 
     Attributes:
         arguments: without scratch.
-        read: pairs of a copy and what it is a copy of.
+        read: pairs of a copy and its original.
         written: pairs of a copy and where its results belong.
     """
 
@@ -61,7 +61,7 @@ class Placed(NamedTuple):
 
 
 def on_aligned_rows(op: str, name: str, launcher: Callable[..., Any]) -> Callable[..., str]:
-    """A launcher that gives another one copies of what does not lie as rows must."""
+    """A launcher that gives another launcher copies of arrays with another layout."""
 
     def launch(*arguments: Any) -> str:
         placed = place(op, name, arguments[:-1])
@@ -77,7 +77,7 @@ def on_aligned_rows(op: str, name: str, launcher: Callable[..., Any]) -> Callabl
 
 
 def place(op: str, name: str, arguments: tuple[Any, ...]) -> Placed:
-    """A launcher's arguments, and memory in place of those that do not lie as rows must."""
+    """A launcher's arguments, with memory for copies in place of arrays with another layout."""
     names = _parameters(op, name)
     dim = arguments[names.index("dim")] if "dim" in names else -1
     placed = Placed(tuple(map(functools.partial(_placed, dim), names, arguments)), [], [])
@@ -100,7 +100,7 @@ def _placed(dim: int, parameter: str, argument: Any) -> Any:
 
 @functools.cache
 def _parameters(op: str, name: str) -> tuple[str, ...]:
-    """The names of a launcher's parameters, but for its scratch: all backends have the same."""
+    """The names of a launcher's parameters without its scratch: all backends have the same."""
     reference = getattr(BACKENDS["torch"].module(op), name)
     return tuple(inspect.signature(reference).parameters)[:-1]
 
@@ -112,8 +112,8 @@ def lies_in_rows(tensor: Tensor, dim: int) -> bool:
     sizes, strides = list(tensor.shape), list(tensor.stride())
     n, step = sizes.pop(dim), strides.pop(dim)
     others = [pair for pair in zip(sizes, strides, strict=True) if pair[0] > 1]
-    # The ends of rows that are no whole accesses may be read with what is beside them. Kernels
-    # differ in whether they do, unless rows are equally far apart.
+    # A partial access at a row's end may be read together with the data beside it. Kernels differ
+    # in this, unless rows are equally far apart.
     is_whole = n * tensor.element_size() % BYTES == 0
     is_even = all(far == size * near for (_, far), (size, near) in itertools.pairwise(others))
     return (
@@ -130,7 +130,7 @@ def _begins_aligned(tensor: Tensor) -> bool:
 
 
 def _empty_rows(tensor: Tensor, dim: int) -> Tensor:
-    """Memory for a tensor's values, in rows that lie as they must."""
+    """Memory for a tensor's values, in rows with that layout."""
     sizes = list(tensor.shape)
     n = sizes.pop(dim)
     rows = tensor.new_empty((*sizes, -(-n // STEP) * STEP))[..., :n]

@@ -1,4 +1,4 @@
-"""What ops do while a stream is captured in a CUDA graph, and must not become part of it."""
+"""Work of ops during the capture of a CUDA graph that must not become part of the graph."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 
 
 def is_captured(device: torch.device) -> bool:
-    """Whether what is launched on the device's current stream goes to a CUDA graph."""
+    """Whether a CUDA graph captures the launches on the device's current stream."""
     if device.type != "cuda":
         return False
     if device.index is None or device.index == torch.cuda.current_device():
@@ -27,16 +27,16 @@ def is_captured(device: torch.device) -> bool:
 
 @contextlib.contextmanager
 def ordinary_tensors() -> Iterator[None]:
-    """Tensors made in this context may be kept: no mode that is entered has a part in them."""
+    """Tensors made in this context may be kept: no active mode takes part in them."""
     with torch.inference_mode(False), _disable_current_modes():
         yield
 
 
 @contextlib.contextmanager
 def beside_captures(device: torch.device) -> Iterator[None]:
-    """What is enqueued in this context is done when it ends, and by no graph.
+    """Work enqueued in this context is done when the context ends, and belongs to no graph.
 
-    Memory that is allocated in it lives as long as its tensors, whatever becomes of a graph.
+    Memory allocated in it lives as long as its tensors, independent of any graph.
     """
     with relaxed_capture(), torch.cuda.stream(own_stream(device, "beside captures")):
         yield
@@ -45,8 +45,7 @@ def beside_captures(device: torch.device) -> Iterator[None]:
 
 @functools.cache
 def own_stream(device: torch.device, use: str) -> torch.cuda.Stream:
-    """A stream for one use. PyTorch gives its own streams out in turns: they may be captured, or
-    busy.
+    """A stream for one use. PyTorch gives out its own in turns, so they may be captured, or busy.
     """
     stream = ctypes.c_void_p()
     with torch.cuda.device(device):

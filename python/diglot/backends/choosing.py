@@ -1,4 +1,4 @@
-"""Which numbers a call is planned with: measured ones, from the store, or the planner's own.
+"""The choice of numbers for a plan: measured ones, from the store, or the planner's own.
 
 A planner describes its problem once (`Device.choose` in Triton, `Planner::choose` in C++). The
 answer is kept with the plan, so a second call of a layout asks nothing.
@@ -26,6 +26,7 @@ from diglot.backends.tunables import (
     short_name,
     take_numbers,
 )
+from diglot.names import suggestion
 
 Made = TypeVar("Made")
 MEASURED, RULES, INVARIANT = "measured", "rules", "invariant"
@@ -37,12 +38,12 @@ class Choice:
     """How the numbers of a plan were chosen.
 
     Attributes:
-        problem: what was asked.
+        problem: the problem that the store was asked about.
         source: "exact": this problem was measured. "near": one of another shape was. "rules": the
             planner has its own numbers, of `configs/tunables`. "given": `use_plans` has them.
             "invariant": the planner has numbers that are the same for all GPUs.
-        numbers: by the names of tunables; none where the planner has its own.
-        entry: what was measured, if anything.
+        numbers: by the names of tunables; empty where the planner has its own.
+        entry: the measured entry, if there is one.
     """
 
     problem: Problem
@@ -88,20 +89,20 @@ if _environment == INVARIANT:
 
 
 class use_plans:
-    """Context manager: how the numbers of plans are chosen, in the whole process.
+    """Context manager: decides how plans get their numbers, in the whole process.
 
-    Plans that are kept are forgotten when it begins and when it ends; other threads should launch
-    nothing meanwhile. A captured graph keeps its launches.
+    Kept plans are dropped when it begins and when it ends. Other threads should launch nothing
+    meanwhile. A captured graph keeps its launches.
 
     Args:
-        plans: "measured": from the store, where it has a shape near that of a call; the default,
-            if the variable DIGLOT_PLANS says nothing else. "rules": the planner's own.
-            "invariant": those by which a row's result depends on its length and dtype alone
-            (docs/tuning.md). Or numbers by the names of tunables, such as
-            {"rows.cuda.skipped_shapes": 1}, which hold for every entry of a table.
+        plans: "measured" takes measured plans where the store has a near shape; it is the default,
+            unless the variable DIGLOT_PLANS says otherwise. "rules" takes the planner's own
+            numbers. "invariant" makes a row's result depend only on its values, length and dtype
+            (docs/tuning.md). Or a dict of numbers by the names of tunables, such as
+            {"rows.cuda.skipped_shapes": 1}, for every entry of a table.
 
     Raises:
-        ValueError: there is no such choice, or no such tunable, or its number is out of range.
+        ValueError: the choice or the tunable does not exist, or its number is out of range.
     """
 
     def __init__(self, plans: str | Numbers) -> None:
@@ -125,19 +126,20 @@ class use_plans:
 
 
 def mode() -> str | Numbers:
-    """How plans are chosen now: the name of a way, or numbers that are given."""
+    """How plans are chosen now: by name, or with given numbers."""
     return (_environment, *_modes)[-1]
 
 
 def _take_mode() -> None:
-    """Has plans be made anew, in the way that has just become the one to choose by."""
+    """Drops kept plans, and applies the current way of choosing."""
     hold_order(mode() == INVARIANT)
 
 
 def check_mode(mode: str, source: str) -> None:
     """Raises ValueError unless there is such a way to choose."""
     if mode not in MODES:
-        raise ValueError(f"{source} must be one of {', '.join(map(repr, MODES))}, not {mode!r}")
+        allowed, near = ", ".join(map(repr, MODES)), suggestion(mode, MODES)
+        raise ValueError(f"{source} must be one of {allowed}, not {mode!r}{near}")
 
 
 def choose(
@@ -149,7 +151,7 @@ def choose(
     layout: str,
     shape: Iterable[int],
 ) -> Choice:
-    """The numbers that a problem is planned with on a GPU, by its short name or its full one."""
+    """The numbers for planning a problem on a GPU, given its short name or its full one."""
     problem = Problem(op, launcher, backend, tuple(dtypes), layout, tuple(shape))
     choice = _choose(problem, gpu)
     record(choice)
@@ -157,7 +159,7 @@ def choose(
 
 
 def record(choice: Choice) -> None:
-    """Has whoever records this thread's choices know one."""
+    """Tells a choice to all who record this thread's choices."""
     if _thread.choices is not None:
         _thread.choices.append(choice)
 
@@ -178,7 +180,7 @@ def _choose(problem: Problem, gpu: str) -> Choice:
 
 
 def store_of(op: str, gpu: str) -> Store:
-    """What was measured of an op on a GPU, by its short name; read once."""
+    """The measured plans of an op on a GPU, given its short name; read once."""
     known = _stores.get((op, gpu))
     if known is None:
         with _lock:
@@ -187,7 +189,7 @@ def store_of(op: str, gpu: str) -> Store:
 
 
 def forget_stores() -> None:
-    """Has files be read again, as after tuning."""
+    """Makes files be read again, as after tuning."""
     with _lock:
         _stores.clear()
     forget_plans()
@@ -201,7 +203,7 @@ def answer_cuda(
     layout: str,
     shape: tuple[int, ...],
 ) -> tuple[tuple[str, int], ...] | None:
-    """What C++ is told when it asks for a problem's numbers."""
+    """The answer to C++ when it asks for a problem's numbers."""
     numbers = choose(op, launcher, "cuda", gpu, dtypes, layout, shape).numbers
     return tuple([pair for pair in numbers.items() if not is_overridden(pair[0])]) or None
 
@@ -226,12 +228,12 @@ def record_choices() -> Iterator[list[Choice]]:
         with scoped(_thread, "choices", choices):
             yield choices
     finally:
-        if _thread.choices is not None:  # somebody else records them too
+        if _thread.choices is not None:  # others record them too
             _thread.choices += choices
 
 
 def planned(make: Callable[[], Made], name: str) -> Made:
-    """What `make` makes; with the planner's own numbers and a warning, if measured ones fail."""
+    """The result of `make`. If measured numbers fail, it uses the planner's own, with a warning."""
     with record_choices() as choices:
         try:
             return make()

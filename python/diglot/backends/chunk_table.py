@@ -1,7 +1,7 @@
-"""Tables of the chunks that many tensors are cut in, for kernels that take them all in one launch.
+"""Tables of the chunks of many tensors, for kernels that take them all in one launch.
 
-A chunk begins at a multiple of 16 bytes, or is what precedes the first such address in a tensor.
-Where the cuts are depends on the tensors alone. csrc/include/diglot/chunks.cuh reads the table.
+A chunk begins at a multiple of 16 bytes, or is the part of a tensor before its first such address.
+The cuts depend only on the tensors. csrc/include/diglot/chunks.cuh reads the table.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from diglot.backends.scratch import (
 CODES = {torch.float16: 6, torch.bfloat16: 7, torch.float32: 8, torch.float64: 9}
 
 ACCESS_BYTES = 16
-# Of a chunk; so many at most that a block can look through the results of all, and with those many
-# or with small ones, all blocks of a grid have work for about as long.
+# Of a chunk. The number of chunks is limited so that one block can read the results of all. With
+# that number, or with small chunks, all blocks of a grid have about the same work.
 LEAST_CHUNK_BYTES = 1 << 14
 MOST_CHUNK_BYTES = 1 << 30
 MOST_CHUNKS = 1 << 14
 
 
 class DenseTensors(NamedTuple):
-    """What a table is made of: tensors that fill their memory, on one device, one after another.
+    """Tensors for a table: all fill their memory, and are on one device.
 
     Attributes:
         addresses: of the first elements.
@@ -48,9 +48,9 @@ class ChunkTable(NamedTuple):
     """A table.
 
     Attributes:
-        rows: int64 [chunks, 2], on the tensors' device. A row is an address, and from the low bits
-            on 32 of the number of elements, 8 of the dtype's code, 1 that says whether the same
-            memory is a chunk before this one, too. Tensors without elements have no chunk.
+        rows: int64 [chunks, 2], on the tensors' device. A row is an address, and a packed word.
+            From the low bits on, the word has 32 bits of element count, 8 of the dtype's code, and
+            1 for "an earlier chunk is the same memory". Tensors without elements have no chunk.
         dtype: what the tensors' dtypes promote to.
     """
 
@@ -68,11 +68,11 @@ def find_table(device: torch.device, tensors: DenseTensors) -> ChunkTable | None
 def make_table(device: torch.device, tensors: DenseTensors) -> ChunkTable:
     """Makes the table of these tensors, and keeps it.
 
-    Nothing waits for the copy to the device, which is made on the current stream. Other streams
-    have tables of their own, so that none is read before it is there, or freed while it is read.
+    The copy to the device is made on the current stream, and nothing waits for it. Other streams
+    have their own tables, so that none is read before it is copied, or freed while it is read.
 
-    That of a captured launch belongs to the graph, which holds its address. It is copied at once,
-    not by the graph: on a stream that is not captured, for which the host waits.
+    The table of a captured launch belongs to the graph, which holds its address. It is copied at
+    once, not by the graph, on a stream that is not captured. The host waits for that stream.
 
     Raises:
         ValueError: two tensors overlap, and are not the same.
@@ -84,7 +84,7 @@ def make_table(device: torch.device, tensors: DenseTensors) -> ChunkTable:
             table = ChunkTable(rows.to(device), dtype)
         return keep_with_capture(device, tensors, table)
     if device.type == "cuda":
-        # PyTorch's allocator of pinned memory gives it to no one else before it has been read.
+        # PyTorch's allocator does not reuse the pinned memory before the copy has read it.
         rows = rows.pin_memory().to(device, non_blocking=True)
     return keep_with_stream(device, tensors, ChunkTable(rows, dtype))
 

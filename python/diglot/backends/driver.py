@@ -1,4 +1,4 @@
-"""The CUDA driver, for what PyTorch has no function for."""
+"""Calls of the CUDA driver for which PyTorch has no function."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def check_driver(status: int, what: str) -> None:
 def stream_number(index: int) -> int:
     """The number of the device's current stream, which no other stream has or will have.
 
-    Each thread's own stream (cudaStreamPerThread), of one handle, has its own.
+    Each thread's own stream (cudaStreamPerThread) has its own number, though all share one handle.
     """
     number = ctypes.c_ulonglong()
     handle = ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(index))
@@ -40,9 +40,9 @@ def stream_number(index: int) -> int:
 
 @contextlib.contextmanager
 def relaxed_capture() -> Iterator[None]:
-    """Lets this thread do what is otherwise an error while a stream is being captured.
+    """Switches this thread to relaxed stream capture.
 
-    That is to load code, or to allocate memory and wait for another stream.
+    It may then load code, allocate memory, and wait for another stream during a capture.
     """
     mode = ctypes.c_int(2)  # CU_STREAM_CAPTURE_MODE_RELAXED
     driver().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))

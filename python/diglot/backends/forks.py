@@ -1,4 +1,6 @@
-"""Locks in child processes: none of the parent's threads is there to let go of one that it held."""
+"""Locks in child processes. The parent's threads are missing there, so none would release a lock
+that it held.
+"""
 
 from __future__ import annotations
 
@@ -11,5 +13,5 @@ from typing import Any
 def renew_in_children(
     namespace: dict[str, Any], name: str, make: Callable[[], Any] = threading.Lock
 ) -> None:
-    """Gives each child process a lock of its own, under a name of a module's globals."""
+    """Gives each child process its own lock, under a name in a module's globals."""
     os.register_at_fork(after_in_child=lambda: namespace.update({name: make()}))

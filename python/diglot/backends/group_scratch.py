@@ -21,7 +21,7 @@ MOST_RANKS = GROUP_HEADER_BYTES // 8
 
 
 class _Buffer(NamedTuple):
-    """A rank's buffer, what keeps the others' mapped, and the group that owns it."""
+    """A rank's buffer, the handle that keeps the others' mapped, and the group that owns it."""
 
     tensor: torch.Tensor
     handle: Any
@@ -65,7 +65,7 @@ def provide_for_group(need: Scratch, device: torch.device) -> torch.Tensor:
 
 
 def _make(bytes: int, device: torch.device, group: Any) -> _Buffer:
-    # Imported when it is used: it is large.
+    # Imported at its first use, because it is large.
     import torch.distributed._symmetric_memory as symmetric_memory
 
     if group.size() > MOST_RANKS:

@@ -1,6 +1,6 @@
-"""What an op's kernels need of a call: architecture, dtypes, shapes, an interpreter.
+"""The requirements of an op's kernels on a call: architecture, dtypes, shapes, an interpreter.
 
-An op says it once, beside its definition, and only where it needs more than every backend gives:
+An op declares them once, beside its definition, and only if it needs more than every backend has:
 
     require("attention", "cuda", Needs(architecture=90, dtypes=HALVES, call=check_head_dim))
 """
@@ -17,7 +17,7 @@ OLDEST_ARCHITECTURE = 80
 
 @dataclass(frozen=True)
 class Call:
-    """A call of an op, as far as what can run it depends on it.
+    """The facts of a call on which it depends whether kernels can run it.
 
     Attributes:
         device: where its tensors are.
@@ -50,11 +50,11 @@ class Call:
 
 @dataclass(frozen=True)
 class Needs:
-    """What an op's kernels in one language need.
+    """The needs of an op's kernels in one language.
 
     Attributes:
         architecture: the least, such as 90.
-        only: whether it must be that one, whose "a" features later ones lack ("sm_90a").
+        only: whether no later one will do, because later ones lack the "a" features ("sm_90a").
         dtypes: of tensor arguments; None: the facade's checks suffice.
         interpretable: whether the language's interpreter knows their instructions.
         call: says why they cannot run a call with known tensors; None if they can.
@@ -91,17 +91,22 @@ class Needs:
 
 
 _needs: dict[tuple[str, str], Needs] = {}
-# Ops some of whose needs depend on more than the device.
+# Ops with some needs that depend on more than the device.
 per_call: set[str] = set()
 
 
 def require(op: str, backend: str, needs: Needs) -> None:
-    """Says what an op's kernels of a backend need."""
+    """Declares the needs of an op's kernels of a backend."""
     _needs[op, backend] = needs
     if needs.dtypes is not None or needs.call is not None:
         per_call.add(op)
 
 
+def ops() -> set[str]:
+    """Names of the ops whose kernels need something special."""
+    return {op for op, _ in _needs}
+
+
 def needs_of(op: str, backend: str) -> Needs | None:
-    """What an op's kernels of a backend need; None: nothing special."""
+    """The needs of an op's kernels of a backend; None: nothing special."""
     return _needs.get((op, backend))

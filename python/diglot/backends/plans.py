@@ -1,7 +1,7 @@
-"""Launch plans as values: how a call will run, what memory it needs beside its operands.
+"""Launch plans as values: how a call will run, and the memory that it needs beside its operands.
 
 A plan follows from a device's facts and from the operands' dtypes, sizes, strides and alignment.
-Nothing is launched to make one, so that a plan can be asked of a device that is only named.
+Nothing is launched to make one, so a plan can be made for a device that is only named.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class Scratch(NamedTuple):
     Attributes:
         bytes: how much.
         zeroed: leading bytes that are zero when the launch begins.
-        lifetime: "call": for one call. "stream": kept by the stream, whose launches share it; its
-            first 16 bytes are the grid barrier's state, zero at first, and every launch leaves them
-            as the next one wants them. "group": kept by a group of processes. Each process has one
-            buffer per stream, which begins with all ranks' addresses (group_scratch.py).
+        lifetime: "call": for one call. "stream": kept by the stream, whose launches share it. Its
+            first 16 bytes are the grid barrier's state: zero at first, and every launch leaves them
+            ready for the next. "group": kept by a group of processes. Each process has one buffer
+            per stream, which begins with all ranks' addresses (group_scratch.py).
         group: the group's name.
     """
 
@@ -40,14 +40,15 @@ class Scratch(NamedTuple):
 
 
 class Device(NamedTuple):
-    """What a planner asks of a device.
+    """The facts of a device for a planner.
 
     Attributes:
         architecture: ten times the compute capability, such as 90.
         multiprocessors: how many.
         shared_bytes: shared memory of each multiprocessor.
         has_clusters: whether it launches clusters of blocks.
-        name: the GPU's, such as "h200", whose tunables are taken; the default ones of another.
+        name: the GPU's, such as "h200", which selects its tunables; other names get the default
+            ones.
     """
 
     architecture: int
@@ -61,7 +62,7 @@ class KernelLaunch(NamedTuple):
     """One kernel of a plan of CUDA C++.
 
     Attributes:
-        kernel: its name, as its symbol reads once demangled.
+        kernel: its demangled name.
         grid: blocks along each axis.
         block: threads along each axis.
         shared_bytes: dynamic shared memory of a block.
@@ -78,7 +79,7 @@ class KernelLaunch(NamedTuple):
 
     @property
     def order(self) -> tuple[Any, ...]:
-        """What decides in which order it sums."""
+        """Everything that sets the order of sums."""
         return self.kernel, self.grid, self.block, self.cluster_blocks
 
 
@@ -87,8 +88,8 @@ class Plan(NamedTuple):
 
     Attributes:
         variant: the plan's name.
-        launches: the kernels, in their order; `KernelLaunch` for CUDA C++, and what
-            `diglot.triton_ops` says for Triton.
+        launches: the kernels, in their order: `KernelLaunch` for CUDA C++, `Launch` of
+            `diglot.triton_ops` for Triton.
         scratch: the memory that they need; None if none.
         tunables: the measured numbers that decided, by name (tunables.py).
         choices: how these were chosen (choosing.py): a `Choice` for each problem.
@@ -102,7 +103,8 @@ class Plan(NamedTuple):
 
     @property
     def order(self) -> tuple[Any, ...]:
-        """In which order it sums: the kernels, how they are compiled, and their threads.
+        """Everything that sets the order of sums: the kernels, how they are compiled, and their
+        threads.
 
         Plans of equal order give equal bits for a call. They may differ in registers, shared
         memory, and loads in flight.
@@ -119,12 +121,14 @@ class PlannedRun:
         launcher: the direction, such as "gelu_forward".
         backend: "cuda", "triton" or "torch".
         plan: how it would run.
+        arguments: the launcher's, without scratch.
     """
 
     op: str
     launcher: str
     backend: str
     plan: Plan
+    arguments: tuple[Any, ...]
 
 
 class _Planning(threading.local):
@@ -139,10 +143,10 @@ planning = _Planning()
 def plan_runs(device: Device | None = None) -> Iterator[list[PlannedRun]]:
     """Context manager: ops called in it, on this thread, are planned and not run.
 
-    Their tensors may be on any device; what they return has no defined contents.
+    Their tensors may be on any device. Their results have undefined contents.
 
     Args:
-        device: the device that is planned for; the current one by default.
+        device: the device to plan for; the current one by default.
     """
     before = planning.device, planning.runs
     runs: list[PlannedRun] = []

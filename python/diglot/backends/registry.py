@@ -1,4 +1,4 @@
-"""The backends: for each, where its launchers are and what keeps it from running.
+"""The backends: where the launchers of each are, and the reasons why it cannot run.
 
 A launcher writes the result of one direction of one op into tensors that it is given. Every backend
 has the same launchers with the same argument lists, in namespaces: `diglot._C`, or in its place the
@@ -37,10 +37,10 @@ NO_INTERPRETER = "diglot was installed without its CUDA interpreter (no g++, or 
 class Backend:
     """One way of running ops.
 
-    `module(op)` is the namespace of an op's launchers; `refusal(device)` says why no op can run on
-    tensors of that device, or is None; `plan(op, launcher, device, arguments)` says how a launcher
-    would run on a device that is named, or on that of its tensors; `scratch(op, launcher,
-    arguments)` is the scratch that a compiled graph gives it, wherever its tensors' memory begins.
+    `module(op)` is the namespace of an op's launchers. `refusal(device)` says why no op can run on
+    tensors of that device, or is None. `plan(op, launcher, device, arguments)` is a launcher's plan
+    for a named device, or for that of its tensors. `scratch(op, launcher, arguments)` is the
+    scratch that a compiled graph gives the launcher, wherever its tensors' memory begins.
     """
 
     name: str
@@ -71,7 +71,7 @@ def load_interpreter() -> tuple[ModuleType | None, str]:
     return _with_tunables(*_load("diglot._interpreter", "interpreter", NO_INTERPRETER))
 
 
-# By the index of a device, the GPU whose tunables a library has for it; by -1 those of others.
+# By a device's index, the GPU whose tunables a library has for it; -1 stands for other devices.
 _gpus: dict[ModuleType, dict[int, str]] = {}
 
 
@@ -91,12 +91,12 @@ def _set_tunables(module: ModuleType, device: int, gpu: str) -> None:
 
 
 def _numbers_of(gpu: str) -> tuple[tuple[tuple[str, int], ...], str]:
-    """What CUDA's planners read on a GPU, and its short name; "" of none."""
+    """The numbers that CUDA's planners read on a GPU, and its short name; "" without a GPU."""
     return tunables(gpu).of_language("cuda"), short_name(gpu) if gpu else ""
 
 
 @on_change
-def _set_tunables_anew() -> None:
+def _update_tunables() -> None:
     for module, gpus in list(_gpus.items()):
         for device, gpu in list(gpus.items()):
             module.set_tunables(device, *_numbers_of(gpu))
@@ -117,12 +117,12 @@ def load_triton() -> tuple[ModuleType | None, str]:
 
 
 def triton_interprets() -> bool:
-    """Whether Triton, which has a variable of its own, interprets the kernels of this process."""
+    """Whether Triton interprets the kernels of this process. It has its own variable for that."""
     return importlib.import_module("diglot.triton_ops.lib.types").INTERPRETED
 
 
 def cuda_module() -> tuple[ModuleType | None, str]:
-    """Where CUDA's launchers are in this process, or why there are none."""
+    """The module of CUDA's launchers in this process, or the reason why it is missing."""
     return load_interpreter() if INTERPRET else load_extension()
 
 
@@ -134,7 +134,7 @@ def _cuda_module(op: str) -> ModuleType:
 
 
 def _plan_cuda(op: str, launcher: str, device: Device | None, arguments: tuple[Any, ...]) -> Plan:
-    # Plans of a device that is only named are the extension's, in a process that interprets too.
+    # The extension plans for a device that is only named, even in a process that interprets.
     module, reason = load_extension() if device is not None else cuda_module()
     if module is None:
         raise RuntimeError(reason)
@@ -159,7 +159,7 @@ def _scratch_of_cuda(op: str, launcher: str, arguments: tuple[Any, ...]) -> Scra
 
 @contextlib.contextmanager
 def _planned_on(device: torch.device) -> Iterator[None]:
-    """Makes a tensor's GPU the current device, of which the library knows the tunables."""
+    """Makes a tensor's GPU the current device, whose tunables the library knows."""
     if device.type != "cuda" or not torch.cuda.is_available():
         yield
         return
@@ -178,7 +178,7 @@ def _plan_triton(op: str, launcher: str, device: Device | None, arguments: tuple
 
 
 def _scratch_of_triton(op: str, launcher: str, arguments: tuple[Any, ...]) -> Scratch | None:
-    return _plan_triton(op, launcher, None, arguments).scratch  # a traced plan knows no address
+    return _plan_triton(op, launcher, None, arguments).scratch  # a traced plan has no addresses
 
 
 def _plan_torch(op: str, launcher: str, device: Device | None, arguments: tuple[Any, ...]) -> Plan:
@@ -274,7 +274,7 @@ BACKENDS: dict[str, Backend] = {
 
 
 def architecture_of(device: torch.device) -> int | None:
-    """Ten times a GPU's compute capability, such as 90; None if it is no GPU."""
+    """Ten times a GPU's compute capability, such as 90; None for a device that is no GPU."""
     if device.type != "cuda" or not torch.cuda.is_available():
         return None
     major, minor = torch.cuda.get_device_capability(device)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -20,11 +19,12 @@ from diglot.backends.plans import CALL, Plan, PlannedRun, Scratch, planning
 from diglot.backends.registry import BACKENDS, is_interpreted
 from diglot.backends.scratch import provide
 from diglot.backends.tunables import on_change
+from diglot.instruments import instrument
 
 
 @dataclass(frozen=True)
 class LastRun:
-    """What ran: an op's launcher, on a backend, by a kernel variant.
+    """A run: an op's launcher, on a backend, by a kernel variant.
 
     Attributes:
         op: the op's name, such as "gelu".
@@ -42,8 +42,8 @@ class LastRun:
 
 
 CPU = torch.device("cpu")
-TUNES = os.environ.get("DIGLOT_TUNE") == "1"  # whether a launch that was not measured is, once
-MARK = "diglot::"  # how labels of `mark_runs` begin
+TUNES = os.environ.get("DIGLOT_TUNE") == "1"  # whether to measure a launch without measured plans
+MARK = "diglot::"  # the beginning of labels of `mark_runs`
 
 
 class _Thread(threading.local):
@@ -57,9 +57,10 @@ _launchers: dict[tuple[str, str], Launcher] = {}
 # Called on the thread of each run, after it, with the run and the launcher's arguments. Observers
 # come and go while other threads run: a tuple stays as it is.
 _observers: tuple[Callable[[LastRun, tuple[Any, ...]], None], ...] = ()
-# What launchers run in. They are wrapped only while there is one: otherwise it costs nothing.
+# Contexts in which launchers run. Launchers are wrapped only while there are some, so that others
+# cost nothing.
 _marks: tuple[Callable[[str], AbstractContextManager[Any]], ...] = ()
-_lock = threading.Lock()  # held by who changes either
+_lock = threading.Lock()  # held while either changes
 renew_in_children(globals(), "_lock")
 
 
@@ -105,14 +106,14 @@ def run(backend: str, op: str, name: str, *arguments: Any) -> None:
     Args:
         backend: "cuda", "triton" or "torch".
         op, name: the op, and the launcher.
-        arguments: the launcher's, but for its scratch. The last one is an output.
+        arguments: the launcher's, without its scratch. The last one is an output.
     """
     out = arguments[-1]
     if planning.runs is not None:
         if _is_held(backend, name):
             arguments = place(op, name, arguments).arguments
         planned = plan(backend, op, name, *arguments)
-        planning.runs.append(PlannedRun(op, name, backend, planned))
+        planning.runs.append(PlannedRun(op, name, backend, planned, arguments))
         return
     if type(out) is not Tensor:
         _run_traced(backend, op, name, arguments)
@@ -129,7 +130,7 @@ def run(backend: str, op: str, name: str, *arguments: Any) -> None:
 
 
 def _tune_if_new(record: LastRun, arguments: tuple[Any, ...]) -> None:
-    importlib.import_module("diglot.tools.tune").tune_if_new(record, arguments)
+    instrument("tune").tune_if_new(record, arguments)
 
 
 if TUNES:
@@ -150,9 +151,8 @@ def plan(backend: str, op: str, name: str, *arguments: Any) -> Plan:
 def _run_traced(backend: str, op: str, name: str, arguments: tuple[Any, ...]) -> None:
     """Tensors are being traced: the graph gets the scratch's allocation, and the launch.
 
-    Sizes are fixed, and rows in no held order: otherwise an operator stays whole, and plans when
-    it runs. The stream that a graph will run on is unknown, so its launchers take scratch of a call
-    alone.
+    Sizes are fixed, and no order of rows is held: otherwise an operator stays whole, and plans when
+    it runs. The stream of the graph is unknown, so its launchers take only scratch of a call.
     """
     need = BACKENDS[backend].scratch(op, name, arguments)
     scratch = None
@@ -167,7 +167,7 @@ def _run_traced(backend: str, op: str, name: str, arguments: tuple[Any, ...]) ->
 
 
 def flatten(name: str, arguments: tuple[Any, ...]) -> list[Any]:
-    """A CUDA launcher's arguments as its operator takes them.
+    """A CUDA launcher's arguments in the form that its operator takes.
 
     Schemas have no number that is an integer or a float: one travels as both, and the parameter
     after it is named `<name>_integer`.
@@ -195,10 +195,10 @@ def note_run(op: str, name: str, backend: str, variant: str) -> None:
 
 
 def last_run() -> LastRun | None:
-    """What ran last on this thread in eager mode; None if nothing has.
+    """The last run on this thread in eager mode; None before the first.
 
-    Compiled graphs call kernels without passing here, and change nothing of it. Autograd runs
-    backward passes of CUDA tensors on threads of its own: `record_runs` sees those.
+    Compiled graphs call kernels directly, so they do not change it. Autograd runs backward passes
+    of CUDA tensors on threads of its own: `record_runs` sees those.
     """
     if _thread.last is None:
         return None
@@ -222,7 +222,7 @@ def observe_runs(observer: Callable[[LastRun, tuple[Any, ...]], None]) -> Iterat
 
 @contextmanager
 def record_runs() -> Iterator[list[LastRun]]:
-    """Context manager: a list that every run, on any thread, is appended to."""
+    """Context manager: gives a list, to which every run on any thread is appended."""
     recording: list[LastRun] = []
     with observe_runs(lambda record, _: recording.append(record)):
         yield recording

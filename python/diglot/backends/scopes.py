@@ -1,4 +1,4 @@
-"""A value that something has for a while."""
+"""A temporary value of an attribute."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Value = TypeVar("Value")
 
 @contextlib.contextmanager
 def scoped(holder: Any, name: str, value: Value) -> Iterator[Value]:
-    """Context manager: an attribute has a value, and after it what it had before."""
+    """Context manager: gives an attribute a value, and restores the old value at the end."""
     before = getattr(holder, name)
     setattr(holder, name, value)
     try:

@@ -54,15 +54,16 @@ class _Retired(NamedTuple):
     event: torch.cuda.Event | None
 
 
-# By device and handle: a stream's number, which says whether the handle is another stream's by now.
+# By device and handle: a stream's number, which shows whether the handle now belongs to another
+# stream.
 _streams: dict[tuple[int, int], tuple[int, torch.Tensor]] = {}
 _thread_streams = _ThreadStreams()
 atexit.register(_thread_streams.buffers.clear)  # the main thread's have no use when Python ends
 _retired: dict[int, list[_Retired]] = {}  # by device
-# By stream and key: what launches on the stream use again.
+# By stream and key: values that launches on the stream use again.
 _values: OrderedDict[tuple[tuple[torch.device, int], Any], Any] = OrderedDict()
 MOST_VALUES = 64
-_lock = threading.RLock()  # its holder may free objects, and with them a thread's buffers
+_lock = threading.RLock()  # its holder may free objects, and so a thread's buffers
 renew_in_children(globals(), "_lock", threading.RLock)
 
 
@@ -104,8 +105,8 @@ def _of_stream(bytes: int, index: int) -> torch.Tensor:
     number = stream_number(index)
     scratch = _kept(index, handle, number, bytes)
     if scratch is None:
-        # Made on the stream that uses it: the zeros are there before its first launch, and a
-        # smaller buffer is given to nobody before the launches that use it have ended.
+        # Made on the stream that uses it. So the zeros are there before the first launch, and a
+        # smaller buffer is not reused before the launches that use it have ended.
         made = _make(bytes, index)
         with _lock:
             scratch = _kept(index, handle, number, bytes)
@@ -136,7 +137,7 @@ def _of_thread(bytes: int, index: int) -> torch.Tensor:
 def keep_with_stream(device: torch.device, key: Any, value: Any) -> Any:
     """Keeps a value for later launches on the current stream, and returns it.
 
-    Of all streams together the values that were used last are kept, `MOST_VALUES`.
+    It keeps the `MOST_VALUES` values that all streams together used last.
     """
     with _lock:
         _values[_stream_of(device), key] = value
@@ -146,7 +147,7 @@ def keep_with_stream(device: torch.device, key: Any, value: Any) -> Any:
 
 
 def kept_with_stream(device: torch.device, key: Any) -> Any:
-    """What `keep_with_stream` keeps; None if nothing."""
+    """The value that `keep_with_stream` keeps, or None."""
     place = (_stream_of(device), key)
     with _lock:
         value = _values.get(place)
@@ -156,7 +157,7 @@ def kept_with_stream(device: torch.device, key: Any) -> Any:
 
 
 def _stream_of(device: torch.device) -> tuple[torch.device, int]:
-    """The current stream: not its handle, which may be given to another stream."""
+    """The current stream's number, not its handle, which CUDA may give to another stream."""
     return device, stream_number(device.index) if device.type == "cuda" else 0
 
 
@@ -175,7 +176,7 @@ def _retire(index: int, buffer: torch.Tensor) -> None:
         with relaxed_capture():
             event = torch.cuda.Event()
             event.record(torch.cuda.ExternalStream(PER_THREAD_STREAM, index))
-    except RuntimeError:  # CUDA is gone, as in a child process: nobody uses the buffer again
+    except RuntimeError:  # CUDA is gone, as in a child process, so nothing uses the buffer again
         event = None
     with _lock:
         _retired.setdefault(index, []).append(_Retired(buffer, event))
@@ -192,9 +193,9 @@ def _take_retired(bytes: int, index: int) -> torch.Tensor | None:
 
 
 def release_streams() -> None:
-    """Frees the scratch that streams have, and what destroyed graphs left.
+    """Frees the scratch of streams and of destroyed graphs.
 
-    No launch that uses it may be under way elsewhere.
+    No launch that uses it may still run.
     """
     with _lock:
         _reclaim()
@@ -206,10 +207,10 @@ def release_streams() -> None:
 
 
 class _Graph:
-    """What a graph that is being captured, or was, owns.
+    """Memory and objects that belong to a graph, from its capture on.
 
-    CUDA posts a semaphore when the graph is destroyed, with every executable made from it: a
-    function of the C library, because Python's lock may be held by who destroys the graph.
+    CUDA calls sem_post when the graph and every executable made from it are destroyed. That is a
+    function of the C library, because the destroying thread may hold Python's lock.
     """
 
     def __init__(self, index: int, graph: int) -> None:
@@ -256,7 +257,7 @@ def _c_library() -> ctypes.CDLL:
 
 
 def current_capture(index: int) -> tuple[int, int]:
-    """The number of the capture that the current stream takes part in, and its graph."""
+    """The number and the graph of the current stream's capture."""
     status, number, graph = ctypes.c_int(), ctypes.c_uint64(), ctypes.c_void_p()
     check_driver(
         driver().cuStreamGetCaptureInfo_v2(
@@ -275,7 +276,7 @@ def current_capture(index: int) -> tuple[int, int]:
 
 
 def _graph_of(index: int) -> _Graph:
-    """What the graph that the current stream is captured in owns. The lock is held."""
+    """The record of the graph that captures the current stream. The caller holds the lock."""
     number, graph = current_capture(index)
     owner = _graphs.get((index, number))
     if owner is None:
@@ -284,7 +285,7 @@ def _graph_of(index: int) -> _Graph:
 
 
 def _reclaim() -> None:
-    """Takes back what graphs owned that are gone. The lock is held."""
+    """Takes back the memory of destroyed graphs. The caller holds the lock."""
     for key, owner in list(_graphs.items()):
         if owner.is_destroyed():
             _spare.setdefault(owner.index, []).extend(owner.buffers.values())
@@ -318,7 +319,7 @@ def _of_capture(bytes: int, index: int) -> torch.Tensor:
 def keep_with_capture(device: torch.device, key: Any, value: Any) -> Any:
     """Keeps a value as long as the graph that is being captured, and returns it.
 
-    If the graph has a value of that key, that one is returned.
+    If the graph already has a value of that key, it returns that one.
     """
     index = torch.cuda.current_device() if device.index is None else device.index
     with _lock:
@@ -327,7 +328,7 @@ def keep_with_capture(device: torch.device, key: Any, value: Any) -> Any:
 
 
 def kept_with_capture(device: torch.device, key: Any) -> Any:
-    """What `keep_with_capture` keeps with the graph that is being captured; None if nothing."""
+    """The value that `keep_with_capture` keeps with the graph that is being captured, or None."""
     index = torch.cuda.current_device() if device.index is None else device.index
     with _lock:
         owner = _graphs.get((index, current_capture(index)[0]))
@@ -337,7 +338,7 @@ def kept_with_capture(device: torch.device, key: Any) -> Any:
 def held_bytes(device: torch.device | int | None = None) -> dict[str, int]:
     """How much scratch is held on a device, or on all: by "streams", "graphs", "groups", "spare".
 
-    That of threads' own streams counts for the calling thread.
+    Of threads' own streams, only the calling thread's count.
     """
     wanted = device.index if isinstance(device, torch.device) else device
 

@@ -16,16 +16,17 @@ from diglot.backends import needs
 from diglot.backends.needs import Call
 from diglot.backends.plans import Plan, plan_runs, planning
 from diglot.backends.registry import BACKENDS, architecture_of, is_interpreted, supports
+from diglot.names import suggestion, unknown_name
 
 AUTO = "auto"  # tries the backends in the order of BACKENDS
 
 
 class BackendUnavailable(RuntimeError):
-    """The backend asked for cannot run this call. The message gives a reason per backend."""
+    """The requested backend cannot run this call. The message gives a reason per backend."""
 
 
 class _Scope(threading.local):
-    # Not an attribute of the class: Dynamo (PyTorch 2.11) would take that for the thread's own.
+    # Not an attribute of the class: Dynamo (PyTorch 2.11) would take it for the thread's own.
     def __init__(self) -> None:
         self.backend: str | None = None
 
@@ -40,14 +41,15 @@ def check_name(backend: str, source: str = "backend") -> None:
     """Raises ValueError unless `backend` names a backend or is "auto"."""
     if not isinstance(backend, str) or (backend != AUTO and backend not in BACKENDS):
         allowed = ", ".join(repr(name) for name in (*BACKENDS, AUTO))
-        raise ValueError(f"{source} must be one of {allowed}, not {backend!r}")
+        near = suggestion(backend, (*BACKENDS, AUTO))
+        raise ValueError(f"{source} must be one of {allowed}, not {backend!r}{near}")
 
 
 class use_backend:
-    """Context manager: ops called in its scope, on this thread, run on `backend`.
+    """Context manager: ops that this thread calls in its scope run on `backend`.
 
     Args:
-        backend: "cuda", "triton", "torch" or "auto". An argument `backend=` of a call overrides it.
+        backend: "cuda", "triton", "torch" or "auto". A call's argument `backend=` overrides it.
 
     Raises:
         ValueError: `backend` names no backend.
@@ -72,7 +74,7 @@ class use_backend:
 
 
 def scoped_backend() -> str | None:
-    """What `use_backend` says on this thread; None if this is in no scope of it."""
+    """The backend of `use_backend` on this thread; None outside of its scopes."""
     return _scope.backend
 
 
@@ -85,11 +87,11 @@ def choose(
         op: the op's name.
         device: where its tensors are.
         backend: the argument of the call.
-        tensors: its tensor arguments. Only an op that has `Needs` of dtypes or shapes gives them.
+        tensors: its tensor arguments; needed only for an op with `Needs` of dtypes or shapes.
 
     Raises:
-        ValueError: an unknown name.
-        BackendUnavailable: the backend asked for cannot run the call.
+        ValueError: the name is unknown.
+        BackendUnavailable: the requested backend cannot run the call.
     """
     name = backend if backend is not None else _scope.backend or _environment
     chosen: str | None
@@ -117,7 +119,7 @@ def _resolve(op: str, device: torch.device, name: str) -> str:
     return _resolve_call(op, _call_on(device), name)
 
 
-# As torch.compiler.assume_constant_result marks it, which imports the compiler: 1.5 s.
+# torch.compiler.assume_constant_result sets this mark, but imports the compiler: 1.5 s.
 _resolve._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
@@ -149,7 +151,7 @@ def _refusal(backend: str, op: str, call: Call) -> str | None:
 
 def _auto_refusal(backend: str, op: str, call: Call) -> str | None:
     if is_interpreted(backend, call.device):
-        return "it would be interpreted, which 'auto' never chooses"
+        return "it would be interpreted, and 'auto' never chooses that"
     return _refusal(backend, op, call)
 
 
@@ -160,10 +162,10 @@ class Explanation:
     Attributes:
         op: the op's name.
         device: the device asked about.
-        chosen: the backend that runs, or None if the one asked for cannot.
-        reasons: for every backend, why it cannot run; None if it can.
+        chosen: the backend that runs, or None if the requested one cannot.
+        reasons: by backend, why it cannot run; None if it can.
         notes: remarks on backends that can run.
-        plans: for a backend, the plans of the call, and how each was chosen; where inputs make one.
+        plans: by backend, the plans of the call and how each was chosen, if the inputs make a call.
     """
 
     op: str
@@ -199,14 +201,21 @@ def explain(op: str | Any, *inputs: Any, **options: Any) -> Explanation:
 
     Args:
         op: an op's name, or the op itself (`diglot.gelu`).
-        inputs: the arguments of a call; or a device, the first GPU if there is one, else the CPU,
-            by default.
+        inputs: the arguments of a call, or a device. By default the first GPU, or the CPU without
+            one.
         options: keyword arguments of the call.
 
     Returns:
-        An `Explanation`; printed, it has a line per backend, and one per plan of a call.
+        An `Explanation`. Printed, it has a line per backend and a line per plan of the call.
+
+    Raises:
+        ValueError: there is no such op. The message suggests a near name.
     """
     name = op if isinstance(op, str) else op.__name__
+    # Imported here, because the records import ops, which import this module.
+    known = {*importlib.import_module("diglot.reference.specs").all_op_names(), *needs.ops()}
+    if name not in known:
+        raise unknown_name("op", name, sorted(known))
     device = _device_of(inputs[0] if inputs else None)
     tensors = tuple([each for each in inputs if isinstance(each, torch.Tensor)])
     wanted = _scope.backend or _environment
@@ -218,8 +227,13 @@ def explain(op: str | Any, *inputs: Any, **options: Any) -> Explanation:
     return replace(said, plans={b: _plans_of(name, inputs, options, b) for b in kernels})
 
 
+def explain_device(device: torch.device) -> Explanation:
+    """Every backend's verdict on a device, for any op."""
+    return _explain("", _call_on(device), _scope.backend or _environment)
+
+
 def _plans_of(op: str, inputs: Any, options: Any, backend: str) -> tuple[Plan, ...]:
-    """The plans of a call's launches; none if these are no arguments of the op."""
+    """The plans of a call's launches; empty if the op does not take these arguments."""
     function: Any = getattr(importlib.import_module("diglot"), op, None)
     try:
         # An op may draw a seed.
@@ -239,7 +253,7 @@ def _explain(op: str, call: Call, wanted: str) -> Explanation:
         if reason is None and is_interpreted(backend, call.device)
     }
     if call.device.type == "meta":
-        notes = dict.fromkeys(BACKENDS, "on meta tensors nothing runs")
+        notes = dict.fromkeys(BACKENDS, "nothing runs on meta tensors")
     return Explanation(op, call.device, _choice(op, call, wanted), reasons, notes)
 
 
@@ -247,7 +261,7 @@ def available_backends(device: torch.device | str | None = None) -> tuple[str, .
     """Names of the backends that can run on a device.
 
     Args:
-        device: the device; the first GPU if there is one, else the CPU, by default.
+        device: by default the first GPU, or the CPU without one.
     """
     call = _call_on(_device_of(device))
     return tuple(backend for backend in BACKENDS if _refusal(backend, "", call) is None)

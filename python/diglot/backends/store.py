@@ -33,7 +33,7 @@ Numbers = Mapping[str, int]  # by the names of tunables, for every entry of a ta
 
 @dataclass(frozen=True)
 class Problem:
-    """What calls have in common that should run alike.
+    """The facts that two calls share if the same plan is best for both.
 
     Attributes:
         op: the op, whose file has it.
@@ -41,7 +41,7 @@ class Problem:
         backend: "cuda" or "triton".
         dtypes: of the arrays that the planner names.
         layout: how these lie in memory, in the planner's words.
-        shape: sizes on which the time depends; of rows their number, then their length.
+        shape: sizes on which the time depends; for rows, their number, then their length.
     """
 
     op: str
@@ -53,7 +53,7 @@ class Problem:
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """All of it but the shape: entries of other kinds say nothing of it."""
+        """All of the problem except the shape. Entries of other kinds say nothing about it."""
         return self.op, self.launcher, self.backend, self.dtypes, self.layout, len(self.shape)
 
 
@@ -72,10 +72,10 @@ class Timing:
 
 @dataclass(frozen=True)
 class Entry:
-    """What was measured of a problem.
+    """The measured times of a problem.
 
     Attributes:
-        problem: it.
+        problem: the problem.
         timings: by the plan's name; "" is the planner's own choice.
     """
 
@@ -84,7 +84,7 @@ class Entry:
 
     @property
     def best(self) -> str:
-        """The name of the plan that is worth it: the planner's own, if none is 1 % faster."""
+        """The name of the best plan; the planner's own, if no other is 1 % faster."""
         name = min(self.timings, key=lambda other: self.timings[other].us)
         own = self.timings.get("")
         return "" if own is not None and own.us <= 1.01 * self.timings[name].us else name
@@ -95,7 +95,7 @@ class Store:
     """The entries of an op on a GPU.
 
     Attributes:
-        runs: what measured them, by number: date, GPU, versions, a hash of the sources.
+        runs: the measuring runs, by number: date, GPU, versions, a hash of the sources.
         entries: by problem.
     """
 
@@ -113,7 +113,7 @@ class Store:
         return "near", min(near, key=lambda e: (distance(e.problem, problem), e.problem.shape))
 
     def add(self, problem: Problem, times_us: Mapping[str, float], run: Mapping[str, Any]) -> None:
-        """Adds what a run measured of a problem. Other plans keep their times."""
+        """Adds the times of a problem from a run. Other plans keep their times."""
         number = next((n for n, known in self.runs.items() if known == dict(run)), None)
         if number is None:
             number = max(self.runs, default=0) + 1
@@ -125,7 +125,7 @@ class Store:
 
 
 def distance(a: Problem, b: Problem) -> float:
-    """How far apart two shapes are: of their logarithms, the Euclidean distance."""
+    """How far apart two shapes are: the Euclidean distance of their logarithms."""
     return math.dist([*map(_log, a.shape)], [*map(_log, b.shape)])
 
 
@@ -134,7 +134,7 @@ def _log(size: int) -> float:
 
 
 def serves(measured: Problem, problem: Problem) -> bool:
-    """Whether what was measured of one problem may be used for another."""
+    """Whether the times of one problem may serve another."""
     if measured.kind != problem.kind:
         return False
     factors = (FIRST_FACTOR if len(problem.shape) > 1 else FACTOR, *(FACTOR,) * len(problem.shape))
@@ -153,7 +153,7 @@ def plan_numbers(name: str) -> dict[str, int]:
     """The numbers of a plan, checked.
 
     Raises:
-        ValueError: it is no such name, names no tunable, or has a number that it cannot have.
+        ValueError: the text is no such name, or names no tunable, or a number is out of range.
     """
     numbers: dict[str, int] = {}
     for pair in filter(None, name.split(", ")):
@@ -178,18 +178,18 @@ def user_folder() -> Path:
         return Path(chosen)
     try:
         cache = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
-    except RuntimeError:  # nobody knows the user's home
+    except RuntimeError:  # the user's home is unknown
         cache = tempfile.gettempdir()
     return Path(cache) / "diglot/configs"
 
 
 def shipped_folder() -> Traversable:
-    """The stores that diglot comes with."""
+    """The stores that are part of diglot."""
     return resources.files("diglot.configs")
 
 
 def read_all(op: str, gpu: str) -> Store:
-    """What is shipped of an op on a GPU, and what the user has tuned, whose entries win."""
+    """The shipped store of an op on a GPU, with the entries that the user has tuned, which win."""
     made = Store()
     for folder in (shipped_folder(), user_folder()):
         found = read(op, folder / op / f"{gpu}.json")
@@ -202,7 +202,7 @@ def read_all(op: str, gpu: str) -> Store:
 
 
 def read(op: str, file: Traversable | Path) -> Store:
-    """The store of an op in a file. What is wrong there is left out, with one warning."""
+    """The store of an op in a file. Wrong entries are left out, with one warning."""
     try:
         text = file.read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):

@@ -1,4 +1,4 @@
-"""The files of `configs/tunables/`: what may stand in them, read and checked."""
+"""The files of `configs/tunables/`, read and checked."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ KEYS = ("about", "by", "fields", "same_everywhere", "value", *LIMITS)
 
 
 class TunableError(ValueError):
-    """A tunable that there is not, or a number that it cannot have."""
+    """An unknown tunable, or a number out of its range."""
 
 
 @dataclass(frozen=True)
 class Spec:
-    """What default.json says of one number.
+    """The entry of default.json for one number.
 
     Attributes:
         tunable: the full name of the tunable that it is an entry of.
-        about: what the tunable is.
+        about: an explanation of the tunable.
         value: the default.
         least, most: its range.
-        power_of_two: whether it must be one.
-        alternatives: others that are worth a try.
+        power_of_two: whether the number must be one.
+        alternatives: other numbers worth a try.
         same_everywhere: whether results depend on it, so that no GPU's file may change it.
     """
 
@@ -44,7 +44,7 @@ class Spec:
     same_everywhere: bool
 
     def check(self, value: Any, where: str) -> int:
-        """The value as a number, if it may be this one's."""
+        """The value as a number, checked."""
         number = NEVER if value == "never" else value
         if type(number) is not int:
             raise TunableError(f"{where} must be an integer or 'never', not {value!r}")
@@ -60,7 +60,7 @@ def read_default(file: Traversable) -> dict[str, Spec]:
     """Every number of default.json, by its full name.
 
     Raises:
-        TunableError: names the file and the key of what is wrong.
+        TunableError: something is wrong; the message names the file and the key.
     """
     found: dict[str, Spec] = {}
     for name, entry in _entries(file):
@@ -80,7 +80,7 @@ def read_gpu(file: Traversable, specs: Mapping[str, Spec]) -> dict[str, int]:
     """The numbers that a GPU's file changes, by full name.
 
     Raises:
-        TunableError: names the file and the key of what is wrong.
+        TunableError: something is wrong; the message names the file and the key.
     """
     found: dict[str, int] = {}
     for name, entry in _entries(file):
@@ -121,7 +121,7 @@ def _leaves(name: str, entry: Any) -> Iterator[tuple[str, Any]]:
 def _numbers(
     name: str, value: Any, levels: int, fields: Mapping[str, Any], where: str
 ) -> Iterator[tuple[str, Any]]:
-    """The numbers of a table of so many levels, whose entries have these fields, if any."""
+    """The numbers of a table of `levels` levels, whose entries have these fields, if any."""
     if levels > 0:
         if not isinstance(value, dict) or not value:
             raise TunableError(f"{where}: {name} must be a table")

@@ -1,7 +1,8 @@
-"""Tunables: measured numbers by which planners choose, as data that both languages read, by GPU.
+"""Tunables: measured numbers that planners use to choose. They are data by GPU, which both
+languages read.
 
-They lie in `configs/tunables/`: `default.json` has every tunable, and `<gpu>.json` what differs on
-a GPU. A number's full name is where it stands: "norm_backward.cuda.groups.64" is the entry 64 of
+They lie in `configs/tunables/`: `default.json` has every tunable, and `<gpu>.json` the numbers that
+differ on a GPU. A number's full name is its place: "norm_backward.cuda.groups.64" is entry 64 of
 the table `groups` of the family `norm_backward` in CUDA C++.
 """
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
 
 DEFAULT = "default"
-# What `hold_order` changes: plans are made for many rows.
+# The change of `hold_order`: plans are made for many rows.
 PLANNED = {"rows.both.planned_rows": 1 << 16}
 
 
@@ -40,7 +41,7 @@ class Tunables:
     """The values of all tunables for a GPU; nothing changes them.
 
     Attributes:
-        gpu: the short name of the GPU whose file has them; "default" if there is none.
+        gpu: the short name of the GPU whose file has them, or "default".
         values: by full name.
     """
 
@@ -99,14 +100,14 @@ def _with_bounds(name: str, entry: Any) -> Any:
 
 
 def _with_chosen(name: str, entry: Any, chosen: Mapping[str, int]) -> Any:
-    """An entry of a tunable, with what was chosen in place of its numbers."""
+    """An entry of a tunable, with chosen numbers in place of its own."""
     if isinstance(entry, dict):
         return {field: chosen.get(f"{name}.{field}", value) for field, value in entry.items()}
     return chosen.get(name, entry)
 
 
 class _Thread(threading.local):
-    names: dict[str, int] | None = None  # what was read, while somebody asks
+    names: dict[str, int] | None = None  # the numbers that were read, while they are recorded
     chosen: Mapping[str, int] | None = None  # for the plan that is being made
 
 
@@ -114,30 +115,30 @@ _thread = _Thread()
 
 
 def record_reads() -> AbstractContextManager[dict[str, int]]:
-    """Context manager: what this thread reads in it, by full name."""
+    """Context manager: the numbers that this thread reads in it, by full name."""
     return scoped(_thread, "names", {})
 
 
 def chosen_numbers() -> AbstractContextManager[None]:
-    """Context manager: what this thread takes by `take_numbers` is for reads in it alone."""
+    """Context manager: numbers from this thread's `take_numbers` hold only within it."""
     return scoped(_thread, "chosen", None)
 
 
 def take_numbers(numbers: Mapping[str, int]) -> None:
-    """Has this thread read some numbers in place of a GPU's, for every entry of a table.
+    """Makes this thread read these numbers in place of a GPU's, for every entry of a table.
 
     Args:
-        numbers: by the names of tunables, with a field where one has records. Those that
-            `use_tunables` changes stay as they are there.
+        numbers: by the names of tunables, with a field where one has records. Numbers that
+            `use_tunables` changes keep its values.
     """
     _thread.chosen = {name: n for name, n in numbers.items() if not is_overridden(name)}
 
 
 def named_numbers(name: str) -> list[str]:
-    """The full names of the numbers that a tunable's name stands for, or that of its field.
+    """The full names of the numbers of a tunable, or of a field of it.
 
     Raises:
-        ValueError: there is none.
+        ValueError: no tunable has the name.
     """
     found = [full for full, spec in specs().items() if generic_name(full, spec) == name]
     if not found:
@@ -173,12 +174,14 @@ def _folder() -> Traversable:
 
 @functools.cache
 def specs() -> dict[str, Spec]:
-    """What default.json says of each number, by its full name."""
+    """The entries of default.json, by each number's full name."""
     return read_default(_folder() / f"{DEFAULT}.json")
 
 
 def tunables(gpu: str = "") -> Tunables:
-    """Those of a GPU, by its name or its short name; the default ones of an unknown GPU."""
+    """The tunables of a GPU, given its name or its short name; an unknown GPU gets the default
+    ones.
+    """
     known = _kept.get(gpu)
     if known is not None:
         return known
@@ -197,21 +200,21 @@ def tunables(gpu: str = "") -> Tunables:
 
 
 def on_change(forget: Callable[[], None]) -> Callable[[], None]:
-    """Decorator: a function that is called when values change, so that plans by others go."""
+    """Decorator: registers a function to call when values change, so that old plans go."""
     _on_change.append(forget)
     return forget
 
 
 def forget_plans() -> None:
-    """Has every plan be made anew."""
+    """Drops every kept plan."""
     for forget in _on_change:
         forget()
 
 
 def hold_order(is_held: bool) -> None:
-    """Has planners read numbers that depend neither on the GPU nor on how many rows there are.
+    """Makes planners read numbers that depend neither on the GPU nor on the number of rows.
 
-    Every plan is made anew, whether they read others before or not.
+    Every kept plan is dropped.
     """
     global _held
     with _lock:
@@ -229,8 +232,8 @@ def _change() -> None:
 def find_numbers(name: str) -> list[str]:
     """The full names of the numbers that a name stands for.
 
-    That of a number, or how one begins: of a table, for all its entries. Each part may have
-    wildcards, such as "norm_forward.triton.held.*.*.*.*.warps".
+    The name of a number, or the beginning of one: a table's name stands for all its entries. Each
+    part may have wildcards, such as "norm_forward.triton.held.*.*.*.*.warps".
     """
     parts = name.split(".")
     found = [
@@ -246,16 +249,16 @@ def find_numbers(name: str) -> list[str]:
 
 @contextlib.contextmanager
 def use_tunables(overrides: Mapping[str, int | str]) -> Iterator[None]:
-    """Context manager: some numbers are others, for every GPU, in both languages.
+    """Context manager: changes some numbers, for every GPU, in both languages.
 
-    They are for the whole process; other threads should launch nothing while they change. Plans
-    that are kept are forgotten when they begin and when they end. A captured graph keeps its
-    launches. A graph of torch.compile must run under the numbers that it was compiled with: CUDA
-    C++ plans when it runs, with scratch that was sized when it was traced.
+    It changes them in the whole process; other threads should launch nothing meanwhile. Kept plans
+    are dropped when the context begins and when it ends. A captured graph keeps its launches. A
+    graph of torch.compile must run under the numbers that it was compiled with: CUDA C++ plans when
+    it runs, with scratch that was sized when it was traced.
 
     Args:
         overrides: numbers by name, as `find_numbers` takes it; "never" is a threshold that nothing
-            exceeds. Of contexts that are nested the inner one wins.
+            exceeds. In nested contexts the inner one wins.
 
     Raises:
         ValueError: there is no such tunable, or its number is out of range.

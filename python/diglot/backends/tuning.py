@@ -1,4 +1,4 @@
-"""The plans that a call may have: what a tuner times, and chooses among."""
+"""The plans that a call may have. A tuner times them, and chooses one."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Candidate:
     """One way to run a call.
 
     Attributes:
-        plan: it.
-        numbers: within `use_plans` of these the call has this plan.
+        plan: the plan.
+        numbers: within `use_plans(numbers)` the call has this plan.
     """
 
     plan: Plan
@@ -31,14 +31,13 @@ def candidate_plans(
 ) -> list[Candidate]:
     """The distinct plans of a call: one, and those that differ from it in one tunable.
 
-    Of the tunables that decided, each takes its alternatives, one at a time, and the others stay.
-    Tunables on which results depend are left alone. The plans that the process keeps are forgotten
-    meanwhile, as `use_plans` says.
+    Each tunable that decided takes its alternatives, while the others stay. Tunables on which
+    results depend are left alone. The process drops its kept plans, as `use_plans` says.
 
     Args:
         backend: "cuda" or "triton".
         op, name: the op, and the launcher.
-        arguments: the launcher's, but for its scratch.
+        arguments: the launcher's, without its scratch.
         start: the numbers of the first plan; by default the planner's own.
     """
     own = dict(start or {})
@@ -69,8 +68,9 @@ def candidate_plans(
 
 
 def _launched(made: Plan) -> tuple[Any, ...]:
-    """What two plans that launch the same have in common."""
-    # What makes a kernel's numbers is the same function, but may have been made anew.
+    """A plan's launches, for a comparison: plans that launch the same are equal here."""
+    # The function that makes a kernel's numbers is left out: equal plans may have different
+    # objects.
     launches = [
         launch if isinstance(launch, KernelLaunch) else replace(launch, numbers=None)
         for launch in made.launches

@@ -1,7 +1,7 @@
-"""Batching rules, for torch.vmap: what an operator does to tensors with one more dimension.
+"""Batching rules, for torch.vmap: how an operator treats tensors with one more dimension.
 
-A rule takes the operator, torch.vmap's information and the dimension of each argument that is the
-batch (None: it has none), and the arguments. It returns the results, and where their batch is.
+A rule takes the operator, torch.vmap's information, the batch dimension of each argument (None
+without one), and the arguments. It returns the results and their batch dimensions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def one_by_one(operator: Operator, info: Any, in_dims: tuple[Any, ...], *args: A
     ]
     if samples:
         results = [operator(*sample) for sample in samples]
-    else:  # one that is not computed says of what shape none are
+    else:  # a fake call gives the shapes of results
         sample = [
             a if d is None else a.new_empty([size for i, size in enumerate(a.shape) if i != d])
             for a, d in zip(args, in_dims, strict=True)
@@ -39,7 +39,7 @@ def one_by_one(operator: Operator, info: Any, in_dims: tuple[Any, ...], *args: A
 
 
 def elementwise(operator: Operator, info: Any, in_dims: tuple[Any, ...], *args: Any) -> Any:
-    """One call, for which the batch is a dimension as any other."""
+    """One call, which treats the batch like any other dimension."""
     count = operator.signature.tensors
     return operator(*batch_first(info, in_dims, args[:count]), *args[count:]), 0
 

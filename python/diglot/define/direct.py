@@ -19,14 +19,14 @@ from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 from torch.nn import Parameter
 
-# Dispatch keys of a tensor whose memory is simply what it seems: no subclass, no wrapper of a
-# transform, no negative bit, no zeros without memory.
+# Dispatch keys of a tensor whose memory holds its values: no subclass, no wrapper of a transform,
+# no negative bit, no zeros without memory.
 _PLAIN_KEYS = frozenset(
     {"CPU", "CUDA", "ADInplaceOrView", "AutogradCPU", "AutogradCUDA", "AutocastCPU", "AutocastCUDA"}
 )
 # Verdicts by the bits of a key set: a process meets a handful of them.
 _plain_keysets: dict[int, bool] = {}
-MOST_KINDS = 32  # of calls with one number of tensors; others are judged anew
+MOST_KINDS = 32  # of calls with one number of tensors; others are judged in every call
 
 Kind = TypeVar("Kind")
 
@@ -38,7 +38,8 @@ def _judge_keys(keyset: Any) -> bool:
 
 
 def is_direct(*tensors: Tensor) -> bool:
-    """Whether a call on these tensors may skip the dispatcher: nobody else would see it there.
+    """Whether a call on these tensors may skip the dispatcher, because nobody else watches it
+    there.
 
     If so, they are dense tensors of PyTorch's own class.
     """
@@ -66,7 +67,7 @@ def is_direct(*tensors: Tensor) -> bool:
 
 
 def _guard_of(*tensors: Tensor) -> Callable[..., bool]:
-    """Dynamo's check, in one call, of whether other tensors are of the same kind."""
+    """Dynamo's check, in one call, whether other tensors are of the same kind."""
     any_sizes = [[None] * tensor.dim() for tensor in tensors]
     guards: Any = torch._C._dynamo.guards.TensorGuards
     guard = guards(*tensors, dynamic_dims_sizes=any_sizes, dynamic_dims_strides=any_sizes)
@@ -75,13 +76,13 @@ def _guard_of(*tensors: Tensor) -> Callable[..., bool]:
 
 
 def _has_guards() -> bool:
-    """Whether this PyTorch has that check, which is not public, and it does what it did."""
+    """Whether this PyTorch has that check, which is not public, and it still works the same."""
     try:
         x, y, z = (torch.empty(n, dtype=torch.float32, device="cpu") for n in (2, 3, 4))
         is_alike = _guard_of(x, y)
         differing = y.double(), y[None], torch.empty(3, device="cpu", requires_grad=True)
         return is_alike(y, z) and not any([is_alike(x, other) for other in differing])
-    except Exception:  # nothing is remembered then, and calls take a little longer
+    except Exception:  # then nothing is remembered, and calls take a little longer
         return False
 
 
@@ -89,7 +90,7 @@ _guards_work = functools.cache(_has_guards)
 
 
 class Kinds(Generic[Kind]):
-    """What has been found out about tensors, for later calls with tensors of the same kind.
+    """Facts about tensors, kept for later calls with tensors of the same kind.
 
     Tensors of one kind agree in class, dtype, device, rank, dispatch keys and requires_grad. Calls
     of one kind also agree in grad mode and in the thread's dispatch keys. These keys tell modes,
@@ -102,8 +103,8 @@ class Kinds(Generic[Kind]):
         self._known: tuple[dict[int, tuple[tuple[Callable[..., bool], Kind], ...]], ...] = ({}, {})
 
     def find(self, *tensors: Tensor) -> Kind | None:
-        """What is known of the kind of a direct call; None if nothing is, or it is not direct."""
-        # What is no dispatch key.
+        """The known kind of a direct call; None if it is unknown, or if the call is not direct."""
+        # Watchers that set no dispatch key.
         if (
             is_compiling()
             or has_torch_function(tensors)  # a subclass, or a mode
@@ -123,7 +124,7 @@ class Kinds(Generic[Kind]):
         return None
 
     def add(self, kind: Kind, *tensors: Tensor) -> None:
-        """Remembers what is known of the kind of a direct call."""
+        """Remembers the kind of a direct call."""
         count = len(tensors)
         # Dynamo's check fails where a tensor is given twice.
         if not _guards_work() or len(set(map(id, tensors))) < count:

@@ -30,18 +30,18 @@ from diglot.backends.registry import is_interpreted
 from diglot.define.batching import one_by_one
 from diglot.define.direct import Kinds, is_direct
 
-# An output of this name is not differentiable: the backward pass needs it of the forward pass.
+# An output of this name is not differentiable: the forward pass makes it for the backward pass.
 STATISTICS = "statistics"
 _ANY_TENSOR = torch._C.OptionalType.ofTensor()
 
 
 class Signature(NamedTuple):
-    """What an operator's schema says.
+    """The facts of an operator's schema.
 
     Attributes:
         name: without "diglot::".
         arguments: names.
-        outputs: names; "" for one that has none.
+        outputs: names; "" for an unnamed one.
         tensors: how many arguments, the first ones, are tensors.
     """
 
@@ -69,10 +69,10 @@ class Kind(NamedTuple):
     """How an operator takes tensors of one kind.
 
     Attributes:
-        call: takes the operator's arguments and returns its outputs, but if it is recorded only the
-            differentiable ones.
+        call: takes the operator's arguments and returns its outputs; a recorded call returns only
+            the differentiable ones.
         is_direct: whether it skips the dispatcher.
-        is_recorded: whether it does, and is recorded for differentiation.
+        is_recorded: whether it is direct, and recorded for differentiation.
         device: of the first tensor.
         facts: what the operator's `check` returned.
     """
@@ -89,29 +89,30 @@ class Operator:
 
     Args:
         schema: such as "gelu(Tensor input, str approximate, str backend) -> Tensor". Tensors come
-            first and the backend, already chosen, last. All outputs are differentiable but one that
-            is named "statistics".
-        forward: computes it: allocates the outputs and runs a launcher. Traced under torch.compile.
+            first and the backend, already chosen, last. All outputs are differentiable except one
+            named "statistics".
+        forward: allocates the outputs and runs a launcher. Traced under torch.compile.
         fake: the outputs' metadata, for fake and meta tensors.
         save: from a context, the inputs and the output, the tensors that `backward` and `jvp` find
             in `ctx.saved_tensors`. Other things are attributes of the context.
         backward: the gradients of the tensor arguments, from the context and the gradient of each
-            differentiable output. Of an operator of several outputs a gradient is None where there
-            is none, but never all.
+            differentiable output. With several outputs, a missing gradient is None, but never all
+            are.
         jvp: the differentiable outputs' tangents, a tuple of them if there are several, from the
             context and the tangents of the tensor arguments.
         vmap: the batching rule, of `diglot.define.batching`; by default a call for each sample.
-        opaque: whether compilers are not to see into its kernels: their launch depends on the
-            stream, or on whether it is captured, which a compiled graph does not know.
-        inlined: whether compilers see what the backend "torch" does, so that they can fuse it.
-        check: raises an error unless the op takes such tensors, and returns what the facade wants
-            to know about their kind. It is asked once for each kind, so sizes, strides and values
-            are no matter to it.
+        opaque: whether its kernels are hidden from compilers. Their launch depends on the stream,
+            or on whether it is captured, which a compiled graph does not know.
+        inlined: whether compilers see the operators of the backend "torch", so that they can fuse
+            them.
+        check: raises an error unless the op takes such tensors, and returns facts about their kind
+            for the facade. It is called once for each kind, so it must ignore sizes, strides and
+            values.
 
     Attributes:
-        signature: what the schema says.
-        known: from all tensors that a direct call is given, how the operator takes them; None if
-            it has not met their kind, or if the call is not direct.
+        signature: the parsed schema.
+        known: from all tensors of a direct call, how the operator takes them; None if their kind is
+            new, or if the call is not direct.
         recorded: calls it directly, recorded for differentiation, and returns the differentiable
             outputs.
     """
@@ -170,8 +171,9 @@ class Operator:
 
         self._register(schema, set_up, gradients, rule)
 
-        # The context is filled in forward: PyTorch binds arguments by signature otherwise, which
-        # costs as much as the launch. What is not differentiable is no output, but saved alone.
+        # The context is filled in forward. Otherwise PyTorch binds arguments by signature, which
+        # costs as much as the launch. Outputs that are not differentiable are only saved, not
+        # returned.
         def forward_of_one(ctx: Any, *args: Any) -> Any:
             output = forward(*args)
             kept = save(ctx, args, output)
@@ -195,7 +197,7 @@ class Operator:
             forward=forward_of_one if is_one else forward_of_several,
             backward=all_gradients if is_one else gradients_of_several,
         )
-        # Without what Function.apply does in Python for transforms, which are not active here.
+        # Skips Function.apply's Python code for transforms, which are not active here.
         self.recorded: Callable[..., Any] = super(torch.autograd.Function, direct).apply  # type: ignore[misc]
         self._transformable = self._function(
             forward=dispatched_forward,
@@ -219,7 +221,7 @@ class Operator:
         name = self.signature.name
         qualified = f"diglot::{name}"
         tags = [torch.Tag.pt2_compliant_tag]
-        if self._opaque:  # what it keeps between calls must not lie in a compiled graph's memory
+        if self._opaque:  # memory kept between calls must not belong to a compiled graph
             tags.append(torch.Tag.cudagraph_unsafe)
         torch.library.define(qualified, schema.removeprefix(name), tags=tags)
         torch.library.impl(qualified, ("cpu", "cuda"), self.forward)
@@ -228,7 +230,7 @@ class Operator:
         torch.library.register_vmap(qualified, rule)
         self.dispatched = getattr(torch.ops.diglot, name).default
 
-        # Under functionalization, that is in a graph that is being compiled.
+        # Under functionalization, in a graph that is being compiled.
         def decompose(
             tracing: Any, operator: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
         ) -> Any:
@@ -240,7 +242,7 @@ class Operator:
         torch.library.register_torch_dispatch(qualified, FunctionalTensorMode, decompose)
 
     def _stays_whole(self, args: tuple[Any, ...]) -> bool:
-        """Whether a compiled graph calls the operator, instead of what its forward does.
+        """Whether a compiled graph calls the operator, not the parts of its forward.
 
         It does where no compiler sees into the kernels (an interpreter). It also does where the
         launch is planned when it runs, as in eager mode. There sizes are symbols, or rows are held
@@ -261,11 +263,13 @@ class Operator:
         )
 
     def learn(self, *tensors: Tensor) -> Kind:
-        """How the operator takes these tensors, which are checked; `known` tells it from now on."""
+        """Checks tensors, and decides how the operator takes them. `known` returns this from now
+        on.
+        """
         return self.learn_checked(self._check(*tensors), *tensors)
 
     def learn_checked(self, facts: Any, *tensors: Tensor) -> Kind:
-        """The same of tensors that were checked, and of what that said of them."""
+        """The same for checked tensors, with the facts that the check returned."""
         kind = self._judge(facts, *tensors)
         if kind.is_direct:
             self._kinds.add(kind, *tensors)
@@ -279,18 +283,18 @@ class Operator:
         return Kind(call, True, is_recorded, tensors[0].device, facts)
 
     def __call__(self, *args: Any) -> Any:
-        """Calls the operator, whichever way; it returns the outputs of the schema."""
+        """Calls the operator in one of the three ways, and returns the outputs of the schema."""
         tensors = [arg for arg in args[: self.signature.tensors] if arg is not None]
-        # Nobody has checked them: what is found out about them is not remembered.
+        # These tensors are unchecked, so nothing about them is remembered.
         kind = self.known(*tensors) or self._judge(None, *tensors)
         if kind.is_recorded and STATISTICS in self.signature.outputs:
             return self.dispatched(*args)
         return kind.call(*args)
 
     def indirect(self, *args: Any) -> Any:
-        """Calls it through the transforms that are active, or the dispatcher."""
+        """Calls it through active transforms, or the dispatcher."""
         if not is_compiling() and (transforms_are_active() or forward_ad._current_level >= 0):
-            # The dispatcher has come here by itself where it is in a batching rule of the operator.
+            # In a batching rule of the operator the dispatcher itself comes here.
             if not is_excluded(DispatchKey.FuncTorchBatched):
                 return self._transformable.apply(*args)
         return self.dispatched(*args)

@@ -1,7 +1,7 @@
-"""Ops whose backward pass is an op itself, linear in the output's gradient, and their derivatives.
+"""Ops whose backward pass is an op too, linear in the output's gradient, and their derivatives.
 
-The first derivative runs on the backend that the forward pass ran on. The later ones are made of
-PyTorch's operators, by functions that stand beside the reference.
+The first derivative runs on the backend of the forward pass. Later ones consist of PyTorch's
+operators, in functions beside the reference.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from diglot.define.operator import Operator, Signature, no_check
 
 
 class DifferentiablePair(Operator):
-    """`diglot::<name>`, which this is, and `diglot::<name>_backward`, which `backward` is.
+    """The operator `diglot::<name>`, and as its attribute `backward` the operator
+    `diglot::<name>_backward`.
 
     The backward pass is B(g, s) for a gradient g of the first output and saved tensors s; it is
     linear in g. The op is a function of its first tensor argument; others have no gradient.
@@ -29,14 +30,14 @@ class DifferentiablePair(Operator):
         backward_schema: of the backward pass: the gradient, the saved tensors, options. Saved
             tensors are arguments or outputs of the op of the same name, and options are arguments.
         forward: as `Operator` takes it; by default the launcher `<name>_forward` with all arguments
-            but the backend, and an output like the first one.
+            except the backend, and an output like the first argument.
         fake: likewise; by default an output like the first argument.
         backward: of the backward pass; by default the launcher `<name>_backward`.
         fake_backward: by default a tensor like `like`.
         like: the argument of the backward pass that has the shape and dtype of the op's output, as
             the gradient must; by default the first saved tensor.
-        options: what the backward pass takes after the saved tensors, the backend included, from
-            the op's arguments.
+        options: from the op's arguments, those that the backward pass takes after the saved
+            tensors, including the backend.
         tangent: the derivative of the output along a direction: the transpose of B. From the
             direction, the saved tensors and the options. By default B, which then is symmetric.
         slope: the derivative of B by the first saved tensor, applied to a direction; with
@@ -44,7 +45,7 @@ class DifferentiablePair(Operator):
             direction, the options without the backend, and `transposed`. None: no saved tensor has
             derivatives.
         vmap: the batching rule of both.
-        opaque, inlined, check: as `Operator` takes them, the last for the op alone.
+        opaque, inlined, check: as `Operator` takes them; `check` is only for the op.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class DifferentiablePair(Operator):
         op, backward_op = Signature.parse(schema), Signature.parse(backward_schema)
         name, places = op.name, op.arguments + op.outputs
         saved = [places.index(each) for each in backward_op.arguments[1 : backward_op.tensors]]
-        # A slice of one, so that what is picked is always a tuple.
+        # A slice of one, so that the getter always returns a tuple.
         pick = itemgetter(*saved if len(saved) > 1 else [slice(saved[0], saved[0] + 1)])
         optional, is_single = slice(op.tensors, None), len(op.outputs) == 1
         like = backward_op.arguments[1] if like is None else like
@@ -148,8 +149,8 @@ class DifferentiablePair(Operator):
         )
 
 
-# What runs a launcher whose output is like one of its arguments. Its source is made for each one,
-# so that a call neither packs nor slices arguments.
+# The source of a function that runs a launcher whose output is like one of its arguments. Each
+# launcher has its own, so that a call neither packs nor slices arguments.
 _LAUNCH = """
 def {launcher}({arguments}, backend):
     out = empty_like({like})

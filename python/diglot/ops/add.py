@@ -38,44 +38,45 @@ def add(
     alpha: Number = 1,
     backend: str | None = None,
 ) -> torch.Tensor:
-    r"""input + alpha · other, as `torch.add`.
+    r"""Adds with broadcasting and type promotion: input + alpha · other, as `torch.add`.
 
-    Floating sums are computed with one rounding in float32 (float64 for float64), and rounded to
-    the result's type; of a number, alpha · other is computed first, in float64. Integers wrap;
-    bool is `or`.
+    Floating-point sums are computed in float32 (float64 for float64) and rounded once to the
+    result's dtype. If `other` is a number, alpha · other is computed first, in float64. Integers
+    wrap; for bool the sum is `or`.
 
     Args:
-        input: tensor of any shape and strides; a floating-point (up to 64 bits), integer (signed,
-            or uint8) or bool dtype.
-        other: tensor that broadcasts with `input`, or a number, NumPy's scalars included. A 0-d
-            tensor on the CPU, in either place, goes with a tensor on any device, and is read when
-            the call is made: a CUDA graph repeats the value that it had.
-        alpha: factor of `other`, in the result's range (for uint8, from -255): a real number,
-            infinities and NaN included, for floating results; an integer for integer ones; True,
-            False or an integer for bool ones.
-        backend: "cuda", "triton", "torch" or "auto"; by default what `use_backend`, the variable
-            DIGLOT_BACKEND or "auto" say.
+        input: tensor of any shape and strides. Its dtype is floating-point (up to 64 bits), integer
+            (signed, or uint8) or bool.
+        other: tensor that broadcasts with `input`, or a number; NumPy's scalars are numbers. A 0-d
+            CPU tensor, in either place, may meet a tensor on any device. The call reads its value,
+            so a CUDA graph repeats the value at the capture.
+        alpha: factor of `other`, in the result's range (for uint8, from -255). Floating-point
+            results take a real number, infinities and NaN included. Integer results take an
+            integer, and bool results True, False or an integer.
+        backend: "cuda", "triton", "torch" or "auto". By default `use_backend` decides, then the
+            variable DIGLOT_BACKEND, then "auto".
 
     Returns:
         A tensor of the broadcast shape and the promoted dtype (`torch.result_type`), in the memory
-        format that `torch.add` gives. Differentiable; gradients are summed over broadcast
-        dimensions on the same backend. "cuda" and "triton" sum in an order that depends on shapes,
-        strides and alignment alone, "torch" as PyTorch does.
+        format of `torch.add`. Differentiable. Gradients are summed over broadcast dimensions on the
+        same backend. On "cuda" and "triton" the order of these sums depends only on shapes, strides
+        and alignment; on "torch" it is PyTorch's.
 
     Raises:
-        TypeError: not a tensor or number, an unsupported dtype, or an `alpha` of the wrong kind.
-        ValueError: shapes that do not broadcast, tensors on different devices, a number out of
-            range, or an unknown `backend`.
-        diglot.BackendUnavailable: the backend asked for cannot run on the tensors' device.
+        TypeError: an operand is no tensor or number, or has an unsupported dtype; `alpha` is of the
+            wrong kind.
+        ValueError: shapes do not broadcast, tensors are on different devices, a number is out of
+            range, or `backend` is unknown.
+        diglot.BackendUnavailable: the requested backend cannot run on the tensors' device.
     """
     if isinstance(other, torch.Tensor):
         kind = _add.known(input, other) or _add.learn(input, other)
         dtype = kind.facts
         if dtype is None:
             return _add_across_devices(input, other, alpha, backend)
-        if not kind.is_direct:  # otherwise allocating the sum checks it
+        if not kind.is_direct:  # otherwise the allocation of the sum checks it
             check_broadcast("add", input, other)
-        # Inline while it passes: a call costs a tenth of a microsecond.
+        # The passing check is inline: a call would cost a tenth of a microsecond.
         if type(alpha) is not int or alpha != 1:
             alpha = check_factor("add", "alpha", alpha, dtype)
         return kind.call(input, other, alpha, choose("add", kind.device, backend))
@@ -100,10 +101,10 @@ def _check(input: torch.Tensor, other: torch.Tensor | None = None) -> torch.dtyp
 def _add_number(
     input: torch.Tensor, other: Number, alpha: Number, dtype: torch.dtype, backend: str | None
 ) -> torch.Tensor:
-    """input + alpha · other of type `dtype`, to which `input` and the number have promoted."""
+    """input + alpha · other in `dtype`, the promoted type of `input` and the number."""
     _check_dtypes(dtype, input)
     if dtype != input.dtype:
-        input = input.to(dtype)  # a number of a higher category than the tensor: torch converts too
+        input = input.to(dtype)  # of a higher category than the tensor: torch converts too
     number = check_factor("add", "alpha", alpha, dtype) * other
     if dtype == torch.bool:
         number = bool(number)
@@ -116,10 +117,10 @@ def _add_number(
 def _add_across_devices(
     input: torch.Tensor, other: torch.Tensor, alpha: Number, backend: str | None
 ) -> torch.Tensor:
-    """The sum of a 0-d CPU tensor, in either place, and a tensor that is elsewhere.
+    """The sum of a 0-d CPU tensor, in either place, and a tensor on another device.
 
-    The value is read here where nobody else needs to see the tensor: a copy to the device would
-    wait for it, which is an error while a CUDA graph is being captured.
+    If nobody else needs to see the tensor, its value is read here. A copy to the device would wait
+    for it, which is an error during the capture of a CUDA graph.
     """
     tensor, scalar = (input, other) if _is_host_scalar(other) else (other, input)
     if not _is_host_scalar(scalar):
@@ -170,7 +171,7 @@ def _fake(
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> tuple[()]:
     input, other, ctx.alpha, ctx.backend = inputs
-    # Shapes and dtypes are all that the gradients need: nothing keeps the inputs alive.
+    # The gradients need only shapes and dtypes, so nothing keeps the inputs alive.
     ctx.input = (input.shape, input.dtype)
     ctx.other = None if other is None else (other.shape, other.dtype)
     return ()

@@ -22,22 +22,22 @@ def add_layer_norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Adds a residual and normalizes the sum, in one launch.
 
-    The sum is input + residual, rounded to their dtype, and the output is
-    `diglot.layer_norm(sum, normalized_shape, weight, bias, eps)`.
+    The sum is input + residual, rounded to their dtype. The output is `diglot.layer_norm(sum,
+    normalized_shape, weight, bias, eps)`.
 
     Args:
         input: as in `diglot.layer_norm`.
         residual: tensor of the shape and dtype of `input`, of any strides.
-        normalized_shape: as in `diglot.layer_norm`, as are the others.
-        weight: scales the normalized sum.
-        bias: added to it.
-        eps: added to the variance.
+        normalized_shape: as in `diglot.layer_norm`.
+        weight: as in `diglot.layer_norm`.
+        bias: as in `diglot.layer_norm`.
+        eps: as in `diglot.layer_norm`.
         backend: as in `diglot.gelu`.
 
     Returns:
-        The output and the sum, both contiguous tensors of the shape and dtype of `input`; of a
-        float16 or bfloat16 input under autocast what the two ops return, of which the norm is of
-        float32. Differentiable as `diglot.layer_norm`, through both, in one launch.
+        The output and the sum, both contiguous, with the shape and dtype of `input`. Under
+        autocast, a float16 or bfloat16 input gives a float32 output, as the two separate ops do.
+        Differentiable as `diglot.layer_norm`; one launch differentiates both.
 
     Raises:
         As `diglot.layer_norm`, and for a `residual` of another shape, dtype or device.

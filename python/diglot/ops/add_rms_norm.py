@@ -20,8 +20,8 @@ def add_rms_norm(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Adds a residual and normalizes the sum, in one launch.
 
-    The sum is input + residual, rounded to their dtype, and the output is
-    `diglot.rms_norm(sum, normalized_shape, weight, eps)`.
+    The sum is input + residual, rounded to their dtype. The output is `diglot.rms_norm(sum,
+    normalized_shape, weight, eps)`.
 
     Args:
         input: as in `diglot.layer_norm`.
@@ -32,7 +32,7 @@ def add_rms_norm(
         backend: as in `diglot.gelu`.
 
     Returns:
-        The output and the sum, as of `diglot.add_layer_norm`.
+        The output and the sum, as `diglot.add_layer_norm`.
 
     Raises:
         As `diglot.layer_norm`, and for a `residual` of another shape, dtype or device.

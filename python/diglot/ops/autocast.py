@@ -1,4 +1,4 @@
-"""Autocast, for ops whose PyTorch counterpart it runs in float32."""
+"""Autocast, for ops whose PyTorch counterparts it runs in float32."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import torch
 
 def is_autocast_to_float32(input: torch.Tensor) -> bool:
     """Whether PyTorch's ops of autocast's float32 list would take `input` in float32."""
-    # The dtype first: while it is not one of these nothing else is asked. A meta tensor's device
-    # has no autocast to ask about.
+    # The dtype comes first, because for others no further check is needed. A meta tensor's device
+    # has no autocast.
     return (
         input.dtype in (torch.float16, torch.bfloat16)
         and not input.is_meta
@@ -17,5 +17,5 @@ def is_autocast_to_float32(input: torch.Tensor) -> bool:
 
 
 def autocast_to_float32(input: torch.Tensor) -> torch.Tensor:
-    """`input` as PyTorch's ops of autocast's float32 list take it."""
+    """`input` in the dtype in which PyTorch's ops of autocast's float32 list take it."""
     return input.float() if is_autocast_to_float32(input) else input

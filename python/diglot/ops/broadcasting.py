@@ -1,4 +1,6 @@
-"""Two operands of different shapes: whether they broadcast, what to, and batched by torch.vmap."""
+"""Two operands of different shapes: whether they broadcast, to which shape, and how torch.vmap
+batches them.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,9 @@ def check_broadcast(op: str, input: torch.Tensor, other: torch.Tensor) -> None:
 
 
 def empty_broadcast(op: str, input: torch.Tensor, other: torch.Tensor | None) -> torch.Tensor:
-    """An output of the shape, dtype and memory format that PyTorch's elementwise ops give.
+    """An output with the shape, dtype and memory format of PyTorch's elementwise ops.
 
-    Without a second tensor, the operand is a number that has promoted no further than `input`.
+    Without a second tensor, the other operand is a number that does not promote `input`.
 
     Raises:
         ValueError: the shapes do not broadcast.
@@ -30,8 +32,8 @@ def empty_broadcast(op: str, input: torch.Tensor, other: torch.Tensor | None) ->
         if input.dtype is other.dtype and input.shape == other.shape:
             return torch.empty_like(input)
     check_broadcast(op, input, other)
-    # Such as a bias: the first operand that is not broadcast along two dimensions decides on their
-    # order. What follows finds that too, in ten times the time of a launch.
+    # A case such as a bias: the first operand that is not broadcast along two dimensions decides
+    # their order. The general code below finds that too, in ten times the time of a launch.
     if type(input) is torch.Tensor and input.is_contiguous():
         full = input if other.dim() <= input.dim() else other
         if full.is_contiguous() and 0 not in full.shape and 1 not in full.shape:
@@ -49,12 +51,12 @@ def align_batches(
     """Operands with the batch as their first dimension, or without one, that broadcast as before.
 
     Args:
-        operands: what a batching rule is given, at least one of them batched.
-        in_dims: the dimension of each that is the batch, or None.
+        operands: those of a batching rule; at least one is batched.
+        in_dims: the batch dimension of each, or None.
     """
     ranks = [t.dim() - (dim is not None) for t, dim in zip(operands, in_dims, strict=True)]
     # Types promote by the operands' own ranks: those of rank 0 count less than others. With the
-    # batch as a dimension they would not, so that they are converted first.
+    # batch as a dimension they would count fully, so they are converted first.
     input, other = (
         tensor.new_empty(()) if rank == 0 else tensor
         for tensor, rank in zip(operands, ranks, strict=True)
@@ -64,7 +66,7 @@ def align_batches(
     for tensor, dim, rank in zip(operands, in_dims, ranks, strict=True):
         if rank == 0:
             tensor = tensor.to(dtype)
-        if dim is not None:  # the batch goes first, and the own dimensions end where the others do
+        if dim is not None:  # the batch comes first, own dimensions are aligned on the right
             missing = (1,) * (max(ranks) - rank)
             tensor = tensor.movedim(dim, 0)
             tensor = tensor.reshape(tensor.shape[0], *missing, *tensor.shape[1:])

@@ -37,10 +37,10 @@ def check_floating(op: str, name: str, value: Any) -> None:
 
 
 def check_dim(op: str, dim: Any, tensor: torch.Tensor) -> int:
-    """The number from 0 of a dimension; 0 and -1 are those of a tensor without any.
+    """The index of a dimension, counted from 0. A 0-d tensor has the dimensions 0 and -1.
 
     Raises:
-        TypeError: it is no integer.
+        TypeError: `dim` is not an integer.
         IndexError: the tensor has no such dimension.
     """
     rank = tensor.dim() or 1

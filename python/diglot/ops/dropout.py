@@ -16,9 +16,9 @@ from diglot.ops.numbers import check_number, fixed
 from diglot.ops.random_seed import check_source, seed_tensor
 from diglot.reference.dropout import threshold_and_scale
 
-# Over Philox in PyTorch's operators, Inductor (PyTorch 2.13) takes time exponential in its rounds.
+# For Philox in PyTorch's operators, Inductor (PyTorch 2.13) takes time exponential in its rounds.
 INLINED = False
-OVERLAPS = 1  # what PyTorch says of a tensor of which several elements are one, as an expanded one
+OVERLAPS = 1  # PyTorch's answer for a tensor whose elements share memory, such as an expanded one
 
 
 def dropout(
@@ -33,42 +33,43 @@ def dropout(
 ) -> torch.Tensor:
     r"""Zeroes elements with probability p and scales the rest, as `torch.nn.functional.dropout`.
 
-    In training each element is multiplied by 0 with probability p, and by 1 / (1 - p) otherwise
-    (Srivastava et al., "Dropout: a simple way to prevent neural networks from overfitting", 2014);
-    otherwise, or with p = 0, `input` itself is the result. The factor is rounded to float32
-    (float64 for float64), the product is computed in that type and rounded once.
+    In training, each element is multiplied by 0 with probability p, else by 1 / (1 - p)
+    (Srivastava et al., "Dropout: a simple way to prevent neural networks from overfitting", 2014).
+    Outside training, or with p = 0, the result is `input` itself. The factor is rounded to float32
+    (float64 for float64). The product is computed in that type and rounded once.
 
-    The mask is a function of the seed and of an element's row-major index alone: the same on every
-    backend, for every dtype and for all strides, bit by bit. The element of index i is kept if word
-    i % 4 of Philox-4x32-10 of the counter i / 4, as a share of 2^32, is at least p (philox.cuh has
-    the layout). Nothing but the seed is stored for the backward pass, which makes the mask anew.
+    The mask depends only on the seed and an element's row-major index. So it is the same, bit for
+    bit, on every backend, for every dtype and for all strides. Element i is kept if word i % 4 of
+    Philox-4x32-10 with counter i / 4, as a share of 2^32, is at least p (philox.cuh has the
+    layout). The backward pass stores only the seed, and computes the mask again.
 
     Args:
         input: tensor of any shape and strides; float32, float16, bfloat16 or float64.
-        p: from 0 to 1. The share of elements dropped is p rounded up to a multiple of 2^-32.
+        p: from 0 to 1. The share of dropped elements is p rounded up to a multiple of 2^-32.
         training: whether to drop anything.
-        inplace: whether the result is written over `input`, and is it.
-        generator: what draws the seed, on `input`'s device; PyTorch's own by default, which
-            `torch.manual_seed` seeds. A kernel draws it: nothing waits, and a CUDA graph has
-            another mask in every replay.
-        seed: the seed instead of a drawn one: an integer of at most 64 bits, or an int64 tensor of
-            one element on `input`'s device, which a CUDA graph reads anew in every replay.
+        inplace: whether to write the result over `input`, and return that.
+        generator: draws the seed, on `input`'s device. By default it is PyTorch's own, which
+            `torch.manual_seed` seeds. A kernel draws the seed, so nothing waits, and each replay of
+            a CUDA graph has another mask.
+        seed: the seed, instead of a drawn one: an integer of at most 64 bits, or an int64 tensor of
+            one element on `input`'s device. Each replay of a CUDA graph reads such a tensor again.
         backend: as in `diglot.gelu`.
 
     Returns:
-        A tensor of the shape, dtype and memory format of `input`, or `input`. NaN and infinities
-        that are dropped become NaN, as in PyTorch. Differentiable any number of times, on the same
-        backend. Under vmap, a launch for each sample: `randomness` decides whether their masks
-        differ.
+        A tensor of the shape, dtype and memory format of `input`, or `input`. Dropped NaN and
+        infinities become NaN, as in PyTorch. Differentiable any number of times, on the same
+        backend. Under vmap there is a launch per sample, and `randomness` decides whether their
+        masks differ.
 
     Raises:
-        TypeError: `input` is not a dense floating-point tensor; `p` is no number, or `generator`
-            or `seed` of another type.
-        ValueError: `p` is outside [0, 1] or NaN; `generator` or `seed` is of another device, or
-            both are given; a seed of more than 64 bits or several elements; an unknown `backend`.
-        RuntimeError: `inplace`, where PyTorch lets no tensor be changed: a leaf that requires grad,
-            an expanded tensor.
-        diglot.BackendUnavailable: the backend asked for cannot run on the tensor's device.
+        TypeError: `input` is not a dense floating-point tensor; `p` is not a number; `generator` or
+            `seed` has another type.
+        ValueError: `p` is outside [0, 1] or NaN. `generator` or `seed` is on another device, or
+            both are given. The seed has more than 64 bits or several elements. `backend` is
+            unknown.
+        RuntimeError: `inplace` is set for a tensor that PyTorch does not let change: a leaf that
+            requires grad, or an expanded tensor.
+        diglot.BackendUnavailable: the requested backend cannot run on the tensor's device.
     """
     kind = _dropout.known(input) or _dropout.learn(input)
     if type(p) is not float:
@@ -119,7 +120,8 @@ def _in_place(
         )
     if direct and torch._debug_has_internal_overlap(input) != OVERLAPS:
         if not input.requires_grad or not torch.is_grad_enabled():
-            # A launcher takes an output that is no Tensor, such as a Parameter, for a traced one.
+            # A launcher would take an output of another class, such as Parameter, for a traced
+            # tensor.
             out = input if type(input) is torch.Tensor else input.detach()
             _launch("dropout_forward", input, seed, 0, p, backend, out)
             if not input.is_inference():
@@ -127,7 +129,7 @@ def _in_place(
             return input
         if not input.is_leaf and not input._is_view():
             return _InPlace.apply(input, seed, p, backend)
-    # PyTorch's own copy knows which tensors may not be changed, and how to record that one was.
+    # PyTorch's own copy knows which tensors may not change, and how to record a change.
     return input.copy_(_dropout(input, seed, 0, p, backend))
 
 
@@ -149,7 +151,7 @@ def _launch(
     return out
 
 
-# The same mask of another tensor: a linear function is its own derivative.
+# The same mask for another tensor: a linear function is its own derivative.
 _dropout = DifferentiablePair(
     "dropout(Tensor input, Tensor seed, int offset, float p, str backend) -> Tensor",
     "dropout_backward(Tensor grad_output, Tensor seed, int offset, float p, str backend) -> Tensor",

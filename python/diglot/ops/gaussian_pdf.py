@@ -16,8 +16,8 @@ from diglot.ops.checks import check_floating
 from diglot.ops.numbers import Number, check_number, fixed
 from diglot.reference.gaussian_pdf import TERMS, gaussian_pdf_second_derivative
 
-MOST_TERMS = 2**22  # more are not told apart by float32
-# Of std: so that, in what is computed in, no constant overflows.
+MOST_TERMS = 2**22  # float32 cannot distinguish more
+# Bounds of std, within which no constant of the computation overflows.
 FLOAT32_RANGE, FLOAT64_RANGE = (1e-30, 1e30), (1e-150, 1e150)
 FLOAT32_MOST = torch.finfo(torch.float32).max
 
@@ -30,34 +30,34 @@ def gaussian_pdf(
     terms: int = TERMS,
     backend: str | None = None,
 ) -> torch.Tensor:
-    r"""The mean of a normal density at `terms` points around every element.
+    r"""Computes the mean of a normal density at `terms` points around every element.
 
-    1/terms · Σ φ(x + (i - terms // 2) / 100) over i < terms, where
-    φ(y) = exp(-((y - mean) / std)² / 2) / (std · √(2π)): with 22 terms, at offsets from -0.11 to
-    0.10. (The arithmetic of homework 7 of the CUDA training series of OLCF, NERSC and NVIDIA,
-    https://github.com/olcf/cuda-training-series, where it is work for copies to hide behind.)
-    Computed in float32 (float64 for float64) and rounded once; the far tail keeps its relative
-    accuracy, which the formula loses in float32 by the rounding of its exponent.
+    1/terms · Σ φ(x + (i - terms // 2) / 100) over i < terms, where φ(y) = exp(-((y - mean) / std)²
+    / 2) / (std · √(2π)). With 22 terms the offsets run from -0.11 to 0.10. (This is the arithmetic
+    of homework 7 of the CUDA training series of OLCF, NERSC and NVIDIA,
+    https://github.com/olcf/cuda-training-series. There, copies hide behind it.) The computation is
+    in float32 (float64 for float64) and rounds once. The far tail keeps its relative accuracy; in
+    float32 the formula loses it by rounding its exponent.
 
     Args:
         input: tensor of any shape and strides; float32, float16, bfloat16 or float64.
-        mean: of the distribution; a number in the range of what is computed in, or infinite, where
-            the density of finite elements is 0.
-        std: its standard deviation, from 1e-30 to 1e30, for float64 from 1e-150 to 1e150.
-        terms: how many points, from 1 to 2²².
+        mean: of the distribution, in the range of the computation's type. For an infinite mean, the
+            density of finite elements is 0.
+        std: its standard deviation, from 1e-30 to 1e30; for float64 from 1e-150 to 1e150.
+        terms: the number of points, from 1 to 2²².
         backend: as in `diglot.gelu`.
 
     Returns:
-        A tensor of the shape, dtype and memory format of `input`. 0 at infinities, as are all
-        derivatives; NaN of NaN, or of a mean that is NaN. Differentiable by `input`, twice and
-        more; the first derivative runs on the same backend, the second and later ones are made of
-        PyTorch's operators.
+        A tensor of the shape, dtype and memory format of `input`. At infinities it and all its
+        derivatives are 0. NaN elements, or a NaN mean, give NaN. Differentiable with respect to
+        `input`, twice and more. The first derivative runs on the same backend; PyTorch's operators
+        compute later ones.
 
     Raises:
         TypeError: `input` is not a dense floating-point tensor, `mean` or `std` not a number, or
             `terms` not an integer.
-        ValueError: `mean`, `std` or `terms` out of range, or an unknown `backend`.
-        diglot.BackendUnavailable: the backend asked for cannot run on the tensor's device.
+        ValueError: `mean`, `std` or `terms` is out of range, or `backend` is unknown.
+        diglot.BackendUnavailable: the requested backend cannot run on the tensor's device.
     """
     kind = _gaussian_pdf.known(input) or _gaussian_pdf.learn(input)
     if type(mean) is not float or type(std) is not float:

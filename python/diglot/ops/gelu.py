@@ -20,28 +20,28 @@ def gelu(
 ) -> torch.Tensor:
     r"""Applies the Gaussian error linear unit to every element, as `torch.nn.functional.gelu`.
 
-    With `approximate="none"`, x·Φ(x), where Φ is the distribution function of the standard normal
-    distribution; with `"tanh"`, x/2·(1 + tanh(√(2/π)·(x + 0.044715·x³))). (Hendrycks and Gimpel,
-    "Gaussian Error Linear Units", 2016, arXiv:1606.08415.) Computed in float32 (float64 for
-    float64) and rounded once; the negative tail keeps its relative accuracy, which the formula
-    x/2·(1 + erf(x/√2)) loses by cancellation.
+    `approximate="none"` computes x·Φ(x), where Φ is the standard normal distribution function.
+    `"tanh"` computes x/2·(1 + tanh(√(2/π)·(x + 0.044715·x³))). (Hendrycks and Gimpel, "Gaussian
+    Error Linear Units", 2016, arXiv:1606.08415.) The computation is in float32 (float64 for
+    float64) and rounds once. The negative tail keeps its relative accuracy; the formula x/2·(1 +
+    erf(x/√2)) loses it by cancellation.
 
     Args:
         input: tensor of any shape and strides; float32, float16, bfloat16 or float64.
         approximate: "none" or "tanh".
-        backend: "cuda", "triton", "torch" or "auto"; by default what `use_backend`, the variable
-            DIGLOT_BACKEND or "auto" say.
+        backend: "cuda", "triton", "torch" or "auto". By default `use_backend` decides, then the
+            variable DIGLOT_BACKEND, then "auto".
 
     Returns:
-        A tensor of the shape, dtype and memory format of `input`. NaN gives NaN, as do -inf and the
-        first derivative at both infinities, in PyTorch too. Differentiable twice and more; the
-        first derivative runs on the same backend, the second and later ones are made of PyTorch's
-        operators, finite for every finite number, and 0 at the infinities.
+        A tensor of the shape, dtype and memory format of `input`. NaN and -inf give NaN, and so
+        does the first derivative at both infinities, as in PyTorch. Differentiable twice and more.
+        The first derivative runs on the same backend; PyTorch's operators compute later ones, which
+        are finite for every finite number and 0 at the infinities.
 
     Raises:
         TypeError: `input` is not a dense floating-point tensor.
-        ValueError: an unknown `approximate` or `backend`.
-        diglot.BackendUnavailable: the backend asked for cannot run on the tensor's device.
+        ValueError: `approximate` or `backend` is unknown.
+        diglot.BackendUnavailable: the requested backend cannot run on the tensor's device.
     """
     kind = _gelu.known(input) or _gelu.learn(input)
     if approximate not in APPROXIMATIONS:

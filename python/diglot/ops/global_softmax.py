@@ -21,26 +21,27 @@ def global_softmax(input: torch.Tensor, *, backend: str | None = None) -> torch.
     """Applies softmax over all elements, as `torch.softmax(input.flatten(), 0).view_as(input)`.
 
     exp(x - max) / sum(exp(x - max)), computed in float32 (float64 for float64) and rounded once.
-    One launch: chunks are reduced to a maximum and a sum (Milakov and Gimelshein, "Online
-    normalizer calculation for softmax", 2018, arXiv:1805.02867), all blocks meet at a barrier, and
-    each maps what it has read. The result does not depend on the number of blocks, in no bit. It
-    does on the order in which elements lie in memory, in which they are summed.
+    One launch does it: each block reduces its chunks to a maximum and a sum (Milakov and
+    Gimelshein, "Online normalizer calculation for softmax", 2018, arXiv:1805.02867). All blocks
+    then meet at a grid barrier, and each maps its elements. The bits do not depend on the number of
+    blocks. They do depend on the order of elements in memory, which is the order of the sums.
 
     Args:
-        input: tensor of any shape and strides; float32, float16, bfloat16 or float64. One that is
-            not dense (a slice of another, or expanded) is copied first.
+        input: tensor of any shape and strides; float32, float16, bfloat16 or float64. A tensor that
+            is not dense (a slice of another, or expanded) is copied first.
         backend: as in `diglot.gelu`.
 
     Returns:
-        A tensor of the shape, dtype and memory format of `input`; float32 of a float16 or bfloat16
-        input under autocast, as PyTorch's softmax. All NaN if any element is NaN or +inf, or all
-        are -inf. Differentiable twice and more; the first derivative runs on the same backend, the
-        later ones are made of PyTorch's operators. Under vmap, a launch for each sample.
+        A tensor of the shape, dtype and memory format of `input`. Under autocast, a float16 or
+        bfloat16 input gives float32, as PyTorch's softmax. All elements are NaN if any is NaN or
+        +inf, or if all are -inf. Differentiable twice and more. The first derivative runs on the
+        same backend; PyTorch's operators compute later ones. Under vmap there is a launch per
+        sample.
 
     Raises:
         TypeError: `input` is not a dense floating-point tensor.
-        ValueError: an unknown `backend`.
-        diglot.BackendUnavailable: the backend asked for cannot run on the tensor's device.
+        ValueError: `backend` is unknown.
+        diglot.BackendUnavailable: the requested backend cannot run on the tensor's device.
     """
     kind = _softmax.known(input) or _softmax.learn(input)
     return kind.call(autocast_to_float32(input), choose(NAME, kind.device, backend))

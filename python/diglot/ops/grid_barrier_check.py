@@ -1,4 +1,4 @@
-"""Grid barriers put to the test, and timed."""
+"""The check and the timing of grid barriers: the contract."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ BLOCKS_ON_CPU = 8
 
 
 class GridBarrierCheck(NamedTuple):
-    """What `grid_barrier_check` found.
+    """The result of `grid_barrier_check`.
 
     Attributes:
-        mismatches: int32 of shape [phases], on the device: in each phase, how often a block read
-            anything else than what another had written before the barrier. All zero, or the barrier
-            is broken.
-        microseconds: of a barrier, on average over as many of them with nothing in between.
+        mismatches: int32 of shape [phases], on the device. Each element counts how often a block
+            read other words in that phase than the blocks had written. All are zero unless the
+            barrier is broken.
+        microseconds: the average time of a barrier, with nothing between barriers.
     """
 
     mismatches: torch.Tensor
@@ -39,21 +39,20 @@ def grid_barrier_check(
 ) -> GridBarrierCheck:
     """Checks and times the barrier across the blocks of a grid, on which other ops are built.
 
-    In one launch, in every phase each block writes 8 words, waits at the barrier, and reads what
-    all blocks wrote. A second launch has the barriers alone, and is timed; this call waits for it.
-
-    On the backend "torch", which has no barrier across blocks, a phase is a number of launches.
+    One launch checks: in every phase each block writes 8 words, waits at the barrier, and reads the
+    words of all blocks. A second launch has only the barriers, and is timed. The call waits for it.
+    The backend "torch" has no barrier across blocks, so each phase is several launches there.
 
     Args:
-        phases: how many; 0 or more.
-        blocks: of 256 threads; by default one on each multiprocessor, and 8 on the CPU.
-        device: the device; the current GPU if there is one, else the CPU, by default.
+        phases: the number of phases; 0 or more.
+        blocks: the number of blocks, of 256 threads each. By default one per SM, and 8 on the CPU.
+        device: by default the current GPU, or the CPU without one.
         backend: as in `diglot.gelu`.
 
     Raises:
-        ValueError: `phases` is negative; `blocks` is not positive, or more than run at once;
-            another kind of device.
-        diglot.BackendUnavailable: the backend asked for cannot run on the device.
+        ValueError: `phases` is negative; `blocks` is not positive, or more than can run at once;
+            the device is of another kind.
+        diglot.BackendUnavailable: the requested backend cannot run on the device.
         RuntimeError: a CUDA graph is being captured, in which nothing can be timed.
     """
     if device is None:
@@ -66,7 +65,7 @@ def grid_barrier_check(
     if where.type == "cuda" and where.index is None:
         where = torch.device("cuda", torch.cuda.current_device())
     if phases < 0:
-        raise ValueError(f"grid_barrier_check: phases must not be negative, and is {phases}")
+        raise ValueError(f"grid_barrier_check: phases must be 0 or more, not {phases}")
     chosen = choose("grid_barrier_check", where, backend)
     is_gpu = where.type == "cuda"
     if blocks is None:
@@ -74,9 +73,9 @@ def grid_barrier_check(
         if is_gpu:
             blocks = torch.cuda.get_device_properties(where).multi_processor_count
     if blocks < 1:
-        raise ValueError(f"grid_barrier_check: blocks must be positive, and is {blocks}")
+        raise ValueError(f"grid_barrier_check: blocks must be positive, not {blocks}")
     if is_captured(where):
-        raise RuntimeError("grid_barrier_check measures time, which a graph capture does not allow")
+        raise RuntimeError("grid_barrier_check cannot measure time during a graph capture")
     slots = torch.zeros((2, blocks, WORDS), dtype=torch.int32, device=where)
     mismatches = torch.zeros(phases, dtype=torch.int32, device=where)
     if phases == 0:

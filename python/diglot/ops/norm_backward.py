@@ -15,16 +15,16 @@ from diglot.reference.norm import Normalized, wide
 
 
 class Backward(NamedTuple):
-    """What a norm's backward pass is given.
+    """The arguments of a norm's backward pass.
 
     Attributes:
-        grad_output, grad_sum: gradients of the outputs, of the shape and dtype of `input`; None for
-            that of a sum that has none.
+        grad_output, grad_sum: gradients of the outputs, of the shape and dtype of `input`.
+            `grad_sum` is None if the sum has no gradient.
         input: of the forward pass, or its sum.
         statistics: (fields, *outer).
         eps, backend: of the forward pass.
         weight: of the forward pass.
-        weight_dtype, bias_dtype: of the parameter; None where its gradient is not asked for.
+        weight_dtype, bias_dtype: of the parameter; None if its gradient is not requested.
     """
 
     grad_output: Tensor
@@ -39,15 +39,15 @@ class Backward(NamedTuple):
 
     @property
     def rank(self) -> int:
-        """How many dimensions are not of a row."""
+        """How many dimensions do not belong to a row."""
         return self.statistics.dim() - 1
 
 
 def define_backward(op: str, parameters: tuple[str, ...], centered: bool) -> Operator:
     """The gradients of the input and of each parameter whose dtype is given.
 
-    Its derivatives are made of PyTorch's operators. The statistics are those of the input,
-    whose derivatives hold theirs, and they have none.
+    Its derivatives consist of PyTorch's operators. The input's derivatives include those of the
+    statistics, which have none of their own.
     """
     name = f"{op}_backward"
     tensors = ("grad_output", "grad_sum", "input", "statistics", "weight")

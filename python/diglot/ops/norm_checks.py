@@ -15,12 +15,12 @@ def check_shape(op: str, shape: Any, input: torch.Tensor) -> tuple[int, ...]:
 
     Raises:
         TypeError: `shape` is neither an integer nor a sequence of them.
-        ValueError: it has none, or is not what the shape of `input` ends with.
+        ValueError: it is empty, or the shape of `input` does not end with it.
     """
     if type(shape) is int:
         shape = (shape,)
     elif type(shape) is not torch.Size:
-        if type(shape) is not tuple:  # asking for a sequence takes as long as allocating a tensor
+        if type(shape) is not tuple:  # a check for a sequence takes as long as allocating a tensor
             is_sequence = isinstance(shape, Sequence) and not isinstance(shape, str)
             shape = tuple(shape) if is_sequence else (shape,)
         for size in shape:
@@ -36,7 +36,7 @@ def check_shape(op: str, shape: Any, input: torch.Tensor) -> tuple[int, ...]:
         raise ValueError(f"{op}: normalized_shape must have at least one dimension")
     if input.shape[-dims:] != shape:
         raise ValueError(
-            f"{op}: normalized_shape must be what the shape of input ends with: "
+            f"{op}: normalized_shape must match the last dimensions of input: "
             f"{tuple(input.shape)} does not end with {tuple(shape)}"
         )
     return shape
@@ -59,8 +59,8 @@ def check_parameters(
     """Checks weight and bias.
 
     Raises:
-        TypeError: a dtype that is neither input's nor float32 beside a narrower one, or two.
-        ValueError: another shape than a row's, or another device.
+        TypeError: a dtype is neither input's nor, for a 16-bit input, float32; or the two differ.
+        ValueError: a shape is not a row's, or a device is not input's.
     """
     first = None
     for name, tensor in zip(("weight", "bias"), parameters, strict=False):

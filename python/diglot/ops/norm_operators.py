@@ -1,8 +1,8 @@
-"""What the contracts of the norms of rows share: operators and derivatives.
+"""The common part of the norms' contracts: operators and derivatives.
 
-A norm is one of the last dimensions of its input, a row: the layer norm, which subtracts a row's
-mean and has a weight and a bias, or the RMS norm, which does not and has a weight. Each is a
-function of an input, or of an input and a residual that are added first.
+A norm works on the last dimensions of its input, a row. The layer norm subtracts a row's mean, and
+has a weight and a bias. The RMS norm subtracts nothing, and has only a weight. Each is a function
+of an input, or of the sum of an input and a residual.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from diglot.reference.norm import Normalized, wide
 
 
 class Forward(NamedTuple):
-    """What a norm is given.
+    """The arguments of a norm.
 
     Attributes:
         arrays: the input, (*outer, *row), and the residual that is added first if there is one.
-        parameters: weight and bias, or weight, (*row); None for one that is not given.
+        parameters: weight and bias, or weight, (*row); None for a missing one.
         dims: how many dimensions a row has.
         eps: added to the variance or the mean square.
         backend: already chosen.
@@ -64,19 +64,19 @@ READ: dict[str, Callable[..., Forward]] = {
 
 
 class NormOperators:
-    """`diglot::<name>`, `diglot::add_<name>` and `diglot::<name>_backward`, the backward pass of
-    both.
+    """The operators `diglot::<name>` and `diglot::add_<name>`, and the backward pass of both,
+    `diglot::<name>_backward`.
 
     Args:
         name: "layer_norm" or "rms_norm".
-        centered: whether it is the former.
+        centered: whether it is "layer_norm".
     """
 
     def __init__(self, name: str, centered: bool) -> None:
         self.name, self.centered = name, centered
         self.parameters = ("weight", "bias") if centered else ("weight",)
-        # The statistics of a row: mean and 1/sqrt(variance + eps), or the latter of the mean
-        # square.
+        # The statistics of a row: mean and 1/sqrt(variance + eps), or only 1/sqrt(mean square +
+        # eps).
         self.fields = 2 if centered else 1
         self.launchers = {each: f"{each}_forward" for each in (name, f"add_{name}")}
         self.forward = self._define(("input",))
@@ -96,7 +96,7 @@ class NormOperators:
         Args:
             arrays: the input, and the residual if there is one.
             normalized_shape: of a row.
-            parameters: weight and bias, or weight; None for one that is not.
+            parameters: weight and bias, or weight; None for a missing one.
             eps: added to the variance or the mean square.
             backend: as given.
 
@@ -107,7 +107,7 @@ class NormOperators:
         operator = self.forward_of_sum if is_fused else self.forward
         name = operator.signature.name
         present = [p for p in parameters if p is not None]
-        # What a kind says of tensors is checked once for each kind, their sizes in every call.
+        # The facts of a kind are checked once for each kind, sizes in every call.
         kind = operator.known(*arrays, *present)
         if kind is None:
             self._check_tensors(name, arrays, parameters)
@@ -117,10 +117,14 @@ class NormOperators:
             check_residual(name, input, arrays[1])
         if type(eps) is not float:
             eps = float(fixed(check_number(name, "eps", eps)))
-        if is_autocast_to_float32(input) if kind is None else kind.facts:
+        if (
+            any([is_autocast_to_float32(tensor) for tensor in (input, *present)])
+            if kind is None
+            else kind.facts
+        ):
             if kind is None:
                 operator.learn_checked(True, *arrays, *present)
-            # As the two ops do one after the other, of which PyTorch runs the norm in float32.
+            # As with two separate ops: PyTorch would run the norm in float32.
             total = add(*arrays, backend=backend) if is_fused else input
             widened = tuple([None if p is None else autocast_to_float32(p) for p in parameters])
             out = self((autocast_to_float32(total),), normalized_shape, widened, eps, backend)
@@ -132,7 +136,7 @@ class NormOperators:
         if kind is None:
             kind = operator.learn_checked(False, *arrays, *present)
         dims, chosen = len(row), choose(name, kind.device, backend)
-        if kind.is_direct and not kind.is_recorded:  # nobody asks for statistics
+        if kind.is_direct and not kind.is_recorded:  # statistics are not needed
             results = self._run(name, Forward(arrays, parameters, dims, eps, chosen), None)
             return results if is_fused else results[0]
         results = kind.call(*arrays, *parameters, dims, eps, chosen)
@@ -154,7 +158,7 @@ class NormOperators:
         Args:
             name: the operator's.
             call: its arguments.
-            statistics: written too; None if nobody asks for them.
+            statistics: written too; None if they are not needed.
         """
         arrays, parameters, dims, eps, backend = call
         is_dense = dims == 1

@@ -1,4 +1,4 @@
-"""Arrays as rows: what the forward and backward passes of norms share."""
+"""Arrays as rows, for the forward and backward passes of norms."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def contiguous_like(tensor: Tensor) -> Tensor:
 
 
 def as_rows(tensor: Any, rank: int) -> Any:
-    """The dimensions from `rank` on as one, of unit stride: a view where there is one."""
+    """The dimensions from `rank` on as one, of unit stride: a view if possible."""
     if tensor is None:
         return None
     if tensor.dim() > rank + 1:
         tensor = tensor.flatten(rank)
     if tensor.is_contiguous() or tensor.stride(-1) == 1:
         return tensor
-    # Of a dimension of one element the stride says nothing, and may be anything.
+    # The stride of a dimension of one element does not matter, and may have any value.
     return tensor.contiguous() if tensor.shape[-1] != 1 else tensor
 
 

@@ -1,4 +1,4 @@
-"""Numbers as arguments: what is taken for one, and which a dtype of result allows."""
+"""Numbers as arguments: which values count as numbers, and which a result's dtype allows."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 
 Number = bool | int | float
 
-# Least and greatest factor for each dtype of result: what PyTorch's ops on a CPU convert without an
-# overflow error. They let a negative number wrap in uint8, and any number is true or false.
+# Least and greatest factor for each dtype of result: PyTorch's ops on a CPU convert them without an
+# overflow error. A negative number wraps in uint8, and any number is true or false.
 FACTOR_RANGES: dict[torch.dtype, tuple[float, float]] = {
     **{
         dtype: (-torch.finfo(dtype).max, torch.finfo(dtype).max)
@@ -30,8 +30,8 @@ def check_number(op: str, name: str, value: Any, kinds: str = "a real number") -
     """`value` as a Python number (or a symbol for one).
 
     Raises:
-        TypeError: it is none, nor a NumPy scalar or a 0-d tensor that wants no gradient.
-        ValueError: an integer of more than 64 bits.
+        TypeError: it is no number, NumPy scalar or 0-d tensor without gradient.
+        ValueError: it is an integer of more than 64 bits.
     """
     if type(value) not in (bool, int, float):
         value = _held_number(value)
@@ -43,7 +43,7 @@ def check_number(op: str, name: str, value: Any, kinds: str = "a real number") -
 
 
 def _held_number(value: Any) -> Any:
-    """The Python number in a NumPy scalar or in a 0-d tensor that wants no gradient."""
+    """The Python number in a NumPy scalar or in a 0-d tensor without gradient."""
     if isinstance(value, torch.Tensor):
         is_number = value.dim() == 0 and not value.requires_grad
     else:
@@ -53,9 +53,10 @@ def _held_number(value: Any) -> Any:
 
 
 def check_factor(op: str, name: str, value: Any, result: torch.dtype) -> Any:
-    """`value` as a Python number that PyTorch's ops take for this dtype of result, or an error.
+    """`value` as a Python number, checked to be one that PyTorch's ops take for this dtype of
+    result.
 
-    Floating for floating results, an integer for integer ones, a bool for bool.
+    It is floating for floating results, an integer for integer ones, a bool for bool.
     """
     value = check_number(op, name, value)
     if isinstance(value, bool):
@@ -80,7 +81,7 @@ def check_factor(op: str, name: str, value: Any, result: torch.dtype) -> Any:
 
 
 def fixed(number: Any) -> Any:
-    """A number that a launch can take: a symbol of a graph being compiled becomes its value."""
+    """A number for a launch: a symbol of a graph that is being compiled becomes its value."""
     if type(number) is float or type(number) is int:
         return number
     if isinstance(number, torch.SymInt):

@@ -12,9 +12,9 @@ def result_type(input: torch.Tensor, other: Any) -> torch.dtype:
     """`torch.result_type` of a tensor and a tensor or number."""
     if not is_compiling():
         return torch.result_type(input, other)
-    # torch.result_type returns no tensor, which Dynamo does not trace. Its rule in plain Python: an
-    # operand of a lower rank of types (0-d tensors below others, numbers below them) counts only if
-    # its category is higher.
+    # Dynamo does not trace torch.result_type, because it returns no tensor. This is its rule in
+    # plain Python. Tensors rank above 0-d tensors, and these above numbers. An operand of a lower
+    # rank counts only if its category is higher.
     if not isinstance(other, torch.Tensor):
         return _promote(input.dtype, _number_dtype(other))
     if (input.dim() == 0) == (other.dim() == 0):

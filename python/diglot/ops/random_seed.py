@@ -1,9 +1,9 @@
-"""Where the randomness of an op comes from: a seed in a tensor on the device.
+"""The source of an op's randomness: a seed in a tensor on the device.
 
-It is drawn by PyTorch's generator, as a kernel of its own, so that it is a part of every graph: a
-replay of a CUDA graph draws anew, compilers know it for random, and checkpointing restores the
-generator before it. Reserving counters of the generator on the host would save that launch, but
-only where nothing is captured or traced: there the generator's state is not known to the host.
+A kernel of PyTorch's generator draws it, so the draw is a part of every graph. Each replay of a
+CUDA graph draws again, compilers know that it is random, and checkpointing restores the generator
+first. Reserving the generator's counters on the host would save this launch, but not during a
+capture or a trace: there the host does not know the generator's state.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from typing import Any
 
 import torch
 
-MOST = 2**63 - 1  # of an int64
+MOST = 2**63 - 1  # the largest int64
 
 
 def check_source(
     op: str, device: torch.device, generator: torch.Generator | None, seed: Any
 ) -> None:
-    """Checks where a seed on `device` is to come from.
+    """Checks the source of a seed on `device`.
 
     Raises:
-        TypeError: the generator is none, or the seed neither an integer nor an int64 tensor.
-        ValueError: both are given, either is of another device, or the seed is more than 64 bits,
-            or a tensor of several elements.
+        TypeError: `generator` is no generator, or `seed` neither an integer nor an int64 tensor.
+        ValueError: both are given, one is on another device, or the seed has more than 64 bits or
+            several elements.
     """
     if generator is not None:
         if seed is not None:
@@ -52,11 +52,11 @@ def _check_device(op: str, name: str, found: torch.device, device: torch.device)
     if found.type == device.type and found.index in (None, device.index):
         return
     if device.type != "meta":  # nothing is drawn
-        raise ValueError(f"{op}: {name} must be of input's device, {device}, not {found}")
+        raise ValueError(f"{op}: {name} must be on input's device, {device}, not on {found}")
 
 
 def seed_tensor(device: torch.device, generator: torch.Generator | None, seed: Any) -> torch.Tensor:
-    """The seed: an int64 tensor of one element on `device`. What it comes from has been checked."""
+    """The seed, from a checked source: an int64 tensor of one element on `device`."""
     if seed is None and generator is None:  # PyTorch parses fewer arguments faster
         return torch.randint(MOST, (), device=device)
     if seed is None:

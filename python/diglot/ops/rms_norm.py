@@ -21,22 +21,22 @@ def rms_norm(
 ) -> torch.Tensor:
     r"""Divides by the root mean square over the last dimensions, as `torch.nn.functional.rms_norm`.
 
-    x / sqrt(mean(x^2) + eps) · weight, where the mean is that of a row, that is of all elements
-    that differ in the last dimensions alone (Zhang and Sennrich, "Root mean square layer
-    normalization", 2019, arXiv:1910.07467). Computed in float32 (float64 for float64) and rounded
-    once. A row is read once.
+    x / sqrt(mean(x^2) + eps) · weight. The mean is that of a row: all elements that differ only in
+    the last dimensions (Zhang and Sennrich, "Root mean square layer normalization", 2019,
+    arXiv:1910.07467). The computation is in float32 (float64 for float64) and rounds once. A row
+    that fits on the chip is read once (docs/rows.md).
 
     Args:
         input: as in `diglot.layer_norm`.
         normalized_shape: as in `diglot.layer_norm`.
-        weight: of the shape `normalized_shape`, of the dtype of `input`, or of float32 with a
-            float16 or bfloat16 `input`; 1 by default.
-        eps: added to the mean square. By default the machine epsilon of the type that is computed
-            in: of float32, or of float64 for float64.
+        weight: of the shape `normalized_shape`, and of the dtype of `input`. For a float16 or
+            bfloat16 `input` it may be float32. By default 1.
+        eps: added to the mean square. By default the machine epsilon of the computation's type:
+            float32, or float64 for float64.
         backend: as in `diglot.gelu`.
 
     Returns:
-        As of `diglot.layer_norm`, but that a row with an infinity is 0 elsewhere.
+        As `diglot.layer_norm`. A row with an infinity has NaN there, and 0 elsewhere.
 
     Raises:
         As `diglot.layer_norm`.
@@ -51,7 +51,7 @@ def call(
     eps: float | None,
     backend: str | None,
 ) -> Any:
-    """The output of the op, or those of the fused one, with the default of eps."""
+    """Calls the op, or the fused one, with the default of eps."""
     if eps is None and isinstance(arrays[0], torch.Tensor):
         eps = default_eps(arrays[0].dtype)
     return OPERATORS(arrays, normalized_shape, (weight,), eps, backend)

@@ -1,4 +1,4 @@
-"""What the contracts of softmax and log_softmax share."""
+"""The common part of the contracts of softmax and log_softmax."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class SoftmaxOperators:
         name: of the op and its launchers.
         slope: as `DifferentiablePair` takes it, without the dtype among the options.
         tangent: from a direction, the output and the dimension, the derivative of the output along
-            it, in PyTorch's operators; None where the derivative is symmetric, so that the backward
-            pass is it.
+            the direction, in PyTorch's operators. None if the derivative is symmetric: it is then
+            the backward pass.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class SoftmaxOperators:
         self.name = name
         forward_name, backward_name = f"{name}_forward", f"{name}_backward"
 
-        # Both of direct calls pass through without a call of PyTorch.
+        # Direct calls pass both dispatches without a call of PyTorch.
         def positive(dim: int, tensor: torch.Tensor) -> int:
             return dim if 0 <= dim < tensor.dim() else check_dim(name, dim, tensor)
 
@@ -122,7 +122,7 @@ class SoftmaxOperators:
         return kind.call(input, dim, dtype, choose(self.name, kind.device, backend))
 
     def _check(self, input: torch.Tensor) -> torch.dtype:
-        """The dtype of the result where none is asked for."""
+        """The default dtype of the result."""
         check_tensor(self.name, "input", input)
         return torch.float32 if is_autocast_to_float32(input) else input.dtype
 
@@ -132,7 +132,7 @@ def _batch(operator: Operator, info: Any, in_dims: tuple[Any, ...], *args: Any) 
     *arrays, dim, dtype, backend = args
     arrays = batch_first(info, in_dims, arrays)
     rank = arrays[0].dim() - 1
-    if rank == 0:  # of numbers, each a row of its own
+    if rank == 0:  # numbers, each of them a row
         arrays = [array.unsqueeze(1) for array in arrays]
         return operator(*arrays, 1, dtype, backend).squeeze(1), 0
     return operator(*arrays, dim % rank + 1, dtype, backend), 0

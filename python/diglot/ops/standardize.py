@@ -17,40 +17,40 @@ from diglot.reference.standardize import EPS, standardize_gradient_slope
 
 NAME = "standardize"
 
-# The output, and its statistics: the mean and 1/sqrt(variance + eps), of the type that is computed
-# in.
+# The output, and its statistics: the mean and 1/sqrt(variance + eps), in the type of the
+# computation.
 Outputs = tuple[torch.Tensor, torch.Tensor]
 
 
 def standardize(
     input: torch.Tensor, eps: float = EPS, *, backend: str | None = None
 ) -> torch.Tensor:
-    """Zero mean, unit variance over all elements, as `F.layer_norm(input, input.shape, eps=eps)`.
+    """Standardizes over all elements, as `F.layer_norm(input, input.shape, eps=eps)`.
 
-    (x - mean) / sqrt(variance + eps), where the variance is that of the elements at hand (divided
-    by their number, not by one less), computed in float32 (float64 for float64) and rounded once.
-    One launch: chunks are reduced to their moments, which are combined without cancellation (Chan,
-    Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances",
-    1979), all blocks meet at a barrier, and each maps what it has read. The result does not depend
-    on the number of blocks, in no bit. It does on the order in which elements lie in memory, in
-    which they are summed.
+    The result has zero mean and unit variance. It is (x - mean) / sqrt(variance + eps), computed in
+    float32 (float64 for float64) and rounded once. The variance is divided by the number of
+    elements, not by one less. One launch does it. Each block reduces its chunks to moments, and
+    combines them without cancellation (Chan, Golub and LeVeque, "Updating formulae and a pairwise
+    algorithm for computing sample variances", 1979). All blocks then meet at a grid barrier, and
+    each maps its elements. The bits do not depend on the number of blocks. They do depend on the
+    order of elements in memory, which is the order of the sums.
 
     Args:
-        input: tensor of any shape and strides; float32, float16, bfloat16 or float64. One that is
-            not dense (a slice of another, or expanded) is copied first.
+        input: tensor of any shape and strides; float32, float16, bfloat16 or float64. A tensor that
+            is not dense (a slice of another, or expanded) is copied first.
         eps: added to the variance.
         backend: as in `diglot.gelu`.
 
     Returns:
-        A tensor of the shape, dtype and memory format of `input`; float32 of a float16 or bfloat16
-        input under autocast, as PyTorch's layer_norm. All NaN if any element is NaN or infinite.
-        Differentiable twice and more; the first derivative runs on the same backend, the later ones
-        are made of PyTorch's operators. Under vmap, a launch for each sample.
+        A tensor of the shape, dtype and memory format of `input`. Under autocast, a float16 or
+        bfloat16 input gives float32, as PyTorch's layer_norm. All elements are NaN if any is NaN or
+        infinite. Differentiable twice and more. The first derivative runs on the same backend;
+        PyTorch's operators compute later ones. Under vmap there is a launch per sample.
 
     Raises:
         TypeError: `input` is not a dense floating-point tensor, or `eps` not a number.
-        ValueError: an unknown `backend`.
-        diglot.BackendUnavailable: the backend asked for cannot run on the tensor's device.
+        ValueError: `backend` is unknown.
+        diglot.BackendUnavailable: the requested backend cannot run on the tensor's device.
     """
     kind = _standardize.known(input) or _standardize.learn(input)
     if type(eps) is not float:
@@ -86,7 +86,7 @@ def _backward(
     return out
 
 
-# The statistics are those of the input: its derivatives hold theirs, and they have none.
+# The input's derivatives include those of the statistics, which have none of their own.
 _standardize = DifferentiablePair(
     "standardize(Tensor input, float eps, str backend) -> (Tensor, Tensor statistics)",
     "standardize_backward(Tensor grad_output, Tensor input, Tensor statistics, float eps, "

@@ -1,7 +1,7 @@
-"""Gradients of operands that were broadcast: summed over what was repeated, on the same backend.
+"""Gradients of broadcast operands: summed over the repeated dimensions, on the same backend.
 
-`unbroadcast` is what an op's derivative calls. The operator below it, `diglot::add_backward`, is
-named after the launchers that run it, those of `add`.
+An op's derivative calls `unbroadcast`. Below it is the operator `diglot::add_backward`, named after
+the launchers of `add` that run it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from diglot.backends.runs import run
 from diglot.define.operator import Operator
 from diglot.ops.numbers import Number, fixed
 
-# A kernel sums over this many dimensions at most (kMaxRank, MAX_RANK); over more, several do.
+# The most dimensions that one kernel sums over (kMaxRank, MAX_RANK). Several kernels sum over more.
 SUM_DIMENSIONS = 8
 
 

@@ -1,4 +1,4 @@
-"""What `stream_map` and `stream_reduce` are given: judged before work starts."""
+"""Checks of the arguments of `stream_map` and `stream_reduce`, before work starts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from diglot.pipeline.host import HostArray
 
 
 def is_array(given: Any) -> bool:
-    """Whether it is one of NumPy's arrays; NumPy need not be there."""
+    """Whether a value is a NumPy array; NumPy need not be installed."""
     return any(
         kind.__module__ == "numpy" and kind.__name__ == "ndarray" for kind in type(given).__mro__
     )
@@ -22,7 +22,7 @@ def is_array(given: Any) -> bool:
 
 @functools.cache
 def numpy_dtype(dtype: torch.dtype) -> Any:
-    """NumPy's dtype that is the same; None where it has none."""
+    """The same dtype in NumPy; None if it lacks one."""
     try:
         return torch.empty(0, dtype=dtype, device="cpu").numpy().dtype
     except TypeError:
@@ -37,11 +37,11 @@ def tensor_of(name: str, what: str, given: Any, writable: bool = False) -> torch
         if writable and not given.flags.writeable:
             raise ValueError(f"{name}: {what} is read-only")
         if any(kind.__name__ == "MaskedArray" for kind in type(given).__mro__):
-            raise TypeError(f"{name}: {what} is a masked array, of which the mask would be lost")
+            raise TypeError(f"{name}: {what} is a masked array, and its mask would be lost")
         if any(stride < 0 for stride in given.strides):
             raise ValueError(f"{name}: {what} has a negative stride: copy it first")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that it is read-only: nobody writes to inputs
+            warnings.simplefilter("ignore")  # read-only: nothing writes to inputs
             try:
                 tensor = torch.from_numpy(given)
             except TypeError as error:
@@ -50,7 +50,7 @@ def tensor_of(name: str, what: str, given: Any, writable: bool = False) -> torch
                 ) from error
             except ValueError as error:  # bytes in the other order, steps of parts of an element
                 reason = str(error).partition("\n")[0]
-                raise ValueError(f"{name}: {what} cannot be taken as it is: {reason}") from error
+                raise ValueError(f"{name}: {what} cannot be used: {reason}") from error
     else:
         raise TypeError(
             f"{name}: {what} must be a CPU tensor or a NumPy array, not a {type(given).__name__}"
@@ -58,7 +58,7 @@ def tensor_of(name: str, what: str, given: Any, writable: bool = False) -> torch
     if tensor.device.type != "cpu":
         raise ValueError(f"{name}: {what} must be in host memory, not on {tensor.device}")
     if tensor.is_nested or tensor.is_quantized:
-        raise TypeError(f"{name}: {what} must be of rows of numbers, not nested or quantized")
+        raise TypeError(f"{name}: {what} must have rows of numbers, and is nested or quantized")
     if tensor.layout != torch.strided:
         raise TypeError(f"{name}: {what} must be dense, not {tensor.layout}")
     if tensor.dim() == 0:
@@ -71,7 +71,7 @@ def tensor_of(name: str, what: str, given: Any, writable: bool = False) -> torch
 
 
 def find_devices(name: str, given: Sequence[Any] | None) -> list[torch.device]:
-    """Where chunks go."""
+    """The devices for the chunks."""
     if given is None:
         if INTERPRET or not torch.cuda.is_available():
             return [torch.device("cpu")]
@@ -106,7 +106,7 @@ def find_devices(name: str, given: Sequence[Any] | None) -> list[torch.device]:
 def check_outputs(
     name: str, rows: int, arrays: Sequence[HostArray], inputs: Sequence[HostArray]
 ) -> None:
-    """Outputs have a row for each of the inputs', and memory of their own."""
+    """Checks that outputs have a row for each row of the inputs, and memory of their own."""
     for i, array in enumerate(arrays):
         what = "out" if len(arrays) == 1 else f"out {i}"
         if array.rows != rows:
@@ -126,7 +126,7 @@ def check_outputs(
 
 
 def check_fit(name: str, arrays: Sequence[HostArray], results: Sequence[Any]) -> None:
-    """Outputs are like the results of a chunk."""
+    """Checks that outputs are like the results of a chunk."""
     if len(arrays) != len(results):
         raise ValueError(f"{name}: fn returns {len(results)} tensors, and out has {len(arrays)}")
     for i, (array, result) in enumerate(zip(arrays, results, strict=True)):
@@ -140,8 +140,8 @@ def check_fit(name: str, arrays: Sequence[HostArray], results: Sequence[Any]) ->
 
 
 def overlap(output: HostArray, other: HostArray) -> bool:
-    """Whether an output may have memory in common with another array, or write a part of its file:
-    where each begins and ends is compared, not what lies between.
+    """Whether an output may share memory with another array, or write a part of its file. Only
+    begins and ends are compared, not gaps in between.
     """
     size, size_of_other = extent(output.tensor), extent(other.tensor)
     if size == 0 or size_of_other == 0:

@@ -1,6 +1,6 @@
-"""Threads that copy chunks between their place and pinned buffers: the CUDA library's own, which
-need nothing of Python while they copy. Where that was not built, or rows are strided, they are
-Python's, which wait for each other's lock at each chunk.
+"""Threads that copy chunks between their place and pinned buffers. The CUDA library's own threads
+use nothing of Python while they copy. Without the library, or with strided rows, Python's threads
+do it. These compete for Python's lock at each chunk.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ Span = tuple[float, float]  # begin and end, by time.perf_counter
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows of an array, and the pinned buffer that they are copied to, or from if it is an output.
+    """Rows of an array, and their pinned buffer: copied to it, or from it for an output.
 
     Attributes:
-        array: which.
+        array: the array.
         begin, end: the rows.
         buffer: contiguous, (end - begin, *row_shape).
     """
@@ -43,7 +43,7 @@ class Piece:
         copy(self.begin, self.end, self.buffer)
 
     def described(self) -> tuple[Any, ...]:
-        """As the library is told of it."""
+        """The piece in the form that the library takes."""
         array, first = self.array, self.begin * self.array.row_bytes
         return (
             array.is_output,
@@ -58,23 +58,23 @@ class Piece:
 
 
 class Copies(Protocol):
-    """What a thread copies, or has copied."""
+    """Copies that a thread makes, or has made."""
 
     def done(self) -> bool:
-        """Whether it has."""
+        """Whether they are done."""
 
     def result(self) -> Span:
-        """When. Waits for it, once; raises what failed."""
+        """When they began and ended. Waits for them, once; raises the error of a failed copy."""
 
 
 class Copier(Protocol):
     """Threads, for one run."""
 
     def submit(self, pieces: Sequence[Piece]) -> Copies:
-        """Has one of them copy these, in order."""
+        """Makes one thread copy these, in order."""
 
     def close(self) -> None:
-        """Waits until none copies, and ends them. What was not begun is left out."""
+        """Waits for the running copies, drops the others, and ends the threads."""
 
 
 class PythonCopier:
@@ -88,7 +88,7 @@ class PythonCopier:
         self._threads = ThreadPoolExecutor(threads, "diglot-copy")
 
     def submit(self, pieces: Sequence[Piece]) -> Copies:
-        """Has one of them copy these, in order."""
+        """Makes one thread copy these, in order."""
         return self._threads.submit(self.copy, pieces)
 
     def copy(self, pieces: Sequence[Piece]) -> Span:
@@ -99,12 +99,12 @@ class PythonCopier:
         return began, time.perf_counter()
 
     def close(self) -> None:
-        """Waits until none copies, and ends them; what was not begun is left out."""
+        """Waits for the running copies, drops the others, and ends the threads."""
         self._threads.shutdown(cancel_futures=True)
 
 
 class NativeCopier:
-    """Threads of the library's, which copies no rows of arrays that are strided.
+    """Threads of the library. They do not copy rows of strided arrays.
 
     Args:
         threads: how many.
@@ -116,14 +116,14 @@ class NativeCopier:
         self.pieces: dict[int, Sequence[Piece]] = {}  # whose memory is in use, by ticket
 
     def submit(self, pieces: Sequence[Piece]) -> Copies:
-        """Has one of them copy these, in order."""
+        """Makes one thread copy these, in order."""
         described = tuple(piece.described() for piece in pieces)
         ticket = self.module.submit_copies(self.copier, described)
         self.pieces[ticket] = pieces
         return _NativeCopies(self, ticket)
 
     def close(self) -> None:
-        """Waits until none copies, and ends them; what was not begun is left out."""
+        """Waits for the running copies, drops the others, and ends the threads."""
         self.module.close_copier(self.copier)
         self.pieces.clear()
 

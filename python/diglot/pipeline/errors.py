@@ -1,4 +1,4 @@
-"""What ends a run early, and what is known of its results then."""
+"""Errors that end a run early, with the results that are valid."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 
 class StreamError(RuntimeError):
-    """A chunk failed. Its cause is what `fn`, `combine` or a copy raised.
+    """A chunk failed. Its cause is the error of `fn`, `combine` or a copy.
 
     Attributes:
-        chunk: its number, from 0 on.
-        valid: ranges of rows, (begin, end), that are in `out` for good.
-        rows: how many first rows of `out` are.
+        chunk: its number, from 0.
+        valid: ranges of rows, (begin, end), that are valid in `out`.
+        rows: how many first rows of `out` are valid.
     """
 
     def __init__(self, message: str, chunk: int, valid: Sequence[tuple[int, int]]) -> None:
@@ -22,12 +22,12 @@ class StreamError(RuntimeError):
         self.rows = prefix(self.valid)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Another process gets it whole."""
+        """Keeps the attributes when the error is pickled."""
         return type(self), (str(self), self.chunk, self.valid), self.__dict__
 
 
 class StreamInterrupted(KeyboardInterrupt):
-    """Ctrl-C. Attributes `valid` and `rows` as of `StreamError`."""
+    """Ctrl-C ended a run. Its attributes `valid` and `rows` are those of `StreamError`."""
 
     def __init__(self, message: str, valid: Sequence[tuple[int, int]]) -> None:
         super().__init__(message)
@@ -35,12 +35,12 @@ class StreamInterrupted(KeyboardInterrupt):
         self.rows = prefix(self.valid)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Another process gets it whole."""
+        """Keeps the attributes when the error is pickled."""
         return type(self), (str(self), self.valid), self.__dict__
 
 
 def prefix(valid: Sequence[tuple[int, int]]) -> int:
-    """How many first rows neighbouring ranges cover."""
+    """How many rows from the first on neighbouring ranges cover."""
     rows = 0
     for begin, end in valid:
         if begin != rows:

@@ -10,10 +10,10 @@ import torch
 
 
 class Fold:
-    """What is folded so far.
+    """The folded result so far.
 
     Args:
-        combine: from what was folded and the next partial result to the same.
+        combine: from the folded result and the next partial result to the new folded result.
         unpack: from a chunk's tensors to its partial result.
     """
 
@@ -24,12 +24,12 @@ class Fold:
     ) -> None:
         self._combine, self._unpack = combine, unpack
         self._lock = threading.Lock()
-        self._waiting: dict[int, list[Any]] = {}  # of later shares
-        self._folded: list[Any] = []  # none or one
-        self.chunks = 0  # that are folded
+        self._waiting: dict[int, list[Any]] = {}  # results of later shares
+        self._folded: list[Any] = []  # nothing or one result
+        self.chunks = 0  # that are already folded
 
     def take(self, share: int, results: tuple[torch.Tensor, ...]) -> None:
-        """The next chunk's of a share."""
+        """Takes the result of a share's next chunk."""
         partial = self._unpack(results)
         if share == 0:
             self._add(partial)
@@ -47,7 +47,7 @@ class Fold:
         self.chunks += 1
 
     def result(self) -> Any:
-        """What all fold to, once all shares are done."""
+        """The final result, once all shares are done."""
         for share in sorted(self._waiting):
             for partial in self._waiting.pop(share):
                 self._add(partial)

@@ -1,10 +1,10 @@
-"""Arrays in host memory, as the pipeline reads and writes them: by rows, along dimension 0.
+"""Arrays in host memory, which the pipeline reads and writes by rows, along dimension 0.
 
-Pinned memory is copied from and to the device as it is. All other is staged through pinned buffers
-by several threads, each with a chunk of its own. What is a map of a file is read as a file, so that
-its pages do not become the process's and the system reads ahead; it is written through the map,
-whose pages are then left to the system. (Pinning ordinary memory for the time of a call
-costs more than the copy: docs/pipeline.md.)
+Pinned memory is copied from and to the device directly. All other memory is staged through pinned
+buffers by several threads, each with its own chunk. A map of a file is read through the file. So
+its pages do not fill the process's memory, and the system reads ahead. It is written through the
+map, whose pages are then left to the system. (Pinning ordinary memory for the time of a call costs
+more than the copy: docs/pipeline.md.)
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ import torch
 
 READ_AHEAD = 64 << 20
 MADV_POPULATE_WRITE = 23
-# From so many bytes on the C library asks the system for an array's memory, and gives it back when
-# it is freed: the memory is new, and what is said of it is not said of what comes after.
+# From this size on, the C library asks the system for an array's memory, and returns it when the
+# array is freed. So the memory is new, and advice about it does not reach later arrays.
 LARGE = 32 << 20
-READY_AT_ONCE = 1 << 20  # of new memory: a core's cache still has it when it is written
-# Of room on a disk: with more, blocks are not asked for beforehand, which one thread at a time may.
+READY_AT_ONCE = 1 << 20  # fits in a core's cache
+# Room on a disk. With more than this, no blocks are reserved first: only one thread at a time may.
 MARGIN = 4 << 30
 
 
 @dataclass(frozen=True)
 class Mapping:
-    """Where memory is a map of a file."""
+    """The place in a file that memory maps."""
 
     path: str
     offset: int  # in the file
@@ -43,42 +43,44 @@ class Mapping:
 
 @dataclass(frozen=True)
 class Place:
-    """Where memory is in a file, though it may have some of it as its own."""
+    """The place in a file of memory that may also have private pages."""
 
     identity: tuple[int, int]  # device and inode: a file may have several paths
     offset: int
-    is_shared: bool  # what is written there is in the file
+    is_shared: bool  # whether writes reach the file
 
 
 Region = tuple[int, int, list[str]]
 
 
 def _begin_of(line: str) -> int:
-    """Of "7f0c-7f0d rw-s 00001000 fe:00 123   /a/path"."""
+    """The begin in a line such as "7f0c-7f0d rw-s 00001000 fe:00 123 /a/path"."""
     return int(line.partition("-")[0], 16)
 
 
 class Maps:
-    """What the system says of the process's memory. It is asked once, which takes milliseconds.
+    """The system's map of the process's memory. It is read once, which takes milliseconds.
 
     Args:
-        lines: of its answer, by addresses, if it is not to be asked.
+        lines: its lines, by addresses, instead of the system's.
     """
 
     def __init__(self, lines: list[str] | None = None) -> None:
         self._lines = lines
 
     def region_of(self, address: int) -> Region | None:
-        """Begin and end of the piece of memory that an address is in, and what is said of it:
-        permissions, offset, device, inode and perhaps a path. None if nothing is.
+        """The region of memory around an address: begin, end, and the rest of the system's line.
+
+        The last has permissions, offset, device, inode and perhaps a path. None outside of all
+        regions.
         """
         if self._lines is None:
             try:
-                # Names of files are bytes, of which only a line's end is told otherwise.
+                # Names of files are bytes; only a line's end is escaped.
                 self._lines = os.fsdecode(Path("/proc/self/maps").read_bytes()).split("\n")[:-1]
             except OSError:
                 self._lines = []
-        # By addresses: there may be tens of thousands.
+        # Sorted by address, since there may be tens of thousands.
         place = bisect.bisect_right(self._lines, address, key=_begin_of)
         if place == 0:
             return None
@@ -87,12 +89,12 @@ class Maps:
         return (begin, end, about.split(maxsplit=4)) if address < end else None
 
 
-NOTHING_SAID = Maps([])  # for memory that is known to be ordinary
+NOTHING_SAID = Maps([])  # for memory known to be ordinary
 
 
 def place_in(region: Region, address: int) -> Place | None:
-    """Where an address in a region is in a file, or in memory that processes share; None where
-    the system gives it no number.
+    """The place of an address in a file, or in memory that processes share; None if the system
+    gives it no number.
     """
     begin, _, (permissions, offset, device, inode, *_) = region
     if inode == "0":
@@ -103,17 +105,17 @@ def place_in(region: Region, address: int) -> Place | None:
 
 
 def mapping_in(region: Region, address: int, size: int) -> Mapping | None:
-    """The file that memory in a region shows, if it shows one and nothing of its own."""
+    """The file that memory in a region maps, if it maps one and has no private pages."""
     _, end, about = region
     place = place_in(region, address)
     if place is None or end < address + size or len(about) < 5:
         return None
     may_write = "w" in about[0]
-    if not place.is_shared and may_write:  # it may have been written to, for itself
+    if not place.is_shared and may_write:  # it may have private pages
         return None
     try:
         found = Path(about[4]).stat()
-    except OSError:  # it was deleted, is no file, or its name has a line's end in it
+    except OSError:  # it was deleted, or is no file, or its name has a line end
         return None
     if (found.st_dev, found.st_ino) != place.identity:
         return None
@@ -124,19 +126,19 @@ class HostArray:
     """A CPU tensor of rows.
 
     Args:
-        tensor: it.
+        tensor: the tensor.
         is_output: whether it is written.
-        is_new: whether its memory was just allocated, for this.
-        maps: what the system says of memory, if it was asked.
+        is_new: whether its memory was just allocated for this call.
+        maps: the system's map of memory, if it was read.
 
     Attributes:
         tensor: all of it, (rows, *row_shape).
-        kind: "pinned", "memory", "file", or "strided" where rows are not what lies in one piece.
-        row_bytes: of a row.
+        kind: "pinned", "memory", "file", or "strided" if rows do not lie in one piece.
+        row_bytes: bytes of a row.
         address: where it begins, if it lies in one piece.
         mapping: the file, of kind "file".
-        is_read_only: whether the system says that writing there would be a fault.
-        is_new: whether it is large, and nothing was written there yet.
+        is_read_only: whether the system forbids writing there.
+        is_new: whether it is large and not written yet.
     """
 
     def __init__(
@@ -176,7 +178,9 @@ class HostArray:
 
     @functools.cached_property
     def place(self) -> Place | None:
-        """Where it begins in a file, of whatever kind it is but pinned; None if it is in none."""
+        """The place of its begin in a file, for every kind except "pinned"; None if it is in no
+        file.
+        """
         region = None if self.kind == "pinned" else self._maps.region_of(self.address)
         return None if region is None else place_in(region, self.address)
 
@@ -199,11 +203,11 @@ class HostArray:
             self.file = -1
 
     def empty_chunk(self, rows: int, device: torch.device) -> torch.Tensor:
-        """A tensor of rows like these, with nothing in particular in it."""
+        """A tensor of rows like these, uninitialised."""
         return torch.empty((rows, *self.row_shape), dtype=self.tensor.dtype, device=device)
 
     def part(self, begin: int, end: int) -> torch.Tensor:
-        """Some rows, where they are."""
+        """Some rows, in place."""
         return self.tensor[begin:end]
 
     def read(self, begin: int, end: int, into: torch.Tensor) -> None:
@@ -223,7 +227,7 @@ class HostArray:
         """Copies a buffer's rows to their place."""
         first, size = begin * self.row_bytes, (end - begin) * self.row_bytes
         if self.kind == "file" and size > 0:
-            # A file takes one write at a time, but its map as many as there are threads.
+            # A file takes one write at a time, but its map takes one from each thread.
             assert self.mapping is not None
             _make_room(self.file, self.mapping.offset + first, size)
             if not _make_ready(self.address + first, size):
@@ -252,32 +256,33 @@ def _read_file(file: int, offset: int, address: int, size: int) -> None:
 
 
 def _make_room(file: int, offset: int, size: int) -> None:
-    """Raises OSError where the disk has no room: what is written to a map then is a signal."""
+    """Raises OSError if the disk has no room. A write to a map would then raise a signal."""
     room = os.fstatvfs(file)
     if room.f_bavail * room.f_frsize < size + MARGIN:
         os.posix_fallocate(file, offset, size)
 
 
 def _make_ready(address: int, size: int) -> bool:
-    """Has the system make pages ready to be written, at once: one fault after the other takes it
-    longer, several times so of a file. False where writing them would be a signal.
+    """Makes the system prepare pages for writing, all at once. One fault after the other takes
+    longer, for a file several times. False if writing the pages would raise a signal.
     """
     error = errno.EINTR
     while error in (errno.EINTR, errno.EAGAIN):
         error = _advise(address, size, MADV_POPULATE_WRITE)
-    # Otherwise the system is older than Linux 5.14, or has no memory, and there will be faults.
+    # Other errors: the system is older than Linux 5.14, or short of memory. Faults then do the
+    # work.
     return error != errno.EFAULT
 
 
 def _advise(address: int, size: int, advice: int) -> int:
-    """Tells the system of all pages that memory lies in. The number of its error, or 0."""
+    """Advises the system about all pages of some memory. Returns the number of its error, or 0."""
     begin = address // mmap.PAGESIZE * mmap.PAGESIZE
     length = ctypes.c_size_t(address + size - begin)
     return ctypes.get_errno() if _libc.madvise(ctypes.c_void_p(begin), length, advice) else 0
 
 
 def _leave_to_system(address: int, size: int) -> None:
-    """Takes a file's pages out of the process's memory; the system writes them when it will."""
+    """Takes a file's pages out of the process's memory; the system writes them back later."""
     begin = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
     end = (address + size) // mmap.PAGESIZE * mmap.PAGESIZE
     if end > begin:
@@ -288,5 +293,5 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def default_copy_threads() -> int:
-    """Of each direction: half of the processor's, but no more than memory's bandwidth feeds."""
+    """Threads for each direction: half of the cores, but no more than memory's bandwidth feeds."""
     return max(1, min(8, len(os.sched_getaffinity(0)) // 2))

@@ -1,4 +1,4 @@
-"""Ctrl-C, which is not to break off what has to be brought to an end."""
+"""Ctrl-C during work that must come to an orderly end."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from contextlib import contextmanager
 
 @contextmanager
 def called_on_interrupt(stop: Callable[[], None]) -> Iterator[bool]:
-    """Context manager: on Ctrl-C a function is called, and KeyboardInterrupt is raised at the end,
-    not wherever this thread happens to be.
+    """Context manager: Ctrl-C calls a function, and KeyboardInterrupt is raised at the end, not in
+    the middle of the thread's work.
 
-    Yields whether it is so. It is not where a handler of the user's may raise what it likes.
+    Yields whether it does so. It does not where the user has a handler of their own, which may
+    raise anything.
     """
     if threading.current_thread() is not threading.main_thread():
         yield True  # signals come to the main thread alone

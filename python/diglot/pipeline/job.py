@@ -1,4 +1,4 @@
-"""What a ring gets to do: a job, where its results go, and how it is stopped."""
+"""The work of a ring: a job, where its results go, and how it is stopped."""
 
 from __future__ import annotations
 

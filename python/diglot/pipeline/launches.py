@@ -1,4 +1,4 @@
-"""What launches an op of diglot does on a chunk, found by watching it, and remembered."""
+"""The launches of an op of diglot on a chunk, found by watching it, and remembered."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Part:
 
     Attributes:
         place: the number of the input, or of the result after them.
-        shape: as the launcher is given it.
+        shape: the shape that the launcher gets.
     """
 
     place: int
     shape: tuple[int, ...]
 
     def differs_in_rows_alone(self, other: Part, rows: tuple[int, int]) -> bool:
-        """Whether two of so many rows are the same but for the rows."""
+        """Whether two parts, with these numbers of rows, differ only in the rows."""
         (a, *rest), (b, *rest_of_other) = self.shape or (0,), other.shape or (0,)
         is_same = self.place == other.place and rest == rest_of_other
         return is_same and a * rows[1] == b * rows[0]
@@ -38,7 +38,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Like:
-    """What a tensor is like, without its memory."""
+    """The properties of a tensor, without its memory."""
 
     shape: torch.Size
     dtype: torch.dtype
@@ -51,7 +51,7 @@ class Launch:
     Attributes:
         op: the op's name.
         launcher: its name.
-        arguments: as the op gave them, a `Part` for each tensor that is a chunk.
+        arguments: the op's, with a `Part` for each tensor that is a chunk.
     """
 
     op: str
@@ -60,7 +60,7 @@ class Launch:
 
     @property
     def places(self) -> tuple[int, ...]:
-        """Of each tensor among the arguments the array that it is a chunk of, or `CONSTANT`."""
+        """For each tensor among the arguments, the array that it is a chunk of, or `CONSTANT`."""
         return tuple(
             argument.place if isinstance(argument, Part) else CONSTANT
             for argument in self.arguments
@@ -75,7 +75,7 @@ class Launch:
         )
 
     def differs_in_rows_alone(self, other: Launch, rows: tuple[int, int]) -> bool:
-        """Whether two calls, on so many rows, are the same but for the rows."""
+        """Whether two calls, on these numbers of rows, differ only in the rows."""
         if self.launcher != other.launcher or len(self.arguments) != len(other.arguments):
             return False
         for a, b in zip(self.arguments, other.arguments, strict=True):
@@ -89,12 +89,12 @@ class Launch:
 
 @dataclass(frozen=True)
 class Seen:
-    """What an op did.
+    """The watched behaviour of an op.
 
     Attributes:
-        results: what those are like that it returned.
+        results: the properties of its results.
         is_single: whether it returned one, not several.
-        launch: its launch in CUDA; None if that was not one of the chunks' rows.
+        launch: its launch in CUDA; None unless it was one launch on the chunks' rows.
     """
 
     results: tuple[Like, ...]
@@ -103,13 +103,13 @@ class Seen:
 
 
 class Op:
-    """An op with its options, as it is called on chunks.
+    """An op with its options, called on chunks.
 
     Args:
-        fn: it, perhaps in functools.partial.
+        fn: the op, perhaps in functools.partial.
         call: from chunks to its results, checked, and whether it returned one, not several.
-        state: what else decides what it does, which its text tells from others.
-        is_known: whether `fn` is one of diglot's, which alone does the same for the same.
+        state: other facts that affect its behaviour, told apart by their text.
+        is_known: whether `fn` is diglot's. Only those behave the same for the same arguments.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Op:
             options += [*fn.args, len(fn.args), *fn.keywords, *fn.keywords.values(), None]
             fn = fn.func
         self._constants = {id(of): of for of in options if isinstance(of, torch.Tensor)}
-        # Of other values it is not known what they will be worth.
+        # Other objects may change between calls.
         known = (bool, int, float, str, type(None))
         self._key: tuple[Any, ...] | None = None
         if is_known and all(type(of) in known for of in options):
@@ -137,16 +137,17 @@ class Op:
         device: torch.device,
         watch: Callable[[], Seen],
     ) -> Seen:
-        """What it does on such chunks: as it is remembered, or as it is watched.
+        """Its behaviour on such chunks: remembered, or watched now.
 
         Args:
-            like: what they are like.
+            like: the properties of the chunks.
             device: where they are.
-            watch: makes some, and calls `watch` with them in whatever the op's call needs.
+            watch: makes such chunks, and calls `watch` with them in the context that the op's call
+                needs.
         """
         if self._key is None:
             return watch()
-        # The default dtype is that of integers with a float.
+        # The default dtype decides the type of integers with a float.
         key = (self._key, tuple(like), device, torch.get_default_dtype())
         seen = _remembered.get(key)
         if seen is None:
@@ -157,7 +158,7 @@ class Op:
         return seen
 
     def watch(self, chunks: list[torch.Tensor]) -> Seen:
-        """What it does, by calling it."""
+        """Watches its behaviour by calling it."""
         runs: list[tuple[LastRun, tuple[Any, ...]]] = []
         thread = threading.get_ident()
 
@@ -192,7 +193,7 @@ _remembered: dict[tuple[Any, ...], Seen] = {}
 
 
 def is_random(fn: Any) -> bool:
-    """Whether an op draws random numbers, so that it is not the same for every chunk."""
+    """Whether an op draws random numbers, so that its chunks differ."""
     while isinstance(fn, functools.partial):
         fn = fn.func
     return "generator" in fn.__code__.co_varnames
@@ -207,7 +208,7 @@ def op_of(fn: Any) -> str | None:
 
 
 def is_all_of(argument: torch.Tensor, array: torch.Tensor) -> bool:
-    """Whether an argument is a whole chunk, as it lies in memory, of whatever shape."""
+    """Whether an argument is a whole chunk, as it lies in memory, in any shape."""
     return (
         argument.data_ptr() == array.data_ptr()
         and argument.numel() == array.numel()

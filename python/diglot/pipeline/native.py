@@ -1,5 +1,7 @@
-"""The CUDA library's own ring, for the calls of diglot's ops that it can make: one launch, which is
-the same for every chunk but for where the rows are and how many (launches.py).
+"""The CUDA library's own ring.
+
+It serves calls of diglot's ops that are one launch. Between chunks that launch may differ only in
+the place and the number of the rows (launches.py).
 """
 
 from __future__ import annotations
@@ -25,13 +27,13 @@ class NativeRing:
     """One run of a job by the CUDA library.
 
     Args:
-        job: what is to be done. Its sink knows its arrays.
-        launch: that of a whole chunk.
-        buffers: for each slot, those of the inputs and results.
+        job: the work. Its sink knows its arrays.
+        launch: the launch on a whole chunk.
+        buffers: for each slot, the buffers of the inputs and results.
 
     Attributes:
         name: of the engine, for reports.
-        began: what times count from.
+        began: the origin of times.
     """
 
     name = "native"
@@ -76,7 +78,7 @@ class NativeRing:
                 pinned_cache.give_back(buffer)
 
     def described(self, number: int, array: HostArray, pinned: list[Buffer]) -> tuple[Any, ...]:
-        """An array as the library is told of it."""
+        """An array in the form that the library takes."""
         first = self.job.first * array.row_bytes
         return (
             array.is_output,
@@ -92,7 +94,7 @@ class NativeRing:
 
 
 def native_ring(job: Job, op: Op, one: Launch) -> NativeRing | None:
-    """The library's ring for a job, if the op does the launch on a chunk that it does on a row."""
+    """The library's ring for a job, if the op launches the same on a chunk as on a row."""
     if job.sink is None or any(array.kind == "strided" for array in job.inputs):
         return None
     if mode() == INVARIANT:  # a launch may need copies of its rows

@@ -1,6 +1,6 @@
 """Pinned host memory, kept between calls: pinning costs more than a copy.
 
-A buffer is anonymous memory that CUDA is told of (cudaHostRegister), in whole pages. PyTorch's own
+A buffer is anonymous memory in whole pages, registered with CUDA (cudaHostRegister). PyTorch's own
 allocator would round each up to a power of two.
 """
 
@@ -16,7 +16,7 @@ import torch
 
 PAGES = 2 << 20  # huge ones, where the system has them
 DEFAULT_LIMIT = 2 << 30
-# Of a kept buffer at most so much of what was asked for is not used.
+# At most this share of a request may stay unused in a kept buffer.
 MOST_WASTE = 0.25
 
 
@@ -44,59 +44,59 @@ class Buffer:
                 raise RuntimeError(
                     f"pinning {self.bytes} bytes of host memory failed: CUDA error {int(status)}"
                 )
-        # However it ends: CUDA would take what the system puts there next for pinned.
+        # Even after an error: otherwise CUDA would take later memory at this place for pinned.
         self.free = weakref.finalize(self, unpin, self.address, self._memory if pinned else None)
 
 
 def unpin(address: int, memory: mmap.mmap | None) -> None:
-    """CUDA forgets memory, which is the system's again then; nothing may use it any more."""
+    """Makes CUDA forget memory, and gives it back to the system; nothing may use it any more."""
     if memory is not None:
         torch.cuda.cudart().cudaHostUnregister(address)
 
 
 class PinnedCache:
-    """Pinned buffers that nobody uses now, for who asks next."""
+    """Pinned buffers that no run uses, kept for the next one."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._free: list[Buffer] = []  # the one that was used last is last
+        self._free: list[Buffer] = []  # the most recently used one is last
         self._limit = DEFAULT_LIMIT
         self._used = 0
 
     @property
     def bytes(self) -> int:
-        """Kept now, in no one's use."""
+        """Bytes kept now, and not in use."""
         with self._lock:
             return sum(buffer.bytes for buffer in self._free)
 
     @property
     def bytes_in_use(self) -> int:
-        """Of the buffers that runs have now."""
+        """Bytes of the buffers that runs use now."""
         with self._lock:
             return self._used
 
     def limit(self, bytes: int) -> None:
-        """Keeps at most so many bytes from now on, 2 GiB by default; 0: none.
+        """Keeps at most this many bytes from now on: 2 GiB by default, 0 for none.
 
         Raises:
-            TypeError: it is no int.
-            ValueError: it is negative.
+            TypeError: `bytes` is not an int.
+            ValueError: `bytes` is negative.
         """
         if isinstance(bytes, bool) or not isinstance(bytes, int):
             raise TypeError(f"pinned_cache.limit: bytes must be an int, not {bytes!r}")
         if bytes < 0:
-            raise ValueError(f"pinned_cache.limit: bytes must not be negative, but is {bytes}")
+            raise ValueError(f"pinned_cache.limit: bytes must be 0 or more, not {bytes}")
         with self._lock:
             self._limit = bytes
             self._shrink()
 
     def clear(self) -> None:
-        """Gives all that is kept back to the system."""
+        """Gives all kept buffers back to the system."""
         with self._lock:
             self._shrink(0)
 
     def take(self, size: int) -> Buffer:
-        """A buffer of so many bytes or a few more; it is to be given back."""
+        """A buffer of at least `size` bytes. The caller gives it back."""
         pinned = torch.cuda.is_available()
         with self._lock:
             fitting = [
@@ -115,14 +115,14 @@ class PinnedCache:
         return buffer
 
     def give_back(self, buffer: Buffer) -> None:
-        """Nothing reads or writes the buffer any more."""
+        """Takes a buffer back. Nothing may read or write it any more."""
         with self._lock:
             self._used -= buffer.bytes
             self._free.append(buffer)
             self._shrink()
 
     def forget(self) -> list[Buffer]:
-        """Begins anew, with nothing; returns what was kept. For a process that was forked."""
+        """Starts again without buffers, after a fork; returns the kept ones."""
         self._lock = threading.Lock()
         kept, self._free, self._used = self._free, [], 0
         return kept

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MIB = 1 << 20
-# Of a chunk's largest array, least and most, by what drives the ring and whether memory is staged.
-# Copies in both directions at once come near what the bus gives from about 16 MiB on; a kernel that
-# is slower than they are likes small chunks. Pinned buffers are best in the processor's cache, so
-# that chunks that are staged are better small; but Python takes its time for each.
+# The least and most bytes of a chunk's largest array, by the ring's engine and by whether memory is
+# staged. From about 16 MiB on, copies in both directions come near the bus's bandwidth. Kernels
+# slower than the copies prefer small chunks. Staged chunks are better small, because pinned buffers
+# are best in the processor's cache. But Python takes some time for each chunk.
 Range = tuple[int, int]
 CHUNK_BYTES: dict[tuple[str, bool], Range] = {
     ("native", False): (8 * MIB, 32 * MIB),
@@ -18,9 +18,9 @@ CHUNK_BYTES: dict[tuple[str, bool], Range] = {
     ("python", True): (16 * MIB, 16 * MIB),
 }
 DEFAULT_CHUNK_BYTES: Range = (16 * MIB, 16 * MIB)
-# As many chunks a device's share of a large array has, if that range allows it; and the least of a
-# small one: the pipeline fills with the first and drains with the last, while one direction of the
-# bus is idle.
+# A device's share of a large array has this many chunks, if that range allows it; a small one has
+# at least FEWEST_CHUNKS. While the pipeline fills with the first chunk, and drains with the last,
+# one direction of the bus is idle.
 MANY_CHUNKS = 128
 FEWEST_CHUNKS = 8
 SMALLEST_CHUNK_BYTES = 2 * MIB
@@ -29,9 +29,9 @@ TIMED_FIRST = TIMED_EVERY = 16
 
 
 def chunk_range(engine: str, is_staged: bool, devices: int) -> Range:
-    """Least and most bytes of a chunk's largest array, where nothing else is said."""
+    """The default least and most bytes of a chunk's largest array."""
     least, most = CHUNK_BYTES[engine, is_staged]
-    # Devices' threads take turns at Python's lock, one for each call that lets go of it.
+    # The devices' threads take turns at Python's lock, at each call that releases it.
     of_several = devices if engine == "python" and not is_staged else 1
     return least * of_several, most * of_several
 
@@ -42,7 +42,7 @@ class Plan:
 
     Attributes:
         rows: of all arrays, along dimension 0.
-        chunk_rows: of every chunk but the last, which has the rest. At least one.
+        chunk_rows: rows of every chunk except the last, which has the rest. At least one.
         num_slots: chunks that are on the device at once.
         in_row_bytes: of a row, for each input.
         out_row_bytes: likewise of the outputs.
@@ -65,19 +65,19 @@ class Plan:
         return begin, min(begin + self.chunk_rows, self.rows)
 
     def is_timed(self, chunk: int) -> bool:
-        """Whether what the device does with a chunk is timed: each time holds up the stream that it
-        is of. All are of few chunks, and of many one in TIMED_EVERY.
+        """Whether the device's work on a chunk is timed. Timing delays a stream. So few chunks are
+        all timed, but of many only the first ones, and then one in TIMED_EVERY.
         """
         return chunk < TIMED_FIRST or chunk % TIMED_EVERY == 0 or chunk == self.chunks - 1
 
     @property
     def slots(self) -> int:
-        """The slots that are used: no more than there are chunks."""
+        """The slots in use: no more than there are chunks."""
         return min(self.num_slots, self.chunks)
 
     @property
     def device_bytes(self) -> int:
-        """Of the slots' buffers on the device, at most."""
+        """The most bytes of the slots' buffers on the device."""
         row = sum(self.in_row_bytes) + sum(self.out_row_bytes)
         return self.slots * self.chunk_rows * row
 
@@ -101,16 +101,16 @@ def plan(
             `default_bytes`, less for small arrays, so that there are chunks to overlap, and as much
             as one row needs.
         num_slots: chunks that are on the device at once, 1 or more. With one nothing overlaps.
-        default_bytes: least and most, if nothing else is said.
+        default_bytes: the default least and most.
         devices: how many share the rows.
 
     Raises:
         ValueError: a number is out of range, or a row is larger than `chunk_bytes`.
     """
     if rows < 0:
-        raise ValueError(f"rows must not be negative, but is {rows}")
+        raise ValueError(f"rows must be 0 or more, not {rows}")
     if num_slots < 1:
-        raise ValueError(f"num_slots must be at least 1, but is {num_slots}")
+        raise ValueError(f"num_slots must be at least 1, not {num_slots}")
     largest = max((*in_row_bytes, *out_row_bytes, 1))
     if chunk_bytes is None:
         least, most = default_bytes
@@ -119,7 +119,7 @@ def plan(
         chunk_bytes = min(chunk_bytes, max(size // FEWEST_CHUNKS, SMALLEST_CHUNK_BYTES))
         chunk_bytes = max(chunk_bytes, largest)
     elif chunk_bytes < 1:
-        raise ValueError(f"chunk_bytes must be positive, but is {chunk_bytes}")
+        raise ValueError(f"chunk_bytes must be positive, not {chunk_bytes}")
     elif chunk_bytes < largest:
         raise ValueError(
             f"a row has {largest} bytes, and a chunk takes {chunk_bytes}: rows are not cut, so "
@@ -130,11 +130,11 @@ def plan(
 
 
 def split(rows: int, parts: int) -> list[tuple[int, int]]:
-    """Cuts rows into so many neighbouring shares, (begin, end), whose sizes differ by one at most.
+    """Cuts rows into `parts` neighbouring shares, (begin, end), whose sizes differ by at most one.
 
     Raises:
         ValueError: `parts` is less than 1.
     """
     if parts < 1:
-        raise ValueError(f"parts must be at least 1, but is {parts}")
+        raise ValueError(f"parts must be at least 1, not {parts}")
     return [(rows * part // parts, rows * (part + 1) // parts) for part in range(parts)]

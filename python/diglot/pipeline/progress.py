@@ -10,11 +10,11 @@ from contextlib import contextmanager
 def progress_bar(
     is_shown: bool, name: str, rows: int, row_bytes: int
 ) -> Iterator[Callable[[int], None] | None]:
-    """Context manager: a function that is told how many rows are done, and shows it with GB/s, on
-    standard error; None if it is not to be shown.
+    """Context manager: a function that takes how many rows are done, and shows a bar with GB/s on
+    standard error. None if no bar is wanted.
 
     Raises:
-        ImportError: it is to be shown, and rich is not installed.
+        ImportError: a bar is wanted, and rich is not installed.
     """
     if not is_shown:
         yield None

@@ -1,4 +1,4 @@
-"""What a run through the pipeline did, and when: numbers, a table, a file, a picture."""
+"""The report of a run through the pipeline: numbers, a table, a file, a picture."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from diglot.files import check_writable, writing
+from diglot.instruments import instrument
+
 SCHEMA = "diglot.pipeline_report"
 SCHEMA_VERSION = 1
 
-# What happens to a chunk, in order. A chunk's times are the begin and the end of each.
+# The stages of a chunk, in order. A chunk's times are the begin and the end of each.
 STAGES = ("read", "h2d", "compute", "d2h", "write")
-# Which bytes a stage moves, if any.
+# The bytes that a stage moves, if any.
 _MOVES = {"read": "in", "h2d": "in", "d2h": "out", "write": "out"}
 
 ON_HOST = ("read", "write")
-ON_DEVICE = slice(2, 8)  # of a chunk's times, those of the other stages
+ON_DEVICE = slice(2, 8)  # indices of the other stages in a chunk's times
 Times = tuple[float, ...]
 Interval = tuple[float, float]
 
@@ -30,12 +33,12 @@ class Stage:
     Attributes:
         name: one of `STAGES`.
         chunks: how many went through it.
-        timed: how many of them were timed: on the device some, if there are many
+        timed: how many of them were timed; on the device not all, if there are many
             (`Plan.is_timed`).
-        begin: seconds from the run's begin to that of the first.
+        begin: seconds from the run's begin to the begin of the first.
         end: likewise to the end of the last.
-        busy: seconds in which it was at work on at least one; chunks that were not timed are taken
-            to be as the one before them that was.
+        busy: seconds in which it worked on at least one. Chunks without times are assumed to take
+            as long as the timed one before them.
     """
 
     name: str
@@ -47,7 +50,7 @@ class Stage:
 
     @property
     def stall(self) -> float:
-        """Seconds between its first begin and its last end in which it was idle."""
+        """Idle seconds between its first begin and its last end."""
         return self.end - self.begin - self.busy
 
 
@@ -57,8 +60,8 @@ class PipelineReport:
 
     Attributes:
         op: the name of the function that was run.
-        backend: that its chunks ran on; "callable" for what is no op of diglot's.
-        engine: what drove the chunks, "native" or "python".
+        backend: where its chunks ran; "callable" if the function is not an op of diglot.
+        engine: the engine that drove the chunks, "native" or "python".
         devices: where they ran.
         rows: of the inputs, along dimension 0.
         chunk_rows: of a chunk; the last of a device may have fewer.
@@ -68,11 +71,11 @@ class PipelineReport:
         bytes_out: of the outputs.
         device_bytes: of the slots' buffers, on all devices.
         seconds: from the call's begin to its end.
-        timelines: for each device, for each of its chunks in order, ten numbers: begin and end of
-            each of `STAGES`, in seconds from the run's begin; NaN for a stage that there was not,
-            or that was not timed.
-        notes: what else is to be known.
-        gpu: the name of the one that ran it; None if there was none, or several.
+        timelines: for each device, ten numbers for each of its chunks in order: begin and end of
+            each of `STAGES`, in seconds from the run's begin. NaN for a stage that is missing, or
+            was not timed.
+        notes: further remarks.
+        gpu: the name of the GPU that ran it; None without a GPU, or with several.
     """
 
     op: str
@@ -102,24 +105,22 @@ class PipelineReport:
         return _rate(self.bytes_out, self.seconds)
 
     def share_of_duplex(self, ceiling_gb_per_s: float) -> float:
-        """Speed as a share of what copies reach that run in both directions at once.
+        """Speed as a share of that of copies in both directions at once.
 
         Args:
-            ceiling_gb_per_s: in each direction, as `diglot.tools.transfer.duplex_ceiling` measures
+            ceiling_gb_per_s: in each direction, as `diglot.tools.transfer.duplex` measures
                 it.
         """
         return max(self.gb_per_s_in, self.gb_per_s_out) / ceiling_gb_per_s
 
     @property
     def duplex_ceiling(self) -> float | None:
-        """What such copies reached on this machine, in 10^9 bytes/s each way, when `diglot specs
-        --measure` ran; None if it did not, or the run was not on one GPU.
+        """The speed of such copies on this machine, in 10^9 bytes/s each way, as `diglot specs
+        --measure` found it. None if that did not run, or if the run was not on one GPU.
         """
-        from diglot.tools import ceilings
-
         try:
-            found = None if self.gpu is None else ceilings.load(self.gpu)
-        except ValueError:  # another machine's file, or none at all
+            found = None if self.gpu is None else instrument("ceilings").load(self.gpu)
+        except ValueError:  # another machine's file, or no file
             return None
         return None if found is None else found.gb_per_s("both ways")
 
@@ -147,12 +148,12 @@ class PipelineReport:
 
     @property
     def timed_chunks(self) -> int:
-        """Of how many chunks it is known what the device did with them when."""
+        """How many chunks have times of the device's work."""
         return sum(_is_timed(times) for timeline in self.timelines for times in timeline)
 
     @property
     def busy(self) -> dict[str, float]:
-        """Seconds in which each stage was at work, summed over devices."""
+        """Seconds in which each stage worked, summed over devices."""
         return {name: sum(stage.busy for stage in of) for name, of in self._by_stage().items()}
 
     @property
@@ -168,7 +169,7 @@ class PipelineReport:
         return {name: of for name, of in found.items() if of}
 
     def stage_gb_per_s(self, name: str) -> float | None:
-        """What a stage moved per second of its work, in 10^9 bytes/s; None if it moves nothing.
+        """The speed of a stage while it works, in 10^9 bytes/s; None if it moves nothing.
 
         On several devices, of one device on average.
         """
@@ -178,7 +179,7 @@ class PipelineReport:
         return _rate(moved, self.busy.get(name, 0.0))
 
     def summary(self) -> str:
-        """What was done, and how fast, in one sentence."""
+        """The run and its speed in one sentence."""
         rows = f"{self.rows:,} row{'s' * (self.rows != 1)}"
         chunks = f"{self.chunks:,} chunk{'s' * (self.chunks != 1)}"
         return (
@@ -225,7 +226,7 @@ class PipelineReport:
         return "\n".join([self.summary(), memory, "", *table, *([""] if notes else []), *notes])
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything, and what follows from it, in types that JSON has; timelines to the
+        """All attributes, and numbers derived from them, in types of JSON; timelines to the
         nanosecond.
         """
         values = asdict(self)
@@ -259,10 +260,10 @@ class PipelineReport:
 
     @staticmethod
     def from_json(text: str) -> PipelineReport:
-        """What `to_json` wrote.
+        """The report that `to_json` wrote.
 
         Raises:
-            ValueError: it is something else.
+            ValueError: the text is something else.
         """
         values = json.loads(text)
         kind = (
@@ -312,19 +313,16 @@ class PipelineReport:
         _write(path, json.dumps({"traceEvents": events}, indent=0) + "\n", force)
 
     def plot(self, path: str | Path, force: bool = False) -> None:
-        """Draws what each slot did when, the first chunks closely and then the whole run.
+        """Draws the work of each slot over time, the first chunks closely and then the whole run.
 
         Raises:
             ValueError: the file exists and `force` is not set, its name has no picture's suffix, or
                 it cannot be written.
             ImportError: matplotlib is not installed.
         """
-        from diglot.pipeline.chart import draw
-        from diglot.tools.files import check_writable, writing
-
         check_writable(path, force)
         with writing(path):
-            draw(self, Path(path))
+            instrument("stream_chart").draw(self, Path(path))
 
 
 def intervals_of(timeline: Sequence[Times], stage: str) -> Iterator[tuple[int, Interval]]:
@@ -337,9 +335,7 @@ def intervals_of(timeline: Sequence[Times], stage: str) -> Iterator[tuple[int, I
 
 
 def _untimed_after(timeline: Sequence[Times]) -> list[int]:
-    """For each chunk, how many come right after it that are not timed: they are taken to be as it
-    is.
-    """
+    """For each chunk, how many untimed ones follow it directly. They are assumed to be like it."""
     counts, untimed = [0] * len(timeline), 0
     for chunk in reversed(range(len(timeline))):
         if _is_timed(timeline[chunk]):
@@ -378,8 +374,6 @@ def _time(seconds: float) -> str:
 
 
 def _write(path: str | Path, text: str, force: bool) -> None:
-    from diglot.tools.files import check_writable, writing
-
     check_writable(path, force)
     with writing(path):
         Path(path).write_text(text, encoding="utf-8")

@@ -4,8 +4,8 @@ csrc/pipeline/ring.h, which does the same for diglot's own CUDA kernels without 
 A slot has buffers on the device for a chunk of each input and output. One stream copies all chunks
 in, another one copies them out: two copies in one direction at once would take the bus from those
 in the other. Host memory that is staged (host.py) passes through pinned buffers, and there are more
-of these than slots. Threads fill and empty them, a chunk for each thread, ahead of the chunk that
-is fed and behind it.
+of these than slots. Threads fill them ahead of the ring and empty them behind it, each with its own
+chunk.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NOT_THERE = (math.nan, math.nan)
 
 
 class Passage:
-    """A chunk on its way, with the begin and end of what happens to it."""
+    """A chunk on its way, with the begin and end of its stages."""
 
     def __init__(self, chunk: int, begin: int, end: int) -> None:
         self.chunk, self.begin, self.end = chunk, begin, end
@@ -51,7 +51,7 @@ class Passage:
         return event
 
     def times(self, runtime: Runtime) -> Times:
-        """Once all is done; NaN for what is not there, or not timed."""
+        """The times, once all is done; NaN for stages that are missing or not timed."""
 
         def span(begin: Event | None, end: Event | None) -> Span:
             if begin is None or end is None:
@@ -73,32 +73,32 @@ class Ring:
 
     def __init__(self, job: Job) -> None:
         self.job, self.plan = job, job.plan
-        # Of each slot, on the device. Before the streams begin, which wait for what is under way in
-        # the caller's: that may still use memory that is free for its next allocation.
+        # Buffers of each slot on the device. They are allocated before the streams begin, which
+        # wait for the caller's stream: work there may still use memory that is already free.
         self.inputs = [
             [array.empty_chunk(self.plan.chunk_rows, job.device) for array in inputs]
             for inputs in [job.inputs] * self.plan.slots
         ]
         self.outputs: list[list[torch.Tensor]] = []
-        self.last: list[Event | None] = [None] * self.plan.slots  # after which they may be written
+        self.last: list[Event | None] = [None] * self.plan.slots  # frees outputs
         self.reads = any(array.is_staged for array in job.inputs)
         self.runtime = job.runtime(
             job.device, self.plan.slots, job.shares_compute, not self.reads and job.writes_in_place
         )
         self.began = self.runtime.began
-        # So many pinned buffers, and chunks at most that are fed but not out.
+        # How many pinned buffers there are: the most chunks that are fed but not out.
         self.depth = self.plan.slots + job.copy_threads
         self.copiers: dict[str, Copier] = {}  # by direction, those that are needed
         self.process = os.getpid()
-        # What is done at the end, the last first, each whatever another of them raises: copiers are
-        # closed before, as they are made.
+        # Steps at the end, in reverse order; an error in one stops none of the others. Copiers are
+        # added later, so they are closed first.
         self.ends = ExitStack()
         self.ends.callback(self.give_back)
         self.ends.callback(self.close_runtime)
-        self.pinned: list[Buffer] = []  # all that were taken
+        self.pinned: list[Buffer] = []  # all buffers taken from the cache
         self.pinned_in: list[list[Buffer | None]] = []
         self.pinned_out: list[list[Buffer | None]] = []
-        self.in_pinned: list[Passage | None] = [None] * self.depth  # the last one that was
+        self.in_pinned: list[Passage | None] = [None] * self.depth  # the last chunk in each
         self.filling: deque[tuple[Passage, Copies]] = deque()
         self.fed: deque[Passage] = deque()
         self.emptying: deque[tuple[Passage, Copies]] = deque()
@@ -107,7 +107,7 @@ class Ring:
         """Does all chunks, or as many as come before a stop or an error.
 
         Raises:
-            What `fn` or a copy raised. Streams are idle then, buffers given back.
+            The error of `fn` or of a copy. Streams are idle then, and buffers given back.
         """
         control = self.job.control
         with self.ends, self.runtime.scope(), self.job.scope(), torch.no_grad():
@@ -119,7 +119,7 @@ class Ring:
                     self.feed(chunk)
             except BaseException:
                 failed = control.chunk
-                # What was fed before is good, if nothing else is; but not in a child of a fork.
+                # The chunks fed before the failed one are good, except in the child of a fork.
                 is_here = os.getpid() == self.process
                 if is_here and control.valid_rows < self.plan.rows_of(failed)[0]:
                     with suppress(Exception):
@@ -143,8 +143,8 @@ class Ring:
     def feed(self, chunk: int) -> None:
         """Enqueues a chunk."""
         passage, sources = self.next_read(chunk)
-        # So that there are pinned buffers for it, and, where results are folded, no more of them on
-        # the device than slots.
+        # Frees pinned buffers for it. If results are folded, no more of them than slots may be on
+        # the device.
         ahead = self.depth if self.job.fold is None else self.plan.slots
         self.drain(chunk - ahead + 1)
         slot, rows = chunk % self.plan.slots, passage.end - passage.begin
@@ -177,11 +177,11 @@ class Ring:
         self.fed.append(passage)
 
     def next_read(self, chunk: int) -> tuple[Passage, Sequence[torch.Tensor]]:
-        """A chunk, and where its rows are copied from: their place, or pinned buffers, full."""
+        """A chunk, and the source of its rows: their place, or filled pinned buffers."""
         if not self.reads:
             passage = Passage(chunk, *self.plan.rows_of(chunk))
             return passage, [self.rows_of(array, passage) for array in self.job.inputs]
-        # As far ahead as there are buffers that may be filled.
+        # As far ahead as there are free buffers.
         for ahead in range(chunk + len(self.filling), min(chunk + self.depth, self.plan.chunks)):
             before = self.in_pinned[ahead % self.depth]
             if before is not None and not self.is_loaded(before, waits=not self.filling):
@@ -201,18 +201,18 @@ class Ring:
         return waits or passage.loaded.query()
 
     def fill(self, passage: Passage) -> None:
-        """Has a chunk's rows copied to its pinned buffers."""
+        """Makes a thread copy a chunk's rows to its pinned buffers."""
         copier = self.copier("read", self.job.inputs)
         pieces = self.pieces_of(passage, self.job.inputs, self.pinned_in)
         self.filling.append((passage, copier.submit(pieces)))
 
     def compute(self, slot: int, parts: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """Calls fn; its results, where they may be copied from.
+        """Calls fn. Returns its results, in memory that may be copied later.
 
-        In a stream that all slots share they are copied, to the slot's outputs or to be folded:
-        what fn does with its memory when it is called again, or returns of the slot's, is its
-        business. Otherwise whoever gets their memory next does so in the slot's stream, which waits
-        for that copy by then, since what it computes next is loaded after it.
+        If all slots share a stream, the results are copied, to the slot's outputs or for the fold.
+        So fn may reuse its memory in the next call, or return the slot's. If not, the next user of
+        the results' memory runs in the slot's stream. By then that stream has waited for the copy,
+        since its next chunk is loaded after it.
         """
         results = self.job.fn(*parts)
         if self.job.sink is None:
@@ -238,7 +238,7 @@ class Ring:
         return ()
 
     def outputs_of(self, slot: int, rows: int) -> tuple[torch.Tensor, ...]:
-        """Where the slot's results are, once there was one."""
+        """The slot's buffers for results, once the first result is known."""
         return tuple(output[:rows] for output in self.outputs[slot])
 
     def targets(self, passage: Passage, arrays: list[HostArray]) -> list[torch.Tensor]:
@@ -248,7 +248,7 @@ class Ring:
         return self.parts_of(passage, arrays, self.pinned_out)
 
     def drain(self, chunks: int) -> None:
-        """Takes results that are there off the device, and waits until so many chunks are out."""
+        """Takes finished results off the device, and waits until `chunks` chunks are out."""
         while self.fed and (self.fed[0].chunk < chunks or self.fed[0].last.query()):
             passage = self.fed.popleft()
             passage.last.synchronize()
@@ -275,7 +275,7 @@ class Ring:
             raise
 
     def fold(self, passage: Passage) -> None:
-        """Gives a chunk's results to who folds them."""
+        """Gives a chunk's results to the fold."""
         assert self.job.fold is not None
         began = self.runtime.now()
         self.job.fold(self.runtime.storing.fetch(passage.results))
@@ -283,19 +283,19 @@ class Ring:
         self.finish(passage)
 
     def empty(self, passage: Passage) -> None:
-        """Has a chunk's results copied from pinned buffers to their place."""
+        """Makes a thread copy a chunk's results from pinned buffers to their place."""
         assert self.job.sink is not None and self.job.sink.arrays is not None
         arrays = self.job.sink.arrays
         pieces = self.pieces_of(passage, arrays, self.pinned_out)
         self.emptying.append((passage, self.copier("write", arrays).submit(pieces)))
 
     def finish(self, passage: Passage) -> None:
-        """A chunk is out, as are all before it."""
+        """Notes that a chunk is out; all before it are out too."""
         self.job.timeline.append(passage.times(self.runtime))
         self.job.control.valid_rows = passage.end
 
     def take_pinned(self, arrays: Sequence[HostArray]) -> list[Buffer | None]:
-        """Buffers for a chunk of what is staged."""
+        """Buffers for a chunk of the staged arrays."""
         taken: list[Buffer | None] = []
         for array in arrays:
             buffer = None
@@ -308,7 +308,7 @@ class Ring:
     def parts_of(
         self, passage: Passage, arrays: Sequence[HostArray], pinned: list[list[Buffer | None]]
     ) -> list[torch.Tensor]:
-        """A chunk's rows of each array: where they are, or in its pinned buffer."""
+        """A chunk's rows of each array: in their place, or in its pinned buffer."""
         rows = passage.end - passage.begin
         buffers = pinned[passage.chunk % self.depth]
         return [
@@ -319,7 +319,7 @@ class Ring:
     def pieces_of(
         self, passage: Passage, arrays: Sequence[HostArray], pinned: list[list[Buffer | None]]
     ) -> list[Piece]:
-        """What is to be copied between a chunk's rows and its pinned buffers."""
+        """The copies between a chunk's rows and its pinned buffers."""
         begin, end = self.job.first + passage.begin, self.job.first + passage.end
         buffers = pinned[passage.chunk % self.depth]
         return [
@@ -329,7 +329,7 @@ class Ring:
         ]
 
     def copier(self, direction: str, arrays: Sequence[HostArray]) -> Copier:
-        """The threads of a direction, which begin when they are needed."""
+        """The threads of a direction, started at their first use."""
         if direction not in self.copiers:
             staged = [array for array in arrays if array.is_staged]
             threads = min(self.job.copy_threads, self.plan.chunks)
@@ -338,9 +338,10 @@ class Ring:
         return self.copiers[direction]
 
     def span_of_first(self, queue: deque[tuple[Passage, Copies]]) -> Span:
-        """Waits for the first of a queue, which leaves it; when it was, since the run began.
+        """Waits for the first copies of a queue, and removes them. Returns when they were made,
+        since the run began.
 
-        Nothing here holds an error, whose traceback holds all that is here.
+        No variable here may keep an error, whose traceback keeps all variables alive.
         """
         try:
             began, ended = queue[0][1].result()
@@ -349,7 +350,7 @@ class Ring:
         return began - self.began, ended - self.began
 
     def rows_of(self, array: HostArray, passage: Passage) -> torch.Tensor:
-        """A chunk's rows, where they are."""
+        """A chunk's rows, in place."""
         return array.part(self.job.first + passage.begin, self.job.first + passage.end)
 
 

@@ -1,5 +1,4 @@
-"""Streams and events, as the ring asks for them: those of a GPU, or none, where each call is done
-at once."""
+"""The ring's streams and events: a GPU's, or the CPU's, where each call is done at once."""
 
 from __future__ import annotations
 
@@ -15,17 +14,17 @@ Tensors = Sequence[torch.Tensor]
 
 
 class Event(Protocol):
-    """A place in a stream's order of work."""
+    """A moment in a stream's order of work."""
 
     def query(self) -> bool:
-        """Whether the work before it is done."""
+        """Whether the work before the event is done."""
 
     def synchronize(self) -> None:
-        """Waits, on the host, until it is."""
+        """Blocks the host until the work before the event is done."""
 
 
 class Stream(Protocol):
-    """Work in order."""
+    """A stream of work that runs in order."""
 
     def wait(self, event: Event) -> None:
         """What comes after this waits for the event."""
@@ -40,7 +39,7 @@ class Stream(Protocol):
         """Tensors that are computed, on the CPU; waits for them."""
 
     def record(self, is_timed: bool) -> Event:
-        """An event after what was enqueued so far, which keeps the time or need not."""
+        """An event after the enqueued work; a timed one keeps the time."""
 
 
 class Runtime(Protocol):
@@ -48,9 +47,9 @@ class Runtime(Protocol):
 
     Attributes:
         loading: the stream of copies to the device.
-        storing: that of copies from it.
-        computing: for each slot, the stream that is computed in.
-        began: when the run did, by time.perf_counter.
+        storing: the stream of copies from it.
+        computing: for each slot, the stream that computes.
+        began: when the run began, by time.perf_counter.
     """
 
     began: float
@@ -65,7 +64,7 @@ class Runtime(Protocol):
         """Seconds since the run began."""
 
     def seconds(self, event: Event) -> float:
-        """When an event happened that has and is timed, since the run began."""
+        """When a timed event happened, in seconds since the run began."""
 
     def scope(self) -> AbstractContextManager[Any]:
         """What a thread is in while it uses the streams."""
@@ -101,7 +100,7 @@ class GpuRuntime:
             caller = torch.cuda.current_stream()
             computing = 1 if shares_compute else slots
             self._kept = take_streams(device, 2 + computing)
-            self._kept[0].wait_stream(caller)  # and all else waits for what is loaded
+            self._kept[0].wait_stream(caller)  # all others wait for loaded chunks
             streams = [GpuStream(self, kept) for kept in self._kept]
             self.loading: Stream = streams[0]
             self.storing: Stream = streams[1]
@@ -126,7 +125,7 @@ class GpuRuntime:
         return time.perf_counter() - self.began
 
     def seconds(self, event: Any) -> float:
-        """When an event happened that has and is timed, since the run began."""
+        """When a timed event happened, in seconds since the run began."""
         return self._origin.elapsed_time(event) / 1e3
 
     @contextmanager
@@ -167,9 +166,7 @@ class GpuStream:
         return tuple(tensor.to("cpu") for tensor in tensors)
 
     def record(self, is_timed: bool) -> torch.cuda.Event:
-        """An event after what was enqueued so far. One that is timed holds up a stream of copies
-        for some 2 us.
-        """
+        """An event after the enqueued work. A timed one delays a stream of copies by some 2 us."""
         event = torch.cuda.Event(enable_timing=is_timed, blocking=not self._runtime.spins)
         event.record(self.stream)
         return event
@@ -185,7 +182,7 @@ def copy(to: torch.Tensor, source: torch.Tensor) -> None:
 
 
 class HostRuntime:
-    """The CPU's: what is enqueued is done before the call returns."""
+    """The CPU's: enqueued work is done before the call returns."""
 
     def __init__(self, slots: int = 1) -> None:
         self.began = time.perf_counter()

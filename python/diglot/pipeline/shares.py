@@ -1,5 +1,6 @@
-"""Several devices at work on one call: each does neighbouring chunks, on a thread of its own; one
-alone on the thread that calls."""
+"""Several devices work on one call: each does neighbouring chunks, on its own thread. A single
+device works on the calling thread.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +22,12 @@ from diglot.pipeline.planner import Plan, split
 from diglot.pipeline.report import Times
 from diglot.pipeline.runtime import current_stream
 
-SMALLER = 4  # so many times smaller are the chunks after one that the device had no memory for
-POLL = 0.02  # seconds between looks at what the devices do
+SMALLER = 4  # divides chunks that the device had no memory for
+POLL = 0.02  # seconds between looks at the devices' progress
 
 
 def make_threads() -> ThreadPoolExecutor:
-    """Threads that are kept between calls: a new one's first calls of CUDA take their time."""
+    """Threads that are kept between calls, because a new thread's first calls of CUDA are slow."""
     return ThreadPoolExecutor(64, "diglot-stream")
 
 
@@ -43,7 +44,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class _Within(threading.local):
-    """The run whose function this thread is in."""
+    """The run whose function this thread executes."""
 
     run: Run | None = None
 
@@ -52,10 +53,10 @@ _within = _Within()
 
 
 class Engine(Protocol):
-    """What drives a job's chunks."""
+    """The engine that drives a job's chunks."""
 
     name: str
-    began: float  # what its times count from, by time.perf_counter
+    began: float  # origin of its times, by time.perf_counter
 
     def run(self) -> None:
         """Does them."""
@@ -63,18 +64,18 @@ class Engine(Protocol):
 
 @dataclass
 class Share:
-    """What one device does.
+    """The work of one device.
 
     Attributes:
         number: of the share, from 0 on.
-        device: which.
+        device: the device.
         begin, end: its rows.
-        plan: how they are cut.
-        chunk: the number of its first chunk, of all devices'.
-        jobs: what it did or does: one, or two if the first had too little memory.
+        plan: how the rows are cut.
+        chunk: the number of its first chunk, among those of all devices.
+        jobs: its jobs: one, or two if the first had too little memory.
         timeline: of all its chunks.
-        engine: the name of what drives it.
-        error: what ended it.
+        engine: the engine's name.
+        error: the error that ended it.
     """
 
     number: int
@@ -96,7 +97,7 @@ class Share:
         return self.begin, self.jobs[-1].first + self.jobs[-1].control.valid_rows
 
     def error_of(self, name: str, valid: list[tuple[int, int]]) -> StreamError:
-        """What is raised of what ended it."""
+        """The error to raise for the one that ended it."""
         if not self.jobs:
             return StreamError(f"{name}: on {self.device}: {self.error}", self.chunk, valid)
         job = self.jobs[-1]
@@ -114,7 +115,7 @@ class Share:
 
 
 def shares_of(whole: Plan, devices: list[torch.device]) -> list[Share]:
-    """The devices' shares: whole chunks, so that chunks are the same ones for any devices."""
+    """The devices' shares. They are whole chunks, so the chunks do not depend on the devices."""
     shares: list[Share] = []
     for device, (first, last) in zip(devices, split(whole.chunks, len(devices)), strict=True):
         if first < last:
@@ -125,7 +126,7 @@ def shares_of(whole: Plan, devices: list[torch.device]) -> list[Share]:
 
 
 def sizes_of(cut: Plan) -> str:
-    """What the device is to hold, in words; of outputs what is known before."""
+    """The chunks on a device, in words, with the outputs that are known early."""
     row_bytes = sum(cut.in_row_bytes) + sum(cut.out_row_bytes)
     return f"{cut.slots} chunks of {cut.chunk_rows} rows of {row_bytes} bytes"
 
@@ -134,11 +135,11 @@ class Run:
     """All shares at once.
 
     Args:
-        name: of the function that was called, for messages.
-        shares: what is to be done.
+        name: of the called function, for messages.
+        shares: the work.
         job_of: a share's job, from how its rows are cut and the first of them.
-        engine_of: what drives a job.
-        update: called now and then with how many rows are done; None if nobody asks.
+        engine_of: makes the engine of a job.
+        update: called from time to time with how many rows are done; or None.
     """
 
     def __init__(
@@ -164,9 +165,10 @@ class Run:
         """Does them, and waits for every one.
 
         Raises:
-            StreamError: one failed. All have ended then.
+            StreamError: a share failed. All have ended then.
             StreamInterrupted: on Ctrl-C; likewise.
-            What `fn` or a signal's handler raised that is no Exception, as SystemExit; likewise.
+            Errors of `fn` or of a signal's handler that are no Exception, such as SystemExit;
+                likewise.
         """
         try:
             if self.outer is not None:
@@ -180,16 +182,16 @@ class Run:
         finally:
             if self.outer is not None:
                 self.outer.inner.remove(self)
-            for share in self.shares:  # errors' tracebacks hold what they hold
+            for share in self.shares:  # tracebacks of errors keep objects alive
                 share.error = None
 
     def do_all(self) -> None:
-        """All shares, which have ended when it returns or raises. What is no error of theirs, such
-        as SystemExit of a signal's handler, or Ctrl-C, is raised.
+        """Does all shares. They have ended when it returns or raises. It raises only errors that
+        are not the shares', such as SystemExit of a signal's handler, or Ctrl-C.
         """
         try:
             with called_on_interrupt(self.interrupt) as is_held:
-                # A thread would begin some 100 us later, and be noticed to have ended as late.
+                # A thread would begin some 100 us later, and its end be noticed as late.
                 if is_held and self.update is None and len(self.shares) == 1:
                     self.work(self.shares[0])
                 else:
@@ -215,7 +217,7 @@ class Run:
         for share in self.shares:
             if self.outer is None:
                 THREADS.submit(self.work, share)
-            else:  # runs that wait for inner ones may have taken all the threads that are kept
+            else:  # runs that wait for inner ones may occupy all kept threads
                 threading.Thread(target=self.work, args=(share,), name="diglot-stream").start()
             self.begun += 1
         for ended in self.ended:
@@ -224,8 +226,8 @@ class Run:
         self.tell_progress()
 
     def work(self, share: Share) -> None:
-        """A share, on this thread. Where the device has too little memory, once more by smaller
-        chunks.
+        """Does a share on this thread. If the device has too little memory, tries once more with
+        smaller chunks.
         """
         plan, first = share.plan, share.begin
         outer, _within.run = _within.run, self
@@ -268,14 +270,14 @@ class Run:
             share.timeline += [tuple(at + late for at in times) for times in job.timeline]
 
     def ask_to_stop(self) -> None:
-        """Has all end when what is under way is done."""
+        """Makes all shares end after their running chunks."""
         self.is_stopped = True
         for share in self.shares:
             for job in list(share.jobs):
                 job.control.stop()
 
     def interrupt(self) -> None:
-        """On Ctrl-C: has all end, and the runs that its function has begun."""
+        """On Ctrl-C: ends all shares, and the runs that the function has begun."""
         self.is_interrupted = True
         self.ask_to_stop()
         for run in list(self.inner):
@@ -294,6 +296,6 @@ class Run:
         return [share.valid for share in self.shares]
 
     def tell_progress(self) -> None:
-        """To who asked for it."""
+        """Calls `update` with the finished rows."""
         if self.update is not None:
             self.update(sum(end - begin for begin, end in self.valid()))

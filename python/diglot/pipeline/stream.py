@@ -1,5 +1,7 @@
-"""`stream_map` and `stream_reduce`: a function over arrays in host memory, chunk by chunk, with
-copies to the device, compute and copies back at the same time."""
+"""`stream_map` and `stream_reduce` run a function over arrays in host memory, chunk by chunk.
+
+Copies to the device, compute and copies back overlap.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from diglot.pipeline.stream_call import StreamCall, last
 
 
 def last_stream_report() -> PipelineReport | None:
-    """The report of this thread's last successful `stream_map` or `stream_reduce`; or None."""
+    """The report of this thread's last successful `stream_map` or `stream_reduce`, or None."""
     return last.report
 
 
@@ -28,46 +30,45 @@ def stream_map(
 ) -> Any:
     """Applies a function along dimension 0 of arrays in host memory, chunk by chunk.
 
-    While one chunk is computed, the next is copied to the device and the one before is copied back.
-    The device holds `num_slots` chunks, whatever the arrays' size.
+    While the device computes one chunk, the next is copied to it and the one before is copied back.
+    The device holds `num_slots` chunks, at any size of the arrays. docs/pipeline.md explains it.
 
     Args:
-        fn: an op of diglot, or any callable that takes a chunk of each input, as tensors on a
-            device, and returns a tensor with as many rows, or several; a row's result must not
-            depend on other rows. It is called on this thread or others, without gradients, and
-            enqueues its work on the current stream. functools.partial gives it options.
-        inputs: CPU tensors or NumPy arrays, also memory-mapped ones, of one length and any row
+        fn: an op of diglot, or any callable from one chunk of each input, as tensors on a device,
+            to a tensor with as many rows, or several. A row's result must not depend on other rows.
+            functools.partial gives it options. It is called without gradients, on this or other
+            threads, and must enqueue its work on the current stream.
+        inputs: CPU tensors or NumPy arrays, memory-mapped ones too, of one length and of any row
             shapes and dtypes.
         out: where the result goes: a contiguous CPU tensor or array, or a writable map, of the
-            result's shape and dtype; several of them for several results. By default new ones.
-        chunk_bytes: of a chunk's largest array, at most; by default 2 to 32 MiB, by the arrays'
-            size and where they lie, more for several devices that Python drives. The output counts
-            where it is known before: `out` is given, or `fn` is an op of diglot.
+            result's shape and dtype; several for several results. By default new ones.
+        chunk_bytes: the most for a chunk's largest array. By default 2 to 32 MiB, by the arrays'
+            size and kind of memory, and more for several devices under Python. The output counts if
+            it is known early: if `out` is given, or `fn` is an op of diglot.
         num_slots: chunks on the device at once.
-        devices: indices of GPUs, or devices, that share the rows; by default the current GPU, or
-            the CPU if there is none or kernels are interpreted.
-        backend: for ops of diglot: "cuda", "triton", "torch" or "auto"; by default what
-            `use_backend`, the variable DIGLOT_BACKEND or "auto" say.
-        progress: whether to show a bar, with GB/s; takes `pip install "diglot[tools]"`.
+        devices: indices of GPUs, or devices, that share the rows. By default the current GPU, or
+            the CPU without one or where kernels are interpreted.
+        backend: for ops of diglot: "cuda", "triton", "torch" or "auto". By default `use_backend`
+            decides, then the variable DIGLOT_BACKEND, then "auto".
+        progress: whether to show a bar with GB/s; needs `pip install "diglot[tools]"`.
 
     Returns:
-        `out`, or the result: an array if the first input is one, otherwise a tensor, in ordinary
-        memory; a tuple of them if `fn` returns several. It equals fn(*inputs) for every `fn` whose
-        rows are independent and that computes a row the same way in a chunk of any size.
+        `out`, or a new result in ordinary memory: an array if the first input is one, otherwise a
+        tensor; a tuple if `fn` returns several. It equals fn(*inputs) if `fn` treats rows
+        independently, and in the same way in a chunk of any size.
 
     Raises:
-        TypeError: an input is neither tensor nor array, or a masked, nested, quantized or sparse
-            one.
-        ValueError: lengths differ, or, of an op of diglot, numbers of dimensions; an array has no
-            rows to cut (0-d), a row is larger than `chunk_bytes`, `out` does not fit, overlaps an
-            input, cannot be written or is not contiguous, a device is named twice, a number is out
-            of range.
-        diglot.BackendUnavailable: the backend asked for cannot run there.
-        StreamError: a chunk failed. The message names it; the attribute `rows` says how many first
-            rows of `out` are valid. A chunk that the device has no memory for is tried again, once,
-            a quarter as large.
-        KeyboardInterrupt: on Ctrl-C, once the chunks that are under way are done; as
-            StreamInterrupted, which has the attribute `rows`, too.
+        TypeError: an input is not a tensor or array, or is masked, nested, quantized or sparse.
+        ValueError: lengths differ, or, for an op of diglot, numbers of dimensions. An array has no
+            rows to cut (0-d), or a row is larger than `chunk_bytes`. `out` does not fit, overlaps
+            an input, is read-only or not contiguous. A device is named twice, or a number is out of
+            range.
+        diglot.BackendUnavailable: the requested backend cannot run there.
+        StreamError: a chunk failed. The message names it, and the attribute `rows` says how many
+            first rows of `out` are valid. If the device lacks memory for a chunk, diglot first
+            tries once more with a quarter of the size.
+        KeyboardInterrupt: after Ctrl-C, when the running chunks are done; as StreamInterrupted,
+            which also has the attribute `rows`.
     """
     stream = StreamCall("stream_map", fn, inputs, chunk_bytes, num_slots, devices, backend)
     return stream.map(out, progress)
@@ -83,19 +84,24 @@ def stream_reduce(
     backend: str | None = None,
     progress: bool = False,
 ) -> Any:
-    """Reduces arrays in host memory: `fn` maps chunks to partial results, `combine` folds those.
+    """Reduces arrays in host memory: `fn` maps chunks to partial results, `combine` folds them.
 
-    Partial results are folded from the left in the chunks' order, so that the result does not
-    depend on `num_slots` or `devices`; it may depend on `chunk_bytes`.
+    It folds from the left, in the order of the chunks. So the result does not depend on `num_slots`
+    or `devices`; it may depend on `chunk_bytes`.
 
     Args:
         fn: as for `stream_map`, but returns a partial result: a tensor on the device, or several.
-        combine: from what was folded so far and the next partial result, both as `fn` returns
-            them but on the CPU, to the same.
-        inputs, chunk_bytes, num_slots, devices, backend, progress: as for `stream_map`.
+        combine: takes the folded result so far and the next partial result, both on the CPU, and
+            returns the new folded result.
+        inputs: as for `stream_map`.
+        chunk_bytes: as for `stream_map`.
+        num_slots: as for `stream_map`.
+        devices: as for `stream_map`.
+        backend: as for `stream_map`.
+        progress: as for `stream_map`.
 
     Returns:
-        What was folded: tensors on the CPU; arrays if the first input is one.
+        The folded result: tensors on the CPU, or arrays if the first input is one.
 
     Raises:
         TypeError: as for `stream_map`; or `combine` returns a dtype that NumPy lacks, and the first

@@ -90,8 +90,8 @@ class StreamCall:
         if self.op is not None and self.rows > 1 and len({tensor.dim() for tensor in tensors}) > 1:
             shapes = " and ".join(str(tuple(tensor.shape)) for tensor in tensors)
             raise ValueError(
-                f"{name}: inputs of {self.op} must have as many dimensions as each other: of "
-                f"{shapes}, a chunk's rows would be taken for columns"
+                f"{name}: inputs of {self.op} must have the same number of dimensions: with shapes "
+                f"{shapes}, a chunk's rows would become columns"
             )
         if backend is None and self.op is not None and isinstance(fn, functools.partial):
             backend = fn.keywords.get("backend")
@@ -115,12 +115,12 @@ class StreamCall:
             self.notes.append(f"{why}chunks ran on the CPU, {what}")
 
     def call(self, *chunks: torch.Tensor) -> Results:
-        """fn, whose results are checked."""
+        """Calls fn and checks its results."""
         returned = self.fn(*chunks)
         self.is_single = not isinstance(returned, (tuple, list))
         results = (returned,) if self.is_single else tuple(returned)
         if not results:
-            raise TypeError("fn must return a tensor or several, not none")
+            raise TypeError("fn must return at least one tensor")
         for result in results:
             if not isinstance(result, torch.Tensor):
                 raise TypeError(f"fn must return tensors, not a {type(result).__name__}")
@@ -139,7 +139,7 @@ class StreamCall:
         for result in results:
             if result.dim() == 0 or result.shape[0] != chunks[0].shape[0]:
                 raise ValueError(
-                    f"fn must return as many rows as it is given, {chunks[0].shape[0]}, not a "
+                    f"fn must return as many rows as its chunk has, {chunks[0].shape[0]}, not a "
                     f"tensor of shape {tuple(result.shape)}"
                 )
         return results
@@ -259,7 +259,7 @@ class StreamCall:
         self.run(shares, None, progress, fold=fold)
         try:
             folded = fold.result()
-        except Exception as error:  # of combine, at what was not folded meanwhile
+        except Exception as error:  # of combine, for chunks that were not folded yet
             chunk, what = fold.chunks, f"{type(error).__name__}: {error}"
             done = [(0, whole.rows_of(chunk)[0])]
             raise StreamError(f"{self.name}: chunk {chunk}: {what}", chunk, done) from error
@@ -316,7 +316,8 @@ class StreamCall:
                 self.notes += run.notes
 
     def look(self) -> tuple[Op | None, Seen | None]:
-        """fn as an op, and what it does on one row, or on no row if there is none. None: unknown.
+        """fn as an op, and its behaviour on one row, or on no row if the inputs are empty. None:
+        unknown.
 
         Calling an op of diglot for this changes nothing.
         """

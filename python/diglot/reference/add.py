@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from diglot.tools.specs import Expected, OpSpec, Option, nbytes
+from diglot.reference.specs import Expected, OpSpec, Option, nbytes
 
 
 def add_forward(
@@ -87,7 +87,7 @@ def _expected_gradient(grad_output: torch.Tensor, of: torch.Tensor, alpha: float
         if d < missing or of.shape[d - missing] != size
     ]
     total = grad_output.sum(dims, dtype=torch.float64).reshape(of.shape)
-    # What partial sums may lose depends on the magnitudes that they sum, not on what is left.
+    # The error of partial sums depends on the magnitudes of the summands, not on the result.
     magnitude = torch.linalg.vector_norm(grad_output, 1, dims, dtype=_wider(grad_output.dtype))
     epsilon = torch.finfo(_wider(grad_output.dtype)).eps
     allowance = 4 * epsilon * abs(alpha) * magnitude.reshape(of.shape).double()

@@ -1,4 +1,5 @@
-"""What float64 rounds away, for oracles of float64: sums, products and quotients in two parts.
+"""Sums, products and quotients in two parts, for oracles of float64: the second part keeps the
+rounding error.
 
 A number in two parts is their sum: the head, rounded, and a tail that is no more than the head's
 rounding. Where anything overflows, the tail is zero.

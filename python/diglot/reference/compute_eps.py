@@ -6,8 +6,9 @@ import torch
 
 
 def compute_eps(dtype: torch.dtype, float64: float = 4.0) -> float:
-    """Of the type that is computed in; in float64, where the oracle's own sums are no better, so
-    many of its epsilons: about twice what kernels, or PyTorch's own, need in the tests.
+    """The epsilon of the type of the computation. For float64, where the oracle's own sums are no
+    better, it is `float64` times the epsilon. That is about twice the error of kernels, PyTorch's
+    too, in the tests.
     """
     if dtype == torch.float64:
         return float64 * torch.finfo(torch.float64).eps

@@ -9,18 +9,18 @@ import torch
 
 from diglot.backends.runs import wrap_to_64_bits
 from diglot.reference.philox import philox_4x32, random_bits, split
-from diglot.tools.specs import Expected, OpSpec, Option, nbytes
+from diglot.reference.specs import Expected, OpSpec, Option, nbytes
 
 WORDS = 2**32  # that random bits can be
 
 
 @functools.lru_cache(maxsize=64)
 def threshold_and_scale(p: float) -> tuple[int, float]:
-    """The least bits with which an element is kept, and what a kept one is multiplied by.
+    """The least bits with which an element is kept, and the factor of a kept element.
 
     Bits u stand for the number u / 2^32, and elements are kept where that is at least p. The
-    product p * 2^32 is exact, so that u >= ceil(p * 2^32) is the same, in integers. Where none is
-    at least p, which with p = 1 is so, all are multiplied by zero, and the threshold is no matter.
+    product p * 2^32 is exact, so in integers this is u >= ceil(p * 2^32). With p = 1 no element is
+    kept: all are multiplied by zero, and the threshold does not matter.
     """
     threshold = math.ceil(p * WORDS)
     return (threshold, 1 / (1 - p)) if threshold < WORDS else (0, 0.0)
@@ -37,7 +37,7 @@ def dropout_forward(
 ) -> str:
     """out = input · scale where an element's random bits reach `threshold`, input · 0 elsewhere.
 
-    Both directions are one function: the mask is that of the seed and the offset.
+    One function serves both directions: seed and offset give both the same mask.
     """
     compute = torch.float64 if out.dtype == torch.float64 else torch.float32
     kept = random_bits(seed, offset, out.numel()).view(out.shape) >= threshold
@@ -78,7 +78,7 @@ def dropout_oracle(input: torch.Tensor, p: float, mask: torch.Tensor) -> torch.T
     return input.double() * (mask.double() * (1 / (1 - p) if p < 1 else 0.0))
 
 
-SEED = 0  # of what the tools compare: all backends drop the same elements
+SEED = 0  # for the tools' comparison: all backends drop the same elements
 
 
 def _expected(input: torch.Tensor, p: float = 0.5, seed: int = SEED) -> Expected:

@@ -18,15 +18,15 @@ from diglot.reference.compensated import (
     two_sum,
 )
 from diglot.reference.compute_eps import compute_eps
-from diglot.tools.specs import Expected, OpSpec, Option, nbytes
+from diglot.reference.specs import Expected, OpSpec, Option, nbytes
 
 TERMS = 22
-FLOAT64_ULP = 16.0  # of exact values, kernels and the oracle are each within 5
+FLOAT64_ULP = 16.0  # kernels and the oracle are each within 5 of the exact values
 PEAK = 1 / math.sqrt(2 * math.pi)
 
 
 def _wide(tensor: torch.Tensor) -> torch.Tensor:
-    """In the type that is computed in."""
+    """Converted to the type of the computation."""
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
@@ -47,7 +47,7 @@ def _density(x: torch.Tensor, mean: float, std: float, terms: int) -> torch.Tens
 def _slope(
     x: torch.Tensor, mean: float, std: float, terms: int, magnitude: bool = False
 ) -> torch.Tensor:
-    """Its derivative, or the sum of the magnitudes that make it."""
+    """Its derivative, or the sum of the magnitudes of its terms."""
     total = torch.zeros_like(x)
     for z in _distances(x, mean, std, terms):
         # Where it is infinite, the density is zero, and so is the product.
@@ -109,7 +109,7 @@ def gaussian_pdf_derivative_oracle(
 def _exact_terms(
     x: torch.Tensor, mean: float, std: float, terms: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Of each point, z = (point - mean) / std and exp(-z^2/2), whose argument is in two parts."""
+    """For each point, z = (point - mean) / std and exp(-z^2/2), with its argument in two parts."""
     distance = two_sum(x, -mean)
     for number in range(-(terms // 2), terms - terms // 2):
         step = number / 100
@@ -118,7 +118,7 @@ def _exact_terms(
         z = two_quotient(TwoPart(apart.head, apart.tail + distance.tail + rest), std)
         square = two_product(z.head, z.head)
         tail = square.tail / 2 + z.head * z.tail
-        # Where a term's distance is what is left of the two, its tail is worth many ulp of it.
+        # Where a term's distance nearly cancels, its tail is many ulp of it.
         yield z.head + z.tail, exp_negative(TwoPart(square.head / 2, tail))
 
 
@@ -135,7 +135,7 @@ def gaussian_pdf_second_derivative(
         # Beyond 40 the exponential is zero even in float64, and its factor must not overflow.
         z = torch.where(z.abs() > 40, 40, z)
         total = total + torch.exp(-0.5 * z * z) * (z * z - 1)
-    return (total / std / std) * (PEAK / std / terms)  # zero over what is small, not times infinity
+    return (total / std / std) * (PEAK / std / terms)  # zero by little, not times infinity
 
 
 def _expected(

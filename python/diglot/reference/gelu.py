@@ -7,19 +7,20 @@ import math
 import torch
 
 from diglot.reference.compensated import TwoPart, exp_negative, two_product, two_sum
-from diglot.tools.specs import Expected, OpSpec, Option, nbytes
+from diglot.reference.specs import Expected, OpSpec, Option, nbytes
 
 KAPPA = 0.044715
 
-# Each with what float64 leaves of it: z = 2 sqrt(2/pi) (x + KAPPA x^3) is LINEAR x + CUBIC x^3, and
-# where the derivatives of both forms are zero.
+# Numbers in two parts, the second being float64's rounding error: z = 2 sqrt(2/pi) (x + KAPPA x^3)
+# is LINEAR x + CUBIC x^3. The roots are the zeros of the derivatives of both forms.
 LINEAR = (1.5957691216057308, -9.96930880911092e-17)
 CUBIC = (0.07135481627260025, -6.175149918155315e-19)
 ERF_ROOT = (-0.75179152469356447, 1.4956759177009883e-17)
 TANH_ROOT = (-0.75246142207101629, 3.6355605092076871e-17)
-BOUND = 100.0  # beyond it the tail is zero; what is bounded by it does not overflow
+BOUND = 100.0  # beyond it the tail is zero; arguments bounded by it do not overflow
 
-FLOAT64_ULP = 24.0  # of exact values, kernels and the oracle are each within 7; of each other, 11
+# Kernels and the oracle are each within 7 of the exact values, and within 11 of each other.
+FLOAT64_ULP = 24.0
 
 
 def gelu_forward(
@@ -63,7 +64,7 @@ def gelu_derivative_oracle(input: torch.Tensor, approximate: str = "none") -> to
         lower = torch.where((x - ERF_ROOT[0]).abs() < 0.5, _next_to_root(bounded), lower)
         upper = upper + density * half
     else:
-        # 1 + exp(z) + x z', less what that is at the root: nothing.
+        # 1 + exp(z) + x z', minus its value at the root, which is zero.
         distance, root = (bounded - TANH_ROOT[0]) - TANH_ROOT[1], TANH_ROOT[0]
         squares = bounded * bounded + bounded * root + root * root
         at_root = math.exp(LINEAR[0] * root + CUBIC[0] * root**3)

@@ -8,7 +8,7 @@ import torch
 
 from diglot.reference.compute_eps import compute_eps
 from diglot.reference.memory_order import in_memory_order
-from diglot.tools.specs import Expected, OpSpec, nbytes
+from diglot.reference.specs import Expected, OpSpec, nbytes
 
 
 def global_softmax_forward(
@@ -91,7 +91,7 @@ def _expected_gradients(grad_output: torch.Tensor, input: torch.Tensor) -> dict[
     def value(grad: torch.Tensor, y: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
         return y * (grad.double() - total)
 
-    # The output that is differentiated is rounded to its type, and then they cancel.
+    # The output is rounded to its type before it is differentiated, and then terms cancel.
     eps = torch.finfo(input.dtype).eps
     x = input.detach().double()
     below = (x - x.max()).clamp(min=-200) if x.numel() else x

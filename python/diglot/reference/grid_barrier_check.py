@@ -1,12 +1,13 @@
-"""Phases between launches, each of which is a barrier across blocks: the launcher of the backend
-"torch", with which the grid barrier is compared.
+"""The launcher of the backend "torch", with which the grid barrier is compared.
+
+Its phases are separate launches, and each launch is a barrier across blocks.
 """
 
 from __future__ import annotations
 
 import torch
 
-from diglot.tools.specs import CallSpec
+from diglot.reference.specs import CallSpec
 
 
 def grid_barrier_check(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from diglot.reference.norm import norm_spec, oracle, wide
-from diglot.tools.specs import OpSpec, Option
+from diglot.reference.specs import OpSpec, Option
 
 EPS = 1e-5
 
@@ -52,7 +52,7 @@ def layer_norm_backward(
         mean,
         rstd,
         _wide(weight),
-        _wide(grad_bias),  # of a bias it takes the shape and dtype alone
+        _wide(grad_bias),  # a bias gives only its shape and dtype
         [True, grad_weight is not None, grad_bias is not None],
     )
     grad_input.copy_(of_input if grad_sum is None else of_input + grad_sum)

@@ -8,7 +8,7 @@ import torch
 
 from diglot.reference.compute_eps import compute_eps
 from diglot.reference.softmax import max_and_log_sum
-from diglot.tools.specs import Expected, OpSpec, Option, nbytes
+from diglot.reference.specs import Expected, OpSpec, Option, nbytes
 
 
 def log_softmax_forward(
@@ -35,7 +35,7 @@ def log_softmax_backward(
 
 
 def _wide(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """In the type that is computed in."""
+    """Converted to the type of the computation."""
     return tuple(t if t.dtype == torch.float64 else t.float() for t in tensors)
 
 
@@ -73,8 +73,8 @@ def _expected(input: torch.Tensor, dim: int = -1) -> Expected:
     def value(x: torch.Tensor, top: torch.Tensor, log_sum: torch.Tensor) -> torch.Tensor:
         return (x.double() - top) - log_sum
 
-    # The rounding of x - max, of the sum, which is a relative one and that of a thread that adds up
-    # 32 elements one after the other, and of its logarithm.
+    # Three roundings: of x - max, of the sum, and of its logarithm. That of the sum is relative; it
+    # includes a thread's, which adds up 32 elements one after the other.
     below = top - input.detach().double()
     allowance = compute_eps(input.dtype) * (4 + 2 * log_sum + below)
     tensors = (input, top, log_sum)
@@ -91,8 +91,8 @@ def _expected_gradients(
     def value(grad: torch.Tensor, y: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
         return grad.double() - y.exp() * total
 
-    # The output that is differentiated is rounded to its type, and the exponential multiplies that
-    # by its size.
+    # The output is rounded to its type before it is differentiated. The exponential multiplies that
+    # error by the output's size.
     info = torch.finfo(input.dtype)
     depth = y.clamp(min=-200).abs()
     relative = info.eps * depth + compute_eps(input.dtype) * (4 + 2 * depth)

@@ -1,4 +1,4 @@
-"""What the references of the norms of rows share: the rows' derivatives, and what is expected."""
+"""Shared by the references of the norms of rows: the rows' derivatives and expected results."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 from diglot.reference.compute_eps import compute_eps
-from diglot.tools.specs import Expected, OpSpec, Option, nbytes
+from diglot.reference.specs import Expected, OpSpec, Option, nbytes
 
-PIECE_ELEMENTS = 1 << 24  # of which a few float64 copies exist at a time
+PIECE_ELEMENTS = 1 << 24  # a few float64 copies of a piece exist at a time
 
 
 def wide(tensor: torch.Tensor) -> torch.Tensor:
-    """In the type that is computed in."""
+    """Converted to the type of the computation."""
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
@@ -52,7 +52,7 @@ class Normalized:
         return Normalized(x * rstd, rstd, dims, centered)
 
     def mean(self, values: torch.Tensor) -> torch.Tensor:
-        """Of each row."""
+        """The mean of each row."""
         return values.mean(self.dims, True)
 
     def project(self, direction: torch.Tensor) -> torch.Tensor:
@@ -74,7 +74,7 @@ class Normalized:
         return -self.rstd * (bent + c * self.project(direction) + a * self.project(grad))
 
     def sum_rows(self, values: torch.Tensor) -> torch.Tensor:
-        """Over all rows, of the shape of one."""
+        """The sum over all rows, of the shape of one."""
         outer = tuple(range(values.dim() - len(self.dims)))
         return values.sum(outer) if outer else values
 
@@ -96,8 +96,8 @@ def oracle(
 class Exact:
     """A norm and its gradients in float64, and how far off kernels may be, for the tools.
 
-    The input is taken as rows by elements, and row by row as far as memory goes: a few float64
-    copies of PIECE_ELEMENTS exist at a time.
+    The input is taken as rows by elements, in pieces that fit in memory: a few float64 copies of
+    PIECE_ELEMENTS exist at a time.
 
     Args:
         input: (*outer, *row).
@@ -132,7 +132,7 @@ class Exact:
             self.rstd[piece] = torch.rsqrt(square + eps)
 
     def output(self) -> Expected:
-        """What the norm must be."""
+        """The right value of the norm."""
 
         def value(x: torch.Tensor, *of: torch.Tensor) -> torch.Tensor:
             mean, rstd, weight, bias = of
@@ -150,7 +150,7 @@ class Exact:
     def gradients(
         self, grad_output: torch.Tensor, grad_sum: torch.Tensor | None = None
     ) -> dict[str, Expected]:
-        """What the gradients must be, of "input", and of "weight" and "bias" where they are."""
+        """The right gradients of "input", and of "weight" and "bias" if there are such."""
         grads = grad_output.detach().reshape(self.rows.shape)
         parameter = self._parameter(self.weight, 1)
         weight = parameter.double().flatten()
@@ -166,7 +166,7 @@ class Exact:
             if self.centered:
                 by_mean[piece] = h.mean(1, True)
             by_slope[piece] = (h * y).mean(1, True)
-            # A mean's rounding, and that of y, once where it stands and once in its mean with h.
+            # The rounding of a mean, and that of y twice: by itself, and in its mean with h.
             mean, slope = h.abs().mean(1, True), (h * y).abs().mean(1, True)
             size = h.abs() + mean + (offset + y.abs()) * slope + y.abs() * offset * mean
             allowance[piece] = 8 * self.unit * self.rstd[piece] * size
@@ -245,7 +245,7 @@ def norm_spec(
 
     Args:
         name: of the op.
-        default_eps: what an eps of None stands for.
+        default_eps: the value of an eps of None.
         eps: the option.
         centered: whether it is the layer norm.
         fused: whether a residual is added first, and the sum returned too.

@@ -20,7 +20,7 @@ def multiply_wide(a: torch.Tensor, b: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def philox_4x32(counter: Words, key: tuple[torch.Tensor, torch.Tensor]) -> Words:
-    """What Philox makes of a counter and a key (Salmon et al., 2011)."""
+    """The words that Philox makes from a counter and a key (Salmon et al., 2011)."""
     (c0, c1, c2, c3), (k0, k1) = counter, key
     for _ in range(ROUNDS):
         high0, low0 = multiply_wide(c0, MULTIPLIERS[0])

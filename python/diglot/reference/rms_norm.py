@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from diglot.reference.norm import norm_spec, oracle, wide
-from diglot.tools.specs import OpSpec, Option
+from diglot.reference.specs import OpSpec, Option
 
 
 def default_eps(dtype: torch.dtype) -> float:
-    """The eps that stands for None: of the type that is computed in."""
+    """The eps that None stands for: the epsilon of the type of the computation."""
     return torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps
 
 
@@ -48,7 +48,7 @@ def rms_norm_backward(
     of_input = of_rows * (h - y * (h * y).mean(-1, True))
     grad_input.copy_(of_input if grad_sum is None else of_input + grad_sum)
     if grad_weight is not None:
-        grad_weight.copy_((g * y).view(-1, y.shape[-1]).sum(0))
+        grad_weight.copy_((g * y).reshape(-1, y.shape[-1]).sum(0))
     return "aten"
 
 

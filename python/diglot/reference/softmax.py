@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 
 from diglot.reference.compute_eps import compute_eps
-from diglot.tools.specs import Expected, OpSpec, Option, nbytes
+from diglot.reference.specs import Expected, OpSpec, Option, nbytes
 
 
 def softmax_forward(
@@ -52,7 +52,7 @@ def softmax_gradient_slope(
 
 
 def max_and_log_sum(input: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of each row the maximum, and the logarithm of the sum of exp(x - max), in float64."""
+    """The maximum of each row, and the logarithm of the sum of exp(x - max), in float64."""
     x = input.detach().double()
     if x.numel() == 0:
         return x, x
@@ -89,7 +89,7 @@ def _expected_gradients(
     def value(grad: torch.Tensor, y: torch.Tensor, total: torch.Tensor) -> torch.Tensor:
         return y * (grad.double() - total)
 
-    # The output that is differentiated is rounded to its type, and then they cancel.
+    # The output is rounded to its type before it is differentiated, and then terms cancel.
     x, info = input.detach().double(), torch.finfo(input.dtype)
     if x.numel() == 0:
         allowance = y

@@ -7,13 +7,13 @@ from __future__ import annotations
 import torch
 
 from diglot.reference.compute_eps import compute_eps
-from diglot.tools.specs import Expected, OpSpec, Option, nbytes
+from diglot.reference.specs import Expected, OpSpec, Option, nbytes
 
 EPS = 1e-5
 
 
 def _wide(tensor: torch.Tensor) -> torch.Tensor:
-    """In the type that is computed in."""
+    """Converted to the type of the computation."""
     return tensor if tensor.dtype == torch.float64 else tensor.float()
 
 
@@ -63,9 +63,9 @@ def standardize_gradient_slope(
 ) -> torch.Tensor:
     """The derivative of the input's gradient by the input, along a direction; it is symmetric.
 
-    Where P is the derivative of y = standardize(x), and a and c the means of d·y and g·y,
-    -rstd · (rstd · y · (mean(d·g) - mean(d) mean(g) - a c) + c P d + a P g).
-    In float32 or wider, and differentiable to any order.
+    Let P be the derivative of y = standardize(x), and a and c the means of d·y and g·y. It is
+    -rstd · (rstd · y · (mean(d·g) - mean(d) mean(g) - a c) + c P d + a P g),
+    in float32 or wider, and differentiable to any order.
     """
     g, x, d = _wide(grad_output), _wide(input), _wide(direction)
     variance, mean = torch.var_mean(x, correction=0)
@@ -81,7 +81,7 @@ def _statistics(input: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Te
     x = input.detach().double()
     if x.numel() == 0:
         return x.new_zeros(()), x.new_zeros(())
-    # torch.var_mean adds in an order that loses more than kernels of float64 do.
+    # torch.var_mean adds in an order that loses more than float64 kernels do.
     mean = x.mean()
     mean = mean + (x - mean).mean()
     return mean, torch.rsqrt((x - mean).square().mean() + eps)

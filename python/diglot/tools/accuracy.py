@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from diglot.tools.specs import Expected
+from diglot.reference.specs import Expected
 
 # Elements in a piece: some float64 copies of one exist at a time.
 PIECE_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 24}
@@ -51,6 +51,9 @@ class Error:
         tolerance_ulp: error in ulps that an element may have. Below the least normal number one may
             also be off by that number, because results there may be flushed to zero.
         failing: share of elements beyond the tolerance, from 0 to 1.
+        worst_of_allowed: the largest error as a multiple of what the check allows that element:
+            `tolerance_ulp`, plus the rounding of sums. Above 1 it is beyond the tolerance.
+        has_sums: whether the check allows for the rounding of sums.
     """
 
     output: str
@@ -64,6 +67,8 @@ class Error:
     expected: float
     tolerance_ulp: float
     failing: float
+    worst_of_allowed: float
+    has_sums: bool
 
     @property
     def worst_share(self) -> float:
@@ -96,17 +101,15 @@ class Agreement:
 
 @dataclass(frozen=True)
 class Profile:
-    """Error as a function of an input's value: the largest and the mean one in each bin.
+    """Error as a function of an input's value: the largest one in each bin.
 
     Attributes:
         edges: edges of the bins.
         worst_ulp: the largest error in each bin, in ulps; None for an empty bin.
-        mean_ulp: the mean of the finite errors in each bin.
     """
 
     edges: tuple[float, ...]
     worst_ulp: tuple[float | None, ...]
-    mean_ulp: tuple[float | None, ...]
 
 
 def pieces(shape: torch.Size, limit: int) -> Iterator[tuple[slice, ...]]:
@@ -166,10 +169,7 @@ class ProfileBuilder:
         if high <= low:
             low, high = low - 0.5, high + 0.5
         self.low, self.width = low, (high - low) / PROFILE_BINS
-        device = input.device
-        self.worst = torch.full((PROFILE_BINS,), -1.0, dtype=torch.float64, device=device)
-        self.total = torch.zeros(PROFILE_BINS, dtype=torch.float64, device=device)
-        self.count = torch.zeros(PROFILE_BINS, dtype=torch.float64, device=device)
+        self.worst = torch.full((PROFILE_BINS,), -1.0, dtype=torch.float64, device=input.device)
 
     def add(self, values: torch.Tensor, ulps: torch.Tensor) -> None:
         """Counts a piece: values of the input, and the errors there."""
@@ -180,22 +180,14 @@ class ProfileBuilder:
             values = values.asinh()
         bins = ((values - self.low) / self.width).long().clamp(0, PROFILE_BINS - 1)
         self.worst.scatter_reduce_(0, bins, ulps, "amax")
-        finite = ulps.isfinite()
-        self.total.index_add_(0, bins[finite], ulps[finite])
-        self.count.index_add_(0, bins[finite], torch.ones_like(ulps[finite]))
 
     def profile(self) -> Profile:
         """What was collected."""
         edges = self.low + self.width * torch.arange(PROFILE_BINS + 1, dtype=torch.float64)
         if not self.linear:
             edges = edges.sinh()
-        mean = (self.total / self.count).tolist()
         worst = [None if w < 0 else w for w in self.worst.tolist()]
-        return Profile(
-            tuple(edges.tolist()),
-            tuple(worst),
-            tuple(None if math.isnan(m) else m for m in mean),
-        )
+        return Profile(tuple(edges.tolist()), tuple(worst))
 
 
 def _finite_extremes(input: torch.Tensor) -> tuple[float, float]:
@@ -246,7 +238,7 @@ def measure_error(
     allowance = None if expected.allowance is None else expected.allowance.expand(shape)
     tiny = torch.finfo(result.dtype).tiny if result.is_floating_point() else 0.0
 
-    worst_ulp, worst_absolute, largest, failing = -1.0, 0.0, 0.0, 0
+    worst_ulp, worst_absolute, worst_of_allowed, largest, failing = -1.0, 0.0, 0.0, 0.0, 0
     index: tuple[int, ...] | None = None
     for piece in pieces(shape, _piece_elements(result)):
         got, exact = result[piece], expected.function(*(t[piece] for t in tensors))
@@ -259,6 +251,8 @@ def measure_error(
         if allowance is not None:
             allowed = allowed + allowance[piece]
         failing += int((absolute > allowed).sum())
+        of_allowed = torch.where(absolute > 0, absolute / allowed, 0.0)
+        worst_of_allowed = max(worst_of_allowed, float(of_allowed.max()))
         worst_absolute = max(worst_absolute, float(absolute.max()))
         finite = exact.double().nan_to_num(0.0, 0.0, 0.0)
         largest = max(largest, *(abs(float(of)) for of in torch.aminmax(finite)))
@@ -271,7 +265,8 @@ def measure_error(
 
     if index is None:
         nan = math.nan
-        return Error(output, 0, 0.0, 0.0, 0.0, None, {}, nan, nan, tolerance, 0.0)
+        has_sums = allowance is not None
+        return Error(output, 0, 0.0, 0.0, 0.0, None, {}, nan, nan, tolerance, 0.0, 0.0, has_sums)
     here = tuple(slice(i, i + 1) for i in index)
     return Error(
         output=output,
@@ -285,6 +280,8 @@ def measure_error(
         expected=expected.function(*(t[here] for t in tensors)).item(),
         tolerance_ulp=tolerance,
         failing=failing / result.numel(),
+        worst_of_allowed=worst_of_allowed,
+        has_sums=allowance is not None,
     )
 
 

@@ -50,8 +50,8 @@ class Run:
 
     row: Ceiling
     work: float  # bytes or operations
-    call: Callable[[], object]
-    is_right: Callable[[], bool]
+    call: Callable[[], torch.Tensor]
+    is_right: Callable[[torch.Tensor], bool]  # of what a call returned
 
 
 def measure_all(
@@ -119,53 +119,38 @@ def _memory_runs(device: torch.device | str, size: int) -> list[Run]:
     row = torch.randn(ROW_BYTES // 16, dtype=torch.complex128, device=device)
     rows = target.view(torch.complex128)[: size // ROW_BYTES * (ROW_BYTES // 16)]
     rows = rows.view(-1, row.numel())
-    read: dict[str, torch.Tensor] = {}
 
-    def copy() -> None:
-        target[:half].copy_(source[:half])
-
-    def largest() -> None:
-        read["largest"] = source.amax()
-
-    def total() -> None:
-        read["total"] = source.sum()
-
-    def is_copied() -> bool:
+    def is_copied(_: torch.Tensor) -> bool:
         pieces = zip(target[:half].split(PIECE), source[:half].split(PIECE), strict=True)
         return all(torch.equal(a, b) for a, b in pieces)
 
-    def is_total() -> bool:
+    def is_total(total: torch.Tensor) -> bool:
         exact = sum(piece.double().sum() for piece in source.split(PIECE))
         scale = sum(piece.double().abs().sum() for piece in source.split(PIECE))
-        return bool(abs(read["total"].double() - exact) <= 1e-6 * scale)
+        return bool(abs(total.double() - exact) <= 1e-6 * scale)
 
-    def is_largest() -> bool:
-        pieces = torch.stack([piece.amax() for piece in source.split(PIECE)])
-        return bool(read["largest"] == pieces.amax())
+    def is_largest(largest: torch.Tensor) -> bool:
+        return bool(largest == torch.stack([piece.amax() for piece in source.split(PIECE)]).amax())
 
-    def moved(what: str, how: str, of: torch.dtype, count: int) -> Ceiling:
-        name = str(of).removeprefix("torch.")
-        return Ceiling(what, how, name, "GB/s", bytes=count)
-
-    def write() -> None:
-        rows.copy_(row.expand_as(rows))
-
-    def is_written() -> bool:
+    def is_written(_: torch.Tensor) -> bool:
         step = max(1, PIECE // row.numel())
         return all(torch.equal(of, row.expand_as(of)) for of in rows.split(step))
 
-    f32, c128, written = torch.float32, torch.complex128, rows.numel() * 16
-    whole, both = source.nbytes, 2 * half * 4
+    def moving(what: str, how: str, moved: int, dtype: str = "float32") -> tuple[Ceiling, int]:
+        return Ceiling(what, how, dtype, "GB/s", bytes=moved), moved
+
+    def copy() -> torch.Tensor:
+        return target[:half].copy_(source[:half])
+
+    def write() -> torch.Tensor:
+        return rows.copy_(row.expand_as(rows))
+
+    how = "Tensor.copy_ of a row of 1 MiB"
     return [
-        Run(moved("copy", "Tensor.copy_", f32, both), both, copy, is_copied),
-        Run(moved("read", "Tensor.amax", f32, whole), whole, largest, is_largest),
-        Run(moved("read", "Tensor.sum", f32, whole), whole, total, is_total),
-        Run(
-            moved("write", "Tensor.copy_ of a row of 1 MiB", c128, written),
-            written,
-            write,
-            is_written,
-        ),
+        Run(*moving("copy", "Tensor.copy_", 2 * half * 4), copy, is_copied),
+        Run(*moving("read", "Tensor.amax", source.nbytes), source.amax, is_largest),
+        Run(*moving("read", "Tensor.sum", source.nbytes), source.sum, is_total),
+        Run(*moving("write", how, rows.numel() * 16, "complex128"), write, is_written),
     ]
 
 
@@ -193,24 +178,20 @@ def _how(name: str) -> str:
 def _product(device: torch.device | str, side: int, name: str) -> Run:
     dtype, tolerance = PRODUCTS[name]
     a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
-    result: dict[str, torch.Tensor] = {}
     one = torch.ones((), device=device)
     # The second factor of float8 must be column-major.
     columns = b.t().contiguous().t() if dtype == FLOAT8 else b
 
-    def call() -> None:
+    def call() -> torch.Tensor:
         if dtype == FLOAT8:
-            result["out"] = torch._scaled_mm(
-                a, columns, scale_a=one, scale_b=one, out_dtype=torch.bfloat16
-            )
-            return
+            return torch._scaled_mm(a, columns, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
         with _float32_products("tf32" if name == "tf32" else "ieee"):
-            result["out"] = torch.mm(a, b)
+            return torch.mm(a, b)
 
-    def is_right() -> bool:
+    def is_right(out: torch.Tensor) -> bool:
         chosen = torch.randperm(side, device=device)[:CHECKED_ROWS]
         exact = a.float()[chosen].double() @ b.double()
-        error = result["out"][chosen].double() - exact
+        error = out[chosen].double() - exact
         return bool(error.square().mean().sqrt() <= tolerance * exact.square().mean().sqrt())
 
     row = Ceiling("matrix product", _how(name), name, "TFLOP/s", shape=(side, side, side))
@@ -230,16 +211,11 @@ def _float32_products(precision: str) -> Iterator[None]:
 
 def _timed(runs: list[Run]) -> Iterator[Ceiling]:
     """Checks what the calls leave, times in turns those that are right, and checks again."""
-    right = {}
-    for number, run in enumerate(runs):
-        run.call()
-        right[number] = run.is_right()
+    right = {number: run.is_right(run.call()) for number, run in enumerate(runs)}
     calls = {str(number): runs[number].call for number, of in right.items() if of}
     timings = measure.interleaved(calls, budget_ms=BUDGET_MS) if calls else {}
     for number, run in enumerate(runs):
-        if right[number]:
-            run.call()
-        if not right[number] or not run.is_right():
+        if not right[number] or not run.is_right(run.call()):
             yield dataclasses.replace(run.row, reason="the result was wrong")
             continue
         yield with_timing(run.row, run.work, timings[str(number)])
@@ -252,10 +228,7 @@ def with_timing(row: Ceiling, work: float, timing: measure.Timing) -> Ceiling:
         row,
         verified=True,
         rate=work / (timing.median_us * 1e-6) / units[row.unit],
-        time_us=timing.median_us,
-        p20_us=timing.p20_us,
-        p80_us=timing.p80_us,
-        samples=timing.samples,
+        **timing.figures(),
     )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from diglot.backends.tunables import short_name
-from diglot.tools.files import check_writable, for_json, writing
+from diglot.files import check_writable, for_json, writing
 
 SCHEMA = "diglot.ceilings"
 SCHEMA_VERSION = 1

@@ -3,27 +3,30 @@
 from __future__ import annotations
 
 import itertools
-import platform
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from diglot.backends import explain, record_runs
 from diglot.backends.registry import BACKENDS, is_interpreted
+from diglot.bench.evidence import versions
+from diglot.names import unknown_name
+from diglot.reference.specs import Expected, OpSpec, as_tuple, find_spec, nbytes
 from diglot.tools import measure
 from diglot.tools.accuracy import (
     Agreement,
     Error,
-    Profile,
     ProfileBuilder,
     measure_agreement,
     measure_error,
 )
 from diglot.tools.comparison import Comparison, Row, Speed
-from diglot.tools.machine_code import ResourcesUnavailable, check_architecture
+from diglot.tools.machine_code import ResourcesUnavailable
+from diglot.tools.occupancy import find_limits
+from diglot.tools.regimes import Regime, find_regime, peak_gb_per_s
 from diglot.tools.resources import (
     DEFAULT_ARCHITECTURE,
     LANGUAGES,
@@ -32,7 +35,6 @@ from diglot.tools.resources import (
     TensorLike,
     kernels_of_calls,
 )
-from diglot.tools.specs import Expected, OpSpec, as_tuple, find_spec, nbytes
 
 
 class _Case:
@@ -69,7 +71,8 @@ class _Case:
         }
         if not self.leaves:
             raise ValueError(f"{spec.name}: backward needs a floating-point input")
-        generator = torch.Generator(self.device).manual_seed(seed)
+        # With the inputs' seed, a gradient of the input's shape would equal the input.
+        generator = torch.Generator(self.device).manual_seed((seed + 1) % 2**64)
         self.grads = [
             torch.empty_strided(
                 like.shape, like.stride(), dtype=like.dtype, device=self.device
@@ -111,12 +114,11 @@ class _Case:
 
 @dataclass
 class _Ran:
+    """What came of a backend: its row, and if it ran its function and the results."""
+
+    row: Row
     function: Callable[[], dict[str, torch.Tensor]] | None = None
-    results: dict[str, torch.Tensor] | None = None
-    variants: tuple[str, ...] = ()
-    reason: str | None = None
-    errors: tuple[Error, ...] = ()
-    profile: Profile | None = None
+    results: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
 def _check_arguments(
@@ -133,7 +135,7 @@ def _check_arguments(
     chosen = tuple(BACKENDS) if backends is None else tuple(backends)
     for name in chosen:
         if name not in BACKENDS:
-            raise ValueError(f"backends must be of {', '.join(BACKENDS)}, not {name!r}")
+            raise unknown_name("a backend", name, BACKENDS)
     return chosen
 
 
@@ -153,27 +155,27 @@ def compare(
 
     Args:
         op: the op's name, or the op (`diglot.gelu`).
-        inputs: what it takes: tensors of any strides, on one device.
-        backward: compare the gradients of the inputs instead of the output. The output's gradient
-            is random and normal, drawn with `seed`.
-        backends: of "cuda", "triton" and "torch"; all by default.
-        arch: architecture for which compiled kernels are looked at, such as "sm_90".
-        timed: whether to time; only on a GPU, and never where kernels are interpreted.
-        resources: whether to look at the compiled kernels, which takes seconds.
+        inputs: the op's inputs: tensors of any strides, on one device.
+        backward: whether to compare the gradients of the inputs instead of the output. The output's
+            gradient is random and normal, drawn with `seed`.
+        backends: any of "cuda", "triton" and "torch"; by default all.
+        arch: architecture of the inspected kernels, such as "sm_90".
+        timed: whether to measure times. It needs a GPU; interpreted kernels are never timed.
+        resources: whether to inspect the compiled kernels, which takes seconds.
         seed: of the output's gradient.
-        progress: is told what happens next.
+        progress: is called with each next step, in words.
         options: the op's keyword options, such as `approximate="tanh"`.
 
     Returns:
-        A `Comparison`. A backend that cannot run has a row that says why.
+        A `Comparison`. For a backend that cannot run, its row gives the reason.
 
     Raises:
-        ValueError: an unknown op, option, backend or architecture, or bad inputs.
-        TypeError: inputs that the op does not take.
+        ValueError: an op, option, backend or architecture is unknown, or inputs are wrong.
+        TypeError: the op does not take such inputs.
     """
     spec = find_spec(op)
     chosen = _check_arguments(spec, inputs, backends, options)
-    check_architecture(arch)
+    find_limits(arch)
     tell = progress or (lambda _: None)
     case = _Case(spec, inputs, options, backward, seed)
     scope = torch.cuda.device(case.device) if case.device.type == "cuda" else nullcontext()
@@ -181,11 +183,11 @@ def compare(
         ran = {name: _run(case, name, tell) for name in chosen}
         for name, of in ran.items():
             tell(f"measuring the error of {name}")
-            _judge(case, of)
+            of.row = _judged(case, of)
         tell("comparing the results with each other")
         agreement = _agree(ran)
         for of in ran.values():
-            of.results = None
+            of.results = {}
         speeds: dict[str, Speed] = {}
         untimed = _why_untimed(case) if timed else None
         if timed and untimed is None:
@@ -196,10 +198,11 @@ def compare(
     if resources and languages:
         tell(f"looking at the kernels compiled for {arch}")
         kernels = _look_at_kernels(case, arch, languages)
-    rows = tuple(
-        _row(name, of, case, speeds.get(name), kernels.get(name, Kernels()))
+    rows = [
+        replace(of.row, speed=speeds.get(name), kernels=found.kernels, kernels_reason=found.reason)
         for name, of in ran.items()
-    )
+        for found in [kernels.get(name, Kernels())]
+    ]
     return Comparison(
         op=spec.name,
         direction="backward" if backward else "forward",
@@ -208,19 +211,19 @@ def compare(
         device=_device_name(case.device),
         architecture=arch,
         bytes=case.bytes,
-        rows=rows,
+        rows=tuple(rows),
         agreement=agreement,
         ceiling=speeds.get("copy"),
         untimed=untimed,
-        versions=_versions(),
+        versions=versions(),
     )
 
 
 def _run(case: _Case, backend: str, tell: Callable[[str], None]) -> _Ran:
+    interpreted = is_interpreted(backend, case.device)
     reason = explain(case.spec.name, case.device).reasons[backend]
     if reason is not None:
-        return _Ran(reason=reason)
-    interpreted = is_interpreted(backend, case.device)
+        return _Ran(Row(backend, reason, interpreted))
     tell(f"{'interpreting' if interpreted else 'running'} {backend}")
     try:
         function = case.prepare(backend)
@@ -230,15 +233,15 @@ def _run(case: _Case, backend: str, tell: Callable[[str], None]) -> _Ran:
             torch.cuda.synchronize(case.device)
     except Exception as error:  # one backend's failure is a finding about it, not the end
         lines = str(error).strip().splitlines() or [""]
-        return _Ran(reason=f"failed: {type(error).__name__}: {lines[0]}")
+        return _Ran(Row(backend, f"failed: {type(error).__name__}: {lines[0]}", interpreted))
     variants = tuple(run.variant for run in runs if run.backend == backend)
-    return _Ran(function, results, variants)
+    return _Ran(Row(backend, None, interpreted, variants), function, results)
 
 
-def _judge(case: _Case, ran: _Ran) -> None:
-    if ran.results is None:
-        return
+def _judged(case: _Case, ran: _Ran) -> Row:
+    """The row with the errors of the results, and of the first one by the value of an input."""
     errors: list[Error] = []
+    profile = None
     for name, result in ran.results.items():
         expected = case.expected[name]
         builder = None
@@ -246,12 +249,13 @@ def _judge(case: _Case, ran: _Ran) -> None:
             builder = ProfileBuilder(next(iter(expected.shown.values())))
         errors.append(measure_error(result, expected, output=name, profile=builder))
         if builder is not None and result.numel():
-            ran.profile = builder.profile()
-    ran.errors = tuple(errors)
+            profile = builder.profile()
+    worst = max(errors, key=lambda e: (e.worst_ulp, e.failing), default=None)
+    return replace(ran.row, error=worst, errors=tuple(errors), profile=profile)
 
 
 def _agree(ran: dict[str, _Ran]) -> tuple[Agreement, ...]:
-    results = [(name, of.results) for name, of in ran.items() if of.results is not None]
+    results = [(name, of.results) for name, of in ran.items() if of.results]
     return tuple(
         measure_agreement((a, of_a), (b, of_b))
         for (a, of_a), (b, of_b) in itertools.combinations(results, 2)
@@ -274,6 +278,19 @@ def _time(case: _Case, ran: dict[str, _Ran]) -> dict[str, Speed]:
     functions |= {name: of.function for name, of in ran.items() if of.function is not None}
     timings = measure.interleaved(functions)
     copy_us = timings["copy"].median_us
+    host_us = {
+        name: measure.host_beside(of.function, timings[name].median_us)
+        for name, of in ran.items()
+        if of.function is not None
+    }
+    peak = peak_gb_per_s(_device_name(case.device))
+
+    def regime(name: str) -> Regime | None:
+        if peak is None or name not in host_us:
+            return None
+        device_us = timings[name].median_us
+        return find_regime(device_us, case.bytes, peak, copy_us=copy_us, host_us=host_us[name])
+
     return {
         name: Speed(
             median_us=timing.median_us,
@@ -281,6 +298,8 @@ def _time(case: _Case, ran: dict[str, _Ran]) -> dict[str, Speed]:
             p80_us=timing.p80_us,
             gb_per_s=case.bytes / timing.median_us / 1e3,
             of_ceiling=None if name == "copy" else copy_us / timing.median_us,
+            host_us=host_us.get(name),
+            regime=regime(name),
         )
         for name, timing in timings.items()
     }
@@ -293,34 +312,7 @@ def _look_at_kernels(case: _Case, arch: str, languages: list[str]) -> dict[str, 
         return {language: Kernels(reason=str(error)) for language in languages}
 
 
-def _row(backend: str, ran: _Ran, case: _Case, speed: Speed | None, kernels: Kernels) -> Row:
-    return Row(
-        backend=backend,
-        reason=ran.reason,
-        interpreted=is_interpreted(backend, case.device),
-        variants=ran.variants,
-        error=max(ran.errors, key=lambda e: (e.worst_ulp, e.failing), default=None),
-        errors=ran.errors,
-        profile=ran.profile,
-        speed=speed,
-        kernels=kernels.kernels,
-        kernels_reason=kernels.reason,
-    )
-
-
 def _device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return "CPU"
-
-
-def _versions() -> dict[str, str]:
-    from importlib import metadata
-
-    versions = {"python": platform.python_version(), "torch": torch.__version__}
-    for package in ("diglot", "triton"):
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return versions

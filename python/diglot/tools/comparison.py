@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from diglot.files import check_writable, for_json, writing
 from diglot.tools.accuracy import Agreement, Error, Profile
-from diglot.tools.files import check_writable, for_json, writing
+from diglot.tools.regimes import Regime
 from diglot.tools.resources import KernelResources, TensorLike
 
 SCHEMA = "diglot.comparison"
@@ -25,6 +26,9 @@ class Speed:
         p80_us: 80th percentile.
         gb_per_s: bandwidth by the median: each input once, each output once, in 10^9 bytes/s.
         of_ceiling: the bandwidth over the copy ceiling's; None for the ceiling itself.
+        host_us: the host's time of a call, in microseconds; None for the ceiling.
+        regime: what bounds the call; None for the ceiling, and where the GPU's peak bandwidth is
+            not known.
     """
 
     median_us: float
@@ -32,6 +36,8 @@ class Speed:
     p80_us: float
     gb_per_s: float
     of_ceiling: float | None = None
+    host_us: float | None = None
+    regime: Regime | None = None
 
 
 @dataclass(frozen=True)
@@ -54,13 +60,13 @@ class Row:
     backend: str
     reason: str | None
     interpreted: bool
-    variants: tuple[str, ...]
-    error: Error | None
-    errors: tuple[Error, ...]
-    profile: Profile | None
-    speed: Speed | None
-    kernels: tuple[KernelResources, ...]
-    kernels_reason: str | None
+    variants: tuple[str, ...] = ()
+    error: Error | None = None
+    errors: tuple[Error, ...] = ()
+    profile: Profile | None = None
+    speed: Speed | None = None
+    kernels: tuple[KernelResources, ...] = ()
+    kernels_reason: str | None = None
 
 
 @dataclass(frozen=True)
@@ -79,7 +85,7 @@ class Comparison:
         agreement: one `Agreement` per pair of backends that ran, the two kernels first.
         ceiling: speed of a device copy of as many bytes in the same run; None if nothing was timed.
         untimed: why nothing was timed; None if it was, or was not asked for.
-        versions: of diglot, torch, Triton and Python.
+        versions: of diglot, torch, Triton, Python, CUDA and the driver.
     """
 
     op: str
@@ -93,7 +99,7 @@ class Comparison:
     agreement: tuple[Agreement, ...]
     ceiling: Speed | None
     untimed: str | None
-    versions: dict[str, str]
+    versions: dict[str, str | None]
 
     def row(self, backend: str) -> Row:
         """The row of a backend.
@@ -107,7 +113,7 @@ class Comparison:
         raise KeyError(backend)
 
     def __str__(self) -> str:
-        from diglot.tools.table import plain
+        from diglot.tools.comparison_text import plain
 
         return plain(self)
 

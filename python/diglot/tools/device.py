@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,7 +58,7 @@ def query(device: torch.device | str | int = "cuda") -> DeviceFacts:
         RuntimeError: PyTorch finds no such GPU.
     """
     of: Any = torch.cuda.get_device_properties(device)
-    told = _ask_driver(f"GPU-{getattr(of, 'uuid', '')}")
+    told = ask_driver([*_ASKED.values(), "driver_version"], f"GPU-{getattr(of, 'uuid', '')}")
     return DeviceFacts(
         name=of.name,
         compute_capability=f"{of.major}.{of.minor}",
@@ -66,15 +67,14 @@ def query(device: torch.device | str | int = "cuda") -> DeviceFacts:
         multiprocessors=of.multi_processor_count,
         shared_bytes_per_multiprocessor=getattr(of, "shared_memory_per_multiprocessor", None),
         shared_bytes_per_block=getattr(of, "shared_memory_per_block_optin", None),
-        driver=told.get("driver"),
-        **{name: _number(told.get(name)) for name in _ASKED},
+        driver=told.get("driver_version"),
+        **{name: _number(told.get(asked)) for name, asked in _ASKED.items()},
     )
 
 
-def _ask_driver(uuid: str) -> dict[str, str]:
-    """What nvidia-smi says of a GPU; nothing where it cannot be asked."""
-    asked = {**_ASKED, "driver": "driver_version"}
-    command = ["nvidia-smi", f"--id={uuid}", f"--query-gpu={','.join(asked.values())}"]
+def ask_driver(asked: Sequence[str], uuid: str = "0") -> dict[str, str]:
+    """What nvidia-smi says of a GPU, by its own names; nothing where it cannot be asked."""
+    command = ["nvidia-smi", f"--id={uuid}", f"--query-gpu={','.join(asked)}"]
     try:
         answer = subprocess.run(
             [*command, "--format=csv,noheader,nounits"], capture_output=True, text=True, check=True

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from html import escape
 
+from diglot.tools.numbers import duration
+
 WIDTH, ROW, MARGIN, TOP = 1200, 18, 10, 50
 LETTER = 6.6  # width of a letter of the font
 NARROWEST = 0.3  # boxes that are narrower are left out, with what is above them
@@ -56,14 +58,6 @@ def folded(stacks: Mapping[tuple[str, ...], float]) -> str:
     return "".join(lines)
 
 
-def duration(us: float) -> str:
-    """A time in a unit that suits it."""
-    for unit, size in (("s", 1e6), ("ms", 1e3)):
-        if us >= size:
-            return f"{us / size:.3g} {unit}"
-    return f"{us:.3g} µs"
-
-
 def render(stacks: Mapping[tuple[str, ...], float], title: str) -> str:
     """An SVG of stacks, which are given outermost frame first, with times in microseconds.
 
@@ -97,7 +91,7 @@ width="{WIDTH}" height="{height}" role="img">
 <style>text {{ font: 11px ui-monospace, monospace }} g:hover rect {{ stroke: black }}</style>
 <rect width="100%" height="100%" fill="white"/>
 <text x="{MARGIN}" y="20" style="font-size: 15px">{_text(title)}</text>
-<text x="{MARGIN}" y="37">{duration(root.us)} in all; what a box calls lies above it</text>
+<text x="{MARGIN}" y="37">{duration(root.us / 1e6)} in all; what a box calls lies above it</text>
 {drawn}
 </svg>
 """
@@ -111,7 +105,7 @@ def _box(frame: Frame, x: float, y: float, scale: float, whole: float) -> str:
         shown = frame.name if len(frame.name) <= room else frame.name[: room - 1] + "…"
         label = f'<text x="{x + 2:.1f}" y="{y + 13}">{_text(shown)}</text>'
     return (
-        f"<g><title>{_text(frame.name)}: {duration(frame.us)}, {100 * frame.us / whole:.3g} %"
+        f"<g><title>{_text(frame.name)}: {duration(frame.us / 1e6)}, {100 * frame.us / whole:.3g} %"
         f'</title><rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{ROW - 1}" '
         f'fill="{_colour(frame.name)}"/>{label}</g>'
     )

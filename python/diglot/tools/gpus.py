@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from diglot.backends.plans import Device
+
 
 @dataclass(frozen=True)
 class Gpu:
@@ -60,3 +62,18 @@ def gpus() -> tuple[Gpu, ...]:
 def find_gpu(name: str) -> Gpu | None:
     """The GPU that PyTorch calls so; None if the table lacks it."""
     return next((gpu for gpu in gpus() if re.fullmatch(gpu.match, name)), None)
+
+
+def named_device(name: str) -> Device:
+    """What planners ask of the GPU that PyTorch calls so. It need not be here.
+
+    Raises:
+        ValueError: the table lacks it.
+    """
+    gpu = find_gpu(name)
+    if gpu is None:
+        known = ", ".join(gpu.match for gpu in gpus())
+        raise ValueError(f"no GPU is known as {name!r}; these are: {known}")
+    architecture = int(gpu.compute_capability.replace(".", ""))
+    shared_bytes = gpu.shared_kb_per_multiprocessor << 10
+    return Device(architecture, gpu.multiprocessors, shared_bytes, architecture >= 90, name)

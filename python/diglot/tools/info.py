@@ -11,8 +11,9 @@ from pathlib import Path
 
 import torch
 
-from diglot.backends import explain
 from diglot.backends.registry import INTERPRET, load_extension, load_interpreter, load_triton
+from diglot.backends.selection import explain_device
+from diglot.tools.table import Table
 
 NOT_INSTALLED = "not installed"
 
@@ -42,23 +43,19 @@ class Info:
     notes: dict[str, dict[str, str]]
 
     def __str__(self) -> str:
-        lines = []
-        width = max(len(name) for name in (*self.versions, *self.extension, "driver", "GPUs")) + 2
-        for name, value in (*self.versions.items(), ("driver", self.driver)):
-            lines.append(f"{name:{width}}{value}")
-        for number, gpu in enumerate(self.gpus or ("none",)):
-            lines.append(f"{'GPUs' if number == 0 else '':{width}}{gpu}")
-        lines += ["", "CUDA extension"]
-        lines += [f"  {name:{width}}{value}" for name, value in self.extension.items()]
-        lines += ["", f"CUDA interpreter  {self.interpreter}"]
-        lines += [f"DIGLOT_INTERPRET  {'1' if self.interpret else 'not set'}"]
+        first, *others = self.gpus or ("none",)
+        rows = [*self.versions.items(), ("driver", self.driver), ("GPUs", first)]
+        rows += [*(("", gpu) for gpu in others), ("", ""), ("CUDA extension", "")]
+        rows += [(f"  {name}", value) for name, value in self.extension.items()]
+        rows += [("", ""), ("CUDA interpreter", self.interpreter)]
+        rows += [("DIGLOT_INTERPRET", "1" if self.interpret else "not set")]
         for device, reasons in self.backends.items():
-            lines += ["", f"backends on {device}"]
+            rows += [("", ""), (f"backends on {device}", "")]
             for name, reason in reasons.items():
                 note = self.notes[device].get(name)
                 verdict = "can run" if reason is None else f"cannot run: {reason}"
-                lines.append(f"  {name:8}{verdict}{f' ({note})' if note else ''}")
-        return "\n".join(lines)
+                rows.append((f"  {name}", f"{verdict}{f' ({note})' if note else ''}"))
+        return str(Table(("", ""), rows))
 
 
 def _version(package: str) -> str:
@@ -129,7 +126,7 @@ def collect() -> Info:
     if os.environ.get("DIGLOT_BACKEND"):
         versions["DIGLOT_BACKEND"] = os.environ["DIGLOT_BACKEND"]
     devices = ["cpu", *(f"cuda:{index}" for index in range(len(gpus)))]
-    explanations = {device: explain("", torch.device(device)) for device in devices}
+    explanations = {device: explain_device(torch.device(device)) for device in devices}
     return Info(
         versions=versions,
         driver=_driver(),

@@ -9,16 +9,22 @@ import math
 import pickle
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import torch
 
-from diglot.tools.specs import OpSpec
+from diglot.names import suggestion, unknown_name
+from diglot.reference.specs import OpSpec
 
-SUFFIXES = (".npy", ".safetensors", ".pt", ".pth")
+if TYPE_CHECKING:
+    import numpy as np
+
+NEEDS_SAFETENSORS = '--input: .safetensors files need safetensors: pip install "diglot[tools]"'
+Read = TypeVar("Read")
 
 TOO_MANY_ELEMENTS = 2**60  # their bytes, 8 for each, would overflow
 
@@ -62,7 +68,7 @@ def parse_dtype(name: str) -> torch.dtype:
         ValueError: there is no such dtype.
     """
     if name not in DTYPES:
-        raise ValueError(f"--dtype must be one of {', '.join(DTYPES)}, not {name!r}")
+        raise unknown_name("--dtype", name, DTYPES)
     return DTYPES[name]
 
 
@@ -102,6 +108,23 @@ def _memory_for(argument: str) -> Iterator[None]:
         raise ValueError(f"{argument}: {tell_out_of_memory(error)}") from error
 
 
+def open_file(path: Path, readers: Mapping[str, Callable[[Path], Read]]) -> Read:
+    """What the reader of a file's suffix makes of it.
+
+    Raises:
+        ValueError: the file is missing, has another suffix, or cannot be read.
+    """
+    try:
+        if not path.is_file():
+            problem = "is not a file" if path.exists() else "is not there"
+            raise ValueError(f"--input: {path} {problem}")
+        if path.suffix.lower() not in readers:
+            raise ValueError(f"--input: {path} must end in one of {', '.join(readers)}")
+        return readers[path.suffix.lower()](path)
+    except OSError as error:
+        raise ValueError(f"--input: {path} cannot be read: {error.strerror or error}") from error
+
+
 def read_file(path: Path) -> TensorFile:
     """Reads a file of tensors, by its suffix.
 
@@ -109,54 +132,61 @@ def read_file(path: Path) -> TensorFile:
         ValueError: it is missing, holds something else than tensors, or needs a package that is not
             installed.
     """
-    try:
-        if not path.exists():
-            raise ValueError(f"--input: there is no file {path}")
-        if not path.is_file():
-            raise ValueError(f"--input: {path} is not a file")
-        suffix = path.suffix.lower()
-        if suffix not in SUFFIXES:
-            raise ValueError(f"--input: {path} must end in one of {', '.join(SUFFIXES)}")
-        read = {".npy": _read_npy, ".safetensors": _read_safetensors}.get(suffix, _read_pt)
-        return read(path)
-    except OSError as error:
-        raise ValueError(f"--input: {path} cannot be read: {error.strerror or error}") from error
+    return open_file(path, READERS)
 
 
-def _read_npy(path: Path) -> TensorFile:
+def load_npy(path: Path, mmap_mode: Literal["r"] | None = None) -> np.ndarray:
+    """The array of a .npy file: read, or mapped.
+
+    Raises:
+        ValueError: it is no such file, or holds a pickle.
+    """
     try:
         import numpy as np
     except ImportError as error:
         raise ValueError('--input: .npy files need numpy: pip install "diglot[tools]"') from error
     try:
-        array = np.load(path, allow_pickle=False)
+        array = np.load(path, mmap_mode, allow_pickle=False)
     except (OSError, MemoryError):
         raise
     except Exception as error:  # what a broken header makes NumPy raise can be anything
-        if "allow_pickle" in str(error) or "pickled" in str(error):
+        reason = " ".join(str(error).split())
+        if any(words in reason for words in ("allow_pickle", "pickled", "Python objects")):
             raise ValueError(
                 f"--input: {path} is or holds a pickle, which is not loaded, because that would "
                 "run what it says; save plain numbers"
             ) from error
-        raise ValueError(f"--input: {path} is not a .npy file: {error}") from error
+        raise ValueError(f"--input: {path} is not a .npy file: {reason}") from error
     if not isinstance(array, np.ndarray):
         raise ValueError(f"--input: {path} is not a .npy file of one array")
+    return array
+
+
+def from_numpy(array: np.ndarray, path: Path) -> torch.Tensor:
+    """A tensor on an array's memory.
+
+    Raises:
+        ValueError: no tensor has the array's dtype.
+    """
     try:
-        array = array.astype(array.dtype.newbyteorder("="), copy=False)
-        return TensorFile({"": torch.from_numpy(array)})
-    except TypeError as error:
+        return torch.from_numpy(array)
+    except (TypeError, ValueError) as error:
         raise ValueError(
             f"--input: {path} has NumPy's dtype {array.dtype}, which no tensor has"
         ) from error
+
+
+def _read_npy(path: Path) -> TensorFile:
+    array = load_npy(path)
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
+    return TensorFile({"": from_numpy(array, path)})
 
 
 def _read_safetensors(path: Path) -> TensorFile:
     try:
         from safetensors import SafetensorError, safe_open
     except ImportError as error:
-        raise ValueError(
-            '--input: .safetensors files need safetensors: pip install "diglot[tools]"'
-        ) from error
+        raise ValueError(NEEDS_SAFETENSORS) from error
     try:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -194,6 +224,14 @@ def _read_pt(path: Path) -> TensorFile:
     )
 
 
+READERS = {
+    ".npy": _read_npy,
+    ".safetensors": _read_safetensors,
+    ".pt": _read_pt,
+    ".pth": _read_pt,
+}
+
+
 def pick(spec: OpSpec, file: TensorFile, names: Sequence[str], source: str) -> list[str]:
     """Names of the tensors that an op is to take from a file.
 
@@ -217,7 +255,8 @@ def pick(spec: OpSpec, file: TensorFile, names: Sequence[str], source: str) -> l
         chosen = known[:needed]
     for name in chosen:
         if name not in file.tensors:
-            raise ValueError(f"--tensor: {source} has no tensor {name!r}; it has {listed}")
+            end = suggestion(name, known)
+            raise ValueError(f"--tensor: {source} has no tensor {name!r}; it has {listed}{end}")
     if len(chosen) != needed:
         raise ValueError(
             f"--input: {spec.name} takes {needed} tensors ({', '.join(spec.inputs)}), and {source} "

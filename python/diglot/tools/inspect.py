@@ -17,8 +17,10 @@ from typing import Any
 
 import torch
 
+from diglot.files import check_folder, writing
+from diglot.names import suggestion, unknown_name
+from diglot.reference.specs import find_call
 from diglot.tools import cuda_library
-from diglot.tools.files import check_writable, writing
 from diglot.tools.machine_code import ResourcesUnavailable, dump, read_listing
 from diglot.tools.occupancy import Occupancy, find_limits, occupancy
 from diglot.tools.resources import (
@@ -32,7 +34,6 @@ from diglot.tools.resources import (
     kernels_of_calls,
 )
 from diglot.tools.sources import Source, source_of
-from diglot.tools.specs import find_call
 
 # What a language's compiler leaves of a kernel, in order, beside what is told of it: "resources".
 STAGES = {"cuda": ("ptx", "cubin", "sass"), "triton": (*TRITON_STAGES, "sass")}
@@ -101,6 +102,7 @@ class Inspection:
                 "directions": kernel.directions,
                 **asdict(kernel.resources),
                 "instructions": dict(kernel.resources.instructions),
+                "products": dict(kernel.resources.products),
                 "occupancy": asdict(kernel.occupancy),
             }
             for kernel in self.kernels
@@ -123,7 +125,10 @@ def check_stage(stage: str, languages: Sequence[str]) -> tuple[str, ...]:
     having = tuple(of for of in languages if stage in (*STAGES[of], RESOURCES))
     if not having:
         known = "; ".join(f"{of} has {', '.join((*STAGES[of], RESOURCES))}" for of in languages)
-        raise ValueError(f"there is no stage {stage!r}: {known}")
+        every = dict.fromkeys(of for language in languages for of in STAGES[language])
+        raise ValueError(
+            f"there is no stage {stage!r}: {known}{suggestion(stage, (*every, RESOURCES))}"
+        )
     return having
 
 
@@ -180,8 +185,7 @@ def _pick(kernels: Sequence[InspectedKernel], wanted: str) -> tuple[InspectedKer
         or (len(words) > 1 and kernel.language not in matches and words <= _words(kernel.name))
     )
     if not picked:
-        known = ", ".join(dict.fromkeys(kernel.name for kernel in kernels))
-        raise ValueError(f"kernel must be one of {known}, not {wanted!r}")
+        raise unknown_name("kernel", wanted, dict.fromkeys(kernel.name for kernel in kernels))
     return picked
 
 
@@ -326,18 +330,6 @@ def file_names(inspection: Inspection) -> dict[str, tuple[InspectedKernel, str]]
     return names
 
 
-def check_folder(folder: str | Path, force: bool) -> None:
-    """Raises ValueError unless files may be saved in a folder: one with files takes `force`."""
-    path = Path(folder)
-    with writing(path):
-        if path.exists() and not path.is_dir():
-            raise ValueError(f"{path} is a file, not a folder to save in")
-        if path.is_dir() and any(path.iterdir()) and not force:
-            raise ValueError(f"{path} has files, which are not overwritten without force (--force)")
-        if not path.exists():
-            check_writable(path, force)
-
-
 def save(inspection: Inspection, folder: str | Path, force: bool = False) -> list[Path]:
     """Writes every stage that was asked for, a file for each kernel and stage, and resources.json.
 
@@ -352,7 +344,7 @@ def save(inspection: Inspection, folder: str | Path, force: bool = False) -> lis
     Raises:
         ValueError: the folder cannot be written, or has files and `force` is not set.
     """
-    check_folder(folder, force)
+    check_folder(folder, force, makes_parents=False)
     written = []
     with writing(folder):
         Path(folder).mkdir(exist_ok=True)

@@ -96,7 +96,8 @@ def demangle(symbol: str) -> str:
 def short_name(signature: str) -> str:
     """`name<T, (E)1>` of `void diglot::name<T, (diglot::E)1>(parameters)`."""
     # The parameters follow from the rest.
-    found = re.match(r"(?:void )?(\w+(?:<.*?>)?)(?:\(|$)", signature.replace("diglot::", ""))
+    plain = re.sub(r"diglot::|\(anonymous namespace\)::", "", signature)
+    found = re.match(r"(?:void )?(\w+(?:<.*?>)?)(?:\(|$)", plain)
     return found.group(1) if found else signature
 
 
@@ -136,10 +137,13 @@ def read_usage(text: str) -> list[Usage]:
 
 # Instructions whose number says much of a kernel. Of accesses each width counts by itself.
 ACCESSES = ("LDG", "STG", "LD", "ST", "LDGSTS", "LDS", "STS", "LDL", "STL")
+PRODUCTS = ("HMMA", "IMMA", "DMMA", "HGMMA", "IGMMA", "QGMMA")  # tensor cores
+ROLES = "USETMAXREG"  # warpgroups that share out registers: setmaxnreg in PTX
 COUNTED = (
     *ACCESSES,
     *("UBLKCP", "UTMALDG", "UTMASTG"),  # bulk copies, of the tensor memory accelerator
-    *("LDSM", "HMMA", "IMMA", "DMMA", "HGMMA", "IGMMA", "QGMMA"),  # tensor cores
+    *("LDSM", *PRODUCTS),
+    ROLES,
     "MUFU",  # approximations: reciprocals, roots, exponentials, tanh
     *("SHFL", "REDUX", "VOTE"),  # between the lanes of a warp
     *("BAR", "SYNCS", "MEMBAR"),  # barriers and fences
@@ -165,12 +169,15 @@ class Code:
         spill_bytes: bytes per thread that are stored to local memory.
         instructions: pairs of an instruction of `COUNTED`, where it is an access with its width in
             bits ("LDG.128"), and how many there are.
+        products: pairs of an instruction of tensor cores with its shape and types
+            ("HGMMA.64x128x16.F32.BF16"), and how many there are.
     """
 
     loads: tuple[tuple[int, int], ...]
     stores: tuple[tuple[int, int], ...]
     spill_bytes: int
     instructions: tuple[tuple[str, int], ...]
+    products: tuple[tuple[str, int], ...] = ()
 
 
 def _access_bytes(suffixes: str) -> int:
@@ -191,11 +198,14 @@ def read_sass(text: str) -> dict[str, Code]:
     for symbol, body in _functions(text):
         accesses: Counter[tuple[str, int]] = Counter()
         others: Counter[str] = Counter()
+        products: Counter[str] = Counter()
         for name, suffixes in _INSTRUCTION.findall(body):
             if name in ACCESSES:
                 accesses[name, _access_bytes(suffixes)] += 1
             elif name in COUNTED:
                 others[name] += 1
+            if name in PRODUCTS:
+                products[name + suffixes] += 1
 
         def widths(
             names: tuple[str, ...], of: Counter[tuple[str, int]] = accesses
@@ -215,6 +225,7 @@ def read_sass(text: str) -> dict[str, Code]:
                 *((f"{name}.{8 * size}", count) for (name, size), count in by_name),
                 *((name, others[name]) for name in COUNTED if name in others),
             ),
+            products=tuple(products.items()),
         )
     return found
 

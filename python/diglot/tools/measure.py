@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -24,6 +25,7 @@ Filler = Callable[[float], None]
 
 GRAPH_CALLS, GRAPH_TURNS = 20, 50
 HOST_CALLS = 100
+BESIDE_ROUNDS, BESIDE_CALLS, BESIDE_BUDGET_US = 10, 20, 2e6
 # So long the device is kept busy before a call at least, while the host enqueues it; and at most.
 # Where that was too short the sample is taken anew, and the device kept busy twice as long.
 HOST_US, MOST_HOST_US = 400.0, 50_000.0
@@ -55,6 +57,15 @@ class Timing:
         """Summarises times in microseconds."""
         fifths = statistics.quantiles(times_us, n=5, method="inclusive")
         return Timing(statistics.median(times_us), fifths[0], fifths[3], len(times_us), exposed)
+
+    def figures(self) -> dict[str, Any]:
+        """What a result says of its times, by the names that files of results have."""
+        return {
+            "time_us": self.median_us,
+            "p20_us": self.p20_us,
+            "p80_us": self.p80_us,
+            "samples": self.samples,
+        }
 
 
 def why_not() -> str | None:
@@ -316,6 +327,15 @@ def host(
             times[name].append((time.perf_counter() - begin) * 1e6 / calls)
     torch.cuda.synchronize()
     return {name: Timing.of(of) for name, of in times.items()}
+
+
+def host_beside(function: Function, device_us: float) -> float:
+    """Host time per call in microseconds, measured briefly, beside the device's time of a call.
+
+    The device is waited for after each round: of calls that take it long there are fewer.
+    """
+    calls = max(1, min(BESIDE_CALLS, int(BESIDE_BUDGET_US / BESIDE_ROUNDS / device_us)))
+    return host({"": function}, rounds=BESIDE_ROUNDS, calls=calls)[""].median_us
 
 
 def peak_bytes(function: Function) -> int:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from diglot.names import unknown_name
 from diglot.tools.machine_code import RESERVED_SHARED_BYTES, check_architecture
 
 LANES = 32
@@ -84,7 +85,7 @@ def find_limits(architecture: str) -> Limits:
     """
     name = f"sm_{check_architecture(architecture)}"
     if name not in LIMITS:
-        raise ValueError(f"arch must be one of {', '.join(LIMITS)}, not {architecture!r}")
+        raise unknown_name("arch", architecture, LIMITS)
     return LIMITS[name]
 
 

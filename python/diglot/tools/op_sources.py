@@ -38,14 +38,14 @@ def sources_hash(language: str, op: str) -> str:
 def files_of(language: str, op: str) -> dict[Path, str]:
     """These files, and what they say."""
     if language == "triton":
-        return _closure([folder_of("triton") / f"{op}.py"], _modules)
+        return closure([folder_of("triton") / f"{op}.py"], modules)
     # Ops that launch each other's kernels do so in both languages, and only Triton's import them.
-    return _closure([folder_of("cuda") / f"{other}.cu" for other in ops_of(op)], _headers)
+    return closure([folder_of("cuda") / f"{other}.cu" for other in ops_of(op)], _headers)
 
 
 def ops_of(op: str) -> list[str]:
     """The op, and others whose kernels it launches."""
-    files = _closure([folder_of("triton") / f"{op}.py"], _modules)
+    files = closure([folder_of("triton") / f"{op}.py"], modules)
     return sorted(path.stem for path in files if path.parent == folder_of("triton"))
 
 
@@ -57,7 +57,7 @@ def families_of(op: str) -> set[str]:
     return found
 
 
-def _closure(first: list[Path], used: Callable[[Path, str], Iterator[Path]]) -> dict[Path, str]:
+def closure(first: list[Path], used: Callable[[Path, str], Iterator[Path]]) -> dict[Path, str]:
     """Files, and all that they use."""
     texts: dict[Path, str] = {}
     pending = list(first)
@@ -75,7 +75,7 @@ def _headers(_: Path, text: str) -> Iterator[Path]:
         yield Path(diglot.get_include()) / name
 
 
-def _modules(path: Path, text: str) -> Iterator[Path]:
+def modules(path: Path, text: str) -> Iterator[Path]:
     """The modules of `triton_ops` that one imports, and those that it imports names from."""
     for node in ast.walk(ast.parse(text)):
         if not isinstance(node, ast.ImportFrom):

@@ -13,7 +13,9 @@ from typing import Any
 import torch
 
 from diglot.tools import proton
-from diglot.tools.profile_tables import launch_table, span_table
+from diglot.tools.module_costs import ModuleTrace
+from diglot.tools.profile_tables import launch_table, module_table
+from diglot.tools.regimes import peak_gb_per_s
 from diglot.tools.trace import Trace
 
 ONE_AT_A_TIME = "of PyTorch's profilers one can record at a time"
@@ -52,8 +54,8 @@ class Engine(ABC):
     def lines(self, rows: int, by_shape: bool = False) -> list[str]:
         """What was found, as text; with `by_shape`, if it can, a row for each shape of inputs."""
 
-    def stacks(self) -> dict[tuple[str, ...], float]:
-        """Times in microseconds by stack, outermost first."""
+    def stacks(self, by_module: bool = False) -> dict[tuple[str, ...], float]:
+        """Microseconds by stack, outermost first; with `by_module`, if it can, by modules."""
         raise ValueError("this engine records no stacks")
 
 
@@ -81,6 +83,7 @@ class TorchEngine(Engine):
             experimental_config=_ExperimentalConfig(verbose=True),
         )
         self.profiler.prepare_trace()
+        self.moved: dict[str, float] = {}  # bytes of what launchers were given, by their marks
 
     def start(self) -> None:
         self.profiler.start_trace()
@@ -108,15 +111,29 @@ class TorchEngine(Engine):
     ) -> AbstractContextManager[Any]:
         return torch.profiler.record_function(name)
 
-    def stacks(self) -> dict[tuple[str, ...], float]:
-        return self.trace.stacks()
+    @cached_property
+    def modules(self) -> ModuleTrace:
+        """The same by modules."""
+        return ModuleTrace(self.trace)
+
+    def table(self, rows: int, by_shape: bool) -> str:
+        """PyTorch's own table, by time on the GPU, or without one on the CPU."""
+        averages = self.profiler.key_averages(group_by_input_shape=by_shape)
+        # Frames would fill it, and modules have a table of their own.
+        others = {span.name for span in self.trace.spans if span.kind in ("frame", "module")}
+        averages[:] = [average for average in averages if average.key not in others]
+        by = "device_time_total" if self.trace.has_device else "cpu_time_total"
+        return averages.table(sort_by=by, row_limit=rows)
+
+    def stacks(self, by_module: bool = False) -> dict[tuple[str, ...], float]:
+        return self.modules.stacks() if by_module else self.trace.stacks()
 
     def lines(self, rows: int, by_shape: bool = False) -> list[str]:
-        return [
-            *span_table(self.trace.rows(by_shape), rows, self.trace.has_device),
-            "",
-            *launch_table(self.trace, rows),
-        ]
+        peak = peak_gb_per_s(torch.cuda.get_device_name()) if self.trace.has_device else None
+        lines = [self.table(rows, by_shape), launch_table(self.trace, rows, peak, self.moved)]
+        if self.modules.costs:
+            lines += ["", module_table(self.modules.costs, rows, self.trace.has_device)]
+        return lines
 
 
 class ProtonEngine(Engine):
@@ -137,11 +154,11 @@ class ProtonEngine(Engine):
     ) -> AbstractContextManager[Any]:
         return proton.scope(name, metrics)
 
-    def stacks(self) -> dict[tuple[str, ...], float]:
+    def stacks(self, by_module: bool = False) -> dict[tuple[str, ...], float]:
         return self.tree.stacks()
 
     def lines(self, rows: int, by_shape: bool = False) -> list[str]:
-        return [f"{'share':>7}  {'time':>9}  {'count':>6}  scope or kernel", *self.tree.lines()]
+        return [str(self.tree)]
 
 
 class NvtxEngine(Engine):

@@ -2,55 +2,84 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import math
+from collections.abc import Mapping
+from itertools import islice
 
-from diglot.tools.flame import duration
-from diglot.tools.trace import Row, Trace
+from diglot.tools.module_costs import ModuleCost
+from diglot.tools.numbers import NOTHING, duration, size
+from diglot.tools.regimes import find_regime
+from diglot.tools.table import Column, Table
+from diglot.tools.trace import Launches, Trace
 
 NAME_WIDTH, KERNEL_WIDTH = 80, 60
+MOST_KERNELS = 3  # of an operator, that are named
 
 
-def span_table(rows: Iterable[Row], limit: int, has_device: bool) -> list[str]:
-    """Rows as text."""
-    columns: Mapping[str, Callable[[Row], str]] = {
-        **({"GPU": lambda r: duration(r.device_us)} if has_device else {}),
-        **({"GPU self": lambda r: duration(r.device_self_us)} if has_device else {}),
-        "CPU": lambda r: "–" if r.is_kernel else duration(r.cpu_us),
-        "CPU self": lambda r: "–" if r.is_kernel else duration(r.cpu_self_us),
-        "allocated": lambda r: _bytes(r.allocated),
-        "calls": lambda r: str(r.calls),
-    }
-    rows = list(rows)
-    names = [_cut(f"{r.name} {r.shapes}".strip()) for r in rows[:limit]]
-    width = max([4, *map(len, names)])
-    lines = [f"{'name':{width}}" + "".join(f"  {title:>9}" for title in columns)]
-    for name, row in zip(names, rows, strict=False):
-        lines.append(f"{name:{width}}" + "".join(f"  {cell(row):>9}" for cell in columns.values()))
-    if len(rows) > limit:
-        lines.append(f"and {len(rows) - limit} more")
-    return lines
+def launch_table(
+    trace: Trace,
+    limit: int,
+    gb_per_s: float | None = None,
+    moved: Mapping[str, float] | None = None,
+) -> str:
+    """Kernels by scope and by operator as text.
 
-
-def launch_table(trace: Trace, limit: int) -> list[str]:
-    """Kernels by scope and by operator as text."""
+    Args:
+        trace: the trace.
+        limit: the number of rows.
+        gb_per_s: the GPU's peak bandwidth; None: unknown, and no row says what bounds it.
+        moved: exact bytes that an operator must move, by name, instead of the trace's.
+    """
     what = "kernels" if trace.has_device else "operators that compute"
     found = [*trace.kernels_by_scope().items(), *trace.kernels_by_op().items()]
-    names = [_cut(name) for name, _ in found[:limit]]
-    width = max([16, *map(len, names)])
-    lines = [f"{'scope or operator':{width}}  {'calls':>6}  {'per call':>8}  {what}"]
-    for name, (_, of) in zip(names, found, strict=False):
-        kernels = ", ".join(f"{n} {_cut(k, KERNEL_WIDTH)}" for k, n in of.kernels.most_common(3))
-        more = f", and {len(of.kernels) - 3} others" if len(of.kernels) > 3 else ""
-        lines.append(f"{name:{width}}  {of.calls:>6}  {of.per_call:>8.3g}  {kernels}{more}")
-    return lines
+    body = []
+    for name, launches in found[:limit]:
+        common = launches.kernels.most_common(MOST_KERNELS)
+        kernels = ", ".join(f"{count} {_cut(kernel, KERNEL_WIDTH)}" for kernel, count in common)
+        others = len(launches.kernels) - len(common)
+        more = f", and {others} others" if others else ""
+        cells = [_cut(name), str(launches.calls), f"{launches.per_call:.3g}"]
+        if gb_per_s is not None:
+            cells.append(_bound_by(launches, (moved or {}).get(name, launches.moved), gb_per_s))
+        body.append([*cells, kernels + more])
+    bound = [] if gb_per_s is None else ["bound by"]
+    return str(
+        Table(["scope or operator", Column("calls"), Column("per call"), *bound, what], body)
+    )
 
 
-def _bytes(count: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.3g} {unit}"
-        count /= 1024
-    return f"{count:.3g} GiB"
+def module_table(costs: Mapping[str, ModuleCost], limit: int, has_device: bool) -> str:
+    """Modules as text, in the order in which they were called."""
+    where = "GPU" if has_device else "CPU"
+    titles = ("calls", f"forward, {where}", "backward", "launches", "allocated")
+    body = [
+        [
+            _cut(name),
+            str(cost.calls),
+            duration(cost.forward_us / 1e6),
+            duration(cost.backward_us / 1e6) if cost.backward_us else NOTHING,
+            str(cost.launches),
+            size(cost.allocated, "B"),
+        ]
+        for name, cost in islice(costs.items(), limit)
+    ]
+    more = f"\nand {len(costs) - limit} more" if len(costs) > limit else ""
+    return f"{Table(['module', *map(Column, titles)], body)}{more}"
+
+
+def _bound_by(launches: Launches, moved: float, gb_per_s: float) -> str:
+    """The regime of a call that launches kernels."""
+    if launches.device_us == 0:
+        return NOTHING
+    calls = launches.calls
+    regime = find_regime(
+        launches.device_us / calls,
+        0 if math.isnan(moved) else moved / calls,
+        gb_per_s,
+        host_us=launches.host_us / calls,
+    )
+    # Where the bytes are unknown, only overhead is certain: the host takes longer than the device.
+    return NOTHING if math.isnan(moved) and regime.name != "overhead" else str(regime)
 
 
 def _cut(name: str, width: int = NAME_WIDTH) -> str:

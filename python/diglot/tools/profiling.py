@@ -15,21 +15,29 @@ import time
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import asdict
+from json import dumps
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from diglot.backends.registry import INTERPRET, load_triton, triton_interprets
-from diglot.backends.runs import mark_runs
+from diglot.backends.runs import MARK, LastRun, mark_runs, observe_runs
+from diglot.files import check_folder, check_writable, writing
+from diglot.names import unknown_name
+from diglot.reference.specs import nbytes
 from diglot.tools import flame, measure
-from diglot.tools.files import check_writable, writing
+from diglot.tools.module_costs import ModuleCost
+from diglot.tools.module_scopes import module_scopes
 from diglot.tools.profile_engines import ENGINES, HAVE_STACKS, HAVE_TRACE, Engine, TorchEngine
-from diglot.tools.profile_tables import span_table
 from diglot.tools.trace import Launches
 
 ROWS = 20
+SCHEMA = "diglot.profile"
+SCHEMA_VERSION = 1
 
 
 class profile:
@@ -39,32 +47,37 @@ class profile:
             y = model(x)
         print(p)
 
-    The device is waited for before the first thing recorded and after the last. First calls
-    compile, load and allocate: leave them out with `warmup` and `step`, or by `profile_call`.
-    Operators are recorded on this thread and on autograd's, kernels of all threads.
+    It waits for the device before the first recorded event and after the last. First calls compile,
+    load and allocate: leave them out with `warmup` and `step`, or with `profile_call`. Operators
+    are recorded on this thread and on autograd's, kernels on all threads.
 
     Args:
-        warmup: how many steps to leave out; each ends with a call of `step`.
+        warmup: the number of steps to leave out; each ends with a call of `step`.
         engine: "torch", PyTorch's profiler; "proton", Triton's; "nvtx", ranges for Nsight Systems.
             The latter two need a GPU.
         trace: Chrome trace to write, a .json file (engine "torch").
         tensorboard: folder to write a trace for TensorBoard into (engine "torch").
         flame: flame graph to write, an .svg file (not engine "nvtx").
-        stacks: the same times as text to write, a line for each stack (not engine "nvtx").
-        frames: whether to record Python's frames (engine "torch"), which takes time on the host and
-            some kilobytes of memory for each call of any function. By default yes, but not where
-            Triton interprets kernels, which takes a great many calls.
-        rows: rows of the tables that `str` gives.
-        by_shape: whether these have a row for each shape of inputs (engine "torch").
-        force: overwrite files.
+        stacks: text file to write with the same times, a line per stack (not engine "nvtx").
+        json: file to write with numbers of modules, operators and scopes (engine "torch").
+        modules: whether every call of a `torch.nn.Module` has a scope with its name, such as
+            "encoder.layer.0.attention". A scope takes some microseconds on the host.
+        frames: whether to record Python's frames (engine "torch"). That costs host time, and some
+            kilobytes of memory per function call. By default yes, unless Triton interprets
+            kernels, with very many calls.
+        rows: the number of rows of the tables that `str` gives.
+        by_shape: whether tables have a row per shape of inputs (engine "torch").
+        by_module: whether flame graph and stacks are of modules and operators instead of Python's
+            frames (engine "torch"). Backward passes stand below the modules that they belong to.
+        force: whether to overwrite files.
 
     Raises:
-        ValueError: an unknown engine, one that needs a GPU where there is none, or that has no such
-            output; a file that exists or cannot be written; fewer steps than `warmup` and one.
+        ValueError: the engine is unknown, needs a GPU where there is none, or lacks such an output;
+            a file exists or cannot be written; there were fewer than `warmup` + 1 steps.
         RuntimeError: another profiler of this process is running.
 
     Attributes:
-        notes: what was done, in sentences.
+        notes: remarks on the recording, in sentences.
         written: the outputs that were written.
     """
 
@@ -77,32 +90,40 @@ class profile:
         tensorboard: str | Path | None = None,
         flame: str | Path | None = None,
         stacks: str | Path | None = None,
+        json: str | Path | None = None,
+        modules: bool = True,
         frames: bool | None = None,
         rows: int = ROWS,
         by_shape: bool = False,
+        by_module: bool = False,
         force: bool = False,
     ) -> None:
         if engine not in ENGINES:
-            raise ValueError(f"engine must be one of {', '.join(ENGINES)}, not {engine!r}")
+            raise unknown_name("engine", engine, ENGINES)
         if warmup < 0 or rows < 1:
             raise ValueError("warmup must be at least 0, and rows at least 1")
-        if by_shape and engine not in HAVE_TRACE:
-            raise ValueError(f"by_shape: engine {engine!r} has no shapes; {HAVE_TRACE[0]} has")
+        if engine not in HAVE_TRACE:
+            if by_shape:
+                raise ValueError(f"by_shape: engine {engine!r} has no shapes; {HAVE_TRACE[0]} has")
+            if by_module:
+                raise ValueError(f"by_module: engine {engine!r} cannot; {HAVE_TRACE[0]} can")
         self._engine_name, self._force = engine, force
-        self._rows, self._by_shape = rows, by_shape
+        self._rows, self._by_shape, self._by_module = rows, by_shape, by_module
+        self._modules = modules
         self._outputs: dict[str, Path] = {}
         for name, path, engines in (
             ("trace", trace, HAVE_TRACE),
             ("tensorboard", tensorboard, HAVE_TRACE),
             ("flame", flame, HAVE_STACKS),
             ("stacks", stacks, HAVE_STACKS),
+            ("json", json, HAVE_TRACE),
         ):
             if path is None:
                 continue
             if engine not in engines:
                 raise ValueError(f"{name}: engine {engine!r} has none; {' or '.join(engines)} has")
             if name == "tensorboard":
-                _check_folder(Path(path))
+                check_folder(path, force=True)  # what is there is left alone
             else:
                 check_writable(path, force)
             self._outputs[name] = Path(path)
@@ -122,10 +143,22 @@ class profile:
         with contextlib.ExitStack() as stack:
             self._engine = ENGINES[self._engine_name](Path(self._folder), self._frames)
             stack.enter_context(mark_runs(self._engine.scope))
+            if isinstance(self._engine, TorchEngine):
+                stack.enter_context(observe_runs(self._weigh))
+            if self._modules:
+                stack.enter_context(module_scopes(self._engine.scope))
             if self._warmup == 0:
                 self._start()
             self._marks = stack.pop_all()
         return self
+
+    def _weigh(self, run: LastRun, arguments: tuple[Any, ...]) -> None:
+        """Counts the bytes of a launcher's tensors: it reads or writes each once."""
+        assert isinstance(self._engine, TorchEngine)
+        if self._recording:
+            moved, name = self._engine.moved, f"{MARK}{run.launcher}[{run.backend}]"
+            tensors = [of for of in tree_leaves(arguments) if isinstance(of, torch.Tensor)]
+            moved[name] = moved.get(name, 0.0) + sum(map(nbytes, tensors))
 
     def step(self) -> None:
         """Ends a step. After as many as `warmup`, recording begins."""
@@ -229,9 +262,8 @@ class profile:
         return self._torch().profiler
 
     def table(self, rows: int = ROWS, *, by_shape: bool = False) -> str:
-        """Operators, scopes and kernels, by time on the GPU, or without one on the CPU."""
-        trace = self._torch().trace
-        return "\n".join(span_table(trace.rows(by_shape), rows, trace.has_device))
+        """PyTorch's table of operators, scopes and kernels, by time on the GPU, else on the CPU."""
+        return self._torch().table(rows, by_shape)
 
     def kernels_by_op(self) -> dict[str, Launches]:
         """Kernels by operator: which ran, how often, and how many to a call (engine "torch").
@@ -246,9 +278,13 @@ class profile:
         """The same by the scopes that the user named."""
         return self._torch().trace.kernels_by_scope()
 
+    def modules(self) -> dict[str, ModuleCost]:
+        """What modules cost, by name, in the order in which they were called (engine "torch")."""
+        return self._torch().modules.costs
+
     def stacks(self) -> dict[tuple[str, ...], float]:
-        """Microseconds by stack, outermost frame first: on the GPU, or without one on the CPU."""
-        return self._finished().stacks()
+        """Microseconds by stack, outermost first: on the GPU, or without one on the CPU."""
+        return self._finished().stacks(self._by_module)
 
     def save_trace(self, path: str | Path, force: bool = False) -> None:
         """Writes a Chrome trace, for chrome://tracing or ui.perfetto.dev."""
@@ -260,7 +296,7 @@ class profile:
     def save_tensorboard(self, folder: str | Path, force: bool = False) -> None:
         """Writes a trace into a folder, for TensorBoard; what is there is left alone."""
         source, folder = self._torch().path, Path(folder)
-        _check_folder(folder)
+        check_folder(folder, force=True)
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             name = f"{socket.gethostname()}.{time.time_ns()}.pt.trace.json"
@@ -268,13 +304,27 @@ class profile:
 
     def save_flame(self, path: str | Path, force: bool = False) -> None:
         """Writes a flame graph, as SVG."""
-        engine = self._finished()
         where = "GPU" if self._is_of_device() else "CPU"
-        _write(path, flame.render(engine.stacks(), f"Time on the {where} by stack"), force)
+        what = "module" if self._by_module else "stack"
+        _write(path, flame.render(self.stacks(), f"Time on the {where} by {what}"), force)
 
     def save_stacks(self, path: str | Path, force: bool = False) -> None:
         """Writes the stacks as text, `a;b;c 12` in microseconds, which other renderers read."""
-        _write(path, flame.folded(self._finished().stacks()), force)
+        _write(path, flame.folded(self.stacks()), force)
+
+    def save_json(self, path: str | Path, force: bool = False) -> None:
+        """Writes what modules cost, and kernels by operator and by scope, as JSON."""
+        trace, costs = self._torch().trace, self.modules()
+        content = {
+            "schema": SCHEMA,
+            "schema_version": SCHEMA_VERSION,
+            "times": "GPU" if trace.has_device else "CPU",
+            "notes": self.notes,
+            "modules": {name: asdict(cost) for name, cost in costs.items()},
+            "operators": {name: of.as_dict() for name, of in trace.kernels_by_op().items()},
+            "scopes": {name: of.as_dict() for name, of in trace.kernels_by_scope().items()},
+        }
+        _write(path, dumps(content, indent=1) + "\n", force)
 
     def _is_of_device(self) -> bool:
         engine = self._finished()
@@ -284,12 +334,12 @@ class profile:
 def profile_call(
     function: Callable[[], object], *, warmup: int = 3, repeat: int = 5, **options: Any
 ) -> profile:
-    """Profiles calls of a function, after others that are not recorded.
+    """Profiles calls of a function, after calls that are not recorded.
 
     Args:
-        function: what to call.
-        warmup: calls that are not recorded, at least one.
-        repeat: calls that are.
+        function: the function to call.
+        warmup: the number of calls that are not recorded, at least one.
+        repeat: the number of recorded calls, at least one.
         options: of `profile`.
 
     Returns:
@@ -306,11 +356,6 @@ def profile_call(
 
 def _triton_interprets() -> bool:
     return INTERPRET or (load_triton()[0] is not None and triton_interprets())
-
-
-def _check_folder(folder: Path) -> None:
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"{folder} is a file, not a folder to write into")
 
 
 def _synchronize() -> None:

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from diglot.tools.flame import duration
+from diglot.tools.numbers import duration
+from diglot.tools.table import Column, Table
 
 TIME = "time (ns)"
 METADATA = "__proton_launch_metadata"  # what launches of Triton's compute for the profiler itself
@@ -62,9 +63,11 @@ class Node:
             waiting += [((*stack, part.name), part) for part in node.parts]
         return found
 
-    def lines(self) -> list[str]:
+    def __str__(self) -> str:
         """The tree as text, what took longest first."""
-        return list(_lines(self, "", "", self.us or 1.0))
+        numbers = map(Column, ("share", "time", "count"))
+        rows = list(_rows(self, "", "", self.us or 1.0))
+        return str(Table([*numbers, Column("scope or kernel", False)], rows))
 
 
 def _node(entry: dict[str, Any]) -> Node:
@@ -91,13 +94,13 @@ def _given(node: Node) -> str:
     return f"  ({', '.join(given)})" if given else ""
 
 
-def _lines(node: Node, first: str, rest: str, whole: float) -> Iterator[str]:
-    share = f"{100 * node.us / whole:5.1f} %"
-    yield f"{share}  {duration(node.us):>9}  {node.count:>6}  {first}{node.name}{_given(node)}"
+def _rows(node: Node, first: str, rest: str, whole: float) -> Iterator[list[str]]:
+    share, time = f"{100 * node.us / whole:.1f} %", duration(node.us / 1e6)
+    yield [share, time, str(node.count), f"{first}{node.name}{_given(node)}"]
     parts = sorted(node.parts, key=lambda part: part.us, reverse=True)
     for part in parts:
         is_last = part is parts[-1]
-        yield from _lines(
+        yield from _rows(
             part, rest + ("└─ " if is_last else "├─ "), rest + ("   " if is_last else "│  "), whole
         )
 

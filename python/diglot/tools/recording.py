@@ -1,14 +1,12 @@
-"""The other process of `resources.kernels_of_calls`: JSON in, JSON out.
+"""The other process of `resources.kernels_of_calls`, which it talks to by pickles.
 
 It calls the ops on empty CPU tensors, planned for a device that is only named.
 """
 
 from __future__ import annotations
 
-import base64
-import dataclasses
-import json
 import os
+import pickle
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,6 +15,7 @@ import torch
 
 from diglot.backends.plans import Device, PlannedRun, plan_runs
 from diglot.backends.registry import load_extension
+from diglot.reference.specs import as_tuple, find_call
 from diglot.tools.cuda_library import cuda_kernels
 from diglot.tools.machine_code import ResourcesUnavailable, check_architecture, short_name
 from diglot.tools.occupancy import LIMITS
@@ -28,7 +27,6 @@ from diglot.tools.resources import (
     TensorLike,
     compile_stages,
 )
-from diglot.tools.specs import as_tuple, find_call
 
 # Of the device that is planned for.
 GPU, MULTIPROCESSORS = "h200", 132
@@ -127,41 +125,20 @@ def _triton_answers(calls: list[Call], architecture: str, stages: Sequence[str])
     return answers
 
 
-def _for_json(kernels: Kernels) -> dict[str, Any]:
-    fields = dataclasses.asdict(kernels)
-    fields["stages"] = [
-        {name: base64.b64encode(of).decode() for name, of in kernel.items()}
-        for kernel in kernels.stages
-    ]
-    return fields
-
-
 def main() -> None:
     """Answers the request on standard input."""
     # Compilers print to standard output what they think of an architecture: to errors with it.
-    output = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    output = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    request = json.load(sys.stdin)
-    calls = []
-    for entry in request["calls"]:
-        inputs = tuple(
-            TensorLike(**{**i, "shape": tuple(i["shape"]), "stride": tuple(i["stride"])})
-            if isinstance(i, dict)
-            else i
-            for i in entry["inputs"]
-        )
-        calls.append(Call(entry["op"], inputs, entry["options"], entry["backward"]))
-    architecture, of_languages = request["architecture"], {}
-    if "cuda" in request["languages"]:
-        of_languages["cuda"] = _cuda_answers(calls, architecture)
-    if "triton" in request["languages"]:
-        of_languages["triton"] = _triton_answers(calls, architecture, request["stages"])
-    answers = [
-        {language: _for_json(of[i]) for language, of in of_languages.items()}
-        for i in range(len(calls))
-    ]
+    calls, architecture, languages, stages = pickle.load(sys.stdin.buffer)
+    answers = {}
+    if "cuda" in languages:
+        answers["cuda"] = _cuda_answers(calls, architecture)
+    if "triton" in languages:
+        answers["triton"] = _triton_answers(calls, architecture, stages)
+    of_calls = [{language: of[i] for language, of in answers.items()} for i in range(len(calls))]
     with output:
-        json.dump(answers, output)
+        pickle.dump(of_calls, output)
 
 
 if __name__ == "__main__":

@@ -6,21 +6,21 @@ for either.
 
 from __future__ import annotations
 
-import base64
-import json
 import os
+import pickle
 import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from diglot.tools.machine_code import (
+    ROLES,
     ResourcesUnavailable,
     Usage,
     check_architecture,
@@ -55,6 +55,8 @@ class KernelResources:
         dynamic_shared_bytes: of the shared memory, what the launch adds.
         threads: of a block; None where no launch was looked at.
         cluster_blocks: blocks of a cluster; 1 where there are none.
+        products: the instructions of tensor cores in its code: pairs of a name with shape and
+            types, such as ("HGMMA.64x128x16.F32.BF16", 8), and a number.
     """
 
     name: str
@@ -71,13 +73,28 @@ class KernelResources:
     dynamic_shared_bytes: int = 0
     threads: int | None = None
     cluster_blocks: int = 1
+    products: tuple[tuple[str, int], ...] = ()
 
-    @staticmethod
-    def from_dict(fields: dict[str, Any]) -> KernelResources:
-        """From what `dataclasses.asdict` made, by way of JSON."""
-        names = ("loads", "stores", "instructions")
-        pairs = {name: tuple((of, n) for of, n in fields[name]) for name in names}
-        return KernelResources(**{**fields, **pairs})
+    @property
+    def is_warp_specialised(self) -> bool:
+        """Whether its warpgroups have roles and share out the registers: loading, multiplying."""
+        return ROLES in dict(self.instructions)
+
+    @property
+    def form(self) -> str:
+        """How its code loads and multiplies tiles, in one line."""
+        counts = dict(self.instructions)
+        warps = "" if self.threads is None else f", {self.threads // 32} warps"
+        loads, stores = counts.get("UTMALDG", 0), counts.get("UTMASTG", 0)
+        return "; ".join(
+            [
+                ("" if self.is_warp_specialised else "not ") + f"warp-specialised{warps}",
+                f"descriptor loads {loads}, stores {stores}",
+                " and ".join(f"{count} {name}" for name, count in self.products)
+                or "no tensor cores",
+                f"{self.registers} registers, {self.spill_bytes} bytes spilled",
+            ]
+        )
 
     def launched(
         self, threads: int, dynamic_bytes: int, cluster_blocks: int = 1
@@ -108,6 +125,7 @@ def join(usage: Iterable[Usage], sass: str, architecture: str) -> dict[str, Kern
             loads=code[entry.symbol].loads,
             stores=code[entry.symbol].stores,
             instructions=code[entry.symbol].instructions,
+            products=code[entry.symbol].products,
         )
         for entry in usage
     ]
@@ -147,7 +165,12 @@ def compile_stages(specialization: Any, architecture: str = DEFAULT_ARCHITECTURE
 
     if knobs.runtime.interpret:
         raise RuntimeError("Triton cannot compile in a process in which it interprets")
-    compiled = specialization.compile(GPUTarget("cuda", check_architecture(architecture), 32))
+    target = GPUTarget("cuda", check_architecture(architecture), 32)
+    return read_compiled(specialization.compile(target))
+
+
+def read_compiled(compiled: Any) -> CompiledKernel:
+    """Reads what Triton compiled: a `triton.compiler.CompiledKernel`."""
     kept = {stage: compiled.asm[stage] for stage in TRITON_STAGES}
     stages = {name: of.encode() if isinstance(of, str) else of for name, of in kept.items()}
     with tempfile.TemporaryDirectory() as folder:
@@ -279,45 +302,18 @@ def kernels_of_calls(
         ResourcesUnavailable: the other process failed as a whole.
     """
     check_architecture(architecture)
-    request = {
-        "architecture": architecture,
-        "languages": list(languages),
-        "stages": list(stages),
-        "calls": [asdict(call) for call in calls],
-    }
+    request = calls, architecture, languages, stages
     leave_out = {"DIGLOT_INTERPRET", "TRITON_INTERPRET", "DIGLOT_BACKEND"}
     environment = {name: value for name, value in os.environ.items() if name not in leave_out}
     done = subprocess.run(
         [sys.executable, "-m", "diglot.tools.recording"],
-        input=json.dumps(request),
+        input=pickle.dumps(request),
         env=environment,
         capture_output=True,
-        text=True,
         check=False,
     )
     if done.returncode != 0:
-        last = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
-        raise ResourcesUnavailable(f"looking at the kernels failed: {last[0]}")
-    return [
-        {
-            language: Kernels(
-                tuple(KernelResources.from_dict(kernel) for kernel in answer["kernels"]),
-                answer["reason"],
-                tuple(
-                    {name: base64.b64decode(of) for name, of in kernel.items()}
-                    for kernel in answer["stages"]
-                ),
-                tuple(
-                    PlanOfRun(
-                        planned["launcher"],
-                        planned["variant"],
-                        planned["scratch"] and tuple(planned["scratch"]),
-                        tuple((name, value) for name, value in planned["tunables"]),
-                    )
-                    for planned in answer["plans"]
-                ),
-            )
-            for language, answer in of_call.items()
-        }
-        for of_call in json.loads(done.stdout)
-    ]
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        last = lines[-1] if lines else f"exit status {done.returncode}"
+        raise ResourcesUnavailable(f"looking at the kernels failed: {last}")
+    return pickle.loads(done.stdout)

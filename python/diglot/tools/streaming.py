@@ -7,21 +7,22 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from diglot.files import check_writable, writing
+from diglot.names import suggestion
 from diglot.pipeline.arguments import numpy_dtype
-from diglot.tools.files import check_writable, writing
+from diglot.tools.inputs import NEEDS_SAFETENSORS, from_numpy, load_npy, open_file
 
 UNITS = {"": 1, "b": 1} | {
     f"{prefix}{unit}": base**power
@@ -49,13 +50,13 @@ class Streamed:
 
     Attributes:
         inputs: names of its inputs.
-        options: of its keyword options, whether each is a text (else a number).
+        options: names of its keyword options.
         defaults: from the shape of the first input, keyword arguments that are always given.
         refusal: from that shape and the options, why it cannot be cut into rows; None if it can.
     """
 
     inputs: tuple[str, ...] = ("input",)
-    options: Mapping[str, bool] = field(default_factory=dict)
+    options: tuple[str, ...] = ()
     defaults: Callable[[tuple[int, ...]], dict[str, Any]] = lambda shape: {}
     refusal: Callable[[tuple[int, ...], dict[str, Any]], str | None] = lambda shape, options: None
 
@@ -75,12 +76,12 @@ def _last(shape: tuple[int, ...]) -> dict[str, Any]:
     return {"normalized_shape": shape[-1:]}
 
 
-_SOFTMAX = Streamed(options={"dim": False}, refusal=_across_rows)
-_NORM = Streamed(options={"eps": False}, defaults=_last, refusal=_needs_columns)
+_SOFTMAX = Streamed(options=("dim",), refusal=_across_rows)
+_NORM = Streamed(options=("eps",), defaults=_last, refusal=_needs_columns)
 OPS = {
-    "add": Streamed(("input", "other"), {"alpha": False}),
-    "gaussian_pdf": Streamed(options={"mean": False, "std": False, "terms": False}),
-    "gelu": Streamed(options={"approximate": True}),
+    "add": Streamed(("input", "other"), ("alpha",)),
+    "gaussian_pdf": Streamed(options=("mean", "std", "terms")),
+    "gelu": Streamed(options=("approximate",)),
     "layer_norm": _NORM,
     "log_softmax": _SOFTMAX,
     "rms_norm": _NORM,
@@ -99,7 +100,7 @@ def find(op: str) -> Streamed:
     import diglot
 
     known = ", ".join(OPS)
-    why = f"not {op!r}"
+    why = f"not {op!r}{suggestion(op, OPS)}"
     if op in diglot.__all__:
         why = f"and {op} is none: a row of its results does not depend on that row alone"
     raise ValueError(f"op must be one whose rows can be computed in chunks: {known}; {why}")
@@ -123,6 +124,7 @@ def call(op: str, shape: tuple[int, ...], options: dict[str, Any]) -> Callable[.
         if name not in of.options:
             raise ValueError(
                 f"{op} has no option {name!r}; its options: {', '.join(of.options) or 'none'}"
+                f"{suggestion(name, of.options)}"
             )
     if not shape:
         raise ValueError("--input: an array of no dimensions has no rows")
@@ -190,24 +192,12 @@ def open_inputs(
             f"--input must be given {len(names)} time{'s' * (len(names) > 1)} "
             f"({', '.join(names)}), not {len(paths)}"
         )
-    left, opened = list(tensors), []
-    for name in paths:
-        path = Path(name)
-        suffix = path.suffix.lower()
-        if not path.is_file():
-            is_there = "is not a file" if path.exists() else "is not there"
-            raise ValueError(f"--input: {path} {is_there}")
-        try:
-            if suffix == ".npy":
-                opened.append(_map_npy(path))
-            elif suffix == ".safetensors":
-                opened.append(_map_safetensors(path, left.pop(0) if left else None))
-            else:
-                raise ValueError(f"--input: {path} must end in .npy or .safetensors")
-        except OSError as error:
-            raise ValueError(
-                f"--input: {path} cannot be read: {error.strerror or error}"
-            ) from error
+    left = list(tensors)
+    readers: dict[str, Callable[[Path], torch.Tensor]] = {
+        ".npy": lambda path: _as_tensor(load_npy(path, "r"), path),
+        ".safetensors": lambda path: _map_safetensors(path, left.pop(0) if left else None),
+    }
+    opened = [open_file(Path(path), readers) for path in paths]
     if left:
         raise ValueError(f"--tensor: no .safetensors file is left for {left[0]!r}")
     lengths = {len(tensor) if tensor.dim() else None for tensor in opened}
@@ -220,70 +210,40 @@ def open_inputs(
 def _as_tensor(array: np.ndarray, path: Path) -> torch.Tensor:
     with warnings.catch_warnings():  # that it must not be written to, which it is not
         warnings.simplefilter("ignore")
-        try:
-            return torch.from_numpy(array)
-        except (TypeError, ValueError) as error:
-            raise ValueError(
-                f"--input: {path} has NumPy's dtype {array.dtype}, of which chunks cannot be "
-                "copied as they are"
-            ) from error
-
-
-def _map_npy(path: Path) -> torch.Tensor:
-    try:
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except OSError:
-        raise
-    except Exception as error:  # what a broken header makes NumPy raise can be anything
-        reason = " ".join(str(error).split())
-        if "Python objects" in reason or "allow_pickle" in reason:
-            reason = "it holds objects, not numbers"
-        raise ValueError(
-            f"--input: {path} is not a .npy file that can be mapped: {reason}"
-        ) from error
-    if not isinstance(array, np.ndarray):
-        raise ValueError(f"--input: {path} is not a .npy file of one array")
-    return _as_tensor(array, path)
+        return from_numpy(array, path)
 
 
 def _map_safetensors(path: Path, name: str | None) -> torch.Tensor:
     """A tensor of a .safetensors file: eight bytes of the header's length, a header in JSON with
     the places of tensors, and their bytes.
+
+    The package checks the file. It cannot map one that is larger than memory: its maps of tensors
+    may be written to, and so take memory.
     """
-    broken = f"--input: {path} is not a safetensors file"
-    all_bytes = path.stat().st_size
-    with path.open("rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        if not 2 <= size <= all_bytes - 8:
-            raise ValueError(broken)
-        try:
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ImportError as error:
+        raise ValueError(NEEDS_SAFETENSORS) from error
+    try:
+        with safe_open(path, framework="numpy"), path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
             header = json.loads(file.read(size))
-            header.pop("__metadata__", None)
-            known = ", ".join(header)
-        except (ValueError, AttributeError, TypeError, RecursionError) as error:
-            raise ValueError(broken) from error
+    except SafetensorError as error:
+        raise ValueError(f"--input: {path} is not a safetensors file: {error}") from error
+    header.pop("__metadata__", None)
+    known = ", ".join(header)
     if name is None:
         if len(header) != 1:
             raise ValueError(f"--tensor must name a tensor of {path}, which has {known or 'none'}")
         name = next(iter(header))
     if name not in header:
         raise ValueError(f"--tensor: {path} has no tensor {name!r}; it has {known}")
-    entry = header[name]
-    if not isinstance(entry, dict) or not isinstance(entry.get("dtype"), str):
-        raise ValueError(broken)
-    kind, shape, place = entry["dtype"], _counts(entry, "shape"), _counts(entry, "data_offsets")
-    if shape is None or place is None or len(place) != 2:
-        raise ValueError(broken)
+    kind, shape = header[name]["dtype"], tuple(header[name]["shape"])
+    begin, end = header[name]["data_offsets"]
     if kind not in SAFETENSORS_TYPES:
         raise ValueError(f"--input: tensor {name!r} of {path} has dtype {kind}, which no op takes")
-    (begin, end), needed = place, np.dtype(SAFETENSORS_TYPES[kind]).itemsize * math.prod(shape)
-    if end - begin != needed or 8 + size + end > all_bytes:
-        raise ValueError(
-            f"--input: {path} is damaged: tensor {name!r} of shape {list(shape)} has {needed} "
-            f"bytes, and lies at {begin} to {end} of {all_bytes - 8 - size}"
-        )
     try:
-        if needed == 0:  # no map is empty
+        if begin == end:  # no map is empty
             array = np.empty(shape, SAFETENSORS_TYPES[kind])
         else:
             array = np.memmap(path, SAFETENSORS_TYPES[kind], "r", 8 + size + begin, shape)
@@ -293,14 +253,6 @@ def _map_safetensors(path: Path, name: str | None) -> torch.Tensor:
         ) from error
     tensor = _as_tensor(array, path)
     return tensor.view(torch.bfloat16) if kind == "BF16" else tensor
-
-
-def _counts(entry: dict[str, Any], key: str) -> tuple[int, ...] | None:
-    """A list of integers from 0 on; None if it is none."""
-    numbers = entry.get(key)
-    if isinstance(numbers, list) and all(type(n) is int and n >= 0 for n in numbers):
-        return tuple(numbers)
-    return None
 
 
 def result_like(

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,8 @@ from typing import Any
 import torch
 
 from diglot.backends.runs import MARK
+from diglot.tools.module_scopes import PREFIX
+from diglot.tools.regimes import input_bytes
 
 # Kinds of spans, by the categories of events in the trace.
 KINDS = {
@@ -31,6 +34,7 @@ DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 MEMORY = "[memory]"
 ON_CPU = 0  # "Device Type" of memory
 
+NO_OPERATOR = "(no operator)"
 BACKWARD = "autograd::engine::evaluate_function: "
 # Frames of the profiler itself; those that start a script; and what calls what is profiled, above
 # which nothing is shown.
@@ -50,26 +54,31 @@ class Span:
     """What a thread of the host did from one time to another.
 
     Attributes:
-        name: of an operator, such as "aten::mm", of a scope of the user's, of one of Python's
-            frames, or of a call of the CUDA runtime.
-        kind: "operator", "scope", "frame" or "call".
+        name: of an operator, such as "aten::mm", of a module, of a scope of the user's, of one of
+            Python's frames, or of a call of the CUDA runtime.
+        kind: "operator", "module", "scope", "frame" or "call".
         begin_us: when it began.
         end_us: when it ended.
-        shapes: of an operator's inputs, as text.
+        sequence: the number of the node of autograd's graph that an operator makes or evaluates.
+        is_backward: whether it evaluates one.
         parent: what it is part of.
         self_us: its time without that of its parts.
         allocated: bytes of memory allocated by itself and not by its parts; freed bytes do not
             count. On the GPU where there is one.
+        moved: of an operator, the bytes of its inputs plus the bytes allocated in it, which
+            include its outputs: about what it must move. NaN where the trace does not tell.
     """
 
     name: str
     kind: str
     begin_us: float
     end_us: float
-    shapes: str = ""
+    sequence: int | None = None
+    is_backward: bool = False
     parent: Span | None = None
     self_us: float = field(default=0.0, repr=False)
     allocated: int = 0
+    moved: float = math.nan
 
     @property
     def us(self) -> float:
@@ -111,15 +120,25 @@ class Launches:
     Attributes:
         calls: how many times it ran.
         kernels: how many times each kernel ran, by name.
+        device_us: what the kernels took on the GPU, in microseconds.
+        host_us: what all calls took on the host.
+        moved: bytes that all calls must move, about. NaN where that is not known.
     """
 
     calls: int
     kernels: Counter[str]
+    device_us: float = 0.0
+    host_us: float = 0.0
+    moved: float = math.nan
 
     @property
     def per_call(self) -> float:
         """Kernels for each call."""
         return self.kernels.total() / self.calls
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"calls": self.calls, "kernels": dict(self.kernels)}
 
 
 class Trace:
@@ -143,12 +162,15 @@ class Trace:
             elif category in DEVICE_WORK:
                 work.append(event)
             elif category in KINDS and event.get("ph") == "X":
+                is_module = category == "user_annotation" and event["name"].startswith(PREFIX)
                 span = Span(
                     event["name"],
-                    KINDS[category],
+                    "module" if is_module else KINDS[category],
                     event["ts"],
                     event["ts"] + event["dur"],
-                    _shapes(arguments),
+                    arguments.get("Sequence number"),
+                    arguments.get("Fwd thread id", 0) > 0,
+                    moved=input_bytes(arguments.get("Input type"), arguments.get("Input Dims")),
                 )
                 threads[event["pid"], event["tid"]].append((span.begin_us, -span.us, span))
                 if span.kind == "call":
@@ -185,7 +207,10 @@ class Trace:
             if isinstance(entry, dict):  # memory
                 is_device = entry.get("Device Type") != ON_CPU
                 if open_spans and is_device == self.has_device:
-                    open_spans[-1].allocated += max(0, entry.get("Bytes", 0))
+                    allocated = max(0, entry.get("Bytes", 0))
+                    open_spans[-1].allocated += allocated
+                    for span in open_spans:
+                        span.moved += allocated
                 continue
             while open_spans and open_spans[-1].end_us <= entry.begin_us:
                 open_spans.pop()
@@ -225,22 +250,31 @@ class Trace:
 
     def kernels_by_op(self) -> dict[str, Launches]:
         """Kernels by the operator that launched them: a launcher of diglot's, or the outermost."""
-        calls = Counter(_short(s.name) for s in self.spans if _operator_of(s) is s)
-        launched: dict[str, Counter[str]] = defaultdict(Counter)
+        calls = _by_name((short(s.name), s) for s in self.spans if operator_of(s) is s)
+        launched: dict[str, list[Kernel]] = defaultdict(list)
         for kernel in self.kernels:
-            span = kernel.launched_by and _operator_of(kernel.launched_by)
-            launched[_short(span.name) if span else "(no operator)"][kernel.name] += 1
-        return {name: Launches(calls[name] or 1, of) for name, of in launched.items()}
+            span = kernel.launched_by and operator_of(kernel.launched_by)
+            launched[short(span.name) if span else NO_OPERATOR].append(kernel)
+        return {name: self._launches(calls[name], of) for name, of in launched.items()}
 
     def kernels_by_scope(self) -> dict[str, Launches]:
         """Kernels by the scopes of the user's in which they were launched, however deep."""
-        calls = Counter(s.name for s in self.spans if s.kind == "scope" and not s.is_own)
-        launched: dict[str, Counter[str]] = {name: Counter() for name in calls}
+        calls = _by_name((s.name, s) for s in self.spans if s.kind == "scope" and not s.is_own)
+        launched: dict[str, list[Kernel]] = {name: [] for name in calls}
         for kernel in self.kernels:
             spans = kernel.launched_by.with_ancestors() if kernel.launched_by else ()
             for name in {s.name for s in spans if s.kind == "scope" and not s.is_own}:
-                launched[name][kernel.name] += 1
-        return {name: Launches(calls[name], of) for name, of in launched.items()}
+                launched[name].append(kernel)
+        return {name: self._launches(calls[name], of) for name, of in launched.items()}
+
+    def _launches(self, calls: Sequence[Span], kernels: Sequence[Kernel]) -> Launches:
+        return Launches(
+            calls=len(calls) or 1,
+            kernels=Counter(kernel.name for kernel in kernels),
+            device_us=sum(kernel.us for kernel in kernels) if self.has_device else 0.0,
+            host_us=sum(span.us for span in calls),
+            moved=sum(span.moved for span in calls) if calls else math.nan,
+        )
 
     def stacks(self) -> dict[tuple[str, ...], float]:
         """Time in microseconds by stack: frames, scopes, operators and kernels, outermost first.
@@ -265,84 +299,19 @@ class Trace:
                     times[own] += span.self_us
         return {stack: us for stack, us in times.items() if us > 0}
 
-    def rows(self, by_shape: bool = False) -> list[Row]:
-        """What ran, by name (and shapes), the longest first: by time on the GPU, else on the CPU.
 
-        Python's frames are not among them: `stacks` has those.
-        """
-        rows: dict[tuple[str, str], Row] = {}
-
-        def row(name: str, shapes: str = "") -> Row:
-            key = (name, shapes if by_shape else "")
-            return rows.setdefault(key, Row(*key))
-
-        for span in self.spans:
-            if span.kind == "frame":
-                continue
-            of = row(span.name, span.shapes)
-            around = [s for s in span.with_ancestors() if s.kind != "frame"][1:]
-            of.calls += 1
-            of.cpu_self_us += span.us
-            of.allocated += span.allocated
-            if around:
-                row(around[0].name, around[0].shapes).cpu_self_us -= span.us
-            if all(row(s.name, s.shapes) is not of for s in around):  # nor twice where it recurs
-                of.cpu_us += span.us
-        for kernel in self.kernels if self.has_device else ():
-            row(kernel.name).count(kernel.us)
-            spans = kernel.launched_by.with_ancestors() if kernel.launched_by else ()
-            launching = [row(s.name, s.shapes) for s in spans if s.kind in ("operator", "scope")]
-            if launching:
-                launching[0].device_self_us += kernel.us
-            for of in {id(of): of for of in launching}.values():
-                of.device_us += kernel.us
-        by = "device_us" if self.has_device else "cpu_us"
-        return sorted(rows.values(), key=lambda of: getattr(of, by), reverse=True)
+def _by_name(spans: Iterable[tuple[str, Span]]) -> dict[str, list[Span]]:
+    found: dict[str, list[Span]] = defaultdict(list)
+    for name, span in spans:
+        found[name].append(span)
+    return found
 
 
-@dataclass
-class Row:
-    """What all spans or kernels of one name took together, in microseconds.
-
-    Attributes:
-        name: the name.
-        shapes: of the inputs, where rows are by shape.
-        calls: how many there were.
-        cpu_us: time on the host; what is inside another of the same name counts once.
-        cpu_self_us: without that of other rows inside.
-        device_us: time on the device, of all that was launched inside.
-        device_self_us: of what was launched by itself.
-        allocated: bytes of memory that were allocated by itself.
-        is_kernel: whether it ran on the device.
-    """
-
-    name: str
-    shapes: str = ""
-    calls: int = 0
-    cpu_us: float = 0.0
-    cpu_self_us: float = 0.0
-    device_us: float = 0.0
-    device_self_us: float = 0.0
-    allocated: int = 0
-    is_kernel: bool = False
-
-    def count(self, us: float) -> None:
-        """Adds a kernel's run."""
-        self.is_kernel = True
-        self.calls += 1
-        self.device_us += us
-        self.device_self_us += us
-
-
-def _shapes(arguments: dict[str, Any]) -> str:
-    return str(arguments["Input Dims"]).replace(" ", "") if "Input Dims" in arguments else ""
-
-
-def _short(name: str) -> str:
+def short(name: str) -> str:
     return name.removeprefix(BACKWARD)
 
 
-def _operator_of(span: Span) -> Span | None:
+def operator_of(span: Span) -> Span | None:
     """What counts as the operator that a span belongs to."""
     around = list(span.with_ancestors())
     own = [s for s in around if s.is_own]

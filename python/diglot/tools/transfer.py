@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import os
-import queue
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -149,22 +148,6 @@ def duplex(copies: Copies, rounds: int = ROUNDS) -> Duplex:
     )
 
 
-def duplex_ceiling(
-    device: Device | Sequence[Device] = "cuda", total_bytes: int = 1 << 30
-) -> Duplex:
-    """The same, of `total_bytes` of random data in memory that is pinned for it.
-
-    Raises:
-        RuntimeError: kernels are interpreted, or there is no GPU.
-    """
-    measure.check()
-    source, target = (
-        torch.empty(total_bytes, dtype=torch.uint8, pin_memory=True) for _ in range(2)
-    )
-    source.copy_(torch.randint(256, (total_bytes,), dtype=torch.uint8, device="cuda"))
-    return duplex(Copies(device, source, target))
-
-
 def copy_host(source: np.ndarray, target: np.ndarray, threads: int) -> None:
     """Copies an array of bytes within the host, by several threads; either may be a map of a file.
 
@@ -178,22 +161,13 @@ def copy_host(source: np.ndarray, target: np.ndarray, threads: int) -> None:
     """
     if source.shape != target.shape:
         raise ValueError(f"source has {source.size} bytes, and target {target.size}")
-    pieces: queue.SimpleQueue[int] = queue.SimpleQueue()
-    for begin in range(0, source.size, PIECE_BYTES):
-        pieces.put(begin)
 
-    def work() -> None:
-        while True:
-            try:
-                begin = pieces.get_nowait()
-            except queue.Empty:
-                return
-            piece = slice(begin, begin + PIECE_BYTES)
-            np.copyto(target[piece], source[piece])  # without Python's lock
+    def copy(begin: int) -> None:
+        piece = slice(begin, begin + PIECE_BYTES)
+        np.copyto(target[piece], source[piece])  # without Python's lock
 
     with ThreadPoolExecutor(threads) as pool:
-        for done in [pool.submit(work) for _ in range(threads)]:
-            done.result()
+        list(pool.map(copy, range(0, source.size, PIECE_BYTES)))
 
 
 def host_ceiling(

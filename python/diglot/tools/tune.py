@@ -6,12 +6,14 @@ with a cold L2 cache, as the benchmarks do. A plan whose results differ is no pl
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import datetime
 import functools
+import itertools
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,8 +23,8 @@ from torch import Tensor
 
 from diglot.backends import store
 from diglot.backends.choosing import Choice, forget_stores, use_plans
-from diglot.backends.plans import plan_runs
-from diglot.backends.registry import cuda_module
+from diglot.backends.plans import Device, plan_runs
+from diglot.backends.registry import cuda_module, triton_interprets
 from diglot.backends.runs import LastRun, observe_runs, plan, run
 from diglot.backends.store import Entry, Numbers, Problem, plan_name
 from diglot.backends.tunables import short_name
@@ -68,25 +70,27 @@ def tune(
     *inputs: Any,
     backends: Sequence[str] = ("cuda", "triton"),
     folder: Path | str | None = None,
-    tell: Callable[[str], None] = lambda _: None,
+    tell: Callable[[str], None] | None = None,
     **options: Any,
 ) -> list[Tuned]:
-    """Measures the plans of a call, and keeps their times for calls like it.
+    """Measures the plans of a call, and keeps their times for similar calls.
 
-    The backward pass is tuned too, where an input requires grad.
+    It tunes the backward pass too if an input requires grad.
 
     Args:
         op: an op, such as `diglot.softmax`.
-        inputs, options: what it takes, but for `backend`; tensors on a GPU.
-        backends: which to tune.
-        folder: where files of times go; by default `$DIGLOT_CONFIGS`, else the user's cache.
-        tell: is told what happens next.
+        inputs: its tensors, on a GPU.
+        options: its other arguments, without `backend`.
+        backends: the backends to tune.
+        folder: the folder of files of times; by default `$DIGLOT_CONFIGS`, or else the user's
+            cache.
+        tell: is called with each next step, in words; None: nobody is told.
 
     Returns:
-        What was found of each launch that has plans to choose among.
+        The times of each launch that has several plans.
 
     Raises:
-        RuntimeError: there is no GPU, kernels are interpreted, or a graph is being captured.
+        RuntimeError: there is no GPU, kernels are interpreted, or a CUDA graph is being captured.
     """
 
     def call_on(backend: str) -> None:
@@ -97,10 +101,9 @@ def tune(
             recorded = [output for output in outputs if output.requires_grad]
             torch.autograd.grad(recorded, leaves, [torch.randn_like(o) for o in recorded])
 
-    found = []
-    for backend in backends:
-        found += tune_call(functools.partial(call_on, backend), folder=folder, tell=tell)
-    return found
+    tell = tell or (lambda _: None)
+    calls = (functools.partial(call_on, backend) for backend in backends)
+    return [tuned for call in calls for tuned in tune_call(call, folder=folder, tell=tell)]
 
 
 def tune_call(
@@ -125,14 +128,11 @@ def tune_call(
 @contextlib.contextmanager
 def _rank_0_first() -> Iterator[bool]:
     """Context manager: whether this process is to measure; the others go on after it has."""
-    group = torch.distributed if torch.distributed.is_available() else None
-    if group is None or not group.is_initialized():
-        yield True
-        return
     try:
-        yield group.get_rank() == 0
+        yield _is_first_rank()
     finally:
-        group.barrier()
+        if _has_group():
+            torch.distributed.barrier()
 
 
 def launches_of(call: Callable[[], Any]) -> Iterator[tuple[Problem, LastRun, tuple[Any, ...]]]:
@@ -151,13 +151,37 @@ def launches_of(call: Callable[[], Any]) -> Iterator[tuple[Problem, LastRun, tup
             yield choices[0].problem, record, arguments
 
 
-def compile_call(call: Callable[[], Any]) -> None:
-    """Runs every plan of a call's launches once, so that Triton's cache on disk has them."""
-    for _, record, arguments in launches_of(call):
-        launch = record.backend, record.op, record.launcher, *arguments
-        for candidate in candidate_plans(*launch):
-            with use_plans(candidate.numbers), contextlib.suppress(Exception):
-                run(*launch)  # who measures it will say what is wrong
+def compile_call(call: Callable[[], Any], device: Device | None = None) -> None:
+    """Compiles the plans of a call's launches, so that Triton's cache on disk has them.
+
+    Nothing runs. Triton of the same version takes them from there, on another machine too.
+
+    Args:
+        call: what is called. Its tensors may be on any device, if `device` is given.
+        device: the GPU that is planned for; by default the current one.
+    """
+    with use_plans("rules"), plan_runs(device) as runs:
+        call()
+        planned = [r for r in runs if r.backend == "triton"]
+        plans = [candidate_plans("triton", r.op, r.launcher, *r.arguments) for r in planned]
+    _compile(itertools.chain(*plans), device)
+
+
+def _compile(candidates: Iterable[Candidate], device: Device | None = None) -> None:
+    """Compiles Triton's plans by several threads: half of the time goes to what is not Python."""
+    from triton.backends.compiler import GPUTarget
+
+    major, minor = torch.cuda.get_device_capability() if device is None else (0, 0)
+    target = GPUTarget("cuda", device.architecture if device else 10 * major + minor, 32)
+
+    def compile_launch(launch: Any) -> None:
+        with contextlib.suppress(Exception):  # who measures it will say what is wrong
+            launch.specialization.compile(target)
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        for candidate in candidates:
+            for launch in candidate.plan.launches:
+                pool.submit(compile_launch, launch)
 
 
 def _tune_call(
@@ -223,11 +247,13 @@ def _measure(
         candidates = candidate_plans(*launch, start=start)
         if number == 0:
             candidates += [_candidate(launch, numbers) for numbers in also]
-        new = [c for c in candidates if plan_name(c.numbers) not in tuned.times_us]
-        new = [c for c in new if plan_name(c.numbers) not in tuned.skipped]
+        tried = tuned.times_us.keys() | tuned.skipped.keys()
+        new = [c for c in candidates if plan_name(c.numbers) not in tried]
         if number > 0 and not new:
             break
         tell(f"{name}: {len(new)} plans")
+        if record.backend == "triton" and not triton_interprets():
+            _compile(new)
         graphs: dict[str, Callable[[], object]] = {}
         known = [c for c in (best, Candidate(candidates[0].plan, {})) if c is not None]
         for candidate in [*known, *new]:
@@ -332,9 +358,12 @@ def tune_if_new(record: LastRun, arguments: tuple[Any, ...]) -> None:
         _thread.is_tuning = False
 
 
+def _has_group() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
 def _is_first_rank() -> bool:
-    group = torch.distributed if torch.distributed.is_available() else None
-    return group is None or not group.is_initialized() or group.get_rank() == 0
+    return not _has_group() or torch.distributed.get_rank() == 0
 
 
 def _keep(tuned: Tuned, folder: Path) -> None:

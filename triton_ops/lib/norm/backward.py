@@ -1,8 +1,8 @@
-"""The backward pass of a norm: what its variants have in common.
+"""The backward pass of a norm: definitions that its variants share.
 
-Groups split the rows among them. Each sums the gradients of weight and bias over its rows, and
-writes the sums to a workspace; another launch adds the groups' sums (group_sums.py). A group is one
-program, or the programs that split a row (backward_resident.py), or one that reads its rows in two
+Groups split the rows among them. Each group sums the gradients of weight and bias over its rows,
+and writes the sums to a workspace. Another launch adds the groups' sums (group_sums.py). A group is
+one program, or several that split a row (backward_resident.py), or one that reads its rows in two
 passes (backward_streaming.py).
 
     y = (x - mean) * rstd, or x * rstd      h = grad * weight

@@ -1,8 +1,8 @@
-"""The backward pass of a norm whose rows are resident: a program, or several that split a row, hold
-it in registers.
+"""The backward pass of a norm whose rows are resident: a program holds each row in registers, or
+several programs split it.
 
 A program walks its rows with the next ones in flight, and sums the gradients of weight and bias in
-registers: a thread has the same columns of all rows. Twin of
+registers. A thread has the same columns of all rows. Twin of
 csrc/include/diglot/norm/backward_resident.cuh.
 """
 
@@ -98,21 +98,21 @@ def norm_backward_resident(
 ):  # fmt: skip
     """A persistent program of a group: it walks the group's rows, PIECES of BLOCK elements of each.
 
-    If rows are peeled (rows/pieces.py), all of a group begin equally far from a multiple of 16
-    bytes, so a thread has the same columns of all of them.
+    Peeled rows (rows/pieces.py) of a group all begin equally far from a multiple of 16 bytes, so a
+    thread has the same columns of all of them.
 
     Args:
         mailboxes: for programs that split a row, zeros at first (sync/mailbox.py): two for each
             program and row, of rows up to a multiple of SIDE; else None.
         n: accesses of a row if ALIGNED, else elements.
         count: rows.
-        groups: for which the workspace has room; there are no more.
+        groups: how many groups the workspace has room for; there are no more.
         sizes: of the outer dimensions, the fastest first.
         starts, strides: of grad_input, grad_output, grad_sum, input, and the statistics.
         WEIGHT, BIAS: whether their gradients are wanted.
         LATER: whether the workspace has sums of an earlier launch.
         SIDE: rows at a time; each place among them has its own sums until the end.
-        STAGES: of loads in flight.
+        STAGES: stages of loads in flight.
         SPLITS: at least as many as the programs that split a row; 1: rows are not split.
         LATE: when a program collects a row's sums. 0: at once. 1: after those of its next row are
             published; it holds the row until then.
@@ -121,7 +121,7 @@ def norm_backward_resident(
     T: tl.constexpr = grad_input.dtype.element_ty
     COMPUTE: tl.constexpr = compute_type(T)
     PEELED: tl.constexpr = is_peeled(VECTOR, ALIGNED, False)
-    FIELD: tl.constexpr = 1 if WEIGHT else 0  # of the bias
+    FIELD: tl.constexpr = 1 if WEIGHT else 0  # field of the bias
     if ALIGNED:
         n = n * VECTOR
     inverse = tl.full((), 1.0, COMPUTE) / tl.full((), n, COMPUTE)
@@ -150,7 +150,8 @@ def norm_backward_resident(
     by_weight = zeros_of_pieces(SIDE, BLOCK, PIECES, VECTOR, ALIGNED, COMPUTE)
     by_bias = by_weight
     step = walkers * SIDE
-    # Programs that split a row may publish the next row's sums before they collect this one's.
+    # Programs that split a row may publish the next row's sums before they collect the sums of this
+    # row.
     end = tl.where(group * SIDE < count, count + step, count) if LATE != 0 else count
     if LATE == 1:
         no_row = zeros_of_pieces(SIDE, BLOCK, PIECES, VECTOR, ALIGNED, T)
@@ -158,7 +159,8 @@ def norm_backward_resident(
     for first in tl.range(group * SIDE, end, step, num_stages=STAGES):
         row = first + tl.arange(0, SIDE)
         row_mask = row < count
-        # One row that is not split exists, and so do all elements of its pieces but the last.
+        # A row that is not split exists, and so do all elements of its pieces except in the last
+        # one.
         LOADED: tl.constexpr = SIDE == 1 and SPLITS == 1
         in_offset = strided_offset(row, sizes, starts[3] + part, strides[3], RANK, True) - shift
         grad_offset = strided_offset(row, sizes, starts[1] + part, strides[1], RANK, True) - shift
@@ -190,7 +192,7 @@ def norm_backward_resident(
                 factor = load_statistic(rstd, offset, row_mask)
                 held, before = before, held
             if PHASE != 1:
-                # The first time there is no row before: it collects its own sums, to no purpose.
+                # The first row has none before it, so it collects its own sums, which nobody uses.
                 previous = tl.maximum(first - step, group * SIDE) if LATE != 0 else first
                 nothing = tl.full(line.shape, 0.0, COMPUTE)
                 parts_h, parts_hy = collect(

@@ -1,5 +1,5 @@
 """The backward pass of a norm whose rows a program cannot hold, where programs cannot wait for each
-other: a program reads each row in two passes, and adds to its group's sums in memory.
+other. A program reads each row in two passes, and adds to its group's sums in memory.
 
 Twin of csrc/include/diglot/norm/backward_streaming.cuh.
 """

@@ -27,7 +27,7 @@ def add(values, T: tl.constexpr):
 
 @triton.jit
 def scale(y, weight, bias):
-    """y * weight + bias, with those of the two that are not None."""
+    """y * weight + bias, without a factor or summand that is None."""
     if weight is not None:
         if bias is not None:
             y = fma(y, weight.to(y.dtype), bias.to(y.dtype))

@@ -14,8 +14,8 @@ def store_sums(
     workspace, FIELD: tl.constexpr, group, groups, index, n, mask, sums,
     LATER: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """Writes a group's sums of a field, which a tile has by row. With LATER, adds those that the
-    workspace has.
+    """Writes a group's sums of a field: the sums of a tile's rows. With LATER, adds the sums that
+    are already in the workspace.
     """
     wide = index if len(index.shape) == 2 else index[None, :]
     pointers = workspace + (FIELD * groups + group) * n + wide

@@ -41,8 +41,8 @@ def load_tile(input, start, n, OTHER: tl.constexpr, ALIGNED: tl.constexpr, BLOCK
 
 @triton.jit
 def by_thread(tile, T: tl.constexpr, BLOCK: tl.constexpr):
-    """A tile as (accesses, threads, elements of an access), so that a reduction over all axes but
-    the threads stays in registers.
+    """A tile as (accesses, threads, elements of an access), so that a reduction over all axes
+    except the threads stays in registers.
     """
     access: tl.constexpr = 128 // T.primitive_bitwidth
     return tl.reshape(tile, (BLOCK // (THREADS * access), THREADS, access))

@@ -13,7 +13,7 @@ from diglot.triton_ops.lib.math import exp2_approximate, exp_nonpositive, fma, m
 from diglot.triton_ops.lib.types import compute_type, opaque, widen
 
 LOG2_E = tl.constexpr(1.44269502)
-BY_THREAD = tl.constexpr(-1)  # all axes of a tile but the second, which counts threads
+BY_THREAD = tl.constexpr(-1)  # all axes of a tile except the second, which counts threads
 ALL = tl.constexpr(-2)  # all axes; none is kept
 
 
@@ -166,7 +166,7 @@ def moments_of(x, length):
     EACH: tl.constexpr = ACCESSES * ACCESS
     if length >= EACH * THREADS:
         count = tl.full((THREADS,), EACH, x.dtype)
-        mean = thread_sums(x) * (1 / EACH)  # of a power of two
+        mean = thread_sums(x) * (1 / EACH)  # a power of two
         distance = x - mean[None, :, None]
     else:
         row, thread = tl.arange(0, ACCESSES)[:, None], tl.arange(0, THREADS)[None, :]
@@ -192,7 +192,7 @@ def combine_moments(count_a, mean_a, squares_a, count_b, mean_b, squares_b):
 
 @triton.jit
 def combine_all_moments(counts, means, squares, count):
-    """Combines a block of states in one step: their mean and squares. `count` is the sum of counts.
+    """Combines a block of states in one step, to a mean and squares. `count` is the sum of counts.
 
     Masked states are zeros.
     """

@@ -1,1 +1,1 @@
-"""Rows of arrays, reduced and then mapped. operation.py is the concept, rows.py the driver."""
+"""Rows of arrays, reduced and then mapped: operation.py has the concept, rows.py the driver."""

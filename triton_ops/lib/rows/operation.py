@@ -51,7 +51,9 @@ def finish_rows(
     states, statistics, row, row_mask, n, sizes, start, strides, numbers,
     FINISH: tl.constexpr, T: tl.constexpr, RANK: tl.constexpr,
 ):  # fmt: skip
-    """What `map` takes, from the states of whole rows. Stores it where `statistics` are given."""
+    """The states that `map` takes, from the states of whole rows. Stores them if `statistics` are
+    given.
+    """
     results = states
     if FINISH is not None:
         results = FINISH(states, n, numbers, T)

@@ -1,12 +1,12 @@
 """The pieces in which a program holds a row, or its part of one.
 
 A tile has a power of two of elements, but rows have any length. So a row is held in pieces of one
-size, as many as it needs: of long rows, a piece is one access of each thread. What is reduced is
-first added up piece by piece, so threads exchange states only once. Where rows begin between
+size, as many as it needs. A long row's piece is one access of each thread. Each thread first
+reduces its elements piece by piece, so threads exchange states only once. Where rows begin between
 multiples of 16 bytes, they are *peeled*. Pieces then begin at the multiple at or before a row's
-start, and are accessed in whole accesses, those that lie wholly in the row. The *edges*, what is
-left of the row on either side, are a last piece, which is accessed element by element: fewer than
-an access has of either.
+start. They are read in the whole accesses that lie wholly in the row. The *edges* are the elements
+left on either side, fewer than an access has on each. They are a last piece, which is accessed
+element by element.
 
 In CUDA C++ a thread has as many accesses as its row needs, so there are no pieces.
 """
@@ -38,7 +38,7 @@ def is_whole(piece, pieces, vector, aligned, column):
 
 @triton.jit
 def row_shift(pointer, starts, VECTOR: tl.constexpr, PEELED: tl.constexpr):
-    """How many elements past a multiple of 16 bytes each row begins, in every array alike."""
+    """How many elements past a multiple of 16 bytes each row begins, the same in every array."""
     shift = 0
     if PEELED:
         SIZE: tl.constexpr = pointer.dtype.element_ty.primitive_bitwidth // 8
@@ -58,12 +58,12 @@ def piece_index(
     P: tl.constexpr, at, begin, end, BLOCK: tl.constexpr, PIECES: tl.constexpr,
     VECTOR: tl.constexpr,
 ):  # fmt: skip
-    """Numbers of a piece's elements; of edges by row.
+    """Numbers of a piece's elements; for edges, by row.
 
     Args:
-        P: which piece.
+        P: the piece's number.
         at: the number of the first piece's first element, a multiple of VECTOR.
-        begin, end: numbers of the elements that there are; by row if peeled.
+        begin, end: the range of the elements that exist; by row if peeled.
     """
     lane = tl.arange(0, BLOCK)
     if P == PIECES:
@@ -80,10 +80,11 @@ def piece_mask(
     P: tl.constexpr, at, begin, end, row_mask, BLOCK: tl.constexpr, PIECES: tl.constexpr,
     COLUMN: tl.constexpr, VECTOR: tl.constexpr, PEELED: tl.constexpr,
 ):  # fmt: skip
-    """Which elements of a piece exist; True: all do.
+    """Which elements of a piece exist; True if all do.
 
     Args:
-        row_mask: which rows exist. None: the one row does, and reaches into the last piece.
+        row_mask: which rows exist. None: there is one row, it exists, and it reaches into the last
+            piece.
     """
     index = piece_index(P, at, begin, end, BLOCK, PIECES, VECTOR)
     if PEELED:
@@ -112,7 +113,7 @@ def load_piece(
     BLOCK: tl.constexpr, PIECES: tl.constexpr,
     COLUMN: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """What an operation holds of a piece (`load_held`)."""
+    """Loads the tiles that an operation holds of a piece (`load_held`)."""
     PEELED: tl.constexpr = is_peeled(VECTOR, ALIGNED, COLUMN)
     index = piece_index(P, at, begin, end, BLOCK, PIECES, VECTOR)
     mask = piece_mask(P, at, begin, end, row_mask, BLOCK, PIECES, COLUMN, VECTOR, PEELED)
@@ -127,9 +128,9 @@ def load_parameter_piece(
     P: tl.constexpr, pointer, shift, at, begin, end, BLOCK: tl.constexpr, PIECES: tl.constexpr,
     COLUMN: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """A piece's tile of a weight or bias; None if there is none.
+    """A piece's tile of a weight or bias; None without one.
 
-    It is the same for every row, but begins at a multiple of 16 bytes and a peeled row does not:
+    It is the same for every row. It begins at a multiple of 16 bytes, but a peeled row does not:
     for such rows it is loaded element by element.
     """
     PEELED: tl.constexpr = is_peeled(VECTOR, ALIGNED, COLUMN)
@@ -171,7 +172,7 @@ def load_pieces(
     HOLD: tl.constexpr, T: tl.constexpr, BLOCK: tl.constexpr, PIECES: tl.constexpr,
     COLUMN: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """What an operation holds of each piece."""
+    """Loads the tiles that an operation holds of each piece."""
     held = ()
     for p in tl.static_range(pieces_of(PIECES, VECTOR, ALIGNED, COLUMN)):
         held += (load_piece(  # type: ignore[assignment]
@@ -186,7 +187,7 @@ def load_parameter_pieces(
     pointer, shift, at, begin, end, BLOCK: tl.constexpr, PIECES: tl.constexpr,
     COLUMN: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """Each piece's tile of a weight or bias; None if there is none."""
+    """Each piece's tile of a weight or bias; None without one."""
     loaded = None
     if pointer is not None:
         loaded = ()
@@ -203,7 +204,7 @@ def reduce_pieces(
     BLOCK: tl.constexpr, PIECES: tl.constexpr, COLUMN: tl.constexpr, VECTOR: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """The states of the rows, of what is held of each piece."""
+    """The states of the rows, from the held tiles of each piece."""
     PEELED: tl.constexpr = is_peeled(VECTOR, ALIGNED, COLUMN)
     AXIS: tl.constexpr = 0 if COLUMN else 1
     masks = ()
@@ -225,8 +226,8 @@ def map_pieces(
     BLOCK: tl.constexpr, PIECES: tl.constexpr,
     COLUMN: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """Maps and stores all pieces. LOADED: weight and bias are pieces, too; else each is loaded when
-    it is needed.
+    """Maps and stores all pieces. With LOADED, weight and bias are loaded pieces too; otherwise
+    each piece of them is loaded when it is needed.
     """
     for p in tl.static_range(len(held)):
         map_piece(
@@ -247,7 +248,9 @@ def parameter_piece(
     P: tl.constexpr, parameter, LOADED: tl.constexpr, shift, at, begin, end, BLOCK: tl.constexpr,
     PIECES: tl.constexpr, COLUMN: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """A piece's tile of a weight or bias, of which all pieces are LOADED or none is."""
+    """A piece's tile of a weight or bias. With LOADED, `parameter` has all pieces; otherwise it is
+    a pointer.
+    """
     values = None
     if parameter is not None:
         if LOADED:

@@ -1,4 +1,5 @@
-"""Resident rows: one program holds whole rows, or columns, in registers from the reduction on.
+"""Resident rows: one program holds whole rows, or columns, in registers, for the reduction and the
+map.
 
 Twin of csrc/include/diglot/rows/resident.cuh.
 """

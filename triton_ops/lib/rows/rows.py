@@ -1,10 +1,10 @@
-"""The driver of a kernel that reduces rows and then maps them: it takes the variant of its KIND.
+"""The driver of a kernel that reduces rows and then maps them. KIND chooses the variant.
 
-Rows are the first dimension of a tile (rows, elements); as columns, the second one of a tile
-(elements, columns). One program holds a row in registers while it fits (resident.py). Triton has no
-memory in which a program could keep a longer row, so programs that run at once split it (split.py);
-where programs cannot wait for each other, one reads it in two passes (tiled.py). Tall columns take
-two launches (split_columns.py). Twin of csrc/include/diglot/rows/rows.cuh.
+A tile of rows is (rows, elements). Columns are the second dimension of a tile (elements, columns).
+One program holds a row in registers while it fits (resident.py). Triton has no memory in which a
+program could keep a longer row, so several programs that run at once split it (split.py). Where
+programs cannot wait for each other, one program reads it in two passes (tiled.py). Tall columns
+take two launches (split_columns.py). Twin of csrc/include/diglot/rows/rows.cuh.
 """
 
 import triton
@@ -43,28 +43,28 @@ def reduce_then_map_rows(
 
     Args:
         inputs: one array, or two.
-        scratch: for split rows, mailboxes, zeros at first (sync/mailbox.py); for columns in two
-            launches, room for the states of their chunks; else None.
-        n: accesses of a row if ALIGNED, else elements; so of columns.
-        count: rows; of columns, accesses side by side.
+        scratch: for split rows, mailboxes, zeros at first (sync/mailbox.py). For columns in two
+            launches, room for the states of their chunks. Else None.
+        n: accesses of a row if ALIGNED, else elements. The same for columns.
+        count: rows; for columns, accesses side by side.
         sizes: of the other dimensions, the fastest first.
-        starts, strides, steps: of the output, of each input and, last, of the statistics as one
-            array: the offset of the first row, the strides of the other dimensions, and from an
-            element of a row to the next one.
+        starts, strides, steps: for the output, each input and, last, the statistics as one array.
+            `starts` has the offset of the first row, `strides` the strides of the other dimensions,
+            `steps` the step from an element of a row to the next one.
         OTHER: the value of masked elements.
         T: the element type that `reduce` and `map` compute for.
         KIND: the variant, such as ROWS.
         RANK: how many other dimensions there are.
-        STEPS: whether a step is not 1.
+        STEPS: whether some step is not 1.
         VECTOR: elements of an access.
         ALIGNED: whether all accesses are at multiples of 16 bytes. If not, rows with a VECTOR are
             peeled (pieces.py).
-        ALIKE: whether the rows of a program all begin equally far from a multiple of 16 bytes.
-        SIDE: rows of a program; of columns, accesses side by side.
+        ALIKE: whether all rows of a program begin equally far from a multiple of 16 bytes.
+        SIDE: rows of a program; for columns, accesses side by side.
         BLOCK: elements of a row in a tile.
-        PIECES: tiles of a row that is held, or of a program's part of one.
-        EARLY: whether weight and bias are loaded before the reduction, so that a program waits
-            once; else behind it, for which it needs fewer registers.
+        PIECES: tiles of a held row, or of a program's part of one.
+        EARLY: whether a program loads weight and bias before the reduction, so that it waits only
+            once. Loading them after it takes fewer registers.
         SPLITS: of a split row, at least as many as its programs.
         PHASE: of a split row: 1 publishes, 2 collects and maps, ALL_PHASES does both.
         second: an array with the output's layout, for the held tile; or None.
@@ -74,7 +74,7 @@ def reduce_then_map_rows(
     """
     COLUMN: tl.constexpr = (KIND == COLUMNS) | (KIND == COLUMN_TILES) | (KIND >= SPLIT_COLUMNS)
     if not COLUMN and ALIGNED:
-        n = n * VECTOR  # a multiple, as the compiler sees: the end cuts no access
+        n = n * VECTOR  # the compiler sees a multiple: the end cuts no access
     if (KIND == SPLIT_ROWS) | (KIND == SPLIT_COLUMNS):
         map_split_rows(
             inputs, scratch, output, n, count, sizes, starts, strides, steps,

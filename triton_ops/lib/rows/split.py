@@ -35,11 +35,11 @@ from .tile import (
 
 @triton.jit
 def part_of_row(n, VECTOR: tl.constexpr, PEELED: tl.constexpr, HELD: tl.constexpr):
-    """How many programs share a row of n elements, and elements of each: of rows that have whole
-    accesses, whole lines of memory, of eight accesses.
+    """How many programs share a row of n elements, and the elements of each. Programs take whole
+    lines of memory, of eight accesses.
     """
     LINE: tl.constexpr = 8 * VECTOR
-    reach = n + VECTOR - 1 if PEELED else n  # from where accesses begin
+    reach = n + VECTOR - 1 if PEELED else n  # elements from the first access on
     programs = (reach + HELD - 1) // HELD
     lines = (reach + programs * LINE - 1) // (programs * LINE)
     return programs, lines * LINE
@@ -58,8 +58,8 @@ def map_split_rows(
     """The programs of a group split each row into equal parts. The groups are persistent: they take
     the rows in turn.
 
-    A row has one mailbox for each program and field, by field first. Columns have one for each
-    program, column and field.
+    A row has one mailbox for each program and field, sorted by field first. Columns have one for
+    each program, column and field.
     """
     COMPUTE: tl.constexpr = compute_type(T)
     PEELED: tl.constexpr = is_peeled(VECTOR, ALIGNED, COLUMN)
@@ -72,7 +72,7 @@ def map_split_rows(
     group, split = program // programs, program % programs
     groups = tl.num_programs(0) // programs
     part = split * size
-    # The part's offset is added to where rows begin, so it takes no registers for each access.
+    # The part's offset is added to the rows' starts, so it takes no registers for each access.
     length = tl.minimum(tl.maximum(n - part, 0), size).to(tl.int32)
     weight = None if weight is None else weight + part
     bias = None if bias is None else bias + part
@@ -85,10 +85,10 @@ def map_split_rows(
     else:
         sent, received, is_split = split, every[None, :], is_split[None, :]
     step = programs * WIDTH
-    # An operation with `finish` is pipelined: loads of the next rows are in flight, and a program
+    # An operation with `finish` is pipelined: loads of the next rows are in flight. A program
     # collects a row's states only after it has published those of its next row. It holds the row
-    # until then, and so hardly ever waits. The program's part of weight and bias is loaded once, if
-    # its rows are ALIKE.
+    # until then, so it hardly ever waits. If its rows are ALIKE, it loads its part of weight and
+    # bias only once.
     PIPELINED: tl.constexpr = FINISH is not None
     if ALIKE:
         row = side_by_side(group, SIDE, VECTOR, COLUMN)
@@ -131,7 +131,7 @@ def map_split_rows(
         if PIPELINED:
             row -= groups * SIDE
             row_mask = (row >= group * SIDE) & (row < count)
-            # The first time there is no row before: it collects its own states, to no purpose.
+            # The first row has none before it, so it collects its own states, which nobody uses.
             boxes = mailboxes + tl.maximum(tile - groups, group) * boxes_of_tile
             held, before = before, held
         if PHASE != 1:
@@ -162,13 +162,14 @@ def map_split_rows(
 
 @triton.jit
 def part_of_rows(output, first, n, part, size, length, VECTOR: tl.constexpr, PEELED: tl.constexpr):
-    """How far each row is shifted, and the numbers of the part's elements, from its own begin on.
+    """How far each row is shifted, and the range of the part's elements, counted from the part's
+    start.
 
-    `first` is where the part would begin in the output, were rows not shifted.
+    `first` is the offset in the output at which the part would begin if rows were not shifted.
     """
     shift, begin, stop = 0, 0, length
     if PEELED:
-        shift = row_shift(output, first, VECTOR, True)  # a part has whole accesses
+        shift = row_shift(output, first, VECTOR, True)  # every part starts at a whole access
         begin = tl.minimum(tl.maximum(shift - part, 0), size).to(tl.int32)
         stop = tl.minimum(tl.maximum(shift + n - part, 0), size).to(tl.int32)
     return shift, begin, stop

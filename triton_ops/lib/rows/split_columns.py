@@ -1,9 +1,10 @@
-"""Split columns: tall ones, of which a program could hold only a narrow strip, take two launches.
+"""Split columns: a program could hold only a narrow strip of tall columns, so these take two
+launches.
 
 Both stream strips of 512 bytes. The first launch reduces chunks of the columns. The second one
-combines the chunks' states and maps, in reverse order: the chunks that were read last are in the L2
-cache. An input that an operation does not reduce is not read by the first launch, because Triton's
-compiler removes the load. Twin of csrc/include/diglot/rows/split_columns.cuh.
+combines the chunks' states and maps, in reverse order, because the chunks read last are in the L2
+cache. The first launch does not read an input that the operation does not reduce: Triton's compiler
+removes the load. Twin of csrc/include/diglot/rows/split_columns.cuh.
 """
 
 import triton
@@ -16,7 +17,7 @@ from .operation import map_tile
 from .tile import STAGES, all_by_depth, by_depth, load_tiles, side_by_side, tile_mask
 
 CHUNK_STAGES = tl.constexpr(5)  # of the first launch's loop
-CHUNK_STATES = tl.constexpr(1024)  # that a program of the second launch loads at once
+CHUNK_STATES = tl.constexpr(1024)  # states that a program of the second launch loads at once
 
 
 @triton.jit
@@ -42,7 +43,7 @@ def reduce_or_map_column_chunk(
     RANK: tl.constexpr, STEPS: tl.constexpr, VECTOR: tl.constexpr, ALIGNED: tl.constexpr,
     SIDE: tl.constexpr, BLOCK: tl.constexpr, THREADS: tl.constexpr,
 ):  # fmt: skip
-    """A program's chunk of its strip, reduced by the first launch and mapped by the second (MAPS).
+    """A program's chunk of its strip. The first launch reduces it, and the second (MAPS) maps it.
 
     Programs of neighbouring strips run side by side. Scratch has the states' first field for each
     chunk and column, then the next field.

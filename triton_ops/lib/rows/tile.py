@@ -10,15 +10,15 @@ import triton.language as tl
 from diglot.triton_ops.lib.elementwise import strided_offset
 from diglot.triton_ops.lib.types import compute_type, opaque, widen
 
-# Inputs stay in the L2 cache longer than outputs, which therefore reach memory all along: faster
-# with arrays beyond the cache. (Loads of a pipelined loop do not differ.)
+# Inputs stay in the L2 cache longer than outputs, so outputs reach memory all along. That is faster
+# with arrays larger than the cache. (Loads of a pipelined loop make no difference.)
 LOADS = tl.constexpr("evict_last")
 STAGES = tl.constexpr(3)  # of a pipelined loop
 
 
 @triton.jit
 def side_by_side(tile, SIDE: tl.constexpr, VECTOR: tl.constexpr, COLUMN: tl.constexpr):
-    """The numbers of a tile's rows. For each of its columns, the number of its access."""
+    """The numbers of a tile's rows; for columns, the number of each column's access."""
     if COLUMN:
         result = tile * SIDE + tl.arange(0, SIDE * VECTOR) // VECTOR
     else:
@@ -104,7 +104,7 @@ def load_held(
 
 @triton.jit
 def load_parameters(pointer, index, n, ALIGNED: tl.constexpr):
-    """A tile, of one row, of a weight or bias, the same for every row; None if there is none."""
+    """A tile of one row: a weight or bias, which is the same for every row. None without one."""
     values = None
     if pointer is not None:
         pointers = (pointer + index)[None, :]
@@ -117,7 +117,7 @@ def load_parameters(pointer, index, n, ALIGNED: tl.constexpr):
 @triton.jit
 def by_thread(tile, VECTOR: tl.constexpr, THREADS: tl.constexpr):
     """A tile of one row as (accesses, threads, elements of an access), so that a reduction over all
-    axes but the threads stays in registers.
+    axes except the threads stays in registers.
     """
     ACCESSES: tl.constexpr = tile.shape[1] // (THREADS * VECTOR)
     return tl.reshape(tile, (ACCESSES, THREADS, VECTOR))
@@ -150,7 +150,7 @@ def all_opaque(values):
 
 @triton.jit
 def widened_tile(tile, T: tl.constexpr):
-    """The tile in the type that is computed in; it is converted only here. None stays None."""
+    """The tile in the type of the computation; it is converted only here. None stays None."""
     result = None
     if tile is not None:
         result = widen(opaque(tile), compute_type(T))
@@ -159,10 +159,10 @@ def widened_tile(tile, T: tl.constexpr):
 
 @triton.jit
 def keep_narrow(values, pointers, n):
-    """The same values, behind a load that never happens but, to the compiler, might change them.
+    """The same values, behind a load that never happens. The compiler must assume that it may.
 
-    So it keeps narrow values as they are and not converted, and it computes what follows in their
-    layout, not in that of the few states.
+    So it keeps narrow values unconverted. It also does the following arithmetic in their layout,
+    not in that of the few states.
     """
     first = load_if(n < 0, pointers, values[0])
     return (first,) if len(values) == 1 else (first, load_if(n < 0, pointers, values[1]))
@@ -170,7 +170,7 @@ def keep_narrow(values, pointers, n):
 
 @triton.jit
 def load_if(condition, pointers, values):
-    """The values; if the condition holds, what lies at the pointers instead."""
+    """The values or, if the condition holds, the elements at the pointers."""
     mask = tl.full(pointers.shape, condition, tl.int1)
     pointers = pointers.to(tl.pointer_type(values.dtype), bitcast=True)
     return tl.load(pointers, mask=mask, other=values)

@@ -7,14 +7,14 @@ explains it.
         grid_barrier.sync(barrier_state)
         total = tl.sum(tl.load(partial + tl.arange(0, PROGRAMS)))
 
-All programs must run at once: launch with `launch_cooperative_grid=True`, and no more programs than
-fit. A `diglot.triton_ops.plan.Launch` with `phases` is launched so. `barrier_state` points to an
-int32. Polling is an atomic addition of zero, which compiles to a load with an acquire.
+All programs must run at once, so launch with `launch_cooperative_grid=True`, and no more programs
+than fit. A `diglot.triton_ops.launch.plan.Launch` with `phases` does so. `barrier_state` points to
+an int32. Polling is an atomic addition of zero, which compiles to a load with an acquire.
 
 Triton's interpreter runs one program after another, so a barrier there is an error.
 
 With DIGLOT_CHECKED=1 in the environment when this is imported, a program that has waited for ten
-seconds prints where, and traps.
+seconds prints its place, and traps.
 """
 
 from __future__ import annotations

@@ -24,15 +24,15 @@ from diglot.triton_ops.lib.types import INTERPRETED
 
 from .grid_barrier import CHECKED, PATIENCE
 
-MAY_LACK = tl.constexpr(CHECKED.value or INTERPRETED)  # whether a collected word may be missing
+MAY_LACK = tl.constexpr(CHECKED.value or INTERPRETED)  # whether collected words may be missing
 
 
 @triton.jit
 def publish(mailboxes, offset, step, states, mask=None):
     """Writes the fields of states to mailboxes: the first one to those at `offset`, the next ones
-    `step` further each. With a mask, it writes some of them.
+    `step` further each. With a mask, it writes only some.
 
-    Add what all threads share to `mailboxes` rather than to `offset`: it takes fewer registers.
+    Add an offset that all threads share to `mailboxes`, not to `offset`: it takes fewer registers.
     """
     WORD: tl.constexpr = mailboxes.dtype.element_ty
     ZERO: tl.constexpr = -(2 ** (WORD.primitive_bitwidth - 1))  # the bits of -0
@@ -45,7 +45,7 @@ def publish(mailboxes, offset, step, states, mask=None):
 
 @triton.constexpr_function
 def _waiting(fields, pack, bits):
-    """PTX that loads `fields * pack` words until none is zero, or until that took too long."""
+    """PTX that loads `fields * pack` words until none is zero, or until it takes too long."""
     results = [f"${i}" for i in range(fields * pack)]
     pointers = [f"${i}" for i in range(fields * pack, 2 * fields * pack)]
     lines = [".reg .pred some, none;", ".reg .b64 now, end;"]
@@ -82,7 +82,7 @@ def _address(mailboxes, offset):
 
 @triton.jit
 def _wait(mailboxes, offset, step, FIELDS: tl.constexpr, PACK: tl.constexpr):
-    """Waits for the mailboxes; their bits, as a tuple of fields."""
+    """Waits for the mailboxes, and returns their bits as a tuple of fields."""
     WORD: tl.constexpr = mailboxes.dtype.element_ty
     first, second, third = _address(mailboxes, offset), mailboxes + step, mailboxes + 2 * step
     addresses = (first,) if FIELDS == 1 else (
@@ -108,13 +108,13 @@ def _number(bits, mask, none):
 def collect(mailboxes, offset, step, mask, none, PACK: tl.constexpr = 1):
     """The numbers in the mailboxes at a tile `offset`; those of `none` where `mask` is false.
 
-    Each thread waits for its own elements and passes no barrier, so this may stand in a pipelined
-    loop; a loop of Triton's may not. Several threads that hold copies of an element read the same
-    number, because a mailbox is written once.
+    Each thread waits for its own elements and passes no barrier, so a pipelined loop may contain
+    this. It may not contain another loop of Triton's. Several threads that hold copies of an
+    element read the same number, because a mailbox is written once.
 
     Args:
-        offset: of mailboxes that somebody is going to write, also where `mask` is false.
-        PACK: elements for which a thread waits at once. Each thread must hold a multiple of them.
+        offset: of mailboxes that some program will write, even where `mask` is false.
+        PACK: how many elements a thread waits for at once. Each thread must hold a multiple of it.
     """
     FIELDS: tl.constexpr = len(none)
     bits = _wait(mailboxes, offset, step, FIELDS, PACK)

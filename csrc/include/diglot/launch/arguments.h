@@ -1,5 +1,5 @@
-// What a planned launch is given each time: addresses, numbers, scratch. A plan holds where they
-// will be found, by the types below, each of which is a function of `Arguments`.
+// The arguments of a planned launch: addresses, numbers, scratch. A plan does not hold their
+// values. It holds objects of the types below, which find them in `Arguments` at each launch.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,8 @@
 
 namespace diglot {
 
-// A number as its caller gives it, exact in whichever of the two kinds the launcher computes in.
+// A number as its caller gives it, exact as a float64 and as an integer; the launcher computes in
+// one of the two.
 struct NumberValue {
   double real = 0;
   int64_t integer = 0;
@@ -17,12 +18,12 @@ struct NumberValue {
 
 struct Arguments {
   cudaStream_t stream;
-  void* const* addresses;  // of tensors
+  void* const* addresses;  // of the call's tensors
   const NumberValue* numbers;
   char* scratch;
 };
 
-// The address of a tensor's data, of scratch, or of a place behind; null by default.
+// The address of a tensor's data or of scratch, or of a place behind it; null by default.
 template <typename T>
 class Address {
  public:
@@ -50,7 +51,8 @@ class Address {
   int64_t bytes_ = 0;
 };
 
-// A parameter that may be a float or an integer, and what a kernel computes with.
+// A parameter that may be a float or an integer; as<Compute>() finds it in the type of the
+// computation.
 struct Number {
   int place = 0;
 
@@ -65,8 +67,8 @@ struct Number {
     };
   }
 };
-// A parameter that is a float, or an integer. No plan depends on one: such parameters of a launcher
-// are an int64_t or a double.
+// A float, or an integer, on which no plan depends. A launcher's parameters on which plans depend
+// are plain double or int64_t.
 struct Real : Number {
   double operator()(const Arguments& now) const { return now.numbers[place].real; }
 };
@@ -74,7 +76,7 @@ struct Integer : Number {
   int64_t operator()(const Arguments& now) const { return now.numbers[place].integer; }
 };
 
-// What a launch is given for something that its plan holds: a value, or a function of arguments.
+// The value at a launch of something that a plan holds: a value, or a function of `Arguments`.
 template <typename Held>
 decltype(auto) resolve(const Held& held, [[maybe_unused]] const Arguments& now) {
   if constexpr (std::is_invocable_v<const Held&, const Arguments&>) {

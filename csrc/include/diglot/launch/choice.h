@@ -1,5 +1,5 @@
-// What a planner asks of a store of measured plans: the numbers that were best for a problem. The
-// store is Python's (python/diglot/backends/choosing.py); without one nothing is chosen.
+// How a planner asks a store of measured plans for the best numbers of a problem. The store is
+// Python's (python/diglot/backends/choosing.py). Without a store, planners choose nothing.
 #pragma once
 
 #include <atomic>
@@ -13,23 +13,23 @@
 
 namespace diglot {
 
-// Of which op a launcher is, and its own name.
+// A launcher's op, and its own name.
 struct LauncherName {
   std::string_view op, launcher;
 };
 
-// What two calls have in common that should run alike.
+// The facts that two calls share if the same numbers are best for both.
 struct Problem {
   LauncherName name;
-  std::string gpu;                       // its short name; "": not known
-  std::vector<const Operand*> operands;  // whose dtypes matter; null: one that is absent
+  std::string gpu;                       // the short name; "" if unknown
+  std::vector<const Operand*> operands;  // their dtypes count; null where one is absent
   std::string layout;
   std::vector<int64_t> shape;
 };
 
-// Numbers by the names of tunables, for every entry of a table.
+// Numbers by the names of tunables. A number holds for all entries of a table.
 using ChosenNumbers = std::vector<Tunables::Entry>;
-// Null: nothing is chosen.
+// Returns null to choose nothing.
 using Chooser = std::shared_ptr<const ChosenNumbers> (*)(const Problem& problem);
 
 inline std::atomic<Chooser>& chooser() {

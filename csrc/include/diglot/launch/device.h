@@ -1,5 +1,6 @@
-// What host code asks of a device, and how a kernel is started on one: a GPU (gpu_device.h), the
-// interpreter (interpreted_device.h), or a device that is only named, to plan for (named_device.h).
+// Facts of a device, and how a kernel starts on it: on a GPU (gpu_device.h) or on the interpreter
+// (interpreted_device.h). A device that is only named (named_device.h) has facts alone, for
+// planning.
 #pragma once
 
 #include <cxxabi.h>
@@ -23,12 +24,12 @@ inline void check(cudaError_t status, const char* what) {
   }
 }
 
-// Its type's name holds that of the kernel.
+// A type whose name holds the kernel's name.
 template <auto kKernel>
 struct KernelTag {};
 
-// The demangled name of a KernelTag's kernel. The host's symbol of a kernel would say no more: it
-// is of internal linkage, and so mangled otherwise than the device's.
+// The demangled name of a KernelTag's kernel. The host's symbol of a kernel would not help: it has
+// internal linkage, so its mangled name differs from the device's.
 inline std::string kernel_name(const std::type_info& tag) {
   const std::unique_ptr<char, void (*)(void*)> text(
       abi::__cxa_demangle(tag.name(), nullptr, nullptr, nullptr), std::free);
@@ -48,15 +49,15 @@ struct Kernel {
   std::string name() const { return kernel_name(*tag); }
 };
 
-// What a kernel is started with, besides its arguments.
+// The configuration of a launch.
 struct Launch {
   dim3 grid;
   dim3 block;
-  std::size_t shared_bytes = 0;  // of dynamic shared memory
+  std::size_t shared_bytes = 0;  // dynamic shared memory
   bool is_cooperative = false;   // all blocks at once, or an error: they may wait for each other
   unsigned cluster_blocks = 1;   // neighbours in x that run at once as a cluster (cluster.cuh)
   bool uses_pdl = false;         // programmatic dependent launch (sync/pdl.cuh)
-  bool is_persistent = false;    // at most as many blocks as run at once, which loop over the work
+  bool is_persistent = false;    // at most the blocks that run at once, which loop over the work
   bool skip_if_no_room = false;  // without room for a cluster, nothing starts and nothing fails
 
   unsigned threads() const { return block.x * block.y * block.z; }
@@ -69,25 +70,24 @@ class Device {
  public:
   virtual ~Device() = default;
 
-  // Ten times the compute capability.
+  // The compute capability times ten.
   virtual int architecture() const = 0;
   virtual int multiprocessors() const = 0;
-  // Of shared memory, on each multiprocessor.
+  // Bytes of shared memory on each multiprocessor.
   virtual int shared_bytes() const = 0;
   virtual bool has_clusters() const = 0;
-  // The numbers by which planners choose for it.
+  // The measured numbers that planners use on it.
   virtual std::shared_ptr<const Tunables> tunables() const = 0;
-  // Threads that wait for other blocks need all blocks of the grid to run at once: the greatest
-  // number of blocks for which that holds. 0 if not even one fits.
+  // The greatest grid whose blocks all run at once, as blocks that wait for each other must. 0 if
+  // not even one fits.
   virtual int resident_blocks(const Kernel& kernel, int block_threads,
                               std::size_t shared_bytes) const = 0;
-  // Clusters of such a launch that run at once: 0 if not even one fits.
+  // How many clusters of such a launch run at once: 0 if not even one fits.
   virtual int resident_clusters(const Kernel& kernel, const Launch& how) const = 0;
-  // Has a kernel ready to be started so. Not every moment is one for that: a stream capture is
-  // none.
+  // Prepares a kernel for such a launch. A stream capture may not allow it.
   virtual void prepare(const Kernel& kernel, const Launch& how) const = 0;
 
-  // Fits a launch to the device; false if there is no room for a launch that is persistent or may
+  // Fits a launch to the device. False if there is no room for a launch that is persistent or may
   // be skipped.
   bool fit(const Kernel& kernel, Launch& how) const {
     how.uses_pdl = how.uses_pdl && architecture() >= 90;

@@ -13,8 +13,8 @@ struct Type {
   using type = T;
 };
 
-// With DIGLOT_FEW_TYPES a build has kernels for two types alone: it is there to be looked into, and
-// takes half the time.
+// With DIGLOT_FEW_TYPES a build has kernels for two types only. It takes half the time, and serves
+// to inspect machine code.
 #if defined(DIGLOT_FEW_TYPES)
 template <typename T>
 constexpr bool kHasKernels = std::is_same_v<T, float> || std::is_same_v<T, bfloat16>;
@@ -45,8 +45,8 @@ void dispatch_floating(DType dtype, Function function) {
   }
 }
 
-// Calls function(Type<I>{}, Type<O>{}) with the floating types of the two: the same, or a wider one
-// of float32.
+// Calls function(Type<I>{}, Type<O>{}) with the floating types of the two. O is I, or float32 where
+// I is narrower.
 template <typename Function>
 void dispatch_widening(DType narrow, DType wide, Function function) {
   dispatch_floating(narrow, [&](auto type) {

@@ -8,9 +8,9 @@
 
 namespace diglot {
 
-// Of tiny arrays, bound by latency, a thread takes one element; of small ones, where more blocks
-// are worth more than more loads in flight per thread, one access. Beyond, a thread takes 16
-// elements (four accesses at most), which measured best for every type.
+// The elements of a thread. Tiny arrays are bound by latency: a thread takes one element. In small
+// arrays more blocks are worth more than more loads in flight per thread: a thread takes one
+// access. Beyond, it takes 16 elements (four accesses at most), which measured best for every type.
 constexpr int kElementsPerThread = 16;
 
 template <typename T>
@@ -22,13 +22,13 @@ using SmallShape = FlatShape<1, kVectorElements<T>>;
 template <typename T>
 using LargeShape =
     FlatShape<std::clamp(kElementsPerThread / kVectorElements<T>, 1, 4), kVectorElements<T>>;
-// A thread of a strided kernel keeps an offset per access and array: with more than two accesses,
-// registers run out in float64.
+// A thread of a strided kernel keeps an offset for each access and array. With more than two
+// accesses, registers run out in float64.
 template <typename T>
 using StridedShape = FlatShape<std::min(LargeShape<T>::kAccesses, 2), kVectorElements<T>>;
 
-// Elements to step over until all the pointers are multiples of 16 bytes; -1 if they never are at
-// the same time.
+// Elements to step over until all the pointers are multiples of 16 bytes; -1 if no number does it
+// for all.
 template <typename T, int kArrays>
 int common_head(const Operand* const (&operands)[kArrays]) {
   const auto head_of = [](const Operand& operand) {
@@ -41,8 +41,8 @@ int common_head(const Operand* const (&operands)[kArrays]) {
   return head;
 }
 
-// Whether 16-byte accesses along the fastest dimension serve all operands: none of them is crossed
-// by the end of a row, and all are aligned, or of one element, where an operand is broadcast.
+// Whether 16-byte accesses along the fastest dimension serve all operands. No row may end within an
+// access. Every operand must be aligned, or broadcast along that dimension.
 template <typename T, int kArrays>
 bool take_vectors(const Operand* const (&operands)[kArrays], const Layout<kArrays>& layout) {
   if (!have_one_dtype(operands) || !layout.has_vectors(0, kVectorElements<T>)) return false;
@@ -56,9 +56,9 @@ bool take_vectors(const Operand* const (&operands)[kArrays], const Layout<kArray
   return true;
 }
 
-// The row-major indices of an operand's elements, as one more operand of the layout, in which a
-// kernel finds them: the last one, for a function that takes an index. Without memory, at address
-// zero, it lets no array begin with a head: an access starts at a multiple of its elements.
+// The row-major indices of an operand's elements, as one more operand of the layout, for a function
+// with an index. It is the last operand, without memory. Its address, zero, rules out a head: an
+// access starts at a multiple of its elements.
 inline Operand index_operand(const Operand& operand) {
   Operand index = operand;
   index.number = Address<void>::kNull, index.remainder = 0;
@@ -77,9 +77,9 @@ template <typename Strides>
 using index_of = typename IndexOf<std::decay_t<Strides>>::type;
 
 // Plans flat(shape, blocks, n, head) if all operands are of type T and lie in memory in the same
-// dense order, and strided(shape, blocks, n, strides) for each slice of the layout otherwise, where
-// n counts accesses. The first operand is the output, whose type T is. `shape` is a FlatShape, of
-// one element per access where types differ; `strides` a Strides of either index type.
+// dense order. Otherwise plans strided(shape, blocks, n, strides) for each slice of the layout; n
+// then counts accesses. The first operand is the output, of type T. `shape` is a FlatShape, with
+// one element per access where types differ. `strides` is a Strides of either index type.
 template <typename T, int kArrays, typename Flat, typename Strided>
 void elementwise_launch(Planner& planner, const Operand* const (&operands)[kArrays], Flat flat,
                         Strided strided) {
@@ -130,14 +130,15 @@ void elementwise_launch(Planner& planner, const Operand* const (&operands)[kArra
   }
 }
 
-// T, for each operand of a pack.
+// T for each operand of a pack.
 template <typename T, typename Operand>
 struct TypeOf {
   using type = T;
 };
 
-// Plans output = functor(inputs...), of operands of type T: an op's launch, in either walk.
-// `functor` is one, or a function that makes it of `Arguments`, where it holds numbers of a call.
+// Plans an op's launch, output = functor(inputs...), in either walk. All operands are of type T.
+// `functor` is a functor, or a function that makes one from `Arguments` where it needs numbers of
+// the call.
 template <typename T, typename Held, typename... Inputs>
 void map_elements(Planner& planner, const Held& functor, const Operand& output,
                   const Inputs&... inputs) {

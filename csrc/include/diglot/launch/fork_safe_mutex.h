@@ -1,5 +1,5 @@
-// A mutex that a forking thread holds, so that the child process, which has none of its parent's
-// other threads, finds it unlocked. Never destroyed.
+// A mutex that works in a child process after a fork. The forking thread holds it meanwhile, so the
+// child, which has none of the other threads, finds it unlocked. It is never destroyed.
 #pragma once
 
 #include <pthread.h>

@@ -7,8 +7,8 @@
 
 namespace diglot {
 
-// Shared memory in which a block keeps its tiles between phases: as many as fit; 0 if a block has
-// one tile.
+// Bytes of shared memory where a block parks tiles between phases: as many tiles as fit, or 0 if
+// each block has one tile.
 inline int parking_bytes(Planner& planner, int64_t tiles, int tile_bytes) {
   const auto blocks = static_cast<int>(planner.tuned(Tunable::kGlobalBlocks));
   if (tiles <= int64_t{blocks} * planner.device.multiprocessors()) return 0;
@@ -16,8 +16,8 @@ inline int parking_bytes(Planner& planner, int64_t tiles, int tile_bytes) {
   return std::max(0, room / tile_bytes * tile_bytes);
 }
 
-// Plans function(integral_constant<int, accesses>{}, chunks) for arrays of one number of elements,
-// of type T, the output first.
+// Plans function(integral_constant<int, accesses>{}, chunks) for arrays of type T with the same
+// number of elements. The first is the output.
 template <typename T, int kArrays, typename Function>
 void cut_into_chunks(Planner& planner, const Operand* const (&operands)[kArrays],
                      Function function) {
@@ -55,8 +55,8 @@ void cut_into_chunks(Planner& planner, const Operand* const (&operands)[kArrays]
                    "16 accesses per thread, split into elements");
 }
 
-// Plans kKernel, which takes chunks, a barrier's word, states, and the arguments, with a block for
-// each chunk, or with fewer that run at once: `blocks` of them, where that is not 0.
+// Plans kKernel with (chunks, a barrier's word, states, arguments...). It runs `blocks` blocks, or
+// one for each chunk where `blocks` is 0. There are no more than chunks, or than run at once.
 template <auto kKernel, typename State, typename... Held>
 void launch_on_chunks(Planner& planner, const Chunks& chunks, int64_t blocks, const Held&... held) {
   const auto bytes = kBarrierBytes + chunks.count * static_cast<int64_t>(sizeof(State));

@@ -1,4 +1,4 @@
-// A GPU, as the CUDA runtime tells of it, and launches on it.
+// A GPU, described by the CUDA runtime, and launches on it.
 #pragma once
 
 #include <array>
@@ -30,7 +30,7 @@ Kernel kernel_of() {
   return {&typeid(KernelTag<kKernel>), reinterpret_cast<const void*>(kKernel)};
 }
 
-// The attributes of a launch, and what refers to them.
+// The attributes of a launch, and the configuration that points to them.
 struct LaunchConfig {
   cudaLaunchAttribute attribute = {};
   cudaLaunchConfig_t config = {};
@@ -57,7 +57,7 @@ struct LaunchConfig {
 
 class GpuDevice final : public Device {
  public:
-  // The current one.
+  // The current device.
   static const GpuDevice& current() {
     constexpr int kMost = 64;
     static std::array<std::atomic<const GpuDevice*>, kMost> devices{};
@@ -65,7 +65,7 @@ class GpuDevice final : public Device {
     check(cudaGetDevice(&index), "cudaGetDevice");
     if (index >= kMost) throw std::runtime_error("diglot knows 64 devices at most");
     const GpuDevice* known = devices[index].load(std::memory_order_acquire);
-    if (known == nullptr) {  // never destroyed: when a process ends, launches may still be made
+    if (known == nullptr) {  // never destroyed: launches may follow static destruction
       const auto* const made = new GpuDevice(index);
       if (devices[index].compare_exchange_strong(known, made)) return *made;
       delete made;
@@ -107,9 +107,9 @@ class GpuDevice final : public Device {
     return clusters;
   }
 
-  // Code is loaded lazily. Dynamic shared memory beyond the default limit needs an opt-in, and so
-  // does a cluster of more blocks than is portable. What a kernel may have only grows: launches of
-  // other sizes are prepared, too.
+  // Loads the kernel's code, which is lazy. Opts in to dynamic shared memory beyond the default
+  // limit, and to clusters beyond the portable size. The limits only grow, since launches of other
+  // sizes are prepared too.
   void prepare(const Kernel& kernel, const Launch& how) const override {
     static std::mutex mutex;
     const std::lock_guard lock(mutex);
@@ -152,7 +152,7 @@ class GpuDevice final : public Device {
 
 inline const Device& current_device() { return GpuDevice::current(); }
 
-// Prepares a kernel that may have been prepared before, as most have.
+// Prepares a kernel. A kernel that was prepared before takes only a look at a bit.
 template <auto kKernel>
 void prepare_again(const Launch& how) {
   constexpr std::size_t kAlwaysAllowed = 16 * 1024;
@@ -167,7 +167,7 @@ void prepare_again(const Launch& how) {
 }
 
 [[noreturn]] inline void refuse_grid(const Kernel& kernel, const Launch& how) {
-  static_cast<void>(cudaGetLastError());  // it is told here
+  static_cast<void>(cudaGetLastError());  // clears the error, which is reported here
   const unsigned threads = how.threads();
   const auto blocks = static_cast<uint64_t>(how.grid.x) * how.grid.y * how.grid.z;
   const int resident =
@@ -179,8 +179,8 @@ void prepare_again(const Launch& how) {
       std::to_string(resident) + " at once");
 }
 
-// Starts a kernel that is prepared on a stream of the current device. `values` are of the types of
-// its parameters.
+// Starts a prepared kernel on a stream of the current device. `values` have the types of its
+// parameters.
 template <auto kKernel, typename... Parameters>
 void start(const Launch& how, cudaStream_t stream, std::tuple<Parameters...>& values) {
   const auto code = reinterpret_cast<const void*>(kKernel);

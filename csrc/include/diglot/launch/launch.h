@@ -16,25 +16,25 @@ namespace diglot {
 // Of the current device.
 inline int multiprocessors() { return current_device().multiprocessors(); }
 
-// Of shared memory, on each multiprocessor of the current device.
+// Bytes of shared memory on each multiprocessor of the current device.
 inline int multiprocessor_shared_bytes() { return current_device().shared_bytes(); }
 
-// Threads that wait for other blocks need all blocks of the grid to run at once: the greatest
-// number of blocks for which that holds on the current device. 0 if not even one fits.
+// The greatest grid whose blocks all run at once on the current device, as blocks that wait for
+// each other must. 0 if not even one fits.
 template <auto kKernel>
 int resident_blocks(int block_threads, std::size_t shared_bytes = 0) {
   return current_device().resident_blocks(kernel_of<kKernel>(), block_threads, shared_bytes);
 }
 
-// Clusters of such a launch that run at once on the current device: 0 if not even one fits.
+// How many clusters of such a launch run at once on the current device: 0 if not even one fits.
 template <auto kKernel>
 int resident_clusters(const Launch& how) {
   return current_device().resident_clusters(kernel_of<kKernel>(), how);
 }
 
 // Starts kKernel on `stream` of the current device. Arguments convert to the kernel's own types.
-// False if nothing was started: a launch that is persistent or may be skipped, and the device has
-// no room for it.
+// Returns false, and starts nothing, if there is no room for a launch that is persistent or may be
+// skipped.
 template <auto kKernel, typename... Parameters, typename... Arguments>
 bool launch_as(void (*)(Parameters...), Launch how, cudaStream_t stream,
                const Arguments&... arguments) {
@@ -69,7 +69,7 @@ inline Launch cooperative_launch(const Device& device, const Kernel& kernel, int
   return how;
 }
 
-// Starts so many blocks. The kernel takes what work there is by gridDim.x.
+// Starts a cooperative launch of such a grid. The kernel shares out its work by gridDim.x.
 template <auto kKernel, typename... Arguments>
 void launch_cooperatively(int64_t most, int per_multiprocessor, int block_threads,
                           std::size_t shared_bytes, cudaStream_t stream,

@@ -1,4 +1,4 @@
-// A device that need not be there: launches are planned for it, and none is started.
+// A device that need not exist: launches are planned for it, and none starts.
 #pragma once
 
 #include <limits>
@@ -22,7 +22,7 @@ class NamedDevice final : public Device {
   int shared_bytes() const override { return shared_bytes_; }
   bool has_clusters() const override { return has_clusters_; }
   std::shared_ptr<const Tunables> tunables() const override { return tunables_; }
-  // Nobody knows a kernel's occupancy there: as many as a launcher would start at most.
+  // Occupancy is unknown there, so it limits no grid.
   int resident_blocks(const Kernel&, int, std::size_t) const override {
     return std::numeric_limits<int>::max();
   }

@@ -1,4 +1,4 @@
-// Host side of the norms' derivatives: who has a row, and the two launches. Twin of
+// Host side of the norms' derivatives: who holds a row, and the two launches. Twin of
 // triton_ops/launch/norm_backward.py.
 #pragma once
 
@@ -16,8 +16,7 @@
 
 namespace diglot {
 
-// Compiled shapes: those that hold a row with accesses of 16 bytes, one for elements one by one,
-// and those for rows that are read twice.
+// Compiled shapes. Wide and Peeled have accesses of 16 bytes. Streaming reads rows twice.
 template <typename T>
 struct NormBackwardShapes {
   template <int... kAccesses>
@@ -33,11 +32,10 @@ struct NormBackwardShapes {
   using Streaming = NormShape<(sizeof(T) == 2 ? 1 : 2) * (kIsWide ? 2 : 1), kIsWide>;
 };
 
-// Upper bound of the shared memory that a block uses for other purposes and that the driver
-// reserves.
+// The most shared memory that a block uses for other purposes, with the driver's part.
 constexpr int kNormOtherBytes = 2 * 1024 + 64;
 
-// Groups of rows whose sums are added up. They decide the order in which rows are summed.
+// How many groups of rows have sums of their own. The number sets the order of summation.
 template <typename T>
 int groups_of_rows(Planner& planner, int64_t count, int64_t n, int arrays) {
   // Bytes of shared memory for a row, with its weights and a stage of the row after it.
@@ -60,7 +58,7 @@ struct NormOperands {
   const Operand& grad_input;
 };
 
-// An array of rows without the dimension that is normalized, the last.
+// An array of rows without its last dimension, which is normalized.
 inline Operand outer_dimensions(Operand operand) {
   --operand.rank;
   return operand;
@@ -84,7 +82,7 @@ constexpr NormVariantNames kNormVariantNames =
                      : NormVariantNames{"rows in lanes", "a row in shared memory",
                                         "a row across a cluster", "a row read twice"};
 
-// Elements of a row for each of its blocks: whole accesses.
+// Elements of a row in each of its blocks: whole accesses.
 template <typename Shape, typename T>
 int64_t share_of_block(const NormRows& rows) {
   constexpr int kElements = Shape::template kElements<T>;
@@ -93,8 +91,8 @@ int64_t share_of_block(const NormRows& rows) {
   return quotient(quotient(n, rows.blocks), kElements) * kElements;
 }
 
-// Whether rows can be peeled: all arrays have the same distances from a row's start to a multiple
-// of 16 bytes, and an access that reaches beyond a row ends in one beside it.
+// Whether rows can be peeled. In all arrays a row must start equally far from a multiple of 16
+// bytes. An access that reaches beyond a row must end in a neighbouring row.
 template <typename T>
 bool are_peeled(const Operand (&views)[kNormArrays], const Layout<kNormArrays>& layout) {
   constexpr int kElements = kAccessBytes / static_cast<int>(sizeof(T));
@@ -122,8 +120,7 @@ NormSumOrder order_by_access(int64_t n, bool is_peeled, const Operand& view,
   return order;
 }
 
-// From a row to the next that begins alike. Rows of a group do, if so many rows or a multiple lie
-// between them.
+// The distance in rows to the next that begins alike. Rows of a group are a multiple of it apart.
 inline int period_of(const NormSumOrder& order) {
   int period = 1;
   while (((period * order.skipped_step) & ((1 << order.access_bits) - 1)) != 0) ++period;
@@ -134,8 +131,7 @@ inline int groups_alike(const NormSumOrder& order, int64_t groups, int64_t count
   return static_cast<int>(groups < count && groups > period ? groups / period * period : groups);
 }
 
-// Blocks that walk rows: one, or a cluster, for each group. Without sums, as many groups as can be
-// resident.
+// Without sums: as many groups as can be resident. A block, or a cluster, walks each.
 inline void count_groups(Planner& planner, NormRows& rows) {
   if (rows.groups != 0) return;
   const int64_t blocks =
@@ -151,19 +147,19 @@ inline Launch launch_of_groups(const NormRows& rows, int threads) {
   return how;
 }
 
-// How a shape shares out rows.
+// How a shape shares out rows, and at which cost.
 struct NormFit {
   NormRows rows;
   Launch how;
-  int64_t cost;  // issue slots of an SM, about: they bound a kernel that memory does not
+  int64_t cost;  // estimate in issue slots of an SM, which bound kernels that memory does not
 };
 
-// Nothing if a row does not fit into a cluster of so many blocks with so many stages.
+// Nothing if a row does not fit into `blocks` blocks with at least `least_stages` stages.
 template <typename Shape, typename T>
 std::optional<NormFit> share_out_norm(Planner& planner, NormRows rows, int blocks,
                                       int least_stages) {
   constexpr int kColumns = Shape::template kColumns<T>;
-  constexpr int64_t kMost = kNormResidentThreads * kColumns;  // of a row's elements, for a block
+  constexpr int64_t kMost = kNormResidentThreads * kColumns;  // elements that a block can hold
   constexpr int kWarpColumns = kWarpLanes * kColumns;
   rows.blocks = blocks;
   rows.share = share_of_block<Shape, T>(rows);
@@ -171,13 +167,13 @@ std::optional<NormFit> share_out_norm(Planner& planner, NormRows rows, int block
   count_groups(planner, rows);
   if (rows.groups < rows.count && rows.groups % period_of(rows.order) != 0) return {};
   rows.team = kWarpLanes * static_cast<int>((rows.share + kWarpColumns - 1) / kWarpColumns);
-  // With several accesses lanes are apart as in a whole warp. A cluster's blocks have whole warps.
+  // Only a team within one block, with one access per thread or single elements, is below a warp.
   constexpr bool kHasLanes = Shape::kAccesses == 1 || !Shape::kIsWide;
   while (kHasLanes && blocks == 1 && rows.team <= kWarpLanes &&
          rows.team / 2 * kColumns >= rows.share) {
     rows.team /= 2;
   }
-  // As many teams as have rows, fit, and leave room for enough stages. A cluster has one.
+  // As many teams as rows, threads, and room for enough stages allow. A cluster has one.
   constexpr int kWeightParts = sizeof(compute_t<T>) / sizeof(T);
   const auto wanted = static_cast<int>(planner.tuned(Tunable::kNormBackwardThreads));
   const int most_threads = std::min(kNormResidentThreads, std::max(wanted, rows.team));
@@ -197,11 +193,11 @@ std::optional<NormFit> share_out_norm(Planner& planner, NormRows rows, int block
   if (fit.rows.stages < least_stages) return {};
   const int parts = kWeightParts + fit.rows.stages * rows.arrays;
   fit.how.shared_bytes = static_cast<std::size_t>(parts * warps * kWarpLanes * Shape::kPartBytes);
-  // A warp's instructions for a row, and how long it waits for others' and for its own.
+  // A warp's instructions for a row, and how long it waits for other warps and for its own results.
   constexpr int kBeside = Shape::kIsPeeled ? 100 : Shape::kIsWide ? 0 : 12 * kColumns;
   constexpr int64_t kIssued = 16 * kColumns + 150 + kBeside, kWaited = 1200;
-  // Until it has its instructions, which no cache has when a call begins. On an H200, 256 rows of
-  // 1536 took 20 µs with 6 accesses, and 11 to 13 with 2 to 4.
+  // The time to fetch the instructions, which no cache has when a call begins. On an H200, 256 rows
+  // of 1536 took 20 µs with 6 accesses, and 11 to 13 with 2 to 4.
   constexpr int64_t kStarted = Shape::kAccesses > 4 ? 6000 : 0;
   const int64_t at_once = warps * kWarpLanes / rows.team;
   fit.cost = kStarted + (each + at_once - 1) / at_once * (warps * kIssued / 4 + kWaited);
@@ -209,7 +205,7 @@ std::optional<NormFit> share_out_norm(Planner& planner, NormRows rows, int block
   return fit;
 }
 
-// As above for two-pass rows: `blocks` per row, `fields` sums.
+// The same for two-pass rows: `blocks` per row, `fields` sums.
 template <typename Shape, typename T>
 Launch share_out_streaming_norm(Planner& planner, NormRows& rows, int blocks, int fields) {
   rows.blocks = blocks;
@@ -224,8 +220,8 @@ Launch share_out_streaming_norm(Planner& planner, NormRows& rows, int blocks, in
   return how;
 }
 
-// Plans the kernel Kernels::rows<Shape>() or, if no shape holds a row, Kernels::streaming<Shape>(),
-// and, where there is something to add up, Kernels::sum<elements>().
+// Plans the kernel Kernels::rows<Shape>(), or Kernels::streaming<Shape>() if no shape holds a row.
+// Then plans Kernels::sum<elements>() if there are sums over rows.
 template <bool kIsCentered, typename T, typename Kernels>
 void launch_norm_backward(Planner& planner, const NormOperands& operands) {
   using Compute = compute_t<T>;
@@ -260,7 +256,7 @@ void launch_norm_backward(Planner& planner, const NormOperands& operands) {
   const bool is_peeled = may_hold && !is_wide && are_peeled<T>(views, layout);
   const NormSumOrder by_access = order_by_access<T>(n, is_peeled, views[0], layout);
   const NormSumOrder by_column{by_access.pitch};
-  // What is asked for of the derivatives that are sums over rows, weight first.
+  // The requested derivatives that are sums over rows, weight first.
   const Operand* asked[2] = {};
   int fields = 0;
   for (const Operand* gradient : {operands.grad_weight, operands.grad_bias}) {
@@ -309,7 +305,7 @@ void launch_norm_backward(Planner& planner, const NormOperands& operands) {
         rows.groups = fit.rows.groups, rows.order = fit.rows.order;
         return true;
       };
-      // Of the shapes that hold a row in as few blocks as possible the cheapest.
+      // Few blocks come first. Among shapes that hold a row in as many, the cheapest does.
       const auto attempt_shapes = [&](auto shapes, int least_stages) {
         int64_t skipped = planner.tuned(Tunable::kNormBackwardSkippedShapes);
         for (int blocks = 1; blocks <= kMostClusterBlocks; blocks *= 2) {
@@ -338,7 +334,7 @@ void launch_norm_backward(Planner& planner, const NormOperands& operands) {
         }
         return false;
       };
-      // Rows that must wait for their copies are the last resort.
+      // One stage is the last resort: rows then wait for their copies.
       const auto attempt_held = [&](auto shapes) {
         const auto stages = static_cast<int>(planner.tuned(Tunable::kNormBackwardStages));
         return attempt_shapes(shapes, std::min(stages, 2)) || attempt_shapes(shapes, 1);
@@ -384,7 +380,7 @@ void launch_norm_backward(Planner& planner, const NormOperands& operands) {
   const auto sum = [&](auto elements) {
     constexpr int kTaken = decltype(elements)::value;
     const int64_t accesses = rows.n / kTaken;
-    // As deep as there are groups to read, but a line of memory wide.
+    // A block is as deep as there are groups to read, but at least a line of memory wide.
     auto side = static_cast<int>(planner.tuned(Tunable::kNormBackwardSumSide));
     while (side < kNormSumThreads && kNormSumThreads / side * kNormSumLoads > 2 * groups) side *= 2;
     Launch how{dim3(blocks_for(accesses, side), static_cast<unsigned>(fields)), kNormSumThreads};
@@ -393,7 +389,7 @@ void launch_norm_backward(Planner& planner, const NormOperands& operands) {
                                                  outputs, asked[0]->dtype);
   };
   constexpr int kVector = kAccessBytes / static_cast<int>(sizeof(Compute));
-  // Sums of peeled rows have places behind a row's end: whole accesses would take them for columns.
+  // Whole accesses would take the places behind a peeled row's end for columns.
   if (rows.n % kVector == 0 && rows.order.pitch == rows.n && !rows.order.skips()) {
     sum(std::integral_constant<int, kVector>{});
   } else {

@@ -7,10 +7,10 @@
 
 namespace diglot {
 
-// Rows are the last dimension, whose elements are neighbours: there are no columns. Few rows take
-// as long as one: many threads share it, with little code. Else more accesses of a thread spread
-// what each warp takes besides, and fewer leave room for more warps. The shapes were measured on an
-// H200 (bench/layer_norm.py).
+// Shapes for norms. Rows are the last dimension and contiguous, so there are no columns. A few rows
+// take as long as one row: many threads share it, with little code. Otherwise more accesses per
+// thread spread a warp's fixed costs, and fewer leave room for more warps. The shapes were measured
+// on an H200 (bench/layer_norm.py).
 template <typename T, int kInputs, bool kIsCentered>
 struct NormShapes {
   static constexpr int kMost = sizeof(T) == 8 ? 2 : 8 / kInputs;
@@ -35,8 +35,8 @@ struct NormShapes {
       sizeof(T) <= 4,
       ShapeList<InLanes<Width::kPeeled>, PeeledShared, TiledRows<kMost, Width::kPeeled>>, Narrow>;
   static constexpr bool kHasColumns = false;
-  // Whether a shape is one for so many rows of n elements, besides that it holds one. Of many rows
-  // weight and bias had better be read by few blocks, of tiles in shared memory.
+  // Whether to use a shape for `count` rows of n elements, if it holds one. With many rows, few
+  // blocks should read weight and bias, in tiles of shared memory.
   template <typename Shape>
   static bool takes(Planner& planner, int64_t n, int64_t count) {
     if (Shape::kIsPeeled) return true;
@@ -64,15 +64,15 @@ struct NormForwardOperands {
   const Operand& out;
 };
 
-// Where the statistics of rows are: a number of each row for the mean, if they are centred, and one
-// for rstd.
+// Where the statistics of rows lie: rstd, and the mean if rows are centred, one number for each
+// row.
 template <typename Compute>
 struct RowStatistics {
-  Operand shape;  // an element of each row, with the dimensions of rows; both lie alike
+  Operand shape;  // one element per row, with the dimensions of rows; mean and rstd lie alike
   Address<Compute> mean, rstd;
 };
 
-// `statistics`: (fields, *outer) for rows (*outer, n); without, null.
+// `statistics`: (fields, *outer) for rows (*outer, n), or null.
 template <typename Compute, bool kIsCentered>
 RowStatistics<Compute> statistics_of(const Operand& rows, const Operand* statistics) {
   constexpr int kFields = kIsCentered ? 2 : 1;
@@ -97,7 +97,8 @@ RowStatistics<Compute> statistics_of(const Operand& rows, const Operand* statist
   return result;
 }
 
-// Calls function(Type<W>{}) with the type of a weight or a bias of a norm of elements of type T.
+// Calls function(Type<W>{}), where W is the type of weight and bias of a norm over elements of type
+// T.
 template <typename T, typename Function>
 void dispatch_parameters(const Operand* weight, const Operand* bias, Function function) {
   const Operand* const parameters = weight != nullptr ? weight : bias;
@@ -108,8 +109,8 @@ void dispatch_parameters(const Operand* weight, const Operand* bias, Function fu
   function(Type<T>{});
 }
 
-// Plans function(type, shape, rows, how, inputs, operation) for a norm of rows, as launch_rows; the
-// type is that of weight and bias.
+// Plans function(type, shape, rows, how, inputs, operation) for a norm of rows, as launch_rows
+// does. `type` is that of weight and bias.
 template <bool kIsCentered, bool kAdds, typename T, typename Function>
 void launch_norm_forward(Planner& planner, const NormForwardOperands& operands, Real eps,
                          Function function) {

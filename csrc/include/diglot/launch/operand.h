@@ -15,26 +15,26 @@
 namespace diglot {
 
 constexpr int kMaxTensorRank = 64;
-// Of addresses, plans know the remainder by this.
+// Plans know addresses modulo this number.
 constexpr uintptr_t kAddressModulus = 16;
 
 struct Operand {
-  int number = Address<void>::kNull;  // among the tensors of a call
-  uintptr_t remainder = 0;            // of its address
+  int number = Address<void>::kNull;  // index among the call's tensors
+  uintptr_t remainder = 0;            // of its address, by kAddressModulus
   DType dtype = DType::kFloat32;
   int64_t numel = 0;
   int rank = 0;
   int64_t sizes[kMaxTensorRank];
   int64_t strides[kMaxTensorRank];
 
-  // Where its data will be.
+  // Finds its data at a launch.
   template <typename T>
   Address<T> as() const {
     return Address<T>(number);
   }
   bool is_aligned(uintptr_t bytes = kAddressModulus) const { return remainder % bytes == 0; }
 
-  // The strides of a contiguous tensor of its sizes.
+  // Sets the strides of a contiguous tensor of these sizes.
   void set_contiguous_strides() {
     int64_t stride = 1;
     for (int d = rank - 1; d >= 0; --d) {
@@ -44,15 +44,15 @@ struct Operand {
   }
 };
 
-// Where the data of an operand that may be left out will be.
+// Finds the data of an operand at a launch; null if the operand is absent.
 template <typename T>
 Address<T> address_of(const Operand* operand) {
   return operand == nullptr ? Address<T>() : operand->as<T>();
 }
 
-// The layout of kArrays operands broadcast to the shape of the first: size-1 dimensions dropped,
-// dimensions ordered by the first operand's strides (fastest first), and neighbours merged wherever
-// all arrays step through both as through one.
+// The layout of kArrays operands, broadcast to the shape of the first. Size-1 dimensions are
+// dropped. The others are ordered by the first operand's strides, the fastest first. Neighbours are
+// merged wherever all arrays step through both as through one.
 template <int kArrays>
 struct Layout {
   int64_t numel = 1;
@@ -82,21 +82,20 @@ struct Layout {
     return true;
   }
 
-  // Whether an array consists of runs of so many neighbouring elements, each of them starting at a
-  // multiple of their number.
+  // Whether an array consists of runs of `elements` neighbours, each starting at a multiple of
+  // `elements`.
   bool has_vectors(int array, int elements) const {
     return rank > 0 && strides[0][array] == 1 && sizes[0] % elements == 0 &&
            has_multiples(array, elements, 1);
   }
 
-  // Whether an array's steps along the dimensions from `first` on are multiples of so many
-  // elements.
+  // Whether an array's strides from dimension `first` on are multiples of `elements`.
   bool has_multiples(int array, int elements, int first) const {
     return std::all_of(strides + first, strides + std::max(rank, first),
                        [&](const auto& dimension) { return dimension[array] % elements == 0; });
   }
 
-  // The layout of the vectors of so many elements along the fastest dimension.
+  // The layout of vectors of `elements` elements along the fastest dimension.
   Layout in_vectors(int elements) const {
     Layout result = *this;
     result.numel /= elements;
@@ -116,9 +115,9 @@ struct Layout {
     return true;
   }
 
-  // Calls function(n, strides) for each slice of at most kMaxRank dimensions, of n elements: once
-  // for most layouts. For others it walks the smallest dimensions here, so that the calls are as
-  // few as can be; the fastest stays in every slice.
+  // Calls function(n, strides) for each slice of n elements and at most kMaxRank dimensions. Most
+  // layouts are one slice. For others this walks the smallest dimensions, which takes the fewest
+  // calls. The fastest dimension stays in every slice.
   template <typename Index, typename Function>
   void for_each_slice(Function function) const {
     Layout slice = *this;

@@ -1,5 +1,5 @@
-// A plan is a value: a launcher's function makes it from a device's facts and its operands' dtypes,
-// sizes, strides and alignment. Launches follow it with other addresses and numbers.
+// A plan is a value. A launcher's function makes it from a device's facts and its operands' dtypes,
+// sizes, strides and alignment. Launches then reuse it with other addresses and numbers.
 //
 //   void scale(Planner& planner, const Operand& input, Number alpha, const Operand& out) {
 //     planner.plan.variant = "flat";
@@ -24,8 +24,8 @@ namespace diglot {
 
 enum class Lifetime { kCall, kStream, kGroup };
 
-// Memory that a launch needs besides its tensors. `zeroed` leading bytes must be zero: at each
-// launch, or for a stream's scratch when it is allocated.
+// Memory that a launch needs in addition to its tensors. `zeroed` leading bytes must be zero: at
+// each launch, or for a stream's scratch when it is allocated.
 struct Scratch {
   int64_t bytes = 0;  // 0: none
   int64_t zeroed = 0;
@@ -33,9 +33,9 @@ struct Scratch {
   std::string group = {};  // the name of the process group that keeps it
 };
 
-// Of scratch that is kept by a stream, what a grid barrier takes.
+// Bytes for a grid barrier at the start of scratch that a stream keeps.
 constexpr int64_t kBarrierBytes = 16;
-// Of scratch that is kept by a group, what the addresses of all ranks' buffers take at its start.
+// Bytes for the addresses of all ranks' buffers at the start of scratch that a group keeps.
 constexpr int64_t kGroupHeaderBytes = 512;
 
 // One kernel.
@@ -46,10 +46,10 @@ struct Step {
 };
 
 struct Plan {
-  const char* variant = "nothing to do";  // its name: a literal
+  const char* variant = "nothing to do";  // its name, a literal
   std::vector<Step> steps;
   Scratch scratch;
-  std::vector<Tunables::Entry> tuned;  // the entries that decided, each once
+  std::vector<Tunables::Entry> tuned;  // the tunables that decided, each once
 
   void launch(const Arguments& now) const {
     for (const Step& step : steps) step.start(step.how, now);
@@ -64,8 +64,8 @@ class Planner {
   const Device& device;
   Plan plan;
 
-  // Takes the numbers that were measured to be best for calls like this one, if any were.
-  // `layout`: a name for how the operands lie; `shape`: what the time depends on, rows first.
+  // Takes the numbers that measured best for calls like this one, if there are any. `layout` names
+  // how the operands lie. `shape` has the sizes on which the time depends, rows first.
   void choose(std::string layout, std::vector<int64_t> shape,
               std::vector<const Operand*> operands) {
     const Chooser ask = chooser().load(std::memory_order_acquire);
@@ -74,8 +74,8 @@ class Planner {
         ask({name_, tunables_->gpu(), std::move(operands), std::move(layout), std::move(shape)});
   }
 
-  // A number that was measured: the chosen one; or of a table the first entry whose key is not
-  // less.
+  // A measured number: the chosen one, or the default. In a table the first entry counts whose key
+  // is not less than `key`.
   int64_t tuned(Tunable tunable, int64_t key = 0) {
     Tunables::Entry entry = tunables_->find(tunable, key);
     if (chosen_ != nullptr) {
@@ -90,15 +90,16 @@ class Planner {
     return entry.value;
   }
 
-  // A launch of kKernel. Each argument is a value, or a function that makes it of `Arguments`; it
-  // converts to the kernel's own type. False, and nothing is added, if the device has no room for
-  // a launch that is persistent or may be skipped.
+  // Adds a launch of kKernel. Each argument is a value, or a function that makes it from
+  // `Arguments`; it converts to the kernel's own type. Returns false, and adds nothing, if the
+  // device has no room for a launch that is persistent or may be skipped.
   template <auto kKernel, typename... Held>
   bool add(const Launch& how, const Held&... held) {
     return add_as<kKernel>(kKernel, how, held...);
   }
 
-  // As many of `most` blocks, at most `per_multiprocessor` on each, as run at once.
+  // Adds a cooperative launch: at most `most` blocks, at most `per_multiprocessor` on each SM, and
+  // no more than run at once.
   template <auto kKernel, typename... Held>
   void add_cooperatively(int64_t most, int per_multiprocessor, int block_threads,
                          std::size_t shared_bytes, const Held&... held) {
@@ -107,13 +108,13 @@ class Planner {
                  held...);
   }
 
-  // Whether the device runs clusters of such a launch.
+  // Whether the device can run a cluster of such a launch.
   template <auto kKernel>
   bool has_clusters(const Launch& how) const {
     return device.resident_clusters(kernel_of<kKernel>(), how) > 0;
   }
 
-  // Where scratch will be, which is at least that much. The steps of a plan share it.
+  // Asks for scratch, at least that much. All steps of a plan share it. Returns its future address.
   Address<char> need(const Scratch& scratch) {
     plan.scratch.bytes = std::max(plan.scratch.bytes, scratch.bytes);
     plan.scratch.zeroed = std::max(plan.scratch.zeroed, scratch.zeroed);
@@ -146,7 +147,7 @@ class Planner {
   std::shared_ptr<const ChosenNumbers> chosen_;
 };
 
-// For how many rows a plan is made that is to run on so many.
+// The number of rows that a plan is made for: a tunable's, or the real `count`.
 inline int64_t planned_rows(Planner& planner, int64_t count) {
   const int64_t planned = planner.tuned(Tunable::kRowsPlannedRows);
   return planned > 0 ? planned : count;

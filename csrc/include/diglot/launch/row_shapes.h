@@ -1,5 +1,5 @@
-// The compiled shapes of row kernels (rows/place.cuh), and which of them an operation has by
-// element type. A planner goes through such a list (rows.h).
+// The compiled shapes of row kernels (rows/place.cuh), as lists by operation and element type. A
+// planner goes through such a list (rows.h).
 #pragma once
 
 #include "diglot/launch/plan.h"
@@ -18,11 +18,12 @@ template <int kAccesses, Width kWidth = Width::kWide>
 using TiledRows = RowShape<Team::kBlock, kWidth, 256, kAccesses, Walk::kTiled, 2>;
 template <int kAccesses, Width kWidth = Width::kWide>
 using TiledColumns = RowShape<Team::kColumns, kWidth, 256, kAccesses, Walk::kTiled, 2>;
-// Rows of single elements.
+// Rows accessed element by element.
 using NarrowLaneRows = LaneRows<1, Width::kNarrow>;
 using NarrowTiledRows = TiledRows<2, Width::kNarrow>;
 
-// Columns of more elements than kTallest_ take two launches; by the accesses of each.
+// Columns that are taller than the tunable kTallest_ take two launches. Each has its own accesses
+// per thread.
 template <typename I, Tunable kTallest_, int kReduced, int kMapped, Width kWidth = Width::kWide>
 struct ChunkedColumns {
   static constexpr Tunable kTallest = kTallest_;
@@ -40,12 +41,12 @@ constexpr bool kIsChunked<Shape, std::void_t<typename Shape::Reduce>> = true;
 template <typename... Shapes>
 struct ShapeList {};
 
-// In a cluster each block holds 16384 elements of the row, at most; of 16-bit elements 24576, or
-// 12288 of two arrays. The most threads leave registers for enough resident blocks to hide latency.
-// It was measured on an H200 (bench/softmax.py, bench/rms_norm.py).
+// A cluster's blocks each hold at most 16384 elements of the row. With 16-bit elements it is 24576,
+// or 12288 of two arrays. These thread counts leave registers for enough resident blocks to hide
+// latency; measured on an H200 (bench/softmax.py, bench/rms_norm.py).
 template <typename I, int kInputs>
 struct SharedRows {
-  static constexpr int kBytes = sizeof(I) * kInputs;  // that are held for each element
+  static constexpr int kBytes = sizeof(I) * kInputs;  // held bytes of an element
   static constexpr int kAccesses = sizeof(I) == 2 && kInputs == 2 ? 4 : 8;
   static constexpr int kThreads = sizeof(I) == 2 ? 384 : 512;
   static constexpr int kBlocks = kBytes <= 4 ? 2 : 1;
@@ -57,18 +58,18 @@ struct SharedRows {
 
 // Element types where speed matters most have more variants. A thread's accesses to all kInputs
 // arrays fit in 32 registers; double's arithmetic takes more. The fastest variant for each row
-// length was measured on an H200 (bench/softmax.py). kReduced: the number of reduced inputs.
+// length was measured on an H200 (bench/softmax.py). kReduced is the number of reduced inputs.
 template <typename I, typename O, int kInputs, int kReduced_ = kInputs>
 struct RowShapes {
   static constexpr int kReduced = kReduced_;
   static constexpr int kMost = sizeof(I) == 8 ? 2 : 8 / kInputs;
   static constexpr int kMostReduced = sizeof(I) == 8 ? 2 : 8 / kReduced;
-  // Taller columns take two launches; shorter ones, too, if the first has less to read.
+  // Taller columns take two launches. The limit is lower if the first launch reads fewer inputs.
   static constexpr Tunable kTallest =
       kReduced < kInputs ? Tunable::kRowsTallestOfFirst : Tunable::kRowsTallest;
   static constexpr Tunable kSkipped = Tunable::kRowsSkippedShapes;
   static constexpr int kOfLanes = sizeof(I) == 4 && kInputs == 1 ? 8 : 4;
-  // float16 takes more registers on its way to float32: more threads hold as much.
+  // float16 takes more registers on its way to float32, so more threads hold the same row.
   template <Width kWidth>
   using Shared =
       std::conditional_t<std::is_same_v<I, float16> && kInputs == 1, ClusterRows<512, 4, 2, kWidth>,

@@ -9,10 +9,10 @@ namespace diglot {
 // Upper bound of the shared memory that a block uses for other purposes and that the driver
 // reserves.
 constexpr int kRowOtherBytes = 2 * 1024;
-constexpr int kColumnsBytes = 24 * 1024;  // of columns_reduce
+constexpr int kColumnsBytes = 24 * 1024;  // for columns_reduce
 
-// Rows along one dimension of kArrays arrays of one shape, the output first. Those that follow the
-// inputs have size 1 there.
+// Rows along one dimension of kArrays arrays of one shape, the output first. The arrays that follow
+// the inputs have size 1 along it.
 template <int kArrays>
 struct RowLayout {
   int64_t n = 1;
@@ -22,7 +22,7 @@ struct RowLayout {
   RowLayout(const Operand* const (&operands)[kArrays], int dim)
       : outer(without(operands, dim, *this)) {}
 
-  // Whether rows consist of 16-byte accesses, of as many elements as one of the input's type has.
+  // Whether rows consist of 16-byte accesses, with `elements` elements of the input's type each.
   bool is_wide(int elements, int arrays) const {
     if (n % elements != 0) return false;
     for (int a = 0; a < arrays; ++a) {
@@ -30,7 +30,8 @@ struct RowLayout {
     }
     return true;
   }
-  // Whether they do but for their ends: the same elements of a row share an access in all arrays.
+  // Whether rows consist of such accesses except at their ends. The same elements of a row must
+  // then share an access in all arrays.
   bool is_peeled(const Operand* const (&operands)[kArrays], int elements, int arrays) const {
     for (int a = 0; a < arrays; ++a) {
       if (steps[a] != 1 || operands[a]->dtype != operands[0]->dtype ||
@@ -44,14 +45,14 @@ struct RowLayout {
     }
     return true;
   }
-  // Whether accesses side by side do.
+  // Whether columns side by side consist of such accesses.
   bool has_wide_columns(int elements, int arrays) const {
     for (int a = 0; a < arrays; ++a) {
       if (!outer.has_vectors(a, elements) || steps[a] % elements != 0) return false;
     }
     return true;
   }
-  // Whether neighbours along the dimension are further apart than those of another.
+  // Whether a step along the dimension is longer than a step along the fastest other one.
   bool is_columns() const { return outer.rank > 0 && n > 1 && outer.strides[0][0] < steps[0]; }
 
  private:
@@ -114,7 +115,7 @@ inline int log2_ceiling(int64_t n) {
   return result;
 }
 
-// The addresses of inputs of type I.
+// Finds the addresses of inputs of type I at a launch.
 template <typename I, typename... Operands>
 auto inputs_of(const Operands&... operands) {
   return [all = std::make_tuple(operands.template as<const I>()...)](const Arguments& now) {
@@ -126,9 +127,9 @@ auto inputs_of(const Operands&... operands) {
   };
 }
 
-// Shares a row of so many accesses out to blocks, evenly, and to as few threads as hold it: at most
-// so many of a block, while a cluster has blocks. Returns the threads of a block. They do not
-// depend on how many rows there are, nor do sums.
+// Shares a row of `accesses` accesses out evenly: to blocks with at most `most_threads` threads
+// while the cluster is below `most_blocks`, then to as few threads as hold it. Returns the threads
+// of a block. They do not depend on the number of rows, so neither do sums.
 template <typename Shape, int kArrays>
 int share_accesses(Rows<kArrays>& rows, int64_t accesses, int along, int most_blocks,
                    int64_t most_threads) {
@@ -144,8 +145,8 @@ int share_accesses(Rows<kArrays>& rows, int64_t accesses, int along, int most_bl
   return static_cast<int>(quotient(in_block, Shape::kAccesses * kWarpLanes) * kWarpLanes);
 }
 
-// How a shape shares out rows, to clusters of at most so many blocks if it has a choice, with
-// blocks of at most so many threads, and what it is launched with.
+// Sets how a shape shares out rows, and returns the launch. Clusters have at most `most_blocks`
+// blocks, and blocks at most `most_threads` threads, where the shape has a choice.
 template <typename Shape, typename I, int kInputs, int kArrays>
 Launch share_out(Planner& planner, Rows<kArrays>& rows, int most_blocks,
                  [[maybe_unused]] int64_t most_threads) {
@@ -153,7 +154,7 @@ Launch share_out(Planner& planner, Rows<kArrays>& rows, int most_blocks,
   constexpr bool kIsColumns = Shape::kTeam == Team::kColumns;
   constexpr const VariantNames& kNames = kVariantNames<kIsColumns, Shape::kWidth>;
   [[maybe_unused]] constexpr int kThreadBytes = Shape::template kThreadBytes<I, kInputs>;
-  // Of a row, wherever it begins.
+  // Accesses of a row, wherever it begins.
   const int64_t accesses = (rows.n + Shape::template kMostSkipped<I> + kAlong - 1) / kAlong;
   const auto quotient = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
   Launch how{{}, Shape::kThreads};
@@ -166,7 +167,8 @@ Launch share_out(Planner& planner, Rows<kArrays>& rows, int most_blocks,
     return how;
   }
   if (kIsColumns) {
-    // No wider than there are columns, no narrower than memory likes, else so that rows fit.
+    // Wide enough for memory, else as wide as lets the rows fit, and no wider than there are
+    // columns.
     const int64_t least =
         planner.tuned(Shape::kIsWide ? Tunable::kRowsVectorsAside : Tunable::kRowsElementsAside);
     const int64_t widest = int64_t{Shape::kThreads} * Shape::kAccesses / rows.n;
@@ -203,7 +205,7 @@ Launch share_out(Planner& planner, Rows<kArrays>& rows, int most_blocks,
   return how;
 }
 
-// How two launches share out columns: `Shape` is that of one of them.
+// How one of two launches shares out columns: `Shape` is that of the launch.
 template <typename Shape, typename I, int kArrays>
 Launch share_chunks(Rows<kArrays>& rows, int64_t chunk) {
   const auto quotient = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
@@ -230,7 +232,7 @@ void launch_chunks(Planner& planner, Rows<kArrays>& rows, std::size_t state_byte
                                   planner.tuned(Tunable::kRowsManyChunks));
   const int64_t most = rows.n / planner.tuned(Tunable::kRowsChunkElements);
   const int64_t chunks = std::clamp<int64_t>(wanted, 1, std::max<int64_t>(most, 1));
-  // Whole tiles of both launches, of powers of two.
+  // Whole tiles of both launches. Their sizes are powers of two.
   const int64_t tile =
       int64_t{Reduce::kThreads >> rows.log_side} * std::max(Reduce::kAccesses, Map::kAccesses);
   const int64_t chunk = quotient(quotient(rows.n, chunks), tile) * tile;
@@ -245,7 +247,7 @@ void launch_chunks(Planner& planner, Rows<kArrays>& rows, std::size_t state_byte
   function(Map{}, rows, how, states);
 }
 
-// Whether a row of n elements is one for this shape, where others are left.
+// Whether a shape holds a row of n elements. The last shape of a list need not.
 template <typename Shape, typename I>
 bool holds(int64_t n) {
   const int threads = Shape::kTeam == Team::kLanes ? kWarpLanes : Shape::kThreads;
@@ -254,9 +256,9 @@ bool holds(int64_t n) {
   return n <= blocks * tile - Shape::template kMostSkipped<I>;
 }
 
-// Plans function(shape, rows, how, states) for each slice of the arrays of `layout`, whose other
-// dimensions are `outer`, by the first shape that holds a row, and for which the function says that
-// it was launched, or else by the last. Of the shapes that hold a row, a tunable may skip some.
+// Plans function(shape, rows, how, states) for each slice of the arrays of `layout`. `outer` has
+// the other dimensions. It takes the first shape that holds a row and whose function returns true,
+// or else the last. Of the shapes that hold a row, a tunable may skip some.
 template <typename Shapes, typename I, int kInputs, int kArrays, typename Function,
           typename... Each>
 void run_rows(Planner& planner, const RowLayout<kArrays>& layout, const Layout<kArrays>& outer,
@@ -283,7 +285,7 @@ void run_rows(Planner& planner, const RowLayout<kArrays>& layout, const Layout<k
           }
           if (skipped++ < planner.tuned(Shapes::kSkipped)) return false;
         }
-        // A device may have no room for the largest clusters, or for none.
+        // A device may have no room for the largest clusters, or for any.
         for (int most : {kMostClusterBlocks, kPortableClusterBlocks, 1}) {
           const int64_t most_threads =
               Shape::kTeam == Team::kCluster ? Shapes::most_threads(planner, rows.n) : 0;
@@ -298,11 +300,10 @@ void run_rows(Planner& planner, const RowLayout<kArrays>& layout, const Layout<k
   });
 }
 
-// Plans function(shape, rows, how, states) for arrays of type I, but for the output, of type O,
-// which is the first, and those that follow the kInputs inputs; more than once where the arrays
-// have more dimensions than a kernel takes, and for each launch. `is_aligned`: what else is
-// accessed of rows lies at multiples of 16 bytes. `is_like_output`: what else is stored of rows,
-// such as the sum of a fused norm, lies as the output does.
+// Plans function(shape, rows, how, states), once for each launch and each slice of the dimensions.
+// The first array is the output, of type O. The next kInputs are the inputs, of type I; more arrays
+// may follow them. `is_aligned`: other accesses to rows, such as parameters, are at multiples of 16
+// bytes. `is_like_output`: other stored rows, such as a fused norm's sum, lie as the output does.
 template <typename I, typename O, int kInputs, typename Shapes = RowShapes<I, O, kInputs>,
           int kArrays, typename Function>
 void launch_rows(Planner& planner, const Operand* const (&operands)[kArrays], int64_t dim,
@@ -313,7 +314,7 @@ void launch_rows(Planner& planner, const Operand* const (&operands)[kArrays], in
     throw std::invalid_argument("there is no dimension " + std::to_string(dim));
   }
   constexpr int kElements = kAccessBytes / static_cast<int>(sizeof(I));
-  constexpr int kCut = kInputs + 1;  // arrays of whole rows
+  constexpr int kCut = kInputs + 1;  // output and inputs, which have whole rows
   const RowLayout<kArrays> layout(operands, static_cast<int>(dim));
   for (int a = 0; a < kCut; ++a) {
     const int bytes = std::min(kAccessBytes, kElements * size_of(operands[a]->dtype));

@@ -11,8 +11,8 @@ namespace diglot {
 
 constexpr int kSumThreads = 256;
 constexpr int kSumLoads = 4;  // loads in flight per thread
-// Blocks on a multiprocessor, at least. Of 64-bit offsets the compiler by itself, 0, would have
-// more of them than registers suffice for, and keep some in memory.
+// Minimum of resident blocks per SM (__launch_bounds__); 0 leaves it to the compiler. With 64-bit
+// offsets the compiler would choose more blocks than registers suffice for, and spill.
 template <typename Index>
 constexpr int kSumBlocks = sizeof(Index) == 8 ? 1 : 0;
 
@@ -23,8 +23,9 @@ struct SumShape {
   int row_step, column_step;  // from a thread to the next row or column: 1 along the fastest
 };
 
-// Into how many parts the sum over broadcast dimensions is split. A block is taken to be one kept
-// element wide where a reduced dimension is the fastest, and a warp's 16-byte accesses otherwise.
+// How many parts the sum over broadcast dimensions is split into. A block is assumed to be one kept
+// element wide if a reduced dimension is the fastest. Otherwise it is as wide as a warp's 16-byte
+// accesses.
 inline int64_t sum_splits(Planner& planner, const Operand& grad_output, const Operand& out) {
   const int64_t kept_count = std::max<int64_t>(out.numel, 1);
   const int64_t reduced_count = grad_output.numel / kept_count;
@@ -44,8 +45,8 @@ inline int64_t sum_splits(Planner& planner, const Operand& grad_output, const Op
                   reduced_count * width / planner.tuned(Tunable::kSumSplitElements)));
 }
 
-// The dimensions of `operand` along which `shape` (of no higher rank, right-aligned) has its size,
-// or, with `is_kept` false, the others.
+// The dimensions of `operand` where `shape` (of no higher rank, aligned on the right) has the same
+// size. With `is_kept` false, the others.
 inline Operand select_dimensions(const Operand& operand, const Operand& shape, bool is_kept) {
   Operand selected = operand;
   selected.rank = 0;
@@ -67,8 +68,8 @@ inline int power_of_two(int64_t n, int most) {
   return result;
 }
 
-// Threads along the fastest dimension until a warp reads neighbouring elements, or all that there
-// are; the others along the slower one.
+// The shape of a block. Along the fastest dimension it has threads until a warp reads neighbouring
+// elements, or all of them. The other threads lie along the slower one.
 inline SumShape sum_shape(int64_t kept_count, int64_t reduced_count, int64_t splits,
                           bool reduced_is_fastest) {
   constexpr int64_t kMostBlocks = (int64_t{1} << 31) - 1;
@@ -82,7 +83,7 @@ inline SumShape sum_shape(int64_t kept_count, int64_t reduced_count, int64_t spl
   return {rows, columns, reduced_is_fastest ? 1 : columns, reduced_is_fastest ? rows : 1};
 }
 
-// What is summed, and where to.
+// The input of a sum, and its output.
 template <typename T>
 struct SumArrays {
   Address<const T> grad;
@@ -135,8 +136,8 @@ void launch_part_of_sum(Planner& planner, const Layout<2>& kept_layout,
   }
 }
 
-// Plans Kernels::kernel<T, Index, kKept, kReduced>(): out = alpha * grad_output, summed to its
-// shape.
+// Plans Kernels::kernel<T, Index, kKept, kReduced>(): out = alpha * grad_output, summed to the
+// shape of `out`.
 template <typename T, typename Kernels, typename Alpha>
 void launch_sum(Planner& planner, const Operand& grad_output, const Alpha& alpha,
                 const Operand& out) {

@@ -1,6 +1,6 @@
-// Tunables: measured numbers by which planners choose among compiled kernels and their launches.
-// The numbers are data, configs/tunables/*.json, by GPU; this file has their names alone. Python
-// hands them over (python/diglot/backends/tunables.py); here they have no values of their own.
+// Tunables: measured numbers that planners use to choose among compiled kernels and their launches.
+// The numbers are data by GPU, configs/tunables/*.json. This file has only their names; Python
+// hands over the values (python/diglot/backends/tunables.py).
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@
 
 namespace diglot {
 
-// Each is one number, or a table whose entries add a key to the name, such as ".64" or ".more".
+// Each is a number or a table. A table's entries add a key to the name, such as ".64" or ".more".
 #define DIGLOT_TUNABLES(X)                                                                       \
   X(kClipBlocks, "clip_grad_norm.cuda.blocks")                                                   \
   X(kElementwiseTinyElements, "elementwise.cuda.tiny_elements")                                  \
@@ -68,12 +68,12 @@ constexpr std::size_t kTunableCount = std::size(kTunableNames);
 class Tunables {
  public:
   struct Entry {
-    std::string name;  // in full
+    std::string name;  // the full name
     int64_t value;
   };
 
-  // `entries`: by their full names. Throws std::invalid_argument if there is no such tunable, or if
-  // a tunable has no value.
+  // `entries`: with full names. Throws std::invalid_argument if a name is unknown, or if a tunable
+  // has no value.
   explicit Tunables(const std::vector<Entry>& entries, std::string gpu = {})
       : gpu_(std::move(gpu)) {
     for (const Entry& entry : entries) add(entry);
@@ -85,10 +85,10 @@ class Tunables {
     }
   }
 
-  // Of which GPU they are: its short name, or nothing.
+  // The short name of their GPU, or nothing.
   const std::string& gpu() const { return gpu_; }
 
-  // Of a table: the first entry whose key is not less.
+  // A number; or the first entry of a table whose key is not less than `key`.
   const Entry& find(Tunable tunable, int64_t key) const {
     const auto& table = tables_[static_cast<std::size_t>(tunable)];
     const auto found = table.lower_bound(key);
@@ -125,7 +125,8 @@ class Tunables {
   std::map<int64_t, Entry> tables_[kTunableCount];
 };
 
-// Those of each device, by its index; -1: of every other, and of the interpreter.
+// The tunables of each device, by its index. -1 stands for every other device, and for the
+// interpreter.
 class TunablesOfDevices {
  public:
   static TunablesOfDevices& instance() {
@@ -137,7 +138,7 @@ class TunablesOfDevices {
     const std::lock_guard lock(fork_safe_mutex<TunablesOfDevices>());
     all_[device] = std::move(tunables);
   }
-  // Throws std::runtime_error if there are none.
+  // Throws std::runtime_error if nothing was set.
   std::shared_ptr<const Tunables> find(int device) const {
     const std::lock_guard lock(fork_safe_mutex<TunablesOfDevices>());
     auto found = all_.find(device);

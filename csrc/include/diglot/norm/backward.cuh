@@ -1,8 +1,8 @@
 // Derivatives of layer norm and RMS norm: definitions that both ways through rows share. Twin of
 // triton_ops/lib/norm/backward.py.
 //
-// One launch finds the input's derivatives, and for weight and bias the sums over groups of rows. A
-// second launch adds up the groups (group_sums.cuh). With x' = (x - mean) rstd, h = g weight and
+// One launch finds the input's derivatives and, for weight and bias, the sums over groups of rows.
+// A second launch adds up the groups (group_sums.cuh). With x' = (x - mean) rstd, h = g weight and
 // means over a row of n elements,
 //
 //   grad_input = rstd (h - mean(h) - x' mean(h x')) + grad_sum,
@@ -10,8 +10,8 @@
 //
 // RMS norm has no mean: x' = x rstd, and no mean(h).
 //
-// A few groups of threads loop over rows, each group over its own. A thread has the same columns of
-// all rows of its group and adds up their derivatives.
+// A few groups of threads loop over rows, each over rows of its own. A thread has the same columns
+// of all rows of its group and adds up their derivatives.
 //
 //   backward_resident.cuh   a team of threads, or a cluster, holds a row; the next rows arrive in
 //                           shared memory meanwhile
@@ -24,11 +24,12 @@
 
 namespace diglot {
 
-constexpr int kNormThreads = 512;  // of a block, at most; one per SM: sums take many registers
+// Threads of a block, at most. One block runs per SM, because sums take many registers.
+constexpr int kNormThreads = 512;
 
-// The compile-time shape of a kernel. A thread has kAccesses accesses to a row, of 16 bytes if
-// kIsWide, else element by element. Neighbouring lanes have neighbours, and a warp all of its
-// accesses side by side; where elements are accessed one by one, a team has them side by side.
+// The compile-time shape of a kernel. A thread has kAccesses accesses to a row, by 16 bytes if
+// kIsWide, else element by element. Neighbouring lanes access neighbours. A wide warp has all of
+// its accesses side by side; element by element, a team has.
 template <int kAccesses_, bool kIsWide_>
 struct NormShape {
   static constexpr int kAccesses = kAccesses_;
@@ -41,20 +42,19 @@ struct NormShape {
   static constexpr int kPartBytes = kAccesses * kAccessBytes;  // of a thread, for one array
 };
 
-// The same for rows that begin or end between multiples of 16 bytes, alike in all arrays: the
-// accesses at a row's two ends are partial, and have elements beside the row.
+// The same for rows that begin or end between multiples of 16 bytes, alike in all arrays. The
+// accesses at a row's two ends are partial: they have elements outside the row.
 template <int kAccesses>
 struct PeeledNormShape : NormShape<kAccesses, true> {
   static constexpr bool kIsPeeled = true;
 };
 
-// Threads of a block that holds rows: so few that each has registers for a row beside its sums.
+// Threads of a block that holds rows: few enough that each has registers for a row and its sums.
 constexpr int kNormResidentThreads = 384;
 
 // Where the sums of a group of rows are kept. An access of the input has `1 << access_bits`
-// columns; their sums are several accesses, each in a plane of its own, so that neighbouring lanes
-// write neighbours. Peeled rows of a group have the same number of absent columns before their
-// first.
+// columns. Their sums are several accesses, each in its own plane, so that neighbouring lanes write
+// neighbours. Peeled rows of a group all have the same number of absent columns before their first.
 struct NormSumOrder {
   int64_t pitch;  // columns of a group
   int access_bits = 0, plane_bits = 0;
@@ -64,14 +64,14 @@ struct NormSumOrder {
   DIGLOT_HOST_DEVICE int skipped(int group) const {
     return (first_skipped + group * skipped_step) & ((1 << access_bits) - 1);
   }
-  // Of a column, counted from the first absent one.
+  // Where the sum of a column is. Columns count from the first absent one.
   DIGLOT_DEVICE int64_t place(int64_t column) const {
     const int rest = static_cast<int>(column & ((1 << access_bits) - 1));
     const int64_t access = column >> access_bits;
     const int64_t plane = (pitch >> access_bits) << plane_bits;
     return (rest >> plane_bits) * plane + (access << plane_bits) + (rest & ((1 << plane_bits) - 1));
   }
-  // Which column is there.
+  // The column whose sum is at a place.
   DIGLOT_DEVICE int64_t column(int64_t place) const {
     const int64_t plane = (pitch >> access_bits) << plane_bits;
     const int64_t number = place / plane, in_plane = place - number * plane;
@@ -88,17 +88,17 @@ struct NormRows {
   int64_t n;      // elements of a row
   int64_t count;  // rows
   Strides<kNormArrays, int64_t> starts;
-  int groups;       // of rows
-  int blocks;       // of a cluster that shares a row: a power of two
-  int64_t share;    // the most elements of a row for a block
-  int team;         // threads of a block that share a row: whole warps, or a power of two
-  int stages;       // rows of a team that are in shared memory or on their way there
-  int arrays;       // in each stage
-  int smem_fields;  // streaming rows: how many of the weight's and bias's sums are in shared memory
+  int groups;        // of rows
+  int blocks;        // of a cluster that shares a row: a power of two
+  int64_t share;     // the most elements of a row for a block
+  int team;          // threads of a block that share a row: whole warps, or a power of two
+  int stages;        // rows of a team that are in shared memory or on their way there
+  int arrays;        // in each stage
+  int smem_fields;   // streaming rows: sums, of weight and bias, that are in shared memory
   bool accumulates;  // adds to the sums of an earlier launch
   NormSumOrder order;
 
-  static constexpr int64_t kNarrow = 0xffffffff;  // up to here a row's offset is cheap
+  static constexpr int64_t kNarrow = 0xffffffff;  // offsets of rows up to here are cheap
 
   DIGLOT_DEVICE auto offsets(int64_t row) const {
     if (starts.rank > 1 || count > kNarrow) return starts.offsets_by_loop(row);
@@ -155,7 +155,7 @@ struct NormRow {
   DIGLOT_DEVICE Compute normalized(Compute x) const {
     return kIsCentered ? fma(x, factor, shift) : x * factor;
   }
-  // The derivative by an element.
+  // The derivative of one element of the input.
   struct Map {
     Compute factor, slope, offset;
 

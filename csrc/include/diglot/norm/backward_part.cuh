@@ -1,4 +1,4 @@
-// The part of resident rows that a thread has, for norms' derivatives: stages, sums and stores.
+// A thread's part of resident rows, for norms' derivatives: stages, sums and stores.
 #pragma once
 
 #include "diglot/norm/backward.cuh"
@@ -6,9 +6,9 @@
 
 namespace diglot {
 
-// A thread's part of the rows of its group. Rows arrive in stages of shared memory; a thread reads
-// what it copied itself. Where registers suffice they hold a row from its sums to its derivatives,
-// so that the stage is free for a later row sooner.
+// A thread's part of the rows of its group. Rows arrive in stages of shared memory. A thread reads
+// only what it copied itself. If registers suffice, they hold a row from its sums to its
+// derivatives, so that the stage is free for a later row sooner.
 template <typename Shape, typename T, bool kIsCentered>
 class NormPart {
  public:
@@ -18,7 +18,8 @@ class NormPart {
   static constexpr int kElements = Shape::template kElements<T>;
   static constexpr int kAccesses = Shape::kAccesses;
   static constexpr int kColumns = Shape::template kColumns<T>;
-  // Of an access's weights, which have the type of the computation.
+  // 16-byte accesses for the weights of one access to the input: weights have the type of the
+  // computation.
   static constexpr int kWeightAccesses = sizeof(Compute) / sizeof(T);
   // Registers for the sums of a thread's columns, and for a row of its input and gradient.
   static constexpr int kSumRegisters =
@@ -33,7 +34,7 @@ class NormPart {
     const int thread = static_cast<int>(threadIdx.x), lane = thread % kWarpLanes;
     team_number_ = thread / rows.team;
     const int member = thread - team_number_ * rows.team;
-    // Elements from the thread's first to its next, and to the end of the block's columns.
+    // Steps between the thread's elements, and its first element among the block's columns.
     int step, first;
     if constexpr (Shape::kIsWide) {
       step = kWarpLanes * kElements;
@@ -53,13 +54,14 @@ class NormPart {
         if (exists(a, 0) && (column < 0 || column + kElements > rows.n)) partial_ |= 1u << a;
       }
     }
-    // A warp's accesses are neighbours, so that a thread finds all of its accesses from the first.
+    // A warp's weights and stages are contiguous, so a thread finds all of its accesses from the
+    // first.
     weights_ = shared() + thread / kWarpLanes * warp_accesses() + lane;
     stages_ = weights_ + kWeightAccesses * kPart;
   }
 
-  // The first row of the block's first team, this team's number in the block, and the distance from
-  // a team's row to its next.
+  // The first row of the block's first team, this thread's team in the block, and the step to a
+  // team's next row.
   DIGLOT_DEVICE int64_t first_row() const { return group(); }
   DIGLOT_DEVICE int team_number() const { return team_number_; }
   DIGLOT_DEVICE int step() const { return rows_.groups * teams(); }
@@ -80,8 +82,9 @@ class NormPart {
     }
   }
 
-  // Begins to copy the thread's part of a row to a stage: what its sums need, and what its
-  // derivatives need beside that. The copies have arrived when wait_for_copies_before returns.
+  // Begins to copy the thread's part of a row to a stage: first the inputs of its sums, then in
+  // load_addends_async the rest that its derivatives need. The copies have arrived when
+  // wait_for_copies_before returns.
   DIGLOT_DEVICE void load_async(int64_t row, int stage) const {
     if (row >= rows_.count) return;
     const auto starts = rows_.offsets(row);
@@ -95,8 +98,8 @@ class NormPart {
     copy_part(staged(stage) + kAddends * kPart, row, arrays_.grad_sum + start);
   }
 
-  // Stages the thread's weights in shared memory, those of absent elements as zeros. Calls
-  // meanwhile() while they are on their way.
+  // Stages the thread's weights in shared memory; absent elements become zeros. Calls meanwhile()
+  // while the loads are in flight.
   template <typename Function>
   DIGLOT_DEVICE void load_weights(Function meanwhile) const {
     arrays_.with_weights([&](const auto* weights) {
@@ -134,7 +137,8 @@ class NormPart {
     });
   }
 
-  // The sums over the thread's part of a row. Adds it to the sums of its columns.
+  // Returns the sums over the thread's part of a row. Adds the row to the sums of the thread's
+  // columns.
   DIGLOT_DEVICE RowSums reduce(const Row& row, int stage) {
     const uint4* const from = staged(stage);
     RowSums sums = RowSums::none();
@@ -200,11 +204,12 @@ class NormPart {
   DIGLOT_DEVICE void finish() {
     wait_for_copies();
     if (arrays_.weight_sums == nullptr && arrays_.bias_sums == nullptr) return;
-    // The first of the lanes with the same columns gets the sums of all of them.
+    // Among the lanes with the same columns the first gets the sums of all.
     for (int distance = rows_.team; distance < kWarpLanes; distance *= 2) {
       for_each_sum([&](int, Compute& sum) { sum += __shfl_xor_sync(kAllLanes, sum, distance); });
     }
-    // Then the first team: half of those that are left give theirs to the other half.
+    // Then the first team gets the sums of all: half of the remaining teams give theirs to the
+    // other half, again and again.
     const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x);
     const int side = rows_.team < kWarpLanes ? kWarpLanes : rows_.team;
     Compute* const given = reinterpret_cast<Compute*>(shared());
@@ -226,10 +231,10 @@ class NormPart {
   }
 
  private:
-  static constexpr int kPart = kAccesses * kWarpLanes;  // a warp's accesses to an array's row
-  static constexpr int kPerAccess = kAccessBytes / sizeof(Compute);  // weights
-  static constexpr int kSummed = Shape::kIsWide ? kPerAccess : 1;    // sums that are stored at once
-  // A copy of a warp whose place in shared memory is no multiple of this reads from L2 twice.
+  static constexpr int kPart = kAccesses * kWarpLanes;  // a warp's accesses to a row of one array
+  static constexpr int kPerAccess = kAccessBytes / sizeof(Compute);  // weights of an access
+  static constexpr int kSummed = Shape::kIsWide ? kPerAccess : 1;    // sums stored at once
+  // A warp's copy to shared memory must start at a multiple of this, or it reads from L2 twice.
   static constexpr int kStageAlignment = 128;
 
   // Computed at each use, not kept in registers.
@@ -246,20 +251,20 @@ class NormPart {
   DIGLOT_DEVICE bool exists(int a, int i) const {
     return (Shape::kIsWide ? a : a * kElements + i) < count_;
   }
-  // Whether an access has elements of the row alone, and whether an element is one.
+  // Whether all elements of an access are in the row, and whether one element is.
   DIGLOT_DEVICE bool is_whole(int a) const { return !Shape::kIsPeeled || (partial_ >> a & 1) == 0; }
   DIGLOT_DEVICE bool is_in_row(int a, int i) const {
     if constexpr (!Shape::kIsPeeled) return exists(a, i);
     const int64_t column = column_ + element(a, i);
     return exists(a, i) && column >= 0 && column < rows_.n;
   }
-  // Whether an access reaches beyond the arrays: before their first row, or behind their last.
+  // Whether an access reaches outside the arrays: before their first row, or behind their last.
   DIGLOT_DEVICE bool is_beyond(int64_t row, int a) const {
     if (is_whole(a)) return false;
     const int64_t column = column_ + element(a, 0);
     return (row == 0 && column < 0) || (row == rows_.count - 1 && column + kElements > rows_.n);
   }
-  // A partial access, with zeros for elements beside the row.
+  // A partial access, with zeros for elements outside the row.
   DIGLOT_DEVICE uint4 without_neighbours(uint4 bits, int a) const {
     Vector<T, kElements> access = unpack<T>(bits);
     DIGLOT_UNROLL
@@ -365,15 +370,15 @@ class NormPart {
 
   const NormRows& rows_;
   const NormGradients<T>& arrays_;
-  int64_t column_;   // the thread's first
-  uint32_t step_;    // bytes from an element to the thread's next, where they are accessed alone
-  int count_;        // of accesses, or of elements
-  int team_number_;  // in the block
-  int skipped_ = 0;  // elements of the first access that are before a peeled row
-  unsigned partial_ = 0;  // which accesses have elements beside it
+  int64_t column_;        // the thread's first
+  uint32_t step_;         // bytes to the thread's next element, where it accesses single elements
+  int count_;             // accesses, or elements
+  int team_number_;       // in the block
+  int skipped_ = 0;       // elements of the first access before a peeled row
+  unsigned partial_ = 0;  // bit a: access a has elements outside the row
   uint4* weights_;
   uint4* stages_;
-  uint4 inputs_[kAccesses], grads_[kAccesses];  // of a row, where they are held
+  uint4 inputs_[kAccesses], grads_[kAccesses];  // a held row
   Compute weight_sums_[kColumns] = {};
   Compute bias_sums_[kIsCentered ? kColumns : 1] = {};
 };

@@ -1,8 +1,8 @@
 // Derivatives of norms of resident rows: a team of threads, or a cluster, holds a row. Twin of
 // triton_ops/lib/norm/backward_resident.py.
 //
-// The next rows are on their way to shared memory while a row's sums are found, so that memory is
-// never idle.
+// The next rows are on their way to shared memory while a block finds a row's sums, so that memory
+// is never idle.
 #pragma once
 
 #include "diglot/norm/backward_part.cuh"
@@ -22,7 +22,7 @@ DIGLOT_DEVICE void norm_backward_resident(const NormRows& rows, const NormGradie
   const int64_t first = part.first_row();
   int64_t row = first + part.team_number() * int64_t{rows.groups};
   typename Part::Row next;
-  // Weights and statistics first: they would wait behind the copies.
+  // Weights and statistics come first. Later they would wait behind the copies.
   part.load_weights([&] {
     next = part.statistics(row);
     for (int stage = 0; stage < rows.stages; ++stage) {

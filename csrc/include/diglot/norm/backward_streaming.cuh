@@ -77,7 +77,7 @@ DIGLOT_DEVICE void norm_backward_streaming(const NormRows& rows, const NormGradi
   Vector<T, kElements> no_addends;
   DIGLOT_UNROLL
   for (int i = 0; i < kElements; ++i) no_addends[i] = convert<T>(Compute(-0.0));
-  // Rows bypass the L1 cache, which is for the weights.
+  // Rows bypass the L1 cache, which serves the weights.
   const auto read_cached = [](const auto* address) { return *address; };
   const auto read_past_l1 = [](const auto* address) { return __ldcg(address); };
   const auto write = [](auto* address, const auto& part) { store_vector(address, part); };
@@ -112,7 +112,7 @@ DIGLOT_DEVICE void norm_backward_streaming(const NormRows& rows, const NormGradi
     return result;
   };
 
-  // Where the sums for weight and bias go, and where they are added up. Null: not asked for.
+  // Where the sums for weight and bias go, and where they are added up. Null: not requested.
   const auto stored = [&](int field) {
     Compute* const sums = field == 0 ? arrays.weight_sums : arrays.bias_sums;
     return sums == nullptr ? nullptr : sums + group * rows.order.pitch + first;

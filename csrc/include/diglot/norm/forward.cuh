@@ -35,8 +35,8 @@ struct PackedParameters {
     }
     return result;
   }
-  // The same of an array of n, wherever it lies. Those before its start and behind its end are
-  // anything. `first` is at most kCount before the start.
+  // The same for an array of n elements that starts anywhere. Parameters before its start or behind
+  // its end may have any value. `first` is at most kCount before the start.
   DIGLOT_DEVICE static PackedParameters load_around(const W* parameters, int64_t first, int64_t n) {
     PackedParameters result;
     // Two accesses of 16 bytes around each part, where both are within the array.
@@ -97,18 +97,19 @@ struct NormParameters {
     PackedParameters<W, kCount> arrays[kArrays];
   };
 
-  // Those from a thread's first element on, whose addresses are computed once.
+  // The parameters from a thread's first element on. Their addresses are computed once.
   struct From {
     const W* arrays[kArrays];
     bool exist[kArrays];
 
-    // Of the kCount elements that are `step` further on.
+    // The parameters of the kCount elements that are `step` further on.
     template <int kCount>
     DIGLOT_DEVICE Packed<kCount> load(int step) const {
       return packed<kCount>(
           [=](auto one, const W* array) { return decltype(one)::load(further(array, step)); });
     }
-    // The same of rows of n elements that begin anywhere: those that lie within.
+    // The same for rows of n elements that begin anywhere: it loads the parameters that lie within
+    // the row.
     template <int kCount>
     DIGLOT_DEVICE Packed<kCount> load_around(int64_t first, int64_t n) const {
       return packed<kCount>(
@@ -216,15 +217,15 @@ struct NormForward : RowOperation {
     }
   }
 
-  // Two sums take fewer instructions than combining the means of parts. Elements are replaced by
-  // their distances from the mean of the part.
+  // Two sums take fewer instructions than combining the means of parts. Each element is replaced by
+  // its distance from the part's mean.
   template <typename Visit, typename SumPresent, typename Sum>
   DIGLOT_DEVICE State reduce_replacing(Visit visit, SumPresent sum_present, int count,
                                        Sum sum) const {
     Compute thread_sum = 0;
     visit([&](Compute& x) { thread_sum += x; });  // absent ones are 0
     const Compute elements = static_cast<Compute>(count);
-    const Compute total = sum(thread_sum);  // by all lanes, also by those without a row
+    const Compute total = sum(thread_sum);  // by all lanes, even those without a row
     const Compute center = count == 0 ? Compute(0) : divide_by_count(total, elements);
     const Compute squares = sum_present(center, [&](Compute& x, Compute& squares_so_far) {
       x -= center;
@@ -232,7 +233,7 @@ struct NormForward : RowOperation {
     });
     return {elements, center, sum(squares)};
   }
-  // By two sums again: fewer instructions, one after the other, than combining pairs.
+  // By two sums again. They take fewer instructions in sequence than combining pairs.
   template <typename Sum>
   DIGLOT_DEVICE State combine_together(const State& part, int count, Sum sum) const {
     const Compute elements = static_cast<Compute>(count);
@@ -272,7 +273,7 @@ struct NormForward : RowOperation {
   }
 };
 
-// The same for the sum of two arrays, rounded to their type. It stores that sum too.
+// The same for the sum of two arrays, rounded to their type. The sum is stored too.
 template <typename T, typename W, bool kIsCentered>
 struct AddNormForward : NormForward<T, W, kIsCentered> {
   static constexpr bool kJoins = true;

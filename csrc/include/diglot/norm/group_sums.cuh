@@ -13,13 +13,13 @@ namespace diglot {
 constexpr int kNormSumThreads = 256;
 constexpr int kNormSumLoads = 8;  // in flight for each thread
 
-// Where the sums for weight and bias go. Null: not asked for.
+// Where the sums for weight and bias go. Null: not requested.
 struct NormSumOutputs {
   void* field[2];
 };
 
 // output = the sum over groups, in order. blockIdx.y is the number of the field. Whole accesses are
-// taken place by place; of peeled rows, whose groups begin differently, column by column.
+// taken place by place. Peeled rows, whose groups begin differently, go column by column.
 template <int kElements, typename Compute>
 DIGLOT_DEVICE void norm_group_sums(int64_t n, int groups, int side, const NormSumOrder& order,
                                    const Compute* sums, const NormSumOutputs& outputs,

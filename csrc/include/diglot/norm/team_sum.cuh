@@ -18,9 +18,9 @@ class TeamSum {
     if (rows.team >= kWarpLanes) first_warp_ = warp - warp % (rows.team / kWarpLanes);
   }
 
-  // Every thread of a team gets the sums of all its threads, and where a cluster shares a row, of
-  // the threads of all its blocks. All threads call it. Shared memory is used in two turns: late
-  // threads may still read the last turn's, and a barrier lies between that and its next use.
+  // Every thread of a team gets the sums of all its threads. Where a cluster shares a row, it gets
+  // those of all blocks' threads. All threads call it. The halves of shared memory alternate: late
+  // threads may still read the last turn's half, and a barrier lies between that and its next use.
   DIGLOT_DEVICE State operator()(State state) {
     if (rows_.team < kWarpLanes) return lanes_sum(state, rows_.team);
     state = lanes_sum<kWarpLanes>(state);

@@ -6,16 +6,16 @@
 
 namespace diglot {
 
-// Each thread gets the combined states of `blocks` blocks, where state_of(block) is that of one. A
-// lane asks for one.
+// Every thread gets the combined states of `blocks` blocks; state_of(block) is the state of one.
+// Each lane asks for one.
 template <typename State, typename StateOf>
 DIGLOT_DEVICE State reduce_blocks(int blocks, StateOf state_of) {
   const int block = static_cast<int>(threadIdx.x) % kMostClusterBlocks;
   return lanes_reduce(block < blocks ? state_of(block) : State::none(), kMostClusterBlocks);
 }
 
-// Every thread gets the combined states of the blocks of its cluster. `state` is that of its block.
-// No block may end before all have arrived at the cluster's barrier once more.
+// Every thread gets the combined states of its cluster's blocks. `state` is its own block's. No
+// block may end before all have arrived at the cluster's barrier once more.
 template <typename State>
 DIGLOT_DEVICE State cluster_reduce(const State& state, State* shared, int blocks) {
   if (threadIdx.x == 0) *shared = state;

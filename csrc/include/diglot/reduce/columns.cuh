@@ -7,9 +7,9 @@
 
 namespace diglot {
 
-// Combines the states of side-by-side columns across the threads of a block. For each column one
-// thread calls take(place, state). Access `column` has its states at the places row * side +
-// column. `shared` has room for the states of all threads.
+// Combines the states of side-by-side columns across a block's threads. For each column one thread
+// calls take(place, state). The states of access `column` are at the places row * side + column.
+// `shared` has room for the states of all threads.
 template <int kThreads, typename State, int kRows, typename Take>
 DIGLOT_DEVICE void block_columns_reduce(PerRow<State, kRows> states,
                                         State (&shared)[kRows * kThreads], int log_side,
@@ -41,9 +41,9 @@ DIGLOT_DEVICE void block_columns_reduce(PerRow<State, kRows> states,
   }
 }
 
-// Every thread gets the combined states of its rows, which are side-by-side columns, across the
-// threads of all blocks that share them. One thread of a block combines each column. No block may
-// end before all have arrived at the cluster's barrier once more.
+// Every thread gets the combined states of its rows, which are side-by-side columns, across all
+// blocks that share them. In each block one thread combines a column. No block may end before all
+// have arrived at the cluster's barrier once more.
 template <int kThreads, typename State, int kRows>
 DIGLOT_DEVICE void columns_reduce(PerRow<State, kRows>& states, State (&shared)[kRows * kThreads],
                                   int log_side, int blocks) {
@@ -55,7 +55,7 @@ DIGLOT_DEVICE void columns_reduce(PerRow<State, kRows>& states, State (&shared)[
   State* totals = shared;
   if (blocks > 1) {
     cluster_sync();
-    totals += columns;  // others still read the part before
+    totals += columns;  // others still read the previous part
     for (int place = thread; place < columns; place += kThreads) {
       State state = *dsmem(shared + place, 0);
       for (int block = 1; block < blocks; ++block) {

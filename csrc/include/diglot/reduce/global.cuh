@@ -4,9 +4,10 @@
 // The array is cut into chunks by its size, its type and the room for states. One block reduces
 // each chunk in a fixed order. After the barrier every block combines the states of all chunks,
 // also in a fixed order. So no bit of a result depends on the number of blocks, or on which block
-// took which chunk. After the barrier a block still holds its last tile in registers, and those
-// before it in shared memory. It reads the rest again, the latest first, because L2 has most of
-// that.
+// took which chunk.
+//
+// A block keeps its last tile in registers across the barrier, and earlier ones in shared memory.
+// It reads the rest again, the latest first, because L2 still has most of it.
 #pragma once
 
 #include <utility>
@@ -17,17 +18,17 @@
 
 namespace diglot {
 
-// Few threads with many registers hold more elements than many threads with few: every thread needs
-// the same registers besides.
+// Few threads with many registers hold more elements than many threads with few, because each
+// thread also needs some registers for other things.
 constexpr int kGlobalThreads = 256;
 // Resident blocks per SM, so that a thread has 128 registers.
 constexpr int kGlobalBlocks = 2;
-// A block's tile is one, two, four, eight or sixteen 16-byte accesses of each thread.
-// The most accesses of a thread to each of kInputs arrays. What it holds, and for one array the
-// wider accesses and arithmetic of other types than float, must fit in its registers.
+// The most accesses of a thread to each of kInputs arrays. The held elements must fit in its
+// registers, and for one array also the wider accesses and arithmetic of types other than float.
 template <typename T, int kInputs>
 constexpr int kMostAccesses = kInputs == 1 && sizeof(T) == 4 ? 16 : 8;
-// The most shared memory that a block takes for other things, with what the device reserves.
+// The most shared memory that a block uses for other purposes, with the part that the device
+// reserves.
 constexpr int kGlobalOtherBytes = 6 * 1024;
 
 // n elements, cut into `count` chunks of `tiles` tiles each. The last tile may be short, and the
@@ -66,8 +67,8 @@ class Tile {
     }
   }
 
-  // To a slot in shared memory, and from there, as the tile of this number. A thread reads what it
-  // wrote itself.
+  // To a slot in shared memory, and from there, as the tile of this number. A thread reads only
+  // what it wrote itself.
   DIGLOT_DEVICE void park(int slot) const {
     for_each_access([&](int k, int a) { *smem_slot(slot, k, a) = held_[k][a]; });
   }
@@ -175,7 +176,7 @@ class Tile {
     return rest < 0 ? 0 : rest < kElements ? rest : kElements;
   }
 
-  // One of each input.
+  // One access of each input.
   struct Accesses {
     Vector<T> inputs[kInputs];
   };

@@ -9,7 +9,7 @@
 
 namespace diglot {
 
-// Arrays that are reduced together.
+// The arrays that one reduction reads.
 template <typename T, int kInputs>
 struct Inputs {
   const T* arrays[kInputs];
@@ -43,7 +43,7 @@ DIGLOT_DEVICE compute_t<T> exp_nonpositive_for(compute_t<T> x) {
 
 // The maximum of elements of type T, and the sum of e^(x - max). combine() rescales both sums to
 // the common maximum: Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018,
-// arXiv:1805.02867. While no element is greater than -inf, the sum is of e^x, which is 0, or NaN.
+// arXiv:1805.02867. While no element is greater than -inf, the sum is of e^x: 0, or NaN.
 template <typename T>
 struct MaxSum {
   compute_t<T> max;
@@ -74,7 +74,7 @@ struct MaxSum {
     });
     return state;
   }
-  // What is subtracted before the exponential.
+  // The number to subtract before the exponential: the maximum, or 0 while it is -inf.
   DIGLOT_DEVICE compute_t<T> shift() const { return max == none().max ? compute_t<T>(0) : max; }
 };
 
@@ -101,13 +101,13 @@ struct Moments {
 template <typename Compute>
 DIGLOT_DEVICE Moments<Compute> combine(const Moments<Compute>& a, const Moments<Compute>& b) {
   const Compute count = a.count + b.count;
-  // Most parts have equal counts, often 0. This spares them a division.
+  // Most parts have equal counts, often 0. They need no division.
   const Compute share = a.count == b.count ? Compute(0.5) : b.count / count;
   const Compute distance = b.mean - a.mean;
   // In this order an empty part adds 0 even where the squared distance overflows.
   const Compute between = distance * (a.count * share) * distance;
-  // A long row's parts come to `a` one by one. `between` is mostly far below its average. Added by
-  // itself to so large a sum, it would be rounded down more often than up: a bias.
+  // A long row's parts come to `a` one by one. `between` is mostly far smaller than `a`'s sum.
+  // Added to it alone, `between` would be rounded down more often than up: a bias.
   return {count, fma(distance, share, a.mean), a.squares + (b.squares + between)};
 }
 

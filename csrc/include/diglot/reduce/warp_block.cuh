@@ -8,6 +8,7 @@
 
 #include <cstring>
 
+#include "diglot/mma/warpgroup.cuh"
 #include "diglot/reduce/states.cuh"
 
 namespace diglot {
@@ -68,7 +69,8 @@ DIGLOT_DEVICE State lanes_reduce(State state, int lanes) {
   return shuffle_from(state, first);
 }
 
-// The same in fewer steps, for states whose combine(a, b) equals combine(b, a) bit by bit, as sums.
+// The same in fewer steps, for states whose combine(a, b) equals combine(b, a) bit by bit, such as
+// sums.
 template <typename State>
 DIGLOT_DEVICE State lanes_sum(State state, int lanes) {
   DIGLOT_UNROLL
@@ -88,14 +90,10 @@ DIGLOT_DEVICE State lanes_sum(State state) {
   return state;
 }
 
-// A named barrier (bar.sync) of a part of a block: `threads` neighbouring threads, whole warps.
-// Parts have numbers below 15, and meet equally often. The interpreter's is a barrier of the block.
-DIGLOT_DEVICE void part_barrier([[maybe_unused]] int number, [[maybe_unused]] int threads) {
-#if defined(__CUDA_ARCH__)
-  asm volatile("bar.sync %0, %1;" : : "r"(number + 1), "r"(threads) : "memory");
-#else
-  __syncthreads();
-#endif
+// A barrier of a part of a block: `threads` neighbouring threads, whole warps. Parts have numbers
+// below 15.
+DIGLOT_DEVICE void part_barrier(int number, int threads, Place place = Place::here()) {
+  named_barrier_sync(number + 1, threads, place);
 }
 
 // Every thread of a block of kThreads threads gets their combined state: within each warp first,
@@ -125,10 +123,10 @@ constexpr int power_of_two_ceiling(int n) {
   return result;
 }
 
-// Each warp of a block, of kMostWarps at most, gives its state, that of its first lane. Lane i gets
-// the state of warp i, or none(); so do the next lanes, if kMostWarps is at most 16. It takes one
-// barrier. `turn` counts the calls of the block: slots are used in turns, so that none is
-// overwritten before all warps have read it.
+// Exchanges states across the warps of a block, of kMostWarps at most. Each warp gives the state of
+// its first lane. Lane i gets the state of warp i, or none(). The next lanes do too, if kMostWarps
+// is at most 16. It takes one barrier. `turn` counts the block's calls: slots alternate, so that
+// none is overwritten before all warps have read it.
 template <int kMostWarps, typename State>
 DIGLOT_DEVICE State exchange_warps_in_turn(const State& state, unsigned turn) {
   static_assert(kMostWarps <= kWarpLanes);
@@ -141,8 +139,7 @@ DIGLOT_DEVICE State exchange_warps_in_turn(const State& state, unsigned turn) {
   return other < warps ? states[turn % 2][other] : State::none();
 }
 
-// Every thread of a block of any number of warps, at most kMostWarps, gets their combined state by
-// one barrier.
+// Every thread of a block of at most kMostWarps warps gets their combined state, by one barrier.
 template <int kMostWarps, typename State>
 DIGLOT_DEVICE State block_reduce_in_turn(State state, unsigned turn) {
   state = warp_reduce(state);

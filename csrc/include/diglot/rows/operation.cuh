@@ -1,4 +1,4 @@
-// Row operations: how a row is reduced to one state, and how that state maps the row's elements.
+// Row operations: how to reduce a row to one state, and how that state maps the row's elements.
 // Twin of triton_ops/lib/rows/operation.py.
 //
 // An operation derives from RowOperation and has
@@ -38,43 +38,45 @@
 
 namespace diglot {
 
-// What an operation may do besides. It sets a constant to say that it does.
+// Optional features of an operation. It sets a constant for each feature that it has.
 struct RowOperation {
-  // Threads visit elements beyond the row's end too, as kAbsent, which must not change a state: a
+  // Threads also visit elements beyond the row's end, as kAbsent, which must not change a state. A
   // branch for each access would cost as much as those visits.
   static constexpr bool kVisitsAbsent = false;
   static constexpr float kAbsent = 0;
 
-  // The operation has two inputs and keeps join(x, y) of each pair alone. It stores the joined
-  // array at `joined`, which has the output's layout.
+  // The operation has two inputs and keeps only join(x, y) of each pair. It stores the joined array
+  // at `joined`, which has the output's layout.
   //   static I join(I x, I y);
   //   I* joined;
   static constexpr bool kJoins = false;
 
-  // Of two inputs, reduce() needs the first alone. Where the map reads a row again, the reduction
+  // reduce() needs only the first of two inputs. Where the map reads a row again, the reduction
   // does not read the second input. visit() passes one or two arguments.
   static constexpr bool kReducesFirst = false;
 
   // Where registers hold a row, the operation may replace its elements. visit(function) then calls
-  // function(x) with a reference, and sum_present(neutral, function) calls function(x, sum) and
-  // returns the sum, of which absent elements are no part, or are `neutral`. The map of replaced
-  // elements knows the state of the part of the row by which it replaced them.
+  // function(x) with a reference. sum_present(neutral, function) calls function(x, sum) and returns
+  // the sum, where absent elements are left out or are `neutral`. The map of replaced elements gets
+  // `part`, the state of the part of the row that replaced them.
   //   State reduce_replacing(Visit visit, SumPresent sum_present, int count, Sum sum) const;
   //   auto map_replaced(const State& part, const State& total) const;  -> function(x)
   static constexpr bool kReplaces = false;
 
-  // The part is what lanes hold of the row, all of it or one warp's, and not what a thread holds:
-  // `count` elements; sum(x) adds up one number per lane. The states of a block's warps are
-  // combined so, too: each lane has one of them, or none().
+  // `part` is then the state of the `count` elements that a group of lanes holds together, all of a
+  // row or one warp's share, not of one thread's elements. sum(x) adds up one number per lane. The
+  // states of a block's warps are combined in the same way: each lane has one of them, or none().
   //   State combine_together(const State& part, int count, Sum sum) const;
   static constexpr bool kReducesTogether = false;
 
-  // The map depends on an element's position in its row, because it has parameters there:
-  // params_from(first).load<kCount>(step) loads those of the elements first + step + i, i < kCount,
-  // and map.with(params) returns function(i, x...). They are loaded before the row is reduced, if a
-  // thread has registers for them. Of rows that begin anywhere, params_from(0).load_around<kCount>
-  // (first, n) loads them; those of elements before the row's start and behind its end, n, are
-  // anything. for_each_param(function) calls function(array) for each array of them.
+  // The map depends on an element's position in its row, because it has parameters there.
+  // params_from(first).load<kCount>(step) loads those of the kCount elements from first + step on,
+  // and map.with(params) returns function(i, x...). A thread loads them before the row is reduced,
+  // if it has registers for them.
+  //
+  // For rows that begin anywhere, params_from(0).load_around<kCount>(first, n) loads them.
+  // Parameters outside the row, before its start or behind its end n, may have any value.
+  // for_each_param(function) calls function(array) for each array of parameters.
   static constexpr bool kMapsPositions = false;
 };
 

@@ -6,23 +6,23 @@
 
 namespace diglot {
 
-// kArrays arrays of rows, the output first, and how blocks and threads share the rows out.
+// kArrays arrays of rows, the output first, and how blocks and threads share out the rows.
 template <int kArrays>
 struct Rows {
   int64_t n;                         // elements of a row
   int64_t count;                     // rows; for columns: accesses side by side
   Strides<kArrays, int64_t> starts;  // of rows
   int64_t steps[kArrays];            // from an element of a row to the next
-  int log_side;  // log2 of: the lanes that hold a row; for columns, a block's accesses side by side
-  int blocks;    // of a cluster that share a row
-  int part;      // elements of the row for each of them, at most
-  int tiles;     // of a row, for each block that shares it; for split columns, of a chunk
-  int slots;     // tiles that fit in shared memory
+  int log_side;    // log2 of the lanes that hold a row, or of a block's accesses across columns
+  int blocks;      // of a cluster that share a row
+  int part;        // elements of the row for each of them, at most
+  int tiles;       // of a row, for each block that shares it; for split columns, of a chunk
+  int slots;       // tiles that fit in shared memory
   int chunks = 1;  // of split columns
 };
 
-// Who shares a row: lanes of a warp; a block; the blocks of a cluster, one tile each; or, for
-// columns, the threads of a block that lie below each other.
+// The threads that share a row: lanes of a warp; a block; or the blocks of a cluster, one tile
+// each. For columns: the threads of a block that lie below each other.
 enum class Team { kLanes, kBlock, kCluster, kColumns };
 
 // How a kernel goes through rows.
@@ -36,13 +36,13 @@ enum class Walk {
 // How a thread accesses an array.
 enum class Width {
   kNarrow,  // element by element
-  kPeeled,  // by 16 bytes, but for a row's ends, which are elements: rows begin and end anywhere
+  kPeeled,  // by 16 bytes, except a row's ends, by elements: rows begin and end anywhere
   kWide,    // by 16 bytes
 };
 
-// The compile-time shape of a row kernel. Each thread keeps kAccesses vectors of a row in registers
-// (accessed by 16 bytes if kIsWide, else by elements); those of all threads are one tile. kThreads
-// is the most that a block has. kBlocks is the minimum number of such blocks per SM
+// The compile-time shape of a row kernel. Each thread keeps kAccesses vectors of a row in
+// registers, accessed by 16 bytes if kIsWide, else by elements; the vectors of all threads are one
+// tile. A block has at most kThreads threads. kBlocks is the minimum number of such blocks per SM
 // (__launch_bounds__), which caps registers so that blocks hide each other's latency.
 template <Team kTeam_, Width kWidth_, int kThreads_, int kAccesses_, Walk kWalk_, int kBlocks_ = 1>
 struct RowShape {
@@ -62,20 +62,21 @@ struct RowShape {
       kTeam == Team::kColumns && !kIsWide ? 1 : kAccessBytes / static_cast<int>(sizeof(T));
   template <typename T>
   static constexpr int kAlong = kTeam == Team::kColumns ? 1 : kElements<T>;
-  // Rows of which a thread has elements.
+  // How many rows a thread has elements of.
   template <typename T>
   static constexpr int kRows = kElements<T> / kAlong<T>;
-  // Shared memory of a thread for its part of a tile of kInputs arrays.
+  // Bytes of shared memory for a thread's part of a tile of kInputs arrays.
   template <typename T, int kInputs>
   static constexpr int kThreadBytes =
       kInputs * kAccesses * static_cast<int>(sizeof(Held<T, kElements<T>>));
-  // Elements by which a row's first access may reach back beyond its start.
+  // How many elements a row's first access may reach back before the row.
   template <typename T>
   static constexpr int kMostSkipped = kIsPeeled ? kElements<T> - 1 : 0;
 };
 
-// A thread's place: its row (for columns the first, counted in accesses), the number of threads of
-// the block that share the row, this thread's number among them, and its block's rank in the row.
+// A thread's place. `row` is its row; for columns the first one, counted in accesses. `threads`
+// threads of the block share the row, and `thread` is this one's number among them. `block` is its
+// block's rank in the row.
 template <typename Shape>
 struct RowPlace {
   int64_t row;
@@ -86,7 +87,7 @@ struct RowPlace {
   template <int kArrays>
   DIGLOT_DEVICE explicit RowPlace(const Rows<kArrays>& rows)
       : RowPlace(rows, blockIdx.x / blocks_of(rows)) {}
-  // `group`: the number of the block, or of the blocks that share a row.
+  // `group`: the number of the block, or of the group of blocks that share a row.
   template <int kArrays>
   DIGLOT_DEVICE RowPlace(const Rows<kArrays>& rows, int64_t group) {
     const int self = static_cast<int>(threadIdx.x), side = 1 << rows.log_side;

@@ -23,7 +23,7 @@
 namespace diglot {
 
 // output = operation.map(total)(inputs...) row by row, where `total` is the state of the whole row.
-// Every thread calls it. `states` is for split columns: room for the states of all chunks of all
+// Every thread calls it. `states`, for split columns, has room for the states of all chunks of all
 // columns.
 template <typename Shape, typename Operation, typename I, int kInputs, int kArrays, typename O>
 DIGLOT_DEVICE void reduce_then_map_rows(const Rows<kArrays>& rows, const Operation& operation,

@@ -2,9 +2,9 @@
 // reduces each chunk. The second combines the chunks' states and maps. Twin of
 // triton_ops/lib/rows/split_columns.py.
 //
-// A cluster would hold a narrow strip of such columns, pieces of memory far apart, at half the
-// speed of whole lines side by side. Here blocks stream strips of 512 bytes. The second launch goes
-// in reverse order: the L2 cache still has what the first read last.
+// A cluster would hold a narrow strip of such columns: pieces of memory far apart, at half the
+// speed of whole lines. Here blocks stream strips of 512 bytes. The second launch goes in reverse
+// order, because the L2 cache still has what the first read last.
 #pragma once
 
 #include "diglot/reduce/columns.cuh"
@@ -56,8 +56,8 @@ DIGLOT_DEVICE void reduce_column_chunks(const Rows<kArrays>& rows, const Operati
       });
 }
 
-// Returns to every thread the states of its columns, combined from all chunks. The block has
-// `width` columns side by side, from `first` on, of `columns`.
+// Every thread gets the states of its columns, combined from all chunks. The block has `width` of
+// the `columns` columns side by side, from `first` on.
 template <int kThreads, typename State, int kRows>
 DIGLOT_DEVICE PerRow<State, kRows> combine_chunks(const State* states, int chunks, int64_t columns,
                                                   int64_t first, int width,

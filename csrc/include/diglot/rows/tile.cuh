@@ -41,7 +41,7 @@ class RowTile : public RowTileLoads<Shape, Operation, I, kInputs, kArrays> {
     return states;
   }
 
-  // The states of the thread's rows, of the elements in registers.
+  // The states of the thread's rows, from the elements in registers.
   DIGLOT_DEVICE PerRow<State, kRows> reduce(const PerRow<Operation, kRows>& operations,
                                             const Range& range) const {
     PerRow<State, kRows> states;
@@ -113,7 +113,7 @@ class RowTile : public RowTileLoads<Shape, Operation, I, kInputs, kArrays> {
     return operation.reduce_replacing(visit, sum_present, elements_of_lanes(range),
                                       [&](auto x) { return sum_of_lanes(x, lanes); });
   }
-  // The same of what the thread's lanes or block hold.
+  // The same for part states of replaced elements.
   DIGLOT_DEVICE State combine_replaced(const Operation& operation, const State& part,
                                        const Range& range) {
     if constexpr (!Operation::kReducesTogether) {
@@ -155,7 +155,8 @@ class RowTile : public RowTileLoads<Shape, Operation, I, kInputs, kArrays> {
       prefetch_params(operation, range);
     }
   }
-  // Begins to bring them to the L2 cache. Few blocks do: all ask for the same lines.
+  // Begins to bring the parameters to the L2 cache. Only grids of few blocks do so, because all
+  // blocks ask for the same lines.
   DIGLOT_DEVICE void prefetch_params(const Operation& operation, const Range& range) const {
     if constexpr (Operation::kMapsPositions && Shape::kIsWide) {
       if (gridDim.x > kFewBlocks) return;
@@ -168,7 +169,7 @@ class RowTile : public RowTileLoads<Shape, Operation, I, kInputs, kArrays> {
     }
   }
 
-  // The map of a row, which is the thread's only one.
+  // The map of the thread's only row.
   DIGLOT_DEVICE auto map(const Operation& operation, const State& total) const {
     const auto map = operation_for_row(operation, 0).map(total);
     return PerRow<std::decay_t<decltype(map)>, 1>{{map}};
@@ -223,7 +224,7 @@ class RowTile : public RowTileLoads<Shape, Operation, I, kInputs, kArrays> {
       Base::step_through;
   using Base::held_, Base::n_, Base::place_, Base::rows_, Base::skipped_, Base::starts_;
 
-  static constexpr unsigned kFewBlocks = 132;  // about one for each multiprocessor
+  static constexpr unsigned kFewBlocks = 132;  // about one per multiprocessor
   static constexpr int kAtOnce = Shape::kIsWide ? kElements : 1;
 
   using Params = typename ParamsOf<Operation, kAtOnce>::type;
@@ -232,13 +233,13 @@ class RowTile : public RowTileLoads<Shape, Operation, I, kInputs, kArrays> {
                                        (sizeof(Params) <= kAccessBytes || kAccesses <= 2);
   Params params_[kHoldsParams ? kAccesses : 1];
 
-  // Without branches in between, a block's accesses to parameters are in flight together. Those of
-  // a wider type than the row would take too many registers.
+  // Loads parameters without branches, so that a block's accesses to them are in flight together.
+  // Parameters of a wider type than the row would take too many registers.
   static constexpr bool kLoadsAtOnce = Operation::kMapsPositions && !kHoldsParams &&
                                        sizeof(Params) <= 2 * kAccessBytes &&
                                        Shape::kTeam != Team::kLanes;
 
-  unsigned turn_ = 0;  // of the block's exchanges between warps
+  unsigned turn_ = 0;  // counts the block's exchanges between warps
 
   template <typename T>
   DIGLOT_DEVICE static T sum_of_lanes(T x, int lanes) {
@@ -264,7 +265,7 @@ class RowTile : public RowTileLoads<Shape, Operation, I, kInputs, kArrays> {
     }
   }
 
-  // The parameters from the thread's first element on.
+  // The source of parameters from the thread's first element on.
   DIGLOT_DEVICE auto params_from(const Operation& operation, const Range& range) const {
     if constexpr (!Operation::kMapsPositions) {
       return NoParams{};
@@ -273,8 +274,8 @@ class RowTile : public RowTileLoads<Shape, Operation, I, kInputs, kArrays> {
       return operation.params_from(is_here ? range.first + first_element() : 0);
     }
   }
-  // Those of kAtOnce elements, from element i of access a on. Absent ones take those of others, so
-  // that no branch is needed.
+  // The parameters of kAtOnce elements, from element i of access a on. Absent elements get those of
+  // others, so that no branch is needed.
   template <typename From>
   DIGLOT_DEVICE Params params_of(const From& from, const Range& range, int a, int i) const {
     if constexpr (Shape::kIsPeeled) {

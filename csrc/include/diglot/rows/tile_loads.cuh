@@ -11,9 +11,9 @@ namespace diglot {
 // have one each.
 //
 // The tiles of a peeled row begin at the last multiple of 16 bytes that is not behind the row's
-// start. All arrays of the row lie alike, so the elements before its start are as many in each;
-// they are absent, like those behind its end. An access that has some of these is partial: it goes
-// element by element. All others have 16 bytes.
+// start. All arrays of the row lie alike, so each has the same number of elements before its start.
+// Those are absent, like the elements behind its end. An access with absent elements is partial: it
+// goes element by element. All others have 16 bytes.
 template <typename Shape, typename Operation, typename I, int kInputs, int kArrays>
 class RowTileLoads {
  public:
@@ -33,7 +33,7 @@ class RowTileLoads {
   DIGLOT_DEVICE void move_to(const RowPlace<Shape>& place, const Inputs<I, kInputs>& inputs) {
     place_ = place;
     const bool is_row = place.row < rows_.count;
-    // Beyond the last row nothing is read: any address will do.
+    // Nothing is read beyond the last row, so any address will do there.
     starts_ = rows_.starts.offsets_by_loop(is_row ? place.row : 0);
     DIGLOT_UNROLL
     for (int k = 0; k < kInputs; ++k) inputs_[k] = inputs.arrays[k] + starts_.array[k + 1];
@@ -47,8 +47,8 @@ class RowTileLoads {
     n_ = is_row ? rows_.n + skipped_ : 0;
   }
 
-  // The elements of a tile: the number of the first, the end of those that exist, of all threads,
-  // and how many at the tile's start do not.
+  // The elements of a tile: the number of the first, the end of those that exist in the team, and
+  // how many at the tile's start do not exist.
   struct Range {
     int64_t first;
     int count;
@@ -92,7 +92,7 @@ class RowTileLoads {
           return read_elements(range, k, a);
         }
       });
-      // After all others, so that these are in flight meanwhile.
+      // After all others, which are then in flight already.
       for_each_partial(range, [&](int partial) {
         HeldAccess inputs[kInputs];
         DIGLOT_UNROLL
@@ -119,7 +119,7 @@ class RowTileLoads {
       for (int k = 0; k < kInputs; ++k) *smem_slot(slot, k, a) = read_elements(range, k, a);
     });
   }
-  // From a slot to registers. wait_for_copies comes before it.
+  // From a slot to registers. wait_for_copies must come before it.
   DIGLOT_DEVICE void load_staged(const Range& range, int slot) {
     set([&](int k, int a) {
       return position(a, 0) < range.count ? *smem_slot(slot, k, a) : absent();
@@ -135,7 +135,8 @@ class RowTileLoads {
  protected:
   static constexpr bool kHasSteps = Shape::kTeam == Team::kColumns || !Shape::kIsWide;
 
-  // The position of this thread's first element in a tile, and of element i of access a from there.
+  // The position of this thread's first element in a tile, and of element i of access a relative to
+  // it.
   DIGLOT_DEVICE int first_element() const { return place_.thread * (Shape::kIsWide ? kAlong : 1); }
   DIGLOT_DEVICE int elements_to(int a, int i) const {
     if constexpr (Shape::kIsWide) return a * place_.threads * kAlong + i % kAlong;
@@ -151,11 +152,12 @@ class RowTileLoads {
   DIGLOT_DEVICE bool is_whole(const Range& range, int a) const {
     return exists(range, a, 0) && (!Shape::kIsPeeled || exists(range, a, kElements - 1));
   }
-  // Whether the access exists for any thread of the team. Later ones then do not either.
+  // Whether the access exists for any thread of the team. If not, no later one does.
   DIGLOT_DEVICE bool is_used(const Range& range, int a) const {
     return Shape::kTeam == Team::kColumns || elements_to(a, 0) < range.count;
   }
-  // The elements of a row that the lanes hold together: all, or those of a block's warp.
+  // How many elements of a row the lanes hold together: all of it, or one warp's share of a block's
+  // row.
   DIGLOT_DEVICE int elements_of_lanes(const Range& range) const {
     if constexpr (Shape::kTeam == Team::kLanes) return range.elements();
     constexpr int kOfWarp = kWarpLanes * kAlong;
@@ -173,7 +175,7 @@ class RowTileLoads {
   template <typename Function>
   DIGLOT_DEVICE void for_each_partial(const Range& range, Function function) const {
     if constexpr (Shape::kIsPeeled) {
-      unsigned partial = 0;  // bit a: whether access a is
+      unsigned partial = 0;  // bit a is set if access a is partial
       DIGLOT_UNROLL
       for (int a = 0; a < kAccesses; ++a) {
         partial |= unsigned{position(a, 0) < range.count && !is_whole(range, a)} << a;
@@ -184,7 +186,7 @@ class RowTileLoads {
       }
     }
   }
-  // The same distances in the memory of an array.
+  // The same distance in the memory of an array.
   DIGLOT_DEVICE int64_t offset(const Range& range, int array) const {
     return (range.first + first_element()) * (kHasSteps ? rows_.steps[array] : 1);
   }
@@ -197,8 +199,8 @@ class RowTileLoads {
     return step_from(inputs_[k] + offset(range, k + 1), a, i, k + 1);
   }
 
-  // Calls function(a, exists, address) for the thread's accesses to a tile of columns of an array.
-  // Each address is the last one plus a step, which takes few registers.
+  // Calls function(a, exists, address) for the thread's accesses to a tile of columns. Each address
+  // is the previous one plus a step, which takes few registers.
   template <typename T, typename Function>
   DIGLOT_DEVICE void step_through(const Range& range, T* data, int array, Function function) const {
     T* address = as_it_is(data + offset(range, array));
@@ -215,12 +217,12 @@ class RowTileLoads {
   const I* inputs_[kInputs];
   typename Strides<kArrays, int64_t>::Offsets starts_;
   RowPlace<Shape> place_;
-  int64_t n_;                  // elements of the row, with those that are skipped
+  int64_t n_;                  // elements of the row, with the skipped ones
   int skipped_;                // elements before the row's start
   const Rows<kArrays>& rows_;  // a kernel argument: it takes no registers
 
  private:
-  // Sets the registers to read(k, a) of each input, joined if the operation joins.
+  // Sets the registers to read(k, a) of each input, or to the joined inputs.
   template <typename Read>
   DIGLOT_DEVICE void set(Read read) {
     if constexpr (Operation::kJoins) {
@@ -261,7 +263,7 @@ class RowTileLoads {
     return HeldAccess::make(access);
   }
   // This thread's access number `a` to input k of the tile in a slot of shared memory. A thread
-  // reads what it copied itself, so that slots need no barrier.
+  // reads only what it copied itself, so slots need no barrier.
   DIGLOT_DEVICE static HeldAccess* smem_slot(int slot, int k, int a) {
     extern __shared__ uint4 staged_accesses[];
     return reinterpret_cast<HeldAccess*>(staged_accesses) +

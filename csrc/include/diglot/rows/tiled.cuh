@@ -17,7 +17,7 @@ DIGLOT_DEVICE auto maps_of_rows(const Operations& operations, const States& stat
 }
 
 // output = operation.map(total)(inputs...). A block keeps the first tile of its part of a row in
-// registers and the next ones in shared memory. It reads those beyond twice.
+// registers and the next ones in shared memory. It reads all later tiles twice.
 template <typename Shape, typename Operation, typename I, int kInputs, int kArrays, typename O>
 DIGLOT_DEVICE void map_tiled_rows(const Rows<kArrays>& rows, const Operation& operation,
                                   const Inputs<I, kInputs>& inputs, O* output) {

@@ -10,28 +10,29 @@
 // most resident_blocks<kernel>() blocks (launch.cuh).
 //
 // The state is one word. Every block adds 1 to it; the first block adds the rest to 2^31. So the
-// top bit flips when the last block has arrived, and the other bits are as before. The state needs
-// no reset, neither between barriers nor between launches of any grids. It must be zero, or the
-// state that such barriers left, when a kernel starts. Kernels that may run at the same time must
+// top bit flips when the last block has arrived, and the other bits are as before. Nobody resets
+// the state, neither between barriers nor between launches of any grids. When a kernel starts it
+// must be zero, or the state that such barriers left. Kernels that may run at the same time must
 // not share it. (Cooperative groups' grid.sync() uses the same scheme.)
 //
-// What is visible. Every thread of every block sees after the barrier what any thread of any block
-// wrote before it. A block's writes happen before its __syncthreads(), that before
-// the release by its first thread, which is cumulative: it releases what its thread has observed.
-// The additions of all blocks to one word form a release sequence, so that the thread which reads
-// the flipped bit with an acquire synchronizes with all of them, and its block's second
-// __syncthreads() passes that on. Some loads are outside this order, and must not read
-// after the barrier what was written before it in the same kernel: __ldg() and loads that the
-// compiler makes so because the pointer is `const __restrict__` (ld.global.nc reads caches that are
-// not kept coherent within a kernel), textures and surfaces, and asynchronous copies begun before
-// it.
+// Visibility. After the barrier every thread of every block sees all that any thread of any block
+// wrote before it. A block's writes happen before its __syncthreads(), and that happens before the
+// release by its first thread. The release is cumulative: it covers all that its thread has
+// observed. The additions of all blocks to one word form a release sequence. The thread that reads
+// the flipped bit with an acquire therefore synchronizes with all of them. Its block's second
+// __syncthreads() passes that on.
+//
+// Some loads are outside this order. They must not read, after the barrier, memory that the same
+// kernel wrote before it. They are __ldg(), textures and surfaces, asynchronous copies begun before
+// the barrier, and loads that the compiler turns into ld.global.nc because the pointer is `const
+// __restrict__`. Such loads read caches that are not coherent within a kernel.
 //
 // Why it is fast. A block polls only after its addition has returned. Polls and additions of one
 // word are served one after the other. Polls that are sent along with the addition, as a compiler
 // would do it, delay the additions of blocks that have yet to arrive. docs/barriers.md has the
 // measurements.
 //
-// Built with -DDIGLOT_CHECKED, a block that has waited for ten seconds prints where, and traps.
+// Built with -DDIGLOT_CHECKED, a block that has waited for ten seconds prints its place, and traps.
 #pragma once
 
 #include "diglot/atomics.cuh"
@@ -97,7 +98,7 @@ class GridBarrier {
 
   uint32_t* state_;
   uint32_t before_ = 0;  // the state before the first thread's addition,
-  uint32_t now_ = 0;     // and as that thread last saw it
+  uint32_t now_ = 0;     // and the last value that the thread saw
 
 #if defined(DIGLOT_CHECKED)
   static constexpr uint64_t kPatience = 10'000'000'000;  // nanoseconds

@@ -2,295 +2,142 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 
-from diglot.tools.ceilings import Ceilings
-from diglot.tools.gpus import find_gpu
-from diglot.tools.report import charts
-from diglot.tools.report.cases import Provider, groups, kind_text, largest, shape_text
-from diglot.tools.report.charts import Group, Place, Point, Roof, Series
-from diglot.tools.report.operations import operations
-from diglot.tools.report.results import LARGEST, File, Row, finite
-from diglot.tools.report.svg import number
+from diglot.bench import plots
+from diglot.bench.harness import Row
+from diglot.bench.result_files import LARGEST, File
+from diglot.pipeline.report import PipelineReport
+from diglot.tools import drawing, inline_svg, stream_chart
+from diglot.tools.drawing import Case, Picture, Point
+from diglot.tools.numbers import number
+from diglot.tools.report.tables import any_cell, is_missed
 
-# Timers whose times are of the device with cold caches, and have a ceiling.
-COLD = {"device": "cold cache", "captured": "one call as a CUDA graph, cold cache"}
-OTHER = {"graph": "µs per call in a CUDA graph", "host": "host µs per call"}
-DTYPES = ("float32", "bfloat16", "float16")
-WIDTH_OF_TEXT = 640
+SMALL = 1e-30  # what is smaller is not drawn on a logarithmic scale
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A picture with its caption; `legend` has names and styles where the page's does not do."""
+    """A picture with its caption; `is_wide` where it takes the page's width."""
 
     title: str
-    picture: Markup
-    legend: Sequence[tuple[str, int]] = field(default=())
+    svg: Markup
     dtype: str = ""
+    is_wide: bool = False
 
 
-Providers = Mapping[str, Provider]
+def figure(picture: Picture, dtype: str = "") -> Figure:
+    """A picture as the page shows it."""
+    svg = Markup(inline_svg.inline(picture))
+    return Figure(picture.title, svg, dtype, picture.width > plots.WIDTH)
 
 
-def _spread(row: Row, work: float) -> tuple[float | None, float | None]:
-    """Rates at the 80th and the 20th percentile of the time."""
-    if not row.p20_us or not row.p80_us:
-        return None, None
-    return work / row.p80_us, work / row.p20_us
+def of_op(rows: Iterable[Row]) -> list[Figure]:
+    """Speed or time by case, for each direction, options and timer."""
+    return [figure(picture) for picture in plots.pictures(rows).values()]
 
 
-def _speed_point(row: Row, x: float) -> Point:
-    assert row.tb_per_s is not None
-    low, high = _spread(row, row.tb_per_s * (row.time_us or 0))
-    note = f"{shape_text(row)}, {number(row.time_us)} µs"
-    if row.share_of_copy is not None:
-        note += f", {row.share_of_copy:.2f} of a copy"
-    return Point(x, row.tb_per_s, low, high, note, row.is_missed)
+@dataclass(frozen=True)
+class Lines:
+    """How results of no op are drawn: which entries of a row, or of its options, are what.
 
-
-def _series(
-    rows_of: Mapping[str, list[tuple[float, Row]]], providers: Providers
-) -> tuple[Series, ...]:
-    return tuple(
-        Series(
-            name,
-            provider.style,
-            provider.key,
-            tuple(_speed_point(row, x) for x, row in rows_of[name]),
-        )
-        for name, provider in providers.items()
-        if rows_of.get(name)
-    )
-
-
-def of_op(file: File, providers: Providers) -> list[Figure]:
-    """Speed against size where there are several sizes, bars where there is one; other timers."""
-    figures = []
-    for timer, words in COLD.items():
-        rows = [row for row in file.rows if row.timer == timer and row.tb_per_s]
-        single: dict[str, list[Group]] = {}
-        for (kind, dtype), cases in groups(rows, "kind", "dtype").items():
-            title = f"{file.op} {kind}, {dtype}"
-            if len(cases) > 1:
-                picture = _against_size(f"{title}, {words}: TB/s against size", cases, providers)
-                figures.append(Figure(title, picture))
-            else:
-                ((_, case),) = cases.items()
-                single.setdefault(kind, []).append(_speed_bars(case, providers))
-        for kind, bars in single.items():
-            title = f"{file.op} {kind}, TB/s"
-            figures.append(Figure(title, charts.bars(f"{title}, {words}", bars, f"TB/s, {words}")))
-    for timer, words in OTHER.items():
-        timed = [row for row in file.rows if row.timer == timer and row.time_us]
-        found = [
-            _time_bars(case, providers)
-            for of in groups(timed, "kind", "dtype").values()
-            for _, case in sorted(of.items())
-        ]
-        if found:
-            title = f"{file.op}, {words}"
-            figures.append(Figure(title, charts.bars(title, found, words, has_one_scale=False)))
-    return figures
-
-
-def _against_size(
-    label: str, cases: Mapping[tuple[int, ...], dict[str, Row]], providers: Providers
-) -> Markup:
-    moved = [next(iter(rows.values())).bytes for rows in cases.values()]
-    lengths = [shape[-1] for shape in cases]
-    # Rows are of several lengths where shapes differ that move as many bytes.
-    by_row = len(set(moved)) < len(cases) and len(set(lengths)) == len(cases)
-    lines: dict[str, list[tuple[float, Row]]] = {}
-    ceiling: dict[float, float] = {}
-    for rows in cases.values():
-        for name, row in rows.items():
-            x = float(row.shape[-1] if by_row else row.bytes or 1)
-            lines.setdefault(name, []).append((x, row))
-            if row.copy_tb_per_s is not None:
-                ceiling[x] = row.copy_tb_per_s
-    return charts.lines(
-        label,
-        _series(lines, providers),
-        "length of a row, elements" if by_row else "bytes moved",
-        "TB/s",
-        ceiling=sorted(ceiling.items()),
-        unit="" if by_row else "B",
-    )
-
-
-def _speed_bars(case: Mapping[str, Row], providers: Providers, with_op: bool = False) -> Group:
-    first = next(iter(case.values()))
-    name = f"{first.op} {kind_text(first)}, " if with_op else ""
-    ceilings = [row.copy_tb_per_s for row in case.values() if row.copy_tb_per_s is not None]
-    bars = _series({name: [(0.0, row)] for name, row in case.items()}, providers)
-    return Group(f"{name}{shape_text(first)}, {first.dtype}", bars, max(ceilings, default=None))
-
-
-def _time_bars(case: Mapping[str, Row], providers: Providers) -> Group:
-    first = next(iter(case.values()))
-    bars = []
-    for name, provider in providers.items():
-        row = case.get(name)
-        if row is not None and row.time_us is not None:
-            point = Point(0, row.time_us, row.p20_us, row.p80_us, shape_text(row), row.is_missed)
-            bars.append(Series(name, provider.style, provider.key, (point,)))
-    return Group(f"{kind_text(first)}, {shape_text(first)}, {first.dtype}", bars)
-
-
-def rooflines(files: Iterable[File], providers: Providers, known: Ceilings | None) -> list[Figure]:
-    """A roofline for each dtype, of the largest case of each op and direction."""
-    rows = [
-        row
-        for file in files
-        for row in file.rows
-        if row.timer in COLD and row.tb_per_s and row.bytes
-    ]
-    gpu = next((file.gpu for file in files), "")
-    figures = []
-    found = {row.dtype for row in rows}
-    for dtype in [*(d for d in DTYPES if d in found), *sorted(found - set(DTYPES))]:
-        places = _places([row for row in rows if row.dtype == dtype], providers)
-        if places:
-            roofs = _roofs([row for row in rows if row.dtype == dtype], gpu, known)
-            title = f"Roofline, {dtype}"
-            label = f"{title}: TFLOP/s against operations per byte of {len(places)} cases"
-            figures.append(Figure(title, charts.roofline(label, roofs, places), dtype=dtype))
-    return figures
-
-
-def _places(rows: Sequence[Row], providers: Providers) -> list[Place]:
-    places = []
-    for (op, kind), cases in groups(rows, "op", "kind").items():
-        case = largest(cases)
-        points: dict[str, Point] = {}
-        intensity = None
-        for name, row in case.items():
-            count = operations(row.op, row.direction, row.shape, row.options)
-            if not count or not row.bytes or not row.time_us:
-                continue
-            intensity = count / row.bytes
-            note = f"{shape_text(row)}, {number(row.time_us)} µs"
-            points[name] = Point(0, count / row.time_us / 1e6, note=note, is_missed=row.is_missed)
-        if intensity is not None:
-            series = [
-                Series(name, provider.style, provider.key, (points[name],))
-                for name, provider in providers.items()
-                if name in points
-            ]
-            places.append(Place(f"{op} {kind}", intensity, series))
-    return places
-
-
-def _roofs(rows: Sequence[Row], gpu: str, known: Ceilings | None) -> list[Roof]:
-    roofs = []
-    copies = [row.copy_tb_per_s for row in rows if row.copy_tb_per_s is not None]
-    if copies:
-        roofs.append(Roof(f"fastest copy, {number(max(copies))} TB/s", slope=max(copies)))
-    sheet = find_gpu(gpu)
-    peak = None if sheet is None else sheet.tflop_per_s["float32"]
-    if sheet is not None and peak is not None:
-        words = f"{sheet.name}, float32 outside tensor cores, data sheet: {number(peak)} TFLOP/s"
-        roofs.append(Roof(words, height=peak, is_measured=False))
-    measured = None if known is None else known.tflop_per_s("float32")
-    if measured is not None:
-        words = f"float32 product, measured: {number(measured)} TFLOP/s"
-        roofs.append(Roof(words, height=measured))
-    return roofs
-
-
-def over_options(
-    rows: Iterable[Row],
-    title: str,
-    *,
-    x: str,
-    y: str,
-    series: Callable[[Row], str],
-    x_title: str,
-    y_title: str,
-    is_log: bool = False,
-) -> Figure | None:
-    """Lines over an option; None where there is nothing to draw.
-
-    Args:
-        rows: of results that are of no op.
-        title: the caption.
-        x: the option that goes along.
-        y: what goes up: "time_us", or one of the row's others.
-        series: the name of the line that a row is on.
-        x_title: what x is.
-        y_title: what y is.
+    Attributes:
+        x: what goes along; the first of these that a row has.
+        y: what goes up.
+        series: what tells a provider's lines apart, if anything does.
+        panel: what has a picture of its own.
         is_log: whether y is on a logarithmic scale.
     """
-    found: dict[str, list[Point]] = {}
-    for row in rows:
-        at = _positive(row.options.get(x))
-        value = _positive(row.time_us if y == "time_us" else row.others.get(y))
-        if at is None or value is None:
-            continue
-        low, high = (row.p20_us, row.p80_us) if y == "time_us" else (None, None)
-        found.setdefault(series(row), []).append(Point(at, value, low, high))
-    if not found:
-        return None
-    drawn = [Series(name, style, "", of) for style, (name, of) in enumerate(found.items())]
-    picture = charts.lines(f"{title}: {y_title}", drawn, x_title, y_title, is_log=is_log)
-    return Figure(title, picture, [(of.name, of.style) for of in drawn])
+
+    x: tuple[str, ...]
+    y: str
+    series: str
+    panel: str
+    is_log: bool = False
+
+
+APART = {
+    "l2": Lines(("hot_mb",), "speed", "hit_ratio", "workload"),
+    "grid_barrier_designs": Lines(
+        ("bytes", "blocks"), "time_us", "blocks per multiprocessor", "threads", is_log=True
+    ),
+}
+
+
+NAMES = {"time_us": "µs", "speed": "speed over none", "hot_mb": "hot set, MB"}
+
+
+def apart(file: File) -> list[Figure]:
+    """Pictures of results of no op: lines over an option, or GB/s of each workload."""
+    how = APART.get(file.op)
+    if how is None:
+        return _workloads(file)
+    panels: dict[str, dict[str, dict[str, list[Point]]]] = {}
+    for row in file.rows:
+        every = {**row, **row["options"]}
+        x = next((name for name in how.x if name in every), "")
+        position, value = _positive(every.get(x)), _positive(row.get(how.y))
+        if position is not None and value is not None:
+            panel = f", {how.panel} {every[how.panel]}" if every.get(how.panel) else ""
+            title = f"{file.op}{panel}: {NAMES.get(how.y, how.y)} by {NAMES.get(x, x)}"
+            which = every.get(how.series)
+            name = row["provider"] if which is None else f"{how.series} {which}"
+            low, high = (row.get(f"p{n}_us") if how.y == "time_us" else None for n in (20, 80))
+            series = panels.setdefault(title, {}).setdefault(x, {})
+            series.setdefault(name, []).append(Point(value, position, low, high))
+    return [
+        figure(Picture(title, _lines(how, x, series), plots.WIDTH, 4.4))
+        for title, by_x in panels.items()
+        for x, series in by_x.items()
+    ]
+
+
+def _lines(how: Lines, x: str, series: Mapping[str, Sequence[Point]]) -> Callable[[Any], None]:
+    def draw(figure: Any) -> None:
+        axes = figure.subplots()
+        drawing.lines(axes, series)
+        if how.is_log:
+            axes.set_yscale("log")
+            drawing.ticks(axes.yaxis, drawing.powers_between(*axes.get_ylim()))
+        else:
+            axes.set_ylim(bottom=0)
+        axes.set_xlabel(f"{NAMES.get(x, x)}, logarithmic scale")
+        axes.set_ylabel(NAMES.get(how.y, how.y) + ", logarithmic scale" * how.is_log)
+        drawing.legend(figure)
+
+    return draw
 
 
 def _positive(value: Any) -> float | None:
-    found = finite(value)
-    return found if found is not None and found > 1 / LARGEST else None
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return value if is_number and SMALL < value < LARGEST else None
 
 
-def side_by_side(cases: Iterable[Mapping[str, Row]], providers: Providers) -> Markup:
-    """Bars of TB/s, wide enough for a page of text, a group for each case."""
-    bars = [_speed_bars(case, providers, with_op=True) for case in cases]
-    label = "Speed of each op beside PyTorch's, TB/s; the dashed line is a device copy"
-    return charts.bars(label, bars, "TB/s; dashed: a copy of as many bytes", width=WIDTH_OF_TEXT)
+def _workloads(file: File) -> list[Figure]:
+    """GB/s of each workload."""
+    found: dict[str, dict[str, Point]] = {}
+    for row in file.rows:
+        rate = _positive(row.get("gb_per_s"))
+        if rate is not None and "time_us" in row:
+            points = found.setdefault(row["workload"], {})
+            words = f"{number(row['time_us'])} µs"
+            points[row["provider"]] = Point(rate, note=words, is_missed=is_missed(row))
+    limits = file.content.get("ceilings_gb_per_s")
+    known = limits.items() if isinstance(limits, dict) else ()
+    alone = ", ".join(f"{name} {any_cell(value).text}" for name, value in known)
+    title = f"{file.op}, GB/s each way" + (f"; copies alone: {alone}" if alone else "")
+    cases = [Case(name, points) for name, points in found.items()]
+    return [figure(plots.by_case(title, cases, "GB/s each way", width=8.6))] if cases else []
 
 
-def workloads(rows: Iterable[Row], title: str) -> Figure | None:
-    """Bars of GB/s, a group for each workload."""
-    styles = {"cuda": 0, "triton": 1}
-    found: dict[str, list[Series]] = {}
-    for row in rows:
-        rate = _positive(row.others.get("gb_per_s"))
-        if rate is None or not row.time_us:
-            continue
-        low, high = _spread(row, rate * row.time_us)
-        point = Point(0, rate, low, high, f"{number(row.time_us)} µs", row.is_missed)
-        style = styles.get(row.provider, 2)
-        found.setdefault(row.workload, []).append(Series(row.provider, style, "", (point,)))
-    if not found:
-        return None
-    bars = [Group(name, of) for name, of in found.items()]
-    return Figure(title, charts.bars(title, bars, "GB/s each way"))
-
-
-def stages(file: File) -> Figure | None:
+def stages(file: File) -> Figure:
     """When the stages of a pipeline's chunks were at work."""
-    names = ("read", "h2d", "compute", "d2h", "write")
-    content = file.content
-    devices, timelines = content.get("devices"), content.get("timelines")
-    if not isinstance(devices, list) or not isinstance(timelines, list):
-        return None
-    lanes = []
-    for device, chunks in zip(devices, timelines, strict=False):
-        for stage, name in enumerate(names):
-            spans = []
-            for chunk in chunks if isinstance(chunks, list) else []:
-                times = chunk[2 * stage : 2 * stage + 2] if isinstance(chunk, list) else []
-                begin, end = (finite(of) for of in times) if len(times) == 2 else (None, None)
-                if begin is not None and end is not None:  # a stage that there was
-                    spans.append((begin, end))
-            if spans:
-                lanes.append((f"{device} {name}" if len(devices) > 1 else name, spans))
-    if not lanes:
-        return None
-    title = f"{Path(file.path).stem}: {file.op}, {len(devices)} GPU{'s' * (len(devices) > 1)}"
-    return Figure(title, charts.timeline(title, lanes))
+    picture = stream_chart.picture(PipelineReport.from_json(json.dumps(file.content)))
+    made = figure(picture)
+    return Figure(f"{Path(file.path).stem}: {picture.title}", made.svg, is_wide=True)

@@ -8,102 +8,55 @@ needed once a row, or once an array, does not count, nor do integers such as Phi
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-
-@dataclass(frozen=True)
-class Operations:
-    """Of an op in one direction.
-
-    Attributes:
-        count: for each element: a number, or a function of the options.
-        of: what is counted, in words.
-    """
-
-    count: float | Callable[[Mapping[str, Any]], float]
-    of: str
-
-
-def _by_form(tanh: int, erf: int) -> Callable[[Mapping[str, Any]], float]:
-    return lambda options: tanh if options.get("approximate") == "tanh" else erf
-
-
-def _by_terms(each: int, once: int) -> Callable[[Mapping[str, Any]], float]:
-    return lambda options: each * int(options.get("terms", 22)) + once
-
-
+_SOFTMAX = "maximum 1, difference 1, exp 1, sum 1, quotient 1"
+_SOFTMAX_BACKWARD = "product 1, sum 1, difference 1, product 1"
 _NORM = "sum 1, centre 1, square 1, sum 1, scale 1"
-_SOFTMAX = Operations(5, "maximum 1, difference 1, exp 1, sum 1, quotient 1")
+_LAYER_NORM = f"{_NORM}, weight and bias 2"
+_LAYER_NORM_BACKWARD = "normalise 2, weight 1, two sums 3, gradient 4, of weight and bias 3"
+_RMS_NORM = "square 1, sum 1, scale 1, weight 1"
+_RMS_NORM_BACKWARD = "normalise 1, weight 1, sum 2, gradient 3, of weight 2"
 
-# By op and direction, or by op alone where directions are not told apart.
-OPERATIONS: dict[str, dict[str, Operations] | Operations] = {
-    "add": Operations(1, "sum 1"),
+# By op and direction, or by op alone where directions are not told apart: what is counted, with
+# numbers. Of parts between semicolons, one of a form counts for that form; "each term" is of a sum.
+OPERATIONS: dict[str, dict[str, str] | str] = {
+    "add": "sum 1",
     "gelu": {
-        "forward": Operations(
-            _by_form(9, 5),
-            "tanh: ½x(1 + tanh(c(x + ax³))), 9; erf: ½x(1 + erf(x/√2)), 5",
-        ),
-        "backward": Operations(
-            _by_form(18, 11),
-            "tanh: argument and tanh 6, ½(1 + t) 2, the slope's term 8, sum and gradient 2; "
-            "erf: Φ(x) 4, x·φ(x) 5, sum and gradient 2",
-        ),
+        "forward": "tanh: ½x(1 + tanh(c(x + ax³))), 9; erf: ½x(1 + erf(x/√2)), 5",
+        "backward": "tanh: argument and tanh 6, ½(1 + t) 2, the slope's term 8, "
+        "sum and gradient 2; erf: Φ(x) 4, x·φ(x) 5, sum and gradient 2",
     },
-    "dropout": Operations(2, "comparison 1, scale 1"),
-    "softmax": {
-        "forward": _SOFTMAX,
-        "backward": Operations(4, "product 1, sum 1, difference 1, product 1"),
-    },
+    "dropout": "comparison 1, scale 1",
+    "softmax": {"forward": _SOFTMAX, "backward": _SOFTMAX_BACKWARD},
     "log_softmax": {
-        "forward": Operations(5, "maximum 1, difference 1, exp 1, sum 1, difference 1"),
-        "backward": Operations(4, "sum 1, exp 1, product 1, difference 1"),
+        "forward": "maximum 1, difference 1, exp 1, sum 1, difference 1",
+        "backward": "sum 1, exp 1, product 1, difference 1",
     },
-    "global_softmax": {
-        "forward": _SOFTMAX,
-        "backward": Operations(4, "product 1, sum 1, difference 1, product 1"),
-    },
-    "layer_norm": {
-        "forward": Operations(7, f"{_NORM}, weight and bias 2"),
-        "backward": Operations(
-            13, "normalise 2, weight 1, two sums 3, gradient 4, of weight and bias 3"
-        ),
-    },
+    "global_softmax": {"forward": _SOFTMAX, "backward": _SOFTMAX_BACKWARD},
+    "layer_norm": {"forward": _LAYER_NORM, "backward": _LAYER_NORM_BACKWARD},
     "add_layer_norm": {
-        "forward": Operations(8, f"residual 1, {_NORM}, weight and bias 2"),
-        "backward": Operations(
-            14, "normalise 2, weight 1, two sums 3, gradient 4, of weight and bias 3, residual 1"
-        ),
+        "forward": f"residual 1, {_LAYER_NORM}",
+        "backward": f"{_LAYER_NORM_BACKWARD}, residual 1",
     },
-    "rms_norm": {
-        "forward": Operations(4, "square 1, sum 1, scale 1, weight 1"),
-        "backward": Operations(9, "normalise 1, weight 1, sum 2, gradient 3, of weight 2"),
-    },
+    "rms_norm": {"forward": _RMS_NORM, "backward": _RMS_NORM_BACKWARD},
     "add_rms_norm": {
-        "forward": Operations(5, "residual 1, square 1, sum 1, scale 1, weight 1"),
-        "backward": Operations(
-            10, "normalise 1, weight 1, sum 2, gradient 3, of weight 2, residual 1"
-        ),
+        "forward": f"residual 1, {_RMS_NORM}",
+        "backward": f"{_RMS_NORM_BACKWARD}, residual 1",
     },
-    "standardize": {
-        "forward": Operations(5, _NORM),
-        "backward": Operations(9, "normalise 2, two sums 3, gradient 4"),
-    },
-    "clip_grad_norm": Operations(3, "square 1, sum 1, scale 1"),
+    "standardize": {"forward": _NORM, "backward": "normalise 2, two sums 3, gradient 4"},
+    "clip_grad_norm_": "square 1, sum 1, scale 1",
     "gaussian_pdf": {
-        "forward": Operations(
-            _by_terms(6, 2), "each term: point, deviation, square, ½, exp, sum, 6; mean and scale 2"
-        ),
-        "backward": Operations(
-            _by_terms(7, 3), "each term: as forward, and a product, 7; mean, scale and gradient 3"
-        ),
+        "forward": "each term: point, deviation, square, ½, exp, sum, 6; mean and scale 2",
+        "backward": "each term: as forward, and a product, 7; mean, scale and gradient 3",
     },
 }
 
 
-def find(op: str, direction: str) -> Operations | None:
-    """What an op takes in a direction such as "forward" or "forward, bias"; None if unknown."""
+def find(op: str, direction: str) -> str | None:
+    """What is counted in a direction such as "forward" or "forward, bias"; None if unknown."""
     of = OPERATIONS.get(op)
     return of.get(direction.partition(",")[0]) if isinstance(of, dict) else of
 
@@ -116,14 +69,20 @@ def operations(
     Args:
         op: its name.
         direction: such as "forward" or "forward, bias".
-        shape: of the first input; of clip_grad_norm, how many tensors and elements there are.
+        shape: of the first input; of clip_grad_norm_, how many tensors and elements there are.
         options: of the call.
     """
-    of = find(op, direction)
-    if of is None or not shape:
+    counted = find(op, direction)
+    if counted is None or not shape:
         return None
-    elements = shape[-1] if op == "clip_grad_norm" else math.prod(shape)
-    try:
-        return elements * (of.count(options) if callable(of.count) else of.count)
-    except (TypeError, ValueError):  # options from elsewhere
-        return None
+    other_form = "erf" if options.get("approximate") == "tanh" else "tanh"
+    count = 0
+    for part in counted.split("; "):
+        name = part.partition(": ")[0]
+        numbers = sum(map(int, re.findall(r" (\d+)(?=,|$)", part)))
+        try:
+            terms = int(options.get("terms", 22)) if name == "each term" else name != other_form
+        except (TypeError, ValueError):  # options from elsewhere
+            return None
+        count += terms * numbers
+    return count * (shape[-1] if op == "clip_grad_norm_" else math.prod(shape))

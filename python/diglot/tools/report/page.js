@@ -3,9 +3,12 @@
 const root = document.documentElement;
 root.classList.add("js");
 
-function valueOf(row, column) {
+function valueOf(row, column, isNumber) {
   const cell = row.cells[column];
-  return cell.dataset.v === undefined ? cell.textContent.trim() : Number(cell.dataset.v);
+  const text = cell.textContent.trim();
+  if (!isNumber) return text;
+  const value = parseFloat(cell.dataset.v ?? text.replaceAll(",", ""));
+  return Number.isNaN(value) ? text : value;
 }
 
 function compare(a, b) {
@@ -26,7 +29,7 @@ function sort(title) {
   for (const each of table.tHead.rows[0].cells) each.removeAttribute("aria-sort");
   title.setAttribute("aria-sort", order);
   const body = table.tBodies[0];
-  const rows = Array.from(body.rows, (row) => [valueOf(row, column), row]);
+  const rows = Array.from(body.rows, (row) => [valueOf(row, column, isNumber), row]);
   const sign = order === "ascending" ? 1 : -1;
   const isMissing = (value) => isNumber && typeof value !== "number";
   rows.sort(([a], [b]) => {
@@ -48,7 +51,11 @@ ops?.addEventListener("change", () => {
 });
 
 for (const box of document.querySelectorAll("input[data-provider]")) {
-  const show = () => root.classList.toggle(`off-${box.dataset.provider}`, !box.checked);
+  const show = () => {
+    for (const part of document.querySelectorAll("[data-p]")) {
+      if (part.dataset.p === box.dataset.provider) part.classList.toggle("off", !box.checked);
+    }
+  };
   box.addEventListener("change", show);
   show(); // a browser may keep what was switched off when the page is loaded again
 }

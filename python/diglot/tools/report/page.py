@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import re
 from pathlib import Path
 
-from markupsafe import Markup
-
-from diglot.tools.report.results import Results
-from diglot.tools.report.svg import outline, tag
-from diglot.tools.report.views import Page, page_of
+from diglot.bench.result_files import Results
+from diglot.tools import inline_svg
+from diglot.tools.report.views import page_of
 
 FOLDER = Path(__file__).parent
 
@@ -24,7 +21,7 @@ def render(results: Results, sources: str = "") -> str:
         sources: the hash of the sources at hand: what was measured with others is marked as stale.
 
     Raises:
-        ImportError: Jinja is not installed.
+        ImportError: Jinja or matplotlib is not installed.
     """
     try:
         import jinja2
@@ -39,38 +36,11 @@ def render(results: Results, sources: str = "") -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    page = page_of(results, sources)
     script = (FOLDER / "page.js").read_text()
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return environment.get_template("page.html").render(
-        page=page,
+        page=page_of(results, sources),
         script=script,
         script_hash=digest,
-        style=(FOLDER / "page.css").read_text() + hiding(page),
-        outline=outline,
+        style=inline_svg.variables(":root") + (FOLDER / "page.css").read_text(),
     )
-
-
-def hiding(page: Page) -> str:
-    """Rules by which a provider that is switched off is not seen."""
-    rules = [
-        f".off-{provider.key} .series[data-p={provider.key}], "
-        f".off-{provider.key} tr[data-p={provider.key}] {{ display: none; }}\n"
-        for provider in page.providers
-    ]
-    return "".join(rules)
-
-
-def alone(picture: Markup) -> str:
-    """A chart as a file of its own, with a background, in the mode of who looks at it."""
-    css = (FOLDER / "page.css").read_text()
-    begin, end = css.index("/* colours */"), css.index("/* page */")
-    style = tag("style", Markup(css[begin:end].replace(":root", "svg")))
-    *_, width, height = re.findall(r"[\d.]+", picture.split('"', 2)[1])
-    pad = 14
-    box = [-pad, -pad, float(width) + 2 * pad, float(height) + 2 * pad]
-    sizes = dict(zip(("x", "y", "width", "height"), box, strict=True))
-    background = tag("rect", **sizes, rx=10, style="fill: var(--card)")
-    opening, rest = str(picture).split(">", 1)
-    opening = re.sub(r'viewBox="[^"]*"', f'viewBox="{" ".join(f"{of:g}" for of in box)}"', opening)
-    return f"{opening}>{style}{background}{rest}\n"

@@ -1,4 +1,4 @@
-"""The ranking, the bars that are missed, and what counts as an operation, as tables."""
+"""The ranking and the bars that are missed, as tables."""
 
 from __future__ import annotations
 
@@ -6,48 +6,87 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from diglot.bench import marks, reports
-from diglot.bench.harness import RANKED
+from diglot.bench.harness import RANKED, Row, Rows
 from diglot.bench.lines import RULE
+from diglot.bench.plots import shape_text
 from diglot.bench.ranking import LINES_HEADER, SAVED, TITLES, lines_cells, ranks, saved, saved_text
-from diglot.tools.report import figures
-from diglot.tools.report.cases import Provider, groups, is_of_op, kind_text, largest, shape_text
-from diglot.tools.report.operations import find
-from diglot.tools.report.results import File, Row
-from diglot.tools.report.svg import number
-from diglot.tools.report.tables import Cell, Column, Table, TableRow, number_cell, time_cell
+from diglot.bench.result_files import File
+from diglot.tools.numbers import number
+from diglot.tools.report.cases import COLD, kind_text, providers_of
+from diglot.tools.report.tables import (
+    Cell,
+    Column,
+    Table,
+    TableRow,
+    is_missed,
+    time_cell,
+)
 
 # Two to a column, so that times are seen on a phone too.
 CASE = tuple(map(Column, ("op, direction", "type, shape")))
 TIMERS = {"device": "", "captured": ", as a CUDA graph"}  # as words behind the direction
 
 
-def rankings(files: Sequence[File], providers: Mapping[str, Provider]) -> list[Table]:
-    """Who is fastest: in each case of a ranking, with what each way costs; then ops without one."""
-    found = [file for file in files if is_of_op(file)]
+def rankings(files: Sequence[File]) -> list[Table]:
+    """Each case with cold caches, with what each way costs; and the lines of code of each way."""
+    found = [file for file in files if file.is_of_ops]
+    rows = [row for file in found for row in file.rows if row["timer"] in COLD]
     ranked = [file for file in found if file.content.get("lines")]
-    lines = {op: of for file in ranked for op, of in file.content["lines"].items()}
-    rows = [row for file in ranked for row in file.rows if row.op in lines]
-    others = [row for file in found for row in file.rows if row.op not in lines]
+    lines = {op: ways for file in ranked for op, ways in file.content["lines"].items()}
     missing = reports.incomplete(file.content for file in ranked)
-    tables = [_five_ways(rows, missing), _lines(lines), _own_cases(others, providers)]
+    tables = [_cases(rows, providers_of(found), missing), _lines(lines)]
     return [table for table in tables if table.rows]
 
 
-def _five_ways(rows: Sequence[Row], missing: str) -> Table:
-    """The cases of `diglot bench --ranking`, every one."""
-    columns = [*CASE, *_titles(RANKED)]
+def summary(files: Sequence[File]) -> Table:
+    """How often each provider is first, and how close to the fastest it is on average."""
+    rows = [row for f in files if f.is_of_ops for row in f.rows if row["timer"] in COLD]
+    by_op: dict[str, list[Rows]] = {}
+    for case in reports.by_case(rows):
+        if len([row for row in case.values() if "time_us" in row]) > 1:
+            by_op.setdefault(next(iter(case.values()))["op"], []).append(case)
+    timed = {name for cases in by_op.values() for case in cases for name in case}
+    names = [name for name in providers_of(files) if name in timed]
+    body = []
+    for op, cases in by_op.items():
+        found: dict[str, list[tuple[bool, float]]] = {}
+        for case in cases:
+            places = ranks(case, names)
+            best = min(case[name]["time_us"] for name in places)
+            for name, place in places.items():
+                found.setdefault(name, []).append((place == 1, best / case[name]["time_us"]))
+        body.append(TableRow([Cell(op), *(_often(found.get(name, [])) for name in names)], op))
+    return Table(
+        "In how many of its cases each way is the fastest, or within noise of it, and below that "
+        "its speed as a share of the fastest's, the geometric mean over its cases.",
+        [Column("op"), *_titles(names, "cases in which it is first, of how many")],
+        body,
+    )
+
+
+def _often(found: Sequence[tuple[bool, float]]) -> Cell:
+    if not found:
+        return Cell("–")
+    firsts = sum(is_first for is_first, _ in found)
+    mean = math.exp(sum(math.log(share) for _, share in found) / len(found))
+    kind = "best" if 2 * firsts > len(found) else ""
+    return Cell(f"{firsts} of {len(found)}", firsts, kind, mean, note=f"{mean:.2f}")
+
+
+def _cases(rows: Iterable[Row], names: Sequence[str], missing: str) -> Table:
+    """Each case: times and places, and of the ranking's what is saved."""
+    columns = [*CASE, *_titles(names)]
     columns += [Column(title, True, "the formula's → Triton's / CUDA's") for _, title, _ in SAVED]
     body = []
-    for cases in groups(rows, "op", "kind", "dtype", "timer").values():
-        for case in cases.values():
-            figures_of = {name: row.content for name, row in case.items()}
+    for case in reports.by_case(rows):
+        if any("time_us" in row for row in case.values()):
             costs = [
-                Cell(saved_text(figures_of, name, style), saved(figures_of, name))
-                for name, _, style in SAVED
+                Cell(saved_text(case, name, style), saved(case, name)) for name, _, style in SAVED
             ]
-            body.append(_places(case, RANKED, costs))
+            body.append(_places(case, names, costs))
     words = (
-        "Five ways of writing each op, and the launches and the host's time of the formula with "
+        "Every case. In each cell are the median in µs and the place, and below them the band from "
+        "the 20th to the 80th percentile. Launches and the host's time are the formula's, with "
         "what is left of them in our kernels (Triton / CUDA, one number if they agree)."
     )
     return Table(f"{words} It is {missing}." if missing else words, columns, body)
@@ -64,100 +103,37 @@ def _lines(lines: Mapping[str, Mapping[str, Mapping[str, int]]]) -> Table:
     return Table(RULE, columns, body)
 
 
-def _own_cases(rows: Iterable[Row], providers: Mapping[str, Provider]) -> Table:
-    """The largest case of each op, direction and type."""
-    timed = [row for row in rows if row.timer in figures.COLD]
-    shown = [name for name in providers if any(row.provider == name for row in timed)]
-    of_kinds = map(largest, groups(timed, "op", "kind", "dtype", "timer").values())
-    body = [
-        _places(case, shown)
-        for case in of_kinds
-        if any(row.time_us is not None for row in case.values())
-    ]
-    return Table(
-        "Ops without results of diglot bench --ranking: of their own cases the largest of each "
-        "direction and type, with other packages' kernels too. ✗ marks what misses its bar.",
-        [*CASE, *_titles(shown)],
-        body,
-    )
+def _titles(names: Iterable[str], hint: str = "median µs · place") -> list[Column]:
+    return [Column(TITLES.get(name, name), True, hint) for name in names]
 
 
-def _titles(names: Iterable[str]) -> list[Column]:
-    return [Column(TITLES.get(name, name), True, "median µs · place") for name in names]
-
-
-def _places(case: Mapping[str, Row], names: Collection[str], more: Iterable[Cell] = ()) -> TableRow:
+def _places(case: Rows, names: Collection[str], more: Iterable[Cell] = ()) -> TableRow:
     """A case's row: what is timed, the times of `names` with their places, and what else."""
-    places = ranks({name: row.content for name, row in case.items()}, names)
-    best = min((case[name].time_us or math.inf for name in places), default=math.inf)
+    places = ranks(case, names)
+    best = min((case[name]["time_us"] for name in places), default=math.inf)
     row = next(iter(case.values()))
-    words = kind_text(row) + TIMERS.get(row.timer, f", {row.timer}")
-    head = [Cell(row.op, note=words), Cell(row.dtype, note=shape_text(row))]
+    words = kind_text(row) + TIMERS.get(row["timer"], f", {row['timer']}")
+    head = [Cell(row["op"], note=words), Cell(row["dtype"], note=shape_text(row))]
     times = [_place(case.get(name), places.get(name), best) for name in names]
-    return TableRow([*head, *times, *more], row.op)
+    return TableRow([*head, *times, *more], row["op"])
 
 
 def _place(row: Row | None, place: int | None, best: float) -> Cell:
     if row is None:
         return Cell("–")
-    if row.time_us is None or place is None:
+    if place is None:
         return time_cell(row)
-    kind = "bad" if row.is_missed else "best" if place == 1 else ""
-    share = best / row.time_us
+    kind = "bad" if is_missed(row) else "best" if place == 1 else ""
+    share = best / row["time_us"]
     return Cell(
-        f"{_time(row.time_us)} · {place}{' ✗' if row.is_missed else ''}",
-        row.time_us,
+        f"{_time(row['time_us'])} · {place}{' ✗' if is_missed(row) else ''}",
+        row["time_us"],
         kind,
         share,
-        f"{share:.2f} of the fastest's speed",
-        f"{_time(row.p20_us)}–{_time(row.p80_us)}{marks.mark(row.content, {})}",
+        note=f"{_time(row['p20_us'])}–{_time(row['p80_us'])}{marks.mark(row, {})}",
     )
 
 
-def _time(value: float | None) -> str:
+def _time(value: float) -> str:
     """Four digits: places are of differences that three do not show."""
-    return number(value) if value is None or value >= 1000 else f"{value:.4g}"
-
-
-def missed(files: Iterable[File]) -> Table:
-    """What misses its bar, the worst first."""
-    columns = [
-        Column("op"),
-        Column("by"),
-        Column("case"),
-        Column("bar"),
-        Column("reached", True),
-        Column("bar at", True),
-        Column("missed by", True),
-    ]
-    found = [(bar, row) for file in files for row in file.rows for bar in row.bars if not bar.met]
-    rows = []
-    for bar, row in sorted(found, key=lambda of: -of[0].shortfall):
-        cells = [
-            Cell(row.op),
-            Cell(row.provider),
-            Cell(_case_text(row)),
-            Cell(bar.name),
-            time_cell(row) if bar.value is row.time_us is None else number_cell(bar.value),
-            number_cell(bar.bound),
-            Cell(f"{bar.shortfall:.0%}", bar.shortfall, "bad"),
-        ]
-        rows.append(TableRow(cells, row.op))
-    return Table("Bars that are missed, the worst first.", columns, rows)
-
-
-def _case_text(row: Row) -> str:
-    parts = [row.workload, kind_text(row), row.dtype, shape_text(row), row.timer]
-    return ", ".join(part for part in parts if part)
-
-
-def counted(rows: Iterable[Row]) -> Table:
-    """What counts as an operation of each op."""
-    columns = [Column("op"), Column("direction"), Column("counted for each element")]
-    found = {}
-    for row in rows:
-        of = find(row.op, row.direction)
-        if of is not None and row.timer in figures.COLD:
-            found[row.op, row.direction] = of.of
-    body = [TableRow([Cell(op), Cell(to), Cell(of)], op) for (op, to), of in found.items()]
-    return Table("Operations that count in the roofline: the definition's.", columns, body)
+    return number(value) if value >= 1000 else f"{value:.4g}"

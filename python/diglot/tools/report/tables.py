@@ -1,13 +1,14 @@
-"""A table that the page can sort: columns, and cells with what they are sorted by."""
+"""Tables that the page can sort: columns, and cells with what they are sorted by."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from diglot.tools.report.results import Row
-from diglot.tools.report.svg import number
+from diglot.bench.harness import Row
+from diglot.tools.numbers import number
 
 
 @dataclass(frozen=True)
@@ -39,14 +40,23 @@ class Cell:
     hint: str = ""
     note: str = ""
 
+    @property
+    def sort(self) -> float | None:
+        """The value, where the text does not begin with it: the page's script reads that."""
+        with contextlib.suppress(ValueError, IndexError):
+            begin = float(self.text.replace(",", "").split()[0])
+            if self.value is None or abs(begin - self.value) <= max(0.005, abs(self.value) / 100):
+                return None
+        return self.value
+
 
 @dataclass(frozen=True)
 class TableRow:
-    """A row; by `op` and `key` (of a provider) the page shows and hides it."""
+    """A row; by `op` and `provider` the page shows and hides it."""
 
     cells: Sequence[Cell]
     op: str = ""
-    key: str = ""
+    provider: str = ""
 
 
 @dataclass(frozen=True)
@@ -63,22 +73,32 @@ def number_cell(value: float | None, kind: str = "") -> Cell:
     return Cell(number(value), value, kind)
 
 
+def was_run(row: Row) -> bool:
+    """False of what does not go, such as more blocks than the GPU holds: it is not wrong."""
+    return row.get("verified") is not None or "time_us" in row
+
+
 def time_cell(row: Row) -> Cell:
     """A row's time; where it has none, what came of it: a failure is no wrong result."""
-    if row.verified and row.time_us is not None:
-        return number_cell(row.time_us)
-    if not row.was_run and not row.reason:
+    reason = str(row.get("reason") or "")
+    if row.get("verified") and "time_us" in row:
+        return number_cell(row["time_us"])
+    if not was_run(row) and not reason:
         return Cell("not run")
-    if row.reason and not row.reason.startswith("wrong result"):
-        return Cell("failed", kind="bad", hint=row.reason)
-    return Cell("–") if row.verified else Cell("wrong result", kind="bad", hint=row.reason)
+    if reason and not reason.startswith("wrong result"):
+        return Cell("failed", kind="bad", hint=reason)
+    return Cell("–") if row.get("verified") else Cell("wrong result", kind="bad", hint=reason)
+
+
+def is_missed(row: Row) -> bool:
+    """Whether a bar is."""
+    return not all(bar["met"] for bar in row["bars"])
 
 
 def any_cell(value: Any, factor: float = 1.0) -> Cell:
     """Whatever a file holds; a number times a factor."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        try:
+        with contextlib.suppress(OverflowError):
             return number_cell(float(value) * factor)
-        except OverflowError:
-            return Cell(str(value)[:20])
+        return Cell(str(value)[:20])
     return Cell("–" if value is None else str(value))

@@ -1,0 +1,118 @@
+"""The generated parts of docs/ops/: each stands between two comments that name the op and the part.
+
+The rest of a page is written by hand. Docstrings, docs/rows.md, the planners and bench/results are
+the sources.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from diglot.bench import marks, pictures, standing
+from diglot.bench.evidence import ROOT
+from diglot.bench.markdown import put, table
+from diglot.bench.op_plans import plans, rows
+from diglot.bench.op_reference import reference
+from diglot.bench.result_files import read_file
+
+FILES = {
+    "csrc/ops/{}.cu": "kernels in CUDA C++",
+    "triton_ops/{}.py": "kernels in Triton",
+    "python/diglot/ops/{}.py": "the function: checks, derivatives, registration",
+    "python/diglot/reference/{}.py": 'the backend "torch", and the float64 oracle',
+    "tests/test_{}.py": "tests",
+    "bench/{}.py": "benchmark",
+}
+JUDGED = ("cuda", "triton", "torch")
+FEW_ULP = 20
+Report = dict[str, Any]
+
+
+def files(op: str) -> str:
+    """An op's files, each a link."""
+    found = {pattern.format(op): text for pattern, text in FILES.items()}
+    return "".join(f"- [{path}](../../{path}): {text}\n" for path, text in found.items())
+
+
+def accuracy(report: Report) -> list[str]:
+    """The largest errors of each direction and dtype, against float64."""
+    found: dict[tuple[str, str], dict[str, dict[str, float]]] = defaultdict(dict)
+    for row in report["rows"]:
+        if row["provider"] in JUDGED and "worst_ulp" in row and "float" in row["dtype"]:
+            errors = found[row["direction"], row["dtype"]].setdefault(row["provider"], {})
+            for name in ("worst_ulp", "worst_share"):
+                errors[name] = max(errors.get(name, 0.0), float(row[name]))
+    if not found:
+        return []
+    lines = [
+        "Largest error against float64 in the same run, in ulp. Where sums cancel, an ulp of a",
+        "tiny result says little; then it is the error as a share of the largest element.",
+        "",
+    ]
+    body = []
+    for case, of in found.items():
+        ulps = [of[name]["worst_ulp"] for name in ("cuda", "triton") if name in of]
+        style = "{worst_ulp:.3g} ulp" if max(ulps) < FEW_ULP else "{worst_share:.1e}"
+        cells = [style.format(**of[name]) if name in of else "–" for name in JUDGED]
+        body.append([*case, *cells])
+    return [*lines, *table(["direction", "dtype", *JUDGED], body)]
+
+
+def measured(report: Report, image: str | None) -> str:
+    """The picture, how the op stands beside others, and its errors."""
+    op = report["op"]
+    lines = []
+    if marks.is_of_old_kernels(report):
+        lines += [f"**The kernels of `{op}` have changed since these figures.**", ""]
+    if image is not None:
+        lines += [f"![Speed of {op} beside others](../images/{image})", ""]
+    lines += [standing.of_op(report), *accuracy(report)]
+    return "\n".join([*lines, f"[Every figure](../measurements.md#{op}).", ""])
+
+
+def _shapes(report: Report) -> list[tuple[int, ...]]:
+    measured_in = (pictures.TIMER, pictures.DTYPE)
+    return [
+        tuple(row["shape"]) for row in report["rows"] if (row["timer"], row["dtype"]) == measured_in
+    ]
+
+
+def page_of(op: str) -> Path:
+    """Where an op's page lies in the repository."""
+    return Path("docs/ops", f"{'workloads' if op in standing.WORKLOADS else op.rstrip('_')}.md")
+
+
+def render(with_plans: bool) -> dict[Path, str]:
+    """The texts of the pages and of the pictures.
+
+    Args:
+        with_plans: whether to plan, which takes the CUDA extension; else plans stay as they are.
+    """
+    assert ROOT is not None, "the pages are those of a source tree"
+    results = ROOT / "bench/results/h200"
+    texts = {ROOT / "docs/images/speed.svg": pictures.of_readme(results)}
+    held = (ROOT / "docs/rows.md").read_text()
+    for op in sorted(path.stem for path in ROOT.glob("csrc/ops/*.cu")):
+        report = read_file(results / f"{op}.json").content
+        drawn = pictures.of_op(results / f"{op}.json")
+        image = f"speed_{op.rstrip('_')}.svg" if drawn is not None else None
+        if drawn is not None:
+            texts[ROOT / f"docs/images/{image}"] = drawn
+        parts = {
+            "reference": reference(op),
+            "rows": rows(op, held),
+            "measured": measured(report, image),
+            "files": files(op),
+        }
+        path = ROOT / page_of(op)
+        text = texts.get(path) or path.read_text()
+        title = op.rstrip("_")
+        if with_plans and f"<!-- {title} plans:begin -->" in text:
+            parts["plans"] = plans(op, _shapes(report))
+        for part, made in parts.items():
+            name = f"{title} {part}"
+            text = put(text, name, made) if f"<!-- {name}:begin -->" in text else text
+        texts[path] = text
+    return texts

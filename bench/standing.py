@@ -1,0 +1,87 @@
+"""How each op stands beside the fastest other implementation: README's table.
+
+A case's figure is the time of the fastest other over ours, so above 1 ours is faster. A cell has
+the geometric mean of its cases, and the worst.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from diglot.bench import marks
+from diglot.bench.harness import OURS
+from diglot.bench.markdown import NOTHING, table
+from diglot.bench.models import Ratio, ratios
+from diglot.bench.reports import label, measured_on
+
+DIRECTIONS = ("forward", "backward")
+WORKLOADS = ("gaussian_pdf", "grid_barrier_check")  # functions that exist to be measured
+MEANING = (
+    "A figure is the time of the fastest other over ours: above 1, ours is faster. The others are "
+    "PyTorch, torch.compile, Liger, QuACK and FlagGems, where they have the op. A cell has the "
+    "geometric mean over all cases, and the worst in brackets."
+)
+Report = Mapping[str, Any]
+
+
+def compared(report: Report) -> Iterator[Ratio]:
+    """Our cases of device time with cold caches that have an other to be compared with."""
+    rows = [row for row in report["rows"] if row["timer"] == "device"]
+    fair = [row for row in rows if marks.how_of(row) != marks.STRAWMAN]
+    return (ratio for ratio in ratios(fair) if ratio.over_peer is not None)
+
+
+def _column(ratio: Ratio) -> tuple[str, str]:
+    is_backward = ratio.row["direction"].startswith("backward")
+    return ratio.row["provider"], DIRECTIONS[is_backward]
+
+
+def _over(ratio: Ratio) -> float:
+    return ratio.over_peer or 0.0
+
+
+def _cell(found: Sequence[Ratio]) -> str:
+    if not found:
+        return NOTHING
+    values = list(map(_over, found))
+    return f"{statistics.geometric_mean(values):.2f} ({min(values):.2f})"
+
+
+def _line(report: Report, found: Sequence[Ratio]) -> list[str]:
+    columns = [(language, direction) for language in OURS for direction in DIRECTIONS]
+    cells = [_cell([ratio for ratio in found if _column(ratio) == column]) for column in columns]
+    worst = min(found, key=_over)
+    case = label(worst.row).removeprefix(worst.row["op"]).strip()
+    cases = {label(ratio.row) for ratio in found}
+    name = f"{report['op']}{' †' if marks.is_of_old_kernels(report) else ''}"
+    return [name, str(len(cases)), *cells, f"{worst.row['provider']}, {case}"]
+
+
+HEADER = (
+    *("op", "cases"),
+    *(f"{language} {direction}" for language in OURS for direction in DIRECTIONS),
+    "worst case",
+)
+
+
+def of_op(report: Report) -> str:
+    """The table's line of one op; only where it was measured, if nothing compares."""
+    found = list(compared(report))
+    lines = [f"{measured_on([report])}.", ""]
+    if found:
+        lines += [MEANING, "", *table(HEADER, [_line(report, found)])]
+    return "\n".join(lines)
+
+
+def markdown(reports: Sequence[Report]) -> str:
+    """The table, with the GPU and the commits of its figures."""
+    older = "† marks figures that are older than the op's kernels."
+    known = {report["op"]: list(compared(report)) for report in reports}
+    lines = [
+        _line(report, known[report["op"]])
+        for report in reports
+        if known[report["op"]] and report["op"] not in WORKLOADS
+    ]
+    return "\n".join([f"{measured_on(reports)}. {MEANING} {older}", "", *table(HEADER, lines)])

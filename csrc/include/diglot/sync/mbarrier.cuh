@@ -1,0 +1,214 @@
+// Barriers in shared memory that count arrivals and the bytes of asynchronous copies. They need
+// compute capability 9.0. PTX ISA, "mbarrier".
+//
+//   __shared__ Mbarrier full;
+//   if (threadIdx.x == 0) {
+//     full.init(1);             // one arrival a phase
+//     fence_mbarrier_init();    // before a bulk copy, or another block, uses it
+//   }
+//   __syncthreads();
+//   if (threadIdx.x == 0) {
+//     full.arrive_expect(bytes);
+//     tma_load(map, tile, full, x, y);
+//   }
+//   full.wait(0);               // the phase of parity 0, the first; the next has parity 1
+//
+// A phase ends when all its arrivals have come, and all bytes that they expect. wait(parity)
+// returns when the current phase has ended, if it has this parity. It returns at once if the phase
+// before has this parity. So wait(1) on a new barrier returns at once. An arrival releases what its
+// thread has written; a wait acquires it. In Triton, the compiler makes and awaits the barriers of
+// descriptors.
+//
+// Built with -DDIGLOT_CHECKED, a thread that has waited for two seconds prints where, and traps.
+#pragma once
+
+#include "diglot/sync/shared_address.cuh"
+
+#if defined(DIGLOT_CHECKED)
+#include <cstdio>
+
+#include "diglot/atomics.cuh"
+#endif
+
+namespace diglot {
+
+struct alignas(8) Mbarrier {
+  uint64_t bits;  // opaque
+
+  // One thread, once. The fence below makes it visible to bulk copies and other blocks.
+  DIGLOT_DEVICE void init(uint32_t arrivals, [[maybe_unused]] Place place = Place::here()) {
+#if defined(DIGLOT_INTERPRETER)
+    interpreter::mbarrier_init(this, arrivals, place);
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
+                 :
+                 : "r"(shared_address(this)), "r"(arrivals)
+                 : "memory");
+#endif
+  }
+
+  // Makes the memory usable for something else. No thread may wait, and no copy be under way.
+  DIGLOT_DEVICE void invalidate([[maybe_unused]] Place place = Place::here()) {
+#if defined(DIGLOT_INTERPRETER)
+    interpreter::mbarrier_invalidate(this, place);
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.inval.shared::cta.b64 [%0];" : : "r"(shared_address(this)) : "memory");
+#endif
+  }
+
+  DIGLOT_DEVICE void arrive([[maybe_unused]] uint32_t count = 1,
+                            [[maybe_unused]] Place place = Place::here()) {
+#if defined(DIGLOT_INTERPRETER)
+    interpreter::mbarrier_arrive(shared_address(this, place), count, 0, place);
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;"
+                 :
+                 : "r"(shared_address(this)), "r"(count)
+                 : "memory");
+#endif
+  }
+
+  // Expects more bytes in this phase, without an arrival.
+  DIGLOT_DEVICE void expect([[maybe_unused]] uint32_t bytes,
+                            [[maybe_unused]] Place place = Place::here()) {
+#if defined(DIGLOT_INTERPRETER)
+    interpreter::mbarrier_arrive(shared_address(this, place), 0, bytes, place);
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;"
+                 :
+                 : "r"(shared_address(this)), "r"(bytes)
+                 : "memory");
+#endif
+  }
+
+  // Expects more bytes and arrives once, in one step.
+  DIGLOT_DEVICE void arrive_expect([[maybe_unused]] uint32_t bytes,
+                                   [[maybe_unused]] Place place = Place::here()) {
+#if defined(DIGLOT_INTERPRETER)
+    interpreter::mbarrier_arrive(shared_address(this, place), 1, bytes, place);
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+                 :
+                 : "r"(shared_address(this)), "r"(bytes)
+                 : "memory");
+#endif
+  }
+
+  // Arrives at the corresponding barrier of the block of this rank in the cluster, which must not
+  // end before.
+  DIGLOT_DEVICE void arrive_at(uint32_t rank, [[maybe_unused]] uint32_t count = 1,
+                               [[maybe_unused]] Place place = Place::here()) {
+    [[maybe_unused]] const uint32_t address =
+        cluster_address(shared_address(this, place), rank, place);
+#if defined(DIGLOT_INTERPRETER)
+    interpreter::mbarrier_arrive(address, count, 0, place);
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0], %1;"
+                 :
+                 : "r"(address), "r"(count)
+                 : "memory");
+#endif
+  }
+
+  // Whether the phase has ended. It may wait for a short time.
+  DIGLOT_DEVICE bool try_wait([[maybe_unused]] uint32_t parity,
+                              [[maybe_unused]] Place place = Place::here()) const {
+#if defined(DIGLOT_INTERPRETER)
+    return interpreter::mbarrier_try_wait(this, parity != 0, place);
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    uint32_t has_ended;
+    asm volatile(
+        "{\n"
+        ".reg .pred ended;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 ended, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, ended;\n"
+        "}\n"
+        : "=r"(has_ended)
+        : "r"(shared_address(this)), "r"(parity)
+        : "memory");
+    return has_ended != 0;
+#else
+    return true;
+#endif
+  }
+
+  DIGLOT_DEVICE void wait(uint32_t parity, [[maybe_unused]] Place place = Place::here()) const {
+#if defined(DIGLOT_INTERPRETER)
+    interpreter::mbarrier_wait(this, parity != 0, place);
+#elif defined(DIGLOT_CHECKED)
+    const uint64_t begin = global_nanoseconds();
+    while (!try_wait(parity)) {
+      if (global_nanoseconds() - begin > kPatience) give_up(parity);
+    }
+#else
+    while (!try_wait(parity)) {
+    }
+#endif
+  }
+
+#if defined(DIGLOT_CHECKED)
+ private:
+  static constexpr uint64_t kPatience = 2'000'000'000;  // nanoseconds
+
+  DIGLOT_DEVICE void give_up(uint32_t parity) const {
+    printf(
+        "mbarrier: thread (%u, %u, %u) of block (%u, %u, %u) has waited 2 s for the phase of "
+        "parity %u of the barrier at shared address %u\n",
+        threadIdx.x, threadIdx.y, threadIdx.z, blockIdx.x, blockIdx.y, blockIdx.z, parity,
+        shared_address(this));
+    __trap();
+  }
+#endif
+};
+
+// Makes the initialisation of mbarriers visible to bulk copies and to other blocks of the cluster,
+// once those have passed a barrier after it.
+DIGLOT_DEVICE void fence_mbarrier_init([[maybe_unused]] Place place = Place::here()) {
+#if defined(DIGLOT_INTERPRETER)
+  interpreter::fence_mbarrier_init(place);
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
+#endif
+}
+
+// Bulk copies and wgmma reach shared memory through another proxy than ordinary accesses. The fence
+// orders ordinary accesses before it, this thread's and those that it has synchronised with, before
+// asynchronous ones after it. PTX ISA, "fence.proxy.async".
+DIGLOT_DEVICE void fence_async_proxy([[maybe_unused]] Place place = Place::here()) {
+#if defined(DIGLOT_INTERPRETER)
+  interpreter::fence_async_proxy(place);
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.shared::cta;" : : : "memory");
+#endif
+}
+
+// Stores 4 or 8 bytes at a cluster address, and completes as many at the mbarrier at another, in
+// the same block. The store is asynchronous. PTX ISA, "st.async".
+template <typename T>
+DIGLOT_DEVICE void store_async(uint32_t to, const T& value, uint32_t barrier,
+                               [[maybe_unused]] Place place = Place::here()) {
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8);
+#if defined(DIGLOT_INTERPRETER)
+  uint64_t bits = 0;
+  memcpy(&bits, &value, sizeof(value));
+  interpreter::store_async(to, bits, sizeof(T), barrier, place);
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  if constexpr (sizeof(T) == 4) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof(value));
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];"
+                 :
+                 : "r"(to), "r"(bits), "r"(barrier)
+                 : "memory");
+  } else {
+    uint64_t bits;
+    memcpy(&bits, &value, sizeof(value));
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];"
+                 :
+                 : "r"(to), "l"(bits), "r"(barrier)
+                 : "memory");
+  }
+#endif
+}
+
+}  // namespace diglot

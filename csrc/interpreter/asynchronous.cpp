@@ -1,0 +1,215 @@
+#include "interpreter/asynchronous.h"
+
+#include <cstring>
+
+#include "interpreter/block.h"
+#include "interpreter/memory.h"
+#include "interpreter/target.h"
+
+namespace diglot::interpreter {
+
+namespace {
+
+[[noreturn]] void fail(const std::string& what, Place place) {
+  current_block()->fail(what, {nullptr, place});
+}
+
+void check_fault(const std::string& fault, Place place) {
+  if (!fault.empty()) fail(fault, place);
+}
+
+std::size_t own_offset(const void* shared, const char* what, Place place) {
+  Block& block = *current_block();
+  const char* const byte = static_cast<const char*>(shared);
+  if (!block.shared().contains(byte, byte + 1)) {
+    fail(std::string(what) + " outside the block's shared memory", place);
+  }
+  return block.shared().offset(byte);
+}
+
+}  // namespace
+
+std::uint32_t shared_address(const void* shared, Place place) {
+  const std::size_t offset = own_offset(shared, "the shared address of memory", place);
+  return current_block()->shared().address(offset);
+}
+
+std::uint32_t cluster_address(std::uint32_t address, std::uint32_t rank, Place place) {
+  const unsigned blocks = current_block()->cluster().size();
+  if (rank >= blocks) {
+    fail("the shared memory of block " + std::to_string(rank) + " of a cluster of " +
+             std::to_string(blocks),
+         place);
+  }
+  return (rank + 1) << kRankBit | (address & kWindowMask);
+}
+
+const void* shared_of_rank(const void* shared, int rank, Place place) {
+  const std::uint32_t address = shared_address(shared, place);
+  return target_of(cluster_address(address, static_cast<std::uint32_t>(rank), place), place)
+      .pointer();
+}
+
+void cluster_arrive(bool releases, Place place) {
+  current_block()->arrive_at_cluster(releases, place);
+}
+void cluster_wait(Place place) { current_block()->wait_for_cluster(place); }
+
+void mbarrier_init(void* barrier, std::uint32_t arrivals, Place place) {
+  const std::size_t offset = own_offset(barrier, "an mbarrier", place);
+  Block& block = *current_block();
+  Detector* const detector = block.cluster().detector();
+  const int component = detector == nullptr ? 0 : detector->order().add_channel();
+  check_fault(block.mbarriers().init(offset, arrivals, component, {nullptr, place}), place);
+}
+
+void mbarrier_invalidate(void* barrier, Place place) {
+  const std::size_t offset = own_offset(barrier, "an mbarrier", place);
+  check_fault(current_block()->mbarriers().invalidate(offset), place);
+}
+
+void mbarrier_arrive(std::uint32_t barrier, std::uint32_t arrivals, std::uint32_t bytes,
+                     Place place) {
+  const Target target = target_of(barrier, place);
+  if (target.block->live_threads() == 0) {
+    fail("an arrival at an mbarrier of a block that has ended: it leaves its cluster early", place);
+  }
+  const Clock clock = current_block()->release();
+  check_fault(target.block->mbarriers().arrive(target.offset, arrivals, bytes, clock), place);
+  note_change();
+}
+
+bool mbarrier_try_wait(const void* barrier, bool parity, Place place) {
+  Block& block = *current_block();
+  Mbarriers::Wait wait;
+  const std::size_t offset = own_offset(barrier, "a wait for an mbarrier", place);
+  check_fault(block.mbarriers().begin_wait(offset, parity, wait), place);
+  const bool has_ended = block.mbarriers().has_ended(wait);
+  if (has_ended) {
+    block.acquire(block.mbarriers().clock(offset));
+  } else {
+    block.poll({nullptr, place});
+  }
+  return has_ended;
+}
+
+void mbarrier_wait(const void* barrier, bool parity, Place place) {
+  Block& block = *current_block();
+  Mbarriers& barriers = block.mbarriers();
+  Mbarriers::Wait wait;
+  const std::size_t offset = own_offset(barrier, "a wait for an mbarrier", place);
+  check_fault(barriers.begin_wait(offset, parity, wait), place);
+  block.wait_until([&barriers, wait] { return barriers.has_ended(wait); }, "Mbarrier::wait()",
+                   [&barriers, offset] { return barriers.account(offset); }, place);
+  if (barriers.is_missed(wait)) {
+    fail(
+        "two phases of an mbarrier ended while a thread waited for the first: a GPU's thread may "
+        "wait for ever",
+        place);
+  }
+  block.acquire(barriers.clock(offset));
+}
+
+void fence_mbarrier_init(Place) { current_block()->mbarriers().fence(); }
+
+void store_async(std::uint32_t to, std::uint64_t value, std::size_t bytes, std::uint32_t barrier,
+                 Place place) {
+  Block& self = *current_block();
+  const Target target = target_of(to, place), signal = target_of(barrier, place);
+  if (target.block != signal.block) {
+    fail("st.async to one block, with the mbarrier of another", place);
+  }
+  Operation operation;
+  operation.what = "an asynchronous store of " + std::to_string(bytes) + " bytes";
+  operation.site = {nullptr, place};
+  operation.is_in_async_proxy = false;
+  operation.uses_shared = false;
+  operation.complete = [target, signal, value, bytes](const Operation& issued) {
+    Block& block = *target.block;
+    if (block.live_threads() == 0) {
+      return block.fail_operation("its target has ended: it leaves its cluster early", issued);
+    }
+    const Channel channel = block.mbarriers().channel(signal.offset);
+    std::string fault = find_fault(block, issued, channel, target.pointer(), bytes, Access::kWrite);
+    if (fault.empty()) {
+      std::memcpy(target.pointer(), &value, bytes);
+      fault = block.mbarriers().complete(signal.offset, static_cast<std::uint32_t>(bytes),
+                                         block.completed(issued, channel));
+    }
+    if (!fault.empty()) block.fail_operation(fault, issued);
+  };
+  self.issue(std::move(operation));
+}
+
+void copy_async(void* shared, const void* global, std::size_t bytes, Place place) {
+  Block& block = *current_block();
+  block.thread().copies.issue(block, shared, global, bytes, place);
+}
+
+void commit_copies(Place) { current_block()->thread().copies.commit(); }
+
+void wait_for_copies_before(int newer, Place) {
+  Block& block = *current_block();
+  block.thread().copies.wait(block, static_cast<std::size_t>(newer));
+}
+
+void wait_for_copies(Place) {
+  Block& block = *current_block();
+  block.thread().copies.commit();
+  block.thread().copies.wait(block, 0);
+}
+
+void named_barrier(int number, int threads, bool waits, Place place) {
+  Block& block = *current_block();
+  NamedBarriers& barriers = block.named_barriers();
+  const std::uint32_t phase =
+      number >= 0 && number < NamedBarriers::kCount ? barriers.phase(number) : 0;
+  check_fault(barriers.arrive(number, threads, block.release(), {nullptr, place}), place);
+  note_change();
+  if (!waits) return;
+  block.wait_until([&barriers, number, phase] { return barriers.phase(number) != phase; },
+                   "a named barrier", [&barriers, number] { return barriers.account(number); },
+                   place);
+  block.acquire(barriers.clock(number));
+}
+
+void set_registers(int count, bool is_more, Place place) {
+  Block& block = *current_block();
+  const int warp = block.thread().warp();
+  constexpr const char* kWhat = "setmaxnreg";
+  const Lanes lanes = block.exchange(0xffffffffu, static_cast<std::uint64_t>(count), kWhat, place);
+  for (int lane = 0; lane < kWarp; ++lane) {
+    if ((lanes.mask >> lane & 1) != 0 && lanes.values[lane] != static_cast<std::uint64_t>(count)) {
+      fail("setmaxnreg with different numbers in one warp", place);
+    }
+  }
+  Registers& registers = block.registers();
+  if (lanes.lane == 0) {
+    check_fault(registers.ask(warp, count, is_more), place);
+    block.wait_until([&registers, warp, count] { return registers.try_take(warp, count); }, kWhat,
+                     [&registers, warp, count] { return registers.account(warp, count); }, place);
+    note_change();
+  }
+  block.exchange(0xffffffffu, 0, kWhat, place);
+}
+
+bool elect_one(std::uint32_t mask, Place place) {
+  const Lanes lanes = current_block()->exchange(mask, 0, "elect.sync", place);
+  // Which lane it is, PTX does not say; it is the same each time.
+  const std::uint64_t hash = (options().seed + 1) * 0x9e3779b97f4a7c15u >> 40;
+  int skipped = static_cast<int>(hash % __builtin_popcount(lanes.mask));
+  for (int lane = 0; lane < kWarp; ++lane) {
+    if ((lanes.mask >> lane & 1) != 0 && skipped-- == 0) return lane == lanes.lane;
+  }
+  return false;
+}
+
+void fence_async_proxy(Place) {
+  Block& block = *current_block();
+  block.mbarriers().fence();
+  if (Detector* const detector = block.cluster().detector()) {
+    detector->order().fence_proxy(block.component(block.thread()));
+  }
+}
+
+}  // namespace diglot::interpreter

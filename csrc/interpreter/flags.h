@@ -1,0 +1,70 @@
+// Order by words that threads access atomically: releases, acquires and fences, with their scopes.
+// PTX ISA, "Memory Consistency Model", release and acquire patterns.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+#include "interpreter/interpreter.h"
+#include "interpreter/order.h"
+#include "interpreter/races.h"
+
+namespace diglot::interpreter {
+
+// Whether a scope that one block's thread names holds another's block.
+bool holds(Scope scope, const Party& one, const Party& other);
+
+// What strong writes to words have released.
+class Flags {
+ public:
+  // Adds a clock to what a word passes on.
+  void publish(const void* word, const Clock& clock, Scope scope, const Party& by,
+               const Site& site);
+  // A store ends what was released to a word before; a read-modify-write does not.
+  void overwrite(const void* word) { words_.erase(word); }
+  // What a thread that reads a word can acquire. Sets `narrow` to the place of a release that a
+  // scope kept out, if there is one.
+  Clock collect(const void* word, Scope scope, const Party& reader, Site* narrow) const;
+  bool has(const void* word) const { return words_.count(word) != 0; }
+  void clear() { words_.clear(); }
+
+ private:
+  struct Released {
+    Scope scope;
+    Party by;
+    bool is_by_several;  // blocks
+    Clock clock;
+    Site site;
+  };
+  std::unordered_map<const void*, std::vector<Released>> words_;
+};
+
+// What fences of a thread make of its relaxed accesses.
+class Fences {
+ public:
+  // A relaxed read of a word.
+  void read(const Flags& flags, const void* word, Scope scope, const Party& reader);
+  // The same where the value is read after this: the next fence looks what it has passed on.
+  void read_later(const Flags& flags, const void* word);
+  // A relaxed write to a word.
+  void write(Flags& flags, const void* word, Scope scope, const Party& writer, const Site& site);
+  void fence(Order& order, int thread, Scope scope, const Party& party);
+
+  Site narrow;  // a release that a scope has kept out
+
+ private:
+  static constexpr int kScopes = 3;  // the system is the device here
+  static int index_of(Scope scope) { return std::min(static_cast<int>(scope), kScopes - 1); }
+
+  struct Pending {
+    const Flags* flags;
+    const void* word;
+  };
+  std::vector<Pending> pending_;
+  Clock released_[kScopes];   // by the last fence with at least that scope
+  Clock collected_[kScopes];  // for a fence with that scope
+};
+
+}  // namespace diglot::interpreter

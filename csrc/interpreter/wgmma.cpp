@@ -1,0 +1,67 @@
+#include "interpreter/wgmma.h"
+
+#include "interpreter/block.h"
+
+namespace diglot::interpreter {
+
+namespace {
+
+[[noreturn]] void fail(const std::string& what, Place place) {
+  current_block()->fail(what, {nullptr, place});
+}
+
+Accumulators& accumulators() {
+  Thread& thread = current_block()->thread();
+  if (thread.accumulators == nullptr) {
+    thread.accumulators = std::make_unique<Accumulators>(thread.linear % kWarpgroup);
+  }
+  return *thread.accumulators;
+}
+
+Warpgroup& warpgroup(Place place) {
+  Block& block = *current_block();
+  const int threads = block.threads(), first = block.thread().linear / kWarpgroup * kWarpgroup;
+  if (first + kWarpgroup > threads) {
+    fail("wgmma in a warpgroup of " + std::to_string(threads - first) + " threads: the block has " +
+             std::to_string(threads) + ", and a warpgroup 128",
+         place);
+  }
+  return block.warpgroup(first / kWarpgroup);
+}
+
+void issue(const Instruction& instruction, const std::uint32_t* registers, float* d) {
+  accumulators();
+  const std::string fault =
+      warpgroup(instruction.place).issue(*current_block(), instruction, registers, d);
+  if (!fault.empty()) fail(fault, instruction.place);
+}
+
+}  // namespace
+
+void wgmma(const Product& product, int n, float* d, std::uint64_t a, std::uint64_t b,
+           bool accumulate, Place place) {
+  issue({product, n, a, b, accumulate, place}, nullptr, d);
+}
+
+void wgmma(const Product& product, int n, float* d, const std::uint32_t (&a)[4], std::uint64_t b,
+           bool accumulate, Place place) {
+  issue({product, n, 0, b, accumulate, place}, a, d);
+}
+
+void wgmma_fence(Place) { accumulators().fence(); }
+
+void wgmma_commit(Place) { accumulators().commit(); }
+
+void wgmma_wait(int newer, Place place) {
+  Accumulators& own = accumulators();
+  const std::uint64_t awaited = own.awaited(newer);
+  if (awaited == 0) return;
+  Warpgroup& group = warpgroup(place);
+  current_block()->wait_until([&group, awaited] { return group.done() >= awaited; }, "wgmma_wait()",
+                              [&group] { return group.account(); }, place);
+  current_block()->acquire(group.channel(awaited));
+  const std::string fault = own.take(awaited);
+  if (!fault.empty()) fail(fault, place);
+}
+
+}  // namespace diglot::interpreter

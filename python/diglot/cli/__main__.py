@@ -1,5 +1,0 @@
-"""`python -m diglot.cli`."""
-
-from diglot.cli import main
-
-main()

@@ -1,0 +1,5 @@
+"""`python -m diglot_cli`."""
+
+from diglot_cli import main
+
+main()

@@ -1,0 +1,15 @@
+"""`diglot info`."""
+
+from __future__ import annotations
+
+import click
+
+from diglot_cli.common import command
+
+
+@command()
+def info() -> None:
+    """Show what is installed, its build, and the backends that can run here."""
+    from diglot.tools.info import collect
+
+    click.echo(str(collect()))

@@ -1,0 +1,255 @@
+"""`diglot inspect`."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.syntax import Syntax
+from rich.table import Table
+
+from diglot_cli.common import (
+    command,
+    given,
+    make_console,
+    op_options,
+    print_table,
+    print_verdict,
+    show_progress,
+)
+
+# How a comment begins in what has no other, and what to colour a text as on a terminal.
+COMMENT = {"llir": ";"}
+LEXER = {"cuda": "cuda", "triton": "python"}
+LIMITED_BY = "limited by"
+RESOURCES = (
+    *("", "threads", "registers", "spills/stack\nbytes", "shared bytes\nstatic+dynamic"),
+    *("cluster\nblocks", "blocks\nper SM", "occupancy", LIMITED_BY, "load/store\nbytes"),
+)
+
+
+@command()
+@click.argument("op")
+@click.option("--backend", metavar="NAME", help="cuda or triton. Default: both.")
+@click.option("--arch", default="sm_90", show_default=True, help="The GPU's architecture.")
+@click.option(
+    "--stage",
+    metavar="STAGE",
+    help="ttir, ttgir, llir (triton), ptx, cubin, sass, or resources, the default.",
+)
+@click.option("--kernel", metavar="NAME", help="Only this kernel; * and ? are wildcards.")
+@click.option("--dtype", metavar="DTYPE", help="Dtype of the call, such as bf16. Default: float32.")
+@click.option(
+    "--shape", metavar="SIZES", help="Shape of the call's first input. Default: 4096x4096."
+)
+@op_options("p", "alpha", "dim", "approximate")
+@click.option("--side-by-side", is_flag=True, help="Both languages: source and --stage, or SASS.")
+@click.option("--save", metavar="DIR", help="Write every stage, or --stage, of every kernel.")
+@click.option("--json", "as_json", is_flag=True, help="Print resources as JSON.")
+@click.option("--force", is_flag=True, help="Write into a folder that has files.")
+def inspect(
+    op: str,
+    *,
+    backend: str | None,
+    arch: str,
+    stage: str | None,
+    kernel: str | None,
+    dtype: str | None,
+    shape: str | None,
+    side_by_side: bool,
+    save: str | None,
+    as_json: bool,
+    force: bool,
+    **of_op: Any,
+) -> None:
+    """Look into the kernels of OP, such as gelu, in both languages, without a GPU.
+
+    diglot compiles Triton's kernels ahead of time, and reads CUDA's from the built extension. The
+    kernels that OP launches depend on the dtype and the shape of its input.
+    """
+    from diglot.files import check_folder
+    from diglot.names import unknown_name
+    from diglot.tools import inputs
+    from diglot.tools import inspect as inspecting
+    from diglot.tools.resources import LANGUAGES
+
+    if backend is not None and backend not in LANGUAGES:
+        raise unknown_name("--backend", backend, LANGUAGES)
+    languages: tuple[str, ...] = LANGUAGES if backend is None else (backend,)
+    if side_by_side and backend is not None:
+        raise ValueError("--side-by-side shows both languages: it takes no --backend")
+    if as_json and (stage not in (None, inspecting.RESOURCES) or side_by_side or save):
+        raise ValueError("--json prints resources: it takes no --stage, --side-by-side or --save")
+    if stage is not None:
+        languages = inspecting.check_stage(stage, languages)
+    if side_by_side and (len(languages) < 2 or stage == inspecting.BINARY):
+        raise ValueError(f"--side-by-side shows what both languages have as text, not {stage}")
+    if save is not None:
+        check_folder(save, force, makes_parents=False)
+    if stage not in (None, inspecting.RESOURCES):
+        stages: tuple[str, ...] = (stage,)
+    elif save is not None:
+        every = itertools.chain(*(inspecting.STAGES[of] for of in languages))
+        stages = tuple(dict.fromkeys(every))
+    else:
+        stages = ("sass",) if side_by_side else ()
+    messages = make_console(stderr=True)
+    with show_progress(messages, "") as tell:
+        tell("compiling and reading kernels")
+        found = inspecting.inspect(
+            op,
+            languages=languages,
+            architecture=arch,
+            stages=stages,
+            kernel=kernel,
+            shape=inspecting.DEFAULT_SHAPE if shape is None else inputs.parse_shape(shape),
+            dtype=inputs.parse_dtype(dtype or "float32"),
+            **given(of_op),
+        )
+    if save is not None:
+        for path in inspecting.save(found, save, force):
+            click.echo(str(path))
+    elif as_json:
+        click.echo(json.dumps(found.to_json(), indent=2))
+    elif side_by_side:
+        _print_side_by_side(make_console(), found, stages[0])
+    elif stages == (inspecting.BINARY,):
+        _print_binary(found.kernels, inspecting.BINARY)
+    elif stages:
+        for each in found.kernels:
+            click.echo(f"{COMMENT.get(stages[0], '//')} {_title(each)}: {stages[0]}")
+            click.echo(each.stages[stages[0]])
+    else:
+        _print_resources(make_console(), found)
+    for what, why in found.reasons.items():
+        messages.print(f"{what}: {why}", markup=False, soft_wrap=True)
+
+
+def _title(kernel: Any) -> str:
+    passes = ", ".join(kernel.directions)
+    return f"{kernel.language} {kernel.name}, {passes}, {kernel.resources.architecture}"
+
+
+def _print_binary(kernels: Sequence[Any], stage: str) -> None:
+    if len({kernel.stages[stage] for kernel in kernels}) > 1:
+        raise ValueError(
+            f"several kernels: choose one by --kernel, or write each {stage} by --save"
+        )
+    if sys.stdout.isatty():
+        raise ValueError(f"{stage} is binary: send it to a file or a program, or use --save DIR")
+    click.echo(kernels[0].stages[stage], nl=False)
+
+
+def _verdict(found: Any) -> tuple[str, bool]:
+    """How many kernels of each language there are, and whether they spill registers."""
+    counts = collections.Counter(kernel.language for kernel in found.kernels)
+    said = " and ".join(f"{count} of {language}" for language, count in counts.items())
+    of_all = f"{found.op}: kernels for {found.architecture}, {said}"
+    spilling = [str(n) for n, k in enumerate(found.kernels, 1) if k.resources.spill_bytes]
+    if spilling:
+        return f"{of_all}; registers are spilled by {', '.join(spilling)}", True
+    return f"{of_all}; no register is spilled", False
+
+
+def _print_resources(console: Console, found: Any) -> None:
+    from diglot.tools.table import Column
+
+    print_verdict(*_verdict(found))
+    rows = []
+    for number, kernel in enumerate(found.kernels, 1):
+        of = kernel.resources
+        # Names of CUDA's kernels are too long for a cell, and so is what they do.
+        console.print(f"{number}  {_title(kernel)}", markup=False, style="bold", soft_wrap=True)
+        counts = ", ".join(f"{count} {name}" for name, count in of.instructions)
+        console.print(f"   {counts or 'no instruction that is counted'}", soft_wrap=True)
+        if of.products:
+            console.print(f"   {of.form}", markup=False, soft_wrap=True)
+        cells = (
+            *(number, of.threads, of.registers, f"{of.spill_bytes}/{of.stack_bytes}"),
+            f"{of.shared_bytes - of.dynamic_shared_bytes}+{of.dynamic_shared_bytes}",
+            *(of.cluster_blocks, kernel.occupancy.blocks, f"{100 * kernel.occupancy.share:.0f} %"),
+            ", ".join(kernel.occupancy.limited_by),
+            f"{of.load_bytes or '–'}/{of.store_bytes or '–'}",
+        )
+        rows.append([*map(str, cells)])
+    print_table([Column(title, title != LIMITED_BY) for title in RESOURCES], rows)
+    for language, plans in found.plans.items():
+        for plan in plans:
+            console.print(_plan_line(language, plan), markup=False, soft_wrap=True)
+            decided = ", ".join(f"{name} {_number(value)}" for name, value in plan.tunables)
+            if decided:
+                console.print(f"   by tunables: {decided}", markup=False, soft_wrap=True)
+
+
+def _number(tunable: int) -> str:
+    from diglot.backends.tunable_files import NEVER
+
+    return "never" if tunable == NEVER else str(tunable)
+
+
+def _plan_line(language: str, plan: Any) -> str:
+    line = f"plan of {language} {plan.launcher}: {plan.variant}"
+    if plan.scratch is None:
+        return line
+    count, zeroed, lifetime = plan.scratch
+    return f"{line}; scratch: {count} bytes, {zeroed} of them zeroed, for a {lifetime}"
+
+
+def _source(kernel: Any) -> tuple[str, str]:
+    """Where a kernel's source is, and the source."""
+    source = kernel.source
+    if source is None:
+        return "no source is installed", ""
+    mark = "//" if kernel.language == "cuda" else "#"
+    used = [f"{mark} {file}: {', '.join(names)}" for file, names in source.library.items()]
+    notes = "\n".join([f"{mark} from the device library", *used, ""]) if used else ""
+    return source.file, f"{notes}\n{source.text}".lstrip("\n")
+
+
+def _pairs(found: Any) -> list[tuple[Any | None, Any | None]]:
+    """The kernels of the two languages that do the same: the first of a pass, the second, ..."""
+    pairs = []
+    for direction in ("forward", "backward"):
+        sides = [[k for k in found.of(of) if k.directions[0] == direction] for of in LEXER]
+        pairs += list(itertools.zip_longest(*sides))
+    return pairs
+
+
+def _print_side_by_side(console: Console, found: Any, stage: str) -> None:
+    for pair in _pairs(found):
+        kernels = [kernel for kernel in pair if kernel is not None]
+        titles = [_title(kernel) for kernel in kernels]
+        texts = [_source(kernel) for kernel in kernels]
+        lexers = [LEXER[kernel.language] for kernel in kernels]
+        code = [(stage, kernel.stages.get(stage, "")) for kernel in kernels]
+        for what, lexed in ((texts, lexers), (code, ["text"] * len(kernels))):
+            heads = [f"{title}: {of}" for title, (of, _) in zip(titles, what, strict=True)]
+            bodies = [body for _, body in what]
+            if console.is_terminal:
+                _print_columns(console, heads, bodies, lexed)
+            else:
+                for head, body in zip(heads, bodies, strict=True):
+                    click.echo(f"// {head}\n{body}")
+
+
+def _print_columns(
+    console: Console, heads: Sequence[str], bodies: Sequence[str], lexers: Sequence[str]
+) -> None:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False, expand=True)
+    for head in heads:
+        table.add_column(escape(head), ratio=1, overflow="fold")
+    table.add_row(
+        *(
+            Syntax(body, lexer, word_wrap=True, background_color="default")
+            for body, lexer in zip(bodies, lexers, strict=True)
+        )
+    )
+    console.print(table)

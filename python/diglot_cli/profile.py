@@ -1,0 +1,103 @@
+"""`diglot profile`."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from diglot_cli.common import check_files, command
+
+TAKES_VALUE = ("-W", "-X")  # of Python's own options
+# Until the script runs, Ctrl-C ends the process without a traceback.
+START = (
+    "import signal; signal.signal(signal.SIGINT, signal.SIG_DFL); "
+    "from diglot.tools.profiled_script import main; main()"
+)
+
+
+@command(context_settings={"allow_interspersed_args": False})
+@click.argument("words", nargs=-1, required=True, metavar="[python] SCRIPT|-m MODULE [ARGS]...")
+@click.option(
+    "--engine",
+    default="torch",
+    show_default=True,
+    metavar="NAME",
+    help="torch; on a GPU also proton (Triton's) or nvtx (ranges for Nsight Systems).",
+)
+@click.option("--trace", metavar="FILE", help="Write a Chrome trace, a .json file.")
+@click.option("--tensorboard", metavar="DIR", help="Write a trace for TensorBoard into a folder.")
+@click.option("--flame", metavar="FILE", help="Draw a flame graph, an .svg file.")
+@click.option("--stacks", metavar="FILE", help="Write the flame graph as text, a line per stack.")
+@click.option("--json", metavar="FILE", help="Write numbers of modules, operators and scopes.")
+@click.option(
+    "--modules/--no-modules", default=True, help="A scope per call of a module. Default: yes."
+)
+@click.option(
+    "--frames/--no-frames",
+    default=None,
+    help="Record Python's frames, which costs host time and memory. Default: yes, unless Triton "
+    "interprets kernels.",
+)
+@click.option(
+    "--table-rows",
+    "rows",
+    default=20,
+    show_default=True,
+    type=click.IntRange(1),
+    metavar="NUMBER",
+    help="Rows of the tables.",
+)
+@click.option("--by-shape", is_flag=True, help="Show a row per shape of an operator's inputs.")
+@click.option("--by-module", is_flag=True, help="Flame graph and stacks of modules, not frames.")
+@click.option("--force", is_flag=True, help="Overwrite files.")
+def profile(words: tuple[str, ...], **options: Any) -> NoReturn:
+    """Profile a Python script: diglot profile -- python script.py.
+
+    The tables show operators and kernels by time, and how many kernels each operator launched.
+    The whole script counts, first calls too, which compile and load. To leave them out, use
+    diglot.profile or diglot.profile_call in the script. The command keeps the script's output and
+    exit status.
+    """
+    python, kind, target, arguments = split(words)
+    written = {f"--{name}": options[name] for name in ("trace", "flame", "stacks", "json")}
+    check_files([], written, options["force"])
+    if kind == "script" and not Path(target).is_file():
+        raise ValueError(f"there is no script {target}")
+    sys.stdout.flush()
+    os.execv(python[0], [*python, "-c", START, json.dumps(options), kind, target, *arguments])
+
+
+def split(command: tuple[str, ...]) -> tuple[list[str], str, str, list[str]]:
+    """Python with its options, "script" or "module", its name, and its arguments.
+
+    Raises:
+        ValueError: the command is none of Python's.
+    """
+    words = list(command)
+    python = [sys.executable]
+    if re.fullmatch(r"python(\d+(\.\d+)?)?", Path(words[0]).name):
+        name = words.pop(0)
+        if "/" in name:  # a bare name is this Python, wherever it is
+            found = shutil.which(name)
+            if found is None:
+                raise ValueError(f"there is no program {name}")
+            python = [found]
+        while words and words[0].startswith("-") and not words[0].startswith(("-m", "-c")):
+            python.append(words.pop(0))
+            if python[-1] in TAKES_VALUE and words:
+                python.append(words.pop(0))
+    kind = "script"
+    if words and words[0].startswith("-m"):
+        kind = "module"
+        words[0] = words[0][2:]
+        words = [word for word in words[:1] if word] + words[1:]
+    if not words or words[0].startswith("-"):
+        raise ValueError("the command must be a Python script, or -m and a module")
+    return python, kind, words[0], words[1:]

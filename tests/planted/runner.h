@@ -1,0 +1,102 @@
+// Runs planted kernels by name: what library.py calls through ctypes. A file of kernels includes it
+// and defines kernels(). No PyTorch.
+#pragma once
+
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "diglot/launch/launch.h"
+
+namespace planted {
+
+using Start = void (*)(const diglot::Launch& how, const float* in, float* out);
+struct Entry {
+  const char* name;
+  Start start;
+};
+
+template <auto kKernel>
+constexpr Start start = [](const diglot::Launch& how, const float* in, float* out) {
+  diglot::launch<kKernel>(how, nullptr, in, out);
+};
+
+#define PLANTED(KERNEL) {#KERNEL, start<KERNEL>}
+
+const std::vector<Entry>& kernels();
+
+}  // namespace planted
+
+// How a kernel is run; the test's Options has the same fields.
+struct Options {
+  unsigned blocks, threads;
+  unsigned long long shared_bytes;
+  int is_cooperative;
+  unsigned long long seed;
+  int finds_races;
+  unsigned patience_ms, seconds;
+  unsigned cluster_blocks;
+};
+
+namespace {
+
+// Runs a kernel on arrays of the host, of which `out` has an element for each block.
+#if defined(DIGLOT_INTERPRETER)
+
+void run_entry(const planted::Entry& entry, const Options& options, const float* in,
+               std::int64_t elements, float* out) {
+  using diglot::interpreter::Range;
+  diglot::interpreter::options() = {options.seed, options.finds_races != 0, 0, options.patience_ms,
+                                    options.seconds};
+  const auto range = [](const float* begin, std::int64_t count, bool is_writable) {
+    return Range{reinterpret_cast<const char*>(begin), reinterpret_cast<const char*>(begin + count),
+                 is_writable};
+  };
+  const diglot::interpreter::Arguments scope(
+      {range(in, elements, false), range(out, options.blocks, true)});
+  entry.start({options.blocks, options.threads, options.shared_bytes, options.is_cooperative != 0,
+               options.cluster_blocks},
+              in, out);
+}
+
+#else
+
+void run_entry(const planted::Entry& entry, const Options& options, const float* in,
+               std::int64_t elements, float* out) {
+  using diglot::check;
+  const std::size_t in_bytes = elements * sizeof(float), out_bytes = options.blocks * sizeof(float);
+  float *device_in = nullptr, *device_out = nullptr;
+  check(cudaMalloc(&device_in, in_bytes), "allocating");
+  check(cudaMalloc(&device_out, out_bytes), "allocating");
+  check(cudaMemcpy(device_in, in, in_bytes, cudaMemcpyHostToDevice), "copying");
+  check(cudaMemcpy(device_out, out, out_bytes, cudaMemcpyHostToDevice), "copying");
+  entry.start({options.blocks, options.threads, options.shared_bytes, options.is_cooperative != 0,
+               options.cluster_blocks},
+              device_in, device_out);
+  check(cudaDeviceSynchronize(), "running");
+  check(cudaMemcpy(out, device_out, out_bytes, cudaMemcpyDeviceToHost), "copying");
+}
+
+#endif
+
+}  // namespace
+
+// Runs a kernel on `elements` values and one result for each block. Returns what went wrong, or "".
+extern "C" __attribute__((visibility("default"))) const char* run(
+    const char* name, const Options* options, const float* in, std::int64_t elements, float* out) {
+  static thread_local std::string answer;
+  // Host code of a kernel's file may use what the interpreter uses too.
+  std::vector<int> tried;
+  answer = "there is no such kernel";
+  for (const planted::Entry& entry : planted::kernels()) {
+    tried.push_back(static_cast<int>(tried.size()));
+    if (std::strcmp(entry.name, name) != 0) continue;
+    answer.clear();
+    try {
+      run_entry(entry, *options, in, elements, out);
+    } catch (const std::exception& error) {
+      answer = error.what();
+    }
+  }
+  return answer.c_str();
+}

@@ -1,0 +1,107 @@
+"""The generated parts of the ops' pages, and the table of how ours stand."""
+
+from __future__ import annotations
+
+import json
+
+from backends import needs_extension
+
+from diglot.bench import marks, op_pages, op_plans, op_reference, standing
+
+ROOT = op_pages.ROOT
+
+
+@needs_extension
+def test_pages_are_up_to_date():
+    made = op_pages.render(with_plans=True)
+    stale = [path.name for path, text in made.items() if path.read_text() != text]
+    assert stale == [], "python tools/pages.py writes them anew"
+
+
+def test_every_op_has_its_page_and_its_parts():
+    ops = {path.stem for path in (ROOT / "csrc/ops").glob("*.cu")}
+    pages = {path.stem for path in (ROOT / "docs/ops").glob("*.md")}
+    named = {op_pages.page_of(op).stem for op in ops}
+    assert pages == named | {"index"}
+    for op in ops:
+        text = (ROOT / op_pages.page_of(op)).read_text()
+        parts = ["reference", "measured", "files"]
+        if "Where rows are held" in text:
+            parts.append("rows")
+        if "What an H200 would launch" in text:
+            parts.append("plans")
+        for part in parts:
+            begin, end = (f"<!-- {op.rstrip('_')} {part}:{of} -->" for of in ("begin", "end"))
+            assert len(text.split(begin)[1].split(end)[0].split()) > 5, (op, part)
+
+
+def test_the_reference_is_the_docstring():
+    text = op_reference.reference("gelu")
+    assert "- `diglot.gelu(input, approximate='none', *, backend=None)`" in text
+    assert "- `diglot.nn.GELU(" in text
+    assert '| `approximate` | "none" or "tanh". |' in text
+    assert "- `ValueError`: `approximate` or `backend` is unknown." in text
+    inherited = op_reference.reference("rms_norm")
+    assert "**Raises.** As `diglot.layer_norm`." in inherited
+    assert "diglot.dropout(input, p=0.5" in op_reference.reference("dropout")
+
+
+def test_rows_are_those_of_the_op():
+    page = (
+        "## A\n\n| op | direction | x |\n|---|---|---|\n| one, two | forward | 4 |\n"
+        "| three | forward | 5 |\n\n## B\n\n| C | direction | y |\n|---|---|---|\n| two | f | 6 |\n"
+    )
+    assert op_plans.rows("two", page) == (
+        "A:\n\n| op | direction | x |\n|---|---|---|\n| one, two | forward | 4 |\n\n"
+        "B:\n\n| C | direction | y |\n|---|---|---|\n| two | f | 6 |\n"
+    )
+
+
+def row(provider, us, **more):
+    case = {"op": "toy", "direction": "forward", "dtype": "float32", "shape": [4], "options": {}}
+    return {**case, "timer": "device", "provider": provider, "time_us": us, "bars": [], **more}
+
+
+def report(*rows, **more):
+    facts = {"gpu": "a GPU", "versions": {}, "date": "2026-01-02", "commit": "fed", "op": "toy"}
+    return {**facts, "rows": list(rows), **more}
+
+
+def test_a_standing_is_the_fastest_others_time_over_ours():
+    wide = {"shape": [8]}
+    made = standing.markdown(
+        [
+            report(
+                row("cuda", 10.0),
+                row("torch", 40.0),
+                row("liger", 20.0),
+                row("formula", 1.0),
+                row("torch", 1.0, timer="host"),
+                row("cuda", 10.0, **wide),
+                row("torch", 5.0, **wide),
+                row("triton", 10.0, direction="backward"),
+                row("torch", 30.0, direction="backward"),
+            )
+        ]
+    )
+    # 2 and 0.5 forward; 3 backward, of Triton alone.
+    assert "| toy | 3 | 1.00 (0.50) | – | – | 3.00 (3.00) | cuda, forward, 8, float32 |" in made
+
+
+def test_strawmen_and_workloads_do_not_count():
+    ours, other = row("cuda", 10.0), row("torch", 90.0, how=marks.STRAWMAN)
+    assert list(standing.compared(report(ours, other))) == []
+    workload = report(row("cuda", 1.0), row("torch", 2.0), op=standing.WORKLOADS[0])
+    assert workload["op"] not in standing.markdown([workload])
+
+
+def test_old_kernels_are_marked():
+    """An entry that no longer says anything of a committed result must go."""
+    for op, commit in marks.OLD_KERNELS.items():
+        found = json.loads((ROOT / f"bench/results/h200/{op}.json").read_text())
+        assert found["commit"].startswith(commit), op
+        assert marks.is_of_old_kernels(found)
+    op, commit = next(iter(marks.OLD_KERNELS.items()))
+    old = report(row("cuda", 1.0, op=op), row("torch", 2.0, op=op), op=op, commit=f"{commit}0")
+    assert f"| {op} † |" in standing.markdown([old])
+    assert f"| {op} |" in standing.markdown([{**old, "commit": "fed"}])

@@ -1,0 +1,93 @@
+"""What a user's editor and type checker see of the package."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import diglot
+
+PACKAGE = Path(diglot.__file__).parent
+PUBLIC = {name: getattr(diglot, name) for name in diglot.__all__}
+PUBLIC |= {f"nn.{name}": of for name, of in vars(diglot.nn).items() if name[0].isupper()}
+FUNCTIONS = {
+    name: of
+    for name, of in PUBLIC.items()
+    if inspect.isfunction(of)
+    or (inspect.isclass(of) and of.__init__ not in (object.__init__, RuntimeError.__init__))
+}
+USER = """\
+from torch import Tensor, nn
+
+import diglot
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = diglot.nn.LayerNorm(64)
+        self.gelu = diglot.nn.GELU(approximate="tanh", backend="triton")
+
+    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
+        with diglot.use_backend("cuda"):
+            y, total = diglot.add_rms_norm(x, residual, (64,), eps=1e-6)
+        y = diglot.softmax(diglot.gelu(self.gelu(self.norm(y)), "tanh"), dim=-1)
+        return diglot.dropout(diglot.add(y, total, alpha=2), 0.1, self.training)
+
+
+def clip(model: nn.Module) -> float:
+    norm = diglot.clip_grad_norm_(model.parameters(), 1.0)
+    run = diglot.last_run()
+    print(diglot.explain("gelu"), None if run is None else run.variant)
+    return norm.item()
+"""
+# By what is wrong, the line.
+WRONG = {
+    "arg-type": "diglot.gelu(3)\n",
+    "call-arg": "diglot.softmax(Tensor(), dimension=1)\n",
+    "attr-defined": "diglot.explain('gelu').chose\n",
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_signatures_say_their_defaults(name):
+    of = FUNCTIONS[name]
+    text = str(inspect.signature(of))
+    assert " at 0x" not in text, text
+    for parameter in inspect.signature(of).parameters.values():
+        assert parameter.annotation is not parameter.empty, parameter
+
+
+@pytest.mark.slow
+def test_a_users_checker(tmp_path):
+    """mypy, strict: it finds what is wrong, and nothing in what is right."""
+    pytest.importorskip("mypy")
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site/diglot").symlink_to(PACKAGE)
+    (tmp_path / "right.py").write_text(USER)
+    (tmp_path / "wrong.py").write_text(USER + "".join(WRONG.values()))
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "mypy",
+            "--strict",
+            "--follow-imports=silent",
+            "right.py",
+            "wrong.py",
+        ],
+        cwd=tmp_path,
+        env={**os.environ, "MYPYPATH": "site"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    errors = [line for line in done.stdout.splitlines() if ": error: " in line]
+    assert all(line.startswith("wrong.py") for line in errors), done.stdout + done.stderr
+    for kind in WRONG:
+        assert any(f"[{kind}]" in line for line in errors), done.stdout + done.stderr
