@@ -17,6 +17,8 @@ from backends import DEVICE, KERNELS
 if "triton" not in KERNELS:
     pytest.skip("there is no Triton", allow_module_level=True)
 
+import triton
+
 EXAMPLE = Path(__file__).parent.parent / "examples/tensor_cores"
 NAMES = ["descriptors", "pointers", "block pointers", "warp-specialised"]
 pytestmark = pytest.mark.filterwarnings("ignore:tl.make_block_ptr is deprecated:UserWarning")
@@ -25,8 +27,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:tl.make_block_ptr is deprecated:
 @pytest.fixture(scope="module")
 def forms():
     """The example's modules, with its folder on the path, as Python itself would have it."""
-    import triton
-
     sys.path.insert(0, str(EXAMPLE))
     if DEVICE == "cuda":
         triton.set_allocator(
@@ -56,6 +56,10 @@ def test_forms(forms, name, sizes, dtype):
     """Integers: the same bits in every form, in every order of the sums."""
     if name not in forms.FORMS:
         pytest.skip("this Triton has no block pointers")
+    if (DEVICE, name, dtype) == ("cuda", "warp-specialised", torch.float32):
+        major, minor = map(int, triton.__version__.split(".")[:2])
+        if (major, minor) < (3, 7):
+            pytest.skip("Triton 3.6 cannot compile warp-specialised products of float32")
     m, n, k = sizes
     a, b = integers(m, k, dtype), integers(k, n, dtype)
     out = torch.full((m, n), float("nan"), device=DEVICE, dtype=dtype)
@@ -111,7 +115,8 @@ def test_run(forms):
         precision: float(error)
         for precision, error in re.findall(r"(\w+): relative error (\S+)", text)
     }
-    assert errors["ieee"] < 1e-6 < 1e-4 < errors["tf32"]
+    # Errors of float32 sums grow with their length: 136 interpreted, 4096 on a GPU.
+    assert errors["ieee"] < (4e-6 if DEVICE == "cuda" else 1e-6) < 1e-4 < errors["tf32"]
     assert text.count("    warp-specialised, 12 warps") == 1
     assert text.count("not warp-specialised, 8 warps") == len(forms.FORMS) + 1
     assert text.count("HGMMA.64x128x16.F32.BF16") == len(forms.FORMS)

@@ -256,7 +256,7 @@ BUGS = [
         "no wait at a cluster's barrier",
         "cluster_without_wait",
         HALVES,
-        (RACE, UNWRITTEN, "a second arrival"),
+        (RACE, UNWRITTEN, "a second arrival", "of a block that may not run yet"),
     ),
     Bug(
         "a block that leaves its cluster before a message", "leave_cluster_early", MESSAGES, (LEFT,)

@@ -70,7 +70,9 @@ else:
         8-bit floats become float16 first: Triton's own conversion of e5m2 to bfloat16 makes numbers
         of infinities and NaN.
         """
-        if value.dtype.is_fp8():
+        if value.dtype == dtype:
+            result = value
+        elif value.dtype.is_fp8():
             result = value.to(tl.float16).to(dtype)
         else:
             result = value.to(dtype)

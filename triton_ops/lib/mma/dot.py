@@ -10,6 +10,9 @@ import triton.language as tl
 
 from diglot.triton_ops.lib.types import INTERPRETED, widen
 
+# Of the precision of float32 products. Triton 3.6 takes no plain text as a default.
+DEFAULT_PRECISION = tl.constexpr("tf32")
+
 if INTERPRETED:
 
     @triton.jit
@@ -41,7 +44,7 @@ if INTERPRETED:
         a,
         b,
         accumulator,
-        input_precision: tl.constexpr = "tf32",
+        input_precision: tl.constexpr = DEFAULT_PRECISION,
         max_num_imprecise_acc: tl.constexpr = None,
     ):
         """a @ b + accumulator, in the accumulator's type.
@@ -77,7 +80,7 @@ else:
         a,
         b,
         accumulator,
-        input_precision: tl.constexpr = "tf32",
+        input_precision: tl.constexpr = DEFAULT_PRECISION,
         max_num_imprecise_acc: tl.constexpr = None,
     ):
         """a @ b + accumulator, in the accumulator's type: Triton's `tl.dot`."""

@@ -50,7 +50,9 @@ DIGLOT_DEVICE bool elect_one([[maybe_unused]] Place place = Place::here()) {
 
 // Gives registers back, so that each thread of the warpgroup keeps kCount; or waits for more. All
 // threads of the warpgroup call it. What warpgroups have together must not exceed what the launch
-// gave them. PTX ISA, "setmaxnreg".
+// gave them: 65536 divided by the threads of a block, rounded down to a multiple of 8, each. The
+// kernel needs __launch_bounds__(threads, 1), or ptxas ignores the instruction (C7508). PTX ISA,
+// "setmaxnreg".
 template <int kCount>
 DIGLOT_DEVICE void release_registers([[maybe_unused]] Place place = Place::here()) {
   static_assert(kCount >= 24 && kCount <= 256 && kCount % 8 == 0);
