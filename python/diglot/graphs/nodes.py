@@ -11,7 +11,7 @@ from typing import Any
 
 from diglot.backends.driver import check_driver, driver
 from diglot.backends.runs import LastRun, mark_runs, observe_runs
-from diglot.tools.machine_code import demangle
+from diglot.instruments import instrument
 
 KINDS = {
     0: "kernel",
@@ -143,7 +143,9 @@ def _read_kernel(handle: int, kind: str) -> Node:
         library.cuFuncGetName(ctypes.byref(text), ctypes.c_void_p(params.func))
     elif params.kern:
         library.cuKernelGetName(ctypes.byref(text), ctypes.c_void_p(params.kern))
-    name = demangle(text.value.decode()) if text.value else "a kernel without a name"
+    name = "a kernel without a name"
+    if text.value:
+        name = instrument("machine_code").demangle(text.value.decode())
     return Node(handle, kind, name, tuple(params.grid), tuple(params.block), params.shared_bytes)
 
 
