@@ -254,7 +254,7 @@ def test_strides_that_changed(device):
     weight = torch.ones(2, 2)
     graphed = capture(lambda x: x @ weight, torch.ones(1, 2))
     weight.t_()
-    with pytest.raises(GraphError, match=r"weight had strides \(2, 1\) in the capture"):
+    with pytest.raises(GraphError, match=r"weight had .*strides \(2, 1\) in the capture"):
         graphed(torch.ones(1, 2))
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from diglot.graphs.errors import GraphError
+from diglot.graphs.watch import Place, attribute, watch
 
 # Optimizers whose state before the first step is known: zeros, except for these values. A string
 # names the group's number that a value equals.
@@ -146,32 +147,32 @@ class HyperparameterCheck:
     """Whether an optimizer's numbers are those that its captured step has."""
 
     def __init__(self, optimizer: Optimizer) -> None:
-        self._optimizer = optimizer
-        self._state, self._groups = optimizer.state, optimizer.param_groups
-        self._values = [
-            (i, group, key, value)
+        self._held = [attribute(key, optimizer, key) for key in ("state", "param_groups")]
+        self._numbers = [
+            (Place(f"{key} of parameter group {i}", group, key), value)
             for i, group in enumerate(optimizer.param_groups)
             for key, value in group.items()
             if key != "params"
         ]
+        self._first_changed = watch([], [*self._held, *(place for place, _ in self._numbers)])
 
     def check(self) -> None:
         """Raises GraphError, which names the number, unless they are."""
-        if (
-            self._optimizer.state is not self._state
-            or self._optimizer.param_groups is not self._groups
-        ):
+        changed = self._first_changed()
+        if changed < 0:
+            return
+        if changed < len(self._held):
             raise GraphError(
                 "training_step: the optimizer's state was replaced, as load_state_dict does, and "
                 "the graph has the old one: load it before the capture, or capture anew"
             )
-        for i, group, key, value in self._values:
-            now = group.get(key)
+        for place, value in self._numbers:  # an equal number may be another object
+            now = place.owner.get(place.key)
             if now is not value and (isinstance(value, Tensor) or not _is_same(now, value)):
                 raise GraphError(
-                    f"training_step: {key} of parameter group {i} was {value!r} in the capture, "
-                    f"and is {now!r}: a graph keeps numbers. Make it a tensor on the GPU before "
-                    f"the capture, and change that in place ({key}.fill_), or capture anew"
+                    f"training_step: {place.name} was {value!r} in the capture, and is {now!r}: a "
+                    f"graph keeps numbers. Make it a tensor on the GPU before the capture, and "
+                    f"change that in place ({place.key}.fill_), or capture anew"
                 )
 
 

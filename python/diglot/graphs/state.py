@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import functools
 import inspect
-import operator
 import types
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from diglot.graphs.errors import GraphError
+from diglot.graphs.watch import Place, attribute, watch
 
 DEEPEST = 4  # objects within objects in which tensors are looked for
 CONTAINERS = (
@@ -29,19 +29,6 @@ CONTAINERS = (
     types.MethodType,
 )
 LIBRARIES = ("torch", "diglot")  # whose functions are not looked into
-
-
-class Place(NamedTuple):
-    """Where a tensor is: `owner[key]`, by a name for messages."""
-
-    name: str
-    owner: Any
-    key: Any
-
-    @property
-    def tensor(self) -> Tensor:
-        """The one that is there now."""
-        return self.owner[self.key]
 
 
 class State:
@@ -126,7 +113,7 @@ class State:
     @property
     def tensors(self) -> list[Tensor]:
         """Those that are there now, each once."""
-        return list({id(place.tensor): place.tensor for place in self.places}.values())
+        return list({id(place.value): place.value for place in self.places}.values())
 
     @property
     def parameters(self) -> list[Tensor]:
@@ -135,68 +122,56 @@ class State:
 
 
 class StateCheck:
-    """Whether what a graph reads is where it was when the graph was captured.
-
-    The tensors are kept alive, so that a replay never reads memory that was freed.
-    """
+    """Whether what a graph reads is where it was when the graph was captured."""
 
     def __init__(self, state: State) -> None:
-        self._places = state.places
-        self._owners = [place.owner for place in state.places]
-        self._keys = [place.key for place in state.places]
-        self._tensors = [place.tensor for place in state.places]
-        self._addresses = list(map(Tensor.data_ptr, self._tensors))
-        self._strides = [tensor.stride() for tensor in self._tensors]
-        self._modules = state.modules
-        self._bare_modules = [module for _, module in state.modules]
-        self._training = [module.training for module in self._bare_modules]
+        self._places, self._modules = state.places, state.modules
+        self._tensors = [place.value for place in state.places]
+        self._addresses = [tensor.data_ptr() for tensor in self._tensors]
+        self._layouts = list(map(_layout, self._tensors))
+        self._training = [module.training for _, module in state.modules]
+        self._first_changed = watch(
+            state.places, [attribute(name, each, "training") for name, each in state.modules]
+        )
 
     def check(self) -> None:
         """Raises GraphError, which names the tensor or the module, unless all is as it was."""
+        changed = self._first_changed()
+        if changed >= len(self._places):
+            raise self._error_of_module(changed - len(self._places))
+        if changed >= 0:
+            raise self._error_of_tensor(changed)
+
+    def _error_of_tensor(self, number: int) -> GraphError:
+        place, tensor = self._places[number], self._tensors[number]
         try:
-            there = map(operator.getitem, self._owners, self._keys)
-            if (
-                all(map(operator.is_, there, self._tensors))
-                and list(map(Tensor.data_ptr, self._tensors)) == self._addresses
-                and list(map(Tensor.stride, self._tensors)) == self._strides
-                and list(map(_is_training, self._bare_modules)) == self._training
-            ):
-                return
+            now = place.value
         except LookupError:
-            pass
-        self._explain()
+            return GraphError(f"{place.name} is gone, which the graph reads: capture anew")
+        if now is not tensor:
+            return GraphError(
+                f"{place.name} was replaced by another tensor after the capture, and the graph "
+                "would read the old one: copy into it (copy_), or capture anew"
+            )
+        if now.data_ptr() != self._addresses[number]:
+            return GraphError(
+                f"{place.name} has moved in memory since the capture, and the graph would read "
+                "the old memory: capture anew"
+            )
+        return GraphError(
+            f"{place.name} had {self._layouts[number]} in the capture, and has {_layout(now)}: "
+            "capture anew"
+        )
 
-    def _explain(self) -> None:
-        captured = zip(self._places, self._tensors, self._addresses, self._strides, strict=True)
-        for place, tensor, address, strides in captured:
-            try:
-                now = place.tensor
-            except LookupError:
-                raise GraphError(
-                    f"{place.name} is gone, which the graph reads: capture anew"
-                ) from None
-            if now is not tensor:
-                raise GraphError(
-                    f"{place.name} was replaced by another tensor after the capture, and the graph "
-                    "would read the old one: copy into it (copy_), or capture anew"
-                )
-            if now.data_ptr() != address:
-                raise GraphError(
-                    f"{place.name} has moved in memory since the capture, and the graph would read "
-                    "the old memory: capture anew"
-                )
-            if now.stride() != strides:
-                raise GraphError(
-                    f"{place.name} had strides {strides} in the capture, and has {now.stride()}: "
-                    "capture anew"
-                )
-        for (name, module), mode in zip(self._modules, self._training, strict=True):
-            if module.training != mode:
-                modes = ("evaluation", "training")
-                raise GraphError(
-                    f"module {name or type(module).__name__} was captured in {modes[mode]} mode, "
-                    f"and is now in {modes[not mode]} mode: switch it back, or capture anew"
-                )
+    def _error_of_module(self, number: int) -> GraphError:
+        name, module = self._modules[number]
+        modes = ("evaluation", "training")
+        return GraphError(
+            f"module {name or type(module).__name__} was captured in "
+            f"{modes[self._training[number]]} mode, and is now in {modes[module.training]} mode: "
+            "switch it back, or capture anew"
+        )
 
 
-_is_training = operator.attrgetter("training")
+def _layout(tensor: Tensor) -> str:
+    return f"shape {tuple(tensor.shape)} and strides {tensor.stride()}"

@@ -301,14 +301,14 @@ class TrainingStep:
 
     def _warm_up(self, warmup: int) -> None:
         optimizer, device = self._work.optimizer, self._device
-        places = [(place, place.tensor) for place in self._state.places]
+        places = [(place, place.value) for place in self._state.places]
         with without_autocast_cache(), device.side_stream():
             for _ in range(warmup):
                 before = numbers_in(optimizer)
                 self._eager_ms = device.elapsed_ms(self._eager_step)
                 check_state(optimizer, device.device, before)
         for place, tensor in places:
-            if place.tensor is not tensor:
+            if place.value is not tensor:
                 raise GraphError(
                     f"training_step: a step replaces {place.name} by another tensor, which no "
                     "replay would do: change it in place (copy_)"
