@@ -31,7 +31,7 @@ from sentence_encoder import Encoder, Ops
 
 from diglot import graphs
 
-BUCKETS = {"batch": (1, 2, 4, 8), "length": (8, 16, 32, 64, 96, 128)}
+BUCKETS = {"batch": (1, 2, 4, 8), "length": (32, 64, 96, 128)}
 DIMS = ({0: "batch", 1: "length"}, {0: "batch", 1: "length"})
 WORDS = 30000  # ids below it are words
 SHARPNESS = 20.0  # by which similarities are multiplied before the softmax

@@ -45,7 +45,7 @@ def beside_captures(device: torch.device) -> Iterator[None]:
 
 @functools.cache
 def own_stream(device: torch.device, use: str) -> torch.cuda.Stream:
-    """A stream for one use. PyTorch gives out its own in turns, so they may be captured, or busy."""
+    """A stream for one use. PyTorch gives out its own in turns, so one may be captured, or busy."""
     stream = ctypes.c_void_p()
     with torch.cuda.device(device):
         status = driver().cuStreamCreate(ctypes.byref(stream), NON_BLOCKING)
