@@ -94,18 +94,20 @@ def test_a_capture_within_a_capture(device):
         capture(nests, torch.ones(2))
 
 
-def test_out_of_memory_leaves_smaller_buckets(device):
+def test_out_of_memory_leaves_other_buckets(device):
     def fragile(x):
-        return x.sort().values if len(x) == 4 else x + 1
+        return x.sort().values if len(x) == 8 else x + 1
 
     device.fails_at = "aten.sort.default"
-    with pytest.warns(GraphWarning, match=r"fragile \(n=4\): out of memory in its capture"):
+    with pytest.warns(GraphWarning, match=r"fragile \(n=8\): out of memory in its capture"):
         graphed = capture(
-            fragile, torch.ones(2), dims={0: "n"}, buckets={"n": (2, 4)}, out_dims={0: "n"}
-        )
-    assert graphed(torch.ones(2)).tolist() == [2, 2]
+            fragile, torch.ones(2), dims={0: "n"}, buckets={"n": (1, 2, 4, 8, 16)},
+            out_dims={0: "n"},
+        )  # fmt: skip
+    for size in (1, 2, 3, 9):
+        assert graphed(torch.ones(size)).tolist() == [2] * size
     with pytest.raises(GraphError, match="smaller buckets stay usable"):
-        graphed(torch.ones(3))
+        graphed(torch.ones(5))
     assert "out of memory" in str(graphed.report())
 
 
@@ -272,6 +274,18 @@ def test_modes_that_changed(device):
     model[1].eval()
     with torch.no_grad(), pytest.raises(GraphError, match="module 1 was captured in training mode"):
         graphed(x)
+
+
+def test_a_gradient_that_is_wanted_later(device):
+    """An argument that was right without gradients is checked again with them."""
+    weight = torch.ones(2, requires_grad=True)
+    graphed = capture(lambda x: x * weight, torch.ones(2))
+    x = torch.ones(2, requires_grad=True)
+    for _ in range(2):
+        with torch.no_grad():
+            assert graphed(x).tolist() == [1, 1]
+        with pytest.raises(GraphError, match=r"args\[0\] requires grad"):
+            graphed(x)
 
 
 # --- what is known of it -------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from diglot.graphs.buckets import Buckets, Sizes, padding_of
 from diglot.graphs.captured import CapturedGraph
 from diglot.graphs.errors import GraphError, GraphWarning
-from diglot.graphs.inputs import Slot, StaticInputs, TypeCheck
+from diglot.graphs.inputs import Load, Slot, StaticInputs, TypeCheck
 from diglot.graphs.modes import (
     as_captured,
     check_modes,
@@ -26,6 +26,8 @@ from diglot.graphs.pool import Pool, capture_lock
 from diglot.graphs.state import State, StateCheck
 
 Tell = Callable[[str], None]
+# Of each argument the shape, and what else a graph holds: dtype, device, whether it requires grad.
+Kinds = tuple[tuple[torch.Size, torch.dtype, torch.device, bool], ...]
 
 
 @dataclass
@@ -35,10 +37,14 @@ class Route:
     Attributes:
         sizes: of the named dimensions.
         bucket: that they are padded to; None if they run eagerly.
+        load: how they get into the bucket's views.
+        graph: that of the last call.
     """
 
     sizes: Sizes
     bucket: Sizes | None
+    load: Load | None = None
+    graph: CapturedGraph | None = None
 
 
 class Family:
@@ -79,7 +85,7 @@ class Family:
         self._output_dims = output_dims
         self._types = TypeCheck(name, slots)
         self._wants_gradient = [slot.requires_grad for slot in slots]
-        self._routes: dict[tuple[torch.Size, ...], Route] = {}
+        self._routes: dict[Kinds, Route] = {}
         self._device_type = pool.device.device.type
         self.modes = current_modes(self._device_type)
         self._parameters = state.parameters if self.modes[0] else []
@@ -95,15 +101,17 @@ class Family:
             TypeError, ValueError: a tensor is not as the captured one was.
             GraphError: the graph must not be replayed, or cannot be captured.
         """
-        self._types.check(tensors)
-        shapes = tuple([tensor.shape for tensor in tensors])
+        kinds = tuple([(t.shape, t.dtype, t.device, t.requires_grad) for t in tensors])
         with self.pool.lock:
             self.pool.check()
-            route = self._routes.get(shapes) or self._find_route(shapes)
+            route = self._routes.get(kinds) or self._find_route(kinds, tensors)
             if route.bucket is None:
                 self.eager_calls += 1
                 return None
-            graph = self._graph_of(route.bucket) or self._capture_for(route.bucket, tensors)
+            graph = route.graph
+            if graph is None or not graph.is_alive:
+                graph = self._graph_of(route.bucket) or self._capture_for(route.bucket, tensors)
+                route.graph, route.load = graph, self.inputs.prepare(route.bucket, route.sizes)
             self.check.check()
             check_modes(self.modes, graph.has_gradient, self._device_type)
             return self._replay(graph, route, tensors, clone), graph
@@ -111,16 +119,14 @@ class Family:
     def _replay(
         self, graph: CapturedGraph, route: Route, tensors: Sequence[Tensor], clone: bool
     ) -> list[Any]:
-        assert route.bucket is not None
-        bucket = route.bucket
+        load = route.load
+        assert load is not None
         self.pool.order(self.inputs)
         if graph.has_gradient and torch.is_grad_enabled():
-            outputs = graph.differentiable_outputs(
-                tensors, lambda: self.inputs.load(tensors, bucket, route.sizes)
-            )
+            outputs = graph.differentiable_outputs(tensors, lambda: self.inputs.load(tensors, load))
             results = self._valid_results(outputs, route.sizes)
         else:
-            self.inputs.load(tensors, bucket, route.sizes)
+            self.inputs.load(tensors, load)
             graph.replay()
             results = graph.results.get(route.sizes, [])
             if not results:
@@ -131,8 +137,9 @@ class Family:
             return [each.clone() if isinstance(each, Tensor) else each for each in results]
         return results
 
-    def _find_route(self, shapes: tuple[torch.Size, ...]) -> Route:
-        sizes = self._sizes_of(shapes)
+    def _find_route(self, kinds: Kinds, tensors: Sequence[Tensor]) -> Route:
+        is_exact = self._types.check(tensors)
+        sizes = self._sizes_of([tensor.shape for tensor in tensors])
         bucket: Sizes | None = self.buckets.fit(sizes)
         if bucket is None:
             raise ValueError(
@@ -149,7 +156,9 @@ class Family:
                 stacklevel=5,
             )
             bucket = None
-        route = self._routes[shapes] = Route(sizes, bucket)
+        route = Route(sizes, bucket)
+        if is_exact:  # what else is right depends on modes
+            self._routes[kinds] = route
         return route
 
     def _sizes_of(self, shapes: Sequence[Sequence[int]]) -> Sizes:
@@ -288,7 +297,7 @@ class Family:
             tensor.detach()[tuple(slice(size) for size in slot.shape_for(sizes))]
             for slot, tensor in zip(self._slots, tensors, strict=True)
         ]
-        self.inputs.load(valid, bucket, sizes)
+        self.inputs.load(valid, self.inputs.prepare(bucket, sizes))
 
     def _run_once(self, views: Sequence[Tensor]) -> list[tuple[int, ...] | None]:
         """Runs the function and its gradient; the shapes of its outputs."""

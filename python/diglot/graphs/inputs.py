@@ -96,19 +96,20 @@ class TypeCheck:
 
     def __init__(self, name: str, slots: Sequence[Slot]) -> None:
         self._name, self._slots = name, list(slots)
-        self._dtypes = [slot.dtype for slot in slots]
-        self._devices = [slot.device for slot in slots]
-        self._wants_gradient = [slot.requires_grad for slot in slots]
+        self._kinds = [(slot.dtype, slot.device, slot.requires_grad) for slot in slots]
 
-    def check(self, tensors: Sequence[Tensor]) -> None:
-        """Raises TypeError, ValueError or GraphError, which names the argument, unless they are."""
-        if (
-            [tensor.dtype for tensor in tensors] != self._dtypes
-            or [tensor.device for tensor in tensors] != self._devices
-            or [tensor.requires_grad for tensor in tensors] != self._wants_gradient
-        ):
-            for slot, tensor in zip(self._slots, tensors, strict=True):
-                self._check_one(slot, tensor)
+    def check(self, tensors: Sequence[Tensor]) -> bool:
+        """Raises TypeError, ValueError or GraphError, which names the argument, unless they are.
+
+        Returns:
+            Whether they also require grad where those did.
+        """
+        kinds = [(tensor.dtype, tensor.device, tensor.requires_grad) for tensor in tensors]
+        if kinds == self._kinds:
+            return True
+        for slot, tensor in zip(self._slots, tensors, strict=True):
+            self._check_one(slot, tensor)
+        return False
 
     def _check_one(self, slot: Slot, tensor: Tensor) -> None:
         name = f"{self._name}: {slot.name}"
@@ -135,12 +136,14 @@ class Load:
     Attributes:
         bucket: it.
         valid: of each argument, the elements that are copied.
+        places: their addresses and strides.
         shapes: theirs.
         beyond: for each argument the views that make up its padding.
     """
 
     bucket: Sizes
     valid: list[Tensor]
+    places: list[tuple[int, tuple[int, ...]]]
     shapes: list[tuple[int, ...]]
     beyond: list[list[Tensor]]
 
@@ -195,19 +198,18 @@ class StaticInputs:
     def valid(self, bucket: Sizes, sizes: Sizes) -> list[Tensor]:
         """The arguments of these sizes, within a bucket. Who has them may write into them."""
         self._held = None
-        return self._load(bucket, sizes).valid
+        return self.prepare(bucket, sizes).valid
 
-    def load(self, tensors: Sequence[Tensor], bucket: Sizes, sizes: Sizes) -> None:
+    def load(self, tensors: Sequence[Tensor], load: Load) -> None:
         """Copies arguments into a bucket's views, and clears what an earlier call left beyond them.
 
         Arguments that are the views of these sizes already are not copied.
         """
-        load = self._load(bucket, sizes)
         targets, sources = [], []
-        for target, source in zip(load.valid, tensors, strict=True):
+        for target, place, source in zip(load.valid, load.places, tensors, strict=True):
             address = source.data_ptr()
             if self._begin <= address < self._end:
-                if address == target.data_ptr() and source.stride() == target.stride():
+                if (address, source.stride()) == place:
                     continue
                 source = source.clone()  # another part of the same buffer
             targets.append(target)
@@ -230,7 +232,8 @@ class StaticInputs:
                 for view in beyond:
                     view.fill_(slot.padding)
 
-    def _load(self, bucket: Sizes, sizes: Sizes) -> Load:
+    def prepare(self, bucket: Sizes, sizes: Sizes) -> Load:
+        """How arguments of these sizes get into a bucket's views."""
         load = self._loads.get((bucket, sizes))
         if load is None:
             views = self.views(bucket)
@@ -238,7 +241,8 @@ class StaticInputs:
             with torch.inference_mode(False):
                 valid = list(map(_narrowed, views, shapes))
                 beyond = list(map(_beyond, views, shapes))
-            load = self._loads[bucket, sizes] = Load(bucket, valid, shapes, beyond)
+            places = [(view.data_ptr(), view.stride()) for view in valid]
+            load = self._loads[bucket, sizes] = Load(bucket, valid, places, shapes, beyond)
         return load
 
 

@@ -206,6 +206,7 @@ class TrainingStep:
         ]
         self._types = TypeCheck("training_step", slots)
         self._inputs = StaticInputs(slots, Buckets((), [SIZES]), self._device.device)
+        self._load = self._inputs.prepare(SIZES, SIZES)
         groups = [group["params"] for group in work.optimizer.param_groups]
         self._state = State(work.model, work.loss, {"optimizer": groups}, reads)
         self._eager_ms: float | None = None
@@ -215,7 +216,7 @@ class TrainingStep:
         if work.scaler is not None:  # its scale is a tensor from the first one on
             work.scaler.scale(torch.zeros((), device=self._device.device))
         with self.pool.lock:
-            self._inputs.load(tensors, SIZES, SIZES)
+            self._inputs.load(tensors, self._load)
             with capture_lock, self._undone():
                 self._warm_up(warmup)
             with capture_lock, self._gradients_kept():
@@ -243,7 +244,7 @@ class TrainingStep:
             self._check.check()
             self._numbers.check()
             self.pool.order(self._inputs)
-            self._inputs.load(tensors, SIZES, SIZES)
+            self._inputs.load(tensors, self._load)
             is_last = self.part == self._work.accumulation - 1
             return self._replay(self._graphs[-1 if is_last else min(self.part, 1)])
 
