@@ -10,6 +10,8 @@ from recorded_graphs import install
 
 from diglot.bench import graphs as bench
 from diglot.bench import result_files, session
+from diglot.bench.graph_tables import graphs_markdown
+from diglot.bench.reports import make_report
 from diglot.tools import measure
 from diglot.tools.measure import Timing
 
@@ -90,6 +92,16 @@ def test_all_of_it(on_cpu, monkeypatch, tmp_path):
     content = json.loads(path.read_text()) | {"gpu": "a GPU"}
     path.write_text(json.dumps(content))
     assert len(result_files.read_file(path).rows) == 4
+
+
+def test_tables():
+    row = bench.row_of("host", "in place, 1", "host", time_us=1234.5, reserved_bytes=3 << 20)
+    bench.judge(row, "µs beyond", 7.0, 6.0, False)
+    failed = bench.row_of("nodes", "none", "none", reason="failed: why")
+    made = graphs_markdown([make_report("graphs", [row, failed])])
+    assert "| host | in place, 1 | µs beyond | ≤ 6 | 7.00 | ✗ |" in made
+    assert "| host | in place, 1 | 1,234.50 | – | 3 MiB |" in made
+    assert "- nodes: failed: why" in made
 
 
 def test_it_is_found():

@@ -1,5 +1,5 @@
-// Watches what a CUDA graph reads: whether objects are where they were, and tensors among them have
-// the addresses and layouts that they had. One call checks them all before each replay.
+// Watches the objects that a CUDA graph depends on. One call checks before a replay that each is in
+// its place, and that tensors among them have kept their addresses and layouts.
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
 #include <algorithm>
@@ -25,7 +25,8 @@ class Watched {
   }
 
   bool is_unchanged() const {
-    // The shim's functions: some nanoseconds each, of which a graph has thousands.
+    // The shim's own functions are quicker than the wrapper's. A graph may read thousands of
+    // tensors.
     int64_t *sizes = nullptr, *strides = nullptr;
     TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(tensor_.get(), &sizes));
     TORCH_ERROR_CODE_CHECK(aoti_torch_get_strides(tensor_.get(), &strides));
@@ -49,8 +50,8 @@ Watch* watch_of(PyObject* capsule) {
   return static_cast<Watch*>(watch);
 }
 
-// diglot_cuda::watch(Tensor[] tensors) -> int: an address, for `own_watch`. Only an operator gets a
-// tensor by PyTorch's stable ABI: of a Python object the library knows nothing.
+// diglot_cuda::watch(Tensor[] tensors) -> int: an address, for `own_watch`. PyTorch's stable ABI
+// hands tensors to operators alone, and cannot look into a Python object.
 void watch(StableIValue* stack, uint64_t, uint64_t) {
   auto tensors = torch::stable::detail::to<std::vector<torch::stable::Tensor>>(stack[0]);
   auto made = std::make_unique<Watch>();
@@ -86,8 +87,8 @@ bool is_there(PyObject* owner, PyObject* key, PyObject* value) {
 
 // first_changed(watch, (owner, key, value, owner, key, value, ...)) -> int
 //
-// The first of these places that has another object than `value`, or whose tensor has changed; -1
-// if there is none. The first places are those of the watch's tensors.
+// The first place that holds another object than `value`, or whose tensor has changed; otherwise
+// -1. The first places are those of the watch's tensors.
 PyObject* first_changed(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   try {
     check_count(2, count);
