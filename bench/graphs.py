@@ -28,8 +28,10 @@ WIDTH, BATCH, LAYERS = 256, 64, 8  # of the training step
 NODES = 1000
 CHECKED = (0, 10, 100, 1000)  # parameters
 COPIED = (1, 2, 4)  # tensors
-SIZES = (1, 8, 32, 64, 128, 256, 384, 512)  # buckets
+SIZES = (1, 8, 32, 64, 128, 256, 384, 512)  # buckets, of a network as wide as these
+NARROW, WIDE = 1024, 4096
 COMPILED = " of compiled"
+FIGURES = ("time_us", "p99_us", "pool_bytes", "reserved_bytes")  # that are printed
 
 Part = Callable[[], Iterator[Row]]
 
@@ -127,6 +129,11 @@ def _weights_after(training: Training, step: Callable[[], object], steps: int = 
     return [parameter.detach().clone() for parameter in training.parameters]
 
 
+def _distance(weights: Iterable[Tensor], others: Iterable[Tensor]) -> float:
+    gaps = [(one - other).flatten() for one, other in zip(weights, others, strict=True)]
+    return torch.cat(gaps).norm().item()
+
+
 def training(is_compiled: bool) -> Iterator[Row]:
     """The launch-bound step, eagerly and captured.
 
@@ -148,10 +155,13 @@ def training(is_compiled: bool) -> Iterator[Row]:
         steps[name] = functools.partial(step, made[name].batch, ())
     for name, call in steps.items():
         weights[name] = _weights_after(made[name], call)
-    # Ours are eager's, bit by bit. Compiled functions round otherwise.
+    # Ours are eager's, bit by bit. Compiled functions round otherwise: they go the same way.
     torch.testing.assert_close(weights["graphs"], weights["eager"], rtol=0, atol=0)
-    for name in weights:
-        torch.testing.assert_close(weights[name], weights["eager"], rtol=0.05, atol=2e-3)
+    way = _distance(weights["eager"], Training().parameters)
+    for name, found in weights.items():
+        apart = _distance(found, weights["eager"])
+        if not apart < way / 2:
+            raise AssertionError(f"{name}: {apart:.3g} from eager weights, which went {way:.3g}")
     other = Training()  # PyTorch's own clipping: whichever is quicker is what a graph replaces
     steps["eager, PyTorch's clipping"] = other.eager(other.pair, nn.utils.clip_grad_norm_)
     for name, step in reported.items():
@@ -269,18 +279,18 @@ def memory() -> Iterator[Row]:
     layers = [
         layer
         for _ in range(6)
-        for layer in (nn.Linear(1024, 4096), nn.GELU(), nn.Linear(4096, 1024))
+        for layer in (nn.Linear(NARROW, WIDE), nn.GELU(), nn.Linear(WIDE, NARROW))
     ]
     model = nn.Sequential(*layers).to(DEVICE)
     rows: dict[str, Row] = {}
     for name, sizes in (("largest alone", SIZES[-1:]), ("eight buckets", SIZES)):
         with torch.no_grad():
             graphed = graphs.capture(
-                model, torch.randn(64, 1024, device=DEVICE), dims={0: "n"}, buckets={"n": sizes},
+                model, torch.randn(64, NARROW, device=DEVICE), dims={0: "n"}, buckets={"n": sizes},
                 max_padding=1e9,
             )  # fmt: skip
             for size in sizes:
-                x = torch.randn(size, 1024, device=DEVICE)
+                x = torch.randn(size, NARROW, device=DEVICE)
                 torch.testing.assert_close(graphed(x), model(x))
         report = graphed.report()
         figures = {"pool_bytes": report.pool_bytes, "report": report.json()["graphs"]}
@@ -316,9 +326,6 @@ def tell(row: Row) -> None:
     figures = (f"{name} {row[name]:,.2f}" for name in FIGURES if name in row)
     bars = (f"{bar['name']} {bar['value']:.2f} ({bar['bound']})" for bar in row["bars"])
     print(f"  {row['workload']}, {row['provider']}: {', '.join([*figures, *bars])}", flush=True)
-
-
-FIGURES = ("time_us", "p99_us", "pool_bytes", "reserved_bytes")
 
 
 def run(folder: Path | None = None, chosen: Iterable[str] | None = None) -> Path:
