@@ -22,7 +22,7 @@ from diglot.reference.specs import all_op_names
 # A benchmark has the name of its op's files.
 OPS = all_op_names()
 # What is no op, and measures and writes by itself.
-APART = ("l2", "stream_cases", "stream_map")
+APART = ("graphs", "l2", "stream_cases", "stream_map")
 
 MOST_ELEMENTS = 1 << 40
 # Of the ranking: fits a cache, is some megabytes, and goes beyond every cache.

@@ -13,6 +13,7 @@ from typing import Any
 from diglot.bench import chosen_plans, marks, models, plan_costs, ranking, standing
 from diglot.bench.barrier_tables import designs_table, use_table
 from diglot.bench.evidence import ROOT
+from diglot.bench.graph_tables import graphs_markdown
 from diglot.bench.harness import COLD, MODES, OURS
 from diglot.bench.markdown import NOTHING, pivot, put, table
 from diglot.bench.reports import by_case, label, measured_on, no_time
@@ -248,6 +249,7 @@ PARTS: tuple[tuple[str, str, str, Callable[[Reports], str]], ...] = (
     ("docs/ranking.md", "ranking", "results/*/ranking/*.json", ranking.markdown),
     ("docs/barriers.md", "designs", "results/*/barrier_designs.json", designs_markdown),
     ("docs/barriers.md", "use", "results/*/barrier_designs.json", use_markdown),
+    ("docs/graphs.md", "bench", "results/*/graphs.json", graphs_markdown),
     ("docs/l2.md", "bench", "results/*/l2.json", l2_markdown),
     ("docs/pipeline.md", "cases", "results/*/stream_cases.json", stream_cases_markdown),
     ("docs/pipeline.md", "bench", "results/*/stream_map.json", stream_map_markdown),

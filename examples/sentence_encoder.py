@@ -81,6 +81,15 @@ class Encoder:
         encodings = self.tokenizer.encode_batch(list(sentences))
         ids = torch.tensor([encoding.ids for encoding in encodings], device=self.device)
         mask = torch.tensor([e.attention_mask for e in encodings], device=self.device).bool()
+        return self.encode(ids, mask)
+
+    def encode(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Embeddings of n sentences of at most l tokens each.
+
+        Args:
+            ids: of tokens, int64 [n, l].
+            mask: which of them there are, bool [n, l].
+        """
         x = self._embed(ids)
         for layer in range(LAYERS):
             x = self._layer(x, mask, f"encoder.layer.{layer}")

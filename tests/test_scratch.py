@@ -79,7 +79,7 @@ def gpu(monkeypatch):
     monkeypatch.setattr(module, "driver", lambda: state.driver)
     monkeypatch.setattr(module, "is_captured", lambda device: state.graph is not None)
     monkeypatch.setattr(module, "beside_captures", lambda device: contextlib.nullcontext())
-    monkeypatch.setattr(module, "_capture_of", lambda index: (10 * state.graph, state.graph))
+    monkeypatch.setattr(module, "current_capture", lambda index: (10 * state.graph, state.graph))
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: state.stream,
                         raising=False)  # fmt: skip
     with_barrier = module._with_barrier

@@ -44,7 +44,9 @@ struct PyModuleDef {
 
 extern PyObject _Py_NoneStruct;
 extern PyObject _Py_TrueStruct;
+extern PyTypeObject PyDict_Type;
 extern PyObject* PyExc_KeyboardInterrupt;
+extern PyObject* PyExc_LookupError;
 extern PyObject* PyExc_OSError;
 extern PyObject* PyExc_RuntimeError;
 extern PyObject* PyExc_TypeError;
@@ -70,6 +72,7 @@ void PyErr_WriteUnraisable(PyObject*);
 void PyEval_RestoreThread(PyThreadState*);
 PyThreadState* PyEval_SaveThread();
 double PyFloat_AsDouble(PyObject*);
+PyObject* PyDict_GetItemWithError(PyObject*, PyObject*);
 PyObject* PyDict_New();
 int PyDict_SetItemString(PyObject*, const char*, PyObject*);
 int PyGILState_Ensure();  // an enumeration's value
@@ -94,6 +97,7 @@ PyObject* PyObject_CallNoArgs(PyObject*);
 PyObject* PyObject_CallObject(PyObject*, PyObject*);
 PyObject* PyObject_GetAttr(PyObject*, PyObject*);
 PyObject* PyObject_GetAttrString(PyObject*, const char*);
+PyObject* PyObject_GetItem(PyObject*, PyObject*);
 PyObject* PyTuple_GetItem(PyObject*, Py_ssize_t);
 Py_ssize_t PyTuple_Size(PyObject*);
 unsigned long PyType_GetFlags(PyTypeObject*);

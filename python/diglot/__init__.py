@@ -83,6 +83,7 @@ __all__ = [
     "gelu",
     "get_include",
     "global_softmax",
+    "graphs",
     "grid_barrier_check",
     "l2",
     "last_run",
@@ -130,6 +131,8 @@ _TOOLS = {
 
 
 def __getattr__(name: str) -> _typing.Any:
+    if name == "graphs":  # imported when used, too
+        return _importlib.import_module("diglot.graphs")
     if name in _TOOLS:
         return getattr(_instrument(_TOOLS[name]), name)
     if name in ("override", "patch"):

@@ -38,16 +38,14 @@ def beside_captures(device: torch.device) -> Iterator[None]:
 
     Memory allocated in it lives as long as its tensors, independent of any graph.
     """
-    with relaxed_capture(), torch.cuda.stream(_own_stream(device)):
+    with relaxed_capture(), torch.cuda.stream(own_stream(device, "beside captures")):
         yield
         torch.cuda.current_stream(device).synchronize()
 
 
 @functools.cache
-def _own_stream(device: torch.device) -> torch.cuda.Stream:
-    """A stream that is not PyTorch's. PyTorch gives out its own in turns, so they may be captured,
-    or busy.
-    """
+def own_stream(device: torch.device, use: str) -> torch.cuda.Stream:
+    """A stream for one use. PyTorch gives out its own in turns, so one may be captured, or busy."""
     stream = ctypes.c_void_p()
     with torch.cuda.device(device):
         status = driver().cuStreamCreate(ctypes.byref(stream), NON_BLOCKING)

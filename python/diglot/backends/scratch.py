@@ -256,7 +256,7 @@ def _c_library() -> ctypes.CDLL:
     return ctypes.CDLL(None)
 
 
-def _capture_of(index: int) -> tuple[int, int]:
+def current_capture(index: int) -> tuple[int, int]:
     """The number and the graph of the current stream's capture."""
     status, number, graph = ctypes.c_int(), ctypes.c_uint64(), ctypes.c_void_p()
     check_driver(
@@ -277,7 +277,7 @@ def _capture_of(index: int) -> tuple[int, int]:
 
 def _graph_of(index: int) -> _Graph:
     """The record of the graph that captures the current stream. The caller holds the lock."""
-    number, graph = _capture_of(index)
+    number, graph = current_capture(index)
     owner = _graphs.get((index, number))
     if owner is None:
         owner = _graphs[index, number] = _Graph(index, graph)
@@ -331,7 +331,7 @@ def kept_with_capture(device: torch.device, key: Any) -> Any:
     """The value that `keep_with_capture` keeps with the graph that is being captured, or None."""
     index = torch.cuda.current_device() if device.index is None else device.index
     with _lock:
-        owner = _graphs.get((index, _capture_of(index)[0]))
+        owner = _graphs.get((index, current_capture(index)[0]))
         return None if owner is None else owner.kept.get(key)
 
 

@@ -1,0 +1,349 @@
+"""The graphs of a function for one set of arguments that are no tensors: one for each bucket."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from diglot.graphs.buckets import Buckets, Sizes, padding_of
+from diglot.graphs.captured import CapturedGraph
+from diglot.graphs.errors import GraphError, GraphWarning
+from diglot.graphs.inputs import Load, Slot, StaticInputs, TypeCheck
+from diglot.graphs.modes import (
+    as_captured,
+    check_modes,
+    current_modes,
+    undone,
+    without_autocast_cache,
+)
+from diglot.graphs.pool import Pool, capture_lock
+from diglot.graphs.state import State, StateCheck
+
+Tell = Callable[[str], None]
+# Of each argument the shape, and what else a graph holds: dtype, device, whether it requires grad.
+Kinds = tuple[tuple[torch.Size, torch.dtype, torch.device, bool], ...]
+
+
+@dataclass
+class Route:
+    """How arguments of certain shapes are run.
+
+    Attributes:
+        sizes: of the named dimensions.
+        bucket: that they are padded to; None if they run eagerly.
+        load: how they get into the bucket's views.
+        graph: that of the last call.
+    """
+
+    sizes: Sizes
+    bucket: Sizes | None
+    load: Load | None = None
+    graph: CapturedGraph | None = None
+
+
+class Family:
+    """Graphs that read their arguments from one buffer.
+
+    Args:
+        name: the function's, in messages.
+        function: of a list of tensors.
+        slots: those tensors.
+        buckets: the sizes that graphs are for.
+        output_dims: for each leaf of the result, its padded dimensions, with the numbers of their
+            names; None to find them out.
+        state: what the function reads besides.
+        pool: where the graphs' memory is.
+        warmup: calls before a capture.
+        max_padding: the largest ratio of a bucket's size to a call's.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        function: Callable[[list[Tensor]], Any],
+        slots: Sequence[Slot],
+        buckets: Buckets,
+        output_dims: list[dict[int, int]] | None,
+        state: State,
+        pool: Pool,
+        warmup: int,
+        max_padding: float,
+    ) -> None:
+        self.name, self.buckets, self.pool, self.state = name, buckets, pool, state
+        self.captured: dict[Sizes, CapturedGraph] = {}
+        self.failed: dict[Sizes, GraphError] = {}
+        self.eager_ms: dict[Sizes, float] = {}
+        self.eager_calls = 0
+        self._function, self._slots = function, list(slots)
+        self._warmup, self._max_padding = warmup, max_padding
+        self._output_dims = output_dims
+        self._types = TypeCheck(name, slots)
+        self._wants_gradient = [slot.requires_grad for slot in slots]
+        self._routes: dict[Kinds, Route] = {}
+        self._device_type = pool.device.device.type
+        self.modes = current_modes(self._device_type)
+        self._parameters = state.parameters if self.modes[0] else []
+        self.inputs = StaticInputs(slots, buckets, pool.device.device)
+        self.check = StateCheck(state)
+
+    # --- a call ------------------------------------------------------------------------------
+
+    def run(self, tensors: Sequence[Tensor], clone: bool) -> tuple[list[Any], CapturedGraph] | None:
+        """The leaves of a call's results, and the graph; None if it is to run eagerly.
+
+        Raises:
+            TypeError, ValueError: a tensor is not as the captured one was.
+            GraphError: the graph must not be replayed, or cannot be captured.
+        """
+        kinds = tuple([(t.shape, t.dtype, t.device, t.requires_grad) for t in tensors])
+        with self.pool.lock:
+            self.pool.check()
+            route = self._routes.get(kinds) or self._find_route(kinds, tensors)
+            if route.bucket is None:
+                self.eager_calls += 1
+                return None
+            graph = route.graph
+            if graph is None or not graph.is_alive:
+                graph = self._graph_of(route.bucket) or self._capture_for(route.bucket, tensors)
+                route.graph, route.load = graph, self.inputs.prepare(route.bucket, route.sizes)
+            self.check.check()
+            check_modes(self.modes, graph.has_gradient, self._device_type)
+            return self._replay(graph, route, tensors, clone), graph
+
+    def _replay(
+        self, graph: CapturedGraph, route: Route, tensors: Sequence[Tensor], clone: bool
+    ) -> list[Any]:
+        load = route.load
+        assert load is not None
+        self.pool.order(self.inputs)
+        if graph.has_gradient and torch.is_grad_enabled():
+            outputs = graph.differentiable_outputs(tensors, lambda: self.inputs.load(tensors, load))
+            results = self._valid_results(outputs, route.sizes)
+        else:
+            self.inputs.load(tensors, load)
+            graph.replay()
+            results = graph.results.get(route.sizes, [])
+            if not results:
+                with torch.inference_mode(False), torch.no_grad():
+                    results = self._valid_results(graph.outputs, route.sizes)
+                graph.results[route.sizes] = results
+        if clone:
+            return [each.clone() if isinstance(each, Tensor) else each for each in results]
+        return results
+
+    def _find_route(self, kinds: Kinds, tensors: Sequence[Tensor]) -> Route:
+        is_exact = self._types.check(tensors)
+        sizes = self._sizes_of([tensor.shape for tensor in tensors])
+        bucket: Sizes | None = self.buckets.fit(sizes)
+        if bucket is None:
+            raise ValueError(
+                f"{self.name}: no bucket holds {self.buckets.describe(sizes)}; there are "
+                f"{self.buckets}: add a larger one, or split the call"
+            )
+        padding = padding_of(bucket, sizes)
+        if padding > self._max_padding:
+            warnings.warn(
+                f"{self.name} runs eagerly for {self.buckets.describe(sizes)}: the bucket that "
+                f"holds it, {self.buckets.describe(bucket)}, is {padding:.3g} times as large, and "
+                f"max_padding is {self._max_padding:g}",
+                GraphWarning,
+                stacklevel=5,
+            )
+            bucket = None
+        route = Route(sizes, bucket)
+        if is_exact:  # what else is right depends on modes
+            self._routes[kinds] = route
+        return route
+
+    def _sizes_of(self, shapes: Sequence[Sequence[int]]) -> Sizes:
+        found: dict[int, tuple[int, str]] = {}
+        for slot, shape in zip(self._slots, shapes, strict=True):
+            try:
+                sizes = slot.sizes_in(shape)
+            except ValueError as error:
+                raise ValueError(f"{self.name}: {error}") from None
+            for name, size in sizes.items():
+                known, where = found.setdefault(name, (size, slot.name))
+                if known != size:
+                    raise ValueError(
+                        f"{self.name}: {self.buckets.names[name]} is {known} in {where} and {size} "
+                        f"in {slot.name}"
+                    )
+        return tuple(found[name][0] for name in range(len(self.buckets.names)))
+
+    def _valid_results(self, outputs: Sequence[Any], sizes: Sizes) -> list[Any]:
+        results = []
+        for output, dims in zip(outputs, self._output_dims or [{}] * len(outputs), strict=True):
+            for dim, name in dims.items():
+                output = output.narrow(dim, 0, sizes[name])
+            results.append(output)
+        return results
+
+    # --- captures ----------------------------------------------------------------------------
+
+    def capture_all(self, tensors: Sequence[Tensor], tell: Tell) -> None:
+        """Captures the buckets that have no graph, the largest first.
+
+        One for which memory lacks is left out.
+        """
+        for bucket in self.buckets.largest_first:
+            tell(self.buckets.describe(bucket))
+            with self.pool.lock:
+                if self._graph_of(bucket) is None:
+                    self._capture_if_room(bucket, tensors)
+
+    def _graph_of(self, bucket: Sizes) -> CapturedGraph | None:
+        """A bucket's graph, if it has one that was not dropped."""
+        graph = self.captured.get(bucket)
+        return graph if graph is not None and graph.is_alive else None
+
+    def _capture_for(self, bucket: Sizes, tensors: Sequence[Tensor]) -> CapturedGraph:
+        """Captures a bucket when a call needs it; the largest before all others."""
+        largest = self.buckets.largest_first[0]
+        if not self.captured and bucket != largest:
+            self._capture_if_room(largest, tensors)
+        return self._capture(bucket, tensors)
+
+    def _capture_if_room(self, bucket: Sizes, tensors: Sequence[Tensor]) -> None:
+        """Captures a bucket, or warns that memory lacks for it."""
+        try:
+            self._capture(bucket, tensors)
+        except GraphError as error:
+            if bucket not in self.failed:
+                raise
+            warnings.warn(str(error), GraphWarning, stacklevel=5)
+
+    def _capture(self, bucket: Sizes, tensors: Sequence[Tensor]) -> CapturedGraph:
+        if bucket in self.failed:
+            raise GraphError(str(self.failed[bucket]))
+        self.check.check()
+        check_modes(self.modes, self.modes[0], self._device_type)
+        label = f"{self.name} ({self.buckets.describe(bucket)})"
+        try:
+            with capture_lock, as_captured(self.modes):
+                self._warm_up(bucket, tensors)
+                graph = self._capture_views(bucket, label)
+                if self.pool.is_over_limit() and len(self.pool.graphs) > 1:
+                    self.pool.rebuild()
+                    graph = self._capture_views(bucket, label)
+        except torch.OutOfMemoryError as error:
+            self.pool.device.trim()
+            self.failed[bucket] = GraphError(
+                f"{label}: out of memory in its capture; smaller buckets stay usable. Free memory "
+                f"and capture anew, or leave this bucket out. ({error})"
+            )
+            raise self.failed[bucket] from error
+        if self.pool.is_over_limit():
+            reserved = self.pool.bytes
+            self.pool.rebuild()
+            self.failed[bucket] = GraphError(
+                f"{label} alone reserves {reserved:,} bytes, and its pool's limit is "
+                f"{self.pool.limit:,}: raise the limit, or leave this bucket out"
+            )
+            raise self.failed[bucket]
+        self.captured[bucket] = graph
+        return graph
+
+    def _capture_views(self, bucket: Sizes, label: str) -> CapturedGraph:
+        return CapturedGraph(
+            self.pool,
+            label,
+            self._function,
+            self.inputs.views(bucket),
+            self._wants_gradient,
+            self._parameters,
+        )
+
+    def _warm_up(self, bucket: Sizes, tensors: Sequence[Tensor]) -> None:
+        """Runs the function as it will be captured, so that all it needs once is done."""
+        sizes = tuple(map(min, self._sizes_of([tensor.shape for tensor in tensors]), bucket))
+        written = [
+            buffer
+            for _, module in self.state.modules
+            if module.training
+            for buffer in module.buffers(recurse=False)
+        ]
+        device = self.pool.device
+        with undone(device, written), without_autocast_cache(), device.side_stream():
+            self._load_example(tensors, bucket, sizes)
+            views = self.inputs.views(bucket)
+            shapes: list[Any] = []
+            for _ in range(self._warmup):
+                version = self.inputs.buffer._version
+                self.eager_ms[bucket] = device.elapsed_ms(
+                    lambda: shapes.append(self._run_once(views))
+                )
+                if self.inputs.buffer._version != version:
+                    raise GraphError(
+                        f"{self.name} writes into an argument, which would be the graph's copy of "
+                        "it: return the result instead"
+                    )
+            if any(each != shapes[0] for each in shapes):
+                raise GraphError(
+                    f"{self.name} returned other shapes for the same arguments, {shapes}: a graph "
+                    "has one"
+                )
+            if self._output_dims is None and self.buckets.names:
+                self._output_dims = self._find_output_dims(bucket, shapes[0], tensors)
+
+    def _load_example(self, tensors: Sequence[Tensor], bucket: Sizes, sizes: Sizes) -> None:
+        valid = [
+            tensor.detach()[tuple(slice(size) for size in slot.shape_for(sizes))]
+            for slot, tensor in zip(self._slots, tensors, strict=True)
+        ]
+        self.inputs.load(valid, self.inputs.prepare(bucket, sizes))
+
+    def _run_once(self, views: Sequence[Tensor]) -> list[tuple[int, ...] | None]:
+        """Runs the function and its gradient; the shapes of its outputs."""
+        leaves = [
+            view.detach().requires_grad_(wants)
+            for view, wants in zip(views, self._wants_gradient, strict=True)
+        ]
+        outputs = pytree.tree_leaves(self._function(leaves))
+        recorded = [each for each in outputs if isinstance(each, Tensor) and each.requires_grad]
+        if recorded:
+            wanted = [*(leaf for leaf in leaves if leaf.requires_grad), *self._parameters]
+            ones = [torch.ones_like(output) for output in recorded]
+            torch.autograd.grad(recorded, wanted, ones, allow_unused=True)
+        return [tuple(each.shape) if isinstance(each, Tensor) else None for each in outputs]
+
+    def _find_output_dims(
+        self, bucket: Sizes, shapes: Sequence[tuple[int, ...] | None], tensors: Sequence[Tensor]
+    ) -> list[dict[int, int]]:
+        """Which dimensions of outputs are as long as the named ones: what changes with them."""
+        found: list[dict[int, int]] = [{} for _ in shapes]
+        for name in range(len(self.buckets.names)):
+            other = self._other_sizes(bucket, name)
+            if other is None:
+                continue
+            self._load_example(
+                tensors,
+                other,
+                tuple(map(min, self._sizes_of([tensor.shape for tensor in tensors]), other)),
+            )
+            changed = self._run_once(self.inputs.views(other))
+            for output, (before, after) in enumerate(zip(shapes, changed, strict=True)):
+                for dim, (old, new) in enumerate(zip(before or (), after or (), strict=True)):
+                    if old == new:
+                        continue
+                    if (old, new) != (bucket[name], other[name]):
+                        raise GraphError(
+                            f"{self.name}: dimension {dim} of output {output} is {old} for "
+                            f"{self.buckets.describe(bucket)} and {new} for "
+                            f"{self.buckets.describe(other)}: say in out_dims which dimensions of "
+                            "the outputs are padded"
+                        )
+                    found[output][dim] = name
+        return found
+
+    def _other_sizes(self, bucket: Sizes, name: int) -> Sizes | None:
+        """Smaller sizes than a bucket's, in one name alone."""
+        smaller = {each[name] for each in self.buckets.smallest_first if each[name] < bucket[name]}
+        size = max(smaller, default=bucket[name] - 1)
+        return None if size < 1 else (*bucket[:name], size, *bucket[name + 1 :])

@@ -1,0 +1,80 @@
+"""What decides how a function runs, and is no argument: gradients, autocast, random state."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor
+
+from diglot.graphs.device import Device
+from diglot.graphs.errors import GraphError
+
+Modes = tuple[bool, torch.dtype | None]
+
+
+def current_modes(device_type: str) -> Modes:
+    """Whether gradients are recorded, and the dtype of autocast, if it is on."""
+    dtype = None
+    if torch.is_autocast_enabled(device_type):
+        dtype = torch.get_autocast_dtype(device_type)
+    return torch.is_grad_enabled(), dtype
+
+
+def check_modes(captured: Modes, has_gradient: bool, device_type: str) -> None:
+    """Raises GraphError if a graph would compute otherwise than the function does now."""
+    now = current_modes(device_type)
+    if now == captured:
+        return
+    if now[1] != captured[1]:
+        raise GraphError(
+            f"autocast was {captured[1] or 'off'} in the capture, and is {now[1] or 'off'} in this "
+            "call: call as it was captured, or capture anew"
+        )
+    if now[0] and not has_gradient:
+        raise GraphError(
+            "the graph was captured without gradients, and this call would record them: call it "
+            "within torch.no_grad(), or capture anew where gradients are enabled"
+        )
+
+
+@contextlib.contextmanager
+def as_captured(captured: Modes) -> Iterator[None]:
+    """Context manager: gradients are recorded if they were in the first capture."""
+    if captured[0]:
+        with torch.inference_mode(False), torch.enable_grad():
+            yield
+    else:
+        yield
+
+
+@contextlib.contextmanager
+def without_autocast_cache() -> Iterator[None]:
+    """Context manager: an autocast around it keeps no casts.
+
+    A graph would read them after they were freed, and casts that a graph makes are in its memory.
+    """
+    was_enabled = torch.is_autocast_cache_enabled()
+    torch.clear_autocast_cache()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.clear_autocast_cache()
+        torch.set_autocast_cache_enabled(was_enabled)
+
+
+@contextlib.contextmanager
+def undone(device: Device, tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Context manager: after it, random state and tensors are as before."""
+    kept = [(tensor, tensor.detach().clone()) for tensor in tensors]
+    on_host, on_device = torch.get_rng_state(), device.random_state()
+    try:
+        yield
+    finally:
+        device.set_random_state(on_device)
+        torch.set_rng_state(on_host)
+        with torch.no_grad():
+            for tensor, before in kept:
+                tensor.copy_(before)

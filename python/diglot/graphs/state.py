@@ -1,0 +1,177 @@
+"""What a function reads besides its arguments: found once, and checked before each replay.
+
+A graph has addresses. It must not be replayed after a parameter was replaced or moved, or after a
+module went from training to evaluation.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from diglot.graphs.errors import GraphError
+from diglot.graphs.watch import Place, attribute, watch
+
+DEEPEST = 4  # objects within objects in which tensors are looked for
+CONTAINERS = (
+    nn.Module,
+    dict,
+    list,
+    tuple,
+    functools.partial,
+    types.FunctionType,
+    types.MethodType,
+)
+LIBRARIES = ("torch", "diglot")  # whose functions are not looked into
+
+
+class State:
+    """The tensors and the modules that a function reads besides its arguments.
+
+    They are found in modules, in objects whose methods are called, in closures, in the globals that
+    a function names, in partial functions, and in lists, tuples and dictionaries of these.
+    """
+
+    def __init__(self, *roots: Any) -> None:
+        self.places: list[Place] = []
+        self.modules: list[tuple[str, nn.Module]] = []
+        self._seen: set[int] = set()
+        self._kept: list[Any] = []  # an id is an object's while the object lives
+        for root in roots:
+            self._look_into("", root, 0)
+        self._seen.clear()
+        self._kept.clear()
+
+    def _look_into(self, name: str, value: Any, depth: int) -> None:
+        if id(value) in self._seen or depth > DEEPEST:
+            return
+        self._seen.add(id(value))
+        self._kept.append(value)
+        if isinstance(value, nn.Module):
+            self._add_module(name, value)
+        elif isinstance(value, functools.partial):
+            for part in (value.func, value.args, value.keywords):
+                self._look_into(name, part, depth)
+        elif inspect.ismethod(value):
+            self._look_into(name, value.__self__, depth)
+            self._look_into(name, value.__func__, depth)
+        elif inspect.isfunction(value):
+            self._add_function(name, value, depth)
+        elif isinstance(value, dict):
+            for key in list(value):
+                self._visit(f"{name}[{key!r}]" if name else str(key), value, key, depth)
+        elif isinstance(value, (list, tuple)):
+            for i in range(len(value)):
+                self._visit(f"{name}[{i}]", value, i, depth)
+        elif hasattr(value, "__dict__") and not isinstance(value, (type, type(inspect))):
+            prefix = f"{name}." if name else ""
+            attributes = vars(value)
+            for key in list(attributes):
+                self._visit(f"{prefix}{key}", attributes, key, depth)
+
+    def _visit(self, name: str, owner: Any, key: Any, depth: int) -> None:
+        value = owner[key]
+        if isinstance(value, Tensor):
+            self._add_tensor(name, owner, key)
+        elif depth <= 1 or isinstance(value, CONTAINERS):
+            self._look_into(name, value, depth + 1)
+
+    def _add_function(self, name: str, function: Callable[..., Any], depth: int) -> None:
+        compiled = getattr(function, "_torchdynamo_orig_callable", None)
+        if compiled is not None:
+            self._look_into(name, compiled, depth)
+            return
+        if str(function.__module__).partition(".")[0] in LIBRARIES:
+            return
+        names = inspect.getclosurevars(function)
+        for key in names.globals:
+            self._visit(key, function.__globals__, key, max(depth, 1))
+        cells = dict(names.nonlocals)
+        for key in cells:
+            self._visit(key, cells, key, max(depth, 1))
+
+    def _add_module(self, name: str, module: nn.Module) -> None:
+        for path, each in module.named_modules(prefix=name):
+            path = path.removeprefix("_orig_mod").removeprefix(".")
+            self.modules.append((path, each))
+            prefix = f"{path}." if path else ""
+            for held in (each._parameters, each._buffers):
+                for key, tensor in held.items():
+                    if tensor is not None:
+                        self._add_tensor(f"{prefix}{key}", held, key)
+
+    def _add_tensor(self, name: str, owner: Any, key: Any) -> None:
+        if owner[key].layout == torch.strided:
+            self.places.append(Place(name, owner, key))
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Those that are there now, each once."""
+        return list({id(place.value): place.value for place in self.places}.values())
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """The leaves that require grad."""
+        return [tensor for tensor in self.tensors if tensor.requires_grad and tensor.is_leaf]
+
+
+class StateCheck:
+    """Whether what a graph reads is where it was when the graph was captured."""
+
+    def __init__(self, state: State) -> None:
+        self._places, self._modules = state.places, state.modules
+        self._tensors = [place.value for place in state.places]
+        self._addresses = [tensor.data_ptr() for tensor in self._tensors]
+        self._layouts = list(map(_layout, self._tensors))
+        self._training = [module.training for _, module in state.modules]
+        self._first_changed = watch(
+            state.places, [attribute(name, each, "training") for name, each in state.modules]
+        )
+
+    def check(self) -> None:
+        """Raises GraphError, which names the tensor or the module, unless all is as it was."""
+        changed = self._first_changed()
+        if changed >= len(self._places):
+            raise self._error_of_module(changed - len(self._places))
+        if changed >= 0:
+            raise self._error_of_tensor(changed)
+
+    def _error_of_tensor(self, number: int) -> GraphError:
+        place, tensor = self._places[number], self._tensors[number]
+        try:
+            now = place.value
+        except LookupError:
+            return GraphError(f"{place.name} is gone, which the graph reads: capture anew")
+        if now is not tensor:
+            return GraphError(
+                f"{place.name} was replaced by another tensor after the capture, and the graph "
+                "would read the old one: copy into it (copy_), or capture anew"
+            )
+        if now.data_ptr() != self._addresses[number]:
+            return GraphError(
+                f"{place.name} has moved in memory since the capture, and the graph would read "
+                "the old memory: capture anew"
+            )
+        return GraphError(
+            f"{place.name} had {self._layouts[number]} in the capture, and has {_layout(now)}: "
+            "capture anew"
+        )
+
+    def _error_of_module(self, number: int) -> GraphError:
+        name, module = self._modules[number]
+        modes = ("evaluation", "training")
+        return GraphError(
+            f"module {name or type(module).__name__} was captured in "
+            f"{modes[self._training[number]]} mode, and is now in {modes[module.training]} mode: "
+            "switch it back, or capture anew"
+        )
+
+
+def _layout(tensor: Tensor) -> str:
+    return f"shape {tuple(tensor.shape)} and strides {tensor.stride()}"
