@@ -180,9 +180,9 @@ def test_plans_are_the_same(backend, op, n):
             assert known == plans(op, (3, n), backend, device)
 
 
-def test_rules_follow_the_number_of_rows():
+def test_the_model_follows_the_number_of_rows():
     """So the test above can fail."""
-    with diglot.use_plans("rules"):
+    with diglot.use_plans("model"):
         few, many = (plans(softmax, (rows, 4096), "triton", H200) for rows in (3, 4000))
     assert few != many
 
@@ -255,7 +255,7 @@ def test_modes_may_be_nested():
     x = torch.randn(5, 77, device=DEVICE)
     with diglot.use_plans("invariant"):
         inside = diglot.softmax(x, -1, backend="triton")
-        with diglot.use_plans("rules"), plan_runs(H200) as runs:
+        with diglot.use_plans("model"), plan_runs(H200) as runs:
             diglot.softmax(x, -1, backend="triton")
-        assert runs[0].plan.choices[0].source == "rules"
+        assert runs[0].plan.choices[0].source == "model"
         assert torch.equal(diglot.softmax(x[2:3], -1, backend="triton"), inside[2:3])
