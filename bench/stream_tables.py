@@ -15,12 +15,14 @@ from diglot.bench.reports import measured_on
 Reports = list[dict[str, Any]]
 
 
-def _cell(row: dict[str, Any] | None) -> str:
+def cell(row: dict[str, Any] | None) -> str:
+    """The time and speed of a provider, and the ideal time if its workload has one."""
     if row is None:
         return "–"
     if "time_us" not in row:
         return "wrong result"
-    return f"{row['time_us'] / 1e3:.4g} ms, {row['gb_per_s']:.1f}"
+    ideal = f"; ideal {row['ideal_us'] / 1e3:.4g} ms" if "ideal_us" in row else ""
+    return f"{row['time_us'] / 1e3:.4g} ms, {row['gb_per_s']:.1f}{ideal}"
 
 
 def _sign(bar: dict[str, Any]) -> str:
@@ -79,8 +81,8 @@ def _workloads(report: dict[str, Any]) -> list[str]:
     body = []
     for name, rows in workloads.items():
         size = next(iter(rows.values()))["bytes"] / 2**30
-        beside = "; ".join(f"{p} {_cell(row)}" for p, row in rows.items() if p not in OURS)
-        ours = [_cell(rows.get(p)) for p in OURS]
+        beside = "; ".join(f"{p} {cell(row)}" for p, row in rows.items() if p not in OURS)
+        ours = [cell(rows.get(p)) for p in OURS]
         body.append([f"{name}, {size:g}", *ours, beside or NOTHING, _bars(rows)])
     header = ["workload, GiB each way", *OURS, "beside it", "reached (bar), cuda / triton"]
     return table(header, body)

@@ -118,6 +118,8 @@ def measured(workload: Workload, reports: dict[tuple[str, str], PipelineReport])
             if row["verified"]
             else "wrong"
         )
+        if "ideal_us" in row:
+            what += f", ideal {row['ideal_us'] / 1e3:.2f} ms"
         bars = ", ".join(f"{b['name']} {b['value'] or 0:.3f} ({b['bound']})" for b in row["bars"])
         print(f"  {row['provider']:16} {what}  {bars}", flush=True)
     return list(rows.values())

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+import diglot
 from diglot.backends.runs import last_run, run
 from diglot.tools import cuda_library, machine_code
 
@@ -22,6 +23,8 @@ GPU = torch.cuda.get_device_name() if DEVICE == "cuda" else ""
 HAS_CUDA = DEVICE == "cuda" or importlib.util.find_spec("diglot._interpreter") is not None
 NEEDS_CUDA = [] if HAS_CUDA else [pytest.mark.gpu]
 CUDA = pytest.param("cuda", marks=NEEDS_CUDA)
+# Marks of tests that interpret kernels of their own in CUDA C++.
+INTERPRETS_CUDA = [*NEEDS_CUDA, pytest.mark.skipif(DEVICE != "cpu", reason="interprets kernels")]
 KERNELS = [CUDA, "triton"]
 BACKENDS = [*KERNELS, "torch"]
 
@@ -43,6 +46,13 @@ OPS = sorted(path.stem for path in (Path(__file__).parent.parent / "csrc/ops").g
 def needs_cuda(test: Callable[..., None]) -> Callable[..., None]:
     """Marks a test that runs CUDA's kernels, or compiles some for the interpreter."""
     return test if HAS_CUDA else pytest.mark.gpu(test)
+
+
+# Marks a test of what is said of kernels on the CPU.
+needs_interpreters = pytest.mark.skipif(
+    DEVICE == "cuda" or len(diglot.available_backends("cpu")) < 3,
+    reason="the interpreters are not on",
+)
 
 
 def interpreted_line() -> str:

@@ -1,9 +1,11 @@
-// Stands before the system's madvise (LD_PRELOAD): writes down who asks for what, and has those
-// that ask for pages to be made ready wait until so many threads did.
+// Stands before the system's madvise (LD_PRELOAD): writes down who asks for what, and whether the
+// last page was there already. Has those that ask for pages to be made ready wait until so many
+// threads did.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -13,7 +15,7 @@
 
 struct call {
   size_t address, size;
-  long advice, thread;
+  long advice, thread, is_there;
 } calls[MOST];
 atomic_int count;
 
@@ -35,10 +37,17 @@ static int threads_ready(int until) {
   return found;
 }
 
+static long is_there(size_t address) {
+  const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+  unsigned char resident = 0;
+  return mincore((void*)(address / page * page), 1, &resident) == 0 && (resident & 1) != 0;
+}
+
 int madvise(void* address, size_t size, int advice) {
   const int place = count++;
   if (place < MOST) {
-    calls[place] = (struct call){(size_t)address, size, advice, syscall(SYS_gettid)};
+    calls[place] = (struct call){(size_t)address, size, advice, syscall(SYS_gettid),
+                                 is_there((size_t)address + size - 1)};
   }
   if (advice == POPULATE_WRITE) {
     const struct timespec pause = {0, 1000000};

@@ -19,26 +19,28 @@ from typing import Any
 import torch
 
 import diglot
-from diglot.pipeline import copier, host
+from diglot.pipeline import copier, pages
 
 ROWS, COLUMNS, CHUNK_ROWS = 96, 4096, 16
 THREADS = 3  # that copy in each direction
 
 
 class Call(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_size_t) for name in ("address", "size", "advice", "thread")]
+    _fields_ = [
+        (name, ctypes.c_size_t) for name in ("address", "size", "advice", "thread", "is_there")
+    ]
 
 
 def main(engine: str) -> None:
     """Three runs, by an engine: "cuda" is the native one, of "python" threads are Python's too."""
     os.sched_getaffinity = lambda _: set(range(2 * THREADS))
-    large, host.READY_AT_ONCE = host.LARGE, 1 << 16
+    large, pages.LARGE_PAGE = pages.LARGE, 1 << 16
     if engine == "python":
         copier.library = lambda: None
     fn = functools.partial(diglot.add, other=1, backend="cuda") if engine == "cuda" else add_one
     answers = {}
     for where in ("new", "small", "out"):
-        host.LARGE = large if where == "small" else 1 << 20
+        pages.LARGE = large if where == "small" else 1 << 20
         answers[where] = seen(fn, out=torch.empty(ROWS, COLUMNS) if where == "out" else None)
     print(json.dumps(answers))
 
@@ -57,7 +59,7 @@ def seen(fn: Callable[..., torch.Tensor], out: torch.Tensor | None) -> dict[str,
         "engine": report.engine if report else None,
         "address": result.data_ptr(),
         "size": result.nbytes,
-        "calls": [[call.address, call.size, call.advice, call.thread] for call in calls],
+        "calls": [[getattr(call, name) for name, _ in Call._fields_] for call in calls],
     }
     result.resize_(0)  # its memory is its own
     return answer

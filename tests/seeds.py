@@ -15,6 +15,11 @@ import pytest
 import torch
 
 VARIABLE = "DIGLOT_TEST_SEED"
+# The interpreter's own seeds, which order threads and copies.
+SEEDS_OF_INTERPRETER = [
+    pytest.param(range(8), id="8 seeds"),
+    pytest.param(range(8, 200), id="200 seeds", marks=pytest.mark.slow),
+]
 
 
 def seed_of(name: str) -> int:

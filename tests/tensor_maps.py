@@ -67,9 +67,6 @@ class Tensor:
     bytes: int = 0
 
     def description(self) -> Description:
-        def padded(kind, numbers):
-            return (kind * MOST)(*numbers)
-
         return Description(
             TYPES.index(self.type),
             len(self.shape),
@@ -77,10 +74,10 @@ class Tensor:
             len(self.box),
             len(self.element_strides),
             self.address,
-            padded(ctypes.c_uint64, self.shape),
-            padded(ctypes.c_uint64, self.strides),
-            padded(ctypes.c_uint32, self.box),
-            padded(ctypes.c_uint32, self.element_strides),
+            tuple(self.shape),
+            tuple(self.strides),
+            tuple(self.box),
+            tuple(self.element_strides),
             SPANS[self.swizzle],
             0,
             self.fill_nan,
@@ -154,8 +151,7 @@ def places(
     outer = [range(count) for count in reversed(taken)]
     for number, index in enumerate(itertools.product(*outer)):
         at = tuple(
-            begin[rank - 1 - i] + index[i] * (1 if i == rank - 1 else steps[rank - 1 - i])
-            for i in range(rank)
+            begin[d] + index[-1 - d] * (steps[d] if d > 0 else 1) for d in reversed(range(rank))
         )
         inside = all(0 <= at[i] < array.shape[i] for i in range(rank))
         result.append((at if inside else None, swizzled(shared + number * array.itemsize, span)))

@@ -1,7 +1,7 @@
 """Asynchronous copies and messages of CUDA's kernels: what waits for them, in the compiled code.
 
-The interpreter copies at once, and has a barrier in place of messages, so that no wait is missed
-there. So the compiled code is read, and so is that of mutations.
+The interpreter shows that the source waits. Here the compiled code is read, to show that the
+compiler has kept the waits, and so is that of mutations.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ __global__ void kernel(diglot::NormRows rows, diglot::NormGradients<float> array
 }
 """
 WAIT = "wait_for_copies_before(rows.stages - 1);"
-PARITY = '"r"(number / 2 % 2)'
+PARITY = "arrived.wait(number / 2 % 2)"
 MUTATIONS = {
     "nothing": ("norm/backward_resident.cuh", WAIT, WAIT),
     "no wait": ("norm/backward_resident.cuh", WAIT, ""),
@@ -188,10 +188,10 @@ MUTATIONS = {
         f"next = part.statistics(row + step);\n    {WAIT}",
         f"if (row < step) {WAIT}\n    next = part.statistics(row + step);",
     ),
-    "one parity": ("sync/cluster.cuh", PARITY, '"r"(0)'),
+    "one parity": ("sync/cluster.cuh", PARITY, "arrived.wait(0)"),
     "one barrier": ("sync/cluster.cuh", "number % 2", "0"),
-    "that of the turn": ("sync/cluster.cuh", PARITY, '"r"(number % 2)'),
-    "the other one": ("sync/cluster.cuh", PARITY, '"r"((number / 2 + 1) % 2)'),
+    "that of the turn": ("sync/cluster.cuh", PARITY, "arrived.wait(number % 2)"),
+    "the other one": ("sync/cluster.cuh", PARITY, "arrived.wait((number / 2 + 1) % 2)"),
 }
 
 

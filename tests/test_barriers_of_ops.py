@@ -17,6 +17,8 @@ from typing import NamedTuple
 import pytest
 from test_mutations import copy_of_sources
 
+import diglot
+
 pytest.importorskip("triton")
 pytestmark = pytest.mark.slow
 
@@ -105,7 +107,7 @@ MUTATIONS = {
     [pytest.param(op, marks=pytest.mark.compiled) if op == "global_softmax" else op for op in OPS],
 )
 def test_ops_have_their_barriers(tmp_path, op):
-    kernels = compile_op(op, tmp_path, ROOT / "python")
+    kernels = compile_op(op, tmp_path, Path(diglot.__file__).parents[1])
     assert not {name: faults for name, ptx in kernels.items() if (faults := faults_of(ptx))}
     assert len(kernels) == OPS[op]
 

@@ -9,7 +9,18 @@ from benchmarks import FP32, instruments, toy
 
 import diglot
 from diglot.bench import dropout as dropout_bench
-from diglot.bench import harness, marks, norms, ranking, regressions, rows, running, summary, tables
+from diglot.bench import (
+    harness,
+    marks,
+    norms,
+    ranking,
+    regressions,
+    rows,
+    running,
+    stream_tables,
+    summary,
+    tables,
+)
 from diglot.bench.harness import AUTOTUNED, MODES, OURS, Bar, Case
 from diglot.bench.selection import OPS, Selection, cases_of, load
 from diglot.bench.workloads import Provider, Workload, faster_than, measured
@@ -331,3 +342,16 @@ def test_a_workload_is_done_in_turns_and_judged():
     assert "time_us" not in of["wrong"] and of["copies"]["bars"] == []
     assert [bar["met"] for bar in of["cuda"]["bars"]] == [True, True, False]
     assert of["cuda"]["bars"][2]["value"] is None and of["cuda"]["run"]["chunks"] >= 1
+
+
+def test_an_ideal_stands_beside_its_time(capsys):
+    def over_ideal(row, _):
+        row["ideal_us"] = 2000.0
+        return row["time_us"] / 2000.0
+
+    x = torch.ones(8, 4)
+    stream = Provider(lambda: diglot.stream_map(diglot.gelu, x, backend="torch"))
+    bars = [workload_bar("time over the ideal", over_ideal, 1e9, at_least=False)]
+    (row,) = measured(Workload("toy", x.nbytes, 2, {"cuda": stream}, bars), {})
+    assert ", ideal 2.00 ms  time over the ideal" in capsys.readouterr().out
+    assert stream_tables.cell(row).endswith("; ideal 2 ms")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from backends import needs_cuda
+from backends import needs_interpreters
 from commands import run
 
 import diglot
@@ -41,7 +41,7 @@ def lines_of(*arguments):
 
 
 @widths
-@needs_cuda
+@needs_interpreters
 def test_compare(columns):
     lines = lines_of("compare", "layer_norm", "--shape", "8x64", "--backward", "--no-kernels")
     verdict = r"cuda: within tolerance \(worst error 0\.\d+ of the allowed, in grad_\w+\)"
@@ -137,7 +137,7 @@ def test_progress_has_a_percentage():
     assert "2 elements" in text and "interpreting triton" in text and "25%" in text
 
 
-@needs_cuda
+@needs_interpreters
 def test_programs_are_followed():
     told = []
     with interpreted.follow_programs(lambda *of: told.append(of)):
@@ -161,7 +161,7 @@ def test_an_estimate_grows_with_the_elements(monkeypatch):
     assert [duration(s) for s in (40, 600, 1e4, 2e-6)] == ["40 s", "10 min", "3 h", "2 µs"]
 
 
-@needs_cuda
+@needs_interpreters
 def test_masked_lanes_are_silent():
     """Triton's interpreter computes them too: log(0) and 0/0, of which NumPy warns."""
     with warnings.catch_warnings():

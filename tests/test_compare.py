@@ -10,7 +10,7 @@ import re
 
 import pytest
 import torch
-from backends import needs_cuda
+from backends import needs_cuda, needs_interpreters
 
 import diglot
 from diglot.backends import runs
@@ -22,9 +22,6 @@ from diglot.tools.accuracy import ProfileBuilder, measure_agreement, measure_err
 from diglot.tools.resources import Call, kernels_of_calls
 
 FLOATING = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
-needs_interpreters = pytest.mark.skipif(
-    len(diglot.available_backends("cpu")) < 3, reason="the interpreters are not on"
-)
 
 
 def torch_only(op, *tensors, **options):

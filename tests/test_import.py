@@ -21,7 +21,8 @@ DOOR = PACKAGE / "instruments.py"  # the one file that may name them
 LIBRARY = sorted(
     path
     for path in (*PACKAGE.rglob("*.py"), *KERNELS.rglob("*.py"))
-    if not path.is_relative_to(PACKAGE / "tools") and path not in (DOOR, PACKAGE / "__main__.py")
+    if not {PACKAGE / "tools", PACKAGE / "bench"} & set(path.parents)
+    and path not in (DOOR, PACKAGE / "__main__.py")
 )
 
 # A second process of a user's finds compiled files, which tests do not write: compiling is no part
@@ -98,7 +99,7 @@ def _named_modules(source: str) -> Iterator[str]:
     """
     tree = ast.parse(source)
     for node in ast.walk(tree):
-        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
             node.body = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from backends import DEVICE, NEEDS_CUDA
+from backends import INTERPRETS_CUDA
 from planted.library import ROOT, build_interpreted, runner
 
 BLOCKS, CLUSTER, THREADS = 32, 8, 32
 SEEDS = range(8)
 
-pytestmark = [*NEEDS_CUDA, pytest.mark.skipif(DEVICE != "cpu", reason="interprets kernels")]
+pytestmark = INTERPRETS_CUDA
 
 
 @pytest.fixture(scope="module")

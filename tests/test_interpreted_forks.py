@@ -6,13 +6,12 @@ import os
 import signal
 import threading
 
-import pytest
-from backends import DEVICE, NEEDS_CUDA
+from backends import INTERPRETS_CUDA
 from planted.library import ROOT, build_interpreted, runner
 
 FORKS = 40
 
-pytestmark = [*NEEDS_CUDA, pytest.mark.skipif(DEVICE != "cpu", reason="interprets kernels")]
+pytestmark = INTERPRETS_CUDA
 
 
 def test_the_child_runs_kernels():

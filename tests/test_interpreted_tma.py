@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from backends import DEVICE, NEEDS_CUDA
+from backends import INTERPRETS_CUDA
 from planted.library import ROOT, build_interpreted, runner
 
 SEEDS = range(8)
@@ -16,7 +16,7 @@ TILES, ROWS, COLUMNS = 6, 8, 32
 TILE = ROWS * COLUMNS
 CLUSTERS = {"multicast_beyond_cluster", "send_tile"}
 
-pytestmark = [*NEEDS_CUDA, pytest.mark.skipif(DEVICE != "cpu", reason="interprets kernels")]
+pytestmark = INTERPRETS_CUDA
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,9 @@
 """The files on which an op's times depend."""
 
 import shutil
-from pathlib import Path
 
 import pytest
 
-import diglot
 from diglot.reference.specs import all_op_names
 from diglot.tools import op_sources
 
@@ -43,7 +41,7 @@ def test_families():
 
 def test_a_hash_is_of_what_is_used(tmp_path, monkeypatch):
     """It follows a file that is used, and neither another nor the place of them all."""
-    tree = Path(diglot.__file__).parents[2] / "triton_ops"
+    tree = op_sources.folder_of("triton")
     copy = shutil.copytree(tree, tmp_path / "triton_ops")
     before = op_sources.sources_hash("triton", "gelu")
     monkeypatch.setattr(op_sources, "folder_of", lambda _: copy)

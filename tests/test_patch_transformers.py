@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import importlib
 import io
+import json
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -206,17 +208,27 @@ def test_override(name):
 
 
 def test_classes_of_the_list():
-    """Every class on it is there, and the probe agrees with what the list says."""
-    wrong = {}
+    """Every class on it is there, and the probe agrees with what the list says.
+
+    Another version of transformers may lack some.
+    """
+    wrong, missing = {}, []
     for name, said in reviewed().items():
         module, _, kind_name = name.rpartition(".")
-        kind = getattr(importlib.import_module(module), kind_name)
+        try:
+            kind = getattr(importlib.import_module(module), kind_name)
+        except (ImportError, AttributeError):
+            missing.append(name)
+            continue
         if not isinstance(said, Rule):
             continue
         reason = disagreement(example(kind, said), class_of(kind), said.kind)
         if reason is not None:
             wrong[name] = reason
     assert wrong == {}
+    listed = json.loads(Path(diglot.models.__file__).with_name("reviewed.json").read_text())
+    is_listed = f"transformers {transformers.__version__}" in listed["versions"]
+    assert len(missing) <= (0 if is_listed else len(reviewed()) / 10)
 
 
 def example(kind: Any, rule: Rule) -> nn.Module:

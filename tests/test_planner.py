@@ -6,15 +6,7 @@ import itertools
 
 import pytest
 
-from diglot.pipeline.planner import (
-    CHUNK_BYTES,
-    FEWEST_CHUNKS,
-    MIB,
-    SMALLEST_CHUNK_BYTES,
-    chunk_range,
-    plan,
-    split,
-)
+from diglot.pipeline.planner import CHUNKING, MIB, STEP, chunking, plan, split
 
 # Of a row: of the inputs, of the outputs.
 ROW_BYTES = [((4,), (4,)), ((4,), ()), ((3, 8), (5,)), ((1,), (7, 2)), ((0,), (0,)), ((0, 2), (4,))]
@@ -50,34 +42,53 @@ def test_every_small_size(row_bytes):
 
 @pytest.mark.parametrize("rows", [0, 1, 5, 24, 1000, 10**6, 10**10])
 @pytest.mark.parametrize("row_bytes", [0, 1, 4, 4096, 3 * MIB, 100 * MIB])
-@pytest.mark.parametrize("kind", CHUNK_BYTES)
+@pytest.mark.parametrize("kind", CHUNKING)
 @pytest.mark.parametrize("devices", [1, 2, 8])
 def test_default_chunks(rows, row_bytes, kind, devices):
-    least, most = chunk_range(*kind, devices)
-    cut = plan(rows, (row_bytes,), (row_bytes,), default_bytes=(least, most), devices=devices)
+    default = chunking(*kind, devices)
+    cut = plan(rows, (row_bytes,), (row_bytes,), default=default, devices=devices)
     assert (cut.chunks - 1) * cut.chunk_rows < rows <= cut.chunks * cut.chunk_rows or rows == 0
     # A row is never too large by default.
-    assert cut.chunk_rows == 1 or cut.chunk_rows * row_bytes <= most
+    assert cut.chunk_rows == 1 or cut.chunk_rows * row_bytes <= default.most
     if cut.chunks > 1 and row_bytes > 0:
-        more = (cut.chunk_rows + 1) * row_bytes
-        assert more > SMALLEST_CHUNK_BYTES
-        share = rows * row_bytes // devices
-        assert more * FEWEST_CHUNKS > share or more > least
-        # Chunks of a share overlap with one another.
-        assert cut.chunks >= FEWEST_CHUNKS * devices or share <= 2 * FEWEST_CHUNKS * max(
-            SMALLEST_CHUNK_BYTES, row_bytes
-        )
+        assert (cut.chunk_rows + 1) * row_bytes > STEP
+
+
+@pytest.mark.parametrize("kind", CHUNKING)
+@pytest.mark.parametrize("size", [1, 3, 16, 64, 100, 256, 1000, 4096, 100_000])
+def test_default_chunks_take_the_least_time(kind, size):
+    """By the model: the first chunk in, the last chunk out, and an engine's work for each."""
+    default, size = CHUNKING[kind], size * MIB
+
+    def time(chunk):
+        return 2 * chunk + (size - chunk) + default.each * size / chunk
+
+    chosen = default.bytes_of(size)
+    assert chosen % STEP == 0 and STEP <= chosen <= default.most
+    assert all(
+        time(chosen) <= 1.01 * time(chunk)
+        for chunk in range(STEP, min(size, default.most) + 1, STEP)
+    )
+
+
+def test_default_chunks_of_some_sizes():
+    """Native chunks are smaller: the engine does less for each."""
+    sizes = (4, 64, 256, 4096)
+    for engine, expected in (("native", (2, 6, 12, 32)), ("python", (2, 8, 16, 16))):
+        found = [CHUNKING[engine, False].bytes_of(size * MIB) // MIB for size in sizes]
+        assert tuple(found) == expected
 
 
 def test_chunks_of_several_devices():
     """By the device's share, and, where Python enqueues them one after the other, larger."""
-    assert chunk_range("python", False, 2) == (32 * MIB, 32 * MIB)
-    assert chunk_range("native", False, 2) == chunk_range("native", False, 1) == (8 * MIB, 32 * MIB)
-    assert chunk_range("python", True, 2) == chunk_range("python", True, 1)
-    for devices, expected in ((1, 32 * MIB), (2, 16 * MIB), (4, 8 * MIB), (8, 8 * MIB)):
-        default = chunk_range("native", False, devices)
-        cut = plan(4 << 20, (1024,), (1024,), default_bytes=default, devices=devices)
-        assert cut.chunk_rows * 1024 == expected
+    one, two = chunking("python", False, 1), chunking("python", False, 2)
+    assert (two.each, two.most) == (2 * one.each, 2 * one.most)
+    assert chunking("native", False, 2) == chunking("native", False, 1)
+    assert chunking("python", True, 2) == chunking("python", True, 1)
+    for devices, expected in ((1, 32), (2, 32), (4, 22), (8, 16)):
+        default = chunking("native", False, devices)
+        cut = plan(4 << 20, (1024,), (1024,), default=default, devices=devices)
+        assert cut.chunk_rows * 1024 == expected * MIB
 
 
 def test_a_chunk_has_at_most_the_bytes_of_its_largest_array():

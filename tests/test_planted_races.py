@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from planted.library import ROOT, build_interpreted, runner
+from seeds import SEEDS_OF_INTERPRETER
 
 from diglot.backends.registry import INTERPRET
 
@@ -93,20 +94,16 @@ WRONG = {
     "meet_no_barrier_behind": (GRID, [GLOBAL, " what thread "]),
     "launches_at_once": (AT_ONCE, [GLOBAL, " at once wrote at "]),
 }
-SEEDS = [
-    pytest.param(range(8), id="8 seeds"),
-    pytest.param(range(8, 200), id="200 seeds", marks=pytest.mark.slow),
-]
 
 
-@pytest.mark.parametrize("seeds", SEEDS)
+@pytest.mark.parametrize("seeds", SEEDS_OF_INTERPRETER)
 @pytest.mark.parametrize("kernel", RIGHT)
 def test_a_right_kernel_is_not_reported(run, kernel, seeds):
     for seed in seeds:
         assert run(kernel, seed=seed, **RIGHT[kernel])[0] == "", seed
 
 
-@pytest.mark.parametrize("seeds", SEEDS)
+@pytest.mark.parametrize("seeds", SEEDS_OF_INTERPRETER)
 @pytest.mark.parametrize("kernel", WRONG)
 def test_a_race_is_named(run, kernel, seeds):
     arguments, parts = WRONG[kernel]

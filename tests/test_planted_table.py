@@ -10,14 +10,11 @@ import pytest
 import torch
 from planted import table
 from planted.library import ROOT, Run, build_for_gpu, build_interpreted, find_nvcc, runner
+from seeds import SEEDS_OF_INTERPRETER
 
 from diglot.backends.registry import INTERPRET
 
 NEEDS_INTERPRETER = pytest.mark.skipif(not INTERPRET, reason="DIGLOT_INTERPRET is not set")
-SEEDS = [
-    pytest.param(range(8), id="8 seeds"),
-    pytest.param(range(8, 200), id="200 seeds", marks=pytest.mark.slow),
-]
 
 
 SOURCES = sorted({right.source for right in table.RIGHT})
@@ -29,7 +26,7 @@ def runner_of(source: Path) -> Run:
 
 
 @NEEDS_INTERPRETER
-@pytest.mark.parametrize("seeds", SEEDS)
+@pytest.mark.parametrize("seeds", SEEDS_OF_INTERPRETER)
 @pytest.mark.parametrize("right", table.RIGHT, ids=lambda right: right.name)
 def test_a_right_kernel_is_right_and_not_reported(right, seeds):
     for seed in seeds:
@@ -41,7 +38,7 @@ def test_a_right_kernel_is_right_and_not_reported(right, seeds):
 
 
 @NEEDS_INTERPRETER
-@pytest.mark.parametrize("seeds", SEEDS)
+@pytest.mark.parametrize("seeds", SEEDS_OF_INTERPRETER)
 @pytest.mark.parametrize("bug", table.BUGS, ids=lambda bug: bug.name)
 def test_a_bug_is_named(bug, seeds):
     right = bug.right

@@ -70,7 +70,9 @@ def test_a_sequential_is_the_sum_of_its_parts(x):
     assert list(costs) == ["Sequential", "0", "1", "2"]
     assert [cost.launches for cost in costs.values()] == [9, 3, 3, 3]
     whole, parts = costs["Sequential"], [costs[name] for name in "012"]
-    assert whole.forward_us >= sum(part.forward_us for part in parts) > 0
+    of_parts = sum(part.forward_us for part in parts)
+    # Sums of the same floats in another order.
+    assert whole.forward_us >= of_parts * (1 - 1e-9) > 0
     if DEVICE == "cpu":  # 4 rows of 8 numbers of 4 bytes, in each of 3 calls
         assert [cost.allocated for cost in costs.values()] == [9 * 128, *3 * [3 * 128]]
     assert {cost.backward_us for cost in costs.values()} == {0}

@@ -1,7 +1,7 @@
 """Pages and comments are in plain English: no sentence above 30 words, no phrase that stumbles.
 
-Of a page, code, tables, comments and headings are not counted. Of a source file, comments and
-docstrings are, except indented examples. CONTRIBUTING.md says the rules ("Write").
+Of a page, the tests read the prose: no code, tables, comments or headings. Of a source file, they
+read comments and docstrings, but no indented examples. CONTRIBUTING.md says the rules ("Write").
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PAGES = sorted(
     [*ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")]
     + [ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")]
 )
-FOLDERS = ("csrc/include", "csrc/ops", "csrc/pipeline", "csrc/torch", "triton_ops")
+FOLDERS = ("csrc", "triton_ops")
 LIBRARY = ("backends", "define", "models", "ops", "pipeline", "reference")
 LONGEST = 30
 BANNED = re.compile(
@@ -109,7 +109,7 @@ def comments_of_python(text: str) -> str:
 
 
 def sources() -> Iterator[Path]:
-    """The kernels, the device library, the host code around them, and the library in Python."""
+    """The kernels, the device library, host code, the interpreter, and the library in Python."""
     for folder in FOLDERS:
         yield from (path for path in (ROOT / folder).rglob("*") if path.is_file())
     for folder in LIBRARY:

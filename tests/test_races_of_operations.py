@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from backends import DEVICE, NEEDS_CUDA
+from backends import INTERPRETS_CUDA
 from planted.library import ROOT, build_interpreted, runner
 
 SEEDS = range(8)
 THREADS = 128
 RACE = "a race in shared memory: it "
 
-pytestmark = [*NEEDS_CUDA, pytest.mark.skipif(DEVICE != "cpu", reason="interprets kernels")]
+pytestmark = INTERPRETS_CUDA
 
 
 @pytest.fixture(scope="module")

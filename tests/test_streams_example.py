@@ -53,9 +53,10 @@ def test_homework_7(backend):
     assert ways == ["non-stream", "streams", "stream_map"]
 
 
-def test_homework_7_is_as_published(monkeypatch):
-    """The sizes; and which stream each chunk is in, and that there its kernel follows its copy."""
-    calls, current = [], []
+@pytest.fixture
+def homework(monkeypatch):
+    """It, on the CPU; and the numbers of the streams that are current."""
+    current = []
 
     @contextlib.contextmanager
     def stream(number):
@@ -63,20 +64,44 @@ def test_homework_7_is_as_published(monkeypatch):
         yield
         current.pop()
 
-    def kernel(chunk, backend):
-        calls.append((current[-1], chunk.storage_offset()))
-        return chunk * 2
-
     monkeypatch.setattr(torch.cuda, "Stream", itertools.count().__next__)
     monkeypatch.setattr(torch.cuda, "stream", stream)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *sizes, device: empty(*sizes))
+    return runpy.run_path(str(EXAMPLE))["Homework"], current
+
+
+def test_homework_7_is_as_published(homework, monkeypatch):
+    """The sizes; and which stream each chunk is in, and that there its kernel follows its copy."""
+    made, current = homework
+    calls = []
+
+    def kernel(chunk, backend):
+        calls.append((current[-1], chunk.storage_offset()))
+        return chunk * 2
+
     monkeypatch.setattr(diglot, "gaussian_pdf", kernel)
-    homework = runpy.run_path(str(EXAMPLE))["Homework"]
-    assert homework.ELEMENTS * 4 == 256 << 20
-    problem = homework("cuda", 64 * 100)
+    assert made.ELEMENTS * 4 == 256 << 20
+    problem = made("cuda", 64 * 100)
     problem.with_streams()
     assert calls == [(i % 8, 100 * i) for i in range(64)]
     assert torch.equal(problem.target, problem.source * 2)
+
+
+def test_homework_7_checks_its_results(homework, monkeypatch):
+    """By the formula, and the ways by one another."""
+    made, _ = homework
+    problem = made("torch", 64 * 100)
+    problem.with_streams()
+    problem.check_formula()
+    problem.target[0] *= 1.0001
+    with pytest.raises(AssertionError, match="not close"):
+        problem.check_formula()
+    ways = {"streams": problem.with_streams, "stream_map": lambda: problem.target.fill_(0.3)}
+    monkeypatch.setattr(made, "ways", {"non-stream": problem.without_streams, **ways})
+    lines = problem.figures()
+    assert [next(lines).partition(" elapsed")[0] for _ in range(2)] == ["non-stream", "streams"]
+    with pytest.raises(AssertionError, match="stream_map: 6400 mismatches"):
+        next(lines)

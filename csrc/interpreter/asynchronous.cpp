@@ -3,20 +3,11 @@
 #include <cstring>
 
 #include "interpreter/block.h"
-#include "interpreter/memory.h"
 #include "interpreter/target.h"
 
 namespace diglot::interpreter {
 
 namespace {
-
-[[noreturn]] void fail(const std::string& what, Place place) {
-  current_block()->fail(what, {nullptr, place});
-}
-
-void check_fault(const std::string& fault, Place place) {
-  if (!fault.empty()) fail(fault, place);
-}
 
 std::size_t own_offset(const void* shared, const char* what, Place place) {
   Block& block = *current_block();
@@ -58,9 +49,7 @@ void cluster_wait(Place place) { current_block()->wait_for_cluster(place); }
 void mbarrier_init(void* barrier, std::uint32_t arrivals, Place place) {
   const std::size_t offset = own_offset(barrier, "an mbarrier", place);
   Block& block = *current_block();
-  Detector* const detector = block.cluster().detector();
-  const int component = detector == nullptr ? 0 : detector->order().add_channel();
-  check_fault(block.mbarriers().init(offset, arrivals, component, {nullptr, place}), place);
+  check_fault(block.mbarriers().init(offset, arrivals, block.add_channel(), place), place);
 }
 
 void mbarrier_invalidate(void* barrier, Place place) {
@@ -86,9 +75,9 @@ bool mbarrier_try_wait(const void* barrier, bool parity, Place place) {
   check_fault(block.mbarriers().begin_wait(offset, parity, wait), place);
   const bool has_ended = block.mbarriers().has_ended(wait);
   if (has_ended) {
-    block.acquire(block.mbarriers().clock(offset));
+    block.acquire(block.mbarriers().released(offset));
   } else {
-    block.poll({nullptr, place});
+    block.poll(place);
   }
   return has_ended;
 }
@@ -107,7 +96,7 @@ void mbarrier_wait(const void* barrier, bool parity, Place place) {
         "wait for ever",
         place);
   }
-  block.acquire(barriers.clock(offset));
+  block.acquire(barriers.released(offset));
 }
 
 void fence_mbarrier_init(Place) { current_block()->mbarriers().fence(); }
@@ -119,24 +108,14 @@ void store_async(std::uint32_t to, std::uint64_t value, std::size_t bytes, std::
   if (target.block != signal.block) {
     fail("st.async to one block, with the mbarrier of another", place);
   }
-  Operation operation;
-  operation.what = "an asynchronous store of " + std::to_string(bytes) + " bytes";
-  operation.site = {nullptr, place};
+  Operation operation("an asynchronous store of " + std::to_string(bytes) + " bytes", place);
   operation.is_in_async_proxy = false;
   operation.uses_shared = false;
   operation.complete = [target, signal, value, bytes](const Operation& issued) {
-    Block& block = *target.block;
-    if (block.live_threads() == 0) {
-      return block.fail_operation("its target has ended: it leaves its cluster early", issued);
-    }
-    const Channel channel = block.mbarriers().channel(signal.offset);
-    std::string fault = find_fault(block, issued, channel, target.pointer(), bytes, Access::kWrite);
-    if (fault.empty()) {
+    deliver(issued, target, signal, static_cast<std::uint32_t>(bytes), [&](const Channel&) {
       std::memcpy(target.pointer(), &value, bytes);
-      fault = block.mbarriers().complete(signal.offset, static_cast<std::uint32_t>(bytes),
-                                         block.completed(issued, channel));
-    }
-    if (!fault.empty()) block.fail_operation(fault, issued);
+      return "";
+    });
   };
   self.issue(std::move(operation));
 }
@@ -164,13 +143,13 @@ void named_barrier(int number, int threads, bool waits, Place place) {
   NamedBarriers& barriers = block.named_barriers();
   const std::uint32_t phase =
       number >= 0 && number < NamedBarriers::kCount ? barriers.phase(number) : 0;
-  check_fault(barriers.arrive(number, threads, block.release(), {nullptr, place}), place);
+  check_fault(barriers.arrive(number, threads, block.release(), place), place);
   note_change();
   if (!waits) return;
   block.wait_until([&barriers, number, phase] { return barriers.phase(number) != phase; },
                    "a named barrier", [&barriers, number] { return barriers.account(number); },
                    place);
-  block.acquire(barriers.clock(number));
+  block.acquire(barriers.released(number));
 }
 
 void set_registers(int count, bool is_more, Place place) {

@@ -15,7 +15,7 @@ std::uint32_t cluster_address(std::uint32_t address, std::uint32_t rank, Place p
 // The address in another block's shared memory, by its rank in the cluster.
 const void* shared_of_rank(const void* shared, int rank, Place place);
 
-// Releases what the thread has written, or does not.
+// `releases`: others then see what the thread has written.
 void cluster_arrive(bool releases, Place place);
 void cluster_wait(Place place);
 
@@ -38,7 +38,7 @@ void commit_copies(Place place);
 void wait_for_copies_before(int newer, Place place);
 void wait_for_copies(Place place);
 
-// A barrier of a part of a block; who only arrives goes on at once.
+// A barrier of a part of a block. A thread that does not wait goes on at once.
 void named_barrier(int number, int threads, bool waits, Place place);
 void set_registers(int count, bool is_more, Place place);
 // True in one lane of the mask.

@@ -29,60 +29,60 @@ Votes Block::barrier(bool predicate, const char* what, Place place) {
     fail(std::string(what) + " while thread " + text_of(other.index) + " waits in " +
              other.waits_in + " at " + other.site.text() +
              ": all threads of a block must reach the same barrier",
-         {nullptr, place});
+         place);
   }
   if (waiting_++ == 0) votes_ = {0, true, false};
   votes_.count += predicate;
   votes_.all &= predicate;
   votes_.any |= predicate;
-  Thread& thread = *thread_;
-  thread.state = State::kAtBarrier;
-  thread.waits_in = what;
-  thread.site = {nullptr, place};
+  begin_wait(State::kAtBarrier, what, place);
   suspend();
-  return thread.votes;
+  return thread_->votes;
+}
+
+void Block::begin_wait(State state, const char* what, Place place) {
+  thread_->state = state;
+  thread_->waits_in = what;
+  thread_->site = place;
+}
+
+// A mask must have the calling lane, and no lanes that the warp lacks.
+void Block::check_mask(std::uint32_t mask, const char* what, Place place) {
+  const int lane = thread_->lane();
+  if ((mask >> lane & 1) == 0) {
+    fail(std::string(what) + " with a mask that lacks the calling lane " + std::to_string(lane),
+         place);
+  }
+  const int lanes = std::min(kWarp, threads() - thread_->warp() * kWarp);
+  if (lanes < kWarp && mask >> lanes != 0 && mask != 0xffffffffu) {
+    fail(std::string(what) + " with a mask that names lanes beyond the block's threads", place);
+  }
 }
 
 Lanes Block::exchange(std::uint32_t mask, std::uint64_t value, const char* what, Place place) {
-  Thread& thread = *thread_;
-  // Lanes may meet in it from different places: all others must agree on one.
+  check_mask(mask, what, place);
+  // Lanes may meet in it from different places. In all others they must agree on one.
   const bool is_syncwarp = std::strcmp(what, "__syncwarp()") == 0;
-  const std::uint32_t lane_bit = 1u << thread.lane();
-  if ((mask & lane_bit) == 0) {
-    fail(std::string(what) + " with a mask that lacks the calling lane " +
-             std::to_string(thread.lane()),
-         {nullptr, place});
-  }
-  const int first = thread.warp() * kWarp;
-  const int lanes = std::min<int>(kWarp, static_cast<int>(threads_.size()) - first);
-  if (lanes < kWarp && mask >> lanes != 0 && mask != 0xffffffffu) {
-    fail(std::string(what) + " with a mask that names lanes beyond the block's threads",
-         {nullptr, place});
-  }
-
+  Thread& thread = *thread_;
   std::vector<Exchange>& pending = exchanges_[thread.warp()];
-  Exchange* exchange = nullptr;
-  for (Exchange& candidate : pending) {
-    if (candidate.lanes.mask == mask) exchange = &candidate;
-  }
-  if (exchange == nullptr) {
-    pending.emplace_back();
-    exchange = &pending.back();
+  auto exchange = std::find_if(pending.begin(), pending.end(), [mask](const Exchange& candidate) {
+    return candidate.lanes.mask == mask;
+  });
+  if (exchange == pending.end()) {
+    exchange = pending.emplace(pending.end());
     exchange->lanes.mask = mask;
     exchange->what = what;
     exchange->is_syncwarp = is_syncwarp;
     exchange->place = place;
   } else if (!(exchange->place == place) && !is_syncwarp) {
     fail(std::string(what) + " while other lanes of its mask wait in " + exchange->what + " at " +
-             Site{nullptr, exchange->place}.text(),
-         {nullptr, place});
+             Site(exchange->place).text(),
+         place);
   }
   exchange->lanes.values[thread.lane()] = value;
-  exchange->arrived |= lane_bit;
-  thread.state = State::kAtWarp;
-  thread.waits_in = what;
-  thread.site = {nullptr, place};
-  release_exchange(thread.warp(), exchange - pending.data());
+  exchange->arrived |= 1u << thread.lane();
+  begin_wait(State::kAtWarp, what, place);
+  release_exchange(thread.warp(), exchange - pending.begin());
   if (thread.state == State::kAtWarp) suspend();
   return thread.lanes;
 }
@@ -118,8 +118,7 @@ void Block::release_exchange(std::size_t warp, std::size_t index) {
 void Block::arrive_at_cluster(bool releases, Place place) {
   Thread& thread = *thread_;
   if (thread.is_at_cluster_barrier) {
-    fail("a second arrival at the cluster's barrier, without a wait since the first",
-         {nullptr, place});
+    fail("a second arrival at the cluster's barrier, without a wait since the first", place);
   }
   thread.is_at_cluster_barrier = true;
   thread.cluster_phase = cluster_->phase();
@@ -129,23 +128,20 @@ void Block::arrive_at_cluster(bool releases, Place place) {
 void Block::wait_for_cluster(Place place) {
   Thread& thread = *thread_;
   if (!thread.is_at_cluster_barrier) {
-    fail("a wait for the cluster's barrier, at which the thread has not arrived", {nullptr, place});
+    fail("a wait for the cluster's barrier, at which the thread has not arrived", place);
   }
   const std::uint32_t phase = thread.cluster_phase;
   wait_until([this, phase] { return cluster_->phase() != phase; }, "the cluster's barrier", {},
              place);
   thread.is_at_cluster_barrier = false;
-  acquire(cluster_->told());
+  acquire(cluster_->released());
 }
 
 void Block::wait_until(std::function<bool()> is_over, const char* what,
                        std::function<std::string()> account, Place place) {
   if (is_over()) return;
-  Thread& thread = *thread_;
-  thread.wait = {std::move(is_over), std::move(account)};
-  thread.state = State::kWaiting;
-  thread.waits_in = what;
-  thread.site = {nullptr, place};
+  thread_->wait = {std::move(is_over), std::move(account)};
+  begin_wait(State::kWaiting, what, place);
   suspend();
 }
 

@@ -11,11 +11,12 @@ namespace {
 
 thread_local Block* running_block = nullptr;
 
-Index3 index_of(unsigned linear, const Index3& size) {
-  return {linear % size.x, linear / size.x % size.y, linear / size.x / size.y};
-}
-
 }  // namespace
+
+Index3 index_of(std::uint64_t linear, const Index3& size) {
+  return {static_cast<unsigned>(linear % size.x), static_cast<unsigned>(linear / size.x % size.y),
+          static_cast<unsigned>(linear / size.x / size.y)};
+}
 
 std::string text_of(const Index3& index) {
   return "(" + std::to_string(index.x) + ", " + std::to_string(index.y) + ", " +
@@ -26,12 +27,18 @@ Block* current_block() {
   return running_block != nullptr && running_block->is_running() ? running_block : nullptr;
 }
 
+void fail(const std::string& what, Place place) { current_block()->fail(what, place); }
+
+void check_fault(const std::string& fault, Place place) {
+  if (!fault.empty()) fail(fault, place);
+}
+
 Block::Block(Grid& grid, std::shared_ptr<Cluster> cluster, Index3 index, std::uint64_t seed)
     : grid_(grid),
       cluster_(std::move(cluster)),
       index_(index),
-      random_((seed * 0x9e3779b97f4a7c15u) | 1),
-      threads_(grid.launch.block.x * grid.launch.block.y * grid.launch.block.z),
+      random_(seed * 0x9e3779b97f4a7c15u),
+      threads_(grid.launch.block.count()),
       exchanges_((threads_.size() + kWarp - 1) / kWarp),
       shared_(grid.launch.shared_bytes),
       registers_(static_cast<int>(threads_.size())),
@@ -39,7 +46,7 @@ Block::Block(Grid& grid, std::shared_ptr<Cluster> cluster, Index3 index, std::ui
       seen_progress_(grid.progress) {
   for (std::size_t i = 0; i < threads_.size(); ++i) {
     threads_[i].linear = static_cast<int>(i);
-    threads_[i].index = index_of(static_cast<unsigned>(i), grid.launch.block);
+    threads_[i].index = index_of(i, grid.launch.block);
   }
   // run() has counted blocks that wait for each other.
   busy_ = grid.launch.is_cooperative || grid.launch.cluster_blocks > 1;
@@ -222,7 +229,8 @@ void Block::look(const Site& site) {
   }
   ++thread.turns;
   if (thread.looks < Thread::kIdle) ++thread.looks;
-  // Who only looks lets others run, to change what it looks at; who does more, now and then.
+  // A thread that only looks lets others run after each look, so that they change what it looks at.
+  // Any other thread does so now and then.
   if (!thread.is_idle() && thread.turns < kTurns) return;
   thread.waits_in = "a loop that waits for memory";
   thread.site = site;
@@ -246,14 +254,14 @@ std::string Block::account() const {
       if (ended == nullptr) ended = &thread;
       continue;
     }
-    bool found = false;
-    for (Group& group : groups) {
-      if (group.example->site == thread.site) {
-        ++group.count;
-        found = true;
-      }
+    const auto known = std::find_if(groups.begin(), groups.end(), [&](const Group& group) {
+      return group.example->site == thread.site;
+    });
+    if (known == groups.end()) {
+      groups.push_back({&thread, 1});
+    } else {
+      ++known->count;
     }
-    if (!found) groups.push_back({&thread, 1});
   }
   std::string what = "block " + text_of(index_) + " cannot go on: ";
   for (std::size_t i = 0; i < groups.size(); ++i) {
@@ -284,10 +292,19 @@ void Block::fail_operation(const std::string& what, const Issue& issue) {
              ", issued at " + issue.site.text());
 }
 
+void Block::sign(Issue& issue) {
+  issue.rank = rank();
+  issue.thread = thread_->linear;
+  issue.clock = release();
+}
+
+int Block::add_channel() {
+  Detector* const detector = cluster_->detector();
+  return detector == nullptr ? -1 : detector->order().add_channel();
+}
+
 void Block::issue(Operation operation) {
-  operation.rank = rank();
-  operation.thread = thread_->linear;
-  operation.clock = release();
+  sign(operation);
   cluster_->queue().issue(std::move(operation));
 }
 

@@ -12,13 +12,13 @@
 #include "interpreter/cluster.h"
 #include "interpreter/copies.h"
 #include "interpreter/fiber.h"
+#include "interpreter/global_memory.h"
 #include "interpreter/interpreter.h"
 #include "interpreter/mbarrier.h"
 #include "interpreter/named_barriers.h"
 #include "interpreter/registers.h"
 #include "interpreter/shared_memory.h"
 #include "interpreter/warpgroup.h"
-#include "interpreter/watch.h"
 
 namespace diglot::interpreter {
 
@@ -31,7 +31,7 @@ struct Grid {
   const Kernel& kernel;
   const std::vector<Range>* arguments;
   std::atomic<std::uint64_t> progress{0};  // grows with everything that a waiting thread may see
-  std::atomic<std::int64_t> busy{0};       // blocks of which a thread does more than wait
+  std::atomic<std::int64_t> busy{0};       // blocks with a thread that does more than wait
   std::atomic<bool> is_over{false};        // a thread has failed
   std::atomic<std::uint64_t> ended{0};     // blocks
   std::unique_ptr<const Watch> watch;      // of the arguments, if they are watched
@@ -61,7 +61,7 @@ struct Thread {
   std::unique_ptr<Stack> stack;
   const char* waits_in = "";
   Site site;
-  int looks = 0;                  // at memory that others may change, since it changed any itself
+  int looks = 0;                  // at memory that others may change, since its own last change
   int turns = 0;                  // looks since it was resumed
   const void* deepest = nullptr;  // frame that has looked
   Lanes lanes;                    // what the last exchange gave
@@ -73,7 +73,7 @@ struct Thread {
   BulkGroups bulk_groups;
   std::unique_ptr<Accumulators> accumulators;  // null until the thread uses wgmma
 
-  // More looks than a thread needs that does not wait.
+  // A thread that has looked so often does nothing but wait.
   static constexpr int kIdle = 64;
   bool is_idle() const { return looks >= kIdle; }
   int lane() const { return linear % kWarp; }
@@ -98,33 +98,33 @@ class Block {
   std::uint32_t active_mask() const;
   void poll(const Site& site);
   void look(const Site& site);
-  // Suspends the thread until `is_over`, which is asked again and again between threads' turns.
-  // `account` tells a deadlock's report more of what is waited for; it may be empty.
+  // Suspends the thread until `is_over` is true; it is called again and again between threads'
+  // turns. `account` tells a deadlock's report more of the wait; it may be empty.
   void wait_until(std::function<bool()> is_over, const char* what,
                   std::function<std::string()> account, Place place);
   [[noreturn]] void fail(const std::string& what, const Site& site);
-  // Issues an operation of the thread. Its block, thread and clock are set here.
+  // Sets the block, thread and clock of what the thread issues.
+  void sign(Issue& issue);
   void issue(Operation operation);
+  // A channel's component; -1 if races are not looked for.
+  int add_channel();
   // What the thread has seen and done until now, if races are looked for.
   Clock release();
   void acquire(const Clock& clock);
-  // The thread has seen that its own operations are complete, as far as the channel tells.
+  // The thread has seen that its own operations are complete, up to the channel's epoch.
   void acquire(const Channel& channel);
-  // What is known to whoever sees by the channel that an operation is complete.
+  // What a thread acquires that sees by the channel that an operation is complete.
   Clock completed(const Issue& issue, const Channel& channel);
-  // A fault of an operation that has been issued; it returns.
+  // A fault of an operation that has been issued. Unlike fail(), this returns.
   void fail_operation(const std::string& what, const Issue& issue);
-  // An access, which counts: a thread that never waits is ended now and then if it must be.
+  // Counts an access. Now and then it looks at the time, since a thread may never wait.
   void tick(const Site& site) {
     constexpr std::uint32_t kTicks = 1 << 16;
     if (++ticks_ % kTicks == 0) check_time(site);
   }
 
   // A number that the seed decides.
-  std::uint64_t random() {
-    random_ ^= random_ << 13, random_ ^= random_ >> 7, random_ ^= random_ << 17;  // xorshift64
-    return random_;
-  }
+  std::uint64_t random() { return random_.next(); }
 
   bool is_running() const { return thread_ != nullptr; }
   Thread& thread() { return *thread_; }
@@ -137,7 +137,7 @@ class Block {
   SharedMemory& shared() { return shared_; }
   const SharedMemory& shared() const { return shared_; }
   const Index3& index() const { return index_; }
-  // Of a thread's clock, in the cluster.
+  // The component of a thread in the cluster's clocks.
   int component(const Thread& thread) const {
     return static_cast<int>(rank() * threads_.size()) + thread.linear;
   }
@@ -145,7 +145,7 @@ class Block {
   int live_threads() const { return threads() - done_; }
   // Who waits for what.
   std::string account() const;
-  // In its cluster.
+  // The number of the block in its cluster.
   unsigned rank() const { return index_.x % grid_.launch.cluster_blocks; }
 
  private:
@@ -167,6 +167,8 @@ class Block {
   void end();
   void resume(Thread& thread);
   void suspend();
+  void begin_wait(State state, const char* what, Place place);
+  void check_mask(std::uint32_t mask, const char* what, Place place);
   bool release_barrier();
   void release_exchange(std::size_t warp, std::size_t index);
   void set_busy(bool busy);
@@ -178,7 +180,7 @@ class Block {
   Grid& grid_;
   const std::shared_ptr<Cluster> cluster_;
   Index3 index_;
-  std::uint64_t random_;
+  Random random_;
   const Time::time_point begin_ = Time::now();
   std::uint32_t ticks_ = 0;
   std::vector<Thread> threads_;
@@ -199,10 +201,17 @@ class Block {
   Votes votes_{};
 };
 
+// By its number in x-major order.
+Index3 index_of(std::uint64_t linear, const Index3& size);
 std::string text_of(const Index3& index);
 
 // The block that this OS thread runs, while one of its threads does; null in host code and in the
 // interpreter's own.
 Block* current_block();
+
+// Ends the kernel of the thread that runs.
+[[noreturn]] void fail(const std::string& what, Place place);
+// The same, if there is a fault.
+void check_fault(const std::string& fault, Place place);
 
 }  // namespace diglot::interpreter

@@ -39,17 +39,17 @@ COMMON_FLAGS = [
     "-g1",  # lines, for messages
     "-fPIC",
     "-fvisibility=hidden",
-    "-fno-gnu-unique",  # what is merged into the runtime stays its own
-    "-ffp-contract=off",  # as nvcc is told: what is to be fused is written as fma
+    "-fno-gnu-unique",  # symbols merged into the runtime stay its own
+    "-ffp-contract=off",  # as for nvcc: kernels write fma where they mean it
     "-fno-strict-aliasing",  # kernels read memory as other types, as nvcc lets them
     "-DDIGLOT_INTERPRETER",
 ]
 # Instead: for everything, and by the compiler's own libraries.
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-O1"]
 RUNTIME = sorted(path.stem for path in HERE.glob("*.cpp") if path.stem != "module")
-# Of the runtime's objects nothing else is seen outside: where a kernel's file and the runtime have
-# an inline function in common, such as those of std::vector, each keeps its own, since a kernel's
-# tells the runtime what it touches.
+# All other symbols of the runtime's objects are hidden. A kernel's file and the runtime may share
+# an inline function, such as one of std::vector. Each then keeps its own, since the kernel's tells
+# the runtime what it touches.
 INTERFACE = [
     "_ZN6diglot11interpreter*",
     "_ZNK6diglot11interpreter*",
@@ -75,7 +75,7 @@ def build(
     Args:
         output: the library.
         kernels: .cu files, instrumented.
-        folder: for objects; what is up to date there is not compiled again.
+        folder: for objects. Those that are up to date are not compiled again.
         sources: .cpp files, compiled as they are.
         flags: for the compiler, such as -I options.
         link_flags: for the linker.
@@ -93,7 +93,7 @@ def build(
         flags, link_flags = [*flags, *SANITIZERS], [*link_flags, *SANITIZERS]
     kernels = [path.resolve() for path in kernels]
     renames = " ".join(f"--redefine-sym {name}=diglot_{name}" for name in COPIES)
-    # Messages name a kernel's lines. Names of its functions, half of what is built, tell no more.
+    # Messages name a kernel's lines. Names of functions, half of a library's bytes, tell no more.
     blank = (
         "objcopy --dump-section .debug_str=$out.names $out && "
         r"LC_ALL=C tr '\001-\377' '\000' < $out.names > $out.blank"

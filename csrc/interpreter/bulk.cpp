@@ -14,16 +14,12 @@ namespace {
 
 constexpr std::uint32_t kUnit = 16;
 
-[[noreturn]] void fail(const std::string& what, Place place) {
-  current_block()->fail(what, {nullptr, place});
-}
-
-// The bytes that an operation moves between global and shared memory. Shared addresses of runs
-// count from the beginning of the box.
+// The bytes that an operation moves between global and shared memory. A run's shared address counts
+// from the beginning of the box.
 struct Traffic {
   std::vector<BoxRun> runs;
   std::uint32_t bytes = 0;
-  std::optional<TensorDescription> tensor;  // of tensor operations
+  std::optional<TensorDescription> tensor;  // if the operation is on a tensor
 
   std::string name(const char* what) const {
     return std::string("a bulk ") + what + " of " + std::to_string(bytes) + " bytes";
@@ -32,7 +28,7 @@ struct Traffic {
 
 TensorDescription read_map(const void* map, Place place) {
   constexpr std::uintptr_t kMapAlignment = 64;
-  check(map, kTensorMapBytes, Access::kRead, {nullptr, place});
+  check(map, kTensorMapBytes, Access::kRead, place);
   if (reinterpret_cast<std::uintptr_t>(map) % kMapAlignment != 0) {
     fail("a tensor map at an address that is no multiple of 64", place);
   }
@@ -43,8 +39,7 @@ TensorDescription read_map(const void* map, Place place) {
   if (ranges != nullptr && find(*ranges, begin, begin + 1, Access::kRead) == nullptr) {
     fail(
         "a tensor map of memory that is none of this launch's tensors: it may have been freed "
-        "since "
-        "the map was encoded",
+        "since the map was encoded",
         place);
   }
   return *std::move(tensor);
@@ -55,8 +50,7 @@ Traffic traffic_of(const void* map, const Coordinates& begin, std::uint32_t shar
   Traffic traffic;
   traffic.tensor = read_map(map, place);
   const std::uint32_t address = shared & kWindowMask;
-  const std::string fault = fault_of_box(*traffic.tensor, begin, address, move);
-  if (!fault.empty()) fail(fault, place);
+  check_fault(fault_of_box(*traffic.tensor, begin, address, move), place);
   traffic.bytes = traffic.tensor->box_bytes();
   walk_box(*traffic.tensor, begin, address, [&](BoxRun run) {
     run.shared -= address;
@@ -74,7 +68,7 @@ Traffic traffic_of(const void* map, const Coordinates& begin, std::uint32_t shar
   return traffic;
 }
 
-// Of a plain copy. `other` is the address at the other end, as the kernel names it.
+// The same for a plain copy. `other` is the address at its other end, as the kernel names it.
 Traffic traffic_of(const void* source, std::uint64_t other, std::uint32_t bytes,
                    std::uint32_t shared, Place place) {
   if (bytes % kUnit != 0 || other % kUnit != 0 || shared % kUnit != 0) {
@@ -93,37 +87,35 @@ Traffic traffic_of(const void* global, std::uint32_t bytes, std::uint32_t shared
   return traffic_of(global, reinterpret_cast<std::uint64_t>(global), bytes, shared, place);
 }
 
-Operation operation_of(std::string what, Place place) {
-  Operation operation;
-  operation.what = std::move(what);
-  operation.site = {nullptr, place};
-  return operation;
-}
-
-// Moves the bytes of a load. Returns what is wrong, or "".
-std::string load(const Operation& load, const Traffic& traffic, const Target& to,
-                 const Target& barrier) {
-  Block& block = *to.block;
-  if (block.live_threads() == 0) return "its target has ended: it leaves its cluster early";
-  Mbarriers& barriers = block.mbarriers();
-  const Channel channel = barriers.channel(barrier.offset);
-  std::string fault = find_fault(block, load, channel, to.pointer(), traffic.bytes, Access::kWrite);
+// Moves the bytes of a load. Returns the fault, or "".
+std::string load(const Operation& issued, const Traffic& traffic, const Target& to,
+                 const Channel& channel) {
+  Detector* const detector = to.block->cluster().detector();
+  std::shared_ptr<const Tiles::Box> box;
+  if (detector != nullptr && traffic.tensor) {
+    std::uint32_t plane = traffic.bytes;
+    for (std::size_t d = 2; d < traffic.tensor->rank(); ++d) plane /= traffic.tensor->taken(d);
+    box = std::make_shared<Tiles::Box>(Tiles::Box{issued.site, plane});
+  }
+  std::uint32_t place = 0;
   for (const BoxRun& run : traffic.runs) {
-    if (!fault.empty()) return fault;
     char* const local = to.pointer() + run.shared;
+    if (box != nullptr) detector->tiles().write(box, place, local, run.bytes);
+    place += run.bytes;
     if (!run.is_inside()) {
       fill_outside(*traffic.tensor, local, run.bytes);
       continue;
     }
     const auto* const global = reinterpret_cast<const char*>(run.global);
-    fault = find_fault(block, load, channel, global, run.bytes, Access::kRead);
-    if (fault.empty()) std::memcpy(local, global, run.bytes);
+    const std::string fault =
+        find_fault(*to.block, issued, channel, global, run.bytes, Access::kRead);
+    if (!fault.empty()) return fault;
+    std::memcpy(local, global, run.bytes);
   }
-  if (!fault.empty()) return fault;
-  return barriers.complete(barrier.offset, traffic.bytes, block.completed(load, channel));
+  return "";
 }
 
-// Copies to one block.
+// Issues a copy to one block.
 void issue_load(const Traffic& traffic, const char* what, std::uint32_t to_address,
                 std::uint32_t barrier_address, bool uses_shared, Place place) {
   Block& self = *current_block();
@@ -136,16 +128,16 @@ void issue_load(const Traffic& traffic, const char* what, std::uint32_t to_addre
              "fence_mbarrier_init() is missing since it was initialised",
          place);
   }
-  Operation operation = operation_of(traffic.name(what), place);
+  Operation operation(traffic.name(what), place);
   operation.uses_shared = uses_shared || to.block == &self;
   operation.complete = [traffic, to, barrier](const Operation& issued) {
-    const std::string fault = load(issued, traffic, to, barrier);
-    if (!fault.empty()) to.block->fail_operation(fault, issued);
+    deliver(issued, to, barrier, traffic.bytes,
+            [&](const Channel& channel) { return load(issued, traffic, to, channel); });
   };
   self.issue(std::move(operation));
 }
 
-// Loads to a block, or to the same place in each block of a mask.
+// Issues a load to a block, or loads to the same place in each block of a mask.
 void issue_loads(const Traffic& traffic, std::uint32_t to, std::uint32_t barrier, BlockMask mask,
                  Place place) {
   if (mask == 0) return issue_load(traffic, "load", to, barrier, false, place);
@@ -163,7 +155,7 @@ void issue_loads(const Traffic& traffic, std::uint32_t to, std::uint32_t barrier
   }
 }
 
-// Writes the bytes of a store, or combines them with what is there. Returns what is wrong, or "".
+// Writes the bytes of a store, or combines them with the destination's. Returns the fault, or "".
 std::string store(Block& block, const Issue& issue, const Traffic& traffic, const Channel& channel,
                   const std::vector<char>& values, std::optional<Reduction> reduction) {
   for (const BoxRun& run : traffic.runs) {
@@ -182,21 +174,21 @@ std::string store(Block& block, const Issue& issue, const Traffic& traffic, cons
   return "";
 }
 
-// Reads the source at one time, and writes the destination at a later one.
+// Issues a store or a reduction: it reads its source at one time, and writes at a later one.
 void issue_store(const Traffic& traffic, std::uint32_t from_address, const char* what,
                  std::optional<Reduction> reduction, Place place) {
   Block& self = *current_block();
   const Target from = target_of(from_address, place);
   if (from.block != &self) fail("a bulk store from another block's shared memory", place);
   BulkGroups& groups = self.thread().bulk_groups;
-  if (Detector* const detector = self.cluster().detector(); detector && groups.read_component < 0) {
-    groups.read_component = detector->order().add_channel();
-    groups.write_component = detector->order().add_channel();
+  if (groups.read_component < 0) {
+    groups.read_component = self.add_channel();
+    groups.write_component = self.add_channel();
   }
   const std::shared_ptr<BulkGroup> group = groups.add();
   const Channel reads{groups.read_component, group->number};
   const Channel writes{groups.write_component, group->number};
-  Operation read = operation_of(traffic.name(what), place);
+  Operation read(traffic.name(what), place);
   read.complete = [&self, traffic, from, group, reduction, reads, writes](const Operation& issued) {
     const std::string fault =
         find_fault(self, issued, reads, from.pointer(), traffic.bytes, Access::kRead);
@@ -244,8 +236,7 @@ void store_tensor(const void* map, const Coordinates& begin, std::uint32_t from,
 void reduce_tensor(const void* map, const Coordinates& begin, std::uint32_t from,
                    Reduction reduction, Place place) {
   const Traffic traffic = traffic_of(map, begin, from, BoxMove::kStore, place);
-  const std::string fault = fault_of_reduction(traffic.tensor->type, reduction);
-  if (!fault.empty()) fail(fault, place);
+  check_fault(fault_of_reduction(traffic.tensor->type, reduction), place);
   issue_store(traffic, from, "reduction", reduction, place);
 }
 
@@ -270,8 +261,7 @@ void wait_bulk_groups(int newer, bool only_read, Place place) {
 }
 
 void prefetch_tensor(const void* map, const Coordinates& begin, Place place) {
-  const std::string fault = fault_of_box(read_map(map, place), begin, 0, BoxMove::kLoad);
-  if (!fault.empty()) fail(fault, place);
+  check_fault(fault_of_box(read_map(map, place), begin, 0, BoxMove::kLoad), place);
 }
 
 void check_tensor_map(const void* map, Place place) { read_map(map, place); }

@@ -9,7 +9,7 @@
 
 namespace diglot::interpreter {
 
-// A mask of blocks of the cluster, to each of which a load goes; 0 for the block of the address.
+// The blocks of the cluster that a load goes to, one bit each; 0 means the block of the address.
 using BlockMask = std::uint16_t;
 
 // Loads signal an mbarrier of the block they go to.

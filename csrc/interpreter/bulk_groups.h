@@ -22,20 +22,20 @@ class BulkGroups {
   // Adds an operation to the group that is open.
   std::shared_ptr<BulkGroup> add();
   void commit();
-  // The number of the last group, if all but the latest `newer` are over.
+  // The number of the last group that is over, if all but the latest `newer` are.
   std::uint32_t last_over(std::size_t newer) const;
   // Whether at most the latest `newer` groups are pending.
   bool are_over(std::size_t newer, bool only_read) const;
   // "1 of 3 groups pending, and 2 stores that are in none"
   std::string account(bool only_read) const;
 
-  // Of the channels that tell of reads, and of writes, if races are looked for.
+  // Components of the channels that tell of reads and of writes, if races are looked for.
   int read_component = -1, write_component = -1;
 
  private:
   std::shared_ptr<BulkGroup> open_ = std::make_shared<BulkGroup>();
   int open_operations_ = 0;
-  std::vector<std::shared_ptr<BulkGroup>> committed_;  // of which some are over
+  std::vector<std::shared_ptr<BulkGroup>> committed_;  // some may be over
 };
 
 }  // namespace diglot::interpreter

@@ -1,15 +1,17 @@
 #include "interpreter/cluster.h"
 
 #include <chrono>
-#include <utility>
 
 #include "interpreter/block.h"
 
 namespace diglot::interpreter {
 
+// Between looks whether the launch has failed: a block that never began passes no turn.
+constexpr std::chrono::milliseconds kLook(50);
+
 Cluster::Cluster(Grid& grid, unsigned blocks, std::uint32_t number, std::uint64_t seed)
     : grid_(grid),
-      random_(seed | 1),
+      random_(seed),
       blocks_(blocks, nullptr),
       has_begun_(blocks, blocks == 1),
       has_ended_(blocks, false),
@@ -18,16 +20,9 @@ Cluster::Cluster(Grid& grid, unsigned blocks, std::uint32_t number, std::uint64_
   if (grid.launched != nullptr) detector_ = std::make_unique<Detector>(*grid.launched, number);
 }
 
-std::uint64_t Cluster::random() {
-  random_ ^= random_ << 13, random_ ^= random_ >> 7, random_ ^= random_ << 17;  // xorshift64
-  return random_ >> 16;
-}
-
 void Cluster::take_turn(unsigned rank) {
   if (size() == 1) return;
   std::unique_lock lock(mutex_);
-  // A launch that has failed lets all go: a block that never began passes no turn.
-  constexpr std::chrono::milliseconds kLook(50);
   while ((turn_ != rank || !is_full()) && !grid_.is_over) passed_.wait_for(lock, kLook);
   has_begun_[rank] = true;
 }
@@ -37,7 +32,7 @@ void Cluster::pass_turn(unsigned rank) {
   const std::lock_guard lock(mutex_);
   if (turn_ != rank || ended_ == size()) return;
   do {
-    turn_ = static_cast<unsigned>(random() % size());
+    turn_ = static_cast<unsigned>(random_.below(size()));
   } while (has_ended_[turn_]);
   if (turn_ != rank) passed_.notify_all();
 }
@@ -60,7 +55,6 @@ void Cluster::leave(unsigned rank) {
   pass_turn(rank);
   std::unique_lock lock(mutex_);
   passed_.notify_all();
-  constexpr std::chrono::milliseconds kLook(50);
   while (ended_ != (grid_.is_over ? entered_ : size())) passed_.wait_for(lock, kLook);
 }
 
@@ -82,7 +76,7 @@ std::string Cluster::account() const {
 }
 
 void Cluster::arrive(const Clock& clock) {
-  telling_ = Order::join(telling_, clock);
+  clock_.release(clock);
   ++arrived_;
   end_phase();
 }
@@ -98,8 +92,7 @@ void Cluster::end_phase() {
   if (arrived_ == 0 || arrived_ < expected) return;
   arrived_ = 0;
   ++phase_;
-  told_ = std::move(telling_);
-  telling_ = {};
+  clock_.end_phase();
   ++grid_.progress;
 }
 

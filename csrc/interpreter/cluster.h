@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "interpreter/async.h"
+#include "interpreter/async_queue.h"
 #include "interpreter/interpreter.h"
 
 namespace diglot::interpreter {
@@ -23,8 +23,8 @@ class Cluster {
   // `number` names it among all clusters of the launch.
   Cluster(Grid& grid, unsigned blocks, std::uint32_t number, std::uint64_t seed);
 
-  // Waits for the turn of the block of this rank, until which the other blocks run. None runs
-  // before all have entered: so the seed alone decides what the first ones find of the others.
+  // Waits for the turn of the block of this rank. No block runs before all have entered, so that
+  // the seed alone decides what the first ones find of the others.
   void take_turn(unsigned rank);
   // Gives the turn to any block that has not ended.
   void pass_turn(unsigned rank);
@@ -40,16 +40,16 @@ class Cluster {
   // Who waits for what, in all blocks.
   std::string account() const;
 
-  // A thread arrives at the cluster's barrier, and tells what it has seen. All threads that have
-  // not ended must arrive.
+  // A thread arrives at the cluster's barrier, and releases the clock. All threads that have not
+  // ended must arrive.
   void arrive(const Clock& clock);
-  // What all have told that arrived in the phase that ended last.
-  const Clock& told() const { return told_; }
-  // A thread ends, which may have arrived in the barrier's phase: the others wait for it no longer.
+  // What threads released in the phase that ended last.
+  const Clock& released() const { return clock_.last(); }
+  // A thread ends, and the barrier waits for it no longer. `has_arrived`: in the current phase.
   void end_thread(bool has_arrived);
   std::uint32_t phase() const { return phase_; }
 
-  // Completes what no thread has waited for, once all blocks' threads have ended.
+  // Once all blocks' threads have ended, completes the operations that no thread has waited for.
   void complete_rest();
 
   bool is_full() const { return entered_ == size(); }
@@ -66,23 +66,22 @@ class Cluster {
   Detector* detector() { return detector_.get(); }
 
  private:
-  std::uint64_t random();
   // Lets the barrier's phase end, if all threads have arrived.
   void end_phase();
 
   Grid& grid_;
-  std::uint64_t random_;
+  Random random_;
   std::vector<Block*> blocks_;
   std::vector<bool> has_begun_, has_ended_;
   AsyncQueue queue_;
   std::unique_ptr<Detector> detector_;
-  Clock telling_, told_;  // of the cluster's barrier
+  PhaseClock clock_;  // of the cluster's barrier
   int arrived_ = 0;
   std::uint32_t phase_ = 0;
   std::vector<bool> stalled_;  // blocks that could not go on since another did
   std::mutex mutex_;
   std::condition_variable passed_;
-  unsigned turn_ = 0;                 // whose it is
+  unsigned turn_ = 0;                 // rank of the block that runs
   unsigned entered_ = 0, ended_ = 0;  // blocks
 };
 

@@ -19,16 +19,9 @@ void AsyncCopies::copy(Block& block, const Copy& copy, std::uint32_t group) {
 }
 
 void AsyncCopies::issue(Block& block, void* to, const void* from, std::size_t bytes, Place place) {
-  if (Detector* const detector = block.cluster().detector();
-      detector != nullptr && component_ < 0) {
-    component_ = detector->order().add_channel();
-  }
-  Copy issued{to, from, bytes, {}, block.random() % 2 == 0};
-  issued.issue.what = "cp.async";
-  issued.issue.site = {nullptr, place};
-  issued.issue.rank = block.rank();
-  issued.issue.thread = block.thread().linear;
-  issued.issue.clock = block.release();
+  if (component_ < 0) component_ = block.add_channel();
+  Copy issued{to, from, bytes, Issue("cp.async", place), block.random() % 2 == 0};
+  block.sign(issued.issue);
   issued.issue.is_in_async_proxy = false;
   if (issued.is_done) copy(block, issued, done_ + static_cast<std::uint32_t>(groups_.size()));
   open_.push_back(std::move(issued));

@@ -7,14 +7,14 @@
 #include <deque>
 #include <vector>
 
-#include "interpreter/async.h"
+#include "interpreter/async_queue.h"
 
 namespace diglot::interpreter {
 
 class Block;
 
-// A copy happens when it is issued, or as late as the wait for its group, as chance has it: at each
-// time a kernel must expect it.
+// A copy happens when it is issued, or as late as the wait for its group: the seed decides. A
+// kernel must expect both.
 class AsyncCopies {
  public:
   void issue(Block& block, void* to, const void* from, std::size_t bytes, Place place);

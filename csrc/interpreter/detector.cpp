@@ -2,7 +2,7 @@
 
 #include <numeric>
 
-#include "interpreter/async.h"
+#include "interpreter/async_queue.h"
 
 namespace diglot::interpreter {
 
@@ -10,15 +10,11 @@ namespace {
 
 constexpr std::uint32_t kMostThreads = 1024;  // of a block
 
-int threads_of(const Launch& launch) {
-  return static_cast<int>(launch.block.x * launch.block.y * launch.block.z);
-}
-
 }  // namespace
 
 Detector::Detector(const Launched& launched, std::uint32_t cluster)
     : launched_(launched),
-      block_threads_(threads_of(*launched.launch)),
+      block_threads_(static_cast<int>(launched.launch->block.count())),
       order_(static_cast<int>(launched.launch->cluster_blocks) * block_threads_,
              launched.past.begin + cluster),
       races_("shared memory", [this](std::uint32_t, int thread, const Actor& to) {
@@ -63,6 +59,7 @@ std::string Detector::note(const Actor& actor, const void* address, std::size_t 
   std::string fault;
   if (races_.watches(address)) {
     fault = races_.note(actor, address, bytes, access, site, scope);
+    if (!is_read(access)) tiles_.overwrite(address, bytes);
   } else {
     GlobalMemory& memory = GlobalMemory::instance();
     const std::lock_guard global(memory.mutex);

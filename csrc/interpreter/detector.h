@@ -1,5 +1,5 @@
-// What is known of races among the threads of a cluster, or of a block that is in none. Only one of
-// its blocks runs at a time.
+// Finds races among the threads of a cluster, or of a block without one. Only one of the cluster's
+// blocks runs at a time.
 #pragma once
 
 #include <cstddef>
@@ -9,15 +9,16 @@
 #include <vector>
 
 #include "interpreter/flags.h"
+#include "interpreter/global_memory.h"
 #include "interpreter/order.h"
 #include "interpreter/races.h"
-#include "interpreter/watch.h"
+#include "interpreter/tiles.h"
 
 namespace diglot::interpreter {
 
 struct Issue;
 
-// What tells of the completion of asynchronous operations, and how far it has come.
+// Tells of the completion of asynchronous operations, up to an epoch.
 struct Channel {
   int component = -1;  // none
   std::uint32_t epoch = 0;
@@ -32,14 +33,15 @@ struct Strong {
   Site site;
 };
 
-// Threads are told by their component: rank of the block * threads of a block + linear index.
+// A thread is named by its component: rank of the block * threads of a block + linear index.
 class Detector {
  public:
   Detector(const Launched& launched, std::uint32_t cluster);
 
   // A block's shared memory, before any thread of the cluster uses it.
   void add_block(const char* shared, std::size_t bytes);
-  // All threads of the block have ended. Accounts for who still uses its shared memory, or "".
+  // All threads of the block have ended. Returns an account of who still uses its shared memory, or
+  // "".
   std::string end_block(int rank, const char* shared);
 
   // Notes a thread's access to shared memory, or to watched global memory. Returns an account of
@@ -55,7 +57,7 @@ class Detector {
   void meet_block(int rank);
   void meet_lanes(int first, std::uint32_t lanes);
 
-  // Atomic operations: between the two the word is this thread's.
+  // Around an atomic operation: between the two calls no other thread accesses the word.
   void begin_atomic(const void* word);
   void end_atomic(int thread, const Strong& strong);
   // A volatile access, before it is made.
@@ -63,6 +65,7 @@ class Detector {
   void fence(int thread, Scope scope);
 
   Order& order() { return order_; }
+  Tiles& tiles() { return tiles_; }
   bool watches(const void* address) const { return launched_.watches(address); }
 
  private:
@@ -77,6 +80,7 @@ class Detector {
   int block_threads_;
   Order order_;
   Races races_;
+  Tiles tiles_;
   Flags flags_;
   std::unordered_map<int, Fences> fences_;  // by thread
 };

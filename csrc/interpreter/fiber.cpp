@@ -62,8 +62,8 @@ std::unique_ptr<Stack> take_stack() {
 }
 
 void give_back(std::unique_ptr<Stack> stack) {
-  // A launch of clusters takes more. To keep them all would leave the process with tens of
-  // thousands of maps, of which a system has a limit, and looking through them takes time.
+  // A launch of clusters takes more. With all of them kept, the process would have tens of
+  // thousands of memory maps. A system limits their number, and searches them slowly.
   constexpr std::size_t kKept = 2048;
 #if defined(__SANITIZE_ADDRESS__)
   ASAN_UNPOISON_MEMORY_REGION(stack->begin(), Stack::kBytes);  // of frames that were never left
@@ -72,8 +72,8 @@ void give_back(std::unique_ptr<Stack> stack) {
   if (pool().stacks.size() < kKept) pool().stacks.push_back(std::move(stack));
 }
 
-// The registers that a called function must preserve are pushed, the stack pointer exchanged, and
-// the other side's popped: a new context's stack is laid out as if it had been suspended so.
+// Pushes the registers that a called function must preserve, exchanges the stack pointers, and pops
+// the other side's registers. A new context's stack looks as if it had been suspended so.
 #if defined(__x86_64__)
 
 asm(R"(

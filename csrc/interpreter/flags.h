@@ -13,7 +13,7 @@
 
 namespace diglot::interpreter {
 
-// Whether a scope that one block's thread names holds another's block.
+// Whether the scope that a thread of one block names includes another block.
 bool holds(Scope scope, const Party& one, const Party& other);
 
 // What strong writes to words have released.
@@ -22,10 +22,10 @@ class Flags {
   // Adds a clock to what a word passes on.
   void publish(const void* word, const Clock& clock, Scope scope, const Party& by,
                const Site& site);
-  // A store ends what was released to a word before; a read-modify-write does not.
+  // A store ends earlier releases to a word; a read-modify-write does not.
   void overwrite(const void* word) { words_.erase(word); }
-  // What a thread that reads a word can acquire. Sets `narrow` to the place of a release that a
-  // scope kept out, if there is one.
+  // The clock that a thread acquires if it reads a word. Sets `narrow` to the place of a release
+  // that the thread does not acquire, because a scope is too narrow.
   Clock collect(const void* word, Scope scope, const Party& reader, Site* narrow) const;
   bool has(const void* word) const { return words_.count(word) != 0; }
   void clear() { words_.clear(); }
@@ -41,18 +41,18 @@ class Flags {
   std::unordered_map<const void*, std::vector<Released>> words_;
 };
 
-// What fences of a thread make of its relaxed accesses.
+// The fences of a thread, which order its relaxed accesses.
 class Fences {
  public:
   // A relaxed read of a word.
   void read(const Flags& flags, const void* word, Scope scope, const Party& reader);
-  // The same where the value is read after this: the next fence looks what it has passed on.
+  // The same for a value that is read only after this call: the next fence looks up the releases.
   void read_later(const Flags& flags, const void* word);
   // A relaxed write to a word.
   void write(Flags& flags, const void* word, Scope scope, const Party& writer, const Site& site);
   void fence(Order& order, int thread, Scope scope, const Party& party);
 
-  Site narrow;  // a release that a scope has kept out
+  Site narrow;  // a release that a scope was too narrow for
 
  private:
   static constexpr int kScopes = 3;  // the system is the device here

@@ -13,32 +13,33 @@ using diglot::interpreter::check;
 using diglot::interpreter::check_change;
 using diglot::interpreter::check_look;
 using diglot::interpreter::current_block;
+using diglot::interpreter::Site;
 
 #define DIGLOT_HOOK extern "C" __attribute__((visibility("hidden"))) void
 #define DIGLOT_ACCESS(BYTES)                                                  \
   DIGLOT_HOOK __tsan_read##BYTES(void* address) {                             \
-    check(address, BYTES, Access::kRead, {__builtin_return_address(0), {}});  \
+    check(address, BYTES, Access::kRead, Site(__builtin_return_address(0)));  \
   }                                                                           \
   DIGLOT_HOOK __tsan_write##BYTES(void* address) {                            \
-    check(address, BYTES, Access::kWrite, {__builtin_return_address(0), {}}); \
+    check(address, BYTES, Access::kWrite, Site(__builtin_return_address(0))); \
   }                                                                           \
   DIGLOT_HOOK __tsan_unaligned_read##BYTES(void* address) {                   \
-    check(address, BYTES, Access::kRead, {__builtin_return_address(0), {}});  \
+    check(address, BYTES, Access::kRead, Site(__builtin_return_address(0)));  \
   }                                                                           \
   DIGLOT_HOOK __tsan_unaligned_write##BYTES(void* address) {                  \
-    check(address, BYTES, Access::kWrite, {__builtin_return_address(0), {}}); \
+    check(address, BYTES, Access::kWrite, Site(__builtin_return_address(0))); \
   }                                                                           \
   DIGLOT_HOOK __tsan_volatile_read##BYTES(void* address) {                    \
-    check_look(address, BYTES, {__builtin_return_address(0), {}});            \
+    check_look(address, BYTES, Site(__builtin_return_address(0)));            \
   }                                                                           \
   DIGLOT_HOOK __tsan_volatile_write##BYTES(void* address) {                   \
-    check_change(address, BYTES, {__builtin_return_address(0), {}});          \
+    check_change(address, BYTES, Site(__builtin_return_address(0)));          \
   }                                                                           \
   DIGLOT_HOOK __tsan_unaligned_volatile_read##BYTES(void* address) {          \
-    check_look(address, BYTES, {__builtin_return_address(0), {}});            \
+    check_look(address, BYTES, Site(__builtin_return_address(0)));            \
   }                                                                           \
   DIGLOT_HOOK __tsan_unaligned_volatile_write##BYTES(void* address) {         \
-    check_change(address, BYTES, {__builtin_return_address(0), {}});          \
+    check_change(address, BYTES, Site(__builtin_return_address(0)));          \
   }
 DIGLOT_ACCESS(1)
 DIGLOT_ACCESS(2)
@@ -48,30 +49,30 @@ DIGLOT_ACCESS(16)
 #undef DIGLOT_ACCESS
 
 DIGLOT_HOOK __tsan_read_range(void* address, unsigned long bytes) {
-  check(address, bytes, Access::kRead, {__builtin_return_address(0), {}});
+  check(address, bytes, Access::kRead, Site(__builtin_return_address(0)));
 }
 DIGLOT_HOOK __tsan_write_range(void* address, unsigned long bytes) {
-  check(address, bytes, Access::kWrite, {__builtin_return_address(0), {}});
+  check(address, bytes, Access::kWrite, Site(__builtin_return_address(0)));
 }
 
 // build.py has kernels call these instead of the C library's.
 extern "C" __attribute__((visibility("hidden"))) void* diglot_memcpy(void* to, const void* from,
                                                                      std::size_t bytes) {
-  const diglot::interpreter::Site site{__builtin_return_address(0), {}};
+  const Site site(__builtin_return_address(0));
   check(from, bytes, Access::kRead, site);
   check(to, bytes, Access::kWrite, site);
   return std::memcpy(to, from, bytes);
 }
 extern "C" __attribute__((visibility("hidden"))) void* diglot_memmove(void* to, const void* from,
                                                                       std::size_t bytes) {
-  const diglot::interpreter::Site site{__builtin_return_address(0), {}};
+  const Site site(__builtin_return_address(0));
   check(from, bytes, Access::kRead, site);
   check(to, bytes, Access::kWrite, site);
   return std::memmove(to, from, bytes);
 }
 extern "C" __attribute__((visibility("hidden"))) void* diglot_memset(void* to, int value,
                                                                      std::size_t bytes) {
-  check(to, bytes, Access::kWrite, {__builtin_return_address(0), {}});
+  check(to, bytes, Access::kWrite, Site(__builtin_return_address(0)));
   return std::memset(to, value, bytes);
 }
 
@@ -155,7 +156,7 @@ struct Overflow {
 
 [[noreturn]] void sanitizer_fault(const std::string& what, const SourceLocation& location) {
   if (current_block() != nullptr) {
-    current_block()->fail(what, {nullptr, Place{location.file, static_cast<int>(location.line)}});
+    current_block()->fail(what, Place{location.file, static_cast<int>(location.line)});
   }
   throw std::logic_error(what + ", at " + location.file + ":" + std::to_string(location.line));
 }
@@ -189,5 +190,5 @@ extern "C" __attribute__((visibility("hidden"), noreturn)) void __assert_fail(
     std::abort();
   }
   current_block()->fail(std::string("assertion '") + expression + "' failed",
-                        {nullptr, Place{file, static_cast<int>(line)}});
+                        Place{file, static_cast<int>(line)});
 }

@@ -1,6 +1,6 @@
 // Runs CUDA kernels on the host. The threads of a block are fibers of one OS thread, so that a
-// barrier is a switch; blocks run on several OS threads. What kernels call is in include/, which
-// stands in for CUDA's own headers; docs/interpreter.md says what is modelled.
+// barrier is a switch; blocks run on several OS threads. Kernels call the functions of include/,
+// which stands in for CUDA's own headers. docs/interpreter.md says how much is modelled.
 #pragma once
 
 #include <cstddef>
@@ -28,6 +28,8 @@ namespace diglot::interpreter {
 
 struct Index3 {
   unsigned x = 1, y = 1, z = 1;
+
+  std::uint64_t count() const { return std::uint64_t{x} * y * z; }
 };
 
 // What a kernel did that no kernel may do. The message names kernel, block, thread and place.
@@ -42,8 +44,8 @@ struct Range {
   bool is_writable = true;
 };
 
-// While one lives, kernels started by this OS thread may touch these ranges; besides them their own
-// locals, parameters and constants, and shared memory. Without one, all memory is theirs.
+// While one lives, kernels that this OS thread starts may touch these ranges, their own locals,
+// parameters and constants, and shared memory. Without one, they may touch all memory.
 class Arguments {
  public:
   explicit Arguments(std::vector<Range> ranges);
@@ -56,12 +58,12 @@ class Arguments {
   const std::vector<Range>* outer_;
 };
 
-// Bytes from an address to the end of its range in this OS thread's Arguments; 0 if there is none.
+// Bytes from an address to the end of its range in this OS thread's Arguments; 0 outside of them.
 std::uint64_t argument_bytes(const void* address);
 
-// While one lives, launches that begin and find races find them in these ranges of global memory
-// too: between threads of all blocks, and of launches that run at once. A launch that ended before
-// another began is ordered before it.
+// While one lives, the race checks of launches that begin cover these ranges of global memory too:
+// among threads of all blocks, and of launches that run at once. A launch that ended before another
+// began is ordered before it.
 class Watch {
  public:
   explicit Watch(std::vector<Range> ranges);
@@ -91,7 +93,7 @@ constexpr unsigned kMultiprocessorBlocks = 8;
 constexpr unsigned kMaxClusterBlocks = 8;
 constexpr int kWarp = 32;
 
-// Blocks that run at once, which is what a co-operative launch may have. 0 if not even one does.
+// How many blocks run at once, the most for a co-operative launch. 0 if not even one fits.
 unsigned resident_blocks(std::uint64_t block_threads, std::size_t shared_bytes);
 
 // A kernel with its parameters, which it may read: call(parameters) is one thread's run.
@@ -119,15 +121,14 @@ struct Options {
   // How long blocks that do nothing but wait are believed to wait for something.
   unsigned patience_ms = 2000;
   unsigned seconds = 300;  // after which a block is taken to have no end
-  // Whether a race is what a thread reads and the async proxy then writes, in order, but with no
-  // fence.proxy.async between. Watched with finds_races.
+  // Whether a generic read and an async write after it race if no fence.proxy.async is between.
   bool finds_generic_reads_before_async_writes = true;
   bool truncates_fp8 = false;  // sums of wgmma's FP8 products keep 14 bits, as Hopper's do
-  // Whether a launch watches the memory that Arguments let it write, as by a Watch.
+  // Whether a launch watches, like a Watch, the memory that Arguments let it write.
   bool watches_arguments = false;
 };
-// At first what the variables DIGLOT_INTERPRET_SEED, _RACES, _THREADS, _SECONDS and
-// _TRUNCATE_FP8 say. Throws std::invalid_argument for a number that is none.
+// At first the values of the variables DIGLOT_INTERPRET_SEED, _RACES, _THREADS, _SECONDS and
+// _TRUNCATE_FP8. Throws std::invalid_argument if one is not a number.
 Options& options();
 
 // --- what include/ is made of: called by kernels -------------------------------------------------
@@ -158,7 +159,7 @@ void note_change();
 // One round of a loop that waits for memory to change: lets other threads and blocks run. It is a
 // fault if every thread does nothing but wait.
 void poll(Place place);
-// An atomic operation has looked at memory. Who does so over and over, and changes nothing, polls.
+// An atomic operation has looked at memory. A thread that only looks, over and over, polls.
 void look(Place place);
 
 // Whose threads an atomic operation or a fence is for, and what it orders. PTX ISA, "Scope".
@@ -171,13 +172,13 @@ enum class Access { kRead, kWrite, kAtomic, kStrongRead, kStrongWrite };
 inline bool is_read(Access access) {
   return access == Access::kRead || access == Access::kStrongRead;
 }
-// Before an atomic operation. Whether end_atomic() follows it, which says what it did and orders.
+// Called before an atomic operation. Returns whether end_atomic() must follow the operation.
 bool begin_atomic(const void* address, std::size_t bytes, Access access, Scope scope, Place place);
 void end_atomic(const void* address, Access access, Ordering ordering, Scope scope, Place place);
 // An access that the compiler does not report by itself.
 void touch(const void* address, std::size_t bytes, Access access, Place place);
 
-// What is said is put together here, and not by the kernel's own code, which is watched.
+// The interpreter puts the messages together, since it watches what a kernel's own code does.
 [[noreturn]] void fail(const char* what, Place place);
 [[noreturn]] void fail_width(const char* what, Place place);
 [[noreturn]] void fail_absent_lane(const char* what, int lane, Place place);

@@ -1,7 +1,5 @@
 #include "interpreter/mbarrier.h"
 
-#include <utility>
-
 namespace diglot::interpreter {
 
 namespace {
@@ -31,9 +29,9 @@ std::string Mbarriers::init(std::size_t offset, std::uint32_t arrivals, int comp
     return "an mbarrier is initialised for " + std::to_string(arrivals) +
            " arrivals; 1 to 1048575 are possible";
   }
-  if (const auto live = states_.find(offset); live != states_.end()) {
+  if (const State* const live = find(offset)) {
     return "an mbarrier is initialised again, without invalidate() since it was initialised at " +
-           live->second.site.text();
+           live->site.text();
   }
   State state;
   state.expected = state.pending = arrivals;
@@ -54,9 +52,14 @@ void Mbarriers::fence() {
   for (auto& [offset, state] : states_) state.is_fenced = true;
 }
 
-bool Mbarriers::is_fenced(std::size_t offset) const {
+const Mbarriers::State* Mbarriers::find(std::size_t offset) const {
   const auto found = states_.find(offset);
-  return found == states_.end() || found->second.is_fenced;
+  return found == states_.end() ? nullptr : &found->second;
+}
+
+bool Mbarriers::is_fenced(std::size_t offset) const {
+  const State* const state = find(offset);
+  return state == nullptr || state->is_fenced;
 }
 
 std::string Mbarriers::arrive(std::size_t offset, std::uint32_t arrivals, std::uint32_t bytes,
@@ -75,7 +78,7 @@ std::string Mbarriers::arrive(std::size_t offset, std::uint32_t arrivals, std::u
            std::to_string(state.expected) + " in one phase: " + account(offset);
   }
   state.pending -= arrivals;
-  state.telling = Order::join(state.telling, clock);
+  state.clock.release(clock);
   return end_phase(state);
 }
 
@@ -84,7 +87,7 @@ std::string Mbarriers::complete(std::size_t offset, std::uint32_t bytes, const C
   if (found == states_.end()) return kNotInitialised;
   State& state = found->second;
   state.due_bytes -= bytes;
-  state.telling = Order::join(state.telling, clock);
+  state.clock.release(clock);
   if (state.due_bytes < -kMost) {
     return "an mbarrier gets more than 1048575 bytes beyond those that it expects";
   }
@@ -96,46 +99,45 @@ std::string Mbarriers::end_phase(State& state) {
   ++state.phase;
   state.pending = state.expected;
   state.expected_bytes = 0;
-  state.told = std::move(state.telling);
-  state.telling = {};
+  state.clock.end_phase();
   return "";
 }
 
 Channel Mbarriers::channel(std::size_t offset) const {
-  const auto found = states_.find(offset);
-  if (found == states_.end()) return {};
-  return {found->second.component, static_cast<std::uint32_t>(found->second.phase) + 1};
+  const State* const state = find(offset);
+  if (state == nullptr) return {};
+  return {state->component, static_cast<std::uint32_t>(state->phase) + 1};
 }
 
-const Clock& Mbarriers::clock(std::size_t offset) const {
+const Clock& Mbarriers::released(std::size_t offset) const {
   static const Clock none;
-  const auto found = states_.find(offset);
-  return found == states_.end() ? none : found->second.told;
+  const State* const state = find(offset);
+  return state == nullptr ? none : state->clock.last();
 }
 
 std::string Mbarriers::begin_wait(std::size_t offset, bool parity, Wait& wait) const {
-  const auto found = states_.find(offset);
-  if (found == states_.end()) return kNotInitialised;
-  const std::uint64_t phase = found->second.phase;
+  const State* const state = find(offset);
+  if (state == nullptr) return kNotInitialised;
+  const std::uint64_t phase = state->phase;
   // Of a new barrier the phase before the first, of parity 1, counts as ended.
   wait = {offset, phase % 2 == parity ? phase : phase - 1};
   return "";
 }
 
 bool Mbarriers::has_ended(const Wait& wait) const {
-  const auto found = states_.find(wait.offset);
-  return found == states_.end() || found->second.phase != wait.phase;
+  const State* const state = find(wait.offset);
+  return state == nullptr || state->phase != wait.phase;
 }
 
 bool Mbarriers::is_missed(const Wait& wait) const {
-  const auto found = states_.find(wait.offset);
-  return found != states_.end() && found->second.phase - wait.phase > 1;
+  const State* const state = find(wait.offset);
+  return state != nullptr && state->phase - wait.phase > 1;
 }
 
 std::string Mbarriers::account(std::size_t offset) const {
-  const auto found = states_.find(offset);
-  if (found == states_.end()) return "it is not initialised";
-  const State& state = found->second;
+  const State* const found = find(offset);
+  if (found == nullptr) return "it is not initialised";
+  const State& state = *found;
   std::string what = "phase " + std::to_string(state.phase) + " (parity " +
                      std::to_string(state.phase % 2) + "): " + std::to_string(state.pending) +
                      " of " + std::to_string(state.expected) + " arrivals pending";

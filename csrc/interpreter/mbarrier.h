@@ -10,11 +10,11 @@
 
 namespace diglot::interpreter {
 
-// Every function returns what is wrong, or "". Barriers are named by their offset in the block's
-// shared memory.
+// Functions that return a string return the fault, or "". A barrier is named by its offset in the
+// block's shared memory.
 class Mbarriers {
  public:
-  // `component` is the one of its channel, if races are looked for.
+  // `component` is that of the barrier's channel, if races are looked for.
   std::string init(std::size_t offset, std::uint32_t arrivals, int component, const Site& site);
   std::string invalidate(std::size_t offset);
   // A fence makes all that are initialised visible to asynchronous copies.
@@ -24,12 +24,12 @@ class Mbarriers {
   // for the phase acquires the clock.
   std::string arrive(std::size_t offset, std::uint32_t arrivals, std::uint32_t bytes,
                      const Clock& clock);
-  // Bytes that an operation has written.
+  // Notes bytes that an operation has written. Waiting threads acquire the clock too.
   std::string complete(std::size_t offset, std::uint32_t bytes, const Clock& clock);
-  // What tells of operations that complete now.
+  // The channel that tells of operations that complete now.
   Channel channel(std::size_t offset) const;
-  // What a thread acquires that has waited.
-  const Clock& clock(std::size_t offset) const;
+  // What threads and operations released in the phase that ended last.
+  const Clock& released(std::size_t offset) const;
 
   // A wait for the end of a phase.
   struct Wait {
@@ -39,7 +39,8 @@ class Mbarriers {
   // A wait for the phase of this parity: the current one, or the one before, which has ended.
   std::string begin_wait(std::size_t offset, bool parity, Wait& wait) const;
   bool has_ended(const Wait& wait) const;
-  // Whether so many phases have ended that a waiting thread of a GPU may have missed its own.
+  // Whether two phases have ended since, so that a waiting thread of a GPU may have missed the
+  // first.
   bool is_missed(const Wait& wait) const;
 
   // "phase 3 (parity 1): 1 of 2 arrivals pending, expected 32768 bytes, got 16384"
@@ -60,9 +61,11 @@ class Mbarriers {
     Site site;                        // that initialised it
     bool is_fenced = false;
     int component = 0;
-    Clock telling, told;  // of this phase, of the one before
+    PhaseClock clock;
   };
 
+  // Null if there is no mbarrier.
+  const State* find(std::size_t offset) const;
   bool overlaps(std::size_t begin, std::size_t end) const;
   std::string end_phase(State& state);
   void find_bounds();

@@ -29,18 +29,18 @@ bool is_local(const Thread& thread, const void* address, std::size_t bytes) {
   return contains({thread.stack->begin(), thread.stack->end()}, begin, begin + bytes);
 }
 
-// What is wrong with an access to memory that is no thread's own; "" if nothing. `find_race` is
-// asked about shared memory, and about global memory that is watched.
-template <typename FindRace>
+// The fault of an access to memory that is no thread's own, or "". `note` tells the detector of
+// accesses to shared memory and to watched global memory, and returns the race that it finds.
+template <typename Note>
 std::string find_fault(Block& block, const char* begin, const char* end, Access access,
-                       FindRace find_race) {
+                       const Note& note) {
   const auto is_written = [&](const std::string& what) {
     return std::to_string(static_cast<std::size_t>(end - begin)) + " bytes of " + what +
            " are written";
   };
+  Detector* const detector = block.cluster().detector();
   const auto find_global_race = [&]() -> std::string {
-    const Detector* const detector = block.cluster().detector();
-    return detector != nullptr && detector->watches(begin) ? find_race() : "";
+    return detector != nullptr && detector->watches(begin) ? note(*detector) : "";
   };
   const std::vector<Range>* const ranges = block.grid().arguments;
   if (ranges != nullptr) {
@@ -63,7 +63,7 @@ std::string find_fault(Block& block, const char* begin, const char* end, Access 
     if (owner->mbarriers().is_live(owner->shared().offset(begin), owner->shared().offset(end))) {
       return "an ordinary access to an mbarrier that is in use";
     }
-    return find_race();
+    return detector == nullptr ? "" : note(*detector);
   }
   if (const Range* const range = find(image().segments, begin, end, access)) {
     if (range->is_writable || is_read(access)) return find_global_race();
@@ -92,10 +92,8 @@ void check(const void* address, std::size_t bytes, Access access, const Site& si
     block->fail(fault, site);
   }
   if (access == Access::kWrite || access == Access::kStrongWrite) thread.looks = 0;
-  const std::string fault = find_fault(*block, begin, end, access, [&]() -> std::string {
-    Detector* const detector = block->cluster().detector();
-    if (detector == nullptr) return "";
-    return detector->note(block->component(thread), begin, bytes, access, scope, site);
+  const std::string fault = find_fault(*block, begin, end, access, [&](Detector& detector) {
+    return detector.note(block->component(thread), begin, bytes, access, scope, site);
   });
   if (!fault.empty()) block->fail(fault, site);
 }
@@ -103,10 +101,8 @@ void check(const void* address, std::size_t bytes, Access access, const Site& si
 std::string find_fault(Block& block, const Issue& issue, const Channel& channel,
                        const void* address, std::size_t bytes, Access access) {
   const char* const begin = static_cast<const char*>(address);
-  return find_fault(block, begin, begin + bytes, access, [&]() -> std::string {
-    Detector* const detector = block.cluster().detector();
-    if (detector == nullptr) return "";
-    return detector->note(channel, issue, begin, bytes, access);
+  return find_fault(block, begin, begin + bytes, access, [&](Detector& detector) {
+    return detector.note(channel, issue, begin, bytes, access);
   });
 }
 
@@ -140,7 +136,7 @@ void check_change(const void* address, std::size_t bytes, const Site& site) {
 
 bool begin_atomic(const void* address, std::size_t bytes, Access access, Scope scope, Place place) {
 #if !defined(__SANITIZE_ADDRESS__)  // there, only these accesses would be known
-  check(address, bytes, access, {nullptr, place}, scope);
+  check(address, bytes, access, place, scope);
 #endif
   Block* const block = current_block();
   if (block == nullptr || block->cluster().detector() == nullptr) return false;
@@ -151,7 +147,7 @@ bool begin_atomic(const void* address, std::size_t bytes, Access access, Scope s
 void end_atomic(const void* address, Access access, Ordering ordering, Scope scope, Place place) {
   Block& block = *current_block();
   block.cluster().detector()->end_atomic(block.component(block.thread()),
-                                         {address, access, ordering, scope, {nullptr, place}});
+                                         {address, access, ordering, scope, place});
 }
 
 void fence(Scope scope) {
@@ -164,7 +160,7 @@ void fence(Scope scope) {
 
 void touch(const void* address, std::size_t bytes, Access access, Place place) {
 #if !defined(__SANITIZE_ADDRESS__)  // there, only these accesses would be known
-  check(address, bytes, access, {nullptr, place});
+  check(address, bytes, access, place);
 #endif
 }
 

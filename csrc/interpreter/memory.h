@@ -3,7 +3,7 @@
 
 #include <cstddef>
 
-#include "interpreter/async.h"
+#include "interpreter/async_queue.h"
 #include "interpreter/interpreter.h"
 #include "interpreter/races.h"
 
@@ -18,8 +18,8 @@ void check(const void* address, std::size_t bytes, Access access, const Site& si
 void check_look(const void* address, std::size_t bytes, const Site& site);
 void check_change(const void* address, std::size_t bytes, const Site& site);
 
-// Checks an access to shared or global memory that a block issued, and that the channel tells of.
-// Returns what is wrong, or "".
+// Checks an asynchronous access to shared or global memory. A block has issued it, and the channel
+// tells of its completion. Returns the fault, or "".
 std::string find_fault(Block& block, const Issue& issue, const Channel& channel,
                        const void* address, std::size_t bytes, Access access);
 

@@ -1,7 +1,5 @@
 #include "interpreter/named_barriers.h"
 
-#include <utility>
-
 namespace diglot::interpreter {
 
 std::string NamedBarriers::arrive(int number, int threads, const Clock& clock, const Site& site) {
@@ -21,12 +19,11 @@ std::string NamedBarriers::arrive(int number, int threads, const Clock& clock, c
            " threads, where others arrived at it for " + std::to_string(barrier.expected) + " at " +
            barrier.site.text();
   }
-  barrier.telling = Order::join(barrier.telling, clock);
+  barrier.clock.release(clock);
   if (++barrier.arrived == barrier.expected) {
     barrier.arrived = 0;
     ++barrier.phase;
-    barrier.told = std::move(barrier.telling);
-    barrier.telling = {};
+    barrier.clock.end_phase();
   }
   return "";
 }

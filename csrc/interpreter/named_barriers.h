@@ -13,11 +13,11 @@ class NamedBarriers {
  public:
   static constexpr int kCount = 16;
 
-  // A thread arrives at a barrier for `threads` threads, and tells what it has seen. Returns what
-  // is wrong, or "".
+  // A thread arrives at a barrier for `threads` threads, and releases the clock. Returns the fault,
+  // or "".
   std::string arrive(int number, int threads, const Clock& clock, const Site& site);
-  // What all have told in the phase that ended last.
-  const Clock& clock(int number) const { return barriers_[number].told; }
+  // What threads released in the phase that ended last.
+  const Clock& released(int number) const { return barriers_[number].clock.last(); }
   // How often all its threads have arrived.
   std::uint32_t phase(int number) const { return barriers_[number].phase; }
   // "32 of 64 threads have arrived at barrier 3"
@@ -28,7 +28,7 @@ class NamedBarriers {
     int expected = 0, arrived = 0;
     std::uint32_t phase = 0;
     Site site;  // of the first arrival of the phase
-    Clock telling, told;
+    PhaseClock clock;
   };
   Barrier barriers_[kCount];
 };

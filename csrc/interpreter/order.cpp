@@ -42,11 +42,16 @@ Counts join(const Counts& a, const Counts& b) {
 
 using SharedAway = std::shared_ptr<const Known::Away>;
 
+// Where a group is, or would be.
+template <typename Away>
+auto place_of(Away& away, std::uint32_t group) {
+  return std::lower_bound(away.begin(), away.end(), group,
+                          [](const auto& entry, std::uint32_t key) { return entry.first < key; });
+}
+
 const Counts* find(const SharedAway& away, std::uint32_t group) {
   if (away == nullptr) return nullptr;
-  const auto found =
-      std::lower_bound(away->begin(), away->end(), group,
-                       [](const auto& entry, std::uint32_t key) { return entry.first < key; });
+  const auto found = place_of(*away, group);
   return found != away->end() && found->first == group ? &found->second : nullptr;
 }
 
@@ -57,9 +62,7 @@ SharedAway with(const SharedAway& away, std::uint32_t group, const Counts& count
   if (known != nullptr && joined == *known) return away;
   Known::Away result;
   if (away != nullptr) result = *away;
-  const auto place =
-      std::lower_bound(result.begin(), result.end(), group,
-                       [](const auto& entry, std::uint32_t key) { return entry.first < key; });
+  const auto place = place_of(result, group);
   if (known != nullptr) {
     place->second = joined;
   } else {
@@ -110,6 +113,8 @@ Known Clock::whole(const Part& part) const {
   if (own_ < 0) return part.known;
   return {with(part.known.home, own_, part.own), part.known.away};
 }
+
+void PhaseClock::release(const Clock& clock) { current_ = Order::join(current_, clock); }
 
 Order::Order(int threads, std::uint32_t group) : clocks_(threads), components_(threads) {
   for (int thread = 0; thread < threads; ++thread) {

@@ -4,8 +4,9 @@
 // Its epochs grow. A clock says, by component, up to which epoch its owner has seen accesses. The
 // threads of a cluster and their channels are a group; clocks know other groups too.
 //
-// PTX ISA, "Memory Consistency Model": what is seen is causality order. A clock's second part is
-// proxy-preserved causality order: the generic accesses that a fence.proxy.async has followed.
+// PTX ISA, "Memory Consistency Model": an owner has seen the accesses that precede it in causality
+// order. A clock's second part is proxy-preserved causality order: the generic accesses that a
+// fence.proxy.async has followed.
 #pragma once
 
 #include <cstdint>
@@ -32,7 +33,7 @@ struct Party {
   int rank;
 };
 
-// What a launch follows: all groups but those of launches that ran when it began.
+// The groups that precede a launch: all but those of launches that ran when it began.
 struct Past {
   std::uint32_t begin = 0;                                       // its own groups' first number
   std::vector<std::pair<std::uint32_t, std::uint32_t>> running;  // [first, last) of the others
@@ -51,7 +52,7 @@ class Clock {
   Clock() = default;
 
   std::uint32_t group() const { return group_; }
-  // What the owner has seen of the group, but for the thread's own epoch.
+  // What the owner has seen of the group, without the thread's own epoch.
   const Counts& home() const { return seen_.known.home; }
   bool home_has(std::uint32_t group, int component, std::uint32_t epoch) const;
   // The thread's own epoch, if this is a thread's clock.
@@ -83,6 +84,19 @@ class Clock {
   std::uint32_t group_ = 0;
   int own_ = -1;  // the thread; -1 if the parts are whole
   Part seen_, fenced_;
+};
+
+// What threads release as they arrive at a barrier. Whoever waits for the end of a phase acquires
+// what all have released in it.
+class PhaseClock {
+ public:
+  void release(const Clock& clock);
+  void end_phase() { last_ = std::exchange(current_, {}); }
+  // Of the phase that ended last.
+  const Clock& last() const { return last_; }
+
+ private:
+  Clock current_, last_;
 };
 
 // The clocks of a group: of the threads of a cluster's blocks, by rank * threads of a block +

@@ -6,6 +6,9 @@
 #include <cstring>
 #include <limits>
 
+#include "interpreter/include/cuda_bf16.h"
+#include "interpreter/include/cuda_fp16.h"
+
 namespace diglot::interpreter {
 
 namespace {
@@ -18,8 +21,7 @@ std::string hexadecimal(std::uint32_t value) {
   return text;
 }
 
-// The address of a chunk: of index `line` and chunk `chunk` of the operand's lines, where a line
-// follows the contiguous dimension.
+// The address of a chunk of one of the operand's lines, which follow the contiguous dimension.
 std::uint32_t chunk_address(const MatrixDescriptor& descriptor, Major major, int line, int chunk) {
   const auto line_bytes = static_cast<std::uint32_t>(line_bytes_of(descriptor.swizzle));
   const std::uint32_t first = line % 8 * line_bytes, group = line / 8;
@@ -68,27 +70,11 @@ void decode_each(const void* bits, int count, float* numbers, Number number) {
   }
 }
 
-float from_bits(std::uint32_t bits) {
-  float number;
-  std::memcpy(&number, &bits, sizeof(number));
-  return number;
-}
-
-float from_half(std::uint16_t bits) {
-  const std::uint32_t sign = (bits & 0x8000u) << 16, rest = (bits & 0x7fffu) << 13;
-  // Exponents are 112 less than those of float32; infinity and NaN have the largest.
-  const float scaled = from_bits(rest) * 0x1p112f;
-  std::uint32_t result;
-  std::memcpy(&result, &scaled, sizeof(result));
-  if (rest >= 0x7c00u << 13) result = rest | 0x7f800000u;
-  return from_bits(result | sign);
-}
-
 void negate(float* numbers, int count) {
   for (int i = 0; i < count; ++i) numbers[i] = -numbers[i];
 }
 
-// A sum of terms that keep 13 bits below the first one of the largest.
+// A sum of terms, each cut to 13 bits below the first bit of the largest term.
 float truncated_sum(const float* terms, int count) {
   float largest = 0, sum = 0;
   for (int i = 0; i < count; ++i) {
@@ -186,13 +172,18 @@ void decode_numbers(MmaType type, const void* bits, int count, float* numbers) {
   static const std::array<float, 256> e5m2 = table_of_bytes(2, true);
   switch (type) {
     case MmaType::kBfloat16:
-      return decode_each<std::uint16_t>(bits, count, numbers, [](std::uint16_t value) {
-        return from_bits(static_cast<std::uint32_t>(value) << 16);
-      });
-    case MmaType::kFloat16: return decode_each<std::uint16_t>(bits, count, numbers, from_half);
+      return decode_each<std::uint16_t>(
+          bits, count, numbers, [](std::uint16_t value) { return __bfloat162float({value}); });
+    case MmaType::kFloat16:
+      return decode_each<std::uint16_t>(bits, count, numbers,
+                                        [](std::uint16_t value) { return __half2float({value}); });
     case MmaType::kTf32:
-      return decode_each<std::uint32_t>(
-          bits, count, numbers, [](std::uint32_t value) { return from_bits(value & ~0x1fffu); });
+      return decode_each<std::uint32_t>(bits, count, numbers, [](std::uint32_t value) {
+        const std::uint32_t kept = value & ~0x1fffu;
+        float number;
+        std::memcpy(&number, &kept, sizeof(number));
+        return number;
+      });
     case MmaType::kE4m3:
     case MmaType::kE5m2: {
       const auto& table = type == MmaType::kE4m3 ? e4m3 : e5m2;
@@ -202,7 +193,7 @@ void decode_numbers(MmaType type, const void* bits, int count, float* numbers) {
   }
 }
 
-// Both signs are given to A.
+// Whether A is negated: a change of B's sign is made on A too.
 static bool is_negative(const Product& product) { return product.negates_a != product.negates_b; }
 
 void unpack_a(const Product& product, const char* chunks, float* a) {

@@ -15,7 +15,7 @@ constexpr int kWarpgroup = 128;
 constexpr int kChunkBytes = 16;
 constexpr int kLineChunks = 2;  // of an instruction's K: 32 bytes
 
-// What an instruction multiplies, but for n.
+// An instruction's types and options: all but its n.
 struct Product {
   MmaType type_a, type_b;
   Major major_a, major_b;
@@ -31,15 +31,16 @@ struct MatrixDescriptor {
   Swizzle swizzle;
 };
 
-// Reads a descriptor's 64 bits. Returns what is wrong with them, or "".
+// Reads a descriptor's 64 bits. Returns the fault, or "".
 std::string decode(std::uint64_t bits, MatrixDescriptor& descriptor);
 
 // Where an element lies, by its index of M or N and of K.
 std::uint32_t element_address(const MatrixDescriptor& descriptor, Major major, int element_bytes,
                               int mn, int k);
 
-// Where the chunks of 16 bytes of an operand of `extent` rows or columns lie. Two in succession are
-// the K of one index of M or N; where M or N is contiguous, extent / 8 are one index of K.
+// Where the chunks of 16 bytes of an operand of `extent` rows or columns lie. If K is contiguous,
+// each two in succession have the K of one index of M or N. Otherwise, each extent / 8 in
+// succession have one index of K.
 std::vector<std::uint32_t> chunk_addresses(const MatrixDescriptor& descriptor, Major major,
                                            int extent);
 

@@ -29,8 +29,7 @@ void Races::add_window(const char* begin, std::size_t bytes) {
 }
 
 void Races::remove_window(const char* begin) {
-  const auto found = std::find_if(windows_.begin(), windows_.end(),
-                                  [&](const Window& window) { return window.begin == begin; });
+  const auto found = window_at(begin);
   for (const auto& page : found->pages) {
     for (std::size_t i = 0; page != nullptr && i < kPage; ++i) drop(page[i], 1);
   }
@@ -39,16 +38,20 @@ void Races::remove_window(const char* begin) {
 
 Races::Window* Races::window_of(const char* address) {
   for (Window& window : windows_) {
-    if (address >= window.begin && address < window.begin + window.bytes) return &window;
+    if (window.has(address)) return &window;
   }
   return nullptr;
 }
 
 bool Races::watches(const void* address) const {
   const char* const byte = static_cast<const char*>(address);
-  return std::any_of(windows_.begin(), windows_.end(), [&](const Window& window) {
-    return byte >= window.begin && byte < window.begin + window.bytes;
-  });
+  return std::any_of(windows_.begin(), windows_.end(),
+                     [&](const Window& window) { return window.has(byte); });
+}
+
+std::vector<Races::Window>::iterator Races::window_at(const char* begin) {
+  return std::find_if(windows_.begin(), windows_.end(),
+                      [&](const Window& window) { return window.begin == begin; });
 }
 
 std::string Races::note(const Actor& actor, const void* address, std::size_t bytes, Access access,
@@ -110,6 +113,23 @@ std::uint32_t Races::manner_of(const Actor& actor, Access access, const Site& si
   return recent;
 }
 
+// Whether a touch leaves a history as it is: it repeats another, or it is a fault (see fault_).
+bool Races::changes_nothing(History& history, const Touch& touch, const Actor& actor) {
+  const Access access = manners_[touch.manner].access;
+  const bool is_plain_read = access == Access::kRead, is_plain_write = access == Access::kWrite;
+  const std::vector<Touch>& alike = (is_plain_read ? history.reads : history.strong).all;
+  const bool is_clear = history.reads.all.empty() && history.strong.all.empty();
+  if (is_plain_write ? is_clear && history.write == touch
+                     : !alike.empty() && alike.back() == touch) {
+    return true;  // the same once more
+  }
+  if (find_fault(history.write, touch, actor)) return true;
+  if (!is_plain_read && find_fault(history.reads, touch, actor)) return true;
+  const bool may_race_strong = !is_strong(access) || (has_narrow_ && has_several_);
+  if (may_race_strong && find_fault(history.strong, touch, actor)) return true;
+  return !is_plain_write && !alike.empty() && alike.back().is_like(touch);
+}
+
 // The history of bytes after one more touch.
 Races::Id Races::follow(Id from, std::size_t bytes, const Touch& touch, const Actor& actor) {
   std::size_t hash = mixed(mixed(from, touch.epoch), touch.component);
@@ -122,22 +142,9 @@ Races::Id Races::follow(Id from, std::size_t bytes, const Touch& touch, const Ac
     drop(from, bytes);
     return step.to;
   }
+  if (changes_nothing(histories_[from], touch, actor)) return from;
   const Access access = manners_[touch.manner].access;
-  const bool is_plain_read = access == Access::kRead, is_plain_write = access == Access::kWrite;
-  {
-    History& history = histories_[from];
-    const std::vector<Touch>& alike = (is_plain_read ? history.reads : history.strong).all;
-    const bool is_clear = history.reads.all.empty() && history.strong.all.empty();
-    if (is_plain_write ? is_clear && history.write == touch
-                       : !alike.empty() && alike.back() == touch) {
-      return from;  // the same once more
-    }
-    if (find_fault(history.write, touch, actor)) return from;
-    if (!is_plain_read && find_fault(history.reads, touch, actor)) return from;
-    const bool may_race_strong = !is_strong(access) || (has_narrow_ && has_several_);
-    if (may_race_strong && find_fault(history.strong, touch, actor)) return from;
-    if (!is_plain_write && !alike.empty() && alike.back().is_like(touch)) return from;
-  }
+  const bool is_plain_write = access == Access::kWrite;
   const bool is_alone = from != 0 && histories_[from].bytes == bytes;
   const Id to = is_alone ? from : take();
   History& history = histories_[to];
@@ -155,13 +162,14 @@ Races::Id Races::follow(Id from, std::size_t bytes, const Touch& touch, const Ac
     history.reads.clear();
     history.strong.clear();
   } else {
-    add(is_plain_read ? history.reads : history.strong, touch, actor);
+    add(access == Access::kRead ? history.reads : history.strong, touch, actor);
   }
   if (!is_alone) drop(from, bytes);
   return to;
 }
 
-// Adds a touch, and forgets those that can be in no race in which this one is not too.
+// Adds a touch. Forgets each touch that it replaces: whatever races with that one races with the
+// new one too.
 void Races::add(Touches& touches, const Touch& touch, const Actor& actor) const {
   std::vector<Touch>& all = touches.all;
   if (!all.empty() && may_forget(all.back(), touch, actor)) all.pop_back();
@@ -210,7 +218,7 @@ bool Races::may_forget(const Touch& earlier, const Touch& later, const Actor& ac
   return races_less && judge(earlier, actor) == Verdict::kOrdered;
 }
 
-// Says in fault_ what is wrong between two touches of a byte, if anything is.
+// Whether two touches of a byte are a fault. Describes it in fault_.
 bool Races::find_fault(const Touch& earlier, const Touch& later, const Actor& actor) {
   if (earlier.epoch == 0) return false;
   const Manner& first = manners_[earlier.manner];
@@ -263,8 +271,7 @@ std::string Races::name_of(const Touch& touch, const Actor& to) const {
 }
 
 std::string Races::close_window(const char* begin, const Clock& clock, int first, int last) {
-  const auto window = std::find_if(windows_.begin(), windows_.end(),
-                                   [&](const Window& w) { return w.begin == begin; });
+  const auto window = window_at(begin);
   window->is_closed = true;
   const auto account = [&](const Touch& touch) -> std::string {
     if (touch.epoch == 0 || (touch.component >= first && touch.component < last) ||

@@ -23,6 +23,10 @@ struct Site {
   const void* code = nullptr;
   Place place;
 
+  Site() = default;
+  explicit Site(const void* code) : code(code) {}
+  Site(const Place& place) : place(place) {}
+
   bool operator==(const Site& other) const { return code == other.code && place == other.place; }
   std::string text() const;
 };
@@ -54,8 +58,9 @@ class Races {
                    const Site& site, Scope scope = Scope::kSystem);
   bool watches(const void* address) const;
 
-  // The memory of a block ends, whose components are [first, last). Accounts for an access of
-  // another that the clock has not seen, or "". Whoever touches the window later has a fault.
+  // The memory of a block with the components [first, last) ends. Returns an account of an access
+  // by another component that the clock has not seen, or "". Any later touch of the window is a
+  // fault.
   std::string close_window(const char* begin, const Clock& clock, int first, int last);
 
  private:
@@ -79,7 +84,7 @@ class Races {
     std::uint32_t manner = 0;
     std::uint32_t issue = 0;
 
-    // What comes later races with both or with neither. What came before may race with one alone:
+    // A later touch races with both or with neither. An earlier one may race with one alone, since
     // operations of different issues have seen different accesses.
     bool is_like(const Touch& other) const {
       return epoch == other.epoch && group == other.group && component == other.component &&
@@ -87,11 +92,11 @@ class Races {
     }
     bool operator==(const Touch& other) const { return is_like(other) && issue == other.issue; }
   };
-  // Those since the last write, but for some that can be in no race in which no other is too.
+  // Those since the last write. Some are left out: whatever races with them races with another too.
   struct Touches {
     std::vector<Touch> all;
     std::size_t prune_at = kFew;
-    Counts seen;  // whoever has seen this has seen all of them
+    Counts seen;  // an owner that has seen these has seen all touches
 
     void clear() { all.clear(), prune_at = kFew, seen.reset(); }
   };
@@ -101,7 +106,7 @@ class Races {
     std::size_t bytes = 0;      // that have it
     std::uint32_t version = 0;  // grows with each change
   };
-  // That a touch took bytes from one history to another.
+  // A touch that took bytes from one history to another.
   struct Step {
     Id from = 0, to = 0;
     std::uint32_t from_version = 0, to_version = 0;
@@ -112,6 +117,8 @@ class Races {
     std::size_t bytes;
     std::vector<std::unique_ptr<Id[]>> pages;
     bool is_closed = false;
+
+    bool has(const char* address) const { return address >= begin && address < begin + bytes; }
   };
   enum class Verdict { kOrdered, kRace, kNoFence };
 
@@ -119,6 +126,8 @@ class Races {
 
   std::uint32_t manner_of(const Actor& actor, Access access, const Site& site, Scope scope);
   Window* window_of(const char* address);
+  std::vector<Window>::iterator window_at(const char* begin);
+  bool changes_nothing(History& history, const Touch& touch, const Actor& actor);
   Id follow(Id from, std::size_t bytes, const Touch& touch, const Actor& actor);
   void add(Touches& touches, const Touch& touch, const Actor& actor) const;
   void drop(Id id, std::size_t bytes);
@@ -133,9 +142,9 @@ class Races {
   Name name_;
   std::vector<Window> windows_;
   std::vector<Manner> manners_;
-  bool has_narrow_ = false;   // a strong access with a scope that may not hold all threads
-  Party first_{0, -1};        // who made the first access
-  bool has_several_ = false;  // blocks that made any
+  bool has_narrow_ = false;   // whether a strong access has a scope below the device
+  Party first_{0, -1};        // the block that made the first access
+  bool has_several_ = false;  // whether several blocks have made accesses
   std::unordered_multimap<std::size_t, std::uint32_t> manner_ids_;  // by hash
   std::uint32_t recent_[kRecent] = {};                              // manners, by hash
   std::vector<History> histories_;

@@ -9,11 +9,11 @@ namespace diglot::interpreter {
 
 class Registers {
  public:
-  // As many a thread as a multiprocessor has for a block of so many threads.
+  // Each thread begins with an equal share of a multiprocessor's registers.
   explicit Registers(int threads);
 
-  // Asks for `count` registers a thread of a warp, more or fewer than it has. Returns what is
-  // wrong, or "". More are had once `try_take` succeeds.
+  // Checks that a warp may ask for `count` registers a thread, more or fewer than it has. Returns
+  // the fault, or "". The warp has them once `try_take` succeeds.
   std::string ask(int warp, int count, bool is_more) const;
   // Gives registers back, or takes them if the block has them left.
   bool try_take(int warp, int count);
@@ -22,7 +22,7 @@ class Registers {
 
  private:
   std::vector<int> counts_;  // a thread, by warp
-  int left_ = 0;             // of all registers
+  int left_ = 0;             // registers that warps gave back
 };
 
 }  // namespace diglot::interpreter

@@ -29,7 +29,7 @@ void check(const Launch& launch) {
     refuse("invalid configuration argument (cudaErrorInvalidConfiguration): a grid of " +
            text_of(grid));
   }
-  const std::uint64_t threads = std::uint64_t{block.x} * block.y * block.z;
+  const std::uint64_t threads = block.count();
   if (threads == 0 || threads > kMaxBlockThreads || block.z > 64) {
     refuse("invalid configuration argument (cudaErrorInvalidConfiguration): a block of " +
            text_of(block) + " threads; a block has at most " + std::to_string(kMaxBlockThreads));
@@ -45,7 +45,7 @@ void check(const Launch& launch) {
            "; a cluster has at most " + std::to_string(kMaxClusterBlocks));
   }
   const unsigned resident = resident_blocks(threads, shared_bytes);
-  if (is_cooperative && std::uint64_t{grid.x} * grid.y * grid.z > resident) {
+  if (is_cooperative && grid.count() > resident) {
     refuse(
         "too many blocks in cooperative launch (cudaErrorCooperativeLaunchTooLarge): a grid of " +
         text_of(grid) + "; " + std::to_string(resident) + " blocks run at once");
@@ -76,6 +76,59 @@ Options options_of_environment() {
   result.seconds = static_cast<unsigned>(number_of("DIGLOT_INTERPRET_SECONDS", result.seconds));
   result.truncates_fp8 = number_of("DIGLOT_INTERPRET_TRUNCATE_FP8", 0) != 0;
   return result;
+}
+
+// How many OS threads run the blocks of a launch.
+std::uint64_t os_threads_of(const Launch& launch) {
+  const std::uint64_t blocks = launch.grid.count(), block_threads = launch.block.count();
+  if (launch.is_cooperative) return blocks;
+  if (launch.cluster_blocks > 1) return launch.cluster_blocks;
+  // Starting an OS thread takes as long as some hundred threads of a block.
+  constexpr std::uint64_t kFewThreads = 2048;
+  if (blocks * block_threads < kFewThreads) return 1;
+  const unsigned machine = std::max(1u, std::thread::hardware_concurrency());
+  const std::uint64_t allowed = options().os_threads > 0 ? options().os_threads : machine;
+  // Every thread of the blocks that run may need a stack, which takes two of the 65530 mappings
+  // that Linux gives a process by default.
+  constexpr std::uint64_t kMostStacks = kMultiprocessors * kMultiprocessorThreads;
+  return std::min({allowed, blocks, kMostStacks / block_threads});
+}
+
+// A random order of clusters that needs no list: steps of a stride that has no divisor in common
+// with their number.
+class ClusterOrder {
+ public:
+  ClusterOrder(std::uint64_t clusters, std::uint64_t seed)
+      : clusters_(clusters), seed_(seed), stride_(seed % clusters | 1) {
+    while (std::gcd(stride_, clusters) != 1) stride_ += 2;
+  }
+  std::uint64_t operator[](std::uint64_t i) const {
+    return static_cast<std::uint64_t>((static_cast<unsigned __int128>(i) * stride_ + seed_) %
+                                      clusters_);
+  }
+
+ private:
+  std::uint64_t clusters_, seed_, stride_;
+};
+
+// Runs a block, the i-th in the order of the launch.
+void run_block(Grid& grid, const ClusterOrder& order, std::uint64_t i, std::uint64_t seed) {
+  // Blocks of a cluster are taken one after the other, each by an OS thread of its own: when one is
+  // taken, all of the clusters before have ended.
+  const std::uint64_t together = grid.launch.cluster_blocks, cluster = i / together;
+  const std::uint64_t place = order[cluster], linear = place * together + i % together;
+  while (together > 1 && grid.ended < cluster * together && !grid.is_over) {
+    std::this_thread::yield();
+  }
+  try {
+    const auto number = static_cast<std::uint32_t>(place);
+    std::shared_ptr<Cluster> joined =
+        together > 1 ? grid.join_cluster(number, seed + cluster)
+                     : std::make_shared<Cluster>(grid, 1, number, seed + linear);
+    Block(grid, std::move(joined), index_of(linear, grid.launch.grid), seed + linear).run();
+  } catch (const std::exception& error) {  // out of memory, say
+    grid.fail(error.what());
+  }
 }
 
 // OS threads that end before this does.
@@ -136,13 +189,10 @@ Options& options() {
 
 void run(const Launch& launch, const Kernel& kernel) {
   check(launch);
-  const Index3 size = launch.grid;
-  const std::uint64_t blocks = std::uint64_t{size.x} * size.y * size.z;
+  const std::uint64_t blocks = launch.grid.count();
   Grid grid(launch, kernel, arguments);
 
-  // A random order of clusters that needs no list: steps of a stride that has no divisor in common
-  // with their number.
-  const std::uint64_t together = launch.cluster_blocks, clusters = blocks / together;
+  const std::uint64_t together = launch.cluster_blocks;
   const std::uint64_t seed = options().seed * 0x9e3779b97f4a7c15u + 0x2545f4914f6cdd1du;
   // Blocks that wait for each other are counted as busy before they start: a block that waits for
   // one that has no OS thread yet is in no deadlock.
@@ -157,53 +207,18 @@ void run(const Launch& launch, const Kernel& kernel) {
     if (launch.is_cooperative || together == 1 || count % together != 0 || count == blocks) return;
     grid.busy += static_cast<std::int64_t>(together);
   };
-  std::uint64_t stride = seed % clusters | 1;
-  while (std::gcd(stride, clusters) != 1) stride += 2;
+  const ClusterOrder order(blocks / together, seed);
   std::atomic<std::uint64_t> next{0};
   const auto work = [&] {
     const CatchSignals scope;
     for (std::uint64_t i; !grid.is_over && (i = next++) < blocks;) {
-      // Blocks of a cluster are taken one after the other, each by an OS thread of its own: when
-      // one is taken, all of the clusters before have ended.
-      const std::uint64_t cluster = i / together;
-      const std::uint64_t place = static_cast<std::uint64_t>(
-          (static_cast<unsigned __int128>(cluster) * stride + seed) % clusters);
-      const std::uint64_t linear = place * together + i % together;
-      while (together > 1 && grid.ended < cluster * together && !grid.is_over) {
-        std::this_thread::yield();
-      }
-      const Index3 index{static_cast<unsigned>(linear % size.x),
-                         static_cast<unsigned>(linear / size.x % size.y),
-                         static_cast<unsigned>(linear / size.x / size.y)};
-      try {
-        const auto number = static_cast<std::uint32_t>(place);
-        std::shared_ptr<Cluster> joined =
-            together > 1 ? grid.join_cluster(number, seed + cluster)
-                         : std::make_shared<Cluster>(grid, 1, number, seed + linear);
-        Block(grid, std::move(joined), index, seed + linear).run();
-      } catch (const std::exception& error) {  // out of memory, say
-        grid.fail(error.what());
-      }
+      run_block(grid, order, i, seed);
       count_next_cluster();
       ++grid.ended;  // lets the next cluster start
     }
   };
 
-  const unsigned machine = std::max(1u, std::thread::hardware_concurrency());
-  std::uint64_t workers = options().os_threads > 0 ? options().os_threads : machine;
-  workers = launch.is_cooperative ? blocks : std::min(workers, blocks);
-  // Starting an OS thread takes as long as some hundred threads of a block.
-  constexpr std::uint64_t kFewThreads = 2048;
-  // Every thread of the blocks that run may need a stack, which takes two of the 65530 mappings
-  // that Linux gives a process by default.
-  constexpr std::uint64_t kMostStacks = kMultiprocessors * kMultiprocessorThreads;
-  const std::uint64_t block_threads =
-      std::uint64_t{launch.block.x} * launch.block.y * launch.block.z;
-  if (!launch.is_cooperative) {
-    workers = std::min(workers, kMostStacks / block_threads);
-    if (blocks * block_threads < kFewThreads) workers = 1;
-    if (together > 1) workers = together;
-  }
+  const std::uint64_t workers = os_threads_of(launch);
   {
     Team others;
     for (std::uint64_t i = 1; i < workers; ++i) {
@@ -242,23 +257,20 @@ void note_change() {
   ++block->grid().progress;
 }
 
-void poll(Place place) { current_block()->poll({nullptr, place}); }
+void poll(Place place) { current_block()->poll(place); }
 
 void look(Place place) {
-  if (Block* const block = current_block()) block->look({nullptr, place});
+  if (Block* const block = current_block()) block->look(place);
 }
 
-void fail(const char* what, Place place) { current_block()->fail(what, {nullptr, place}); }
+void fail(const char* what, Place place) { fail(std::string(what), place); }
 
 void fail_width(const char* what, Place place) {
-  current_block()->fail(std::string(what) + " of a width that is no power of two up to 32",
-                        {nullptr, place});
+  fail(std::string(what) + " of a width that is no power of two up to 32", place);
 }
 
 void fail_absent_lane(const char* what, int lane, Place place) {
-  current_block()->fail(
-      std::string(what) + " from lane " + std::to_string(lane) + ", which is not there",
-      {nullptr, place});
+  fail(std::string(what) + " from lane " + std::to_string(lane) + ", which is not there", place);
 }
 
 }  // namespace diglot::interpreter

@@ -76,7 +76,7 @@ char* SharedMemory::at(std::uint32_t address) const {
   return offset < bytes_ ? begin_ + offset : nullptr;
 }
 
-// What is wrong with an access to static shared memory; "" if nothing.
+// The fault of an access to static shared memory, or "".
 std::string SharedMemory::find_fault(std::size_t begin, std::size_t end, Access access,
                                      bool& is_tracked) const {
   const std::vector<Variable>& variables = *image().variables;
@@ -121,15 +121,14 @@ std::string SharedMemory::note(const char* begin, const char* end, Access access
     });
     return "";
   }
-  // Of a structure that is copied as a whole, nobody writes what lies between its members.
+  // One written byte is enough: nobody writes the padding of a structure that is copied as a whole.
   const bool is_written =
       !bits.empty() && visit_bits(first, last, [&](std::size_t word, std::uint64_t mask) {
         return (bits[word] & mask) != 0;
       });
   if (is_written) return "";
   return "shared memory is read that no thread of the block has written: a barrier is missing, or "
-         "a "
-         "writer";
+         "a writer";
 }
 
 }  // namespace diglot::interpreter

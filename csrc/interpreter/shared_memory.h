@@ -29,7 +29,7 @@ class SharedMemory {
   // Null if there is no such address.
   char* at(std::uint32_t address) const;
 
-  // Notes an access. Returns what is wrong with it, or "". `is_tracked` is false where the compiler
+  // Notes an access. Returns the fault, or "". `is_tracked` is false where the compiler
   // keeps its own data.
   std::string note(const char* begin, const char* end, Access access, bool& is_tracked);
 
@@ -39,8 +39,8 @@ class SharedMemory {
   char* begin_;
   std::size_t bytes_;
   std::size_t dynamic_bytes_;
-  std::vector<std::uint64_t>*
-      written_;  // a bit for each byte, of the OS thread: making it anew takes time
+  // A bit for each byte. It belongs to the OS thread, since a new one for each block takes time.
+  std::vector<std::uint64_t>* written_;
 };
 
 }  // namespace diglot::interpreter

@@ -28,7 +28,7 @@ thread_local enum { kOverflow, kMemory, kDivision } kind;
       "memory is used that is not there, or that may only be read",
       "an integer division by zero, or of the least integer by -1",
   };
-  current_block()->fail(what[kind], {code, {}});
+  current_block()->fail(what[kind], Site(code));
 }
 
 // Whether it is this library's: elsewhere, locks may be held.

@@ -1,4 +1,4 @@
-// What a 32-bit address of shared memory names: a block of the cluster, and a place in its memory.
+// The block of the cluster, and the place in its memory, that a 32-bit shared address names.
 #pragma once
 
 #include "interpreter/block.h"
@@ -18,5 +18,10 @@ struct Target {
 
 // For the block that this OS thread runs. A fault ends the kernel.
 Target target_of(std::uint32_t address, Place place);
+
+// Completes an operation that writes bytes to a block and signals an mbarrier there: calls `move`,
+// which writes them and returns its fault, or "". A fault ends the kernel.
+void deliver(const Operation& operation, const Target& to, const Target& barrier,
+             std::uint32_t bytes, const std::function<std::string(const Channel&)>& move);
 
 }  // namespace diglot::interpreter

@@ -5,7 +5,8 @@
 #include <cstring>
 #include <type_traits>
 
-#include "interpreter/include/half_bits.h"
+#include "interpreter/include/cuda_bf16.h"
+#include "interpreter/include/cuda_fp16.h"
 
 namespace diglot::interpreter {
 
@@ -196,23 +197,11 @@ Bits combine_bits(Bits a, Bits b, Reduction reduction) {
   }
 }
 
-// Of a 16-bit floating type, through its value. A minimum with a NaN is the other operand.
-template <int kSignificand, int kExponent>
-std::uint16_t combine_half(std::uint16_t a, std::uint16_t b, Reduction reduction) {
-  const auto value = [](std::uint16_t bits) {
-    const int exponent = bits >> kSignificand & ((1 << kExponent) - 1);
-    const int fraction = bits & ((1 << kSignificand) - 1);
-    constexpr int kBias = (1 << (kExponent - 1)) - 1;
-    double result = std::ldexp(fraction + (exponent == 0 ? 0 : 1 << kSignificand),
-                               std::max(exponent, 1) - kBias - kSignificand);
-    if (exponent == (1 << kExponent) - 1) result = fraction == 0 ? INFINITY : NAN;
-    return bits >> 15 != 0 ? -result : result;
-  };
-  const double x = value(a), y = value(b);
-  double result = x + y;  // what a double drops of a sum decides no tie
-  if (reduction == Reduction::kMin) result = std::fmin(x, y);
-  if (reduction == Reduction::kMax) result = std::fmax(x, y);
-  return round_to_16_bits<kSignificand, kExponent>(result);
+// Of values of a 16-bit floating type. A minimum with a NaN is the other operand.
+double combine_halves(double x, double y, Reduction reduction) {
+  if (reduction == Reduction::kMin) return std::fmin(x, y);
+  if (reduction == Reduction::kMax) return std::fmax(x, y);
+  return x + y;  // the bits that a double drops of a sum decide no tie
 }
 
 // Replaces each word by a function of it and of another, atomically.
@@ -268,11 +257,13 @@ void reduce_into(void* global, const void* values, std::size_t bytes, TensorType
     case TensorType::kFloat32: return with(reduce_as<float, std::uint32_t>);
     case TensorType::kFloat16:
       return update<std::uint16_t>(global, values, bytes, [&](std::uint16_t a, std::uint16_t b) {
-        return combine_half<10, 5>(a, b, reduction);
+        const double x = __half2float({a}), y = __half2float({b});
+        return __double2half(combine_halves(x, y, reduction)).bits;
       });
     default:
       return update<std::uint16_t>(global, values, bytes, [&](std::uint16_t a, std::uint16_t b) {
-        return combine_half<7, 8>(a, b, reduction);
+        const double x = __bfloat162float({a}), y = __bfloat162float({b});
+        return __double2bfloat16(combine_halves(x, y, reduction)).bits;
       });
   }
 }

@@ -27,8 +27,8 @@ std::string Instruction::name() const {
 
 std::string Warpgroup::compare(const Instruction& instruction, const Step& step) const {
   const Instruction& first = step.instruction;
-  const std::string of_thread = ", thread " + std::to_string(step.first_thread) + "'s, at " +
-                                Site{nullptr, first.place}.text();
+  const std::string of_thread =
+      ", thread " + std::to_string(step.first_thread) + "'s, at " + Site(first.place).text();
   if (!(instruction.place == first.place) || instruction.n != first.n) {
     return "wgmma while another thread of the warpgroup issues another" + of_thread;
   }
@@ -56,17 +56,15 @@ std::string Warpgroup::issue(Block& block, const Instruction& instruction,
   std::string fault = compare(instruction, step);
   if (!fault.empty()) return fault;
   fault = thread.accumulators->issue(instruction.product, instruction.n, d, instruction.accumulate,
-                                     {nullptr, instruction.place}, step.sums);
+                                     instruction.place, step.sums);
   if (!fault.empty()) return fault;
   if (registers != nullptr) {
     const int index = thread.linear % kWarpgroup;
     std::memcpy(step.registers.data() + 4 * index, registers, 4 * sizeof(std::uint32_t));
   }
-  if (Detector* const detector = block.cluster().detector()) {
-    if (component_ < 0) component_ = detector->order().add_channel();
-    Clock& clock = step.clocks[thread.warp() % kWarps];
-    clock = Order::join(clock, block.release());
-  }
+  if (component_ < 0) component_ = block.add_channel();
+  Clock& clock = step.clocks[thread.warp() % kWarps];
+  clock = Order::join(clock, block.release());
   if (++step.issued == kWarpgroup) enqueue(block);
   return "";
 }
@@ -75,9 +73,7 @@ void Warpgroup::enqueue(Block& block) {
   // All threads issue in one order, so that products become complete in that order too.
   const std::uint64_t number = block.thread().accumulators->issued() - 1;
   const Instruction& instruction = steps_[number - done_].instruction;
-  Operation operation;
-  operation.what = instruction.name();
-  operation.site = {nullptr, instruction.place};
+  Operation operation(instruction.name(), instruction.place);
   operation.may_complete = [this, number] { return done_ == number; };
   operation.complete = [this, &block](const Operation& issued) { run(block, issued); };
   block.issue(std::move(operation));
@@ -100,9 +96,10 @@ bool Warpgroup::gather(Block& block, const Operation& operation, const Step& ste
                          operation);
     return false;
   }
-  // Each warp reads its 16 rows of A and all of B; nothing orders it after what other warps did
-  // but what they told it.
-  const int warps = block.cluster().detector() == nullptr ? 1 : kWarps;
+  Detector* const detector = block.cluster().detector();
+  // Each warp reads its 16 rows of A and all of B. Only what other warps have released to it orders
+  // it after their accesses.
+  const int warps = detector == nullptr ? 1 : kWarps;
   for (int warp = 0; warp < warps; ++warp) {
     Issue issue = operation;
     issue.clock = step.clocks[warp];
@@ -117,6 +114,12 @@ bool Warpgroup::gather(Block& block, const Operation& operation, const Step& ste
       block.fail_operation(fault, operation);
       return false;
     }
+  }
+  const std::string fault =
+      detector == nullptr ? "" : detector->tiles().find_fault(chunks, descriptor, major, extent);
+  if (!fault.empty()) {
+    block.fail_operation(fault, operation);
+    return false;
   }
   chunks_.resize(chunks.size() * kChunkBytes);
   for (std::size_t i = 0; i < chunks.size(); ++i) {
@@ -149,8 +152,8 @@ void Warpgroup::run(Block& block, const Operation& operation) {
 std::string Warpgroup::account() const {
   if (steps_.empty()) return "none is under way";
   const Step& step = steps_.front();
-  return step.instruction.name() + " issued at " + Site{nullptr, step.instruction.place}.text() +
-         " by " + std::to_string(step.issued) + " of the " + std::to_string(kWarpgroup) +
+  return step.instruction.name() + " issued at " + Site(step.instruction.place).text() + " by " +
+         std::to_string(step.issued) + " of the " + std::to_string(kWarpgroup) +
          " threads of a warpgroup";
 }
 

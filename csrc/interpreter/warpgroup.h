@@ -1,5 +1,6 @@
 // The products that a warpgroup has issued and that are not done. Each thread issues them by
-// itself; one may happen when all 128 have, in order, as late as a wait for it.
+// itself. A product may happen once all 128 threads have issued it: in order, and as late as a wait
+// for it.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +10,7 @@
 #include <vector>
 
 #include "interpreter/accumulators.h"
-#include "interpreter/async.h"
+#include "interpreter/async_queue.h"
 
 namespace diglot::interpreter {
 
@@ -28,12 +29,12 @@ struct Instruction {
 
 class Warpgroup {
  public:
-  // A thread's issue, with its part of A if that is in registers. Returns what is wrong, or "".
+  // A thread issues, with its part of A if that is in registers. Returns the fault, or "".
   std::string issue(Block& block, const Instruction& instruction, const std::uint32_t* registers,
                     float* d);
   // How many products are done.
   std::uint64_t done() const { return done_; }
-  // Tells that the first `done` products are.
+  // Tells that the first `done` products are complete.
   Channel channel(std::uint64_t done) const {
     return {component_, static_cast<std::uint32_t>(done)};
   }

@@ -6,10 +6,6 @@ namespace diglot::interpreter {
 
 namespace {
 
-[[noreturn]] void fail(const std::string& what, Place place) {
-  current_block()->fail(what, {nullptr, place});
-}
-
 Accumulators& accumulators() {
   Thread& thread = current_block()->thread();
   if (thread.accumulators == nullptr) {
@@ -31,9 +27,8 @@ Warpgroup& warpgroup(Place place) {
 
 void issue(const Instruction& instruction, const std::uint32_t* registers, float* d) {
   accumulators();
-  const std::string fault =
-      warpgroup(instruction.place).issue(*current_block(), instruction, registers, d);
-  if (!fault.empty()) fail(fault, instruction.place);
+  check_fault(warpgroup(instruction.place).issue(*current_block(), instruction, registers, d),
+              instruction.place);
 }
 
 }  // namespace
@@ -60,8 +55,7 @@ void wgmma_wait(int newer, Place place) {
   current_block()->wait_until([&group, awaited] { return group.done() >= awaited; }, "wgmma_wait()",
                               [&group] { return group.account(); }, place);
   current_block()->acquire(group.channel(awaited));
-  const std::string fault = own.take(awaited);
-  if (!fault.empty()) fail(fault, place);
+  check_fault(own.take(awaited), place);
 }
 
 }  // namespace diglot::interpreter

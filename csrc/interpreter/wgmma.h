@@ -1,4 +1,4 @@
-// wgmma, as kernels call it. docs/interpreter.md says what is modelled.
+// wgmma, as kernels call it. docs/interpreter.md says how it is modelled.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ void wgmma(const Product& product, int n, float* d, const std::uint32_t (&a)[4],
            bool accumulate, Place place);
 void wgmma_fence(Place place);
 void wgmma_commit(Place place);
-// Returns when at most the latest `newer` groups are under way.
+// Returns when all groups but the latest `newer` are complete.
 void wgmma_wait(int newer, Place place);
 
 }  // namespace diglot::interpreter

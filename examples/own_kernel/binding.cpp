@@ -1,4 +1,4 @@
-// geglu(x, y) for Python: what any extension of PyTorch consists of, by pybind11.
+// geglu(x, y) for Python, by pybind11, as in any extension of PyTorch.
 //
 // torch/extension.h would include all of PyTorch, and take three times as long to compile.
 #include <ATen/ops/empty_like.h>
@@ -16,31 +16,14 @@
 namespace {
 
 #if defined(DIGLOT_INTERPRETER)
-
 constexpr at::DeviceType kDevice = at::kCPU;
 
 diglot::interpreter::Range range_of(const at::Tensor& tensor) {
   const auto* const begin = static_cast<const char*>(tensor.const_data_ptr());
   return {begin, begin + tensor.nbytes()};
 }
-
-// The kernel may touch these three, and nothing else.
-void run(Type type, const at::Tensor& x, const at::Tensor& y, const at::Tensor& out) {
-  const diglot::interpreter::Arguments scope({range_of(x), range_of(y), range_of(out)});
-  geglu_forward(type, x.numel(), x.const_data_ptr(), y.const_data_ptr(), out.mutable_data_ptr(),
-                nullptr);
-}
-
 #else
-
 constexpr at::DeviceType kDevice = at::kCUDA;
-
-void run(Type type, const at::Tensor& x, const at::Tensor& y, const at::Tensor& out) {
-  const c10::cuda::CUDAGuard guard(x.device());
-  geglu_forward(type, x.numel(), x.const_data_ptr(), y.const_data_ptr(), out.mutable_data_ptr(),
-                c10::cuda::getCurrentCUDAStream());
-}
-
 #endif
 
 // Row-major and starting at a multiple of 16 bytes, as new tensors are: what the kernel takes.
@@ -68,7 +51,17 @@ at::Tensor geglu(const at::Tensor& x, const at::Tensor& y) {
   const at::Tensor first = prepare(x);
   const at::Tensor second = prepare(y);
   const at::Tensor out = at::empty_like(first);
-  if (out.numel() > 0) run(type, first, second, out);
+  if (out.numel() == 0) return out;
+#if defined(DIGLOT_INTERPRETER)
+  // The kernel may touch these three, and nothing else.
+  const diglot::interpreter::Arguments scope({range_of(first), range_of(second), range_of(out)});
+  void* const stream = nullptr;
+#else
+  const c10::cuda::CUDAGuard guard(x.device());
+  void* const stream = c10::cuda::getCurrentCUDAStream();
+#endif
+  geglu_forward(type, x.numel(), first.const_data_ptr(), second.const_data_ptr(),
+                out.mutable_data_ptr(), stream);
   return out;
 }
 

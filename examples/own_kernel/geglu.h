@@ -1,4 +1,4 @@
-// What the binding calls of the kernel.
+// The function that binding.cpp calls.
 #pragma once
 
 #include <cstdint>

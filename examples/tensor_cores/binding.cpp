@@ -44,6 +44,7 @@ at::Tensor multiply(const at::Tensor& a, const at::Tensor& b) {
   TORCH_CHECK_VALUE(a.numel() > 0 && b.numel() > 0, "product: a and b must not be empty");
   const at::Tensor c = at::empty({a.size(0), b.size(1)}, a.options());
 #if defined(DIGLOT_INTERPRETER)
+  // The kernel may touch these three, and write to c alone.
   const diglot::interpreter::Arguments scope(
       {range_of(a, false), range_of(b, false), range_of(c, true)});
   void* const stream = nullptr;

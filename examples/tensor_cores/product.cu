@@ -1,9 +1,9 @@
-// The smallest complete product on Hopper's tensor cores in CUDA C++: C = A B, row-major bfloat16
-// matrices of M x K, K x N and M x N, any of whose sizes are multiples of 8. Twin of
+// The smallest complete product on Hopper's tensor cores in CUDA C++: C = A B. The matrices are
+// row-major bfloat16, of M x K, K x N and M x N; K and N are multiples of 8. Twin of
 // product_triton.py; docs/tensor_cores.md steps through it.
 //
-// A block has 128 x 128 elements of C. One thread, the producer, has TMA load tiles of A and B into
-// a ring of stages. Two warpgroups, the consumers, multiply them: 64 rows each.
+// A block computes 128 x 128 elements of C. One thread, the producer, has TMA load tiles of A and B
+// into a ring of stages. Two warpgroups, the consumers, multiply them, 64 rows each.
 #include "product.h"
 
 #include "diglot/launch/launch.h"
@@ -52,7 +52,7 @@ DIGLOT_DEVICE void produce(Shared& tiles, Mbarrier* full, Mbarrier* empty, const
   }
 }
 
-// Multiplies what is in the ring.
+// Multiplies the tiles in the ring, stage by stage.
 DIGLOT_DEVICE void consume(float (&sums)[kColumns / 2], Shared& tiles, Mbarrier* full,
                            Mbarrier* empty, int first_row, int steps) {
   for (int step = 0; step < steps; ++step) {

@@ -1,4 +1,4 @@
-// What the binding calls of the product.
+// The function that binding.cpp calls.
 #pragma once
 
 // C = A B, row-major bfloat16 matrices of m x k, k x n and m x n, all sizes above 0, n and k

@@ -1,4 +1,4 @@
-"""Multiplies matrices in Triton in several forms, checks them, and says what was compiled.
+"""Multiplies matrices in Triton in several forms, checks them, and names the compiled form.
 
     python examples/tensor_cores/run_triton.py
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import importlib as _importlib
 import os as _os
+import typing as _typing
 from importlib import metadata as _metadata
 from pathlib import Path as _Path
-from typing import TYPE_CHECKING, Any
 
 if _os.environ.get("DIGLOT_INTERPRET") == "1":
     # Triton reads its own variable when a kernel is defined.
@@ -56,7 +56,7 @@ from diglot.pipeline.errors import StreamError, StreamInterrupted
 from diglot.pipeline.pinned import pinned_cache
 from diglot.pipeline.stream import last_stream_report, stream_map, stream_reduce
 
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from diglot.models import override, patch
     from diglot.tools.compare import compare
     from diglot.tools.profiling import profile, profile_call
@@ -129,7 +129,7 @@ _TOOLS = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> _typing.Any:
     if name in _TOOLS:
         return getattr(_instrument(_TOOLS[name]), name)
     if name in ("override", "patch"):

@@ -10,6 +10,7 @@ using namespace diglot;
 constexpr int kRows = 8, kColumns = 32, kTiles = 8, kStages = 2;
 constexpr uint32_t kTileBytes = kRows * kColumns * sizeof(float);
 constexpr int kConsumers = 128;
+constexpr int kFaulty = 3;  // the tile at which most bugs act
 
 enum class Sum {
   kRight,
@@ -48,9 +49,9 @@ __global__ void sum_tiles(const __grid_constant__ TensorMap map, float* out) {
     for (int tile = 0; tile < kTiles; ++tile) {
       const int stage = tile % kStages, round = tile / kStages;
       empty[stage].wait((round + 1) % 2);
-      const bool is_short = kBug == Sum::kBytesShort && tile == 3;
+      const bool is_short = kBug == Sum::kBytesShort && tile == kFaulty;
       full[stage].arrive_expect(is_short ? kTileBytes / 2 : kTileBytes);
-      if (kBug == Sum::kArrivalTwice && tile == 3) full[stage].arrive();
+      if (kBug == Sum::kArrivalTwice && tile == kFaulty) full[stage].arrive();
       tma_load(map, tiles[stage] + kShift, full[stage], {0, first_row + tile * kRows});
     }
   } else if (thread < kConsumers) {
@@ -58,18 +59,18 @@ __global__ void sum_tiles(const __grid_constant__ TensorMap map, float* out) {
     const int last = kBug == Sum::kEndsEarly ? kTiles - 1 : kTiles;
     for (int tile = 0; tile < last; ++tile) {
       const int stage = tile % kStages, round = tile / kStages;
-      const bool is_it = tile == 3;
+      const bool is_faulty = tile == kFaulty;
       const int parity = kBug == Sum::kParityNotFlipped ? 0 : round % 2;
-      const bool waits = !is_it || (kBug != Sum::kWaitMissing && kBug != Sum::kWaitLate);
-      if (waits) {
-        full[kBug == Sum::kWaitEarly && is_it ? 1 - stage : stage].wait(
-            kBug == Sum::kWaitEarly && is_it ? (tile - 1) / kStages % 2 : parity);
+      if (kBug == Sum::kWaitEarly && is_faulty) {
+        full[1 - stage].wait((tile - 1) / kStages % 2);
+      } else if (!is_faulty || (kBug != Sum::kWaitMissing && kBug != Sum::kWaitLate)) {
+        full[stage].wait(parity);
       }
-      if (kBug == Sum::kReleasedEarly && is_it) empty[stage].arrive();
+      if (kBug == Sum::kReleasedEarly && is_faulty) empty[stage].arrive();
       for (int i = thread; i < kRows * kColumns; i += kConsumers) sum += tiles[stage][i + kShift];
-      if (is_it && kBug == Sum::kWaitLate) full[stage].wait(parity);
+      if (is_faulty && kBug == Sum::kWaitLate) full[stage].wait(parity);
       if (kBug != Sum::kNoFenceAfterRead) fence_async_proxy();
-      if (kBug != Sum::kReleasedEarly || !is_it) empty[stage].arrive();
+      if (kBug != Sum::kReleasedEarly || !is_faulty) empty[stage].arrive();
     }
     sums[thread] = sum;
   }
@@ -91,7 +92,7 @@ enum class Store {
 };
 
 // Doubles tiles: threads write them to shared memory, and one has them stored to `scratch`. In the
-// end out[block] = the sum of what was stored.
+// end out[block] = the sum of the stored tiles.
 template <Store kBug>
 __global__ void store_tiles(const float* in, const __grid_constant__ TensorMap map,
                             const float* scratch, float* out) {
@@ -99,15 +100,16 @@ __global__ void store_tiles(const float* in, const __grid_constant__ TensorMap m
   const int thread = static_cast<int>(threadIdx.x), first_row = blockIdx.x * kTiles * kRows;
   const int first = first_row * kColumns;
   for (int t = 0; t < kTiles; ++t) {
+    const bool is_faulty = t == kFaulty;
     for (int i = thread; i < kRows * kColumns; i += blockDim.x) {
       tile[i] = 2 * in[first + t * kRows * kColumns + i];
     }
-    if (kBug != Store::kNoFence || t != 3) fence_async_proxy();
-    if (kBug != Store::kNoBarrier || t != 3) __syncthreads();
+    if (kBug != Store::kNoFence || !is_faulty) fence_async_proxy();
+    if (kBug != Store::kNoBarrier || !is_faulty) __syncthreads();
     if (thread == 0) {
       tma_store(map, tile, {0, first_row + t * kRows});
-      if (kBug != Store::kNotCommitted || t != 3) commit_bulk_group();
-      if (kBug != Store::kNoWait || t != 3) wait_bulk_groups_read<0>();
+      if (kBug != Store::kNotCommitted || !is_faulty) commit_bulk_group();
+      if (kBug != Store::kNoWait || !is_faulty) wait_bulk_groups_read<0>();
     }
     __syncthreads();
   }
@@ -151,29 +153,26 @@ constexpr Start start_store = [](const Launch& how, const float* in, float* out)
                             out);
 };
 
-const std::vector<Entry>& kernels() {
-  static const std::vector<Entry> all = {
-      {"sum_tiles", start_sum<Sum::kRight>},
-      {"wait_missing", start_sum<Sum::kWaitMissing>},
-      {"wait_late", start_sum<Sum::kWaitLate>},
-      {"wait_early", start_sum<Sum::kWaitEarly>},
-      {"released_early", start_sum<Sum::kReleasedEarly>},
-      {"no_fence_after_read", start_sum<Sum::kNoFenceAfterRead>},
-      {"parity_not_flipped", start_sum<Sum::kParityNotFlipped>},
-      {"bytes_short", start_sum<Sum::kBytesShort>},
-      {"arrival_twice", start_sum<Sum::kArrivalTwice>},
-      {"no_init_fence", start_sum<Sum::kNoInitFence>},
-      {"misaligned_stage", start_sum<Sum::kMisalignedStage>},
-      {"not_initialised", start_sum<Sum::kNotInitialised>},
-      {"ends_early", start_sum<Sum::kEndsEarly>},
-      {"store_tiles", start_store<Store::kRight>},
-      {"no_fence_before_store", start_store<Store::kNoFence>},
-      {"no_barrier_before_store", start_store<Store::kNoBarrier>},
-      {"no_wait_after_store", start_store<Store::kNoWait>},
-      {"store_not_committed", start_store<Store::kNotCommitted>},
-      {"only_read", start_store<Store::kOnlyRead>},
-  };
-  return all;
-}
+const std::vector<Entry> kernels = {
+    {"sum_tiles", start_sum<Sum::kRight>},
+    {"wait_missing", start_sum<Sum::kWaitMissing>},
+    {"wait_late", start_sum<Sum::kWaitLate>},
+    {"wait_early", start_sum<Sum::kWaitEarly>},
+    {"released_early", start_sum<Sum::kReleasedEarly>},
+    {"no_fence_after_read", start_sum<Sum::kNoFenceAfterRead>},
+    {"parity_not_flipped", start_sum<Sum::kParityNotFlipped>},
+    {"bytes_short", start_sum<Sum::kBytesShort>},
+    {"arrival_twice", start_sum<Sum::kArrivalTwice>},
+    {"no_init_fence", start_sum<Sum::kNoInitFence>},
+    {"misaligned_stage", start_sum<Sum::kMisalignedStage>},
+    {"not_initialised", start_sum<Sum::kNotInitialised>},
+    {"ends_early", start_sum<Sum::kEndsEarly>},
+    {"store_tiles", start_store<Store::kRight>},
+    {"no_fence_before_store", start_store<Store::kNoFence>},
+    {"no_barrier_before_store", start_store<Store::kNoBarrier>},
+    {"no_wait_after_store", start_store<Store::kNoWait>},
+    {"store_not_committed", start_store<Store::kNotCommitted>},
+    {"only_read", start_store<Store::kOnlyRead>},
+};
 
 }  // namespace planted

@@ -43,14 +43,11 @@ __global__ void arrive_and_end(const float* in, float* out) {
 
 __global__ void add_atomically(const float* in, float* out) { atomicAdd(out, in[threadIdx.x]); }
 
-const std::vector<Entry>& kernels() {
-  static const std::vector<Entry> all = {
-      {"sum_of_next", start<sum_of_next<true>>},
-      {"next_before_it_begins", start<sum_of_next<false>>},
-      PLANTED(arrive_and_end),
-      PLANTED(add_atomically),
-  };
-  return all;
-}
+const std::vector<Entry> kernels = {
+    {"sum_of_next", start<sum_of_next<true>>},
+    {"next_before_it_begins", start<sum_of_next<false>>},
+    PLANTED(arrive_and_end),
+    PLANTED(add_atomically),
+};
 
 }  // namespace planted

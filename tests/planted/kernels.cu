@@ -440,7 +440,7 @@ __global__ void shuffles(const float* in, float* out) {
   assert(__shfl_down_sync(all, lane, 1) == (lane == 31 ? 31 : lane + 1));
   assert(__shfl_down_sync(all, lane, 3, 8) == (lane % 8 > 4 ? lane : lane + 3));
   assert(__shfl_xor_sync(all, lane, 1) == (lane ^ 1));
-  assert(__shfl_up_sync(all, lane, 33) == (lane == 0 ? 0 : lane - 1));  // of which 5 bits count
+  assert(__shfl_up_sync(all, lane, 33) == (lane == 0 ? 0 : lane - 1));  // 5 bits of it count
   assert(__shfl_down_sync(all, lane, 0x80000001u) == (lane == 31 ? 31 : lane + 1));
   assert(__shfl_xor_sync(all, lane, -31) == (lane ^ 1));
   assert(__shfl_xor_sync(all, 0.5 * lane, 16) == 0.5 * (lane ^ 16));  // 8 bytes
@@ -497,10 +497,10 @@ __global__ void fast_quotient(const float* in, float* out) {
   out[blockIdx.x] = __fdividef(1.0f, in[blockIdx.x]);
 }
 
-// What is wrong with a kernel in which the blocks of a cluster read each other's shared memory.
+// Bugs of a kernel in which the blocks of a cluster read each other's shared memory.
 enum class InCluster { kNothing, kBlockMissing, kNoSuchBlock };
 
-// out[block] = the sum of what all blocks of the cluster have of `in`, by way of shared memory.
+// out[block] = the sum of the values of all blocks of the cluster, through shared memory.
 template <InCluster kFault>
 __global__ void sum_in_cluster(const float* in, float* out) {
   constexpr int kBlocks = 2;
@@ -523,73 +523,70 @@ __global__ void sum_in_cluster(const float* in, float* out) {
 
 __global__ void empty(const float*, float*) {}
 
-const std::vector<Entry>& kernels() {
-  static const std::vector<Entry> all = {
-      {"sum_in_shared", start<sum_in_shared<true, true>>},
-      {"missing_barrier", start<sum_in_shared<false, true>>},
-      {"missing_barrier_in_loop", start<sum_in_shared<true, false>>},
-      {"sum_by_shuffles", start<sum_by_shuffles<8>>},
-      {"dropped_warp", start<sum_by_shuffles<7>>},
-      {"race_in_warp", start<race_in_warp<false>>},
-      {"ordered_in_warp", start<race_in_warp<true>>},
-      {"sum_in_cluster", start<sum_in_cluster<InCluster::kNothing>>},
-      {"cluster_without_a_block", start<sum_in_cluster<InCluster::kBlockMissing>>},
-      {"beyond_cluster", start<sum_in_cluster<InCluster::kNoSuchBlock>>},
-      PLANTED(sum_rows),
-      PLANTED(beyond_shared_by_pointer),
-      PLANTED(copy_beyond),
-      PLANTED(copy_constant_size_beyond),
-      PLANTED(set_constant_size_beyond),
-      PLANTED(set_shared_beyond),
-      PLANTED(copy_huge),
-      PLANTED(least_by_minus_one),
-      PLANTED(write_to_literal),
-      PLANTED(write_to_table),
-      PLANTED(copy_from_nowhere),
-      PLANTED(write_to_input),
-      PLANTED(misaligned_atomic),
-      PLANTED(null_pointer),
-      PLANTED(spin_in_vote),
-      PLANTED(spin_in_barrier),
-      PLANTED(wait_for_two_words),
-      PLANTED(wait_for_slow_block),
-      PLANTED(forms),
-      {"cross_grid_barriers", start<cross_grid_barriers<~0u>>},
-      {"drop_arrival", start<cross_grid_barriers<3>>},
-      PLANTED(divergent_barrier),
-      PLANTED(missing_arrival),
-      PLANTED(off_by_one_read),
-      PLANTED(off_by_one_write),
-      PLANTED(misaligned_vector),
-      PLANTED(beyond_shared),
-      PLANTED(race_in_shared),
-      PLANTED(absent_lane),
-      PLANTED(odd_width),
-      PLANTED(absent_lanes_of_mask),
-      PLANTED(failed_assertion),
-      PLANTED(division_by_zero),
-      PLANTED(stack_overflow),
-      PLANTED(overflow_by_looks),
-      PLANTED(never_ends),
-      PLANTED(wait_for_nobody),
-      PLANTED(spin_on_atomic),
-      PLANTED(spin_on_volatile),
-      PLANTED(wait_for_lane),
-      PLANTED(wait_for_blocks),
-      PLANTED(sum_in_dynamic),
-      PLANTED(trap),
-      PLANTED(print),
-      PLANTED(votes),
-      PLANTED(shuffles),
-      PLANTED(atomics),
-      PLANTED(round_to_half),
-      PLANTED(round_to_bfloat16),
-      PLANTED(fast_exponential),
-      PLANTED(fast_sine),
-      PLANTED(fast_quotient),
-      PLANTED(empty),
-  };
-  return all;
-}
+const std::vector<Entry> kernels = {
+    {"sum_in_shared", start<sum_in_shared<true, true>>},
+    {"missing_barrier", start<sum_in_shared<false, true>>},
+    {"missing_barrier_in_loop", start<sum_in_shared<true, false>>},
+    {"sum_by_shuffles", start<sum_by_shuffles<8>>},
+    {"dropped_warp", start<sum_by_shuffles<7>>},
+    {"race_in_warp", start<race_in_warp<false>>},
+    {"ordered_in_warp", start<race_in_warp<true>>},
+    {"sum_in_cluster", start<sum_in_cluster<InCluster::kNothing>>},
+    {"cluster_without_a_block", start<sum_in_cluster<InCluster::kBlockMissing>>},
+    {"beyond_cluster", start<sum_in_cluster<InCluster::kNoSuchBlock>>},
+    PLANTED(sum_rows),
+    PLANTED(beyond_shared_by_pointer),
+    PLANTED(copy_beyond),
+    PLANTED(copy_constant_size_beyond),
+    PLANTED(set_constant_size_beyond),
+    PLANTED(set_shared_beyond),
+    PLANTED(copy_huge),
+    PLANTED(least_by_minus_one),
+    PLANTED(write_to_literal),
+    PLANTED(write_to_table),
+    PLANTED(copy_from_nowhere),
+    PLANTED(write_to_input),
+    PLANTED(misaligned_atomic),
+    PLANTED(null_pointer),
+    PLANTED(spin_in_vote),
+    PLANTED(spin_in_barrier),
+    PLANTED(wait_for_two_words),
+    PLANTED(wait_for_slow_block),
+    PLANTED(forms),
+    {"cross_grid_barriers", start<cross_grid_barriers<~0u>>},
+    {"drop_arrival", start<cross_grid_barriers<3>>},
+    PLANTED(divergent_barrier),
+    PLANTED(missing_arrival),
+    PLANTED(off_by_one_read),
+    PLANTED(off_by_one_write),
+    PLANTED(misaligned_vector),
+    PLANTED(beyond_shared),
+    PLANTED(race_in_shared),
+    PLANTED(absent_lane),
+    PLANTED(odd_width),
+    PLANTED(absent_lanes_of_mask),
+    PLANTED(failed_assertion),
+    PLANTED(division_by_zero),
+    PLANTED(stack_overflow),
+    PLANTED(overflow_by_looks),
+    PLANTED(never_ends),
+    PLANTED(wait_for_nobody),
+    PLANTED(spin_on_atomic),
+    PLANTED(spin_on_volatile),
+    PLANTED(wait_for_lane),
+    PLANTED(wait_for_blocks),
+    PLANTED(sum_in_dynamic),
+    PLANTED(trap),
+    PLANTED(print),
+    PLANTED(votes),
+    PLANTED(shuffles),
+    PLANTED(atomics),
+    PLANTED(round_to_half),
+    PLANTED(round_to_bfloat16),
+    PLANTED(fast_exponential),
+    PLANTED(fast_sine),
+    PLANTED(fast_quotient),
+    PLANTED(empty),
+};
 
 }  // namespace planted

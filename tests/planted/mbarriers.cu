@@ -12,6 +12,13 @@ using namespace diglot;
 
 constexpr int kThreads = 256;
 
+// The sum of a block's values, by one thread.
+__device__ float sum_of_block(const float* in) {
+  float sum = 0;
+  for (int i = 0; i < kThreads; ++i) sum += in[blockIdx.x * kThreads + i];
+  return sum;
+}
+
 enum class Fault {
   kNone,
   kNotInitialised,
@@ -70,9 +77,7 @@ __global__ void poll_mbarrier(const float* in, float* out) {
   if (threadIdx.x == 0) full.init(1);
   __syncthreads();
   if (threadIdx.x == 0) {
-    float sum = 0;
-    for (int i = 0; i < kThreads; ++i) sum += in[blockIdx.x * kThreads + i];
-    value = sum;
+    value = sum_of_block(in);
     full.arrive();
   } else if (threadIdx.x == 100) {
     while (!full.try_wait(0)) {
@@ -92,8 +97,7 @@ __global__ void await_message(const float* in, float* out) {
   }
   __syncthreads();
   if (threadIdx.x == 0) {
-    float sum = 0;
-    for (int i = 0; i < kThreads; ++i) sum += in[blockIdx.x * kThreads + i];
+    const float sum = sum_of_block(in);
     arrived.arrive_expect(kExpected);
     store_async(cluster_address(shared_address(&value), 0), sum,
                 cluster_address(shared_address(&arrived), 0));
@@ -104,7 +108,7 @@ __global__ void await_message(const float* in, float* out) {
 
 enum class Part { kRight, kCounts, kNumber, kPartial, kMissing };
 
-// out[block] = the block's sum, of which either half of the block sums its own first.
+// out[block] = the block's sum: each half of the block sums its own values first.
 template <Part kPart>
 __global__ void sum_by_parts(const float* in, float* out) {
   __shared__ float values[kThreads];
@@ -138,9 +142,7 @@ __global__ void __launch_bounds__(384, 1) move_registers(const float* in, float*
     take_registers<kTaken>();
   }
   if (threadIdx.x == 0) {
-    float sum = 0;
-    for (int i = 0; i < kThreads; ++i) sum += in[blockIdx.x * kThreads + i];
-    out[blockIdx.x] = sum;
+    out[blockIdx.x] = sum_of_block(in);
   }
 }
 
@@ -192,8 +194,7 @@ __global__ void send_in_cluster(const float* in, float* out) {
   cluster_sync();
   if (kLeavesEarly && rank == 1) return;
   if (threadIdx.x == 0) {
-    float sum = 0;
-    for (int i = 0; i < kThreads; ++i) sum += in[blockIdx.x * kThreads + i];
+    const float sum = sum_of_block(in);
     arrived.arrive_expect(sizeof(float));
     store_async(cluster_address(shared_address(&value), 1 - rank), sum,
                 cluster_address(shared_address(&arrived), 1 - rank));
@@ -204,7 +205,7 @@ __global__ void send_in_cluster(const float* in, float* out) {
 
 enum class Copies { kRight, kNoWait, kFewGroups, kNotCommitted };
 
-// out[block] = the block's sum, by two groups of copies, the second of which is under way while the
+// out[block] = the block's sum, by two groups of copies. The second group is under way while the
 // first is summed.
 template <Copies kCopies>
 __global__ void copy_in_groups(const float* in, float* out) {
@@ -236,43 +237,40 @@ __global__ void copy_in_groups(const float* in, float* out) {
   }
 }
 
-const std::vector<Entry>& kernels() {
-  static const std::vector<Entry> all = {
-      {"pass_by_mbarrier", start<pass_by_mbarrier<Fault::kNone>>},
-      {"not_initialised", start<pass_by_mbarrier<Fault::kNotInitialised>>},
-      {"initialised_again", start<pass_by_mbarrier<Fault::kInitialisedAgain>>},
-      {"ordinary_access", start<pass_by_mbarrier<Fault::kOrdinaryAccess>>},
-      {"arrival_twice", start<pass_by_mbarrier<Fault::kArrivalTwice>>},
-      {"arrival_missing", start<pass_by_mbarrier<Fault::kArrivalMissing>>},
-      {"parity_not_flipped", start<pass_by_mbarrier<Fault::kParityNotFlipped>>},
-      {"wait_missing", start<pass_by_mbarrier<Fault::kWaitMissing>>},
-      {"no_arrivals", start<pass_by_mbarrier<Fault::kNoArrivals>>},
-      {"misaligned_mbarrier", start<pass_by_mbarrier<Fault::kMisaligned>>},
-      {"poll_mbarrier", start<poll_mbarrier>},
-      {"await_message", start<await_message<4>>},
-      {"await_too_many_bytes", start<await_message<8>>},
-      {"sum_by_parts", start<sum_by_parts<Part::kRight>>},
-      {"part_of_two_counts", start<sum_by_parts<Part::kCounts>>},
-      {"part_beyond_numbers", start<sum_by_parts<Part::kNumber>>},
-      {"part_of_a_warp", start<sum_by_parts<Part::kPartial>>},
-      {"part_without_a_thread", start<sum_by_parts<Part::kMissing>>},
-      {"move_registers", start<move_registers<40, 232>>},
-      {"too_many_registers", start<move_registers<48, 232>>},
-      {"release_that_takes", start<move_registers<176, 232>>},
-      {"half_a_warp_of_registers", start<registers_of_half_a_warp>},
-      {"elect", start<elect>},
-      {"cluster_in_halves", start<cluster_in_halves<Halves::kRight>>},
-      {"cluster_without_arrival", start<cluster_in_halves<Halves::kNoArrival>>},
-      {"cluster_two_arrivals", start<cluster_in_halves<Halves::kTwoArrivals>>},
-      {"cluster_without_wait", start<cluster_in_halves<Halves::kNoWait>>},
-      {"send_in_cluster", start<send_in_cluster<false>>},
-      {"leave_cluster_early", start<send_in_cluster<true>>},
-      {"copy_in_groups", start<copy_in_groups<Copies::kRight>>},
-      {"copies_without_wait", start<copy_in_groups<Copies::kNoWait>>},
-      {"copies_of_too_few_groups", start<copy_in_groups<Copies::kFewGroups>>},
-      {"copies_not_committed", start<copy_in_groups<Copies::kNotCommitted>>},
-  };
-  return all;
-}
+const std::vector<Entry> kernels = {
+    {"pass_by_mbarrier", start<pass_by_mbarrier<Fault::kNone>>},
+    {"not_initialised", start<pass_by_mbarrier<Fault::kNotInitialised>>},
+    {"initialised_again", start<pass_by_mbarrier<Fault::kInitialisedAgain>>},
+    {"ordinary_access", start<pass_by_mbarrier<Fault::kOrdinaryAccess>>},
+    {"arrival_twice", start<pass_by_mbarrier<Fault::kArrivalTwice>>},
+    {"arrival_missing", start<pass_by_mbarrier<Fault::kArrivalMissing>>},
+    {"parity_not_flipped", start<pass_by_mbarrier<Fault::kParityNotFlipped>>},
+    {"wait_missing", start<pass_by_mbarrier<Fault::kWaitMissing>>},
+    {"no_arrivals", start<pass_by_mbarrier<Fault::kNoArrivals>>},
+    {"misaligned_mbarrier", start<pass_by_mbarrier<Fault::kMisaligned>>},
+    PLANTED(poll_mbarrier),
+    {"await_message", start<await_message<4>>},
+    {"await_too_many_bytes", start<await_message<8>>},
+    {"sum_by_parts", start<sum_by_parts<Part::kRight>>},
+    {"part_of_two_counts", start<sum_by_parts<Part::kCounts>>},
+    {"part_beyond_numbers", start<sum_by_parts<Part::kNumber>>},
+    {"part_of_a_warp", start<sum_by_parts<Part::kPartial>>},
+    {"part_without_a_thread", start<sum_by_parts<Part::kMissing>>},
+    {"move_registers", start<move_registers<40, 232>>},
+    {"too_many_registers", start<move_registers<48, 232>>},
+    {"release_that_takes", start<move_registers<176, 232>>},
+    {"half_a_warp_of_registers", start<registers_of_half_a_warp>},
+    PLANTED(elect),
+    {"cluster_in_halves", start<cluster_in_halves<Halves::kRight>>},
+    {"cluster_without_arrival", start<cluster_in_halves<Halves::kNoArrival>>},
+    {"cluster_two_arrivals", start<cluster_in_halves<Halves::kTwoArrivals>>},
+    {"cluster_without_wait", start<cluster_in_halves<Halves::kNoWait>>},
+    {"send_in_cluster", start<send_in_cluster<false>>},
+    {"leave_cluster_early", start<send_in_cluster<true>>},
+    {"copy_in_groups", start<copy_in_groups<Copies::kRight>>},
+    {"copies_without_wait", start<copy_in_groups<Copies::kNoWait>>},
+    {"copies_of_too_few_groups", start<copy_in_groups<Copies::kFewGroups>>},
+    {"copies_not_committed", start<copy_in_groups<Copies::kNotCommitted>>},
+};
 
 }  // namespace planted

@@ -2,7 +2,7 @@
 
     python tests/planted/on_gpu.py RESULTS
 
-writes RESULTS, such as bench/results/h200/planted_bugs.json, and prints all answers. Each kernel
+writes RESULTS, such as bench/comparisons/h200-planted-bugs.json, and prints all answers. Each kernel
 runs in a process of its own. The run fails if a right kernel is wrong. Needs a GPU, nvcc and
 compute-sanitizer.
 """
@@ -46,9 +46,9 @@ ELSEWHERE = [
     "spin_on_volatile",
 ]
 TOOLS = ["memcheck", "racecheck", "synccheck", "initcheck"]
-SECONDS, TOOL_SECONDS = 20, 60  # after which a kernel is taken to hang
-# In a wait that gives up is a call, for which ptxas puts products one after the other: that hides
-# a missing wait for them.
+SECONDS, TOOL_SECONDS = 20, 60  # a kernel that takes longer hangs.
+# With -DDIGLOT_CHECKED, a wait contains a call. ptxas then makes products wait for each other. That
+# hides a missing wait for them.
 NOT_CHECKED = {"product"}
 GAVE_UP = "has waited 2 s"
 
@@ -165,16 +165,16 @@ def main(results: Path) -> int:
             plain, found = runs.ask(bug.kernel, bug.right)
             bugs[bug.name] = [plain.verdict(bug.right.is_right), found]
             print(f"{bug.name}: {'; '.join(bugs[bug.name])}", flush=True)
+        facts = {
+            "gpu": torch.cuda.get_device_name(),
+            "cuda": torch.version.cuda,
+            "date": date.today().isoformat(),
+        }
+        results.write_text(json.dumps({**facts, "wrong": wrong, "bugs": bugs}, indent=2) + "\n")
         for kernel in ELSEWHERE:
             plain, found = runs.ask(kernel, None)
             verdict = "hangs" if plain.hangs else plain.said or str(plain.results.tolist())
             print(f"kernels.{kernel}: {verdict}; {found}", flush=True)
-    facts = {
-        "gpu": torch.cuda.get_device_name(),
-        "cuda": torch.version.cuda,
-        "date": date.today().isoformat(),
-    }
-    results.write_text(json.dumps({**facts, "wrong": wrong, "bugs": bugs}, indent=2) + "\n")
     return len(wrong)
 
 

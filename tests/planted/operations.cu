@@ -1,4 +1,4 @@
-// Asynchronous operations of which some follow a wait and some do not, and a memcpy. For
+// Asynchronous operations, some after a wait and some without one, and a memcpy. For
 // tests/test_races_of_operations.py.
 #include "diglot/mma/tma.cuh"
 #include "diglot/mma/wgmma.cuh"
@@ -47,14 +47,11 @@ __global__ void copy_words(const float* in, float* out) {
   out[blockIdx.x] = words[0];
 }
 
-const std::vector<Entry>& kernels() {
-  static const std::vector<Entry> all = {
-      {"square", start<square<Fault::kNone>>},
-      {"one_warp_waits", start<square<Fault::kOneWarpWaits>>},
-      {"two_loads", start<square<Fault::kTwoLoads>>},
-      PLANTED(copy_words),
-  };
-  return all;
-}
+const std::vector<Entry> kernels = {
+    {"square", start<square<Fault::kNone>>},
+    {"one_warp_waits", start<square<Fault::kOneWarpWaits>>},
+    {"two_loads", start<square<Fault::kTwoLoads>>},
+    PLANTED(copy_words),
+};
 
 }  // namespace planted

@@ -35,7 +35,7 @@ std::string play(const std::string& script, int threads) {
   std::istringstream statements(script);
   int line = 0;
   for (std::string statement; std::getline(statements, statement, ';');) {
-    const Site site{nullptr, {"script", ++line}};
+    const Site site(diglot::Place{"script", ++line});
     std::istringstream words(statement);
     std::string what, name;
     int thread = 0;
@@ -71,7 +71,7 @@ std::string play(const std::string& script, int threads) {
         operation.line = line;
       }
       operation.issued = order.release(thread);
-      const Site issue{nullptr, {"script", operation.line}};
+      const Site issue(diglot::Place{"script", operation.line});
       const std::string& whose = other.empty() ? name : other;
       const auto number = static_cast<std::uint32_t>(line);
       const Actor actor{operation.channel, 1, &operation.issued, true,

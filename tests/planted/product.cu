@@ -113,18 +113,15 @@ constexpr Start start_product = [](const Launch& how, const float* in, float* ou
   launch<multiply<kBug>>(one, nullptr, a, b, out);
 };
 
-const std::vector<Entry>& kernels() {
-  static const std::vector<Entry> all = {
-      {"product", start_product<Bug::kRight>},
-      {"released_before_wgmma", start_product<Bug::kReleasedEarly>},
-      {"tile_short", start_product<Bug::kTileShort>},
-      {"tail_unmasked", start_product<Bug::kTailUnmasked>},
-      {"other_swizzle", start_product<Bug::kOtherSwizzle>},
-      {"half_stride", start_product<Bug::kHalfStride>},
-      {"short_leading", start_product<Bug::kShortLeading>},
-      {"far_leading", start_product<Bug::kFarLeading>},
-  };
-  return all;
-}
+const std::vector<Entry> kernels = {
+    {"product", start_product<Bug::kRight>},
+    {"released_before_wgmma", start_product<Bug::kReleasedEarly>},
+    {"tile_short", start_product<Bug::kTileShort>},
+    {"tail_unmasked", start_product<Bug::kTailUnmasked>},
+    {"other_swizzle", start_product<Bug::kOtherSwizzle>},
+    {"half_stride", start_product<Bug::kHalfStride>},
+    {"short_leading", start_product<Bug::kShortLeading>},
+    {"far_leading", start_product<Bug::kFarLeading>},
+};
 
 }  // namespace planted

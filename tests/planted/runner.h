@@ -1,5 +1,5 @@
-// Runs planted kernels by name: what library.py calls through ctypes. A file of kernels includes it
-// and defines kernels(). No PyTorch.
+// Runs planted kernels by name; library.py calls it through ctypes. A file of kernels includes it
+// and lists them as `kernels`. No PyTorch.
 #pragma once
 
 #include <cstring>
@@ -23,11 +23,11 @@ constexpr Start start = [](const diglot::Launch& how, const float* in, float* ou
 
 #define PLANTED(KERNEL) {#KERNEL, start<KERNEL>}
 
-const std::vector<Entry>& kernels();
+extern const std::vector<Entry> kernels;
 
 }  // namespace planted
 
-// How a kernel is run; the test's Options has the same fields.
+// How a kernel is launched. The class in library.py has the same fields.
 struct Options {
   unsigned blocks, threads;
   unsigned long long shared_bytes;
@@ -40,7 +40,12 @@ struct Options {
 
 namespace {
 
-// Runs a kernel on arrays of the host, of which `out` has an element for each block.
+diglot::Launch launch_of(const Options& options) {
+  return {options.blocks, options.threads, options.shared_bytes, options.is_cooperative != 0,
+          options.cluster_blocks};
+}
+
+// Runs a kernel on arrays of the host; `out` has an element for each block.
 #if defined(DIGLOT_INTERPRETER)
 
 void run_entry(const planted::Entry& entry, const Options& options, const float* in,
@@ -54,9 +59,7 @@ void run_entry(const planted::Entry& entry, const Options& options, const float*
   };
   const diglot::interpreter::Arguments scope(
       {range(in, elements, false), range(out, options.blocks, true)});
-  entry.start({options.blocks, options.threads, options.shared_bytes, options.is_cooperative != 0,
-               options.cluster_blocks},
-              in, out);
+  entry.start(launch_of(options), in, out);
 }
 
 #else
@@ -70,9 +73,7 @@ void run_entry(const planted::Entry& entry, const Options& options, const float*
   check(cudaMalloc(&device_out, out_bytes), "allocating");
   check(cudaMemcpy(device_in, in, in_bytes, cudaMemcpyHostToDevice), "copying");
   check(cudaMemcpy(device_out, out, out_bytes, cudaMemcpyHostToDevice), "copying");
-  entry.start({options.blocks, options.threads, options.shared_bytes, options.is_cooperative != 0,
-               options.cluster_blocks},
-              device_in, device_out);
+  entry.start(launch_of(options), device_in, device_out);
   check(cudaDeviceSynchronize(), "running");
   check(cudaMemcpy(out, device_out, out_bytes, cudaMemcpyDeviceToHost), "copying");
 }
@@ -85,10 +86,10 @@ void run_entry(const planted::Entry& entry, const Options& options, const float*
 extern "C" __attribute__((visibility("default"))) const char* run(
     const char* name, const Options* options, const float* in, std::int64_t elements, float* out) {
   static thread_local std::string answer;
-  // Host code of a kernel's file may use what the interpreter uses too.
+  // Host code of a kernel's file may use the same inline functions as the interpreter.
   std::vector<int> tried;
   answer = "there is no such kernel";
-  for (const planted::Entry& entry : planted::kernels()) {
+  for (const planted::Entry& entry : planted::kernels) {
     tried.push_back(static_cast<int>(tried.size()));
     if (std::strcmp(entry.name, name) != 0) continue;
     answer.clear();

@@ -1,9 +1,9 @@
-"""The table of planted bugs of asynchronous machinery: each one's kernel, and what is said of it.
+"""The table of planted bugs of asynchronous machinery: each one's kernel, and its messages.
 
     python tests/planted/table.py
 
 prints it, as docs/interpreter.md has it. What a GPU and compute-sanitizer say comes from
-bench/results/*/planted_bugs.json, which on_gpu.py writes.
+bench/comparisons/*-planted-bugs.json, which on_gpu.py writes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 FOLDER = Path(__file__).resolve().parent
-RESULTS = "planted_bugs.json"
+RESULTS = "bench/comparisons/*-planted-bugs.json"
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Bug:
 
 
 def integers(count: int) -> torch.Tensor:
-    """Of which products are exact."""
+    """Small ones, whose products are exact."""
     return torch.randint(-8, 9, (count,), generator=torch.Generator().manual_seed(0)).float()
 
 
@@ -65,7 +65,7 @@ def integers(count: int) -> torch.Tensor:
 TILES = (torch.arange(2 * 8 * 8 * 32) % 61).float()
 TILE_SUMS = TILES.view(2, -1).sum(1)
 SUM = Right("bulk_copies", "sum_tiles", {"blocks": 2, "threads": 160}, TILES, TILE_SUMS)
-STORE_LAUNCH = {"blocks": 32 + len(TILES), "threads": 128}  # of which two blocks run
+STORE_LAUNCH = {"blocks": 32 + len(TILES), "threads": 128}  # a block for each result; two run
 STORE = Right("bulk_copies", "store_tiles", STORE_LAUNCH, TILES, 2 * TILE_SUMS)
 
 # product.cu: A of 64 x 320 and B of 320 x 64, of whose depth 296 count.
@@ -112,6 +112,7 @@ TOUCHED = "accumulators are touched before the wgmma_wait() that covers"
 PROXY = "a proxy fence is missing"
 PATTERN = "is not in the first line of the swizzle's pattern"
 LEFT = "leaves its cluster early"
+ORDER = "reads a tile in another order than the bulk load at"
 
 BUGS = [
     Bug("no wait for a tile", "wait_missing", SUM, (RACE, UNWRITTEN, MISSED, MANY)),
@@ -204,16 +205,16 @@ BUGS = [
         ("ends before a bulk store of 1024 bytes is complete", "nothing orders that before"),
     ),
     Bug("a tile read as if it had no swizzle", "no_swizzle", SWIZZLED, ()),
-    Bug("a tile loaded without its descriptor's swizzle", "other_swizzle", PRODUCT, ()),
+    Bug("a tile loaded without its descriptor's swizzle", "other_swizzle", PRODUCT, (ORDER,)),
     Bug(
         "a descriptor of another swizzle, at an address that it forbids",
         "wrong_swizzle",
         WGMMA,
         (PATTERN,),
     ),
-    Bug("a stride offset that leads to other written bytes", "half_stride", PRODUCT, ()),
+    Bug("a stride offset that leads to other written bytes", "half_stride", PRODUCT, (ORDER,)),
     Bug("a stride offset that leads to unwritten bytes", "wrong_stride", WGMMA, (UNWRITTEN,)),
-    Bug("a leading offset that leads to other written bytes", "short_leading", PRODUCT, ()),
+    Bug("a leading offset that leads to other written bytes", "short_leading", PRODUCT, (ORDER,)),
     Bug(
         "a leading offset that leads out of shared memory",
         "far_leading",
@@ -273,7 +274,7 @@ RIGHT = list({bug.right.name: bug.right for bug in BUGS}.values())
 
 def results() -> dict[str, list[str]]:
     """Of each bug that ran on a GPU: what a plain run gave, and what compute-sanitizer said."""
-    files = sorted((FOLDER.parent.parent / "bench/results").glob(f"*/{RESULTS}"))
+    files = sorted(FOLDER.parent.parent.glob(RESULTS))
     return json.loads(files[-1].read_text())["bugs"] if files else {}
 
 

@@ -22,7 +22,6 @@ enum class Fault {
   kEndsEarly,
   kNegative,
   kRank,
-  kNoMap,
   kReadOnly,
   kOutOfShared,
 };
@@ -242,76 +241,77 @@ Launch by_tiles(Launch how) {
 
 unsigned rows_of(const Launch& how) { return how.grid.x / kColumns; }
 
+TensorMap map_of_tiles(const float* tiles, unsigned rows) {
+  return map_of(tiles, rows, Swizzle::k128, kRows);
+}
+TensorMap map_of_halves(const float* tiles, unsigned rows) {
+  return map_of(tiles, rows, Swizzle::kNone, kRows / 2);
+}
+
 template <auto kKernel>
 constexpr Start start_plain = [](const Launch& how, const float* in, float* out) {
   launch<kKernel>(by_tiles(how), nullptr, in, out);
 };
 template <auto kKernel>
 constexpr Start start_to_map = [](const Launch& how, const float* in, float* out) {
-  const TensorMap map = map_of(out, rows_of(how), Swizzle::kNone, kRows / 2);
-  launch<kKernel>(by_tiles(how), nullptr, in, map);
+  launch<kKernel>(by_tiles(how), nullptr, in, map_of_halves(out, rows_of(how)));
 };
 template <auto kKernel>
 constexpr Start start_from_map = [](const Launch& how, const float* in, float* out) {
-  const TensorMap map = map_of(in, rows_of(how), Swizzle::kNone, kRows / 2);
-  launch<kKernel>(by_tiles(how), nullptr, map, out);
+  launch<kKernel>(by_tiles(how), nullptr, map_of_halves(in, rows_of(how)), out);
+};
+template <auto kKernel>
+constexpr Start start_between_maps = [](const Launch& how, const float* in, float* out) {
+  launch<kKernel>(by_tiles(how), nullptr, map_of_tiles(in, rows_of(how)),
+                  map_of_tiles(out, rows_of(how)));
 };
 template <Fault kFault>
-constexpr Start start_add = [](const Launch& how, const float* in, float* out) {
-  TensorMap from = map_of(in, rows_of(how), Swizzle::k128, kRows);
-  if (kFault == Fault::kNoMap) from = {};
-  const TensorMap to = map_of(out, rows_of(how), Swizzle::k128, kRows);
-  launch<add_number<kFault>>(by_tiles(how), nullptr, from, to);
-};
-void start_doubling(const Launch& how, const float* in, float* out) {
-  const TensorMap from = map_of(in, rows_of(how), Swizzle::k128, kRows);
-  const TensorMap to = map_of(out, rows_of(how), Swizzle::k128, kRows);
-  launch<double_tiles>(by_tiles(how), nullptr, from, to);
+constexpr Start start_add = start_between_maps<add_number<kFault>>;
+
+void start_without_map(const Launch& how, const float*, float* out) {
+  launch<add_number<Fault::kNone>>(by_tiles(how), nullptr, TensorMap{},
+                                   map_of_tiles(out, rows_of(how)));
 }
-// Of memory that the launch is not given.
+// With a map of memory that the launch is not given.
 void start_with_old_map(const Launch& how, const float*, float* out) {
   static std::vector<float> old(4096);
   const auto past = reinterpret_cast<uintptr_t>(old.data()) % 16 / sizeof(float);
-  const TensorMap from = map_of(old.data() + (4 - past) % 4, kRows, Swizzle::k128, kRows);
-  const TensorMap to = map_of(out, rows_of(how), Swizzle::k128, kRows);
-  launch<add_number<Fault::kNone>>(by_tiles(how), nullptr, from, to);
+  launch<add_number<Fault::kNone>>(by_tiles(how), nullptr,
+                                   map_of_tiles(old.data() + (4 - past) % 4, kRows),
+                                   map_of_tiles(out, rows_of(how)));
 }
-// Of a row more than there is.
+// With a map of a row more than there is.
 void start_with_long_map(const Launch& how, const float* in, float* out) {
-  const TensorMap from = map_of(in, rows_of(how), Swizzle::k128, kRows);
-  const TensorMap to = map_of(out, rows_of(how) + 1, Swizzle::k128, kRows);
-  launch<add_number<Fault::kNone>>(by_tiles(how), nullptr, from, to);
+  launch<add_number<Fault::kNone>>(by_tiles(how), nullptr, map_of_tiles(in, rows_of(how)),
+                                   map_of_tiles(out, rows_of(how) + 1));
 }
 
-const std::vector<Entry>& kernels() {
-  static const std::vector<Entry> entries = {
-      {"add_number", start_add<Fault::kNone>},
-      {"bytes_of_two_tiles", start_add<Fault::kBytes>},
-      {"no_swizzle", start_add<Fault::kSwizzle>},
-      {"misaligned_stage", start_add<Fault::kMisaligned>},
-      {"ends_before_its_store", start_add<Fault::kEndsEarly>},
-      {"negative_store", start_add<Fault::kNegative>},
-      {"wrong_rank", start_add<Fault::kRank>},
-      {"no_map", start_add<Fault::kNoMap>},
-      {"store_to_input", start_add<Fault::kReadOnly>},
-      {"beyond_stages", start_add<Fault::kOutOfShared>},
-      {"old_map", start_with_old_map},
-      {"long_map", start_with_long_map},
-      {"through_one_buffer", start_to_map<through_one_buffer<true>>},
-      {"overwritten_buffer", start_to_map<through_one_buffer<false>>},
-      {"read_back", start_plain<read_back<true>>},
-      {"read_back_too_soon", start_plain<read_back<false>>},
-      {"double_tiles", start_doubling},
-      {"plain_copy", start_plain<plain_copy<kTileBytes>>},
-      {"plain_copy_of_1000_bytes", start_plain<plain_copy<1000>>},
-      {"share_tile", start_from_map<share_tile<Share::kRight>>},
-      {"leaves_cluster_early", start_from_map<share_tile<Share::kLeavesEarly>>},
-      {"multicast_beyond_cluster", start_from_map<share_tile<Share::kMask>>},
-      {"send_tile", start_plain<send_tile>},
-      {"add_tiles", start_to_map<add_tiles>},
-      {"minimum_of_floats", start_to_map<reduce_wrongly<Reduction::kMin>>},
-  };
-  return entries;
-}
+const std::vector<Entry> kernels = {
+    {"add_number", start_add<Fault::kNone>},
+    {"bytes_of_two_tiles", start_add<Fault::kBytes>},
+    {"no_swizzle", start_add<Fault::kSwizzle>},
+    {"misaligned_stage", start_add<Fault::kMisaligned>},
+    {"ends_before_its_store", start_add<Fault::kEndsEarly>},
+    {"negative_store", start_add<Fault::kNegative>},
+    {"wrong_rank", start_add<Fault::kRank>},
+    {"no_map", start_without_map},
+    {"store_to_input", start_add<Fault::kReadOnly>},
+    {"beyond_stages", start_add<Fault::kOutOfShared>},
+    {"old_map", start_with_old_map},
+    {"long_map", start_with_long_map},
+    {"through_one_buffer", start_to_map<through_one_buffer<true>>},
+    {"overwritten_buffer", start_to_map<through_one_buffer<false>>},
+    {"read_back", start_plain<read_back<true>>},
+    {"read_back_too_soon", start_plain<read_back<false>>},
+    {"double_tiles", start_between_maps<double_tiles>},
+    {"plain_copy", start_plain<plain_copy<kTileBytes>>},
+    {"plain_copy_of_1000_bytes", start_plain<plain_copy<1000>>},
+    {"share_tile", start_from_map<share_tile<Share::kRight>>},
+    {"leaves_cluster_early", start_from_map<share_tile<Share::kLeavesEarly>>},
+    {"multicast_beyond_cluster", start_from_map<share_tile<Share::kMask>>},
+    {"send_tile", start_plain<send_tile>},
+    {"add_tiles", start_to_map<add_tiles>},
+    {"minimum_of_floats", start_to_map<reduce_wrongly<Reduction::kMin>>},
+};
 
 }  // namespace planted

@@ -242,46 +242,44 @@ void start_truncating(const Launch& how, const float* in, float* out) {
   k_major<MmaType::kE4m3>(how, in, out);
 }
 
-const std::vector<Entry>& kernels() {
-  constexpr auto kBf16 = MmaType::kBfloat16, kFp16 = MmaType::kFloat16;
-  constexpr auto kE4m3 = MmaType::kE4m3, kE5m2 = MmaType::kE5m2;
-  constexpr auto kK = Major::kK, kMn = Major::kMn;
-  static const std::vector<Entry> all{
-      {"bf16", k_major<kBf16>},
-      {"tf32", k_major<MmaType::kTf32>},
-      {"e4m3", k_major<kE4m3>},
-      {"e4m3_truncated", start_truncating},
-      {"mixed", start<product<kE5m2, kE4m3, kK, kK, Swizzle::k64, 8>>},
-      {"fp16_mn", start<product<kFp16, kFp16, kMn, kMn, Swizzle::k64, 96>>},
-      {"bf16_none", start<product<kBf16, kBf16, kMn, kK, Swizzle::kNone, 16>>},
-      {"bf16_wide", start<product<kBf16, kBf16, kK, kMn, Swizzle::k128, 256>>},
-      {"registers", start<product<kBf16, kBf16, kK, kMn, Swizzle::k128, 128, true>>},
-      PLANTED(overlap),
-      {"matrices_1", start<transpose_matrices<1>>},
-      {"matrices_2", start<transpose_matrices<2>>},
-      {"matrices_4", start<transpose_matrices<4>>},
-      {"matrices_misaligned", start<transpose_matrices<4, true>>},
-      {"right", faulty<Fault::kNone>},
-      {"fence_missing", faulty<Fault::kFenceMissing>},
-      {"touched_after_fence", faulty<Fault::kTouchedAfterFence>},
-      {"touched_before_wait", faulty<Fault::kTouchedBeforeWait>},
-      {"commit_missing", faulty<Fault::kCommitMissing>},
-      {"wait_missing", faulty<Fault::kWaitMissing>},
-      {"wait_for_older", faulty<Fault::kWaitForOlder>},
-      {"descriptor_differs", faulty<Fault::kDescriptorDiffers>},
-      {"wrong_stride", faulty<Fault::kWrongStride>},
-      {"wrong_swizzle", faulty<Fault::kWrongSwizzle>},
-      {"beyond_shared", faulty<Fault::kBeyondShared>},
-      {"misaligned", faulty<Fault::kMisaligned>},
-      {"not_encoded", faulty<Fault::kNotEncoded>},
-      {"half_warpgroup", faulty<Fault::kHalfWarpgroup>},
-      {"other_shape", faulty<Fault::kOtherShape>},
-      {"overwritten_early", faulty<Fault::kOverwrittenEarly>},
-      {"proxy_fence_missing", faulty<Fault::kProxyFenceMissing>},
-      {"barrier_missing", faulty<Fault::kBarrierMissing>},
-      {"unwritten", faulty<Fault::kUnwritten>},
-  };
-  return all;
-}
+constexpr auto kBf16 = MmaType::kBfloat16, kFp16 = MmaType::kFloat16;
+constexpr auto kE4m3 = MmaType::kE4m3, kE5m2 = MmaType::kE5m2;
+constexpr auto kMajorK = Major::kK, kMajorMn = Major::kMn;
+
+const std::vector<Entry> kernels = {
+    {"bf16", k_major<kBf16>},
+    {"tf32", k_major<MmaType::kTf32>},
+    {"e4m3", k_major<kE4m3>},
+    {"e4m3_truncated", start_truncating},
+    {"mixed", start<product<kE5m2, kE4m3, kMajorK, kMajorK, Swizzle::k64, 8>>},
+    {"fp16_mn", start<product<kFp16, kFp16, kMajorMn, kMajorMn, Swizzle::k64, 96>>},
+    {"bf16_none", start<product<kBf16, kBf16, kMajorMn, kMajorK, Swizzle::kNone, 16>>},
+    {"bf16_wide", start<product<kBf16, kBf16, kMajorK, kMajorMn, Swizzle::k128, 256>>},
+    {"registers", start<product<kBf16, kBf16, kMajorK, kMajorMn, Swizzle::k128, 128, true>>},
+    PLANTED(overlap),
+    {"matrices_1", start<transpose_matrices<1>>},
+    {"matrices_2", start<transpose_matrices<2>>},
+    {"matrices_4", start<transpose_matrices<4>>},
+    {"matrices_misaligned", start<transpose_matrices<4, true>>},
+    {"right", faulty<Fault::kNone>},
+    {"fence_missing", faulty<Fault::kFenceMissing>},
+    {"touched_after_fence", faulty<Fault::kTouchedAfterFence>},
+    {"touched_before_wait", faulty<Fault::kTouchedBeforeWait>},
+    {"commit_missing", faulty<Fault::kCommitMissing>},
+    {"wait_missing", faulty<Fault::kWaitMissing>},
+    {"wait_for_older", faulty<Fault::kWaitForOlder>},
+    {"descriptor_differs", faulty<Fault::kDescriptorDiffers>},
+    {"wrong_stride", faulty<Fault::kWrongStride>},
+    {"wrong_swizzle", faulty<Fault::kWrongSwizzle>},
+    {"beyond_shared", faulty<Fault::kBeyondShared>},
+    {"misaligned", faulty<Fault::kMisaligned>},
+    {"not_encoded", faulty<Fault::kNotEncoded>},
+    {"half_warpgroup", faulty<Fault::kHalfWarpgroup>},
+    {"other_shape", faulty<Fault::kOtherShape>},
+    {"overwritten_early", faulty<Fault::kOverwrittenEarly>},
+    {"proxy_fence_missing", faulty<Fault::kProxyFenceMissing>},
+    {"barrier_missing", faulty<Fault::kBarrierMissing>},
+    {"unwritten", faulty<Fault::kUnwritten>},
+};
 
 }  // namespace planted

@@ -48,11 +48,12 @@ from .gelu_half import (
 
 @triton.jit
 def gelu(x, approximate: tl.constexpr, precision: tl.constexpr):
-    """gelu(x). Greatest errors found, in ulp of the result, for results that are normal:
+    """gelu(x). The largest errors found among normal results:
 
-    - half: 1 ulp after rounding (erf: at 90 of 63488 fp16 and 1 bf16 inputs; tanh: 8 and 0)
-    - float: 1.85 ulp (erf), 1.80 ulp (tanh); 0.95 and 1.45 ulp for x > 0
-    - double: 1.3e-15 (erf) and 7e-16 (tanh), relative
+    - half, after rounding to fp16 or bf16: 1 ulp. The erf form has it at 90 of the 63488 finite
+      fp16 inputs and at 1 bf16 input, the tanh form at 8 fp16 inputs.
+    - float: 1.85 ulp in the erf form, 0.95 ulp for x > 0; 1.80 and 1.45 ulp in the tanh form.
+    - double: a relative error of 1.3e-15 in the erf form, and of 7e-16 in the tanh form.
     """
     if precision == "half":
         if approximate == "tanh":
@@ -74,11 +75,11 @@ def gelu(x, approximate: tl.constexpr, precision: tl.constexpr):
 
 @triton.jit
 def gelu_derivative(x, approximate: tl.constexpr, precision: tl.constexpr):
-    """The derivative of gelu at x. Greatest errors found, as above:
+    """The derivative of gelu at x. The largest errors found, as above:
 
-    - half: 1 ulp after rounding (erf: at 121 fp16 inputs, no bf16 input; tanh: 8 and 0)
-    - float: 1.75 ulp (erf), 1.82 ulp (tanh); 1.13 and 1.27 ulp for x > 0
-    - double: 8e-16 (erf) and 1.0e-15 (tanh), relative
+    - half, after rounding: 1 ulp. The erf form has it at 121 fp16 inputs, the tanh form at 8.
+    - float: 1.75 ulp in the erf form, 1.13 ulp for x > 0; 1.82 and 1.27 ulp in the tanh form.
+    - double: a relative error of 8e-16 in the erf form, and of 1.0e-15 in the tanh form.
     """
     if precision == "half":
         if approximate == "tanh":

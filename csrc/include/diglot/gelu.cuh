@@ -42,11 +42,16 @@ struct ComputeType<Precision::kDouble> {
   using type = double;
 };
 
-// gelu(x). Greatest errors found, in ulp of normal results. In fp32 among all floats from 2^-12 to
-// 14, with the reciprocal rounded correctly or 1 ulp off to either side:
-//   kHalf    1 ulp after rounding (erf: at 90 of 63488 fp16 and 1 bf16 inputs; tanh: 8 and 0)
-//   kFloat   1.93 ulp (erf), 1.82 ulp (tanh); 0.97 and 1.51 ulp for x > 0
-//   kDouble  1.3e-15 (erf) and 7e-16 (tanh), relative
+// gelu(x). The largest errors found among normal results:
+//
+//            erf form                            tanh form
+//   kHalf    1 ulp at 90 fp16 and 1 bf16 inputs  1 ulp at 8 fp16 inputs
+//   kFloat   1.93 ulp; 0.97 ulp for x > 0        1.82 ulp; 1.51 ulp for x > 0
+//   kDouble  1.3e-15, relative                   7e-16, relative
+//
+// kHalf is measured after rounding to fp16 or bf16; fp16 has 63488 finite inputs. kFloat is
+// measured at all floats from 2^-12 to 14, with the reciprocal rounded correctly, or 1 ulp off in
+// either direction.
 template <Approximate approximate, Precision precision>
 DIGLOT_DEVICE typename ComputeType<precision>::type gelu(typename ComputeType<precision>::type x) {
   constexpr bool kErf = approximate == Approximate::kNone;
@@ -59,10 +64,12 @@ DIGLOT_DEVICE typename ComputeType<precision>::type gelu(typename ComputeType<pr
   }
 }
 
-// The derivative of gelu at x. Greatest errors found, as above:
-//   kHalf    1 ulp after rounding (erf: at 121 fp16 inputs, no bf16 input; tanh: 8 and 0)
-//   kFloat   1.88 ulp (erf), 1.87 ulp (tanh); 1.18 and 1.23 ulp for x > 0
-//   kDouble  8e-16 (erf) and 1.0e-15 (tanh), relative
+// The derivative of gelu at x. The largest errors found, measured as above:
+//
+//            erf form                            tanh form
+//   kHalf    1 ulp at 121 fp16 inputs            1 ulp at 8 fp16 inputs
+//   kFloat   1.88 ulp; 1.18 ulp for x > 0        1.87 ulp; 1.23 ulp for x > 0
+//   kDouble  8e-16, relative                     1.0e-15, relative
 template <Approximate approximate, Precision precision>
 DIGLOT_DEVICE typename ComputeType<precision>::type gelu_derivative(
     typename ComputeType<precision>::type x) {

@@ -1,5 +1,6 @@
 // Stands in for CUDA's header of this name where the host compiler compiles a kernel for the
-// interpreter: what kernels of this project use, and what a user's own are likely to.
+// interpreter. It has the functions that kernels of this project use, and that a user's own are
+// likely to use.
 #pragma once
 
 #include <cmath>
@@ -154,7 +155,7 @@ T __shfl_sync(unsigned mask, T value, int source, int width = 32, DIGLOT_PLACE) 
 template <typename T>
 T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32, DIGLOT_PLACE) {
   return diglot::interpreter::shuffle(mask, value, width, "__shfl_up_sync()", place, [=](int lane) {
-    const int from = lane - static_cast<int>(delta % 32);  // of which a GPU sees five bits
+    const int from = lane - static_cast<int>(delta % 32);  // a GPU sees five bits of it
     return from < diglot::interpreter::group_begin(lane, width) ? lane : from;
   });
 }

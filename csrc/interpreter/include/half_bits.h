@@ -7,8 +7,7 @@
 
 namespace diglot::interpreter {
 
-// Rounds to a format of so many bits for significand and exponent. Exact: on the bits of a double,
-// from which both formats round once.
+// Rounds to a format with these numbers of bits. Exact: a double is rounded once, on its bits.
 template <int kSignificand, int kExponent>
 std::uint16_t round_to_16_bits(double value) {
   std::uint64_t bits;

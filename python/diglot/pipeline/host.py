@@ -11,23 +11,19 @@ from __future__ import annotations
 
 import bisect
 import ctypes
-import errno
 import functools
 import math
-import mmap
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from diglot.pipeline import pages
+
 READ_AHEAD = 64 << 20
-MADV_POPULATE_WRITE = 23
-# From this size on, the C library asks the system for an array's memory, and returns it when the
-# array is freed. So the memory is new, and advice about it does not reach later arrays.
-LARGE = 32 << 20
-READY_AT_ONCE = 1 << 20  # fits in a core's cache
 # Room on a disk. With more than this, no blocks are reserved first: only one thread at a time may.
 MARGIN = 4 << 30
 
@@ -128,7 +124,6 @@ class HostArray:
     Args:
         tensor: the tensor.
         is_output: whether it is written.
-        is_new: whether its memory was just allocated for this call.
         maps: the system's map of memory, if it was read.
 
     Attributes:
@@ -146,7 +141,6 @@ class HostArray:
         tensor: torch.Tensor,
         *,
         is_output: bool = False,
-        is_new: bool = False,
         maps: Maps | None = None,
     ) -> None:
         self.tensor = tensor
@@ -164,9 +158,7 @@ class HostArray:
             self.kind = "strided"
         elif size > 0 and torch.cuda.is_available() and tensor.is_pinned():
             self.kind = "pinned"
-        self.is_new = is_new and self.kind == "memory" and size >= LARGE
-        if self.is_new:
-            _advise(self.address, size, mmap.MADV_HUGEPAGE)  # the system may not have them
+        self.is_new = False
         self._maps = maps or Maps()
         if size > 0 and self.kind == "memory":
             region = self._maps.region_of(self.address)
@@ -175,6 +167,17 @@ class HostArray:
                 self.mapping = mapping_in(region, self.address, size)
             if self.mapping is not None and (self.mapping.is_writable or not is_output):
                 self.kind = "file"
+
+    @classmethod
+    def new(cls, shape: Sequence[int], dtype: torch.dtype) -> HostArray:
+        """A result, in memory that is allocated now.
+
+        Raises:
+            MemoryError: the system has no memory.
+        """
+        array = cls(pages.new_tensor(shape, dtype), is_output=True, maps=NOTHING_SAID)
+        array.is_new = array.rows * array.row_bytes >= pages.LARGE
+        return array
 
     @functools.cached_property
     def place(self) -> Place | None:
@@ -230,16 +233,18 @@ class HostArray:
             # A file takes one write at a time, but its map takes one from each thread.
             assert self.mapping is not None
             _make_room(self.file, self.mapping.offset + first, size)
-            if not _make_ready(self.address + first, size):
+            if not pages.make_ready(self.address + first, size):
                 raise OSError("writing a file: the disk is full, or the file was cut short")
-        step = READY_AT_ONCE if self.is_new else max(size, 1)
-        for at in range(0, size, step):
-            part = min(step, size - at)
-            if self.is_new:
-                _make_ready(self.address + first + at, part)
-            ctypes.memmove(self.address + first + at, source.data_ptr() + at, part)
+        to, done = self.address + first, 0
+        while done < size:
+            part = size - done
+            if self.is_new:  # a page at a time is written while the processor's cache has it
+                part = pages.piece_of_new(to + done, part)
+                pages.make_new_ready(to + done, part)
+            ctypes.memmove(to + done, source.data_ptr() + done, part)
+            done += part
         if self.kind == "file":
-            _leave_to_system(self.address + first, size)
+            pages.leave_to_system(to, size)
 
 
 def _bytes_at(address: int, size: int) -> Any:
@@ -260,36 +265,6 @@ def _make_room(file: int, offset: int, size: int) -> None:
     room = os.fstatvfs(file)
     if room.f_bavail * room.f_frsize < size + MARGIN:
         os.posix_fallocate(file, offset, size)
-
-
-def _make_ready(address: int, size: int) -> bool:
-    """Makes the system prepare pages for writing, all at once. One fault after the other takes
-    longer, for a file several times. False if writing the pages would raise a signal.
-    """
-    error = errno.EINTR
-    while error in (errno.EINTR, errno.EAGAIN):
-        error = _advise(address, size, MADV_POPULATE_WRITE)
-    # Other errors: the system is older than Linux 5.14, or short of memory. Faults then do the
-    # work.
-    return error != errno.EFAULT
-
-
-def _advise(address: int, size: int, advice: int) -> int:
-    """Advises the system about all pages of some memory. Returns the number of its error, or 0."""
-    begin = address // mmap.PAGESIZE * mmap.PAGESIZE
-    length = ctypes.c_size_t(address + size - begin)
-    return ctypes.get_errno() if _libc.madvise(ctypes.c_void_p(begin), length, advice) else 0
-
-
-def _leave_to_system(address: int, size: int) -> None:
-    """Takes a file's pages out of the process's memory; the system writes them back later."""
-    begin = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
-    end = (address + size) // mmap.PAGESIZE * mmap.PAGESIZE
-    if end > begin:
-        _libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_DONTNEED)
-
-
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def default_copy_threads() -> int:

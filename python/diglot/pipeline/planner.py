@@ -2,38 +2,55 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 MIB = 1 << 20
-# The least and most bytes of a chunk's largest array, by the ring's engine and by whether memory is
-# staged. From about 16 MiB on, copies in both directions come near the bus's bandwidth. Kernels
-# slower than the copies prefer small chunks. Staged chunks are better small, because pinned buffers
-# are best in the processor's cache. But Python takes some time for each chunk.
-Range = tuple[int, int]
-CHUNK_BYTES: dict[tuple[str, bool], Range] = {
-    ("native", False): (8 * MIB, 32 * MIB),
-    ("native", True): (4 * MIB, 4 * MIB),
-    ("python", False): (16 * MIB, 16 * MIB),
-    ("python", True): (16 * MIB, 16 * MIB),
+STEP = 2 * MIB  # chunks are multiples of a large page
+
+
+@dataclass(frozen=True)
+class Chunking:
+    """What decides the default size of a chunk's largest array.
+
+    The first chunk travels in while nothing travels out, and the last one out while nothing travels
+    in. So chunks of c bytes, of S bytes in all, take as long as the bus takes for
+    S + c + `each` * S / c bytes. That is least at the square root of S * `each`.
+
+    Attributes:
+        each: bytes that the bus moves in the time of an engine's work for one chunk.
+        most: bytes of a chunk. Pinned buffers are best in the processor's cache.
+    """
+
+    each: int
+    most: int
+
+    def bytes_of(self, size: int) -> int:
+        """Bytes of a chunk of arrays of `size` bytes."""
+        best = math.sqrt(size * self.each)
+        return min(self.most, max(1, round(best / STEP)) * STEP)
+
+
+# By the ring's engine, and by whether memory is staged.
+CHUNKING = {
+    ("native", False): Chunking(MIB // 2, 32 * MIB),
+    ("native", True): Chunking(MIB // 2, 4 * MIB),
+    ("python", False): Chunking(MIB, 16 * MIB),
+    ("python", True): Chunking(MIB, 16 * MIB),
 }
-DEFAULT_CHUNK_BYTES: Range = (16 * MIB, 16 * MIB)
-# A device's share of a large array has this many chunks, if that range allows it; a small one has
-# at least FEWEST_CHUNKS. While the pipeline fills with the first chunk, and drains with the last,
-# one direction of the bus is idle.
-MANY_CHUNKS = 128
-FEWEST_CHUNKS = 8
-SMALLEST_CHUNK_BYTES = 2 * MIB
+DEFAULT_CHUNKING = CHUNKING["python", True]
 NUM_SLOTS = 3
 TIMED_FIRST = TIMED_EVERY = 16
 
 
-def chunk_range(engine: str, is_staged: bool, devices: int) -> Range:
-    """The default least and most bytes of a chunk's largest array."""
-    least, most = CHUNK_BYTES[engine, is_staged]
-    # The devices' threads take turns at Python's lock, at each call that releases it.
-    of_several = devices if engine == "python" and not is_staged else 1
-    return least * of_several, most * of_several
+def chunking(engine: str, is_staged: bool, devices: int) -> Chunking:
+    """What decides the default size of chunks."""
+    found = CHUNKING[engine, is_staged]
+    if engine == "python" and not is_staged:
+        # The devices' threads take turns at Python's lock, at each call that releases it.
+        return Chunking(found.each * devices, found.most * devices)
+    return found
 
 
 @dataclass(frozen=True)
@@ -88,7 +105,7 @@ def plan(
     out_row_bytes: Sequence[int],
     chunk_bytes: int | None = None,
     num_slots: int = NUM_SLOTS,
-    default_bytes: Range = DEFAULT_CHUNK_BYTES,
+    default: Chunking = DEFAULT_CHUNKING,
     devices: int = 1,
 ) -> Plan:
     """Cuts rows into chunks.
@@ -97,11 +114,10 @@ def plan(
         rows: how many there are.
         in_row_bytes: of a row, for each input.
         out_row_bytes: likewise of the outputs; empty where they are not known before.
-        chunk_bytes: of a chunk's largest array, at most. By default in the range of
-            `default_bytes`, less for small arrays, so that there are chunks to overlap, and as much
-            as one row needs.
+        chunk_bytes: of a chunk's largest array, at most. By default what `default` says of a
+            device's share, and as much as one row needs.
         num_slots: chunks that are on the device at once, 1 or more. With one nothing overlaps.
-        default_bytes: the default least and most.
+        default: what decides the default size.
         devices: how many share the rows.
 
     Raises:
@@ -113,11 +129,7 @@ def plan(
         raise ValueError(f"num_slots must be at least 1, not {num_slots}")
     largest = max((*in_row_bytes, *out_row_bytes, 1))
     if chunk_bytes is None:
-        least, most = default_bytes
-        size = rows * largest // devices
-        chunk_bytes = min(most, max(least, size // MANY_CHUNKS))
-        chunk_bytes = min(chunk_bytes, max(size // FEWEST_CHUNKS, SMALLEST_CHUNK_BYTES))
-        chunk_bytes = max(chunk_bytes, largest)
+        chunk_bytes = max(default.bytes_of(rows * largest // devices), largest)
     elif chunk_bytes < 1:
         raise ValueError(f"chunk_bytes must be positive, not {chunk_bytes}")
     elif chunk_bytes < largest:

@@ -100,15 +100,15 @@ class GpuRuntime:
             caller = torch.cuda.current_stream()
             computing = 1 if shares_compute else slots
             self._kept = take_streams(device, 2 + computing)
-            self._kept[0].wait_stream(caller)  # all others wait for loaded chunks
             streams = [GpuStream(self, kept) for kept in self._kept]
             self.loading: Stream = streams[0]
             self.storing: Stream = streams[1]
             self.computing: Sequence[Stream] = streams[2:] * (slots // computing)
+            # The stream is idle: the event marks this moment.
             self._origin = torch.cuda.Event(enable_timing=True)
             self._origin.record(self._kept[0])
-            self._origin.synchronize()
-        self.began = time.perf_counter()
+            self.began = time.perf_counter()
+            self._kept[0].wait_stream(caller)  # all others wait for loaded chunks
 
     def close(self) -> None:
         """Waits, on the host, until all streams are idle, and leaves them to another run."""

@@ -63,6 +63,7 @@ def stream_map(
             rows to cut (0-d), or a row is larger than `chunk_bytes`. `out` does not fit, overlaps
             an input, is read-only or not contiguous. A device is named twice, or a number is out of
             range.
+        MemoryError: the host has no memory for a new result.
         diglot.BackendUnavailable: the requested backend cannot run there.
         StreamError: a chunk failed. The message names it, and the attribute `rows` says how many
             first rows of `out` are valid. If the device lacks memory for a chunk, diglot first

@@ -24,15 +24,15 @@ from diglot.pipeline.arguments import (
 )
 from diglot.pipeline.errors import StreamError
 from diglot.pipeline.fold import Fold
-from diglot.pipeline.host import NOTHING_SAID, HostArray, Maps
+from diglot.pipeline.host import HostArray, Maps
 from diglot.pipeline.job import Job, Result, Sink
 from diglot.pipeline.launches import Like, Op, Seen, is_random, op_of
 from diglot.pipeline.native import NativeRing, native_ring
 from diglot.pipeline.planner import (
-    DEFAULT_CHUNK_BYTES,
+    DEFAULT_CHUNKING,
+    Chunking,
     Plan,
-    Range,
-    chunk_range,
+    chunking,
     plan,
 )
 from diglot.pipeline.progress import progress_bar
@@ -169,7 +169,7 @@ class StreamCall:
     def make_plan(
         self,
         out_row_bytes: Sequence[int],
-        default_bytes: Range = DEFAULT_CHUNK_BYTES,
+        default: Chunking = DEFAULT_CHUNKING,
         devices: int = 1,
     ) -> Plan:
         """How all rows are cut. Rows to be folded are cut alike for any devices."""
@@ -181,7 +181,7 @@ class StreamCall:
                 out_row_bytes,
                 self.chunk_bytes,
                 self.num_slots,
-                default_bytes,
+                default,
                 devices,
             )
         except ValueError as error:
@@ -205,15 +205,7 @@ class StreamCall:
             if outs is not None:
                 check_fit(self.name, outs, results)
                 return outs
-            return [
-                HostArray(
-                    torch.empty((self.rows, *r.shape[1:]), dtype=r.dtype, device="cpu"),
-                    is_output=True,
-                    is_new=True,
-                    maps=NOTHING_SAID,
-                )
-                for r in results
-            ]
+            return [HostArray.new((self.rows, *r.shape[1:]), r.dtype) for r in results]
 
         sink = Sink(make)
         has_begun = False
@@ -228,7 +220,7 @@ class StreamCall:
             is_staged = any(array.is_staged for array in (*self.inputs, *known))
             whole = self.make_plan(
                 [array.row_bytes for array in known],
-                chunk_range(engine, is_staged, len(self.devices)),
+                chunking(engine, is_staged, len(self.devices)),
                 len(self.devices),
             )
             shares = shares_of(whole, self.devices)

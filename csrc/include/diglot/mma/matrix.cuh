@@ -1,9 +1,12 @@
 // ldmatrix and stmatrix: a warp loads or stores one, two or four matrices of 8 x 8 16-bit elements,
-// whose rows of 16 bytes may lie anywhere in shared memory. Lane i says where row i % 8 of matrix
-// i / 8 begins, a multiple of 16 bytes; addresses of further lanes are ignored. The register of a
-// matrix then has elements 2 * (i % 4) and the next of row i / 4 in lane i; transposed, of column
-// i / 4. wgmma has 16-bit operands and its sums in registers in the same order. All 32 lanes call
-// them. stmatrix needs sm_90. PTX ISA, "ldmatrix", "stmatrix".
+// whose rows of 16 bytes may lie anywhere in shared memory. A row begins at a multiple of 16 bytes.
+// The argument `row` of lane i says where row i % 8 of matrix i / 8 begins; those of further lanes
+// are ignored. All 32 lanes call the functions.
+//
+// Each lane has a register of two elements for each matrix. In lane i these are elements
+// 2 * (i % 4) and the next one of row i / 4, or of column i / 4 if the matrix is transposed. wgmma
+// places 16-bit operands and sums in the same way. stmatrix needs sm_90. PTX ISA, "ldmatrix",
+// "stmatrix".
 #pragma once
 
 #include "diglot/platform.cuh"

@@ -7,10 +7,11 @@
 
 namespace diglot {
 
-// Of the elements of A and B. Sums are in float32. TF32 is a float32 whose low 13 bits are ignored.
+// Types of the elements of A and B. Sums are float32. TF32 is a float32 whose low 13 bits are
+// ignored.
 enum class MmaType { kBfloat16, kFloat16, kTf32, kE4m3, kE5m2 };
 
-// Which dimension of an operand is contiguous in shared memory: K, or M of A and N of B.
+// The dimension of an operand that is contiguous in shared memory: K, or M of A and N of B.
 enum class Major { kK, kMn };
 
 DIGLOT_CONSTEXPR int bytes_of(MmaType type) {
@@ -33,7 +34,7 @@ DIGLOT_CONSTEXPR int accumulator_column(int thread, int i) {
   return i / 4 * 8 + thread % 4 * 2 + i % 2;
 }
 
-// The place in A of element i of those that a thread holds in four registers, if A is in registers.
+// If A is in registers: the place in A of element i of the four registers that a thread holds.
 template <MmaType kType>
 DIGLOT_CONSTEXPR int operand_row(int thread, int i) {
   constexpr int kElements = 4 / bytes_of(kType);  // of a register
@@ -48,8 +49,8 @@ DIGLOT_CONSTEXPR int operand_depth(int thread, int i) {
 // --- shared memory -------------------------------------------------------------------------------
 
 // The 64 bits that tell wgmma where an operand lies. Addresses and offsets are multiples of 16
-// below 2^18. `base_offset` is 0 where the swizzle's pattern begins at a multiple of 8 lines.
-// Elsewhere it is bits 7 to 9 of the address where the pattern begins.
+// below 2^18. `base_offset` is 0 if the swizzle's pattern begins at a multiple of 8 lines.
+// Otherwise it is bits 7 to 9 of the address where the pattern begins.
 DIGLOT_CONSTEXPR uint64_t matrix_descriptor(uint32_t address, uint32_t leading_bytes,
                                             uint32_t stride_bytes, Swizzle swizzle,
                                             uint32_t base_offset = 0) {

@@ -1,5 +1,5 @@
-// Swizzles: how the 16-byte chunks of a tile in shared memory change places. Then neither its rows
-// nor its columns conflict in banks. Bulk tensor copies and wgmma have the same ones.
+// Swizzles change the places of the 16-byte chunks of a tile in shared memory, so that neither its
+// rows nor its columns conflict in banks. Bulk tensor copies and wgmma have the same swizzles.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace diglot {
 
-// A name tells the bytes of a span. Numbered as CUtensorMapSwizzle.
+// Named after the bytes of a span. Numbered as CUtensorMapSwizzle.
 enum class Swizzle : uint8_t { kNone, k32, k64, k128 };
 
 // Bytes of a span; 0 without a swizzle.
@@ -21,8 +21,8 @@ DIGLOT_CONSTEXPR unsigned span_of(Swizzle swizzle) {
   return swizzle == Swizzle::kNone ? 0 : 16u << static_cast<unsigned>(swizzle);
 }
 
-// Where the byte lies that would be at this address without the swizzle: a chunk's number within
-// its span is combined with that of its 128-byte line.
+// Where the byte lies that would be at this address without the swizzle. The number of a chunk
+// within its span is xored with the number of its 128-byte line.
 DIGLOT_CONSTEXPR uint32_t swizzled(uint32_t address, Swizzle swizzle) {
   const uint32_t span = span_of(swizzle);
   return span == 0 ? address : address ^ (address / 128 * 16 % span);

@@ -82,7 +82,7 @@ struct TensorDescription {
   Swizzle swizzle = Swizzle::kNone;
   L2Promotion l2_promotion = L2Promotion::kNone;
   OutsideFill fill = OutsideFill::kZeros;
-  uint64_t bytes = 0;  // of the memory from `address` on; 0 if nobody knows
+  uint64_t bytes = 0;  // of the memory from `address` on; 0 if unknown
 
   std::size_t rank() const { return shape.size(); }
   // The innermost dimension has none: the driver ignores that number.
@@ -94,7 +94,7 @@ struct TensorDescription {
     const uint32_t step = element_stride(dimension);
     return (box[dimension] + step - 1) / step;
   }
-  // Of a box in shared memory, wherever it lies: what an mbarrier must expect of a load.
+  // Bytes of a whole box, even outside the tensor: an mbarrier must expect as many of a load.
   uint32_t box_bytes() const {
     uint32_t result = facts_of(type).bytes;
     for (std::size_t d = 0; d < rank(); ++d) result *= taken(d);
@@ -110,13 +110,13 @@ inline bool operator<(const TensorDescription& a, const TensorDescription& b) {
   return a.members() < b.members();
 }
 
-// Why no tensor map can be encoded from a description; "" if one can.
-inline std::string fault_of(const TensorDescription& tensor) {
-  const auto text = [](uint64_t number) { return std::to_string(number); };
-  const auto in_dimension = [&](std::size_t d) { return " in dimension " + text(d); };
-  constexpr uint64_t kMostElements = uint64_t{1} << 32, kMostStride = uint64_t{1} << 40;
-  constexpr uint32_t kMostBox = 256, kMostElementStride = 8, kUnit = 16;
-  const TensorTypeFacts& type = facts_of(tensor.type);
+namespace tensor_faults {
+
+inline std::string text(uint64_t number) { return std::to_string(number); }
+constexpr uint32_t kUnit = 16;
+
+// How many dimensions each member has, and the address.
+inline std::string of_counts(const TensorDescription& tensor) {
   const std::size_t rank = tensor.rank();
   if (rank == 0 || rank > kMostTensorRank) {
     return "the shape has " + text(rank) + " dimensions, and must have 1 to 5";
@@ -135,29 +135,40 @@ inline std::string fault_of(const TensorDescription& tensor) {
   const auto address = reinterpret_cast<uintptr_t>(tensor.address);
   if (address == 0) return "the address is null";
   if (address % kUnit != 0) return "the address " + text(address) + " is no multiple of 16";
-  for (std::size_t d = 0; d < rank; ++d) {
-    if (tensor.shape[d] == 0 || tensor.shape[d] > kMostElements) {
-      return "the shape has " + text(tensor.shape[d]) + " elements" + in_dimension(d) +
-             ", and must have 1 to 2^32";
-    }
-    if (d > 0 && tensor.strides[d - 1] % kUnit != 0) {
-      return "the stride is " + text(tensor.strides[d - 1]) + " bytes" + in_dimension(d) +
-             ", no multiple of 16";
-    }
-    if (d > 0 && tensor.strides[d - 1] >= kMostStride) {
-      return "the stride is " + text(tensor.strides[d - 1]) + " bytes" + in_dimension(d) +
-             ", and must be less than 2^40";
-    }
-    if (tensor.box[d] == 0 || tensor.box[d] > kMostBox) {
-      return "the box has " + text(tensor.box[d]) + " elements" + in_dimension(d) +
-             ", and must have 1 to 256";
-    }
-    if (tensor.element_strides.empty()) continue;
-    if (tensor.element_strides[d] == 0 || tensor.element_strides[d] > kMostElementStride) {
-      return "the element stride is " + text(tensor.element_strides[d]) + in_dimension(d) +
-             ", and must be 1 to 8";
-    }
+  return "";
+}
+
+inline std::string of_dimension(const TensorDescription& tensor, std::size_t d) {
+  constexpr uint64_t kMostElements = uint64_t{1} << 32, kMostStride = uint64_t{1} << 40;
+  constexpr uint32_t kMostBox = 256, kMostElementStride = 8;
+  const std::string in_dimension = " in dimension " + text(d);
+  if (tensor.shape[d] == 0 || tensor.shape[d] > kMostElements) {
+    return "the shape has " + text(tensor.shape[d]) + " elements" + in_dimension +
+           ", and must have 1 to 2^32";
   }
+  if (d > 0 && tensor.strides[d - 1] % kUnit != 0) {
+    return "the stride is " + text(tensor.strides[d - 1]) + " bytes" + in_dimension +
+           ", no multiple of 16";
+  }
+  if (d > 0 && tensor.strides[d - 1] >= kMostStride) {
+    return "the stride is " + text(tensor.strides[d - 1]) + " bytes" + in_dimension +
+           ", and must be less than 2^40";
+  }
+  if (tensor.box[d] == 0 || tensor.box[d] > kMostBox) {
+    return "the box has " + text(tensor.box[d]) + " elements" + in_dimension +
+           ", and must have 1 to 256";
+  }
+  if (tensor.element_strides.empty()) return "";
+  if (tensor.element_strides[d] == 0 || tensor.element_strides[d] > kMostElementStride) {
+    return "the element stride is " + text(tensor.element_strides[d]) + in_dimension +
+           ", and must be 1 to 8";
+  }
+  return "";
+}
+
+// The box in the innermost dimension, and the fill.
+inline std::string of_box(const TensorDescription& tensor) {
+  const TensorTypeFacts& type = facts_of(tensor.type);
   const uint32_t inner_bytes = tensor.box[0] * type.bytes;
   if (inner_bytes % kUnit != 0) {
     return "the box is " + text(inner_bytes) +
@@ -171,10 +182,16 @@ inline std::string fault_of(const TensorDescription& tensor) {
   if (tensor.fill == OutsideFill::kNan && !type.is_float) {
     return std::string("elements of type ") + type.name + " cannot be filled with NaN";
   }
+  return "";
+}
+
+inline std::string of_bytes(const TensorDescription& tensor) {
   if (tensor.bytes == 0) return "";
   __extension__ using Wide = unsigned __int128;  // strides of 2^40 times 2^32 elements
-  Wide end = Wide{tensor.shape[0]} * type.bytes;
-  for (std::size_t d = 1; d < rank; ++d) end += Wide{tensor.shape[d] - 1} * tensor.strides[d - 1];
+  Wide end = Wide{tensor.shape[0]} * facts_of(tensor.type).bytes;
+  for (std::size_t d = 1; d < tensor.rank(); ++d) {
+    end += Wide{tensor.shape[d] - 1} * tensor.strides[d - 1];
+  }
   if (end > tensor.bytes) {
     const bool is_countable = end <= UINT64_MAX;
     return "the buffer has " + text(tensor.bytes) +
@@ -182,6 +199,18 @@ inline std::string fault_of(const TensorDescription& tensor) {
            (is_countable ? text(static_cast<uint64_t>(end)) : "more than 2^64");
   }
   return "";
+}
+
+}  // namespace tensor_faults
+
+// Why no tensor map can be encoded from a description; "" if one can.
+inline std::string fault_of(const TensorDescription& tensor) {
+  std::string fault = tensor_faults::of_counts(tensor);
+  for (std::size_t d = 0; fault.empty() && d < tensor.rank(); ++d) {
+    fault = tensor_faults::of_dimension(tensor, d);
+  }
+  if (fault.empty()) fault = tensor_faults::of_box(tensor);
+  return fault.empty() ? tensor_faults::of_bytes(tensor) : fault;
 }
 
 }  // namespace diglot

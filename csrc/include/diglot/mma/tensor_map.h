@@ -1,5 +1,5 @@
-// Tensor maps: what the tensor memory accelerator (TMA) needs to know of a tensor, encoded on the
-// host. A kernel takes one as a parameter of type `const __grid_constant__ TensorMap`, and moves
+// Tensor maps, which describe a tensor to the tensor memory accelerator (TMA). The host encodes
+// them. A kernel takes one as a parameter of type `const __grid_constant__ TensorMap`, and moves
 // boxes of the tensor by tma.cuh. TMA needs compute capability 9.0.
 #pragma once
 
@@ -104,7 +104,7 @@ inline TensorMap encode(const TensorDescription& description) {
   return map;
 }
 
-// The same, kept: launches with the same tensors encode once. Any thread may call it.
+// The same, but keeps maps: launches with the same tensors encode once. Any thread may call it.
 inline TensorMap tensor_map(const TensorDescription& description) {
   const TensorDescription tensor = with_bytes(description);
   constexpr std::size_t kMostKept = 256;

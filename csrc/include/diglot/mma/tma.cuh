@@ -2,8 +2,8 @@
 // tensor that a tensor map describes (tensor_map.h), and plain stretches of memory. One thread
 // issues a copy for its block. They need compute capability 9.0. PTX ISA, "cp.async.bulk".
 //
-// A load signals an mbarrier (sync/mbarrier.cuh), which must expect its bytes, all those of the box
-// wherever it lies. A store belongs to a group of the thread that issued it:
+// A load signals an mbarrier (sync/mbarrier.cuh), which must expect the bytes of the whole box,
+// even of elements outside the tensor. A store belongs to a group of the thread that issued it:
 //
 //   fence_async_proxy();       // each thread that has written the tile
 //   __syncthreads();
@@ -29,7 +29,7 @@ namespace diglot {
 #define DIGLOT_HAS_TMA 1
 #endif
 
-// Ends a kernel that was compiled for a device without bulk copies.
+// Stops a kernel that was compiled for a device without bulk copies.
 DIGLOT_DEVICE void refuse_tma() {
 #if defined(__CUDA_ARCH__)
   __trap();
@@ -56,7 +56,7 @@ DIGLOT_DEVICE void refuse_tma() {
 
 // --- boxes of a tensor ---------------------------------------------------------------------------
 
-// Loads a box. `tile` is a multiple of 128 bytes, and with a swizzle of 8 spans.
+// Loads a box. `tile` begins at a multiple of 128 bytes; with a swizzle, at a multiple of 8 spans.
 DIGLOT_DEVICE void tma_load(const TensorMap& map, void* tile, Mbarrier& barrier, Coordinates begin,
                             [[maybe_unused]] Place place = Place::here()) {
   [[maybe_unused]] const uint32_t to = shared_address(tile, place);
@@ -91,7 +91,7 @@ DIGLOT_DEVICE void tma_load_multicast(const TensorMap& map, void* tile, Mbarrier
 #endif
 }
 
-// Stores a box; what lies outside the tensor is left out. Coordinates must not be negative.
+// Stores a box, without its elements outside the tensor. Coordinates must not be negative.
 DIGLOT_DEVICE void tma_store(const TensorMap& map, const void* tile, Coordinates begin,
                              [[maybe_unused]] Place place = Place::here()) {
   [[maybe_unused]] const uint32_t from = shared_address(tile, place);
@@ -105,9 +105,10 @@ DIGLOT_DEVICE void tma_store(const TensorMap& map, const void* tile, Coordinates
 #endif
 }
 
-// Combines a box with the tensor, each element atomically. Sums are of uint32, int32, uint64,
-// float16, bfloat16 or float32; minima and maxima of integers of 32 or 64 bits, float16 or
-// bfloat16; the rest of those integers.
+// Combines a box with the tensor, each element atomically. The types of elements:
+// - sums: uint32, int32, uint64, float16, bfloat16, float32;
+// - minima and maxima: integers of 32 or 64 bits, float16, bfloat16;
+// - bitwise operations: integers of 32 or 64 bits.
 template <Reduction kReduction>
 DIGLOT_DEVICE void tma_reduce(const TensorMap& map, const void* tile, Coordinates begin,
                               [[maybe_unused]] Place place = Place::here()) {
@@ -185,7 +186,7 @@ DIGLOT_DEVICE void bulk_load(void* shared, const void* global, uint32_t bytes, M
 #endif
 }
 
-// As tma_load_multicast.
+// The same for several blocks, as tma_load_multicast.
 DIGLOT_DEVICE void bulk_load_multicast(void* shared, const void* global, uint32_t bytes,
                                        Mbarrier& barrier, uint16_t blocks,
                                        [[maybe_unused]] Place place = Place::here()) {
@@ -273,7 +274,7 @@ DIGLOT_DEVICE void wait_bulk_groups([[maybe_unused]] Place place = Place::here()
 #endif
 }
 
-// The same until they have read their sources, which may then be overwritten.
+// Waits only until they have read their sources, which may then be overwritten.
 template <int kNewer>
 DIGLOT_DEVICE void wait_bulk_groups_read([[maybe_unused]] Place place = Place::here()) {
 #if defined(DIGLOT_INTERPRETER)

@@ -48,29 +48,34 @@ DIGLOT_DEVICE bool elect_one([[maybe_unused]] Place place = Place::here()) {
 #endif
 }
 
-// Gives registers back, so that each thread of the warpgroup keeps kCount; or waits for more. All
-// threads of the warpgroup call it. What warpgroups have together must not exceed what the launch
-// gave them: 65536 divided by the threads of a block, rounded down to a multiple of 8, each. The
-// kernel needs __launch_bounds__(threads, 1), or ptxas ignores the instruction (C7508). PTX ISA,
-// "setmaxnreg".
-template <int kCount>
-DIGLOT_DEVICE void release_registers([[maybe_unused]] Place place = Place::here()) {
+// Moves registers, so that each thread of the warpgroup has kCount. All threads of the warpgroup
+// call it. Together, warpgroups must not have more than the launch gave them: for each thread 65536
+// divided by the threads of a block, rounded down to a multiple of 8. The kernel needs
+// __launch_bounds__(threads, 1), or ptxas ignores the instruction (C7508). PTX ISA, "setmaxnreg".
+template <int kCount, bool kIsMore>
+DIGLOT_DEVICE void set_registers([[maybe_unused]] Place place) {
   static_assert(kCount >= 24 && kCount <= 256 && kCount % 8 == 0);
 #if defined(DIGLOT_INTERPRETER)
-  interpreter::set_registers(kCount, false, place);
+  interpreter::set_registers(kCount, kIsMore, place);
 #elif defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(kCount));
+  if constexpr (kIsMore) {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(kCount));
+  } else {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(kCount));
+  }
 #endif
 }
 
+// Keeps kCount, and gives the others back.
 template <int kCount>
-DIGLOT_DEVICE void take_registers([[maybe_unused]] Place place = Place::here()) {
-  static_assert(kCount >= 24 && kCount <= 256 && kCount % 8 == 0);
-#if defined(DIGLOT_INTERPRETER)
-  interpreter::set_registers(kCount, true, place);
-#elif defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(kCount));
-#endif
+DIGLOT_DEVICE void release_registers(Place place = Place::here()) {
+  set_registers<kCount, false>(place);
+}
+
+// Takes as many more as it needs, once the block has them left.
+template <int kCount>
+DIGLOT_DEVICE void take_registers(Place place = Place::here()) {
+  set_registers<kCount, true>(place);
 }
 
 }  // namespace diglot

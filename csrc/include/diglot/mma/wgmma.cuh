@@ -13,9 +13,8 @@
 //   fence_accumulators(d);
 //
 // The products are made at some time between the call and the wait. Until the wait nobody may write
-// to the tiles or touch `d`. What threads wrote to the tiles before needs fence_async_proxy() by
-// those who wrote, and then a barrier. The interpreter finds who breaks these rules; docs/wgmma.md
-// has them.
+// to the tiles or touch `d`. Threads that wrote to the tiles before must call fence_async_proxy(),
+// and a barrier must follow. The interpreter finds who breaks these rules; docs/wgmma.md has them.
 #pragma once
 
 #include "diglot/mma/operands.h"
@@ -41,7 +40,7 @@ DIGLOT_DEVICE void wgmma_fence([[maybe_unused]] Place place = Place::here()) {
 #endif
 }
 
-// Makes a group of the products since the last one.
+// Makes a group of the products that the thread has issued since its last group.
 DIGLOT_DEVICE void wgmma_commit([[maybe_unused]] Place place = Place::here()) {
 #if defined(DIGLOT_INTERPRETER)
   interpreter::wgmma_commit(place);
@@ -50,7 +49,7 @@ DIGLOT_DEVICE void wgmma_commit([[maybe_unused]] Place place = Place::here()) {
 #endif
 }
 
-// Returns when at most the latest kNewer groups are under way.
+// Returns when all groups but the latest kNewer are complete.
 template <int kNewer>
 DIGLOT_DEVICE void wgmma_wait([[maybe_unused]] Place place = Place::here()) {
   static_assert(kNewer >= 0, "a number of groups");
@@ -73,7 +72,7 @@ DIGLOT_DEVICE void fence_accumulators(float (&d)[kRegisters]) {
 #endif
 }
 
-// An instruction, without its n.
+// An instruction's types and options: all but its n.
 template <MmaType kTypeA, MmaType kTypeB, Major kMajorA, Major kMajorB, bool kNegatesA,
           bool kNegatesB, bool kHasRegistersA>
 struct WgmmaForm {
@@ -87,61 +86,59 @@ struct WgmmaForm {
   static constexpr interpreter::Product kProduct{kTypeA,    kTypeB,    kMajorA,       kMajorB,
                                                  kNegatesA, kNegatesB, kHasRegistersA};
 #elif defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  // The text of its last operands: the signs of A and B; then, of those of 16 bits in shared
-  // memory, which are MN-major.
+  using TextA = MmaTypeText<kTypeA>;
+  using TextB = MmaTypeText<kTypeB>;
+  // The text of its last operands: the signs of A and B. Then, for operands of 16 bits in shared
+  // memory, which of them are MN-major.
   static constexpr bool kHasMajorA = kHasMajors && !kHasRegistersA;
   static constexpr char kOptions[] = {',',
-                                      kNegatesA ? '-' : ' ',
+                                      sign_text(kNegatesA),
                                       '1',
                                       ',',
-                                      kNegatesB ? '-' : ' ',
+                                      sign_text(kNegatesB),
                                       '1',
                                       kHasMajorA ? ',' : ' ',
-                                      !kHasMajorA             ? ' '
-                                      : kMajorA == Major::kMn ? '1'
-                                                              : '0',
+                                      kHasMajorA ? major_text(kMajorA) : ' ',
                                       kHasMajors ? ',' : ' ',
-                                      !kHasMajors             ? ' '
-                                      : kMajorB == Major::kMn ? '1'
-                                                              : '0',
+                                      kHasMajors ? major_text(kMajorB) : ' ',
                                       '\0'};
 #endif
 };
 
-// Issues d = a * b + d, or d = a * b if not `accumulate`; with the signs of A and B changed if so
-// asked. `d` has n / 2 elements, n a multiple of 8 up to 256; accumulator_row and _column say
-// which. `a` and `b` are descriptors of 64 rows and n columns, and of depth_of(kTypeA) of K. All
-// threads of the warpgroup give the same.
-template <MmaType kTypeA, MmaType kTypeB = kTypeA, Major kMajorA = Major::kK,
-          Major kMajorB = Major::kK, bool kNegatesA = false, bool kNegatesB = false, int kRegisters>
-DIGLOT_DEVICE void wgmma(float (&d)[kRegisters], uint64_t a, uint64_t b, bool accumulate,
-                         [[maybe_unused]] Place place = Place::here()) {
+// The body of both functions below: A is a descriptor or four registers.
+template <typename Form, typename A, int kRegisters>
+DIGLOT_DEVICE void issue_wgmma(float (&d)[kRegisters], const A& a, uint64_t b, bool accumulate,
+                               [[maybe_unused]] Place place) {
   static_assert(kRegisters % 4 == 0 && kRegisters <= 128, "n is a multiple of 8 up to 256");
-  using Form = WgmmaForm<kTypeA, kTypeB, kMajorA, kMajorB, kNegatesA, kNegatesB, false>;
 #if defined(DIGLOT_INTERPRETER)
   interpreter::wgmma(Form::kProduct, 2 * kRegisters, d, a, b, accumulate, place);
 #elif defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  WgmmaInstruction<2 * kRegisters>::template multiply<kTypeA, kTypeB, Form>(d, a, b, accumulate);
+  WgmmaInstruction<2 * kRegisters>::template multiply<Form>(d, a, b, accumulate);
 #elif defined(__CUDA_ARCH__)
   __trap();
 #endif
 }
 
-// The same with A in registers: each thread has four, whose elements operand_row and operand_depth
-// place. After a change of them wgmma_fence() must come before the call.
+// Issues d = a * b + d, or d = a * b if not `accumulate`. kNegatesA and kNegatesB change the signs
+// of A and B. `d` has n / 2 elements, with n a multiple of 8 up to 256; accumulator_row and
+// accumulator_column say which. `a` and `b` are descriptors of 64 rows and of n columns; both have
+// depth_of(kTypeA) of K. All threads of the warpgroup give the same arguments.
+template <MmaType kTypeA, MmaType kTypeB = kTypeA, Major kMajorA = Major::kK,
+          Major kMajorB = Major::kK, bool kNegatesA = false, bool kNegatesB = false, int kRegisters>
+DIGLOT_DEVICE void wgmma(float (&d)[kRegisters], uint64_t a, uint64_t b, bool accumulate,
+                         Place place = Place::here()) {
+  using Form = WgmmaForm<kTypeA, kTypeB, kMajorA, kMajorB, kNegatesA, kNegatesB, false>;
+  issue_wgmma<Form>(d, a, b, accumulate, place);
+}
+
+// The same with A in registers, four for each thread; operand_row and operand_depth say which
+// elements they hold. After a change of them, the thread must call wgmma_fence() first.
 template <MmaType kTypeA, MmaType kTypeB = kTypeA, Major kMajorB = Major::kK,
           bool kNegatesA = false, bool kNegatesB = false, int kRegisters>
 DIGLOT_DEVICE void wgmma(float (&d)[kRegisters], const uint32_t (&a)[4], uint64_t b,
-                         bool accumulate, [[maybe_unused]] Place place = Place::here()) {
-  static_assert(kRegisters % 4 == 0 && kRegisters <= 128, "n is a multiple of 8 up to 256");
+                         bool accumulate, Place place = Place::here()) {
   using Form = WgmmaForm<kTypeA, kTypeB, Major::kK, kMajorB, kNegatesA, kNegatesB, true>;
-#if defined(DIGLOT_INTERPRETER)
-  interpreter::wgmma(Form::kProduct, 2 * kRegisters, d, a, b, accumulate, place);
-#elif defined(__CUDA_ARCH_FEAT_SM90_ALL)
-  WgmmaInstruction<2 * kRegisters>::template multiply<kTypeA, kTypeB, Form>(d, a, b, accumulate);
-#elif defined(__CUDA_ARCH__)
-  __trap();
-#endif
+  issue_wgmma<Form>(d, a, b, accumulate, place);
 }
 
 }  // namespace diglot

@@ -23,8 +23,12 @@ DIGLOT_MMA_TYPE(kE4m3, 32, "e4m3")
 DIGLOT_MMA_TYPE(kE5m2, 32, "e5m2")
 #undef DIGLOT_MMA_TYPE
 
-// multiply(d, a, b, accumulate): a product of A, given by a descriptor or four registers, and B.
-// `Form` has the options.
+// Blanks stand for an operand that an instruction does not have.
+DIGLOT_CONSTEXPR char sign_text(bool negates) { return negates ? '-' : ' '; }
+DIGLOT_CONSTEXPR char major_text(Major major) { return major == Major::kMn ? '1' : '0'; }
+
+// multiply<Form>(d, a, b, accumulate): a product of A, given by a descriptor or four registers, and
+// B. `Form` is a WgmmaForm.
 template <int kN>
 struct WgmmaInstruction;
 
@@ -101,7 +105,7 @@ struct WgmmaInstruction;
 #define DIGLOT_WGMMA(N, I1, I2, I3, I4, I5, I6, I7, I8, I9)                                       \
   template <>                                                                                     \
   struct WgmmaInstruction<N> {                                                                    \
-    template <MmaType kTypeA, MmaType kTypeB, typename Form>                                      \
+    template <typename Form>                                                                      \
     static DIGLOT_DEVICE void multiply(float (&d)[N / 2], uint64_t a, uint64_t b,                 \
                                        int accumulate) {                                          \
       asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #I3                                       \
@@ -109,10 +113,10 @@ struct WgmmaInstruction;
                    "wgmma.mma_async.sync.aligned.m64n" #N "%" #I4 "%" #I5 " {" DIGLOT_NUMBERS_##N \
                    "}, %" #I1 ", %" #I2 ", p%" #I6 ";\n}\n"                                       \
                    : DIGLOT_ACCUMULATORS_##N                                                      \
-                   : "l"(a), "l"(b), "r"(accumulate), "C"(MmaTypeText<kTypeA>::kShapeAndName),    \
-                     "C"(MmaTypeText<kTypeB>::kName), "C"(Form::kOptions));                       \
+                   : "l"(a), "l"(b), "r"(accumulate), "C"(Form::TextA::kShapeAndName),            \
+                     "C"(Form::TextB::kName), "C"(Form::kOptions));                               \
     }                                                                                             \
-    template <MmaType kTypeA, MmaType kTypeB, typename Form>                                      \
+    template <typename Form>                                                                      \
     static DIGLOT_DEVICE void multiply(float (&d)[N / 2], const uint32_t (&a)[4], uint64_t b,     \
                                        int accumulate) {                                          \
       asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #I6                                       \
@@ -121,7 +125,7 @@ struct WgmmaInstruction;
                    "}, {%" #I1 ", %" #I2 ", %" #I3 ", %" #I4 "}, %" #I5 ", p%" #I9 ";\n}\n"       \
                    : DIGLOT_ACCUMULATORS_##N                                                      \
                    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate),         \
-                     "C"(MmaTypeText<kTypeA>::kShapeAndName), "C"(MmaTypeText<kTypeB>::kName),    \
+                     "C"(Form::TextA::kShapeAndName), "C"(Form::TextB::kName),                    \
                      "C"(Form::kOptions));                                                        \
     }                                                                                             \
   };

@@ -22,6 +22,8 @@
 // Built with -DDIGLOT_CHECKED, a thread that has waited for two seconds prints where, and traps.
 #pragma once
 
+#include <type_traits>
+
 #include "diglot/sync/shared_address.cuh"
 
 #if defined(DIGLOT_CHECKED)
@@ -32,6 +34,10 @@
 
 namespace diglot {
 
+// An instruction on the mbarrier `this`, with a number.
+#define DIGLOT_MBARRIER(INSTRUCTION, NUMBER) \
+  asm volatile(INSTRUCTION : : "r"(shared_address(this)), "r"(NUMBER) : "memory")
+
 struct alignas(8) Mbarrier {
   uint64_t bits;  // opaque
 
@@ -40,10 +46,7 @@ struct alignas(8) Mbarrier {
 #if defined(DIGLOT_INTERPRETER)
     interpreter::mbarrier_init(this, arrivals, place);
 #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;"
-                 :
-                 : "r"(shared_address(this)), "r"(arrivals)
-                 : "memory");
+    DIGLOT_MBARRIER("mbarrier.init.shared::cta.b64 [%0], %1;", arrivals);
 #endif
   }
 
@@ -61,10 +64,7 @@ struct alignas(8) Mbarrier {
 #if defined(DIGLOT_INTERPRETER)
     interpreter::mbarrier_arrive(shared_address(this, place), count, 0, place);
 #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;"
-                 :
-                 : "r"(shared_address(this)), "r"(count)
-                 : "memory");
+    DIGLOT_MBARRIER("mbarrier.arrive.shared::cta.b64 _, [%0], %1;", count);
 #endif
   }
 
@@ -74,10 +74,7 @@ struct alignas(8) Mbarrier {
 #if defined(DIGLOT_INTERPRETER)
     interpreter::mbarrier_arrive(shared_address(this, place), 0, bytes, place);
 #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;"
-                 :
-                 : "r"(shared_address(this)), "r"(bytes)
-                 : "memory");
+    DIGLOT_MBARRIER("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;", bytes);
 #endif
   }
 
@@ -87,10 +84,7 @@ struct alignas(8) Mbarrier {
 #if defined(DIGLOT_INTERPRETER)
     interpreter::mbarrier_arrive(shared_address(this, place), 1, bytes, place);
 #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
-                 :
-                 : "r"(shared_address(this)), "r"(bytes)
-                 : "memory");
+    DIGLOT_MBARRIER("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;", bytes);
 #endif
   }
 
@@ -161,6 +155,8 @@ struct alignas(8) Mbarrier {
 #endif
 };
 
+#undef DIGLOT_MBARRIER
+
 // Makes the initialisation of mbarriers visible to bulk copies and to other blocks of the cluster,
 // once those have passed a barrier after it.
 DIGLOT_DEVICE void fence_mbarrier_init([[maybe_unused]] Place place = Place::here()) {
@@ -182,27 +178,23 @@ DIGLOT_DEVICE void fence_async_proxy([[maybe_unused]] Place place = Place::here(
 #endif
 }
 
-// Stores 4 or 8 bytes at a cluster address, and completes as many at the mbarrier at another, in
-// the same block. The store is asynchronous. PTX ISA, "st.async".
+// Stores 4 or 8 bytes asynchronously at a cluster address, and then completes as many bytes at an
+// mbarrier of the same block. PTX ISA, "st.async".
 template <typename T>
 DIGLOT_DEVICE void store_async(uint32_t to, const T& value, uint32_t barrier,
                                [[maybe_unused]] Place place = Place::here()) {
   static_assert(sizeof(T) == 4 || sizeof(T) == 8);
-#if defined(DIGLOT_INTERPRETER)
-  uint64_t bits = 0;
+  std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t> bits;
   memcpy(&bits, &value, sizeof(value));
+#if defined(DIGLOT_INTERPRETER)
   interpreter::store_async(to, bits, sizeof(T), barrier, place);
 #elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   if constexpr (sizeof(T) == 4) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof(value));
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];"
                  :
                  : "r"(to), "r"(bits), "r"(barrier)
                  : "memory");
   } else {
-    uint64_t bits;
-    memcpy(&bits, &value, sizeof(value));
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];"
                  :
                  : "r"(to), "l"(bits), "r"(barrier)

@@ -1,8 +1,8 @@
 """How many operations an op takes, for its place in a roofline.
 
-Counted are the floating-point operations of the definition, for each element, each of +, −, ×, ÷,
-comparison, exp, erf, tanh and √ as one: what the result needs, not what a kernel executes. What is
-needed once a row, or once an array, does not count, nor do integers such as Philox's.
+The count is of the definition's floating-point operations for each element: those that the result
+needs, not those that a kernel executes. Each +, −, ×, ÷, comparison, exp, erf, tanh and √ counts as
+one. Operations once a row, or once an array, do not count, nor do those on integers, as in Philox.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ _LAYER_NORM_BACKWARD = "normalise 2, weight 1, two sums 3, gradient 4, of weight
 _RMS_NORM = "square 1, sum 1, scale 1, weight 1"
 _RMS_NORM_BACKWARD = "normalise 1, weight 1, sum 2, gradient 3, of weight 2"
 
-# By op and direction, or by op alone where directions are not told apart: what is counted, with
-# numbers. Of parts between semicolons, one of a form counts for that form; "each term" is of a sum.
+# The counted operations of an op, with their numbers: by direction, or one text for both.
+# Semicolons separate parts. A part "tanh: ..." or "erf: ..." counts for that form of GELU alone. A
+# part "each term: ..." counts once for each term of a sum.
 OPERATIONS: dict[str, dict[str, str] | str] = {
     "add": "sum 1",
     "gelu": {
-        "forward": "tanh: ½x(1 + tanh(c(x + ax³))), 9; erf: ½x(1 + erf(x/√2)), 5",
-        "backward": "tanh: argument and tanh 6, ½(1 + t) 2, the slope's term 8, "
-        "sum and gradient 2; erf: Φ(x) 4, x·φ(x) 5, sum and gradient 2",
+        "forward": "tanh: argument c(x + ax³) 5, t = tanh 1, ½x(1 + t) 3; "
+        "erf: argument x/√2 1, e = erf 1, ½x(1 + e) 3",
+        "backward": "tanh: argument c(x + ax³) 5, t = tanh 1, ½(1 + t) 2, ½x(1 − t²)c(1 + 3ax²) 8, "
+        "sum 1, times the gradient 1; erf: Φ(x) 4, x·φ(x) 5, sum 1, times the gradient 1",
     },
     "dropout": "comparison 1, scale 1",
     "softmax": {"forward": _SOFTMAX, "backward": _SOFTMAX_BACKWARD},
@@ -49,8 +51,9 @@ OPERATIONS: dict[str, dict[str, str] | str] = {
     "standardize": {"forward": _NORM, "backward": "normalise 2, two sums 3, gradient 4"},
     "clip_grad_norm_": "square 1, sum 1, scale 1",
     "gaussian_pdf": {
-        "forward": "each term: point, deviation, square, ½, exp, sum, 6; mean and scale 2",
-        "backward": "each term: as forward, and a product, 7; mean, scale and gradient 3",
+        "forward": "each term: point 1, deviation 1, square 1, half 1, exp 1, sum 1; "
+        "mean and scale 2",
+        "backward": "each term: as forward 6, product 1; mean, scale and gradient 3",
     },
 }
 

@@ -1,9 +1,10 @@
-#include "interpreter/watch.h"
+#include "interpreter/global_memory.h"
 
 #include <algorithm>
 #include <utility>
 
 #include "diglot/launch/fork_safe_mutex.h"
+#include "interpreter/block.h"
 
 namespace diglot::interpreter {
 
@@ -38,11 +39,10 @@ Launched GlobalMemory::begin(const Launch& launch) {
     if (other.is_running) result.past.running.emplace_back(other.begin, other.begin + other.groups);
   }
   result.past.begin = next_group_;
-  result.groups = launch.grid.x * launch.grid.y * launch.grid.z / launch.cluster_blocks;
+  result.groups = static_cast<std::uint32_t>(launch.grid.count()) / launch.cluster_blocks;
   next_group_ += result.groups;
   launches_.push_back({result.past.begin, result.groups, launch.kernel, launch.grid,
-                       launch.cluster_blocks, launch.block.x * launch.block.y * launch.block.z,
-                       true});
+                       launch.cluster_blocks, static_cast<unsigned>(launch.block.count()), true});
   return result;
 }
 
@@ -67,10 +67,8 @@ std::string GlobalMemory::name(std::uint32_t group, int thread, const Actor& to)
   if (launch == launches_.end()) return "a thread of an earlier launch";
   const auto threads = static_cast<int>(launch->block_threads);
   const unsigned block = (group - launch->begin) * launch->cluster_blocks + thread / threads;
-  const Index3& grid = launch->grid;
-  return "thread " + std::to_string(thread % threads) + " of block (" +
-         std::to_string(block % grid.x) + ", " + std::to_string(block / grid.x % grid.y) + ", " +
-         std::to_string(block / grid.x / grid.y) + ")" +
+  return "thread " + std::to_string(thread % threads) + " of block " +
+         text_of(index_of(block, launch->grid)) +
          (launch == launch_of(to.clock->group()) ? "" : " of " + launch->kernel + " at once");
 }
 

@@ -1,5 +1,5 @@
-// Global memory, as far as races are looked for there: ranges that a test watches, and words
-// through which blocks and launches order each other. One of each for the process.
+// Races in global memory: the ranges that a test watches, and the words through which blocks and
+// launches order each other. There is one GlobalMemory for the process.
 #pragma once
 
 #include <memory>
@@ -37,13 +37,13 @@ class GlobalMemory {
   Launched begin(const Launch& launch);
   void end(const Launched& launched);
 
-  // Whoever uses what follows holds this.
+  // Must be held by whoever uses the two members below.
   std::mutex& mutex;
   Flags flags;
   Races races;
 
  private:
-  // What messages tell of a launch.
+  // A launch, as messages describe it.
   struct Described {
     std::uint32_t begin, groups;
     std::string kernel;

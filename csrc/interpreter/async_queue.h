@@ -5,9 +5,11 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "interpreter/detector.h"
+#include "interpreter/random.h"
 
 namespace diglot::interpreter {
 
@@ -17,28 +19,33 @@ struct Issue {
   Site site;          // that issued it
   unsigned rank = 0;  // of the block that issued it
   int thread = 0;     // of that block
-  Clock clock;        // of the thread then, if races are looked for
+  Clock clock;        // of the thread at the issue, if races are looked for
   bool is_in_async_proxy = true;
+
+  Issue(std::string what, const Site& site) : what(std::move(what)), site(site) {}
 };
 
 struct Operation : Issue {
   bool uses_shared = true;             // of the block that issued it, which must not end before
   std::function<bool()> may_complete;  // empty: at any time
   std::function<void(const Operation&)> complete;  // its whole effect
+
+  using Issue::Issue;
 };
 
 // Each operation completes at a random later point: soon, some turns of threads later, or as late
 // as possible, when no thread can go on without it.
 class AsyncQueue {
  public:
-  explicit AsyncQueue(std::uint64_t seed) : random_(seed | 1) {}
+  explicit AsyncQueue(std::uint64_t seed) : random_(seed) {}
 
   void issue(Operation operation);
-  // Passes a little time: completes what is due. Returns whether anything was.
+  // Passes a little time, and completes the operations that are due. Returns whether there were
+  // any.
   bool step() { return next_due_ <= ++now_ && complete_due(); }
-  // Completes one operation, due or not. False if there is none that may complete.
+  // Completes one operation, due or not. Returns false if no operation may complete.
   bool complete_one();
-  // One that a block issued and that uses its shared memory, or null.
+  // An operation that a block has issued and that uses its shared memory, or null.
   const Operation* find(unsigned rank) const;
 
  private:
@@ -48,12 +55,11 @@ class AsyncQueue {
   };
   static constexpr std::uint64_t kNever = ~std::uint64_t{0};
 
-  std::uint64_t random();
   bool complete_due();
   void complete(std::size_t item);
   void find_next_due();
 
-  std::uint64_t random_;
+  Random random_;
   std::uint64_t now_ = 0;
   std::uint64_t next_due_ = kNever;
   std::vector<Item> items_;

@@ -1,20 +1,15 @@
-#include "interpreter/async.h"
+#include "interpreter/async_queue.h"
 
 #include <algorithm>
 #include <utility>
 
 namespace diglot::interpreter {
 
-std::uint64_t AsyncQueue::random() {
-  random_ ^= random_ << 13, random_ ^= random_ >> 7, random_ ^= random_ << 17;  // xorshift64
-  return random_ >> 16;
-}
-
 void AsyncQueue::issue(Operation operation) {
   std::uint64_t due = kNever;
-  switch (random() % 3) {
+  switch (random_.below(3)) {
     case 0: due = now_ + 1; break;
-    case 1: due = now_ + 1 + random() % 256; break;
+    case 1: due = now_ + 1 + random_.below(256); break;
     default: break;
   }
   items_.push_back({std::move(operation), due});
@@ -54,7 +49,7 @@ bool AsyncQueue::complete_due() {
 bool AsyncQueue::complete_one() {
   const std::size_t count = items_.size();
   if (count == 0) return false;
-  const std::size_t first = random() % count;
+  const std::size_t first = random_.below(count);
   for (std::size_t i = 0; i < count; ++i) {
     const std::size_t candidate = (first + i) % count;
     const Operation& operation = items_[candidate].operation;
