@@ -45,8 +45,8 @@ from diglot.bench.markdown import table as markdown_table
 from diglot.tools.gpus import named_device
 
 GPU = "NVIDIA H200"
-FOLDER = ROOT / "bench/measured_plans"
-CONFIGS = ROOT / "configs"
+TREE = ROOT or Path.cwd()
+FOLDER, CONFIGS, PAGE = TREE / "bench/measured_plans", TREE / "configs", TREE / "docs/tuning.md"
 Times = dict[Problem, dict[str, float]]  # microseconds, by the hash of what is launched
 
 
@@ -249,11 +249,10 @@ def _figures(shares: list[float | None]) -> list[str]:
     return [mean, f"{min(known):.2f}", str(len(shares) - len(known))]
 
 
-def render(texts: Mapping[Path, str]) -> dict[Path, str]:
+def render(texts: Mapping[Path, str], verdicts: list[Verdict]) -> dict[Path, str]:
     """The text of docs/tuning.md with the table made anew; `texts` may have the page's."""
-    path = ROOT / "docs/tuning.md"
-    made = markdown_table(HEADER, table(judge(read_times())))
-    return {path: put(texts.get(path) or path.read_text(), "stored", "\n".join(made))}
+    made = markdown_table(HEADER, table(verdicts))
+    return {PAGE: put(texts.get(PAGE) or PAGE.read_text(), "stored", "\n".join(made))}
 
 
 def main(command: str = "") -> None:

@@ -98,8 +98,8 @@ def test_names_in_the_store_mean_what_was_measured():
     assert not wrong
 
 
-def test_the_page_is_up_to_date():
-    ((path, text),) = stored_plans.render({}).items()
+def test_the_page_is_up_to_date(verdicts):
+    ((path, text),) = stored_plans.render({}, verdicts).items()
     assert path.read_text() == text, "python tools/pages.py writes it anew"
 
 

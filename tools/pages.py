@@ -29,7 +29,7 @@ def render(compilers: bool = False) -> dict[Path, str]:
     extension, _ = load_extension()
     texts = tables.render() | op_pages.render(with_plans=extension is not None)
     if extension is not None:
-        texts |= stored_plans.render(texts)
+        texts |= stored_plans.render(texts, stored_plans.judge(stored_plans.read_times()))
     if extension is not None and (compilers or inspect_page.is_of_these_compilers()):
         texts |= inspect_page.render()
     return texts
