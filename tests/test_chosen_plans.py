@@ -87,7 +87,7 @@ def row(chosen: float | None, own: float, best: float, **more) -> dict:
 
 
 def test_a_table():
-    rows = [row(10, 20, 5), row(10, 10, 10, shape=[1, 1], source="rules")]
+    rows = [row(10, 20, 5), row(10, 10, 10, shape=[1, 1], source="model")]
     ((*key, launches, near, chosen, worst, own, worst_own, told),) = table(rows)
     assert key == ["softmax", "forward", "cuda"] and (launches, near) == ("2", "1")
     assert (chosen, worst, own, worst_own) == ("0.707", "0.50", "0.500", "0.25")

@@ -201,7 +201,7 @@ def test_caches_of_compilers_know_the_mode():
     with config.patch(cache_key_tag="mine"):
         with diglot.use_plans("invariant"):
             assert config.cache_key_tag == f"mine; {TAG}"
-            with diglot.use_plans("rules"):
+            with diglot.use_plans("model"):
                 assert config.cache_key_tag == "mine"
             assert config.cache_key_tag == f"mine; {TAG}"
         assert config.cache_key_tag == "mine"
@@ -255,7 +255,7 @@ def test_modes_may_be_nested():
     x = torch.randn(5, 77, device=DEVICE)
     with diglot.use_plans("invariant"):
         inside = diglot.softmax(x, -1, backend="triton")
-        with diglot.use_plans("rules"), plan_runs() as runs:
+        with diglot.use_plans("model"), plan_runs() as runs:
             diglot.softmax(x, -1, backend="triton")
-        assert runs[0].plan.choices[0].source == "rules"
+        assert runs[0].plan.choices[0].source == "model"
         assert torch.equal(diglot.softmax(x[2:3], -1, backend="triton"), inside[2:3])

@@ -119,12 +119,12 @@ def test_whole_arrays_have_one_order(backend, op):
 
     known = orders(H200, "invariant")
     for device in (H200, *OTHERS):
-        assert known == orders(device, "invariant") == orders(device, "rules")
+        assert known == orders(device, "invariant") == orders(device, "model")
 
 
 def test_rules_follow_the_number_of_rows():
     """So the test above can fail."""
-    with diglot.use_plans("rules"):
+    with diglot.use_plans("model"):
         few, many = (plans(softmax, (rows, 4096), "triton", H200) for rows in (3, 4000))
     assert few != many
 
@@ -151,7 +151,7 @@ import torch, diglot
 from diglot.backends.plans import plan_runs
 with plan_runs() as runs:
     diglot.softmax(torch.empty(3, 5), -1, backend="triton")
-with diglot.use_plans("rules"), plan_runs() as others:
+with diglot.use_plans("model"), plan_runs() as others:
     diglot.softmax(torch.empty(3, 5), -1, backend="triton")
 print(*(run.plan.choices[0].source for run in (*runs, *others)))
 print(dict(runs[0].plan.tunables)["rows.both.planned_rows"], torch.compiler.config.cache_key_tag)

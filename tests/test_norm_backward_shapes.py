@@ -46,6 +46,31 @@ def variant_of(op: str, x: torch.Tensor) -> str:
 
 
 @needs_cuda
+def test_the_model_uses_every_multiprocessor():
+    """A cluster shares a row where others idle, and not where rows are many."""
+    wanted = {(16, 16384): "a row across a cluster", (4096, 16384): "a row in shared memory"}
+    wanted |= {(64, 768): "a row in shared memory", (65536, 768): "rows in lanes"}
+    for (rows, n), variant in wanted.items():
+        x = torch.empty(rows, n, device="meta", dtype=torch.bfloat16)
+        assert variant_of("layer_norm", x).startswith(variant), (rows, n)
+
+
+@needs_cuda
+def test_an_invariant_order_is_that_of_every_gpu():
+    """Shapes do not depend on the number of multiprocessors, nor on the number of rows."""
+    for n in (768, 5120, 16384, 50257):
+        shapes = set()
+        for multiprocessors, rows in ((132, 9), (114, 9), (66, 9), (132, 4096)):
+            x = torch.empty(rows, n, device="meta", dtype=torch.bfloat16)
+            arguments = (x, None, x, torch.empty(1, rows, device="meta"), x[0], x[0], x)
+            device = Device(90, multiprocessors, 233_472, True)
+            with use_plans("invariant"), plan_runs(device):
+                launch = plan("cuda", "rms_norm", "rms_norm_backward", *arguments).launches[0]
+            shapes.add((launch.kernel, launch.cluster_blocks))
+        assert len(shapes) == 1, n
+
+
+@needs_cuda
 @pytest.mark.parametrize(
     "n", [9, 77, 769, *(pytest.param(n, marks=pytest.mark.slow) for n in (4097, 22059))]
 )

@@ -57,7 +57,8 @@ CLUSTER, HELD, TOGETHER = "a row across a cluster", "rows in registers", "a row 
 VARIANTS = {
     "cuda": {
         7: (LANES, LANES),
-        512: (LANES, LANES),
+        64: (LANES, LANES),
+        512: (LANES, SHARED),
         4096: (REGISTERS, SHARED),
         4099: (REGISTERS, SHARED),
         40_004: (CLUSTER, CLUSTER),
@@ -101,7 +102,7 @@ def test_shapes_of_forward(op, dtype, few_rows):
     [
         ("layer_norm", 512, LANES, LANES),
         ("layer_norm", 768, REGISTERS, LANES),
-        ("rms_norm", 1536, REGISTERS, LANES),
+        ("rms_norm", 1536, LANES, LANES),
         ("rms_norm", 1544, REGISTERS, REGISTERS),
         ("layer_norm", 18_432, REGISTERS, REGISTERS),
         ("layer_norm", 18_440, CLUSTER, SHARED),

@@ -68,7 +68,7 @@ def test_a_folder_that_vanishes(folder):
     with plan_runs(H200) as runs:
         diglot.softmax(torch.empty(64, 32768), backend="triton")
     assert runs[0].plan.choices[0].source == "exact"
-    assert source_of() == ("rules", 0)
+    assert source_of() == ("model", 0)
     write(folder)
     assert source_of() == ("exact", 0)
 
@@ -90,7 +90,7 @@ def test_what_lies_in_the_way(folder, depth):
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text("in the way")
     source, count = source_of()
-    assert source == "rules" and count == (depth == 2)
+    assert source == "model" and count == (depth == 2)
 
 
 def test_an_error_of_the_disk(folder, monkeypatch):
@@ -101,7 +101,7 @@ def test_an_error_of_the_disk(folder, monkeypatch):
 
     monkeypatch.setattr(Path, "read_text", fail)
     source, count = source_of()
-    assert source == "rules" and count == 2  # of what is shipped, and of the user's
+    assert source == "model" and count == 2  # of what is shipped, and of the user's
 
 
 @pytest.mark.parametrize("name", ["", "NVIDIA", "../../h200", "GPU \N{SNOWMAN}\n\0", "x" * 1000])
@@ -109,7 +109,7 @@ def test_a_gpu_with_a_name_never_seen(folder, name):
     """No file is looked for outside the folder, nor by a name that is too long for one."""
     write(folder)
     (folder / "h200.json").write_text("{")
-    expected = "exact" if name == "../../h200" else "rules"  # its letters are those of the H200
+    expected = "exact" if name == "../../h200" else "model"  # its letters are those of the H200
     assert source_of(H200._replace(name=name)) == (expected, 0)
 
 

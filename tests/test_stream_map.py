@@ -75,19 +75,19 @@ def test_ops_in_any_chunks(backend, name, data):
         "chunk_bytes": data.draw(st.integers(row, 45 * row), "chunk_bytes"),
         "num_slots": data.draw(st.integers(1, 5), "num_slots"),
     }
-    mode = data.draw(st.sampled_from(["rules", "invariant"]), "plans")
+    mode = data.draw(st.sampled_from(["model", "invariant"]), "plans")
     with diglot.use_plans(mode):
         out = stream_map(fn, *inputs, **chunks, backend=backend)
         expected = whole(fn, *inputs, backend=backend)
     # PyTorch may compute the last elements otherwise than those before. In what order a norm adds
     # up a row depends on where the row begins, which a chunk changes, but for the invariant mode.
-    if backend == "torch" or (name == "layer_norm" and mode == "rules"):
+    if backend == "torch" or (name == "layer_norm" and mode == "model"):
         torch.testing.assert_close(out, expected)
     else:
         assert_bits(out, expected)
     report = last_stream_report()
     assert (report.backend, report.op, report.rows) == (backend, name.split()[0], rows)
-    is_native = backend == "cuda" and rows > 0 and mode == "rules"
+    is_native = backend == "cuda" and rows > 0 and mode == "model"
     assert report.engine == ("native" if is_native else "python")
 
 

@@ -266,8 +266,8 @@ def test_what_is_printed(capsys):
     text = capsys.readouterr().out
     assert "8x64" in text and "3.00" in text and "2.00" in text and plan in text
     assert "skipped rows.cuda.few_slots=7: its results differ by 1" in text
-    command._print_status([Choice(where, "near", {}, None), Choice(where, "rules", {}, None)])
-    assert "0 measured, 1 by a near shape, 1 by rules" in capsys.readouterr().out
+    command._print_status([Choice(where, "near", {}, None), Choice(where, "model", {}, None)])
+    assert "0 measured, 1 by a near shape, 1 by the model" in capsys.readouterr().out
 
 
 @pytest.mark.compiled

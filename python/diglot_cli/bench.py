@@ -54,7 +54,7 @@ INTERRUPTED = 130  # as a shell reports Ctrl-C
 @click.option("--jobs", type=int, default=0, help="With --models: compile in this many processes.")
 @click.option(
     "--plans",
-    type=click.Choice(["measured", "rules", "invariant"]),
+    type=click.Choice(["measured", "model", "invariant"]),
     help="Time our kernels under these plans, beside their usual ones.",
 )
 @click.option("--fresh-caches", is_flag=True, help="Give compilers empty caches.")

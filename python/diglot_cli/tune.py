@@ -213,6 +213,5 @@ def _print_status(choices: list[Any]) -> None:
     lines = [[*_where(choice.problem), str(choice)] for choice in choices]
     print_table([*WHERE, "chosen"], lines)
     counts = Counter(choice.source for choice in choices)
-    make_console().print(
-        f"{counts['exact']} measured, {counts['near']} by a near shape, {counts['rules']} by rules"
-    )
+    near = f"{counts['near']} by a near shape"
+    make_console().print(f"{counts['exact']} measured, {near}, {counts['model']} by the model")

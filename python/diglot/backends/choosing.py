@@ -30,8 +30,8 @@ from diglot.backends.tunables import (
 from diglot.names import suggestion
 
 Made = TypeVar("Made")
-MEASURED, RULES, INVARIANT = "measured", "rules", "invariant"
-MODES = (MEASURED, RULES, INVARIANT)
+MEASURED, MODEL, INVARIANT = "measured", "model", "invariant"
+MODES = (MEASURED, MODEL, INVARIANT)
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,12 @@ class Choice:
 
     Attributes:
         problem: the problem that the store was asked about.
-        source: "exact": this problem was measured. "near": one of another shape was. "rules": the
-            planner has its own numbers, of `configs/tunables`. "given": `use_plans` has them.
-            "invariant": the planner has numbers that are the same for all GPUs.
+        source: "exact": this problem was measured. "near": one of another shape was. "model": the
+            planner decides, by facts of the device and the numbers of `configs/tunables`. "given":
+            `use_plans` has them. "invariant": the planner has numbers that are the same for all
+            GPUs.
         numbers: by the names of tunables; empty where the planner has its own.
-        entry: the measured entry, if there is one.
+        entry: the measured entry; of the model, the nearest one of its kind. None without one.
     """
 
     problem: Problem
@@ -56,15 +57,18 @@ class Choice:
         said = {
             "exact": "measured for this shape",
             "near": "measured for a near shape",
-            "rules": "by the planner's rules: no measured shape is near",
+            "model": "by the planner's model",
             "given": "given by use_plans",
             "invariant": "the same for rows of this length everywhere",
         }[self.source]
         if self.entry is None:
             return said
+        shape = "x".join(map(str, self.entry.problem.shape))
+        if self.source == "model":
+            return f"{said}: the nearest measured shape, {shape}, is too far"
         if self.source == "near":
-            said += f", {'x'.join(map(str, self.entry.problem.shape))}"
-        best = self.entry.best
+            said += f", {shape}"
+        best = store.plan_name(self.numbers)
         plans = sorted(self.entry.timings.items(), key=lambda pair: pair[1].us)
         told = [
             f"{'-> ' if name == best else ''}{name or 'own numbers'}: {timing.us:g} µs"
@@ -98,8 +102,8 @@ class use_plans:
 
     Args:
         plans: "measured" takes measured plans where the store has a near shape; it is the default,
-            unless the variable DIGLOT_PLANS says otherwise. "rules" takes the planner's own
-            numbers. "invariant" makes a row's result depend only on its values, length and dtype
+            unless the variable DIGLOT_PLANS says otherwise. "model" leaves the choice to the
+            planner. "invariant" makes a row's result depend only on its values, length and dtype
             (docs/tuning.md). Or a dict of numbers by the names of tunables, such as
             {"rows.cuda.skipped_shapes": 1}, for every entry of a table.
 
@@ -176,12 +180,13 @@ def _choose(problem: Problem, gpu: str) -> Choice:
     check_mode(chosen, "DIGLOT_PLANS")
     if chosen == INVARIANT:
         return Choice(problem, INVARIANT, {}, None)
-    if chosen == RULES or not gpu or _thread.has_own_numbers:
-        return Choice(problem, RULES, {}, None)
+    if chosen == MODEL or not gpu or _thread.has_own_numbers:
+        return Choice(problem, MODEL, {}, None)
     source, entry = store_of(problem.op, short_name(gpu)).find(problem)
-    if entry is None:
-        return Choice(problem, "rules", {}, None)
-    return Choice(problem, source, store.plan_numbers(entry.best), entry)
+    if entry is None or source == MODEL:
+        return Choice(problem, MODEL, {}, entry)
+    name = entry.best if source == "exact" else entry.best_nearby
+    return Choice(problem, source, store.plan_numbers(name), entry)
 
 
 def store_of(op: str, gpu: str) -> Store:

@@ -138,13 +138,13 @@ def _rank_0_first() -> Iterator[bool]:
 def launches_of(call: Callable[[], Any]) -> Iterator[tuple[Problem, LastRun, tuple[Any, ...]]]:
     """The launches of a call that have plans to choose among, each problem once."""
     launched: list[tuple[LastRun, tuple[Any, ...]]] = []
-    with use_plans("rules"), observe_runs(lambda record, args: launched.append((record, args))):
+    with use_plans("model"), observe_runs(lambda record, args: launched.append((record, args))):
         call()
     seen = set()
     for record, arguments in launched:
         if record.backend not in ("cuda", "triton"):
             continue
-        with use_plans("rules"):
+        with use_plans("model"):
             choices = plan(record.backend, record.op, record.launcher, *arguments).choices
         if choices and choices[0].problem not in seen:
             seen.add(choices[0].problem)
@@ -160,7 +160,7 @@ def compile_call(call: Callable[[], Any], device: Device | None = None) -> None:
         call: what is called. Its tensors may be on any device, if `device` is given.
         device: the GPU that is planned for; by default the current one.
     """
-    with use_plans("rules"), plan_runs(device) as runs:
+    with use_plans("model"), plan_runs(device) as runs:
         call()
         planned = [r for r in runs if r.backend == "triton"]
         plans = [candidate_plans("triton", r.op, r.launcher, *r.arguments) for r in planned]

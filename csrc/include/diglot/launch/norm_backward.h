@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "diglot/launch/norm_backward_model.h"
 #include "diglot/launch/norm_forward.h"
 #include "diglot/launch/norm_shapes.h"
 #include "diglot/launch/plan.h"
@@ -16,9 +17,6 @@
 #include "diglot/norm/group_sums.cuh"
 
 namespace diglot {
-
-// The most shared memory that a block uses for other purposes, with the driver's part.
-constexpr int kNormOtherBytes = 2 * 1024 + 64;
 
 // How many groups of rows have sums of their own. The number sets the order of summation.
 template <typename T>
@@ -123,7 +121,7 @@ inline Launch launch_of_groups(const NormRows& rows, int threads) {
 struct NormFit {
   NormRows rows;
   Launch how;
-  int64_t cost;  // estimate in issue slots of an SM, which bound kernels that memory does not
+  int64_t cost;  // the predicted time, in cycles of an SM
 };
 
 // Nothing if a row does not fit into `blocks` blocks with at least `least_stages` stages.
@@ -149,7 +147,9 @@ std::optional<NormFit> share_out_norm(Planner& planner, NormRows rows, int block
   constexpr int kWeightParts = sizeof(compute_t<T>) / sizeof(T);
   const auto wanted = static_cast<int>(planner.tuned(Tunable::kNormBackwardThreads));
   const int most_threads = std::min(kNormResidentThreads, std::max(wanted, rows.team));
-  const int multiprocessors = std::max(planner.device.multiprocessors(), 1);
+  // Where sums must not depend on the GPU, those of an H200.
+  const bool is_invariant = planner.tuned(Tunable::kRowsPlannedRows) > 0;
+  const int multiprocessors = is_invariant ? 132 : std::max(planner.device.multiprocessors(), 1);
   const int beside =
       std::clamp(rows.groups * blocks / multiprocessors, 1, kNormResidentThreads / most_threads);
   const int room = (planner.device.shared_bytes() / beside - kNormOtherBytes) / Shape::kPartBytes;
@@ -165,15 +165,12 @@ std::optional<NormFit> share_out_norm(Planner& planner, NormRows rows, int block
   if (fit.rows.stages < least_stages) return {};
   const int parts = kWeightParts + fit.rows.stages * rows.arrays;
   fit.how.shared_bytes = static_cast<std::size_t>(parts * warps * kWarpLanes * Shape::kPartBytes);
-  // A warp's instructions for a row, and how long it waits for other warps and for its own results.
-  constexpr int kBeside = Shape::kIsPeeled ? 100 : Shape::kIsWide ? 0 : 12 * kColumns;
-  constexpr int64_t kIssued = 16 * kColumns + 150 + kBeside, kWaited = 1200;
-  // The time to fetch the instructions, which no cache has when a call begins. On an H200, 256 rows
-  // of 1536 took 20 µs with 6 accesses, and 11 to 13 with 2 to 4.
-  constexpr int64_t kStarted = Shape::kAccesses > 4 ? 6000 : 0;
   const int64_t at_once = warps * kWarpLanes / rows.team;
-  fit.cost = kStarted + (each + at_once - 1) / at_once * (warps * kIssued / 4 + kWaited);
-  if (fit.rows.stages < stages) fit.cost += 3 * fit.cost / 10;  // few stages hide less
+  const int64_t bytes = (rows.arrays + 1) * rows.count * rows.n * static_cast<int64_t>(sizeof(T));
+  fit.cost = predict_cycles(multiprocessors, planner.device.shared_bytes(),
+                            {kColumns, Shape::kIsWide, Shape::kIsPeeled,
+                             (each + at_once - 1) / at_once, int64_t{rows.groups} * blocks, blocks,
+                             warps, static_cast<int64_t>(fit.how.shared_bytes), bytes});
   return fit;
 }
 
@@ -277,11 +274,12 @@ void launch_norm_backward(Planner& planner, const NormOperands& operands) {
         rows.groups = fit.rows.groups, rows.order = fit.rows.order;
         return true;
       };
-      // Few blocks come first. Among shapes that hold a row in as many, the cheapest does.
+      // The shape with the least cost comes first. Of few blocks the model is surer: twice as many
+      // must save a tenth.
       const auto attempt_shapes = [&](auto shapes, int least_stages) {
-        int64_t skipped = planner.tuned(Tunable::kNormBackwardSkippedShapes);
-        for (int blocks = 1; blocks <= kMostClusterBlocks; blocks *= 2) {
-          std::vector<std::pair<int64_t, std::function<bool()>>> found;
+        std::vector<std::pair<double, std::function<bool()>>> found;
+        double unsure = 1;
+        for (int blocks = 1; blocks <= kMostClusterBlocks; blocks *= 2, unsure *= 1.1) {
           const auto look = [&](auto shape) {
             using Shape = decltype(shape);
             rows.order = Shape::kIsWide ? by_access : by_column;
@@ -294,17 +292,16 @@ void launch_norm_backward(Planner& planner, const NormOperands& operands) {
             }
             const auto judged = share_out_norm<Shape, T>(planner, planned, blocks, least_stages);
             if (!fit.has_value() || !judged.has_value()) return;
-            found.emplace_back(judged->cost, [=] { return attempt(shape, *fit); });
+            const auto cost = static_cast<double>(judged->cost) * unsure;
+            found.emplace_back(cost, [=] { return attempt(shape, *fit); });
           };
           std::apply([&](auto... shape) { (look(shape), ...); }, shapes);
-          std::stable_sort(found.begin(), found.end(),
-                           [](const auto& a, const auto& b) { return a.first < b.first; });
-          for (const auto& [cost, use] : found) {
-            if (skipped-- > 0) continue;
-            if (use()) return true;
-          }
         }
-        return false;
+        std::stable_sort(found.begin(), found.end(),
+                         [](const auto& a, const auto& b) { return a.first < b.first; });
+        int64_t skipped = planner.tuned(Tunable::kNormBackwardSkippedShapes);
+        return std::any_of(found.begin(), found.end(),
+                           [&](const auto& each) { return skipped-- <= 0 && each.second(); });
       };
       // One stage is the last resort: rows then wait for their copies.
       const auto attempt_held = [&](auto shapes) {

@@ -46,7 +46,7 @@ struct NormShapes {
     const bool is_split = n > Shape::kThreads * Shape::kAccesses * Shape::template kAlong<T>;
     const bool is_for_few =
         std::is_same_v<Shape, FewRows> || (kIsCentered && kInputs == 1 && is_split);
-    return !is_for_few || count <= planner.tuned(Tunable::kNormForwardFewRows);
+    return !is_for_few || count <= planner.tuned(Tunable::kNormForwardFewRows, kIsCentered ? 2 : 1);
   }
   static int64_t most_threads(Planner& planner, int64_t n) {
     return planner.tuned(Tunable::kNormForwardBlockThreads, n);

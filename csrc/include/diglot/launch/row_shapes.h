@@ -90,7 +90,7 @@ struct RowShapes {
     return true;
   }
   static int64_t most_threads(Planner& planner, int64_t) {
-    return planner.tuned(Tunable::kRowsBlockThreads, kInputs);
+    return planner.tuned(Tunable::kRowsBlockThreads);
   }
   static constexpr bool kHasColumns = true;
   using WideColumns =

@@ -1,0 +1,269 @@
+"""How good plans are that nobody measured: an evaluation from measured times, without a GPU.
+
+`measured_plans/<gpu>.json` has the times that `diglot tune` measured, by a hash of what each plan
+launches. So a planner that changes is judged by the plans that it now makes:
+
+- the *model*: the planner's own choice, for a problem that the store does not have;
+- *near*: what the store would choose for a problem if it had all others.
+
+    python -m diglot.bench.stored_plans            # the table
+    python -m diglot.bench.stored_plans record     # adds the times of configs/ to the file
+    python -m diglot.bench.stored_plans rename     # names plans of configs/ anew, by the file
+
+`record`, before a planner changes, keeps times whose names would mean other plans afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+import itertools
+import json
+import math
+import statistics
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from diglot.backends import store
+from diglot.backends.choosing import use_plans
+from diglot.backends.plans import KernelLaunch, Plan, plan_runs
+from diglot.backends.registry import BACKENDS
+from diglot.backends.runs import plan
+from diglot.backends.store import Entry, Numbers, Problem, Store, Timing, plan_name
+from diglot.backends.tunable_files import TunableError
+from diglot.backends.tunables import short_name
+from diglot.backends.tuning import candidate_plans
+from diglot.bench.evidence import ROOT
+from diglot.bench.markdown import put
+from diglot.bench.markdown import table as markdown_table
+from diglot.tools.gpus import named_device
+
+GPU = "NVIDIA H200"
+TREE = ROOT or Path.cwd()
+FOLDER, CONFIGS, PAGE = TREE / "bench/measured_plans", TREE / "configs", TREE / "docs/tuning.md"
+Times = dict[Problem, dict[str, float]]  # microseconds, by the hash of what is launched
+
+
+def arguments_of(problem: Problem) -> tuple[Any, ...]:
+    """A launcher's arguments for a problem of rows. Its tensors have no memory."""
+    rows, n = problem.shape
+    dtype = getattr(torch, problem.dtypes[0])
+    # Triton's launcher of a norm is that of its fused form, without a second input.
+    has_second = problem.launcher.startswith("add_") and len(problem.dtypes) > 2
+    is_centred = "layer_norm" in problem.launcher
+
+    def argument(name: str) -> Any:
+        if name in ("dim", "eps"):
+            return {"dim": 1, "eps": 1e-5}[name]
+        if name == "statistics":
+            return torch.empty(1 + is_centred, rows, device="meta")
+        is_absent = name in ("residual", "sum") and not has_second
+        is_absent |= name == "grad_sum" and problem.dtypes[1] == "none"
+        if is_absent:
+            return None
+        if name in ("weight", "bias", "grad_weight", "grad_bias"):
+            return torch.empty(n, device="meta", dtype=dtype)
+        return torch.empty(rows, n, device="meta", dtype=dtype)
+
+    launcher = getattr(BACKENDS["triton"].module(problem.op), problem.launcher, None)
+    if launcher is None or problem.backend == "cuda":
+        launcher = getattr(BACKENDS["torch"].module(problem.op), problem.launcher)
+    names = inspect.signature(launcher).parameters
+    return tuple([argument(name) for name in names if name != "scratch"])
+
+
+def plan_of(problem: Problem, numbers: Numbers) -> Plan:
+    """The plan of a problem with chosen numbers, on the GPU of the measured times."""
+    with use_plans(numbers), plan_runs(named_device(GPU)):
+        return plan(problem.backend, problem.op, problem.launcher, *arguments_of(problem))
+
+
+def launched(made: Plan) -> str:
+    """A hash of what a plan launches. Plans of equal hashes take equal times."""
+    told = [
+        launch
+        if isinstance(launch, KernelLaunch)
+        else (launch.order, launch.max_registers, launch.num_stages, launch.per_multiprocessor)
+        for launch in made.launches
+    ]
+    return hashlib.sha256(repr(told).encode()).hexdigest()[:12]
+
+
+# --- the file ------------------------------------------------------------------------------------
+
+
+def read_times(gpu: str = GPU) -> Times:
+    """The times of the committed file."""
+    file = FOLDER / f"{short_name(gpu)}.json"
+    entries = json.loads(file.read_text())["entries"] if file.exists() else []
+    return {
+        Problem(
+            raw["op"], raw["launcher"], raw["backend"], tuple(raw["dtypes"]), raw["layout"],
+            tuple(raw["shape"]),
+        ): raw["us"]
+        for raw in entries
+    }  # fmt: skip
+
+
+def write_times(times: Times, gpu: str = GPU) -> None:
+    """Writes the file, a problem to a line."""
+    lines = []
+    for problem, us in sorted(times.items(), key=lambda pair: str(pair[0])):
+        raw = {name: getattr(problem, name) for name in Problem.__dataclass_fields__}
+        lines.append(json.dumps(raw | {"us": dict(sorted(us.items(), key=lambda p: p[1]))}))
+    text = ",\n".join(lines)
+    FOLDER.mkdir(exist_ok=True)
+    about = '"about": "bench/stored_plans.py says what this file has."'
+    (FOLDER / f"{short_name(gpu)}.json").write_text(f'{{{about},\n"entries": [\n{text}\n]}}\n')
+
+
+def stores(gpu: str = GPU) -> Iterator[tuple[Path, Store]]:
+    """The files of configs/, and what they have."""
+    for file in sorted(CONFIGS.glob(f"*/{short_name(gpu)}.json")):
+        if file.parent.name != "tunables":
+            yield file, store.read(file.parent.name, file)
+
+
+def record() -> Times:
+    """The file's times, with those of configs/ added, by what the planners launch today."""
+    times = read_times()
+    for _, kept in stores():
+        for problem, entry in kept.entries.items():
+            of = times.setdefault(problem, {})
+            for name, timing in entry.timings.items():
+                key = launched(plan_of(problem, store.plan_numbers(name)))
+                of[key] = min(timing.us, of.get(key, math.inf))
+    return times
+
+
+def names_of(problem: Problem, known: Iterable[str], wanted: set[str]) -> dict[str, str]:
+    """A name for each wanted hash that some numbers lead to: a known one, or the simplest."""
+    found: dict[str, str] = {}
+    for name in sorted(known, key=len):
+        found.setdefault(launched(plan_of(problem, store.plan_numbers(name))), name)
+    if wanted <= found.keys():
+        return {key: found[key] for key in wanted}
+    arguments = arguments_of(problem)
+    with plan_runs(named_device(GPU)):
+        starts: list[Numbers] = [{}]
+        for start in starts:  # the first adds the others
+            with contextlib.suppress(TunableError):
+                candidates = candidate_plans(
+                    problem.backend, problem.op, problem.launcher, *arguments, start=start
+                )
+                if start == {}:
+                    starts += [candidate.numbers for candidate in candidates[1:]]
+                for candidate in candidates:
+                    found.setdefault(launched(candidate.plan), plan_name(candidate.numbers))
+    return {key: found[key] for key in wanted & found.keys()}
+
+
+def rename() -> Iterator[str]:
+    """Names the plans of configs/ by numbers that lead to them today; tells what had none."""
+    times = read_times()
+    for file, kept in stores():
+        for problem, entry in kept.entries.items():
+            run = max(timing.run for timing in entry.timings.values())
+            us = times[problem]
+            names = names_of(problem, entry.timings, set(us))
+            timings = {name: Timing(us[key], run) for key, name in names.items()}
+            if len(timings) < len(us):
+                yield f"{problem.launcher} {problem.shape}: {len(us) - len(timings)} without a name"
+            kept.entries[problem] = Entry(problem, timings)
+        store.write(kept, file)
+
+
+# --- the evaluation ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How good the choices for a problem are: the best measured time over each choice's.
+
+    Attributes:
+        problem: the problem.
+        model: of the planner's own choice; None if it was not measured.
+        near: of the store's choice without this problem; None as above.
+        is_near: whether a near problem was measured; else `near` is the model's.
+    """
+
+    problem: Problem
+    model: float | None
+    near: float | None
+    is_near: bool
+
+
+def judge(times: Mapping[Problem, Mapping[str, float]]) -> list[Verdict]:
+    """Every measured problem's verdict."""
+    kept = {problem: entry for _, each in stores() for problem, entry in each.entries.items()}
+    verdicts = []
+    for problem, us in times.items():
+        best = min(us.values())
+
+        def share(numbers: Numbers) -> float | None:
+            time = us.get(launched(plan_of(problem, numbers)))  # noqa: B023
+            return None if time is None else best / time  # noqa: B023
+
+        others = Store(entries={p: entry for p, entry in kept.items() if p != problem})
+        source, entry = others.find(problem)
+        is_near = source == "near" and entry is not None
+        model = share({})
+        near = share(store.plan_numbers(entry.best_nearby)) if entry and is_near else model
+        verdicts.append(Verdict(problem, model, near, is_near))
+    return verdicts
+
+
+HEADER = (
+    "op", "launcher", "language", "problems", "model", "worst", "not measured", "near",
+    "near or model", "worst", "not measured",
+)  # fmt: skip
+
+
+def table(verdicts: list[Verdict]) -> list[list[str]]:
+    """A line for each launcher and language, under `HEADER`."""
+
+    def key(verdict: Verdict) -> tuple[str, str, str]:
+        problem = verdict.problem
+        return problem.op, problem.launcher, problem.backend
+
+    lines = []
+    for group, found in itertools.groupby(sorted(verdicts, key=key), key):
+        of = list(found)
+        near = str(sum(verdict.is_near for verdict in of))
+        lines.append([*group, str(len(of)), *_figures([v.model for v in of]), near])
+        lines[-1] += _figures([v.near for v in of])
+    return lines
+
+
+def _figures(shares: list[float | None]) -> list[str]:
+    known = [share for share in shares if share is not None]
+    if not known:
+        return ["–", "–", str(len(shares))]
+    mean = f"{statistics.geometric_mean(known):.3f}"
+    return [mean, f"{min(known):.2f}", str(len(shares) - len(known))]
+
+
+def render(texts: Mapping[Path, str], verdicts: list[Verdict]) -> dict[Path, str]:
+    """The text of docs/tuning.md with the table made anew; `texts` may have the page's."""
+    made = markdown_table(HEADER, table(verdicts))
+    return {PAGE: put(texts.get(PAGE) or PAGE.read_text(), "stored", "\n".join(made))}
+
+
+def main(command: str = "") -> None:
+    """Runs a command of this module's description."""
+    if command == "record":
+        write_times(record())
+    elif command == "rename":
+        print(*rename(), sep="\n")
+    else:
+        print(*markdown_table(HEADER, table(judge(read_times()))), sep="\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
