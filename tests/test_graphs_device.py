@@ -8,6 +8,7 @@ import ctypes
 import pytest
 import torch
 
+from diglot.backends import driver
 from diglot.graphs import device as module
 from diglot.graphs import nodes
 
@@ -66,10 +67,8 @@ def calls(monkeypatch):
     zeros = torch.zeros
     monkeypatch.setattr(torch, "zeros", lambda *sizes, device: zeros(*sizes))
     monkeypatch.setattr(module, "own_stream", lambda device, use: use)
-    for name in ("_cuda_endAllocateToPool", "_cuda_releasePool"):
-        monkeypatch.setattr(
-            torch._C, name, lambda index, pool, name=name: made.append(name), raising=False
-        )
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 7, raising=False)
+    monkeypatch.setattr(module, "replace_broken_capture", lambda stream: made.append("replace"))
     return made
 
 
@@ -88,26 +87,26 @@ def raises():
 
 @pytest.mark.parametrize("function", [raises, lambda: None])
 def test_a_capture_that_breaks(calls, function):
-    """The allocator is told what PyTorch does not tell it, and an empty capture ends."""
+    """An empty capture takes its place and ends, and so does another, of which all are told."""
     gpu = module.CudaDevice(CUDA)
     pool = gpu.new_pool()
     del calls[:]
     Graph.is_broken = True
     with pytest.raises(KeyError if function is raises else RuntimeError):
         gpu.capture(function, pool)
-    told = ["_cuda_endAllocateToPool", "_cuda_releasePool", "reset"]
-    assert calls[:6] == ["enter", "begin", "end", *told]
-    assert calls[6:] == ["enter", "begin", "end", "exit"]  # of the empty one
+    ended = [] if function is raises else ["end"]
+    assert calls[: 5 + len(ended)] == ["enter", "begin", *ended, "replace", "end", "reset"]
+    assert calls[5 + len(ended) :] == ["enter", "begin", "end", "exit"]
 
 
 def test_a_function_that_raises(calls):
-    """The capture ends as PyTorch's do, and nobody is told twice."""
+    """The capture ends as PyTorch's do."""
     gpu = module.CudaDevice(CUDA)
     pool = gpu.new_pool()
     del calls[:]
     with pytest.raises(KeyError):
         gpu.capture(raises, pool)
-    assert calls == ["enter", "begin", "end"]
+    assert calls[:5] == ["enter", "begin", "replace", "end", "reset"]
 
 
 class Driver:
@@ -173,3 +172,32 @@ def test_structures_are_the_driver_s():
     assert list(map(ctypes.sizeof, sizes)) == [72, 200, 40, 8]
     assert (nodes._KernelParams.shared_bytes.offset, nodes._KernelParams.kern.offset) == (32, 56)
     assert nodes._MemcpyParams.target.offset == 88
+
+
+class _Driver:
+    """Answers as a stream whose capture has a status."""
+
+    def __init__(self, status: int) -> None:
+        self.status, self.called = status, []
+
+    def cuStreamIsCapturing(self, stream, status):
+        status._obj.value = self.status
+        return 0
+
+    def cuStreamEndCapture(self, stream, graph):
+        self.called.append("end")
+        return 901  # the capture was invalidated
+
+    def cuStreamBeginCapture_v2(self, stream, mode):
+        self.called.append("begin")
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("status", "called"), [("none", ["begin"]), ("active", []), ("broken", ["end", "begin"])]
+)
+def test_an_empty_capture_replaces_a_broken_one(status, called, monkeypatch):
+    fake = _Driver(["none", "active", "broken"].index(status))
+    monkeypatch.setattr(driver, "driver", lambda: fake)
+    driver.replace_broken_capture(7)
+    assert fake.called == called

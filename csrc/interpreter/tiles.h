@@ -29,8 +29,8 @@ class Tiles {
   void overwrite(const void* to, std::size_t bytes);
 
   // Whether a descriptor's chunks, as `chunk_addresses` orders them, are in the order of their
-  // tiles: from each row to the next it must be equally far in the box, and so from each chunk of a
-  // row to the next. Chunks of two boxes are not compared. Returns the fault, or "".
+  // tiles. From each row to the next it must be equally far in the box. So it must be from each
+  // chunk of a row to the next. Chunks of two boxes are not compared. Returns the fault, or "".
   std::string find_fault(const std::vector<const char*>& chunks, const MatrixDescriptor& descriptor,
                          Major major, int extent) const;
 

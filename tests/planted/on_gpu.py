@@ -2,9 +2,9 @@
 
     python tests/planted/on_gpu.py RESULTS
 
-writes RESULTS, such as bench/comparisons/h200-planted-bugs.json, and prints all answers. Each kernel
-runs in a process of its own. The run fails if a right kernel is wrong. Needs a GPU, nvcc and
-compute-sanitizer.
+writes RESULTS, such as bench/comparisons/h200-planted-bugs.json, and prints all answers. Each
+kernel runs in a process of its own. The run fails if a right kernel is wrong. Needs a GPU, nvcc
+and compute-sanitizer.
 """
 
 from __future__ import annotations

@@ -9,6 +9,10 @@ from collections.abc import Iterator
 
 import torch
 
+# Of CUstreamCaptureStatus and CUstreamCaptureMode
+CAPTURE_NONE, CAPTURE_ACTIVE = 0, 1
+MODE_THREAD_LOCAL, MODE_RELAXED = 1, 2
+
 
 @functools.cache
 def driver() -> ctypes.CDLL:
@@ -44,9 +48,28 @@ def relaxed_capture() -> Iterator[None]:
 
     It may then load code, allocate memory, and wait for another stream during a capture.
     """
-    mode = ctypes.c_int(2)  # CU_STREAM_CAPTURE_MODE_RELAXED
+    mode = ctypes.c_int(MODE_RELAXED)
     driver().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
     try:
         yield
     finally:
         driver().cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+
+
+def replace_broken_capture(stream: int) -> None:
+    """Begins an empty capture of a stream whose capture is broken, or has just ended.
+
+    Args:
+        stream: its handle.
+    """
+    handle, status = ctypes.c_void_p(stream), ctypes.c_int()
+    check_driver(
+        driver().cuStreamIsCapturing(handle, ctypes.byref(status)), "asking for a stream's capture"
+    )
+    if status.value == CAPTURE_ACTIVE:
+        return
+    if status.value != CAPTURE_NONE:
+        graph = ctypes.c_void_p()
+        driver().cuStreamEndCapture(handle, ctypes.byref(graph))  # it says that it is broken
+    begun = driver().cuStreamBeginCapture_v2(handle, MODE_THREAD_LOCAL)
+    check_driver(begun, "replacing a broken capture")

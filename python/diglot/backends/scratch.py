@@ -22,14 +22,19 @@ from typing import Any, NamedTuple
 import torch
 
 from diglot.backends.capture import beside_captures, is_captured, ordinary_tensors
-from diglot.backends.driver import check_driver, driver, relaxed_capture, stream_number
+from diglot.backends.driver import (
+    CAPTURE_ACTIVE,
+    check_driver,
+    driver,
+    relaxed_capture,
+    stream_number,
+)
 from diglot.backends.forks import renew_in_children
 from diglot.backends.group_scratch import group_buffers, provide_for_group
 from diglot.backends.plans import BARRIER_BYTES, CALL, GROUP, Scratch
 
 PER_THREAD_STREAM = 2  # cudaStreamPerThread: each thread's own, though of one handle
 SMALLEST = 1 << 17  # bytes of a buffer that is kept: most needs fit, so that it seldom grows
-CAPTURE_ACTIVE = 1  # CU_STREAM_CAPTURE_STATUS_ACTIVE
 MOVE_OWNERSHIP = 1  # CU_GRAPH_USER_OBJECT_MOVE
 NO_DESTRUCTOR_SYNC = 1  # CU_USER_OBJECT_NO_DESTRUCTOR_SYNC
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from diglot.backends.capture import is_captured, own_stream
+from diglot.backends.driver import replace_broken_capture
 from diglot.backends.scratch import current_capture
 from diglot.graphs.errors import GraphError
 from diglot.graphs.nodes import Edge, Node, node_handles, read_edges, read_node
@@ -183,34 +185,26 @@ class CudaDevice:
             graph.capture_begin(pool=pool.id, capture_error_mode="thread_local")
             try:
                 result = function()
-            except BaseException:
-                self._abandon(graph, pool)
-                raise
-            try:
                 graph.capture_end()
             except BaseException:
-                self._forget(graph, pool)
+                self._end_broken(graph)
                 raise
             graph.instantiate()
         needed = torch.cuda.max_memory_allocated(self.device) - before
         return Capture(graph, result, needed)
 
-    def _abandon(self, graph: torch.cuda.CUDAGraph, pool: _CudaPool) -> None:
-        """Ends a capture after an exception."""
-        try:
-            graph.capture_end()
-        except RuntimeError:  # something that no graph can hold has broken the capture
-            self._forget(graph, pool)
+    def _end_broken(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Ends a capture that is thrown away.
 
-    def _forget(self, graph: torch.cuda.CUDAGraph, pool: _CudaPool) -> None:
-        """Tells the allocator and the generator what a capture that cannot end has not told them.
-
-        The generator learns it from the next capture that ends: an empty one will do.
+        PyTorch 2.11 does not tell its allocators and the generator of a capture that cannot end.
+        The pool then takes no other. So an empty capture takes its place, and ends.
         """
-        torch._C._cuda_endAllocateToPool(self._index, pool.id)
-        torch._C._cuda_releasePool(self._index, pool.id)
+        replace_broken_capture(self.stream_handle())
+        with contextlib.suppress(RuntimeError), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of an empty graph
+            graph.capture_end()  # newer versions have told all at their first attempt, and raise
         graph.reset()
-        _CudaPool(self)
+        _CudaPool(self)  # a capture that ends tells the generator, too
 
     def captured_nodes(self) -> list[int]:
         """Handles of the nodes that the current stream's capture has so far."""
