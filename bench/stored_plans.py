@@ -47,6 +47,11 @@ from diglot.tools.gpus import named_device
 GPU = "NVIDIA H200"
 TREE = ROOT or Path.cwd()
 FOLDER, CONFIGS, PAGE = TREE / "bench/measured_plans", TREE / "configs", TREE / "docs/tuning.md"
+# What sets the time of a launch of Triton, for a problem.
+LAUNCHED = (
+    "grid", "constants", "num_warps", "max_registers", "num_stages", "num_ctas",
+    "per_multiprocessor",
+)  # fmt: skip
 Times = dict[Problem, dict[str, float]]  # microseconds, by the hash of what is launched
 
 
@@ -87,9 +92,10 @@ def plan_of(problem: Problem, numbers: Numbers) -> Plan:
 def launched(made: Plan) -> str:
     """A hash of what a plan launches. Plans of equal hashes take equal times."""
     told = [
-        launch
+        # `numbers` of CUDA C++ say again what the problem and the other fields set.
+        tuple(launch._replace(numbers=()))
         if isinstance(launch, KernelLaunch)
-        else (launch.order, launch.max_registers, launch.num_stages, launch.per_multiprocessor)
+        else (launch.kernel.__name__, *(getattr(launch, name) for name in LAUNCHED))
         for launch in made.launches
     ]
     return hashlib.sha256(repr(told).encode()).hexdigest()[:12]

@@ -122,7 +122,7 @@ def test_whole_arrays_have_one_order(backend, op):
         assert known == orders(device, "invariant") == orders(device, "model")
 
 
-def test_rules_follow_the_number_of_rows():
+def test_the_model_follows_the_number_of_rows():
     """So the test above can fail."""
     with diglot.use_plans("model"):
         few, many = (plans(softmax, (rows, 4096), "triton", H200) for rows in (3, 4000))
@@ -166,7 +166,7 @@ def test_the_variable(value):
     command = [sys.executable, "-c", SCRIPT]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if value == "invariant":
-        assert done.stdout.splitlines() == ["invariant rules", f"65536 {TAG}"], done.stderr
+        assert done.stdout.splitlines() == ["invariant model", f"65536 {TAG}"], done.stderr
     else:
-        assert "DIGLOT_PLANS must be one of 'measured', 'rules', 'invariant'" in done.stderr
+        assert "DIGLOT_PLANS must be one of 'measured', 'model', 'invariant'" in done.stderr
         assert "did you mean 'invariant'?" in done.stderr
