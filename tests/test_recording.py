@@ -53,7 +53,7 @@ def test_launches_are_planned():
     names = [machine_code.short_name(kernel) for kernel, *_ in (flat, strided)]
     assert names == NAMES
     assert set(names) <= set(cuda_kernel_names())
-    assert flat[1:] == ((3 * 2**20 // (128 * 16), 1, 1), (128, 1, 1), 0, 1, ())
+    assert flat[1:-1] == ((3 * 2**20 // (128 * 16), 1, 1), (128, 1, 1), 0, 1, ())
     meta = torch.empty(5, 1, device="meta")
     grad = torch.empty(5, 2**20, device="meta")
     _, split, scratch, _ = _C.plan("add_backward", H200, grad, 1, meta)
@@ -69,8 +69,8 @@ def test_launches_are_planned_for_a_device():
 
     x = torch.empty(4, 65536, device="meta")
     of_h200, of_a100 = (_C.plan("softmax_forward", device, x, 1, x) for device in (H200, A100))
-    _, ((on_h200, *_, h200_shared, h200_cluster, _),), *_ = of_h200
-    _, ((on_a100, *_, a100_shared, a100_cluster, _),), *_ = of_a100
+    _, ((on_h200, *_, h200_shared, h200_cluster, _, _),), *_ = of_h200
+    _, ((on_a100, *_, a100_shared, a100_cluster, _, _),), *_ = of_a100
     assert (h200_shared, h200_cluster) == (0, 16) and on_h200 != on_a100
     # A block has eight tiles of 32 KiB, and as many in shared memory as there is room for.
     assert (a100_shared, a100_cluster) == (5 * 256 * 8 * 16, 1)
