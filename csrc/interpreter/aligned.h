@@ -28,8 +28,8 @@ class Aligned {
     int threads = 0;   // how many did
   };
 
-  std::deque<Step> steps_;  // not executed by all
-  std::uint64_t done_ = 0;  // how many are
+  std::deque<Step> steps_;                          // not executed by all
+  std::uint64_t done_ = 0;                          // how many are
   std::array<std::uint64_t, kWarpgroup> counts_{};  // of each thread
 };
 

@@ -204,7 +204,8 @@ Races::Verdict Races::judge(const Touch& earlier, const Actor& actor) const {
   if (actor.past != nullptr && actor.past->has(earlier.group)) return Verdict::kOrdered;
   if (actor.clock->seen(earlier.group, earlier.component) < earlier.epoch) return Verdict::kRace;
   const bool needs_fence = actor.is_async && !manners_[earlier.manner].is_async;
-  if (needs_fence && actor.clock->fenced(space_, earlier.group, earlier.component) < earlier.epoch) {
+  if (needs_fence &&
+      actor.clock->fenced(space_, earlier.group, earlier.component) < earlier.epoch) {
     return Verdict::kNoFence;
   }
   return Verdict::kOrdered;
@@ -248,7 +249,8 @@ bool Races::find_fault(const Touch& earlier, const Touch& later, const Actor& ac
     fault_ = std::string(was_read ? "a generic read before an async write without a proxy fence in "
                                   : "a proxy fence is missing in ") +
              where_ + ": " + what + "through the async proxy " + whose +
-             ", with no fence.proxy.async" + (space_ == Space::kGlobal ? ".global" : "") + " between";
+             ", with no fence.proxy.async" + (space_ == Space::kGlobal ? ".global" : "") +
+             " between";
   }
   return true;
 }

@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "interpreter/races.h"
 #include "interpreter/global_memory.h"
+#include "interpreter/races.h"
 
 namespace {
 
