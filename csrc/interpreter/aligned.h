@@ -12,7 +12,7 @@
 
 namespace diglot::interpreter {
 
-// Every function returns what is wrong, or "".
+// Every function returns the fault, or "".
 class Aligned {
  public:
   // A thread, by its number in the block, executes one: the same as the others in their turn.
