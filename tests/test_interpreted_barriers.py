@@ -25,7 +25,7 @@ def sums(blocks: int) -> torch.Tensor:
     return torch.arange(blocks * THREADS, dtype=torch.float32).view(blocks, THREADS).sum(1)
 
 
-RIGHT = ["pass_by_mbarrier", "poll_mbarrier", "await_message", "sum_by_parts"]
+RIGHT = ["pass_by_mbarrier", "poll_mbarrier", "await_message", "expect_apart", "sum_by_parts"]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -50,6 +50,7 @@ PLANTED = {
     "no_arrivals": "an mbarrier is initialised for 0 arrivals; 1 to 1048575 are possible",
     "misaligned_mbarrier": "is no multiple of 8",
     "arrival_missing": "phase 3 (parity 1): 1 of 32 arrivals pending",
+    "expect_without_arrival": "a race in shared memory: it reads what thread 0 of the block wrote",
     "await_too_many_bytes": "expected 8 bytes, got 4",
     "part_of_two_counts": "threads, where others arrived at it for ",
     "part_beyond_numbers": "a block has barriers 0 to 15",

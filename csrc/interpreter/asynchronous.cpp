@@ -145,9 +145,10 @@ void mbarrier_wait(const void* barrier, bool parity, Scope scope, Place place) {
 void fence_mbarrier_init(Place) {
   Block& block = *current_block();
   Thread& thread = block.thread();
-  for (const int component : block.mbarriers().fence(thread.linear)) {
-    Detector* const detector = block.cluster().detector();
-    if (detector == nullptr) return;
+  const std::vector<int> components = block.mbarriers().fence(thread.linear);
+  Detector* const detector = block.cluster().detector();
+  if (detector == nullptr) return;
+  for (const int component : components) {
     thread.inits = Order::join(thread.inits, detector->order().only(component, 1));
   }
 }

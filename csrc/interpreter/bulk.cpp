@@ -62,8 +62,8 @@ Traffic traffic_of(const void* map, const Coordinates& begin, std::uint32_t shar
     if (!traffic.runs.empty()) {  // neighbours are moved as one
       BoxRun& last = traffic.runs.back();
       const bool follows =
-          run.is_inside() ? run.global == last.global + last.bytes : !last.is_inside();
-      if (follows && run.shared == last.shared + last.bytes) {
+          run.global == last.global + last.bytes && run.shared == last.shared + last.bytes;
+      if (follows && run.is_inside == last.is_inside) {
         last.bytes += run.bytes;
         return;
       }
@@ -84,7 +84,7 @@ Traffic traffic_of(const void* source, std::uint64_t other, std::uint32_t bytes,
   }
   Traffic traffic;
   traffic.bytes = bytes;
-  if (bytes > 0) traffic.runs.push_back({reinterpret_cast<std::uint64_t>(source), 0, bytes});
+  if (bytes > 0) traffic.runs.push_back({reinterpret_cast<std::uint64_t>(source), 0, bytes, true});
   return traffic;
 }
 
@@ -98,16 +98,14 @@ std::string load(const Operation& issued, const Traffic& traffic, const Target& 
   Detector* const detector = to.block->cluster().detector();
   std::shared_ptr<const Tiles::Box> box;
   if (detector != nullptr && traffic.tensor) {
-    std::uint32_t plane = traffic.bytes;
-    for (std::size_t d = 2; d < traffic.tensor->rank(); ++d) plane /= traffic.tensor->taken(d);
-    box = std::make_shared<Tiles::Box>(Tiles::Box{issued.site, plane});
+    box = std::make_shared<Tiles::Box>(Tiles::Box{issued.site});
   }
   std::uint32_t place = 0;
   for (const BoxRun& run : traffic.runs) {
     char* const local = to.pointer() + run.shared;
-    if (box != nullptr) detector->tiles().write(box, place, local, run.bytes);
+    if (box != nullptr) detector->tiles().write({box, place, run.global}, local, run.bytes);
     place += run.bytes;
-    if (!run.is_inside()) {
+    if (!run.is_inside) {
       fill_outside(*traffic.tensor, local, run.bytes);
       continue;
     }
@@ -164,7 +162,7 @@ void issue_loads(const Traffic& traffic, std::uint32_t to, std::uint32_t barrier
 std::string store(Block& block, const Issue& issue, const Traffic& traffic, const Channel& channel,
                   const std::vector<char>& values, std::optional<Reduction> reduction) {
   for (const BoxRun& run : traffic.runs) {
-    if (!run.is_inside()) continue;
+    if (!run.is_inside) continue;
     auto* const global = reinterpret_cast<char*>(run.global);
     const char* const local = values.data() + run.shared;
     const Access access = reduction ? Access::kAtomic : Access::kWrite;

@@ -26,7 +26,7 @@ class BulkGroups {
   std::uint32_t last_over(std::size_t newer) const;
   // Whether at most the latest `newer` groups are pending.
   bool are_over(std::size_t newer, bool only_read) const;
-  // "1 of 3 groups pending, and 2 stores that are in none"
+  // "1 of its bulk groups are pending, and 2 operations are in no group"
   std::string account(bool only_read) const;
 
   // Components of the channels that tell of reads and of writes, if races are looked for.

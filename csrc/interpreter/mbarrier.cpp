@@ -90,9 +90,11 @@ std::string Mbarriers::arrive(std::size_t offset, std::uint32_t arrivals, std::u
     return "an mbarrier gets " + std::to_string(arrivals) + " arrivals more than its " +
            std::to_string(state.expected) + " in one phase: " + account(offset);
   }
-  state.pending -= arrivals;
-  (arrival.is_of_other_block ? state.others : state.own).release(arrival.clock);
-  if (arrival.is_of_other_block) state.arriving = arrival.site;
+  if (arrivals > 0) {  // to expect bytes releases nothing
+    state.pending -= arrivals;
+    (arrival.is_of_other_block ? state.others : state.own).release(arrival.clock);
+    if (arrival.is_of_other_block) state.arriving = arrival.site;
+  }
   return end_phase(state);
 }
 

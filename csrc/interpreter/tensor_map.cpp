@@ -145,8 +145,8 @@ void walk_box(const TensorDescription& tensor, const Coordinates& begin, std::ui
         if (edge > offset) end = std::min(end, edge);
       }
       const bool is_there = is_inside && offset >= inside_begin && offset < inside_end;
-      visit({is_there ? global + offset : 0,
-             swizzled(shared + row * width + offset, tensor.swizzle), end - offset});
+      visit({global + offset, swizzled(shared + row * width + offset, tensor.swizzle), end - offset,
+             is_there});
       offset = end;
     }
     for (std::size_t d = 1; d < tensor.rank() && ++index[d] == tensor.taken(d); ++d) index[d] = 0;

@@ -28,11 +28,10 @@ std::string fault_of_box(const TensorDescription& tensor, const Coordinates& beg
 
 // A stretch of a box whose bytes are neighbours in global memory and in shared memory.
 struct BoxRun {
-  std::uint64_t global;  // 0 outside the tensor
+  std::uint64_t global;  // outside the tensor: where they would lie if it went on
   std::uint32_t shared;  // address in the window
   std::uint32_t bytes;
-
-  bool is_inside() const { return global != 0; }
+  bool is_inside;  // the tensor
 };
 
 // Calls `visit` for the runs of a box without a fault. Together they have box_bytes().

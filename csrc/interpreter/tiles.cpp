@@ -10,6 +10,12 @@ std::uintptr_t number_of(const void* address) {
   return reinterpret_cast<std::uintptr_t>(address) / kChunkBytes;
 }
 
+// The first of the steps from chunk to chunk, and whether all the others are as far.
+struct Steps {
+  std::uint64_t in_box, in_global;
+  bool are_equal_in_box = true, are_equal_in_global = true;
+};
+
 std::string fault_of(const Site& load) {
   return "its descriptor reads a tile in another order than the bulk load at " + load.text() +
          " has written it: with another swizzle, stride or leading offset";
@@ -17,12 +23,12 @@ std::string fault_of(const Site& load) {
 
 }  // namespace
 
-void Tiles::write(const std::shared_ptr<const Box>& box, std::uint32_t place, const char* to,
-                  std::size_t bytes) {
+void Tiles::write(const Origin& from, const char* to, std::size_t bytes) {
   for (std::size_t offset = 0; offset < bytes; ++offset) {
     const auto address = reinterpret_cast<std::uintptr_t>(to + offset);
     if (address % kChunkBytes != 0) continue;
-    chunks_[number_of(to + offset)] = {box, place + static_cast<std::uint32_t>(offset)};
+    chunks_[number_of(to + offset)] = {from.box, from.in_box + static_cast<std::uint32_t>(offset),
+                                       from.global + offset};
     offset += kChunkBytes - 1;
   }
 }
@@ -35,32 +41,28 @@ void Tiles::overwrite(const void* to, std::size_t bytes) {
   }
 }
 
-const Tiles::Chunk* Tiles::find(const char* chunk) const {
+const Tiles::Origin* Tiles::find(const char* chunk) const {
   const auto found = chunks_.find(number_of(chunk));
   return found == chunks_.end() ? nullptr : &found->second;
 }
 
-std::string Tiles::find_fault(const std::vector<const char*>& chunks,
-                              const MatrixDescriptor& descriptor, Major major, int extent) const {
+std::string Tiles::find_fault(const std::vector<const char*>& chunks, Major major,
+                              int extent) const {
   if (chunks_.empty()) return "";
-  // Chunks side by side, and of those the ones in one line of the layout. Where M or N is
-  // contiguous, further lines are other panels: boxes, or planes of a box.
-  const int side = major == Major::kK ? kLineChunks : extent / 8;
-  const int line = major == Major::kK ? side : line_bytes_of(descriptor.swizzle) / kChunkBytes;
-  std::map<const Box*, std::int64_t> steps[2];  // the first that was seen: down, and to the side
+  const int side = major == Major::kK ? kLineChunks : extent / 8;  // chunks side by side
+  std::map<const Box*, Steps> steps[2];                            // down, and to the side
   for (int i = 0; i < static_cast<int>(chunks.size()); ++i) {
-    const Chunk* const to = find(chunks[i]);
+    const Origin* const to = find(chunks[i]);
     for (const int back : {side, 1}) {
       const bool is_down = back == side;
       if (to == nullptr || (is_down ? i < side : i % side == 0)) continue;
-      const Chunk* const from = find(chunks[i - back]);
+      const Origin* const from = find(chunks[i - back]);
       if (from == nullptr || from->box != to->box) continue;
-      const Box& box = *to->box;
-      const std::int64_t step = std::int64_t{to->place} - from->place;
-      const bool is_alike = !is_down && i % side % line == 0
-                                ? step != 0 && step % box.plane_bytes == 0
-                                : steps[is_down].try_emplace(&box, step).first->second == step;
-      if (!is_alike) return fault_of(box.site);
+      const Steps step{to->in_box - from->in_box, to->global - from->global};
+      Steps& first = steps[is_down].try_emplace(to->box.get(), step).first->second;
+      first.are_equal_in_box &= step.in_box == first.in_box;
+      first.are_equal_in_global &= step.in_global == first.in_global;
+      if (!first.are_equal_in_box && !first.are_equal_in_global) return fault_of(to->box->site);
     }
   }
   return "";

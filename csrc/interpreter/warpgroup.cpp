@@ -116,7 +116,7 @@ bool Warpgroup::gather(Block& block, const Operation& operation, const Step& ste
     }
   }
   const std::string fault =
-      detector == nullptr ? "" : detector->tiles().find_fault(chunks, descriptor, major, extent);
+      detector == nullptr ? "" : detector->tiles().find_fault(chunks, major, extent);
   if (!fault.empty()) {
     block.fail_operation(fault, operation);
     return false;

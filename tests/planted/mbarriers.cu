@@ -110,6 +110,34 @@ __global__ void await_message(const float* in, float* out) {
   if (threadIdx.x == 7) out[blockIdx.x] = value;
 }
 
+// out[block] = the block's sum, by thread 0. To expect bytes releases nothing; its arrival does.
+template <bool kArrives>
+__global__ void expect_apart(const float* in, float* out) {
+  __shared__ float value, one;
+  __shared__ int has_expected;
+  __shared__ Mbarrier arrived;
+  if (threadIdx.x == 0) {
+    has_expected = 0;
+    arrived.init(1);
+    fence_mbarrier_init();
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    value = sum_of_block(in);
+    arrived.expect(sizeof(one));
+    if (kArrives) arrived.arrive();
+    atomicAdd(&has_expected, 1);
+  } else if (threadIdx.x == 64) {
+    while (atomicAdd(&has_expected, 0) == 0) {
+    }
+    store_async(cluster_address(shared_address(&one), 0), 1.0f,
+                cluster_address(shared_address(&arrived), 0));
+    if (!kArrives) arrived.arrive();
+  }
+  arrived.wait(0);
+  if (threadIdx.x == 7) out[blockIdx.x] = value * one;
+}
+
 enum class Part { kRight, kCounts, kNumber, kPartial, kMissing };
 
 // out[block] = the block's sum: each half of the block sums its own values first.
@@ -286,6 +314,8 @@ const std::vector<Entry> kernels = {
     {"no_arrivals", start<pass_by_mbarrier<Fault::kNoArrivals>>},
     {"misaligned_mbarrier", start<pass_by_mbarrier<Fault::kMisaligned>>},
     PLANTED(poll_mbarrier),
+    {"expect_apart", start<expect_apart<true>>},
+    {"expect_without_arrival", start<expect_apart<false>>},
     {"await_message", start<await_message<4>>},
     {"await_too_many_bytes", start<await_message<8>>},
     {"sum_by_parts", start<sum_by_parts<Part::kRight>>},

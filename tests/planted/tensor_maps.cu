@@ -117,10 +117,10 @@ DIGLOT_EXPORT const char* move(const void* map, const std::int32_t* at, int rank
       *moved += run.bytes;
       auto* const global = reinterpret_cast<char*>(run.global);
       char* const local = window + run.shared;
-      if (what == 0 && run.is_inside()) std::memcpy(local, global, run.bytes);
-      if (what == 0 && !run.is_inside()) fill_outside(*tensor, local, run.bytes);
-      if (what == 1 && run.is_inside()) std::memcpy(global, local, run.bytes);
-      if (what >= 2 && run.is_inside()) {
+      if (what == 0 && run.is_inside) std::memcpy(local, global, run.bytes);
+      if (what == 0 && !run.is_inside) fill_outside(*tensor, local, run.bytes);
+      if (what == 1 && run.is_inside) std::memcpy(global, local, run.bytes);
+      if (what >= 2 && run.is_inside) {
         reduce_into(global, local, run.bytes, tensor->type, reduction);
       }
     });

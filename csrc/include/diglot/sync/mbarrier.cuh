@@ -9,7 +9,7 @@
 //   __syncthreads();
 //   if (threadIdx.x == 0) {
 //     full.arrive_expect(bytes);
-//     tma_load(map, tile, full, x, y);
+//     tma_load(map, tile, full, {x, y});
 //   }
 //   full.wait(0);               // the phase of parity 0, the first; the next has parity 1
 //
