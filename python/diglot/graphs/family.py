@@ -23,7 +23,7 @@ from diglot.graphs.modes import (
     without_autocast_cache,
 )
 from diglot.graphs.pool import Pool, capture_lock
-from diglot.graphs.state import State, StateCheck
+from diglot.graphs.state import State, StateCheck, leaves_of
 
 Tell = Callable[[str], None]
 # Of each argument the shape, and what else a graph holds: dtype, device, whether it requires grad.
@@ -309,6 +309,13 @@ class Family:
         recorded = [each for each in outputs if isinstance(each, Tensor) and each.requires_grad]
         if recorded:
             wanted = [*(leaf for leaf in leaves if leaf.requires_grad), *self._parameters]
+            known = set(map(id, wanted))
+            for leaf in leaves_of(recorded):
+                if id(leaf) not in known:
+                    raise GraphError(
+                        f"{self.name} has a gradient to a tensor of shape {tuple(leaf.shape)} that "
+                        "was not found, and no replay would give it: give it in reads"
+                    )
             ones = [torch.ones_like(output) for output in recorded]
             torch.autograd.grad(recorded, wanted, ones, allow_unused=True)
         return [tuple(each.shape) if isinstance(each, Tensor) else None for each in outputs]
