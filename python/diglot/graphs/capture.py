@@ -337,7 +337,7 @@ class GraphedCallable:
             sum(family.inputs.buffer.numel() for family in families),
             sum(family.eager_calls for family in families),
             self.pool.rebuilds,
-            [str(error) for family in families for error in family.failed.values()],
+            [reason for family in families for reason in family.failed.values()],
         )
 
     def release(self) -> None:
