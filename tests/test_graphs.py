@@ -323,3 +323,22 @@ def test_dropout_draws_anew_in_each_replay(device):
     graphed = capture(lambda x: diglot.dropout(x, 0.5, backend="torch"), torch.ones(64))
     masks = {tuple(graphed(torch.ones(64)).tolist()) for _ in range(10)}
     assert len(masks) == 10
+
+
+def test_gradients_that_are_asked_for_are_copies(device):
+    module = nn.Linear(2, 1)
+    graphed = capture(module, torch.ones(1, 2))
+    (first,) = torch.autograd.grad(graphed(torch.ones(1, 2)).sum(), module.weight)
+    torch.autograd.grad(graphed(torch.full((1, 2), 5.0)).sum(), module.weight)
+    assert first.tolist() == [[1, 1]]
+
+
+@pytest.mark.parametrize("what", ["parameter", "input"])
+def test_what_a_gradient_needs_was_changed(device, what):
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    graphed = capture(module, torch.ones(1, 2))
+    result = graphed(torch.ones(1, 2)).sum()
+    with torch.no_grad():
+        (module[1].weight if what == "parameter" else graphed.inputs[0]).mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        result.backward()

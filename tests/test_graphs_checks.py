@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import threading
+import weakref
 
 import pytest
 import torch
@@ -111,6 +112,21 @@ def test_out_of_memory_leaves_other_buckets(device):
     assert "out of memory" in str(graphed.report())
 
 
+def test_out_of_memory_keeps_none_of_it(device):
+    allocated, alive_at_trim = [], []
+
+    def fragile(x):
+        doubled = x * 2
+        allocated.append(weakref.ref(doubled))
+        return doubled.sort().values
+
+    device.trim = lambda: alive_at_trim.extend(each() is not None for each in allocated)
+    device.fails_at = "aten.sort.default"
+    with pytest.warns(GraphWarning, match="out of memory in its capture"):
+        capture(fragile, torch.ones(2))
+    assert alive_at_trim == [False] * 4
+
+
 def test_a_limit_rebuilds_the_pool(device):
     options = {"dims": {0: "n"}, "buckets": {"n": (2, 4, 8)}, "max_padding": 9}
     pool = Pool("cpu", limit=24)
@@ -141,6 +157,23 @@ def test_replays_of_a_pool_do_not_overlap(device):
     assert device.waits == [(2, 1), (1, 2)]
     capture(torch.neg, torch.ones(2))(torch.ones(2))  # another pool
     assert len(device.waits) == 2
+
+
+def test_a_warm_up_waits_for_another_stream_s_replay(device):
+    """It writes into the memory from which that replay may still read."""
+    waits = []
+
+    def copy(x):
+        waits.append(list(device.waits))
+        return x * 1
+
+    options = {"dims": {0: "n"}, "buckets": {"n": (2, 4)}, "lazy": True}
+    graphed = capture(copy, torch.ones(4), **options)
+    graphed(torch.ones(4))
+    waits.clear()
+    device.stream = 2
+    graphed(torch.ones(2))
+    assert waits[0] == [(2, 1)]
 
 
 def test_inputs_are_known_to_the_streams_that_read_them(device):

@@ -66,6 +66,14 @@ class Arguments:
         """Which leaves are tensors."""
         return [i for i, part in enumerate(key) if part is None]
 
+    def constants(self, key: Key) -> dict[str, Any]:
+        """The values of leaves that are no tensors, by name."""
+        return {
+            name: part[1]  # type: ignore[index]
+            for name, part in zip(self.names, key, strict=True)
+            if part is not None
+        }
+
     def caller(self, function: Callable[..., Any], key: Key) -> Callable[[list[Tensor]], Any]:
         """The function, as one of the tensors alone."""
         constants = [part if part is None else part[1] for part in key]  # type: ignore[index]

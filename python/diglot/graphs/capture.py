@@ -74,7 +74,8 @@ def capture(
         out_dims: as `dims`, of the result. By default it is found out, by calls with other sizes.
         reads: what the function reads besides its arguments, where it is not found: modules or
             tensors, in lists or dictionaries. It is looked for in modules, in objects whose methods
-            are called, in closures, in globals that are named, and in partial functions.
+            are called, in closures, in default values, in globals that are named, in partial
+            functions, and in arguments that are no tensors.
         pool: memory to share with other graphs; by default one for all graphs of this call.
         warmup: calls before each capture, 1 or more.
         max_padding: the largest ratio of a bucket's size to a call's. Beyond it the call runs
@@ -155,7 +156,7 @@ class GraphedCallable:
         self._padding = self._arguments.spread(padding, "padding") if _is_tree(padding) else padding
         self._out_dims = out_dims
         self._buckets = self._make_buckets(buckets)
-        self._state = State(fn, reads)
+        self._reads = reads
         self._warmup, self._max_padding, self._clone = warmup, max_padding, clone
         self._measured: dict[int, tuple[float, float]] = {}
         self._families: dict[Key, Family] = {}
@@ -218,7 +219,7 @@ class GraphedCallable:
             slots,
             self._buckets,
             _out_dims_of(self._out_dims, self._names),
-            self._state,
+            State(self._fn, self._reads, self._arguments.constants(key)),
             self.pool,
             self._warmup,
             self._max_padding,
@@ -336,7 +337,7 @@ class GraphedCallable:
             sum(family.inputs.buffer.numel() for family in families),
             sum(family.eager_calls for family in families),
             self.pool.rebuilds,
-            [str(error) for family in families for error in family.failed.values()],
+            [reason for family in families for reason in family.failed.values()],
         )
 
     def release(self) -> None:

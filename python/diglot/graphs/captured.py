@@ -34,6 +34,7 @@ class CapturedGraph:
         inputs: the memory of those tensors.
         wants_gradient: for each input, whether the graph has a gradient of it.
         parameters: tensors beside the inputs whose gradients it has too.
+        state: all tensors that it reads beside the inputs.
 
     Attributes:
         outputs: the leaves of what the function returned; tensors are the graph's memory.
@@ -57,12 +58,14 @@ class CapturedGraph:
         inputs: Sequence[Tensor],
         wants_gradient: Sequence[bool],
         parameters: Sequence[Tensor],
+        state: Sequence[Tensor],
     ) -> None:
         self.number = next(_numbers)
         self.pool, self.label = pool, label
         self.replays = 0
         self.results: dict[Sizes, list[Any]] = {}
-        self._parameters, self.wants_gradient = list(parameters), list(wants_gradient)
+        self.inputs, self.wants_gradient = list(inputs), list(wants_gradient)
+        self._parameters = list(parameters)
         self._graphs: list[Graph] = []
         self.runs: list[list[NotedRun]] = []
         self._backward: Graph | None = None
@@ -84,7 +87,7 @@ class CapturedGraph:
         # Who replays the pool's graphs writes over their outputs: nothing is gained by keeping that
         # memory from the captures that follow.
         owner = tuple(self._graphs)
-        external = {tensor.untyped_storage().data_ptr() for tensor in (*inputs, *parameters)}
+        external = {tensor.untyped_storage().data_ptr() for tensor in (*inputs, *state)}
         self.outputs = [self._released(output, owner, external) for output in self.outputs]
         self.gradients = [self._released(each, owner, external) for each in self.gradients]
         self.output_tensors = [each for each in self.outputs if isinstance(each, Tensor)]
@@ -190,7 +193,7 @@ class CapturedGraph:
             gradients: of the outputs; None for zeros.
 
         Returns:
-            The gradients of the inputs that want one, which are copies, and of the parameters.
+            Copies of the gradients of the inputs that want one, and of the parameters.
 
         Raises:
             GraphError: values that are needed were written over: by this function before, or by
@@ -211,10 +214,8 @@ class CapturedGraph:
                     target.copy_(source)
             self._backward.replay()
             self.pool.last_forward = None
-            count = len(self.gradients) - len(self._parameters)
-            of_inputs = [g if g is None else g.clone() for g in self.gradients[:count]]
-            # autograd keeps a gradient that nobody else has: as these are kept here, it copies them
-            return [*of_inputs, *self.gradients[count:]]
+            # A leaf without a gradient takes its copy, as it would copy what others have.
+            return [each if each is None else each.clone() for each in self.gradients]
 
     def differentiable_outputs(
         self, inputs: Sequence[Tensor], load: Callable[[], None]
@@ -243,6 +244,8 @@ class _Replay(torch.autograd.Function):
         load()
         ctx.graph, ctx.token = graph, graph.replay()
         ctx.shapes = [each.shape for each in tensors[:count]]
+        # The gradient is computed from what these hold then: autograd must see if they change.
+        ctx.save_for_backward(*graph.inputs, *tensors[count:])
         ctx.set_materialize_grads(False)
         outputs = [each.detach() for each in graph.output_tensors]
         recorded = {id(graph.outputs[i]) for i in graph._differentiable}
@@ -258,6 +261,7 @@ class _Replay(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
         wanted = [gradients[i] for i in ctx.places]
         found = ctx.graph.replay_backward(ctx.token, wanted)
+        _ = ctx.saved_tensors  # an error if one has changed
         of_inputs: list[Tensor | None] = []
         for shape, wants in zip(ctx.shapes, ctx.graph.wants_gradient, strict=True):
             gradient = found.pop(0) if wants else None

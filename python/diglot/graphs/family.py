@@ -23,7 +23,7 @@ from diglot.graphs.modes import (
     without_autocast_cache,
 )
 from diglot.graphs.pool import Pool, capture_lock
-from diglot.graphs.state import State, StateCheck
+from diglot.graphs.state import State, StateCheck, leaves_of
 
 Tell = Callable[[str], None]
 # Of each argument the shape, and what else a graph holds: dtype, device, whether it requires grad.
@@ -77,7 +77,7 @@ class Family:
     ) -> None:
         self.name, self.buckets, self.pool, self.state = name, buckets, pool, state
         self.captured: dict[Sizes, CapturedGraph] = {}
-        self.failed: dict[Sizes, GraphError] = {}
+        self.failed: dict[Sizes, str] = {}  # why: an error would keep all that its frames hold
         self.eager_ms: dict[Sizes, float] = {}
         self.eager_calls = 0
         self._function, self._slots = function, list(slots)
@@ -221,10 +221,12 @@ class Family:
 
     def _capture(self, bucket: Sizes, tensors: Sequence[Tensor]) -> CapturedGraph:
         if bucket in self.failed:
-            raise GraphError(str(self.failed[bucket]))
+            raise GraphError(self.failed[bucket])
         self.check.check()
         check_modes(self.modes, self.modes[0], self._device_type)
+        self.pool.order(self.inputs)  # another stream's replay may still read them
         label = f"{self.name} ({self.buckets.describe(bucket)})"
+        graph = None
         try:
             with capture_lock, as_captured(self.modes):
                 self._warm_up(bucket, tensors)
@@ -233,20 +235,20 @@ class Family:
                     self.pool.rebuild()
                     graph = self._capture_views(bucket, label)
         except torch.OutOfMemoryError as error:
-            self.pool.device.trim()
-            self.failed[bucket] = GraphError(
+            self.failed[bucket] = (
                 f"{label}: out of memory in its capture; smaller buckets stay usable. Free memory "
                 f"and capture anew, or leave this bucket out. ({error})"
             )
-            raise self.failed[bucket] from error
-        if self.pool.is_over_limit():
-            reserved = self.pool.bytes
-            self.pool.rebuild()
-            self.failed[bucket] = GraphError(
-                f"{label} alone reserves {reserved:,} bytes, and its pool's limit is "
+        if graph is None:  # by now the error's frames have let go of what it had allocated
+            self.pool.device.trim()
+        elif self.pool.is_over_limit():
+            self.failed[bucket] = (
+                f"{label} alone reserves {self.pool.bytes:,} bytes, and its pool's limit is "
                 f"{self.pool.limit:,}: raise the limit, or leave this bucket out"
             )
-            raise self.failed[bucket]
+            self.pool.rebuild()
+        if graph is None or bucket in self.failed:
+            raise GraphError(self.failed[bucket])
         self.captured[bucket] = graph
         return graph
 
@@ -258,6 +260,7 @@ class Family:
             self.inputs.views(bucket),
             self._wants_gradient,
             self._parameters,
+            self.state.tensors,
         )
 
     def _warm_up(self, bucket: Sizes, tensors: Sequence[Tensor]) -> None:
@@ -309,6 +312,13 @@ class Family:
         recorded = [each for each in outputs if isinstance(each, Tensor) and each.requires_grad]
         if recorded:
             wanted = [*(leaf for leaf in leaves if leaf.requires_grad), *self._parameters]
+            known = set(map(id, wanted))
+            for leaf in leaves_of(recorded):
+                if id(leaf) not in known:
+                    raise GraphError(
+                        f"{self.name} has a gradient to a tensor of shape {tuple(leaf.shape)} that "
+                        "was not found, and no replay would give it: give it in reads"
+                    )
             ones = [torch.ones_like(output) for output in recorded]
             torch.autograd.grad(recorded, wanted, ones, allow_unused=True)
         return [tuple(each.shape) if isinstance(each, Tensor) else None for each in outputs]

@@ -9,14 +9,14 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from diglot.graphs.errors import GraphError
-from diglot.graphs.watch import Place, attribute, watch
+from diglot.graphs.watch import Attributes, Place, attribute, watch
 
 DEEPEST = 4  # objects within objects in which tensors are looked for
 CONTAINERS = (
@@ -29,22 +29,30 @@ CONTAINERS = (
     types.MethodType,
 )
 LIBRARIES = ("torch", "diglot")  # whose functions are not looked into
+MODULE_OWN = frozenset(vars(nn.Module()))  # attributes that every module has
 
 
 class State:
     """The tensors and the modules that a function reads besides its arguments.
 
-    They are found in modules, in objects whose methods are called, in closures, in the globals that
-    a function names, in partial functions, and in lists, tuples and dictionaries of these.
+    They are found in modules, in objects whose methods are called, in closures, in default values,
+    in the globals that a function names, in partial functions, and in lists, tuples and
+    dictionaries of these.
+
+    Attributes:
+        places: of the tensors.
+        modules: by name.
+        module_places: where modules are that were found as a part of something else.
     """
 
     def __init__(self, *roots: Any) -> None:
         self.places: list[Place] = []
         self.modules: list[tuple[str, nn.Module]] = []
+        self.module_places: list[Place] = []
         self._seen: set[int] = set()
         self._kept: list[Any] = []  # an id is an object's while the object lives
-        for root in roots:
-            self._look_into("", root, 0)
+        for i in range(len(roots)):
+            self._visit("", roots, i, -1)
         self._seen.clear()
         self._kept.clear()
 
@@ -76,10 +84,16 @@ class State:
                 self._visit(f"{prefix}{key}", attributes, key, depth)
 
     def _visit(self, name: str, owner: Any, key: Any, depth: int) -> None:
-        value = owner[key]
+        try:
+            value = owner[key]
+        except LookupError:  # a closure's variable that has no value yet
+            return
         if isinstance(value, Tensor):
             self._add_tensor(name, owner, key)
-        elif depth <= 1 or isinstance(value, CONTAINERS):
+            return
+        if isinstance(value, nn.Module):
+            self.module_places.append(Place(name, owner, key))
+        if depth <= 1 or isinstance(value, CONTAINERS):
             self._look_into(name, value, depth + 1)
 
     def _add_function(self, name: str, function: Callable[..., Any], depth: int) -> None:
@@ -89,26 +103,28 @@ class State:
             return
         if str(function.__module__).partition(".")[0] in LIBRARIES:
             return
-        names = inspect.getclosurevars(function)
-        for key in names.globals:
-            self._visit(key, function.__globals__, key, max(depth, 1))
-        cells = dict(names.nonlocals)
-        for key in cells:
-            self._visit(key, cells, key, max(depth, 1))
+        code = function.__code__
+        for key in code.co_names:
+            if key in function.__globals__:
+                self._visit(key, function.__globals__, key, max(depth, 1))
+        for key, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            self._visit(key, Attributes(cell), "cell_contents", max(depth, 1))
+        for defaults in (function.__defaults__, function.__kwdefaults__):
+            self._look_into(name, defaults, depth)
 
     def _add_module(self, name: str, module: nn.Module) -> None:
-        for path, each in module.named_modules(prefix=name):
-            path = path.removeprefix("_orig_mod").removeprefix(".")
-            self.modules.append((path, each))
-            prefix = f"{path}." if path else ""
-            for held in (each._parameters, each._buffers):
-                for key, tensor in held.items():
-                    if tensor is not None:
-                        self._add_tensor(f"{prefix}{key}", held, key)
+        self.modules.append((name, module))
+        attributes = vars(module)
+        owners = {key: attributes for key in attributes if key not in MODULE_OWN}
+        for held in (module._parameters, module._buffers, module._modules):
+            owners.update(dict.fromkeys(held, held))
+        prefix = f"{name}." if name else ""
+        for key, owner in owners.items():
+            self._visit(name if key == "_orig_mod" else f"{prefix}{key}", owner, key, 2)
 
     def _add_tensor(self, name: str, owner: Any, key: Any) -> None:
         if owner[key].layout == torch.strided:
-            self.places.append(Place(name, owner, key))
+            self.places.append(Place(name or "a tensor in reads", owner, key))
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -121,18 +137,33 @@ class State:
         return [tensor for tensor in self.tensors if tensor.requires_grad and tensor.is_leaf]
 
 
+def leaves_of(outputs: Sequence[Tensor]) -> list[Tensor]:
+    """The leaves to which the outputs have gradients."""
+    leaves, seen = [], set()
+    waiting = [output.grad_fn for output in outputs]
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            leaves.append(node.variable)
+        waiting += [each for each, _ in node.next_functions]
+    return leaves
+
+
 class StateCheck:
     """Whether what a graph reads is where it was when the graph was captured."""
 
     def __init__(self, state: State) -> None:
         self._places, self._modules = state.places, state.modules
+        self._module_places = state.module_places
         self._tensors = [place.value for place in state.places]
         self._addresses = [tensor.data_ptr() for tensor in self._tensors]
         self._layouts = list(map(_layout, self._tensors))
         self._training = [module.training for _, module in state.modules]
-        self._first_changed = watch(
-            state.places, [attribute(name, each, "training") for name, each in state.modules]
-        )
+        training = [attribute(name, each, "training") for name, each in state.modules]
+        self._first_changed = watch(state.places, [*training, *state.module_places])
 
     def check(self) -> None:
         """Raises GraphError, which names the tensor or the module, unless all is as it was."""
@@ -164,6 +195,12 @@ class StateCheck:
         )
 
     def _error_of_module(self, number: int) -> GraphError:
+        if number >= len(self._modules):
+            place = self._module_places[number - len(self._modules)]
+            return GraphError(
+                f"module {place.name} was replaced after the capture, and the graph would run the "
+                "old one: capture anew"
+            )
         name, module = self._modules[number]
         modes = ("evaluation", "training")
         return GraphError(

@@ -324,6 +324,7 @@ class TrainingStep:
                 self._inputs.views(SIZES),
                 [False] * len(self._inputs.slots),
                 [],
+                self._state.tensors,
             )
             for part in self._kinds
         ]

@@ -42,7 +42,7 @@ class Attributes:
     def __getitem__(self, name: str) -> Any:
         try:
             return getattr(self._of, name)
-        except AttributeError:
+        except (AttributeError, ValueError):  # of an empty cell
             raise KeyError(name) from None
 
 

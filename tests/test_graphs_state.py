@@ -1,0 +1,106 @@
+"""What diglot.graphs finds that a function reads, and what it sees of its changes; no GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from recorded_graphs import install
+from torch import nn
+
+from diglot.graphs import GraphError, capture
+
+
+@pytest.fixture(autouse=True)
+def device(monkeypatch):
+    return install(monkeypatch)
+
+
+class Cached(nn.Module):
+    """A module with a tensor that is no parameter and no buffer, and modules in a plain list."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale, self.layers = torch.ones(2), [nn.Linear(2, 2)]
+
+    def forward(self, x):
+        return self.layers[0](x * self.scale)
+
+
+def test_a_closure_s_variable_that_was_bound_anew():
+    weight = torch.ones(1)
+    graphed = capture(lambda x: x * weight, torch.ones(1))
+    graphed(torch.ones(1))
+    weight = torch.zeros(1)
+    with pytest.raises(GraphError, match="weight was replaced by another tensor"):
+        graphed(torch.ones(1))
+
+
+def test_a_closure_s_variable_without_a_value():
+    def negate(x):
+        return -x if x.dim() else later
+
+    assert capture(negate, torch.ones(1))(torch.ones(1)).tolist() == [-1]
+    later = None
+
+
+def test_a_module_that_was_replaced():
+    model = nn.Sequential(nn.Sequential(nn.Linear(2, 2)))
+    for function in (model, lambda x: model(x)):
+        model[0][0] = nn.Linear(2, 2)
+        graphed = capture(function, torch.ones(1, 2))
+        graphed(torch.ones(1, 2))
+        model[0][0] = nn.Linear(2, 2)
+        with pytest.raises(GraphError, match=r"module .*0\.0 was replaced after the capture"):
+            graphed(torch.ones(1, 2))
+
+
+def test_what_is_no_parameter_of_a_module():
+    model = nn.Sequential(Cached())
+    graphed = capture(model, torch.ones(1, 2))
+    graphed(torch.ones(1, 2)).sum().backward()
+    assert model[0].layers[0].weight.grad.tolist() == [[1, 1], [1, 1]]
+    model[0].scale = torch.zeros(2)
+    with pytest.raises(GraphError, match=r"0\.scale was replaced by another tensor"):
+        graphed(torch.ones(1, 2))
+
+
+def test_a_module_among_the_arguments():
+    model = nn.Linear(2, 2)
+    graphed = capture(lambda module, x: module(x), (model, torch.ones(1, 2)))
+    graphed(model, torch.ones(1, 2)).sum().backward()
+    assert model.weight.grad.tolist() == [[1, 1], [1, 1]]
+    model.weight = nn.Parameter(torch.ones(2, 2))
+    with pytest.raises(GraphError, match=r"args\[0\]\.weight was replaced by another tensor"):
+        graphed(model, torch.ones(1, 2))
+
+
+def test_a_default_value():
+    weight = torch.ones(2, requires_grad=True)
+
+    def scaled(x, weight=weight):
+        return x * weight
+
+    capture(scaled, torch.ones(2))(torch.full((2,), 3.0)).sum().backward()
+    assert weight.grad.tolist() == [3, 3]
+
+
+class Hidden:
+    """It keeps a tensor where nobody looks."""
+
+    __slots__ = ("weight",)
+
+    def __init__(self, weight):
+        self.weight = weight
+
+    def __call__(self, x):
+        return x * self.weight
+
+
+def test_a_leaf_that_was_not_found():
+    """Its gradient would be left out, and nobody would see it."""
+    weight = torch.ones(2, 3, requires_grad=True)
+    with pytest.raises(GraphError, match=r"gradient to a tensor of shape \(2, 3\).* give it in re"):
+        capture(Hidden(weight), torch.ones(2, 3))
+    graphed = capture(Hidden(weight), torch.ones(2, 3), reads=weight)
+    graphed(torch.ones(2, 3)).sum().backward()
+    assert weight.grad.eq(1).all()
