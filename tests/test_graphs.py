@@ -172,6 +172,8 @@ def test_trees_and_arguments_that_are_no_tensors(device):
     assert graphed(example, 3.0, flag=True).tolist() == [6, 6]
     assert graphed(example, 3.0, flag=1).tolist() == [6, 6]  # 1 is not True: a graph of its own
     assert device.captures == 3
+    assert graphed(example, flag=True, scale=3.0).tolist() == [6, 6]  # by the function's signature
+    assert device.captures == 3
     with pytest.raises(TypeError, match="must lie as the example's do"):
         graphed(example, 2.0)
     with pytest.raises(TypeError, match=r"args\[1\] is no tensor.*hashable; a set is not"):

@@ -357,11 +357,13 @@ def test_measure_changes_nothing(device):
     model = make_model()
     step = capture_step(model, make_optimizer("AdamW", model), accumulation=2)
     step(*next(batches(1)))
+    gathered = [gradient.clone() for gradient in step._gradients]
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     device.elapsed = 0.2
     report = step.measure(4)
     assert [g.replay_us for g in report.graphs] == [None, pytest.approx(50)]
     assert step.part == 1
+    assert gathered and all(map(torch.equal, gathered, step._gradients))
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert "part 1 of a training step" in str(report)
     assert diglot.graphs.inspect(step).nodes

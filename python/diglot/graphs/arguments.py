@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+import contextlib
+import inspect
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -15,11 +18,18 @@ class Arguments:
     """The tree in which a function takes its arguments: that of an example's call.
 
     Args:
+        function: what takes them by position or by keyword; None: all lie as the example's.
         args, kwargs: the example's.
     """
 
-    def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        paths, self.spec = pytree.tree_flatten_with_path((args, dict(kwargs)))
+    def __init__(
+        self, function: Callable[..., Any] | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        self._signature = None
+        if function is not None:
+            with contextlib.suppress(TypeError, ValueError):  # a function of C has none
+                self._signature = inspect.signature(function)
+        paths, self.spec = pytree.tree_flatten_with_path(_in_order(args, kwargs))
         self.names = [_name_of(path) for path, _ in paths]
         self._count = len(args)
         tensors, self._key = self._split([leaf for _, leaf in paths])
@@ -38,7 +48,10 @@ class Arguments:
         if self._is_flat and not kwargs and len(args) == self._count:
             if all([isinstance(each, Tensor) for each in args]):
                 return args, self._key
-        leaves, spec = pytree.tree_flatten((args, dict(kwargs)))
+        leaves, spec = pytree.tree_flatten(_in_order(args, kwargs))
+        if spec != self.spec and self._signature is not None:
+            bound = self._signature.bind(*args, **kwargs)  # by position where that is possible
+            leaves, spec = pytree.tree_flatten(_in_order(bound.args, bound.kwargs))
         if spec != self.spec:
             raise TypeError(
                 f"the arguments must lie as the example's do, {self.spec}, not {spec}: "
@@ -101,6 +114,28 @@ class Arguments:
             except ValueError:
                 continue
         raise ValueError(f"{what} must lie as the example's arguments do, {self.spec}")
+
+
+def only_device(who: str, tensors: Iterable[Tensor]) -> torch.device:
+    """The device of all tensors.
+
+    Raises:
+        ValueError: there is no tensor, or they are on several devices.
+    """
+    found = {tensor.device for tensor in tensors}
+    if not found:
+        raise ValueError(f"{who}: the example has no tensor")
+    if len(found) > 1:
+        named = " and ".join(sorted(map(str, found)))
+        raise ValueError(f"{who}: the tensors must be on one device, not on {named}")
+    return found.pop()
+
+
+def _in_order(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments with their keywords in one order."""
+    return args, dict(sorted(kwargs.items()))
 
 
 def _name_of(path: tuple[Any, ...]) -> str:

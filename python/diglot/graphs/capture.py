@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from diglot.backends.scratch import held_bytes
-from diglot.graphs.arguments import Arguments, Key
+from diglot.graphs.arguments import Arguments, Key, only_device
 from diglot.graphs.buckets import Buckets, Sizes, make_buckets
 from diglot.graphs.captured import CapturedGraph
 from diglot.graphs.device import find_device
@@ -141,9 +141,9 @@ class GraphedCallable:
     ) -> None:
         functools.update_wrapper(self, fn, updated=())
         self._fn, self._name = fn, getattr(fn, "__name__", type(fn).__name__)
-        self._arguments = Arguments(args, kwargs)
+        self._arguments = Arguments(fn, args, kwargs)
         self._example, self._key = self._arguments.split(args, kwargs)
-        device = _only_device([tensor.device for tensor in self._example])
+        device = only_device("capture", self._example)
         self.pool = Pool(device) if pool is None else pool
         self._device = self.pool.device
         if self._device is not find_device(device):
@@ -348,17 +348,6 @@ class GraphedCallable:
         with self.pool.lock:
             for _, graph in list(self._captured()):
                 graph.drop()
-
-
-def _only_device(devices: Sequence[torch.device]) -> torch.device:
-    found = sorted(set(map(str, devices)))
-    if not found:
-        raise ValueError("capture: the example has no tensor")
-    if len(found) > 1:
-        raise ValueError(
-            f"capture: the tensors must be on one device, not on {' and '.join(found)}"
-        )
-    return devices[0]
 
 
 def _is_tree(value: Any) -> bool:

@@ -13,7 +13,7 @@ from torch.autograd.graph import increment_version
 from torch.optim import Optimizer
 
 from diglot.backends.scratch import held_bytes
-from diglot.graphs.arguments import Arguments
+from diglot.graphs.arguments import Arguments, only_device
 from diglot.graphs.buckets import Buckets
 from diglot.graphs.captured import CapturedGraph
 from diglot.graphs.device import find_device
@@ -188,15 +188,10 @@ class TrainingStep:
         clone: bool,
     ) -> None:
         self._work, self._clone = work, clone
-        self._arguments = Arguments(example, {})
+        self._arguments = Arguments(None, example, {})
         tensors, self._key = self._arguments.split(example, {})
-        where = {tensor.device for tensor in (*tensors, *work.parameters)}
-        if len(where) != 1:
-            raise ValueError(
-                "training_step: parameters and example must be on one device, not on "
-                f"{' and '.join(sorted(map(str, where)))}"
-            )
-        self._device = find_device(where.pop())
+        device = only_device("training_step", (*tensors, *work.parameters))
+        self._device = find_device(device)
         self.pool = Pool(self._device.device) if pool is None else pool
         if self._device.is_capturing():
             raise GraphError("training_step: a graph is being captured, and captures do not nest")
@@ -212,6 +207,7 @@ class TrainingStep:
         self._eager_ms: float | None = None
         self._measured: tuple[float, float] | None = None
         self.part = 0
+        self._gradients: list[Tensor | None] = []
         prepare(work.optimizer, self._device.device)
         if work.scaler is not None:  # its scale is a tensor from the first one on
             work.scaler.scale(torch.zeros((), device=self._device.device))
@@ -281,8 +277,13 @@ class TrainingStep:
         scaler = self._work.scaler
         if scaler is not None:
             tensors += [t for t in (scaler._scale, scaler._growth_tracker) if t is not None]
-        with undone(self._device, tensors), steps_undone(self._work.optimizer):
-            yield
+        tensors += [gradient for gradient in self._gradients if gradient is not None]
+        part = self.part
+        try:
+            with undone(self._device, tensors), steps_undone(self._work.optimizer):
+                yield
+        finally:
+            self.part = part
 
     @contextlib.contextmanager
     def _gradients_kept(self) -> Iterator[None]:
@@ -346,8 +347,7 @@ class TrainingStep:
 
     def measure(self, steps: int = 20) -> Report:
         """Times steps, on the batch that was given last, and reports. Nothing of them stays."""
-        device, part = self._device, self.part
-        batch = self.inputs
+        device, batch = self._device, self.inputs
 
         def replays() -> None:
             for _ in range(steps * self._work.accumulation):
@@ -360,7 +360,6 @@ class TrainingStep:
             replays()
             host_us = 1e6 * (time.perf_counter() - began) / steps
             device.synchronize()
-            self.part = part
         self._measured = device_us, host_us
         return self.report()
 
