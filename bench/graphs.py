@@ -62,25 +62,6 @@ def speed(rows: Mapping[str, Row], provider: str, other: str, figure: str = "tim
     return rows[other][figure] / rows[provider][figure]
 
 
-def in_turns(
-    functions: Mapping[str, Callable[[], object]], rounds: int = 15, calls: int = 40
-) -> dict[str, Timing]:
-    """Wall time of a call, of many in a row; the device is waited for at the end of each row."""
-    for function in functions.values():
-        for _ in range(calls):
-            function()
-    times: dict[str, list[float]] = {name: [] for name in functions}
-    for _ in range(rounds):
-        for name, function in functions.items():
-            torch.cuda.synchronize()
-            began = time.perf_counter()
-            for _ in range(calls):
-                function()
-            torch.cuda.synchronize()
-            times[name].append(1e6 * (time.perf_counter() - began) / calls)
-    return {name: Timing.of(of) for name, of in times.items()}
-
-
 # --- a training step -----------------------------------------------------------------------------
 
 Pair = Callable[[Tensor, Tensor], Tensor]  # from inputs and targets to the loss
@@ -168,7 +149,7 @@ def training(is_compiled: bool) -> Iterator[Row]:
         steps[f"{name}, batch in place"] = functools.partial(step, *step.inputs)
     rows = {
         name: row_of(workload, name, "wall", **timing.figures())
-        for name, timing in in_turns(steps).items()
+        for name, timing in measure.host(steps, rounds=15, calls=40, waits=True).items()
     }
     eager = min(rows[name]["time_us"] for name in rows if name.startswith("eager"))
     judge(rows["graphs"], "speed over eager", eager / rows["graphs"]["time_us"], 4.0)

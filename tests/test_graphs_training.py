@@ -8,6 +8,7 @@ import itertools
 import pytest
 import torch
 from backends import KERNELS
+from eager_training import train_eagerly
 from recorded_graphs import install
 from torch import nn
 
@@ -57,40 +58,6 @@ def batches(count=STEPS, overflows=()):
 loss = nn.CrossEntropyLoss()
 
 
-def train_eagerly(
-    model,
-    optimizer,
-    data,
-    *,
-    max_norm=0.5,
-    accumulation=1,
-    scaler=None,
-    autocast=None,
-    backend="torch",
-):
-    """The loop that a captured step stands for."""
-    torch.manual_seed(5)
-    losses = []
-    for i, (inputs, targets) in enumerate(data):
-        with torch.autocast("cpu", dtype=autocast or torch.bfloat16, enabled=autocast is not None):
-            value = loss(model(inputs), targets)
-        losses.append(value.detach())
-        shared = value if accumulation == 1 else value / accumulation
-        (shared if scaler is None else scaler.scale(shared)).backward()
-        if i % accumulation < accumulation - 1:
-            continue
-        if scaler is not None:
-            scaler.unscale_(optimizer)
-        diglot.clip_grad_norm_(model.parameters(), max_norm, backend=backend)
-        if scaler is None:
-            optimizer.step()
-        else:
-            scaler.step(optimizer)
-            scaler.update()
-        optimizer.zero_grad()
-    return losses
-
-
 def capture_step(model, optimizer, **options):
     options = {"max_norm": 0.5, "backend": "torch", **options}
     return training_step(model, loss, optimizer, next(batches(1)), **options)
@@ -101,8 +68,9 @@ def compare(name, overflows=(), scalers=(None, None), **options):
     eager, graphed = make_model(), make_model()
     optimizers = [make_optimizer(name, model) for model in (eager, graphed)]
     expected = train_eagerly(
-        eager, optimizers[0], batches(overflows=overflows), scaler=scalers[0], **options
-    )
+        eager, loss, optimizers[0], batches(overflows=overflows),
+        **{"scaler": scalers[0], "backend": "torch", **options},
+    )  # fmt: skip
     torch.manual_seed(5)
     step = capture_step(graphed, optimizers[1], scaler=scalers[1], **options)
     found = [step(*batch) for batch in batches(overflows=overflows)]
@@ -157,7 +125,7 @@ def test_a_learning_rate_that_is_a_tensor():
         optimizer = torch.optim.AdamW(model.parameters(), lr=rate, capturable=True)
         pairs.append((optimizer, torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)))
     for batch in batches(3):
-        train_eagerly(models[0], pairs[0][0], [batch])
+        train_eagerly(models[0], loss, pairs[0][0], [batch], backend="torch")
         pairs[0][1].step()
     step = capture_step(models[1], pairs[1][0])
     for batch in batches(3):
@@ -174,7 +142,7 @@ def test_capture_leaves_all_as_it_was():
     optimizer = make_optimizer("AdamW", model)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     fused = make_optimizer("fused AdamW", model)
-    train_eagerly(model, optimizer, batches(2))
+    train_eagerly(model, loss, optimizer, batches(2), backend="torch")
     gradients = [torch.ones_like(parameter) for parameter in model.parameters()]
     for parameter, gradient in zip(model.parameters(), gradients, strict=True):
         parameter.grad = gradient
@@ -262,7 +230,7 @@ class Counting(torch.optim.SGD):
 def test_an_unknown_optimizer_that_has_taken_a_step():
     model = make_model()
     optimizer = Other(model.parameters(), lr=0.01, capturable=True)
-    train_eagerly(model, optimizer, batches(1))
+    train_eagerly(model, loss, optimizer, batches(1), backend="torch")
     capture_step(model, optimizer)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from eager_training import train_eagerly
 from torch import nn
 
 import diglot
@@ -13,32 +14,13 @@ pytestmark = pytest.mark.gpu
 STEPS = 10
 
 
-def _train(graphed, model, optimizer, data, *, accumulation=1, scaler=None, autocast=None):
+def _train(graphed, model, optimizer, data, **options):
     loss = nn.CrossEntropyLoss()
-    options = {"accumulation": accumulation, "scaler": scaler, "autocast": autocast}
+    if not graphed:
+        return train_eagerly(model, loss, optimizer, data, **options)
     torch.manual_seed(5)
-    if graphed:
-        step = training_step(model, loss, optimizer, data[0], max_norm=0.5, **options)
-        return [step(*batch) for batch in data]
-    losses = []
-    for i, (inputs, targets) in enumerate(data):
-        enabled = autocast is not None
-        with torch.autocast("cuda", dtype=autocast or torch.bfloat16, enabled=enabled):
-            value = loss(model(inputs), targets)
-        losses.append(value.detach())
-        shared = value if accumulation == 1 else value / accumulation
-        (shared if scaler is None else scaler.scale(shared)).backward()
-        if i % accumulation == accumulation - 1:
-            if scaler is not None:
-                scaler.unscale_(optimizer)
-            diglot.clip_grad_norm_(model.parameters(), 0.5)
-            if scaler is None:
-                optimizer.step()
-            else:
-                scaler.step(optimizer)
-                scaler.update()
-            optimizer.zero_grad()
-    return losses
+    step = training_step(model, loss, optimizer, data[0], max_norm=0.5, **options)
+    return [step(*batch) for batch in data]
 
 
 @pytest.mark.parametrize(

@@ -19,24 +19,31 @@ struct Boxes {
 template <MmaType kType>
 constexpr TensorType kElement = bytes_of(kType) == 1 ? TensorType::kUint8 : TensorType::kBfloat16;
 
-// A tile of kMn rows of A, or columns of B. K is contiguous: panels of a line's K each, by one box.
-template <MmaType kT, Swizzle kS, int kMn, int kK>
-struct Panels {
+// A tile of kMn rows of A, or columns of B, by one box of panels of a line each.
+template <MmaType kT, Major kM, Swizzle kS, int kMn, int kK>
+struct OneBox {
   static constexpr MmaType kType = kT;
-  static constexpr Major kMajor = Major::kK;
+  static constexpr Major kMajor = kM;
   static constexpr Swizzle kSwizzle = kS;
   static constexpr int kBoxes = 1;
-  using Tile = SmemTile<kT, Major::kK, kS, kMn, kK>;
+  using Tile = SmemTile<kT, kM, kS, kMn, kK>;
   static Boxes boxes() {
     constexpr uint32_t kLine = Tile::kLineElements;
-    return {
-        {kLine, kMn, kK / kLine}, {kK * bytes_of(kT), Tile::kLineBytes}, {kLine, kMn, kK / kLine}};
+    constexpr uint32_t kAlong = kM == Major::kK ? kK : kMn, kAcross = kM == Major::kK ? kMn : kK;
+    const std::vector<uint32_t> box = {kLine, kAcross, kAlong / kLine};
+    return {{box.begin(), box.end()}, {kAlong * bytes_of(kT), Tile::kLineBytes}, box};
   }
   static DIGLOT_DEVICE Coordinates at(int) { return {0, 0, 0}; }
   static DIGLOT_DEVICE uint64_t descriptor(uint32_t address, int k) {
     return Tile::descriptor(address, 0, k);
   }
 };
+
+// K is contiguous, or M or N is.
+template <MmaType kT, Swizzle kS, int kMn, int kK>
+using Panels = OneBox<kT, Major::kK, kS, kMn, kK>;
+template <Swizzle kS, int kMn, int kK>
+using Columns = OneBox<MmaType::kBfloat16, Major::kMn, kS, kMn, kK>;
 
 // The same, by a box for each half of the rows: each of them of one panel.
 template <int kMn, int kK>
@@ -44,24 +51,6 @@ struct Halves : Panels<MmaType::kBfloat16, Swizzle::k128, kMn, kK> {
   static constexpr int kBoxes = 2;
   static Boxes boxes() { return {{kK, kMn}, {2 * kK}, {kK, kMn / 2}}; }
   static DIGLOT_DEVICE Coordinates at(int box) { return {0, box * kMn / 2}; }
-};
-
-// M or N is contiguous: panels of a line's columns each, by one box.
-template <Swizzle kS, int kMn, int kK>
-struct Columns {
-  static constexpr MmaType kType = MmaType::kBfloat16;
-  static constexpr Major kMajor = Major::kMn;
-  static constexpr Swizzle kSwizzle = kS;
-  static constexpr int kBoxes = 1;
-  using Tile = SmemTile<kType, Major::kMn, kS, kMn, kK>;
-  static Boxes boxes() {
-    constexpr uint32_t kLine = Tile::kLineElements;
-    return {{kLine, kK, kMn / kLine}, {2 * kMn, Tile::kLineBytes}, {kLine, kK, kMn / kLine}};
-  }
-  static DIGLOT_DEVICE Coordinates at(int) { return {0, 0, 0}; }
-  static DIGLOT_DEVICE uint64_t descriptor(uint32_t address, int k) {
-    return Tile::descriptor(address, 0, k);
-  }
 };
 
 // Core matrices of 8 rows of 16 bytes, those of neighbouring K one after the other.

@@ -200,11 +200,13 @@ class CudaDevice:
         The pool then takes no other. So an empty capture takes its place, and ends.
         """
         replace_broken_capture(self.stream_handle())
+        # A newer PyTorch has told all at its first attempt. It raises here.
         with contextlib.suppress(RuntimeError), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of an empty graph
-            graph.capture_end()  # newer versions have told all at their first attempt, and raise
+            warnings.simplefilter("ignore")  # PyTorch warns of the empty graph.
+            graph.capture_end()
         graph.reset()
-        _CudaPool(self)  # a capture that ends tells the generator, too
+        # The generator hears of it when another capture ends.
+        _CudaPool(self)
 
     def captured_nodes(self) -> list[int]:
         """Handles of the nodes that the current stream's capture has so far."""

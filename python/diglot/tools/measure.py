@@ -310,9 +310,16 @@ def graphed(functions: Mapping[str, Function], *, budget_ms: float = 500) -> dic
 
 
 def host(
-    functions: Mapping[str, Function], *, rounds: int = 40, calls: int = HOST_CALLS
+    functions: Mapping[str, Function],
+    *,
+    rounds: int = 40,
+    calls: int = HOST_CALLS,
+    waits: bool = False,
 ) -> dict[str, Timing]:
-    """Host time per call, taken in turns, with the device's queue never full."""
+    """Host time per call, taken in turns, with the device's queue never full.
+
+    With `waits` it is wall time: each round of calls ends when the device has done its work.
+    """
     check()
     for function in functions.values():
         for _ in range(calls):
@@ -324,6 +331,8 @@ def host(
             begin = time.perf_counter()
             for _ in range(calls):
                 function()
+            if waits:
+                torch.cuda.synchronize()
             times[name].append((time.perf_counter() - begin) * 1e6 / calls)
     torch.cuda.synchronize()
     return {name: Timing.of(of) for name, of in times.items()}
