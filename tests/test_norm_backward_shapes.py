@@ -155,7 +155,8 @@ def test_groups_of_few_rows(backend):
         arguments = (x, None, x, statistics, row, row, x)
         with plan_runs(Device(90, 132, 233_472, True)):
             need = plan(backend, "rms_norm", "rms_norm_backward", *arguments).scratch
-        return (need.bytes - need.zeroed) // 4096
+        # In Triton, the sums of one group are the result.
+        return 1 if need is None else (need.bytes - need.zeroed) // 4096
 
     named = f"norm_backward.{backend}."
     with use_tunables({f"{named}enough_groups": 8, f"{named}rows_each": 4}):

@@ -363,9 +363,9 @@ def test_rows_of_groups(backend, op):
         for rows in (1, 2, 10):
             for n in (40, 61):
                 Norm.draw(op, (rows, n)).check(backend)
-            assert (
-                bytes_of_sums(backend, op, rows, 40) == min(rows, 3) * (1 + is_centered(op)) * 160
-            )
+            # In Triton, the sums of one group are the result.
+            groups = 0 if backend == "triton" and rows == 1 else min(rows, 3)
+            assert bytes_of_sums(backend, op, rows, 40) == groups * (1 + is_centered(op)) * 160
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -395,8 +395,9 @@ def bytes_of_sums(backend: str, op: str, rows: int, n: int) -> int:
     x, row = torch.empty(rows, n, device=DEVICE), torch.empty(n, device=DEVICE)
     fields = 1 + is_centered(op)
     statistics = torch.empty(fields, rows, device=DEVICE)
-    need = plan(backend, op, f"{op}_backward", x, None, x, statistics, row, *[row] * fields, x)
-    return need.scratch.bytes - need.scratch.zeroed
+    made = plan(backend, op, f"{op}_backward", x, None, x, statistics, row, *[row] * fields, x)
+    need = made.scratch
+    return 0 if need is None else need.bytes - need.zeroed
 
 
 @needs_extension

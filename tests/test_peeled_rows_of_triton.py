@@ -17,6 +17,7 @@ from diglot.backends.tunables import use_tunables
 
 ALWAYS = {
     "rows.triton.peeled_elements": 16,
+    "norm_backward.triton.peeled_elements.*": 16,
 }
 SMALL = {
     "rows.triton.alone_elements": 64,

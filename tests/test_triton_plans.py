@@ -176,10 +176,15 @@ def test_groups_of_a_backward_pass_follow_from_its_programs():
     n, rows = 1 << 17, 1000
     x, weight, statistics = meta(rows, n), meta(n), meta(2, rows)
     call = (x, None, x, statistics, weight, weight, weight, x)
-    for device, groups in ((H200, 4), ((90, 40, 0, True), 1)):
-        walk, sum_up = planned(layer_norm.layer_norm_backward, *call, device=device).launches
-        shares = n // 4096
-        assert walk.grid == (groups * shares,) and sum_up.scalars[1] == groups
+    shares = n // 4096
+    walk, sum_up = planned(layer_norm.layer_norm_backward, *call).launches
+    assert walk.grid == (4 * shares,) and sum_up.scalars[1] == 4
+    # The sums of one group are the gradients of weight and bias.
+    alone = planned(layer_norm.layer_norm_backward, *call, device=(90, 40, 0, True))
+    (walk,) = alone.launches
+    assert walk.grid == (shares,)
+    assert [operand.position for operand in walk.pointers[-3:-1]] == [5, 6]
+    assert alone.scratch.bytes == alone.scratch.zeroed
 
 
 def test_scratch_of_a_backward_pass_has_two_parts():

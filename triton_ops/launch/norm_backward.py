@@ -67,8 +67,8 @@ class SplitRows(NamedTuple):
 
 @triton.jit
 def norm_backward_rows(
-    grad_output, grad_sum, input, statistics, weight, workspace, mailboxes, grad_input,
-    n, count, groups, size0, size1, size2,
+    grad_output, grad_sum, input, statistics, weight, workspace, mailboxes, grad_weight, grad_bias,
+    grad_input, n, count, groups, size0, size1, size2,
     out_start, out0, out1, out2,
     grad_start, grad0, grad1, grad2,
     sum_start, sum0, sum1, sum2,
@@ -82,8 +82,8 @@ def norm_backward_rows(
     mean = statistics if row_field is not None else None
     rstd = statistics + row_field if row_field is not None else statistics
     norm_backward_resident(
-        grad_output, grad_sum, input, mean, rstd, weight, workspace, mailboxes, grad_input,
-        n, count, groups, (size0, size1, size2),
+        grad_output, grad_sum, input, mean, rstd, weight, workspace, mailboxes,
+        (grad_weight, grad_bias), grad_input, n, count, groups, (size0, size1, size2),
         (out_start, grad_start, sum_start, in_start, row_start),
         ((out0, out1, out2), (grad0, grad1, grad2), (sum0, sum1, sum2), (in0, in1, in2),
          (row0, row1, row2)),
@@ -239,15 +239,16 @@ def plan_norm_backward(
     fields = (grad_weight is not None) + (grad_bias is not None)
     room = count_groups(device, outer.numel, n, fields > 0)
     slices = list(outer.slices(ROW_RANK))
-    is_peeled = not is_aligned and n >= tuned("rows.triton.peeled_elements")
+    is_peeled = not is_aligned and n >= tuned("norm_backward.triton.peeled_elements", size)
     is_peeled = is_peeled and are_congruent(arrays, arrays, outer, vector)
-    way = share_out(device, n, size, vector if is_peeled else 1, room, len(slices) == 1)
+    is_one = len(slices) == 1
+    way = share_out(device, n, size, vector if is_peeled else 1, room, is_one)
     can_peel = way.program is not None and way.side == 1
     if is_peeled and not (
         can_peel and all(are_alike(slice, way.groups, vector) for slice, _ in slices)
     ):
         is_peeled = False
-        way = share_out(device, n, size, 1, room, len(slices) == 1)
+        way = share_out(device, n, size, 1, room, is_one)
     vector = vector if is_aligned or is_peeled else 1
     groups, splits, block = way.groups, way.splits, way.block
     mailboxes: Part | None = None
@@ -255,7 +256,10 @@ def plan_norm_backward(
         rows = -(-outer.numel // way.side) * way.side
         mailboxes = Part(mailbox_dtype(grad_input), rows * splits * 2)
     sums: Part | None = None
-    if fields:
+    # The sums of one group are the result.
+    is_result = fields > 0 and is_one and groups == 1 and way.program is not None
+    results = (grad_weight, grad_bias) if is_result else (None, None)
+    if fields and not is_result:
         sums = Part(statistics.dtype, fields * room * n).after(mailboxes)
     launches: list[Launch] = []
     for number, (slice, start) in enumerate(slices):
@@ -288,7 +292,7 @@ def plan_norm_backward(
             launch = Launch(
                 norm_backward_rows,
                 (groups * splits,),
-                (*before, mailboxes, grad_input),
+                (*before, mailboxes, *results, grad_input),
                 tuple(scalars),
                 (*constants, *shape, way.late, *(() if each else (ALL_PHASES.value,))),
                 way.program.warps,

@@ -89,7 +89,7 @@ def sums_of_lines(parts, line, SIDE: tl.constexpr):
 
 @triton.jit
 def norm_backward_resident(
-    grad_output, grad_sum, input, mean, rstd, weight, workspace, mailboxes, grad_input,
+    grad_output, grad_sum, input, mean, rstd, weight, workspace, mailboxes, results, grad_input,
     n, count, groups, sizes, starts, strides,
     WEIGHT: tl.constexpr, BIAS: tl.constexpr, LATER: tl.constexpr, RANK: tl.constexpr,
     VECTOR: tl.constexpr, ALIGNED: tl.constexpr, SIDE: tl.constexpr, BLOCK: tl.constexpr,
@@ -104,6 +104,7 @@ def norm_backward_resident(
     Args:
         mailboxes: for programs that split a row, zeros at first (sync/mailbox.py): two for each
             program and row, of rows up to a multiple of SIDE; else None.
+        results: the gradients of weight and bias, if one group has all rows; else None, twice.
         n: accesses of a row if ALIGNED, else elements.
         count: rows.
         groups: how many groups the workspace has room for; there are no more.
@@ -239,9 +240,11 @@ def norm_backward_resident(
             mask = piece_mask(p, 0, begin, stop, exists, BLOCK, PIECES, False, VECTOR, PEELED)
             if WEIGHT:
                 store_sums(
-                    workspace, 0, group, groups, column, n, mask, by_weight[p], LATER, ALIGNED
-                )
+                    workspace, 0, group, groups, column, n, mask, by_weight[p], LATER, ALIGNED,
+                    results[0],
+                )  # fmt: skip
             if BIAS:
                 store_sums(
-                    workspace, FIELD, group, groups, column, n, mask, by_bias[p], LATER, ALIGNED
-                )
+                    workspace, FIELD, group, groups, column, n, mask, by_bias[p], LATER, ALIGNED,
+                    results[1],
+                )  # fmt: skip

@@ -12,19 +12,22 @@ from diglot.triton_ops.lib.types import convert
 @triton.jit
 def store_sums(
     workspace, FIELD: tl.constexpr, group, groups, index, n, mask, sums,
-    LATER: tl.constexpr, ALIGNED: tl.constexpr,
+    LATER: tl.constexpr, ALIGNED: tl.constexpr, result=None,
 ):  # fmt: skip
     """Writes a group's sums of a field: the sums of a tile's rows. With LATER, adds the sums that
-    are already in the workspace.
+    are already in the workspace. With `result`, there is one group, and its sums are the result.
     """
     wide = index if len(index.shape) == 2 else index[None, :]
-    pointers = workspace + (FIELD * groups + group) * n + wide
-    if ALIGNED:
-        pointers = tl.multiple_of(pointers, [16, 16])
     total = sums if sums.shape[0] == 1 else tl.sum(sums, 0, keep_dims=True)
-    if LATER:
-        total += tl.load(pointers, mask=mask, other=0.0)
-    tl.store(pointers, total, mask=mask)
+    if result is not None:
+        tl.store(result + wide, convert(total, result.dtype.element_ty), mask=mask)
+    else:
+        pointers = workspace + (FIELD * groups + group) * n + wide
+        if ALIGNED:
+            pointers = tl.multiple_of(pointers, [16, 16])
+        if LATER:
+            total += tl.load(pointers, mask=mask, other=0.0)
+        tl.store(pointers, total, mask=mask)
 
 
 @triton.jit
