@@ -14,6 +14,7 @@ import torch
 
 from diglot.backends.store import plan_name
 from diglot.bench.harness import Case, Row
+from diglot.bench.markdown import by_gpu
 from diglot.bench.markdown import table as markdown_table
 from diglot.bench.models import draw
 from diglot.bench.running import dtype_name
@@ -31,14 +32,7 @@ def shapes(op: str, seed: int) -> list[tuple[tuple[int, int], torch.dtype]]:
 def judge(
     op: str, case: Case, call: Callable[[], Any], tell: Callable[[str], None] = lambda _: None
 ) -> Iterator[Row]:
-    """The times of a call's launches, but for those that the store has measured.
-
-    Args:
-        op: the op.
-        case: what is called.
-        call: calls it.
-        tell: is told what happens next.
-    """
+    """The times of a call's launches, but for those that the store has measured."""
     choices = {choice.problem: choice for choice in choices_of(call)}
     for problem, record, arguments in launches_of(call):
         choice = choices.get(problem)
@@ -96,12 +90,4 @@ def _share(row: Row, name: str) -> float:
 
 def markdown(reports: Sequence[dict[str, Any]]) -> str:
     """The tables of committed results, for each GPU."""
-    lines: list[str] = []
-    for gpu in dict.fromkeys(report["gpu"] for report in reports):
-        of_gpu = [report for report in reports if report["gpu"] == gpu]
-        said = [
-            f"{r['op']} at commit {r['commit'][:7]}, {r['date']}, seed {r['seed']}" for r in of_gpu
-        ]
-        lines += [f"### {gpu}", "", f"Measured: {'; '.join(said)}.", ""]
-        lines += markdown_table(HEADER, table([row for of in of_gpu for row in of["rows"]]))
-    return "\n".join(lines)
+    return by_gpu(reports, lambda rows: markdown_table(HEADER, table(rows)))

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 
-import diglot
-from diglot.backends.plans import Device, Plan, plan_runs
+from diglot.backends.plans import Plan
+from diglot.bench.harness import OURS
 from diglot.bench.markdown import table
-
-H200 = Device(90, 132, 228 << 10, True, name="h200")
+from diglot.tools.inspect import calls_of
+from diglot.tools.recording import plan_call
 
 
 def rows(op: str, page: str) -> str:
@@ -38,31 +37,12 @@ def plans(op: str, shapes: Iterable[tuple[int, ...]]) -> str:
     body = []
     for shape in sorted(set(shapes), key=lambda of: (len(of), of)):
         found: dict[str, list[str]] = defaultdict(list)
-        for backend in ("cuda", "triton"):
-            with plan_runs(H200) as runs:
-                _call(op, torch.empty(shape, dtype=torch.bfloat16, requires_grad=True), backend)
-            for run in runs:
+        for call in calls_of(op, shape, torch.bfloat16, {}).values():
+            for run in (r for backend in OURS for r in plan_call(call, backend, "sm_90")):
                 found[run.launcher.removeprefix(f"{op}_")].append(_text(run.plan))
         for direction, texts in found.items():
             body.append(["×".join(map(str, shape)), direction, *texts])
     return "\n".join(table(["shape", "direction", "CUDA C++", "Triton"], body))
-
-
-def _call(op: str, x: torch.Tensor, backend: str) -> None:
-    """Forward and backward, of tensors without contents."""
-    operands: list[Any] = [x]
-    options: dict[str, Any] = {"backend": backend}
-    if op == "dropout":
-        options |= {"p": 0.1, "seed": 1}
-    if op.startswith("add"):
-        operands.append(torch.empty_like(x))
-    if "norm" in op:
-        weight = torch.empty(x.shape[-1:], dtype=x.dtype, requires_grad=True)
-        operands += [x.shape[-1:], weight]
-    result = getattr(diglot, op)(*operands, **options)
-    outputs = result if isinstance(result, tuple) else (result,)
-    if op != "add":  # its gradient is the output's
-        torch.autograd.grad(outputs, x, [torch.empty_like(of) for of in outputs])
 
 
 def _text(plan: Plan) -> str:

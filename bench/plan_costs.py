@@ -15,6 +15,7 @@ from typing import Any
 from diglot.backends.aligned_rows import OPS
 from diglot.backends.choosing import use_plans
 from diglot.bench.harness import OURS, Benchmark, Call, Case, Row, Tensors
+from diglot.bench.markdown import by_gpu
 from diglot.bench.markdown import table as markdown_table
 from diglot.bench.reports import by_case
 from diglot.tools import measure
@@ -101,10 +102,4 @@ def _figures(ratios: Sequence[tuple[float, Row]]) -> list[str]:
 
 def markdown(reports: Sequence[dict[str, Any]]) -> str:
     """The tables of committed results, for each GPU."""
-    lines: list[str] = []
-    for gpu in dict.fromkeys(report["gpu"] for report in reports):
-        of_gpu = [report for report in reports if report["gpu"] == gpu]
-        said = [f"{r['op']} at commit {r['commit'][:7]}, {r['date']}" for r in of_gpu]
-        lines += [f"### {gpu}", "", f"Measured: {'; '.join(said)}.", ""]
-        lines += markdown_table(HEADER, table([row for of in of_gpu for row in of["rows"]]))
-    return "\n".join(lines)
+    return by_gpu(reports, lambda rows: markdown_table(HEADER, table(rows)))

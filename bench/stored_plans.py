@@ -193,7 +193,6 @@ class Verdict:
     """How good the choices for a problem are: the best measured time over each choice's.
 
     Attributes:
-        problem: the problem.
         model: of the planner's own choice; None if it was not measured.
         near: of the store's choice without this problem; None as above.
         is_near: whether a near problem was measured; else `near` is the model's.
