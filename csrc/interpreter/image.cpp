@@ -11,7 +11,8 @@ const Range* find(const std::vector<Range>& ranges, const char* begin, const cha
   const Range* found = nullptr;
   for (const Range& range : ranges) {
     if (!contains(range, begin, end)) continue;
-    if (range.is_writable || is_read(access)) return &range;
+    const bool reads_padding = !only_writes(access) && find_padding(range, begin, end) != nullptr;
+    if ((range.is_writable || is_read(access)) && !reads_padding) return &range;
     found = &range;
   }
   return found;

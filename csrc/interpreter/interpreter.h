@@ -37,17 +37,20 @@ struct Fault : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// Memory that a kernel may touch: [begin, end).
+// Memory that a kernel may touch: [begin, end). It may be rows with padding: a row begins every
+// `pitch` bytes, and its bytes from `row_bytes` on are padding, which no kernel may read.
 struct Range {
   const char* begin;
   const char* end;
   bool is_writable = true;
+  std::size_t row_bytes = 0, pitch = 0;  // equal: no padding
 };
 
 // While one lives, kernels that this OS thread starts may touch these ranges, their own locals,
 // parameters and constants, and shared memory. Without one, they may touch all memory.
 class Arguments {
  public:
+  // Throws std::invalid_argument if rows are longer than their pitch.
   explicit Arguments(std::vector<Range> ranges);
   ~Arguments();
   Arguments(const Arguments&) = delete;
@@ -171,6 +174,9 @@ void fence(Scope scope);
 enum class Access { kRead, kWrite, kAtomic, kStrongRead, kStrongWrite };
 inline bool is_read(Access access) {
   return access == Access::kRead || access == Access::kStrongRead;
+}
+inline bool only_writes(Access access) {
+  return access == Access::kWrite || access == Access::kStrongWrite;
 }
 // Called before an atomic operation. Returns whether end_atomic() must follow the operation.
 bool begin_atomic(const void* address, std::size_t bytes, Access access, Scope scope, Place place);

@@ -2,6 +2,8 @@
 // thread of the block has written it and whether threads race for it.
 #include "interpreter/memory.h"
 
+#include <algorithm>
+
 #include "interpreter/block.h"
 #include "interpreter/image.h"
 
@@ -22,6 +24,16 @@ std::string beside(const std::vector<Range>& ranges, const char* begin, const ch
   if (begin < nearest->end && end > nearest->end) return "across the end of a tensor";
   return std::to_string(least) + " bytes " + (begin < nearest->begin ? "before" : "after") +
          " a tensor of " + std::to_string(nearest->end - nearest->begin) + " bytes";
+}
+
+std::string padding_is_read(const Range& range, const char* padding, const char* end) {
+  const auto place = static_cast<std::size_t>(padding - range.begin);
+  const std::size_t first = place % range.pitch;
+  const std::size_t last =
+      std::min(first + static_cast<std::size_t>(end - padding), range.pitch) - 1;
+  return "padding is read: bytes " + std::to_string(first) + " to " + std::to_string(last) +
+         " of row " + std::to_string(place / range.pitch) + " of a tensor, whose rows have " +
+         std::to_string(range.row_bytes) + " bytes";
 }
 
 bool is_local(const Thread& thread, const void* address, std::size_t bytes) {
@@ -45,8 +57,11 @@ std::string find_fault(Block& block, const char* begin, const char* end, Access 
   const std::vector<Range>* const ranges = block.grid().arguments;
   if (ranges != nullptr) {
     if (const Range* const range = find(*ranges, begin, end, access)) {
-      if (range->is_writable || is_read(access)) return find_global_race();
-      return is_written("a tensor that may only be read");
+      if (!range->is_writable && !is_read(access)) {
+        return is_written("a tensor that may only be read");
+      }
+      const char* const padding = only_writes(access) ? nullptr : find_padding(*range, begin, end);
+      return padding == nullptr ? find_global_race() : padding_is_read(*range, padding, end);
     }
   }
   const Kernel& kernel = block.grid().kernel;
@@ -91,7 +106,7 @@ void check(const void* address, std::size_t bytes, Access access, const Site& si
     if (fault.empty()) return;
     block->fail(fault, site);
   }
-  if (access == Access::kWrite || access == Access::kStrongWrite) thread.looks = 0;
+  if (only_writes(access)) thread.looks = 0;
   const std::string fault = find_fault(*block, begin, end, access, [&](Detector& detector) {
     return detector.note(block->component(thread), begin, bytes, access, scope, site);
   });

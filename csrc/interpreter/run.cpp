@@ -156,6 +156,13 @@ class Team {
 }  // namespace
 
 Arguments::Arguments(std::vector<Range> ranges) : ranges_(std::move(ranges)), outer_(arguments) {
+  for (const Range& range : ranges_) {
+    if (range.row_bytes > range.pitch) {
+      throw std::invalid_argument("rows of " + std::to_string(range.row_bytes) +
+                                  " bytes are longer than their pitch of " +
+                                  std::to_string(range.pitch) + " bytes");
+    }
+  }
   arguments = &ranges_;
 }
 

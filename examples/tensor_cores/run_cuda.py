@@ -3,7 +3,7 @@
     python examples/tensor_cores/run_cuda.py
 
 With a GPU of compute capability 9.0 it needs nvcc, ninja and a C++ compiler. Without one the kernel
-is interpreted, and the interpreter looks for races.
+is interpreted. With DIGLOT_INTERPRET_RACES=1 the interpreter looks for races.
 """
 
 from __future__ import annotations

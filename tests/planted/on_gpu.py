@@ -46,6 +46,7 @@ ELSEWHERE = [
     "spin_on_volatile",
 ]
 TOOLS = ["memcheck", "racecheck", "synccheck", "initcheck"]
+PROCESSES = 12  # at a time
 SECONDS, TOOL_SECONDS = 20, 60  # a kernel that takes longer hangs.
 # With -DDIGLOT_CHECKED, a wait contains a call. ptxas then makes products wait for each other. That
 # hides a missing wait for them.
@@ -125,7 +126,7 @@ def summary(findings: Mapping[str, str]) -> str:
 
 
 class Runs:
-    """Runs kernels in processes, a few at a time."""
+    """Runs kernels in processes, as many at a time as `pool` has threads."""
 
     def __init__(self, folder: Path, pool: ThreadPoolExecutor) -> None:
         self.pool = pool
@@ -135,15 +136,23 @@ class Runs:
         for right in table.RIGHT:
             self.inputs[right.name].write_bytes(right.values.numpy().tobytes())
 
-    def ask(self, kernel: str, right: table.Right | None) -> tuple[Answer, str]:
-        """Of a plain run, and of compute-sanitizer. Without `right`, a kernel of kernels.cu."""
+    def ask(self, kernel: str, right: table.Right | None) -> Callable[[], tuple[Answer, str]]:
+        """Begins a plain run and compute-sanitizer's; the function returned waits for both.
+
+        Without `right`, a kernel of kernels.cu.
+        """
         how = (
             (self.built["kernels"], kernel, {}, None)
             if right is None
             else (self.built[right.file], kernel, right.launch, self.inputs[right.name])
         )
-        plain, *tools = self.pool.map(lambda tool: run(*how, tool), (None, *TOOLS))
-        return plain, summary(dict(zip(TOOLS, map(Answer.finding, tools), strict=True)))
+        answers = self.pool.map(lambda tool: run(*how, tool), (None, *TOOLS))
+
+        def wait() -> tuple[Answer, str]:
+            plain, *tools = answers
+            return plain, summary(dict(zip(TOOLS, map(Answer.finding, tools), strict=True)))
+
+        return wait
 
 
 def build(source: Path, folder: Path) -> Path:
@@ -153,16 +162,19 @@ def build(source: Path, folder: Path) -> Path:
 
 def main(results: Path) -> int:
     wrong, bugs = [], {}
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(4) as pool:
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(PROCESSES) as pool:
         runs = Runs(Path(folder), pool)
-        for right in table.RIGHT:
-            plain, found = runs.ask(right.kernel, right)
+        rights = [(right, runs.ask(right.kernel, right)) for right in table.RIGHT]
+        planted = [(bug, runs.ask(bug.kernel, bug.right)) for bug in table.BUGS]
+        elsewhere = [(kernel, runs.ask(kernel, None)) for kernel in ELSEWHERE]
+        for right, wait in rights:
+            plain, found = wait()
             verdict = plain.verdict(right.is_right)
             print(f"right: {right.name}: {verdict}; {found}", flush=True)
             if verdict != "as if right":
                 wrong.append(right.name)
-        for bug in table.BUGS:
-            plain, found = runs.ask(bug.kernel, bug.right)
+        for bug, wait in planted:
+            plain, found = wait()
             bugs[bug.name] = [plain.verdict(bug.right.is_right), found]
             print(f"{bug.name}: {'; '.join(bugs[bug.name])}", flush=True)
         facts = {
@@ -171,8 +183,8 @@ def main(results: Path) -> int:
             "date": date.today().isoformat(),
         }
         results.write_text(json.dumps({**facts, "wrong": wrong, "bugs": bugs}, indent=2) + "\n")
-        for kernel in ELSEWHERE:
-            plain, found = runs.ask(kernel, None)
+        for kernel, wait in elsewhere:
+            plain, found = wait()
             verdict = "hangs" if plain.hangs else plain.said or str(plain.results.tolist())
             print(f"kernels.{kernel}: {verdict}; {found}", flush=True)
     return len(wrong)

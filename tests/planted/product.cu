@@ -1,6 +1,6 @@
 // A product by wgmma of tiles that TMA loads into a ring of stages, as in examples/tensor_cores:
 // right, and with a bug each. For tests/test_planted_table.py. `in` holds bfloat16: A, by rows of
-// kPitch elements, and then B, kPitch rows. Sums go to kK; what lies beyond belongs to neither.
+// kPitch elements, and then B, kPitch rows. Sums go to kK; what lies beyond is padding.
 #include "diglot/mma/tma.cuh"
 #include "diglot/mma/wgmma.cuh"
 #include "diglot/types.cuh"
@@ -99,12 +99,28 @@ TensorMap map_of(const bfloat16* memory, int rows, int columns, int pitch, int b
   return tensor_map(tensor);
 }
 
+// The kernel may touch `out`, and A and B except for their padding.
+#if defined(DIGLOT_INTERPRETER)
+std::vector<interpreter::Range> ranges_of(const bfloat16* in, const float* out) {
+  const auto* const a = reinterpret_cast<const char*>(in);
+  const auto* const b = reinterpret_cast<const char*>(in + kRows * kPitch);
+  const auto* const sums = reinterpret_cast<const char*>(out);
+  constexpr std::size_t kRow = sizeof(bfloat16) * kColumns;  // of B, whose last rows are padding
+  return {{a, b, false, sizeof(bfloat16) * kK, sizeof(bfloat16) * kPitch},
+          {b, b + kRow * kPitch, false, kRow * kK, kRow * kPitch},
+          {sums, sums + sizeof(float) * kRows * kColumns}};
+}
+#endif
+
 // The test gives a block for each element of `out`.
 template <Bug kBug>
 constexpr Start start_product = [](const Launch& how, const float* in, float* out) {
   const int depth = kBug == Bug::kTailUnmasked ? kPitch : kK;
   const Swizzle swizzle = kBug == Bug::kOtherSwizzle ? Swizzle::kNone : Swizzle::k128;
   const auto* const values = reinterpret_cast<const bfloat16*>(in);
+#if defined(DIGLOT_INTERPRETER)
+  const interpreter::Arguments scope(ranges_of(values, out));
+#endif
   const TensorMap a = map_of(values, kRows, depth, kPitch, kRows, TileA::kLineElements, swizzle);
   const TensorMap b = map_of(values + kRows * kPitch, depth, kColumns, kColumns, kDepth,
                              TileB::kLineElements, Swizzle::k64);

@@ -277,7 +277,7 @@ BUGS = [
         WGMMA,
         (TOUCHED, RACE),
     ),
-    Bug("a K tail that is not masked", "tail_unmasked", PRODUCT, ()),
+    Bug("a K tail that is not masked", "tail_unmasked", PRODUCT, ("padding is read",)),
     Bug(
         "registers that do not add up",
         "too_many_registers",
