@@ -21,7 +21,7 @@ import torch
 from backends import CUDA
 from new_results import CHUNK_ROWS, ROWS, THREADS
 
-from diglot.pipeline import pages
+from diglot.pipeline import pages, results
 from diglot.pipeline.copier import library
 from diglot.pipeline.host import HostArray
 
@@ -154,19 +154,22 @@ def test_only_these_bytes_are_written():
 
 
 def test_large_memory_begins_with_a_large_page():
-    tensor = pages.new_tensor((pages.LARGE // 8, 2), torch.float32)
+    tensor = results.new_tensor((pages.LARGE // 8, 2), torch.float32)
     assert tensor.data_ptr() % pages.LARGE_PAGE == 0
     assert tensor.untyped_storage().nbytes() == tensor.nbytes == pages.LARGE
 
 
-def test_the_memory_goes_back():
-    """To the system, as soon as nothing uses the result."""
+def test_the_memory_goes_back(monkeypatch):
+    """To the system, as soon as nothing uses the result, if nothing is kept."""
 
     def resident():
         return int(Path("/proc/self/statm").read_text().split()[1]) * PAGE
 
+    fresh = results.ResultCache()
+    fresh.limit(0)
+    monkeypatch.setattr(results, "result_cache", fresh)
     before = resident()
-    tensor = pages.new_tensor((2 * pages.LARGE,), torch.uint8).fill_(1)
+    tensor = results.new_tensor((2 * pages.LARGE,), torch.uint8).fill_(1)
     part = tensor[5:]
     del tensor
     assert resident() - before > pages.LARGE
@@ -179,4 +182,4 @@ def test_no_memory():
     """The system's refusal is an error that says how much was asked for."""
     size = 1 << 62
     with pytest.raises(MemoryError, match=f"a new result of {size} bytes: "):
-        pages.new_tensor((size,), torch.uint8)
+        results.new_tensor((size,), torch.uint8)

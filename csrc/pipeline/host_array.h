@@ -9,7 +9,7 @@ namespace diglot::pipeline {
 
 struct HostArray {
   bool is_output = false;
-  bool is_new = false;  // a large array of the process itself, not written yet
+  bool is_new = false;  // a large result, whose pages may be missing
   int64_t row_bytes = 0;
   std::vector<char*> buffers;  // one on the device for each slot
   std::vector<char*> pinned;   // one for each chunk under way; empty if the array itself is pinned

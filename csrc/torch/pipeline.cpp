@@ -155,7 +155,7 @@ PyObject* to_python(const char* variant, const std::vector<pipeline::Times>& tim
 //                        it; otherwise -1
 //     margin             with this much room on the disk beyond the written bytes, no blocks are
 //                        reserved first
-//     is_new             nothing was written to the memory yet, so its pages are made ready
+//     is_new             pages of the memory may be missing, so they are made ready
 //   num_slots        chunks that are on the device at once
 //   device           an index; it means nothing where kernels are interpreted
 //   copy_threads     that copy in each direction

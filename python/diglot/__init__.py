@@ -54,6 +54,7 @@ from diglot.ops import (
 )
 from diglot.pipeline.errors import StreamError, StreamInterrupted
 from diglot.pipeline.pinned import pinned_cache
+from diglot.pipeline.results import result_cache
 from diglot.pipeline.stream import last_stream_report, stream_map, stream_reduce
 
 if _typing.TYPE_CHECKING:
@@ -97,6 +98,7 @@ __all__ = [
     "profile",
     "profile_call",
     "record_runs",
+    "result_cache",
     "rms_norm",
     "softmax",
     "standardize",

@@ -85,10 +85,6 @@ def stream(
     check_files(paths, {"--output": output, "--report": report, "--plot": plot}, force)
     if Path(output).suffix.lower() != ".npy":
         raise ValueError(f"--output: {output} must end in .npy")
-    if plot is not None:
-        from diglot.tools.plots import check_plot
-
-        check_plot(plot)
     inputs = streaming.open_inputs(known.inputs, paths, tensors)
     function = streaming.call(op, tuple(inputs[0].shape), given(of_op))
     shape, dtype = streaming.result_like(function, inputs)

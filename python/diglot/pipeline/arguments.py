@@ -15,7 +15,7 @@ from diglot.pipeline.host import HostArray
 
 def is_array(given: Any) -> bool:
     """Whether a value is a NumPy array; NumPy need not be installed."""
-    return any(
+    return not isinstance(given, torch.Tensor) and any(
         kind.__module__ == "numpy" and kind.__name__ == "ndarray" for kind in type(given).__mro__
     )
 
@@ -143,7 +143,7 @@ def overlap(output: HostArray, other: HostArray) -> bool:
     """Whether an output may share memory with another array, or write a part of its file. Only
     begins and ends are compared, not gaps in between.
     """
-    size, size_of_other = extent(output.tensor), extent(other.tensor)
+    size, size_of_other = extent(output), extent(other)
     if size == 0 or size_of_other == 0:
         return False
 
@@ -158,8 +158,11 @@ def overlap(output: HostArray, other: HostArray) -> bool:
     return meet(a.offset, b.offset)
 
 
-def extent(tensor: torch.Tensor) -> int:
-    """Bytes from a tensor's first element to its last."""
+def extent(array: HostArray) -> int:
+    """Bytes from an array's first element to its last."""
+    if array.kind != "strided":
+        return array.rows * array.row_bytes
+    tensor = array.tensor
     if tensor.numel() == 0:
         return 0
     last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from diglot.pipeline import pages
+from diglot.pipeline import pages, results
 
 READ_AHEAD = 64 << 20
 # Room on a disk. With more than this, no blocks are reserved first: only one thread at a time may.
@@ -133,7 +133,7 @@ class HostArray:
         address: where it begins, if it lies in one piece.
         mapping: the file, of kind "file".
         is_read_only: whether the system forbids writing there.
-        is_new: whether it is large and not written yet.
+        is_new: whether it is a large result, whose pages may be missing.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class HostArray:
         self.kind = "memory"
         if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
             self.kind = "strided"
-        elif size > 0 and torch.cuda.is_available() and tensor.is_pinned():
+        elif size > 0 and tensor.is_pinned():
             self.kind = "pinned"
         self.is_new = False
         self._maps = maps or Maps()
@@ -170,12 +170,12 @@ class HostArray:
 
     @classmethod
     def new(cls, shape: Sequence[int], dtype: torch.dtype) -> HostArray:
-        """A result, in memory that is allocated now.
+        """A result, in memory that nothing else uses.
 
         Raises:
             MemoryError: the system has no memory.
         """
-        array = cls(pages.new_tensor(shape, dtype), is_output=True, maps=NOTHING_SAID)
+        array = cls(results.new_tensor(shape, dtype), is_output=True, maps=NOTHING_SAID)
         array.is_new = array.rows * array.row_bytes >= pages.LARGE
         return array
 
@@ -191,6 +191,11 @@ class HostArray:
     def is_staged(self) -> bool:
         """Whether it goes through pinned buffers."""
         return self.kind != "pinned"
+
+    @property
+    def may_be_in_use(self) -> bool:
+        """Whether a stream may still read or write what the host's threads copy."""
+        return self.kind == "strided" and self.tensor.is_pinned()
 
     def open(self) -> None:
         """Opens the file; without effect for other kinds."""

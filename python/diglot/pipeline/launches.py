@@ -6,7 +6,7 @@ import functools
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -29,6 +29,10 @@ class Part:
     place: int
     shape: tuple[int, ...]
 
+    def view_of(self, chunk: torch.Tensor) -> torch.Tensor:
+        """A chunk in this shape."""
+        return chunk if chunk.shape == self.shape else chunk.view(self.shape)
+
     def differs_in_rows_alone(self, other: Part, rows: tuple[int, int]) -> bool:
         """Whether two parts, with these numbers of rows, differ only in the rows."""
         (a, *rest), (b, *rest_of_other) = self.shape or (0,), other.shape or (0,)
@@ -36,8 +40,7 @@ class Part:
         return is_same and a * rows[1] == b * rows[0]
 
 
-@dataclass(frozen=True)
-class Like:
+class Like(NamedTuple):
     """The properties of a tensor, without its memory."""
 
     shape: torch.Size
@@ -58,7 +61,7 @@ class Launch:
     launcher: str
     arguments: tuple[Any, ...]
 
-    @property
+    @functools.cached_property
     def places(self) -> tuple[int, ...]:
         """For each tensor among the arguments, the array that it is a chunk of, or `CONSTANT`."""
         return tuple(
@@ -70,7 +73,7 @@ class Launch:
     def arguments_on(self, chunks: list[torch.Tensor]) -> tuple[Any, ...]:
         """The arguments for chunks of inputs and results, contiguous and as large."""
         return tuple(
-            chunks[argument.place].view(argument.shape) if isinstance(argument, Part) else argument
+            argument.view_of(chunks[argument.place]) if isinstance(argument, Part) else argument
             for argument in self.arguments
         )
 

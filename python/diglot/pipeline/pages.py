@@ -1,15 +1,10 @@
-"""New host memory in large pages, and its pages made ready for writing."""
+"""Pages of host memory, made ready for writing."""
 
 from __future__ import annotations
 
 import ctypes
 import errno
-import math
 import mmap
-from collections.abc import Sequence
-from contextlib import suppress
-
-import torch
 
 LARGE_PAGE = 2 << 20
 # From this size on, the C library too would ask the system for new memory. Smaller arrays may get
@@ -18,28 +13,6 @@ LARGE = 32 << 20
 MADV_POPULATE_WRITE = 23
 
 libc = ctypes.CDLL(None, use_errno=True)
-
-
-def new_tensor(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """An uninitialised CPU tensor. From `LARGE` bytes on, its memory is new and begins with a large
-    page, if the system has large pages.
-
-    Raises:
-        MemoryError: the system has no memory.
-    """
-    size = math.prod(shape) * dtype.itemsize
-    if size < LARGE:
-        return torch.empty(shape, dtype=dtype, device="cpu")
-    try:
-        # A page more: Linux aligns new memory to large pages only since 6.7.
-        memory = mmap.mmap(-1, size + LARGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError as error:
-        raise MemoryError(f"a new result of {size} bytes: {error.strerror}") from None
-    with suppress(OSError):  # the system may not have them
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    address = torch.frombuffer(memory, dtype=torch.uint8, count=1).data_ptr()
-    new = torch.frombuffer(memory, dtype=torch.uint8, count=size, offset=-address % LARGE_PAGE)
-    return new.view(dtype).view(*shape)
 
 
 def piece_of_new(address: int, size: int) -> int:

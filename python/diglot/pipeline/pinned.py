@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import mmap
 import os
-import threading
 import weakref
 from contextlib import suppress
 
 import torch
 
+from diglot.pipeline.buffers import BufferCache
+
 PAGES = 2 << 20  # huge ones, where the system has them
 DEFAULT_LIMIT = 2 << 30
-# At most this share of a request may stay unused in a kept buffer.
-MOST_WASTE = 0.25
 
 
 class Buffer:
@@ -54,83 +53,21 @@ def unpin(address: int, memory: mmap.mmap | None) -> None:
         torch.cuda.cudart().cudaHostUnregister(address)
 
 
-class PinnedCache:
-    """Pinned buffers that no run uses, kept for the next one."""
+class PinnedCache(BufferCache[Buffer]):
+    """Pinned buffers that no run uses, kept for the next one: by default at most 2 GiB.
+
+    Attributes:
+        bytes_in_use: bytes of the buffers that runs use now.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._free: list[Buffer] = []  # the most recently used one is last
-        self._limit = DEFAULT_LIMIT
-        self._used = 0
+        super().__init__("pinned_cache", DEFAULT_LIMIT)
 
-    @property
-    def bytes(self) -> int:
-        """Bytes kept now, and not in use."""
-        with self._lock:
-            return sum(buffer.bytes for buffer in self._free)
+    def _make(self, size: int) -> Buffer:
+        return Buffer(size, torch.cuda.is_available())
 
-    @property
-    def bytes_in_use(self) -> int:
-        """Bytes of the buffers that runs use now."""
-        with self._lock:
-            return self._used
-
-    def limit(self, bytes: int) -> None:
-        """Keeps at most this many bytes from now on: 2 GiB by default, 0 for none.
-
-        Raises:
-            TypeError: `bytes` is not an int.
-            ValueError: `bytes` is negative.
-        """
-        if isinstance(bytes, bool) or not isinstance(bytes, int):
-            raise TypeError(f"pinned_cache.limit: bytes must be an int, not {bytes!r}")
-        if bytes < 0:
-            raise ValueError(f"pinned_cache.limit: bytes must be 0 or more, not {bytes}")
-        with self._lock:
-            self._limit = bytes
-            self._shrink()
-
-    def clear(self) -> None:
-        """Gives all kept buffers back to the system."""
-        with self._lock:
-            self._shrink(0)
-
-    def take(self, size: int) -> Buffer:
-        """A buffer of at least `size` bytes. The caller gives it back."""
-        pinned = torch.cuda.is_available()
-        with self._lock:
-            fitting = [
-                buffer
-                for buffer in self._free
-                if size <= buffer.bytes <= max(size * (1 + MOST_WASTE), size + PAGES)
-            ]
-            if fitting:
-                best = min(fitting, key=lambda buffer: buffer.bytes)
-                self._free.remove(best)
-                self._used += best.bytes
-                return best
-        buffer = Buffer(size, pinned)
-        with self._lock:
-            self._used += buffer.bytes
-        return buffer
-
-    def give_back(self, buffer: Buffer) -> None:
-        """Takes a buffer back. Nothing may read or write it any more."""
-        with self._lock:
-            self._used -= buffer.bytes
-            self._free.append(buffer)
-            self._shrink()
-
-    def forget(self) -> list[Buffer]:
-        """Starts again without buffers, after a fork; returns the kept ones."""
-        self._lock = threading.Lock()
-        kept, self._free, self._used = self._free, [], 0
-        return kept
-
-    def _shrink(self, limit: int | None = None) -> None:
-        most = self._limit if limit is None else limit
-        while sum(buffer.bytes for buffer in self._free) > most:
-            self._free.pop(0).free()
+    def _drop(self, buffer: Buffer) -> None:
+        buffer.free()
 
 
 pinned_cache = PinnedCache()
@@ -140,6 +77,7 @@ def _after_fork() -> None:
     """A child process has neither its parent's pinned memory nor its use of CUDA."""
     for buffer in pinned_cache.forget():
         buffer.free.detach()
+    pinned_cache.bytes_in_use = 0
 
 
 os.register_at_fork(after_in_child=_after_fork)

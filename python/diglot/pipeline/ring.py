@@ -94,7 +94,7 @@ class Ring:
         # added later, so they are closed first.
         self.ends = ExitStack()
         self.ends.callback(self.give_back)
-        self.ends.callback(self.close_runtime)
+        self.ends.callback(self.runtime.close)
         self.pinned: list[Buffer] = []  # all buffers taken from the cache
         self.pinned_in: list[list[Buffer | None]] = []
         self.pinned_out: list[list[Buffer | None]] = []
@@ -134,11 +134,6 @@ class Ring:
             pinned_cache.give_back(buffer)
         self.filling.clear()
         self.emptying.clear()
-
-    def close_runtime(self) -> None:
-        """Waits until streams are idle."""
-        with self.runtime.scope():
-            self.runtime.close()
 
     def feed(self, chunk: int) -> None:
         """Enqueues a chunk."""

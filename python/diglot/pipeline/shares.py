@@ -4,14 +4,15 @@ device works on the calling thread.
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -20,7 +21,7 @@ from diglot.pipeline.interrupts import called_on_interrupt
 from diglot.pipeline.job import Job
 from diglot.pipeline.planner import Plan, split
 from diglot.pipeline.report import Times
-from diglot.pipeline.runtime import current_stream
+from diglot.pipeline.runtime import current_stream, on_device
 
 SMALLER = 4  # divides chunks that the device had no memory for
 POLL = 0.02  # seconds between looks at the devices' progress
@@ -158,7 +159,6 @@ class Run:
         self.inner: list[Run] = []  # those that its function has begun
         self.began = time.perf_counter()
         self.begun = 0  # shares that were given to a thread
-        self.streams = [current_stream(share.device) for share in shares]  # this thread's
         self.ended = [threading.Event() for _ in shares]
 
     def __call__(self) -> None:
@@ -193,7 +193,7 @@ class Run:
             with called_on_interrupt(self.interrupt) as is_held:
                 # A thread would begin some 100 us later, and its end be noticed as late.
                 if is_held and self.update is None and len(self.shares) == 1:
-                    self.work(self.shares[0])
+                    self.work(self.shares[0], on_device(self.shares[0].device))
                 else:
                     self.work_on_threads()
             if self.is_interrupted:
@@ -215,24 +215,25 @@ class Run:
     def work_on_threads(self) -> None:
         """All shares."""
         for share in self.shares:
+            work = functools.partial(self.work, share, current_stream(share.device))
             if self.outer is None:
-                THREADS.submit(self.work, share)
+                THREADS.submit(work)
             else:  # runs that wait for inner ones may occupy all kept threads
-                threading.Thread(target=self.work, args=(share,), name="diglot-stream").start()
+                threading.Thread(target=work, name="diglot-stream").start()
             self.begun += 1
         for ended in self.ended:
             while not ended.wait(POLL):
                 self.tell_progress()
         self.tell_progress()
 
-    def work(self, share: Share) -> None:
-        """Does a share on this thread. If the device has too little memory, tries once more with
-        smaller chunks.
+    def work(self, share: Share, place: AbstractContextManager[Any]) -> None:
+        """Does a share on this thread, in the context of its device. If the device has too little
+        memory, tries once more with smaller chunks.
         """
         plan, first = share.plan, share.begin
         outer, _within.run = _within.run, self
         try:
-            with self.streams[share.number]:
+            with place:
                 while True:
                     try:
                         self.drive(share, plan, first)

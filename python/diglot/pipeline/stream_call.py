@@ -208,6 +208,7 @@ class StreamCall:
             return [HostArray.new((self.rows, *r.shape[1:]), r.dtype) for r in results]
 
         sink = Sink(make)
+        self.wait_for_streams(*self.inputs, *(outs or ()))
         has_begun = False
         try:
             op, one = self.look()
@@ -245,6 +246,7 @@ class StreamCall:
             raise TypeError(f"{self.name}: combine must be callable")
         if self.rows == 0:
             raise ValueError(f"{self.name}: there are no rows to reduce")
+        self.wait_for_streams(*self.inputs)
         whole = self.make_plan([])
         shares = shares_of(whole, self.devices)
         fold = Fold(combine, lambda results: results[0] if self.is_single else results)
@@ -265,6 +267,13 @@ class StreamCall:
                 )
         self.report(whole, shares, sum(r.numel() * r.element_size() for r in results), ())
         return self.give(results)
+
+    def wait_for_streams(self, *arrays: HostArray) -> None:
+        """Waits until no current stream uses an array that threads of the host copy."""
+        if any(array.may_be_in_use for array in arrays):
+            for device in self.devices:
+                if device.type == "cuda":
+                    torch.cuda.current_stream(device).synchronize()
 
     def give(self, results: Results) -> Any:
         """Results as arrays, if the first input is one; one alone, or a tuple."""
@@ -296,16 +305,16 @@ class StreamCall:
             return (None if native is None else native(job)) or Ring(job)
 
         row_bytes = sum(array.row_bytes for array in self.inputs)
-        with ExitStack() as stack:
-            for array in self.inputs:
-                array.open()
-                stack.callback(array.close)
-            update = stack.enter_context(progress_bar(progress, self.name, self.rows, row_bytes))
+        with progress_bar(progress, self.name, self.rows, row_bytes) as update:
             run = Run(self.name, shares, job_of, engine_of, update)
             try:
+                for array in self.inputs:
+                    array.open()
                 run()
             finally:
                 self.notes += run.notes
+                for array in self.inputs:
+                    array.close()
 
     def look(self) -> tuple[Op | None, Seen | None]:
         """fn as an op, and its behaviour on one row, or on no row if the inputs are empty. None:
