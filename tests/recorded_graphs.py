@@ -20,6 +20,7 @@ from diglot.graphs import device
 from diglot.graphs.device import Capture
 from diglot.graphs.nodes import Node
 
+SIDE_STREAM = 7
 VALUES = ("aten._local_scalar_dense", "aten.item", "aten.nonzero", "aten.is_nonzero")
 
 # Arguments that are written, which schemas do not say.
@@ -118,7 +119,7 @@ class RecordedDevice:
     """In a GPU's place, the CPU; its streams are numbers.
 
     Attributes:
-        stream: the current one.
+        stream: the thread's current one.
         waits: pairs of streams: the first was made to wait for the second.
         uses: pairs of a stream and the address of what was said to be used on it.
         fails_at: the operator that finds no memory in a capture.
@@ -128,12 +129,21 @@ class RecordedDevice:
 
     def __init__(self):
         self.device = torch.device("cpu")
-        self.stream, self.waits, self.uses = 1, [], []
+        self.streams = threading.local()
+        self.waits, self.uses = [], []
         self.fails_at = None
         self.captures = 0
         self.recording = None
         self.elapsed = None
         self.trims = 0
+
+    @property
+    def stream(self):
+        return getattr(self.streams, "current", 1)
+
+    @stream.setter
+    def stream(self, number):
+        self.streams.current = number
 
     def new_pool(self):
         return RecordedPool()
@@ -172,7 +182,7 @@ class RecordedDevice:
 
     @contextlib.contextmanager
     def side_stream(self):
-        before, self.stream = self.stream, 7
+        before, self.stream = self.stream, SIDE_STREAM
         try:
             yield
         finally:
@@ -183,6 +193,9 @@ class RecordedDevice:
 
     def stream_handle(self):
         return self.stream
+
+    def free_stream(self):
+        return None if self.is_capturing() or self.stream == SIDE_STREAM else self.stream
 
     def current_stream(self):
         return self.stream

@@ -344,3 +344,33 @@ def test_what_a_gradient_needs_was_changed(device, what):
         (module[1].weight if what == "parameter" else graphed.inputs[0]).mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         result.backward()
+
+
+def test_a_conjugate_is_resolved(device):
+    """PyTorch conjugates when somebody reads. Who replays has the memory alone."""
+    x = torch.randn(4, dtype=torch.complex64, requires_grad=True)
+    graphed = capture(lambda x: ((x * 2).conj(), (x * 3).conj().imag), x)
+    for _ in range(2):
+        y = torch.randn_like(x).requires_grad_()
+        first, second = graphed(y)
+        torch.testing.assert_close(first, (y * 2).conj())
+        torch.testing.assert_close(second, (y * 3).conj().imag)
+        (gradient,) = torch.autograd.grad(first.real.sum() + first.imag.sum(), y)
+        torch.testing.assert_close(gradient, torch.full_like(y, 2 - 2j))
+
+
+def test_what_a_module_makes_at_its_first_call_is_watched(device):
+    class Lazy(nn.Module):
+        cache = None
+
+        def forward(self, x):
+            if self.cache is None:
+                self.cache = torch.full((4,), 2.0)
+            return x * self.cache
+
+    module, x = Lazy(), torch.ones(4)
+    graphed = capture(module, x)
+    torch.testing.assert_close(graphed(x), 2 * x)
+    module.cache = torch.full((4,), 3.0)
+    with pytest.raises(GraphError, match="cache"):
+        graphed(x)

@@ -84,7 +84,7 @@ def test_a_capture_within_a_capture(device):
     inner = capture(torch.neg, torch.ones(2))
     outer = capture(lambda x: inner(x) + 1, torch.ones(2))  # it becomes a part of the outer graph
     assert outer(torch.full((2,), 3.0)).tolist() == [-2, -2]
-    assert inner.graphs["neg (one shape)"].replays == 3  # of the warm-up
+    assert inner.graphs["neg (one shape)"].replays == 0  # nor is it replayed in the warm-up
 
     def nests(x):
         if device.is_capturing():
@@ -157,6 +157,14 @@ def test_replays_of_a_pool_do_not_overlap(device):
     assert device.waits == [(2, 1), (1, 2)]
     capture(torch.neg, torch.ones(2))(torch.ones(2))  # another pool
     assert len(device.waits) == 2
+
+
+def test_a_first_replay_waits_for_no_capture(device):
+    """The capture has waited for the device itself."""
+    graphed = capture(torch.neg, torch.ones(2))
+    device.stream = 2
+    graphed(torch.ones(2))
+    assert device.waits == []
 
 
 def test_a_warm_up_waits_for_another_stream_s_replay(device):

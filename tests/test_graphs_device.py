@@ -40,6 +40,10 @@ class Graph:
         self.calls.append("reset")
 
 
+class Stream:
+    cuda_stream = 9
+
+
 @pytest.fixture
 def calls(monkeypatch):
     """What a device does, in order."""
@@ -66,7 +70,7 @@ def calls(monkeypatch):
         monkeypatch.setattr(torch.cuda, name, value)
     zeros = torch.zeros
     monkeypatch.setattr(torch, "zeros", lambda *sizes, device: zeros(*sizes))
-    monkeypatch.setattr(module, "own_stream", lambda device, use: use)
+    monkeypatch.setattr(module, "own_stream", lambda device, use: Stream())
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 7, raising=False)
     monkeypatch.setattr(module, "replace_broken_capture", lambda stream: made.append("replace"))
     return made
@@ -107,6 +111,30 @@ def test_a_function_that_raises(calls):
     with pytest.raises(KeyError):
         gpu.capture(raises, pool)
     assert calls[:5] == ["enter", "begin", "replace", "end", "reset"]
+
+
+@pytest.mark.parametrize("is_native", [True, False])
+def test_the_stream_of_a_call(calls, monkeypatch, is_native):
+    """There is none in a capture, and none in a warm-up, which is on the stream of captures."""
+    now = {"handle": 7, "is_captured": False}
+
+    class Library:
+        def free_stream(self, index):
+            assert index == CUDA.index
+            return None if now["is_captured"] else now["handle"]
+
+    monkeypatch.setattr(module, "library", Library if is_native else lambda: None)
+    monkeypatch.setattr(module, "is_captured", lambda device: now["is_captured"])
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: now["handle"])
+    gpu = module.CudaDevice(CUDA)
+    assert gpu.free_stream() == 7
+    now["is_captured"] = True
+    assert gpu.free_stream() is None
+    now |= {"is_captured": False, "handle": Stream.cuda_stream}
+    with gpu.on_stream():
+        assert gpu.free_stream() is None
+    now["handle"] = 8
+    assert gpu.free_stream() == 8
 
 
 class Driver:

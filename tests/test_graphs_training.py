@@ -286,6 +286,33 @@ def test_what_changed_since_the_capture():
         step(*batch)
 
 
+@pytest.mark.parametrize("name", ["AdamW", "SGD"])
+def test_parameters_that_were_added(name):
+    model = make_model()
+    optimizer = make_optimizer(name, model)
+    step = capture_step(model, optimizer)
+    optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2))]})
+    with pytest.raises(GraphError, match="other parameter groups than in the capture"):
+        step(*next(batches(1)))
+    del optimizer.param_groups[1]
+    step(*next(batches(1)))
+    optimizer.param_groups[0]["params"].append(nn.Parameter(torch.zeros(2)))
+    with pytest.raises(GraphError, match="other parameter groups than in the capture"):
+        step(*next(batches(1)))
+
+
+@pytest.mark.parametrize("is_filled_again", [False, True])
+def test_state_that_was_cleared(is_filled_again):
+    model = make_model()
+    optimizer = make_optimizer("AdamW", model)
+    step = capture_step(model, optimizer)
+    optimizer.state.clear()
+    if is_filled_again:
+        train_eagerly(model, loss, optimizer, batches(1), backend="torch")
+    with pytest.raises(GraphError, match="the optimizer's state was replaced"):
+        step(*next(batches(1)))
+
+
 def test_a_step_that_replaces_a_buffer():
     class Replaces(nn.Module):
         def __init__(self):

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from diglot.graphs import watch as watching
 from diglot.graphs.watch import Place, attribute, library, watch, watch_in_python
 
 NATIVE = pytest.mark.skipif(library() is None, reason="there is no library that watches")
@@ -123,13 +122,14 @@ def test_tensors_live_as_long(make):
     assert held() is None
 
 
+@NATIVE
 def test_subclasses_are_watched_in_python(monkeypatch):
     """The library's operator would be given what a subclass makes of it."""
 
     class Marked(torch.Tensor):
         pass
 
-    monkeypatch.setattr(watching, "_watch_natively", None)
+    monkeypatch.setattr(library(), "own_watch", None)
     owner = [torch.ones(2).as_subclass(Marked)]
     first_changed = watch(places_of(owner))
     assert first_changed() == -1

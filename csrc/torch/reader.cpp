@@ -4,8 +4,6 @@
 #include <optional>
 #include <utility>
 
-#include "torch/dlpack_abi.h"
-
 namespace diglot::torch_binding {
 
 namespace {
@@ -149,6 +147,13 @@ CallTensor& CallOperands::add_tensor() {
   tensor.operand.number = tensor_count++;
   tensor.place = place++;
   return tensor;
+}
+
+bool describe(PyObject* tensor, dlpack::Tensor& description) {
+  if (describe_tensor == nullptr) return false;
+  if (describe_tensor(tensor, &description) == 0) return true;
+  PyErr_Clear();
+  return false;
 }
 
 bool find_dtypes() {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "diglot/launch/operand.h"
+#include "torch/dlpack_abi.h"
 #include "torch/python_abi.h"
 
 namespace diglot {
@@ -91,6 +92,10 @@ class PythonReader {
   Alignment alignment_;
   CallOperands* operands_ = nullptr;
 };
+
+// Describes a Python tensor in one call. Returns false where PyTorch cannot: PyTorch 2.10, and
+// tensors without memory of their own.
+bool describe(PyObject* tensor, dlpack::Tensor& description);
 
 // Looks up the dtype objects that Python calls pass. Returns false, with a Python error set, if
 // that fails.

@@ -2,10 +2,12 @@
 // its place, and that tensors among them have kept their addresses and layouts.
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
-#include <algorithm>
+#include <memory>
+#include <utility>
 #include <vector>
 
 #include "torch/launcher.h"
+#include "torch/tuple_reader.h"
 
 namespace {
 
@@ -14,35 +16,88 @@ using namespace diglot::torch_binding;
 
 constexpr const char* kCapsule = "diglot.watch";
 
-// A tensor, which is kept alive, and what a graph knows of it.
-class Watched {
+// Where an object was. It refers to objects of the tuple that it was read from.
+class Place {
  public:
-  explicit Watched(torch::stable::Tensor tensor)
-      : tensor_(std::move(tensor)), address_(tensor_.data_ptr()), rank_(tensor_.dim()) {
-    const auto sizes = tensor_.sizes(), strides = tensor_.strides();
-    lengths_.assign(sizes.begin(), sizes.end());
-    lengths_.insert(lengths_.end(), strides.begin(), strides.end());
+  Place(PyObject* owner, PyObject* key, PyObject* value) : owner_(owner), key_(key), value_(value) {
+    while (is_dict() && !is_at_position() && PyDict_Next(owner_, &position_, nullptr, nullptr)) {
+    }
   }
 
-  bool is_unchanged() const {
-    // The shim's own functions are quicker than the wrapper's. A graph may read thousands of
-    // tensors.
-    int64_t *sizes = nullptr, *strides = nullptr;
-    TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(tensor_.get(), &sizes));
-    TORCH_ERROR_CODE_CHECK(aoti_torch_get_strides(tensor_.get(), &strides));
-    return tensor_.data_ptr() == address_ && tensor_.dim() == rank_ &&
-           std::equal(sizes, sizes + rank_, lengths_.begin()) &&
-           std::equal(strides, strides + rank_, lengths_.begin() + rank_);
+  // Whether owner[key] is the value. Most owners are dictionaries that keep their order.
+  bool is_held() const {
+    if (is_dict() && is_at_position()) return true;
+    PyObject* const now = PyObject_GetItem(owner_, key_);
+    Py_XDECREF(now);
+    if (now == nullptr) {
+      if (!PyErr_ExceptionMatches(PyExc_LookupError)) throw PythonError{};
+      PyErr_Clear();
+    }
+    return now == value_;
   }
 
  private:
+  bool is_dict() const { return owner_->ob_type == &PyDict_Type; }
+  bool is_at_position() const {
+    Py_ssize_t position = position_;
+    PyObject *key = nullptr, *value = nullptr;
+    return PyDict_Next(owner_, &position, &key, &value) && key == key_ && value == value_;
+  }
+
+  PyObject *owner_, *key_, *value_;
+  Py_ssize_t position_ = 0;  // in a dictionary: to look there needs no search
+};
+
+// A tensor, which is kept alive. A graph may read thousands, so the shim's functions are called
+// without the wrapper around them.
+class Watched {
+ public:
+  // Appends sizes and strides to `lengths`.
+  Watched(torch::stable::Tensor tensor, std::vector<int64_t>& lengths)
+      : tensor_(std::move(tensor)) {
+    const Layout layout = read();
+    address_ = layout.address, rank_ = layout.rank;
+    lengths.insert(lengths.end(), layout.sizes, layout.sizes + rank_);
+    lengths.insert(lengths.end(), layout.strides, layout.strides + rank_);
+  }
+
+  // Whether its memory is where it was, and has these lengths. Goes on to the next tensor's.
+  bool is_unchanged(const int64_t*& lengths) const {
+    const Layout now = read();
+    if (now.address != address_ || now.rank != rank_) return false;
+    const int64_t* const sizes = std::exchange(lengths, lengths + 2 * rank_);
+    for (int64_t d = 0; d < rank_; ++d) {
+      if (now.sizes[d] != sizes[d] || now.strides[d] != sizes[rank_ + d]) return false;
+    }
+    return true;
+  }
+
+ private:
+  struct Layout {
+    void* address;
+    int64_t rank;
+    int64_t *sizes, *strides;
+  };
+  Layout read() const {
+    Layout layout;
+    AtenTensorHandle const tensor = tensor_.get();
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_data_ptr(tensor, &layout.address));
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_dim(tensor, &layout.rank));
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_sizes(tensor, &layout.sizes));
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_strides(tensor, &layout.strides));
+    return layout;
+  }
+
   torch::stable::Tensor tensor_;
   void* address_;
   int64_t rank_;
-  std::vector<int64_t> lengths_;  // sizes, then strides
 };
 
-using Watch = std::vector<Watched>;
+struct Watch {
+  std::vector<Watched> tensors;
+  std::vector<int64_t> lengths;  // of each tensor its sizes, then its strides
+  std::vector<Place> places;     // those of the tensors come first
+};
 
 Watch* watch_of(PyObject* capsule) {
   void* const watch = PyCapsule_GetPointer(capsule, kCapsule);
@@ -55,51 +110,46 @@ Watch* watch_of(PyObject* capsule) {
 void watch(StableIValue* stack, uint64_t, uint64_t) {
   auto tensors = torch::stable::detail::to<std::vector<torch::stable::Tensor>>(stack[0]);
   auto made = std::make_unique<Watch>();
-  for (torch::stable::Tensor& tensor : tensors) made->emplace_back(std::move(tensor));
+  for (torch::stable::Tensor& tensor : tensors) {
+    made->tensors.emplace_back(std::move(tensor), made->lengths);
+  }
   stack[0] = torch::stable::detail::from(reinterpret_cast<int64_t>(made.release()));
 }
 
-// own_watch(address) -> watch
+// own_watch(address, (owner, key, value, owner, key, value, ...)) -> watch
+//
+// The first places are those of the tensors. The watch holds no reference to the objects, because
+// Python's collector of garbage would not see it. Who has the watch keeps the tuple.
 PyObject* own_watch(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   try {
-    check_count(1, count);
+    check_count(2, count);
     auto* const watch = reinterpret_cast<Watch*>(PythonReader(arguments).read<int64_t>());
-    return PyCapsule_New(watch, kCapsule, [](PyObject* capsule) { delete watch_of(capsule); });
+    PyObject* const capsule =
+        PyCapsule_New(watch, kCapsule, [](PyObject* capsule) { delete watch_of(capsule); });
+    if (capsule == nullptr) throw PythonError{};
+    TupleReader parts(arguments[1]);
+    PyObject* const* const items = parts.items();
+    for (std::size_t i = 0; i + 2 < parts.size(); i += 3) {
+      watch->places.emplace_back(items[i], items[i + 1], items[i + 2]);
+    }
+    return capsule;
   } catch (...) {
     return raise_current_exception();
   }
 }
 
-// Whether owner[key] is `value`. Most owners are dictionaries, whose own look-up is quicker.
-bool is_there(PyObject* owner, PyObject* key, PyObject* value) {
-  const bool is_dict = owner->ob_type == &PyDict_Type;
-  PyObject* const now = is_dict ? PyDict_GetItemWithError(owner, key)  // borrowed
-                                : PyObject_GetItem(owner, key);
-  if (now == nullptr) {
-    if (!PyErr_Occurred()) return false;
-    if (!PyErr_ExceptionMatches(PyExc_LookupError)) throw PythonError{};
-    PyErr_Clear();
-    return false;
-  }
-  if (!is_dict) Py_DECREF(now);
-  return now == value;
-}
-
-// first_changed(watch, (owner, key, value, owner, key, value, ...)) -> int
+// first_changed(watch, its tuple) -> int
 //
 // The first place that holds another object than `value`, or whose tensor has changed; otherwise
-// -1. The first places are those of the watch's tensors.
+// -1.
 PyObject* first_changed(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   try {
     check_count(2, count);
     const Watch& watch = *watch_of(arguments[0]);
-    PyObject* const places = arguments[1];
-    const Py_ssize_t length = PyTuple_Size(places);
-    if (length < 0) throw PythonError{};
-    for (Py_ssize_t i = 0; 3 * i + 2 < length; ++i) {
-      const auto part = [&](Py_ssize_t number) { return PyTuple_GetItem(places, 3 * i + number); };
-      const bool is_watched = i < static_cast<Py_ssize_t>(watch.size());
-      if (!is_there(part(0), part(1), part(2)) || (is_watched && !watch[i].is_unchanged())) {
+    const int64_t* lengths = watch.lengths.data();
+    for (std::size_t i = 0; i < watch.places.size(); ++i) {
+      const bool is_tensor = i < watch.tensors.size();
+      if (!watch.places[i].is_held() || (is_tensor && !watch.tensors[i].is_unchanged(lengths))) {
         return PyLong_FromLong(static_cast<long>(i));
       }
     }

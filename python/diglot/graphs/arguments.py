@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-Key = tuple[Hashable, ...]  # the type and value of each leaf; None for a tensor
+from diglot.graphs.watch import library
+
+Key = tuple[Hashable, ...]  # the value and type of each leaf; None for a tensor
+Places = bytes | None  # addresses and strides of tensors; None where Python has read them
 
 
 class Arguments:
@@ -29,12 +32,42 @@ class Arguments:
         if function is not None:
             with contextlib.suppress(TypeError, ValueError):  # a function of C has none
                 self._signature = inspect.signature(function)
+        module = library()
+        self._read_natively = None if module is None else module.read_call
         paths, self.spec = pytree.tree_flatten_with_path(_in_order(args, kwargs))
         self.names = [_name_of(path) for path, _ in paths]
-        self._count = len(args)
-        tensors, self._key = self._split([leaf for _, leaf in paths])
-        # Positional tensors alone: their call needs no walk through a tree.
-        self._is_flat = not kwargs and len(tensors) == len(args) == len(paths)
+        self._count, self._keywords = len(args), frozenset(kwargs)
+
+    def read(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[Hashable, Places, tuple[Tensor, ...]]:
+        """What a call is: its kind, where its tensors are, and these.
+
+        Calls of one kind have the same tree, the same values that are no tensors, and tensors of
+        the same dtypes, devices and shapes. Both record gradients, of the same tensors, or neither.
+
+        Raises:
+            TypeError: as `split`.
+        """
+        if kwargs or len(args) != self._count:
+            args, kwargs = self._in_form(args, kwargs)
+        if self._read_natively is not None:
+            found = self._read_natively(args, kwargs)
+            if found is not None:
+                return found
+        tensors, key = self.split(args, kwargs)
+        kinds = tuple([(t.shape, t.dtype, t.device, t.requires_grad) for t in tensors])
+        return (torch.is_grad_enabled(), key, kinds), None, tensors
+
+    def _in_form(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+        """Arguments by position where the example has them so; keywords in one order."""
+        if self._signature is not None:
+            if len(args) != self._count or kwargs.keys() != self._keywords:
+                bound = self._signature.bind(*args, **kwargs)
+                args, kwargs = bound.args, bound.kwargs
+        return _in_order(args, kwargs)
 
     def split(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -45,13 +78,7 @@ class Arguments:
             TypeError: the arguments lie in another tree than the example's, or one that is no
                 tensor is not hashable.
         """
-        if self._is_flat and not kwargs and len(args) == self._count:
-            if all([isinstance(each, Tensor) for each in args]):
-                return args, self._key
-        leaves, spec = pytree.tree_flatten(_in_order(args, kwargs))
-        if spec != self.spec and self._signature is not None:
-            bound = self._signature.bind(*args, **kwargs)  # by position where that is possible
-            leaves, spec = pytree.tree_flatten(_in_order(bound.args, bound.kwargs))
+        leaves, spec = pytree.tree_flatten(self._in_form(args, kwargs))
         if spec != self.spec:
             raise TypeError(
                 f"the arguments must lie as the example's do, {self.spec}, not {spec}: "
@@ -72,7 +99,8 @@ class Arguments:
                     f"{name} is no tensor, so it is a part of the graph's key, and must be "
                     f"hashable; a {type(leaf).__name__} is not"
                 ) from None
-            key.append((type(leaf), leaf))
+            # Numbers that are equal, such as 0.0 and -0.0, may give other results.
+            key.append((leaf, type(leaf), repr(leaf) if isinstance(leaf, (float, complex)) else ""))
         return tuple([leaf for leaf in leaves if isinstance(leaf, Tensor)]), tuple(key)
 
     def places(self, key: Key) -> list[int]:
@@ -82,14 +110,14 @@ class Arguments:
     def constants(self, key: Key) -> dict[str, Any]:
         """The values of leaves that are no tensors, by name."""
         return {
-            name: part[1]  # type: ignore[index]
+            name: part[0]  # type: ignore[index]
             for name, part in zip(self.names, key, strict=True)
             if part is not None
         }
 
     def caller(self, function: Callable[..., Any], key: Key) -> Callable[[list[Tensor]], Any]:
         """The function, as one of the tensors alone."""
-        constants = [part if part is None else part[1] for part in key]  # type: ignore[index]
+        constants = [part if part is None else part[0] for part in key]  # type: ignore[index]
         places = self.places(key)
 
         def call(tensors: list[Tensor]) -> Any:
@@ -114,6 +142,13 @@ class Arguments:
             except ValueError:
                 continue
         raise ValueError(f"{what} must lie as the example's arguments do, {self.spec}")
+
+
+def places_of(tensors: Sequence[Tensor]) -> Places:
+    """Where tensors are, as `Arguments.read` says it."""
+    module = library()
+    found = None if module is None else module.read_call(tuple(tensors), {})
+    return None if found is None else found[1]
 
 
 def only_device(who: str, tensors: Iterable[Tensor]) -> torch.device:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch.utils import _pytree as pytree
 
 Sizes = tuple[int, ...]  # of the named dimensions, in the order of their names
 
@@ -88,3 +91,33 @@ def _check_names(names: Sequence[str], given: Mapping[str, object]) -> None:
             f"capture: buckets must have sizes of {', '.join(names)}, the names in dims, "
             f"not of {', '.join(given) or 'nothing'}"
         )
+
+
+def dims_of(leaves: list[Any] | None) -> tuple[list[dict[int, int]], tuple[str, ...]]:
+    """For each argument the number of each padded dimension's name; and the names."""
+    names: dict[str, int] = {}
+    found = []
+    for leaf in leaves or []:
+        named = dict(leaf or {})
+        found.append({dim: names.setdefault(name, len(names)) for dim, name in named.items()})
+    return found, tuple(names)
+
+
+def out_dims_of(given: Any, names: Sequence[str]) -> list[dict[int, int]] | None:
+    """For each leaf of the result likewise; None if nobody said it."""
+    if given is None:
+        return None
+    leaves = pytree.tree_leaves(
+        given, is_leaf=lambda value: isinstance(value, dict) and all(map(_is_int, value))
+    )
+    found = []
+    for leaf in leaves:
+        unknown = set((leaf or {}).values()) - set(names)
+        if unknown:
+            raise ValueError(f"capture: out_dims names {', '.join(sorted(unknown))}, dims does not")
+        found.append({dim: names.index(name) for dim, name in (leaf or {}).items()})
+    return found
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int)

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from diglot.backends.scratch import held_bytes
 from diglot.graphs.arguments import Arguments, Key, only_device
-from diglot.graphs.buckets import Buckets, Sizes, make_buckets
+from diglot.graphs.buckets import Buckets, Sizes, dims_of, make_buckets, out_dims_of
 from diglot.graphs.captured import CapturedGraph
 from diglot.graphs.device import find_device
 from diglot.graphs.errors import GraphError
-from diglot.graphs.family import Family
+from diglot.graphs.family import Family, Route
 from diglot.graphs.inputs import Slot, make_slot
-from diglot.graphs.pool import Pool
+from diglot.graphs.pool import Pool, capturing
 from diglot.graphs.progress import progress_bar
 from diglot.graphs.report import GraphReport, Report, with_freed_bytes
 from diglot.graphs.state import State
@@ -152,7 +151,7 @@ class GraphedCallable:
             )
         if self._device.is_capturing():
             raise GraphError("capture: a graph is being captured, and captures do not nest")
-        self._dims, self._names = _dims_of(self._arguments.spread(dims, "dims") if dims else None)
+        self._dims, self._names = dims_of(self._arguments.spread(dims, "dims") if dims else None)
         self._padding = self._arguments.spread(padding, "padding") if _is_tree(padding) else padding
         self._out_dims = out_dims
         self._buckets = self._make_buckets(buckets)
@@ -160,25 +159,42 @@ class GraphedCallable:
         self._warmup, self._max_padding, self._clone = warmup, max_padding, clone
         self._measured: dict[int, tuple[float, float]] = {}
         self._families: dict[Key, Family] = {}
+        self._routes: dict[Hashable, Route] = {}  # by the kind of a call
         self._family(self._key, self._example)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As the captured function; results are views that the next replay writes over.
 
-        While another graph is being captured, the function itself runs, and becomes a part of it.
+        In the capture of another graph, and in the warm-up before it, the function itself runs, and
+        becomes a part of that graph.
         """
-        if self._device.is_capturing():
+        stream = self._device.free_stream()
+        if stream is None:
             return self._fn(*args, **kwargs)
+        kind, places, tensors = self._arguments.read(args, kwargs)
+        with self.pool.lock:
+            route = self._routes.get(kind)
+            if route is not None and route.is_ready:
+                return route.family.replay(route, tensors, places, stream, self._clone)
+        if route is None or route.bucket is not None:
+            with capturing(self.pool):
+                route = self._routes.get(kind) or self._find_route(kind, args, kwargs)
+                if route.bucket is not None:
+                    if not route.is_ready:
+                        route.family.prepare(route, tensors)
+                    return route.family.replay(route, tensors, places, stream, self._clone)
+        with self.pool.lock:
+            self.pool.check()
+            route.family.eager_calls += 1
+        return self._fn(*args, **kwargs)
+
+    def _find_route(
+        self, kind: Hashable, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Route:
         tensors, key = self._arguments.split(args, kwargs)
-        family = self._families.get(key)
-        if family is None:
-            with self.pool.lock:
-                family = self._families.get(key) or self._family(key, tensors)
-        found = family.run(tensors, self._clone)
-        if found is None:
-            return self._fn(*args, **kwargs)
-        results, graph = found
-        return graph.tree(results)
+        family = self._families.get(key) or self._family(key, tensors)
+        route = self._routes[kind] = family.route(tensors)
+        return route
 
     # --- what it was asked for ---------------------------------------------------------------
 
@@ -218,8 +234,8 @@ class GraphedCallable:
             self._arguments.caller(self._fn, key),
             slots,
             self._buckets,
-            _out_dims_of(self._out_dims, self._names),
-            State(self._fn, self._reads, self._arguments.constants(key)),
+            out_dims_of(self._out_dims, self._names),
+            functools.partial(State, self._fn, self._reads, self._arguments.constants(key)),
             self.pool,
             self._warmup,
             self._max_padding,
@@ -265,22 +281,27 @@ class GraphedCallable:
                 f"inputs_for: no bucket holds {self._buckets.describe(wanted)}; there are "
                 f"{self._buckets}"
             )
-        family = self._families[self._key]
-        tree = self._arguments.caller(lambda *args, **kwargs: (args, kwargs), self._key)
-        args, kwargs = tree(family.inputs.valid(bucket, wanted))
+        args, kwargs = self._arguments_in(self._key, bucket, wanted)
         return (args, kwargs) if kwargs else args
+
+    def _arguments_in(
+        self, key: Key, bucket: Sizes, sizes: Sizes
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        tree = self._arguments.caller(lambda *args, **kwargs: (args, kwargs), key)
+        return tree(self._families[key].inputs.valid(bucket, sizes))
 
     @property
     def graphs(self) -> dict[str, CapturedGraph]:
         """The graphs that were captured, by name, the first captured first."""
-        found = [graph for _, graph in self._captured()]
+        with self.pool.lock:
+            found = [graph for _, graph in self._captured()]
         return {graph.label: graph for graph in sorted(found, key=lambda graph: graph.number)}
 
-    def _captured(self) -> Iterator[tuple[tuple[Family, Sizes], CapturedGraph]]:
-        for family in self._families.values():
+    def _captured(self) -> Iterator[tuple[tuple[Key, Sizes], CapturedGraph]]:
+        for key, family in self._families.items():
             for bucket, graph in family.captured.items():
                 if graph.is_alive:
-                    yield (family, bucket), graph
+                    yield (key, bucket), graph
 
     def measure(self, calls: int = 20) -> Report:
         """Times replays of each graph, on what its arguments hold, and reports.
@@ -288,31 +309,35 @@ class GraphedCallable:
         The function runs `calls` times and more for each graph, with all that it writes besides its
         results.
         """
-        for (family, bucket), graph in list(self._captured()):
-            with self.pool.lock:
-                self.pool.order(family.inputs)
-                views = family.inputs.valid(bucket, bucket)
-                device = self._device
+        device = self._device
+        with capturing(self.pool), torch.no_grad():
+            for (key, bucket), graph in list(self._captured()):
+                self.pool.order(device.stream_handle(), self._families[key].inputs)
+                args, kwargs = self._arguments_in(key, bucket, bucket)
 
                 def replays(graph: CapturedGraph = graph) -> None:
                     for _ in range(calls):
                         graph.replay()
 
                 device_us = 1e3 * device.elapsed_ms(replays) / calls
-                with torch.no_grad():
-                    family.run(views, False)
-                    began = time.perf_counter()
-                    for _ in range(calls):
-                        family.run(views, False)
-                    host_us = 1e6 * (time.perf_counter() - began) / calls
+                self(*args, **kwargs)
+                began = time.perf_counter()
+                for _ in range(calls):
+                    self(*args, **kwargs)
+                host_us = 1e6 * (time.perf_counter() - began) / calls
                 device.synchronize()
-            self._measured[graph.number] = device_us, host_us
+                self._measured[graph.number] = device_us, host_us
         return self.report()
 
     def report(self) -> Report:
-        """What its graphs cost, so far."""
+        """What its graphs cost, so far. It waits for a capture of another thread."""
+        with self.pool.lock:
+            return self._report()
+
+    def _report(self) -> Report:
         graphs = []
-        for (family, bucket), graph in sorted(self._captured(), key=lambda each: each[1].number):
+        for (key, bucket), graph in sorted(self._captured(), key=lambda each: each[1].number):
+            family = self._families[key]
             eager_ms = family.eager_ms.get(bucket)
             replay_us, host_us = self._measured.get(graph.number, (None, None))
             graphs.append(
@@ -352,33 +377,3 @@ class GraphedCallable:
 
 def _is_tree(value: Any) -> bool:
     return isinstance(value, (tuple, list, dict))
-
-
-def _dims_of(leaves: list[Any] | None) -> tuple[list[dict[int, int]], tuple[str, ...]]:
-    """For each argument the number of each padded dimension's name; and the names."""
-    names: dict[str, int] = {}
-    found = []
-    for leaf in leaves or []:
-        named = dict(leaf or {})
-        found.append({dim: names.setdefault(name, len(names)) for dim, name in named.items()})
-    return found, tuple(names)
-
-
-def _out_dims_of(given: Any, names: Sequence[str]) -> list[dict[int, int]] | None:
-    """For each leaf of the result likewise; None if nobody said it."""
-    if given is None:
-        return None
-    leaves = pytree.tree_leaves(
-        given, is_leaf=lambda value: isinstance(value, dict) and all(map(_is_int, value))
-    )
-    found = []
-    for leaf in leaves:
-        unknown = set((leaf or {}).values()) - set(names)
-        if unknown:
-            raise ValueError(f"capture: out_dims names {', '.join(sorted(unknown))}, dims does not")
-        found.append({dim: names.index(name) for dim, name in (leaf or {}).items()})
-    return found
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int)

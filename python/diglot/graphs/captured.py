@@ -17,7 +17,7 @@ from diglot.graphs.device import Capture, Graph
 from diglot.graphs.errors import GraphError
 from diglot.graphs.modes import without_autocast_cache
 from diglot.graphs.nodes import NotedRun, noted_runs
-from diglot.graphs.pool import Pool, capture_lock
+from diglot.graphs.pool import Pool
 
 _numbers = itertools.count()
 # What PyTorch and CUDA say of something that no graph can hold.
@@ -26,6 +26,8 @@ UNCAPTURABLE = ("captur", "_local_scalar_dense", "synchroniz", "pin_memory", "pi
 
 class CapturedGraph:
     """A graph, the memory that it reads and writes, and what it cost.
+
+    Who makes one is `capturing` into the pool.
 
     Args:
         pool: where its memory is.
@@ -42,7 +44,8 @@ class CapturedGraph:
         added_bytes: by how much the pool has grown.
         needed_bytes: the most that it had allocated at once.
         replays: how many there were.
-        results: by a call's sizes, views of the outputs' valid elements.
+        is_alive: whether it can be replayed.
+        results: by a call's sizes, views of the outputs' valid elements, once they were needed.
         runs: for each of `graphs`, the launches of diglot's ops.
 
     Raises:
@@ -63,6 +66,7 @@ class CapturedGraph:
         self.number = next(_numbers)
         self.pool, self.label = pool, label
         self.replays = 0
+        self.is_alive = True
         self.results: dict[Sizes, list[Any]] = {}
         self.inputs, self.wants_gradient = list(inputs), list(wants_gradient)
         self._parameters = list(parameters)
@@ -73,12 +77,12 @@ class CapturedGraph:
         self.gradients_of_outputs: list[Tensor] = []
         began, before = time.perf_counter(), pool.bytes
         self.needed_bytes = 0
-        with capture_lock, without_autocast_cache():
+        with without_autocast_cache():
             leaves = [
                 view.detach().requires_grad_(wants)
                 for view, wants in zip(inputs, wants_gradient, strict=True)
             ]
-            result = self._capture(lambda: function(leaves))
+            result = self._capture(lambda: pytree.tree_map(_resolved, function(leaves)))
             self.outputs, self._spec = pytree.tree_flatten(result)
             self._is_single = self._spec.is_leaf()
             self._capture_backward([leaf for leaf in leaves if leaf.requires_grad])
@@ -125,12 +129,15 @@ class CapturedGraph:
             self.gradients_of_outputs = [torch.zeros_like(output) for output in recorded]
             self.gradients = list(
                 self._capture(
-                    lambda: torch.autograd.grad(
-                        recorded,
-                        [*inputs, *self._parameters],
-                        self.gradients_of_outputs,
-                        allow_unused=True,
-                    )
+                    lambda: [
+                        _resolved(each)
+                        for each in torch.autograd.grad(
+                            recorded,
+                            [*inputs, *self._parameters],
+                            self.gradients_of_outputs,
+                            allow_unused=True,
+                        )
+                    ]
                 )
             )
             self._backward = self._graphs[-1]
@@ -148,11 +155,6 @@ class CapturedGraph:
             return self.pool.device.unowned(value, owner)
 
     @property
-    def is_alive(self) -> bool:
-        """Whether it can be replayed."""
-        return bool(self._graphs)
-
-    @property
     def has_gradient(self) -> bool:
         """Whether its outputs can be differentiated."""
         return self._backward is not None
@@ -164,10 +166,13 @@ class CapturedGraph:
 
     def drop(self) -> None:
         """Lets the graph go; its memory is freed when no result is used any more."""
+        self.is_alive = False
         self._graphs = []
         self._backward = None
         self.outputs, self.output_tensors, self.gradients = [], [], []
-        self.results.clear()  # which keep the memory
+        self.gradients_of_outputs = []
+        for results in self.results.values():  # which keep the memory
+            results.clear()
 
     def tree(self, leaves: list[Any]) -> Any:
         """Leaves as the function returned them."""
@@ -206,7 +211,7 @@ class CapturedGraph:
                     "before, or another graph of the pool was replayed after the forward pass. Run "
                     "it once, and first; or give each callable a pool of its own"
                 )
-            self.pool.order()
+            self.pool.order(self.pool.device.stream_handle())
             for target, source in zip(self.gradients_of_outputs, gradients, strict=True):
                 if source is None:
                     target.zero_()
@@ -214,7 +219,7 @@ class CapturedGraph:
                     target.copy_(source)
             self._backward.replay()
             self.pool.last_forward = None
-            # A leaf without a gradient takes its copy, as it would copy what others have.
+            # Copies: autograd may keep them as the gradients of leaves.
             return [each if each is None else each.clone() for each in self.gradients]
 
     def differentiable_outputs(
@@ -232,6 +237,11 @@ class CapturedGraph:
         for i, tensor in zip(tensors, found, strict=True):
             outputs[i] = tensor
         return outputs
+
+
+def _resolved(value: Any) -> Any:
+    """A tensor whose memory has its values, even where PyTorch would conjugate or negate later."""
+    return value.resolve_conj().resolve_neg() if isinstance(value, Tensor) else value
 
 
 class _Replay(torch.autograd.Function):

@@ -21,6 +21,7 @@ from diglot.backends.driver import replace_broken_capture
 from diglot.backends.scratch import current_capture
 from diglot.graphs.errors import GraphError
 from diglot.graphs.nodes import Edge, Node, node_handles, read_edges, read_node
+from diglot.graphs.watch import library
 
 
 class Graph(Protocol):
@@ -72,6 +73,9 @@ class Device(Protocol):
 
     def stream_handle(self) -> int:
         """The current stream's."""
+
+    def free_stream(self) -> int | None:
+        """The current stream's handle. None in a capture, or in the warm-up before one."""
 
     def current_stream(self) -> Any:
         """The current stream."""
@@ -141,11 +145,15 @@ class CudaDevice:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self._index = device.index
+        module = library()
+        self._free_stream = _free_stream if module is None else module.free_stream
+        self._own_stream: int | None = None  # that of captures, once there is one
 
     @contextlib.contextmanager
     def on_stream(self) -> Iterator[None]:
         """Context manager: the stream of captures is the current one, and waits for nothing."""
         stream = own_stream(self.device, "captures")
+        self._own_stream = stream.cuda_stream
         with torch.cuda.device(self.device), torch.cuda.stream(stream):
             yield
 
@@ -226,6 +234,11 @@ class CudaDevice:
         """The current stream's."""
         return torch._C._cuda_getCurrentRawStream(self._index)
 
+    def free_stream(self) -> int | None:
+        """The current stream's handle. None in a capture, or in the warm-up before one."""
+        handle = self._free_stream(self._index)
+        return None if handle == self._own_stream else handle
+
     def current_stream(self) -> torch.cuda.Stream:
         """The current stream."""
         return torch.cuda.current_stream(self.device)
@@ -272,6 +285,13 @@ class CudaDevice:
     def trim(self) -> None:
         """Gives memory that nothing uses back, so that a new pool may have it."""
         torch.cuda.empty_cache()
+
+
+def _free_stream(index: int) -> int | None:
+    """The handle of a device's current stream; None while it is captured."""
+    if is_captured(torch.device("cuda", index)):
+        return None
+    return torch._C._cuda_getCurrentRawStream(index)
 
 
 MAKERS: dict[str, Callable[[torch.device], Device]] = {"cuda": functools.cache(CudaDevice)}

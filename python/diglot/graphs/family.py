@@ -4,47 +4,58 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from diglot.graphs.arguments import Places
 from diglot.graphs.buckets import Buckets, Sizes, padding_of
 from diglot.graphs.captured import CapturedGraph
 from diglot.graphs.errors import GraphError, GraphWarning
-from diglot.graphs.inputs import Load, Slot, StaticInputs, TypeCheck
+from diglot.graphs.inputs import Load, Slot, StaticInputs, check_types
 from diglot.graphs.modes import (
     as_captured,
+    autocast_dtype,
     check_modes,
     current_modes,
     undone,
     without_autocast_cache,
 )
-from diglot.graphs.pool import Pool, capture_lock
+from diglot.graphs.pool import Pool, capturing
 from diglot.graphs.state import State, StateCheck, leaves_of
 
 Tell = Callable[[str], None]
-# Of each argument the shape, and what else a graph holds: dtype, device, whether it requires grad.
-Kinds = tuple[tuple[torch.Size, torch.dtype, torch.device, bool], ...]
 
 
 @dataclass
 class Route:
-    """How arguments of certain shapes are run.
+    """How calls of one kind are run.
 
     Attributes:
+        family: whose graphs they take.
         sizes: of the named dimensions.
         bucket: that they are padded to; None if they run eagerly.
-        load: how they get into the bucket's views.
+        load: how arguments get into the bucket's views.
         graph: that of the last call.
+        is_recorded: whether autograd records the calls.
+        results: views of the graph's outputs, as calls return them; empty before the first call.
     """
 
+    family: Family
     sizes: Sizes
     bucket: Sizes | None
     load: Load | None = None
     graph: CapturedGraph | None = None
+    is_recorded: bool = False
+    results: list[Any] = field(default_factory=list)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has a graph that can be replayed."""
+        return self.graph is not None and self.graph.is_alive
 
 
 class Family:
@@ -57,7 +68,7 @@ class Family:
         buckets: the sizes that graphs are for.
         output_dims: for each leaf of the result, its padded dimensions, with the numbers of their
             names; None to find them out.
-        state: what the function reads besides.
+        find_state: finds what the function reads besides.
         pool: where the graphs' memory is.
         warmup: calls before a capture.
         max_padding: the largest ratio of a bucket's size to a call's.
@@ -70,12 +81,12 @@ class Family:
         slots: Sequence[Slot],
         buckets: Buckets,
         output_dims: list[dict[int, int]] | None,
-        state: State,
+        find_state: Callable[[], State],
         pool: Pool,
         warmup: int,
         max_padding: float,
     ) -> None:
-        self.name, self.buckets, self.pool, self.state = name, buckets, pool, state
+        self.name, self.buckets, self.pool = name, buckets, pool
         self.captured: dict[Sizes, CapturedGraph] = {}
         self.failed: dict[Sizes, str] = {}  # why: an error would keep all that its frames hold
         self.eager_ms: dict[Sizes, float] = {}
@@ -83,62 +94,28 @@ class Family:
         self._function, self._slots = function, list(slots)
         self._warmup, self._max_padding = warmup, max_padding
         self._output_dims = output_dims
-        self._types = TypeCheck(name, slots)
         self._wants_gradient = [slot.requires_grad for slot in slots]
-        self._routes: dict[Kinds, Route] = {}
         self._device_type = pool.device.device.type
         self.modes = current_modes(self._device_type)
-        self._parameters = state.parameters if self.modes[0] else []
+        self._find_state = find_state
+        self._look()
         self.inputs = StaticInputs(slots, buckets, pool.device.device)
-        self.check = StateCheck(state)
+
+    def _look(self) -> None:
+        """Finds what the function reads. From now on it must stay."""
+        self.state = self._find_state()
+        self._parameters = self.state.parameters if self.modes[0] else []
+        self.check = StateCheck(self.state)
 
     # --- a call ------------------------------------------------------------------------------
 
-    def run(self, tensors: Sequence[Tensor], clone: bool) -> tuple[list[Any], CapturedGraph] | None:
-        """The leaves of a call's results, and the graph; None if it is to run eagerly.
+    def route(self, tensors: Sequence[Tensor]) -> Route:
+        """How calls with tensors of these shapes are run.
 
         Raises:
-            TypeError, ValueError: a tensor is not as the captured one was.
-            GraphError: the graph must not be replayed, or cannot be captured.
+            TypeError, ValueError, GraphError: a tensor is not as the captured one was.
         """
-        kinds = tuple([(t.shape, t.dtype, t.device, t.requires_grad) for t in tensors])
-        with self.pool.lock:
-            self.pool.check()
-            route = self._routes.get(kinds) or self._find_route(kinds, tensors)
-            if route.bucket is None:
-                self.eager_calls += 1
-                return None
-            graph = route.graph
-            if graph is None or not graph.is_alive:
-                graph = self._graph_of(route.bucket) or self._capture_for(route.bucket, tensors)
-                route.graph, route.load = graph, self.inputs.prepare(route.bucket, route.sizes)
-            self.check.check()
-            check_modes(self.modes, graph.has_gradient, self._device_type)
-            return self._replay(graph, route, tensors, clone), graph
-
-    def _replay(
-        self, graph: CapturedGraph, route: Route, tensors: Sequence[Tensor], clone: bool
-    ) -> list[Any]:
-        load = route.load
-        assert load is not None
-        self.pool.order(self.inputs)
-        if graph.has_gradient and torch.is_grad_enabled():
-            outputs = graph.differentiable_outputs(tensors, lambda: self.inputs.load(tensors, load))
-            results = self._valid_results(outputs, route.sizes)
-        else:
-            self.inputs.load(tensors, load)
-            graph.replay()
-            results = graph.results.get(route.sizes, [])
-            if not results:
-                with torch.inference_mode(False), torch.no_grad():
-                    results = self._valid_results(graph.outputs, route.sizes)
-                graph.results[route.sizes] = results
-        if clone:
-            return [each.clone() if isinstance(each, Tensor) else each for each in results]
-        return results
-
-    def _find_route(self, kinds: Kinds, tensors: Sequence[Tensor]) -> Route:
-        is_exact = self._types.check(tensors)
+        check_types(self.name, self._slots, tensors)
         sizes = self._sizes_of([tensor.shape for tensor in tensors])
         bucket: Sizes | None = self.buckets.fit(sizes)
         if bucket is None:
@@ -153,13 +130,60 @@ class Family:
                 f"holds it, {self.buckets.describe(bucket)}, is {padding:.3g} times as large, and "
                 f"max_padding is {self._max_padding:g}",
                 GraphWarning,
-                stacklevel=5,
+                stacklevel=4,
             )
             bucket = None
-        route = Route(sizes, bucket)
-        if is_exact:  # what else is right depends on modes
-            self._routes[kinds] = route
-        return route
+        return Route(self, sizes, bucket)
+
+    def prepare(self, route: Route, tensors: Sequence[Tensor]) -> None:
+        """Gives a route a graph, which is captured if there is none. Both locks are held.
+
+        Raises:
+            GraphError: the graph cannot be captured, or would not record what this call would.
+        """
+        assert route.bucket is not None
+        self.pool.check()
+        graph = self._graph_of(route.bucket) or self._capture_for(route.bucket, tensors)
+        check_modes(self.modes, graph.has_gradient, self._device_type)
+        route.load = self.inputs.prepare(route.bucket, route.sizes)
+        route.is_recorded = graph.has_gradient and torch.is_grad_enabled()
+        route.results = graph.results.setdefault(route.sizes, [])
+        route.graph = graph
+
+    def replay(
+        self, route: Route, tensors: Sequence[Tensor], places: Places, stream: int, clone: bool
+    ) -> Any:
+        """The results of a call whose route is ready. The pool's lock is held.
+
+        Args:
+            tensors: the call's.
+            places: where these are.
+            stream: the current one's handle.
+            clone: whether results are copies.
+
+        Raises:
+            GraphError: the graph must not be replayed.
+        """
+        graph, load, results = route.graph, route.load, route.results
+        assert graph is not None and load is not None
+        self.check.check()
+        if autocast_dtype(self._device_type) != self.modes[1]:
+            check_modes(self.modes, graph.has_gradient, self._device_type)
+        self.pool.order(stream, self.inputs)
+        if route.is_recorded:
+            outputs = graph.differentiable_outputs(
+                tensors, lambda: self.inputs.load(tensors, places, load)
+            )
+            results = self._valid_results(outputs, route.sizes)
+        else:
+            self.inputs.load(tensors, places, load)
+            graph.replay()
+            if not results:
+                with torch.inference_mode(False), torch.no_grad():
+                    results += self._valid_results(graph.outputs, route.sizes)
+        if clone:
+            results = [each.clone() if isinstance(each, Tensor) else each for each in results]
+        return graph.tree(results)
 
     def _sizes_of(self, shapes: Sequence[Sequence[int]]) -> Sizes:
         found: dict[int, tuple[int, str]] = {}
@@ -194,7 +218,7 @@ class Family:
         """
         for bucket in self.buckets.largest_first:
             tell(self.buckets.describe(bucket))
-            with self.pool.lock:
+            with capturing(self.pool):
                 if self._graph_of(bucket) is None:
                     self._capture_if_room(bucket, tensors)
 
@@ -224,12 +248,15 @@ class Family:
             raise GraphError(self.failed[bucket])
         self.check.check()
         check_modes(self.modes, self.modes[0], self._device_type)
-        self.pool.order(self.inputs)  # another stream's replay may still read them
+        # Another stream's replay may still read them.
+        self.pool.order(self.pool.device.stream_handle(), self.inputs)
         label = f"{self.name} ({self.buckets.describe(bucket)})"
         graph = None
         try:
-            with capture_lock, as_captured(self.modes):
+            with as_captured(self.modes):
                 self._warm_up(bucket, tensors)
+                if not self.captured:
+                    self._look()  # again, with what modules make at their first call
                 graph = self._capture_views(bucket, label)
                 if self.pool.is_over_limit() and len(self.pool.graphs) > 1:
                     self.pool.rebuild()
@@ -300,7 +327,7 @@ class Family:
             tensor.detach()[tuple(slice(size) for size in slot.shape_for(sizes))]
             for slot, tensor in zip(self._slots, tensors, strict=True)
         ]
-        self.inputs.load(valid, self.inputs.prepare(bucket, sizes))
+        self.inputs.load(valid, None, self.inputs.prepare(bucket, sizes))
 
     def _run_once(self, views: Sequence[Tensor]) -> list[tuple[int, ...] | None]:
         """Runs the function and its gradient; the shapes of its outputs."""

@@ -6,11 +6,11 @@ import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from diglot.graphs.arguments import Places, places_of
 from diglot.graphs.buckets import Buckets, Sizes
 from diglot.graphs.errors import GraphError
 
@@ -86,33 +86,17 @@ def make_slot(
     )
 
 
-class TypeCheck:
-    """Whether a call's tensors are of the dtypes, and on the devices, of those that were captured.
+def check_types(who: str, slots: Sequence[Slot], tensors: Sequence[Tensor]) -> None:
+    """Checks that a call's tensors have the dtypes and devices of those that were captured.
 
     Args:
-        name: the function's, in messages.
-        slots: its arguments.
+        who: the function's name, in messages.
+
+    Raises:
+        TypeError, ValueError, GraphError: one has not; the message names it.
     """
-
-    def __init__(self, name: str, slots: Sequence[Slot]) -> None:
-        self._name, self._slots = name, list(slots)
-        self._kinds = [(slot.dtype, slot.device, slot.requires_grad) for slot in slots]
-
-    def check(self, tensors: Sequence[Tensor]) -> bool:
-        """Raises TypeError, ValueError or GraphError, which names the argument, unless they are.
-
-        Returns:
-            Whether they also require grad where those did.
-        """
-        kinds = [(tensor.dtype, tensor.device, tensor.requires_grad) for tensor in tensors]
-        if kinds == self._kinds:
-            return True
-        for slot, tensor in zip(self._slots, tensors, strict=True):
-            self._check_one(slot, tensor)
-        return False
-
-    def _check_one(self, slot: Slot, tensor: Tensor) -> None:
-        name = f"{self._name}: {slot.name}"
+    for slot, tensor in zip(slots, tensors, strict=True):
+        name = f"{who}: {slot.name}"
         if tensor.dtype != slot.dtype:
             raise TypeError(
                 f"{name} is {tensor.dtype}, and was captured as {slot.dtype}: convert it, or "
@@ -136,7 +120,8 @@ class Load:
     Attributes:
         bucket: it.
         valid: of each argument, the elements that are copied.
-        places: their addresses and strides.
+        places: their addresses and strides, one by one.
+        all_places: the same of all, as a call's are read.
         shapes: theirs.
         beyond: for each argument the views that make up its padding.
     """
@@ -144,6 +129,7 @@ class Load:
     bucket: Sizes
     valid: list[Tensor]
     places: list[tuple[int, tuple[int, ...]]]
+    all_places: Places
     shapes: list[tuple[int, ...]]
     beyond: list[list[Tensor]]
 
@@ -198,28 +184,47 @@ class StaticInputs:
     def valid(self, bucket: Sizes, sizes: Sizes) -> list[Tensor]:
         """The arguments of these sizes, within a bucket. Who has them may write into them."""
         self._held = None
-        return self.prepare(bucket, sizes).valid
+        return [view.detach() for view in self.prepare(bucket, sizes).valid]
 
-    def load(self, tensors: Sequence[Tensor], load: Load) -> None:
+    def load(self, tensors: Sequence[Tensor], places: Places, load: Load) -> None:
         """Copies arguments into a bucket's views, and clears what an earlier call left beyond them.
 
         Arguments that are the views of these sizes already are not copied.
+
+        Args:
+            tensors: the arguments.
+            places: where they are.
+            load: how they get into the views.
         """
+        targets: list[Tensor] = []
+        if places is None or places != load.all_places:
+            targets, sources = self._to_copy(tensors, load)
+        if load is not self._held:
+            self._clear(load)
+        if len(targets) == 1:
+            targets[0].copy_(sources[0])
+        elif targets:
+            for same in _by_dtype(targets, sources):
+                torch._foreach_copy_(*same)
+
+    def _to_copy(self, tensors: Sequence[Tensor], load: Load) -> tuple[list[Tensor], list[Tensor]]:
+        """Where to copy to, and what."""
+        if torch.is_grad_enabled():  # a copy is not recorded
+            tensors = [tensor.detach() for tensor in tensors]
+        if not any([self._begin <= tensor.data_ptr() < self._end for tensor in tensors]):
+            return load.valid, list(tensors)
         targets, sources = [], []
         for target, place, source in zip(load.valid, load.places, tensors, strict=True):
             address = source.data_ptr()
             if self._begin <= address < self._end:
-                if (address, source.stride()) == place:
+                if (address, source.stride()) == place and not (
+                    source.is_conj() or source.is_neg()
+                ):
                     continue
                 source = source.clone()  # another part of the same buffer
             targets.append(target)
             sources.append(source)
-        if load is not self._held:
-            self._clear(load)
-        if targets:
-            with torch.no_grad():
-                for same in _by_dtype(targets, sources):
-                    torch._foreach_copy_(*same)
+        return targets, sources
 
     def _clear(self, load: Load) -> None:
         """Fills the padding, unless it still is as an earlier call left it."""
@@ -242,7 +247,8 @@ class StaticInputs:
                 valid = list(map(_narrowed, views, shapes))
                 beyond = list(map(_beyond, views, shapes))
             places = [(view.data_ptr(), view.stride()) for view in valid]
-            load = self._loads[bucket, sizes] = Load(bucket, valid, places, shapes, beyond)
+            load = Load(bucket, valid, places, places_of(valid), shapes, beyond)
+            self._loads[bucket, sizes] = load
         return load
 
 
@@ -262,7 +268,9 @@ def _beyond(view: Tensor, shape: Sequence[int]) -> list[Tensor]:
     return found
 
 
-def _by_dtype(targets: list[Tensor], sources: list[Any]) -> list[tuple[list[Tensor], list[Tensor]]]:
+def _by_dtype(
+    targets: list[Tensor], sources: list[Tensor]
+) -> list[tuple[list[Tensor], list[Tensor]]]:
     """Pairs of lists of one dtype each: a fused copy takes no others."""
     first = targets[0].dtype
     if all([target.dtype == first for target in targets]):

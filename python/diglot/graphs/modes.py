@@ -16,23 +16,25 @@ Modes = tuple[bool, torch.dtype | None]
 
 def current_modes(device_type: str) -> Modes:
     """Whether gradients are recorded, and the dtype of autocast, if it is on."""
-    dtype = None
+    return torch.is_grad_enabled(), autocast_dtype(device_type)
+
+
+def autocast_dtype(device_type: str) -> torch.dtype | None:
+    """The dtype of autocast, if it is on."""
     if torch.is_autocast_enabled(device_type):
-        dtype = torch.get_autocast_dtype(device_type)
-    return torch.is_grad_enabled(), dtype
+        return torch.get_autocast_dtype(device_type)
+    return None
 
 
 def check_modes(captured: Modes, has_gradient: bool, device_type: str) -> None:
     """Raises GraphError if a graph would compute otherwise than the function does now."""
-    now = current_modes(device_type)
-    if now == captured:
-        return
-    if now[1] != captured[1]:
+    is_enabled, now = current_modes(device_type)
+    if now != captured[1]:
         raise GraphError(
-            f"autocast was {captured[1] or 'off'} in the capture, and is {now[1] or 'off'} in this "
+            f"autocast was {captured[1] or 'off'} in the capture, and is {now or 'off'} in this "
             "call: call as it was captured, or capture anew"
         )
-    if now[0] and not has_gradient:
+    if is_enabled and not captured[0] and not has_gradient:
         raise GraphError(
             "the graph was captured without gradients, and this call would record them: call it "
             "within torch.no_grad(), or capture anew where gradients are enabled"

@@ -147,7 +147,14 @@ class HyperparameterCheck:
     """Whether an optimizer's numbers are those that its captured step has."""
 
     def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._sizes = self._sizes_of_groups()
         self._held = [attribute(key, optimizer, key) for key in ("state", "param_groups")]
+        first = parameters_of(optimizer)[0]
+        if first in optimizer.state:
+            self._held.append(Place("state", optimizer.state, first))
+        # The graph has their addresses. To look at each would take longer than all other checks.
+        self._kept = [value for *_, value in state_of(optimizer) if isinstance(value, Tensor)]
         self._numbers = [
             (Place(f"{key} of parameter group {i}", group, key), value)
             for i, group in enumerate(optimizer.param_groups)
@@ -159,13 +166,18 @@ class HyperparameterCheck:
     def check(self) -> None:
         """Raises GraphError, which names the number, unless they are."""
         changed = self._first_changed()
-        if changed < 0:
-            return
-        if changed < len(self._held):
+        if 0 <= changed < len(self._held):
             raise GraphError(
                 "training_step: the optimizer's state was replaced, as load_state_dict does, and "
                 "the graph has the old one: load it before the capture, or capture anew"
             )
+        if self._sizes_of_groups() != self._sizes:
+            raise GraphError(
+                "training_step: the optimizer has other parameter groups than in the capture, as "
+                "after add_param_group, and the graph has the old ones: capture anew"
+            )
+        if changed < 0:
+            return
         for place, value in self._numbers:  # an equal number may be another object
             now = place.owner.get(place.key)
             if now is not value and (isinstance(value, Tensor) or not _is_same(now, value)):
@@ -174,6 +186,9 @@ class HyperparameterCheck:
                     f"graph keeps numbers. Make it a tensor on the GPU before the capture, and "
                     f"change that in place ({place.key}.fill_), or capture anew"
                 )
+
+    def _sizes_of_groups(self) -> list[int]:
+        return [len(group["params"]) for group in self._optimizer.param_groups]
 
 
 def _is_same(now: Any, before: Any) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import weakref
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from diglot.graphs.inputs import StaticInputs
 
 # PyTorch's allocator and CUDA's capture are one for all threads: one capture at a time.
-capture_lock = threading.RLock()
+_capture_lock = threading.RLock()
 
 
 class Pool:
@@ -69,24 +71,25 @@ class Pool:
         if self.is_released:
             raise GraphError("the graph's pool was released: capture anew, in another pool")
 
-    def order(self, inputs: StaticInputs | None = None) -> None:
+    def order(self, stream: int, inputs: StaticInputs | None = None) -> None:
         """Has the current stream wait for the pool's last replay. The lock is held.
 
         Args:
-            inputs: the memory that the next replay reads, unless this stream has read it before.
+            stream: the current stream's handle.
+            inputs: the memory that the next replay reads.
         """
-        handle = self.device.stream_handle()
-        if inputs is not None and handle not in inputs.stream_handles:
+        if inputs is not None and stream not in inputs.stream_handles:
             self.device.record_use(inputs.buffer)
-            inputs.stream_handles.add(handle)
-        if handle != self._stream_handle:
+            inputs.stream_handles.add(stream)
+        if stream != self._stream_handle:
             if self._stream is not None:
                 self.device.wait_for(self._stream)
-            self._stream_handle, self._stream = handle, self.device.current_stream()
+            self._stream_handle, self._stream = stream, self.device.current_stream()
 
     def add(self, graph: CapturedGraph) -> None:
-        """Takes a graph that was captured into the pool."""
+        """Takes a graph that was captured into the pool. The capture has waited for all streams."""
         self._graphs.add(graph)
+        self._stream_handle = self._stream = None
 
     def is_over_limit(self) -> bool:
         """Whether more is reserved than the limit allows."""
@@ -106,3 +109,13 @@ class Pool:
         """Drops all graphs for good: a call of one is an error from now on."""
         self.rebuild()
         self.is_released = True
+
+
+@contextlib.contextmanager
+def capturing(pool: Pool) -> Iterator[None]:
+    """Context manager: this thread may capture into a pool. Other threads' captures wait.
+
+    A thread that holds a pool's lock alone must not ask for this: two would wait for each other.
+    """
+    with _capture_lock, pool.lock:
+        yield

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from diglot.graphs.buckets import Buckets
 from diglot.graphs.captured import CapturedGraph
 from diglot.graphs.device import find_device
 from diglot.graphs.errors import GraphError
-from diglot.graphs.inputs import StaticInputs, TypeCheck, make_slot
+from diglot.graphs.inputs import StaticInputs, check_types, make_slot
 from diglot.graphs.modes import undone, without_autocast_cache
 from diglot.graphs.optimizers import (
     HyperparameterCheck,
@@ -28,7 +29,7 @@ from diglot.graphs.optimizers import (
     prepare,
     steps_undone,
 )
-from diglot.graphs.pool import Pool, capture_lock
+from diglot.graphs.pool import Pool, capturing
 from diglot.graphs.report import GraphReport, Report, with_freed_bytes
 from diglot.graphs.state import State, StateCheck
 from diglot.ops import clip_grad_norm_
@@ -124,10 +125,9 @@ class _Work:
     ) -> None:
         self.model, self.loss, self.optimizer = model, loss, optimizer
         self.parameters = parameters_of(optimizer)
-        self.accumulation = accumulation
+        self.accumulation, self._max_norm = accumulation, max_norm
         self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
-        self._max_norm, self._norm_type, self._backend = max_norm, norm_type, backend
-        self._autocast = autocast
+        self._norm_type, self._backend, self._autocast = norm_type, backend, autocast
         if self.scaler is not None and not getattr(optimizer, "_step_supports_amp_scaling", False):
             raise GraphError(
                 f"training_step: with this {type(optimizer).__name__} the scaler asks the GPU "
@@ -193,29 +193,35 @@ class TrainingStep:
         device = only_device("training_step", (*tensors, *work.parameters))
         self._device = find_device(device)
         self.pool = Pool(self._device.device) if pool is None else pool
+        if self.pool.device is not self._device:
+            raise ValueError(
+                f"training_step: the pool is on {self.pool.device.device}, the example on {device}"
+            )
         if self._device.is_capturing():
             raise GraphError("training_step: a graph is being captured, and captures do not nest")
         slots = [
             make_slot(self._arguments.names[place], tensor, {}, None, False)
             for place, tensor in zip(self._arguments.places(self._key), tensors, strict=True)
         ]
-        self._types = TypeCheck("training_step", slots)
         self._inputs = StaticInputs(slots, Buckets((), [SIZES]), self._device.device)
         self._load = self._inputs.prepare(SIZES, SIZES)
         groups = [group["params"] for group in work.optimizer.param_groups]
-        self._state = State(work.model, work.loss, {"optimizer": groups}, reads)
+        find_state = functools.partial(State, work.model, work.loss, {"optimizer": groups}, reads)
+        self._state = find_state()
         self._eager_ms: float | None = None
         self._measured: tuple[float, float] | None = None
         self.part = 0
+        self._kinds: set[Hashable] = set()  # of calls whose arguments are as the example's
         self._gradients: list[Tensor | None] = []
         prepare(work.optimizer, self._device.device)
         if work.scaler is not None:  # its scale is a tensor from the first one on
             work.scaler.scale(torch.zeros((), device=self._device.device))
-        with self.pool.lock:
-            self._inputs.load(tensors, self._load)
-            with capture_lock, self._undone():
+        with capturing(self.pool):
+            self._inputs.load(tensors, None, self._load)
+            with self._undone():
                 self._warm_up(warmup)
-            with capture_lock, self._gradients_kept():
+            self._state = find_state()  # with what modules make at their first call
+            with self._gradients_kept():
                 self._capture()
         self._check = StateCheck(self._state)
         self._numbers = HyperparameterCheck(work.optimizer)
@@ -229,18 +235,22 @@ class TrainingStep:
             GraphError: a tensor, a mode or a number has changed since the capture; the message
                 names it.
         """
-        tensors, key = self._arguments.split((inputs, targets), {})
-        if key != self._key:
-            raise TypeError("training_step: arguments that are no tensors must be the example's")
-        self._types.check(tensors)
-        with self.pool.lock:
-            self.pool.check()
+        kind, places, tensors = self._arguments.read((inputs, targets), {})
+        if kind not in self._kinds:
+            if self._arguments.split((inputs, targets), {})[1] != self._key:
+                raise TypeError(
+                    "training_step: arguments that are no tensors must be the example's"
+                )
+            check_types("training_step", self._inputs.slots, tensors)
             for slot, tensor in zip(self._inputs.slots, tensors, strict=True):
                 slot.sizes_in(tensor.shape)
+            self._kinds.add(kind)
+        with self.pool.lock:
+            self.pool.check()
             self._check.check()
             self._numbers.check()
-            self.pool.order(self._inputs)
-            self._inputs.load(tensors, self._load)
+            self.pool.order(self._device.stream_handle(), self._inputs)
+            self._inputs.load(tensors, places, self._load)
             is_last = self.part == self._work.accumulation - 1
             return self._replay(self._graphs[-1 if is_last else min(self.part, 1)])
 
@@ -256,15 +266,13 @@ class TrainingStep:
     # --- capture -----------------------------------------------------------------------------
 
     @property
-    def _kinds(self) -> list[int]:
+    def _parts(self) -> list[int]:
         """The parts of a batch that differ: the first, one in the middle, the last."""
         last = self._work.accumulation - 1
         return sorted({0, min(1, last), last})
 
     def _run(self, part: int) -> Callable[[list[Tensor]], Tensor]:
-        return self._arguments.caller(
-            lambda inputs, targets: self._work.run(inputs, targets, part), self._key
-        )
+        return self._arguments.caller(functools.partial(self._work.run, part=part), self._key)
 
     def _buffers(self) -> list[Tensor]:
         known = set(map(id, self._work.parameters))
@@ -320,23 +328,21 @@ class TrainingStep:
         self._graphs = [
             CapturedGraph(
                 self.pool,
-                "training step" if len(self._kinds) == 1 else f"part {part} of a training step",
+                "training step" if len(self._parts) == 1 else f"part {part} of a training step",
                 self._run(part),
                 self._inputs.views(SIZES),
                 [False] * len(self._inputs.slots),
                 [],
                 self._state.tensors,
             )
-            for part in self._kinds
+            for part in self._parts
         ]
 
     # --- what it has -------------------------------------------------------------------------
 
     @property
     def inputs(self) -> tuple[Any, Any]:
-        """The memory that inputs and targets are copied to. Who writes there and calls with these
-        tensors spares the copies.
-        """
+        """The memory of inputs and targets. Who writes there and calls with it spares copies."""
         tree = self._arguments.caller(lambda *args: args, self._key)
         return tree(self._inputs.valid(SIZES, SIZES))
 

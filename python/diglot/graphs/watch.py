@@ -54,9 +54,9 @@ def attribute(name: str, of: object, key: str) -> Place:
 
 @functools.cache
 def library() -> ModuleType | None:
-    """The CUDA library, if there is one that has a watch."""
+    """The CUDA library, if there is one that reads calls and watches places."""
     module, _ = load_extension()
-    return module if hasattr(module, "first_changed") else None
+    return module if hasattr(module, "read_call") else None
 
 
 def watch(tensors: Sequence[Place], others: Sequence[Place] = ()) -> FirstChanged:
@@ -74,18 +74,12 @@ def watch(tensors: Sequence[Place], others: Sequence[Place] = ()) -> FirstChange
     module = library()
     # To the library's operator a subclass may be something else than the tensor that it is.
     if module is not None and all(type(p.value) in (Tensor, nn.Parameter) for p in tensors):
-        return _watch_natively(module, tensors, others)
+        parts = tuple(
+            [part for each in (*tensors, *others) for part in (each.owner, each.key, each.value)]
+        )
+        address = torch.ops.diglot_cuda.watch([place.value for place in tensors])
+        return functools.partial(module.first_changed, module.own_watch(address, parts), parts)
     return watch_in_python(tensors, others)
-
-
-def _watch_natively(
-    module: ModuleType, tensors: Sequence[Place], others: Sequence[Place]
-) -> FirstChanged:
-    watched = module.own_watch(torch.ops.diglot_cuda.watch([place.value for place in tensors]))
-    flat = tuple(
-        [part for place in (*tensors, *others) for part in (place.owner, place.key, place.value)]
-    )
-    return functools.partial(module.first_changed, watched, flat)
 
 
 def watch_in_python(tensors: Sequence[Place], others: Sequence[Place] = ()) -> FirstChanged:
