@@ -10,6 +10,7 @@ from types import ModuleType
 import pytest
 
 FOLDER = Path(__file__).parents[1] / "examples/lessons"
+PAGE = FOLDER.parents[1] / "docs/lessons.md"
 
 
 def load(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:

@@ -70,6 +70,15 @@ def test_warps_and_blocks_stay(monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.alone
+def test_achieved_occupancy_follows_the_theory(monkeypatch):
+    for table in load("occupancy", monkeypatch).main():
+        for row in table.rows:
+            assert row["theory"] / 2 < row["achieved"] <= row["theory"]
+            assert row["most at once"] == row["warps"]
+
+
+@pytest.mark.gpu
+@pytest.mark.alone
 def test_reading_again_past_l1_costs(monkeypatch):
     past = load("past_l1", monkeypatch)
     x = torch.rand(past.BLOCKS, past.WINDOW, device="cuda")

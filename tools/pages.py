@@ -17,7 +17,7 @@ from pathlib import Path
 import inspect_page
 
 from diglot.backends.registry import load_extension
-from diglot.bench import op_pages, stored_plans, tables
+from diglot.bench import lesson_tables, op_pages, stored_plans, tables
 
 
 def render(compilers: bool = False) -> dict[Path, str]:
@@ -27,7 +27,8 @@ def render(compilers: bool = False) -> dict[Path, str]:
         compilers: whether to replace excerpts that other compilers made.
     """
     extension, _ = load_extension()
-    texts = tables.render() | op_pages.render(with_plans=extension is not None)
+    texts = tables.render() | lesson_tables.render()
+    texts |= op_pages.render(with_plans=extension is not None)
     if extension is not None:
         texts |= stored_plans.render(texts, stored_plans.judge(stored_plans.read_times()))
     if extension is not None and (compilers or inspect_page.is_of_these_compilers()):

@@ -75,12 +75,12 @@ def resources() -> list[tuple[int, int | None]]:
 
 
 def main() -> Iterator[Table]:
-    """What is compiled; and on a GPU what each size cost and got, beside diglot's choice."""
+    """What the compiler makes; and on a GPU what each size cost and got, beside diglot's choice."""
     rows = list[Row]()
     for config, (registers, width) in zip(CONFIGS, compiled(resources), strict=True):
         row: Row = {"BLOCK": config.kwargs["BLOCK"], "warps": config.num_warps}
         rows.append({**row, "registers": registers, "bytes a load": width})
-    yield Table("What is compiled for sm_90", rows)
+    yield Table("Compiled for sm_90", rows)
     if not ON_GPU:
         return
     tuned, rows = make_tuned(), list[Row]()

@@ -4,16 +4,6 @@
 
 namespace {
 
-__device__ unsigned multiprocessor_id() {
-#if defined(__CUDA_ARCH__)
-  unsigned id;
-  asm volatile("mov.u32 %0, %%smid;" : "=r"(id));
-  return id;
-#else
-  return 0;  // the interpreter models none that a kernel could see
-#endif
-}
-
 __device__ unsigned warp_slot() {
 #if defined(__CUDA_ARCH__)
   unsigned slot;

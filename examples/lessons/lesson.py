@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import faulthandler
 import fcntl
 import functools
 import json
@@ -17,7 +18,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from typing import Any
 import torch
 
 COMPILES = "LESSON_COMPILES"  # set in a process that only compiles Triton kernels
+TURN = "LESSON_TURN"  # names a file to lock, where run_all.py runs several lessons
+TURN_SECONDS = 90
 if not torch.cuda.is_available() and COMPILES not in os.environ:
     # Before diglot is imported or a Triton kernel defined: both look once.
     os.environ["DIGLOT_INTERPRET"] = os.environ["TRITON_INTERPRET"] = "1"
@@ -78,24 +81,22 @@ def text(table: Table) -> str:
     return "\n".join([f"{table.title} ({device_name()})", *lines, ""])
 
 
-def figures(name: str, tables: Sequence[Table]) -> dict[str, Any]:
-    """What `--save` writes of a lesson."""
+def save(path: Path | None, tables: Sequence[Table]) -> None:
+    """Writes a lesson's figures as JSON, where there is a path."""
     import triton
 
-    versions = {"torch": torch.__version__, "triton": triton.__version__}
-    return {
-        "lesson": name,
-        "device": device_name(),
-        **versions,
-        "tables": [asdict(table) for table in tables],
-    }
-
-
-def save(path: Path, name: str, tables: Sequence[Table]) -> None:
-    """Writes a lesson's figures as JSON."""
     from diglot.files import for_json
 
-    path.write_text(json.dumps(for_json(figures(name, tables)), indent=1) + "\n")
+    if path is None:
+        return
+    figures = {
+        "lesson": Path(sys.argv[0]).stem,
+        "device": device_name(),
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "tables": [asdict(table) for table in tables],
+    }
+    path.write_text(json.dumps(for_json(figures), indent=1) + "\n")
 
 
 def options() -> argparse.ArgumentParser:
@@ -120,30 +121,28 @@ def show(
             check_writable(path, force=True)
         except ValueError as error:
             parser.error(f"--save: {error}")
+    tables: list[Table] = []
     with turn():
-        tables = printed(main(**arguments))
+        save(path, tables)
+        for table in main(**arguments):
+            print(text(table), flush=True)
+            tables.append(table)
+            save(path, tables)  # what is ready is kept, however the lesson ends
     if not ON_GPU:
         print(NO_GPU)
-    if path is not None:
-        save(path, Path(sys.argv[0]).stem, tables)
 
 
 @contextlib.contextmanager
 def turn() -> Iterator[None]:
-    """Waits until no other lesson runs, where LESSON_TURN names a file to tell by (run_all.py)."""
-    with Path(os.environ.get("LESSON_TURN", os.devnull)).open("w") as file:
-        if "LESSON_TURN" in os.environ:
-            fcntl.flock(file, fcntl.LOCK_EX)
+    """Among several lessons, waits until no other has the GPU. Ends the process after a while."""
+    if TURN not in os.environ or not ON_GPU:
         yield
-
-
-def printed(tables: Iterable[Table]) -> list[Table]:
-    """The tables, each printed as it comes."""
-    seen = []
-    for table in tables:
-        print(text(table), flush=True)
-        seen.append(table)
-    return seen
+        return
+    with Path(os.environ[TURN]).open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        faulthandler.dump_traceback_later(TURN_SECONDS, exit=True)
+        yield
+        faulthandler.cancel_dump_traceback_later()
 
 
 def add_times(
@@ -183,11 +182,12 @@ def check_equal(result: torch.Tensor, expected: torch.Tensor, tolerance: float =
 
 
 def find_nvcc() -> Path | None:
-    """CUDA's compiler: that of CUDA_HOME, on PATH, or of pip's packages."""
+    """CUDA's compiler: that of CUDA_HOME, on PATH, of pip's packages, or in the usual folder."""
     home, on_path = os.environ.get("CUDA_HOME"), shutil.which("nvcc")
     candidates = [Path(home) / "bin/nvcc"] if home else []
     candidates += [Path(on_path)] if on_path else []
     candidates += sorted(Path(sysconfig.get_path("purelib")).glob("nvidia/cu*/bin/nvcc"))
+    candidates += [Path("/usr/local/cuda/bin/nvcc")]
     return next((path for path in candidates if path.exists()), None)
 
 

@@ -1,4 +1,5 @@
-// A kernel that says when each of its blocks ran, and where: occupancy as it was achieved.
+// A kernel whose warps note where and when they ran: occupancy as it was achieved. Twin of the
+// Triton kernel in occupancy.py.
 #include "lesson.h"
 
 namespace {
@@ -9,40 +10,34 @@ __device__ long long now() {
   asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(nanoseconds));
   return nanoseconds;
 #else
-  return 0;
+  return 0;  // the interpreter has no such clock
 #endif
 }
 
-// spans[block] = {begin, end}, in nanoseconds of a clock that all SMs share.
-__global__ void busy_kernel(int rounds, long long* spans, float* out) {
-  extern __shared__ float scratch[];
+// notes[warp] = {SM, begin, end}, in nanoseconds of a clock that all SMs share.
+__global__ void busy_kernel(int rounds, long long* notes, float* out) {
   const long long begin = now();
-  scratch[threadIdx.x] = static_cast<float>(threadIdx.x);
-  float value = scratch[threadIdx.x];
-  for (int i = 0; i < rounds; ++i) value = value * 0.5f + 1.0f;
-  out[blockIdx.x * blockDim.x + threadIdx.x] = value;
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    spans[2 * blockIdx.x] = begin;
-    spans[2 * blockIdx.x + 1] = now();
+  const int i = blockIdx.x * blockDim.x + threadIdx.x;
+  float value = static_cast<float>(threadIdx.x);
+  for (int round = 0; round < rounds; ++round) value = value * 0.5f + 1.0f;
+  out[i] = value;
+  const long long end = now();
+  if (i % 32 == 0) {
+    long long* const mine = notes + 3 * (i / 32);
+    mine[0] = multiprocessor_id();
+    mine[1] = begin;
+    mine[2] = end;
   }
 }
 
 }  // namespace
 
-LESSON busy(int blocks, int threads, int shared_bytes, int rounds, long long* spans, float* out,
+// The kernel needs no shared memory. A block takes it, so that fewer fit on an SM.
+LESSON busy(int blocks, int threads, int shared_bytes, int rounds, long long* notes, float* out,
             void* stream) {
   return guarded([&] {
     diglot::Launch how{static_cast<unsigned>(blocks), static_cast<unsigned>(threads)};
     how.shared_bytes = shared_bytes;
-    diglot::launch<busy_kernel>(how, static_cast<cudaStream_t>(stream), rounds, spans, out);
-  });
-}
-
-// How many blocks of such a launch the runtime says that one SM holds.
-LESSON resident(int threads, int shared_bytes, int* blocks, void*) {
-  return guarded([&] {
-    *blocks =
-        diglot::resident_blocks<busy_kernel>(threads, shared_bytes) / diglot::multiprocessors();
+    diglot::launch<busy_kernel>(how, static_cast<cudaStream_t>(stream), rounds, notes, out);
   });
 }

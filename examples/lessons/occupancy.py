@@ -3,100 +3,117 @@
     python examples/lessons/occupancy.py
 
 Registers, shared memory, warps and blocks each limit how many blocks an SM holds; the scarcest
-decides. `diglot.tools.occupancy` computes it by the rules of NVIDIA's `cuda_occupancy.h`, and the
-CUDA runtime answers the same question. What is achieved is measured: each block writes when it
-began and ended, and the spans that overlap are counted. It is at most what the theory says, because
-blocks start one after the other and the last ones leave SMs empty. A Triton kernel's occupancy
-follows from its compiled code in the same way; there only `num_warps` is chosen.
+decides. `diglot.tools.occupancy` computes it by the rules of NVIDIA's `cuda_occupancy.h`. What is
+achieved the kernel measures itself: each warp notes its SM (`%smid`) and when it begins and ends
+(`%globaltimer`). Achieved occupancy is the time of all warps, as a share of what all warp slots
+offer. Without a GPU one sees the theory alone: the interpreters know no SM and no such clock.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import accumulate
 
-from lesson import DEVICE, INTERPRETED, ON_GPU, Row, Table, call, compiled, cuda_kernels, show
+from lesson import DEVICE, ON_GPU, Row, Table, call, check_equal, compiled, cuda_kernels, show
 
 # isort: split
 import torch
 import triton
 import triton.language as tl
 
-from diglot.tools.occupancy import LIMITS, occupancy
+from diglot.tools.occupancy import occupancy
 
-SHARED_KIB = (1, 16, 32, 64, 100, 200)
-THREADS, ROUNDS, WAVES = 256, 1 << 16, 8
+SHARED_KIB = (1, 16, 32, 64, 100, 200)  # of a CUDA block
+WARPS = (1, 4, 8, 16)  # of a Triton program
+THREADS, ELEMENTS = 256, 4096  # of a CUDA block, of a Triton program
+WAVES, ROUNDS = 8, 1 << 16 if ON_GPU else 40
 
 
 @triton.jit
-def square_kernel(x, out, BLOCK: tl.constexpr):  # noqa: ANN001, ANN201
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    values = tl.load(x + at)
-    tl.store(out + at, values * values)
+def busy_kernel(notes, out, rounds, NOTES: tl.constexpr, WARPS: tl.constexpr, BLOCK: tl.constexpr):  # noqa: ANN001, ANN201
+    NOW: tl.constexpr = "mov.u64 $0, %globaltimer;"
+    thread = tl.arange(0, 32 * WARPS)  # one for each thread of the program
+    if NOTES:  # the interpreter has no assembler
+        begin = tl.inline_asm_elementwise(NOW, "=l,r", [thread], tl.int64, False, 1)
+    value = tl.arange(0, BLOCK).to(tl.float32)
+    for _ in range(rounds):
+        value = value * 0.5 + 1.0
+    tl.store(out + tl.program_id(0), tl.sum(value, 0) / BLOCK)
+    if NOTES:
+        end = tl.inline_asm_elementwise(NOW, "=l,r", [thread], tl.int64, False, 1)
+        mine = notes + 3 * (tl.program_id(0) * WARPS + thread // 32)
+        tl.store(mine, tl.extra.cuda.smid().to(tl.int64), thread % 32 == 0)
+        tl.store(mine + 1, begin, thread % 32 == 0)
+        tl.store(mine + 2, end, thread % 32 == 0)
 
 
-def triton_occupancy() -> list[Row]:
-    """The Triton kernel's, for 8192 elements a program and several numbers of warps."""
+def triton_resources() -> list[tuple[int, int]]:
+    """Registers and shared memory of the Triton kernel, for each of WARPS."""
     from diglot.tools.resources import compile_triton
     from diglot.triton_ops.launch.plan import Specialization
 
-    rows: list[Row] = []
-    for warps in (4, 8, 16):
-        types = (torch.float32, torch.float32)
-        (kernel,) = compile_triton([Specialization(square_kernel, types, (), (8192,), warps)])
-        told = occupancy("sm_90", 32 * warps, kernel.registers, kernel.shared_bytes)
-        row = {"num_warps": warps, "registers": kernel.registers, "blocks": told.blocks}
-        rows.append({**row, "theory": told.share, "limited by": ", ".join(told.limited_by)})
-    return rows
+    types = (torch.int64, torch.float32)
+    kernels = compile_triton(
+        [Specialization(busy_kernel, types, ("i32",), (True, w, ELEMENTS), w) for w in WARPS]
+    )
+    return [(kernel.registers, kernel.shared_bytes) for kernel in kernels]
 
 
-def runtime_blocks(shared_bytes: int) -> int:
-    """What the CUDA runtime says that an SM holds."""
-    blocks = torch.zeros(1, dtype=torch.int32)
-    call("occupancy", "resident", THREADS, shared_bytes, blocks)
-    return int(blocks)
+def run(language: str, choice: int, blocks: int) -> torch.Tensor:
+    """What the warps of a launch note: [warp, (SM, begin, end)].
 
-
-def achieved(spans: torch.Tensor, multiprocessors: int) -> float:
-    """The share of warp slots in use, on average from the first block's begin to the last's end.
-
-    Args:
-        spans: [blocks, 2], begin and end.
-        multiprocessors: of the GPU.
+    `choice` is a block's shared memory in CUDA C++, and a program's number of warps in Triton.
     """
-    busy = (spans[:, 1] - spans[:, 0]).sum().item() * (THREADS // 32)
-    whole = (spans[:, 1].max() - spans[:, 0].min()).item()
-    return busy / (whole * multiprocessors * LIMITS["sm_90"].warps)
-
-
-def measured(shared_bytes: int, blocks: int) -> float:
-    """Occupancy as achieved by so many blocks."""
-    multiprocessors = torch.cuda.get_device_properties().multi_processor_count
-    count = blocks * multiprocessors * WAVES
-    spans = torch.zeros(count, 2, dtype=torch.int64, device=DEVICE)
-    out = torch.empty(count * THREADS, device=DEVICE)
+    warps, each = (THREADS // 32, THREADS) if language == "cuda" else (choice, 1)
+    notes = torch.zeros(blocks * warps, 3, dtype=torch.int64, device=DEVICE)
+    out = torch.empty(blocks * each, device=DEVICE)
     for _ in range(2):  # the first loads the kernel
-        call("occupancy", "busy", count, THREADS, shared_bytes, ROUNDS, spans, out)
-    return achieved(spans.cpu(), multiprocessors)
+        if language == "cuda":
+            call("occupancy", "busy", blocks, THREADS, choice, ROUNDS, notes, out)
+        else:
+            busy_kernel[(blocks,)](notes, out, ROUNDS, ON_GPU, warps, ELEMENTS, num_warps=warps)
+    check_equal(out, torch.full_like(out, 2), 1e-6)
+    return notes.cpu()
+
+
+def achieved(notes: torch.Tensor, slots: int) -> float:
+    """The share of all SMs' warp slots in use, on average from the first note to the last."""
+    begin, end = notes[:, 1], notes[:, 2]
+    return (end - begin).sum().item() / ((end.max() - begin.min()).item() * slots)
+
+
+def most_at_once(notes: torch.Tensor) -> int:
+    """The most warps that one SM held at a time."""
+    spans = notes.tolist()
+    steps = [(sm, begin, 1) for sm, begin, _ in spans] + [(sm, end, -1) for sm, _, end in spans]
+    return max(accumulate(step for *_, step in sorted(steps)))  # at one time, ends come first
+
+
+def figures(language: str, choice: int, registers: int, shared_bytes: int) -> Row:
+    """The theory; and on a GPU what WAVES times as many blocks achieve as it holds at once."""
+    threads = THREADS if language == "cuda" else 32 * choice
+    told = occupancy("sm_90", threads, registers, shared_bytes)
+    row: Row = {"blocks": told.blocks, "limited by": ", ".join(told.limited_by)}
+    row |= {"theory": told.share, "achieved": None, "warps": told.warps, "most at once": None}
+    if not ON_GPU:
+        run(language, choice, 2)  # checks the results
+        return row
+    gpu = torch.cuda.get_device_properties()
+    notes = run(language, choice, told.blocks * gpu.multi_processor_count * WAVES)
+    slots = gpu.multi_processor_count * gpu.max_threads_per_multi_processor // 32
+    return {**row, "achieved": achieved(notes, slots), "most at once": most_at_once(notes)}
 
 
 def main() -> Iterator[Table]:
-    """A row for each size of shared memory; then the Triton kernel."""
+    """A row for each size of shared memory in CUDA C++, and for each number of warps in Triton."""
     kernel = cuda_kernels("occupancy").get("busy_kernel")
     registers = kernel.registers if kernel else 16  # without nvcc, about what it would be
-    rows = []
-    for kib in SHARED_KIB:
-        shared_bytes = kib << 10
-        told = occupancy("sm_90", THREADS, registers, shared_bytes)
-        row: Row = {"shared KiB": kib, "blocks": told.blocks, "theory": told.share}
-        row["runtime's blocks"] = runtime_blocks(shared_bytes) if ON_GPU else None
-        row["achieved"] = measured(shared_bytes, told.blocks) if ON_GPU else None
-        rows.append({**row, "limited by": ", ".join(told.limited_by)})
+    sizes = [kib << 10 for kib in SHARED_KIB]
+    rows = [{"shared KiB": b >> 10, **figures("cuda", b, registers, b)} for b in sizes]
     yield Table(f"CUDA C++: blocks of {THREADS} threads, {registers} registers a thread", rows)
-    yield Table("Triton: 8192 float32 numbers a program, sm_90", compiled(triton_occupancy))
-    if INTERPRETED:
-        out, spans = torch.zeros(2 * THREADS), torch.zeros(2, 2, dtype=torch.int64)
-        call("occupancy", "busy", 2, THREADS, 4 * THREADS, 40, spans, out)
-        torch.testing.assert_close(out, torch.full_like(out, 2))
+    found = zip(WARPS, compiled(triton_resources), strict=True)
+    rows = [{"num_warps": w, "registers": r, **figures("triton", w, r, b)} for w, (r, b) in found]
+    yield Table(f"Triton: {ELEMENTS} float32 numbers a program", rows)
 
 
 if __name__ == "__main__":
