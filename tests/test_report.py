@@ -150,7 +150,9 @@ def test_the_committed_results(committed):
     for file in sorted((RESULTS / "h200").glob("*.json")):
         content = json.loads(file.read_text())
         assert str(file) in page.text
-        if "op" in content:
+        if file.stem == "lessons":
+            assert all(f"{of['workload']}: {of['title']}." in page.text for of in content["rows"])
+        elif "op" in content:
             assert f"All measurements of {content['op']}." in page.text
     tests = json.loads((RESULTS / "h200/tests.json").read_text())
     assert f"{tests['passed']} passed, {tests['failed']} failed" in page.text

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from diglot.bench.harness import Row, Rows
-from diglot.bench.reports import SHOWN, by_case
+from diglot.bench.reports import by_case
 from diglot.bench.result_files import File
 from diglot.tools.drawing import PROVIDERS
 
@@ -34,15 +34,6 @@ def by_op(files: Iterable[File]) -> dict[str, list[tuple[File, list[Row]]]]:
                 rows = [row for row in file.rows if (row["op"] or file.op) == op]
                 found.setdefault(op, []).append((file, rows))
     return found
-
-
-def kind_text(row: Row) -> str:
-    """Options and direction; of GELU's forms PyTorch calls "none" the one with erf."""
-    options = ", ".join(
-        SHOWN.get(value, value) if isinstance(value, str) else f"{name} {value}"
-        for name, value in row["options"].items()
-    )
-    return f"{options} {row['direction']}".strip()
 
 
 def largest(rows: Iterable[Row], key: Callable[[Row], Any]) -> list[Rows]:

@@ -49,7 +49,6 @@ class Lines:
 
     Attributes:
         x: what goes along; the first of these that a row has.
-        y: what goes up.
         series: what tells a provider's lines apart, if anything does.
         panel: what has a picture of its own.
         is_log: whether y is on a logarithmic scale.

@@ -7,10 +7,9 @@ from collections.abc import Iterable, Sequence
 from diglot.bench import marks
 from diglot.bench.harness import Row
 from diglot.bench.plots import shape_text
-from diglot.bench.reports import TIMES
+from diglot.bench.reports import TIMES, kind_text
 from diglot.bench.result_files import TEXTS, File
 from diglot.tools.numbers import number
-from diglot.tools.report.cases import kind_text
 from diglot.tools.report.tables import Cell, Column, Table, TableRow, any_cell, is_missed, time_cell
 
 # What rows have beside a time: the entry, its column, a factor, and what the column means.

@@ -70,10 +70,8 @@ def operations(
     """Operations of one call; None if they are not known.
 
     Args:
-        op: its name.
         direction: such as "forward" or "forward, bias".
         shape: of the first input; of clip_grad_norm_, how many tensors and elements there are.
-        options: of the call.
     """
     counted = find(op, direction)
     if counted is None or not shape:

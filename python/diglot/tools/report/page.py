@@ -17,7 +17,6 @@ def render(results: Results, sources: str = "") -> str:
     """The page of results, as HTML.
 
     Args:
-        results: what `read` gave.
         sources: the hash of the sources at hand: what was measured with others is marked as stale.
 
     Raises:

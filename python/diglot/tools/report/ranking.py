@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from diglot.bench import marks, reports
@@ -12,7 +13,7 @@ from diglot.bench.plots import shape_text
 from diglot.bench.ranking import LINES_HEADER, SAVED, TITLES, lines_cells, ranks, saved, saved_text
 from diglot.bench.result_files import File
 from diglot.tools.numbers import number
-from diglot.tools.report.cases import COLD, kind_text, providers_of
+from diglot.tools.report.cases import COLD, providers_of
 from diglot.tools.report.tables import (
     Cell,
     Column,
@@ -68,7 +69,7 @@ def _often(found: Sequence[tuple[bool, float]]) -> Cell:
     if not found:
         return Cell("–")
     firsts = sum(is_first for is_first, _ in found)
-    mean = math.exp(sum(math.log(share) for _, share in found) / len(found))
+    mean = statistics.geometric_mean(share for _, share in found)
     kind = "best" if 2 * firsts > len(found) else ""
     return Cell(f"{firsts} of {len(found)}", firsts, kind, mean, note=f"{mean:.2f}")
 
@@ -112,7 +113,7 @@ def _places(case: Rows, names: Collection[str], more: Iterable[Cell] = ()) -> Ta
     places = ranks(case, names)
     best = min((case[name]["time_us"] for name in places), default=math.inf)
     row = next(iter(case.values()))
-    words = kind_text(row) + TIMERS.get(row["timer"], f", {row['timer']}")
+    words = reports.kind_text(row) + TIMERS.get(row["timer"], f", {row['timer']}")
     head = [Cell(row["op"], note=words), Cell(row["dtype"], note=shape_text(row))]
     times = [_place(case.get(name), places.get(name), best) for name in names]
     return TableRow([*head, *times, *more], row["op"])

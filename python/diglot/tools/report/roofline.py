@@ -8,12 +8,13 @@ from typing import Any
 
 from diglot.bench.harness import Row
 from diglot.bench.plots import shape_text
+from diglot.bench.reports import kind_text
 from diglot.tools import drawing
 from diglot.tools.ceilings import Ceilings
 from diglot.tools.drawing import INK, Picture, Point
 from diglot.tools.gpus import find_gpu
 from diglot.tools.numbers import number
-from diglot.tools.report.cases import kind_text, largest
+from diglot.tools.report.cases import largest
 from diglot.tools.report.figures import Figure, figure
 from diglot.tools.report.operations import find, operations
 from diglot.tools.report.tables import Cell, Column, Table, TableRow, is_missed, number_cell

@@ -25,7 +25,6 @@ class Cell:
     """A cell.
 
     Attributes:
-        text: what it shows.
         value: what a column of numbers is sorted by; None sorts last.
         kind: "bad", "good" or "best" where it is to stand out.
         share: from 0 to 1, a bar behind the text.

@@ -78,7 +78,6 @@ def page_of(results: Results, sources: str = "") -> Page:
     """What is shown of results.
 
     Args:
-        results: what was read.
         sources: the hash of the sources at hand: what was measured with others is stale. "" if
             that is not known.
     """
@@ -122,7 +121,11 @@ def _machine(gpu: str, files: Sequence[File], sources: str) -> Machine:
         ranking.rankings(files),
         missed(files),
         [_op(op, parts, sources) for op, parts in of_ops.items()],
-        [*(_apart(file, sources) for file in apart), *_pipelines(files)],
+        [
+            *(_apart(file, sources) for file in apart),
+            *_pipelines(files),
+            *(_lessons(file, sources) for file in files if file.kind == "lessons"),
+        ],
         [_suite(file, sources) for file in files if file.kind == "tests"],
     )
 
@@ -197,6 +200,22 @@ def _apart(file: File, sources: str) -> Section:
 def _pipelines(files: Sequence[File]) -> list[Section]:
     drawn = [figures.stages(file) for file in files if file.kind == "pipeline"]
     return [Section("pipelines", "When each stage was at work.", drawn)] if drawn else []
+
+
+def _lessons(file: File, sources: str) -> Section:
+    """The lessons' figures: each lesson's tables have columns of their own."""
+    tables = []
+    for lesson in file.content["rows"]:
+        rows = lesson["rows"]
+        titles = list(dict.fromkeys(title for row in rows for title in row))
+        columns = [
+            Column(title, all(isinstance(row.get(title, 0), (int, float)) for row in rows))
+            for title in titles
+        ]
+        shown = [TableRow([any_cell(row.get(title)) for title in titles]) for row in rows]
+        tables.append(Table(f"{lesson['workload']}: {lesson['title']}.", columns, shown))
+    about = f"What {len(tables)} tables of lessons show, commit {file.commit[:12]}, {file.date}."
+    return Section(file.op, about, tables=tables, stale=_stale([file], sources))
 
 
 def _state(file: File, sources: str) -> Cell:
