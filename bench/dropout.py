@@ -42,7 +42,6 @@ class Ours:
     """A call of ours, of whose mask the seed is known; what others drop, they alone know.
 
     Attributes:
-        function: what is called.
         seed: the one that is given; None: the call draws it, as it does for a user.
     """
 

@@ -104,17 +104,19 @@ def gpu_short_name(name: str) -> str:
     return short_name(name)
 
 
+def installed(package: str) -> str | None:
+    """The version of a package; None where it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
 def versions() -> dict[str, str | None]:
     """Versions of what ran: Python, torch, Triton, diglot, CUDA (PyTorch's) and the driver."""
     import torch
 
     from diglot.tools.device import ask_driver
-
-    def installed(package: str) -> str | None:
-        try:
-            return metadata.version(package)
-        except metadata.PackageNotFoundError:
-            return None
 
     return {
         "python": platform.python_version(),

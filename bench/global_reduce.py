@@ -47,10 +47,7 @@ def benchmark_of(
     """The benchmark of an op. Functions are given for the directions "forward" and "backward".
 
     Args:
-        op: its name.
         ours: functions that take the keyword `backend` too.
-        eager: PyTorch's own op.
-        formulas: the definition written out.
         saved: from the input, what the backward pass takes beside the output's gradient.
     """
 

@@ -59,9 +59,6 @@ class Case:
 
     Attributes:
         direction: "forward" or "backward".
-        dtype: of every tensor.
-        shape: of every tensor.
-        options: the op's options.
         timer: "device" (cold cache), "captured" (the same of a call that is a CUDA graph), "warm"
             (each call after one of the same), "graph" (in a CUDA graph of many, warm) or "host"
             (cost of the call).
@@ -81,10 +78,8 @@ class Bar:
     """What a case must reach.
 
     Attributes:
-        name: what is said of it in tables.
         applies: whether it speaks of a row.
         value: the number of a row, from it and the rows of the same case by provider.
-        bound: the number that it must reach.
         at_least: whether the bound is a floor, not a ceiling.
     """
 
@@ -100,12 +95,8 @@ class Benchmark:
     """An op's benchmark, as data.
 
     Attributes:
-        op: its name.
-        cases: what is computed.
-        inputs: the tensors of a case.
         expected: the right values of what a call returns. None for an op in place.
         bytes_moved: of a case: each input read once and each output written once.
-        bars: what is to be reached.
         error: of an op in place: from a case, its tensors and a call to what the call made of them.
         prepare: of an op in place: before each timed call, untimed.
         flops: of an op that is bound by arithmetic: its operations.
@@ -114,7 +105,6 @@ class Benchmark:
         operands: from a case and its tensors, what functions given to `way` take.
         keywords: from a case, their keyword arguments.
         ranking: cases of the ranking; None: those of its sizes.
-        providers: ways of computing a case.
         code: by provider, the functions that a user writes or calls for it.
         absent: peers that are not installed, and by what name they would be imported.
         how: by provider, what is to be known of its way, for tables: a few words, and after a colon
@@ -144,7 +134,6 @@ class Benchmark:
         """Decorator: a way of computing a case; None where it cannot.
 
         Args:
-            name: what it is called.
             code: the functions that a user writes for it; by default the one decorated.
         """
 
@@ -167,7 +156,6 @@ class Benchmark:
         """Adds a provider that calls a function of the case's direction, where there is one.
 
         Args:
-            name: what it is called.
             functions: by direction; they take `operands` and `keywords`.
             mode: in which `torch.compile` compiles them; None: not at all.
             operands: other ones than the benchmark's.
@@ -210,7 +198,6 @@ class Benchmark:
         goes wrong, from its import on, is said in the provider's rows.
 
         Args:
-            name: what it is called.
             module: the name by which it is imported.
             takes: of which cases it is known that they can be.
             operands: other ones than the benchmark's.

@@ -53,10 +53,8 @@ class Instruments:
         copy: from bytes and a dtype, a call that copies so many.
         product: from a dtype, a call that multiplies matrices, and its operations.
         host_us: from a call and the device's time for it, the host's.
-        peak_bytes: device memory that a call takes.
         launches: kernels, copies and fills that a call gives the device.
         ends_in_stream: whether all that a call starts is done when its stream is.
-        synchronize: waits for the device.
         release: gives back memory that nothing uses.
     """
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from diglot.tools.numbers import NOTHING
 
@@ -17,6 +18,23 @@ def pivot(title: str, cells: Mapping[tuple[str, str], str]) -> list[str]:
     rows, columns = (dict.fromkeys(key[axis] for key in cells) for axis in (0, 1))
     body = [[row, *(cells.get((row, column), NOTHING) for column in columns)] for row in rows]
     return table([title, *columns], body)
+
+
+def by_gpu(
+    reports: Sequence[Mapping[str, Any]], tables: Callable[[list[dict[str, Any]]], Iterable[str]]
+) -> str:
+    """What is made of the rows of reports, for each GPU, below the dates and commits of these."""
+    lines: list[str] = []
+    for gpu in dict.fromkeys(report["gpu"] for report in reports):
+        of_gpu = [report for report in reports if report["gpu"] == gpu]
+        said = [
+            f"{r['op']} at commit {r['commit'][:7]}, {r['date']}"
+            + (f", seed {r['seed']}" if "seed" in r else "")
+            for r in of_gpu
+        ]
+        lines += [f"### {gpu}", "", f"Measured: {'; '.join(said)}.", ""]
+        lines += tables([row for report in of_gpu for row in report["rows"]])
+    return "\n".join(lines)
 
 
 def put(text: str, name: str, made: str) -> str:

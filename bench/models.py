@@ -24,7 +24,9 @@ import torch
 
 from diglot.bench.evidence import versions
 from diglot.bench.harness import OURS, Benchmark, Case, Row
+from diglot.bench.markdown import by_gpu
 from diglot.bench.markdown import table as markdown_table
+from diglot.bench.reports import by_case
 from diglot.bench.result_files import read_file
 from diglot.bench.running import row_of
 
@@ -188,32 +190,25 @@ def _compile(benchmark: Benchmark, case: Case) -> None:
 
 @dataclass(frozen=True)
 class Ratio:
-    """How a case of ours did.
-
-    Attributes:
-        row: it.
-        over_peer: the best peer's time over ours; None without one.
-        peer: which.
-    """
+    """A case of ours beside the best peer of the case."""
 
     row: Row
-    over_peer: float | None
-    peer: str | None
+    peer: Row
+
+    @property
+    def value(self) -> float:
+        """The peer's time over ours."""
+        return self.peer["time_us"] / self.row["time_us"]
 
 
 def ratios(rows: Sequence[Row]) -> Iterator[Ratio]:
-    """Of every timed row of ours."""
-    key = ("op", *CASE)
-    cases: dict[str, list[Row]] = {}
-    for row in rows:
-        cases.setdefault(json.dumps([row[name] for name in key]), []).append(row)
-    for of_case in cases.values():
-        peers = [r for r in of_case if r["provider"] not in (*OURS, "formula") and "time_us" in r]
-        best = min(peers, key=lambda r: r["time_us"], default=None)
-        for row in of_case:
-            if row["provider"] in OURS and "time_us" in row:
-                over = None if best is None else best["time_us"] / row["time_us"]
-                yield Ratio(row, over, None if best is None else best["provider"])
+    """Of every timed row of ours that has a peer."""
+    for case in by_case(rows):
+        timed = {name: row for name, row in case.items() if "time_us" in row}
+        peers = [row for name, row in timed.items() if name not in (*OURS, "formula")]
+        if peers:
+            best = min(peers, key=lambda row: row["time_us"])
+            yield from (Ratio(row, best) for name, row in timed.items() if name in OURS)
 
 
 HEADER = (
@@ -224,31 +219,35 @@ HEADER = (
 
 def table(rows: Sequence[Row]) -> list[list[str]]:
     """A line for each op, direction and language, under `HEADER`."""
-    groups: dict[tuple[str, str, str], list[Ratio]] = {}
+    names = ("op", "direction", "provider")
+    ours: dict[tuple[str, ...], list[Row]] = {}
+    beside: dict[tuple[str, ...], list[Ratio]] = {}
+    for row in rows:
+        if row["provider"] in OURS and "time_us" in row:
+            ours.setdefault(tuple([row[name] for name in names]), []).append(row)
     for ratio in ratios(rows):
-        row = ratio.row
-        groups.setdefault((row["op"], row["direction"], row["provider"]), []).append(ratio)
+        beside.setdefault(tuple([ratio.row[name] for name in names]), []).append(ratio)
     lines = []
-    for (op, direction, provider), of in sorted(groups.items()):
-        known = [ratio for ratio in of if ratio.over_peer is not None]
-        values = [ratio.over_peer for ratio in known if ratio.over_peer is not None]
-        copies = [r.row["share_of_copy"] for r in of if r.row.get("share_of_copy") is not None]
-        lines.append([op, direction, provider, str(len(of)), *_over_peers(known, values)])
-        lines[-1].insert(7, f"{statistics.median(copies):.2f}" if copies else "–")
+    for key, of in sorted(ours.items()):
+        copies = [row["share_of_copy"] for row in of if row.get("share_of_copy") is not None]
+        share = f"{statistics.median(copies):.2f}" if copies else "–"
+        *figures, case = _over_peers(beside.get(key, []))
+        lines.append([*key, str(len(of)), *figures, share, case])
     return lines
 
 
-def _over_peers(known: Sequence[Ratio], values: Sequence[float]) -> list[str]:
-    if not values:
+def _over_peers(found: Sequence[Ratio]) -> list[str]:
+    if not found:
         return ["–"] * 4
-    worst = min(known, key=lambda ratio: ratio.over_peer or 0)
+    worst = min(found, key=lambda ratio: ratio.value)
+    values = [ratio.value for ratio in found]
     below = sum(value < 0.95 for value in values)
-    shape = "x".join(map(str, worst.row["shape"]))
+    case = f"{worst.row['dtype']} {'x'.join(map(str, worst.row['shape']))}"
     return [
         f"{statistics.geometric_mean(values):.3f}",
-        f"{min(values):.2f}",
+        f"{worst.value:.2f}",
         f"{100 * below / len(values):.0f} %",
-        f"{worst.row['dtype']} {shape}: {worst.row['time_us']:.1f} µs, {worst.peer}",
+        f"{case}: {worst.row['time_us']:.1f} µs, {worst.peer['provider']}",
     ]
 
 
@@ -260,28 +259,26 @@ WORST_HEADER = (
 
 def worst(rows: Sequence[Row], count: int = 20) -> list[list[str]]:
     """The cases in which the best peer is furthest ahead, under `WORST_HEADER`."""
-    known = [ratio for ratio in ratios(rows) if ratio.over_peer is not None]
     lines = []
-    for ratio in sorted(known, key=lambda ratio: ratio.over_peer or 0)[:count]:
+    for ratio in sorted(ratios(rows), key=lambda ratio: ratio.value)[:count]:
         row, share = ratio.row, ratio.row.get("share_of_copy")
         shape = "x".join(map(str, row["shape"]))
         cells = [row["op"], row["direction"], row["provider"], row["dtype"], shape]
-        cells += [f"{row['time_us']:.1f}", ratio.peer or "–", f"{ratio.over_peer:.2f}"]
+        cells += [f"{row['time_us']:.1f}", ratio.peer["provider"], f"{ratio.value:.2f}"]
         lines.append([*cells, "–" if share is None else f"{share:.2f}", row.get("chosen") or "–"])
     return lines
 
 
 def markdown(reports: Sequence[dict[str, Any]]) -> str:
     """Both tables of committed results, for each GPU."""
-    lines: list[str] = []
-    for gpu in dict.fromkeys(report["gpu"] for report in reports):
-        of_gpu = [report for report in reports if report["gpu"] == gpu]
-        rows = [row for report in of_gpu for row in report["rows"]]
-        said = [f"{r['op']} at commit {r['commit'][:7]}, {r['date']}" for r in of_gpu]
-        lines += [f"### {gpu}", "", f"Measured: {'; '.join(said)}.", ""]
-        for header, body in ((HEADER, table(rows)), (WORST_HEADER, worst(rows))):
-            lines += markdown_table(header, body)
-    return "\n".join(lines)
+
+    def both(rows: Sequence[Row]) -> list[str]:
+        return [
+            *markdown_table(HEADER, table(rows)),
+            *markdown_table(WORST_HEADER, worst(rows)),
+        ]
+
+    return by_gpu(reports, both)
 
 
 def main(seed: str, jobs: str, part: str, *ops: str) -> None:

@@ -179,12 +179,7 @@ class _Norm:
 
 
 def benchmark_of(centered: bool, fused: bool) -> Benchmark:
-    """The benchmark of one of the four ops.
-
-    Args:
-        centered: whether it is a layer norm.
-        fused: whether a residual is added first.
-    """
+    """The benchmark of one of the four ops."""
     norm = _Norm(centered, fused)
     made = Benchmark(
         op=norm.op,

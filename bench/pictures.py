@@ -9,11 +9,11 @@ from typing import Any
 
 from diglot.bench import marks, plots
 from diglot.bench.harness import Row, Rows
-from diglot.bench.reports import by_case
+from diglot.bench.reports import by_case, kind_text
 from diglot.bench.result_files import read_file
 from diglot.tools import inline_svg
 from diglot.tools.drawing import Case
-from diglot.tools.report.cases import kind_text, largest
+from diglot.tools.report.cases import largest
 
 # What README's picture shows, in bfloat16: an op, its options, the direction.
 SHOWN: tuple[tuple[str, dict[str, Any], str], ...] = (

@@ -93,15 +93,6 @@ def pictures(rows: Iterable[Row], gpu: str = "") -> dict[str, Picture]:
 def plot(rows: Iterable[Row], folder: Path, force: bool = False, gpu: str = "") -> list[Path]:
     """Draws `pictures` to files.
 
-    Args:
-        rows: results of the common harness.
-        folder: where to, made if it is not there.
-        force: whether files may be overwritten.
-        gpu: what the rows were measured on.
-
-    Returns:
-        The files written.
-
     Raises:
         ValueError: a file is there and `force` is not set, or it cannot be written.
         ImportError: matplotlib is not installed.

@@ -30,7 +30,6 @@ def ranks(rows: Rows, among: Collection[str] = RANKED) -> dict[str, int]:
 
     Args:
         rows: of one case, by provider.
-        among: the providers that have places.
     """
     timed = sorted(
         (row for row in rows.values() if "time_us" in row and row["provider"] in among),
@@ -87,7 +86,6 @@ def cells(rows: Rows, titles: Mapping[str, str], has_bands: bool = True) -> list
     Args:
         rows: of one case, by provider.
         titles: the words that the table's titles have, by provider.
-        has_bands: whether medians have their bands from the 20th to the 80th percentile.
     """
     places = ranks(rows)
     first = next(iter(rows.values()))

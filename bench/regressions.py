@@ -62,8 +62,6 @@ def compare(
     """Each row that has a time, now or then, beside the older one of the same measurement.
 
     Args:
-        rows: of the new run.
-        older: of the older one.
         covers: whether the new run was to measure what an older row did.
     """
     # Where the older run has a case of an op's own and in the ranking: with the one of its kind.

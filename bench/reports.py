@@ -1,4 +1,7 @@
-"""Results as rows, with what they were measured on: how they are written, and named in tables."""
+"""Results as rows, with what they were measured on: how they are written, and named in tables.
+
+A file that cannot be written is a ValueError.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from diglot.bench.harness import Row
 from diglot.files import for_json, writing
 
 SCHEMA = 1
+LESSONS = {"schema": "diglot.lessons", "schema_version": 1}  # what their file says in its place
 # What makes two rows the same measurement of the same thing, at different times.
 KEY = ("op", "provider", "direction", "dtype", "shape", "options", "timer")
 TIMES = ("time_us", "p20_us", "p80_us")
@@ -52,11 +56,7 @@ def make_report(op: str, rows: Sequence[Row], **facts: Any) -> dict[str, Any]:
 
 
 def save(report: dict[str, Any], path: Path) -> None:
-    """Writes a report as JSON, with its folder.
-
-    Raises:
-        ValueError: it cannot be written.
-    """
+    """Writes a report as JSON, with its folder."""
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(for_json(report), indent=1, allow_nan=False) + "\n")
@@ -70,11 +70,7 @@ def write_report(op: str, rows: Sequence[Row], folder: Path | None = None, **fac
 
 
 def write_csv(rows: Iterable[Row], path: Path) -> None:
-    """Writes rows as CSV: a column for each figure, empty where there is none.
-
-    Raises:
-        ValueError: it cannot be written.
-    """
+    """Writes rows as CSV: a column for each figure, empty where there is none."""
     with writing(path), path.open("w", newline="", encoding="utf-8") as file:
         table = csv.DictWriter(file, COLUMNS, restval="", extrasaction="ignore")
         table.writeheader()
@@ -114,15 +110,18 @@ def by_case(rows: Iterable[Row]) -> list[dict[str, Row]]:
     return list(cases.values())
 
 
-def label(row: Row) -> str:
-    """The case of a row in words, for tables."""
+def kind_text(row: Row) -> str:
+    """Options and direction; of GELU's forms PyTorch calls "none" the one with erf."""
     options = ", ".join(
         SHOWN.get(value, value) if isinstance(value, str) else f"{name} {value}"
         for name, value in row["options"].items()
     )
-    shape = "×".join(map(str, row["shape"]))
-    name = f"{row['op']} {options}".strip()
-    return f"{name} {row['direction']}, {shape}, {row['dtype']}"
+    return f"{options} {row['direction']}".strip()
+
+
+def label(row: Row) -> str:
+    """The case of a row in words, for tables."""
+    return f"{row['op']} {kind_text(row)}, {'×'.join(map(str, row['shape']))}, {row['dtype']}"
 
 
 def measured_on(reports: Sequence[Mapping[str, Any]]) -> str:

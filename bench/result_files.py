@@ -11,7 +11,7 @@ from typing import Any
 
 from diglot.bench.evidence import ROOT
 from diglot.bench.harness import Row
-from diglot.bench.reports import ERRORS, KEY, SCHEMA, SPEEDS, TIMES
+from diglot.bench.reports import ERRORS, KEY, LESSONS, SCHEMA, SPEEDS, TIMES
 from diglot.files import json_files
 from diglot.pipeline import report as pipeline
 from diglot.pipeline.report import STAGES, PipelineReport
@@ -29,6 +29,7 @@ TEXTS = ("op", "provider", "timer", "direction", "dtype", "workload")
 OTHERS = (
     (ceilings.SCHEMA, "ceilings", ceilings.SCHEMA_VERSION),
     (pipeline.SCHEMA, "pipeline", pipeline.SCHEMA_VERSION),
+    (LESSONS["schema"], "lessons", LESSONS["schema_version"]),
 )
 COUNTS = ("passed", "failed", "skipped")  # of a record of tests
 
@@ -42,9 +43,7 @@ class File:
     """A result file; a text is "" where the file does not say it.
 
     Attributes:
-        path: as it was given.
-        kind: "benchmark", "tests", "pipeline" or "ceilings".
-        content: everything.
+        kind: "benchmark", "tests", "pipeline", "ceilings" or "lessons".
         rows: of a benchmark or of ceilings; each has the keys of `TEXTS`, shape, options and bars.
     """
 

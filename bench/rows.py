@@ -77,18 +77,12 @@ def _bound(row: Row) -> float | None:
     return None
 
 
-def _needed(row: Row) -> float:
-    bound = _bound(row)
-    assert bound is not None
-    return bound
-
-
 BARS = [
     Bar(
         "share of the copy ceiling",
         lambda row: _is_row(row) and _bound(row) is not None,
         share_of_copy,
-        _needed,
+        lambda row: _bound(row) or 0.0,
     ),
     Bar(
         "share of the copy ceiling along dimension 0",
@@ -130,7 +124,6 @@ def benchmark_of(op: str, forward: Function, gradient: Function) -> Benchmark:
     """The benchmark of softmax or of its logarithm.
 
     Args:
-        op: the op's name, here and in PyTorch.
         forward: the definition written out: from the input and the keyword `dim`.
         gradient: likewise, from the output's gradient and the output.
     """

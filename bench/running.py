@@ -55,13 +55,9 @@ def run(
     """Measures case by case.
 
     Args:
-        benchmark: what to run.
-        cases: which cases; by default its own.
         only: names of the providers; by default all.
         launches: whether to count those of each call, with a profiler.
         weighs: whether to measure the host's time and the memory of each call.
-        tell: is told what happens next.
-        instruments: what measures.
 
     Yields:
         The rows of a case, one for each provider that takes it. One without a time has a reason.

@@ -1,10 +1,12 @@
-"""Which benchmarks, and which of their cases: what `diglot bench` is asked for."""
+"""Which benchmarks, and which of their cases: what `diglot bench` is asked for.
+
+What cannot be had is a ValueError that says why.
+"""
 
 from __future__ import annotations
 
 import functools
 import importlib
-import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,13 +37,8 @@ class Selection:
     """Which cases; what is empty or None leaves all.
 
     Attributes:
-        direction: "forward" or "backward".
-        dtypes: of the tensors.
-        shapes: of the tensors, in place of the benchmark's own.
         sizes: numbers of elements, likewise; the benchmark makes shapes of them.
-        options: values of the op's options.
         timer: in place of that of cases timed on the device.
-        providers: names of them.
         ranking: whether the cases are those of the ranking, and the providers its five.
         models: the seed by which shapes of published models are drawn, in place of the
             benchmark's own cases.
@@ -94,22 +91,14 @@ class Selection:
 
 @functools.cache
 def load(name: str) -> ModuleType:
-    """The module of a benchmark.
-
-    Raises:
-        ValueError: there is none of that name.
-    """
+    """The module of a benchmark."""
     if name not in (*OPS, *APART):
         raise unknown_name("OP", name, (*OPS, *APART))
     return importlib.import_module(f"diglot.bench.{name}")
 
 
 def cases_of(benchmark: Benchmark, selection: Selection) -> list[Case]:
-    """The cases of a benchmark that are chosen; there may be none.
-
-    Raises:
-        ValueError: sizes or shapes are asked for of an op that has none to choose.
-    """
+    """The cases of a benchmark that are chosen; there may be none."""
     cases = benchmark.cases
     sizes, dtypes = selection.sizes, selection.dtypes
     if selection.models is not None:
@@ -218,16 +207,15 @@ def check_providers(benchmarks: Sequence[Benchmark], providers: Sequence[str]) -
 
 
 def parse_sizes(text: str) -> list[int]:
-    """The sizes in a text such as "2^12..2^27" (doubling) or "1000,2^20".
-
-    Raises:
-        ValueError: it is no such text.
-    """
+    """The sizes in a text such as "2^12..2^27" (doubling) or "1000,2^20"."""
     sizes: list[int] = []
     for part in text.split(","):
-        ends = [_parse_size(end, text) for end in part.split("..")]
-        if len(ends) > 2 or ends[0] > ends[-1]:
-            raise _bad_sizes(text)
+        ends = [_parse_size(end) for end in part.split("..")]
+        if len(ends) > 2 or not 0 < ends[0] <= ends[-1] <= MOST_ELEMENTS:
+            raise ValueError(
+                "--sizes must be numbers of elements such as 2^12..2^27 (doubling) or 1000,2^20, "
+                f"from 1 to 2^{MOST_ELEMENTS.bit_length() - 1}, not {text!r}"
+            )
         size = ends[0]
         while size <= ends[-1]:
             sizes.append(size)
@@ -235,32 +223,16 @@ def parse_sizes(text: str) -> list[int]:
     return list(dict.fromkeys(sizes))
 
 
-def _parse_size(text: str, whole: str) -> int:
-    match = re.fullmatch(r"(?:(2)\^)?([0-9]{1,12})", text.strip())
+def _parse_size(text: str) -> int:
+    """A number such as 1000 or 2^20; 0 of another text."""
+    match = re.fullmatch(r"(2\^)?([0-9]{1,12})", text.strip())
     if match is None:
-        raise _bad_sizes(whole)
-    number = int(match[2])
-    size = number if match[1] is None else 2 ** min(number, 64)
-    if not 0 < size <= MOST_ELEMENTS:
-        raise ValueError(
-            f"--sizes must be from 1 to 2^{int(math.log2(MOST_ELEMENTS))} elements, unlike {text}"
-        )
-    return size
-
-
-def _bad_sizes(text: str) -> ValueError:
-    return ValueError(
-        "--sizes must be numbers of elements such as 2^12..2^27 (doubling) or 1000,2^20, "
-        f"not {text!r}"
-    )
+        return 0
+    return int(match[2]) if match[1] is None else 2 ** min(int(match[2]), 64)
 
 
 def parse_options(texts: Iterable[str]) -> dict[str, Any]:
-    """Names and values of texts such as "approximate=tanh".
-
-    Raises:
-        ValueError: one is no such text.
-    """
+    """Names and values of texts such as "approximate=tanh"."""
     options = {}
     for text in texts:
         name, sign, value = text.partition("=")

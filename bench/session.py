@@ -40,9 +40,7 @@ class Plan:
     """What is to be measured.
 
     Attributes:
-        benchmarks: with the cases of each.
         apart: the names of what measures and writes by itself.
-        selection: what was asked for.
         folder: where results of each op go, as it is done; None: nowhere.
     """
 
@@ -57,14 +55,9 @@ class Done:
     """What was measured, or read.
 
     Attributes:
-        gpu: the GPU's name.
-        rows: the results.
         lines: lines of code by op and provider, of a ranking.
-        facts: what else is known of the run.
-        written: files written meanwhile.
         incomplete: what was not measured, in words; None if all was.
         interrupted: whether that is so by Ctrl-C.
-        error: what ended it otherwise.
         plan: what was to be measured; None of what was read.
     """
 
@@ -105,10 +98,7 @@ def plan(
     """What is measured of ops, by default of all that have such cases.
 
     Args:
-        ops: names.
-        selection: which cases.
         results: a folder for the results of each GPU, in a folder of its name.
-        force: whether files there may be overwritten.
 
     Raises:
         ValueError: an op is unknown or has no such case, or a file is there.
@@ -237,9 +227,6 @@ def measure_all(
     """Measures, and keeps what was measured however it ends.
 
     Args:
-        plan: what to measure.
-        tell: is told what happens next.
-        instruments: what measures; by default the GPU's.
         facts: what else is to stand in reports.
     """
     instruments = instruments or GPU

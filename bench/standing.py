@@ -30,7 +30,7 @@ def compared(report: Report) -> Iterator[Ratio]:
     """Our cases of device time with cold caches that have an other to be compared with."""
     rows = [row for row in report["rows"] if row["timer"] == "device"]
     fair = [row for row in rows if marks.how_of(row) != marks.STRAWMAN]
-    return (ratio for ratio in ratios(fair) if ratio.over_peer is not None)
+    return ratios(fair)
 
 
 def _column(ratio: Ratio) -> tuple[str, str]:
@@ -38,21 +38,17 @@ def _column(ratio: Ratio) -> tuple[str, str]:
     return ratio.row["provider"], DIRECTIONS[is_backward]
 
 
-def _over(ratio: Ratio) -> float:
-    return ratio.over_peer or 0.0
-
-
 def _cell(found: Sequence[Ratio]) -> str:
     if not found:
         return NOTHING
-    values = list(map(_over, found))
+    values = [ratio.value for ratio in found]
     return f"{statistics.geometric_mean(values):.2f} ({min(values):.2f})"
 
 
 def _line(report: Report, found: Sequence[Ratio]) -> list[str]:
     columns = [(language, direction) for language in OURS for direction in DIRECTIONS]
     cells = [_cell([ratio for ratio in found if _column(ratio) == column]) for column in columns]
-    worst = min(found, key=_over)
+    worst = min(found, key=lambda ratio: ratio.value)
     case = label(worst.row).removeprefix(worst.row["op"]).strip()
     cases = {label(ratio.row) for ratio in found}
     name = f"{report['op']}{' †' if marks.is_of_old_kernels(report) else ''}"

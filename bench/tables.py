@@ -54,17 +54,12 @@ def _table(title: str, cases: Sequence[dict[str, dict[str, Any]]], text: Any) ->
     shown = [p for p in PROVIDERS if any(p in rows for rows in cases)]
     titles = marks.common(row for rows in cases for row in rows.values())
     header = [title, *(marks.titled(name, titles[name]) for name in shown), "bar"]
-    body = [
-        [_within_op(rows), *(_cell(rows.get(p), text, titles) for p in shown), _bars(rows)]
-        for rows in cases
-    ]
+    body = []
+    for rows in cases:
+        first = next(iter(rows.values()))
+        case = label(first).removeprefix(f"{first['op']} ")  # which a heading names
+        body.append([case, *(_cell(rows.get(p), text, titles) for p in shown), _bars(rows)])
     return table(header, body)
-
-
-def _within_op(rows: dict[str, dict[str, Any]]) -> str:
-    """A case's label below a heading that names its op."""
-    first = next(iter(rows.values()))
-    return label(first).removeprefix(f"{first['op']} ")
 
 
 # The names of bars, as the last column abbreviates them.
@@ -193,12 +188,9 @@ def _l2_cell(row: dict[str, Any], piece: str) -> str:
     return text
 
 
-def _l2_table(title: str, rows: list[dict[str, Any]], piece: str) -> list[str]:
-    def key(options: dict[str, Any]) -> tuple[str, str]:
-        ratio = options["hit_ratio"]
-        return f"{options['hot_mb']} MB", "none" if ratio is None else f"{ratio:g}"
-
-    return pivot(title, {key(row["options"]): _l2_cell(row, piece) for row in rows})
+def _l2_key(row: dict[str, Any]) -> tuple[str, str]:
+    hot_mb, ratio = row["options"]["hot_mb"], row["options"]["hit_ratio"]
+    return f"{hot_mb} MB", "none" if ratio is None else f"{ratio:g}"
 
 
 # Workload, piece (or the whole turn), title.
@@ -223,7 +215,7 @@ def l2_markdown(reports: Reports) -> str:
         ]
         for workload, piece, title in L2_TABLES:
             rows = [row for row in report["rows"] if row["workload"] == workload]
-            lines += _l2_table(title, rows, piece)
+            lines += pivot(title, {_l2_key(row): _l2_cell(row, piece) for row in rows})
     return "\n".join(lines)
 
 

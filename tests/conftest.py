@@ -6,6 +6,7 @@ import dataclasses
 import importlib.util
 import json
 import os
+import signal
 import sys
 from collections import Counter
 from pathlib import Path
@@ -77,6 +78,9 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError("--evidence: PyTorch finds no CUDA GPU")
     if evidence == "add" and not is_of_these_sources(outcome_file()):
         raise pytest.UsageError("--evidence=add: no run of these sources is there to add to")
+    # A shell has what it starts in the background ignore Ctrl-C, which tests press.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     where = torch.cuda.get_device_name() if HAS_GPU else "interpreted"
     ops = OPS if HAS_GPU else [op for op in OPS if op not in NOT_INTERPRETED]
     languages = Languages(ops, where, config.getoption("--both-languages"))

@@ -19,7 +19,7 @@ from diglot.tools import interpreted
 from diglot.tools.inspect import InspectedKernel, Inspection
 from diglot.tools.numbers import duration
 from diglot.tools.occupancy import occupancy
-from diglot.tools.resources import KernelResources
+from diglot.tools.resources import KernelResources, PlanOfRun
 from diglot.tools.table import Column, Table
 from diglot_cli import common
 from diglot_cli import inspect as inspecting
@@ -80,15 +80,26 @@ def test_specs(columns):
 @widths
 @pytest.mark.parametrize("spilled", [0, 16])
 def test_inspect(columns, spilled, capsys):
-    takes = KernelResources("scale", "sm_90", 40, spilled, 0, 128, 16, 8, threads=256)
+    name = "scale<" + ", ".join(f"(Shape){n}" for n in range(20)) + ">"
+    counted = tuple((f"LDG.{bits}", bits) for bits in range(100, 140))
+    takes = KernelResources(
+        name, "sm_90", 40, spilled, 0, 128, 16, 8, threads=256, instructions=counted
+    )
     kernel = InspectedKernel("cuda", ("forward",), takes, occupancy("sm_90", 256, 40, 128), {})
-    found = Inspection("gelu", "sm_90", (kernel, kernel), {}, {})
+    tunables = tuple((f"rows.cuda.number_{n}", n) for n in range(12))
+    plan = PlanOfRun("scale_forward", "a variant", (4096, 4096, "call"), tunables)
+    found = Inspection("gelu", "sm_90", (kernel, kernel), {}, {"cuda": (plan,)})
     inspecting._print_resources(common.make_console(), found)
     lines = capsys.readouterr().out.splitlines()
     told = "registers are spilled by 1, 2" if spilled else "no register is spilled"
     assert lines[0] == f"gelu: kernels for sm_90, 2 of cuda; {told}"
     assert max(map(len, lines)) <= columns
-    assert "128+0" in "\n".join(lines) and "registers" in "\n".join(lines)
+    text = "\n".join(lines)
+    assert "128+0" in text and "registers" in text
+    # Whole, each pair in one line.
+    assert all(f"{n} LDG.{n}" in text for n in range(100, 140))
+    assert all(f"rows.cuda.number_{n} {n}" in text for n in range(12))
+    assert [line for line in lines if line.startswith("1  cuda scale<(Shape)0, ")]
 
 
 @pytest.mark.parametrize(

@@ -225,10 +225,11 @@ def test_classes_of_the_list():
         reason = disagreement(example(kind, said), class_of(kind), said.kind)
         if reason is not None:
             wrong[name] = reason
-    assert wrong == {}
     listed = json.loads(Path(diglot.models.__file__).with_name("reviewed.json").read_text())
     is_listed = f"transformers {transformers.__version__}" in listed["versions"]
-    assert len(missing) <= (0 if is_listed else len(reviewed()) / 10)
+    # A class that computes something else in another version is refused there.
+    most = 0 if is_listed else len(reviewed()) / 10
+    assert len(wrong) <= most and len(missing) <= most, (wrong, missing)
 
 
 def example(kind: Any, rule: Rule) -> nn.Module:

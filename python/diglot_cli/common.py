@@ -8,6 +8,7 @@ import math
 import os
 import signal
 import sys
+import textwrap
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -31,7 +32,8 @@ from rich.progress import (
 if TYPE_CHECKING:
     from diglot.tools.table import Column, Table
 
-PIPED_WIDTH = 240  # wide enough that nothing is wrapped where a program reads the output
+PIPED_WIDTH = 1000  # wide enough that nothing is wrapped where a program reads the output
+NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
 class Failure(click.ClickException):
@@ -120,6 +122,21 @@ def make_console(stderr: bool = False) -> Console:
 def print_verdict(line: str, is_bad: bool = False) -> None:
     """Prints the result of a command in one line. Its figures follow."""
     make_console().print(line, markup=False, style="bold red" if is_bad else "bold")
+
+
+def print_indented(console: Console, text: str, style: str | None = None) -> None:
+    """Prints a text of one line. Where it must wrap, its further lines are indented.
+
+    It does not wrap at a no-break space, in whose place a space is printed.
+    """
+    lines = textwrap.fill(
+        text,
+        console.width,
+        subsequent_indent="   ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    console.print(lines.replace(NO_BREAK, " "), markup=False, style=style, soft_wrap=True)
 
 
 def print_table(columns: Sequence[Column | str], body: Iterable[Sequence[str]]) -> None:
@@ -225,6 +242,7 @@ def check_files(read: Iterable[str | None], written: dict[str, str | None], forc
     `read` are the names of inputs, and `written` the names of outputs, by option.
     """
     from diglot.files import check_writable
+    from diglot.tools.drawing import check_plot
 
     options = {os.path.realpath(name): "--input" for name in read if name is not None}
     for option, name in written.items():
@@ -234,6 +252,8 @@ def check_files(read: Iterable[str | None], written: dict[str, str | None], forc
             check_writable(name, force)
         except ValueError as error:
             raise ValueError(f"{option}: {error}") from error
+        if option == "--plot":
+            check_plot(name)
         other = options.setdefault(os.path.realpath(name), option)
         if other != option:
             raise ValueError(f"{option} must name another file than {other}, and both are {name}")

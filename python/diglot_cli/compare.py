@@ -105,10 +105,6 @@ def compare(
     spec.check_options(options)
     where = find_device(device)
     check_files([path], {"--save": save, "--plot": plot}, force)
-    if plot is not None:
-        from diglot.tools.plots import check_plot
-
-        check_plot(plot)
     sizes = None if shape is None else inputs.parse_shape(shape)
     kind = None if dtype is None else inputs.parse_dtype(dtype)
 

@@ -17,10 +17,12 @@ from rich.syntax import Syntax
 from rich.table import Table
 
 from diglot_cli.common import (
+    NO_BREAK,
     command,
     given,
     make_console,
     op_options,
+    print_indented,
     print_table,
     print_verdict,
     show_progress,
@@ -130,7 +132,7 @@ def inspect(
     else:
         _print_resources(make_console(), found)
     for what, why in found.reasons.items():
-        messages.print(f"{what}: {why}", markup=False, soft_wrap=True)
+        print_indented(messages, f"{what}: {why}")
 
 
 def _title(kernel: Any) -> str:
@@ -167,11 +169,11 @@ def _print_resources(console: Console, found: Any) -> None:
     for number, kernel in enumerate(found.kernels, 1):
         of = kernel.resources
         # Names of CUDA's kernels are too long for a cell, and so is what they do.
-        console.print(f"{number}  {_title(kernel)}", markup=False, style="bold", soft_wrap=True)
-        counts = ", ".join(f"{count} {name}" for name, count in of.instructions)
-        console.print(f"   {counts or 'no instruction that is counted'}", soft_wrap=True)
+        print_indented(console, f"{number}  {_title(kernel)}", style="bold")
+        counts = ", ".join(f"{count}{NO_BREAK}{name}" for name, count in of.instructions)
+        print_indented(console, f"   {counts or 'no instruction that is counted'}")
         if of.products:
-            console.print(f"   {of.form}", markup=False, soft_wrap=True)
+            print_indented(console, f"   {of.form}")
         cells = (
             *(number, of.threads, of.registers, f"{of.spill_bytes}/{of.stack_bytes}"),
             f"{of.shared_bytes - of.dynamic_shared_bytes}+{of.dynamic_shared_bytes}",
@@ -183,10 +185,12 @@ def _print_resources(console: Console, found: Any) -> None:
     print_table([Column(title, title != LIMITED_BY) for title in RESOURCES], rows)
     for language, plans in found.plans.items():
         for plan in plans:
-            console.print(_plan_line(language, plan), markup=False, soft_wrap=True)
-            decided = ", ".join(f"{name} {_number(value)}" for name, value in plan.tunables)
+            print_indented(console, _plan_line(language, plan))
+            decided = ", ".join(
+                f"{name}{NO_BREAK}{_number(value)}" for name, value in plan.tunables
+            )
             if decided:
-                console.print(f"   by tunables: {decided}", markup=False, soft_wrap=True)
+                print_indented(console, f"   by tunables: {decided}")
 
 
 def _number(tunable: int) -> str:

@@ -38,7 +38,6 @@ class Error:
 
     Attributes:
         output: which result: "output", or "grad_<input>".
-        elements: how many elements were compared.
         worst_ulp: the largest error, in ulps of the result's dtype at the exact value; below the
             least normal number the ulp is that number's. For integers and bool, the difference.
             Infinite where one of the two is NaN or infinite and the other is not the same.
@@ -46,8 +45,6 @@ class Error:
         largest: the largest exact value, without its sign, of those that are finite.
         index: index of the element whose error is `worst_ulp`; None for an empty tensor.
         at: values of the inputs there, by name.
-        result: the result there.
-        expected: the exact value there.
         tolerance_ulp: error in ulps that an element may have. Below the least normal number one may
             also be off by that number, because results there may be flushed to zero.
         failing: share of elements beyond the tolerance, from 0 to 1.
@@ -83,8 +80,6 @@ class Agreement:
     """How far two results of the same call are from each other.
 
     Attributes:
-        first: backend of one.
-        second: backend of the other.
         max_ulp: the largest distance in representable numbers; infinite where only one is NaN.
         bit_equal: share of elements that are equal in every bit (any NaN equals any NaN).
         index: index of the element with `max_ulp`; None for empty tensors.
@@ -104,7 +99,6 @@ class Profile:
     """Error as a function of an input's value: the largest one in each bin.
 
     Attributes:
-        edges: edges of the bins.
         worst_ulp: the largest error in each bin, in ulps; None for an empty bin.
     """
 
@@ -217,8 +211,6 @@ def measure_error(
 
     Args:
         result: any shape, strides and device.
-        expected: the oracle's values for it.
-        output: the name of the result in reports.
         tolerance_ulp: error in ulps that an element may have; by default what `expected` says, or
             TOLERANCE_ULP of the dtype, or 0 for integers and bool.
         profile: also counts the errors by the value of the first shown input.

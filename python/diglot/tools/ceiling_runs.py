@@ -62,8 +62,6 @@ def measure_all(
     """Measures the ceilings of a GPU and of its links to the host.
 
     Args:
-        device: the GPU.
-        tell: is told what is measured next.
         keep: is given each row as soon as it is measured.
 
     Raises:

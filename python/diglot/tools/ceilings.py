@@ -1,6 +1,7 @@
 """What a machine reaches at most, as it was measured once: its ceilings file.
 
-`diglot specs --measure` writes it; other tools load it. How it is measured: `ceiling_runs.py`.
+`diglot specs --measure` writes it; other tools load it. How it is measured: `ceiling_runs.py`. A
+file that cannot be read or written, or is no such file, is a ValueError.
 """
 
 from __future__ import annotations
@@ -26,8 +27,6 @@ class Ceiling:
     Attributes:
         what: "copy", "read", "write", "matrix product", "host to device", "device to host" or
             "both ways".
-        how: what ran.
-        dtype: of the data.
         unit: of `rate`, "GB/s" (10^9 bytes/s; both ways at once: each way) or "TFLOP/s" (10^12
             operations/s).
         bytes: that were moved, read and written together; of a copy from or to the host, each way.
@@ -35,10 +34,6 @@ class Ceiling:
         verified: whether the result was right. What was not right has no rate.
         rate: by the median time.
         time_us: median, in microseconds.
-        p20_us: 20th percentile.
-        p80_us: 80th percentile.
-        samples: how many times it was measured.
-        reason: why there is no rate.
     """
 
     what: str
@@ -63,9 +58,7 @@ class Ceilings:
     Attributes:
         gpu: its name, as PyTorch reports it.
         date: when they were measured, as YYYY-MM-DD.
-        versions: of what ran, by name.
         device: what the driver says of the GPU (`device.DeviceFacts`).
-        rows: what was measured.
     """
 
     gpu: str
@@ -98,11 +91,7 @@ class Ceilings:
         return for_json({**head, **asdict(self)})
 
     def save(self, path: str | Path, force: bool = False) -> None:
-        """Writes a file that `load` reads.
-
-        Raises:
-            ValueError: it cannot be written, or exists and `force` is not given.
-        """
+        """Writes a file that `load` reads."""
         check_writable(path, force)
         with writing(path):
             Path(path).write_text(json.dumps(self.as_dict(), indent=1) + "\n")
@@ -121,9 +110,6 @@ def load(gpu: str) -> Ceilings | None:
 
     Args:
         gpu: its name, as PyTorch reports it.
-
-    Raises:
-        ValueError: the file is no ceilings file, or of another GPU.
     """
     path = default_path(gpu)
     if not path.exists():
@@ -135,11 +121,7 @@ def load(gpu: str) -> Ceilings | None:
 
 
 def read(path: str | Path) -> Ceilings:
-    """Reads a ceilings file.
-
-    Raises:
-        ValueError: it cannot be read, or is no ceilings file of this version.
-    """
+    """Reads a ceilings file."""
     try:
         content = json.loads(Path(path).read_text())
     except (OSError, ValueError) as error:
@@ -148,11 +130,7 @@ def read(path: str | Path) -> Ceilings:
 
 
 def parse(content: Any, path: str | Path) -> Ceilings:
-    """Makes ceilings of a file's content; `path` is for messages.
-
-    Raises:
-        ValueError: it is not that of a ceilings file of this version.
-    """
+    """Makes ceilings of a file's content; `path` is for messages."""
     if not isinstance(content, dict) or content.get("schema") != SCHEMA:
         raise ValueError(f"{path} is no ceilings file, as diglot specs --measure writes")
     version = content.get("schema_version")

@@ -23,18 +23,9 @@ class DeviceFacts:
     """A GPU as its driver describes it; None where it does not say.
 
     Attributes:
-        name: of the GPU.
-        compute_capability: such as "9.0".
         memory_bytes: of the device memory that PyTorch can use.
-        l2_bytes: of the L2 cache.
-        multiprocessors: how many it has.
-        shared_bytes_per_multiprocessor: shared memory.
         shared_bytes_per_block: what a block can have of it, if it asks.
         clock_mhz: of the multiprocessors, now.
-        max_clock_mhz: of the multiprocessors, at most.
-        max_memory_clock_mhz: of the memory, at most.
-        power_limit_w: in watts.
-        driver: its version.
     """
 
     name: str

@@ -187,9 +187,6 @@ def series(
     """Marks of one provider, with whiskers, and rings where bars are missed.
 
     Args:
-        axes: where.
-        name: of the provider.
-        style: colour and marker.
         places: the points, each at its place along the other axis, with what a mark says.
         options: `across`: values go along x. Others are the line's.
     """

@@ -23,9 +23,7 @@ class Frame:
     """A frame with what it calls.
 
     Attributes:
-        name: as it is in the stacks.
         us: time in it and in what it calls, in microseconds.
-        parts: what it calls, by name.
     """
 
     name: str

@@ -17,15 +17,10 @@ class Gpu:
     """One GPU, by its data sheet.
 
     Attributes:
-        name: what it is called here.
         match: a regular expression of the name that PyTorch reports.
-        architecture: such as "Hopper".
-        compute_capability: such as "9.0".
         memory_gb: device memory, in 2^30 bytes; the driver keeps some of it.
-        memory: its kind.
         bandwidth_gb_per_s: of the device memory, in 10^9 bytes/s.
         l2_mb: the L2 cache, in 2^20 bytes.
-        multiprocessors: how many it has.
         shared_kb_per_multiprocessor: shared memory, in 2^10 bytes.
         shared_kb_per_block: what a block can have of it.
         tflop_per_s: peak rates without sparsity, in 10^12 operations/s: "float32" outside the

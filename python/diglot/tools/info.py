@@ -6,16 +6,14 @@ import os
 import platform
 import re
 from dataclasses import dataclass
-from importlib import metadata
 from pathlib import Path
 
 import torch
 
 from diglot.backends.registry import INTERPRET, load_extension, load_interpreter, load_triton
 from diglot.backends.selection import explain_device
+from diglot.bench.evidence import installed
 from diglot.tools.table import Table
-
-NOT_INSTALLED = "not installed"
 
 
 @dataclass(frozen=True)
@@ -23,12 +21,10 @@ class Info:
     """What `diglot info` tells.
 
     Attributes:
-        versions: of packages, by name.
         driver: of NVIDIA's driver and the CUDA version that it supports.
         gpus: name, compute capability and memory of each GPU.
         extension: what the CUDA extension was built with and for; or why it does not load.
         interpreter: "built" if the CUDA kernels are there for the host too; or why they are not.
-        interpret: whether DIGLOT_INTERPRET=1 is set.
         backends: by device, then by backend: why it cannot run; None if it can.
         notes: by device, then by backend: a remark on one that can run.
     """
@@ -56,13 +52,6 @@ class Info:
                 verdict = "can run" if reason is None else f"cannot run: {reason}"
                 rows.append((f"  {name}", f"{verdict}{f' ({note})' if note else ''}"))
         return str(Table(("", ""), rows))
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return NOT_INSTALLED
 
 
 def _cuda(number: int) -> str:
@@ -117,11 +106,11 @@ def collect() -> Info:
     gpus = _gpus()
     triton, reason = load_triton()
     versions = {
-        "diglot": _version("diglot"),
+        "diglot": installed("diglot") or "not installed",
         "python": platform.python_version(),
         "torch": f"{torch.__version__}, "
         + (f"built with CUDA {torch.version.cuda}" if torch.version.cuda else "without CUDA"),
-        "triton": reason if triton is None else _version("triton"),
+        "triton": reason if triton is None else installed("triton") or "not installed",
     }
     if os.environ.get("DIGLOT_BACKEND"):
         versions["DIGLOT_BACKEND"] = os.environ["DIGLOT_BACKEND"]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 
@@ -23,7 +23,6 @@ from diglot.reference.specs import OpSpec
 if TYPE_CHECKING:
     import numpy as np
 
-NEEDS_SAFETENSORS = '--input: .safetensors files need safetensors: pip install "diglot[tools]"'
 Read = TypeVar("Read")
 
 TOO_MANY_ELEMENTS = 2**60  # their bytes, 8 for each, would overflow
@@ -62,22 +61,14 @@ class TensorFile:
 
 
 def parse_dtype(name: str) -> torch.dtype:
-    """The dtype of a name such as "bf16" or "float32".
-
-    Raises:
-        ValueError: there is no such dtype.
-    """
+    """The dtype of a name such as "bf16" or "float32"."""
     if name not in DTYPES:
         raise unknown_name("--dtype", name, DTYPES)
     return DTYPES[name]
 
 
 def parse_shape(text: str) -> tuple[int, ...]:
-    """The sizes in a text such as "8192x8192".
-
-    Raises:
-        ValueError: it is no such text.
-    """
+    """The sizes in a text such as "8192x8192"."""
     if not re.fullmatch(r"[0-9]+(x[0-9]+)*", text):
         raise ValueError(f"--shape must be sizes joined by x, such as 8192x8192, not {text!r}")
     sizes = text.split("x")
@@ -109,11 +100,7 @@ def _memory_for(argument: str) -> Iterator[None]:
 
 
 def open_file(path: Path, readers: Mapping[str, Callable[[Path], Read]]) -> Read:
-    """What the reader of a file's suffix makes of it.
-
-    Raises:
-        ValueError: the file is missing, has another suffix, or cannot be read.
-    """
+    """What the reader of a file's suffix makes of it."""
     try:
         if not path.is_file():
             problem = "is not a file" if path.exists() else "is not there"
@@ -126,21 +113,12 @@ def open_file(path: Path, readers: Mapping[str, Callable[[Path], Read]]) -> Read
 
 
 def read_file(path: Path) -> TensorFile:
-    """Reads a file of tensors, by its suffix.
-
-    Raises:
-        ValueError: it is missing, holds something else than tensors, or needs a package that is not
-            installed.
-    """
+    """Reads a file of tensors, by its suffix."""
     return open_file(path, READERS)
 
 
 def load_npy(path: Path, mmap_mode: Literal["r"] | None = None) -> np.ndarray:
-    """The array of a .npy file: read, or mapped.
-
-    Raises:
-        ValueError: it is no such file, or holds a pickle.
-    """
+    """The array of a .npy file: read, or mapped."""
     try:
         import numpy as np
     except ImportError as error:
@@ -163,11 +141,7 @@ def load_npy(path: Path, mmap_mode: Literal["r"] | None = None) -> np.ndarray:
 
 
 def from_numpy(array: np.ndarray, path: Path) -> torch.Tensor:
-    """A tensor on an array's memory.
-
-    Raises:
-        ValueError: no tensor has the array's dtype.
-    """
+    """A tensor on an array's memory."""
     try:
         return torch.from_numpy(array)
     except (TypeError, ValueError) as error:
@@ -182,17 +156,26 @@ def _read_npy(path: Path) -> TensorFile:
     return TensorFile({"": from_numpy(array, path)})
 
 
-def _read_safetensors(path: Path) -> TensorFile:
+@contextmanager
+def open_safetensors(path: Path, framework: str) -> Iterator[Any]:
+    """Context manager: a .safetensors file, opened and checked by the package."""
     try:
         from safetensors import SafetensorError, safe_open
     except ImportError as error:
-        raise ValueError(NEEDS_SAFETENSORS) from error
+        raise ValueError(
+            '--input: .safetensors files need safetensors: pip install "diglot[tools]"'
+        ) from error
     try:
-        with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            return TensorFile(tensors, file.metadata() or {})
+        with safe_open(path, framework=framework) as file:
+            yield file
     except SafetensorError as error:
         raise ValueError(f"--input: {path} is not a safetensors file: {error}") from error
+
+
+def _read_safetensors(path: Path) -> TensorFile:
+    with open_safetensors(path, "pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        return TensorFile(tensors, file.metadata() or {})
 
 
 def _read_pt(path: Path) -> TensorFile:
@@ -236,9 +219,6 @@ def pick(spec: OpSpec, file: TensorFile, names: Sequence[str], source: str) -> l
     """Names of the tensors that an op is to take from a file.
 
     Those given; else those that the file's metadata says; else the first ones.
-
-    Raises:
-        ValueError: a name that the file lacks, or too few or too many.
     """
     needed, known = len(spec.inputs), list(file.tensors)
     listed = ", ".join(known) if known != [""] else "one without a name"
@@ -278,16 +258,10 @@ def load(
     """An op's inputs, from a file or random and normal.
 
     Args:
-        spec: the op's record.
         path: a .npy, .safetensors or .pt file.
         tensors: names of the tensors to take from it, one per input.
         shape: instead of a file, draw data of this shape, with `seed`.
         dtype: dtype to convert to; by default the file's, or float32.
-        device: where the tensors are wanted.
-        seed: of random data.
-
-    Raises:
-        ValueError: what is wrong, naming the argument of the command line.
     """
     if (path is None) == (shape is None):
         raise ValueError("exactly one of --input FILE and --shape SIZES must be given")

@@ -47,7 +47,6 @@ class InspectedKernel:
     """A kernel that a call of an op launches.
 
     Attributes:
-        language: "cuda" or "triton".
         directions: the passes that launch it: "forward", "backward" or both.
         resources: what it takes, and how it is launched.
         occupancy: how many of its blocks a multiprocessor holds, by these.
@@ -76,7 +75,6 @@ class Inspection:
     """What was found.
 
     Attributes:
-        op: the op's name.
         architecture: the GPU's, as it was asked for.
         kernels: those of CUDA C++ first, each language's in the order of their launches.
         reasons: by language, why there is nothing of it; or by language and stage, such as
@@ -132,7 +130,7 @@ def check_stage(stage: str, languages: Sequence[str]) -> tuple[str, ...]:
     return having
 
 
-def _calls(
+def calls_of(
     op: str, shape: tuple[int, ...], dtype: torch.dtype, options: Mapping[str, Any]
 ) -> dict[str, Call]:
     """The call of an op in each of its directions, on contiguous tensors."""
@@ -234,15 +232,12 @@ def inspect(
     """Looks into the kernels that an op launches, forward and backward, on contiguous tensors.
 
     Args:
-        op: its name, such as "gelu".
         languages: of "cuda" and "triton".
         architecture: the GPU's, such as "sm_90". Of CUDA's kernels that is the code that it runs:
             that of "sm_90a" too.
         stages: those wanted, of `STAGES`; a language has those of them that its compiler has.
         kernel: only these kernels: a name, with template arguments or without, or with wildcards.
         shape: of the op's first input; others have the shapes that go with it.
-        dtype: of the inputs.
-        options: the op's, by name.
 
     Returns:
         The kernels. Why a language has none, for want of its compiler, say, is in the `reasons`.
@@ -253,7 +248,7 @@ def inspect(
         ResourcesUnavailable: no language's kernels can be looked at, or the op refuses the call:
             the message says why.
     """
-    calls = _calls(op, shape, dtype, options)
+    calls = calls_of(op, shape, dtype, options)
     find_limits(architecture)
     for stage in stages:
         check_stage(stage, languages)
@@ -334,12 +329,8 @@ def save(inspection: Inspection, folder: str | Path, force: bool = False) -> lis
     """Writes every stage that was asked for, a file for each kernel and stage, and resources.json.
 
     Args:
-        inspection: what `inspect` found.
         folder: made if there is none.
         force: write into a folder that has files.
-
-    Returns:
-        The files.
 
     Raises:
         ValueError: the folder cannot be written, or has files and `force` is not set.

@@ -56,12 +56,8 @@ def estimate_seconds(
     """The seconds that an interpreted comparison of an op takes, by a trial of few elements.
 
     Args:
-        spec: the op's record.
         shape: of the first input.
         dtype: of the inputs; None: float32.
-        device: of the inputs.
-        backward: whether the gradients are compared.
-        options: the op's keyword options.
     """
     sizes, left = [], TRIED
     for size in reversed(shape):

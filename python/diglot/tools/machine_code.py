@@ -109,9 +109,6 @@ class Usage(NamedTuple):
     """What cuobjdump tells of a function without looking at its code.
 
     Attributes:
-        symbol: its name in the file.
-        registers: per thread.
-        stack_bytes: stack frame per thread.
         shared_bytes: static shared memory per block, as the file has it: from sm_90 on, where there
             is any, with `RESERVED_SHARED_BYTES`.
     """
@@ -160,18 +157,7 @@ _LINE = re.compile(r"^\s*(/\*[0-9a-f]{4,}\*/)\s+(.*?;)\s*(?:/\*.*)?$")
 
 @dataclass(frozen=True)
 class Code:
-    """What is counted in a function's code.
-
-    Attributes:
-        loads: the loads from global memory: pairs of a width in bytes and how many instructions
-            have it, widest first.
-        stores: the same of the stores.
-        spill_bytes: bytes per thread that are stored to local memory.
-        instructions: pairs of an instruction of `COUNTED`, where it is an access with its width in
-            bits ("LDG.128"), and how many there are.
-        products: pairs of an instruction of tensor cores with its shape and types
-            ("HGMMA.64x128x16.F32.BF16"), and how many there are.
-    """
+    """What is counted in a function's code, as `diglot.tools.resources.KernelResources` has it."""
 
     loads: tuple[tuple[int, int], ...]
     stores: tuple[tuple[int, int], ...]

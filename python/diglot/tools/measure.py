@@ -39,10 +39,6 @@ class Timing:
     """Times of one function.
 
     Attributes:
-        median_us: median, in microseconds.
-        p20_us: 20th percentile.
-        p80_us: 80th percentile.
-        samples: how many times it was measured.
         exposed: in how many of these the device waited for the host, whose time is then in them.
     """
 
@@ -165,7 +161,6 @@ class _Samples:
     """Device times of a function, without the host's: each call waits behind a filler.
 
     Args:
-        function: what is timed.
         fill: keeps the device busy.
         host_us: what the host takes from the filler to the end of the call, about.
         first: called before the filler, untimed.
@@ -228,9 +223,6 @@ def interleaved(
         prepare: called before each call, untimed: undoes what a function in place has done.
         cold: whether the L2 cache is overwritten before each call; otherwise the function is
             called once more just before, untimed.
-
-    Returns:
-        A `Timing` per name.
 
     Raises:
         RuntimeError: kernels are interpreted, or there is no GPU. The other timers too.

@@ -18,7 +18,6 @@ class ModuleCost:
     """What all calls of a module took, together with the modules in it.
 
     Attributes:
-        calls: how many there were.
         forward_us: microseconds of the forward passes: on the GPU, or without one on the CPU.
         backward_us: of the backward passes, by autograd's numbers: a step has that of the operator
             whose derivative it is. Steps that add up a parameter's gradient have none.

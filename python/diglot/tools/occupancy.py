@@ -29,10 +29,7 @@ class Limits:
     """What a multiprocessor holds at once.
 
     Attributes:
-        blocks: how many at most.
-        warps: how many at most, of all blocks.
         shared_bytes: of all blocks; of one, 1 KiB less.
-        has_clusters: whether its blocks can be of clusters.
     """
 
     blocks: int
@@ -100,7 +97,6 @@ def occupancy(architecture: str, threads: int, registers: int, shared_bytes: int
     named barriers, of which no kernel of diglot's has more than every block may have.
 
     Args:
-        architecture: such as "sm_90".
         threads: of a block.
         registers: of a thread.
         shared_bytes: of a block, static and dynamic.

@@ -22,10 +22,6 @@ _PACKAGE = "diglot.triton_ops."
 def sources_hash(language: str, op: str) -> str:
     """A hash of these files, wherever they are installed.
 
-    Args:
-        language: "cuda" or "triton".
-        op: the op's name.
-
     Raises:
         FileNotFoundError: there is no such op in the language.
     """

@@ -9,11 +9,10 @@ from typing import Any
 
 from diglot.tools import drawing
 from diglot.tools.comparison import Comparison, Row
-from diglot.tools.drawing import BAD, INK, PROVIDERS, Case, Picture, Point, check_plot
+from diglot.tools.drawing import BAD, INK, PROVIDERS, Case, Picture, Point
 from diglot.tools.numbers import NOTHING, number
 from diglot.tools.resources import TensorLike
 
-__all__ = ["check_plot", "picture", "plot"]
 # Size of marker and width of line, in the order in which they are drawn: lines that coincide stay
 # visible, since the wider ones lie below.
 WIDTHS = {"torch": (6.5, 3.0), "triton": (5.5, 1.8), "cuda": (3.2, 0.9)}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -177,7 +176,7 @@ class NvtxEngine(Engine):
     def scope(
         self, name: str, metrics: dict[str, float] | None = None
     ) -> AbstractContextManager[Any]:
-        return _nvtx_range(name)
+        return torch.cuda.nvtx.range("{}", name)  # whose first argument is a format
 
     def lines(self, rows: int, by_shape: bool = False) -> list[str]:
         return ["NVTX ranges were marked; Nsight Systems, started around this process, shows them"]
@@ -190,16 +189,6 @@ ENGINES: dict[str, type[Engine]] = {
 }
 # What each output is made of, and which engines have it.
 HAVE_STACKS, HAVE_TRACE = ("torch", "proton"), ("torch",)
-
-
-@contextmanager
-def _nvtx_range(name: str) -> Iterator[None]:
-    """PyTorch's own takes the name for a format."""
-    torch.cuda.nvtx.range_push(name)
-    try:
-        yield
-    finally:
-        torch.cuda.nvtx.range_pop()
 
 
 def check_gpu(engine: str) -> None:

@@ -25,8 +25,6 @@ def launch_table(
     """Kernels by scope and by operator as text.
 
     Args:
-        trace: the trace.
-        limit: the number of rows.
         gb_per_s: the GPU's peak bandwidth; None: unknown, and no row says what bounds it.
         moved: exact bytes that an operator must move, by name, instead of the trace's.
     """

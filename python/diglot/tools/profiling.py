@@ -172,7 +172,6 @@ class profile:
         """A range with a name, which tables, traces and trees show.
 
         Args:
-            name: what it is called.
             metrics: numbers to show with it, such as {"bytes": 1e9} (engine "proton").
         """
         if self._engine is None:

@@ -25,10 +25,8 @@ class Node:
     """A scope or a kernel, with what is in it.
 
     Attributes:
-        name: the scope's or the kernel's.
         us: time on the GPU, of what is in it too, in microseconds.
         count: how many kernels ran.
-        parts: what is in it.
         metrics: numbers that were given for it, such as "bytes".
     """
 

@@ -39,7 +39,7 @@ def _device(architecture: str) -> Device:
     return Device(number, MULTIPROCESSORS, limits.shared_bytes, limits.has_clusters, GPU)
 
 
-def _plan(call: Call, language: str, architecture: str) -> list[PlannedRun]:
+def plan_call(call: Call, language: str, architecture: str) -> list[PlannedRun]:
     """How the direction asked about would run; a forward pass before it does not count."""
     if language == "cuda":
         extension, reason = load_extension()
@@ -84,7 +84,7 @@ def _told(runs: list[PlannedRun]) -> tuple[PlanOfRun, ...]:
 
 def _cuda_answers(calls: list[Call], architecture: str) -> list[Kernels]:
     """The kernels of each call; a call that cannot be made does not keep others."""
-    planned = [_try(_plan, call, "cuda", architecture) for call in calls]
+    planned = [_try(plan_call, call, "cuda", architecture) for call in calls]
     # Looked up all at once: a look into the library takes a while.
     names = {
         short_name(launch.kernel) for runs, _ in planned for r in runs for launch in r.plan.launches
@@ -105,7 +105,7 @@ def _triton_answers(calls: list[Call], architecture: str, stages: Sequence[str])
     """The same of Triton's; one that cannot be compiled does not keep others either."""
     answers = []
     for call in calls:
-        runs, uncalled = _try(_plan, call, "triton", architecture)
+        runs, uncalled = _try(plan_call, call, "triton", architecture)
         compiled, uncompiled = _try(
             lambda planned: [
                 compile_stages(launch.specialization, architecture)

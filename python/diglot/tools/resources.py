@@ -111,23 +111,20 @@ class KernelResources:
 
 def join(usage: Iterable[Usage], sass: str, architecture: str) -> dict[str, KernelResources]:
     """Kernels by name, of the two things that cuobjdump tells of them."""
-    code = read_sass(sass)
+    codes = read_sass(sass)
     kernels = [
         KernelResources(
             name=demangle(entry.symbol),
             architecture=architecture,
             registers=entry.registers,
-            spill_bytes=code[entry.symbol].spill_bytes,
             stack_bytes=entry.stack_bytes,
             shared_bytes=entry.own_shared_bytes(architecture),
-            load_bytes=max((width for width, _ in code[entry.symbol].loads), default=None),
-            store_bytes=max((width for width, _ in code[entry.symbol].stores), default=None),
-            loads=code[entry.symbol].loads,
-            stores=code[entry.symbol].stores,
-            instructions=code[entry.symbol].instructions,
-            products=code[entry.symbol].products,
+            load_bytes=max((width for width, _ in code.loads), default=None),
+            store_bytes=max((width for width, _ in code.stores), default=None),
+            **vars(code),
         )
         for entry in usage
+        for code in [codes[entry.symbol]]
     ]
     return {kernel.name: kernel for kernel in kernels}
 
@@ -137,7 +134,6 @@ class CompiledKernel:
     """A Triton kernel, and what its compiler made of it on the way.
 
     Attributes:
-        resources: the kernel.
         stages: the source's TTIR, TTGIR, LLVM IR and PTX, by the names "ttir", "ttgir", "llir" and
             "ptx", and "cubin".
     """
@@ -155,7 +151,6 @@ def compile_stages(specialization: Any, architecture: str = DEFAULT_ARCHITECTURE
 
     Args:
         specialization: a `diglot.triton_ops.launch.Specialization`.
-        architecture: what to compile for.
 
     Raises:
         RuntimeError: Triton interprets in this process; `kernels_of_calls` uses another.
@@ -201,7 +196,6 @@ class TensorLike:
 
     Attributes:
         dtype: the dtype's name, such as "bfloat16".
-        shape: sizes.
         stride: strides, in elements.
         misalignment: elements from the multiple of 16 bytes below to the first element.
     """
@@ -233,9 +227,7 @@ class Call:
     """A call of an op, of which the kernels are asked.
 
     Attributes:
-        op: the op's name.
         inputs: its inputs: tensors without data, or numbers.
-        options: its keyword options.
         backward: whether the backward pass is meant, instead of the forward one.
     """
 
@@ -251,7 +243,6 @@ class PlanOfRun:
 
     Attributes:
         launcher: the direction, such as "gelu_forward".
-        variant: the plan's name.
         scratch: bytes, leading bytes that are zeroed, and the lifetime of the memory that it needs;
             None if it needs none.
         tunables: the measured numbers that decided, by name.
@@ -292,9 +283,6 @@ def kernels_of_calls(
     compiles, which it cannot where it interprets.
 
     Args:
-        calls: the calls.
-        architecture: the GPU's, such as "sm_90".
-        languages: of "cuda" and "triton".
         stages: of `TRITON_STAGES`, those that are wanted of Triton's kernels.
 
     Raises:

@@ -186,7 +186,6 @@ def source_of(language: str, kernel: str) -> Source | None:
     """The source of a kernel; None where the installation has none.
 
     Args:
-        language: "cuda" or "triton".
         kernel: its name, with template arguments or without.
     """
     # An elementwise kernel of C++ is the device library's; the op's is the functor that it maps.

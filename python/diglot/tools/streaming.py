@@ -22,7 +22,7 @@ import torch
 from diglot.files import check_writable, writing
 from diglot.names import suggestion
 from diglot.pipeline.arguments import numpy_dtype
-from diglot.tools.inputs import NEEDS_SAFETENSORS, from_numpy, load_npy, open_file
+from diglot.tools.inputs import from_numpy, load_npy, open_file, open_safetensors
 
 UNITS = {"": 1, "b": 1} | {
     f"{prefix}{unit}": base**power
@@ -49,8 +49,6 @@ class Streamed:
     """An op of which a row of the results, along dimension 0, depends on that row alone.
 
     Attributes:
-        inputs: names of its inputs.
-        options: names of its keyword options.
         defaults: from the shape of the first input, keyword arguments that are always given.
         refusal: from that shape and the options, why it cannot be cut into rows; None if it can.
     """
@@ -90,11 +88,7 @@ OPS = {
 
 
 def find(op: str) -> Streamed:
-    """What is known of an op.
-
-    Raises:
-        ValueError: there is none of this name, or its rows depend on each other.
-    """
+    """What is known of an op."""
     if op in OPS:
         return OPS[op]
     import diglot
@@ -110,12 +104,7 @@ def call(op: str, shape: tuple[int, ...], options: dict[str, Any]) -> Callable[.
     """The op with its options, as a function of chunks (and of `backend`).
 
     Args:
-        op: its name.
         shape: of the first input.
-        options: keyword options.
-
-    Raises:
-        ValueError: an option that it has not, or it cannot be cut into rows.
     """
     import diglot
 
@@ -137,11 +126,7 @@ def call(op: str, shape: tuple[int, ...], options: dict[str, Any]) -> Callable[.
 
 
 def parse_bytes(text: str) -> int:
-    """The bytes that a text such as "16MiB", "64k" or "1.5GB" means; a bare letter is binary.
-
-    Raises:
-        ValueError: it means none.
-    """
+    """The bytes that a text such as "16MiB", "64k" or "1.5GB" means; a bare letter is binary."""
     found = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,9})?)\s*([a-z]*)", text.strip().lower())
     if found is None or found[2] not in UNITS:
         raise ValueError(f"--chunk-bytes must be a size such as 16MiB or 1.5GB, not {text!r}")
@@ -152,11 +137,7 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_devices(text: str) -> list[torch.device]:
-    """The GPUs that a text such as "0,1" means.
-
-    Raises:
-        ValueError: it means none, one that is not here, or one twice.
-    """
+    """The GPUs that a text such as "0,1" means."""
     if re.fullmatch(r"[0-9]{1,4}(,[0-9]{1,4})*", text) is None:
         raise ValueError(f"--devices must be numbers of GPUs joined by commas, not {text!r}")
     numbers = [int(number) for number in text.split(",")]
@@ -175,15 +156,11 @@ def open_inputs(
     """Maps the arrays of an op's inputs.
 
     Args:
-        names: of the inputs.
         paths: a .npy or .safetensors file for each, or one .safetensors file for all.
         tensors: of .safetensors files, names of the tensors.
 
     Returns:
         Tensors on maps of the files, which are not to be written to.
-
-    Raises:
-        ValueError: a file is missing, or holds no array that a tensor can be.
     """
     if len(paths) == 1 and len(names) > 1 and Path(paths[0]).suffix.lower() == ".safetensors":
         paths = list(paths) * len(names)
@@ -220,16 +197,9 @@ def _map_safetensors(path: Path, name: str | None) -> torch.Tensor:
     The package checks the file. It cannot map one that is larger than memory: its maps of tensors
     may be written to, and so take memory.
     """
-    try:
-        from safetensors import SafetensorError, safe_open
-    except ImportError as error:
-        raise ValueError(NEEDS_SAFETENSORS) from error
-    try:
-        with safe_open(path, framework="numpy"), path.open("rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(size))
-    except SafetensorError as error:
-        raise ValueError(f"--input: {path} is not a safetensors file: {error}") from error
+    with open_safetensors(path, "numpy"), path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(size))
     header.pop("__metadata__", None)
     known = ", ".join(header)
     if name is None:
@@ -258,11 +228,7 @@ def _map_safetensors(path: Path, name: str | None) -> torch.Tensor:
 def result_like(
     function: Callable[..., torch.Tensor], inputs: Sequence[torch.Tensor]
 ) -> tuple[tuple[int, ...], np.dtype]:
-    """Shape and NumPy's dtype of an op's result, found by a call on one row.
-
-    Raises:
-        ValueError: the op does not take such inputs, or no .npy file can hold the result.
-    """
+    """Shape and NumPy's dtype of an op's result, found by a call on one row."""
     rows = len(inputs[0])
     row = [torch.zeros((1, *i.shape[1:]), dtype=i.dtype) for i in inputs]
     result = function(*row, backend="torch")
@@ -283,9 +249,6 @@ def npy_file(
 ) -> Iterator[torch.Tensor]:
     """Context manager: a map of a new .npy file, which is there under its name only when it ends
     without an error; until then it lies beside that under another one.
-
-    Raises:
-        ValueError: it cannot be written, it exists and `force` is not set, or there is no room.
     """
     path = Path(path)
     check_writable(path, force)

@@ -57,8 +57,6 @@ class Span:
         name: of an operator, such as "aten::mm", of a module, of a scope of the user's, of one of
             Python's frames, or of a call of the CUDA runtime.
         kind: "operator", "module", "scope", "frame" or "call".
-        begin_us: when it began.
-        end_us: when it ended.
         sequence: the number of the node of autograd's graph that an operator makes or evaluates.
         is_backward: whether it evaluates one.
         parent: what it is part of.
@@ -103,7 +101,6 @@ class Kernel:
     """A kernel, copy or fill of the GPU's. Where there is no GPU, an operator that computes.
 
     Attributes:
-        name: the kernel's name.
         us: how long it took on the device, in microseconds.
         launched_by: the innermost span that it was launched in; None if that is not known.
     """
@@ -118,7 +115,6 @@ class Launches:
     """What an operator or a scope launched.
 
     Attributes:
-        calls: how many times it ran.
         kernels: how many times each kernel ran, by name.
         device_us: what the kernels took on the GPU, in microseconds.
         host_us: what all calls took on the host.
@@ -147,7 +143,6 @@ class Trace:
     Attributes:
         spans: what the host did.
         kernels: what the GPU did; without one, the operators that would have launched a kernel.
-        has_device: whether a GPU's work is in it.
     """
 
     def __init__(self, events: Iterable[dict[str, Any]]) -> None:

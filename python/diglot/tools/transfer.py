@@ -52,7 +52,6 @@ class Copies:
         source: pinned memory that is copied to the devices: torch.uint8, one dimension. Random
             bytes, if the figures are to hold for data.
         target: pinned memory that is copied to, as large.
-        chunk_bytes: of a copy.
 
     Raises:
         ValueError: memory is not pinned, or of another dtype or size.
@@ -182,7 +181,6 @@ def host_ceiling(
         source: numpy.uint8, of one dimension.
         targets: makes what is copied to, anew for each copy: a new map of a file, say, whose pages
             there are not yet; or always the same array. What that takes does not count.
-        rounds: copies for each number of threads.
         threads: numbers of them to try; more than twice the processor's are left out.
 
     Returns:

@@ -42,7 +42,6 @@ class Tuned:
     """What tuning found of one launch.
 
     Attributes:
-        problem: what was measured.
         times_us: medians by the plan's name; "" is the planner's own choice.
         variants: what `last_run()` calls each plan.
         skipped: why plans have no time, by name.
@@ -211,8 +210,6 @@ def tune_launch(
     """Measures the plans of one launch, whose outputs hold its results before and after.
 
     Args:
-        problem, record, arguments: the launch.
-        tell: is told what happens next.
         also: numbers of further plans that are to have a time.
         rounds: after the first, plans differ in one more tunable from the best so far.
     """
