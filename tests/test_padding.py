@@ -17,6 +17,7 @@ WRONG = {
     "read_beyond": "bytes 80 to 83 of row ",
     "copy_beyond": "bytes 80 to 95 of row ",
     "load_beyond": "bytes 80 to 127 of row 1 ",
+    "load_next_row": "bytes 80 to 127 of row 1 ",
     "load_wide_box": "bytes 80 to 127 of row 0 ",
     "add_to_padding": "bytes 80 to 83 of row 0 ",
 }

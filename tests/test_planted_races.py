@@ -75,15 +75,18 @@ WROTE = "reads what thread 0 of the block wrote at "
 # How the kernel runs, and what is said of it.
 WRONG = {
     "a_lane_is_not_in_the_mask": ({}, [SHARED, " of the block "]),
-    "order_by_shuffle": ({}, [SHARED, "with no barrier between"]),
-    "all_write_one_word": ({}, [SHARED, "with no barrier between"]),
+    "order_by_shuffle": ({}, [SHARED, "with no barrier between (byte ", " of `values`)"]),
+    "all_write_one_word": ({}, [SHARED, "with no barrier between (byte 0 of `word`)"]),
     "by_atomics_no_release": ({}, [SHARED + WROTE]),
     "by_atomics_no_acquire": ({}, [SHARED + WROTE]),
     "by_volatile_no_release": ({}, [SHARED + WROTE]),
     "by_volatile_no_acquire": ({}, [SHARED + WROTE]),
     "cluster_writes_early": (IN_CLUSTER, [SHARED, " of the cluster "]),
     "cluster_ends_early": (IN_CLUSTER, ["leaves its cluster early"]),
-    "write_words_of_others": ({}, [GLOBAL, "writes what thread 0 of block ("]),
+    "write_words_of_others": (
+        {},
+        [GLOBAL, "writes what thread 0 of block (", " of the watched memory)"],
+    ),
     "write_tensor_of_others": ({}, [GLOBAL, "writes what thread 0 of block ("]),
     "in_grid_no_release": (GRID, [GLOBAL, "reads what thread 0 of block (0, 0, 0) wrote at "]),
     "in_grid_no_acquire": (GRID, [GLOBAL, "reads what thread 0 of block (0, 0, 0) wrote at "]),

@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "interpreter/async_queue.h"
+#include "interpreter/shared_memory.h"
 
 namespace diglot::interpreter {
 
@@ -17,12 +18,15 @@ Detector::Detector(const Launched& launched, std::uint32_t cluster)
       block_threads_(static_cast<int>(launched.launch->block.count())),
       order_(static_cast<int>(launched.launch->cluster_blocks) * block_threads_,
              launched.past.begin + cluster),
-      races_(Space::kShared, [this](std::uint32_t, int thread, const Actor& to) {
-        const int rank = thread / block_threads_;
-        return "thread " + std::to_string(thread % block_threads_) + " of " +
-               (rank == to.rank ? "the block"
-                                : "block " + std::to_string(rank) + " of the cluster");
-      }) {}
+      races_(
+          Space::kShared,
+          [this](std::uint32_t, int thread, const Actor& to) {
+            const int rank = thread / block_threads_;
+            return "thread " + std::to_string(thread % block_threads_) + " of " +
+                   (rank == to.rank ? "the block"
+                                    : "block " + std::to_string(rank) + " of the cluster");
+          },
+          &SharedMemory::name_of) {}
 
 void Detector::add_block(const char* shared, std::size_t bytes) {
   races_.add_window(shared, bytes);

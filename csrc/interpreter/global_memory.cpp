@@ -12,9 +12,14 @@ namespace diglot::interpreter {
 
 GlobalMemory::GlobalMemory()
     : mutex(fork_safe_mutex<GlobalMemory>()),
-      races(Space::kGlobal, [this](std::uint32_t group, int thread, const Actor& to) {
-        return name(group, thread, to);
-      }) {}
+      races(
+          Space::kGlobal,
+          [this](std::uint32_t group, int thread, const Actor& to) {
+            return name(group, thread, to);
+          },
+          [](std::size_t offset) {
+            return "byte " + std::to_string(offset) + " of the watched memory";
+          }) {}
 
 GlobalMemory& GlobalMemory::instance() {
   static GlobalMemory memory;

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "interpreter/shared_memory.h"
+
 namespace diglot::interpreter {
 
 namespace {
@@ -162,9 +164,10 @@ std::string Mbarriers::account(std::size_t offset) const {
   const State* const found = find(offset);
   if (found == nullptr) return "it is not initialised";
   const State& state = *found;
-  std::string what = "phase " + std::to_string(state.phase) + " (parity " +
-                     std::to_string(state.phase % 2) + "): " + std::to_string(state.pending) +
-                     " of " + std::to_string(state.expected) + " arrivals pending";
+  std::string what = SharedMemory::name_of(offset) + ": phase " + std::to_string(state.phase) +
+                     " (parity " + std::to_string(state.phase % 2) +
+                     "): " + std::to_string(state.pending) + " of " +
+                     std::to_string(state.expected) + " arrivals pending";
   if (state.expected_bytes != 0 || state.due_bytes != 0) {
     what += ", expected " + std::to_string(state.expected_bytes) + " bytes, got " +
             std::to_string(state.expected_bytes - state.due_bytes);

@@ -82,7 +82,7 @@ std::string Races::note(const Actor& actor, const void* address, std::size_t byt
     std::size_t count = 1;
     while (count < most && ids[count] == from) ++count;
     const Id to = follow(from, count, touch, actor);
-    if (!fault_.empty()) return std::move(fault_);
+    if (!fault_.empty()) return std::move(fault_) + " (" + locate_(i) + ")";
     if (to != from) std::fill(ids, ids + count, to);
     i += count;
   }

@@ -47,10 +47,13 @@ class Races {
  public:
   // `name` names a thread of a group to another group's.
   using Name = std::function<std::string(std::uint32_t group, int thread, const Actor& to)>;
-  Races(Space space, Name name)
+  // `locate` names a byte of a window by its offset: "byte 16 of `stages`".
+  using Locate = std::function<std::string(std::size_t offset)>;
+  Races(Space space, Name name, Locate locate)
       : space_(space),
         where_(space == Space::kShared ? "shared memory" : "global memory"),
         name_(std::move(name)),
+        locate_(std::move(locate)),
         histories_(1) {}
 
   // Watches memory; what lies outside of all windows is not.
@@ -145,6 +148,7 @@ class Races {
   Space space_;
   const char* where_;
   Name name_;
+  Locate locate_;
   std::vector<Window> windows_;
   std::vector<Manner> manners_;
   bool has_narrow_ = false;   // whether a strong access has a scope below the device

@@ -1,7 +1,11 @@
 #include "interpreter/shared_memory.h"
 
+#include <cxxabi.h>
+
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
+#include <memory>
 
 #include "interpreter/image.h"
 
@@ -28,6 +32,15 @@ bool is_dynamic(std::size_t offset) {
 }
 
 const char* verb(Access access) { return is_read(access) ? "read" : "written"; }
+
+// The last static array that begins at or before an offset, or null.
+const Variable* last_until(std::size_t offset) {
+  const std::vector<Variable>& variables = *image().variables;
+  const auto after =
+      std::upper_bound(variables.begin(), variables.end(), offset,
+                       [](std::size_t o, const Variable& v) { return o < v.offset; });
+  return after == variables.begin() ? nullptr : &*(after - 1);
+}
 
 std::vector<std::uint64_t>& written_of_os_thread() {
   static thread_local std::vector<std::uint64_t> bits;
@@ -76,14 +89,25 @@ char* SharedMemory::at(std::uint32_t address) const {
   return offset < bytes_ ? begin_ + offset : nullptr;
 }
 
+std::string SharedMemory::name_of(std::size_t offset) {
+  if (is_dynamic(offset)) {
+    return "byte " + std::to_string(offset - dynamic_offset()) + " of dynamic shared memory";
+  }
+  const Variable* const variable = last_until(offset);
+  if (variable == nullptr) return "byte " + std::to_string(offset);
+  const std::unique_ptr<char, void (*)(void*)> name(
+      abi::__cxa_demangle(variable->symbol.c_str(), nullptr, nullptr, nullptr), std::free);
+  const std::string whole = name == nullptr ? variable->symbol : name.get();
+  const std::size_t colon = whole.rfind(':');
+  return "byte " + std::to_string(offset - variable->offset) + " of `" +
+         (colon == std::string::npos ? whole : whole.substr(colon + 1)) + "`";
+}
+
 // The fault of an access to static shared memory, or "".
 std::string SharedMemory::find_fault(std::size_t begin, std::size_t end, Access access,
                                      bool& is_tracked) const {
-  const std::vector<Variable>& variables = *image().variables;
-  if (variables.empty()) return "";  // of a library without a symbol table
-  auto after = std::upper_bound(variables.begin(), variables.end(), begin,
-                                [](std::size_t o, const Variable& v) { return o < v.offset; });
-  const Variable* const variable = after == variables.begin() ? nullptr : &*--after;
+  if (image().variables->empty()) return "";  // of a library without a symbol table
+  const Variable* const variable = last_until(begin);
   if (variable != nullptr && begin < variable->offset + variable->bytes) {
     is_tracked = variable->is_shared;
     if (end <= variable->offset + variable->bytes) return "";

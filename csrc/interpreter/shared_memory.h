@@ -24,6 +24,9 @@ class SharedMemory {
   }
   char* pointer(std::size_t offset) const { return begin_ + offset; }
 
+  // "byte 16 of `stages`", by the array's name in its kernel, or of dynamic shared memory.
+  static std::string name_of(std::size_t offset);
+
   // 32-bit addresses, in which dynamic shared memory begins at 1024, and static follows it.
   std::uint32_t address(std::size_t offset) const;
   // Null if there is no such address.

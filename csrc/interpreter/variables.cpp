@@ -53,7 +53,7 @@ std::vector<Variable> shared_variables() {
         continue;
       }
       const bool is_guard = starts_with(name, "_ZGV") || starts_with(name, "__tls_guard");
-      variables.push_back({symbol.st_value, symbol.st_size, !is_guard});
+      variables.push_back({symbol.st_value, symbol.st_size, !is_guard, name});
     }
   }
   std::sort(variables.begin(), variables.end(),

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
 #include <vector>
 
 namespace diglot::interpreter {
@@ -10,6 +11,7 @@ struct Variable {
   std::size_t offset;  // in the thread-local segment
   std::size_t bytes;
   bool is_shared;  // and not what the compiler keeps beside an array, to construct it once
+  std::string symbol;
 };
 
 // In the order of their offsets, without the interpreter's own; none where the library's symbols

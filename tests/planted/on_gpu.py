@@ -25,6 +25,8 @@ import library
 import table
 import torch
 
+from diglot.bench.evidence import commit, versions
+
 # Bugs of kernels.cu, which need no compute capability 9.0, beside a right kernel.
 ELSEWHERE = [
     "sum_in_shared",
@@ -161,7 +163,7 @@ def build(source: Path, folder: Path) -> Path:
 
 
 def main(results: Path) -> int:
-    wrong, bugs = [], {}
+    verdicts, bugs = {}, {}
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(PROCESSES) as pool:
         runs = Runs(Path(folder), pool)
         rights = [(right, runs.ask(right.kernel, right)) for right in table.RIGHT]
@@ -169,25 +171,26 @@ def main(results: Path) -> int:
         elsewhere = [(kernel, runs.ask(kernel, None)) for kernel in ELSEWHERE]
         for right, wait in rights:
             plain, found = wait()
-            verdict = plain.verdict(right.is_right)
-            print(f"right: {right.name}: {verdict}; {found}", flush=True)
-            if verdict != "as if right":
-                wrong.append(right.name)
+            verdicts[right.name] = plain.verdict(right.is_right)
+            print(f"right: {right.name}: {verdicts[right.name]}; {found}", flush=True)
         for bug, wait in planted:
             plain, found = wait()
             bugs[bug.name] = [plain.verdict(bug.right.is_right), found]
             print(f"{bug.name}: {'; '.join(bugs[bug.name])}", flush=True)
         facts = {
             "gpu": torch.cuda.get_device_name(),
-            "cuda": torch.version.cuda,
             "date": date.today().isoformat(),
+            "commit": commit(),
+            "versions": versions(),
+            "right": verdicts,
+            "bugs": bugs,
         }
-        results.write_text(json.dumps({**facts, "wrong": wrong, "bugs": bugs}, indent=2) + "\n")
+        results.write_text(json.dumps(facts, indent=2) + "\n")
         for kernel, wait in elsewhere:
             plain, found = wait()
             verdict = "hangs" if plain.hangs else plain.said or str(plain.results.tolist())
             print(f"kernels.{kernel}: {verdict}; {found}", flush=True)
-    return len(wrong)
+    return sum(verdict != "as if right" for verdict in verdicts.values())
 
 
 if __name__ == "__main__":

@@ -29,9 +29,10 @@ struct Operation {
 std::string play(const std::string& script, int threads) {
   static const char memory[16] = {};
   Order order(threads);
-  Races races(Space::kShared, [](std::uint32_t, int thread, const Actor&) {
-    return "thread " + std::to_string(thread);
-  });
+  Races races(
+      Space::kShared,
+      [](std::uint32_t, int thread, const Actor&) { return "thread " + std::to_string(thread); },
+      [](std::size_t offset) { return "byte " + std::to_string(offset); });
   races.add_window(memory, sizeof(memory));
   std::map<std::string, Operation> operations;
   std::map<std::string, Clock> signals;

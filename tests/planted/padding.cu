@@ -33,7 +33,7 @@ __global__ void copy_values(const float* in, float* out) {
 
 template <int kCount>
 __global__ void load_row(const float* in, float* out) {
-  __shared__ __align__(128) float row[kPitch];
+  __shared__ __align__(128) float row[2 * kPitch];
   __shared__ Mbarrier full;
   if (threadIdx.x != 0) return;
   full.init(1);
@@ -99,6 +99,7 @@ const std::vector<Entry> kernels = {
     {"copy_beyond", start_padded<copy_values<kRow + 4>>},
     {"load_row", start_padded<load_row<kRow>>},
     {"load_beyond", start_padded<load_row<kPitch>>},
+    {"load_next_row", start_padded<load_row<kPitch + kRow>>},
     {"load_box", start_box<kRow>},
     {"load_wide_box", start_box<kPitch>},
     {"write_padding", start_padded<write_padding>},

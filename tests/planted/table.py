@@ -43,8 +43,8 @@ class Right:
 
 @dataclass(frozen=True)
 class Bug:
-    """A planted bug. The interpreter says one of `said`, by the order of threads and copies; where
-    that is empty, it says nothing, and the results are wrong."""
+    """A planted bug. The interpreter says one of `said`, by the order of threads and copies; in 200
+    seeds it says each. Where that is empty, it says nothing, and the results are wrong."""
 
     what: str
     kernel: str
@@ -126,9 +126,9 @@ ORDER = "reads a tile in another order than the bulk load at"
 NO_INIT = "an mbarrier is used that is not initialised"
 
 BUGS = [
-    Bug("no wait for a tile", "wait_missing", SUM, (RACE, UNWRITTEN, MISSED, MANY)),
-    Bug("a wait behind the reads", "wait_late", SUM, (RACE, UNWRITTEN, MISSED, MANY)),
-    Bug("a wait for the tile before", "wait_early", SUM, (RACE, UNWRITTEN, MISSED, MANY)),
+    Bug("no wait for a tile", "wait_missing", SUM, (RACE, MISSED, MANY)),
+    Bug("a wait behind the reads", "wait_late", SUM, (RACE,)),
+    Bug("a wait for the tile before", "wait_early", SUM, (RACE, MISSED, MANY)),
     Bug("no wait for `cp.async`", "copies_without_wait", COPIES, (RACE, UNWRITTEN)),
     Bug(
         "a wait for too few groups of `cp.async`",
@@ -136,7 +136,7 @@ BUGS = [
         COPIES,
         (RACE, UNWRITTEN),
     ),
-    Bug("a stage released before it is read", "released_early", SUM, (RACE, MISSED)),
+    Bug("a stage released before it is read", "released_early", SUM, (RACE,)),
     Bug(
         "a stage released before the wgmma that reads it is done",
         "released_before_wgmma",
@@ -169,24 +169,22 @@ BUGS = [
         SUM,
         ("a generic read before an async write without a proxy fence",),
     ),
-    Bug(
-        "no `__syncthreads` before a TMA store", "no_barrier_before_store", STORE, (RACE, UNWRITTEN)
-    ),
+    Bug("no `__syncthreads` before a TMA store", "no_barrier_before_store", STORE, (RACE,)),
     Bug("no `__syncthreads` before wgmma", "barrier_missing", WGMMA, (RACE,)),
     Bug(
         "a phase's parity that does not flip",
         "parity_not_flipped",
         SUM,
-        (RACE, UNWRITTEN, MISSED, "1 of 1 arrivals pending"),
+        (RACE, MISSED, "1 of 1 arrivals pending"),
     ),
     Bug("expected bytes half a tile short", "bytes_short", SUM, ("expected 512 bytes, got 1024",)),
     Bug(
         "expected bytes one tile short",
         "tile_short",
         PRODUCT,
-        (RACE, UNWRITTEN, MISSED, "expected 8192 bytes, got 16384"),
+        (RACE, UNWRITTEN, "expected 8192 bytes, got 16384"),
     ),
-    Bug("an arrival twice", "arrival_twice", SUM, (RACE, UNWRITTEN, MISSED, MANY)),
+    Bug("an arrival twice", "arrival_twice", SUM, (MANY,)),
     Bug(
         "an mbarrier that is not initialised",
         "not_initialised",
@@ -203,7 +201,7 @@ BUGS = [
         "a last tile that nobody waits for",
         "ends_early",
         SUM,
-        ("before a bulk load", "waits for bytes", "before the block's end"),
+        ("before a bulk load", "before the block's end"),
     ),
     Bug(
         "a `.read` wait where the full one is needed",
@@ -275,7 +273,7 @@ BUGS = [
         "accumulators touched after a wait for too few groups",
         "wait_for_older",
         WGMMA,
-        (TOUCHED, RACE),
+        (RACE,),
     ),
     Bug("a K tail that is not masked", "tail_unmasked", PRODUCT, ("padding is read",)),
     Bug(
@@ -288,7 +286,7 @@ BUGS = [
         "no wait at a cluster's barrier",
         "cluster_without_wait",
         HALVES,
-        (RACE, UNWRITTEN, "a second arrival", "of a block that may not run yet"),
+        ("a second arrival", "of a block that may not run yet"),
     ),
     Bug(
         "another block's mbarrier used, where no cluster's barrier follows its init",
