@@ -222,6 +222,12 @@ class Family:
                 if self._graph_of(bucket) is None:
                     self._capture_if_room(bucket, tensors)
 
+    def release(self) -> None:
+        """Lets all graphs go. The next capture is a first one: that of the largest bucket."""
+        for graph in self.captured.values():
+            graph.drop()
+        self.captured.clear()
+
     def _graph_of(self, bucket: Sizes) -> CapturedGraph | None:
         """A bucket's graph, if it has one that was not dropped."""
         graph = self.captured.get(bucket)
