@@ -108,6 +108,24 @@ def test_autocast():
     compare("AdamW", autocast=torch.bfloat16)
 
 
+@pytest.mark.parametrize("own", [None, torch.bfloat16])
+def test_autocast_around_a_step(own):
+    """It is as in the capture, or an error, whatever the step has of its own."""
+    around, batch = torch.autocast("cpu", dtype=torch.bfloat16), next(batches(1))
+    model = make_model()
+    outside = capture_step(model, make_optimizer("AdamW", model), autocast=own)
+    with around:
+        inside = capture_step(model, make_optimizer("AdamW", model), autocast=own)
+        inside(*batch)
+        with pytest.raises(GraphError, match=r"autocast was off in the capture, and is torch\.b"):
+            outside(*batch)
+        with torch.autocast("cpu", enabled=False):
+            outside(*batch)
+    outside(*batch)
+    with pytest.raises(GraphError, match=r"autocast was torch\.bfloat16 in the capture, and is off"):
+        inside(*batch)
+
+
 def test_a_step_that_overflows():
     """It changes the scale, and no weight."""
     scalers = [torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=3) for _ in "ab"]
