@@ -225,7 +225,7 @@ class TrainingStep:
             self._state = find_state()  # with what modules make at their first call
             with self._gradients_kept():
                 self._capture()
-        self._check = StateCheck(self._state)
+        self._check = StateCheck(self._state, with_gradients=True)
         self._numbers = HyperparameterCheck(work.optimizer)
         self._written = [*work.parameters, *self._buffers()]
 
