@@ -198,10 +198,10 @@ def host() -> Iterator[Row]:
 
 
 def checks() -> Iterator[Row]:
-    """Host time of the checks of parameters and modes, by the number of parameters."""
+    """Host time of a training step's checks of parameters and modes, by their number."""
     for count in CHECKED:
         layers = [nn.Linear(4, 4) for _ in range(count // 2)]
-        check = StateCheck(State(nn.Sequential(*layers))).check
+        check = StateCheck(State(nn.Sequential(*layers)), with_gradients=True).check
         calls = max(10, 100_000 // (count + 50))
         times = []
         for _ in range(20):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import threading
 
@@ -156,6 +157,24 @@ def test_reading_keeps_nothing():
     for _ in range(100):
         assert library().read_call(args, {}) is not None
     assert [sys.getrefcount(each) for each in objects] == before
+
+
+FIRST_CALL = """
+import builtins
+import torch
+from diglot.graphs.watch import library
+
+read, example = library().read_call, (torch.zeros(1), torch.nn.Parameter(torch.zeros(1)))
+builtins.__import__ = None
+print(len(read(example, {})[2]))
+"""
+
+
+@NATIVE
+def test_a_first_call_imports_nothing():
+    """A thread that imports lets others run, and these may not wait for it with Python's lock."""
+    run = subprocess.run([sys.executable, "-c", FIRST_CALL], capture_output=True, text=True)
+    assert run.stdout == "2\n", run.stderr
 
 
 # --- calls ---------------------------------------------------------------------------------------

@@ -212,6 +212,15 @@ def test_a_callable_that_is_released_captures_anew(device):
     assert graphed(torch.ones(2)).tolist() == [-1, -1]
 
 
+def test_the_largest_is_the_first_again_after_a_release(device):
+    """Smaller buckets fit into its memory, and not it into theirs."""
+    graphed = capture(torch.neg, torch.ones(4), dims={0: "n"}, buckets={"n": (2, 4)}, lazy=True)
+    for _ in range(2):
+        assert graphed(torch.ones(2)).tolist() == [-1, -1]
+        assert list(graphed.graphs) == ["neg (n=4)", "neg (n=2)"]
+        graphed.release()
+
+
 def test_threads(device, linear):
     """Each gets its own results, and captures wait for each other."""
     graphed = capture(linear, torch.ones(4, 4), dims={0: "n"}, buckets={"n": (2, 4)}, clone=True)

@@ -35,6 +35,21 @@ def test_a_closure_s_variable_that_was_bound_anew():
         graphed(torch.ones(1))
 
 
+def test_a_tensor_in_several_places():
+    """Each place must hold it, and the tensor itself is looked at once."""
+    weight = torch.ones(1)
+    reads = {"one": weight, "between": torch.ones(1), "other": [weight]}
+    graphed = capture(torch.neg, torch.ones(1), reads=reads)
+    graphed(torch.ones(1))
+    reads["other"][0] = torch.ones(1)
+    with pytest.raises(GraphError, match=r"^other\[0\] was replaced by another tensor"):
+        graphed(torch.ones(1))
+    reads["other"][0] = weight
+    reads["between"] = torch.ones(1)
+    with pytest.raises(GraphError, match=r"^between was replaced by another tensor"):
+        graphed(torch.ones(1))
+
+
 def test_a_closure_s_variable_without_a_value():
     def negate(x):
         return -x if x.dim() else later

@@ -13,9 +13,11 @@ from recorded_graphs import install
 from torch import nn
 
 import diglot
-from diglot.graphs import GraphError, training, training_step
+from diglot.graphs import GraphError, state, training, training_step
+from diglot.graphs.watch import library, watch_in_python
 
 OPTIMIZERS = ("adadelta", "adam", "adamax", "asgd", "nadam", "radam", "rmsprop", "rprop")
+NATIVE = pytest.mark.skipif(library() is None, reason="there is no library that watches")
 STEPS = 10
 
 
@@ -106,6 +108,24 @@ def test_clipping_by_kernels(backend):
 
 def test_autocast():
     compare("AdamW", autocast=torch.bfloat16)
+
+
+@pytest.mark.parametrize("own", [None, torch.bfloat16])
+def test_autocast_around_a_step(own):
+    """It is as in the capture, or an error, whatever the step has of its own."""
+    around, batch = torch.autocast("cpu", dtype=torch.bfloat16), next(batches(1))
+    model = make_model()
+    outside = capture_step(model, make_optimizer("AdamW", model), autocast=own)
+    with around:
+        inside = capture_step(model, make_optimizer("AdamW", model), autocast=own)
+        inside(*batch)
+        with pytest.raises(GraphError, match=r"autocast was off in the capture, and is torch\.b"):
+            outside(*batch)
+        with torch.autocast("cpu", enabled=False):
+            outside(*batch)
+    outside(*batch)
+    with pytest.raises(GraphError, match=r"autocast was torch\.bfloat16 .*, and is off"):
+        inside(*batch)
 
 
 def test_a_step_that_overflows():
@@ -283,6 +303,30 @@ def test_what_changed_since_the_capture():
     model[0].weight = weight
     optimizer.load_state_dict(optimizer.state_dict())
     with pytest.raises(GraphError, match="the optimizer's state was replaced, as load_state_dict"):
+        step(*batch)
+
+
+@pytest.mark.parametrize("is_native", [pytest.param(True, marks=NATIVE), False])
+def test_a_parameter_that_was_frozen(monkeypatch, is_native):
+    """A replay would go on to update it, and would not begin to update one that is unfrozen."""
+    if not is_native:
+        monkeypatch.setattr(state, "watch", watch_in_python)
+    model, batch = make_model(), next(batches(1))
+    model[4].bias.requires_grad_(False)
+    step = capture_step(model, make_optimizer("AdamW", model))
+    model[0].weight.requires_grad_(False)
+    with pytest.raises(GraphError, match=r"^0\.weight did require grad .* and does not now"):
+        call_often(step, batch)
+    model[0].weight.requires_grad_()
+    call_often(step, batch)
+    model[4].bias.requires_grad_()
+    with pytest.raises(GraphError, match=r"^4\.bias did not require grad .* and does now"):
+        call_often(step, batch)
+
+
+def call_often(step, batch):
+    """So often that each tensor was asked."""
+    for _ in range(3):
         step(*batch)
 
 

@@ -61,6 +61,27 @@ def test_a_tensor(make, kind, change):
     assert first_changed() == 2  # no error is left
 
 
+@pytest.mark.parametrize("with_gradients", [True, False])
+def test_gradients(make, with_gradients):
+    tensors = [torch.zeros(2), nn.Parameter(torch.zeros(2)), torch.zeros(2, requires_grad=True)]
+    first_changed = make(places_of(tensors), with_gradients=with_gradients)
+    for i, tensor in enumerate(tensors):
+        assert first_changed() == -1
+        tensor.requires_grad_(not tensor.requires_grad)
+        assert first_changed() == (i if with_gradients else -1)
+        tensor.requires_grad_(not tensor.requires_grad)
+
+
+def test_gradients_of_many(make):
+    """Within as many calls as it takes to ask all, and from then on in each."""
+    tensors = [nn.Parameter(torch.zeros(2)) for _ in range(20)]
+    first_changed = make(places_of(tensors), with_gradients=True)
+    assert [first_changed() for _ in range(4)] == [-1] * 4
+    tensors[17].requires_grad_(False)
+    found = [first_changed() for _ in range(6)]
+    assert found[2:] == [17] * 4 and set(found) <= {-1, 17}
+
+
 def test_other_objects(make):
     """Modes and numbers: only which object it is counts."""
     module = nn.Linear(2, 2)
@@ -120,6 +141,17 @@ def test_tensors_live_as_long(make):
     del model, first_changed
     gc.collect()
     assert held() is None
+
+
+@NATIVE
+def test_a_watch_that_fails_keeps_no_tensor():
+    tensor = torch.zeros(2)
+    held = tensor._use_count()
+    address = torch.ops.diglot_cuda.watch([tensor])
+    assert tensor._use_count() > held
+    with pytest.raises(SystemError):
+        library().own_watch(address, "no tuple", False)
+    assert tensor._use_count() == held
 
 
 @NATIVE

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "torch/launcher.h"
+#include "torch/python_tensors.h"
 
 namespace {
 
@@ -14,32 +15,6 @@ using namespace diglot::torch_binding;
 constexpr int kDeepest = 32;  // lists within lists
 
 enum Marker : uint8_t { kTensor, kTuple, kList, kDict, kFloat, kConstant };
-
-// Types and a name, looked up once. They live as long as the process.
-struct Known {
-  PyObject* tensor;
-  PyObject* parameter;
-  PyObject* requires_grad = PyUnicode_InternFromString("requires_grad");
-
-  Known() {
-    tensor = find("torch", "Tensor");
-    parameter = find("torch.nn", "Parameter");
-  }
-
- private:
-  static PyObject* find(const char* module, const char* name) {
-    PyObject* const found = PyImport_ImportModule(module);
-    if (found == nullptr) throw PythonError{};
-    PyObject* const type = PyObject_GetAttrString(found, name);
-    Py_DECREF(found);
-    if (type == nullptr) throw PythonError{};
-    return type;
-  }
-};
-const Known& known() {
-  static const Known instance;
-  return instance;
-}
 
 // Walks through the arguments of a call. References are borrowed from the arguments.
 class CallReader {
@@ -56,8 +31,7 @@ class CallReader {
 
   // Returns false for an object that it does not know.
   bool read(PyObject* object, int depth) {
-    auto* const type = reinterpret_cast<PyObject*>(object->ob_type);
-    if (type == known().tensor || type == known().parameter) return read_tensor(object);
+    if (is_plain_tensor(object)) return read_tensor(object);
     if (depth == kDeepest) return false;
     if (object->ob_type == &PyTuple_Type) {
       return read_items(kTuple, object, PyTuple_Size(object), PyTuple_GetItem, depth);
@@ -82,18 +56,12 @@ class CallReader {
     if (!describe(object, tensor)) return false;
     constexpr uint8_t kComplex = 5;  // such a tensor may be a conjugate, which PyTorch does not say
     if (tensor.dtype.code == kComplex) return false;
-    bool requires_grad = false;
-    if (records_) {
-      PyObject* const found = PyObject_GetAttr(object, known().requires_grad);
-      if (found == nullptr) throw PythonError{};
-      requires_grad = found == Py_True;
-      Py_DECREF(found);
-    }
+    const bool is_recorded = records_ && requires_grad(object);
     // Each takes a byte.
     what.push_back(kTensor | int64_t{tensor.dtype.code} << 8 | int64_t{tensor.dtype.bits} << 16 |
                    int64_t{tensor.rank} << 24 | int64_t{tensor.device_type} << 32 |
                    int64_t{static_cast<uint8_t>(tensor.device_index)} << 40 |
-                   int64_t{requires_grad} << 48);
+                   int64_t{is_recorded} << 48);
     what.insert(what.end(), tensor.sizes, tensor.sizes + tensor.rank);
     where.push_back(reinterpret_cast<int64_t>(tensor.data) +
                     static_cast<int64_t>(tensor.byte_offset));
@@ -163,22 +131,18 @@ PyObject* tuple_of_borrowed(const std::vector<PyObject*>& items) {
 // recorded. `where` is the same if tensors have the same addresses and strides. None: there is an
 // object that only Python can read.
 PyObject* read_call(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-  try {
-    check_count(2, count);
+  return returned(count, 2, [&]() -> PyObject* {
     CallReader reader;
     if (!reader.read(arguments[0], 0) || !reader.read(arguments[1], 0)) Py_RETURN_NONE;
     PyObject* what = bytes_of(reader.what);
     if (!reader.constants.empty()) what = tuple_of({what, tuple_of_borrowed(reader.constants)});
     return tuple_of({what, bytes_of(reader.where), tuple_of_borrowed(reader.tensors)});
-  } catch (...) {
-    return raise_current_exception();
-  }
+  });
 }
 
 // free_stream(device) -> the handle of the device's current stream; None while it is captured.
 PyObject* free_stream(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-  try {
-    check_count(1, count);
+  return returned(count, 1, [&]() -> PyObject* {
     const int device = static_cast<int>(PythonReader(arguments).read<int64_t>());
     const DeviceGuard guard(device);
     cudaStream_t const stream = current_stream(device);
@@ -186,9 +150,7 @@ PyObject* free_stream(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
     check(cudaStreamIsCapturing(stream, &status), "cudaStreamIsCapturing");
     if (status != cudaStreamCaptureStatusNone) Py_RETURN_NONE;
     return PyLong_FromVoidPtr(stream);
-  } catch (...) {
-    return raise_current_exception();
-  }
+  });
 }
 
 const bool registered = [] {

@@ -5,7 +5,6 @@
 #include <chrono>
 #include <future>
 #include <map>
-#include <system_error>
 
 #include "pipeline/host_array.h"
 #include "pipeline/workers.h"
@@ -77,27 +76,6 @@ auto find(Copier& copier, PyObject* ticket) {
   const auto found = copier.copies.find(PythonReader(&ticket).read<int64_t>());
   if (found == copier.copies.end()) throw std::invalid_argument("there are no such copies");
   return found;
-}
-
-// Calls the body of a Python function, and turns its exceptions into Python's.
-template <typename Function>
-PyObject* returned(Py_ssize_t count, Py_ssize_t wanted, const Function& function) {
-  if (count != wanted) {
-    PyErr_Format(PyExc_TypeError, "expected %d arguments, got %d", static_cast<int>(wanted),
-                 static_cast<int>(count));
-    return nullptr;
-  }
-  try {
-    return function();
-  } catch (const std::system_error& error) {
-    PyObject* const arguments = Py_BuildValue("(is)", error.code().value(), error.what());
-    if (arguments == nullptr) return nullptr;
-    PyErr_SetObject(PyExc_OSError, arguments);
-    Py_DECREF(arguments);
-    return nullptr;
-  } catch (...) {
-    return raise_current_exception();
-  }
 }
 
 // make_copier(threads) -> copier

@@ -25,6 +25,7 @@
 #include <memory>
 #include <optional>
 #include <string_view>
+#include <system_error>
 #include <tuple>
 
 #include "diglot/launch/plan.h"
@@ -168,6 +169,22 @@ std::vector<PythonFunction>& python_functions();
 const PythonFunction& find_launcher(std::string_view name);
 
 void check_count(Py_ssize_t expected, Py_ssize_t count);
+// Calls the body of a Python function, and turns its exceptions into Python's.
+template <typename Body>
+PyObject* returned(Py_ssize_t count, Py_ssize_t expected, const Body& body) {
+  try {
+    check_count(expected, count);
+    return body();
+  } catch (const std::system_error& error) {
+    PyObject* const arguments = Py_BuildValue("(is)", error.code().value(), error.what());
+    if (arguments == nullptr) return nullptr;
+    PyErr_SetObject(PyExc_OSError, arguments);
+    Py_DECREF(arguments);
+    return nullptr;
+  } catch (...) {
+    return raise_current_exception();
+  }
+}
 // Launches a call, and returns its result for Python.
 PyObject* launch_from_python(CallBase& call);
 void launch_from_stack(CallBase& call);

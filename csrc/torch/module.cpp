@@ -1,6 +1,7 @@
 // The Python module diglot._C: every launcher as a function, and facts about the build.
 #include "torch/choice.h"
 #include "torch/launcher.h"
+#include "torch/python_tensors.h"
 #include "torch/tunables.h"
 
 #ifndef DIGLOT_ARCHITECTURES
@@ -56,6 +57,7 @@ PyMethodDef definition(const char* name,
 
 PyMODINIT_FUNC PyInit__C() {
   if (!diglot::torch_binding::find_dtypes()) return nullptr;
+  if (!diglot::torch_binding::find_tensor_types()) return nullptr;
   static std::vector<PyMethodDef> methods;
   for (const auto& function : diglot::torch_binding::python_functions()) {
     methods.push_back(definition(function.name, function.function));

@@ -79,7 +79,6 @@ void PyErr_WriteUnraisable(PyObject*);
 void PyEval_RestoreThread(PyThreadState*);
 PyThreadState* PyEval_SaveThread();
 double PyFloat_AsDouble(PyObject*);
-PyObject* PyDict_GetItemWithError(PyObject*, PyObject*);
 PyObject* PyDict_New();
 int PyDict_Next(PyObject*, Py_ssize_t*, PyObject**, PyObject**);
 int PyDict_SetItemString(PyObject*, const char*, PyObject*);

@@ -2,11 +2,13 @@
 // its place, and that tensors among them have kept their addresses and layouts.
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 
+#include <algorithm>
 #include <memory>
 #include <utility>
 #include <vector>
 
 #include "torch/launcher.h"
+#include "torch/python_tensors.h"
 #include "torch/tuple_reader.h"
 
 namespace {
@@ -23,6 +25,8 @@ class Place {
     while (is_dict() && !is_at_position() && PyDict_Next(owner_, &position_, nullptr, nullptr)) {
     }
   }
+
+  PyObject* value() const { return value_; }
 
   // Whether owner[key] is the value. Most owners are dictionaries that keep their order.
   bool is_held() const {
@@ -97,6 +101,34 @@ struct Watch {
   std::vector<Watched> tensors;
   std::vector<int64_t> lengths;  // of each tensor its sizes, then its strides
   std::vector<Place> places;     // those of the tensors come first
+  std::vector<char> gradients;   // whether each tensor requires grad; empty if it may change
+
+  // The first place that has changed; -1 if none has.
+  long first_changed() {
+    const int64_t* next = lengths.data();
+    for (std::size_t i = 0; i < places.size(); ++i) {
+      if (!places[i].is_held() || (i < tensors.size() && !tensors[i].is_unchanged(next))) {
+        return static_cast<long>(i);
+      }
+    }
+    return changed_gradient();
+  }
+
+ private:
+  // Python alone knows, and takes longer to say it than all else here. So each call asks a few
+  // tensors, in turn.
+  long changed_gradient() {
+    constexpr std::size_t kAsked = 8;
+    for (std::size_t i = 0; i < std::min(kAsked, gradients.size()); ++i) {
+      if (requires_grad(places[asked_].value()) != static_cast<bool>(gradients[asked_])) {
+        return static_cast<long>(asked_);  // which the next call asks again
+      }
+      asked_ = (asked_ + 1) % gradients.size();
+    }
+    return -1;
+  }
+
+  std::size_t asked_ = 0;
 };
 
 Watch* watch_of(PyObject* capsule) {
@@ -116,47 +148,38 @@ void watch(StableIValue* stack, uint64_t, uint64_t) {
   stack[0] = torch::stable::detail::from(reinterpret_cast<int64_t>(made.release()));
 }
 
-// own_watch(address, (owner, key, value, owner, key, value, ...)) -> watch
+// own_watch(address, (owner, key, value, owner, key, value, ...), with_gradients) -> watch
 //
 // The first places are those of the tensors. The watch holds no reference to the objects, because
 // Python's collector of garbage would not see it. Who has the watch keeps the tuple.
 PyObject* own_watch(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-  try {
-    check_count(2, count);
-    auto* const watch = reinterpret_cast<Watch*>(PythonReader(arguments).read<int64_t>());
-    PyObject* const capsule =
-        PyCapsule_New(watch, kCapsule, [](PyObject* capsule) { delete watch_of(capsule); });
-    if (capsule == nullptr) throw PythonError{};
+  return returned(count, 3, [&] {
+    std::unique_ptr<Watch> watch(reinterpret_cast<Watch*>(PythonReader(arguments).read<int64_t>()));
     TupleReader parts(arguments[1]);
     PyObject* const* const items = parts.items();
     for (std::size_t i = 0; i + 2 < parts.size(); i += 3) {
       watch->places.emplace_back(items[i], items[i + 1], items[i + 2]);
     }
+    if (PythonReader(arguments + 2).read<bool>()) {
+      for (std::size_t i = 0; i < watch->tensors.size(); ++i) {
+        watch->gradients.push_back(requires_grad(watch->places.at(i).value()));
+      }
+    }
+    PyObject* const capsule =
+        PyCapsule_New(watch.get(), kCapsule, [](PyObject* capsule) { delete watch_of(capsule); });
+    if (capsule == nullptr) throw PythonError{};
+    watch.release();
     return capsule;
-  } catch (...) {
-    return raise_current_exception();
-  }
+  });
 }
 
 // first_changed(watch, its tuple) -> int
 //
 // The first place that holds another object than `value`, or whose tensor has changed; otherwise
-// -1.
+// -1. If tensors must go on to require grad, or not to, each call asks eight of them, in turn.
 PyObject* first_changed(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
-  try {
-    check_count(2, count);
-    const Watch& watch = *watch_of(arguments[0]);
-    const int64_t* lengths = watch.lengths.data();
-    for (std::size_t i = 0; i < watch.places.size(); ++i) {
-      const bool is_tensor = i < watch.tensors.size();
-      if (!watch.places[i].is_held() || (is_tensor && !watch.tensors[i].is_unchanged(lengths))) {
-        return PyLong_FromLong(static_cast<long>(i));
-      }
-    }
-    return PyLong_FromLong(-1);
-  } catch (...) {
-    return raise_current_exception();
-  }
+  return returned(count, 2,
+                  [&] { return PyLong_FromLong(watch_of(arguments[0])->first_changed()); });
 }
 
 const bool registered = [] {

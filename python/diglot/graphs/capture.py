@@ -371,8 +371,8 @@ class GraphedCallable:
         Memory is freed when the pool has no graph left, and no result is used.
         """
         with self.pool.lock:
-            for _, graph in list(self._captured()):
-                graph.drop()
+            for family in self._families.values():
+                family.release()
 
 
 def _is_tree(value: Any) -> bool:

@@ -18,7 +18,7 @@ from diglot.graphs.errors import GraphError, GraphWarning
 from diglot.graphs.inputs import Load, Slot, StaticInputs, check_types
 from diglot.graphs.modes import (
     as_captured,
-    autocast_dtype,
+    check_autocast,
     check_modes,
     current_modes,
     undone,
@@ -167,8 +167,7 @@ class Family:
         graph, load, results = route.graph, route.load, route.results
         assert graph is not None and load is not None
         self.check.check()
-        if autocast_dtype(self._device_type) != self.modes[1]:
-            check_modes(self.modes, graph.has_gradient, self._device_type)
+        check_autocast(self.modes[1], self._device_type)
         self.pool.order(stream, self.inputs)
         if route.is_recorded:
             outputs = graph.differentiable_outputs(
@@ -221,6 +220,12 @@ class Family:
             with capturing(self.pool):
                 if self._graph_of(bucket) is None:
                     self._capture_if_room(bucket, tensors)
+
+    def release(self) -> None:
+        """Lets all graphs go. The next capture is a first one: that of the largest bucket."""
+        for graph in self.captured.values():
+            graph.drop()
+        self.captured.clear()
 
     def _graph_of(self, bucket: Sizes) -> CapturedGraph | None:
         """A bucket's graph, if it has one that was not dropped."""

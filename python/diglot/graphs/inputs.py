@@ -121,7 +121,7 @@ class Load:
         bucket: it.
         valid: of each argument, the elements that are copied.
         places: their addresses and strides, one by one.
-        all_places: the same of all, as a call's are read.
+        all_places: what `places_of` says of all of them.
         shapes: theirs.
         beyond: for each argument the views that make up its padding.
     """

@@ -26,15 +26,20 @@ def autocast_dtype(device_type: str) -> torch.dtype | None:
     return None
 
 
+def check_autocast(captured: torch.dtype | None, device_type: str) -> None:
+    """Raises GraphError unless autocast is as in the capture."""
+    now = autocast_dtype(device_type)
+    if now != captured:
+        raise GraphError(
+            f"autocast was {captured or 'off'} in the capture, and is {now or 'off'} in this call: "
+            "call as it was captured, or capture anew"
+        )
+
+
 def check_modes(captured: Modes, has_gradient: bool, device_type: str) -> None:
     """Raises GraphError if a graph would compute otherwise than the function does now."""
-    is_enabled, now = current_modes(device_type)
-    if now != captured[1]:
-        raise GraphError(
-            f"autocast was {captured[1] or 'off'} in the capture, and is {now or 'off'} in this "
-            "call: call as it was captured, or capture anew"
-        )
-    if is_enabled and not captured[0] and not has_gradient:
+    check_autocast(captured[1], device_type)
+    if torch.is_grad_enabled() and not captured[0] and not has_gradient:
         raise GraphError(
             "the graph was captured without gradients, and this call would record them: call it "
             "within torch.no_grad(), or capture anew where gradients are enabled"

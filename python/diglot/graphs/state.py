@@ -153,17 +153,29 @@ def leaves_of(outputs: Sequence[Tensor]) -> list[Tensor]:
 
 
 class StateCheck:
-    """Whether what a graph reads is where it was when the graph was captured."""
+    """Whether what a graph reads is where it was when the graph was captured.
 
-    def __init__(self, state: State) -> None:
-        self._places, self._modules = state.places, state.modules
+    Args:
+        state: it.
+        with_gradients: whether tensors must go on to require grad, or not to (`watch`).
+    """
+
+    def __init__(self, state: State, *, with_gradients: bool = False) -> None:
+        # A tensor may be in several places, such as a module and an optimizer. One is enough to
+        # look at the tensor itself.
+        first = {id(place.value): place for place in reversed(state.places)}
+        again = [place for place in state.places if first[id(place.value)] is not place]
+        firsts = [place for place in state.places if first[id(place.value)] is place]
+        self._places, self._modules = [*firsts, *again], state.modules
         self._module_places = state.module_places
-        self._tensors = [place.value for place in state.places]
+        self._tensors = [place.value for place in self._places]
         self._addresses = [tensor.data_ptr() for tensor in self._tensors]
         self._layouts = list(map(_layout, self._tensors))
+        self._gradients = [tensor.requires_grad for tensor in self._tensors]
         self._training = [module.training for _, module in state.modules]
         training = [attribute(name, each, "training") for name, each in state.modules]
-        self._first_changed = watch(state.places, [*training, *state.module_places])
+        others = [*again, *training, *state.module_places]
+        self._first_changed = watch(firsts, others, with_gradients=with_gradients)
 
     def check(self) -> None:
         """Raises GraphError, which names the tensor or the module, unless all is as it was."""
@@ -188,6 +200,12 @@ class StateCheck:
             return GraphError(
                 f"{place.name} has moved in memory since the capture, and the graph would read "
                 "the old memory: capture anew"
+            )
+        if _layout(now) == self._layouts[number]:
+            did, does = ("did", "does not") if self._gradients[number] else ("did not", "does")
+            return GraphError(
+                f"{place.name} {did} require grad in the capture, and {does} now; the graph goes "
+                "on as it was captured: set it back (requires_grad_), or capture anew"
             )
         return GraphError(
             f"{place.name} had {self._layouts[number]} in the capture, and has {_layout(now)}: "

@@ -20,7 +20,7 @@ from diglot.graphs.captured import CapturedGraph
 from diglot.graphs.device import find_device
 from diglot.graphs.errors import GraphError
 from diglot.graphs.inputs import StaticInputs, check_types, make_slot
-from diglot.graphs.modes import undone, without_autocast_cache
+from diglot.graphs.modes import autocast_dtype, check_autocast, undone, without_autocast_cache
 from diglot.graphs.optimizers import (
     HyperparameterCheck,
     check_state,
@@ -80,7 +80,8 @@ def training_step(
         accumulation: calls for each step of the optimizer, 1 or more.
         scaler: scales the loss. The optimizer must be a fused one, since others ask the GPU whether
             gradients are finite.
-        autocast: the dtype of the forward pass and the loss; None for no autocast of its own.
+        autocast: the dtype of the forward pass and the loss; None for the autocast around the call.
+            The latter must be in each call as in this one: the backward pass runs in it.
         backend: of the clipping.
         reads: what else model and loss read, as in `capture`.
         pool: as in `capture`.
@@ -208,6 +209,7 @@ class TrainingStep:
         groups = [group["params"] for group in work.optimizer.param_groups]
         find_state = functools.partial(State, work.model, work.loss, {"optimizer": groups}, reads)
         self._state = find_state()
+        self._around = autocast_dtype(device.type)  # the backward pass is in no other autocast
         self._eager_ms: float | None = None
         self._measured: tuple[float, float] | None = None
         self.part = 0
@@ -223,7 +225,7 @@ class TrainingStep:
             self._state = find_state()  # with what modules make at their first call
             with self._gradients_kept():
                 self._capture()
-        self._check = StateCheck(self._state)
+        self._check = StateCheck(self._state, with_gradients=True)
         self._numbers = HyperparameterCheck(work.optimizer)
         self._written = [*work.parameters, *self._buffers()]
 
@@ -248,6 +250,7 @@ class TrainingStep:
         with self.pool.lock:
             self.pool.check()
             self._check.check()
+            check_autocast(self._around, self._device.device.type)
             self._numbers.check()
             self.pool.order(self._device.stream_handle(), self._inputs)
             self._inputs.load(tensors, places, self._load)

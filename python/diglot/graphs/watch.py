@@ -59,7 +59,9 @@ def library() -> ModuleType | None:
     return module if hasattr(module, "read_call") else None
 
 
-def watch(tensors: Sequence[Place], others: Sequence[Place] = ()) -> FirstChanged:
+def watch(
+    tensors: Sequence[Place], others: Sequence[Place] = (), *, with_gradients: bool = False
+) -> FirstChanged:
     """Watches places, which hold from now on what they hold now.
 
     The tensors are kept alive, so that a replay never reads memory that was freed.
@@ -67,6 +69,8 @@ def watch(tensors: Sequence[Place], others: Sequence[Place] = ()) -> FirstChange
     Args:
         tensors: places of tensors. Their addresses, shapes and strides must stay, too.
         others: places of any objects.
+        with_gradients: whether the tensors' `requires_grad` must stay, too. The library asks eight
+            of them in each call, in turn, since that takes the longest.
 
     Returns:
         A call that returns the first of all these places that has changed, or -1.
@@ -78,25 +82,29 @@ def watch(tensors: Sequence[Place], others: Sequence[Place] = ()) -> FirstChange
             [part for each in (*tensors, *others) for part in (each.owner, each.key, each.value)]
         )
         address = torch.ops.diglot_cuda.watch([place.value for place in tensors])
-        return functools.partial(module.first_changed, module.own_watch(address, parts), parts)
-    return watch_in_python(tensors, others)
+        own = module.own_watch(address, parts, with_gradients)
+        return functools.partial(module.first_changed, own, parts)
+    return watch_in_python(tensors, others, with_gradients=with_gradients)
 
 
-def watch_in_python(tensors: Sequence[Place], others: Sequence[Place] = ()) -> FirstChanged:
+def watch_in_python(
+    tensors: Sequence[Place], others: Sequence[Place] = (), *, with_gradients: bool = False
+) -> FirstChanged:
     """As `watch`, without the library."""
     places = [*tensors, *others]
     owners, keys = [place.owner for place in places], [place.key for place in places]
     values = [place.value for place in places]
     watched = values[: len(tensors)]
-    layouts = list(map(_layout, watched))
+    facts = _layout_and_gradient if with_gradients else _layout
+    before = list(map(facts, watched))
 
     def first_changed() -> int:
         there = map(_held, owners, keys)
-        if all(map(operator.is_, there, values)) and list(map(_layout, watched)) == layouts:
+        if all(map(operator.is_, there, values)) and list(map(facts, watched)) == before:
             return -1
         for i, (owner, key, value) in enumerate(zip(owners, keys, values, strict=True)):
-            is_moved = i < len(watched) and _layout(watched[i]) != layouts[i]
-            if _held(owner, key) is not value or is_moved:
+            is_other = i < len(watched) and facts(watched[i]) != before[i]
+            if _held(owner, key) is not value or is_other:
                 return i
         return -1
 
@@ -105,6 +113,10 @@ def watch_in_python(tensors: Sequence[Place], others: Sequence[Place] = ()) -> F
 
 def _layout(tensor: Tensor) -> tuple[int, torch.Size, tuple[int, ...]]:
     return tensor.data_ptr(), tensor.shape, tensor.stride()
+
+
+def _layout_and_gradient(tensor: Tensor) -> tuple[Any, ...]:
+    return *_layout(tensor), tensor.requires_grad
 
 
 _GONE = object()
