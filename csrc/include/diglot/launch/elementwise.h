@@ -27,34 +27,70 @@ using LargeShape =
 template <typename T>
 using StridedShape = FlatShape<std::min(LargeShape<T>::kAccesses, 2), kVectorElements<T>>;
 
-// Elements to step over until all the pointers are multiples of 16 bytes; -1 if no number does it
-// for all.
-template <typename T, int kArrays>
-int common_head(const Operand* const (&operands)[kArrays]) {
-  const auto head_of = [](const Operand& operand) {
-    return elements_to_alignment(reinterpret_cast<const T*>(operand.remainder));
-  };
-  const int head = head_of(*operands[0]);
-  for (const Operand* operand : operands) {
-    if (!operand->is_aligned(sizeof(T)) || head_of(*operand) != head) return -1;
-  }
-  return head;
-}
+// How a call walks its elements. No type counts but by its size, so not every type brings this code
+// again.
+template <int kArrays>
+struct Walk {
+  enum class Form { kNone, kTiny, kSmall, kLarge, kVectors, kElements };
 
-// Whether 16-byte accesses along the fastest dimension serve all operands. No row may end within an
-// access. Every operand must be aligned, or broadcast along that dimension.
-template <typename T, int kArrays>
-bool take_vectors(const Operand* const (&operands)[kArrays], const Layout<kArrays>& layout) {
-  if (!have_one_dtype(operands) || !layout.has_vectors(0, kVectorElements<T>)) return false;
-  for (int a = 0; a < kArrays; ++a) {
-    const bool is_broadcast = layout.strides[0][a] == 0;
-    if (!is_broadcast &&
-        !(operands[a]->is_aligned() && layout.has_vectors(a, kVectorElements<T>))) {
-      return false;
+  Form form = Form::kNone;
+  int head = 0;            // elements before the first access
+  bool is_narrow = false;  // the offsets of a strided walk have 32 bits
+  Layout<kArrays> layout;  // of accesses in a strided walk
+
+  Walk(Planner& planner, const Operand* const (&operands)[kArrays], int element_bytes)
+      : layout(operands) {
+    const int64_t n = layout.numel;
+    if (n == 0) return;
+    const int elements = kAccessBytes / element_bytes;
+    const bool is_flat = have_one_dtype(operands) && layout.is_flat();
+    head = is_flat ? common_head(operands, element_bytes) : -1;
+    planner.choose(!is_flat    ? "strided"
+                   : head >= 0 ? "flat, 16-byte accesses"
+                               : "flat",
+                   {n}, {operands[0]});
+    const char*& variant = planner.plan.variant;
+    if (is_flat && n <= planner.tuned(Tunable::kElementwiseTinyElements)) {
+      form = Form::kTiny, head = 0, variant = "flat, 1 element per thread";
+    } else if (head >= 0) {
+      const int64_t few = planner.tuned(Tunable::kElementwiseSmallVectors);
+      const bool is_small = (n - head) / elements < few;
+      form = is_small ? Form::kSmall : Form::kLarge;
+      variant = is_small ? "flat, 1 access per thread" : "flat, 16 elements per thread";
+    } else if (take_vectors(operands, elements)) {
+      form = Form::kVectors, layout = layout.in_vectors(elements), is_narrow = layout.is_narrow();
+      variant = is_narrow ? "strided, 16-byte accesses, 32-bit offsets"
+                          : "strided, 16-byte accesses, 64-bit offsets";
+    } else {
+      form = Form::kElements, is_narrow = layout.is_narrow();
+      variant = is_narrow ? "strided, 32-bit offsets" : "strided, 64-bit offsets";
     }
   }
-  return true;
-}
+
+ private:
+  // Elements to step over until all the pointers are multiples of 16 bytes; -1 if no number does it
+  // for all.
+  static int common_head(const Operand* const (&operands)[kArrays], int element_bytes) {
+    const uintptr_t remainder = operands[0]->remainder;
+    for (const Operand* operand : operands) {
+      if (!operand->is_aligned(element_bytes) || operand->remainder != remainder) return -1;
+    }
+    return static_cast<int>((kAccessBytes - remainder) % kAccessBytes / element_bytes);
+  }
+
+  // Whether 16-byte accesses along the fastest dimension serve all operands. No row may end within
+  // an access. Every operand must be aligned, or broadcast along that dimension.
+  bool take_vectors(const Operand* const (&operands)[kArrays], int elements) const {
+    if (!have_one_dtype(operands) || !layout.has_vectors(0, elements)) return false;
+    for (int a = 0; a < kArrays; ++a) {
+      const bool is_broadcast = layout.strides[0][a] == 0;
+      if (!is_broadcast && !(operands[a]->is_aligned() && layout.has_vectors(a, elements))) {
+        return false;
+      }
+    }
+    return true;
+  }
+};
 
 // The row-major indices of an operand's elements, as one more operand of the layout, for a function
 // with an index. It is the last operand, without memory. Its address, zero, rules out a head: an
@@ -83,50 +119,34 @@ using index_of = typename IndexOf<std::decay_t<Strides>>::type;
 template <typename T, int kArrays, typename Flat, typename Strided>
 void elementwise_launch(Planner& planner, const Operand* const (&operands)[kArrays], Flat flat,
                         Strided strided) {
-  const Layout<kArrays> layout(operands);
-  const int64_t n = layout.numel;
-  if (n == 0) return;
-  const bool is_flat = have_one_dtype(operands) && layout.is_flat();
-  const int head = is_flat ? common_head<T>(operands) : -1;
-  planner.choose(!is_flat    ? "strided"
-                 : head >= 0 ? "flat, 16-byte accesses"
-                             : "flat",
-                 {n}, {operands[0]});
-  if (is_flat && n <= planner.tuned(Tunable::kElementwiseTinyElements)) {
-    planner.plan.variant = "flat, 1 element per thread";
-    flat(TinyShape<T>{}, blocks_for(n, kElementwiseThreads), n, 0);
-  } else if (head >= 0) {
-    const int64_t vectors = (n - head) / kVectorElements<T>;
-    if (vectors < planner.tuned(Tunable::kElementwiseSmallVectors)) {
-      planner.plan.variant = "flat, 1 access per thread";
-      flat(SmallShape<T>{}, blocks_for(vectors, kElementwiseThreads), n, head);
-    } else {
-      planner.plan.variant = "flat, 16 elements per thread";
-      constexpr int64_t kBlockVectors = kElementwiseThreads * LargeShape<T>::kAccesses;
-      flat(LargeShape<T>{}, blocks_for(vectors, kBlockVectors), n, head);
-    }
-  } else {
-    const auto run = [&](auto shape, const Layout<kArrays>& accesses, const char* narrow,
-                         const char* wide) {
-      const auto launch_slice = [&](int64_t slice, const auto& strides) {
-        constexpr int64_t kBlockAccesses = kElementwiseThreads * decltype(shape)::kAccesses;
-        strided(shape, blocks_for(slice, kBlockAccesses), slice, strides);
-      };
-      const bool is_narrow = accesses.is_narrow();
-      planner.plan.variant = is_narrow ? narrow : wide;
-      if (is_narrow) {
-        accesses.template for_each_slice<uint32_t>(launch_slice);
-      } else {
-        accesses.template for_each_slice<int64_t>(launch_slice);
+  using Form = typename Walk<kArrays>::Form;
+  const Walk<kArrays> walk(planner, operands, static_cast<int>(sizeof(T)));
+  const int64_t n = walk.layout.numel;
+  const auto run_flat = [&](auto shape) {
+    constexpr int64_t kBlockAccesses = kElementwiseThreads * decltype(shape)::kAccesses;
+    const int64_t accesses = (n - walk.head) / decltype(shape)::kElements;
+    flat(shape, blocks_for(accesses, kBlockAccesses), n, walk.head);
+  };
+  const auto run_strided = [&](auto shape) {
+    constexpr int64_t kBlockAccesses = kElementwiseThreads * decltype(shape)::kAccesses;
+    const auto run = [&](const auto& slices) {
+      for (const auto& [count, strides] : slices) {
+        strided(shape, blocks_for(count, kBlockAccesses), count, strides);
       }
     };
-    if (take_vectors<T>(operands, layout)) {
-      run(StridedShape<T>{}, layout.in_vectors(kVectorElements<T>),
-          "strided, 16-byte accesses, 32-bit offsets", "strided, 16-byte accesses, 64-bit offsets");
+    if (walk.is_narrow) {
+      run(walk.layout.template slices<uint32_t>());
     } else {
-      run(FlatShape<kStridedElements, 1>{}, layout, "strided, 32-bit offsets",
-          "strided, 64-bit offsets");
+      run(walk.layout.template slices<int64_t>());
     }
+  };
+  switch (walk.form) {
+    case Form::kNone: return;
+    case Form::kTiny: return run_flat(TinyShape<T>{});
+    case Form::kSmall: return run_flat(SmallShape<T>{});
+    case Form::kLarge: return run_flat(LargeShape<T>{});
+    case Form::kVectors: return run_strided(StridedShape<T>{});
+    case Form::kElements: return run_strided(FlatShape<kStridedElements, 1>{});
   }
 }
 

@@ -259,7 +259,7 @@ void launch_norm_backward(Planner& planner, const NormOperands& operands) {
 
   rows.order = by_column;
   if (count > 0) {
-    layout.template for_each_slice<int64_t>([&](int64_t slice, const auto& starts) {
+    for (const auto& [slice, starts] : layout.template slices<int64_t>()) {
       rows.count = slice, rows.starts = starts;
       if (fields == 0) rows.groups = 0;
       const auto attempt = [&](auto shape, const NormFit& fit) {
@@ -338,7 +338,7 @@ void launch_norm_backward(Planner& planner, const NormOperands& operands) {
         stream(typename Shapes::template Streaming<false>{});
       }
       rows.accumulates = true;
-    });
+    }
   }
   if (fields == 0) return;
   const auto outputs = [first = asked[0]->as<void>(),

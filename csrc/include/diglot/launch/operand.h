@@ -7,6 +7,7 @@
 #include <initializer_list>
 #include <stdexcept>
 #include <utility>
+#include <vector>
 
 #include "diglot/launch/arguments.h"
 #include "diglot/strides.cuh"
@@ -49,6 +50,13 @@ template <typename T>
 Address<T> address_of(const Operand* operand) {
   return operand == nullptr ? Address<T>() : operand->as<T>();
 }
+
+// Elements of several strided arrays, with at most kMaxRank dimensions.
+template <int kArrays, typename Index>
+struct Slice {
+  int64_t count;
+  Strides<kArrays, Index> strides;
+};
 
 // The layout of kArrays operands, broadcast to the shape of the first. Size-1 dimensions are
 // dropped. The others are ordered by the first operand's strides, the fastest first. Neighbours are
@@ -115,11 +123,12 @@ struct Layout {
     return true;
   }
 
-  // Calls function(n, strides) for each slice of n elements and at most kMaxRank dimensions. Most
-  // layouts are one slice. For others this walks the smallest dimensions, which takes the fewest
-  // calls. The fastest dimension stays in every slice.
-  template <typename Index, typename Function>
-  void for_each_slice(Function function) const {
+  // The slices of at most kMaxRank dimensions. Most layouts are one slice. For others this walks
+  // the smallest dimensions, which makes the fewest slices. The fastest dimension stays in every
+  // slice.
+  template <typename Index>
+  std::vector<Slice<kArrays, Index>> slices() const {
+    std::vector<Slice<kArrays, Index>> result;
     Layout slice = *this;
     Layout walked = *this;
     walked.rank = 0;
@@ -141,8 +150,9 @@ struct Layout {
           strides.start.array[a] += static_cast<Index>(coordinate * walked.strides[d][a]);
         }
       }
-      function(slice.numel, strides);
+      result.push_back({slice.numel, strides});
     }
+    return result;
   }
 
   template <typename Index>

@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -143,25 +144,28 @@ class Planner {
 
  private:
   template <auto kKernel, typename... Parameters, typename... Held>
-  bool add_as(void (*)(Parameters...), Launch how, const Held&... held) {
-    const Kernel kernel = kernel_of<kKernel>();
+  bool add_as(void (*)(Parameters...), const Launch& how, const Held&... held) {
+    return add_step(
+        kernel_of<kKernel>(), how, {order_of(held)...},
+        [all = std::tuple<Held...>(held...)](const Launch& how, const Arguments& now) {
+          std::apply(
+              [&](const auto&... each) {
+                std::tuple<Parameters...> values(static_cast<Parameters>(resolve(each, now))...);
+                start<kKernel>(how, now.stream, values);
+              },
+              all);
+        });
+  }
+  // Apart from `add_as`, which every kernel brings again.
+  bool add_step(const Kernel& kernel, Launch how, std::initializer_list<Numbers> orders,
+                decltype(Step::start) start) {
     if (!device.fit(kernel, how)) return false;
     device.prepare(kernel, how);
-    Numbers order;
-    const auto append = [&](const Numbers& numbers) {
-      order.insert(order.end(), numbers.begin(), numbers.end());
-    };
-    (append(order_of(held)), ...);
-    plan.steps.push_back(
-        {kernel, how, std::move(order),
-         [all = std::tuple<Held...>(held...)](const Launch& how, const Arguments& now) {
-           std::apply(
-               [&](const auto&... each) {
-                 std::tuple<Parameters...> values(static_cast<Parameters>(resolve(each, now))...);
-                 start<kKernel>(how, now.stream, values);
-               },
-               all);
-         }});
+    Step step{kernel, how, {}, std::move(start)};
+    for (const Numbers& numbers : orders) {
+      step.order.insert(step.order.end(), numbers.begin(), numbers.end());
+    }
+    plan.steps.push_back(std::move(step));
     return true;
   }
 

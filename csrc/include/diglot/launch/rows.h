@@ -272,7 +272,7 @@ template <typename Shapes, typename I, int kInputs, int kArrays, typename Functi
           typename... Each>
 void run_rows(Planner& planner, const RowLayout<kArrays>& layout, const Layout<kArrays>& outer,
               ShapeList<Each...>, Function function, std::size_t state_bytes) {
-  outer.template for_each_slice<int64_t>([&](int64_t count, const auto& starts) {
+  for (const auto& [count, starts] : outer.template slices<int64_t>()) {
     Rows<kArrays> rows;
     rows.n = layout.n, rows.count = count, rows.starts = starts;
     std::copy_n(layout.steps, kArrays, rows.steps);
@@ -306,7 +306,7 @@ void run_rows(Planner& planner, const RowLayout<kArrays>& layout, const Layout<k
       }
     };
     static_cast<void>((attempt(Each{}) || ...));
-  });
+  }
 }
 
 // Plans function(shape, rows, how, states), once for each launch and each slice of the dimensions.

@@ -109,7 +109,7 @@ void launch_part_of_sum(Planner& planner, const Layout<2>& kept_layout,
     using Index = decltype(index);
     const SumShape shape =
         sum_shape(kept_accesses.numel, reduced_accesses.numel, splits, reduced_is_fastest);
-    kept_accesses.template for_each_slice<Index>([&](int64_t elements, const auto& kept_strides) {
+    for (const auto& [elements, kept_strides] : kept_accesses.template slices<Index>()) {
       constexpr auto kKernel = Kernels::template kernel<T, Index, decltype(kept_elements)::value,
                                                         decltype(reduced_elements)::value>();
       planner.add<kKernel>(
@@ -117,7 +117,7 @@ void launch_part_of_sum(Planner& planner, const Layout<2>& kept_layout,
           shape, elements, reduced_accesses.numel, kept_strides,
           reduced_accesses.template device_strides<Index>(), arrays.grad, alpha, arrays.out,
           arrays.out_dtype, kept_layout.rank > 0 ? kept_layout.strides[0][1] : 0, split_stride);
-    });
+    }
   };
   const auto with_index = [&](auto kept_elements, auto reduced_elements,
                               const Layout<2>& kept_accesses, const Layout<1>& reduced_accesses) {
