@@ -18,6 +18,14 @@ from hypothesis import settings
 
 from bench.evidence import RESULTS, commit, gpu_short_name, source_hash, versions
 
+WORKER = os.environ.get("PYTEST_XDIST_WORKER")
+if WORKER is not None and "CUDA_VISIBLE_DEVICES" not in os.environ:
+    # Workers share out a machine's GPUs. Each sees two, since some tests need another GPU.
+    gpus = sorted(int(path.name[6:]) for path in Path("/dev").glob("nvidia[0-9]*"))
+    if len(gpus) > 2:
+        first = int(WORKER[2:])
+        pair = [gpus[(first + i) % len(gpus)] for i in range(2)]
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, pair))
 HAS_GPU = torch.cuda.is_available()
 if not HAS_GPU:
     # Before anything imports diglot or defines a Triton kernel: both look once.
@@ -40,7 +48,7 @@ if "DIGLOT_TEST_INTERPRETER" in os.environ:
     sys.modules["diglot._interpreter"] = importlib.util.module_from_spec(specification)
 
 os.environ.pop("COLUMNS", None)  # a worker has it, and commands fit their tables to it
-if "PYTEST_XDIST_WORKER" in os.environ:
+if WORKER is not None:
     torch.set_num_threads(1)  # each worker has a core, and its neighbours need theirs
 
 pytest.register_assert_rewrite("backends")
@@ -92,7 +100,8 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """Workers of `-n auto`. On a GPU most of a test's time is its compilation on one core."""
-    return min(len(os.sched_getaffinity(0)), 16 if HAS_GPU else 4)
+    most = 16 * torch.cuda.device_count() if HAS_GPU else 4
+    return min(len(os.sched_getaffinity(0)), most)
 
 
 @pytest.fixture
