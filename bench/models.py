@@ -24,8 +24,6 @@ import torch
 
 from diglot.bench.evidence import versions
 from diglot.bench.harness import OURS, Benchmark, Case, Row
-from diglot.bench.markdown import by_gpu
-from diglot.bench.markdown import table as markdown_table
 from diglot.bench.reports import by_case
 from diglot.bench.result_files import read_file
 from diglot.bench.running import row_of
@@ -217,21 +215,28 @@ HEADER = (
 )  # fmt: skip
 
 
-def table(rows: Sequence[Row]) -> list[list[str]]:
-    """A line for each op, direction and language, under `HEADER`."""
+Groups = dict[tuple[str, ...], tuple[list[Row], list[Ratio]]]
+
+
+def groups(rows: Sequence[Row]) -> Groups:
+    """Our timed rows, and their ratios, by op, direction and language."""
     names = ("op", "direction", "provider")
-    ours: dict[tuple[str, ...], list[Row]] = {}
-    beside: dict[tuple[str, ...], list[Ratio]] = {}
+    found: Groups = {}
     for row in rows:
         if row["provider"] in OURS and "time_us" in row:
-            ours.setdefault(tuple([row[name] for name in names]), []).append(row)
+            found.setdefault(tuple([row[name] for name in names]), ([], []))[0].append(row)
     for ratio in ratios(rows):
-        beside.setdefault(tuple([ratio.row[name] for name in names]), []).append(ratio)
+        found[tuple([ratio.row[name] for name in names])][1].append(ratio)
+    return found
+
+
+def table(rows: Sequence[Row]) -> list[list[str]]:
+    """A line for each op, direction and language, under `HEADER`."""
     lines = []
-    for key, of in sorted(ours.items()):
+    for key, (of, beside) in sorted(groups(rows).items()):
         copies = [row["share_of_copy"] for row in of if row.get("share_of_copy") is not None]
         share = f"{statistics.median(copies):.2f}" if copies else "–"
-        *figures, case = _over_peers(beside.get(key, []))
+        *figures, case = _over_peers(beside)
         lines.append([*key, str(len(of)), *figures, share, case])
     return lines
 
@@ -267,18 +272,6 @@ def worst(rows: Sequence[Row], count: int = 20) -> list[list[str]]:
         cells += [f"{row['time_us']:.1f}", ratio.peer["provider"], f"{ratio.value:.2f}"]
         lines.append([*cells, "–" if share is None else f"{share:.2f}", row.get("chosen") or "–"])
     return lines
-
-
-def markdown(reports: Sequence[dict[str, Any]]) -> str:
-    """Both tables of committed results, for each GPU."""
-
-    def both(rows: Sequence[Row]) -> list[str]:
-        return [
-            *markdown_table(HEADER, table(rows)),
-            *markdown_table(WORST_HEADER, worst(rows)),
-        ]
-
-    return by_gpu(reports, both)
 
 
 def main(seed: str, jobs: str, part: str, *ops: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 
@@ -15,7 +16,7 @@ import diglot
 from diglot.backends import store
 from diglot.backends.choosing import forget_stores, store_of, use_plans
 from diglot.backends.registry import INTERPRET
-from diglot.bench import models
+from diglot.bench import model_bars, models
 from diglot.bench.selection import load
 from diglot.tools import measure, tune
 from diglot.tools.gpus import named_device
@@ -233,6 +234,41 @@ def test_ratios_are_to_the_best_peer():
     first = models.worst(rows)[0]
     assert first[2:8] == ["cuda", "bfloat16", "8x8", "10.0", "torch.compile", "0.80"]
     assert first[9] == "near"
+
+
+def test_bars_of_a_distribution():
+    """Each bar has its value, and a mark only if it is missed."""
+    large, small, short = (4096, 8192), (8, 4096), (1 << 20, 77)
+    rows = [
+        row("cuda", 100, large, share_of_copy=0.91), row("torch", 104, large),
+        row("cuda", 10, small, share_of_copy=0.2), row("torch", 9, small),
+        row("cuda", 10, short, share_of_copy=0.5), row("torch", 12, short),
+    ]  # fmt: skip
+    (cells,) = model_bars.table(rows)
+    mean = statistics.geometric_mean([1.04, 0.9, 1.2])
+    assert cells[:4] == ["softmax", "forward", "cuda", f"{mean:.3f} (≥ 1.03)"]
+    assert cells[4:] == [
+        "0.900 (≥ 0.85)", "33 % (≤ 3 %) ✗", "1.111 (≤ 1.05) ✗", "100 % (≤ 0 %) ✗"
+    ]  # fmt: skip
+    met = [{**r, "share_of_copy": 0.92} if r["provider"] == "cuda" else r for r in rows]
+    assert model_bars.table(met)[0][-1] == "0 % (≤ 0 %)"
+
+
+@pytest.mark.parametrize(
+    "shape, more, bar",
+    [
+        ((4096, 4096), {}, 0.92),
+        ((4096, 4095), {}, None),  # less than 32 MB
+        ((1 << 20, 255), {}, None),
+        ((256, 65537), {"provider": "triton"}, 0.88),
+        ((256, 65537), {}, 0.92),
+        ((4096, 8192), {"direction": "backward"}, None),
+        ((4096, 8192), {"direction": "backward", "op": "rms_norm"}, 0.80),
+        ((8192, 8192), {"direction": "backward", "op": "rms_norm"}, 0.87),
+    ],
+)
+def test_bars_of_copies(shape, more, bar):
+    assert model_bars.copy_bar({**row("cuda", 1, shape), **more}) == bar
 
 
 def test_a_run_goes_on_where_it_stopped(tmp_path):
