@@ -127,10 +127,17 @@ def read_reports(path: Path) -> list[dict[str, Any]]:
 
 
 def committed(pattern: str) -> list[dict[str, Any]]:
-    """The source tree's results, of files below bench/; of the pattern `OF_OPS` those of ops."""
+    """The source tree's results, of files below bench/; of the pattern `OF_OPS` those of ops.
+
+    Args:
+        pattern: one or, separated by spaces, several in this order.
+    """
     assert ROOT is not None, "results are committed in the source tree"
-    files = map(read_file, sorted((ROOT / "bench").glob(pattern)))
-    return [file.content for file in files if pattern != OF_OPS or file.is_of_ops]
+    found = []
+    for each in pattern.split():
+        files = map(read_file, sorted((ROOT / "bench").glob(each)))
+        found += [file.content for file in files if each != OF_OPS or file.is_of_ops]
+    return found
 
 
 def read_file(path: Path) -> File:

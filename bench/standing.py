@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from diglot.bench import marks
-from diglot.bench.harness import OURS
+from diglot.bench.harness import COLD, OURS
 from diglot.bench.markdown import NOTHING, table
 from diglot.bench.models import Ratio, ratios
 from diglot.bench.reports import label, measured_on
@@ -19,18 +19,27 @@ from diglot.bench.reports import label, measured_on
 DIRECTIONS = ("forward", "backward")
 WORKLOADS = ("gaussian_pdf", "grid_barrier_check")  # functions that exist to be measured
 MEANING = (
-    "A figure is the time of the fastest other over ours: above 1, ours is faster. The others are "
-    "PyTorch, torch.compile, Liger, QuACK and FlagGems, where they have the op. A cell has the "
+    "A figure is the time of the fastest other over ours: above 1, ours is faster. A cell has the "
     "geometric mean over all cases, and the worst in brackets."
 )
+OTHERS = (
+    "The others are PyTorch, torch.compile, Liger, QuACK and FlagGems, where they have the op and "
+    "were installed."
+)
+DRAWN = "A seed drew the shapes of ops with a * from published models, after tuning."
 Report = Mapping[str, Any]
 
 
 def compared(report: Report) -> Iterator[Ratio]:
     """Our cases of device time with cold caches that have an other to be compared with."""
-    rows = [row for row in report["rows"] if row["timer"] == "device"]
+    rows = [row for row in report["rows"] if row["timer"] in COLD]
     fair = [row for row in rows if marks.how_of(row) != marks.STRAWMAN]
     return ratios(fair)
+
+
+def is_drawn(report: Report) -> bool:
+    """Whether a seed drew the report's cases (models.py)."""
+    return any("kernels" in row for row in report["rows"])
 
 
 def _column(ratio: Ratio) -> tuple[str, str]:
@@ -51,7 +60,7 @@ def _line(report: Report, found: Sequence[Ratio]) -> list[str]:
     worst = min(found, key=lambda ratio: ratio.value)
     case = label(worst.row).removeprefix(worst.row["op"]).strip()
     cases = {label(ratio.row) for ratio in found}
-    name = f"{report['op']}{' †' if marks.is_of_old_kernels(report) else ''}"
+    name = report["op"] + " *" * is_drawn(report) + " †" * marks.is_of_old_kernels(report)
     return [name, str(len(cases)), *cells, f"{worst.row['provider']}, {case}"]
 
 
@@ -67,17 +76,20 @@ def of_op(report: Report) -> str:
     found = list(compared(report))
     lines = [f"{measured_on([report])}.", ""]
     if found:
-        lines += [MEANING, "", *table(HEADER, [_line(report, found)])]
+        lines += [f"{MEANING} {OTHERS}", "", *table(HEADER, [_line(report, found)])]
     return "\n".join(lines)
 
 
 def markdown(reports: Sequence[Report]) -> str:
-    """The table, with the GPU and the commits of its figures."""
+    """The table, with the GPU and the commits of its figures.
+
+    Args:
+        reports: of an op with several, the last counts.
+    """
     older = "† marks figures that are older than the op's kernels."
-    known = {report["op"]: list(compared(report)) for report in reports}
-    lines = [
-        _line(report, known[report["op"]])
-        for report in reports
-        if known[report["op"]] and report["op"] not in WORKLOADS
-    ]
-    return "\n".join([f"{measured_on(reports)}. {MEANING} {older}", "", *table(HEADER, lines)])
+    known = {report["op"]: (report, list(compared(report))) for report in reports}
+    shown = {op: pair for op, pair in known.items() if pair[1] and op not in WORKLOADS}
+    of_gpu = measured_on([report for report, _ in shown.values()] or reports)
+    drawn = [DRAWN] if any(is_drawn(report) for report, _ in shown.values()) else []
+    said = " ".join([f"{of_gpu}.", MEANING, OTHERS, *drawn, older])
+    return "\n".join([said, "", *table(HEADER, [_line(*pair) for pair in shown.values()])])

@@ -88,6 +88,16 @@ def test_a_standing_is_the_fastest_others_time_over_ours():
     assert "| toy | 3 | 1.00 (0.50) | – | – | 3.00 (3.00) | cuda, forward, 8, float32 |" in made
 
 
+def test_drawn_shapes_count_instead_of_an_ops_own():
+    own = report(row("cuda", 10.0), row("torch", 40.0))
+    drawn = report(
+        row("cuda", 10.0, kernels="fed", timer="captured"), row("torch", 20.0, timer="captured")
+    )
+    made = standing.markdown([own, drawn])
+    assert "| toy * | 1 | 2.00 (2.00) |" in made and "4.00" not in made
+    assert standing.DRAWN in made and standing.DRAWN not in standing.markdown([own])
+
+
 def test_strawmen_and_workloads_do_not_count():
     ours, other = row("cuda", 10.0), row("torch", 90.0, how=marks.STRAWMAN)
     assert list(standing.compared(report(ours, other))) == []
