@@ -10,7 +10,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from diglot.bench import chosen_plans, marks, model_bars, models, plan_costs, ranking, standing
+from diglot.bench import (
+    chosen_plans,
+    marks,
+    model_bars,
+    models,
+    plan_costs,
+    ranking,
+    size_tables,
+    standing,
+)
 from diglot.bench.barrier_tables import designs_table, use_table
 from diglot.bench.evidence import ROOT
 from diglot.bench.graph_tables import graphs_markdown
@@ -234,6 +243,7 @@ PARTS: tuple[tuple[str, str, str, Callable[[Reports], str]], ...] = (
     ("README.md", "bench", f"{OF_OPS} distributions/h200/models/*.json", standing.markdown),
     ("docs/speed.md", "bench", OF_OPS, overview),
     ("docs/speed.md", "models", "distributions/*/models/*.json", model_bars.markdown),
+    ("docs/speed.md", "sizes", "distributions/*/sizes/*.json", size_tables.markdown),
     ("docs/measurements.md", "bench", OF_OPS, markdown),
     ("docs/regimes.md", "regimes", OF_OPS, regimes_markdown),
     ("docs/tuning.md", "plans", "distributions/*/plans/*.json", chosen_plans.markdown),

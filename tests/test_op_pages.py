@@ -6,7 +6,7 @@ import json
 
 from backends import needs_extension
 
-from diglot.bench import marks, op_pages, op_plans, op_reference, standing
+from diglot.bench import marks, op_pages, op_plans, op_reference, size_tables, standing
 
 ROOT = op_pages.ROOT
 
@@ -115,3 +115,22 @@ def test_old_kernels_are_marked():
     old = report(row("cuda", 1.0, op=op), row("torch", 2.0, op=op), op=op, commit=f"{commit}0")
     assert f"| {op} † |" in standing.markdown([old])
     assert f"| {op} |" in standing.markdown([{**old, "commit": "fed"}])
+
+
+def test_a_sweep_has_a_line_for_each_size():
+    small = {"shape": [1, 4096], "tb_per_s": 0.5}
+    large = {"shape": [1 << 15, 4096], "tb_per_s": 4.0}
+    made = size_tables.markdown(
+        [
+            report(
+                row("cuda", 1.0, share_of_copy=0.75, **small),
+                row("torch", 1.0, **small),
+                row("cuda", 1.0, share_of_copy=1.0, **large),
+                {**row("triton", 1.0), "shape": [5], "tb_per_s": 0.001},
+                row("formula", 1.0, **large),
+            )
+        ]
+    )
+    assert "| elements, toy forward, float32 | cuda | torch | triton |" in made
+    assert "| 2^12 | 500 (0.75) | 500 | – |" in made and "| 2^27 | 4,000 (1.00) | – | – |" in made
+    assert "| 5 | – | – | 1 |" in made
