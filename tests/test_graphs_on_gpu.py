@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import threading
+import time
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from torch import nn
 
 import diglot
 from diglot.backends import scratch
+from diglot.backends.driver import check_driver, driver
 from diglot.graphs import GraphError, GraphWarning, Pool, capture
 from diglot.graphs.device import find_device
 
@@ -44,8 +47,6 @@ def test_the_stream_of_a_call():
     assert gpu.free_stream() == torch.cuda.current_stream().cuda_stream
     with torch.cuda.stream(stream):
         assert gpu.free_stream() == stream.cuda_stream
-    with gpu.side_stream():
-        assert gpu.free_stream() is None
     x = torch.zeros(1, device="cuda")
     with torch.cuda.graph(graph):
         x.add_(1)
@@ -322,29 +323,53 @@ def test_nothing_is_tuned_in_a_capture():
         capture(tunes, torch.ones(64, device="cuda"))
 
 
-@pytest.mark.alone
+@contextlib.contextmanager
+def held(stream):
+    """What is enqueued on the stream now waits for the end of the context, or for 20 seconds."""
+    gate = torch.zeros(1, dtype=torch.int32).pin_memory()
+    status = driver().cuStreamWaitValue32_v2(
+        ctypes.c_void_p(stream.cuda_stream), ctypes.c_uint64(gate.data_ptr()), ctypes.c_uint32(1), 0
+    )
+    check_driver(status, "having a stream wait")
+    timer = threading.Timer(20, gate.fill_, (1,))
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        gate.fill_(1)
+        torch.cuda.synchronize()
+
+
 def test_replays_of_a_pool_do_not_overlap():
-    """On two streams: the second waits, though its stream does not."""
-    pool = Pool("cuda")
+    """On another stream a replay waits for the pool's last one, and for no other pool's.
 
-    def slow(x):
-        torch.cuda._sleep(50_000_000)
-        return x + 1
+    GPUs have few queues, so some streams wait for each other without a reason: there are many here.
+    """
+    x, pool = torch.ones(1 << 16, device="cuda"), Pool("cuda")
+    first, *others = [torch.cuda.Stream() for _ in range(21)]
+    one, other = (capture(lambda x, by=by: x * by, x, pool=pool) for by in (3, 7))
+    apart = [capture(lambda x: x * 7, x) for _ in others[4:]]
+    for graphed in (one, other, *apart):  # what first calls alone do is done
+        graphed(x)
+    torch.cuda.synchronize()
 
-    x = torch.ones(1 << 16, device="cuda")
-    one = capture(slow, x, pool=pool)
-    other = capture(lambda x: x * 7, x, pool=pool)
-    apart = capture(lambda x: x * 7, x)
-    for second, waits in ((other, True), (apart, False)):
-        torch.cuda.synchronize()
-        end_of_one, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        one(x)
-        end_of_one.record()
-        with torch.cuda.stream(torch.cuda.Stream()):
-            second(x)
-            end.record()
-        torch.cuda.synchronize()
-        assert (end_of_one.elapsed_time(end) > 0) == waits
+    def replayed(graphed, stream):
+        with torch.cuda.stream(stream):
+            graphed(x)
+            return stream.record_event()
+
+    with held(first):
+        replayed(one, first)
+        waiting = [replayed(other, stream) for stream in others[:4]]
+        free = [replayed(*each) for each in zip(apart, others[4:], strict=True)]
+        deadline = time.monotonic() + 10
+        while not any(event.query() for event in free) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.1)
+        assert any(event.query() for event in free)
+        assert not any(event.query() for event in waiting)
+    assert other(x).eq(7).all()
 
 
 # --- scratch -------------------------------------------------------------------------------------
