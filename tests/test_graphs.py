@@ -148,6 +148,20 @@ def test_what_was_written_into_inputs_is_no_padding(device, pooled):
     check_pooled(graphed, pooled, [(1, 5)])
 
 
+@pytest.mark.parametrize("lazy", [True, False])
+def test_a_capture_keeps_what_is_in_the_inputs(device, lazy):
+    """A call with them may need a capture, whose warm-up fills buckets."""
+    graphed = capture(
+        torch.neg, torch.ones(2, 4), dims={1: "n"}, buckets={"n": (4, 8)}, padding=5.0, lazy=lazy
+    )
+    for size in (3, 7, 2):
+        (x,) = graphed.inputs_for(n=size)
+        given = torch.arange(2.0 * size).view(2, size)
+        x.copy_(given)
+        assert torch.equal(graphed(x), -given)
+        graphed.pool.rebuild()
+
+
 def test_an_argument_within_the_buffer(device):
     graphed = capture(lambda x: x + 1, torch.zeros(6), dims={0: "n"}, buckets={"n": (6,)})
     x = graphed.inputs_for(n=6)[0]

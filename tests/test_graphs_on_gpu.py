@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
-import threading
-import time
 
 import pytest
 import torch
@@ -15,7 +12,6 @@ from torch import nn
 
 import diglot
 from diglot.backends import scratch
-from diglot.backends.driver import check_driver, driver
 from diglot.graphs import GraphError, GraphWarning, Pool, capture
 from diglot.graphs.device import find_device
 
@@ -288,31 +284,6 @@ def test_out_of_memory():
         graphed(torch.ones(9, 1, device="cuda"))
 
 
-def test_threads_capture_and_replay():
-    """Random numbers are the CPU's: while a thread captures, no other may draw on the GPU."""
-    errors = []
-
-    def work(seed):
-        try:
-            generator = torch.Generator().manual_seed(seed)
-            model = models[seed]
-            with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()):
-                graphed = capture(model, torch.ones(4, 64, device="cuda"), clone=True)
-                for _ in range(50):
-                    x = torch.randn(4, 64, generator=generator).cuda()
-                    torch.testing.assert_close(graphed(x), model(x))
-        except BaseException as error:
-            errors.append(error)
-
-    models = [encoder() for _ in range(4)]
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
-
-
 def test_nothing_is_tuned_in_a_capture():
     def tunes(x):
         if torch.cuda.is_current_stream_capturing():
@@ -321,55 +292,6 @@ def test_nothing_is_tuned_in_a_capture():
 
     with pytest.raises((GraphError, RuntimeError), match="nothing is tuned while a CUDA graph"):
         capture(tunes, torch.ones(64, device="cuda"))
-
-
-@contextlib.contextmanager
-def held(stream):
-    """What is enqueued on the stream now waits for the end of the context, or for 20 seconds."""
-    gate = torch.zeros(1, dtype=torch.int32).pin_memory()
-    status = driver().cuStreamWaitValue32_v2(
-        ctypes.c_void_p(stream.cuda_stream), ctypes.c_uint64(gate.data_ptr()), ctypes.c_uint32(1), 0
-    )
-    check_driver(status, "having a stream wait")
-    timer = threading.Timer(20, gate.fill_, (1,))
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-        gate.fill_(1)
-        torch.cuda.synchronize()
-
-
-def test_replays_of_a_pool_do_not_overlap():
-    """On another stream a replay waits for the pool's last one, and for no other pool's.
-
-    GPUs have few queues, so some streams wait for each other without a reason: there are many here.
-    """
-    x, pool = torch.ones(1 << 16, device="cuda"), Pool("cuda")
-    first, *others = [torch.cuda.Stream() for _ in range(21)]
-    one, other = (capture(lambda x, by=by: x * by, x, pool=pool) for by in (3, 7))
-    apart = [capture(lambda x: x * 7, x) for _ in others[4:]]
-    for graphed in (one, other, *apart):  # what first calls alone do is done
-        graphed(x)
-    torch.cuda.synchronize()
-
-    def replayed(graphed, stream):
-        with torch.cuda.stream(stream):
-            graphed(x)
-            return stream.record_event()
-
-    with held(first):
-        replayed(one, first)
-        waiting = [replayed(other, stream) for stream in others[:4]]
-        free = [replayed(*each) for each in zip(apart, others[4:], strict=True)]
-        deadline = time.monotonic() + 10
-        while not any(event.query() for event in free) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        time.sleep(0.1)
-        assert any(event.query() for event in free)
-        assert not any(event.query() for event in waiting)
-    assert other(x).eq(7).all()
 
 
 # --- scratch -------------------------------------------------------------------------------------

@@ -108,6 +108,26 @@ def test_arguments_by_position_or_by_name(device, args, kwargs):
         graphed(x, shift=1.0)  # nothing fills in a default value
 
 
+def test_dims_of_positional_arguments(device):
+    """Nobody has to say that arguments by name have none."""
+    for dims, padding in (
+        ({0: "n"}, 7.0),
+        (({0: "n"},), (7.0,)),
+        ((({0: "n"},), {"shift": None}), 7),
+    ):
+        graphed = capture(
+            lambda x, shift: x.sum() + shift,
+            torch.ones(4),
+            kwargs={"shift": torch.ones(())},
+            dims=dims,
+            padding=padding,
+            buckets={"n": (4,)},
+        )
+        assert graphed(torch.ones(3), shift=torch.ones(())) == 11
+    with pytest.raises(ValueError, match=r"dims has .* or None for each tensor, not .*None"):
+        capture(torch.neg, torch.ones(4), dims=({0: "n"}, None), buckets={"n": (4,)})
+
+
 def test_a_result_that_is_an_argument(device):
     graphed = capture(lambda x: (x, x[1:]), torch.ones(3))
     for number in (2.0, 3.0):

@@ -36,6 +36,7 @@ class Arguments:
         self._read_natively = None if module is None else module.read_call
         paths, self.spec = pytree.tree_flatten_with_path(_in_order(args, kwargs))
         self.names = [_name_of(path) for path, _ in paths]
+        _, self._positional = pytree.tree_flatten(args)
         self._count, self._keywords = len(args), frozenset(kwargs)
 
     def read(
@@ -139,18 +140,24 @@ class Arguments:
 
         return call
 
-    def spread(self, tree: Any, what: str) -> list[Any]:
-        """For each leaf what a tree has in its place. A tree of `args` alone will do.
+    def spread(self, tree: Any, what: str, rest: Any = None) -> list[Any]:
+        """For each leaf what a tree has in its place.
+
+        Args:
+            tree: in the form of (args, kwargs); or of args alone, or of the only one.
+            what: its name, in messages.
+            rest: what arguments by name have if the tree has none of them.
 
         Raises:
             ValueError: the tree has another form than the arguments.
         """
-        wholes: tuple[Any, ...] = (tree, (tree, {}), ((tree,), {}))
-        for whole in wholes:
+        ways = ((self.spec, tree), (self._positional, tree), (self._positional, (tree,)))
+        for spec, whole in ways:
             try:
-                return self.spec.flatten_up_to(whole)
+                found: list[Any] = spec.flatten_up_to(whole)
             except ValueError:
                 continue
+            return found + [rest] * (len(self.names) - len(found))
         raise ValueError(f"{what} must lie as the example's arguments do, {self.spec}")
 
 

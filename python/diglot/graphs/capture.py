@@ -153,7 +153,9 @@ class GraphedCallable:
         if self._device.is_capturing():
             raise GraphError("capture: a graph is being captured, and captures do not nest")
         self._dims, self._names = dims_of(self._arguments.spread(dims, "dims") if dims else None)
-        self._padding = self._arguments.spread(padding, "padding") if _is_tree(padding) else padding
+        self._padding = (
+            self._arguments.spread(padding, "padding", 0) if _is_tree(padding) else padding
+        )
         self._out_dims = out_dims
         self._buckets = self._make_buckets(buckets)
         self._reads = reads

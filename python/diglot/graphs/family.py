@@ -318,7 +318,8 @@ class Family:
             for buffer in module.buffers(recurse=False)
         ]
         device = self.pool.device
-        with undone(device, written), run_for_capture(), device.side_stream():
+        kept = self.inputs.kept()  # what the caller may have written there for this call
+        with kept, undone(device, written), run_for_capture(), device.side_stream():
             self._load_example(tensors, bucket, sizes)
             views = self.inputs.views(bucket)
             shapes: list[Any] = []

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -191,6 +192,16 @@ class StaticInputs:
         """The arguments of these sizes, within a bucket. Who has them may write into them."""
         self._held = None
         return [view.detach() for view in self.prepare(bucket, sizes).valid]
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Context manager: afterwards the memory holds what it held before."""
+        before, held = self.buffer.clone(), self._held
+        try:
+            yield
+        finally:
+            self.buffer.copy_(before)
+            self._held = held
 
     def load(
         self, tensors: Sequence[Tensor], load: Load, places: Places = None, stream: int = 0
