@@ -1,7 +1,8 @@
 """What `diglot.graphs` costs and gains, beside eager calls and the graphs of `torch.compile`.
 
 A training step, the host's time of a replay, a kernel inside a graph, and the memory of buckets;
-graphs_serving.py has the sentence encoder. `diglot bench graphs --results DIR` writes to DIR/<gpu>.
+graphs_structure.py has branches and updates, graphs_serving.py the sentence encoder.
+`diglot bench graphs --results DIR` writes to DIR/<gpu>.
 """
 
 from __future__ import annotations
@@ -287,13 +288,14 @@ def memory() -> Iterator[Row]:
 
 def parts() -> dict[str, Part]:
     """What is measured, by name, the shortest first."""
-    from diglot.bench import graphs_serving
+    from diglot.bench import graphs_serving, graphs_structure
 
     return {
         "checks": checks,
         "host": host,
         "nodes": nodes,
         "memory": memory,
+        **graphs_structure.parts(),
         "training": functools.partial(training, False),
         "large": graphs_serving.large_batch,
         "requests": graphs_serving.requests,
@@ -306,7 +308,9 @@ def tell(row: Row) -> None:
     """Prints a row."""
     figures = (f"{name} {row[name]:,.2f}" for name in FIGURES if name in row)
     bars = (f"{bar['name']} {bar['value']:.2f} ({bar['bound']})" for bar in row["bars"])
-    print(f"  {row['workload']}, {row['provider']}: {', '.join([*figures, *bars])}", flush=True)
+    facts = (f"{name} {value}" for name, value in row.get("facts", {}).items())
+    shown = ", ".join([*figures, *bars, *facts])
+    print(f"  {row['workload']}, {row['provider']}: {shown}", flush=True)
 
 
 def run(folder: Path | None = None, chosen: Iterable[str] | None = None) -> Path:

@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -88,10 +89,9 @@ def a_training_loop(folder: Path | None) -> str:
     )
 
 
-def branches(folder: Path | None) -> str:
-    """Work of two streams, forked and joined in one graph, runs at the same time."""
+def make_branches() -> dict[str, graphs.GraphedCallable]:
+    """The same work in a chain, and in two branches that are forked and joined."""
     side = torch.cuda.Stream()
-    x = torch.randn(1 << 16, device="cuda")
 
     def chain(x: torch.Tensor) -> torch.Tensor:
         for _ in range(20):
@@ -109,11 +109,18 @@ def branches(folder: Path | None) -> str:
         torch.cuda.current_stream().wait_stream(side)
         return one + other
 
-    captured = [graphs.capture(function, x) for function in (one_after_the_other, side_by_side)]
+    x = torch.randn(1 << 16, device="cuda")
+    made = {each.__name__: graphs.capture(each, x) for each in (one_after_the_other, side_by_side)}
+    assert [graphs.inspect(graphed).width for graphed in made.values()] == [1, 2]
+    assert torch.equal(*[graphed(x) for graphed in made.values()])
+    return made
+
+
+def branches(folder: Path | None) -> str:
+    """Work of two streams, forked and joined in one graph, runs at the same time."""
+    captured = make_branches().values()
     shapes = [graphs.inspect(graphed) for graphed in captured]
-    assert [shape.width for shape in shapes] == [1, 2], shapes
-    assert torch.equal(captured[0](x), captured[1](x))
-    times = [device_us(lambda graphed=graphed: graphed(x)) for graphed in captured]  # type: ignore[misc]
+    times = [device_us(lambda g=graphed: g(*g.inputs)) for graphed in captured]  # type: ignore[misc]
     if folder is not None:
         shapes[1].save(folder / "branches.svg")
     return (
@@ -122,8 +129,15 @@ def branches(folder: Path | None) -> str:
     )
 
 
-def the_next_batch(folder: Path | None) -> str:
-    """The host prepares the next batch while a replay runs."""
+Spans = list[tuple[float, float]]  # when something begins and ends, in ms
+
+
+def prepare_and_replay(batches: int, waits: bool) -> tuple[Spans, Spans]:
+    """When the host prepares batches, and when they are replayed.
+
+    Args:
+        waits: whether the host waits for each replay before it prepares the next batch.
+    """
     x = torch.empty(1 << 20, device="cuda")
 
     def work(x: torch.Tensor) -> torch.Tensor:
@@ -140,7 +154,7 @@ def the_next_batch(folder: Path | None) -> str:
     origin.record()
     start = time.perf_counter()
     host, marks = [], []
-    for batch in range(6):
+    for batch in range(batches):
         slot = batch % 2
         done[slot].synchronize()
         began = time.perf_counter() - start
@@ -153,18 +167,29 @@ def the_next_batch(folder: Path | None) -> str:
         graphed(static)
         end.record()
         marks.append((begin, end))
+        if waits:
+            end.synchronize()
     torch.cuda.synchronize()
-    device = [(origin.elapsed_time(begin), origin.elapsed_time(end)) for begin, end in marks]
-    overlapped = sum(
+    return host, [(origin.elapsed_time(begin), origin.elapsed_time(end)) for begin, end in marks]
+
+
+def overlap(host: Spans, device: Spans) -> float:
+    """For how long the host prepares a batch while the one before is replayed, in ms."""
+    return sum(
         max(0.0, min(h[1], d[1]) - max(h[0], d[0]))
         for h, d in zip(host[1:], device[:-1], strict=True)
     )
+
+
+def the_next_batch(folder: Path | None) -> str:
+    """The host prepares the next batch while a replay runs."""
+    (_, waiting), (host, device) = (prepare_and_replay(6, waits) for waits in (True, False))
     if folder is not None:
         _draw_timeline({"host prepares": host, "replay": device}, folder / "timeline.svg")
-    alone = sum(end - begin for begin, end in (*host, *device))
     return (
-        f"the next batch: six batches took {device[-1][1]:.2f} ms; preparation and replays take "
-        f"{alone:.2f} ms, {overlapped:.2f} ms of it at the same time"
+        f"the next batch: six batches took {waiting[-1][1]:.2f} ms one after the other, and "
+        f"{device[-1][1]:.2f} ms where the host prepares the next one during a replay, for "
+        f"{overlap(host, device):.2f} ms of it"
     )
 
 
@@ -183,7 +208,20 @@ def _draw_timeline(rows: dict[str, list[tuple[float, float]]], path: Path) -> No
     figure.savefig(path)
 
 
-def shared_memory(folder: Path | None) -> str:
+class Shared(NamedTuple):
+    """Two graphs in one pool, and two of the same function in two pools.
+
+    Attributes:
+        addresses: of the results of the first two.
+        together, apart: what the pools reserve, in bytes.
+    """
+
+    addresses: list[int]
+    together: int
+    apart: int
+
+
+def share_memory() -> Shared:
     """Graphs of a pool have the same addresses, since their lives do not overlap."""
     x = torch.randn(1 << 20, device="cuda")
 
@@ -194,14 +232,22 @@ def shared_memory(folder: Path | None) -> str:
     shared = [graphs.capture(chain, x, pool=pool) for _ in range(2)]
     results = [graphed(x) for graphed in shared]
     apart = [graphs.capture(chain, x) for _ in range(2)]
-    both = pool.bytes
-    alone = sum(graphed.pool.bytes for graphed in apart)
-    addresses = [hex(result.data_ptr()) for result in results]
-    assert addresses[0] == addresses[1], addresses
-    assert both < alone, (both, alone)
+    found = Shared(
+        [result.data_ptr() for result in results],
+        pool.bytes,
+        sum(graphed.pool.bytes for graphed in apart),
+    )
+    assert found.addresses[0] == found.addresses[1], found
+    assert found.together < found.apart, found
+    return found
+
+
+def shared_memory(folder: Path | None) -> str:
+    """What graphs of one pool reserve, beside graphs of pools of their own."""
+    found = share_memory()
     return (
-        f"shared memory: two graphs reserve {both / 2**20:.0f} MiB in one pool and "
-        f"{alone / 2**20:.0f} MiB in two; both results are at {addresses[0]}"
+        f"shared memory: two graphs reserve {found.together / 2**20:.0f} MiB in one pool and "
+        f"{found.apart / 2**20:.0f} MiB in two; both results are at {hex(found.addresses[0])}"
     )
 
 
@@ -213,8 +259,11 @@ class _UpdateResult(ctypes.Structure):  # CUgraphExecUpdateResultInfo
     )
 
 
-def an_update(folder: Path | None) -> str:
-    """An executable graph takes other numbers and addresses, and no other topology."""
+def update_times(nodes: int, rounds: int = 20) -> tuple[list[float], list[float]]:
+    """What the host takes to make a graph executable, and to update it; in µs, round by round.
+
+    The update brings another number to each kernel. One with a further node must be refused.
+    """
     x = torch.ones(1 << 10, device="cuda")
 
     def captured(factor: float, nodes: int) -> torch.cuda.CUDAGraph:
@@ -224,28 +273,40 @@ def an_update(folder: Path | None) -> str:
                 x.mul_(factor)
         return graph
 
-    def update(graph: torch.cuda.CUDAGraph) -> int:
-        return driver().cuGraphExecUpdate_v2(
-            executable, ctypes.c_void_p(graph.raw_cuda_graph()), ctypes.byref(_UpdateResult())
-        )
+    def handle(graph: torch.cuda.CUDAGraph) -> ctypes.c_void_p:
+        return ctypes.c_void_p(graph.raw_cuda_graph())
 
-    twice, thrice, longer = captured(2, 50), captured(3, 50), captured(2, 51)
-    executable = ctypes.c_void_p()
-    began = time.perf_counter()
-    status = driver().cuGraphInstantiateWithFlags(
-        ctypes.byref(executable), ctypes.c_void_p(twice.raw_cuda_graph()), ctypes.c_ulonglong(0)
-    )
-    instantiated = time.perf_counter()
-    check_driver(status, "making a graph executable")
-    check_driver(update(thrice), "updating an executable graph")
-    updated = time.perf_counter()
-    refused = update(longer)
-    assert refused == UPDATE_REFUSED, refused
-    check_driver(driver().cuGraphExecDestroy(executable), "destroying an executable graph")
+    def update(executable: ctypes.c_void_p, graph: torch.cuda.CUDAGraph) -> int:
+        answer = ctypes.byref(_UpdateResult())
+        return driver().cuGraphExecUpdate_v2(executable, handle(graph), answer)
+
+    twice, thrice, longer = captured(2, nodes), captured(3, nodes), captured(2, nodes + 1)
+    made, updated = [], []
+    for _ in range(rounds):
+        executable = ctypes.c_void_p()
+        began = time.perf_counter()
+        status = driver().cuGraphInstantiateWithFlags(
+            ctypes.byref(executable), handle(twice), ctypes.c_ulonglong(0)
+        )
+        made.append(1e6 * (time.perf_counter() - began))
+        check_driver(status, "making a graph executable")
+        began = time.perf_counter()
+        status = update(executable, thrice)
+        updated.append(1e6 * (time.perf_counter() - began))
+        check_driver(status, "updating an executable graph")
+        refused = update(executable, longer)
+        assert refused == UPDATE_REFUSED, refused
+        status = driver().cuGraphExecDestroy(executable)
+        check_driver(status, "destroying an executable graph")
+    return made, updated
+
+
+def an_update(folder: Path | None) -> str:
+    """An executable graph takes other numbers and addresses, and no other topology."""
+    made, updated = map(statistics.median, update_times(50))
     return (
-        f"an update: 50 nodes took {1e6 * (instantiated - began):.0f} µs to make executable, and "
-        f"{1e6 * (updated - instantiated):.0f} µs to update with another number; a 51st node was "
-        f"refused (CUDA error {refused})"
+        f"an update: 50 nodes took {made:.0f} µs to make executable, and {updated:.0f} µs to "
+        f"update with another number; a 51st node was refused (CUDA error {UPDATE_REFUSED})"
     )
 
 

@@ -195,7 +195,7 @@ class RecordedDevice:
         return self.stream
 
     def free_stream(self):
-        return None if self.is_capturing() or self.stream == SIDE_STREAM else self.stream
+        return None if self.is_capturing() else self.stream
 
     def current_stream(self):
         return self.stream

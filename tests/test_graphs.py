@@ -9,7 +9,7 @@ from recorded_graphs import install
 from torch import nn
 
 import diglot
-from diglot.graphs import GraphError, GraphWarning, capture
+from diglot.graphs import GraphError, GraphWarning, capture, inputs
 from diglot.graphs.buckets import Buckets, padding_of
 
 
@@ -97,7 +97,7 @@ def test_output_dims_are_found_or_said(device):
     def twice(x):
         return torch.cat([x, x]), x.new_zeros(4)
 
-    with pytest.raises(GraphError, match="dimension 0 of output 0 is 8 for n=4 and 4 for n=2"):
+    with pytest.raises(GraphError, match="for n=4 and n=2 dimension 0 of output 0 is 8 and 4"):
         capture(twice, torch.ones(3, 2), dims={0: "n"}, buckets={"n": (2, 4)})
     graphed = capture(
         twice, torch.ones(3, 2), dims={0: "n"}, buckets={"n": (2, 4)}, out_dims=({}, {0: "n"})
@@ -120,6 +120,7 @@ def test_inputs_are_views_of_one_buffer(device, pooled):
 
 
 def test_who_writes_the_inputs_spares_the_copy(device, pooled, monkeypatch):
+    monkeypatch.setattr(inputs, "places_of", lambda tensors: None)  # without the library
     graphed = capture_pooled(pooled)
     copies, copy = [], torch._foreach_copy_
     monkeypatch.setattr(
@@ -145,6 +146,20 @@ def test_what_was_written_into_inputs_is_no_padding(device, pooled):
     for tensor in graphed.inputs_for(batch=1, length=8):
         tensor.fill_(7)
     check_pooled(graphed, pooled, [(1, 5)])
+
+
+@pytest.mark.parametrize("lazy", [True, False])
+def test_a_capture_keeps_what_is_in_the_inputs(device, lazy):
+    """A call with them may need a capture, whose warm-up fills buckets."""
+    graphed = capture(
+        torch.neg, torch.ones(2, 4), dims={1: "n"}, buckets={"n": (4, 8)}, padding=5.0, lazy=lazy
+    )
+    for size in (3, 7, 2):
+        (x,) = graphed.inputs_for(n=size)
+        given = torch.arange(2.0 * size).view(2, size)
+        x.copy_(given)
+        assert torch.equal(graphed(x), -given)
+        graphed.pool.rebuild()
 
 
 def test_an_argument_within_the_buffer(device):

@@ -1,10 +1,9 @@
-"""How diglot.graphs reads a call, by the CUDA library and in Python, and which threads wait."""
+"""How diglot.graphs reads a call, by the CUDA library and in Python."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 
 import pytest
 import torch
@@ -200,53 +199,3 @@ def test_inputs_whose_shape_is_changed_in_place(device):
     graphed.inputs[0].t_()
     x = torch.arange(4.0).view(2, 2)
     assert graphed(x).tolist() == x.tolist()
-
-
-def test_another_thread_s_capture_needs_a_callable_that_waits_for_it(device):
-    """Neither waits for the other: not in the warm-up's stream, and not in one beside it."""
-    started = threading.Event()
-    inner = capture(torch.neg, torch.ones(2), lazy=True)
-
-    def outer(x):
-        if not device.is_capturing():
-            first.start()
-            started.wait()
-            first.join(0.05)  # it is on its way to a capture
-        y = inner(x)
-        warm_up, device.stream = device.stream, 3
-        y = y + inner(x)
-        device.stream = warm_up
-        return y
-
-    def call():
-        started.set()
-        found.append(inner(torch.ones(2)).tolist())
-
-    found = []
-    first = threading.Thread(target=call, daemon=True)
-    second = threading.Thread(target=lambda: capture(outer, torch.ones(2), warmup=1), daemon=True)
-    second.start()
-    second.join(20), first.join(20)
-    assert not second.is_alive() and found == [[-1, -1]]
-
-
-def test_a_report_waits_for_a_capture(device):
-    begun, may_end = threading.Event(), threading.Event()
-
-    def slow(x):
-        begun.set()
-        may_end.wait()
-        return x + 1
-
-    graphed = capture(slow, torch.ones(2), lazy=True)
-    reports = []
-    captures = threading.Thread(target=lambda: graphed(torch.ones(2)), daemon=True)
-    captures.start()
-    begun.wait()
-    asks = threading.Thread(target=lambda: reports.append(graphed.report()), daemon=True)
-    asks.start()
-    asks.join(0.05)
-    assert not reports
-    may_end.set()
-    captures.join(20), asks.join(20)
-    assert len(reports[0].graphs) == 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import threading
 
 import pytest
 import torch
@@ -44,8 +43,6 @@ def test_the_stream_of_a_call():
     assert gpu.free_stream() == torch.cuda.current_stream().cuda_stream
     with torch.cuda.stream(stream):
         assert gpu.free_stream() == stream.cuda_stream
-    with gpu.side_stream():
-        assert gpu.free_stream() is None
     x = torch.zeros(1, device="cuda")
     with torch.cuda.graph(graph):
         x.add_(1)
@@ -287,31 +284,6 @@ def test_out_of_memory():
         graphed(torch.ones(9, 1, device="cuda"))
 
 
-def test_threads_capture_and_replay():
-    """Random numbers are the CPU's: while a thread captures, no other may draw on the GPU."""
-    errors = []
-
-    def work(seed):
-        try:
-            generator = torch.Generator().manual_seed(seed)
-            model = models[seed]
-            with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()):
-                graphed = capture(model, torch.ones(4, 64, device="cuda"), clone=True)
-                for _ in range(50):
-                    x = torch.randn(4, 64, generator=generator).cuda()
-                    torch.testing.assert_close(graphed(x), model(x))
-        except BaseException as error:
-            errors.append(error)
-
-    models = [encoder() for _ in range(4)]
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors
-
-
 def test_nothing_is_tuned_in_a_capture():
     def tunes(x):
         if torch.cuda.is_current_stream_capturing():
@@ -320,31 +292,6 @@ def test_nothing_is_tuned_in_a_capture():
 
     with pytest.raises((GraphError, RuntimeError), match="nothing is tuned while a CUDA graph"):
         capture(tunes, torch.ones(64, device="cuda"))
-
-
-@pytest.mark.alone
-def test_replays_of_a_pool_do_not_overlap():
-    """On two streams: the second waits, though its stream does not."""
-    pool = Pool("cuda")
-
-    def slow(x):
-        torch.cuda._sleep(50_000_000)
-        return x + 1
-
-    x = torch.ones(1 << 16, device="cuda")
-    one = capture(slow, x, pool=pool)
-    other = capture(lambda x: x * 7, x, pool=pool)
-    apart = capture(lambda x: x * 7, x)
-    for second, waits in ((other, True), (apart, False)):
-        torch.cuda.synchronize()
-        end_of_one, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        one(x)
-        end_of_one.record()
-        with torch.cuda.stream(torch.cuda.Stream()):
-            second(x)
-            end.record()
-        torch.cuda.synchronize()
-        assert (end_of_one.elapsed_time(end) > 0) == waits
 
 
 # --- scratch -------------------------------------------------------------------------------------

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
+import recorded_graphs
 import torch
 from recorded_graphs import install
 from torch import nn
@@ -102,13 +105,12 @@ def test_a_default_value():
 class Hidden:
     """It keeps a tensor where nobody looks."""
 
-    __slots__ = ("weight",)
-
     def __init__(self, weight):
-        self.weight = weight
+        self.weights = {weight}
 
     def __call__(self, x):
-        return x * self.weight
+        (weight,) = self.weights
+        return x * weight
 
 
 def test_a_leaf_that_was_not_found():
@@ -119,3 +121,62 @@ def test_a_leaf_that_was_not_found():
     graphed = capture(Hidden(weight), torch.ones(2, 3), reads=weight)
     graphed(torch.ones(2, 3)).sum().backward()
     assert weight.grad.eq(1).all()
+
+
+# --- where else tensors are ----------------------------------------------------------------------
+
+
+class Slotted:
+    __slots__ = ("weight",)
+
+    def __call__(self, x):
+        return x * self.weight
+
+
+class OfClass:
+    table = torch.ones(2)
+
+    def __call__(self, x):
+        return x * self.table
+
+
+class ModuleOfClass(nn.Module):
+    table = torch.ones(2)
+
+    def forward(self, x):
+        return x * self.table
+
+
+SCALE = torch.ones(2)
+
+
+def uses_a_global_within(x):
+    def scaled(x):
+        return x * SCALE
+
+    return sum([scaled(x) * SCALE for _ in range(1)])
+
+
+def uses_a_module(x):
+    return x * recorded_graphs.SCALE
+
+
+@pytest.mark.parametrize(
+    ("make", "owner", "name"),
+    [
+        (Slotted, None, "weight"),
+        (OfClass, OfClass, "table"),
+        (ModuleOfClass, ModuleOfClass, "table"),
+        (lambda: uses_a_global_within, sys.modules[__name__], "SCALE"),
+        (lambda: uses_a_module, recorded_graphs, "recorded_graphs.SCALE"),
+    ],
+)
+def test_where_else_tensors_are(make, owner, name, monkeypatch):
+    function, key = make(), name.rpartition(".")[2]
+    place = function if owner is None else owner
+    monkeypatch.setattr(place, key, torch.full((2,), 3.0), raising=False)
+    graphed = capture(function, torch.ones(2))
+    assert graphed(torch.ones(2)).tolist() == [9 if name == "SCALE" else 3] * 2
+    monkeypatch.setattr(place, key, torch.zeros(2))
+    with pytest.raises(GraphError, match=f"{name} was replaced by another tensor"):
+        graphed(torch.ones(2))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -36,6 +36,7 @@ class Arguments:
         self._read_natively = None if module is None else module.read_call
         paths, self.spec = pytree.tree_flatten_with_path(_in_order(args, kwargs))
         self.names = [_name_of(path) for path, _ in paths]
+        _, self._positional = pytree.tree_flatten(args)
         self._count, self._keywords = len(args), frozenset(kwargs)
 
     def read(
@@ -62,11 +63,15 @@ class Arguments:
     def _in_form(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
-        """Arguments by position where the example has them so; keywords in one order."""
+        """Arguments by position or by keyword, as the example has them; keywords in one order."""
         if self._signature is not None:
             if len(args) != self._count or kwargs.keys() != self._keywords:
                 bound = self._signature.bind(*args, **kwargs)
                 args, kwargs = bound.args, bound.kwargs
+                by_name = list(bound.arguments)[self._count : len(args)]
+                if self._keywords.issuperset(by_name):  # the example names them
+                    kwargs = {**kwargs, **{name: bound.arguments[name] for name in by_name}}
+                    args = args[: self._count]
         return _in_order(args, kwargs)
 
     def split(
@@ -97,8 +102,14 @@ class Arguments:
             except TypeError:
                 raise TypeError(
                     f"{name} is no tensor, so it is a part of the graph's key, and must be "
-                    f"hashable; a {type(leaf).__name__} is not"
+                    f"hashable; a {type(leaf).__name__} is not. If it holds tensors, register "
+                    "the class (torch.export.register_dataclass)"
                 ) from None
+            if isinstance(leaf, Iterator):
+                raise TypeError(
+                    f"{name} is a {type(leaf).__name__}, which the warm-up would use up: give a "
+                    "list or a tuple"
+                )
             # Numbers that are equal, such as 0.0 and -0.0, may give other results.
             key.append((leaf, type(leaf), repr(leaf) if isinstance(leaf, (float, complex)) else ""))
         return tuple([leaf for leaf in leaves if isinstance(leaf, Tensor)]), tuple(key)
@@ -129,18 +140,24 @@ class Arguments:
 
         return call
 
-    def spread(self, tree: Any, what: str) -> list[Any]:
-        """For each leaf what a tree has in its place. A tree of `args` alone will do.
+    def spread(self, tree: Any, what: str, rest: Any = None) -> list[Any]:
+        """For each leaf what a tree has in its place.
+
+        Args:
+            tree: in the form of (args, kwargs); or of args alone, or of the only one.
+            what: its name, in messages.
+            rest: what arguments by name have if the tree has none of them.
 
         Raises:
             ValueError: the tree has another form than the arguments.
         """
-        wholes: tuple[Any, ...] = (tree, (tree, {}), ((tree,), {}))
-        for whole in wholes:
+        ways = ((self.spec, tree), (self._positional, tree), (self._positional, (tree,)))
+        for spec, whole in ways:
             try:
-                return self.spec.flatten_up_to(whole)
+                found: list[Any] = spec.flatten_up_to(whole)
             except ValueError:
                 continue
+            return found + [rest] * (len(self.names) - len(found))
         raise ValueError(f"{what} must lie as the example's arguments do, {self.spec}")
 
 

@@ -98,7 +98,11 @@ def dims_of(leaves: list[Any] | None) -> tuple[list[dict[int, int]], tuple[str, 
     names: dict[str, int] = {}
     found = []
     for leaf in leaves or []:
-        named = dict(leaf or {})
+        if not isinstance(leaf, dict | None):
+            raise ValueError(
+                f"capture: dims has {{dimension: name}} or None for each tensor, not {leaf!r}"
+            )
+        named = leaf or {}
         found.append({dim: names.setdefault(name, len(names)) for dim, name in named.items()})
     return found, tuple(names)
 

@@ -18,6 +18,7 @@ from diglot.graphs.device import find_device
 from diglot.graphs.errors import GraphError
 from diglot.graphs.family import Family, Route
 from diglot.graphs.inputs import Slot, make_slot
+from diglot.graphs.modes import is_run_for_capture
 from diglot.graphs.pool import Pool, capturing
 from diglot.graphs.progress import progress_bar
 from diglot.graphs.report import GraphReport, Report, with_freed_bytes
@@ -95,7 +96,7 @@ def capture(
         raise ValueError(f"capture: warmup must be a positive integer, not {warmup!r}")
     if not max_padding >= 1:
         raise ValueError(f"capture: max_padding must be 1 or more, not {max_padding!r}")
-    args = example if isinstance(example, tuple) else (example,)
+    args = example if type(example) is tuple else (example,)  # a named one is an argument
     graphed = GraphedCallable(
         fn,
         args,
@@ -152,7 +153,9 @@ class GraphedCallable:
         if self._device.is_capturing():
             raise GraphError("capture: a graph is being captured, and captures do not nest")
         self._dims, self._names = dims_of(self._arguments.spread(dims, "dims") if dims else None)
-        self._padding = self._arguments.spread(padding, "padding") if _is_tree(padding) else padding
+        self._padding = (
+            self._arguments.spread(padding, "padding", 0) if _is_tree(padding) else padding
+        )
         self._out_dims = out_dims
         self._buckets = self._make_buckets(buckets)
         self._reads = reads
@@ -169,24 +172,21 @@ class GraphedCallable:
         becomes a part of that graph.
         """
         stream = self._device.free_stream()
-        if stream is None:
+        if stream is None or is_run_for_capture():
             return self._fn(*args, **kwargs)
         kind, places, tensors = self._arguments.read(args, kwargs)
         with self.pool.lock:
-            route = self._routes.get(kind)
-            if route is not None and route.is_ready:
+            route = self._routes.get(kind) or self._find_route(kind, args, kwargs)
+            if route.bucket is None:
+                self.pool.check()
+                route.family.eager_calls += 1
+            elif route.is_ready or route.family.prepare(route):
                 return route.family.replay(route, tensors, places, stream, self._clone)
-        if route is None or route.bucket is not None:
-            with capturing(self.pool):
-                route = self._routes.get(kind) or self._find_route(kind, args, kwargs)
-                if route.bucket is not None:
-                    if not route.is_ready:
-                        route.family.prepare(route, tensors)
-                    return route.family.replay(route, tensors, places, stream, self._clone)
-        with self.pool.lock:
-            self.pool.check()
-            route.family.eager_calls += 1
-        return self._fn(*args, **kwargs)
+        if route.bucket is None:
+            return self._fn(*args, **kwargs)
+        with capturing(self.pool):  # which waits for other threads' captures
+            route.family.prepare(route, tensors)
+            return route.family.replay(route, tensors, places, stream, self._clone)
 
     def _find_route(
         self, kind: Hashable, args: tuple[Any, ...], kwargs: Mapping[str, Any]
@@ -288,7 +288,8 @@ class GraphedCallable:
         self, key: Key, bucket: Sizes, sizes: Sizes
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         tree = self._arguments.caller(lambda *args, **kwargs: (args, kwargs), key)
-        return tree(self._families[key].inputs.valid(bucket, sizes))
+        with self.pool.lock:
+            return tree(self._families[key].inputs.valid(bucket, sizes))
 
     @property
     def graphs(self) -> dict[str, CapturedGraph]:

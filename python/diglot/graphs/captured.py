@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -15,9 +15,10 @@ from torch.utils import _pytree as pytree
 from diglot.graphs.buckets import Sizes
 from diglot.graphs.device import Capture, Graph
 from diglot.graphs.errors import GraphError
-from diglot.graphs.modes import without_autocast_cache
+from diglot.graphs.modes import run_for_capture
 from diglot.graphs.nodes import NotedRun, noted_runs
 from diglot.graphs.pool import Pool
+from diglot.graphs.state import State
 
 _numbers = itertools.count()
 # What PyTorch and CUDA say of something that no graph can hold.
@@ -77,7 +78,9 @@ class CapturedGraph:
         self.gradients_of_outputs: list[Tensor] = []
         began, before = time.perf_counter(), pool.bytes
         self.needed_bytes = 0
-        with without_autocast_cache():
+        tracked = [tensor for tensor in state if not tensor.is_inference()]
+        versions = [tensor._version for tensor in tracked]
+        with run_for_capture():
             leaves = [
                 view.detach().requires_grad_(wants)
                 for view, wants in zip(inputs, wants_gradient, strict=True)
@@ -87,6 +90,7 @@ class CapturedGraph:
             self._is_single = self._spec.is_leaf()
             self._capture_backward([leaf for leaf in leaves if leaf.requires_grad])
         self.capture_ms = 1e3 * (time.perf_counter() - began)
+        self._check_results()
         self.added_bytes = pool.bytes - before
         # Who replays the pool's graphs writes over their outputs: nothing is gained by keeping that
         # memory from the captures that follow.
@@ -95,6 +99,10 @@ class CapturedGraph:
         self.outputs = [self._released(output, owner, external) for output in self.outputs]
         self.gradients = [self._released(each, owner, external) for each in self.gradients]
         self.output_tensors = [each for each in self.outputs if isinstance(each, Tensor)]
+        self._written = [
+            *(t for t, version in zip(tracked, versions, strict=True) if t._version != version),
+            *(t for t in self.output_tensors if t.untyped_storage().data_ptr() not in external),
+        ]
         pool.add(self)
 
     def _capture(self, function: Callable[[], Any]) -> Any:
@@ -116,6 +124,17 @@ class CapturedGraph:
         self.runs.append(runs)
         self.needed_bytes = max(self.needed_bytes, made.needed_bytes)
         return made.result
+
+    def _check_results(self) -> None:
+        """Raises GraphError for a result in which nobody sees the tensors."""
+        for leaf in self.outputs:
+            is_lazy = isinstance(leaf, (Iterator, Awaitable))
+            if not isinstance(leaf, Tensor) and (is_lazy or State(leaf).places):
+                raise GraphError(
+                    f"{self.label} returns a {type(leaf).__name__}, in which the graph would not "
+                    "see tensors: return tensors in lists, tuples or dictionaries, or register "
+                    "the class (torch.export.register_dataclass)"
+                )
 
     def _capture_backward(self, inputs: list[Tensor]) -> None:
         """Captures the gradient, if an output has one; from then on outputs record nothing."""
@@ -170,6 +189,7 @@ class CapturedGraph:
         self._graphs = []
         self._backward = None
         self.outputs, self.output_tensors, self.gradients = [], [], []
+        self._written = []
         self.gradients_of_outputs = []
         for results in self.results.values():  # which keep the memory
             results.clear()
@@ -186,7 +206,7 @@ class CapturedGraph:
         """
         self._graphs[0].replay()
         self.replays += 1
-        increment_version(self.output_tensors)  # so that autograd sees that they were written over
+        increment_version(self._written)  # so that autograd sees that they were written over
         self.pool.last_forward = token = object()
         return token
 

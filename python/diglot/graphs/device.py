@@ -75,7 +75,7 @@ class Device(Protocol):
         """The current stream's."""
 
     def free_stream(self) -> int | None:
-        """The current stream's handle. None in a capture, or in the warm-up before one."""
+        """The current stream's handle; None while it is captured."""
 
     def current_stream(self) -> Any:
         """The current stream."""
@@ -147,13 +147,11 @@ class CudaDevice:
         self._index = device.index
         module = library()
         self._free_stream = _free_stream if module is None else module.free_stream
-        self._own_stream: int | None = None  # that of captures, once there is one
 
     @contextlib.contextmanager
     def on_stream(self) -> Iterator[None]:
         """Context manager: the stream of captures is the current one, and waits for nothing."""
         stream = own_stream(self.device, "captures")
-        self._own_stream = stream.cuda_stream
         with torch.cuda.device(self.device), torch.cuda.stream(stream):
             yield
 
@@ -235,9 +233,8 @@ class CudaDevice:
         return torch._C._cuda_getCurrentRawStream(self._index)
 
     def free_stream(self) -> int | None:
-        """The current stream's handle. None in a capture, or in the warm-up before one."""
-        handle = self._free_stream(self._index)
-        return None if handle == self._own_stream else handle
+        """The current stream's handle; None while it is captured."""
+        return self._free_stream(self._index)
 
     def current_stream(self) -> torch.cuda.Stream:
         """The current stream."""

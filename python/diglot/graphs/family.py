@@ -15,14 +15,15 @@ from diglot.graphs.arguments import Places
 from diglot.graphs.buckets import Buckets, Sizes, padding_of
 from diglot.graphs.captured import CapturedGraph
 from diglot.graphs.errors import GraphError, GraphWarning
+from diglot.graphs.forms import Form, changed_dims, form_of
 from diglot.graphs.inputs import Load, Slot, StaticInputs, check_types
 from diglot.graphs.modes import (
     as_captured,
     check_autocast,
     check_modes,
     current_modes,
+    run_for_capture,
     undone,
-    without_autocast_cache,
 )
 from diglot.graphs.pool import Pool, capturing
 from diglot.graphs.state import State, StateCheck, leaves_of
@@ -135,20 +136,32 @@ class Family:
             bucket = None
         return Route(self, sizes, bucket)
 
-    def prepare(self, route: Route, tensors: Sequence[Tensor]) -> None:
-        """Gives a route a graph, which is captured if there is none. Both locks are held.
+    def prepare(self, route: Route, tensors: Sequence[Tensor] | None = None) -> bool:
+        """Gives a route its bucket's graph. The pool's lock is held.
+
+        Args:
+            tensors: a call's. If there is no graph, one is captured, and both locks are held. By
+                default none is captured.
+
+        Returns:
+            Whether the route has a graph.
 
         Raises:
             GraphError: the graph cannot be captured, or would not record what this call would.
         """
         assert route.bucket is not None
         self.pool.check()
-        graph = self._graph_of(route.bucket) or self._capture_for(route.bucket, tensors)
+        graph = self._graph_of(route.bucket)
+        if graph is None:
+            if tensors is None:
+                return False
+            graph = self._capture_for(route.bucket, tensors)
         check_modes(self.modes, graph.has_gradient, self._device_type)
         route.load = self.inputs.prepare(route.bucket, route.sizes)
         route.is_recorded = graph.has_gradient and torch.is_grad_enabled()
         route.results = graph.results.setdefault(route.sizes, [])
         route.graph = graph
+        return True
 
     def replay(
         self, route: Route, tensors: Sequence[Tensor], places: Places, stream: int, clone: bool
@@ -171,11 +184,11 @@ class Family:
         self.pool.order(stream, self.inputs)
         if route.is_recorded:
             outputs = graph.differentiable_outputs(
-                tensors, lambda: self.inputs.load(tensors, places, load)
+                tensors, lambda: self.inputs.load(tensors, load, places, stream)
             )
             results = self._valid_results(outputs, route.sizes)
         else:
-            self.inputs.load(tensors, places, load)
+            self.inputs.load(tensors, load, places, stream)
             graph.replay()
             if not results:
                 with torch.inference_mode(False), torch.no_grad():
@@ -305,7 +318,8 @@ class Family:
             for buffer in module.buffers(recurse=False)
         ]
         device = self.pool.device
-        with undone(device, written), without_autocast_cache(), device.side_stream():
+        kept = self.inputs.kept()  # what the caller may have written there for this call
+        with kept, undone(device, written), run_for_capture(), device.side_stream():
             self._load_example(tensors, bucket, sizes)
             views = self.inputs.views(bucket)
             shapes: list[Any] = []
@@ -321,8 +335,8 @@ class Family:
                     )
             if any(each != shapes[0] for each in shapes):
                 raise GraphError(
-                    f"{self.name} returned other shapes for the same arguments, {shapes}: a graph "
-                    "has one"
+                    f"{self.name} returned other shapes or numbers for the same arguments, "
+                    f"{shapes}: a graph has one"
                 )
             if self._output_dims is None and self.buckets.names:
                 self._output_dims = self._find_output_dims(bucket, shapes[0], tensors)
@@ -332,10 +346,10 @@ class Family:
             tensor.detach()[tuple(slice(size) for size in slot.shape_for(sizes))]
             for slot, tensor in zip(self._slots, tensors, strict=True)
         ]
-        self.inputs.load(valid, None, self.inputs.prepare(bucket, sizes))
+        self.inputs.load(valid, self.inputs.prepare(bucket, sizes))
 
-    def _run_once(self, views: Sequence[Tensor]) -> list[tuple[int, ...] | None]:
-        """Runs the function and its gradient; the shapes of its outputs."""
+    def _run_once(self, views: Sequence[Tensor]) -> list[Form]:
+        """Runs the function and its gradient; the forms of its outputs."""
         leaves = [
             view.detach().requires_grad_(wants)
             for view, wants in zip(views, self._wants_gradient, strict=True)
@@ -353,10 +367,10 @@ class Family:
                     )
             ones = [torch.ones_like(output) for output in recorded]
             torch.autograd.grad(recorded, wanted, ones, allow_unused=True)
-        return [tuple(each.shape) if isinstance(each, Tensor) else None for each in outputs]
+        return list(map(form_of, outputs))
 
     def _find_output_dims(
-        self, bucket: Sizes, shapes: Sequence[tuple[int, ...] | None], tensors: Sequence[Tensor]
+        self, bucket: Sizes, shapes: Sequence[Form], tensors: Sequence[Tensor]
     ) -> list[dict[int, int]]:
         """Which dimensions of outputs are as long as the named ones: what changes with them."""
         found: list[dict[int, int]] = [{} for _ in shapes]
@@ -370,18 +384,13 @@ class Family:
                 tuple(map(min, self._sizes_of([tensor.shape for tensor in tensors]), other)),
             )
             changed = self._run_once(self.inputs.views(other))
-            for output, (before, after) in enumerate(zip(shapes, changed, strict=True)):
-                for dim, (old, new) in enumerate(zip(before or (), after or (), strict=True)):
-                    if old == new:
-                        continue
-                    if (old, new) != (bucket[name], other[name]):
-                        raise GraphError(
-                            f"{self.name}: dimension {dim} of output {output} is {old} for "
-                            f"{self.buckets.describe(bucket)} and {new} for "
-                            f"{self.buckets.describe(other)}: say in out_dims which dimensions of "
-                            "the outputs are padded"
-                        )
-                    found[output][dim] = name
+            at, at_other = self.buckets.describe(bucket), self.buckets.describe(other)
+            try:
+                dims = list(changed_dims(shapes, changed, (bucket[name], other[name])))
+            except ValueError as error:
+                raise GraphError(f"{self.name}: for {at} and {at_other} {error}") from None
+            for output, dim in dims:
+                found[output][dim] = name
         return found
 
     def _other_sizes(self, bucket: Sizes, name: int) -> Sizes | None:

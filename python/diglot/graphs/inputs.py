@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import increment_version
 
 from diglot.graphs.arguments import Places, places_of
 from diglot.graphs.buckets import Buckets, Sizes
 from diglot.graphs.errors import GraphError
+from diglot.graphs.watch import library
 
 ALIGNMENT = 256  # bytes; what PyTorch's allocator gives is aligned so
 
@@ -122,6 +126,7 @@ class Load:
         valid: of each argument, the elements that are copied.
         places: their addresses and strides, one by one.
         all_places: what `places_of` says of all of them.
+        native: what the CUDA library knows of them; None if PyTorch copies.
         shapes: theirs.
         beyond: for each argument the views that make up its padding.
     """
@@ -130,6 +135,7 @@ class Load:
     valid: list[Tensor]
     places: list[tuple[int, tuple[int, ...]]]
     all_places: Places
+    native: Any
     shapes: list[tuple[int, ...]]
     beyond: list[list[Tensor]]
 
@@ -149,6 +155,7 @@ class StaticInputs:
 
     def __init__(self, slots: Sequence[Slot], buckets: Buckets, device: torch.device) -> None:
         self.stream_handles: set[int] = set()
+        self._library: Any = library()
         self.slots = list(slots)
         self._offsets = []
         end = 0
@@ -186,19 +193,33 @@ class StaticInputs:
         self._held = None
         return [view.detach() for view in self.prepare(bucket, sizes).valid]
 
-    def load(self, tensors: Sequence[Tensor], places: Places, load: Load) -> None:
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Context manager: afterwards the memory holds what it held before."""
+        before, held = self.buffer.clone(), self._held
+        try:
+            yield
+        finally:
+            self.buffer.copy_(before)
+            self._held = held
+
+    def load(
+        self, tensors: Sequence[Tensor], load: Load, places: Places = None, stream: int = 0
+    ) -> None:
         """Copies arguments into a bucket's views, and clears what an earlier call left beyond them.
 
         Arguments that are the views of these sizes already are not copied.
 
         Args:
             tensors: the arguments.
-            places: where they are.
             load: how they get into the views.
+            places: where the arguments are, if that is known.
+            stream: with `places`, the current stream's handle.
         """
         targets: list[Tensor] = []
         if places is None or places != load.all_places:
-            targets, sources = self._to_copy(tensors, load)
+            if not self._copy_natively(tensors, load, places, stream):
+                targets, sources = self._to_copy(tensors, load)
         if load is not self._held:
             self._clear(load)
         if len(targets) == 1:
@@ -206,6 +227,17 @@ class StaticInputs:
         elif targets:
             for same in _by_dtype(targets, sources):
                 torch._foreach_copy_(*same)
+
+    def _copy_natively(
+        self, tensors: Sequence[Tensor], load: Load, places: Places, stream: int
+    ) -> bool:
+        """Copies by the CUDA library, if it can. PyTorch's dispatcher takes longer than a copy."""
+        if load.native is None or places is None or any([tensor.is_neg() for tensor in tensors]):
+            return False
+        if not self._library.copy_into(load.native, places, stream):
+            return False
+        increment_version([self.buffer])  # as PyTorch's copies do
+        return True
 
     def _to_copy(self, tensors: Sequence[Tensor], load: Load) -> tuple[list[Tensor], list[Tensor]]:
         """Where to copy to, and what."""
@@ -228,7 +260,7 @@ class StaticInputs:
 
     def _clear(self, load: Load) -> None:
         """Fills the padding, unless it still is as an earlier call left it."""
-        held, self._held = self._held, load
+        held, self._held = self._held, None
         before = held.shapes if held is not None and held.bucket == load.bucket else None
         for i, (slot, beyond) in enumerate(zip(self.slots, load.beyond, strict=True)):
             if slot.padding is None or not beyond:
@@ -236,6 +268,7 @@ class StaticInputs:
             if before is None or any(map(operator.gt, before[i], load.shapes[i])):
                 for view in beyond:
                     view.fill_(slot.padding)
+        self._held = load
 
     def prepare(self, bucket: Sizes, sizes: Sizes) -> Load:
         """How arguments of these sizes get into a bucket's views."""
@@ -247,9 +280,21 @@ class StaticInputs:
                 valid = list(map(_narrowed, views, shapes))
                 beyond = list(map(_beyond, views, shapes))
             places = [(view.data_ptr(), view.stride()) for view in valid]
-            load = Load(bucket, valid, places, places_of(valid), shapes, beyond)
+            all_places = places_of(valid)
+            native = None if all_places is None else self._make_native(valid)
+            load = Load(bucket, valid, places, all_places, native, shapes, beyond)
             self._loads[bucket, sizes] = load
         return load
+
+    def _make_native(self, valid: Sequence[Tensor]) -> Any:
+        targets = tuple(
+            [
+                (view.data_ptr(), view.itemsize, tuple(view.shape), tuple(view.stride()))
+                for view in valid
+            ]
+        )
+        index = self.buffer.device.index if self.buffer.is_cuda else -1
+        return self._library.make_load(index, self._begin, self._end, targets)
 
 
 def _narrowed(view: Tensor, shape: Sequence[int]) -> Tensor:

@@ -106,7 +106,11 @@ class Inspection:
         if path.suffix == ".json":
             path.write_text(json.dumps(self.json(), indent=2) + "\n")
         else:
-            self.plot().savefig(path, bbox_inches="tight")
+            figure = self.plot()
+            import matplotlib as mpl
+
+            with mpl.rc_context({"svg.fonttype": "none"}):  # text that can be searched
+                figure.savefig(path, bbox_inches="tight")
 
     def plot(self) -> Figure:
         """A picture: time goes down, and what may run at once is side by side.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterable, Iterator
 
 import torch
@@ -56,18 +57,33 @@ def as_captured(captured: Modes) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def without_autocast_cache() -> Iterator[None]:
-    """Context manager: an autocast around it keeps no casts.
+_captor: int | None = None  # the thread that runs a function for a capture: there is one at a time
 
-    A graph would read them after they were freed, and casts that a graph makes are in its memory.
+
+def is_run_for_capture() -> bool:
+    """Whether this thread runs a function to capture it, or to warm up for that."""
+    return _captor is not None and _captor == threading.get_ident()
+
+
+@contextlib.contextmanager
+def run_for_capture() -> Iterator[None]:
+    """Context manager: functions run in it for a capture, or for the warm-up before one.
+
+    Their backward passes run in this thread. PyTorch's own thread for them is one for the whole
+    GPU: it may wait for a lock that this thread holds. An autocast around the context keeps no
+    casts. A graph would read them after they were freed, and casts that a graph makes are in its
+    memory.
     """
-    was_enabled = torch.is_autocast_cache_enabled()
+    global _captor
+    before, was_enabled = _captor, torch.is_autocast_cache_enabled()
     torch.clear_autocast_cache()
     torch.set_autocast_cache_enabled(False)
+    _captor = threading.get_ident()
     try:
-        yield
+        with torch.autograd.set_multithreading_enabled(False):
+            yield
     finally:
+        _captor = before
         torch.clear_autocast_cache()
         torch.set_autocast_cache_enabled(was_enabled)
 

@@ -59,12 +59,15 @@ class Pool:
     @property
     def bytes(self) -> int:
         """What is reserved now."""
-        return 0 if self._handle is None else self.device.pool_bytes(self._handle)
+        with self.lock:
+            return 0 if self._handle is None else self.device.pool_bytes(self._handle)
 
     @property
     def graphs(self) -> list[CapturedGraph]:
         """Those that are in it, in the order of their captures."""
-        return sorted((g for g in self._graphs if g.is_alive), key=lambda graph: graph.number)
+        with self.lock:
+            alive = [graph for graph in self._graphs if graph.is_alive]
+        return sorted(alive, key=lambda graph: graph.number)
 
     def check(self) -> None:
         """Raises GraphError if the pool was released."""
@@ -107,8 +110,9 @@ class Pool:
 
     def release(self) -> None:
         """Drops all graphs for good: a call of one is an error from now on."""
-        self.rebuild()
-        self.is_released = True
+        with self.lock:
+            self.rebuild()
+            self.is_released = True
 
 
 @contextlib.contextmanager

@@ -76,9 +76,14 @@ class Report:
     rebuilds: int
     failed: Sequence[str] = ()
 
+    @property
+    def apart_bytes(self) -> int:
+        """What the graphs need if each has a pool of its own."""
+        return sum(graph.needed_bytes for graph in self.graphs)
+
     def json(self) -> dict[str, Any]:
         """As data that `json` can write."""
-        data = asdict(self)
+        data = asdict(self) | {"apart_bytes": self.apart_bytes}
         for graph, each in zip(data["graphs"], self.graphs, strict=True):
             graph["break_even"] = each.break_even
         return {"schema": SCHEMA, "schema_version": SCHEMA_VERSION, **data}
@@ -106,7 +111,8 @@ class Report:
                 ]
             )
         notes = [
-            f"pool: {size(self.pool_bytes)}; arguments: {size(self.input_bytes)}; "
+            f"pool: {size(self.pool_bytes)}, where pools for each graph would have "
+            f"{size(self.apart_bytes)}; arguments: {size(self.input_bytes)}; "
             f"scratch of graphs: {size(self.scratch_bytes)}"
         ]
         if self.eager_calls:

@@ -77,11 +77,10 @@ class State:
         elif isinstance(value, (list, tuple)):
             for i in range(len(value)):
                 self._visit(f"{name}[{i}]", value, i, depth)
-        elif hasattr(value, "__dict__") and not isinstance(value, (type, type(inspect))):
+        elif not isinstance(value, (type, types.ModuleType)):
             prefix = f"{name}." if name else ""
-            attributes = vars(value)
-            for key in list(attributes):
-                self._visit(f"{prefix}{key}", attributes, key, depth)
+            for key in [*getattr(value, "__dict__", {}), *_of_class(value)]:
+                self._visit(*attribute(f"{prefix}{key}", value, key), depth)
 
     def _visit(self, name: str, owner: Any, key: Any, depth: int) -> None:
         try:
@@ -104,9 +103,16 @@ class State:
         if str(function.__module__).partition(".")[0] in LIBRARIES:
             return
         code = function.__code__
-        for key in code.co_names:
-            if key in function.__globals__:
-                self._visit(key, function.__globals__, key, max(depth, 1))
+        names = _names_in(code)
+        for key in names:
+            if key not in function.__globals__:
+                continue
+            self._visit(key, function.__globals__, key, max(depth, 1))
+            held = function.__globals__[key]
+            if isinstance(held, types.ModuleType):
+                for part in names:
+                    if isinstance(vars(held).get(part), (Tensor, nn.Module, list, tuple, dict)):
+                        self._visit(f"{key}.{part}", vars(held), part, max(depth, 1))
         for key, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             self._visit(key, Attributes(cell), "cell_contents", max(depth, 1))
         for defaults in (function.__defaults__, function.__kwdefaults__):
@@ -115,9 +121,10 @@ class State:
     def _add_module(self, name: str, module: nn.Module) -> None:
         self.modules.append((name, module))
         attributes = vars(module)
-        owners = {key: attributes for key in attributes if key not in MODULE_OWN}
+        owners: dict[str, Any] = {key: attributes for key in attributes if key not in MODULE_OWN}
         for held in (module._parameters, module._buffers, module._modules):
             owners.update(dict.fromkeys(held, held))
+        owners |= {key: Attributes(module) for key in _of_class(module) if key not in owners}
         prefix = f"{name}." if name else ""
         for key, owner in owners.items():
             self._visit(name if key == "_orig_mod" else f"{prefix}{key}", owner, key, 2)
@@ -135,6 +142,24 @@ class State:
     def parameters(self) -> list[Tensor]:
         """The leaves that require grad."""
         return [tensor for tensor in self.tensors if tensor.requires_grad and tensor.is_leaf]
+
+
+def _of_class(value: object) -> list[str]:
+    """Attributes that are not in an object's `__dict__`: slots, and tensors of its class."""
+    found: dict[str, None] = {}
+    for each in type(value).__mro__:
+        if each.__module__.partition(".")[0] in (*LIBRARIES, "builtins"):
+            continue
+        for key, held in vars(each).items():
+            if isinstance(held, (Tensor, types.MemberDescriptorType)):
+                found[key] = None
+    return list(found)
+
+
+def _names_in(code: types.CodeType) -> list[str]:
+    """The names of globals and attributes in a function, and in functions within it."""
+    inner = [each for each in code.co_consts if isinstance(each, types.CodeType)]
+    return list(dict.fromkeys([*code.co_names, *(n for each in inner for n in _names_in(each))]))
 
 
 def leaves_of(outputs: Sequence[Tensor]) -> list[Tensor]:

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import increment_version
 from torch.optim import Optimizer
 
 from diglot.backends.scratch import held_bytes
@@ -20,19 +19,24 @@ from diglot.graphs.captured import CapturedGraph
 from diglot.graphs.device import find_device
 from diglot.graphs.errors import GraphError
 from diglot.graphs.inputs import StaticInputs, check_types, make_slot
-from diglot.graphs.modes import autocast_dtype, check_autocast, undone, without_autocast_cache
+from diglot.graphs.modes import (
+    autocast_dtype,
+    check_autocast,
+    is_run_for_capture,
+    run_for_capture,
+    undone,
+)
 from diglot.graphs.optimizers import (
     HyperparameterCheck,
     check_state,
     numbers_in,
-    parameters_of,
     prepare,
     steps_undone,
 )
 from diglot.graphs.pool import Pool, capturing
 from diglot.graphs.report import GraphReport, Report, with_freed_bytes
 from diglot.graphs.state import State, StateCheck
-from diglot.ops import clip_grad_norm_
+from diglot.graphs.work import Work
 
 SIZES = ()  # nothing is padded: there is one bucket
 
@@ -103,72 +107,10 @@ def training_step(
         )
     if not isinstance(example, tuple) or len(example) != 2:
         raise TypeError("training_step: example must be a tuple (inputs, targets)")
-    work = _Work(
+    work = Work(
         model, loss, optimizer, max_norm, norm_type, accumulation, scaler, autocast, backend
     )
     return TrainingStep(work, example, reads, pool, warmup, clone)
-
-
-class _Work:
-    """What a training step does."""
-
-    def __init__(
-        self,
-        model: Callable[..., Any],
-        loss: Callable[..., Tensor],
-        optimizer: Optimizer,
-        max_norm: float | None,
-        norm_type: float,
-        accumulation: int,
-        scaler: torch.amp.GradScaler | None,
-        autocast: torch.dtype | None,
-        backend: str | None,
-    ) -> None:
-        self.model, self.loss, self.optimizer = model, loss, optimizer
-        self.parameters = parameters_of(optimizer)
-        self.accumulation, self._max_norm = accumulation, max_norm
-        self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
-        self._norm_type, self._backend, self._autocast = norm_type, backend, autocast
-        if self.scaler is not None and not getattr(optimizer, "_step_supports_amp_scaling", False):
-            raise GraphError(
-                f"training_step: with this {type(optimizer).__name__} the scaler asks the GPU "
-                "whether gradients are finite, and a graph cannot wait: make it with fused=True"
-            )
-
-    def run(self, inputs: Any, targets: Any, part: int) -> Tensor:
-        """One part of a batch; after the last one the optimizer's step."""
-        device = self.parameters[0].device
-        context: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-        if self._autocast is not None:
-            context = torch.autocast(device.type, dtype=self._autocast, cache_enabled=True)
-        if part == 0:
-            for parameter in self.parameters:
-                parameter.grad = None
-        with torch.enable_grad():
-            with context:
-                result = self.model(*inputs) if isinstance(inputs, tuple) else self.model(inputs)
-                of = targets if isinstance(targets, tuple) else (targets,)
-                value = self.loss(result, *of)
-            if value.dim() != 0:
-                raise ValueError(
-                    f"training_step: loss must return a tensor of shape [], not {list(value.shape)}"
-                )
-            shared = value if self.accumulation == 1 else value / self.accumulation
-            (shared if self.scaler is None else self.scaler.scale(shared)).backward()
-        if part == self.accumulation - 1:
-            self._update()
-        return value.detach()
-
-    def _update(self) -> None:
-        if self._max_norm is not None:
-            if self.scaler is not None:
-                self.scaler.unscale_(self.optimizer)
-            clip_grad_norm_(self.parameters, self._max_norm, self._norm_type, backend=self._backend)
-        if self.scaler is None:
-            self.optimizer.step()
-        else:
-            self.scaler.step(self.optimizer)
-            self.scaler.update()
 
 
 class TrainingStep:
@@ -181,7 +123,7 @@ class TrainingStep:
 
     def __init__(
         self,
-        work: _Work,
+        work: Work,
         example: tuple[Any, Any],
         reads: Any,
         pool: Pool | None,
@@ -219,7 +161,7 @@ class TrainingStep:
         if work.scaler is not None:  # its scale is a tensor from the first one on
             work.scaler.scale(torch.zeros((), device=self._device.device))
         with capturing(self.pool):
-            self._inputs.load(tensors, None, self._load)
+            self._inputs.load(tensors, self._load)
             with self._undone():
                 self._warm_up(warmup)
             self._state = find_state()  # with what modules make at their first call
@@ -227,7 +169,6 @@ class TrainingStep:
                 self._capture()
         self._check = StateCheck(self._state, with_gradients=True)
         self._numbers = HyperparameterCheck(work.optimizer)
-        self._written = [*work.parameters, *self._buffers()]
 
     def __call__(self, inputs: Any, targets: Any) -> Tensor:
         """The loss of a batch, or of a part of one; parameters are changed by the last part.
@@ -235,8 +176,11 @@ class TrainingStep:
         Raises:
             TypeError, ValueError: a tensor is not as the example's.
             GraphError: a tensor, a mode or a number has changed since the capture; the message
-                names it.
+                names it. Or the call is within the capture of another graph.
         """
+        stream = self._device.free_stream()
+        if stream is None or is_run_for_capture():
+            raise GraphError("training_step: a captured step cannot be a part of another graph")
         kind, places, tensors = self._arguments.read((inputs, targets), {})
         if kind not in self._kinds:
             if self._arguments.split((inputs, targets), {})[1] != self._key:
@@ -252,8 +196,8 @@ class TrainingStep:
             self._check.check()
             check_autocast(self._around, self._device.device.type)
             self._numbers.check()
-            self.pool.order(self._device.stream_handle(), self._inputs)
-            self._inputs.load(tensors, places, self._load)
+            self.pool.order(stream, self._inputs)
+            self._inputs.load(tensors, self._load, places, stream)
             is_last = self.part == self._work.accumulation - 1
             return self._replay(self._graphs[-1 if is_last else min(self.part, 1)])
 
@@ -261,7 +205,6 @@ class TrainingStep:
         if not graph.is_alive:
             raise GraphError("training_step: its pool was built anew or released: capture anew")
         graph.replay()
-        increment_version(self._written)
         self.part = (self.part + 1) % self._work.accumulation
         value = graph.output_tensors[0]
         return value.clone() if self._clone else value
@@ -315,7 +258,7 @@ class TrainingStep:
     def _warm_up(self, warmup: int) -> None:
         optimizer, device = self._work.optimizer, self._device
         places = [(place, place.value) for place in self._state.places]
-        with without_autocast_cache(), device.side_stream():
+        with run_for_capture(), device.side_stream():
             for _ in range(warmup):
                 before = numbers_in(optimizer)
                 self._eager_ms = device.elapsed_ms(self._eager_step)
@@ -347,7 +290,8 @@ class TrainingStep:
     def inputs(self) -> tuple[Any, Any]:
         """The memory of inputs and targets. Who writes there and calls with it spares copies."""
         tree = self._arguments.caller(lambda *args: args, self._key)
-        return tree(self._inputs.valid(SIZES, SIZES))
+        with self.pool.lock:
+            return tree(self._inputs.valid(SIZES, SIZES))
 
     @property
     def graphs(self) -> dict[str, CapturedGraph]:
@@ -373,7 +317,14 @@ class TrainingStep:
         return self.report()
 
     def report(self) -> Report:
-        """What its graphs cost, so far. Times are those of a whole step."""
+        """What its graphs cost, so far. Times are those of a whole step.
+
+        It waits for a capture of another thread.
+        """
+        with self.pool.lock:
+            return self._report()
+
+    def _report(self) -> Report:
         replay_us, host_us = self._measured or (None, None)
         graphs = []
         for graph in self._graphs:

@@ -54,9 +54,9 @@ def attribute(name: str, of: object, key: str) -> Place:
 
 @functools.cache
 def library() -> ModuleType | None:
-    """The CUDA library, if there is one that reads calls and watches places."""
+    """The CUDA library, if there is one that reads and copies calls and watches places."""
     module, _ = load_extension()
-    return module if hasattr(module, "read_call") else None
+    return module if hasattr(module, "copy_into") else None
 
 
 def watch(
