@@ -83,8 +83,8 @@ def write_csv(rows: Iterable[Row], path: Path) -> None:
 
 
 def key_of(row: Row) -> str:
-    """What a row measures, as text."""
-    return json.dumps([row[name] for name in KEY], sort_keys=True)
+    """What a row measures, as text; of a ranking another than of an op's own cases."""
+    return json.dumps([is_ranked(row), *(row[name] for name in KEY)], sort_keys=True)
 
 
 def case_of(row: Row) -> str:

@@ -8,7 +8,6 @@ from typing import Any
 from diglot.bench import marks
 from diglot.bench.harness import OURS, Row
 from diglot.bench.markdown import NOTHING, table
-from diglot.bench.regressions import GONE, SAME, Change
 from diglot.bench.reports import case_of, label, measured_on, no_time
 from diglot.tools.numbers import number
 from diglot.tools.regimes import find_regime, peak_gb_per_s
@@ -122,47 +121,6 @@ def reasons(rows: Iterable[Row]) -> list[str]:
     return [
         f"{row['provider']}: {label(row)}: {row['reason']}" for row in rows if row.get("reason")
     ]
-
-
-CHANGE_COLUMNS = (
-    "case",
-    "provider",
-    "verdict",
-    Column("new over old"),
-    "of",
-    Column("old, µs"),
-    Column("new, µs"),
-)
-
-
-def _band(row: dict[str, Any] | None) -> str:
-    if row is None or "time_us" not in row:
-        return NOTHING
-    p20, p80 = number(row["p20_us"]), number(row["p80_us"])
-    return f"{number(row['time_us'])} ({p20}–{p80})"
-
-
-def change_cells(change: Change) -> list[str]:
-    """A change's cells under `CHANGE_COLUMNS`."""
-    row = change.row
-    return [
-        f"{label(row)} [{TIMERS.get(row['timer'], row['timer'])}]",
-        row["provider"],
-        change.verdict,
-        NOTHING if change.ratio is None else f"{change.ratio:.3f}",
-        change.by or NOTHING,
-        _band(change.old),
-        NOTHING if change.verdict == GONE else _band(row),
-    ]
-
-
-def count_changes(changes: Iterable[Change]) -> str:
-    """How many of each verdict there are, in words."""
-    counts: dict[str, int] = {}
-    for change in changes:
-        counts[change.verdict] = counts.get(change.verdict, 0) + 1
-    named = {SAME: "within noise"}
-    return ", ".join(f"{count} {named.get(verdict, verdict)}" for verdict, count in counts.items())
 
 
 REGIMES_HEADER = (
