@@ -76,12 +76,16 @@ class Table:
 
     def __str__(self) -> str:
         """As wide as it needs to be, without a rule below its head."""
-        made = self.rich(has_rule=False)
-        from rich.console import Console
+        return plain(self.rich(has_rule=False))
 
-        text = io.StringIO()
-        Console(file=text, width=1 << 20, force_terminal=False, force_jupyter=False).print(made)
-        return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
+
+def plain(made: Any) -> str:
+    """What rich prints, as text that is as wide as it needs to be."""
+    from rich.console import Console
+
+    text = io.StringIO()
+    Console(file=text, width=1 << 20, force_terminal=False, force_jupyter=False).print(made)
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
 
 def of_mappings(rows: Iterable[Mapping[str, Any]]) -> Table:
