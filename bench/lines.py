@@ -14,8 +14,7 @@ from pathlib import Path
 
 from diglot.bench.evidence import find_tree
 from diglot.bench.harness import OURS, RANKED, Benchmark, Function
-from diglot.tools.op_sources import closure, modules
-from diglot.tools.sources import folder_of
+from diglot.tools.op_sources import closure, folder_of, modules
 
 # What is beside the table of them.
 RULE = (

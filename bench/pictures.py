@@ -9,11 +9,10 @@ from typing import Any
 
 from diglot.bench import marks, plots
 from diglot.bench.harness import Row, Rows
-from diglot.bench.reports import by_case, kind_text
+from diglot.bench.reports import by_case, kind_text, largest, shape_text
 from diglot.bench.result_files import read_file
 from diglot.tools import inline_svg
 from diglot.tools.drawing import Case
-from diglot.tools.report.cases import largest
 
 # What README's picture shows, in bfloat16: an op, its options, the direction.
 SHOWN: tuple[tuple[str, dict[str, Any], str], ...] = (
@@ -62,7 +61,7 @@ def _named(case: Rows) -> Case:
     """A case, called by its op, its options and its direction."""
     (drawn,) = plots.cases_of(case.values())
     row = next(iter(case.values()))
-    return dataclasses.replace(drawn, name=f"{row['op']} {kind_text(row)}\n{plots.shape_text(row)}")
+    return dataclasses.replace(drawn, name=f"{row['op']} {kind_text(row)}\n{shape_text(row)}")
 
 
 def _measured_on(reports: Sequence[Report]) -> str:

@@ -64,11 +64,6 @@ def _point(row: Row, position: float = 0.0) -> Point:
     return Point(value, position, min(ends), max(ends), words, missed)
 
 
-def shape_text(row: Row) -> str:
-    """Sizes, such as 16384×16384."""
-    return "×".join(map(str, row.get("shape", ())))
-
-
 def _groups(rows: Iterable[Row], *names: str) -> list[list[Row]]:
     found: dict[str, list[Row]] = {}
     for row in rows:
@@ -136,7 +131,7 @@ def cases_of(rows: Iterable[Row]) -> list[Case]:
     for case in reports.by_case(sorted(rows, key=lambda r: (r["dtype"], r.get("bytes", 0)))):
         first = next(iter(case.values()))
         ceilings = [c for row in case.values() if (c := _ceiling(row)) is not None]
-        name = f"{first['dtype']}\n{shape_text(first)}"
+        name = f"{first['dtype']}\n{reports.shape_text(first)}"
         points = {provider: _point(row) for provider, row in case.items()}
         found.append(Case(name, points, max(ceilings, default=None)))
     return found
@@ -157,10 +152,8 @@ def _by_case(figure: Any, cases: Sequence[Case], unit: str) -> None:
     drawing.dots(axes, cases)
     values = [point.value for case in cases for point in case.points.values()]
     if max(values) > SPREAD * min(values):
-        axes.set_xscale("log")
-        low, high = min(values) / 1.5, max(values) * 1.5
-        axes.set_xlim(low, high)
-        drawing.ticks(axes.xaxis, drawing.powers_between(low, high))
+        axes.set_xlim(min(values) / 1.5, max(values) * 1.5)
+        drawing.logarithmic(axes, "x")
         unit += "\nlogarithmic scale"
     axes.set_xlabel(unit)
     drawing.legend(figure)

@@ -46,11 +46,11 @@ def ranks(rows: Rows, among: Collection[str] = RANKED) -> dict[str, int]:
     return places
 
 
-def header(rows: Iterable[Row]) -> list[str]:
+def header(rows: Iterable[Row], names: Sequence[str] = RANKED) -> list[str]:
     """The titles of `table`, with the words that all rows of a provider share."""
     said = marks.common(rows)
-    names = [marks.titled(TITLES[name], said.get(name, "")) for name in RANKED]
-    return ["case", *names, *(title for _, title, _ in SAVED)]
+    ways = [marks.titled(TITLES.get(name, name), said.get(name, "")) for name in names]
+    return ["case", *ways, *(title for _, title, _ in SAVED)]
 
 
 def _cell(
@@ -65,14 +65,7 @@ def _cell(
     return f"{place}{marks.mark(row, titles)}"
 
 
-def saved(rows: Rows, figure: str) -> float | None:
-    """By how much our best kernel's figure is below the formula's; None if unknown."""
-    ours = [of for name in ("triton", "cuda") if (of := rows.get(name, {}).get(figure)) is not None]
-    formula = rows.get("formula", {}).get(figure)
-    return None if formula is None or not ours else formula - min(ours)
-
-
-def saved_text(rows: Rows, figure: str, style: str) -> str:
+def _saved(rows: Rows, figure: str, style: str) -> str:
     """The formula's figure, and our kernels' figures."""
     figures = [rows.get(name, {}).get(figure) for name in ("formula", "triton", "cuda")]
     texts = [NOTHING if f is None else format(f, style) for f in figures]
@@ -80,19 +73,22 @@ def saved_text(rows: Rows, figure: str, style: str) -> str:
     return f"{texts[0]} → {' / '.join(dict.fromkeys(texts[1:]))}{said}"
 
 
-def cells(rows: Rows, titles: Mapping[str, str], has_bands: bool = True) -> list[str]:
+def cells(
+    rows: Rows, titles: Mapping[str, str], has_bands: bool = True, names: Sequence[str] = RANKED
+) -> list[str]:
     """A case's cells under `header`: places and medians in µs; launches; host µs.
 
     Args:
         rows: of one case, by provider.
         titles: the words that the table's titles have, by provider.
+        names: the providers that are ranked.
     """
-    places = ranks(rows)
+    places = ranks(rows, names)
     first = next(iter(rows.values()))
     return [
         label(first) if first["timer"] == "device" else f"{label(first)} [{first['timer']}]",
-        *(_cell(rows.get(name), places, titles, has_bands) for name in RANKED),
-        *(saved_text(rows, figure, style) for figure, _, style in SAVED),
+        *(_cell(rows.get(name), places, titles, has_bands) for name in names),
+        *(_saved(rows, figure, style) for figure, _, style in SAVED),
     ]
 
 
@@ -109,11 +105,13 @@ def lines_cells(op: str, lines: Mapping[str, Mapping[str, int]]) -> list[str]:
     return [op, *texts]
 
 
-def table(rows: Iterable[Row], has_bands: bool = True) -> list[list[str]]:
+def table(
+    rows: Iterable[Row], has_bands: bool = True, names: Sequence[str] = RANKED
+) -> list[list[str]]:
     """The cells of every case under `header`, as `cells` says."""
     rows = list(rows)
     titles = marks.common(rows)
-    return [cells(of, titles, has_bands) for of in by_case(rows)]
+    return [cells(of, titles, has_bands, names) for of in by_case(rows)]
 
 
 def markdown(reports: Sequence[Mapping[str, Any]]) -> str:

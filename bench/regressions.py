@@ -1,50 +1,49 @@
-"""Results beside older ones: what became slower, beyond noise, and what is no longer there."""
+"""Results beside older ones: what became slower, beyond noise, or fails now."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from diglot.bench.harness import OURS, Row
 from diglot.bench.marks import how_of
-from diglot.bench.reports import TIMES, is_ranked, key_of
+from diglot.bench.reports import TIMES, key_of, label
+from diglot.tools.numbers import NOTHING, number
+from diglot.tools.table import Column
 
 NOISE = 0.02
-
-SLOWER, FASTER, SAME = "slower", "faster", "same"
-BROKEN, NEW, GONE = "broken", "new", "gone"
-REGRESSIONS = (SLOWER, BROKEN, GONE)
-
-# What two runs are compared by, the best that both have. Clocks drift from run to run, and a
-# ceiling timed in turns with a call drifts with it.
+SLOWER, FASTER, SAME, BROKEN = "slower", "faster", "within noise", "broken"
+# By what two runs are compared, the best that both have: their ceilings drift as their clocks do.
 SHARES = ("share_of_product", "share_of_copy")
-BY_CEILING, BY_TIME = "time over the ceiling's", "time"
+HEADER = ("case", "provider", "verdict", *map(Column, ("new over old", "old, µs", "new, µs")))
 
 
 @dataclass(frozen=True)
 class Change:
-    """One row beside that of an older run.
+    """A row beside the older one of the same measurement.
 
     Attributes:
-        row: the new one; of what is gone the older one.
-        old: the older one; None if there was none with a time.
-        ratio: the new median over the older one; None where one of them is missing.
-        verdict: "slower", "faster" or "same"; "broken" if the older one had a time and the new one
-            has none; "new" if only the new run has it, or by another way, such as a mode of the
-            compiler; "gone" if only the older one.
-        by: what the ratio is of: times as shares of the same run's ceiling, or times.
+        ratio: the new median over the older one, of times as shares of the same run's ceiling where
+            both have one; None of a row that has no time any more: its verdict is "broken".
     """
 
     row: Row
-    old: Row | None
+    old: Row
     ratio: float | None
     verdict: str
-    by: str | None = None
 
     @property
     def is_regression(self) -> bool:
         """Whether it is a backend of ours that became worse: peers are only told."""
-        return self.verdict in REGRESSIONS and self.row["provider"] in OURS
+        return self.verdict in (SLOWER, BROKEN) and self.row["provider"] in OURS
+
+    @property
+    def cells(self) -> list[str]:
+        """Under `HEADER`."""
+        times = (number(of.get("time_us")) for of in (self.old, self.row))
+        ratio = NOTHING if self.ratio is None else f"{self.ratio:.3f}"
+        case = f"{label(self.row)} [{self.row['timer']}]"
+        return [case, self.row["provider"], self.verdict, ratio, *times]
 
 
 def is_noise(a: Row, b: Row) -> bool:
@@ -56,42 +55,21 @@ def is_noise(a: Row, b: Row) -> bool:
     return high["time_us"] <= low["time_us"] * (1 + NOISE) or high["p20_us"] <= low["p80_us"]
 
 
-def compare(
-    rows: Iterable[Row], older: Iterable[Row], covers: Callable[[Row], bool] = lambda row: True
-) -> list[Change]:
-    """Each row that has a time, now or then, beside the older one of the same measurement.
-
-    Args:
-        covers: whether the new run was to measure what an older row did.
-    """
-    # Where the older run has a case of an op's own and in the ranking: with the one of its kind.
-    before: dict[str, dict[bool, Row]] = {}
-    for row in older:
-        if "time_us" in row:
-            before.setdefault(key_of(row), {})[is_ranked(row)] = row
-    changes, seen = [], set()
+def compare(rows: Iterable[Row], older: Iterable[Row]) -> list[Change]:
+    """Rows beside older ones with a time, where there is one that was measured in the same way."""
+    before = {key_of(row): row for row in older if "time_us" in row}
+    changes = []
     for row in rows:
-        key = key_of(row)
-        seen.add(key)
-        found = before.get(key, {})
-        old = found.get(is_ranked(row)) or found.get(not is_ranked(row))
-        if "time_us" not in row:
-            if old is not None:
-                changes.append(Change(row, old, None, BROKEN))
-        elif old is None or how_of(old) != how_of(row):
-            changes.append(Change(row, None, None, NEW))
-        else:
-            changes.append(_beside(row, old))
-    unseen = (old for key, found in before.items() if key not in seen for old in found.values())
-    return changes + [Change(old, old, None, GONE) for old in unseen if covers(old)]
-
-
-def _beside(row: Row, old: Row) -> Change:
-    share = next((name for name in SHARES if name in row and name in old), None)
-    now, then = _in_units_of_ceiling(row, share), _in_units_of_ceiling(old, share)
-    ratio = now["time_us"] / then["time_us"]
-    verdict = SAME if is_noise(now, then) else SLOWER if ratio > 1 else FASTER
-    return Change(row, old, ratio, verdict, BY_TIME if share is None else BY_CEILING)
+        old = before.get(key_of(row))
+        if old is not None and "time_us" not in row:
+            changes.append(Change(row, old, None, BROKEN))
+        elif old is not None and how_of(old) == how_of(row):
+            share = next((name for name in SHARES if name in row and name in old), None)
+            now, then = (_in_units_of_ceiling(of, share) for of in (row, old))
+            ratio = now["time_us"] / then["time_us"]
+            verdict = SAME if is_noise(now, then) else SLOWER if ratio > 1 else FASTER
+            changes.append(Change(row, old, ratio, verdict))
+    return changes
 
 
 def _in_units_of_ceiling(row: Row, share: str | None) -> Row:

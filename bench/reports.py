@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import datetime
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +83,8 @@ def write_csv(rows: Iterable[Row], path: Path) -> None:
 
 
 def key_of(row: Row) -> str:
-    """What a row measures, as text."""
-    return json.dumps([row[name] for name in KEY], sort_keys=True)
+    """What a row measures, as text; of a ranking another than of an op's own cases."""
+    return json.dumps([is_ranked(row), *(row[name] for name in KEY)], sort_keys=True)
 
 
 def case_of(row: Row) -> str:
@@ -119,9 +119,29 @@ def kind_text(row: Row) -> str:
     return f"{options} {row['direction']}".strip()
 
 
+def shape_text(row: Row) -> str:
+    """Sizes, such as 16384×16384."""
+    return "×".join(map(str, row.get("shape", ())))
+
+
 def label(row: Row) -> str:
     """The case of a row in words, for tables."""
-    return f"{row['op']} {kind_text(row)}, {'×'.join(map(str, row['shape']))}, {row['dtype']}"
+    what = " ".join(filter(None, (row["op"], row.get("workload"), kind_text(row))))
+    return ", ".join(filter(None, (what, shape_text(row), row["dtype"])))
+
+
+def largest(rows: Iterable[Row], key: Callable[[Row], Any]) -> list[dict[str, Row]]:
+    """Of each kind of cases the one that moves most bytes; the last of several that do."""
+    found: dict[Any, dict[str, Row]] = {}
+    for case in by_case(rows):
+        kind = key(next(iter(case.values())))
+        if kind not in found or _moved(case) >= _moved(found[kind]):
+            found[kind] = case
+    return list(found.values())
+
+
+def _moved(case: Mapping[str, Row]) -> float:
+    return max(row.get("bytes", 0) for row in case.values())
 
 
 def measured_on(reports: Sequence[Mapping[str, Any]]) -> str:

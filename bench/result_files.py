@@ -157,7 +157,7 @@ def read_file(path: Path) -> File:
     if not isinstance(content, dict):
         raise _OtherFile(f"{path} holds no results: it holds no object")
     kind = _kind(path, content)
-    damage = _damage_of_facts(kind, content) or _damage_of_kind(kind, content)
+    damage = _damage_of_facts(kind, content)
     rows: list[Row] = content["rows"] if kind == "benchmark" else []
     if damage is None and kind == "ceilings":
         names = {"what": "workload", "how": "provider"}
@@ -203,29 +203,25 @@ def _damage_of_facts(kind: str, content: Mapping[str, Any]) -> str | None:
         if not (isinstance(content.get(name), type_) or (may_lack and content.get(name) is None)):
             return f"{name} is no {type_.__name__}"
     for op, ways in (content.get("lines") or {}).items():
-        for way, counts in ways.items() if isinstance(ways, dict) else [(None, None)]:
-            if not isinstance(counts, dict) or not all(
-                _is_count(counts.get(name)) for name in ("own", "with_shared")
-            ):
-                return f"lines of {op}{f', {way}' if way else ''} are no counts"
-    return None
-
-
-def _damage_of_kind(kind: str, content: dict[str, Any]) -> str | None:
+        counts = ways.values() if isinstance(ways, dict) else [None]
+        if not all(isinstance(of, dict) and {"own", "with_shared"} <= of.keys() for of in counts):
+            return f"lines of {op} are no counts"
     if kind == "tests":
         wrong = (name for name in COUNTS if not isinstance(content[name], int))
         return next((f"{name} is no number" for name in wrong), None)
-    if kind != "pipeline":
-        return None
+    return _damage_of_pipeline(content) if kind == "pipeline" else None
+
+
+def _damage_of_pipeline(content: Mapping[str, Any]) -> str | None:
     try:  # whether the run can be drawn
         report = PipelineReport.from_json(json.dumps(content))
-        numbers = [report.seconds, report.bytes_in, report.bytes_out, report.chunks]
         chunks = [chunk for timeline in report.timelines for chunk in timeline]
-        is_whole = len(report.timelines) == len(report.devices) and all(
-            len(chunk) == 2 * len(STAGES) for chunk in chunks
+        numbers = [report.seconds, report.bytes_in, report.bytes_out, report.chunks]
+        is_whole = (
+            len(report.timelines) == len(report.devices)
+            and all(len(chunk) == 2 * len(STAGES) for chunk in chunks)
+            and all(isinstance(n, (int, float)) for of in (*chunks, numbers) for n in of)
         )
-        times = [time for chunk in chunks for time in chunk]
-        is_whole = is_whole and all(isinstance(n, (int, float)) for n in (*times, *numbers))
     except (KeyError, TypeError) as error:
         return f"{type(error).__name__}: {error}"
     return None if is_whole else "its timelines are not as they should be"
@@ -237,48 +233,43 @@ def _is_finite(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    """From 0 on."""
     return _is_finite(value) and value >= 0
 
 
-def _is_positive(value: Any) -> bool:
-    return _is_number(value) and value > 0
+def _is_shape(value: Any) -> bool:
+    is_one = isinstance(value, (list, tuple))
+    is_one = is_one and all(isinstance(size, int) and _is_number(size) for size in value)
+    return is_one and math.prod(value) < LARGEST
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and _is_number(value)
-
-
-def _is_error(value: Any) -> bool:
-    return _is_number(value) or value in NOT_FINITE or value == math.inf or value != value
-
-
-def _is_judged(bar: Any) -> bool:
+def _is_bar(value: Any) -> bool:
     return (
-        isinstance(bar, dict)
-        and isinstance(bar.get("name"), str)
-        and _is_number(bar.get("bound"))
-        and (bar.get("value") is None or _is_finite(bar["value"]))
-        and isinstance(bar.get("met"), bool)
+        isinstance(value, dict)
+        and isinstance(value.get("name"), str)
+        and _is_number(value.get("bound"))
+        and (value.get("value") is None or _is_finite(value["value"]))
+        and isinstance(value.get("met"), bool)
     )
 
 
-_WHAT: dict[Callable[[Any], bool], str] = {
-    _is_positive: "positive number",
-    _is_number: "number from 0 on",
-    _is_count: "count",
-    _is_error: "error",
-}
-# What a figure is that is there; and whether it may be None, where an instrument found none.
-# Errors may be infinite or NaN.
-FIGURES: dict[str, tuple[Callable[[Any], bool], bool]] = {
-    **dict.fromkeys((*TIMES, *SPEEDS), (_is_positive, False)),
-    **dict.fromkeys(ERRORS, (_is_error, False)),
-    **dict.fromkeys(("bytes", "flops", "samples"), (_is_number, False)),
-    "host_us": (_is_positive, True),
-    "peak_bytes": (_is_number, True),
-    "first_call_ms": (_is_number, False),
-    **dict.fromkeys(("launches", "exposed"), (_is_count, True)),
+# What an entry of a row is, and how that is told. Errors may be infinite or NaN.
+Check = tuple[str, Callable[[Any], bool]]
+TEXT: Check = ("str", lambda value: isinstance(value, str))
+POSITIVE: Check = ("positive number", lambda value: _is_number(value) and value > 0)
+NUMBER: Check = ("number from 0 on", _is_number)
+ERROR: Check = (
+    "error",
+    lambda of: _is_number(of) or of in NOT_FINITE or of == math.inf or of != of,
+)
+ENTRIES: dict[str, Check] = {
+    **dict.fromkeys((*TEXTS, "how"), TEXT),
+    "shape": ("list of sizes", _is_shape),
+    "options": ("dict", lambda value: isinstance(value, dict)),
+    "bars": ("list of bars", lambda value: isinstance(value, list) and all(map(_is_bar, value))),
+    **dict.fromkeys((*TIMES, *SPEEDS, "host_us"), POSITIVE),
+    **dict.fromkeys(ERRORS, ERROR),
+    **dict.fromkeys(("bytes", "flops", "samples", "peak_bytes", "first_call_ms"), NUMBER),
+    **dict.fromkeys(("launches", "exposed"), NUMBER),
 }
 
 
@@ -293,26 +284,16 @@ def _damage(row: Any, is_of_op: bool) -> str | None:
     """
     if not isinstance(row, dict):
         return "it is no object"
-    kinds = dict.fromkeys((*TEXTS, "how"), str) | {"shape": list, "options": dict, "bars": list}
-    for name, kind in kinds.items():
-        must_be = is_of_op and name in (*KEY, "bars")
-        is_missing = row.get(name) is None and not must_be
-        if not is_missing and not isinstance(row.get(name), (kind, tuple)):
-            return f"{name} is no {kind.__name__}"
-    shape = row.get("shape") or ()
-    if not all(map(_is_count, shape)) or (is_of_op and not shape) or math.prod(shape) >= LARGEST:
+    needed = (*KEY, "bars") if is_of_op else ()
+    for name, (what, is_one) in ENTRIES.items():
+        value = row.get(name)
+        if (value is not None or name in needed) and not is_one(value):
+            return f"{name} is no {what}"
+    if not is_of_op:
+        return None
+    times = [row[name] for name in TIMES if row.get(name) is not None]
+    if not row["shape"]:
         return "shape is no list of sizes"
-    if not all(map(_is_judged, row.get("bars") or ())):
-        return "bars are not as they should be"
-    for name, (is_one, may_lack) in FIGURES.items():
-        lacks = name not in row or (row[name] is None and (may_lack or not is_of_op))
-        if not lacks and not is_one(row[name]):
-            return f"{name} is no {_WHAT[is_one]}"
-    return _damage_of_times(row) if is_of_op else None
-
-
-def _damage_of_times(row: Row) -> str | None:
-    times = [row[name] for name in TIMES if name in row]
     if len(times) not in (0, len(TIMES)):
         return f"it has not all of {', '.join(TIMES)}"
     # Of equal samples quantiles may differ in the last bit.

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from diglot.bench import models, plan_costs
-from diglot.bench.harness import AUTOTUNED, COLD, RANKED, Benchmark, Case, Row
-from diglot.bench.reports import SHOWN, is_ranked
+from diglot.bench.harness import AUTOTUNED, COLD, RANKED, Benchmark, Case
+from diglot.bench.reports import SHOWN
 from diglot.names import suggestion, unknown_name
 from diglot.reference.specs import all_op_names
 
@@ -62,26 +62,6 @@ class Selection:
         if self.plans is not None:
             return plan_costs.providers(self.plans, self.providers)
         return self.providers or (RANKED if self.ranking else ())
-
-    def covers(self, row: Row, cases: Iterable[Row]) -> bool:
-        """Whether an older row is of one of the cases, or of one that the op no longer has.
-
-        Args:
-            row: the older one.
-            cases: what rows say of the cases that are chosen now.
-        """
-        if self.only and row["provider"] not in self.only:
-            return False
-        if any(case.items() <= row.items() for case in cases):
-            return True
-        # Of sizes, shapes and timers older runs may have had others; and so has the ranking, in
-        # whose rows alone launches are counted.
-        return (
-            not (self.sizes or self.shapes or self.timer or self.ranking or is_ranked(row))
-            and (self.direction is None or row["direction"].startswith(self.direction))
-            and (not self.dtypes or row["dtype"] in [str(d).partition(".")[2] for d in self.dtypes])
-            and _has_options(row["options"], self.options)
-        )
 
     @property
     def is_everything(self) -> bool:

@@ -18,9 +18,9 @@ from diglot.bench.evidence import RESULTS, UNKNOWN, gpu_short_name
 from diglot.bench.harness import OURS, Benchmark, Case, Row
 from diglot.bench.instruments import GPU, Instruments
 from diglot.bench.lines import lines_of
-from diglot.bench.reports import incomplete, is_ranked, make_report, save
+from diglot.bench.reports import incomplete, make_report, save
 from diglot.bench.result_files import read_reports
-from diglot.bench.running import row_of, run
+from diglot.bench.running import run
 from diglot.bench.selection import (
     APART,
     OPS,
@@ -58,7 +58,6 @@ class Done:
         lines: lines of code by op and provider, of a ranking.
         incomplete: what was not measured, in words; None if all was.
         interrupted: whether that is so by Ctrl-C.
-        plan: what was to be measured; None of what was read.
     """
 
     gpu: str | None
@@ -69,19 +68,6 @@ class Done:
     incomplete: str | None = None
     interrupted: bool = False
     error: BaseException | None = None
-    plan: Plan | None = None
-
-    def covers(self, row: Row) -> bool:
-        """Whether a row of an older run is of what was measured, or read, here."""
-        if self.incomplete is not None:
-            return False
-        if self.plan is None:
-            kind = (row["op"], is_ranked(row))  # the ranking's cases are others
-            return any(kind == (of["op"], is_ranked(of)) for of in self.rows)
-        return any(
-            row["op"] == benchmark.op and self.plan.selection.covers(row, map(row_of, cases))
-            for benchmark, cases in self.plan.benchmarks
-        )
 
     def report(self, rows: Sequence[Row] | None = None, **facts: Any) -> dict[str, Any]:
         """Rows, by default all, as a report."""
@@ -232,7 +218,7 @@ def measure_all(
     instruments = instruments or GPU
     instruments.check()
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    done = Done(gpu, facts=dict(facts), plan=plan)
+    done = Done(gpu, facts=dict(facts))
     planned, measured = sum(len(cases) for _, cases in plan.benchmarks), 0
     try:
         for benchmark, cases in plan.benchmarks:

@@ -8,7 +8,6 @@ from typing import Any
 from diglot.bench import marks
 from diglot.bench.harness import OURS, Row
 from diglot.bench.markdown import NOTHING, table
-from diglot.bench.regressions import GONE, SAME, Change
 from diglot.bench.reports import case_of, label, measured_on, no_time
 from diglot.tools.numbers import number
 from diglot.tools.regimes import find_regime, peak_gb_per_s
@@ -48,13 +47,17 @@ def _speed(row: Row) -> list[str]:
         ("tb_per_s", "share_of_copy", 1e3),
     ):
         if speed in row:
-            return [_figure(row, speed, scale), f"{100 * row[share]:.0f} %"]
+            of_it = row.get(share)
+            said = NOTHING if of_it is None else f"{100 * of_it:.0f} %"
+            return [_figure(row, speed, scale), said]
     return [NOTHING, NOTHING]
 
 
-def _bars(row: Row) -> str:
+def bars(row: Row) -> str:
+    """Each bar of a row, what is reached of it and what it asks for."""
     return "; ".join(
-        f"{'✓' if bar['met'] else '✗'} {bar['name']} {bar['bound']:g}" for bar in row["bars"]
+        f"{'✓' if bar['met'] else '✗'} {bar['name']} {number(bar['value'])} (bar {bar['bound']:g})"
+        for bar in row["bars"]
     )
 
 
@@ -62,13 +65,13 @@ def verdict(rows: Collection[Row], gpu: str | None) -> tuple[str, bool]:
     """What rows say in one line, and whether a result of ours is wrong or misses a bar."""
     ours = [row for row in rows if row["provider"] in OURS]
     wrong = sum(row.get("verified") is False for row in ours)
-    bars = [bar["met"] for row in ours for bar in row["bars"]]
+    met = [bar["met"] for row in ours for bar in row["bars"]]
     cases = len({case_of(row) for row in rows})
     said = [f"{cases} case{'s' * (cases != 1)} on {gpu or 'no GPU'}"]
     said.append(f"{wrong} of {len(ours)} results of ours are wrong or failed" if wrong else "")
     said.append(f"{len(ours)} results of ours are right" if ours and not wrong else "")
-    said.append(f"{bars.count(True)} of {len(bars)} bars are met" if bars else "")
-    return ", ".join(filter(None, said)), bool(wrong) or False in bars
+    said.append(f"{met.count(True)} of {len(met)} bars are met" if met else "")
+    return ", ".join(filter(None, said)), bool(wrong) or False in met
 
 
 def _copy_us(row: Row) -> float | None:
@@ -82,9 +85,8 @@ def _bound_by(row: Row, peak_gb_per_s: float | None) -> str:
 
     Nor of a formula, a kernel for each operation: what these move between them is not counted.
     """
-    if peak_gb_per_s is None or "time_us" not in row or row["timer"] == "host":
-        return NOTHING
-    if row["provider"] == "formula":
+    has_time = "time_us" in row and "bytes" in row and row["timer"] != "host"
+    if peak_gb_per_s is None or not has_time or row["provider"] == "formula":
         return NOTHING
     is_eager = row["timer"] in ("device", "warm")
     host_us = row.get("host_us") if is_eager else None
@@ -110,7 +112,7 @@ def cells(row: Row, peak_gb_per_s: float | None = None) -> list[str]:
         _figure(row, "peak_bytes", 1e-6),
         _figure(row, "first_call_ms"),
         _figure(row, "worst_ulp"),
-        _bars(row),
+        bars(row),
     ]
 
 
@@ -119,47 +121,6 @@ def reasons(rows: Iterable[Row]) -> list[str]:
     return [
         f"{row['provider']}: {label(row)}: {row['reason']}" for row in rows if row.get("reason")
     ]
-
-
-CHANGE_COLUMNS = (
-    "case",
-    "provider",
-    "verdict",
-    Column("new over old"),
-    "of",
-    Column("old, µs"),
-    Column("new, µs"),
-)
-
-
-def _band(row: dict[str, Any] | None) -> str:
-    if row is None or "time_us" not in row:
-        return NOTHING
-    p20, p80 = number(row["p20_us"]), number(row["p80_us"])
-    return f"{number(row['time_us'])} ({p20}–{p80})"
-
-
-def change_cells(change: Change) -> list[str]:
-    """A change's cells under `CHANGE_COLUMNS`."""
-    row = change.row
-    return [
-        f"{label(row)} [{TIMERS.get(row['timer'], row['timer'])}]",
-        row["provider"],
-        change.verdict,
-        NOTHING if change.ratio is None else f"{change.ratio:.3f}",
-        change.by or NOTHING,
-        _band(change.old),
-        NOTHING if change.verdict == GONE else _band(row),
-    ]
-
-
-def count_changes(changes: Iterable[Change]) -> str:
-    """How many of each verdict there are, in words."""
-    counts: dict[str, int] = {}
-    for change in changes:
-        counts[change.verdict] = counts.get(change.verdict, 0) + 1
-    named = {SAME: "within noise"}
-    return ", ".join(f"{count} {named.get(verdict, verdict)}" for verdict, count in counts.items())
 
 
 REGIMES_HEADER = (

@@ -32,9 +32,9 @@ def test_an_interpreter_is_offered_where_there_is_one(is_built, monkeypatch):
 
 def test_info_tells_of_the_interpreter(monkeypatch):
     is_built = registry.has_interpreter()
-    assert (info.collect().interpreter == "built") == is_built
+    assert (dict(info.collect().rows)["CUDA interpreter"] == "built") == is_built
     monkeypatch.setattr(info, "load_interpreter", lambda: (None, registry.NO_INTERPRETER))
-    assert info.collect().interpreter == registry.NO_INTERPRETER in str(info.collect())
+    assert dict(info.collect().rows)["CUDA interpreter"] == registry.NO_INTERPRETER
 
 
 def no_work():

@@ -238,11 +238,10 @@ def bars(of):
     with drawn(chart.picture(of)) as figure:
         for axes in figure.axes:
             spans = {}
-            for patch in axes.patches:
-                corners = patch.get_path().vertices.reshape(-1, 5, 2)
-                lane = round(float(corners[0, :, 1].min() + chart.LANE_HEIGHT / 2))
-                ends = [(round(float(x.min())), round(float(x.max()))) for x in corners[:, :, 0]]
-                spans[patch.get_label(), lane] = ends
+            for drawn_bars in axes.collections:
+                boxes = [path.get_extents() for path in drawn_bars.get_paths()]
+                lane = round(float(boxes[0].y0 + chart.LANE_HEIGHT / 2))
+                spans[drawn_bars.get_label(), lane] = [(round(b.x0), round(b.x1)) for b in boxes]
             found.append(spans)
     return found
 

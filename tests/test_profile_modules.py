@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 from backends import DEVICE
@@ -86,16 +84,10 @@ def test_backward_passes_belong_to_their_modules(x):
     def step():
         torch.tanh(model(x) * loose).sum().backward()
 
-    done = diglot.profile_call(step, warmup=1, repeat=2, frames=False, by_module=True)
+    done = diglot.profile_call(step, warmup=1, repeat=2, frames=False)
     costs = done.modules()
     assert all(cost.backward_us > 0 for cost in costs.values())
     assert costs["1"].launches == 2 * 2  # GELU and its derivative
-    stacks = done.stacks()
-    assert ("Sequential", "1", "backward", "GeluBackward0") in {stack[:4] for stack in stacks}
-    assert ("(no module)", "TanhBackward0") in {stack[:2] for stack in stacks}
-    # A flame graph of modules is the sum of its stacks, and the table has the same times.
-    below = sum(us for stack, us in stacks.items() if stack[:3] == ("Sequential", "1", "backward"))
-    assert below == pytest.approx(costs["1"].backward_us)
 
 
 def test_kernels_on_a_gpu_belong_to_modules():
@@ -125,25 +117,14 @@ def test_kernels_on_a_gpu_belong_to_modules():
     for name in ("Net", "head"):
         cost = found.costs[name]
         assert (cost.forward_us, cost.backward_us, cost.launches) == (7, 11, 2)
-    assert found.stacks() == {
-        ("Net", "head", "aten::mm", "gemm"): 7,
-        ("Net", "head", "backward", "B", "gemm_backward"): 11,
-    }
 
 
-def test_outputs(x, tmp_path):
+def test_a_flame_graph_has_modules(x, tmp_path):
+    """Without Python's frames: of modules and operators alone."""
     model = Model().to(DEVICE)
-    with diglot.profile(
-        json=tmp_path / "p.json", flame=tmp_path / "f.svg", by_module=True, frames=False
-    ) as done:
+    with diglot.profile(flame=tmp_path / "f.svg", frames=False):
         model(x)
-    written = json.loads((tmp_path / "p.json").read_text())
-    cost = written["modules"]["encoder.layer.1.norm"]
-    assert (cost["calls"], cost["launches"]) == (1, 1)
-    assert "aten::linear" in written["operators"] and written["notes"] == done.notes
     assert "encoder.layer.1.norm: " in (tmp_path / "f.svg").read_text()
-    with pytest.raises(ValueError, match="engine 'nvtx' cannot; torch can"):
-        diglot.profile(engine="nvtx", by_module=True)
 
 
 def test_without_modules(x):

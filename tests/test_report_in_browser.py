@@ -1,4 +1,4 @@
-"""The page of `diglot report` in a real browser: controls, both modes, a phone's width."""
+"""The page of `diglot report` in a real browser: sorting, both modes, a phone's width."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from diglot.tools.report import read, render
 REASON = browser.missing()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=f"no browser here: {REASON}")
 
-RANKING = "#m0-ranking"
-CASES = "#m0-ranking details:first-of-type"  # every case
+ROOFLINE, RANKING = "#m0-0", "#m0-1"
+CASES = "#m0-1 details:nth-of-type(2)"  # every case
 # Of two colours: WCAG 2's contrast. https://www.w3.org/TR/WCAG22/#dfn-contrast-ratio
 CONTRAST = """
 const light = (colour) => {
@@ -74,15 +74,14 @@ def shown(window, selector):
 
 
 def numbers_of(cells):
-    """The numbers that cells begin with; "–", or a word where there is no time, is none."""
-    return [float(c.split()[0].replace(",", "")) for c in cells if c[0].isdigit()]
+    """The times behind the places in cells; "–", or a word where there is no time, has none."""
+    return [float(c.split()[1].rstrip(",")) for c in cells if c[0].isdigit()]
 
 
 def test_tables_are_sorted(window, page):
     """By a click and by the keyboard; what is no number comes last."""
     window.open(page)
     assert shown(window, f"{RANKING} table")[0] == 1  # what is folded is not in the way
-    assert shown(window, f"{RANKING} details tr")[0] == 0
     window.click(f"{CASES} summary")
     position = window.run(
         "return [...document.querySelectorAll(arguments[0])].findIndex("
@@ -106,61 +105,15 @@ def test_tables_are_sorted(window, page):
     assert numbers_of(cells[len(numbers) :]) == []
 
     window.click(title(1))
-    ops, sorting = column(window, "op, direction")
-    assert sorting == "ascending" and len(set(ops)) > 4
-    assert [op.split()[0] for op in ops] == sorted(op.split()[0] for op in ops)
+    cases, sorting = column(window, "case")
+    assert sorting == "ascending" and len(set(cases)) > 4
+    assert [case.split()[0] for case in cases] == sorted(case.split()[0] for case in cases)
     assert column(window, "PyTorch")[1] is None
     # From one title to the next by the keyboard.
     window.press("Tab")
     window.press("Space")
-    assert column(window, "type, shape")[1] == "ascending"
-    # What is saved: nine launches that become one are more than two that stay.
-    window.run(
-        "[...document.querySelectorAll(arguments[0])].find("
-        "(of) => of.textContent === 'launches saved').click()",
-        f"{CASES} th button",
-    )
-    cells, sorting = column(window, "launches saved")
-    cells = [cell for cell in cells if "–" not in cell]
-    counts = [cell.partition(",")[0].split() for cell in cells]  # "4 → 1", and words behind
-    saved = [int(of[0]) - int(of[-1]) for of in counts]
-    assert sorting == "descending" and saved == sorted(saved, reverse=True) and saved[0] > 5
+    assert column(window, "manual formula")[1] == "descending"
     assert window.messages() == []
-
-
-def test_an_op_is_chosen(window, page):
-    window.open(page)
-    ops = window.run("return [...document.getElementById('op').options].map((of) => of.value)")
-    assert ops[0] == "" and {"gelu", "softmax"} <= set(ops)
-    every = shown(window, "section[data-op]")
-    assert every[0] == every[1] == len(ops) - 1
-    window.run(
-        "const op = document.getElementById('op'); op.value = 'gelu';"
-        "op.dispatchEvent(new Event('change'));"
-    )
-    assert shown(window, "section[data-op]") == (1, every[1])
-    assert shown(window, "section[data-op=gelu] svg[role=img]")[0] > 5
-    window.click(f"{CASES} summary")
-    rows = shown(window, f"{CASES} tbody tr")
-    assert 0 < rows[0] == shown(window, f"{CASES} tr[data-op=gelu]")[1] < rows[1]
-    window.run(
-        "const op = document.getElementById('op'); op.value = '';"
-        "op.dispatchEvent(new Event('change'));"
-    )
-    assert shown(window, "section[data-op]") == every
-
-
-def test_a_provider_is_switched_off(window, page):
-    window.open(page)
-    figure = "#m0-roofline figure:not([hidden])"
-    drawn = shown(window, f"{figure} [data-p=torch] use")
-    others = shown(window, f"{figure} [data-p]:not([data-p=torch]) use")
-    assert drawn[0] == drawn[1] > 5
-    window.click("input[data-provider=torch]")
-    assert shown(window, "[data-p=torch]")[0] == 0
-    assert shown(window, f"{figure} [data-p]:not([data-p=torch]) use") == others
-    window.press("Space")  # the focus is on the box
-    assert shown(window, f"{figure} [data-p=torch] use") == drawn
 
 
 def test_a_mark_says_what_it_is(window, page):
@@ -169,7 +122,7 @@ def test_a_mark_says_what_it_is(window, page):
     words = window.run(
         """
         const found = [];
-        for (const mark of document.querySelectorAll("#m0-rooflines figure:not([hidden]) use")) {
+        for (const mark of document.querySelectorAll("#m0-0 figure use")) {
           if (!mark.querySelector("title")) continue;
           mark.scrollIntoView({block: "center"});
           const at = mark.getBoundingClientRect();
@@ -181,23 +134,6 @@ def test_a_mark_says_what_it_is(window, page):
     )
     assert len(words) > 50
     assert sum("TFLOP/s" in of for of in words) == len(words)
-
-
-def test_colours_have_a_legend_in_view(window, page):
-    """Within the picture, each name with the mark of its provider."""
-    window.open(page)
-    missing = window.run(
-        """
-        const missing = [];
-        for (const svg of document.querySelectorAll("figure svg")) {
-          const texts = new Set([...svg.querySelectorAll("text")].map((of) => of.textContent));
-          for (const of of svg.querySelectorAll("[data-p]"))
-            if (!texts.has(of.dataset.p)) missing.push([svg.ariaLabel, of.dataset.p]);
-        }
-        return missing;
-        """
-    )
-    assert missing == []
 
 
 def test_the_keyboard_reaches_all(window, page):
@@ -218,21 +154,6 @@ def test_the_keyboard_reaches_all(window, page):
     assert stuck == 0
 
 
-def test_the_roofline_of_a_type(window, page):
-    window.open(page)
-    figures = "#m0-rooflines figure"
-    types = window.run(
-        "return [...document.querySelectorAll(arguments[0])].map((of) => of.dataset.dtype)", figures
-    )
-    assert types[:2] == ["float32", "bfloat16"]
-    assert shown(window, figures)[0] == 1 == shown(window, f"{figures}[data-dtype=float32]")[0]
-    window.run(
-        "const type = document.querySelector('select[data-rooflines]'); type.value = 'bfloat16';"
-        "type.dispatchEvent(new Event('change'));"
-    )
-    assert shown(window, figures)[0] == 1 == shown(window, f"{figures}[data-dtype=bfloat16]")[0]
-
-
 @pytest.mark.parametrize("dark", [False, True])
 def test_modes(window, page, dark):
     """Pictures follow the mode, and words and marks stand out from what is behind them."""
@@ -243,7 +164,7 @@ def test_modes(window, page, dark):
         const colour = (of, what) => getComputedStyle(document.querySelector(of))[what];
         const card = colour("figure", "backgroundColor");
         const found = {};
-        for (const of of ["body", ".soft", "summary", "td.bad", "td.good", "figcaption"])
+        for (const of of ["body", ".soft", "summary", "td.bad", "figcaption"])
           found[of] = contrast(colour(of, "color"), card);
         found.texts = Math.min(...[...document.querySelectorAll("figure svg text")].map(
           (of) => contrast(getComputedStyle(of).fill, card)));
@@ -266,15 +187,10 @@ def test_modes(window, page, dark):
 
 @pytest.mark.parametrize("width", [360, 420, 1280])
 def test_widths(window, page, width):
-    """What is wide scrolls inside of the page, which does not; controls can be touched."""
+    """What is wide scrolls inside of the page, which does not."""
     window.open(page, width=width, height=740)
     inner, full = window.run("return [innerWidth, document.documentElement.scrollWidth]")
     assert inner == width and full <= width
-    low = window.run(
-        "return [...document.querySelectorAll('.controls label')].map("
-        "(of) => of.getBoundingClientRect().height)"
-    )
-    assert min(low) >= 24  # WCAG 2.2's target size
     # A picture's words stay legible: of 11 pixels, no more than a third is lost.
     scales = window.run(
         "return [...document.querySelectorAll('figure svg')].filter((of) => of.checkVisibility())"
@@ -352,5 +268,4 @@ def test_without_its_script_all_is_shown(window, page, tmp_path):
     path = tmp_path / "still.html"
     path.write_text(text[: text.index("<script>")])
     window.open(path)
-    assert shown(window, "#m0-rooflines figure")[0] == shown(window, "#m0-rooflines figure")[1] > 1
-    assert shown(window, ".controls")[0] == 0
+    assert shown(window, f"{ROOFLINE} figure")[0] == shown(window, f"{ROOFLINE} figure")[1] > 1

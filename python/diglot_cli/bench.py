@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,7 @@ INTERRUPTED = 130  # as a shell reports Ctrl-C
 @click.option(
     "--against",
     metavar="PATH",
-    help="Older results. Exit status 1 if a kernel of diglot is slower or missing.",
+    help="Older results. Exit status 1 if a kernel of diglot is slower or fails.",
 )
 @click.option("--force", is_flag=True, help="Overwrite files.")
 def bench(
@@ -230,15 +231,13 @@ def _print_models(done: Any) -> None:
 
 
 def _print_changes(done: Any, older: Sequence[Any]) -> int:
-    from diglot.bench import regressions, summary
+    from diglot.bench import regressions
 
     older_rows = [row for report in older for row in report["rows"]]
-    changes = regressions.compare(done.rows, older_rows, done.covers)
-    told = [change for change in changes if change.verdict != regressions.SAME]
-    if told:
-        print_table(summary.CHANGE_COLUMNS, map(summary.change_cells, told))
-    make_console().print(
-        f"against older results: {summary.count_changes(changes) or 'nothing in common'}",
-        markup=False,
-    )
+    changes = regressions.compare(done.rows, older_rows)
+    told = [change.cells for change in changes if change.verdict != regressions.SAME]
+    print_table(regressions.HEADER, told)
+    counts = Counter(change.verdict for change in changes)
+    said = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
+    make_console().print(f"against older results: {said or 'nothing in common'}", markup=False)
     return int(any(change.is_regression for change in changes))

@@ -53,7 +53,7 @@ RESOURCES = (
     "--shape", metavar="SIZES", help="Shape of the call's first input. Default: 4096x4096."
 )
 @op_options("p", "alpha", "dim", "approximate")
-@click.option("--side-by-side", is_flag=True, help="Both languages: source and --stage, or SASS.")
+@click.option("--side-by-side", is_flag=True, help="Both languages: files and --stage, or SASS.")
 @click.option("--save", metavar="DIR", help="Write every stage, or --stage, of every kernel.")
 @click.option("--json", "as_json", is_flag=True, help="Print resources as JSON.")
 @click.option("--force", is_flag=True, help="Write into a folder that has files.")
@@ -207,17 +207,6 @@ def _plan_line(language: str, plan: Any) -> str:
     return f"{line}; scratch: {count} bytes, {zeroed} of them zeroed, for a {lifetime}"
 
 
-def _source(kernel: Any) -> tuple[str, str]:
-    """Where a kernel's source is, and the source."""
-    source = kernel.source
-    if source is None:
-        return "no source is installed", ""
-    mark = "//" if kernel.language == "cuda" else "#"
-    used = [f"{mark} {file}: {', '.join(names)}" for file, names in source.library.items()]
-    notes = "\n".join([f"{mark} from the device library", *used, ""]) if used else ""
-    return source.file, f"{notes}\n{source.text}".lstrip("\n")
-
-
 def _pairs(found: Any) -> list[tuple[Any | None, Any | None]]:
     """The kernels of the two languages that do the same: the first of a pass, the second, ..."""
     pairs = []
@@ -228,20 +217,25 @@ def _pairs(found: Any) -> list[tuple[Any | None, Any | None]]:
 
 
 def _print_side_by_side(console: Console, found: Any, stage: str) -> None:
+    from diglot.tools.op_sources import source_of
+
+    heads, bodies = zip(*(source_of(language, found.op) for language in LEXER), strict=True)
+    _print_beside(console, heads, bodies, [*LEXER.values()])
     for pair in _pairs(found):
         kernels = [kernel for kernel in pair if kernel is not None]
-        titles = [_title(kernel) for kernel in kernels]
-        texts = [_source(kernel) for kernel in kernels]
-        lexers = [LEXER[kernel.language] for kernel in kernels]
-        code = [(stage, kernel.stages.get(stage, "")) for kernel in kernels]
-        for what, lexed in ((texts, lexers), (code, ["text"] * len(kernels))):
-            heads = [f"{title}: {of}" for title, (of, _) in zip(titles, what, strict=True)]
-            bodies = [body for _, body in what]
-            if console.is_terminal:
-                _print_columns(console, heads, bodies, lexed)
-            else:
-                for head, body in zip(heads, bodies, strict=True):
-                    click.echo(f"// {head}\n{body}")
+        titles = [f"{_title(kernel)}: {stage}" for kernel in kernels]
+        code = [kernel.stages.get(stage, "") for kernel in kernels]
+        _print_beside(console, titles, code, ["text"] * len(kernels))
+
+
+def _print_beside(
+    console: Console, heads: Sequence[str], bodies: Sequence[str], lexers: Sequence[str]
+) -> None:
+    if console.is_terminal:
+        _print_columns(console, heads, bodies, lexers)
+        return
+    for head, body in zip(heads, bodies, strict=True):
+        click.echo(f"// {head}\n{body}")
 
 
 def _print_columns(

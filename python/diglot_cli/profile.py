@@ -35,7 +35,6 @@ START = (
 @click.option("--tensorboard", metavar="DIR", help="Write a trace for TensorBoard into a folder.")
 @click.option("--flame", metavar="FILE", help="Draw a flame graph, an .svg file.")
 @click.option("--stacks", metavar="FILE", help="Write the flame graph as text, a line per stack.")
-@click.option("--json", metavar="FILE", help="Write numbers of modules, operators and scopes.")
 @click.option(
     "--modules/--no-modules", default=True, help="A scope per call of a module. Default: yes."
 )
@@ -55,7 +54,6 @@ START = (
     help="Rows of the tables.",
 )
 @click.option("--by-shape", is_flag=True, help="Show a row per shape of an operator's inputs.")
-@click.option("--by-module", is_flag=True, help="Flame graph and stacks of modules, not frames.")
 @click.option("--force", is_flag=True, help="Overwrite files.")
 def profile(words: tuple[str, ...], **options: Any) -> NoReturn:
     """Profile a Python script: diglot profile -- python script.py.
@@ -66,7 +64,7 @@ def profile(words: tuple[str, ...], **options: Any) -> NoReturn:
     exit status.
     """
     python, kind, target, arguments = split(words)
-    written = {f"--{name}": options[name] for name in ("trace", "flame", "stacks", "json")}
+    written = {f"--{name}": options[name] for name in ("trace", "flame", "stacks")}
     check_files([], written, options["force"])
     if kind == "script" and not Path(target).is_file():
         raise ValueError(f"there is no script {target}")

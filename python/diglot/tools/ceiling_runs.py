@@ -57,18 +57,14 @@ class Run:
 def measure_all(
     device: torch.device | str = "cuda",
     tell: Tell = lambda message: None,
-    keep: Callable[[Ceiling], None] = lambda row: None,
 ) -> Ceilings:
     """Measures the ceilings of a GPU and of its links to the host.
-
-    Args:
-        keep: is given each row as soon as it is measured.
 
     Raises:
         RuntimeError: there is no GPU, or kernels are interpreted.
     """
     measure.check()
-    rows = []
+    rows: list[Ceiling] = []
     with torch.cuda.device(device):
         facts = devices.query(device)
         parts: tuple[tuple[str, Callable[[torch.device | str], Iterable[Ceiling]]], ...] = (
@@ -78,9 +74,7 @@ def measure_all(
         )
         for name, part in parts:
             tell(f"measuring {name}")
-            for row in part(device):
-                rows.append(row)
-                keep(row)
+            rows += part(device)
             torch.cuda.empty_cache()
     return describe(facts, rows)
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -154,12 +153,6 @@ def drawn(
         yield figure
 
 
-def about(provider: str, notes: Iterable[str] = ()) -> str:
-    """An artist's gid, which says whose it is, and what its marks say."""
-    words = [" ".join(shown(note).split()) for note in notes]
-    return json.dumps({"p": shown(provider), "t": words})
-
-
 def shown(text: str) -> str:
     """Text for XML, which has no control characters but for the end of a line."""
     return "".join(letter if letter.isprintable() or letter == "\n" else " " for letter in text)
@@ -193,21 +186,20 @@ def series(
     across = options.pop("across", False)
     color, marker = style
 
-    def put(found: Sequence[Place], gid: str, **style: Any) -> None:
+    def put(found: Sequence[Place], **style: Any) -> None:
         ends = [(p.value, place) if across else (place, p.value) for place, p, _ in found]
-        axes.plot(*zip(*ends, strict=True), gid=gid, clip_on=False, **style)
+        axes.plot(*zip(*ends, strict=True), clip_on=False, **style)
 
     spread = [(place, p.low, p.high) for place, p, _ in places if p.low is not None]
     if spread:
         whiskers = axes.hlines if across else axes.vlines
-        thin = {"color": color, "linewidth": 1, "gid": about(name), "clip_on": False}
-        whiskers(*zip(*spread, strict=True), **thin)
-    gid = about(name, [words for _, _, words in places])
-    put(places, gid, color=color, marker=marker, label=short(name), **options)
+        whiskers(*zip(*spread, strict=True), color=color, linewidth=1, clip_on=False)
+    gid = json.dumps([" ".join(shown(words).split()) for _, _, words in places])
+    put(places, gid=gid, color=color, marker=marker, label=short(name), **options)
     missed = [place for place in places if place[1].is_missed]
     if missed:
         ring = {"marker": "o", "markersize": 9, "markerfacecolor": "none", "linestyle": "none"}
-        put(missed, about(name), color=BAD, label=MISSED, **ring)
+        put(missed, color=BAD, label=MISSED, **ring)
 
 
 def lines(
@@ -221,14 +213,8 @@ def lines(
         series(axes, name, style, [(p.position, p, words(name, p)) for p in points])
     if ceiling:
         axes.plot(*zip(*sorted(ceiling), strict=True), color=INK, linestyle="--", label=CEILING)
-    axes.set_xscale("log", base=2)
-    every = sorted({point.position for points in by_provider.values() for point in points})
-    apart = (every[-1] / every[0]) ** (1 / 5)
-    kept = every[:1]
-    for x in every[1:]:
-        if x >= kept[-1] * apart:
-            kept.append(x)
-    ticks(axes.xaxis, kept, size)
+    logarithmic(axes, "x", base=2)
+    axes.xaxis.set_major_formatter(lambda x, _: size(x))
     axes.grid(True, axis="y")
 
 
@@ -289,25 +275,13 @@ def say(axes: Any, text: str) -> None:
     axes.set_yticks([])
 
 
-def ticks(axis: Any, values: Sequence[float], text: Callable[[float], str] | None = None) -> None:
-    """Puts ticks at these values alone, written without mathematics."""
-    axis.set_ticks(values, labels=[(text or power)(value) for value in values])
+def logarithmic(axes: Any, which: str, base: int = 10) -> None:
+    """Makes the axis "x" or "y" logarithmic, with few ticks, written without mathematics."""
+    from matplotlib.ticker import LogLocator
+
+    getattr(axes, f"set_{which}scale")("log", base=base)
+    axis, (low, high) = getattr(axes, f"{which}axis"), getattr(axes, f"get_{which}lim")()
+    is_short = base == 10 and high < 1e4 * low
+    axis.set_major_locator(LogLocator(base, subs=(1, 2, 5) if is_short else (1,), numticks=7))
+    axis.set_major_formatter("{x:g}")
     axis.set_ticks([], minor=True)
-
-
-def power(value: float) -> str:
-    """A value such as 0.5; a large or small one as a power of ten."""
-    if value == 0 or 1e-3 <= abs(value) < 1e5:
-        return f"{value:g}"
-    digits = str(round(math.log10(abs(value)))).translate(
-        str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-    )
-    return f"{'−' if value < 0 else ''}10{digits}"
-
-
-def powers_between(low: float, high: float) -> list[float]:
-    """Powers of ten, and where there are few of them 2 and 5 times these."""
-    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    steps = (1, 2, 5) if last - first < 4 else (1,)
-    found = [step * 10.0**power for power in range(first, last + 1) for step in steps]
-    return [value for value in found if low <= value <= high]

@@ -30,9 +30,9 @@ def inline(picture: Picture, has_title: bool = False) -> str:
         figure.savefig(file, format="svg", metadata=nothing)
     text = file.getvalue()
     root = ElementTree.fromstring(text)
-    mark = hashlib.sha256(text.encode()).hexdigest()[:6]  # ids are the whole page's
+    unique = hashlib.sha256(text.encode()).hexdigest()[:6]  # ids are the whole page's
     used = sorted(set(re.findall(r'(?:url\(#|href="#)(\w+)', text)))
-    ids = {name: f"i{mark}{number}" for number, name in enumerate(used)}
+    ids = {name: f"i{unique}{number}" for number, name in enumerate(used)}
     for element in list(root.iter()):
         element.tag = element.tag.rpartition("}")[2]
         element.text, element.tail = (element.text or "").strip() or None, None
@@ -42,8 +42,10 @@ def inline(picture: Picture, has_title: bool = False) -> str:
         element.attrib = {key: value for key, value in plain.items() if value}
         if name in ids:
             element.set("id", ids[name])
-        elif name.startswith("{"):
-            _say(element, **json.loads(name))
+        elif name.startswith("["):
+            marks = [mark for mark in element.iter() if mark.tag.endswith("use")]
+            for mark, words in zip(marks, json.loads(name), strict=False):
+                ElementTree.SubElement(mark, "title").text = words
     _shorten(root)
     root.attrib = {
         "xmlns": "http://www.w3.org/2000/svg",
@@ -85,14 +87,6 @@ def _plain(value: str, ids: Mapping[str, str]) -> str:
 def _digits(found: re.Match[str]) -> str:
     value = float(found[0])
     return f"{value:.{1 if value >= 10 else 2}f}".rstrip("0").rstrip(".")
-
-
-def _say(group: ElementTree.Element, p: str, t: list[str]) -> None:
-    """Writes into an artist's group whose it is, and on its marks what they say."""
-    group.set("data-p", p)
-    marks = [element for element in group.iter() if element.tag.endswith("use")]
-    for element, words in zip(marks, t, strict=False):
-        ElementTree.SubElement(element, "title").text = words
 
 
 def _shorten(parent: ElementTree.Element) -> None:

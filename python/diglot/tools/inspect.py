@@ -33,7 +33,6 @@ from diglot.tools.resources import (
     TensorLike,
     kernels_of_calls,
 )
-from diglot.tools.sources import Source, source_of
 
 # What a language's compiler leaves of a kernel, in order, beside what is told of it: "resources".
 STAGES = {"cuda": ("ptx", "cubin", "sass"), "triton": (*TRITON_STAGES, "sass")}
@@ -63,11 +62,6 @@ class InspectedKernel:
     def name(self) -> str:
         """Its name; of a CUDA kernel with the template arguments."""
         return self.resources.name
-
-    @property
-    def source(self) -> Source | None:
-        """What it is written as; None where the installation has no source of it."""
-        return source_of(self.language, self.name)
 
 
 @dataclass(frozen=True)
@@ -159,28 +153,13 @@ def _why_nothing(op: str, shape: tuple[int, ...], reasons: Mapping[str, str]) ->
     return "; ".join(f"{of}: {why}" for of, why in reasons.items())
 
 
-def _words(name: str) -> frozenset[str]:
-    """A name's words: those of GeluForward and gelu_forward are the same."""
-    return frozenset(re.findall(r"[a-z0-9]+", re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()))
-
-
 def _pick(kernels: Sequence[InspectedKernel], wanted: str) -> tuple[InspectedKernel, ...]:
-    """Those of a name: whole, without template arguments, or with wildcards; in a language that has
-    none, those with the name's words: Triton's gelu_forward_flat is C++'s
-    elementwise_flat<GeluForward>.
-    """
-    matches: dict[str, list[InspectedKernel]] = {}
-    for kernel in kernels:
-        if wanted in (kernel.name, kernel.name.partition("<")[0]) or fnmatch.fnmatchcase(
-            kernel.name, wanted
-        ):
-            matches.setdefault(kernel.language, []).append(kernel)
-    words = _words(wanted)
+    """Those of a name: whole, without template arguments, or with wildcards, in any case."""
     picked = tuple(
         kernel
         for kernel in kernels
-        if kernel in matches.get(kernel.language, [])
-        or (len(words) > 1 and kernel.language not in matches and words <= _words(kernel.name))
+        if wanted in (kernel.name, kernel.name.partition("<")[0])
+        or fnmatch.fnmatchcase(kernel.name.lower(), wanted.lower())
     )
     if not picked:
         raise unknown_name("kernel", wanted, dict.fromkeys(kernel.name for kernel in kernels))

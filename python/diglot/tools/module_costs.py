@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from diglot.tools.module_scopes import PREFIX
-from diglot.tools.trace import Span, Trace, operator_of, short
-
-# Frames of stacks.
-BACKWARD, NO_MODULE = "backward", "(no module)"
+from diglot.tools.trace import Span, Trace
 
 
 @dataclass
@@ -57,7 +53,7 @@ class ModuleTrace:
         for span in trace.spans:
             for cost in self._costs_at(span):
                 cost.allocated += span.allocated
-        for timed, us, _ in self._timed():
+        for timed, us in self._timed():
             for cost in self._costs_at(timed):
                 if self._place(timed).is_backward:
                     cost.backward_us += us
@@ -67,25 +63,11 @@ class ModuleTrace:
             for cost in self._costs_at(kernel.launched_by):
                 cost.launches += 1
 
-    def stacks(self) -> dict[tuple[str, ...], float]:
-        """Microseconds by stack: modules, "backward" where it is, operator, and kernel on a GPU."""
-        times: dict[tuple[str, ...], float] = defaultdict(float)
-        for span, us, kernel in self._timed():
-            operator = operator_of(span) if span else None
-            place = self._place(span)
-            if operator is not None or place.modules or kernel:
-                modules = place.modules or (NO_MODULE,)
-                backward = (BACKWARD,) if place.is_backward else ()
-                name = (short(operator.name),) if operator else ()
-                stack = (*modules, *backward, *name, *kernel)
-                times[stack] += us
-        return {stack: us for stack, us in times.items() if us > 0}
-
-    def _timed(self) -> Iterator[tuple[Span | None, float, tuple[str, ...]]]:
-        """Spans, microseconds that are theirs alone, and on a GPU the kernel that took them."""
+    def _timed(self) -> Iterator[tuple[Span | None, float]]:
+        """Spans, and microseconds that are theirs alone: on a GPU, of a kernel of theirs."""
         if self._trace.has_device:
-            return ((of.launched_by, of.us, (of.name,)) for of in self._trace.kernels)
-        return ((span, span.self_us, ()) for span in self._trace.spans)
+            return ((of.launched_by, of.us) for of in self._trace.kernels)
+        return ((span, span.self_us) for span in self._trace.spans)
 
     def _place(self, span: Span | None) -> _Place:
         return self._places[id(span)] if span else _Place()

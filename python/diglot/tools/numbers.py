@@ -11,9 +11,11 @@ def number(value: float | None) -> str:
     """Three significant digits, or a whole number; of a count all digits."""
     if value is None:
         return NOTHING
+    if isinstance(value, int):
+        return f"{value:,}"
     if not math.isfinite(value):
         return str(value).replace("inf", "∞").replace("nan", "NaN")
-    if isinstance(value, int) or 100 <= abs(value) < 1e7:
+    if 100 <= abs(value) < 1e7:
         return f"{value:,.0f}"
     return f"{value:.3g}" if value == 0 or 1e-3 <= abs(value) < 100 else f"{value:.2e}"
 

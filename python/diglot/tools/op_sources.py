@@ -12,10 +12,27 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import diglot
-from diglot.tools.sources import folder_of
 
 _INCLUDE = re.compile(r'^#include "(diglot/[^"]+)"', re.MULTILINE)
 _PACKAGE = "diglot.triton_ops."
+# By language: the folder of ops in the package, that in the tree, and how a file's name ends.
+_PLACES = {
+    "cuda": ("cuda_ops", "csrc/ops", ".cu"),
+    "triton": ("triton_ops", "triton_ops", ".py"),
+}
+
+
+def folder_of(language: str) -> Path:
+    """Where the files of ops lie in a language: installed, or else in the tree."""
+    here = Path(diglot.__file__).parent
+    installed, in_tree, _ = _PLACES[language]
+    return here / installed if (here / installed).is_dir() else here.parents[1] / in_tree
+
+
+def source_of(language: str, op: str) -> tuple[str, str]:
+    """An op's file in a language, as the tree names it, and what it says."""
+    _, in_tree, ending = _PLACES[language]
+    return f"{in_tree}/{op}{ending}", (folder_of(language) / f"{op}{ending}").read_text("utf-8")
 
 
 @functools.cache

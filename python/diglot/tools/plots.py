@@ -106,15 +106,12 @@ def _scale(axes: Any, highest: float, farthest: float) -> None:
     # Linear up to one ulp, where good results are and a quarter of the height is theirs.
     axes.set_yscale("symlog", linthresh=1, linscale=max(1.2, decades / 3))
     axes.set_ylim(-0.03, 10**decades)
-    powers = [10.0**d for d in range(1, decades + 1, max(1, decades // 6))]
-    drawing.ticks(axes.yaxis, [0, 0.5, 1, *powers])
+    axes.yaxis.set_major_formatter("{x:g}")
     axes.axhline(1, color=INK, linewidth=0.6)
     axes.set_ylabel("error, ulp; linear below the line at 1, logarithmic above")
     if farthest > FAR:
         axes.set_xscale("asinh", linear_width=1)
-        decades = math.ceil(math.log10(farthest))
-        powers = [10.0**d for d in range(0, decades + 1, max(1, decades // 5))]
-        drawing.ticks(axes.xaxis, [*(-p for p in powers), 0, *powers])
+        axes.xaxis.set_major_formatter("{x:g}")
 
 
 def _draw_speeds(axes: Any, comparison: Comparison, rows: list[Row]) -> None:

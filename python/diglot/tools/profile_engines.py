@@ -53,8 +53,8 @@ class Engine(ABC):
     def lines(self, rows: int, by_shape: bool = False) -> list[str]:
         """What was found, as text; with `by_shape`, if it can, a row for each shape of inputs."""
 
-    def stacks(self, by_module: bool = False) -> dict[tuple[str, ...], float]:
-        """Microseconds by stack, outermost first; with `by_module`, if it can, by modules."""
+    def stacks(self) -> dict[tuple[str, ...], float]:
+        """Microseconds by stack, outermost first."""
         raise ValueError("this engine records no stacks")
 
 
@@ -124,8 +124,8 @@ class TorchEngine(Engine):
         by = "device_time_total" if self.trace.has_device else "cpu_time_total"
         return averages.table(sort_by=by, row_limit=rows)
 
-    def stacks(self, by_module: bool = False) -> dict[tuple[str, ...], float]:
-        return self.modules.stacks() if by_module else self.trace.stacks()
+    def stacks(self) -> dict[tuple[str, ...], float]:
+        return self.trace.stacks()
 
     def lines(self, rows: int, by_shape: bool = False) -> list[str]:
         peak = peak_gb_per_s(torch.cuda.get_device_name()) if self.trace.has_device else None
@@ -153,7 +153,7 @@ class ProtonEngine(Engine):
     ) -> AbstractContextManager[Any]:
         return proton.scope(name, metrics)
 
-    def stacks(self, by_module: bool = False) -> dict[tuple[str, ...], float]:
+    def stacks(self) -> dict[tuple[str, ...], float]:
         return self.tree.stacks()
 
     def lines(self, rows: int, by_shape: bool = False) -> list[str]:

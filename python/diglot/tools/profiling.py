@@ -15,8 +15,6 @@ import time
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import asdict
-from json import dumps
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -36,8 +34,6 @@ from diglot.tools.profile_engines import ENGINES, HAVE_STACKS, HAVE_TRACE, Engin
 from diglot.tools.trace import Launches
 
 ROWS = 20
-SCHEMA = "diglot.profile"
-SCHEMA_VERSION = 1
 
 
 class profile:
@@ -59,7 +55,6 @@ class profile:
         tensorboard: folder to write a trace for TensorBoard into (engine "torch").
         flame: flame graph to write, an .svg file (not engine "nvtx").
         stacks: text file to write with the same times, a line per stack (not engine "nvtx").
-        json: file to write with numbers of modules, operators and scopes (engine "torch").
         modules: whether every call of a `torch.nn.Module` has a scope with its name, such as
             "encoder.layer.0.attention". A scope takes some microseconds on the host.
         frames: whether to record Python's frames (engine "torch"). That costs host time, and some
@@ -67,8 +62,6 @@ class profile:
             kernels, with very many calls.
         rows: the number of rows of the tables that `str` gives.
         by_shape: whether tables have a row per shape of inputs (engine "torch").
-        by_module: whether flame graph and stacks are of modules and operators instead of Python's
-            frames (engine "torch"). Backward passes stand below the modules that they belong to.
         force: whether to overwrite files.
 
     Raises:
@@ -90,25 +83,20 @@ class profile:
         tensorboard: str | Path | None = None,
         flame: str | Path | None = None,
         stacks: str | Path | None = None,
-        json: str | Path | None = None,
         modules: bool = True,
         frames: bool | None = None,
         rows: int = ROWS,
         by_shape: bool = False,
-        by_module: bool = False,
         force: bool = False,
     ) -> None:
         if engine not in ENGINES:
             raise unknown_name("engine", engine, ENGINES)
         if warmup < 0 or rows < 1:
             raise ValueError("warmup must be at least 0, and rows at least 1")
-        if engine not in HAVE_TRACE:
-            if by_shape:
-                raise ValueError(f"by_shape: engine {engine!r} has no shapes; {HAVE_TRACE[0]} has")
-            if by_module:
-                raise ValueError(f"by_module: engine {engine!r} cannot; {HAVE_TRACE[0]} can")
+        if by_shape and engine not in HAVE_TRACE:
+            raise ValueError(f"by_shape: engine {engine!r} has no shapes; {HAVE_TRACE[0]} has")
         self._engine_name, self._force = engine, force
-        self._rows, self._by_shape, self._by_module = rows, by_shape, by_module
+        self._rows, self._by_shape = rows, by_shape
         self._modules = modules
         self._outputs: dict[str, Path] = {}
         for name, path, engines in (
@@ -116,7 +104,6 @@ class profile:
             ("tensorboard", tensorboard, HAVE_TRACE),
             ("flame", flame, HAVE_STACKS),
             ("stacks", stacks, HAVE_STACKS),
-            ("json", json, HAVE_TRACE),
         ):
             if path is None:
                 continue
@@ -283,7 +270,7 @@ class profile:
 
     def stacks(self) -> dict[tuple[str, ...], float]:
         """Microseconds by stack, outermost first: on the GPU, or without one on the CPU."""
-        return self._finished().stacks(self._by_module)
+        return self._finished().stacks()
 
     def save_trace(self, path: str | Path, force: bool = False) -> None:
         """Writes a Chrome trace, for chrome://tracing or ui.perfetto.dev."""
@@ -303,31 +290,14 @@ class profile:
 
     def save_flame(self, path: str | Path, force: bool = False) -> None:
         """Writes a flame graph, as SVG."""
-        where = "GPU" if self._is_of_device() else "CPU"
-        what = "module" if self._by_module else "stack"
-        _write(path, flame.render(self.stacks(), f"Time on the {where} by {what}"), force)
+        engine = self._finished()
+        is_of_host = isinstance(engine, TorchEngine) and not engine.trace.has_device
+        where = "CPU" if is_of_host else "GPU"
+        _write(path, flame.render(self.stacks(), f"Time on the {where} by stack"), force)
 
     def save_stacks(self, path: str | Path, force: bool = False) -> None:
         """Writes the stacks as text, `a;b;c 12` in microseconds, which other renderers read."""
         _write(path, flame.folded(self.stacks()), force)
-
-    def save_json(self, path: str | Path, force: bool = False) -> None:
-        """Writes what modules cost, and kernels by operator and by scope, as JSON."""
-        trace, costs = self._torch().trace, self.modules()
-        content = {
-            "schema": SCHEMA,
-            "schema_version": SCHEMA_VERSION,
-            "times": "GPU" if trace.has_device else "CPU",
-            "notes": self.notes,
-            "modules": {name: asdict(cost) for name, cost in costs.items()},
-            "operators": {name: of.as_dict() for name, of in trace.kernels_by_op().items()},
-            "scopes": {name: of.as_dict() for name, of in trace.kernels_by_scope().items()},
-        }
-        _write(path, dumps(content, indent=1) + "\n", force)
-
-    def _is_of_device(self) -> bool:
-        engine = self._finished()
-        return engine.trace.has_device if isinstance(engine, TorchEngine) else True
 
 
 def profile_call(

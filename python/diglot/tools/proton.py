@@ -7,14 +7,14 @@ JSON in the form of the package hatchet, is read here without that package.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from diglot.tools.numbers import duration
-from diglot.tools.table import Column, Table
+from diglot.tools.table import plain
 
 TIME = "time (ns)"
 METADATA = "__proton_launch_metadata"  # what launches of Triton's compute for the profiler itself
@@ -63,9 +63,16 @@ class Node:
 
     def __str__(self) -> str:
         """The tree as text, what took longest first."""
-        numbers = map(Column, ("share", "time", "count"))
-        rows = list(_rows(self, "", "", self.us or 1.0))
-        return str(Table([*numbers, Column("scope or kernel", False)], rows))
+        from rich.text import Text
+        from rich.tree import Tree
+
+        root = Tree(Text(_told(self, self.us)))
+        waiting = [(root, self)]
+        while waiting:
+            tree, node = waiting.pop()
+            for part in sorted(node.parts, key=lambda part: part.us, reverse=True):
+                waiting.append((tree.add(Text(_told(part, self.us))), part))
+        return plain(root)
 
 
 def _node(entry: dict[str, Any]) -> Node:
@@ -84,23 +91,14 @@ def _node(entry: dict[str, Any]) -> Node:
     )
 
 
-def _given(node: Node) -> str:
-    """A node's numbers as text, and the bandwidth that is in them."""
+def _told(node: Node, whole_us: float) -> str:
+    """A node in words, with its numbers, and the bandwidth that is in them."""
     given = [f"{name} {value:.4g}" for name, value in node.metrics.items()]
     if "bytes" in node.metrics and node.us:
         given.append(f"{node.metrics['bytes'] / node.us / 1e3:.4g} GB/s")
-    return f"  ({', '.join(given)})" if given else ""
-
-
-def _rows(node: Node, first: str, rest: str, whole: float) -> Iterator[list[str]]:
-    share, time = f"{100 * node.us / whole:.1f} %", duration(node.us / 1e6)
-    yield [share, time, str(node.count), f"{first}{node.name}{_given(node)}"]
-    parts = sorted(node.parts, key=lambda part: part.us, reverse=True)
-    for part in parts:
-        is_last = part is parts[-1]
-        yield from _rows(
-            part, rest + ("└─ " if is_last else "├─ "), rest + ("   " if is_last else "│  "), whole
-        )
+    share = f"{100 * node.us / (whole_us or 1.0):.1f} %"
+    said = [f"{duration(node.us / 1e6)}, {share}", f"{node.count} kernels", *given]
+    return f"{node.name}: {', '.join(said)}"
 
 
 class Session:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from diglot.tools.numbers import NOTHING
+from diglot.tools.numbers import NOTHING, number
 
 if TYPE_CHECKING:
     import rich.table
@@ -76,9 +76,32 @@ class Table:
 
     def __str__(self) -> str:
         """As wide as it needs to be, without a rule below its head."""
-        made = self.rich(has_rule=False)
-        from rich.console import Console
+        return plain(self.rich(has_rule=False))
 
-        text = io.StringIO()
-        Console(file=text, width=1 << 20, force_terminal=False, force_jupyter=False).print(made)
-        return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
+
+def plain(made: Any) -> str:
+    """What rich prints, as text that is as wide as it needs to be."""
+    from rich.console import Console
+
+    text = io.StringIO()
+    Console(file=text, width=1 << 20, force_terminal=False, force_jupyter=False).print(made)
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
+
+
+def of_mappings(rows: Iterable[Mapping[str, Any]]) -> Table:
+    """A column for each entry that is a text or a number, or is not there, in every row."""
+    rows = list(rows)
+    simple, kinds = (str, int, float, type(None)), {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        if all(isinstance(row.get(name), simple) for row in rows):
+            kinds[name] = all(_is_number(row.get(name)) for row in rows)
+    cells = [[_text(row.get(name)) for name in kinds] for row in rows]
+    return Table([Column(name, is_number) for name, is_number in kinds.items()], cells)
+
+
+def _is_number(value: Any) -> bool:
+    return not isinstance(value, (str, bool))
+
+
+def _text(value: Any) -> str:
+    return number(value) if _is_number(value) else str(value)

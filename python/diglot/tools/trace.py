@@ -132,10 +132,6 @@ class Launches:
         """Kernels for each call."""
         return self.kernels.total() / self.calls
 
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {"calls": self.calls, "kernels": dict(self.kernels)}
-
 
 class Trace:
     """What a trace holds.

@@ -6,6 +6,7 @@ import base64
 import hashlib
 from pathlib import Path
 
+from diglot.bench import plots
 from diglot.bench.result_files import Results
 from diglot.tools import inline_svg
 from diglot.tools.report.views import page_of
@@ -39,6 +40,8 @@ def render(results: Results, sources: str = "") -> str:
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return environment.get_template("page.html").render(
         page=page_of(results, sources),
+        drawn=inline_svg.inline,
+        narrow=plots.WIDTH,
         script=script,
         script_hash=digest,
         style=inline_svg.variables(":root") + (FOLDER / "page.css").read_text(),

@@ -1,4 +1,4 @@
-"""Rooflines: operations per second against operations per byte, as figures and in numbers."""
+"""Rooflines: operations per second against operations per byte, as pictures and in numbers."""
 
 from __future__ import annotations
 
@@ -7,19 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from diglot.bench.harness import Row
-from diglot.bench.plots import shape_text
-from diglot.bench.reports import kind_text
+from diglot.bench.reports import kind_text, largest, shape_text
 from diglot.tools import drawing
 from diglot.tools.ceilings import Ceilings
 from diglot.tools.drawing import INK, Picture, Point
 from diglot.tools.gpus import find_gpu
 from diglot.tools.numbers import number
-from diglot.tools.report.cases import largest
-from diglot.tools.report.figures import Figure, figure
 from diglot.tools.report.operations import find, operations
-from diglot.tools.report.tables import Cell, Column, Table, TableRow, is_missed, number_cell
+from diglot.tools.table import Column, Table
 
-DTYPES = ("float32", "bfloat16", "float16")
 # By name the dashes of a line that nothing gets above, and its TFLOP/s by operations per byte.
 Roofs = Mapping[str, tuple[str, Callable[[float], float]]]
 
@@ -40,19 +36,17 @@ class Place:
 
 def rooflines(
     rows: Sequence[Row], gpu: str, known: Ceilings | None
-) -> tuple[list[Figure], list[Table]]:
+) -> tuple[list[Picture], dict[str, Table]]:
     """For each dtype a roofline of the largest case of each op and direction, and it in numbers."""
-    figures, tables = [], []
-    found = {row["dtype"] for row in rows}
-    for dtype in [*(d for d in DTYPES if d in found), *sorted(found - set(DTYPES))]:
+    pictures, tables = [], {}
+    for dtype in sorted({row["dtype"] for row in rows}):
         of_dtype = [row for row in rows if row["dtype"] == dtype]
         cases = largest(of_dtype, lambda row: (row["op"], kind_text(row), row["timer"]))
         places = [place for case in cases if (place := _place(case)) is not None]
         if places:
-            roofs = _roofs(of_dtype, gpu, known)
-            figures.append(figure(_roofline(dtype, roofs, places), dtype))
-            tables.append(_numbers(dtype, places))
-    return figures, tables
+            pictures.append(_roofline(dtype, _roofs(of_dtype, gpu, known), places))
+            tables[f"The roofline of {dtype} in TFLOP/s."] = _numbers(places)
+    return pictures, tables
 
 
 def _place(case: Mapping[str, Row]) -> Place | None:
@@ -62,7 +56,8 @@ def _place(case: Mapping[str, Row]) -> Place | None:
         if count and row.get("bytes") and "time_us" in row:
             speed, intensity = count / row["time_us"] / 1e6, count / row["bytes"]
             words = f"{shape_text(row)}, {number(row['time_us'])} µs"
-            points[name] = Point(speed, intensity, note=words, is_missed=is_missed(row))
+            is_missed = not all(bar["met"] for bar in row["bars"])
+            points[name] = Point(speed, intensity, note=words, is_missed=is_missed)
     if not points:
         return None
     counted = find(row["op"], row["direction"])
@@ -80,11 +75,11 @@ def _roofs(rows: Sequence[Row], gpu: str, known: Ceilings | None) -> Roofs:
     peak = None if sheet is None else sheet.tflop_per_s["float32"]
     if sheet is not None and peak is not None:
         words = f"{sheet.name}, float32 outside tensor cores, data sheet: {number(peak)} TFLOP/s"
-        roofs[words] = ":", _flat(peak)
+        roofs[words] = ":", lambda _: peak
     measured = None if known is None else known.tflop_per_s("float32")
     if measured is not None:
         words = f"float32 product, measured: {number(measured)} TFLOP/s"
-        roofs[words] = "-.", _flat(measured)
+        roofs[words] = "-.", lambda _: measured
     return roofs
 
 
@@ -102,13 +97,15 @@ def _roofline(dtype: str, roofs: Roofs, places: Sequence[Place]) -> Picture:
             ends = [height(left), height(right)]
             axes.plot([left, right], ends, color=INK, linestyle=dashes, label=name)
         for name, style in drawing.styles(names).items():
-            found = [(place, place.points[name]) for place in places if name in place.points]
-            said = [f"{place.name}, {drawing.words(name, p, ' TFLOP/s')}" for place, p in found]
-            marks = [(p.position, p, words) for (_, p), words in zip(found, said, strict=True)]
+            found = [(place.name, place.points[name]) for place in places if name in place.points]
+            marks = [
+                (p.position, p, f"{case}, {drawing.words(name, p, ' TFLOP/s')}")
+                for case, p in found
+            ]
             drawing.series(axes, name, style, marks, linestyle="none")
-        axes.set(xscale="log", yscale="log", xlim=(left, right), ylim=(bottom, top))
-        drawing.ticks(axes.xaxis, drawing.powers_between(left, right))
-        drawing.ticks(axes.yaxis, drawing.powers_between(bottom, top))
+        axes.set(xlim=(left, right), ylim=(bottom, top))
+        drawing.logarithmic(axes, "x")
+        drawing.logarithmic(axes, "y")
         axes.grid(True)
         axes.set_xlabel("operations per byte moved, logarithmic scale")
         axes.set_ylabel("TFLOP/s, logarithmic scale")
@@ -117,21 +114,11 @@ def _roofline(dtype: str, roofs: Roofs, places: Sequence[Place]) -> Picture:
     return Picture(f"Roofline, {dtype}", draw, 8.6, 5.4)
 
 
-def _numbers(dtype: str, places: Sequence[Place]) -> Table:
+def _numbers(places: Sequence[Place]) -> Table:
     names = list(dict.fromkeys(name for place in places for name in place.points))
-    columns = [Column("case"), Column("operations per byte", True)]
-    columns += [*(Column(name, True) for name in names), Column("operations of an element")]
+    titles: list[Column | str] = ["case", *map(Column, ("operations per byte", *names))]
     rows = []
     for place in places:
         values = [place.points[name].value if name in place.points else None for name in names]
-        cells = [Cell(place.name), number_cell(place.intensity), *map(number_cell, values)]
-        rows.append(TableRow([*cells, Cell(place.counted)], place.name.split()[0]))
-    return Table(
-        f"The roofline of {dtype} in TFLOP/s. Operations that count are the definition's.",
-        columns,
-        rows,
-    )
-
-
-def _flat(height: float) -> Callable[[float], float]:
-    return lambda _: height
+        rows.append([place.name, *map(number, (place.intensity, *values)), place.counted])
+    return Table([*titles, "operations of an element"], rows)

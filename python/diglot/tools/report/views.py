@@ -1,64 +1,57 @@
-"""What a report shows of results: figures and tables, for each GPU."""
+"""What a report shows of results: for each GPU sections of pictures and tables."""
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from diglot.bench import marks
-from diglot.bench.harness import Row
+from diglot.bench import marks, models, plots, ranking, summary
+from diglot.bench.harness import COLD, RANKED, Row
+from diglot.bench.lines import RULE
 from diglot.bench.regressions import NOISE
+from diglot.bench.reports import incomplete, label, shape_text
 from diglot.bench.result_files import File, Results
-from diglot.tools import ceilings
-from diglot.tools.report import figures, ranking
-from diglot.tools.report.cases import COLD, by_op, providers_of
-from diglot.tools.report.figures import Figure
-from diglot.tools.report.measurements import measurements, missed
-from diglot.tools.report.operations import find
+from diglot.pipeline.report import PipelineReport
+from diglot.tools import ceilings, stream_chart
+from diglot.tools.drawing import PROVIDERS, Picture
+from diglot.tools.numbers import number
+from diglot.tools.regimes import peak_gb_per_s
 from diglot.tools.report.roofline import rooflines
-from diglot.tools.report.tables import Cell, Column, Table, TableRow, any_cell, number_cell, was_run
+from diglot.tools.table import Column, Table, of_mappings
 
 STALE = "stale: the sources have changed since"
-
-
-@dataclass(frozen=True)
-class Tile:
-    """A figure that the page begins with; `kind` as a cell's."""
-
-    value: str
-    words: str
-    kind: str = ""
+SHOWN_VERSIONS = ("diglot", "torch", "triton", "cuda", "driver", "python")
 
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page: of an op, or of something else that was measured."""
+    """A part of the page.
+
+    Attributes:
+        about: paragraphs.
+        tables: by caption. They are folded; of an open section the first is not.
+        stale: that results of it are stale, in words; "" if none is known to be.
+    """
 
     name: str
-    about: str
-    figures: Sequence[Figure] = field(default=())
-    tables: Sequence[Table] = field(default=())
-    op: str = ""
+    about: Sequence[str] = ()
+    pictures: Sequence[Picture] = ()
+    tables: Mapping[str, Table] = field(default_factory=dict)
     stale: str = ""
+    is_open: bool = False
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Everything that was measured on one GPU."""
+    """Everything that was measured on one GPU; `tiles` are figures with what they are."""
 
     gpu: str
-    tiles: Sequence[Tile]
+    tiles: Sequence[tuple[str, str]]
     stale: str
-    rooflines: Sequence[Figure]
-    not_on_roofline: Sequence[str]
-    roofline_tables: Sequence[Table]
-    summary: Table
-    ranking: Sequence[Table]
-    missed: Table
-    ops: Sequence[Section]
-    others: Sequence[Section]
-    suites: Sequence[Section]
+    sections: Sequence[Section]
 
 
 @dataclass(frozen=True)
@@ -66,12 +59,9 @@ class Page:
     """All of it."""
 
     machines: Sequence[Machine]
-    providers: Sequence[str]
-    ops: Sequence[str]
     files: Table
     left_out: Sequence[tuple[str, str]]
     is_compared: bool
-    noise: str
 
 
 def page_of(results: Results, sources: str = "") -> Page:
@@ -88,81 +78,125 @@ def page_of(results: Results, sources: str = "") -> Page:
         # A pipeline's report may not say its GPU: it is shown with the first.
         of_gpu[file.gpu if file.gpu in of_gpu else next(iter(of_gpu))].append(file)
     machines = [_machine(gpu, files, sources) for gpu, files in of_gpu.items()]
-    return Page(
-        machines,
-        providers_of(results.files),
-        list(dict.fromkeys(section.op for machine in machines for section in machine.ops)),
-        _files(results.files, sources),
-        results.left_out,
-        bool(sources),
-        f"{NOISE:.0%}",
-    )
+    return Page(machines, _files(results.files, sources), results.left_out, bool(sources))
 
 
 def _machine(gpu: str, files: Sequence[File], sources: str) -> Machine:
-    known = next(
-        (ceilings.parse(file.content, file.path) for file in files if file.kind == "ceilings"), None
-    )
-    of_ops = by_op(files)
-    rows = [row for parts in of_ops.values() for _, found in parts for row in found]
-    cold = [row for row in rows if row["timer"] in COLD]
-    drawn, numbers = rooflines(cold, gpu, known)
-    lost = [op for op in of_ops if not any(find(op, r["direction"]) for r in cold if r["op"] == op)]
-    kinds = ("benchmark", "ceilings")
-    apart = [file for file in files if file.kind in kinds and not file.is_of_ops]
-    return Machine(
-        gpu or "an unknown GPU",
-        _tiles(files, len(of_ops), sources),
-        _stale([file for file in files if file.is_of_ops], sources),
-        drawn,
-        [op for op in lost if any(row["op"] == op for row in cold)],
-        numbers,
-        ranking.summary(files),
-        ranking.rankings(files),
-        missed(files),
-        [_op(op, parts, sources) for op, parts in of_ops.items()],
-        [
-            *(_apart(file, sources) for file in apart),
-            *_pipelines(files),
-            *(_lessons(file, sources) for file in files if file.kind == "lessons"),
-        ],
-        [_suite(file, sources) for file in files if file.kind == "tests"],
-    )
+    ops = _by_op(files)
+    of_ops = [file for file in files if file.is_of_ops]
+    rows = [row for parts in ops.values() for _, found in parts for row in found]
+    stale = _stale(of_ops, sources)
+    peak = peak_gb_per_s(gpu)
+    sections = [
+        _roofline(rows, gpu, files, stale),
+        _ranking(rows, of_ops, stale),
+        _missed(files, peak, stale),
+        *(_op(op, parts, peak, sources) for op, parts in ops.items()),
+        *(_other(file, sources) for file in files if not file.is_of_ops),
+    ]
+    shown = [section for section in sections if section.about or section.pictures]
+    return Machine(gpu or "an unknown GPU", _tiles(files, len(ops), sources), stale, shown)
 
 
-def _tiles(files: Sequence[File], ops: int, sources: str) -> list[Tile]:
+def _by_op(files: Iterable[File]) -> dict[str, list[tuple[File, list[Row]]]]:
+    """Each op with its rows, file by file: of its own cases and of a ranking, say.
+
+    A file may hold several ops, as `diglot bench gelu softmax --json FILE` writes it.
+    """
+    found: dict[str, list[tuple[File, list[Row]]]] = {}
+    for file in files:
+        for op in dict.fromkeys(row["op"] for row in file.rows) if file.is_of_ops else ():
+            found.setdefault(op, []).append((file, [row for row in file.rows if row["op"] == op]))
+    return found
+
+
+def _tiles(files: Sequence[File], ops: int, sources: str) -> list[tuple[str, str]]:
     rows = [row for file in files for row in file.rows]
-    bars = [bar for row in rows for bar in row["bars"]]
-    wrong = sum(was_run(row) and not row.get("verified") for row in rows)
-    missed = sum(not bar["met"] for bar in bars)
+    bars = [bar["met"] for row in rows for bar in row["bars"]]
+    # What does not go, such as more blocks than the GPU holds, was not run: it is not wrong.
+    run = [row for row in rows if row.get("verified") is not None or "time_us" in row]
     tiles = [
-        Tile(str(ops), "ops measured"),
-        Tile(f"{len(rows):,}", "measurements"),
-        Tile(f"{len(bars) - missed}/{len(bars)}", "bars met", "bad" if missed else "good"),
-        Tile(str(wrong), "results not verified, without a speed", "bad" if wrong else "good"),
+        (str(ops), "ops measured"),
+        (f"{len(rows):,}", "measurements"),
+        (f"{sum(bars)}/{len(bars)}", "bars met"),
+        (str(sum(not row.get("verified") for row in run)), "results not verified, without a speed"),
     ]
     for file in files:
         if file.kind == "tests":
-            failed = file.content["failed"]
+            words = f"GPU tests passed, {file.content['failed']} failed"
             stale = _stale([file], sources)
-            words = f"GPU tests passed, {failed} failed" + (f", {stale}" if stale else "")
-            tiles.append(Tile(f"{file.content['passed']:,}", words, "bad" if failed else "good"))
+            tiles.append((f"{file.content['passed']:,}", ", ".join(filter(None, (words, stale)))))
     return tiles
-
-
-def _is_stale(file: File, sources: str) -> bool:
-    return bool(file.sources and sources and file.sources != sources)
 
 
 def _stale(files: Sequence[File], sources: str) -> str:
     """What is said where results of these files are shown; "" if none is known to be stale."""
-    count = sum(_is_stale(file, sources) for file in files)
+    count = sum(bool(file.sources and sources and file.sources != sources) for file in files)
     if not count:
         return ""
     return STALE if count == len(files) else f"{count} of {len(files)} files are {STALE}"
 
 
-def _about(files: Sequence[File], rows: Sequence[Row]) -> str:
+def _roofline(rows: Sequence[Row], gpu: str, files: Sequence[File], stale: str) -> Section:
+    known = (ceilings.parse(of.content, of.path) for of in files if of.kind == "ceilings")
+    cold = [row for row in rows if row["timer"] in COLD]
+    pictures, tables = rooflines(cold, gpu, next(known, None))
+    about = (
+        "The largest case of each op and direction. What lies on the rising line is bound by "
+        "memory, and moves bytes as fast as a copy does. A pointer that rests on a mark is told "
+        "its case; the tables below have all of them."
+    )
+    return Section("Roofline", [about] if pictures else [], pictures, tables, stale)
+
+
+def _ranking(rows: Iterable[Row], files: Sequence[File], stale: str) -> Section:
+    """How ours stand beside the best peer, every case with cold caches, and the lines of code."""
+    timed = [row for row in rows if row["timer"] in COLD]
+    known = {row["provider"] for row in timed}
+    names = [name for name in dict.fromkeys((*RANKED, *PROVIDERS, *sorted(known))) if name in known]
+    ranked = [file.content for file in files if file.content.get("lines")]
+    lines = [ranking.lines_cells(*of) for content in ranked for of in content["lines"].items()]
+    words = "Every case: the place, and the median in µs with its band."
+    missing = incomplete(ranked)
+    cases = ranking.table(timed, names=names)
+    tables = {
+        "Our kernels beside the best peer.": Table(models.HEADER, models.table(timed)),
+        f"{words} It is {missing}." if missing else words: Table(
+            _columns(ranking.header(timed, names)), cases
+        ),
+        RULE: Table(_columns(ranking.LINES_HEADER), lines),
+    }
+    about = (
+        f"Ways that differ by no more than noise share a place: {NOISE:.0%}, or bands that overlap."
+    )
+    return Section("Ranking", [about] if timed else [], (), tables, stale, is_open=True)
+
+
+def _columns(titles: Sequence[str]) -> list[Column | str]:
+    """Columns of numbers, but for the first."""
+    return [titles[0], *map(Column, titles[1:])]
+
+
+def _missed(files: Iterable[File], peak: float | None, stale: str) -> Section:
+    """What misses its bar, the worst first."""
+    rows = [row for f in files for row in f.rows if not all(bar["met"] for bar in row["bars"])]
+    ordered = sorted(rows, key=lambda row: -max(map(_shortfall, row["bars"])))
+    about = f"{len(rows)} results miss a bar, the worst first."
+    tables = {"Bars missed.": _measured(ordered, peak)}
+    return Section("Bars missed", [about] if rows else [], (), tables, stale)
+
+
+def _shortfall(bar: Row) -> float:
+    """How far a bar is missed, as a share of the bound; without a value, wholly."""
+    value, bound = bar["value"], bar["bound"]
+    return 0.0 if bar["met"] else 1.0 if value is None or not bound else abs(value / bound - 1)
+
+
+def _measured(rows: Iterable[Row], peak: float | None) -> Table:
+    return Table(summary.COLUMNS, [summary.cells(row, peak) for row in rows]).shown()
+
+
+def _about(files: Sequence[File], rows: Sequence[Row]) -> list[str]:
     """How much was measured, when and of which commits, and how many bars are met."""
     commits = dict.fromkeys(file.commit[:12] for file in files if file.commit)
     parts = dict.fromkeys(file.incomplete for file in files if file.incomplete)
@@ -174,95 +208,67 @@ def _about(files: Sequence[File], rows: Sequence[Row]) -> str:
         f"{sum(met)} of {len(met)} bars are met." if met else "",
         *marks.notes(rows),
     ]
-    return " ".join(filter(None, about))
+    return [" ".join(filter(None, about))]
 
 
-def _op(op: str, parts: Sequence[tuple[File, list[Row]]], sources: str) -> Section:
-    """An op: its figures, and all that was measured."""
+def _op(
+    op: str, parts: Sequence[tuple[File, list[Row]]], peak: float | None, sources: str
+) -> Section:
+    """An op: its pictures, all that was measured, and why something has no time."""
     files, rows = [file for file, _ in parts], [row for _, found in parts for row in found]
-    drawn = figures.of_op(rows)
-    table = measurements(f"All measurements of {op}.", rows)
-    return Section(op, _about(files, rows), drawn, [table], op, _stale(files, sources))
+    failed = [[row["provider"], label(row), row["reason"]] for row in rows if row.get("reason")]
+    tables = {
+        f"All measurements of {op}.": _measured(rows, peak),
+        "Why there is no time.": Table(("by", "case", "reason"), failed),
+    }
+    drawn = list(plots.pictures(rows).values())
+    return Section(op, _about(files, rows), drawn, tables, _stale(files, sources))
 
 
-def _apart(file: File, sources: str) -> Section:
-    """What is of no op: ceilings, results with options of their own."""
-    about, drawn = _about([file], file.rows), figures.apart(file)
-    device = file.content.get("device")
-    if isinstance(device, dict):
-        about += (
-            f" The driver says: {', '.join(f'{name} {fact}' for name, fact in device.items())}."
-        )
-    table = measurements(f"All measurements of {file.op}.", file.rows, is_of_ops=False)
-    return Section(file.op, about, drawn, [table], stale=_stale([file], sources))
-
-
-def _pipelines(files: Sequence[File]) -> list[Section]:
-    drawn = [figures.stages(file) for file in files if file.kind == "pipeline"]
-    return [Section("pipelines", "When each stage was at work.", drawn)] if drawn else []
-
-
-def _lessons(file: File, sources: str) -> Section:
-    """The lessons' figures: each lesson's tables have columns of their own."""
-    tables = []
-    for lesson in file.content["rows"]:
-        rows = lesson["rows"]
-        titles = list(dict.fromkeys(title for row in rows for title in row))
-        columns = [
-            Column(title, all(isinstance(row.get(title, 0), (int, float)) for row in rows))
-            for title in titles
-        ]
-        shown = [TableRow([any_cell(row.get(title)) for title in titles]) for row in rows]
-        tables.append(Table(f"{lesson['workload']}: {lesson['title']}.", columns, shown))
-    about = f"What {len(tables)} tables of lessons show, commit {file.commit[:12]}, {file.date}."
-    return Section(file.op, about, tables=tables, stale=_stale([file], sources))
-
-
-def _state(file: File, sources: str) -> Cell:
-    if not file.sources or not sources:
-        return Cell(file.sources or "–")
-    if file.sources == sources:
-        return Cell("of these sources", kind="good")
-    return Cell(STALE, kind="bad")
-
-
-SHOWN_VERSIONS = ("diglot", "torch", "triton", "cuda", "driver", "python")
+def _other(file: File, sources: str) -> Section:
+    """What is of no op: results with options of their own, pipelines, lessons, tests."""
+    content, tables, stale = file.content, dict[str, Table](), _stale([file], sources)
+    if file.kind == "pipeline":
+        about = ["When each stage was at work."]
+        picture = stream_chart.picture(PipelineReport.from_json(json.dumps(content)))
+        return Section(f"pipeline {Path(file.path).stem}", about, [picture])
+    if file.kind == "lessons":
+        for lesson in content["rows"]:
+            tables[f"{lesson['workload']}: {lesson['title']}."] = of_mappings(lesson["rows"])
+        about = [f"What lessons show, commit {file.commit[:12]}, {file.date}."]
+    elif file.kind == "tests":
+        counts = ", ".join(f"{content[key]} {key}" for key in ("passed", "failed", "skipped"))
+        about = [", ".join(filter(None, (counts, f"commit {file.commit[:12]}", file.incomplete)))]
+        failures, reasons = content.get("failures"), content.get("skip_reasons")
+        if isinstance(failures, list):
+            tables["Tests that failed."] = of_mappings([{"test": str(of)} for of in failures])
+        if isinstance(reasons, dict):
+            skipped = [{"reason": str(why), "tests": count} for why, count in reasons.items()]
+            tables["Why tests were skipped."] = of_mappings(skipped)
+    else:
+        about = _about([file], file.rows)
+        facts = content.get("device")
+        if isinstance(facts, dict):
+            told = ", ".join(f"{name} {fact}" for name, fact in facts.items())
+            about.append(f"The driver says: {told}.")
+        more = [r["options"] | {"shape": shape_text(r), "bars": summary.bars(r)} for r in file.rows]
+        rows = [row | of for row, of in zip(file.rows, more, strict=True)]
+        tables[f"All measurements of {file.op}."] = of_mappings(rows).shown()
+    return Section(file.op, about, (), tables, stale)
 
 
 def _files(files: Iterable[File], sources: str) -> Table:
     titles = ("file", "GPU", "date", "commit", "sources", *SHOWN_VERSIONS)
-    columns = [*map(Column, titles), Column("rows", True), Column("bars missed", True)]
     rows = []
     for file in files:
         missed = sum(not bar["met"] for row in file.rows for bar in row["bars"])
-        note = f"incomplete: {file.incomplete}" if file.incomplete else ""
-        cells = [
-            Cell(file.path, kind="bad" if note else "", note=note),
-            Cell(file.gpu or "–"),
-            Cell(file.date or "–"),
-            Cell(file.commit[:12] or "–", hint=file.commit),
-            _state(file, sources),
-            *(Cell(file.versions.get(name, "–")) for name in SHOWN_VERSIONS),
-            number_cell(len(file.rows) or None),
-            number_cell(missed, "bad" if missed else ""),
-        ]
-        rows.append(TableRow(cells))
-    return Table("Each file, what it was measured on and with.", columns, rows)
-
-
-def _suite(file: File, sources: str) -> Section:
-    content = file.content
-    counts = ", ".join(f"{content[key]} {key}" for key in ("passed", "failed", "skipped"))
-    if file.incomplete:
-        counts += f"; {file.incomplete}"
-    about = f"{counts}; {content.get('gpus', 1)} GPU(s), commit {file.commit[:12]}."
-    tables = []
-    failures, reasons = content.get("failures"), content.get("skip_reasons")
-    if isinstance(failures, list) and failures:
-        failed = [TableRow([Cell(str(name), kind="bad")]) for name in failures]
-        tables.append(Table("Tests that failed.", [Column("test")], failed))
-    if isinstance(reasons, dict) and reasons:
-        skipped = [TableRow([Cell(str(k)), any_cell(v)]) for k, v in reasons.items()]
-        columns = [Column("reason"), Column("tests", True)]
-        tables.append(Table("Why tests were skipped.", columns, skipped))
-    return Section(file.op, about, tables=tables, stale=_stale([file], sources))
+        state = "of these sources" if sources and file.sources == sources else file.sources
+        rows.append(
+            [
+                f"{file.path} (incomplete: {file.incomplete})" if file.incomplete else file.path,
+                *(file.gpu, file.date, file.commit[:12], _stale([file], sources) or state),
+                *(file.versions.get(name, "") for name in SHOWN_VERSIONS),
+                *(number(len(file.rows)), number(missed)),
+            ]
+        )
+    return Table([*titles, Column("rows"), Column("bars missed")], rows)
