@@ -17,6 +17,7 @@ NORMS = "csrc/include/diglot/norm/"
 PART = NORMS + "backward_part.cuh"
 STREAMING = NORMS + "backward_streaming.cuh"
 GROUPS = NORMS + "group_sums.cuh"
+TEAM_SUM = NORMS + "team_sum.cuh"
 TRITON_GROUPS = "triton_ops/lib/norm/group_sums.py"
 TRITON_STREAMING = "triton_ops/lib/norm/backward_streaming.py"
 TRITON_STARTS = "triton_ops/lib/elementwise.py"
@@ -78,6 +79,27 @@ CUDA = {
     ),
     "groups that nobody wrote": Fault(
         GROUPS, "if (number >= groups)", "if (number > groups)", "layer_norm", "test_uninitialized"
+    ),
+    "a peeled row's gradients begin before it": Fault(
+        PART,
+        "if (start + i < 0) continue;",
+        "",
+        "layer_norm",
+        "test_norm_backward_shapes",
+    ),
+    "blocks of a grid do not wait for each other": Fault(
+        TEAM_SUM,
+        "GridBarrier(barrier_).sync();",
+        "__syncthreads();",
+        "layer_norm",
+        "test_norm_backward_shapes",
+    ),
+    "blocks of a grid overwrite what others read": Fault(
+        TEAM_SUM,
+        "number_ % 2 * teams + team",
+        "team",
+        "layer_norm",
+        "test_norm_backward_shapes",
     ),
     "none": Fault(PART, "\n", "\n", "layer_norm", "test_norm_slices"),
 }

@@ -1,18 +1,24 @@
-"""A norm's backward pass in CUDA C++: each way to share out rows, and how its sums are grouped."""
+"""A norm's backward pass: each way to share out rows, and how its sums are grouped."""
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
-from backends import DEVICE, KERNELS, needs_cuda
+from backends import CUDA, DEVICE, KERNELS, needs_cuda
 from norms import OPS, Norm
 
+import diglot
 from diglot.backends.choosing import use_plans
-from diglot.backends.plans import Device, plan_runs
-from diglot.backends.runs import plan
+from diglot.backends.plans import Device, Plan, plan_runs
+from diglot.backends.runs import plan, run
 from diglot.backends.tunables import use_tunables
 
+H200 = Device(90, 132, 233_472, True)
 SKIPPED = "norm_backward.cuda.skipped_shapes"
+# Sums of few rows have groups, too.
+GROUPED = {"norm_backward.cuda.one_group_rows": 0}
 # Rows that fill their threads, that leave lanes or whole accesses idle, and that are odd.
 LENGTHS = (64, 768, 1032, 1280, 2880, 77)
 
@@ -27,7 +33,7 @@ def test_every_shape(op, n):
     statistics, row = torch.empty(1 + (op == "layer_norm"), 9, device="meta"), x[0]
     gradients = (row,) * (1 + (op == "layer_norm"))
     for skipped in range(8):
-        with use_tunables({SKIPPED: skipped, "norm_backward.cuda.groups": 3}):
+        with use_tunables({SKIPPED: skipped, "norm_backward.cuda.groups": 3, **GROUPED}):
             norm.check("cuda")
             with plan_runs(Device(90, 132, 233_472, True)):
                 arguments = (x, None, x, statistics, row, *gradients, x)
@@ -36,23 +42,88 @@ def test_every_shape(op, n):
     assert len(kernels) > 3
 
 
-def variant_of(op: str, x: torch.Tensor) -> str:
-    """Of a derivative with all sums, on an H200."""
+def planned(op: str, x: torch.Tensor, backend: str = "cuda", device: Device = H200) -> Plan:
+    """A derivative with all sums."""
     fields = 1 + (op == "layer_norm")
     statistics, row = torch.empty(fields, len(x), device="meta"), x[0].clone()
-    with plan_runs(Device(90, 132, 233_472, True)):
+    with plan_runs(device):
         arguments = (x, None, x, statistics, row, *(row,) * fields, x)
-        return plan("cuda", op, f"{op}_backward", *arguments).variant
+        return plan(backend, op, f"{op}_backward", *arguments)
+
+
+def variant_of(op: str, x: torch.Tensor) -> str:
+    return planned(op, x).variant
+
+
+# Few rows, which one group has, on an H200: of one block; of a cluster; of the grid.
+ALONE = {
+    "triton": [(1, 768), (2, 2048), (3, 4096), (4, 3584), (1, 50257)],
+    "cuda": [(1, 768), (2, 2048), (3, 4096), (4, 3584), (1, 12288), (9, 2048), (11, 256_000)],
+}
+
+
+@pytest.mark.parametrize("backend", KERNELS)
+@pytest.mark.parametrize("op", ["layer_norm", "rms_norm"])
+def test_few_rows_take_one_launch(backend, op):
+    """The sums of the only group are the gradients of weight and bias."""
+    for shape in [*ALONE[backend], *([(7, 1_000_003), (54, 50265)] if backend == "cuda" else [])]:
+        x = torch.empty(shape, device="meta", dtype=torch.bfloat16)
+        assert len(planned(op, x, backend).launches) == 1, shape
+    for shape in ((1000, 4096), (4096, 768), (100_003, 77)):
+        x = torch.empty(shape, device="meta", dtype=torch.bfloat16)
+        assert len(planned(op, x, backend).launches) == 2, shape
+
+
+@needs_cuda
+def test_blocks_of_the_grid_share_few_long_rows():
+    """All run at once, and there are no more of them than multiprocessors."""
+    a100 = Device(80, 108, 164 << 10, False)
+    for shape, dtype, devices in (
+        ((7, 1_000_003), torch.bfloat16, [H200]),
+        ((7, 1_000_003), torch.float32, [H200]),
+        ((54, 50265), torch.bfloat16, [H200, a100]),
+        ((11, 256_000), torch.float32, [H200, a100]),
+    ):
+        x = torch.empty(shape, device="meta", dtype=dtype)
+        for device in devices:
+            made = planned("layer_norm", x, device=device)
+            (launch,) = made.launches
+            assert made.variant.startswith("a row across the grid"), (shape, made.variant)
+            assert launch.grid[0] <= device.multiprocessors and "cooperative" in launch.flags
+            assert made.scratch.lifetime == "call" and made.scratch.zeroed == 16
+        with use_plans("invariant"):
+            assert not planned("layer_norm", x).variant.startswith("a row across the grid")
+        with use_tunables({"norm_backward.cuda.grid_blocks": 1}):
+            assert not planned("layer_norm", x).variant.startswith("a row across the grid")
+
+
+@pytest.mark.parametrize("backend", [CUDA])
+@pytest.mark.parametrize("parameters", ["both", "float32 both", "bias"])
+@pytest.mark.parametrize("n", [64, 768, 77, 1001])
+@pytest.mark.parametrize("op", ["layer_norm", "rms_norm"])
+def test_every_shape_of_one_group(backend, op, n, parameters):
+    """Teams of a block, of a cluster and of the grid, one after the other."""
+    norm, variants = Norm.draw(op, (5, n), torch.bfloat16, parameters), set()
+    for skipped in range(0, 17, 1 if n > 100 else 4):
+        with use_tunables({SKIPPED: skipped, "norm_backward.cuda.groups": 1}):
+            variants.add(norm.check(backend)[-1].variant)
+    found = ("block", "cluster", "grid") if n > 100 else ("block",)
+    places = {"block": r"in (lanes|shared)", "cluster": "across a cluster", "grid": "the grid"}
+    for place in found:
+        assert any(re.search(places[place], variant) for variant in variants), (place, variants)
 
 
 @needs_cuda
 def test_the_model_uses_every_multiprocessor():
-    """A cluster shares a row where others idle, and not where rows are many."""
-    wanted = {(16, 16384): "a row across a cluster", (4096, 16384): "a row in shared memory"}
-    wanted |= {(64, 768): "a row in shared memory", (65536, 768): "rows in lanes"}
-    for (rows, n), variant in wanted.items():
-        x = torch.empty(rows, n, device="meta", dtype=torch.bfloat16)
-        assert variant_of("layer_norm", x).startswith(variant), (rows, n)
+    """Several blocks share a row where others idle, and not where rows are many."""
+    many = {(4096, 16384): "a row in shared memory", (65536, 768): "rows in lanes"}
+    few = {(16, 16384): "a row across a cluster", (64, 768): "a row in shared memory"}
+    alone = {(16, 16384): "a row across the grid", (2, 2048): "a row in shared memory"}
+    for held, wanted in (({}, many | alone), (GROUPED, many | few)):
+        for (rows, n), variant in wanted.items():
+            x = torch.empty(rows, n, device="meta", dtype=torch.bfloat16)
+            with use_tunables(held):
+                assert variant_of("layer_norm", x).startswith(variant), (rows, n)
 
 
 @needs_cuda
@@ -80,7 +151,7 @@ def test_rows_that_begin_between_multiples_of_16_bytes(op, dtype, n):
     """Neighbours share accesses; groups have a row each, or several, and teams that share them."""
     variants = set()
     for skipped in range(6 if n < 4097 else 2):
-        with use_tunables({SKIPPED: skipped, "norm_backward.cuda.groups": 8}):
+        with use_tunables({SKIPPED: skipped, "norm_backward.cuda.groups": 8, **GROUPED}):
             variants.add(variant_of("rms_norm", torch.empty(40, n, device="meta", dtype=dtype)))
             Norm.draw(op, (8 if skipped % 2 else 17, n), dtype).check("cuda")
     assert any("peeled" in variant for variant in variants)
@@ -97,7 +168,7 @@ def test_peeled_rows_that_begin_alike(op, n):
         around[:, :n] = norm.arrays[0]
         norm.arrays[0] = around[:, :n]
         for skipped in (0, 1):
-            with use_tunables({SKIPPED: skipped, "norm_backward.cuda.groups": 4}):
+            with use_tunables({SKIPPED: skipped, "norm_backward.cuda.groups": 4, **GROUPED}):
                 norm.check("cuda")
             with use_plans("invariant"):
                 norm.check("cuda")
@@ -112,8 +183,35 @@ def test_an_input_that_begins_between_multiples_of_16_bytes(offset):
     around = torch.full((rows * n + 32,), float("nan"), dtype=torch.bfloat16, device=DEVICE)
     array = around[offset : offset + rows * n].view(rows, n)
     norm.arrays[0] = array.copy_(norm.arrays[0])
-    with use_tunables({"norm_backward.cuda.groups": 4}):
+    with use_tunables({"norm_backward.cuda.groups": 4, **GROUPED}):
         norm.check("cuda")
+
+
+@pytest.mark.parametrize("backend", [CUDA])
+@pytest.mark.parametrize("op", ["layer_norm", "rms_norm"])
+def test_one_row_that_begins_between_multiples_of_16_bytes(backend, op):
+    """It is the only one of its group. Nothing beside the gradients is written."""
+    n, fields = 77, 1 + (op == "layer_norm")
+    for offset in range(8):
+        memory = torch.full((3, 128), float("nan"), dtype=torch.bfloat16, device=DEVICE)
+        grad, x, grad_input = (row[offset : offset + n].view(1, n) for row in memory)
+        grad.normal_(), x.normal_()
+        around = torch.full((fields, 128), float("nan"), dtype=torch.bfloat16, device=DEVICE)
+        results = [row[16 : 16 + n] for row in around]
+        weight = torch.randn(n, device=DEVICE).bfloat16()
+        wide = x.float()
+        mean = wide.mean(1) if fields == 2 else torch.zeros(1, device=DEVICE)
+        rstd = torch.rsqrt((wide - mean).square().mean(1) + 1e-5)
+        statistics = torch.stack([mean, rstd][-fields:])
+        arguments = (grad, None, x, statistics, weight, *results, grad_input)
+        run(backend, op, f"{op}_backward", *arguments)
+        assert "peeled" in diglot.last_run().variant
+        normalized = (wide - mean) * rstd
+        wanted = [(grad.float() * normalized)[0], grad.float()[0]]
+        for result, expected in zip(results, wanted, strict=False):
+            torch.testing.assert_close(result.float(), expected, rtol=2**-7, atol=1e-5)
+        assert int(around.isnan().sum()) == fields * (128 - n)
+        assert int(memory.isnan().sum()) == 3 * (128 - n)
 
 
 @needs_cuda
@@ -125,7 +223,7 @@ def test_peeled_rows_with_gaps(step):
     norm = Norm.draw("layer_norm", (rows, n), torch.bfloat16)
     around[:, :n] = norm.arrays[0]
     norm.arrays[0] = around[:, :n]
-    with use_tunables({"norm_backward.cuda.groups": 8, SKIPPED: 1}):
+    with use_tunables({"norm_backward.cuda.groups": 8, SKIPPED: 1, **GROUPED}):
         norm.check("cuda")
 
 
@@ -133,7 +231,8 @@ def test_peeled_rows_with_gaps(step):
 @pytest.mark.parametrize("threads", [64, 128, 256])
 def test_blocks_that_share_a_multiprocessor(threads):
     norm = Norm.draw("layer_norm", (40, 1280), torch.bfloat16)
-    with use_tunables({"norm_backward.cuda.threads": threads, "norm_backward.*.groups": 3}):
+    held = {"norm_backward.cuda.threads": threads, "norm_backward.*.groups": 3, **GROUPED}
+    with use_tunables(held):
         norm.check("cuda")
 
 
@@ -141,7 +240,7 @@ def test_blocks_that_share_a_multiprocessor(threads):
 def test_teams_that_are_no_power_of_two():
     """Their sums are added up by halves: here of three teams, and of five."""
     for n, rows in ((5120, 30), (2880, 50)):
-        with use_tunables({"norm_backward.cuda.groups": 2}):
+        with use_tunables({"norm_backward.cuda.groups": 2, **GROUPED}):
             Norm.draw("layer_norm", (rows, n), torch.bfloat16).check("cuda")
 
 
@@ -155,10 +254,11 @@ def test_groups_of_few_rows(backend):
         arguments = (x, None, x, statistics, row, row, x)
         with plan_runs(Device(90, 132, 233_472, True)):
             need = plan(backend, "rms_norm", "rms_norm_backward", *arguments).scratch
-        # In Triton, the sums of one group are the result.
+        # The sums of one group are the result.
         return 1 if need is None else (need.bytes - need.zeroed) // 4096
 
     named = f"norm_backward.{backend}."
-    with use_tunables({f"{named}enough_groups": 8, f"{named}rows_each": 4}):
+    few = {f"{named}enough_groups": 8, f"{named}rows_each": 4, f"{named}one_group_rows": 0}
+    with use_tunables(few):
         assert [groups_of(rows) for rows in (1, 7, 8, 9, 32, 33, 40)] == [1, 7, 8, 8, 8, 9, 10]
     assert groups_of(10**6) == {"cuda": 132, "triton": 528}[backend]

@@ -19,6 +19,7 @@ KINDS = {
     "lanes of a warp": "rows in lanes",
     "a block": "a row in (registers|shared memory)",
     "a cluster": "(a row|columns) across a cluster",
+    "the grid": "a row across the grid",
     "registers": "columns in registers",
     "shared memory": "columns in shared memory",
     "one program": "(rows|columns) in registers",

@@ -9,6 +9,7 @@ from clipping import check, draw
 from norms import Norm
 
 import diglot
+from diglot.backends.tunables import use_tunables
 
 
 @pytest.fixture(autouse=True)
@@ -23,8 +24,12 @@ def poisoned():
 
 # Rows, and their length. A block of CUDA C++ has more rows at a time than there are, so that
 # groups have none; in Triton there is room for more groups than there are programs that walk over
-# rows, which hold 2048 elements and more, or share longer ones.
-ROWS = {"cuda": [(3, 40), (3, 8196), (2, 66_001)], "triton": [(3, 40), (140, 2052), (4, 8196)]}
+# rows.
+ROWS = {"cuda": [(3, 40), (3, 8196), (2, 66_001)], "triton": [(3, 40), (7, 40), (4, 8196)]}
+GROUPED = {
+    "norm_backward.*.one_group_rows": 0,
+    "norm_backward.triton.alone.*.*.groups": 2,
+}
 
 
 @pytest.mark.parametrize(
@@ -36,7 +41,10 @@ ROWS = {"cuda": [(3, 40), (3, 8196), (2, 66_001)], "triton": [(3, 40), (140, 205
 )
 @pytest.mark.parametrize("op", ["layer_norm", "rms_norm"])
 def test_norms(backend, op, rows, n):
+    """With one group of few rows, and with several."""
     Norm.draw(op, (rows, n)).check(backend)
+    with use_tunables(GROUPED):
+        Norm.draw(op, (rows, n)).check(backend)
 
 
 @pytest.mark.parametrize("op", ["softmax", "log_softmax"])

@@ -132,6 +132,8 @@ def count_groups(device: Device, rows: int, n: int, has_sums: bool) -> int:
     """How many groups share `rows` rows of `n` elements at most: at least one."""
     if not has_sums:
         return max(1, min(device.tuned("norm_backward.triton.groups_without_sums"), rows))
+    if rows <= device.tuned("norm_backward.triton.one_group_rows"):
+        return 1
     groups = device.tuned("norm_backward.triton.groups", n)
     enough = device.tuned("norm_backward.triton.enough_groups")
     each = device.tuned("norm_backward.triton.rows_each")

@@ -24,16 +24,22 @@ struct NormWork {
   int64_t rounds;             // rows of a team, one after the other
   int64_t blocks;             // of the launch
   int cluster_blocks, warps;  // of a cluster; of a block
+  bool spans_grid;            // all blocks share every row
   int64_t shared_bytes;       // of a block
   int64_t bytes;              // that all blocks read and write
 };
 
-// Cycles until the last block of a launch ends. `shared_bytes`: of an SM.
+// Cycles that a second launch takes, which adds up the sums of groups.
+constexpr int64_t kNormSumCycles = 6000;
+
+// Cycles until the last block of a launch, and of the second one, ends. `shared_bytes`: of an SM.
 inline int64_t predict_cycles(int multiprocessors, int shared_bytes, const NormWork& work) {
   const auto quotient = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
   constexpr int64_t kSchedulers = 4, kRegisters = 65536, kThreads = 2048;  // of an SM
   constexpr int64_t kBytes = 16;        // of memory, in a cycle, for each SM
+  constexpr int64_t kMostBytes = 32;    // that one SM gets, if the others ask for little
   constexpr int64_t kLaunched = 16000;  // until kernels start and have ended
+  constexpr int64_t kZeroed = 2000;     // to make a grid's barrier zero (docs/barriers.md)
   const int64_t all = multiprocessors;
   // Clusters must lie within a part of the GPU, so large ones leave some SMs idle.
   const int64_t used = work.cluster_blocks > 2 ? std::max<int64_t>(all * 10 / 11, 1) : all;
@@ -56,12 +62,15 @@ inline int64_t predict_cycles(int multiprocessors, int shared_bytes, const NormW
   int64_t round = busy + 640;
   if (work.cluster_blocks > 1) round += 330;
   for (int blocks = 1; blocks < work.cluster_blocks; blocks *= 2) round += 350;
+  if (work.spans_grid) round += 2500;  // a barrier (docs/barriers.md), and a trip to the L2 cache
+  const int64_t launched = kLaunched + (work.spans_grid ? kZeroed : 0);
   // When a call begins, no cache has the instructions.
   const int64_t fetched = 240 * std::max(work.columns - 16, 0);
   const int64_t computed = fetched + work.rounds * waves * round;
   // Where memory decides, the fewest cycles do.
-  const int64_t taken = std::max(computed, work.bytes / (all * kBytes)) + computed / 64;
-  return kLaunched + taken;
+  const int64_t busy_bytes = std::min(all * kBytes, std::min(work.blocks, all) * kMostBytes);
+  const int64_t taken = std::max(computed, work.bytes / busy_bytes) + computed / 64;
+  return launched + taken;
 }
 
 }  // namespace diglot

@@ -31,9 +31,13 @@ struct NormShapes {
   using PeeledShared =
       std::conditional_t<kIsCentered && sizeof(T) == 2, ClusterRows<384, 4, 2, Width::kPeeled>,
                          Shared<Width::kPeeled>>;
-  using Peeled = std::conditional_t<
-      sizeof(T) <= 4,
-      ShapeList<InLanes<Width::kPeeled>, PeeledShared, TiledRows<kMost, Width::kPeeled>>, Narrow>;
+  // A row of float32 takes twice the accesses of one of 16 bits, and is in lanes as well.
+  using PeeledRows = std::conditional_t<
+      sizeof(T) == 4 && kInputs == 1,
+      ShapeList<InLanes<Width::kPeeled>, LaneRows<8, Width::kPeeled>, PeeledShared,
+                TiledRows<kMost, Width::kPeeled>>,
+      ShapeList<InLanes<Width::kPeeled>, PeeledShared, TiledRows<kMost, Width::kPeeled>>>;
+  using Peeled = std::conditional_t<sizeof(T) <= 4, PeeledRows, Narrow>;
   static constexpr bool kHasColumns = false;
   // Whether to use a shape for `count` rows of n elements, if it holds one. With many rows, few
   // blocks should read weight and bias, in tiles of shared memory.

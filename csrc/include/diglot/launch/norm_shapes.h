@@ -20,7 +20,11 @@ struct NormBackwardShapes {
   template <int... kAccesses>
   using PeeledList = std::tuple<PeeledNormShape<kAccesses>...>;
   using Peeled = std::conditional_t<sizeof(T) == 2, PeeledList<1, 2, 4>, PeeledList<1, 4>>;
-  using Narrow = NormShape<2, false>;
+  template <int... kAccesses>
+  using NarrowList = std::tuple<NormShape<kAccesses, false>...>;
+  using Narrow =
+      std::conditional_t<sizeof(T) == 2, NarrowList<2, 3>,
+                         std::conditional_t<sizeof(T) == 4, NarrowList<2, 6>, NarrowList<2>>>;
   template <bool kIsWide>
   using Streaming = NormShape<(sizeof(T) == 2 ? 1 : 2) * (kIsWide ? 2 : 1), kIsWide>;
 };
@@ -29,18 +33,22 @@ struct NormVariantNames {
   const char* in_lanes;
   const char* in_block;
   const char* in_cluster;
+  const char* in_grid;
   const char* two_pass;
 };
 template <typename Shape>
 constexpr NormVariantNames kNormVariantNames =
     Shape::kIsPeeled ? NormVariantNames{"rows in lanes, peeled accesses",
                                         "a row in shared memory, peeled accesses",
-                                        "a row across a cluster, peeled accesses", ""}
-    : Shape::kIsWide ? NormVariantNames{"rows in lanes, 16-byte accesses",
-                                        "a row in shared memory, 16-byte accesses",
-                                        "a row across a cluster, 16-byte accesses",
-                                        "a row read twice, 16-byte accesses"}
-                     : NormVariantNames{"rows in lanes", "a row in shared memory",
-                                        "a row across a cluster", "a row read twice"};
+                                        "a row across a cluster, peeled accesses",
+                                        "a row across the grid, peeled accesses", ""}
+    : Shape::kIsWide
+        ? NormVariantNames{"rows in lanes, 16-byte accesses",
+                           "a row in shared memory, 16-byte accesses",
+                           "a row across a cluster, 16-byte accesses",
+                           "a row across the grid, 16-byte accesses",
+                           "a row read twice, 16-byte accesses"}
+        : NormVariantNames{"rows in lanes", "a row in shared memory", "a row across a cluster",
+                           "a row across the grid", "a row read twice"};
 
 }  // namespace diglot

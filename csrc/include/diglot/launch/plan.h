@@ -127,6 +127,14 @@ class Planner {
                  held...);
   }
 
+  // Whether the device runs all blocks of such a launch at once.
+  template <auto kKernel>
+  bool has_room(const Launch& how) const {
+    const auto threads = static_cast<int>(how.threads());
+    const int blocks = device.resident_blocks(kernel_of<kKernel>(), threads, how.shared_bytes);
+    return static_cast<int>(how.grid.x) <= blocks;
+  }
+
   // Whether the device can run a cluster of such a launch.
   template <auto kKernel>
   bool has_clusters(const Launch& how) const {

@@ -27,9 +27,11 @@ namespace diglot {
   X(kGlobalMostChunks, "global.cuda.most_chunks")                                                \
   X(kNormBackwardClusteredGroupsWithoutSums, "norm_backward.cuda.clustered_groups_without_sums") \
   X(kNormBackwardEnoughGroups, "norm_backward.cuda.enough_groups")                               \
+  X(kNormBackwardGridBlocks, "norm_backward.cuda.grid_blocks")                                   \
   X(kNormBackwardGroups, "norm_backward.cuda.groups")                                            \
   X(kNormBackwardGroupsWithoutSums, "norm_backward.cuda.groups_without_sums")                    \
   X(kNormBackwardLongestHeld, "norm_backward.cuda.longest_held")                                 \
+  X(kNormBackwardOneGroupRows, "norm_backward.cuda.one_group_rows")                              \
   X(kNormBackwardRowsEach, "norm_backward.cuda.rows_each")                                       \
   X(kNormBackwardSkippedShapes, "norm_backward.cuda.skipped_shapes")                             \
   X(kNormBackwardStreamingBlocks, "norm_backward.cuda.streaming_blocks")                         \

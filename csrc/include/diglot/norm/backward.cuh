@@ -2,8 +2,9 @@
 // triton_ops/lib/norm/backward.py.
 //
 // One launch finds the input's derivatives and, for weight and bias, the sums over groups of rows.
-// A second launch adds up the groups (group_sums.cuh). With x' = (x - mean) rstd, h = g weight and
-// means over a row of n elements,
+// A second launch adds up the groups (group_sums.cuh). If one group has all rows, its sums are the
+// gradients, and there is no second launch. With x' = (x - mean) rstd, h = g weight and means over
+// a row of n elements,
 //
 //   grad_input = rstd (h - mean(h) - x' mean(h x')) + grad_sum,
 //   grad_weight = the sum of g x' over all rows,  grad_bias = that of g;
@@ -13,8 +14,8 @@
 // A few groups of threads loop over rows, each over rows of its own. A thread has the same columns
 // of all rows of its group and adds up their derivatives.
 //
-//   backward_resident.cuh   a team of threads, or a cluster, holds a row; the next rows arrive in
-//                           shared memory meanwhile
+//   backward_resident.cuh   a team of threads, a cluster or the whole grid holds a row; the next
+//                           rows arrive in shared memory meanwhile
 //   backward_streaming.cuh  longer rows: a cluster takes one at a time and reads it twice
 #pragma once
 
@@ -89,7 +90,8 @@ struct NormRows {
   int64_t count;  // rows
   Strides<kNormArrays, int64_t> starts;
   int groups;        // of rows
-  int blocks;        // of a cluster that shares a row: a power of two
+  int blocks;        // that share a row: of a cluster, a power of two, or of the grid
+  bool spans_grid;   // all blocks of the grid share every row
   int64_t share;     // the most elements of a row for a block
   int team;          // threads of a block that share a row: whole warps, or a power of two
   int stages;        // rows of a team that are in shared memory or on their way there
@@ -99,6 +101,8 @@ struct NormRows {
   NormSumOrder order;
 
   static constexpr int64_t kNarrow = 0xffffffff;  // offsets of rows up to here are cheap
+
+  DIGLOT_HOST_DEVICE bool spans_cluster() const { return blocks > 1 && !spans_grid; }
 
   DIGLOT_DEVICE auto offsets(int64_t row) const {
     if (starts.rank > 1 || count > kNarrow) return starts.offsets_by_loop(row);
@@ -124,7 +128,13 @@ struct NormGradients {
   bool is_weight_wide;   // it has the type Compute, not T
   Compute* weight_sums;  // of the groups, one after the other; or null
   Compute* bias_sums;    // likewise
+  void* results[2];      // the gradients of weight and bias, if one group has all rows; or null
+  DType result_dtype;
+  uint32_t* barrier;  // of the grid, if all its blocks share every row,
+  void* mail;         // and what they send each other
   T* grad_input;
+
+  DIGLOT_DEVICE bool has_results() const { return results[0] != nullptr || results[1] != nullptr; }
 
   // Calls function(weights) with a pointer to their type. Null: all weights are 1.
   template <typename Function>

@@ -1,7 +1,7 @@
 // A thread's part of resident rows, for norms' derivatives: stages, sums and stores.
 #pragma once
 
-#include "diglot/norm/backward.cuh"
+#include "diglot/norm/backward_columns.cuh"
 #include "diglot/reduce/warp_block.cuh"
 
 namespace diglot {
@@ -10,14 +10,13 @@ namespace diglot {
 // only what it copied itself. If registers suffice, they hold a row from its sums to its
 // derivatives, so that the stage is free for a later row sooner.
 template <typename Shape, typename T, bool kIsCentered>
-class NormPart {
+class NormPart : public NormColumns<Shape, T> {
  public:
+  using Columns = NormColumns<Shape, T>;
+  using Columns::kAccesses, Columns::kColumns, Columns::kElements;
   using Compute = compute_t<T>;
   using Row = NormRow<Compute, kIsCentered>;
   using RowSums = NormSums<Compute, kIsCentered>;
-  static constexpr int kElements = Shape::template kElements<T>;
-  static constexpr int kAccesses = Shape::kAccesses;
-  static constexpr int kColumns = Shape::template kColumns<T>;
   // 16-byte accesses for the weights of one access to the input: weights have the type of the
   // computation.
   static constexpr int kWeightAccesses = sizeof(Compute) / sizeof(T);
@@ -25,46 +24,19 @@ class NormPart {
   static constexpr int kSumRegisters =
       (kIsCentered ? 2 : 1) * kColumns * static_cast<int>(sizeof(Compute) / sizeof(float));
   static constexpr int kRowRegisters = 2 * Shape::kPartBytes / static_cast<int>(sizeof(float));
-  static constexpr bool kHolds = kSumRegisters + kRowRegisters <= (Shape::kIsPeeled ? 80 : 112);
+  static constexpr int kMostRegisters = Shape::kIsPeeled ? 80 : Shape::kIsWide ? 112 : 64;
+  static constexpr bool kHolds = kSumRegisters + kRowRegisters <= kMostRegisters;
   // The arrays of a stage, one after the other.
   enum { kInputs, kGrads, kAddends, kReadArrays };
 
   DIGLOT_DEVICE NormPart(const NormRows& rows, const NormGradients<T>& arrays)
-      : rows_(rows), arrays_(arrays) {
-    const int thread = static_cast<int>(threadIdx.x), lane = thread % kWarpLanes;
-    team_number_ = thread / rows.team;
-    const int member = thread - team_number_ * rows.team;
-    // Steps between the thread's elements, and its first element among the block's columns.
-    int step, first;
-    if constexpr (Shape::kIsWide) {
-      step = kWarpLanes * kElements;
-      first = (member / kWarpLanes * (kAccesses * kWarpLanes) + member % kWarpLanes) * kElements;
-    } else {
-      step = rows.team;
-      first = member;
-    }
-    if constexpr (Shape::kIsPeeled) skipped_ = rows.order.skipped(group());
-    column_ = first_column() + first - skipped_;
-    step_ = static_cast<uint32_t>(step * sizeof(T));
-    count_ = (share() - first + step - 1) / step;
-    if constexpr (Shape::kIsPeeled) {
-      DIGLOT_UNROLL
-      for (int a = 0; a < kAccesses; ++a) {
-        const int64_t column = column_ + element(a, 0);
-        if (exists(a, 0) && (column < 0 || column + kElements > rows.n)) partial_ |= 1u << a;
-      }
-    }
+      : Columns(rows), arrays_(arrays) {
+    const int warp = static_cast<int>(threadIdx.x) / kWarpLanes;
     // A warp's weights and stages are contiguous, so a thread finds all of its accesses from the
     // first.
-    weights_ = shared() + thread / kWarpLanes * warp_accesses() + lane;
+    weights_ = shared() + warp * warp_accesses() + static_cast<int>(threadIdx.x) % kWarpLanes;
     stages_ = weights_ + kWeightAccesses * kPart;
   }
-
-  // The first row of the block's first team, this thread's team in the block, and the step to a
-  // team's next row.
-  DIGLOT_DEVICE int64_t first_row() const { return group(); }
-  DIGLOT_DEVICE int team_number() const { return team_number_; }
-  DIGLOT_DEVICE int step() const { return rows_.groups * teams(); }
 
   DIGLOT_DEVICE Row statistics(int64_t row) const {
     if (row >= rows_.count) return {};
@@ -203,7 +175,8 @@ class NormPart {
   // Stores the group's sums, of all its teams. Overwrites weights and stages.
   DIGLOT_DEVICE void finish() {
     wait_for_copies();
-    if (arrays_.weight_sums == nullptr && arrays_.bias_sums == nullptr) return;
+    const bool has_results = arrays_.has_results();
+    if (!has_results && arrays_.weight_sums == nullptr && arrays_.bias_sums == nullptr) return;
     // Among the lanes with the same columns the first gets the sums of all.
     for (int distance = rows_.team; distance < kWarpLanes; distance *= 2) {
       for_each_sum([&](int, Compute& sum) { sum += __shfl_xor_sync(kAllLanes, sum, distance); });
@@ -225,66 +198,38 @@ class NormPart {
         for_each_sum([&](int k, Compute& sum) { sum += given[k * pitch + thread]; });
       }
     }
-    if (thread >= rows_.team) return;
-    store_sums(weight_sums_, arrays_.weight_sums);
-    if constexpr (kIsCentered) store_sums(bias_sums_, arrays_.bias_sums);
+    // The sums of the only group pass through shared memory, so that neighbouring threads get
+    // neighbours.
+    NormSumOrder order = rows_.order;
+    if (has_results) order.pitch = rows_.share;
+    const int64_t start = column_ + skipped_ - (has_results ? first_column() : 0);
+    const int64_t before = has_results ? 0 : group() * order.pitch;
+    const auto store = [&](const Compute(&sums)[kColumns], Compute* output) {
+      if (output != nullptr) store_sums(sums, output + before, start, order);
+    };
+    if (has_results) __syncthreads();
+    if (thread < rows_.team) {
+      store(weight_sums_, has_results ? given : arrays_.weight_sums);
+      if constexpr (kIsCentered)
+        store(bias_sums_, has_results ? given + order.pitch : arrays_.bias_sums);
+    }
+    if (!has_results) return;
+    __syncthreads();
+    store_results(given, order);
   }
 
  private:
+  using Columns::access_address, Columns::element, Columns::exists, Columns::first_column,
+      Columns::group, Columns::is_beyond, Columns::is_in_row, Columns::is_whole, Columns::share,
+      Columns::without_neighbours;
+  using Columns::column_, Columns::rows_, Columns::skipped_;
+
   static constexpr int kPart = kAccesses * kWarpLanes;  // a warp's accesses to a row of one array
   static constexpr int kPerAccess = kAccessBytes / sizeof(Compute);  // weights of an access
   static constexpr int kSummed = Shape::kIsWide ? kPerAccess : 1;    // sums stored at once
   // A warp's copy to shared memory must start at a multiple of this, or it reads from L2 twice.
   static constexpr int kStageAlignment = 128;
 
-  // Computed at each use, not kept in registers.
-  DIGLOT_DEVICE int group() const { return static_cast<int>(blockIdx.x) / rows_.blocks; }
-  DIGLOT_DEVICE int teams() const { return static_cast<int>(blockDim.x) / rows_.team; }
-  // The block's columns.
-  DIGLOT_DEVICE int64_t first_column() const {
-    return static_cast<int>(blockIdx.x) % rows_.blocks * rows_.share;
-  }
-  DIGLOT_DEVICE int share() const {
-    const int64_t rest = rows_.n + skipped_ - first_column();
-    return static_cast<int>(rest < rows_.share ? rest : rows_.share);
-  }
-  DIGLOT_DEVICE bool exists(int a, int i) const {
-    return (Shape::kIsWide ? a : a * kElements + i) < count_;
-  }
-  // Whether all elements of an access are in the row, and whether one element is.
-  DIGLOT_DEVICE bool is_whole(int a) const { return !Shape::kIsPeeled || (partial_ >> a & 1) == 0; }
-  DIGLOT_DEVICE bool is_in_row(int a, int i) const {
-    if constexpr (!Shape::kIsPeeled) return exists(a, i);
-    const int64_t column = column_ + element(a, i);
-    return exists(a, i) && column >= 0 && column < rows_.n;
-  }
-  // Whether an access reaches outside the arrays: before their first row, or behind their last.
-  DIGLOT_DEVICE bool is_beyond(int64_t row, int a) const {
-    if (is_whole(a)) return false;
-    const int64_t column = column_ + element(a, 0);
-    return (row == 0 && column < 0) || (row == rows_.count - 1 && column + kElements > rows_.n);
-  }
-  // A partial access, with zeros for elements outside the row.
-  DIGLOT_DEVICE uint4 without_neighbours(uint4 bits, int a) const {
-    Vector<T, kElements> access = unpack<T>(bits);
-    DIGLOT_UNROLL
-    for (int i = 0; i < kElements; ++i) {
-      if (!is_in_row(a, i)) access[i] = T{};
-    }
-    return pack(access);
-  }
-  // The distance from the thread's first element to another.
-  DIGLOT_DEVICE int element(int a, int i) const {
-    return Shape::kIsWide ? a * kWarpLanes * kElements + i : (a * kElements + i) * rows_.team;
-  }
-
-  // The address of an access, or of element i of it where elements are accessed one by one.
-  template <typename U>
-  DIGLOT_DEVICE U* access_address(U* part, int a, int i = 0) const {
-    if constexpr (Shape::kIsWide) return part + element(a, i);
-    using Byte = std::conditional_t<std::is_const_v<U>, const char, char>;
-    return reinterpret_cast<U*>(reinterpret_cast<Byte*>(part) + (a * kElements + i) * step_);
-  }
   DIGLOT_DEVICE void copy_part(uint4* to, int64_t row, const T* start) const {
     const T* const from = as_it_is(start + column_);
     DIGLOT_UNROLL
@@ -349,16 +294,15 @@ class NormPart {
     }
   }
 
-  DIGLOT_DEVICE void store_sums(const Compute (&sums)[kColumns], Compute* output) const {
-    if (output == nullptr) return;
-    output += group() * rows_.order.pitch;
+  // Stores the thread's sums of a field. `start`: the place of its first column in the order.
+  DIGLOT_DEVICE void store_sums(const Compute (&sums)[kColumns], Compute* output, int64_t start,
+                                const NormSumOrder& order) const {
     DIGLOT_UNROLL
     for (int a = 0; a < kAccesses; ++a) {
       DIGLOT_UNROLL
       for (int i = 0; i < kElements; i += kSummed) {
         if (!exists(a, i)) continue;
-        const int64_t column = column_ + skipped_ + element(a, i);
-        Compute* const address = output + rows_.order.place(column);
+        Compute* const address = output + order.place(start + element(a, i));
         Vector<Compute, kSummed> values = {};
         if (rows_.accumulates) values = load_vector<Compute, kSummed>(address);
         DIGLOT_UNROLL
@@ -368,14 +312,24 @@ class NormPart {
     }
   }
 
-  const NormRows& rows_;
+  // Stores the gradients of weight and bias: the block's sums, from shared memory.
+  DIGLOT_DEVICE void store_results(const Compute* sums, const NormSumOrder& order) const {
+    const int64_t start = first_column() - skipped_;
+    const int size = share();
+    DIGLOT_NO_UNROLL
+    for (int field = 0; field < (kIsCentered ? 2 : 1); ++field) {
+      void* const output = field == 0 ? arrays_.results[0] : arrays_.results[1];
+      if (output == nullptr) continue;
+      DIGLOT_NO_UNROLL
+      for (int i = threadIdx.x; i < size; i += blockDim.x) {
+        if (start + i < 0) continue;
+        const Compute sum = sums[field * order.pitch + order.place(i)];
+        store_as(output, start + i, arrays_.result_dtype, sum);
+      }
+    }
+  }
+
   const NormGradients<T>& arrays_;
-  int64_t column_;        // the thread's first
-  uint32_t step_;         // bytes to the thread's next element, where it accesses single elements
-  int count_;             // accesses, or elements
-  int team_number_;       // in the block
-  int skipped_ = 0;       // elements of the first access before a peeled row
-  unsigned partial_ = 0;  // bit a: access a has elements outside the row
   uint4* weights_;
   uint4* stages_;
   uint4 inputs_[kAccesses], grads_[kAccesses];  // a held row

@@ -1,5 +1,5 @@
-// Derivatives of norms of resident rows: a team of threads, or a cluster, holds a row. Twin of
-// triton_ops/lib/norm/backward_resident.py.
+// Derivatives of norms of resident rows: a team of threads, a cluster or the whole grid holds a
+// row. Twin of triton_ops/lib/norm/backward_resident.py.
 //
 // The next rows are on their way to shared memory while a block finds a row's sums, so that memory
 // is never idle.
@@ -31,7 +31,7 @@ DIGLOT_DEVICE void norm_backward_resident(const NormRows& rows, const NormGradie
       group_copies();
     }
   });
-  TeamSum<RowSums> team_sum(rows);
+  TeamSum<RowSums> team_sum(rows, arrays.barrier, arrays.mail);
   launch_dependents();
 
   const Compute share = Compute(1) / static_cast<Compute>(rows.n);
@@ -55,7 +55,7 @@ DIGLOT_DEVICE void norm_backward_resident(const NormRows& rows, const NormGradie
     row += step;
   }
   part.finish();
-  if (rows.blocks > 1)
+  if (rows.spans_cluster())
     cluster_sync();  // in the interpreter others may still read this block's mail
 }
 

@@ -216,7 +216,7 @@ DIGLOT_DEVICE void norm_backward_streaming(const NormRows& rows, const NormGradi
     if (added[field] == stored(field)) continue;
     for (int64_t i = thread; i < size; i += kNormThreads) stored(field)[i] = added[field][i];
   }
-  if (rows.blocks > 1)
+  if (rows.spans_cluster())
     cluster_sync();  // in the interpreter others may still read this block's mail
 }
 

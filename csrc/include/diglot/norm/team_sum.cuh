@@ -1,44 +1,51 @@
-// Sums over the teams of threads, or clusters, that share a row, for norms' derivatives.
+// Sums over the teams of threads that share a row, in one block, a cluster or the grid, for norms'
+// derivatives.
 #pragma once
 
 #include "diglot/norm/backward.cuh"
 #include "diglot/reduce/warp_block.cuh"
 #include "diglot/sync/cluster.cuh"
+#include "diglot/sync/grid_barrier.cuh"
 
 namespace diglot {
 
-// Adds up states over teams, repeatedly. The teams of a block do not wait for each other.
+// A number from which the compiler computes others at each use. Otherwise it would keep them in
+// registers while a loop runs, and sums need all registers.
+DIGLOT_DEVICE int computed_anew(int number) {
+#if defined(__CUDA_ARCH__)
+  asm volatile("" : "+r"(number));
+#endif
+  return number;
+}
+
+// Adds up states over teams, repeatedly. The teams of a block do not wait for each other, unless
+// all blocks of the grid share every row.
 template <typename State>
 class TeamSum {
  public:
-  // All threads of all blocks call it.
-  DIGLOT_DEVICE explicit TeamSum(const NormRows& rows) : rows_(rows) {
-    if (rows.blocks > 1) shared().mailbox.open();
+  // All threads of all blocks call it. Blocks of a grid that share rows need its barrier, and mail:
+  // room for two states of each team of each block.
+  DIGLOT_DEVICE explicit TeamSum(const NormRows& rows, uint32_t* barrier = nullptr,
+                                 void* mail = nullptr)
+      : rows_(rows), barrier_(barrier), mail_(static_cast<uint32_t*>(mail)) {
+    if (rows.spans_cluster()) shared().mailbox.open();
     const int warp = threadIdx.x / kWarpLanes;
     if (rows.team >= kWarpLanes) first_warp_ = warp - warp % (rows.team / kWarpLanes);
   }
 
-  // Every thread of a team gets the sums of all its threads. Where a cluster shares a row, it gets
-  // those of all blocks' threads. All threads call it. The halves of shared memory alternate: late
+  // Every thread of a team gets the sums of all its threads. Where several blocks share a row, it
+  // gets those of all blocks' threads. All threads call it. The halves of memory alternate: late
   // threads may still read the last turn's half, and a barrier lies between that and its next use.
   DIGLOT_DEVICE State operator()(State state) {
-    if (rows_.team < kWarpLanes) return lanes_sum(state, rows_.team);
-    state = lanes_sum<kWarpLanes>(state);
-    const int warps = rows_.team / kWarpLanes;
-    if (warps == 1 && rows_.blocks == 1) return state;
-    const int warp = threadIdx.x / kWarpLanes, lane = threadIdx.x % kWarpLanes;
-    State(&warp_states)[kMostWarps] = shared().warp_states[number_ % 2];
-    if (lane == 0) warp_states[warp] = state;
-    part_barrier(first_warp_, rows_.team);
-    const int other = lane % kMostWarps;
-    state = State::none();
-    if (other < warps) state = warp_states[first_warp_ + other];
-    state = lanes_sum<kMostWarps>(state);
-    if (rows_.blocks > 1) {
+    state = sum_in_block(state);
+    if (rows_.spans_cluster()) {
       auto& mailbox = shared().mailbox;
+      const int lane = threadIdx.x % kWarpLanes;
       mailbox.exchange(state, static_cast<int>(blockIdx.x) & (rows_.blocks - 1), rows_.blocks,
                        number_);
       state = lanes_sum(mailbox.received(lane & (rows_.blocks - 1), number_), rows_.blocks);
+    } else if (rows_.spans_grid) {
+      state = sum_in_grid(state);
     }
     ++number_;
     return state;
@@ -55,7 +62,60 @@ class TeamSum {
     return shared;
   }
 
+  DIGLOT_DEVICE State sum_in_block(State state) const {
+    if (rows_.team < kWarpLanes) return lanes_sum(state, rows_.team);
+    state = lanes_sum<kWarpLanes>(state);
+    const int warps = rows_.team / kWarpLanes;
+    if (warps == 1 && !rows_.spans_cluster()) return state;
+    const int warp = threadIdx.x / kWarpLanes, lane = threadIdx.x % kWarpLanes;
+    State(&warp_states)[kMostWarps] = shared().warp_states[number_ % 2];
+    if (lane == 0) warp_states[warp] = state;
+    part_barrier(first_warp_, rows_.team);
+    const int other = lane % kMostWarps;
+    state = State::none();
+    if (other < warps) state = warp_states[first_warp_ + other];
+    return lanes_sum<kMostWarps>(state);
+  }
+
+  // Adds up a team's states of all blocks. Lanes take blocks in turn. The L1 cache may have old
+  // states.
+  DIGLOT_DEVICE State sum_in_grid(const State& state) const {
+    constexpr int kWords = sizeof(State) / sizeof(uint32_t);
+    const int thread = computed_anew(static_cast<int>(threadIdx.x)), team = thread / rows_.team;
+    const int teams = static_cast<int>(blockDim.x) / rows_.team, blocks = rows_.blocks;
+    const int width = rows_.team < kWarpLanes ? rows_.team : kWarpLanes;
+    uint32_t* const states =
+        mail_ + static_cast<int64_t>(number_ % 2 * teams + team) * blocks * kWords;
+    uint32_t words[kWords];
+    if (thread % rows_.team == 0) {
+      memcpy(words, &state, sizeof(state));
+      DIGLOT_UNROLL
+      for (int i = 0; i < kWords; ++i) states[blockIdx.x * kWords + i] = words[i];
+    }
+    GridBarrier(barrier_).sync();
+    constexpr int kLoads = 4;  // in flight for each thread
+    State total = State::none();
+    DIGLOT_NO_UNROLL
+    for (int block = thread % width; block < blocks; block += kLoads * width) {
+      State loaded[kLoads];
+      DIGLOT_UNROLL
+      for (int load = 0; load < kLoads; ++load) {
+        const int number = block + load * width;
+        loaded[load] = State::none();
+        if (number >= blocks) continue;
+        DIGLOT_UNROLL
+        for (int i = 0; i < kWords; ++i) words[i] = __ldcg(states + number * kWords + i);
+        memcpy(&loaded[load], words, sizeof(words));
+      }
+      DIGLOT_UNROLL
+      for (int load = 0; load < kLoads; ++load) total = combine(total, loaded[load]);
+    }
+    return lanes_sum(total, width);
+  }
+
   const NormRows& rows_;
+  uint32_t* barrier_;
+  uint32_t* mail_;
   int first_warp_ = 0;  // of the team
   unsigned number_ = 0;
 };

@@ -1,0 +1,191 @@
+// How groups, blocks and teams share out the rows of norms' derivatives, and at which cost.
+#pragma once
+
+#include <optional>
+
+#include "diglot/launch/norm_backward_model.h"
+#include "diglot/launch/plan.h"
+
+namespace diglot {
+
+// How many groups of rows have sums of their own. The number sets the order of summation.
+template <typename T>
+int groups_of_rows(Planner& planner, int64_t count, int64_t n, int arrays) {
+  // Bytes of shared memory for a row, with its weights and a stage of the row after it.
+  const int64_t bytes = n * static_cast<int64_t>(2 * arrays * sizeof(T) + sizeof(compute_t<T>));
+  const int64_t groups = planner.tuned(Tunable::kNormBackwardGroups, (bytes + 1023) / 1024);
+  const int64_t enough = planner.tuned(Tunable::kNormBackwardEnoughGroups);
+  const int64_t each = planner.tuned(Tunable::kNormBackwardRowsEach);
+  const int64_t wanted = std::max(enough, (count + each - 1) / each);
+  return static_cast<int>(std::max<int64_t>(std::min({groups, count, wanted}), 1));
+}
+
+inline Numbers order_of(const NormRows& rows) {
+  return {
+      {"groups", rows.groups}, {"blocks", rows.blocks}, {"share", rows.share}, {"team", rows.team}};
+}
+
+// Elements of a row, wherever it begins between multiples of 16 bytes.
+template <typename Shape, typename T>
+int64_t reach_of(const NormRows& rows) {
+  return rows.n + (Shape::kIsPeeled ? Shape::template kElements<T> - 1 : 0);
+}
+// Elements of a row in each of its blocks: whole accesses.
+template <typename Shape, typename T>
+int64_t share_of_block(const NormRows& rows) {
+  constexpr int kElements = Shape::template kElements<T>;
+  const auto quotient = [](int64_t a, int64_t b) { return (a + b - 1) / b; };
+  return quotient(quotient(reach_of<Shape, T>(rows), rows.blocks), kElements) * kElements;
+}
+// Blocks that have a share of a row.
+template <typename Shape, typename T>
+int blocks_of_shares(const NormRows& rows) {
+  return static_cast<int>((reach_of<Shape, T>(rows) + rows.share - 1) / rows.share);
+}
+
+// Whether rows can be peeled. In all arrays a row must start equally far from a multiple of 16
+// bytes. An access that reaches beyond a row must end in a neighbouring row.
+template <typename T>
+bool are_peeled(const Operand (&views)[kNormArrays], const Layout<kNormArrays>& layout) {
+  constexpr int kElements = kAccessBytes / static_cast<int>(sizeof(T));
+  for (int a = 0; a < kStatistics; ++a) {
+    if (views[a].remainder != views[0].remainder || !views[a].is_aligned(sizeof(T))) return false;
+    if (layout.rank == 0) continue;
+    const int64_t step = layout.strides[0][a];
+    if (step < kElements || (step - layout.strides[0][0]) % kElements != 0) return false;
+  }
+  return layout.rank <= 1;
+}
+
+template <typename T>
+NormSumOrder order_by_access(int64_t n, bool is_peeled, const Operand& view,
+                             const Layout<kNormArrays>& layout) {
+  constexpr int kElements = kAccessBytes / static_cast<int>(sizeof(T));
+  constexpr int kSums = kAccessBytes / static_cast<int>(sizeof(compute_t<T>));
+  NormSumOrder order{n};
+  while (1 << order.access_bits < kElements) ++order.access_bits;
+  while (1 << order.plane_bits < kSums) ++order.plane_bits;
+  if (!is_peeled) return order;
+  order.pitch = (n + 2 * kElements - 2) / kElements * kElements;
+  order.first_skipped = static_cast<int>(view.remainder / sizeof(T));
+  if (layout.rank > 0) order.skipped_step = static_cast<int>(layout.strides[0][0] % kElements);
+  return order;
+}
+
+// The distance in rows to the next that begins alike. Rows of a group are a multiple of it apart.
+inline int period_of(const NormSumOrder& order) {
+  int period = 1;
+  while (((period * order.skipped_step) & ((1 << order.access_bits) - 1)) != 0) ++period;
+  return period;
+}
+inline int groups_alike(const NormSumOrder& order, int64_t groups, int64_t count) {
+  const int period = period_of(order);
+  return static_cast<int>(groups < count && groups > period ? groups / period * period : groups);
+}
+
+// Without sums: as many groups as can be resident. A block, or a cluster, walks each.
+inline void count_groups(Planner& planner, NormRows& rows) {
+  if (rows.groups != 0) return;
+  const int64_t blocks =
+      planner.tuned(rows.blocks <= 2 ? Tunable::kNormBackwardGroupsWithoutSums
+                                     : Tunable::kNormBackwardClusteredGroupsWithoutSums);
+  const int64_t groups = std::max<int64_t>(blocks / rows.blocks, 1);
+  rows.groups = groups_alike(rows.order, std::min(groups, rows.count), rows.count);
+}
+
+inline Launch launch_of_groups(const NormRows& rows, int threads) {
+  Launch how{static_cast<unsigned>(rows.groups * rows.blocks), static_cast<unsigned>(threads)};
+  how.cluster_blocks = static_cast<unsigned>(rows.spans_grid ? 1 : rows.blocks);
+  how.is_cooperative = rows.spans_grid;
+  return how;
+}
+
+// How a shape shares out rows, and at which cost.
+struct NormFit {
+  NormRows rows;
+  Launch how;
+  int64_t cost;  // the predicted time, in cycles of an SM
+};
+
+// Nothing if a row does not fit into `blocks` blocks with at least `least_stages` stages, or with
+// as many as a group has rows.
+template <typename Shape, typename T>
+std::optional<NormFit> share_out_norm(Planner& planner, NormRows rows, int blocks,
+                                      int least_stages) {
+  constexpr int kColumns = Shape::template kColumns<T>;
+  constexpr int64_t kMost = kNormResidentThreads * kColumns;  // elements that a block can hold
+  constexpr int kWarpColumns = kWarpLanes * kColumns;
+  rows.blocks = blocks;
+  rows.share = share_of_block<Shape, T>(rows);
+  if (rows.share > kMost) return {};
+  constexpr int kLineBytes = 128;  // of memory
+  if (rows.spans_grid && rows.share * static_cast<int64_t>(sizeof(T)) < kLineBytes) return {};
+  if (rows.spans_grid) rows.blocks = blocks = blocks_of_shares<Shape, T>(rows);
+  count_groups(planner, rows);
+  if (rows.groups < rows.count && rows.groups % period_of(rows.order) != 0) return {};
+  rows.team = kWarpLanes * static_cast<int>((rows.share + kWarpColumns - 1) / kWarpColumns);
+  // Only a team of a block without a cluster, with one access per thread or single elements, is
+  // below a warp.
+  constexpr bool kHasLanes = Shape::kAccesses == 1 || !Shape::kIsWide;
+  while (kHasLanes && !rows.spans_cluster() && rows.team <= kWarpLanes &&
+         rows.team / 2 * kColumns >= rows.share) {
+    rows.team /= 2;
+  }
+  // As many teams as rows, threads, and room for enough stages allow. A cluster's blocks have one.
+  constexpr int kWeightParts = sizeof(compute_t<T>) / sizeof(T);
+  const auto wanted = static_cast<int>(planner.tuned(Tunable::kNormBackwardThreads));
+  const int most_threads = std::min(kNormResidentThreads, std::max(wanted, rows.team));
+  // Where sums must not depend on the GPU, those of an H200.
+  const bool is_invariant = planner.tuned(Tunable::kRowsPlannedRows) > 0;
+  const int multiprocessors = is_invariant ? 132 : std::max(planner.device.multiprocessors(), 1);
+  const int beside =
+      std::clamp(rows.groups * blocks / multiprocessors, 1, kNormResidentThreads / most_threads);
+  const int room = (planner.device.shared_bytes() / beside - kNormOtherBytes) / Shape::kPartBytes;
+  const int64_t each = (rows.count + rows.groups - 1) / rows.groups;
+  if (each < least_stages) least_stages = static_cast<int>(each);
+  const int threads = std::min(most_threads, room / (kWeightParts + least_stages * rows.arrays));
+  const auto teams =
+      static_cast<int>(std::min<int64_t>(threads / rows.team, rows.spans_cluster() ? 1 : each));
+  if (teams < 1) return {};
+  const int warps = (teams * rows.team + kWarpLanes - 1) / kWarpLanes;
+  NormFit fit{rows, launch_of_groups(rows, warps * kWarpLanes)};
+  const auto stages = static_cast<int>(planner.tuned(Tunable::kNormBackwardStages));
+  fit.rows.stages = std::min((room / (warps * kWarpLanes) - kWeightParts) / rows.arrays, stages);
+  if (fit.rows.stages < least_stages) return {};
+  const int parts = kWeightParts + fit.rows.stages * rows.arrays;
+  fit.how.shared_bytes = static_cast<std::size_t>(parts * warps * kWarpLanes * Shape::kPartBytes);
+  const int64_t at_once = warps * kWarpLanes / rows.team;
+  const int64_t bytes = (rows.arrays + 1) * rows.count * rows.n * static_cast<int64_t>(sizeof(T));
+  fit.cost =
+      predict_cycles(multiprocessors, planner.device.shared_bytes(),
+                     {kColumns, Shape::kIsWide, Shape::kIsPeeled, (each + at_once - 1) / at_once,
+                      int64_t{rows.groups} * blocks, rows.spans_grid ? 1 : blocks, warps,
+                      rows.spans_grid, static_cast<int64_t>(fit.how.shared_bytes), bytes});
+  return fit;
+}
+
+// Room for a grid's barrier and for what its blocks send each other: two states of each team. It is
+// a call's, since compiled graphs have no scratch of a stream.
+template <typename State>
+Address<char> need_mail(Planner& planner, const NormFit& fit) {
+  const int64_t teams = fit.how.threads() / static_cast<unsigned>(fit.rows.team);
+  const int64_t states = 2 * teams * fit.rows.blocks * static_cast<int64_t>(sizeof(State));
+  return planner.need({kBarrierBytes + states, kBarrierBytes});
+}
+
+// Shares out two-pass rows: `blocks` per row, `fields` sums.
+template <typename Shape, typename T>
+Launch share_out_streaming_norm(Planner& planner, NormRows& rows, int blocks, int fields) {
+  rows.blocks = blocks;
+  rows.share = share_of_block<Shape, T>(rows);
+  rows.team = kNormThreads;
+  const int64_t field_bytes = rows.share * static_cast<int64_t>(sizeof(compute_t<T>));
+  const int room = planner.device.shared_bytes() - kNormOtherBytes;
+  rows.smem_fields = static_cast<int>(std::min<int64_t>(room / field_bytes, fields));
+  count_groups(planner, rows);
+  Launch how = launch_of_groups(rows, kNormThreads);
+  how.shared_bytes = static_cast<std::size_t>(rows.smem_fields * field_bytes);
+  return how;
+}
+
+}  // namespace diglot
