@@ -68,7 +68,7 @@ class Run:
     """A call of run_pipeline. Of its arguments, arrays are cut into chunks; others are the same for
     all."""
 
-    launcher: str
+    launcher: str | None
     arguments: tuple[Any, ...]
     chunk_rows: int
     num_slots: int = 3
@@ -446,6 +446,7 @@ def test_wrong_arguments():
     call(Run("gelu_forward", run.arguments, 4, copy_threads=0), "sizes must be positive")
     with pytest.raises(TypeError, match="expected 11 arguments"):
         module().run_pipeline("gelu_forward")
+    call(Run(None, run.arguments, 4), "without a launcher there must be one function")
     specs = (True, 20, (0,), (), out.rows.data_ptr(), -1, 0, 0, False)
     for places, arrays, what in [
         ((0, 0), (specs,), "a tensor must be a chunk of its array"),

@@ -55,8 +55,9 @@ std::vector<Times> Ring::run() {
     error = std::current_exception();
     failed = control_.chunk();
     try {
-      // The chunks fed before the failed one are good: takes them off the device.
-      if (drained_ < failed) drain(std::min(failed, fed_));
+      // The chunks fed before the failed one are good: takes them off the device, and no others.
+      fed_ = std::min(failed, fed_);
+      if (drained_ < failed) drain(fed_);
     } catch (...) {
     }
   }

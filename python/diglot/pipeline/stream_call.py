@@ -27,7 +27,7 @@ from diglot.pipeline.fold import Fold
 from diglot.pipeline.host import HostArray, Maps
 from diglot.pipeline.job import Job, Result, Sink
 from diglot.pipeline.launches import Like, Op, Seen, is_random, op_of
-from diglot.pipeline.native import NativeRing, native_ring
+from diglot.pipeline.native import NativeRing, can_drive, native_ring
 from diglot.pipeline.planner import (
     DEFAULT_CHUNKING,
     Chunking,
@@ -216,7 +216,8 @@ class StreamCall:
                 self.is_single = one.is_single
                 sink.arrays_for(one.results)
             known = sink.arrays or outs or []
-            launch = None if one is None else one.launch
+            is_driven = one is not None and all(map(can_drive, self.devices))
+            launch = one.launch if one is not None and is_driven else None
             engine = Ring.name if launch is None else NativeRing.name
             is_staged = any(array.is_staged for array in (*self.inputs, *known))
             whole = self.make_plan(
