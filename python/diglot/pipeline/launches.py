@@ -47,6 +47,10 @@ class Like(NamedTuple):
     shape: torch.Size
     dtype: torch.dtype
 
+    def empty(self, device: torch.device) -> torch.Tensor:
+        """Such a tensor, uninitialised."""
+        return torch.empty(self.shape, dtype=self.dtype, device=device)
+
 
 @dataclass(frozen=True)
 class Launch:

@@ -107,11 +107,15 @@ class NativeRing:
         if module is None:
             raise RuntimeError(reason)
         arrays = [*job.inputs, *job.sink.arrays_for(self.buffers[0][len(job.inputs) :])]
-        launcher = PythonLauncher(launch, self.buffers, job.device)
+        launcher = None
         no_scratch = None
-        whole = (*launch.arguments_on(self.buffers[0]), no_scratch)
-        is_cuda = launch.backend == "cuda"
-        launching = (launch.launcher, whole, launch.places) if is_cuda else (None, (launcher,), ())
+        launching: tuple[Any, ...]
+        if launch.backend == "cuda":
+            whole = (*launch.arguments_on(self.buffers[0]), no_scratch)
+            launching = launch.launcher, whole, launch.places
+        else:
+            launcher = PythonLauncher(launch, self.buffers, job.device)
+            launching = None, (launcher,), ()
         taken: list[list[Buffer]] = []
         try:
             for array in arrays:
@@ -119,7 +123,7 @@ class NativeRing:
                 depth = min(plan.slots + job.copy_threads, plan.chunks)
                 for _ in range(depth if array.is_staged else 0):
                     taken[-1].append(pinned_cache.take(plan.chunk_rows * array.row_bytes))
-            with nullcontext() if is_cuda else current_stream(job.device):
+            with nullcontext() if launcher is None else current_stream(job.device):
                 self.began = time.perf_counter()
                 done = module.run_pipeline(
                     *launching,
@@ -132,13 +136,14 @@ class NativeRing:
                     job.control.address,
                     threading.current_thread() is threading.main_thread(),
                 )
-            if done is None:
+            if launcher is not None and done is None:
                 raise launcher.errors[job.control.chunk % plan.slots]
-            variant, timeline = done
-            job.timeline += timeline
-            note_run(launch.op, launch.launcher, launch.backend, variant or launcher.variant)
+            variant, job.timeline = done
+            variant = variant if launcher is None else launcher.variant
+            note_run(launch.op, launch.launcher, launch.backend, variant)
         finally:
-            launcher.errors.clear()  # their tracebacks keep objects alive
+            if launcher is not None:
+                launcher.errors.clear()  # their tracebacks keep objects alive
             for buffer in itertools.chain(*taken):
                 pinned_cache.give_back(buffer)
 
@@ -164,19 +169,16 @@ def native_ring(job: Job, op: Op, one: Launch) -> NativeRing | None:
         return None
     if mode() == INVARIANT:  # a launch may need copies of its rows
         return None
-    rows = job.plan.chunk_rows
-    buffers = [
-        [array.empty_chunk(rows, job.device) for array in job.inputs] for _ in range(job.plan.slots)
-    ]
+    rows, device = job.plan.chunk_rows, job.device
 
     def watch() -> Seen:
+        chunks = [array.empty_chunk(rows, device) for array in job.inputs]
         with job.scope(), torch.no_grad():
-            return op.watch(buffers[0])
+            return op.watch(chunks)
 
-    like = [Like(chunk.shape, chunk.dtype) for chunk in buffers[0]]
-    seen = op.look(like, job.device, watch)
+    like = [Like(torch.Size((rows, *a.row_shape)), a.tensor.dtype) for a in job.inputs]
+    seen = op.look(like, device, watch)
     if seen.launch is None or not one.differs_in_rows_alone(seen.launch, (1, rows)):
         return None
-    for slot in buffers:
-        slot += [torch.empty(r.shape, dtype=r.dtype, device=job.device) for r in seen.results]
-    return NativeRing(job, seen.launch, buffers)
+    slots = [[each.empty(device) for each in (*like, *seen.results)] for _ in range(job.plan.slots)]
+    return NativeRing(job, seen.launch, slots)
