@@ -41,8 +41,9 @@ Ring::Ring(const Job& job)
       *event = runtime_.make_event();
     }
   }
-  if (any_staged(inputs_)) fillers_ = std::make_unique<Workers>(job.copy_threads);
-  if (any_staged(outputs_)) emptiers_ = std::make_unique<Workers>(job.copy_threads);
+  const auto threads = static_cast<int>(std::min<int64_t>(job.copy_threads, plan_.chunks()));
+  if (any_staged(inputs_)) fillers_ = std::make_unique<Workers>(threads);
+  if (any_staged(outputs_)) emptiers_ = std::make_unique<Workers>(threads);
 }
 
 std::vector<Times> Ring::run() {
