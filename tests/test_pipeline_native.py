@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from diglot.backends.registry import cuda_module
+from diglot.pipeline.planner import plan
 
 pytestmark = [] if HAS_CUDA else [pytest.mark.gpu]
 
@@ -68,7 +69,7 @@ class Run:
     """A call of run_pipeline. Of its arguments, arrays are cut into chunks; others are the same for
     all."""
 
-    launcher: str
+    launcher: str | None
     arguments: tuple[Any, ...]
     chunk_rows: int
     num_slots: int = 3
@@ -278,9 +279,11 @@ def test_files(tmp_path, chunk_rows):
     out = Array(torch.zeros_like(x), True, True, file_of(tmp_path / "out", x * 0, 77), 77)
     run = Run("add_forward", (input, None, 1, out), chunk_rows, copy_threads=3)
     _, timeline = run()
+    cut = plan(23, [8], [8], 8 * chunk_rows)
     contents = (tmp_path / "out").read_bytes()
     assert contents == b"\1" * 77 + (x + 1).numpy().tobytes() + b"\2" * 3
-    assert not any(math.isnan(number) for times in timeline for number in times)
+    whole = [chunk for chunk, times in enumerate(timeline) if not any(map(math.isnan, times))]
+    assert whole == [chunk for chunk in range(len(timeline)) if cut.is_timed(chunk)]
 
 
 def test_times_are_in_order():
@@ -446,6 +449,7 @@ def test_wrong_arguments():
     call(Run("gelu_forward", run.arguments, 4, copy_threads=0), "sizes must be positive")
     with pytest.raises(TypeError, match="expected 11 arguments"):
         module().run_pipeline("gelu_forward")
+    call(Run(None, run.arguments, 4), "without a launcher there must be one function")
     specs = (True, 20, (0,), (), out.rows.data_ptr(), -1, 0, 0, False)
     for places, arrays, what in [
         ((0, 0), (specs,), "a tensor must be a chunk of its array"),

@@ -4,6 +4,7 @@ behind."""
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import pickle
 import signal
@@ -15,10 +16,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from backends import CUDA, DEVICE
+from backends import CUDA, DEVICE, needs_cuda
 
 import diglot
 from diglot import StreamError, StreamInterrupted, last_stream_report, stream_map
+from diglot.backends import runs
 from diglot.pipeline import arguments, copier, shares
 from diglot.pipeline.pinned import pinned_cache
 from diglot.pipeline.ring import Passage, Ring
@@ -337,6 +339,52 @@ def test_ctrl_c_of_the_native_engine(backend):
     assert time.perf_counter() - began < 1.3
     rows = stopped.value.rows
     assert torch.equal(out[:rows], diglot.gelu(x[:rows].to(DEVICE), backend=backend).cpu())
+
+
+# Launches of Triton's, which the native engine has Python start.
+
+
+ADD_ONE = functools.partial(diglot.add, other=1, backend="triton")
+
+
+def failing(monkeypatch, error, fails):
+    """Launches of the native engine, by their numbers of rows. Some raise an error."""
+    launched = []
+
+    def run(*arguments):
+        launched.append(len(arguments[-1]))
+        if fails(launched):
+            raise error
+        runs.run(*arguments)
+
+    monkeypatch.setattr("diglot.pipeline.native.run", run)
+    return launched
+
+
+@needs_cuda
+@pytest.mark.parametrize("error", [ValueError("no such tile"), SystemExit(3)], ids=repr)
+def test_a_launch_of_tritons_that_fails(monkeypatch, error):
+    out = torch.full_like(X, 7)
+    kind = SystemExit if isinstance(error, SystemExit) else StreamError
+    failing(monkeypatch, error, lambda launched: launched[-1] == 4)  # the last chunk
+    with pytest.raises(kind) as failed:
+        stream_map(ADD_ONE, X[:36], out=out[:36], chunk_bytes=16 * ROW)
+    assert pinned_cache.bytes_in_use == 0
+    if kind is StreamError:
+        assert failed.value.__cause__ is error
+        assert "chunk 2 (rows 32 to 36)" in str(failed.value)
+        assert failed.value.rows == 32
+        assert torch.equal(out[:32], X[:32] + 1)
+
+
+@needs_cuda
+def test_a_launch_of_tritons_without_memory(monkeypatch):
+    error = torch.OutOfMemoryError("CUDA out of memory")
+    launched = failing(monkeypatch, error, lambda launched: launched == [16])
+    out = stream_map(ADD_ONE, X, chunk_bytes=16 * ROW)
+    assert torch.equal(out, X + 1)
+    assert launched[-1] == 4  # a quarter
+    assert any("had no memory" in note for note in last_stream_report().notes)
 
 
 # Out of memory.

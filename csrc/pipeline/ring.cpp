@@ -41,8 +41,9 @@ Ring::Ring(const Job& job)
       *event = runtime_.make_event();
     }
   }
-  if (any_staged(inputs_)) fillers_ = std::make_unique<Workers>(job.copy_threads);
-  if (any_staged(outputs_)) emptiers_ = std::make_unique<Workers>(job.copy_threads);
+  const auto threads = static_cast<int>(std::min<int64_t>(job.copy_threads, plan_.chunks()));
+  if (any_staged(inputs_)) fillers_ = std::make_unique<Workers>(threads);
+  if (any_staged(outputs_)) emptiers_ = std::make_unique<Workers>(threads);
 }
 
 std::vector<Times> Ring::run() {
@@ -55,8 +56,9 @@ std::vector<Times> Ring::run() {
     error = std::current_exception();
     failed = control_.chunk();
     try {
-      // The chunks fed before the failed one are good: takes them off the device.
-      if (drained_ < failed) drain(std::min(failed, fed_));
+      // The chunks fed before the failed one are good: takes them off the device, and no others.
+      fed_ = std::min(failed, fed_);
+      if (drained_ < failed) drain(fed_);
     } catch (...) {
     }
   }

@@ -52,7 +52,7 @@ struct Plan {
   }
   // Whether the device's work on a chunk is timed.
   bool is_timed(int64_t chunk) const {
-    constexpr int64_t kFirst = 16, kEvery = 16;
+    constexpr int64_t kFirst = 6, kEvery = 16;
     return chunk < kFirst || chunk % kEvery == 0 || chunk == chunks() - 1;
   }
 };

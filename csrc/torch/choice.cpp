@@ -1,9 +1,9 @@
 #include "torch/choice.h"
 
 #include "diglot/launch/choice.h"
-#include "torch/gil.h"
 #include "torch/launcher.h"
 #include "torch/tunables.h"
+#include "torch/with_gil.h"
 
 namespace diglot::torch_binding {
 
@@ -11,26 +11,6 @@ namespace {
 
 // Kept for ever: launches outlive the module's objects.
 PyObject* function = nullptr;
-
-// RAII: holds Python's lock, from any thread.
-class WithGil {
- public:
-  WithGil() : state_(ensure()) {}
-  ~WithGil() { PyGILState_Release(state_); }
-  WithGil(const WithGil&) = delete;
-  WithGil& operator=(const WithGil&) = delete;
-
- private:
-  static int ensure() {
-    try {
-      return PyGILState_Ensure();
-    } catch (...) {  // Python has ended (gil.h)
-      for (;;) pause();
-    }
-  }
-
-  int state_;
-};
 
 // Takes over the items' references. Returns null after an error, and if an item is null.
 template <typename Items, typename Make>

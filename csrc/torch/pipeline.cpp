@@ -1,9 +1,12 @@
 // run_pipeline: a launcher over chunks of arrays in host memory, as a function of Python.
 #include <chrono>
+#include <functional>
+#include <optional>
 
 #include "pipeline/ring.h"
 #include "torch/launcher.h"
 #include "torch/tuple_reader.h"
+#include "torch/with_gil.h"
 
 namespace {
 
@@ -94,6 +97,32 @@ class ChunkLauncher {
   const char* variant_ = "";
 };
 
+// A function of Python's that starts the kernels of a chunk.
+class PythonLauncher {
+ public:
+  // It kept its error, and said so.
+  struct Failed {};
+
+  explicit PythonLauncher(PyObject* function) : function_(function) {}
+  void operator()(cudaStream_t stream, int slot, int64_t rows) const {
+    const WithGil gil;
+    // Simulated streams may come here after the error of a signal's handler.
+    if (PyErr_Occurred() != nullptr) throw PythonError{};
+    PyObject* const arguments = Py_BuildValue("(niL)", reinterpret_cast<Py_ssize_t>(stream), slot,
+                                              static_cast<long long>(rows));
+    PyObject* const result =
+        arguments == nullptr ? nullptr : PyObject_CallObject(function_, arguments);
+    Py_XDECREF(arguments);
+    if (result == nullptr) throw PythonError{};  // of a signal's handler, before the function's
+    const bool has_failed = result != Py_True;
+    Py_DECREF(result);
+    if (has_failed) throw Failed{};
+  }
+
+ private:
+  PyObject* function_;
+};
+
 // Lets Python handle signals from time to time. A signal's handler may stop the run.
 class Signals {
  public:
@@ -141,9 +170,12 @@ PyObject* to_python(const char* variant, const std::vector<pipeline::Times>& tim
 // run_pipeline(launcher, arguments, places, arrays, rows, chunk_rows, num_slots, device,
 //              copy_threads, control, handles_signals) -> (variant, times of the chunks)
 //
-//   launcher         the name of one, such as "gelu_forward"
-//   arguments        a tuple of its arguments without scratch, so the last is None; tensors have
-//                    the shape of a whole chunk
+//   launcher         the name of one, such as "gelu_forward"; or None, and a function of Python's
+//                    is the only argument. It takes a stream's address, a slot and a number of
+//                    rows, starts the kernels on the slot's first rows, and returns whether it did.
+//                    It raises nothing. Simulated streams call it on any thread.
+//   arguments        a tuple of the launcher's arguments without scratch, so the last is None;
+//                    tensors have the shape of a whole chunk
 //   places           a tuple: for each of these tensors the number of the array that it is a chunk
 //                    of, or -1 if it is the same for all chunks
 //   arrays           a tuple of (is_output, row_bytes, device_addresses, pinned_addresses, address,
@@ -164,8 +196,9 @@ PyObject* to_python(const char* variant, const std::vector<pipeline::Times>& tim
 //
 // It runs without the interpreter's lock, after the work in PyTorch's current stream of this
 // thread. All work is done when it returns. The variant is that of the last chunk's launch, "" if
-// there was no chunk. Times are ten floats for each finished chunk (ring.h). Raises ValueError for
-// arguments that do not fit each other, and RuntimeError, which names the chunk, for later errors.
+// there was no chunk or a function started it. Times are ten floats for each finished chunk
+// (ring.h). Returns None if the function failed. Raises ValueError for arguments that do not fit
+// each other, and RuntimeError, which names the chunk, for later errors.
 PyObject* run_pipeline(PyObject*, PyObject* const* arguments, Py_ssize_t count) {
   constexpr int kCount = 11;
   if (count != kCount) {
@@ -173,7 +206,6 @@ PyObject* run_pipeline(PyObject*, PyObject* const* arguments, Py_ssize_t count) 
     return nullptr;
   }
   try {
-    const TupleReader of_launcher(arguments[1]);
     TupleReader of_arrays(arguments[3]);
     PythonReader numbers(arguments + 4);
     const auto next = [&] { return numbers.read<int64_t>(); };
@@ -193,21 +225,31 @@ PyObject* run_pipeline(PyObject*, PyObject* const* arguments, Py_ssize_t count) 
     while (arrays.size() < of_arrays.size()) {
       arrays.push_back(read_array(of_arrays.tuple(), plan.slots, depth));
     }
-    ChunkLauncher launcher(
-        find_launcher(PythonReader(arguments).read<std::string_view>())
-            .bind(of_launcher.items(), static_cast<Py_ssize_t>(of_launcher.size())),
-        arguments[2], arrays, chunk_rows);
-    pipeline::Job job{
-        plan,
-        arrays,
-        [&](cudaStream_t stream, int slot, int64_t chunk) { launcher(stream, slot, chunk); },
-        pipeline::Control(control),
-        static_cast<int>(copy_threads),
-        static_cast<int>(device),
-        nullptr,
-        nullptr};
+    const TupleReader given(arguments[1]);
+    std::optional<ChunkLauncher> launcher;
+    std::function<void(cudaStream_t, int, int64_t)> launch;
+    if (arguments[0] != Py_None) {
+      launcher.emplace(find_launcher(PythonReader(arguments).read<std::string_view>())
+                           .bind(given.items(), static_cast<Py_ssize_t>(given.size())),
+                       arguments[2], arrays, chunk_rows);
+      launch = std::ref(*launcher);
+    } else if (given.size() == 1) {
+      launch = PythonLauncher(given.items()[0]);
+    } else {
+      throw std::invalid_argument("run_pipeline: without a launcher there must be one function");
+    }
+    pipeline::Job job{plan,
+                      arrays,
+                      launch,
+                      pipeline::Control(control),
+                      static_cast<int>(copy_threads),
+                      static_cast<int>(device),
+                      nullptr,
+                      nullptr};
     const auto timeline = run(job, handles_signals);
-    return to_python(launcher.variant(), timeline);
+    return to_python(launcher ? launcher->variant() : "", timeline);
+  } catch (const PythonLauncher::Failed&) {
+    Py_RETURN_NONE;
   } catch (...) {
     return raise_current_exception();
   }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import signal
+import _signal  # without enumerations, whose making raises and catches an error
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ def called_on_interrupt(stop: Callable[[], None]) -> Iterator[bool]:
     if threading.current_thread() is not threading.main_thread():
         yield True  # signals come to the main thread alone
         return
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+    if _signal.getsignal(_signal.SIGINT) is not _signal.default_int_handler:
         yield False
         return
     came = False
@@ -29,10 +29,10 @@ def called_on_interrupt(stop: Callable[[], None]) -> Iterator[bool]:
         came = True
         stop()
 
-    signal.signal(signal.SIGINT, handle)
+    _signal.signal(_signal.SIGINT, handle)
     try:
         yield True
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        _signal.signal(_signal.SIGINT, _signal.default_int_handler)
     if came:
         raise KeyboardInterrupt

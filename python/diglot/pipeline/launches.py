@@ -29,9 +29,10 @@ class Part:
     place: int
     shape: tuple[int, ...]
 
-    def view_of(self, chunk: torch.Tensor) -> torch.Tensor:
-        """A chunk in this shape."""
-        return chunk if chunk.shape == self.shape else chunk.view(self.shape)
+    def view_of(self, chunk: torch.Tensor, rows: int | None = None) -> torch.Tensor:
+        """A chunk in this shape, or its first rows."""
+        view = chunk if chunk.shape == self.shape else chunk.view(self.shape)
+        return view if rows is None else view[: len(view) // len(chunk) * rows]
 
     def differs_in_rows_alone(self, other: Part, rows: tuple[int, int]) -> bool:
         """Whether two parts, with these numbers of rows, differ only in the rows."""
@@ -46,17 +47,23 @@ class Like(NamedTuple):
     shape: torch.Size
     dtype: torch.dtype
 
+    def empty(self, device: torch.device) -> torch.Tensor:
+        """Such a tensor, uninitialised."""
+        return torch.empty(self.shape, dtype=self.dtype, device=device)
+
 
 @dataclass(frozen=True)
 class Launch:
     """A launcher's call on a chunk.
 
     Attributes:
+        backend: "cuda" or "triton".
         op: the op's name.
         launcher: its name.
         arguments: the op's, with a `Part` for each tensor that is a chunk.
     """
 
+    backend: str
     op: str
     launcher: str
     arguments: tuple[Any, ...]
@@ -70,16 +77,22 @@ class Launch:
             if isinstance(argument, Part | torch.Tensor)
         )
 
-    def arguments_on(self, chunks: list[torch.Tensor]) -> tuple[Any, ...]:
-        """The arguments for chunks of inputs and results, contiguous and as large."""
+    def arguments_on(self, chunks: list[torch.Tensor], rows: int | None = None) -> tuple[Any, ...]:
+        """The arguments for chunks of inputs and results, contiguous and as large; or for their
+        first rows.
+        """
         return tuple(
-            argument.view_of(chunks[argument.place]) if isinstance(argument, Part) else argument
+            argument.view_of(chunks[argument.place], rows)
+            if isinstance(argument, Part)
+            else argument
             for argument in self.arguments
         )
 
     def differs_in_rows_alone(self, other: Launch, rows: tuple[int, int]) -> bool:
         """Whether two calls, on these numbers of rows, differ only in the rows."""
-        if self.launcher != other.launcher or len(self.arguments) != len(other.arguments):
+        if (self.backend, self.launcher) != (other.backend, other.launcher):
+            return False
+        if len(self.arguments) != len(other.arguments):
             return False
         for a, b in zip(self.arguments, other.arguments, strict=True):
             if isinstance(a, Part) and isinstance(b, Part):
@@ -97,7 +110,7 @@ class Seen:
     Attributes:
         results: the properties of its results.
         is_single: whether it returned one, not several.
-        launch: its launch in CUDA; None unless it was one launch on the chunks' rows.
+        launch: its launch; None unless it was one kernel's, on the chunks' rows.
     """
 
     results: tuple[Like, ...]
@@ -172,7 +185,7 @@ class Op:
         with observe_runs(observe):
             results, is_single = self._call(*chunks)
         launch = None
-        if len(runs) == 1 and runs[0][0].backend == "cuda":
+        if len(runs) == 1 and runs[0][0].backend in ("cuda", "triton"):
             launch = self._launch(*runs[0], [*chunks, *results])
         like = tuple(Like(result.shape, result.dtype) for result in results)
         return Seen(like, is_single, launch)
@@ -189,7 +202,7 @@ class Op:
                 arguments.append(Part(places[0], tuple(argument.shape)))
             else:
                 arguments.append(argument)
-        return Launch(run.op, run.launcher, tuple(arguments))
+        return Launch(run.backend, run.op, run.launcher, tuple(arguments))
 
 
 _remembered: dict[tuple[Any, ...], Seen] = {}

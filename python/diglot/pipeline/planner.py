@@ -34,14 +34,14 @@ class Chunking:
 
 # By the ring's engine, and by whether memory is staged.
 CHUNKING = {
-    ("native", False): Chunking(MIB // 2, 32 * MIB),
+    ("native", False): Chunking(MIB // 4, 32 * MIB),
     ("native", True): Chunking(MIB // 2, 4 * MIB),
     ("python", False): Chunking(MIB, 16 * MIB),
     ("python", True): Chunking(MIB, 16 * MIB),
 }
 DEFAULT_CHUNKING = CHUNKING["python", True]
 NUM_SLOTS = 3
-TIMED_FIRST = TIMED_EVERY = 16
+TIMED_FIRST, TIMED_EVERY = 6, 16
 
 
 def chunking(engine: str, is_staged: bool, devices: int) -> Chunking:

@@ -74,7 +74,7 @@ class Share:
         plan: how the rows are cut.
         chunk: the number of its first chunk, among those of all devices.
         jobs: its jobs: one, or two if the first had too little memory.
-        timeline: of all its chunks.
+        timelines: of each job, when it began, in seconds since the run did, and its chunks' times.
         engine: the engine's name.
         error: the error that ended it.
     """
@@ -86,7 +86,7 @@ class Share:
     plan: Plan
     chunk: int
     jobs: list[Job] = field(default_factory=list)
-    timeline: list[Times] = field(default_factory=list)
+    timelines: list[tuple[float, list[Times]]] = field(default_factory=list)
     engine: str = "python"
     error: BaseException | None = None
 
@@ -158,8 +158,7 @@ class Run:
         self.outer = _within.run
         self.inner: list[Run] = []  # those that its function has begun
         self.began = time.perf_counter()
-        self.begun = 0  # shares that were given to a thread
-        self.ended = [threading.Event() for _ in shares]
+        self.ended: list[threading.Event] = []  # of each share that was given to a thread
 
     def __call__(self) -> None:
         """Does them, and waits for every one.
@@ -215,20 +214,26 @@ class Run:
     def work_on_threads(self) -> None:
         """All shares."""
         for share in self.shares:
-            work = functools.partial(self.work, share, current_stream(share.device))
+            ended = threading.Event()
+            work = functools.partial(self.work, share, current_stream(share.device), ended)
             if self.outer is None:
                 THREADS.submit(work)
             else:  # runs that wait for inner ones may occupy all kept threads
                 threading.Thread(target=work, name="diglot-stream").start()
-            self.begun += 1
+            self.ended.append(ended)
         for ended in self.ended:
             while not ended.wait(POLL):
                 self.tell_progress()
         self.tell_progress()
 
-    def work(self, share: Share, place: AbstractContextManager[Any]) -> None:
+    def work(
+        self,
+        share: Share,
+        place: AbstractContextManager[Any],
+        ended: threading.Event | None = None,
+    ) -> None:
         """Does a share on this thread, in the context of its device. If the device has too little
-        memory, tries once more with smaller chunks.
+        memory, tries once more with smaller chunks. Sets `ended` at the end.
         """
         plan, first = share.plan, share.begin
         outer, _within.run = _within.run, self
@@ -254,7 +259,8 @@ class Run:
             self.ask_to_stop()  # the others need not go on
         finally:
             _within.run = outer
-            self.ended[share.number].set()
+            if ended is not None:
+                ended.set()
 
     def drive(self, share: Share, plan: Plan, first: int) -> None:
         """A part of a share."""
@@ -268,7 +274,7 @@ class Run:
             engine.run()
         finally:
             late = engine.began - self.began
-            share.timeline += [tuple(at + late for at in times) for times in job.timeline]
+            share.timelines.append((late, job.timeline))
 
     def ask_to_stop(self) -> None:
         """Makes all shares end after their running chunks."""
@@ -287,7 +293,7 @@ class Run:
     def stop(self) -> None:
         """Asks all to end, and waits for it."""
         self.ask_to_stop()
-        for ended in self.ended[: self.begun]:
+        for ended in self.ended:
             while not ended.is_set():
                 with suppress(KeyboardInterrupt):  # files and memory are theirs until they end
                     ended.wait(POLL)

@@ -8,14 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from diglot.pipeline.last_report import last
 from diglot.pipeline.planner import NUM_SLOTS
 from diglot.pipeline.report import PipelineReport
-from diglot.pipeline.stream_call import StreamCall, last
+from diglot.pipeline.stream_call import StreamCall
 
 
 def last_stream_report() -> PipelineReport | None:
     """The report of this thread's last successful `stream_map` or `stream_reduce`, or None."""
-    return last.report
+    return last.report()
 
 
 def stream_map(

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import functools
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,8 +24,9 @@ from diglot.pipeline.errors import StreamError
 from diglot.pipeline.fold import Fold
 from diglot.pipeline.host import HostArray, Maps
 from diglot.pipeline.job import Job, Result, Sink
+from diglot.pipeline.last_report import last, make_report
 from diglot.pipeline.launches import Like, Op, Seen, is_random, op_of
-from diglot.pipeline.native import NativeRing, native_ring
+from diglot.pipeline.native import NativeRing, can_drive, native_ring
 from diglot.pipeline.planner import (
     DEFAULT_CHUNKING,
     Chunking,
@@ -36,18 +35,10 @@ from diglot.pipeline.planner import (
     plan,
 )
 from diglot.pipeline.progress import progress_bar
-from diglot.pipeline.report import PipelineReport
 from diglot.pipeline.ring import Ring
 from diglot.pipeline.shares import Engine, Run, Share, shares_of
 
 Results = tuple[torch.Tensor, ...]
-
-
-class _Last(threading.local):
-    report: PipelineReport | None = None
-
-
-last = _Last()  # report of this thread
 
 
 class StreamCall:
@@ -216,7 +207,8 @@ class StreamCall:
                 self.is_single = one.is_single
                 sink.arrays_for(one.results)
             known = sink.arrays or outs or []
-            launch = None if one is None else one.launch
+            is_driven = one is not None and all(map(can_drive, self.devices))
+            launch = one.launch if one is not None and is_driven else None
             engine = Ring.name if launch is None else NativeRing.name
             is_staged = any(array.is_staged for array in (*self.inputs, *known))
             whole = self.make_plan(
@@ -352,32 +344,19 @@ class StreamCall:
         fn: Any = self.fn
         while isinstance(fn, functools.partial):
             fn = fn.func
-        name = getattr(fn, "__name__", type(fn).__name__)
-        engines = {share.engine for share in shares} or {"python"}
-        last.report = PipelineReport(
-            op=name,
+        done = functools.partial(
+            make_report,
+            whole,
+            # A share's jobs would keep arrays alive.
+            [(share.device, share.plan, share.engine, share.timelines) for share in shares],
+            out_row_bytes,
+            op=getattr(fn, "__name__", type(fn).__name__),
             backend=self.backend or "callable",
-            engine=engines.pop() if len(engines) == 1 else "python",
-            devices=tuple(str(share.device) for share in shares) or (str(self.devices[0]),),
             rows=self.rows,
-            chunk_rows=whole.chunk_rows,
-            chunks=sum(len(share.timeline) for share in shares),
-            num_slots=whole.num_slots,
-            bytes_in=sum(array.rows * array.row_bytes for array in self.inputs),
+            bytes_in=self.rows * sum(array.row_bytes for array in self.inputs),
             bytes_out=bytes_out,
-            device_bytes=sum(
-                replace(share.plan, out_row_bytes=out_row_bytes).device_bytes for share in shares
-            ),
             seconds=time.perf_counter() - self.began,
-            timelines=[share.timeline for share in shares] or [[]],
             notes=tuple(self.notes),
-            gpu=name_of(self.devices[0])
-            if len(shares) == 1 and self.devices[0].type == "cuda"
-            else None,
+            device=self.devices[0],
         )
-
-
-@functools.cache
-def name_of(device: torch.device) -> str:
-    """The name of a GPU."""
-    return torch.cuda.get_device_name(device)
+        last.keep(done)

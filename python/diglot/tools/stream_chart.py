@@ -13,7 +13,7 @@ from diglot.tools import drawing
 from diglot.tools.drawing import SERIES, SOFT, Picture
 
 # The first chunks are drawn closely: the pipeline fills, and is full.
-CLOSE_CHUNKS = 12
+CLOSE_CHUNKS = 6
 # Of each stage: its lane's name and its colour.
 LANES = {
     "read": ("host read", SERIES[2]),
