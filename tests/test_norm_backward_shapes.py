@@ -6,7 +6,7 @@ import re
 
 import pytest
 import torch
-from backends import CUDA, DEVICE, KERNELS, needs_cuda
+from backends import CUDA, DEVICE, KERNELS, needs_cuda, needs_extension
 from norms import OPS, Norm
 
 import diglot
@@ -62,6 +62,7 @@ ALONE = {
 }
 
 
+@needs_extension
 @pytest.mark.parametrize("backend", KERNELS)
 @pytest.mark.parametrize("op", ["layer_norm", "rms_norm"])
 def test_few_rows_take_one_launch(backend, op):
