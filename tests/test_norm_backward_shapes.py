@@ -189,6 +189,18 @@ def test_an_input_that_begins_between_multiples_of_16_bytes(offset):
 
 
 @pytest.mark.parametrize("backend", [CUDA])
+@pytest.mark.parametrize("n", [1024, 1023])
+@pytest.mark.parametrize("op", ["layer_norm", "rms_norm"])
+def test_blocks_of_the_grid_meet_again(backend, op, n):
+    """They have more rows than teams, so that they exchange sums several times."""
+    norm, variants = Norm.draw(op, (60, n)), []
+    for skipped in range(6):
+        with use_tunables({SKIPPED: skipped, "norm_backward.cuda.groups": 1}):
+            variants.append(norm.check(backend)[-1].variant)
+    assert any(variant.startswith("a row across the grid") for variant in variants), variants
+
+
+@pytest.mark.parametrize("backend", [CUDA])
 @pytest.mark.parametrize("op", ["layer_norm", "rms_norm"])
 def test_one_row_that_begins_between_multiples_of_16_bytes(backend, op):
     """It is the only one of its group. Nothing beside the gradients is written."""
