@@ -6,7 +6,7 @@ import re
 
 import pytest
 import torch
-from backends import CUDA, DEVICE, KERNELS, needs_cuda
+from backends import CUDA, DEVICE, KERNELS, needs_cuda, needs_extension
 from norms import OPS, Norm
 
 import diglot
@@ -62,6 +62,7 @@ ALONE = {
 }
 
 
+@needs_extension
 @pytest.mark.parametrize("backend", KERNELS)
 @pytest.mark.parametrize("op", ["layer_norm", "rms_norm"])
 def test_few_rows_take_one_launch(backend, op):
@@ -185,6 +186,18 @@ def test_an_input_that_begins_between_multiples_of_16_bytes(offset):
     norm.arrays[0] = array.copy_(norm.arrays[0])
     with use_tunables({"norm_backward.cuda.groups": 4, **GROUPED}):
         norm.check("cuda")
+
+
+@pytest.mark.parametrize("backend", [CUDA])
+@pytest.mark.parametrize("n", [1024, 1023])
+@pytest.mark.parametrize("op", ["layer_norm", "rms_norm"])
+def test_blocks_of_the_grid_meet_again(backend, op, n):
+    """They have more rows than teams, so that they exchange sums several times."""
+    norm, variants = Norm.draw(op, (60, n)), []
+    for skipped in range(6):
+        with use_tunables({SKIPPED: skipped, "norm_backward.cuda.groups": 1}):
+            variants.append(norm.check(backend)[-1].variant)
+    assert any(variant.startswith("a row across the grid") for variant in variants), variants
 
 
 @pytest.mark.parametrize("backend", [CUDA])
