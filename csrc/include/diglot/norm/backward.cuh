@@ -53,6 +53,15 @@ struct PeeledNormShape : NormShape<kAccesses, true> {
 // Threads of a block that holds rows: few enough that each has registers for a row and its sums.
 constexpr int kNormResidentThreads = 384;
 
+// Stores an access to shared or global memory. `store_vector` is for global memory alone.
+template <typename U, typename Access>
+DIGLOT_DEVICE void store_anywhere(U* address, const Access& values) {
+  using Bits = std::conditional_t<sizeof(values) == sizeof(uint4), uint4, U>;
+  Bits bits;
+  memcpy(&bits, &values, sizeof(values));
+  *reinterpret_cast<Bits*>(address) = bits;
+}
+
 // Where the sums of a group of rows are kept. An access of the input has `1 << access_bits`
 // columns. Their sums are several accesses, each in its own plane, so that neighbouring lanes write
 // neighbours. Peeled rows of a group all have the same number of absent columns before their first.

@@ -307,7 +307,7 @@ class NormPart : public NormColumns<Shape, T> {
         if (rows_.accumulates) values = load_vector<Compute, kSummed>(address);
         DIGLOT_UNROLL
         for (int e = 0; e < kSummed; ++e) values[e] += sums[a * kElements + i + e];
-        store_vector(address, values);
+        store_anywhere(address, values);
       }
     }
   }

@@ -81,12 +81,7 @@ DIGLOT_DEVICE void norm_backward_streaming(const NormRows& rows, const NormGradi
   const auto read_cached = [](const auto* address) { return *address; };
   const auto read_past_l1 = [](const auto* address) { return __ldcg(address); };
   const auto write = [](auto* address, const auto& part) { store_vector(address, part); };
-  const auto write_sums = [](auto* address, const auto& part) {  // to shared or global memory
-    using Bits = std::conditional_t<sizeof(part) == sizeof(uint4), uint4, decltype(part[0] + 0)>;
-    Bits bits;
-    memcpy(&bits, &part, sizeof(part));
-    *reinterpret_cast<Bits*>(address) = bits;
-  };
+  const auto write_sums = [](auto* address, const auto& part) { store_anywhere(address, part); };
   const auto load = [&](const T* from, const Batch& batch, uint4(&held)[kAccesses]) {
     DIGLOT_UNROLL
     for (int a = 0; a < kAccesses; ++a) {
